@@ -1,0 +1,2 @@
+//! The firn command.
+fn main() {}

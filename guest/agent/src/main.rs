@@ -1,0 +1,2 @@
+//! The guest agent.
+fn main() {}
