@@ -1,0 +1,64 @@
+//! The root file system: a read-only disk under a writable one.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::mount::MountFlags;
+
+use super::{SetUpError, attach, attach_with, make_dir};
+
+/// How long a disk may take to appear after the modules are in. Long: the machine may be emulated.
+const DISK_LIMIT: Duration = Duration::from_secs(30);
+
+/// Where the assembled root is mounted before the switch.
+pub(super) const NEW_ROOT: &str = "/root";
+
+/// Mounts an overlay of `/dev/vda` (erofs, read-only) and `/dev/vdb` (ext4) on [`NEW_ROOT`]. Where
+/// the monitor attached one disk only, what is written stays in memory.
+pub(super) fn assemble_root() -> Result<(), SetUpError> {
+    if !appears("/dev/vda") {
+        return Err(SetUpError::NoRootDisk { seconds: DISK_LIMIT.as_secs() });
+    }
+    for path in ["/lower", "/upper", NEW_ROOT] {
+        make_dir(path)?;
+    }
+    attach("/dev/vda", "erofs", "/lower", MountFlags::RDONLY)?;
+    if block_devices() > 1 {
+        if !appears("/dev/vdb") {
+            return Err(SetUpError::NoOverlayDisk { seconds: DISK_LIMIT.as_secs() });
+        }
+        attach("/dev/vdb", "ext4", "/upper", MountFlags::NOATIME)?;
+    } else {
+        attach("tmpfs", "tmpfs", "/upper", MountFlags::empty())?;
+    }
+    for path in ["/upper/data", "/upper/work"] {
+        make_dir(path)?;
+    }
+    let options = c"lowerdir=/lower,upperdir=/upper/data,workdir=/upper/work";
+    attach_with("overlay", "overlay", NEW_ROOT, MountFlags::NOATIME, Some(options))
+}
+
+/// Waits for a device node. Devices are probed beside the first process.
+fn appears(path: &str) -> bool {
+    let deadline = Instant::now() + DISK_LIMIT;
+    while !Path::new(path).exists() {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    true
+}
+
+/// The number of virtio block devices that the monitor attached, whether or not they have a node
+/// yet (device id 2: Virtio 1.2, section 5.2).
+fn block_devices() -> usize {
+    let Ok(devices) = fs::read_dir("/sys/bus/virtio/devices") else { return 0 };
+    devices
+        .flatten()
+        .filter_map(|device| fs::read_to_string(device.path().join("device")).ok())
+        .filter(|id| id.trim() == "0x0002")
+        .count()
+}

@@ -1,0 +1,96 @@
+//! From the initramfs to the root file system.
+
+mod disks;
+mod modules;
+mod network;
+mod process;
+mod switch_root;
+
+use std::io;
+use std::path::Path;
+
+use rustix::mount::{MountFlags, mount};
+
+pub(crate) use process::{Side, fork, reap_until};
+
+/// Why the machine could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SetUpError {
+    #[error("cannot mount {what} on {target}")]
+    Mount { what: &'static str, target: &'static str, source: io::Error },
+    #[error("cannot make or remove {path}")]
+    Path { path: String, source: io::Error },
+    #[error("cannot insert the kernel module {name}")]
+    Module { name: String, source: io::Error },
+    #[error(
+        "the root disk /dev/vda did not appear within {seconds} s: \
+         the monitor has to attach it as the first virtio-blk device"
+    )]
+    NoRootDisk { seconds: u64 },
+    #[error("the monitor attached a second disk, but /dev/vdb did not appear within {seconds} s")]
+    NoOverlayDisk { seconds: u64 },
+    #[error("cannot switch to the root file system")]
+    SwitchRoot { source: io::Error },
+    #[error("cannot bring up the loopback interface")]
+    Loopback { source: io::Error },
+    #[error("cannot set the host name")]
+    HostName { source: io::Error },
+}
+
+/// Mounts what a program expects, inserts the modules, puts the root file system together from the
+/// disks and makes it the root.
+pub(crate) fn set_up() -> Result<(), SetUpError> {
+    for path in ["/proc", "/sys", "/dev"] {
+        make_dir(path)?;
+    }
+    attach("proc", "proc", "/proc", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC)?;
+    attach("sysfs", "sysfs", "/sys", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC)?;
+    attach("devtmpfs", "devtmpfs", "/dev", MountFlags::NOSUID)?;
+    modules::insert_all()?;
+    disks::assemble_root()?;
+    switch_root::switch_root()?;
+    for path in ["/dev/shm", "/run", "/tmp"] {
+        make_dir(path)?;
+    }
+    attach("tmpfs", "tmpfs", "/dev/shm", MountFlags::NOSUID | MountFlags::NODEV)?;
+    attach("tmpfs", "tmpfs", "/run", MountFlags::NOSUID | MountFlags::NODEV)?;
+    open_to_all("/tmp")?;
+    network::loopback_up().map_err(|source| SetUpError::Loopback { source })?;
+    rustix::system::sethostname(b"firn")
+        .map_err(|error| SetUpError::HostName { source: error.into() })
+}
+
+fn attach(
+    what: &'static str,
+    kind: &'static str,
+    target: &'static str,
+    flags: MountFlags,
+) -> Result<(), SetUpError> {
+    attach_with(what, kind, target, flags, None)
+}
+
+/// Mounts `what` on `target`.
+fn attach_with(
+    what: &'static str,
+    kind: &'static str,
+    target: &'static str,
+    flags: MountFlags,
+    options: Option<&std::ffi::CStr>,
+) -> Result<(), SetUpError> {
+    mount(what, target, kind, flags, options).map_err(|error| SetUpError::Mount {
+        what,
+        target,
+        source: error.into(),
+    })
+}
+
+fn make_dir(path: &str) -> Result<(), SetUpError> {
+    std::fs::create_dir_all(path).map_err(|source| SetUpError::Path { path: path.into(), source })
+}
+
+/// Lets every user write to the folder, as on any Linux.
+fn open_to_all(path: &str) -> Result<(), SetUpError> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(Path::new(path), std::fs::Permissions::from_mode(0o1777))
+        .map_err(|source| SetUpError::Path { path: path.into(), source })
+}

@@ -1,0 +1,197 @@
+"""The Python side of firn-agent: one function, one message at a time, on a socket of its own.
+
+The agent passes that socket as standard input and this source by `-c`. A message is a frame (u32
+little-endian length, then JSON): an object with one key. `invoke` is followed by a second frame that
+holds the event alone, so that an event that cannot be read is an error of that request and of
+nothing else. Names and texts of errors are those of AWS Lambda's Python runtime.
+"""
+
+import gc
+import importlib
+import json
+import os
+import socket
+import struct
+import sys
+import time
+import traceback
+
+MESSAGE_LIMIT = 16384  # characters of an error's text
+TRACE_LIMIT = 64  # frames of a trace, the innermost
+
+
+class Context:
+    """What a handler gets as its second argument, with the names that AWS Lambda uses."""
+
+    function_version = "$LATEST"
+    identity = None
+    client_context = None
+
+    def __init__(self, request_id, deadline):
+        environment = os.environ.get
+        self.aws_request_id = request_id
+        self.function_name = environment("AWS_LAMBDA_FUNCTION_NAME")
+        self.memory_limit_in_mb = environment("AWS_LAMBDA_FUNCTION_MEMORY_SIZE")
+        self.log_group_name = environment("AWS_LAMBDA_LOG_GROUP_NAME")
+        self.log_stream_name = environment("AWS_LAMBDA_LOG_STREAM_NAME")
+        self.invoked_function_arn = "arn:aws:lambda:local:000000000000:function:%s" % self.function_name
+        self._deadline = deadline
+
+    def get_remaining_time_in_millis(self):
+        return max(int((self._deadline - time.monotonic()) * 1000), 0)
+
+
+class Fault(Exception):
+    """An error that the runtime itself finds."""
+
+    def __init__(self, kind, text, trace=()):
+        super().__init__(text)
+        self.kind, self.trace = kind, list(trace)
+
+
+def printable(text):
+    """Text that UTF-8 can hold: Python's may contain lone surrogates."""
+    return text[:MESSAGE_LIMIT].encode("utf-8", "replace").decode("utf-8")
+
+
+def describe(error):
+    """`error` in AWS Lambda's form, without this file's own frames."""
+    if isinstance(error, Fault):
+        kind, trace = error.kind, error.trace
+    else:
+        kind = type(error).__name__
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in OWN_FRAMES]
+        trace = traceback.format_list(frames[-TRACE_LIMIT:])
+    try:
+        text = str(error)
+    except Exception:
+        text = "<the exception has no printable text>"
+    return {
+        "errorType": printable(kind),
+        "errorMessage": printable(text),
+        "stackTrace": [printable(line) for line in trace],
+    }
+
+
+OWN_FRAMES = {"<string>", "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>", importlib.__file__}
+
+
+def load(handler, task_dir):
+    """Imports `module.function` and returns the function."""
+    sys.path.insert(0, task_dir)
+    module_name, dot, function_name = handler.rpartition(".")
+    if not dot or not module_name or not function_name:
+        raise Fault("Runtime.MalformedHandlerName", "Bad handler '%s': it has to be module.function" % handler)
+    try:
+        module = importlib.import_module(module_name.replace("/", "."))
+    except ImportError as error:
+        raise Fault("Runtime.ImportModuleError", "Unable to import module '%s': %s" % (module_name, error))
+    except SyntaxError as error:
+        line = '  File "%s" Line %s\n    %s' % (error.filename, error.lineno, error.text)
+        text = "Syntax error in module '%s': %s" % (module_name, error)
+        raise Fault("Runtime.UserCodeSyntaxError", text, [line])
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        text = "Handler '%s' missing on module '%s'" % (function_name, module_name)
+        raise Fault("Runtime.HandlerNotFound", text)
+    return function
+
+
+def invoke(function, header, event, limit):
+    """Calls the function and returns its answer as JSON text."""
+    deadline = time.monotonic() + header["time_limit_ms"] / 1000
+    try:
+        event = json.loads(event)
+    except (ValueError, RecursionError) as error:
+        raise Fault("Runtime.UnmarshalError", "Unable to unmarshal input: %s" % error)
+    answer = function(event, Context(header["request_id"], deadline))
+    try:
+        # NaN and the infinities have no JSON form; AWS Lambda lets them through as invalid JSON.
+        text = json.dumps(answer, allow_nan=False)
+    except Exception as error:
+        raise Fault("Runtime.MarshalError", "Unable to marshal response: %s" % error)
+    if len(text) > limit:
+        text = "Response payload size (%d bytes) exceeded maximum allowed payload size (%d bytes)." % (len(text), limit)
+        raise Fault("Function.ResponseSizeTooLarge", text)
+    return text
+
+
+def reseed(instance_id, log_stream_name):
+    """Throws away what two clones of this process would share. Other modules than those named keep
+    no random state of their own, or take it from the kernel each time."""
+    os.environ["FIRN_INSTANCE_ID"] = instance_id
+    os.environ["AWS_LAMBDA_LOG_STREAM_NAME"] = log_stream_name
+    loaded = sys.modules.get
+    if module := loaded("random"):
+        module.seed()
+    if module := loaded("tempfile"):
+        module._name_sequence = None
+    if module := loaded("uuid"):
+        # libuuid keeps a node and a clock sequence that cannot be reset; Python's own code can.
+        module._generate_time_safe = None
+        module._node = int.from_bytes(os.urandom(6), "big") | 1 << 40
+        module._last_timestamp = None
+    if module := loaded("ssl"):
+        module.RAND_add(os.urandom(64), 64.0)
+    if module := loaded("numpy.random"):
+        module.seed()
+
+
+def collect():
+    """Leaves as little garbage in a snapshot as possible, and keeps the collector of every clone from
+    writing to what is there now: each such write would copy a page."""
+    gc.collect()
+    gc.freeze()
+
+
+class Channel:
+    """Frames over the agent's socket."""
+
+    def __init__(self):
+        self.socket = socket.socket(fileno=os.dup(0))
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+
+    def read(self, count):
+        data = bytearray(count)
+        view = memoryview(data)
+        while view:
+            got = self.socket.recv_into(view)
+            if not got:
+                os._exit(0)  # the agent is gone
+            view = view[got:]
+        return data
+
+    def receive(self):
+        return self.read(struct.unpack("<I", self.read(4))[0])
+
+    def send(self, text):
+        data = text.encode("ascii")
+        self.socket.sendall(struct.pack("<I", len(data)) + data)
+
+
+def main():
+    channel = Channel()
+    function = limit = None
+    while True:
+        ((kind, message),) = json.loads(channel.receive()).items()
+        try:
+            if kind == "load":
+                limit = message["answer_limit"]
+                function = load(message["handler"], message["task_dir"])
+                reply = '{"done":null}'
+            elif kind == "invoke":
+                reply = '{"answer":%s}' % invoke(function, message, channel.receive(), limit)
+            elif kind == "reseed":
+                reseed(**message)
+                reply = '{"done":null}'
+            else:
+                collect()
+                reply = '{"done":null}'
+        except Exception as error:
+            reply = '{"error":%s}' % json.dumps(describe(error))
+        channel.send(reply)
+
+
+main()

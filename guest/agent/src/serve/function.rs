@@ -1,0 +1,108 @@
+//! The function's files, name and environment.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Component, Path, PathBuf};
+
+use crate::protocol::{Load, MAX_FUNCTION_BYTES, MAX_FUNCTION_FILES, MAX_TIME_LIMIT_MS};
+
+/// Why a function was not taken in.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WriteError {
+    #[error("cannot clear the function's folder {folder}")]
+    Clear { folder: PathBuf, source: io::Error },
+    #[error("cannot write {path}")]
+    Write { path: PathBuf, source: io::Error },
+}
+
+/// Checks everything about `load` that does not need the file system.
+pub(crate) fn check(load: &Load) -> Result<(), String> {
+    let name_byte = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    if load.name.is_empty() || load.name.len() > 64 || !load.name.bytes().all(name_byte) {
+        return Err("a function's name is 1 to 64 letters, digits, hyphens or underscores".into());
+    }
+    check_time_limit(load.time_limit_ms)?;
+    if load.files.len() > MAX_FUNCTION_FILES {
+        return Err(format!("a function has at most {MAX_FUNCTION_FILES} files"));
+    }
+    let total: usize = load.files.values().map(|bytes| bytes.0.len()).sum();
+    if total > MAX_FUNCTION_BYTES {
+        return Err(format!(
+            "the function's files have {total} bytes; at most {MAX_FUNCTION_BYTES} are taken"
+        ));
+    }
+    for path in load.files.keys() {
+        let plain = Path::new(path).components().all(|part| matches!(part, Component::Normal(_)));
+        // `components` forgives `a//b`, `a/./b` and `a/`.
+        let spelt =
+            path.split('/').all(|part| !matches!(part, "" | "." | "..") && part.len() < 256);
+        if !plain || !spelt || path.contains('\0') || path.len() > 1024 {
+            return Err(format!("the path {path:?} does not stay inside the function's folder"));
+        }
+    }
+    for (name, value) in &load.environment {
+        if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
+            return Err(format!("{name:?} cannot be set as an environment variable"));
+        }
+    }
+    Ok(())
+}
+
+/// Checks a time limit in milliseconds.
+pub(crate) fn check_time_limit(time_limit_ms: u64) -> Result<(), String> {
+    if (1..=MAX_TIME_LIMIT_MS).contains(&time_limit_ms) {
+        Ok(())
+    } else {
+        Err(format!("a time limit of {time_limit_ms} ms is not in 1..={MAX_TIME_LIMIT_MS} ms"))
+    }
+}
+
+/// Puts the files of `load`, which was [checked](check), into `folder` in place of what is there.
+pub(crate) fn write(load: &Load, folder: &Path) -> Result<(), WriteError> {
+    let clear = |source| WriteError::Clear { folder: folder.to_owned(), source };
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(clear(error)),
+        _ => fs::create_dir_all(folder).map_err(clear)?,
+    }
+    for (name, contents) in &load.files {
+        let path = folder.join(name);
+        let written = path
+            .parent()
+            .map_or(Ok(()), fs::create_dir_all)
+            .and_then(|()| fs::write(&path, &contents.0));
+        written.map_err(|source| WriteError::Write { path, source })?;
+    }
+    Ok(())
+}
+
+/// The environment that the function sees: AWS Lambda's names, then the caller's.
+pub(crate) fn environment(
+    load: &Load,
+    folder: &Path,
+    instance_id: Option<&str>,
+) -> BTreeMap<String, String> {
+    let mut environment: BTreeMap<String, String> = [
+        ("PATH", "/usr/local/bin:/usr/bin:/bin".to_owned()),
+        ("LANG", "C.UTF-8".to_owned()),
+        ("TZ", ":UTC".to_owned()),
+        ("HOME", "/tmp".to_owned()),
+        ("LAMBDA_TASK_ROOT", folder.display().to_string()),
+        ("_HANDLER", load.handler.clone()),
+        ("AWS_LAMBDA_FUNCTION_NAME", load.name.clone()),
+        ("AWS_LAMBDA_FUNCTION_VERSION", "$LATEST".to_owned()),
+        ("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", load.memory_mib.to_string()),
+        ("AWS_LAMBDA_LOG_GROUP_NAME", format!("/aws/lambda/{}", load.name)),
+        ("AWS_LAMBDA_LOG_STREAM_NAME", log_stream_name(instance_id)),
+        ("FIRN_INSTANCE_ID", instance_id.unwrap_or_default().to_owned()),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .into();
+    environment.extend(load.environment.clone());
+    environment
+}
+
+/// The name of this instance's log in AWS Lambda's form, less the date.
+pub(crate) fn log_stream_name(instance_id: Option<&str>) -> String {
+    format!("[$LATEST]{}", instance_id.unwrap_or_default())
+}

@@ -1,0 +1,334 @@
+//! The function that is loaded, the process that runs it, and whether requests are let in.
+
+use std::io;
+use std::process::ExitStatus;
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+
+use super::function::{self, WriteError};
+use super::machine::Machine;
+use super::runtime::{ExchangeError, Message, Outcome, Runtime, RuntimeConfig};
+use crate::protocol::{
+    Answered, Failed, FunctionError, Identify, Invoke, Load, Loaded, MAX_ANSWER_BYTES,
+    MAX_ENTROPY_BYTES, MAX_EVENT_BYTES, MIN_ENTROPY_BYTES, Refusal, RefusalKind, Reply,
+};
+
+/// How long the runtime may take to tidy up for a freeze, or to reseed itself after a thaw. Past
+/// it, it is started anew. Generous: a thawed runtime reads all its pages from the snapshot's
+/// medium, and the whole machine may be emulated.
+const HOUSEKEEPING_LIMIT: Duration = Duration::from_secs(60);
+
+/// AWS Lambda's name for a runtime that ended or went astray.
+const EXIT_ERROR: &str = "Runtime.ExitError";
+
+const BROKEN_CHANNEL: &str = "Runtime wrote a message that is none, and was killed";
+
+/// Whether requests are let in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Gate {
+    /// The machine has booted and has no identity yet.
+    Unidentified,
+    /// Requests are let in.
+    Open,
+    /// The machine is about to be frozen, is frozen, or is a clone that has no identity yet.
+    Frozen,
+}
+
+/// One function in one runtime. Used by one caller at a time.
+#[derive(Debug)]
+pub(crate) struct Instance {
+    config: RuntimeConfig,
+    gate: Gate,
+    load: Option<Load>,
+    runtime: Option<Runtime>,
+    generation: Option<Uuid>,
+    instance_id: Option<String>,
+}
+
+/// Why the instance did not do what was asked.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    Refused(Refusal),
+    Function(Failed),
+}
+
+impl From<Failure> for Reply {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Refused(refusal) => Self::Refused(refusal),
+            Failure::Function(failed) => Self::Failed(failed),
+        }
+    }
+}
+
+pub(crate) fn refusal(kind: RefusalKind, message: impl Into<String>) -> Failure {
+    Failure::Refused(Refusal { kind, message: message.into() })
+}
+
+/// A refusal for a failed system call; `what` names what was tried.
+fn system(what: &str, error: &dyn std::error::Error) -> Failure {
+    let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+    refusal(RefusalKind::System, format!("{what}: {reason}"))
+}
+
+impl Instance {
+    pub(crate) fn new(config: RuntimeConfig) -> Self {
+        Self {
+            config,
+            gate: Gate::Unidentified,
+            load: None,
+            runtime: None,
+            generation: None,
+            instance_id: None,
+        }
+    }
+
+    /// Takes a function in, in place of an earlier one.
+    pub(crate) fn load(&mut self, load: Load) -> Result<Loaded, Failure> {
+        if self.gate == Gate::Frozen {
+            return Err(refusal(RefusalKind::Frozen, "the guest is frozen: identify it first"));
+        }
+        function::check(&load).map_err(|reason| refusal(RefusalKind::BadRequest, reason))?;
+        self.load = None;
+        self.runtime = None;
+        function::write(&load, &self.config.task_dir)
+            .map_err(|error: WriteError| system(&error.to_string(), &error))?;
+        let started = Instant::now();
+        let mut runtime = self.start(&load)?;
+        let logs = runtime.take_logs();
+        self.runtime = Some(runtime);
+        // The files are on the disk now; a restart needs the rest.
+        self.load = Some(Load { files: Default::default(), ..load });
+        Ok(Loaded { duration_ns: nanoseconds(started.elapsed()), logs })
+    }
+
+    /// Gives one event to the function.
+    pub(crate) fn invoke(&mut self, invoke: &Invoke) -> Result<Answered, Failure> {
+        self.check_open()?;
+        function::check_time_limit(invoke.time_limit_ms)
+            .map_err(|reason| refusal(RefusalKind::BadRequest, reason))?;
+        if invoke.event.get().len() > MAX_EVENT_BYTES {
+            let reason = format!("the event is over the limit of {MAX_EVENT_BYTES} bytes");
+            return Err(refusal(RefusalKind::BadRequest, reason));
+        }
+        let mut runtime = self.take_runtime()?;
+        let limit = Duration::from_millis(invoke.time_limit_ms);
+        let message =
+            Message::Invoke { request_id: &invoke.request_id, time_limit_ms: invoke.time_limit_ms };
+        let started = Instant::now();
+        let outcome = runtime.exchange(&message, Some(invoke.event.get()), started + limit);
+        let duration_ns = nanoseconds(started.elapsed());
+        let outcome = match outcome {
+            Ok(outcome) => outcome,
+            Err(error) => {
+                let what = format!("RequestId: {} Error: ", invoke.request_id);
+                return Err(ended(runtime, &error, &what, "Task", limit));
+            }
+        };
+        let logs = runtime.take_logs();
+        self.runtime = Some(runtime);
+        match outcome {
+            Outcome::Answer(answer) if answer.get().len() <= MAX_ANSWER_BYTES => {
+                Ok(Answered { request_id: invoke.request_id.clone(), answer, duration_ns, logs })
+            }
+            Outcome::Error(error) => Err(Failure::Function(Failed { error, logs })),
+            Outcome::Answer(_) | Outcome::Done(()) => {
+                self.runtime = None;
+                Err(failed(EXIT_ERROR, BROKEN_CHANNEL.to_owned(), logs))
+            }
+        }
+    }
+
+    /// Closes the gate and leaves the guest fit to be frozen: the runtime is running and tidy, and
+    /// file systems are written back.
+    pub(crate) fn prepare_freeze(&mut self, machine: &dyn Machine) -> Result<(), Failure> {
+        self.gate = Gate::Frozen;
+        if self.load.is_some() {
+            let mut runtime = self.take_runtime()?;
+            let deadline = Instant::now() + HOUSEKEEPING_LIMIT;
+            match runtime.exchange(&Message::Collect {}, None, deadline) {
+                Ok(Outcome::Done(())) => {}
+                Ok(_) => return Err(unfit("it broke its channel")),
+                Err(error) => return Err(unfit(&error.to_string())),
+            }
+            runtime.take_logs();
+            self.runtime = Some(runtime);
+        }
+        machine.sync();
+        Ok(())
+    }
+
+    /// Makes this machine differ from every other clone, then opens the gate.
+    pub(crate) fn identify(
+        &mut self,
+        identify: &Identify,
+        machine: &dyn Machine,
+    ) -> Result<(), Failure> {
+        let entropy = &identify.entropy.0;
+        if !(MIN_ENTROPY_BYTES..=MAX_ENTROPY_BYTES).contains(&entropy.len()) {
+            let count = entropy.len();
+            let reason = format!(
+                "{count} bytes of entropy: {MIN_ENTROPY_BYTES} to {MAX_ENTROPY_BYTES} are needed"
+            );
+            return Err(refusal(RefusalKind::BadRequest, reason));
+        }
+        if !is_host_name(&identify.instance_id) {
+            let reason = "an instance id is 1 to 63 lower-case letters, digits or inner hyphens";
+            return Err(refusal(RefusalKind::BadRequest, reason));
+        }
+        if self.gate == Gate::Frozen && self.generation == Some(identify.generation) {
+            let reason = "this generation is that of the machine before the freeze: \
+                          every thaw needs a new one";
+            return Err(refusal(RefusalKind::Frozen, reason));
+        }
+        // Where a step fails, the gate stays shut.
+        self.gate = Gate::Frozen;
+        machine.reseed(entropy).map_err(|e| system("cannot reseed the kernel", &e))?;
+        machine
+            .set_clock(identify.wall_clock_ns)
+            .map_err(|e| system("cannot set the clock", &e))?;
+        machine
+            .set_host_name(&identify.instance_id)
+            .map_err(|e| system("cannot set the host name", &e))?;
+        self.instance_id = Some(identify.instance_id.clone());
+        self.reseed_runtime()?;
+        self.generation = Some(identify.generation);
+        self.gate = Gate::Open;
+        Ok(())
+    }
+
+    /// The loaded function's name.
+    pub(crate) fn function(&self) -> Option<&str> {
+        self.load.as_ref().map(|load| load.name.as_str())
+    }
+
+    /// The identity that was given last.
+    pub(crate) fn instance_id(&self) -> Option<&str> {
+        self.instance_id.as_deref()
+    }
+
+    /// Whether requests are let in.
+    pub(crate) fn is_open(&self) -> bool {
+        self.gate == Gate::Open
+    }
+
+    fn check_open(&self) -> Result<(), Failure> {
+        if self.is_open() { Ok(()) } else { Err(not_identified()) }
+    }
+
+    /// A runtime that cannot reseed itself is replaced by a new process, which shares no state with
+    /// other clones.
+    fn reseed_runtime(&mut self) -> Result<(), Failure> {
+        let Some(mut runtime) = self.runtime.take() else { return Ok(()) };
+        let log_stream_name = function::log_stream_name(self.instance_id.as_deref());
+        let message = Message::Reseed {
+            instance_id: self.instance_id.as_deref().unwrap_or_default(),
+            log_stream_name: &log_stream_name,
+        };
+        let deadline = Instant::now() + HOUSEKEEPING_LIMIT;
+        if let Ok(Outcome::Done(())) = runtime.exchange(&message, None, deadline) {
+            self.runtime = Some(runtime);
+            return Ok(());
+        }
+        drop(runtime);
+        self.runtime = Some(self.take_runtime()?);
+        Ok(())
+    }
+
+    /// The running runtime, or a new one in place of one that ended. The caller puts it back where
+    /// it may be used again.
+    fn take_runtime(&mut self) -> Result<Runtime, Failure> {
+        if let Some(runtime) = self.runtime.take() {
+            return Ok(runtime);
+        }
+        let Some(load) = &self.load else {
+            return Err(refusal(RefusalKind::NotLoaded, "no function is loaded: load one first"));
+        };
+        self.start(load)
+    }
+
+    fn start(&self, load: &Load) -> Result<Runtime, Failure> {
+        let task_dir = &self.config.task_dir;
+        let environment = function::environment(load, task_dir, self.instance_id.as_deref());
+        let limit = Duration::from_millis(load.time_limit_ms);
+        let deadline = Instant::now() + limit;
+        let mut runtime = Runtime::start(&self.config, &environment).map_err(|error| {
+            let what = format!("cannot start {}", self.config.python.display());
+            refusal(RefusalKind::System, format!("{what}: {error}"))
+        })?;
+        let message = Message::Load {
+            handler: &load.handler,
+            task_dir: &task_dir.to_string_lossy(),
+            answer_limit: MAX_ANSWER_BYTES,
+        };
+        match runtime.exchange(&message, None, deadline) {
+            Ok(Outcome::Done(())) => Ok(runtime),
+            Ok(Outcome::Error(error)) => {
+                Err(Failure::Function(Failed { error, logs: runtime.take_logs() }))
+            }
+            Ok(Outcome::Answer(_)) => {
+                Err(failed(EXIT_ERROR, BROKEN_CHANNEL.to_owned(), runtime.take_logs()))
+            }
+            Err(error) => Err(ended(runtime, &error, "", "Init", limit)),
+        }
+    }
+}
+
+pub(crate) fn not_identified() -> Failure {
+    let reason = "this machine has no identity yet: identify it first";
+    refusal(RefusalKind::NotIdentified, reason)
+}
+
+/// Ends a runtime that gave no outcome and says why, in AWS Lambda's words.
+fn ended(
+    mut runtime: Runtime,
+    error: &ExchangeError,
+    prefix: &str,
+    phase: &str,
+    limit: Duration,
+) -> Failure {
+    let (kind, text) = match error {
+        ExchangeError::TimedOut => {
+            let seconds = limit.as_secs_f64();
+            ("Sandbox.Timedout", format!("{phase} timed out after {seconds:.2} seconds"))
+        }
+        ExchangeError::Ended => (EXIT_ERROR, exit_text(runtime.end())),
+        ExchangeError::Broken => (EXIT_ERROR, BROKEN_CHANNEL.to_owned()),
+        ExchangeError::Io(error) => (EXIT_ERROR, format!("Runtime cannot be reached: {error}")),
+    };
+    failed(kind, format!("{prefix}{text}"), runtime.take_logs())
+}
+
+fn failed(kind: &str, text: String, logs: String) -> Failure {
+    let error =
+        FunctionError { error_type: kind.to_owned(), error_message: text, stack_trace: Vec::new() };
+    Failure::Function(Failed { error, logs })
+}
+
+fn exit_text(end: io::Result<Option<ExitStatus>>) -> String {
+    match end {
+        Ok(Some(status)) if status.success() => "Runtime exited without providing a reason".into(),
+        Ok(Some(status)) => format!("Runtime exited with error: {status}"),
+        Ok(None) => "Runtime closed its channel and was killed".into(),
+        Err(error) => format!("Runtime exited, and its status cannot be read: {error}"),
+    }
+}
+
+fn unfit(reason: &str) -> Failure {
+    let reason = format!("the runtime is not fit to be frozen: {reason}");
+    refusal(RefusalKind::System, reason)
+}
+
+/// Whether `name` is one label of a host name, in lower case (RFC 1123, section 2.1).
+fn is_host_name(name: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (1..64).contains(&name.len())
+        && name.bytes().all(inner)
+        && !name.starts_with('-')
+        && !name.ends_with('-')
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

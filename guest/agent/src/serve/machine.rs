@@ -1,0 +1,101 @@
+//! What the server does to the machine around it.
+
+use std::io;
+use std::os::fd::AsRawFd;
+
+use rustix::system::RebootCommand;
+use rustix::time::{ClockId, Timespec};
+
+use crate::protocol::MAX_ENTROPY_BYTES;
+
+/// The machine that the server runs on. Tests put another in the guest's place.
+pub trait Machine: Send + Sync {
+    /// Adds `entropy` (at most [`MAX_ENTROPY_BYTES`]) to the kernel's random generator and makes it
+    /// take a new state at once, so that no later byte follows from the state before.
+    ///
+    /// # Errors
+    /// Where the kernel refuses.
+    fn reseed(&self, entropy: &[u8]) -> io::Result<()>;
+
+    /// Sets the wall clock, in nanoseconds since 1970-01-01 UTC.
+    ///
+    /// # Errors
+    /// Where the kernel refuses.
+    fn set_clock(&self, wall_clock_ns: u64) -> io::Result<()>;
+
+    /// Sets the host name.
+    ///
+    /// # Errors
+    /// Where the kernel refuses.
+    fn set_host_name(&self, name: &str) -> io::Result<()>;
+
+    /// Writes back what file systems hold in memory.
+    fn sync(&self);
+
+    /// Powers the machine off. Returns only where that fails.
+    ///
+    /// # Errors
+    /// Where the kernel refuses.
+    fn power_off(&self) -> io::Result<()>;
+}
+
+/// The microVM that this process runs in. Needs root.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Guest;
+
+/// `struct rand_pool_info` of `<linux/random.h>` with room for [`MAX_ENTROPY_BYTES`].
+#[repr(C)]
+struct RandPoolInfo {
+    entropy_bits: libc::c_int,
+    length: libc::c_int,
+    bytes: [u8; MAX_ENTROPY_BYTES],
+}
+
+/// `_IOW('R', 0x03, int [2])` of `<linux/random.h>`.
+const RNDADDENTROPY: libc::Ioctl = 0x4008_5203;
+
+/// `_IO('R', 0x07)` of `<linux/random.h>`.
+const RNDRESEEDCRNG: libc::Ioctl = 0x5207;
+
+impl Machine for Guest {
+    fn reseed(&self, entropy: &[u8]) -> io::Result<()> {
+        let too_long = || io::Error::from(io::ErrorKind::InvalidInput);
+        let length = libc::c_int::try_from(entropy.len()).map_err(|_| too_long())?;
+        let mut pool =
+            RandPoolInfo { entropy_bits: length * 8, length, bytes: [0; MAX_ENTROPY_BYTES] };
+        pool.bytes.get_mut(..entropy.len()).ok_or_else(too_long)?.copy_from_slice(entropy);
+        let device = std::fs::OpenOptions::new().write(true).open("/dev/urandom")?;
+        // SAFETY: `pool` is laid out as the kernel's rand_pool_info and outlives the call, and
+        // `length` bytes of its buffer are initialised.
+        let added =
+            unsafe { libc::ioctl(device.as_raw_fd(), RNDADDENTROPY, std::ptr::from_ref(&pool)) };
+        if added != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: this request takes no argument.
+        let reseeded = unsafe { libc::ioctl(device.as_raw_fd(), RNDRESEEDCRNG) };
+        if reseeded != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    fn set_clock(&self, wall_clock_ns: u64) -> io::Result<()> {
+        let seconds = i64::try_from(wall_clock_ns / 1_000_000_000).map_err(io::Error::other)?;
+        let nanoseconds = i64::try_from(wall_clock_ns % 1_000_000_000).map_err(io::Error::other)?;
+        let time = Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
+        Ok(rustix::time::clock_settime(ClockId::Realtime, time)?)
+    }
+
+    fn set_host_name(&self, name: &str) -> io::Result<()> {
+        Ok(rustix::system::sethostname(name.as_bytes())?)
+    }
+
+    fn sync(&self) {
+        rustix::fs::sync();
+    }
+
+    fn power_off(&self) -> io::Result<()> {
+        Ok(rustix::system::reboot(RebootCommand::PowerOff)?)
+    }
+}
