@@ -1,1 +1,47 @@
-//! Under construction.
+//! The snapshot format: a frozen microVM as a directory.
+//!
+//! - `snapshot.firn`: a header, then sections with version, length and CRC: manifest, machine state, zero map, profile,
+//!   digests.
+//! - `memory.img`: the image, guest memory with its regions one after the other; zero pages are holes.
+//! - `overlay.img`: the writable disk, when the microVM had one.
+//!
+//! [`Writer`] writes a snapshot aside and publishes it in one step. [`Snapshot::open`] reads what a start needs (header,
+//! manifest, machine state, zero map), so its work does not depend on how much memory the guest stored.
+//! [`Digests`] check pages when they are used. The byte layout is in `docs/snapshot-format.md`.
+//!
+//! The crate knows nothing of KVM: machine state is bytes with a version of their own. All integers are little-endian,
+//! a page has 4096 bytes.
+
+mod container;
+mod digests;
+mod disk;
+mod error;
+mod freeze_error;
+mod image;
+mod layout;
+mod manifest;
+mod page_set;
+mod snapshot;
+mod staging;
+mod writer;
+
+#[cfg(test)]
+mod tests;
+
+pub use container::{CONTAINER_VERSION, PROFILE_VERSION, Section};
+pub use digests::{DigestError, Digests};
+pub use disk::{DiskIdentity, DiskSource};
+pub use error::OpenError;
+pub use freeze_error::FreezeError;
+pub use image::{Chunk, PageSource};
+pub use layout::{
+    CHUNK_PAGES, CHUNK_SIZE, ImageRegion, LayoutError, MAX_MEMORY, MemoryLayout, MemoryRegion,
+    PAGE_SIZE,
+};
+pub use manifest::{
+    CpuFeatures, CpuRequirement, CpuidRegister, Description, DiskInfo, FunctionInfo, ImageInfo,
+    ImageKind, Manifest,
+};
+pub use page_set::{PageSet, Span};
+pub use snapshot::Snapshot;
+pub use writer::{SealReport, Writer};

@@ -1,0 +1,367 @@
+//! `snapshot.firn`: the header, which holds versions, lengths and CRCs, and the sections behind it.
+//!
+//! The byte layout is in `docs/snapshot-format.md`.
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use crate::error::OpenError;
+use crate::layout::{CHUNK_PAGES, MAX_MEMORY, PAGE_SIZE};
+use crate::page_set::PageSet;
+
+/// Version of the container: the header, the manifest, the zero map, the digests and the image.
+pub const CONTAINER_VERSION: u32 = 1;
+/// Version of the profile section. Version 1 is empty.
+pub const PROFILE_VERSION: u32 = 1;
+
+/// File that holds all of a snapshot but image and overlay.
+pub(crate) const CONTAINER_FILE: &str = "snapshot.firn";
+/// File that holds guest memory.
+pub(crate) const IMAGE_FILE: &str = "memory.img";
+/// File that holds the writable disk.
+pub(crate) const OVERLAY_FILE: &str = "overlay.img";
+/// Every file that a snapshot may consist of.
+pub(crate) const FILES: [&str; 3] = [CONTAINER_FILE, IMAGE_FILE, OVERLAY_FILE];
+
+/// First bytes of `snapshot.firn`, in every version.
+pub(crate) const MAGIC: [u8; 16] = *b"firn snapshot\n\0\0";
+/// Bytes that mean the same in every version: magic, container version, header length.
+const PREAMBLE_LEN: usize = 24;
+/// Longest header that any version may have; it bounds what is read before the CRC is known to be right.
+const MAX_HEADER_LEN: usize = 4096;
+/// Bytes of the CRC-32 that ends the header.
+const CRC_LEN: usize = 4;
+/// Bytes of one entry of the section table: name (8), version (4), CRC-32 (4), length (8).
+const ENTRY_LEN: usize = 24;
+/// Offset of the section table: preamble, architecture (4), count of sections (4).
+const TABLE_START: usize = PREAMBLE_LEN + 8;
+/// Length of the header of this version.
+pub(crate) const HEADER_LEN: usize = TABLE_START + Section::TABLE.len() * ENTRY_LEN + CRC_LEN;
+
+/// Architecture of this host, as ELF's `e_machine` names it; 0 where firn does not run.
+pub(crate) const HOST_ARCHITECTURE: u32 = if cfg!(target_arch = "x86_64") {
+    62
+} else if cfg!(target_arch = "aarch64") {
+    183
+} else {
+    0
+};
+
+/// A part of `snapshot.firn`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Section {
+    /// Versions, architecture, and the table of the sections.
+    Header,
+    /// The [`crate::Manifest`].
+    Manifest,
+    /// State of vCPUs and devices, opaque to this crate.
+    MachineState,
+    /// Which pages of the image are zero.
+    ZeroMap,
+    /// What earlier runs touched.
+    Profile,
+    /// A digest for each page of the image.
+    Digests,
+}
+
+impl Section {
+    /// The sections behind the header, in the order of table and file.
+    pub(crate) const TABLE: [Self; 5] =
+        [Self::Manifest, Self::MachineState, Self::ZeroMap, Self::Profile, Self::Digests];
+
+    /// Name in the section table.
+    fn tag(self) -> [u8; 8] {
+        *match self {
+            Self::Header => b"header\0\0",
+            Self::Manifest => b"manifest",
+            Self::MachineState => b"machine\0",
+            Self::ZeroMap => b"zeromap\0",
+            Self::Profile => b"profile\0",
+            Self::Digests => b"digests\0",
+        }
+    }
+
+    /// Most bytes that the section may have. It bounds what a reader allocates for a hostile file.
+    pub(crate) const fn max_len(self) -> u64 {
+        match self {
+            Self::Header => MAX_HEADER_LEN as u64,
+            Self::Manifest => 1 << 20,
+            Self::MachineState => 64 << 20,
+            Self::ZeroMap => MAX_MEMORY / PAGE_SIZE / 8,
+            Self::Profile => 0,
+            Self::Digests => digests_len(MAX_MEMORY / PAGE_SIZE),
+        }
+    }
+}
+
+impl fmt::Display for Section {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Header => "header",
+            Self::Manifest => "manifest",
+            Self::MachineState => "machine state",
+            Self::ZeroMap => "zero map",
+            Self::Profile => "profile",
+            Self::Digests => "digests",
+        })
+    }
+}
+
+/// Length in bytes of the digests of `pages` pages: 8 bytes for a page, 4 for each chunk's CRC.
+pub(crate) const fn digests_len(pages: u64) -> u64 {
+    pages * 8 + pages.div_ceil(CHUNK_PAGES) * 4
+}
+
+/// One entry of the section table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) section: Section,
+    pub(crate) version: u32,
+    pub(crate) crc: u32,
+    pub(crate) len: u64,
+}
+
+impl Entry {
+    /// The entry for a section of one version with these bytes.
+    pub(crate) fn of(section: Section, version: u32, bytes: &[u8]) -> Self {
+        let len = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        Self { section, version, crc: crc32fast::hash(bytes), len }
+    }
+}
+
+/// The decoded header.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) architecture: u32,
+    pub(crate) entries: [Entry; Section::TABLE.len()],
+}
+
+impl Header {
+    /// The header's bytes.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(HEADER_LEN);
+        bytes.extend(MAGIC);
+        bytes.extend(CONTAINER_VERSION.to_le_bytes());
+        bytes.extend(u32::try_from(HEADER_LEN).unwrap_or(u32::MAX).to_le_bytes());
+        bytes.extend(self.architecture.to_le_bytes());
+        bytes.extend(u32::try_from(self.entries.len()).unwrap_or(u32::MAX).to_le_bytes());
+        for entry in &self.entries {
+            bytes.extend(entry.section.tag());
+            bytes.extend(entry.version.to_le_bytes());
+            bytes.extend(entry.crc.to_le_bytes());
+            bytes.extend(entry.len.to_le_bytes());
+        }
+        let crc = crc32fast::hash(&bytes);
+        bytes.extend(crc.to_le_bytes());
+        bytes
+    }
+
+    /// Reads the header of `file`, and checks all that it says against itself and the file's length.
+    pub(crate) fn read(file: &File, path: &Path) -> Result<Self, OpenError> {
+        let io = |source| OpenError::Io { path: path.into(), action: "read", source };
+        let file_len = file.metadata().map_err(io)?.len();
+        let mut bytes = Vec::with_capacity(MAX_HEADER_LEN);
+        read_up_to(file, MAX_HEADER_LEN, &mut bytes).map_err(io)?;
+        let header = Self::decode(&bytes, path)?;
+        let ends =
+            header.entries.iter().map(|entry| (entry.section, header.range(entry.section).end));
+        for (section, end) in ends {
+            if file_len < end {
+                return Err(OpenError::Truncated {
+                    path: path.into(),
+                    section: Some(section),
+                    expected: header.file_len(),
+                    actual: file_len,
+                });
+            }
+        }
+        if file_len > header.file_len() {
+            return Err(OpenError::TooLong {
+                path: path.into(),
+                expected: header.file_len(),
+                actual: file_len,
+            });
+        }
+        Ok(header)
+    }
+
+    /// Decodes the header at the start of `bytes`, which are the file's first 4096 (or all it has).
+    fn decode(bytes: &[u8], path: &Path) -> Result<Self, OpenError> {
+        let damaged = || OpenError::Damaged { path: path.into(), section: Section::Header };
+        let truncated = |expected: usize| OpenError::Truncated {
+            path: path.into(),
+            section: Some(Section::Header),
+            expected: u64::try_from(expected).unwrap_or(u64::MAX),
+            actual: u64::try_from(bytes.len()).unwrap_or(u64::MAX),
+        };
+        let magic = &bytes[..bytes.len().min(MAGIC.len())];
+        if magic != &MAGIC[..magic.len()] {
+            return Err(OpenError::NotASnapshot {
+                path: path.into(),
+                reason: "its snapshot.firn does not start with \"firn snapshot\"",
+            });
+        }
+        if bytes.len() < PREAMBLE_LEN {
+            return Err(truncated(HEADER_LEN));
+        }
+        let version = u32_at(bytes, MAGIC.len());
+        let header_len = usize::try_from(u32_at(bytes, MAGIC.len() + 4)).unwrap_or(usize::MAX);
+        if !(PREAMBLE_LEN + CRC_LEN..=MAX_HEADER_LEN).contains(&header_len) {
+            return Err(damaged());
+        }
+        if bytes.len() < header_len {
+            return Err(truncated(header_len));
+        }
+        let body = header_len - CRC_LEN;
+        if crc32fast::hash(&bytes[..body]) != u32_at(bytes, body) {
+            return Err(damaged());
+        }
+        if version != CONTAINER_VERSION {
+            return Err(OpenError::ContainerVersion {
+                path: path.into(),
+                found: version,
+                supported: CONTAINER_VERSION,
+            });
+        }
+        Self::decode_table(&bytes[..body], path)
+    }
+
+    /// Decodes what follows the preamble of a version 1 header, its CRC left out.
+    fn decode_table(bytes: &[u8], path: &Path) -> Result<Self, OpenError> {
+        let malformed =
+            |reason| OpenError::Malformed { path: path.into(), section: Section::Header, reason };
+        if bytes.len() != HEADER_LEN - CRC_LEN {
+            return Err(malformed("its length is not that of a version 1 header"));
+        }
+        let architecture = u32_at(bytes, PREAMBLE_LEN);
+        if architecture != HOST_ARCHITECTURE {
+            return Err(OpenError::Architecture {
+                path: path.into(),
+                found: architecture,
+                host: HOST_ARCHITECTURE,
+            });
+        }
+        if u32_at(bytes, PREAMBLE_LEN + 4) != 5 {
+            return Err(malformed("it does not list the five sections of version 1"));
+        }
+        let mut entries =
+            Section::TABLE.map(|section| Entry { section, version: 0, crc: 0, len: 0 });
+        for (entry, bytes) in entries.iter_mut().zip(bytes[TABLE_START..].chunks_exact(ENTRY_LEN)) {
+            if bytes[..8] != entry.section.tag() {
+                return Err(malformed("its section table is not in the order of version 1"));
+            }
+            entry.version = u32_at(bytes, 8);
+            entry.crc = u32_at(bytes, 12);
+            entry.len = u64_at(bytes, 16);
+            let (section, version) = (entry.section, entry.version);
+            match section {
+                Section::MachineState => {}
+                Section::Profile if version != PROFILE_VERSION => {
+                    return Err(OpenError::ProfileVersion {
+                        path: path.into(),
+                        found: version,
+                        supported: PROFILE_VERSION,
+                    });
+                }
+                Section::Profile => {}
+                _ if version != CONTAINER_VERSION => {
+                    return Err(malformed(
+                        "a section of the container has another version than it",
+                    ));
+                }
+                _ => {}
+            }
+            if entry.len > section.max_len() {
+                let (path, max) = (path.into(), section.max_len());
+                return Err(OpenError::TooLarge { path, section, len: entry.len, max });
+            }
+        }
+        Ok(Self { architecture, entries })
+    }
+
+    /// The table's entry for `section`, which is not the header.
+    pub(crate) fn entry(&self, section: Section) -> &Entry {
+        let index = Section::TABLE.iter().position(|&other| other == section);
+        &self.entries[index.unwrap_or_default()]
+    }
+
+    /// Where `section` lies in the file. The sections follow the header and each other without gaps; their
+    /// lengths are bounded, so the sum cannot overflow.
+    pub(crate) fn range(&self, section: Section) -> Range<u64> {
+        let mut start = HEADER_LEN as u64;
+        for entry in &self.entries {
+            if entry.section == section {
+                break;
+            }
+            start += entry.len;
+        }
+        start..start + self.entry(section).len
+    }
+
+    /// Length that the file must have.
+    pub(crate) fn file_len(&self) -> u64 {
+        self.range(Section::Digests).end
+    }
+
+    /// Reads `section` and checks its CRC.
+    pub(crate) fn read_section(
+        &self,
+        file: &File,
+        path: &Path,
+        section: Section,
+    ) -> Result<Vec<u8>, OpenError> {
+        let range = self.range(section);
+        let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap_or(usize::MAX)];
+        file.read_exact_at(&mut bytes, range.start).map_err(|source| OpenError::Io {
+            path: path.into(),
+            action: "read",
+            source,
+        })?;
+        if crc32fast::hash(&bytes) != self.entry(section).crc {
+            return Err(OpenError::Damaged { path: path.into(), section });
+        }
+        Ok(bytes)
+    }
+}
+
+/// The zero map of a section's bytes, for an image of `pages` pages.
+pub(crate) fn decode_zero_map(bytes: &[u8], pages: u64, path: &Path) -> Result<PageSet, OpenError> {
+    PageSet::from_bytes(bytes, pages).ok_or_else(|| OpenError::Malformed {
+        path: path.into(),
+        section: Section::ZeroMap,
+        reason: "it does not have one bit for each page of guest memory",
+    })
+}
+
+/// Appends the first `len` bytes of `file`, or all that it has.
+fn read_up_to(file: &File, len: usize, bytes: &mut Vec<u8>) -> io::Result<()> {
+    bytes.resize(len, 0);
+    let mut filled = 0;
+    while filled < len {
+        let offset = u64::try_from(filled).unwrap_or(u64::MAX);
+        match file.read_at(&mut bytes[filled..], offset) {
+            Ok(0) => break,
+            Ok(read) => filled += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    bytes.truncate(filled);
+    Ok(())
+}
+
+fn u32_at(bytes: &[u8], offset: usize) -> u32 {
+    let mut value = [0; 4];
+    value.copy_from_slice(&bytes[offset..offset + 4]);
+    u32::from_le_bytes(value)
+}
+
+fn u64_at(bytes: &[u8], offset: usize) -> u64 {
+    let mut value = [0; 8];
+    value.copy_from_slice(&bytes[offset..offset + 8]);
+    u64::from_le_bytes(value)
+}

@@ -1,0 +1,223 @@
+//! One pass over bytes that are mostly zero: finds the zero pages and writes the others.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::PathBuf;
+
+use rustix::fs::fstatvfs;
+
+use crate::container::digests_len;
+use crate::digests::{PAGE_LEN, append_record, page_digest};
+use crate::freeze_error::FreezeError;
+use crate::layout::{CHUNK_SIZE, MemoryLayout, PAGE_SIZE};
+use crate::manifest::{ImageInfo, ImageKind};
+use crate::page_set::PageSet;
+
+/// Guest memory, to be frozen. The guest must not run meanwhile.
+pub trait PageSource {
+    /// Where guest memory lies. It must be the same for the whole freeze.
+    fn layout(&self) -> &MemoryLayout;
+
+    /// The guest memory at `image_offset`, a multiple of 2 MiB, for `buf.len()` bytes: a chunk, or what is left at
+    /// the image's end. Where regions do not end on a multiple of 2 MiB of the image, a chunk spans two.
+    ///
+    /// A source that has the bytes in memory returns them as they lie there; another fills `buf` and returns it.
+    /// One that knows that none of the chunk was ever touched says so, and it is not read.
+    ///
+    /// # Errors
+    /// Whatever keeps the memory from being read; the freeze then ends.
+    fn chunk<'a>(&'a mut self, image_offset: u64, buf: &'a mut [u8]) -> io::Result<Chunk<'a>>;
+}
+
+/// What a [`PageSource`] gives for one chunk.
+#[derive(Debug, Clone, Copy)]
+pub enum Chunk<'a> {
+    /// All bytes are 0.
+    Zero,
+    /// The bytes, as many as were asked for.
+    Bytes(&'a [u8]),
+}
+
+/// What a pass over guest memory found.
+#[derive(Debug)]
+pub(crate) struct WrittenImage {
+    pub(crate) layout: MemoryLayout,
+    pub(crate) info: ImageInfo,
+    pub(crate) zero_map: PageSet,
+    /// The digests section.
+    pub(crate) digests: Vec<u8>,
+}
+
+/// A file that is written in runs, with holes between them.
+///
+/// After the file system is full it only counts, so that the error can say what is needed in all.
+#[derive(Debug)]
+pub(crate) struct SparseFile {
+    file: File,
+    path: PathBuf,
+    needed: u64,
+    full: bool,
+}
+
+impl SparseFile {
+    /// Takes an empty file and gives it its length, all hole.
+    pub(crate) fn new(file: File, path: PathBuf, len: u64) -> Result<Self, FreezeError> {
+        file.set_len(len).map_err(|source| FreezeError::Io {
+            path: path.clone(),
+            action: "extend",
+            source,
+        })?;
+        Ok(Self { file, path, needed: 0, full: false })
+    }
+
+    /// Writes `bytes` at `offset`.
+    pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), FreezeError> {
+        self.needed += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        if self.full {
+            return Ok(());
+        }
+        match self.file.write_all_at(bytes, offset) {
+            Err(error) if is_full(&error) => self.full = true,
+            Err(source) => return Err(self.io_error("write", source)),
+            Ok(()) => {}
+        }
+        Ok(())
+    }
+
+    /// Writes the pages of `bytes` (4 KiB each, the last may be short) for which `is_zero` is false, adjacent
+    /// ones at once.
+    pub(crate) fn write_nonzero(
+        &mut self,
+        offset: u64,
+        bytes: &[u8],
+        mut is_zero: impl FnMut(usize, &[u8]) -> bool,
+    ) -> Result<(), FreezeError> {
+        let at = |start: usize| offset + u64::try_from(start).unwrap_or(u64::MAX);
+        let mut run_start = 0;
+        for (index, page) in bytes.chunks(PAGE_LEN).enumerate() {
+            let start = index * PAGE_LEN;
+            if is_zero(index, page) {
+                if run_start < start {
+                    self.write(at(run_start), &bytes[run_start..start])?;
+                }
+                run_start = start + page.len();
+            }
+        }
+        if run_start < bytes.len() {
+            self.write(at(run_start), &bytes[run_start..])?;
+        }
+        Ok(())
+    }
+
+    /// Ends the writing: an error if not all of it had space, else the file and the bytes written.
+    pub(crate) fn finish(self) -> Result<StoredFile, FreezeError> {
+        if self.full {
+            return Err(no_space(&self.file, self.path, self.needed));
+        }
+        Ok(StoredFile { file: self.file, path: self.path, written: self.needed })
+    }
+
+    fn io_error(&self, action: &'static str, source: io::Error) -> FreezeError {
+        FreezeError::Io { path: self.path.clone(), action, source }
+    }
+}
+
+/// A file whose bytes are written, and not yet on the medium.
+#[derive(Debug)]
+pub(crate) struct StoredFile {
+    pub(crate) file: File,
+    pub(crate) path: PathBuf,
+    /// Bytes written to it, holes not counted.
+    pub(crate) written: u64,
+}
+
+impl StoredFile {
+    /// Makes it durable, and returns the bytes that it takes on the medium.
+    pub(crate) fn sync(&self) -> Result<u64, FreezeError> {
+        let result = self.file.sync_all().and_then(|()| self.file.metadata());
+        match result {
+            Ok(metadata) => Ok(metadata.blocks() * 512),
+            Err(error) if is_full(&error) => {
+                Err(no_space(&self.file, self.path.clone(), self.written))
+            }
+            Err(source) => Err(FreezeError::Io { path: self.path.clone(), action: "sync", source }),
+        }
+    }
+}
+
+/// Streams guest memory into `file`, and finds its zero pages and digests on the way.
+pub(crate) fn write_image(
+    file: File,
+    path: PathBuf,
+    source: &mut dyn PageSource,
+    kind: ImageKind,
+) -> Result<(WrittenImage, StoredFile), FreezeError> {
+    let layout = source.layout().clone();
+    let mut out = SparseFile::new(file, path, layout.total_bytes())?;
+    let mut zero_map = PageSet::new(layout.pages());
+    let capacity = usize::try_from(digests_len(layout.pages())).unwrap_or(usize::MAX);
+    let mut digests = Vec::with_capacity(capacity);
+    let chunk_len = usize::try_from(CHUNK_SIZE).unwrap_or(usize::MAX);
+    let mut buf = vec![0; chunk_len];
+    let zero_chunk = vec![0; if kind == ImageKind::Dense { chunk_len } else { 0 }];
+    let zero_digest = page_digest(&[0; PAGE_LEN]);
+    let mut record = Vec::new();
+    for chunk in 0..layout.chunks() {
+        let offset = chunk * CHUNK_SIZE;
+        let first_page = offset / PAGE_SIZE;
+        let expected =
+            usize::try_from(CHUNK_SIZE.min(layout.total_bytes() - offset)).unwrap_or(usize::MAX);
+        record.clear();
+        record.resize(expected / PAGE_LEN, zero_digest);
+        let bytes = source
+            .chunk(offset, &mut buf[..expected])
+            .map_err(|source| FreezeError::Memory { image_offset: offset, source })?;
+        match bytes {
+            Chunk::Zero => {
+                let pages = u64::try_from(record.len()).unwrap_or(u64::MAX);
+                zero_map.insert_range(first_page..first_page + pages);
+                if kind == ImageKind::Dense {
+                    out.write(offset, &zero_chunk[..expected])?;
+                }
+            }
+            Chunk::Bytes(bytes) if bytes.len() == expected => {
+                out.write_nonzero(offset, bytes, |index, page| {
+                    let zero = is_zero(page);
+                    if zero {
+                        zero_map.insert(first_page + u64::try_from(index).unwrap_or(u64::MAX));
+                    } else {
+                        record[index] = page_digest(page);
+                    }
+                    zero && kind == ImageKind::Sparse
+                })?;
+            }
+            Chunk::Bytes(bytes) => {
+                let (image_offset, actual) = (offset, bytes.len());
+                return Err(FreezeError::ChunkLength { image_offset, expected, actual });
+            }
+        }
+        append_record(&mut digests, chunk, &record);
+    }
+    let stored = out.finish()?;
+    let info = ImageInfo { kind, stored_pages: stored.written / PAGE_SIZE };
+    Ok((WrittenImage { layout, info, zero_map, digests }, stored))
+}
+
+/// Whether all bytes are 0. Blocks of 64 bytes, so that the compiler uses vectors and stops early.
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+    let (blocks, rest) = bytes.as_chunks::<64>();
+    blocks.iter().all(|block| block.iter().fold(0, |any, byte| any | byte) == 0)
+        && rest.iter().all(|&byte| byte == 0)
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// What there was for `file`: what is free now, and what the file itself has taken.
+fn no_space(file: &File, path: PathBuf, needed: u64) -> FreezeError {
+    let free = fstatvfs(file).map_or(0, |stat| stat.f_bavail.saturating_mul(stat.f_frsize));
+    let taken = file.metadata().map_or(0, |metadata| metadata.blocks() * 512);
+    FreezeError::NoSpace { path, needed, available: free.saturating_add(taken) }
+}

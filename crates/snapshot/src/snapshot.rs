@@ -1,0 +1,260 @@
+//! Opening a snapshot.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, fstat, openat, statat};
+use rustix::io::Errno;
+
+use crate::container::{
+    CONTAINER_FILE, Header, IMAGE_FILE, OVERLAY_FILE, Section, decode_zero_map,
+};
+use crate::digests::Digests;
+use crate::error::OpenError;
+use crate::manifest::{ImageKind, Manifest};
+use crate::page_set::PageSet;
+
+/// How often opening starts anew because the snapshot was replaced meanwhile.
+const MAX_ATTEMPTS: u32 = 64;
+
+/// An open snapshot.
+///
+/// Its files were opened through one descriptor of the directory and are never written again, so it stays whole
+/// and the same when the directory is replaced or removed. Shared references may be used by many threads.
+#[derive(Debug)]
+pub struct Snapshot {
+    path: PathBuf,
+    manifest: Manifest,
+    machine_state_version: u32,
+    machine_state: Vec<u8>,
+    profile_version: u32,
+    zero_map: PageSet,
+    image: File,
+    overlay: Option<File>,
+    digests: Digests,
+}
+
+impl Snapshot {
+    /// Opens the snapshot in directory `path`.
+    ///
+    /// Header, manifest, machine state and zero map are read, their CRCs checked before they are decoded. The image
+    /// and the overlay are opened, and their lengths checked; their bytes are not read.
+    ///
+    /// # Errors
+    /// [`OpenError`] says what is wrong; each kind of damage has its own variant.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, OpenError> {
+        let path = path.as_ref();
+        for _ in 0..MAX_ATTEMPTS {
+            let dir = open_dir(path)?;
+            match Self::open_in(&dir, path) {
+                Err(_) if was_replaced(&dir, path) => {}
+                result => return result,
+            }
+        }
+        Err(OpenError::Replaced { path: path.into(), attempts: MAX_ATTEMPTS })
+    }
+
+    fn open_in(dir: &OwnedFd, path: &Path) -> Result<Self, OpenError> {
+        let container_path = path.join(CONTAINER_FILE);
+        let container = open_container(dir, path)?;
+        let header = Header::read(&container, &container_path)?;
+        let section = |section| header.read_section(&container, &container_path, section);
+        let manifest = decode_manifest(&section(Section::Manifest)?, &container_path)?;
+        let zero_map = section(Section::ZeroMap)?;
+        let zero_map = decode_zero_map(&zero_map, manifest.layout.pages(), &container_path)?;
+        check_consistent(&header, &manifest, &zero_map, &container_path)?;
+        let machine_state = section(Section::MachineState)?;
+        let image = open_with_len(dir, path, IMAGE_FILE, manifest.layout.total_bytes())?;
+        let overlay = match manifest.overlay {
+            Some(identity) => Some(open_with_len(dir, path, OVERLAY_FILE, identity.len)?),
+            None => None,
+        };
+        let digests_start = header.range(Section::Digests).start;
+        let digests =
+            Digests::new(container, container_path, digests_start, manifest.layout.pages());
+        Ok(Self {
+            path: path.into(),
+            machine_state_version: header.entry(Section::MachineState).version,
+            manifest,
+            machine_state,
+            profile_version: header.entry(Section::Profile).version,
+            zero_map,
+            image,
+            overlay,
+            digests,
+        })
+    }
+
+    /// The path that the snapshot was opened by. Another snapshot may have taken its place since.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The manifest.
+    #[must_use]
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The machine state's version and its bytes, CRC checked.
+    #[must_use]
+    pub fn machine_state(&self) -> (u32, &[u8]) {
+        (self.machine_state_version, &self.machine_state)
+    }
+
+    /// The machine state's bytes, when they have the version that the caller reads.
+    ///
+    /// # Errors
+    /// [`OpenError::MachineStateVersion`] when they have another.
+    pub fn machine_state_of_version(&self, supported: u32) -> Result<&[u8], OpenError> {
+        if self.machine_state_version != supported {
+            return Err(OpenError::MachineStateVersion {
+                path: self.path.join(CONTAINER_FILE),
+                found: self.machine_state_version,
+                supported,
+            });
+        }
+        Ok(&self.machine_state)
+    }
+
+    /// The version of the profile section. Version 1 is empty.
+    #[must_use]
+    pub fn profile_version(&self) -> u32 {
+        self.profile_version
+    }
+
+    /// The zero pages of the image, by image page.
+    #[must_use]
+    pub fn zero_map(&self) -> &PageSet {
+        &self.zero_map
+    }
+
+    /// The image (`memory.img`), opened read-only. It is as long as the layout's total.
+    #[must_use]
+    pub fn image(&self) -> &File {
+        &self.image
+    }
+
+    /// The writable disk's content at the freeze (`overlay.img`), opened read-only.
+    #[must_use]
+    pub fn overlay(&self) -> Option<&File> {
+        self.overlay.as_ref()
+    }
+
+    /// The digests of the image's pages. They are read when they are asked for.
+    #[must_use]
+    pub fn digests(&self) -> &Digests {
+        &self.digests
+    }
+}
+
+/// Opens the directory of a snapshot.
+pub(crate) fn open_dir(path: &Path) -> Result<OwnedFd, OpenError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    openat(CWD, path, flags, Mode::empty()).map_err(|errno| match errno {
+        Errno::NOENT => OpenError::NotFound { path: path.into() },
+        Errno::NOTDIR => {
+            OpenError::NotASnapshot { path: path.into(), reason: "it is not a directory" }
+        }
+        errno => OpenError::Io { path: path.into(), action: "open", source: errno.into() },
+    })
+}
+
+/// Whether `path` no longer names the directory `dir`.
+pub(crate) fn was_replaced(dir: &OwnedFd, path: &Path) -> bool {
+    match (fstat(dir), statat(CWD, path, AtFlags::empty())) {
+        (Ok(opened), Ok(named)) => (opened.st_dev, opened.st_ino) != (named.st_dev, named.st_ino),
+        (Ok(_), Err(Errno::NOENT)) => true,
+        _ => false,
+    }
+}
+
+/// Opens `snapshot.firn`; a directory without it is no snapshot, unless it holds the other files of one.
+pub(crate) fn open_container(dir: &OwnedFd, path: &Path) -> Result<File, OpenError> {
+    open_file(dir, path, CONTAINER_FILE).map_err(|error| match error {
+        OpenError::MissingFile { .. }
+            if statat(dir, IMAGE_FILE, AtFlags::SYMLINK_NOFOLLOW).is_err() =>
+        {
+            OpenError::NotASnapshot { path: path.into(), reason: "it holds no snapshot.firn" }
+        }
+        error => error,
+    })
+}
+
+/// Opens regular file `name` of the directory for reading, and checks its length.
+pub(crate) fn open_with_len(
+    dir: &OwnedFd,
+    path: &Path,
+    name: &str,
+    expected: u64,
+) -> Result<File, OpenError> {
+    let file = open_file(dir, path, name)?;
+    let path = path.join(name);
+    let actual = file
+        .metadata()
+        .map_err(|source| OpenError::Io { path: path.clone(), action: "stat", source })?
+        .len();
+    if actual < expected {
+        return Err(OpenError::Truncated { path, section: None, expected, actual });
+    }
+    if actual > expected {
+        return Err(OpenError::TooLong { path, expected, actual });
+    }
+    Ok(file)
+}
+
+fn open_file(dir: &OwnedFd, path: &Path, name: &str) -> Result<File, OpenError> {
+    // Without NONBLOCK, a FIFO of that name would block the open for ever.
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let fd = openat(dir.as_fd(), name, flags, Mode::empty()).map_err(|errno| {
+        let path = path.join(name);
+        match errno {
+            Errno::NOENT => OpenError::MissingFile { path },
+            Errno::LOOP | Errno::NXIO => OpenError::NotAFile { path },
+            errno => OpenError::Io { path, action: "open", source: errno.into() },
+        }
+    })?;
+    let file = File::from(fd);
+    match file.metadata() {
+        Ok(metadata) if metadata.is_file() => Ok(file),
+        Ok(_) => Err(OpenError::NotAFile { path: path.join(name) }),
+        Err(source) => Err(OpenError::Io { path: path.join(name), action: "stat", source }),
+    }
+}
+
+/// Decodes the manifest of a section whose CRC is right.
+pub(crate) fn decode_manifest(bytes: &[u8], path: &Path) -> Result<Manifest, OpenError> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((manifest, [])) => Ok(manifest),
+        _ => Err(OpenError::Malformed {
+            path: path.into(),
+            section: Section::Manifest,
+            reason: "it does not decode",
+        }),
+    }
+}
+
+/// Checks that the sections speak of the same image.
+pub(crate) fn check_consistent(
+    header: &Header,
+    manifest: &Manifest,
+    zero_map: &PageSet,
+    path: &Path,
+) -> Result<(), OpenError> {
+    let malformed =
+        |section, reason| Err(OpenError::Malformed { path: path.into(), section, reason });
+    let pages = manifest.layout.pages();
+    let stored = match manifest.image.kind {
+        ImageKind::Sparse => pages - zero_map.count(),
+        ImageKind::Dense => pages,
+    };
+    if manifest.image.stored_pages != stored {
+        return malformed(Section::Manifest, "its count of stored pages contradicts the zero map");
+    }
+    if header.entry(Section::Digests).len != crate::container::digests_len(pages) {
+        return malformed(Section::Digests, "its length is not that of one digest for each page");
+    }
+    Ok(())
+}

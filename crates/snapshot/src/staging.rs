@@ -1,0 +1,237 @@
+//! Writing a snapshot aside and publishing it in one step.
+//!
+//! A staging directory lies beside the destination, under a name that only this module makes, and is locked
+//! (flock) while its owner lives. One without a lock is what a killed freeze left: the next freeze there removes it.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{
+    AtFlags, CWD, Dir, FlockOperation, Mode, OFlags, RenameFlags, flock, fstat, fsync, mkdirat,
+    openat, renameat_with, statat, unlinkat,
+};
+use rustix::io::Errno;
+use uuid::Uuid;
+
+use crate::container::{CONTAINER_FILE, FILES, MAGIC};
+use crate::freeze_error::FreezeError;
+
+/// Staging directories are named PREFIX, a UUID, SUFFIX.
+const PREFIX: &str = ".firn-";
+const SUFFIX: &str = ".partial";
+/// How often a directory is made anew because a sweep took it before it was locked, and how often publishing
+/// is tried when others replace the destination at the same time.
+const MAX_ATTEMPTS: u32 = 64;
+const DIR_FLAGS: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// A locked directory beside the destination, removed on drop unless it was published.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    destination: PathBuf,
+    destination_name: OsString,
+    parent_path: PathBuf,
+    parent: OwnedFd,
+    /// Open for as long as the lock must hold.
+    dir: OwnedFd,
+    name: String,
+    published: bool,
+}
+
+impl Staging {
+    /// Makes a staging directory for `destination`, after removing what killed freezes left beside it.
+    pub(crate) fn create(destination: &Path) -> Result<Self, FreezeError> {
+        // A link to a snapshot keeps pointing to it: the snapshot is replaced, not the link.
+        let destination = match destination.symlink_metadata() {
+            Ok(metadata) if metadata.is_symlink() => destination
+                .canonicalize()
+                .map_err(|source| io_error(destination, "resolve the link", source))?,
+            _ => destination.to_owned(),
+        };
+        let Some(destination_name) = destination.file_name().map(OsStr::to_owned) else {
+            return Err(FreezeError::BadDestination { path: destination });
+        };
+        let parent_path = match destination.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+            _ => PathBuf::from("."),
+        };
+        let parent =
+            openat(CWD, &parent_path, DIR_FLAGS.difference(OFlags::NOFOLLOW), Mode::empty())
+                .map_err(|errno| FreezeError::Parent {
+                    path: parent_path.clone(),
+                    source: errno.into(),
+                })?;
+        check_replaceable(&parent, &destination_name, &destination)?;
+        sweep(&parent);
+        for _ in 0..MAX_ATTEMPTS {
+            let name = format!("{PREFIX}{}{SUFFIX}", Uuid::new_v4());
+            // Guest memory holds the guest's secrets.
+            mkdirat(&parent, &name, Mode::RWXU)
+                .map_err(|errno| io_error(&parent_path.join(&name), "create", errno.into()))?;
+            if let Some(dir) = lock(&parent, &name)
+                .map_err(|errno| io_error(&parent_path.join(&name), "lock", errno.into()))?
+            {
+                let published = false;
+                return Ok(Self {
+                    destination,
+                    destination_name,
+                    parent_path,
+                    parent,
+                    dir,
+                    name,
+                    published,
+                });
+            }
+        }
+        Err(FreezeError::Contended { path: destination })
+    }
+
+    /// Where the snapshot will be.
+    pub(crate) fn destination(&self) -> &Path {
+        &self.destination
+    }
+
+    /// The path of file `name` while it is written.
+    pub(crate) fn path_of(&self, name: &str) -> PathBuf {
+        self.parent_path.join(&self.name).join(name)
+    }
+
+    /// Creates file `name`, for writing by its owner alone.
+    pub(crate) fn create_file(&self, name: &str) -> Result<File, FreezeError> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let fd = openat(&self.dir, name, flags, Mode::RUSR | Mode::WUSR)
+            .map_err(|errno| io_error(&self.path_of(name), "create", errno.into()))?;
+        Ok(fd.into())
+    }
+
+    /// Puts the directory, whose files are synced, in the destination's place, and removes what was there.
+    pub(crate) fn publish(mut self) -> Result<(), FreezeError> {
+        let sync = |fd: &OwnedFd, path: &Path| {
+            fsync(fd).map_err(|errno| io_error(path, "sync", errno.into()))
+        };
+        sync(&self.dir, &self.parent_path.join(&self.name))?;
+        let replaced = self.rename()?;
+        self.published = true;
+        sync(&self.parent, &self.parent_path)?;
+        if replaced && let Ok(old) = openat(&self.parent, &self.name, DIR_FLAGS, Mode::empty()) {
+            // The new snapshot is in place: what cannot be removed now is swept by the next freeze.
+            remove_dir(&self.parent, &old, &self.name);
+        }
+        Ok(())
+    }
+
+    /// Renames the directory to the destination; returns whether a snapshot was there, which then has the staging
+    /// directory's name.
+    fn rename(&self) -> Result<bool, FreezeError> {
+        let rename = |flags| {
+            renameat_with(&self.parent, &self.name, &self.parent, &self.destination_name, flags)
+        };
+        for _ in 0..MAX_ATTEMPTS {
+            match rename(RenameFlags::NOREPLACE) {
+                Ok(()) => return Ok(false),
+                Err(Errno::EXIST) => {}
+                Err(errno) => return Err(io_error(&self.destination, "rename to", errno.into())),
+            }
+            check_replaceable(&self.parent, &self.destination_name, &self.destination)?;
+            match rename(RenameFlags::EXCHANGE) {
+                Ok(()) => return Ok(true),
+                // Removed since: the plain rename works again.
+                Err(Errno::NOENT) => {}
+                Err(Errno::INVAL | Errno::NOSYS) => {
+                    return Err(FreezeError::ExchangeUnsupported {
+                        path: self.destination.clone(),
+                    });
+                }
+                Err(errno) => return Err(io_error(&self.destination, "exchange", errno.into())),
+            }
+        }
+        Err(FreezeError::Contended { path: self.destination.clone() })
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if !self.published {
+            remove_dir(&self.parent, &self.dir, &self.name);
+        }
+    }
+}
+
+/// Opens and locks the directory that was just made; `None` when a sweep came first.
+fn lock(parent: &OwnedFd, name: &str) -> Result<Option<OwnedFd>, Errno> {
+    let dir = match openat(parent, name, DIR_FLAGS, Mode::empty()) {
+        Err(Errno::NOENT) => return Ok(None),
+        result => result?,
+    };
+    match flock(&dir, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => return Ok(None),
+        result => result?,
+    }
+    let (locked, named) = (fstat(&dir)?, statat(parent, name, AtFlags::SYMLINK_NOFOLLOW));
+    Ok(named.is_ok_and(|named| named.st_ino == locked.st_ino).then_some(dir))
+}
+
+/// Removes the staging directories in `parent` whose owners are gone. What fails is left: it harms nothing but space.
+fn sweep(parent: &OwnedFd) {
+    let Ok(entries) = Dir::read_from(parent) else { return };
+    for entry in entries.flatten() {
+        let Some(name) = entry.file_name().to_str().ok().filter(|name| is_staging(name)) else {
+            continue;
+        };
+        let Ok(dir) = openat(parent, name, DIR_FLAGS, Mode::empty()) else { continue };
+        if flock(&dir, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            remove_dir(parent, &dir, name);
+        }
+    }
+}
+
+fn is_staging(name: &str) -> bool {
+    name.strip_prefix(PREFIX)
+        .and_then(|rest| rest.strip_suffix(SUFFIX))
+        .is_some_and(|uuid| Uuid::try_parse(uuid).is_ok())
+}
+
+/// Removes a directory of a snapshot and nothing else: known files by name, then the directory, which stays when
+/// it holds others.
+fn remove_dir(parent: &OwnedFd, dir: &OwnedFd, name: &str) {
+    for file in FILES {
+        let _ = unlinkat(dir, file, AtFlags::empty());
+    }
+    let _ = unlinkat(parent, name, AtFlags::REMOVEDIR);
+}
+
+/// Checks that the destination is absent, or a snapshot and nothing more.
+fn check_replaceable(parent: &OwnedFd, name: &OsStr, path: &Path) -> Result<(), FreezeError> {
+    let refuse = |reason| Err(FreezeError::NotASnapshot { path: path.into(), reason });
+    let io = |errno: Errno| io_error(path, "look at", errno.into());
+    let dir = match openat(parent, name, DIR_FLAGS, Mode::empty()) {
+        Err(Errno::NOENT) => return Ok(()),
+        Err(Errno::NOTDIR | Errno::LOOP) => return refuse("it is not a directory"),
+        result => result.map_err(io)?,
+    };
+    for entry in Dir::read_from(&dir).map_err(io)? {
+        let entry = entry.map_err(io)?;
+        let name = entry.file_name().to_bytes();
+        let known = FILES.iter().any(|file| file.as_bytes() == name);
+        if !known && name != b"." && name != b".." {
+            return refuse("it holds other files than a snapshot's");
+        }
+    }
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let container = match openat(&dir, CONTAINER_FILE, flags, Mode::empty()) {
+        Err(Errno::NOENT) => return refuse("it holds no snapshot.firn"),
+        result => result.map_err(io)?,
+    };
+    let mut magic = [0; MAGIC.len()];
+    match rustix::io::pread(&container, &mut magic, 0) {
+        Ok(_) if magic == MAGIC => Ok(()),
+        _ => refuse("its snapshot.firn does not start with \"firn snapshot\""),
+    }
+}
+
+fn io_error(path: &Path, action: &'static str, source: io::Error) -> FreezeError {
+    FreezeError::Io { path: path.into(), action, source }
+}

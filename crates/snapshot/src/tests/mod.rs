@@ -1,0 +1,4 @@
+//! Tests of whole snapshots.
+
+mod round_trip;
+mod support;
