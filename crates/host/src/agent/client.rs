@@ -1,0 +1,289 @@
+//! A connection to the agent.
+
+use std::collections::BTreeMap;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime};
+
+use firn_agent::protocol::{
+    Base64Bytes, Identify, Invoke, Load, MAX_EVENT_BYTES, MAX_REPLY_LENGTH, MAX_REQUEST_LENGTH,
+    NEWEST_VERSION, OLDEST_VERSION, Reply, Request, Status, Timed, receive, send,
+};
+use serde_json::value::RawValue;
+use uuid::Uuid;
+
+use super::connect::{after, connect_until, try_connect};
+use super::errors::{
+    ConnectError, EventError, ExchangeError, IdentifyError, InvokeError, LoadError,
+    PrepareFreezeError, ShutdownError, StatusError, receiving, sending,
+};
+use crate::function::Function;
+use crate::identity::Identity;
+
+/// What the guest gets on top of a time limit before the host gives it up, if not
+/// [set](AgentClient::set_grace) otherwise: time for the queue, for a runtime that is started
+/// again, and for a guest that is slowed down by faults.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// A connection to the agent of one microVM. One request at a time; several connections may be
+/// open at once. After an [`ExchangeError`] the connection is closed and of no further use.
+#[derive(Debug)]
+pub struct AgentClient {
+    stream: UnixStream,
+    grace: Duration,
+}
+
+/// How a function is loaded.
+#[derive(Debug, Clone)]
+pub struct LoadOptions {
+    /// How long the runtime may take to start and to import the function.
+    pub time_limit: Duration,
+    /// Memory of the microVM in MiB, shown to the function.
+    pub memory_mib: u64,
+    /// Environment variables of the function.
+    pub environment: BTreeMap<String, String>,
+}
+
+/// One request to a function.
+#[derive(Debug, Clone)]
+pub struct Invocation {
+    request_id: String,
+    event: Box<RawValue>,
+    time_limit: Duration,
+}
+
+/// What a function answered.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// The answer: one JSON document.
+    pub json: String,
+    /// Event handed to the runtime to answer read, by the guest's clock.
+    pub duration: Duration,
+    /// The end of what the function printed meanwhile, as the guest sent it: control characters
+    /// included.
+    pub logs: String,
+}
+
+impl Invocation {
+    /// A request with a new id. `event` is JSON text; `time_limit` counts in whole milliseconds
+    /// from the function's start, and the agent takes 1 ms to 15 minutes.
+    ///
+    /// # Errors
+    /// Where `event` is no JSON, or over 6 MiB.
+    pub fn new(event: &str, time_limit: Duration) -> Result<Self, EventError> {
+        if event.len() > MAX_EVENT_BYTES {
+            return Err(EventError::TooLong { length: event.len() });
+        }
+        let event = serde_json::from_str(event).map_err(EventError::NotJson)?;
+        Ok(Self { request_id: Uuid::new_v4().to_string(), event, time_limit })
+    }
+
+    /// The request's id, as the function sees it.
+    #[must_use]
+    pub fn request_id(&self) -> &str {
+        &self.request_id
+    }
+}
+
+impl AgentClient {
+    /// Connects through the monitor's vsock socket at `socket` to an agent that listens already.
+    ///
+    /// # Errors
+    /// [`ConnectError::Gone`] or [`ConnectError::NotListening`] at once where there is none.
+    pub fn connect(socket: &Path, limit: Duration) -> Result<Self, ConnectError> {
+        let deadline = after(limit);
+        Self::greet(try_connect(socket, deadline)?, deadline, limit)
+    }
+
+    /// Connects as soon as the agent of a microVM that is starting listens. `alive` is asked
+    /// between two tries whether the microVM is still there to be waited for.
+    ///
+    /// # Errors
+    /// [`ConnectError::NeverListened`] after `limit`, [`ConnectError::Ended`] where `alive` says no.
+    pub fn wait_for(
+        socket: &Path,
+        limit: Duration,
+        alive: impl FnMut() -> bool,
+    ) -> Result<Self, ConnectError> {
+        let deadline = after(limit);
+        Self::greet(connect_until(socket, limit, alive)?, deadline, limit)
+    }
+
+    fn greet(stream: UnixStream, deadline: Instant, limit: Duration) -> Result<Self, ConnectError> {
+        let mut client = Self { stream, grace: GRACE };
+        let hello = Request::Hello { oldest: OLDEST_VERSION, newest: NEWEST_VERSION };
+        match client.exchange_until(&hello, deadline, limit).map_err(ConnectError::Hello)? {
+            Reply::Hello { version } if (OLDEST_VERSION..=NEWEST_VERSION).contains(&version) => {
+                Ok(client)
+            }
+            Reply::Refused(refusal) => Err(ConnectError::Version(refusal)),
+            _ => Err(ConnectError::Hello(client.unexpected())),
+        }
+    }
+
+    /// Sets what the guest gets on top of each time limit before it is given up.
+    pub fn set_grace(&mut self, grace: Duration) {
+        self.grace = grace;
+    }
+
+    /// Loads `function` in place of an earlier one. Returns what it printed meanwhile.
+    ///
+    /// # Errors
+    /// [`LoadError::Function`] where the function does not import.
+    pub fn load(
+        &mut self,
+        function: &Function,
+        options: &LoadOptions,
+    ) -> Result<String, LoadError> {
+        let copy = |(name, bytes): (&String, &Vec<u8>)| (name.clone(), Base64Bytes(bytes.clone()));
+        let request = Request::Load(Load {
+            name: function.name().to_owned(),
+            handler: function.handler().to_owned(),
+            files: function.files().iter().map(copy).collect(),
+            environment: options.environment.clone(),
+            memory_mib: options.memory_mib,
+            time_limit_ms: milliseconds(options.time_limit),
+        });
+        match self.exchange(&request, options.time_limit)? {
+            Reply::Loaded(loaded) => Ok(loaded.logs),
+            Reply::Failed(failed) => Err(LoadError::Function(failed)),
+            Reply::Refused(refusal) => Err(LoadError::Refused(refusal)),
+            _ => Err(LoadError::Exchange(self.unexpected())),
+        }
+    }
+
+    /// Sends one request and waits for the answer.
+    ///
+    /// # Errors
+    /// [`InvokeError::Function`] where the function fails, is too slow or answers too much;
+    /// [`InvokeError::Refused`] where no function is loaded or the clone has no identity.
+    pub fn invoke(&mut self, invocation: &Invocation) -> Result<Answer, InvokeError> {
+        let request = Request::Invoke(Invoke {
+            request_id: invocation.request_id.clone(),
+            event: invocation.event.clone(),
+            time_limit_ms: milliseconds(invocation.time_limit),
+        });
+        match self.exchange(&request, invocation.time_limit)? {
+            Reply::Answered(answered) if answered.request_id == invocation.request_id => {
+                Ok(Answer {
+                    json: Box::<str>::from(answered.answer).into(),
+                    duration: Duration::from_nanos(answered.duration_ns),
+                    logs: answered.logs,
+                })
+            }
+            Reply::Failed(failed) => Err(InvokeError::Function(failed)),
+            Reply::Refused(refusal) => Err(InvokeError::Refused(refusal)),
+            _ => Err(InvokeError::Exchange(self.unexpected())),
+        }
+    }
+
+    /// Gets the guest ready to be frozen, within `limit`: no request is let in any more, nothing is
+    /// in flight, file systems are written back. Ends the connection, and waits for the guest's end
+    /// of it, so that no snapshot holds half of one.
+    ///
+    /// # Errors
+    /// The guest stays closed to requests even then, until it is [identified](Self::identify).
+    pub fn prepare_freeze(mut self, limit: Duration) -> Result<(), PrepareFreezeError> {
+        match self.exchange(&Request::PrepareFreeze, limit)? {
+            Reply::ReadyToFreeze => Ok(self.wait_for_end(limit)?),
+            Reply::Failed(failed) => Err(PrepareFreezeError::Function(failed)),
+            Reply::Refused(refusal) => Err(PrepareFreezeError::Refused(refusal)),
+            _ => Err(PrepareFreezeError::Exchange(self.unexpected())),
+        }
+    }
+
+    /// Gives the clone its `identity` and the host's wall clock, within `limit`. From its
+    /// acknowledgement on, requests are let in.
+    ///
+    /// # Errors
+    /// The clone lets no request in then.
+    pub fn identify(&mut self, identity: &Identity, limit: Duration) -> Result<(), IdentifyError> {
+        let clock = SystemTime::UNIX_EPOCH.elapsed().map_err(|_| IdentifyError::Clock)?;
+        let request = Request::Identify(Identify {
+            generation: identity.generation,
+            instance_id: identity.instance_id.clone(),
+            wall_clock_ns: u64::try_from(clock.as_nanos()).map_err(|_| IdentifyError::Clock)?,
+            entropy: Base64Bytes(identity.entropy.to_vec()),
+        });
+        match self.exchange(&request, limit)? {
+            Reply::Identified => Ok(()),
+            Reply::Failed(failed) => Err(IdentifyError::Function(failed)),
+            Reply::Refused(refusal) => Err(IdentifyError::Refused(refusal)),
+            _ => Err(IdentifyError::Exchange(self.unexpected())),
+        }
+    }
+
+    /// Asks what the agent is doing.
+    ///
+    /// # Errors
+    /// Where no reply comes within the grace.
+    pub fn status(&mut self) -> Result<Status, StatusError> {
+        match self.exchange(&Request::Status, Duration::ZERO)? {
+            Reply::Status(status) => Ok(status),
+            _ => Err(StatusError::Exchange(self.unexpected())),
+        }
+    }
+
+    /// Powers the guest off, whatever its function is doing.
+    ///
+    /// # Errors
+    /// Where no reply comes within the grace.
+    pub fn shut_down(mut self) -> Result<(), ShutdownError> {
+        match self.exchange(&Request::Shutdown, Duration::ZERO)? {
+            Reply::ShuttingDown => Ok(()),
+            _ => Err(ShutdownError::Exchange(self.unexpected())),
+        }
+    }
+
+    /// Sends `request` and waits for its reply for `limit` and the grace.
+    fn exchange(&mut self, request: &Request, limit: Duration) -> Result<Reply, ExchangeError> {
+        let limit = limit.saturating_add(self.grace);
+        self.exchange_until(request, after(limit), limit)
+    }
+
+    fn exchange_until(
+        &mut self,
+        request: &Request,
+        deadline: Instant,
+        limit: Duration,
+    ) -> Result<Reply, ExchangeError> {
+        let mut timed = Timed::new(&self.stream, deadline);
+        let reply = send(&mut timed, request, MAX_REQUEST_LENGTH)
+            .map_err(|error| sending(error, limit))
+            .and_then(|()| {
+                receive(&mut timed, MAX_REPLY_LENGTH).map_err(|error| receiving(error, limit))
+            });
+        if reply.is_err() {
+            self.close();
+        }
+        reply
+    }
+
+    /// Closes the connection because of a reply that does not belong to the request.
+    fn unexpected(&mut self) -> ExchangeError {
+        self.close();
+        ExchangeError::Unexpected
+    }
+
+    /// A late reply must not be taken for that of the next request.
+    fn close(&mut self) {
+        // Fails where the peer has closed it.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    fn wait_for_end(&mut self, limit: Duration) -> Result<(), ExchangeError> {
+        let limit = limit.saturating_add(self.grace);
+        let mut timed = Timed::new(&self.stream, after(limit));
+        match receive::<Reply>(&mut timed, MAX_REPLY_LENGTH).map_err(|e| receiving(e, limit)) {
+            Err(ExchangeError::Closed) => Ok(()),
+            Err(error) => Err(error),
+            Ok(_) => Err(self.unexpected()),
+        }
+    }
+}
+
+/// Whole milliseconds, at least one: what is left of a limit may be less.
+fn milliseconds(limit: Duration) -> u64 {
+    u64::try_from(limit.as_millis()).unwrap_or(u64::MAX).max(1)
+}

@@ -1,0 +1,97 @@
+//! The way to the agent through the monitor's vsock socket.
+//!
+//! As Firecracker's: a client writes `CONNECT <port>\n`, reads `OK <number>\n`, and has the stream.
+//! The monitor closes the connection where nothing listens on the port.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use firn_agent::protocol::{AGENT_PORT, Timed};
+
+use super::errors::ConnectError;
+
+/// The first pause between two tries. Short: a thawed guest listens within a millisecond.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+
+/// The longest pause between two tries. Pauses double up to it.
+const LONGEST_PAUSE: Duration = Duration::from_millis(32);
+
+/// The longest answer to `CONNECT`: `OK`, a number of 10 digits and a line end fit.
+const LONGEST_GREETING: usize = 32;
+
+/// No wait is longer: far more than any time limit, and far from the end of the clock.
+const LONGEST_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The point in time `limit` from now.
+pub(super) fn after(limit: Duration) -> Instant {
+    Instant::now() + limit.min(LONGEST_WAIT)
+}
+
+/// Tries once.
+pub(super) fn try_connect(socket: &Path, deadline: Instant) -> Result<UnixStream, ConnectError> {
+    let named = |source: io::Error| match source.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+            ConnectError::Gone { socket: socket.to_owned(), source }
+        }
+        _ => ConnectError::Socket { socket: socket.to_owned(), source },
+    };
+    let stream = UnixStream::connect(socket).map_err(named)?;
+    let mut timed = Timed::new(&stream, deadline);
+    let greeting = timed
+        .write_all(format!("CONNECT {AGENT_PORT}\n").as_bytes())
+        .and_then(|()| read_line(&mut timed));
+    let closed = || ConnectError::NotListening { socket: socket.to_owned() };
+    let line = greeting.map_err(|error| match error.kind() {
+        io::ErrorKind::BrokenPipe
+        | io::ErrorKind::ConnectionReset
+        | io::ErrorKind::UnexpectedEof
+        | io::ErrorKind::TimedOut => closed(),
+        _ => named(error),
+    })?;
+    let accepted = line
+        .strip_prefix(b"OK ")
+        .is_some_and(|number| !number.is_empty() && number.iter().all(u8::is_ascii_digit));
+    if accepted { Ok(stream) } else { Err(ConnectError::NotAMonitor { socket: socket.to_owned() }) }
+}
+
+/// Tries until the agent listens, the `limit` is over, or `alive` says that the microVM has ended.
+pub(super) fn connect_until(
+    socket: &Path,
+    limit: Duration,
+    mut alive: impl FnMut() -> bool,
+) -> Result<UnixStream, ConnectError> {
+    let deadline = after(limit);
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let error = match try_connect(socket, deadline) {
+            Err(error @ (ConnectError::Gone { .. } | ConnectError::NotListening { .. })) => error,
+            done => return done,
+        };
+        if !alive() {
+            return Err(ConnectError::Ended { socket: socket.to_owned() });
+        }
+        if Instant::now() + pause >= deadline {
+            let source = Box::new(error);
+            return Err(ConnectError::NeverListened { socket: socket.to_owned(), limit, source });
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// Reads up to a line end, and no byte more: those belong to the agent.
+fn read_line(stream: &mut impl Read) -> io::Result<Vec<u8>> {
+    let mut line = Vec::new();
+    while line.len() < LONGEST_GREETING {
+        let mut byte = [0];
+        stream.read_exact(&mut byte)?;
+        if byte == [b'\n'] {
+            break;
+        }
+        line.extend(byte);
+    }
+    Ok(line)
+}

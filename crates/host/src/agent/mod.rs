@@ -1,0 +1,14 @@
+//! The client of the guest's agent.
+
+mod client;
+mod connect;
+mod errors;
+#[cfg(test)]
+mod tests;
+
+pub use client::{AgentClient, Answer, Invocation, LoadOptions};
+pub use errors::{
+    ConnectError, EventError, ExchangeError, IdentifyError, InvokeError, LoadError,
+    PrepareFreezeError, ShutdownError, StatusError,
+};
+pub use firn_agent::protocol::{Failed, FunctionError, Refusal, RefusalKind, Status};

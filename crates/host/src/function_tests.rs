@@ -1,0 +1,85 @@
+use std::os::unix::fs::symlink;
+
+use super::*;
+
+fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+    let folder = tempfile::Builder::new().prefix("function-").tempdir().unwrap();
+    for (name, contents) in files {
+        let path = folder.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, contents).unwrap();
+    }
+    folder
+}
+
+#[test]
+fn a_folder_with_handler_py_is_a_function() {
+    let made = folder(&[
+        ("handler.py", "h"),
+        ("lib/__init__.py", ""),
+        ("lib/part.py", "p"),
+        ("lib/__pycache__/part.pyc", "c"),
+        (".hidden", "x"),
+        ("data.json", "{}"),
+    ]);
+    let function = Function::from_path(made.path()).unwrap();
+    assert_eq!(function.handler(), "handler.handler");
+    assert_eq!(function.name(), made.path().file_name().unwrap().to_str().unwrap());
+    let names: Vec<_> = function.files().keys().map(String::as_str).collect();
+    assert_eq!(names, ["data.json", "handler.py", "lib/__init__.py", "lib/part.py"]);
+    assert_eq!(function.files()["lib/part.py"], b"p");
+}
+
+#[test]
+fn a_single_file_is_a_function() {
+    let made = folder(&[("resize.py", "r"), ("other.py", "o")]);
+    let function = Function::from_path(&made.path().join("resize.py")).unwrap();
+    assert_eq!((function.name(), function.handler()), ("resize", "resize.handler"));
+    assert_eq!(function.files().keys().collect::<Vec<_>>(), ["resize.py"]);
+}
+
+#[test]
+fn the_functions_of_this_repository_are_functions() {
+    let functions = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest/functions");
+    for name in ["hello", "json", "pyaes"] {
+        assert_eq!(Function::from_path(&functions.join(name)).unwrap().name(), name);
+    }
+}
+
+#[test]
+fn what_is_no_function_is_named_with_a_reason() {
+    let made = folder(&[("notes.txt", "n"), ("a.b.py", "x")]);
+    let path = made.path();
+    let error = |path: &Path| Function::from_path(path).unwrap_err();
+    assert!(matches!(error(&path.join("gone")), FunctionPathError::Missing { .. }));
+    assert!(matches!(error(&path.join("notes.txt")), FunctionPathError::NotPython { .. }));
+    assert!(matches!(error(&path.join("a.b.py")), FunctionPathError::Name { .. }));
+    assert!(matches!(error(path), FunctionPathError::NoHandler { .. }));
+    let text = error(path).to_string();
+    assert!(text.contains(path.to_str().unwrap()) && text.contains("handler.py"), "{text}");
+}
+
+#[test]
+fn what_cannot_be_sent_is_refused() {
+    let made = folder(&[("handler.py", "h")]);
+    symlink(made.path(), made.path().join("circle")).unwrap();
+    let error = Function::from_path(made.path()).unwrap_err();
+    assert!(matches!(error, FunctionPathError::NotPlain { .. }), "{error}");
+
+    let made = folder(&[("handler.py", "h")]);
+    rustix::fs::mkfifoat(rustix::fs::CWD, made.path().join("pipe"), 0o600.into()).unwrap();
+    let error = Function::from_path(made.path()).unwrap_err();
+    assert!(matches!(error, FunctionPathError::NotPlain { .. }), "{error}");
+}
+
+#[test]
+fn a_function_over_the_limit_is_refused_before_it_is_read() {
+    let made = folder(&[("handler.py", "h")]);
+    let large = fs::File::create(made.path().join("model.bin")).unwrap();
+    let limit = u64::try_from(MAX_FUNCTION_BYTES).unwrap();
+    large.set_len(limit).unwrap();
+    let error = Function::from_path(made.path()).unwrap_err();
+    assert!(matches!(error, FunctionPathError::TooLarge { .. }), "{error}");
+    large.set_len(limit - 1).unwrap();
+    assert_eq!(Function::from_path(made.path()).unwrap().files().len(), 2);
+}

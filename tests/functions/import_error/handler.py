@@ -1,0 +1,5 @@
+import no_such_module
+
+
+def handler(event, context):
+    return no_such_module

@@ -1,0 +1,6 @@
+def inner(event):
+    return event["missing"]
+
+
+def handler(event, context):
+    return inner({})
