@@ -1,0 +1,81 @@
+//! Formats the backing file of the emulated NVDIMM as devdax, so that L1 finds `/dev/dax0.0` without `ndctl`.
+//!
+//! The kernel recognises a namespace by a 4 KiB information block at offset 4096 (Linux `drivers/nvdimm/pfn.h`,
+//! `struct nd_pfn_sb`; checksum: `nd_fletcher64` in `drivers/nvdimm/core.c`).
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+const SIGNATURE: &[u8; 16] = b"NVDIMM_DAX_INFO\0";
+const BLOCK: usize = 4096;
+const BLOCK_OFFSET: u64 = 4096;
+const CHECKSUM: usize = BLOCK - 8;
+
+/// Alignment of the device, of its data and of the file's size, in bytes.
+pub(crate) const ALIGNMENT: u64 = 2 << 20;
+
+/// Whether `file` carries an intact information block.
+pub(crate) fn is_formatted(file: &File) -> std::io::Result<bool> {
+    let mut block = [0; BLOCK];
+    match file.read_exact_at(&mut block, BLOCK_OFFSET) {
+        Ok(()) => Ok(block.starts_with(SIGNATURE)
+            && block[CHECKSUM..] == fletcher64(&block[..CHECKSUM]).to_le_bytes()),
+        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Makes `file` a devdax namespace of `size` bytes. The first 2 MiB hold the block, the rest is the device.
+pub(crate) fn format(file: &File, size: u64, uuid: [u8; 16]) -> std::io::Result<()> {
+    file.set_len(size)?;
+    file.write_all_at(&info_block(size, uuid), BLOCK_OFFSET)
+}
+
+fn info_block(size: u64, uuid: [u8; 16]) -> [u8; BLOCK] {
+    const PARENT_UUID: [u8; 16] = [0; 16];
+    const FLAGS: u32 = 0;
+    const VERSION: [u16; 2] = [1, 4];
+    // The pages' descriptors live in RAM, not on the device.
+    const MODE_RAM: u32 = 1;
+    const START_PAD: u32 = 0;
+    const END_TRUNCATE: u32 = 0;
+    const ALIGN: u32 = 2 << 20;
+    const PAGE_SIZE: u32 = 4096;
+    const PAGE_STRUCT_SIZE: u16 = 64;
+
+    let pages = (size - ALIGNMENT) / u64::from(PAGE_SIZE);
+    let mut fields = Vec::with_capacity(BLOCK);
+    fields.extend(SIGNATURE);
+    fields.extend(uuid);
+    fields.extend(PARENT_UUID);
+    fields.extend(FLAGS.to_le_bytes());
+    fields.extend(VERSION.into_iter().flat_map(u16::to_le_bytes));
+    fields.extend(ALIGNMENT.to_le_bytes());
+    fields.extend(pages.to_le_bytes());
+    for field in [MODE_RAM, START_PAD, END_TRUNCATE, ALIGN, PAGE_SIZE] {
+        fields.extend(field.to_le_bytes());
+    }
+    fields.extend(PAGE_STRUCT_SIZE.to_le_bytes());
+
+    let mut block = [0; BLOCK];
+    block[..fields.len()].copy_from_slice(&fields);
+    let checksum = fletcher64(&block[..CHECKSUM]);
+    block[CHECKSUM..].copy_from_slice(&checksum.to_le_bytes());
+    block
+}
+
+/// The kernel's 64-bit Fletcher sum over little-endian 32-bit words of the block. Its last field, the checksum itself, counts
+/// as zero.
+fn fletcher64(bytes: &[u8]) -> u64 {
+    let (mut low, mut high) = (0_u32, 0_u64);
+    let words = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
+    for word in words.chain([0, 0]) {
+        low = low.wrapping_add(word);
+        high = high.wrapping_add(u64::from(low));
+    }
+    (high << 32) | u64::from(low)
+}
+
+#[cfg(test)]
+#[path = "devdax_tests.rs"]
+mod tests;

@@ -1,0 +1,128 @@
+//! The lab's side within L1: runs the caller's command and sends back what it writes and how it ends.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use thiserror::Error;
+
+use super::channel::{Kind, MAX_CONTENT, Sender};
+use super::request::{self, Request};
+
+const RESULTS: &str = "/out";
+
+/// The lab's side within L1 failed.
+#[derive(Debug, Error)]
+pub(crate) enum InitError {
+    /// The channel to the caller cannot be opened or written.
+    #[error(
+        "the lab's channel {path} failed; `firn lab init` works only within the lab, which runs it by itself"
+    )]
+    Channel {
+        /// The device.
+        path: String,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Serves one request: `payload` is the device with the request and its files, `channel` the port to the caller.
+pub(crate) fn init(payload: &Path, channel: &Path) -> Result<(), InitError> {
+    let failed = |source| InitError::Channel { path: channel.display().to_string(), source };
+    let port = OpenOptions::new().write(true).open(channel).map_err(failed)?;
+    let sender = Sender::new(port);
+    match serve(payload, &sender) {
+        Ok(code) => sender.send(Kind::Exit, &[code]).map_err(failed)?,
+        Err(error) => sender.send(Kind::Failure, error.to_string().as_bytes()).map_err(failed)?,
+    }
+    // The caller ends L1 as soon as the last frame has arrived; a port closed before that could lose it.
+    std::thread::sleep(Duration::from_secs(60));
+    Ok(())
+}
+
+fn serve(payload: &Path, sender: &Sender<File>) -> io::Result<u8> {
+    let request = request::unpack(File::open(payload)?, Path::new("/"))?;
+    sender.send(Kind::Ready, &[])?;
+    let code = run(&request, sender)?;
+    if request.results {
+        request::pack_results(Path::new(RESULTS), sender.writer(Kind::Results))?;
+    }
+    Ok(code)
+}
+
+fn run(request: &Request, sender: &Sender<File>) -> io::Result<u8> {
+    let Some((program, arguments)) = request.command.split_first() else {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the request names no command"));
+    };
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .env_clear()
+        .envs([
+            ("PATH", "/bin:/in"),
+            ("HOME", "/root"),
+            ("TMPDIR", "/scratch"),
+            ("FIRN_CACHE", "/cache"),
+            ("FIRN_LAB", "1"),
+        ])
+        .envs(request.environment.iter().map(|(name, value)| (name, value)))
+        .current_dir("/scratch")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        // The codes of a shell that cannot start a command.
+        Err(error) => {
+            sender.send(
+                Kind::Stderr,
+                format!("firn lab: {program} cannot be run in the lab: {error}\n").as_bytes(),
+            )?;
+            return Ok(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 });
+        }
+    };
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    std::thread::scope(|scope| {
+        let relays = [
+            scope.spawn(|| relay(stdout, Kind::Stdout, sender)),
+            scope.spawn(|| relay(stderr, Kind::Stderr, sender)),
+        ];
+        let status = child.wait()?;
+        // Processes that the command left behind hold its pipes open. Process group 1 is kill(2)'s "all but myself and init".
+        match kill_process_group(Pid::INIT, Signal::KILL) {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+            Err(error) => return Err(error.into()),
+        }
+        for relay in relays {
+            relay
+                .join()
+                .map_err(|_| io::Error::other("a relay of the command's output panicked"))??;
+        }
+        Ok(exit_code(status))
+    })
+}
+
+fn relay(pipe: Option<impl Read>, kind: Kind, sender: &Sender<File>) -> io::Result<()> {
+    let Some(mut pipe) = pipe else { return Ok(()) };
+    let mut buffer = vec![0; MAX_CONTENT];
+    loop {
+        match pipe.read(&mut buffer)? {
+            0 => return Ok(()),
+            length => sender.send(kind, &buffer[..length])?,
+        }
+    }
+}
+
+/// The code that a shell reports: the command's own, or 128 plus the number of the signal that ended it.
+fn exit_code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| Some(128 + status.signal()?));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
+}
+
+#[cfg(test)]
+#[path = "init_tests.rs"]
+mod tests;

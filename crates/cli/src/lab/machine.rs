@@ -1,0 +1,290 @@
+//! The lab's machine: its files and its QEMU process.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use rustix::io::FdFlags;
+use rustix::process::Signal;
+
+use super::devdax;
+use super::{LabError, RunArgs};
+
+/// What `firn lab build` made.
+pub(crate) struct Lab {
+    cache: PathBuf,
+}
+
+impl Lab {
+    /// The lab in `cache`, if it is built.
+    pub(crate) fn open(cache: PathBuf) -> Result<Self, LabError> {
+        let lab = Self { cache };
+        for part in ["lab/qemu", "lab/l1", "lab/scratch.ext4"] {
+            let missing = lab.cache.join(part);
+            if !missing.exists() {
+                return Err(LabError::NotBuilt { missing });
+            }
+        }
+        Ok(lab)
+    }
+
+    fn path(&self, part: &str) -> PathBuf {
+        self.cache.join("lab").join(part)
+    }
+
+    /// A file without a name: it is gone with the last process that has it open, however that process ends.
+    pub(crate) fn temporary(&self) -> io::Result<File> {
+        tempfile::tempfile_in(self.path(""))
+    }
+}
+
+/// The running machine. Dropped, it is killed.
+pub(crate) struct Machine {
+    qemu: Child,
+    console: File,
+}
+
+impl Machine {
+    /// Starts QEMU with `payload` as the disk that holds the request, and returns the stream that the lab's side within sends.
+    pub(crate) fn start(
+        lab: &Lab,
+        payload: &File,
+        arguments: &RunArgs,
+    ) -> Result<(Self, ChildStdout), LabError> {
+        let prepare = |what| move |source| LabError::Prepare { what, source };
+        let program = File::open("/proc/self/exe").map_err(prepare("firn's own program"))?;
+        let scratch = scratch_disk(lab).map_err(prepare("the scratch disk"))?;
+        let guest = match File::open(lab.path("guest.ext4")) {
+            Ok(disk) => Some(disk),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => {
+                return Err(LabError::Prepare { what: "the guest's files", source: error });
+            }
+        };
+        let (pmem, pmem_size) = pmem(lab, arguments)?;
+        let log = lab.temporary().map_err(prepare("the console's log"))?;
+        rustix::fs::fcntl_setfl(&log, rustix::fs::OFlags::APPEND)
+            .map_err(|error| prepare("the console's log")(error.into()))?;
+
+        let root = lab.path("qemu");
+        let libraries = ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"]
+            .map(|folder| root.join(folder).display().to_string());
+        let loader = root.join("lib/x86_64-linux-gnu/ld-linux-x86-64.so.2");
+        let mut command = Command::new(loader);
+        command
+            .arg("--library-path")
+            .arg(libraries.join(":"))
+            .arg(root.join("usr/bin/qemu-system-x86_64"));
+        command.env_clear().env("QEMU_MODULE_DIR", root.join("usr/lib/x86_64-linux-gnu/qemu"));
+        for folder in ["usr/share/qemu", "usr/share/seabios"] {
+            command.arg("-L").arg(root.join(folder));
+        }
+        let memory = arguments.memory;
+        let most = memory + pmem_size.div_ceil(1 << 20) + 1024;
+        command.args([
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-no-reboot",
+            "-accel",
+            "tcg,thread=multi",
+            "-cpu",
+            "max",
+        ]);
+        command.args([
+            "-smp",
+            &arguments.cpus.to_string(),
+            "-machine",
+            "q35,nvdimm=on",
+            "-m",
+            &format!("{memory}M,slots=2,maxmem={most}M"),
+        ]);
+        command
+            .arg("-kernel")
+            .arg(lab.path("l1/vmlinuz"))
+            .arg("-initrd")
+            .arg(lab.path("l1/initramfs.cpio"));
+        command.args([
+            "-append",
+            "console=ttyS0 quiet mitigations=off nokaslr panic=-1 tsc=reliable random.trust_cpu=on",
+        ]);
+        // The console and QEMU's own messages go into one log, the channel through QEMU's standard output.
+        command.args([
+            "-chardev",
+            "file,id=console,path=/proc/self/fd/2,append=on",
+            "-serial",
+            "chardev:console",
+        ]);
+        command.args(["-chardev", "stdio,id=channel,signal=off", "-device", "virtio-serial-pci"]);
+        command.args(["-device", "virtserialport,chardev=channel,nr=1"]);
+        command.args([
+            "-object",
+            "rng-random,id=rng,filename=/dev/urandom",
+            "-device",
+            "virtio-rng-pci,rng=rng",
+        ]);
+        // The order makes them /dev/vda, vdb and so on: `lab/init` relies on it.
+        for (disk, access) in [
+            (Some(&program), "on"),
+            (Some(payload), "on"),
+            (Some(&scratch), "off"),
+            (guest.as_ref(), "on"),
+        ] {
+            if let Some(disk) = disk {
+                let path = inherited(disk).map_err(prepare("a disk"))?;
+                command.args([
+                    "-drive",
+                    &format!("if=virtio,format=raw,cache=unsafe,readonly={access},file={path}"),
+                ]);
+            }
+        }
+        let path = inherited(&pmem).map_err(prepare("the persistent memory"))?;
+        command.args([
+            "-object",
+            &format!(
+                "memory-backend-file,id=pmem,share=on,align=2M,size={pmem_size},mem-path={path}"
+            ),
+        ]);
+        command.args(["-device", "nvdimm,id=nvdimm,memdev=pmem,unarmed=off"]);
+
+        let stderr = log.try_clone().map_err(prepare("the console's log"))?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr).process_group(0);
+        // SAFETY: between fork and exec the closure only makes one system call, which neither allocates nor locks.
+        unsafe {
+            // Not even a firn that is killed leaves its QEMU behind.
+            command.pre_exec(|| {
+                Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?)
+            });
+        }
+        let mut qemu = command.spawn().map_err(LabError::Start)?;
+        let Some(channel) = qemu.stdout.take() else {
+            return Err(LabError::Start(io::Error::other("its standard output is no pipe")));
+        };
+        Ok((Self { qemu, console: log }, channel))
+    }
+
+    fn stop(&mut self) -> io::Result<ExitStatus> {
+        self.qemu.kill()?;
+        self.qemu.wait()
+    }
+
+    /// How QEMU ended, for one whose channel has closed: it is ending, or is killed after a moment.
+    pub(crate) fn settle(&mut self) -> io::Result<ExitStatus> {
+        for _ in 0..20 {
+            if let Some(status) = self.qemu.try_wait()? {
+                return Ok(status);
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        self.stop()
+    }
+
+    /// The last lines of what the console and QEMU said.
+    pub(crate) fn last_words(&mut self) -> String {
+        const LINES: usize = 30;
+        let mut log = Vec::new();
+        if let Err(error) = self.console.rewind().and_then(|()| self.console.read_to_end(&mut log))
+        {
+            return format!("  (the console's log cannot be read: {error})");
+        }
+        let text = String::from_utf8_lossy(&log);
+        let lines: Vec<_> =
+            text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
+        lines[lines.len().saturating_sub(LINES)..]
+            .iter()
+            .map(|line| format!("  {line}"))
+            .collect::<Vec<_>>()
+            .join("\n")
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // An error here means that it has ended already.
+        let _ = self.stop();
+    }
+}
+
+/// Lets a child process inherit `file`, and returns the path by which the child opens it.
+fn inherited(file: &File) -> io::Result<String> {
+    rustix::io::fcntl_setfd(file.as_fd(), FdFlags::empty())?;
+    Ok(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// A fresh copy of the formatted scratch disk. Only what is written there is copied; the rest stays a hole.
+fn scratch_disk(lab: &Lab) -> io::Result<File> {
+    let mut template = File::open(lab.path("scratch.ext4"))?;
+    let mut disk = lab.temporary()?;
+    copy_sparse(&mut template, &mut disk)?;
+    Ok(disk)
+}
+
+/// Copies `from` to the empty file `to`, holes as holes.
+fn copy_sparse(from: &mut File, to: &mut File) -> io::Result<()> {
+    let size = from.metadata()?.len();
+    to.set_len(size)?;
+    let mut end = 0;
+    loop {
+        let start = match rustix::fs::seek(&*from, rustix::fs::SeekFrom::Data(end)) {
+            Ok(start) => start,
+            // No data after `end`.
+            Err(rustix::io::Errno::NXIO) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        end = rustix::fs::seek(&*from, rustix::fs::SeekFrom::Hole(start))?;
+        from.seek(SeekFrom::Start(start))?;
+        to.seek(SeekFrom::Start(start))?;
+        io::copy(&mut from.take(end - start), to)?;
+        to.flush()?;
+    }
+}
+
+/// The file behind `/dev/dax0.0` and its size in bytes.
+fn pmem(lab: &Lab, arguments: &RunArgs) -> Result<(File, u64), LabError> {
+    // The device is what follows the information block.
+    let size = (arguments.pmem_size << 20).next_multiple_of(devdax::ALIGNMENT) + devdax::ALIGNMENT;
+    let uuid = || uuid::Uuid::new_v4().into_bytes();
+    let Some(path) = &arguments.pmem else {
+        let prepare = |source| LabError::Prepare { what: "the persistent memory", source };
+        let file = lab.temporary().map_err(prepare)?;
+        devdax::format(&file, size, uuid()).map_err(prepare)?;
+        return Ok((file, size));
+    };
+    let failed = |source| LabError::Pmem { path: path.clone(), source };
+    match create_pmem(path, size, uuid()) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Ok(()) => {}
+        Err(error) => return Err(failed(error)),
+    }
+    let file = OpenOptions::new().read(true).write(true).open(path).map_err(failed)?;
+    let size = file.metadata().map_err(failed)?.len();
+    if !devdax::is_formatted(&file).map_err(failed)? {
+        return Err(LabError::PmemForeign { path: path.clone() });
+    }
+    if !size.is_multiple_of(devdax::ALIGNMENT) || size < 64 << 20 {
+        return Err(LabError::PmemSize { path: path.clone(), size });
+    }
+    Ok((file, size))
+}
+
+/// Creates a formatted file at `path` unless there is one. It gets its name when it is whole.
+fn create_pmem(path: &Path, size: u64, uuid: [u8; 16]) -> io::Result<()> {
+    if fs::exists(path)? {
+        return Err(io::ErrorKind::AlreadyExists.into());
+    }
+    let folder =
+        path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let file = tempfile::NamedTempFile::new_in(folder)?;
+    devdax::format(file.as_file(), size, uuid)?;
+    file.persist_noclobber(path)?;
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "machine_tests.rs"]
+mod tests;

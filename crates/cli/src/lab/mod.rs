@@ -1,0 +1,110 @@
+//! The lab: a Debian machine (L1) with real KVM and a real `/dev/dax0.0`, emulated in software by QEMU, on any x86-64 Linux.
+//!
+//! `firn lab build` makes it from Debian packages, in firn's cache, without root; `firn lab run` runs one command in it.
+//! Correctness and counts are true there; times are not.
+
+mod build;
+mod cache;
+mod channel;
+mod devdax;
+mod error;
+mod init;
+mod machine;
+mod request;
+mod run;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+pub(crate) use error::LabError;
+
+/// Commands of `firn lab`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum LabCommand {
+    /// Build the lab and the guest's files into firn's cache, from Debian packages (needs no root; keeps what is built)
+    Build,
+    /// Run a command in the lab and end with its exit code
+    #[command(after_help = "\
+In the lab:
+  /in, /out     the inputs; what is left in /out comes back with --out
+  /bin/firn     this firn, and busybox's commands
+  /cache        the guest's files (FIRN_CACHE), read-only
+  /scratch      an empty ext4 of 8 GiB (TMPDIR, and the working folder)
+  /dev/kvm, /dev/dax0.0
+
+Exit code: the command's own (128 + n if signal n ended it), 124 after --timeout, 125 if the lab itself failed.
+
+Examples:
+  firn lab run -- uname -r
+  firn lab run --in ./test-binary --timeout 600 -- /in/test-binary --test-threads=1
+  firn lab run --out results -- sh -c 'firn doctor --json > /out/doctor.json'")]
+    Run(RunArgs),
+    /// The lab's side within its machine; the lab runs it by itself
+    #[command(hide = true)]
+    Init {
+        /// The block device with the request.
+        payload: PathBuf,
+        /// The port to the caller.
+        channel: PathBuf,
+    },
+}
+
+/// Arguments of `firn lab run`.
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// Pass a file or folder into the lab, as /in/NAME
+    #[arg(long = "in", value_name = "PATH")]
+    pub(crate) inputs: Vec<PathBuf>,
+    /// Unpack what the command leaves in /out into this folder
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+    /// Memory of the lab's machine, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 4096, value_parser = clap::value_parser!(u64).range(512..=65536))]
+    pub(crate) memory: u64,
+    /// Processors of the lab's machine
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub(crate) cpus: u8,
+    /// Stop the command after so many seconds, counted from the start of the lab
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub(crate) timeout: Option<u64>,
+    /// Set a variable in the command's environment
+    #[arg(long = "env", value_name = "K=V", value_parser = variable)]
+    pub(crate) environment: Vec<(String, String)>,
+    /// Keep the persistent memory (/dev/dax0.0) in this file across runs; created if absent
+    #[arg(long, value_name = "FILE")]
+    pub(crate) pmem: Option<PathBuf>,
+    /// Size of /dev/dax0.0, in MiB, where it is created
+    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(64..=1_048_576))]
+    pub(crate) pmem_size: u64,
+    /// Print one JSON object with exit code, output and error output when the command has ended
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub(crate) command: Vec<String>,
+}
+
+fn variable(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("expected NAME=VALUE".to_owned()),
+    }
+}
+
+/// Carries out a command of `firn lab`.
+///
+/// # Errors
+///
+/// The lab itself failed, or the run was stopped; see [`LabError::exit_code`].
+pub(crate) fn run(command: LabCommand) -> Result<ExitCode, LabError> {
+    match command {
+        LabCommand::Build => build::build().map(|()| ExitCode::SUCCESS),
+        LabCommand::Run(arguments) => run::run(&arguments).map(ExitCode::from),
+        LabCommand::Init { payload, channel } => {
+            init::init(&payload, &channel)?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
