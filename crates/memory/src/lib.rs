@@ -1,1 +1,57 @@
-//! Under construction.
+//! Restore plans: the planners that make them and the executor that carries them out.
+//!
+//! A restore answers one question: where does each page of guest memory come from, when, and who may share
+//! it? The answer is a [`Plan`]: segments that tile guest memory exactly once, the layers (mmaps) that
+//! realise them, and a schedule of what else is done. A [`Planner`](planners::Planner) makes it of a snapshot
+//! and what is known of the host; [`execute`] checks it and carries it out, and the result is the
+//! [`GuestMemory`] that a microVM runs on. What differs between the restore systems of the papers is then a
+//! planner each.
+//!
+//! Nothing here needs KVM: a plan can be executed in any process, and [`compare`](compare::compare)d page by
+//! page with the image.
+//!
+//! ```
+//! use firn_memory::planners::{ImageFacts, PlanInput, parse};
+//! use firn_memory::{HostFacts, Sources, compare::compare, execute};
+//! use firn_snapshot::{MemoryLayout, PageSet};
+//!
+//! let image = tempfile::tempfile()?;
+//! let layout = MemoryLayout::for_size(64 << 20)?;
+//! image.set_len(layout.total_bytes())?;
+//! let zero_map = PageSet::new(layout.pages());
+//!
+//! let planner = parse("firecracker:readahead=off")?;
+//! let host = HostFacts::read()?;
+//! let facts = ImageFacts::of(&image)?;
+//! let plan = planner.plan(&PlanInput { layout: &layout, image: facts, zero_map: &zero_map, host: &host })?;
+//! let executed = execute(&plan, &Sources { image: &image })?;
+//! assert!(compare(&executed.memory, &image, &zero_map)?.is_equal());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+pub mod compare;
+mod executor;
+mod guest_memory;
+mod host_facts;
+mod map;
+mod num;
+pub mod page_cache;
+mod plan;
+pub mod planners;
+mod process;
+mod range_set;
+#[cfg(test)]
+mod testing;
+
+pub use executor::{
+    AfterResume, ExecuteError, ExecuteReport, Executed, Sources, StepError, StepReport, execute,
+};
+pub use guest_memory::{
+    AnonymousError, DiscardError, GuestMemory, GuestPages, MemoryUsage, Slot, UsageError, ViewError,
+};
+pub use host_facts::{HostFacts, HostFactsError};
+pub use plan::{
+    Advice, GuestRange, ImageRange, Integrity, Layer, Leaf, Plan, PlanError, PlanSummary,
+    PlanTable, Segment, Sharing, Source, Step, When, Work,
+};
+pub use process::{ProcessCounters, ProcessCountersError};

@@ -1,0 +1,117 @@
+//! Comparing guest memory with the image, page by page.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use firn_snapshot::{PAGE_SIZE, PageSet};
+use serde::Serialize;
+use thiserror::Error;
+use vm_memory::{Bytes, GuestAddress};
+
+use crate::guest_memory::GuestMemory;
+use crate::num::usize_of;
+
+/// Pages read at once.
+const PAGES_AT_ONCE: u64 = 256;
+/// Most differing pages that a report names.
+const MOST_NAMED: usize = 16;
+
+/// How guest memory differs from the image.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CompareReport {
+    /// Pages compared: all of guest memory.
+    pub pages: u64,
+    /// Pages that differ.
+    pub differing: u64,
+    /// The first of them (guest-physical address / 4096), at most 16.
+    pub first_differing: Vec<u64>,
+}
+
+impl CompareReport {
+    /// Whether no page differs.
+    pub fn is_equal(&self) -> bool {
+        self.differing == 0
+    }
+}
+
+/// Why the comparison could not be made.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum CompareError {
+    /// The zero map is for another size of guest memory.
+    #[error("the zero map is for {zero_map} pages, guest memory has {memory}")]
+    OtherSize {
+        /// Pages that the zero map is for.
+        zero_map: u64,
+        /// Pages of guest memory.
+        memory: u64,
+    },
+    /// The image could not be read.
+    #[error("cannot read the image at {offset:#x}")]
+    Image {
+        /// The offset in bytes.
+        offset: u64,
+        /// What the kernel said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Guest memory could not be read.
+    #[error("cannot read guest memory at {guest_addr:#x}")]
+    Memory {
+        /// The guest-physical address.
+        guest_addr: u64,
+        /// What vm-memory said.
+        #[source]
+        source: vm_memory::GuestMemoryError,
+    },
+}
+
+/// Compares every page of guest memory with what the snapshot says it is: zeros where the zero map says so,
+/// else the image's bytes. It reads, and so maps, all of guest memory; it takes no KVM. Only meaningful while
+/// no guest runs.
+///
+/// # Errors
+///
+/// [`CompareError`] when something cannot be read. A page that differs is no error, but in the report.
+pub fn compare(
+    memory: &GuestMemory,
+    image: &File,
+    zero_map: &PageSet,
+) -> Result<CompareReport, CompareError> {
+    let mut report = CompareReport { pages: memory.layout().pages(), ..CompareReport::default() };
+    if zero_map.pages() != report.pages {
+        return Err(CompareError::OtherSize { zero_map: zero_map.pages(), memory: report.pages });
+    }
+    let view = memory.vm_memory();
+    let bytes_at_once = usize_of(PAGES_AT_ONCE * PAGE_SIZE);
+    let (mut is, mut should_be) = (vec![0; bytes_at_once], vec![0; bytes_at_once]);
+    for region in memory.layout().regions() {
+        let mut inside = 0;
+        while inside < region.len {
+            let bytes = usize_of((region.len - inside).min(PAGES_AT_ONCE * PAGE_SIZE));
+            let (is, should_be) = (&mut is[..bytes], &mut should_be[..bytes]);
+            let (guest_addr, offset) = (region.guest_addr + inside, region.image_offset + inside);
+            view.read_slice(is, GuestAddress(guest_addr))
+                .map_err(|source| CompareError::Memory { guest_addr, source })?;
+            image
+                .read_exact_at(should_be, offset)
+                .map_err(|source| CompareError::Image { offset, source })?;
+            let page_bytes = usize_of(PAGE_SIZE);
+            let pairs = is.chunks(page_bytes).zip(should_be.chunks_mut(page_bytes));
+            for (page, (is, should_be)) in (0..).zip(pairs) {
+                if zero_map.get(offset / PAGE_SIZE + page) {
+                    should_be.fill(0);
+                }
+                if is == should_be {
+                    continue;
+                }
+                report.differing += 1;
+                if report.first_differing.len() < MOST_NAMED {
+                    report.first_differing.push(guest_addr / PAGE_SIZE + page);
+                }
+            }
+            inside += bytes as u64;
+        }
+    }
+    Ok(report)
+}

@@ -1,0 +1,219 @@
+//! The executor: carries out a plan.
+
+mod schedule;
+
+pub use schedule::{AfterResume, StepError, StepReport};
+
+use std::fs::File;
+use std::time::Instant;
+
+use firn_snapshot::MemoryLayout;
+use serde::Serialize;
+use thiserror::Error;
+
+use crate::guest_memory::{GuestMemory, Reservation, ViewError};
+use crate::plan::{Advice, GuestRange, Layer, Leaf, Plan, PlanError, Source, When};
+
+/// What a plan's sources are, on this host.
+#[derive(Clone, Copy, Debug)]
+pub struct Sources<'a> {
+    /// The image: a regular file, open for reading. A preload moves its file position.
+    pub image: &'a File,
+}
+
+/// A plan carried out, up to the resume.
+#[derive(Debug)]
+pub struct Executed {
+    /// Guest memory, ready for the guest.
+    pub memory: GuestMemory,
+    /// The steps that are to run while the guest does.
+    pub after_resume: AfterResume,
+    /// What it took.
+    pub report: ExecuteReport,
+}
+
+/// What executing a plan took. Times are in nanoseconds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ExecuteReport {
+    /// Checking the plan and its sources.
+    pub validate_ns: u64,
+    /// Reserving address space.
+    pub reserve_ns: u64,
+    /// Applying the layers.
+    pub map_ns: u64,
+    /// The steps before the resume.
+    pub schedule_ns: u64,
+    /// All of it.
+    pub total_ns: u64,
+    /// Number of mmaps, the reservation included.
+    pub mmaps: u64,
+    /// Number of madvises of the layers.
+    pub madvises: u64,
+    /// Bytes of the image that steps before the resume read into the page cache.
+    pub preloaded_bytes: u64,
+    /// The steps before the resume, in order.
+    pub steps: Vec<StepReport>,
+}
+
+/// Why a plan was not carried out. Nothing stays mapped.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ExecuteError {
+    /// The plan is wrong.
+    #[error("the plan of {planner} is refused")]
+    Plan {
+        /// The planner that made it.
+        planner: String,
+        /// What is wrong with it.
+        #[source]
+        source: PlanError,
+    },
+    /// The image cannot be looked at, or kept open.
+    #[error("cannot examine or duplicate the image's descriptor")]
+    Image(#[source] std::io::Error),
+    /// The image is shorter than guest memory: reading its end would kill this process.
+    #[error(
+        "the image has {len} bytes, guest memory {expected}: the snapshot is truncated or another's"
+    )]
+    ImageTooShort {
+        /// Bytes it has.
+        len: u64,
+        /// Bytes of guest memory.
+        expected: u64,
+    },
+    /// No address space.
+    #[error("cannot reserve {bytes} bytes of address space for guest memory")]
+    Reserve {
+        /// Bytes asked for.
+        bytes: u64,
+        /// What the kernel said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A layer could not be mapped.
+    #[error("cannot map layer {index}, {layer_source} at guest memory {guest}")]
+    Layer {
+        /// Its index in the plan.
+        index: usize,
+        /// Where it is mapped.
+        guest: GuestRange,
+        /// What is mapped.
+        layer_source: Source,
+        /// What the kernel said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A step before the resume failed.
+    #[error("step {index} of the schedule failed")]
+    Step {
+        /// Its index in the schedule.
+        index: usize,
+        /// Why.
+        #[source]
+        source: StepError,
+    },
+    /// vm-memory refuses the regions.
+    #[error("guest memory cannot be handed to vm-memory")]
+    View(#[source] ViewError),
+}
+
+/// Carries out a plan up to the resume: checks it, reserves address space, applies its layers in order and
+/// runs the steps of its schedule that come before the resume.
+///
+/// Host and guest addresses are congruent modulo 2 MiB, and modulo the plan's largest leaf. An index is only
+/// ever built by `MADV_POPULATE_READ`: populating a private mapping for writing would copy every page.
+///
+/// # Errors
+///
+/// [`ExecuteError`]; whatever was mapped is unmapped again.
+pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteError> {
+    let begun = Instant::now();
+    let mut report = ExecuteReport::default();
+
+    plan.validate()
+        .map_err(|source| ExecuteError::Plan { planner: plan.planner.clone(), source })?;
+    check_image(&plan.layout, sources.image)?;
+    report.validate_ns = ns_since(begun);
+
+    let part = Instant::now();
+    let leaf = plan.segments.iter().map(|s| s.leaf).max().unwrap_or(Leaf::Size4K);
+    let reservation = Reservation::new(&plan.layout, leaf).map_err(|e| ExecuteError::Reserve {
+        bytes: plan.layout.total_bytes(),
+        source: e.into(),
+    })?;
+    report.mmaps += 1;
+    report.reserve_ns = ns_since(part);
+
+    let part = Instant::now();
+    for (index, layer) in plan.layers.iter().enumerate() {
+        apply(&reservation, layer, sources, &mut report).map_err(|e| ExecuteError::Layer {
+            index,
+            guest: layer.guest,
+            layer_source: layer.source,
+            source: e.into(),
+        })?;
+    }
+    let zero = plan.segments.iter().filter(|s| s.source == Source::Zero);
+    let anonymous = zero.map(|s| s.guest.start..s.guest.end()).collect();
+    let image = Some(sources.image.try_clone().map_err(ExecuteError::Image)?);
+    let memory =
+        reservation.finish(plan.layout.clone(), image, anonymous).map_err(ExecuteError::View)?;
+    report.map_ns = ns_since(part);
+
+    let part = Instant::now();
+    let (before, after): (Vec<_>, Vec<_>) =
+        plan.schedule.iter().copied().partition(|step| step.when == When::BeforeResume);
+    for (index, step) in before.into_iter().enumerate() {
+        let done = schedule::run(step, &memory, sources.image)
+            .map_err(|source| ExecuteError::Step { index, source })?;
+        report.preloaded_bytes += done.preloaded_bytes;
+        report.steps.push(done);
+    }
+    report.schedule_ns = ns_since(part);
+
+    let after_resume = AfterResume::new(after, sources.image).map_err(ExecuteError::Image)?;
+    report.total_ns = ns_since(begun);
+    Ok(Executed { memory, after_resume, report })
+}
+
+fn check_image(layout: &MemoryLayout, image: &File) -> Result<(), ExecuteError> {
+    let len = image.metadata().map_err(ExecuteError::Image)?.len();
+    let expected = layout.total_bytes();
+    if len < expected {
+        return Err(ExecuteError::ImageTooShort { len, expected });
+    }
+    Ok(())
+}
+
+fn apply(
+    reservation: &Reservation,
+    layer: &Layer,
+    sources: &Sources<'_>,
+    report: &mut ExecuteReport,
+) -> rustix::io::Result<()> {
+    let mapping = &reservation.mapping;
+    let addr = reservation.host_addr(layer.guest.start).ok_or(rustix::io::Errno::INVAL)?;
+    match layer.source {
+        Source::Zero => mapping.map_zero(addr, layer.guest.len)?,
+        Source::Image { offset } => {
+            mapping.map_private(addr, layer.guest.len, sources.image, offset)?;
+        }
+    }
+    report.mmaps += 1;
+    match layer.advice {
+        Advice::Normal => {}
+        Advice::Random => {
+            mapping.advise_random(addr, layer.guest.len)?;
+            report.madvises += 1;
+        }
+    }
+    Ok(())
+}
+
+/// Nanoseconds since `begun`.
+fn ns_since(begun: Instant) -> u64 {
+    u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,99 @@
+//! The steps of a schedule.
+
+use std::fs::File;
+use std::io;
+use std::time::Instant;
+
+use serde::Serialize;
+use thiserror::Error;
+
+use super::ns_since;
+use crate::guest_memory::GuestMemory;
+use crate::page_cache;
+use crate::plan::{GuestRange, ImageRange, Step, Work};
+
+/// What a step took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct StepReport {
+    /// The step.
+    pub step: Step,
+    /// Nanoseconds.
+    pub ns: u64,
+    /// Bytes read into the page cache.
+    pub preloaded_bytes: u64,
+    /// Bytes of guest memory that were mapped for reading.
+    pub indexed_bytes: u64,
+}
+
+/// Why a step failed.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum StepError {
+    /// The image could not be read.
+    #[error("cannot preload {range} of the image")]
+    Preload {
+        /// What was to be read.
+        range: ImageRange,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// The index could not be built.
+    #[error("cannot build the index of guest memory {range}")]
+    Index {
+        /// What was to be mapped.
+        range: GuestRange,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The steps that are to run while the guest does, in order. It holds the image open by itself and can be
+/// sent to another thread.
+#[derive(Debug)]
+pub struct AfterResume {
+    steps: Vec<Step>,
+    /// There is one when there are steps: a start without any pays for no descriptor.
+    image: Option<File>,
+}
+
+impl AfterResume {
+    pub(super) fn new(steps: Vec<Step>, image: &File) -> io::Result<Self> {
+        let image = if steps.is_empty() { None } else { Some(image.try_clone()?) };
+        Ok(Self { steps, image })
+    }
+
+    /// The steps, in order.
+    pub fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
+    /// Runs the steps and returns what each took.
+    ///
+    /// # Errors
+    ///
+    /// The first step that fails ends it, with [`StepError`]. The guest is not harmed: these steps only
+    /// bring forward what it would wait for.
+    pub fn run(self, memory: &GuestMemory) -> Result<Vec<StepReport>, StepError> {
+        let Some(image) = self.image else { return Ok(Vec::new()) };
+        self.steps.into_iter().map(|step| run(step, memory, &image)).collect()
+    }
+}
+
+/// Runs one step of a plan that was validated.
+pub(super) fn run(step: Step, memory: &GuestMemory, image: &File) -> Result<StepReport, StepError> {
+    let begun = Instant::now();
+    let (mut preloaded_bytes, mut indexed_bytes) = (0, 0);
+    match step.work {
+        Work::Preload { image: range } => {
+            preloaded_bytes = page_cache::preload(image, range.offset..range.offset + range.len)
+                .map_err(|source| StepError::Preload { range, source })?;
+        }
+        Work::Index { guest: range } => {
+            memory.build_index(range).map_err(|e| StepError::Index { range, source: e.into() })?;
+            indexed_bytes = range.len;
+        }
+    }
+    Ok(StepReport { step, ns: ns_since(begun), preloaded_bytes, indexed_bytes })
+}

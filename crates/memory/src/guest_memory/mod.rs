@@ -1,0 +1,220 @@
+//! The memory of one guest, mapped into this process.
+
+mod discard;
+mod pages;
+mod usage;
+
+pub use discard::DiscardError;
+pub use pages::GuestPages;
+pub use usage::{MemoryUsage, UsageError};
+
+use std::error::Error as StdError;
+use std::fs::File;
+use std::sync::{Arc, Mutex};
+
+use firn_snapshot::MemoryLayout;
+use rustix::io::Errno;
+use thiserror::Error;
+use vm_memory::mmap::MmapRegion;
+use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionCollectionError, GuestRegionMmap};
+
+use crate::map::Mapping;
+use crate::plan::{GuestRange, Leaf};
+use crate::range_set::RangeSet;
+
+/// One range of guest memory as KVM wants it for a memory slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// First guest-physical address, in bytes.
+    pub guest_addr: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// Where it is mapped in this process: congruent to `guest_addr` modulo 2 MiB, so that huge leaves fit.
+    pub host_addr: u64,
+}
+
+/// Why memory for a cold boot could not be had.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum AnonymousError {
+    /// No address space.
+    #[error("cannot reserve {bytes} bytes of address space for guest memory")]
+    Reserve {
+        /// Bytes asked for.
+        bytes: u64,
+        /// What the kernel said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A region could not be mapped.
+    #[error("cannot map {len} bytes of anonymous memory at guest address {guest_addr:#x}")]
+    Map {
+        /// First byte of the region.
+        guest_addr: u64,
+        /// Its length in bytes.
+        len: u64,
+        /// What the kernel said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// vm-memory refuses the regions.
+    #[error("guest memory cannot be handed to vm-memory")]
+    View(#[source] ViewError),
+}
+
+/// What vm-memory said to the regions of guest memory.
+pub type ViewError = Box<dyn StdError + Send + Sync>;
+
+/// The memory of one guest, mapped into this process until it is dropped.
+///
+/// Every region of the layout lies in one reservation of address space, with pages without access around
+/// it. All methods may be called from any thread, also while vCPUs run.
+///
+/// Views handed out by [`vm_memory`](Self::vm_memory) have to be dropped first. If one is still alive when
+/// this value is dropped, the mapping is kept until the process ends: a view never dangles.
+#[derive(Debug)]
+pub struct GuestMemory {
+    layout: MemoryLayout,
+    slots: Vec<Slot>,
+    view: GuestMemoryMmap,
+    regions: Vec<Arc<MmapRegion>>,
+    mapping: Mapping,
+    /// The image, where some of the memory is mapped from it.
+    image: Option<File>,
+    /// Guest addresses that are anonymous memory; everything else is mapped from the image, at
+    /// its own place.
+    anonymous: Mutex<RangeSet>,
+    /// The most ranges that `anonymous` may have.
+    most_ranges: usize,
+}
+
+/// Address space for a guest, with nothing mapped in it yet.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    pub(crate) mapping: Mapping,
+    slots: Vec<Slot>,
+}
+
+impl Reservation {
+    /// Reserves room for every region of a layout, where host and guest addresses are congruent modulo
+    /// `align`, and at least modulo 2 MiB.
+    pub(crate) fn new(layout: &MemoryLayout, align: Leaf) -> Result<Self, Errno> {
+        let align = align.max(Leaf::Size2M).bytes();
+        let mut end = 0u64;
+        let mut offsets = Vec::new();
+        for region in layout.regions() {
+            // The next offset that is congruent to the region's address, and leaves a gap.
+            let offset = end.next_multiple_of(align) + region.guest_addr % align;
+            end = offset.checked_add(region.len + align).ok_or(Errno::NOMEM)?;
+            offsets.push(offset);
+        }
+        let mapping = Mapping::reserve(end, align)?;
+        let slots = layout.regions().zip(offsets).map(|(region, offset)| Slot {
+            guest_addr: region.guest_addr,
+            len: region.len,
+            host_addr: mapping.base() + offset,
+        });
+        let slots = slots.collect();
+        Ok(Self { mapping, slots })
+    }
+
+    /// Where `guest_addr` is mapped; `None` where the guest has no memory.
+    pub(crate) fn host_addr(&self, guest_addr: u64) -> Option<u64> {
+        host_addr(&self.slots, guest_addr)
+    }
+
+    /// Guest memory over what has been mapped: anonymous memory at these guest addresses, the image elsewhere.
+    pub(crate) fn finish(
+        self,
+        layout: MemoryLayout,
+        image: Option<File>,
+        anonymous: RangeSet,
+    ) -> Result<GuestMemory, ViewError> {
+        let Self { mapping, slots } = self;
+        let mut regions = Vec::with_capacity(slots.len());
+        let mut views = Vec::with_capacity(slots.len());
+        for slot in &slots {
+            let region = Arc::new(mapping.region(slot.host_addr, slot.len)?);
+            let view = GuestRegionMmap::with_arc(region.clone(), GuestAddress(slot.guest_addr));
+            views.push(view.ok_or(GuestRegionCollectionError::MemoryRegionOverlap)?);
+            regions.push(region);
+        }
+        let most_ranges = anonymous.len() + discard::MOST_NEW_RANGES;
+        Ok(GuestMemory {
+            layout,
+            slots,
+            view: GuestMemoryMmap::from_regions(views)?,
+            regions,
+            mapping,
+            image,
+            anonymous: Mutex::new(anonymous),
+            most_ranges,
+        })
+    }
+}
+
+fn host_addr(slots: &[Slot], guest_addr: u64) -> Option<u64> {
+    let slot = slots.iter().rev().find(|slot| slot.guest_addr <= guest_addr)?;
+    let inside = guest_addr - slot.guest_addr;
+    (inside < slot.len).then_some(slot.host_addr + inside)
+}
+
+impl GuestMemory {
+    /// Memory for a cold boot: private anonymous memory, all zeros, of which only what the guest touches
+    /// costs DRAM. Transparent huge pages are left to the host's setting.
+    ///
+    /// # Errors
+    ///
+    /// [`AnonymousError`] when the kernel refuses the address space or a mapping.
+    pub fn anonymous(layout: MemoryLayout) -> Result<Self, AnonymousError> {
+        let reservation = Reservation::new(&layout, Leaf::Size2M).map_err(|e| {
+            AnonymousError::Reserve { bytes: layout.total_bytes(), source: e.into() }
+        })?;
+        for slot in &reservation.slots {
+            let mapped = reservation.mapping.map_zero(slot.host_addr, slot.len);
+            mapped.map_err(|e| AnonymousError::Map {
+                guest_addr: slot.guest_addr,
+                len: slot.len,
+                source: e.into(),
+            })?;
+        }
+        let all = layout.regions().map(|region| region.guest_range()).collect();
+        reservation.finish(layout, None, all).map_err(AnonymousError::View)
+    }
+
+    /// The guest-physical regions.
+    pub fn layout(&self) -> &MemoryLayout {
+        &self.layout
+    }
+
+    /// The ranges to make KVM memory slots of: one for each region, in ascending order.
+    pub fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    /// vm-memory's view of guest memory, for devices and boot code. Clones are cheap. See the type for how
+    /// long it may live.
+    pub fn vm_memory(&self) -> GuestMemoryMmap {
+        self.view.clone()
+    }
+
+    /// Maps every page of a range within one region for reading, without copying any.
+    pub(crate) fn build_index(&self, range: GuestRange) -> Result<(), Errno> {
+        let addr = host_addr(&self.slots, range.start).ok_or(Errno::INVAL)?;
+        self.mapping.populate_read(addr, range.len)
+    }
+}
+
+impl Drop for GuestMemory {
+    fn drop(&mut self) {
+        self.view = GuestMemoryMmap::new();
+        for region in self.regions.drain(..) {
+            if Arc::into_inner(region).is_none() {
+                self.mapping.keep();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

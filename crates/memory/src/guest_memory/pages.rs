@@ -1,0 +1,122 @@
+//! Guest memory as a freeze reads it.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::PoisonError;
+
+use firn_snapshot::{Chunk, MemoryLayout, PAGE_SIZE, PageSource};
+use vm_memory::{Bytes, GuestAddress};
+
+use super::{GuestMemory, host_addr};
+use crate::num::usize_of;
+use crate::page_cache::for_each_stored;
+
+const PAGEMAP: &str = "/proc/self/pagemap";
+/// Bytes of one entry of pagemap.
+const ENTRY: usize = 8;
+/// Bits 62 and 63 of an entry: the page is swapped out, or present.
+const TOUCHED: u64 = 3 << 62;
+
+/// The pages of a paused guest, for [`Writer`](firn_snapshot::Writer).
+///
+/// A page that is in no page table holds what it was mapped from: zeros, or what the image stores. These are
+/// told apart by /proc/self/pagemap (Linux, admin-guide/mm/pagemap), and not touched: reading all of guest memory
+/// costs the guest no DRAM.
+#[derive(Debug)]
+pub struct GuestPages<'a> {
+    memory: &'a GuestMemory,
+    pagemap: File,
+}
+
+impl GuestMemory {
+    /// The pages of this memory, to be frozen. The guest must not run while they are read.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel said to opening /proc/self/pagemap.
+    pub fn pages(&self) -> io::Result<GuestPages<'_>> {
+        Ok(GuestPages { memory: self, pagemap: File::open(PAGEMAP)? })
+    }
+}
+
+impl PageSource for GuestPages<'_> {
+    fn layout(&self) -> &MemoryLayout {
+        &self.memory.layout
+    }
+
+    fn chunk<'a>(&'a mut self, image_offset: u64, buf: &'a mut [u8]) -> io::Result<Chunk<'a>> {
+        buf.fill(0);
+        let chunk = image_offset..image_offset + buf.len() as u64;
+        let mut filled = false;
+        for region in self.memory.layout.regions() {
+            let part = region.image_range();
+            let part = part.start.max(chunk.start)..part.end.min(chunk.end);
+            if part.is_empty() {
+                continue;
+            }
+            let inside = part.start - chunk.start;
+            let buf = &mut buf[usize_of(inside)..usize_of(part.end - chunk.start)];
+            let guest_addr = region.guest_addr + (part.start - region.image_offset);
+            filled |= self.read(guest_addr, part.start, buf)?;
+        }
+        Ok(if filled { Chunk::Bytes(buf) } else { Chunk::Zero })
+    }
+}
+
+impl GuestPages<'_> {
+    /// Reads whole pages within one region into a buffer of zeros; `false` when it wrote nothing to it.
+    fn read(&self, guest_addr: u64, image_offset: u64, buf: &mut [u8]) -> io::Result<bool> {
+        let touched = self.touched(guest_addr, buf.len() as u64)?;
+        let mut filled = false;
+        let mut page = 0;
+        for run in touched.chunk_by(|a, b| a == b) {
+            let at = page * PAGE_SIZE;
+            page += run.len() as u64;
+            let buf = &mut buf[usize_of(at)..usize_of(page * PAGE_SIZE)];
+            if run[0] {
+                let memory = &self.memory.view;
+                memory.read_slice(buf, GuestAddress(guest_addr + at)).map_err(io::Error::other)?;
+                filled = true;
+            } else {
+                filled |= self.read_untouched(guest_addr + at, image_offset + at, buf)?;
+            }
+        }
+        Ok(filled)
+    }
+
+    /// For each page, whether this process has it in its page tables or in swap.
+    fn touched(&self, guest_addr: u64, len: u64) -> io::Result<Vec<bool>> {
+        let addr = host_addr(&self.memory.slots, guest_addr).ok_or(io::ErrorKind::InvalidInput)?;
+        let mut entries = vec![0; usize_of(len / PAGE_SIZE) * ENTRY];
+        self.pagemap.read_exact_at(&mut entries, addr / PAGE_SIZE * ENTRY as u64)?;
+        let (entries, _) = entries.as_chunks::<ENTRY>();
+        Ok(entries.iter().map(|entry| u64::from_ne_bytes(*entry) & TOUCHED != 0).collect())
+    }
+
+    /// Reads pages that are as they were mapped into a buffer of zeros; `false` when all are zeros.
+    fn read_untouched(&self, guest_addr: u64, offset: u64, buf: &mut [u8]) -> io::Result<bool> {
+        let Some(image) = &self.memory.image else { return Ok(false) };
+        let range = guest_addr..guest_addr + buf.len() as u64;
+        let anonymous = self.memory.anonymous.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut filled = false;
+        for (part, is_anonymous) in anonymous.split(range) {
+            if is_anonymous {
+                continue;
+            }
+            let in_image = |addr: u64| offset + (addr - guest_addr);
+            for_each_stored(
+                image,
+                in_image(part.start)..in_image(part.end),
+                |stored: Range<u64>| {
+                    let buf =
+                        &mut buf[usize_of(stored.start - offset)..usize_of(stored.end - offset)];
+                    filled = true;
+                    image.read_exact_at(buf, stored.start)
+                },
+            )?;
+        }
+        Ok(filled)
+    }
+}

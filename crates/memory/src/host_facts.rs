@@ -1,0 +1,112 @@
+//! What planners and the `doctor` command have to know of this host.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use serde::Serialize;
+use thiserror::Error;
+
+use crate::map;
+
+/// What this host is, as far as restores depend on it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct HostFacts {
+    /// The kernel's release: `6.12.0-13-cloud-amd64`.
+    pub kernel: String,
+    /// DRAM in bytes (`MemTotal`).
+    pub memory_total: u64,
+    /// DRAM in bytes that can be had without swapping (`MemAvailable`).
+    pub memory_available: u64,
+    /// Sizes in bytes of the huge pages that hugetlbfs can have, ascending.
+    pub huge_page_sizes: Vec<u64>,
+    /// When anonymous memory gets transparent huge pages: `always`, `madvise` or `never`; `None` where the
+    /// kernel has none.
+    pub transparent_huge_pages: Option<String>,
+    /// The same for shared memory and tmpfs: also `within_size`, `advise`, `deny`, `force`.
+    pub shmem_huge_pages: Option<String>,
+    /// Whether this process may serve page faults, also those of the kernel, by userfaultfd.
+    pub userfaultfd: bool,
+}
+
+/// Why the host could not be examined.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum HostFactsError {
+    /// A file could not be read.
+    #[error("cannot read {path}; are /proc and /sys mounted?")]
+    Read {
+        /// The file.
+        path: &'static str,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// A file lacks a value.
+    #[error("{path} has no value {name}")]
+    Missing {
+        /// The file.
+        path: &'static str,
+        /// The name of the value.
+        name: &'static str,
+    },
+}
+
+const MEMINFO: &str = "/proc/meminfo";
+const HUGE_PAGES: &str = "/sys/kernel/mm/hugepages";
+const THP: &str = "/sys/kernel/mm/transparent_hugepage";
+
+impl HostFacts {
+    /// Examines this host. Nothing is changed.
+    ///
+    /// # Errors
+    ///
+    /// [`HostFactsError`] when /proc does not answer.
+    pub fn read() -> Result<Self, HostFactsError> {
+        let meminfo = fs::read_to_string(MEMINFO)
+            .map_err(|source| HostFactsError::Read { path: MEMINFO, source })?;
+        let memory =
+            |name| kib_of(&meminfo, name).ok_or(HostFactsError::Missing { path: MEMINFO, name });
+        Ok(Self {
+            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            memory_total: memory("MemTotal")? * 1024,
+            memory_available: memory("MemAvailable")? * 1024,
+            huge_page_sizes: huge_page_sizes(),
+            transparent_huge_pages: chosen(&Path::new(THP).join("enabled")),
+            shmem_huge_pages: chosen(&Path::new(THP).join("shmem_enabled")),
+            userfaultfd: map::userfaultfd().is_ok(),
+        })
+    }
+}
+
+/// The value of a line `MemTotal:   123 kB`.
+fn kib_of(meminfo: &str, name: &str) -> Option<u64> {
+    let mut values = meminfo.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    values.next()?.trim().strip_suffix(" kB")?.parse().ok()
+}
+
+/// From names like `hugepages-2048kB`; none where the kernel has no hugetlbfs.
+fn huge_page_sizes() -> Vec<u64> {
+    let Ok(entries) = fs::read_dir(HUGE_PAGES) else { return Vec::new() };
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut sizes: Vec<u64> = names.filter_map(|name| huge_page_size(&name)).collect();
+    sizes.sort_unstable();
+    sizes
+}
+
+fn huge_page_size(name: &str) -> Option<u64> {
+    let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// The word in brackets: `always [madvise] never`.
+fn chosen(path: &Path) -> Option<String> {
+    let words = fs::read_to_string(path).ok()?;
+    let word = words.split_whitespace().find_map(|w| w.strip_prefix('[')?.strip_suffix(']'))?;
+    Some(word.to_owned())
+}
+
+#[cfg(test)]
+#[path = "host_facts_tests.rs"]
+mod tests;

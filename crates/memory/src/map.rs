@@ -1,0 +1,161 @@
+//! Every `unsafe` of this crate: reserving address space, mapping into it, advising the kernel and
+//! asking what it holds.
+//!
+//! Soundness rests on one rule: no Rust reference ever points into guest memory. It is read and
+//! written only through vm-memory's volatile accesses, so pages may change under them at any time,
+//! be replaced, or be given back, as a running guest does all day.
+
+use std::ffi::c_void;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::ptr::null_mut;
+
+use firn_snapshot::PAGE_SIZE;
+use rustix::io::{Errno, Result};
+use rustix::mm::{
+    Advice, MapFlags, ProtFlags, UserfaultfdFlags, madvise, mmap, mmap_anonymous, munmap,
+};
+use vm_memory::mmap::{MmapRegion, MmapRegionBuilder, MmapRegionError};
+
+use crate::num::usize_of;
+
+/// A range of address space, reserved without access and unmapped on drop; mappings are laid over
+/// parts of it. Addresses are host-virtual, lengths in bytes; a range outside of it is refused.
+///
+/// Safe to share between threads: the kernel serialises changes of mappings.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    start: *mut c_void,
+    reserved: usize,
+    base: *mut u8,
+    len: usize,
+    kept: bool,
+}
+
+// SAFETY: the pointers are only handed to the kernel or to vm-memory; see the module's rule.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Reserves `len` bytes whose base is a multiple of `align` (a power of two of at least a page),
+    /// with at least a page without access at either end, so that the kernel never merges guest
+    /// memory with a neighbour's mapping.
+    pub(crate) fn reserve(len: u64, align: u64) -> Result<Self> {
+        let guarded = len.checked_add(2 * align).ok_or(Errno::NOMEM)?;
+        let (reserved, align) = (usize_of(guarded), usize_of(align));
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
+        let start = unsafe { mmap_anonymous(null_mut(), reserved, ProtFlags::empty(), flags) }?;
+        let gap = align - start.addr() % align;
+        let base = start.cast::<u8>().wrapping_add(gap);
+        Ok(Self { start, reserved, base, len: usize_of(len), kept: false })
+    }
+
+    /// Keeps the range mapped for the rest of the process.
+    pub(crate) fn keep(&mut self) {
+        self.kept = true;
+    }
+
+    /// The address of the first byte, aligned as it was reserved.
+    pub(crate) fn base(&self) -> u64 {
+        self.base.addr() as u64
+    }
+
+    fn range(&self, addr: u64, len: u64) -> Result<(*mut c_void, usize)> {
+        let offset = addr.checked_sub(self.base()).ok_or(Errno::INVAL)?;
+        let end = offset.checked_add(len).ok_or(Errno::INVAL)?;
+        if len == 0 || end > self.len as u64 {
+            return Err(Errno::INVAL);
+        }
+        Ok((self.base.wrapping_add(usize_of(offset)).cast(), usize_of(len)))
+    }
+
+    /// Replaces the range with fresh private anonymous memory: zeros that cost nothing until touched.
+    pub(crate) fn map_zero(&self, addr: u64, len: u64) -> Result<()> {
+        let (ptr, len) = self.range(addr, len)?;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: the range lies within our own reservation.
+        unsafe { mmap_anonymous(ptr, len, ProtFlags::READ | ProtFlags::WRITE, flags) }.map(drop)
+    }
+
+    /// Replaces the range with a private copy-on-write mapping of a file.
+    pub(crate) fn map_private(&self, addr: u64, len: u64, file: &File, from: u64) -> Result<()> {
+        let (ptr, len) = self.range(addr, len)?;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: the range lies within our own reservation.
+        unsafe { mmap(ptr, len, ProtFlags::READ | ProtFlags::WRITE, flags, file, from) }.map(drop)
+    }
+
+    fn advise(&self, addr: u64, len: u64, advice: Advice) -> Result<()> {
+        let (ptr, len) = self.range(addr, len)?;
+        // SAFETY: the range lies within our own reservation; the advice used here changes at most
+        // its contents, which the module's rule allows.
+        unsafe { madvise(ptr, len, advice) }
+    }
+
+    /// `MADV_RANDOM`: the kernel reads no page ahead of a fault.
+    pub(crate) fn advise_random(&self, addr: u64, len: u64) -> Result<()> {
+        self.advise(addr, len, Advice::Random)
+    }
+
+    /// `MADV_POPULATE_READ`: maps every page of the range for reading, and copies none.
+    pub(crate) fn populate_read(&self, addr: u64, len: u64) -> Result<()> {
+        self.advise(addr, len, Advice::LinuxPopulateRead)
+    }
+
+    /// `MADV_DONTNEED`: drops the pages of an anonymous range; they read as zeros afterwards.
+    pub(crate) fn drop_pages(&self, addr: u64, len: u64) -> Result<()> {
+        self.advise(addr, len, Advice::LinuxDontNeed)
+    }
+
+    /// vm-memory's view of a range. It does not own the mapping: whoever holds it must keep `self`.
+    pub(crate) fn region(
+        &self,
+        addr: u64,
+        len: u64,
+    ) -> std::result::Result<MmapRegion, MmapRegionError> {
+        let (ptr, len) = self.range(addr, len).map_err(|e| MmapRegionError::Mmap(e.into()))?;
+        let builder = MmapRegionBuilder::new(len)
+            .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+            .with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_NORESERVE);
+        // SAFETY: the range lies within our reservation, which `GuestMemory` keeps mapped for as long
+        // as a view exists.
+        unsafe { builder.with_raw_mmap_pointer(ptr.cast()) }.build()
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        if self.kept {
+            return;
+        }
+        // SAFETY: the range is the one that `reserve` got, and nobody uses it any more. Unmapping a
+        // whole range that is mapped cannot fail, and there would be nothing to do about it.
+        let _ = unsafe { munmap(self.start, self.reserved) };
+    }
+}
+
+/// For each page of `len` bytes of a file from `from` on, whether it is in the page cache
+/// (`mincore(2)`). Both are multiples of a page; `len` is not 0.
+pub(crate) fn cached_pages(file: &File, from: u64, len: u64) -> Result<Vec<bool>> {
+    let bytes = usize_of(len);
+    let mut states = vec![0u8; usize_of(len.div_ceil(PAGE_SIZE))];
+    // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
+    let ptr = unsafe { mmap(null_mut(), bytes, ProtFlags::READ, MapFlags::SHARED, file, from) }?;
+    // SAFETY: the range is mapped, and `states` has a byte for each of its pages.
+    let failed = unsafe { libc::mincore(ptr, bytes, states.as_mut_ptr()) } != 0;
+    let error = std::io::Error::last_os_error();
+    // SAFETY: the range is the one just mapped.
+    unsafe { munmap(ptr, bytes) }?;
+    if failed {
+        return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+    }
+    Ok(states.into_iter().map(|state| state & 1 == 1).collect())
+}
+
+/// A userfaultfd that serves faults of user space and of the kernel, or the reason for none.
+pub(crate) fn userfaultfd() -> Result<OwnedFd> {
+    // SAFETY: a userfaultfd without a registered range changes no memory.
+    unsafe { rustix::mm::userfaultfd(UserfaultfdFlags::CLOEXEC) }
+}

@@ -1,0 +1,9 @@
+//! Sizes between the guest's `u64` and this process's `usize`.
+
+const _: () = assert!(usize::BITS == 64, "firn maps guest memory whole and needs 64-bit addresses");
+
+/// A size or address as `usize`, which is 64 bits wide here.
+#[expect(clippy::cast_possible_truncation, reason = "usize has 64 bits: asserted above")]
+pub(crate) const fn usize_of(value: u64) -> usize {
+    value as usize
+}

@@ -1,0 +1,147 @@
+//! What the page cache holds of a file: asking, filling and emptying it.
+//!
+//! All functions are for regular files. Those that look for what a file stores move its file position.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use firn_snapshot::PAGE_SIZE;
+use rustix::fs::{Advice, SeekFrom, fadvise, fdatasync, seek};
+use rustix::io::Errno;
+use serde::Serialize;
+
+use crate::map;
+use crate::num::usize_of;
+
+/// Bytes that one call of mincore looks at.
+const WINDOW: u64 = 256 << 20;
+/// Bytes of one read of a preload.
+const READ: u64 = 1 << 20;
+
+/// How many pages of a file the page cache holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Residency {
+    /// Pages that were looked at.
+    pub pages: u64,
+    /// Those of them that are cached.
+    pub cached: u64,
+}
+
+impl Residency {
+    /// Whether no page is cached.
+    pub fn is_cold(&self) -> bool {
+        self.cached == 0
+    }
+
+    /// Whether every page is cached.
+    pub fn is_cached(&self) -> bool {
+        self.cached == self.pages
+    }
+}
+
+/// How many of a file's pages, holes included, the page cache holds (`mincore(2)`). Touches none.
+///
+/// The kernel tells the truth to the file's owner, to root and to those who may write to the file; to others
+/// it says that every page is cached.
+///
+/// # Errors
+///
+/// What the kernel said to `fstat`, `mmap` or `mincore`.
+pub fn residency(file: &File) -> io::Result<Residency> {
+    count(file, 0..file.metadata()?.len())
+}
+
+/// As [`residency`], for the pages that the file stores: holes are left out.
+///
+/// # Errors
+///
+/// What the kernel said to `fstat`, `lseek`, `mmap` or `mincore`.
+pub fn stored_residency(file: &File) -> io::Result<Residency> {
+    let mut sum = Residency::default();
+    for_each_stored(file, 0..file.metadata()?.len(), |stored| {
+        let part = count(file, stored)?;
+        sum.pages += part.pages;
+        sum.cached += part.cached;
+        Ok(())
+    })?;
+    Ok(sum)
+}
+
+/// Reads what the file stores of a range (bytes, whole pages) into the page cache, and returns how many
+/// bytes that is.
+///
+/// It reads plainly: a read that returns has put its pages into the page cache, while readahead(2) and
+/// posix_fadvise(2) only ask for it.
+///
+/// # Errors
+///
+/// What the kernel said to `lseek` or `pread`, among others for a range beyond the end of the file.
+pub fn preload(file: &File, range: Range<u64>) -> io::Result<u64> {
+    let mut buffer = vec![0; usize_of(READ.min(range.end.saturating_sub(range.start)))];
+    let mut read = 0;
+    for_each_stored(file, range, |stored| {
+        let mut at = stored.start;
+        while at < stored.end {
+            let chunk = &mut buffer[..usize_of(READ.min(stored.end - at))];
+            file.read_exact_at(chunk, at)?;
+            at += chunk.len() as u64;
+        }
+        read += stored.end - stored.start;
+        Ok(())
+    })?;
+    Ok(read)
+}
+
+/// Drops a file's pages from the page cache, and says what is left: pages that a process maps stay.
+///
+/// # Errors
+///
+/// What the kernel said to `fdatasync`, `posix_fadvise`, or to [`residency`].
+pub fn evict(file: &File) -> io::Result<Residency> {
+    // Pages that are not yet on the medium would stay.
+    fdatasync(file)?;
+    fadvise(file, 0, None, Advice::DontNeed)?;
+    residency(file)
+}
+
+/// Residency of a range that starts at a page.
+fn count(file: &File, range: Range<u64>) -> io::Result<Residency> {
+    let mut sum = Residency::default();
+    let mut at = range.start;
+    while at < range.end {
+        let len = WINDOW.min(range.end - at);
+        let pages = map::cached_pages(file, at, len)?;
+        sum.pages += pages.len() as u64;
+        sum.cached += pages.into_iter().filter(|&cached| cached).count() as u64;
+        at += len;
+    }
+    Ok(sum)
+}
+
+/// Calls `each` for what a file stores of a range, in ascending order, widened to whole pages within the
+/// range.
+pub(crate) fn for_each_stored(
+    file: &File,
+    range: Range<u64>,
+    mut each: impl FnMut(Range<u64>) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut at = range.start;
+    while at < range.end {
+        let start = match seek(file, SeekFrom::Data(at)) {
+            Ok(start) if start < range.end => start,
+            Ok(_) | Err(Errno::NXIO) => break,
+            Err(e) => return Err(e.into()),
+        };
+        let stop = seek(file, SeekFrom::Hole(start))?;
+        let start = (start - start % PAGE_SIZE).max(at);
+        at = stop.next_multiple_of(PAGE_SIZE).min(range.end);
+        each(start..at)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "page_cache_tests.rs"]
+mod tests;

@@ -1,0 +1,289 @@
+//! The plan: where each page of guest memory comes from, when, and who may share it.
+
+mod flatten;
+mod table;
+mod validate;
+
+pub use table::{PlanSummary, PlanTable};
+pub use validate::PlanError;
+
+use std::fmt;
+
+use firn_snapshot::MemoryLayout;
+use serde::Serialize;
+
+/// A range of guest-physical memory, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct GuestRange {
+    /// First byte.
+    pub start: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+impl GuestRange {
+    /// The first byte behind the range; `u64::MAX` where that cannot be said.
+    pub fn end(&self) -> u64 {
+        self.start.saturating_add(self.len)
+    }
+}
+
+/// `0x100000-0x200000`, end excluded.
+impl fmt::Display for GuestRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}-{:#x}", self.start, self.end())
+    }
+}
+
+/// A range of the image, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct ImageRange {
+    /// First byte.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+/// `0x100000-0x200000`, end excluded.
+impl fmt::Display for ImageRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}-{:#x}", self.offset, self.offset.saturating_add(self.len))
+    }
+}
+
+/// Where the bytes of a range come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+#[non_exhaustive]
+pub enum Source {
+    /// Zeros: anonymous memory.
+    Zero,
+    /// The snapshot's image.
+    Image {
+        /// Where the range's first byte is in the image, in bytes.
+        offset: u64,
+    },
+}
+
+impl Source {
+    /// The source of what lies `bytes` further on in a range that starts with this source.
+    pub(crate) fn advanced(self, bytes: u64) -> Self {
+        match self {
+            Self::Zero => Self::Zero,
+            Self::Image { offset } => Self::Image { offset: offset.saturating_add(bytes) },
+        }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Zero => f.write_str("zero"),
+            Self::Image { offset } => write!(f, "image at {offset:#x}"),
+        }
+    }
+}
+
+/// Who may share the memory of a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Sharing {
+    /// Every VM of the snapshot reads the same memory; a page that a VM writes is copied for it.
+    PrivateCow,
+    /// The memory belongs to this VM alone.
+    Exclusive,
+}
+
+impl fmt::Display for Sharing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::PrivateCow => "private copy-on-write",
+            Self::Exclusive => "exclusive",
+        })
+    }
+}
+
+/// The granule in which the host's page tables can map a range: its guest addresses and its offsets
+/// in the source are multiples of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub enum Leaf {
+    /// 4 KiB.
+    #[serde(rename = "4KiB")]
+    Size4K,
+    /// 2 MiB.
+    #[serde(rename = "2MiB")]
+    Size2M,
+    /// 1 GiB.
+    #[serde(rename = "1GiB")]
+    Size1G,
+}
+
+impl Leaf {
+    /// Its size in bytes.
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Self::Size4K => 4 << 10,
+            Self::Size2M => 2 << 20,
+            Self::Size1G => 1 << 30,
+        }
+    }
+}
+
+impl fmt::Display for Leaf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Size4K => "4 KiB",
+            Self::Size2M => "2 MiB",
+            Self::Size1G => "1 GiB",
+        })
+    }
+}
+
+/// What vouches for the bytes of a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Integrity {
+    /// The bytes are known to be right when they enter. Zeros are: the zero map that asks for them has
+    /// a checksum of its own.
+    CheckedOnFill,
+    /// The kernel pages the bytes in from a file, and nothing looks at them.
+    Unchecked,
+}
+
+impl fmt::Display for Integrity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::CheckedOnFill => "checked on fill",
+            Self::Unchecked => "unchecked",
+        })
+    }
+}
+
+/// What a restore guarantees for one range of guest memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Segment {
+    /// The range: multiples of the leaf.
+    pub guest: GuestRange,
+    /// Where its bytes come from.
+    pub source: Source,
+    /// Who may share its memory.
+    pub sharing: Sharing,
+    /// The granule of the host's page tables.
+    pub leaf: Leaf,
+    /// What vouches for its bytes.
+    pub integrity: Integrity,
+}
+
+/// What the kernel is told about the accesses to a layer (`madvise(2)`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Advice {
+    /// Nothing: the kernel reads pages ahead of a fault by its own rules.
+    Normal,
+    /// `MADV_RANDOM`: a fault reads the page it needs.
+    Random,
+}
+
+impl fmt::Display for Advice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Normal => "normal",
+            Self::Random => "random",
+        })
+    }
+}
+
+/// One mmap, readable and writable. Layers are applied in order; where they overlap, the later wins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Layer {
+    /// The range it is mapped at: whole pages within one region of guest memory.
+    pub guest: GuestRange,
+    /// What is mapped: `Zero` is anonymous memory, `Image` the image file.
+    pub source: Source,
+    /// The kind of mapping: `PrivateCow` is `MAP_PRIVATE` of a file, `Exclusive` private anonymous memory.
+    pub sharing: Sharing,
+    /// What the kernel is told about accesses.
+    pub advice: Advice,
+}
+
+/// When a step runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum When {
+    /// Before the guest runs.
+    BeforeResume,
+    /// While the guest runs.
+    AfterResume,
+}
+
+impl fmt::Display for When {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::BeforeResume => "before the resume",
+            Self::AfterResume => "after the resume",
+        })
+    }
+}
+
+/// What a step does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+#[non_exhaustive]
+pub enum Work {
+    /// Reads what the image stores of a range into the page cache, by plain reads. Holes are skipped:
+    /// they cost no read when they are touched.
+    Preload {
+        /// The range of the image: whole pages.
+        image: ImageRange,
+    },
+    /// Builds the host's index of a range before the guest needs it: `MADV_POPULATE_READ`, which maps
+    /// every page for reading and copies none.
+    Index {
+        /// The range of guest memory: whole pages within one region.
+        guest: GuestRange,
+    },
+}
+
+impl fmt::Display for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Preload { image } => write!(f, "preload image {image}"),
+            Self::Index { guest } => write!(f, "index guest {guest}"),
+        }
+    }
+}
+
+/// One step of a schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Step {
+    /// When it runs.
+    pub when: When,
+    /// What it does.
+    pub work: Work,
+}
+
+/// How guest memory is restored: a planner makes it, [`execute`](crate::execute) carries it out.
+///
+/// The image is guest memory's regions one behind the other, so an `Image` source of a guest page is
+/// always that page's own place in the image; [`validate`](Self::validate) insists on it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Plan {
+    /// The planner that made it, as written on the command line: `firecracker:readahead=off`.
+    pub planner: String,
+    /// The guest memory it restores.
+    pub layout: MemoryLayout,
+    /// What is guaranteed: in ascending order, they tile guest memory exactly once.
+    pub segments: Vec<Segment>,
+    /// The mmaps that realise the segments, in the order in which they are applied.
+    pub layers: Vec<Layer>,
+    /// What else is done, in order: first every step before the resume, then the others.
+    pub schedule: Vec<Step>,
+    /// The pager that serves pages which no layer provides, by name.
+    pub pager: Option<String>,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,325 @@
+//! The check that a plan restores every page once, from the right place.
+
+use firn_snapshot::PAGE_SIZE;
+use thiserror::Error;
+
+use super::flatten::flatten;
+use super::{GuestRange, ImageRange, Integrity, Leaf, Plan, Segment, Sharing, Source, When, Work};
+
+/// Why a plan is refused. Each is a fault of the planner that made it.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// A segment, layer or step covers nothing.
+    #[error("the {what} at {at:#x} is empty")]
+    Empty {
+        /// Segment, layer or step.
+        what: &'static str,
+        /// Its first byte.
+        at: u64,
+    },
+    /// A range is not a multiple of its granule.
+    #[error("the {what} {at:#x}, length {len:#x}, is not aligned to {align:#x} bytes")]
+    Misaligned {
+        /// What is at `at`.
+        what: &'static str,
+        /// The address or offset, in bytes.
+        at: u64,
+        /// The length in bytes.
+        len: u64,
+        /// What both have to be a multiple of, in bytes.
+        align: u64,
+    },
+    /// A range is not within one region of guest memory.
+    #[error("the {what} {range} is not within one region of guest memory")]
+    OutsideMemory {
+        /// Segment, layer or step.
+        what: &'static str,
+        /// Its range.
+        range: GuestRange,
+    },
+    /// A range reaches beyond the image.
+    #[error("the {what} reads {range} of an image of {image_len:#x} bytes")]
+    OutsideImage {
+        /// Layer or step.
+        what: &'static str,
+        /// What it reads.
+        range: ImageRange,
+        /// The length of the image in bytes.
+        image_len: u64,
+    },
+    /// No segment covers a page.
+    #[error("no segment covers guest memory {range}")]
+    Gap {
+        /// What is not covered.
+        range: GuestRange,
+    },
+    /// A segment starts before the previous one ends.
+    #[error("the segment {range} overlaps the one before it, or is out of order")]
+    Overlap {
+        /// The later segment.
+        range: GuestRange,
+    },
+    /// A segment takes its bytes from a place in the image that holds other pages.
+    #[error(
+        "the segment at guest address {guest:#x} reads the image at {offset:#x}, \
+         but its pages are at {expected:#x}"
+    )]
+    WrongImageOffset {
+        /// First byte of the segment.
+        guest: u64,
+        /// Where it reads the image.
+        offset: u64,
+        /// Where its pages are in the image.
+        expected: u64,
+    },
+    /// A source cannot be shared in this way.
+    #[error("{source_kind} at guest address {guest:#x} cannot be mapped as {sharing}")]
+    Sharing {
+        /// First byte of the segment or layer.
+        guest: u64,
+        /// The source.
+        source_kind: Source,
+        /// The sharing.
+        sharing: Sharing,
+    },
+    /// A segment claims an integrity that nothing in the plan provides.
+    #[error("{source_kind} at guest address {guest:#x} is not {integrity}")]
+    Integrity {
+        /// First byte of the segment.
+        guest: u64,
+        /// The source.
+        source_kind: Source,
+        /// What it claims.
+        integrity: Integrity,
+    },
+    /// No layer maps a page of a segment.
+    #[error("no layer maps guest memory {range}")]
+    NotMapped {
+        /// What is not mapped.
+        range: GuestRange,
+    },
+    /// The layer on top of a page is not what its segment says.
+    #[error(
+        "guest memory {range} is mapped from {layer_source} ({layer_sharing}), \
+         but its segment says {segment_source} ({segment_sharing})"
+    )]
+    LayerDiffers {
+        /// The range that differs.
+        range: GuestRange,
+        /// The source of the layer, at the start of the range.
+        layer_source: Source,
+        /// The sharing of the layer.
+        layer_sharing: Sharing,
+        /// The source of the segment, at the start of the range.
+        segment_source: Source,
+        /// The sharing of the segment.
+        segment_sharing: Sharing,
+    },
+    /// A step before the resume comes behind one after it.
+    #[error("step {index} of the schedule is before the resume but follows one after it")]
+    StepOrder {
+        /// Its index in the schedule.
+        index: usize,
+    },
+    /// The plan names a pager that does not exist.
+    #[error("no pager is called {name}")]
+    UnknownPager {
+        /// The name.
+        name: String,
+    },
+}
+
+impl Plan {
+    /// Checks that the segments tile guest memory exactly once, each from its own place in the image and
+    /// aligned to its leaf; that the layers flatten to the segments; and that the schedule stays within
+    /// its sources. O(n log n) in the number of segments, layers and steps
+    /// (a layout has a handful of regions).
+    ///
+    /// # Errors
+    ///
+    /// The first fault found, as a [`PlanError`].
+    pub fn validate(&self) -> Result<(), PlanError> {
+        self.check_segments()?;
+        self.check_layers()?;
+        self.check_flattened()?;
+        self.check_schedule()?;
+        match &self.pager {
+            Some(name) => Err(PlanError::UnknownPager { name: name.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    fn check_segments(&self) -> Result<(), PlanError> {
+        let mut segments = self.segments.iter().peekable();
+        for region in self.layout.regions() {
+            let region = GuestRange { start: region.guest_addr, len: region.len };
+            let mut covered = region.start;
+            while let Some(segment) = segments.next_if(|s| s.guest.start < region.end()) {
+                self.check_segment(segment)?;
+                if segment.guest.start < covered {
+                    return Err(PlanError::Overlap { range: segment.guest });
+                }
+                gap(covered, segment.guest.start)?;
+                covered = segment.guest.end();
+            }
+            gap(covered, region.end())?;
+        }
+        match segments.next() {
+            Some(s) => Err(PlanError::OutsideMemory { what: "segment", range: s.guest }),
+            None => Ok(()),
+        }
+    }
+
+    fn check_segment(&self, segment: &Segment) -> Result<(), PlanError> {
+        let Segment { guest, source, sharing, leaf, integrity } = *segment;
+        self.check_guest("segment", guest, leaf)?;
+        check_sharing(guest, source, sharing)?;
+        let matching_integrity = match source {
+            Source::Zero => Integrity::CheckedOnFill,
+            Source::Image { .. } => Integrity::Unchecked,
+        };
+        if integrity != matching_integrity {
+            return Err(PlanError::Integrity {
+                guest: guest.start,
+                source_kind: source,
+                integrity,
+            });
+        }
+        if let Source::Image { offset } = source {
+            aligned("segment's image offset", offset, guest.len, leaf)?;
+            let expected = self.layout.image_offset(guest.start);
+            if expected != Some(offset) {
+                let expected = expected.unwrap_or_default();
+                return Err(PlanError::WrongImageOffset { guest: guest.start, offset, expected });
+            }
+        }
+        Ok(())
+    }
+
+    fn check_layers(&self) -> Result<(), PlanError> {
+        for layer in &self.layers {
+            self.check_guest("layer", layer.guest, Leaf::Size4K)?;
+            check_sharing(layer.guest, layer.source, layer.sharing)?;
+            if let Source::Image { offset } = layer.source {
+                self.check_image("layer", ImageRange { offset, len: layer.guest.len })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares what is visible of the layers with the segments. Both are in ascending order, and the
+    /// segments have no gap, so one pass over both sees every difference.
+    fn check_flattened(&self) -> Result<(), PlanError> {
+        let visible = flatten(&self.layers);
+        let mut visible = visible.iter().peekable();
+        for segment in &self.segments {
+            let mut at = segment.guest.start;
+            while at < segment.guest.end() {
+                let rest = GuestRange { start: at, len: segment.guest.end() - at };
+                // Nothing visible lies outside the regions, and the segments tile these: what is
+                // visible next starts here, or a page is missing.
+                let Some(top) = visible.peek().filter(|v| v.guest.start < rest.end()) else {
+                    return Err(PlanError::NotMapped { range: rest });
+                };
+                if top.guest.start > at {
+                    let range = GuestRange { start: at, len: top.guest.start - at };
+                    return Err(PlanError::NotMapped { range });
+                }
+                let end = top.guest.end().min(rest.end());
+                let layer = &self.layers[top.layer];
+                let layer_source = layer.source.advanced(at - layer.guest.start);
+                let segment_source = segment.source.advanced(at - segment.guest.start);
+                if layer_source != segment_source || layer.sharing != segment.sharing {
+                    return Err(PlanError::LayerDiffers {
+                        range: GuestRange { start: at, len: end - at },
+                        layer_source,
+                        layer_sharing: layer.sharing,
+                        segment_source,
+                        segment_sharing: segment.sharing,
+                    });
+                }
+                at = end;
+                visible.next_if(|v| v.guest.end() <= at);
+            }
+        }
+        Ok(())
+    }
+
+    fn check_schedule(&self) -> Result<(), PlanError> {
+        let mut resumed = false;
+        for (index, step) in self.schedule.iter().enumerate() {
+            match step.when {
+                When::AfterResume => resumed = true,
+                When::BeforeResume if resumed => return Err(PlanError::StepOrder { index }),
+                When::BeforeResume => {}
+            }
+            match step.work {
+                Work::Preload { image } => self.check_image("step", image)?,
+                Work::Index { guest } => self.check_guest("step", guest, Leaf::Size4K)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// A range of guest memory: not empty, aligned, and within one region.
+    fn check_guest(
+        &self,
+        what: &'static str,
+        range: GuestRange,
+        leaf: Leaf,
+    ) -> Result<(), PlanError> {
+        if range.len == 0 {
+            return Err(PlanError::Empty { what, at: range.start });
+        }
+        aligned(what, range.start, range.len, leaf)?;
+        let end = range.start.checked_add(range.len);
+        let within =
+            self.layout.regions().map(|region| region.guest_range()).any(|region| {
+                region.start <= range.start && end.is_some_and(|end| end <= region.end)
+            });
+        if within { Ok(()) } else { Err(PlanError::OutsideMemory { what, range }) }
+    }
+
+    /// A range of the image: not empty, whole pages, and within it.
+    fn check_image(&self, what: &'static str, range: ImageRange) -> Result<(), PlanError> {
+        if range.len == 0 {
+            return Err(PlanError::Empty { what, at: range.offset });
+        }
+        aligned(what, range.offset, range.len, Leaf::Size4K)?;
+        let image_len = self.layout.total_bytes();
+        match range.offset.checked_add(range.len) {
+            Some(end) if end <= image_len => Ok(()),
+            _ => Err(PlanError::OutsideImage { what, range, image_len }),
+        }
+    }
+}
+
+const _: () = assert!(Leaf::Size4K.bytes() == PAGE_SIZE);
+
+fn aligned(what: &'static str, at: u64, len: u64, leaf: Leaf) -> Result<(), PlanError> {
+    let align = leaf.bytes();
+    if at.is_multiple_of(align) && len.is_multiple_of(align) {
+        return Ok(());
+    }
+    Err(PlanError::Misaligned { what, at, len, align })
+}
+
+fn check_sharing(guest: GuestRange, source: Source, sharing: Sharing) -> Result<(), PlanError> {
+    let possible = match source {
+        Source::Zero => Sharing::Exclusive,
+        // A snapshot is immutable: no VM gets the image itself to write to.
+        Source::Image { .. } => Sharing::PrivateCow,
+    };
+    if sharing == possible {
+        return Ok(());
+    }
+    Err(PlanError::Sharing { guest: guest.start, source_kind: source, sharing })
+}
+
+fn gap(covered: u64, next: u64) -> Result<(), PlanError> {
+    if covered >= next {
+        return Ok(());
+    }
+    Err(PlanError::Gap { range: GuestRange { start: covered, len: next - covered } })
+}

@@ -1,0 +1,50 @@
+//! `firecracker`: the memory file mapped privately, and every page on demand.
+//!
+//! Firecracker's own restore maps the memory file `MAP_PRIVATE | MAP_NORESERVE` and reads nothing ahead of
+//! the guest (PASS 3.2, "lazy loading"; FaaSnap 3.1, "Firecracker"). With the kernel's read-ahead on, this
+//! is SnapBPF's Linux-RA; with it off, its Linux-NoRA (SnapBPF 4).
+
+use super::{PlanInput, Planner, PlannerError};
+use crate::plan::{Advice, GuestRange, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source};
+
+/// The planner `firecracker`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Firecracker {
+    /// Whether the kernel may read pages ahead of a fault (`readahead=on|off`, on by default). Off is
+    /// `MADV_RANDOM`.
+    pub readahead: bool,
+}
+
+impl Planner for Firecracker {
+    fn name(&self) -> String {
+        format!("firecracker:readahead={}", if self.readahead { "on" } else { "off" })
+    }
+
+    /// One segment and one layer for each region of guest memory, whatever its size.
+    fn plan(&self, input: &PlanInput<'_>) -> Result<Plan, PlannerError> {
+        let advice = if self.readahead { Advice::Normal } else { Advice::Random };
+        let (segments, layers) = input
+            .layout
+            .regions()
+            .map(|region| {
+                let guest = GuestRange { start: region.guest_addr, len: region.len };
+                let source = Source::Image { offset: region.image_offset };
+                let sharing = Sharing::PrivateCow;
+                let leaf = Leaf::Size4K;
+                let integrity = Integrity::Unchecked;
+                (
+                    Segment { guest, source, sharing, leaf, integrity },
+                    Layer { guest, source, sharing, advice },
+                )
+            })
+            .unzip();
+        Ok(Plan {
+            planner: self.name(),
+            layout: input.layout.clone(),
+            segments,
+            layers,
+            schedule: Vec::new(),
+            pager: None,
+        })
+    }
+}

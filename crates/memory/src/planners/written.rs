@@ -1,0 +1,191 @@
+//! Planners as they are written: `name[:key=value,…]`.
+
+use thiserror::Error;
+
+use super::{DramCached, Firecracker, PlanInput, Planner, PlannerError};
+
+/// A planner's name, the options it takes with their values (the first is the default), and how to make
+/// it of one value for each option.
+struct Entry {
+    name: &'static str,
+    options: &'static [OptionEntry],
+    make: fn(&[&str]) -> Box<dyn Planner>,
+}
+
+struct OptionEntry {
+    key: &'static str,
+    values: &'static [&'static str],
+}
+
+/// Every planner, in the order of `all`.
+const PLANNERS: &[Entry] = &[
+    Entry {
+        name: "firecracker",
+        options: &[OptionEntry { key: "readahead", values: &["on", "off"] }],
+        make: |values| Box::new(Firecracker { readahead: values == ["on"] }),
+    },
+    Entry { name: "dram_cached", options: &[], make: |_| Box::new(DramCached) },
+];
+
+/// Why a text names no planner.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ParsePlannerError {
+    /// No planner has this name.
+    #[error("no planner is called {name:?}; there are: {known}")]
+    UnknownPlanner {
+        /// The name.
+        name: String,
+        /// The names that exist.
+        known: String,
+    },
+    /// The planner has no such option.
+    #[error("planner {planner} has no option {option:?}; it takes {known}")]
+    UnknownOption {
+        /// The planner.
+        planner: &'static str,
+        /// The option.
+        option: String,
+        /// Its options with their values.
+        known: String,
+    },
+    /// The option has no such value.
+    #[error("option {option} of planner {planner} cannot be {value:?}; it can be {known}")]
+    UnknownValue {
+        /// The planner.
+        planner: &'static str,
+        /// The option.
+        option: &'static str,
+        /// The value.
+        value: String,
+        /// The values it can have.
+        known: String,
+    },
+    /// The option is given twice.
+    #[error("option {option} of planner {planner} is given twice")]
+    Repeated {
+        /// The planner.
+        planner: &'static str,
+        /// The option.
+        option: &'static str,
+    },
+}
+
+/// The planner that a text names: `firecracker`, `firecracker:readahead=off`.
+///
+/// # Errors
+///
+/// [`ParsePlannerError`], which lists what is allowed.
+pub fn parse(written: &str) -> Result<Box<dyn Planner>, ParsePlannerError> {
+    let (name, options) = match written.split_once(':') {
+        Some((name, options)) => (name, Some(options)),
+        None => (written, None),
+    };
+    let entry = PLANNERS.iter().find(|entry| entry.name == name).ok_or_else(|| {
+        let known: Vec<_> = PLANNERS.iter().map(|entry| entry.name).collect();
+        ParsePlannerError::UnknownPlanner { name: name.to_owned(), known: known.join(", ") }
+    })?;
+    let mut values: Vec<Option<&str>> = vec![None; entry.options.len()];
+    for option in options.into_iter().flat_map(|options| options.split(',')) {
+        let (index, value) = entry.parse_option(option)?;
+        if values[index].replace(value).is_some() {
+            let (planner, option) = (entry.name, entry.options[index].key);
+            return Err(ParsePlannerError::Repeated { planner, option });
+        }
+    }
+    let defaults = entry.options.iter().map(|option| option.values[0]);
+    let values: Vec<&str> =
+        values.into_iter().zip(defaults).map(|(value, default)| value.unwrap_or(default)).collect();
+    Ok((entry.make)(&values))
+}
+
+impl Entry {
+    /// The index of an option written `key=value`, and its value.
+    fn parse_option<'a>(&self, written: &'a str) -> Result<(usize, &'a str), ParsePlannerError> {
+        let (key, value) = written.split_once('=').unwrap_or((written, ""));
+        let index = self.options.iter().position(|option| option.key == key);
+        let index = index.ok_or_else(|| ParsePlannerError::UnknownOption {
+            planner: self.name,
+            option: key.to_owned(),
+            known: self.known_options(),
+        })?;
+        let option = &self.options[index];
+        if !option.values.contains(&value) {
+            return Err(ParsePlannerError::UnknownValue {
+                planner: self.name,
+                option: option.key,
+                value: value.to_owned(),
+                known: option.values.join(" or "),
+            });
+        }
+        Ok((index, value))
+    }
+
+    fn known_options(&self) -> String {
+        if self.options.is_empty() {
+            return "none".to_owned();
+        }
+        let options = self.options.iter().map(|o| format!("{}={}", o.key, o.values.join("|")));
+        options.collect::<Vec<_>>().join(", ")
+    }
+
+    /// The planner in every combination of its options' values, defaults first.
+    fn variants(&self) -> Vec<Box<dyn Planner>> {
+        let mut combinations: Vec<Vec<&str>> = vec![Vec::new()];
+        for option in self.options {
+            let extended = combinations.iter().flat_map(|chosen| {
+                option.values.iter().map(move |&value| [chosen.as_slice(), &[value]].concat())
+            });
+            combinations = extended.collect();
+        }
+        combinations.iter().map(|values| (self.make)(values)).collect()
+    }
+}
+
+/// Planners selected for a snapshot on this host.
+pub struct Selection {
+    /// Those that make a plan, in the order given.
+    pub planners: Vec<Box<dyn Planner>>,
+    /// Those that `all` leaves out, with the reason.
+    pub left_out: Vec<(String, PlannerError)>,
+}
+
+/// The planners that a list names, separated by commas: `firecracker:readahead=off,dram_cached`. A part
+/// with `=` and without `:` goes on with the options of the planner before it. `all` is every planner with
+/// every value of its options that makes a plan of `input`; a planner that is named is selected even if
+/// it makes none, so that its error is seen where the plan is made.
+///
+/// # Errors
+///
+/// [`ParsePlannerError`] of the first name that is wrong.
+pub fn select(list: &str, input: &PlanInput<'_>) -> Result<Selection, ParsePlannerError> {
+    let mut selection = Selection { planners: Vec::new(), left_out: Vec::new() };
+    for written in split_list(list) {
+        if written != "all" {
+            selection.planners.push(parse(&written)?);
+            continue;
+        }
+        for planner in PLANNERS.iter().flat_map(Entry::variants) {
+            match planner.plan(input) {
+                Ok(_) => selection.planners.push(planner),
+                Err(reason) => selection.left_out.push((planner.name(), reason)),
+            }
+        }
+    }
+    Ok(selection)
+}
+
+/// The planners of a list, each with its options.
+fn split_list(list: &str) -> Vec<String> {
+    let mut planners: Vec<String> = Vec::new();
+    for part in list.split(',') {
+        match planners.last_mut() {
+            Some(last) if part.contains('=') && !part.contains(':') => {
+                last.push(',');
+                last.push_str(part);
+            }
+            _ => planners.push(part.to_owned()),
+        }
+    }
+    planners
+}

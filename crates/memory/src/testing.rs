@@ -1,0 +1,199 @@
+//! Random plans and images for tests.
+
+use std::fs::File;
+use std::io::{Seek, SeekFrom, Write};
+
+use firn_snapshot::{MemoryLayout, MemoryRegion, PAGE_SIZE, PageSet};
+use proptest::collection::vec;
+use proptest::prelude::{Just, Strategy, any};
+use proptest::sample::{Index, select};
+
+use crate::plan::{
+    Advice, GuestRange, ImageRange, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source, Step,
+    When, Work,
+};
+
+/// One to three regions of up to 40 pages, anywhere.
+pub(crate) fn layouts() -> impl Strategy<Value = MemoryLayout> {
+    vec((0u64..600, 1u64..40), 1..=3).prop_map(|regions| {
+        let mut next = 0;
+        let regions = regions.into_iter().map(|(gap, pages)| {
+            let guest_addr = next + gap * PAGE_SIZE;
+            next = guest_addr + pages * PAGE_SIZE;
+            MemoryRegion { guest_addr, len: pages * PAGE_SIZE }
+        });
+        MemoryLayout::new(regions.collect()).unwrap()
+    })
+}
+
+/// Plans that validate: random tilings, realised by layers that overlap in an order that matters, over a few
+/// layers that end up hidden.
+pub(crate) fn plans() -> impl Strategy<Value = Plan> {
+    layouts().prop_flat_map(|layout| {
+        let pages = usize::try_from(layout.pages()).unwrap();
+        (
+            Just(layout),
+            vec(any::<bool>(), pages),
+            vec(prop_kind(), pages),
+            vec(any::<u64>(), pages),
+            vec((any::<Index>(), any::<Index>(), any::<bool>()), 0..4),
+            vec((any::<Index>(), any::<bool>(), any::<bool>()), 0..4),
+        )
+            .prop_map(|(layout, cuts, kinds, order, hidden, steps)| {
+                let segments = segments(&layout, &cuts, &kinds);
+                let layers = layers(&layout, &segments, &order, &hidden);
+                let schedule = schedule(&layout, &segments, &steps);
+                Plan {
+                    planner: "random".to_owned(),
+                    layout,
+                    segments,
+                    layers,
+                    schedule,
+                    pager: None,
+                }
+            })
+    })
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Kind {
+    Zero,
+    Image,
+}
+
+fn prop_kind() -> impl Strategy<Value = Kind> {
+    select(vec![Kind::Zero, Kind::Image])
+}
+
+/// A segment of this kind.
+pub(crate) fn segment(layout: &MemoryLayout, guest: GuestRange, kind: Kind) -> Segment {
+    let leaf = Leaf::Size4K;
+    match kind {
+        Kind::Zero => Segment {
+            guest,
+            source: Source::Zero,
+            sharing: Sharing::Exclusive,
+            leaf,
+            integrity: Integrity::CheckedOnFill,
+        },
+        Kind::Image => Segment {
+            guest,
+            source: Source::Image { offset: layout.image_offset(guest.start).unwrap() },
+            sharing: Sharing::PrivateCow,
+            leaf,
+            integrity: Integrity::Unchecked,
+        },
+    }
+}
+
+/// The layer that maps what a segment says, over a range that starts before or with the segment.
+fn layer(layout: &MemoryLayout, guest: GuestRange, kind: Kind, random: bool) -> Layer {
+    let Segment { source, sharing, .. } = segment(layout, guest, kind);
+    let advice = if random { Advice::Random } else { Advice::Normal };
+    Layer { guest, source, sharing, advice }
+}
+
+fn kind_of(source: Source) -> Kind {
+    if source == Source::Zero { Kind::Zero } else { Kind::Image }
+}
+
+fn segments(layout: &MemoryLayout, cuts: &[bool], kinds: &[Kind]) -> Vec<Segment> {
+    let mut segments: Vec<Segment> = Vec::new();
+    for region in layout.regions() {
+        for start in region.guest_range().step_by(4096) {
+            let page = usize::try_from(layout.image_offset(start).unwrap() / PAGE_SIZE).unwrap();
+            match segments.last_mut() {
+                Some(last) if start != region.guest_addr && !cuts[page] => {
+                    last.guest.len += PAGE_SIZE;
+                }
+                _ => {
+                    let guest = GuestRange { start, len: PAGE_SIZE };
+                    segments.push(segment(layout, guest, kinds[page]));
+                }
+            }
+        }
+    }
+    segments
+}
+
+/// Layers in a random order. Each covers its segment, and reaches over those neighbours in its region that
+/// are laid later.
+fn layers(
+    layout: &MemoryLayout,
+    segments: &[Segment],
+    order: &[u64],
+    hidden: &[(Index, Index, bool)],
+) -> Vec<Layer> {
+    let mut layers = Vec::new();
+    for &(region, len, zero) in hidden {
+        let regions: Vec<_> = layout.regions().collect();
+        let region = regions[region.index(regions.len())];
+        let pages = usize::try_from(region.len / PAGE_SIZE).unwrap();
+        let len = (len.index(pages) as u64 + 1) * PAGE_SIZE;
+        let guest = GuestRange { start: region.guest_addr, len };
+        layers.push(layer(layout, guest, if zero { Kind::Zero } else { Kind::Image }, zero));
+    }
+    let mut sequence: Vec<usize> = (0..segments.len()).collect();
+    sequence.sort_by_key(|&i| (order[i], i));
+    let later = |a: usize, b: usize| (order[a], a) > (order[b], b);
+    for &i in &sequence {
+        let touching = |a: usize, b: usize| segments[a].guest.end() == segments[b].guest.start;
+        let (mut first, mut last) = (i, i);
+        while first > 0 && touching(first - 1, first) && later(first - 1, i) {
+            first -= 1;
+        }
+        while last + 1 < segments.len() && touching(last, last + 1) && later(last + 1, i) {
+            last += 1;
+        }
+        let start = segments[first].guest.start;
+        let guest = GuestRange { start, len: segments[last].guest.end() - start };
+        layers.push(layer(layout, guest, kind_of(segments[i].source), order[i] % 2 == 0));
+    }
+    layers
+}
+
+fn schedule(
+    layout: &MemoryLayout,
+    segments: &[Segment],
+    steps: &[(Index, bool, bool)],
+) -> Vec<Step> {
+    let pages = usize::try_from(layout.pages()).unwrap();
+    let mut schedule: Vec<Step> = steps
+        .iter()
+        .map(|&(at, preload, after)| {
+            let when = if after { When::AfterResume } else { When::BeforeResume };
+            let work = if preload {
+                let offset = at.index(pages) as u64 * PAGE_SIZE;
+                let len = layout.total_bytes() - offset;
+                Work::Preload { image: ImageRange { offset, len } }
+            } else {
+                Work::Index { guest: at.get(segments).guest }
+            };
+            Step { when, work }
+        })
+        .collect();
+    schedule.sort_by_key(|step| step.when == When::AfterResume);
+    schedule
+}
+
+/// The bytes of an image page: its number and a seed, never all zero.
+pub(crate) fn page_bytes(page: u64, seed: u8) -> Vec<u8> {
+    let mut bytes = vec![seed | 1; 4096];
+    bytes[..8].copy_from_slice(&page.to_le_bytes());
+    bytes
+}
+
+/// Writes an image for a plan, and the zero map that goes with it: the pages of its `Zero` segments. These pages
+/// hold other bytes than zero in the image, so that a wrong source shows.
+pub(crate) fn write_image(plan: &Plan, file: &mut File, seed: u8) -> PageSet {
+    let pages = plan.layout.pages();
+    file.seek(SeekFrom::Start(0)).unwrap();
+    let bytes: Vec<u8> = (0..pages).flat_map(|page| page_bytes(page, seed)).collect();
+    file.write_all(&bytes).unwrap();
+    let mut zero_map = PageSet::new(pages);
+    for segment in plan.segments.iter().filter(|s| s.source == Source::Zero) {
+        let first = plan.layout.image_offset(segment.guest.start).unwrap() / PAGE_SIZE;
+        zero_map.insert_range(first..first + segment.guest.len / PAGE_SIZE);
+    }
+    zero_map
+}
