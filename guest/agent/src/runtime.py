@@ -8,6 +8,7 @@ nothing else. Names and texts of errors are those of AWS Lambda's Python runtime
 
 import gc
 import importlib
+import itertools
 import json
 import os
 import socket
@@ -18,6 +19,8 @@ import traceback
 
 MESSAGE_LIMIT = 16384  # characters of an error's text
 TRACE_LIMIT = 64  # frames of a trace, the innermost
+FROZEN = "<frozen importlib._bootstrap%s>"
+OWN_FILES = {"<string>", importlib.__file__, FROZEN % "", FROZEN % "_external"}
 
 
 class Context:
@@ -55,12 +58,13 @@ def printable(text):
 
 
 def describe(error):
-    """`error` in AWS Lambda's form, without this file's own frames."""
+    """`error` in AWS Lambda's form, without the frames that lead to the function."""
     if isinstance(error, Fault):
         kind, trace = error.kind, error.trace
     else:
         kind = type(error).__name__
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in OWN_FRAMES]
+        frames = traceback.extract_tb(error.__traceback__)
+        frames = list(itertools.dropwhile(lambda frame: frame.filename in OWN_FILES, frames))
         trace = traceback.format_list(frames[-TRACE_LIMIT:])
     try:
         text = str(error)
@@ -71,9 +75,6 @@ def describe(error):
         "errorMessage": printable(text),
         "stackTrace": [printable(line) for line in trace],
     }
-
-
-OWN_FRAMES = {"<string>", "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>", importlib.__file__}
 
 
 def load(handler, task_dir):

@@ -1,1 +1,312 @@
+//! The client against the real server, and against guests that break the protocol. In the place of
+//! the monitor is a thread that answers `CONNECT`.
 
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+use std::{fs, io};
+
+use firn_agent::protocol::{
+    MAX_EVENT_BYTES, MAX_REPLY_LENGTH, MAX_REQUEST_LENGTH, Request, receive, write_frame,
+};
+use firn_agent::serve::{Machine, RuntimeConfig, Server};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::*;
+use crate::{Function, Identity};
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A machine to which nothing is done.
+struct Untouched;
+
+impl Machine for Untouched {
+    fn reseed(&self, _entropy: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+    fn set_clock(&self, _wall_clock_ns: u64) -> io::Result<()> {
+        Ok(())
+    }
+    fn set_host_name(&self, _name: &str) -> io::Result<()> {
+        Ok(())
+    }
+    fn sync(&self) {}
+    fn power_off(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A folder for a socket and a function.
+struct Place(TempDir);
+
+impl Place {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.0.path().join("vsock")
+    }
+
+    /// Serves a guest whose agent is the real one.
+    fn serve(&self) {
+        let config = RuntimeConfig {
+            python: "python3".into(),
+            task_dir: self.0.path().join("task"),
+            user: None,
+        };
+        let server = Arc::new(Server::new(config, Box::new(Untouched)));
+        let listener = UnixListener::bind(self.socket()).unwrap();
+        thread::spawn(move || {
+            server
+                .serve(listener.incoming().map(|stream| stream.inspect(|s| accept(s, b"OK 7\n"))));
+        });
+    }
+
+    /// Serves one connection by `guest`, after the monitor said `greeting`.
+    fn serve_once(&self, greeting: &'static [u8], guest: fn(UnixStream)) {
+        let listener = UnixListener::bind(self.socket()).unwrap();
+        thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            accept(&stream, greeting);
+            guest(stream);
+        });
+    }
+
+    fn connect(&self) -> AgentClient {
+        AgentClient::connect(&self.socket(), LIMIT).unwrap()
+    }
+
+    fn function(&self, source: &str) -> Function {
+        let path = self.0.path().join("function.py");
+        fs::write(&path, source).unwrap();
+        Function::from_path(&path).unwrap()
+    }
+}
+
+/// Reads the monitor's `CONNECT` and answers it.
+fn accept(mut stream: &UnixStream, greeting: &[u8]) {
+    let mut line = String::new();
+    // One byte at a time: what follows is the agent's.
+    BufReader::with_capacity(1, stream).read_line(&mut line).unwrap();
+    assert_eq!(line, "CONNECT 1024\n");
+    stream.write_all(greeting).unwrap();
+}
+
+/// A guest that greets, reads one request, and sends `reply`.
+fn greet_and_reply(mut stream: &UnixStream, reply: &[u8]) {
+    receive::<Request>(&mut stream, MAX_REQUEST_LENGTH).unwrap();
+    write_frame(&mut stream, br#"{"hello":{"version":1}}"#, 100).unwrap();
+    receive::<Request>(&mut stream, MAX_REQUEST_LENGTH).unwrap();
+    stream.write_all(reply).unwrap();
+}
+
+fn frame(payload: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    write_frame(&mut bytes, payload.as_bytes(), MAX_REPLY_LENGTH).unwrap();
+    bytes
+}
+
+fn options() -> LoadOptions {
+    LoadOptions { time_limit: LIMIT, memory_mib: 256, environment: [].into() }
+}
+
+fn invocation(event: &Value) -> Invocation {
+    Invocation::new(&event.to_string(), LIMIT).unwrap()
+}
+
+fn exchange_error(result: Result<Answer, InvokeError>) -> ExchangeError {
+    match result {
+        Err(InvokeError::Exchange(error)) => error,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_function_is_loaded_frozen_identified_and_invoked() {
+    let place = Place::new();
+    place.serve();
+    let function = place.function(
+        "import os\n\
+         print('imported')\n\
+         def handler(event, context):\n\
+         \x20   print('asked')\n\
+         \x20   return [event, os.environ['FIRN_INSTANCE_ID'], context.aws_request_id]\n",
+    );
+    let mut client = place.connect();
+    assert_eq!(client.load(&function, &options()).unwrap(), "imported\n");
+    client.prepare_freeze(LIMIT).unwrap();
+
+    let mut client = AgentClient::wait_for(&place.socket(), LIMIT, || true).unwrap();
+    let early = client.invoke(&invocation(&json!(1))).unwrap_err();
+    assert!(early.is_not_identified(), "{early}");
+    let identity = Identity::fresh().unwrap();
+    client.identify(&identity, LIMIT).unwrap();
+    let request = invocation(&json!({"a": 1}));
+    let answer = client.invoke(&request).unwrap();
+    let expected = json!([{"a": 1}, identity.instance_id, request.request_id()]);
+    assert_eq!(serde_json::from_str::<Value>(&answer.json).unwrap(), expected);
+    assert_eq!(answer.logs, "asked\n");
+
+    let status = client.status().unwrap();
+    assert_eq!((status.function.as_deref(), status.open), (Some("function"), true));
+    client.shut_down().unwrap();
+}
+
+#[test]
+fn errors_of_the_function_come_with_their_parts() {
+    let place = Place::new();
+    place.serve();
+    let mut client = place.connect();
+    match client.load(&place.function("import nothing_like_that"), &options()) {
+        Err(LoadError::Function(failed)) => {
+            assert_eq!(failed.error.error_type, "Runtime.ImportModuleError");
+        }
+        other => panic!("{other:?}"),
+    }
+    let raises = "def handler(event, context):\n    print('now')\n    raise ValueError('no good')";
+    client.load(&place.function(raises), &options()).unwrap();
+    client.identify(&Identity::fresh().unwrap(), LIMIT).unwrap();
+    let error = client.invoke(&invocation(&json!(1))).unwrap_err();
+    assert_eq!(error.to_string(), "the function failed: ValueError: no good");
+    match error {
+        InvokeError::Function(Failed { error, logs }) => {
+            assert_eq!((logs.as_str(), error.stack_trace.len()), ("now\n", 1));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_event_is_checked_before_it_is_sent() {
+    assert!(matches!(Invocation::new("{", LIMIT), Err(EventError::NotJson(_))));
+    assert!(matches!(Invocation::new("NaN", LIMIT), Err(EventError::NotJson(_))));
+    let long = format!("\"{}\"", "x".repeat(MAX_EVENT_BYTES));
+    assert!(matches!(Invocation::new(&long, LIMIT), Err(EventError::TooLong { .. })));
+}
+
+#[test]
+fn a_microvm_that_is_gone_is_an_error_at_once() {
+    let place = Place::new();
+    let error = AgentClient::connect(&place.socket(), LIMIT).unwrap_err();
+    assert!(matches!(error, ConnectError::Gone { .. }), "{error:?}");
+    drop(UnixListener::bind(place.socket()).unwrap());
+    let error = AgentClient::connect(&place.socket(), LIMIT).unwrap_err();
+    assert!(matches!(error, ConnectError::Gone { .. }), "nobody listens: {error:?}");
+    fs::remove_file(place.socket()).unwrap();
+    place.serve_once(b"", drop);
+    let error = AgentClient::connect(&place.socket(), LIMIT).unwrap_err();
+    assert!(matches!(error, ConnectError::NotListening { .. }), "{error:?}");
+    let long = Path::new("/").join("x".repeat(200));
+    let error = AgentClient::connect(&long, LIMIT).unwrap_err();
+    assert!(matches!(error, ConnectError::Socket { .. }), "{error:?}");
+}
+
+#[test]
+fn a_guest_that_starts_is_waited_for_as_long_as_it_lives() {
+    let place = Place::new();
+    let mut asked = 0;
+    let client = AgentClient::wait_for(&place.socket(), LIMIT, || {
+        asked += 1;
+        if asked == 3 {
+            place.serve();
+        }
+        true
+    });
+    assert!(client.is_ok() && asked >= 3, "{client:?}");
+
+    let place = Place::new();
+    let ended = AgentClient::wait_for(&place.socket(), LIMIT, || false).unwrap_err();
+    assert!(matches!(ended, ConnectError::Ended { .. }), "{ended:?}");
+    let limit = Duration::from_millis(5);
+    let never = AgentClient::wait_for(&place.socket(), limit, || true).unwrap_err();
+    assert!(matches!(never, ConnectError::NeverListened { .. }), "{never:?}");
+}
+
+#[test]
+fn what_is_no_monitor_is_named() {
+    let greetings: [&[u8]; 5] = [b"HTTP/1.1 400\n", b"OK\n", b"OK \n", b"OK 1x\n", &[b'9'; 64]];
+    for greeting in greetings {
+        let place = Place::new();
+        place.serve_once(greeting, drop);
+        let error = AgentClient::connect(&place.socket(), LIMIT).unwrap_err();
+        assert!(matches!(error, ConnectError::NotAMonitor { .. }), "{error:?}");
+    }
+}
+
+#[test]
+fn an_agent_of_another_age_is_named() {
+    let place = Place::new();
+    place.serve_once(b"OK 1\n", |mut stream| {
+        receive::<Request>(&mut stream, MAX_REQUEST_LENGTH).unwrap();
+        let refusal = frame(r#"{"refused":{"kind":"version","message":"too old"}}"#);
+        stream.write_all(&refusal).unwrap();
+    });
+    let error = AgentClient::connect(&place.socket(), LIMIT).unwrap_err();
+    assert!(matches!(&error, ConnectError::Version(_)), "{error:?}");
+    assert!(error.to_string().contains("too old"), "{error}");
+}
+
+#[test]
+fn a_guest_that_never_replies_is_given_up_and_not_asked_again() {
+    let place = Place::new();
+    place.serve_once(b"OK 1\n", |mut stream| {
+        greet_and_reply(&stream, b"");
+        // Until the host gives up.
+        let _ = stream.read(&mut [0]);
+    });
+    let mut client = place.connect();
+    client.set_grace(Duration::from_millis(20));
+    let request = Invocation::new("1", Duration::from_millis(1)).unwrap();
+    let error = exchange_error(client.invoke(&request));
+    assert!(matches!(error, ExchangeError::TimedOut { .. }), "{error:?}");
+    let error = exchange_error(client.invoke(&request));
+    assert!(matches!(error, ExchangeError::Closed), "{error:?}");
+}
+
+#[test]
+fn a_hostile_guest_gets_an_error_and_nothing_else() {
+    type Expected = fn(&ExchangeError) -> bool;
+    let cases: [(fn(UnixStream), Expected); 5] = [
+        (
+            |s| greet_and_reply(&s, &u32::MAX.to_le_bytes()),
+            |e| matches!(e, ExchangeError::ReplyTooLong { .. }),
+        ),
+        (|s| greet_and_reply(&s, b"\x09\0\0\0{"), |e| matches!(e, ExchangeError::Closed)),
+        (|s| greet_and_reply(&s, &frame("[1]")), |e| matches!(e, ExchangeError::Malformed(_))),
+        (
+            |s| greet_and_reply(&s, &frame(r#""identified""#)),
+            |e| matches!(e, ExchangeError::Unexpected),
+        ),
+        (
+            |s| {
+                let other =
+                    r#"{"answered":{"request_id":"other","answer":1,"duration_ns":1,"logs":""}}"#;
+                greet_and_reply(&s, &frame(other));
+            },
+            |e| matches!(e, ExchangeError::Unexpected),
+        ),
+    ];
+    for (guest, expected) in cases {
+        let place = Place::new();
+        place.serve_once(b"OK 1\n", guest);
+        let error = exchange_error(place.connect().invoke(&invocation(&json!(1))));
+        assert!(expected(&error), "{error:?}");
+    }
+}
+
+#[test]
+fn a_freeze_that_is_not_followed_by_the_end_of_the_connection_fails() {
+    let place = Place::new();
+    place.serve_once(b"OK 1\n", |stream| {
+        let twice = [frame(r#""ready_to_freeze""#), frame(r#""ready_to_freeze""#)].concat();
+        greet_and_reply(&stream, &twice);
+    });
+    let error = place.connect().prepare_freeze(LIMIT).unwrap_err();
+    let unexpected = PrepareFreezeError::Exchange(ExchangeError::Unexpected);
+    assert_eq!(format!("{error:?}"), format!("{unexpected:?}"));
+}

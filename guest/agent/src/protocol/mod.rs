@@ -6,6 +6,8 @@
 
 mod base64_bytes;
 mod frame;
+#[cfg(test)]
+mod tests;
 mod timed;
 
 use std::collections::BTreeMap;

@@ -65,3 +65,12 @@ impl<T> DerefMut for Turn<'_, T> {
         &mut self.value
     }
 }
+
+#[cfg(test)]
+impl<T> Line<T> {
+    /// How many callers wait for their turn.
+    pub(crate) fn waiting(&self) -> u64 {
+        let tickets = self.tickets.lock().unwrap();
+        tickets.next.saturating_sub(tickets.serving + 1)
+    }
+}

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::mpsc;
 
-use serde_json::value::{RawValue, to_raw_value};
+use serde_json::value::to_raw_value;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use uuid::Uuid;
@@ -14,7 +14,8 @@ use uuid::Uuid;
 use super::*;
 use crate::protocol::{
     Answered, Base64Bytes, Failed, FunctionError, LOG_TAIL_BYTES, Load, Loaded, MAX_ANSWER_BYTES,
-    Refusal,
+    MAX_EVENT_BYTES, MAX_FUNCTION_BYTES, MAX_FUNCTION_FILES, MAX_TIME_LIMIT_MS, Refusal,
+    write_frame,
 };
 
 const TIME_LIMIT_MS: u64 = 120_000;
@@ -63,13 +64,13 @@ impl Machine for Recorder {
 }
 
 /// A server, and connections to it. Ends with its last connection.
-struct Guest {
+struct TestGuest {
     machine: Recorder,
     connect: mpsc::Sender<io::Result<UnixStream>>,
     _task_dir: TempDir,
 }
 
-impl Guest {
+impl TestGuest {
     fn start() -> Self {
         let task_dir = tempfile::tempdir().unwrap();
         let machine = Recorder::default();
@@ -187,7 +188,7 @@ fn refused(reply: Reply) -> Refusal {
 }
 
 fn load_error(load: Load) -> FunctionError {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     match guest.connect().ask(&Request::Load(load)) {
         Reply::Failed(failed) => failed.error,
         other => panic!("the function loaded: {other:?}"),
@@ -195,55 +196,623 @@ fn load_error(load: Load) -> FunctionError {
 }
 
 const ECHO: &str = "def handler(event, context): return event";
+const EXITS: &str = include_str!("../../../../tests/functions/exits/handler.py");
+const IDENTITY: &str = include_str!("../../../../tests/functions/identity/handler.py");
+const IMPORT_ERROR: &str = include_str!("../../../../tests/functions/import_error/handler.py");
+const NEVER_RETURNS: &str = include_str!("../../../../tests/functions/never_returns/handler.py");
+const RAISES: &str = include_str!("../../../../tests/functions/raises/handler.py");
+const TEN_MEGABYTES: &str = include_str!("../../../../tests/functions/ten_megabytes/handler.py");
+const UNSERIALISABLE: &str = include_str!("../../../../tests/functions/unserialisable/handler.py");
 
-#[test]
-fn a_function_answers_what_it_is_asked() {
-    let (_guest, mut host) = Guest::with(ECHO);
-    for event in
-        [json!(null), json!({"a": [1, 2.5, "ü\u{1F600}", true]}), json!("x".repeat(300_000))]
-    {
-        assert_eq!(host.answer(&event), event);
+mod answers {
+    use super::*;
+
+    #[test]
+    fn a_function_answers_what_it_is_asked() {
+        let (_guest, mut host) = TestGuest::with(ECHO);
+        let long = json!("x".repeat(300_000));
+        for event in [json!(null), json!({"a": [1, 2.5, "ü\u{1F600}", true]}), long] {
+            assert_eq!(host.answer(&event), event);
+        }
+    }
+
+    #[test]
+    fn a_function_sees_its_context_and_environment() {
+        let guest = TestGuest::start();
+        let mut host = guest.connect();
+        let mut load = load(
+            "import os, handler as itself, part.inner\n\
+             def handler(event, context):\n\
+             \x20   left = context.get_remaining_time_in_millis()\n\
+             \x20   return [context.aws_request_id, context.function_name, context.function_version,\n\
+             \x20           context.memory_limit_in_mb, context.log_group_name, context.log_stream_name,\n\
+             \x20           0 < left <= 120000, os.environ['COLOUR'], part.inner.VALUE,\n\
+             \x20           os.getcwd() == os.environ['LAMBDA_TASK_ROOT'], 'CARGO_PKG_NAME' in os.environ]\n",
+        );
+        load.files.insert("part/inner.py".into(), Base64Bytes(b"VALUE = 'inner'".to_vec()));
+        load.environment.insert("COLOUR".into(), "blue".into());
+        assert!(matches!(host.ask(&Request::Load(load)), Reply::Loaded(_)));
+        host.identify(1);
+        let seen = host.answer(&json!(null));
+        let log_stream = "[$LATEST]i-1";
+        let expected = json!([
+            "r-1",
+            "test",
+            "$LATEST",
+            "256",
+            "/aws/lambda/test",
+            log_stream,
+            true,
+            "blue",
+            "inner",
+            true,
+            false
+        ]);
+        assert_eq!(seen, expected);
+    }
+
+    #[test]
+    fn output_is_returned_and_cannot_break_the_channel() {
+        let (_guest, mut host) = TestGuest::with(
+            "import os, sys\n\
+             def handler(event, context):\n\
+             \x20   print('to stdout'); print('to stderr', file=sys.stderr)\n\
+             \x20   os.write(1, b'\\xff\\x00\\x00\\x7f{}')\n\
+             \x20   return sys.stdin.read()\n",
+        );
+        let answered = host.answered(&json!(1));
+        assert_eq!(answered.answer.get(), "\"\"");
+        assert_eq!(answered.logs, "to stdout\nto stderr\n\u{FFFD}\0\0\u{7f}{}");
+        assert_eq!(host.answered(&json!(1)).logs, answered.logs, "logs of one request only");
+    }
+
+    #[test]
+    fn more_output_than_a_pipe_holds_leaves_its_tail() {
+        let (_guest, mut host) = TestGuest::with(
+            "def handler(event, context):\n\
+             \x20   for i in range(20000): print('line', i)\n",
+        );
+        let logs = host.answered(&json!(1)).logs;
+        assert_eq!(logs.len(), LOG_TAIL_BYTES);
+        assert!(logs.ends_with("line 19998\nline 19999\n"), "{logs}");
+    }
+
+    #[test]
+    fn a_function_may_close_its_output() {
+        let (_guest, mut host) = TestGuest::with(
+            "import os\n\
+             def handler(event, context):\n\
+             \x20   os.close(1); os.close(2)\n\
+             \x20   return 'still here'\n",
+        );
+        assert_eq!(host.answer(&json!(1)), json!("still here"));
+    }
+
+    #[test]
+    fn a_second_function_takes_the_place_of_the_first() {
+        let (_guest, mut host) = TestGuest::with(ECHO);
+        let mut second = load("import os\ndef handler(event, context): return os.listdir()");
+        second.files.insert("only.txt".into(), Base64Bytes::default());
+        assert!(matches!(host.ask(&Request::Load(second)), Reply::Loaded(_)));
+        let mut names: Vec<String> = serde_json::from_value(host.answer(&json!(1))).unwrap();
+        names.retain(|name| name != "__pycache__");
+        names.sort();
+        assert_eq!(names, ["handler.py", "only.txt"]);
+    }
+}
+
+mod failures {
+    use super::*;
+
+    #[test]
+    fn an_exception_is_returned_with_type_message_and_trace() {
+        let (_guest, mut host) = TestGuest::with(RAISES);
+        let error = host.failed(&json!(1)).error;
+        assert_eq!(error.error_type, "KeyError");
+        assert_eq!(error.error_message, "'missing'");
+        assert_eq!(error.stack_trace.len(), 2, "{error:?}");
+        assert!(error.stack_trace[0].contains("handler.py\", line 6, in handler\n"), "{error:?}");
+        assert!(error.stack_trace[1].contains("line 2, in inner\n"), "{error:?}");
+    }
+
+    #[test]
+    fn exceptions_that_cannot_be_printed_or_are_endless_are_returned_too() {
+        let (_guest, mut host) = TestGuest::with(
+            "class Mute(Exception):\n\
+             \x20   def __str__(self): raise ValueError\n\
+             def deep(n): return deeper(n)\n\
+             def deeper(n): return deep(n)\n\
+             def handler(event, context):\n\
+             \x20   if event == 'mute': raise Mute\n\
+             \x20   if event == 'deep': deep(0)\n\
+             \x20   raise ValueError(event * 10_000_000 + '\\ud800')\n",
+        );
+        let mut error = |event: &str| host.failed(&json!(event)).error;
+        assert_eq!(error("mute").error_message, "<the exception has no printable text>");
+        let deep = error("deep");
+        assert_eq!((deep.error_type.as_str(), deep.stack_trace.len()), ("RecursionError", 64));
+        assert_eq!(error("x").error_message, "x".repeat(16384));
+        assert_eq!(error("").error_message, "?");
+    }
+
+    #[test]
+    fn a_function_that_does_not_import_says_so() {
+        let error = load_error(load(IMPORT_ERROR));
+        assert_eq!(error.error_type, "Runtime.ImportModuleError");
+        let text = "Unable to import module 'handler': No module named 'no_such_module'";
+        assert_eq!(error.error_message, text);
+
+        let error = load_error(load("def handler(:"));
+        assert_eq!(error.error_type, "Runtime.UserCodeSyntaxError");
+        assert!(error.error_message.contains("handler.py, line 1"), "{error:?}");
+
+        let error = load_error(load("x = 1 / 0"));
+        assert_eq!(error.error_type, "ZeroDivisionError");
+        assert_eq!(error.stack_trace.len(), 1, "{error:?}");
+
+        let error = load_error(load("handler = 3"));
+        assert_eq!(error.error_type, "Runtime.HandlerNotFound");
+        assert_eq!(error.error_message, "Handler 'handler' missing on module 'handler'");
+
+        let error = load_error(Load { handler: "handler".into(), ..load(ECHO) });
+        assert_eq!(error.error_type, "Runtime.MalformedHandlerName");
+
+        let error = load_error(load("import sys; sys.exit(9)"));
+        assert_eq!(error.error_type, "Runtime.ExitError");
+        assert_eq!(error.error_message, "Runtime exited with error: exit status: 9");
+
+        let error =
+            load_error(Load { time_limit_ms: 500, ..load("import time; time.sleep(3600)") });
+        assert_eq!(error.error_type, "Sandbox.Timedout");
+        assert_eq!(error.error_message, "Init timed out after 0.50 seconds");
+    }
+
+    #[test]
+    fn a_function_that_failed_to_load_leaves_none() {
+        let guest = TestGuest::start();
+        let mut host = guest.connect();
+        host.load(ECHO);
+        assert!(matches!(host.ask(&Request::Load(load(IMPORT_ERROR))), Reply::Failed(_)));
+        host.identify(1);
+        assert_eq!(refused(host.ask_function(&json!(1))).kind, RefusalKind::NotLoaded);
+    }
+
+    #[test]
+    fn answers_that_json_cannot_hold_are_errors() {
+        let (_guest, mut host) = TestGuest::with(UNSERIALISABLE);
+        for event in ["set", "bytes", "nan", "infinity", "loop", "nested", "key"] {
+            let error = host.failed(&json!(event)).error;
+            assert_eq!(error.error_type, "Runtime.MarshalError", "{event}: {error:?}");
+            assert!(error.error_message.starts_with("Unable to marshal response: "), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn an_answer_may_be_as_long_as_the_limit_and_no_longer() {
+        let (_guest, mut host) = TestGuest::with(TEN_MEGABYTES);
+        let answered = host.answered(&json!(MAX_ANSWER_BYTES));
+        assert_eq!(answered.answer.get().len(), MAX_ANSWER_BYTES);
+        let error = host.failed(&json!(10_000_000)).error;
+        assert_eq!(error.error_type, "Function.ResponseSizeTooLarge");
+        assert!(error.error_message.contains("(10000000 bytes)"), "{error:?}");
+        assert!(error.error_message.contains("(6291556 bytes)"), "{error:?}");
+    }
+
+    #[test]
+    fn an_event_that_python_cannot_read_is_an_error_of_its_request_alone() {
+        let (_guest, mut host) = TestGuest::with("def handler(event, context): return 1");
+        let deep = "[".repeat(200_000) + &"]".repeat(200_000);
+        let deep = Request::Invoke(Invoke {
+            request_id: "r-1".into(),
+            event: serde_json::value::RawValue::from_string(deep).unwrap(),
+            time_limit_ms: TIME_LIMIT_MS,
+        });
+        match host.ask(&deep) {
+            Reply::Failed(failed) => assert_eq!(failed.error.error_type, "Runtime.UnmarshalError"),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(host.answer(&json!(1)), json!(1));
+    }
+
+    #[test]
+    fn a_function_that_never_returns_is_ended_and_started_again() {
+        let (_guest, mut host) = TestGuest::with(NEVER_RETURNS);
+        match host.ask(&invoke(&json!({"return": false}), 2_000)) {
+            Reply::Failed(failed) => {
+                assert_eq!(failed.error.error_type, "Sandbox.Timedout");
+                let text = "RequestId: r-1 Error: Task timed out after 2.00 seconds";
+                assert_eq!(failed.error.error_message, text);
+                assert_eq!(failed.logs, "waiting\n");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(host.answer(&json!({"return": true})), json!("returned"));
+    }
+
+    #[test]
+    fn a_function_that_is_ended_takes_its_children_with_it() {
+        let (_guest, mut host) = TestGuest::with(
+            "import subprocess, time\n\
+             def handler(event, context):\n\
+             \x20   print(subprocess.Popen(['sleep', '3600']).pid)\n\
+             \x20   time.sleep(3600)\n",
+        );
+        let Reply::Failed(failed) = host.ask(&invoke(&json!(1), 2_000)) else {
+            panic!("the function returned")
+        };
+        let child: u32 = failed.logs.trim().parse().unwrap();
+        // An orphan that nobody collects stays as a zombie.
+        let lives = || {
+            std::fs::read_to_string(format!("/proc/{child}/stat"))
+                .is_ok_and(|stat| !stat.contains(") Z "))
+        };
+        while lives() {
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_runtime_that_ends_is_an_error_and_started_again() {
+        let (_guest, mut host) = TestGuest::with(EXITS);
+        for (event, text) in [
+            ("sys.exit", "Runtime exited with error: exit status: 3"),
+            ("os._exit", "Runtime exited with error: exit status: 4"),
+            ("success", "Runtime exited without providing a reason"),
+            ("segfault", "Runtime exited with error: signal: 11 (SIGSEGV)"),
+            ("closes", "Runtime closed its channel and was killed"),
+        ] {
+            let failed = host.failed(&json!(event));
+            assert_eq!(failed.error.error_type, "Runtime.ExitError");
+            let message = failed.error.error_message.strip_suffix(" (core dumped)");
+            let message = message.unwrap_or(&failed.error.error_message);
+            assert_eq!(message, format!("RequestId: r-1 Error: {text}"));
+            assert_eq!(failed.logs, "last words\n", "{event}");
+        }
+        assert_eq!(host.answer(&json!("stays")), json!("still here"));
+    }
+
+    #[test]
+    fn a_function_that_writes_to_the_channel_is_ended() {
+        let (_guest, mut host) = TestGuest::with(
+            "import os, stat, struct, time\n\
+             def handler(event, context):\n\
+             \x20   if event is None: return 'fine'\n\
+             \x20   for fd in range(3, 64):\n\
+             \x20       try: found = stat.S_ISSOCK(os.fstat(fd).st_mode)\n\
+             \x20       except OSError: continue\n\
+             \x20       if found: os.write(fd, bytes(event))\n\
+             \x20   time.sleep(3600)\n",
+        );
+        let frame = |payload: &[u8]| {
+            let length = u32::try_from(payload.len()).unwrap().to_le_bytes();
+            [&length[..], payload].concat()
+        };
+        for bytes in [
+            vec![255; 4],
+            frame(b"no JSON"),
+            frame(b"{\"done\":null}"),
+            frame(b"{\"answer\":[}"),
+            frame(b"{\"answer\":1,\"answer\":2}"),
+        ] {
+            let error = host.failed(&json!(bytes)).error;
+            assert_eq!(error.error_type, "Runtime.ExitError", "{bytes:?}");
+            assert!(error.error_message.contains("wrote a message that is none"), "{error:?}");
+            assert_eq!(host.answer(&json!(null)), json!("fine"));
+        }
+    }
+}
+
+mod gate {
+    use super::*;
+
+    fn ready_to_freeze(reply: &Reply) {
+        assert!(matches!(reply, Reply::ReadyToFreeze), "{reply:?}");
+    }
+
+    #[test]
+    fn no_request_is_let_in_before_an_identity() {
+        let guest = TestGuest::start();
+        let mut host = guest.connect();
+        host.load(ECHO);
+        assert_eq!(refused(host.ask_function(&json!(1))).kind, RefusalKind::NotIdentified);
+        host.identify(1);
+        assert_eq!(host.answer(&json!(1)), json!(1));
+    }
+
+    #[test]
+    fn a_freeze_closes_the_gate_until_a_new_identity_is_there() {
+        let (guest, mut host) = TestGuest::with(ECHO);
+        guest.machine.take();
+        ready_to_freeze(&host.ask(&Request::PrepareFreeze));
+        assert_eq!(guest.machine.take(), ["sync"]);
+        let end = receive::<Reply>(&mut host.0, MAX_REPLY_LENGTH);
+        assert!(end.is_err(), "the connection goes on after the reply: {end:?}");
+
+        let mut host = guest.connect();
+        assert_eq!(refused(host.ask_function(&json!(1))).kind, RefusalKind::NotIdentified);
+        assert_eq!(refused(host.ask(&Request::Load(load(ECHO)))).kind, RefusalKind::Frozen);
+        let same = host.ask(&Request::Identify(identity(1)));
+        assert_eq!(refused(same).kind, RefusalKind::Frozen, "the generation of before the freeze");
+        assert_eq!(refused(host.ask_function(&json!(1))).kind, RefusalKind::NotIdentified);
+
+        host.identify(2);
+        assert_eq!(guest.machine.take(), ["reseed 32", "clock 5", "host name i-2"]);
+        assert_eq!(host.answer(&json!(1)), json!(1));
+    }
+
+    #[test]
+    fn an_identity_that_is_not_taken_leaves_the_gate_closed() {
+        let (guest, mut host) = TestGuest::with(ECHO);
+        let attempts = [
+            (
+                Identify { entropy: Base64Bytes(vec![7; 31]), ..identity(2) },
+                RefusalKind::BadRequest,
+            ),
+            (
+                Identify { entropy: Base64Bytes(vec![7; 513]), ..identity(2) },
+                RefusalKind::BadRequest,
+            ),
+            (Identify { instance_id: "Big-Name".into(), ..identity(2) }, RefusalKind::BadRequest),
+            (Identify { instance_id: "-".into(), ..identity(2) }, RefusalKind::BadRequest),
+            (Identify { wall_clock_ns: 0, ..identity(2) }, RefusalKind::System),
+        ];
+        ready_to_freeze(&host.ask(&Request::PrepareFreeze));
+        let mut host = guest.connect();
+        for (attempt, kind) in attempts {
+            assert_eq!(refused(host.ask(&Request::Identify(attempt))).kind, kind);
+            assert_eq!(refused(host.ask_function(&json!(1))).kind, RefusalKind::NotIdentified);
+        }
+        host.identify(2);
+        assert_eq!(host.answer(&json!(1)), json!(1));
+    }
+
+    #[test]
+    fn a_freeze_waits_for_what_is_in_flight_and_lets_nothing_else_in() {
+        let folder = tempfile::tempdir().unwrap();
+        let (started, finish) = (folder.path().join("started"), folder.path().join("finish"));
+        let (guest, mut first) = TestGuest::with(
+            "import os, time\n\
+             def handler(event, context):\n\
+             \x20   open(event[0], 'w').close()\n\
+             \x20   while not os.path.exists(event[1]): time.sleep(0.001)\n\
+             \x20   return 'finished'\n",
+        );
+        let mut second = guest.connect();
+        let mut third = guest.connect();
+        let event = json!([started, finish]);
+        let in_flight = thread::spawn(move || first.answer(&event));
+        while !started.exists() {
+            thread::yield_now();
+        }
+        let freeze = thread::spawn(move || second.ask(&Request::PrepareFreeze));
+        let status = |host: &mut Host| match host.ask(&Request::Status) {
+            Reply::Status(status) => status,
+            other => panic!("{other:?}"),
+        };
+        while status(&mut third).open {
+            thread::yield_now();
+        }
+        assert_eq!(refused(third.ask_function(&json!(1))).kind, RefusalKind::NotIdentified);
+        assert!(!freeze.is_finished());
+        std::fs::write(finish, "").unwrap();
+        assert_eq!(in_flight.join().unwrap(), json!("finished"));
+        ready_to_freeze(&freeze.join().unwrap());
+        let expected = Status {
+            agent: env!("CARGO_PKG_VERSION").into(),
+            function: Some("test".into()),
+            open: false,
+            instance_id: Some("i-1".into()),
+            invocations: 1,
+        };
+        assert_eq!(status(&mut third), expected);
+    }
+
+    #[test]
+    fn a_freeze_starts_a_runtime_that_had_ended_again() {
+        let (guest, mut host) = TestGuest::with(
+            "import os\n\
+             born = os.getpid()\n\
+             def handler(event, context): os._exit(1) if event else None\n",
+        );
+        host.failed(&json!(1));
+        ready_to_freeze(&host.ask(&Request::PrepareFreeze));
+        assert_eq!(guest.connect().identify(2), ());
+    }
+
+    /// Without the reseeding, all that is compared here would be the same in every clone.
+    #[test]
+    fn an_identity_replaces_the_random_state_of_the_running_process() {
+        let guest = TestGuest::start();
+        let mut host = guest.connect();
+        host.load(
+            "import os, random, ssl, tempfile, uuid\n\
+             random.seed(7)\n\
+             node, names = uuid.getnode(), tempfile._get_candidate_names()\n\
+             uuid.uuid1()\n\
+             def handler(event, context):\n\
+             \x20   return {\n\
+             \x20       'pid': os.getpid(),\n\
+             \x20       'random': random.random() == random.Random(7).random(),\n\
+             \x20       'gauss': random.gauss(0, 1) == random.Random(7).gauss(0, 1),\n\
+             \x20       'node': uuid.uuid1().node == node or uuid.getnode() == node,\n\
+             \x20       'names': tempfile._get_candidate_names() is names,\n\
+             \x20       'instance': os.environ['FIRN_INSTANCE_ID'],\n\
+             \x20   }\n",
+        );
+        host.identify(1);
+        let before = host.answer(&json!(1));
+        ready_to_freeze(&host.ask(&Request::PrepareFreeze));
+        let mut host = guest.connect();
+        host.identify(2);
+        let after = host.answer(&json!(1));
+        let expected = |instance: &str| {
+            json!({
+                "pid": before["pid"], "random": false, "gauss": false, "node": false,
+                "names": false, "instance": instance,
+            })
+        };
+        assert_eq!(before, expected("i-1"));
+        assert_eq!(after, expected("i-2"), "the same process, another identity");
+    }
+
+    #[test]
+    fn a_runtime_that_cannot_reseed_is_replaced() {
+        let (guest, mut host) = TestGuest::with(
+            "import os, random\n\
+             def handler(event, context):\n\
+             \x20   if event: random.seed = None\n\
+             \x20   return [os.getpid(), random.seed is None]\n",
+        );
+        let before = host.answer(&json!(true));
+        ready_to_freeze(&host.ask(&Request::PrepareFreeze));
+        let mut host = guest.connect();
+        host.identify(2);
+        let after = host.answer(&json!(false));
+        assert_ne!(before[0], after[0]);
+        assert_eq!(after[1], json!(false));
+    }
+
+    #[test]
+    fn the_identity_function_shows_the_identity() {
+        let (_guest, mut host) = TestGuest::with(IDENTITY);
+        let (one, other) = (host.answer(&json!(1)), host.answer(&json!(1)));
+        assert_eq!(one["instance_id"], json!("i-1"));
+        for random in ["urandom", "random", "uuid1", "uuid4", "temporary"] {
+            assert_ne!(one[random], other[random], "{random}");
+        }
+    }
+}
+
+mod requests {
+    use super::*;
+
+    fn reply_to(request: &Request) -> (Refusal, bool) {
+        let guest = TestGuest::start();
+        let mut host = Host(guest.open());
+        let refusal = refused(host.ask(request));
+        let closed = receive::<Reply>(&mut host.0, MAX_REPLY_LENGTH).is_err();
+        (refusal, closed)
+    }
+
+    #[test]
+    fn a_connection_starts_with_hello() {
+        let (refusal, closed) = reply_to(&Request::Status);
+        assert_eq!((refusal.kind, closed), (RefusalKind::Version, true));
+    }
+
+    #[test]
+    fn a_host_of_another_age_is_refused() {
+        let (refusal, closed) = reply_to(&Request::Hello { oldest: 2, newest: 9 });
+        assert_eq!((refusal.kind, closed), (RefusalKind::Version, true));
+        assert!(refusal.message.contains("2 to 9"), "{}", refusal.message);
+        assert_eq!(hello(0, 9).1, Next::GoOn, "the newest version that both know");
+    }
+
+    #[test]
+    fn what_is_no_request_ends_the_connection() {
+        let guest = TestGuest::start();
+        let mut host = guest.connect();
+        write_frame(&mut host.0, b"{\"no_such_request\":1}", MAX_REQUEST_LENGTH).unwrap();
+        let reply = receive(&mut host.0, MAX_REPLY_LENGTH).unwrap();
+        assert_eq!(refused(reply).kind, RefusalKind::BadRequest);
+        assert!(receive::<Reply>(&mut host.0, MAX_REPLY_LENGTH).is_err());
+
+        let mut host = guest.connect();
+        host.0.write_all(&u32::MAX.to_le_bytes()).unwrap();
+        assert!(receive::<Reply>(&mut host.0, MAX_REPLY_LENGTH).is_err());
+        guest.connect();
+    }
+
+    #[test]
+    fn an_event_over_the_limit_is_refused() {
+        let (_guest, mut host) = TestGuest::with(ECHO);
+        let refusal = refused(host.ask_function(&json!("x".repeat(MAX_EVENT_BYTES))));
+        assert_eq!(refusal.kind, RefusalKind::BadRequest);
+        for time_limit_ms in [0, MAX_TIME_LIMIT_MS + 1] {
+            let refusal = refused(host.ask(&invoke(&json!(1), time_limit_ms)));
+            assert_eq!(refusal.kind, RefusalKind::BadRequest);
+        }
+        assert_eq!(host.answer(&json!(1)), json!(1));
+    }
+
+    #[test]
+    fn a_function_stays_inside_its_folder() {
+        let with_path = |path: &str| {
+            let mut load = load(ECHO);
+            load.files.insert(path.into(), Base64Bytes::default());
+            function::check(&load)
+        };
+        assert_eq!(with_path("a/b.py"), Ok(()));
+        let long = "x".repeat(256);
+        for path in ["", "/etc/passwd", "../x", "a/../x", "a/./x", "a//x", "a/", ".", "a\0b", &long]
+        {
+            assert!(with_path(path).is_err(), "{path:?}");
+        }
+    }
+
+    #[test]
+    fn a_function_that_breaks_a_limit_is_refused() {
+        let refusals = [
+            Load { name: String::new(), ..load(ECHO) },
+            Load { name: "a b".into(), ..load(ECHO) },
+            Load { name: "x".repeat(65), ..load(ECHO) },
+            Load { time_limit_ms: 0, ..load(ECHO) },
+            Load { environment: BTreeMap::from([("A=B".into(), String::new())]), ..load(ECHO) },
+            Load { environment: BTreeMap::from([("A".into(), "\0".into())]), ..load(ECHO) },
+            Load {
+                files: BTreeMap::from([("x".into(), Base64Bytes(vec![0; MAX_FUNCTION_BYTES + 1]))]),
+                ..load(ECHO)
+            },
+            Load {
+                files: (0..=MAX_FUNCTION_FILES)
+                    .map(|n| (n.to_string(), Base64Bytes::default()))
+                    .collect(),
+                ..load(ECHO)
+            },
+        ];
+        for load in refusals {
+            assert!(function::check(&load).is_err(), "{} {:?}", load.name, load.environment);
+        }
+        assert_eq!(function::check(&load(ECHO)), Ok(()));
+    }
+
+    #[test]
+    fn a_function_that_cannot_be_written_is_refused() {
+        let guest = TestGuest::start();
+        let mut host = guest.connect();
+        let mut load = load(ECHO);
+        load.files.insert("handler.py/below.py".into(), Base64Bytes::default());
+        let refusal = refused(host.ask(&Request::Load(load)));
+        assert_eq!(refusal.kind, RefusalKind::System);
+        assert!(refusal.message.contains("handler.py/below.py"), "{}", refusal.message);
+    }
+
+    #[test]
+    fn the_machine_powers_off_even_while_the_function_runs() {
+        let (guest, mut host) = TestGuest::with(NEVER_RETURNS);
+        let mut other = guest.connect();
+        send(&mut host.0, &invoke(&json!({"return": false}), TIME_LIMIT_MS), MAX_REQUEST_LENGTH)
+            .unwrap();
+        guest.machine.take();
+        assert!(matches!(other.ask(&Request::Shutdown), Reply::ShuttingDown));
+        assert!(receive::<Reply>(&mut other.0, MAX_REPLY_LENGTH).is_err());
+        assert_eq!(guest.machine.take(), ["sync", "power off"]);
     }
 }
 
 #[test]
-fn output_is_returned_and_cannot_break_the_channel() {
-    let (_guest, mut host) = Guest::with(
-        "import os, sys\n\
-         def handler(event, context):\n\
-         \x20   print('to stdout'); print('to stderr', file=sys.stderr)\n\
-         \x20   os.write(1, b'\\xff\\x00\\x00\\x7f{}')\n\
-         \x20   return sys.stdin.read()\n",
-    );
-    let answered = host.answered(&json!(1));
-    assert_eq!(answered.answer.get(), "\"\"");
-    assert_eq!(answered.logs, "to stdout\nto stderr\n\u{FFFD}\0\0\u{7f}{}");
-    assert_eq!(host.answered(&json!(1)).logs, answered.logs, "logs of one request only");
-}
-
-#[test]
-fn more_output_than_a_pipe_holds_leaves_its_tail() {
-    let (_guest, mut host) = Guest::with(
-        "def handler(event, context):\n\
-         \x20   for i in range(20000): print('line', i)\n",
-    );
-    let logs = host.answered(&json!(1)).logs;
-    assert_eq!(logs.len(), LOG_TAIL_BYTES);
-    assert!(logs.ends_with("line 19998\nline 19999\n"), "{logs}");
-}
-
-#[test]
-fn an_exception_is_returned_with_type_message_and_trace() {
-    let (_guest, mut host) = Guest::with(
-        "def inner(): return {}['missing']\n\
-         def handler(event, context): return inner()\n",
-    );
-    let error = host.failed(&json!(1)).error;
-    assert_eq!(
-        (error.error_type.as_str(), error.error_message.as_str()),
-        ("KeyError", "'missing'")
-    );
-    assert_eq!(error.stack_trace.len(), 2, "{error:?}");
-    assert!(error.stack_trace[0].contains("handler.py\", line 2, in handler\n"), "{error:?}");
-    assert!(error.stack_trace[1].contains("line 1, in inner\n"), "{error:?}");
+fn the_queue_serves_in_order() {
+    let line = Line::new(Vec::new());
+    let first = line.wait();
+    thread::scope(|scope| {
+        let line = &line;
+        for number in 0..8 {
+            scope.spawn(move || line.wait().push(number));
+            while line.waiting() < number + 1 {
+                thread::yield_now();
+            }
+        }
+        drop(first);
+    });
+    assert_eq!(*line.wait(), [0, 1, 2, 3, 4, 5, 6, 7]);
 }
