@@ -5,6 +5,7 @@
 
 mod init;
 
+use std::error::Error;
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -12,6 +13,7 @@ use std::sync::Arc;
 
 use firn_agent::protocol::AGENT_PORT;
 use firn_agent::serve::{Guest, RuntimeConfig, Server};
+use rustix::system::{RebootCommand, reboot};
 use rustix::time::{ClockId, clock_gettime};
 use vsock::{VMADDR_CID_ANY, VsockListener};
 
@@ -24,19 +26,21 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     }
     if let Err(error) = init::set_up() {
-        return give_up(&error);
+        return give_up(explain(&error));
     }
     match init::fork() {
         Ok(init::Side::Child) => match serve() {
             Ok(()) => ExitCode::SUCCESS,
-            Err(error) => give_up(&error),
+            Err(error) => {
+                console(format_args!("cannot listen on vsock port {AGENT_PORT}: {error}"));
+                ExitCode::FAILURE
+            }
         },
         Ok(init::Side::Parent(server)) => {
             let end = init::reap_until(server);
-            console(format_args!("the server ended: {end}"));
-            ExitCode::FAILURE
+            give_up(format_args!("the server ended: {end}"))
         }
-        Err(error) => give_up(&error),
+        Err(error) => give_up(format_args!("cannot start the server: {error}")),
     }
 }
 
@@ -55,17 +59,21 @@ fn serve() -> io::Result<()> {
     Ok(())
 }
 
-/// Says why on the console and ends the first process: the kernel panics then, which a monitor can
-/// tell from a machine that was asked to power off.
-fn give_up(error: &dyn std::error::Error) -> ExitCode {
-    let mut reason = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        reason = format!("{reason}: {error}");
-        cause = error.source();
-    }
+/// Says why on the console and restarts the machine, which ends the monitor and tells it apart from
+/// a machine that was asked to power off.
+fn give_up(reason: impl Display) -> ExitCode {
     console(reason);
+    if let Err(error) = reboot(RebootCommand::Restart) {
+        console(format_args!("cannot restart: {error}"));
+    }
+    // The end of the first process makes the kernel panic.
     ExitCode::FAILURE
+}
+
+/// An error's text and those of its causes.
+fn explain(error: &(dyn Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |&error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 fn console(line: impl Display) {

@@ -1,6 +1,7 @@
 //! The root file system: a read-only disk under a writable one.
 
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -25,6 +26,7 @@ pub(super) fn assemble_root() -> Result<(), SetUpError> {
         make_dir(path)?;
     }
     attach("/dev/vda", "erofs", "/lower", MountFlags::RDONLY)?;
+    check_root()?;
     if block_devices() > 1 {
         if !appears("/dev/vdb") {
             return Err(SetUpError::NoOverlayDisk { seconds: DISK_LIMIT.as_secs() });
@@ -38,6 +40,18 @@ pub(super) fn assemble_root() -> Result<(), SetUpError> {
     }
     let options = c"lowerdir=/lower,upperdir=/upper/data,workdir=/upper/work";
     attach_with("overlay", "overlay", NEW_ROOT, MountFlags::NOATIME, Some(options))
+}
+
+/// Finds a root disk that was cut short. The mount alone reads no more than its first blocks.
+fn check_root() -> Result<(), SetUpError> {
+    let unreadable = |source| SetUpError::Path { path: "/sys/class/block/vda/size".into(), source };
+    let sectors = fs::read_to_string("/sys/class/block/vda/size").map_err(unreadable)?;
+    let sectors: u64 = sectors.trim().parse().map_err(|e| unreadable(io::Error::other(e)))?;
+    let system = rustix::fs::statvfs("/lower").map_err(|error| unreadable(error.into()))?;
+    // The kernel counts disks in sectors of 512 bytes, whatever the disk does.
+    let (has, needs) =
+        (sectors.saturating_mul(512), system.f_blocks.saturating_mul(system.f_frsize));
+    if has < needs { Err(SetUpError::RootTooShort { has, needs }) } else { Ok(()) }
 }
 
 /// Waits for a device node. Devices are probed beside the first process.

@@ -18,7 +18,7 @@ pub(crate) use process::{Side, fork, reap_until};
 pub(crate) enum SetUpError {
     #[error("cannot mount {what} on {target}")]
     Mount { what: &'static str, target: &'static str, source: io::Error },
-    #[error("cannot make or remove {path}")]
+    #[error("cannot set up {path}")]
     Path { path: String, source: io::Error },
     #[error("cannot insert the kernel module {name}")]
     Module { name: String, source: io::Error },
@@ -27,9 +27,14 @@ pub(crate) enum SetUpError {
          the monitor has to attach it as the first virtio-blk device"
     )]
     NoRootDisk { seconds: u64 },
+    #[error(
+        "the root disk /dev/vda has {has} bytes and its file system needs {needs}: \
+         it was cut short, build or copy it again"
+    )]
+    RootTooShort { has: u64, needs: u64 },
     #[error("the monitor attached a second disk, but /dev/vdb did not appear within {seconds} s")]
     NoOverlayDisk { seconds: u64 },
-    #[error("cannot switch to the root file system")]
+    #[error("cannot switch to the root file system on /root")]
     SwitchRoot { source: io::Error },
     #[error("cannot bring up the loopback interface")]
     Loopback { source: io::Error },
