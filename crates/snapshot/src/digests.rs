@@ -106,7 +106,7 @@ impl Digests {
     }
 
     /// The digests of `chunk`'s pages; `chunk` is one of the image's.
-    pub(crate) fn record(&self, chunk: u64) -> Result<&[u64], DigestError> {
+    fn record(&self, chunk: u64) -> Result<&[u64], DigestError> {
         let chunks = usize::try_from(self.pages.div_ceil(CHUNK_PAGES)).unwrap_or(usize::MAX);
         let records = self.records.get_or_init(|| (0..chunks).map(|_| Record::new()).collect());
         let slot = &records[usize::try_from(chunk).unwrap_or(usize::MAX)];
@@ -117,7 +117,8 @@ impl Digests {
         Ok(slot.get_or_init(|| record))
     }
 
-    fn read_record(&self, chunk: u64) -> Result<Box<[u64]>, DigestError> {
+    /// Reads and checks the record of `chunk`, one of the image's, and does not keep it.
+    pub(crate) fn read_record(&self, chunk: u64) -> Result<Box<[u64]>, DigestError> {
         let first_page = chunk * CHUNK_PAGES;
         let pages = (self.pages - first_page).min(CHUNK_PAGES);
         let mut bytes = vec![0; usize::try_from(digests_len(pages)).unwrap_or(usize::MAX)];

@@ -4,12 +4,16 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
 use postcard_schema::Schema;
-use rustix::fs::{SeekFrom, seek};
+use rustix::fs::{CWD, Mode, OFlags, SeekFrom, openat, seek};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+use crate::manifest::DiskInfo;
 
 /// Bytes that one inner digest of a disk covers (2 MiB).
 const BLOCK_SIZE: u64 = 2 << 20;
@@ -66,6 +70,52 @@ impl DiskSource for &File {
     }
 }
 
+/// Why a read-only disk cannot be used.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum DiskError {
+    /// It cannot be opened.
+    #[error("disk {id} cannot be opened at {}", .path.display())]
+    Open {
+        /// Name of the disk.
+        id: String,
+        /// Where it is expected.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// It is a directory, a device, a pipe.
+    #[error("disk {id}: {} is not a regular file; give the file that holds the disk", .path.display())]
+    NotAFile {
+        /// Name of the disk.
+        id: String,
+        /// Where it lies.
+        path: PathBuf,
+    },
+    /// It cannot be read.
+    #[error("disk {id} cannot be read from {}", .path.display())]
+    Read {
+        /// Name of the disk.
+        id: String,
+        /// Where it lies.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// It does not hold what it held at the freeze.
+    #[error(
+        "disk {id}: {} is not what it was at the freeze (length or digest differ); put that file back, \
+         or freeze again",
+        .path.display()
+    )]
+    Changed {
+        /// Name of the disk.
+        id: String,
+        /// Where it lies.
+        path: PathBuf,
+    },
+}
+
 impl DiskIdentity {
     /// Reads all of `file` (its holes apart) and digests it. The file's position is moved.
     ///
@@ -75,11 +125,8 @@ impl DiskIdentity {
         scan(&mut &*file, |_, _| Ok(()))
     }
 
-    /// Whether `file` has this length and these first 64 KiB. What follows them is not read.
-    ///
-    /// # Errors
-    /// Whatever keeps the file from being read.
-    pub fn head_matches(&self, file: &File) -> io::Result<bool> {
+    /// Whether `file` has this length and these first 64 KiB.
+    fn head_matches(&self, file: &File) -> io::Result<bool> {
         if file.metadata()?.len() != self.len {
             return Ok(false);
         }
@@ -87,6 +134,84 @@ impl DiskIdentity {
         file.read_exact_at(&mut head, 0)?;
         Ok(xxh3_64(&head) == self.head)
     }
+}
+
+impl DiskInfo {
+    /// Describes the disk in file `path`; reads all of it. Links in the path are resolved.
+    ///
+    /// # Errors
+    /// [`DiskError`] when it cannot be read, or is not a regular file.
+    pub fn new(id: impl Into<String>, path: impl AsRef<Path>) -> Result<Self, DiskError> {
+        let (id, path) = (id.into(), path.as_ref());
+        let path = path.canonicalize().map_err(|source| DiskError::Open {
+            id: id.clone(),
+            path: path.into(),
+            source,
+        })?;
+        let identity = DiskIdentity { len: 0, head: 0, digest: 0 };
+        let mut disk = Self { id, path, identity };
+        let file = disk.open_unchecked()?;
+        disk.identity = DiskIdentity::of(&file).map_err(|source| disk.read_error(source))?;
+        Ok(disk)
+    }
+
+    /// Opens the disk read-only for a start, and checks its length and its first 64 KiB. What follows them is checked by
+    /// [`crate::verify`].
+    ///
+    /// # Errors
+    /// [`DiskError`] when it is not there, cannot be read, or is another than at the freeze.
+    pub fn open(&self) -> Result<File, DiskError> {
+        let file = self.open_unchecked()?;
+        match self.identity.head_matches(&file) {
+            Ok(true) => Ok(file),
+            Ok(false) => Err(self.changed_error()),
+            Err(source) => Err(self.read_error(source)),
+        }
+    }
+
+    /// Checks all of the disk. `progress` is called with the bytes done.
+    pub(crate) fn check(&self, progress: &mut dyn FnMut(u64)) -> Result<(), DiskError> {
+        let file = self.open()?;
+        match digest_with_progress(&file, progress) {
+            Ok(found) if found == self.identity => Ok(()),
+            Ok(_) => Err(self.changed_error()),
+            Err(source) => Err(self.read_error(source)),
+        }
+    }
+
+    fn open_unchecked(&self) -> Result<File, DiskError> {
+        let (id, path) = (self.id.clone(), self.path.clone());
+        // Without NONBLOCK, a FIFO there would block the open for ever.
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let opened = openat(CWD, &path, flags, Mode::empty())
+            .map(File::from)
+            .map_err(io::Error::from)
+            .and_then(|file| Ok((file.metadata()?.is_file(), file)));
+        match opened {
+            Ok((true, file)) => Ok(file),
+            Ok((false, _)) => Err(DiskError::NotAFile { id, path }),
+            Err(source) => Err(DiskError::Open { id, path, source }),
+        }
+    }
+
+    fn changed_error(&self) -> DiskError {
+        DiskError::Changed { id: self.id.clone(), path: self.path.clone() }
+    }
+
+    fn read_error(&self, source: io::Error) -> DiskError {
+        DiskError::Read { id: self.id.clone(), path: self.path.clone(), source }
+    }
+}
+
+/// The identity of `file`; `progress` is called with the bytes done.
+pub(crate) fn digest_with_progress(
+    file: &File,
+    progress: &mut dyn FnMut(u64),
+) -> io::Result<DiskIdentity> {
+    scan(&mut &*file, |offset, bytes| {
+        progress(offset + u64::try_from(bytes.len()).unwrap_or(u64::MAX));
+        Ok::<_, io::Error>(())
+    })
 }
 
 /// Reads `source` from start to end, hands each block that may hold data to `block` (offset, bytes), and
@@ -160,3 +285,7 @@ pub(crate) fn next_data(file: &File, offset: u64) -> io::Result<Option<Range<u64
 fn head_len(len: u64) -> usize {
     usize::try_from(len).map_or(HEAD_SIZE, |len| len.min(HEAD_SIZE))
 }
+
+#[cfg(test)]
+#[path = "disk_tests.rs"]
+mod tests;

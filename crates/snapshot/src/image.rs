@@ -146,15 +146,13 @@ impl StoredFile {
     }
 }
 
-/// Streams guest memory into `file`, and finds its zero pages and digests on the way.
+/// Streams guest memory into `out`, which has the layout's length, and finds its zero pages and digests on the way.
 pub(crate) fn write_image(
-    file: File,
-    path: PathBuf,
+    mut out: SparseFile,
     source: &mut dyn PageSource,
     kind: ImageKind,
 ) -> Result<(WrittenImage, StoredFile), FreezeError> {
     let layout = source.layout().clone();
-    let mut out = SparseFile::new(file, path, layout.total_bytes())?;
     let mut zero_map = PageSet::new(layout.pages());
     let capacity = usize::try_from(digests_len(layout.pages())).unwrap_or(usize::MAX);
     let mut digests = Vec::with_capacity(capacity);
@@ -221,3 +219,7 @@ fn no_space(file: &File, path: PathBuf, needed: u64) -> FreezeError {
     let taken = file.metadata().map_or(0, |metadata| metadata.blocks() * 512);
     FreezeError::NoSpace { path, needed, available: free.saturating_add(taken) }
 }
+
+#[cfg(test)]
+#[path = "image_tests.rs"]
+mod tests;

@@ -23,6 +23,7 @@ mod manifest;
 mod page_set;
 mod snapshot;
 mod staging;
+mod verify;
 mod writer;
 
 #[cfg(test)]
@@ -30,7 +31,7 @@ mod tests;
 
 pub use container::{CONTAINER_VERSION, PROFILE_VERSION, Section};
 pub use digests::{DigestError, Digests};
-pub use disk::{DiskIdentity, DiskSource};
+pub use disk::{DiskError, DiskIdentity, DiskSource};
 pub use error::OpenError;
 pub use freeze_error::FreezeError;
 pub use image::{Chunk, PageSource};
@@ -44,4 +45,5 @@ pub use manifest::{
 };
 pub use page_set::{PageSet, Span};
 pub use snapshot::Snapshot;
+pub use verify::{PageRun, Problem, VerifyError, VerifyReport, verify};
 pub use writer::{SealReport, Writer};

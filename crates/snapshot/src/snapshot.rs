@@ -16,7 +16,7 @@ use crate::manifest::{ImageKind, Manifest};
 use crate::page_set::PageSet;
 
 /// How often opening starts anew because the snapshot was replaced meanwhile.
-const MAX_ATTEMPTS: u32 = 64;
+pub(crate) const MAX_ATTEMPTS: u32 = 64;
 
 /// An open snapshot.
 ///

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{
     AtFlags, CWD, Dir, FlockOperation, Mode, OFlags, RenameFlags, flock, fstat, fsync, mkdirat,
-    openat, renameat_with, statat, unlinkat,
+    openat, renameat, renameat_with, statat, unlinkat,
 };
 use rustix::io::Errno;
 use uuid::Uuid;
@@ -44,12 +44,14 @@ pub(crate) struct Staging {
 impl Staging {
     /// Makes a staging directory for `destination`, after removing what killed freezes left beside it.
     pub(crate) fn create(destination: &Path) -> Result<Self, FreezeError> {
+        // Without a slash at its end, which would hide a link.
+        let destination = &destination.components().collect::<PathBuf>();
         // A link to a snapshot keeps pointing to it: the snapshot is replaced, not the link.
         let destination = match destination.symlink_metadata() {
             Ok(metadata) if metadata.is_symlink() => destination
                 .canonicalize()
                 .map_err(|source| io_error(destination, "resolve the link", source))?,
-            _ => destination.to_owned(),
+            _ => destination.clone(),
         };
         let Some(destination_name) = destination.file_name().map(OsStr::to_owned) else {
             return Err(FreezeError::BadDestination { path: destination });
@@ -126,17 +128,16 @@ impl Staging {
     /// Renames the directory to the destination; returns whether a snapshot was there, which then has the staging
     /// directory's name.
     fn rename(&self) -> Result<bool, FreezeError> {
-        let rename = |flags| {
-            renameat_with(&self.parent, &self.name, &self.parent, &self.destination_name, flags)
-        };
+        let (parent, name) = (&self.parent, &self.destination_name);
         for _ in 0..MAX_ATTEMPTS {
-            match rename(RenameFlags::NOREPLACE) {
+            // A directory is never renamed onto one that holds files, so this replaces nothing.
+            match renameat(parent, &self.name, parent, name) {
                 Ok(()) => return Ok(false),
-                Err(Errno::EXIST) => {}
+                Err(Errno::EXIST | Errno::NOTEMPTY | Errno::NOTDIR) => {}
                 Err(errno) => return Err(io_error(&self.destination, "rename to", errno.into())),
             }
-            check_replaceable(&self.parent, &self.destination_name, &self.destination)?;
-            match rename(RenameFlags::EXCHANGE) {
+            check_replaceable(parent, name, &self.destination)?;
+            match renameat_with(parent, &self.name, parent, name, RenameFlags::EXCHANGE) {
                 Ok(()) => return Ok(true),
                 // Removed since: the plain rename works again.
                 Err(Errno::NOENT) => {}
@@ -160,7 +161,8 @@ impl Drop for Staging {
     }
 }
 
-/// Opens and locks the directory that was just made; `None` when a sweep came first.
+/// Opens and locks a staging directory; `None` when another has the lock, or when the name is no longer this
+/// directory's once it is locked.
 fn lock(parent: &OwnedFd, name: &str) -> Result<Option<OwnedFd>, Errno> {
     let dir = match openat(parent, name, DIR_FLAGS, Mode::empty()) {
         Err(Errno::NOENT) => return Ok(None),
@@ -181,8 +183,9 @@ fn sweep(parent: &OwnedFd) {
         let Some(name) = entry.file_name().to_str().ok().filter(|name| is_staging(name)) else {
             continue;
         };
-        let Ok(dir) = openat(parent, name, DIR_FLAGS, Mode::empty()) else { continue };
-        if flock(&dir, FlockOperation::NonBlockingLockExclusive).is_ok() {
+        // The lock is taken first and the name looked at again then: a directory that its owner published in
+        // between has another name by now, and is left alone.
+        if let Ok(Some(dir)) = lock(parent, name) {
             remove_dir(parent, &dir, name);
         }
     }
@@ -235,3 +238,7 @@ fn check_replaceable(parent: &OwnedFd, name: &OsStr, path: &Path) -> Result<(), 
 fn io_error(path: &Path, action: &'static str, source: io::Error) -> FreezeError {
     FreezeError::Io { path: path.into(), action, source }
 }
+
+#[cfg(test)]
+#[path = "staging_tests.rs"]
+mod tests;

@@ -77,8 +77,8 @@ impl Writer {
         kind: ImageKind,
     ) -> Result<ImageInfo, FreezeError> {
         let start = Instant::now();
-        let file = self.staging.create_file(IMAGE_FILE)?;
-        let image = write_image(file, self.staging.path_of(IMAGE_FILE), source, kind)?;
+        let out = self.create_file(IMAGE_FILE, source.layout().total_bytes())?;
+        let image = write_image(out, source, kind)?;
         let info = image.0.info;
         self.image = Some(image);
         self.image_time = start.elapsed();
@@ -95,8 +95,7 @@ impl Writer {
     ) -> Result<DiskIdentity, FreezeError> {
         let start = Instant::now();
         let len = source.size().map_err(|source| FreezeError::Overlay { source })?;
-        let file = self.staging.create_file(OVERLAY_FILE)?;
-        let mut out = SparseFile::new(file, self.staging.path_of(OVERLAY_FILE), len)?;
+        let mut out = self.create_file(OVERLAY_FILE, len)?;
         let identity = scan(source, |offset, bytes| {
             out.write_nonzero(offset, bytes, |_, page| is_zero(page)).map_err(ScanError::Write)
         })
@@ -132,14 +131,13 @@ impl Writer {
         let manifest = Manifest { description, layout, image: info, overlay };
         let manifest =
             postcard::to_stdvec(&manifest).map_err(|source| FreezeError::Encode { source })?;
-        let container = encode_container(&[
+        let container_file = self.write_container(&[
             (Section::Manifest, CONTAINER_VERSION, &manifest),
             (Section::MachineState, machine_state_version, machine_state),
             (Section::ZeroMap, CONTAINER_VERSION, &zero_map.to_bytes()),
             (Section::Profile, PROFILE_VERSION, &[]),
             (Section::Digests, CONTAINER_VERSION, &digests),
         ])?;
-        let container_file = self.write_container(&container)?;
         let (mut bytes_written, mut disk_bytes) = (0, 0);
         for file in [Some(image_file), overlay_file, Some(container_file)].iter().flatten() {
             bytes_written += file.written;
@@ -165,30 +163,30 @@ impl Writer {
         self.staging.destination()
     }
 
-    fn write_container(&self, bytes: &[u8]) -> Result<StoredFile, FreezeError> {
-        let file = self.staging.create_file(CONTAINER_FILE)?;
-        let mut out = SparseFile::new(file, self.staging.path_of(CONTAINER_FILE), 0)?;
-        out.write(0, bytes)?;
+    fn create_file(&self, name: &str, len: u64) -> Result<SparseFile, FreezeError> {
+        SparseFile::new(self.staging.create_file(name)?, self.staging.path_of(name), len)
+    }
+
+    /// Writes header and sections, in the order of the section table. Equal input gives equal bytes.
+    fn write_container(
+        &self,
+        sections: &[(Section, u32, &[u8]); Section::TABLE.len()],
+    ) -> Result<StoredFile, FreezeError> {
+        for &(section, _, bytes) in sections {
+            let (len, max) = (bytes.len(), section.max_len());
+            if u64::try_from(len).map_or(true, |len| len > max) {
+                return Err(FreezeError::TooLarge { section, len, max });
+            }
+        }
+        let entries = sections.map(|(section, version, bytes)| Entry::of(section, version, bytes));
+        let header = Header { architecture: HOST_ARCHITECTURE, entries };
+        let mut out = self.create_file(CONTAINER_FILE, header.file_len())?;
+        out.write(0, &header.encode())?;
+        for &(section, _, bytes) in sections {
+            out.write(header.range(section).start, bytes)?;
+        }
         out.finish()
     }
-}
-
-/// Puts header and sections together. Equal input gives equal bytes.
-fn encode_container(
-    sections: &[(Section, u32, &[u8]); Section::TABLE.len()],
-) -> Result<Vec<u8>, FreezeError> {
-    for &(section, _, bytes) in sections {
-        let (len, max) = (bytes.len(), section.max_len());
-        if u64::try_from(len).map_or(true, |len| len > max) {
-            return Err(FreezeError::TooLarge { section, len, max });
-        }
-    }
-    let entries = sections.map(|(section, version, bytes)| Entry::of(section, version, bytes));
-    let mut container = Header { architecture: HOST_ARCHITECTURE, entries }.encode();
-    for (_, _, bytes) in sections {
-        container.extend_from_slice(bytes);
-    }
-    Ok(container)
 }
 
 /// What can go wrong while the overlay is copied.

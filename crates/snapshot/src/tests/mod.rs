@@ -1,4 +1,8 @@
 //! Tests of whole snapshots.
 
+mod damage;
+mod golden;
+mod hostile;
+mod replace;
 mod round_trip;
-mod support;
+pub(crate) mod support;

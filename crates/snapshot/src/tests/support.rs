@@ -1,13 +1,16 @@
 //! What the tests of whole snapshots share.
 
-use std::io;
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use uuid::Uuid;
 
 use crate::{
-    Chunk, CpuFeatures, CpuRequirement, CpuidRegister, Description, FunctionInfo, MemoryLayout,
-    PageSource,
+    Chunk, CpuFeatures, CpuRequirement, CpuidRegister, Description, FunctionInfo, ImageKind,
+    MemoryLayout, PageSource, SealReport, Snapshot, Writer,
 };
-use uuid::Uuid;
 
 /// Guest memory in a vector.
 pub(crate) struct Memory {
@@ -20,12 +23,16 @@ pub(crate) struct Memory {
 impl Memory {
     /// Memory of `pages` pages, all zero, in firn's usual layout.
     pub(crate) fn zeroed(pages: u64) -> Self {
-        let layout = MemoryLayout::for_size(pages * 4096).unwrap();
+        Self::with_layout(MemoryLayout::for_size(pages * 4096).unwrap())
+    }
+
+    /// Memory that is all zero.
+    pub(crate) fn with_layout(layout: MemoryLayout) -> Self {
         let bytes = vec![0; usize::try_from(layout.total_bytes()).unwrap()];
         Self { layout, bytes, through_buffer: false }
     }
 
-    /// Fills one page with a byte.
+    /// Fills one image page with a byte.
     pub(crate) fn fill(&mut self, page: usize, byte: u8) {
         self.bytes[page * 4096..][..4096].fill(byte);
     }
@@ -74,4 +81,69 @@ pub(crate) fn destination() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("snapshot");
     (dir, path)
+}
+
+/// A temporary file with these bytes.
+pub(crate) fn file_with(bytes: &[u8]) -> File {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(bytes).unwrap();
+    file
+}
+
+/// Freezes `memory`, and `overlay` when there is one.
+pub(crate) fn freeze(
+    path: &Path,
+    memory: &mut Memory,
+    kind: ImageKind,
+    overlay: Option<&[u8]>,
+    description: Description,
+    machine_state: &[u8],
+) -> SealReport {
+    let mut writer = Writer::create(path).unwrap();
+    writer.write_image(memory, kind).unwrap();
+    if let Some(overlay) = overlay {
+        writer.write_overlay(&mut &file_with(overlay)).unwrap();
+    }
+    writer.seal(description, 3, machine_state).unwrap()
+}
+
+/// Freezes a small snapshot whose every part shows its generation.
+pub(crate) fn freeze_generation(path: &Path, generation: u8) {
+    let mut memory = Memory::zeroed(16);
+    // Which pages are zero depends on it too, and one page is never zero.
+    memory.fill(usize::from(generation) % 15, generation);
+    memory.fill(15, generation);
+    let overlay = vec![generation; 8192 + usize::from(generation)];
+    let id = Uuid::from_u128(u128::from(generation));
+    let description = Description { id, ..description() };
+    let state = [generation; 100];
+    freeze(path, &mut memory, ImageKind::Sparse, Some(&overlay), description, &state);
+}
+
+/// Opens what [`freeze_generation`] wrote, checks that all its parts are of one generation, and returns it.
+pub(crate) fn open_generation(path: &Path) -> u8 {
+    let snapshot = Snapshot::open(path).unwrap();
+    let (_, state) = snapshot.machine_state();
+    let generation = state[0];
+    assert_eq!(state, [generation; 100]);
+    let id = snapshot.manifest().description.id;
+    assert_eq!(id, Uuid::from_u128(u128::from(generation)));
+    let mut image = vec![0; 16 * 4096];
+    snapshot.image().read_exact_at(&mut image, 0).unwrap();
+    snapshot.digests().check(0, &image).unwrap();
+    assert!(image[15 * 4096..] == [generation; 4096]);
+    assert!(!snapshot.zero_map().get(u64::from(generation) % 15));
+    let mut overlay = vec![0; 8192 + usize::from(generation)];
+    snapshot.overlay().unwrap().read_exact_at(&mut overlay, 0).unwrap();
+    assert!(overlay.iter().all(|&byte| byte == generation));
+    generation
+}
+
+/// The names in a directory, sorted.
+pub(crate) fn names_in(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
 }

@@ -1,0 +1,45 @@
+use std::fs::OpenOptions;
+
+use proptest::prelude::{any, prop_assert_eq, proptest};
+
+use super::{SparseFile, is_zero, write_image};
+use crate::freeze_error::FreezeError;
+use crate::manifest::ImageKind;
+use crate::tests::support::Memory;
+
+/// A file on a full medium.
+fn full() -> SparseFile {
+    let file = OpenOptions::new().write(true).open("/dev/full").unwrap();
+    SparseFile { file, path: "memory.img".into(), needed: 0, full: false }
+}
+
+#[test]
+fn no_space_names_what_is_needed_in_all() {
+    for (kind, expected) in [(ImageKind::Sparse, 3 * 4096), (ImageKind::Dense, 2000 * 4096)] {
+        let mut memory = Memory::zeroed(2000);
+        for page in [0, 700, 1999] {
+            memory.fill(page, 1);
+        }
+        let error = write_image(full(), &mut memory, kind).unwrap_err();
+        let FreezeError::NoSpace { needed, .. } = error else { panic!("{error}") };
+        assert_eq!(needed, expected);
+    }
+}
+
+#[test]
+fn all_zero_memory_needs_no_space() {
+    let (image, stored) =
+        write_image(full(), &mut Memory::zeroed(2000), ImageKind::Sparse).unwrap();
+    assert_eq!((image.zero_map.count(), stored.written), (2000, 0));
+}
+
+proptest! {
+    #[test]
+    fn zero_is_told_from_any_other(len in 0_usize..300, spot in any::<usize>(), byte in any::<u8>()) {
+        let mut bytes = vec![0; len];
+        if len > 0 {
+            bytes[spot % len] = byte;
+        }
+        prop_assert_eq!(is_zero(&bytes), len == 0 || byte == 0);
+    }
+}

@@ -1,0 +1,74 @@
+use std::fs;
+
+use super::{Staging, is_staging};
+
+/// A directory as a killed freeze leaves it: it has the name, and no lock.
+const LITTER: &str = ".firn-0d9e61b9-ae6f-4d2a-9d0c-1f8a0b6d3f1e.partial";
+
+fn names_in(dir: &std::path::Path) -> Vec<String> {
+    crate::tests::support::names_in(dir)
+}
+
+#[test]
+fn what_a_killed_freeze_left_is_swept() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join(LITTER)).unwrap();
+    fs::write(dir.path().join(LITTER).join("memory.img"), b"half").unwrap();
+    let staging = Staging::create(&dir.path().join("snapshot")).unwrap();
+    assert_eq!(names_in(dir.path()).len(), 1);
+    drop(staging);
+    assert!(names_in(dir.path()).is_empty());
+}
+
+#[test]
+fn a_locked_directory_is_not_swept() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = Staging::create(&dir.path().join("first")).unwrap();
+    let second = Staging::create(&dir.path().join("second")).unwrap();
+    assert_eq!(names_in(dir.path()).len(), 2);
+    drop(first);
+    drop(second);
+    assert!(names_in(dir.path()).is_empty());
+}
+
+#[test]
+fn only_its_own_files_are_ever_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let litter = dir.path().join(LITTER);
+    fs::create_dir(&litter).unwrap();
+    fs::write(litter.join("notes"), b"mine").unwrap();
+    fs::create_dir(dir.path().join(".firn-cache.partial")).unwrap();
+    fs::create_dir(dir.path().join("elsewhere")).unwrap();
+    fs::write(dir.path().join("elsewhere/memory.img"), b"mine").unwrap();
+    let link = ".firn-2d9e61b9-ae6f-4d2a-9d0c-1f8a0b6d3f1e.partial";
+    std::os::unix::fs::symlink("elsewhere", dir.path().join(link)).unwrap();
+    drop(Staging::create(&dir.path().join("snapshot")).unwrap());
+    assert_eq!(names_in(&litter), ["notes"]);
+    assert_eq!(names_in(dir.path()), [LITTER, link, ".firn-cache.partial", "elsewhere"]);
+    assert_eq!(names_in(&dir.path().join("elsewhere")), ["memory.img"]);
+}
+
+#[test]
+fn a_directory_that_was_swept_before_it_was_locked_is_noticed() {
+    let dir = tempfile::tempdir().unwrap();
+    let parent = rustix::fs::openat(
+        rustix::fs::CWD,
+        dir.path(),
+        super::DIR_FLAGS,
+        rustix::fs::Mode::empty(),
+    )
+    .unwrap();
+    assert!(super::lock(&parent, LITTER).unwrap().is_none());
+    fs::create_dir(dir.path().join(LITTER)).unwrap();
+    let lock = super::lock(&parent, LITTER).unwrap();
+    assert!(lock.is_some());
+    assert!(super::lock(&parent, LITTER).unwrap().is_none());
+}
+
+#[test]
+fn names_of_staging_directories() {
+    assert!(is_staging(LITTER));
+    for other in [".firn-.partial", ".firn-x.partial", "snapshot", ".firn", &LITTER[1..]] {
+        assert!(!is_staging(other), "{other}");
+    }
+}

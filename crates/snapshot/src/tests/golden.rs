@@ -1,0 +1,67 @@
+//! Golden snapshots: one of every released container version, which must open and verify for ever.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::support::{Memory, description, destination, freeze, names_in};
+use crate::{
+    Description, DiskError, DiskIdentity, DiskInfo, ImageKind, MemoryLayout, MemoryRegion,
+    PAGE_SIZE, Problem, Snapshot, VerifyError, verify,
+};
+
+const V1: [(&str, &[u8]); 3] = [
+    ("memory.img", include_bytes!("../../tests/golden/v1/memory.img")),
+    ("overlay.img", include_bytes!("../../tests/golden/v1/overlay.img")),
+    ("snapshot.firn", include_bytes!("../../tests/golden/v1/snapshot.firn")),
+];
+
+/// What the golden snapshots were frozen from: two regions with three pages that are not zero, an overlay, and
+/// a read-only disk that no host has.
+fn freeze_golden(path: &Path) {
+    let region = |guest_addr, pages| MemoryRegion { guest_addr, len: pages * PAGE_SIZE };
+    let layout = MemoryLayout::new(vec![region(0, 4), region(1 << 32, 2)]).unwrap();
+    let mut memory = Memory::with_layout(layout);
+    memory.fill(1, 0x11);
+    memory.fill(2, 0x22);
+    memory.fill(5, 0x55);
+    let identity = DiskIdentity { len: 4096, head: 1, digest: 2 };
+    let disk = DiskInfo { id: "root".into(), path: "/nonexistent/root.erofs".into(), identity };
+    let description = Description { disks: vec![disk], ..description() };
+    let overlay = [[0; 4096], [0x77; 4096]].concat();
+    freeze(path, &mut memory, ImageKind::Sparse, Some(&overlay), description, b"machine state");
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn version_1_opens_and_verifies() {
+    let (_dir, path) = destination();
+    fs::create_dir(&path).unwrap();
+    for (name, bytes) in V1 {
+        fs::write(path.join(name), bytes).unwrap();
+    }
+    let snapshot = Snapshot::open(&path).unwrap();
+    let manifest = snapshot.manifest();
+    assert_eq!(manifest.description.id, description().id);
+    assert_eq!(manifest.description.cpu, description().cpu);
+    assert_eq!(manifest.description.function, description().function);
+    assert_eq!(manifest.description.disks[0].path, PathBuf::from("/nonexistent/root.erofs"));
+    assert_eq!(manifest.layout.guest_addr(5 * 4096), Some((1 << 32) + 4096));
+    assert_eq!(snapshot.machine_state(), (3, b"machine state".as_slice()));
+    assert_eq!(snapshot.zero_map().gaps().collect::<Vec<_>>(), [1..3, 5..6]);
+    snapshot.digests().check(1, &[0x11; 4096]).unwrap();
+    // The one thing amiss is the disk, which is not part of the snapshot.
+    let error = verify(&path, &mut |_, _| ()).unwrap_err();
+    let VerifyError::Damaged { problems, .. } = error else { panic!("{error}") };
+    assert!(matches!(&problems[..], [Problem::Disk(DiskError::Open { .. })]), "{problems:?}");
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn the_writer_still_writes_version_1() {
+    let (_dir, path) = destination();
+    freeze_golden(&path);
+    assert_eq!(names_in(&path), V1.map(|(name, _)| name));
+    for (name, bytes) in V1 {
+        assert!(fs::read(path.join(name)).unwrap() == bytes, "{name} differs from the golden one");
+    }
+}

@@ -1,0 +1,454 @@
+//! Checking every byte of a snapshot.
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+
+use crate::container::{
+    CONTAINER_FILE, Header, IMAGE_FILE, OVERLAY_FILE, Section, decode_zero_map,
+};
+use crate::digests::{DigestError, Digests, PAGE_LEN, page_digest};
+use crate::disk::{DiskError, DiskIdentity, digest_with_progress, next_data};
+use crate::error::OpenError;
+use crate::image::is_zero;
+use crate::layout::{CHUNK_PAGES, CHUNK_SIZE, MemoryLayout, PAGE_SIZE};
+use crate::manifest::Manifest;
+use crate::page_set::PageSet;
+use crate::snapshot::{
+    MAX_ATTEMPTS, check_consistent, decode_manifest, open_container, open_dir, open_with_len,
+    was_replaced,
+};
+
+/// Threads that check the image; more do not read faster.
+const MAX_THREADS: usize = 4;
+/// Runs of bad pages, and read errors of the image, that are listed; what exceeds them is only counted.
+const MAX_LISTED: usize = 16;
+
+/// What [`verify`] checked and found good.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VerifyReport {
+    /// Pages of the image, each checked against its digest and the zero map.
+    pub pages: u64,
+    /// Pages of them that are zero.
+    pub zero_pages: u64,
+    /// Bytes of the disks (overlay and read-only ones), each checked against its digest.
+    pub disk_bytes: u64,
+    /// How long it took.
+    pub duration: Duration,
+}
+
+/// Why [`verify`] does not find a snapshot good.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum VerifyError {
+    /// It cannot be looked into at all: no snapshot, or one of a version or architecture that this firn does not read,
+    /// or with a damaged header.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// Parts of it are damaged.
+    #[error("{} is damaged:{}\nfreeze again, or copy the snapshot again from where it is whole", .path.display(), list(.problems))]
+    Damaged {
+        /// The snapshot's directory.
+        path: PathBuf,
+        /// All that was found.
+        problems: Vec<Problem>,
+    },
+}
+
+/// One thing that is wrong with a snapshot.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Problem {
+    /// A section or a file, as opening would report it.
+    #[error(transparent)]
+    Part(#[from] OpenError),
+    /// The digests of a chunk cannot be used, so its pages were not compared.
+    #[error(transparent)]
+    Digests(#[from] DigestError),
+    /// Pages that are not those that were frozen.
+    #[error("{IMAGE_FILE}: {total} damaged pages, at guest-physical {}", list_runs(.runs, *.total))]
+    Pages {
+        /// Damaged pages.
+        total: u64,
+        /// The first runs of them, by guest-physical address.
+        runs: Vec<PageRun>,
+    },
+    /// Part of a file cannot be read.
+    #[error("{} cannot be read at offset {offset:#x}", .path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Offset in bytes.
+        offset: u64,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// The writable disk is not the one that was frozen.
+    #[error("{OVERLAY_FILE} is damaged: its digest does not match")]
+    Overlay,
+    /// A read-only disk is missing, or not the one that the microVM was frozen with.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+}
+
+/// Adjacent pages of guest memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageRun {
+    /// Guest-physical address of the first.
+    pub guest_addr: u64,
+    /// How many they are.
+    pub pages: u64,
+}
+
+/// The files of a snapshot that could be opened, and what of `snapshot.firn` could be decoded.
+struct Parts {
+    path: PathBuf,
+    container: File,
+    header: Header,
+    manifest: Option<Manifest>,
+    zero_map: Option<PageSet>,
+    image: Option<File>,
+    overlay: Option<File>,
+    problems: Vec<Problem>,
+}
+
+/// Checks all of the snapshot in directory `path`: every section, every page of the image against its digest and the
+/// zero map, and the overlay and the read-only disks against theirs.
+///
+/// `progress` is called from this thread with the bytes done so far and the bytes in all. It is read-only, and may
+/// run while the snapshot is in use.
+///
+/// # Errors
+/// [`VerifyError`]; it lists all damage, not just the first.
+pub fn verify(
+    path: impl AsRef<Path>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<VerifyReport, VerifyError> {
+    let start = Instant::now();
+    let mut parts = open_parts(path.as_ref())?;
+    let mut report =
+        VerifyReport { pages: 0, zero_pages: 0, disk_bytes: 0, duration: Duration::ZERO };
+    if let Err(error) = parts.check_digests_section() {
+        parts.problems.push(error.into());
+    }
+    if let Some(manifest) = parts.manifest.take() {
+        let image_bytes = manifest.layout.total_bytes();
+        let disks = &manifest.description.disks;
+        report.disk_bytes = disks
+            .iter()
+            .map(|disk| disk.identity.len)
+            .chain(manifest.overlay.map(|identity| identity.len))
+            .fold(0, u64::saturating_add);
+        let total = image_bytes.saturating_add(report.disk_bytes);
+        if let Some(zero_map) = parts.zero_map.take() {
+            report.pages = manifest.layout.pages();
+            report.zero_pages = zero_map.count();
+            parts.check_image(&manifest.layout, &zero_map, &mut |done| progress(done, total));
+        }
+        let mut before = image_bytes;
+        if let Some(identity) = manifest.overlay {
+            parts.check_overlay(identity, &mut |done| {
+                progress(before.saturating_add(done).min(total), total);
+            });
+            before = before.saturating_add(identity.len);
+        }
+        for disk in disks {
+            let result =
+                disk.check(&mut |done| progress(before.saturating_add(done).min(total), total));
+            parts.problems.extend(result.err().map(Problem::from));
+            before = before.saturating_add(disk.identity.len);
+        }
+        progress(total, total);
+    }
+    if !parts.problems.is_empty() {
+        return Err(VerifyError::Damaged { path: parts.path, problems: parts.problems });
+    }
+    report.duration = start.elapsed();
+    Ok(report)
+}
+
+/// Opens all that can be opened, from one snapshot.
+fn open_parts(path: &Path) -> Result<Parts, OpenError> {
+    for _ in 0..MAX_ATTEMPTS {
+        let dir = open_dir(path)?;
+        let parts = open_parts_in(&dir, path);
+        let whole = parts.as_ref().is_ok_and(|parts| parts.problems.is_empty());
+        if whole || !was_replaced(&dir, path) {
+            return parts;
+        }
+    }
+    Err(OpenError::Replaced { path: path.into(), attempts: MAX_ATTEMPTS })
+}
+
+fn open_parts_in(dir: &OwnedFd, path: &Path) -> Result<Parts, OpenError> {
+    let container_path = path.join(CONTAINER_FILE);
+    let container = open_container(dir, path)?;
+    let header = Header::read(&container, &container_path)?;
+    let mut problems = Vec::new();
+    let mut keep = |error: OpenError| problems.push(Problem::from(error));
+    let section = |section| header.read_section(&container, &container_path, section);
+    let manifest = section(Section::Manifest)
+        .and_then(|bytes| decode_manifest(&bytes, &container_path))
+        .map_err(&mut keep)
+        .ok();
+    section(Section::MachineState).map_err(&mut keep).ok();
+    section(Section::Profile).map_err(&mut keep).ok();
+    let zero_map = section(Section::ZeroMap).map_err(&mut keep).ok();
+    let mut parts = Parts {
+        path: path.into(),
+        container,
+        header,
+        manifest,
+        zero_map: None,
+        image: None,
+        overlay: None,
+        problems: vec![],
+    };
+    if let Some(manifest) = &parts.manifest {
+        let pages = manifest.layout.pages();
+        let consistent = zero_map.map(|bytes| {
+            let zero_map = decode_zero_map(&bytes, pages, &container_path)?;
+            check_consistent(&parts.header, manifest, &zero_map, &container_path)?;
+            Ok(zero_map)
+        });
+        parts.zero_map = consistent.and_then(|zero_map| zero_map.map_err(&mut keep).ok());
+        parts.image = open_with_len(dir, path, IMAGE_FILE, manifest.layout.total_bytes())
+            .map_err(&mut keep)
+            .ok();
+        parts.overlay = manifest.overlay.and_then(|identity| {
+            open_with_len(dir, path, OVERLAY_FILE, identity.len).map_err(&mut keep).ok()
+        });
+    }
+    parts.problems = problems;
+    Ok(parts)
+}
+
+impl Parts {
+    /// Checks the CRC of all digests together, without holding them all.
+    fn check_digests_section(&self) -> Result<(), OpenError> {
+        let (path, section) = (self.path.join(CONTAINER_FILE), Section::Digests);
+        let mut crc = crc32fast::Hasher::new();
+        let mut buf = vec![0; 1 << 20];
+        let mut range = self.header.range(section);
+        while !range.is_empty() {
+            let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+            let bytes = &mut buf[..len.min(1 << 20)];
+            if let Err(source) = self.container.read_exact_at(bytes, range.start) {
+                return Err(OpenError::Io { path, action: "read", source });
+            }
+            crc.update(bytes);
+            range.start += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        }
+        if crc.finalize() == self.header.entry(section).crc {
+            Ok(())
+        } else {
+            Err(OpenError::Damaged { path, section })
+        }
+    }
+
+    fn check_image(
+        &mut self,
+        layout: &MemoryLayout,
+        zero_map: &PageSet,
+        progress: &mut dyn FnMut(u64),
+    ) {
+        let Some(image) = &self.image else { return };
+        let path = self.path.join(CONTAINER_FILE);
+        let container = match self.container.try_clone() {
+            Ok(container) => container,
+            Err(source) => {
+                let error = OpenError::Io { path, action: "open again", source };
+                return self.problems.push(error.into());
+            }
+        };
+        let start = self.header.range(Section::Digests).start;
+        let digests = Digests::new(container, path, start, layout.pages());
+        let path = self.path.join(IMAGE_FILE);
+        let check = ImageCheck::new(image, path, layout, zero_map, &digests);
+        self.problems.extend(check.run(progress));
+    }
+
+    fn check_overlay(&mut self, identity: DiskIdentity, progress: &mut dyn FnMut(u64)) {
+        let Some(overlay) = &self.overlay else { return };
+        match digest_with_progress(overlay, progress) {
+            Ok(found) if found == identity => {}
+            Ok(_) => self.problems.push(Problem::Overlay),
+            Err(source) => {
+                let path = self.path.join(OVERLAY_FILE);
+                self.problems.push(Problem::Read { path, offset: 0, source });
+            }
+        }
+    }
+}
+
+/// The check of all pages of an image, shared by the threads that do it.
+struct ImageCheck<'a> {
+    image: &'a File,
+    path: PathBuf,
+    layout: &'a MemoryLayout,
+    zero_map: &'a PageSet,
+    digests: &'a Digests,
+    zero_digest: u64,
+    next_chunk: AtomicU64,
+    done_bytes: AtomicU64,
+    found: Mutex<Found>,
+}
+
+/// What the threads found.
+struct Found {
+    bad_pages: PageSet,
+    problems: Vec<Problem>,
+}
+
+impl<'a> ImageCheck<'a> {
+    fn new(
+        image: &'a File,
+        path: PathBuf,
+        layout: &'a MemoryLayout,
+        zero_map: &'a PageSet,
+        digests: &'a Digests,
+    ) -> Self {
+        let bad_pages = PageSet::new(layout.pages());
+        Self {
+            image,
+            path,
+            layout,
+            zero_map,
+            digests,
+            zero_digest: page_digest(&[0; PAGE_LEN]),
+            next_chunk: AtomicU64::new(0),
+            done_bytes: AtomicU64::new(0),
+            found: Mutex::new(Found { bad_pages, problems: Vec::new() }),
+        }
+    }
+
+    /// Checks all chunks, on several threads of which this is one.
+    fn run(self, progress: &mut dyn FnMut(u64)) -> Vec<Problem> {
+        let threads = thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS));
+        thread::scope(|scope| {
+            for _ in 1..threads {
+                // Without the thread, the others do its part.
+                let _ =
+                    thread::Builder::new().spawn_scoped(scope, || self.check_chunks(&mut |_| ()));
+            }
+            self.check_chunks(progress);
+        });
+        let Found { bad_pages, mut problems } =
+            self.found.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let total = bad_pages.count();
+        if total > 0 {
+            let runs = guest_runs(&bad_pages, self.layout).take(MAX_LISTED).collect();
+            problems.push(Problem::Pages { total, runs });
+        }
+        problems
+    }
+
+    fn check_chunks(&self, progress: &mut dyn FnMut(u64)) {
+        let mut buf = vec![0; usize::try_from(CHUNK_SIZE).unwrap_or(usize::MAX)];
+        loop {
+            let chunk = self.next_chunk.fetch_add(1, Ordering::Relaxed);
+            if chunk >= self.layout.chunks() {
+                return;
+            }
+            let offset = chunk * CHUNK_SIZE;
+            let len = CHUNK_SIZE.min(self.layout.total_bytes() - offset);
+            let bytes = &mut buf[..usize::try_from(len).unwrap_or(usize::MAX)];
+            if let Err(source) = self.check_chunk(chunk, offset, bytes) {
+                self.note(Problem::Read { path: self.path.clone(), offset, source });
+            }
+            let done = self.done_bytes.fetch_add(len, Ordering::Relaxed) + len;
+            progress(done);
+        }
+    }
+
+    fn check_chunk(&self, chunk: u64, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let end = offset + u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        if next_data(self.image, offset)?.is_some_and(|data| data.start < end) {
+            self.image.read_exact_at(bytes, offset)?;
+        } else {
+            bytes.fill(0);
+        }
+        let record = match self.digests.read_record(chunk) {
+            Ok(record) => Some(record),
+            Err(error) => {
+                self.note(error.into());
+                None
+            }
+        };
+        for (index, page) in bytes.chunks_exact(PAGE_LEN).enumerate() {
+            let image_page = chunk * CHUNK_PAGES + u64::try_from(index).unwrap_or(u64::MAX);
+            let zero = is_zero(page);
+            let digest_matches = record.as_ref().is_none_or(|record| {
+                record[index] == if zero { self.zero_digest } else { page_digest(page) }
+            });
+            if !digest_matches || zero != self.zero_map.get(image_page) {
+                self.lock().bad_pages.insert(image_page);
+            }
+        }
+        Ok(())
+    }
+
+    fn note(&self, problem: Problem) {
+        let problems = &mut self.lock().problems;
+        if problems.len() < MAX_LISTED {
+            problems.push(problem);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Found> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The runs of a set of image pages, by guest-physical address; a run never spans two regions.
+fn guest_runs(pages: &PageSet, layout: &MemoryLayout) -> impl Iterator<Item = PageRun> {
+    layout.regions().flat_map(move |region| {
+        let range = region.image_range();
+        pages.spans(range.start / PAGE_SIZE..range.end / PAGE_SIZE).filter(|span| span.set).map(
+            move |span| PageRun {
+                guest_addr: region.guest_addr + span.pages.start * PAGE_SIZE - region.image_offset,
+                pages: span.pages.end - span.pages.start,
+            },
+        )
+    })
+}
+
+/// Problems, each on a line of its own with all its causes.
+fn list(problems: &[Problem]) -> String {
+    use std::error::Error;
+    let mut text = String::new();
+    for problem in problems {
+        text.push_str(&format!("\n- {problem}"));
+        let mut cause = problem.source();
+        while let Some(error) = cause {
+            text.push_str(&format!(": {error}"));
+            cause = error.source();
+        }
+    }
+    text
+}
+
+fn list_runs(runs: &[PageRun], total: u64) -> String {
+    let listed: u64 = runs.iter().map(|run| run.pages).sum();
+    let runs = runs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    if listed < total { format!("{runs} and {} more", total - listed) } else { runs }
+}
+
+impl fmt::Display for PageRun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.guest_addr)?;
+        if self.pages > 1 {
+            write!(f, "-{:#x}", self.guest_addr + self.pages * PAGE_SIZE - 1)?;
+        }
+        Ok(())
+    }
+}
