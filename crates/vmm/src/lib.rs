@@ -1,1 +1,3 @@
-//! Under construction.
+//! The microVM monitor: KVM, boot, devices, machine state.
+
+pub mod virtio;

@@ -1,0 +1,333 @@
+//! What is behind a guest's disk: a file, or a file and what the guest changed of it.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, fallocate, memfd_create, open};
+use rustix::io::Errno;
+use thiserror::Error;
+use vm_memory::VolatileSlice;
+
+use super::super::chain::to_u64;
+use super::SECTOR;
+
+/// Bytes of a cluster, the unit of copy-on-write.
+pub(super) const CLUSTER: u64 = 4096;
+/// The same, as a length in memory.
+pub(super) const CLUSTER_LEN: usize = 4096;
+
+/// Why a disk cannot be opened.
+#[derive(Debug, Error)]
+pub enum OpenDiskError {
+    /// The file cannot be opened.
+    #[error("opening the disk {path}")]
+    Open {
+        /// The disk.
+        path: PathBuf,
+        /// What went wrong.
+        source: io::Error,
+    },
+    /// It is no file that can be read at any offset.
+    #[error("the disk {path} is neither a file nor a block device: give a raw disk image")]
+    Kind {
+        /// What was given.
+        path: PathBuf,
+    },
+    /// It is empty, or ends amid a sector.
+    #[error(
+        "the disk {path} has {size} bytes, which is no positive multiple of 512: it is truncated or no \
+         raw disk image; make it again"
+    )]
+    Size {
+        /// The disk.
+        path: PathBuf,
+        /// Its size.
+        size: u64,
+    },
+    /// There is no place for what the guest will write.
+    #[error("making a temporary file in {dir} for what the guest writes to its disk")]
+    Upper {
+        /// Where it was to be.
+        dir: PathBuf,
+        /// What went wrong.
+        source: io::Error,
+    },
+}
+
+/// What is behind a guest's disk.
+#[derive(Debug)]
+pub enum Disk {
+    /// The guest reads.
+    ReadOnly(ReadOnlyDisk),
+    /// The guest reads and writes.
+    Overlay(OverlayDisk),
+}
+
+impl Disk {
+    /// Bytes; a multiple of 512.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        match self {
+            Self::ReadOnly(disk) => disk.size,
+            Self::Overlay(disk) => disk.size(),
+        }
+    }
+
+    /// Whether the guest cannot write.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        matches!(self, Self::ReadOnly(_))
+    }
+
+    /// Fills `slice` from `offset` on.
+    pub(super) fn read_at(&self, offset: u64, slice: &VolatileSlice<'_>) -> io::Result<()> {
+        match self {
+            Self::ReadOnly(disk) => read_volatile_at(&disk.file, offset, slice),
+            Self::Overlay(disk) => disk.read_at(offset, slice),
+        }
+    }
+
+    /// Writes `slice` from `offset` on.
+    pub(super) fn write_at(&mut self, offset: u64, slice: &VolatileSlice<'_>) -> io::Result<()> {
+        match self {
+            Self::ReadOnly(_) => Err(io::ErrorKind::ReadOnlyFilesystem.into()),
+            Self::Overlay(disk) => disk.write_at(offset, slice),
+        }
+    }
+
+    /// Writes `len` zeros from `offset` on.
+    pub(super) fn write_zeroes(&mut self, offset: u64, len: u64) -> io::Result<()> {
+        match self {
+            Self::ReadOnly(_) => Err(io::ErrorKind::ReadOnlyFilesystem.into()),
+            Self::Overlay(disk) => disk.write_zeroes(offset, len),
+        }
+    }
+}
+
+/// A raw disk image that nobody writes to.
+#[derive(Debug)]
+pub struct ReadOnlyDisk {
+    pub(super) file: File,
+    size: u64,
+}
+
+impl ReadOnlyDisk {
+    /// Opens the raw disk image at `path`.
+    ///
+    /// # Errors
+    /// See [`OpenDiskError`].
+    pub fn open(path: &Path) -> Result<Self, OpenDiskError> {
+        let failed = |source| OpenDiskError::Open { path: path.to_owned(), source };
+        let file = File::open(path).map_err(failed)?;
+        let kind = rustix::fs::fstat(&file).map_err(|errno| failed(errno.into()))?.st_mode;
+        let kind = rustix::fs::FileType::from_raw_mode(kind);
+        if !(kind.is_file() || kind.is_block_device()) {
+            return Err(OpenDiskError::Kind { path: path.to_owned() });
+        }
+        // A block device has no size in its metadata.
+        let size = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))
+            .map_err(|errno| failed(errno.into()))?;
+        if size == 0 || !size.is_multiple_of(SECTOR) {
+            return Err(OpenDiskError::Size { path: path.to_owned(), size });
+        }
+        Ok(Self { file, size })
+    }
+}
+
+/// A disk that the guest writes to without changing its base: changed clusters of 4 KiB live in a sparse
+/// file without a name, which is gone when the monitor is.
+#[derive(Debug)]
+pub struct OverlayDisk {
+    pub(super) base: ReadOnlyDisk,
+    pub(super) upper: File,
+    /// One bit per cluster: set when `upper` has it, at the offset that it has on the disk.
+    changed: Vec<u64>,
+}
+
+impl OverlayDisk {
+    /// A writable disk with the content of `base`. What the guest writes goes to a file without a name in
+    /// `dir`, or to memory where the file system of `dir` has no such files.
+    ///
+    /// # Errors
+    /// See [`OpenDiskError`].
+    pub fn new(base: ReadOnlyDisk, dir: &Path) -> Result<Self, OpenDiskError> {
+        let failed = |source| OpenDiskError::Upper { dir: dir.to_owned(), source };
+        let upper = nameless_file(dir).map_err(|errno| failed(errno.into()))?;
+        upper.set_len(base.size).map_err(failed)?;
+        let words = base.size.div_ceil(CLUSTER).div_ceil(64);
+        let words =
+            usize::try_from(words).map_err(|_| failed(io::ErrorKind::FileTooLarge.into()))?;
+        Ok(Self { base, upper, changed: vec![0; words] })
+    }
+
+    pub(super) fn size(&self) -> u64 {
+        self.base.size
+    }
+
+    fn is_changed(&self, cluster: u64) -> bool {
+        let (word, bit) = place(cluster);
+        self.changed.get(word).is_some_and(|word| word >> bit & 1 != 0)
+    }
+
+    fn mark_changed(&mut self, clusters: std::ops::Range<u64>) {
+        for cluster in clusters {
+            let (word, bit) = place(cluster);
+            if let Some(word) = self.changed.get_mut(word) {
+                *word |= 1 << bit;
+            }
+        }
+    }
+
+    /// The file that holds the byte at `offset`, and how many bytes of the `len` from there on it holds.
+    pub(super) fn extent(&self, offset: u64, len: u64) -> (&File, u64) {
+        let changed = self.is_changed(offset / CLUSTER);
+        let mut end = (offset / CLUSTER + 1) * CLUSTER;
+        while end < offset + len && self.is_changed(end / CLUSTER) == changed {
+            end += CLUSTER;
+        }
+        let file = if changed { &self.upper } else { &self.base.file };
+        (file, len.min(end - offset))
+    }
+
+    fn read_at(&self, offset: u64, slice: &VolatileSlice<'_>) -> io::Result<()> {
+        let len = to_u64(slice.len());
+        let mut done = 0;
+        while done < len {
+            let (file, part) = self.extent(offset + done, len - done);
+            read_volatile_at(file, offset + done, &subslice(slice, done, part)?)?;
+            done += part;
+        }
+        Ok(())
+    }
+
+    fn write_at(&mut self, offset: u64, slice: &VolatileSlice<'_>) -> io::Result<()> {
+        let len = to_u64(slice.len());
+        let mut done = 0;
+        while done < len {
+            let at = offset + done;
+            let (whole, part) = self.split(at, len - done);
+            let data = subslice(slice, done, part)?;
+            if !whole {
+                self.copy_up(at / CLUSTER)?;
+            }
+            write_volatile_at(&self.upper, at, &data)?;
+            self.mark_changed(at / CLUSTER..(at + part).div_ceil(CLUSTER));
+            done += part;
+        }
+        Ok(())
+    }
+
+    fn write_zeroes(&mut self, offset: u64, len: u64) -> io::Result<()> {
+        let mut done = 0;
+        while done < len {
+            let at = offset + done;
+            let (whole, part) = self.split(at, len - done);
+            if whole {
+                let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                fallocate(&self.upper, punch, at, part)?;
+                self.mark_changed(at / CLUSTER..(at + part).div_ceil(CLUSTER));
+            } else {
+                self.copy_up(at / CLUSTER)?;
+                let zeros = vec![0; usize::try_from(part).map_err(io::Error::other)?];
+                self.upper.write_all_at(&zeros, at)?;
+            }
+            done += part;
+        }
+        Ok(())
+    }
+
+    /// How many of the `len` bytes at `offset` to write next: as many whole clusters as there are, or
+    /// else a part of one cluster.
+    fn split(&self, offset: u64, len: u64) -> (bool, u64) {
+        let within = offset % CLUSTER;
+        if within != 0 {
+            return (false, len.min(CLUSTER - within));
+        }
+        // The last cluster may be cut off by the end of the disk.
+        if offset + len == self.size() {
+            return (true, len);
+        }
+        let whole = len / CLUSTER * CLUSTER;
+        if whole == 0 { (false, len) } else { (true, whole) }
+    }
+
+    /// Makes sure that `upper` has `cluster`.
+    fn copy_up(&mut self, cluster: u64) -> io::Result<()> {
+        if self.is_changed(cluster) {
+            return Ok(());
+        }
+        let start = cluster * CLUSTER;
+        let len = CLUSTER.min(self.size() - start);
+        let mut data = vec![0; usize::try_from(len).map_err(io::Error::other)?];
+        self.base.file.read_exact_at(&mut data, start)?;
+        self.upper.write_all_at(&data, start)?;
+        self.mark_changed(cluster..cluster + 1);
+        Ok(())
+    }
+}
+
+/// Word and bit of a cluster in the map of changed ones.
+fn place(cluster: u64) -> (usize, u64) {
+    (usize::try_from(cluster / 64).unwrap_or(usize::MAX), cluster % 64)
+}
+
+fn nameless_file(dir: &Path) -> Result<File, Errno> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    match open(dir, flags, Mode::RUSR | Mode::WUSR) {
+        // The answers of a file system, or of a kernel, that knows no nameless files.
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
+            memfd_create("firn-overlay", MemfdFlags::CLOEXEC).map(File::from)
+        }
+        opened => opened.map(File::from),
+    }
+}
+
+fn subslice<'a>(slice: &VolatileSlice<'a>, start: u64, len: u64) -> io::Result<VolatileSlice<'a>> {
+    let start = usize::try_from(start).map_err(io::Error::other)?;
+    let len = usize::try_from(len).map_err(io::Error::other)?;
+    slice.subslice(start, len).map_err(io::Error::other)
+}
+
+/// Fills all of `slice` from `file`, straight into guest memory. The end of the file is an error.
+fn read_volatile_at(file: &File, offset: u64, slice: &VolatileSlice<'_>) -> io::Result<()> {
+    transfer(slice, offset, io::ErrorKind::UnexpectedEof, |data, len, offset| {
+        // SAFETY: `data` is valid for writes of `len` bytes: `transfer` takes both from a slice of guest
+        // memory that it holds. The guest may write there meanwhile, which only the kernel sees.
+        unsafe { libc::pread64(file.as_raw_fd(), data.cast(), len, offset) }
+    })
+}
+
+/// Writes all of `slice` to `file`, straight from guest memory.
+fn write_volatile_at(file: &File, offset: u64, slice: &VolatileSlice<'_>) -> io::Result<()> {
+    transfer(slice, offset, io::ErrorKind::WriteZero, |data, len, offset| {
+        // SAFETY: `data` is valid for reads of `len` bytes, as above.
+        unsafe { libc::pwrite64(file.as_raw_fd(), data.cast_const().cast(), len, offset) }
+    })
+}
+
+fn transfer(
+    slice: &VolatileSlice<'_>,
+    offset: u64,
+    no_progress: io::ErrorKind,
+    mut call: impl FnMut(*mut u8, usize, i64) -> isize,
+) -> io::Result<()> {
+    let mut done = 0;
+    while done < slice.len() {
+        let rest = slice.offset(done).map_err(io::Error::other)?;
+        let at = i64::try_from(offset + to_u64(done)).map_err(io::Error::other)?;
+        match usize::try_from(call(rest.ptr_guard_mut().as_ptr(), rest.len(), at)) {
+            Ok(0) => return Err(no_progress.into()),
+            Ok(bytes) => done += bytes,
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
+    }
+    Ok(())
+}

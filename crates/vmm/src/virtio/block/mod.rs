@@ -1,0 +1,161 @@
+//! Block device (virtio 1.2, 5.2).
+
+mod disk;
+mod flatten;
+mod request;
+
+use virtio_bindings::virtio_blk::{
+    VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO,
+    VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_WRITE_ZEROES,
+};
+use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
+
+use super::device::{DeviceContext, DeviceError, RestoreDeviceError, VirtioDevice};
+use super::state::{BlockState, DeviceState};
+
+pub use disk::{Disk, OpenDiskError, OverlayDisk, ReadOnlyDisk};
+pub use flatten::FlattenError;
+pub use request::DiskCounters;
+
+/// Bytes of a sector, the unit of virtio-blk whatever the disk's own.
+const SECTOR: u64 = 512;
+/// Bytes of a disk's name (5.2.6).
+const SERIAL_LEN: usize = 20;
+const QUEUE_SIZE: u16 = 256;
+/// Data buffers of a request: a chain is not longer than the queue, and two of its descriptors hold the
+/// request's header and its status.
+const SEG_MAX: u32 = 254;
+/// Sectors that one segment of a discard or write-zeroes request may name: 128 MiB.
+const MAX_ZERO_SECTORS: u32 = 1 << 18;
+/// Segments of one discard or write-zeroes request.
+const MAX_ZERO_SEGMENTS: u32 = 16;
+
+/// A disk of the guest. Requests are served one after the other, on the event loop's thread.
+#[derive(Debug)]
+pub struct Block {
+    disk: Disk,
+    serial: [u8; SERIAL_LEN],
+    counters: DiskCounters,
+}
+
+impl Block {
+    /// A device for `disk`, which calls itself `serial` to the guest: the first 20 bytes of it.
+    #[must_use]
+    pub fn new(disk: Disk, serial: &str) -> Self {
+        let mut padded = [0; SERIAL_LEN];
+        for (to, from) in padded.iter_mut().zip(serial.bytes()) {
+            *to = from;
+        }
+        Self { disk, serial: padded, counters: DiskCounters::default() }
+    }
+
+    /// What the guest reads and writes.
+    #[must_use]
+    pub fn disk(&self) -> &Disk {
+        &self.disk
+    }
+
+    /// What the guest did with it so far.
+    #[must_use]
+    pub fn counters(&self) -> DiskCounters {
+        self.counters
+    }
+
+    fn sectors(&self) -> u64 {
+        self.disk.size() / SECTOR
+    }
+
+    fn state(&self) -> BlockState {
+        BlockState {
+            sectors: self.sectors(),
+            read_only: self.disk.is_read_only(),
+            serial: self.serial,
+        }
+    }
+}
+
+impl VirtioDevice for Block {
+    fn id(&self) -> u32 {
+        VIRTIO_ID_BLOCK
+    }
+
+    fn features(&self) -> u64 {
+        let common =
+            1 << VIRTIO_BLK_F_SEG_MAX | 1 << VIRTIO_BLK_F_BLK_SIZE | 1 << VIRTIO_BLK_F_FLUSH;
+        common
+            | if self.disk.is_read_only() {
+                1 << VIRTIO_BLK_F_RO
+            } else {
+                1 << VIRTIO_BLK_F_DISCARD | 1 << VIRTIO_BLK_F_WRITE_ZEROES
+            }
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &[QUEUE_SIZE]
+    }
+
+    /// `struct virtio_blk_config` (5.2.4).
+    fn config(&self) -> Vec<u8> {
+        let mut config = vec![0; 60];
+        let mut put = |offset: usize, bytes: &[u8]| {
+            config[offset..offset + bytes.len()].copy_from_slice(bytes);
+        };
+        put(0, &self.sectors().to_le_bytes());
+        put(12, &SEG_MAX.to_le_bytes());
+        put(20, &512_u32.to_le_bytes());
+        if !self.disk.is_read_only() {
+            let cluster_sectors = 8_u32;
+            put(36, &MAX_ZERO_SECTORS.to_le_bytes());
+            put(40, &MAX_ZERO_SEGMENTS.to_le_bytes());
+            put(44, &cluster_sectors.to_le_bytes());
+            put(48, &MAX_ZERO_SECTORS.to_le_bytes());
+            put(52, &MAX_ZERO_SEGMENTS.to_le_bytes());
+            // write_zeroes_may_unmap
+            put(56, &[1]);
+        }
+        config
+    }
+
+    fn process_queue(
+        &mut self,
+        index: usize,
+        context: &mut DeviceContext<'_>,
+    ) -> Result<(), DeviceError> {
+        let Some(queue) = context.queues.get_mut(index) else { return Ok(()) };
+        while let Some(chain) = queue.pop(context.mem)? {
+            let written = request::serve(
+                &mut self.disk,
+                &self.serial,
+                &mut self.counters,
+                context.mem,
+                &chain,
+            )
+            .map_err(|fault| queue.chain_error(fault))?;
+            queue.push_used(context.mem, &chain, written)?;
+        }
+        Ok(())
+    }
+
+    fn reset(&mut self) {}
+
+    fn save(&self) -> DeviceState {
+        DeviceState::Block(self.state())
+    }
+
+    fn restore(&mut self, state: &DeviceState, _running: bool) -> Result<(), RestoreDeviceError> {
+        let DeviceState::Block(saved) = state else {
+            return Err(RestoreDeviceError::OtherDevice { id: self.id() });
+        };
+        let now = self.state();
+        if (saved.sectors, saved.read_only) != (now.sectors, now.read_only) {
+            return Err(RestoreDeviceError::OtherDisk {
+                saved: saved.sectors,
+                saved_read_only: saved.read_only,
+                sectors: now.sectors,
+                read_only: now.read_only,
+            });
+        }
+        self.serial = saved.serial;
+        Ok(())
+    }
+}

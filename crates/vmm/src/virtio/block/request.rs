@@ -1,0 +1,187 @@
+//! One request to a disk.
+
+use std::io;
+
+use virtio_bindings::virtio_blk::{
+    VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD,
+    VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT,
+    VIRTIO_BLK_T_WRITE_ZEROES, VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
+};
+use vm_memory::GuestMemoryMmap;
+
+use super::super::chain::{Chain, ChainFault, to_u64};
+use super::disk::Disk;
+use super::{MAX_ZERO_SECTORS, MAX_ZERO_SEGMENTS, SECTOR, SERIAL_LEN};
+
+/// Bytes of the header: type, reserved, sector.
+const HEADER_LEN: usize = 16;
+/// Bytes of a segment of a discard or write-zeroes request: sector, sectors, flags.
+const SEGMENT_LEN: usize = 16;
+
+/// What a guest did with a disk, since its monitor started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskCounters {
+    /// Read requests.
+    pub reads: u64,
+    /// Bytes that they asked for.
+    pub bytes_read: u64,
+    /// Write requests.
+    pub writes: u64,
+    /// Bytes that they wrote.
+    pub bytes_written: u64,
+    /// Requests of any kind that were answered with an error.
+    pub errors: u64,
+}
+
+/// Why a request is answered with an error. The guest sees only the status byte.
+enum Refusal {
+    Unsupported,
+    Bad,
+    Io,
+    Fault(ChainFault),
+}
+
+impl From<ChainFault> for Refusal {
+    fn from(fault: ChainFault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+impl From<io::Error> for Refusal {
+    fn from(_: io::Error) -> Self {
+        Self::Io
+    }
+}
+
+/// Serves one request; returns how many bytes of its writable buffers were written.
+///
+/// # Errors
+/// The chain has no room for a header and a status.
+pub(super) fn serve(
+    disk: &mut Disk,
+    serial: &[u8; SERIAL_LEN],
+    counters: &mut DiskCounters,
+    mem: &GuestMemoryMmap,
+    chain: &Chain,
+) -> Result<usize, ChainFault> {
+    let mut header = [0; HEADER_LEN];
+    chain.readable.read_at(mem, 0, &mut header)?;
+    // The status is the last byte, wherever the driver cuts its buffers.
+    let Some(data_len) = chain.writable.len().checked_sub(1) else {
+        return Err(ChainFault::TooShort { needed: 1, found: 0 });
+    };
+    let kind = u32::from_le_bytes([header[0], header[1], header[2], header[3]]);
+    let sector = u64::from_le_bytes([
+        header[8], header[9], header[10], header[11], header[12], header[13], header[14],
+        header[15],
+    ]);
+    let mut request = Request { disk, mem, chain, data_len };
+    let answer = match kind {
+        VIRTIO_BLK_T_IN => request.read(sector).inspect(|bytes| {
+            counters.reads += 1;
+            counters.bytes_read += to_u64(*bytes);
+        }),
+        VIRTIO_BLK_T_OUT => request.write(sector).map(|bytes| {
+            counters.writes += 1;
+            counters.bytes_written += bytes;
+            0
+        }),
+        // Nothing to do: what a guest writes lives as long as its monitor and no longer. A freeze
+        // writes it out and syncs.
+        VIRTIO_BLK_T_FLUSH => Ok(0),
+        VIRTIO_BLK_T_GET_ID => request.identify(serial),
+        VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => request.zero(kind).map(|()| 0),
+        _ => Err(Refusal::Unsupported),
+    };
+    let (status, written) = match answer {
+        Ok(written) => (VIRTIO_BLK_S_OK, written),
+        Err(Refusal::Fault(fault)) => return Err(fault),
+        Err(Refusal::Unsupported) => (VIRTIO_BLK_S_UNSUPP, 0),
+        Err(Refusal::Bad | Refusal::Io) => (VIRTIO_BLK_S_IOERR, 0),
+    };
+    if status != VIRTIO_BLK_S_OK {
+        counters.errors += 1;
+    }
+    let [status, ..] = status.to_le_bytes();
+    chain.writable.write_at(mem, data_len, &[status])?;
+    Ok(written + 1)
+}
+
+struct Request<'a> {
+    disk: &'a mut Disk,
+    mem: &'a GuestMemoryMmap,
+    chain: &'a Chain,
+    /// Bytes of the writable buffers before the status.
+    data_len: usize,
+}
+
+impl Request<'_> {
+    fn read(&mut self, sector: u64) -> Result<usize, Refusal> {
+        let mut offset = self.byte_range(sector, to_u64(self.data_len))?;
+        for slice in self.chain.writable.slices(self.mem, 0, self.data_len)? {
+            self.disk.read_at(offset, &slice)?;
+            offset += to_u64(slice.len());
+        }
+        Ok(self.data_len)
+    }
+
+    fn write(&mut self, sector: u64) -> Result<u64, Refusal> {
+        let len = self.chain.readable.len() - HEADER_LEN;
+        let mut offset = self.byte_range(sector, to_u64(len))?;
+        for slice in self.chain.readable.slices(self.mem, HEADER_LEN, len)? {
+            self.disk.write_at(offset, &slice)?;
+            offset += to_u64(slice.len());
+        }
+        Ok(to_u64(len))
+    }
+
+    fn identify(&self, serial: &[u8; SERIAL_LEN]) -> Result<usize, Refusal> {
+        let len = self.data_len.min(SERIAL_LEN);
+        self.chain.writable.write_at(self.mem, 0, &serial[..len])?;
+        Ok(len)
+    }
+
+    /// Discard and write zeroes: both leave zeros (5.2.6.2).
+    fn zero(&mut self, kind: u32) -> Result<(), Refusal> {
+        if self.disk.is_read_only() {
+            return Err(Refusal::Unsupported);
+        }
+        let len = self.chain.readable.len() - HEADER_LEN;
+        let segments = u32::try_from(len / SEGMENT_LEN).map_err(|_| Refusal::Bad)?;
+        if !len.is_multiple_of(SEGMENT_LEN) || segments == 0 || segments > MAX_ZERO_SEGMENTS {
+            return Err(Refusal::Bad);
+        }
+        for at in (HEADER_LEN..HEADER_LEN + len).step_by(SEGMENT_LEN) {
+            let mut sector = [0; 8];
+            let mut sectors = [0; 4];
+            let mut flags = [0; 4];
+            self.chain.readable.read_at(self.mem, at, &mut sector)?;
+            self.chain.readable.read_at(self.mem, at + 8, &mut sectors)?;
+            self.chain.readable.read_at(self.mem, at + 12, &mut flags)?;
+            let known =
+                if kind == VIRTIO_BLK_T_DISCARD { 0 } else { VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP };
+            if u32::from_le_bytes(flags) & !known != 0 {
+                return Err(Refusal::Unsupported);
+            }
+            let sectors = u32::from_le_bytes(sectors);
+            if sectors > MAX_ZERO_SECTORS {
+                return Err(Refusal::Bad);
+            }
+            let len = u64::from(sectors) * SECTOR;
+            let offset = self.byte_range(u64::from_le_bytes(sector), len)?;
+            self.disk.write_zeroes(offset, len)?;
+        }
+        Ok(())
+    }
+
+    /// The disk offset of `sector`, if `len` bytes from there are whole sectors of the disk.
+    fn byte_range(&self, sector: u64, len: u64) -> Result<u64, Refusal> {
+        let offset = sector.checked_mul(SECTOR).ok_or(Refusal::Bad)?;
+        let end = offset.checked_add(len).ok_or(Refusal::Bad)?;
+        if len.is_multiple_of(SECTOR) && end <= self.disk.size() {
+            Ok(offset)
+        } else {
+            Err(Refusal::Bad)
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! One queue of a device, with limits on what a guest can make its monitor do in one go.
+
+use std::sync::atomic::Ordering;
+
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use super::chain::{Chain, ChainFault, to_u64};
+use super::device::{DeviceError, RestoreDeviceError};
+use super::state::QueueRegisters;
+
+/// Bytes of buffers after which a device yields to the other users of the event loop.
+const BYTES_PER_TURN: u64 = 32 << 20;
+
+/// A split virtqueue (virtio 1.2, 2.7).
+///
+/// A turn of the device takes at most as many chains as the queue has descriptors, and stops soon after
+/// 32 MiB of buffers: a guest that refills its queue without end cannot keep the event loop. What is left
+/// is taken up in a later turn.
+#[derive(Debug)]
+pub struct VirtQueue {
+    index: u16,
+    queue: Queue,
+    enabled: bool,
+    chains_left: u16,
+    bytes_left: u64,
+    unfinished: bool,
+    used: bool,
+}
+
+impl VirtQueue {
+    pub(crate) fn new(index: u16, max_size: u16) -> Result<Self, virtio_queue::Error> {
+        Ok(Self {
+            index,
+            queue: Queue::new(max_size)?,
+            enabled: false,
+            chains_left: 0,
+            bytes_left: 0,
+            unfinished: false,
+            used: false,
+        })
+    }
+
+    /// The registers behind the transport's queue setup.
+    pub(crate) fn setup(&mut self) -> &mut Queue {
+        &mut self.queue
+    }
+
+    pub(crate) fn max_size(&self) -> u16 {
+        self.queue.max_size()
+    }
+
+    pub(crate) fn ready(&self) -> bool {
+        self.queue.ready()
+    }
+
+    /// Lets the device use the queue, if the driver set it up.
+    pub(crate) fn enable(&mut self, event_idx: bool, mem: &GuestMemoryMmap) -> bool {
+        self.queue.set_event_idx(event_idx);
+        self.enabled = self.queue.ready() && self.queue.is_valid(mem);
+        self.enabled || !self.queue.ready()
+    }
+
+    pub(crate) fn disable(&mut self) {
+        self.enabled = false;
+    }
+
+    pub(crate) fn reset(&mut self) {
+        self.queue.reset();
+        self.enabled = false;
+    }
+
+    /// Begins a turn of the device.
+    pub(crate) fn begin(&mut self) {
+        self.chains_left = self.queue.size();
+        self.bytes_left = BYTES_PER_TURN;
+        self.unfinished = false;
+        self.used = false;
+    }
+
+    /// Whether the turn ended with requests left.
+    pub(crate) fn unfinished(&self) -> bool {
+        self.unfinished
+    }
+
+    /// Whether the driver wants an interrupt for what this turn put into the used ring.
+    pub(crate) fn needs_interrupt(&mut self, mem: &GuestMemoryMmap) -> Result<bool, DeviceError> {
+        if !self.used {
+            return Ok(false);
+        }
+        self.queue.needs_notification(mem).map_err(|error| self.ring_error(error))
+    }
+
+    /// The driver's next request; `None` when there is none, or when this turn has taken enough. When
+    /// there is none, the driver will notify the device of the next.
+    ///
+    /// # Errors
+    /// The guest broke the rules of the queue.
+    pub fn pop(&mut self, mem: &GuestMemoryMmap) -> Result<Option<Chain>, DeviceError> {
+        if !self.enabled {
+            return Ok(None);
+        }
+        // A second look, for a request that came while notifications were being switched on. There is
+        // no third: the ring's index is the guest's to move to and fro.
+        for _ in 0..2 {
+            if self.chains_left == 0 || self.bytes_left == 0 {
+                break;
+            }
+            let next = match self.queue.iter(mem) {
+                Ok(mut available) => available.next(),
+                Err(error) => return Err(self.ring_error(error)),
+            };
+            if let Some(descriptors) = next {
+                let chain = Chain::parse(mem, descriptors, self.queue.size())
+                    .map_err(|fault| self.chain_error(fault))?;
+                self.chains_left -= 1;
+                let bytes = to_u64(chain.readable.len() + chain.writable.len());
+                self.bytes_left = self.bytes_left.saturating_sub(bytes);
+                return Ok(Some(chain));
+            }
+            match self.queue.enable_notification(mem) {
+                Ok(true) => {}
+                Ok(false) => return Ok(None),
+                Err(error) => return Err(self.ring_error(error)),
+            }
+        }
+        self.unfinished = true;
+        Ok(None)
+    }
+
+    /// Puts the chain that [`VirtQueue::pop`] returned last back to where it was.
+    pub fn undo_pop(&mut self) {
+        self.queue.go_to_previous_position();
+        self.chains_left = self.chains_left.saturating_add(1);
+    }
+
+    /// Hands a chain back to the driver, with `written` bytes in its writable buffers.
+    ///
+    /// # Errors
+    /// The guest broke the rules of the queue.
+    pub fn push_used(
+        &mut self,
+        mem: &GuestMemoryMmap,
+        chain: &Chain,
+        written: usize,
+    ) -> Result<(), DeviceError> {
+        let written = u32::try_from(written).unwrap_or(u32::MAX);
+        self.queue.add_used(mem, chain.head(), written).map_err(|error| self.ring_error(error))?;
+        self.used = true;
+        Ok(())
+    }
+
+    /// The index up to which the driver has made requests available, modulo 2^16.
+    ///
+    /// # Errors
+    /// The ring is not in guest memory.
+    pub fn available(&self, mem: &GuestMemoryMmap) -> Result<u16, DeviceError> {
+        let index = self.queue.avail_idx(mem, Ordering::Acquire);
+        index.map(|index| index.0).map_err(|error| self.ring_error(error))
+    }
+
+    /// Asks the driver for a notification of the request that will have the index `after`, even while
+    /// earlier ones wait.
+    ///
+    /// # Errors
+    /// The ring is not in guest memory.
+    pub fn notify_after(&mut self, mem: &GuestMemoryMmap, after: u16) -> Result<(), DeviceError> {
+        if !self.queue.event_idx_enabled() {
+            return self
+                .queue
+                .enable_notification(mem)
+                .map(|_| ())
+                .map_err(|error| self.ring_error(error));
+        }
+        // virtio_queue can ask only for the request after the last one taken. `avail_event` follows the
+        // used ring: virtio 1.2, 2.7.8.
+        let offset = 4 + 8 * u64::from(self.queue.size());
+        let addr = GuestAddress(self.queue.used_ring().saturating_add(offset));
+        mem.store(after.to_le(), addr, Ordering::SeqCst)
+            .map_err(|error| self.ring_error(virtio_queue::Error::GuestMemory(error)))
+    }
+
+    /// An error about a chain of this queue.
+    pub(crate) fn chain_error(&self, fault: ChainFault) -> DeviceError {
+        DeviceError::Chain { queue: self.index, fault }
+    }
+
+    fn ring_error(&self, error: virtio_queue::Error) -> DeviceError {
+        DeviceError::Ring { queue: self.index, error }
+    }
+
+    pub(crate) fn save(&self) -> QueueRegisters {
+        self.queue.state().into()
+    }
+
+    pub(crate) fn restore(&mut self, state: QueueRegisters) -> Result<(), RestoreDeviceError> {
+        let state: virtio_queue::QueueState = state.into();
+        if state.max_size != self.queue.max_size() {
+            return Err(RestoreDeviceError::QueueSize {
+                queue: self.index,
+                offered: self.queue.max_size(),
+                saved: state.max_size,
+            });
+        }
+        self.queue = Queue::try_from(state)
+            .map_err(|source| RestoreDeviceError::Queue { queue: self.index, source })?;
+        Ok(())
+    }
+}

@@ -1,0 +1,77 @@
+//! Entropy device (virtio 1.2, 5.4).
+
+use rustix::rand::{GetRandomFlags, getrandom};
+use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
+
+use super::device::{DeviceContext, DeviceError, RestoreDeviceError, VirtioDevice};
+use super::state::DeviceState;
+
+const QUEUE_SIZE: u16 = 64;
+/// Most bytes that one request gets: a guest cannot keep its monitor busy with random bytes, and a
+/// driver asks again for what it lacks. Linux asks for 64 at a time.
+const MOST_BYTES: usize = 4096;
+
+/// Random bytes of the host for the guest. They never come from a snapshot: a request that waits through a
+/// freeze is answered afresh after every thaw.
+#[derive(Debug, Default)]
+pub struct Rng {}
+
+impl Rng {
+    /// A device.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+impl VirtioDevice for Rng {
+    fn id(&self) -> u32 {
+        VIRTIO_ID_RNG
+    }
+
+    fn features(&self) -> u64 {
+        0
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &[QUEUE_SIZE]
+    }
+
+    fn config(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    fn process_queue(
+        &mut self,
+        index: usize,
+        context: &mut DeviceContext<'_>,
+    ) -> Result<(), DeviceError> {
+        let Some(queue) = context.queues.get_mut(index) else { return Ok(()) };
+        let mut random = [0; MOST_BYTES];
+        while let Some(chain) = queue.pop(context.mem)? {
+            let wanted = chain.writable.len().min(MOST_BYTES);
+            // Up to 256 bytes come whole, more may be cut short by a signal.
+            let got = getrandom(&mut random[..wanted], GetRandomFlags::empty())
+                .map_err(|errno| DeviceError::Entropy(errno.into()))?;
+            chain
+                .writable
+                .write_at(context.mem, 0, &random[..got])
+                .map_err(|fault| queue.chain_error(fault))?;
+            queue.push_used(context.mem, &chain, got)?;
+        }
+        Ok(())
+    }
+
+    fn reset(&mut self) {}
+
+    fn save(&self) -> DeviceState {
+        DeviceState::Rng
+    }
+
+    fn restore(&mut self, state: &DeviceState, _running: bool) -> Result<(), RestoreDeviceError> {
+        match state {
+            DeviceState::Rng => Ok(()),
+            _ => Err(RestoreDeviceError::OtherDevice { id: self.id() }),
+        }
+    }
+}

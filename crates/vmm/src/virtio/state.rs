@@ -1,0 +1,123 @@
+//! The devices' part of a snapshot's machine state.
+//!
+//! Any change to a struct here changes the machine state's format: raise its version with it.
+
+use serde::{Deserialize, Serialize};
+use virtio_queue::QueueState;
+
+/// A device and its transport, as a snapshot holds them.
+///
+/// Any change here needs a new version of the machine state.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TransportState {
+    /// The device status register.
+    pub status: u32,
+    /// The interrupt status register.
+    pub interrupt_status: u32,
+    /// Feature bits that the driver accepted.
+    pub driver_features: u64,
+    /// Which 32 bits of the device's features are in the window.
+    pub device_features_sel: u32,
+    /// Which 32 bits of the driver's features are in the window.
+    pub driver_features_sel: u32,
+    /// Which queue is in the window.
+    pub queue_sel: u32,
+    /// The queues, by index.
+    pub queues: Vec<QueueRegisters>,
+    /// What only this kind of device has.
+    pub device: DeviceState,
+}
+
+/// One queue: where its rings are, and how far the device has come in them.
+///
+/// Any change here needs a new version of the machine state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueRegisters {
+    /// Most descriptors that the device offers.
+    pub max_size: u16,
+    /// Descriptors that the driver chose.
+    pub size: u16,
+    /// Whether the driver finished the setup.
+    pub ready: bool,
+    /// Whether both sides use event indices.
+    pub event_idx: bool,
+    /// Next entry of the available ring.
+    pub next_avail: u16,
+    /// Next entry of the used ring.
+    pub next_used: u16,
+    /// Guest-physical address of the descriptor table.
+    pub desc_table: u64,
+    /// Guest-physical address of the available ring.
+    pub avail_ring: u64,
+    /// Guest-physical address of the used ring.
+    pub used_ring: u64,
+}
+
+/// What only one kind of device has.
+///
+/// Any change here needs a new version of the machine state.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DeviceState {
+    /// Of a [`Block`](super::Block).
+    Block(BlockState),
+    /// Of a [`Rng`](super::Rng), which has nothing to remember.
+    Rng,
+    /// Of a [`Balloon`](super::Balloon).
+    Balloon(BalloonState),
+}
+
+/// What a guest's driver wrote to its balloon.
+///
+/// Any change here needs a new version of the machine state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BalloonState {
+    /// Pages that the driver says are in the balloon.
+    pub actual: u32,
+    /// What free pages hold, four times over.
+    pub poison: u32,
+}
+
+/// What a guest knows of its disk; its content is the snapshot's business.
+///
+/// Any change here needs a new version of the machine state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockState {
+    /// Sectors of 512 bytes.
+    pub sectors: u64,
+    /// Whether the guest cannot write.
+    pub read_only: bool,
+    /// The disk's name to the guest, padded with zeros.
+    pub serial: [u8; 20],
+}
+
+impl From<QueueState> for QueueRegisters {
+    fn from(state: QueueState) -> Self {
+        Self {
+            max_size: state.max_size,
+            size: state.size,
+            ready: state.ready,
+            event_idx: state.event_idx_enabled,
+            next_avail: state.next_avail,
+            next_used: state.next_used,
+            desc_table: state.desc_table,
+            avail_ring: state.avail_ring,
+            used_ring: state.used_ring,
+        }
+    }
+}
+
+impl From<QueueRegisters> for QueueState {
+    fn from(registers: QueueRegisters) -> Self {
+        Self {
+            max_size: registers.max_size,
+            next_avail: registers.next_avail,
+            next_used: registers.next_used,
+            event_idx_enabled: registers.event_idx,
+            size: registers.size,
+            ready: registers.ready,
+            desc_table: registers.desc_table,
+            avail_ring: registers.avail_ring,
+            used_ring: registers.used_ring,
+        }
+    }
+}
