@@ -1,0 +1,23 @@
+use vm_memory::{Bytes, GuestAddress};
+
+use super::*;
+
+#[test]
+fn counters_of_this_process_grow() {
+    let before = ProcessCounters::read().unwrap();
+    let layout = firn_snapshot::MemoryLayout::for_size(1 << 20).unwrap();
+    let memory = crate::GuestMemory::anonymous(layout).unwrap();
+    memory.vm_memory().write_slice(&[1; 1 << 20], GuestAddress(0)).unwrap();
+    let after = ProcessCounters::read().unwrap();
+    assert!(after.minor_faults >= before.minor_faults + 256, "{before:?} {after:?}");
+    assert!(after.major_faults >= before.major_faults);
+    assert!(after.read_bytes >= before.read_bytes);
+}
+
+#[test]
+fn a_name_may_hold_anything() {
+    let stat = "7 (a) b (c) S 1 7 7 0 -1 4194304 123 0 45 0 1 2";
+    assert_eq!(faults(stat), [Some(123), Some(45)]);
+    assert_eq!(faults("7 (a"), [None, None]);
+    assert_eq!(faults("7 (a) S 1"), [None, None]);
+}

@@ -15,7 +15,7 @@ use crate::plan::{
 
 /// One to three regions of up to 40 pages, anywhere.
 pub(crate) fn layouts() -> impl Strategy<Value = MemoryLayout> {
-    vec((0u64..600, 1u64..40), 1..=3).prop_map(|regions| {
+    vec((select(vec![0, 1, 3, 512, 700]), 1u64..40), 1..=3).prop_map(|regions| {
         let mut next = 0;
         let regions = regions.into_iter().map(|(gap, pages)| {
             let guest_addr = next + gap * PAGE_SIZE;
@@ -137,7 +137,11 @@ fn layers(
     sequence.sort_by_key(|&i| (order[i], i));
     let later = |a: usize, b: usize| (order[a], a) > (order[b], b);
     for &i in &sequence {
-        let touching = |a: usize, b: usize| segments[a].guest.end() == segments[b].guest.start;
+        let starts_region = |at| layout.regions().any(|region| region.guest_addr == at);
+        let touching = |a: usize, b: usize| {
+            let end = segments[a].guest.end();
+            end == segments[b].guest.start && !starts_region(end)
+        };
         let (mut first, mut last) = (i, i);
         while first > 0 && touching(first - 1, first) && later(first - 1, i) {
             first -= 1;
@@ -147,7 +151,7 @@ fn layers(
         }
         let start = segments[first].guest.start;
         let guest = GuestRange { start, len: segments[last].guest.end() - start };
-        layers.push(layer(layout, guest, kind_of(segments[i].source), order[i] % 2 == 0));
+        layers.push(layer(layout, guest, kind_of(segments[i].source), order[i].is_multiple_of(2)));
     }
     layers
 }
@@ -196,4 +200,14 @@ pub(crate) fn write_image(plan: &Plan, file: &mut File, seed: u8) -> PageSet {
         zero_map.insert_range(first..first + segment.guest.len / PAGE_SIZE);
     }
     zero_map
+}
+
+/// A file without a name whose pages are on a medium, so that they can be evicted; `None` where the directory
+/// for temporary files is in memory.
+pub(crate) fn file_on_a_medium() -> Option<File> {
+    const TMPFS: i64 = 0x0102_1994;
+    const RAMFS: i64 = 0x8584_58f6;
+    let file = tempfile::tempfile().unwrap();
+    let in_memory = [TMPFS, RAMFS].contains(&rustix::fs::fstatfs(&file).unwrap().f_type);
+    (!in_memory).then_some(file)
 }

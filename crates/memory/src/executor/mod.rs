@@ -153,7 +153,10 @@ pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteEr
             source: e.into(),
         })?;
     }
-    let zero = plan.segments.iter().filter(|s| s.source == Source::Zero);
+    let zero = plan.segments.iter().filter(|s| match s.source {
+        Source::Zero => true,
+        Source::Image { .. } => false,
+    });
     let anonymous = zero.map(|s| s.guest.start..s.guest.end()).collect();
     let image = Some(sources.image.try_clone().map_err(ExecuteError::Image)?);
     let memory =

@@ -1,0 +1,261 @@
+use std::os::unix::fs::FileExt;
+
+use firn_snapshot::{Chunk, MemoryRegion, PageSource};
+use proptest::prelude::{any, prop_assert_eq, proptest};
+use vm_memory::Bytes;
+
+use super::*;
+use crate::testing::{page_bytes, plans, write_image};
+use crate::{Plan, Sources, execute};
+
+const PAGE: u64 = 4096;
+const MIB: u64 = 1 << 20;
+
+fn layout(regions: &[(u64, u64)]) -> MemoryLayout {
+    let regions = regions.iter().map(|&(guest_addr, len)| MemoryRegion { guest_addr, len });
+    MemoryLayout::new(regions.collect()).unwrap()
+}
+
+/// Guest memory mapped from the first bytes of a file, as `firecracker` does it.
+fn mapped(layout: &MemoryLayout, image: &File) -> GuestMemory {
+    let zero_map = firn_snapshot::PageSet::new(layout.pages());
+    let host = crate::HostFacts::read().unwrap();
+    let facts = crate::planners::ImageFacts::of(image).unwrap();
+    let input =
+        crate::planners::PlanInput { layout, image: facts, zero_map: &zero_map, host: &host };
+    let plan: Plan = crate::planners::parse("firecracker").unwrap().plan(&input).unwrap();
+    execute(&plan, &Sources { image }).unwrap().memory
+}
+
+fn private_and_shared(memory: &GuestMemory) -> (u64, u64) {
+    let MemoryUsage { resident, private, shared, .. } = memory.usage().unwrap();
+    assert_eq!(resident, private + shared);
+    (private, shared)
+}
+
+/// All of guest memory as a freeze sees it.
+fn frozen(memory: &GuestMemory) -> Vec<u8> {
+    let mut pages = memory.pages().unwrap();
+    let total = pages.layout().total_bytes();
+    let mut bytes = Vec::new();
+    for offset in (0..total).step_by(2 << 20) {
+        let len = usize::try_from((total - offset).min(2 * MIB)).unwrap();
+        let mut buf = vec![0xaa; len];
+        match pages.chunk(offset, &mut buf).unwrap() {
+            Chunk::Zero => bytes.resize(bytes.len() + len, 0),
+            Chunk::Bytes(read) => bytes.extend_from_slice(read),
+        }
+    }
+    bytes
+}
+
+#[test]
+fn memory_for_a_cold_boot_is_zero_and_costs_what_is_touched() {
+    // Below 2 MiB, so that no huge page makes more of a page.
+    let memory = GuestMemory::anonymous(layout(&[(0, MIB), (4096 * MIB, MIB)])).unwrap();
+    assert_eq!(memory.usage().unwrap().resident, 0);
+    let view = memory.vm_memory();
+    assert_eq!(view.read_obj::<u64>(GuestAddress(4096 * MIB + 8)).unwrap(), 0);
+    view.write_obj(7u64, GuestAddress(0)).unwrap();
+    view.write_obj(8u64, GuestAddress(4097 * MIB - 8)).unwrap();
+    let usage = memory.usage().unwrap();
+    assert_eq!((usage.private, usage.shared), (2 * PAGE, 0));
+    assert!(usage.page_tables > 0);
+    assert!(view.write_obj(1u64, GuestAddress(MIB)).is_err(), "between the regions");
+}
+
+#[test]
+fn slots_are_the_regions_at_congruent_addresses() {
+    let layout = layout(&[(PAGE, 3 * PAGE), (5 * MIB, 7 * MIB), (12 * MIB, PAGE)]);
+    let memory = GuestMemory::anonymous(layout.clone()).unwrap();
+    let slots: Vec<_> = memory.slots().iter().map(|s| (s.guest_addr, s.len)).collect();
+    let regions: Vec<_> = layout.regions().map(|r| (r.guest_addr, r.len)).collect();
+    assert_eq!(slots, regions);
+    assert!(memory.slots().iter().all(|s| s.host_addr % (2 * MIB) == s.guest_addr % (2 * MIB)));
+}
+
+#[test]
+fn too_much_memory_is_refused() {
+    // More than 47 bits of addresses hold, though no more than a layout may have in each guest.
+    let most = MemoryLayout::for_size(firn_snapshot::MAX_MEMORY).unwrap();
+    let guests: Vec<_> = (0..40).map(|_| GuestMemory::anonymous(most.clone())).collect();
+    let refused = guests.into_iter().find_map(Result::err).unwrap();
+    assert!(matches!(refused, AnonymousError::Reserve { .. }), "{refused}");
+}
+
+#[test]
+fn a_view_outlives_its_memory() {
+    let memory = GuestMemory::anonymous(layout(&[(0, MIB)])).unwrap();
+    let view = memory.vm_memory();
+    view.write_obj(42u32, GuestAddress(4)).unwrap();
+    drop(memory);
+    assert_eq!(view.read_obj::<u32>(GuestAddress(4)).unwrap(), 42);
+}
+
+#[test]
+fn memory_is_unmapped_when_it_is_dropped() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("memory.img");
+    let image = File::create_new(&path).unwrap();
+    image.set_len(MIB).unwrap();
+    let image = File::open(&path).unwrap();
+    let mapped_now = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().any(|line| line.ends_with(path.to_str().unwrap()))
+    };
+    let memory = mapped(&layout(&[(0, MIB)]), &image);
+    let view = memory.vm_memory();
+    assert!(mapped_now());
+    drop(view);
+    drop(memory);
+    assert!(!mapped_now());
+}
+
+#[test]
+fn discarded_memory_is_zero_and_free() {
+    let image = tempfile::tempfile().unwrap();
+    image.write_all_at(&vec![1; 1 << 20], 0).unwrap();
+    let memory = mapped(&layout(&[(0, MIB)]), &image);
+    let view = memory.vm_memory();
+    view.write_slice(&vec![2; 1 << 19], GuestAddress(0)).unwrap();
+    assert_eq!(memory.usage().unwrap().private, MIB / 2);
+
+    memory.discard(0, MIB / 2).unwrap();
+    assert_eq!(memory.usage().unwrap().private, 0);
+    // Adjacent, overlapping, and once more: still one range.
+    memory.discard(MIB / 2, PAGE).unwrap();
+    memory.discard(PAGE, MIB / 2).unwrap();
+    assert_eq!(memory.anonymous.lock().unwrap().len(), 1);
+    let mut bytes = vec![9; 1 << 20];
+    view.read_slice(&mut bytes, GuestAddress(0)).unwrap();
+    let zeros = (1 << 19) + 4096;
+    assert!(bytes[..zeros].iter().all(|&b| b == 0), "never the image's bytes again");
+    assert!(bytes[zeros..].iter().all(|&b| b == 1));
+}
+
+#[test]
+fn hostile_discards_are_refused() {
+    let memory = GuestMemory::anonymous(layout(&[(0, MIB), (MIB, MIB), (4 * MIB, MIB)])).unwrap();
+    memory.vm_memory().write_obj(5u8, GuestAddress(0)).unwrap();
+    for (guest_addr, len) in [(0, 0), (1, PAGE), (0, PAGE - 1), (PAGE / 2, PAGE / 2)] {
+        let refused = memory.discard(guest_addr, len).unwrap_err();
+        assert!(matches!(refused, DiscardError::Misaligned { .. }), "{refused}");
+    }
+    for (guest_addr, len) in [
+        (2 * MIB, PAGE),
+        (4 * MIB - PAGE, 2 * PAGE),
+        (5 * MIB - PAGE, 2 * PAGE),
+        (0, 2 * MIB),
+        (0, u64::MAX - PAGE + 1),
+        (u64::MAX - PAGE + 1, PAGE),
+        (u64::MAX - PAGE + 1, u64::MAX - PAGE + 1),
+    ] {
+        let refused = memory.discard(guest_addr, len).unwrap_err();
+        assert!(matches!(refused, DiscardError::OutsideMemory { .. }), "{refused}");
+    }
+    assert_eq!(memory.vm_memory().read_obj::<u8>(GuestAddress(0)).unwrap(), 5);
+}
+
+#[test]
+fn a_guest_cannot_use_up_its_monitors_mappings() {
+    let image = tempfile::tempfile().unwrap();
+    let size = 80 * MIB;
+    image.set_len(size).unwrap();
+    let memory = mapped(&layout(&[(0, size)]), &image);
+    let mut ranges = 0;
+    let refused = loop {
+        match memory.discard(2 * ranges * PAGE, PAGE) {
+            Ok(()) => ranges += 1,
+            Err(refused) => break refused,
+        }
+    };
+    assert_eq!(usize::try_from(ranges).unwrap(), discard::MOST_NEW_RANGES);
+    assert!(matches!(refused, DiscardError::TooManyRanges { .. }), "{refused}");
+    memory.discard(0, PAGE).unwrap();
+}
+
+#[test]
+fn freezing_touches_nothing_that_the_guest_did_not() {
+    let image = tempfile::tempfile().unwrap();
+    let layout = layout(&[(0, 3 * MIB), (8 * MIB, 5 * MIB)]);
+    image.set_len(layout.total_bytes()).unwrap();
+    image.write_all_at(&page_bytes(1, 3), PAGE).unwrap();
+    image.write_all_at(&page_bytes(2, 3), 5 * MIB).unwrap();
+    let mut expected = vec![0; 8 << 20];
+    image.read_exact_at(&mut expected, 0).unwrap();
+    let memory = mapped(&layout, &image);
+    assert_eq!(frozen(&memory), expected);
+    assert_eq!(memory.usage().unwrap().resident, 0);
+
+    // The guest reads a page, writes one, and gives one back that the image stores.
+    let view = memory.vm_memory();
+    assert_eq!(view.read_obj::<u64>(GuestAddress(PAGE)).unwrap(), 1);
+    view.write_obj(77u8, GuestAddress(12 * MIB)).unwrap();
+    expected[7 << 20] = 77;
+    memory.discard(10 * MIB, PAGE).unwrap();
+    expected[5 << 20..(5 << 20) + 4096].fill(0);
+    let before = private_and_shared(&memory);
+    assert_eq!(frozen(&memory), expected);
+    assert_eq!(private_and_shared(&memory), before);
+}
+
+#[test]
+fn untouched_memory_is_not_read_for_a_freeze() {
+    let memory = GuestMemory::anonymous(layout(&[(0, 6 * MIB)])).unwrap();
+    memory.vm_memory().write_obj(1u8, GuestAddress(3 * MIB)).unwrap();
+    let mut pages = memory.pages().unwrap();
+    let mut buf = vec![0xaa; 2 << 20];
+    assert!(matches!(pages.chunk(0, &mut buf).unwrap(), Chunk::Zero));
+    assert!(matches!(pages.chunk(4 * MIB, &mut buf).unwrap(), Chunk::Zero));
+    let Chunk::Bytes(bytes) = pages.chunk(2 * MIB, &mut buf).unwrap() else { panic!("touched") };
+    assert_eq!(bytes.iter().map(|&b| u64::from(b)).sum::<u64>(), 1);
+    assert_eq!(private_and_shared(&memory), (PAGE, 0));
+}
+
+proptest! {
+    /// What a freeze reads is what the guest would read, whatever the plan, the writes and the discards.
+    #[test]
+    fn a_freeze_reads_what_the_guest_would(
+        plan in plans(),
+        writes in proptest::collection::vec((any::<u64>(), any::<u8>()), 0..20),
+        discards in proptest::collection::vec((any::<u64>(), 1..5u64), 0..6),
+    ) {
+        let mut image = tempfile::tempfile().unwrap();
+        write_image(&plan, &mut image, 5);
+        let memory = execute(&plan, &Sources { image: &image }).unwrap().memory;
+        let view = memory.vm_memory();
+        let pages = plan.layout.pages();
+        for (page, byte) in writes {
+            let guest_addr = plan.layout.guest_addr(page % pages * PAGE).unwrap();
+            view.write_obj(byte, GuestAddress(guest_addr)).unwrap();
+        }
+        for (page, len) in discards {
+            // Some reach beyond their region, and are refused.
+            let guest_addr = plan.layout.guest_addr(page % pages * PAGE).unwrap();
+            let _ = memory.discard(guest_addr, len * PAGE);
+        }
+        let frozen = frozen(&memory);
+        let mut read = Vec::new();
+        for region in plan.layout.regions() {
+            let mut bytes = vec![0; usize::try_from(region.len).unwrap()];
+            view.read_slice(&mut bytes, GuestAddress(region.guest_addr)).unwrap();
+            read.extend(bytes);
+        }
+        prop_assert_eq!(frozen, read);
+    }
+
+    #[test]
+    fn any_discard_is_done_or_refused(guest_addr in any::<u64>(), len in any::<u64>()) {
+        let memory = GuestMemory::anonymous(layout(&[(0, MIB)])).unwrap();
+        // Also near the region, and in whole pages.
+        for (guest_addr, len) in [
+            (guest_addr, len),
+            (guest_addr % (2 * MIB), len % (2 * MIB)),
+            (guest_addr / PAGE * PAGE % (2 * MIB), len / PAGE * PAGE % (2 * MIB)),
+        ] {
+            let inside = guest_addr.checked_add(len).is_some_and(|end| end <= MIB);
+            let whole = len != 0 && guest_addr % PAGE == 0 && len % PAGE == 0;
+            prop_assert_eq!(memory.discard(guest_addr, len).is_ok(), inside && whole);
+        }
+    }
+}

@@ -1,0 +1,137 @@
+use proptest::prelude::{prop_assert_eq, proptest};
+
+use super::*;
+use crate::plan::{Advice, ImageRange, Source, Work};
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// A plan for a guest of this size, of an image that is stored whole.
+fn plan(planner: &str, size: u64) -> Result<Plan, PlannerError> {
+    with_input(size, size, |input| parse(planner).unwrap().plan(input))
+}
+
+fn with_input<T>(size: u64, stored: u64, f: impl FnOnce(&PlanInput<'_>) -> T) -> T {
+    let layout = MemoryLayout::for_size(size).unwrap();
+    let mut host = HostFacts::read().unwrap();
+    host.memory_total = 16 * GIB;
+    let zero_map = PageSet::new(layout.pages());
+    let image = ImageFacts { len: size, stored };
+    f(&PlanInput { layout: &layout, image, zero_map: &zero_map, host: &host })
+}
+
+fn refused(written: &str) -> String {
+    parse(written).err().unwrap().to_string()
+}
+
+#[test]
+fn plans_grow_with_regions_and_not_with_guest_memory() {
+    for planner in ["firecracker", "firecracker:readahead=off", "dram_cached"] {
+        for (size, regions) in [(256 * MIB, 1), (2 * GIB, 1), (8 * GIB, 2)] {
+            let plan = plan(planner, size).unwrap();
+            assert_eq!(plan.validate(), Ok(()));
+            assert_eq!((plan.segments.len(), plan.layers.len()), (regions, regions));
+            assert!(plan.schedule.len() <= 1);
+        }
+    }
+}
+
+#[test]
+fn firecracker_maps_the_image_privately_and_pages_on_demand() {
+    let on = plan("firecracker", 4 * GIB).unwrap();
+    assert_eq!(on.planner, "firecracker:readahead=on");
+    assert!(on.schedule.is_empty() && on.pager.is_none());
+    assert!(on.layers.iter().all(|layer| layer.advice == Advice::Normal));
+    assert_eq!(on.layers[1].guest.start, 4 * GIB);
+    assert_eq!(on.layers[1].source, Source::Image { offset: 3 * GIB });
+    let off = plan("firecracker:readahead=off", 4 * GIB).unwrap();
+    assert!(off.layers.iter().all(|layer| layer.advice == Advice::Random));
+    assert_eq!(on.segments, off.segments);
+}
+
+#[test]
+fn dram_cached_is_firecracker_with_the_image_preloaded() {
+    let cached = plan("dram_cached", 4 * GIB).unwrap();
+    let firecracker = plan("firecracker", 4 * GIB).unwrap();
+    assert_eq!((&cached.segments, &cached.layers), (&firecracker.segments, &firecracker.layers));
+    let image = ImageRange { offset: 0, len: 4 * GIB };
+    let [step] = cached.schedule[..] else { panic!("{:?}", cached.schedule) };
+    assert_eq!((step.when, step.work), (crate::When::BeforeResume, Work::Preload { image }));
+}
+
+#[test]
+fn an_image_that_dram_cannot_hold_is_refused() {
+    let (needed, total) = (16 * GIB + 1, 16 * GIB);
+    let planner = "dram_cached".to_owned();
+    let refused = PlannerError::TooLittleMemory { planner, needed, total };
+    with_input(32 * GIB, needed, |input| {
+        assert_eq!(DramCached.plan(input), Err(refused.clone()));
+        let selection = select("all", input).unwrap();
+        let names: Vec<_> = selection.planners.iter().map(|p| p.name()).collect();
+        assert_eq!(names, ["firecracker:readahead=on", "firecracker:readahead=off"]);
+        assert_eq!(selection.left_out, [("dram_cached".to_owned(), refused)]);
+        // Named, it is selected, and the error comes with the plan.
+        assert_eq!(select("dram_cached", input).unwrap().planners.len(), 1);
+    });
+    with_input(32 * GIB, total, |input| assert!(DramCached.plan(input).is_ok()));
+}
+
+#[test]
+fn lists_of_planners() {
+    with_input(MIB, MIB, |input| {
+        let names = |list: &str| -> Vec<String> {
+            select(list, input).unwrap().planners.iter().map(|p| p.name()).collect()
+        };
+        let (on, off) = ("firecracker:readahead=on", "firecracker:readahead=off");
+        assert_eq!(names("all"), [on, off, "dram_cached"]);
+        assert_eq!(names("dram_cached,firecracker:readahead=off"), ["dram_cached", off]);
+        assert_eq!(names("firecracker,firecracker"), [on, on]);
+        let error = select("firecracker:readahead=off,readahead=on", input).err().unwrap();
+        assert_eq!(error.to_string(), "option readahead of planner firecracker is given twice");
+        assert!(select("", input).is_err());
+        assert!(select("all,nothing", input).is_err());
+    });
+}
+
+#[test]
+fn what_is_not_known_is_said_with_what_is() {
+    assert_eq!(
+        refused("firecraker"),
+        "no planner is called \"firecraker\"; there are: firecracker, dram_cached"
+    );
+    assert_eq!(
+        refused("firecracker:ra=off"),
+        "planner firecracker has no option \"ra\"; it takes readahead=on|off"
+    );
+    assert_eq!(
+        refused("firecracker:readahead=maybe"),
+        "option readahead of planner firecracker cannot be \"maybe\"; it can be on or off"
+    );
+    assert_eq!(
+        refused("firecracker:readahead"),
+        "option readahead of planner firecracker cannot be \"\"; it can be on or off"
+    );
+    assert_eq!(
+        refused("dram_cached:preload=no"),
+        "planner dram_cached has no option \"preload\"; it takes none"
+    );
+}
+
+#[test]
+fn names_are_written_as_they_are_parsed() {
+    for entry in ["firecracker", "firecracker:readahead=off", "dram_cached"] {
+        let name = parse(entry).unwrap().name();
+        assert!(name.starts_with(entry));
+        assert_eq!(parse(&name).unwrap().name(), name);
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_text_is_parsed_or_refused(text in "(firecracker|dram_cached|.{0,12})[:,=]?(readahead|.{0,9})[=]?(on|off|.{0,4})") {
+        if let Ok(planner) = parse(&text) {
+            prop_assert_eq!(parse(&planner.name()).unwrap().name(), planner.name());
+        }
+        with_input(MIB, MIB, |input| drop(select(&text, input)));
+    }
+}
