@@ -82,7 +82,9 @@ pub enum ExecuteError {
         expected: u64,
     },
     /// No address space.
-    #[error("cannot reserve {bytes} bytes of address space for guest memory")]
+    #[error(
+        "cannot reserve {bytes} bytes of address space for guest memory; is its size right, or `ulimit -v` set?"
+    )]
     Reserve {
         /// Bytes asked for.
         bytes: u64,

@@ -38,7 +38,9 @@ pub struct Slot {
 #[non_exhaustive]
 pub enum AnonymousError {
     /// No address space.
-    #[error("cannot reserve {bytes} bytes of address space for guest memory")]
+    #[error(
+        "cannot reserve {bytes} bytes of address space for guest memory; is its size right, or `ulimit -v` set?"
+    )]
     Reserve {
         /// Bytes asked for.
         bytes: u64,
