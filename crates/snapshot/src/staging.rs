@@ -96,9 +96,9 @@ impl Staging {
         &self.destination
     }
 
-    /// The path of file `name` while it is written.
+    /// The path that file `name` will have, for errors: people know the destination, not the staging directory.
     pub(crate) fn path_of(&self, name: &str) -> PathBuf {
-        self.parent_path.join(&self.name).join(name)
+        self.destination.join(name)
     }
 
     /// Creates file `name`, for writing by its owner alone.

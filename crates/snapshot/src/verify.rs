@@ -28,7 +28,7 @@ use crate::snapshot::{
     was_replaced,
 };
 
-/// Threads that check the image; more do not read faster.
+/// Most threads that check the image; each has a buffer of 2 MiB.
 const MAX_THREADS: usize = 4;
 /// Runs of bad pages, and read errors of the image, that are listed; what exceeds them is only counted.
 const MAX_LISTED: usize = 16;
