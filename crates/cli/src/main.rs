@@ -1,16 +1,33 @@
 //! The firn command.
 
+mod assets;
+mod clock;
+mod commands;
+mod detach;
+mod event;
+mod host_args;
 mod lab;
+mod output;
+mod session;
+mod size;
 
 use std::error::Error;
-use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use commands::{boot, doctor, freeze, invoke, plan, thaw};
+
 /// Start serverless functions from frozen microVMs.
 #[derive(Debug, Parser)]
-#[command(version, about)]
+#[command(version, about, after_help = "Examples:
+  firn boot --name builder --detach guest/functions/hello
+  firn invoke builder '{\"name\": \"Ada\"}'
+  firn freeze builder snapshots/hello
+  firn thaw --invoke '{\"name\": \"Grace\"}' snapshots/hello
+  firn lab run -- firn doctor
+
+Exit codes: 0 done, 1 failed, 2 wrong arguments, 3 the function itself failed.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -18,28 +35,41 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Boot a microVM and load a function into it
+    Boot(boot::BootArgs),
+    /// Freeze a running microVM into a snapshot
+    Freeze(freeze::FreezeArgs),
+    /// Start a microVM from a snapshot
+    Thaw(thaw::ThawArgs),
+    /// Send a request to the function of a running microVM
+    Invoke(invoke::InvokeArgs),
+    /// Show what a thaw would do, without doing it
+    Plan(plan::PlanArgs),
+    /// Tell what this host can do, what is missing, and how to get it
+    Doctor(doctor::DoctorArgs),
     /// An emulated Debian machine with real KVM and a real /dev/dax0.0, for computers that lack them
     #[command(subcommand)]
     Lab(lab::LabCommand),
 }
 
 fn main() -> ExitCode {
-    let Cli { command } = Cli::parse();
-    match command {
-        Command::Lab(command) => lab::run(command).unwrap_or_else(|error| {
-            complain(&error);
-            ExitCode::from(error.exit_code())
-        }),
-    }
-}
-
-fn complain(error: &dyn Error) {
-    let mut text = format!("firn: error: {error}");
-    let mut source = error.source();
-    while let Some(error) = source {
-        text += &format!(": {error}");
-        source = error.source();
-    }
-    // Nothing is left to be done where even this cannot be written.
-    let _ = writeln!(std::io::stderr(), "{text}");
+    let result: Result<ExitCode, Box<dyn Error>> = match Cli::parse().command {
+        Command::Boot(arguments) => boot::run(&arguments).map_err(Into::into),
+        Command::Freeze(arguments) => freeze::run(&arguments).map_err(Into::into),
+        Command::Thaw(arguments) => thaw::run(&arguments).map_err(Into::into),
+        Command::Invoke(arguments) => invoke::run(&arguments).map_err(Into::into),
+        Command::Plan(arguments) => plan::run(&arguments),
+        Command::Doctor(arguments) => Ok(doctor::run(&arguments)),
+        Command::Lab(command) => match lab::run(command) {
+            Ok(code) => Ok(code),
+            Err(error) => {
+                output::complain(&error);
+                return ExitCode::from(error.exit_code());
+            }
+        },
+    };
+    result.unwrap_or_else(|error| {
+        output::complain(&*error);
+        ExitCode::FAILURE
+    })
 }

@@ -2,6 +2,7 @@
 //!
 //! - [`Function`] is a Python function on disk, checked and ready to be sent to a guest;
 //! - [`AgentClient`] talks to the agent of one microVM through the monitor's vsock socket;
+//! - [`Instances`] are the running microVMs of this user, by name;
 //! - [`Identity`] is what makes one clone of a snapshot differ from every other.
 //!
 //! A start from a snapshot is: thaw, [`AgentClient::wait_for`], [`AgentClient::identify`],
@@ -11,6 +12,7 @@
 mod agent;
 mod function;
 mod identity;
+mod instance;
 
 pub use agent::{
     AgentClient, Answer, ConnectError, EventError, ExchangeError, Failed, FunctionError,
@@ -19,3 +21,4 @@ pub use agent::{
 };
 pub use function::{Function, FunctionPathError};
 pub use identity::{Identity, IdentityError};
+pub use instance::{ClaimError, FindError, Instance, Instances, MAX_NAME, OwnedInstance};

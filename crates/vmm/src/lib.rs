@@ -1,3 +1,53 @@
 //! The microVM monitor: KVM, boot, devices, machine state.
+//!
+//! One process runs one microVM: [`Microvm::boot`] makes one from a kernel, [`Microvm::restore`]
+//! from a snapshot over memory that a plan has laid out, [`Microvm::run`] serves it until its
+//! [`End`]. [`Microvm::freeze`] writes a snapshot. Other threads reach it through a [`Handle`],
+//! other processes through its [`ControlServer`].
+//!
+//! The guest is hostile: nothing it writes is trusted. The monitor knows nothing of functions.
 
-pub mod virtio;
+mod arch;
+mod boot;
+mod bus;
+mod config;
+mod console;
+mod control;
+mod kvm;
+mod microvm;
+mod state;
+mod stats;
+mod vcpu;
+mod virtio;
+mod vm;
+
+pub use arch::acpi::AcpiError;
+pub use boot::{DEFAULT_CMDLINE, LoadKernelError};
+pub use bus::{MmioDevice, OverlapError};
+pub use config::{BootConfig, HostConfig, MAX_VCPUS, MmioWindow, SizeError, check_sizes};
+pub use console::{Console, SerialStateError};
+pub use control::{ControlClient, ControlError, ControlServer, ControlServerError};
+pub use control::{Request, Response, Status};
+pub use kvm::{KVM_DEVICE, KvmError, Virtualization, open as open_kvm};
+pub use microvm::{
+    AssembleError, BootError, DiskError, End, FreezeError, FreezeReport, FreezeRequest, GoneError,
+    Handle, Microvm, RestoreError, RestoreReport, RunError, WireError,
+};
+pub use state::{DecodeStateError, MACHINE_STATE_VERSION};
+pub use stats::KvmStats;
+pub use vcpu::state::{RestoreVcpuError, SaveVcpuError};
+pub use vcpu::{VcpuFailure, VcpuThreadError};
+pub use vm::VmError;
+
+/// An error's text with those of its causes, separated by colons.
+#[must_use]
+pub fn error_chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}

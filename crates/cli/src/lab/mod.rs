@@ -18,6 +18,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
+pub(crate) use cache::cache_dir;
 pub(crate) use error::LabError;
 
 /// Commands of `firn lab`.
@@ -91,6 +92,11 @@ fn variable(text: &str) -> Result<(String, String), String> {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
         _ => Err("expected NAME=VALUE".to_owned()),
     }
+}
+
+/// Whether there is a lab to run commands in.
+pub(crate) fn is_built() -> bool {
+    cache_dir().is_some_and(|cache| machine::Lab::open(cache).is_ok())
 }
 
 /// Carries out a command of `firn lab`.

@@ -1,0 +1,187 @@
+//! `firn boot`: a function in a microVM, from nothing.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde::Serialize;
+use thiserror::Error;
+
+use firn_host::{
+    AgentClient, ConnectError, Function, FunctionPathError, Identity, IdentityError, IdentifyError,
+    LoadError, LoadOptions,
+};
+use firn_vmm::{BootConfig, BootError, HostConfig, Microvm, Virtualization};
+
+use crate::assets::GuestFiles;
+use crate::detach;
+use crate::output;
+use crate::session::{self, After, Interruption, SessionError};
+
+/// Arguments of `firn boot`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firn boot guest/functions/hello
+  firn boot --name builder --memory 512M --vcpus 2 --detach guest/functions/json
+  firn boot --console console.txt my-function.py
+
+The microVM runs until it is stopped: by Ctrl-C, `firn freeze`, or its own end.")]
+pub(crate) struct BootArgs {
+    /// The function: a directory with handler.py, or one Python file
+    function: PathBuf,
+    /// Name of the microVM: a-z, 0-9 and -
+    #[arg(long)]
+    name: Option<String>,
+    /// Guest memory, such as 256M or 2G
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = crate::size::parse)]
+    memory: u64,
+    /// Number of vCPUs, 1 to 4
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    vcpus: u8,
+    /// Seconds that booting, and then loading the function, may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    time_limit: u64,
+    /// Words to add to the kernel's command line
+    #[arg(long, value_name = "WORDS")]
+    cmdline: Option<String>,
+    /// Copy the guest's serial console to a file
+    #[arg(long, value_name = "FILE")]
+    console: Option<PathBuf>,
+    /// Return once the function is loaded, and let the microVM run in the background
+    #[arg(long)]
+    detach: bool,
+    /// Print one JSON object when the function is loaded
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    files: GuestFiles,
+    #[command(flatten)]
+    host: crate::host_args::HostArgs,
+}
+
+/// Why a function was not booted.
+#[derive(Debug, Error)]
+pub(crate) enum BootCommandError {
+    #[error(transparent)]
+    Detach(#[from] detach::DetachError),
+    #[error(transparent)]
+    Host(#[from] crate::host_args::HostError),
+    #[error(transparent)]
+    Function(#[from] FunctionPathError),
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    #[error(transparent)]
+    Boot(#[from] BootError),
+    #[error("starting the guest's processors")]
+    Resume(#[source] firn_vmm::VcpuThreadError),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error(transparent)]
+    Identify(#[from] IdentifyError),
+    #[error(transparent)]
+    Load(#[from] LoadError),
+}
+
+/// How a cold boot went; times in ns.
+#[derive(Debug, Serialize)]
+pub(crate) struct BootReport {
+    /// Name of the microVM.
+    pub(crate) name: String,
+    /// Process id of its monitor.
+    pub(crate) pid: u32,
+    /// Name of the function.
+    pub(crate) function: String,
+    /// Guest memory, bytes.
+    pub(crate) memory: u64,
+    /// Start of the command to a running vCPU.
+    pub(crate) start_ns: u64,
+    /// Running vCPU to an agent that answers.
+    pub(crate) boot_ns: u64,
+    /// Function sent to function imported.
+    pub(crate) load_ns: u64,
+}
+
+pub(crate) fn run(arguments: &BootArgs) -> Result<ExitCode, BootCommandError> {
+    let begin = Instant::now();
+    arguments.host.require_linux(Virtualization::detect())?;
+    let function = Function::from_path(&arguments.function)?;
+    if arguments.detach {
+        return Ok(detach::detach()?);
+    }
+    let interruption = Interruption::catch()?;
+    let instance = session::claim(arguments.name.as_deref())?;
+    let identity = Identity::fresh()?;
+    let config = BootConfig {
+        kernel: arguments.files.kernel.clone(),
+        initramfs: arguments.files.initramfs.clone(),
+        cmdline: arguments.cmdline.clone(),
+        vcpus: arguments.vcpus,
+        memory: arguments.memory,
+        root: arguments.files.root.clone(),
+        overlay: arguments.files.overlay.clone(),
+        host: HostConfig {
+            kvm: arguments.host.kvm.clone(),
+            vsock: instance.vsock_socket(),
+            scratch: std::env::temp_dir(),
+            console: session::console(arguments.console.as_deref())?,
+            generation: identity.generation,
+        },
+    };
+    let mut microvm = Microvm::boot(&config)?;
+    microvm.resume().map_err(BootCommandError::Resume)?;
+    let started = Instant::now();
+    let limit = Duration::from_secs(arguments.time_limit);
+
+    session::run(microvm, &instance, &interruption, |_, alive| {
+        let mut agent = AgentClient::wait_for(&instance.vsock_socket(), limit, || {
+            alive.load(Ordering::SeqCst)
+        })?;
+        let booted = Instant::now();
+        agent.identify(&identity, limit)?;
+        let options = LoadOptions {
+            time_limit: limit,
+            memory_mib: arguments.memory >> 20,
+            environment: BTreeMap::new(),
+        };
+        agent.load(&function, &options)?;
+        let report = BootReport {
+            name: instance.name().to_owned(),
+            pid: std::process::id(),
+            function: function.name().to_owned(),
+            memory: arguments.memory,
+            start_ns: nanoseconds(started - begin),
+            boot_ns: nanoseconds(booted - started),
+            load_ns: nanoseconds(booted.elapsed()),
+        };
+        if arguments.json {
+            output::json(&report);
+        } else {
+            print(&report);
+        }
+        Ok::<_, BootCommandError>(((), After::Serve))
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(report: &BootReport) {
+    output::line(&format!(
+        "{}: {} is loaded (start {}, boot {}, load {}); process {}",
+        report.name,
+        report.function,
+        output::milliseconds(report.start_ns),
+        output::milliseconds(report.boot_ns),
+        output::milliseconds(report.load_ns),
+        report.pid,
+    ));
+    output::line(&format!("ask it with `firn invoke {0} EVENT`, freeze it with `firn freeze {0} DIRECTORY`", report.name));
+}
+
+/// A duration in ns.
+pub(crate) fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

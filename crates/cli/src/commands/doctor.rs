@@ -1,0 +1,187 @@
+//! `firn doctor`: what this host can do, what is missing, how to get it.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Args;
+use serde::Serialize;
+
+use firn_memory::HostFacts;
+use firn_vmm::{KVM_DEVICE, Virtualization, error_chain, open_kvm};
+
+use crate::{assets, lab, output};
+
+/// Arguments of `firn doctor`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firn doctor
+  firn doctor --json
+  firn lab run -- firn doctor
+
+Exit code 0 where microVMs with Linux can run here or in the lab, 1 otherwise.")]
+pub(crate) struct DoctorArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Serialize)]
+struct Finding {
+    /// What was looked at.
+    what: &'static str,
+    /// Whether it is as it should be.
+    good: bool,
+    /// What was found.
+    found: String,
+    /// How to get what is missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remedy: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Diagnosis {
+    /// Where microVMs with Linux can run: `host`, `lab` or `nowhere`.
+    linux_guests: &'static str,
+    findings: Vec<Finding>,
+}
+
+pub(crate) fn run(arguments: &DoctorArgs) -> ExitCode {
+    let diagnosis = diagnose();
+    if arguments.json {
+        output::json(&diagnosis);
+    } else {
+        print(&diagnosis);
+    }
+    if diagnosis.linux_guests == "nowhere" { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+fn diagnose() -> Diagnosis {
+    let kvm = kvm();
+    let hardware = hardware();
+    let guest = guest_files();
+    let lab = lab_built();
+    let linux_guests = match (kvm.good && hardware.good && guest.good, lab.good) {
+        (true, _) => "host",
+        (false, true) => "lab",
+        (false, false) => "nowhere",
+    };
+    let mut findings = vec![kvm, hardware, guest, lab];
+    findings.extend(host_facts());
+    findings.push(devdax());
+    Diagnosis { linux_guests, findings }
+}
+
+fn finding(what: &'static str, result: Result<String, (String, String)>) -> Finding {
+    match result {
+        Ok(found) => Finding { what, good: true, found, remedy: None },
+        Err((found, remedy)) => Finding { what, good: false, found, remedy: Some(remedy) },
+    }
+}
+
+fn kvm() -> Finding {
+    let result = match open_kvm(Path::new(KVM_DEVICE)) {
+        Ok(kvm) => Ok(format!("{KVM_DEVICE}, API version {}", kvm.get_api_version())),
+        // Its text names the way out already.
+        Err(error) => Err((error_chain(&error), "see what was found".to_owned())),
+    };
+    finding("KVM", result)
+}
+
+fn hardware() -> Finding {
+    let result = match Virtualization::detect() {
+        Ok(Virtualization::Hardware) => Ok("VT-x or SVM: Linux guests run natively".to_owned()),
+        Ok(Virtualization::Software) => Err((
+            "neither VT-x nor SVM: KVM has software page tables".to_owned(),
+            "Linux guests run in the lab (`firn lab run -- firn ...`); for native ones use a \
+             machine with hardware virtualisation"
+                .to_owned(),
+        )),
+        Err(error) => Err((
+            format!("/proc/cpuinfo cannot be read: {error}"),
+            "mount /proc".to_owned(),
+        )),
+    };
+    finding("hardware virtualisation", result)
+}
+
+fn guest_files() -> Finding {
+    let missing: Vec<String> = ["vmlinux", "initramfs.cpio", "root.erofs", "overlay.ext4"]
+        .map(assets::cached)
+        .into_iter()
+        .filter(|path| !path.is_file())
+        .map(|path| path.display().to_string())
+        .collect();
+    let result = if missing.is_empty() {
+        Ok("kernel, initramfs, root file system and writable disk are built".to_owned())
+    } else {
+        Err((format!("missing: {}", missing.join(", ")), "run `firn lab build`".to_owned()))
+    };
+    finding("guest files", result)
+}
+
+fn lab_built() -> Finding {
+    let result = if lab::is_built() {
+        Ok("built".to_owned())
+    } else {
+        Err(("not built".to_owned(), "run `firn lab build` (needs a Debian mirror)".to_owned()))
+    };
+    finding("lab", result)
+}
+
+fn host_facts() -> Vec<Finding> {
+    let facts = match HostFacts::read() {
+        Ok(facts) => facts,
+        Err(error) => {
+            let result = Err((error_chain(&error), "mount /proc and /sys".to_owned()));
+            return vec![finding("host", result)];
+        }
+    };
+    let uffd = if facts.userfaultfd {
+        Ok("available".to_owned())
+    } else {
+        Err((
+            "not available to this user".to_owned(),
+            "run as root, or set the sysctl vm.unprivileged_userfaultfd to 1".to_owned(),
+        ))
+    };
+    vec![
+        finding("kernel", Ok(facts.kernel.clone())),
+        finding(
+            "memory",
+            Ok(format!(
+                "{}, {} available",
+                output::bytes(facts.memory_total),
+                output::bytes(facts.memory_available)
+            )),
+        ),
+        finding("userfaultfd", uffd),
+    ]
+}
+
+/// Byte-addressable memory as a device; a host without any lacks nothing that it needs.
+fn devdax() -> Finding {
+    let mut names: Vec<String> = std::fs::read_dir("/dev")
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| name.starts_with("dax"))
+        .collect();
+    names.sort();
+    finding("devdax", Ok(if names.is_empty() { "none".to_owned() } else { names.join(", ") }))
+}
+
+fn print(diagnosis: &Diagnosis) {
+    for finding in &diagnosis.findings {
+        let mark = if finding.good { "ok     " } else { "missing" };
+        output::line(&format!("{mark} {}: {}", finding.what, finding.found));
+        if let Some(remedy) = &finding.remedy {
+            output::line(&format!("        {remedy}"));
+        }
+    }
+    output::line(match diagnosis.linux_guests {
+        "host" => "microVMs with Linux run on this host",
+        "lab" => "microVMs with Linux run in the lab, where times mean nothing",
+        _ => "microVMs with Linux run nowhere yet: see what is missing",
+    });
+}

@@ -1,0 +1,127 @@
+//! `firn freeze`: a running microVM into a snapshot.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde::Serialize;
+use thiserror::Error;
+
+use firn_host::{
+    AgentClient, ConnectError, FindError, Identity, IdentityError, IdentifyError, Instances,
+    PrepareFreezeError, StatusError,
+};
+use firn_vmm::{ControlClient, ControlError, FreezeReport, Request, Response};
+
+use super::boot::nanoseconds;
+use crate::output;
+
+/// How long a guest may take to tidy up, or to take its identity again.
+const GUEST_LIMIT: Duration = Duration::from_secs(60);
+
+/// Arguments of `firn freeze`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firn freeze builder snapshots/hello
+  firn freeze --keep --json builder snapshots/hello
+
+A snapshot that is there already is replaced in one step, or, when the freeze fails, kept whole.")]
+pub(crate) struct FreezeArgs {
+    /// Name of the microVM
+    name: String,
+    /// Directory of the snapshot
+    snapshot: PathBuf,
+    /// Let the microVM run on afterwards, instead of ending it
+    #[arg(long)]
+    keep: bool,
+    /// Write zero pages too, for media without holes
+    #[arg(long)]
+    dense: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Why a microVM was not frozen.
+#[derive(Debug, Error)]
+pub(crate) enum FreezeCommandError {
+    #[error(transparent)]
+    Find(#[from] FindError),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error(transparent)]
+    Status(#[from] StatusError),
+    #[error(transparent)]
+    Prepare(#[from] PrepareFreezeError),
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    #[error("finding the absolute path of {path}")]
+    Path { path: PathBuf, source: std::io::Error },
+    #[error("the monitor gave another answer than the one to a freeze")]
+    Answer,
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    #[error(transparent)]
+    Identify(#[from] IdentifyError),
+}
+
+#[derive(Serialize)]
+struct Answer {
+    /// Directory of the snapshot.
+    snapshot: PathBuf,
+    /// Asking the guest to get ready, ns.
+    prepare_ns: u64,
+    /// All of it, ns.
+    total_ns: u64,
+    #[serde(flatten)]
+    report: FreezeReport,
+}
+
+pub(crate) fn run(arguments: &FreezeArgs) -> Result<ExitCode, FreezeCommandError> {
+    let begin = Instant::now();
+    // The monitor has a working directory of its own.
+    let snapshot = std::path::absolute(&arguments.snapshot)
+        .map_err(|source| FreezeCommandError::Path { path: arguments.snapshot.clone(), source })?;
+    let instance = Instances::of_user().find(&arguments.name)?;
+    let mut control = ControlClient::connect(&instance.control_socket())?;
+    let mut agent = AgentClient::connect(&instance.vsock_socket(), GUEST_LIMIT)?;
+    let function = agent.status()?.function;
+    agent.prepare_freeze(GUEST_LIMIT)?;
+    let prepared = Instant::now();
+
+    let request = Request::Freeze {
+        destination: snapshot.clone(),
+        dense: arguments.dense,
+        function: function.map(|name| firn_snapshot::FunctionInfo { name, handler: String::new() }),
+    };
+    let frozen = control.request(&request);
+    if arguments.keep || frozen.is_err() {
+        // A freeze that failed costs the microVM nothing: it goes on.
+        control.request(&Request::Resume)?;
+        let mut agent = AgentClient::connect(&instance.vsock_socket(), GUEST_LIMIT)?;
+        agent.identify(&Identity::fresh()?, GUEST_LIMIT)?;
+    } else {
+        control.request(&Request::Stop)?;
+    }
+    let Response::Frozen(report) = frozen? else { return Err(FreezeCommandError::Answer) };
+    let answer = Answer {
+        snapshot,
+        prepare_ns: nanoseconds(prepared - begin),
+        total_ns: nanoseconds(begin.elapsed()),
+        report: *report,
+    };
+    if arguments.json {
+        output::json(&answer);
+    } else {
+        output::line(&format!(
+            "{}: {} of guest memory stored, {} zero, {} on disk; {}",
+            answer.snapshot.display(),
+            output::bytes(answer.report.stored_pages * firn_snapshot::PAGE_SIZE),
+            output::bytes(answer.report.zero_pages * firn_snapshot::PAGE_SIZE),
+            output::bytes(answer.report.disk_bytes),
+            output::milliseconds(answer.total_ns),
+        ));
+    }
+    Ok(ExitCode::SUCCESS)
+}

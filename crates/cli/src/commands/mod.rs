@@ -1,0 +1,8 @@
+//! The commands of `firn`, one file each.
+
+pub(crate) mod boot;
+pub(crate) mod doctor;
+pub(crate) mod freeze;
+pub(crate) mod invoke;
+pub(crate) mod plan;
+pub(crate) mod thaw;

@@ -1,0 +1,97 @@
+//! `firn plan`: what a thaw would do, without doing it.
+
+use std::error::Error;
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use serde::Serialize;
+
+use firn_memory::planners::{ImageFacts, PlanInput, select};
+use firn_memory::{HostFacts, Plan};
+use firn_snapshot::Snapshot;
+
+use crate::output;
+
+/// Arguments of `firn plan`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firn plan snapshots/hello
+  firn plan --planner firecracker:readahead=off snapshots/hello
+  firn plan --planner all --json snapshots/hello")]
+pub(crate) struct PlanArgs {
+    /// Directory of the snapshot
+    snapshot: PathBuf,
+    /// Planners, as NAME[:KEY=VALUE,...], separated by commas; `all` for all that this host can run
+    #[arg(long, value_name = "PLANNER", default_value = "firecracker")]
+    planner: String,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    plans: Vec<Plan>,
+    left_out: Vec<LeftOut>,
+}
+
+#[derive(Serialize)]
+struct LeftOut {
+    planner: String,
+    reason: String,
+}
+
+pub(crate) fn run(arguments: &PlanArgs) -> Result<ExitCode, Box<dyn Error>> {
+    let snapshot = Snapshot::open(&arguments.snapshot)?;
+    let host = HostFacts::read()?;
+    let image = ImageFacts::of(snapshot.image()).map_err(|source| io_error(&snapshot, source))?;
+    let input = PlanInput {
+        layout: &snapshot.manifest().layout,
+        image,
+        zero_map: snapshot.zero_map(),
+        host: &host,
+    };
+    let selection = select(&arguments.planner, &input)?;
+    let plans = selection
+        .planners
+        .iter()
+        .map(|planner| planner.plan(&input))
+        .collect::<Result<Vec<_>, _>>()?;
+    let left_out = selection
+        .left_out
+        .iter()
+        .map(|(planner, reason)| LeftOut {
+            planner: planner.clone(),
+            reason: firn_vmm::error_chain(reason),
+        })
+        .collect();
+    let answer = Answer { plans, left_out };
+    if arguments.json {
+        output::json(&answer);
+    } else {
+        print(&answer);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(answer: &Answer) {
+    for plan in &answer.plans {
+        output::line(&format!("planner {}", plan.planner));
+        for table in plan.tables() {
+            if !table.rows.is_empty() {
+                output::line(&format!("\n{}", table.title));
+                output::line(&output::table(table.head, &table.rows));
+            }
+        }
+        output::line("");
+    }
+    for left_out in &answer.left_out {
+        output::line(&format!("left out: {}: {}", left_out.planner, left_out.reason));
+    }
+}
+
+fn io_error(snapshot: &Snapshot, source: io::Error) -> io::Error {
+    io::Error::new(source.kind(), format!("reading {}: {source}", snapshot.path().display()))
+}

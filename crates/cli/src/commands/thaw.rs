@@ -1,0 +1,300 @@
+//! `firn thaw`: a microVM from a snapshot, and, with `--invoke`, its first answer.
+
+use std::error::Error as StdError;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde::Serialize;
+use thiserror::Error;
+
+use firn_host::{
+    AgentClient, ConnectError, EventError, Identity, IdentityError, IdentifyError, Invocation,
+    InvokeError,
+};
+use firn_memory::planners::{ImageFacts, ParsePlannerError, PlanInput, PlannerError, parse};
+use firn_memory::{
+    ExecuteError, ExecuteReport, HostFacts, HostFactsError, ProcessCounters, Sources, execute,
+};
+use firn_snapshot::{OpenError, Snapshot};
+use firn_vmm::{GoneError, HostConfig, KvmStats, Microvm, RestoreError, RestoreReport, Virtualization};
+
+use super::boot::nanoseconds;
+use super::invoke::Outcome;
+use crate::clock;
+use crate::detach;
+use crate::event::{self, ReadEventError};
+use crate::host_args::{HostArgs, HostError};
+use crate::output;
+use crate::session::{self, After, Interruption, SessionError};
+
+/// Arguments of `firn thaw`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firn thaw --invoke '{\"name\": \"Ada\"}' snapshots/hello
+  firn thaw --name h1 --detach snapshots/hello
+  firn thaw --planner firecracker:readahead=off --invoke @event.json --json snapshots/hello
+
+With --invoke the microVM answers one request and ends; without, it runs until it is stopped.
+Any number of microVMs may be thawed from one snapshot at once.")]
+pub(crate) struct ThawArgs {
+    /// Directory of the snapshot
+    snapshot: PathBuf,
+    /// Name of the microVM: a-z, 0-9 and -
+    #[arg(long)]
+    name: Option<String>,
+    /// Where guest memory comes from, as NAME[:KEY=VALUE,...]; see `firn plan --planner all`
+    #[arg(long, value_name = "PLANNER", default_value = "firecracker")]
+    planner: String,
+    /// Send this event first: JSON, @FILE, or - for standard input
+    #[arg(long, value_name = "EVENT")]
+    invoke: Option<String>,
+    /// After --invoke, let the microVM run on
+    #[arg(long, requires = "invoke")]
+    keep: bool,
+    /// Seconds that the guest may take to wake, and the function to answer
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    time_limit: u64,
+    /// The root file system, where it has moved since the freeze
+    #[arg(long, value_name = "FILE")]
+    root: Option<PathBuf>,
+    /// Copy the guest's serial console to a file
+    #[arg(long, value_name = "FILE")]
+    console: Option<PathBuf>,
+    /// Return once the microVM is awake, and let it run in the background
+    #[arg(long)]
+    detach: bool,
+    /// Print one JSON object: times, counts, memory, and the answer
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
+/// Why a snapshot was not thawed.
+#[derive(Debug, Error)]
+pub(crate) enum ThawCommandError {
+    #[error(transparent)]
+    Detach(#[from] detach::DetachError),
+    #[error(transparent)]
+    Host(#[from] HostError),
+    #[error(transparent)]
+    Read(#[from] ReadEventError),
+    #[error(transparent)]
+    Event(#[from] EventError),
+    #[error(transparent)]
+    Planner(#[from] ParsePlannerError),
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error(transparent)]
+    HostFacts(#[from] HostFactsError),
+    #[error("reading how the image of {path} is stored")]
+    Image { path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Plan(#[from] PlannerError),
+    #[error(transparent)]
+    Execute(#[from] ExecuteError),
+    #[error(transparent)]
+    Restore(#[from] RestoreError),
+    #[error("starting the guest's processors")]
+    Resume(#[source] firn_vmm::VcpuThreadError),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error(transparent)]
+    Identify(#[from] IdentifyError),
+    #[error(transparent)]
+    Invoke(#[from] InvokeError),
+    #[error(transparent)]
+    Gone(#[from] GoneError),
+    #[error("measuring the microVM")]
+    Measure(#[source] Box<dyn StdError + Send + Sync>),
+}
+
+/// Times of a thaw, in ns, in the order in which they pass.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Times {
+    /// Request to the first line of this program, where the caller said when the request came in
+    /// (`FIRN_REQUEST_NS`).
+    pub(crate) process_start_ns: Option<u64>,
+    /// Reading the snapshot's header, machine state and zero map.
+    pub(crate) load_ns: u64,
+    /// Making the plan.
+    pub(crate) plan_ns: u64,
+    /// Carrying it out: mapping guest memory.
+    pub(crate) execute_ns: u64,
+    /// Making the VM and restoring its state, to running vCPUs.
+    pub(crate) resume_ns: u64,
+    /// Running vCPUs to a guest with an identity of its own.
+    pub(crate) identify_ns: u64,
+    /// Event sent to answer received.
+    pub(crate) invoke_ns: Option<u64>,
+    /// Everything: request (or program start) to answer (or identity).
+    pub(crate) total_ns: u64,
+}
+
+/// What a thaw took and cost.
+#[derive(Debug, Serialize)]
+pub(crate) struct ThawReport {
+    name: String,
+    pid: u32,
+    snapshot: PathBuf,
+    planner: String,
+    times: Times,
+    execute: ExecuteReport,
+    restore: RestoreReport,
+    kvm: KvmStats,
+    /// Guest pages that KVM maps: touched, or mapped with a touched one in a larger leaf.
+    guest_pages: u64,
+    /// Bytes that this process caused to be read from storage.
+    read_bytes: u64,
+    /// Guest memory in DRAM that belongs to this microVM alone, bytes.
+    private_bytes: u64,
+    /// Guest memory in DRAM that others can share (page cache), bytes.
+    shared_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outcome: Option<Outcome>,
+}
+
+pub(crate) fn run(arguments: &ThawArgs) -> Result<ExitCode, ThawCommandError> {
+    let begin = clock::now();
+    arguments.host.require_linux(Virtualization::detect())?;
+    let limit = Duration::from_secs(arguments.time_limit);
+    let invocation = match &arguments.invoke {
+        Some(argument) => Some(Invocation::new(&event::read(argument)?, limit)?),
+        None => None,
+    };
+    let planner = parse(&arguments.planner)?;
+    if arguments.detach {
+        return Ok(detach::detach()?);
+    }
+    let interruption = Interruption::catch()?;
+
+    let load = Instant::now();
+    let snapshot = Snapshot::open(&arguments.snapshot)?;
+    let loaded = Instant::now();
+    let facts = HostFacts::read()?;
+    let image = ImageFacts::of(snapshot.image()).map_err(|source| ThawCommandError::Image {
+        path: snapshot.path().to_owned(),
+        source,
+    })?;
+    let plan = planner.plan(&PlanInput {
+        layout: &snapshot.manifest().layout,
+        image,
+        zero_map: snapshot.zero_map(),
+        host: &facts,
+    })?;
+    let planned = Instant::now();
+    let executed = execute(&plan, &Sources { image: snapshot.image() })?;
+    let mapped = Instant::now();
+
+    let instance = session::claim(arguments.name.as_deref())?;
+    let identity = Identity::fresh()?;
+    let host = HostConfig {
+        kvm: arguments.host.kvm.clone(),
+        vsock: instance.vsock_socket(),
+        scratch: std::env::temp_dir(),
+        console: session::console(arguments.console.as_deref())?,
+        generation: identity.generation,
+    };
+    let (mut microvm, restore) =
+        Microvm::restore(&snapshot, executed.memory, &host, arguments.root.clone())?;
+    microvm.resume().map_err(ThawCommandError::Resume)?;
+    let resumed = Instant::now();
+
+    let outcome = session::run(microvm, &instance, &interruption, |handle, alive| {
+        let mut agent = AgentClient::wait_for(&instance.vsock_socket(), limit, || {
+            alive.load(Ordering::SeqCst)
+        })?;
+        agent.identify(&identity, limit)?;
+        let identified = Instant::now();
+        let outcome = match &invocation {
+            Some(invocation) => Some(Outcome::of(agent.invoke(invocation))?),
+            None => None,
+        };
+        let answered = Instant::now();
+        let since = clock::request().unwrap_or(begin);
+        let times = Times {
+            process_start_ns: clock::request().map(|request| begin.saturating_sub(request)),
+            load_ns: nanoseconds(loaded - load),
+            plan_ns: nanoseconds(planned - loaded),
+            execute_ns: nanoseconds(mapped - planned),
+            resume_ns: nanoseconds(resumed - mapped),
+            identify_ns: nanoseconds(identified - resumed),
+            invoke_ns: outcome.as_ref().map(|_| nanoseconds(answered - identified)),
+            total_ns: clock::now().saturating_sub(since),
+        };
+        let (kvm, usage) = handle
+            .call(|microvm| {
+                let kvm = microvm.kvm_stats().map_err(measured)?;
+                Ok((kvm, microvm.memory_usage().map_err(measured)?))
+            })?
+            .map_err(ThawCommandError::Measure)?;
+        let counters = ProcessCounters::read()
+            .map_err(|error| ThawCommandError::Measure(Box::new(error)))?;
+        let report = ThawReport {
+            name: instance.name().to_owned(),
+            pid: std::process::id(),
+            snapshot: snapshot.path().to_owned(),
+            planner: plan.planner.clone(),
+            times,
+            execute: executed.report,
+            restore,
+            kvm,
+            guest_pages: kvm.mapped_pages(),
+            read_bytes: counters.read_bytes,
+            private_bytes: usage.private,
+            shared_bytes: usage.shared,
+            outcome,
+        };
+        if arguments.json {
+            output::json(&report);
+        } else {
+            print(&report);
+        }
+        let after = if invocation.is_some() && !arguments.keep { After::Stop } else { After::Serve };
+        Ok::<_, ThawCommandError>((report.outcome, after))
+    })?;
+    Ok(outcome.map_or(ExitCode::SUCCESS, |outcome| outcome.exit_code()))
+}
+
+fn measured(error: impl StdError + Send + Sync + 'static) -> Box<dyn StdError + Send + Sync> {
+    Box::new(error)
+}
+
+fn print(report: &ThawReport) {
+    if let Some(outcome) = &report.outcome {
+        outcome.print();
+    }
+    let times = &report.times;
+    let parts = [
+        ("process start", times.process_start_ns),
+        ("load", Some(times.load_ns)),
+        ("plan", Some(times.plan_ns)),
+        ("execute", Some(times.execute_ns)),
+        ("resume", Some(times.resume_ns)),
+        ("identify", Some(times.identify_ns)),
+        ("invoke", times.invoke_ns),
+    ];
+    let parts: Vec<String> = parts
+        .iter()
+        .filter_map(|(name, ns)| ns.map(|ns| format!("{name} {}", output::milliseconds(ns))))
+        .collect();
+    output::note(&format!(
+        "{}: thawed by {} in {}: {}; {} guest pages, {} KVM faults, {} read, {} private, {} shared",
+        report.name,
+        report.planner,
+        output::milliseconds(times.total_ns),
+        parts.join(", "),
+        report.guest_pages,
+        report.kvm.page_faults,
+        output::bytes(report.read_bytes),
+        output::bytes(report.private_bytes),
+        output::bytes(report.shared_bytes),
+    ));
+}

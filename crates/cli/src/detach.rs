@@ -1,0 +1,54 @@
+//! `--detach`: the same command in the background, returned from once it is ready.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode, Stdio};
+
+use thiserror::Error;
+
+/// Why a command did not go to the background.
+#[derive(Debug, Error)]
+pub(crate) enum DetachError {
+    /// It cannot be started again.
+    #[error("starting firn again in the background")]
+    Spawn(#[source] io::Error),
+    /// Its output cannot be read.
+    #[error("reading what firn says in the background")]
+    Read(#[source] io::Error),
+}
+
+/// Starts this command again without `--detach`, in a session of its own, and passes on what it
+/// says until it is ready or fails.
+///
+/// Ready is: its first line. What it says later goes nowhere.
+pub(crate) fn detach() -> Result<ExitCode, DetachError> {
+    let executable = std::env::current_exe().map_err(DetachError::Spawn)?;
+    let arguments = std::env::args_os().skip(1).filter(|argument| argument != "--detach");
+    let mut command = Command::new(executable);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // SAFETY: setsid(2) is async-signal-safe and is all that the child does before exec.
+    unsafe {
+        command.pre_exec(|| {
+            rustix::process::setsid()?;
+            Ok(())
+        })
+    };
+    let mut child = command.spawn().map_err(DetachError::Spawn)?;
+    let mut line = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        BufReader::new(stdout).read_line(&mut line).map_err(DetachError::Read)?;
+    }
+    if !line.is_empty() {
+        let _ = io::stdout().write_all(line.as_bytes());
+        return Ok(ExitCode::SUCCESS);
+    }
+    // It ended without a word on its output: pass on its error and its exit code.
+    if let Some(mut stderr) = child.stderr.take() {
+        let mut text = Vec::new();
+        stderr.read_to_end(&mut text).map_err(DetachError::Read)?;
+        let _ = io::stderr().write_all(&text);
+    }
+    let status = child.wait().map_err(DetachError::Spawn)?;
+    let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
+    Ok(ExitCode::from(code))
+}

@@ -1,0 +1,67 @@
+//! What commands print: tables and times for people, JSON for machines, errors with their causes.
+
+use std::error::Error;
+use std::io::Write;
+
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use serde::Serialize;
+
+/// Prints a line. A reader that went away is no error of the command's.
+pub(crate) fn line(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+/// Prints a line that is no result: progress, notes, errors.
+pub(crate) fn note(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+/// Prints a value as one line of JSON.
+pub(crate) fn json(value: &impl Serialize) {
+    match serde_json::to_string(value) {
+        Ok(text) => line(&text),
+        Err(error) => note(&format!("firn: error: the result has no JSON form: {error}")),
+    }
+}
+
+/// Prints an error with its causes.
+pub(crate) fn complain(error: &dyn Error) {
+    note(&format!("firn: error: {}", firn_vmm::error_chain(error)));
+}
+
+/// A table of text, its first column to the left and all others to the right.
+pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(head);
+    table.add_rows(rows);
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.to_string()
+}
+
+/// ns as milliseconds, such as `12.3 ms`.
+pub(crate) fn milliseconds(ns: u64) -> String {
+    let microseconds = ns / 1000;
+    let (whole, fraction) = (microseconds / 1000, microseconds % 1000);
+    if whole >= 100 { format!("{whole} ms") } else { format!("{whole}.{:01} ms", fraction / 100) }
+}
+
+/// Bytes in the largest unit that leaves a whole part, such as `1.5 MiB`.
+pub(crate) fn bytes(count: u64) -> String {
+    const UNITS: [(&str, u32); 3] = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    for (unit, shift) in UNITS {
+        if count >= 1 << shift {
+            let whole = count >> shift;
+            let tenth = ((count & ((1 << shift) - 1)) * 10) >> shift;
+            return format!("{whole}.{tenth} {unit}");
+        }
+    }
+    format!("{count} B")
+}
+
+#[cfg(test)]
+#[path = "output_tests.rs"]
+mod tests;

@@ -1,0 +1,55 @@
+use std::fs;
+
+use super::{ClaimError, FindError, Instances};
+
+#[test]
+fn a_name_is_taken_until_its_owner_lets_go_and_nothing_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let instances = Instances::in_directory(dir.path().join("run"));
+    let first = instances.claim("hello").unwrap();
+    assert!(matches!(instances.claim("hello"), Err(ClaimError::Taken(name)) if name == "hello"));
+    assert_eq!(instances.find("hello").unwrap().control_socket(), first.control_socket());
+    drop(first);
+    assert!(matches!(instances.find("hello"), Err(FindError::Unknown { .. })));
+    assert_eq!(fs::read_dir(dir.path().join("run")).unwrap().count(), 0);
+    instances.claim("hello").unwrap();
+}
+
+#[test]
+fn what_a_killed_owner_left_is_swept() {
+    let dir = tempfile::tempdir().unwrap();
+    let instances = Instances::in_directory(dir.path().to_owned());
+    for name in ["one", "two"] {
+        fs::create_dir(dir.path().join(name)).unwrap();
+        fs::write(dir.path().join(name).join("lock"), "").unwrap();
+        fs::write(dir.path().join(name).join("control.sock"), "").unwrap();
+    }
+    let one = instances.claim("one").unwrap();
+    assert!(!one.control_socket().exists());
+    let running: Vec<_> = instances.running().unwrap().iter().map(|i| i.name().to_owned()).collect();
+    assert_eq!(running, ["one"]);
+    assert!(!dir.path().join("two").exists());
+}
+
+#[test]
+fn an_unknown_name_lists_those_that_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let instances = Instances::in_directory(dir.path().to_owned());
+    let error = instances.find("x").unwrap_err();
+    assert_eq!(error.to_string(), "no microVM named x is running; none is");
+    let _a = instances.claim("a").unwrap();
+    let _b = instances.claim("b").unwrap();
+    let error = instances.find("x").unwrap_err();
+    assert_eq!(error.to_string(), "no microVM named x is running; running are a, b");
+}
+
+#[test]
+fn names_that_no_host_could_have_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let instances = Instances::in_directory(dir.path().to_owned());
+    let long = "x".repeat(64);
+    for name in ["", "-a", "a-", "A", "a/b", "..", "a b", long.as_str()] {
+        assert!(matches!(instances.claim(name), Err(ClaimError::Name(_))), "{name}");
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}

@@ -1,0 +1,44 @@
+use kvm_bindings::kvm_cpuid_entry2;
+
+use firn_snapshot::CpuidRegister;
+
+use super::{LEAF_FEATURES, LEAF_STRUCTURED, describe, features, missing, vendor_and_brand};
+
+fn entry(function: u32, ebx: u32, ecx: u32, edx: u32) -> kvm_cpuid_entry2 {
+    kvm_cpuid_entry2 { function, ebx, ecx, edx, ..Default::default() }
+}
+
+#[test]
+fn a_host_with_more_features_serves_a_guest_with_fewer() {
+    let guest = [entry(LEAF_FEATURES, 0, 0b01, 0b11)];
+    let host = [entry(LEAF_FEATURES, 0, 0b11, 0b111)];
+    assert_eq!(missing(&features(&guest), &host), vec![]);
+}
+
+#[test]
+fn exactly_the_missing_bits_are_named() {
+    let guest = [entry(LEAF_FEATURES, 0, 0b11, 0), entry(LEAF_STRUCTURED, 0b100, 0, 0)];
+    let host = [entry(LEAF_FEATURES, 0, 0b01, 0)];
+    let missing = missing(&features(&guest), &host);
+    assert_eq!(missing.len(), 2);
+    assert_eq!(
+        (missing[0].leaf, missing[0].register, missing[0].bits),
+        (1, CpuidRegister::Ecx, 0b10)
+    );
+    assert_eq!(
+        (missing[1].leaf, missing[1].register, missing[1].bits),
+        (7, CpuidRegister::Ebx, 0b100)
+    );
+    assert_eq!(describe(&missing[1]), "CPUID 0x7.0:Ebx bits 0x00000004");
+}
+
+#[test]
+fn vendor_is_spelled_as_the_processor_does() {
+    let leaf = entry(
+        0,
+        u32::from_le_bytes(*b"Auth"),
+        u32::from_le_bytes(*b"cAMD"),
+        u32::from_le_bytes(*b"enti"),
+    );
+    assert_eq!(vendor_and_brand(&[leaf]).0, "AuthenticAMD");
+}

@@ -1,0 +1,85 @@
+use std::sync::{Arc, Mutex};
+
+use vm_superio::Serial;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::{Bus, MmioDevice, PowerRequest};
+use crate::console::{Console, SerialIrq};
+
+#[derive(Default)]
+struct Recorder {
+    writes: Vec<(u64, Vec<u8>)>,
+}
+
+impl MmioDevice for Recorder {
+    fn read(&mut self, offset: u64, data: &mut [u8]) {
+        data.fill(u8::try_from(offset).unwrap());
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        self.writes.push((offset, data.to_vec()));
+    }
+}
+
+fn bus() -> (Bus, Console) {
+    let console = Console::default();
+    let irq = SerialIrq(EventFd::new(libc::EFD_NONBLOCK).unwrap());
+    (Bus::new(Serial::new(irq, console.clone())), console)
+}
+
+#[test]
+fn accesses_reach_the_device_at_their_offset_and_nothing_beyond_its_window() {
+    let (mut bus, _) = bus();
+    let device = Arc::new(Mutex::new(Recorder::default()));
+    bus.add(0x1000, 0x100, device.clone()).unwrap();
+
+    let mut data = [0; 4];
+    bus.mmio_read(0x1008, &mut data);
+    assert_eq!(data, [8; 4]);
+    bus.mmio_write(0x10fc, &[1, 2, 3, 4]);
+    assert_eq!(device.lock().unwrap().writes, [(0xfc, vec![1, 2, 3, 4])]);
+
+    // Straddling the end, before the start, far away: all ones, no write.
+    for address in [0x10fd, 0xffc, 0x1100, u64::MAX - 1] {
+        bus.mmio_read(address, &mut data);
+        assert_eq!(data, [0xff; 4], "{address:#x}");
+        bus.mmio_write(address, &[0; 4]);
+    }
+    assert_eq!(device.lock().unwrap().writes.len(), 1);
+}
+
+#[test]
+fn overlapping_windows_are_refused() {
+    let (mut bus, _) = bus();
+    let device = Arc::new(Mutex::new(Recorder::default()));
+    bus.add(0x1000, 0x100, device.clone()).unwrap();
+    for (start, len) in [(0x1000, 1), (0xfff, 2), (0x10ff, 1), (0, 0x2000), (u64::MAX, 2)] {
+        assert!(bus.add(start, len, device.clone()).is_err(), "{start:#x}+{len}");
+    }
+    bus.add(0x1100, 0x100, device.clone()).unwrap();
+    bus.add(0xf00, 0x100, device).unwrap();
+}
+
+#[test]
+fn power_requests_are_told_from_other_writes() {
+    let (bus, _) = bus();
+    // SLP_TYP 5 in bits 2 to 4, SLP_EN in bit 5.
+    assert_eq!(bus.port_write(0x600, &[5 << 2 | 1 << 5]), Some(PowerRequest::Off));
+    assert_eq!(bus.port_write(0x600, &[5 << 2]), None);
+    assert_eq!(bus.port_write(0x600, &[1 << 2 | 1 << 5]), None);
+    assert_eq!(bus.port_write(0x602, &[1]), Some(PowerRequest::Reset));
+    assert_eq!(bus.port_write(0x602, &[1, 0]), None);
+    assert_eq!(bus.port_write(0x64, &[0xfe]), None);
+}
+
+#[test]
+fn serial_output_is_kept() {
+    let (bus, console) = bus();
+    for byte in b"one\r\ntwo\r\nthree\r\n" {
+        bus.port_write(0x3f8, &[*byte]);
+    }
+    assert_eq!(console.tail(2), "two\nthree");
+    let mut odd = [0u8; 2];
+    bus.port_read(0x3f8, &mut odd);
+    assert_eq!(odd, [0xff; 2]);
+}

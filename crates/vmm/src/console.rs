@@ -1,0 +1,145 @@
+//! The serial console: a 16550 at COM1, its output kept for error reports and copied to a file.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use vm_superio::Trigger;
+use vm_superio::serial::{NoEvents, Serial, SerialState};
+use vmm_sys_util::eventfd::EventFd;
+
+/// Bytes of output kept for error reports.
+const TAIL_LEN: usize = 16 << 10;
+
+/// What the guest wrote to its console; clones see the same output. Any thread may use it.
+#[derive(Clone, Default)]
+pub struct Console {
+    inner: Arc<Mutex<Inner>>,
+}
+
+#[derive(Default)]
+struct Inner {
+    tail: VecDeque<u8>,
+    copy: Option<File>,
+}
+
+impl Console {
+    /// A console whose output also goes to `copy`.
+    #[must_use]
+    pub fn new(copy: Option<File>) -> Self {
+        Self { inner: Arc::new(Mutex::new(Inner { tail: VecDeque::new(), copy })) }
+    }
+
+    /// The last lines of the output, at most `lines`.
+    #[must_use]
+    pub fn tail(&self, lines: usize) -> String {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes: Vec<u8> = inner.tail.iter().copied().collect();
+        let text = String::from_utf8_lossy(&bytes).replace('\r', "");
+        let all: Vec<&str> = text.trim_end().lines().collect();
+        all[all.len().saturating_sub(lines)..].join("\n")
+    }
+}
+
+impl Write for Console {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.tail.extend(bytes);
+        let excess = inner.tail.len().saturating_sub(TAIL_LEN);
+        inner.tail.drain(..excess);
+        // A full disk under the copy must not stop the guest: the copy ends there.
+        if inner.copy.as_mut().is_some_and(|copy| copy.write_all(bytes).is_err()) {
+            inner.copy = None;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The console's interrupt line.
+pub(crate) struct SerialIrq(pub(crate) EventFd);
+
+impl Trigger for SerialIrq {
+    type E = io::Error;
+
+    fn trigger(&self) -> io::Result<()> {
+        self.0.write(1)
+    }
+}
+
+/// The device behind the serial ports.
+pub(crate) type SerialPort = Serial<SerialIrq, NoEvents, Console>;
+
+/// The registers of the serial port, as a snapshot keeps them.
+/// Part of the machine state: a change needs a new machine-state version.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SerialRegisters {
+    baud_divisor_low: u8,
+    baud_divisor_high: u8,
+    interrupt_enable: u8,
+    interrupt_identification: u8,
+    line_control: u8,
+    line_status: u8,
+    modem_control: u8,
+    modem_status: u8,
+    scratch: u8,
+    in_buffer: Vec<u8>,
+}
+
+impl From<SerialState> for SerialRegisters {
+    fn from(state: SerialState) -> Self {
+        Self {
+            baud_divisor_low: state.baud_divisor_low,
+            baud_divisor_high: state.baud_divisor_high,
+            interrupt_enable: state.interrupt_enable,
+            interrupt_identification: state.interrupt_identification,
+            line_control: state.line_control,
+            line_status: state.line_status,
+            modem_control: state.modem_control,
+            modem_status: state.modem_status,
+            scratch: state.scratch,
+            in_buffer: state.in_buffer,
+        }
+    }
+}
+
+/// Registers that no serial port can have.
+#[derive(Debug, Error)]
+#[error("the serial port's input queue of {0} bytes is longer than the device's")]
+pub struct SerialStateError(usize);
+
+impl Default for SerialRegisters {
+    fn default() -> Self {
+        SerialState::default().into()
+    }
+}
+
+impl SerialRegisters {
+    /// A serial port with these registers.
+    pub(crate) fn into_port(
+        self,
+        irq: EventFd,
+        console: Console,
+    ) -> Result<SerialPort, SerialStateError> {
+        let state = SerialState {
+            baud_divisor_low: self.baud_divisor_low,
+            baud_divisor_high: self.baud_divisor_high,
+            interrupt_enable: self.interrupt_enable,
+            interrupt_identification: self.interrupt_identification,
+            line_control: self.line_control,
+            line_status: self.line_status,
+            modem_control: self.modem_control,
+            modem_status: self.modem_status,
+            scratch: self.scratch,
+            in_buffer: self.in_buffer,
+        };
+        Serial::from_state(&state, SerialIrq(irq), NoEvents, console)
+            .map_err(|_| SerialStateError(state.in_buffer.len()))
+    }
+}

@@ -1,0 +1,123 @@
+//! The monitor's side of the control socket.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+use super::{MAX_LINE, Request, Response, Status};
+use crate::error_chain;
+use crate::microvm::{FreezeRequest, GoneError, Handle, Microvm};
+
+/// The control socket cannot be made.
+#[derive(Debug, Error)]
+#[error("making the control socket {path}")]
+pub struct ControlServerError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+/// A control socket that is served by threads of its own; dropping it removes the socket.
+#[derive(Debug)]
+pub struct ControlServer {
+    path: PathBuf,
+}
+
+impl ControlServer {
+    /// Listens on `path` for the microVM behind `handle`.
+    ///
+    /// # Errors
+    /// The socket cannot be bound, or no thread can be started.
+    pub fn start(path: &Path, handle: Handle) -> Result<Self, ControlServerError> {
+        let failed = |source| ControlServerError { path: path.to_owned(), source };
+        let listener = UnixListener::bind(path).map_err(failed)?;
+        let server = Self { path: path.to_owned() };
+        std::thread::Builder::new()
+            .name("control".into())
+            .spawn(move || accept(&listener, &handle))
+            .map_err(failed)?;
+        Ok(server)
+    }
+}
+
+impl Drop for ControlServer {
+    fn drop(&mut self) {
+        // Gone already, or its directory is: nothing is left over either way.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn accept(listener: &UnixListener, handle: &Handle) {
+    for stream in listener.incoming() {
+        let Ok(stream) = stream else { continue };
+        let handle = handle.clone();
+        // Without a thread for it the connection closes, which tells the client.
+        let _ = std::thread::Builder::new()
+            .name("control-client".into())
+            .spawn(move || serve(&stream, &handle));
+    }
+}
+
+/// Serves one connection until it ends or breaks.
+fn serve(stream: &UnixStream, handle: &Handle) -> io::Result<()> {
+    let mut reader = BufReader::new(stream);
+    loop {
+        let mut line = Vec::new();
+        reader.by_ref().take(MAX_LINE).read_until(b'\n', &mut line)?;
+        if line.is_empty() {
+            return Ok(());
+        }
+        let response = match serde_json::from_slice(&line) {
+            Ok(request) => answer(request, handle),
+            Err(error) => Response::Error { message: format!("not a control request: {error}") },
+        };
+        let mut text = serde_json::to_vec(&response)?;
+        text.push(b'\n');
+        let mut writer = stream;
+        writer.write_all(&text)?;
+    }
+}
+
+fn answer(request: Request, handle: &Handle) -> Response {
+    let answer = match request {
+        Request::Status => handle.call(status),
+        Request::Freeze { destination, dense, function } => handle.call(move |microvm| {
+            let request = FreezeRequest { destination, dense, function };
+            match microvm.freeze(request) {
+                Ok(report) => Response::Frozen(Box::new(report)),
+                Err(error) => error_response(&error),
+            }
+        }),
+        Request::Resume => handle.call(|microvm| match microvm.resume() {
+            Ok(()) => Response::Done,
+            Err(error) => error_response(&error),
+        }),
+        Request::Stop => handle.call(|microvm| {
+            microvm.stop();
+            Response::Done
+        }),
+    };
+    answer.unwrap_or_else(|error: GoneError| error_response(&error))
+}
+
+fn status(microvm: &mut Microvm) -> Response {
+    let usage = match microvm.memory_usage() {
+        Ok(usage) => usage,
+        Err(error) => return error_response(&error),
+    };
+    match microvm.kvm_stats() {
+        Ok(kvm) => Response::Status(Box::new(Status {
+            pid: std::process::id(),
+            memory: microvm.memory().layout().total_bytes(),
+            private: usage.private,
+            shared: usage.shared,
+            kvm,
+        })),
+        Err(error) => error_response(&error),
+    }
+}
+
+fn error_response(error: &dyn std::error::Error) -> Response {
+    Response::Error { message: error_chain(error) }
+}

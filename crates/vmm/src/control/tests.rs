@@ -1,0 +1,64 @@
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+
+use super::{ControlClient, ControlError, Request, Response};
+
+#[test]
+fn requests_are_one_json_object_each() {
+    let freeze = Request::Freeze { destination: "/a/b".into(), dense: true, function: None };
+    let text = serde_json::to_string(&freeze).unwrap();
+    assert_eq!(text, r#"{"request":"freeze","destination":"/a/b","dense":true,"function":null}"#);
+    assert!(serde_json::from_str::<Request>(r#"{"request":"melt"}"#).is_err());
+}
+
+#[test]
+fn a_socket_that_nobody_serves_means_the_microvm_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("control.sock");
+    assert!(
+        matches!(ControlClient::connect(&path).unwrap_err(), ControlError::Gone(p) if p == path)
+    );
+    drop(UnixListener::bind(&path).unwrap());
+    assert!(matches!(ControlClient::connect(&path).unwrap_err(), ControlError::Gone(_)));
+}
+
+fn serve_once(path: &std::path::Path, answer: &'static [u8]) -> std::thread::JoinHandle<String> {
+    let listener = UnixListener::bind(path).unwrap();
+    std::thread::spawn(move || {
+        let (mut stream, _): (UnixStream, _) = listener.accept().unwrap();
+        let mut line = String::new();
+        BufReader::new(stream.try_clone().unwrap()).read_line(&mut line).unwrap();
+        stream.write_all(answer).unwrap();
+        line
+    })
+}
+
+#[test]
+fn refusals_endings_and_nonsense_are_told_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let cases: [(&[u8], fn(&ControlError) -> bool); 3] = [
+        (b"{\"response\":\"error\",\"message\":\"no room\"}\n", |error| {
+            error.to_string() == "no room"
+        }),
+        (b"", |error| matches!(error, ControlError::Ended(_))),
+        (b"nonsense\n", |error| matches!(error, ControlError::Answer { .. })),
+    ];
+    for (number, (answer, expected)) in cases.into_iter().enumerate() {
+        let path = dir.path().join(number.to_string());
+        let server = serve_once(&path, answer);
+        let mut client = ControlClient::connect(&path).unwrap();
+        let error = client.request(&Request::Stop).unwrap_err();
+        assert!(expected(&error), "{error:?}");
+        assert_eq!(server.join().unwrap(), "{\"request\":\"stop\"}\n");
+    }
+}
+
+#[test]
+fn answers_come_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("control.sock");
+    let server = serve_once(&path, b"{\"response\":\"done\"}\n");
+    let mut client = ControlClient::connect(&path).unwrap();
+    assert!(matches!(client.request(&Request::Resume).unwrap(), Response::Done));
+    server.join().unwrap();
+}

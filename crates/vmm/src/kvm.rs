@@ -1,0 +1,119 @@
+//! Opening KVM, and what this host's KVM can do.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use kvm_ioctls::{Cap, Kvm};
+use thiserror::Error;
+
+/// The device through which the kernel offers KVM.
+pub const KVM_DEVICE: &str = "/dev/kvm";
+
+/// Capabilities that the monitor cannot do without.
+const REQUIRED: &[(Cap, &str)] = &[
+    (Cap::Irqchip, "KVM_CAP_IRQCHIP"),
+    (Cap::Ioeventfd, "KVM_CAP_IOEVENTFD"),
+    (Cap::Irqfd, "KVM_CAP_IRQFD"),
+    (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
+    (Cap::SetTssAddr, "KVM_CAP_SET_TSS_ADDR"),
+    (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
+    (Cap::AdjustClock, "KVM_CAP_ADJUST_CLOCK"),
+    (Cap::MpState, "KVM_CAP_MP_STATE"),
+    (Cap::VcpuEvents, "KVM_CAP_VCPU_EVENTS"),
+    (Cap::Debugregs, "KVM_CAP_DEBUGREGS"),
+    (Cap::Xsave, "KVM_CAP_XSAVE"),
+    (Cap::Xcrs, "KVM_CAP_XCRS"),
+    (Cap::ExtCpuid, "KVM_CAP_EXT_CPUID"),
+];
+
+/// How this host's KVM runs a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Virtualization {
+    /// VT-x or SVM: any guest runs.
+    Hardware,
+    /// Neither: KVM with software page tables. Ring 3 runs natively, ring 0 is emulated
+    /// instruction by instruction, and a stock Linux kernel does not get through its boot.
+    Software,
+}
+
+impl Virtualization {
+    /// What /proc/cpuinfo says of the host's processor.
+    ///
+    /// # Errors
+    /// /proc/cpuinfo cannot be read.
+    pub fn detect() -> io::Result<Self> {
+        let cpuinfo = std::fs::read_to_string("/proc/cpuinfo")?;
+        Ok(Self::from_cpuinfo(&cpuinfo))
+    }
+
+    fn from_cpuinfo(cpuinfo: &str) -> Self {
+        let hardware = cpuinfo
+            .lines()
+            .filter_map(|line| line.strip_prefix("flags"))
+            .any(|flags| flags.split_whitespace().any(|flag| flag == "vmx" || flag == "svm"));
+        if hardware { Self::Hardware } else { Self::Software }
+    }
+}
+
+/// Why KVM cannot be used.
+#[derive(Debug, Error)]
+pub enum KvmError {
+    /// There is no KVM device.
+    #[error(
+        "{0} does not exist: load the kvm_intel or kvm_amd module, enable virtualisation in the \
+         firmware, or use the lab (`firn lab run -- firn ...`)"
+    )]
+    Missing(PathBuf),
+    /// The device is there, this user may not open it.
+    #[error("no permission to open {0}: run as root or join the group that owns it (often `kvm`)")]
+    Permission(PathBuf),
+    /// Opening failed in another way.
+    #[error("opening {path}")]
+    Open {
+        /// The device.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// An interface version other than the stable 12.
+    #[error("{path} is not a usable KVM: its API version is {version}, 12 is needed")]
+    Version {
+        /// The device.
+        path: PathBuf,
+        /// What KVM_GET_API_VERSION answered.
+        version: i32,
+    },
+    /// A capability is missing.
+    #[error("this kernel's KVM lacks {0}, which the monitor needs: use Linux 6.1 or newer")]
+    Capability(&'static str),
+}
+
+/// Opens the KVM device and checks that it has what the monitor needs.
+///
+/// # Errors
+/// See [`KvmError`].
+pub fn open(path: &Path) -> Result<Kvm, KvmError> {
+    let c_path = std::ffi::CString::new(path.as_os_str().as_encoded_bytes())
+        .map_err(|_| KvmError::Missing(path.to_owned()))?;
+    let kvm = Kvm::new_with_path(c_path).map_err(|errno| match errno.errno() {
+        libc::ENOENT | libc::ENXIO | libc::ENODEV => KvmError::Missing(path.to_owned()),
+        libc::EACCES | libc::EPERM => KvmError::Permission(path.to_owned()),
+        code => {
+            KvmError::Open { path: path.to_owned(), source: io::Error::from_raw_os_error(code) }
+        }
+    })?;
+    let version = kvm.get_api_version();
+    if version != 12 {
+        return Err(KvmError::Version { path: path.to_owned(), version });
+    }
+    for (capability, name) in REQUIRED {
+        if !kvm.check_extension(*capability) {
+            return Err(KvmError::Capability(name));
+        }
+    }
+    Ok(kvm)
+}
+
+#[cfg(test)]
+#[path = "kvm_tests.rs"]
+mod tests;

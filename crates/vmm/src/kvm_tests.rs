@@ -1,0 +1,26 @@
+use std::path::Path;
+
+use super::{KvmError, Virtualization, open};
+
+#[test]
+fn hardware_virtualisation_is_a_whole_word_of_the_flags() {
+    assert_eq!(Virtualization::from_cpuinfo("flags\t\t: fpu svm sse\n"), Virtualization::Hardware);
+    assert_eq!(Virtualization::from_cpuinfo("flags\t\t: fpu vmx\n"), Virtualization::Hardware);
+    assert_eq!(
+        Virtualization::from_cpuinfo("flags\t\t: fpu svm_lock\nbugs\t: vmx\n"),
+        Virtualization::Software
+    );
+}
+
+#[test]
+fn a_missing_device_is_named_with_a_way_out() {
+    let error = open(Path::new("/nonexistent/kvm")).unwrap_err();
+    assert!(matches!(error, KvmError::Missing(_)));
+    assert!(error.to_string().contains("firn lab run"), "{error}");
+}
+
+#[test]
+fn a_device_that_is_not_kvm_is_refused() {
+    let error = open(Path::new("/dev/null")).unwrap_err();
+    assert!(matches!(error, KvmError::Version { .. }), "{error:?}");
+}

@@ -1,0 +1,169 @@
+//! Freezing: pause, save, seal.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use uuid::Uuid;
+
+use firn_snapshot::{CpuRequirement, Description, FunctionInfo, ImageKind, SealReport, Writer};
+
+use super::Microvm;
+use crate::arch::cpuid;
+use crate::state::{MACHINE_STATE_VERSION, MachineState};
+use crate::vcpu::VcpuThreadError;
+use crate::vcpu::state::{SaveVcpuError, msr_indices};
+use crate::vm::VmError;
+
+/// What to freeze into.
+#[derive(Clone, Debug)]
+pub struct FreezeRequest {
+    /// Directory of the snapshot; an existing snapshot there is replaced whole, or not at all.
+    pub destination: PathBuf,
+    /// Write zero pages too, instead of leaving holes.
+    pub dense: bool,
+    /// What the manifest says of the function inside.
+    pub function: Option<FunctionInfo>,
+}
+
+/// What a freeze wrote, and how long its parts took, in ns.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct FreezeReport {
+    /// Bringing all vCPUs out of guest mode.
+    pub pause_ns: u64,
+    /// Reading the machine state.
+    pub save_ns: u64,
+    /// Reading, digesting and writing guest memory.
+    pub image_ns: u64,
+    /// Reading, digesting and writing the guest's disk.
+    pub overlay_ns: u64,
+    /// Writing the rest and making all files durable.
+    pub sync_ns: u64,
+    /// Putting the snapshot in its place.
+    pub publish_ns: u64,
+    /// Pages that the image stores.
+    pub stored_pages: u64,
+    /// Pages of guest memory that are zero.
+    pub zero_pages: u64,
+    /// Bytes written to all files.
+    pub bytes_written: u64,
+    /// Bytes that all files take on the medium.
+    pub disk_bytes: u64,
+}
+
+/// Why a microVM was not frozen. A snapshot that was there before is whole.
+#[derive(Debug, Error)]
+pub enum FreezeError {
+    /// A vCPU did not stop.
+    #[error("pausing the microVM")]
+    Pause(#[source] VcpuThreadError),
+    /// A vCPU's state could not be read.
+    #[error("saving a vCPU")]
+    Vcpu(#[from] SaveVcpuError),
+    /// The state of the virtual machine could not be read.
+    #[error("saving the virtual machine")]
+    Vm(#[from] VmError),
+    /// The list of MSRs could not be read.
+    #[error("asking KVM for its list of MSRs")]
+    MsrList(#[source] kvm_ioctls::Error),
+    /// The machine state could not be encoded.
+    #[error("encoding the machine state")]
+    Encode(#[source] postcard::Error),
+    /// It is not known which pages of guest memory were touched.
+    #[error("asking the kernel which pages of guest memory were touched")]
+    Pages(#[source] io::Error),
+    /// A disk's content could not be written.
+    #[error("writing the guest's disk")]
+    Disk(#[source] io::Error),
+    /// The snapshot could not be written.
+    #[error("writing the snapshot {path}")]
+    Write {
+        /// Directory of the snapshot.
+        path: PathBuf,
+        /// What went wrong.
+        source: firn_snapshot::FreezeError,
+    },
+}
+
+impl Microvm {
+    /// Pauses the microVM and writes a snapshot of it. Afterwards it stays paused.
+    ///
+    /// # Errors
+    /// See [`FreezeError`]; the microVM stays paused then, too, and can be resumed.
+    pub fn freeze(&mut self, request: FreezeRequest) -> Result<FreezeReport, FreezeError> {
+        let begin = Instant::now();
+        self.pause().map_err(FreezeError::Pause)?;
+        let paused = Instant::now();
+        let state = self.save()?;
+        let saved = Instant::now();
+        let sealed = self.seal(request, &state)?;
+        Ok(FreezeReport {
+            pause_ns: nanoseconds(paused - begin),
+            save_ns: nanoseconds(saved - paused),
+            image_ns: nanoseconds(sealed.image),
+            overlay_ns: nanoseconds(sealed.overlay),
+            sync_ns: nanoseconds(sealed.sync),
+            publish_ns: nanoseconds(sealed.publish),
+            stored_pages: sealed.stored_pages,
+            zero_pages: sealed.zero_pages,
+            bytes_written: sealed.bytes_written,
+            disk_bytes: sealed.disk_bytes,
+        })
+    }
+
+    fn save(&self) -> Result<MachineState, FreezeError> {
+        let indices: Arc<[u32]> = msr_indices(&self.kvm).map_err(FreezeError::MsrList)?.into();
+        let xsave_size = self.vm.fd.check_extension_int(kvm_ioctls::Cap::Xsave2);
+        let vcpus = self
+            .vcpus
+            .iter()
+            .map(|vcpu| Ok(vcpu.save(&indices, xsave_size).map_err(FreezeError::Pause)??))
+            .collect::<Result<_, FreezeError>>()?;
+        Ok(MachineState {
+            vm: self.vm.save()?,
+            vcpus,
+            serial: self.bus.serial().state().into(),
+            virtio: self.devices.save(),
+        })
+    }
+
+    fn seal(
+        &self,
+        request: FreezeRequest,
+        state: &MachineState,
+    ) -> Result<SealReport, FreezeError> {
+        let path = request.destination;
+        let failed = |source| FreezeError::Write { path: path.clone(), source };
+        let encoded = state.encode().map_err(FreezeError::Encode)?;
+        let cpuid = state.vcpus.first().map(|vcpu| vcpu.cpuid.as_slice()).unwrap_or_default();
+        let (vendor, brand) = cpuid::vendor_and_brand(cpuid);
+        let description = Description {
+            id: Uuid::new_v4(),
+            parent: self.parent,
+            created_ns: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .ok()
+                .and_then(|age| u64::try_from(age.as_nanos()).ok())
+                .unwrap_or_default(),
+            firn_version: env!("CARGO_PKG_VERSION").to_owned(),
+            vcpus: u32::try_from(state.vcpus.len()).unwrap_or(u32::MAX),
+            cpu: CpuRequirement { vendor, brand, features: cpuid::features(cpuid) },
+            disks: self.devices.read_only_disks().map_err(FreezeError::Disk)?,
+            function: request.function,
+        };
+        let mut writer = Writer::create(&path).map_err(failed)?;
+        let kind = if request.dense { ImageKind::Dense } else { ImageKind::Sparse };
+        let mut pages = self.vm.memory.pages().map_err(FreezeError::Pages)?;
+        writer.write_image(&mut pages, kind).map_err(failed)?;
+        self.devices.write_overlay(&mut writer).map_err(failed)?;
+        writer.seal(description, MACHINE_STATE_VERSION, &encoded).map_err(failed)
+    }
+}
+
+/// A duration in ns.
+pub(super) fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,193 @@
+//! One microVM: its parts put together, its event loop, its end.
+
+mod freeze;
+mod handle;
+mod parts;
+mod start;
+mod virtio_set;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber};
+use thiserror::Error;
+use uuid::Uuid;
+use vmm_sys_util::eventfd::EventFd;
+
+use firn_memory::{GuestMemory, MemoryUsage, UsageError};
+
+use crate::bus::{Bus, PowerRequest};
+use crate::console::Console;
+use crate::stats::{KvmStats, StatsFile};
+use crate::vcpu::{EndNotice, Vcpu, VcpuEnd, VcpuFailure, VcpuThreadError};
+use crate::vm::Vm;
+use handle::Inbox;
+use virtio_set::VirtioSet;
+
+pub use freeze::{FreezeError, FreezeReport, FreezeRequest};
+pub use handle::{GoneError, Handle};
+pub use parts::AssembleError;
+pub use start::{BootError, RestoreError, RestoreReport};
+pub use virtio_set::{DiskError, WireError};
+
+/// A subscriber of a microVM's event loop.
+type Subscriber = Arc<Mutex<dyn MutEventSubscriber + Send>>;
+
+/// How a microVM came to its end.
+#[derive(Debug)]
+pub enum End {
+    /// The guest powered itself off.
+    Shutdown,
+    /// The guest reset itself, which Linux also does when it panics. The console tells.
+    Reset,
+    /// The guest triple-faulted.
+    TripleFault,
+    /// KVM could not run a vCPU any further.
+    Failure(VcpuFailure),
+    /// [`Microvm::stop`] was called.
+    Stopped,
+}
+
+/// Why the event loop broke.
+#[derive(Debug, Error)]
+pub enum RunError {
+    /// The event loop itself failed.
+    #[error("waiting for the microVM's events")]
+    Events(#[source] event_manager::Error),
+    /// A vCPU could not be started.
+    #[error("running the microVM")]
+    Vcpu(#[from] VcpuThreadError),
+}
+
+/// A microVM. Its guest runs between [`Microvm::resume`] and [`Microvm::pause`]; its devices are
+/// served by [`Microvm::run`]. Dropping it ends the guest and removes what it made.
+pub struct Microvm {
+    // Fields drop in this order: vCPUs stop before the memory under them goes away.
+    vcpus: Vec<Vcpu>,
+    events: EventManager<Subscriber>,
+    devices: VirtioSet,
+    bus: Arc<Bus>,
+    // KVM drops an interrupt whose event is closed.
+    _generation_irq: EventFd,
+    stats: Vec<StatsFile>,
+    vm: Vm,
+    kvm: kvm_ioctls::Kvm,
+    notice: Arc<EndNotice>,
+    inbox: Inbox,
+    console: Console,
+    /// The snapshot that this microVM was restored from.
+    parent: Option<Uuid>,
+    stopped: bool,
+}
+
+impl Microvm {
+    /// Lets the guest run.
+    ///
+    /// # Errors
+    /// A vCPU's thread died.
+    pub fn resume(&mut self) -> Result<(), VcpuThreadError> {
+        self.vcpus.iter_mut().try_for_each(Vcpu::run)
+    }
+
+    /// Brings all vCPUs out of guest mode. Devices keep their state, requests in flight included.
+    ///
+    /// # Errors
+    /// A vCPU's thread died.
+    pub fn pause(&mut self) -> Result<(), VcpuThreadError> {
+        // All at once first, so that the pauses overlap.
+        self.vcpus.iter_mut().for_each(Vcpu::kick);
+        self.vcpus.iter_mut().try_for_each(Vcpu::pause)
+    }
+
+    /// Makes [`Microvm::run`] return [`End::Stopped`].
+    pub fn stop(&mut self) {
+        self.stopped = true;
+    }
+
+    /// A way to reach this microVM from other threads while it runs.
+    #[must_use]
+    pub fn handle(&self) -> Handle {
+        self.inbox.handle()
+    }
+
+    /// The guest's console.
+    #[must_use]
+    pub fn console(&self) -> &Console {
+        &self.console
+    }
+
+    /// The guest's memory.
+    #[must_use]
+    pub fn memory(&self) -> &GuestMemory {
+        &self.vm.memory
+    }
+
+    /// What the guest's memory costs the host now.
+    ///
+    /// # Errors
+    /// /proc/self/smaps cannot be read.
+    pub fn memory_usage(&self) -> Result<MemoryUsage, UsageError> {
+        self.vm.memory.usage()
+    }
+
+    /// What KVM counted since the start.
+    ///
+    /// # Errors
+    /// A statistics file of KVM's cannot be read.
+    pub fn kvm_stats(&self) -> std::io::Result<KvmStats> {
+        let mut sum = KvmStats::default();
+        for file in &self.stats {
+            sum.page_faults += file.read("pf_fixed")?;
+            sum.exits += file.read("exits")?;
+            sum.pages_4k += file.read("pages_4k")?;
+            sum.pages_2m += file.read("pages_2m")?;
+            sum.pages_1g += file.read("pages_1g")?;
+        }
+        Ok(sum)
+    }
+
+    /// Serves the devices and requests until the microVM ends.
+    ///
+    /// # Errors
+    /// See [`RunError`].
+    pub fn run(&mut self) -> Result<End, RunError> {
+        loop {
+            while let Some(request) = self.inbox.next() {
+                request(self);
+            }
+            if self.stopped {
+                return Ok(End::Stopped);
+            }
+            if let Some(end) = self.take_end() {
+                return Ok(end);
+            }
+            self.events.run().map_err(RunError::Events)?;
+        }
+    }
+
+    fn take_end(&self) -> Option<End> {
+        let end = self.notice.end.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        Some(match end {
+            VcpuEnd::Power(PowerRequest::Off) => End::Shutdown,
+            VcpuEnd::Power(PowerRequest::Reset) => End::Reset,
+            VcpuEnd::TripleFault => End::TripleFault,
+            VcpuEnd::Failure(failure) => End::Failure(failure),
+        })
+    }
+}
+
+/// Wakes the event loop: what woke it is looked at by [`Microvm::run`].
+struct Waker(Arc<EventFd>);
+
+impl MutEventSubscriber for Waker {
+    fn process(&mut self, _: Events, _: &mut EventOps<'_>) {
+        // An empty counter means that somebody else took the event.
+        let _ = self.0.read();
+    }
+
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        let _ = ops.add(Events::new(&*self.0, EventSet::IN));
+    }
+}
+
+#[cfg(test)]
+mod tests;

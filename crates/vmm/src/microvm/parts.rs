@@ -1,0 +1,202 @@
+//! The parts of a microVM, made and wired but not yet running.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use event_manager::{EventManager, SubscriberOps};
+use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES};
+use kvm_ioctls::{Cap, Kvm, VcpuFd};
+use thiserror::Error;
+use uuid::Uuid;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
+use vmm_sys_util::eventfd::EventFd;
+
+use firn_memory::GuestMemory;
+
+use super::handle::Inbox;
+use super::virtio_set::{Disks, VirtioSet, WireError};
+use super::{Microvm, Subscriber, Waker};
+use crate::arch::layout;
+use crate::bus::{Bus, OverlapError};
+use crate::config::HostConfig;
+use crate::console::{Console, SerialRegisters, SerialStateError};
+use crate::kvm::{self, KvmError};
+use crate::stats::StatsFile;
+use crate::vcpu::{EndNotice, Vcpu, VcpuThreadError};
+use crate::vm::{Vm, VmError};
+
+/// Why the parts of a microVM could not be put together.
+#[derive(Debug, Error)]
+pub enum AssembleError {
+    /// KVM cannot be used.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// KVM does not say what processors it offers.
+    #[error("asking KVM for the CPUID it supports")]
+    Cpuid(#[source] kvm_ioctls::Error),
+    /// The virtual machine could not be made.
+    #[error(transparent)]
+    Vm(#[from] VmError),
+    /// A vCPU could not be made.
+    #[error("creating vCPU {vcpu}")]
+    Vcpu {
+        /// Number of the vCPU.
+        vcpu: u8,
+        /// What KVM said.
+        source: kvm_ioctls::Error,
+    },
+    /// A vCPU's thread could not be started.
+    #[error(transparent)]
+    Thread(#[from] VcpuThreadError),
+    /// An event descriptor could not be made.
+    #[error("making an event descriptor")]
+    EventFd(#[source] io::Error),
+    /// An interrupt could not be connected.
+    #[error("connecting interrupt {gsi}")]
+    Interrupt {
+        /// Pin of the I/O APIC.
+        gsi: u32,
+        /// What KVM said.
+        source: kvm_ioctls::Error,
+    },
+    /// The serial port's registers hold what they cannot.
+    #[error(transparent)]
+    Serial(#[from] SerialStateError),
+    /// A virtio device could not be made or connected.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// Two register windows overlap.
+    #[error(transparent)]
+    Overlap(#[from] OverlapError),
+    /// The event loop could not be made.
+    #[error("making the event loop")]
+    Events(#[source] event_manager::Error),
+    /// KVM's statistics could not be opened.
+    #[error("opening KVM's statistics")]
+    Stats(#[source] io::Error),
+}
+
+/// A microVM whose vCPUs have no threads yet.
+pub(super) struct Parts {
+    pub(super) vcpus: Vec<VcpuFd>,
+    pub(super) devices: VirtioSet,
+    pub(super) supported_cpuid: CpuId,
+    pub(super) generation_irq: EventFd,
+    pub(super) vm: Vm,
+    pub(super) kvm: Kvm,
+    events: EventManager<Subscriber>,
+    bus: Bus,
+    console: Console,
+    inbox: Inbox,
+}
+
+impl Parts {
+    pub(super) fn assemble(
+        host: &HostConfig,
+        memory: GuestMemory,
+        vcpus: u8,
+        disks: Option<Disks>,
+        serial: SerialRegisters,
+    ) -> Result<Self, AssembleError> {
+        let kvm = kvm::open(&host.kvm)?;
+        let supported_cpuid =
+            kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(AssembleError::Cpuid)?;
+        let vm = Vm::create(&kvm, Arc::new(memory))?;
+
+        let serial_irq = event()?;
+        connect(&vm, &serial_irq, layout::SERIAL_GSI)?;
+        let mut bus = Bus::new(serial.into_port(serial_irq, host.console.clone())?);
+        let generation_irq = event()?;
+        connect(&vm, &generation_irq, layout::GENERATION_GSI)?;
+
+        let mut events = EventManager::new().map_err(AssembleError::Events)?;
+        let inbox = Inbox::new().map_err(AssembleError::EventFd)?;
+        let waker: Subscriber = Arc::new(Mutex::new(Waker(inbox.doorbell.clone())));
+        events.add_subscriber(waker);
+        let devices = match disks {
+            Some(disks) => VirtioSet::wire(host, disks, &vm, &mut bus, &mut events)?,
+            None => VirtioSet::default(),
+        };
+        for window in &host.windows {
+            bus.add(window.start, window.len, window.device.clone())?;
+        }
+
+        let vcpus = (0..vcpus)
+            .map(|vcpu| {
+                vm.fd
+                    .create_vcpu(u64::from(vcpu))
+                    .map_err(|source| AssembleError::Vcpu { vcpu, source })
+            })
+            .collect::<Result<_, _>>()?;
+        let console = host.console.clone();
+        Ok(Self {
+            vcpus,
+            devices,
+            supported_cpuid,
+            generation_irq,
+            vm,
+            kvm,
+            events,
+            bus,
+            console,
+            inbox,
+        })
+    }
+
+    /// Whether KVM offers the local APIC timer's deadline mode, which its CPUID leaves out.
+    pub(super) fn tsc_deadline(&self) -> bool {
+        self.kvm.check_extension(Cap::TscDeadlineTimer)
+    }
+
+    /// Shows the guest its generation id.
+    pub(super) fn write_generation(&self, generation: Uuid) -> Result<(), GuestMemoryError> {
+        self.vm
+            .memory
+            .vm_memory()
+            .write_slice(generation.as_bytes(), GuestAddress(layout::GENERATION_ID))
+    }
+
+    /// Starts the vCPUs' threads, paused.
+    ///
+    /// `cpuids` are the lists that the vCPUs were given, in order.
+    pub(super) fn start(
+        self,
+        cpuids: Vec<CpuId>,
+        parent: Option<Uuid>,
+    ) -> Result<Microvm, AssembleError> {
+        let mut stats = vec![StatsFile::open(&self.vm.fd).map_err(AssembleError::Stats)?];
+        let bus = Arc::new(self.bus);
+        let notice =
+            Arc::new(EndNotice { end: Mutex::new(None), event: self.inbox.doorbell.clone() });
+        let mut vcpus = Vec::with_capacity(self.vcpus.len());
+        for ((id, fd), cpuid) in (0u8..).zip(self.vcpus).zip(cpuids) {
+            stats.push(StatsFile::open(&fd).map_err(AssembleError::Stats)?);
+            vcpus.push(Vcpu::start(id, fd, cpuid, bus.clone(), notice.clone())?);
+        }
+        Ok(Microvm {
+            vcpus,
+            events: self.events,
+            devices: self.devices,
+            bus,
+            _generation_irq: self.generation_irq,
+            stats,
+            vm: self.vm,
+            kvm: self.kvm,
+            notice,
+            inbox: self.inbox,
+            console: self.console,
+            parent,
+            stopped: false,
+        })
+    }
+}
+
+/// An event descriptor for an interrupt or a notification.
+pub(super) fn event() -> Result<EventFd, AssembleError> {
+    EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(AssembleError::EventFd)
+}
+
+/// Connects an event to a pin of the I/O APIC.
+pub(super) fn connect(vm: &Vm, event: &EventFd, gsi: u32) -> Result<(), AssembleError> {
+    vm.fd.register_irqfd(event, gsi).map_err(|source| AssembleError::Interrupt { gsi, source })
+}

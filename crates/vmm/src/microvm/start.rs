@@ -1,0 +1,234 @@
+//! The two ways a microVM begins: by booting a kernel, or from a snapshot.
+
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use serde::Serialize;
+use thiserror::Error;
+use vm_memory::GuestMemoryError;
+
+use firn_memory::{AnonymousError, GuestMemory};
+use firn_snapshot::{LayoutError, MemoryLayout, Snapshot};
+
+use super::Microvm;
+use super::freeze::nanoseconds;
+use super::parts::{AssembleError, Parts};
+use super::virtio_set::{DiskError, Disks};
+use crate::arch::{boot_regs, cpuid, layout};
+use crate::boot::{self, DEFAULT_CMDLINE, Kernel, LoadKernelError};
+use crate::config::{BootConfig, HostConfig, SizeError, check_sizes};
+use crate::console::SerialRegisters;
+use crate::state::{DecodeStateError, MachineState};
+use crate::vcpu::state::{self, RestoreVcpuError};
+use crate::vm::VmError;
+
+/// Why a microVM did not boot. Nothing of it is left over.
+#[derive(Debug, Error)]
+pub enum BootError {
+    /// Sizes that cannot be.
+    #[error(transparent)]
+    Size(#[from] SizeError),
+    /// No memory layout of this size.
+    #[error("laying out guest memory")]
+    Layout(#[from] LayoutError),
+    /// Guest memory could not be reserved.
+    #[error("reserving guest memory")]
+    Memory(#[from] AnonymousError),
+    /// A disk cannot be used.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// The parts could not be put together.
+    #[error(transparent)]
+    Assemble(#[from] AssembleError),
+    /// The kernel could not be loaded.
+    #[error(transparent)]
+    Kernel(#[from] LoadKernelError),
+    /// The guest's generation id could not be written.
+    #[error("writing the VM generation id")]
+    Generation(#[source] GuestMemoryError),
+    /// A vCPU could not be prepared.
+    #[error("preparing vCPU {vcpu}")]
+    Vcpu {
+        /// Number of the vCPU.
+        vcpu: u8,
+        /// What KVM said.
+        source: kvm_ioctls::Error,
+    },
+}
+
+/// Why a snapshot was not restored. Nothing of the microVM is left over.
+#[derive(Debug, Error)]
+pub enum RestoreError {
+    /// The machine state cannot be read.
+    #[error(transparent)]
+    State(#[from] DecodeStateError),
+    /// The host's processor lacks features that the guest uses.
+    #[error(
+        "this host's processor or KVM lacks what the snapshot's guest was given ({missing}): \
+         it was frozen on {brand}; thaw on such a host, or freeze the function again here"
+    )]
+    CpuFeatures {
+        /// The processor of the freeze.
+        brand: String,
+        /// The features that are missing.
+        missing: String,
+    },
+    /// The processor is of another make.
+    #[error(
+        "the snapshot was frozen on a processor of {snapshot}, this host's is of {host}: thaw on \
+         such a host, or freeze the function again here"
+    )]
+    CpuVendor {
+        /// Vendor at the freeze.
+        snapshot: String,
+        /// Vendor here.
+        host: String,
+    },
+    /// The parts of the snapshot contradict each other: a defect of the writer.
+    #[error("the snapshot contradicts itself: {0}")]
+    Contradiction(&'static str),
+    /// A disk cannot be used.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// The parts could not be put together.
+    #[error(transparent)]
+    Assemble(#[from] AssembleError),
+    /// The virtual machine's state could not be set.
+    #[error("restoring the virtual machine")]
+    Vm(#[from] VmError),
+    /// A vCPU's state could not be set.
+    #[error("restoring a vCPU")]
+    Vcpu(#[from] RestoreVcpuError),
+    /// A device's state is not one that it can have.
+    #[error("restoring the devices")]
+    Device(#[from] crate::virtio::RestoreDeviceError),
+    /// The guest's new generation id could not be written.
+    #[error("writing the VM generation id")]
+    Generation(#[source] GuestMemoryError),
+    /// The guest's new generation id could not be announced.
+    #[error("raising the interrupt that announces the VM generation id")]
+    Interrupt(#[source] io::Error),
+}
+
+/// What a restore of machine state did.
+#[derive(Clone, Debug, Serialize)]
+pub struct RestoreReport {
+    /// Making the VM, its slots, irqchip, devices and vCPUs, ns.
+    pub assemble_ns: u64,
+    /// Setting their state, ns.
+    pub state_ns: u64,
+    /// MSRs that this host's KVM refuses to set and that have the right value anyway, by vCPU.
+    pub kept_msrs: Vec<(u8, u32)>,
+}
+
+impl Microvm {
+    /// Makes a microVM and loads a kernel into it; [`Microvm::resume`] starts it.
+    ///
+    /// # Errors
+    /// See [`BootError`].
+    pub fn boot(config: &BootConfig) -> Result<Self, BootError> {
+        check_sizes(config.vcpus, config.memory)?;
+        let disks = Disks {
+            root: config.root.clone(),
+            overlay: File::open(&config.overlay)
+                .map_err(|source| DiskError::Open { path: config.overlay.clone(), source })?,
+        };
+        let memory = GuestMemory::anonymous(MemoryLayout::for_size(config.memory)?)?;
+        let serial = SerialRegisters::default();
+        let parts = Parts::assemble(&config.host, memory, config.vcpus, Some(disks), serial)?;
+
+        let cmdline = match &config.cmdline {
+            Some(extra) => format!("{DEFAULT_CMDLINE} {extra}"),
+            None => DEFAULT_CMDLINE.to_owned(),
+        };
+        let guest = parts.vm.memory.vm_memory();
+        let kernel = Kernel {
+            kernel: &config.kernel,
+            initramfs: &config.initramfs,
+            cmdline: &cmdline,
+            vcpus: config.vcpus,
+            virtio_devices: parts.devices.len(),
+        };
+        let entry = boot::load(&guest, &kernel)?;
+        parts.write_generation(config.host.generation).map_err(BootError::Generation)?;
+
+        let mut cpuids = Vec::with_capacity(parts.vcpus.len());
+        for (vcpu, fd) in (0u8..).zip(&parts.vcpus) {
+            let failed = |source| BootError::Vcpu { vcpu, source };
+            let list =
+                cpuid::for_vcpu(&parts.supported_cpuid, vcpu, config.vcpus, parts.tsc_deadline());
+            fd.set_cpuid2(&list).map_err(failed)?;
+            cpuids.push(list);
+            if vcpu == 0 {
+                let mut sregs = fd.get_sregs().map_err(failed)?;
+                boot_regs::set_long_mode(&mut sregs);
+                fd.set_sregs(&sregs).map_err(failed)?;
+                fd.set_regs(&boot_regs::regs(entry)).map_err(failed)?;
+            }
+        }
+        Ok(parts.start(cpuids, None)?)
+    }
+
+    /// Makes a microVM from a snapshot over memory that a plan has laid out; [`Microvm::resume`]
+    /// starts it. The guest finds a new generation id and its old vsock connections reset.
+    ///
+    /// # Errors
+    /// See [`RestoreError`].
+    pub fn restore(
+        snapshot: &Snapshot,
+        memory: GuestMemory,
+        host: &HostConfig,
+        root: Option<PathBuf>,
+    ) -> Result<(Self, RestoreReport), RestoreError> {
+        let begin = Instant::now();
+        let (version, bytes) = snapshot.machine_state();
+        let machine = MachineState::decode(version, bytes)?;
+        let description = &snapshot.manifest().description;
+        let vcpus = u8::try_from(machine.vcpus.len())
+            .ok()
+            .filter(|vcpus| u32::from(*vcpus) == description.vcpus)
+            .ok_or(RestoreError::Contradiction("its manifest has another number of vCPUs"))?;
+        let disks = Disks::of_snapshot(snapshot, root)?;
+        let parts = Parts::assemble(host, memory, vcpus, disks, machine.serial)?;
+        check_cpu(&description.cpu, parts.supported_cpuid.as_slice())?;
+        let assembled = Instant::now();
+
+        let (mut cpuids, mut kept_msrs) = (Vec::new(), Vec::new());
+        parts.vm.restore(&machine.vm)?;
+        for ((id, fd), vcpu) in (0u8..).zip(&parts.vcpus).zip(&machine.vcpus) {
+            let restored = state::restore(&parts.kvm, fd, id, vcpu)?;
+            cpuids.push(restored.cpuid);
+            kept_msrs.extend(restored.kept_msrs.into_iter().map(|msr| (id, msr)));
+        }
+        parts.devices.restore(machine.virtio)?;
+        parts.write_generation(host.generation).map_err(RestoreError::Generation)?;
+        if machine.vm.accepts(layout::GENERATION_GSI) {
+            parts.generation_irq.write(1).map_err(RestoreError::Interrupt)?;
+        }
+        let microvm = parts.start(cpuids, Some(description.id))?;
+        let report = RestoreReport {
+            assemble_ns: nanoseconds(assembled - begin),
+            state_ns: nanoseconds(assembled.elapsed()),
+            kept_msrs,
+        };
+        Ok((microvm, report))
+    }
+}
+
+fn check_cpu(
+    needed: &firn_snapshot::CpuRequirement,
+    offered: &[kvm_bindings::kvm_cpuid_entry2],
+) -> Result<(), RestoreError> {
+    let (vendor, _) = cpuid::vendor_and_brand(offered);
+    if vendor != needed.vendor {
+        return Err(RestoreError::CpuVendor { snapshot: needed.vendor.clone(), host: vendor });
+    }
+    let missing = cpuid::missing(&needed.features, offered);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let missing: Vec<String> = missing.iter().map(cpuid::describe).collect();
+    Err(RestoreError::CpuFeatures { brand: needed.brand.clone(), missing: missing.join(", ") })
+}

@@ -1,0 +1,323 @@
+//! A guest that lives in ring 3 from its first instruction runs natively on any KVM, hardware or
+//! software. It walks its pages over and over and reports what it found: a sequence that goes on
+//! without a gap, whatever happens to the microVM in between.
+
+use std::arch::global_asm;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use kvm_bindings::{KVM_MP_STATE_RUNNABLE, kvm_mp_state, kvm_regs, kvm_segment};
+use uuid::Uuid;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use firn_memory::planners::{ImageFacts, PlanInput, parse};
+use firn_memory::{GuestMemory, HostFacts, Sources, execute};
+use firn_snapshot::{MemoryLayout, Snapshot};
+
+use super::parts::Parts;
+use super::{End, FreezeRequest, Microvm};
+use crate::arch::cpuid;
+use crate::bus::MmioDevice;
+use crate::config::{HostConfig, MmioWindow};
+use crate::console::{Console, SerialRegisters};
+
+/// Guest-physical addresses; virtual ones are the same.
+const CODE: u64 = 0x20_0000;
+const PAGE_TABLES: u64 = 0x30_0000;
+const DATA: u64 = 0x40_0000;
+const DATA_PAGES: u64 = 512;
+const REPORT: u64 = 0xd800_0000;
+const PAGE: u64 = 4096;
+
+const PRESENT_WRITABLE_USER: u64 = 0b111;
+const HUGE: u64 = 1 << 7;
+
+// rdi: first page, rsi: number of pages, rcx: where to report, r8: round.
+global_asm!(
+    ".globl firn_test_guest",
+    ".globl firn_test_guest_end",
+    "firn_test_guest:",
+    "xor eax, eax",
+    "mov rdx, rdi",
+    "mov rbx, rsi",
+    "2: add rax, [rdx]",
+    "add rdx, 4096",
+    "dec rbx",
+    "jnz 2b",
+    "add rax, r8",
+    "inc qword ptr [rdi]",
+    "mov [rcx], rax",
+    "inc r8",
+    "jmp firn_test_guest",
+    "firn_test_guest_end:",
+);
+
+unsafe extern "C" {
+    static firn_test_guest: u8;
+    static firn_test_guest_end: u8;
+}
+
+fn guest_code() -> Vec<u8> {
+    let (start, end) = (&raw const firn_test_guest, &raw const firn_test_guest_end);
+    let len = end.addr() - start.addr();
+    // SAFETY: both labels frame the instructions above, which are constant data of this program.
+    unsafe { std::slice::from_raw_parts(start, len) }.to_vec()
+}
+
+struct Reports(Sender<(u64, u64)>);
+
+impl MmioDevice for Reports {
+    fn read(&mut self, _: u64, _: &mut [u8]) {}
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        let value = u64::from_le_bytes(data.try_into().unwrap());
+        // The receiver may be gone while the guest is being stopped.
+        let _ = self.0.send((offset / PAGE, value));
+    }
+}
+
+fn host(dir: &Path) -> (HostConfig, Receiver<(u64, u64)>) {
+    let (sender, receiver) = channel();
+    let host = HostConfig {
+        kvm: crate::KVM_DEVICE.into(),
+        vsock: dir.join("vsock.sock"),
+        scratch: dir.to_owned(),
+        console: Console::default(),
+        generation: Uuid::new_v4(),
+        windows: vec![MmioWindow {
+            start: REPORT,
+            len: 4 * PAGE,
+            device: Arc::new(Mutex::new(Reports(sender))),
+        }],
+    };
+    (host, receiver)
+}
+
+/// Maps the first 4 MiB and the reports at 2 MiB leaves, `DATA` at 4 KiB, all for ring 3.
+fn write_page_tables(memory: &GuestMemoryMmap) {
+    let entry = |table: u64, index: u64, value: u64| {
+        memory.write_obj(value, GuestAddress(table + index * 8)).unwrap();
+    };
+    let (pml4, pdpt) = (PAGE_TABLES, PAGE_TABLES + PAGE);
+    let (low, high, leaves) = (pdpt + PAGE, pdpt + 2 * PAGE, pdpt + 3 * PAGE);
+    entry(pml4, 0, pdpt | PRESENT_WRITABLE_USER);
+    entry(pdpt, 0, low | PRESENT_WRITABLE_USER);
+    entry(pdpt, REPORT >> 30, high | PRESENT_WRITABLE_USER);
+    for index in 0..DATA >> 21 {
+        entry(low, index, index << 21 | PRESENT_WRITABLE_USER | HUGE);
+    }
+    entry(low, DATA >> 21, leaves | PRESENT_WRITABLE_USER);
+    for page in 0..DATA_PAGES {
+        entry(leaves, page, (DATA + page * PAGE) | PRESENT_WRITABLE_USER);
+    }
+    entry(high, REPORT >> 21 & 511, REPORT | PRESENT_WRITABLE_USER | HUGE);
+}
+
+fn ring3(selector: u16, type_: u8, long: u8) -> kvm_segment {
+    kvm_segment {
+        selector,
+        limit: 0xffff_ffff,
+        type_,
+        present: 1,
+        dpl: 3,
+        s: 1,
+        l: long,
+        db: 1 - long,
+        g: 1,
+        ..Default::default()
+    }
+}
+
+/// The word that the guest finds in a page at first.
+fn word(page: u64) -> u64 {
+    page.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// Each vCPU has its own share of the data.
+fn share(vcpu: u8, vcpus: u8) -> std::ops::Range<u64> {
+    let pages = DATA_PAGES / u64::from(vcpus);
+    u64::from(vcpu) * pages..(u64::from(vcpu) + 1) * pages
+}
+
+/// What vCPU `vcpu` reports in a round: in every round it has written one more to its first page.
+fn expected(vcpu: u8, vcpus: u8, round: u64) -> u64 {
+    let sum = share(vcpu, vcpus).fold(0u64, |sum, page| sum.wrapping_add(word(page)));
+    sum.wrapping_add(2 * round)
+}
+
+fn boot(host: &HostConfig, vcpus: u8, memory: u64) -> Microvm {
+    let memory = GuestMemory::anonymous(MemoryLayout::for_size(memory).unwrap()).unwrap();
+    let parts = Parts::assemble(host, memory, vcpus, None, SerialRegisters::default()).unwrap();
+    let guest = parts.vm.memory.vm_memory();
+    write_page_tables(&guest);
+    guest.write_slice(&guest_code(), GuestAddress(CODE)).unwrap();
+    for page in 0..DATA_PAGES {
+        guest.write_obj(word(page), GuestAddress(DATA + page * PAGE)).unwrap();
+    }
+    let mut cpuids = Vec::new();
+    for (id, fd) in (0u8..).zip(&parts.vcpus) {
+        let list = cpuid::for_vcpu(&parts.supported_cpuid, id, vcpus, parts.tsc_deadline());
+        fd.set_cpuid2(&list).unwrap();
+        cpuids.push(list);
+        let mut sregs = fd.get_sregs().unwrap();
+        sregs.cr0 = 0x8005_0033;
+        sregs.cr3 = PAGE_TABLES;
+        sregs.cr4 = 0x620;
+        sregs.efer = 0xd01;
+        sregs.cs = ring3(0x33, 11, 1);
+        let data = ring3(0x2b, 3, 0);
+        (sregs.ds, sregs.es, sregs.fs, sregs.gs, sregs.ss) = (data, data, data, data, data);
+        sregs.ldt = kvm_segment { unusable: 1, ..Default::default() };
+        fd.set_sregs(&sregs).unwrap();
+        let share = share(id, vcpus);
+        fd.set_regs(&kvm_regs {
+            rip: CODE,
+            rdi: DATA + share.start * PAGE,
+            rsi: share.end - share.start,
+            rcx: REPORT + u64::from(id) * PAGE,
+            rflags: 0x202,
+            ..Default::default()
+        })
+        .unwrap();
+        fd.set_mp_state(kvm_mp_state { mp_state: KVM_MP_STATE_RUNNABLE }).unwrap();
+    }
+    parts.start(cpuids, None).unwrap()
+}
+
+fn thaw(snapshot: &Snapshot, planner: &str, host: &HostConfig) -> Microvm {
+    let facts = HostFacts::read().unwrap();
+    let plan = parse(planner)
+        .unwrap()
+        .plan(&PlanInput {
+            layout: &snapshot.manifest().layout,
+            image: ImageFacts::of(snapshot.image()).unwrap(),
+            zero_map: snapshot.zero_map(),
+            host: &facts,
+        })
+        .unwrap();
+    let executed = execute(&plan, &Sources { image: snapshot.image() }).unwrap();
+    Microvm::restore(snapshot, executed.memory, host, None).unwrap().0
+}
+
+/// Checks the next reports of every vCPU against the rounds that they must have; returns how many
+/// rounds each has behind it.
+fn follow(reports: &Receiver<(u64, u64)>, vcpus: u8, rounds: &mut [u64], each: u64) {
+    let goal: Vec<u64> = rounds.iter().map(|round| round + each).collect();
+    while rounds.iter().zip(&goal).any(|(round, goal)| round < goal) {
+        let (vcpu, value) = reports.recv_timeout(Duration::from_secs(60)).unwrap();
+        check(vcpu, value, vcpus, rounds);
+    }
+}
+
+fn check(vcpu: u64, value: u64, vcpus: u8, rounds: &mut [u64]) {
+    let vcpu = u8::try_from(vcpu).unwrap();
+    let round = &mut rounds[usize::from(vcpu)];
+    assert_eq!(value, expected(vcpu, vcpus, *round), "vCPU {vcpu} in round {round}");
+    *round += 1;
+}
+
+fn freeze(microvm: &mut Microvm, destination: &Path) -> super::FreezeReport {
+    let request =
+        FreezeRequest { destination: destination.to_owned(), dense: false, function: None };
+    microvm.freeze(request).unwrap()
+}
+
+fn open_files() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+fn names(dir: &Path) -> BTreeSet<std::ffi::OsString> {
+    std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect()
+}
+
+/// Boots, freezes in the middle of everything, and thaws `times` times.
+fn freeze_and_thaw(vcpus: u8, planners: &[&str], times: usize) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("snapshot");
+    let mut frozen = vec![0; usize::from(vcpus)];
+    {
+        let (host, reports) = host(dir.path());
+        let mut microvm = boot(&host, vcpus, 64 << 20);
+        microvm.resume().unwrap();
+        follow(&reports, vcpus, &mut frozen, 5);
+        let report = freeze(&mut microvm, &path);
+        // What was reported up to the pause belongs to the time before the freeze.
+        for (vcpu, value) in reports.try_iter() {
+            check(vcpu, value, vcpus, &mut frozen);
+        }
+        // Code, page tables, data and the generation id; no zero page is stored.
+        assert!(report.stored_pages < DATA_PAGES + 16, "{report:?}");
+        assert_eq!(report.stored_pages + report.zero_pages, (64 << 20) / PAGE);
+    }
+    let before = names(dir.path());
+    let snapshot = Snapshot::open(&path).unwrap();
+    let files = open_files();
+    for time in 0..times {
+        let (host, reports) = host(dir.path());
+        let mut microvm = thaw(&snapshot, planners[time % planners.len()], &host);
+        microvm.resume().unwrap();
+        let mut rounds = frozen.clone();
+        follow(&reports, vcpus, &mut rounds, 20);
+    }
+    assert_eq!(open_files(), files);
+    assert_eq!(names(dir.path()), before);
+}
+
+// One test, for it counts the open files of the whole process.
+#[test]
+fn fifty_thaws_go_on_where_the_freeze_stopped_and_leave_nothing_behind() {
+    let planners = ["firecracker", "firecracker:readahead=off", "dram_cached"];
+    freeze_and_thaw(1, &planners, 50);
+    freeze_and_thaw(2, &planners, 6);
+    a_thawed_microvm_freezes_again();
+    requests_from_other_threads_reach_a_running_microvm();
+}
+
+fn a_thawed_microvm_freezes_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("snapshot");
+    let mut rounds = [0];
+    for generation in 0..4 {
+        let (host, reports) = host(dir.path());
+        let snapshot = (generation > 0).then(|| Snapshot::open(&path).unwrap());
+        let mut microvm = match &snapshot {
+            None => boot(&host, 1, 16 << 20),
+            Some(snapshot) => thaw(snapshot, "firecracker", &host),
+        };
+        microvm.resume().unwrap();
+        follow(&reports, 1, &mut rounds, 3);
+        // The snapshot that the microVM runs on is replaced under it.
+        freeze(&mut microvm, &path);
+        for (vcpu, value) in reports.try_iter() {
+            check(vcpu, value, 1, &mut rounds);
+        }
+        // It also goes on by itself.
+        let mut own = rounds;
+        microvm.resume().unwrap();
+        follow(&reports, 1, &mut own, 3);
+    }
+    assert!(Snapshot::open(&path).unwrap().manifest().description.parent.is_some());
+}
+
+fn requests_from_other_threads_reach_a_running_microvm() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, reports) = host(dir.path());
+    let mut microvm = boot(&host, 1, 16 << 20);
+    microvm.resume().unwrap();
+    let handle = microvm.handle();
+    let other = std::thread::spawn(move || {
+        let stats = handle.call(|microvm| microvm.kvm_stats().unwrap()).unwrap();
+        handle.call(Microvm::stop).unwrap();
+        (handle, stats)
+    });
+    follow(&reports, 1, &mut [0], 3);
+    assert!(matches!(microvm.run().unwrap(), End::Stopped));
+    drop(microvm);
+    let (handle, stats) = other.join().unwrap();
+    assert!(stats.exits > 0);
+    assert!(stats.page_faults > 0);
+    assert!(handle.call(|_| ()).is_err());
+}

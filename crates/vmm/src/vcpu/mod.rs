@@ -1,0 +1,334 @@
+//! Virtual processors: one thread each, started paused, told what to do by the microVM's owner.
+
+pub(crate) mod state;
+
+use std::io;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::mpsc::{Receiver, RecvError, SendError, Sender, channel};
+use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::thread::JoinHandle;
+
+use kvm_bindings::CpuId;
+use kvm_ioctls::{VcpuExit, VcpuFd};
+use thiserror::Error;
+use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
+
+use crate::bus::{Bus, PowerRequest};
+use state::{SaveVcpuError, VcpuState};
+
+/// Why a vCPU stopped for good.
+#[derive(Debug)]
+pub(crate) enum VcpuEnd {
+    /// The guest asked for power-off or a reset.
+    Power(PowerRequest),
+    /// A fault while handling a fault while handling a fault: the guest reset itself the hard way.
+    TripleFault,
+    /// KVM cannot go on.
+    Failure(VcpuFailure),
+}
+
+/// Why KVM could not run a vCPU any further.
+#[derive(Debug, Error)]
+pub enum VcpuFailure {
+    /// `KVM_RUN` itself failed. `EFAULT` means guest memory that the host cannot provide.
+    #[error("vCPU {vcpu} cannot run at instruction {rip:#x}")]
+    Run {
+        /// Number of the vCPU.
+        vcpu: u8,
+        /// Guest instruction pointer; 0 when unknown.
+        rip: u64,
+        /// What KVM said.
+        source: kvm_ioctls::Error,
+    },
+    /// The processor refused to enter the guest.
+    #[error("vCPU {vcpu} cannot be entered, hardware reason {reason:#x}: its state is invalid")]
+    Entry {
+        /// Number of the vCPU.
+        vcpu: u8,
+        /// The hardware's reason.
+        reason: u64,
+    },
+    /// KVM met something that it cannot emulate.
+    #[error("KVM cannot emulate an instruction of vCPU {vcpu} at {rip:#x}")]
+    Internal {
+        /// Number of the vCPU.
+        vcpu: u8,
+        /// Guest instruction pointer; 0 when unknown.
+        rip: u64,
+    },
+    /// An exit that the monitor does not know.
+    #[error("vCPU {vcpu} left guest mode for an unknown reason: {reason}")]
+    UnknownExit {
+        /// Number of the vCPU.
+        vcpu: u8,
+        /// KVM's exit, as text.
+        reason: String,
+    },
+}
+
+/// A vCPU's thread cannot be started or has died.
+#[derive(Debug, Error)]
+pub enum VcpuThreadError {
+    /// The thread cannot be created.
+    #[error("starting the thread of vCPU {vcpu}")]
+    Spawn {
+        /// Number of the vCPU.
+        vcpu: u8,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The signal that interrupts a vCPU cannot be set up.
+    #[error("installing the handler of the signal that interrupts vCPUs")]
+    Signal(#[source] vmm_sys_util::errno::Error),
+    /// The thread is gone.
+    #[error("the thread of vCPU {vcpu} ended")]
+    Gone {
+        /// Number of the vCPU.
+        vcpu: u8,
+    },
+}
+
+enum Command {
+    Run,
+    Save { msr_indices: Arc<[u32]>, xsave_size: i32 },
+}
+
+enum Answer {
+    /// Out of `KVM_RUN`, no exit left to complete.
+    Paused,
+    Saved(Box<Result<VcpuState, SaveVcpuError>>),
+}
+
+/// The byte of `kvm_run` that makes the next `KVM_RUN` return at once.
+struct ImmediateExit(*const AtomicU8);
+
+// SAFETY: the byte is only accessed atomically, and the pointer is taken out of its mutex before
+// the mapping that holds it goes away.
+unsafe impl Send for ImmediateExit {}
+
+/// A vCPU and its thread. Dropping it stops the thread.
+pub(crate) struct Vcpu {
+    id: u8,
+    commands: Option<Sender<Command>>,
+    answers: Receiver<Answer>,
+    immediate_exit: Arc<Mutex<Option<ImmediateExit>>>,
+    thread: Option<JoinHandle<()>>,
+    running: bool,
+    kicked: bool,
+}
+
+/// How a vCPU tells the microVM's owner that it ended: the first end is kept, the event wakes.
+pub(crate) struct EndNotice {
+    pub(crate) end: Mutex<Option<VcpuEnd>>,
+    pub(crate) event: Arc<EventFd>,
+}
+
+impl EndNotice {
+    fn give(&self, end: VcpuEnd) {
+        self.end.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(end);
+        // An eventfd write fails only when its counter is full: the owner is awake then.
+        let _ = self.event.write(1);
+    }
+}
+
+fn interrupt_signal() -> libc::c_int {
+    SIGRTMIN()
+}
+
+extern "C" fn on_interrupt(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+
+impl Vcpu {
+    /// Starts the thread of a vCPU that was given `cpuid`, paused.
+    pub(crate) fn start(
+        id: u8,
+        fd: VcpuFd,
+        cpuid: CpuId,
+        bus: Arc<Bus>,
+        notice: Arc<EndNotice>,
+    ) -> Result<Self, VcpuThreadError> {
+        static HANDLER: Once = Once::new();
+        let mut installed = Ok(());
+        HANDLER.call_once(|| {
+            installed = register_signal_handler(interrupt_signal(), on_interrupt);
+        });
+        installed.map_err(VcpuThreadError::Signal)?;
+
+        let (commands, command_receiver) = channel();
+        let (answer_sender, answers) = channel();
+        let immediate_exit = Arc::new(Mutex::new(None));
+        let mut worker =
+            Worker { id, fd, cpuid, bus, notice, immediate_exit: immediate_exit.clone() };
+        let thread = std::thread::Builder::new()
+            .name(format!("vcpu{id}"))
+            .spawn(move || worker.serve(&command_receiver, &answer_sender))
+            .map_err(|source| VcpuThreadError::Spawn { vcpu: id, source })?;
+        Ok(Self {
+            id,
+            commands: Some(commands),
+            answers,
+            immediate_exit,
+            thread: Some(thread),
+            running: false,
+            kicked: false,
+        })
+    }
+
+    /// Lets the vCPU run until [`Vcpu::pause`] or its end.
+    pub(crate) fn run(&mut self) -> Result<(), VcpuThreadError> {
+        if !self.running {
+            self.send(Command::Run)?;
+            self.running = true;
+        }
+        Ok(())
+    }
+
+    /// Asks a running vCPU to leave `KVM_RUN`; [`Vcpu::pause`] waits for it. Asks once only: a second
+    /// request would stop the next run.
+    pub(crate) fn kick(&mut self) {
+        if !self.running || self.kicked {
+            return;
+        }
+        self.kicked = true;
+        let guard = self.immediate_exit.lock().unwrap_or_else(PoisonError::into_inner);
+        if let (Some(flag), Some(thread)) = (&*guard, &self.thread) {
+            // SAFETY: the pointer is in the mutex only while the worker's mapping lives.
+            unsafe { &*flag.0 }.store(1, Ordering::SeqCst);
+            // Fails only for a thread that ended, which needs no waking.
+            let _ = thread.kill(interrupt_signal());
+        }
+    }
+
+    /// Brings the vCPU out of `KVM_RUN`, with every exit completed.
+    pub(crate) fn pause(&mut self) -> Result<(), VcpuThreadError> {
+        if self.running {
+            self.kick();
+            self.answer()?;
+            self.running = false;
+            self.kicked = false;
+        }
+        Ok(())
+    }
+
+    /// Saves a paused vCPU.
+    pub(crate) fn save(
+        &self,
+        msr_indices: &Arc<[u32]>,
+        xsave_size: i32,
+    ) -> Result<Result<VcpuState, SaveVcpuError>, VcpuThreadError> {
+        self.send(Command::Save { msr_indices: msr_indices.clone(), xsave_size })?;
+        match self.answer()? {
+            Answer::Saved(state) => Ok(*state),
+            Answer::Paused => Err(VcpuThreadError::Gone { vcpu: self.id }),
+        }
+    }
+
+    fn send(&self, command: Command) -> Result<(), VcpuThreadError> {
+        let gone = VcpuThreadError::Gone { vcpu: self.id };
+        let Some(commands) = &self.commands else { return Err(gone) };
+        commands.send(command).map_err(|SendError(_)| gone)
+    }
+
+    fn answer(&self) -> Result<Answer, VcpuThreadError> {
+        self.answers.recv().map_err(|RecvError| VcpuThreadError::Gone { vcpu: self.id })
+    }
+}
+
+impl Drop for Vcpu {
+    fn drop(&mut self) {
+        self.commands = None;
+        self.kick();
+        if let Some(thread) = self.thread.take() {
+            // A worker that panicked has nothing more to tell.
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Worker {
+    id: u8,
+    fd: VcpuFd,
+    cpuid: CpuId,
+    bus: Arc<Bus>,
+    notice: Arc<EndNotice>,
+    immediate_exit: Arc<Mutex<Option<ImmediateExit>>>,
+}
+
+impl Worker {
+    fn serve(&mut self, commands: &Receiver<Command>, answers: &Sender<Answer>) {
+        let flag = std::ptr::from_mut(&mut self.fd.get_kvm_run().immediate_exit);
+        self.set_immediate_exit(Some(ImmediateExit(flag.cast::<AtomicU8>().cast_const())));
+        while let Ok(command) = commands.recv() {
+            let answer = match command {
+                Command::Run => {
+                    if let Some(end) = self.run() {
+                        self.notice.give(end);
+                    }
+                    Answer::Paused
+                }
+                Command::Save { msr_indices, xsave_size } => {
+                    let state =
+                        state::save(&self.fd, self.id, &self.cpuid, &msr_indices, xsave_size);
+                    Answer::Saved(Box::new(state))
+                }
+            };
+            if answers.send(answer).is_err() {
+                break;
+            }
+        }
+        self.set_immediate_exit(None);
+    }
+
+    fn set_immediate_exit(&self, flag: Option<ImmediateExit>) {
+        *self.immediate_exit.lock().unwrap_or_else(PoisonError::into_inner) = flag;
+    }
+
+    /// Runs the guest until it is told to stop (`None`) or cannot go on. When told to stop, KVM has
+    /// completed the last exit: it does so on entry, before it looks at the flag.
+    fn run(&mut self) -> Option<VcpuEnd> {
+        loop {
+            match self.fd.run() {
+                Ok(VcpuExit::IoIn(port, data)) => self.bus.port_read(port, data),
+                Ok(VcpuExit::IoOut(port, data)) => {
+                    if let Some(request) = self.bus.port_write(port, data) {
+                        return Some(VcpuEnd::Power(request));
+                    }
+                }
+                Ok(VcpuExit::MmioRead(address, data)) => self.bus.mmio_read(address, data),
+                Ok(VcpuExit::MmioWrite(address, data)) => self.bus.mmio_write(address, data),
+                Ok(VcpuExit::Intr) => {}
+                Ok(VcpuExit::Shutdown) => return Some(VcpuEnd::TripleFault),
+                Ok(VcpuExit::FailEntry(reason, _)) => {
+                    let failure = VcpuFailure::Entry { vcpu: self.id, reason };
+                    return Some(VcpuEnd::Failure(failure));
+                }
+                Ok(VcpuExit::InternalError) => {
+                    let rip = self.rip();
+                    let failure = VcpuFailure::Internal { vcpu: self.id, rip };
+                    return Some(VcpuEnd::Failure(failure));
+                }
+                Ok(exit) => {
+                    let reason = format!("{exit:?}");
+                    let failure = VcpuFailure::UnknownExit { vcpu: self.id, reason };
+                    return Some(VcpuEnd::Failure(failure));
+                }
+                Err(error) if error.errno() == libc::EINTR => {
+                    if self.fd.get_kvm_run().immediate_exit != 0 {
+                        self.fd.set_kvm_immediate_exit(0);
+                        return None;
+                    }
+                }
+                Err(error) if error.errno() == libc::EAGAIN => {}
+                Err(source) => {
+                    let rip = self.rip();
+                    let failure = VcpuFailure::Run { vcpu: self.id, rip, source };
+                    return Some(VcpuEnd::Failure(failure));
+                }
+            }
+        }
+    }
+
+    fn rip(&self) -> u64 {
+        self.fd.get_regs().map_or(0, |regs| regs.rip)
+    }
+}

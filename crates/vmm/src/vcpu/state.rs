@@ -1,0 +1,292 @@
+//! Everything that makes a vCPU: saved, and put back in the order that the parts depend on.
+//!
+//! Order of a restore: CPUID, MP state, registers, special registers, XSAVE, XCRs, debug
+//! registers, local APIC, then MSRs (the deadline timer's MSR needs the APIC in its mode), then
+//! events, then the kvmclock notice. `Documentation/virt/kvm/api.rst` describes each call.
+
+use kvm_bindings::{
+    CpuId, Msrs, kvm_cpuid_entry2, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_msr_entry,
+    kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
+};
+use kvm_ioctls::{Cap, Kvm, VcpuFd};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+const MSR_TSC: u32 = 0x10;
+const MSR_TSC_DEADLINE: u32 = 0x6e0;
+/// Frequencies that differ by less are the same clock, measured twice (parts per million).
+const TSC_TOLERANCE_PPM: u64 = 250;
+
+/// One vCPU at rest.
+/// Part of the machine state: a change needs a new machine-state version.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct VcpuState {
+    /// The list that the monitor gave the vCPU. KVM's own copy is no source for it: KVM with
+    /// software page tables answers with the features of the machine around it.
+    pub(crate) cpuid: Vec<kvm_cpuid_entry2>,
+    pub(crate) mp_state: kvm_mp_state,
+    pub(crate) regs: kvm_regs,
+    pub(crate) sregs: kvm_sregs,
+    pub(crate) xsave: kvm_xsave,
+    pub(crate) xcrs: kvm_xcrs,
+    pub(crate) debug_regs: kvm_debugregs,
+    pub(crate) lapic: kvm_lapic_state,
+    pub(crate) msrs: Vec<kvm_msr_entry>,
+    pub(crate) events: kvm_vcpu_events,
+    /// Frequency of the guest's time-stamp counter, kHz.
+    pub(crate) tsc_khz: u32,
+}
+
+/// Why a vCPU's state was not saved.
+#[derive(Debug, Error)]
+pub enum SaveVcpuError {
+    /// KVM refused a part.
+    #[error("reading {part} of vCPU {vcpu}")]
+    Get {
+        /// Number of the vCPU.
+        vcpu: u8,
+        /// What was asked for.
+        part: &'static str,
+        /// What KVM said.
+        source: kvm_ioctls::Error,
+    },
+    /// More extended state than a snapshot holds.
+    #[error(
+        "the extended state of vCPU {vcpu} has {size} bytes, a snapshot holds 4096: the guest \
+         was given a dynamic feature such as AMX"
+    )]
+    ExtendedState {
+        /// Number of the vCPU.
+        vcpu: u8,
+        /// Bytes that KVM asks for.
+        size: i32,
+    },
+    /// The list of MSRs is longer than KVM takes at once.
+    #[error("the list of MSRs of vCPU {vcpu} is too long")]
+    MsrList {
+        /// Number of the vCPU.
+        vcpu: u8,
+    },
+}
+
+/// Why a vCPU's state was not restored.
+#[derive(Debug, Error)]
+pub enum RestoreVcpuError {
+    /// KVM refused a part.
+    #[error("setting {part} of vCPU {vcpu}")]
+    Set {
+        /// Number of the vCPU.
+        vcpu: u8,
+        /// What was to be set.
+        part: &'static str,
+        /// What KVM said.
+        source: kvm_ioctls::Error,
+    },
+    /// The CPUID list does not fit KVM's.
+    #[error("the CPUID list of vCPU {vcpu} has {entries} entries, more than KVM takes")]
+    Cpuid {
+        /// Number of the vCPU.
+        vcpu: u8,
+        /// Entries in the snapshot.
+        entries: usize,
+    },
+    /// An MSR has a value that this host cannot give it.
+    #[error(
+        "this host's KVM cannot set MSR {msr:#x} of vCPU {vcpu} to {value:#x}: thaw on a host \
+         with the processor and kernel of the freeze"
+    )]
+    Msr {
+        /// Number of the vCPU.
+        vcpu: u8,
+        /// Index of the MSR.
+        msr: u32,
+        /// Its value in the snapshot.
+        value: u64,
+    },
+    /// The time-stamp counter would run at another speed.
+    #[error(
+        "the snapshot's time-stamp counter runs at {snapshot} kHz, this host's at {host} kHz, \
+         and its KVM cannot scale: thaw on a host of the same frequency"
+    )]
+    TscFrequency {
+        /// kHz at the freeze.
+        snapshot: u32,
+        /// kHz here.
+        host: u32,
+    },
+}
+
+/// The MSRs worth keeping on this host: what `KVM_GET_MSR_INDEX_LIST` names.
+pub(crate) fn msr_indices(kvm: &Kvm) -> Result<Vec<u32>, kvm_ioctls::Error> {
+    Ok(kvm.get_msr_index_list()?.as_slice().to_vec())
+}
+
+/// Saves a vCPU that is out of `KVM_RUN` with no exit left to complete.
+pub(crate) fn save(
+    fd: &VcpuFd,
+    vcpu: u8,
+    cpuid: &CpuId,
+    msr_indices: &[u32],
+    xsave_size: i32,
+) -> Result<VcpuState, SaveVcpuError> {
+    let get = |part| move |source| SaveVcpuError::Get { vcpu, part, source };
+    if usize::try_from(xsave_size).is_ok_and(|size| size > size_of::<kvm_xsave>()) {
+        return Err(SaveVcpuError::ExtendedState { vcpu, size: xsave_size });
+    }
+    // MP state first: reading it lets KVM take in pending INIT and SIPI signals.
+    let mp_state = fd.get_mp_state().map_err(get("the MP state"))?;
+    let regs = fd.get_regs().map_err(get("the registers"))?;
+    let sregs = fd.get_sregs().map_err(get("the special registers"))?;
+    let xsave = fd.get_xsave().map_err(get("the extended state"))?;
+    let xcrs = fd.get_xcrs().map_err(get("the XCRs"))?;
+    let debug_regs = fd.get_debug_regs().map_err(get("the debug registers"))?;
+    let lapic = fd.get_lapic().map_err(get("the local APIC"))?;
+    let msrs = save_msrs(fd, vcpu, msr_indices)?;
+    let events = fd.get_vcpu_events().map_err(get("the pending events"))?;
+    let tsc_khz = fd.get_tsc_khz().map_err(get("the TSC frequency"))?;
+    Ok(VcpuState {
+        cpuid: cpuid.as_slice().to_vec(),
+        mp_state,
+        regs,
+        sregs,
+        xsave,
+        xcrs,
+        debug_regs,
+        lapic,
+        msrs,
+        events,
+        tsc_khz,
+    })
+}
+
+/// Reads all MSRs of `indices` that this vCPU has. KVM stops at the first it cannot read (its list
+/// names some that depend on CPUID), so reading goes on behind that one.
+fn save_msrs(fd: &VcpuFd, vcpu: u8, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, SaveVcpuError> {
+    let mut saved = Vec::with_capacity(indices.len());
+    let mut rest = indices;
+    while !rest.is_empty() {
+        let entries: Vec<kvm_msr_entry> = rest
+            .iter()
+            .map(|index| kvm_msr_entry { index: *index, ..Default::default() })
+            .collect();
+        let mut msrs = Msrs::from_entries(&entries).map_err(|_| SaveVcpuError::MsrList { vcpu })?;
+        let read = fd.get_msrs(&mut msrs).map_err(|source| SaveVcpuError::Get {
+            vcpu,
+            part: "the MSRs",
+            source,
+        })?;
+        saved.extend_from_slice(&msrs.as_slice()[..read]);
+        rest = rest.get(read + 1..).unwrap_or_default();
+    }
+
+    // A deadline of 0 may mean that the timer fired and its interrupt was not delivered yet: one
+    // interrupt too many is harmless, a lost one stops the guest.
+    let tsc = saved.iter().find(|msr| msr.index == MSR_TSC).map_or(0, |msr| msr.data);
+    for msr in saved.iter_mut().filter(|msr| msr.index == MSR_TSC_DEADLINE && msr.data == 0) {
+        msr.data = tsc;
+    }
+    // The deadline is compared with the counter, so the counter goes first.
+    saved.sort_by_key(|msr| msr.index == MSR_TSC_DEADLINE);
+    Ok(saved)
+}
+
+/// What became of a vCPU's state.
+pub(crate) struct RestoredVcpu {
+    /// The list that the vCPU was given.
+    pub(crate) cpuid: CpuId,
+    /// MSRs that this host cannot set but that have the right value anyway.
+    pub(crate) kept_msrs: Vec<u32>,
+}
+
+/// Puts a saved vCPU back.
+pub(crate) fn restore(
+    kvm: &Kvm,
+    fd: &VcpuFd,
+    vcpu: u8,
+    state: &VcpuState,
+) -> Result<RestoredVcpu, RestoreVcpuError> {
+    let set = |part| move |source| RestoreVcpuError::Set { vcpu, part, source };
+    let cpuid = CpuId::from_entries(&state.cpuid)
+        .map_err(|_| RestoreVcpuError::Cpuid { vcpu, entries: state.cpuid.len() })?;
+    fd.set_cpuid2(&cpuid).map_err(set("the CPUID"))?;
+    restore_tsc_frequency(kvm, fd, vcpu, state.tsc_khz)?;
+    fd.set_mp_state(state.mp_state).map_err(set("the MP state"))?;
+    fd.set_regs(&state.regs).map_err(set("the registers"))?;
+    fd.set_sregs(&state.sregs).map_err(set("the special registers"))?;
+    // SAFETY: the monitor never enables dynamic features (arch_prctl), and `save` refuses state of
+    // more than 4096 bytes, so KVM reads no further than the struct.
+    unsafe { fd.set_xsave(&state.xsave) }.map_err(set("the extended state"))?;
+    fd.set_xcrs(&state.xcrs).map_err(set("the XCRs"))?;
+    fd.set_debug_regs(&state.debug_regs).map_err(set("the debug registers"))?;
+    fd.set_lapic(&state.lapic).map_err(set("the local APIC"))?;
+    let kept_msrs = restore_msrs(fd, vcpu, &state.msrs)?;
+    fd.set_vcpu_events(&state.events).map_err(set("the pending events"))?;
+    match fd.kvmclock_ctrl() {
+        Ok(()) => {}
+        // The guest does not use kvmclock: nobody to tell.
+        Err(error) if error.errno() == libc::EINVAL => {}
+        Err(error) => return Err(set("the kvmclock notice")(error)),
+    }
+    Ok(RestoredVcpu { cpuid, kept_msrs })
+}
+
+fn restore_tsc_frequency(
+    kvm: &Kvm,
+    fd: &VcpuFd,
+    vcpu: u8,
+    snapshot: u32,
+) -> Result<(), RestoreVcpuError> {
+    let set = |source| RestoreVcpuError::Set { vcpu, part: "the TSC frequency", source };
+    let host = fd.get_tsc_khz().map_err(set)?;
+    let difference = u64::from(snapshot.abs_diff(host));
+    if difference * 1_000_000 <= u64::from(host) * TSC_TOLERANCE_PPM {
+        return Ok(());
+    }
+    if !kvm.check_extension(Cap::TscControl) {
+        return Err(RestoreVcpuError::TscFrequency { snapshot, host });
+    }
+    fd.set_tsc_khz(snapshot).map_err(set)
+}
+
+fn restore_msrs(
+    fd: &VcpuFd,
+    vcpu: u8,
+    msrs: &[kvm_msr_entry],
+) -> Result<Vec<u32>, RestoreVcpuError> {
+    let mut kept = Vec::new();
+    let mut rest = msrs;
+    while !rest.is_empty() {
+        let list = Msrs::from_entries(rest).map_err(|_| RestoreVcpuError::Msr {
+            vcpu,
+            msr: rest[0].index,
+            value: rest[0].data,
+        })?;
+        let set = fd.set_msrs(&list).map_err(|source| RestoreVcpuError::Set {
+            vcpu,
+            part: "the MSRs",
+            source,
+        })?;
+        if let Some(refused) = rest.get(set) {
+            if !has_value(fd, refused) {
+                return Err(RestoreVcpuError::Msr {
+                    vcpu,
+                    msr: refused.index,
+                    value: refused.data,
+                });
+            }
+            kept.push(refused.index);
+        }
+        rest = rest.get(set + 1..).unwrap_or_default();
+    }
+    Ok(kept)
+}
+
+/// Whether the vCPU has this value already, or has no such MSR and the value is that of reset.
+fn has_value(fd: &VcpuFd, wanted: &kvm_msr_entry) -> bool {
+    let entry = kvm_msr_entry { index: wanted.index, ..Default::default() };
+    let Ok(mut list) = Msrs::from_entries(&[entry]) else { return false };
+    match fd.get_msrs(&mut list) {
+        Ok(1) => list.as_slice()[0].data == wanted.data,
+        _ => wanted.data == 0,
+    }
+}

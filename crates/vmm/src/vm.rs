@@ -1,0 +1,113 @@
+//! The KVM virtual machine that holds vCPUs, memory slots and interrupt controllers.
+
+use std::sync::Arc;
+
+use kvm_bindings::{
+    KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, kvm_clock_data, kvm_irqchip,
+    kvm_userspace_memory_region,
+};
+use kvm_ioctls::{Kvm, VmFd};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use firn_memory::GuestMemory;
+
+use crate::arch::layout;
+
+const IRQCHIPS: [u32; 3] = [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC];
+
+/// Bit of an I/O APIC redirection entry: the interrupt is masked.
+const REDIRECTION_MASKED: u64 = 1 << 16;
+
+/// KVM refused an operation on the virtual machine.
+#[derive(Debug, Error)]
+#[error("KVM refused to {operation}")]
+pub struct VmError {
+    operation: &'static str,
+    source: kvm_ioctls::Error,
+}
+
+fn failed(operation: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> VmError {
+    move |source| VmError { operation, source }
+}
+
+/// What belongs to no vCPU and no device: interrupt controllers and the clock.
+/// Part of the machine state: a change needs a new machine-state version.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct VmState {
+    irqchips: Vec<kvm_irqchip>,
+    clock: kvm_clock_data,
+}
+
+impl VmState {
+    /// Whether the guest listens to a pin of the I/O APIC. One that has no handler for an interrupt
+    /// must not get it.
+    pub(crate) fn accepts(&self, gsi: u32) -> bool {
+        let Some(chip) = self.irqchips.iter().find(|chip| chip.chip_id == KVM_IRQCHIP_IOAPIC)
+        else {
+            return false;
+        };
+        // SAFETY: `chip_id` says which member of the union is in use, and all of them are plain data.
+        let table = unsafe { chip.chip.ioapic }.redirtbl;
+        usize::try_from(gsi).ok().and_then(|pin| table.get(pin)).is_some_and(|entry| {
+            // SAFETY: `bits` covers the whole entry; every value of it is valid.
+            unsafe { entry.bits & REDIRECTION_MASKED == 0 }
+        })
+    }
+}
+
+/// A virtual machine and the guest memory that its slots point into. KVM reaches that memory until
+/// the last vCPU is gone, so the owner drops its vCPUs first, then this.
+pub(crate) struct Vm {
+    pub(crate) fd: VmFd,
+    pub(crate) memory: Arc<GuestMemory>,
+}
+
+impl Vm {
+    /// Creates a virtual machine over `memory`.
+    ///
+    /// Slots come before the irqchip: a slot added after it waits for a grace period of the
+    /// kernel's, several milliseconds.
+    pub(crate) fn create(kvm: &Kvm, memory: Arc<GuestMemory>) -> Result<Self, VmError> {
+        let fd = kvm.create_vm().map_err(failed("create a virtual machine"))?;
+        fd.set_tss_address(layout::KVM_TSS).map_err(failed("set the TSS address"))?;
+        fd.set_identity_map_address(layout::KVM_IDENTITY_MAP)
+            .map_err(failed("set the identity map address"))?;
+        for (slot, region) in (0u32..).zip(memory.slots()) {
+            let region = kvm_userspace_memory_region {
+                slot,
+                flags: 0,
+                guest_phys_addr: region.guest_addr,
+                memory_size: region.len,
+                userspace_addr: region.host_addr,
+            };
+            // SAFETY: `memory` owns this mapping and lives as long as the VM does; slots come from
+            // its layout, so they do not overlap.
+            unsafe { fd.set_user_memory_region(region) }.map_err(failed("add a memory slot"))?;
+        }
+        fd.create_irq_chip().map_err(failed("create the interrupt controllers"))?;
+        Ok(Self { fd, memory })
+    }
+
+    /// Saves interrupt controllers and clock; all vCPUs are paused.
+    pub(crate) fn save(&self) -> Result<VmState, VmError> {
+        let mut irqchips = Vec::with_capacity(IRQCHIPS.len());
+        for chip_id in IRQCHIPS {
+            let mut chip = kvm_irqchip { chip_id, ..Default::default() };
+            self.fd.get_irqchip(&mut chip).map_err(failed("read an interrupt controller"))?;
+            irqchips.push(chip);
+        }
+        let clock = self.fd.get_clock().map_err(failed("read the clock"))?;
+        Ok(VmState { irqchips, clock })
+    }
+
+    /// Restores interrupt controllers and clock. The guest's monotonic time goes on from where it
+    /// stopped; its wall clock is the agent's to set.
+    pub(crate) fn restore(&self, state: &VmState) -> Result<(), VmError> {
+        for chip in &state.irqchips {
+            self.fd.set_irqchip(chip).map_err(failed("set an interrupt controller"))?;
+        }
+        let clock = kvm_clock_data { flags: 0, ..state.clock };
+        self.fd.set_clock(&clock).map_err(failed("set the clock"))
+    }
+}
