@@ -16,18 +16,22 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use commands::{boot, doctor, freeze, invoke, plan, thaw};
+use commands::{boot, doctor, freeze, invoke, plan, thaw, verify};
 
 /// Start serverless functions from frozen microVMs.
 #[derive(Debug, Parser)]
-#[command(version, about, after_help = "Examples:
+#[command(
+    version,
+    about,
+    after_help = "Examples:
   firn boot --name builder --detach guest/functions/hello
   firn invoke builder '{\"name\": \"Ada\"}'
   firn freeze builder snapshots/hello
   firn thaw --invoke '{\"name\": \"Grace\"}' snapshots/hello
   firn lab run -- firn doctor
 
-Exit codes: 0 done, 1 failed, 2 wrong arguments, 3 the function itself failed.")]
+Exit codes: 0 done, 1 failed, 2 wrong arguments, 3 the function itself failed."
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -45,6 +49,8 @@ enum Command {
     Invoke(invoke::InvokeArgs),
     /// Show what a thaw would do, without doing it
     Plan(plan::PlanArgs),
+    /// Check every byte of a snapshot
+    Verify(verify::VerifyArgs),
     /// Tell what this host can do, what is missing, and how to get it
     Doctor(doctor::DoctorArgs),
     /// An emulated Debian machine with real KVM and a real /dev/dax0.0, for computers that lack them
@@ -58,7 +64,8 @@ fn main() -> ExitCode {
         Command::Freeze(arguments) => freeze::run(&arguments).map_err(Into::into),
         Command::Thaw(arguments) => thaw::run(&arguments).map_err(Into::into),
         Command::Invoke(arguments) => invoke::run(&arguments).map_err(Into::into),
-        Command::Plan(arguments) => plan::run(&arguments),
+        Command::Plan(arguments) => plan::run(&arguments).map_err(Into::into),
+        Command::Verify(arguments) => verify::run(&arguments).map_err(Into::into),
         Command::Doctor(arguments) => Ok(doctor::run(&arguments)),
         Command::Lab(command) => match lab::run(command) {
             Ok(code) => Ok(code),

@@ -29,10 +29,7 @@ pub(crate) enum After {
 pub(crate) enum SessionError {
     /// The console's file cannot be made.
     #[error("making the console's file {path}")]
-    ConsoleFile {
-        path: std::path::PathBuf,
-        source: std::io::Error,
-    },
+    ConsoleFile { path: std::path::PathBuf, source: std::io::Error },
     /// The name is taken, or is none.
     #[error(transparent)]
     Claim(#[from] ClaimError),
@@ -75,8 +72,7 @@ impl std::fmt::Display for ConsoleTail {
             write!(f, "; its console is empty")
         } else {
             // What a guest wrote must not reach the terminal as control sequences.
-            let text: String =
-                self.0.chars().filter(|c| !c.is_control() || *c == '\n').collect();
+            let text: String = self.0.chars().filter(|c| !c.is_control() || *c == '\n').collect();
             write!(f, "; the end of its console:\n  {}", text.replace('\n', "\n  "))
         }
     }
@@ -92,8 +88,7 @@ pub(crate) struct Interruption {
 impl Interruption {
     /// From here on SIGINT, SIGTERM and SIGHUP end the session, not the process.
     pub(crate) fn catch() -> Result<Self, SessionError> {
-        let mut signals =
-            Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(SessionError::Signals)?;
+        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(SessionError::Signals)?;
         let interruption = Self {
             signal: Arc::new(AtomicI32::new(0)),
             handle: Arc::default(),

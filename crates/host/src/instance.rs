@@ -80,7 +80,11 @@ pub enum FindError {
 }
 
 fn running_text(running: &[String]) -> String {
-    if running.is_empty() { "none is".into() } else { format!("running are {}", running.join(", ")) }
+    if running.is_empty() {
+        "none is".into()
+    } else {
+        format!("running are {}", running.join(", "))
+    }
 }
 
 impl Instance {

@@ -26,7 +26,8 @@ fn what_a_killed_owner_left_is_swept() {
     }
     let one = instances.claim("one").unwrap();
     assert!(!one.control_socket().exists());
-    let running: Vec<_> = instances.running().unwrap().iter().map(|i| i.name().to_owned()).collect();
+    let running: Vec<_> =
+        instances.running().unwrap().iter().map(|i| i.name().to_owned()).collect();
     assert_eq!(running, ["one"]);
     assert!(!dir.path().join("two").exists());
 }

@@ -18,7 +18,7 @@ mod microvm;
 mod state;
 mod stats;
 mod vcpu;
-mod virtio;
+pub mod virtio;
 mod vm;
 
 pub use arch::acpi::AcpiError;
@@ -37,6 +37,7 @@ pub use state::{DecodeStateError, MACHINE_STATE_VERSION};
 pub use stats::KvmStats;
 pub use vcpu::state::{RestoreVcpuError, SaveVcpuError};
 pub use vcpu::{VcpuFailure, VcpuThreadError};
+
 pub use vm::VmError;
 
 /// An error's text with those of its causes, separated by colons.

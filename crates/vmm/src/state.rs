@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::console::SerialRegisters;
 use crate::vcpu::state::VcpuState;
-use crate::virtio::{DeviceKind, TransportState};
+use crate::virtio::TransportState;
 use crate::vm::VmState;
 
 /// Version of the machine state that this build writes and reads.
@@ -21,7 +21,7 @@ pub(crate) struct MachineState {
     pub(crate) vcpus: Vec<VcpuState>,
     pub(crate) serial: SerialRegisters,
     /// In the order of their windows on the bus.
-    pub(crate) virtio: Vec<(DeviceKind, TransportState)>,
+    pub(crate) virtio: Vec<TransportState>,
 }
 
 /// Why machine state cannot be read.

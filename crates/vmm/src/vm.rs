@@ -6,9 +6,10 @@ use kvm_bindings::{
     KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, kvm_clock_data, kvm_irqchip,
     kvm_userspace_memory_region,
 };
-use kvm_ioctls::{Kvm, VmFd};
+use kvm_ioctls::{IoEventAddress, Kvm, VmFd};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use vmm_sys_util::eventfd::EventFd;
 
 use firn_memory::GuestMemory;
 
@@ -87,6 +88,23 @@ impl Vm {
         }
         fd.create_irq_chip().map_err(failed("create the interrupt controllers"))?;
         Ok(Self { fd, memory })
+    }
+
+    /// Connects an event to a pin of the I/O APIC.
+    pub(crate) fn interrupt(&self, event: &EventFd, gsi: u32) -> Result<(), VmError> {
+        self.fd.register_irqfd(event, gsi).map_err(failed("connect an interrupt"))
+    }
+
+    /// Signals an event when the guest writes `value` to an address.
+    pub(crate) fn notify(
+        &self,
+        event: &EventFd,
+        address: &IoEventAddress,
+        value: u32,
+    ) -> Result<(), VmError> {
+        self.fd
+            .register_ioevent(event, address, value)
+            .map_err(failed("connect a queue's notification"))
     }
 
     /// Saves interrupt controllers and clock; all vCPUs are paused.

@@ -11,7 +11,7 @@ use serde::Serialize;
 use thiserror::Error;
 
 use firn_host::{
-    AgentClient, ConnectError, Function, FunctionPathError, Identity, IdentityError, IdentifyError,
+    AgentClient, ConnectError, Function, FunctionPathError, IdentifyError, Identity, IdentityError,
     LoadError, LoadOptions,
 };
 use firn_vmm::{BootConfig, BootError, HostConfig, Microvm, Virtualization};
@@ -130,6 +130,7 @@ pub(crate) fn run(arguments: &BootArgs) -> Result<ExitCode, BootCommandError> {
             scratch: std::env::temp_dir(),
             console: session::console(arguments.console.as_deref())?,
             generation: identity.generation,
+            windows: Vec::new(),
         },
     };
     let mut microvm = Microvm::boot(&config)?;
@@ -178,7 +179,10 @@ fn print(report: &BootReport) {
         output::milliseconds(report.load_ns),
         report.pid,
     ));
-    output::line(&format!("ask it with `firn invoke {0} EVENT`, freeze it with `firn freeze {0} DIRECTORY`", report.name));
+    output::line(&format!(
+        "ask it with `firn invoke {0} EVENT`, freeze it with `firn freeze {0} DIRECTORY`",
+        report.name
+    ));
 }
 
 /// A duration in ns.

@@ -97,10 +97,9 @@ fn hardware() -> Finding {
              machine with hardware virtualisation"
                 .to_owned(),
         )),
-        Err(error) => Err((
-            format!("/proc/cpuinfo cannot be read: {error}"),
-            "mount /proc".to_owned(),
-        )),
+        Err(error) => {
+            Err((format!("/proc/cpuinfo cannot be read: {error}"), "mount /proc".to_owned()))
+        }
     };
     finding("hardware virtualisation", result)
 }

@@ -9,7 +9,7 @@ use serde::Serialize;
 use thiserror::Error;
 
 use firn_host::{
-    AgentClient, ConnectError, FindError, Identity, IdentityError, IdentifyError, Instances,
+    AgentClient, ConnectError, FindError, IdentifyError, Identity, IdentityError, Instances,
     PrepareFreezeError, StatusError,
 };
 use firn_vmm::{ControlClient, ControlError, FreezeReport, Request, Response};

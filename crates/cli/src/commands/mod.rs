@@ -6,3 +6,4 @@ pub(crate) mod freeze;
 pub(crate) mod invoke;
 pub(crate) mod plan;
 pub(crate) mod thaw;
+pub(crate) mod verify;

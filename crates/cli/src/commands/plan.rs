@@ -1,16 +1,16 @@
 //! `firn plan`: what a thaw would do, without doing it.
 
-use std::error::Error;
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
 use serde::Serialize;
+use thiserror::Error;
 
-use firn_memory::planners::{ImageFacts, PlanInput, select};
-use firn_memory::{HostFacts, Plan};
-use firn_snapshot::Snapshot;
+use firn_memory::planners::{ImageFacts, ParsePlannerError, PlanInput, PlannerError, select};
+use firn_memory::{HostFacts, HostFactsError, Plan};
+use firn_snapshot::{OpenError, Snapshot};
 
 use crate::output;
 
@@ -31,6 +31,21 @@ pub(crate) struct PlanArgs {
     json: bool,
 }
 
+/// Why there is no plan.
+#[derive(Debug, Error)]
+pub(crate) enum PlanCommandError {
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error(transparent)]
+    HostFacts(#[from] HostFactsError),
+    #[error("reading how the snapshot's image is stored")]
+    Image(#[source] io::Error),
+    #[error(transparent)]
+    Planner(#[from] ParsePlannerError),
+    #[error(transparent)]
+    Plan(#[from] PlannerError),
+}
+
 #[derive(Serialize)]
 struct Answer {
     plans: Vec<Plan>,
@@ -43,10 +58,10 @@ struct LeftOut {
     reason: String,
 }
 
-pub(crate) fn run(arguments: &PlanArgs) -> Result<ExitCode, Box<dyn Error>> {
+pub(crate) fn run(arguments: &PlanArgs) -> Result<ExitCode, PlanCommandError> {
     let snapshot = Snapshot::open(&arguments.snapshot)?;
     let host = HostFacts::read()?;
-    let image = ImageFacts::of(snapshot.image()).map_err(|source| io_error(&snapshot, source))?;
+    let image = ImageFacts::of(snapshot.image()).map_err(PlanCommandError::Image)?;
     let input = PlanInput {
         layout: &snapshot.manifest().layout,
         image,
@@ -90,8 +105,4 @@ fn print(answer: &Answer) {
     for left_out in &answer.left_out {
         output::line(&format!("left out: {}: {}", left_out.planner, left_out.reason));
     }
-}
-
-fn io_error(snapshot: &Snapshot, source: io::Error) -> io::Error {
-    io::Error::new(source.kind(), format!("reading {}: {source}", snapshot.path().display()))
 }

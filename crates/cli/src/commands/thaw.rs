@@ -11,7 +11,7 @@ use serde::Serialize;
 use thiserror::Error;
 
 use firn_host::{
-    AgentClient, ConnectError, EventError, Identity, IdentityError, IdentifyError, Invocation,
+    AgentClient, ConnectError, EventError, IdentifyError, Identity, IdentityError, Invocation,
     InvokeError,
 };
 use firn_memory::planners::{ImageFacts, ParsePlannerError, PlanInput, PlannerError, parse};
@@ -19,7 +19,9 @@ use firn_memory::{
     ExecuteError, ExecuteReport, HostFacts, HostFactsError, ProcessCounters, Sources, execute,
 };
 use firn_snapshot::{OpenError, Snapshot};
-use firn_vmm::{GoneError, HostConfig, KvmStats, Microvm, RestoreError, RestoreReport, Virtualization};
+use firn_vmm::{
+    GoneError, HostConfig, KvmStats, Microvm, RestoreError, RestoreReport, Virtualization,
+};
 
 use super::boot::nanoseconds;
 use super::invoke::Outcome;
@@ -179,10 +181,8 @@ pub(crate) fn run(arguments: &ThawArgs) -> Result<ExitCode, ThawCommandError> {
     let snapshot = Snapshot::open(&arguments.snapshot)?;
     let loaded = Instant::now();
     let facts = HostFacts::read()?;
-    let image = ImageFacts::of(snapshot.image()).map_err(|source| ThawCommandError::Image {
-        path: snapshot.path().to_owned(),
-        source,
-    })?;
+    let image = ImageFacts::of(snapshot.image())
+        .map_err(|source| ThawCommandError::Image { path: snapshot.path().to_owned(), source })?;
     let plan = planner.plan(&PlanInput {
         layout: &snapshot.manifest().layout,
         image,
@@ -201,6 +201,7 @@ pub(crate) fn run(arguments: &ThawArgs) -> Result<ExitCode, ThawCommandError> {
         scratch: std::env::temp_dir(),
         console: session::console(arguments.console.as_deref())?,
         generation: identity.generation,
+        windows: Vec::new(),
     };
     let (mut microvm, restore) =
         Microvm::restore(&snapshot, executed.memory, &host, arguments.root.clone())?;
@@ -235,8 +236,8 @@ pub(crate) fn run(arguments: &ThawArgs) -> Result<ExitCode, ThawCommandError> {
                 Ok((kvm, microvm.memory_usage().map_err(measured)?))
             })?
             .map_err(ThawCommandError::Measure)?;
-        let counters = ProcessCounters::read()
-            .map_err(|error| ThawCommandError::Measure(Box::new(error)))?;
+        let counters =
+            ProcessCounters::read().map_err(|error| ThawCommandError::Measure(Box::new(error)))?;
         let report = ThawReport {
             name: instance.name().to_owned(),
             pid: std::process::id(),
@@ -257,7 +258,8 @@ pub(crate) fn run(arguments: &ThawArgs) -> Result<ExitCode, ThawCommandError> {
         } else {
             print(&report);
         }
-        let after = if invocation.is_some() && !arguments.keep { After::Stop } else { After::Serve };
+        let after =
+            if invocation.is_some() && !arguments.keep { After::Stop } else { After::Serve };
         Ok::<_, ThawCommandError>((report.outcome, after))
     })?;
     Ok(outcome.map_or(ExitCode::SUCCESS, |outcome| outcome.exit_code()))

@@ -1,13 +1,15 @@
 //! `firn verify`: whether every byte of a snapshot is what was frozen.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
 
-use firn_snapshot::{VerifyError, verify};
+use firn_snapshot::{VerifyError, VerifyReport, verify};
 
+use super::boot::nanoseconds;
 use crate::output;
 
 /// Arguments of `firn verify`.
@@ -23,6 +25,28 @@ pub(crate) struct VerifyArgs {
     json: bool,
 }
 
+#[derive(Serialize)]
+struct Answer<'a> {
+    snapshot: &'a Path,
+    whole: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    report: Option<Checked>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Checked {
+    /// Pages of the image, each checked against its digest and the zero map.
+    pages: u64,
+    /// Pages of them that are zero.
+    zero_pages: u64,
+    /// Bytes of the disks, each checked against its digest.
+    disk_bytes: u64,
+    /// How long it took.
+    duration_ns: u64,
+}
+
 pub(crate) fn run(arguments: &VerifyArgs) -> Result<ExitCode, VerifyError> {
     let bar = ProgressBar::no_length().with_style(
         ProgressStyle::with_template("verifying {wide_bar} {bytes}/{total_bytes} {eta}")
@@ -33,11 +57,32 @@ pub(crate) fn run(arguments: &VerifyArgs) -> Result<ExitCode, VerifyError> {
         bar.set_position(done);
     });
     bar.finish_and_clear();
-    let report = result?;
     if arguments.json {
-        output::json(&report);
-    } else {
-        output::line(&format!("{}: whole", arguments.snapshot.display()));
+        let (report, error) = match &result {
+            Ok(report) => (Some(checked(report)), None),
+            Err(error) => (None, Some(firn_vmm::error_chain(error))),
+        };
+        let whole = result.is_ok();
+        output::json(&Answer { snapshot: &arguments.snapshot, whole, report, error });
+        return Ok(if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
+    let report = result?;
+    output::line(&format!(
+        "{} is whole: {} pages of guest memory ({} zero) and {} of disks checked in {}",
+        arguments.snapshot.display(),
+        report.pages,
+        report.zero_pages,
+        output::bytes(report.disk_bytes),
+        output::milliseconds(nanoseconds(report.duration)),
+    ));
     Ok(ExitCode::SUCCESS)
+}
+
+fn checked(report: &VerifyReport) -> Checked {
+    Checked {
+        pages: report.pages,
+        zero_pages: report.zero_pages,
+        disk_bytes: report.disk_bytes,
+        duration_ns: nanoseconds(report.duration),
+    }
 }

@@ -27,8 +27,6 @@ pub(crate) const ACPI_END: u64 = 0x10_0000;
 /// Start of extended memory; the kernel is loaded above.
 pub(crate) const HIGH_MEMORY: u64 = 0x10_0000;
 
-/// Start of the gap below 4 GiB that holds device registers.
-pub(crate) const MMIO_GAP: u64 = 3 << 30;
 /// First virtio-mmio window; device `n` is at `VIRTIO_MMIO + n * VIRTIO_MMIO_LEN`.
 pub(crate) const VIRTIO_MMIO: u32 = 0xd000_0000;
 /// Bytes of one virtio-mmio window.
@@ -59,5 +57,3 @@ pub(crate) const SERIAL_GSI: u32 = 4;
 pub(crate) const GENERATION_GSI: u32 = 5;
 /// First interrupt of the virtio devices: device `n` has `VIRTIO_GSI + n`.
 pub(crate) const VIRTIO_GSI: u32 = 6;
-/// Most virtio devices that fit the I/O APIC's 24 pins.
-pub(crate) const MAX_VIRTIO_DEVICES: usize = 18;

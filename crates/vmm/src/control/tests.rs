@@ -36,7 +36,8 @@ fn serve_once(path: &std::path::Path, answer: &'static [u8]) -> std::thread::Joi
 #[test]
 fn refusals_endings_and_nonsense_are_told_apart() {
     let dir = tempfile::tempdir().unwrap();
-    let cases: [(&[u8], fn(&ControlError) -> bool); 3] = [
+    type Expected = fn(&ControlError) -> bool;
+    let cases: [(&[u8], Expected); 3] = [
         (b"{\"response\":\"error\",\"message\":\"no room\"}\n", |error| {
             error.to_string() == "no room"
         }),

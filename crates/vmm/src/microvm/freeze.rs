@@ -75,9 +75,9 @@ pub enum FreezeError {
     /// It is not known which pages of guest memory were touched.
     #[error("asking the kernel which pages of guest memory were touched")]
     Pages(#[source] io::Error),
-    /// A disk's content could not be written.
-    #[error("writing the guest's disk")]
-    Disk(#[source] io::Error),
+    /// The root disk cannot be described.
+    #[error("describing the root disk")]
+    Disk(#[source] firn_snapshot::DiskError),
     /// The snapshot could not be written.
     #[error("writing the snapshot {path}")]
     Write {

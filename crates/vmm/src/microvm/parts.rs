@@ -51,14 +51,6 @@ pub enum AssembleError {
     /// An event descriptor could not be made.
     #[error("making an event descriptor")]
     EventFd(#[source] io::Error),
-    /// An interrupt could not be connected.
-    #[error("connecting interrupt {gsi}")]
-    Interrupt {
-        /// Pin of the I/O APIC.
-        gsi: u32,
-        /// What KVM said.
-        source: kvm_ioctls::Error,
-    },
     /// The serial port's registers hold what they cannot.
     #[error(transparent)]
     Serial(#[from] SerialStateError),
@@ -103,11 +95,11 @@ impl Parts {
             kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(AssembleError::Cpuid)?;
         let vm = Vm::create(&kvm, Arc::new(memory))?;
 
-        let serial_irq = event()?;
-        connect(&vm, &serial_irq, layout::SERIAL_GSI)?;
+        let serial_irq = event().map_err(AssembleError::EventFd)?;
+        vm.interrupt(&serial_irq, layout::SERIAL_GSI)?;
         let mut bus = Bus::new(serial.into_port(serial_irq, host.console.clone())?);
-        let generation_irq = event()?;
-        connect(&vm, &generation_irq, layout::GENERATION_GSI)?;
+        let generation_irq = event().map_err(AssembleError::EventFd)?;
+        vm.interrupt(&generation_irq, layout::GENERATION_GSI)?;
 
         let mut events = EventManager::new().map_err(AssembleError::Events)?;
         let inbox = Inbox::new().map_err(AssembleError::EventFd)?;
@@ -192,11 +184,6 @@ impl Parts {
 }
 
 /// An event descriptor for an interrupt or a notification.
-pub(super) fn event() -> Result<EventFd, AssembleError> {
-    EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(AssembleError::EventFd)
-}
-
-/// Connects an event to a pin of the I/O APIC.
-pub(super) fn connect(vm: &Vm, event: &EventFd, gsi: u32) -> Result<(), AssembleError> {
-    vm.fd.register_irqfd(event, gsi).map_err(|source| AssembleError::Interrupt { gsi, source })
+pub(super) fn event() -> io::Result<EventFd> {
+    EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
 }

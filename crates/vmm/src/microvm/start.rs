@@ -1,6 +1,5 @@
 //! The two ways a microVM begins: by booting a kernel, or from a snapshot.
 
-use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -130,11 +129,7 @@ impl Microvm {
     /// See [`BootError`].
     pub fn boot(config: &BootConfig) -> Result<Self, BootError> {
         check_sizes(config.vcpus, config.memory)?;
-        let disks = Disks {
-            root: config.root.clone(),
-            overlay: File::open(&config.overlay)
-                .map_err(|source| DiskError::Open { path: config.overlay.clone(), source })?,
-        };
+        let disks = Disks::open(&config.root, &config.overlay)?;
         let memory = GuestMemory::anonymous(MemoryLayout::for_size(config.memory)?)?;
         let serial = SerialRegisters::default();
         let parts = Parts::assemble(&config.host, memory, config.vcpus, Some(disks), serial)?;
@@ -202,7 +197,7 @@ impl Microvm {
             cpuids.push(restored.cpuid);
             kept_msrs.extend(restored.kept_msrs.into_iter().map(|msr| (id, msr)));
         }
-        parts.devices.restore(machine.virtio)?;
+        parts.devices.restore(&machine.virtio)?;
         parts.write_generation(host.generation).map_err(RestoreError::Generation)?;
         if machine.vm.accepts(layout::GENERATION_GSI) {
             parts.generation_irq.write(1).map_err(RestoreError::Interrupt)?;

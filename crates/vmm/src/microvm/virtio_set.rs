@@ -1,64 +1,243 @@
-#![allow(missing_docs)]
-//! stub
+//! The virtio devices of a microVM: which there are, where, and over which files.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use event_manager::{EventManager, SubscriberOps};
+use kvm_ioctls::IoEventAddress;
+use thiserror::Error;
+
+use firn_memory::GuestMemory;
+use firn_snapshot::{DiskInfo, FreezeError, Snapshot, Writer};
+
 use super::Subscriber;
-use crate::bus::Bus;
+use super::parts::event;
+use crate::arch::layout;
+use crate::bus::{Bus, MmioDevice, OverlapError};
 use crate::config::HostConfig;
-use crate::virtio::*;
-use crate::vm::Vm;
-use event_manager::EventManager;
-use firn_snapshot::{DiskInfo, Snapshot, Writer};
-use std::fs::File;
-use std::path::PathBuf;
-/// x
-#[derive(Debug, thiserror::Error)]
+use crate::virtio::{
+    Balloon, Block, Disk, NewDeviceError, OpenDiskError, OverlayDisk, PageDiscard, ReadOnlyDisk,
+    RestoreDeviceError, Rng, TransportState, VirtioDevice, VirtioMmio,
+};
+use crate::vm::{Vm, VmError};
+
+/// Name of the root disk in a snapshot's manifest, and to the guest.
+const ROOT: &str = "root";
+/// Name of the writable disk to the guest.
+const OVERLAY: &str = "overlay";
+
+/// Why a disk cannot be used.
+#[derive(Debug, Error)]
 pub enum DiskError {
-    #[error("opening {path}")]
-    Open { path: PathBuf, source: std::io::Error },
+    /// It cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenDiskError),
+    /// It is not the disk that the snapshot was made with.
+    #[error("opening the snapshot's disk; --root names it where it has moved")]
+    OfSnapshot(#[source] firn_snapshot::DiskError),
+    /// The snapshot's writable disk cannot be opened once more.
+    #[error("opening the snapshot's writable disk")]
+    Overlay(#[source] io::Error),
+    /// The snapshot does not hold what its manifest says.
+    #[error("the snapshot has a root disk, but no writable one")]
+    NoOverlay,
 }
-/// x
-#[derive(Debug, thiserror::Error)]
-#[error("x")]
-pub struct WireError;
+
+/// Why a virtio device was not made or connected.
+#[derive(Debug, Error)]
+pub enum WireError {
+    /// A disk cannot be used.
+    #[error(transparent)]
+    Disk(#[from] OpenDiskError),
+    /// A device cannot be made.
+    #[error(transparent)]
+    Device(#[from] NewDeviceError),
+    /// An interrupt or a notification cannot be connected.
+    #[error("connecting a virtio device")]
+    Connect(#[from] VmError),
+    /// Its window overlaps another's.
+    #[error(transparent)]
+    Overlap(#[from] OverlapError),
+    /// An event descriptor cannot be made.
+    #[error("making an event descriptor")]
+    EventFd(#[source] io::Error),
+}
+
+/// The files behind a microVM's disks.
 pub(super) struct Disks {
-    pub(super) root: PathBuf,
-    pub(super) overlay: File,
+    root: ReadOnlyDisk,
+    root_path: PathBuf,
+    /// Known from the snapshot that the microVM was restored from.
+    root_info: Option<DiskInfo>,
+    overlay: ReadOnlyDisk,
 }
+
 impl Disks {
+    /// The disks of a microVM that boots.
+    pub(super) fn open(root: &Path, overlay: &Path) -> Result<Self, DiskError> {
+        Ok(Self {
+            root: ReadOnlyDisk::open(root)?,
+            root_path: root.to_owned(),
+            root_info: None,
+            overlay: ReadOnlyDisk::open(overlay)?,
+        })
+    }
+
+    /// The disks of a snapshot's microVM, if it has any; `root` where the root disk has moved.
     pub(super) fn of_snapshot(
-        _s: &Snapshot,
-        _r: Option<PathBuf>,
+        snapshot: &Snapshot,
+        root: Option<PathBuf>,
     ) -> Result<Option<Self>, DiskError> {
-        Ok(None)
+        let disks = &snapshot.manifest().description.disks;
+        let Some(info) = disks.iter().find(|disk| disk.id == ROOT) else { return Ok(None) };
+        let mut info = info.clone();
+        if let Some(root) = root {
+            info.path = root;
+        }
+        let root = info.open().map_err(DiskError::OfSnapshot)?;
+        let overlay = snapshot.overlay().ok_or(DiskError::NoOverlay)?;
+        let overlay = overlay.try_clone().map_err(DiskError::Overlay)?;
+        Ok(Some(Self {
+            root: ReadOnlyDisk::of(root, &info.path)?,
+            root_path: info.path.clone(),
+            root_info: Some(info),
+            overlay: ReadOnlyDisk::of(overlay, snapshot.path())?,
+        }))
     }
 }
+
+/// The devices of one microVM, none or all of them, in the order of their windows.
 #[derive(Default)]
-pub(super) struct VirtioSet;
+pub(super) struct VirtioSet {
+    transports: Vec<Arc<Mutex<VirtioMmio>>>,
+    disks: Option<AttachedDisks>,
+}
+
+struct AttachedDisks {
+    root_path: PathBuf,
+    root_info: Option<DiskInfo>,
+    overlay: Arc<Mutex<VirtioMmio<Block>>>,
+}
+
 impl VirtioSet {
+    /// Makes every device and connects it: registers to the bus, notifications and interrupt to KVM,
+    /// queues to the event loop.
     pub(super) fn wire(
-        _h: &HostConfig,
-        _d: Disks,
-        _v: &Vm,
-        _b: &mut Bus,
-        _e: &mut EventManager<Subscriber>,
+        host: &HostConfig,
+        disks: Disks,
+        vm: &Vm,
+        bus: &mut Bus,
+        events: &mut EventManager<Subscriber>,
     ) -> Result<Self, WireError> {
-        Ok(Self)
+        let mut wiring = Wiring { vm, bus, events, set: Self::default() };
+        wiring.add(Block::new(Disk::ReadOnly(disks.root), ROOT))?;
+        let overlay = OverlayDisk::new(disks.overlay, &host.scratch)?;
+        let overlay = wiring.add(Block::new(Disk::Overlay(overlay), OVERLAY))?;
+        wiring.add(Rng::new())?;
+        wiring.add(Balloon::new(FreePages(vm.memory.clone())))?;
+        let mut set = wiring.set;
+        set.disks =
+            Some(AttachedDisks { root_path: disks.root_path, root_info: disks.root_info, overlay });
+        Ok(set)
     }
+
+    /// How many devices there are.
     pub(super) fn len(&self) -> u32 {
-        0
+        u32::try_from(self.transports.len()).unwrap_or(u32::MAX)
     }
-    pub(super) fn save(&self) -> Vec<(DeviceKind, TransportState)> {
-        vec![]
+
+    pub(super) fn save(&self) -> Vec<TransportState> {
+        self.transports.iter().map(|transport| lock(transport).save()).collect()
     }
-    pub(super) fn restore(
-        &self,
-        _s: Vec<(DeviceKind, TransportState)>,
-    ) -> Result<(), RestoreDeviceError> {
+
+    /// Takes over the state of an equal set, and serves what was in flight.
+    pub(super) fn restore(&self, states: &[TransportState]) -> Result<(), RestoreDeviceError> {
+        if states.len() != self.transports.len() {
+            return Err(RestoreDeviceError::DeviceCount {
+                offered: self.transports.len(),
+                saved: states.len(),
+            });
+        }
+        for (transport, state) in self.transports.iter().zip(states) {
+            lock(transport).restore(state)?;
+        }
+        for transport in &self.transports {
+            lock(transport).kick_all();
+        }
         Ok(())
     }
-    pub(super) fn read_only_disks(&self) -> std::io::Result<Vec<DiskInfo>> {
-        Ok(vec![])
+
+    /// The disks that lie outside a snapshot.
+    pub(super) fn read_only_disks(&self) -> Result<Vec<DiskInfo>, firn_snapshot::DiskError> {
+        match &self.disks {
+            None => Ok(Vec::new()),
+            Some(AttachedDisks { root_info: Some(info), .. }) => Ok(vec![info.clone()]),
+            Some(disks) => Ok(vec![DiskInfo::new(ROOT, &disks.root_path)?]),
+        }
     }
-    pub(super) fn write_overlay(&self, _w: &mut Writer) -> Result<(), firn_snapshot::FreezeError> {
+
+    /// Writes the writable disk's content into a snapshot.
+    pub(super) fn write_overlay(&self, writer: &mut Writer) -> Result<(), FreezeError> {
+        let Some(disks) = &self.disks else { return Ok(()) };
+        let overlay = lock(&disks.overlay);
+        if let Disk::Overlay(disk) = overlay.device().disk() {
+            writer.write_overlay(&mut disk.content())?;
+        }
         Ok(())
+    }
+}
+
+fn lock<D: VirtioDevice + ?Sized>(
+    transport: &Mutex<VirtioMmio<D>>,
+) -> MutexGuard<'_, VirtioMmio<D>> {
+    transport.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Wiring<'a> {
+    vm: &'a Vm,
+    bus: &'a mut Bus,
+    events: &'a mut EventManager<Subscriber>,
+    set: VirtioSet,
+}
+
+impl Wiring<'_> {
+    fn add<D: VirtioDevice + 'static>(
+        &mut self,
+        device: D,
+    ) -> Result<Arc<Mutex<VirtioMmio<D>>>, WireError> {
+        let index = self.set.len();
+        let window = u64::from(layout::VIRTIO_MMIO + index * layout::VIRTIO_MMIO_LEN);
+        let interrupt = event().map_err(WireError::EventFd)?;
+        self.vm.interrupt(&interrupt, layout::VIRTIO_GSI + index)?;
+        let transport = VirtioMmio::new(device, self.vm.memory.vm_memory(), interrupt)?;
+        let notify = IoEventAddress::Mmio(window + VirtioMmio::<D>::NOTIFY);
+        for (queue, notification) in (0u32..).zip(transport.notifications()) {
+            self.vm.notify(notification, &notify, queue)?;
+        }
+        let transport = Arc::new(Mutex::new(transport));
+        self.bus.add(window, u64::from(layout::VIRTIO_MMIO_LEN), transport.clone())?;
+        self.events.add_subscriber(transport.clone());
+        self.set.transports.push(transport.clone());
+        Ok(transport)
+    }
+}
+
+impl<D: VirtioDevice> MmioDevice for VirtioMmio<D> {
+    fn read(&mut self, offset: u64, data: &mut [u8]) {
+        VirtioMmio::read(self, offset, data);
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        VirtioMmio::write(self, offset, data);
+    }
+}
+
+/// The balloon's way to give guest memory back to the host.
+struct FreePages(Arc<GuestMemory>);
+
+impl PageDiscard for FreePages {
+    fn discard(&self, addr: u64, len: u64) -> io::Result<()> {
+        self.0.discard(addr, len).map_err(io::Error::other)
     }
 }

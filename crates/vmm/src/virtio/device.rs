@@ -118,6 +118,14 @@ pub enum RestoreDeviceError {
         /// Number of the device that is to be restored.
         id: u32,
     },
+    /// Another number of devices.
+    #[error("the microVM has {offered} devices, its saved state {saved}")]
+    DeviceCount {
+        /// Devices of the microVM.
+        offered: usize,
+        /// Devices in the state.
+        saved: usize,
+    },
     /// Another number of queues.
     #[error("the device has {offered} queues, its saved state {saved}")]
     QueueCount {

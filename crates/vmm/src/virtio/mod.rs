@@ -16,7 +16,7 @@ mod state;
 
 pub use balloon::{Balloon, BalloonCounters, PageDiscard};
 pub use block::{
-    Block, Disk, DiskCounters, FlattenError, OpenDiskError, OverlayDisk, ReadOnlyDisk,
+    Block, Disk, DiskCounters, OpenDiskError, OverlayContent, OverlayDisk, ReadOnlyDisk,
 };
 pub use chain::{Buffers, Chain, ChainFault};
 pub use device::{DeviceContext, DeviceError, RestoreDeviceError, VirtioDevice};

@@ -16,8 +16,6 @@ use super::SECTOR;
 
 /// Bytes of a cluster, the unit of copy-on-write.
 pub(super) const CLUSTER: u64 = 4096;
-/// The same, as a length in memory.
-pub(super) const CLUSTER_LEN: usize = 4096;
 
 /// Why a disk cannot be opened.
 #[derive(Debug, Error)]
@@ -121,7 +119,15 @@ impl ReadOnlyDisk {
     /// See [`OpenDiskError`].
     pub fn open(path: &Path) -> Result<Self, OpenDiskError> {
         let failed = |source| OpenDiskError::Open { path: path.to_owned(), source };
-        let file = File::open(path).map_err(failed)?;
+        Self::of(File::open(path).map_err(failed)?, path)
+    }
+
+    /// Takes an open raw disk image; `path` is its name in errors.
+    ///
+    /// # Errors
+    /// See [`OpenDiskError`].
+    pub fn of(file: File, path: &Path) -> Result<Self, OpenDiskError> {
+        let failed = |source| OpenDiskError::Open { path: path.to_owned(), source };
         let kind = rustix::fs::fstat(&file).map_err(|errno| failed(errno.into()))?.st_mode;
         let kind = rustix::fs::FileType::from_raw_mode(kind);
         if !(kind.is_file() || kind.is_block_device()) {
@@ -134,6 +140,12 @@ impl ReadOnlyDisk {
             return Err(OpenDiskError::Size { path: path.to_owned(), size });
         }
         Ok(Self { file, size })
+    }
+
+    /// The image itself. It is open for reading only.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        &self.file
     }
 }
 

@@ -1,7 +1,7 @@
 //! Block device (virtio 1.2, 5.2).
 
+mod content;
 mod disk;
-mod flatten;
 mod request;
 
 use virtio_bindings::virtio_blk::{
@@ -13,8 +13,8 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 use super::device::{DeviceContext, DeviceError, RestoreDeviceError, VirtioDevice};
 use super::state::{BlockState, DeviceState};
 
+pub use content::OverlayContent;
 pub use disk::{Disk, OpenDiskError, OverlayDisk, ReadOnlyDisk};
-pub use flatten::FlattenError;
 pub use request::DiskCounters;
 
 /// Bytes of a sector, the unit of virtio-blk whatever the disk's own.

@@ -1,0 +1,69 @@
+//! Reading an overlay disk's content as the guest sees it, for a freeze.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
+
+use firn_snapshot::DiskSource;
+
+use super::super::chain::to_u64;
+use super::disk::OverlayDisk;
+
+/// The content of an [`OverlayDisk`], its holes known. The guest must be paused.
+#[derive(Debug)]
+pub struct OverlayContent<'a>(&'a OverlayDisk);
+
+impl OverlayDisk {
+    /// The disk as the guest sees it: the base with the guest's changes over it.
+    #[must_use]
+    pub fn content(&self) -> OverlayContent<'_> {
+        OverlayContent(self)
+    }
+}
+
+impl DiskSource for OverlayContent<'_> {
+    fn size(&mut self) -> io::Result<u64> {
+        Ok(self.0.size())
+    }
+
+    fn next_data(&mut self, mut offset: u64) -> io::Result<Option<Range<u64>>> {
+        while offset < self.0.size() {
+            let (file, len) = self.0.extent(offset, self.0.size() - offset);
+            let end = offset + len;
+            if let Some(data) = data_of(file, offset, end)? {
+                return Ok(Some(data));
+            }
+            offset = end;
+        }
+        Ok(None)
+    }
+
+    fn read(&mut self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let mut done = 0;
+        while done < buf.len() {
+            let at = offset + to_u64(done);
+            let (file, len) = self.0.extent(at, to_u64(buf.len() - done));
+            let len = usize::try_from(len).map_err(io::Error::other)?;
+            file.read_exact_at(&mut buf[done..done + len], at)?;
+            done += len;
+        }
+        Ok(())
+    }
+}
+
+/// The first range between `start` and `end` that is no hole of `file`.
+fn data_of(file: &File, start: u64, end: u64) -> io::Result<Option<Range<u64>>> {
+    let data = match seek(file, SeekFrom::Data(start)) {
+        Ok(data) if data < end => data,
+        Ok(_) | Err(Errno::NXIO) => return Ok(None),
+        // A file system that does not know its holes.
+        Err(Errno::INVAL) => return Ok(Some(start..end)),
+        Err(errno) => return Err(errno.into()),
+    };
+    let hole = seek(file, SeekFrom::Hole(data))?;
+    Ok(Some(data..hole.min(end)))
+}
