@@ -99,10 +99,10 @@ impl Disks {
         let overlay = snapshot.overlay().ok_or(DiskError::NoOverlay)?;
         let overlay = overlay.try_clone().map_err(DiskError::Overlay)?;
         Ok(Some(Self {
-            root: ReadOnlyDisk::of(root, &info.path)?,
+            root: ReadOnlyDisk::from_file(root, &info.path)?,
             root_path: info.path.clone(),
             root_info: Some(info),
-            overlay: ReadOnlyDisk::of(overlay, snapshot.path())?,
+            overlay: ReadOnlyDisk::from_file(overlay, snapshot.path())?,
         }))
     }
 }

@@ -119,14 +119,14 @@ impl ReadOnlyDisk {
     /// See [`OpenDiskError`].
     pub fn open(path: &Path) -> Result<Self, OpenDiskError> {
         let failed = |source| OpenDiskError::Open { path: path.to_owned(), source };
-        Self::of(File::open(path).map_err(failed)?, path)
+        Self::from_file(File::open(path).map_err(failed)?, path)
     }
 
-    /// Takes an open raw disk image; `path` is its name in errors.
+    /// The raw disk image in `file`, which errors call `path`.
     ///
     /// # Errors
     /// See [`OpenDiskError`].
-    pub fn of(file: File, path: &Path) -> Result<Self, OpenDiskError> {
+    pub fn from_file(file: File, path: &Path) -> Result<Self, OpenDiskError> {
         let failed = |source| OpenDiskError::Open { path: path.to_owned(), source };
         let kind = rustix::fs::fstat(&file).map_err(|errno| failed(errno.into()))?.st_mode;
         let kind = rustix::fs::FileType::from_raw_mode(kind);
