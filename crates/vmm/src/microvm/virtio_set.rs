@@ -17,8 +17,9 @@ use crate::arch::layout;
 use crate::bus::{Bus, MmioDevice, OverlapError};
 use crate::config::HostConfig;
 use crate::virtio::{
-    Balloon, Block, Disk, NewDeviceError, OpenDiskError, OverlayDisk, PageDiscard, ReadOnlyDisk,
-    RestoreDeviceError, Rng, TransportState, VirtioDevice, VirtioMmio,
+    Balloon, BindVsockError, Block, Disk, NewDeviceError, OpenDiskError, OverlayDisk, PageDiscard,
+    ReadOnlyDisk, RestoreDeviceError, Rng, TransportState, VirtioDevice, VirtioMmio, Vsock,
+    VsockListener,
 };
 use crate::vm::{Vm, VmError};
 
@@ -26,6 +27,9 @@ use crate::vm::{Vm, VmError};
 const ROOT: &str = "root";
 /// Name of the writable disk to the guest.
 const OVERLAY: &str = "overlay";
+
+/// The guest's vsock address. Every guest has the same: only its own monitor sees it.
+const GUEST_CID: u64 = 3;
 
 /// Why a disk cannot be used.
 #[derive(Debug, Error)]
@@ -53,6 +57,12 @@ pub enum WireError {
     /// A device cannot be made.
     #[error(transparent)]
     Device(#[from] NewDeviceError),
+    /// The vsock's socket cannot be made.
+    #[error(transparent)]
+    BindVsock(#[from] BindVsockError),
+    /// The vsock's sockets cannot be watched.
+    #[error("watching the vsock's sockets")]
+    Vsock(#[source] io::Error),
     /// An interrupt or a notification cannot be connected.
     #[error("connecting a virtio device")]
     Connect(#[from] VmError),
@@ -134,6 +144,8 @@ impl VirtioSet {
         wiring.add(Block::new(Disk::ReadOnly(disks.root), ROOT))?;
         let overlay = OverlayDisk::new(disks.overlay, &host.scratch)?;
         let overlay = wiring.add(Block::new(Disk::Overlay(overlay), OVERLAY))?;
+        let vsock = VsockListener::bind(&host.vsock)?;
+        wiring.add(Vsock::new(GUEST_CID, vsock).map_err(WireError::Vsock)?)?;
         wiring.add(Rng::new())?;
         wiring.add(Balloon::new(FreePages(vm.memory.clone())))?;
         let mut set = wiring.set;

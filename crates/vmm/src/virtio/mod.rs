@@ -13,6 +13,7 @@ mod mmio;
 mod queue;
 mod rng;
 mod state;
+mod vsock;
 
 pub use balloon::{Balloon, BalloonCounters, PageDiscard};
 pub use block::{
@@ -23,4 +24,7 @@ pub use device::{DeviceContext, DeviceError, RestoreDeviceError, VirtioDevice};
 pub use mmio::{NewDeviceError, VirtioMmio};
 pub use queue::VirtQueue;
 pub use rng::Rng;
-pub use state::{BalloonState, BlockState, DeviceState, QueueRegisters, TransportState};
+pub use state::{
+    BalloonState, BlockState, DeviceState, QueueRegisters, TransportState, VsockState,
+};
+pub use vsock::{BindVsockError, Vsock, VsockListener};

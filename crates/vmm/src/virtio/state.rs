@@ -64,6 +64,17 @@ pub enum DeviceState {
     Rng,
     /// Of a [`Balloon`](super::Balloon).
     Balloon(BalloonState),
+    /// Of a [`Vsock`](super::Vsock).
+    Vsock(VsockState),
+}
+
+/// What outlives a guest's connections, which are in no snapshot.
+///
+/// Any change here needs a new version of the machine state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VsockState {
+    /// The host's port for the next connection that begins there.
+    pub next_port: u32,
 }
 
 /// What a guest's driver wrote to its balloon.

@@ -1,0 +1,120 @@
+//! The host's end of a guest's sockets: a unix socket.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use thiserror::Error;
+
+/// Why the socket for a guest's connections cannot be made.
+#[derive(Debug, Error)]
+pub enum BindVsockError {
+    /// Something is there already.
+    #[error(
+        "the socket {path} exists: another microVM uses it, or one left it when it was killed; give \
+         another path, or remove it if no microVM uses it"
+    )]
+    Exists {
+        /// The socket's path.
+        path: PathBuf,
+    },
+    /// It cannot be bound.
+    #[error("making the socket {path}")]
+    Bind {
+        /// The socket's path.
+        path: PathBuf,
+        /// What went wrong.
+        source: io::Error,
+    },
+}
+
+/// A unix socket that stands for the guest's sockets, as in Firecracker: a program connects to it, writes
+/// `CONNECT <port>\n`, reads `OK <number>\n`, and is then connected to that port of the guest. A guest's
+/// connection to port P of the host leads to the socket at the same path with `_P` appended.
+///
+/// Its path is removed when it is dropped.
+#[derive(Debug)]
+pub struct VsockListener {
+    listener: UnixListener,
+    path: PathBuf,
+    /// Device and inode of what was bound, so that nothing else is removed.
+    identity: (u64, u64),
+}
+
+impl VsockListener {
+    /// Binds `path`, which must not exist.
+    ///
+    /// # Errors
+    /// See [`BindVsockError`].
+    pub fn bind(path: &Path) -> Result<Self, BindVsockError> {
+        let failed = |source: io::Error| match source.kind() {
+            io::ErrorKind::AddrInUse => BindVsockError::Exists { path: path.to_owned() },
+            _ => BindVsockError::Bind { path: path.to_owned(), source },
+        };
+        let listener = UnixListener::bind(path).map_err(failed)?;
+        let identity = identity(path).map_err(failed)?;
+        let bound = Self { listener, path: path.to_owned(), identity };
+        bound.listener.set_nonblocking(true).map_err(failed)?;
+        Ok(bound)
+    }
+
+    /// Where programs connect to.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The next program that connects; `Ok(None)` when there is none.
+    pub(super) fn accept(&self) -> io::Result<Option<OwnedFd>> {
+        loop {
+            match self.listener.accept() {
+                Ok((stream, _)) => {
+                    stream.set_nonblocking(true)?;
+                    return Ok(Some(stream.into()));
+                }
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => return Ok(None),
+                    io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
+                    _ => return Err(error),
+                },
+            }
+        }
+    }
+
+    /// Connects to the program on the host that serves `port` for the guest. Never blocks: one that does not
+    /// accept counts as absent.
+    pub(super) fn connect_out(&self, port: u32) -> Result<OwnedFd, Errno> {
+        let mut path = OsString::from(&self.path);
+        path.push(format!("_{port}"));
+        let address = SocketAddrUnix::new(path)?;
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        connect(&stream, &address)?;
+        Ok(stream)
+    }
+}
+
+impl AsFd for VsockListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+impl Drop for VsockListener {
+    fn drop(&mut self) {
+        if identity(&self.path).is_ok_and(|found| found == self.identity) {
+            // Nobody is left to be told if that fails.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|metadata| (metadata.dev(), metadata.ino()))
+}
