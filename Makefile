@@ -1,10 +1,63 @@
-target_dir := $(or $(CARGO_TARGET_DIR),target)/x86_64-unknown-linux-gnu
-firn := $(target_dir)/release/firn
+# Two commands matter: `make demo` and `make test`. Both do all the set-up, and keep what they build: the programs in cargo's target
+# folder, the downloads and the files made from them in firn's cache (FIRN_CACHE, or ~/.cache/firn).
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := build
 
-.PHONY: build lab
-build:
+target := $(or $(CARGO_TARGET_DIR),target)/x86_64-unknown-linux-gnu
+firn := $(target)/release/firn
+agent := $(target)/release/firn-agent
+sudo := $(if $(filter-out 0,$(shell id -u)),sudo)
+
+# Linux guests run under this machine's own KVM, or else in the lab.
+hardware := $(shell grep -qwE 'vmx|svm' /proc/cpuinfo && test -w /dev/kvm && echo yes)
+guests := $(if $(hardware),guest,lab)
+
+.PHONY: setup build guest lab demo test unit-tests lab-tests guest-tests lint deny clean
+
+setup:
+	@command -v cargo >/dev/null || { echo "cargo is missing: install Rust (rustup) first" >&2; exit 1; }
+	@command -v cc >/dev/null || { $(sudo) apt-get -q update && $(sudo) apt-get -qy install gcc libc6-dev; }
+
+build: setup
 	cargo build --release -p firn -p firn-agent
 
-# What is built in the cache is kept, so this is quick the second time.
+guest: build
+	guest/build.sh
+	guest/initramfs.sh $(agent)
+
 lab: build
 	$(firn) lab build
+
+demo: $(guests)
+	$(firn) demo
+
+# The guests' tests come last, so that the last line is their result.
+test: lint unit-tests $(if $(hardware),,lab-tests) guest-tests
+
+unit-tests: setup
+	cargo test --workspace --exclude firn-tests
+
+lab-tests: lab
+	cargo test -p firn --test lab -- --ignored --test-threads=1
+
+guest-tests: $(guests)
+	@binary=$$(cargo test -p firn-tests --test microvm --no-run --message-format=json-render-diagnostics \
+	    | sed -nE 's/.*"name":"microvm".*"executable":"([^"]+)".*/\1/p'); \
+	test -n "$$binary" || { echo "cargo names no test program microvm of firn-tests" >&2; exit 1; }; \
+	echo "The guests' tests run $(if $(hardware),under this machine's KVM,in the lab)."; \
+	$(if $(hardware), \
+	    FIRN=$(abspath $(firn)) "$$binary" --test-threads=1, \
+	    $(firn) lab run --in "$$binary" --env FIRN=/bin/firn -- "/in/$${binary##*/}" --test-threads=1)
+
+lint: setup
+	cargo fmt --check
+	cargo clippy --workspace --all-targets -- -D warnings
+
+deny:
+	@command -v cargo-deny >/dev/null || { echo "cargo-deny is missing: cargo install cargo-deny" >&2; exit 1; }
+	cargo deny check
+
+# The cache is kept: remove its folder to build the lab and the guest anew.
+clean:
+	cargo clean

@@ -1,6 +1,6 @@
 #!/bin/bash
 # initramfs.sh AGENT: makes guest/initramfs.cpio in firn's cache: AGENT, a static program, as /init, and the kernel modules that it inserts
-# (/modules/order names them in order). Then packs the guest's files into the disk that the lab's machine gets.
+# (/modules/order names them in order).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 agent=${1:?usage: initramfs.sh AGENT}
@@ -12,7 +12,6 @@ agent=${1:?usage: initramfs.sh AGENT}
 . "$here/../lab/modules.sh"
 
 modules=(virtio_mmio virtio_blk erofs overlay vsock vmw_vsock_virtio_transport virtio_rng virtio_balloon)
-files=(vmlinux initramfs.cpio root.erofs overlay.ext4 packages)
 
 [[ -f $agent ]] || die "the guest's agent $agent is missing: build it with cargo build --release -p firn-agent"
 build_shared
@@ -31,18 +30,5 @@ if ! built guest/initramfs.cpio "$key"; then
 fi
 cat "$cache/kernel.packages" "$cache/guest/root.packages" >"$cache/guest/packages"
 
-key=$(cat "$here/initramfs.sh" "$cache"/stamps/guest-* | sha256sum)
-if ! built lab/guest.ext4 "$key"; then
-    say "packing the guest's files for the lab"
-    root=$(fresh lab/guest)
-    mkdir "$root/guest"
-    for file in "${files[@]}"; do
-        ln "$cache/guest/$file" "$root/guest/$file"
-    done
-    size=$(du -sk "$root" | cut -f1)
-    rm -f "$cache/lab/guest.ext4.new"
-    tool mke2fs -q -F -t ext4 -b 4096 -O ^has_journal -m 0 -N 64 -E root_owner=0:0 -d "$root" "$cache/lab/guest.ext4.new" $((size + size / 20 + 8192))k >/dev/null
-    rm -rf "$root"
-    publish lab/guest.ext4 "$key" "$cache/lab/guest.ext4.new"
-fi
+pack_guest
 say "the guest is built in $cache/guest"

@@ -10,7 +10,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 . "$here/modules.sh"
 
 scratch_size=8G
-modules=(virtio_blk kvm_amd nfit nd_pmem dax_pmem device_dax erofs loop overlay)
+modules=(virtio_blk kvm_amd nfit nd_pmem dax_pmem device_dax erofs loop)
 
 build_shared
 
@@ -48,4 +48,5 @@ if ! built lab/scratch.ext4 "$key"; then
     tool mke2fs -q -F -t ext4 -b 4096 -O ^has_journal -m 0 -E lazy_itable_init=1,nodiscard,root_owner=0:0 "$cache/lab/scratch.ext4.new"
     publish lab/scratch.ext4 "$key" "$cache/lab/scratch.ext4.new"
 fi
+pack_guest
 say "the lab is built in $cache/lab"

@@ -20,3 +20,30 @@ build_shared() {
         publish kernel "$key" "$dir"
     fi
 }
+
+# Packs the guest's files into the disk that the lab's machine gets, where both the guest and the lab are built.
+pack_guest() {
+    local file root size key
+    local -a files=(vmlinux initramfs.cpio root.erofs overlay.ext4 packages)
+    for file in l1 qemu; do
+        [[ -e $cache/lab/$file ]] || return 0
+    done
+    for file in "${files[@]}"; do
+        [[ -e $cache/guest/$file ]] || return 0
+    done
+    key=$(cat "$cache"/stamps/guest-* | sha256sum)
+    if ! built lab/guest.ext4 "1 $key"; then
+        say "packing the guest's files for the lab"
+        root=$(fresh lab/guest)
+        mkdir "$root/guest"
+        for file in "${files[@]}"; do
+            ln "$cache/guest/$file" "$root/guest/$file"
+        done
+        size=$(du -sk "$root" | cut -f1)
+        rm -f "$cache/lab/guest.ext4.new"
+        tool mke2fs -q -F -t ext4 -b 4096 -O ^has_journal -m 0 -N 64 -E root_owner=0:0 -d "$root" \
+            "$cache/lab/guest.ext4.new" $((size + size / 20 + 8192))k >/dev/null
+        rm -rf "$root"
+        publish lab/guest.ext4 "1 $key" "$cache/lab/guest.ext4.new"
+    fi
+}

@@ -28,9 +28,9 @@ pub(crate) fn build() -> Result<(), LabError> {
         fs::create_dir_all(path.with_file_name("")).map_err(LabError::Script)?;
         fs::write(path, text).map_err(LabError::Script)?;
     }
-    script(&folder.path().join("lab/build.sh"), None)?;
     script(&folder.path().join("guest/build.sh"), None)?;
-    script(&folder.path().join("guest/initramfs.sh"), Some(&agent))
+    script(&folder.path().join("guest/initramfs.sh"), Some(&agent))?;
+    script(&folder.path().join("lab/build.sh"), None)
 }
 
 fn script(path: &Path, argument: Option<&Path>) -> Result<(), LabError> {

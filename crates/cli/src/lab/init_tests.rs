@@ -1,1 +1,13 @@
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 
+use super::exit_code;
+
+#[test]
+fn an_exit_code_is_kept_and_a_signal_is_added_to_128() {
+    for (raw, expected) in
+        [(0, 0), (7 << 8, 7), (255 << 8, 255), (9, 137), (15, 143), (0x80 | 6, 134)]
+    {
+        assert_eq!(exit_code(ExitStatus::from_raw(raw)), expected, "wait status {raw:#x}");
+    }
+}

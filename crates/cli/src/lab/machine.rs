@@ -23,7 +23,7 @@ impl Lab {
     /// The lab in `cache`, if it is built.
     pub(crate) fn open(cache: PathBuf) -> Result<Self, LabError> {
         let lab = Self { cache };
-        for part in ["lab/qemu", "lab/l1", "lab/scratch.ext4"] {
+        for part in ["lab/qemu", "lab/l1", "lab/scratch.ext4", "lab/guest.ext4"] {
             let missing = lab.cache.join(part);
             if !missing.exists() {
                 return Err(LabError::NotBuilt { missing });
@@ -58,13 +58,7 @@ impl Machine {
         let prepare = |what| move |source| LabError::Prepare { what, source };
         let program = File::open("/proc/self/exe").map_err(prepare("firn's own program"))?;
         let scratch = scratch_disk(lab).map_err(prepare("the scratch disk"))?;
-        let guest = match File::open(lab.path("guest.ext4")) {
-            Ok(disk) => Some(disk),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => {
-                return Err(LabError::Prepare { what: "the guest's files", source: error });
-            }
-        };
+        let guest = File::open(lab.path("guest.ext4")).map_err(prepare("the guest's files"))?;
         let (pmem, pmem_size) = pmem(lab, arguments)?;
         let log = lab.temporary().map_err(prepare("the console's log"))?;
         rustix::fs::fcntl_setfl(&log, rustix::fs::OFlags::APPEND)
@@ -111,7 +105,7 @@ impl Machine {
             .arg(lab.path("l1/initramfs.cpio"));
         command.args([
             "-append",
-            "console=ttyS0 quiet mitigations=off nokaslr panic=-1 tsc=reliable random.trust_cpu=on",
+            "console=ttyS0 quiet mitigations=off nokaslr panic=-1 tsc=reliable random.trust_cpu=on cryptomgr.notests initcall_blacklist=jent_mod_init apparmor=0",
         ]);
         // The console and QEMU's own messages go into one log, the channel through QEMU's standard output.
         command.args([
@@ -129,19 +123,13 @@ impl Machine {
             "virtio-rng-pci,rng=rng",
         ]);
         // The order makes them /dev/vda, vdb and so on: `lab/init` relies on it.
-        for (disk, access) in [
-            (Some(&program), "on"),
-            (Some(payload), "on"),
-            (Some(&scratch), "off"),
-            (guest.as_ref(), "on"),
-        ] {
-            if let Some(disk) = disk {
-                let path = inherited(disk).map_err(prepare("a disk"))?;
-                command.args([
-                    "-drive",
-                    &format!("if=virtio,format=raw,cache=unsafe,readonly={access},file={path}"),
-                ]);
-            }
+        for (disk, access) in [(&program, "on"), (payload, "on"), (&scratch, "off"), (&guest, "on")]
+        {
+            let path = inherited(disk).map_err(prepare("a disk"))?;
+            command.args([
+                "-drive",
+                &format!("if=virtio,format=raw,cache=unsafe,readonly={access},file={path}"),
+            ]);
         }
         let path = inherited(&pmem).map_err(prepare("the persistent memory"))?;
         command.args([

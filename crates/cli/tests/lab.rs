@@ -1,0 +1,201 @@
+//! Runs commands in the real lab. `make test` builds the lab and then names these tests, where the lab is used.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+fn lab(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
+    command
+        .args(["lab", "run"])
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+fn output(arguments: &[&str]) -> Output {
+    lab(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+/// What lies in the folder where the lab is kept and where a run has its temporary files.
+fn lab_files() -> BTreeSet<PathBuf> {
+    let cache = std::env::var_os("FIRN_CACHE").map(PathBuf::from);
+    let cache =
+        cache.unwrap_or_else(|| Path::new(&std::env::var_os("HOME").unwrap()).join(".cache/firn"));
+    fs::read_dir(cache.join("lab")).unwrap().map(|entry| entry.unwrap().path()).collect()
+}
+
+/// State and parent of a process, or nothing once it is gone.
+fn state(process: &Path) -> Option<(String, u32)> {
+    let stat = fs::read_to_string(process.join("stat")).ok()?;
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    Some((fields.next()?.to_owned(), fields.next()?.parse().ok()?))
+}
+
+/// Runs `command` until it says "up", sends `signal` to firn, and returns its exit code and what it complained of. Fails if QEMU or a file
+/// is left.
+fn stopped(arguments: &[&str], signal: Option<Signal>) -> (Option<i32>, String) {
+    let before = lab_files();
+    let mut firn: Child = lab(arguments).spawn().unwrap();
+    let mut stdout = firn.stdout.take().unwrap();
+    stdout.read_exact(&mut [0; 3]).unwrap();
+    let processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
+    let children: Vec<PathBuf> = processes
+        .filter(|process| state(process).is_some_and(|(_, parent)| parent == firn.id()))
+        .collect();
+    assert_eq!(children.len(), 1, "QEMU is firn's one child");
+    if let Some(signal) = signal {
+        kill_process(Pid::from_child(&firn), signal).unwrap();
+    }
+    let mut complaint = String::new();
+    firn.stderr.take().unwrap().read_to_string(&mut complaint).unwrap();
+    let code = firn.wait().unwrap().code();
+    // QEMU holds the other end of this pipe, or is dying: it ends with the last process that has it open.
+    stdout.read_to_end(&mut Vec::new()).unwrap();
+    for child in children {
+        // One that firn could not wait for, being killed itself, may take a moment to be reaped.
+        while state(&child).is_some_and(|(state, _)| state != "Z") {
+            std::thread::yield_now();
+        }
+    }
+    assert_eq!(lab_files(), before);
+    (code, complaint)
+}
+
+#[test]
+#[ignore = "needs the lab: make lab-tests"]
+fn files_output_results_and_exit_code_pass_unchanged() {
+    let here = tempfile::tempdir().unwrap();
+    let bytes: Vec<u8> = (0..=255).cycle().take(16 << 20).collect();
+    fs::write(here.path().join("bytes"), &bytes).unwrap();
+    let folder = here.path().join("folder");
+    fs::create_dir(&folder).unwrap();
+    fs::write(
+        folder.join("script"),
+        "cat /in/bytes; echo \"$WORD\" >&2; cp /in/bytes /out/copy; sleep 1000 & exit 7",
+    )
+    .unwrap();
+    let results = here.path().join("results");
+    let ran = output(&[
+        "--in",
+        here.path().join("bytes").to_str().unwrap(),
+        "--in",
+        folder.to_str().unwrap(),
+        "--out",
+        results.to_str().unwrap(),
+        "--env",
+        "WORD=snow ice",
+        "--",
+        "sh",
+        "/in/folder/script",
+    ]);
+    assert_eq!(text(&ran.stderr), "snow ice\n");
+    assert_eq!(ran.status.code(), Some(7));
+    assert!(ran.stdout == bytes, "{} bytes arrived", ran.stdout.len());
+    assert!(fs::read(results.join("copy")).unwrap() == bytes);
+}
+
+#[test]
+#[ignore = "needs the lab: make lab-tests"]
+fn the_lab_has_what_a_command_needs() {
+    let script = "set -e
+        test -c /dev/kvm; test -c /dev/dax0.0; cat /sys/bus/dax/devices/dax0.0/size; cat /sys/module/kvm_amd/parameters/npt
+        ls /cache/guest; mount | grep -c -e ' /scratch type ext4' -e ' /run type tmpfs' -e ' /tmp type tmpfs' -e ' type tracefs'
+        echo $TMPDIR $FIRN_CACHE; firn --version | cut -d' ' -f1; ping -c1 -q 127.0.0.1 >/dev/null";
+    let ran = output(&["--pmem-size", "128", "--json", "--", "sh", "-c", script]);
+    let expected = "{\"exit_code\":0,\"stdout\":\"134217728\\nY\\ninitramfs.cpio\\noverlay.ext4\\npackages\\nroot.erofs\\nvmlinux\\n\
+        4\\n/scratch /cache\\nfirn\\n\",\"stderr\":\"\"}\n";
+    assert_eq!(text(&ran.stdout), expected, "{}", text(&ran.stderr));
+    assert_eq!(ran.status.code(), Some(0));
+}
+
+#[test]
+#[ignore = "needs the lab: make lab-tests"]
+fn two_runs_at_once_do_not_meet_and_each_has_its_ending() {
+    let killed =
+        lab(&["--", "sh", "-c", "echo one > /scratch/file; cat /scratch/file; kill -9 $$"])
+            .spawn()
+            .unwrap();
+    let absent = lab(&["--", "no-such-command"]).spawn().unwrap();
+    let killed = killed.wait_with_output().unwrap();
+    let absent = absent.wait_with_output().unwrap();
+    assert_eq!((text(&killed.stdout), killed.status.code()), ("one\n", Some(137)));
+    assert_eq!(absent.status.code(), Some(127));
+    assert!(
+        text(&absent.stderr).contains("no-such-command cannot be run"),
+        "{}",
+        text(&absent.stderr)
+    );
+}
+
+#[test]
+#[ignore = "needs the lab: make lab-tests"]
+fn a_run_that_is_stopped_leaves_nothing() {
+    let endless = ["--", "sh", "-c", "echo up; sleep 1000"];
+    let (code, complaint) = stopped(&endless, Some(Signal::TERM));
+    assert_eq!(
+        (code, complaint.as_str()),
+        (Some(143), "firn: error: the lab was stopped by signal 15\n")
+    );
+    let (code, complaint) = stopped(&endless, Some(Signal::INT));
+    assert_eq!(
+        (code, complaint.as_str()),
+        (Some(130), "firn: error: the lab was stopped by signal 2\n")
+    );
+    let (code, _) = stopped(&endless, Some(Signal::KILL));
+    assert_eq!(code, None);
+    let (code, complaint) =
+        stopped(&["--timeout", "20", "--", "sh", "-c", "echo up; sleep 1000"], None);
+    assert_eq!(code, Some(124), "{complaint}");
+    assert!(complaint.contains("did not end within 20 s"), "{complaint}");
+}
+
+/// A devdax can only be mapped, which no shell does: the guest's Python runs `code` on `dax`, the first 2 MiB of it.
+fn python_on_dax(pmem: &str, code: &str) -> Output {
+    let script = format!(
+        "mkdir /tmp/root && mount -t erofs -o ro,loop /cache/guest/root.erofs /tmp/root && mount -o bind /dev /tmp/root/dev &&
+        chroot /tmp/root python3 -c \"
+import mmap, os
+dax = mmap.mmap(os.open('/dev/dax0.0', os.O_RDWR), 2 << 20)
+{code}\""
+    );
+    output(&["--pmem", pmem, "--pmem-size", "64", "--", "sh", "-c", &script])
+}
+
+#[test]
+#[ignore = "needs the lab: make lab-tests"]
+fn persistent_memory_outlives_the_machine() {
+    let here = tempfile::tempdir().unwrap();
+    let pmem = here.path().join("pmem");
+    let path = pmem.to_str().unwrap();
+    let wrote = python_on_dax(path, "dax[:12] = b'lasting snow'");
+    assert!(wrote.status.success(), "{}", text(&wrote.stderr));
+    // The device's data starts 2 MiB into its file.
+    let mut content = [0; 12];
+    fs::File::open(&pmem).unwrap().read_exact_at(&mut content, 2 << 20).unwrap();
+    assert_eq!(&content, b"lasting snow");
+    let read = python_on_dax(path, "print(dax[:12].decode())");
+    assert_eq!(text(&read.stdout), "lasting snow\n", "{}", text(&read.stderr));
+}
+
+#[test]
+#[ignore = "needs the lab: make lab-tests"]
+fn a_machine_that_dies_is_no_failed_command() {
+    let died = output(&["--", "sh", "-c", "echo c > /proc/sysrq-trigger; sleep 1000"]);
+    assert_eq!(died.status.code(), Some(125));
+    let complaint = text(&died.stderr);
+    assert!(complaint.contains("ended before the command did"), "{complaint}");
+    assert!(complaint.contains("Kernel panic - not syncing: sysrq triggered crash"), "{complaint}");
+}
