@@ -1,6 +1,8 @@
 use std::os::unix::fs::FileExt;
 
-use firn_snapshot::{Chunk, MemoryRegion, PageSource};
+use firn_snapshot::{
+    Chunk, CpuRequirement, Description, ImageKind, MemoryRegion, PageSource, Snapshot, Writer,
+};
 use proptest::prelude::{any, prop_assert_eq, proptest};
 use vm_memory::Bytes;
 
@@ -210,6 +212,69 @@ fn untouched_memory_is_not_read_for_a_freeze() {
     let Chunk::Bytes(bytes) = pages.chunk(2 * MIB, &mut buf).unwrap() else { panic!("touched") };
     assert_eq!(bytes.iter().map(|&b| u64::from(b)).sum::<u64>(), 1);
     assert_eq!(private_and_shared(&memory), (PAGE, 0));
+}
+
+/// Freezes into `dir`, and opens what was frozen.
+fn freeze(memory: &GuestMemory, dir: &std::path::Path, kind: ImageKind) -> Snapshot {
+    let mut writer = Writer::create(dir).unwrap();
+    writer.write_image(&mut memory.pages().unwrap(), kind).unwrap();
+    let cpu = CpuRequirement { vendor: String::new(), brand: String::new(), features: Vec::new() };
+    let description = Description {
+        id: Default::default(),
+        parent: None,
+        created_ns: 0,
+        firn_version: String::new(),
+        vcpus: 1,
+        cpu,
+        disks: Vec::new(),
+        function: None,
+    };
+    writer.seal(description, 1, &[]).unwrap();
+    Snapshot::open(dir).unwrap()
+}
+
+/// Boot, freeze, thaw, run on, freeze again, thaw again: by every planner, from sparse and dense images.
+#[test]
+fn a_snapshot_is_thawed_and_frozen_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = crate::HostFacts::read().unwrap();
+    let booted = GuestMemory::anonymous(layout(&[(0, 3 * MIB), (8 * MIB, 2 * MIB)])).unwrap();
+    for page in [0, 1, 700, 2048, 2559] {
+        let guest_addr = GuestAddress(page * PAGE);
+        booted.vm_memory().write_slice(&page_bytes(page, 9), guest_addr).unwrap();
+    }
+    for kind in [ImageKind::Sparse, ImageKind::Dense] {
+        let first = freeze(&booted, &dir.path().join("first"), kind);
+        assert_eq!(first.zero_map().pages() - first.zero_map().count(), 5);
+        let thaw = |snapshot: &Snapshot, planner: &dyn crate::planners::Planner| {
+            let input = crate::planners::PlanInput {
+                layout: &snapshot.manifest().layout,
+                image: crate::planners::ImageFacts::of(snapshot.image()).unwrap(),
+                zero_map: snapshot.zero_map(),
+                host: &host,
+            };
+            let plan = planner.plan(&input).unwrap();
+            let sources = Sources { image: snapshot.image() };
+            let memory = execute(&plan, &sources).unwrap().memory;
+            let same =
+                crate::compare::compare(&memory, snapshot.image(), snapshot.zero_map()).unwrap();
+            assert!(same.is_equal(), "{}: {same:?}", planner.name());
+            // Again, with nothing touched.
+            execute(&plan, &sources).unwrap().memory
+        };
+        for planner in ["firecracker", "firecracker:readahead=off", "dram_cached"] {
+            let planner = crate::planners::parse(planner).unwrap();
+            let memory = thaw(&first, &*planner);
+            assert_eq!(frozen(&memory), frozen(&booted));
+            let page = page_bytes(9, 9);
+            memory.vm_memory().write_slice(&page, GuestAddress(9 * MIB)).unwrap();
+            memory.discard(0, PAGE).unwrap();
+            let second = freeze(&memory, &dir.path().join("second"), kind);
+            assert_eq!(second.zero_map().pages() - second.zero_map().count(), 5);
+            assert!(second.zero_map().get(0), "what was given back is zero");
+            assert_eq!(frozen(&thaw(&second, &*planner)), frozen(&memory));
+        }
+    }
 }
 
 proptest! {
