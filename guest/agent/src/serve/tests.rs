@@ -151,6 +151,39 @@ impl Host {
     }
 }
 
+/// A guest whose function runs until it is told to finish.
+struct Running {
+    guest: TestGuest,
+    request: thread::JoinHandle<Value>,
+    folder: TempDir,
+}
+
+impl Running {
+    fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (started, finish) = (folder.path().join("started"), folder.path().join("finish"));
+        let (guest, mut host) = TestGuest::with(
+            "import os, time\n\
+             agent = os.getppid()\n\
+             def handler(event, context):\n\
+             \x20   open(event[0], 'w').close()\n\
+             \x20   while not os.path.exists(event[1]) and os.getppid() == agent: time.sleep(0.001)\n\
+             \x20   return 'finished'\n",
+        );
+        let event = json!([started, finish]);
+        let request = thread::spawn(move || host.answer(&event));
+        while !started.exists() {
+            thread::yield_now();
+        }
+        Self { guest, request, folder }
+    }
+
+    fn finish(self) {
+        std::fs::write(self.folder.path().join("finish"), "").unwrap();
+        assert_eq!(self.request.join().unwrap(), json!("finished"));
+    }
+}
+
 fn load(source: &str) -> Load {
     let files = BTreeMap::from([("handler.py".to_owned(), Base64Bytes(source.into()))]);
     Load {
@@ -361,8 +394,7 @@ mod failures {
         assert_eq!(error.error_type, "Runtime.ExitError");
         assert_eq!(error.error_message, "Runtime exited with error: exit status: 9");
 
-        let error =
-            load_error(Load { time_limit_ms: 500, ..load("import time; time.sleep(3600)") });
+        let error = load_error(Load { time_limit_ms: 500, ..load("import time; time.sleep(60)") });
         assert_eq!(error.error_type, "Sandbox.Timedout");
         assert_eq!(error.error_message, "Init timed out after 0.50 seconds");
     }
@@ -434,8 +466,8 @@ mod failures {
         let (_guest, mut host) = TestGuest::with(
             "import subprocess, time\n\
              def handler(event, context):\n\
-             \x20   print(subprocess.Popen(['sleep', '3600']).pid)\n\
-             \x20   time.sleep(3600)\n",
+             \x20   print(subprocess.Popen(['sleep', '60']).pid)\n\
+             \x20   time.sleep(60)\n",
         );
         let Reply::Failed(failed) = host.ask(&invoke(&json!(1), 2_000)) else {
             panic!("the function returned")
@@ -481,7 +513,7 @@ mod failures {
              \x20       try: found = stat.S_ISSOCK(os.fstat(fd).st_mode)\n\
              \x20       except OSError: continue\n\
              \x20       if found: os.write(fd, bytes(event))\n\
-             \x20   time.sleep(3600)\n",
+             \x20   time.sleep(60)\n",
         );
         let frame = |payload: &[u8]| {
             let length = u32::try_from(payload.len()).unwrap().to_le_bytes();
@@ -568,22 +600,9 @@ mod gate {
 
     #[test]
     fn a_freeze_waits_for_what_is_in_flight_and_lets_nothing_else_in() {
-        let folder = tempfile::tempdir().unwrap();
-        let (started, finish) = (folder.path().join("started"), folder.path().join("finish"));
-        let (guest, mut first) = TestGuest::with(
-            "import os, time\n\
-             def handler(event, context):\n\
-             \x20   open(event[0], 'w').close()\n\
-             \x20   while not os.path.exists(event[1]): time.sleep(0.001)\n\
-             \x20   return 'finished'\n",
-        );
-        let mut second = guest.connect();
-        let mut third = guest.connect();
-        let event = json!([started, finish]);
-        let in_flight = thread::spawn(move || first.answer(&event));
-        while !started.exists() {
-            thread::yield_now();
-        }
+        let running = Running::start();
+        let mut second = running.guest.connect();
+        let mut third = running.guest.connect();
         let freeze = thread::spawn(move || second.ask(&Request::PrepareFreeze));
         let status = |host: &mut Host| match host.ask(&Request::Status) {
             Reply::Status(status) => status,
@@ -594,8 +613,7 @@ mod gate {
         }
         assert_eq!(refused(third.ask_function(&json!(1))).kind, RefusalKind::NotIdentified);
         assert!(!freeze.is_finished());
-        std::fs::write(finish, "").unwrap();
-        assert_eq!(in_flight.join().unwrap(), json!("finished"));
+        running.finish();
         ready_to_freeze(&freeze.join().unwrap());
         let expected = Status {
             agent: env!("CARGO_PKG_VERSION").into(),
@@ -789,14 +807,13 @@ mod requests {
 
     #[test]
     fn the_machine_powers_off_even_while_the_function_runs() {
-        let (guest, mut host) = TestGuest::with(NEVER_RETURNS);
-        let mut other = guest.connect();
-        send(&mut host.0, &invoke(&json!({"return": false}), TIME_LIMIT_MS), MAX_REQUEST_LENGTH)
-            .unwrap();
-        guest.machine.take();
+        let running = Running::start();
+        let mut other = running.guest.connect();
+        running.guest.machine.take();
         assert!(matches!(other.ask(&Request::Shutdown), Reply::ShuttingDown));
         assert!(receive::<Reply>(&mut other.0, MAX_REPLY_LENGTH).is_err());
-        assert_eq!(guest.machine.take(), ["sync", "power off"]);
+        assert_eq!(running.guest.machine.take(), ["sync", "power off"]);
+        running.finish();
     }
 }
 
