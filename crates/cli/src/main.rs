@@ -3,6 +3,7 @@
 mod assets;
 mod clock;
 mod commands;
+mod demo;
 mod detach;
 mod event;
 mod host_args;
@@ -53,6 +54,8 @@ enum Command {
     Verify(verify::VerifyArgs),
     /// Tell what this host can do, what is missing, and how to get it
     Doctor(doctor::DoctorArgs),
+    /// Show the whole way: boot, freeze, thaw, invoke, with every answer checked
+    Demo(demo::DemoArgs),
     /// An emulated Debian machine with real KVM and a real /dev/dax0.0, for computers that lack them
     #[command(subcommand)]
     Lab(lab::LabCommand),
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
         Command::Plan(arguments) => plan::run(&arguments).map_err(Into::into),
         Command::Verify(arguments) => verify::run(&arguments).map_err(Into::into),
         Command::Doctor(arguments) => Ok(doctor::run(&arguments)),
+        Command::Demo(arguments) => demo::run(&arguments).map_err(Into::into),
         Command::Lab(command) => match lab::run(command) {
             Ok(code) => Ok(code),
             Err(error) => {
