@@ -32,7 +32,7 @@ pub(crate) fn complain(error: &dyn Error) {
 /// A table of text, its first column to the left and all others to the right.
 pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_style(presets::UTF8_FULL_CONDENSED);
     table.set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(head);
     table.add_rows(rows);

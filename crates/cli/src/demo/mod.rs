@@ -81,9 +81,8 @@ pub(crate) fn run(arguments: &DemoArgs) -> Result<ExitCode, DemoError> {
             work: work.path(),
             thaws: arguments.thaws,
         };
-        let story = stage
-            .tell(name)
-            .map_err(|source| DemoError::Story { name: name.clone(), source })?;
+        let story =
+            stage.tell(name).map_err(|source| DemoError::Story { name: name.clone(), source })?;
         stories.push(story);
     }
     let place = if in_lab {
@@ -117,5 +116,5 @@ fn in_the_lab(arguments: &DemoArgs) -> Result<ExitCode, LabError> {
         command.push("--json".to_owned());
     }
     command.extend(arguments.names.iter().cloned());
-    lab::run_command(&[folder], command)
+    lab::run_command(vec![folder], command)
 }

@@ -258,10 +258,10 @@ impl Stage<'_> {
 
     fn check(&self, step: &str, found: Option<Value>, expected: &str) -> Result<(), StoryError> {
         let path = self.function.join(expected);
-        let text = fs::read(&path)
-            .map_err(|source| StoryError::Read { path: path.clone(), source })?;
-        let expected: Value = serde_json::from_slice(&text)
-            .map_err(|source| StoryError::NotJson { path, source })?;
+        let text =
+            fs::read(&path).map_err(|source| StoryError::Read { path: path.clone(), source })?;
+        let expected: Value =
+            serde_json::from_slice(&text).map_err(|source| StoryError::NotJson { path, source })?;
         let found = found.unwrap_or(Value::Null);
         if found == expected {
             return Ok(());

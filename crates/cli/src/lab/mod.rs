@@ -21,6 +21,13 @@ use clap::{Args, Subcommand};
 pub(crate) use cache::cache_dir;
 pub(crate) use error::LabError;
 
+/// Memory of the lab's machine, in MiB, where nobody says otherwise.
+const MEMORY_MIB: u64 = 4096;
+/// Processors of the lab's machine, where nobody says otherwise.
+const CPUS: u8 = 2;
+/// Size of the lab's /dev/dax0.0, in MiB, where nobody says otherwise.
+const PMEM_MIB: u64 = 1024;
+
 /// Commands of `firn lab`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum LabCommand {
@@ -62,10 +69,10 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
     /// Memory of the lab's machine, in MiB
-    #[arg(long, value_name = "MIB", default_value_t = 4096, value_parser = clap::value_parser!(u64).range(512..=65536))]
+    #[arg(long, value_name = "MIB", default_value_t = MEMORY_MIB, value_parser = clap::value_parser!(u64).range(512..=65536))]
     pub(crate) memory: u64,
     /// Processors of the lab's machine
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=16))]
+    #[arg(long, value_name = "N", default_value_t = CPUS, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub(crate) cpus: u8,
     /// Stop the command after so many seconds, counted from the start of the lab
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
@@ -77,7 +84,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) pmem: Option<PathBuf>,
     /// Size of /dev/dax0.0, in MiB, where it is created
-    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(64..=1_048_576))]
+    #[arg(long, value_name = "MIB", default_value_t = PMEM_MIB, value_parser = clap::value_parser!(u64).range(64..=1_048_576))]
     pub(crate) pmem_size: u64,
     /// Print one JSON object with exit code, output and error output when the command has ended
     #[arg(long)]
@@ -97,6 +104,30 @@ fn variable(text: &str) -> Result<(String, String), String> {
 /// Whether there is a lab to run commands in.
 pub(crate) fn is_built() -> bool {
     cache_dir().is_some_and(|cache| machine::Lab::open(cache).is_ok())
+}
+
+/// Runs a command in the lab as `firn lab run` does by default, and returns its exit code.
+///
+/// # Errors
+///
+/// The lab itself failed; see [`LabError::exit_code`].
+pub(crate) fn run_command(
+    inputs: Vec<PathBuf>,
+    command: Vec<String>,
+) -> Result<ExitCode, LabError> {
+    let arguments = RunArgs {
+        inputs,
+        out: None,
+        memory: MEMORY_MIB,
+        cpus: CPUS,
+        timeout: None,
+        environment: Vec::new(),
+        pmem: None,
+        pmem_size: PMEM_MIB,
+        json: false,
+        command,
+    };
+    run::run(&arguments).map(ExitCode::from)
 }
 
 /// Carries out a command of `firn lab`.
