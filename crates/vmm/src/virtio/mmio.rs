@@ -10,16 +10,16 @@ use virtio_bindings::virtio_config::{
     VIRTIO_F_VERSION_1,
 };
 use virtio_bindings::virtio_mmio::{
-    VIRTIO_MMIO_CONFIG, VIRTIO_MMIO_CONFIG_GENERATION, VIRTIO_MMIO_DEVICE_FEATURES,
-    VIRTIO_MMIO_DEVICE_FEATURES_SEL, VIRTIO_MMIO_DEVICE_ID, VIRTIO_MMIO_DRIVER_FEATURES,
-    VIRTIO_MMIO_DRIVER_FEATURES_SEL, VIRTIO_MMIO_INT_CONFIG, VIRTIO_MMIO_INT_VRING,
-    VIRTIO_MMIO_INTERRUPT_ACK, VIRTIO_MMIO_INTERRUPT_STATUS, VIRTIO_MMIO_MAGIC_VALUE,
-    VIRTIO_MMIO_QUEUE_AVAIL_HIGH, VIRTIO_MMIO_QUEUE_AVAIL_LOW, VIRTIO_MMIO_QUEUE_DESC_HIGH,
-    VIRTIO_MMIO_QUEUE_DESC_LOW, VIRTIO_MMIO_QUEUE_NOTIFY, VIRTIO_MMIO_QUEUE_NUM,
-    VIRTIO_MMIO_QUEUE_NUM_MAX, VIRTIO_MMIO_QUEUE_READY, VIRTIO_MMIO_QUEUE_SEL,
-    VIRTIO_MMIO_QUEUE_USED_HIGH, VIRTIO_MMIO_QUEUE_USED_LOW, VIRTIO_MMIO_SHM_BASE_HIGH,
-    VIRTIO_MMIO_SHM_BASE_LOW, VIRTIO_MMIO_SHM_LEN_HIGH, VIRTIO_MMIO_SHM_LEN_LOW,
-    VIRTIO_MMIO_STATUS, VIRTIO_MMIO_VENDOR_ID, VIRTIO_MMIO_VERSION,
+    VIRTIO_MMIO_CONFIG, VIRTIO_MMIO_DEVICE_FEATURES, VIRTIO_MMIO_DEVICE_FEATURES_SEL,
+    VIRTIO_MMIO_DEVICE_ID, VIRTIO_MMIO_DRIVER_FEATURES, VIRTIO_MMIO_DRIVER_FEATURES_SEL,
+    VIRTIO_MMIO_INT_CONFIG, VIRTIO_MMIO_INT_VRING, VIRTIO_MMIO_INTERRUPT_ACK,
+    VIRTIO_MMIO_INTERRUPT_STATUS, VIRTIO_MMIO_MAGIC_VALUE, VIRTIO_MMIO_QUEUE_AVAIL_HIGH,
+    VIRTIO_MMIO_QUEUE_AVAIL_LOW, VIRTIO_MMIO_QUEUE_DESC_HIGH, VIRTIO_MMIO_QUEUE_DESC_LOW,
+    VIRTIO_MMIO_QUEUE_NOTIFY, VIRTIO_MMIO_QUEUE_NUM, VIRTIO_MMIO_QUEUE_NUM_MAX,
+    VIRTIO_MMIO_QUEUE_READY, VIRTIO_MMIO_QUEUE_SEL, VIRTIO_MMIO_QUEUE_USED_HIGH,
+    VIRTIO_MMIO_QUEUE_USED_LOW, VIRTIO_MMIO_SHM_BASE_HIGH, VIRTIO_MMIO_SHM_BASE_LOW,
+    VIRTIO_MMIO_SHM_LEN_HIGH, VIRTIO_MMIO_SHM_LEN_LOW, VIRTIO_MMIO_STATUS, VIRTIO_MMIO_VENDOR_ID,
+    VIRTIO_MMIO_VERSION,
 };
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use virtio_queue::QueueT;
@@ -137,7 +137,7 @@ impl<D: VirtioDevice> VirtioMmio<D> {
 
 impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
     /// Offset of the register that takes queue notifications: the guest writes a queue's index, 4 bytes.
-    pub const NOTIFY: u64 = VIRTIO_MMIO_QUEUE_NOTIFY as u64;
+    pub const NOTIFY: u64 = 0x50;
 
     /// Signalled when the guest notifies the device of a queue, by the queues' indices.
     #[must_use]
@@ -272,8 +272,8 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
             | VIRTIO_MMIO_SHM_LEN_HIGH
             | VIRTIO_MMIO_SHM_BASE_LOW
             | VIRTIO_MMIO_SHM_BASE_HIGH => u32::MAX,
-            // No configuration changes but by the driver's own hand: the generation stays.
-            VIRTIO_MMIO_CONFIG_GENERATION => 0,
+            // Registers that are written only, those of legacy devices, and the configuration's generation:
+            // it changes by the driver's own hand alone.
             _ => 0,
         }
     }
@@ -323,14 +323,9 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
         let Some(queue) = index(self.queue_sel).and_then(|index| self.queues.get_mut(index)) else {
             return;
         };
-        let mem = &self.mem;
         let ring = queue.setup();
         if offset == VIRTIO_MMIO_QUEUE_READY {
             ring.set_ready(value == 1);
-            if value == 1 && !ring.is_valid(mem) {
-                ring.set_ready(false);
-                self.fail_setup();
-            }
             return;
         }
         if ring.ready() {
@@ -372,7 +367,10 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
         if self.status & DRIVER_STATUS & !value != 0 {
             return;
         }
-        self.status |= value & VIRTIO_CONFIG_S_FAILED;
+        if value & VIRTIO_CONFIG_S_FAILED != 0 {
+            self.status |= VIRTIO_CONFIG_S_FAILED;
+            self.queues.iter_mut().for_each(VirtQueue::disable);
+        }
         for (step, bit) in STEPS.into_iter().enumerate() {
             let before: u32 = STEPS[..step].iter().sum();
             let refused = self.status & before != before

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -238,8 +238,7 @@ impl OverlayDisk {
             let at = offset + done;
             let (whole, part) = self.split(at, len - done);
             if whole {
-                let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                fallocate(&self.upper, punch, at, part)?;
+                punch_hole(&self.upper, at, part)?;
                 self.mark_changed(at / CLUSTER..(at + part).div_ceil(CLUSTER));
             } else {
                 self.copy_up(at / CLUSTER)?;
@@ -286,15 +285,21 @@ fn place(cluster: u64) -> (usize, u64) {
     (usize::try_from(cluster / 64).unwrap_or(usize::MAX), cluster % 64)
 }
 
+/// A file without a name, on a file system that can make holes in it.
 fn nameless_file(dir: &Path) -> Result<File, Errno> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    match open(dir, flags, Mode::RUSR | Mode::WUSR) {
-        // The answers of a file system, or of a kernel, that knows no nameless files.
+    let opened = open(dir, flags, Mode::RUSR | Mode::WUSR);
+    match opened.and_then(|file| punch_hole(&file, 0, CLUSTER).map(|()| file)) {
+        // The answers of a file system, or of a kernel, that knows neither.
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
             memfd_create("firn-overlay", MemfdFlags::CLOEXEC).map(File::from)
         }
         opened => opened.map(File::from),
     }
+}
+
+fn punch_hole(file: impl AsFd, offset: u64, len: u64) -> Result<(), Errno> {
+    fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len)
 }
 
 fn subslice<'a>(slice: &VolatileSlice<'a>, start: u64, len: u64) -> io::Result<VolatileSlice<'a>> {

@@ -40,6 +40,8 @@ enum Phase {
     Open,
     /// The guest is to be told that it is over.
     Broken,
+    /// The guest has forgotten it, and a program on the host has not read all that the guest sent.
+    Lingering,
 }
 
 /// A connection. Its socket is not blocking; what the socket is ready for is learnt from edge-triggered
@@ -125,9 +127,23 @@ impl Connection {
         self.phase == Phase::Wanted
     }
 
-    /// Whether the program that asked for it went away before the guest learnt of it.
-    pub(super) fn is_abandoned(&self) -> bool {
-        self.phase == Phase::Wanted && self.host_gone
+    /// Whether it is of no use to either side: the program that asked for it went away before the guest
+    /// learnt of it, or the guest ended it and everything has arrived.
+    pub(super) fn is_done(&self) -> bool {
+        match self.phase {
+            Phase::Wanted => self.host_gone,
+            Phase::Lingering => self.buffer.is_empty(),
+            _ => false,
+        }
+    }
+
+    /// The guest ended it at once. What it sent before it said that it sends no more still arrives: Linux
+    /// does not wait for a slow reader for longer than 8 seconds.
+    pub(super) fn on_reset(&mut self) {
+        if self.guest_shutdown & SHUTDOWN_SEND == 0 {
+            self.buffer = VecDeque::new();
+        }
+        self.phase = Phase::Lingering;
     }
 
     /// The guest is to be told that it is over; nothing else happens any more.
@@ -230,7 +246,7 @@ impl Connection {
         if !self.buffer.is_empty() {
             return;
         }
-        if self.guest_shutdown == SHUTDOWN_BOTH {
+        if self.phase == Phase::Open && self.guest_shutdown == SHUTDOWN_BOTH {
             // The last of a clean end (5.10.6.6.1): everything has arrived.
             self.break_off();
         } else if self.guest_shutdown & SHUTDOWN_SEND != 0 && !self.end_passed_on {
@@ -273,7 +289,7 @@ impl Connection {
     pub(super) fn has_work(&self, hold: bool) -> bool {
         match self.phase {
             Phase::Wanted => !hold,
-            Phase::Asked => false,
+            Phase::Asked | Phase::Lingering => false,
             Phase::Accepted | Phase::Broken => true,
             Phase::Open => {
                 (self.wants_to_read() && (self.credit() > 0 || !self.credit_asked))
@@ -304,7 +320,7 @@ impl Connection {
                 return packet(Op::Response);
             }
             Phase::Broken => return packet(Op::Reset),
-            Phase::Asked => return None,
+            Phase::Asked | Phase::Lingering => return None,
             Phase::Open => {}
         }
         if self.wants_to_read() && self.credit() > 0 {

@@ -125,7 +125,8 @@ impl Muxer {
                     self.settle(ports);
                 }
             } else if ports.guest != ANY_PORT {
-                self.greet(ports.guest);
+                let ended = flags.intersects(EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR);
+                self.greet(ports.guest, ended);
             } else {
                 self.accepting = true;
             }
@@ -164,22 +165,22 @@ impl Muxer {
         let interest = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
         if epoll::add(&self.epoll, &stream, token, interest).is_ok() {
             self.greeting.insert(number, stream);
-            self.greet(number);
+            self.greet(number, false);
         }
     }
 
-    /// Reads where a program wants to go, once its first line is complete.
-    fn greet(&mut self, number: u32) {
+    /// Reads where a program wants to go, once its first line is complete; `ended` when it writes no more.
+    fn greet(&mut self, number: u32, ended: bool) {
         let Some(stream) = self.greeting.get(&number) else { return };
         // What follows the line is for the guest: it stays in the socket.
         let mut line = [0; LONGEST_LINE];
         let peeked = match recv(stream, &mut line[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
-            Err(Errno::AGAIN | Errno::INTR) => return,
-            Ok((0, _)) | Err(_) => None,
-            Ok((bytes, _)) => Some(bytes),
+            Ok((bytes, _)) => bytes,
+            Err(Errno::AGAIN | Errno::INTR) if !ended => return,
+            Err(_) => 0,
         };
-        let end = peeked.and_then(|bytes| line[..bytes].iter().position(|byte| *byte == b'\n'));
-        if end.is_none() && peeked.is_some_and(|bytes| bytes < LONGEST_LINE) {
+        let end = line[..peeked].iter().position(|byte| *byte == b'\n');
+        if end.is_none() && (1..LONGEST_LINE).contains(&peeked) && !ended {
             return;
         }
         let Some(stream) = self.greeting.remove(&number) else { return };
@@ -226,7 +227,10 @@ impl Muxer {
         let ports = Ports { host: header.dst_port, guest: header.src_port };
         let op = Op::from_number(header.op);
         if op == Some(Op::Reset) {
-            self.remove(ports);
+            if let Some(connection) = self.connections.get_mut(&ports) {
+                connection.on_reset();
+                self.settle(ports);
+            }
         } else if header.dst_cid != HOST_CID || header.kind != TYPE_STREAM {
             self.refuse(header.dst_cid, ports);
         } else if op == Some(Op::Request) {
@@ -285,7 +289,7 @@ impl Muxer {
     /// Looks after a connection to which something happened.
     fn settle(&mut self, ports: Ports) {
         let Some(connection) = self.connections.get_mut(&ports) else { return };
-        if connection.is_abandoned() {
+        if connection.is_done() {
             self.remove(ports);
         } else if !connection.queued && connection.has_work(self.hold) {
             connection.queued = true;
