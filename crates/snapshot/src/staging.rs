@@ -14,6 +14,7 @@ use rustix::fs::{
     openat, renameat, renameat_with, statat, unlinkat,
 };
 use rustix::io::Errno;
+use rustix::path::Arg;
 use uuid::Uuid;
 
 use crate::container::{CONTAINER_FILE, FILES, MAGIC};
@@ -172,8 +173,15 @@ fn lock(parent: &OwnedFd, name: &str) -> Result<Option<OwnedFd>, Errno> {
         Err(Errno::WOULDBLOCK) => return Ok(None),
         result => result?,
     }
-    let (locked, named) = (fstat(&dir)?, statat(parent, name, AtFlags::SYMLINK_NOFOLLOW));
-    Ok(named.is_ok_and(|named| named.st_ino == locked.st_ino).then_some(dir))
+    Ok(is_at(&dir, parent, name).then_some(dir))
+}
+
+/// Whether `name` in `parent` is the directory that is open as `dir`.
+fn is_at(dir: &OwnedFd, parent: &OwnedFd, name: impl Arg) -> bool {
+    match (fstat(dir), statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)) {
+        (Ok(open), Ok(named)) => (open.st_dev, open.st_ino) == (named.st_dev, named.st_ino),
+        _ => false,
+    }
 }
 
 /// Removes the staging directories in `parent` whose owners are gone. What fails is left: it harms nothing but space.
@@ -208,31 +216,52 @@ fn remove_dir(parent: &OwnedFd, dir: &OwnedFd, name: &str) {
 
 /// Checks that the destination is absent, or a snapshot and nothing more.
 fn check_replaceable(parent: &OwnedFd, name: &OsStr, path: &Path) -> Result<(), FreezeError> {
-    let refuse = |reason| Err(FreezeError::NotASnapshot { path: path.into(), reason });
+    for _ in 0..MAX_ATTEMPTS {
+        let dir = match openat(parent, name, DIR_FLAGS, Mode::empty()) {
+            Err(Errno::NOENT) => return Ok(()),
+            Err(Errno::NOTDIR | Errno::LOOP) => {
+                return Err(not_a_snapshot(path, "it is not a directory"));
+            }
+            Err(errno) => return Err(io_error(path, "open", errno.into())),
+            Ok(dir) => dir,
+        };
+        match check_is_snapshot(&dir, path) {
+            // Replaced by another freeze meanwhile: what was looked at is being removed.
+            Err(_) if !is_at(&dir, parent, name) => {}
+            result => return result,
+        }
+    }
+    Err(FreezeError::Contended { path: path.into() })
+}
+
+/// Checks that `dir` holds a snapshot's files and no others.
+fn check_is_snapshot(dir: &OwnedFd, path: &Path) -> Result<(), FreezeError> {
     let io = |errno: Errno| io_error(path, "look at", errno.into());
-    let dir = match openat(parent, name, DIR_FLAGS, Mode::empty()) {
-        Err(Errno::NOENT) => return Ok(()),
-        Err(Errno::NOTDIR | Errno::LOOP) => return refuse("it is not a directory"),
-        result => result.map_err(io)?,
-    };
-    for entry in Dir::read_from(&dir).map_err(io)? {
+    for entry in Dir::read_from(dir).map_err(io)? {
         let entry = entry.map_err(io)?;
         let name = entry.file_name().to_bytes();
         let known = FILES.iter().any(|file| file.as_bytes() == name);
         if !known && name != b"." && name != b".." {
-            return refuse("it holds other files than a snapshot's");
+            return Err(not_a_snapshot(path, "it holds other files than a snapshot's"));
         }
     }
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let container = match openat(&dir, CONTAINER_FILE, flags, Mode::empty()) {
-        Err(Errno::NOENT) => return refuse("it holds no snapshot.firn"),
+    let container = match openat(dir, CONTAINER_FILE, flags, Mode::empty()) {
+        Err(Errno::NOENT) => return Err(not_a_snapshot(path, "it holds no snapshot.firn")),
         result => result.map_err(io)?,
     };
     let mut magic = [0; MAGIC.len()];
     match rustix::io::pread(&container, &mut magic, 0) {
         Ok(_) if magic == MAGIC => Ok(()),
-        _ => refuse("its snapshot.firn does not start with \"firn snapshot\""),
+        _ => {
+            let reason = "its snapshot.firn does not start with \"firn snapshot\"";
+            Err(not_a_snapshot(path, reason))
+        }
     }
+}
+
+fn not_a_snapshot(path: &Path, reason: &'static str) -> FreezeError {
+    FreezeError::NotASnapshot { path: path.into(), reason }
 }
 
 fn io_error(path: &Path, action: &'static str, source: io::Error) -> FreezeError {
