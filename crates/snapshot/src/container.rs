@@ -245,7 +245,7 @@ impl Header {
                 host: HOST_ARCHITECTURE,
             });
         }
-        if u32_at(bytes, PREAMBLE_LEN + 4) != 5 {
+        if usize::try_from(u32_at(bytes, PREAMBLE_LEN + 4)) != Ok(Section::TABLE.len()) {
             return Err(malformed("it does not list the five sections of version 1"));
         }
         let mut entries =

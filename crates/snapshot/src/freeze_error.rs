@@ -51,8 +51,8 @@ pub enum FreezeError {
     },
     /// No space, or a quota reached.
     #[error(
-        "no space to write {}: it needs {needed} bytes, and {available} are available; free some, or \
-         choose another file system",
+        "no space (or quota) to write {}: it needs {needed} bytes, and {available} are available; free \
+         some, or choose another file system",
         .path.display()
     )]
     NoSpace {
