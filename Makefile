@@ -13,7 +13,7 @@ sudo := $(if $(filter-out 0,$(shell id -u)),sudo)
 hardware := $(shell grep -qwE 'vmx|svm' /proc/cpuinfo && test -w /dev/kvm && echo yes)
 guests := $(if $(hardware),guest,lab)
 
-.PHONY: setup build guest lab demo test unit-tests lab-tests guest-tests lint deny clean
+.PHONY: setup build guest lab demo test unit-tests lab-tests guest-tests bench lint deny clean
 
 setup:
 	@command -v cargo >/dev/null || { echo "cargo is missing: install Rust (rustup) first" >&2; exit 1; }
@@ -49,6 +49,17 @@ guest-tests: $(guests)
 	$(if $(hardware), \
 	    FIRN=$(abspath $(firn)) "$$binary" --test-threads=1, \
 	    $(firn) lab run --in "$$binary" --env FIRN=/bin/firn -- "/in/$${binary##*/}" --test-threads=1)
+
+# Does a thaw's own work grow with guest memory?
+bench: $(guests)
+	@binary=$$(cargo bench -p firn --bench thaw_growth --no-run --message-format=json-render-diagnostics \
+	    | sed -nE 's/.*"name":"thaw_growth".*"executable":"([^"]+)".*/\1/p'); \
+	test -n "$$binary" || { echo "cargo names no benchmark thaw_growth" >&2; exit 1; }; \
+	echo "It runs $(if $(hardware),under this machine's KVM,in the lab, where only the ratio means something)."; \
+	$(if $(hardware), \
+	    FIRN=$(abspath $(firn)) FIRN_FUNCTIONS=guest/functions "$$binary" --bench, \
+	    $(firn) lab run --in "$$binary" --in guest/functions --env FIRN=/bin/firn --env FIRN_FUNCTIONS=/in/functions \
+	        -- "/in/$${binary##*/}" --bench)
 
 lint: setup
 	cargo fmt --check
