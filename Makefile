@@ -13,6 +13,7 @@ sudo := $(if $(filter-out 0,$(shell id -u)),sudo)
 hardware := $(shell grep -qwE 'vmx|svm' /proc/cpuinfo && test -w /dev/kvm && echo yes)
 guests := $(if $(hardware),guest,lab)
 
+.NOTPARALLEL:
 .PHONY: setup build guest lab demo test unit-tests lab-tests guest-tests bench lint deny clean
 
 setup:
@@ -48,7 +49,7 @@ guest-tests: $(guests)
 	echo "The guests' tests run $(if $(hardware),under this machine's KVM,in the lab)."; \
 	$(if $(hardware), \
 	    FIRN=$(abspath $(firn)) "$$binary" --test-threads=1, \
-	    $(firn) lab run --in "$$binary" --env FIRN=/bin/firn -- "/in/$${binary##*/}" --test-threads=1)
+	    $(firn) lab run --timeout 1800 --in "$$binary" --env FIRN=/bin/firn -- "/in/$${binary##*/}" --test-threads=1)
 
 # Does a thaw's own work grow with guest memory?
 bench: $(guests)

@@ -46,14 +46,16 @@ fresh() {
     printf '%s\n' "$cache/$1.new"
 }
 
+# apt's own temporary files stay in the cache too, where the next run removes what an interrupted one left.
 private_apt() {
-    "$@" -c "$apt_dir/apt.conf"
+    TMPDIR=$apt_dir/tmp "$@" -c "$apt_dir/apt.conf"
 }
 
 # The system's own Debian mirror (URI and key ring), with the backports suite of the same mirror added.
 apt_setup() {
     local uri release component origin created options='' sources=''
-    mkdir -p "$apt_dir"/{lists/partial,archives/partial,etc/preferences.d}
+    rm -rf "$apt_dir/tmp"
+    mkdir -p "$apt_dir"/{lists/partial,archives/partial,etc/preferences.d,tmp}
     : >"$apt_dir/status"
     local keys=/usr/share/keyrings/debian-archive-keyring.gpg
     [[ ! -f $keys ]] || options="[signed-by=$keys] "
@@ -75,6 +77,7 @@ APT::Architectures { "amd64"; };
 APT::Install-Recommends "false";
 APT::Sandbox::User "";
 APT::Get::Assume-Yes "true";
+APT::Update::Error-Mode "any";
 Acquire::Retries "3";
 Acquire::Languages "none";
 Acquire::GzipIndexes "true";
@@ -112,7 +115,7 @@ unpack() {
         apt_ready=1
     fi
     # "Inst NAME (VERSION ORIGIN [ARCH])", one line a package.
-    mapfile -t plan < <(private_apt apt-get -qq --simulate install "$@" | sed -nE 's/^Inst ([^ ]+) \(([^ ]+) .*/\1=\2/p' | grep -P "^($pattern)=")
+    mapfile -t plan < <(trap - ERR; private_apt apt-get -qq --simulate install "$@" | sed -nE 's/^Inst ([^ ]+) \(([^ ]+) .*/\1=\2/p' | grep -P "^($pattern)=")
     ((${#plan[@]} > 0)) || die "apt cannot resolve: $*"
     say "downloading ${#plan[@]} packages for: $*"
     (cd "$apt_dir/archives" && private_apt apt-get -qq download "${plan[@]}") || die "apt could not download: ${plan[*]}"

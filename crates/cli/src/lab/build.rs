@@ -1,8 +1,14 @@
 //! Builds the lab by the scripts of the repository, which are carried in the program so that it works from any folder.
 
 use std::fs;
+use std::io;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 use super::LabError;
 
@@ -33,8 +39,28 @@ pub(crate) fn build() -> Result<(), LabError> {
     script(&folder.path().join("lab/build.sh"), None)
 }
 
+/// Runs a script to its end, or until this process is asked to end. Then what the script started is ended first, so that
+/// nothing goes on alone and no temporary file is left.
 fn script(path: &Path, argument: Option<&Path>) -> Result<(), LabError> {
-    let status =
-        Command::new("bash").arg(path).args(argument).status().map_err(LabError::Script)?;
-    if status.success() { Ok(()) } else { Err(LabError::Build { status }) }
+    let mut signals = Signals::new([SIGCHLD, SIGHUP, SIGINT, SIGTERM]).map_err(LabError::Script)?;
+    let mut script = Command::new("bash")
+        .arg(path)
+        .args(argument)
+        .process_group(0)
+        .spawn()
+        .map_err(LabError::Script)?;
+    for signal in signals.forever() {
+        if signal != SIGCHLD {
+            // An error means that it has ended already.
+            let _ = kill_process_group(Pid::from_child(&script), Signal::TERM);
+            script.wait().map_err(LabError::Script)?;
+            return Err(LabError::Interrupted { signal });
+        }
+        match script.try_wait().map_err(LabError::Script)? {
+            Some(status) if status.success() => return Ok(()),
+            Some(status) => return Err(LabError::Build { status }),
+            None => {}
+        }
+    }
+    Err(LabError::Script(io::Error::other("its end was missed")))
 }
