@@ -110,20 +110,6 @@ pub enum OpenError {
         /// Version that is read.
         supported: u32,
     },
-    /// The machine state has a version that the monitor does not read.
-    #[error(
-        "{} has machine-state version {found}; this firn reads version {supported}: thaw it with the \
-         firn that froze it, or freeze again",
-        .path.display()
-    )]
-    MachineStateVersion {
-        /// The file.
-        path: PathBuf,
-        /// Version of the file.
-        found: u32,
-        /// Version that is read.
-        supported: u32,
-    },
     /// The profile has a version that this firn does not read.
     #[error(
         "{} has profile version {found}; this firn reads version {supported}: thaw it with the firn \

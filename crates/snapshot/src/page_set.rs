@@ -70,20 +70,6 @@ impl PageSet {
         }
     }
 
-    /// Takes all of `range` out of the set.
-    ///
-    /// # Panics
-    /// When `range` ends past `pages()`.
-    pub fn remove_range(&mut self, range: Range<u64>) {
-        assert!(range.end <= self.pages, "pages up to {} of a set of {}", range.end, self.pages);
-        let mut page = range.start;
-        while page < range.end {
-            let (mask, next) = word_mask(page, range.end);
-            self.words[word_index(page)] &= !mask;
-            page = next;
-        }
-    }
-
     /// How many pages are in the set.
     #[must_use]
     pub fn count(&self) -> u64 {

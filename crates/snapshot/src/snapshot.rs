@@ -98,25 +98,10 @@ impl Snapshot {
         &self.manifest
     }
 
-    /// The machine state's version and its bytes, CRC checked.
+    /// The machine state's version and its bytes, CRC checked. The caller compares the version with those it reads.
     #[must_use]
     pub fn machine_state(&self) -> (u32, &[u8]) {
         (self.machine_state_version, &self.machine_state)
-    }
-
-    /// The machine state's bytes, when they have the version that the caller reads.
-    ///
-    /// # Errors
-    /// [`OpenError::MachineStateVersion`] when they have another.
-    pub fn machine_state_of_version(&self, supported: u32) -> Result<&[u8], OpenError> {
-        if self.machine_state_version != supported {
-            return Err(OpenError::MachineStateVersion {
-                path: self.path.join(CONTAINER_FILE),
-                found: self.machine_state_version,
-                supported,
-            });
-        }
-        Ok(&self.machine_state)
     }
 
     /// The version of the profile section. Version 1 is empty.

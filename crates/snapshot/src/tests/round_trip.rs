@@ -11,7 +11,7 @@ use proptest::test_runner::Config;
 use super::support::{Memory, description, destination, file_with, freeze, names_in};
 use crate::{
     Chunk, Description, DigestError, DiskInfo, DiskSource, FreezeError, ImageKind, MemoryLayout,
-    MemoryRegion, OpenError, PAGE_SIZE, PageSource, Snapshot, Writer, verify,
+    MemoryRegion, PAGE_SIZE, PageSource, Snapshot, Writer, verify,
 };
 
 #[test]
@@ -49,19 +49,6 @@ fn other_users_cannot_read_a_snapshot() {
     for name in names_in(&path) {
         assert_eq!(mode(path.join(name)), 0);
     }
-}
-
-#[test]
-fn the_machine_states_version_is_the_callers() {
-    let (_dir, path) = destination();
-    let mut memory = Memory::zeroed(1);
-    freeze(&path, &mut memory, ImageKind::Sparse, None, description(), b"state");
-    let snapshot = Snapshot::open(&path).unwrap();
-    assert_eq!(snapshot.machine_state_of_version(3).unwrap(), b"state");
-    assert!(matches!(
-        snapshot.machine_state_of_version(4),
-        Err(OpenError::MachineStateVersion { found: 3, supported: 4, .. })
-    ));
 }
 
 #[test]
