@@ -80,16 +80,16 @@ pub(crate) type SerialPort = Serial<SerialIrq, NoEvents, Console>;
 /// Part of the machine state: a change needs a new machine-state version.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SerialRegisters {
-    baud_divisor_low: u8,
-    baud_divisor_high: u8,
-    interrupt_enable: u8,
-    interrupt_identification: u8,
-    line_control: u8,
-    line_status: u8,
-    modem_control: u8,
-    modem_status: u8,
-    scratch: u8,
-    in_buffer: Vec<u8>,
+    pub(crate) baud_divisor_low: u8,
+    pub(crate) baud_divisor_high: u8,
+    pub(crate) interrupt_enable: u8,
+    pub(crate) interrupt_identification: u8,
+    pub(crate) line_control: u8,
+    pub(crate) line_status: u8,
+    pub(crate) modem_control: u8,
+    pub(crate) modem_status: u8,
+    pub(crate) scratch: u8,
+    pub(crate) in_buffer: Vec<u8>,
 }
 
 impl From<SerialState> for SerialRegisters {

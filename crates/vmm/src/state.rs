@@ -3,12 +3,13 @@
 //! It has a version of its own, kept by the snapshot's header, outside these bytes. Any change to a
 //! struct that is serialised here needs a new [`MACHINE_STATE_VERSION`].
 
+use kvm_bindings::{kvm_cpuid_entry2, kvm_irqchip, kvm_msr_entry};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::console::SerialRegisters;
 use crate::vcpu::state::VcpuState;
-use crate::virtio::TransportState;
+use crate::virtio::{DeviceState, QueueRegisters, TransportState};
 use crate::vm::VmState;
 
 /// Version of the machine state that this build writes and reads.
@@ -62,3 +63,23 @@ impl MachineState {
         if rest.is_empty() { Ok(state) } else { Err(DecodeStateError::TrailingBytes(rest.len())) }
     }
 }
+
+/// Sizes of what version 1 serialises. Where the build fails here, the machine state's format has
+/// changed: raise [`MACHINE_STATE_VERSION`], and add a golden state of the new version beside the old.
+const _: () = {
+    assert!(MACHINE_STATE_VERSION == 1);
+    assert!(size_of::<MachineState>() == 160);
+    assert!(size_of::<VmState>() == 72);
+    assert!(size_of::<VcpuState>() == 6216);
+    assert!(size_of::<SerialRegisters>() == 40);
+    assert!(size_of::<TransportState>() == 88);
+    assert!(size_of::<DeviceState>() == 32);
+    assert!(size_of::<QueueRegisters>() == 40);
+    assert!(size_of::<kvm_irqchip>() == 520);
+    assert!(size_of::<kvm_cpuid_entry2>() == 40);
+    assert!(size_of::<kvm_msr_entry>() == 16);
+};
+
+#[cfg(test)]
+#[path = "state_tests.rs"]
+mod tests;

@@ -36,8 +36,8 @@ fn failed(operation: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> VmError 
 /// Part of the machine state: a change needs a new machine-state version.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct VmState {
-    irqchips: Vec<kvm_irqchip>,
-    clock: kvm_clock_data,
+    pub(crate) irqchips: Vec<kvm_irqchip>,
+    pub(crate) clock: kvm_clock_data,
 }
 
 impl VmState {

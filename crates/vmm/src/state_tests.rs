@@ -1,0 +1,107 @@
+use kvm_bindings::{
+    KVM_IRQCHIP_IOAPIC, kvm_clock_data, kvm_cpuid_entry2, kvm_irqchip, kvm_mp_state, kvm_msr_entry,
+    kvm_regs, kvm_sregs,
+};
+
+use super::{DecodeStateError, MACHINE_STATE_VERSION, MachineState};
+use crate::console::SerialRegisters;
+use crate::vcpu::state::VcpuState;
+use crate::virtio::{
+    BalloonState, BlockState, DeviceState, QueueRegisters, TransportState, VsockState,
+};
+use crate::vm::VmState;
+
+/// Machine state of version 1 as the first firn wrote it. It never changes.
+const GOLDEN: &[u8] = include_bytes!("../tests/golden/machine-state-v1.bin");
+
+/// No two values of one type are alike, so that fields that change places are seen.
+fn state() -> MachineState {
+    let queue = QueueRegisters {
+        max_size: 256,
+        size: 128,
+        ready: true,
+        event_idx: false,
+        next_avail: 11,
+        next_used: 12,
+        desc_table: 0x1_0000,
+        avail_ring: 0x2_0000,
+        used_ring: 0x3_0000,
+    };
+    let transport = |device| TransportState {
+        status: 15,
+        interrupt_status: 1,
+        driver_features: 1 << 32 | 2,
+        device_features_sel: 3,
+        driver_features_sel: 4,
+        queue_sel: 5,
+        queues: vec![queue],
+        device,
+    };
+    let block = BlockState {
+        sectors: 77,
+        read_only: true,
+        serial: *b"root\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0",
+    };
+    MachineState {
+        vm: VmState {
+            irqchips: vec![kvm_irqchip { chip_id: KVM_IRQCHIP_IOAPIC, ..Default::default() }],
+            clock: kvm_clock_data { clock: 123_456_789, ..Default::default() },
+        },
+        vcpus: vec![VcpuState {
+            cpuid: vec![kvm_cpuid_entry2 { function: 7, ebx: 8, ..Default::default() }],
+            mp_state: kvm_mp_state { mp_state: 3 },
+            regs: kvm_regs { rax: 1, rip: 2, rflags: 0x202, ..Default::default() },
+            sregs: kvm_sregs { cr3: 0x9000, efer: 0xd01, ..Default::default() },
+            xsave: Default::default(),
+            xcrs: Default::default(),
+            debug_regs: Default::default(),
+            lapic: Default::default(),
+            msrs: vec![kvm_msr_entry { index: 0x10, data: 99, ..Default::default() }],
+            events: Default::default(),
+            tsc_khz: 2_596_124,
+        }],
+        serial: SerialRegisters {
+            baud_divisor_low: 1,
+            baud_divisor_high: 2,
+            interrupt_enable: 3,
+            interrupt_identification: 4,
+            line_control: 5,
+            line_status: 6,
+            modem_control: 7,
+            modem_status: 8,
+            scratch: 9,
+            in_buffer: vec![10, 11],
+        },
+        virtio: vec![
+            transport(DeviceState::Block(block)),
+            transport(DeviceState::Rng),
+            transport(DeviceState::Balloon(BalloonState { actual: 21, poison: 22 })),
+            transport(DeviceState::Vsock(VsockState { next_port: 31 })),
+        ],
+    }
+}
+
+#[test]
+fn version_1_is_written_and_read_as_ever() {
+    assert_eq!(MACHINE_STATE_VERSION, 1);
+    assert!(state().encode().unwrap() == GOLDEN, "version 1 is encoded in another way than before");
+    let decoded = MachineState::decode(1, GOLDEN).unwrap();
+    assert!(decoded.encode().unwrap() == GOLDEN);
+    assert_eq!(decoded.vcpus[0].regs.rip, 2);
+    assert_eq!(decoded.virtio[3].device, DeviceState::Vsock(VsockState { next_port: 31 }));
+}
+
+#[test]
+fn other_versions_and_damage_are_refused() {
+    for version in [0, 2, u32::MAX] {
+        let error = MachineState::decode(version, GOLDEN).unwrap_err();
+        assert!(
+            matches!(error, DecodeStateError::Version { found, supported: 1 } if found == version)
+        );
+    }
+    for len in 0..GOLDEN.len() {
+        assert!(MachineState::decode(1, &GOLDEN[..len]).is_err(), "cut to {len} bytes");
+    }
+    let longer = [GOLDEN, &[0]].concat();
+    assert!(matches!(MachineState::decode(1, &longer), Err(DecodeStateError::TrailingBytes(1))));
+}
