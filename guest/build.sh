@@ -41,7 +41,7 @@ make_root() {
         ln -s "usr/$folder" "$root/$folder"
     done
     unpack "$root" "$needed" "${root_packages[@]}"
-    rm -rf "$root"/usr/share/{applications,bash-completion,bug,doc,doc-base,info,lintian,locale,man,menu,pixmaps}
+    rm -rf "${root:?}"/usr/share/{applications,bash-completion,bug,doc,doc-base,info,lintian,locale,man,menu,pixmaps}
     chmod 1777 "$root/tmp" "$root/var/tmp"
     printf 'root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n' >"$root/etc/passwd"
     printf 'root:x:0:\nnogroup:x:65534:\n' >"$root/etc/group"
@@ -76,7 +76,7 @@ if ! built guest/overlay.ext4 "$key"; then
     publish guest/overlay.ext4 "$key" "$cache/guest/overlay.ext4.new"
 fi
 
-key=$(cat "$here/build.sh" | sha256sum)
+key=$(sha256sum <"$here/build.sh")
 if ! built guest/root.erofs "$key"; then
     root=$(fresh guest/root)
     make_root "$root"

@@ -4,12 +4,12 @@
 # shellcheck shell=bash
 
 cache=${FIRN_CACHE:-${XDG_CACHE_HOME:-${HOME:?HOME is not set: set FIRN_CACHE}/.cache}/firn}
-suite=bookworm
-backports=$suite-backports
+mkdir -p "$cache/stamps" "$cache/apt"
+cache=$(cd "$cache" && pwd)
 apt_dir=$cache/apt
 tools=$cache/tools
-mkdir -p "$cache/stamps" "$apt_dir"
-cache=$(cd "$cache" && pwd)
+suite=bookworm
+backports=$suite-backports
 
 say() { printf 'firn: %s\n' "$*" >&2; }
 die() { printf 'firn: error: %s\n' "$*" >&2; exit 1; }
@@ -51,48 +51,29 @@ private_apt() {
     TMPDIR=$apt_dir/tmp "$@" -c "$apt_dir/apt.conf"
 }
 
-# The system's own Debian mirror (URI and key ring), with the backports suite of the same mirror added.
+# The system's own Debian mirror with the backports suite of the same mirror added. Which of the system's sources are Debian's is told by
+# their Release files, read into lists of our own: the system's may be empty, and other repositories use Debian's suite names.
 apt_setup() {
-    local uri release component origin created options='' sources=''
-    rm -rf "$apt_dir/tmp"
-    mkdir -p "$apt_dir"/{lists/partial,archives/partial,etc/preferences.d,tmp}
-    : >"$apt_dir/status"
+    local uri release component architecture created file options='' sources=''
     local keys=/usr/share/keyrings/debian-archive-keyring.gpg
-    [[ ! -f $keys ]] || options="[signed-by=$keys] "
-    while IFS='|' read -r uri release component origin created; do
-        [[ $created == Packages && $component == main ]] || continue
-        [[ $origin == Debian || $origin == *ORIGIN* ]] || continue
-        case $release in
-            "$suite") sources+="deb $options$uri $release main"$'\n'"deb $options$uri $backports main"$'\n' ;;
-            "$suite-updates" | "$suite-security" | "$suite/updates") sources+="deb $options$uri $release main"$'\n' ;;
-        esac
-    done < <(apt-get indextargets --format '$(REPO_URI)|$(RELEASE)|$(COMPONENT)|$(ORIGIN)|$(CREATED_BY)')
-    [[ $sources == *"$backports"* ]] || die "no Debian $suite mirror is configured in /etc/apt: add one (component main) to its sources"
-    printf '%s' "$sources" >"$apt_dir/etc/sources.list"
+    rm -rf "${apt_dir:?}"/{tmp,lists,sources}
+    mkdir -p "$apt_dir"/{tmp,lists/partial,sources/partial,archives/partial,etc/preferences.d}
+    : >"$apt_dir/status"
     cat >"$apt_dir/apt.conf" <<CONF
 #clear APT::Update;
 #clear DPkg;
 APT::Architecture "amd64";
 APT::Architectures { "amd64"; };
+APT::Get::Assume-Yes "true";
 APT::Install-Recommends "false";
 APT::Sandbox::User "";
-APT::Get::Assume-Yes "true";
-APT::Update::Error-Mode "any";
-Acquire::Retries "3";
 Acquire::Languages "none";
-Acquire::GzipIndexes "true";
-Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";
-Acquire::IndexTargets::deb::DEP-11-icons-small::DefaultEnabled "false";
-Acquire::IndexTargets::deb::DEP-11-icons::DefaultEnabled "false";
-Acquire::IndexTargets::deb::DEP-11-icons-hidpi::DefaultEnabled "false";
-Dir::Etc::sourcelist "$apt_dir/etc/sources.list";
-Dir::Etc::sourceparts "-";
-Dir::Etc::preferences "-";
-Dir::Etc::preferencesparts "$apt_dir/etc/preferences.d";
+Acquire::Retries "3";
+$(printf 'Acquire::IndexTargets::deb::%s::DefaultEnabled "false";\n' DEP-11 DEP-11-icons{-small,,-hidpi})
 Dir::State "$apt_dir";
-Dir::State::lists "$apt_dir/lists";
-Dir::State::status "$apt_dir/status";
 Dir::State::extended_states "$apt_dir/extended_states";
+Dir::State::lists "$apt_dir/sources";
+Dir::State::status "$apt_dir/status";
 Dir::Cache "$apt_dir";
 Dir::Cache::archives "$apt_dir/archives";
 Dir::Cache::pkgcache "$apt_dir/pkgcache.bin";
@@ -100,6 +81,31 @@ Dir::Cache::srcpkgcache "";
 Dir::Log "$apt_dir/log";
 CONF
     say "reading the package lists"
+    # A repository of others that cannot be reached is no matter; a missing Debian is found out below.
+    private_apt apt-get -qq -o Acquire::IndexTargets::deb::Packages::DefaultEnabled=false update || true
+    [[ ! -f $keys ]] || options="[signed-by=$keys] "
+    # shellcheck disable=SC2016  # the fields are apt's
+    while IFS='|' read -r uri release component architecture created file; do
+        file=${file%"_${component}_binary-amd64_Packages"}
+        [[ $created == Packages && $component == main && $architecture == amd64 ]] || continue
+        grep -qxs 'Origin: Debian' "${file}_InRelease" "${file}_Release" || continue
+        case $release in
+            "$suite") sources+="deb $options$uri $release main"$'\n'"deb $options$uri $backports main"$'\n' ;;
+            "$suite-updates" | "$suite-security" | "$suite/updates") sources+="deb $options$uri $release main"$'\n' ;;
+        esac
+    done < <(private_apt apt-get --no-release-info indextargets \
+        --format '$(REPO_URI)|$(RELEASE)|$(COMPONENT)|$(ARCHITECTURE)|$(CREATED_BY)|$(FILENAME)')
+    [[ $sources == *"$backports"* ]] ||
+        die "no Debian mirror with $suite answers: check the network, and that /etc/apt names one (suite $suite, component main)"
+    printf '%s' "$sources" >"$apt_dir/etc/sources.list"
+    cat >>"$apt_dir/apt.conf" <<CONF
+APT::Update::Error-Mode "any";
+Dir::Etc::preferences "-";
+Dir::Etc::preferencesparts "$apt_dir/etc/preferences.d";
+Dir::Etc::sourcelist "$apt_dir/etc/sources.list";
+Dir::Etc::sourceparts "-";
+Dir::State::lists "$apt_dir/lists";
+CONF
     private_apt apt-get -qq update || die "apt could not read the package lists (its messages are above): check the network and /etc/apt"
 }
 

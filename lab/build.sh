@@ -18,7 +18,7 @@ key="1 qemu-system-x86 $backports"
 if ! built lab/qemu "$key"; then
     dir=$(fresh lab/qemu)
     unpack "$dir" '.*' -t "$backports" qemu-system-x86
-    rm -rf "$dir"/usr/share/{doc,man,locale,alsa,lintian,bash-completion} "$dir"/{etc,var}
+    rm -rf "${dir:?}"/{etc,var,usr/share/{doc,man,locale,alsa,lintian,bash-completion}}
     publish lab/qemu "$key" "$dir"
 fi
 

@@ -1,5 +1,5 @@
-# Sourced by the build scripts: what the lab and the guest have in common, the tools and the kernel.
-# shellcheck shell=bash
+# Sourced by the build scripts, after apt.sh: what the lab and the guest have in common, the tools and the kernel.
+# shellcheck shell=bash disable=SC2154  # cache and the like are apt.sh's
 
 # Programs that only the building needs. They come from Debian too, so that a build depends on nothing that a system may lack.
 tools_packages=(busybox-static e2fsprogs erofs-utils xz-utils zstd)
