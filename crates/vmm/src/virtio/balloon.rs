@@ -152,3 +152,7 @@ impl<P: PageDiscard> VirtioDevice for Balloon<P> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[path = "balloon_tests.rs"]
+mod tests;

@@ -230,3 +230,7 @@ pub(crate) fn to_usize(len: u32) -> usize {
 pub(crate) fn to_u64(len: usize) -> u64 {
     u64::try_from(len).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+#[path = "chain_tests.rs"]
+mod tests;

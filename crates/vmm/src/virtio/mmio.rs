@@ -211,19 +211,24 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
     /// # Errors
     /// See [`RestoreDeviceError`]; the device is of no use afterwards.
     pub fn restore(&mut self, state: &TransportState) -> Result<(), RestoreDeviceError> {
+        // The device first: its errors say best what is wrong.
+        let works = works(state.status);
+        self.device.restore(&state.device, works)?;
         if state.queues.len() != self.queues.len() {
             return Err(RestoreDeviceError::QueueCount {
                 offered: self.queues.len(),
                 saved: state.queues.len(),
             });
         }
+        // Before they are agreed on, a driver may have written anything.
+        let agreed = state.status & VIRTIO_CONFIG_S_FEATURES_OK != 0;
         let missing = state.driver_features & !self.offered_features();
-        if missing != 0 {
+        if agreed && missing != 0 {
             return Err(RestoreDeviceError::Features { missing });
         }
         let running = state.status & VIRTIO_CONFIG_S_DRIVER_OK != 0;
         if state.status & !(DRIVER_STATUS | VIRTIO_CONFIG_S_NEEDS_RESET) != 0
-            || (running && state.status & VIRTIO_CONFIG_S_FEATURES_OK == 0)
+            || (running && !agreed)
         {
             return Err(RestoreDeviceError::Status { status: state.status });
         }
@@ -233,20 +238,13 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
         self.device_features_sel = state.device_features_sel;
         self.driver_features_sel = state.driver_features_sel;
         self.queue_sel = state.queue_sel;
-        let works = self.works();
         for (index, (queue, saved)) in (0..).zip(self.queues.iter_mut().zip(&state.queues)) {
             queue.restore(*saved)?;
             if works && !queue.enable(saved.event_idx, &self.mem) {
                 return Err(RestoreDeviceError::QueueOutside { queue: index });
             }
         }
-        self.device.restore(&state.device, works)
-    }
-
-    /// Whether the driver has started and neither side has given up.
-    fn works(&self) -> bool {
-        let given_up = VIRTIO_CONFIG_S_FAILED | VIRTIO_CONFIG_S_NEEDS_RESET;
-        self.status & (VIRTIO_CONFIG_S_DRIVER_OK | given_up) == VIRTIO_CONFIG_S_DRIVER_OK
+        Ok(())
     }
 
     fn offered_features(&self) -> u64 {
@@ -392,7 +390,7 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
     }
 
     fn start(&mut self) {
-        if !self.works() {
+        if !works(self.status) {
             return;
         }
         let event_idx = self.driver_features & 1 << VIRTIO_RING_F_EVENT_IDX != 0;
@@ -489,6 +487,12 @@ impl<D: VirtioDevice + ?Sized> MutEventSubscriber for VirtioMmio<D> {
     }
 }
 
+/// Whether the driver has started and neither side has given up.
+fn works(status: u32) -> bool {
+    let given_up = VIRTIO_CONFIG_S_FAILED | VIRTIO_CONFIG_S_NEEDS_RESET;
+    status & (VIRTIO_CONFIG_S_DRIVER_OK | given_up) == VIRTIO_CONFIG_S_DRIVER_OK
+}
+
 /// Which 32 bits of `features` a selector shows; there are 64.
 fn half(features: u64, selector: u32) -> u32 {
     let shifted = if selector < 2 { features >> (32 * selector) } else { 0 };
@@ -503,3 +507,7 @@ fn notify(event: &EventFd) {
     // Fails only when the counter is full, and then the other side is yet to see 2^64 - 2 events.
     let _ = event.write(1);
 }
+
+#[cfg(test)]
+#[path = "mmio_tests.rs"]
+mod tests;

@@ -9,10 +9,14 @@ mod balloon;
 mod block;
 mod chain;
 mod device;
+#[cfg(test)]
+mod hostile_tests;
 mod mmio;
 mod queue;
 mod rng;
 mod state;
+#[cfg(test)]
+mod testing;
 mod vsock;
 
 pub use balloon::{Balloon, BalloonCounters, PageDiscard};

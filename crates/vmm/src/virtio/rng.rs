@@ -75,3 +75,7 @@ impl VirtioDevice for Rng {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "rng_tests.rs"]
+mod tests;

@@ -166,12 +166,17 @@ impl OverlayDisk {
     /// # Errors
     /// See [`OpenDiskError`].
     pub fn new(base: ReadOnlyDisk, dir: &Path) -> Result<Self, OpenDiskError> {
-        let failed = |source| OpenDiskError::Upper { dir: dir.to_owned(), source };
-        let upper = nameless_file(dir).map_err(|errno| failed(errno.into()))?;
-        upper.set_len(base.size).map_err(failed)?;
+        nameless_file(dir)
+            .map_err(io::Error::from)
+            .and_then(|upper| Self::with_upper(base, upper))
+            .map_err(|source| OpenDiskError::Upper { dir: dir.to_owned(), source })
+    }
+
+    /// The same, with `upper`, which is empty, for the changes.
+    pub(super) fn with_upper(base: ReadOnlyDisk, upper: File) -> io::Result<Self> {
+        upper.set_len(base.size)?;
         let words = base.size.div_ceil(CLUSTER).div_ceil(64);
-        let words =
-            usize::try_from(words).map_err(|_| failed(io::ErrorKind::FileTooLarge.into()))?;
+        let words = usize::try_from(words).map_err(io::Error::other)?;
         Ok(Self { base, upper, changed: vec![0; words] })
     }
 
@@ -291,11 +296,13 @@ fn nameless_file(dir: &Path) -> Result<File, Errno> {
     let opened = open(dir, flags, Mode::RUSR | Mode::WUSR);
     match opened.and_then(|file| punch_hole(&file, 0, CLUSTER).map(|()| file)) {
         // The answers of a file system, or of a kernel, that knows neither.
-        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
-            memfd_create("firn-overlay", MemfdFlags::CLOEXEC).map(File::from)
-        }
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => memory_file(),
         opened => opened.map(File::from),
     }
+}
+
+pub(super) fn memory_file() -> Result<File, Errno> {
+    memfd_create("firn-overlay", MemfdFlags::CLOEXEC).map(File::from)
 }
 
 fn punch_hole(file: impl AsFd, offset: u64, len: u64) -> Result<(), Errno> {

@@ -123,15 +123,11 @@ impl VirtioDevice for Block {
     ) -> Result<(), DeviceError> {
         let Some(queue) = context.queues.get_mut(index) else { return Ok(()) };
         while let Some(chain) = queue.pop(context.mem)? {
-            let written = request::serve(
-                &mut self.disk,
-                &self.serial,
-                &mut self.counters,
-                context.mem,
-                &chain,
-            )
-            .map_err(|fault| queue.chain_error(fault))?;
-            queue.push_used(context.mem, &chain, written)?;
+            let Self { disk, serial, counters } = self;
+            request::serve(disk, serial, counters, context.mem, &chain)
+                .map_err(|fault| queue.chain_error(fault))?;
+            // All of it even after an error, as QEMU does: the status is at the end.
+            queue.push_used(context.mem, &chain, chain.writable.len())?;
         }
         Ok(())
     }
@@ -159,3 +155,6 @@ impl VirtioDevice for Block {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -53,7 +53,7 @@ impl From<io::Error> for Refusal {
     }
 }
 
-/// Serves one request; returns how many bytes of its writable buffers were written.
+/// Serves one request and fills in its status.
 ///
 /// # Errors
 /// The chain has no room for a header and a status.
@@ -63,7 +63,7 @@ pub(super) fn serve(
     counters: &mut DiskCounters,
     mem: &GuestMemoryMmap,
     chain: &Chain,
-) -> Result<usize, ChainFault> {
+) -> Result<(), ChainFault> {
     let mut header = [0; HEADER_LEN];
     chain.readable.read_at(mem, 0, &mut header)?;
     // The status is the last byte, wherever the driver cuts its buffers.
@@ -77,34 +77,32 @@ pub(super) fn serve(
     ]);
     let mut request = Request { disk, mem, chain, data_len };
     let answer = match kind {
-        VIRTIO_BLK_T_IN => request.read(sector).inspect(|bytes| {
+        VIRTIO_BLK_T_IN => request.read(sector).inspect(|()| {
             counters.reads += 1;
-            counters.bytes_read += to_u64(*bytes);
+            counters.bytes_read += to_u64(data_len);
         }),
         VIRTIO_BLK_T_OUT => request.write(sector).map(|bytes| {
             counters.writes += 1;
             counters.bytes_written += bytes;
-            0
         }),
         // Nothing to do: what a guest writes lives as long as its monitor and no longer. A freeze
         // writes it out and syncs.
-        VIRTIO_BLK_T_FLUSH => Ok(0),
+        VIRTIO_BLK_T_FLUSH => Ok(()),
         VIRTIO_BLK_T_GET_ID => request.identify(serial),
-        VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => request.zero(kind).map(|()| 0),
+        VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => request.zero(kind),
         _ => Err(Refusal::Unsupported),
     };
-    let (status, written) = match answer {
-        Ok(written) => (VIRTIO_BLK_S_OK, written),
+    let status = match answer {
+        Ok(()) => VIRTIO_BLK_S_OK,
         Err(Refusal::Fault(fault)) => return Err(fault),
-        Err(Refusal::Unsupported) => (VIRTIO_BLK_S_UNSUPP, 0),
-        Err(Refusal::Bad | Refusal::Io) => (VIRTIO_BLK_S_IOERR, 0),
+        Err(Refusal::Unsupported) => VIRTIO_BLK_S_UNSUPP,
+        Err(Refusal::Bad | Refusal::Io) => VIRTIO_BLK_S_IOERR,
     };
     if status != VIRTIO_BLK_S_OK {
         counters.errors += 1;
     }
     let [status, ..] = status.to_le_bytes();
-    chain.writable.write_at(mem, data_len, &[status])?;
-    Ok(written + 1)
+    chain.writable.write_at(mem, data_len, &[status])
 }
 
 struct Request<'a> {
@@ -116,13 +114,13 @@ struct Request<'a> {
 }
 
 impl Request<'_> {
-    fn read(&mut self, sector: u64) -> Result<usize, Refusal> {
+    fn read(&mut self, sector: u64) -> Result<(), Refusal> {
         let mut offset = self.byte_range(sector, to_u64(self.data_len))?;
         for slice in self.chain.writable.slices(self.mem, 0, self.data_len)? {
             self.disk.read_at(offset, &slice)?;
             offset += to_u64(slice.len());
         }
-        Ok(self.data_len)
+        Ok(())
     }
 
     fn write(&mut self, sector: u64) -> Result<u64, Refusal> {
@@ -135,10 +133,9 @@ impl Request<'_> {
         Ok(to_u64(len))
     }
 
-    fn identify(&self, serial: &[u8; SERIAL_LEN]) -> Result<usize, Refusal> {
+    fn identify(&self, serial: &[u8; SERIAL_LEN]) -> Result<(), Refusal> {
         let len = self.data_len.min(SERIAL_LEN);
-        self.chain.writable.write_at(self.mem, 0, &serial[..len])?;
-        Ok(len)
+        Ok(self.chain.writable.write_at(self.mem, 0, &serial[..len])?)
     }
 
     /// Discard and write zeroes: both leave zeros (5.2.6.2).

@@ -210,3 +210,8 @@ impl VirtioDevice for Vsock {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;

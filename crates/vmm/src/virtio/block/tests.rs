@@ -1,0 +1,422 @@
+use std::fs;
+use std::fs::File;
+use std::io::Write as _;
+use std::path::Path;
+
+use firn_snapshot::DiskSource;
+use proptest::prelude::*;
+use tempfile::TempDir;
+use vm_memory::{Bytes, GuestAddress};
+
+use super::super::testing::{Guest, NEEDS_RESET, STATUS};
+use super::super::{DeviceError, VirtioDevice};
+use super::*;
+
+const OK: u8 = 0;
+const IOERR: u8 = 1;
+const UNSUPP: u8 = 2;
+
+const IN: u32 = 0;
+const OUT: u32 = 1;
+const FLUSH: u32 = 4;
+const GET_ID: u32 = 8;
+const DISCARD: u32 = 11;
+const WRITE_ZEROES: u32 = 13;
+
+/// A disk of 64 sectors; each begins with its number.
+fn content() -> Vec<u8> {
+    (0..64_u8).flat_map(|sector| [vec![sector; 8], vec![0xee; 504]].concat()).collect()
+}
+
+fn image(dir: &TempDir, content: &[u8]) -> std::path::PathBuf {
+    let path = dir.path().join("disk");
+    fs::write(&path, content).unwrap();
+    path
+}
+
+fn read_only(dir: &TempDir) -> Block {
+    let disk = ReadOnlyDisk::open(&image(dir, &content())).unwrap();
+    Block::new(Disk::ReadOnly(disk), "root-of-the-guest, a long name")
+}
+
+fn overlay(dir: &TempDir, content: &[u8]) -> OverlayDisk {
+    let base = ReadOnlyDisk::open(&image(dir, content)).unwrap();
+    OverlayDisk::new(base, dir.path()).unwrap()
+}
+
+fn writable(dir: &TempDir) -> Block {
+    Block::new(Disk::Overlay(overlay(dir, &content())), "overlay")
+}
+
+fn header(kind: u32, sector: u64) -> Vec<u8> {
+    [&kind.to_le_bytes()[..], &[0; 4], &sector.to_le_bytes()].concat()
+}
+
+fn zero_segment(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
+    [&sector.to_le_bytes()[..], &sectors.to_le_bytes(), &flags.to_le_bytes()].concat()
+}
+
+/// A request with data for the disk; returns its status.
+fn send(guest: &mut Guest<Block>, kind: u32, sector: u64, data: &[u8]) -> u8 {
+    let header = header(kind, sector);
+    let parts: Vec<&[u8]> = std::iter::once(&header[..]).chain(data.chunks(8192)).collect();
+    let answer = guest.request(0, &parts, &[1]);
+    assert_eq!(answer.len(), 1);
+    answer[0]
+}
+
+fn read(guest: &mut Guest<Block>, sector: u64, len: u32) -> Vec<u8> {
+    let mut answer = guest.request(0, &[&header(IN, sector)], &[len, 1]);
+    assert_eq!(answer.pop(), Some(OK));
+    answer
+}
+
+/// All of the disk, as a freeze reads it.
+fn flattened(disk: &OverlayDisk) -> Vec<u8> {
+    let mut source = disk.content();
+    let mut all = vec![0; usize::try_from(source.size().unwrap()).unwrap()];
+    let mut offset = 0;
+    while let Some(data) = source.next_data(offset).unwrap() {
+        assert!(data.start >= offset && data.end > data.start);
+        let range = usize::try_from(data.start).unwrap()..usize::try_from(data.end).unwrap();
+        source.read(&mut all[range], data.start).unwrap();
+        offset = data.end;
+    }
+    all
+}
+
+fn with_disk<T>(guest: &Guest<Block>, look: impl FnOnce(&OverlayDisk) -> T) -> T {
+    match guest.transport().device().disk() {
+        Disk::Overlay(disk) => look(disk),
+        Disk::ReadOnly(_) => panic!("not writable"),
+    }
+}
+
+#[test]
+fn features_and_configuration_say_what_the_disk_is() {
+    let dir = TempDir::new().unwrap();
+    let config = read_only(&dir).config();
+    assert_eq!(config[..8], 64_u64.to_le_bytes());
+    assert_eq!(config[12..16], 254_u32.to_le_bytes());
+    assert_eq!(config[20..24], 512_u32.to_le_bytes());
+    let ro = 1 << 5;
+    let zeroing = 1 << 13 | 1 << 14;
+    assert_eq!(read_only(&dir).features() & (ro | zeroing), ro);
+    assert_eq!(writable(&dir).features() & (ro | zeroing), zeroing);
+}
+
+#[test]
+fn sectors_are_read() {
+    let dir = TempDir::new().unwrap();
+    let mut guest = Guest::started(read_only(&dir));
+    assert_eq!(read(&mut guest, 0, 512), content()[..512]);
+    assert_eq!(read(&mut guest, 63, 512), content()[63 * 512..]);
+    assert_eq!(read(&mut guest, 3, 8192), content()[3 * 512..19 * 512]);
+    let counters = guest.transport().device().counters();
+    assert_eq!((counters.reads, counters.bytes_read, counters.errors), (3, 9216, 0));
+}
+
+#[test]
+fn a_request_may_be_cut_anywhere() {
+    let dir = TempDir::new().unwrap();
+    let mut guest = Guest::started(read_only(&dir));
+    let header = header(IN, 7);
+    let answer =
+        guest.request(0, &[&header[..3], &header[3..9], &header[9..]], &[100, 400, 500, 25]);
+    assert_eq!(answer[..1024], content()[7 * 512..9 * 512]);
+    assert_eq!(answer[1024], OK);
+    // Status and data in one buffer.
+    let answer = guest.request(0, &[&header], &[513]);
+    assert_eq!((answer[0], answer[512]), (7, OK));
+}
+
+#[test]
+fn what_is_not_there_is_an_error() {
+    let dir = TempDir::new().unwrap();
+    let mut guest = Guest::started(writable(&dir));
+    for (sector, len) in [(64, 512), (63, 1024), (u64::MAX, 512), (u64::MAX / 512, 512), (0, 100)] {
+        let answer = guest.request(0, &[&header(IN, sector)], &[len, 1]);
+        assert_eq!(answer.last(), Some(&IOERR), "reading {len} at {sector}");
+        let data = vec![1; usize::try_from(len).unwrap()];
+        assert_eq!(send(&mut guest, OUT, sector, &data), IOERR, "writing {len} at {sector}");
+    }
+    assert_eq!(guest.transport().device().counters().errors, 10);
+    assert_eq!(send(&mut guest, 999, 0, &[]), UNSUPP);
+    assert_eq!(with_disk(&guest, flattened), content());
+}
+
+#[test]
+fn a_read_only_disk_stays_as_it_is() {
+    let dir = TempDir::new().unwrap();
+    let mut guest = Guest::started(read_only(&dir));
+    assert_eq!(send(&mut guest, OUT, 0, &[1; 512]), IOERR);
+    assert_eq!(send(&mut guest, DISCARD, 0, &zero_segment(0, 1, 0)), UNSUPP);
+    assert_eq!(send(&mut guest, WRITE_ZEROES, 0, &zero_segment(0, 1, 0)), UNSUPP);
+    assert_eq!(send(&mut guest, FLUSH, 0, &[]), OK);
+    assert_eq!(fs::read(dir.path().join("disk")).unwrap(), content());
+}
+
+#[test]
+fn the_name_is_twenty_bytes() {
+    let dir = TempDir::new().unwrap();
+    let mut guest = Guest::started(read_only(&dir));
+    let answer = guest.request(0, &[&header(GET_ID, 0)], &[20, 1]);
+    assert_eq!(answer, b"root-of-the-guest, a\0");
+    let answer = guest.request(0, &[&header(GET_ID, 0)], &[5]);
+    assert_eq!(answer, b"root\0", "four bytes and the status");
+}
+
+#[test]
+fn requests_without_header_or_status_stop_the_device() {
+    let dir = TempDir::new().unwrap();
+    for (readable, writable) in [(vec![0; 15], vec![1]), (vec![0; 16], vec![])] {
+        let mut guest = Guest::started(read_only(&dir));
+        guest.add(0, &[&readable], &writable);
+        guest.kick(0);
+        assert_eq!(guest.used(0), None);
+        assert_eq!(guest.get(STATUS) & NEEDS_RESET, NEEDS_RESET);
+        assert!(matches!(guest.transport().error(), Some(DeviceError::Chain { queue: 0, .. })));
+    }
+}
+
+#[test]
+fn a_base_that_shrinks_under_a_running_guest_is_an_error_of_its_reads() {
+    let dir = TempDir::new().unwrap();
+    let mut guest = Guest::started(writable(&dir));
+    assert_eq!(send(&mut guest, OUT, 40, &[9; 512]), OK);
+    File::options().write(true).open(dir.path().join("disk")).unwrap().set_len(8192).unwrap();
+    assert_eq!(guest.request(0, &[&header(IN, 20)], &[512, 1]).last(), Some(&IOERR));
+    assert_eq!(send(&mut guest, OUT, 20, &[9; 512]), IOERR, "half a cluster needs its other half");
+    assert_eq!(read(&mut guest, 40, 512), [9; 512]);
+    assert_eq!(send(&mut guest, OUT, 24, &[8; 4096]), OK, "a whole cluster needs nothing");
+    assert_eq!(read(&mut guest, 24, 4096), [8; 4096]);
+}
+
+#[test]
+fn writes_change_what_is_read_and_nothing_else() {
+    let dir = TempDir::new().unwrap();
+    let mut guest = Guest::started(writable(&dir));
+    let mut model = content();
+    for (sector, len, byte) in
+        [(3, 512, 1), (8, 4096, 2), (20, 8192, 3), (56, 4096, 4), (63, 512, 5)]
+    {
+        assert_eq!(send(&mut guest, OUT, sector, &vec![byte; len]), OK);
+        let at = usize::try_from(sector).unwrap() * 512;
+        model[at..at + len].fill(byte);
+    }
+    assert_eq!(send(&mut guest, FLUSH, 0, &[]), OK);
+    for (sector, expected) in (0..).step_by(16).zip(model.chunks(8192)) {
+        assert_eq!(read(&mut guest, sector, 8192), expected);
+    }
+    assert_eq!(with_disk(&guest, flattened), model);
+    assert_eq!(fs::read(dir.path().join("disk")).unwrap(), content());
+    let counters = guest.transport().device().counters();
+    assert_eq!((counters.writes, counters.bytes_written), (5, 512 + 4096 + 8192 + 4096 + 512));
+    drop(guest);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "the disk alone is left");
+}
+
+#[test]
+fn discarded_and_zeroed_sectors_read_as_zeros_and_take_no_space() {
+    let dir = TempDir::new().unwrap();
+    let mut guest = Guest::started(writable(&dir));
+    let mut model = content();
+    let zero = |model: &mut Vec<u8>, sector: usize, sectors: usize| {
+        model[sector * 512..(sector + sectors) * 512].fill(0);
+    };
+    assert_eq!(send(&mut guest, OUT, 0, &[7; 8192]), OK);
+    model[..8192].fill(7);
+    let two = [zero_segment(1, 2, 0), zero_segment(8, 30, 0)].concat();
+    assert_eq!(send(&mut guest, DISCARD, 0, &two), OK);
+    zero(&mut model, 1, 2);
+    zero(&mut model, 8, 30);
+    assert_eq!(send(&mut guest, WRITE_ZEROES, 0, &zero_segment(50, 14, 1)), OK);
+    zero(&mut model, 50, 14);
+    assert_eq!(with_disk(&guest, flattened), model);
+    // Sectors 8 to 31 are three clusters without a byte in any file.
+    with_disk(&guest, |disk| {
+        assert_eq!(disk.content().next_data(8 * 512).unwrap().unwrap().start, 32 * 512);
+    });
+}
+
+#[test]
+fn zeroing_keeps_to_the_limits_that_it_tells() {
+    let dir = TempDir::new().unwrap();
+    let mut guest = Guest::started(writable(&dir));
+    let refused = [
+        (DISCARD, zero_segment(60, 5, 0), IOERR),
+        (DISCARD, zero_segment(0, u32::MAX, 0), IOERR),
+        (DISCARD, zero_segment(u64::MAX, 1, 0), IOERR),
+        (DISCARD, zero_segment(0, 1, 1), UNSUPP),
+        (WRITE_ZEROES, zero_segment(0, 1, 2), UNSUPP),
+        (WRITE_ZEROES, vec![], IOERR),
+        (WRITE_ZEROES, vec![0; 15], IOERR),
+        (WRITE_ZEROES, zero_segment(0, 1, 0).repeat(17), IOERR),
+    ];
+    for (kind, segments, status) in refused {
+        assert_eq!(send(&mut guest, kind, 0, &segments), status, "{segments:?}");
+    }
+    assert_eq!(with_disk(&guest, flattened), content());
+}
+
+#[test]
+fn a_disk_that_ends_amid_a_cluster_is_whole() {
+    let dir = TempDir::new().unwrap();
+    let mut disk = overlay(&dir, &content()[..9 * 512]);
+    let mem = super::super::testing::memory();
+    let slice = |len| vm_memory::GuestMemoryBackend::get_slice(&mem, GuestAddress(0), len).unwrap();
+    mem.write_slice(&[5; 1024], GuestAddress(0)).unwrap();
+    let mut disk_as_enum = Disk::Overlay(disk);
+    disk_as_enum.write_at(8 * 512, &slice(512)).unwrap();
+    disk_as_enum.write_zeroes(0, 512).unwrap();
+    disk_as_enum.read_at(7 * 512, &slice(1024)).unwrap();
+    let mut seen = [0; 1024];
+    mem.read_slice(&mut seen, GuestAddress(0)).unwrap();
+    assert_eq!(seen[..512], content()[7 * 512..8 * 512]);
+    assert_eq!(seen[512..], [5; 512]);
+    disk = match disk_as_enum {
+        Disk::Overlay(disk) => disk,
+        Disk::ReadOnly(_) => unreachable!(),
+    };
+    let flat = flattened(&disk);
+    assert_eq!(flat.len(), 9 * 512);
+    assert_eq!(flat[..512], [0; 512]);
+    assert_eq!(flat[8 * 512..], [5; 512]);
+}
+
+#[test]
+fn disks_that_cannot_be_are_refused_when_they_are_opened() {
+    let dir = TempDir::new().unwrap();
+    let missing = dir.path().join("missing");
+    assert!(
+        matches!(ReadOnlyDisk::open(&missing), Err(OpenDiskError::Open { path, .. }) if path == missing)
+    );
+    let directory = ReadOnlyDisk::open(dir.path());
+    assert!(matches!(directory, Err(OpenDiskError::Kind { .. })), "{directory:?}");
+    let character = ReadOnlyDisk::open(Path::new("/dev/null"));
+    assert!(matches!(character, Err(OpenDiskError::Kind { .. })), "{character:?}");
+    for size in [0, 511, 513, 4097] {
+        let path = image(&dir, &vec![0; size]);
+        let error = ReadOnlyDisk::open(&path).unwrap_err();
+        assert!(error.to_string().contains(&format!("{size} bytes")), "{error}");
+    }
+    let base = ReadOnlyDisk::open(&image(&dir, &content())).unwrap();
+    let error = OverlayDisk::new(base, &missing).unwrap_err();
+    assert!(matches!(error, OpenDiskError::Upper { dir, .. } if dir == missing));
+}
+
+#[test]
+fn where_there_are_no_nameless_files_memory_serves() {
+    let dir = TempDir::new().unwrap();
+    let base = ReadOnlyDisk::open(&image(&dir, &content())).unwrap();
+    let disk = OverlayDisk::with_upper(base, disk::memory_file().unwrap()).unwrap();
+    let mut guest = Guest::started(Block::new(Disk::Overlay(disk), ""));
+    assert_eq!(send(&mut guest, OUT, 1, &[3; 512]), OK);
+    assert_eq!(send(&mut guest, DISCARD, 0, &zero_segment(8, 8, 0)), OK);
+    assert_eq!(read(&mut guest, 1, 512), [3; 512]);
+    assert_eq!(read(&mut guest, 8, 4096), [0; 4096]);
+}
+
+#[test]
+fn a_sparse_base_is_read_sparsely() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("disk");
+    let mut file = File::create(&path).unwrap();
+    file.set_len(1 << 30).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[1; 4096], 512 << 20).unwrap();
+    file.flush().unwrap();
+    let disk = OverlayDisk::new(ReadOnlyDisk::open(&path).unwrap(), dir.path()).unwrap();
+    let mut source = disk.content();
+    let data = source.next_data(0).unwrap().unwrap();
+    assert!(data.start <= 512 << 20 && data.end >= (512 << 20) + 4096);
+    assert!(data.end - data.start <= 1 << 20, "{data:?}");
+    assert_eq!(source.next_data(data.end).unwrap(), None);
+}
+
+#[test]
+fn a_restore_needs_the_same_disk() {
+    let dir = TempDir::new().unwrap();
+    let guest = Guest::started(writable(&dir));
+    let state = guest.save();
+    let other = TempDir::new().unwrap();
+    for device in [
+        read_only(&other),
+        Block::new(Disk::Overlay(overlay(&other, &content()[..8192])), "overlay"),
+    ] {
+        let fresh = Guest::new(device);
+        let error = fresh.transport().restore(&state).unwrap_err();
+        assert!(matches!(error, RestoreDeviceError::OtherDisk { saved: 64, .. }), "{error}");
+    }
+    let mut thawed = guest.restored(writable(&other), &state);
+    assert_eq!(read(&mut thawed, 5, 512), content()[5 * 512..6 * 512]);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Write { sector: u64, sectors: usize, byte: u8 },
+    Zero { kind: u32, sector: u64, sectors: u32 },
+    Read { sector: u64, sectors: u32 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        (0..80_u64, 1..24_usize, any::<u8>()).prop_map(|(sector, sectors, byte)| Step::Write {
+            sector,
+            sectors,
+            byte
+        }),
+        (prop::sample::select(vec![DISCARD, WRITE_ZEROES]), 0..80_u64, 0..40_u32)
+            .prop_map(|(kind, sector, sectors)| Step::Zero { kind, sector, sectors }),
+        (0..80_u64, 1..17_u32).prop_map(|(sector, sectors)| Step::Read { sector, sectors }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    /// An overlay disk behaves as an array of bytes, and its base never changes. Its 61 sectors end amid a
+    /// cluster.
+    #[test]
+    fn an_overlay_disk_is_an_array(steps in prop::collection::vec(step(), 1..40)) {
+        let dir = TempDir::new().unwrap();
+        let base = content()[..61 * 512].to_vec();
+        let mut guest = Guest::started(Block::new(Disk::Overlay(overlay(&dir, &base)), "x"));
+        let mut model = base.clone();
+        for step in steps {
+            let (sector, sectors) = match &step {
+                Step::Write { sector, sectors, .. } => (*sector, *sectors),
+                Step::Zero { sector, sectors, .. } | Step::Read { sector, sectors } => {
+                    (*sector, usize::try_from(*sectors).unwrap())
+                }
+            };
+            let start = usize::try_from(sector).unwrap() * 512;
+            let range = start..start + sectors * 512;
+            let expected = if range.end <= model.len() { OK } else { IOERR };
+            match step {
+                Step::Write { byte, .. } => {
+                    let data = vec![byte; range.len()];
+                    prop_assert_eq!(send(&mut guest, OUT, sector, &data), expected);
+                    if expected == OK {
+                        model[range].fill(byte);
+                    }
+                }
+                Step::Zero { kind, sectors, .. } => {
+                    let segment = zero_segment(sector, sectors, 0);
+                    prop_assert_eq!(send(&mut guest, kind, 0, &segment), expected);
+                    if expected == OK {
+                        model[range].fill(0);
+                    }
+                }
+                Step::Read { sectors, .. } => {
+                    let mut answer =
+                        guest.request(0, &[&header(IN, sector)], &[sectors * 512, 1]);
+                    prop_assert_eq!(answer.pop(), Some(expected));
+                    if expected == OK {
+                        prop_assert_eq!(&answer[..], &model[range]);
+                    }
+                }
+            }
+        }
+        prop_assert_eq!(with_disk(&guest, flattened), model);
+        prop_assert_eq!(fs::read(dir.path().join("disk")).unwrap(), base);
+    }
+}

@@ -1,0 +1,192 @@
+//! Guests that put anything into the queues of every device.
+
+use proptest::prelude::*;
+use tempfile::TempDir;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use super::testing::{Guest, HIGH, HIGH_LEN};
+use super::{
+    Balloon, Block, Disk, OverlayDisk, PageDiscard, ReadOnlyDisk, Rng, VirtioDevice, Vsock,
+    VsockListener,
+};
+
+/// Where the chains' buffers are: the rest of memory must stay as it is.
+const ARENA: u64 = 0x40_0000;
+const ARENA_LEN: u64 = 0x2_0000;
+/// Descriptors in use, from the first on.
+const TABLE: usize = 24;
+
+/// Gives nothing back, so that memory can be compared.
+struct Keep;
+
+impl PageDiscard for Keep {
+    fn discard(&self, addr: u64, len: u64) -> std::io::Result<()> {
+        let end = addr.checked_add(len).unwrap();
+        assert!(end <= 16 << 20 || (addr >= HIGH && end <= HIGH + HIGH_LEN), "{addr:#x} {len}");
+        assert_eq!((addr % 4096, len % 4096), (0, 0));
+        Ok(())
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Attack {
+    queue: usize,
+    /// Address, length, flags, next.
+    table: Vec<(u64, u32, u16, u16)>,
+    heads: Vec<u16>,
+    /// Of the arena: most bytes are zeros, so that headers make sense now and then.
+    bytes: Vec<(u64, Vec<u8>)>,
+    /// Moves the available index by this much on top.
+    jump: u16,
+}
+
+fn attack() -> impl Strategy<Value = Attack> {
+    let addr = prop_oneof![
+        8 => (0..ARENA_LEN / 16).prop_map(|at| ARENA + 16 * at),
+        1 => Just(HIGH - 8),
+        1 => Just((16 << 20) - 8),
+        1 => any::<u64>(),
+    ];
+    let len = prop_oneof![
+        4 => prop::sample::select(vec![0_u32, 1, 4, 16, 44, 45, 512, 513, 4096]),
+        2 => 0..9000_u32,
+        1 => any::<u32>(),
+    ];
+    let flags = prop_oneof![10 => 0..4_u16, 1 => 4..8_u16];
+    let index = || prop_oneof![20 => 0..24_u16, 1 => any::<u16>()];
+    let kind = prop::sample::select(vec![0_u8, 1, 2, 3, 4, 5, 6, 7, 8, 11, 13, 255]);
+    let bytes = (
+        0..ARENA_LEN / 16,
+        prop_oneof![
+            3 => kind.prop_map(|kind| vec![kind]),
+            1 => prop::collection::vec(any::<u8>(), 1..48),
+        ],
+    );
+    (
+        0..3_usize,
+        prop::collection::vec((addr, len, flags, index()), TABLE),
+        prop::collection::vec(index(), 0..20),
+        prop::collection::vec(bytes, 0..40),
+        prop_oneof![9 => Just(0_u16), 1 => any::<u16>()],
+    )
+        .prop_map(|(queue, table, heads, bytes, jump)| Attack {
+            queue,
+            table,
+            heads,
+            bytes,
+            jump,
+        })
+}
+
+fn all_of(mem: &GuestMemoryMmap) -> Vec<u8> {
+    let mut all = vec![0; (16 << 20) + usize::try_from(HIGH_LEN).unwrap()];
+    let (low, high) = all.split_at_mut(16 << 20);
+    mem.read_slice(low, GuestAddress(0)).unwrap();
+    mem.read_slice(high, GuestAddress(HIGH)).unwrap();
+    all
+}
+
+/// Where in `all_of` a range of guest memory is, or nowhere.
+fn place(addr: u64, len: u64) -> std::ops::Range<usize> {
+    let start = match addr {
+        HIGH.. => addr - HIGH + (16 << 20),
+        _ => addr,
+    };
+    match start.checked_add(len) {
+        Some(end) if end <= (16 << 20) + HIGH_LEN => {
+            usize::try_from(start).unwrap()..usize::try_from(end).unwrap()
+        }
+        _ => 0..0,
+    }
+}
+
+/// Runs the attacks, and checks that the device wrote nowhere but to writable buffers and used rings.
+fn withstand<D: VirtioDevice + 'static>(device: D, attacks: Vec<Attack>) {
+    let mut guest = Guest::started(device);
+    // A device may take chains of another queue than the one it was notified of.
+    let mut tables = vec![Vec::new(); guest.rings.len()];
+    for attack in attacks {
+        let queue = attack.queue % guest.rings.len();
+        let base = guest.rings[queue].base;
+        for (index, (addr, len, flags, next)) in (0..).zip(&attack.table) {
+            let entry = base + 16 * index;
+            guest.mem.write_obj(*addr, GuestAddress(entry)).unwrap();
+            guest.mem.write_obj(*len, GuestAddress(entry + 8)).unwrap();
+            guest.mem.write_obj(*flags, GuestAddress(entry + 12)).unwrap();
+            guest.mem.write_obj(*next, GuestAddress(entry + 14)).unwrap();
+        }
+        for (at, bytes) in &attack.bytes {
+            guest.mem.write_slice(bytes, GuestAddress(ARENA + 16 * at)).unwrap();
+        }
+        for head in &attack.heads {
+            guest.offer(queue, *head);
+        }
+        let index = GuestAddress(guest.rings[queue].avail_ring() + 2);
+        let jumped: u16 = guest.mem.read_obj::<u16>(index).unwrap().wrapping_add(attack.jump);
+        guest.mem.write_obj(jumped, index).unwrap();
+
+        let mut before = all_of(&guest.mem);
+        guest.set(0x50, u32::try_from(queue).unwrap());
+        guest.run();
+        let mut after = all_of(&guest.mem);
+        tables[queue].clone_from(&attack.table);
+        let all = || tables.iter().flatten();
+        let indirect = all().any(|(_, _, flags, _)| flags & 4 != 0);
+        let writable = all().filter(|(_, _, flags, _)| flags & 2 != 0);
+        let rings = guest.rings.iter().map(|ring| (ring.used_ring(), 0x1000));
+        for (addr, len) in writable.map(|(addr, len, ..)| (*addr, u64::from(*len))).chain(rings) {
+            let place = place(addr, len);
+            before[place.clone()].fill(0);
+            after[place].fill(0);
+        }
+        // An indirect table may name any memory as writable.
+        assert!(indirect || before == after, "written where the driver did not allow it");
+        let state = guest.save();
+        guest.transport().restore(&state).expect("any state can be frozen and thawed");
+    }
+}
+
+fn disk(dir: &TempDir) -> ReadOnlyDisk {
+    let path = dir.path().join("disk");
+    std::fs::write(&path, vec![0x5a; 64 << 10]).unwrap();
+    ReadOnlyDisk::open(&path).unwrap()
+}
+
+fn attacks() -> impl Strategy<Value = Vec<Attack>> {
+    prop::collection::vec(attack(), 1..4)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn a_read_only_disk_withstands(attacks in attacks()) {
+        let dir = TempDir::new().unwrap();
+        withstand(Block::new(Disk::ReadOnly(disk(&dir)), "disk"), attacks);
+    }
+
+    #[test]
+    fn an_overlay_disk_withstands(attacks in attacks()) {
+        let dir = TempDir::new().unwrap();
+        let overlay = OverlayDisk::new(disk(&dir), dir.path()).unwrap();
+        withstand(Block::new(Disk::Overlay(overlay), "disk"), attacks);
+        prop_assert!(std::fs::read(dir.path().join("disk")).unwrap() == vec![0x5a; 64 << 10]);
+    }
+
+    #[test]
+    fn a_random_number_generator_withstands(attacks in attacks()) {
+        withstand(Rng::new(), attacks);
+    }
+
+    #[test]
+    fn a_balloon_withstands(attacks in attacks()) {
+        withstand(Balloon::new(Keep), attacks);
+    }
+
+    #[test]
+    fn a_socket_device_withstands(attacks in attacks()) {
+        let dir = TempDir::new().unwrap();
+        let listener = VsockListener::bind(&dir.path().join("v")).unwrap();
+        withstand(Vsock::new(3, listener).unwrap(), attacks);
+    }
+}

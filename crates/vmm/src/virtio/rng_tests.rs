@@ -1,0 +1,42 @@
+use super::super::testing::{Guest, NEEDS_RESET, STATUS};
+use super::super::{BalloonState, RestoreDeviceError};
+use super::*;
+
+#[test]
+fn buffers_are_filled_with_random_bytes() {
+    let mut guest = Guest::started(Rng::new());
+    let first = guest.request(0, &[], &[64]);
+    let second = guest.request(0, &[], &[40, 24]);
+    assert_eq!((first.len(), second.len()), (64, 64));
+    assert_ne!(first, second);
+    // Sixteen zeros in a row do not happen by chance.
+    assert!(second.chunks(16).all(|part| part != [0; 16]));
+}
+
+#[test]
+fn one_request_gets_a_page_at_most() {
+    let mut guest = Guest::started(Rng::new());
+    assert_eq!(guest.request(0, &[], &[8192, 8192]).len(), 4096);
+    assert_eq!(guest.request(0, &[b"not for reading"], &[]).len(), 0);
+    assert_eq!(guest.get(STATUS) & NEEDS_RESET, 0);
+}
+
+#[test]
+fn a_request_that_waits_through_a_freeze_gets_other_bytes_in_every_clone() {
+    let mut guest = Guest::started(Rng::new());
+    guest.add(0, &[], &[32]);
+    let state = guest.save();
+    let mut answers = Vec::new();
+    for _ in 0..2 {
+        let mut clone = guest.restored(Rng::new(), &state);
+        answers.push(clone.used(0).unwrap().data);
+    }
+    assert_ne!(answers[0], answers[1]);
+}
+
+#[test]
+fn another_device_s_state_is_refused() {
+    let other = DeviceState::Balloon(BalloonState { actual: 0, poison: 0 });
+    let result = Rng::new().restore(&other, true);
+    assert!(matches!(result, Err(RestoreDeviceError::OtherDevice { id: 4 })));
+}

@@ -1,0 +1,822 @@
+use std::fs;
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::thread;
+
+use proptest::prelude::*;
+use rustix::process::{Resource, getrlimit, setrlimit};
+use tempfile::TempDir;
+
+use super::super::testing::{Guest, NEEDS_RESET, STATUS};
+use super::super::{DeviceError, VirtioDevice};
+use super::connection::BUFFER;
+use super::muxer::{FIRST_PORT, MAX_CONNECTIONS};
+use super::packet::{Op, SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
+use super::testing::{CID, Ends, PORT, Peer, RX_BUFFER, device, expect_end, pattern, read_line};
+use super::*;
+
+#[test]
+fn the_guest_reads_its_address() {
+    let dir = TempDir::new().unwrap();
+    assert_eq!(device(&dir).config(), CID.to_le_bytes());
+}
+
+#[test]
+fn a_connection_carries_bytes_both_ways() {
+    let mut peer = Peer::new();
+    let (mut client, ends) = peer.connect();
+    assert_eq!(ends.host, FIRST_PORT);
+    client.write_all(b"question").unwrap();
+    peer.guest.run();
+    assert_eq!(peer.expect(ends, Op::Data, 0), b"question");
+    peer.send(ends, Op::Data, 0, b"answer");
+    let mut answer = [0; 6];
+    client.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"answer");
+    peer.expect_nothing();
+    assert_eq!(peer.connections(), 1);
+}
+
+#[test]
+fn what_follows_the_first_line_is_for_the_guest() {
+    let mut peer = Peer::new();
+    let mut client = peer.client();
+    client.write_all(b"conn").unwrap();
+    peer.guest.run();
+    peer.expect_nothing();
+    client.write_all(b"ect 1024\nfirst words\nand more").unwrap();
+    peer.guest.run();
+    let ends = peer.expect_request();
+    peer.expect_nothing();
+    peer.send(ends, Op::Response, 0, &[]);
+    assert_eq!(peer.expect(ends, Op::Data, 0), b"first words\nand more");
+    assert_eq!(read_line(&mut client), format!("OK {}\n", ends.host));
+}
+
+#[test]
+fn a_first_line_of_another_kind_ends_the_connection() {
+    let mut peer = Peer::new();
+    let lines: [&[u8]; 8] = [
+        b"CONNECT\n",
+        b"CONNECT x\n",
+        b"CONNECT 4294967296\n",
+        b"CONNECT 1 2\n",
+        b"GET / HTTP/1.1\n",
+        b"\xff\xff\n",
+        b"\n",
+        b"CONNECT 00000000000000000000000000000001024\n",
+    ];
+    for line in lines {
+        let mut client = peer.client();
+        client.write_all(line).unwrap();
+        peer.guest.run();
+        // Closed with bytes unread counts as a reset of the connection.
+        let mut rest = Vec::new();
+        let end = client.read_to_end(&mut rest);
+        assert!(rest.is_empty(), "{line:?} {end:?}");
+    }
+    peer.expect_nothing();
+    assert_eq!(peer.connections(), 0);
+}
+
+#[test]
+fn a_guest_that_does_not_listen_ends_the_connection() {
+    let mut peer = Peer::new();
+    let mut client = peer.client();
+    client.write_all(b"CONNECT 1024\n").unwrap();
+    peer.guest.run();
+    let ends = peer.expect_request();
+    peer.send(ends, Op::Reset, 0, &[]);
+    expect_end(&mut client);
+    assert_eq!(peer.connections(), 0);
+}
+
+/// Sends `data` from the guest as far as it is allowed to, `read` telling how much credit has come.
+struct Sender {
+    data: Vec<u8>,
+    sent: usize,
+    allowed: usize,
+}
+
+impl Sender {
+    fn push(&mut self, peer: &mut Peer, ends: Ends, header: Option<Header>) {
+        if let Some(header) = header {
+            let forwarded = usize::try_from(header.fwd_cnt).unwrap();
+            self.allowed = forwarded + usize::try_from(header.buf_alloc).unwrap();
+        }
+        while self.sent < self.allowed.min(self.data.len()) {
+            let len = (self.allowed.min(self.data.len()) - self.sent).min(60_000);
+            let data = self.data[self.sent..self.sent + len].to_vec();
+            peer.send(ends, Op::Data, 0, &data);
+            self.sent += len;
+        }
+    }
+}
+
+#[test]
+fn megabytes_go_both_ways_through_little_room() {
+    const LEN: usize = 3 << 20;
+    let mut peer = Peer::new();
+    peer.buf_alloc = 10_000;
+    let (mut client, ends) = peer.connect();
+    let mut writer = client.try_clone().unwrap();
+    let writer = thread::spawn(move || {
+        writer.write_all(&pattern(LEN)).unwrap();
+        writer.shutdown(Shutdown::Write).unwrap();
+    });
+    let reader = thread::spawn(move || {
+        let mut all = Vec::new();
+        client.read_to_end(&mut all).unwrap();
+        all
+    });
+
+    let mut sender = Sender { data: pattern(LEN + 1), sent: 0, allowed: 0 };
+    let allowed = usize::try_from(BUFFER).unwrap();
+    sender.allowed = allowed;
+    sender.push(&mut peer, ends, None);
+    let mut received = Vec::new();
+    let mut ended = false;
+    while !ended || sender.sent < sender.data.len() {
+        peer.guest.run();
+        let Some((header, data)) = peer.receive() else {
+            thread::yield_now();
+            continue;
+        };
+        received.extend(data);
+        let outstanding = received.len() - usize::try_from(peer.fwd_cnt).unwrap();
+        assert!(outstanding <= 10_000, "never more than the guest has room for");
+        ended |= header.op == Op::Shutdown.number() && header.flags & SHUTDOWN_SEND != 0;
+        if outstanding >= 7_000 {
+            peer.fwd_cnt = u32::try_from(received.len()).unwrap();
+            peer.send(ends, Op::CreditUpdate, 0, &[]);
+        }
+        if header.op == Op::CreditRequest.number() {
+            peer.send(ends, Op::CreditUpdate, 0, &[]);
+        }
+        sender.push(&mut peer, ends, Some(header));
+    }
+    writer.join().unwrap();
+    assert!(received == pattern(LEN));
+    peer.send(ends, Op::Shutdown, SHUTDOWN_BOTH, &[]);
+    while peer.connections() > 0 {
+        peer.guest.run();
+        peer.receive();
+    }
+    assert!(reader.join().unwrap() == sender.data);
+}
+
+#[test]
+fn the_guest_is_asked_for_room_once() {
+    let mut peer = Peer::new();
+    peer.buf_alloc = 3;
+    let (mut client, ends) = peer.connect();
+    client.write_all(b"abcdef").unwrap();
+    peer.guest.run();
+    assert_eq!(peer.expect(ends, Op::Data, 0), b"abc");
+    peer.expect(ends, Op::CreditRequest, 0);
+    peer.send(ends, Op::CreditUpdate, 0, &[]);
+    peer.expect_nothing();
+    peer.fwd_cnt = 2;
+    peer.send(ends, Op::CreditUpdate, 0, &[]);
+    assert_eq!(peer.expect(ends, Op::Data, 0), b"de");
+    peer.expect(ends, Op::CreditRequest, 0);
+    // More taken than was ever sent: no room, as far as the device can tell.
+    peer.fwd_cnt = 1 << 31;
+    peer.send(ends, Op::CreditUpdate, 0, &[]);
+    peer.expect(ends, Op::CreditRequest, 0);
+    peer.fwd_cnt = 5;
+    peer.send(ends, Op::CreditUpdate, 0, &[]);
+    assert_eq!(peer.expect(ends, Op::Data, 0), b"f");
+}
+
+#[test]
+fn the_device_tells_its_room_when_it_is_asked() {
+    let mut peer = Peer::new();
+    let (_client, ends) = peer.connect();
+    peer.send(ends, Op::Data, 0, &[1; 1000]);
+    peer.expect_nothing();
+    peer.send(ends, Op::CreditRequest, 0, &[]);
+    let (header, _) = peer.receive().unwrap();
+    assert_eq!(header.op, Op::CreditUpdate.number());
+    assert_eq!((header.buf_alloc, header.fwd_cnt), (BUFFER, 1000));
+}
+
+#[test]
+fn a_program_that_does_not_read_gets_no_more_than_a_buffer() {
+    let mut peer = Peer::new();
+    let (mut client, ends) = peer.connect();
+    let mut sender = Sender { data: pattern(4 << 20), sent: 0, allowed: 0 };
+    sender.allowed = usize::try_from(BUFFER).unwrap();
+    sender.push(&mut peer, ends, None);
+    while let Some((header, _)) = peer.receive() {
+        sender.push(&mut peer, ends, Some(header));
+    }
+    // The socket holds something, too, how much is the kernel's business.
+    assert!(sender.sent < sender.data.len());
+    peer.send(ends, Op::CreditRequest, 0, &[]);
+    let (header, _) = peer.receive().unwrap();
+    let forwarded = usize::try_from(header.fwd_cnt).unwrap();
+    assert!(sender.sent - forwarded > usize::try_from(BUFFER / 2).unwrap());
+
+    // Once it reads, everything arrives.
+    let expected = sender.data.clone();
+    let reader = thread::spawn(move || {
+        let mut all = vec![0; expected.len()];
+        client.read_exact(&mut all).unwrap();
+        assert!(all == expected);
+    });
+    while sender.sent < sender.data.len() {
+        peer.guest.run();
+        let header = peer.receive().map(|(header, _)| header);
+        sender.push(&mut peer, ends, header);
+    }
+    while !reader.is_finished() {
+        peer.guest.run();
+    }
+    reader.join().unwrap();
+}
+
+#[test]
+fn a_guest_that_sends_more_than_it_may_is_cut_off() {
+    let mut peer = Peer::new();
+    let (mut client, ends) = peer.connect();
+    let mut left = usize::try_from(BUFFER).unwrap();
+    // Nobody reads: the socket's own buffer fills up, and then the device's.
+    let mut sent = 0;
+    loop {
+        peer.send(ends, Op::Data, 0, &[7; 8192]);
+        sent += 8192;
+        if let Some((header, _)) = peer.receive() {
+            if header.op == Op::Reset.number() {
+                break;
+            }
+            left = usize::try_from(header.fwd_cnt + header.buf_alloc).unwrap();
+        }
+        assert!(sent <= left, "what exceeds the room is answered with a reset");
+    }
+    assert_eq!(peer.connections(), 0);
+    let mut rest = Vec::new();
+    client.read_to_end(&mut rest).unwrap();
+    assert!(rest.len() < sent);
+}
+
+#[test]
+fn a_program_ends_its_half_and_still_hears_the_guest() {
+    let mut peer = Peer::new();
+    let (mut client, ends) = peer.connect();
+    client.write_all(b"all I have to say").unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    peer.guest.run();
+    assert_eq!(peer.expect(ends, Op::Data, 0), b"all I have to say");
+    peer.expect(ends, Op::Shutdown, SHUTDOWN_SEND);
+    peer.send(ends, Op::Data, 0, b"understood");
+    peer.send(ends, Op::Shutdown, SHUTDOWN_BOTH, &[]);
+    peer.expect(ends, Op::Reset, 0);
+    peer.expect_nothing();
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).unwrap();
+    assert_eq!(answer, "understood");
+    assert_eq!(peer.connections(), 0);
+}
+
+#[test]
+fn the_guest_ends_its_half_and_still_hears_the_program() {
+    let mut peer = Peer::new();
+    let (mut client, ends) = peer.connect();
+    peer.send(ends, Op::Data, 0, b"last words");
+    peer.send(ends, Op::Shutdown, SHUTDOWN_SEND, &[]);
+    let mut words = String::new();
+    client.read_to_string(&mut words).unwrap();
+    assert_eq!(words, "last words");
+    client.write_all(b"noted").unwrap();
+    peer.guest.run();
+    assert_eq!(peer.expect(ends, Op::Data, 0), b"noted");
+    drop(client);
+    peer.guest.run();
+    peer.expect(ends, Op::Shutdown, SHUTDOWN_BOTH);
+    peer.send(ends, Op::Reset, 0, &[]);
+    assert_eq!(peer.connections(), 0);
+}
+
+#[test]
+fn a_guest_that_receives_no_more_is_sent_no_more() {
+    let mut peer = Peer::new();
+    let (mut client, ends) = peer.connect();
+    peer.send(ends, Op::Shutdown, SHUTDOWN_RECEIVE, &[]);
+    let refused = client.write_all(b"anybody there?").unwrap_err();
+    assert_eq!(refused.kind(), io::ErrorKind::BrokenPipe);
+    peer.guest.run();
+    peer.send(ends, Op::Data, 0, b"yes");
+    let mut words = [0; 3];
+    client.read_exact(&mut words).unwrap();
+    assert_eq!(&words, b"yes");
+}
+
+#[test]
+fn what_the_guest_sent_before_its_end_arrives_however_late_it_is_read() {
+    let mut peer = Peer::new();
+    let (mut client, ends) = peer.connect();
+    let mut sender = Sender { data: pattern(2 << 20), sent: 0, allowed: 0 };
+    sender.allowed = usize::try_from(BUFFER).unwrap();
+    sender.push(&mut peer, ends, None);
+    while let Some((header, _)) = peer.receive() {
+        sender.push(&mut peer, ends, Some(header));
+    }
+    peer.send(ends, Op::Shutdown, SHUTDOWN_BOTH, &[]);
+    peer.expect_nothing();
+    // Linux loses patience after 8 seconds.
+    peer.send(ends, Op::Reset, 0, &[]);
+    let sent = sender.sent;
+    let reader = thread::spawn(move || {
+        let mut all = Vec::new();
+        client.read_to_end(&mut all).unwrap();
+        assert_eq!(all.len(), sent);
+        assert!(all == pattern(sent));
+    });
+    while peer.connections() > 0 {
+        peer.guest.run();
+    }
+    reader.join().unwrap();
+    peer.expect_nothing();
+}
+
+#[test]
+fn a_reset_without_an_end_drops_what_was_not_read() {
+    let mut peer = Peer::new();
+    let (client, ends) = peer.connect();
+    let mut sender = Sender { data: pattern(2 << 20), sent: 0, allowed: 0 };
+    sender.allowed = usize::try_from(BUFFER).unwrap();
+    sender.push(&mut peer, ends, None);
+    peer.send(ends, Op::Reset, 0, &[]);
+    assert_eq!(peer.connections(), 0);
+    drop(client);
+}
+
+#[test]
+fn programs_may_go_away_at_any_time() {
+    let mut peer = Peer::new();
+    // Before their first line, amid it, and before the guest is asked.
+    drop(peer.client());
+    peer.guest.run();
+    peer.client().write_all(b"CONN").unwrap();
+    peer.guest.run();
+    peer.client().write_all(b"CONNECT 1024\n").unwrap();
+    peer.guest.run();
+    while let Some((header, _)) = peer.receive() {
+        // Whoever was asked for is also told that it is over.
+        assert!([Op::Request.number(), Op::Reset.number()].contains(&header.op));
+    }
+    assert_eq!(peer.connections(), 0);
+
+    // Before the guest has answered.
+    let mut client = peer.client();
+    client.write_all(b"CONNECT 1024\n").unwrap();
+    peer.guest.run();
+    let ends = peer.expect_request();
+    drop(client);
+    peer.guest.run();
+    peer.expect(ends, Op::Reset, 0);
+    peer.send(ends, Op::Response, 0, &[]);
+    peer.expect(ends, Op::Reset, 0);
+
+    // Amid a conversation.
+    let (mut client, ends) = peer.connect();
+    client.write_all(b"by the way").unwrap();
+    drop(client);
+    peer.guest.run();
+    assert_eq!(peer.expect(ends, Op::Data, 0), b"by the way");
+    peer.expect(ends, Op::Shutdown, SHUTDOWN_BOTH);
+    peer.send(ends, Op::Data, 0, b"on its way before the guest knew");
+    peer.expect_nothing();
+    peer.send(ends, Op::Reset, 0, &[]);
+    assert_eq!(peer.connections(), 0);
+}
+
+#[test]
+fn packets_wait_for_buffers() {
+    let mut peer = Peer::without_buffers();
+    let mut client = peer.client();
+    client.write_all(b"CONNECT 1024\nhello").unwrap();
+    peer.guest.run();
+    assert_eq!(peer.take(), None);
+    peer.fill(1);
+    let (header, _) = peer.take().unwrap();
+    let ends = Ends { host: header.src_port, guest: header.dst_port };
+    peer.send(ends, Op::Response, 0, &[]);
+    assert_eq!(peer.take(), None);
+    peer.fill(1);
+    assert_eq!(peer.take().unwrap().1, b"hello");
+}
+
+#[test]
+fn a_program_that_connects_before_the_driver_starts_is_kept_waiting() {
+    let dir = TempDir::new().unwrap();
+    let mut guest = Guest::new(device(&dir));
+    let mut client = UnixStream::connect(dir.path().join("v")).unwrap();
+    client.write_all(b"CONNECT 1024\n").unwrap();
+    guest.run();
+    guest.set(STATUS, 0);
+    guest.negotiate(0);
+    guest.set_up_queues();
+    guest.set(STATUS, 15);
+    let mut peer = Peer { guest, dir, buf_alloc: 1000, fwd_cnt: 0 };
+    peer.fill(2);
+    let ends = peer.expect_request();
+    peer.send(ends, Op::Response, 0, &[]);
+    assert_eq!(read_line(&mut client), format!("OK {}\n", ends.host));
+    // But a driver that forgets a connection ends it.
+    peer.guest.set(STATUS, 0);
+    expect_end(&mut client);
+}
+
+#[test]
+fn a_guest_connects_to_a_program_on_the_host() {
+    let mut peer = Peer::new();
+    let listener = UnixListener::bind(peer.dir.path().join("v_52")).unwrap();
+    let ends = Ends { host: 52, guest: 5000 };
+    peer.send(ends, Op::Request, 0, &[]);
+    peer.expect(ends, Op::Response, 0);
+    let (mut program, _) = listener.accept().unwrap();
+    peer.send(ends, Op::Data, 0, b"to the host");
+    let mut words = [0; 11];
+    program.read_exact(&mut words).unwrap();
+    assert_eq!(&words, b"to the host");
+    program.write_all(b"to the guest").unwrap();
+    peer.guest.run();
+    assert_eq!(peer.expect(ends, Op::Data, 0), b"to the guest");
+    // The same pair of ports again cannot be.
+    peer.send(ends, Op::Request, 0, &[]);
+    peer.expect(ends, Op::Reset, 0);
+    assert_eq!(peer.connections(), 0);
+}
+
+#[test]
+fn a_guest_that_connects_to_nobody_is_refused() {
+    let mut peer = Peer::new();
+    fs::write(peer.dir.path().join("v_53"), "no socket").unwrap();
+    for host in [52, 53, u32::MAX] {
+        let ends = Ends { host, guest: 5000 };
+        peer.send(ends, Op::Request, 0, &[]);
+        peer.expect(ends, Op::Reset, 0);
+    }
+    assert_eq!(peer.connections(), 0);
+}
+
+#[test]
+fn packets_that_belong_to_nothing_are_answered_with_resets() {
+    let mut peer = Peer::new();
+    let ends = Ends { host: 1, guest: 2 };
+    for op in [Op::Response, Op::Data, Op::Shutdown, Op::CreditUpdate, Op::CreditRequest] {
+        peer.send(ends, op, 0, &[]);
+        peer.expect(ends, Op::Reset, 0);
+    }
+    let good = peer.header(ends, Op::Request, 0, 0);
+    peer.send_raw(&Header { kind: 2, ..good }, &[]);
+    peer.expect(ends, Op::Reset, 0);
+    peer.send_raw(&Header { dst_cid: 99, ..good }, &[]);
+    assert_eq!(peer.receive().unwrap().0.src_cid, 99);
+    peer.send(ends, Op::Reset, 0, &[]);
+    peer.send_raw(&Header { kind: 2, op: Op::Reset.number(), ..good }, &[]);
+    peer.send_raw(&Header { src_cid: 4, ..good }, &[]);
+    peer.expect_nothing();
+}
+
+#[test]
+fn packets_out_of_turn_end_a_connection() {
+    let wrong: [(u16, u32, &[u8]); 4] = [
+        (Op::Response.number(), 0, &[]),
+        (Op::Request.number(), 0, &[]),
+        (0, 0, &[]),
+        (99, 0, b"data"),
+    ];
+    for (op, flags, data) in wrong {
+        let mut peer = Peer::new();
+        let (mut client, ends) = peer.connect();
+        let header = peer.header(ends, Op::Data, flags, data.len());
+        peer.send_raw(&Header { op, ..header }, data);
+        peer.expect(ends, Op::Reset, 0);
+        expect_end(&mut client);
+        assert_eq!(peer.connections(), 0);
+    }
+    // Before the guest has agreed, and after it has ended.
+    for op in [Op::Data, Op::Shutdown] {
+        let mut peer = Peer::new();
+        let mut client = peer.client();
+        client.write_all(b"CONNECT 1024\n").unwrap();
+        peer.guest.run();
+        let ends = peer.expect_request();
+        peer.send(ends, op, 0, &[]);
+        peer.expect(ends, Op::Reset, 0);
+    }
+    let mut peer = Peer::new();
+    let (_client, ends) = peer.connect();
+    peer.send(ends, Op::Shutdown, SHUTDOWN_SEND, &[]);
+    peer.send(ends, Op::Data, 0, b"one more thing");
+    peer.expect(ends, Op::Reset, 0);
+}
+
+#[test]
+fn resets_that_a_guest_provokes_are_not_kept_without_end() {
+    let mut peer = Peer::without_buffers();
+    for port in 0..2000 {
+        peer.send(Ends { host: 1, guest: port }, Op::Data, 0, &[]);
+    }
+    peer.fill(200);
+    let mut resets = 0;
+    while peer.receive().is_some() {
+        resets += 1;
+    }
+    assert_eq!(resets, 256);
+}
+
+#[test]
+fn packets_that_are_none_stop_the_device() {
+    let headers = Header::from_bytes(&[0; HEADER_LEN]).to_bytes();
+    let mut too_long = headers;
+    too_long[24..28].copy_from_slice(&5_u32.to_le_bytes());
+    let mut huge = headers;
+    huge[24..28].copy_from_slice(&u32::MAX.to_le_bytes());
+    let packets: [&[&[u8]]; 4] = [&[&headers[..43]], &[], &[&too_long, b"data"], &[&huge, b"data"]];
+    for packet in packets {
+        let mut peer = Peer::new();
+        peer.guest.add(TX, packet, &[1]);
+        peer.guest.kick(TX);
+        assert_eq!(peer.guest.get(STATUS) & NEEDS_RESET, NEEDS_RESET);
+    }
+    // A buffer without room for a byte of data.
+    let mut peer = Peer::without_buffers();
+    peer.guest.add(RX, &[], &[44]);
+    peer.send(Ends { host: 1, guest: 1 }, Op::Data, 0, &[]);
+    assert!(matches!(
+        peer.guest.transport().error(),
+        Some(DeviceError::Chain {
+            queue: 0,
+            fault: ChainFault::TooShort { needed: 45, found: 44 }
+        })
+    ));
+}
+
+#[test]
+fn a_packet_may_be_cut_anywhere() {
+    let mut peer = Peer::new();
+    let (mut client, ends) = peer.connect();
+    let header = peer.header(ends, Op::Data, 0, 5).to_bytes();
+    peer.guest.add(TX, &[&header[..1], &header[1..44], b"ab", b"cde", b"not counted"], &[]);
+    peer.guest.kick(TX);
+    let mut words = [0; 5];
+    client.read_exact(&mut words).unwrap();
+    assert_eq!(&words, b"abcde");
+    let joined = [&header[..], b"fghij"].concat();
+    peer.guest.add(TX, &[&joined], &[]);
+    peer.guest.kick(TX);
+    client.read_exact(&mut words).unwrap();
+    assert_eq!(&words, b"fghij");
+}
+
+#[test]
+fn a_busy_connection_leaves_room_for_others() {
+    let mut peer = Peer::new();
+    let (mut busy, busy_ends) = peer.connect();
+    let (mut quiet, quiet_ends) = peer.connect();
+    busy.write_all(&pattern(100_000)).unwrap();
+    quiet.write_all(b"excuse me").unwrap();
+    peer.guest.run();
+    let mut before = 0;
+    loop {
+        let (header, data) = peer.receive().unwrap();
+        if header.src_port == quiet_ends.host {
+            assert_eq!(data, b"excuse me");
+            break;
+        }
+        assert_eq!(header.src_port, busy_ends.host);
+        before += data.len();
+    }
+    assert!(before <= 2 * usize::try_from(RX_BUFFER).unwrap(), "{before}");
+}
+
+#[test]
+fn there_are_not_more_connections_than_there_may_be() {
+    // Both ends of every connection are in this process.
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    setrlimit(Resource::Nofile, limit).unwrap();
+
+    let mut peer = Peer::new();
+    let _listener = UnixListener::bind(peer.dir.path().join("v_9")).unwrap();
+    let mut clients = Vec::new();
+    while clients.len() < MAX_CONNECTIONS {
+        if clients.len() % 2 == 0 {
+            clients.push(peer.connect().0);
+        } else {
+            // Undecided ones count, too.
+            clients.push(peer.client());
+            peer.guest.run();
+        }
+    }
+    let mut refused = peer.client();
+    peer.guest.run();
+    expect_end(&mut refused);
+    let ends = Ends { host: 9, guest: 1 };
+    peer.send(ends, Op::Request, 0, &[]);
+    peer.expect(ends, Op::Reset, 0);
+
+    drop(clients.pop());
+    peer.guest.run();
+    clients.push(peer.connect().0);
+}
+
+#[test]
+fn connections_end_with_a_thaw_and_listeners_stay() {
+    let mut peer = Peer::new();
+    let (_client, old) = peer.connect();
+    // On its way to the host when the guest is frozen.
+    let lost = peer.header(old, Op::Data, 0, 4).to_bytes();
+    peer.guest.add(TX, &[&lost, b"lost"], &[]);
+
+    let mut thawed = peer.thawed();
+    assert_eq!(thawed.connections(), 0);
+    assert_eq!(thawed.guest.used(EVENT).unwrap().data, TRANSPORT_RESET);
+    assert!(thawed.guest.interrupts() > 0);
+    while thawed.guest.used(TX).is_some() {}
+    thawed.expect(old, Op::Reset, 0);
+
+    // Not asked for anything before it has ended its connections.
+    let mut client = thawed.client();
+    client.write_all(b"CONNECT 1024\n").unwrap();
+    thawed.guest.run();
+    thawed.fill(1);
+    thawed.expect_nothing();
+
+    let notifications = thawed.guest.notifications;
+    thawed.guest.add(EVENT, &[], &[4]);
+    thawed.guest.kick(EVENT);
+    assert_eq!(thawed.guest.notifications, notifications + 1, "the device asked to be told");
+    let new = thawed.expect_request();
+    assert_ne!(new.host, old.host, "a pair of ports that the guest has not seen");
+    thawed.send(new, Op::Response, 0, &[]);
+    assert_eq!(read_line(&mut client), format!("OK {}\n", new.host));
+    client.write_all(b"hello again").unwrap();
+    thawed.guest.run();
+    assert_eq!(thawed.expect(new, Op::Data, 0), b"hello again");
+    assert_eq!(thawed.guest.used(EVENT), None, "one event is enough");
+
+    // And once more.
+    let mut again = thawed.thawed();
+    assert_eq!(again.guest.used(EVENT).unwrap().data, TRANSPORT_RESET);
+    again.guest.add(EVENT, &[], &[4]);
+    again.guest.kick(EVENT);
+    again.connect();
+}
+
+#[test]
+fn a_thawed_guest_without_event_buffers_is_told_later() {
+    let mut peer = Peer::without_buffers();
+    peer.fill(8);
+    let mut thawed = peer.thawed();
+    let mut client = thawed.client();
+    client.write_all(b"CONNECT 1024\n").unwrap();
+    thawed.guest.run();
+    thawed.expect_nothing();
+    thawed.guest.add(EVENT, &[], &[4]);
+    thawed.guest.kick(EVENT);
+    assert_eq!(thawed.guest.used(EVENT).unwrap().data, TRANSPORT_RESET);
+    thawed.expect_nothing();
+    thawed.guest.add(EVENT, &[], &[4]);
+    thawed.guest.kick(EVENT);
+    thawed.expect_request();
+}
+
+#[test]
+fn a_guest_that_had_not_started_is_told_nothing() {
+    let dir = TempDir::new().unwrap();
+    let guest = Guest::new(device(&dir));
+    let other = TempDir::new().unwrap();
+    let mut thawed = guest.restored(device(&other), &guest.save());
+    thawed.negotiate(0);
+    thawed.set_up_queues();
+    thawed.set(STATUS, 15);
+    let mut peer = Peer { guest: thawed, dir: other, buf_alloc: 100, fwd_cnt: 0 };
+    peer.fill(2);
+    peer.guest.add(EVENT, &[], &[4]);
+    peer.guest.kick(EVENT);
+    assert_eq!(peer.guest.used(EVENT), None);
+    peer.connect();
+}
+
+#[test]
+fn the_socket_is_removed_with_its_device_and_nothing_else_is() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("v");
+    let first = device(&dir);
+    assert_eq!(first.path(), path);
+    let error = VsockListener::bind(&path).unwrap_err();
+    assert!(matches!(error, BindVsockError::Exists { .. }), "{error}");
+    assert!(path.exists());
+    drop(first);
+    assert!(!path.exists());
+
+    let second = device(&dir);
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, "somebody else's").unwrap();
+    drop(second);
+    assert!(path.exists());
+
+    let long = dir.path().join("x".repeat(200));
+    assert!(matches!(VsockListener::bind(&long), Err(BindVsockError::Bind { .. })));
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Client,
+    Write(usize, Vec<u8>),
+    Read(usize),
+    Shutdown(usize, bool),
+    Drop(usize),
+    Packet { host: u32, guest: u32, op: u16, flags: u32, data: usize, credit: (u32, u32) },
+    Receive,
+    Thaw,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let client = || 0..4_usize;
+    let host = prop_oneof![Just(FIRST_PORT), Just(FIRST_PORT + 1), Just(52), any::<u32>()];
+    let guest = prop_oneof![3 => Just(PORT), 1 => 0..3_u32];
+    let credit =
+        prop_oneof![Just((100_000, 0)), (any::<u32>(), any::<u32>()), (0..50_u32, 0..50_u32)];
+    let packet = (host, guest, 0..9_u16, 0..5_u32, 0..3000_usize, credit).prop_map(
+        |(host, guest, op, flags, data, credit)| Step::Packet {
+            host,
+            guest,
+            op,
+            flags,
+            data,
+            credit,
+        },
+    );
+    let line =
+        prop_oneof![Just(b"CONNECT 1024\n".to_vec()), prop::collection::vec(any::<u8>(), 0..40)];
+    prop_oneof![
+        2 => Just(Step::Client),
+        3 => (client(), line).prop_map(|(client, data)| Step::Write(client, data)),
+        1 => client().prop_map(Step::Read),
+        1 => (client(), any::<bool>()).prop_map(|(client, read)| Step::Shutdown(client, read)),
+        1 => client().prop_map(Step::Drop),
+        6 => packet,
+        3 => Just(Step::Receive),
+        1 => Just(Step::Thaw),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+    /// Whatever programs and guest do, and in whatever order: nothing panics, nothing is stuck, and in the end
+    /// nothing is left.
+    #[test]
+    fn any_conversation_ends(steps in prop::collection::vec(step(), 1..60)) {
+        let mut peer = Peer::new();
+        let mut clients: Vec<Option<UnixStream>> = vec![None, None, None, None];
+        for step in steps {
+            match step {
+                Step::Client => {
+                    if let Some(place) = clients.iter_mut().find(|client| client.is_none()) {
+                        let client = peer.client();
+                        client.set_nonblocking(true).unwrap();
+                        *place = Some(client);
+                    }
+                }
+                // Any of these may fail; what matters is what the device makes of it.
+                Step::Write(client, data) => {
+                    let _ = clients[client].as_mut().map(|client| client.write(&data));
+                }
+                Step::Read(client) => {
+                    let _ = clients[client].as_mut().map(|client| client.read(&mut [0; 1000]));
+                }
+                Step::Shutdown(client, read) => {
+                    let how = if read { Shutdown::Read } else { Shutdown::Write };
+                    let _ = clients[client].as_mut().map(|client| client.shutdown(how));
+                }
+                Step::Drop(client) => clients[client] = None,
+                Step::Packet { host, guest, op, flags, data, credit } => {
+                    (peer.buf_alloc, peer.fwd_cnt) = credit;
+                    let header = peer.header(Ends { host, guest }, Op::Data, flags, data);
+                    peer.send_raw(&Header { op, ..header }, &vec![1; data]);
+                }
+                Step::Receive => {
+                    peer.receive();
+                }
+                Step::Thaw => {
+                    peer = peer.thawed();
+                    while peer.guest.used(TX).is_some() {}
+                }
+            }
+            peer.guest.run();
+        }
+        prop_assert_eq!(peer.guest.get(STATUS), 15);
+        clients.clear();
+        peer.guest.run();
+        peer.guest.set(STATUS, 0);
+        peer.guest.run();
+        prop_assert_eq!(peer.connections(), 0);
+    }
+}
