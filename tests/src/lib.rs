@@ -1,1 +1,22 @@
-//! End-to-end tests.
+//! What the end-to-end tests share: a [`World`] to run the real `firn` in, functions with known answers, and one frozen snapshot of each.
+//!
+//! A world is a directory with a run directory, temporary files and a place for a test's own files. When it is dropped, nothing that firn made may
+//! be left in it, and no process: every test checks that.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that cannot go on fails"
+)]
+
+mod frozen;
+mod function;
+mod monitor;
+mod ran;
+mod world;
+
+pub use frozen::{frozen, workshop};
+pub use function::{Function, HELLO, JSON, PYAES, folder, test_function, workshop_folder};
+pub use monitor::Monitor;
+pub use ran::Ran;
+pub use world::{Firn, World, cache};

@@ -53,14 +53,14 @@ pub enum LoadKernelError {
     },
     /// Kernel and initramfs leave no room.
     #[error(
-        "guest memory of {memory} bytes is too small for the kernel and an initramfs of \
-         {initramfs} bytes: give the microVM more memory"
+        "guest memory of {memory} bytes is too small for kernel and initramfs (a file of {file} \
+         bytes does not fit): give the microVM at least 128 MiB"
     )]
     TooLittleMemory {
         /// Bytes of guest memory below the gap.
         memory: u64,
-        /// Bytes of the initramfs.
-        initramfs: u64,
+        /// Bytes of the file that does not fit.
+        file: u64,
     },
     /// The command line does not fit.
     #[error("the kernel command line of {length} bytes exceeds the {limit} bytes that Linux reads")]
@@ -100,10 +100,10 @@ pub(crate) fn load(memory: &GuestMemoryMmap, kernel: &Kernel<'_>) -> Result<u64,
     let low_memory =
         memory.find_region(GuestAddress(0)).map_or(0, |region| region.last_addr().raw_value() + 1);
     if low_memory <= layout::HIGH_MEMORY {
-        return Err(LoadKernelError::TooLittleMemory { memory: low_memory, initramfs: 0 });
+        return Err(LoadKernelError::TooLittleMemory { memory: low_memory, file: 0 });
     }
 
-    let (entry, kernel_end) = load_elf(memory, kernel.kernel)?;
+    let (entry, kernel_end) = load_elf(memory, kernel.kernel, low_memory)?;
     let initramfs = load_initramfs(memory, kernel.initramfs, kernel_end, low_memory)?;
 
     let mut cmdline = kernel.cmdline.as_bytes().to_vec();
@@ -117,15 +117,32 @@ pub(crate) fn load(memory: &GuestMemoryMmap, kernel: &Kernel<'_>) -> Result<u64,
     Ok(entry)
 }
 
-fn load_elf(memory: &GuestMemoryMmap, path: &Path) -> Result<(u64, u64), LoadKernelError> {
+fn load_elf(
+    memory: &GuestMemoryMmap,
+    path: &Path,
+    low_memory: u64,
+) -> Result<(u64, u64), LoadKernelError> {
     let mut file = open(path)?;
+    let length = file
+        .metadata()
+        .map_err(|source| LoadKernelError::Read { path: path.to_owned(), source })?
+        .len();
+    if length > low_memory - layout::HIGH_MEMORY {
+        return Err(LoadKernelError::TooLittleMemory { memory: low_memory, file: length });
+    }
     let loaded = Elf::load(memory, None, &mut file, Some(GuestAddress(layout::HIGH_MEMORY)))
-        .map_err(|error| match error {
-            loader::Error::Elf(loader::elf::Error::ReadKernelImage) => LoadKernelError::NotElf {
-                path: path.to_owned(),
-                reason: "its segments do not fit guest memory, or the file is truncated".into(),
-            },
-            other => LoadKernelError::NotElf { path: path.to_owned(), reason: other.to_string() },
+        .map_err(|error| {
+            let reason = match error {
+                loader::Error::Elf(loader::elf::Error::InvalidElfMagicNumber) => {
+                    "it is no ELF file".to_owned()
+                }
+                loader::Error::Elf(loader::elf::Error::ReadKernelImage) => {
+                    "its segments do not lie in guest memory, or the file is truncated".to_owned()
+                }
+                loader::Error::Elf(error) => error.to_string(),
+                other => other.to_string(),
+            };
+            LoadKernelError::NotElf { path: path.to_owned(), reason }
         })?;
     Ok((loaded.kernel_load.raw_value(), loaded.kernel_end))
 }
@@ -140,7 +157,7 @@ fn load_initramfs(
     let mut file = open(path)?;
     let read_error = |source| LoadKernelError::Read { path: path.to_owned(), source };
     let length = file.metadata().map_err(read_error)?.len();
-    let too_little = LoadKernelError::TooLittleMemory { memory: low_memory, initramfs: length };
+    let too_little = LoadKernelError::TooLittleMemory { memory: low_memory, file: length };
     let Some(start) = low_memory.checked_sub(length).map(|start| start & !(PAGE - 1)) else {
         return Err(too_little);
     };

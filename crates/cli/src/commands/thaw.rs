@@ -287,7 +287,7 @@ fn print(report: &ThawReport) {
         .iter()
         .filter_map(|(name, ns)| ns.map(|ns| format!("{name} {}", output::milliseconds(ns))))
         .collect();
-    output::note(&format!(
+    let summary = format!(
         "{}: thawed by {} in {}: {}; {} guest pages, {} KVM faults, {} read, {} private, {} shared",
         report.name,
         report.planner,
@@ -298,5 +298,11 @@ fn print(report: &ThawReport) {
         output::bytes(report.read_bytes),
         output::bytes(report.private_bytes),
         output::bytes(report.shared_bytes),
-    ));
+    );
+    // The first line on standard output says that the microVM is ready; an answer is one.
+    if report.outcome.is_some() {
+        output::note(&summary);
+    } else {
+        output::line(&summary);
+    }
 }

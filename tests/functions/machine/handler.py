@@ -1,0 +1,85 @@
+"""Looks at the machine that it runs on, and does things to it."""
+
+import ctypes
+import hashlib
+import os
+
+
+def handler(event, context):
+    return globals()[event["do"]](**{name: event[name] for name in event if name != "do"})
+
+
+def processors():
+    """How many processors the kernel shows, and on which of them a program can run."""
+    with open("/proc/cpuinfo") as info:
+        shown = sum(line.startswith("processor") for line in info)
+    ran = []
+    for processor in os.sched_getaffinity(0):
+        os.sched_setaffinity(0, {processor})
+        with open("/proc/self/stat") as stat:
+            ran.append(int(stat.read().rsplit(") ", 1)[1].split()[36]))
+    os.sched_setaffinity(0, range(shown))
+    return {"shown": shown, "ran": sorted(ran)}
+
+
+def memory():
+    """Bytes of memory that the kernel has."""
+    with open("/proc/meminfo") as info:
+        return int(info.readline().split()[1]) * 1024
+
+
+held = []
+
+
+def fill(mebibytes):
+    """Fills memory with bytes that differ from page to page, and keeps it."""
+    for number in range(len(held), len(held) + mebibytes):
+        held.append(hashlib.shake_128(str(number).encode()).digest(4096) * 256)
+    return len(held)
+
+
+def check():
+    """The numbers of the held mebibytes that are not what `fill` made them."""
+    return [
+        number
+        for number, block in enumerate(held)
+        if block != hashlib.shake_128(str(number).encode()).digest(4096) * 256
+    ]
+
+
+def write(path, text):
+    with open(path, "w") as file:
+        file.write(text)
+        os.fsync(file.fileno())
+    return os.stat(path).st_size
+
+
+def append(path, text):
+    with open(path, "a") as file:
+        file.write(text)
+        os.fsync(file.fileno())
+    return read(path)
+
+
+def read(path):
+    with open(path) as file:
+        return file.read()
+
+
+def drop_caches():
+    """Makes the kernel read files from its disks again."""
+    os.sync()
+    return write("/proc/sys/vm/drop_caches", "3")
+
+
+def sysrq(key):
+    return write("/proc/sysrq-trigger", key)
+
+
+def power_off():
+    os.sync()
+    ctypes.CDLL(None).reboot(0x4321FEDC)
+
+
+def console(text):
+    return write("/dev/console", text)

@@ -1,0 +1,56 @@
+//! One frozen snapshot of each function, for tests that only read it.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use crate::function::workshop_folder;
+use crate::{Function, HELLO, JSON, PYAES, World};
+
+static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
+
+/// Where the shared snapshots lie; removed when the test program ends.
+fn directory() -> &'static Path {
+    extern "C" fn remove() {
+        if let Some(directory) = DIRECTORY.get() {
+            let _ = std::fs::remove_dir_all(directory);
+        }
+    }
+    DIRECTORY.get_or_init(|| {
+        // SAFETY: the function is safe to call when the program ends: it reads a path and removes what is there.
+        unsafe { libc::atexit(remove) };
+        tempfile::Builder::new().prefix("e2e-snapshots-").tempdir().unwrap().keep()
+    })
+}
+
+/// The snapshot of one of the functions with known answers: booted, asked for its first answer, and frozen. Its microVM is gone.
+#[track_caller]
+pub fn frozen(function: &Function) -> &'static Path {
+    static SNAPSHOTS: [OnceLock<PathBuf>; 3] = [const { OnceLock::new() }; 3];
+    let at = [HELLO, JSON, PYAES].iter().position(|known| known.name == function.name).unwrap();
+    SNAPSHOTS[at].get_or_init(|| {
+        let world = World::default();
+        let snapshot = directory().join(function.name);
+        let boot = world.firn(["boot", "--name", "first"]).arg(function.write(&world.work()));
+        let mut monitor = boot.start().ready();
+        let answer = world.firn(["invoke", "first", function.input_a]).run();
+        assert_eq!(answer.ok(), function.expected_a, "before the freeze");
+        world.firn(["freeze", "first"]).arg(&snapshot).run().ok();
+        monitor.end().ok();
+        snapshot
+    })
+}
+
+/// The snapshot of the workshop, which holds the tests' own functions: see [`workshop_folder`].
+#[track_caller]
+pub fn workshop() -> &'static Path {
+    static SNAPSHOT: OnceLock<PathBuf> = OnceLock::new();
+    SNAPSHOT.get_or_init(|| {
+        let world = World::default();
+        let snapshot = directory().join("workshop");
+        let boot = world.firn(["boot", "--name", "first"]).arg(workshop_folder(&world.work()));
+        let mut monitor = boot.start().ready();
+        world.firn(["freeze", "first"]).arg(&snapshot).run().ok();
+        monitor.end().ok();
+        snapshot
+    })
+}

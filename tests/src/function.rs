@@ -1,0 +1,94 @@
+//! The functions, as part of the test program: it runs where the repository is not.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A function with two inputs and their answers.
+#[derive(Debug)]
+pub struct Function {
+    /// Its name.
+    pub name: &'static str,
+    handler: &'static str,
+    /// The event before the freeze.
+    pub input_a: &'static str,
+    /// The answer to it, byte by byte.
+    pub expected_a: &'static str,
+    /// The event after a thaw.
+    pub input_b: &'static str,
+    /// The answer to it, byte by byte.
+    pub expected_b: &'static str,
+}
+
+macro_rules! function {
+    ($name:literal) => {
+        Function {
+            name: $name,
+            handler: include_str!(concat!("../../guest/functions/", $name, "/handler.py")),
+            input_a: include_str!(concat!("../../guest/functions/", $name, "/input-a.json")),
+            expected_a: include_str!(concat!("../../guest/functions/", $name, "/expected-a.json")),
+            input_b: include_str!(concat!("../../guest/functions/", $name, "/input-b.json")),
+            expected_b: include_str!(concat!("../../guest/functions/", $name, "/expected-b.json")),
+        }
+    };
+}
+
+/// FaaSnap's hello-world.
+pub const HELLO: Function = function!("hello");
+/// FunctionBench's json.
+pub const JSON: Function = function!("json");
+/// FunctionBench's pyaes.
+pub const PYAES: Function = function!("pyaes");
+
+macro_rules! test_functions {
+    ($($name:literal),*) => { [$(($name, include_str!(concat!("../functions/", $name, "/handler.py")))),*] };
+}
+
+const TEST_FUNCTIONS: [(&str, &str); 8] = test_functions![
+    "exits",
+    "identity",
+    "import_error",
+    "machine",
+    "never_returns",
+    "raises",
+    "ten_megabytes",
+    "unserialisable"
+];
+
+/// Calls the handler of the module that the event names; all of them are imported before the freeze.
+const WORKSHOP: &str = "\
+import exits, identity, machine, never_returns, raises, ten_megabytes, unserialisable
+
+
+def handler(event, context):
+    return globals()[event['module']].handler(event['event'], context)
+";
+
+impl Function {
+    /// Writes the function into a folder of its name below `parent`, and returns the folder.
+    pub fn write(&self, parent: &Path) -> PathBuf {
+        folder(parent, self.name, self.handler)
+    }
+}
+
+/// Writes a function of one file below `parent`, and returns its folder.
+pub fn folder(parent: &Path, name: &str, handler: &str) -> PathBuf {
+    let folder = parent.join(name);
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("handler.py"), handler).unwrap();
+    folder
+}
+
+/// Writes one of the tests' own functions below `parent`, and returns its folder.
+pub fn test_function(parent: &Path, name: &str) -> PathBuf {
+    let (name, handler) = TEST_FUNCTIONS.iter().find(|(known, _)| *known == name).unwrap();
+    folder(parent, name, handler)
+}
+
+/// Writes the function that holds all of the tests' own functions that import: its event is `{"module": name, "event": its event}`.
+pub fn workshop_folder(parent: &Path) -> PathBuf {
+    let made = folder(parent, "workshop", WORKSHOP);
+    for (name, handler) in TEST_FUNCTIONS {
+        fs::write(made.join(name).with_extension("py"), handler).unwrap();
+    }
+    made
+}

@@ -1,0 +1,75 @@
+//! What a command came to.
+
+use serde_json::Value;
+
+/// A command that ended.
+#[derive(Debug)]
+pub struct Ran {
+    /// The command, for messages.
+    pub command: String,
+    /// Its exit code; 128 + n where signal n ended it.
+    pub code: i32,
+    /// What it said.
+    pub stdout: String,
+    /// What it complained of.
+    pub stderr: String,
+}
+
+impl Ran {
+    /// What it said; fails unless it went well.
+    #[track_caller]
+    pub fn ok(&self) -> &str {
+        assert_eq!(self.code, 0, "{self:#?}");
+        &self.stdout
+    }
+
+    /// What it said, as JSON; fails unless it went well.
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(self.ok()).unwrap_or_else(|error| panic!("{error}: {self:#?}"))
+    }
+
+    /// The function's error; fails unless the function failed, with all these words in its error.
+    #[track_caller]
+    pub fn function_error(&self, words: &[&str]) -> Value {
+        assert_eq!(self.code, 3, "{self:#?}");
+        self.holds(&self.stdout, words);
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:#?}"))
+    }
+
+    /// Fails unless it ended with code 1, without a word on its output, and with an error for people that holds all these words.
+    #[track_caller]
+    pub fn refused(&self, words: &[&str]) {
+        assert_eq!((self.code, self.stdout.as_str()), (1, ""), "{self:#?}");
+        let text = self.stderr.strip_prefix("firn: error: ");
+        let text = text.unwrap_or_else(|| panic!("no error text: {self:#?}"));
+        self.holds(text, words);
+        assert!(
+            !text.chars().any(|c| c.is_control() && c != '\n'),
+            "control characters: {self:#?}"
+        );
+        assert!(
+            !text.contains("panicked") && !text.contains("Error {"),
+            "not for people: {self:#?}"
+        );
+        // An error's text is followed by its cause's: neither may say what the other says.
+        let parts: Vec<&str> = text.trim_end().split(": ").collect();
+        for (at, part) in parts.iter().enumerate() {
+            assert!(!parts[..at].contains(part), "says {part:?} twice: {self:#?}");
+        }
+    }
+
+    /// Fails unless it ended with the code for wrong arguments and a text that holds all these words.
+    #[track_caller]
+    pub fn wrong_arguments(&self, words: &[&str]) {
+        assert_eq!((self.code, self.stdout.as_str()), (2, ""), "{self:#?}");
+        self.holds(&self.stderr, words);
+    }
+
+    #[track_caller]
+    fn holds(&self, text: &str, words: &[&str]) {
+        for word in words {
+            assert!(text.contains(word), "without {word:?}: {self:#?}");
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! A directory of its own for each test, and the real firn in it.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::{Monitor, Ran};
+
+/// No command takes so long, not even in the lab on a busy computer: one that does hangs.
+pub(crate) const LIMIT: Duration = Duration::from_secs(180);
+pub(crate) const PAUSE: Duration = Duration::from_millis(10);
+
+/// A directory in which firn runs, and which it has to leave as it was.
+#[derive(Debug)]
+pub struct World {
+    directory: TempDir,
+}
+
+impl Default for World {
+    fn default() -> Self {
+        let directory = tempfile::Builder::new().prefix("e2e-").tempdir().unwrap();
+        for folder in ["run", "tmp", "work"] {
+            fs::create_dir(directory.path().join(folder)).unwrap();
+        }
+        Self { directory }
+    }
+}
+
+impl World {
+    /// The place of the test's own files.
+    pub fn work(&self) -> PathBuf {
+        self.directory.path().join("work")
+    }
+
+    /// A path for a file of the test's own.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.work().join(name)
+    }
+
+    /// Where running microVMs have their sockets.
+    pub fn run_directory(&self) -> PathBuf {
+        self.directory.path().join("run")
+    }
+
+    /// A firn command.
+    pub fn firn<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(&self, arguments: I) -> Firn {
+        let program = std::env::var_os("FIRN").unwrap_or_else(|| "firn".into());
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .env("FIRN_RUN_DIR", self.run_directory())
+            .env("TMPDIR", self.directory.path().join("tmp"))
+            .env_remove("FIRN_REQUEST_NS")
+            .current_dir(self.work())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        Firn(command)
+    }
+
+    /// An answer of the workshop's module to an event, from a running microVM.
+    #[track_caller]
+    pub fn ask(&self, name: &str, module: &str, event: &serde_json::Value) -> serde_json::Value {
+        self.ask_for_anything(name, module, event).json()
+    }
+
+    /// What the workshop's module does with an event, in a running microVM.
+    pub fn ask_for_anything(&self, name: &str, module: &str, event: &serde_json::Value) -> Ran {
+        let event = workshop_event(module, event);
+        self.firn(["invoke", "--time-limit", "60", name, &event]).run()
+    }
+
+    /// An answer of the workshop's module to an event, from a fresh clone.
+    #[track_caller]
+    pub fn thaw_and_ask(
+        &self,
+        snapshot: &Path,
+        module: &str,
+        event: &serde_json::Value,
+    ) -> serde_json::Value {
+        let event = workshop_event(module, event);
+        self.firn(["thaw", "--invoke", &event]).arg(snapshot).run().json()
+    }
+
+    /// Processes of firn in this world.
+    pub fn processes(&self) -> Vec<i32> {
+        let mark = format!("FIRN_RUN_DIR={}", self.run_directory().display());
+        let has_mark = |pid: &i32| {
+            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
+        };
+        let entries = fs::read_dir("/proc").unwrap();
+        let pids = entries.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
+        pids.filter(has_mark).collect()
+    }
+
+    /// What firn has made outside of the test's own place: files, sockets, processes.
+    pub fn leftovers(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        for folder in ["run", "tmp"] {
+            list(&self.directory.path().join(folder), &mut found);
+        }
+        found.extend(self.processes().iter().map(|pid| format!("process {pid}")));
+        found
+    }
+
+    /// Fails if firn leaves anything. A process that is just ending may do so.
+    #[track_caller]
+    pub fn assert_nothing_left(&self) {
+        let begin = Instant::now();
+        loop {
+            let found = self.leftovers();
+            if found.is_empty() {
+                return;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(20), "left behind: {found:#?}");
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.assert_nothing_left();
+        }
+        for pid in self.processes() {
+            let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
+        }
+    }
+}
+
+fn workshop_event(module: &str, event: &serde_json::Value) -> String {
+    serde_json::json!({"module": module, "event": event}).to_string()
+}
+
+fn list(folder: &Path, found: &mut Vec<String>) {
+    // What is gone meanwhile is not left.
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        found.push(entry.path().display().to_string());
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            list(&entry.path(), found);
+        }
+    }
+}
+
+/// A firn command that is not started yet.
+#[derive(Debug)]
+pub struct Firn(Command);
+
+impl Firn {
+    /// Adds an argument.
+    #[must_use]
+    pub fn arg(mut self, argument: impl AsRef<OsStr>) -> Self {
+        self.0.arg(argument);
+        self
+    }
+
+    /// Adds arguments.
+    #[must_use]
+    pub fn args<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(mut self, arguments: I) -> Self {
+        self.0.args(arguments);
+        self
+    }
+
+    /// Changes what `Command` can and this type does not.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Command) -> &mut Command) -> Self {
+        change(&mut self.0);
+        self
+    }
+
+    /// Runs it to its end. One that hangs is killed, and fails the test.
+    #[track_caller]
+    pub fn run(self) -> Ran {
+        let (name, child) = self.spawn();
+        finish(name, child)
+    }
+
+    /// Starts it, and waits for its first line.
+    #[track_caller]
+    pub fn start(self) -> Monitor {
+        let (name, child) = self.spawn();
+        Monitor::new(name, child)
+    }
+
+    /// Starts it, and waits for nothing.
+    #[track_caller]
+    pub fn spawn(mut self) -> (String, Child) {
+        let words: Vec<_> = self.0.get_args().map(OsStr::to_string_lossy).collect();
+        let name = format!("firn {}", words.join(" "));
+        let child = self.0.spawn().unwrap_or_else(|error| panic!("{name}: {error}"));
+        (name, child)
+    }
+}
+
+/// Reads what a started command says, and waits for its end.
+#[track_caller]
+fn finish(command: String, mut child: Child) -> Ran {
+    let (stdout, stderr) = (reader(child.stdout.take()), reader(child.stderr.take()));
+    let status = wait(&command, &mut child);
+    let (stdout, stderr) = (stdout.join().unwrap(), stderr.join().unwrap());
+    Ran { command, code: code(status), stdout, stderr }
+}
+
+/// Waits for the end of a process; kills one that hangs, and fails.
+#[track_caller]
+pub(crate) fn wait(command: &str, child: &mut Child) -> ExitStatus {
+    let begin = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        if begin.elapsed() > LIMIT {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("{command}: hangs");
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+pub(crate) fn code(status: ExitStatus) -> i32 {
+    status.code().or(status.signal().map(|signal| 128 + signal)).unwrap()
+}
+
+/// Reads a pipe to its end in a thread of its own, so that nobody waits for a full pipe.
+pub(crate) fn reader(pipe: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut text = Vec::new();
+        pipe.unwrap().read_to_end(&mut text).unwrap();
+        String::from_utf8(text).unwrap()
+    })
+}
+
+/// The folder of the guest's files.
+pub fn cache() -> PathBuf {
+    let home = || PathBuf::from(std::env::var_os("HOME").unwrap()).join(".cache");
+    let cache = std::env::var_os("FIRN_CACHE").map(PathBuf::from).unwrap_or_else(|| {
+        std::env::var_os("XDG_CACHE_HOME").map_or_else(home, PathBuf::from).join("firn")
+    });
+    cache.join("guest")
+}

@@ -1,0 +1,116 @@
+//! Functions answer right after a thaw, however they are thawed and however often.
+
+use std::fs;
+
+use firn_tests::{Function, HELLO, JSON, PYAES, World, frozen};
+use serde_json::Value;
+
+const PLANNERS: [&str; 3] = ["firecracker", "firecracker:readahead=off", "dram_cached"];
+
+/// The answer to the event that the snapshot has not seen, byte by byte.
+#[track_caller]
+fn answers(world: &World, function: &Function, options: &[&str]) {
+    let thaw = world.firn(["thaw", "--invoke", function.input_b]).args(options);
+    let ran = thaw.arg(frozen(function)).run();
+    assert_eq!(ran.ok(), function.expected_b, "{options:?}");
+    world.assert_nothing_left();
+}
+
+#[test]
+fn hello_answers_by_every_planner() {
+    PLANNERS.iter().for_each(|planner| answers(&World::default(), &HELLO, &["--planner", planner]));
+}
+
+#[test]
+fn json_answers_by_every_planner() {
+    PLANNERS.iter().for_each(|planner| answers(&World::default(), &JSON, &["--planner", planner]));
+}
+
+#[test]
+fn pyaes_answers_by_every_planner() {
+    PLANNERS.iter().for_each(|planner| answers(&World::default(), &PYAES, &["--planner", planner]));
+}
+
+#[test]
+fn a_report_tells_times_counts_and_the_answer() {
+    let world = World::default();
+    let thaw = world.firn(["thaw", "--json", "--invoke", JSON.input_b, "--name", "told"]);
+    let report =
+        thaw.arg(frozen(&JSON)).with(|command| command.env("FIRN_REQUEST_NS", "1")).run().json();
+    assert_eq!(
+        report["outcome"]["answer"],
+        serde_json::from_str::<Value>(JSON.expected_b).unwrap()
+    );
+    assert_eq!(report["name"], "told");
+    for part in ["process_start", "load", "plan", "execute", "resume", "identify", "invoke"] {
+        assert!(report["times"][format!("{part}_ns")].as_u64().unwrap() > 0, "{part}: {report}");
+    }
+    for count in ["guest_pages", "private_bytes", "shared_bytes"] {
+        assert!(report[count].as_u64().unwrap() > 0, "{count}: {report}");
+    }
+}
+
+#[test]
+fn events_come_from_arguments_files_and_standard_input() {
+    let world = World::default();
+    let event = world.file("event.json");
+    fs::write(&event, HELLO.input_b).unwrap();
+    let at = format!("@{}", event.display());
+    let thaw = |argument: &str| world.firn(["thaw", "--invoke", argument]).arg(frozen(&HELLO));
+    assert_eq!(thaw(&at).run().ok(), HELLO.expected_b);
+    let input = fs::File::open(&event).unwrap();
+    assert_eq!(thaw("-").with(|command| command.stdin(input)).run().ok(), HELLO.expected_b);
+}
+
+/// What grows when something is not given back: in the system, and in this world.
+fn held(world: &World) -> Vec<(&'static str, Vec<String>)> {
+    let names = |folder: &str| {
+        let entries = fs::read_dir(folder).unwrap();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    };
+    let firns = names("/proc").into_iter().filter(|name| {
+        fs::read_to_string(format!("/proc/{name}/comm")).is_ok_and(|comm| comm == "firn\n")
+    });
+    // Of unix sockets only those with a name: others come and go with whoever talks to whom.
+    let sockets = fs::read_to_string("/proc/net/unix").unwrap();
+    let sockets = sockets.lines().filter_map(|line| line.split_whitespace().nth(7));
+    vec![
+        ("processes named firn", firns.collect()),
+        ("sockets", sockets.map(ToOwned::to_owned).collect()),
+        ("files of firn", world.leftovers()),
+        ("temporary files", names(&std::env::temp_dir().display().to_string())),
+        ("shared memory", names("/dev/shm")),
+    ]
+}
+
+#[test]
+fn fifty_thaws_in_a_row_answer_right_and_leave_nothing() {
+    let snapshot = frozen(&HELLO);
+    let world = World::default();
+    let before = held(&world);
+    let open = || fs::read_to_string("/proc/sys/fs/file-nr").unwrap();
+    let open = || open().split_whitespace().next().unwrap().parse::<i64>().unwrap();
+    let space = || rustix::fs::statvfs(snapshot).unwrap().f_bfree;
+    let (mut files_early, mut space_early) = (0, 0);
+    for turn in 0..50 {
+        let event = format!(r#"{{"name": "number {turn}"}}"#);
+        let ran = world.firn(["thaw", "--invoke", &event]).arg(snapshot).run();
+        assert_eq!(ran.ok(), format!("{{\"greeting\": \"Hello, number {turn}!\"}}\n"));
+        if turn == 9 {
+            (files_early, space_early) = (open(), space());
+        }
+    }
+    world.assert_nothing_left();
+    assert_eq!(held(&world), before);
+    // Other programs open files and write, too, but 40 thaws that each kept one would show.
+    assert!(
+        open() - files_early < 40,
+        "{files_early} open files after 10 thaws, {} after 50",
+        open()
+    );
+    let lost = space_early.saturating_sub(space());
+    assert!(lost < 40, "40 thaws took {lost} blocks of the file system");
+}

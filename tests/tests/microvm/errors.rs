@@ -1,0 +1,108 @@
+//! What a function may do wrong: its error is the answer, and the microVM goes on.
+
+use firn_tests::{Monitor, World, test_function, workshop};
+use serde_json::{Value, json};
+
+fn thawed(world: &World) -> Monitor {
+    world.firn(["thaw", "--name", "it"]).arg(workshop()).start().ready()
+}
+
+/// Asks for what fails, and returns the function's error.
+#[track_caller]
+fn error(world: &World, module: &str, event: &Value) -> Value {
+    world.ask_for_anything("it", module, event).function_error(&[])
+}
+
+#[track_caller]
+fn goes_on(world: &World) {
+    assert_eq!(world.ask("it", "never_returns", &json!({"return": true})), "returned");
+}
+
+#[test]
+fn errors_of_functions_are_answers() {
+    let world = World::default();
+    let _monitor = thawed(&world);
+    let raised = error(&world, "raises", &Value::Null);
+    assert_eq!(raised["errorType"], "KeyError");
+    assert_eq!(raised["errorMessage"], "'missing'");
+    let trace = raised["stackTrace"].as_array().unwrap();
+    assert!(trace.last().unwrap().as_str().unwrap().contains("in inner"), "{raised}");
+    goes_on(&world);
+
+    for what in ["set", "bytes", "nan", "infinity", "loop", "nested", "key"] {
+        let error = error(&world, "unserialisable", &json!(what));
+        assert_eq!(error["errorType"], "Runtime.MarshalError", "{what}: {error}");
+        assert!(error["errorMessage"].as_str().unwrap().len() > 20, "{what}: {error}");
+    }
+    goes_on(&world);
+
+    let large = error(&world, "ten_megabytes", &json!(10 << 20));
+    assert_eq!(large["errorType"], "Function.ResponseSizeTooLarge");
+    assert!(large["errorMessage"].as_str().unwrap().contains("10485760"), "{large}");
+    // The largest answer that there may be arrives whole.
+    let most = world.ask("it", "ten_megabytes", &json!(6_291_556));
+    assert!(most == "x".repeat(6_291_554), "{} bytes", most.as_str().unwrap_or("").len());
+    goes_on(&world);
+}
+
+#[test]
+fn a_function_that_ends_its_process_is_started_again() {
+    let world = World::default();
+    let _monitor = thawed(&world);
+    for (how, status) in [("sys.exit", "exit status: 3"), ("segfault", "signal")] {
+        let error = error(&world, "exits", &json!(how));
+        assert_eq!(error["errorType"], "Runtime.ExitError", "{how}: {error}");
+        assert!(error["errorMessage"].as_str().unwrap().contains(status), "{how}: {error}");
+        goes_on(&world);
+    }
+}
+
+#[test]
+fn a_function_that_never_returns_is_stopped_at_its_time_limit() {
+    let world = World::default();
+    let _monitor = thawed(&world);
+    let event = json!({"module": "never_returns", "event": {"return": false}}).to_string();
+    let ran = world.firn(["invoke", "--time-limit", "2", "it", &event]).run();
+    let error = ran.function_error(&["timed out after 2.00 seconds"]);
+    assert_eq!(error["errorType"], "Sandbox.Timedout");
+    assert_eq!(ran.stderr, "waiting\n", "what it printed");
+    goes_on(&world);
+    let thaw = world.firn(["thaw", "--time-limit", "5", "--invoke", &event]).arg(workshop()).run();
+    assert_eq!(thaw.function_error(&["timed out"])["errorType"], "Sandbox.Timedout");
+}
+
+#[test]
+fn what_a_function_prints_does_not_reach_the_terminal_as_controls() {
+    let world = World::default();
+    let _monitor = thawed(&world);
+    // Its message goes into the error's JSON, where controls are escaped.
+    let event = json!({"module": "\u{1b}[2J\u{9b}31m", "event": null}).to_string();
+    let ran = world.firn(["invoke", "it", &event]).run();
+    ran.function_error(&["KeyError"]);
+    assert!(!ran.stdout.trim_end().chars().any(char::is_control), "{ran:#?}");
+}
+
+#[test]
+fn events_that_are_no_json_are_refused() {
+    let world = World::default();
+    let _monitor = thawed(&world);
+    for event in ["", "{", "nonsense", "{} {}", "'single'", "{\"a\": NaN}"] {
+        world.firn(["invoke", "it", event]).run().refused(&["the event is not JSON"]);
+        let thaw = world.firn(["thaw", "--invoke", event]).arg(workshop()).run();
+        thaw.refused(&["the event is not JSON"]);
+    }
+    world.firn(["invoke", "it", "@missing.json"]).run().refused(&["missing.json", "No such file"]);
+    let large = world.file("large.json");
+    std::fs::write(&large, format!("\"{}\"", "x".repeat(6 << 20))).unwrap();
+    let ran = world.firn(["invoke", "it", "@large.json"]).run();
+    ran.refused(&["the event has 6291458 bytes", "at most 6291456"]);
+    goes_on(&world);
+}
+
+#[test]
+fn a_function_that_does_not_import_does_not_boot() {
+    let world = World::default();
+    let boot = world.firn(["boot"]).arg(test_function(&world.work(), "import_error")).run();
+    boot.refused(&["the function does not load", "ImportModuleError", "no_such_module"]);
+    world.assert_nothing_left();
+}

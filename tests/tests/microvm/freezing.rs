@@ -1,0 +1,131 @@
+//! Freezes that go on, are refused, or are killed half-way.
+
+use std::fs;
+use std::path::Path;
+
+use firn_tests::{HELLO, JSON, Monitor, World, frozen};
+use rustix::process::Signal;
+
+fn thawed(world: &World, name: &str) -> Monitor {
+    world.firn(["thaw", "--name", name]).arg(frozen(&HELLO)).start().ready()
+}
+
+#[track_caller]
+fn answers(world: &World, name: &str) {
+    assert_eq!(world.firn(["invoke", name, HELLO.input_b]).run().ok(), HELLO.expected_b);
+}
+
+/// Files of a directory, its own and those below.
+fn files(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).unwrap();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_microvm_that_is_kept_goes_on_answering() {
+    let world = World::default();
+    let _monitor = thawed(&world, "kept");
+    for _ in 0..2 {
+        world.firn(["freeze", "--keep", "kept", "snapshot"]).run().ok();
+        answers(&world, "kept");
+    }
+    assert_eq!(files(&world.work()), ["snapshot"], "the second freeze replaces the first");
+    world.firn(["verify", "snapshot"]).run().ok();
+    let thaw = world.firn(["thaw", "--invoke", HELLO.input_a, "snapshot"]).run();
+    assert_eq!(thaw.ok(), HELLO.expected_a);
+}
+
+#[test]
+fn a_refused_freeze_costs_nothing() {
+    let world = World::default();
+    let _monitor = thawed(&world, "it");
+    fs::create_dir(world.file("own")).unwrap();
+    fs::write(world.file("own/precious"), "text").unwrap();
+    fs::write(world.file("a-file"), "text").unwrap();
+    let cases = [
+        ("own", ["own exists and is not a snapshot", "left alone"]),
+        ("a-file", ["a-file exists and is not a snapshot", "left alone"]),
+        ("no-folder/snapshot", ["no-folder cannot be opened", "create it first"]),
+        ("/", ["cannot be a snapshot's directory", "ends in a name"]),
+    ];
+    for (destination, words) in cases {
+        world.firn(["freeze", "it", destination]).run().refused(&words);
+        answers(&world, "it");
+    }
+    assert_eq!(files(&world.work()), ["a-file", "own"]);
+    assert_eq!(fs::read(world.file("own/precious")).unwrap(), b"text");
+    world.firn(["freeze", "nobody", "snapshot"]).run().refused(&["no microVM named nobody", "it"]);
+}
+
+#[test]
+fn a_monitor_killed_in_a_freeze_leaves_the_snapshot_before_it() {
+    let world = World::default();
+    let mut first = thawed(&world, "first");
+    world.firn(["freeze", "first", "snapshot"]).run().ok();
+    first.end().ok();
+    let before = fs::read(world.file("snapshot/snapshot.firn")).unwrap();
+
+    let mut second = thawed(&world, "second");
+    let (_, mut freeze) = world.firn(["freeze", "second", "snapshot"]).spawn();
+    // Half-way: something is written beside the old snapshot, and not yet in its place.
+    while files(&world.work()).len() == 1 {
+        assert!(freeze.try_wait().unwrap().is_none(), "the freeze was done before it was seen");
+    }
+    second.signal(Signal::KILL);
+    assert_eq!(second.end().code, 128 + 9);
+    let output = freeze.wait_with_output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.starts_with("firn: error: "), "{text}");
+
+    assert_eq!(fs::read(world.file("snapshot/snapshot.firn")).unwrap(), before);
+    world.firn(["verify", "snapshot"]).run().ok();
+    let thaw = world.firn(["thaw", "--invoke", HELLO.input_b, "snapshot"]);
+    assert_eq!(thaw.run().ok(), HELLO.expected_b);
+    // What the killed one left beside it goes with the next freeze.
+    let mut third = thawed(&world, "third");
+    world.firn(["freeze", "third", "snapshot"]).run().ok();
+    third.end().ok();
+    assert_eq!(files(&world.work()), ["snapshot"]);
+}
+
+#[test]
+fn thaws_while_a_snapshot_is_replaced_get_the_old_or_the_new() {
+    let world = World::default();
+    let snapshot = world.file("snapshot");
+    let mut old = world.firn(["thaw", "--name", "old"]).arg(frozen(&JSON)).start().ready();
+    world.firn(["freeze", "old"]).arg(&snapshot).run().ok();
+    old.end().ok();
+    let event = r#"{"name": "Ada", "seed": 3, "records": 1}"#;
+    let thaw = || world.firn(["thaw", "--invoke", event]).arg(&snapshot).run();
+    let of_json = thaw().ok().to_owned();
+
+    let mut new = thawed(&world, "new");
+    let (_, mut freeze) = world.firn(["freeze", "new"]).arg(&snapshot).spawn();
+    let mut answers = Vec::new();
+    while freeze.try_wait().unwrap().is_none() {
+        answers.push(thaw().ok().to_owned());
+    }
+    assert!(freeze.wait_with_output().unwrap().status.success());
+    new.end().ok();
+    answers.push(thaw().ok().to_owned());
+    let changed = answers.iter().position(|answer| *answer == HELLO.expected_a).unwrap();
+    assert!(answers[..changed].iter().all(|answer| *answer == of_json), "{answers:#?}");
+    assert!(answers[changed..].iter().all(|answer| *answer == HELLO.expected_a), "{answers:#?}");
+}
+
+#[test]
+fn a_clone_outlives_its_snapshot() {
+    let world = World::default();
+    let mut first = thawed(&world, "first");
+    world.firn(["freeze", "first", "snapshot"]).run().ok();
+    first.end().ok();
+    let clone = world.firn(["thaw", "--name", "clone", "snapshot"]).start().ready();
+    fs::remove_dir_all(world.file("snapshot")).unwrap();
+    answers(&world, "clone");
+    world.firn(["thaw", "snapshot"]).run().refused(&["no snapshot at snapshot"]);
+    drop(clone);
+}

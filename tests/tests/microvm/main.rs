@@ -1,0 +1,19 @@
+//! Real functions in real microVMs, through the `firn` command alone. The program is the one that `FIRN` names, or `firn` of the PATH; it needs a
+//! KVM that runs Linux guests and the guest's files in firn's cache. `make test` runs this here or in the lab.
+//!
+//! With `--test-threads=1`: tests share this computer's memory.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that cannot go on fails"
+)]
+
+mod answers;
+mod clones;
+mod damage;
+mod endings;
+mod errors;
+mod freezing;
+mod refusals;
+mod shapes;

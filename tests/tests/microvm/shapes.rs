@@ -1,0 +1,106 @@
+//! Sizes of microVMs: processors, memory, and what their snapshots take on disk.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use firn_tests::{HELLO, World, workshop, workshop_folder};
+use serde_json::json;
+
+const PAGE: u64 = 4096;
+const MIB: u64 = 1 << 20;
+
+/// Boots the workshop with options, and asks before the freeze and after the thaw.
+fn cycle(options: &[&str], check: impl Fn(&World, &str)) {
+    let world = World::default();
+    let snapshot = world.file("snapshot");
+    let boot = world.firn(["boot", "--name", "booted"]).args(options);
+    let mut booted = boot.arg(workshop_folder(&world.work())).start().ready();
+    check(&world, "booted");
+    world.firn(["freeze", "booted"]).arg(&snapshot).run().ok();
+    booted.end().ok();
+    world.firn(["verify"]).arg(&snapshot).run().ok();
+    let _thawed = world.firn(["thaw", "--name", "thawed"]).arg(&snapshot).start().ready();
+    check(&world, "thawed");
+}
+
+fn processors(number: usize) -> impl Fn(&World, &str) {
+    move |world, name| {
+        let seen = world.ask(name, "machine", &json!({"do": "processors"}));
+        let all: Vec<usize> = (0..number).collect();
+        assert_eq!(seen, json!({"shown": number, "ran": all}), "{name}");
+    }
+}
+
+#[test]
+fn one_vcpu() {
+    let world = World::default();
+    let _thawed = world.firn(["thaw", "--name", "thawed"]).arg(workshop()).start().ready();
+    processors(1)(&world, "thawed");
+}
+
+#[test]
+fn two_vcpus() {
+    cycle(&["--vcpus", "2"], processors(2));
+}
+
+#[test]
+fn four_vcpus() {
+    cycle(&["--vcpus", "4"], processors(4));
+}
+
+/// The kernel has nearly all of `mebibytes`, and what was written before the freeze is there after it.
+fn memory(mebibytes: u64) -> impl Fn(&World, &str) {
+    move |world, name| {
+        let seen = world.ask(name, "machine", &json!({"do": "memory"})).as_u64().unwrap();
+        let all = mebibytes * MIB;
+        assert!((all * 9 / 10..all).contains(&seen), "{name}: {seen} of {all}");
+        if name == "booted" {
+            assert_eq!(world.ask(name, "machine", &json!({"do": "fill", "mebibytes": 20})), 20);
+        }
+        assert_eq!(world.ask(name, "machine", &json!({"do": "check"})), json!([]), "{name}");
+    }
+}
+
+#[test]
+fn memory_of_2_gib() {
+    cycle(&["--memory", "2G"], memory(2048));
+}
+
+/// Guest memory above 3 GiB lies above 4 GiB.
+#[test]
+fn memory_on_both_sides_of_the_gap() {
+    let host = rustix::system::sysinfo();
+    let wanted = 3328;
+    let there = host.totalram * u64::from(host.mem_unit) / MIB;
+    assert!(there > wanted, "this test needs a machine of more than {wanted} MiB, it has {there}");
+    cycle(&["--memory", "3328M"], memory(wanted));
+}
+
+#[test]
+fn the_image_of_a_fresh_guest_takes_its_nonzero_pages_alone() {
+    let world = World::default();
+    let boot = world.firn(["boot", "--name", "fresh", "--memory", "512M"]);
+    let mut monitor = boot.arg(HELLO.write(&world.work())).start().ready();
+    for (options, name) in [(vec!["--keep"], "sparse"), (vec!["--dense"], "dense")] {
+        let freeze = world.firn(["freeze", "--json", "fresh", name]).args(options);
+        let told = freeze.run().json();
+        let checked = world.firn(["verify", "--json", name]).run().json();
+        let count = |what: &str| checked["report"][what].as_u64().unwrap();
+        assert_eq!(count("pages"), 512 * MIB / PAGE);
+        // Debian's kernel and python3 touch far less than half of it.
+        assert!(count("zero_pages") > count("pages") / 2, "{checked}");
+        let image = fs::metadata(world.file(name).join("memory.img")).unwrap();
+        assert_eq!(image.len(), 512 * MIB);
+        assert_eq!(told["zero_pages"].as_u64().unwrap(), count("zero_pages"));
+        let taken = image.blocks() * 512;
+        let nonzero = (count("pages") - count("zero_pages")) * PAGE;
+        if name == "sparse" {
+            assert!(taken <= nonzero + nonzero / 100, "{taken} bytes on disk for {nonzero}");
+        } else {
+            assert!(taken >= image.len(), "{taken} bytes on disk");
+        }
+        let thaw = world.firn(["thaw", "--invoke", HELLO.input_b, name]);
+        assert_eq!(thaw.run().ok(), HELLO.expected_b);
+    }
+    monitor.end().ok();
+}
