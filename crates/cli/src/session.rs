@@ -123,6 +123,18 @@ impl Drop for Interruption {
     }
 }
 
+/// Ends the microVM when the leading thread ends without wanting it to go on, by a panic too.
+struct StopOnDrop(Option<Handle>);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        if let Some(handle) = self.0.take() {
+            // It may have ended by itself just now.
+            let _ = handle.call(Microvm::stop);
+        }
+    }
+}
+
 /// Claims the name of a microVM, or one that nobody has.
 pub(crate) fn claim(name: Option<&str>) -> Result<OwnedInstance, SessionError> {
     let unnamed = format!("vm-{}", std::process::id());
@@ -162,10 +174,10 @@ pub(crate) fn run<T: Send, E: Send + From<SessionError>>(
         let lead_handle = handle.clone();
         let lead_alive = &alive;
         let leader = scope.spawn(move || {
+            let mut guard = StopOnDrop(Some(lead_handle.clone()));
             let result = lead(&lead_handle, lead_alive);
-            if !matches!(result, Ok((_, After::Serve))) {
-                // It may have ended by itself just now.
-                let _ = lead_handle.call(Microvm::stop);
+            if matches!(result, Ok((_, After::Serve))) {
+                guard.0 = None;
             }
             result
         });

@@ -5,7 +5,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -160,6 +160,7 @@ impl Instances {
         }
         let path = self.base.join(name);
         let failed = |source| ClaimError::Directory { path: path.clone(), source };
+        self.make_base().map_err(failed)?;
         // Somebody else may look at the same stale directory meanwhile, or sweep it: then this waits
         // for them, or makes it anew.
         let mut attempts = 0;
@@ -196,6 +197,24 @@ impl Instances {
             let instance = Instance { name: name.to_owned(), path };
             return Ok(OwnedInstance { instance, _lock: lock });
         }
+    }
+
+    /// Makes the directory of names, or makes sure that it is this user's alone: whoever else can
+    /// write there could answer in a microVM's place.
+    fn make_base(&self) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.base)?;
+        let metadata = fs::metadata(&self.base)?;
+        let others = metadata.mode() & 0o022 != 0;
+        if others || metadata.uid() != rustix::process::geteuid().as_raw() {
+            return Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                format!(
+                    "others can write to {}; name another with FIRN_RUN_DIR",
+                    self.base.display()
+                ),
+            ));
+        }
+        Ok(())
     }
 
     /// The running microVM of a name.
@@ -249,7 +268,6 @@ fn lock_file(path: &Path) -> io::Result<File> {
 
 /// Whether `lock` is still the lock of the directory, and not of one that was swept.
 fn is_current(lock: &File, path: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt;
     let (Ok(ours), Ok(theirs)) = (lock.metadata(), fs::metadata(path.join(LOCK))) else {
         return false;
     };

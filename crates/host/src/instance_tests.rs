@@ -54,3 +54,14 @@ fn names_that_no_host_could_have_are_refused() {
     }
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
+
+#[test]
+fn a_directory_that_others_can_write_to_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let instances = Instances::in_directory(dir.path().to_owned());
+    let error = instances.claim("hello").unwrap_err();
+    assert!(matches!(error, ClaimError::Directory { .. }), "{error:?}");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES};
 use kvm_ioctls::{Cap, Kvm};
 use thiserror::Error;
 
@@ -112,6 +113,36 @@ pub fn open(path: &Path) -> Result<Kvm, KvmError> {
         }
     }
     Ok(kvm)
+}
+
+/// KVM, opened, and the processors that it offers.
+pub(crate) struct OpenKvm {
+    pub(crate) kvm: Kvm,
+    pub(crate) cpuid: CpuId,
+}
+
+/// Why KVM cannot be used for a microVM.
+#[derive(Debug, Error)]
+pub enum OpenKvmError {
+    /// It cannot be opened, or lacks something.
+    #[error(transparent)]
+    Open(#[from] KvmError),
+    /// It does not say what processors it offers.
+    #[error("asking KVM for the CPUID it supports")]
+    Cpuid(#[source] kvm_ioctls::Error),
+}
+
+impl OpenKvm {
+    pub(crate) fn open(path: &Path) -> Result<Self, OpenKvmError> {
+        let kvm = open(path)?;
+        let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(OpenKvmError::Cpuid)?;
+        Ok(Self { kvm, cpuid })
+    }
+
+    /// Whether KVM offers the local APIC timer's deadline mode, which its CPUID leaves out.
+    pub(crate) fn tsc_deadline(&self) -> bool {
+        self.kvm.check_extension(Cap::TscDeadlineTimer)
+    }
 }
 
 #[cfg(test)]

@@ -28,10 +28,11 @@ pub use config::{BootConfig, HostConfig, MAX_VCPUS, MmioWindow, SizeError, check
 pub use console::{Console, SerialStateError};
 pub use control::{ControlClient, ControlError, ControlServer, ControlServerError};
 pub use control::{Request, Response, Status};
-pub use kvm::{KVM_DEVICE, KvmError, Virtualization, open as open_kvm};
+pub use kvm::{KVM_DEVICE, KvmError, OpenKvmError, Virtualization, open as open_kvm};
 pub use microvm::{
-    AssembleError, BootError, DiskError, End, FreezeError, FreezeReport, FreezeRequest, GoneError,
-    Handle, Microvm, RestoreError, RestoreReport, RunError, WireError,
+    AssembleError, BootError, DiskError, End, FreezeError, FreezeReport, FreezeRequest,
+    FrozenMachine, GenerationError, GoneError, Handle, IncompatibleError, Microvm, RenewError,
+    RestoreError, RestoreReport, RunError, WireError,
 };
 pub use state::{DecodeStateError, MACHINE_STATE_VERSION};
 pub use stats::KvmStats;

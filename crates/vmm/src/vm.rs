@@ -9,6 +9,8 @@ use kvm_bindings::{
 use kvm_ioctls::{IoEventAddress, Kvm, VmFd};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use uuid::Uuid;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 use vmm_sys_util::eventfd::EventFd;
 
 use firn_memory::GuestMemory;
@@ -88,6 +90,12 @@ impl Vm {
         }
         fd.create_irq_chip().map_err(failed("create the interrupt controllers"))?;
         Ok(Self { fd, memory })
+    }
+
+    /// Shows the guest its generation id.
+    pub(crate) fn write_generation(&self, generation: Uuid) -> Result<(), GuestMemoryError> {
+        let memory = self.memory.vm_memory();
+        memory.write_slice(generation.as_bytes(), GuestAddress(layout::GENERATION_ID))
     }
 
     /// Connects an event to a pin of the I/O APIC.

@@ -9,9 +9,10 @@ use serde::Serialize;
 use thiserror::Error;
 
 use firn_host::{
-    AgentClient, ConnectError, FindError, IdentifyError, Identity, IdentityError, Instances,
-    PrepareFreezeError, StatusError,
+    AgentClient, ConnectError, FindError, IdentifyError, Identity, IdentityError, Instance,
+    Instances, PrepareFreezeError, StatusError,
 };
+use firn_snapshot::FunctionInfo;
 use firn_vmm::{ControlClient, ControlError, FreezeReport, Request, Response};
 
 use super::boot::nanoseconds;
@@ -58,6 +59,8 @@ pub(crate) enum FreezeCommandError {
     Control(#[from] ControlError),
     #[error("finding the absolute path of {path}")]
     Path { path: PathBuf, source: std::io::Error },
+    #[error("{0} is no directory that a snapshot can be made in: make it first")]
+    NoParent(PathBuf),
     #[error("the monitor gave another answer than the one to a freeze")]
     Answer,
     #[error(transparent)]
@@ -83,28 +86,37 @@ pub(crate) fn run(arguments: &FreezeArgs) -> Result<ExitCode, FreezeCommandError
     // The monitor has a working directory of its own.
     let snapshot = std::path::absolute(&arguments.snapshot)
         .map_err(|source| FreezeCommandError::Path { path: arguments.snapshot.clone(), source })?;
+    if let Some(parent) = snapshot.parent().filter(|parent| !parent.is_dir()) {
+        return Err(FreezeCommandError::NoParent(parent.to_owned()));
+    }
     let instance = Instances::of_user().find(&arguments.name)?;
     let mut control = ControlClient::connect(&instance.control_socket())?;
     let mut agent = AgentClient::connect(&instance.vsock_socket(), GUEST_LIMIT)?;
-    let function = agent.status()?.function;
+    let status = agent.status()?;
+    let function = status.function.zip(status.handler);
     agent.prepare_freeze(GUEST_LIMIT)?;
     let prepared = Instant::now();
 
     let request = Request::Freeze {
         destination: snapshot.clone(),
         dense: arguments.dense,
-        function: function.map(|name| firn_snapshot::FunctionInfo { name, handler: String::new() }),
+        function: function.map(|(name, handler)| FunctionInfo { name, handler }),
     };
-    let frozen = control.request(&request);
-    if arguments.keep || frozen.is_err() {
-        // A freeze that failed costs the microVM nothing: it goes on.
-        control.request(&Request::Resume)?;
-        let mut agent = AgentClient::connect(&instance.vsock_socket(), GUEST_LIMIT)?;
-        agent.identify(&Identity::fresh()?, GUEST_LIMIT)?;
+    let report = match control.request(&request) {
+        Ok(Response::Frozen(report)) => report,
+        Ok(_) => return Err(FreezeCommandError::Answer),
+        Err(error) => {
+            // A freeze that failed costs the microVM nothing: it goes on, if it still can. What
+            // went wrong first is what is told.
+            let _ = let_go_on(&mut control, &instance);
+            return Err(error.into());
+        }
+    };
+    if arguments.keep {
+        let_go_on(&mut control, &instance)?;
     } else {
         control.request(&Request::Stop)?;
     }
-    let Response::Frozen(report) = frozen? else { return Err(FreezeCommandError::Answer) };
     let answer = Answer {
         snapshot,
         prepare_ns: nanoseconds(prepared - begin),
@@ -124,4 +136,12 @@ pub(crate) fn run(arguments: &FreezeArgs) -> Result<ExitCode, FreezeCommandError
         ));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Lets a paused microVM run on, as one that differs from the clones of its snapshot.
+fn let_go_on(control: &mut ControlClient, instance: &Instance) -> Result<(), FreezeCommandError> {
+    let identity = Identity::fresh()?;
+    control.request(&Request::Resume { generation: identity.generation })?;
+    let mut agent = AgentClient::connect(&instance.vsock_socket(), GUEST_LIMIT)?;
+    Ok(agent.identify(&identity, GUEST_LIMIT)?)
 }

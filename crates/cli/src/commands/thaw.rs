@@ -16,11 +16,13 @@ use firn_host::{
 };
 use firn_memory::planners::{ImageFacts, ParsePlannerError, PlanInput, PlannerError, parse};
 use firn_memory::{
-    ExecuteError, ExecuteReport, HostFacts, HostFactsError, ProcessCounters, Sources, execute,
+    ExecuteError, ExecuteReport, HostFacts, HostFactsError, ProcessCounters, Sources, StepError,
+    execute,
 };
 use firn_snapshot::{OpenError, Snapshot};
 use firn_vmm::{
-    GoneError, HostConfig, KvmStats, Microvm, RestoreError, RestoreReport, Virtualization,
+    FrozenMachine, GoneError, HostConfig, IncompatibleError, KvmStats, Microvm, RestoreError,
+    RestoreReport, Virtualization,
 };
 
 use super::boot::nanoseconds;
@@ -95,6 +97,8 @@ pub(crate) enum ThawCommandError {
     #[error(transparent)]
     Open(#[from] OpenError),
     #[error(transparent)]
+    Incompatible(#[from] IncompatibleError),
+    #[error(transparent)]
     HostFacts(#[from] HostFactsError),
     #[error("reading how the image of {path} is stored")]
     Image { path: PathBuf, source: std::io::Error },
@@ -102,6 +106,8 @@ pub(crate) enum ThawCommandError {
     Plan(#[from] PlannerError),
     #[error(transparent)]
     Execute(#[from] ExecuteError),
+    #[error(transparent)]
+    Schedule(#[from] StepError),
     #[error(transparent)]
     Restore(#[from] RestoreError),
     #[error("starting the guest's processors")]
@@ -124,7 +130,7 @@ pub(crate) struct Times {
     /// Request to the first line of this program, where the caller said when the request came in
     /// (`FIRN_REQUEST_NS`).
     pub(crate) process_start_ns: Option<u64>,
-    /// Reading the snapshot's header, machine state and zero map.
+    /// Reading the snapshot's header, machine state and zero map, and checking that this host is fit.
     pub(crate) load_ns: u64,
     /// Making the plan.
     pub(crate) plan_ns: u64,
@@ -179,6 +185,7 @@ pub(crate) fn run(arguments: &ThawArgs) -> Result<ExitCode, ThawCommandError> {
 
     let load = Instant::now();
     let snapshot = Snapshot::open(&arguments.snapshot)?;
+    let frozen = FrozenMachine::open(&snapshot, &arguments.host.kvm)?;
     let loaded = Instant::now();
     let facts = HostFacts::read()?;
     let image = ImageFacts::of(snapshot.image())
@@ -204,11 +211,14 @@ pub(crate) fn run(arguments: &ThawArgs) -> Result<ExitCode, ThawCommandError> {
         windows: Vec::new(),
     };
     let (mut microvm, restore) =
-        Microvm::restore(&snapshot, executed.memory, &host, arguments.root.clone())?;
+        Microvm::restore(frozen, executed.memory, &host, arguments.root.clone())?;
     microvm.resume().map_err(ThawCommandError::Resume)?;
     let resumed = Instant::now();
 
+    let guest_memory = microvm.shared_memory();
     let outcome = session::run(microvm, &instance, &interruption, |handle, alive| {
+        let schedule = executed.after_resume;
+        let schedule = std::thread::spawn(move || schedule.run(&guest_memory).map(drop));
         let mut agent = AgentClient::wait_for(&instance.vsock_socket(), limit, || {
             alive.load(Ordering::SeqCst)
         })?;
@@ -219,6 +229,8 @@ pub(crate) fn run(arguments: &ThawArgs) -> Result<ExitCode, ThawCommandError> {
             None => None,
         };
         let answered = Instant::now();
+        // A restore whose schedule fails is a failed restore.
+        schedule.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         let since = clock::request().unwrap_or(begin);
         let times = Times {
             process_start_ns: clock::request().map(|request| begin.saturating_sub(request)),

@@ -4,13 +4,13 @@ mod story;
 mod table;
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
 use thiserror::Error;
 
-use firn_vmm::Virtualization;
+use firn_vmm::{KVM_DEVICE, Virtualization, open_kvm};
 
 use crate::lab::{self, LabError};
 use crate::output;
@@ -63,10 +63,10 @@ pub(crate) fn run(arguments: &DemoArgs) -> Result<ExitCode, DemoError> {
     }
     let in_lab = std::env::var_os(LAB_VARIABLE).is_some();
     let virtualization = Virtualization::detect().map_err(DemoError::Cpuinfo)?;
-    if virtualization == Virtualization::Software {
+    if virtualization == Virtualization::Software || open_kvm(Path::new(KVM_DEVICE)).is_err() {
         output::note(
-            "this host's KVM has no hardware virtualisation: the demo runs in the lab, an emulated \
-             Debian machine",
+            "this host's KVM cannot run Linux (`firn doctor` says why): the demo runs in the lab, \
+             an emulated Debian machine",
         );
         return Ok(in_the_lab(arguments)?);
     }

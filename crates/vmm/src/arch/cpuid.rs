@@ -14,7 +14,10 @@ const LEAF_XSAVE: u32 = 0xd;
 const LEAF_TOPOLOGY_V2: u32 = 0x1f;
 const LEAF_KVM_FEATURES: u32 = 0x4000_0001;
 const LEAF_EXTENDED: u32 = 0x8000_0001;
+const LEAF_POWER: u32 = 0x8000_0007;
+const LEAF_SIZES: u32 = 0x8000_0008;
 const LEAF_AMD_TOPOLOGY: u32 = 0x8000_001e;
+const LEAF_EXTENDED_2: u32 = 0x8000_0021;
 
 /// CPUID.1:ECX, "running under a hypervisor".
 const HYPERVISOR: u32 = 1 << 31;
@@ -52,17 +55,22 @@ const fn word(leaf: u32, subleaf: u32, register: CpuidRegister, ignored: u32) ->
 }
 
 const FEATURE_WORDS: &[FeatureWord] = &[
-    word(LEAF_FEATURES, 0, CpuidRegister::Ecx, OSXSAVE | HYPERVISOR | TSC_DEADLINE),
+    word(LEAF_FEATURES, 0, CpuidRegister::Ecx, OSXSAVE),
     word(LEAF_FEATURES, 0, CpuidRegister::Edx, 0),
     word(LEAF_STRUCTURED, 0, CpuidRegister::Ebx, 0),
     word(LEAF_STRUCTURED, 0, CpuidRegister::Ecx, OSPKE),
     word(LEAF_STRUCTURED, 0, CpuidRegister::Edx, 0),
     word(LEAF_STRUCTURED, 1, CpuidRegister::Eax, 0),
+    word(LEAF_STRUCTURED, 1, CpuidRegister::Edx, 0),
+    word(LEAF_STRUCTURED, 2, CpuidRegister::Edx, 0),
     word(LEAF_XSAVE, 0, CpuidRegister::Eax, 0),
     word(LEAF_XSAVE, 1, CpuidRegister::Eax, 0),
     word(LEAF_KVM_FEATURES, 0, CpuidRegister::Eax, 0),
     word(LEAF_EXTENDED, 0, CpuidRegister::Ecx, 0),
     word(LEAF_EXTENDED, 0, CpuidRegister::Edx, 0),
+    word(LEAF_POWER, 0, CpuidRegister::Edx, 0),
+    word(LEAF_SIZES, 0, CpuidRegister::Ebx, 0),
+    word(LEAF_EXTENDED_2, 0, CpuidRegister::Eax, 0),
 ];
 
 /// The CPUID of vCPU `id` of `vcpus`, from what KVM supports on this host.

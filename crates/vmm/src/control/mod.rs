@@ -9,6 +9,7 @@ mod server;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 use firn_snapshot::FunctionInfo;
 
@@ -37,7 +38,10 @@ pub enum Request {
         function: Option<FunctionInfo>,
     },
     /// Let a paused guest run on.
-    Resume,
+    Resume {
+        /// The generation id that it has from now on: its snapshot's clones share the old one.
+        generation: Uuid,
+    },
     /// End the microVM and its process.
     Stop,
 }

@@ -89,10 +89,15 @@ fn answer(request: Request, handle: &Handle) -> Response {
                 Err(error) => error_response(&error),
             }
         }),
-        Request::Resume => handle.call(|microvm| match microvm.resume() {
-            Ok(()) => Response::Done,
-            Err(error) => error_response(&error),
-        }),
+        Request::Resume { generation } => {
+            handle.call(move |microvm| match microvm.renew_generation(generation) {
+                Ok(()) => match microvm.resume() {
+                    Ok(()) => Response::Done,
+                    Err(error) => error_response(&error),
+                },
+                Err(error) => error_response(&error),
+            })
+        }
         Request::Stop => handle.call(|microvm| {
             microvm.stop();
             Response::Done

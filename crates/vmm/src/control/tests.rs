@@ -60,6 +60,6 @@ fn answers_come_back() {
     let path = dir.path().join("control.sock");
     let server = serve_once(&path, b"{\"response\":\"done\"}\n");
     let mut client = ControlClient::connect(&path).unwrap();
-    assert!(matches!(client.request(&Request::Resume).unwrap(), Response::Done));
+    assert!(matches!(client.request(&Request::Status).unwrap(), Response::Done));
     server.join().unwrap();
 }

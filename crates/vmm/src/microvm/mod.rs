@@ -26,7 +26,10 @@ use virtio_set::VirtioSet;
 pub use freeze::{FreezeError, FreezeReport, FreezeRequest};
 pub use handle::{GoneError, Handle};
 pub use parts::AssembleError;
-pub use start::{BootError, RestoreError, RestoreReport};
+pub use start::{
+    BootError, FrozenMachine, GenerationError, IncompatibleError, RenewError, RestoreError,
+    RestoreReport,
+};
 pub use virtio_set::{DiskError, WireError};
 
 /// A subscriber of a microVM's event loop.
@@ -66,8 +69,7 @@ pub struct Microvm {
     events: EventManager<Subscriber>,
     devices: VirtioSet,
     bus: Arc<Bus>,
-    // KVM drops an interrupt whose event is closed.
-    _generation_irq: EventFd,
+    generation_irq: EventFd,
     stats: Vec<StatsFile>,
     vm: Vm,
     kvm: kvm_ioctls::Kvm,
@@ -119,6 +121,12 @@ impl Microvm {
     #[must_use]
     pub fn memory(&self) -> &GuestMemory {
         &self.vm.memory
+    }
+
+    /// The guest's memory, for work on it in other threads while the guest runs.
+    #[must_use]
+    pub fn shared_memory(&self) -> Arc<GuestMemory> {
+        self.vm.memory.clone()
     }
 
     /// What the guest's memory costs the host now.

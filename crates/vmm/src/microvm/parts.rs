@@ -4,11 +4,10 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 use event_manager::{EventManager, SubscriberOps};
-use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES};
-use kvm_ioctls::{Cap, Kvm, VcpuFd};
+use kvm_bindings::CpuId;
+use kvm_ioctls::VcpuFd;
 use thiserror::Error;
 use uuid::Uuid;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 use vmm_sys_util::eventfd::EventFd;
 
 use firn_memory::GuestMemory;
@@ -20,7 +19,7 @@ use crate::arch::layout;
 use crate::bus::{Bus, OverlapError};
 use crate::config::HostConfig;
 use crate::console::{Console, SerialRegisters, SerialStateError};
-use crate::kvm::{self, KvmError};
+use crate::kvm::OpenKvm;
 use crate::stats::StatsFile;
 use crate::vcpu::{EndNotice, Vcpu, VcpuThreadError};
 use crate::vm::{Vm, VmError};
@@ -28,12 +27,6 @@ use crate::vm::{Vm, VmError};
 /// Why the parts of a microVM could not be put together.
 #[derive(Debug, Error)]
 pub enum AssembleError {
-    /// KVM cannot be used.
-    #[error(transparent)]
-    Kvm(#[from] KvmError),
-    /// KVM does not say what processors it offers.
-    #[error("asking KVM for the CPUID it supports")]
-    Cpuid(#[source] kvm_ioctls::Error),
     /// The virtual machine could not be made.
     #[error(transparent)]
     Vm(#[from] VmError),
@@ -72,10 +65,9 @@ pub enum AssembleError {
 pub(super) struct Parts {
     pub(super) vcpus: Vec<VcpuFd>,
     pub(super) devices: VirtioSet,
-    pub(super) supported_cpuid: CpuId,
     pub(super) generation_irq: EventFd,
     pub(super) vm: Vm,
-    pub(super) kvm: Kvm,
+    pub(super) kvm: OpenKvm,
     events: EventManager<Subscriber>,
     bus: Bus,
     console: Console,
@@ -85,15 +77,13 @@ pub(super) struct Parts {
 impl Parts {
     pub(super) fn assemble(
         host: &HostConfig,
+        kvm: OpenKvm,
         memory: GuestMemory,
         vcpus: u8,
         disks: Option<Disks>,
         serial: SerialRegisters,
     ) -> Result<Self, AssembleError> {
-        let kvm = kvm::open(&host.kvm)?;
-        let supported_cpuid =
-            kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(AssembleError::Cpuid)?;
-        let vm = Vm::create(&kvm, Arc::new(memory))?;
+        let vm = Vm::create(&kvm.kvm, Arc::new(memory))?;
 
         let serial_irq = event().map_err(AssembleError::EventFd)?;
         vm.interrupt(&serial_irq, layout::SERIAL_GSI)?;
@@ -121,31 +111,7 @@ impl Parts {
             })
             .collect::<Result<_, _>>()?;
         let console = host.console.clone();
-        Ok(Self {
-            vcpus,
-            devices,
-            supported_cpuid,
-            generation_irq,
-            vm,
-            kvm,
-            events,
-            bus,
-            console,
-            inbox,
-        })
-    }
-
-    /// Whether KVM offers the local APIC timer's deadline mode, which its CPUID leaves out.
-    pub(super) fn tsc_deadline(&self) -> bool {
-        self.kvm.check_extension(Cap::TscDeadlineTimer)
-    }
-
-    /// Shows the guest its generation id.
-    pub(super) fn write_generation(&self, generation: Uuid) -> Result<(), GuestMemoryError> {
-        self.vm
-            .memory
-            .vm_memory()
-            .write_slice(generation.as_bytes(), GuestAddress(layout::GENERATION_ID))
+        Ok(Self { vcpus, devices, generation_irq, vm, kvm, events, bus, console, inbox })
     }
 
     /// Starts the vCPUs' threads, paused.
@@ -170,10 +136,10 @@ impl Parts {
             events: self.events,
             devices: self.devices,
             bus,
-            _generation_irq: self.generation_irq,
+            generation_irq: self.generation_irq,
             stats,
             vm: self.vm,
-            kvm: self.kvm,
+            kvm: self.kvm.kvm,
             notice,
             inbox: self.inbox,
             console: self.console,

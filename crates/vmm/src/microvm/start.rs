@@ -1,11 +1,12 @@
 //! The two ways a microVM begins: by booting a kernel, or from a snapshot.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::Serialize;
 use thiserror::Error;
+use uuid::Uuid;
 use vm_memory::GuestMemoryError;
 
 use firn_memory::{AnonymousError, GuestMemory};
@@ -19,9 +20,11 @@ use crate::arch::{boot_regs, cpuid, layout};
 use crate::boot::{self, DEFAULT_CMDLINE, Kernel, LoadKernelError};
 use crate::config::{BootConfig, HostConfig, SizeError, check_sizes};
 use crate::console::SerialRegisters;
+use crate::kvm::{OpenKvm, OpenKvmError};
 use crate::state::{DecodeStateError, MachineState};
-use crate::vcpu::state::{self, RestoreVcpuError};
-use crate::vm::VmError;
+use crate::vcpu;
+use crate::vcpu::state::RestoreVcpuError;
+use crate::vm::{VmError, VmState};
 
 /// Why a microVM did not boot. Nothing of it is left over.
 #[derive(Debug, Error)]
@@ -38,6 +41,9 @@ pub enum BootError {
     /// A disk cannot be used.
     #[error(transparent)]
     Disk(#[from] DiskError),
+    /// KVM cannot be used.
+    #[error(transparent)]
+    Kvm(#[from] OpenKvmError),
     /// The parts could not be put together.
     #[error(transparent)]
     Assemble(#[from] AssembleError),
@@ -57,9 +63,12 @@ pub enum BootError {
     },
 }
 
-/// Why a snapshot was not restored. Nothing of the microVM is left over.
+/// Why this host cannot restore a snapshot. Nothing was started.
 #[derive(Debug, Error)]
-pub enum RestoreError {
+pub enum IncompatibleError {
+    /// KVM cannot be used.
+    #[error(transparent)]
+    Kvm(#[from] OpenKvmError),
     /// The machine state cannot be read.
     #[error(transparent)]
     State(#[from] DecodeStateError),
@@ -85,6 +94,11 @@ pub enum RestoreError {
         /// Vendor here.
         host: String,
     },
+}
+
+/// Why a snapshot was not restored. Nothing of the microVM is left over.
+#[derive(Debug, Error)]
+pub enum RestoreError {
     /// The parts of the snapshot contradict each other: a defect of the writer.
     #[error("the snapshot contradicts itself: {0}")]
     Contradiction(&'static str),
@@ -103,12 +117,38 @@ pub enum RestoreError {
     /// A device's state is not one that it can have.
     #[error("restoring the devices")]
     Device(#[from] crate::virtio::RestoreDeviceError),
-    /// The guest's new generation id could not be written.
+    /// The guest could not be told that it is a clone.
+    #[error("telling the guest that it is a clone")]
+    Generation(#[from] GenerationError),
+}
+
+/// Why a guest was not given a new generation id.
+#[derive(Debug, Error)]
+pub enum GenerationError {
+    /// Guest memory refused it.
     #[error("writing the VM generation id")]
-    Generation(#[source] GuestMemoryError),
-    /// The guest's new generation id could not be announced.
+    Memory(#[source] GuestMemoryError),
+    /// It could not be announced.
     #[error("raising the interrupt that announces the VM generation id")]
     Interrupt(#[source] io::Error),
+}
+
+/// Why a paused guest was not given another generation id.
+#[derive(Debug, Error)]
+pub enum RenewError {
+    /// It is not known whether the guest listens.
+    #[error(transparent)]
+    Vm(#[from] VmError),
+    /// It was not given.
+    #[error(transparent)]
+    Generation(#[from] GenerationError),
+}
+
+/// The machine of a snapshot, read and found fit for this host.
+pub struct FrozenMachine<'a> {
+    snapshot: &'a Snapshot,
+    state: MachineState,
+    kvm: OpenKvm,
 }
 
 /// What a restore of machine state did.
@@ -132,7 +172,8 @@ impl Microvm {
         let disks = Disks::open(&config.root, &config.overlay)?;
         let memory = GuestMemory::anonymous(MemoryLayout::for_size(config.memory)?)?;
         let serial = SerialRegisters::default();
-        let parts = Parts::assemble(&config.host, memory, config.vcpus, Some(disks), serial)?;
+        let kvm = OpenKvm::open(&config.host.kvm)?;
+        let parts = Parts::assemble(&config.host, kvm, memory, config.vcpus, Some(disks), serial)?;
 
         let cmdline = match &config.cmdline {
             Some(extra) => format!("{DEFAULT_CMDLINE} {extra}"),
@@ -147,13 +188,13 @@ impl Microvm {
             virtio_devices: parts.devices.len(),
         };
         let entry = boot::load(&guest, &kernel)?;
-        parts.write_generation(config.host.generation).map_err(BootError::Generation)?;
+        parts.vm.write_generation(config.host.generation).map_err(BootError::Generation)?;
 
         let mut cpuids = Vec::with_capacity(parts.vcpus.len());
         for (vcpu, fd) in (0u8..).zip(&parts.vcpus) {
             let failed = |source| BootError::Vcpu { vcpu, source };
             let list =
-                cpuid::for_vcpu(&parts.supported_cpuid, vcpu, config.vcpus, parts.tsc_deadline());
+                cpuid::for_vcpu(&parts.kvm.cpuid, vcpu, config.vcpus, parts.kvm.tsc_deadline());
             fd.set_cpuid2(&list).map_err(failed)?;
             cpuids.push(list);
             if vcpu == 0 {
@@ -166,43 +207,39 @@ impl Microvm {
         Ok(parts.start(cpuids, None)?)
     }
 
-    /// Makes a microVM from a snapshot over memory that a plan has laid out; [`Microvm::resume`]
-    /// starts it. The guest finds a new generation id and its old vsock connections reset.
+    /// Makes a microVM from a frozen machine over memory that a plan has laid out;
+    /// [`Microvm::resume`] starts it. The guest finds a new generation id and its old vsock
+    /// connections reset.
     ///
     /// # Errors
     /// See [`RestoreError`].
     pub fn restore(
-        snapshot: &Snapshot,
+        frozen: FrozenMachine<'_>,
         memory: GuestMemory,
         host: &HostConfig,
         root: Option<PathBuf>,
     ) -> Result<(Self, RestoreReport), RestoreError> {
         let begin = Instant::now();
-        let (version, bytes) = snapshot.machine_state();
-        let machine = MachineState::decode(version, bytes)?;
+        let FrozenMachine { snapshot, state, kvm } = frozen;
         let description = &snapshot.manifest().description;
-        let vcpus = u8::try_from(machine.vcpus.len())
+        let vcpus = u8::try_from(state.vcpus.len())
             .ok()
             .filter(|vcpus| u32::from(*vcpus) == description.vcpus)
             .ok_or(RestoreError::Contradiction("its manifest has another number of vCPUs"))?;
         let disks = Disks::of_snapshot(snapshot, root)?;
-        let parts = Parts::assemble(host, memory, vcpus, disks, machine.serial)?;
-        check_cpu(&description.cpu, parts.supported_cpuid.as_slice())?;
+        let parts = Parts::assemble(host, kvm, memory, vcpus, disks, state.serial)?;
         let assembled = Instant::now();
 
         let (mut cpuids, mut kept_msrs) = (Vec::new(), Vec::new());
-        parts.vm.restore(&machine.vm)?;
-        for ((id, fd), vcpu) in (0u8..).zip(&parts.vcpus).zip(&machine.vcpus) {
-            let restored = state::restore(&parts.kvm, fd, id, vcpu)?;
+        parts.vm.restore(&state.vm)?;
+        for ((id, fd), vcpu) in (0u8..).zip(&parts.vcpus).zip(&state.vcpus) {
+            let restored = vcpu::state::restore(&parts.kvm.kvm, fd, id, vcpu)?;
             cpuids.push(restored.cpuid);
             kept_msrs.extend(restored.kept_msrs.into_iter().map(|msr| (id, msr)));
         }
-        parts.devices.restore(&machine.virtio)?;
-        parts.write_generation(host.generation).map_err(RestoreError::Generation)?;
-        if machine.vm.accepts(layout::GENERATION_GSI) {
-            parts.generation_irq.write(1).map_err(RestoreError::Interrupt)?;
-        }
+        parts.devices.restore(&state.virtio)?;
         let microvm = parts.start(cpuids, Some(description.id))?;
+        microvm.announce(host.generation, &state.vm)?;
         let report = RestoreReport {
             assemble_ns: nanoseconds(assembled - begin),
             state_ns: nanoseconds(assembled.elapsed()),
@@ -210,20 +247,54 @@ impl Microvm {
         };
         Ok((microvm, report))
     }
+
+    /// Gives the paused guest another generation id, as a clone of its own snapshot would have.
+    ///
+    /// # Errors
+    /// See [`RenewError`].
+    pub fn renew_generation(&self, generation: Uuid) -> Result<(), RenewError> {
+        let state = self.vm.save()?;
+        Ok(self.announce(generation, &state)?)
+    }
+
+    /// Shows the guest a new generation id, and interrupts it where it listens.
+    fn announce(&self, generation: Uuid, state: &VmState) -> Result<(), GenerationError> {
+        self.vm.write_generation(generation).map_err(GenerationError::Memory)?;
+        if state.accepts(layout::GENERATION_GSI) {
+            self.generation_irq.write(1).map_err(GenerationError::Interrupt)?;
+        }
+        Ok(())
+    }
+}
+
+impl<'a> FrozenMachine<'a> {
+    /// Reads the machine state of a snapshot, and checks that this host can provide what its guest
+    /// was given: nothing is made before that is known.
+    ///
+    /// # Errors
+    /// See [`IncompatibleError`].
+    pub fn open(snapshot: &'a Snapshot, kvm: &Path) -> Result<Self, IncompatibleError> {
+        let (version, bytes) = snapshot.machine_state();
+        let state = MachineState::decode(version, bytes)?;
+        let kvm = OpenKvm::open(kvm)?;
+        let offered = cpuid::for_vcpu(&kvm.cpuid, 0, 1, kvm.tsc_deadline());
+        check_cpu(&snapshot.manifest().description.cpu, offered.as_slice())?;
+        Ok(Self { snapshot, state, kvm })
+    }
 }
 
 fn check_cpu(
     needed: &firn_snapshot::CpuRequirement,
     offered: &[kvm_bindings::kvm_cpuid_entry2],
-) -> Result<(), RestoreError> {
+) -> Result<(), IncompatibleError> {
     let (vendor, _) = cpuid::vendor_and_brand(offered);
     if vendor != needed.vendor {
-        return Err(RestoreError::CpuVendor { snapshot: needed.vendor.clone(), host: vendor });
+        return Err(IncompatibleError::CpuVendor { snapshot: needed.vendor.clone(), host: vendor });
     }
     let missing = cpuid::missing(&needed.features, offered);
     if missing.is_empty() {
         return Ok(());
     }
     let missing: Vec<String> = missing.iter().map(cpuid::describe).collect();
-    Err(RestoreError::CpuFeatures { brand: needed.brand.clone(), missing: missing.join(", ") })
+    Err(IncompatibleError::CpuFeatures { brand: needed.brand.clone(), missing: missing.join(", ") })
 }

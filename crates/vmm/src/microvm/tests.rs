@@ -18,11 +18,12 @@ use firn_memory::{GuestMemory, HostFacts, Sources, execute};
 use firn_snapshot::{MemoryLayout, Snapshot};
 
 use super::parts::Parts;
-use super::{End, FreezeRequest, Microvm};
+use super::{End, FreezeRequest, FrozenMachine, Microvm};
 use crate::arch::cpuid;
 use crate::bus::MmioDevice;
 use crate::config::{HostConfig, MmioWindow};
 use crate::console::{Console, SerialRegisters};
+use crate::kvm::OpenKvm;
 
 /// Guest-physical addresses; virtual ones are the same.
 const CODE: u64 = 0x20_0000;
@@ -150,7 +151,9 @@ fn expected(vcpu: u8, vcpus: u8, round: u64) -> u64 {
 
 fn boot(host: &HostConfig, vcpus: u8, memory: u64) -> Microvm {
     let memory = GuestMemory::anonymous(MemoryLayout::for_size(memory).unwrap()).unwrap();
-    let parts = Parts::assemble(host, memory, vcpus, None, SerialRegisters::default()).unwrap();
+    let kvm = OpenKvm::open(&host.kvm).unwrap();
+    let parts =
+        Parts::assemble(host, kvm, memory, vcpus, None, SerialRegisters::default()).unwrap();
     let guest = parts.vm.memory.vm_memory();
     write_page_tables(&guest);
     guest.write_slice(&guest_code(), GuestAddress(CODE)).unwrap();
@@ -159,7 +162,7 @@ fn boot(host: &HostConfig, vcpus: u8, memory: u64) -> Microvm {
     }
     let mut cpuids = Vec::new();
     for (id, fd) in (0u8..).zip(&parts.vcpus) {
-        let list = cpuid::for_vcpu(&parts.supported_cpuid, id, vcpus, parts.tsc_deadline());
+        let list = cpuid::for_vcpu(&parts.kvm.cpuid, id, vcpus, parts.kvm.tsc_deadline());
         fd.set_cpuid2(&list).unwrap();
         cpuids.push(list);
         let mut sregs = fd.get_sregs().unwrap();
@@ -199,7 +202,8 @@ fn thaw(snapshot: &Snapshot, planner: &str, host: &HostConfig) -> Microvm {
         })
         .unwrap();
     let executed = execute(&plan, &Sources { image: snapshot.image() }).unwrap();
-    Microvm::restore(snapshot, executed.memory, host, None).unwrap().0
+    let frozen = FrozenMachine::open(snapshot, &host.kvm).unwrap();
+    Microvm::restore(frozen, executed.memory, host, None).unwrap().0
 }
 
 /// Checks the next reports of every vCPU against the rounds that they must have; returns how many

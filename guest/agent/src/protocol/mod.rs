@@ -252,6 +252,8 @@ pub struct Status {
     pub agent: String,
     /// The loaded function.
     pub function: Option<String>,
+    /// Its entry point, `module.function`.
+    pub handler: Option<String>,
     /// Whether requests are let in.
     pub open: bool,
     /// The identity that was given last.

@@ -131,6 +131,7 @@ fn the_messages_of_version_1_do_not_change() {
     let status = Status {
         agent: "1".into(),
         function: None,
+        handler: None,
         open: true,
         instance_id: Some("i".into()),
         invocations: 2,
@@ -194,7 +195,7 @@ fn the_messages_of_version_1_do_not_change() {
         (Reply::Identified, r#""identified""#),
         (
             Reply::Status(status),
-            r#"{"status":{"agent":"1","function":null,"open":true,"instance_id":"i","invocations":2}}"#,
+            r#"{"status":{"agent":"1","function":null,"handler":null,"open":true,"instance_id":"i","invocations":2}}"#,
         ),
         (Reply::ShuttingDown, r#""shutting_down""#),
         (refusal(RefusalKind::Version), r#"{"refused":{"kind":"version","message":"m"}}"#),

@@ -203,6 +203,11 @@ impl Instance {
         self.load.as_ref().map(|load| load.name.as_str())
     }
 
+    /// The loaded function's entry point.
+    pub(crate) fn handler(&self) -> Option<&str> {
+        self.load.as_ref().map(|load| load.handler.as_str())
+    }
+
     /// The identity that was given last.
     pub(crate) fn instance_id(&self) -> Option<&str> {
         self.instance_id.as_deref()

@@ -47,6 +47,7 @@ pub struct Server {
 #[derive(Debug, Default)]
 struct Shown {
     function: Option<String>,
+    handler: Option<String>,
     instance_id: Option<String>,
 }
 
@@ -172,6 +173,7 @@ impl Server {
     fn show(&self, turn: &Turn<'_, Instance>) {
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         shown.function = turn.function().map(ToOwned::to_owned);
+        shown.handler = turn.handler().map(ToOwned::to_owned);
         shown.instance_id = turn.instance_id().map(ToOwned::to_owned);
     }
 
@@ -180,6 +182,7 @@ impl Server {
         Status {
             agent: env!("CARGO_PKG_VERSION").to_owned(),
             function: shown.function.clone(),
+            handler: shown.handler.clone(),
             open: self.admits.load(Ordering::SeqCst),
             instance_id: shown.instance_id.clone(),
             invocations: self.invocations.load(Ordering::Relaxed),

@@ -618,6 +618,7 @@ mod gate {
         let expected = Status {
             agent: env!("CARGO_PKG_VERSION").into(),
             function: Some("test".into()),
+            handler: Some("handler.handler".into()),
             open: false,
             instance_id: Some("i-1".into()),
             invocations: 1,
