@@ -25,7 +25,8 @@ done
 exec {build_lock}>"$cache/.lock"
 flock "$build_lock"
 
-# built NAME KEY: does the artefact $cache/NAME exist, made from what KEY describes?
+# built NAME KEY: does the artefact $cache/NAME exist, made from what KEY describes? KEY names all that it is made of, or starts with a number
+# that is raised when the way of making it changes.
 built() { [[ -e $cache/$1 && -f $cache/stamps/${1//\//-} && $(<"$cache/stamps/${1//\//-}") == "$2" ]]; }
 
 # publish NAME KEY NEW: puts NEW, a file or a directory beside its place, into place as $cache/NAME.

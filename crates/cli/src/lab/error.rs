@@ -100,9 +100,12 @@ pub(crate) enum LabError {
         status: ExitStatus,
         /// The end of the console's log.
         console: String,
-        #[source]
-        source: ReceiveError,
     },
+    /// The channel from L1 is broken.
+    #[error(
+        "the lab's machine was stopped, because what it sends cannot be understood; was something else written to its port?"
+    )]
+    Channel(#[source] ReceiveError),
     /// The lab's side within L1 reported that it could not do its work.
     #[error("the lab's machine cannot run the command: {reason}")]
     Refused {
@@ -112,8 +115,8 @@ pub(crate) enum LabError {
     /// The command's output cannot be passed on.
     #[error("the output of the command in the lab cannot be written")]
     Output(#[source] io::Error),
-    /// The results cannot be unpacked.
-    #[error("the results from the lab cannot be unpacked into {path}")]
+    /// The results cannot be put where they belong.
+    #[error("the results from the lab cannot be put into {path}")]
     Results {
         /// The folder.
         path: PathBuf,

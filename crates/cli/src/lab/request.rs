@@ -111,10 +111,9 @@ pub(crate) fn pack_results(folder: &Path, archive: impl Write) -> io::Result<()>
     builder.into_inner()?.flush()
 }
 
-/// Unpacks the archive of results into `folder`, which is created if absent. Entries that would leave it are skipped.
+/// Unpacks the archive of results into `folder`. Entries that would leave it are skipped.
 pub(crate) fn unpack_results(archive: &mut File, folder: &Path) -> io::Result<()> {
     archive.rewind()?;
-    fs::create_dir_all(folder)?;
     let mut archive = tar::Archive::new(BufReader::new(archive));
     archive.set_preserve_permissions(true);
     archive.unpack(folder)

@@ -1,7 +1,7 @@
 //! Runs one command in the lab.
 
 use std::borrow::Cow;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -73,6 +73,11 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<u8, LabError> {
         environment: arguments.environment.clone(),
         results: arguments.out.is_some(),
     };
+    if let Some(folder) = &arguments.out {
+        // Now, and not when the work is done.
+        fs::create_dir_all(folder)
+            .map_err(|source| LabError::Results { path: folder.clone(), source })?;
+    }
     let mut payload = lab.temporary().map_err(prepare("the inputs' disk"))?;
     request::pack(&mut payload, &request, &arguments.inputs)?;
     let results = match arguments.out {
@@ -91,10 +96,11 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<u8, LabError> {
     let limit = arguments.timeout.map(Duration::from_secs);
     let ending = match wait(&received, started, limit) {
         Stop::Ended(Ok(ending)) => ending,
-        Stop::Ended(Err(RelayError::Receive(source))) => {
+        Stop::Ended(Err(RelayError::Receive(ReceiveError::Ended))) => {
             let status = machine.settle().map_err(LabError::Start)?;
-            return Err(LabError::Died { status, console: machine.last_words(), source });
+            return Err(LabError::Died { status, console: machine.last_words() });
         }
+        Stop::Ended(Err(RelayError::Receive(source))) => return Err(LabError::Channel(source)),
         Stop::Ended(Err(RelayError::Refused(reason))) => return Err(LabError::Refused { reason }),
         Stop::Ended(Err(RelayError::Output(source))) => return Err(LabError::Output(source)),
         Stop::Ended(Err(RelayError::Results(source))) => {
