@@ -9,16 +9,26 @@ firn := $(target)/release/firn
 agent := $(target)/release/firn-agent
 sudo := $(if $(filter-out 0,$(shell id -u)),sudo)
 
-# Linux guests run under this machine's own KVM, or else in the lab.
-hardware := $(shell grep -qwE 'vmx|svm' /proc/cpuinfo && test -w /dev/kvm && echo yes)
+# Linux guests run under this machine's own KVM, or else in the lab; guests in ring 3 under any KVM, or else in the lab.
+kvm := $(shell test -w /dev/kvm && echo yes)
+hardware := $(if $(kvm),$(shell grep -qwE 'vmx|svm' /proc/cpuinfo && echo yes))
 guests := $(if $(hardware),guest,lab)
 
+# Sets the shell's `binary` to the program that a cargo command builds: $(call find,COMMAND,NAME)
+find = binary=$$(cargo $(1) --no-run --message-format=json-render-diagnostics \
+    | sed -nE 's/.*"name":"$(2)".*"executable":"([^"]+)".*/\1/p' | tail -n 1); \
+    test -n "$$binary" || { echo "cargo names no program $(2) for: cargo $(1)" >&2; exit 1; }
+
 .NOTPARALLEL:
-.PHONY: setup build guest lab demo test unit-tests lab-tests guest-tests bench lint deny clean
+.PHONY: setup python build guest lab demo test unit-tests monitor-tests lab-tests guest-tests bench lint deny clean
 
 setup:
 	@command -v cargo >/dev/null || { echo "cargo is missing: install Rust (rustup) first" >&2; exit 1; }
 	@command -v cc >/dev/null || { $(sudo) apt-get -q update && $(sudo) apt-get -qy install gcc libc6-dev; }
+
+# The agent's unit tests run functions on the host, in a Python of its own.
+python: setup
+	@command -v python3 >/dev/null || { $(sudo) apt-get -q update && $(sudo) apt-get -qy install python3; }
 
 build: setup
 	cargo build --release -p firn -p firn-agent
@@ -34,18 +44,21 @@ demo: $(guests)
 	$(firn) demo
 
 # The guests' tests come last, so that the last line is their result.
-test: lint unit-tests $(if $(hardware),,lab-tests) guest-tests
+test: lint unit-tests $(if $(kvm),,monitor-tests) $(if $(hardware),,lab-tests) guest-tests
 
-unit-tests: setup
-	cargo test --workspace --exclude firn-tests
+unit-tests: python
+	cargo test --workspace --exclude firn-tests $(if $(kvm),,-- --skip microvm::tests)
+
+# Without any KVM the monitor's own guests run in the lab.
+monitor-tests: lab
+	@$(call find,test -p firn-vmm --lib,firn_vmm); \
+	$(firn) lab run --in "$$binary" -- "/in/$${binary##*/}" microvm::tests
 
 lab-tests: lab
 	cargo test -p firn --test lab -- --ignored --test-threads=1
 
 guest-tests: $(guests)
-	@binary=$$(cargo test -p firn-tests --test microvm --no-run --message-format=json-render-diagnostics \
-	    | sed -nE 's/.*"name":"microvm".*"executable":"([^"]+)".*/\1/p'); \
-	test -n "$$binary" || { echo "cargo names no test program microvm of firn-tests" >&2; exit 1; }; \
+	@$(call find,test -p firn-tests --test microvm,microvm); \
 	echo "The guests' tests run $(if $(hardware),under this machine's KVM,in the lab)."; \
 	$(if $(hardware), \
 	    FIRN=$(abspath $(firn)) "$$binary" --test-threads=1, \
@@ -53,9 +66,7 @@ guest-tests: $(guests)
 
 # Does a thaw's own work grow with guest memory?
 bench: $(guests)
-	@binary=$$(cargo bench -p firn --bench thaw_growth --no-run --message-format=json-render-diagnostics \
-	    | sed -nE 's/.*"name":"thaw_growth".*"executable":"([^"]+)".*/\1/p'); \
-	test -n "$$binary" || { echo "cargo names no benchmark thaw_growth" >&2; exit 1; }; \
+	@$(call find,bench -p firn --bench thaw_growth,thaw_growth); \
 	echo "It runs $(if $(hardware),under this machine's KVM,in the lab, where only the ratio means something)."; \
 	$(if $(hardware), \
 	    FIRN=$(abspath $(firn)) FIRN_FUNCTIONS=guest/functions "$$binary" --bench, \
