@@ -13,6 +13,7 @@ mod bus;
 mod config;
 mod console;
 mod control;
+mod error_chain;
 mod kvm;
 mod microvm;
 mod state;
@@ -28,6 +29,7 @@ pub use config::{BootConfig, HostConfig, MAX_VCPUS, MmioWindow, SizeError, check
 pub use console::{Console, SerialStateError};
 pub use control::{ControlClient, ControlError, ControlServer, ControlServerError};
 pub use control::{Request, Response, Status};
+pub use error_chain::error_chain;
 pub use kvm::{KVM_DEVICE, KvmError, OpenKvmError, Virtualization, open as open_kvm};
 pub use microvm::{
     AssembleError, BootError, DiskError, End, FreezeError, FreezeReport, FreezeRequest,
@@ -40,16 +42,3 @@ pub use vcpu::state::{RestoreVcpuError, SaveVcpuError};
 pub use vcpu::{VcpuFailure, VcpuThreadError};
 
 pub use vm::VmError;
-
-/// An error's text with those of its causes, separated by colons.
-#[must_use]
-pub fn error_chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
-}
