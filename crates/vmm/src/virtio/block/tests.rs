@@ -240,6 +240,20 @@ fn discarded_and_zeroed_sectors_read_as_zeros_and_take_no_space() {
 }
 
 #[test]
+fn a_hole_among_the_changes_is_a_hole_of_the_disk() {
+    let dir = TempDir::new().unwrap();
+    let mut guest = Guest::started(writable(&dir));
+    assert_eq!(send(&mut guest, DISCARD, 0, &zero_segment(8, 8, 0)), OK);
+    assert_eq!(send(&mut guest, OUT, 24, &[1; 4096]), OK);
+    with_disk(&guest, |disk| {
+        let mut source = disk.content();
+        assert_eq!(source.next_data(0).unwrap(), Some(0..4096));
+        assert_eq!(source.next_data(4096).unwrap(), Some(8192..12288), "the base's");
+        assert_eq!(source.next_data(12288).unwrap(), Some(12288..16384), "the guest's");
+    });
+}
+
+#[test]
 fn zeroing_keeps_to_the_limits_that_it_tells() {
     let dir = TempDir::new().unwrap();
     let mut guest = Guest::started(writable(&dir));

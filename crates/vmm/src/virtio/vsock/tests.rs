@@ -624,6 +624,17 @@ fn there_are_not_more_connections_than_there_may_be() {
     drop(clients.pop());
     peer.guest.run();
     clients.push(peer.connect().0);
+
+    // Those that went away amid their first line take no place.
+    drop(clients);
+    for _ in 0..=MAX_CONNECTIONS {
+        peer.client().write_all(b"CONN").unwrap();
+        peer.guest.run();
+    }
+    let mut client = peer.client();
+    client.write_all(b"CONNECT 7777\n").unwrap();
+    peer.guest.run();
+    while peer.receive().unwrap().0.dst_port != 7777 {}
 }
 
 #[test]
