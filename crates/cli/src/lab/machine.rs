@@ -64,81 +64,24 @@ impl Machine {
         rustix::fs::fcntl_setfl(&log, rustix::fs::OFlags::APPEND)
             .map_err(|error| prepare("the console's log")(error.into()))?;
 
-        let root = lab.path("qemu");
-        let libraries = ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"]
-            .map(|folder| root.join(folder).display().to_string());
-        let loader = root.join("lib/x86_64-linux-gnu/ld-linux-x86-64.so.2");
-        let mut command = Command::new(loader);
-        command
-            .arg("--library-path")
-            .arg(libraries.join(":"))
-            .arg(root.join("usr/bin/qemu-system-x86_64"));
-        command.env_clear().env("QEMU_MODULE_DIR", root.join("usr/lib/x86_64-linux-gnu/qemu"));
-        for folder in ["usr/share/qemu", "usr/share/seabios"] {
-            command.arg("-L").arg(root.join(folder));
-        }
+        let mut command = qemu(lab);
         let memory = arguments.memory;
         let most = memory + pmem_size.div_ceil(1 << 20) + 1024;
-        command.args([
-            "-nodefaults",
-            "-no-user-config",
-            "-display",
-            "none",
-            "-no-reboot",
-            "-accel",
-            "tcg,thread=multi",
-            "-cpu",
-            "max",
-        ]);
-        command.args([
-            "-smp",
-            &arguments.cpus.to_string(),
-            "-machine",
-            "q35,nvdimm=on",
-            "-m",
-            &format!("{memory}M,slots=2,maxmem={most}M"),
-        ]);
-        command
-            .arg("-kernel")
-            .arg(lab.path("l1/vmlinuz"))
-            .arg("-initrd")
-            .arg(lab.path("l1/initramfs.cpio"));
-        command.args([
-            "-append",
-            "console=ttyS0 quiet mitigations=off nokaslr panic=-1 tsc=reliable random.trust_cpu=on cryptomgr.notests initcall_blacklist=jent_mod_init apparmor=0",
-        ]);
-        // The console and QEMU's own messages go into one log, the channel through QEMU's standard output.
-        command.args([
-            "-chardev",
-            "file,id=console,path=/proc/self/fd/2,append=on",
-            "-serial",
-            "chardev:console",
-        ]);
-        command.args(["-chardev", "stdio,id=channel,signal=off", "-device", "virtio-serial-pci"]);
-        command.args(["-device", "virtserialport,chardev=channel,nr=1"]);
-        command.args([
-            "-object",
-            "rng-random,id=rng,filename=/dev/urandom",
-            "-device",
-            "virtio-rng-pci,rng=rng",
-        ]);
+        command.args(["-m", &format!("{memory}M,slots=2,maxmem={most}M")]);
+        command.args(["-smp", &arguments.cpus.to_string()]);
         // The order makes them /dev/vda, vdb and so on: `lab/init` relies on it.
-        for (disk, access) in [(&program, "on"), (payload, "on"), (&scratch, "off"), (&guest, "on")]
-        {
+        let disks = [(&program, "on"), (payload, "on"), (&scratch, "off"), (&guest, "on")];
+        for (disk, readonly) in disks {
             let path = inherited(disk).map_err(prepare("a disk"))?;
-            command.args([
-                "-drive",
-                &format!("if=virtio,format=raw,cache=unsafe,readonly={access},file={path}"),
-            ]);
+            let drive =
+                format!("if=virtio,format=raw,cache=unsafe,readonly={readonly},file={path}");
+            command.args(["-drive", &drive]);
         }
         let path = inherited(&pmem).map_err(prepare("the persistent memory"))?;
-        command.args([
-            "-object",
-            &format!(
-                "memory-backend-file,id=pmem,share=on,align=2M,size={pmem_size},mem-path={path}"
-            ),
-        ]);
-        command.args(["-device", "nvdimm,id=nvdimm,memdev=pmem,unarmed=off"]);
+        let backend = format!(
+            "memory-backend-file,id=pmem,share=on,align=2M,size={pmem_size},mem-path={path}"
+        );
+        command.args(["-object", &backend, "-device", "nvdimm,memdev=pmem,unarmed=off"]);
 
         let stderr = log.try_clone().map_err(prepare("the console's log"))?;
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr).process_group(0);
@@ -196,6 +139,40 @@ impl Drop for Machine {
         // An error here means that it has ended already.
         let _ = self.stop();
     }
+}
+
+/// QEMU with what is the same in every run.
+fn qemu(lab: &Lab) -> Command {
+    const KERNEL: &str = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off tsc=reliable random.trust_cpu=on \
+         cryptomgr.notests initcall_blacklist=jent_mod_init apparmor=0";
+    const MACHINE: &str = "-nodefaults -no-user-config -display none -no-reboot \
+         -machine q35,nvdimm=on -accel tcg,thread=multi -cpu max";
+    // The console joins QEMU's own messages in the log; the channel is QEMU's standard output.
+    const PORTS: &str = "-chardev file,id=console,path=/proc/self/fd/2,append=on -serial chardev:console \
+         -chardev stdio,id=channel,signal=off -device virtio-serial-pci -device virtserialport,chardev=channel,nr=1";
+
+    let root = lab.path("qemu");
+    let libraries =
+        ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"].map(|folder| root.join(folder));
+    let mut command = Command::new(libraries[0].join("ld-linux-x86-64.so.2"));
+    command
+        .env_clear()
+        .env("QEMU_MODULE_DIR", libraries[1].join("qemu"))
+        .arg("--library-path")
+        .arg(libraries.each_ref().map(|folder| folder.display().to_string()).join(":"))
+        .arg(root.join("usr/bin/qemu-system-x86_64"))
+        .arg("-L")
+        .arg(root.join("usr/share/qemu"))
+        .arg("-L")
+        .arg(root.join("usr/share/seabios"))
+        .args(MACHINE.split(' '))
+        .args(PORTS.split(' '))
+        .arg("-kernel")
+        .arg(lab.path("l1/vmlinuz"))
+        .arg("-initrd")
+        .arg(lab.path("l1/initramfs.cpio"))
+        .args(["-append", KERNEL]);
+    command
 }
 
 /// Lets a child process inherit `file`, and returns the path by which the child opens it.
