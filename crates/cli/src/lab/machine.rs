@@ -117,7 +117,8 @@ impl Machine {
 
     /// The last lines of what the console and QEMU said.
     pub(crate) fn last_words(&mut self) -> String {
-        const LINES: usize = 30;
+        // A panic's headline comes some 40 lines before its end.
+        const LINES: usize = 80;
         let mut log = Vec::new();
         if let Err(error) = self.console.rewind().and_then(|()| self.console.read_to_end(&mut log))
         {
