@@ -1,8 +1,11 @@
 //! The files that microVMs boot from, in firn's cache.
 
+use std::fs::File;
+use std::io;
 use std::path::PathBuf;
 
 use clap::Args;
+use thiserror::Error;
 
 use crate::lab;
 
@@ -21,6 +24,37 @@ pub(crate) struct GuestFiles {
     /// What the guest's writable disk holds at first; the file itself is never written
     #[arg(long, value_name = "FILE", default_value_os_t = cached("overlay.ext4"), hide_default_value = true)]
     pub(crate) overlay: PathBuf,
+}
+
+/// A file to boot from cannot be read.
+#[derive(Debug, Error)]
+#[error(
+    "cannot read {path} to boot from: `make guest` builds the guest's files; --{option} names another one"
+)]
+pub(crate) struct GuestFileError {
+    path: PathBuf,
+    option: &'static str,
+    source: io::Error,
+}
+
+impl GuestFiles {
+    /// Finds early what is missing, while it is known what each file is for.
+    pub(crate) fn check(&self) -> Result<(), GuestFileError> {
+        let files = [
+            (&self.kernel, "kernel"),
+            (&self.initramfs, "initramfs"),
+            (&self.root, "root"),
+            (&self.overlay, "overlay"),
+        ];
+        for (path, option) in files {
+            File::open(path).map_err(|source| GuestFileError {
+                path: path.clone(),
+                option,
+                source,
+            })?;
+        }
+        Ok(())
+    }
 }
 
 /// A file of the guest in firn's cache.

@@ -14,7 +14,8 @@ use firn_vmm::{
 };
 
 /// Lines of the guest's console that an error report shows.
-const CONSOLE_LINES: usize = 20;
+/// A panic of Linux, from its reason to its last word, has about 50.
+const CONSOLE_LINES: usize = 60;
 
 /// What is to happen once the microVM is ready and the leading thread has done its work.
 pub(crate) enum After {
@@ -65,6 +66,12 @@ pub(crate) enum SessionError {
 /// The end of the guest's console output, for an error's text.
 #[derive(Debug)]
 pub(crate) struct ConsoleTail(String);
+
+impl ConsoleTail {
+    pub(crate) fn of(console: &Console) -> Self {
+        Self(console.tail(CONSOLE_LINES))
+    }
+}
 
 impl std::fmt::Display for ConsoleTail {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -189,7 +196,7 @@ pub(crate) fn run<T: Send, E: Send + From<SessionError>>(
     });
     let led = led.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
 
-    let tail = || ConsoleTail(console.tail(CONSOLE_LINES));
+    let tail = || ConsoleTail::of(&console);
     let cause = match end.map_err(SessionError::from)? {
         End::Stopped | End::Shutdown if led.is_ok() => None,
         End::Stopped => interruption.signal().map(SessionError::Signal),

@@ -53,14 +53,12 @@ pub enum LoadKernelError {
     },
     /// Kernel and initramfs leave no room.
     #[error(
-        "guest memory of {memory} bytes is too small for kernel and initramfs (a file of {file} \
-         bytes does not fit): give the microVM at least 128 MiB"
+        "guest memory of {memory} bytes is too small for kernel and initramfs: give the microVM at \
+         least 128 MiB"
     )]
     TooLittleMemory {
         /// Bytes of guest memory below the gap.
         memory: u64,
-        /// Bytes of the file that does not fit.
-        file: u64,
     },
     /// The command line does not fit.
     #[error("the kernel command line of {length} bytes exceeds the {limit} bytes that Linux reads")]
@@ -100,7 +98,7 @@ pub(crate) fn load(memory: &GuestMemoryMmap, kernel: &Kernel<'_>) -> Result<u64,
     let low_memory =
         memory.find_region(GuestAddress(0)).map_or(0, |region| region.last_addr().raw_value() + 1);
     if low_memory <= layout::HIGH_MEMORY {
-        return Err(LoadKernelError::TooLittleMemory { memory: low_memory, file: 0 });
+        return Err(LoadKernelError::TooLittleMemory { memory: low_memory });
     }
 
     let (entry, kernel_end) = load_elf(memory, kernel.kernel, low_memory)?;
@@ -127,12 +125,15 @@ fn load_elf(
         .metadata()
         .map_err(|source| LoadKernelError::Read { path: path.to_owned(), source })?
         .len();
-    if length > low_memory - layout::HIGH_MEMORY {
-        return Err(LoadKernelError::TooLittleMemory { memory: low_memory, file: length });
-    }
     let loaded = Elf::load(memory, None, &mut file, Some(GuestAddress(layout::HIGH_MEMORY)))
         .map_err(|error| {
             let reason = match error {
+                // Debian's kernels are linked to lie as far up as they are aligned.
+                loader::Error::Elf(loader::elf::Error::ReadKernelImage)
+                    if low_memory < length + u64::from(KERNEL_ALIGNMENT) =>
+                {
+                    return LoadKernelError::TooLittleMemory { memory: low_memory };
+                }
                 loader::Error::Elf(loader::elf::Error::InvalidElfMagicNumber) => {
                     "it is no ELF file".to_owned()
                 }
@@ -157,7 +158,7 @@ fn load_initramfs(
     let mut file = open(path)?;
     let read_error = |source| LoadKernelError::Read { path: path.to_owned(), source };
     let length = file.metadata().map_err(read_error)?.len();
-    let too_little = LoadKernelError::TooLittleMemory { memory: low_memory, file: length };
+    let too_little = LoadKernelError::TooLittleMemory { memory: low_memory };
     let Some(start) = low_memory.checked_sub(length).map(|start| start & !(PAGE - 1)) else {
         return Err(too_little);
     };

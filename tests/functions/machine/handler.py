@@ -66,20 +66,15 @@ def read(path):
         return file.read()
 
 
-def drop_caches():
-    """Makes the kernel read files from its disks again."""
-    os.sync()
-    return write("/proc/sys/vm/drop_caches", "3")
+def read_again(path):
+    """Reads a file from its disk, not from the kernel's page cache."""
+    with open(path) as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return file.read()
 
 
-def sysrq(key):
-    return write("/proc/sysrq-trigger", key)
-
-
-def power_off():
-    os.sync()
-    ctypes.CDLL(None).reboot(0x4321FEDC)
-
-
-def console(text):
-    return write("/dev/console", text)
+def rename(name):
+    """Takes a name that the kernel shows when it reports on this process."""
+    PR_SET_NAME = 15
+    ctypes.CDLL(None).prctl(PR_SET_NAME, ctypes.create_string_buffer(name.encode("latin-1")), 0, 0, 0)

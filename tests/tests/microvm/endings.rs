@@ -1,17 +1,14 @@
 //! However a microVM ends, it says so and leaves nothing.
 
-use firn_tests::{HELLO, Monitor, World, frozen, workshop};
+use std::time::Duration;
+
+use firn_host::AgentClient;
+use firn_tests::{HELLO, Monitor, Ran, World, frozen, workshop, workshop_folder};
 use rustix::process::Signal;
 use serde_json::json;
 
 fn thawed(world: &World) -> Monitor {
     world.firn(["thaw", "--name", "it"]).arg(workshop()).start().ready()
-}
-
-/// Does to the guest what it does not survive: there is no answer, and no panic of firn's either.
-#[track_caller]
-fn end_by(world: &World, event: &serde_json::Value) {
-    world.ask_for_anything("it", "machine", event).refused(&["the request got no answer"]);
 }
 
 #[test]
@@ -35,7 +32,7 @@ fn a_signal_in_the_middle_of_a_boot_is_told() {
     // Once it has a console it has a microVM.
     while std::fs::metadata(world.file("console")).map_or(0, |file| file.len()) == 0 {
         assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(20));
     }
     rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::TERM).unwrap();
     let output = child.wait_with_output().unwrap();
@@ -48,35 +45,57 @@ fn a_signal_in_the_middle_of_a_boot_is_told() {
 fn a_guest_that_powers_off_ends_its_monitor_well() {
     let world = World::default();
     let mut monitor = thawed(&world);
-    end_by(&world, &json!({"do": "power_off"}));
-    monitor.end().ok();
+    let socket = world.run_directory().join("it/vsock.sock");
+    let agent = AgentClient::connect(&socket, Duration::from_secs(60)).unwrap();
+    agent.shut_down().unwrap();
+    let ran = monitor.end();
+    ran.ok();
+    assert_eq!(ran.stderr, "", "{ran:#?}");
     world.assert_nothing_left();
     world.firn(["invoke", "it", "{}"]).run().refused(&["no microVM named it is running"]);
+}
+
+/// Of a guest that panicked: the error names it and shows the end of the console, without its control characters.
+#[track_caller]
+fn told(ran: &Ran) {
+    assert_eq!(ran.code, 1, "{ran:#?}");
+    for words in ["firn: error: the guest reset itself", "Kernel panic", "panic_on_oom", "[31mred"]
+    {
+        assert!(ran.stderr.contains(words), "without {words:?}: {ran:#?}");
+    }
+    assert!(!ran.stderr.chars().any(|c| c.is_control() && c != '\n'), "{ran:#?}");
 }
 
 #[test]
 fn a_guest_that_panics_is_told_with_the_end_of_its_console() {
     let world = World::default();
-    let mut monitor = thawed(&world);
-    let painted = json!({"do": "console", "text": "\u{1b}[31mred\u{7}\u{9b}2J\n"});
+    let boot = world.firn(["boot", "--name", "it", "--memory", "128M", "--cmdline"]);
+    let boot = boot.arg("sysctl.vm.panic_on_oom=1").arg(workshop_folder(&world.work()));
+    let mut monitor = boot.start().ready();
+    let painted = json!({"do": "rename", "name": "\u{1b}[31mred\u{7}"});
     world.ask("it", "machine", &painted);
-    end_by(&world, &json!({"do": "sysrq", "key": "c"}));
-    let ran = monitor.end();
-    assert_eq!(ran.code, 1, "{ran:#?}");
-    for words in ["firn: error:", "panic", "sysrq triggered crash", "[31mred"] {
-        assert!(ran.stderr.contains(words), "without {words:?}: {ran:#?}");
-    }
-    assert!(!ran.stderr.chars().any(|c| c.is_control() && c != '\n'), "{ran:#?}");
+    world.firn(["freeze", "--keep", "it", "snapshot"]).run().ok();
+    let more = json!({"do": "fill", "mebibytes": 200});
+    world.ask_for_anything("it", "machine", &more).refused(&["the request got no answer"]);
+    told(&monitor.end());
     world.assert_nothing_left();
+
+    let event = json!({"module": "machine", "event": more}).to_string();
+    let ran = world.firn(["thaw", "--invoke", &event, "snapshot"]).run();
+    assert_eq!(ran.stdout, "");
+    told(&ran);
 }
 
 #[test]
-fn a_guest_that_panics_in_a_thaws_request_is_told() {
+fn a_guest_that_does_not_come_up_is_told_with_the_end_of_its_console() {
     let world = World::default();
-    let event = json!({"module": "machine", "event": {"do": "sysrq", "key": "c"}}).to_string();
-    let ran = world.firn(["thaw", "--invoke", &event]).arg(workshop()).run();
+    let boot = world.firn(["boot", "--time-limit", "10", "--cmdline"]);
+    let boot = boot.arg("loglevel=7 rdinit=/nonesuch root=/dev/nonesuch rootwait");
+    let ran = boot.arg(HELLO.write(&world.work())).run();
     assert_eq!((ran.code, ran.stdout.as_str()), (1, ""), "{ran:#?}");
-    assert!(ran.stderr.contains("sysrq triggered crash"), "{ran:#?}");
+    for words in ["firn: error: the agent", "did not listen within 10s", "end of its console"] {
+        assert!(ran.stderr.contains(words), "without {words:?}: {ran:#?}");
+    }
 }
 
 #[test]

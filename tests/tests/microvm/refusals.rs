@@ -13,7 +13,7 @@ fn boot(world: &World, options: &[&str]) -> Firn {
 }
 
 #[test]
-fn kernels_that_are_none() {
+fn files_that_are_missing_or_no_kernels() {
     let world = World::default();
     let root = cache().join("root.erofs");
     boot(&world, &["--kernel", root.to_str().unwrap()]).run().refused(&[
@@ -34,16 +34,15 @@ fn kernels_that_are_none() {
     boot(&world, &["--kernel", "half"])
         .run()
         .refused(&["half is not a bootable kernel", "truncated"]);
-    boot(&world, &["--kernel", "missing"]).run().refused(&["missing", "No such file"]);
-    boot(&world, &["--initramfs", "missing"]).run().refused(&["missing", "No such file"]);
+    for file in ["--kernel", "--initramfs", "--root", "--overlay"] {
+        let ran = boot(&world, &[file, "missing"]).run();
+        ran.refused(&["cannot read missing", "No such file", "make guest", file]);
+    }
 }
 
 #[test]
-fn disks_that_are_missing_or_cut() {
+fn disks_that_are_cut() {
     let world = World::default();
-    for disk in ["--root", "--overlay"] {
-        boot(&world, &[disk, "missing"]).run().refused(&["disk missing", "No such file"]);
-    }
     let root = fs::read(cache().join("root.erofs")).unwrap();
     fs::write(world.file("odd"), &root[..100_000]).unwrap();
     boot(&world, &["--root", "odd"]).run().refused(&["odd", "multiple of 512", "truncated"]);
@@ -64,7 +63,7 @@ fn sizes_that_cannot_be() {
     let host = rustix::system::sysinfo();
     let host = host.totalram * u64::from(host.mem_unit);
     let more = (host / 4096 * 4096 + 4096).to_string();
-    let memory = |size: &str| boot(&world, &["--memory", size]).run();
+    let memory = |size: &str| boot(&world, &[&format!("--memory={size}")]).run();
     memory("0").refused(&["guest memory of 0 bytes", "128 MiB"]);
     memory("4097").refused(&["4097 bytes", "multiple of the page size"]);
     memory(&more).refused(&[&more, "more than the host's", &host.to_string()]);
@@ -87,7 +86,7 @@ fn sizes_that_cannot_be() {
 fn functions_that_are_none() {
     let world = World::default();
     let boot = |path: &str| world.firn(["boot", path]).run();
-    boot("missing").refused(&["missing does not exist", "handler.py"]);
+    boot("missing").refused(&["missing does not exist", "a function's folder"]);
     fs::write(world.file("text.txt"), "text").unwrap();
     boot("text.txt").refused(&["text.txt is not Python"]);
     fs::create_dir(world.file("empty")).unwrap();

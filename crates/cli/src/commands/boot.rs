@@ -11,15 +11,15 @@ use serde::Serialize;
 use thiserror::Error;
 
 use firn_host::{
-    AgentClient, ConnectError, Function, FunctionPathError, IdentifyError, Identity, IdentityError,
-    LoadError, LoadOptions,
+    AgentClient, Function, FunctionPathError, IdentifyError, Identity, IdentityError, LoadError,
+    LoadOptions,
 };
 use firn_vmm::{BootConfig, BootError, HostConfig, Microvm, Virtualization};
 
-use crate::assets::GuestFiles;
+use crate::assets::{GuestFileError, GuestFiles};
 use crate::detach;
 use crate::output;
-use crate::session::{self, After, Interruption, SessionError};
+use crate::session::{self, After, ConsoleTail, Interruption, SessionError};
 
 /// Arguments of `firn boot`.
 #[derive(Debug, Args)]
@@ -72,6 +72,8 @@ pub(crate) enum BootCommandError {
     #[error(transparent)]
     Function(#[from] FunctionPathError),
     #[error(transparent)]
+    GuestFile(#[from] GuestFileError),
+    #[error(transparent)]
     Identity(#[from] IdentityError),
     #[error(transparent)]
     Session(#[from] SessionError),
@@ -79,8 +81,9 @@ pub(crate) enum BootCommandError {
     Boot(#[from] BootError),
     #[error("starting the guest's processors")]
     Resume(#[source] firn_vmm::VcpuThreadError),
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
+    /// The causes are part of the reason, so that the console comes last.
+    #[error("{reason}{console}")]
+    NoAgent { reason: String, console: ConsoleTail },
     #[error(transparent)]
     Identify(#[from] IdentifyError),
     #[error(transparent)]
@@ -110,12 +113,14 @@ pub(crate) fn run(arguments: &BootArgs) -> Result<ExitCode, BootCommandError> {
     let begin = Instant::now();
     arguments.host.require_linux(Virtualization::detect())?;
     let function = Function::from_path(&arguments.function)?;
+    arguments.files.check()?;
     if arguments.detach {
         return Ok(detach::detach()?);
     }
     let interruption = Interruption::catch()?;
     let instance = session::claim(arguments.name.as_deref())?;
     let identity = Identity::fresh()?;
+    let console = session::console(arguments.console.as_deref())?;
     let config = BootConfig {
         kernel: arguments.files.kernel.clone(),
         initramfs: arguments.files.initramfs.clone(),
@@ -128,7 +133,7 @@ pub(crate) fn run(arguments: &BootArgs) -> Result<ExitCode, BootCommandError> {
             kvm: arguments.host.kvm.clone(),
             vsock: instance.vsock_socket(),
             scratch: std::env::temp_dir(),
-            console: session::console(arguments.console.as_deref())?,
+            console: console.clone(),
             generation: identity.generation,
             windows: Vec::new(),
         },
@@ -139,9 +144,12 @@ pub(crate) fn run(arguments: &BootArgs) -> Result<ExitCode, BootCommandError> {
     let limit = Duration::from_secs(arguments.time_limit);
 
     session::run(microvm, &instance, &interruption, |_, alive| {
-        let mut agent = AgentClient::wait_for(&instance.vsock_socket(), limit, || {
-            alive.load(Ordering::SeqCst)
-        })?;
+        let mut agent =
+            AgentClient::wait_for(&instance.vsock_socket(), limit, || alive.load(Ordering::SeqCst))
+                .map_err(|error| BootCommandError::NoAgent {
+                    reason: firn_vmm::error_chain(&error),
+                    console: ConsoleTail::of(&console),
+                })?;
         let booted = Instant::now();
         agent.identify(&identity, limit)?;
         let options = LoadOptions {
