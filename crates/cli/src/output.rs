@@ -26,7 +26,13 @@ pub(crate) fn json(value: &impl Serialize) {
 
 /// Prints an error with its causes.
 pub(crate) fn complain(error: &dyn Error) {
-    note(&format!("firn: error: {}", firn_vmm::error_chain(error)));
+    note(&format!("firn: error: {}", plain(&firn_vmm::error_chain(error))));
+}
+
+/// A text without control characters other than line feeds and tabs: what a guest wrote must not reach
+/// the terminal as control sequences.
+pub(crate) fn plain(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
 }
 
 /// A table of text, its first column to the left and all others to the right.

@@ -1,4 +1,4 @@
-use super::{bytes, milliseconds, table};
+use super::{bytes, milliseconds, plain, table};
 
 #[test]
 fn units_are_readable() {
@@ -18,4 +18,9 @@ fn tables_hold_every_cell() {
     for cell in ["what", "value", "a", "1"] {
         assert!(text.contains(cell), "{text}");
     }
+}
+
+#[test]
+fn control_characters_do_not_get_through() {
+    assert_eq!(plain("a\u{1b}[2J\u{7}\r\u{9b}1m\u{7f}b\tc\nd\u{e9}"), "a[2J1mb\tc\nd\u{e9}");
 }

@@ -78,9 +78,7 @@ impl std::fmt::Display for ConsoleTail {
         if self.0.is_empty() {
             write!(f, "; its console is empty")
         } else {
-            // What a guest wrote must not reach the terminal as control sequences.
-            let text: String = self.0.chars().filter(|c| !c.is_control() || *c == '\n').collect();
-            write!(f, "; the end of its console:\n  {}", text.replace('\n', "\n  "))
+            write!(f, "; the end of its console:\n  {}", self.0.replace('\n', "\n  "))
         }
     }
 }

@@ -89,11 +89,11 @@ fn a_guest_that_panics_is_told_with_the_end_of_its_console() {
 #[test]
 fn a_guest_that_does_not_come_up_is_told_with_the_end_of_its_console() {
     let world = World::default();
-    let boot = world.firn(["boot", "--time-limit", "10", "--cmdline"]);
+    let boot = world.firn(["boot", "--time-limit", "5", "--cmdline"]);
     let boot = boot.arg("loglevel=7 rdinit=/nonesuch root=/dev/nonesuch rootwait");
     let ran = boot.arg(HELLO.write(&world.work())).run();
     assert_eq!((ran.code, ran.stdout.as_str()), (1, ""), "{ran:#?}");
-    for words in ["firn: error: the agent", "did not listen within 10s", "end of its console"] {
+    for words in ["firn: error: the agent", "did not listen within 5s", "end of its console"] {
         assert!(ran.stderr.contains(words), "without {words:?}: {ran:#?}");
     }
 }

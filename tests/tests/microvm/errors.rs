@@ -1,6 +1,6 @@
 //! What a function may do wrong: its error is the answer, and the microVM goes on.
 
-use firn_tests::{Monitor, World, test_function, workshop};
+use firn_tests::{Monitor, World, folder, test_function, workshop};
 use serde_json::{Value, json};
 
 fn thawed(world: &World) -> Monitor {
@@ -72,12 +72,15 @@ fn a_function_that_never_returns_is_stopped_at_its_time_limit() {
 }
 
 #[test]
-fn what_a_function_prints_does_not_reach_the_terminal_as_controls() {
+fn what_a_function_says_does_not_reach_the_terminal_as_controls() {
     let world = World::default();
     let _monitor = thawed(&world);
-    // Its message goes into the error's JSON, where controls are escaped.
-    let event = json!({"module": "\u{1b}[2J\u{9b}31m", "event": null}).to_string();
-    let ran = world.firn(["invoke", "it", &event]).run();
+    let painted = "\u{1b}[31mred\u{7}\u{9b}2J";
+    let say = json!({"do": "say", "text": painted});
+    let ran = world.ask_for_anything("it", "machine", &say);
+    assert_eq!((ran.ok(), ran.stderr.as_str()), ("null\n", "[31mred2J\n"));
+    let raise = json!({"do": painted});
+    let ran = world.ask_for_anything("it", "machine", &raise);
     ran.function_error(&["KeyError"]);
     assert!(!ran.stdout.trim_end().chars().any(char::is_control), "{ran:#?}");
 }
@@ -105,4 +108,8 @@ fn a_function_that_does_not_import_does_not_boot() {
     let boot = world.firn(["boot"]).arg(test_function(&world.work(), "import_error")).run();
     boot.refused(&["the function does not load", "ImportModuleError", "no_such_module"]);
     world.assert_nothing_left();
+
+    let painted = "raise ValueError('\\x1b[31mred\\x07\\x9b2J')";
+    let boot = world.firn(["boot"]).arg(folder(&world.work(), "painted", painted)).run();
+    boot.refused(&["the function does not load", "ValueError", "[31mred"]);
 }

@@ -101,9 +101,7 @@ impl Outcome {
 
     /// Prints answer or error, and logs, for people.
     pub(crate) fn print(&self) {
-        // What a guest printed must not reach the terminal as control sequences.
-        let logs: String =
-            self.logs.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect();
+        let logs = output::plain(&self.logs);
         if !logs.is_empty() {
             output::note(logs.trim_end());
         }
