@@ -38,6 +38,11 @@ def fill(mebibytes):
     return len(held)
 
 
+def exhaust(mebibytes):
+    """Takes memory in one step: where there is not enough, nothing but memory is waited for."""
+    return len(b"\xff" * (mebibytes << 20))
+
+
 def check():
     """The numbers of the held mebibytes that are not what `fill` made them."""
     return [

@@ -75,7 +75,7 @@ fn a_guest_that_panics_is_told_with_the_end_of_its_console() {
     let painted = json!({"do": "rename", "name": "\u{1b}[31mred\u{7}"});
     world.ask("it", "machine", &painted);
     world.firn(["freeze", "--keep", "it", "snapshot"]).run().ok();
-    let more = json!({"do": "fill", "mebibytes": 200});
+    let more = json!({"do": "exhaust", "mebibytes": 400});
     world.ask_for_anything("it", "machine", &more).refused(&["the request got no answer"]);
     told(&monitor.end());
     world.assert_nothing_left();

@@ -125,6 +125,9 @@ fn kvm_that_is_missing_or_none() {
     boot(&world, &["--kvm", "/dev/null"]).run().refused(&["/dev/null is not a usable KVM"]);
 }
 
+/// "nobody".
+const USER: u32 = 65534;
+
 /// As a user who may read everything but not use KVM.
 #[test]
 fn kvm_that_is_not_permitted() {
@@ -133,12 +136,13 @@ fn kvm_that_is_not_permitted() {
         return;
     }
     let world = World::default();
-    for folder in
-        [world.run_directory(), world.work(), world.run_directory().parent().unwrap().into()]
-    {
-        fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).unwrap();
+    let (run, tmp) = (world.run_directory(), world.file("../tmp"));
+    fs::set_permissions(run.parent().unwrap(), fs::Permissions::from_mode(0o755)).unwrap();
+    for folder in [run, tmp] {
+        std::os::unix::fs::chown(folder, Some(USER), Some(USER)).unwrap();
     }
-    fs::set_permissions(world.file("../tmp"), fs::Permissions::from_mode(0o777)).unwrap();
+    // Files that this user may read; it does not come to what is in them.
+    fs::write(world.file("zeros"), [0; 4096]).unwrap();
     // A device like /dev/kvm, for root alone: that of this machine may be open to all.
     let device = world.file("kvm");
     let kvm = fs::metadata("/dev/kvm").unwrap();
@@ -146,8 +150,9 @@ fn kvm_that_is_not_permitted() {
     let kind = rustix::fs::FileType::CharacterDevice;
     rustix::fs::mknodat(rustix::fs::CWD, &device, kind, 0o600.into(), number).unwrap();
     let run = boot(&world, &["--kvm", device.to_str().unwrap()]);
-    let refused = run.with(|command| command.uid(65534).gid(65534)).run();
-    refused.refused(&["no permission to open", "group"]);
+    let run = run.args(["--kernel", "zeros", "--initramfs", "zeros", "--root", "zeros"]);
+    let run = run.args(["--overlay", "zeros"]).with(|command| command.uid(USER).gid(USER));
+    run.run().refused(&["no permission to open", "group"]);
 }
 
 #[test]

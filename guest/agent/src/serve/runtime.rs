@@ -25,7 +25,7 @@ const SOURCE: &str = include_str!("../runtime.py");
 
 /// How long a runtime may take to die after its channel closed, before it is killed. A process
 /// closes its files shortly before it can be waited for.
-const EXIT_GRACE: Duration = Duration::from_secs(1);
+const EXIT_GRACE: Duration = Duration::from_secs(5);
 
 /// The longest message to the runtime that is not an event, in bytes.
 const MAX_MESSAGE: usize = 64 << 10;
