@@ -70,7 +70,9 @@ fn told(ran: &Ran) {
 fn a_guest_that_panics_is_told_with_the_end_of_its_console() {
     let world = World::default();
     let boot = world.firn(["boot", "--name", "it", "--memory", "128M", "--cmdline"]);
-    let boot = boot.arg("sysctl.vm.panic_on_oom=1").arg(workshop_folder(&world.work()));
+    let boot = boot
+        .arg("sysctl.vm.panic_on_oom=1 sysctl.vm.overcommit_memory=1")
+        .arg(workshop_folder(&world.work()));
     let mut monitor = boot.start().ready();
     let painted = json!({"do": "rename", "name": "\u{1b}[31mred\u{7}"});
     world.ask("it", "machine", &painted);
