@@ -13,6 +13,8 @@ use firn_vmm::{
     Console, ControlServer, ControlServerError, End, Handle, Microvm, RunError, VcpuFailure,
 };
 
+use crate::output;
+
 /// Lines of the guest's console that an error report shows.
 /// A panic of Linux, from its reason to its last word, has about 50.
 const CONSOLE_LINES: usize = 60;
@@ -188,6 +190,9 @@ pub(crate) fn run<T: Send, E: Send + From<SessionError>>(
         });
         let end = microvm.run();
         alive.store(false, Ordering::SeqCst);
+        for error in microvm.device_errors() {
+            output::note(&format!("firn: {error}"));
+        }
         // Its sockets close, so that the leader does not wait for an answer that cannot come.
         drop(microvm);
         (leader.join(), end)

@@ -59,6 +59,8 @@ pub struct Status {
     pub shared: u64,
     /// What KVM counted.
     pub kvm: KvmStats,
+    /// Why devices stopped serving the guest, of those that did.
+    pub device_errors: Vec<String>,
 }
 
 /// What the monitor answers.

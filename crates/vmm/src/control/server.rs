@@ -118,6 +118,7 @@ fn status(microvm: &mut Microvm) -> Response {
             private: usage.private,
             shared: usage.shared,
             kvm,
+            device_errors: microvm.device_errors(),
         })),
         Err(error) => error_response(&error),
     }

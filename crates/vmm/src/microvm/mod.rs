@@ -137,6 +137,12 @@ impl Microvm {
         self.vm.memory.usage()
     }
 
+    /// Why devices stopped serving the guest, of those that did: it broke their rules.
+    #[must_use]
+    pub fn device_errors(&self) -> Vec<String> {
+        self.devices.errors()
+    }
+
     /// What KVM counted since the start.
     ///
     /// # Errors

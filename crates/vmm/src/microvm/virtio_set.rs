@@ -16,6 +16,7 @@ use super::parts::event;
 use crate::arch::layout;
 use crate::bus::{Bus, MmioDevice, OverlapError};
 use crate::config::HostConfig;
+use crate::error_chain;
 use crate::virtio::{
     Balloon, BindVsockError, Block, Disk, NewDeviceError, OpenDiskError, OverlayDisk, PageDiscard,
     ReadOnlyDisk, RestoreDeviceError, Rng, TransportState, VirtioDevice, VirtioMmio, Vsock,
@@ -27,6 +28,9 @@ use crate::vm::{Vm, VmError};
 const ROOT: &str = "root";
 /// Name of the writable disk to the guest.
 const OVERLAY: &str = "overlay";
+
+/// The devices in the order of their windows, for people to read.
+const NAMES: [&str; 5] = ["root disk", "writable disk", "vsock", "entropy", "balloon"];
 
 /// The guest's vsock address. Every guest has the same: only its own monitor sees it.
 const GUEST_CID: u64 = 3;
@@ -157,6 +161,16 @@ impl VirtioSet {
     /// How many devices there are.
     pub(super) fn len(&self) -> u32 {
         u32::try_from(self.transports.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Why devices stopped, of those that did: their guest broke the rules.
+    pub(super) fn errors(&self) -> Vec<String> {
+        let errors = self.transports.iter().zip(NAMES).filter_map(|(transport, name)| {
+            let transport = lock(transport);
+            let error = transport.error()?;
+            Some(format!("the guest's {name} device stopped: {}", error_chain(error)))
+        });
+        errors.collect()
     }
 
     pub(super) fn save(&self) -> Vec<TransportState> {
