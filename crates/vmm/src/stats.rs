@@ -1,7 +1,6 @@
 //! KVM's own counters, read through its binary statistics interface
 //! (`Documentation/virt/kvm/api.rst`, 4.133 KVM_GET_STATS_FD).
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -42,11 +41,9 @@ impl KvmStats {
 }
 
 /// An open statistics file of a VM or a vCPU. It may be read from any thread.
-pub(crate) struct StatsFile {
-    file: File,
-    /// Name to offset of its first 8-byte value in the file.
-    offsets: HashMap<String, u64>,
-}
+///
+/// Its table of contents is read with the values, not at the start, which it would hold up.
+pub(crate) struct StatsFile(File);
 
 impl StatsFile {
     /// Opens the statistics of `fd`, a VM or vCPU descriptor.
@@ -57,35 +54,32 @@ impl StatsFile {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: the kernel just gave us this descriptor; nothing else owns it.
-        let file = unsafe { File::from_raw_fd(stats_fd) };
+        Ok(Self(unsafe { File::from_raw_fd(stats_fd) }))
+    }
 
+    /// The values of counters; 0 where this kernel does not count.
+    pub(crate) fn read<const N: usize>(&self, names: [&str; N]) -> io::Result<[u64; N]> {
         let mut header = [0u8; HEADER_LEN];
-        file.read_exact_at(&mut header, 0)?;
+        self.0.read_exact_at(&mut header, 0)?;
         let word = |at: usize| u32_at(&header, at);
         let (name_len, count) = (word(4), word(8));
         let (descriptors_at, data_at) = (u64::from(word(16)), u64::from(word(20)));
 
         let stride = DESCRIPTOR_LEN + name_len as usize;
         let mut descriptors = vec![0u8; stride * count as usize];
-        file.read_exact_at(&mut descriptors, descriptors_at)?;
-        let offsets = descriptors
-            .chunks_exact(stride)
-            .map(|descriptor| {
-                let name = &descriptor[DESCRIPTOR_LEN..];
-                let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
-                let name = String::from_utf8_lossy(&name[..end]).into_owned();
-                (name, data_at + u64::from(u32_at(descriptor, 8)))
-            })
-            .collect();
-        Ok(Self { file, offsets })
-    }
-
-    /// The value of a counter; 0 where this kernel does not count it.
-    pub(crate) fn read(&self, name: &str) -> io::Result<u64> {
-        let Some(offset) = self.offsets.get(name) else { return Ok(0) };
-        let mut value = [0u8; 8];
-        self.file.read_exact_at(&mut value, *offset)?;
-        Ok(u64::from_le_bytes(value))
+        self.0.read_exact_at(&mut descriptors, descriptors_at)?;
+        let mut values = [0; N];
+        for descriptor in descriptors.chunks_exact(stride) {
+            let name = descriptor[DESCRIPTOR_LEN..].split(|byte| *byte == 0).next();
+            let Some(wanted) = names.iter().position(|wanted| name == Some(wanted.as_bytes()))
+            else {
+                continue;
+            };
+            let mut value = [0u8; 8];
+            self.0.read_exact_at(&mut value, data_at + u64::from(u32_at(descriptor, 8)))?;
+            values[wanted] = u64::from_le_bytes(value);
+        }
+        Ok(values)
     }
 }
 

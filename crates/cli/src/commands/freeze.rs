@@ -75,7 +75,7 @@ struct Answer {
     snapshot: PathBuf,
     /// Asking the guest to get ready, ns.
     prepare_ns: u64,
-    /// All of it, ns.
+    /// All of it, until the snapshot is in its place, ns.
     total_ns: u64,
     #[serde(flatten)]
     report: FreezeReport,
@@ -94,34 +94,29 @@ pub(crate) fn run(arguments: &FreezeArgs) -> Result<ExitCode, FreezeCommandError
     let mut agent = AgentClient::connect(&instance.vsock_socket(), GUEST_LIMIT)?;
     let status = agent.status()?;
     let function = status.function.zip(status.handler);
-    agent.prepare_freeze(GUEST_LIMIT)?;
-    let prepared = Instant::now();
-
     let request = Request::Freeze {
         destination: snapshot.clone(),
         dense: arguments.dense,
         function: function.map(|(name, handler)| FunctionInfo { name, handler }),
     };
-    let report = match control.request(&request) {
-        Ok(Response::Frozen(report)) => report,
-        Ok(_) => return Err(FreezeCommandError::Answer),
-        Err(error) => {
-            // A freeze that failed costs the microVM nothing: it goes on, if it still can. What
-            // went wrong first is what is told.
-            let _ = let_go_on(&mut control, &instance);
-            return Err(error.into());
+    let frozen = prepare_and_freeze(agent, &mut control, &request);
+    let total = begin.elapsed();
+    if arguments.keep || frozen.is_err() {
+        // A freeze that failed costs the microVM nothing: it goes on, if it still can. What went
+        // wrong first is what is told.
+        let went_on = let_go_on(&mut control, &instance);
+        if frozen.is_ok() {
+            went_on?;
         }
-    };
-    if arguments.keep {
-        let_go_on(&mut control, &instance)?;
     } else {
-        control.request(&Request::Stop)?;
+        control.stop()?;
     }
+    let (prepared, report) = frozen?;
     let answer = Answer {
         snapshot,
         prepare_ns: nanoseconds(prepared - begin),
-        total_ns: nanoseconds(begin.elapsed()),
-        report: *report,
+        total_ns: nanoseconds(total),
+        report,
     };
     if arguments.json {
         output::json(&answer);
@@ -136,6 +131,20 @@ pub(crate) fn run(arguments: &FreezeArgs) -> Result<ExitCode, FreezeCommandError
         ));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns when the guest was ready, and what the freeze wrote.
+fn prepare_and_freeze(
+    agent: AgentClient,
+    control: &mut ControlClient,
+    request: &Request,
+) -> Result<(Instant, FreezeReport), FreezeCommandError> {
+    agent.prepare_freeze(GUEST_LIMIT)?;
+    let prepared = Instant::now();
+    match control.request(request)? {
+        Response::Frozen(report) => Ok((prepared, *report)),
+        _ => Err(FreezeCommandError::Answer),
+    }
 }
 
 /// Lets a paused microVM run on, as one that differs from the clones of its snapshot.

@@ -85,6 +85,23 @@ impl ControlClient {
         }
     }
 
+    /// Ends the microVM and waits for the end of its monitor's process, which must be another one
+    /// than this.
+    ///
+    /// # Errors
+    /// See [`ControlError`].
+    pub fn stop(mut self) -> Result<(), ControlError> {
+        match self.request(&Request::Stop) {
+            // The process may be faster at ending than at answering.
+            Ok(_) | Err(ControlError::Ended(_)) => {}
+            Err(error) => return Err(error),
+        }
+        match io::copy(&mut self.stream, &mut io::sink()) {
+            Err(error) if error.kind() != io::ErrorKind::ConnectionReset => Err(self.broken(error)),
+            _ => Ok(()),
+        }
+    }
+
     fn not_understood(&self, source: serde_json::Error) -> ControlError {
         ControlError::Answer { path: self.path.clone(), source }
     }

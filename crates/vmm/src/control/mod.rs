@@ -28,7 +28,8 @@ pub(crate) const MAX_LINE: u64 = 1 << 20;
 pub enum Request {
     /// How the microVM is.
     Status,
-    /// Pause, save and seal. The microVM stays paused; `resume` or `stop` comes next.
+    /// Pause, save and seal. The microVM stays paused; `resume` or `stop` comes next on the same
+    /// connection. Where the client goes away instead, the guest runs on, under a new generation id.
     Freeze {
         /// Directory of the snapshot.
         destination: PathBuf,

@@ -5,6 +5,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
+use uuid::Uuid;
 
 use super::{MAX_LINE, Request, Response, Status};
 use crate::error_chain;
@@ -59,8 +60,17 @@ fn accept(listener: &UnixListener, handle: &Handle) {
     }
 }
 
-/// Serves one connection until it ends or breaks.
-fn serve(stream: &UnixStream, handle: &Handle) -> io::Result<()> {
+/// Serves one connection until it ends or breaks. No client leaves a paused microVM behind.
+fn serve(stream: &UnixStream, handle: &Handle) {
+    let mut paused = false;
+    // A connection that breaks has nobody left to tell.
+    let _ = answer_all(stream, handle, &mut paused);
+    if paused {
+        answer(Request::Resume { generation: Uuid::new_v4() }, handle);
+    }
+}
+
+fn answer_all(stream: &UnixStream, handle: &Handle, paused: &mut bool) -> io::Result<()> {
     let mut reader = BufReader::new(stream);
     loop {
         let mut line = Vec::new();
@@ -69,7 +79,14 @@ fn serve(stream: &UnixStream, handle: &Handle) -> io::Result<()> {
             return Ok(());
         }
         let response = match serde_json::from_slice(&line) {
-            Ok(request) => answer(request, handle),
+            Ok(request) => {
+                *paused = match request {
+                    Request::Freeze { .. } => true,
+                    Request::Resume { .. } | Request::Stop => false,
+                    Request::Status => *paused,
+                };
+                answer(request, handle)
+            }
             Err(error) => Response::Error { message: format!("not a control request: {error}") },
         };
         let mut text = serde_json::to_vec(&response)?;

@@ -63,3 +63,19 @@ fn answers_come_back() {
     assert!(matches!(client.request(&Request::Status).unwrap(), Response::Done));
     server.join().unwrap();
 }
+
+#[test]
+fn a_microvm_that_ends_before_it_answers_has_stopped_too() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, answer) in [("silent", &b""[..]), ("polite", b"{\"response\":\"done\"}\n")] {
+        let path = dir.path().join(name);
+        let server = serve_once(&path, answer);
+        ControlClient::connect(&path).unwrap().stop().unwrap();
+        server.join().unwrap();
+    }
+    let path = dir.path().join("unwilling");
+    let server = serve_once(&path, b"{\"response\":\"error\",\"message\":\"no\"}\n");
+    let error = ControlClient::connect(&path).unwrap().stop().unwrap_err();
+    assert!(matches!(error, ControlError::Refused(_)), "{error:?}");
+    server.join().unwrap();
+}

@@ -60,6 +60,9 @@ pub enum FreezeError {
     /// A vCPU did not stop.
     #[error("pausing the microVM")]
     Pause(#[source] VcpuThreadError),
+    /// Its guest has powered itself off or crashed: nothing of it could run on.
+    #[error("the guest has ended: there is nothing left to freeze")]
+    Ended,
     /// A vCPU's state could not be read.
     #[error("saving a vCPU")]
     Vcpu(#[from] SaveVcpuError),
@@ -96,6 +99,9 @@ impl Microvm {
     pub fn freeze(&mut self, request: FreezeRequest) -> Result<FreezeReport, FreezeError> {
         let begin = Instant::now();
         self.pause().map_err(FreezeError::Pause)?;
+        if self.has_ended() {
+            return Err(FreezeError::Ended);
+        }
         let paused = Instant::now();
         let state = self.save()?;
         let saved = Instant::now();

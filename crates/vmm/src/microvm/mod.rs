@@ -6,7 +6,7 @@ mod parts;
 mod start;
 mod virtio_set;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber};
 use thiserror::Error;
@@ -96,7 +96,7 @@ impl Microvm {
     /// A vCPU's thread died.
     pub fn pause(&mut self) -> Result<(), VcpuThreadError> {
         // All at once first, so that the pauses overlap.
-        self.vcpus.iter_mut().for_each(Vcpu::kick);
+        self.vcpus.iter().for_each(Vcpu::kick);
         self.vcpus.iter_mut().try_for_each(Vcpu::pause)
     }
 
@@ -150,11 +150,13 @@ impl Microvm {
     pub fn kvm_stats(&self) -> std::io::Result<KvmStats> {
         let mut sum = KvmStats::default();
         for file in &self.stats {
-            sum.page_faults += file.read("pf_fixed")?;
-            sum.exits += file.read("exits")?;
-            sum.pages_4k += file.read("pages_4k")?;
-            sum.pages_2m += file.read("pages_2m")?;
-            sum.pages_1g += file.read("pages_1g")?;
+            let [page_faults, exits, pages_4k, pages_2m, pages_1g] =
+                file.read(["pf_fixed", "exits", "pages_4k", "pages_2m", "pages_1g"])?;
+            sum.page_faults += page_faults;
+            sum.exits += exits;
+            sum.pages_4k += pages_4k;
+            sum.pages_2m += pages_2m;
+            sum.pages_1g += pages_1g;
         }
         Ok(sum)
     }
@@ -178,9 +180,17 @@ impl Microvm {
         }
     }
 
+    fn end(&self) -> MutexGuard<'_, Option<VcpuEnd>> {
+        self.notice.end.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a vCPU cannot go on. Certain only while paused.
+    fn has_ended(&self) -> bool {
+        self.end().is_some()
+    }
+
     fn take_end(&self) -> Option<End> {
-        let end = self.notice.end.lock().unwrap_or_else(PoisonError::into_inner).take()?;
-        Some(match end {
+        Some(match self.end().take()? {
             VcpuEnd::Power(PowerRequest::Off) => End::Shutdown,
             VcpuEnd::Power(PowerRequest::Reset) => End::Reset,
             VcpuEnd::TripleFault => End::TripleFault,

@@ -19,11 +19,12 @@ use firn_memory::{GuestMemory, HostFacts, Sources, execute};
 use firn_snapshot::{MemoryLayout, Snapshot};
 
 use super::parts::Parts;
-use super::{End, FreezeRequest, FrozenMachine, Microvm};
+use super::{End, FreezeError, FreezeRequest, FrozenMachine, Microvm};
 use crate::arch::cpuid;
 use crate::bus::MmioDevice;
 use crate::config::{HostConfig, MmioWindow};
 use crate::console::{Console, SerialRegisters};
+use crate::control::{ControlClient, ControlServer, Request, Response};
 use crate::kvm::OpenKvm;
 
 /// Guest-physical addresses; virtual ones are the same.
@@ -291,6 +292,9 @@ fn fifty_thaws_go_on_where_the_freeze_stopped_and_leave_nothing_behind() {
     freeze_and_thaw(2, &planners, 6);
     a_thawed_microvm_freezes_again();
     requests_from_other_threads_reach_a_running_microvm();
+    a_guest_that_has_ended_is_not_frozen();
+    a_microvm_that_has_hardly_begun_can_be_paused_and_dropped();
+    a_client_that_goes_away_after_a_freeze_lets_the_guest_go_on();
 }
 
 fn a_thawed_microvm_freezes_again() {
@@ -337,4 +341,69 @@ fn requests_from_other_threads_reach_a_running_microvm() {
     assert!(stats.exits > 0);
     assert!(stats.page_faults > 0);
     assert!(handle.call(|_| ()).is_err());
+}
+
+/// An instruction that does not exist. Without anybody to handle it, the guest triple-faults.
+const UNDEFINED: [u8; 2] = [0x0f, 0x0b];
+
+fn a_guest_that_has_ended_is_not_frozen() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _reports) = host(dir.path());
+    let mut microvm = boot(&host, 1, 16 << 20);
+    microvm.memory().vm_memory().write_slice(&UNDEFINED, GuestAddress(CODE)).unwrap();
+    microvm.resume().unwrap();
+    while !microvm.has_ended() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let before = names(dir.path());
+    let destination = dir.path().join("snapshot");
+    let error = microvm.freeze(FreezeRequest { destination, dense: false, function: None });
+    assert!(matches!(error, Err(FreezeError::Ended)), "{error:?}");
+    assert_eq!(names(dir.path()), before);
+    assert!(matches!(microvm.run().unwrap(), End::TripleFault));
+}
+
+/// The threads of vCPUs may not have begun yet when they are told to stop again.
+fn a_microvm_that_has_hardly_begun_can_be_paused_and_dropped() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, reports) = host(dir.path());
+    for _ in 0..20 {
+        let mut microvm = boot(&host, 2, 16 << 20);
+        microvm.resume().unwrap();
+        microvm.pause().unwrap();
+        microvm.resume().unwrap();
+    }
+    let mut microvm = boot(&host, 2, 16 << 20);
+    while reports.try_recv().is_ok() {}
+    microvm.resume().unwrap();
+    microvm.pause().unwrap();
+    microvm.resume().unwrap();
+    follow(&reports, 2, &mut [0, 0], 3);
+}
+
+fn a_client_that_goes_away_after_a_freeze_lets_the_guest_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, reports) = host(dir.path());
+    let socket = dir.path().join("control.sock");
+    let mut microvm = boot(&host, 1, 16 << 20);
+    microvm.resume().unwrap();
+    let _server = ControlServer::start(&socket, microvm.handle()).unwrap();
+    let destination = dir.path().join("snapshot");
+    let client = std::thread::spawn(move || {
+        let mut rounds = [0];
+        follow(&reports, 1, &mut rounds, 3);
+        let mut client = ControlClient::connect(&socket).unwrap();
+        let freeze = Request::Freeze { destination, dense: false, function: None };
+        assert!(matches!(client.request(&freeze).unwrap(), Response::Frozen(_)));
+        drop(client);
+        for (vcpu, value) in reports.try_iter() {
+            check(vcpu, value, 1, &mut rounds);
+        }
+        follow(&reports, 1, &mut rounds, 3);
+        let mut client = ControlClient::connect(&socket).unwrap();
+        assert!(matches!(client.request(&Request::Stop).unwrap(), Response::Done));
+    });
+    assert!(matches!(microvm.run().unwrap(), End::Stopped));
+    drop(microvm);
+    client.join().unwrap();
 }

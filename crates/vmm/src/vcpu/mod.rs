@@ -103,9 +103,26 @@ enum Answer {
 /// The byte of `kvm_run` that makes the next `KVM_RUN` return at once.
 struct ImmediateExit(*const AtomicU8);
 
-// SAFETY: the byte is only accessed atomically, and the pointer is taken out of its mutex before
-// the mapping that holds it goes away.
+// SAFETY: from the first run on the byte is only accessed atomically, and the pointer is taken out of
+// its mutex before the mapping that holds it goes away.
 unsafe impl Send for ImmediateExit {}
+
+impl ImmediateExit {
+    fn of(fd: &mut VcpuFd) -> Self {
+        let flag = std::ptr::from_mut(&mut fd.get_kvm_run().immediate_exit);
+        Self(flag.cast::<AtomicU8>().cast_const())
+    }
+
+    fn set(&self, value: u8) {
+        // SAFETY: whoever has this holds the mutex, in which it is only while the mapping lives.
+        unsafe { &*self.0 }.store(value, Ordering::SeqCst);
+    }
+
+    fn is_set(&self) -> bool {
+        // SAFETY: as above.
+        unsafe { &*self.0 }.load(Ordering::SeqCst) != 0
+    }
+}
 
 /// A vCPU and its thread. Dropping it stops the thread.
 pub(crate) struct Vcpu {
@@ -115,7 +132,6 @@ pub(crate) struct Vcpu {
     immediate_exit: Arc<Mutex<Option<ImmediateExit>>>,
     thread: Option<JoinHandle<()>>,
     running: bool,
-    kicked: bool,
 }
 
 /// How a vCPU tells the microVM's owner that it ended: the first end is kept, the event wakes.
@@ -142,7 +158,7 @@ impl Vcpu {
     /// Starts the thread of a vCPU that was given `cpuid`, paused.
     pub(crate) fn start(
         id: u8,
-        fd: VcpuFd,
+        mut fd: VcpuFd,
         cpuid: CpuId,
         bus: Arc<Bus>,
         notice: Arc<EndNotice>,
@@ -156,7 +172,8 @@ impl Vcpu {
 
         let (commands, command_receiver) = channel();
         let (answer_sender, answers) = channel();
-        let immediate_exit = Arc::new(Mutex::new(None));
+        // Before the thread runs: a kick that comes first must not be lost.
+        let immediate_exit = Arc::new(Mutex::new(Some(ImmediateExit::of(&mut fd))));
         let mut worker =
             Worker { id, fd, cpuid, bus, notice, immediate_exit: immediate_exit.clone() };
         let thread = std::thread::Builder::new()
@@ -170,7 +187,6 @@ impl Vcpu {
             immediate_exit,
             thread: Some(thread),
             running: false,
-            kicked: false,
         })
     }
 
@@ -183,17 +199,14 @@ impl Vcpu {
         Ok(())
     }
 
-    /// Asks a running vCPU to leave `KVM_RUN`; [`Vcpu::pause`] waits for it. Asks once only: a second
-    /// request would stop the next run.
-    pub(crate) fn kick(&mut self) {
-        if !self.running || self.kicked {
+    /// Asks a running vCPU to leave `KVM_RUN`; [`Vcpu::pause`] waits for it.
+    pub(crate) fn kick(&self) {
+        if !self.running {
             return;
         }
-        self.kicked = true;
-        let guard = self.immediate_exit.lock().unwrap_or_else(PoisonError::into_inner);
-        if let (Some(flag), Some(thread)) = (&*guard, &self.thread) {
-            // SAFETY: the pointer is in the mutex only while the worker's mapping lives.
-            unsafe { &*flag.0 }.store(1, Ordering::SeqCst);
+        // The flag first: a signal that comes before `KVM_RUN` begins is not seen by it, the flag is.
+        self.set_immediate_exit(1);
+        if let Some(thread) = &self.thread {
             // Fails only for a thread that ended, which needs no waking.
             let _ = thread.kill(interrupt_signal());
         }
@@ -205,9 +218,16 @@ impl Vcpu {
             self.kick();
             self.answer()?;
             self.running = false;
-            self.kicked = false;
+            // Here and not in the thread, which may have stopped before the kick and never seen it.
+            self.set_immediate_exit(0);
         }
         Ok(())
+    }
+
+    fn set_immediate_exit(&self, value: u8) {
+        if let Some(flag) = &*self.immediate_exit.lock().unwrap_or_else(PoisonError::into_inner) {
+            flag.set(value);
+        }
     }
 
     /// Saves a paused vCPU.
@@ -256,8 +276,6 @@ struct Worker {
 
 impl Worker {
     fn serve(&mut self, commands: &Receiver<Command>, answers: &Sender<Answer>) {
-        let flag = std::ptr::from_mut(&mut self.fd.get_kvm_run().immediate_exit);
-        self.set_immediate_exit(Some(ImmediateExit(flag.cast::<AtomicU8>().cast_const())));
         while let Ok(command) = commands.recv() {
             let answer = match command {
                 Command::Run => {
@@ -276,11 +294,6 @@ impl Worker {
                 break;
             }
         }
-        self.set_immediate_exit(None);
-    }
-
-    fn set_immediate_exit(&self, flag: Option<ImmediateExit>) {
-        *self.immediate_exit.lock().unwrap_or_else(PoisonError::into_inner) = flag;
     }
 
     /// Runs the guest until it is told to stop (`None`) or cannot go on. When told to stop, KVM has
@@ -313,8 +326,7 @@ impl Worker {
                     return Some(VcpuEnd::Failure(failure));
                 }
                 Err(error) if error.errno() == libc::EINTR => {
-                    if self.fd.get_kvm_run().immediate_exit != 0 {
-                        self.fd.set_kvm_immediate_exit(0);
+                    if self.told_to_stop() {
                         return None;
                     }
                 }
@@ -328,7 +340,19 @@ impl Worker {
         }
     }
 
+    fn told_to_stop(&self) -> bool {
+        let guard = self.immediate_exit.lock().unwrap_or_else(PoisonError::into_inner);
+        guard.as_ref().is_some_and(ImmediateExit::is_set)
+    }
+
     fn rip(&self) -> u64 {
         self.fd.get_regs().map_or(0, |regs| regs.rip)
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // The mapping goes with `fd`, which drops after this, when the thread panics too.
+        *self.immediate_exit.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
