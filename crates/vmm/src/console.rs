@@ -14,6 +14,9 @@ use vmm_sys_util::eventfd::EventFd;
 /// Bytes of output kept for error reports.
 const TAIL_LEN: usize = 16 << 10;
 
+/// Most bytes of the copy: a guest that writes without end must not fill the host's disk.
+const COPY_LEN: u64 = 16 << 20;
+
 /// What the guest wrote to its console; clones see the same output. Any thread may use it.
 #[derive(Clone, Default)]
 pub struct Console {
@@ -23,14 +26,16 @@ pub struct Console {
 #[derive(Default)]
 struct Inner {
     tail: VecDeque<u8>,
+    /// Ends after [`COPY_LEN`] bytes.
     copy: Option<File>,
+    copied: u64,
 }
 
 impl Console {
-    /// A console whose output also goes to `copy`.
+    /// A console whose first 16 MiB of output also go to `copy`.
     #[must_use]
     pub fn new(copy: Option<File>) -> Self {
-        Self { inner: Arc::new(Mutex::new(Inner { tail: VecDeque::new(), copy })) }
+        Self { inner: Arc::new(Mutex::new(Inner { copy, ..Inner::default() })) }
     }
 
     /// The last lines of the output, at most `lines`.
@@ -50,8 +55,10 @@ impl Write for Console {
         inner.tail.extend(bytes);
         let excess = inner.tail.len().saturating_sub(TAIL_LEN);
         inner.tail.drain(..excess);
+        inner.copied = inner.copied.saturating_add(bytes.len() as u64);
+        let full = inner.copied > COPY_LEN;
         // A full disk under the copy must not stop the guest: the copy ends there.
-        if inner.copy.as_mut().is_some_and(|copy| copy.write_all(bytes).is_err()) {
+        if inner.copy.as_mut().is_some_and(|copy| full || copy.write_all(bytes).is_err()) {
             inner.copy = None;
         }
         Ok(bytes.len())
@@ -143,3 +150,7 @@ impl SerialRegisters {
             .map_err(|_| SerialStateError(state.in_buffer.len()))
     }
 }
+
+#[cfg(test)]
+#[path = "console_tests.rs"]
+mod tests;

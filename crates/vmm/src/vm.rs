@@ -137,3 +137,7 @@ impl Vm {
         self.fd.set_clock(&clock).map_err(failed("set the clock"))
     }
 }
+
+#[cfg(test)]
+#[path = "vm_tests.rs"]
+mod tests;

@@ -63,13 +63,15 @@ pub enum AssembleError {
 
 /// A microVM whose vCPUs have no threads yet.
 pub(super) struct Parts {
+    // Fields drop in this order: every view of guest memory before the memory itself.
     pub(super) vcpus: Vec<VcpuFd>,
+    events: EventManager<Subscriber>,
     pub(super) devices: VirtioSet,
+    bus: Bus,
+    serial_irq: EventFd,
     pub(super) generation_irq: EventFd,
     pub(super) vm: Vm,
     pub(super) kvm: OpenKvm,
-    events: EventManager<Subscriber>,
-    bus: Bus,
     console: Console,
     inbox: Inbox,
 }
@@ -86,8 +88,8 @@ impl Parts {
         let vm = Vm::create(&kvm.kvm, Arc::new(memory))?;
 
         let serial_irq = event().map_err(AssembleError::EventFd)?;
-        vm.interrupt(&serial_irq, layout::SERIAL_GSI)?;
-        let mut bus = Bus::new(serial.into_port(serial_irq, host.console.clone())?);
+        let port_irq = serial_irq.try_clone().map_err(AssembleError::EventFd)?;
+        let mut bus = Bus::new(serial.into_port(port_irq, host.console.clone())?);
         let generation_irq = event().map_err(AssembleError::EventFd)?;
         vm.interrupt(&generation_irq, layout::GENERATION_GSI)?;
 
@@ -111,7 +113,18 @@ impl Parts {
             })
             .collect::<Result<_, _>>()?;
         let console = host.console.clone();
-        Ok(Self { vcpus, devices, generation_irq, vm, kvm, events, bus, console, inbox })
+        Ok(Self {
+            vcpus,
+            events,
+            devices,
+            bus,
+            serial_irq,
+            generation_irq,
+            vm,
+            kvm,
+            console,
+            inbox,
+        })
     }
 
     /// Starts the vCPUs' threads, paused.
@@ -122,6 +135,9 @@ impl Parts {
         cpuids: Vec<CpuId>,
         parent: Option<Uuid>,
     ) -> Result<Microvm, AssembleError> {
+        // A restored port repeats the interrupt that it had pending. Connected only now, the interrupt
+        // controllers' restored state does not wipe it out.
+        self.vm.interrupt(&self.serial_irq, layout::SERIAL_GSI)?;
         let mut stats = vec![StatsFile::open(&self.vm.fd).map_err(AssembleError::Stats)?];
         let bus = Arc::new(self.bus);
         let notice =

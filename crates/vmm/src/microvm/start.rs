@@ -231,12 +231,13 @@ impl Microvm {
         let assembled = Instant::now();
 
         let (mut cpuids, mut kept_msrs) = (Vec::new(), Vec::new());
-        parts.vm.restore(&state.vm)?;
         for ((id, fd), vcpu) in (0u8..).zip(&parts.vcpus).zip(&state.vcpus) {
             let restored = vcpu::state::restore(&parts.kvm.kvm, fd, id, vcpu)?;
             cpuids.push(restored.cpuid);
             kept_msrs.extend(restored.kept_msrs.into_iter().map(|msr| (id, msr)));
         }
+        // After the local APICs, for the I/O APIC delivers what it has pending into them.
+        parts.vm.restore(&state.vm)?;
         parts.devices.restore(&state.virtio)?;
         let microvm = parts.start(cpuids, Some(description.id))?;
         microvm.announce(host.generation, &state.vm)?;

@@ -1,0 +1,34 @@
+use std::io::Write;
+
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::{COPY_LEN, Console, SerialRegisters, TAIL_LEN};
+
+#[test]
+fn output_without_end_is_kept_and_copied_only_so_far() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut console = Console::new(Some(file.reopen().unwrap()));
+    let piece = vec![b'x'; 1 << 20];
+    for _ in 0..COPY_LEN / (1 << 20) + 3 {
+        console.write_all(&piece).unwrap();
+    }
+    assert_eq!(file.as_file().metadata().unwrap().len(), COPY_LEN);
+    console.write_all(b"\r\nlast line\r\n").unwrap();
+    assert_eq!(console.tail(1), "last line");
+    assert!(console.tail(usize::MAX).len() <= TAIL_LEN);
+}
+
+/// An interrupt on its way is in no snapshot: a port that has one pending raises it again.
+#[test]
+fn a_restored_port_repeats_its_interrupt() {
+    let transmitter_empty = SerialRegisters {
+        interrupt_enable: 0b10,
+        interrupt_identification: 0b10,
+        ..SerialRegisters::default()
+    };
+    for (registers, expected) in [(transmitter_empty, true), (SerialRegisters::default(), false)] {
+        let irq = EventFd::new(EFD_NONBLOCK).unwrap();
+        let _port = registers.into_port(irq.try_clone().unwrap(), Console::default()).unwrap();
+        assert_eq!(irq.read().is_ok(), expected);
+    }
+}
