@@ -3,7 +3,9 @@ use std::path::Path;
 
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-use super::{DEFAULT_CMDLINE, Kernel, LoadKernelError, load};
+use firn_snapshot::MemoryLayout;
+
+use super::{DEFAULT_CMDLINE, Kernel, LoadKernelError, boot_parameters, load};
 
 fn memory() -> GuestMemoryMmap {
     GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 32 << 20)]).unwrap()
@@ -40,4 +42,32 @@ fn a_command_line_that_linux_would_cut_is_refused() {
     let long = "x".repeat(2048);
     let error = load(&memory(), &kernel(Path::new("/nonexistent"), &long)).unwrap_err();
     assert!(matches!(error, LoadKernelError::CommandLine { length: 2048, limit: 2047 }));
+}
+
+#[test]
+fn a_guest_is_told_of_all_its_memory_and_of_no_register() {
+    const GIB: u64 = 1 << 30;
+    for (size, expected) in [
+        (GIB, vec![(1 << 20, GIB)]),
+        (3 * GIB, vec![(1 << 20, 3 * GIB)]),
+        (5 * GIB, vec![(1 << 20, 3 * GIB), (4 * GIB, 6 * GIB)]),
+    ] {
+        let layout = MemoryLayout::for_size(size).unwrap();
+        let ranges: Vec<_> = layout
+            .regions()
+            .map(|region| (GuestAddress(region.guest_addr), usize::try_from(region.len).unwrap()))
+            .collect();
+        let memory = GuestMemoryMmap::from_ranges(&ranges).unwrap();
+        let params = boot_parameters(&memory, 0xe_0000, (0x100_0000, 77));
+        let entries = &params.e820_table[..usize::from(params.e820_entries)];
+        // The structure is packed: its fields are copied out.
+        let ram: Vec<(u64, u64)> = entries
+            .iter()
+            .filter(|entry| { entry.r#type } == super::E820_RAM)
+            .map(|entry| (entry.addr, entry.addr + entry.size))
+            .collect();
+        assert_eq!(ram[0], (0, 0x9_fc00));
+        assert_eq!(ram[1..], expected, "{size}");
+        assert_eq!({ params.hdr.ramdisk_size }, 77);
+    }
 }

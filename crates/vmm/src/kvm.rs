@@ -1,6 +1,7 @@
 //! Opening KVM, and what this host's KVM can do.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES};
@@ -43,16 +44,19 @@ impl Virtualization {
     /// # Errors
     /// /proc/cpuinfo cannot be read.
     pub fn detect() -> io::Result<Self> {
-        let cpuinfo = std::fs::read_to_string("/proc/cpuinfo")?;
-        Ok(Self::from_cpuinfo(&cpuinfo))
+        Self::from_cpuinfo(BufReader::new(File::open("/proc/cpuinfo")?))
     }
 
-    fn from_cpuinfo(cpuinfo: &str) -> Self {
-        let hardware = cpuinfo
-            .lines()
-            .filter_map(|line| line.strip_prefix("flags"))
-            .any(|flags| flags.split_whitespace().any(|flag| flag == "vmx" || flag == "svm"));
-        if hardware { Self::Hardware } else { Self::Software }
+    /// Reads no further than the first processor: they are all alike, and the file has as many
+    /// entries as there are processors.
+    fn from_cpuinfo(cpuinfo: impl BufRead) -> io::Result<Self> {
+        for line in cpuinfo.lines() {
+            if let Some(flags) = line?.strip_prefix("flags") {
+                let hardware = flags.split_whitespace().any(|flag| flag == "vmx" || flag == "svm");
+                return Ok(if hardware { Self::Hardware } else { Self::Software });
+            }
+        }
+        Ok(Self::Software)
     }
 }
 

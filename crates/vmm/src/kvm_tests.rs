@@ -4,12 +4,11 @@ use super::{KvmError, Virtualization, open};
 
 #[test]
 fn hardware_virtualisation_is_a_whole_word_of_the_flags() {
-    assert_eq!(Virtualization::from_cpuinfo("flags\t\t: fpu svm sse\n"), Virtualization::Hardware);
-    assert_eq!(Virtualization::from_cpuinfo("flags\t\t: fpu vmx\n"), Virtualization::Hardware);
-    assert_eq!(
-        Virtualization::from_cpuinfo("flags\t\t: fpu svm_lock\nbugs\t: vmx\n"),
-        Virtualization::Software
-    );
+    let of = |cpuinfo: &str| Virtualization::from_cpuinfo(cpuinfo.as_bytes()).unwrap();
+    assert_eq!(of("processor\t: 0\nflags\t\t: fpu svm sse\n"), Virtualization::Hardware);
+    assert_eq!(of("flags\t\t: fpu vmx\n"), Virtualization::Hardware);
+    assert_eq!(of("flags\t\t: fpu svm_lock\nbugs\t: vmx\n"), Virtualization::Software);
+    assert_eq!(of(""), Virtualization::Software);
 }
 
 #[test]

@@ -24,7 +24,7 @@ use virtio_bindings::virtio_mmio::{
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use virtio_queue::QueueT;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::device::{DeviceContext, DeviceError, RestoreDeviceError, VirtioDevice};
 use super::queue::VirtQueue;
@@ -116,7 +116,8 @@ impl<D: VirtioDevice> VirtioMmio<D> {
                 VirtQueue::new(index, size)
                     .map_err(|source| NewDeviceError::Queue { size, source })?,
             );
-            notifications.push(EventFd::new(EFD_NONBLOCK).map_err(NewDeviceError::EventFd)?);
+            notifications
+                .push(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(NewDeviceError::EventFd)?);
         }
         Ok(Self {
             mem,
