@@ -7,9 +7,9 @@ use super::{REDIRECTION_MASKED, VmState};
 
 #[test]
 fn a_guest_gets_interrupts_only_at_pins_that_it_unmasked() {
-    let mut ioapic = kvm_ioapic_state::default();
-    ioapic.redirtbl = [kvm_ioapic_state__bindgen_ty_1 { bits: REDIRECTION_MASKED }; 24];
-    ioapic.redirtbl[5].bits = 0x31;
+    let mut redirtbl = [kvm_ioapic_state__bindgen_ty_1 { bits: REDIRECTION_MASKED }; 24];
+    redirtbl[5].bits = 0x31;
+    let ioapic = kvm_ioapic_state { redirtbl, ..Default::default() };
     let ioapic = kvm_irqchip {
         chip_id: KVM_IRQCHIP_IOAPIC,
         chip: kvm_irqchip__bindgen_ty_1 { ioapic },
