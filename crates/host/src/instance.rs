@@ -117,8 +117,7 @@ impl std::ops::Deref for OwnedInstance {
 
 impl Drop for OwnedInstance {
     fn drop(&mut self) {
-        // What cannot be removed is swept by the next who claims the name.
-        let _ = fs::remove_dir_all(&self.instance.path);
+        remove(&self.instance.path);
     }
 }
 
@@ -166,7 +165,12 @@ impl Instances {
         let mut attempts = 0;
         loop {
             attempts += 1;
-            DirBuilder::new().recursive(true).mode(0o700).create(&path).map_err(failed)?;
+            match DirBuilder::new().mode(0o700).create(&path) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(failed(error));
+                }
+                _ => {}
+            }
             let lock = match lock_file(&path) {
                 Ok(lock) => lock,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
@@ -284,9 +288,22 @@ fn is_alive_or_swept(path: &Path) -> bool {
     if flock(&lock, FlockOperation::NonBlockingLockShared).is_err() {
         return true;
     }
-    // Another may be faster; what cannot be removed now is tried again next time.
-    let _ = fs::remove_dir_all(path);
+    // Alone, so that the name cannot be claimed meanwhile. Whoever holds the lock now sweeps, too, or
+    // claims; and a lock that is not in the directory any more is no leave to touch what is there now.
+    if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() && is_current(&lock, path) {
+        remove(path);
+    }
     false
+}
+
+/// Removes the directory of a microVM, by whoever holds its lock. The lock goes after the sockets: from
+/// then on the name can be claimed, and what a new owner makes is not touched. What cannot be
+/// removed is swept by the next who looks.
+fn remove(path: &Path) {
+    for file in [CONTROL, VSOCK, LOCK] {
+        let _ = fs::remove_file(path.join(file));
+    }
+    let _ = fs::remove_dir(path);
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
 use std::fs;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::{ClaimError, FindError, Instances};
 
@@ -63,5 +64,49 @@ fn a_directory_that_others_can_write_to_is_refused() {
     let instances = Instances::in_directory(dir.path().to_owned());
     let error = instances.claim("hello").unwrap_err();
     assert!(matches!(error, ClaimError::Directory { .. }), "{error:?}");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn nobody_removes_what_a_living_owner_holds() {
+    let dir = tempfile::tempdir().unwrap();
+    let instances = Instances::in_directory(dir.path().to_owned());
+    let (owners, claims) = (AtomicU32::new(0), AtomicU32::new(0));
+    let over = AtomicBool::new(false);
+    let claim = || {
+        let owned = match instances.claim("name") {
+            Ok(owned) => owned,
+            Err(ClaimError::Taken(_)) => return,
+            Err(error) => panic!("{error:?}"),
+        };
+        assert_eq!(owners.fetch_add(1, Ordering::SeqCst), 0);
+        claims.fetch_add(1, Ordering::SeqCst);
+        fs::write(owned.control_socket(), "").unwrap();
+        for _ in 0..10 {
+            std::thread::yield_now();
+        }
+        assert!(owned.control_socket().exists());
+        owners.fetch_sub(1, Ordering::SeqCst);
+        drop(owned);
+        // A killed owner leaves its directory behind, unless there is one already.
+        if fs::create_dir(dir.path().join("name")).is_ok() {
+            let _ = fs::write(dir.path().join("name/lock"), "");
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !over.load(Ordering::SeqCst) {
+                    instances.running().unwrap();
+                }
+            });
+        }
+        let claimers = [(); 2].map(|()| scope.spawn(|| (0..300).for_each(|_| claim())));
+        let ended = claimers.map(std::thread::ScopedJoinHandle::join);
+        over.store(true, Ordering::SeqCst);
+        assert!(ended.iter().all(Result::is_ok));
+    });
+    assert!(claims.load(Ordering::SeqCst) > 0);
+    assert!(instances.running().unwrap().is_empty());
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
