@@ -4,11 +4,17 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 use thiserror::Error;
 
 /// Why a command did not go to the background.
 #[derive(Debug, Error)]
 pub(crate) enum DetachError {
+    /// Signals cannot be caught.
+    #[error("preparing to catch signals")]
+    Signals(#[source] io::Error),
     /// It cannot be started again.
     #[error("starting firn again in the background")]
     Spawn(#[source] io::Error),
@@ -20,7 +26,8 @@ pub(crate) enum DetachError {
 /// Starts this command again without `--detach`, in a session of its own, and passes on what it
 /// says until it is ready or fails.
 ///
-/// Ready is: its first line. What it says later goes nowhere.
+/// Ready is: its first line. What it says later goes nowhere. A signal that comes before ends it, too:
+/// it is in no session that a terminal could reach.
 pub(crate) fn detach() -> Result<ExitCode, DetachError> {
     let executable = std::env::current_exe().map_err(DetachError::Spawn)?;
     let arguments = std::env::args_os().skip(1).filter(|argument| argument != "--detach");
@@ -33,7 +40,19 @@ pub(crate) fn detach() -> Result<ExitCode, DetachError> {
             Ok(())
         })
     };
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(DetachError::Signals)?;
+    let caught = signals.handle();
     let mut child = command.spawn().map_err(DetachError::Spawn)?;
+    let process = Pid::from_child(&child);
+    std::thread::Builder::new()
+        .name("signals".into())
+        .spawn(move || {
+            for _ in signals.forever() {
+                // It may have ended by itself just now.
+                let _ = kill_process(process, Signal::TERM);
+            }
+        })
+        .map_err(DetachError::Spawn)?;
     let mut line = String::new();
     if let Some(stdout) = child.stdout.take() {
         BufReader::new(stdout).read_line(&mut line).map_err(DetachError::Read)?;
@@ -48,6 +67,8 @@ pub(crate) fn detach() -> Result<ExitCode, DetachError> {
         stderr.read_to_end(&mut text).map_err(DetachError::Read)?;
         let _ = io::stderr().write_all(&text);
     }
+    // Once waited for, its number may be another's.
+    caught.close();
     let status = child.wait().map_err(DetachError::Spawn)?;
     let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
     Ok(ExitCode::from(code))

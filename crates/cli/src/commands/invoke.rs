@@ -106,7 +106,7 @@ impl Outcome {
             output::note(logs.trim_end());
         }
         match (&self.answer, &self.error) {
-            (Some(answer), _) => output::line(answer.get()),
+            (Some(answer), _) => output::json_text(answer.get()),
             (None, Some(error)) => output::json(error),
             (None, None) => {}
         }
