@@ -290,13 +290,9 @@ fn fifty_thaws_go_on_where_the_freeze_stopped_and_leave_nothing_behind() {
     let planners = ["firecracker", "firecracker:readahead=off", "dram_cached"];
     freeze_and_thaw(1, &planners, 50);
     freeze_and_thaw(2, &planners, 6);
-    a_thawed_microvm_freezes_again();
-    requests_from_other_threads_reach_a_running_microvm();
-    a_guest_that_has_ended_is_not_frozen();
-    a_microvm_that_has_hardly_begun_can_be_paused_and_dropped();
-    a_client_that_goes_away_after_a_freeze_lets_the_guest_go_on();
 }
 
+#[test]
 fn a_thawed_microvm_freezes_again() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("snapshot");
@@ -323,6 +319,7 @@ fn a_thawed_microvm_freezes_again() {
     assert!(Snapshot::open(&path).unwrap().manifest().description.parent.is_some());
 }
 
+#[test]
 fn requests_from_other_threads_reach_a_running_microvm() {
     let dir = tempfile::tempdir().unwrap();
     let (host, reports) = host(dir.path());
@@ -346,6 +343,7 @@ fn requests_from_other_threads_reach_a_running_microvm() {
 /// An instruction that does not exist. Without anybody to handle it, the guest triple-faults.
 const UNDEFINED: [u8; 2] = [0x0f, 0x0b];
 
+#[test]
 fn a_guest_that_has_ended_is_not_frozen() {
     let dir = tempfile::tempdir().unwrap();
     let (host, _reports) = host(dir.path());
@@ -364,6 +362,7 @@ fn a_guest_that_has_ended_is_not_frozen() {
 }
 
 /// The threads of vCPUs may not have begun yet when they are told to stop again.
+#[test]
 fn a_microvm_that_has_hardly_begun_can_be_paused_and_dropped() {
     let dir = tempfile::tempdir().unwrap();
     let (host, reports) = host(dir.path());
@@ -381,6 +380,7 @@ fn a_microvm_that_has_hardly_begun_can_be_paused_and_dropped() {
     follow(&reports, 2, &mut [0, 0], 3);
 }
 
+#[test]
 fn a_client_that_goes_away_after_a_freeze_lets_the_guest_go_on() {
     let dir = tempfile::tempdir().unwrap();
     let (host, reports) = host(dir.path());
