@@ -1,4 +1,6 @@
-//! The monotonic clock, which all processes of a host share.
+//! Time in ns: the monotonic clock, which all processes of a host share, and durations.
+
+use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -15,4 +17,9 @@ pub(crate) fn now() -> u64 {
 /// When the request came in, if whoever started this process said so.
 pub(crate) fn request() -> Option<u64> {
     std::env::var(REQUEST_VARIABLE).ok()?.parse().ok()
+}
+
+/// A duration in ns.
+pub(crate) fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

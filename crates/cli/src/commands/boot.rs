@@ -17,6 +17,7 @@ use firn_host::{
 use firn_vmm::{BootConfig, BootError, HostConfig, Microvm, Virtualization};
 
 use crate::assets::{GuestFileError, GuestFiles};
+use crate::clock::nanoseconds;
 use crate::detach;
 use crate::output;
 use crate::session::{self, After, ConsoleTail, Interruption, SessionError};
@@ -191,9 +192,4 @@ fn print(report: &BootReport) {
         "ask it with `firn invoke {0} EVENT`, freeze it with `firn freeze {0} DIRECTORY`",
         report.name
     ));
-}
-
-/// A duration in ns.
-pub(crate) fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

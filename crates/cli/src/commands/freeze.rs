@@ -15,7 +15,7 @@ use firn_host::{
 use firn_snapshot::FunctionInfo;
 use firn_vmm::{ControlClient, ControlError, FreezeReport, Request, Response};
 
-use super::boot::nanoseconds;
+use crate::clock::nanoseconds;
 use crate::output;
 
 /// How long a guest may take to tidy up, or to take its identity again.

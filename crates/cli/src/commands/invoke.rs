@@ -13,7 +13,7 @@ use firn_host::{
     InvokeError,
 };
 
-use super::boot::nanoseconds;
+use crate::clock::nanoseconds;
 use crate::event::{self, ReadEventError};
 use crate::output;
 

@@ -25,9 +25,8 @@ use firn_vmm::{
     RestoreReport, Virtualization,
 };
 
-use super::boot::nanoseconds;
 use super::invoke::Outcome;
-use crate::clock;
+use crate::clock::{self, nanoseconds};
 use crate::detach;
 use crate::event::{self, ReadEventError};
 use crate::host_args::{HostArgs, HostError};

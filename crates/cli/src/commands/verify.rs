@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use firn_snapshot::{VerifyError, VerifyReport, verify};
 
-use super::boot::nanoseconds;
+use crate::clock::nanoseconds;
 use crate::output;
 
 /// Arguments of `firn verify`.
