@@ -42,6 +42,7 @@ mod process;
 mod range_set;
 #[cfg(test)]
 mod testing;
+pub mod trace;
 
 pub use executor::{
     AfterResume, ExecuteError, ExecuteReport, Executed, Sources, StepError, StepReport, execute,

@@ -1,0 +1,223 @@
+//! A trace as a file: columns of small numbers, deflated.
+
+use std::io::Read;
+
+use firn_snapshot::{MemoryLayout, PageSet};
+use flate2::Compression;
+use flate2::read::{DeflateDecoder, DeflateEncoder};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::{Access, Touch, Toucher, Trace, TraceError, TraceOrigin};
+use crate::plan::Leaf;
+
+/// The version of a trace's file that this firn writes and reads.
+pub const TRACE_VERSION: u32 = 1;
+
+const MAGIC: [u8; 8] = *b"FIRNTRCE";
+/// Magic, version and CRC-32 of what follows.
+const HEADER_LEN: usize = 16;
+/// Most bytes that a body may unfold to: a guest of 16 GiB with every page touched stays below it.
+const MAX_BODY: u64 = 256 << 20;
+
+/// Why a trace was not encoded.
+#[derive(Debug, Error)]
+pub enum EncodeTraceError {
+    /// Its parts could not be encoded.
+    #[error("encoding the trace's columns")]
+    Columns(#[source] postcard::Error),
+    /// It could not be compressed.
+    #[error("compressing the trace")]
+    Compress(#[source] std::io::Error),
+    /// It is larger than what is read again.
+    #[error("a trace of {0} bytes, at most {MAX_BODY} are read again: record a shorter invocation")]
+    TooLarge(usize),
+}
+
+/// Why bytes are no trace.
+#[derive(Debug, Error)]
+pub enum DecodeTraceError {
+    /// Other bytes than a trace starts with.
+    #[error("this is no trace: it does not start with {:?}", String::from_utf8_lossy(&MAGIC))]
+    Magic,
+    /// Written by another firn.
+    #[error(
+        "a trace of version {0}, this firn reads {TRACE_VERSION}: record it again, or use a newer firn"
+    )]
+    Version(u32),
+    /// The bytes changed since they were written.
+    #[error("the trace is damaged: its checksum is wrong")]
+    Checksum,
+    /// The body does not unfold.
+    #[error("the trace's body cannot be unfolded")]
+    Unfold(#[source] std::io::Error),
+    /// The body unfolds to more than any trace has.
+    #[error("the trace's body is larger than {MAX_BODY} bytes")]
+    TooLarge,
+    /// The columns cannot be read.
+    #[error("the trace's columns cannot be read")]
+    Columns(#[source] postcard::Error),
+    /// The columns contradict each other.
+    #[error("the trace's columns contradict each other: {0}")]
+    Contradiction(&'static str),
+    /// The touches are no trace.
+    #[error("the trace's touches are wrong")]
+    Touches(#[from] TraceError),
+}
+
+/// The body. A column each compresses far better than a row each.
+#[derive(Serialize, Deserialize)]
+struct Columns {
+    origin: TraceOrigin,
+    layout: MemoryLayout,
+    /// Lengths of the zero map's runs: zero pages, other pages, zero pages and so on, the first perhaps 0.
+    runs: Vec<u64>,
+    /// Difference of each page to the one before it.
+    pages: Vec<i64>,
+    /// Access, toucher and leaf of each touch.
+    kinds: Vec<u8>,
+    gaps: Vec<u64>,
+}
+
+impl Trace {
+    /// The trace as a file's bytes.
+    ///
+    /// # Errors
+    /// See [`EncodeTraceError`].
+    pub fn encode(&self) -> Result<Vec<u8>, EncodeTraceError> {
+        let mut before = 0;
+        let pages = self.touches.iter().map(|touch| {
+            let step = touch.page.cast_signed() - before;
+            before = touch.page.cast_signed();
+            step
+        });
+        let columns = Columns {
+            origin: self.origin.clone(),
+            layout: self.layout.clone(),
+            runs: runs(&self.zero_map),
+            pages: pages.collect(),
+            kinds: self.touches.iter().copied().map(kind).collect(),
+            gaps: self.touches.iter().map(|touch| touch.gap).collect(),
+        };
+        let body = postcard::to_stdvec(&columns).map_err(EncodeTraceError::Columns)?;
+        if body.len() as u64 > MAX_BODY {
+            return Err(EncodeTraceError::TooLarge(body.len()));
+        }
+        let mut packed = Vec::new();
+        DeflateEncoder::new(&*body, Compression::best())
+            .read_to_end(&mut packed)
+            .map_err(EncodeTraceError::Compress)?;
+        let mut file = MAGIC.to_vec();
+        file.extend(TRACE_VERSION.to_le_bytes());
+        file.extend(crc32fast::hash(&packed).to_le_bytes());
+        file.extend(packed);
+        Ok(file)
+    }
+
+    /// Reads a trace from a file's bytes.
+    ///
+    /// # Errors
+    /// See [`DecodeTraceError`].
+    pub fn decode(file: &[u8]) -> Result<Self, DecodeTraceError> {
+        let (header, packed) =
+            file.split_first_chunk::<HEADER_LEN>().ok_or(DecodeTraceError::Magic)?;
+        if header[..8] != MAGIC {
+            return Err(DecodeTraceError::Magic);
+        }
+        let word = |at: usize| {
+            u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
+        };
+        if word(8) != TRACE_VERSION {
+            return Err(DecodeTraceError::Version(word(8)));
+        }
+        if word(12) != crc32fast::hash(packed) {
+            return Err(DecodeTraceError::Checksum);
+        }
+        let mut body = Vec::new();
+        DeflateDecoder::new(packed)
+            .take(MAX_BODY + 1)
+            .read_to_end(&mut body)
+            .map_err(DecodeTraceError::Unfold)?;
+        if body.len() as u64 > MAX_BODY {
+            return Err(DecodeTraceError::TooLarge);
+        }
+        let columns: Columns = postcard::from_bytes(&body).map_err(DecodeTraceError::Columns)?;
+        columns.into_trace()
+    }
+}
+
+impl Columns {
+    fn into_trace(self) -> Result<Trace, DecodeTraceError> {
+        let Self { origin, layout, runs, pages, kinds, gaps } = self;
+        let zero_map = zero_map(&runs, layout.pages())
+            .ok_or(DecodeTraceError::Contradiction("its zero map is not as long as its memory"))?;
+        if pages.len() != kinds.len() || pages.len() != gaps.len() {
+            return Err(DecodeTraceError::Contradiction("they differ in length"));
+        }
+        let mut touches = Vec::with_capacity(pages.len());
+        let mut page = 0_u64;
+        for ((step, kind), gap) in pages.into_iter().zip(kinds).zip(gaps) {
+            page = page
+                .checked_add_signed(step)
+                .ok_or(DecodeTraceError::Contradiction("a page before the first"))?;
+            let (access, by, leaf) =
+                parts(kind).ok_or(DecodeTraceError::Contradiction("an unknown kind of touch"))?;
+            touches.push(Touch { page, access, by, leaf, gap });
+        }
+        Ok(Trace::new(origin, layout, zero_map, touches)?)
+    }
+}
+
+fn runs(zero_map: &PageSet) -> Vec<u64> {
+    let mut runs = Vec::new();
+    for span in zero_map.spans(0..zero_map.pages()) {
+        if runs.is_empty() && !span.set {
+            runs.push(0);
+        }
+        runs.push(span.pages.end - span.pages.start);
+    }
+    runs
+}
+
+fn zero_map(runs: &[u64], pages: u64) -> Option<PageSet> {
+    let mut map = PageSet::new(pages);
+    let mut start = 0_u64;
+    for (index, run) in runs.iter().enumerate() {
+        let end = start.checked_add(*run).filter(|end| *end <= pages)?;
+        if index.is_multiple_of(2) {
+            map.insert_range(start..end);
+        }
+        start = end;
+    }
+    (start == pages).then_some(map)
+}
+
+const ACCESSES: [Access; 3] = [Access::Read, Access::Write, Access::LaterWrite];
+const TOUCHERS: [Toucher; 3] = [Toucher::Instruction, Toucher::Walk, Toucher::Device];
+const LEAVES: [Leaf; 3] = [Leaf::Size4K, Leaf::Size2M, Leaf::Size1G];
+
+/// Access in bits 0 and 1, toucher in bits 2 and 3, leaf in bits 4 and 5: places in the lists above.
+fn kind(touch: Touch) -> u8 {
+    let access = match touch.access {
+        Access::Read => 0,
+        Access::Write => 1,
+        Access::LaterWrite => 2,
+    };
+    let by = match touch.by {
+        Toucher::Instruction => 0,
+        Toucher::Walk => 1,
+        Toucher::Device => 2,
+    };
+    let leaf = match touch.leaf {
+        Leaf::Size4K => 0,
+        Leaf::Size2M => 1,
+        Leaf::Size1G => 2,
+    };
+    access | by << 2 | leaf << 4
+}
+
+fn parts(kind: u8) -> Option<(Access, Toucher, Leaf)> {
+    let place = |shift: u8| usize::from(kind >> shift & 3);
+    (kind < 1 << 6).then_some(())?;
+    Some((*ACCESSES.get(place(0))?, *TOUCHERS.get(place(2))?, *LEAVES.get(place(4))?))
+}
