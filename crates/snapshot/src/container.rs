@@ -3,15 +3,14 @@
 //! The byte layout is in `docs/snapshot-format.md`.
 
 use std::fmt;
-use std::fs::File;
-use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use crate::error::OpenError;
+use crate::freeze_error::FreezeError;
 use crate::layout::{CHUNK_PAGES, MAX_MEMORY, PAGE_SIZE};
 use crate::page_set::PageSet;
+use crate::read_at::ReadAt;
 
 /// Version of the container: the header, the manifest, the zero map, the digests and the image.
 pub const CONTAINER_VERSION: u32 = 1;
@@ -160,12 +159,27 @@ impl Header {
         bytes
     }
 
+    /// The header of sections with these versions and bytes, in the order of the section table.
+    pub(crate) fn of(
+        sections: &[(Section, u32, &[u8]); Section::TABLE.len()],
+    ) -> Result<Self, FreezeError> {
+        for &(section, _, bytes) in sections {
+            let (len, max) = (bytes.len(), section.max_len());
+            if u64::try_from(len).map_or(true, |len| len > max) {
+                return Err(FreezeError::TooLarge { section, len, max });
+            }
+        }
+        let entries = sections.map(|(section, version, bytes)| Entry::of(section, version, bytes));
+        Ok(Self { architecture: HOST_ARCHITECTURE, entries })
+    }
+
     /// Reads the header of `file`, and checks all that it says against itself and the file's length.
-    pub(crate) fn read(file: &File, path: &Path) -> Result<Self, OpenError> {
+    pub(crate) fn read(file: &dyn ReadAt, path: &Path) -> Result<Self, OpenError> {
         let io = |source| OpenError::Io { path: path.into(), action: "read", source };
-        let file_len = file.metadata().map_err(io)?.len();
-        let mut bytes = Vec::with_capacity(MAX_HEADER_LEN);
-        read_up_to(file, MAX_HEADER_LEN, &mut bytes).map_err(io)?;
+        let file_len = file.size().map_err(io)?;
+        let present = usize::try_from(file_len).unwrap_or(usize::MAX).min(MAX_HEADER_LEN);
+        let mut bytes = vec![0; present];
+        file.read_exact_at(&mut bytes, 0).map_err(io)?;
         let header = Self::decode(&bytes, path)?;
         let ends =
             header.entries.iter().map(|entry| (entry.section, header.range(entry.section).end));
@@ -310,7 +324,7 @@ impl Header {
     /// Reads `section` and checks its CRC.
     pub(crate) fn read_section(
         &self,
-        file: &File,
+        file: &dyn ReadAt,
         path: &Path,
         section: Section,
     ) -> Result<Vec<u8>, OpenError> {
@@ -335,23 +349,6 @@ pub(crate) fn decode_zero_map(bytes: &[u8], pages: u64, path: &Path) -> Result<P
         section: Section::ZeroMap,
         reason: "it does not have one bit for each page of guest memory",
     })
-}
-
-/// Appends the first `len` bytes of `file`, or all that it has.
-fn read_up_to(file: &File, len: usize, bytes: &mut Vec<u8>) -> io::Result<()> {
-    bytes.resize(len, 0);
-    let mut filled = 0;
-    while filled < len {
-        let offset = u64::try_from(filled).unwrap_or(u64::MAX);
-        match file.read_at(&mut bytes[filled..], offset) {
-            Ok(0) => break,
-            Ok(read) => filled += read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    bytes.truncate(filled);
-    Ok(())
 }
 
 fn u32_at(bytes: &[u8], offset: usize) -> u32 {

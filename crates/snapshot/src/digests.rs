@@ -1,8 +1,6 @@
 //! Digests of the image's pages, read chunk by chunk when they are needed.
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -11,6 +9,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::container::digests_len;
 use crate::layout::{CHUNK_PAGES, PAGE_SIZE};
+use crate::read_at::ReadAt;
 
 /// Bytes in a page, for slices.
 pub(crate) const PAGE_LEN: usize = 4096;
@@ -25,7 +24,7 @@ const DIGEST_LEN: usize = 8;
 /// and kept (8 bytes for each page). Shared references may be used by many threads.
 #[derive(Debug)]
 pub struct Digests {
-    file: File,
+    file: Box<dyn ReadAt>,
     path: PathBuf,
     /// Offset of the section in the file.
     start: u64,
@@ -80,8 +79,8 @@ pub enum DigestError {
 }
 
 impl Digests {
-    pub(crate) fn new(file: File, path: PathBuf, start: u64, pages: u64) -> Self {
-        Self { file, path, start, pages, records: OnceLock::new() }
+    pub(crate) fn new(file: impl ReadAt + 'static, path: PathBuf, start: u64, pages: u64) -> Self {
+        Self { file: Box::new(file), path, start, pages, records: OnceLock::new() }
     }
 
     /// Checks `bytes`, one or more whole pages, against the digests of the image's pages from `image_page` on.

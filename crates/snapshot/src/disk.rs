@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
+use crate::freeze_error::FreezeError;
 use crate::manifest::DiskInfo;
 
 /// Bytes that one inner digest of a disk covers (2 MiB).
@@ -284,6 +285,27 @@ pub(crate) fn next_data(file: &File, offset: u64) -> io::Result<Option<Range<u64
 
 fn head_len(len: u64) -> usize {
     usize::try_from(len).map_or(HEAD_SIZE, |len| len.min(HEAD_SIZE))
+}
+
+/// What can go wrong while a disk is read and what it holds is written elsewhere.
+pub(crate) enum ScanError {
+    Read(io::Error),
+    Write(FreezeError),
+}
+
+impl From<io::Error> for ScanError {
+    fn from(error: io::Error) -> Self {
+        Self::Read(error)
+    }
+}
+
+impl From<ScanError> for FreezeError {
+    fn from(error: ScanError) -> Self {
+        match error {
+            ScanError::Read(source) => Self::Overlay { source },
+            ScanError::Write(error) => error,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -114,6 +114,14 @@ pub enum FreezeError {
         /// Most bytes allowed.
         max: u64,
     },
+    /// The extent of a pool could not be written.
+    #[error("cannot {action} the snapshot's extent")]
+    Extent {
+        /// What was tried.
+        action: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
     /// The operating system refused.
     #[error("cannot {action} {}", .path.display())]
     Io {

@@ -85,31 +85,6 @@ impl SparseFile {
         Ok(())
     }
 
-    /// Writes the pages of `bytes` (4 KiB each, the last may be short) for which `is_zero` is false, adjacent
-    /// ones at once.
-    pub(crate) fn write_nonzero(
-        &mut self,
-        offset: u64,
-        bytes: &[u8],
-        mut is_zero: impl FnMut(usize, &[u8]) -> bool,
-    ) -> Result<(), FreezeError> {
-        let at = |start: usize| offset + u64::try_from(start).unwrap_or(u64::MAX);
-        let mut run_start = 0;
-        for (index, page) in bytes.chunks(PAGE_LEN).enumerate() {
-            let start = index * PAGE_LEN;
-            if is_zero(index, page) {
-                if run_start < start {
-                    self.write(at(run_start), &bytes[run_start..start])?;
-                }
-                run_start = start + page.len();
-            }
-        }
-        if run_start < bytes.len() {
-            self.write(at(run_start), &bytes[run_start..])?;
-        }
-        Ok(())
-    }
-
     /// Ends the writing: an error if not all of it had space, else the file and the bytes written.
     pub(crate) fn finish(self) -> Result<StoredFile, FreezeError> {
         if self.full {
@@ -146,12 +121,24 @@ impl StoredFile {
     }
 }
 
+/// Where an image goes.
+pub(crate) trait ImageSink {
+    /// Takes bytes of the image from `offset` on.
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), FreezeError>;
+}
+
+impl ImageSink for SparseFile {
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), FreezeError> {
+        Self::write(self, offset, bytes)
+    }
+}
+
 /// Streams guest memory into `out`, which has the layout's length, and finds its zero pages and digests on the way.
 pub(crate) fn write_image(
-    mut out: SparseFile,
+    out: &mut impl ImageSink,
     source: &mut dyn PageSource,
     kind: ImageKind,
-) -> Result<(WrittenImage, StoredFile), FreezeError> {
+) -> Result<WrittenImage, FreezeError> {
     let layout = source.layout().clone();
     let mut zero_map = PageSet::new(layout.pages());
     let capacity = usize::try_from(digests_len(layout.pages())).unwrap_or(usize::MAX);
@@ -180,7 +167,7 @@ pub(crate) fn write_image(
                 }
             }
             Chunk::Bytes(bytes) if bytes.len() == expected => {
-                out.write_nonzero(offset, bytes, |index, page| {
+                write_nonzero(out, offset, bytes, |index, page| {
                     let zero = is_zero(page);
                     if zero {
                         zero_map.insert(first_page + u64::try_from(index).unwrap_or(u64::MAX));
@@ -197,9 +184,37 @@ pub(crate) fn write_image(
         }
         append_record(&mut digests, chunk, &record);
     }
-    let stored = out.finish()?;
-    let info = ImageInfo { kind, stored_pages: stored.written / PAGE_SIZE };
-    Ok((WrittenImage { layout, info, zero_map, digests }, stored))
+    let stored_pages = match kind {
+        ImageKind::Sparse => layout.pages() - zero_map.count(),
+        ImageKind::Dense => layout.pages(),
+    };
+    let info = ImageInfo { kind, stored_pages };
+    Ok(WrittenImage { layout, info, zero_map, digests })
+}
+
+/// Writes the pages of `bytes` (4 KiB each, the last may be short) for which `is_zero` is false, adjacent
+/// ones at once.
+pub(crate) fn write_nonzero(
+    out: &mut impl ImageSink,
+    offset: u64,
+    bytes: &[u8],
+    mut is_zero: impl FnMut(usize, &[u8]) -> bool,
+) -> Result<(), FreezeError> {
+    let at = |start: usize| offset + u64::try_from(start).unwrap_or(u64::MAX);
+    let mut run_start = 0;
+    for (index, page) in bytes.chunks(PAGE_LEN).enumerate() {
+        let start = index * PAGE_LEN;
+        if is_zero(index, page) {
+            if run_start < start {
+                out.write(at(run_start), &bytes[run_start..start])?;
+            }
+            run_start = start + page.len();
+        }
+    }
+    if run_start < bytes.len() {
+        out.write(at(run_start), &bytes[run_start..])?;
+    }
+    Ok(())
 }
 
 /// Whether all bytes are 0. Blocks of 64 bytes, so that the compiler uses vectors and stops early.

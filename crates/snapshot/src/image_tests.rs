@@ -20,7 +20,9 @@ fn no_space_names_what_is_needed_in_all() {
         for page in [0, 700, 1999] {
             memory.fill(page, 1);
         }
-        let error = write_image(full(), &mut memory, kind).unwrap_err();
+        let mut out = full();
+        write_image(&mut out, &mut memory, kind).unwrap();
+        let error = out.finish().unwrap_err();
         let FreezeError::NoSpace { needed, .. } = error else { panic!("{error}") };
         assert_eq!(needed, expected);
     }
@@ -28,9 +30,9 @@ fn no_space_names_what_is_needed_in_all() {
 
 #[test]
 fn all_zero_memory_needs_no_space() {
-    let (image, stored) =
-        write_image(full(), &mut Memory::zeroed(2000), ImageKind::Sparse).unwrap();
-    assert_eq!((image.zero_map.count(), stored.written), (2000, 0));
+    let mut out = full();
+    let image = write_image(&mut out, &mut Memory::zeroed(2000), ImageKind::Sparse).unwrap();
+    assert_eq!((image.zero_map.count(), out.finish().unwrap().written), (2000, 0));
 }
 
 proptest! {

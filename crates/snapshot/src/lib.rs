@@ -16,11 +16,13 @@ mod container;
 mod digests;
 mod disk;
 mod error;
+mod extent;
 mod freeze_error;
 mod image;
 mod layout;
 mod manifest;
 mod page_set;
+mod read_at;
 mod snapshot;
 mod staging;
 mod verify;
@@ -33,6 +35,7 @@ pub use container::{CONTAINER_VERSION, PROFILE_VERSION, Section};
 pub use digests::{DigestError, Digests};
 pub use disk::{DiskError, DiskIdentity, DiskSource};
 pub use error::OpenError;
+pub use extent::{ExtentContents, ExtentSink, tail_bound, write_extent};
 pub use freeze_error::FreezeError;
 pub use image::{Chunk, PageSource};
 pub use layout::{
@@ -44,6 +47,7 @@ pub use manifest::{
     ImageKind, Manifest,
 };
 pub use page_set::{PageSet, Span};
-pub use snapshot::Snapshot;
+pub use read_at::ReadAt;
+pub use snapshot::{Overlay, Snapshot};
 pub use verify::{PageRun, Problem, VerifyError, VerifyReport, verify};
 pub use writer::{SealReport, Writer};

@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use crate::container::CONTAINER_VERSION;
 use crate::disk::DiskIdentity;
+use crate::freeze_error::FreezeError;
 use crate::layout::MemoryLayout;
 
 /// The manifest: all that a snapshot says of itself beside machine state, zero map and digests.
@@ -25,6 +26,17 @@ pub struct Manifest {
     pub image: ImageInfo,
     /// The writable disk's content at the freeze (`overlay.img`), when the microVM had one.
     pub overlay: Option<DiskIdentity>,
+}
+
+impl Manifest {
+    /// The bytes of the manifest's section.
+    pub(crate) fn encode(&self) -> Result<Vec<u8>, FreezeError> {
+        if let Some(disk) = self.description.disks.iter().find(|disk| disk.path.to_str().is_none())
+        {
+            return Err(FreezeError::PathNotUtf8 { path: disk.path.clone() });
+        }
+        postcard::to_stdvec(self).map_err(|source| FreezeError::Encode { source })
+    }
 }
 
 /// The part of the manifest that the monitor gives to [`crate::Writer::seal`].

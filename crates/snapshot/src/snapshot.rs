@@ -1,8 +1,11 @@
 //! Opening a snapshot.
 
 use std::fs::File;
+use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, fstat, openat, statat};
 use rustix::io::Errno;
@@ -12,8 +15,10 @@ use crate::container::{
 };
 use crate::digests::Digests;
 use crate::error::OpenError;
+use crate::extent::{Tail, check_dense};
 use crate::manifest::{ImageKind, Manifest};
 use crate::page_set::PageSet;
+use crate::read_at::ReadAt;
 
 /// How often opening starts anew because the snapshot was replaced meanwhile.
 pub(crate) const MAX_ATTEMPTS: u32 = 64;
@@ -31,8 +36,42 @@ pub struct Snapshot {
     profile_version: u32,
     zero_map: PageSet,
     image: File,
-    overlay: Option<File>,
+    /// Where guest memory begins in `image`, which is a pool's medium then.
+    extent_offset: Option<u64>,
+    overlay: Option<Overlay>,
     digests: Digests,
+}
+
+/// The writable disk's content at the freeze.
+#[derive(Debug, Clone)]
+pub enum Overlay {
+    /// `overlay.img`, opened read-only.
+    File(Arc<File>),
+    /// What the tail of an extent holds.
+    Tail(Arc<dyn ReadAt>),
+}
+
+impl ReadAt for Overlay {
+    fn size(&self) -> io::Result<u64> {
+        match self {
+            Self::File(file) => ReadAt::size(file),
+            Self::Tail(tail) => tail.size(),
+        }
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        match self {
+            Self::File(file) => ReadAt::read_exact_at(file, buf, offset),
+            Self::Tail(tail) => tail.read_exact_at(buf, offset),
+        }
+    }
+
+    fn next_data(&self, offset: u64) -> io::Result<Option<Range<u64>>> {
+        match self {
+            Self::File(file) => ReadAt::next_data(file, offset),
+            Self::Tail(tail) => tail.next_data(offset),
+        }
+    }
 }
 
 impl Snapshot {
@@ -58,32 +97,42 @@ impl Snapshot {
     fn open_in(dir: &OwnedFd, path: &Path) -> Result<Self, OpenError> {
         let container_path = path.join(CONTAINER_FILE);
         let container = open_container(dir, path)?;
-        let header = Header::read(&container, &container_path)?;
-        let section = |section| header.read_section(&container, &container_path, section);
-        let manifest = decode_manifest(&section(Section::Manifest)?, &container_path)?;
-        let zero_map = section(Section::ZeroMap)?;
-        let zero_map = decode_zero_map(&zero_map, manifest.layout.pages(), &container_path)?;
-        check_consistent(&header, &manifest, &zero_map, &container_path)?;
-        let machine_state = section(Section::MachineState)?;
-        let image = open_with_len(dir, path, IMAGE_FILE, manifest.layout.total_bytes())?;
-        let overlay = match manifest.overlay {
-            Some(identity) => Some(open_with_len(dir, path, OVERLAY_FILE, identity.len)?),
+        let read = Read::container(&container, &container_path)?;
+        let image = open_with_len(dir, path, IMAGE_FILE, read.manifest.layout.total_bytes())?;
+        let overlay = match read.manifest.overlay {
+            Some(identity) => {
+                let file = open_with_len(dir, path, OVERLAY_FILE, identity.len)?;
+                Some(Overlay::File(Arc::new(file)))
+            }
             None => None,
         };
-        let digests_start = header.range(Section::Digests).start;
-        let digests =
-            Digests::new(container, container_path, digests_start, manifest.layout.pages());
-        Ok(Self {
-            path: path.into(),
-            machine_state_version: header.entry(Section::MachineState).version,
-            manifest,
-            machine_state,
-            profile_version: header.entry(Section::Profile).version,
-            zero_map,
-            image,
-            overlay,
-            digests,
-        })
+        Ok(read.into_snapshot(path, container, container_path, image, None, overlay))
+    }
+
+    /// Opens the snapshot that the extent of a pool holds, as [`write_extent`](crate::write_extent) wrote it: `medium`
+    /// is the pool's medium, `offset` where guest memory begins in it, `tail` the extent's tail. `name` is what errors
+    /// call it.
+    ///
+    /// The same is read and checked as by [`Snapshot::open`]. The caller keeps the extent pinned.
+    ///
+    /// # Errors
+    /// [`OpenError`] says what is wrong.
+    pub fn open_extent(
+        name: impl AsRef<Path>,
+        medium: File,
+        offset: u64,
+        tail: &Arc<dyn ReadAt>,
+    ) -> Result<Self, OpenError> {
+        let path = name.as_ref();
+        let tail = Tail::open(tail, path)?;
+        let read = Read::container(&tail.container, path)?;
+        check_dense(&read.manifest, path)?;
+        let overlay = match read.manifest.overlay {
+            Some(identity) => Some(Overlay::Tail(Arc::new(tail.overlay(identity.len, path)?))),
+            None => None,
+        };
+        let container = tail.container;
+        Ok(read.into_snapshot(path, container, path.to_owned(), medium, Some(offset), overlay))
     }
 
     /// The path that the snapshot was opened by. Another snapshot may have taken its place since.
@@ -116,15 +165,22 @@ impl Snapshot {
         &self.zero_map
     }
 
-    /// The image (`memory.img`), opened read-only. It is as long as the layout's total.
+    /// What holds the image, opened read-only: `memory.img`, which is as long as the layout's total, or a pool's
+    /// medium, where it begins at [`Snapshot::extent_offset`].
     #[must_use]
     pub fn image(&self) -> &File {
         &self.image
     }
 
-    /// The writable disk's content at the freeze (`overlay.img`), opened read-only.
+    /// Where the image begins in a pool's medium, in bytes; `None` for a snapshot in a directory.
     #[must_use]
-    pub fn overlay(&self) -> Option<&File> {
+    pub fn extent_offset(&self) -> Option<u64> {
+        self.extent_offset
+    }
+
+    /// The writable disk's content at the freeze.
+    #[must_use]
+    pub fn overlay(&self) -> Option<&Overlay> {
         self.overlay.as_ref()
     }
 
@@ -132,6 +188,54 @@ impl Snapshot {
     #[must_use]
     pub fn digests(&self) -> &Digests {
         &self.digests
+    }
+}
+
+/// What is read of the container at every start.
+struct Read {
+    header: Header,
+    manifest: Manifest,
+    machine_state: Vec<u8>,
+    zero_map: PageSet,
+}
+
+impl Read {
+    fn container(container: &dyn ReadAt, path: &Path) -> Result<Self, OpenError> {
+        let header = Header::read(container, path)?;
+        let section = |section| header.read_section(container, path, section);
+        let manifest = decode_manifest(&section(Section::Manifest)?, path)?;
+        let zero_map = section(Section::ZeroMap)?;
+        let zero_map = decode_zero_map(&zero_map, manifest.layout.pages(), path)?;
+        check_consistent(&header, &manifest, &zero_map, path)?;
+        let machine_state = section(Section::MachineState)?;
+        Ok(Self { header, manifest, machine_state, zero_map })
+    }
+
+    fn into_snapshot(
+        self,
+        path: &Path,
+        container: impl ReadAt + 'static,
+        container_path: PathBuf,
+        image: File,
+        extent_offset: Option<u64>,
+        overlay: Option<Overlay>,
+    ) -> Snapshot {
+        let Self { header, manifest, machine_state, zero_map } = self;
+        let digests_start = header.range(Section::Digests).start;
+        let digests =
+            Digests::new(container, container_path, digests_start, manifest.layout.pages());
+        Snapshot {
+            path: path.into(),
+            machine_state_version: header.entry(Section::MachineState).version,
+            manifest,
+            machine_state,
+            profile_version: header.entry(Section::Profile).version,
+            zero_map,
+            image,
+            extent_offset,
+            overlay,
+            digests,
+        }
     }
 }
 

@@ -4,12 +4,13 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::container::{
-    CONTAINER_FILE, CONTAINER_VERSION, Entry, HOST_ARCHITECTURE, Header, IMAGE_FILE, OVERLAY_FILE,
-    PROFILE_VERSION, Section,
+    CONTAINER_FILE, CONTAINER_VERSION, Header, IMAGE_FILE, OVERLAY_FILE, PROFILE_VERSION, Section,
 };
-use crate::disk::{DiskIdentity, DiskSource, scan};
+use crate::disk::{DiskIdentity, DiskSource, ScanError, scan};
 use crate::freeze_error::FreezeError;
-use crate::image::{PageSource, SparseFile, StoredFile, WrittenImage, is_zero, write_image};
+use crate::image::{
+    PageSource, SparseFile, StoredFile, WrittenImage, is_zero, write_image, write_nonzero,
+};
 use crate::manifest::{Description, ImageInfo, ImageKind, Manifest};
 use crate::staging::Staging;
 
@@ -77,10 +78,10 @@ impl Writer {
         kind: ImageKind,
     ) -> Result<ImageInfo, FreezeError> {
         let start = Instant::now();
-        let out = self.create_file(IMAGE_FILE, source.layout().total_bytes())?;
-        let image = write_image(out, source, kind)?;
-        let info = image.0.info;
-        self.image = Some(image);
+        let mut out = self.create_file(IMAGE_FILE, source.layout().total_bytes())?;
+        let image = write_image(&mut out, source, kind)?;
+        let info = image.info;
+        self.image = Some((image, out.finish()?));
         self.image_time = start.elapsed();
         Ok(info)
     }
@@ -97,12 +98,10 @@ impl Writer {
         let len = source.size().map_err(|source| FreezeError::Overlay { source })?;
         let mut out = self.create_file(OVERLAY_FILE, len)?;
         let identity = scan(source, |offset, bytes| {
-            out.write_nonzero(offset, bytes, |_, page| is_zero(page)).map_err(ScanError::Write)
+            write_nonzero(&mut out, offset, bytes, |_, page| is_zero(page))
+                .map_err(ScanError::Write)
         })
-        .map_err(|error| match error {
-            ScanError::Read(source) => FreezeError::Overlay { source },
-            ScanError::Write(error) => error,
-        })?;
+        .map_err(FreezeError::from)?;
         self.overlay = Some((identity, out.finish()?));
         self.overlay_time = start.elapsed();
         Ok(identity)
@@ -123,14 +122,9 @@ impl Writer {
         let start = Instant::now();
         let Some((image, image_file)) = self.image.take() else { return Err(FreezeError::NoImage) };
         let (overlay, overlay_file) = self.overlay.take().unzip();
-        if let Some(disk) = description.disks.iter().find(|disk| disk.path.to_str().is_none()) {
-            return Err(FreezeError::PathNotUtf8 { path: disk.path.clone() });
-        }
         let WrittenImage { layout, info, zero_map, digests } = image;
         let zero_pages = zero_map.count();
-        let manifest = Manifest { description, layout, image: info, overlay };
-        let manifest =
-            postcard::to_stdvec(&manifest).map_err(|source| FreezeError::Encode { source })?;
+        let manifest = Manifest { description, layout, image: info, overlay }.encode()?;
         let container_file = self.write_container(&[
             (Section::Manifest, CONTAINER_VERSION, &manifest),
             (Section::MachineState, machine_state_version, machine_state),
@@ -172,31 +166,12 @@ impl Writer {
         &self,
         sections: &[(Section, u32, &[u8]); Section::TABLE.len()],
     ) -> Result<StoredFile, FreezeError> {
-        for &(section, _, bytes) in sections {
-            let (len, max) = (bytes.len(), section.max_len());
-            if u64::try_from(len).map_or(true, |len| len > max) {
-                return Err(FreezeError::TooLarge { section, len, max });
-            }
-        }
-        let entries = sections.map(|(section, version, bytes)| Entry::of(section, version, bytes));
-        let header = Header { architecture: HOST_ARCHITECTURE, entries };
+        let header = Header::of(sections)?;
         let mut out = self.create_file(CONTAINER_FILE, header.file_len())?;
         out.write(0, &header.encode())?;
         for &(section, _, bytes) in sections {
             out.write(header.range(section).start, bytes)?;
         }
         out.finish()
-    }
-}
-
-/// What can go wrong while the overlay is copied.
-enum ScanError {
-    Read(std::io::Error),
-    Write(FreezeError),
-}
-
-impl From<std::io::Error> for ScanError {
-    fn from(error: std::io::Error) -> Self {
-        Self::Read(error)
     }
 }

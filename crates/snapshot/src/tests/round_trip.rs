@@ -300,7 +300,7 @@ proptest! {
         snapshot.image().read_exact_at(&mut image, 0).unwrap();
         prop_assert!(image == memory.bytes);
         let mut overlay = vec![1; disk_len];
-        snapshot.overlay().unwrap().read_exact_at(&mut overlay, 0).unwrap();
+        crate::ReadAt::read_exact_at(snapshot.overlay().unwrap(), &mut overlay, 0).unwrap();
         prop_assert!(overlay == disk);
         prop_assert_eq!(snapshot.machine_state().1, &state[..]);
         snapshot.digests().check(0, &image).unwrap();

@@ -134,7 +134,7 @@ pub(crate) fn open_generation(path: &Path) -> u8 {
     assert!(image[15 * 4096..] == [generation; 4096]);
     assert!(!snapshot.zero_map().get(u64::from(generation) % 15));
     let mut overlay = vec![0; 8192 + usize::from(generation)];
-    snapshot.overlay().unwrap().read_exact_at(&mut overlay, 0).unwrap();
+    crate::ReadAt::read_exact_at(snapshot.overlay().unwrap(), &mut overlay, 0).unwrap();
     assert!(overlay.iter().all(|&byte| byte == generation));
     generation
 }

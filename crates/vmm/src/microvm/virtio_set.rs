@@ -9,7 +9,7 @@ use kvm_ioctls::IoEventAddress;
 use thiserror::Error;
 
 use firn_memory::GuestMemory;
-use firn_snapshot::{DiskInfo, FreezeError, Snapshot, Writer};
+use firn_snapshot::{DiskInfo, FreezeError, Overlay, ReadAt, Snapshot, Writer};
 
 use super::Subscriber;
 use super::parts::event;
@@ -84,7 +84,13 @@ pub(super) struct Disks {
     root_path: PathBuf,
     /// Known from the snapshot that the microVM was restored from.
     root_info: Option<DiskInfo>,
-    overlay: ReadOnlyDisk,
+    overlay: OverlayBase,
+}
+
+/// What the writable disk held at first.
+enum OverlayBase {
+    File(ReadOnlyDisk),
+    Extent(Arc<dyn ReadAt>),
 }
 
 impl Disks {
@@ -94,7 +100,7 @@ impl Disks {
             root: ReadOnlyDisk::open(root)?,
             root_path: root.to_owned(),
             root_info: None,
-            overlay: ReadOnlyDisk::open(overlay)?,
+            overlay: OverlayBase::File(ReadOnlyDisk::open(overlay)?),
         })
     }
 
@@ -110,13 +116,18 @@ impl Disks {
             info.path = root;
         }
         let root = info.open().map_err(DiskError::OfSnapshot)?;
-        let overlay = snapshot.overlay().ok_or(DiskError::NoOverlay)?;
-        let overlay = overlay.try_clone().map_err(DiskError::Overlay)?;
+        let overlay = match snapshot.overlay().ok_or(DiskError::NoOverlay)? {
+            Overlay::File(file) => {
+                let file = file.try_clone().map_err(DiskError::Overlay)?;
+                OverlayBase::File(ReadOnlyDisk::from_file(file, snapshot.path())?)
+            }
+            Overlay::Tail(content) => OverlayBase::Extent(content.clone()),
+        };
         Ok(Some(Self {
             root: ReadOnlyDisk::from_file(root, &info.path)?,
             root_path: info.path.clone(),
             root_info: Some(info),
-            overlay: ReadOnlyDisk::from_file(overlay, snapshot.path())?,
+            overlay,
         }))
     }
 }
@@ -146,7 +157,10 @@ impl VirtioSet {
     ) -> Result<Self, WireError> {
         let mut wiring = Wiring { vm, bus, events, set: Self::default() };
         wiring.add(Block::new(Disk::ReadOnly(disks.root), ROOT))?;
-        let overlay = OverlayDisk::new(disks.overlay, &host.scratch)?;
+        let overlay = match disks.overlay {
+            OverlayBase::File(file) => OverlayDisk::new(file, &host.scratch)?,
+            OverlayBase::Extent(content) => OverlayDisk::of_extent(content, &host.scratch)?,
+        };
         let overlay = wiring.add(Block::new(Disk::Overlay(overlay), OVERLAY))?;
         let vsock = VsockListener::bind(&host.vsock)?;
         wiring.add(Vsock::new(GUEST_CID, vsock).map_err(WireError::Vsock)?)?;

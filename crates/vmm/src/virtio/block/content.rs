@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
@@ -11,7 +10,7 @@ use rustix::io::Errno;
 use firn_snapshot::DiskSource;
 
 use super::super::chain::to_u64;
-use super::disk::OverlayDisk;
+use super::disk::{OverlayDisk, Place};
 
 /// The content of an [`OverlayDisk`], its holes known. The guest must be paused.
 #[derive(Debug)]
@@ -32,9 +31,16 @@ impl DiskSource for OverlayContent<'_> {
 
     fn next_data(&mut self, mut offset: u64) -> io::Result<Option<Range<u64>>> {
         while offset < self.0.size() {
-            let (file, len) = self.0.extent(offset, self.0.size() - offset);
+            let (place, len) = self.0.extent(offset, self.0.size() - offset);
             let end = offset + len;
-            if let Some(data) = data_of(file, offset, end)? {
+            let data = match place {
+                Place::File(file) => data_of(file, offset, end)?,
+                Place::Extent(extent) => extent
+                    .next_data(offset)?
+                    .filter(|data| data.start < end)
+                    .map(|data| data.start..data.end.min(end)),
+            };
+            if let Some(data) = data {
                 return Ok(Some(data));
             }
             offset = end;
@@ -46,9 +52,9 @@ impl DiskSource for OverlayContent<'_> {
         let mut done = 0;
         while done < buf.len() {
             let at = offset + to_u64(done);
-            let (file, len) = self.0.extent(at, to_u64(buf.len() - done));
+            let (place, len) = self.0.extent(at, to_u64(buf.len() - done));
             let len = usize::try_from(len).map_err(io::Error::other)?;
-            file.read_exact_at(&mut buf[done..done + len], at)?;
+            place.read_exact_at(&mut buf[done..done + len], at)?;
             done += len;
         }
         Ok(())

@@ -5,11 +5,14 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, fallocate, memfd_create, open};
 use rustix::io::Errno;
 use thiserror::Error;
 use vm_memory::VolatileSlice;
+
+use firn_snapshot::ReadAt;
 
 use super::super::chain::to_u64;
 use super::SECTOR;
@@ -149,11 +152,48 @@ impl ReadOnlyDisk {
     }
 }
 
+/// What an overlay disk held at first.
+#[derive(Debug)]
+enum Base {
+    File(File),
+    /// What lies in a snapshot's extent, which is no file.
+    Extent(Arc<dyn ReadAt>),
+}
+
+/// Where a part of an overlay disk lies.
+#[derive(Clone, Copy)]
+pub(super) enum Place<'a> {
+    File(&'a File),
+    Extent(&'a dyn ReadAt),
+}
+
+impl Place<'_> {
+    pub(super) fn read_exact_at(self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        match self {
+            Self::File(file) => FileExt::read_exact_at(file, buf, offset),
+            Self::Extent(extent) => extent.read_exact_at(buf, offset),
+        }
+    }
+
+    fn read_volatile_at(self, offset: u64, slice: &VolatileSlice<'_>) -> io::Result<()> {
+        match self {
+            Self::File(file) => read_volatile_at(file, offset, slice),
+            Self::Extent(extent) => {
+                let mut buf = vec![0; slice.len()];
+                extent.read_exact_at(&mut buf, offset)?;
+                slice.copy_from(&buf);
+                Ok(())
+            }
+        }
+    }
+}
+
 /// A disk that the guest writes to without changing its base: changed clusters of 4 KiB live in a sparse
 /// file without a name, which is gone when the monitor is.
 #[derive(Debug)]
 pub struct OverlayDisk {
-    pub(super) base: ReadOnlyDisk,
+    base: Base,
+    size: u64,
     pub(super) upper: File,
     /// One bit per cluster: set when `upper` has it, at the offset that it has on the disk.
     changed: Vec<u64>,
@@ -172,16 +212,40 @@ impl OverlayDisk {
             .map_err(|source| OpenDiskError::Upper { dir: dir.to_owned(), source })
     }
 
+    /// A writable disk with the content that a snapshot's extent holds, as [`OverlayDisk::new`] makes one of a file.
+    ///
+    /// # Errors
+    /// See [`OpenDiskError`].
+    pub fn of_extent(content: Arc<dyn ReadAt>, dir: &Path) -> Result<Self, OpenDiskError> {
+        let upper = |source| OpenDiskError::Upper { dir: dir.to_owned(), source };
+        let size = content.size().map_err(upper)?;
+        nameless_file(dir)
+            .map_err(io::Error::from)
+            .and_then(|file| Self::over(Base::Extent(content), size, file))
+            .map_err(upper)
+    }
+
     /// The same, with `upper`, which is empty, for the changes.
     pub(super) fn with_upper(base: ReadOnlyDisk, upper: File) -> io::Result<Self> {
-        upper.set_len(base.size)?;
-        let words = base.size.div_ceil(CLUSTER).div_ceil(64);
+        Self::over(Base::File(base.file), base.size, upper)
+    }
+
+    fn over(base: Base, size: u64, upper: File) -> io::Result<Self> {
+        upper.set_len(size)?;
+        let words = size.div_ceil(CLUSTER).div_ceil(64);
         let words = usize::try_from(words).map_err(io::Error::other)?;
-        Ok(Self { base, upper, changed: vec![0; words] })
+        Ok(Self { base, size, upper, changed: vec![0; words] })
     }
 
     pub(super) fn size(&self) -> u64 {
-        self.base.size
+        self.size
+    }
+
+    fn base(&self) -> Place<'_> {
+        match &self.base {
+            Base::File(file) => Place::File(file),
+            Base::Extent(extent) => Place::Extent(&**extent),
+        }
     }
 
     fn is_changed(&self, cluster: u64) -> bool {
@@ -198,23 +262,23 @@ impl OverlayDisk {
         }
     }
 
-    /// The file that holds the byte at `offset`, and how many bytes of the `len` from there on it holds.
-    pub(super) fn extent(&self, offset: u64, len: u64) -> (&File, u64) {
+    /// What holds the byte at `offset`, and how many bytes of the `len` from there on it holds.
+    pub(super) fn extent(&self, offset: u64, len: u64) -> (Place<'_>, u64) {
         let changed = self.is_changed(offset / CLUSTER);
         let mut end = (offset / CLUSTER + 1) * CLUSTER;
         while end < offset + len && self.is_changed(end / CLUSTER) == changed {
             end += CLUSTER;
         }
-        let file = if changed { &self.upper } else { &self.base.file };
-        (file, len.min(end - offset))
+        let place = if changed { Place::File(&self.upper) } else { self.base() };
+        (place, len.min(end - offset))
     }
 
     fn read_at(&self, offset: u64, slice: &VolatileSlice<'_>) -> io::Result<()> {
         let len = to_u64(slice.len());
         let mut done = 0;
         while done < len {
-            let (file, part) = self.extent(offset + done, len - done);
-            read_volatile_at(file, offset + done, &subslice(slice, done, part)?)?;
+            let (place, part) = self.extent(offset + done, len - done);
+            place.read_volatile_at(offset + done, &subslice(slice, done, part)?)?;
             done += part;
         }
         Ok(())
@@ -278,7 +342,7 @@ impl OverlayDisk {
         let start = cluster * CLUSTER;
         let len = CLUSTER.min(self.size() - start);
         let mut data = vec![0; usize::try_from(len).map_err(io::Error::other)?];
-        self.base.file.read_exact_at(&mut data, start)?;
+        self.base().read_exact_at(&mut data, start)?;
         self.upper.write_all_at(&data, start)?;
         self.mark_changed(cluster..cluster + 1);
         Ok(())

@@ -1,0 +1,180 @@
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use proptest::prelude::{any, proptest};
+
+use super::{ExtentContents, ExtentSink, Tail, tail_bound, write_extent};
+use crate::container::{Header, Section};
+use crate::tests::support::{Memory, description, file_with};
+use crate::{OpenError, ReadAt, SealReport, Snapshot};
+
+/// An extent in a vector, full of what was in it before.
+struct Extent {
+    memory: Vec<u8>,
+    tail: Vec<u8>,
+}
+
+impl Extent {
+    fn dirty(memory: usize, tail: u64) -> Self {
+        Self { memory: vec![0xa5; memory], tail: vec![0xa5; usize::try_from(tail).unwrap()] }
+    }
+}
+
+impl ExtentSink for Extent {
+    fn write_memory(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.memory[usize::try_from(offset).unwrap()..][..bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn write_tail(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let room = self.tail.get_mut(usize::try_from(offset).unwrap()..);
+        let room = room.and_then(|room| room.get_mut(..bytes.len()));
+        room.ok_or(io::ErrorKind::StorageFull)?.copy_from_slice(bytes);
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct Bytes(Vec<u8>);
+
+impl ReadAt for Bytes {
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.0.len() as u64)
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let rest = usize::try_from(offset).ok().and_then(|offset| self.0.get(offset..));
+        let bytes = rest.and_then(|rest| rest.get(..buf.len()));
+        buf.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+}
+
+const PAGES: u64 = 1200;
+const STATE: [u8; 300] = [7; 300];
+
+fn memory() -> Memory {
+    let mut memory = Memory::zeroed(PAGES);
+    for (page, byte) in [(0, 1), (511, 2), (512, 3), (1199, 4)] {
+        memory.fill(page, byte);
+    }
+    memory
+}
+
+/// A disk with data at both ends and in the middle, and holes between.
+fn disk() -> Vec<u8> {
+    let mut disk = vec![0; 5 << 20];
+    disk[..100].fill(1);
+    disk[(2 << 20) - 10..(2 << 20) + 10].fill(2);
+    let end = disk.len();
+    disk[end - 1] = 3;
+    disk
+}
+
+fn freeze(memory: &mut Memory, disk: Option<&[u8]>) -> (Extent, SealReport) {
+    let file = disk.map(file_with);
+    let mut source = file.as_ref();
+    let overlay = || source.map(|file| Box::new(file) as Box<dyn crate::DiskSource>);
+    let mut for_bound = overlay();
+    let bound = tail_bound(
+        &memory.layout,
+        STATE.len() as u64,
+        for_bound.as_mut().map(|disk| &mut **disk as &mut dyn crate::DiskSource),
+    );
+    let mut extent = Extent::dirty(memory.bytes.len(), bound.unwrap());
+    let contents = ExtentContents {
+        memory,
+        overlay: source.as_mut().map(|file| file as &mut dyn crate::DiskSource),
+        description: description(),
+        machine_state_version: 3,
+        machine_state: &STATE,
+    };
+    let report = write_extent(contents, &mut extent).unwrap();
+    (extent, report)
+}
+
+/// Guest memory lies behind something else in the medium.
+fn medium(extent: &Extent) -> File {
+    file_with(&[&[9; 8192], &extent.memory[..]].concat())
+}
+
+fn open(medium: &File, tail: Vec<u8>) -> Result<Snapshot, OpenError> {
+    let tail: Arc<dyn ReadAt> = Arc::new(Bytes(tail));
+    Snapshot::open_extent("hello", medium.try_clone().unwrap(), 8192, &tail)
+}
+
+#[test]
+fn an_extent_that_was_dirty_holds_the_memory_and_all_else() {
+    let mut memory = memory();
+    let (extent, report) = freeze(&mut memory, Some(&disk()));
+    assert_eq!((report.stored_pages, report.zero_pages), (PAGES, PAGES - 4));
+    assert!(extent.memory == memory.bytes);
+
+    let snapshot = open(&medium(&extent), extent.tail).unwrap();
+    assert_eq!(snapshot.extent_offset(), Some(8192));
+    assert_eq!(snapshot.manifest().description, description());
+    assert_eq!(snapshot.machine_state(), (3, &STATE[..]));
+    assert_eq!(snapshot.zero_map().gaps().collect::<Vec<_>>(), [0..1, 511..513, 1199..1200]);
+    let mut image = vec![0; memory.bytes.len()];
+    FileExt::read_exact_at(snapshot.image(), &mut image, 8192).unwrap();
+    snapshot.digests().check(0, &image).unwrap();
+
+    let overlay = snapshot.overlay().unwrap();
+    let mut whole = vec![0xff; disk().len()];
+    overlay.read_exact_at(&mut whole, 0).unwrap();
+    assert!(whole == disk());
+    let mut part = [0; 30];
+    overlay.read_exact_at(&mut part, (2 << 20) - 15).unwrap();
+    assert_eq!(part, disk()[(2 << 20) - 15..][..30]);
+    assert!(overlay.read_exact_at(&mut part, disk().len() as u64 - 29).is_err());
+}
+
+#[test]
+fn a_microvm_without_a_disk_has_none() {
+    let (extent, _) = freeze(&mut memory(), None);
+    assert!(open(&medium(&extent), extent.tail).unwrap().overlay().is_none());
+}
+
+#[test]
+fn every_damaged_byte_that_a_start_reads_is_found() {
+    let (extent, _) = freeze(&mut memory(), Some(&disk()));
+    // Tail header, runs, container header, manifest, machine state and zero map.
+    let tail: Arc<dyn ReadAt> = Arc::new(Bytes(extent.tail.clone()));
+    let opened = Tail::open(&tail, Path::new("hello")).unwrap();
+    let header = Header::read(&opened.container, Path::new("hello")).unwrap();
+    let medium = medium(&extent);
+    let end = opened.container.range.start + header.range(Section::ZeroMap).end;
+    for at in 0..usize::try_from(end).unwrap() {
+        let mut tail = extent.tail.clone();
+        tail[at] ^= 0x10;
+        assert!(open(&medium, tail).is_err(), "byte {at}");
+    }
+}
+
+#[test]
+fn a_tail_that_ends_early_is_refused() {
+    let (extent, _) = freeze(&mut memory(), Some(&disk()));
+    let medium = medium(&extent);
+    for len in [0, 10, 47, 48, 500, 780] {
+        assert!(open(&medium, extent.tail[..len].to_vec()).is_err(), "{len}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_hostile_tail_never_panics(
+        head in proptest::collection::vec(any::<u8>(), 24),
+        table in proptest::collection::vec(any::<u8>(), 0..200),
+    ) {
+        let body = [&head[..], &table[..]].concat();
+        let mut tail = b"firn tail\n\0\0\0\0\0\0\x01\0\0\0".to_vec();
+        tail.extend(crc32fast::hash(&body).to_le_bytes());
+        tail.extend(body);
+        let tail: Arc<dyn ReadAt> = Arc::new(Bytes(tail));
+        let opened = Snapshot::open_extent("hostile", file_with(&[]), 0, &tail);
+        assert!(opened.is_err());
+    }
+}
