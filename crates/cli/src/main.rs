@@ -17,7 +17,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use commands::{boot, doctor, freeze, invoke, plan, thaw, verify};
+use commands::{boot, doctor, freeze, invoke, plan, player, thaw, verify};
 
 /// Start serverless functions from frozen microVMs.
 #[derive(Debug, Parser)]
@@ -50,6 +50,8 @@ enum Command {
     Invoke(invoke::InvokeArgs),
     /// Show what a thaw would do, without doing it
     Plan(plan::PlanArgs),
+    /// Make the measuring guest: it repeats the page accesses of a recorded function
+    Player(player::PlayerArgs),
     /// Check every byte of a snapshot
     Verify(verify::VerifyArgs),
     /// Tell what this host can do, what is missing, and how to get it
@@ -68,6 +70,7 @@ fn main() -> ExitCode {
         Command::Thaw(arguments) => thaw::run(&arguments).map_err(Into::into),
         Command::Invoke(arguments) => invoke::run(&arguments).map_err(Into::into),
         Command::Plan(arguments) => plan::run(&arguments).map_err(Into::into),
+        Command::Player(arguments) => player::run(&arguments).map_err(Into::into),
         Command::Verify(arguments) => verify::run(&arguments).map_err(Into::into),
         Command::Doctor(arguments) => Ok(doctor::run(&arguments)),
         Command::Demo(arguments) => demo::run(&arguments).map_err(Into::into),

@@ -1,7 +1,7 @@
 //! The microVM monitor: KVM, boot, devices, machine state.
 //!
-//! One process runs one microVM: [`Microvm::boot`] makes one from a kernel, [`Microvm::restore`]
-//! from a snapshot over memory that a plan has laid out, [`Microvm::run`] serves it until its
+//! One process runs one microVM: [`Microvm::boot`] makes one from a kernel, [`Microvm::prepare`] from
+//! memory that holds a guest in ring 3, [`Microvm::restore`] from a snapshot over memory that a plan has laid out, [`Microvm::run`] serves it until its
 //! [`End`]. [`Microvm::freeze`] writes a snapshot. Other threads reach it through a [`Handle`],
 //! other processes through its [`ControlServer`].
 //!
@@ -23,6 +23,7 @@ pub mod virtio;
 mod vm;
 
 pub use arch::acpi::AcpiError;
+pub use arch::layout::{GENERATION_ID, GENERATION_ID_LEN};
 pub use boot::{DEFAULT_CMDLINE, LoadKernelError};
 pub use bus::{MmioDevice, OverlapError};
 pub use config::{BootConfig, HostConfig, MAX_VCPUS, MmioWindow, SizeError, check_sizes};
@@ -33,11 +34,11 @@ pub use error_chain::error_chain;
 pub use kvm::{KVM_DEVICE, KvmError, OpenKvmError, Virtualization, open as open_kvm};
 pub use microvm::{
     AssembleError, BootError, DiskError, End, FreezeError, FreezeReport, FreezeRequest,
-    FrozenMachine, GenerationError, GoneError, Handle, IncompatibleError, Microvm, RenewError,
-    RestoreError, RestoreReport, RunError, WireError,
+    FrozenMachine, GenerationError, GoneError, Handle, IncompatibleError, Microvm, PrepareError,
+    RenewError, RestoreError, RestoreReport, RunError, UserRegisters, WireError,
 };
 pub use state::{DecodeStateError, MACHINE_STATE_VERSION};
-pub use stats::KvmStats;
+pub use stats::{KvmCounters, KvmStats};
 pub use vcpu::state::{RestoreVcpuError, SaveVcpuError};
 pub use vcpu::{VcpuFailure, VcpuThreadError};
 

@@ -40,6 +40,34 @@ impl KvmStats {
     }
 }
 
+/// The counters of a microVM, which any thread may read while it runs: a device's too, in the middle of an exit.
+pub struct KvmCounters(Vec<StatsFile>);
+
+impl KvmCounters {
+    /// Sums up the statistics of a VM and its vCPUs.
+    pub(crate) fn new(files: Vec<StatsFile>) -> Self {
+        Self(files)
+    }
+
+    /// What KVM counted since the start.
+    ///
+    /// # Errors
+    /// A statistics file of KVM's cannot be read.
+    pub fn read(&self) -> io::Result<KvmStats> {
+        let mut sum = KvmStats::default();
+        for file in &self.0 {
+            let [page_faults, exits, pages_4k, pages_2m, pages_1g] =
+                file.read(["pf_fixed", "exits", "pages_4k", "pages_2m", "pages_1g"])?;
+            sum.page_faults += page_faults;
+            sum.exits += exits;
+            sum.pages_4k += pages_4k;
+            sum.pages_2m += pages_2m;
+            sum.pages_1g += pages_1g;
+        }
+        Ok(sum)
+    }
+}
+
 /// An open statistics file of a VM or a vCPU. It may be read from any thread.
 ///
 /// Its table of contents is read with the values, not at the start, which it would hold up.

@@ -5,5 +5,6 @@ pub(crate) mod doctor;
 pub(crate) mod freeze;
 pub(crate) mod invoke;
 pub(crate) mod plan;
+pub(crate) mod player;
 pub(crate) mod thaw;
 pub(crate) mod verify;

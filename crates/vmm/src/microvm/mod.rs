@@ -3,6 +3,7 @@
 mod freeze;
 mod handle;
 mod parts;
+mod prepared;
 mod start;
 mod virtio_set;
 
@@ -17,7 +18,7 @@ use firn_memory::{GuestMemory, MemoryUsage, UsageError};
 
 use crate::bus::{Bus, PowerRequest};
 use crate::console::Console;
-use crate::stats::{KvmStats, StatsFile};
+use crate::stats::{KvmCounters, KvmStats};
 use crate::vcpu::{EndNotice, Vcpu, VcpuEnd, VcpuFailure, VcpuThreadError};
 use crate::vm::Vm;
 use handle::Inbox;
@@ -26,6 +27,7 @@ use virtio_set::VirtioSet;
 pub use freeze::{FreezeError, FreezeReport, FreezeRequest};
 pub use handle::{GoneError, Handle};
 pub use parts::AssembleError;
+pub use prepared::{PrepareError, UserRegisters};
 pub use start::{
     BootError, FrozenMachine, GenerationError, IncompatibleError, RenewError, RestoreError,
     RestoreReport,
@@ -70,7 +72,7 @@ pub struct Microvm {
     devices: VirtioSet,
     bus: Arc<Bus>,
     generation_irq: EventFd,
-    stats: Vec<StatsFile>,
+    counters: Arc<KvmCounters>,
     vm: Vm,
     kvm: kvm_ioctls::Kvm,
     notice: Arc<EndNotice>,
@@ -148,17 +150,13 @@ impl Microvm {
     /// # Errors
     /// A statistics file of KVM's cannot be read.
     pub fn kvm_stats(&self) -> std::io::Result<KvmStats> {
-        let mut sum = KvmStats::default();
-        for file in &self.stats {
-            let [page_faults, exits, pages_4k, pages_2m, pages_1g] =
-                file.read(["pf_fixed", "exits", "pages_4k", "pages_2m", "pages_1g"])?;
-            sum.page_faults += page_faults;
-            sum.exits += exits;
-            sum.pages_4k += pages_4k;
-            sum.pages_2m += pages_2m;
-            sum.pages_1g += pages_1g;
-        }
-        Ok(sum)
+        self.counters.read()
+    }
+
+    /// KVM's counters, to be read in other threads.
+    #[must_use]
+    pub fn kvm_counters(&self) -> Arc<KvmCounters> {
+        self.counters.clone()
     }
 
     /// Serves the devices and requests until the microVM ends.

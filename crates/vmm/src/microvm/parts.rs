@@ -20,7 +20,7 @@ use crate::bus::{Bus, OverlapError};
 use crate::config::HostConfig;
 use crate::console::{Console, SerialRegisters, SerialStateError};
 use crate::kvm::OpenKvm;
-use crate::stats::StatsFile;
+use crate::stats::{KvmCounters, StatsFile};
 use crate::vcpu::{EndNotice, Vcpu, VcpuThreadError};
 use crate::vm::{Vm, VmError};
 
@@ -153,7 +153,7 @@ impl Parts {
             devices: self.devices,
             bus,
             generation_irq: self.generation_irq,
-            stats,
+            counters: Arc::new(KvmCounters::new(stats)),
             vm: self.vm,
             kvm: self.kvm.kvm,
             notice,

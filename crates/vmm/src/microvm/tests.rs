@@ -10,7 +10,6 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kvm_bindings::{KVM_MP_STATE_RUNNABLE, kvm_mp_state, kvm_regs, kvm_segment};
 use uuid::Uuid;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
@@ -18,14 +17,11 @@ use firn_memory::planners::{ImageFacts, PlanInput, parse};
 use firn_memory::{GuestMemory, HostFacts, Sources, execute};
 use firn_snapshot::{MemoryLayout, Snapshot};
 
-use super::parts::Parts;
-use super::{End, FreezeError, FreezeRequest, FrozenMachine, Microvm};
-use crate::arch::cpuid;
+use super::{End, FreezeError, FreezeRequest, FrozenMachine, Microvm, UserRegisters};
 use crate::bus::MmioDevice;
 use crate::config::{HostConfig, MmioWindow};
-use crate::console::{Console, SerialRegisters};
+use crate::console::Console;
 use crate::control::{ControlClient, ControlServer, Request, Response};
-use crate::kvm::OpenKvm;
 
 /// Guest-physical addresses; virtual ones are the same.
 const CODE: u64 = 0x20_0000;
@@ -119,21 +115,6 @@ fn write_page_tables(memory: &GuestMemoryMmap) {
     entry(high, REPORT >> 21 & 511, REPORT | PRESENT_WRITABLE_USER | HUGE);
 }
 
-fn ring3(selector: u16, type_: u8, long: u8) -> kvm_segment {
-    kvm_segment {
-        selector,
-        limit: 0xffff_ffff,
-        type_,
-        present: 1,
-        dpl: 3,
-        s: 1,
-        l: long,
-        db: 1 - long,
-        g: 1,
-        ..Default::default()
-    }
-}
-
 /// The word that the guest finds in a page at first.
 fn word(page: u64) -> u64 {
     page.wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -153,43 +134,29 @@ fn expected(vcpu: u8, vcpus: u8, round: u64) -> u64 {
 
 fn boot(host: &HostConfig, vcpus: u8, memory: u64) -> Microvm {
     let memory = GuestMemory::anonymous(MemoryLayout::for_size(memory).unwrap()).unwrap();
-    let kvm = OpenKvm::open(&host.kvm).unwrap();
-    let parts =
-        Parts::assemble(host, kvm, memory, vcpus, None, SerialRegisters::default()).unwrap();
-    let guest = parts.vm.memory.vm_memory();
+    let guest = memory.vm_memory();
     write_page_tables(&guest);
     guest.write_slice(&guest_code(), GuestAddress(CODE)).unwrap();
     for page in 0..DATA_PAGES {
         guest.write_obj(word(page), GuestAddress(DATA + page * PAGE)).unwrap();
     }
-    let mut cpuids = Vec::new();
-    for (id, fd) in (0u8..).zip(&parts.vcpus) {
-        let list = cpuid::for_vcpu(&parts.kvm.cpuid, id, vcpus, parts.kvm.tsc_deadline());
-        fd.set_cpuid2(&list).unwrap();
-        cpuids.push(list);
-        let mut sregs = fd.get_sregs().unwrap();
-        sregs.cr0 = 0x8005_0033;
-        sregs.cr3 = PAGE_TABLES;
-        sregs.cr4 = 0x620;
-        sregs.efer = 0xd01;
-        sregs.cs = ring3(0x33, 11, 1);
-        let data = ring3(0x2b, 3, 0);
-        (sregs.ds, sregs.es, sregs.fs, sregs.gs, sregs.ss) = (data, data, data, data, data);
-        sregs.ldt = kvm_segment { unusable: 1, ..Default::default() };
-        fd.set_sregs(&sregs).unwrap();
-        let share = share(id, vcpus);
-        fd.set_regs(&kvm_regs {
-            rip: CODE,
-            rdi: DATA + share.start * PAGE,
-            rsi: share.end - share.start,
-            rcx: REPORT + u64::from(id) * PAGE,
-            rflags: 0x202,
-            ..Default::default()
-        })
-        .unwrap();
-        fd.set_mp_state(kvm_mp_state { mp_state: KVM_MP_STATE_RUNNABLE }).unwrap();
-    }
-    parts.start(cpuids, None).unwrap()
+    drop(guest);
+    let registers = |vcpu| {
+        let share = share(vcpu, vcpus);
+        UserRegisters {
+            page_tables: PAGE_TABLES,
+            instruction: CODE,
+            stack: 0,
+            arguments: [
+                DATA + share.start * PAGE,
+                share.end - share.start,
+                0,
+                REPORT + u64::from(vcpu) * PAGE,
+            ],
+        }
+    };
+    let registers: Vec<_> = (0..vcpus).map(registers).collect();
+    Microvm::prepare(memory, &registers, host).unwrap()
 }
 
 fn thaw(snapshot: &Snapshot, planner: &str, host: &HostConfig) -> Microvm {

@@ -1,4 +1,4 @@
-//! `firn thaw`: a microVM from a snapshot, and, with `--invoke`, its first answer.
+//! A thaw of a guest with Linux, and, with `--invoke`, its first answer.
 
 use std::error::Error as StdError;
 use std::path::PathBuf;
@@ -6,122 +6,20 @@ use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use clap::Args;
 use serde::Serialize;
-use thiserror::Error;
 
-use firn_host::{
-    AgentClient, ConnectError, EventError, IdentifyError, Identity, IdentityError, Invocation,
-    InvokeError,
-};
-use firn_memory::planners::{ImageFacts, ParsePlannerError, PlanInput, PlannerError, parse};
-use firn_memory::{
-    ExecuteError, ExecuteReport, HostFacts, HostFactsError, ProcessCounters, Sources, StepError,
-    execute,
-};
-use firn_snapshot::{OpenError, Snapshot};
-use firn_vmm::{
-    FrozenMachine, GoneError, HostConfig, IncompatibleError, KvmStats, Microvm, RestoreError,
-    RestoreReport, Virtualization,
-};
+use firn_host::{AgentClient, Identity, Invocation};
+use firn_memory::planners::{ImageFacts, PlanInput, Planner};
+use firn_memory::{ExecuteReport, HostFacts, ProcessCounters, Sources, execute};
+use firn_snapshot::Snapshot;
+use firn_vmm::{FrozenMachine, HostConfig, KvmStats, Microvm, RestoreReport, Virtualization};
 
-use super::invoke::Outcome;
+use super::{ThawArgs, ThawCommandError};
 use crate::clock::{self, nanoseconds};
-use crate::detach;
-use crate::event::{self, ReadEventError};
-use crate::host_args::{HostArgs, HostError};
+use crate::commands::invoke::Outcome;
+use crate::event;
 use crate::output;
-use crate::session::{self, After, Interruption, SessionError};
-
-/// Arguments of `firn thaw`.
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:
-  firn thaw --invoke '{\"name\": \"Ada\"}' snapshots/hello
-  firn thaw --name h1 --detach snapshots/hello
-  firn thaw --planner firecracker:readahead=off --invoke @event.json --json snapshots/hello
-
-With --invoke the microVM answers one request and ends; without, it runs until it is stopped.
-Any number of microVMs may be thawed from one snapshot at once.")]
-pub(crate) struct ThawArgs {
-    /// Directory of the snapshot
-    snapshot: PathBuf,
-    /// Name of the microVM: a-z, 0-9 and -
-    #[arg(long)]
-    name: Option<String>,
-    /// Where guest memory comes from, as NAME[:KEY=VALUE,...]; see `firn plan --planner all`
-    #[arg(long, value_name = "PLANNER", default_value = "firecracker")]
-    planner: String,
-    /// Send this event first: JSON, @FILE, or - for standard input
-    #[arg(long, value_name = "EVENT")]
-    invoke: Option<String>,
-    /// After --invoke, let the microVM run on
-    #[arg(long, requires = "invoke")]
-    keep: bool,
-    /// Seconds that the guest may take to wake, and the function to answer
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
-    time_limit: u64,
-    /// The root file system, where it has moved since the freeze
-    #[arg(long, value_name = "FILE")]
-    root: Option<PathBuf>,
-    /// Copy the guest's serial console to a file
-    #[arg(long, value_name = "FILE")]
-    console: Option<PathBuf>,
-    /// Return once the microVM is awake, and let it run in the background
-    #[arg(long)]
-    detach: bool,
-    /// Print one JSON object: times, counts, memory, and the answer
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    host: HostArgs,
-}
-
-/// Why a snapshot was not thawed.
-#[derive(Debug, Error)]
-pub(crate) enum ThawCommandError {
-    #[error(transparent)]
-    Detach(#[from] detach::DetachError),
-    #[error(transparent)]
-    Host(#[from] HostError),
-    #[error(transparent)]
-    Read(#[from] ReadEventError),
-    #[error(transparent)]
-    Event(#[from] EventError),
-    #[error(transparent)]
-    Planner(#[from] ParsePlannerError),
-    #[error(transparent)]
-    Session(#[from] SessionError),
-    #[error(transparent)]
-    Identity(#[from] IdentityError),
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    #[error(transparent)]
-    Incompatible(#[from] IncompatibleError),
-    #[error(transparent)]
-    HostFacts(#[from] HostFactsError),
-    #[error("reading how the image of {path} is stored")]
-    Image { path: PathBuf, source: std::io::Error },
-    #[error(transparent)]
-    Plan(#[from] PlannerError),
-    #[error(transparent)]
-    Execute(#[from] ExecuteError),
-    #[error(transparent)]
-    Schedule(#[from] StepError),
-    #[error(transparent)]
-    Restore(#[from] RestoreError),
-    #[error("starting the guest's processors")]
-    Resume(#[source] firn_vmm::VcpuThreadError),
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    #[error(transparent)]
-    Identify(#[from] IdentifyError),
-    #[error(transparent)]
-    Invoke(#[from] InvokeError),
-    #[error(transparent)]
-    Gone(#[from] GoneError),
-    #[error("measuring the microVM")]
-    Measure(#[source] Box<dyn StdError + Send + Sync>),
-}
+use crate::session::{self, After, Interruption};
 
 /// Times of a thaw, in ns, in the order in which they pass.
 #[derive(Clone, Debug, Serialize)]
@@ -168,23 +66,24 @@ pub(crate) struct ThawReport {
     outcome: Option<Outcome>,
 }
 
-pub(crate) fn run(arguments: &ThawArgs) -> Result<ExitCode, ThawCommandError> {
-    let begin = clock::now();
+/// Thaws a guest that runs Linux. `opening` is what [`Snapshot::open`] took.
+pub(super) fn run(
+    arguments: &ThawArgs,
+    begin: u64,
+    planner: &dyn Planner,
+    snapshot: &Snapshot,
+    opening: Duration,
+) -> Result<ExitCode, ThawCommandError> {
     arguments.host.require_linux(Virtualization::detect())?;
     let limit = Duration::from_secs(arguments.time_limit);
     let invocation = match &arguments.invoke {
         Some(argument) => Some(Invocation::new(&event::read(argument)?, limit)?),
         None => None,
     };
-    let planner = parse(&arguments.planner)?;
-    if arguments.detach {
-        return Ok(detach::detach()?);
-    }
     let interruption = Interruption::catch()?;
 
     let load = Instant::now();
-    let snapshot = Snapshot::open(&arguments.snapshot)?;
-    let frozen = FrozenMachine::open(&snapshot, &arguments.host.kvm)?;
+    let frozen = FrozenMachine::open(snapshot, &arguments.host.kvm)?;
     let loaded = Instant::now();
     let facts = HostFacts::read()?;
     let image = ImageFacts::of(snapshot.image())
@@ -233,7 +132,7 @@ pub(crate) fn run(arguments: &ThawArgs) -> Result<ExitCode, ThawCommandError> {
         let since = clock::request().unwrap_or(begin);
         let times = Times {
             process_start_ns: clock::request().map(|request| begin.saturating_sub(request)),
-            load_ns: nanoseconds(loaded - load),
+            load_ns: nanoseconds(opening + (loaded - load)),
             plan_ns: nanoseconds(planned - loaded),
             execute_ns: nanoseconds(mapped - planned),
             resume_ns: nanoseconds(resumed - mapped),

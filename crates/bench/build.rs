@@ -1,0 +1,82 @@
+//! Builds the player, a guest that needs other flags than a program of the host, and lists the traces of the
+//! repository, so that the `firn` binary carries both.
+
+use std::env;
+use std::ffi::OsStr;
+use std::fmt::Write as _;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+fn main() -> io::Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize()?;
+    let out = PathBuf::from(env::var_os("OUT_DIR").ok_or(io::ErrorKind::NotFound)?);
+    build_player(&root.join("guest/player"), &out)?;
+    list_traces(&root.join("traces"), &out.join("traces.rs"))
+}
+
+fn build_player(source: &Path, out: &Path) -> io::Result<()> {
+    println!("cargo::rerun-if-changed={}", source.display());
+    let rlib = out.join("libfirn_player.rlib");
+    rustc("rlib", "firn_player", &source.join("src/lib.rs"), &rlib, &[])?;
+    let mut library = std::ffi::OsString::from("firn_player=");
+    library.push(&rlib);
+    let mut script = std::ffi::OsString::from("link-arg=-Wl,-T,");
+    script.push(source.join("player.ld"));
+    let mut link: Vec<&OsStr> = vec!["--extern".as_ref(), &library, "-C".as_ref(), &script];
+    for argument in [
+        "link-arg=-nostartfiles",
+        "link-arg=-nostdlib",
+        "link-arg=-static",
+        "link-arg=-Wl,--build-id=none",
+        "link-arg=-Wl,--oformat=binary",
+    ] {
+        link.extend([OsStr::new("-C"), OsStr::new(argument)]);
+    }
+    rustc("bin", "player", &source.join("src/main.rs"), &out.join("player.bin"), &link)
+}
+
+fn rustc(kind: &str, name: &str, source: &Path, out: &Path, more: &[&OsStr]) -> io::Result<()> {
+    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let mut command = Command::new(rustc);
+    command.args(["--edition", "2024", "--target", TARGET]);
+    command.args(["--crate-type", kind, "--crate-name", name]);
+    for option in [
+        "panic=abort",
+        "opt-level=3",
+        "codegen-units=1",
+        "relocation-model=static",
+        "target-feature=+crt-static",
+    ] {
+        command.args(["-C", option]);
+    }
+    command.args(more).arg(source).arg("-o").arg(out);
+    match command.status()? {
+        status if status.success() => Ok(()),
+        status => Err(io::Error::other(format!("{command:?}: {status}"))),
+    }
+}
+
+/// Writes `&[("NAME", include_bytes!("…/NAME.trace")), …]`, in order of the names.
+fn list_traces(folder: &Path, list: &Path) -> io::Result<()> {
+    println!("cargo::rerun-if-changed={}", folder.display());
+    let mut traces = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension() == Some(OsStr::new("trace")) {
+            traces.push(path);
+        }
+    }
+    traces.sort();
+    let mut text = String::from("&[\n");
+    for path in traces {
+        let name = path.file_stem().map(OsStr::to_string_lossy).unwrap_or_default();
+        writeln!(text, "({name:?}, include_bytes!({:?})),", path.display().to_string())
+            .map_err(io::Error::other)?;
+    }
+    text.push(']');
+    fs::write(list, text)
+}

@@ -1,0 +1,80 @@
+//! From a trace to the snapshot of a player that has not begun.
+
+use std::path::{Path, PathBuf};
+
+use firn_memory::{AnonymousError, GuestMemory};
+use firn_player::format::{OWN, PROGRAM};
+use firn_snapshot::FunctionInfo;
+use firn_vmm::{
+    Console, FreezeError, FreezeReport, FreezeRequest, GENERATION_ID, GENERATION_ID_LEN,
+    HostConfig, Microvm, PrepareError, UserRegisters,
+};
+use thiserror::Error;
+use uuid::Uuid;
+
+use super::memory::{OwnRegion, PlayerMemoryError, Surroundings, fill};
+use super::options::PlayerOptions;
+use crate::traces::NamedTrace;
+
+/// Why no snapshot of a player was made.
+#[derive(Debug, Error)]
+pub enum FreezePlayerError {
+    /// The trace cannot be made into a player.
+    #[error(transparent)]
+    Memory(#[from] PlayerMemoryError),
+    /// There is no room for the player's memory.
+    #[error("reserving the player's memory")]
+    Reserve(#[from] AnonymousError),
+    /// The microVM could not be made.
+    #[error(transparent)]
+    Prepare(#[from] PrepareError),
+    /// The snapshot could not be written.
+    #[error(transparent)]
+    Freeze(#[from] FreezeError),
+}
+
+/// Makes a player that repeats `trace` and freezes it before its first instruction into the snapshot
+/// `destination`; `dense` stores its zero pages too.
+///
+/// # Errors
+/// See [`FreezePlayerError`]. A snapshot that was there before is whole then.
+pub fn freeze(
+    trace: &NamedTrace,
+    options: &PlayerOptions,
+    kvm: &Path,
+    destination: &Path,
+    dense: bool,
+) -> Result<FreezeReport, FreezePlayerError> {
+    let NamedTrace { name, trace } = trace;
+    let surroundings =
+        Surroundings { unchecked: (GENERATION_ID, GENERATION_ID_LEN), reports: 0, tsc_khz: 0 };
+    let own = OwnRegion::new(trace, options, surroundings)?;
+    let memory = GuestMemory::anonymous(own.layout(trace).map_err(PlayerMemoryError::from)?)?;
+    {
+        let view = memory.vm_memory();
+        own.write(&view).map_err(PlayerMemoryError::from)?;
+        fill(&view, trace, options.seed).map_err(PlayerMemoryError::from)?;
+    }
+    let registers = UserRegisters {
+        page_tables: own.page_tables,
+        instruction: OWN + PROGRAM,
+        stack: own.stack,
+        arguments: [OWN, 0, 0, 0],
+    };
+    let mut microvm = Microvm::prepare(memory, &[registers], &host(kvm, Vec::new()))?;
+    let function = FunctionInfo { name: name.clone(), handler: super::HANDLER.to_owned() };
+    let destination = destination.to_owned();
+    Ok(microvm.freeze(FreezeRequest { destination, dense, function: Some(function) })?)
+}
+
+/// What a player's microVM uses of its host: KVM, and windows for its reports. It has no devices.
+pub(super) fn host(kvm: &Path, windows: Vec<firn_vmm::MmioWindow>) -> HostConfig {
+    HostConfig {
+        kvm: kvm.to_owned(),
+        vsock: PathBuf::new(),
+        scratch: PathBuf::new(),
+        console: Console::default(),
+        generation: Uuid::new_v4(),
+        windows,
+    }
+}

@@ -1,0 +1,286 @@
+//! A player's memory: the trace's, and a region of the player's own above it.
+
+use firn_memory::Leaf;
+use firn_memory::trace::{Access, GapUnit, Trace};
+use firn_player::format::{
+    Header, Kind, MOST_PAGES, OWN, PAGE, PAGE_WORDS, PROGRAM, REGIONS, REPORT, REPORT_ADDRESS,
+    Region, STACK, STEP, Touch, Window, word,
+};
+use firn_snapshot::{ImageRegion, LayoutError, MemoryLayout, MemoryRegion, PageSet};
+use thiserror::Error;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
+
+use super::options::{GapFactor, Leaves, PlayerOptions};
+use super::page_tables::{LARGE_LEAF, PageTables};
+
+/// The player as it runs: a flat image for [`OWN`] + [`PROGRAM`].
+const PLAYER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/player.bin"));
+
+/// From here to 4 GiB lie devices.
+const LOW_MEMORY_END: u64 = 3 << 30;
+const HIGH_MEMORY_START: u64 = 4 << 30;
+/// How much of the player's own region it can see.
+const OWN_WINDOW: u64 = 512 << 20;
+/// Instructions in a turn of the player's loop for gaps.
+const TURN_INSTRUCTIONS: u64 = 2;
+/// Turns of that loop in a nanosecond: a turn takes one cycle, and 3 GHz is near enough for what was recorded in ns.
+const TURNS_PER_NS: u64 = 3;
+
+/// Why a trace cannot be made into a player.
+#[derive(Debug, Error)]
+pub enum PlayerMemoryError {
+    /// More regions than the player knows.
+    #[error("the trace's memory has {0} regions, the player knows {REGIONS}")]
+    Regions(usize),
+    /// Pages that a touch cannot name.
+    #[error("the trace's memory reaches to page {0:#x}, the player's touches to {MOST_PAGES:#x}")]
+    TooHigh(u64),
+    /// More touches than fit.
+    #[error(
+        "the trace's {touches} touches need {bytes} bytes of lists and page tables, the player can see \
+         {OWN_WINDOW}: record a shorter invocation"
+    )]
+    TooManyTouches {
+        /// Number of touches.
+        touches: usize,
+        /// Bytes of the player's region.
+        bytes: u64,
+    },
+    /// There is no layout with the player's region.
+    #[error("laying out the player's memory")]
+    Layout(#[from] LayoutError),
+    /// Guest memory refused a write.
+    #[error("filling the player's memory")]
+    Write(#[from] GuestMemoryError),
+}
+
+/// A player's own region, laid out and filled; the trace's memory is filled by [`fill`].
+pub(super) struct OwnRegion {
+    /// Guest-physical start, a multiple of 2 MiB.
+    pub(super) start: u64,
+    /// Its parts: offset in the region, and bytes.
+    pub(super) parts: Vec<(u64, Vec<u8>)>,
+    /// Its length in bytes.
+    pub(super) len: u64,
+    /// Guest-physical address of the top page table.
+    pub(super) page_tables: u64,
+    /// The stack pointer at the first instruction, as at the entry of a function.
+    pub(super) stack: u64,
+}
+
+/// What the reports and the monitor decide of a header.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Surroundings {
+    /// Guest-physical start and length of what nobody can check.
+    pub(super) unchecked: (u64, u64),
+    /// [`Header::reports`].
+    pub(super) reports: u64,
+    /// [`Header::tsc_khz`].
+    pub(super) tsc_khz: u64,
+}
+
+impl OwnRegion {
+    /// The region of a player that repeats `trace`.
+    pub(super) fn new(
+        trace: &Trace,
+        options: &PlayerOptions,
+        surroundings: Surroundings,
+    ) -> Result<Self, PlayerMemoryError> {
+        let end = trace.layout().regions().last().map_or(0, |region| region.guest_range().end);
+        if end / PAGE > MOST_PAGES {
+            return Err(PlayerMemoryError::TooHigh(end / PAGE));
+        }
+        let start = end.next_multiple_of(LARGE_LEAF);
+        let region = Self::at(start, trace, options, surroundings)?;
+        let gap = LOW_MEMORY_END..HIGH_MEMORY_START;
+        if start < gap.end && start + region.len > gap.start {
+            return Self::at(HIGH_MEMORY_START, trace, options, surroundings);
+        }
+        Ok(region)
+    }
+
+    fn at(
+        start: u64,
+        trace: &Trace,
+        options: &PlayerOptions,
+        surroundings: Surroundings,
+    ) -> Result<Self, PlayerMemoryError> {
+        let mut regions = [Region::default(); REGIONS];
+        let count = trace.layout().regions().count();
+        if count > REGIONS {
+            return Err(PlayerMemoryError::Regions(count));
+        }
+        for (place, region) in regions.iter_mut().zip(trace.layout().regions()) {
+            *place = Region { page: region.guest_addr / PAGE, pages: region.len / PAGE };
+        }
+        let mut parts = Parts { parts: vec![(PROGRAM, PLAYER.to_vec())], end: PROGRAM };
+        parts.end += (PLAYER.len() as u64).next_multiple_of(PAGE) + STACK;
+        let stack = OWN + parts.end - 8;
+        let touches = touches(trace, options.leaves)?;
+        let header = Header {
+            seed: options.seed,
+            touches: parts.add(touches.iter().flat_map(|touch| touch.bits().to_le_bytes())),
+            touch_count: touches.len() as u64,
+            gaps: match gaps(trace, options.gaps) {
+                gaps if gaps.iter().all(|gap| *gap == 0) => 0,
+                gaps => parts.add(gaps.into_iter().flat_map(u32::to_le_bytes)),
+            },
+            zero_map: parts.add(bitmap(trace.zero_map())),
+            written_map: parts.add(bitmap(&written(trace))),
+            unchecked_start: surroundings.unchecked.0,
+            unchecked_len: surroundings.unchecked.1,
+            reports: surroundings.reports,
+            tsc_khz: surroundings.tsc_khz,
+            pages: trace.touched_pages(),
+            regions,
+        };
+        parts.parts.push((0, header.to_words().into_iter().flat_map(u64::to_le_bytes).collect()));
+        let page_tables = start + parts.end;
+        let tables = tables(page_tables, start, trace, &touches);
+        parts.add(tables.into_bytes());
+        if parts.end > OWN_WINDOW {
+            let touches = touches.len();
+            return Err(PlayerMemoryError::TooManyTouches { touches, bytes: parts.end });
+        }
+        Ok(Self { start, parts: parts.parts, len: parts.end, page_tables, stack })
+    }
+
+    /// The trace's memory and this region.
+    pub(super) fn layout(&self, trace: &Trace) -> Result<MemoryLayout, LayoutError> {
+        let mut regions = Vec::<MemoryRegion>::from(trace.layout().clone());
+        regions.push(MemoryRegion { guest_addr: self.start, len: self.len });
+        MemoryLayout::new(regions)
+    }
+
+    /// Writes the region into guest memory.
+    pub(super) fn write(&self, memory: &GuestMemoryMmap) -> Result<(), GuestMemoryError> {
+        self.parts.iter().try_for_each(|(offset, bytes)| {
+            memory.write_slice(bytes, GuestAddress(self.start + offset))
+        })
+    }
+}
+
+/// Fills the trace's memory as the player expects it.
+pub(super) fn fill(
+    memory: &GuestMemoryMmap,
+    trace: &Trace,
+    seed: u64,
+) -> Result<(), GuestMemoryError> {
+    let mut bytes = Vec::new();
+    for region in trace.layout().regions() {
+        let ImageRegion { guest_addr, image_offset, .. } = region;
+        let first = image_offset / PAGE;
+        let spans = trace.zero_map().spans(first..region.image_range().end / PAGE);
+        for page in spans.filter(|span| !span.set).flat_map(|span| span.pages) {
+            let address = guest_addr + (page - first) * PAGE;
+            let mut value = word(seed, address / PAGE, 0);
+            bytes.clear();
+            for _ in 0..PAGE_WORDS {
+                bytes.extend(value.to_le_bytes());
+                value = value.wrapping_add(STEP);
+            }
+            memory.write_slice(&bytes, GuestAddress(address))?;
+        }
+    }
+    Ok(())
+}
+
+/// Parts of a region, one after the other, each from a page on.
+struct Parts {
+    parts: Vec<(u64, Vec<u8>)>,
+    end: u64,
+}
+
+impl Parts {
+    /// Adds a part and returns where the player sees it.
+    fn add(&mut self, bytes: impl IntoIterator<Item = u8>) -> u64 {
+        let offset = self.end;
+        let bytes: Vec<u8> = bytes.into_iter().collect();
+        self.end += (bytes.len() as u64).next_multiple_of(PAGE);
+        self.parts.push((offset, bytes));
+        OWN + offset
+    }
+}
+
+/// The touches as the player has them.
+fn touches(trace: &Trace, leaves: Leaves) -> Result<Vec<Touch>, PlayerMemoryError> {
+    let pack = |touch: &firn_memory::trace::Touch| {
+        let window = match (leaves, touch.leaf) {
+            (Leaves::All4K, _) | (Leaves::Recorded, Leaf::Size4K) => Window::Small,
+            (Leaves::All2M, _) | (Leaves::Recorded, Leaf::Size2M | Leaf::Size1G) => Window::Large,
+        };
+        let image = trace.layout().image_offset(touch.page * PAGE).map(|offset| offset / PAGE);
+        let kind = match touch.access {
+            Access::Write | Access::LaterWrite => Kind::Write,
+            Access::Read if image.is_some_and(|page| trace.zero_map().get(page)) => Kind::ReadZero,
+            Access::Read => Kind::Read,
+        };
+        Touch::new(touch.page, kind, window).ok_or(PlayerMemoryError::TooHigh(touch.page))
+    };
+    trace.touches().iter().map(pack).collect()
+}
+
+/// Turns of the player's loop before each touch.
+fn gaps(trace: &Trace, factor: GapFactor) -> Vec<u32> {
+    let turns = |gap: u64| match trace.origin().gaps {
+        GapUnit::Instructions => factor.scale(gap) / TURN_INSTRUCTIONS,
+        GapUnit::Nanoseconds => factor.scale(gap).saturating_mul(TURNS_PER_NS),
+    };
+    let touches = trace.touches().iter();
+    touches.map(|touch| u32::try_from(turns(touch.gap)).unwrap_or(u32::MAX)).collect()
+}
+
+/// The image pages that the touches write.
+fn written(trace: &Trace) -> PageSet {
+    let mut written = PageSet::new(trace.layout().pages());
+    for touch in trace.touches().iter().filter(|touch| touch.access != Access::Read) {
+        if let Some(offset) = trace.layout().image_offset(touch.page * PAGE) {
+            written.insert(offset / PAGE);
+        }
+    }
+    written
+}
+
+fn bitmap(set: &PageSet) -> Vec<u8> {
+    let bits = usize::try_from(set.pages()).unwrap_or(usize::MAX);
+    let mut bytes = vec![0_u8; bits.div_ceil(8)];
+    for page in set.iter() {
+        if let Some(byte) = usize::try_from(page / 8).ok().and_then(|at| bytes.get_mut(at)) {
+            *byte |= 1 << (page % 8);
+        }
+    }
+    bytes
+}
+
+/// The page tables at `at`. Small leaves are made for the chunks of 2 MiB that some touch needs them for.
+fn tables(at: u64, own: u64, trace: &Trace, touches: &[Touch]) -> PageTables {
+    let mut tables = PageTables::new(at);
+    for offset in (0..OWN_WINDOW).step_by(LEAF_STEP) {
+        tables.map_large(OWN + offset, own + offset);
+    }
+    tables.map_small(REPORT, REPORT_ADDRESS);
+    for region in trace.layout().regions() {
+        let chunks = region.guest_addr / LARGE_LEAF..region.guest_range().end.div_ceil(LARGE_LEAF);
+        for address in chunks.map(|chunk| chunk * LARGE_LEAF) {
+            tables.map_large(Window::Large.base() + address, address);
+        }
+    }
+    let mut done = None;
+    let mut small: Vec<u64> = touches
+        .iter()
+        .filter(|touch| touch.window() == Window::Small)
+        .map(|touch| touch.page() * PAGE / LARGE_LEAF)
+        .collect();
+    small.sort_unstable();
+    for chunk in small {
+        if done.replace(chunk) != Some(chunk) {
+            for address in (chunk * LARGE_LEAF..(chunk + 1) * LARGE_LEAF).step_by(PAGE_STEP) {
+                tables.map_small(Window::Small.base() + address, address);
+            }
+        }
+    }
+    tables
+}
+
+const LEAF_STEP: usize = 2 << 20;
+const PAGE_STEP: usize = 4096;

@@ -1,0 +1,35 @@
+//! The player: the guest that repeats a trace, from trace to report.
+//!
+//! [`freeze`] makes the guest's memory from a trace and freezes it before its first instruction: an ordinary
+//! snapshot. [`replay`] thaws one by any planner, runs it to its end and reports. The guest is the crate
+//! `firn_player`, which this crate carries as a program.
+
+mod freeze;
+mod memory;
+mod options;
+mod page_tables;
+mod registers;
+mod replay;
+mod report;
+
+pub use freeze::{FreezePlayerError, freeze};
+pub use memory::PlayerMemoryError;
+pub use options::{GapFactor, Leaves, ParseOptionError, PlayerOptions};
+pub use replay::{Clock, ReplayError, replay};
+pub use report::{PlayerReport, PlayerTimes};
+
+use firn_snapshot::Manifest;
+
+/// The handler in the manifest of a player's snapshot. No function has it: a function's is `module.attribute`.
+const HANDLER: &str = "player";
+
+/// The name of the trace that a snapshot's player repeats; `None` where the snapshot is not of a player.
+#[must_use]
+pub fn trace_of(manifest: &Manifest) -> Option<&str> {
+    let function = manifest.description.function.as_ref()?;
+    (function.handler == HANDLER && manifest.description.disks.is_empty())
+        .then_some(function.name.as_str())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,119 @@
+//! What can be chosen of a player.
+
+use std::fmt;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+/// How a player is made from a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlayerOptions {
+    /// Leaves of the guest's own page tables.
+    pub leaves: Leaves,
+    /// How much of the gaps between touches is kept.
+    pub gaps: GapFactor,
+    /// Decides about the content of memory.
+    pub seed: u64,
+}
+
+impl Default for PlayerOptions {
+    fn default() -> Self {
+        Self { leaves: Leaves::Recorded, gaps: GapFactor::NONE, seed: 1 }
+    }
+}
+
+/// Leaves of the guest's own page tables. On a KVM with software page tables a large leaf needs a large one
+/// on both sides; with EPT or NPT the host's side alone decides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Leaves {
+    /// Each touch through a leaf of the size that was recorded; 1 GiB counts as 2 MiB, for not every processor
+    /// has leaves of 1 GiB.
+    #[default]
+    Recorded,
+    /// All of 4 KiB.
+    All4K,
+    /// All of 2 MiB.
+    All2M,
+}
+
+/// An option was written in a way that it does not have.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ParseOptionError {
+    /// Not a kind of leaves.
+    #[error("{0:?} are no leaves: use recorded, 4k or 2m")]
+    Leaves(String),
+    /// Not a factor.
+    #[error("{0:?} is no factor: use 0 to {MOST_FACTOR}, with up to three decimals, as in 0.5")]
+    Factor(String),
+}
+
+const LEAVES: [(&str, Leaves); 3] =
+    [("recorded", Leaves::Recorded), ("4k", Leaves::All4K), ("2m", Leaves::All2M)];
+
+impl FromStr for Leaves {
+    type Err = ParseOptionError;
+
+    fn from_str(text: &str) -> Result<Self, ParseOptionError> {
+        let found = LEAVES.iter().find(|(name, _)| *name == text);
+        found.map(|(_, leaves)| *leaves).ok_or_else(|| ParseOptionError::Leaves(text.to_owned()))
+    }
+}
+
+impl fmt::Display for Leaves {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = LEAVES.iter().find(|(_, leaves)| leaves == self).map_or("", |(name, _)| name);
+        f.write_str(name)
+    }
+}
+
+const MOST_FACTOR: u32 = 1000;
+const DECIMALS: usize = 3;
+const UNIT: u32 = 1000;
+
+/// What the gaps of a trace are multiplied with, exact to a thousandth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GapFactor {
+    thousandths: u32,
+}
+
+impl GapFactor {
+    /// No gaps: faults alone.
+    pub const NONE: Self = Self { thousandths: 0 };
+    /// The gaps as they were recorded.
+    pub const FULL: Self = Self { thousandths: UNIT };
+
+    /// A gap, scaled; at most `u64::MAX`.
+    pub(crate) fn scale(self, gap: u64) -> u64 {
+        let scaled = u128::from(gap) * u128::from(self.thousandths) / u128::from(UNIT);
+        u64::try_from(scaled).unwrap_or(u64::MAX)
+    }
+}
+
+impl FromStr for GapFactor {
+    type Err = ParseOptionError;
+
+    fn from_str(text: &str) -> Result<Self, ParseOptionError> {
+        let (whole, decimals) = text.split_once('.').unwrap_or((text, ""));
+        let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+        let written = format!("{whole}{decimals:0<DECIMALS$}");
+        let thousandths = written.parse().ok().filter(|factor| {
+            !whole.is_empty()
+                && digits(&written)
+                && decimals.len() <= DECIMALS
+                && *factor <= MOST_FACTOR * UNIT
+        });
+        let error = || ParseOptionError::Factor(text.to_owned());
+        thousandths.map(|thousandths| Self { thousandths }).ok_or_else(error)
+    }
+}
+
+impl fmt::Display for GapFactor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (whole, rest) = (self.thousandths / UNIT, self.thousandths % UNIT);
+        if rest == 0 { write!(f, "{whole}") } else { write!(f, "{whole}.{rest:03}") }
+    }
+}
+
+#[cfg(test)]
+#[path = "options_tests.rs"]
+mod tests;

@@ -1,0 +1,21 @@
+use super::{GapFactor, Leaves};
+
+#[test]
+fn leaves_are_read_as_they_are_written() {
+    for leaves in [Leaves::Recorded, Leaves::All4K, Leaves::All2M] {
+        assert_eq!(leaves.to_string().parse(), Ok(leaves));
+    }
+    assert!("1g".parse::<Leaves>().is_err());
+}
+
+#[test]
+fn factors_are_exact_to_a_thousandth() {
+    for (text, gap) in [("0", 0), ("1", 1000), ("0.5", 500), ("2.25", 2250), ("0.001", 1)] {
+        assert_eq!(text.parse::<GapFactor>().unwrap().scale(1000), gap, "{text}");
+    }
+    assert_eq!("1000".parse::<GapFactor>().unwrap().scale(u64::MAX), u64::MAX);
+    assert_eq!("0.25".parse::<GapFactor>().unwrap().to_string(), "0.250");
+    for text in ["", ".5", "-1", "1.2345", "1001", "0.5x", "+1", "1e3", "nan", "4294967296"] {
+        assert!(text.parse::<GapFactor>().is_err(), "{text}");
+    }
+}

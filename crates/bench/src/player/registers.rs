@@ -1,0 +1,122 @@
+//! The monitor's side of a player's reports.
+
+use std::error::Error as StdError;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use firn_memory::{GuestMemory, MemoryUsage, ProcessCounters};
+use firn_player::format::{PAGE, REPORT_ADDRESS, REPORTED_PAGES, register};
+use firn_vmm::{KvmCounters, KvmStats, MmioDevice, MmioWindow};
+use rustix::time::{ClockId, clock_gettime};
+
+/// ns of CLOCK_MONOTONIC, which all processes of a host share.
+pub(super) fn now_ns() -> u64 {
+    clock(ClockId::Monotonic)
+}
+
+fn clock(id: ClockId) -> u64 {
+    let time = clock_gettime(id);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
+    seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or_default()
+}
+
+/// Why something was not measured.
+pub(super) type MeasureError = Box<dyn StdError + Send + Sync>;
+
+/// What is read at the end of the timed loop, while the guest waits for its store.
+pub(super) struct Counters {
+    pub(super) kvm: KvmStats,
+    pub(super) process: ProcessCounters,
+    pub(super) memory: MemoryUsage,
+    pub(super) cpu_ns: u64,
+}
+
+/// What a player has reported.
+#[derive(Default)]
+pub(super) struct Reports {
+    /// When the timed loop ended, ns of CLOCK_MONOTONIC, and what was counted then.
+    pub(super) done: Option<(u64, Result<Counters, MeasureError>)>,
+    pub(super) touches: u64,
+    pub(super) pages: u64,
+    pub(super) wrong_in_loop: Wrong,
+    pub(super) wrong_in_pass: Wrong,
+}
+
+/// Wrong pages: how many, and the first of them.
+#[derive(Default)]
+pub(super) struct Wrong {
+    pub(super) count: u64,
+    pub(super) pages: Vec<u64>,
+}
+
+impl Wrong {
+    /// A guest may report whatever it wants: no more is kept than a player reports.
+    fn add(&mut self, page: u64) {
+        if self.pages.len() < REPORTED_PAGES {
+            self.pages.push(page);
+        }
+    }
+}
+
+/// What the counters are read from, known once the microVM is made.
+pub(super) struct Meters {
+    pub(super) kvm: Arc<KvmCounters>,
+    pub(super) memory: Arc<GuestMemory>,
+}
+
+impl Meters {
+    fn read(&self) -> Result<Counters, MeasureError> {
+        // First what goes on by being read.
+        let cpu_ns = clock(ClockId::ProcessCPUTime);
+        let process = ProcessCounters::read()?;
+        Ok(Counters { cpu_ns, process, kvm: self.kvm.read()?, memory: self.memory.usage()? })
+    }
+}
+
+/// The registers; the reports leave them when the player has ended.
+pub(super) struct Registers {
+    meters: Arc<OnceLock<Meters>>,
+    reports: Reports,
+    ended: Sender<Reports>,
+}
+
+/// The window of the registers, where their meters go, and where the reports come out.
+pub(super) fn window() -> (MmioWindow, Arc<OnceLock<Meters>>, Receiver<Reports>) {
+    let (ended, reports) = channel();
+    let meters = Arc::new(OnceLock::new());
+    let registers = Registers { meters: meters.clone(), reports: Reports::default(), ended };
+    let device = Arc::new(Mutex::new(registers));
+    (MmioWindow { start: REPORT_ADDRESS, len: PAGE, device }, meters, reports)
+}
+
+impl MmioDevice for Registers {
+    fn read(&mut self, _: u64, data: &mut [u8]) {
+        data.fill(0);
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        let now = now_ns();
+        let Ok(value) = data.try_into().map(u64::from_le_bytes) else { return };
+        let reports = &mut self.reports;
+        match offset {
+            register::DONE => {
+                let counters = match self.meters.get() {
+                    Some(meters) => meters.read(),
+                    None => Err("the guest ran before it could be measured".into()),
+                };
+                reports.done.get_or_insert((now, counters));
+                reports.wrong_in_loop.count = value;
+            }
+            register::WRONG_IN_LOOP => reports.wrong_in_loop.add(value),
+            register::WRONG_IN_PASS => reports.wrong_in_pass.add(value),
+            register::TOUCHES => reports.touches = value,
+            register::PAGES => reports.pages = value,
+            register::END => {
+                reports.wrong_in_pass.count = value;
+                // Nobody waits any more when this fails.
+                let _ = self.ended.send(std::mem::take(reports));
+            }
+            _ => {}
+        }
+    }
+}

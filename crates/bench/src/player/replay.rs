@@ -1,0 +1,205 @@
+//! From a player's snapshot to its report.
+
+use std::error::Error as StdError;
+use std::path::Path;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use firn_memory::planners::{ImageFacts, PlanInput, Planner, PlannerError};
+use firn_memory::{ExecuteError, HostFacts, HostFactsError, Plan, Sources, StepError, execute};
+use firn_snapshot::Snapshot;
+use firn_vmm::{
+    End, FrozenMachine, IncompatibleError, Microvm, RestoreError, RunError, VcpuFailure,
+    VcpuThreadError,
+};
+use thiserror::Error;
+
+use super::freeze::host;
+use super::registers::{Meters, Reports, Wrong, now_ns, window};
+use super::report::{PlayerReport, PlayerTimes};
+use super::trace_of;
+
+/// Why a replay has no report.
+#[derive(Debug, Error)]
+pub enum ReplayError {
+    /// The snapshot is not of a player.
+    #[error("the snapshot is not of a player: make one with `firn player`")]
+    NotPlayer,
+    /// This host cannot run it.
+    #[error(transparent)]
+    Incompatible(#[from] IncompatibleError),
+    /// The host could not be examined.
+    #[error(transparent)]
+    HostFacts(#[from] HostFactsError),
+    /// The image could not be examined.
+    #[error("reading how the image of {path} is stored")]
+    Image {
+        /// The snapshot.
+        path: std::path::PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// There is no plan.
+    #[error(transparent)]
+    Plan(#[from] PlannerError),
+    /// The plan could not be carried out.
+    #[error(transparent)]
+    Execute(#[from] ExecuteError),
+    /// A step after the resume failed.
+    #[error(transparent)]
+    Schedule(#[from] StepError),
+    /// The microVM could not be made.
+    #[error(transparent)]
+    Restore(#[from] RestoreError),
+    /// Its processor could not be started.
+    #[error("starting the guest's processor")]
+    Resume(#[source] VcpuThreadError),
+    /// Serving it failed.
+    #[error(transparent)]
+    Run(#[from] RunError),
+    /// KVM could not run it any further.
+    #[error("the player could not run on")]
+    Failure(#[source] VcpuFailure),
+    /// It ended before its reports were complete.
+    #[error("the player ended before it had reported: its program, lists or page tables are wrong")]
+    Ended,
+    /// Something could not be measured.
+    #[error("measuring the player")]
+    Measure(#[source] Box<dyn StdError + Send + Sync>),
+    /// The player found memory that is not what it must be.
+    #[error("{planner} restored wrong memory: {wrong}")]
+    Wrong {
+        /// The planner.
+        planner: String,
+        /// What is wrong.
+        wrong: String,
+    },
+}
+
+/// What had passed when a replay was asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    /// When this program began, ns of CLOCK_MONOTONIC.
+    pub begin_ns: u64,
+    /// When the request came in, if that is known, ns of CLOCK_MONOTONIC.
+    pub request_ns: Option<u64>,
+    /// What opening the snapshot took, ns.
+    pub open_ns: u64,
+}
+
+/// Thaws the player of a snapshot by a planner, lets it replay its trace and check all its memory, and reports.
+///
+/// # Errors
+/// See [`ReplayError`]; [`ReplayError::Wrong`] names the guest pages that are not what they must be.
+pub fn replay(
+    snapshot: &Snapshot,
+    planner: &dyn Planner,
+    kvm: &Path,
+    clock: Clock,
+) -> Result<PlayerReport, ReplayError> {
+    let begin = Instant::now();
+    let facts = HostFacts::read()?;
+    let image = ImageFacts::of(snapshot.image())
+        .map_err(|source| ReplayError::Image { path: snapshot.path().to_owned(), source })?;
+    let plan = planner.plan(&PlanInput {
+        layout: &snapshot.manifest().layout,
+        image,
+        zero_map: snapshot.zero_map(),
+        host: &facts,
+    })?;
+    replay_plan(snapshot, &plan, kvm, clock, begin.elapsed())
+}
+
+/// The same by a plan that is made already.
+pub(super) fn replay_plan(
+    snapshot: &Snapshot,
+    plan: &Plan,
+    kvm: &Path,
+    clock: Clock,
+    planned: Duration,
+) -> Result<PlayerReport, ReplayError> {
+    let trace = trace_of(snapshot.manifest()).ok_or(ReplayError::NotPlayer)?;
+    let load = Instant::now();
+    let frozen = FrozenMachine::open(snapshot, kvm)?;
+    let loaded = Instant::now();
+    let executed = execute(plan, &Sources { image: snapshot.image() })?;
+    let mapped = Instant::now();
+    let (window, meters, reports) = window();
+    let host = host(kvm, vec![window]);
+    let (mut microvm, _) = Microvm::restore(frozen, executed.memory, &host, None)?;
+    meters.get_or_init(|| Meters { kvm: microvm.kvm_counters(), memory: microvm.shared_memory() });
+    microvm.resume().map_err(ReplayError::Resume)?;
+    let (resumed, resumed_ns) = (Instant::now(), now_ns());
+
+    let memory = microvm.shared_memory();
+    let schedule = executed.after_resume;
+    let schedule = std::thread::spawn(move || schedule.run(&memory).map(drop));
+    let reports = run(&mut microvm, &reports);
+    drop(microvm);
+    // A restore whose schedule fails is a failed restore.
+    schedule.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+    let mut reports = reports?;
+    let Some((done_ns, counters)) = reports.done.take() else {
+        return Err(ReplayError::Ended);
+    };
+    if reports.wrong_in_loop.count + reports.wrong_in_pass.count > 0 {
+        return Err(ReplayError::Wrong {
+            planner: plan.planner.clone(),
+            wrong: describe(&reports),
+        });
+    }
+    let counters = counters.map_err(ReplayError::Measure)?;
+    Ok(PlayerReport {
+        trace: trace.to_owned(),
+        planner: plan.planner.clone(),
+        touches: reports.touches,
+        pages: reports.pages,
+        times: PlayerTimes {
+            process_start_ns: clock.request_ns.map(|at| clock.begin_ns.saturating_sub(at)),
+            load_ns: clock.open_ns + nanoseconds(loaded - load),
+            plan_ns: nanoseconds(planned),
+            execute_ns: nanoseconds(mapped - loaded),
+            preload_ns: executed.report.schedule_ns,
+            resume_ns: nanoseconds(resumed - mapped),
+            replay_ns: done_ns.saturating_sub(resumed_ns),
+            total_ns: done_ns.saturating_sub(clock.request_ns.unwrap_or(clock.begin_ns)),
+            verify_ns: now_ns().saturating_sub(done_ns),
+        },
+        kvm: counters.kvm,
+        minor_faults: counters.process.minor_faults,
+        major_faults: counters.process.major_faults,
+        read_bytes: counters.process.read_bytes,
+        private_bytes: counters.memory.private,
+        shared_bytes: counters.memory.shared,
+        page_table_bytes: counters.memory.page_tables,
+        cpu_ns: counters.cpu_ns,
+    })
+}
+
+/// Serves a player until it ends itself, by a triple fault, as it does when it has reported everything.
+fn run(microvm: &mut Microvm, reports: &Receiver<Reports>) -> Result<Reports, ReplayError> {
+    match microvm.run()? {
+        End::TripleFault => reports.try_recv().map_err(|_| ReplayError::Ended),
+        End::Failure(failure) => Err(ReplayError::Failure(failure)),
+        End::Shutdown | End::Reset | End::Stopped => Err(ReplayError::Ended),
+    }
+}
+
+fn describe(reports: &Reports) -> String {
+    let list = |what: &str, wrong: &Wrong| {
+        let pages: Vec<String> = wrong.pages.iter().map(|page| format!("{page:#x}")).collect();
+        let more = if wrong.count > wrong.pages.len() as u64 { " and more" } else { "" };
+        format!("{what} {} ({}{more})", wrong.count, pages.join(", "))
+    };
+    let lists = [
+        ("guest pages in the timed loop:", &reports.wrong_in_loop),
+        ("guest pages in the second pass:", &reports.wrong_in_pass),
+    ];
+    let lists = lists.into_iter().filter(|(_, wrong)| wrong.count > 0);
+    lists.map(|(what, wrong)| list(what, wrong)).collect::<Vec<_>>().join("; ")
+}
+
+/// A duration in ns.
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,62 @@
+//! What a replay is reported as.
+
+use firn_vmm::KvmStats;
+use serde::{Deserialize, Serialize};
+
+/// A replay: what was done, what it took, what it cost. Its JSON is that of `firn thaw --json`.
+///
+/// The counters are read when the timed loop ends, before the second pass. They are of the whole process since it
+/// began.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PlayerReport {
+    /// Name of the trace.
+    pub trace: String,
+    /// The planner, with its options.
+    pub planner: String,
+    /// Touches that were replayed.
+    pub touches: u64,
+    /// Pages that were touched.
+    pub pages: u64,
+    /// Times.
+    pub times: PlayerTimes,
+    /// What KVM counted.
+    pub kvm: KvmStats,
+    /// Page faults of the process that needed no storage.
+    pub minor_faults: u64,
+    /// Page faults of the process that waited for storage.
+    pub major_faults: u64,
+    /// Bytes that the process caused to be read from storage.
+    pub read_bytes: u64,
+    /// Guest memory in DRAM that belongs to this microVM alone, bytes.
+    pub private_bytes: u64,
+    /// Guest memory in DRAM that others can share, bytes.
+    pub shared_bytes: u64,
+    /// Page tables of the process, bytes.
+    pub page_table_bytes: u64,
+    /// Time of processors that the process used, in user and kernel mode, its guest included, in ns.
+    pub cpu_ns: u64,
+}
+
+/// Times of a replay in ns, in the order in which they pass.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PlayerTimes {
+    /// Request to the first line of this program, where the caller said when the request came in
+    /// (`FIRN_REQUEST_NS`).
+    pub process_start_ns: Option<u64>,
+    /// Reading the snapshot's header, machine state and zero map, and checking that this host is fit.
+    pub load_ns: u64,
+    /// Making the plan.
+    pub plan_ns: u64,
+    /// Carrying it out: mapping guest memory, `preload_ns` included.
+    pub execute_ns: u64,
+    /// The part of `execute_ns` that the schedule's steps before the resume took.
+    pub preload_ns: u64,
+    /// Making the VM and restoring its state, to running vCPUs.
+    pub resume_ns: u64,
+    /// Running vCPUs to the store that ends the timed loop.
+    pub replay_ns: u64,
+    /// Request (or program start) to that store.
+    pub total_ns: u64,
+    /// The second pass, from that store on; no part of any other time.
+    pub verify_ns: u64,
+}

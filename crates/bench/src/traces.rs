@@ -1,0 +1,153 @@
+//! Traces by name: of the repository, of a file, or made up.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+use firn_memory::Leaf;
+use firn_memory::trace::{
+    Access, DecodeTraceError, GapUnit, Touch, Toucher, Trace, TraceError, TraceOrigin,
+};
+use firn_snapshot::{LayoutError, MemoryLayout, PAGE_SIZE, PageSet};
+
+/// The traces that this program carries: names and files.
+const EMBEDDED: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/traces.rs"));
+
+const SEQUENTIAL_READ: &str = "sequential-read";
+const SEQUENTIAL_WRITE: &str = "sequential-write";
+
+/// A trace and its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedTrace {
+    /// As it was asked for; of a file, its name without folder and ending.
+    pub name: String,
+    /// The trace.
+    pub trace: Trace,
+}
+
+/// Why there is no trace of a name.
+#[derive(Debug, Error)]
+pub enum LoadTraceError {
+    /// No trace has this name.
+    #[error(
+        "there is no trace {name:?}: use one of {known}, or the path of a file that ends in .trace"
+    )]
+    Unknown {
+        /// The name.
+        name: String,
+        /// What could have been asked for.
+        known: String,
+    },
+    /// A file could not be read.
+    #[error("reading {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A file is no trace.
+    #[error("{name} cannot be used")]
+    Decode {
+        /// The file, or the name.
+        name: String,
+        /// Why.
+        source: DecodeTraceError,
+    },
+    /// The size of a trace that is made up is none.
+    #[error("{0:?} is no size: write a number of bytes, with K, M or G behind it, as in 64M")]
+    Size(String),
+    /// No guest memory has that size.
+    #[error("making {name}")]
+    Layout {
+        /// The name.
+        name: String,
+        /// Why.
+        source: LayoutError,
+    },
+    /// The touches that were made up are no trace: a defect.
+    #[error("making {name}")]
+    Touches {
+        /// The name.
+        name: String,
+        /// Why.
+        source: TraceError,
+    },
+}
+
+/// What [`load`] takes beside paths: the traces that this program carries, and the forms of those that it makes up.
+pub fn names() -> impl Iterator<Item = String> {
+    let embedded = EMBEDDED.iter().map(|(name, _)| (*name).to_owned());
+    let made = [SEQUENTIAL_READ, SEQUENTIAL_WRITE].map(|name| format!("{name}:SIZE"));
+    embedded.chain(made)
+}
+
+/// Loads a trace: one that this program carries, `sequential-read:SIZE` or `sequential-write:SIZE`, which touch
+/// all of a memory without zero pages once, in order; or the file of a path.
+///
+/// # Errors
+/// See [`LoadTraceError`].
+pub fn load(name: &str) -> Result<NamedTrace, LoadTraceError> {
+    if let Some((_, bytes)) = EMBEDDED.iter().find(|(embedded, _)| *embedded == name) {
+        return decode(name.to_owned(), bytes);
+    }
+    match name.split_once(':') {
+        Some((SEQUENTIAL_READ, size)) => return sequential(name, size, Access::Read),
+        Some((SEQUENTIAL_WRITE, size)) => return sequential(name, size, Access::Write),
+        _ => {}
+    }
+    let path = Path::new(name);
+    if path.extension().is_none_or(|extension| extension != "trace") {
+        let known: Vec<String> = names().collect();
+        return Err(LoadTraceError::Unknown { name: name.to_owned(), known: known.join(", ") });
+    }
+    let bytes = std::fs::read(path)
+        .map_err(|source| LoadTraceError::Read { path: path.to_owned(), source })?;
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    decode(stem, &bytes)
+}
+
+fn decode(name: String, bytes: &[u8]) -> Result<NamedTrace, LoadTraceError> {
+    match Trace::decode(bytes) {
+        Ok(trace) => Ok(NamedTrace { name, trace }),
+        Err(source) => Err(LoadTraceError::Decode { name, source }),
+    }
+}
+
+fn sequential(name: &str, size: &str, access: Access) -> Result<NamedTrace, LoadTraceError> {
+    let bytes = bytes(size).ok_or_else(|| LoadTraceError::Size(size.to_owned()))?;
+    let layout = MemoryLayout::for_size(bytes)
+        .map_err(|source| LoadTraceError::Layout { name: name.to_owned(), source })?;
+    let pages = layout.regions().flat_map(|region| {
+        region.guest_range().start / PAGE_SIZE..region.guest_range().end / PAGE_SIZE
+    });
+    let (by, leaf, gap) = (Toucher::Instruction, Leaf::Size4K, 0);
+    let touches = pages.map(|page| Touch { page, access, by, leaf, gap }).collect();
+    let origin = TraceOrigin {
+        function: name.to_owned(),
+        input: String::new(),
+        command: format!("firn player --trace {name}"),
+        host: "made up, not recorded".to_owned(),
+        gaps: GapUnit::Instructions,
+    };
+    let zero_map = PageSet::new(layout.pages());
+    let trace = Trace::new(origin, layout, zero_map, touches)
+        .map_err(|source| LoadTraceError::Touches { name: name.to_owned(), source })?;
+    Ok(NamedTrace { name: name.to_owned(), trace })
+}
+
+/// Bytes of a size such as `64M`.
+fn bytes(size: &str) -> Option<u64> {
+    let (number, unit) = match size.char_indices().next_back()? {
+        (at, 'K' | 'k') => (&size[..at], 1 << 10),
+        (at, 'M' | 'm') => (&size[..at], 1 << 20),
+        (at, 'G' | 'g') => (&size[..at], 1 << 30),
+        _ => (size, 1),
+    };
+    number.parse::<u64>().ok()?.checked_mul(unit)
+}
+
+#[cfg(test)]
+#[path = "traces_tests.rs"]
+mod tests;

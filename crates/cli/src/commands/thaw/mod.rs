@@ -1,0 +1,133 @@
+//! `firn thaw`: a microVM from a snapshot.
+
+mod linux;
+mod player;
+
+use std::error::Error as StdError;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Args;
+use thiserror::Error;
+
+use firn_bench::player::ReplayError;
+use firn_host::{ConnectError, EventError, IdentifyError, IdentityError, InvokeError};
+use firn_memory::planners::{ParsePlannerError, PlannerError, parse};
+use firn_memory::{ExecuteError, HostFactsError, StepError};
+use firn_snapshot::{OpenError, Snapshot};
+use firn_vmm::{GoneError, IncompatibleError, RestoreError};
+
+use crate::clock;
+use crate::detach;
+use crate::event::ReadEventError;
+use crate::host_args::{HostArgs, HostError};
+use crate::session::SessionError;
+
+/// Arguments of `firn thaw`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firn thaw --invoke '{\"name\": \"Ada\"}' snapshots/hello
+  firn thaw --name h1 --detach snapshots/hello
+  firn thaw --planner firecracker:readahead=off --invoke @event.json --json snapshots/hello
+
+With --invoke the microVM answers one request and ends; without, it runs until it is stopped.
+Any number of microVMs may be thawed from one snapshot at once. A snapshot that `firn player` made replays its
+trace, checks all its memory and ends; of the options only --planner and --json matter to it.")]
+pub(crate) struct ThawArgs {
+    /// Directory of the snapshot
+    snapshot: PathBuf,
+    /// Name of the microVM: a-z, 0-9 and -
+    #[arg(long)]
+    name: Option<String>,
+    /// Where guest memory comes from, as NAME[:KEY=VALUE,...]; see `firn plan --planner all`
+    #[arg(long, value_name = "PLANNER", default_value = "firecracker")]
+    planner: String,
+    /// Send this event first: JSON, @FILE, or - for standard input
+    #[arg(long, value_name = "EVENT")]
+    invoke: Option<String>,
+    /// After --invoke, let the microVM run on
+    #[arg(long, requires = "invoke")]
+    keep: bool,
+    /// Seconds that the guest may take to wake, and the function to answer
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    time_limit: u64,
+    /// The root file system, where it has moved since the freeze
+    #[arg(long, value_name = "FILE")]
+    root: Option<PathBuf>,
+    /// Copy the guest's serial console to a file
+    #[arg(long, value_name = "FILE")]
+    console: Option<PathBuf>,
+    /// Return once the microVM is awake, and let it run in the background
+    #[arg(long)]
+    detach: bool,
+    /// Print one JSON object: times, counts, memory, and the answer
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
+/// Why a snapshot was not thawed.
+#[derive(Debug, Error)]
+pub(crate) enum ThawCommandError {
+    #[error(transparent)]
+    Detach(#[from] detach::DetachError),
+    #[error(transparent)]
+    Host(#[from] HostError),
+    #[error(transparent)]
+    Read(#[from] ReadEventError),
+    #[error(transparent)]
+    Event(#[from] EventError),
+    #[error(transparent)]
+    Planner(#[from] ParsePlannerError),
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error(transparent)]
+    Incompatible(#[from] IncompatibleError),
+    #[error(transparent)]
+    HostFacts(#[from] HostFactsError),
+    #[error("reading how the image of {path} is stored")]
+    Image { path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Plan(#[from] PlannerError),
+    #[error(transparent)]
+    Execute(#[from] ExecuteError),
+    #[error(transparent)]
+    Schedule(#[from] StepError),
+    #[error(transparent)]
+    Restore(#[from] RestoreError),
+    #[error("starting the guest's processors")]
+    Resume(#[source] firn_vmm::VcpuThreadError),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error(transparent)]
+    Identify(#[from] IdentifyError),
+    #[error(transparent)]
+    Invoke(#[from] InvokeError),
+    #[error(transparent)]
+    Gone(#[from] GoneError),
+    #[error(transparent)]
+    Replay(#[from] ReplayError),
+    #[error("measuring the microVM")]
+    Measure(#[source] Box<dyn StdError + Send + Sync>),
+}
+
+pub(crate) fn run(arguments: &ThawArgs) -> Result<ExitCode, ThawCommandError> {
+    let begin = clock::now();
+    let planner = parse(&arguments.planner)?;
+    if arguments.detach {
+        return Ok(detach::detach()?);
+    }
+    let open = Instant::now();
+    let snapshot = Snapshot::open(&arguments.snapshot)?;
+    let opening = open.elapsed();
+    match firn_bench::player::trace_of(snapshot.manifest()) {
+        Some(_) => player::run(arguments, begin, &*planner, &snapshot, opening),
+        None => linux::run(arguments, begin, &*planner, &snapshot, opening),
+    }
+}

@@ -1,0 +1,71 @@
+//! A thaw of a player: it replays its trace, checks its memory, and ends.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use firn_bench::player::{Clock, PlayerReport, replay};
+use firn_memory::planners::Planner;
+use firn_snapshot::Snapshot;
+
+use super::{ThawArgs, ThawCommandError};
+use crate::clock;
+use crate::output;
+
+pub(super) fn run(
+    arguments: &ThawArgs,
+    begin: u64,
+    planner: &dyn Planner,
+    snapshot: &Snapshot,
+    opening: Duration,
+) -> Result<ExitCode, ThawCommandError> {
+    let clock = Clock {
+        begin_ns: begin,
+        request_ns: clock::request(),
+        open_ns: clock::nanoseconds(opening),
+    };
+    let report = replay(snapshot, planner, &arguments.host.kvm, clock)?;
+    if arguments.json {
+        output::json(&report);
+    } else {
+        print(&report);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(report: &PlayerReport) {
+    let times = &report.times;
+    let parts = [
+        ("process start", times.process_start_ns),
+        ("load", Some(times.load_ns)),
+        ("plan", Some(times.plan_ns)),
+        ("execute", Some(times.execute_ns)),
+        ("resume", Some(times.resume_ns)),
+        ("replay", Some(times.replay_ns)),
+    ];
+    let parts: Vec<String> = parts
+        .iter()
+        .filter_map(|(name, ns)| ns.map(|ns| format!("{name} {}", output::milliseconds(ns))))
+        .collect();
+    output::line(&format!(
+        "{} thawed by {} in {}: {}; {} touches of {} pages, {} ns a page; {} KVM faults, {} exits, {} minor and {} \
+         major faults, {} read, {} private, {} shared, {} of page tables, {} of processors; all memory checked \
+         in {}",
+        report.trace,
+        report.planner,
+        output::milliseconds(times.total_ns),
+        parts.join(", "),
+        report.touches,
+        report.pages,
+        times.replay_ns.checked_div(report.pages).unwrap_or_default(),
+        report.kvm.page_faults,
+        report.kvm.exits,
+        report.minor_faults,
+        report.major_faults,
+        output::bytes(report.read_bytes),
+        output::bytes(report.private_bytes),
+        output::bytes(report.shared_bytes),
+        output::bytes(report.page_table_bytes),
+        output::milliseconds(report.cpu_ns),
+        output::milliseconds(times.verify_ns),
+    ));
+}

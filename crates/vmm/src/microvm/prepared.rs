@@ -1,0 +1,140 @@
+//! A microVM that begins in memory prepared by its owner, in ring 3.
+//!
+//! Such a guest runs natively on any KVM: hardware, or with software page tables, where only ring 0 is emulated. It
+//! has no operating system, no interrupt handlers and no devices but the windows of its owner.
+
+use kvm_bindings::{
+    KVM_MP_STATE_RUNNABLE, kvm_dtable, kvm_mp_state, kvm_regs, kvm_segment, kvm_sregs,
+};
+use kvm_ioctls::VcpuFd;
+use thiserror::Error;
+
+use firn_memory::GuestMemory;
+
+use super::Microvm;
+use super::parts::{AssembleError, Parts};
+use crate::arch::cpuid;
+use crate::config::{HostConfig, SizeError, check_sizes};
+use crate::console::SerialRegisters;
+use crate::kvm::{OpenKvm, OpenKvmError};
+
+/// PE, MP, ET, NE, WP, AM, PG.
+const CR0: u64 = 0x8005_0033;
+/// PAE, and SSE with its exceptions.
+const CR4: u64 = 0x620;
+/// Long mode, system calls, no-execute.
+const EFER: u64 = 0xd01;
+/// Interrupts on, and the bit that is always set.
+const RFLAGS: u64 = 0x202;
+
+/// Where a vCPU in ring 3 begins, in long mode.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UserRegisters {
+    /// Guest-physical address of the top page table. Every level has to carry the user bit.
+    pub page_tables: u64,
+    /// Virtual address of the first instruction.
+    pub instruction: u64,
+    /// The stack pointer.
+    pub stack: u64,
+    /// RDI, RSI, RDX and RCX: a function's first arguments.
+    pub arguments: [u64; 4],
+}
+
+/// Why a prepared microVM was not made. Nothing of it is left over.
+#[derive(Debug, Error)]
+pub enum PrepareError {
+    /// Sizes that cannot be.
+    #[error(transparent)]
+    Size(#[from] SizeError),
+    /// KVM cannot be used.
+    #[error(transparent)]
+    Kvm(#[from] OpenKvmError),
+    /// The parts could not be put together.
+    #[error(transparent)]
+    Assemble(#[from] AssembleError),
+    /// A vCPU could not be set up.
+    #[error("setting up vCPU {vcpu}")]
+    Vcpu {
+        /// Number of the vCPU.
+        vcpu: u8,
+        /// What KVM said.
+        source: kvm_ioctls::Error,
+    },
+}
+
+impl Microvm {
+    /// Makes a microVM of memory that holds program and page tables, with a vCPU for each set of
+    /// registers; [`Microvm::resume`] starts it.
+    ///
+    /// # Errors
+    /// See [`PrepareError`].
+    pub fn prepare(
+        memory: GuestMemory,
+        vcpus: &[UserRegisters],
+        host: &HostConfig,
+    ) -> Result<Self, PrepareError> {
+        let count = u8::try_from(vcpus.len()).unwrap_or(u8::MAX);
+        check_sizes(count, memory.layout().total_bytes())?;
+        let kvm = OpenKvm::open(&host.kvm)?;
+        let parts = Parts::assemble(host, kvm, memory, count, None, SerialRegisters::default())?;
+        let mut cpuids = Vec::with_capacity(vcpus.len());
+        for ((vcpu, fd), registers) in (0u8..).zip(&parts.vcpus).zip(vcpus) {
+            let list = cpuid::for_vcpu(&parts.kvm.cpuid, vcpu, count, parts.kvm.tsc_deadline());
+            fd.set_cpuid2(&list)
+                .and_then(|()| set(fd, registers))
+                .map_err(|source| PrepareError::Vcpu { vcpu, source })?;
+            cpuids.push(list);
+        }
+        Ok(parts.start(cpuids, None)?)
+    }
+}
+
+fn set(fd: &VcpuFd, registers: &UserRegisters) -> Result<(), kvm_ioctls::Error> {
+    let before = fd.get_sregs()?;
+    let data = segment(0x2b, 3, 0);
+    fd.set_sregs(&kvm_sregs {
+        cr0: CR0,
+        cr3: registers.page_tables,
+        cr4: CR4,
+        efer: EFER,
+        cs: segment(0x33, 11, 1),
+        ds: data,
+        es: data,
+        fs: data,
+        gs: data,
+        ss: data,
+        ldt: kvm_segment { unusable: 1, ..Default::default() },
+        gdt: kvm_dtable::default(),
+        idt: kvm_dtable::default(),
+        ..before
+    })?;
+    let [rdi, rsi, rdx, rcx] = registers.arguments;
+    fd.set_regs(&kvm_regs {
+        rip: registers.instruction,
+        rsp: registers.stack,
+        rdi,
+        rsi,
+        rdx,
+        rcx,
+        rflags: RFLAGS,
+        ..Default::default()
+    })?;
+    // Only the first vCPU is runnable by itself.
+    fd.set_mp_state(kvm_mp_state { mp_state: KVM_MP_STATE_RUNNABLE })
+}
+
+/// A flat segment of ring 3.
+fn segment(selector: u16, type_: u8, long: u8) -> kvm_segment {
+    kvm_segment {
+        selector,
+        limit: 0xffff_ffff,
+        type_,
+        present: 1,
+        dpl: 3,
+        s: 1,
+        l: long,
+        db: 1 - long,
+        g: 1,
+        ..Default::default()
+    }
+}

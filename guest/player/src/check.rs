@@ -1,0 +1,75 @@
+//! The second pass: every byte of the trace's memory, and filling it in the first place.
+
+use crate::format::{Header, PAGE, PAGE_WORDS, STEP, TOUCHED_WORD, Window, word, written_word};
+
+/// The pages of the trace's memory, each with its number among them.
+fn pages(header: &Header) -> impl Iterator<Item = (u64, u64)> + '_ {
+    let pages = header.regions.iter().flat_map(|region| region.page..region.page + region.pages);
+    (0..).zip(pages)
+}
+
+/// Where a word of a page is.
+fn address(page: u64, index: u64) -> u64 {
+    Window::Large.base() + page * PAGE + index * 8
+}
+
+/// Whether bit `index` of a bitmap is set.
+fn bit(map: u64, index: u64) -> bool {
+    let place = (map + index / 8) as *const u8;
+    // SAFETY: the header's builder made a bit for every page of the trace's memory.
+    let byte = unsafe { place.read_volatile() };
+    byte >> (index % 8) & 1 == 1
+}
+
+/// A page's first word and the difference from each word to the next, before the touches.
+fn content(header: &Header, index: u64, page: u64) -> (u64, u64) {
+    if bit(header.zero_map, index) { (0, 0) } else { (word(header.seed, page, 0), STEP) }
+}
+
+/// Gives every page its content.
+pub(crate) fn fill(header: &Header) {
+    for (index, page) in pages(header) {
+        let (mut value, step) = content(header, index, page);
+        for index in 0..PAGE_WORDS {
+            let place = address(page, index) as *mut u64;
+            // SAFETY: the page tables map the trace's memory, and nothing of this program lies there.
+            unsafe { place.write_volatile(value) };
+            value = value.wrapping_add(step);
+        }
+    }
+}
+
+/// Compares every word with what it must hold after the touches; calls `wrong` with each page that
+/// differs and returns how many do.
+pub(crate) fn check(header: &Header, mut wrong: impl FnMut(u64)) -> u64 {
+    let mut count = 0;
+    for (index, page) in pages(header) {
+        if !is_right(header, index, page) {
+            wrong(page);
+            count += 1;
+        }
+    }
+    count
+}
+
+fn is_right(header: &Header, index: u64, page: u64) -> bool {
+    let (mut value, step) = content(header, index, page);
+    let written = bit(header.written_map, index);
+    // Offsets in this page of what the monitor writes; nothing where that is elsewhere.
+    let unchecked = header.unchecked_start.wrapping_sub(page * PAGE);
+    let mut difference = 0;
+    for index in 0..PAGE_WORDS {
+        let expected = match index {
+            TOUCHED_WORD if written => written_word(header.seed, page),
+            _ => value,
+        };
+        let place = address(page, index) as *const u64;
+        // SAFETY: the page tables map the trace's memory.
+        let found = unsafe { place.read_volatile() };
+        if (index * 8).wrapping_sub(unchecked) >= header.unchecked_len {
+            difference |= found ^ expected;
+        }
+        value = value.wrapping_add(step);
+    }
+    difference == 0
+}

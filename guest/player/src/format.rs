@@ -1,0 +1,251 @@
+//! What the builder of a player's memory and the player agree on.
+//!
+//! Guest memory is the trace's, filled from page number and seed, and above it one region more, the player's own:
+//! header, program, stack, touches, gaps, two bitmaps and page tables. Virtual addresses: the player's own region
+//! at [`OWN`], the trace's memory twice, at the windows of [`Window`], which differ in their leaves.
+
+/// Bytes of a page.
+pub const PAGE: u64 = 4096;
+/// Words of 8 bytes in a page.
+pub const PAGE_WORDS: u64 = PAGE / 8;
+/// Where the player sees its own region: first the [`Header`], then the program.
+pub const OWN: u64 = 0x4000_0000;
+/// Offset of the program in its region, and of its first instruction.
+pub const PROGRAM: u64 = PAGE;
+/// Bytes of the stack.
+pub const STACK: u64 = 16 * PAGE;
+/// Where the player sees the registers to which it reports.
+pub const REPORT: u64 = 0x7ffe_0000;
+/// Guest-physical address of these registers, which is no memory.
+pub const REPORT_ADDRESS: u64 = 0xd800_0000;
+
+/// The word of a page that the timed loop reads or writes. Not the first: monitors keep a generation id at the
+/// start of a page.
+pub const TOUCHED_WORD: u64 = PAGE_WORDS / 2;
+/// Most wrong pages that are reported by number, for each of the two checks.
+pub const REPORTED_PAGES: usize = 16;
+
+/// Most regions of a trace's memory.
+pub const REGIONS: usize = 4;
+
+/// Content of word `index` of guest page `page`, where the page is not zero. Every word of a memory has
+/// another: the factor is odd, so the product is a permutation.
+#[inline]
+#[must_use]
+pub const fn word(seed: u64, page: u64, index: u64) -> u64 {
+    seed.wrapping_add((page * PAGE_WORDS + index + 1).wrapping_mul(STEP))
+}
+
+/// Difference of a word's content to the one before it.
+pub const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// What a touch that writes leaves in [`TOUCHED_WORD`] of its page.
+#[inline]
+#[must_use]
+pub const fn written_word(seed: u64, page: u64) -> u64 {
+    !word(seed, page, TOUCHED_WORD)
+}
+
+/// What a touch does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Reads a word and compares it with the page's content.
+    Read,
+    /// Reads a word and compares it with zero.
+    ReadZero,
+    /// Writes a word.
+    Write,
+}
+
+/// The mapping through which a touch goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Window {
+    /// Leaves of 4 KiB.
+    Small,
+    /// Leaves of 2 MiB.
+    Large,
+}
+
+impl Window {
+    /// Virtual address at which the trace's guest-physical address 0 is seen.
+    #[inline]
+    #[must_use]
+    pub const fn base(self) -> u64 {
+        match self {
+            Self::Small => SMALL,
+            Self::Large => SMALL << 1,
+        }
+    }
+}
+
+const SMALL: u64 = 1 << 45;
+const KIND_BITS: u32 = 2;
+const WINDOW_BIT: u32 = 1 << KIND_BITS;
+const PAGE_SHIFT: u32 = KIND_BITS + 1;
+/// Guest pages that a touch can name: 2 TiB.
+pub const MOST_PAGES: u64 = 1 << (32 - PAGE_SHIFT);
+
+/// A touch, packed: four bytes, so that the faults on the list itself stay below 4 ns a touch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Touch(u32);
+
+impl Touch {
+    /// Packs a touch; `None` for a page from [`MOST_PAGES`] on.
+    #[must_use]
+    pub fn new(page: u64, kind: Kind, window: Window) -> Option<Self> {
+        let page = u32::try_from(page).ok().filter(|page| u64::from(*page) < MOST_PAGES)?;
+        let kind = match kind {
+            Kind::Read => 0,
+            Kind::ReadZero => 1,
+            Kind::Write => 2,
+        };
+        let window = match window {
+            Window::Small => 0,
+            Window::Large => WINDOW_BIT,
+        };
+        Some(Self(page << PAGE_SHIFT | window | kind))
+    }
+
+    /// From memory.
+    #[inline]
+    #[must_use]
+    pub const fn from_bits(bits: u32) -> Self {
+        Self(bits)
+    }
+
+    /// As it lies in memory.
+    #[must_use]
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// The guest page.
+    #[inline]
+    #[must_use]
+    pub fn page(self) -> u64 {
+        u64::from(self.0 >> PAGE_SHIFT)
+    }
+
+    /// What it does.
+    #[inline]
+    #[must_use]
+    pub fn kind(self) -> Kind {
+        match self.0 & (WINDOW_BIT - 1) {
+            0 => Kind::Read,
+            1 => Kind::ReadZero,
+            _ => Kind::Write,
+        }
+    }
+
+    /// The mapping through which it goes.
+    #[inline]
+    #[must_use]
+    pub fn window(self) -> Window {
+        if self.0 & WINDOW_BIT == 0 { Window::Small } else { Window::Large }
+    }
+
+    /// The virtual address of the word that it reads or writes. Without branches: it is in the timed loop.
+    #[inline]
+    #[must_use]
+    pub fn address(self) -> u64 {
+        let base = SMALL << (self.0 >> KIND_BITS & 1);
+        base + self.page() * PAGE + TOUCHED_WORD * 8
+    }
+}
+
+/// A region of the trace's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Region {
+    /// First guest page.
+    pub page: u64,
+    /// Number of pages; 0 where there is no region.
+    pub pages: u64,
+}
+
+macro_rules! header {
+    ($($(#[$doc:meta])* $field:ident,)*) => {
+        /// All that the player has to know: at the start of its region, as little-endian words.
+        ///
+        /// Addresses are virtual. Bit `n` of a bitmap is page `n` of the trace's memory, its regions one after
+        /// the other.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct Header {
+            $($(#[$doc])* pub $field: u64,)*
+            /// The trace's memory.
+            pub regions: [Region; REGIONS],
+        }
+
+        /// Words of a header.
+        pub const HEADER_WORDS: usize = [$(stringify!($field)),*].len() + 2 * REGIONS;
+
+        impl Header {
+            /// As it lies in memory.
+            #[must_use]
+            pub fn to_words(&self) -> [u64; HEADER_WORDS] {
+                let mut words = [0; HEADER_WORDS];
+                let fields = [$(self.$field),*].into_iter();
+                let regions = self.regions.iter().flat_map(|region| [region.page, region.pages]);
+                words.iter_mut().zip(fields.chain(regions)).for_each(|(word, value)| *word = value);
+                words
+            }
+
+            /// From memory: `word` returns the word of an index.
+            pub fn from_words(word: impl Fn(usize) -> u64) -> Self {
+                let mut index = 0;
+                let mut next = || {
+                    index += 1;
+                    word(index - 1)
+                };
+                Self {
+                    $($field: next(),)*
+                    regions: core::array::from_fn(|_| Region { page: next(), pages: next() }),
+                }
+            }
+        }
+    };
+}
+
+header! {
+    /// Decides about the content of memory.
+    seed,
+    /// The touches, four bytes each.
+    touches,
+    /// Number of touches.
+    touch_count,
+    /// A word of four bytes for each touch: turns of a loop of two instructions before it. 0: no gaps.
+    gaps,
+    /// Bitmap of the pages that are zero.
+    zero_map,
+    /// Bitmap of the pages that the touches write.
+    written_map,
+    /// Guest-physical start of what the monitor itself writes at a restore, and nobody can check.
+    unchecked_start,
+    /// Length of it in bytes; a multiple of 8.
+    unchecked_len,
+    /// Where it reports: 0 to the registers at [`REPORT`], 1 to the serial port, as text.
+    reports,
+    /// Frequency of the time-stamp counter in kHz, for reports in ns on the serial port.
+    tsc_khz,
+    /// Number of pages touched.
+    pages,
+}
+
+/// Registers at [`REPORT`], each of 8 bytes; all are only written.
+pub mod register {
+    /// The timed loop has ended; the value is the number of wrong pages in it.
+    pub const DONE: u64 = 0;
+    /// The value is a guest page that was wrong in the timed loop.
+    pub const WRONG_IN_LOOP: u64 = 8;
+    /// The value is a guest page that was wrong in the second pass.
+    pub const WRONG_IN_PASS: u64 = 16;
+    /// The value is the number of touches that were replayed.
+    pub const TOUCHES: u64 = 24;
+    /// The value is the number of pages that were touched.
+    pub const PAGES: u64 = 32;
+    /// The second pass has ended; the value is the number of wrong pages in it. Nothing follows.
+    pub const END: u64 = 40;
+}
+
+#[cfg(test)]
+#[path = "format_tests.rs"]
+mod tests;

@@ -1,0 +1,37 @@
+use proptest::prelude::{Just, any, prop_assert_eq, prop_oneof, proptest};
+
+use super::{HEADER_WORDS, Header, Kind, MOST_PAGES, PAGE, TOUCHED_WORD, Touch, Window, word};
+
+proptest! {
+    #[test]
+    fn a_touch_comes_back_as_it_was_packed(
+        page in 0..MOST_PAGES,
+        kind in prop_oneof![Just(Kind::Read), Just(Kind::ReadZero), Just(Kind::Write)],
+        window in prop_oneof![Just(Window::Small), Just(Window::Large)],
+    ) {
+        let touch = Touch::from_bits(Touch::new(page, kind, window).unwrap().bits());
+        prop_assert_eq!((touch.page(), touch.kind(), touch.window()), (page, kind, window));
+        prop_assert_eq!(touch.address(), window.base() + page * PAGE + TOUCHED_WORD * 8);
+    }
+
+    #[test]
+    fn a_header_comes_back_as_it_was_written(words in proptest::array::uniform19(any::<u64>())) {
+        let header = Header::from_words(|index| words[index]);
+        prop_assert_eq!(&header.to_words()[..], &words[..]);
+        prop_assert_eq!(HEADER_WORDS, words.len());
+    }
+
+    #[test]
+    fn words_differ(seed: u64, page in 0..MOST_PAGES, other in 0..MOST_PAGES, index in 0..512u64) {
+        if page != other {
+            assert_ne!(word(seed, page, index), word(seed, other, index));
+        }
+        assert_ne!(word(seed, page, index), word(seed, page, index + 1));
+    }
+}
+
+#[test]
+fn a_page_that_does_not_fit_is_refused() {
+    assert!(Touch::new(MOST_PAGES, Kind::Read, Window::Small).is_none());
+    assert!(Touch::new(u64::MAX, Kind::Read, Window::Small).is_none());
+}

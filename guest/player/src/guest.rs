@@ -1,0 +1,85 @@
+//! What the guest does, from its first instruction to its last.
+
+use core::arch::asm;
+use core::arch::x86_64::_rdtsc;
+
+use crate::check::{check, fill};
+use crate::console;
+use crate::format::{Header, REPORT, REPORTED_PAGES, register};
+use crate::replay::{Wrong, replay};
+
+/// The whole life of the guest.
+///
+/// # Safety
+/// `header` points to a [`Header`] in a memory as [`format`](mod@crate::format) describes it, of which nobody
+/// else uses anything.
+pub unsafe fn run(header: *const u64) -> ! {
+    let header = Header::from_words(|index| {
+        let place = header.wrapping_add(index);
+        // SAFETY: the caller says so.
+        unsafe { place.read_volatile() }
+    });
+    match header.reports {
+        0 => report_to_registers(&header),
+        _ => report_to_console(&header),
+    }
+}
+
+/// Ends the guest by a triple fault: an undefined instruction, and nobody to handle it.
+pub fn end() -> ! {
+    // SAFETY: this is the end, as it says.
+    unsafe { asm!("ud2", options(noreturn)) };
+}
+
+fn report_to_registers(header: &Header) -> ! {
+    let mut wrong = Wrong::none();
+    replay(header, &mut wrong);
+    // Here the monitor's clock stops.
+    report(register::DONE, wrong.count);
+    wrong.pages().for_each(|page| report(register::WRONG_IN_LOOP, page));
+    report(register::TOUCHES, header.touch_count);
+    report(register::PAGES, header.pages);
+    let mut reported = 0;
+    let count = check(header, |page| {
+        if reported < REPORTED_PAGES {
+            report(register::WRONG_IN_PASS, page);
+            reported += 1;
+        }
+    });
+    report(register::END, count);
+    end()
+}
+
+fn report(register: u64, value: u64) {
+    // SAFETY: the page tables map the registers; no memory is there.
+    unsafe { ((REPORT + register) as *mut u64).write_volatile(value) };
+}
+
+fn report_to_console(header: &Header) -> ! {
+    fill(header);
+    console::line(b"READY", &[]);
+    console::wait();
+    let mut wrong = Wrong::none();
+    let begin = time();
+    replay(header, &mut wrong);
+    let ticks = time().wrapping_sub(begin);
+    console::line(b"DONE", &[header.pages, nanoseconds(ticks, header.tsc_khz)]);
+    wrong.pages().for_each(|page| console::line(b"BAD", &[page]));
+    let count = check(header, |page| console::line(b"BAD", &[page]));
+    console::line(b"END", &[wrong.count.max(count)]);
+    loop {
+        core::hint::spin_loop();
+    }
+}
+
+fn time() -> u64 {
+    // SAFETY: the processor has a time-stamp counter, and ring 3 may read it.
+    unsafe { _rdtsc() }
+}
+
+/// In two parts, so that no product overflows.
+fn nanoseconds(ticks: u64, khz: u64) -> u64 {
+    const SCALE: u64 = 1_000_000;
+    let Some(whole) = ticks.checked_div(khz) else { return 0 };
+    whole * SCALE + ticks % khz * SCALE / khz
+}

@@ -1,0 +1,25 @@
+//! The player as a freestanding program. `crates/bench/build.rs` builds it.
+#![no_std]
+#![no_main]
+
+use core::panic::PanicInfo;
+
+/// The first instruction; the monitor has set the stack.
+///
+/// # Safety
+/// See [`firn_player::run`]; only a monitor jumps here.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = ".start")]
+unsafe extern "C" fn _start(header: *const u64) -> ! {
+    // SAFETY: the caller says so.
+    unsafe { firn_player::run(header) }
+}
+
+#[panic_handler]
+fn panic(_: &PanicInfo<'_>) -> ! {
+    firn_player::end()
+}
+
+/// The compiled core library names it; nothing unwinds here.
+#[unsafe(no_mangle)]
+extern "C" fn rust_eh_personality() {}

@@ -1,0 +1,85 @@
+//! The timed loop.
+
+use core::arch::asm;
+use core::hint::cold_path;
+
+use crate::format::{Header, Kind, REPORTED_PAGES, TOUCHED_WORD, Touch, word, written_word};
+
+/// Wrong pages: how many, and the first of them.
+pub(crate) struct Wrong {
+    pub(crate) count: u64,
+    pages: [u64; REPORTED_PAGES],
+}
+
+impl Wrong {
+    pub(crate) const fn none() -> Self {
+        Self { count: 0, pages: [0; REPORTED_PAGES] }
+    }
+
+    #[cold]
+    pub(crate) fn add(&mut self, page: u64) {
+        let place = usize::try_from(self.count).ok().and_then(|index| self.pages.get_mut(index));
+        if let Some(place) = place {
+            *place = page;
+        }
+        self.count += 1;
+    }
+
+    /// The first of the wrong pages.
+    pub(crate) fn pages(&self) -> impl Iterator<Item = u64> + '_ {
+        let known = usize::try_from(self.count).unwrap_or(usize::MAX);
+        self.pages.iter().copied().take(known)
+    }
+}
+
+/// Replays all touches, with their gaps if there are any.
+pub(crate) fn replay(header: &Header, wrong: &mut Wrong) {
+    if header.gaps == 0 {
+        replay_with(header, wrong, |_| {});
+    } else {
+        replay_with(header, wrong, |index| {
+            let place = (header.gaps + index * 4) as *const u32;
+            // SAFETY: the header's builder made a word for each touch.
+            spin(unsafe { place.read_volatile() });
+        });
+    }
+}
+
+/// Two loops are made of this, so that the one without gaps has no trace of them.
+#[inline(always)]
+fn replay_with(header: &Header, wrong: &mut Wrong, gap: impl Fn(u64)) {
+    let Header { touches, touch_count, seed, .. } = *header;
+    for index in 0..touch_count {
+        gap(index);
+        let place = (touches + index * 4) as *const u32;
+        // SAFETY: the header's builder made `touch_count` touches.
+        let touch = Touch::from_bits(unsafe { place.read_volatile() });
+        let place = touch.address() as *mut u64;
+        let expected = match touch.kind() {
+            Kind::Read => word(seed, touch.page(), TOUCHED_WORD),
+            Kind::ReadZero => 0,
+            Kind::Write => {
+                // SAFETY: the page tables map the trace's memory in both windows, and nothing of this
+                // program lies there.
+                unsafe { place.write_volatile(written_word(seed, touch.page())) };
+                continue;
+            }
+        };
+        // SAFETY: as above.
+        if unsafe { place.read_volatile() } != expected {
+            cold_path();
+            wrong.add(touch.page());
+        }
+    }
+}
+
+/// Two instructions a turn, and nothing else.
+#[inline(always)]
+fn spin(turns: u32) {
+    if turns != 0 {
+        // SAFETY: it changes one register and the flags.
+        unsafe {
+            asm!("2: dec {0:e}", "jnz 2b", inout(reg) turns => _, options(nomem, nostack));
+        }
+    }
+}
