@@ -87,6 +87,14 @@ impl Mapping {
         unsafe { mmap(ptr, len, ProtFlags::READ | ProtFlags::WRITE, flags, file, from) }.map(drop)
     }
 
+    /// Replaces the range with a shared mapping of a file: what is written here is written there.
+    pub(crate) fn map_shared(&self, addr: u64, len: u64, file: &File, from: u64) -> Result<()> {
+        let (ptr, len) = self.range(addr, len)?;
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: the range lies within our own reservation.
+        unsafe { mmap(ptr, len, ProtFlags::READ | ProtFlags::WRITE, flags, file, from) }.map(drop)
+    }
+
     fn advise(&self, addr: u64, len: u64, advice: Advice) -> Result<()> {
         let (ptr, len) = self.range(addr, len)?;
         // SAFETY: the range lies within our own reservation; the advice used here changes at most

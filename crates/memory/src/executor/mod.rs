@@ -7,17 +7,18 @@ pub use schedule::{AfterResume, StepError, StepReport};
 use std::fs::File;
 use std::time::Instant;
 
-use firn_snapshot::MemoryLayout;
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::guest_memory::{GuestMemory, Reservation, ViewError};
-use crate::plan::{Advice, GuestRange, Layer, Leaf, Plan, PlanError, Source, When};
+use crate::guest_memory::{Backing, GuestMemory, Reservation, ViewError};
+use crate::map::Mapping;
+use crate::plan::{Advice, GuestRange, Layer, Leaf, Plan, PlanError, Sharing, Source, When};
 
 /// What a plan's sources are, on this host.
 #[derive(Clone, Copy, Debug)]
 pub struct Sources<'a> {
-    /// The image: a regular file, open for reading. A preload moves its file position.
+    /// The image: a regular file, open for reading, whose position a preload moves; or the medium of the pool that the
+    /// plan's extents lie in, open for writing too where the plan maps a replica.
     pub image: &'a File,
 }
 
@@ -134,7 +135,7 @@ pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteEr
 
     plan.validate()
         .map_err(|source| ExecuteError::Plan { planner: plan.planner.clone(), source })?;
-    check_image(&plan.layout, sources.image)?;
+    check_image(plan, sources.image)?;
     report.validate_ns = ns_since(begun);
 
     let part = Instant::now();
@@ -155,14 +156,15 @@ pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteEr
             source: e.into(),
         })?;
     }
-    let zero = plan.segments.iter().filter(|s| match s.source {
-        Source::Zero => true,
-        Source::Image { .. } => false,
-    });
+    let zero = plan.segments.iter().filter(|s| s.source == Source::Zero);
     let anonymous = zero.map(|s| s.guest.start..s.guest.end()).collect();
-    let image = Some(sources.image.try_clone().map_err(ExecuteError::Image)?);
+    let backing = if in_pool(plan) {
+        Backing::Extent
+    } else {
+        Backing::Image(sources.image.try_clone().map_err(ExecuteError::Image)?)
+    };
     let memory =
-        reservation.finish(plan.layout.clone(), image, anonymous).map_err(ExecuteError::View)?;
+        reservation.finish(plan.layout.clone(), backing, anonymous).map_err(ExecuteError::View)?;
     report.map_ns = ns_since(part);
 
     let part = Instant::now();
@@ -181,9 +183,19 @@ pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteEr
     Ok(Executed { memory, after_resume, report })
 }
 
-fn check_image(layout: &MemoryLayout, image: &File) -> Result<(), ExecuteError> {
+/// Whether the plan's memory lies in a pool.
+fn in_pool(plan: &Plan) -> bool {
+    plan.segments.iter().any(|segment| matches!(segment.source, Source::Extent { .. }))
+}
+
+/// Checks that the image has all of guest memory. That an extent lies within its medium is the pool's promise; the
+/// length of a character device cannot be asked for.
+fn check_image(plan: &Plan, image: &File) -> Result<(), ExecuteError> {
+    if in_pool(plan) {
+        return Ok(());
+    }
     let len = image.metadata().map_err(ExecuteError::Image)?.len();
-    let expected = layout.total_bytes();
+    let expected = plan.layout.total_bytes();
     if len < expected {
         return Err(ExecuteError::ImageTooShort { len, expected });
     }
@@ -203,6 +215,13 @@ fn apply(
         Source::Image { offset } => {
             mapping.map_private(addr, layer.guest.len, sources.image, offset)?;
         }
+        Source::Extent { offset } => {
+            let map = match layer.sharing {
+                Sharing::PrivateCow => Mapping::map_private,
+                Sharing::Exclusive => Mapping::map_shared,
+            };
+            map(mapping, addr, layer.guest.len, sources.image, offset)?;
+        }
     }
     report.mmaps += 1;
     match layer.advice {
@@ -220,5 +239,7 @@ fn ns_since(begun: Instant) -> u64 {
     u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
+#[cfg(test)]
+mod extent_tests;
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,7 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use firn_snapshot::{MemoryRegion, PageSet};
+use firn_snapshot::{MemoryLayout, MemoryRegion, PageSet};
 use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
 use proptest::sample::Index;
 use vm_memory::{Bytes, GuestAddress};

@@ -81,13 +81,23 @@ pub struct GuestMemory {
     view: GuestMemoryMmap,
     regions: Vec<Arc<MmapRegion>>,
     mapping: Mapping,
-    /// The image, where some of the memory is mapped from it.
-    image: Option<File>,
-    /// Guest addresses that are anonymous memory; everything else is mapped from the image, at
+    backing: Backing,
+    /// Guest addresses that are anonymous memory; everything else is mapped from the backing, at
     /// its own place.
     anonymous: Mutex<RangeSet>,
     /// The most ranges that `anonymous` may have.
     most_ranges: usize,
+}
+
+/// What the memory that is not anonymous is mapped from.
+#[derive(Debug)]
+pub(crate) enum Backing {
+    /// There is no such memory.
+    None,
+    /// The image.
+    Image(File),
+    /// An extent of a pool.
+    Extent,
 }
 
 /// Address space for a guest, with nothing mapped in it yet.
@@ -125,11 +135,11 @@ impl Reservation {
         host_addr(&self.slots, guest_addr)
     }
 
-    /// Guest memory over what has been mapped: anonymous memory at these guest addresses, the image elsewhere.
+    /// Guest memory over what has been mapped: anonymous memory at these guest addresses, the backing elsewhere.
     pub(crate) fn finish(
         self,
         layout: MemoryLayout,
-        image: Option<File>,
+        backing: Backing,
         anonymous: RangeSet,
     ) -> Result<GuestMemory, ViewError> {
         let Self { mapping, slots } = self;
@@ -148,7 +158,7 @@ impl Reservation {
             view: GuestMemoryMmap::from_regions(views)?,
             regions,
             mapping,
-            image,
+            backing,
             anonymous: Mutex::new(anonymous),
             most_ranges,
         })
@@ -181,7 +191,7 @@ impl GuestMemory {
             })?;
         }
         let all = layout.regions().map(|region| region.guest_range()).collect();
-        reservation.finish(layout, None, all).map_err(AnonymousError::View)
+        reservation.finish(layout, Backing::None, all).map_err(AnonymousError::View)
     }
 
     /// The guest-physical regions.

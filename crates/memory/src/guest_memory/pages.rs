@@ -9,20 +9,25 @@ use std::sync::PoisonError;
 use firn_snapshot::{Chunk, MemoryLayout, PAGE_SIZE, PageSource};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{GuestMemory, host_addr};
+use super::{Backing, GuestMemory, host_addr};
 use crate::num::usize_of;
 use crate::page_cache::for_each_stored;
 
-const PAGEMAP: &str = "/proc/self/pagemap";
-/// Bytes of one entry of pagemap.
+/// One entry for each page of this process (Linux, admin-guide/mm/pagemap).
+pub(super) const PAGEMAP: &str = "/proc/self/pagemap";
+/// Bytes of one entry.
 const ENTRY: usize = 8;
-/// Bits 62 and 63 of an entry: the page is swapped out, or present.
-const TOUCHED: u64 = 3 << 62;
+/// Of an entry: the page is a file's, or shared anonymous memory.
+pub(super) const FILE: u64 = 1 << 61;
+/// Of an entry: the page is swapped out.
+pub(super) const SWAPPED: u64 = 1 << 62;
+/// Of an entry: the page is in memory, and in this process's page tables.
+pub(super) const PRESENT: u64 = 1 << 63;
 
 /// The pages of a paused guest, for [`Writer`](firn_snapshot::Writer).
 ///
 /// A page that is in no page table holds what it was mapped from: zeros, or what the image stores. These are
-/// told apart by /proc/self/pagemap (Linux, admin-guide/mm/pagemap), and not touched: reading all of guest memory
+/// told apart by /proc/self/pagemap, and not touched: reading all of guest memory
 /// costs the guest no DRAM.
 #[derive(Debug)]
 pub struct GuestPages<'a> {
@@ -89,15 +94,22 @@ impl GuestPages<'_> {
     /// For each page, whether this process has it in its page tables or in swap.
     fn touched(&self, guest_addr: u64, len: u64) -> io::Result<Vec<bool>> {
         let addr = host_addr(&self.memory.slots, guest_addr).ok_or(io::ErrorKind::InvalidInput)?;
-        let mut entries = vec![0; usize_of(len / PAGE_SIZE) * ENTRY];
-        self.pagemap.read_exact_at(&mut entries, addr / PAGE_SIZE * ENTRY as u64)?;
-        let (entries, _) = entries.as_chunks::<ENTRY>();
-        Ok(entries.iter().map(|entry| u64::from_ne_bytes(*entry) & TOUCHED != 0).collect())
+        let entries = pagemap_entries(&self.pagemap, addr, len)?;
+        Ok(entries.into_iter().map(|entry| entry & (PRESENT | SWAPPED) != 0).collect())
     }
 
     /// Reads pages that are as they were mapped into a buffer of zeros; `false` when all are zeros.
     fn read_untouched(&self, guest_addr: u64, offset: u64, buf: &mut [u8]) -> io::Result<bool> {
-        let Some(image) = &self.memory.image else { return Ok(false) };
+        let image = match &self.memory.backing {
+            Backing::None => return Ok(false),
+            Backing::Image(image) => image,
+            // Reading it through its mapping costs no DRAM.
+            Backing::Extent => {
+                let memory = &self.memory.view;
+                memory.read_slice(buf, GuestAddress(guest_addr)).map_err(io::Error::other)?;
+                return Ok(true);
+            }
+        };
         let range = guest_addr..guest_addr + buf.len() as u64;
         let anonymous = self.memory.anonymous.lock().unwrap_or_else(PoisonError::into_inner);
         let mut filled = false;
@@ -119,4 +131,12 @@ impl GuestPages<'_> {
         }
         Ok(filled)
     }
+}
+
+/// The entries of pagemap for the pages of `len` bytes at `addr`.
+pub(super) fn pagemap_entries(pagemap: &File, addr: u64, len: u64) -> io::Result<Vec<u64>> {
+    let mut entries = vec![0; usize_of(len / PAGE_SIZE) * ENTRY];
+    pagemap.read_exact_at(&mut entries, addr / PAGE_SIZE * ENTRY as u64)?;
+    let (entries, _) = entries.as_chunks::<ENTRY>();
+    Ok(entries.iter().map(|entry| u64::from_ne_bytes(*entry)).collect())
 }

@@ -1,20 +1,26 @@
 //! What guest memory costs.
 
+use std::fs::File;
+
+use firn_snapshot::PAGE_SIZE;
 use serde::Serialize;
 use thiserror::Error;
 
-use super::GuestMemory;
+use super::pages::{FILE, PAGEMAP, PRESENT, SWAPPED, pagemap_entries};
+use super::{Backing, GuestMemory};
 
 /// What a guest's memory costs this host now, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MemoryUsage {
-    /// Mapped by this process's page tables: the sum of the two below. The kernel maps cached neighbours
+    /// Mapped by this process's page tables: the sum of the three below. The kernel maps cached neighbours
     /// of a faulting page as well (`fault_around_bytes`), so this can be more than the guest touched.
     pub resident: u64,
     /// Belongs to this guest alone: anonymous memory and copies of file pages.
     pub private: u64,
     /// Belongs to the page cache, and is there once however many guests map it.
     pub shared: u64,
+    /// Belongs to the pool that the snapshot lies in, a replica included: no DRAM of this guest's.
+    pub pool: u64,
     /// Page tables of the whole process.
     pub page_tables: u64,
 }
@@ -45,7 +51,13 @@ impl GuestMemory {
         let read = |path: &'static str| {
             std::fs::read_to_string(path).map_err(|source| UsageError::Read { path, source })
         };
-        let mut usage = MemoryUsage::default();
+        let page_tables = read("/proc/self/status")?.lines().map(|l| field(l, "VmPTE:")).sum();
+        let mut usage = MemoryUsage { page_tables, ..MemoryUsage::default() };
+        if matches!(self.backing, Backing::Extent) {
+            self.count_extent(&mut usage)
+                .map_err(|source| UsageError::Read { path: PAGEMAP, source })?;
+            return Ok(usage);
+        }
         let mut ours = false;
         for line in read("/proc/self/smaps")?.lines() {
             if let Some((start, end)) = mapping_of(line) {
@@ -60,8 +72,27 @@ impl GuestMemory {
             }
         }
         usage.shared = usage.resident.saturating_sub(usage.private);
-        usage.page_tables = read("/proc/self/status")?.lines().map(|l| field(l, "VmPTE:")).sum();
         Ok(usage)
+    }
+
+    /// smaps tells the pages of a huge page file from copies of them by who else has them mapped, which says nothing of
+    /// who owns them; pagemap says it of each page.
+    fn count_extent(&self, usage: &mut MemoryUsage) -> std::io::Result<()> {
+        let pagemap = File::open(PAGEMAP)?;
+        for slot in &self.slots {
+            for entry in pagemap_entries(&pagemap, slot.host_addr, slot.len)? {
+                if entry & (PRESENT | SWAPPED) == 0 {
+                    continue;
+                }
+                usage.resident += PAGE_SIZE;
+                if entry & (FILE | SWAPPED) == FILE {
+                    usage.pool += PAGE_SIZE;
+                } else {
+                    usage.private += PAGE_SIZE;
+                }
+            }
+        }
+        Ok(())
     }
 }
 

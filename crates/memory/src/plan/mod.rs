@@ -63,6 +63,11 @@ pub enum Source {
         /// Where the range's first byte is in the image, in bytes.
         offset: u64,
     },
+    /// The snapshot's extent in a pool, or a replica of it.
+    Extent {
+        /// Where the range's first byte is in the pool's medium, in bytes.
+        offset: u64,
+    },
 }
 
 impl Source {
@@ -71,6 +76,7 @@ impl Source {
         match self {
             Self::Zero => Self::Zero,
             Self::Image { offset } => Self::Image { offset: offset.saturating_add(bytes) },
+            Self::Extent { offset } => Self::Extent { offset: offset.saturating_add(bytes) },
         }
     }
 }
@@ -80,6 +86,7 @@ impl fmt::Display for Source {
         match self {
             Self::Zero => f.write_str("zero"),
             Self::Image { offset } => write!(f, "image at {offset:#x}"),
+            Self::Extent { offset } => write!(f, "pool extent at {offset:#x}"),
         }
     }
 }
@@ -148,6 +155,9 @@ pub enum Integrity {
     /// The bytes are known to be right when they enter. Zeros are: the zero map that asks for them has
     /// a checksum of its own.
     CheckedOnFill,
+    /// The bytes are mapped straight from a sealed extent, which was checked since its pool's medium was opened and
+    /// is only read from then on; a replica is a copy of one.
+    CheckedAtSeal,
     /// The kernel pages the bytes in from a file, and nothing looks at them.
     Unchecked,
 }
@@ -156,6 +166,7 @@ impl fmt::Display for Integrity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::CheckedOnFill => "checked on fill",
+            Self::CheckedAtSeal => "checked at seal",
             Self::Unchecked => "unchecked",
         })
     }
@@ -201,9 +212,10 @@ impl fmt::Display for Advice {
 pub struct Layer {
     /// The range it is mapped at: whole pages within one region of guest memory.
     pub guest: GuestRange,
-    /// What is mapped: `Zero` is anonymous memory, `Image` the image file.
+    /// What is mapped: `Zero` is anonymous memory, `Image` the image file, `Extent` the pool's medium.
     pub source: Source,
-    /// The kind of mapping: `PrivateCow` is `MAP_PRIVATE` of a file, `Exclusive` private anonymous memory.
+    /// The kind of mapping: `PrivateCow` is `MAP_PRIVATE` of a file or medium; `Exclusive` is private anonymous memory,
+    /// or `MAP_SHARED` of a replica, which this VM writes to.
     pub sharing: Sharing,
     /// What the kernel is told about accesses.
     pub advice: Advice,

@@ -178,6 +178,7 @@ impl Plan {
         let matching_integrity = match source {
             Source::Zero => Integrity::CheckedOnFill,
             Source::Image { .. } => Integrity::Unchecked,
+            Source::Extent { .. } => Integrity::CheckedAtSeal,
         };
         if integrity != matching_integrity {
             return Err(PlanError::Integrity {
@@ -194,15 +195,42 @@ impl Plan {
                 return Err(PlanError::WrongImageOffset { guest: guest.start, offset, expected });
             }
         }
+        if let Source::Extent { offset } = source {
+            aligned("segment's place in the medium", offset, guest.len, leaf)?;
+            let expected = self.extent_offset(guest.start);
+            if expected != Some(offset) {
+                let expected = expected.unwrap_or_default();
+                return Err(PlanError::WrongImageOffset { guest: guest.start, offset, expected });
+            }
+        }
         Ok(())
+    }
+
+    /// Where the pages at `guest_addr` are in the medium, if the first segment that is an extent's has its pages where
+    /// they belong: an extent holds the image in one piece.
+    fn extent_offset(&self, guest_addr: u64) -> Option<u64> {
+        let base = self.segments.iter().find_map(|segment| match segment.source {
+            Source::Extent { offset } => {
+                offset.checked_sub(self.layout.image_offset(segment.guest.start)?)
+            }
+            Source::Zero | Source::Image { .. } => None,
+        })?;
+        base.checked_add(self.layout.image_offset(guest_addr)?)
     }
 
     fn check_layers(&self) -> Result<(), PlanError> {
         for layer in &self.layers {
             self.check_guest("layer", layer.guest, Leaf::Size4K)?;
             check_sharing(layer.guest, layer.source, layer.sharing)?;
-            if let Source::Image { offset } = layer.source {
-                self.check_image("layer", ImageRange { offset, len: layer.guest.len })?;
+            match layer.source {
+                Source::Image { offset } => {
+                    self.check_image("layer", ImageRange { offset, len: layer.guest.len })?;
+                }
+                // What is visible of it is compared with the segments.
+                Source::Extent { offset } => {
+                    aligned("layer's place in the medium", offset, layer.guest.len, Leaf::Size4K)?;
+                }
+                Source::Zero => {}
             }
         }
         Ok(())
@@ -307,11 +335,13 @@ fn aligned(what: &'static str, at: u64, len: u64, leaf: Leaf) -> Result<(), Plan
 
 fn check_sharing(guest: GuestRange, source: Source, sharing: Sharing) -> Result<(), PlanError> {
     let possible = match source {
-        Source::Zero => Sharing::Exclusive,
+        Source::Zero => sharing == Sharing::Exclusive,
         // A snapshot is immutable: no VM gets the image itself to write to.
-        Source::Image { .. } => Sharing::PrivateCow,
+        Source::Image { .. } => sharing == Sharing::PrivateCow,
+        // A replica belongs to its VM; of a sealed extent it gets copies.
+        Source::Extent { .. } => matches!(sharing, Sharing::PrivateCow | Sharing::Exclusive),
     };
-    if sharing == possible {
+    if possible {
         return Ok(());
     }
     Err(PlanError::Sharing { guest: guest.start, source_kind: source, sharing })

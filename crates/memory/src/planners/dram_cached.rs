@@ -17,6 +17,9 @@ impl Planner for DramCached {
 
     /// As [`Firecracker`]'s, and one step that preloads the image.
     fn plan(&self, input: &PlanInput<'_>) -> Result<Plan, PlannerError> {
+        if input.image.extent.is_some() {
+            return Err(PlannerError::NoFile { planner: self.name() });
+        }
         let (needed, total) = (input.image.stored, input.host.memory_total);
         if needed > total {
             return Err(PlannerError::TooLittleMemory { planner: self.name(), needed, total });

@@ -22,6 +22,9 @@ impl Planner for Firecracker {
 
     /// One segment and one layer for each region of guest memory, whatever its size.
     fn plan(&self, input: &PlanInput<'_>) -> Result<Plan, PlannerError> {
+        if input.image.extent.is_some() {
+            return Err(PlannerError::NoFile { planner: self.name() });
+        }
         let advice = if self.readahead { Advice::Normal } else { Advice::Random };
         let (segments, layers) = input
             .layout

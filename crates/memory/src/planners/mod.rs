@@ -2,10 +2,14 @@
 
 mod dram_cached;
 mod firecracker;
+mod pass;
+mod pass_shared;
 mod written;
 
 pub use dram_cached::DramCached;
 pub use firecracker::Firecracker;
+pub use pass::Pass;
+pub use pass_shared::PassShared;
 pub use written::{ParsePlannerError, Selection, parse, select};
 
 use std::fs::File;
@@ -17,7 +21,7 @@ use serde::Serialize;
 use thiserror::Error;
 
 use crate::host_facts::HostFacts;
-use crate::plan::Plan;
+use crate::plan::{Leaf, Plan};
 
 /// What is known of an image without reading it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -26,9 +30,29 @@ pub struct ImageFacts {
     pub len: u64,
     /// Bytes that it takes on its medium: less than its length where it has holes.
     pub stored: u64,
+    /// Where it lies in a pool, if it does; else it is a file.
+    pub extent: Option<ExtentFacts>,
+}
+
+/// What is known of an extent that holds an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct ExtentFacts {
+    /// Where guest memory begins in the medium, in bytes.
+    pub offset: u64,
+    /// The largest leaf at which this host maps the medium.
+    pub leaf: Leaf,
+    /// Whether the kernel has private mappings of the medium: a device of persistent memory can only be shared.
+    pub private: bool,
+    /// Whether it is a replica, which belongs to one VM and is written by it.
+    pub replica: bool,
 }
 
 impl ImageFacts {
+    /// An image of `len` bytes in a pool.
+    pub fn in_pool(len: u64, extent: ExtentFacts) -> Self {
+        Self { len, stored: len, extent: Some(extent) }
+    }
+
     /// Asks the file system.
     ///
     /// # Errors
@@ -37,7 +61,7 @@ impl ImageFacts {
     pub fn of(image: &File) -> io::Result<Self> {
         let metadata = image.metadata()?;
         // stat(2) counts blocks of 512 bytes, whatever the file system's own are.
-        Ok(Self { len: metadata.len(), stored: metadata.blocks() * 512 })
+        Ok(Self { len: metadata.len(), stored: metadata.blocks() * 512, extent: None })
     }
 }
 
@@ -70,6 +94,39 @@ pub enum PlannerError {
         needed: u64,
         /// Bytes of DRAM.
         total: u64,
+    },
+    /// It pages from a file, and there is none.
+    #[error(
+        "{planner} pages from an image file, but this snapshot lies in a pool; \
+         use pass or pass_shared, or freeze into a directory"
+    )]
+    NoFile {
+        /// The planner, as written.
+        planner: String,
+    },
+    /// It maps an extent, and there is none.
+    #[error(
+        "{planner} maps the extent of a pool, but this snapshot is a directory; freeze it into a pool"
+    )]
+    NoExtent {
+        /// The planner, as written.
+        planner: String,
+    },
+    /// It writes to the extent, which is not its VM's own.
+    #[error(
+        "{planner} runs on a replica of its own, and was given the sealed extent: ask the pool for a replica"
+    )]
+    NoReplica {
+        /// The planner, as written.
+        planner: String,
+    },
+    /// The medium cannot be mapped privately.
+    #[error(
+        "{planner} needs private mappings, which the kernel does not have of this medium; use pass"
+    )]
+    NoPrivateMappings {
+        /// The planner, as written.
+        planner: String,
     },
 }
 

@@ -1,7 +1,7 @@
 use proptest::prelude::{prop_assert_eq, proptest};
 
 use super::*;
-use crate::plan::{Advice, ImageRange, Source, Work};
+use crate::plan::{Advice, ImageRange, Integrity, Sharing, Source, Work};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -16,7 +16,7 @@ fn with_input<T>(size: u64, stored: u64, f: impl FnOnce(&PlanInput<'_>) -> T) ->
     let mut host = HostFacts::read().unwrap();
     host.memory_total = 16 * GIB;
     let zero_map = PageSet::new(layout.pages());
-    let image = ImageFacts { len: size, stored };
+    let image = ImageFacts { len: size, stored, extent: None };
     f(&PlanInput { layout: &layout, image, zero_map: &zero_map, host: &host })
 }
 
@@ -69,7 +69,9 @@ fn an_image_that_dram_cannot_hold_is_refused() {
         let selection = select("all", input).unwrap();
         let names: Vec<_> = selection.planners.iter().map(|p| p.name()).collect();
         assert_eq!(names, ["firecracker:readahead=on", "firecracker:readahead=off"]);
-        assert_eq!(selection.left_out, [("dram_cached".to_owned(), refused)]);
+        assert_eq!(selection.left_out[0], ("dram_cached".to_owned(), refused));
+        let others: Vec<_> = selection.left_out[1..].iter().map(|(name, _)| &name[..]).collect();
+        assert_eq!(others, ["pass", "pass_shared"]);
         // Named, it is selected, and the error comes with the plan.
         assert_eq!(select("dram_cached", input).unwrap().planners.len(), 1);
     });
@@ -97,7 +99,7 @@ fn lists_of_planners() {
 fn what_is_not_known_is_said_with_what_is() {
     assert_eq!(
         refused("firecraker"),
-        "no planner is called \"firecraker\"; there are: firecracker, dram_cached"
+        "no planner is called \"firecraker\"; there are: firecracker, dram_cached, pass, pass_shared"
     );
     assert_eq!(
         refused("firecracker:ra=off"),
@@ -133,5 +135,72 @@ proptest! {
             prop_assert_eq!(parse(&planner.name()).unwrap().name(), planner.name());
         }
         with_input(MIB, MIB, |input| drop(select(&text, input)));
+    }
+}
+
+/// A plan for a guest of this size that lies in a pool's medium at 64 MiB.
+fn plan_in_pool(planner: &str, size: u64, facts: ExtentFacts) -> Result<Plan, PlannerError> {
+    let layout = MemoryLayout::for_size(size).unwrap();
+    let zero_map = PageSet::new(layout.pages());
+    let image = ImageFacts::in_pool(size, facts);
+    let host = HostFacts::read().unwrap();
+    let input = PlanInput { layout: &layout, image, zero_map: &zero_map, host: &host };
+    parse(planner).unwrap().plan(&input)
+}
+
+const EXTENT: ExtentFacts =
+    ExtentFacts { offset: 64 * MIB, leaf: Leaf::Size2M, private: true, replica: true };
+
+#[test]
+fn pool_planners_map_the_extent_and_index_all_of_it_before_the_resume() {
+    for (planner, sharing) in [("pass", Sharing::Exclusive), ("pass_shared", Sharing::PrivateCow)] {
+        let plan = plan_in_pool(planner, 4 * GIB + 4096, EXTENT).unwrap();
+        assert_eq!(plan.validate(), Ok(()));
+        assert!(plan.segments.iter().all(|segment| segment.sharing == sharing));
+        assert!(plan.segments.iter().all(|s| s.integrity == Integrity::CheckedAtSeal));
+        let leaves: Vec<_> = plan.segments.iter().map(|s| (s.guest.len, s.leaf)).collect();
+        let expected = [(3 * GIB, Leaf::Size2M), (GIB, Leaf::Size2M), (4096, Leaf::Size4K)];
+        assert_eq!(leaves, expected);
+        assert_eq!(plan.segments[1].source, Source::Extent { offset: 64 * MIB + 3 * GIB });
+        assert_eq!(plan.layers.len(), 2);
+        let indexed: u64 = plan
+            .schedule
+            .iter()
+            .map(|step| match (step.when, step.work) {
+                (crate::When::BeforeResume, Work::Index { guest }) => guest.len,
+                other => panic!("{other:?}"),
+            })
+            .sum();
+        assert_eq!(indexed, 4 * GIB + 4096);
+    }
+}
+
+#[test]
+fn a_leaf_is_only_claimed_where_the_extent_is_aligned_to_it() {
+    let misplaced = ExtentFacts { offset: 64 * MIB + 4096, ..EXTENT };
+    let plan = plan_in_pool("pass_shared", 64 * MIB, misplaced).unwrap();
+    assert_eq!(plan.validate(), Ok(()));
+    assert_eq!(plan.segments[0].leaf, Leaf::Size4K);
+    let giant = ExtentFacts { offset: 2 * GIB, leaf: Leaf::Size1G, ..EXTENT };
+    let plan = plan_in_pool("pass_shared", 2 * GIB, giant).unwrap();
+    assert_eq!(plan.segments[0].leaf, Leaf::Size1G);
+}
+
+#[test]
+fn a_planner_that_lacks_what_it_needs_says_so() {
+    let sealed = ExtentFacts { replica: false, ..EXTENT };
+    let device = ExtentFacts { private: false, ..EXTENT };
+    for (planner, facts, words) in [
+        ("pass", sealed, "replica"),
+        ("pass_shared", device, "private mappings"),
+        ("firecracker", EXTENT, "in a pool"),
+        ("dram_cached", EXTENT, "in a pool"),
+    ] {
+        let refused = plan_in_pool(planner, 64 * MIB, facts).unwrap_err().to_string();
+        assert!(refused.contains(words), "{planner}: {refused}");
+    }
+    for planner in ["pass", "pass_shared"] {
+        let refused = plan(planner, 64 * MIB).unwrap_err().to_string();
+        assert!(refused.contains("freeze it into a pool"), "{planner}: {refused}");
     }
 }

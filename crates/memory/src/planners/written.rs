@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::{DramCached, Firecracker, PlanInput, Planner, PlannerError};
+use super::{DramCached, Firecracker, Pass, PassShared, PlanInput, Planner, PlannerError};
 
 /// A planner's name, the options it takes with their values (the first is the default), and how to make
 /// it of one value for each option.
@@ -25,6 +25,8 @@ const PLANNERS: &[Entry] = &[
         make: |values| Box::new(Firecracker { readahead: values == ["on"] }),
     },
     Entry { name: "dram_cached", options: &[], make: |_| Box::new(DramCached) },
+    Entry { name: "pass", options: &[], make: |_| Box::new(Pass) },
+    Entry { name: "pass_shared", options: &[], make: |_| Box::new(PassShared) },
 ];
 
 /// Why a text names no planner.

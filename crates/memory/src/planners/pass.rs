@@ -1,0 +1,85 @@
+//! `pass`: an extent of a pool for each VM, mapped shared, its index complete before the start.
+//!
+//! PASS gives a VM a region of persistent memory of its own (PASS 3 and 4): guest memory is the region, zero-copy, without
+//! page cache or file system; the complete address index is built before the guest runs and lives as long as the VM. The
+//! region is a replica of the snapshot's extent, for a run writes to it.
+
+use firn_snapshot::ImageRegion;
+
+use super::{ExtentFacts, PlanInput, Planner, PlannerError};
+use crate::plan::{
+    Advice, GuestRange, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source, Step, When, Work,
+};
+
+/// The planner `pass`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pass;
+
+impl Planner for Pass {
+    fn name(&self) -> String {
+        "pass".to_owned()
+    }
+
+    fn plan(&self, input: &PlanInput<'_>) -> Result<Plan, PlannerError> {
+        let planner = self.name();
+        let Some(extent) = input.image.extent else {
+            return Err(PlannerError::NoExtent { planner });
+        };
+        if !extent.replica {
+            return Err(PlannerError::NoReplica { planner });
+        }
+        Ok(whole_extent(planner, input, extent, Sharing::Exclusive))
+    }
+}
+
+/// The plan that maps an extent in one piece for each region of guest memory, and indexes all of it before the resume.
+pub(super) fn whole_extent(
+    planner: String,
+    input: &PlanInput<'_>,
+    extent: ExtentFacts,
+    sharing: Sharing,
+) -> Plan {
+    let mut plan = Plan {
+        planner,
+        layout: input.layout.clone(),
+        segments: Vec::new(),
+        layers: Vec::new(),
+        schedule: Vec::new(),
+        pager: None,
+    };
+    for region in input.layout.regions() {
+        let guest = GuestRange { start: region.guest_addr, len: region.len };
+        let source = Source::Extent { offset: extent.offset + region.image_offset };
+        plan.segments.extend(segments(&region, extent, sharing));
+        plan.layers.push(Layer { guest, source, sharing, advice: Advice::Normal });
+        plan.schedule.push(Step { when: When::BeforeResume, work: Work::Index { guest } });
+    }
+    plan
+}
+
+/// The region at the extent's leaf, and what no whole leaf is at its end at 4 KiB.
+fn segments(
+    region: &ImageRegion,
+    extent: ExtentFacts,
+    sharing: Sharing,
+) -> impl Iterator<Item = Segment> {
+    let offset = extent.offset + region.image_offset;
+    let mut large = [Leaf::Size1G, Leaf::Size2M].into_iter().filter(|leaf| *leaf <= extent.leaf);
+    let fits = |leaf: &Leaf| {
+        [region.guest_addr, offset].iter().all(|start| start.is_multiple_of(leaf.bytes()))
+            && region.len >= leaf.bytes()
+    };
+    let leaf = large.find(fits).unwrap_or(Leaf::Size4K);
+    let whole = region.len - region.len % leaf.bytes();
+    let start = region.guest_addr;
+    [(0, whole, leaf), (whole, region.len - whole, Leaf::Size4K)]
+        .into_iter()
+        .filter(|(_, len, _)| *len > 0)
+        .map(move |(at, len, leaf)| Segment {
+            guest: GuestRange { start: start + at, len },
+            source: Source::Extent { offset: offset + at },
+            sharing,
+            leaf,
+            integrity: Integrity::CheckedAtSeal,
+        })
+}
