@@ -284,3 +284,7 @@ fn tables(at: u64, own: u64, trace: &Trace, touches: &[Touch]) -> PageTables {
 
 const LEAF_STEP: usize = 2 << 20;
 const PAGE_STEP: usize = 4096;
+
+#[cfg(test)]
+#[path = "memory_tests.rs"]
+mod tests;

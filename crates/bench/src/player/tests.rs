@@ -1,13 +1,26 @@
-//! Real players under this host's KVM.
+//! Real players under this host's KVM: right memory passes, wrong memory is found.
 
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use firn_memory::planners::{Planner, parse};
-use firn_snapshot::Snapshot;
+use firn_memory::planners::{ImageFacts, PlanInput, Planner, PlannerError, parse, select};
+use firn_memory::trace::{Access, GapUnit, Touch, Toucher, Trace, TraceOrigin};
+use firn_memory::{
+    Advice, GuestRange, HostFacts, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source,
+};
+use firn_player::format::{PAGE, TOUCHED_WORD};
+use firn_snapshot::{MemoryLayout, MemoryRegion, PageSet, Snapshot};
 use firn_vmm::KVM_DEVICE;
+use proptest::prelude::{Just, Strategy, any, prop_oneof, proptest};
+use proptest::test_runner::Config;
 
-use super::{Clock, PlayerOptions, PlayerReport, ReplayError, freeze, replay, trace_of};
+use super::{Clock, Leaves, PlayerOptions, PlayerReport, ReplayError, freeze, replay, trace_of};
 use crate::traces::{NamedTrace, load};
+
+/// Pages of the memory of [`some_trace`].
+const PAGES: u64 = 2048;
+const ZERO: std::ops::Range<u64> = 1024..1536;
 
 fn player(trace: &NamedTrace, options: PlayerOptions, dir: &Path) -> Snapshot {
     let path = dir.join("snapshot");
@@ -15,21 +28,297 @@ fn player(trace: &NamedTrace, options: PlayerOptions, dir: &Path) -> Snapshot {
     Snapshot::open(&path).unwrap()
 }
 
-fn run(snapshot: &Snapshot, planner: &str) -> Result<PlayerReport, ReplayError> {
-    let planner: Box<dyn Planner> = parse(planner).unwrap();
+fn run_by(snapshot: &Snapshot, planner: &dyn Planner) -> Result<PlayerReport, ReplayError> {
     let clock = Clock { begin_ns: 0, request_ns: None, open_ns: 0 };
-    replay(snapshot, &*planner, KVM_DEVICE.as_ref(), clock)
+    replay(snapshot, planner, KVM_DEVICE.as_ref(), clock)
+}
+
+fn run(snapshot: &Snapshot, planner: &str) -> Result<PlayerReport, ReplayError> {
+    run_by(snapshot, &*parse(planner).unwrap())
+}
+
+fn named(layout: MemoryLayout, zero: &[u64], touches: Vec<Touch>) -> NamedTrace {
+    let origin = TraceOrigin {
+        function: "some".into(),
+        input: "a".into(),
+        command: String::new(),
+        host: String::new(),
+        gaps: GapUnit::Instructions,
+    };
+    let mut zero_map = PageSet::new(layout.pages());
+    zero.iter().for_each(|page| zero_map.insert(*page));
+    NamedTrace {
+        name: "some".into(),
+        trace: Trace::new(origin, layout, zero_map, touches).unwrap(),
+    }
+}
+
+fn touch(page: u64, access: Access, leaf: Leaf) -> Touch {
+    Touch { page, access, by: Toucher::Instruction, leaf, gap: page % 7 * 100 }
+}
+
+/// Every kind of touch, of zero pages and others, through every leaf; a third of the pages is not touched.
+fn some_trace() -> NamedTrace {
+    let zero: Vec<u64> = ZERO.collect();
+    let mut touches = Vec::new();
+    for page in (0..PAGES).rev().filter(|page| page % 3 != 0) {
+        let leaf = [Leaf::Size4K, Leaf::Size2M, Leaf::Size1G]
+            [usize::from(page % 4 != 0) + usize::from(page % 8 == 1)];
+        let access = if page % 5 == 0 { Access::Write } else { Access::Read };
+        touches.push(touch(page, access, leaf));
+        if access == Access::Read && page % 4 == 2 {
+            touches.push(touch(page, Access::LaterWrite, leaf));
+        }
+    }
+    named(MemoryLayout::for_size(PAGES * PAGE).unwrap(), &zero, touches)
 }
 
 #[test]
-fn a_player_replays_its_trace_and_reports() {
+fn every_planner_restores_every_kind_of_player() {
+    let trace = some_trace();
+    for leaves in [Leaves::Recorded, Leaves::All4K, Leaves::All2M] {
+        let dir = tempfile::tempdir().unwrap();
+        let options = PlayerOptions { leaves, gaps: "0.5".parse().unwrap(), seed: 7 };
+        let snapshot = player(&trace, options, dir.path());
+        assert_eq!(trace_of(snapshot.manifest()), Some("some"));
+        let facts = HostFacts::read().unwrap();
+        let input = PlanInput {
+            layout: &snapshot.manifest().layout,
+            image: ImageFacts::of(snapshot.image()).unwrap(),
+            zero_map: snapshot.zero_map(),
+            host: &facts,
+        };
+        let planners = select("all", &input).unwrap().planners;
+        assert!(planners.len() > 2);
+        for planner in planners {
+            let report = run_by(&snapshot, &*planner).unwrap();
+            assert_eq!(report.trace, "some");
+            assert_eq!(report.planner, planner.name());
+            assert_eq!(report.touches, trace.trace.touches().len() as u64);
+            assert_eq!(report.pages, trace.trace.touched_pages());
+            assert!(report.private_bytes >= trace.trace.written_pages() * PAGE, "{report:?}");
+            assert!(report.kvm.page_faults > 0 && report.cpu_ns > 0, "{report:?}");
+        }
+    }
+}
+
+/// Changes one byte of a page of the image, at `offset` in the page.
+fn damage(snapshot: &Snapshot, page: u64, offset: u64) {
+    let path = snapshot.path().join("memory.img");
+    let image = OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let mut byte = [0];
+    image.read_exact_at(&mut byte, page * PAGE + offset).unwrap();
+    image.write_all_at(&[byte[0] ^ 0x10], page * PAGE + offset).unwrap();
+}
+
+fn refusal(snapshot: &Snapshot) -> String {
+    match run(snapshot, "firecracker") {
+        Err(ReplayError::Wrong { wrong, .. }) => wrong,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_wrong_page_fails_the_run_wherever_it_is() {
+    let cases = [
+        (7, TOUCHED_WORD * 8, "pages in the timed loop: 1 (0x7); "),
+        (7, TOUCHED_WORD * 8, "pages in the second pass: 1 (0x7)"),
+        // Of a page that is read, another byte than the loop reads.
+        (7, 0, "pages in the second pass: 1 (0x7)"),
+        (7, PAGE - 1, "pages in the second pass: 1 (0x7)"),
+        // A page that no touch reads, the last page, a zero page, and a page that is written.
+        (9, 100, "pages in the second pass: 1 (0x9)"),
+        (PAGES - 1, 4000, "pages in the second pass: 1 (0x7ff)"),
+        (1027, TOUCHED_WORD * 8, "pages in the timed loop: 1 (0x403); "),
+        (1026, 8, "pages in the second pass: 1 (0x402)"),
+        (5, 16, "pages in the second pass: 1 (0x5)"),
+    ];
+    let trace = some_trace();
+    for (page, offset, expected) in cases {
+        let dir = tempfile::tempdir().unwrap();
+        let snapshot = player(&trace, PlayerOptions::default(), dir.path());
+        damage(&snapshot, page, offset);
+        let wrong = refusal(&snapshot);
+        assert!(wrong.contains(expected), "page {page:#x} at {offset}: {wrong}");
+    }
+}
+
+#[test]
+fn pages_that_changed_places_are_found() {
     let dir = tempfile::tempdir().unwrap();
-    let trace = load("sequential-write:16M").unwrap();
-    let snapshot = player(&trace, PlayerOptions::default(), dir.path());
-    assert_eq!(trace_of(snapshot.manifest()), Some("sequential-write:16M"));
-    let report = run(&snapshot, "firecracker").unwrap();
-    assert_eq!((report.touches, report.pages), (4096, 4096));
-    assert_eq!(report.trace, "sequential-write:16M");
-    assert!(report.private_bytes >= 16 << 20, "{report:?}");
-    assert!(report.kvm.page_faults > 0);
+    let snapshot = player(&some_trace(), PlayerOptions::default(), dir.path());
+    let path = snapshot.path().join("memory.img");
+    let image = OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let (mut one, mut other) = ([0; 4096], [0; 4096]);
+    image.read_exact_at(&mut one, 9 * PAGE).unwrap();
+    image.read_exact_at(&mut other, 12 * PAGE).unwrap();
+    image.write_all_at(&one, 12 * PAGE).unwrap();
+    image.write_all_at(&other, 9 * PAGE).unwrap();
+    assert_eq!(refusal(&snapshot), "guest pages in the second pass: 2 (0x9, 0xc)");
+}
+
+#[test]
+fn many_wrong_pages_are_counted_and_the_first_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let snapshot = player(&some_trace(), PlayerOptions::default(), dir.path());
+    (0..100).for_each(|page| damage(&snapshot, page * 9, 0));
+    let wrong = refusal(&snapshot);
+    assert!(wrong.starts_with("guest pages in the second pass: 100 (0x0, 0x9, 0x12"), "{wrong}");
+    assert!(wrong.ends_with("and more)"), "{wrong}");
+}
+
+/// The monitor writes a new generation id at every thaw: 16 bytes that no check can know.
+#[test]
+fn only_the_generation_id_is_not_checked() {
+    let dir = tempfile::tempdir().unwrap();
+    let snapshot = player(&some_trace(), PlayerOptions::default(), dir.path());
+    run(&snapshot, "firecracker").unwrap();
+    damage(&snapshot, 0xc0, 16);
+    assert_eq!(refusal(&snapshot), "guest pages in the second pass: 1 (0xc0)");
+}
+
+/// Serves pages from `first` on as zeros that the image has content for.
+struct Skipping {
+    first: u64,
+    pages: u64,
+}
+
+impl Planner for Skipping {
+    fn name(&self) -> String {
+        "skipping".to_owned()
+    }
+
+    fn plan(&self, input: &PlanInput<'_>) -> Result<Plan, PlannerError> {
+        let mut plan = parse("firecracker").unwrap().plan(input)?;
+        let guest = GuestRange { start: self.first * PAGE, len: self.pages * PAGE };
+        let (source, sharing) = (Source::Zero, Sharing::Exclusive);
+        let whole = plan.segments.remove(0);
+        let Source::Image { offset } = whole.source else { panic!("{whole:?}") };
+        let before = GuestRange { start: whole.guest.start, len: guest.start - whole.guest.start };
+        let after = GuestRange { start: guest.end(), len: whole.guest.end() - guest.end() };
+        let after_source = Source::Image { offset: offset + guest.end() - whole.guest.start };
+        let (leaf, integrity) = (Leaf::Size4K, Integrity::CheckedOnFill);
+        plan.segments.splice(
+            0..0,
+            [
+                Segment { guest: before, ..whole },
+                Segment { guest, source, sharing, leaf, integrity },
+                Segment { guest: after, source: after_source, ..whole },
+            ],
+        );
+        plan.layers.push(Layer { guest, source, sharing, advice: Advice::Normal });
+        plan.planner = self.name();
+        Ok(plan)
+    }
+}
+
+#[test]
+fn a_planner_that_skips_work_is_found_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let snapshot = player(&some_trace(), PlayerOptions::default(), dir.path());
+    // One page that is read, one that is only written, one that is not touched.
+    for (first, expected) in [
+        (7, "guest pages in the timed loop: 1 (0x7); guest pages in the second pass: 1 (0x7)"),
+        (5, "guest pages in the second pass: 1 (0x5)"),
+        (9, "guest pages in the second pass: 1 (0x9)"),
+    ] {
+        match run_by(&snapshot, &Skipping { first, pages: 1 }) {
+            Err(ReplayError::Wrong { planner, wrong }) => {
+                assert_eq!((planner.as_str(), wrong.as_str()), ("skipping", expected));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    // Zero pages may be served as zeros.
+    run_by(&snapshot, &Skipping { first: ZERO.start, pages: 512 }).unwrap();
+}
+
+#[test]
+fn a_snapshot_that_is_no_players_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let snapshot = player(&some_trace(), PlayerOptions::default(), dir.path());
+    let mut manifest = snapshot.manifest().clone();
+    assert!(trace_of(&manifest).is_some());
+    manifest.description.function.as_mut().unwrap().handler = "player.handler".to_owned();
+    assert_eq!(trace_of(&manifest), None);
+    manifest.description.function = None;
+    assert_eq!(trace_of(&manifest), None);
+}
+
+/// 1 GiB, nearly all of it zero; and memory on both sides of the gap for devices.
+#[test]
+fn large_guests_and_several_regions_are_replayed() {
+    let giga = MemoryLayout::for_size(1 << 30).unwrap();
+    let content: Vec<u64> = (0..200).map(|n| n * 1301).collect();
+    let zero: Vec<u64> = (0..giga.pages()).filter(|page| !content.contains(page)).collect();
+    let touches: Vec<Touch> = (0..giga.pages())
+        .step_by(650)
+        .map(|page| touch(page, Access::Read, Leaf::Size4K))
+        .collect();
+    let regions = [(0, 3 << 20), (4 << 30, 1 << 20)];
+    let split = regions.map(|(guest_addr, len)| MemoryRegion { guest_addr, len });
+    let split = MemoryLayout::new(split.to_vec()).unwrap();
+    let pages = (0..768).chain((4 << 18)..(4 << 18) + 256);
+    let all = pages.map(|page| touch(page, Access::Write, Leaf::Size2M)).collect();
+    for trace in [named(giga, &zero, touches), named(split, &[3, 770], all)] {
+        let dir = tempfile::tempdir().unwrap();
+        let snapshot = player(&trace, PlayerOptions::default(), dir.path());
+        let report = run(&snapshot, "firecracker").unwrap();
+        assert_eq!(report.touches, trace.trace.touches().len() as u64);
+    }
+}
+
+#[test]
+fn the_seed_decides_about_the_content() {
+    let image = |seed| {
+        let dir = tempfile::tempdir().unwrap();
+        let trace = load("sequential-read:1M").unwrap();
+        let options = PlayerOptions { seed, ..PlayerOptions::default() };
+        let snapshot = player(&trace, options, dir.path());
+        run(&snapshot, "firecracker").unwrap();
+        let mut page = [0; 4096];
+        snapshot.image().read_exact_at(&mut page, 17 * PAGE).unwrap();
+        page
+    };
+    assert_ne!(image(1), image(2));
+    assert_eq!(image(u64::MAX), image(u64::MAX));
+}
+
+/// Touches of different pages in any order, some of them written later.
+fn touches() -> impl Strategy<Value = Vec<Touch>> {
+    let leaf = prop_oneof![Just(Leaf::Size4K), Just(Leaf::Size2M), Just(Leaf::Size1G)];
+    let touch = (0..PAGES, any::<bool>(), any::<bool>(), leaf, 0..10_000_u64);
+    proptest::collection::vec(touch, 0..300).prop_map(|list| {
+        let mut seen = std::collections::BTreeSet::new();
+        let (mut first, mut later) = (Vec::new(), Vec::new());
+        for (page, writes, again, leaf, gap) in list {
+            if seen.insert(page) {
+                let access = if writes { Access::Write } else { Access::Read };
+                let by = Toucher::Instruction;
+                first.push(Touch { page, access, by, leaf, gap });
+                if again && !writes {
+                    later.push(Touch { page, access: Access::LaterWrite, by, leaf, gap });
+                }
+            }
+        }
+        first.extend(later);
+        first
+    })
+}
+
+proptest! {
+    #![proptest_config(Config::with_cases(16))]
+    #[test]
+    fn any_trace_is_replayed(
+        touches in touches(),
+        zero in proptest::collection::vec(0..PAGES, 0..500),
+        seed: u64,
+    ) {
+        let dir = tempfile::tempdir().unwrap();
+        let trace = named(MemoryLayout::for_size(PAGES * PAGE).unwrap(), &zero, touches);
+        let options = PlayerOptions { seed, leaves: Leaves::Recorded, gaps: "0.1".parse().unwrap() };
+        let snapshot = player(&trace, options, dir.path());
+        let report = run(&snapshot, "firecracker:readahead=off").unwrap();
+        assert_eq!(report.pages, trace.trace.touched_pages());
+    }
 }

@@ -1,0 +1,57 @@
+use firn_memory::Leaf;
+use firn_memory::trace::{Access, GapUnit, Touch, Toucher, Trace, TraceOrigin};
+use firn_snapshot::{MemoryLayout, PageSet};
+
+use super::{HIGH_MEMORY_START, OwnRegion, PAGE, PlayerMemoryError, Surroundings, gaps};
+use crate::player::PlayerOptions;
+
+fn trace(bytes: u64, gaps: GapUnit, list: &[u64]) -> Trace {
+    let origin = TraceOrigin {
+        function: String::new(),
+        input: String::new(),
+        command: String::new(),
+        host: String::new(),
+        gaps,
+    };
+    let layout = MemoryLayout::for_size(bytes).unwrap();
+    let touch = |(page, gap): (u64, &u64)| {
+        let (access, by, leaf) = (Access::Read, Toucher::Instruction, Leaf::Size4K);
+        Touch { page, access, by, leaf, gap: *gap }
+    };
+    let touches = (0..).zip(list).map(touch).collect();
+    let zero_map = PageSet::new(layout.pages());
+    Trace::new(origin, layout, zero_map, touches).unwrap()
+}
+
+fn region(bytes: u64) -> Result<OwnRegion, PlayerMemoryError> {
+    let trace = trace(bytes, GapUnit::Instructions, &[0]);
+    let surroundings = Surroundings { unchecked: (0, 0), reports: 0, tsc_khz: 0 };
+    OwnRegion::new(&trace, &PlayerOptions::default(), surroundings)
+}
+
+#[test]
+fn gaps_become_turns_and_are_scaled() {
+    let instructions = trace(1 << 20, GapUnit::Instructions, &[0, 1, 1000, u64::MAX]);
+    assert_eq!(gaps(&instructions, "0".parse().unwrap()), [0; 4]);
+    assert_eq!(gaps(&instructions, "1".parse().unwrap()), [0, 0, 500, u32::MAX]);
+    assert_eq!(gaps(&instructions, "0.5".parse().unwrap()), [0, 0, 250, u32::MAX]);
+    assert_eq!(gaps(&instructions, "3".parse().unwrap()), [0, 1, 1500, u32::MAX]);
+    let nanoseconds = trace(1 << 20, GapUnit::Nanoseconds, &[0, 100]);
+    assert_eq!(gaps(&nanoseconds, "2".parse().unwrap()), [0, 600]);
+}
+
+#[test]
+fn the_players_region_lies_above_the_traces_and_not_among_the_devices() {
+    let mega = 1 << 20;
+    assert_eq!(region(64 * mega).unwrap().start, 64 * mega);
+    assert_eq!(region(65 * mega).unwrap().start, 66 * mega);
+    for low in [3072 * mega, 3072 * mega - PAGE] {
+        assert_eq!(region(low).unwrap().start, HIGH_MEMORY_START);
+    }
+    assert_eq!(region(4096 * mega).unwrap().start, 5120 * mega);
+}
+
+#[test]
+fn memory_that_a_touch_cannot_name_is_refused() {
+    assert!(matches!(region(4 << 40), Err(PlayerMemoryError::TooHigh(_))));
+}
