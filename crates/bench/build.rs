@@ -1,5 +1,5 @@
 //! Builds the player, a guest that needs other flags than a program of the host, and lists the traces of the
-//! repository, so that the `firn` binary carries both.
+//! repository, so that the `firn` binary carries both. Names the commit that results are of.
 
 use std::env;
 use std::ffi::OsStr;
@@ -14,8 +14,32 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 fn main() -> io::Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize()?;
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or(io::ErrorKind::NotFound)?);
+    name_commit(&root);
     build_player(&root.join("guest/player"), &out)?;
     list_traces(&root.join("traces"), &out.join("traces.rs"))
+}
+
+/// Sets `FIRN_COMMIT`: the commit, with `+changes` where the sources have others; `unknown` outside git.
+fn name_commit(root: &Path) {
+    let commit = git(&["rev-parse", "--short=12", "HEAD"]).map_or("unknown".to_owned(), |commit| {
+        let changed = git(&["status", "--porcelain"]).is_none_or(|changes| !changes.is_empty());
+        if changed { format!("{commit}+changes") } else { commit }
+    });
+    println!("cargo::rustc-env=FIRN_COMMIT={commit}");
+    // What the answer depends on: the commit, and the sources.
+    if let Some(log) = git(&["rev-parse", "--path-format=absolute", "--git-path", "logs/HEAD"]) {
+        println!("cargo::rerun-if-changed={log}");
+    }
+    for sources in ["crates", "guest", "Cargo.lock"] {
+        println!("cargo::rerun-if-changed={}", root.join(sources).display());
+    }
+}
+
+/// What git prints, where there is a git and a repository.
+fn git(arguments: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(arguments).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    output.status.success().then(|| text.trim().to_owned())
 }
 
 fn build_player(source: &Path, out: &Path) -> io::Result<()> {

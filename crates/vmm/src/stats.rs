@@ -44,6 +44,18 @@ impl KvmStats {
 pub struct KvmCounters(Vec<StatsFile>);
 
 impl KvmCounters {
+    /// Opens the statistics of a VM and its vCPUs, given by their descriptors.
+    ///
+    /// # Errors
+    /// What the kernel said to KVM_GET_STATS_FD.
+    pub fn open(descriptors: &[&dyn AsRawFd]) -> io::Result<Self> {
+        descriptors
+            .iter()
+            .map(|fd| StatsFile::open(&fd.as_raw_fd()))
+            .collect::<Result<_, _>>()
+            .map(Self)
+    }
+
     /// Sums up the statistics of a VM and its vCPUs.
     pub(crate) fn new(files: Vec<StatsFile>) -> Self {
         Self(files)

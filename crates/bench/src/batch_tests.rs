@@ -1,0 +1,65 @@
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use super::*;
+use crate::testing::{REPORT, one_at_a_time};
+
+/// A program that behaves as a script says; it can read its arguments.
+fn program(directory: &Path, script: &str) -> PathBuf {
+    let path = directory.join("firn");
+    fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+    path
+}
+
+fn batch(script: &str, preloaded: bool, count: u32) -> Result<Vec<PlayerReport>, BatchError> {
+    let _alone = one_at_a_time();
+    let directory = tempfile::tempdir().unwrap();
+    let interrupt = Interrupt::catch().unwrap();
+    let program = program(directory.path(), script);
+    let result = run(&program, directory.path(), "pass:x=1", preloaded, count, &interrupt);
+    assert!(lock(&interrupt.state).running.is_empty());
+    result
+}
+
+fn printing(report: &str) -> String {
+    format!("cat <<'END'\n{report}\nEND")
+}
+
+#[test]
+fn every_process_reports() {
+    let reports = batch(&printing(REPORT), false, 3).unwrap();
+    assert_eq!(reports.len(), 3);
+    let report = &reports[0];
+    assert_eq!((report.pages, report.touches), (10, 11));
+    assert_eq!(report.times.replay_ns, 600_000);
+}
+
+#[test]
+fn arguments_say_what_is_measured() {
+    let script = "echo \"$1 $2 $3 $4 $5 ${FIRN_REQUEST_NS:+request}\" >&2; exit 1";
+    let error = batch(script, true, 1).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("thaw --json --planner pass:x=1 --preloaded request"), "{text}");
+    assert!(!batch(script, false, 1).unwrap_err().to_string().contains("--preloaded"));
+}
+
+#[test]
+fn one_failure_fails_the_batch() {
+    let script =
+        format!("if mkdir \"$5/once\"; then echo bad page 7 >&2; exit 1; fi\n{}", printing(REPORT));
+    match batch(&script, false, 3).unwrap_err() {
+        BatchError::Failed { status, reason, .. } => {
+            assert_eq!((status.as_str(), reason.as_str()), ("exit status: 1", "bad page 7"));
+        }
+        other => panic!("{other}"),
+    }
+    let error = batch("kill -9 $$", false, 1).unwrap_err();
+    assert!(error.to_string().contains("signal: 9"), "{error}");
+    let error = batch("echo '{}'", false, 1).unwrap_err();
+    assert!(matches!(error, BatchError::Report { member: 1, .. }), "{error}");
+    let interrupt = Interrupt::catch().unwrap();
+    let missing = run(Path::new("/no/firn"), Path::new("/"), "p", false, 1, &interrupt);
+    assert!(matches!(missing, Err(BatchError::Start { .. })));
+}

@@ -1,0 +1,156 @@
+//! The page cache before a run: cold or cached, shown by mincore and not only asked for.
+//!
+//! *Cold*: no page of any file of the snapshot is cached. *Cached*: every page that they store is. For a planner
+//! that preloads, the image is preloaded before the clock starts in both, from storage where it can be evicted.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use firn_memory::page_cache::{Residency, evict, preload, stored_residency};
+use firn_snapshot::PAGE_SIZE;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// The file of a snapshot that holds guest memory.
+const IMAGE: &str = "memory.img";
+
+/// State of the page cache before a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cache {
+    /// No page of the snapshot is cached.
+    Cold,
+    /// Every page that it stores is cached.
+    Cached,
+}
+
+impl std::fmt::Display for Cache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Cold => "cold",
+            Self::Cached => "cached",
+        })
+    }
+}
+
+/// Why the page cache is not as a run needs it.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum CacheError {
+    /// A file could not be opened, read or asked for.
+    #[error("preparing the page cache of {path}")]
+    Io {
+        /// The file, or the directory of the snapshot.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Pages stay.
+    #[error(
+        "{} of {} pages of {path} stay cached after they were evicted, so nothing would be cold: \
+         does a process map the file, or is it on tmpfs? Use --cache cached, or another --dir",
+        residency.cached,
+        residency.pages
+    )]
+    NotCold {
+        /// The file.
+        path: PathBuf,
+        /// What mincore says.
+        residency: Residency,
+    },
+    /// Pages are missing.
+    #[error(
+        "only {} of {} stored pages of {path} are cached after they were read: has this host \
+         enough free memory?",
+        residency.cached,
+        residency.pages
+    )]
+    NotCached {
+        /// The file.
+        path: PathBuf,
+        /// What mincore says.
+        residency: Residency,
+    },
+}
+
+/// The files of a snapshot, whose pages are evicted and preloaded.
+#[derive(Debug)]
+pub(crate) struct SnapshotFiles(Vec<(PathBuf, File)>);
+
+impl SnapshotFiles {
+    /// Opens every file of a snapshot.
+    pub(crate) fn open(snapshot: &Path) -> Result<Self, CacheError> {
+        let mut files = Vec::new();
+        for entry in fs::read_dir(snapshot).map_err(io(snapshot))? {
+            let path = entry.map_err(io(snapshot))?.path();
+            if path.is_file() {
+                let file = File::open(&path).map_err(io(&path))?;
+                files.push((path, file));
+            }
+        }
+        Ok(Self(files))
+    }
+
+    /// Brings the page cache into a state, and has mincore confirm it. With `preload_image` it then preloads the
+    /// image, and returns how long that took in ns, where the image came from storage.
+    pub(crate) fn prepare(
+        &self,
+        cache: Cache,
+        preload_image: bool,
+    ) -> Result<Option<u64>, CacheError> {
+        for (path, file) in &self.0 {
+            match cache {
+                Cache::Cold => {
+                    expect_cold(path, evict(file).map_err(io(path))?)?;
+                }
+                Cache::Cached => fill(path, file)?,
+            }
+        }
+        let image = self.0.iter().find(|(path, _)| path.ends_with(IMAGE));
+        let Some((path, image)) = image.filter(|_| preload_image) else { return Ok(None) };
+        let evicted = evict(image).map_err(io(path))?;
+        let begun = Instant::now();
+        fill(path, image)?;
+        let elapsed = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        Ok(evicted.is_cold().then_some(elapsed))
+    }
+
+    /// Bytes of the snapshot that the page cache holds now: DRAM that is there once, however many microVMs map
+    /// it.
+    pub(crate) fn cached_bytes(&self) -> Result<u64, CacheError> {
+        self.0.iter().try_fold(0, |sum, (path, file)| {
+            Ok(sum + stored_residency(file).map_err(io(path))?.cached * PAGE_SIZE)
+        })
+    }
+}
+
+fn io(path: &Path) -> impl FnOnce(io::Error) -> CacheError {
+    move |source| CacheError::Io { path: path.to_owned(), source }
+}
+
+/// Reads what a file stores into the page cache, and has mincore confirm it.
+fn fill(path: &Path, file: &File) -> Result<(), CacheError> {
+    let len = file.metadata().map_err(io(path))?.len();
+    preload(file, 0..len).map_err(io(path))?;
+    expect_cached(path, stored_residency(file).map_err(io(path))?)
+}
+
+fn expect_cold(path: &Path, residency: Residency) -> Result<(), CacheError> {
+    if residency.is_cold() {
+        return Ok(());
+    }
+    Err(CacheError::NotCold { path: path.to_owned(), residency })
+}
+
+fn expect_cached(path: &Path, residency: Residency) -> Result<(), CacheError> {
+    if residency.is_cached() {
+        return Ok(());
+    }
+    Err(CacheError::NotCached { path: path.to_owned(), residency })
+}
+
+#[cfg(test)]
+#[path = "cache_tests.rs"]
+mod tests;

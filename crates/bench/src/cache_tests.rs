@@ -1,0 +1,87 @@
+use std::io::Write;
+
+use firn_memory::page_cache::residency;
+
+use super::*;
+
+/// A directory with files of this many pages; `None` where temporary files lie on tmpfs, which cannot evict.
+fn snapshot(files: &[(&str, usize)]) -> Option<tempfile::TempDir> {
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    let directory = tempfile::tempdir().unwrap();
+    if rustix::fs::statfs(directory.path()).unwrap().f_type == TMPFS_MAGIC {
+        return None;
+    }
+    for (name, pages) in files {
+        let mut file = File::create(directory.path().join(name)).unwrap();
+        file.write_all(&vec![7; pages * 4096]).unwrap();
+        file.sync_all().unwrap();
+    }
+    Some(directory)
+}
+
+fn residency_of(directory: &Path, name: &str) -> Residency {
+    residency(&File::open(directory.join(name)).unwrap()).unwrap()
+}
+
+#[test]
+fn what_mincore_says_decides() {
+    let path = Path::new("x");
+    let some = Residency { pages: 10, cached: 3 };
+    let none = Residency { pages: 10, cached: 0 };
+    let all = Residency { pages: 10, cached: 10 };
+    assert!(expect_cold(path, none).is_ok());
+    assert!(expect_cached(path, all).is_ok());
+    let text = expect_cold(path, some).unwrap_err().to_string();
+    assert!(text.starts_with("3 of 10 pages of x stay cached"), "{text}");
+    let text = expect_cached(path, some).unwrap_err().to_string();
+    assert!(text.starts_with("only 3 of 10 stored pages of x"), "{text}");
+    // A file without pages is cold and cached.
+    assert!(expect_cold(path, Residency::default()).is_ok());
+    assert!(expect_cached(path, Residency::default()).is_ok());
+}
+
+#[test]
+fn cold_and_cached_are_made_and_shown() {
+    let Some(directory) = snapshot(&[("snapshot.firn", 2), (IMAGE, 300)]) else { return };
+    let files = SnapshotFiles::open(directory.path()).unwrap();
+    assert_eq!(files.prepare(Cache::Cold, false).unwrap(), None);
+    assert_eq!(files.cached_bytes().unwrap(), 0);
+    assert_eq!(files.prepare(Cache::Cached, false).unwrap(), None);
+    assert_eq!(files.cached_bytes().unwrap(), 302 * 4096);
+    assert!(files.prepare(Cache::Cold, true).unwrap().is_some());
+    assert_eq!(files.cached_bytes().unwrap(), 300 * 4096, "the image alone is preloaded");
+    assert!(residency_of(directory.path(), "snapshot.firn").is_cold());
+    assert!(files.prepare(Cache::Cached, true).unwrap().is_some());
+    assert_eq!(files.cached_bytes().unwrap(), 302 * 4096);
+}
+
+#[test]
+fn what_stays_cached_is_an_error() {
+    let Some(directory) = snapshot(&[(IMAGE, 16)]) else { return };
+    let files = SnapshotFiles::open(directory.path()).unwrap();
+    files.prepare(Cache::Cached, false).unwrap();
+    let image = File::open(directory.path().join(IMAGE)).unwrap();
+    // SAFETY: a fresh mapping at an address that the kernel chooses.
+    let mapped = unsafe {
+        rustix::mm::mmap(
+            std::ptr::null_mut(),
+            16 * 4096,
+            rustix::mm::ProtFlags::READ,
+            rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::POPULATE,
+            &image,
+            0,
+        )
+    };
+    let mapped = mapped.unwrap();
+    let refused = files.prepare(Cache::Cold, false);
+    // SAFETY: this is the mapping made above, and nothing refers to it.
+    unsafe { rustix::mm::munmap(mapped, 16 * 4096) }.unwrap();
+    assert!(matches!(refused, Err(CacheError::NotCold { .. })), "{refused:?}");
+    assert!(files.prepare(Cache::Cold, false).is_ok());
+}
+
+#[test]
+fn a_missing_snapshot_is_named() {
+    let error = SnapshotFiles::open(Path::new("/nowhere/at-all")).unwrap_err();
+    assert!(error.to_string().contains("/nowhere/at-all"));
+}

@@ -1,0 +1,168 @@
+//! The floor: what touching guest memory costs when nothing else is done.
+//!
+//! A vCPU in ring 3 runs a loop of four instructions that touches one word of every page of a range, and ends with a
+//! store that exits. There is no monitor around it: one VM, one vCPU, two memory slots. Guest memory is whatever a plan
+//! has made of it, so that the loop and a thawed guest touch the same backing. A thaw's replay cannot be faster; how
+//! little slower it is says how much of a measurement is the instrument.
+
+mod guest;
+
+use std::path::Path;
+use std::time::Instant;
+
+use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_userspace_memory_region};
+use kvm_ioctls::VcpuExit;
+use thiserror::Error;
+use vm_memory::GuestMemoryError;
+
+use firn_memory::{AnonymousError, GuestMemory, GuestRange, Leaf};
+use firn_snapshot::{LayoutError, MemoryLayout, MemoryRegion, PAGE_SIZE as PAGE};
+use firn_vmm::{KVM_DEVICE, KvmCounters, KvmError, KvmStats, open_kvm};
+
+/// What the loop does to each page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FloorAccess {
+    /// Reads a word.
+    Read,
+    /// Reads, increments and writes a word.
+    Write,
+}
+
+/// What one run of the loop took.
+#[derive(Clone, Copy, Debug)]
+pub struct FloorRun {
+    /// Pages touched.
+    pub pages: u64,
+    /// From the start of `KVM_RUN` to the store that ended it, in ns.
+    pub ns: u64,
+    /// The sum of the words read, each the first of its page; 0 for writes.
+    pub sum: u64,
+    /// What KVM counted.
+    pub kvm: KvmStats,
+}
+
+/// Why the loop did not run.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum FloorError {
+    /// The range is not in one region of guest memory, or is no whole number of leaves.
+    #[error(
+        "guest memory {range} cannot be touched at {leaf} leaves: it must lie in one region, and \
+         its ends be multiples of the leaf"
+    )]
+    Range {
+        /// The range.
+        range: GuestRange,
+        /// The guest's leaves.
+        leaf: Leaf,
+    },
+    /// There is no usable KVM.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// KVM refused something.
+    #[error("KVM refused to {operation}")]
+    Refused {
+        /// What it was asked for.
+        operation: &'static str,
+        /// What it said.
+        source: kvm_ioctls::Error,
+    },
+    /// Guest memory reaches too high for anything to lie above it.
+    #[error("no guest-physical addresses are left for the loop's page tables")]
+    Places(#[from] LayoutError),
+    /// No memory for the loop and its page tables.
+    #[error("no memory for the loop's page tables")]
+    Control(#[from] AnonymousError),
+    /// Code and page tables could not be written.
+    #[error("writing the loop and its page tables")]
+    Load(#[source] GuestMemoryError),
+    /// The loop ended otherwise than by its store.
+    #[error("the loop ended in {0} instead of its last store")]
+    Exit(String),
+    /// KVM's counters could not be read.
+    #[error("reading KVM's counters")]
+    Counters(#[source] std::io::Error),
+}
+
+fn refused(operation: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> FloorError {
+    move |source| FloorError::Refused { operation, source }
+}
+
+/// Touches one word of every page of a range of guest memory, in ascending order, through guest leaves of 4 KiB or
+/// 2 MiB, and times it.
+///
+/// # Errors
+///
+/// [`FloorError`] when the range does not fit, or KVM does not run the loop.
+pub fn run(
+    memory: &GuestMemory,
+    range: GuestRange,
+    access: FloorAccess,
+    leaf: Leaf,
+) -> Result<FloorRun, FloorError> {
+    let fits = range.len > 0
+        && leaf != Leaf::Size1G
+        && range.start.is_multiple_of(leaf.bytes())
+        && range.len.is_multiple_of(leaf.bytes())
+        && memory.layout().regions().any(|region| {
+            range.start >= region.guest_range().start && range.end() <= region.guest_range().end
+        });
+    if !fits {
+        return Err(FloorError::Range { range, leaf });
+    }
+    let end = memory.layout().regions().map(|region| region.guest_range().end).max().unwrap_or(0);
+    let control_at = end.next_multiple_of(1 << 30) + (1 << 30);
+    let places = guest::Places { control: control_at, report: control_at - PAGE };
+    let control_layout = MemoryLayout::new(vec![MemoryRegion {
+        guest_addr: places.control,
+        len: guest::control_bytes(range),
+    }])?;
+    let control = GuestMemory::anonymous(control_layout)?;
+    let registers =
+        guest::load(&control.vm_memory(), places, range, access, leaf).map_err(FloorError::Load)?;
+
+    let kvm = open_kvm(Path::new(KVM_DEVICE))?;
+    let vm = kvm.create_vm().map_err(refused("create a VM"))?;
+    for (number, slot) in (0..).zip(memory.slots().iter().chain(control.slots())) {
+        let region = kvm_userspace_memory_region {
+            slot: number,
+            flags: 0,
+            guest_phys_addr: slot.guest_addr,
+            memory_size: slot.len,
+            userspace_addr: slot.host_addr,
+        };
+        // SAFETY: the memory is mapped for as long as `memory` and `control` live, which is longer than the VM.
+        unsafe { vm.set_user_memory_region(region) }.map_err(refused("add a memory slot"))?;
+    }
+    let mut vcpu = vm.create_vcpu(0).map_err(refused("create a vCPU"))?;
+    let cpuid = kvm
+        .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+        .map_err(refused("say which CPUID it supports"))?;
+    vcpu.set_cpuid2(&cpuid).map_err(refused("set CPUID"))?;
+    let mut sregs = vcpu.get_sregs().map_err(refused("read special registers"))?;
+    guest::set_ring3(&mut sregs, places);
+    vcpu.set_sregs(&sregs).map_err(refused("set special registers"))?;
+    vcpu.set_regs(&registers).map_err(refused("set registers"))?;
+
+    let counters = KvmCounters::open(&[&vm, &vcpu]).map_err(FloorError::Counters)?;
+
+    let begun = Instant::now();
+    let exit = vcpu.run().map_err(refused("run the loop"))?;
+    let elapsed = begun.elapsed();
+    let sum = match exit {
+        VcpuExit::MmioWrite(at, data) if at == places.report => data
+            .try_into()
+            .map(u64::from_le_bytes)
+            .map_err(|_| FloorError::Exit(format!("a store of {} bytes", data.len())))?,
+        other => return Err(FloorError::Exit(format!("{other:?}"))),
+    };
+    Ok(FloorRun {
+        pages: range.len / PAGE,
+        ns: u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX),
+        sum,
+        kvm: counters.read().map_err(FloorError::Counters)?,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,41 @@
+use super::*;
+
+const MOUNTS: &str = "\
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+30 22 0:25 / /dev/shm rw,relatime - tmpfs tmpfs rw,size=24684100k
+31 22 0:26 / /srv/a\\040b rw - tmpfs none rw,huge=always
+32 22 259:1 / /pmem rw - ext4 /dev/pmem0 rw,dax=always
+33 30 0:27 / /dev/shm rw - tmpfs tmpfs rw,huge=within_size
+nonsense
+";
+
+fn name(path: &str) -> String {
+    mount_of(MOUNTS, Path::new(path)).unwrap().name(u64::MAX)
+}
+
+#[test]
+fn the_deepest_and_last_mount_counts() {
+    assert_eq!(name("/tmp/x"), "ext4 on /dev/vda");
+    assert_eq!(name("/srv/a b/c"), "tmpfs huge=always");
+    assert_eq!(name("/srv/a bc"), "ext4 on /dev/vda");
+    assert_eq!(name("/pmem"), "ext4 dax on /dev/pmem0");
+    assert_eq!(name("/dev/shm/x"), "tmpfs huge=within_size");
+    assert_eq!(mount_of("", Path::new("/")), None);
+}
+
+#[test]
+fn this_host() {
+    let directory = tempfile::tempdir().unwrap();
+    let host = Host::of(directory.path()).unwrap();
+    assert!(host.cpus > 0 && host.machine.starts_with(&host.cpus.to_string()));
+    assert!(!host.medium.is_empty() && !host.commit.is_empty());
+    assert!(host.line().contains(&host.kernel));
+    assert!(Host::of(&directory.path().join("missing")).is_err());
+}
+
+#[test]
+fn the_model_is_named() {
+    let cpuinfo = "processor\t: 0\nmodel name\t: AMD EPYC 9\nflags : fpu\n";
+    assert_eq!(model(cpuinfo).as_deref(), Some("AMD EPYC 9"));
+    assert_eq!(model("processor : 0\n"), None);
+}

@@ -1,0 +1,238 @@
+//! The results of a measurement, and their JSON.
+
+use serde::{Deserialize, Serialize};
+
+use crate::cache::Cache;
+use crate::host::Host;
+use crate::player::{PlayerReport, PlayerTimes};
+use crate::stats::{Comparison, Summary};
+
+/// What `firn bench thaw` found: `{"host":{…},"results":[…]}`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Results {
+    /// Where it was measured.
+    pub host: Host,
+    /// One for each planner and trace, in the order in which they were named.
+    pub results: Vec<Row>,
+    /// The instrument's own noise, where a planner was measured twice.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub noise: Vec<Noise>,
+    /// Planners that `all` left out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<LeftOut>,
+}
+
+/// What was measured of one planner on one trace. Each microVM of each run is one measurement; counts and bytes are
+/// medians over them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// The planner, with all its options.
+    pub planner: String,
+    /// `a` or `b`, where the planner was measured twice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
+    /// The trace.
+    pub trace: String,
+    /// MicroVMs that were started together.
+    pub concurrency: u32,
+    /// The page cache before each run.
+    pub cache: Cache,
+    /// Number of runs: batches of `concurrency` microVMs.
+    pub runs: u32,
+    /// More microVMs than processors: wall times then say how long a microVM waited for its turn.
+    pub oversubscribed: bool,
+    /// Pages that a replay touches.
+    pub pages: u64,
+    /// Touches of a replay: pages, and first writes to pages that were read before.
+    pub touches: u64,
+    /// Request to a running vCPU: process start, load, plan, execute, resume. Preloading is not part of it.
+    pub start_to_resume_ms: Summary,
+    /// A running vCPU to its last touch.
+    pub resume_to_last_page_ms: Summary,
+    /// The sum of both.
+    pub total_ms: Summary,
+    /// Reading the image into the page cache before the clock, where the planner does that.
+    pub preload_ms: Option<Summary>,
+    /// The replay's time for each page.
+    pub ns_per_page: Summary,
+    /// The process's processor time for each page.
+    pub cpu_ns_per_page: Summary,
+    /// The process's processor time.
+    pub cpu_ms: Summary,
+    /// Guest page faults that KVM resolved.
+    pub kvm_page_faults: u64,
+    /// Exits from guest mode.
+    pub kvm_exits: u64,
+    /// Leaves of 4 KiB in KVM's tables at the end.
+    pub kvm_pages_4k: u64,
+    /// Leaves of 2 MiB in KVM's tables at the end.
+    pub kvm_pages_2m: u64,
+    /// Page faults of the process that needed no storage.
+    pub minor_faults: u64,
+    /// Page faults of the process that waited for storage.
+    pub major_faults: u64,
+    /// Bytes that the process made storage read.
+    pub read_bytes: u64,
+    /// Guest memory in DRAM that belongs to one microVM alone.
+    pub private_bytes: u64,
+    /// Guest memory in DRAM that one microVM maps from the page cache.
+    pub shared_bytes: u64,
+    /// Page tables of one process.
+    pub page_table_bytes: u64,
+    /// DRAM of a batch: private memory and page tables of all its microVMs, and once what the page cache holds of
+    /// the snapshot after the batch (mincore). Median over the runs.
+    pub batch_dram_bytes: u64,
+    /// The page cache's part of it.
+    pub batch_page_cache_bytes: u64,
+}
+
+/// One planner measured against itself: what differs is the instrument's noise.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Noise {
+    /// The planner.
+    pub planner: String,
+    /// The trace.
+    pub trace: String,
+    /// What is compared: `total_ms`, or `cpu_ns_per_page` where wall times mean little.
+    pub of: String,
+    /// b divided by a, run by run: 1 if there were no noise.
+    pub ratio: Comparison,
+}
+
+/// A planner that this host cannot run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftOut {
+    /// The planner.
+    pub planner: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// One run: a batch of microVMs.
+#[derive(Debug)]
+pub(crate) struct Run {
+    /// What its microVMs reported; at least one.
+    pub(crate) reports: Vec<PlayerReport>,
+    /// The preload before the clock.
+    pub(crate) preload_ns: Option<u64>,
+    /// What the page cache held of the snapshot after it.
+    pub(crate) cached_bytes: u64,
+}
+
+/// What is the same for all runs of a row.
+#[derive(Clone, Debug)]
+pub(crate) struct RowHead {
+    pub(crate) planner: String,
+    pub(crate) label: Option<String>,
+    pub(crate) trace: String,
+    pub(crate) concurrency: u32,
+    pub(crate) cache: Cache,
+    pub(crate) oversubscribed: bool,
+}
+
+impl Row {
+    /// Of all runs of one planner on one trace; `None` where there are none.
+    pub(crate) fn of(head: RowHead, runs: &[Run]) -> Option<Self> {
+        let reports: Vec<&PlayerReport> = runs.iter().flat_map(|run| &run.reports).collect();
+        let first = reports.first()?;
+        let summary = |value: &dyn Fn(&PlayerReport) -> f64| {
+            Summary::of(&reports.iter().map(|report| value(report)).collect::<Vec<_>>())
+        };
+        let count = |value: &dyn Fn(&PlayerReport) -> u64| {
+            median_of(reports.iter().map(|report| value(report)).collect())
+        };
+        let preloads: Vec<f64> =
+            runs.iter().filter_map(|run| run.preload_ns).map(milliseconds).collect();
+        let RowHead { planner, label, trace, concurrency, cache, oversubscribed } = head;
+        Some(Self {
+            planner,
+            label,
+            trace,
+            concurrency,
+            cache,
+            runs: u32::try_from(runs.len()).unwrap_or(u32::MAX),
+            oversubscribed,
+            pages: first.pages,
+            touches: first.touches,
+            start_to_resume_ms: summary(&|r| milliseconds(start_to_resume_ns(r)))?,
+            resume_to_last_page_ms: summary(&|r| milliseconds(r.times.replay_ns))?,
+            total_ms: summary(&total_ms)?,
+            preload_ms: Summary::of(&preloads),
+            ns_per_page: summary(&|r| per_page(r.times.replay_ns, r.pages))?,
+            cpu_ns_per_page: summary(&|r| per_page(r.cpu_ns, r.pages))?,
+            cpu_ms: summary(&|r| milliseconds(r.cpu_ns))?,
+            kvm_page_faults: count(&|r| r.kvm.page_faults),
+            kvm_exits: count(&|r| r.kvm.exits),
+            kvm_pages_4k: count(&|r| r.kvm.pages_4k),
+            kvm_pages_2m: count(&|r| r.kvm.pages_2m),
+            minor_faults: count(&|r| r.minor_faults),
+            major_faults: count(&|r| r.major_faults),
+            read_bytes: count(&|r| r.read_bytes),
+            private_bytes: count(&|r| r.private_bytes),
+            shared_bytes: count(&|r| r.shared_bytes),
+            page_table_bytes: count(&|r| r.page_table_bytes),
+            batch_dram_bytes: median_of(runs.iter().map(Run::dram_bytes).collect()),
+            batch_page_cache_bytes: median_of(runs.iter().map(|run| run.cached_bytes).collect()),
+        })
+    }
+}
+
+impl Run {
+    fn dram_bytes(&self) -> u64 {
+        let own = self.reports.iter().map(|r| r.private_bytes + r.page_table_bytes);
+        own.sum::<u64>() + self.cached_bytes
+    }
+
+    /// The quantity that is compared between a and b: the median over the batch.
+    fn compared(&self, oversubscribed: bool) -> Option<f64> {
+        let value = |report: &PlayerReport| {
+            if oversubscribed { per_page(report.cpu_ns, report.pages) } else { total_ms(report) }
+        };
+        Some(Summary::of(&self.reports.iter().map(value).collect::<Vec<_>>())?.median)
+    }
+}
+
+impl Noise {
+    /// Of the runs of a planner as a and as b, the same number of each.
+    pub(crate) fn of(head: &RowHead, a: &[Run], b: &[Run]) -> Option<Self> {
+        let compared = |run: &Run| run.compared(head.oversubscribed);
+        let ratios = a.iter().zip(b).map(|(a, b)| Some(compared(b)? / compared(a)?));
+        let ratios: Vec<f64> = ratios.collect::<Option<_>>()?;
+        let of = if head.oversubscribed { "cpu_ns_per_page" } else { "total_ms" };
+        Some(Self {
+            planner: head.planner.clone(),
+            trace: head.trace.clone(),
+            of: of.to_owned(),
+            ratio: Comparison::of(&ratios)?,
+        })
+    }
+}
+
+/// Request to a running vCPU.
+fn start_to_resume_ns(report: &PlayerReport) -> u64 {
+    let PlayerTimes { process_start_ns, load_ns, plan_ns, execute_ns, resume_ns, .. } =
+        report.times;
+    process_start_ns.unwrap_or_default() + load_ns + plan_ns + execute_ns + resume_ns
+}
+
+fn total_ms(report: &PlayerReport) -> f64 {
+    milliseconds(start_to_resume_ns(report) + report.times.replay_ns)
+}
+
+fn milliseconds(ns: u64) -> f64 {
+    ns as f64 / 1e6
+}
+
+fn per_page(ns: u64, pages: u64) -> f64 {
+    ns as f64 / pages.max(1) as f64
+}
+
+/// The lower median of counts, so that it is one of them.
+fn median_of(mut counts: Vec<u64>) -> u64 {
+    counts.sort_unstable();
+    counts.get(counts.len().saturating_sub(1) / 2).copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+#[path = "results_tests.rs"]
+mod tests;

@@ -1,0 +1,65 @@
+//! What tests of several modules share.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::cache::Cache;
+use crate::host::{Host, KvmKind};
+use crate::player::PlayerReport;
+use crate::results::{Results, Row, RowHead, Run};
+
+/// Held by every test that writes a program and starts it: a process that another test starts meanwhile would
+/// have inherited the file, open for writing, and the kernel executes no such file.
+pub(crate) fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static STARTING: Mutex<()> = Mutex::new(());
+    STARTING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A report as `firn thaw --json` prints it for a player.
+pub(crate) const REPORT: &str = r#"{"trace":"t","planner":"firecracker:readahead=on","touches":11,"pages":10,
+"times":{"process_start_ns":1,"load_ns":20,"plan_ns":300,"execute_ns":3000,"preload_ns":0,
+"resume_ns":50000,"replay_ns":600000,"total_ns":654321,"verify_ns":7},
+"kvm":{"page_faults":12,"exits":13,"pages_4k":10,"pages_2m":0,"pages_1g":0},
+"minor_faults":14,"major_faults":2,"read_bytes":8192,"private_bytes":4096,"shared_bytes":40960,
+"page_table_bytes":12288,"cpu_ns":500000}"#;
+
+fn report(replay_ns: u64) -> PlayerReport {
+    let mut report: PlayerReport = serde_json::from_str(REPORT).unwrap();
+    report.times.replay_ns = replay_ns;
+    report
+}
+
+pub(crate) fn head(label: Option<&str>, oversubscribed: bool) -> RowHead {
+    RowHead {
+        planner: "firecracker:readahead=on".to_owned(),
+        label: label.map(str::to_owned),
+        trace: "t".to_owned(),
+        concurrency: 2,
+        cache: Cache::Cold,
+        oversubscribed,
+    }
+}
+
+pub(crate) fn run(replays: &[u64]) -> Run {
+    Run {
+        reports: replays.iter().map(|&ns| report(ns)).collect(),
+        preload_ns: None,
+        cached_bytes: 8192,
+    }
+}
+
+/// Results with one row, for other tests.
+pub(crate) fn sample(planner: &str, trace: &str, oversubscribed: bool) -> Results {
+    let mut row = Row::of(head(None, oversubscribed), &[run(&[1_000_000, 2_000_000])]).unwrap();
+    row.planner = planner.to_owned();
+    row.trace = trace.to_owned();
+    let host = Host {
+        machine: "2 x Some <CPU> & more, 4 GiB".to_owned(),
+        cpus: 2,
+        memory_bytes: 4 << 30,
+        kernel: "6.12".to_owned(),
+        kvm: KvmKind::Software,
+        medium: "ext4 on /dev/vda".to_owned(),
+        commit: "unknown".to_owned(),
+    };
+    Results { host, results: vec![row], noise: Vec::new(), left_out: Vec::new() }
+}

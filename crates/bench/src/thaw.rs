@@ -1,0 +1,201 @@
+//! The comparison of planners: thaws of players, interleaved in one session.
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use crate::batch::{self, BatchError, Interrupt};
+use crate::cache::{Cache, CacheError, SnapshotFiles};
+use crate::host::Host;
+use crate::results::{Noise, Results, Row, RowHead, Run};
+
+/// A planner that is to be measured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subject {
+    /// As it is written, with all its options.
+    pub planner: String,
+    /// Whether its plan preloads the image before the resume.
+    pub preloads: bool,
+}
+
+/// A player frozen for a trace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frozen {
+    /// The trace.
+    pub trace: String,
+    /// The snapshot's directory.
+    pub snapshot: PathBuf,
+}
+
+/// What is measured.
+#[derive(Clone, Debug)]
+pub struct Session {
+    /// The `firn` that each microVM is a process of.
+    pub program: PathBuf,
+    /// Players, measured one after the other.
+    pub players: Vec<Frozen>,
+    /// Planners, measured in turn. One that is named twice is measured against itself.
+    pub subjects: Vec<Subject>,
+    /// Runs of each planner on each player.
+    pub runs: u32,
+    /// MicroVMs that are started together in a run.
+    pub concurrency: u32,
+    /// The page cache before each run.
+    pub cache: Cache,
+}
+
+/// Why there are no results: nothing is averaged over failures.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum SessionError {
+    /// A microVM failed.
+    #[error("{planner} failed on {trace} in run {run}")]
+    Batch {
+        /// The planner.
+        planner: String,
+        /// The trace.
+        trace: String,
+        /// The run, from 1.
+        run: u32,
+        /// How.
+        source: BatchError,
+    },
+    /// The page cache is not as it should be.
+    #[error("{planner} cannot be measured on {trace} in run {run}")]
+    Cache {
+        /// The planner.
+        planner: String,
+        /// The trace.
+        trace: String,
+        /// The run, from 1.
+        run: u32,
+        /// Why.
+        source: CacheError,
+    },
+    /// The files of a snapshot cannot be opened.
+    #[error("opening the player of {trace}")]
+    Player {
+        /// The trace.
+        trace: String,
+        /// Why.
+        source: CacheError,
+    },
+    /// Nothing was asked for.
+    #[error("nothing to measure: give at least one planner, one trace and one run")]
+    Nothing,
+}
+
+impl Session {
+    /// Batches that [`run`](Self::run) starts, for a progress bar.
+    #[must_use]
+    pub fn batches(&self) -> u64 {
+        self.players.len() as u64 * self.subjects.len() as u64 * u64::from(self.runs)
+    }
+
+    /// Measures. In each run every planner has its turn, in an order that is rotated from run to run, so that what
+    /// changes on the host meets all of them, and none always follows the same other.
+    ///
+    /// `done` is called after each batch with the planner that it was of.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError`] at the first microVM that fails, and where the page cache cannot be brought into the
+    /// state that was asked for.
+    pub fn run(
+        &self,
+        host: Host,
+        interrupt: &Interrupt,
+        mut done: impl FnMut(&Frozen, &Subject),
+    ) -> Result<Results, SessionError> {
+        let mut results =
+            Results { host, results: Vec::new(), noise: Vec::new(), left_out: Vec::new() };
+        let oversubscribed = u64::from(self.concurrency) > results.host.cpus;
+        for player in &self.players {
+            let files = SnapshotFiles::open(&player.snapshot)
+                .map_err(|source| SessionError::Player { trace: player.trace.clone(), source })?;
+            let mut runs: Vec<Vec<Run>> = self.subjects.iter().map(|_| Vec::new()).collect();
+            for round in 0..self.runs {
+                for index in rotation(self.subjects.len(), round) {
+                    let subject = &self.subjects[index];
+                    runs[index].push(self.batch(player, &files, subject, round + 1, interrupt)?);
+                    done(player, subject);
+                }
+            }
+            for (index, subject) in self.subjects.iter().enumerate() {
+                let twins = self.twins(subject);
+                let place = twins.iter().position(|&twin| twin == index).unwrap_or_default();
+                let head = RowHead {
+                    planner: subject.planner.clone(),
+                    label: (twins.len() > 1).then(|| label(place)),
+                    trace: player.trace.clone(),
+                    concurrency: self.concurrency,
+                    cache: self.cache,
+                    oversubscribed,
+                };
+                // Each later one is compared with the first.
+                if place > 0 {
+                    results.noise.extend(Noise::of(&head, &runs[twins[0]], &runs[index]));
+                }
+                results.results.push(Row::of(head, &runs[index]).ok_or(SessionError::Nothing)?);
+            }
+        }
+        if results.results.is_empty() { Err(SessionError::Nothing) } else { Ok(results) }
+    }
+
+    /// The places of a planner among the subjects.
+    fn twins(&self, subject: &Subject) -> Vec<usize> {
+        (0..self.subjects.len()).filter(|&i| self.subjects[i].planner == subject.planner).collect()
+    }
+
+    fn batch(
+        &self,
+        player: &Frozen,
+        files: &SnapshotFiles,
+        subject: &Subject,
+        run: u32,
+        interrupt: &Interrupt,
+    ) -> Result<Run, SessionError> {
+        let (planner, trace) = (subject.planner.clone(), player.trace.clone());
+        let cache = |source| SessionError::Cache {
+            planner: planner.clone(),
+            trace: trace.clone(),
+            run,
+            source,
+        };
+        let preload_ns = files.prepare(self.cache, subject.preloads).map_err(cache)?;
+        let reports = batch::run(
+            &self.program,
+            &player.snapshot,
+            &subject.planner,
+            subject.preloads,
+            self.concurrency,
+            interrupt,
+        )
+        .map_err(|source| SessionError::Batch {
+            planner: planner.clone(),
+            trace: trace.clone(),
+            run,
+            source,
+        })?;
+        let cached_bytes = files.cached_bytes().map_err(cache)?;
+        Ok(Run { reports, preload_ns, cached_bytes })
+    }
+}
+
+/// The order of `n` subjects in a round: each round starts one later.
+fn rotation(n: usize, round: u32) -> impl Iterator<Item = usize> {
+    let first = usize::try_from(round).unwrap_or_default().checked_rem(n).unwrap_or_default();
+    (first..n).chain(0..first)
+}
+
+/// `a`, `b`, and so on.
+fn label(place: usize) -> String {
+    let letter = u8::try_from(place).ok().and_then(|place| b'a'.checked_add(place));
+    letter
+        .filter(u8::is_ascii_lowercase)
+        .map_or_else(|| place.to_string(), |l| char::from(l).to_string())
+}
+
+#[cfg(test)]
+#[path = "thaw_tests.rs"]
+mod tests;

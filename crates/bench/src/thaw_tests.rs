@@ -1,0 +1,102 @@
+use std::cell::RefCell;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use super::*;
+use crate::testing::{REPORT, one_at_a_time};
+
+fn subject(planner: &str) -> Subject {
+    Subject { planner: planner.to_owned(), preloads: false }
+}
+
+/// A session with a program that prints a report, and logs planner by planner that it ran.
+fn session(directory: &std::path::Path, planners: &[&str], runs: u32, script: &str) -> Session {
+    let program = directory.join("firn");
+    let log = directory.join("log");
+    let script =
+        format!("#!/bin/sh\necho $4 >> {}\n{script}\ncat <<'END'\n{REPORT}\nEND\n", log.display());
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    let snapshot = directory.join("snapshot");
+    fs::create_dir(&snapshot).unwrap();
+    fs::write(snapshot.join("memory.img"), [1; 4096]).unwrap();
+    Session {
+        program,
+        players: vec![Frozen { trace: "t".to_owned(), snapshot }],
+        subjects: planners.iter().map(|planner| subject(planner)).collect(),
+        runs,
+        concurrency: 1,
+        cache: Cache::Cached,
+    }
+}
+
+fn host(directory: &std::path::Path) -> Host {
+    Host::of(directory).unwrap()
+}
+
+#[test]
+fn the_order_is_rotated() {
+    let order = |round| rotation(3, round).collect::<Vec<_>>();
+    assert_eq!([0, 1, 2, 3].map(order), [[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2]]);
+    assert_eq!(rotation(0, 5).count(), 0);
+    assert_eq!(rotation(1, u32::MAX).collect::<Vec<_>>(), [0]);
+    assert_eq!([0, 1, 25, 26].map(label), ["a", "b", "z", "26"]);
+}
+
+#[test]
+fn planners_take_turns() {
+    let _alone = one_at_a_time();
+    let directory = tempfile::tempdir().unwrap();
+    let session = session(directory.path(), &["p", "q"], 3, "");
+    let interrupt = Interrupt::catch().unwrap();
+    let seen = RefCell::new(Vec::new());
+    let done = |_: &Frozen, subject: &Subject| seen.borrow_mut().push(subject.planner.clone());
+    let results = session.run(host(directory.path()), &interrupt, done).unwrap();
+    assert_eq!(*seen.borrow(), ["p", "q", "q", "p", "p", "q"]);
+    assert_eq!(seen.borrow().len() as u64, session.batches());
+    let log = fs::read_to_string(directory.path().join("log")).unwrap();
+    assert_eq!(log.lines().collect::<Vec<_>>(), *seen.borrow());
+    let rows: Vec<_> = results.results.iter().map(|r| (r.planner.as_str(), r.runs)).collect();
+    assert_eq!(rows, [("p", 3), ("q", 3)]);
+    assert!(results.noise.is_empty() && results.results[0].label.is_none());
+    assert_eq!(results.results[0].batch_page_cache_bytes, 4096);
+}
+
+#[test]
+fn a_planner_named_twice_is_measured_against_itself() {
+    let _alone = one_at_a_time();
+    let directory = tempfile::tempdir().unwrap();
+    let session = session(directory.path(), &["p", "q", "p"], 2, "");
+    let interrupt = Interrupt::catch().unwrap();
+    let results = session.run(host(directory.path()), &interrupt, |_, _| {}).unwrap();
+    let labels: Vec<_> = results.results.iter().map(|row| row.label.as_deref()).collect();
+    assert_eq!(labels, [Some("a"), None, Some("b")]);
+    assert_eq!(results.noise.len(), 1);
+    assert_eq!((results.noise[0].ratio.pairs, results.noise[0].ratio.median), (2, 1.0));
+}
+
+#[test]
+fn one_failure_leaves_no_results() {
+    let _alone = one_at_a_time();
+    let directory = tempfile::tempdir().unwrap();
+    let script = "[ $(wc -l < \"$5/../log\") -lt 4 ] || { echo bad page 7 >&2; exit 1; }";
+    let session = session(directory.path(), &["p", "q"], 5, script);
+    let interrupt = Interrupt::catch().unwrap();
+    let error = session.run(host(directory.path()), &interrupt, |_, _| {}).unwrap_err();
+    let text = firn_vmm::error_chain(&error);
+    assert!(text.contains("p failed on t in run 2"), "{text}");
+    assert!(text.contains("bad page 7"), "{text}");
+}
+
+#[test]
+fn nothing_to_measure_is_an_error() {
+    let _alone = one_at_a_time();
+    let directory = tempfile::tempdir().unwrap();
+    let interrupt = Interrupt::catch().unwrap();
+    let session = Session { runs: 0, ..session(directory.path(), &["p"], 1, "") };
+    let result = session.run(host(directory.path()), &interrupt, |_, _| {});
+    assert!(matches!(result, Err(SessionError::Nothing)));
+    let session = Session { runs: 1, subjects: Vec::new(), ..session };
+    let result = session.run(host(directory.path()), &interrupt, |_, _| {});
+    assert!(matches!(result, Err(SessionError::Nothing)));
+}
