@@ -1,0 +1,174 @@
+//! The superblock: what a pool is and where its parts are. It is written at creation and never changes; its twin at the
+//! medium's end is the same bytes.
+
+use thiserror::Error;
+use uuid::Uuid;
+
+use super::{GRANULE, LINE, PAGE, POOL_VERSION, put, u32_at, u64_at};
+use crate::num::{round_down, round_up};
+
+/// The first word, committed last.
+pub(crate) const MAGIC: [u8; 8] = *b"FIRNPOOL";
+/// Bytes.
+pub(crate) const SUPERBLOCK_BYTES: usize = 256;
+const CRC_AT: usize = SUPERBLOCK_BYTES - 4;
+const CLASSES_AT: usize = 64;
+/// Guest-size classes, at most.
+pub(crate) const MAX_CLASSES: usize = 8;
+/// Names, at most.
+pub(crate) const MAX_NAMES: u32 = 1 << 20;
+/// Bytes of the longest name that a pool can be made for.
+pub(crate) const MAX_LONGEST_NAME: u32 = 1024;
+/// The generation counter has a line of its own in the superblock's page.
+pub(crate) const COUNTER_AT: u64 = 2048;
+/// In front of a name in its entry: word, length, CRC.
+pub(crate) const NAME_AT: u64 = 16;
+
+/// What a pool is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Superblock {
+    pub(crate) uuid: Uuid,
+    /// Bytes of the medium.
+    pub(crate) size: u64,
+    /// Bytes.
+    pub(crate) granule: u64,
+    /// Names that the address table holds.
+    pub(crate) names: u32,
+    /// Bytes of the longest name.
+    pub(crate) longest_name: u32,
+    /// Seconds since 1970.
+    pub(crate) created: u64,
+    /// Guest-size classes, ascending, bytes: an extent begins at a multiple of the largest that its guest memory fills.
+    pub(crate) classes: Vec<u64>,
+}
+
+/// Why bytes are no superblock.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub(crate) enum SuperblockError {
+    #[error("it does not begin with firn's mark")]
+    Magic,
+    #[error("version {0}")]
+    Version(u32),
+    #[error("its CRC does not match")]
+    Crc,
+    #[error("its numbers contradict each other")]
+    Contradiction,
+}
+
+impl Superblock {
+    pub(crate) fn encode(&self) -> [u8; SUPERBLOCK_BYTES] {
+        let mut block = [0; SUPERBLOCK_BYTES];
+        put(&mut block, 0, &MAGIC);
+        put(&mut block, 8, &POOL_VERSION.to_le_bytes());
+        put(&mut block, 16, self.uuid.as_bytes());
+        put(&mut block, 32, &self.size.to_le_bytes());
+        put(&mut block, 40, &self.granule.to_le_bytes());
+        put(&mut block, 48, &self.names.to_le_bytes());
+        put(&mut block, 52, &self.longest_name.to_le_bytes());
+        put(&mut block, 56, &self.created.to_le_bytes());
+        for (number, class) in self.classes.iter().enumerate() {
+            put(&mut block, CLASSES_AT + 8 * number, &class.to_le_bytes());
+        }
+        let crc = crc32fast::hash(&block[..CRC_AT]);
+        put(&mut block, CRC_AT, &crc.to_le_bytes());
+        block
+    }
+
+    pub(crate) fn decode(block: &[u8; SUPERBLOCK_BYTES]) -> Result<Self, SuperblockError> {
+        if !block.starts_with(&MAGIC) {
+            return Err(SuperblockError::Magic);
+        }
+        // Mark, version and CRC mean the same in every version.
+        if u32_at(block, CRC_AT) != crc32fast::hash(&block[..CRC_AT]) {
+            return Err(SuperblockError::Crc);
+        }
+        let version = u32_at(block, 8);
+        if version != POOL_VERSION {
+            return Err(SuperblockError::Version(version));
+        }
+        let uuid = block[16..].first_chunk().copied().map(Uuid::from_bytes).unwrap_or_default();
+        let classes = (0..MAX_CLASSES).map(|number| u64_at(block, CLASSES_AT + 8 * number));
+        let superblock = Self {
+            uuid,
+            size: u64_at(block, 32),
+            granule: u64_at(block, 40),
+            names: u32_at(block, 48),
+            longest_name: u32_at(block, 52),
+            created: u64_at(block, 56),
+            classes: classes.take_while(|class| *class != 0).collect(),
+        };
+        if superblock.is_sound() { Ok(superblock) } else { Err(SuperblockError::Contradiction) }
+    }
+
+    /// Whether the numbers are in range and the parts fit into the medium; all else here relies on it.
+    pub(crate) fn is_sound(&self) -> bool {
+        let multiples = |class: &u64| class.is_power_of_two() && class.is_multiple_of(self.granule);
+        self.granule.is_power_of_two()
+            && self.granule >= GRANULE
+            && self.size.is_multiple_of(GRANULE)
+            && self.size / self.granule <= u64::from(u32::MAX)
+            && (1..=MAX_NAMES).contains(&self.names)
+            && (1..=MAX_LONGEST_NAME).contains(&self.longest_name)
+            && (1..=MAX_CLASSES).contains(&self.classes.len())
+            && self.classes.is_sorted_by(|a, b| a < b)
+            && self.classes.iter().all(multiples)
+            && self.data().is_some()
+    }
+
+    /// Slots of the address table: a fourth of them stays free, so that searches are short.
+    pub(crate) fn slots(&self) -> u32 {
+        self.names + self.names / 3 + 1
+    }
+
+    /// Bytes of a slot.
+    pub(crate) fn stride(&self) -> u64 {
+        (NAME_AT + u64::from(self.longest_name)).next_multiple_of(LINE)
+    }
+
+    /// Where a slot is.
+    pub(crate) fn slot_at(&self, slot: u32) -> u64 {
+        PAGE + self.stride() * u64::from(slot)
+    }
+
+    /// Granules of the medium; the extent map has a record for each.
+    pub(crate) fn granules(&self) -> u64 {
+        self.size / self.granule
+    }
+
+    fn map_at(&self) -> u64 {
+        PAGE + self.stride() * u64::from(self.slots())
+    }
+
+    /// Where the record of the extent is that begins at this granule.
+    pub(crate) fn record_at(&self, granule: u32) -> u64 {
+        self.map_at() + LINE * u64::from(granule)
+    }
+
+    /// Where the metadata ends, bytes.
+    pub(crate) fn metadata_end(&self) -> u64 {
+        self.map_at() + LINE * self.granules()
+    }
+
+    /// The granules that extents may have; nothing where there is not one.
+    pub(crate) fn data(&self) -> Option<std::ops::Range<u64>> {
+        let begin = round_up(self.metadata_end(), self.granule)? / self.granule;
+        let end = self.twin_at() / self.granule;
+        (begin < end).then_some(begin..end)
+    }
+
+    /// Where the twin is.
+    pub(crate) fn twin_at(&self) -> u64 {
+        Self::twin_of(self.size)
+    }
+
+    /// Where the twin is on a medium of that size: its last page.
+    pub(crate) fn twin_of(size: u64) -> u64 {
+        round_down(size, PAGE).saturating_sub(PAGE)
+    }
+
+    /// The alignment of an extent for so much guest memory, bytes.
+    pub(crate) fn alignment(&self, guest_bytes: u64) -> u64 {
+        let fitting = self.classes.iter().rev().find(|class| **class <= guest_bytes);
+        *fitting.unwrap_or(&self.granule)
+    }
+}

@@ -1,0 +1,300 @@
+//! Media of the kernel, mapped whole.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::Instant;
+
+use rustix::fs::{
+    FallocateFlags, FileType, FlockOperation, MemfdFlags, SealFlags, fallocate, fcntl_add_seals,
+    fdatasync, flock, fstat, fstatfs, ftruncate, memfd_create,
+};
+use rustix::io::Errno;
+
+use super::devdax::Sysfs;
+use super::memory::reopen;
+use super::{
+    Access, Durability, FlushInstruction, How, Index, Medium, MediumError, MediumFacts, MediumKind,
+    Memory, fence,
+};
+use crate::layout::GRANULE;
+use crate::num::round_down;
+
+const TMPFS: i64 = 0x0102_1994;
+const HUGETLBFS: i64 = 0x9584_58f6;
+
+/// A memfd medium.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemfdOptions {
+    /// Bytes.
+    pub size: u64,
+    /// Of huge pages of 2 MiB, which the system must have set aside (`vm.nr_hugepages`).
+    pub huge: bool,
+    /// Bound to this NUMA node.
+    pub node: Option<u32>,
+}
+
+/// A device, file or memfd, mapped whole.
+#[derive(Debug)]
+pub struct MappedMedium {
+    memory: Memory,
+    file: File,
+    sysfs: Option<Sysfs>,
+    facts: MediumFacts,
+}
+
+impl MappedMedium {
+    /// Opens a devdax device or a file. For writing, it is locked and its index is built.
+    ///
+    /// # Errors
+    /// [`MediumError::InUse`] where another process has it open for writing; others as they say.
+    pub fn open(path: &Path, access: Access) -> Result<Self, MediumError> {
+        let writable = access == Access::Write;
+        let open_error = |source| MediumError::Open { path: path.to_owned(), source };
+        let file = OpenOptions::new().read(true).write(writable).open(path).map_err(open_error)?;
+        let stat = fstat(&file).map_err(|errno| open_error(errno.into()))?;
+        let no_medium = |what| MediumError::NoMedium { path: path.to_owned(), what };
+        let found = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::CharacterDevice => {
+                let sysfs = Sysfs::of(path, &stat)
+                    .ok_or_else(|| no_medium("a character device, but not a devdax"))?;
+                Found {
+                    kind: MediumKind::Devdax,
+                    size: sysfs.size()?,
+                    granule: sysfs.align()?.max(GRANULE),
+                    sysfs: Some(sysfs),
+                }
+            }
+            FileType::RegularFile => {
+                let fs = fstatfs(&file).map_err(|errno| open_error(errno.into()))?;
+                let kind = match fs.f_type {
+                    TMPFS => MediumKind::Tmpfs,
+                    HUGETLBFS => MediumKind::Hugetlbfs,
+                    // Told apart from a DAX file by the mapping that the kernel grants.
+                    _ => MediumKind::File,
+                };
+                let page = u64::try_from(fs.f_bsize).unwrap_or(0);
+                let granule =
+                    if kind == MediumKind::Hugetlbfs { page.max(GRANULE) } else { GRANULE };
+                let size = u64::try_from(stat.st_size).unwrap_or(0);
+                Found { kind, size, granule, sysfs: None }
+            }
+            FileType::BlockDevice => return Err(no_medium("a block device")),
+            FileType::Directory => return Err(no_medium("a folder")),
+            FileType::Socket => return Err(no_medium("a socket")),
+            _ => return Err(no_medium("neither a devdax device nor a file")),
+        };
+        if writable {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) => return Err(MediumError::InUse(path.to_owned())),
+                Err(errno) => return Err(open_error(errno.into())),
+            }
+        }
+        Self::map(file, path.display().to_string(), found, access, None)
+    }
+
+    /// Makes a file of `size` bytes, all of them reserved, and opens it for writing.
+    ///
+    /// # Errors
+    /// [`MediumError::Exists`] where there is one, [`MediumError::Reserve`] where the file system has no room; others as
+    /// they say.
+    pub fn create_file(path: &Path, size: u64) -> Result<Self, MediumError> {
+        // Guest memory holds the guest's secrets.
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+        let file = file.map_err(|source| match source.kind() {
+            io::ErrorKind::AlreadyExists => MediumError::Exists(path.to_owned()),
+            _ => MediumError::Open { path: path.to_owned(), source },
+        })?;
+        let opened = fallocate(&file, FallocateFlags::empty(), 0, size)
+            .map_err(|errno| MediumError::Reserve {
+                name: path.display().to_string(),
+                size,
+                source: errno.into(),
+            })
+            .and_then(|()| Self::open(path, Access::Write));
+        if opened.is_err() {
+            // It is the one just made, and the error is told already.
+            let _ = std::fs::remove_file(path);
+        }
+        opened
+    }
+
+    /// Makes a memfd, takes all its memory, and seals its size.
+    ///
+    /// # Errors
+    /// [`MediumError::Reserve`] or [`MediumError::Populate`] where memory or huge pages are short; others as they say.
+    pub fn memfd(options: MemfdOptions) -> Result<Self, MediumError> {
+        let MemfdOptions { size, huge, node } = options;
+        let size = round_down(size, GRANULE);
+        let mut name = "memfd".to_owned();
+        if huge {
+            name.push_str(" of huge pages");
+        }
+        if let Some(node) = node {
+            name.push_str(&format!(" on NUMA node {node}"));
+        }
+        let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        if huge {
+            flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        }
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        let file = memfd_create("firn-pool", flags).and_then(|file| {
+            ftruncate(&file, size)?;
+            fcntl_add_seals(&file, seals)?;
+            Ok(file)
+        });
+        let file = file.map_err(|errno| MediumError::Reserve {
+            name: name.clone(),
+            size,
+            source: errno.into(),
+        })?;
+        let found = Found { kind: MediumKind::Memfd, size, granule: GRANULE, sysfs: None };
+        Self::map(file.into(), name, found, Access::Write, node)
+    }
+
+    fn map(
+        file: File,
+        name: String,
+        found: Found,
+        access: Access,
+        node: Option<u32>,
+    ) -> Result<Self, MediumError> {
+        let Found { mut kind, granule, sysfs, size } = found;
+        let size = round_down(size, granule);
+        if size == 0 {
+            return Err(MediumError::TooSmall { name, size: found.size, least: granule });
+        }
+        let how = How { writable: access == Access::Write, synchronous: false, align: granule };
+        let memory = match kind {
+            MediumKind::File => map_file(&file, size, how),
+            _ => Memory::map(&file, 0, size, how),
+        };
+        let memory = memory.map_err(|errno| MediumError::Map {
+            name: name.clone(),
+            size,
+            source: errno.into(),
+        })?;
+        if memory.is_synchronous() {
+            kind = MediumKind::DaxFile;
+        }
+        if let Some(node) = node {
+            memory.bind(node).map_err(|errno| MediumError::Node {
+                name: name.clone(),
+                node,
+                source: errno.into(),
+            })?;
+        }
+        let durability = match kind {
+            MediumKind::Devdax | MediumKind::DaxFile => {
+                Durability::CacheLines(FlushInstruction::detect())
+            }
+            MediumKind::File => Durability::FileSync,
+            _ => Durability::Volatile,
+        };
+        let index = match access {
+            Access::Write if kind != MediumKind::File => {
+                let index = build_index(&memory, kind, granule);
+                let source = |errno: Errno| errno.into();
+                Some(index.map_err(|errno| MediumError::Populate {
+                    name: name.clone(),
+                    source: source(errno),
+                })?)
+            }
+            _ => None,
+        };
+        let facts = MediumFacts { kind, name, size, granule, durability, index };
+        Ok(Self { memory, file, sysfs, facts })
+    }
+}
+
+/// What was found at a path.
+#[derive(Debug)]
+struct Found {
+    kind: MediumKind,
+    size: u64,
+    granule: u64,
+    sysfs: Option<Sysfs>,
+}
+
+/// Maps a file with MAP_SYNC, which the kernel grants on DAX file systems alone, or without.
+fn map_file(file: &File, size: u64, how: How) -> rustix::io::Result<Memory> {
+    match Memory::map(file, 0, size, How { synchronous: true, ..how }) {
+        Err(Errno::OPNOTSUPP | Errno::INVAL) => Memory::map(file, 0, size, how),
+        result => result,
+    }
+}
+
+/// Builds the host's page tables at the largest leaf that the medium allows.
+fn build_index(memory: &Memory, kind: MediumKind, granule: u64) -> rustix::io::Result<Index> {
+    if matches!(kind, MediumKind::Memfd | MediumKind::Tmpfs) {
+        match memory.advise_huge() {
+            // A kernel without transparent huge pages, or a mapping that has huge ones anyway.
+            Ok(()) | Err(Errno::INVAL) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    let begin = Instant::now();
+    memory.populate()?;
+    let duration = begin.elapsed();
+    let leaf = match kind {
+        MediumKind::Devdax | MediumKind::Hugetlbfs => granule,
+        _ => super::leaf::of_mapping(memory.base().addr(), memory.len()),
+    };
+    Ok(Index { leaf, entries: memory.len() / leaf, duration })
+}
+
+impl Medium for MappedMedium {
+    fn facts(&self) -> &MediumFacts {
+        &self.facts
+    }
+
+    fn load(&self, offset: u64, buffer: &mut [u8]) {
+        self.memory.load(offset, buffer);
+    }
+
+    fn load_word(&self, offset: u64) -> u64 {
+        self.memory.load_word(offset)
+    }
+
+    fn store(&self, offset: u64, bytes: &[u8]) {
+        self.memory.store(offset, bytes);
+    }
+
+    fn store_word(&self, offset: u64, value: u64) {
+        self.memory.store_word(offset, value);
+    }
+
+    fn flush(&self, offset: u64, len: u64) {
+        if let Durability::CacheLines(instruction) = self.facts.durability {
+            self.memory.flush(instruction, offset, len);
+        }
+    }
+
+    fn fence(&self) -> io::Result<()> {
+        match self.facts.durability {
+            Durability::CacheLines(_) => fence(),
+            Durability::FileSync => fdatasync(&self.file)?,
+            Durability::Volatile => {}
+        }
+        Ok(())
+    }
+
+    fn current_size(&self) -> io::Result<u64> {
+        let size = match &self.sysfs {
+            Some(sysfs) => sysfs.size().map_err(io::Error::other)?,
+            None => u64::try_from(fstat(self.file.as_fd())?.st_size).unwrap_or(0),
+        };
+        Ok(round_down(size, self.facts.granule))
+    }
+
+    fn descriptor(&self, access: Access) -> io::Result<OwnedFd> {
+        reopen(&self.file, access == Access::Write).map(OwnedFd::from)
+    }
+}
+
+#[cfg(test)]
+#[path = "mapped_tests.rs"]
+mod tests;

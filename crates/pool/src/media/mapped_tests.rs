@@ -1,0 +1,100 @@
+use std::os::fd::AsFd;
+
+use rustix::fs::{OFlags, fcntl_getfl};
+
+use super::{Access, Durability, MappedMedium, Medium, MediumError, MediumKind, MemfdOptions};
+
+const SIZE: u64 = 4 << 20;
+
+fn memfd() -> MappedMedium {
+    MappedMedium::memfd(MemfdOptions { size: SIZE, huge: false, node: None }).unwrap()
+}
+
+#[test]
+fn a_memfd_is_mapped_whole_and_indexed() {
+    let medium = memfd();
+    let facts = medium.facts();
+    assert_eq!(
+        (facts.kind, facts.size, facts.durability),
+        (MediumKind::Memfd, SIZE, Durability::Volatile)
+    );
+    let index = facts.index.unwrap();
+    assert_eq!(index.entries, SIZE / index.leaf);
+    assert_eq!(medium.current_size().unwrap(), SIZE);
+    medium.store(SIZE - 3, b"end");
+    let mut bytes = [0; 4];
+    medium.load(SIZE - 4, &mut bytes);
+    assert_eq!(&bytes, b"\0end");
+    medium.store_word(8, 77);
+    medium.flush(8, 8);
+    medium.fence().unwrap();
+    assert_eq!(medium.load_word(8), 77);
+}
+
+#[test]
+fn a_memfd_takes_the_node_that_there_is_and_refuses_another() {
+    let options = MemfdOptions { size: SIZE, huge: false, node: Some(0) };
+    assert_eq!(MappedMedium::memfd(options).unwrap().facts().name, "memfd on NUMA node 0");
+    let error = MappedMedium::memfd(MemfdOptions { node: Some(1000), ..options }).unwrap_err();
+    assert!(matches!(error, MediumError::Node { node: 1000, .. }), "{error}");
+    let error = MappedMedium::memfd(MemfdOptions { node: Some(5000), ..options }).unwrap_err();
+    assert!(matches!(error, MediumError::Node { node: 5000, .. }), "{error}");
+}
+
+#[test]
+fn descriptors_have_their_own_access() {
+    let medium = memfd();
+    for (access, flags) in [(Access::Read, OFlags::RDONLY), (Access::Write, OFlags::RDWR)] {
+        let descriptor = medium.descriptor(access).unwrap();
+        let found = fcntl_getfl(descriptor.as_fd()).unwrap();
+        assert_eq!(found & OFlags::RWMODE, flags, "{access:?}");
+    }
+}
+
+#[test]
+fn a_file_has_one_writer_and_readers_beside() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pool");
+    let writer = MappedMedium::create_file(&path, SIZE + 5).unwrap();
+    assert_eq!(writer.facts().size, SIZE);
+    writer.store(100, b"snow");
+    writer.flush(100, 4);
+    writer.fence().unwrap();
+    assert!(
+        matches!(MappedMedium::open(&path, Access::Write).unwrap_err(), MediumError::InUse(p) if p == path)
+    );
+    // A descriptor that outlives the writer keeps no lock.
+    let descriptor = writer.descriptor(Access::Write).unwrap();
+    let reader = MappedMedium::open(&path, Access::Read).unwrap();
+    let mut bytes = [0; 4];
+    reader.load(100, &mut bytes);
+    assert_eq!(&bytes, b"snow");
+    drop(writer);
+    MappedMedium::open(&path, Access::Write).unwrap();
+    drop(descriptor);
+}
+
+#[test]
+fn a_file_that_exists_is_not_made_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pool");
+    std::fs::write(&path, "precious").unwrap();
+    assert!(matches!(MappedMedium::create_file(&path, SIZE).unwrap_err(), MediumError::Exists(_)));
+    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    let error = MappedMedium::open(&path, Access::Write).unwrap_err();
+    assert!(matches!(error, MediumError::TooSmall { size: 8, .. }), "{error}");
+    let impossible = folder.path().join("impossible");
+    assert!(MappedMedium::create_file(&impossible, 1 << 62).is_err());
+    assert!(!impossible.exists());
+}
+
+#[test]
+fn other_things_are_no_media() {
+    let folder = tempfile::tempdir().unwrap();
+    for path in [folder.path(), "/dev/null".as_ref()] {
+        let error = MappedMedium::open(path, Access::Read).unwrap_err();
+        assert!(matches!(error, MediumError::NoMedium { .. }), "{error}");
+    }
+    let missing = folder.path().join("missing");
+    assert!(matches!(MappedMedium::open(&missing, Access::Read), Err(MediumError::Open { .. })));
+}

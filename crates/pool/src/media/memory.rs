@@ -1,0 +1,200 @@
+//! Every `unsafe` of this crate that touches a medium: mapping it, reading and writing its bytes.
+//!
+//! Soundness rests on one rule: no Rust reference ever points into a medium. It is read and written by copies through raw
+//! pointers and by atomic words only, so its bytes may change at any time, as other processes make them.
+
+use std::ffi::c_void;
+use std::os::fd::{AsFd, AsRawFd};
+use std::ptr::{copy_nonoverlapping, null_mut, write_bytes};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::io::{Errno, Result};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+
+use super::flush::FlushInstruction;
+use crate::num::{u64_of, usize_of};
+
+/// Addresses of a mapping are multiples of this, so that leaves of 2 MiB and 1 GiB are possible.
+const HUGE: u64 = 1 << 30;
+
+/// A shared mapping of a part of a file or device, unmapped on drop.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    start: *mut c_void,
+    reserved: usize,
+    base: *mut u8,
+    len: usize,
+    writable: bool,
+    synchronous: bool,
+}
+
+// SAFETY: the pointers are only used by copies and atomics of this module; see the module's rule.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+/// How to map.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct How {
+    /// For writing too.
+    pub(crate) writable: bool,
+    /// `MAP_SYNC`: the file system's own metadata is durable before a store can reach the page.
+    pub(crate) synchronous: bool,
+    /// Address alignment, bytes: the largest leaf that is hoped for.
+    pub(crate) align: u64,
+}
+
+impl Memory {
+    /// Maps `len` bytes of `file` from `offset` on, shared.
+    pub(crate) fn map(file: impl AsFd, offset: u64, len: u64, how: How) -> Result<Self> {
+        let align = how.align.min(HUGE);
+        let guarded = len.checked_add(align).ok_or(Errno::NOMEM)?;
+        let (reserved, len) = (usize_of(guarded), usize_of(len));
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
+        let start = unsafe { mmap_anonymous(null_mut(), reserved, ProtFlags::empty(), flags) }?;
+        let base = start.cast::<u8>();
+        let base = base.wrapping_add(base.align_offset(usize_of(align)));
+        let How { writable, synchronous, .. } = how;
+        let memory = Self { start, reserved, base, len, writable, synchronous };
+        let mut protection = ProtFlags::READ;
+        if writable {
+            protection |= ProtFlags::WRITE;
+        }
+        let mut flags = MapFlags::FIXED;
+        flags |=
+            if synchronous { MapFlags::SHARED_VALIDATE | MapFlags::SYNC } else { MapFlags::SHARED };
+        // SAFETY: the range lies within our own reservation.
+        unsafe { mmap(base.cast(), len, protection, flags, file, offset) }?;
+        Ok(memory)
+    }
+
+    /// Whether the mapping is MAP_SYNC.
+    pub(crate) fn is_synchronous(&self) -> bool {
+        self.synchronous
+    }
+
+    /// Bytes.
+    pub(crate) fn len(&self) -> u64 {
+        u64_of(self.len)
+    }
+
+    /// The host-virtual address of the first byte.
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.base
+    }
+
+    /// The address of a range, which must lie within the mapping: callers have checked what they got from elsewhere.
+    fn at(&self, offset: u64, len: u64) -> *mut u8 {
+        let within = offset.checked_add(len).is_some_and(|end| end <= self.len());
+        assert!(within, "{offset} + {len} is outside of a mapping of {} bytes", self.len);
+        self.base.wrapping_add(usize_of(offset))
+    }
+
+    fn at_writable(&self, offset: u64, len: u64) -> *mut u8 {
+        assert!(self.writable, "a mapping for reading is not written");
+        self.at(offset, len)
+    }
+
+    /// Copies bytes out.
+    pub(crate) fn load(&self, offset: u64, buffer: &mut [u8]) {
+        let from = self.at(offset, u64_of(buffer.len()));
+        // SAFETY: the range is mapped, and the buffer is our own memory.
+        unsafe { copy_nonoverlapping(from, buffer.as_mut_ptr(), buffer.len()) };
+    }
+
+    /// Copies bytes in.
+    pub(crate) fn store(&self, offset: u64, bytes: &[u8]) {
+        let to = self.at_writable(offset, u64_of(bytes.len()));
+        // SAFETY: the range is mapped for writing, and nothing refers to it.
+        unsafe { copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+    }
+
+    /// Writes zeros.
+    pub(crate) fn zero(&self, offset: u64, len: u64) {
+        let to = self.at_writable(offset, len);
+        // SAFETY: as in `store`.
+        unsafe { write_bytes(to, 0, usize_of(len)) };
+    }
+
+    fn word(&self, address: *mut u8) -> &AtomicU64 {
+        assert!(address.cast::<u64>().is_aligned(), "a word lies at a multiple of 8 bytes");
+        // SAFETY: the word is mapped for as long as `self` lives and aligned, and only atomics reach it at the same time.
+        unsafe { AtomicU64::from_ptr(address.cast()) }
+    }
+
+    /// Reads an aligned word at once.
+    pub(crate) fn load_word(&self, offset: u64) -> u64 {
+        self.word(self.at(offset, 8)).load(Ordering::Acquire)
+    }
+
+    /// Writes an aligned word at once.
+    pub(crate) fn store_word(&self, offset: u64, value: u64) {
+        self.word(self.at_writable(offset, 8)).store(value, Ordering::Release);
+    }
+
+    /// Writes the range's cache lines back.
+    pub(crate) fn flush(&self, instruction: FlushInstruction, offset: u64, len: u64) {
+        let start = self.at(offset, len);
+        // SAFETY: the range is mapped.
+        unsafe { instruction.flush(start, usize_of(len)) };
+    }
+
+    fn advise(&self, advice: Advice) -> Result<()> {
+        // SAFETY: the range is our mapping; the advice used here maps pages and changes no bytes.
+        unsafe { madvise(self.base.cast(), self.len, advice) }
+    }
+
+    /// Asks for leaves of 2 MiB.
+    pub(crate) fn advise_huge(&self) -> Result<()> {
+        self.advise(Advice::LinuxHugepage)
+    }
+
+    /// Maps every page in this process's page tables: for writing where the mapping is writable.
+    pub(crate) fn populate(&self) -> Result<()> {
+        let advice =
+            if self.writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
+        self.advise(advice)
+    }
+
+    /// Binds the pages to a NUMA node (`mbind`, MPOL_BIND); shared memory keeps it for all its mappings.
+    pub(crate) fn bind(&self, node: u32) -> Result<()> {
+        const WORDS: usize = 16;
+        let mut mask = [0_u64; WORDS];
+        let word = mask.get_mut(usize_of(u64::from(node / 64))).ok_or(Errno::INVAL)?;
+        *word = 1 << (node % 64);
+        // The kernel takes one bit less than it is told.
+        let bits = WORDS * 64 + 1;
+        // SAFETY: the range is our mapping, and the mask has the bits that are announced.
+        let failed = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                self.base,
+                self.len,
+                libc::MPOL_BIND,
+                mask.as_ptr(),
+                bits,
+                0,
+            )
+        } != 0;
+        if failed {
+            let error = std::io::Error::last_os_error();
+            return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the range is the one that `map` reserved, and nobody uses it any more. Unmapping a whole range that is
+        // mapped cannot fail, and there would be nothing to do about it.
+        let _ = unsafe { munmap(self.start, self.reserved) };
+    }
+}
+
+/// A new open file description of the same file, with its own access mode and without the lock of the old one.
+pub(crate) fn reopen(file: &impl AsRawFd, writable: bool) -> std::io::Result<std::fs::File> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    std::fs::OpenOptions::new().read(true).write(writable).open(path)
+}

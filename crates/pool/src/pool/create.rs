@@ -1,0 +1,143 @@
+//! Making a pool.
+
+use std::io;
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use super::scan::{length, read_superblock};
+use super::{CreateError, Pool, now};
+use crate::layout::{
+    COUNTER_AT, MAGIC, PAGE, SUPERBLOCK_BYTES, Superblock, SuperblockError, u64_at,
+};
+use crate::media::Medium;
+use crate::num::usize_of;
+
+/// What a new pool can hold. All of it is fixed at creation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CreateOptions {
+    /// Names that the address table holds.
+    pub names: u32,
+    /// Bytes of the longest name.
+    pub longest_name: u32,
+    /// Guest-size classes, bytes, ascending: an extent begins at a multiple of the largest class that its guest memory fills. Empty:
+    /// one class, the granule. PASS aligns to 1 GiB, which a leaf of 1 GiB needs.
+    pub classes: Vec<u64>,
+    /// Overwrite whatever the medium holds.
+    pub overwrite: bool,
+}
+
+impl Default for CreateOptions {
+    fn default() -> Self {
+        Self { names: 1024, longest_name: 112, classes: Vec::new(), overwrite: false }
+    }
+}
+
+impl Pool {
+    /// Makes an empty pool on a medium, which must be open for writing.
+    ///
+    /// The mark at the begin of the superblock is the commit: after a loss of power before it, the medium holds no pool.
+    ///
+    /// # Errors
+    /// See [`CreateError`].
+    pub fn create(medium: Arc<dyn Medium>, options: &CreateOptions) -> Result<Self, CreateError> {
+        let superblock = plan(&*medium, options)?;
+        if !options.overwrite {
+            check_empty(&*medium)?;
+        }
+        write(&*medium, &superblock)
+            .map_err(|source| CreateError::Medium { name: medium.facts().name.clone(), source })?;
+        Ok(Self::fresh(medium, superblock))
+    }
+}
+
+fn plan(medium: &dyn Medium, options: &CreateOptions) -> Result<Superblock, CreateError> {
+    let facts = medium.facts();
+    let granule = facts.granule;
+    let classes = if options.classes.is_empty() { vec![granule] } else { options.classes.clone() };
+    let superblock = Superblock {
+        uuid: Uuid::new_v4(),
+        size: facts.size,
+        granule,
+        names: options.names,
+        longest_name: options.longest_name,
+        created: now(),
+        classes,
+    };
+    if superblock.is_sound() {
+        return Ok(superblock);
+    }
+    // With room for anything: what is wrong then are the numbers.
+    let roomy = Superblock { size: u64::from(u32::MAX) * granule, ..superblock };
+    if !roomy.is_sound() {
+        return Err(CreateError::Options { granule });
+    }
+    let mut least = Superblock { size: 2 * granule, ..roomy };
+    while !least.is_sound() {
+        least.size += granule;
+    }
+    let CreateOptions { names, longest_name, .. } = *options;
+    let (name, size) = (facts.name.clone(), facts.size);
+    Err(CreateError::TooSmall { name, size, names, longest_name, least: least.size })
+}
+
+fn check_empty(medium: &dyn Medium) -> Result<(), CreateError> {
+    let facts = medium.facts();
+    let not_empty = |what: String| CreateError::NotEmpty { name: facts.name.clone(), what };
+    for at in [0, Superblock::twin_of(facts.size)] {
+        match read_superblock(medium, at) {
+            Ok(found) => return Err(not_empty(format!("the pool {}", found.uuid))),
+            Err(SuperblockError::Version(version)) => {
+                return Err(not_empty(format!("a pool of version {version}")));
+            }
+            Err(_) => {}
+        }
+    }
+    let mut page = vec![0; usize_of(PAGE)];
+    medium.load(0, &mut page);
+    // What a creation left that was cut off has no mark, and is no data.
+    if u64_at(&page, 0) != 0 || (page.iter().any(|byte| *byte != 0) && !is_unfinished(&page)) {
+        return Err(not_empty("data".to_owned()));
+    }
+    Ok(())
+}
+
+/// Whether a page without a mark is all that a superblock's page has otherwise.
+fn is_unfinished(page: &[u8]) -> bool {
+    let counter = usize_of(COUNTER_AT);
+    page[SUPERBLOCK_BYTES..counter].iter().chain(&page[counter + 8..]).all(|byte| *byte == 0)
+}
+
+fn write(medium: &dyn Medium, superblock: &Superblock) -> io::Result<()> {
+    let twin = superblock.twin_at();
+    // Whatever is there is no pool any more, before anything of it is overwritten.
+    for at in [0, twin] {
+        medium.store_word(at, 0);
+        medium.flush(at, 8);
+    }
+    medium.fence()?;
+    let zeros = vec![0; 1 << 20];
+    let end = superblock.metadata_end();
+    let mut at = 8;
+    while at < end {
+        let part = &zeros[..usize_of((end - at).min(length(&zeros)))];
+        medium.store(at, part);
+        medium.flush(at, length(part));
+        at += length(part);
+    }
+    medium.store_word(COUNTER_AT, 1);
+    medium.flush(COUNTER_AT, 8);
+    let block = superblock.encode();
+    for at in [0, twin] {
+        medium.store(at + 8, &block[8..]);
+        medium.flush(at, length(&block));
+    }
+    medium.fence()?;
+    // The twin first: a superblock with a mark has a twin.
+    for at in [twin, 0] {
+        medium.store_word(at, u64::from_le_bytes(MAGIC));
+        medium.flush(at, 8);
+        medium.fence()?;
+    }
+    Ok(())
+}

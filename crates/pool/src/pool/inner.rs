@@ -1,0 +1,206 @@
+//! The state of an open pool: a copy of its metadata, and who uses what.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::error::{LookupError, MediumFailure};
+use super::listing::{Listing, Role};
+use super::scan::{Scan, extent, extent_range};
+use crate::extent::Extent;
+use crate::layout::{NameBody, Record, SUPERBLOCK_BYTES, Superblock, Word};
+use crate::media::Medium;
+use crate::num::usize_of;
+
+/// An extent that is not free.
+#[derive(Clone, Debug)]
+pub(super) struct Held {
+    pub(super) record: Record,
+    pub(super) granules: Range<u64>,
+    pub(super) role: Role,
+    pub(super) pins: u32,
+}
+
+/// A slot of the address table.
+#[derive(Clone, Debug)]
+pub(super) struct Slot {
+    pub(super) word: Word,
+    /// Whatever name is there, also where the word does not refer to it.
+    pub(super) name: Option<String>,
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) slots: Vec<Slot>,
+    /// The slots of published names.
+    pub(super) names: HashMap<String, u32>,
+    /// By first granule.
+    pub(super) held: BTreeMap<u32, Held>,
+    pub(super) next_generation: u64,
+    /// A fence failed: what is durable is not known any more.
+    pub(super) failed: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Inner {
+    medium: Arc<dyn Medium>,
+    superblock: Superblock,
+    state: Mutex<State>,
+}
+
+impl Inner {
+    /// An empty pool.
+    pub(super) fn new(medium: Arc<dyn Medium>, superblock: Superblock) -> Self {
+        let slot = Slot { word: Word::Empty, name: None };
+        let state = State {
+            slots: vec![slot; usize_of(u64::from(superblock.slots()))],
+            names: HashMap::new(),
+            held: BTreeMap::new(),
+            next_generation: 1,
+            failed: false,
+        };
+        Self { medium, superblock, state: Mutex::new(state) }
+    }
+
+    /// A pool as it was read, without what nothing refers to.
+    pub(super) fn from_scan(medium: Arc<dyn Medium>, superblock: Superblock, scan: &Scan) -> Self {
+        let slots = scan.entries.iter().map(|entry| Slot {
+            word: entry.word.unwrap_or(Word::Removed),
+            name: match &entry.name {
+                NameBody::Name(name) => Some(name.clone()),
+                NameBody::Damaged => None,
+            },
+        });
+        let mut names = HashMap::new();
+        let mut held = BTreeMap::new();
+        for (name, granule, record) in scan.snapshots() {
+            let Some(granules) = extent_range(&superblock, granule, record) else { continue };
+            names.insert(name.to_owned(), record.slot);
+            held.insert(granule, Held { record: *record, granules, role: Role::Snapshot, pins: 0 });
+        }
+        let state = State {
+            slots: slots.collect(),
+            names,
+            held,
+            next_generation: scan.counter.max(1),
+            failed: false,
+        };
+        Self { medium, superblock, state: Mutex::new(state) }
+    }
+
+    pub(super) fn medium(&self) -> &Arc<dyn Medium> {
+        &self.medium
+    }
+
+    pub(super) fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the medium under the pool is still the one that was opened.
+    pub(super) fn check(&self, state: &mut State) -> Result<(), MediumFailure> {
+        let facts = self.medium.facts();
+        let name = || facts.name.clone();
+        if state.failed {
+            return Err(MediumFailure::Earlier(name()));
+        }
+        let is = self
+            .medium
+            .current_size()
+            .map_err(|source| MediumFailure::Io { name: name(), source })?;
+        if is != facts.size {
+            return Err(MediumFailure::Resized { name: name(), was: facts.size, is });
+        }
+        let mut block = [0; SUPERBLOCK_BYTES];
+        self.medium.load(0, &mut block);
+        if block != self.superblock.encode() {
+            state.failed = true;
+            return Err(MediumFailure::Overwritten { name: name(), uuid: self.superblock.uuid });
+        }
+        Ok(())
+    }
+
+    /// Waits for what was flushed.
+    pub(super) fn fence(&self, state: &mut State) -> Result<(), MediumFailure> {
+        self.medium.fence().map_err(|source| {
+            state.failed = true;
+            MediumFailure::Io { name: self.medium.facts().name.clone(), source }
+        })
+    }
+
+    /// The commit of a transition: one word, durable on return.
+    pub(super) fn commit(
+        &self,
+        state: &mut State,
+        at: u64,
+        word: u64,
+    ) -> Result<(), MediumFailure> {
+        self.medium.store_word(at, word);
+        self.medium.flush(at, 8);
+        self.fence(state)
+    }
+
+    /// The extent that begins at a granule.
+    pub(super) fn extent(&self, granule: u32, record: &Record) -> Extent {
+        extent(&self.superblock, granule, record)
+    }
+
+    pub(super) fn lookup(&self, name: &str) -> Result<Extent, LookupError> {
+        let state = self.state();
+        let granule = state.published(name)?;
+        let held = state.held.get(&granule);
+        held.map(|held| self.extent(granule, &held.record))
+            .ok_or_else(|| LookupError::Unknown(name.to_owned()))
+    }
+
+    /// Pins the extent of a name; returns its granule.
+    pub(super) fn pin(&self, name: &str) -> Result<u32, LookupError> {
+        let mut state = self.state();
+        let granule = state.published(name)?;
+        if let Some(held) = state.held.get_mut(&granule) {
+            held.pins += 1;
+        }
+        Ok(granule)
+    }
+
+    pub(super) fn names(&self) -> Vec<String> {
+        self.state().names.keys().cloned().collect()
+    }
+
+    pub(super) fn list(&self) -> Listing {
+        let state = self.state();
+        let extents = state.held.iter().map(|(granule, held)| {
+            let name = state.slots[usize_of(u64::from(held.record.slot))].name.clone();
+            (*granule, held.record, name, held.role, Some(held.pins))
+        });
+        Listing::new(&self.superblock, self.medium.facts(), extents)
+    }
+}
+
+impl State {
+    /// The granule of a name's snapshot.
+    fn published(&self, name: &str) -> Result<u32, LookupError> {
+        let slot = self.names.get(name).map(|slot| usize_of(u64::from(*slot)));
+        match slot.map(|slot| self.slots[slot].word) {
+            Some(Word::Available { granule, .. }) => Ok(granule),
+            _ if self.is_being_written(name) => Err(LookupError::BeingWritten(name.to_owned())),
+            _ => Err(LookupError::Unknown(name.to_owned())),
+        }
+    }
+
+    /// Whether there is a staging extent of that name.
+    pub(super) fn is_being_written(&self, name: &str) -> bool {
+        self.held.values().any(|held| {
+            held.role == Role::Staging
+                && self.slots[usize_of(u64::from(held.record.slot))].name.as_deref() == Some(name)
+        })
+    }
+
+    /// Whether an extent belongs to the slot's name.
+    pub(super) fn is_referred_to(&self, slot: u32) -> bool {
+        self.held.values().any(|held| held.record.slot == slot)
+    }
+}

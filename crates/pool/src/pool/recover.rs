@@ -1,0 +1,76 @@
+//! Opening a pool, and putting right what a loss of power or a kill left.
+
+use std::io;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::inner::Inner;
+use super::scan::{Scan, bytes_of, extent_range, length, superblock};
+use super::{OpenError, Pool};
+use crate::layout::{FREE, Superblock};
+use crate::media::Medium;
+
+/// What recovery did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recovery {
+    /// Extents that no name referred to: unsealed, superseded or replicas. They are free now.
+    pub freed_extents: u64,
+    /// Their bytes.
+    pub freed_bytes: u64,
+    /// Slots of removed names, cleared.
+    pub cleared_slots: u32,
+}
+
+impl Pool {
+    /// Opens the pool on a medium, which must be open for writing, and recovers it: extents to which no name refers are freed.
+    /// Recovery that is cut off is done again by the next opening.
+    ///
+    /// # Errors
+    /// See [`OpenError`]; nothing was changed then, unless the medium failed.
+    pub fn open(medium: Arc<dyn Medium>) -> Result<Self, OpenError> {
+        let (superblock, twin) = superblock(&*medium)?;
+        let scan = Scan::read(&*medium, &superblock);
+        let mut problems = scan.problems(&superblock).into_iter();
+        let name = medium.facts().name.clone();
+        if let Some(problem) = problems.next() {
+            return Err(OpenError::Damaged { name: name.clone(), problem, others: problems.len() });
+        }
+        let failed = |source| OpenError::Medium { name: name.clone(), source };
+        let mut recovery = free_orphans(&*medium, &superblock, &scan, twin).map_err(failed)?;
+        let inner = Inner::from_scan(medium, superblock, &scan);
+        recovery.cleared_slots = inner.gc().map_err(|error| failed(io::Error::other(error)))?;
+        Ok(Self { inner: Arc::new(inner), recovery })
+    }
+}
+
+/// Frees the extents that no slot's word refers to. Each is a word that may be cleared or not, whatever becomes of the others.
+fn free_orphans(
+    medium: &dyn Medium,
+    superblock: &Superblock,
+    scan: &Scan,
+    twin: bool,
+) -> io::Result<Recovery> {
+    let mut recovery = Recovery::default();
+    if !twin {
+        let block = superblock.encode();
+        medium.store(superblock.twin_at(), &block);
+        medium.flush(superblock.twin_at(), length(&block));
+    }
+    for (granule, record) in &scan.records {
+        if record.is_some_and(|record| scan.is_published(*granule, &record)) {
+            continue;
+        }
+        let at = superblock.record_at(*granule);
+        medium.store_word(at, FREE);
+        medium.flush(at, 8);
+        recovery.freed_extents += 1;
+        let range = record.and_then(|record| extent_range(superblock, *granule, &record));
+        let granules = range.map_or(0, |range| range.end - range.start);
+        recovery.freed_bytes += bytes_of(superblock, granules);
+    }
+    if recovery.freed_extents > 0 || !twin {
+        medium.fence()?;
+    }
+    Ok(recovery)
+}

@@ -1,0 +1,284 @@
+//! Cuts the power over every transition and over recovery, and looks what is left.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::support::{options, pool, publish, version, write};
+use crate::layout::GRANULE;
+use crate::media::Medium;
+use crate::simulated::{Fault, Search, SimulatedMedium, Tried};
+use crate::{OpenError, Pool, PoolReader};
+
+const GRANULES: u64 = 12;
+const SEARCH: Search = Search { states: 1 << 12, lines: 10, samples: 400, seed: 0x6669_726e };
+/// Recovery clears words, all of which may be lost apart.
+const RECOVERY: Search = Search { states: 1 << 7, lines: 5, samples: 20, seed: 0x0069_6365 };
+
+/// What may be under each name: versions, or nothing.
+type Allowed<'a> = BTreeMap<&'a str, Vec<Option<u64>>>;
+
+/// Opens what a loss of power left. Returns what is wrong with it.
+fn judge(medium: Arc<SimulatedMedium>, allowed: &Allowed<'_>) -> Result<(), String> {
+    let medium: Arc<dyn Medium> = medium;
+    let pool = Pool::open(Arc::clone(&medium)).map_err(|error| format!("not opened: {error}"))?;
+    let reader = PoolReader::open(Arc::clone(&medium)).map_err(|error| error.to_string())?;
+    for (name, allowed) in allowed {
+        let found = match pool.lookup(name) {
+            Ok(extent) => match version(&*medium, &extent, name) {
+                None => return Err(format!("{name} is visible and not whole, or mixed")),
+                version => version,
+            },
+            Err(_) => None,
+        };
+        if !allowed.contains(&found) {
+            return Err(format!("{name} has {found:?}, not one of {allowed:?}"));
+        }
+        if reader.lookup(name).ok() != pool.lookup(name).ok() {
+            return Err(format!("a search does not find {name}"));
+        }
+    }
+    let listing = pool.list();
+    if listing.extents.len() != pool.names().len() {
+        return Err("an extent without a name is left".to_owned());
+    }
+    let used: u64 = listing.extents.iter().map(|listed| listed.extent.len).sum();
+    if used + listing.free_bytes() != GRANULES * GRANULE {
+        return Err("space leaks".to_owned());
+    }
+    Ok(())
+}
+
+/// Cuts the power at all moments of `work`, and then at all moments of each recovery. Fails unless everything is as allowed.
+fn cut(
+    medium: &SimulatedMedium,
+    allowed: &Allowed<'_>,
+    work: impl FnOnce(),
+) -> Result<[Tried; 2], String> {
+    medium.record();
+    work();
+    let mut result = Ok(());
+    let mut tried = [Tried::default(); 2];
+    for epoch in medium.epochs() {
+        let [first, second] = &mut tried;
+        first.add(epoch.try_states(&SEARCH, &mut |state| {
+            if result.is_err() {
+                return;
+            }
+            let state = Arc::new(state);
+            state.record();
+            result = judge(Arc::clone(&state), allowed);
+            for epoch in state.epochs() {
+                second.add(epoch.try_states(&RECOVERY, &mut |state| {
+                    if result.is_ok() {
+                        result = judge(Arc::new(state), allowed)
+                            .map_err(|what| format!("after a second loss of power: {what}"));
+                    }
+                }));
+            }
+        }));
+    }
+    result.map(|()| tried)
+}
+
+fn report(what: &str, tried: &[Tried; 2]) {
+    let [first, second] = tried;
+    println!(
+        "{what}: {} epochs of up to {} unfenced lines, {} exhausted; {} states, {} more of recovery",
+        first.epochs, first.most_lines, first.exhausted, first.states, second.states
+    );
+    assert!(first.states > first.epochs);
+}
+
+#[test]
+fn create() {
+    let medium = Arc::new(SimulatedMedium::new((GRANULES + 2) * GRANULE));
+    medium.record();
+    drop(Pool::create(Arc::clone(&medium) as Arc<dyn Medium>, &options()).unwrap());
+    let (mut tried, mut none, mut unmarked, mut made) = (Tried::default(), 0, 0, 0);
+    for epoch in medium.epochs() {
+        tried.add(epoch.try_states(&SEARCH, &mut |state| {
+            let state: Arc<dyn Medium> = Arc::new(state);
+            match Pool::open(Arc::clone(&state)) {
+                Ok(pool) => {
+                    assert_eq!(pool.list().free_bytes(), GRANULES * GRANULE);
+                    made += 1;
+                }
+                Err(OpenError::Superblock(_)) => {
+                    let (pool, report) = Pool::repair(state).unwrap();
+                    assert_eq!((pool.list().extents.len(), report.problems.len()), (0, 0));
+                    unmarked += 1;
+                }
+                Err(OpenError::NoPool(_)) => {
+                    Pool::create(state, &options()).expect("what was cut off can be made again");
+                    none += 1;
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }));
+    }
+    report("create", &[tried, Tried::default()]);
+    assert!(none > 0 && unmarked > 0 && made > 0, "{none} {unmarked} {made}");
+}
+
+/// Creation over an old pool with a snapshot never shows the old snapshot in the new pool.
+#[test]
+fn create_over_another() {
+    let (medium, pool) = pool(GRANULES);
+    publish(&pool, "old", 1);
+    let old = pool.facts().uuid;
+    drop(pool);
+    medium.record();
+    let overwrite = crate::CreateOptions { overwrite: true, ..options() };
+    drop(Pool::create(Arc::clone(&medium) as Arc<dyn Medium>, &overwrite).unwrap());
+    let mut tried = Tried::default();
+    for epoch in medium.epochs() {
+        tried.add(epoch.try_states(&SEARCH, &mut |state| {
+            let state: Arc<dyn Medium> = Arc::new(state);
+            let opened = match Pool::open(Arc::clone(&state)) {
+                Err(OpenError::Superblock(_)) => Pool::repair(Arc::clone(&state)).unwrap().0,
+                Err(OpenError::NoPool(_)) => return,
+                opened => opened.unwrap(),
+            };
+            match opened.lookup("old") {
+                Ok(extent) => {
+                    assert_eq!(opened.facts().uuid, old);
+                    assert_eq!(version(&*state, &extent, "old"), Some(1));
+                }
+                Err(_) => assert_ne!(opened.facts().uuid, old),
+            }
+        }));
+    }
+    report("create over another", &[tried, Tried::default()]);
+}
+
+#[test]
+fn allocate_and_publish() {
+    let (medium, pool) = pool(GRANULES);
+    publish(&pool, "bystander", 1);
+    let allowed = BTreeMap::from([("bystander", vec![Some(1)]), ("new", vec![None, Some(2)])]);
+    let tried = cut(&medium, &allowed, || publish(&pool, "new", 2)).unwrap();
+    report("allocate and publish", &tried);
+}
+
+#[test]
+fn allocate_and_give_up() {
+    let (medium, pool) = pool(GRANULES);
+    publish(&pool, "bystander", 1);
+    let allowed = BTreeMap::from([("bystander", vec![Some(1)]), ("new", vec![None])]);
+    let work = || write(&pool.allocate("new", GRANULE, 100).unwrap(), "new", 2);
+    report("allocate and give up", &cut(&medium, &allowed, work).unwrap());
+}
+
+#[test]
+fn update() {
+    let (medium, pool) = pool(GRANULES);
+    publish(&pool, "bystander", 1);
+    publish(&pool, "name", 1);
+    let allowed = BTreeMap::from([("bystander", vec![Some(1)]), ("name", vec![Some(1), Some(2)])]);
+    report("update", &cut(&medium, &allowed, || publish(&pool, "name", 2)).unwrap());
+}
+
+/// The space of the old generation is taken at once, for another name: neither may show the other's bytes.
+#[test]
+fn update_and_reuse() {
+    let (medium, pool) = pool(GRANULES);
+    publish(&pool, "name", 1);
+    let first = pool.lookup("name").unwrap();
+    let allowed = BTreeMap::from([("name", vec![Some(1), Some(2)]), ("next", vec![None, Some(3)])]);
+    let work = || {
+        publish(&pool, "name", 2);
+        publish(&pool, "next", 3);
+        assert_eq!(pool.lookup("next").unwrap().offset, first.offset);
+    };
+    report("update, the old space used again", &cut(&medium, &allowed, work).unwrap());
+}
+
+#[test]
+fn update_of_a_pinned_snapshot() {
+    let (medium, pool) = pool(GRANULES);
+    publish(&pool, "name", 1);
+    let pin = pool.pin("name").unwrap();
+    let allowed = BTreeMap::from([("name", vec![Some(1), Some(2)])]);
+    let work = || {
+        publish(&pool, "name", 2);
+        assert_eq!(version(&*medium, &pin.extent(), "name"), Some(1));
+        drop(pin);
+    };
+    report("update of a pinned snapshot", &cut(&medium, &allowed, work).unwrap());
+}
+
+#[test]
+fn reclaim() {
+    let (medium, pool) = pool(GRANULES);
+    publish(&pool, "bystander", 1);
+    publish(&pool, "name", 1);
+    let allowed = BTreeMap::from([("bystander", vec![Some(1)]), ("name", vec![Some(1), None])]);
+    let work = || {
+        pool.reclaim("name").unwrap();
+        pool.gc().unwrap();
+    };
+    report("reclaim and gc", &cut(&medium, &allowed, work).unwrap());
+}
+
+#[test]
+fn reclaim_and_another_in_its_place() {
+    let (medium, pool) = pool(GRANULES);
+    publish(&pool, "bystander", 1);
+    publish(&pool, "name", 1);
+    let allowed = BTreeMap::from([
+        ("bystander", vec![Some(1)]),
+        ("name", vec![Some(1), None]),
+        ("next", vec![None, Some(2)]),
+    ]);
+    let work = || {
+        pool.reclaim("name").unwrap();
+        publish(&pool, "next", 2);
+    };
+    report("reclaim, another name in its place", &cut(&medium, &allowed, work).unwrap());
+}
+
+#[test]
+fn replicas() {
+    let (medium, pool) = pool(GRANULES);
+    publish(&pool, "name", 1);
+    let allowed = BTreeMap::from([("name", vec![Some(1)])]);
+    let work = || {
+        let replica = pool.replica("name").unwrap();
+        medium.store(replica.extent().offset, &[7; 16]);
+        medium.flush(replica.extent().offset, 16);
+        drop(replica);
+    };
+    report("a replica, run in and freed", &cut(&medium, &allowed, work).unwrap());
+}
+
+/// Recovery of a pool that was left in the middle of everything.
+#[test]
+fn recovery() {
+    let (medium, pool) = pool(GRANULES);
+    publish(&pool, "name", 1);
+    let pin = pool.pin("name").unwrap();
+    publish(&pool, "name", 2);
+    let staging = pool.allocate("new", GRANULE, 100).unwrap();
+    write(&staging, "new", 1);
+    let replica = pool.replica("name").unwrap();
+    let left = Arc::new(medium.clone_now());
+    drop((pin, staging, replica));
+    let allowed = BTreeMap::from([("name", vec![Some(2)]), ("new", vec![None])]);
+    let open = || {
+        let pool = Pool::open(Arc::clone(&left) as Arc<dyn Medium>).unwrap();
+        assert_eq!(pool.recovery().freed_extents, 3);
+    };
+    report("recovery", &cut(&left, &allowed, open).unwrap());
+}
+
+/// The test itself: a medium that forgets to flush or to wait must be found out.
+#[test]
+fn faults_of_the_medium_are_found_out() {
+    for fault in [Fault::NoFlush, Fault::NoFence] {
+        let medium = Arc::new(SimulatedMedium::faulty((GRANULES + 2) * GRANULE, fault));
+        let pool = Pool::create(Arc::clone(&medium) as Arc<dyn Medium>, &options()).unwrap();
+        let allowed = BTreeMap::from([("new", vec![None, Some(2)])]);
+        let found = cut(&medium, &allowed, || publish(&pool, "new", 2));
+        assert!(found.is_err(), "{fault:?} goes unnoticed");
+    }
+}

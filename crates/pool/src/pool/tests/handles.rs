@@ -1,0 +1,91 @@
+//! What the handles promise while they live.
+
+use super::support::{pool, publish, version};
+use crate::layout::GRANULE;
+use crate::{AllocateError, ExtentState, LookupError, Role};
+
+#[test]
+fn an_old_generation_stays_while_it_is_pinned() {
+    let (medium, pool) = pool(12);
+    publish(&pool, "name", 1);
+    let pins = [pool.pin("name").unwrap(), pool.pin("name").unwrap()];
+    publish(&pool, "name", 2);
+    let old = pins[0].extent();
+    let [first, second] = pins;
+    drop(first);
+    assert_eq!(version(&*medium, &old, "name"), Some(1));
+    let listing = pool.list();
+    let listed = listing.extents.iter().find(|listed| listed.extent == old).unwrap();
+    assert_eq!((listed.role, listed.pins), (Role::Superseded, Some(1)));
+    assert_eq!(listed.state, ExtentState::SnapshottedUnavailable);
+    drop(second);
+    assert_eq!(pool.list().extents.len(), 1);
+    assert!(pool.lookup("name").unwrap().generation > old.generation);
+}
+
+#[test]
+fn a_reclaimed_snapshot_stays_while_it_is_pinned() {
+    let (medium, pool) = pool(12);
+    publish(&pool, "name", 1);
+    let pin = pool.pin("name").unwrap();
+    assert_eq!(pool.reclaim("name").unwrap(), 0);
+    assert!(matches!(pool.pin("name").unwrap_err(), LookupError::Unknown(_)));
+    publish(&pool, "other", 1);
+    publish(&pool, "name", 2);
+    assert_eq!(version(&*medium, &pin.extent(), "name"), Some(1));
+    drop(pin);
+    assert_eq!(pool.reclaim("name").unwrap(), 2 * GRANULE);
+    assert_eq!(pool.names(), ["other"]);
+}
+
+#[test]
+fn a_name_that_is_being_written_says_so() {
+    let (_, pool) = pool(12);
+    let staging = pool.allocate("name", GRANULE, 0).unwrap();
+    assert!(matches!(pool.lookup("name").unwrap_err(), LookupError::BeingWritten(_)));
+    let second = pool.allocate("name", GRANULE, 0).unwrap_err();
+    assert!(matches!(second, AllocateError::BeingWritten(_)), "{second}");
+    assert_eq!(pool.list().extents[0].state, ExtentState::SnapshottedUnavailable);
+    drop(staging);
+    assert!(matches!(pool.lookup("name").unwrap_err(), LookupError::Unknown(_)));
+    assert!(pool.list().extents.is_empty());
+}
+
+#[test]
+fn a_replica_has_its_own_space_and_keeps_its_source() {
+    let (_, pool) = pool(12);
+    publish(&pool, "name", 1);
+    let source = pool.lookup("name").unwrap();
+    let replica = pool.replica("name").unwrap();
+    assert_eq!(replica.source().extent(), source);
+    let extent = replica.extent();
+    assert!(extent.offset != source.offset && extent.len == source.len);
+    publish(&pool, "name", 2);
+    assert_eq!(pool.list().extents.len(), 3);
+    let listed = pool.list();
+    let listed = listed.extents.iter().find(|listed| listed.role == Role::Replica).unwrap();
+    assert_eq!(listed.source, Some(source.generation));
+    drop(replica);
+    assert_eq!(pool.list().extents.len(), 1);
+}
+
+#[test]
+fn names_and_sizes_that_no_snapshot_has_are_refused() {
+    let (_, pool) = pool(12);
+    for name in ["", "with\nline", &"x".repeat(41)] {
+        let error = pool.allocate(name, GRANULE, 0).unwrap_err();
+        assert!(matches!(error, AllocateError::Name { longest: 40, .. }), "{error}");
+    }
+    for size in [0, 5000] {
+        let error = pool.allocate("name", size, 0).unwrap_err();
+        assert!(matches!(error, AllocateError::GuestBytes(bytes) if bytes == size), "{error}");
+    }
+    for (guest, tail) in [(u64::MAX - 4095, u64::MAX), (4096, u64::MAX), (1 << 40, 0)] {
+        let error = pool.allocate("name", guest, tail).unwrap_err();
+        assert!(
+            matches!(error, AllocateError::Full { free, .. } if free == 12 * GRANULE),
+            "{error}"
+        );
+    }
+    pool.allocate(&"x".repeat(40), 4096, 0).unwrap().publish().unwrap();
+}

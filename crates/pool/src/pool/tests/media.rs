@@ -1,0 +1,79 @@
+//! Pools on media of the kernel.
+
+use std::sync::Arc;
+
+use super::support::options;
+use crate::layout::GRANULE;
+use crate::media::Medium;
+use crate::{
+    Access, CreateOptions, MappedMedium, MediumError, MediumFailure, MemfdOptions, OpenError, Pool,
+    PoolReader,
+};
+
+const SIZE: u64 = 16 * GRANULE;
+
+fn freeze(pool: &Pool, name: &str, text: &[u8]) {
+    let staging = pool.allocate(name, 3 * 4096, 5000).unwrap();
+    let extent = staging.map().unwrap();
+    assert!(extent.guest_address().cast::<u64>().is_aligned());
+    extent.zero_guest(0, 3 * 4096);
+    extent.write_guest(4096, text);
+    extent.write_tail(4900, text);
+    extent.flush().unwrap();
+    staging.publish().unwrap();
+}
+
+fn thaw(pool: &Pool, name: &str, len: usize) -> Vec<u8> {
+    let extent = pool.pin(name).unwrap().map().unwrap();
+    extent.populate().unwrap();
+    let (mut guest, mut tail) = (vec![0; len], vec![0; len]);
+    extent.read_guest(4096, &mut guest);
+    extent.read_tail(4900, &mut tail);
+    assert_eq!(guest, tail);
+    guest
+}
+
+#[test]
+fn a_pool_in_a_memfd() {
+    let medium = MappedMedium::memfd(MemfdOptions { size: SIZE, huge: false, node: None }).unwrap();
+    let pool = Pool::create(Arc::new(medium), &CreateOptions::default()).unwrap();
+    freeze(&pool, "hello", b"snow");
+    freeze(&pool, "hello", b"ice");
+    assert_eq!(thaw(&pool, "hello", 3), b"ice");
+}
+
+#[test]
+fn a_pool_in_a_file_outlives_its_process_and_has_readers_beside() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pool");
+    let medium = Arc::new(MappedMedium::create_file(&path, SIZE).unwrap());
+    let pool = Pool::create(medium, &options()).unwrap();
+    freeze(&pool, "hello", b"snow");
+    let reader =
+        PoolReader::open(Arc::new(MappedMedium::open(&path, Access::Read).unwrap())).unwrap();
+    assert_eq!(reader.lookup("hello").unwrap(), pool.lookup("hello").unwrap());
+    freeze(&pool, "hello", b"ice");
+    assert_eq!(reader.lookup("hello").unwrap(), pool.lookup("hello").unwrap());
+    assert!(matches!(MappedMedium::open(&path, Access::Write).unwrap_err(), MediumError::InUse(_)));
+    drop(pool);
+    let medium = Arc::new(MappedMedium::open(&path, Access::Write).unwrap());
+    let pool = Pool::open(medium).unwrap();
+    assert_eq!(pool.recovery(), crate::Recovery::default());
+    assert_eq!(thaw(&pool, "hello", 3), b"ice");
+}
+
+#[test]
+fn a_file_of_another_size_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pool");
+    let medium = Arc::new(MappedMedium::create_file(&path, SIZE).unwrap());
+    let pool = Pool::create(medium, &options()).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(SIZE + GRANULE).unwrap();
+    let error = pool.gc().unwrap_err();
+    assert!(matches!(error, MediumFailure::Resized { was: SIZE, .. }), "{error}");
+    drop(pool);
+    let medium: Arc<dyn Medium> = Arc::new(MappedMedium::open(&path, Access::Write).unwrap());
+    let error = Pool::open(medium).unwrap_err();
+    assert!(matches!(error, OpenError::Size { pool: SIZE, .. }), "{error}");
+}

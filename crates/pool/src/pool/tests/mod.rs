@@ -1,0 +1,6 @@
+mod crash;
+mod damage;
+mod handles;
+mod media;
+mod model;
+mod support;

@@ -1,0 +1,269 @@
+//! The transitions: what is stored, flushed and fenced, in which order.
+//!
+//! The address table's words alone say which snapshots exist; the extent map's words say which space is taken. An extent
+//! that no word of the table refers to is freed by recovery. So each transition commits with one word, and a loss of
+//! power anywhere leaves the old state or the new one, and at most an extent that recovery frees.
+
+use super::error::{AllocateError, MediumFailure, PublishError, ReclaimError};
+use super::inner::{Held, Inner, Slot, State};
+use super::listing::Role;
+use super::now;
+use super::scan::{bytes_of, granule_of, length, search};
+use super::space::{best_fit, gaps};
+use crate::extent::Extent;
+use crate::layout::{COUNTER_AT, FREE, Kind, LINE, PAGE, Record, Word, encode_name};
+use crate::num::usize_of;
+
+impl Inner {
+    pub(super) fn allocate(
+        &self,
+        name: &str,
+        guest_bytes: u64,
+        tail_bytes: u64,
+    ) -> Result<u32, AllocateError> {
+        let longest = self.superblock().longest_name;
+        let fits = (1..=u64::from(longest)).contains(&length(name.as_bytes()));
+        if !fits || name.chars().any(char::is_control) {
+            return Err(AllocateError::Name { name: name.to_owned(), longest });
+        }
+        if guest_bytes == 0 || !guest_bytes.is_multiple_of(PAGE) {
+            return Err(AllocateError::GuestBytes(guest_bytes));
+        }
+        let mut state = self.state();
+        self.check(&mut state)?;
+        if state.is_being_written(name) {
+            return Err(AllocateError::BeingWritten(name.to_owned()));
+        }
+        let (slot, is_new) = match state.names.get(name) {
+            Some(slot) => (*slot, false),
+            None => (self.free_slot(&state, name)?, true),
+        };
+        let record = Record {
+            kind: Kind::Snapshot,
+            slot,
+            guest_bytes,
+            tail_bytes,
+            generation: state.next_generation,
+            created: now(),
+            source: 0,
+        };
+        let granule = self.place(&state, &record)?;
+        if is_new {
+            self.write_name(&mut state, slot, name);
+        }
+        self.take(&mut state, granule, record, Role::Staging)?;
+        Ok(granule)
+    }
+
+    /// An extent for a microVM that runs in it, of the shape of the pinned one at `source`.
+    pub(super) fn allocate_replica(&self, source: u32) -> Result<u32, AllocateError> {
+        let mut state = self.state();
+        self.check(&mut state)?;
+        let of = state.record(source);
+        let record = Record {
+            kind: Kind::Replica,
+            generation: state.next_generation,
+            created: now(),
+            source: of.generation,
+            ..of
+        };
+        let granule = self.place(&state, &record)?;
+        self.take(&mut state, granule, record, Role::Replica)?;
+        Ok(granule)
+    }
+
+    /// A slot for a new name: the first on its search path that has none and to which no extent refers.
+    fn free_slot(&self, state: &State, name: &str) -> Result<u32, AllocateError> {
+        let names = self.superblock().names;
+        let full = AllocateError::TableFull { names };
+        let staged = state.held.values().filter(|held| {
+            let word = state.slots[usize_of(u64::from(held.record.slot))].word;
+            held.role == Role::Staging && !matches!(word, Word::Available { .. })
+        });
+        if length_of(state.names.len()) + length_of(staged.count()) >= u64::from(names) {
+            return Err(full);
+        }
+        let is_free = |slot: &u32| {
+            let word = state.slots[usize_of(u64::from(*slot))].word;
+            !matches!(word, Word::Available { .. }) && !state.is_referred_to(*slot)
+        };
+        search(self.superblock(), name).find(is_free).ok_or(full)
+    }
+
+    /// The granule at which the extent can begin.
+    fn place(&self, state: &State, record: &Record) -> Result<u32, AllocateError> {
+        let superblock = self.superblock();
+        let data = superblock.data().unwrap_or_default();
+        let granules = |bytes: u64| bytes.div_ceil(superblock.granule);
+        let need = granules(record.guest_bytes).saturating_add(granules(record.tail_bytes));
+        let align = superblock.alignment(record.guest_bytes) / superblock.granule;
+        let used = || state.held.values().map(|held| held.granules.clone());
+        best_fit(used(), &data, need, align).map(granule_of).map_err(|missing| {
+            let free: u64 = gaps(used(), &data).map(|gap| gap.end - gap.start).sum();
+            AllocateError::Full {
+                needed: need.saturating_mul(superblock.granule),
+                missing: missing.saturating_mul(superblock.granule),
+                free: bytes_of(superblock, free),
+            }
+        })
+    }
+
+    /// Puts a name into a slot that nothing refers to. Nothing is durable before the next fence, and nothing needs to be.
+    fn write_name(&self, state: &mut State, slot: u32, name: &str) {
+        let at = self.superblock().slot_at(slot);
+        let body = encode_name(name);
+        self.medium().store(at + 8, &body);
+        let entry = &mut state.slots[usize_of(u64::from(slot))];
+        if entry.word == Word::Empty {
+            // Names that come to lie behind this slot meanwhile must be found even if this one is never published.
+            self.medium().store_word(at, Word::Removed.encode());
+        }
+        self.medium().flush(at, 8 + length(&body));
+        *entry = Slot { word: Word::Removed, name: Some(name.to_owned()) };
+    }
+
+    /// Transition *allocate*: counter and record, fence; commit: the record's word.
+    fn take(
+        &self,
+        state: &mut State,
+        granule: u32,
+        record: Record,
+        role: Role,
+    ) -> Result<(), MediumFailure> {
+        let generation = state.next_generation;
+        self.medium().store_word(COUNTER_AT, generation + 1);
+        self.medium().flush(COUNTER_AT, 8);
+        let at = self.superblock().record_at(granule);
+        let line = record.encode(self.superblock().uuid, granule);
+        self.medium().store(at + 8, &line[8..]);
+        self.medium().flush(at, LINE);
+        self.fence(state)?;
+        state.next_generation = generation + 1;
+        self.commit(state, at, crate::layout::u64_at(&line, 0))?;
+        let begin = u64::from(granule);
+        let granules = super::scan::extent_range(self.superblock(), granule, &record)
+            .unwrap_or(begin..begin + 1);
+        state.held.insert(granule, Held { record, granules, role, pins: 0 });
+        Ok(())
+    }
+
+    /// Transition *publish* and *update*: the content, fence; commit: the slot's word. Then the extent that the name had before is
+    /// freed, if nobody has it pinned.
+    pub(super) fn publish(&self, granule: u32) -> Result<Extent, PublishError> {
+        let mut state = self.state();
+        self.check(&mut state)?;
+        self.fence(&mut state)?;
+        let record = state.record(granule);
+        let slot = usize_of(u64::from(record.slot));
+        let word = Word::available(granule, record.generation);
+        self.commit(&mut state, self.superblock().slot_at(record.slot), word.encode())?;
+        let old = std::mem::replace(&mut state.slots[slot].word, word);
+        if let Some(name) = state.slots[slot].name.clone() {
+            state.names.insert(name, record.slot);
+        }
+        state.set_role(granule, Role::Snapshot);
+        if let Word::Available { granule, .. } = old {
+            state.set_role(granule, Role::Superseded);
+            // The update is durable. An extent that cannot be freed now is freed when the pool is opened again.
+            let _ = self.free_if_unused(&mut state, granule);
+        }
+        Ok(self.extent(granule, &record))
+    }
+
+    /// Transition *reclaim*; commit: the slot's word.
+    pub(super) fn reclaim(&self, name: &str) -> Result<u64, ReclaimError> {
+        let granule = self.pin(name)?;
+        let mut state = self.state();
+        let done = self.check(&mut state).and_then(|()| {
+            let slot = state.record(granule).slot;
+            let at = self.superblock().slot_at(slot);
+            self.commit(&mut state, at, Word::Removed.encode())?;
+            state.slots[usize_of(u64::from(slot))].word = Word::Removed;
+            state.names.remove(name);
+            state.set_role(granule, Role::Superseded);
+            Ok(())
+        });
+        let freed = self.unpin_held(&mut state, granule);
+        done?;
+        Ok(freed?)
+    }
+
+    /// Gives up a pin; a failing medium keeps the extent until the pool is opened again.
+    pub(super) fn unpin(&self, granule: u32) {
+        let mut state = self.state();
+        let _ = self.unpin_held(&mut state, granule);
+    }
+
+    fn unpin_held(&self, state: &mut State, granule: u32) -> Result<u64, MediumFailure> {
+        if let Some(held) = state.held.get_mut(&granule) {
+            held.pins = held.pins.saturating_sub(1);
+        }
+        self.free_if_unused(state, granule)
+    }
+
+    /// Gives up a staging extent or a replica; a failing medium keeps it until the pool is opened again.
+    pub(super) fn abandon(&self, granule: u32) {
+        let mut state = self.state();
+        state.set_role(granule, Role::Superseded);
+        let _ = self.free_if_unused(&mut state, granule);
+    }
+
+    /// Transition *free*, of an extent to which no slot's word refers; commit: the record's word. Returns the bytes freed.
+    fn free_if_unused(&self, state: &mut State, granule: u32) -> Result<u64, MediumFailure> {
+        let unused = |held: &&Held| held.role == Role::Superseded && held.pins == 0;
+        let Some(held) = state.held.get(&granule).filter(unused) else { return Ok(0) };
+        let granules = held.granules.end - held.granules.start;
+        if state.failed {
+            return Err(MediumFailure::Earlier(self.medium().facts().name.clone()));
+        }
+        self.commit(state, self.superblock().record_at(granule), FREE)?;
+        state.held.remove(&granule);
+        Ok(bytes_of(self.superblock(), granules))
+    }
+
+    /// Clears removed slots behind which no search has to go on. Each is a word that may be cleared or not, whatever becomes of the
+    /// others of the same fence.
+    pub(super) fn gc(&self) -> Result<u32, MediumFailure> {
+        let mut state = self.state();
+        self.check(&mut state)?;
+        let slots = state.slots.len();
+        let mut cleared = 0;
+        // From the end, twice around: the last slot's follower is the first.
+        for position in (0..2 * slots).rev() {
+            let (slot, next) = (position % slots, (position + 1) % slots);
+            let number = granule_of(length_of(slot));
+            let clearable = state.slots[slot].word == Word::Removed
+                && state.slots[next].word == Word::Empty
+                && !state.is_referred_to(number);
+            if clearable {
+                let at = self.superblock().slot_at(number);
+                self.medium().store_word(at, Word::Empty.encode());
+                self.medium().flush(at, 8);
+                state.slots[slot] = Slot { word: Word::Empty, name: None };
+                cleared += 1;
+            }
+        }
+        if cleared > 0 {
+            self.fence(&mut state)?;
+        }
+        Ok(cleared)
+    }
+}
+
+fn length_of(count: usize) -> u64 {
+    crate::num::u64_of(count)
+}
+
+impl State {
+    /// The record of an extent that a handle refers to: it is held for as long as the handle lives.
+    pub(super) fn record(&self, granule: u32) -> Record {
+        assert!(self.held.contains_key(&granule), "a handle's extent is held");
+        self.held[&granule].record
+    }
+
+    fn set_role(&mut self, granule: u32, role: Role) {
+        if let Some(held) = self.held.get_mut(&granule) {
+            held.role = role;
+        }
+    }
+}
