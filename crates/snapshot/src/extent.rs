@@ -8,7 +8,7 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::container::{
     CONTAINER_VERSION, HEADER_LEN, Header, PROFILE_VERSION, Section, digests_len,
@@ -35,8 +35,15 @@ const RUN_LEN: u64 = 16;
 /// Most runs that a writable disk may have: it bounds what a reader allocates.
 const MAX_RUNS: u64 = 1 << 20;
 
-/// Where the parts of a snapshot in a pool are written. Offsets are within guest memory, and within the tail.
-pub trait ExtentSink {
+/// An extent to be: where the parts of a snapshot in a pool are written. Offsets are within guest memory, and within the
+/// tail.
+pub trait ExtentTarget {
+    /// Makes room for so many bytes of guest memory, and for a tail that may stay shorter. It is called first, once.
+    ///
+    /// # Errors
+    /// There is no room; nothing has changed then.
+    fn allocate(&mut self, guest_bytes: u64, tail_bytes: u64) -> io::Result<()>;
+
     /// Takes guest memory from `offset` on. Every page is written once, zero pages too.
     ///
     /// # Errors
@@ -48,14 +55,24 @@ pub trait ExtentSink {
     /// # Errors
     /// Whatever keeps the bytes from being written.
     fn write_tail(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+
+    /// Makes all of it durable.
+    ///
+    /// # Errors
+    /// Whatever keeps the bytes from the medium.
+    fn flush(&mut self) -> io::Result<()>;
+
+    /// Gives the extent its name, in one step. It is called last.
+    ///
+    /// # Errors
+    /// The snapshot that had the name before still has it.
+    fn publish(&mut self) -> io::Result<()>;
 }
 
 /// What is frozen into an extent.
 pub struct ExtentContents<'a> {
     /// Guest memory.
     pub memory: &'a mut dyn PageSource,
-    /// The writable disk, when the microVM has one.
-    pub overlay: Option<&'a mut dyn DiskSource>,
     /// What the monitor says of the microVM.
     pub description: Description,
     /// Version of the machine state.
@@ -65,13 +82,10 @@ pub struct ExtentContents<'a> {
 }
 
 /// How long a tail can become, in bytes: what has to be allocated for it before it is written.
-///
-/// # Errors
-/// The disk cannot be read.
-pub fn tail_bound(
+fn tail_bound(
     layout: &MemoryLayout,
-    machine_state_len: u64,
-    overlay: Option<&mut dyn DiskSource>,
+    machine_state_len: usize,
+    overlay: Option<&mut (dyn DiskSource + '_)>,
 ) -> io::Result<u64> {
     let mut disk = 0;
     if let Some(overlay) = overlay {
@@ -85,26 +99,34 @@ pub fn tail_bound(
         }
     }
     let pages = layout.pages();
-    let sections = HEADER_LEN as u64 + machine_state_len + pages.div_ceil(8) + digests_len(pages);
+    let sections =
+        HEADER_LEN as u64 + machine_state_len as u64 + pages.div_ceil(8) + digests_len(pages);
     Ok(TAIL_HEADER_LEN + sections + Section::Manifest.max_len() + disk)
 }
 
-/// Writes a snapshot into an extent whose tail has room for [`tail_bound`] bytes. Nothing is durable or published yet.
+/// Freezes into an extent: allocates it, writes it, makes it durable and publishes it. `overlay` is the writable disk, when
+/// the microVM has one.
 ///
 /// # Errors
-/// [`FreezeError`]: guest memory or disk cannot be read, or the extent not be written.
+/// [`FreezeError`]: guest memory or disk cannot be read, or the extent not be had or written. The target then drops what
+/// was not published.
 pub fn write_extent(
     contents: ExtentContents<'_>,
-    sink: &mut dyn ExtentSink,
+    mut overlay: Option<&mut dyn DiskSource>,
+    target: &mut dyn ExtentTarget,
 ) -> Result<SealReport, FreezeError> {
     let begin = Instant::now();
-    let mut memory = MemorySink { sink: &mut *sink, written: 0 };
+    let layout = contents.memory.layout();
+    let tail_bytes = tail_bound(layout, contents.machine_state.len(), overlay.as_deref_mut())
+        .map_err(|source| FreezeError::Overlay { source })?;
+    target.allocate(layout.total_bytes(), tail_bytes).map_err(failed("allocate"))?;
+    let mut memory = MemorySink { target: &mut *target, written: 0 };
     let image = write_image(&mut memory, contents.memory, ImageKind::Dense)?;
     let mut bytes_written = memory.written;
     let image_time = begin.elapsed();
 
     let begin = Instant::now();
-    let overlay = contents.overlay.map(read_overlay).transpose()?;
+    let overlay = overlay.map(read_overlay).transpose()?;
     let overlay_time = begin.elapsed();
 
     let begin = Instant::now();
@@ -134,7 +156,7 @@ pub fn write_extent(
     };
     let mut write = |offset, bytes: &[u8]| {
         bytes_written += bytes.len() as u64;
-        sink.write_tail(offset, bytes).map_err(failed("write the tail of"))
+        target.write_tail(offset, bytes).map_err(failed("write the tail of"))
     };
     write(0, &tail.encode())?;
     let container = tail.container().start;
@@ -145,6 +167,9 @@ pub fn write_extent(
     if let Some(overlay) = &overlay {
         write(tail.data().start, &overlay.data)?;
     }
+    target.flush().map_err(failed("make durable"))?;
+    let sync = begin.elapsed();
+    target.publish().map_err(failed("publish"))?;
     Ok(SealReport {
         stored_pages,
         zero_pages,
@@ -152,8 +177,8 @@ pub fn write_extent(
         disk_bytes: bytes_written,
         image: image_time,
         overlay: overlay_time,
-        sync: begin.elapsed(),
-        publish: Duration::ZERO,
+        sync,
+        publish: begin.elapsed() - sync,
     })
 }
 
@@ -162,14 +187,14 @@ fn failed(action: &'static str) -> impl FnOnce(io::Error) -> FreezeError {
 }
 
 struct MemorySink<'a> {
-    sink: &'a mut dyn ExtentSink,
+    target: &'a mut dyn ExtentTarget,
     written: u64,
 }
 
 impl ImageSink for MemorySink<'_> {
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), FreezeError> {
         self.written += bytes.len() as u64;
-        self.sink.write_memory(offset, bytes).map_err(failed("write guest memory into"))
+        self.target.write_memory(offset, bytes).map_err(failed("write guest memory into"))
     }
 }
 

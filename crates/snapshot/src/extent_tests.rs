@@ -6,33 +6,52 @@ use std::sync::Arc;
 
 use proptest::prelude::{any, proptest};
 
-use super::{ExtentContents, ExtentSink, Tail, tail_bound, write_extent};
+use super::{ExtentContents, ExtentTarget, Tail, write_extent};
 use crate::container::{Header, Section};
 use crate::tests::support::{Memory, description, file_with};
-use crate::{OpenError, ReadAt, SealReport, Snapshot};
+use crate::{DiskSource, FreezeError, OpenError, ReadAt, SealReport, Snapshot};
 
-/// An extent in a vector, full of what was in it before.
+/// An extent in vectors, full of what was in it before.
+#[derive(Default)]
 struct Extent {
     memory: Vec<u8>,
     tail: Vec<u8>,
+    flushed: bool,
+    published: bool,
+    full: bool,
 }
 
-impl Extent {
-    fn dirty(memory: usize, tail: u64) -> Self {
-        Self { memory: vec![0xa5; memory], tail: vec![0xa5; usize::try_from(tail).unwrap()] }
+impl ExtentTarget for Extent {
+    fn allocate(&mut self, guest_bytes: u64, tail_bytes: u64) -> io::Result<()> {
+        if self.full {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.memory = vec![0xa5; usize::try_from(guest_bytes).unwrap()];
+        self.tail = vec![0xa5; usize::try_from(tail_bytes).unwrap()];
+        Ok(())
     }
-}
 
-impl ExtentSink for Extent {
     fn write_memory(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.memory[usize::try_from(offset).unwrap()..][..bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
 
     fn write_tail(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        assert!(!self.flushed);
         let room = self.tail.get_mut(usize::try_from(offset).unwrap()..);
         let room = room.and_then(|room| room.get_mut(..bytes.len()));
         room.ok_or(io::ErrorKind::StorageFull)?.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.flushed = true;
+        Ok(())
+    }
+
+    fn publish(&mut self) -> io::Result<()> {
+        assert!(self.flushed);
+        self.published = true;
         Ok(())
     }
 }
@@ -75,25 +94,26 @@ fn disk() -> Vec<u8> {
 }
 
 fn freeze(memory: &mut Memory, disk: Option<&[u8]>) -> (Extent, SealReport) {
+    let mut extent = Extent::default();
+    let report = freeze_into(&mut extent, memory, disk).unwrap();
+    assert!(extent.published);
+    (extent, report)
+}
+
+fn freeze_into(
+    extent: &mut Extent,
+    memory: &mut Memory,
+    disk: Option<&[u8]>,
+) -> Result<SealReport, FreezeError> {
     let file = disk.map(file_with);
-    let mut source = file.as_ref();
-    let overlay = || source.map(|file| Box::new(file) as Box<dyn crate::DiskSource>);
-    let mut for_bound = overlay();
-    let bound = tail_bound(
-        &memory.layout,
-        STATE.len() as u64,
-        for_bound.as_mut().map(|disk| &mut **disk as &mut dyn crate::DiskSource),
-    );
-    let mut extent = Extent::dirty(memory.bytes.len(), bound.unwrap());
+    let mut overlay = file.as_ref();
     let contents = ExtentContents {
         memory,
-        overlay: source.as_mut().map(|file| file as &mut dyn crate::DiskSource),
         description: description(),
         machine_state_version: 3,
         machine_state: &STATE,
     };
-    let report = write_extent(contents, &mut extent).unwrap();
-    (extent, report)
+    write_extent(contents, overlay.as_mut().map(|file| file as &mut dyn DiskSource), extent)
 }
 
 /// Guest memory lies behind something else in the medium.
@@ -130,6 +150,14 @@ fn an_extent_that_was_dirty_holds_the_memory_and_all_else() {
     overlay.read_exact_at(&mut part, (2 << 20) - 15).unwrap();
     assert_eq!(part, disk()[(2 << 20) - 15..][..30]);
     assert!(overlay.read_exact_at(&mut part, disk().len() as u64 - 29).is_err());
+}
+
+#[test]
+fn a_full_pool_is_told_and_nothing_is_published() {
+    let mut extent = Extent { full: true, ..Extent::default() };
+    let error = freeze_into(&mut extent, &mut memory(), None).unwrap_err();
+    assert_eq!(error.to_string(), "cannot allocate the snapshot's extent");
+    assert!(!extent.published);
 }
 
 #[test]

@@ -35,7 +35,7 @@ pub use container::{CONTAINER_VERSION, PROFILE_VERSION, Section};
 pub use digests::{DigestError, Digests};
 pub use disk::{DiskError, DiskIdentity, DiskSource};
 pub use error::OpenError;
-pub use extent::{ExtentContents, ExtentSink, tail_bound, write_extent};
+pub use extent::{ExtentContents, ExtentTarget, write_extent};
 pub use freeze_error::FreezeError;
 pub use image::{Chunk, PageSource};
 pub use layout::{

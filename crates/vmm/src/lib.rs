@@ -15,6 +15,7 @@ mod console;
 mod control;
 mod error_chain;
 mod kvm;
+mod kvm_index;
 mod microvm;
 mod state;
 mod stats;
@@ -32,6 +33,7 @@ pub use control::{ControlClient, ControlError, ControlServer, ControlServerError
 pub use control::{Request, Response, Status};
 pub use error_chain::error_chain;
 pub use kvm::{KVM_DEVICE, KvmError, OpenKvmError, Virtualization, open as open_kvm};
+pub use kvm_index::KvmIndex;
 pub use microvm::{
     AssembleError, BootError, DiskError, End, FreezeError, FreezeReport, FreezeRequest,
     FrozenMachine, GenerationError, GoneError, Handle, IncompatibleError, Microvm, PrepareError,

@@ -102,6 +102,7 @@ fn the_index_is_complete_before_the_resume() {
             let executed = restore(planner, &medium, leaf);
             let indexed: u64 = executed.report.steps.iter().map(|step| step.indexed_bytes).sum();
             assert_eq!((indexed, executed.memory.usage().unwrap().resident), (SIZE, SIZE));
+            assert_eq!(executed.memory.indexed(), [GuestRange { start: 0, len: SIZE }]);
         }
     }
 }

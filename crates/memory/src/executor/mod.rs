@@ -12,7 +12,7 @@ use thiserror::Error;
 
 use crate::guest_memory::{Backing, GuestMemory, Reservation, ViewError};
 use crate::map::Mapping;
-use crate::plan::{Advice, GuestRange, Layer, Leaf, Plan, PlanError, Sharing, Source, When};
+use crate::plan::{Advice, GuestRange, Layer, Leaf, Plan, PlanError, Sharing, Source, When, Work};
 
 /// What a plan's sources are, on this host.
 #[derive(Clone, Copy, Debug)]
@@ -163,7 +163,7 @@ pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteEr
     } else {
         Backing::Image(sources.image.try_clone().map_err(ExecuteError::Image)?)
     };
-    let memory =
+    let mut memory =
         reservation.finish(plan.layout.clone(), backing, anonymous).map_err(ExecuteError::View)?;
     report.map_ns = ns_since(part);
 
@@ -176,11 +176,25 @@ pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteEr
         report.preloaded_bytes += done.preloaded_bytes;
         report.steps.push(done);
     }
+    memory.set_indexed(indexed(&report.steps));
     report.schedule_ns = ns_since(part);
 
     let after_resume = AfterResume::new(after, sources.image).map_err(ExecuteError::Image)?;
     report.total_ns = ns_since(begun);
     Ok(Executed { memory, after_resume, report })
+}
+
+/// The ranges whose index was built.
+fn indexed(steps: &[StepReport]) -> Vec<GuestRange> {
+    let mut ranges: Vec<_> = steps
+        .iter()
+        .filter_map(|step| match step.step.work {
+            Work::Index { guest } => Some(guest),
+            Work::Preload { .. } => None,
+        })
+        .collect();
+    ranges.sort_by_key(|range| range.start);
+    ranges
 }
 
 /// Whether the plan's memory lies in a pool.

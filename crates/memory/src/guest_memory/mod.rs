@@ -87,6 +87,8 @@ pub struct GuestMemory {
     anonymous: Mutex<RangeSet>,
     /// The most ranges that `anonymous` may have.
     most_ranges: usize,
+    /// Ranges whose index was built before the guest runs.
+    indexed: Vec<GuestRange>,
 }
 
 /// What the memory that is not anonymous is mapped from.
@@ -161,6 +163,7 @@ impl Reservation {
             backing,
             anonymous: Mutex::new(anonymous),
             most_ranges,
+            indexed: Vec::new(),
         })
     }
 }
@@ -208,6 +211,16 @@ impl GuestMemory {
     /// long it may live.
     pub fn vm_memory(&self) -> GuestMemoryMmap {
         self.view.clone()
+    }
+
+    /// The ranges, ascending, whose index the plan had built before the resume. KVM's own tables are a second index: who
+    /// runs the guest builds it for the same ranges where it can.
+    pub fn indexed(&self) -> &[GuestRange] {
+        &self.indexed
+    }
+
+    pub(crate) fn set_indexed(&mut self, ranges: Vec<GuestRange>) {
+        self.indexed = ranges;
     }
 
     /// Maps every page of a range within one region for reading, without copying any.

@@ -9,7 +9,10 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use uuid::Uuid;
 
-use firn_snapshot::{CpuRequirement, Description, FunctionInfo, ImageKind, SealReport, Writer};
+use firn_snapshot::{
+    CpuRequirement, Description, ExtentContents, ExtentTarget, FunctionInfo, ImageKind, SealReport,
+    Writer, write_extent,
+};
 
 use super::Microvm;
 use crate::arch::cpuid;
@@ -91,12 +94,68 @@ pub enum FreezeError {
     },
 }
 
+/// What a paused microVM is, beside its memory and its disk.
+struct Frozen {
+    description: Description,
+    machine_state: Vec<u8>,
+}
+
 impl Microvm {
     /// Pauses the microVM and writes a snapshot of it. Afterwards it stays paused.
     ///
     /// # Errors
     /// See [`FreezeError`]; the microVM stays paused then, too, and can be resumed.
     pub fn freeze(&mut self, request: FreezeRequest) -> Result<FreezeReport, FreezeError> {
+        let FreezeRequest { destination, dense, function } = request;
+        self.pause_and(function, |microvm, frozen| {
+            let path = destination;
+            let failed = |source| FreezeError::Write { path: path.clone(), source };
+            let mut writer = Writer::create(&path).map_err(failed)?;
+            let kind = if dense { ImageKind::Dense } else { ImageKind::Sparse };
+            let mut pages = microvm.vm.memory.pages().map_err(FreezeError::Pages)?;
+            writer.write_image(&mut pages, kind).map_err(failed)?;
+            microvm
+                .devices
+                .with_overlay(|disk| disk.map(|disk| writer.write_overlay(disk)).transpose())
+                .map_err(failed)?;
+            let Frozen { description, machine_state } = frozen;
+            writer.seal(description, MACHINE_STATE_VERSION, &machine_state).map_err(failed)
+        })
+    }
+
+    /// Pauses the microVM and freezes it into an extent of a pool; `name` is what errors call it. Afterwards it stays
+    /// paused.
+    ///
+    /// # Errors
+    /// See [`FreezeError`]; the microVM stays paused then, too, and can be resumed.
+    pub fn freeze_extent(
+        &mut self,
+        name: &str,
+        function: Option<FunctionInfo>,
+        target: &mut dyn ExtentTarget,
+    ) -> Result<FreezeReport, FreezeError> {
+        self.pause_and(function, |microvm, frozen| {
+            let mut pages = microvm.vm.memory.pages().map_err(FreezeError::Pages)?;
+            let Frozen { description, machine_state } = frozen;
+            let contents = ExtentContents {
+                memory: &mut pages,
+                description,
+                machine_state_version: MACHINE_STATE_VERSION,
+                machine_state: &machine_state,
+            };
+            microvm
+                .devices
+                .with_overlay(|overlay| write_extent(contents, overlay, target))
+                .map_err(|source| FreezeError::Write { path: name.into(), source })
+        })
+    }
+
+    /// Pauses the microVM, saves its machine, and has the rest written.
+    fn pause_and(
+        &mut self,
+        function: Option<FunctionInfo>,
+        write: impl FnOnce(&Self, Frozen) -> Result<SealReport, FreezeError>,
+    ) -> Result<FreezeReport, FreezeError> {
         let begin = Instant::now();
         self.pause().map_err(FreezeError::Pause)?;
         if self.has_ended() {
@@ -105,7 +164,7 @@ impl Microvm {
         let paused = Instant::now();
         let state = self.save()?;
         let saved = Instant::now();
-        let sealed = self.seal(request, &state)?;
+        let sealed = write(self, self.describe(&state, function)?)?;
         Ok(FreezeReport {
             pause_ns: nanoseconds(paused - begin),
             save_ns: nanoseconds(saved - paused),
@@ -136,14 +195,12 @@ impl Microvm {
         })
     }
 
-    fn seal(
+    fn describe(
         &self,
-        request: FreezeRequest,
         state: &MachineState,
-    ) -> Result<SealReport, FreezeError> {
-        let path = request.destination;
-        let failed = |source| FreezeError::Write { path: path.clone(), source };
-        let encoded = state.encode().map_err(FreezeError::Encode)?;
+        function: Option<FunctionInfo>,
+    ) -> Result<Frozen, FreezeError> {
+        let machine_state = state.encode().map_err(FreezeError::Encode)?;
         let cpuid = state.vcpus.first().map(|vcpu| vcpu.cpuid.as_slice()).unwrap_or_default();
         let (vendor, brand) = cpuid::vendor_and_brand(cpuid);
         let description = Description {
@@ -158,18 +215,13 @@ impl Microvm {
             vcpus: u32::try_from(state.vcpus.len()).unwrap_or(u32::MAX),
             cpu: CpuRequirement { vendor, brand, features: cpuid::features(cpuid) },
             disks: self.devices.read_only_disks().map_err(FreezeError::Disk)?,
-            function: request.function,
+            function,
         };
-        let mut writer = Writer::create(&path).map_err(failed)?;
-        let kind = if request.dense { ImageKind::Dense } else { ImageKind::Sparse };
-        let mut pages = self.vm.memory.pages().map_err(FreezeError::Pages)?;
-        writer.write_image(&mut pages, kind).map_err(failed)?;
-        self.devices.write_overlay(&mut writer).map_err(failed)?;
-        writer.seal(description, MACHINE_STATE_VERSION, &encoded).map_err(failed)
+        Ok(Frozen { description, machine_state })
     }
 }
 
 /// A duration in ns.
-pub(super) fn nanoseconds(duration: Duration) -> u64 {
+pub(crate) fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

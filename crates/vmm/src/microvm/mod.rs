@@ -24,6 +24,7 @@ use crate::vm::Vm;
 use handle::Inbox;
 use virtio_set::VirtioSet;
 
+pub(crate) use freeze::nanoseconds;
 pub use freeze::{FreezeError, FreezeReport, FreezeRequest};
 pub use handle::{GoneError, Handle};
 pub use parts::AssembleError;

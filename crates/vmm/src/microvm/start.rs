@@ -21,6 +21,7 @@ use crate::boot::{self, DEFAULT_CMDLINE, Kernel, LoadKernelError};
 use crate::config::{BootConfig, HostConfig, SizeError, check_sizes};
 use crate::console::SerialRegisters;
 use crate::kvm::{OpenKvm, OpenKvmError};
+use crate::kvm_index::{self, KvmIndex};
 use crate::state::{DecodeStateError, MachineState};
 use crate::vcpu;
 use crate::vcpu::state::RestoreVcpuError;
@@ -158,6 +159,8 @@ pub struct RestoreReport {
     pub assemble_ns: u64,
     /// Setting their state, ns.
     pub state_ns: u64,
+    /// KVM's own tables, where the plan has a complete index.
+    pub kvm_index: KvmIndex,
     /// MSRs that this host's KVM refuses to set and that have the right value anyway, by vCPU.
     pub kept_msrs: Vec<(u8, u32)>,
 }
@@ -239,11 +242,17 @@ impl Microvm {
         // After the local APICs, for the I/O APIC delivers what it has pending into them.
         parts.vm.restore(&state.vm)?;
         parts.devices.restore(&state.virtio)?;
+        let restored = Instant::now();
+        let kvm_index = match parts.vcpus.first() {
+            Some(vcpu) => kvm_index::build(&parts.kvm.kvm, vcpu, parts.vm.memory.indexed()),
+            None => KvmIndex::NotAsked,
+        };
         let microvm = parts.start(cpuids, Some(description.id))?;
         microvm.announce(host.generation, &state.vm)?;
         let report = RestoreReport {
             assemble_ns: nanoseconds(assembled - begin),
-            state_ns: nanoseconds(assembled.elapsed()),
+            state_ns: nanoseconds(restored - assembled),
+            kvm_index,
             kept_msrs,
         };
         Ok((microvm, report))

@@ -9,7 +9,7 @@ use kvm_ioctls::IoEventAddress;
 use thiserror::Error;
 
 use firn_memory::GuestMemory;
-use firn_snapshot::{DiskInfo, FreezeError, Overlay, ReadAt, Snapshot, Writer};
+use firn_snapshot::{DiskInfo, DiskSource, Overlay, ReadAt, Snapshot};
 
 use super::Subscriber;
 use super::parts::event;
@@ -217,14 +217,13 @@ impl VirtioSet {
         }
     }
 
-    /// Writes the writable disk's content into a snapshot.
-    pub(super) fn write_overlay(&self, writer: &mut Writer) -> Result<(), FreezeError> {
-        let Some(disks) = &self.disks else { return Ok(()) };
-        let overlay = lock(&disks.overlay);
-        if let Disk::Overlay(disk) = overlay.device().disk() {
-            writer.write_overlay(&mut disk.content())?;
+    /// Shows the writable disk's content as the guest sees it, if there is such a disk.
+    pub(super) fn with_overlay<T>(&self, look: impl FnOnce(Option<&mut dyn DiskSource>) -> T) -> T {
+        let Some(disks) = &self.disks else { return look(None) };
+        match lock(&disks.overlay).device().disk() {
+            Disk::Overlay(disk) => look(Some(&mut disk.content())),
+            Disk::ReadOnly(_) => look(None),
         }
-        Ok(())
     }
 }
 
