@@ -27,12 +27,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! One process changes a pool at a time; the kernel's lock on the medium says which. Others read beside it ([`PoolReader`]). After a
+//! One process changes a pool at a time; the kernel's lock on the medium says which. It may serve others ([`Server`], [`Client`]), which get descriptors
+//! of the medium and map extents themselves; others read beside it ([`PoolReader`]). After a
 //! loss of power, or when that process was killed, the next opening finds every sealed snapshot, none that was not sealed, and
 //! all other space free. `docs/pool.md` has the bytes, the transitions and how this was tested.
 
 mod extent;
 mod layout;
+mod manager;
 mod mapped_extent;
 mod media;
 mod num;
@@ -40,6 +42,10 @@ mod pool;
 
 pub use extent::Extent;
 pub use layout::{GRANULE, POOL_VERSION};
+pub use manager::{
+    Client, ClientError, Description, Grant, MANAGER_VERSION, Refusal, ReplicaGrant, Server,
+    ServerError,
+};
 pub use mapped_extent::{MapExtentError, MappedExtent};
 pub use media::simulated;
 pub use media::{
@@ -47,8 +53,8 @@ pub use media::{
     MediumKind, MemfdOptions,
 };
 pub use pool::{
-    AllocateError, CreateError, CreateOptions, ExtentReader, ExtentState, FreePiece, ListedExtent,
-    Listing, LookupError, MediumFailure, OpenError, Pin, Pool, PoolFacts, PoolReader, Problem,
-    PublishError, ReclaimError, Recovery, RepairError, RepairReport, Replica, ReplicaError, Role,
-    Staging, VerifyReport,
+    AllocateError, CreateError, CreateOptions, ExtentReader, ExtentState, FreePiece, Imaging,
+    ListedExtent, Listing, LookupError, MediumFailure, OpenError, Pin, Pool, PoolFacts, PoolReader,
+    Problem, PublishError, ReclaimError, Recovery, RepairError, RepairReport, Replica,
+    ReplicaError, Role, Staging, VerifyReport,
 };

@@ -155,6 +155,32 @@ impl MappedMedium {
         Self::map(file.into(), name, found, Access::Write, node)
     }
 
+    /// Maps, for reading, a medium of which another process handed over a descriptor and the facts.
+    ///
+    /// # Errors
+    /// The medium has not the size that the facts say, or the system refuses.
+    pub fn from_descriptor(descriptor: OwnedFd, facts: MediumFacts) -> Result<Self, MediumError> {
+        let file = File::from(descriptor);
+        let map_error = |source: io::Error| MediumError::Map {
+            name: facts.name.clone(),
+            size: facts.size,
+            source,
+        };
+        let stat = fstat(&file).map_err(|errno| map_error(errno.into()))?;
+        let sysfs = Sysfs::of(Path::new(&facts.name), &stat);
+        let size = match &sysfs {
+            Some(sysfs) => sysfs.size()?,
+            None => u64::try_from(stat.st_size).unwrap_or(0),
+        };
+        if size < facts.size || facts.size == 0 {
+            let name = facts.name.clone();
+            return Err(MediumError::TooSmall { name, size, least: facts.size.max(GRANULE) });
+        }
+        let how = How { writable: false, synchronous: false, align: facts.granule };
+        let memory = Memory::map(&file, 0, facts.size, how).map_err(|e| map_error(e.into()))?;
+        Ok(Self { memory, file, sysfs, facts: MediumFacts { index: None, ..facts } })
+    }
+
     fn map(
         file: File,
         name: String,

@@ -3,12 +3,16 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
 
 use super::error::PublishError;
 use super::inner::Inner;
 use crate::extent::Extent;
 use crate::mapped_extent::{MapExtentError, MappedExtent};
 use crate::media::Access;
+use crate::num::{u64_of, usize_of};
 
 /// An extent that is being written. Nobody sees it before [`Staging::publish`]; dropped, its space is free again.
 #[derive(Debug)]
@@ -130,6 +134,20 @@ impl Drop for Pin {
     }
 }
 
+/// Bytes that are compared at once: they stay in the processor's cache.
+const PIECE: usize = 64 << 10;
+
+/// What making a replica's memory cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Imaging {
+    /// Bytes that were compared.
+    pub compared: u64,
+    /// Bytes that differed and were copied, in pieces of 64 KiB.
+    pub copied: u64,
+    /// How long it took.
+    pub duration: Duration,
+}
+
 /// An extent for one microVM to run in; dropped, its space is free again.
 #[derive(Debug)]
 pub struct Replica {
@@ -150,6 +168,29 @@ impl Replica {
     #[must_use]
     pub fn extent(&self) -> Extent {
         self.extent
+    }
+
+    /// Makes guest memory what the snapshot's is: compares piece by piece, and copies what differs. Nobody may run in it meanwhile.
+    /// It need not be durable: recovery frees replicas.
+    #[must_use]
+    pub fn image(&self) -> Imaging {
+        let begin = Instant::now();
+        let medium = self.inner.medium();
+        let (mut wanted, mut found) = (vec![0; PIECE], vec![0; PIECE]);
+        let mut copied = 0;
+        let size = self.extent.guest_bytes;
+        let mut at = 0;
+        while at < size {
+            let len = usize_of((size - at).min(u64_of(PIECE)));
+            medium.load(self.source.extent.offset + at, &mut wanted[..len]);
+            medium.load(self.extent.offset + at, &mut found[..len]);
+            if wanted[..len] != found[..len] {
+                medium.store(self.extent.offset + at, &wanted[..len]);
+                copied += u64_of(len);
+            }
+            at += u64_of(len);
+        }
+        Imaging { compared: size, copied, duration: begin.elapsed() }
     }
 
     /// The snapshot that it is a replica of, which it pins.

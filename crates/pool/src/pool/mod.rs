@@ -25,7 +25,7 @@ pub use error::{
     AllocateError, CreateError, LookupError, MediumFailure, OpenError, PublishError, ReclaimError,
     RepairError, ReplicaError,
 };
-pub use handles::{Pin, Replica, Staging};
+pub use handles::{Imaging, Pin, Replica, Staging};
 use inner::Inner;
 pub use listing::{ExtentState, FreePiece, ListedExtent, Listing, PoolFacts, Role};
 pub use problem::Problem;
@@ -107,8 +107,8 @@ impl Pool {
         self.inner.lookup(name)
     }
 
-    /// Allocates an extent of the snapshot's shape for one microVM to run in and to write. Its bytes are whatever was there before.
-    /// It is freed when the [`Replica`] is dropped, and by recovery.
+    /// Allocates an extent for one microVM to run in and to write: guest memory of the snapshot's size, and no tail. Its bytes are
+    /// whatever was there before, until [`Replica::image`]. It is freed when the [`Replica`] is dropped, and by recovery.
     ///
     /// # Errors
     /// See [`ReplicaError`].

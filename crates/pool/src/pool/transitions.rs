@@ -55,13 +55,14 @@ impl Inner {
         Ok(granule)
     }
 
-    /// An extent for a microVM that runs in it, of the shape of the pinned one at `source`.
+    /// An extent for a microVM that runs in it: guest memory as large as that of the pinned one at `source`.
     pub(super) fn allocate_replica(&self, source: u32) -> Result<u32, AllocateError> {
         let mut state = self.state();
         self.check(&mut state)?;
         let of = state.record(source);
         let record = Record {
             kind: Kind::Replica,
+            tail_bytes: 0,
             generation: state.next_generation,
             created: now(),
             source: of.generation,

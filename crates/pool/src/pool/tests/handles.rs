@@ -2,6 +2,7 @@
 
 use super::support::{pool, publish, version};
 use crate::layout::GRANULE;
+use crate::media::Medium;
 use crate::{AllocateError, ExtentState, LookupError, Role};
 
 #[test]
@@ -53,15 +54,25 @@ fn a_name_that_is_being_written_says_so() {
 
 #[test]
 fn a_replica_has_its_own_space_and_keeps_its_source() {
-    let (_, pool) = pool(12);
+    let (medium, pool) = pool(12);
     publish(&pool, "name", 1);
     let source = pool.lookup("name").unwrap();
     let replica = pool.replica("name").unwrap();
     assert_eq!(replica.source().extent(), source);
     let extent = replica.extent();
-    assert!(extent.offset != source.offset && extent.len == source.len);
+    assert_ne!(extent.offset, source.offset);
+    assert_eq!((extent.guest_bytes, extent.tail_bytes), (source.guest_bytes, 0));
     publish(&pool, "name", 2);
     assert_eq!(pool.list().extents.len(), 3);
+    let mark = |at: u64| medium.load_word(at);
+    assert_ne!(mark(extent.offset), mark(source.offset));
+    let first = replica.image();
+    assert_eq!((first.compared, first.copied), (GRANULE, 2 * 65536));
+    assert_eq!(mark(extent.offset + 8), 1, "the generation that it was made from");
+    assert_eq!(replica.image().copied, 0);
+    medium.store_word(extent.offset + 70_000, 7);
+    assert_eq!(replica.image().copied, 65536);
+    assert_eq!(mark(extent.offset + 70_000), 0);
     let listed = pool.list();
     let listed = listed.extents.iter().find(|listed| listed.role == Role::Replica).unwrap();
     assert_eq!(listed.source, Some(source.generation));

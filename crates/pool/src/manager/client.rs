@@ -1,0 +1,261 @@
+//! A client's side.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use uuid::Uuid;
+
+use super::error::ClientError;
+use super::wire::{MAX_RESPONSE, WireError, receive_with_descriptor, send};
+use super::{Granted, Request, Response};
+use crate::extent::Extent;
+use crate::mapped_extent::{MapExtentError, MappedExtent};
+use crate::media::{Access, MediumFacts};
+use crate::pool::{Imaging, Listing, PoolFacts, Recovery};
+
+/// A connection to a pool's manager. What it was granted is given up when it is dropped: keep it for as long as the extents are used.
+#[derive(Debug)]
+pub struct Client {
+    path: PathBuf,
+    stream: UnixStream,
+}
+
+/// What a manager says of its pool.
+#[derive(Debug)]
+pub struct Description {
+    /// What the pool is.
+    pub pool: PoolFacts,
+    /// What the medium is.
+    pub medium: MediumFacts,
+    /// What opening had to put right.
+    pub recovery: Recovery,
+    /// The manager's process.
+    pub pid: u32,
+    /// The medium, for reading.
+    pub descriptor: OwnedFd,
+}
+
+/// An extent, and a descriptor of its medium.
+#[derive(Debug)]
+pub struct Grant {
+    descriptor: OwnedFd,
+    access: Access,
+    granted: Granted,
+}
+
+impl Grant {
+    /// Where it is.
+    #[must_use]
+    pub fn extent(&self) -> Extent {
+        self.granted.extent
+    }
+
+    /// The pool's identity: with the extent's generation it names the content for ever.
+    #[must_use]
+    pub fn pool(&self) -> Uuid {
+        self.granted.pool
+    }
+
+    /// Bytes to whose multiples the extent's parts are aligned.
+    #[must_use]
+    pub fn granule(&self) -> u64 {
+        self.granted.granule
+    }
+
+    /// The medium: `O_RDONLY` for a snapshot, `O_RDWR` for a staging extent or a replica.
+    #[must_use]
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+
+    /// The extent in this process's address space, which may outlive the grant, but not what it is granted for: the connection.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn map(&self) -> Result<MappedExtent, MapExtentError> {
+        let Granted { granule, durability, extent, .. } = self.granted;
+        let failed = |source| MapExtentError { extent, source };
+        let descriptor = self.descriptor.try_clone().map_err(failed)?;
+        MappedExtent::map(descriptor, extent, granule, durability, self.access)
+    }
+}
+
+/// A replica, and what it cost to make it.
+#[derive(Debug)]
+pub struct ReplicaGrant {
+    /// Where it is; for writing.
+    pub grant: Grant,
+    /// The snapshot that it is a replica of.
+    pub source: Extent,
+    /// It was ready before it was asked for; otherwise the request waited for `imaging`.
+    pub ready: bool,
+    /// What was compared and copied while the request waited.
+    pub imaging: Imaging,
+}
+
+impl Client {
+    /// Connects to a manager.
+    ///
+    /// # Errors
+    /// [`ClientError::Gone`] where nobody listens.
+    pub fn connect(path: &Path) -> Result<Self, ClientError> {
+        match UnixStream::connect(path) {
+            Ok(stream) => Ok(Self { path: path.to_owned(), stream }),
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+                ) =>
+            {
+                Err(ClientError::Gone(path.to_owned()))
+            }
+            Err(source) => Err(ClientError::Socket { path: path.to_owned(), source }),
+        }
+    }
+
+    /// What the pool is, with a descriptor for reading.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn describe(&mut self) -> Result<Description, ClientError> {
+        match self.request(&Request::Describe)? {
+            (Response::Described { pool, medium, recovery, pid }, Some(descriptor)) => {
+                Ok(Description { pool, medium, recovery, pid, descriptor })
+            }
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// The snapshot of a name, pinned until [`Client::release`] or the connection's end.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] where there is none; others as they say.
+    pub fn snapshot(&mut self, name: &str) -> Result<Grant, ClientError> {
+        self.grant(&Request::Snapshot { name: name.to_owned() }, Access::Read)
+    }
+
+    /// A replica of the snapshot of a name for one microVM to run in, until [`Client::release`] or the connection's end. Where none is
+    /// ready it is made now.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] where there is no such snapshot or no room; others as they say.
+    pub fn replica(&mut self, name: &str) -> Result<ReplicaGrant, ClientError> {
+        match self.request(&Request::Replica { name: name.to_owned() })? {
+            (Response::Replica { granted, source, ready, imaging }, Some(descriptor)) => {
+                let grant = Grant { descriptor, access: Access::Write, granted };
+                Ok(ReplicaGrant { grant, source, ready, imaging })
+            }
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// An extent to freeze into. Its bytes are whatever was there before: write all of guest memory, zeros too, and the tail; then
+    /// [`MappedExtent::flush`], then [`Client::commit`].
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] where there is no room, or somebody else writes that name; others as they say.
+    pub fn begin(
+        &mut self,
+        name: &str,
+        guest_bytes: u64,
+        tail_bytes: u64,
+    ) -> Result<Grant, ClientError> {
+        let name = name.to_owned();
+        self.grant(&Request::Begin { name, guest_bytes, tail_bytes }, Access::Write)
+    }
+
+    /// Publishes what was written into an extent of [`Client::begin`] and flushed.
+    ///
+    /// # Errors
+    /// See [`ClientError`]; the name has what it had.
+    pub fn commit(&mut self, generation: u64) -> Result<Extent, ClientError> {
+        match self.request(&Request::Commit { generation })? {
+            (Response::Published { extent }, _) => Ok(extent),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// Gives up what was granted under a generation.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn release(&mut self, generation: u64) -> Result<(), ClientError> {
+        match self.request(&Request::Release { generation })? {
+            (Response::Released, _) => Ok(()),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// All extents, and what is free.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn list(&mut self) -> Result<Listing, ClientError> {
+        match self.request(&Request::List)? {
+            (Response::Listing(listing), _) => Ok(listing),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// Removes a name; its extent is freed once nobody has it pinned. Returns the bytes that are free at once.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn reclaim(&mut self, name: &str) -> Result<u64, ClientError> {
+        match self.request(&Request::Reclaim { name: name.to_owned() })? {
+            (Response::Reclaimed { bytes }, _) => Ok(bytes),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// Frees replicas that are only kept to be ready, and clears removed slots: how many of each.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn collect(&mut self) -> Result<(u64, u32), ClientError> {
+        match self.request(&Request::Collect)? {
+            (Response::Collected { slots, replicas }, _) => Ok((replicas, slots)),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    fn grant(&mut self, request: &Request, access: Access) -> Result<Grant, ClientError> {
+        match self.request(request)? {
+            (Response::Granted(granted), Some(descriptor)) => {
+                Ok(Grant { descriptor, access, granted })
+            }
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    fn request(&mut self, request: &Request) -> Result<(Response, Option<OwnedFd>), ClientError> {
+        send(&self.stream, request, None).map_err(|source| self.broken(source))?;
+        match receive_with_descriptor(&self.stream, MAX_RESPONSE) {
+            Ok((Response::Refused { refusal, message }, _)) => {
+                Err(ClientError::Refused { refusal, message })
+            }
+            Ok(answer) => Ok(answer),
+            Err(WireError::Ended) => Err(ClientError::Ended(self.path.clone())),
+            Err(WireError::Io(source)) => Err(self.broken(source)),
+            Err(WireError::Version(found)) => {
+                Err(ClientError::Version { path: self.path.clone(), found })
+            }
+            Err(WireError::Nonsense) => Err(self.nonsense()),
+        }
+    }
+
+    fn nonsense(&self) -> ClientError {
+        ClientError::Answer(self.path.clone())
+    }
+
+    fn broken(&self, source: io::Error) -> ClientError {
+        match source.kind() {
+            io::ErrorKind::BrokenPipe
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::UnexpectedEof => ClientError::Ended(self.path.clone()),
+            _ => ClientError::Socket { path: self.path.clone(), source },
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! The manager: one process owns a pool, the others ask it.
+//!
+//! A unix stream socket. Both sides write frames: 4 bytes `fpmg`, the version (4 bytes), the length of what follows (4 bytes), all
+//! little-endian, then one JSON value, a [`Request`] or a [`Response`]. Requests of a connection are answered in order; a descriptor comes
+//! with its response (`SCM_RIGHTS`).
+//!
+//! What a connection was granted (pins, staging extents, replicas) is given up when it ends, however its process ends.
+//!
+//! Only the manager writes metadata. A descriptor for reading cannot be mapped for writing. One for writing, which a freeze and a
+//! replica need, is for the whole medium: the kernel cannot confine it to an extent. So who may connect is who may write the
+//! pool: the socket is for its owner alone (mode 0600).
+
+mod client;
+mod error;
+mod server;
+mod wire;
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::extent::Extent;
+use crate::media::{Durability, MediumFacts};
+use crate::pool::{Imaging, Listing, PoolFacts, Recovery};
+
+pub use client::{Client, Description, Grant, ReplicaGrant};
+pub use error::{ClientError, Refusal, ServerError};
+pub use server::Server;
+
+/// The version of the messages.
+pub const MANAGER_VERSION: u32 = 1;
+
+/// What a client asks for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Request {
+    /// What the pool and its medium are, with a descriptor for reading.
+    Describe,
+    /// The snapshot of a name, pinned, with a descriptor for reading.
+    Snapshot { name: String },
+    /// A replica of the snapshot of a name, imaged, with a descriptor for writing.
+    Replica { name: String },
+    /// An extent to freeze into, with a descriptor for writing.
+    Begin { name: String, guest_bytes: u64, tail_bytes: u64 },
+    /// Publish what was written and flushed.
+    Commit { generation: u64 },
+    /// Give up a pin, a staging extent or a replica.
+    Release { generation: u64 },
+    /// All extents.
+    List,
+    /// Remove a name.
+    Reclaim { name: String },
+    /// Free what is only kept to be ready, and clear removed slots.
+    Collect,
+}
+
+/// What the manager answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Response {
+    Described { pool: PoolFacts, medium: MediumFacts, recovery: Recovery, pid: u32 },
+    Granted(Granted),
+    Replica { granted: Granted, source: Extent, ready: bool, imaging: Imaging },
+    Published { extent: Extent },
+    Released,
+    Listing(Listing),
+    Reclaimed { bytes: u64 },
+    Collected { slots: u32, replicas: u64 },
+    Refused { refusal: Refusal, message: String },
+}
+
+/// An extent and what is needed to map it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Granted {
+    pool: Uuid,
+    granule: u64,
+    durability: Durability,
+    extent: Extent,
+}
+
+#[cfg(test)]
+mod tests;

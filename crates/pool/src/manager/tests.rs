@@ -1,0 +1,309 @@
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use proptest::prelude::{any, proptest};
+use proptest::test_runner::Config;
+use rustix::fs::{OFlags, fcntl_getfl};
+use tempfile::TempDir;
+
+use super::wire::{MAX_REQUEST, send};
+use super::{Client, ClientError, Refusal, Request, Server, ServerError};
+use crate::{
+    Access, CreateOptions, GRANULE, MappedMedium, MediumError, MemfdOptions, Pool, PoolReader, Role,
+};
+
+const GUEST: u64 = GRANULE;
+
+struct World {
+    folder: TempDir,
+    server: Server,
+}
+
+impl World {
+    fn new(granules: u64) -> Self {
+        let options = MemfdOptions { size: (granules + 2) * GRANULE, huge: false, node: None };
+        let medium = Arc::new(MappedMedium::memfd(options).unwrap());
+        let options = CreateOptions { names: 8, ..CreateOptions::default() };
+        let pool = Pool::create(medium, &options).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let server = Server::start(&folder.path().join("pool.sock"), pool).unwrap();
+        Self { folder, server }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("pool.sock")
+    }
+
+    fn client(&self) -> Client {
+        Client::connect(&self.path()).unwrap()
+    }
+
+    /// Waits until the manager has noticed that clients are gone.
+    fn settle(&self, connections: usize) {
+        while self.server.connections() > connections {
+            std::thread::yield_now();
+        }
+    }
+
+    fn count(&self, role: Role) -> usize {
+        let listing = self.server.pool().list();
+        listing.extents.iter().filter(|listed| listed.role == role).count()
+    }
+}
+
+fn freeze(client: &mut Client, name: &str, text: &[u8]) {
+    let grant = client.begin(name, GUEST, 100).unwrap();
+    let extent = grant.map().unwrap();
+    extent.zero_guest(0, GUEST);
+    extent.write_guest(8192, text);
+    extent.write_tail(0, text);
+    extent.flush().unwrap();
+    client.commit(grant.extent().generation).unwrap();
+}
+
+fn refusal(error: &ClientError) -> Refusal {
+    match error {
+        ClientError::Refused { refusal, .. } => *refusal,
+        error => panic!("{error}"),
+    }
+}
+
+#[test]
+fn a_snapshot_goes_from_one_client_to_another() {
+    let world = World::new(8);
+    freeze(&mut world.client(), "hello", b"snow");
+    let mut client = world.client();
+    let grant = client.snapshot("hello").unwrap();
+    assert_eq!(fcntl_getfl(grant.descriptor()).unwrap() & OFlags::RWMODE, OFlags::RDONLY);
+    let mut bytes = [0; 4];
+    grant.map().unwrap().read_guest(8192, &mut bytes);
+    assert_eq!(&bytes, b"snow");
+    grant.map().unwrap().read_tail(0, &mut bytes);
+    assert_eq!(&bytes, b"snow");
+    let described = client.describe().unwrap();
+    assert_eq!((described.pid, described.pool.uuid), (std::process::id(), grant.pool()));
+    let medium = MappedMedium::from_descriptor(described.descriptor, described.medium).unwrap();
+    let reader = PoolReader::open(Arc::new(medium)).unwrap();
+    assert_eq!(reader.lookup("hello").unwrap(), grant.extent());
+}
+
+#[test]
+fn a_pin_lives_as_long_as_its_connection() {
+    let world = World::new(8);
+    let mut writer = world.client();
+    freeze(&mut writer, "hello", b"snow");
+    let mut first = world.client();
+    let mut second = world.client();
+    let old = first.snapshot("hello").unwrap();
+    let extent = old.map().unwrap();
+    let other = second.snapshot("hello").unwrap().extent().generation;
+    freeze(&mut writer, "hello", b"ice!");
+    assert_eq!(world.count(Role::Superseded), 1);
+    second.release(other).unwrap();
+    assert_eq!(refusal(&second.release(other).unwrap_err()), Refusal::Invalid);
+    assert_eq!(world.count(Role::Superseded), 1);
+    let mut bytes = [0; 4];
+    extent.read_guest(8192, &mut bytes);
+    assert_eq!(&bytes, b"snow");
+    drop(first);
+    world.settle(2);
+    assert_eq!(world.count(Role::Superseded), 0);
+}
+
+#[test]
+fn a_freeze_whose_process_dies_leaves_nothing() {
+    let world = World::new(8);
+    let mut client = world.client();
+    client.begin("hello", GUEST, 0).unwrap();
+    assert_eq!(refusal(&world.client().snapshot("hello").unwrap_err()), Refusal::BeingWritten);
+    let second = world.client().begin("hello", GUEST, 0).unwrap_err();
+    assert_eq!(refusal(&second), Refusal::BeingWritten);
+    drop(client);
+    world.settle(0);
+    assert_eq!(refusal(&world.client().snapshot("hello").unwrap_err()), Refusal::Unknown);
+    assert!(world.server.pool().list().extents.is_empty());
+}
+
+#[test]
+fn replicas_are_made_ready_again_and_give_way() {
+    let world = World::new(6);
+    let mut client = world.client();
+    freeze(&mut client, "hello", b"snow");
+    let replica = client.replica("hello").unwrap();
+    assert!(!replica.ready && replica.imaging.compared == GUEST);
+    let memory = replica.grant.map().unwrap();
+    let mut bytes = [0; 4];
+    memory.read_guest(8192, &mut bytes);
+    assert_eq!(&bytes, b"snow");
+    memory.write_guest(8192, b"mud!");
+    client.release(replica.grant.extent().generation).unwrap();
+
+    let again = client.replica("hello").unwrap();
+    assert!(again.ready);
+    assert_eq!(again.grant.extent(), replica.grant.extent());
+    again.grant.map().unwrap().read_guest(8192, &mut bytes);
+    assert_eq!(&bytes, b"snow", "what the first run wrote is gone");
+    assert_eq!(again.source, client.snapshot("hello").unwrap().extent());
+    drop(client);
+    world.settle(0);
+    assert_eq!(world.count(Role::Replica), 1);
+
+    // Six granules: two of the snapshot, one of the replica. Four more are needed.
+    let mut client = world.client();
+    client.begin("large", 4 * GRANULE, 0).unwrap();
+    assert_eq!(world.count(Role::Replica), 0);
+    let full = client.replica("hello").unwrap_err();
+    assert_eq!(refusal(&full), Refusal::Full);
+    assert!(full.to_string().contains("lacks 2097152 bytes"), "{full}");
+}
+
+#[test]
+fn an_update_makes_ready_replicas_useless() {
+    let world = World::new(8);
+    let mut client = world.client();
+    freeze(&mut client, "hello", b"snow");
+    let first = client.replica("hello").unwrap().grant.extent().generation;
+    client.release(first).unwrap();
+    let running = client.replica("hello").unwrap().grant.extent().generation;
+    assert_eq!(first, running);
+    freeze(&mut client, "hello", b"ice!");
+    client.release(running).unwrap();
+    assert_eq!((world.count(Role::Replica), world.count(Role::Superseded)), (0, 0));
+    let replica = client.replica("hello").unwrap();
+    assert!(!replica.ready);
+    let mut bytes = [0; 4];
+    replica.grant.map().unwrap().read_guest(8192, &mut bytes);
+    assert_eq!(&bytes, b"ice!");
+    client.release(replica.grant.extent().generation).unwrap();
+    assert_eq!(client.collect().unwrap().0, 1);
+    assert_eq!(client.reclaim("hello").unwrap(), 2 * GRANULE);
+    assert!(client.list().unwrap().extents.is_empty());
+}
+
+#[test]
+fn requests_that_make_no_sense_are_refused() {
+    let world = World::new(8);
+    let mut client = world.client();
+    for name in ["", "a\nb", &"x".repeat(200)] {
+        assert_eq!(refusal(&client.begin(name, GUEST, 0).unwrap_err()), Refusal::Invalid);
+    }
+    assert_eq!(refusal(&client.begin("hello", 7, 0).unwrap_err()), Refusal::Invalid);
+    assert_eq!(refusal(&client.begin("hello", GUEST, u64::MAX).unwrap_err()), Refusal::Full);
+    assert_eq!(refusal(&client.commit(1).unwrap_err()), Refusal::Invalid);
+    assert_eq!(refusal(&client.reclaim("hello").unwrap_err()), Refusal::Unknown);
+    assert_eq!(refusal(&client.replica("hello").unwrap_err()), Refusal::Unknown);
+    // Another connection's extent is not this one's to publish.
+    let mut other = world.client();
+    let generation = other.begin("hello", GUEST, 0).unwrap().extent().generation;
+    assert_eq!(refusal(&client.commit(generation).unwrap_err()), Refusal::Invalid);
+    other.commit(generation).unwrap();
+}
+
+#[test]
+fn a_socket_is_taken_replaced_or_left_alone() {
+    let world = World::new(4);
+    let pool = world.server.pool().clone();
+    let taken = Server::start(&world.path(), pool.clone()).unwrap_err();
+    assert!(matches!(taken, ServerError::Taken(_)), "{taken}");
+    let file = world.folder.path().join("file");
+    std::fs::write(&file, "precious").unwrap();
+    let refused = Server::start(&file, pool.clone()).unwrap_err();
+    assert!(matches!(refused, ServerError::NoSocket(_)), "{refused}");
+    let stale = world.folder.path().join("stale");
+    drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
+    assert!(matches!(Client::connect(&stale).unwrap_err(), ClientError::Gone(_)));
+    let server = Server::start(&stale, pool).unwrap();
+    use std::os::unix::fs::PermissionsExt;
+    let mode = std::fs::metadata(&stale).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    Client::connect(&stale).unwrap().list().unwrap();
+    drop(server);
+    assert!(!stale.exists());
+}
+
+fn raw(path: &Path, bytes: &[u8]) -> Vec<u8> {
+    let mut stream = UnixStream::connect(path).unwrap();
+    // The manager may close before all is written.
+    let _ = stream.write_all(bytes);
+    let _ = stream.shutdown(std::net::Shutdown::Write);
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    answer
+}
+
+#[test]
+fn other_versions_and_endless_frames_are_refused() {
+    let world = World::new(4);
+    let frame = |version: u32, len: u32| {
+        [&b"fpmg"[..], &version.to_le_bytes(), &len.to_le_bytes()].concat()
+    };
+    for bytes in [frame(2, 0), frame(1, MAX_REQUEST + 1), frame(1, 0)] {
+        let answer = String::from_utf8_lossy(&raw(&world.path(), &bytes)).into_owned();
+        assert!(answer.contains("the request is not understood"), "{answer}");
+    }
+    assert_eq!(raw(&world.path(), &frame(1, 100)), b"");
+    world.client().list().unwrap();
+}
+
+#[test]
+fn a_descriptor_that_a_client_sends_is_not_kept() {
+    let world = World::new(4);
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let mut client = world.client();
+    client.list().unwrap();
+    let (near, far) = UnixStream::pair().unwrap();
+    let before = descriptors();
+    let sender = UnixStream::connect(world.path()).unwrap();
+    for _ in 0..50 {
+        let copy = far.try_clone().unwrap().into();
+        send(&sender, &Request::List, Some(&copy)).unwrap();
+        super::wire::receive::<super::Response>(&sender, super::wire::MAX_RESPONSE).unwrap();
+    }
+    assert!(descriptors() < before + 30, "{} {before}", descriptors());
+    drop((near, far));
+}
+
+#[test]
+fn a_file_pool_hands_out_descriptors_without_its_lock() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, socket) = (folder.path().join("pool"), folder.path().join("pool.sock"));
+    let medium = Arc::new(MappedMedium::create_file(&path, 8 * GRANULE).unwrap());
+    let server = Server::start(&socket, Pool::create(medium, &CreateOptions::default()).unwrap());
+    let mut client = Client::connect(&socket).unwrap();
+    freeze(&mut client, "hello", b"snow");
+    let grant = client.snapshot("hello").unwrap();
+    let staging = client.begin("next", GUEST, 0).unwrap();
+    drop(client);
+    let server = server.unwrap();
+    while server.connections() > 0 {
+        std::thread::yield_now();
+    }
+    let pool = server.pool().clone();
+    assert!(matches!(MappedMedium::open(&path, Access::Write).unwrap_err(), MediumError::InUse(_)));
+    drop((server, pool));
+    // The last thread of a connection may just be ending.
+    while let Err(error) = MappedMedium::open(&path, Access::Write) {
+        assert!(matches!(error, MediumError::InUse(_)), "{error}");
+    }
+    drop((grant, staging));
+}
+
+proptest! {
+    #![proptest_config(Config::with_cases(30))]
+
+    #[test]
+    fn random_bytes_do_no_harm(bytes in proptest::collection::vec(any::<u8>(), 0..200), framed: bool) {
+        let world = World::new(3);
+        let mut frame = Vec::new();
+        if framed {
+            frame.extend(b"fpmg\x01\0\0\0");
+            frame.extend(u32::try_from(bytes.len()).unwrap().to_le_bytes());
+        }
+        frame.extend(&bytes);
+        raw(&world.path(), &frame);
+        let mut client = world.client();
+        assert!(client.list().unwrap().extents.is_empty());
+    }
+}

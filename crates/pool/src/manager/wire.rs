@@ -1,0 +1,126 @@
+//! Frames on the socket.
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+
+use super::MANAGER_VERSION;
+use crate::layout::{put, u32_at};
+use crate::num::{u64_of, usize_of};
+
+const MAGIC: [u8; 4] = *b"fpmg";
+const HEAD: usize = 12;
+/// Bytes of the longest request.
+pub(super) const MAX_REQUEST: u32 = 16 << 10;
+/// Bytes of the longest response: a listing of some hundred thousand extents.
+pub(super) const MAX_RESPONSE: u32 = 256 << 20;
+
+/// Why no message was read.
+#[derive(Debug, Error)]
+pub(super) enum WireError {
+    /// The other side ended between two frames.
+    #[error("the connection ended")]
+    Ended,
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("version {0}")]
+    Version(u32),
+    #[error("not a message of a pool's manager")]
+    Nonsense,
+}
+
+/// Sends a message, and a descriptor with it.
+pub(super) fn send(
+    stream: &UnixStream,
+    message: &impl Serialize,
+    descriptor: Option<&OwnedFd>,
+) -> io::Result<()> {
+    let body = serde_json::to_vec(message)?;
+    let len = u32::try_from(body.len()).map_err(io::Error::other)?;
+    let mut frame = vec![0; HEAD];
+    put(&mut frame, 0, &MAGIC);
+    put(&mut frame, 4, &MANAGER_VERSION.to_le_bytes());
+    put(&mut frame, 8, &len.to_le_bytes());
+    frame.extend(body);
+    let mut sent = 0;
+    if let Some(descriptor) = descriptor {
+        let descriptors = [descriptor.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(&descriptors));
+        sent = sendmsg(stream, &[IoSlice::new(&frame)], &mut control, SendFlags::NOSIGNAL)?;
+    }
+    let mut stream = stream;
+    stream.write_all(&frame[sent..])
+}
+
+/// Receives a message. A descriptor that comes with it is not taken: the kernel closes it.
+pub(super) fn receive<T: DeserializeOwned>(stream: &UnixStream, max: u32) -> Result<T, WireError> {
+    let mut head = [0; HEAD];
+    let mut reader = stream;
+    let first = reader.read(&mut head)?;
+    if first == 0 {
+        return Err(WireError::Ended);
+    }
+    reader.read_exact(&mut head[first..])?;
+    receive_body(stream, &head, max)
+}
+
+/// Receives a message and the descriptor that comes with it.
+pub(super) fn receive_with_descriptor<T: DeserializeOwned>(
+    stream: &UnixStream,
+    max: u32,
+) -> Result<(T, Option<OwnedFd>), WireError> {
+    let mut head = [0; HEAD];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let received = recvmsg(stream, &mut [IoSliceMut::new(&mut head)], &mut control, flags);
+    let first = received.map_err(io::Error::from)?.bytes;
+    let mut descriptor = None;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+            descriptor = descriptors.last();
+        }
+    }
+    if first == 0 {
+        return Err(WireError::Ended);
+    }
+    let mut reader = stream;
+    reader.read_exact(&mut head[first..])?;
+    Ok((receive_body(stream, &head, max)?, descriptor))
+}
+
+fn receive_body<T: DeserializeOwned>(
+    stream: &UnixStream,
+    head: &[u8; HEAD],
+    max: u32,
+) -> Result<T, WireError> {
+    if !head.starts_with(&MAGIC) {
+        return Err(WireError::Nonsense);
+    }
+    let version = u32_at(head, 4);
+    if version != MANAGER_VERSION {
+        return Err(WireError::Version(version));
+    }
+    let len = u32_at(head, 8);
+    if len > max {
+        return Err(WireError::Nonsense);
+    }
+    // Memory is taken as bytes come, not as the length says.
+    let mut body = Vec::new();
+    Read::take(stream, u64::from(len)).read_to_end(&mut body)?;
+    if u64_of(body.len()) != u64::from(len) {
+        return Err(WireError::Io(io::ErrorKind::UnexpectedEof.into()));
+    }
+    serde_json::from_slice(&body[..usize_of(u64::from(len))]).map_err(|_| WireError::Nonsense)
+}
