@@ -194,7 +194,7 @@ fn tick(longest: f64) -> f64 {
 }
 
 /// A number for people: three digits.
-pub(crate) fn number(value: f64) -> String {
+pub fn number(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),
         size if size < 10.0 => format!("{value:.2}"),

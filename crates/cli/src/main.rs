@@ -17,7 +17,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use commands::{boot, doctor, freeze, invoke, plan, player, thaw, verify};
+use commands::{bench, boot, doctor, freeze, invoke, plan, player, thaw, verify};
 
 /// Start serverless functions from frozen microVMs.
 #[derive(Debug, Parser)]
@@ -56,6 +56,9 @@ enum Command {
     Verify(verify::VerifyArgs),
     /// Tell what this host can do, what is missing, and how to get it
     Doctor(doctor::DoctorArgs),
+    /// Measure restores with the player
+    #[command(subcommand)]
+    Bench(bench::BenchCommand),
     /// Show the whole way: boot, freeze, thaw, invoke, with every answer checked
     Demo(demo::DemoArgs),
     /// An emulated Debian machine with real KVM and a real /dev/dax0.0, for computers that lack them
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
         Command::Player(arguments) => player::run(&arguments).map_err(Into::into),
         Command::Verify(arguments) => verify::run(&arguments).map_err(Into::into),
         Command::Doctor(arguments) => Ok(doctor::run(&arguments)),
+        Command::Bench(command) => bench::run(&command),
         Command::Demo(arguments) => demo::run(&arguments).map_err(Into::into),
         Command::Lab(command) => match lab::run(command) {
             Ok(code) => Ok(code),

@@ -5,7 +5,10 @@
 //! has made of it, so that the loop and a thawed guest touch the same backing. A thaw's replay cannot be faster; how
 //! little slower it is says how much of a measurement is the instrument.
 
+mod compare;
 mod guest;
+
+pub use compare::{CompareError, FloorComparison, FloorResults};
 
 use std::path::Path;
 use std::time::Instant;

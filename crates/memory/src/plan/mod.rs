@@ -259,6 +259,16 @@ pub enum Work {
     },
 }
 
+impl Work {
+    /// Whether it reads the image into the page cache.
+    pub fn is_preload(&self) -> bool {
+        match self {
+            Self::Preload { .. } => true,
+            Self::Index { .. } => false,
+        }
+    }
+}
+
 impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -4,12 +4,14 @@ mod dram_cached;
 mod firecracker;
 mod pass;
 mod pass_shared;
+mod preloaded;
 mod written;
 
 pub use dram_cached::DramCached;
 pub use firecracker::Firecracker;
 pub use pass::Pass;
 pub use pass_shared::PassShared;
+pub use preloaded::Preloaded;
 pub use written::{ParsePlannerError, Selection, parse, select};
 
 use std::fs::File;

@@ -60,6 +60,17 @@ fn dram_cached_is_firecracker_with_the_image_preloaded() {
 }
 
 #[test]
+fn a_preloaded_plan_differs_in_nothing_else() {
+    for planner in ["firecracker:readahead=off", "dram_cached"] {
+        let whole = plan(planner, GIB).unwrap();
+        let without =
+            with_input(GIB, GIB, |input| Preloaded(parse(planner).unwrap()).plan(input).unwrap());
+        assert_eq!(without, Plan { schedule: Vec::new(), ..whole });
+        assert_eq!(without.validate(), Ok(()));
+    }
+}
+
+#[test]
 fn an_image_that_dram_cannot_hold_is_refused() {
     let (needed, total) = (16 * GIB + 1, 16 * GIB);
     let planner = "dram_cached".to_owned();

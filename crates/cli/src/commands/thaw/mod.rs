@@ -13,7 +13,7 @@ use thiserror::Error;
 
 use firn_bench::player::ReplayError;
 use firn_host::{ConnectError, EventError, IdentifyError, IdentityError, InvokeError};
-use firn_memory::planners::{ParsePlannerError, PlannerError, parse};
+use firn_memory::planners::{ParsePlannerError, PlannerError, Preloaded, parse};
 use firn_memory::{ExecuteError, HostFactsError, StepError};
 use firn_snapshot::{OpenError, Snapshot};
 use firn_vmm::{GoneError, IncompatibleError, RestoreError};
@@ -43,6 +43,9 @@ pub(crate) struct ThawArgs {
     /// Where guest memory comes from, as NAME[:KEY=VALUE,...]; see `firn plan --planner all`
     #[arg(long, value_name = "PLANNER", default_value = "firecracker")]
     planner: String,
+    /// The image is in the page cache: leave out what the planner would preload
+    #[arg(long, hide = true)]
+    preloaded: bool,
     /// Send this event first: JSON, @FILE, or - for standard input
     #[arg(long, value_name = "EVENT")]
     invoke: Option<String>,
@@ -119,7 +122,10 @@ pub(crate) enum ThawCommandError {
 
 pub(crate) fn run(arguments: &ThawArgs) -> Result<ExitCode, ThawCommandError> {
     let begin = clock::now();
-    let planner = parse(&arguments.planner)?;
+    let mut planner = parse(&arguments.planner)?;
+    if arguments.preloaded {
+        planner = Box::new(Preloaded(planner));
+    }
     if arguments.detach {
         return Ok(detach::detach()?);
     }

@@ -1,0 +1,192 @@
+//! The loop and the player, pair by pair.
+
+use std::io;
+use std::path::PathBuf;
+
+use firn_memory::planners::{ImageFacts, ParsePlannerError, PlanInput, PlannerError, parse};
+use firn_memory::{ExecuteError, GuestRange, HostFacts, HostFactsError, Leaf, Sources, execute};
+use firn_snapshot::{OpenError, Snapshot};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::{FloorAccess, FloorError, FloorRun, run};
+use crate::batch::{self, BatchError, Interrupt};
+use crate::cache::{Cache, CacheError, SnapshotFiles};
+use crate::host::Host;
+use crate::player::PlayerReport;
+use crate::stats::{Comparison, Summary};
+
+/// What is compared.
+#[derive(Clone, Debug)]
+pub struct FloorComparison {
+    /// The `firn` that a player is a process of.
+    pub program: PathBuf,
+    /// The snapshot of a player that touches every page of `range` once, in order, with the same access through the
+    /// same leaves.
+    pub snapshot: PathBuf,
+    /// What both touch.
+    pub range: GuestRange,
+    /// What both do to a page.
+    pub access: FloorAccess,
+    /// Leaves of both guests' page tables.
+    pub leaf: Leaf,
+    /// The planner that both use.
+    pub planner: String,
+    /// Number of pairs.
+    pub pairs: u32,
+}
+
+/// What the comparison found. The player's part is its replay: from the resume to its last touch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FloorResults {
+    /// Where it was measured.
+    pub host: Host,
+    /// The planner that both used.
+    pub planner: String,
+    /// Pages that each touches.
+    pub pages: u64,
+    /// ns of the loop for each page.
+    pub floor_ns_per_page: Summary,
+    /// ns of the player for each page.
+    pub player_ns_per_page: Summary,
+    /// The player divided by the loop, pair by pair.
+    pub ratio: Comparison,
+    /// What the player takes more for each page, in ns, pair by pair.
+    pub difference_ns_per_page: Comparison,
+    /// KVM's faults of the last pair: the loop's, the player's.
+    pub kvm_page_faults: [u64; 2],
+    /// Leaves of 2 MiB in KVM's tables at the end of the last pair: the loop's, the player's.
+    pub kvm_pages_2m: [u64; 2],
+}
+
+/// Why there is no comparison.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum CompareError {
+    /// The snapshot cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The image could not be examined.
+    #[error("reading how the image is stored")]
+    Image(#[source] io::Error),
+    /// The host could not be examined.
+    #[error(transparent)]
+    HostFacts(#[from] HostFactsError),
+    /// There is no such planner.
+    #[error(transparent)]
+    Planner(#[from] ParsePlannerError),
+    /// There is no plan.
+    #[error(transparent)]
+    Plan(#[from] PlannerError),
+    /// The plan was not carried out.
+    #[error(transparent)]
+    Execute(#[from] ExecuteError),
+    /// The page cache is not filled.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// The loop did not run.
+    #[error("the loop failed in pair {pair}")]
+    Floor {
+        /// The pair, from 1.
+        pair: u32,
+        /// Why.
+        source: FloorError,
+    },
+    /// The player failed.
+    #[error("the player failed in pair {pair}")]
+    Player {
+        /// The pair, from 1.
+        pair: u32,
+        /// Why.
+        source: BatchError,
+    },
+    /// No pair was asked for.
+    #[error("nothing to compare: give at least one pair")]
+    Nothing,
+}
+
+impl FloorComparison {
+    /// Compares: loop and player in turn, each first in every second pair, on a snapshot whose every page is cached.
+    ///
+    /// `done` is called after each pair.
+    ///
+    /// # Errors
+    ///
+    /// [`CompareError`] at the first failure, of a player with a wrong page too.
+    pub fn run(
+        &self,
+        host: Host,
+        interrupt: &Interrupt,
+        mut done: impl FnMut(),
+    ) -> Result<FloorResults, CompareError> {
+        let snapshot = Snapshot::open(&self.snapshot)?;
+        let files = SnapshotFiles::open(&self.snapshot)?;
+        let (mut floors, mut players) = (Vec::new(), Vec::new());
+        for pair in 1..=self.pairs {
+            if pair % 2 == 1 {
+                floors.push(self.floor(&snapshot, &files, pair)?);
+                players.push(self.player(&files, pair, interrupt)?);
+            } else {
+                players.push(self.player(&files, pair, interrupt)?);
+                floors.push(self.floor(&snapshot, &files, pair)?);
+            }
+            done();
+        }
+        let (Some(floor), Some(player)) = (floors.last(), players.last()) else {
+            return Err(CompareError::Nothing);
+        };
+        let floor_ns: Vec<f64> =
+            floors.iter().map(|floor| floor.ns as f64 / floor.pages as f64).collect();
+        let player_ns: Vec<f64> = players
+            .iter()
+            .map(|player| player.times.replay_ns as f64 / player.pages.max(1) as f64)
+            .collect();
+        let pairs = || player_ns.iter().zip(&floor_ns);
+        let ratios: Vec<f64> = pairs().map(|(player, floor)| player / floor).collect();
+        let differences: Vec<f64> = pairs().map(|(player, floor)| player - floor).collect();
+        Ok(FloorResults {
+            host,
+            planner: player.planner.clone(),
+            pages: floor.pages,
+            floor_ns_per_page: Summary::of(&floor_ns).ok_or(CompareError::Nothing)?,
+            player_ns_per_page: Summary::of(&player_ns).ok_or(CompareError::Nothing)?,
+            ratio: Comparison::of(&ratios).ok_or(CompareError::Nothing)?,
+            difference_ns_per_page: Comparison::of(&differences).ok_or(CompareError::Nothing)?,
+            kvm_page_faults: [floor.kvm.page_faults, player.kvm.page_faults],
+            kvm_pages_2m: [floor.kvm.pages_2m, player.kvm.pages_2m],
+        })
+    }
+
+    /// One run of the loop, on memory as a thaw would have it.
+    fn floor(
+        &self,
+        snapshot: &Snapshot,
+        files: &SnapshotFiles,
+        pair: u32,
+    ) -> Result<FloorRun, CompareError> {
+        files.prepare(Cache::Cached, false)?;
+        let image = ImageFacts::of(snapshot.image()).map_err(CompareError::Image)?;
+        let plan = parse(&self.planner)?.plan(&PlanInput {
+            layout: &snapshot.manifest().layout,
+            image,
+            zero_map: snapshot.zero_map(),
+            host: &HostFacts::read()?,
+        })?;
+        let executed = execute(&plan, &Sources { image: snapshot.image() })?;
+        run(&executed.memory, self.range, self.access, self.leaf)
+            .map_err(|source| CompareError::Floor { pair, source })
+    }
+
+    /// One thaw of the player.
+    fn player(
+        &self,
+        files: &SnapshotFiles,
+        pair: u32,
+        interrupt: &Interrupt,
+    ) -> Result<PlayerReport, CompareError> {
+        files.prepare(Cache::Cached, false)?;
+        batch::run(&self.program, &self.snapshot, &self.planner, false, 1, interrupt)
+            .map(|mut reports| reports.swap_remove(0))
+            .map_err(|source| CompareError::Player { pair, source })
+    }
+}

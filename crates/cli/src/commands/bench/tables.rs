@@ -1,0 +1,133 @@
+//! Results for people.
+
+use firn_bench::svg::number;
+use firn_bench::{Results, Row, Summary};
+
+use super::floor::compared;
+use crate::output;
+
+pub(super) fn print(results: &Results) {
+    output::line(&results.host.line());
+    let oversubscribed = results.results.iter().any(|row| row.oversubscribed);
+    for (head, row) in [(TIMES, times as fn(&Row) -> Vec<String>), (COUNTS, counts), (DRAM, dram)] {
+        let rows: Vec<Vec<String>> = results.results.iter().map(row).collect();
+        output::line(&output::table(head, &rows));
+    }
+    output::line(
+        "times: median, p95, and spread (distance of the quartiles / median); counts and bytes: medians for one \
+         microVM; DRAM of a run: private memory and page tables of all its microVMs, and the page cache once",
+    );
+    if oversubscribed {
+        output::line(&format!(
+            "* oversubscribed: more microVMs than this host's {} processors, so wall times hold waiting; CPU ns per \
+             page and DRAM are the result",
+            results.host.cpus
+        ));
+    }
+    for noise in &results.noise {
+        output::line(&format!(
+            "noise: {} on {}, {} as b / as a: {}",
+            noise.planner,
+            noise.trace,
+            noise.of,
+            compared(&noise.ratio)
+        ));
+    }
+    for left_out in &results.left_out {
+        output::line(&format!("left out: {}: {}", left_out.planner, left_out.reason));
+    }
+}
+
+fn name(row: &Row) -> String {
+    let label = row.label.as_ref().map_or(String::new(), |label| format!(" ({label})"));
+    format!("{}{label}", row.planner)
+}
+
+fn place(row: &Row) -> Vec<String> {
+    let runs = format!("{} x {}", row.runs, row.concurrency);
+    vec![name(row), row.trace.clone(), row.cache.to_string(), runs]
+}
+
+const TIMES: &[&str] = &[
+    "planner",
+    "trace",
+    "cache",
+    "runs",
+    "start to resume, ms",
+    "p95",
+    "resume to last page, ms",
+    "p95",
+    "total, ms",
+    "p95",
+    "spread",
+    "ns per page",
+    "CPU ns per page",
+    "preload, ms",
+];
+
+fn times(row: &Row) -> Vec<String> {
+    let mark = if row.oversubscribed { "*" } else { "" };
+    let wall = |summary: Summary| {
+        [format!("{}{mark}", number(summary.median)), format!("{}{mark}", number(summary.p95))]
+    };
+    let mut cells = place(row);
+    cells.extend(wall(row.start_to_resume_ms));
+    cells.extend(wall(row.resume_to_last_page_ms));
+    cells.extend(wall(row.total_ms));
+    cells.push(format!("{:.1} %", row.total_ms.spread * 100.0));
+    cells.push(format!("{}{mark}", number(row.ns_per_page.median)));
+    cells.push(number(row.cpu_ns_per_page.median));
+    cells.push(row.preload_ms.map_or("-".to_owned(), |preload| number(preload.median)));
+    cells
+}
+
+const COUNTS: &[&str] = &[
+    "planner",
+    "trace",
+    "pages",
+    "KVM faults",
+    "exits",
+    "leaves 4 KiB",
+    "2 MiB",
+    "minor faults",
+    "major faults",
+    "read",
+    "CPU, ms",
+];
+
+fn counts(row: &Row) -> Vec<String> {
+    let mut cells = vec![name(row), row.trace.clone()];
+    cells.extend(
+        [
+            row.pages,
+            row.kvm_page_faults,
+            row.kvm_exits,
+            row.kvm_pages_4k,
+            row.kvm_pages_2m,
+            row.minor_faults,
+            row.major_faults,
+        ]
+        .map(|count| count.to_string()),
+    );
+    cells.push(output::bytes(row.read_bytes));
+    cells.push(number(row.cpu_ms.median));
+    cells
+}
+
+const DRAM: &[&str] =
+    &["planner", "trace", "private", "shared", "page tables", "DRAM of a run", "of it page cache"];
+
+fn dram(row: &Row) -> Vec<String> {
+    let mut cells = vec![name(row), row.trace.clone()];
+    cells.extend(
+        [
+            row.private_bytes,
+            row.shared_bytes,
+            row.page_table_bytes,
+            row.batch_dram_bytes,
+            row.batch_page_cache_bytes,
+        ]
+        .map(output::bytes),
+    );
+    cells
+}

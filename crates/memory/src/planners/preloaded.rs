@@ -1,0 +1,21 @@
+//! A planner's plan without its preload, for who has preloaded already.
+
+use super::{PlanInput, Planner, PlannerError};
+use crate::plan::Plan;
+
+/// Another planner's plan, without the steps that preload the image: whoever measures has brought it into
+/// the page cache before the clock started, once for all microVMs of a snapshot.
+pub struct Preloaded(pub Box<dyn Planner>);
+
+impl Planner for Preloaded {
+    /// The other planner's.
+    fn name(&self) -> String {
+        self.0.name()
+    }
+
+    fn plan(&self, input: &PlanInput<'_>) -> Result<Plan, PlannerError> {
+        let mut plan = self.0.plan(input)?;
+        plan.schedule.retain(|step| !step.work.is_preload());
+        Ok(plan)
+    }
+}
