@@ -19,6 +19,7 @@ mod error;
 mod extent;
 mod freeze_error;
 mod image;
+mod in_pool;
 mod layout;
 mod manifest;
 mod page_set;
@@ -38,6 +39,7 @@ pub use error::OpenError;
 pub use extent::{ExtentContents, ExtentTarget, write_extent};
 pub use freeze_error::FreezeError;
 pub use image::{Chunk, PageSource};
+pub use in_pool::{PoolTarget, tail_of};
 pub use layout::{
     CHUNK_PAGES, CHUNK_SIZE, ImageRegion, LayoutError, MAX_MEMORY, MemoryLayout, MemoryRegion,
     PAGE_SIZE,
