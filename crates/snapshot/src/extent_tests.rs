@@ -9,7 +9,7 @@ use proptest::prelude::{any, proptest};
 use super::{ExtentContents, ExtentTarget, Tail, write_extent};
 use crate::container::{Header, Section};
 use crate::tests::support::{Memory, description, file_with};
-use crate::{DiskSource, FreezeError, OpenError, ReadAt, SealReport, Snapshot};
+use crate::{DiskSource, ExtentPlace, FreezeError, OpenError, ReadAt, SealReport, Snapshot};
 
 /// An extent in vectors, full of what was in it before.
 #[derive(Default)]
@@ -74,6 +74,7 @@ impl ReadAt for Bytes {
 
 const PAGES: u64 = 1200;
 const STATE: [u8; 300] = [7; 300];
+const PLACE: ExtentPlace = ExtentPlace { offset: 8192, leaf: 4096, private: true, replica: false };
 
 fn memory() -> Memory {
     let mut memory = Memory::zeroed(PAGES);
@@ -123,7 +124,7 @@ fn medium(extent: &Extent) -> File {
 
 fn open(medium: &File, tail: Vec<u8>) -> Result<Snapshot, OpenError> {
     let tail: Arc<dyn ReadAt> = Arc::new(Bytes(tail));
-    Snapshot::open_extent("hello", medium.try_clone().unwrap(), 8192, &tail)
+    Snapshot::open_extent("hello", medium.try_clone().unwrap(), PLACE, &tail)
 }
 
 #[test]
@@ -134,7 +135,7 @@ fn an_extent_that_was_dirty_holds_the_memory_and_all_else() {
     assert!(extent.memory == memory.bytes);
 
     let snapshot = open(&medium(&extent), extent.tail).unwrap();
-    assert_eq!(snapshot.extent_offset(), Some(8192));
+    assert_eq!(snapshot.extent(), Some(PLACE));
     assert_eq!(snapshot.manifest().description, description());
     assert_eq!(snapshot.machine_state(), (3, &STATE[..]));
     assert_eq!(snapshot.zero_map().gaps().collect::<Vec<_>>(), [0..1, 511..513, 1199..1200]);
@@ -202,7 +203,7 @@ proptest! {
         tail.extend(crc32fast::hash(&body).to_le_bytes());
         tail.extend(body);
         let tail: Arc<dyn ReadAt> = Arc::new(Bytes(tail));
-        let opened = Snapshot::open_extent("hostile", file_with(&[]), 0, &tail);
+        let opened = Snapshot::open_extent("hostile", file_with(&[]), PLACE, &tail);
         assert!(opened.is_err());
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::{PoolTarget, tail_of};
 use crate::tests::support::{Memory, description};
-use crate::{ExtentContents, FreezeError, Snapshot, write_extent};
+use crate::{ExtentContents, ExtentPlace, FreezeError, Snapshot, write_extent};
 
 fn pool(size: u64) -> (Arc<MappedMedium>, Pool) {
     let options = MemfdOptions { size, huge: false, node: None };
@@ -29,13 +29,15 @@ fn open(medium: &MappedMedium, pool: &Pool, name: &str) -> Snapshot {
     let pin = pool.pin(name).unwrap();
     let file = File::from(medium.descriptor(Access::Read).unwrap());
     let tail = tail_of(pin.map().unwrap());
-    Snapshot::open_extent(name, file, pin.extent().offset, &tail).unwrap()
+    let offset = pin.extent().offset;
+    let place = ExtentPlace { offset, leaf: 4096, private: true, replica: false };
+    Snapshot::open_extent(name, file, place, &tail).unwrap()
 }
 
 fn image(snapshot: &Snapshot) -> Vec<u8> {
     let layout = &snapshot.manifest().layout;
     let mut image = vec![0; usize::try_from(layout.total_bytes()).unwrap()];
-    let offset = snapshot.extent_offset().unwrap();
+    let offset = snapshot.extent().unwrap().offset;
     FileExt::read_exact_at(snapshot.image(), &mut image, offset).unwrap();
     image
 }

@@ -50,6 +50,6 @@ pub use manifest::{
 };
 pub use page_set::{PageSet, Span};
 pub use read_at::ReadAt;
-pub use snapshot::{Overlay, Snapshot};
+pub use snapshot::{ExtentPlace, Overlay, Snapshot};
 pub use verify::{PageRun, Problem, VerifyError, VerifyReport, verify};
 pub use writer::{SealReport, Writer};

@@ -36,10 +36,23 @@ pub struct Snapshot {
     profile_version: u32,
     zero_map: PageSet,
     image: File,
-    /// Where guest memory begins in `image`, which is a pool's medium then.
-    extent_offset: Option<u64>,
+    /// Where the image lies in `image`, which is a pool's medium then.
+    extent: Option<ExtentPlace>,
     overlay: Option<Overlay>,
     digests: Digests,
+}
+
+/// Where an image lies in a pool, and how it can be mapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExtentPlace {
+    /// Where guest memory begins in the medium, in bytes.
+    pub offset: u64,
+    /// Bytes of the largest leaf at which this host maps the medium.
+    pub leaf: u64,
+    /// Whether the kernel has private mappings of the medium: a device of persistent memory can only be shared.
+    pub private: bool,
+    /// Whether it is a replica, which belongs to one microVM and is written by it.
+    pub replica: bool,
 }
 
 /// The writable disk's content at the freeze.
@@ -110,7 +123,7 @@ impl Snapshot {
     }
 
     /// Opens the snapshot that the extent of a pool holds, as [`write_extent`](crate::write_extent) wrote it: `medium`
-    /// is the pool's medium, `offset` where guest memory begins in it, `tail` the extent's tail. `name` is what errors
+    /// is the pool's medium, `place` where guest memory lies in it, `tail` the extent's tail. `name` is what errors
     /// call it.
     ///
     /// The same is read and checked as by [`Snapshot::open`]. The caller keeps the extent pinned.
@@ -120,7 +133,7 @@ impl Snapshot {
     pub fn open_extent(
         name: impl AsRef<Path>,
         medium: File,
-        offset: u64,
+        place: ExtentPlace,
         tail: &Arc<dyn ReadAt>,
     ) -> Result<Self, OpenError> {
         let path = name.as_ref();
@@ -132,7 +145,7 @@ impl Snapshot {
             None => None,
         };
         let container = tail.container;
-        Ok(read.into_snapshot(path, container, path.to_owned(), medium, Some(offset), overlay))
+        Ok(read.into_snapshot(path, container, path.to_owned(), medium, Some(place), overlay))
     }
 
     /// The path that the snapshot was opened by. Another snapshot may have taken its place since.
@@ -166,16 +179,16 @@ impl Snapshot {
     }
 
     /// What holds the image, opened read-only: `memory.img`, which is as long as the layout's total, or a pool's
-    /// medium, where it begins at [`Snapshot::extent_offset`].
+    /// medium, where it lies at [`Snapshot::extent`].
     #[must_use]
     pub fn image(&self) -> &File {
         &self.image
     }
 
-    /// Where the image begins in a pool's medium, in bytes; `None` for a snapshot in a directory.
+    /// Where the image lies in a pool's medium; `None` for a snapshot in a directory.
     #[must_use]
-    pub fn extent_offset(&self) -> Option<u64> {
-        self.extent_offset
+    pub fn extent(&self) -> Option<ExtentPlace> {
+        self.extent
     }
 
     /// The writable disk's content at the freeze.
@@ -217,7 +230,7 @@ impl Read {
         container: impl ReadAt + 'static,
         container_path: PathBuf,
         image: File,
-        extent_offset: Option<u64>,
+        extent: Option<ExtentPlace>,
         overlay: Option<Overlay>,
     ) -> Snapshot {
         let Self { header, manifest, machine_state, zero_map } = self;
@@ -232,7 +245,7 @@ impl Read {
             profile_version: header.entry(Section::Profile).version,
             zero_map,
             image,
-            extent_offset,
+            extent,
             overlay,
             digests,
         }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use kvm_bindings::{KVM_CAP_PRE_FAULT_MEMORY, KVMIO, kvm_pre_fault_memory};
 use kvm_ioctls::{Kvm, VcpuFd};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use vmm_sys_util::ioctl::ioctl_with_mut_ref;
 use vmm_sys_util::ioctl_iowr_nr;
 
@@ -17,7 +17,7 @@ use crate::microvm::nanoseconds;
 ioctl_iowr_nr!(KVM_PRE_FAULT_MEMORY, KVMIO, 0xd5, kvm_pre_fault_memory);
 
 /// What of KVM's own tables was filled before the guest runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KvmIndex {
     /// The plan asked for no index.

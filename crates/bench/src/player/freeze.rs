@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use firn_memory::{AnonymousError, GuestMemory};
 use firn_player::format::{OWN, PROGRAM};
-use firn_snapshot::FunctionInfo;
+use firn_snapshot::{ExtentTarget, FunctionInfo};
 use firn_vmm::{
     Console, FreezeError, FreezeReport, FreezeRequest, GENERATION_ID, GENERATION_ID_LEN,
     HostConfig, Microvm, PrepareError, UserRegisters,
@@ -45,6 +45,33 @@ pub fn freeze(
     destination: &Path,
     dense: bool,
 ) -> Result<FreezeReport, FreezePlayerError> {
+    let (mut microvm, function) = prepare(trace, options, kvm)?;
+    let destination = destination.to_owned();
+    Ok(microvm.freeze(FreezeRequest { destination, dense, function: Some(function) })?)
+}
+
+/// Makes a player that repeats `trace` and freezes it before its first instruction into an extent of a pool; `name` is
+/// what errors call it.
+///
+/// # Errors
+/// See [`FreezePlayerError`]. What had the extent's name before still has it then.
+pub fn freeze_extent(
+    trace: &NamedTrace,
+    options: &PlayerOptions,
+    kvm: &Path,
+    name: &str,
+    target: &mut dyn ExtentTarget,
+) -> Result<FreezeReport, FreezePlayerError> {
+    let (mut microvm, function) = prepare(trace, options, kvm)?;
+    Ok(microvm.freeze_extent(name, Some(function), target)?)
+}
+
+/// A player before its first instruction, and what its manifest says of it.
+fn prepare(
+    trace: &NamedTrace,
+    options: &PlayerOptions,
+    kvm: &Path,
+) -> Result<(Microvm, FunctionInfo), FreezePlayerError> {
     let NamedTrace { name, trace } = trace;
     let surroundings =
         Surroundings { unchecked: (GENERATION_ID, GENERATION_ID_LEN), reports: 0, tsc_khz: 0 };
@@ -61,10 +88,9 @@ pub fn freeze(
         stack: own.stack,
         arguments: [OWN, 0, 0, 0],
     };
-    let mut microvm = Microvm::prepare(memory, &[registers], &host(kvm, Vec::new()))?;
+    let microvm = Microvm::prepare(memory, &[registers], &host(kvm, Vec::new()))?;
     let function = FunctionInfo { name: name.clone(), handler: super::HANDLER.to_owned() };
-    let destination = destination.to_owned();
-    Ok(microvm.freeze(FreezeRequest { destination, dense, function: Some(function) })?)
+    Ok((microvm, function))
 }
 
 /// What a player's microVM uses of its host: KVM, and windows for its reports. It has no devices.

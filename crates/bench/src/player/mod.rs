@@ -12,7 +12,7 @@ mod registers;
 mod replay;
 mod report;
 
-pub use freeze::{FreezePlayerError, freeze};
+pub use freeze::{FreezePlayerError, freeze, freeze_extent};
 pub use memory::PlayerMemoryError;
 pub use options::{GapFactor, Leaves, ParseOptionError, PlayerOptions};
 pub use replay::{Clock, ReplayError, replay};
@@ -31,5 +31,7 @@ pub fn trace_of(manifest: &Manifest) -> Option<&str> {
         .then_some(function.name.as_str())
 }
 
+#[cfg(test)]
+mod pool_tests;
 #[cfg(test)]
 mod tests;

@@ -6,7 +6,9 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use firn_memory::planners::{ImageFacts, PlanInput, Planner, PlannerError};
-use firn_memory::{ExecuteError, HostFacts, HostFactsError, Plan, Sources, StepError, execute};
+use firn_memory::{
+    ExecuteError, ExecuteReport, HostFacts, HostFactsError, Plan, Sources, StepError, Work, execute,
+};
 use firn_snapshot::Snapshot;
 use firn_vmm::{
     End, FrozenMachine, IncompatibleError, Microvm, RestoreError, RunError, VcpuFailure,
@@ -99,7 +101,7 @@ pub fn replay(
 ) -> Result<PlayerReport, ReplayError> {
     let begin = Instant::now();
     let facts = HostFacts::read()?;
-    let image = ImageFacts::of(snapshot.image())
+    let image = ImageFacts::of_snapshot(snapshot)
         .map_err(|source| ReplayError::Image { path: snapshot.path().to_owned(), source })?;
     let plan = planner.plan(&PlanInput {
         layout: &snapshot.manifest().layout,
@@ -126,7 +128,7 @@ pub(super) fn replay_plan(
     let mapped = Instant::now();
     let (window, meters, reports) = window();
     let host = host(kvm, vec![window]);
-    let (mut microvm, _) = Microvm::restore(frozen, executed.memory, &host, None)?;
+    let (mut microvm, restored) = Microvm::restore(frozen, executed.memory, &host, None)?;
     meters.get_or_init(|| Meters { kvm: microvm.kvm_counters(), memory: microvm.shared_memory() });
     microvm.resume().map_err(ReplayError::Resume)?;
     let (resumed, resumed_ns) = (Instant::now(), now_ns());
@@ -159,21 +161,29 @@ pub(super) fn replay_plan(
             load_ns: clock.open_ns + nanoseconds(loaded - load),
             plan_ns: nanoseconds(planned),
             execute_ns: nanoseconds(mapped - loaded),
-            preload_ns: executed.report.schedule_ns,
+            preload_ns: steps_ns(&executed.report, |work| matches!(work, Work::Preload { .. })),
+            index_ns: steps_ns(&executed.report, |work| matches!(work, Work::Index { .. })),
             resume_ns: nanoseconds(resumed - mapped),
             replay_ns: done_ns.saturating_sub(resumed_ns),
             total_ns: done_ns.saturating_sub(clock.request_ns.unwrap_or(clock.begin_ns)),
             verify_ns: now_ns().saturating_sub(done_ns),
         },
+        kvm_index: restored.kvm_index,
         kvm: counters.kvm,
         minor_faults: counters.process.minor_faults,
         major_faults: counters.process.major_faults,
         read_bytes: counters.process.read_bytes,
         private_bytes: counters.memory.private,
         shared_bytes: counters.memory.shared,
+        pool_bytes: counters.memory.pool,
         page_table_bytes: counters.memory.page_tables,
         cpu_ns: counters.cpu_ns,
     })
+}
+
+/// The time of the steps before the resume that do such work.
+fn steps_ns(report: &ExecuteReport, is: impl Fn(&Work) -> bool) -> u64 {
+    report.steps.iter().filter(|step| is(&step.step.work)).map(|step| step.ns).sum()
 }
 
 /// Serves a player until it ends itself, by a triple fault, as it does when it has reported everything.

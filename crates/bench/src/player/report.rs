@@ -1,6 +1,6 @@
 //! What a replay is reported as.
 
-use firn_vmm::KvmStats;
+use firn_vmm::{KvmIndex, KvmStats};
 use serde::{Deserialize, Serialize};
 
 /// A replay: what was done, what it took, what it cost. Its JSON is that of `firn thaw --json`.
@@ -19,6 +19,8 @@ pub struct PlayerReport {
     pub pages: u64,
     /// Times.
     pub times: PlayerTimes,
+    /// KVM's own index, which a part of `resume_ns` built where the plan has an index and the kernel can.
+    pub kvm_index: KvmIndex,
     /// What KVM counted.
     pub kvm: KvmStats,
     /// Page faults of the process that needed no storage.
@@ -31,6 +33,8 @@ pub struct PlayerReport {
     pub private_bytes: u64,
     /// Guest memory in DRAM that others can share, bytes.
     pub shared_bytes: u64,
+    /// Guest memory that is the pool's, a replica included, bytes: no DRAM of the microVM's.
+    pub pool_bytes: u64,
     /// Page tables of the process, bytes.
     pub page_table_bytes: u64,
     /// Time of processors that the process used, in user and kernel mode, its guest included, in ns.
@@ -47,10 +51,12 @@ pub struct PlayerTimes {
     pub load_ns: u64,
     /// Making the plan.
     pub plan_ns: u64,
-    /// Carrying it out: mapping guest memory, `preload_ns` included.
+    /// Carrying it out: mapping guest memory, `preload_ns` and `index_ns` included.
     pub execute_ns: u64,
-    /// The part of `execute_ns` that the schedule's steps before the resume took.
+    /// The part of `execute_ns` that read the image into the page cache.
     pub preload_ns: u64,
+    /// The part of `execute_ns` that built the host's index.
+    pub index_ns: u64,
     /// Making the VM and restoring its state, to running vCPUs.
     pub resume_ns: u64,
     /// Running vCPUs to the store that ends the timed loop.

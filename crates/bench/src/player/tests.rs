@@ -84,7 +84,7 @@ fn every_planner_restores_every_kind_of_player() {
         let facts = HostFacts::read().unwrap();
         let input = PlanInput {
             layout: &snapshot.manifest().layout,
-            image: ImageFacts::of(snapshot.image()).unwrap(),
+            image: ImageFacts::of_snapshot(&snapshot).unwrap(),
             zero_map: snapshot.zero_map(),
             host: &facts,
         };

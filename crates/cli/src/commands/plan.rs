@@ -61,7 +61,7 @@ struct LeftOut {
 pub(crate) fn run(arguments: &PlanArgs) -> Result<ExitCode, PlanCommandError> {
     let snapshot = Snapshot::open(&arguments.snapshot)?;
     let host = HostFacts::read()?;
-    let image = ImageFacts::of(snapshot.image()).map_err(PlanCommandError::Image)?;
+    let image = ImageFacts::of_snapshot(&snapshot).map_err(PlanCommandError::Image)?;
     let input = PlanInput {
         layout: &snapshot.manifest().layout,
         image,

@@ -249,7 +249,7 @@ fn a_snapshot_is_thawed_and_frozen_again() {
         let thaw = |snapshot: &Snapshot, planner: &dyn crate::planners::Planner| {
             let input = crate::planners::PlanInput {
                 layout: &snapshot.manifest().layout,
-                image: crate::planners::ImageFacts::of(snapshot.image()).unwrap(),
+                image: crate::planners::ImageFacts::of_snapshot(snapshot).unwrap(),
                 zero_map: snapshot.zero_map(),
                 host: &host,
             };

@@ -18,7 +18,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
-use firn_snapshot::{MemoryLayout, PageSet};
+use firn_snapshot::{MemoryLayout, PageSet, Snapshot};
 use serde::Serialize;
 use thiserror::Error;
 
@@ -50,6 +50,23 @@ pub struct ExtentFacts {
 }
 
 impl ImageFacts {
+    /// What is known of a snapshot's image, in a directory or in a pool.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel said to `fstat`.
+    pub fn of_snapshot(snapshot: &Snapshot) -> io::Result<Self> {
+        let Some(place) = snapshot.extent() else { return Self::of(snapshot.image()) };
+        let leaves = [Leaf::Size1G, Leaf::Size2M].into_iter();
+        let extent = ExtentFacts {
+            offset: place.offset,
+            leaf: leaves.filter(|leaf| leaf.bytes() <= place.leaf).max().unwrap_or(Leaf::Size4K),
+            private: place.private,
+            replica: place.replica,
+        };
+        Ok(Self::in_pool(snapshot.manifest().layout.total_bytes(), extent))
+    }
+
     /// An image of `len` bytes in a pool.
     pub fn in_pool(len: u64, extent: ExtentFacts) -> Self {
         Self { len, stored: len, extent: Some(extent) }

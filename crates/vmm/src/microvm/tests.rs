@@ -165,7 +165,7 @@ fn thaw(snapshot: &Snapshot, planner: &str, host: &HostConfig) -> Microvm {
         .unwrap()
         .plan(&PlanInput {
             layout: &snapshot.manifest().layout,
-            image: ImageFacts::of(snapshot.image()).unwrap(),
+            image: ImageFacts::of_snapshot(snapshot).unwrap(),
             zero_map: snapshot.zero_map(),
             host: &facts,
         })

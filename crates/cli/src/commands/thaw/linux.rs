@@ -86,7 +86,7 @@ pub(super) fn run(
     let frozen = FrozenMachine::open(snapshot, &arguments.host.kvm)?;
     let loaded = Instant::now();
     let facts = HostFacts::read()?;
-    let image = ImageFacts::of(snapshot.image())
+    let image = ImageFacts::of_snapshot(snapshot)
         .map_err(|source| ThawCommandError::Image { path: snapshot.path().to_owned(), source })?;
     let plan = planner.plan(&PlanInput {
         layout: &snapshot.manifest().layout,
