@@ -7,7 +7,7 @@ use std::path::Path;
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::map;
+use crate::uffd::{Features, Uffd};
 
 /// What this host is, as far as restores depend on it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -75,7 +75,7 @@ impl HostFacts {
             huge_page_sizes: huge_page_sizes(),
             transparent_huge_pages: chosen(&Path::new(THP).join("enabled")),
             shmem_huge_pages: chosen(&Path::new(THP).join("shmem_enabled")),
-            userfaultfd: map::userfaultfd().is_ok(),
+            userfaultfd: Uffd::open(Features::empty()).is_ok(),
         })
     }
 }

@@ -40,9 +40,11 @@ mod plan;
 pub mod planners;
 mod process;
 mod range_set;
+pub mod recorders;
 #[cfg(test)]
 mod testing;
 pub mod trace;
+pub mod uffd;
 
 pub use executor::{
     AfterResume, ExecuteError, ExecuteReport, Executed, Sources, StepError, StepReport, execute,

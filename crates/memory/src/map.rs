@@ -1,5 +1,5 @@
-//! Every `unsafe` of this crate: reserving address space, mapping into it, advising the kernel and
-//! asking what it holds.
+//! Every `unsafe` of this crate but that of [`uffd`](crate::uffd): reserving address space, mapping into it, advising
+//! the kernel and asking what it holds.
 //!
 //! Soundness rests on one rule: no Rust reference ever points into guest memory. It is read and
 //! written only through vm-memory's volatile accesses, so pages may change under them at any time,
@@ -7,17 +7,15 @@
 
 use std::ffi::c_void;
 use std::fs::File;
-use std::os::fd::OwnedFd;
 use std::ptr::null_mut;
 
 use firn_snapshot::PAGE_SIZE;
 use rustix::io::{Errno, Result};
-use rustix::mm::{
-    Advice, MapFlags, ProtFlags, UserfaultfdFlags, madvise, mmap, mmap_anonymous, munmap,
-};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use vm_memory::mmap::{MmapRegion, MmapRegionBuilder, MmapRegionError};
 
 use crate::num::usize_of;
+use crate::uffd::{Uffd, UffdError, Watch};
 
 /// A range of address space, reserved without access and unmapped on drop; mappings are laid over
 /// parts of it. Addresses are host-virtual, lengths in bytes; a range outside of it is refused.
@@ -117,6 +115,25 @@ impl Mapping {
         self.advise(addr, len, Advice::LinuxDontNeed)
     }
 
+    /// Has the faults on a range reported by a userfaultfd. Its pages stay single ones: a huge page would hide the
+    /// touches of the others that it brings.
+    pub(crate) fn register(
+        &self,
+        addr: u64,
+        len: u64,
+        uffd: &Uffd,
+        watch: Watch,
+    ) -> std::result::Result<(), UffdError> {
+        let range = addr..addr.saturating_add(len);
+        self.advise(addr, len, Advice::LinuxNoHugepage).map_err(|errno| UffdError::Register {
+            address: addr,
+            len,
+            source: errno.into(),
+        })?;
+        // SAFETY: the range lies within our own reservation (or `advise` had refused it), into which no reference points.
+        unsafe { uffd.register(range, watch) }
+    }
+
     /// vm-memory's view of a range. It does not own the mapping: whoever holds it must keep `self`.
     pub(crate) fn region(
         &self,
@@ -160,10 +177,4 @@ pub(crate) fn cached_pages(file: &File, from: u64, len: u64) -> Result<Vec<bool>
         return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
     }
     Ok(states.into_iter().map(|state| state & 1 == 1).collect())
-}
-
-/// A userfaultfd that serves faults of user space and of the kernel, or the reason for none.
-pub(crate) fn userfaultfd() -> Result<OwnedFd> {
-    // SAFETY: a userfaultfd without a registered range changes no memory.
-    unsafe { rustix::mm::userfaultfd(UserfaultfdFlags::CLOEXEC) }
 }

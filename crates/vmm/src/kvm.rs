@@ -119,10 +119,20 @@ pub fn open(path: &Path) -> Result<Kvm, KvmError> {
     Ok(kvm)
 }
 
-/// KVM, opened, and the processors that it offers.
+/// Who waits for a page of guest memory that is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Faults {
+    /// As KVM thinks best.
+    Any,
+    /// The thread of the vCPU that touches it.
+    InVcpuThreads,
+}
+
+/// KVM, opened, the processors that it offers, and how its virtual machines are to meet faults.
 pub(crate) struct OpenKvm {
     pub(crate) kvm: Kvm,
     pub(crate) cpuid: CpuId,
+    pub(crate) faults: Faults,
 }
 
 /// Why KVM cannot be used for a microVM.
@@ -140,7 +150,7 @@ impl OpenKvm {
     pub(crate) fn open(path: &Path) -> Result<Self, OpenKvmError> {
         let kvm = open(path)?;
         let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(OpenKvmError::Cpuid)?;
-        Ok(Self { kvm, cpuid })
+        Ok(Self { kvm, cpuid, faults: Faults::Any })
     }
 
     /// Whether KVM offers the local APIC timer's deadline mode, which its CPUID leaves out.

@@ -14,14 +14,18 @@ mod config;
 mod console;
 mod control;
 mod error_chain;
+mod guest_time;
 mod kvm;
 mod kvm_index;
 mod microvm;
+pub mod operands;
+pub mod paging;
 mod state;
 mod stats;
 mod vcpu;
 pub mod virtio;
 mod vm;
+mod witness;
 
 pub use arch::acpi::AcpiError;
 pub use arch::layout::{GENERATION_ID, GENERATION_ID_LEN};
@@ -32,6 +36,7 @@ pub use console::{Console, SerialStateError};
 pub use control::{ControlClient, ControlError, ControlServer, ControlServerError};
 pub use control::{Request, Response, Status};
 pub use error_chain::error_chain;
+pub use guest_time::{GuestTimeError, GuestTimeTotals};
 pub use kvm::{KVM_DEVICE, KvmError, OpenKvmError, Virtualization, open as open_kvm};
 pub use kvm_index::KvmIndex;
 pub use microvm::{
@@ -41,7 +46,8 @@ pub use microvm::{
 };
 pub use state::{DecodeStateError, MACHINE_STATE_VERSION};
 pub use stats::{KvmCounters, KvmStats};
+pub use vcpu::observer::{Observer, StoppedVcpu, VcpuThread};
 pub use vcpu::state::{RestoreVcpuError, SaveVcpuError};
 pub use vcpu::{VcpuFailure, VcpuThreadError};
-
 pub use vm::VmError;
+pub use witness::{VcpuWitness, Watch, WatchError, witness};

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use kvm_bindings::{
-    KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, kvm_clock_data, kvm_irqchip,
+    KVM_CAP_X86_DISABLE_EXITS, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE,
+    KVM_X86_DISABLE_EXITS_HLT, kvm_clock_data, kvm_enable_cap, kvm_irqchip,
     kvm_userspace_memory_region,
 };
-use kvm_ioctls::{IoEventAddress, Kvm, VmFd};
+use kvm_ioctls::{IoEventAddress, VmFd};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use uuid::Uuid;
@@ -16,6 +17,7 @@ use vmm_sys_util::eventfd::EventFd;
 use firn_memory::GuestMemory;
 
 use crate::arch::layout;
+use crate::kvm::{Faults, OpenKvm};
 
 const IRQCHIPS: [u32; 3] = [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC];
 
@@ -71,8 +73,14 @@ impl Vm {
     ///
     /// Slots come before the irqchip: a slot added after it waits for a grace period of the
     /// kernel's, several milliseconds.
-    pub(crate) fn create(kvm: &Kvm, memory: Arc<GuestMemory>) -> Result<Self, VmError> {
-        let fd = kvm.create_vm().map_err(failed("create a virtual machine"))?;
+    pub(crate) fn create(kvm: &OpenKvm, memory: Arc<GuestMemory>) -> Result<Self, VmError> {
+        let fd = kvm.kvm.create_vm().map_err(failed("create a virtual machine"))?;
+        if kvm.faults == Faults::InVcpuThreads {
+            // Only where it does not see halts does KVM keep from faulting asynchronously (kvm_can_do_async_pf).
+            let mut halts = kvm_enable_cap { cap: KVM_CAP_X86_DISABLE_EXITS, ..Default::default() };
+            halts.args[0] = KVM_X86_DISABLE_EXITS_HLT.into();
+            fd.enable_cap(&halts).map_err(failed("let the guest halt without an exit"))?;
+        }
         fd.set_tss_address(layout::KVM_TSS).map_err(failed("set the TSS address"))?;
         fd.set_identity_map_address(layout::KVM_IDENTITY_MAP)
             .map_err(failed("set the identity map address"))?;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process_group};
 use thiserror::Error;
 
+use super::LAB;
 use super::channel::{Kind, MAX_CONTENT, Sender};
 use super::request::{self, Request};
 
@@ -76,7 +77,7 @@ fn run(request: &Request, sender: &Sender<File>) -> io::Result<u8> {
             ("HOME", "/root"),
             ("TMPDIR", "/scratch"),
             ("FIRN_CACHE", "/cache"),
-            ("FIRN_LAB", "1"),
+            (LAB, "1"),
         ])
         .envs(request.environment.iter().map(|(name, value)| (name, value)))
         .current_dir("/scratch")

@@ -65,10 +65,12 @@ impl Machine {
             .map_err(|error| prepare("the console's log")(error.into()))?;
 
         let mut command = qemu(lab);
+        command.args(accelerator(arguments.icount));
         let memory = arguments.memory;
         let most = memory + pmem_size.div_ceil(1 << 20) + 1024;
         command.args(["-m", &format!("{memory}M,slots=2,maxmem={most}M")]);
-        command.args(["-smp", &arguments.cpus.to_string()]);
+        let cpus = if arguments.icount { 1 } else { arguments.cpus };
+        command.args(["-smp", &cpus.to_string()]);
         // The order makes them /dev/vda, vdb and so on: `lab/init` relies on it.
         let disks = [(&program, "on"), (payload, "on"), (&scratch, "off"), (&guest, "on")];
         for (disk, readonly) in disks {
@@ -142,12 +144,22 @@ impl Drop for Machine {
     }
 }
 
+/// How QEMU emulates the processors. An instruction takes 1 ns of the machine's time where they are counted; while none is
+/// executed, time jumps to the next timer.
+fn accelerator(icount: bool) -> &'static [&'static str] {
+    if icount {
+        &["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"]
+    } else {
+        &["-accel", "tcg,thread=multi"]
+    }
+}
+
 /// QEMU with what is the same in every run.
 fn qemu(lab: &Lab) -> Command {
     const KERNEL: &str = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off tsc=reliable random.trust_cpu=on \
          cryptomgr.notests initcall_blacklist=jent_mod_init apparmor=0";
     const MACHINE: &str = "-nodefaults -no-user-config -display none -no-reboot \
-         -machine q35,nvdimm=on -accel tcg,thread=multi -cpu max";
+         -machine q35,nvdimm=on -cpu max";
     // The console joins QEMU's own messages in the log; the channel is QEMU's standard output.
     const PORTS: &str = "-chardev file,id=console,path=/proc/self/fd/2,append=on -serial chardev:console \
          -chardev stdio,id=channel,signal=off -device virtio-serial-pci -device virtserialport,chardev=channel,nr=1";

@@ -74,6 +74,9 @@ pub(crate) struct RunArgs {
     /// Processors of the lab's machine
     #[arg(long, value_name = "N", default_value_t = CPUS, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub(crate) cpus: u8,
+    /// Let the lab's clock count instructions, 1 ns each: slower, with one processor, and the same in every run
+    #[arg(long, conflicts_with = "cpus")]
+    pub(crate) icount: bool,
     /// Stop the command after so many seconds, counted from the start of the lab
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) timeout: Option<u64>,
@@ -101,6 +104,22 @@ fn variable(text: &str) -> Result<(String, String), String> {
     }
 }
 
+/// Set within the lab.
+const LAB: &str = "FIRN_LAB";
+/// Set to `instructions` within a lab whose clock counts them.
+const CLOCK: &str = "FIRN_LAB_CLOCK";
+const INSTRUCTIONS: &str = "instructions";
+
+/// Whether this program runs in the lab.
+pub(crate) fn is_here() -> bool {
+    std::env::var_os(LAB).is_some()
+}
+
+/// Whether this program runs in a lab whose clock counts instructions: 1 ns each.
+pub(crate) fn counts_instructions() -> bool {
+    std::env::var_os(CLOCK).is_some_and(|clock| clock == INSTRUCTIONS)
+}
+
 /// Whether there is a lab to run commands in.
 pub(crate) fn is_built() -> bool {
     cache_dir().is_some_and(|cache| machine::Lab::open(cache).is_ok())
@@ -120,6 +139,7 @@ pub(crate) fn run_command(
         out: None,
         memory: MEMORY_MIB,
         cpus: CPUS,
+        icount: false,
         timeout: None,
         environment: Vec::new(),
         pmem: None,

@@ -15,7 +15,7 @@ use super::cache::cache_dir;
 use super::channel::{Kind, ReceiveError, receive};
 use super::machine::{Lab, Machine};
 use super::request::{self, Request};
-use super::{LabError, RunArgs};
+use super::{CLOCK, INSTRUCTIONS, LabError, RunArgs};
 
 /// How long the lab's machine may take to come up. It takes 3 s on an idle computer.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
@@ -68,9 +68,13 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<u8, LabError> {
     let (events, received) = mpsc::channel();
     forward_signals(events.clone()).map_err(prepare("its signal handlers"))?;
 
+    let mut environment = arguments.environment.clone();
+    if arguments.icount {
+        environment.push((CLOCK.to_owned(), INSTRUCTIONS.to_owned()));
+    }
     let request = Request {
         command: arguments.command.clone(),
-        environment: arguments.environment.clone(),
+        environment,
         results: arguments.out.is_some(),
     };
     if let Some(folder) = &arguments.out {

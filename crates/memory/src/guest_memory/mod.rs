@@ -21,6 +21,7 @@ use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionCollectionError, Guest
 use crate::map::Mapping;
 use crate::plan::{GuestRange, Leaf};
 use crate::range_set::RangeSet;
+use crate::uffd::{Uffd, UffdError, Watch};
 
 /// One range of guest memory as KVM wants it for a memory slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -221,6 +222,16 @@ impl GuestMemory {
 
     pub(crate) fn set_indexed(&mut self, ranges: Vec<GuestRange>) {
         self.indexed = ranges;
+    }
+
+    /// Has faults on all of it reported by a userfaultfd, and keeps it in pages of 4 KiB.
+    ///
+    /// # Errors
+    ///
+    /// [`UffdError::Register`].
+    pub fn register(&self, uffd: &Uffd, watch: Watch) -> Result<(), UffdError> {
+        let mut slots = self.slots.iter();
+        slots.try_for_each(|slot| self.mapping.register(slot.host_addr, slot.len, uffd, watch))
     }
 
     /// Maps every page of a range within one region for reading, without copying any.

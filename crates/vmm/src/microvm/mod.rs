@@ -19,6 +19,7 @@ use firn_memory::{GuestMemory, MemoryUsage, UsageError};
 use crate::bus::{Bus, PowerRequest};
 use crate::console::Console;
 use crate::stats::{KvmCounters, KvmStats};
+use crate::vcpu::observer::{Observer, VcpuThread};
 use crate::vcpu::{EndNotice, Vcpu, VcpuEnd, VcpuFailure, VcpuThreadError};
 use crate::vm::Vm;
 use handle::Inbox;
@@ -101,6 +102,18 @@ impl Microvm {
         // All at once first, so that the pauses overlap.
         self.vcpus.iter().for_each(Vcpu::kick);
         self.vcpus.iter_mut().try_for_each(Vcpu::pause)
+    }
+
+    /// Shows an observer every interruption of the vCPUs from now on; the guest does not run. Returns the vCPUs' threads,
+    /// in order.
+    ///
+    /// # Errors
+    /// A vCPU's thread died.
+    pub fn observe(
+        &mut self,
+        observer: &Arc<dyn Observer>,
+    ) -> Result<Vec<VcpuThread>, VcpuThreadError> {
+        self.vcpus.iter().map(|vcpu| vcpu.observe(observer.clone())).collect()
     }
 
     /// Makes [`Microvm::run`] return [`End::Stopped`].

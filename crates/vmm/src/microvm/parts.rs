@@ -85,7 +85,7 @@ impl Parts {
         disks: Option<Disks>,
         serial: SerialRegisters,
     ) -> Result<Self, AssembleError> {
-        let vm = Vm::create(&kvm.kvm, Arc::new(memory))?;
+        let vm = Vm::create(&kvm, Arc::new(memory))?;
 
         let serial_irq = event().map_err(AssembleError::EventFd)?;
         let port_irq = serial_irq.try_clone().map_err(AssembleError::EventFd)?;

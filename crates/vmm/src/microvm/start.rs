@@ -20,12 +20,15 @@ use crate::arch::{boot_regs, cpuid, layout};
 use crate::boot::{self, DEFAULT_CMDLINE, Kernel, LoadKernelError};
 use crate::config::{BootConfig, HostConfig, SizeError, check_sizes};
 use crate::console::SerialRegisters;
-use crate::kvm::{OpenKvm, OpenKvmError};
+use crate::kvm::{Faults, OpenKvm, OpenKvmError};
 use crate::kvm_index::{self, KvmIndex};
 use crate::state::{DecodeStateError, MachineState};
 use crate::vcpu;
 use crate::vcpu::state::RestoreVcpuError;
 use crate::vm::{VmError, VmState};
+
+/// The guest's wish to be told of pages that it has to wait for (`Documentation/virt/kvm/x86/msr.rst`).
+const MSR_KVM_ASYNC_PF_EN: u32 = 0x4b56_4d02;
 
 /// Why a microVM did not boot. Nothing of it is left over.
 #[derive(Debug, Error)]
@@ -290,6 +293,18 @@ impl<'a> FrozenMachine<'a> {
         let offered = cpuid::for_vcpu(&kvm.cpuid, 0, 1, kvm.tsc_deadline());
         check_cpu(&snapshot.manifest().description.cpu, offered.as_slice())?;
         Ok(Self { snapshot, state, kvm })
+    }
+}
+
+impl FrozenMachine<'_> {
+    /// Has every fault on guest memory met in the vCPU's own thread, which waits for the page. Otherwise KVM lets a
+    /// thread of the kernel wait, and halts the vCPU meanwhile, or tells the guest to do something else.
+    ///
+    /// KVM has no switch for that, but it does so where it does not see the guest halt: HLT then stays in guest mode.
+    pub fn fault_in_vcpu_threads(&mut self) {
+        self.kvm.faults = Faults::InVcpuThreads;
+        let msrs = self.state.vcpus.iter_mut().flat_map(|vcpu| &mut vcpu.msrs);
+        msrs.filter(|msr| msr.index == MSR_KVM_ASYNC_PF_EN).for_each(|msr| msr.data = 0);
     }
 }
 

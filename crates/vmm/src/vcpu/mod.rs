@@ -1,5 +1,6 @@
 //! Virtual processors: one thread each, started paused, told what to do by the microVM's owner.
 
+pub(crate) mod observer;
 pub(crate) mod state;
 
 use std::io;
@@ -15,6 +16,7 @@ use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
 use crate::bus::{Bus, PowerRequest};
+use observer::{Observer, StoppedVcpu, VcpuThread};
 use state::{SaveVcpuError, VcpuState};
 
 /// Why a vCPU stopped for good.
@@ -92,12 +94,14 @@ pub enum VcpuThreadError {
 enum Command {
     Run,
     Save { msr_indices: Arc<[u32]>, xsave_size: i32 },
+    Observe(Arc<dyn Observer>),
 }
 
 enum Answer {
     /// Out of `KVM_RUN`, no exit left to complete.
     Paused,
     Saved(Box<Result<VcpuState, SaveVcpuError>>),
+    Observed(VcpuThread),
 }
 
 /// The byte of `kvm_run` that makes the next `KVM_RUN` return at once.
@@ -174,8 +178,15 @@ impl Vcpu {
         let (answer_sender, answers) = channel();
         // Before the thread runs: a kick that comes first must not be lost.
         let immediate_exit = Arc::new(Mutex::new(Some(ImmediateExit::of(&mut fd))));
-        let mut worker =
-            Worker { id, fd, cpuid, bus, notice, immediate_exit: immediate_exit.clone() };
+        let mut worker = Worker {
+            id,
+            fd,
+            cpuid,
+            bus,
+            notice,
+            immediate_exit: immediate_exit.clone(),
+            observer: None,
+        };
         let thread = std::thread::Builder::new()
             .name(format!("vcpu{id}"))
             .spawn(move || worker.serve(&command_receiver, &answer_sender))
@@ -239,7 +250,19 @@ impl Vcpu {
         self.send(Command::Save { msr_indices: msr_indices.clone(), xsave_size })?;
         match self.answer()? {
             Answer::Saved(state) => Ok(*state),
-            Answer::Paused => Err(VcpuThreadError::Gone { vcpu: self.id }),
+            Answer::Paused | Answer::Observed(_) => Err(VcpuThreadError::Gone { vcpu: self.id }),
+        }
+    }
+
+    /// Shows an observer every interruption of a paused vCPU from now on.
+    pub(crate) fn observe(
+        &self,
+        observer: Arc<dyn Observer>,
+    ) -> Result<VcpuThread, VcpuThreadError> {
+        self.send(Command::Observe(observer))?;
+        match self.answer()? {
+            Answer::Observed(thread) => Ok(thread),
+            Answer::Paused | Answer::Saved(_) => Err(VcpuThreadError::Gone { vcpu: self.id }),
         }
     }
 
@@ -272,6 +295,7 @@ struct Worker {
     bus: Arc<Bus>,
     notice: Arc<EndNotice>,
     immediate_exit: Arc<Mutex<Option<ImmediateExit>>>,
+    observer: Option<Arc<dyn Observer>>,
 }
 
 impl Worker {
@@ -288,6 +312,10 @@ impl Worker {
                     let state =
                         state::save(&self.fd, self.id, &self.cpuid, &msr_indices, xsave_size);
                     Answer::Saved(Box::new(state))
+                }
+                Command::Observe(observer) => {
+                    self.observer = Some(observer);
+                    Answer::Observed(VcpuThread::current())
                 }
             };
             if answers.send(answer).is_err() {
@@ -326,6 +354,9 @@ impl Worker {
                     return Some(VcpuEnd::Failure(failure));
                 }
                 Err(error) if error.errno() == libc::EINTR => {
+                    if let Some(observer) = &self.observer {
+                        observer.interrupted(&StoppedVcpu { fd: &self.fd });
+                    }
                     if self.told_to_stop() {
                         return None;
                     }

@@ -1,0 +1,329 @@
+//! `firn record`: one invocation of a frozen function, with every page that it touches written down as a trace.
+
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use clap::Args;
+use serde::Serialize;
+use thiserror::Error;
+
+use firn_host::{
+    AgentClient, ConnectError, EventError, IdentifyError, Identity, IdentityError, Invocation,
+    InvokeError,
+};
+use firn_memory::recorders::{RecordError, Recorder, Recording};
+use firn_memory::trace::{EncodeTraceError, GapUnit, Trace, TraceError, TraceOrigin};
+use firn_memory::{HostFacts, HostFactsError};
+use firn_snapshot::{OpenError, Snapshot};
+use firn_vmm::{
+    FrozenMachine, GoneError, GuestTimeTotals, HostConfig, IncompatibleError, KvmStats, Microvm,
+    RestoreError, Virtualization, WatchError, witness,
+};
+
+use super::invoke::Outcome;
+use crate::event::{self, ReadEventError};
+use crate::host_args::{HostArgs, HostError};
+use crate::lab;
+use crate::output;
+use crate::session::{self, After, Interruption, SessionError};
+
+/// Permissions of a trace's file.
+const READABLE: u32 = 0o644;
+
+/// Arguments of `firn record`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firn record snapshots/hello --invoke @guest/functions/hello/input-a.json --input a --out hello-a.trace
+  firn lab run --icount --in snapshots --out traces -- \\
+      firn record /in/snapshots/hello --invoke '{\"name\": \"Ada\"}' --input a --out /out/hello-a.trace
+
+Every page costs an exit from the guest and a message: a recording is far slower than a thaw. Between touches
+it counts what the guest works: in `firn lab run --icount` instructions, elsewhere nanoseconds in guest mode. It
+needs root, tracefs, and a function that was frozen on one vCPU.")]
+pub(crate) struct RecordArgs {
+    /// Directory of the snapshot
+    snapshot: PathBuf,
+    /// The event: JSON, @FILE, or - for standard input
+    #[arg(long, value_name = "EVENT")]
+    invoke: String,
+    /// Name of the event in the trace, such as `a`
+    #[arg(long, value_name = "NAME")]
+    input: String,
+    /// The trace's file; one that exists is replaced
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    /// What the trace says it was made by, where that is another command
+    #[arg(long, value_name = "COMMAND")]
+    command: Option<String>,
+    /// Seconds that the guest may take to wake, and the function to answer
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    time_limit: u64,
+    /// The root file system, where it has moved since the freeze
+    #[arg(long, value_name = "FILE")]
+    root: Option<PathBuf>,
+    /// Copy the guest's serial console to a file
+    #[arg(long, value_name = "FILE")]
+    console: Option<PathBuf>,
+    /// Print one JSON object: counts and the answer
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
+/// Why nothing was recorded.
+#[derive(Debug, Error)]
+pub(crate) enum RecordCommandError {
+    #[error(transparent)]
+    Host(#[from] HostError),
+    #[error(transparent)]
+    Read(#[from] ReadEventError),
+    #[error(transparent)]
+    Event(#[from] EventError),
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error(
+        "the snapshot has {0} vCPUs, and touches have an order on one only: freeze the function with --vcpus 1"
+    )]
+    Vcpus(u32),
+    #[error("the snapshot holds no function: freeze one with `firn freeze`")]
+    NoFunction,
+    #[error(transparent)]
+    Incompatible(#[from] IncompatibleError),
+    #[error(transparent)]
+    HostFacts(#[from] HostFactsError),
+    #[error("opening the image again")]
+    Image(#[source] std::io::Error),
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    #[error(transparent)]
+    Restore(#[from] RestoreError),
+    #[error(transparent)]
+    Watch(#[from] WatchError),
+    #[error("starting the guest's processor")]
+    Resume(#[source] firn_vmm::VcpuThreadError),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error(transparent)]
+    Identify(#[from] IdentifyError),
+    #[error(transparent)]
+    Invoke(#[from] InvokeError),
+    #[error(transparent)]
+    Gone(#[from] GoneError),
+    #[error("reading KVM's counters")]
+    Stats(#[source] std::io::Error),
+    #[error("the recorded touches are no trace: a defect of firn")]
+    Trace(#[from] TraceError),
+    #[error(transparent)]
+    Encode(#[from] EncodeTraceError),
+    #[error("writing the trace to {path}")]
+    Write { path: PathBuf, source: std::io::Error },
+}
+
+/// What was recorded.
+#[derive(Debug, Serialize)]
+struct Report {
+    function: String,
+    input: String,
+    out: PathBuf,
+    /// Length of the trace's file, bytes.
+    bytes: usize,
+    /// First touches and later writes.
+    touches: usize,
+    /// Guest pages that were touched.
+    pages: u64,
+    /// Guest pages that were written.
+    written_pages: u64,
+    /// Touches through a leaf that could not be found out; the trace has 4 KiB for them.
+    unknown_leaves: u64,
+    /// What gaps count.
+    gaps: GapUnit,
+    /// The sum of all gaps.
+    worked: u64,
+    /// Stays of the vCPU in guest mode.
+    stays: u64,
+    /// Stays that ended in a halt, and count nothing.
+    halts: u64,
+    /// The shortest stay, which was subtracted from each as what entering and leaving costs.
+    shortest_stay: u64,
+    /// What KVM counted.
+    kvm: KvmStats,
+    outcome: Outcome,
+}
+
+/// What the guest did, before it is a trace.
+struct Recorded {
+    outcome: Outcome,
+    kvm: KvmStats,
+    recording: Recording,
+    time: GuestTimeTotals,
+}
+
+pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordCommandError> {
+    arguments.host.require_linux(Virtualization::detect())?;
+    let limit = Duration::from_secs(arguments.time_limit);
+    let invocation = Invocation::new(&event::read(&arguments.invoke)?, limit)?;
+    let interruption = Interruption::catch()?;
+    let snapshot = Snapshot::open(&arguments.snapshot)?;
+    let manifest = snapshot.manifest();
+    if manifest.description.vcpus != 1 {
+        return Err(RecordCommandError::Vcpus(manifest.description.vcpus));
+    }
+    let function = manifest.description.function.as_ref().ok_or(RecordCommandError::NoFunction)?;
+    let origin = origin(arguments, &function.name)?;
+
+    let Recorded { outcome, kvm, recording, time } =
+        record(arguments, &snapshot, &invocation, limit, &interruption)?;
+    if outcome.error.is_some() {
+        output::note("firn: the function failed: no trace is written");
+        outcome.print();
+        return Ok(outcome.exit_code());
+    }
+    let worked = recording.touches.iter().map(|touch| touch.gap).sum();
+    let trace = Trace::new(
+        origin,
+        manifest.layout.clone(),
+        snapshot.zero_map().clone(),
+        recording.touches,
+    )?;
+    let file = trace.encode()?;
+    write(&arguments.out, &file)?;
+    let report = Report {
+        function: function.name.clone(),
+        input: arguments.input.clone(),
+        out: arguments.out.clone(),
+        bytes: file.len(),
+        touches: trace.touches().len(),
+        pages: trace.touched_pages(),
+        written_pages: trace.written_pages(),
+        unknown_leaves: recording.unknown_leaves,
+        gaps: trace.origin().gaps,
+        worked,
+        stays: time.stays,
+        halts: time.halts,
+        shortest_stay: time.shortest,
+        kvm,
+        outcome,
+    };
+    if arguments.json {
+        output::json(&report);
+    } else {
+        print(&report);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Thaws with a recorder, identifies, invokes, and ends the microVM.
+fn record(
+    arguments: &RecordArgs,
+    snapshot: &Snapshot,
+    invocation: &Invocation,
+    limit: Duration,
+    interruption: &Interruption,
+) -> Result<Recorded, RecordCommandError> {
+    let mut frozen = FrozenMachine::open(snapshot, &arguments.host.kvm)?;
+    frozen.fault_in_vcpu_threads();
+    let instance = session::claim(None)?;
+    let identity = Identity::fresh()?;
+    let host = HostConfig {
+        kvm: arguments.host.kvm.clone(),
+        vsock: instance.vsock_socket(),
+        scratch: std::env::temp_dir(),
+        console: session::console(arguments.console.as_deref())?,
+        generation: identity.generation,
+        windows: Vec::new(),
+    };
+    let image = snapshot.image().try_clone().map_err(RecordCommandError::Image)?;
+    let (witness, watch) = witness();
+    let (memory, recorder) =
+        Recorder::start(image, &snapshot.manifest().layout, Box::new(witness))?;
+    let (mut microvm, _) = Microvm::restore(frozen, memory, &host, arguments.root.clone())?;
+    watch.attach(&mut microvm)?;
+    microvm.resume().map_err(RecordCommandError::Resume)?;
+    output::note(
+        "firn: the guest runs, and waits at every page that it touches for the first time",
+    );
+
+    let led = session::run(microvm, &instance, interruption, |handle, alive| {
+        let alive = || alive.load(Ordering::SeqCst) && recorder.is_serving();
+        let mut agent = AgentClient::wait_for(&instance.vsock_socket(), limit, alive)?;
+        agent.identify(&identity, limit)?;
+        output::note("firn: the guest is awake and has its identity");
+        let outcome = Outcome::of(agent.invoke(invocation))?;
+        recorder.stop_recording();
+        let stats = handle.call(|microvm| microvm.kvm_stats())?;
+        let kvm = stats.map_err(RecordCommandError::Stats)?;
+        Ok::<_, RecordCommandError>(((outcome, kvm), After::Stop))
+    });
+    // What ended the recorder is the cause where the guest ended too.
+    let recording = recorder.finish()?;
+    let time = watch.finish()?;
+    let (outcome, kvm) = led?;
+    Ok(Recorded { outcome, kvm, recording, time })
+}
+
+/// Where the trace comes from. No path of this machine is part of it.
+fn origin(arguments: &RecordArgs, function: &str) -> Result<TraceOrigin, RecordCommandError> {
+    let command = arguments.command.clone().unwrap_or_else(|| {
+        let input = &arguments.input;
+        format!("firn record {function} --invoke @input-{input}.json --input {input}")
+    });
+    let facts = HostFacts::read()?;
+    let (place, gaps) = if lab::counts_instructions() {
+        ("the lab, instructions counted", GapUnit::Instructions)
+    } else if lab::is_here() {
+        ("the lab", GapUnit::Nanoseconds)
+    } else {
+        ("a host with hardware KVM", GapUnit::Nanoseconds)
+    };
+    Ok(TraceOrigin {
+        function: function.to_owned(),
+        input: arguments.input.clone(),
+        command,
+        host: format!("{place}; Linux {}", facts.kernel),
+        gaps,
+    })
+}
+
+/// Writes a file aside and puts it into place whole.
+fn write(path: &Path, content: &[u8]) -> Result<(), RecordCommandError> {
+    let folder =
+        path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let put = || {
+        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        file.write_all(content)?;
+        file.as_file().set_permissions(std::fs::Permissions::from_mode(READABLE))?;
+        file.as_file().sync_all()?;
+        file.persist(path).map_err(|error| error.error)?;
+        Ok(())
+    };
+    put().map_err(|source| RecordCommandError::Write { path: path.to_owned(), source })
+}
+
+fn print(report: &Report) {
+    report.outcome.print();
+    let unit = match report.gaps {
+        GapUnit::Instructions => "instructions",
+        GapUnit::Nanoseconds => "ns in guest mode",
+    };
+    output::note(&format!(
+        "{}: input {}: {} touches of {} pages, {} written; {} leaves unknown; {} {unit}; trace of {} in {}",
+        report.function,
+        report.input,
+        report.touches,
+        report.pages,
+        report.written_pages,
+        report.unknown_leaves,
+        report.worked,
+        output::bytes(report.bytes as u64),
+        report.out.display(),
+    ));
+}

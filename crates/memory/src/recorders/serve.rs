@@ -1,0 +1,207 @@
+//! The recorder's thread: waits for faults, fills pages, writes touches down.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use firn_snapshot::{MemoryLayout, PAGE_SIZE};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use vm_memory::GuestMemoryMmap;
+
+use super::{RecordError, Recording, Seen, Witness};
+use crate::guest_memory::{GuestMemory, Slot};
+use crate::num::usize_of;
+use crate::plan::Leaf;
+use crate::trace::{Access, Touch, Toucher};
+use crate::uffd::{Event, Fault, FaultKind, Fill, Uffd, UffdError};
+
+/// What is known of a page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct PageState {
+    /// It was touched, and its contents are no longer the image's to give.
+    touched: bool,
+    /// It was written.
+    written: bool,
+    /// It is in memory: touched, and not given back since.
+    present: bool,
+}
+
+impl PageState {
+    pub(super) fn is_present(self) -> bool {
+        self.present
+    }
+}
+
+pub(super) struct Server {
+    uffd: Uffd,
+    slots: Vec<Slot>,
+    layout: MemoryLayout,
+    view: GuestMemoryMmap,
+    image: File,
+    witness: Box<dyn Witness>,
+    stop: Arc<OwnedFd>,
+    active: Arc<AtomicBool>,
+    /// By image page.
+    states: Vec<PageState>,
+    events: VecDeque<Event>,
+    recording: Recording,
+}
+
+impl Server {
+    pub(super) fn new(
+        uffd: Uffd,
+        memory: &GuestMemory,
+        image: File,
+        witness: Box<dyn Witness>,
+        stop: Arc<OwnedFd>,
+        active: Arc<AtomicBool>,
+    ) -> Self {
+        let layout = memory.layout().clone();
+        let states = vec![PageState::default(); usize_of(layout.pages())];
+        Self {
+            uffd,
+            slots: memory.slots().to_vec(),
+            layout,
+            view: memory.vm_memory(),
+            image,
+            witness,
+            stop,
+            active,
+            states,
+            events: VecDeque::new(),
+            recording: Recording::default(),
+        }
+    }
+
+    pub(super) fn serve(mut self) -> Result<Recording, RecordError> {
+        loop {
+            let mut wait = [
+                PollFd::from_borrowed_fd(self.uffd.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.stop.as_fd(), PollFlags::IN),
+            ];
+            match poll(&mut wait, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(RecordError::Wait(errno.into())),
+            }
+            let stopped = !wait[1].revents().is_empty();
+            self.take_events()?;
+            if stopped && self.events.is_empty() {
+                return Ok(self.recording);
+            }
+            while let Some(event) = self.events.pop_front() {
+                if let Event::Fault(fault) = event {
+                    self.answer(fault)?;
+                }
+            }
+        }
+    }
+
+    /// Takes the events that wait. Pages that are being given back count as gone from here on: whoever gives them
+    /// back goes on as soon as the event is read.
+    fn take_events(&mut self) -> Result<(), RecordError> {
+        for event in self.uffd.events()? {
+            if let Event::Remove(range) = &event {
+                for address in range.clone().step_by(usize_of(PAGE_SIZE)) {
+                    if let Some((_, image)) = self.page_at(address) {
+                        self.states[image].present = false;
+                    }
+                }
+            }
+            self.events.push_back(event);
+        }
+        Ok(())
+    }
+
+    /// The guest page and the image page at an address of this process.
+    fn page_at(&self, address: u64) -> Option<(u64, usize)> {
+        let slot = self.slots.iter().find(|slot| {
+            address.checked_sub(slot.host_addr).is_some_and(|inside| inside < slot.len)
+        })?;
+        let guest = slot.guest_addr + (address - slot.host_addr);
+        let image = self.layout.image_offset(guest)?;
+        Some((guest / PAGE_SIZE, usize_of(image / PAGE_SIZE)))
+    }
+
+    fn answer(&mut self, fault: Fault) -> Result<(), RecordError> {
+        // Registered ranges are guest memory, all of it.
+        let Some((page, image)) = self.page_at(fault.address) else { return Ok(()) };
+        let range = fault.address..fault.address + PAGE_SIZE;
+        let state = self.states[image];
+        let writes = fault.kind != FaultKind::MissingRead;
+        if state.present && (state.written || !writes) {
+            // Reported twice: a signal woke the toucher, who then met the page that was missing before.
+            return Ok(self.uffd.wake(range)?);
+        }
+        let access = match (state.touched, writes) {
+            (false, false) => Some(Access::Read),
+            (false, true) => Some(Access::Write),
+            (true, true) if !state.written => Some(Access::LaterWrite),
+            (true, _) => None,
+        };
+        let access = access.filter(|_| self.active.load(Ordering::SeqCst));
+        if let Some(access) = access {
+            self.record(page, access, fault.thread);
+        }
+        let now = PageState { touched: true, written: state.written || writes, present: true };
+        if state.present {
+            self.retried(|uffd| uffd.write_protect(range.clone(), false))?;
+        } else {
+            let mut content = [0; usize_of(PAGE_SIZE)];
+            if !state.touched {
+                self.read_image(image, &mut content)?;
+            }
+            let fill = if now.written { Fill::empty() } else { Fill::WRITE_PROTECTED };
+            self.retried(|uffd| match uffd.copy(range.start, &content, fill) {
+                Err(UffdError::Present { .. }) => uffd.wake(range.clone()),
+                result => result,
+            })?;
+        }
+        self.states[image] = now;
+        if access.is_some() {
+            self.witness.release();
+        }
+        Ok(())
+    }
+
+    fn record(&mut self, page: u64, access: Access, thread: u32) {
+        let seen = Seen { view: &self.view, layout: &self.layout, states: &self.states };
+        let sighting = self.witness.look(page, thread, &seen);
+        if sighting.leaf.is_none() && sighting.by != Toucher::Device {
+            self.recording.unknown_leaves += 1;
+        }
+        self.recording.touches.push(Touch {
+            page,
+            access,
+            by: sighting.by,
+            leaf: sighting.leaf.unwrap_or(Leaf::Size4K),
+            gap: sighting.gap,
+        });
+    }
+
+    fn read_image(&self, page: usize, content: &mut [u8]) -> Result<(), RecordError> {
+        let page = page as u64;
+        self.image
+            .read_exact_at(content, page * PAGE_SIZE)
+            .map_err(|source| RecordError::Image { page, source })
+    }
+
+    /// Does what may have to wait until the events of memory that is given back are read.
+    fn retried(
+        &mut self,
+        operation: impl Fn(&Uffd) -> Result<(), UffdError>,
+    ) -> Result<(), RecordError> {
+        loop {
+            match operation(&self.uffd) {
+                Err(UffdError::Changing { .. }) => {
+                    self.take_events()?;
+                    std::thread::yield_now();
+                }
+                result => return Ok(result?),
+            }
+        }
+    }
+}

@@ -1,0 +1,194 @@
+use std::fs::File;
+use std::io::{Seek, Write};
+use std::sync::{Arc, Mutex};
+
+use firn_snapshot::{MemoryLayout, MemoryRegion, PAGE_SIZE, PageSet};
+use vm_memory::{Bytes, GuestAddress};
+
+use super::{RecordError, Recorder, Recording, Seen, Sighting, Witness};
+use crate::GuestMemory;
+use crate::plan::Leaf;
+use crate::trace::{Access, GapUnit, Touch, Toucher, Trace, TraceOrigin};
+
+const PAGES: u64 = 64;
+
+/// A memory with a hole in it.
+fn layout() -> MemoryLayout {
+    let region = |guest_page: u64, pages: u64| MemoryRegion {
+        guest_addr: guest_page * PAGE_SIZE,
+        len: pages * PAGE_SIZE,
+    };
+    MemoryLayout::new(vec![region(0, PAGES / 2), region(1000, PAGES / 2)]).unwrap()
+}
+
+/// Every page holds its own number plus one, everywhere; the last half of the file is missing where it is short.
+fn image(pages: u64) -> File {
+    let mut file = tempfile::tempfile().unwrap();
+    for page in 0..pages {
+        file.write_all(&[u8::try_from(page + 1).unwrap(); 4096]).unwrap();
+    }
+    file.rewind().unwrap();
+    file
+}
+
+/// Calls of a witness: page and thread, what it read of guest page 1, and releases.
+#[derive(Debug, PartialEq)]
+enum Call {
+    Look { page: u64, thread: u32, of_page_1: Option<[u8; 2]> },
+    Release,
+}
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<Call>>>);
+
+impl Witness for Log {
+    fn look(&mut self, page: u64, thread: u32, seen: &Seen<'_>) -> Sighting {
+        let mut calls = self.0.lock().unwrap();
+        calls.push(Call::Look { page, thread, of_page_1: seen.read(PAGE_SIZE + 5) });
+        let leaf = (page != 2).then_some(Leaf::Size2M);
+        Sighting { by: Toucher::Instruction, leaf, gap: calls.len() as u64 }
+    }
+
+    fn release(&mut self) {
+        self.0.lock().unwrap().push(Call::Release);
+    }
+}
+
+fn touch(page: u64, access: Access, leaf: Leaf, gap: u64) -> Touch {
+    Touch { page, access, by: Toucher::Instruction, leaf, gap }
+}
+
+fn record(
+    image: File,
+    work: impl FnOnce(&GuestMemory, &Recorder),
+) -> (Log, Result<Recording, RecordError>) {
+    let log = Log::default();
+    let (memory, recorder) = Recorder::start(image, &layout(), Box::new(log.clone())).unwrap();
+    work(&memory, &recorder);
+    (log, recorder.finish())
+}
+
+fn byte(memory: &GuestMemory, page: u64) -> u8 {
+    memory.vm_memory().read_obj(GuestAddress(page * PAGE_SIZE + 9)).unwrap()
+}
+
+fn write(memory: &GuestMemory, page: u64) {
+    memory.vm_memory().write_obj(0xeeu8, GuestAddress(page * PAGE_SIZE + 9)).unwrap();
+}
+
+#[test]
+fn touches_are_recorded_once_in_order_and_writes_after_reads_apart() {
+    let (log, recording) = record(image(PAGES), |memory, _| {
+        assert_eq!(byte(memory, 1), 2);
+        write(memory, 1000);
+        assert_eq!(byte(memory, 1000), 0xee);
+        assert_eq!(byte(memory, 2), 3);
+        assert_eq!(byte(memory, 1), 2);
+        write(memory, 1);
+        write(memory, 1);
+        assert_eq!(byte(memory, 1031), 64);
+    });
+    let recording = recording.unwrap();
+    let expected = vec![
+        touch(1, Access::Read, Leaf::Size2M, 1),
+        touch(1000, Access::Write, Leaf::Size2M, 3),
+        touch(2, Access::Read, Leaf::Size4K, 5),
+        touch(1, Access::LaterWrite, Leaf::Size2M, 7),
+        touch(1031, Access::Read, Leaf::Size2M, 9),
+    ];
+    assert_eq!(recording, Recording { touches: expected.clone(), unknown_leaves: 1 });
+
+    let thread = u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+    let calls = log.0.lock().unwrap();
+    for (index, touch) in expected.iter().enumerate() {
+        // The page is there for a later write, and not yet for a first touch.
+        let of_page_1 = (index > 0).then_some([2, 2]);
+        assert_eq!(calls[2 * index], Call::Look { page: touch.page, thread, of_page_1 });
+        assert_eq!(calls[2 * index + 1], Call::Release);
+    }
+
+    let origin = TraceOrigin {
+        function: "f".into(),
+        input: "a".into(),
+        command: "c".into(),
+        host: "h".into(),
+        gaps: GapUnit::Nanoseconds,
+    };
+    Trace::new(origin, layout(), PageSet::new(PAGES), recording.touches).unwrap();
+}
+
+#[test]
+fn what_the_kernel_does_to_memory_is_recorded_too() {
+    let (_, recording) = record(image(PAGES), |memory, _| {
+        let view = memory.vm_memory();
+        // read(2) into page 4, write(2) out of page 5.
+        let mut file = image(2);
+        view.read_exact_volatile_from(GuestAddress(4 * PAGE_SIZE), &mut file, 100).unwrap();
+        let mut sink = tempfile::tempfile().unwrap();
+        view.write_all_volatile_to(GuestAddress(5 * PAGE_SIZE), &mut sink, 100).unwrap();
+        assert_eq!((byte(memory, 4), byte(memory, 5)), (1, 6));
+    });
+    let touches: Vec<_> =
+        recording.unwrap().touches.iter().map(|touch| (touch.page, touch.access)).collect();
+    assert_eq!(touches, [(4, Access::Write), (5, Access::Read)]);
+}
+
+#[test]
+fn pages_that_were_given_back_are_zeros_and_no_first_touch() {
+    let (_, recording) = record(image(PAGES), |memory, _| {
+        assert_eq!(byte(memory, 7), 8);
+        write(memory, 8);
+        memory.discard(7 * PAGE_SIZE, 2 * PAGE_SIZE).unwrap();
+        assert_eq!((byte(memory, 7), byte(memory, 8)), (0, 0));
+        write(memory, 7);
+        write(memory, 8);
+        memory.discard(7 * PAGE_SIZE, PAGE_SIZE).unwrap();
+        write(memory, 7);
+    });
+    let touches: Vec<_> =
+        recording.unwrap().touches.iter().map(|touch| (touch.page, touch.access)).collect();
+    let expected = [(7, Access::Read), (8, Access::Write), (7, Access::LaterWrite)];
+    assert_eq!(touches, expected);
+}
+
+#[test]
+fn memory_is_served_after_the_recording_stopped() {
+    let (log, recording) = record(image(PAGES), |memory, recorder| {
+        assert_eq!(byte(memory, 3), 4);
+        recorder.stop_recording();
+        assert_eq!(byte(memory, 4), 5);
+        write(memory, 3);
+    });
+    assert_eq!(recording.unwrap().touches.len(), 1);
+    assert_eq!(log.0.lock().unwrap().len(), 2);
+}
+
+#[test]
+fn touches_of_many_threads_are_each_recorded_once() {
+    let (_, recording) = record(image(PAGES), |memory, _| {
+        std::thread::scope(|scope| {
+            for thread in 0..8 {
+                scope.spawn(move || {
+                    for page in 0..PAGES / 2 {
+                        let page = (page + 4 * thread) % (PAGES / 2);
+                        assert_eq!(u64::from(byte(memory, page)), page + 1);
+                    }
+                });
+            }
+        });
+    });
+    let mut pages: Vec<_> = recording.unwrap().touches.iter().map(|touch| touch.page).collect();
+    pages.sort_unstable();
+    assert_eq!(pages, (0..PAGES / 2).collect::<Vec<_>>());
+}
+
+#[test]
+fn an_image_that_cannot_be_read_ends_the_recorder_and_hangs_nobody() {
+    let (_, recording) = record(image(1), |memory, recorder| {
+        assert_eq!(byte(memory, 0), 1);
+        assert!(recorder.is_serving());
+        byte(memory, 1);
+    });
+    let error = recording.unwrap_err();
+    assert!(matches!(error, RecordError::Image { page: 1, .. }), "{error}");
+}

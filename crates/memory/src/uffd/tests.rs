@@ -1,0 +1,124 @@
+use std::os::fd::AsFd;
+
+use firn_snapshot::{MemoryLayout, PAGE_SIZE};
+use rustix::event::{PollFd, PollFlags, poll};
+use vm_memory::{Bytes, GuestAddress};
+
+use super::{Event, Fault, FaultKind, Features, Fill, Uffd, UffdError, Watch};
+use crate::GuestMemory;
+
+const ALL: Features = Features::WRITE_PROTECT.union(Features::THREAD_ID).union(Features::REMOVE);
+const BOTH: Watch = Watch::MISSING.union(Watch::WRITE_PROTECT);
+
+fn registered(features: Features) -> (GuestMemory, Uffd, u64) {
+    let memory = GuestMemory::anonymous(MemoryLayout::for_size(1 << 20).unwrap()).unwrap();
+    let uffd = Uffd::open(features).unwrap();
+    memory.register(&uffd, BOTH).unwrap();
+    let base = memory.slots()[0].host_addr;
+    (memory, uffd, base)
+}
+
+/// The next event, waited for.
+fn next(uffd: &Uffd) -> Event {
+    loop {
+        if let Some(event) = uffd.events().unwrap().into_iter().next() {
+            return event;
+        }
+        poll(&mut [PollFd::from_borrowed_fd(uffd.as_fd(), PollFlags::IN)], None).unwrap();
+    }
+}
+
+fn thread_id() -> u32 {
+    u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).unwrap()
+}
+
+#[test]
+fn a_read_then_a_write_are_two_faults_of_the_thread_that_touches() {
+    let (memory, uffd, base) = registered(ALL);
+    let view = memory.vm_memory();
+    std::thread::scope(|scope| {
+        let toucher = scope.spawn(move || {
+            let address = GuestAddress(3 * PAGE_SIZE + 8);
+            let read: u8 = view.read_obj(address).unwrap();
+            view.write_obj(9u8, address).unwrap();
+            (thread_id(), read, view.read_obj::<u8>(address).unwrap())
+        });
+        let page = base + 3 * PAGE_SIZE;
+        let Event::Fault(first) = next(&uffd) else { panic!() };
+        assert_eq!((first.address, first.kind), (page, FaultKind::MissingRead));
+        uffd.copy(page, &[7; 4096], Fill::WRITE_PROTECTED).unwrap();
+        let second = next(&uffd);
+        uffd.write_protect(page..page + PAGE_SIZE, false).unwrap();
+        let (thread, before, after) = toucher.join().unwrap();
+        assert_eq!((thread, before, after), (first.thread, 7, 9));
+        let written = Fault { address: page, kind: FaultKind::WriteProtected, thread };
+        assert_eq!(second, Event::Fault(written));
+    });
+    assert_eq!(uffd.events().unwrap(), []);
+}
+
+#[test]
+fn a_first_write_is_told_from_a_read_and_wakes_when_asked_to() {
+    let (memory, uffd, base) = registered(Features::empty());
+    let view = memory.vm_memory();
+    std::thread::scope(|scope| {
+        let toucher = scope.spawn(move || view.write_obj(1u8, GuestAddress(0)));
+        let written = Fault { address: base, kind: FaultKind::MissingWrite, thread: 0 };
+        assert_eq!(next(&uffd), Event::Fault(written));
+        uffd.copy(base, &[5; 8192], Fill::DONT_WAKE).unwrap();
+        assert!(!toucher.is_finished());
+        uffd.wake(base..base + PAGE_SIZE).unwrap();
+        toucher.join().unwrap().unwrap();
+    });
+    assert_eq!(memory.vm_memory().read_obj::<u16>(GuestAddress(0)).unwrap(), 0x501);
+}
+
+#[test]
+fn zeros_fill_pages_and_a_page_that_is_there_stays_as_it_is() {
+    let (memory, uffd, base) = registered(ALL);
+    uffd.copy(base + PAGE_SIZE, &[3; 4096], Fill::empty()).unwrap();
+    let refused = uffd.zero(base..base + 3 * PAGE_SIZE).unwrap_err();
+    assert!(
+        matches!(refused, UffdError::Present { address } if address == base + PAGE_SIZE),
+        "{refused}"
+    );
+    uffd.zero(base + 2 * PAGE_SIZE..base + 3 * PAGE_SIZE).unwrap();
+    let view = memory.vm_memory();
+    let bytes: Vec<u8> =
+        [0, 1, 2].map(|page| view.read_obj(GuestAddress(page * PAGE_SIZE)).unwrap()).into();
+    assert_eq!(bytes, [0, 3, 0]);
+}
+
+#[test]
+fn pages_that_are_given_back_are_reported_and_missing_again() {
+    let (memory, uffd, base) = registered(ALL);
+    uffd.copy(base, &[3; 4096], Fill::empty()).unwrap();
+    std::thread::scope(|scope| {
+        let giver = scope.spawn(|| {
+            memory.discard(0, PAGE_SIZE).unwrap();
+            memory.vm_memory().read_obj::<u8>(GuestAddress(0)).unwrap()
+        });
+        assert_eq!(next(&uffd), Event::Remove(base..base + PAGE_SIZE));
+        let Event::Fault(fault) = next(&uffd) else { panic!() };
+        assert_eq!(fault.kind, FaultKind::MissingRead);
+        uffd.zero(base..base + PAGE_SIZE).unwrap();
+        assert_eq!(giver.join().unwrap(), 0);
+    });
+}
+
+#[test]
+fn what_cannot_be_done_names_the_address() {
+    let uffd = Uffd::open(ALL).unwrap();
+    // SAFETY: nothing is mapped there, which the kernel says.
+    let refused = unsafe { uffd.register(4096..8192, BOTH) }.unwrap_err();
+    assert_eq!(refused.to_string(), "registering 4096 bytes at 0x1000 with a userfaultfd");
+    let refused = uffd.copy(1 << 20, &[0; 4096], Fill::empty()).unwrap_err();
+    assert!(matches!(refused, UffdError::Fill { address: 0x10_0000, .. }), "{refused}");
+}
+
+#[test]
+fn a_feature_that_no_kernel_has_is_named() {
+    let unknown = Features::from_bits_retain(1 << 63);
+    let refused = Uffd::open(ALL | unknown).unwrap_err();
+    assert!(matches!(refused, UffdError::Features { missing } if missing == unknown), "{refused}");
+}

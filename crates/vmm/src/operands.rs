@@ -1,0 +1,113 @@
+//! What memory an instruction of the guest uses: decoded, with its operands' linear addresses.
+//!
+//! The code is the guest's and may be anything; bytes that are no instruction use no memory.
+
+use iced_x86::{
+    Decoder, DecoderOptions, InstructionInfoFactory, InstructionInfoOptions, OpAccess, Register,
+    UsedMemory,
+};
+use kvm_bindings::{kvm_regs, kvm_sregs};
+
+/// Most bytes of an instruction.
+pub const MAX_INSTRUCTION: usize = 15;
+/// An operand whose size only the processor knows (XSAVE's area and the like) is taken to be so long, bytes.
+const UNKNOWN_SIZE: u64 = 4096;
+
+/// Memory that an instruction uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operand {
+    /// Its first byte, a linear address.
+    pub address: u64,
+    /// Its length in bytes, at least 1.
+    pub len: u64,
+    /// Whether it is, or may be, written.
+    pub write: bool,
+}
+
+/// The memory that the instruction in `code` (which may end early) uses, the stack included, with the registers
+/// that the vCPU has before it executes it. Of a repeated instruction only the next round counts. Vector registers are
+/// not looked at, so gathers and scatters are left out.
+#[must_use]
+pub fn operands(code: &[u8], regs: &kvm_regs, sregs: &kvm_sregs) -> Vec<Operand> {
+    let bits = match (sregs.cs.l, sregs.cs.db) {
+        (1, _) => 64,
+        (_, 1) => 32,
+        _ => 16,
+    };
+    let mut decoder = Decoder::with_ip(bits, code, regs.rip, DecoderOptions::NONE);
+    let instruction = decoder.decode();
+    if instruction.is_invalid() {
+        return Vec::new();
+    }
+    let mut factory = InstructionInfoFactory::new();
+    let info = factory.info_options(&instruction, InstructionInfoOptions::NO_REGISTER_USAGE);
+    // Repeated, a string instruction's operands have no size of their own.
+    let round =
+        if instruction.is_string_instruction() { instruction.memory_size().size() } else { 0 };
+    let operand = |memory| operand(memory, round, regs, sregs);
+    info.used_memory().iter().filter_map(operand).collect()
+}
+
+fn operand(
+    memory: &UsedMemory,
+    round: usize,
+    regs: &kvm_regs,
+    sregs: &kvm_sregs,
+) -> Option<Operand> {
+    let write = match memory.access() {
+        // Addresses that are computed or hinted at, and not used.
+        OpAccess::None | OpAccess::NoMemAccess => return None,
+        OpAccess::Read | OpAccess::CondRead => false,
+        _ => true,
+    };
+    let address = memory.virtual_address(0, |register, _, _| value(register, regs, sregs))?;
+    let len = match (memory.memory_size().size(), round) {
+        (0, 0) => UNKNOWN_SIZE,
+        (0, size) | (size, _) => size as u64,
+    };
+    Some(Operand { address, len, write })
+}
+
+/// The value of a register, or the base of a segment.
+fn value(register: Register, regs: &kvm_regs, sregs: &kvm_sregs) -> Option<u64> {
+    if register.is_segment_register() {
+        return Some(match register {
+            Register::CS => sregs.cs.base,
+            Register::DS => sregs.ds.base,
+            Register::ES => sregs.es.base,
+            Register::SS => sregs.ss.base,
+            Register::FS => sregs.fs.base,
+            _ => sregs.gs.base,
+        });
+    }
+    let whole = match register.full_register() {
+        Register::RAX => regs.rax,
+        Register::RBX => regs.rbx,
+        Register::RCX => regs.rcx,
+        Register::RDX => regs.rdx,
+        Register::RSI => regs.rsi,
+        Register::RDI => regs.rdi,
+        Register::RSP => regs.rsp,
+        Register::RBP => regs.rbp,
+        Register::R8 => regs.r8,
+        Register::R9 => regs.r9,
+        Register::R10 => regs.r10,
+        Register::R11 => regs.r11,
+        Register::R12 => regs.r12,
+        Register::R13 => regs.r13,
+        Register::R14 => regs.r14,
+        Register::R15 => regs.r15,
+        _ => return None,
+    };
+    // XLAT adds AL; addresses of 32 and 16 bits use the low parts.
+    Some(match register.size() {
+        1 => whole & 0xff,
+        2 => whole & 0xffff,
+        4 => whole & 0xffff_ffff,
+        _ => whole,
+    })
+}
+
+#[cfg(test)]
+#[path = "operands_tests.rs"]
+mod tests;
