@@ -55,8 +55,9 @@ pub struct HostConfig {
     /// Where the serial console goes.
     pub console: Console,
     /// The VM generation id: a value that no other microVM ever had. A guest that finds a new one
-    /// knows that it is a clone.
-    pub generation: Uuid,
+    /// knows that it is a clone. `None` for a guest without an operating system that would look for
+    /// it: nothing is written into its memory.
+    pub generation: Option<Uuid>,
     /// Register windows beside those of the virtio devices.
     pub windows: Vec<MmioWindow>,
 }

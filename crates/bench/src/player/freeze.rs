@@ -10,7 +10,6 @@ use firn_vmm::{
     HostConfig, Microvm, PrepareError, UserRegisters,
 };
 use thiserror::Error;
-use uuid::Uuid;
 
 use super::memory::{OwnRegion, PlayerMemoryError, Surroundings, fill};
 use super::options::PlayerOptions;
@@ -100,7 +99,7 @@ pub(super) fn host(kvm: &Path, windows: Vec<firn_vmm::MmioWindow>) -> HostConfig
         vsock: PathBuf::new(),
         scratch: PathBuf::new(),
         console: Console::default(),
-        generation: Uuid::new_v4(),
+        generation: None,
         windows,
     }
 }

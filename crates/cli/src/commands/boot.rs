@@ -135,7 +135,7 @@ pub(crate) fn run(arguments: &BootArgs) -> Result<ExitCode, BootCommandError> {
             vsock: instance.vsock_socket(),
             scratch: std::env::temp_dir(),
             console: console.clone(),
-            generation: identity.generation,
+            generation: Some(identity.generation),
             windows: Vec::new(),
         },
     };

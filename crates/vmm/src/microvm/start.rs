@@ -194,7 +194,9 @@ impl Microvm {
             virtio_devices: parts.devices.len(),
         };
         let entry = boot::load(&guest, &kernel)?;
-        parts.vm.write_generation(config.host.generation).map_err(BootError::Generation)?;
+        if let Some(generation) = config.host.generation {
+            parts.vm.write_generation(generation).map_err(BootError::Generation)?;
+        }
 
         let mut cpuids = Vec::with_capacity(parts.vcpus.len());
         for (vcpu, fd) in (0u8..).zip(&parts.vcpus) {
@@ -251,7 +253,9 @@ impl Microvm {
             None => KvmIndex::NotAsked,
         };
         let microvm = parts.start(cpuids, Some(description.id))?;
-        microvm.announce(host.generation, &state.vm)?;
+        if let Some(generation) = host.generation {
+            microvm.announce(generation, &state.vm)?;
+        }
         let report = RestoreReport {
             assemble_ns: nanoseconds(assembled - begin),
             state_ns: nanoseconds(restored - assembled),

@@ -85,7 +85,7 @@ fn host(dir: &Path) -> (HostConfig, Receiver<(u64, u64)>) {
         vsock: dir.join("vsock.sock"),
         scratch: dir.to_owned(),
         console: Console::default(),
-        generation: Uuid::new_v4(),
+        generation: Some(Uuid::new_v4()),
         windows: vec![MmioWindow {
             start: REPORT,
             len: 4 * PAGE,

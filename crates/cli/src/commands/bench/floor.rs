@@ -23,7 +23,7 @@ use crate::size;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   firn bench floor
-  firn bench floor --leaves 2m --memory 256M
+  firn bench floor --leaves 2m
   firn bench floor --access write --pairs 10 --json floor.json
 
 Both touch every page once, in order, on the same plan and a cached image. The loop has no monitor around it.")]
@@ -31,9 +31,9 @@ pub(crate) struct FloorArgs {
     /// Number of pairs: the loop once, the player once
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pairs: u32,
-    /// Memory to touch
-    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = size::parse)]
-    memory: u64,
+    /// Memory to touch; default: 64M at leaves of 4k, 1G at 2m, so that either takes milliseconds
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    memory: Option<u64>,
     /// Leaves of both guests' page tables; for 2m the image lies on a tmpfs of huge pages
     #[arg(long, default_value = "4k")]
     leaves: LeavesArg,
@@ -92,7 +92,11 @@ pub(crate) fn run(arguments: &FloorArgs) -> Result<ExitCode, FloorCommandError> 
         AccessArg::Read => ("sequential-read", FloorAccess::Read),
         AccessArg::Write => ("sequential-write", FloorAccess::Write),
     };
-    let trace = load(&format!("{trace}:{}", arguments.memory))?;
+    let memory = arguments.memory.unwrap_or(match arguments.leaves {
+        LeavesArg::Small => 64 << 20,
+        LeavesArg::Large => 1 << 30,
+    });
+    let trace = load(&format!("{trace}:{memory}"))?;
     let interrupt = Interrupt::catch().map_err(FloorCommandError::Signals)?;
     let (directory, huge, leaves, leaf) = match arguments.leaves {
         LeavesArg::Small => {
@@ -110,7 +114,7 @@ pub(crate) fn run(arguments: &FloorArgs) -> Result<ExitCode, FloorCommandError> 
     let comparison = FloorComparison {
         program,
         snapshot,
-        range: GuestRange { start: 0, len: arguments.memory },
+        range: GuestRange { start: 0, len: memory },
         access,
         leaf,
         planner: "firecracker".to_owned(),

@@ -105,7 +105,7 @@ pub(super) fn run(
         vsock: instance.vsock_socket(),
         scratch: std::env::temp_dir(),
         console: session::console(arguments.console.as_deref())?,
-        generation: identity.generation,
+        generation: Some(identity.generation),
         windows: Vec::new(),
     };
     let (mut microvm, restore) =
