@@ -1,79 +1,113 @@
-use std::fs::File;
 use std::os::unix::fs::FileExt;
-
-use firn_pool::{Access, CreateOptions, MappedMedium, Medium, MemfdOptions, Pool};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{PoolTarget, tail_of};
+use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
+
+use super::{OpenPooledError, PoolTarget, PooledSnapshot};
 use crate::tests::support::{Memory, description};
-use crate::{ExtentContents, ExtentPlace, FreezeError, Snapshot, write_extent};
+use crate::{ExtentContents, FreezeError, Snapshot, write_extent};
 
-fn pool(size: u64) -> (Arc<MappedMedium>, Pool) {
-    let options = MemfdOptions { size, huge: false, node: None };
-    let medium = Arc::new(MappedMedium::memfd(options).unwrap());
-    let pool = Pool::create(medium.clone(), &CreateOptions::default()).unwrap();
-    (medium, pool)
+/// A pool in memory, and its manager.
+struct Managed {
+    dir: tempfile::TempDir,
+    _server: Server,
 }
 
-fn freeze(pool: &Pool, name: &str, memory: &mut Memory, state: u8) -> Result<(), FreezeError> {
-    let contents = ExtentContents {
-        memory,
-        description: description(),
-        machine_state_version: 1,
-        machine_state: &[state; 64],
-    };
-    write_extent(contents, None, &mut PoolTarget::new(pool, name)).map(drop)
-}
+impl Managed {
+    fn new(size: u64) -> Self {
+        let options = MemfdOptions { size, huge: false, node: None };
+        let medium = Arc::new(MappedMedium::memfd(options).unwrap());
+        let pool = Pool::create(medium, &CreateOptions::default()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let server = Server::start(&dir.path().join("pool.sock"), pool).unwrap();
+        Self { dir, _server: server }
+    }
 
-fn open(medium: &MappedMedium, pool: &Pool, name: &str) -> Snapshot {
-    let pin = pool.pin(name).unwrap();
-    let file = File::from(medium.descriptor(Access::Read).unwrap());
-    let tail = tail_of(pin.map().unwrap());
-    let offset = pin.extent().offset;
-    let place = ExtentPlace { offset, leaf: 4096, private: true, replica: false };
-    Snapshot::open_extent(name, file, place, &tail).unwrap()
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("pool.sock")
+    }
+
+    fn freeze(&self, name: &str, memory: &mut Memory, state: u8) -> Result<(), FreezeError> {
+        let contents = ExtentContents {
+            memory,
+            description: description(),
+            machine_state_version: 1,
+            machine_state: &[state; 64],
+        };
+        write_extent(contents, None, &mut PoolTarget::new(&self.socket(), name)).map(drop)
+    }
+
+    fn open(&self, name: &str) -> Result<PooledSnapshot, OpenPooledError> {
+        PooledSnapshot::open(&self.socket(), name)
+    }
 }
 
 fn image(snapshot: &Snapshot) -> Vec<u8> {
     let layout = &snapshot.manifest().layout;
     let mut image = vec![0; usize::try_from(layout.total_bytes()).unwrap()];
-    let offset = snapshot.extent().unwrap().offset;
-    FileExt::read_exact_at(snapshot.image(), &mut image, offset).unwrap();
+    let place = snapshot.extent().unwrap();
+    FileExt::read_exact_at(snapshot.image(), &mut image, place.offset).unwrap();
     image
 }
 
 #[test]
 fn snapshots_of_a_pool_are_replaced_whole_and_hold_their_bytes() {
-    let (medium, pool) = pool(64 << 20);
+    let pool = Managed::new(64 << 20);
     let mut first = Memory::zeroed(1500);
     first.bytes.fill(1);
-    freeze(&pool, "hello", &mut first, 1).unwrap();
-    let old = open(&medium, &pool, "hello");
-    let old_pin = pool.pin("hello").unwrap();
+    pool.freeze("hello", &mut first, 1).unwrap();
+    let old = pool.open("hello").unwrap();
     // The next one is all zero but for a page; whatever space it gets was full of others.
     let mut second = Memory::zeroed(1500);
     second.fill(7, 2);
-    freeze(&pool, "hello", &mut second, 2).unwrap();
+    pool.freeze("hello", &mut second, 2).unwrap();
 
-    let new = open(&medium, &pool, "hello");
+    let new = pool.open("hello").unwrap().snapshot;
     assert_eq!(new.machine_state(), (1, &[2; 64][..]));
     assert!(image(&new) == second.bytes);
     new.digests().check(0, &image(&new)).unwrap();
     assert_eq!(new.zero_map().count(), 1499);
-    // Who has the old one pinned still reads it.
-    assert_eq!(old.machine_state(), (1, &[1; 64][..]));
-    assert!(image(&old) == first.bytes);
-    drop(old_pin);
+    // Who has the old one open still reads it.
+    assert_eq!(old.snapshot.machine_state(), (1, &[1; 64][..]));
+    assert!(image(&old.snapshot) == first.bytes);
+}
+
+#[test]
+fn a_replica_is_what_the_snapshot_is_and_may_be_written() {
+    let pool = Managed::new(64 << 20);
+    let mut memory = Memory::zeroed(700);
+    memory.fill(7, 2);
+    pool.freeze("hello", &mut memory, 1).unwrap();
+    for _ in 0..3 {
+        let replica = PooledSnapshot::open_replica(&pool.socket(), "hello").unwrap();
+        assert!(replica.replica.is_some());
+        assert!(image(&replica.snapshot) == memory.bytes);
+        let place = replica.snapshot.extent().unwrap();
+        assert!(place.replica);
+        replica.snapshot.image().write_all_at(&[9; 8192], place.offset).unwrap();
+    }
+    assert!(image(&pool.open("hello").unwrap().snapshot) == memory.bytes);
 }
 
 #[test]
 fn a_pool_without_room_says_what_is_missing_and_keeps_what_it_has() {
-    let (medium, pool) = pool(32 << 20);
+    let pool = Managed::new(32 << 20);
     let mut small = Memory::zeroed(512);
     small.fill(3, 9);
-    freeze(&pool, "hello", &mut small, 1).unwrap();
-    let error = freeze(&pool, "hello", &mut Memory::zeroed(16384), 2).unwrap_err();
+    pool.freeze("hello", &mut small, 1).unwrap();
+    let error = pool.freeze("hello", &mut Memory::zeroed(16384), 2).unwrap_err();
     let cause = std::error::Error::source(&error).unwrap().to_string();
     assert!(cause.contains("the pool lacks"), "{cause}");
-    assert!(image(&open(&medium, &pool, "hello")) == small.bytes);
+    assert!(image(&pool.open("hello").unwrap().snapshot) == small.bytes);
+}
+
+#[test]
+fn a_name_that_is_unknown_and_a_socket_without_a_manager_are_told() {
+    let pool = Managed::new(32 << 20);
+    let error = pool.open("nobody").unwrap_err().to_string();
+    assert!(error.contains("nobody"), "{error}");
+    let nowhere = pool.dir.path().join("nowhere");
+    let error = PooledSnapshot::open(&nowhere, "hello").unwrap_err().to_string();
+    assert!(error.contains("firn pool serve"), "{error}");
 }

@@ -149,10 +149,26 @@ pub enum PlannerError {
     },
 }
 
+/// What a planner maps guest memory from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// The image file of a snapshot in a directory.
+    Directory,
+    /// The sealed extent of a snapshot in a pool.
+    Extent,
+    /// A replica of such an extent.
+    Replica,
+}
+
 /// Makes plans by one system's rules.
 pub trait Planner: Send + Sync {
     /// As it is written on the command line, with its options: `firecracker:readahead=off`.
     fn name(&self) -> String;
+
+    /// What it maps guest memory from.
+    fn store(&self) -> Store {
+        Store::Directory
+    }
 
     /// The plan for a snapshot on this host. It validates.
     ///

@@ -6,7 +6,7 @@
 
 use firn_snapshot::ImageRegion;
 
-use super::{ExtentFacts, PlanInput, Planner, PlannerError};
+use super::{ExtentFacts, PlanInput, Planner, PlannerError, Store};
 use crate::plan::{
     Advice, GuestRange, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source, Step, When, Work,
 };
@@ -18,6 +18,10 @@ pub struct Pass;
 impl Planner for Pass {
     fn name(&self) -> String {
         "pass".to_owned()
+    }
+
+    fn store(&self) -> Store {
+        Store::Replica
     }
 
     fn plan(&self, input: &PlanInput<'_>) -> Result<Plan, PlannerError> {

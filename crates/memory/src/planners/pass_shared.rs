@@ -4,7 +4,7 @@
 //! what a VM writes, 4 KiB at a time where the medium allows. Nobody has a writable mapping of the sealed bytes.
 
 use super::pass::whole_extent;
-use super::{PlanInput, Planner, PlannerError};
+use super::{PlanInput, Planner, PlannerError, Store};
 use crate::plan::{Plan, Sharing};
 
 /// The planner `pass_shared`.
@@ -14,6 +14,10 @@ pub struct PassShared;
 impl Planner for PassShared {
     fn name(&self) -> String {
         "pass_shared".to_owned()
+    }
+
+    fn store(&self) -> Store {
+        Store::Extent
     }
 
     fn plan(&self, input: &PlanInput<'_>) -> Result<Plan, PlannerError> {

@@ -64,6 +64,18 @@ impl Grant {
         self.granted.granule
     }
 
+    /// Bytes of the largest leaf at which this host maps the medium.
+    #[must_use]
+    pub fn leaf(&self) -> u64 {
+        self.granted.leaf
+    }
+
+    /// Whether the kernel has private mappings of the medium.
+    #[must_use]
+    pub fn has_private_mappings(&self) -> bool {
+        self.granted.private_mappings
+    }
+
     /// The medium: `O_RDONLY` for a snapshot, `O_RDWR` for a staging extent or a replica.
     #[must_use]
     pub fn descriptor(&self) -> BorrowedFd<'_> {

@@ -74,6 +74,8 @@ struct Granted {
     pool: Uuid,
     granule: u64,
     durability: Durability,
+    leaf: u64,
+    private_mappings: bool,
     extent: Extent,
 }
 

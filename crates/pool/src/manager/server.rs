@@ -330,8 +330,15 @@ impl Shared {
 
     fn granted(&self, extent: Extent) -> Granted {
         let facts = self.pool.facts();
-        let durability = self.pool.medium().durability;
-        Granted { pool: facts.uuid, granule: facts.granule, durability, extent }
+        let medium = self.pool.medium();
+        Granted {
+            pool: facts.uuid,
+            granule: facts.granule,
+            durability: medium.durability,
+            leaf: medium.leaf(),
+            private_mappings: medium.has_private_mappings(),
+            extent,
+        }
     }
 
     fn descriptor(&self, access: Access) -> Result<OwnedFd, (Refusal, String)> {

@@ -89,6 +89,20 @@ pub struct MediumFacts {
     pub index: Option<Index>,
 }
 
+impl MediumFacts {
+    /// Bytes of the largest leaf at which this host maps it, as its index shows; 4 KiB where it has none.
+    #[must_use]
+    pub fn leaf(&self) -> u64 {
+        self.index.map_or(4096, |index| index.leaf)
+    }
+
+    /// Whether the kernel has private mappings of it: of a devdax device it has none.
+    #[must_use]
+    pub fn has_private_mappings(&self) -> bool {
+        !matches!(self.kind, MediumKind::Devdax | MediumKind::Simulated)
+    }
+}
+
 /// What an opened medium or a descriptor of it is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
