@@ -2,7 +2,7 @@
 //! repository, so that the `firn` binary carries both. Names the commit that results are of.
 
 use std::env;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::fs;
 use std::io;
@@ -10,6 +10,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// A flat image without anything of the host's.
+const LINK: [&str; 5] = [
+    "link-arg=-nostartfiles",
+    "link-arg=-nostdlib",
+    "link-arg=-static",
+    "link-arg=-Wl,--build-id=none",
+    "link-arg=-Wl,--oformat=binary",
+];
 
 fn main() -> io::Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize()?;
@@ -46,21 +55,21 @@ fn build_player(source: &Path, out: &Path) -> io::Result<()> {
     println!("cargo::rerun-if-changed={}", source.display());
     let rlib = out.join("libfirn_player.rlib");
     rustc("rlib", "firn_player", &source.join("src/lib.rs"), &rlib, &[])?;
-    let mut library = std::ffi::OsString::from("firn_player=");
+    let mut library = OsString::from("firn_player=");
     library.push(&rlib);
-    let mut script = std::ffi::OsString::from("link-arg=-Wl,-T,");
-    script.push(source.join("player.ld"));
-    let mut link: Vec<&OsStr> = vec!["--extern".as_ref(), &library, "-C".as_ref(), &script];
-    for argument in [
-        "link-arg=-nostartfiles",
-        "link-arg=-nostdlib",
-        "link-arg=-static",
-        "link-arg=-Wl,--build-id=none",
-        "link-arg=-Wl,--oformat=binary",
-    ] {
-        link.extend([OsStr::new("-C"), OsStr::new(argument)]);
+    for (name, program, script) in
+        [("player", "main.rs", "player.ld"), ("boot", "boot.rs", "boot.ld")]
+    {
+        let mut link = OsString::from("link-arg=-Wl,-T,");
+        link.push(source.join(script));
+        let mut arguments: Vec<&OsStr> = vec!["--extern".as_ref(), &library, "-C".as_ref(), &link];
+        for argument in LINK {
+            arguments.extend([OsStr::new("-C"), OsStr::new(argument)]);
+        }
+        let image = out.join(name).with_extension("bin");
+        rustc("bin", name, &source.join("src").join(program), &image, &arguments)?;
     }
-    rustc("bin", "player", &source.join("src/main.rs"), &out.join("player.bin"), &link)
+    Ok(())
 }
 
 fn rustc(kind: &str, name: &str, source: &Path, out: &Path, more: &[&OsStr]) -> io::Result<()> {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -29,12 +29,15 @@ fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
 }
 
+/// Where firn keeps what it has built.
+fn cache() -> PathBuf {
+    let cache = std::env::var_os("FIRN_CACHE").map(PathBuf::from);
+    cache.unwrap_or_else(|| Path::new(&std::env::var_os("HOME").unwrap()).join(".cache/firn"))
+}
+
 /// What lies in the folder where the lab is kept and where a run has its temporary files.
 fn lab_files() -> BTreeSet<PathBuf> {
-    let cache = std::env::var_os("FIRN_CACHE").map(PathBuf::from);
-    let cache =
-        cache.unwrap_or_else(|| Path::new(&std::env::var_os("HOME").unwrap()).join(".cache/firn"));
-    fs::read_dir(cache.join("lab")).unwrap().map(|entry| entry.unwrap().path()).collect()
+    fs::read_dir(cache().join("lab")).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
 /// State and parent of a process, or nothing once it is gone.
@@ -192,4 +195,53 @@ fn a_machine_that_dies_is_no_failed_command() {
     let complaint = text(&died.stderr);
     assert!(complaint.contains("ended before the command did"), "{complaint}");
     assert!(complaint.contains("Kernel panic - not syncing: sysrq triggered crash"), "{complaint}");
+}
+
+/// The lab's QEMU with nothing but a kernel, whose serial port is standard input and output.
+fn bare_qemu(cpu: &str, kernel: &Path) -> Command {
+    let root = cache().join("lab/qemu");
+    let libraries =
+        ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"].map(|folder| root.join(folder));
+    let mut command = Command::new(libraries[0].join("ld-linux-x86-64.so.2"));
+    command
+        .env_clear()
+        .env("QEMU_MODULE_DIR", libraries[1].join("qemu"))
+        .arg("--library-path")
+        .arg(libraries.each_ref().map(|folder| folder.display().to_string()).join(":"))
+        .arg(root.join("usr/bin/qemu-system-x86_64"))
+        .arg("-L")
+        .arg(root.join("usr/share/qemu"))
+        .arg("-L")
+        .arg(root.join("usr/share/seabios"))
+        .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
+        .args(["-accel", "tcg", "-m", "64M", "-serial", "stdio", "-cpu", cpu, "-kernel"])
+        .arg(kernel)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    command
+}
+
+/// QEMU enters it by PVH, in 32-bit mode. AMD's processors have no sysexit in long mode, Intel's have.
+#[test]
+#[ignore = "needs the lab: make lab-tests"]
+fn the_players_elf_starts_under_qemu() {
+    let here = tempfile::tempdir().unwrap();
+    let elf = here.path().join("player.elf");
+    let made = Command::new(env!("CARGO_BIN_EXE_firn"))
+        .args(["player", "--elf", "--trace", "sequential-write:16M", "--out"])
+        .arg(&elf)
+        .output()
+        .unwrap();
+    assert!(text(&made.stdout).contains("it needs 17 MiB of guest memory"), "{made:?}");
+    for cpu in ["max", "Skylake-Client"] {
+        let mut qemu = bare_qemu(cpu, &elf).spawn().unwrap();
+        let mut lines = BufReader::new(qemu.stdout.take().unwrap()).lines().map(Result::unwrap);
+        assert_eq!(lines.next().unwrap(), "READY", "{cpu}");
+        qemu.stdin.take().unwrap().write_all(b"g").unwrap();
+        assert!(lines.next().unwrap().starts_with("DONE 4096 "), "{cpu}");
+        assert_eq!(lines.next().unwrap(), "END 0", "{cpu}");
+        qemu.kill().unwrap();
+        qemu.wait().unwrap();
+    }
 }

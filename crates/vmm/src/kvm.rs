@@ -119,6 +119,27 @@ pub fn open(path: &Path) -> Result<Kvm, KvmError> {
     Ok(kvm)
 }
 
+/// Why the frequency of the time-stamp counter is not known.
+#[derive(Debug, Error)]
+pub enum TscError {
+    /// KVM cannot be used.
+    #[error(transparent)]
+    Open(#[from] KvmError),
+    /// KVM does not name it.
+    #[error("asking KVM for the frequency of the time-stamp counter")]
+    Frequency(#[source] kvm_ioctls::Error),
+}
+
+/// Frequency of the time-stamp counter that guests see on this host, kHz (`KVM_GET_TSC_KHZ`).
+///
+/// # Errors
+/// See [`TscError`].
+pub fn tsc_khz(kvm: &Path) -> Result<u32, TscError> {
+    let vm = open(kvm)?.create_vm().map_err(TscError::Frequency)?;
+    let vcpu = vm.create_vcpu(0).map_err(TscError::Frequency)?;
+    vcpu.get_tsc_khz().map_err(TscError::Frequency)
+}
+
 /// Who waits for a page of guest memory that is not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Faults {

@@ -37,7 +37,9 @@ pub use control::{ControlClient, ControlError, ControlServer, ControlServerError
 pub use control::{Request, Response, Status};
 pub use error_chain::error_chain;
 pub use guest_time::{GuestTimeError, GuestTimeTotals};
-pub use kvm::{KVM_DEVICE, KvmError, OpenKvmError, Virtualization, open as open_kvm};
+pub use kvm::{
+    KVM_DEVICE, KvmError, OpenKvmError, TscError, Virtualization, open as open_kvm, tsc_khz,
+};
 pub use kvm_index::KvmIndex;
 pub use microvm::{
     AssembleError, BootError, DiskError, End, FreezeError, FreezeReport, FreezeRequest,

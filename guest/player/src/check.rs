@@ -2,10 +2,14 @@
 
 use crate::format::{Header, PAGE, PAGE_WORDS, STEP, TOUCHED_WORD, Window, word, written_word};
 
-/// The pages of the trace's memory, each with its number among them.
+/// The pages of the trace's memory, each with its number among them, but for those of which nothing can be
+/// checked.
 fn pages(header: &Header) -> impl Iterator<Item = (u64, u64)> + '_ {
     let pages = header.regions.iter().flat_map(|region| region.page..region.page + region.pages);
-    (0..).zip(pages)
+    let unchecked = header.unchecked_start..header.unchecked_start + header.unchecked_len;
+    (0..)
+        .zip(pages)
+        .filter(move |(_, page)| page * PAGE < unchecked.start || (page + 1) * PAGE > unchecked.end)
 }
 
 /// Where a word of a page is.

@@ -12,6 +12,15 @@ pub const PAGE_WORDS: u64 = PAGE / 8;
 pub const OWN: u64 = 0x4000_0000;
 /// Offset of the program in its region, and of its first instruction.
 pub const PROGRAM: u64 = PAGE;
+/// Offset in the player's region of a task state segment that allows ring 3 all ports below 0x400; after the header, in
+/// its page.
+pub const TASK_STATE: u64 = 0x800;
+/// Offset in the task state segment of the two bytes that say where its bitmap of ports begins: [`PORTS`].
+pub const PORTS_BASE: u64 = 102;
+/// Offset in the task state segment of the bitmap of ports, where a 0 allows.
+pub const PORTS: u64 = 104;
+/// Bytes of that bitmap. A byte of ones has to follow it.
+pub const PORTS_LEN: u64 = 0x400 / 8;
 /// Bytes of the stack.
 pub const STACK: u64 = 16 * PAGE;
 /// Where the player sees the registers to which it reports.
@@ -55,6 +64,8 @@ pub enum Kind {
     ReadZero,
     /// Writes a word.
     Write,
+    /// Reads a word that nobody knows.
+    ReadUnknown,
 }
 
 /// The mapping through which a touch goes.
@@ -98,6 +109,7 @@ impl Touch {
             Kind::Read => 0,
             Kind::ReadZero => 1,
             Kind::Write => 2,
+            Kind::ReadUnknown => 3,
         };
         let window = match window {
             Window::Small => 0,
@@ -133,7 +145,8 @@ impl Touch {
         match self.0 & (WINDOW_BIT - 1) {
             0 => Kind::Read,
             1 => Kind::ReadZero,
-            _ => Kind::Write,
+            2 => Kind::Write,
+            _ => Kind::ReadUnknown,
         }
     }
 
@@ -218,9 +231,9 @@ header! {
     zero_map,
     /// Bitmap of the pages that the touches write.
     written_map,
-    /// Guest-physical start of what the monitor itself writes at a restore, and nobody can check.
+    /// Guest-physical start of what monitors write themselves, and nobody can check.
     unchecked_start,
-    /// Length of it in bytes; a multiple of 8.
+    /// Length of it in bytes; a multiple of 8. A page that lies in it whole is neither filled nor checked.
     unchecked_len,
     /// Where it reports: 0 to the registers at [`REPORT`], 1 to the serial port, as text.
     reports,
@@ -228,6 +241,23 @@ header! {
     tsc_khz,
     /// Number of pages touched.
     pages,
+}
+
+/// The way from another monitor's entry to the player: `boot.S`, a flat image. Offsets are in it.
+pub mod boot {
+    /// Guest-physical and virtual address of the image.
+    pub const START: u64 = 0x10_0000;
+    /// Offset of four words: guest-physical address of the top page table; and the player's first instruction,
+    /// stack and argument.
+    pub const WORDS: u64 = 0;
+    /// Offset of the entry by the 64-bit Linux boot protocol.
+    pub const ENTRY: u64 = 0x100;
+    /// Offset of the entry by the PVH protocol.
+    pub const PVH_ENTRY: u64 = 0x280;
+    /// Offset of a copy of the top page table.
+    pub const LOW_TABLE: u64 = 0x1000;
+    /// Bytes of the image, its stack included.
+    pub const LEN: u64 = 0x3000;
 }
 
 /// Registers at [`REPORT`], each of 8 bytes; all are only written.

@@ -6,7 +6,7 @@ proptest! {
     #[test]
     fn a_touch_comes_back_as_it_was_packed(
         page in 0..MOST_PAGES,
-        kind in prop_oneof![Just(Kind::Read), Just(Kind::ReadZero), Just(Kind::Write)],
+        kind in prop_oneof![Just(Kind::Read), Just(Kind::ReadZero), Just(Kind::Write), Just(Kind::ReadUnknown)],
         window in prop_oneof![Just(Window::Small), Just(Window::Large)],
     ) {
         let touch = Touch::from_bits(Touch::new(page, kind, window).unwrap().bits());

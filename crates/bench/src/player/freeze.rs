@@ -72,8 +72,12 @@ fn prepare(
     kvm: &Path,
 ) -> Result<(Microvm, FunctionInfo), FreezePlayerError> {
     let NamedTrace { name, trace } = trace;
-    let surroundings =
-        Surroundings { unchecked: (GENERATION_ID, GENERATION_ID_LEN), reports: 0, tsc_khz: 0 };
+    let surroundings = Surroundings {
+        unchecked: (GENERATION_ID, GENERATION_ID_LEN),
+        boot: false,
+        reports: 0,
+        tsc_khz: 0,
+    };
     let own = OwnRegion::new(trace, options, surroundings)?;
     let memory = GuestMemory::anonymous(own.layout(trace).map_err(PlayerMemoryError::from)?)?;
     {

@@ -3,8 +3,9 @@
 use firn_memory::Leaf;
 use firn_memory::trace::{Access, GapUnit, Trace};
 use firn_player::format::{
-    Header, Kind, MOST_PAGES, OWN, PAGE, PAGE_WORDS, PROGRAM, REGIONS, REPORT, REPORT_ADDRESS,
-    Region, STACK, STEP, Touch, Window, word,
+    Header, Kind, MOST_PAGES, OWN, PAGE, PAGE_WORDS, PORTS, PORTS_BASE, PORTS_LEN, PROGRAM,
+    REGIONS, REPORT, REPORT_ADDRESS, Region, STACK, STEP, TASK_STATE, TOUCHED_WORD, Touch, Window,
+    word,
 };
 use firn_snapshot::{ImageRegion, LayoutError, MemoryLayout, MemoryRegion, PageSet};
 use thiserror::Error;
@@ -68,11 +69,13 @@ pub(super) struct OwnRegion {
     pub(super) stack: u64,
 }
 
-/// What the reports and the monitor decide of a header.
+/// What the player's monitor decides.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Surroundings {
     /// Guest-physical start and length of what nobody can check.
     pub(super) unchecked: (u64, u64),
+    /// Whether the first 2 MiB are also mapped to themselves, for the way there from ring 0.
+    pub(super) boot: bool,
     /// [`Header::reports`].
     pub(super) reports: u64,
     /// [`Header::tsc_khz`].
@@ -116,7 +119,7 @@ impl OwnRegion {
         let mut parts = Parts { parts: vec![(PROGRAM, PLAYER.to_vec())], end: PROGRAM };
         parts.end += (PLAYER.len() as u64).next_multiple_of(PAGE) + STACK;
         let stack = OWN + parts.end - 8;
-        let touches = touches(trace, options.leaves)?;
+        let touches = touches(trace, options.leaves, surroundings.unchecked)?;
         let header = Header {
             seed: options.seed,
             touches: parts.add(touches.iter().flat_map(|touch| touch.bits().to_le_bytes())),
@@ -135,8 +138,14 @@ impl OwnRegion {
             regions,
         };
         parts.parts.push((0, header.to_words().into_iter().flat_map(u64::to_le_bytes).collect()));
+        let ports = u16::try_from(PORTS).unwrap_or_default().to_le_bytes();
+        parts.parts.push((TASK_STATE + PORTS_BASE, ports.to_vec()));
+        parts.parts.push((TASK_STATE + PORTS + PORTS_LEN, vec![0xff]));
         let page_tables = start + parts.end;
-        let tables = tables(page_tables, start, trace, &touches);
+        let mut tables = tables(page_tables, start, trace, &touches);
+        if surroundings.boot {
+            tables.map_large(0, 0);
+        }
         parts.add(tables.into_bytes());
         if parts.end > OWN_WINDOW {
             let touches = touches.len();
@@ -150,6 +159,16 @@ impl OwnRegion {
         let mut regions = Vec::<MemoryRegion>::from(trace.layout().clone());
         regions.push(MemoryRegion { guest_addr: self.start, len: self.len });
         MemoryLayout::new(regions)
+    }
+
+    /// The whole region.
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        let place = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX);
+        let mut region = vec![0; place(self.len)];
+        for (offset, bytes) in &self.parts {
+            region[place(*offset)..][..bytes.len()].copy_from_slice(bytes);
+        }
+        region
     }
 
     /// Writes the region into guest memory.
@@ -203,7 +222,11 @@ impl Parts {
 }
 
 /// The touches as the player has them.
-fn touches(trace: &Trace, leaves: Leaves) -> Result<Vec<Touch>, PlayerMemoryError> {
+fn touches(
+    trace: &Trace,
+    leaves: Leaves,
+    (unchecked, len): (u64, u64),
+) -> Result<Vec<Touch>, PlayerMemoryError> {
     let pack = |touch: &firn_memory::trace::Touch| {
         let window = match (leaves, touch.leaf) {
             (Leaves::All4K, _) | (Leaves::Recorded, Leaf::Size4K) => Window::Small,
@@ -212,6 +235,9 @@ fn touches(trace: &Trace, leaves: Leaves) -> Result<Vec<Touch>, PlayerMemoryErro
         let image = trace.layout().image_offset(touch.page * PAGE).map(|offset| offset / PAGE);
         let kind = match touch.access {
             Access::Write | Access::LaterWrite => Kind::Write,
+            Access::Read if (unchecked..unchecked + len).contains(&(touch.page * PAGE + WORD)) => {
+                Kind::ReadUnknown
+            }
             Access::Read if image.is_some_and(|page| trace.zero_map().get(page)) => Kind::ReadZero,
             Access::Read => Kind::Read,
         };
@@ -282,6 +308,8 @@ fn tables(at: u64, own: u64, trace: &Trace, touches: &[Touch]) -> PageTables {
     tables
 }
 
+/// Offset in a page of the word that a touch reads.
+const WORD: u64 = TOUCHED_WORD * 8;
 const LEAF_STEP: usize = 2 << 20;
 const PAGE_STEP: usize = 4096;
 

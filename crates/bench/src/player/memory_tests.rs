@@ -25,7 +25,7 @@ fn trace(bytes: u64, gaps: GapUnit, list: &[u64]) -> Trace {
 
 fn region(bytes: u64) -> Result<OwnRegion, PlayerMemoryError> {
     let trace = trace(bytes, GapUnit::Instructions, &[0]);
-    let surroundings = Surroundings { unchecked: (0, 0), reports: 0, tsc_khz: 0 };
+    let surroundings = Surroundings { unchecked: (0, 0), boot: false, reports: 0, tsc_khz: 0 };
     OwnRegion::new(&trace, &PlayerOptions::default(), surroundings)
 }
 

@@ -1,9 +1,11 @@
 //! The player: the guest that repeats a trace, from trace to report.
 //!
 //! [`freeze`] makes the guest's memory from a trace and freezes it before its first instruction: an ordinary
-//! snapshot. [`replay`] thaws one by any planner, runs it to its end and reports. The guest is the crate
+//! snapshot. [`replay`] thaws one by any planner, runs it to its end and reports. [`elf`](elf()) makes the same guest
+//! for other monitors. The guest is the crate
 //! `firn_player`, which this crate carries as a program.
 
+mod elf;
 mod freeze;
 mod memory;
 mod options;
@@ -12,6 +14,7 @@ mod registers;
 mod replay;
 mod report;
 
+pub use elf::{PlayerElf, PlayerElfError, elf};
 pub use freeze::{FreezePlayerError, freeze, freeze_extent};
 pub use memory::PlayerMemoryError;
 pub use options::{GapFactor, Leaves, ParseOptionError, PlayerOptions};

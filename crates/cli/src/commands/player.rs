@@ -7,8 +7,10 @@ use clap::Args;
 use serde::Serialize;
 use thiserror::Error;
 
-use firn_bench::player::{FreezePlayerError, GapFactor, Leaves, PlayerOptions, freeze};
-use firn_bench::traces::{LoadTraceError, load};
+use firn_bench::player::{
+    FreezePlayerError, GapFactor, Leaves, PlayerElfError, PlayerOptions, elf, freeze,
+};
+use firn_bench::traces::{LoadTraceError, NamedTrace, load};
 use firn_vmm::{FreezeReport, KVM_DEVICE};
 
 use crate::output;
@@ -19,15 +21,24 @@ use crate::output;
   firn player --trace sequential-read:64M --out snapshots/read
   firn player --trace pyaes-a --leaves 4k --gaps 1 --out snapshots/pyaes-a
   firn thaw --planner dram_cached --json snapshots/read
+  firn player --elf --trace pyaes-a --out player.elf
 
-The player repeats the page accesses of a recorded function and checks what it reads; it runs natively on any KVM.")]
+The player repeats the page accesses of a recorded function and checks what it reads; it runs natively on any KVM.
+
+With --elf it starts under any monitor as a kernel, fills its memory, prints READY on the first serial port, waits for
+a byte there, replays, prints DONE with the pages touched and the nanoseconds that it took, BAD with each guest page
+that is wrong, and END with their number. Its clock is the time-stamp counter, by the frequency that KVM names on the
+host where the file was made.")]
 pub(crate) struct PlayerArgs {
     /// A trace that firn carries, sequential-read:SIZE, sequential-write:SIZE, or the path of a .trace file
     #[arg(long, value_name = "NAME")]
     trace: String,
-    /// Where the snapshot is made
-    #[arg(long, value_name = "DIR")]
+    /// Where the snapshot is made; with --elf, the file
+    #[arg(long, value_name = "PATH")]
     out: PathBuf,
+    /// Make an ELF kernel instead, for any monitor that boots Linux
+    #[arg(long, conflicts_with = "dense")]
+    elf: bool,
     /// Leaves of the guest's own page tables: recorded, 4k or 2m
     #[arg(long, value_name = "LEAVES", default_value_t = Leaves::Recorded)]
     leaves: Leaves,
@@ -55,6 +66,10 @@ pub(crate) enum PlayerCommandError {
     Trace(#[from] LoadTraceError),
     #[error(transparent)]
     Freeze(#[from] FreezePlayerError),
+    #[error(transparent)]
+    Elf(#[from] PlayerElfError),
+    #[error("writing {path}")]
+    Write { path: PathBuf, source: std::io::Error },
 }
 
 #[derive(Serialize)]
@@ -66,10 +81,23 @@ struct Answer {
     freeze: FreezeReport,
 }
 
+#[derive(Serialize)]
+struct ElfAnswer {
+    trace: String,
+    touches: usize,
+    pages: u64,
+    elf: PathBuf,
+    /// Guest memory that it needs, bytes.
+    memory: u64,
+}
+
 pub(crate) fn run(arguments: &PlayerArgs) -> Result<ExitCode, PlayerCommandError> {
     let trace = load(&arguments.trace)?;
     let options =
         PlayerOptions { leaves: arguments.leaves, gaps: arguments.gaps, seed: arguments.seed };
+    if arguments.elf {
+        return make_elf(arguments, &trace, &options);
+    }
     let freeze = freeze(&trace, &options, &arguments.kvm, &arguments.out, arguments.dense)?;
     let answer = Answer {
         touches: trace.trace.touches().len(),
@@ -89,6 +117,39 @@ pub(crate) fn run(arguments: &PlayerArgs) -> Result<ExitCode, PlayerCommandError
             answer.freeze.stored_pages,
             answer.freeze.zero_pages,
             answer.snapshot.display(),
+        ));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn make_elf(
+    arguments: &PlayerArgs,
+    trace: &NamedTrace,
+    options: &PlayerOptions,
+) -> Result<ExitCode, PlayerCommandError> {
+    let elf = elf(trace, options, &arguments.kvm)?;
+    let path = arguments.out.clone();
+    if let Err(source) = std::fs::write(&path, &elf.bytes) {
+        return Err(PlayerCommandError::Write { path, source });
+    }
+    let answer = ElfAnswer {
+        trace: trace.name.clone(),
+        touches: trace.trace.touches().len(),
+        pages: trace.trace.touched_pages(),
+        elf: path,
+        memory: elf.memory,
+    };
+    if arguments.json {
+        output::json(&answer);
+    } else {
+        output::line(&format!(
+            "{}: a player of {} touches of {} pages in {}; it needs {} MiB of guest memory, and what its monitor \
+             puts beside it",
+            answer.trace,
+            answer.touches,
+            answer.pages,
+            answer.elf.display(),
+            answer.memory.div_ceil(1 << 20),
         ));
     }
     Ok(ExitCode::SUCCESS)

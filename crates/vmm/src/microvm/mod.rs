@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber};
 use thiserror::Error;
 use uuid::Uuid;
+use vm_superio::serial::Error as SerialError;
 use vmm_sys_util::eventfd::EventFd;
 
 use firn_memory::{GuestMemory, MemoryUsage, UsageError};
@@ -131,6 +132,19 @@ impl Microvm {
     #[must_use]
     pub fn console(&self) -> &Console {
         &self.console
+    }
+
+    /// Gives the guest bytes on its serial port; returns how many it took. The rest did not fit: the guest has to read
+    /// first.
+    ///
+    /// # Errors
+    /// The guest could not be interrupted.
+    pub fn type_in(&self, bytes: &[u8]) -> std::io::Result<usize> {
+        match self.bus.serial().enqueue_raw_bytes(bytes) {
+            Ok(taken) => Ok(taken),
+            Err(SerialError::Trigger(error) | SerialError::IOError(error)) => Err(error),
+            Err(SerialError::FullFifo) => Ok(0),
+        }
     }
 
     /// The guest's memory.

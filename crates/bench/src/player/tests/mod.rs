@@ -1,5 +1,7 @@
 //! Real players under this host's KVM: right memory passes, wrong memory is found.
 
+mod elf;
+
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
