@@ -2,8 +2,7 @@
 //!
 //! [`freeze`] makes the guest's memory from a trace and freezes it before its first instruction: an ordinary
 //! snapshot. [`replay`] thaws one by any planner, runs it to its end and reports. [`elf`](elf()) makes the same guest
-//! for other monitors. The guest is the crate
-//! `firn_player`, which this crate carries as a program.
+//! for other monitors. The guest is the crate `firn_player`, which this crate carries as a program.
 
 mod elf;
 mod freeze;
