@@ -238,7 +238,7 @@ fn record(
         vsock: instance.vsock_socket(),
         scratch: std::env::temp_dir(),
         console: session::console(arguments.console.as_deref())?,
-        generation: identity.generation,
+        generation: Some(identity.generation),
         windows: Vec::new(),
     };
     let image = snapshot.image().try_clone().map_err(RecordCommandError::Image)?;
