@@ -28,7 +28,6 @@ mod vm;
 mod witness;
 
 pub use arch::acpi::AcpiError;
-pub use arch::layout::{GENERATION_ID, GENERATION_ID_LEN};
 pub use boot::{DEFAULT_CMDLINE, LoadKernelError};
 pub use bus::{MmioDevice, OverlapError};
 pub use config::{BootConfig, HostConfig, MAX_VCPUS, MmioWindow, SizeError, check_sizes};

@@ -6,8 +6,8 @@ use firn_memory::{AnonymousError, GuestMemory};
 use firn_player::format::{OWN, PROGRAM};
 use firn_snapshot::{ExtentTarget, FunctionInfo};
 use firn_vmm::{
-    Console, FreezeError, FreezeReport, FreezeRequest, GENERATION_ID, GENERATION_ID_LEN,
-    HostConfig, Microvm, PrepareError, UserRegisters,
+    Console, FreezeError, FreezeReport, FreezeRequest, HostConfig, Microvm, PrepareError,
+    UserRegisters,
 };
 use thiserror::Error;
 
@@ -72,12 +72,8 @@ fn prepare(
     kvm: &Path,
 ) -> Result<(Microvm, FunctionInfo), FreezePlayerError> {
     let NamedTrace { name, trace } = trace;
-    let surroundings = Surroundings {
-        unchecked: (GENERATION_ID, GENERATION_ID_LEN),
-        boot: false,
-        reports: 0,
-        tsc_khz: 0,
-    };
+    // The monitor writes nothing into a player's memory, so every byte of it is checked.
+    let surroundings = Surroundings { unchecked: (0, 0), boot: false, reports: 0, tsc_khz: 0 };
     let own = OwnRegion::new(trace, options, surroundings)?;
     let memory = GuestMemory::anonymous(own.layout(trace).map_err(PlayerMemoryError::from)?)?;
     {

@@ -18,11 +18,8 @@ pub(crate) const CMDLINE: u64 = 0x2_0000;
 pub(crate) const CMDLINE_CAPACITY: usize = 2048;
 /// End of conventional memory: from here to 1 MiB is reserved in the memory map.
 pub(crate) const CONVENTIONAL_END: u64 = 0x9_fc00;
-/// Guest-physical address of the VM generation id, which every restore writes; reserved memory, so that Linux never
-/// uses it for itself.
-pub const GENERATION_ID: u64 = 0xc_0000;
-/// Bytes of the VM generation id.
-pub const GENERATION_ID_LEN: u64 = 16;
+/// The 16 bytes of the VM generation id; reserved memory, so the guest never uses it for itself.
+pub(crate) const GENERATION_ID: u64 = 0xc_0000;
 /// ACPI tables; the root pointer comes first, where a BIOS search would find it.
 pub(crate) const ACPI: u64 = 0xe_0000;
 /// End of the memory set aside for ACPI tables.

@@ -25,7 +25,7 @@ fn host(dir: &Path) -> HostConfig {
         vsock: dir.join("vsock.sock"),
         scratch: dir.to_owned(),
         console: Console::default(),
-        generation: Uuid::new_v4(),
+        generation: Some(Uuid::new_v4()),
         windows: Vec::new(),
     }
 }
