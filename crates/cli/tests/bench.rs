@@ -1,0 +1,208 @@
+//! `firn bench` as a process, with real players wherever there is a KVM.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use firn_bench::player::{PlayerOptions, freeze};
+use firn_bench::traces::load;
+use firn_bench::{Cache, Frozen, Host, Interrupt, Session, Subject};
+use firn_vmm::{KVM_DEVICE, error_chain, open_kvm};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+const FIRN: &str = env!("CARGO_BIN_EXE_firn");
+
+fn has_kvm() -> bool {
+    open_kvm(KVM_DEVICE.as_ref()).is_ok()
+}
+
+fn bench(arguments: &[&str]) -> Command {
+    let mut command = Command::new(FIRN);
+    command.arg("bench").args(arguments).stdin(Stdio::null());
+    command
+}
+
+fn output(arguments: &[&str]) -> Output {
+    bench(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+fn files(directory: &Path) -> usize {
+    fs::read_dir(directory).unwrap().count()
+}
+
+#[test]
+fn two_planners_side_by_side() {
+    if !has_kvm() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let results = tempfile::tempdir().unwrap();
+    let (json, plot) = (results.path().join("r.json"), results.path().join("r.svg"));
+    let output = output(&[
+        "thaw",
+        "--planner",
+        "firecracker:readahead=off,dram_cached",
+        "--trace",
+        "sequential-read:16M",
+        "--runs",
+        "2",
+        "--dir",
+        directory.path().to_str().unwrap(),
+        "--json",
+        json.to_str().unwrap(),
+        "--plot",
+        plot.to_str().unwrap(),
+    ]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(files(directory.path()), 0, "the player is gone");
+    assert_eq!(files(results.path()), 2);
+    let json: Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
+    assert!(json["host"]["kernel"].is_string() && json["host"]["medium"].is_string());
+    let rows = json["results"].as_array().unwrap();
+    let planners: Vec<_> = rows.iter().map(|row| row["planner"].as_str().unwrap()).collect();
+    assert_eq!(planners, ["firecracker:readahead=off", "dram_cached"]);
+    for row in rows {
+        assert_eq!((&row["pages"], &row["runs"]), (&4096.into(), &2.into()));
+        assert_eq!((&row["cache"], &row["concurrency"]), (&"cached".into(), &1.into()));
+        assert!(row["kvm_page_faults"].as_u64().unwrap() > 0);
+        assert!(row["shared_bytes"].as_u64().unwrap() >= 16 << 20);
+        assert!(row["batch_dram_bytes"].as_u64() > row["batch_page_cache_bytes"].as_u64());
+        for time in ["start_to_resume_ms", "resume_to_last_page_ms", "total_ms", "ns_per_page"] {
+            let [min, median, p95, max] =
+                ["min", "median", "p95", "max"].map(|part| row[time][part].as_f64().unwrap());
+            assert!(0.0 < min && min <= median && median <= p95 && p95 <= max, "{time}");
+        }
+    }
+    let svg = fs::read_to_string(plot).unwrap();
+    assert!(svg.starts_with("<svg ") && svg.contains("dram_cached"));
+    let table = text(&output.stdout);
+    assert!(table.contains("sequential-read:16M") && table.contains("2 x 1"), "{table}");
+}
+
+#[test]
+fn a_planner_against_itself_cold_and_in_pairs() {
+    let directory = tempfile::tempdir().unwrap();
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    let tmpfs = rustix::fs::statfs(directory.path()).unwrap().f_type == TMPFS_MAGIC;
+    if !has_kvm() || tmpfs {
+        return;
+    }
+    let json = directory.path().join("r.json");
+    let mut arguments = vec!["thaw", "--planner", "firecracker,dram_cached", "--noise"];
+    arguments.extend(["--trace", "sequential-write:4M", "--runs", "2", "--concurrency", "2"]);
+    arguments.extend(["--cache", "cold", "--json", json.to_str().unwrap()]);
+    arguments.extend(["--dir", directory.path().to_str().unwrap()]);
+    let output = output(&arguments);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let json: Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
+    let rows = json["results"].as_array().unwrap();
+    let labels: Vec<_> = rows.iter().map(|row| row["label"].as_str().unwrap()).collect();
+    assert_eq!(labels, ["a", "a", "b", "b"]);
+    // One reads from storage while the guest waits, the other did before the clock started.
+    assert!(rows[0]["major_faults"].as_u64().unwrap() > 0 && rows[0]["preload_ms"].is_null());
+    assert!(rows[1]["major_faults"] == 0 && rows[1]["preload_ms"]["median"].as_f64() > Some(0.0));
+    assert!(rows.iter().all(|row| row["private_bytes"].as_u64().unwrap() >= 4 << 20));
+    let noise = json["noise"].as_array().unwrap();
+    assert_eq!(noise.len(), 2);
+    assert_eq!(noise[0]["ratio"]["pairs"], 2);
+    assert!(text(&output.stdout).contains("noise: firecracker:readahead=on"));
+}
+
+#[test]
+fn a_page_that_changed_on_its_medium_fails_the_measurement() {
+    if !has_kvm() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let snapshot = directory.path().join("player");
+    let trace = load("sequential-read:4M").unwrap();
+    freeze(&trace, &PlayerOptions::default(), KVM_DEVICE.as_ref(), &snapshot, false).unwrap();
+    let image = OpenOptions::new().write(true).open(snapshot.join("memory.img")).unwrap();
+    image.write_all_at(&[0xee], 77 * 4096 + 2000).unwrap();
+    let session = Session {
+        program: FIRN.into(),
+        players: vec![Frozen { trace: trace.name, snapshot }],
+        subjects: vec![Subject { planner: "firecracker:readahead=on".to_owned(), preloads: false }],
+        runs: 3,
+        concurrency: 2,
+        cache: Cache::Cached,
+    };
+    let interrupt = Interrupt::catch().unwrap();
+    let host = Host::of(directory.path()).unwrap();
+    let error = error_chain(&session.run(host, &interrupt, |_, _| {}).unwrap_err());
+    assert!(error.contains("firecracker:readahead=on failed on sequential-read:4M in run 1"));
+    assert!(error.contains("restored wrong memory") && error.contains("0x4d"), "{error}");
+}
+
+#[test]
+fn a_signal_leaves_nothing() {
+    if !has_kvm() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let dir = directory.path().to_str().unwrap();
+    let mut command =
+        bench(&["thaw", "--trace", "sequential-read:4M", "--runs", "100000", "--dir", dir]);
+    let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    while !fs::read_dir(directory.path())
+        .unwrap()
+        .any(|entry| entry.unwrap().path().join("player-0/snapshot.firn").exists())
+    {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let process = Pid::from_raw(child.id().try_into().unwrap()).unwrap();
+    kill_process(process, Signal::INT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("ended by signal 2"), "{}", text(&output.stderr));
+    assert_eq!(files(directory.path()), 0);
+}
+
+#[test]
+fn the_floor() {
+    if !has_kvm() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let json = directory.path().join("floor.json");
+    let mut arguments = vec!["floor", "--pairs", "2", "--memory", "4M"];
+    arguments.extend(["--json", json.to_str().unwrap()]);
+    arguments.extend(["--dir", directory.path().to_str().unwrap()]);
+    let output = output(&arguments);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let json: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    assert_eq!((&json["pages"], &json["ratio"]["pairs"]), (&1024.into(), &2.into()));
+    assert!(json["floor_ns_per_page"]["min"].as_f64() > Some(0.0));
+    assert_eq!(files(directory.path()), 1, "the results alone");
+    assert!(text(&output.stdout).contains("player / loop: "));
+}
+
+#[test]
+fn what_cannot_be_measured_is_said() {
+    let refused = |arguments: &[&str], code: i32, said: &str| {
+        let output = output(arguments);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}");
+        let said_so = text(&output.stderr);
+        assert!(said_so.contains(said), "{arguments:?}: {said_so}");
+    };
+    let some = "sequential-read:4M";
+    refused(&["thaw", "--trace", "nothing"], 1, "there is no trace \"nothing\"");
+    refused(&["thaw", "--trace", "sequential-read:4X"], 1, "\"4X\" is no size");
+    refused(&["thaw", "--planner", "swift", "--trace", some], 1, "no planner is called \"swift\"");
+    refused(&["thaw", "--trace", some, "--runs", "0"], 2, "--runs");
+    refused(&["thaw", "--trace", some, "--concurrency", "0"], 2, "--concurrency");
+    refused(&["thaw", "--trace", some, "--cache", "warm"], 2, "cold, cached");
+    refused(&["thaw"], 2, "--trace");
+    refused(&["thaw", "--trace", some, "--dir", "/no/where"], 1, "/no/where");
+    refused(&["thaw", "--trace", some, "--json", "/no/where/r.json"], 1, "/no/where/r.json");
+    refused(&["floor", "--pairs", "0"], 2, "--pairs");
+    refused(&["floor", "--leaves", "1g"], 2, "4k, 2m");
+}
