@@ -17,7 +17,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use commands::{bench, boot, doctor, freeze, invoke, plan, player, record, thaw, verify};
+use commands::{bench, boot, doctor, freeze, invoke, plan, player, pool, record, thaw, verify};
 
 /// Start serverless functions from frozen microVMs.
 #[derive(Debug, Parser)]
@@ -52,6 +52,9 @@ enum Command {
     Plan(plan::PlanArgs),
     /// Make the measuring guest: it repeats the page accesses of a recorded function
     Player(player::PlayerArgs),
+    /// Byte-addressable memory for snapshots: make it, serve it, look into it
+    #[command(subcommand)]
+    Pool(pool::PoolCommand),
     /// Thaw with a recorder, invoke once, and write down every page that was touched
     Record(record::RecordArgs),
     /// Check every byte of a snapshot
@@ -76,6 +79,7 @@ fn main() -> ExitCode {
         Command::Invoke(arguments) => invoke::run(&arguments).map_err(Into::into),
         Command::Plan(arguments) => plan::run(&arguments).map_err(Into::into),
         Command::Player(arguments) => player::run(&arguments).map_err(Into::into),
+        Command::Pool(command) => pool::run(&command).map_err(Into::into),
         Command::Record(arguments) => record::run(&arguments).map_err(Into::into),
         Command::Verify(arguments) => verify::run(&arguments).map_err(Into::into),
         Command::Doctor(arguments) => Ok(doctor::run(&arguments)),

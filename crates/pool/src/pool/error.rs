@@ -13,7 +13,9 @@ use crate::layout::POOL_VERSION;
 #[non_exhaustive]
 pub enum CreateError {
     /// Something is there.
-    #[error("{name} holds {what}: choose another medium, or say that it is to be overwritten")]
+    #[error(
+        "{name} holds {what}: choose another medium, or overwrite it (`firn pool create --overwrite`)"
+    )]
     NotEmpty {
         /// The medium.
         name: String,

@@ -1,0 +1,85 @@
+//! `firn pool create`: an empty pool.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::Args;
+
+use firn_pool::{Access, CreateOptions, MappedMedium, Pool};
+
+use super::PoolCommandError;
+use super::medium::{self, MediumName};
+use crate::{output, size};
+
+/// What a new pool can hold.
+#[derive(Debug, Args)]
+pub(crate) struct TableArgs {
+    /// Names that the pool holds at most
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    names: u32,
+    /// Bytes of the longest name
+    #[arg(long, value_name = "BYTES", default_value_t = 112)]
+    longest_name: u32,
+    /// Guest-size class: guest memory of at least this size begins at a multiple of it (1G for leaves of 1 GiB). May be given more
+    /// than once, ascending
+    #[arg(long = "class", value_name = "SIZE", value_parser = size::parse)]
+    classes: Vec<u64>,
+}
+
+impl TableArgs {
+    pub(crate) fn options(&self, overwrite: bool) -> CreateOptions {
+        CreateOptions {
+            names: self.names,
+            longest_name: self.longest_name,
+            classes: self.classes.clone(),
+            overwrite,
+        }
+    }
+}
+
+/// Arguments of `firn pool create`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firn pool create --medium /dev/dax0.0
+  firn pool create --medium /mnt/dax/pool --size 8G --class 1G")]
+pub(crate) struct CreateArgs {
+    /// A devdax device, or a file
+    #[arg(long, value_name = "MEDIUM", value_parser = medium::parse)]
+    medium: MediumName,
+    /// Make the file, of this size
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    size: Option<u64>,
+    #[command(flatten)]
+    table: TableArgs,
+    /// Overwrite whatever the medium holds
+    #[arg(long)]
+    overwrite: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(arguments: &CreateArgs) -> Result<ExitCode, PoolCommandError> {
+    let MediumName::Path(path) = &arguments.medium else {
+        return Err(PoolCommandError::MemfdAlone);
+    };
+    let (medium, is_new) = match arguments.size {
+        Some(size) => (MappedMedium::create_file(path, size)?, true),
+        None => (MappedMedium::open(path, Access::Write)?, false),
+    };
+    let created = Pool::create(Arc::new(medium), &arguments.table.options(arguments.overwrite));
+    if created.is_err() && is_new {
+        // Made for this, and of no use.
+        let _ = std::fs::remove_file(path);
+    }
+    let pool = created?;
+    let listing = pool.list();
+    if arguments.json {
+        output::json(&listing);
+    } else {
+        let free = output::bytes(listing.free_bytes());
+        let (uuid, name) = (listing.pool.uuid, &listing.medium.name);
+        output::line(&format!("made the pool {uuid} on {name}: {free} for snapshots"));
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,48 @@
+//! Why a command of `firn pool` failed.
+
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use firn_pool::{
+    ClientError, CreateError, LookupError, MediumError, MediumFailure, OpenError, ReclaimError,
+    RepairError, ServerError,
+};
+
+use crate::detach::DetachError;
+
+/// Why a command of `firn pool` failed.
+#[derive(Debug, Error)]
+pub(crate) enum PoolCommandError {
+    #[error(transparent)]
+    Medium(#[from] MediumError),
+    #[error(transparent)]
+    Create(#[from] CreateError),
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error(transparent)]
+    Repair(#[from] RepairError),
+    #[error(transparent)]
+    Failure(#[from] MediumFailure),
+    #[error(transparent)]
+    Reclaim(#[from] ReclaimError),
+    #[error(transparent)]
+    Lookup(#[from] LookupError),
+    #[error(transparent)]
+    Server(#[from] ServerError),
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    #[error(transparent)]
+    Detach(#[from] DetachError),
+    #[error("a memfd ends with its process: make and serve it at once, with `firn pool serve`")]
+    MemfdAlone,
+    #[error(
+        "a pool that is served is repaired by opening it: end its manager, then name its medium"
+    )]
+    RepairServed,
+    #[error("preparing to catch signals")]
+    Signals(#[source] io::Error),
+    #[error("writing the picture {path}")]
+    Picture { path: PathBuf, source: io::Error },
+}

@@ -1,0 +1,270 @@
+//! `firn pool ls`, `show`, `verify`, `gc` and `rm`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::Args;
+use serde::Serialize;
+
+use firn_pool::{
+    Access, ListedExtent, Listing, LookupError, MappedMedium, Pool, Problem, RepairReport, Role,
+};
+
+use super::source::{PoolArgs, Source, open};
+use super::{PoolCommandError, map, svg};
+use crate::output;
+
+/// Arguments of `firn pool ls`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firn pool ls --pool /dev/dax0.0
+  FIRN_POOL=pool.sock firn pool ls --json")]
+pub(crate) struct LsArgs {
+    #[command(flatten)]
+    pool: PoolArgs,
+}
+
+pub(crate) fn ls(arguments: &LsArgs) -> Result<ExitCode, PoolCommandError> {
+    let listing = arguments.pool.source()?.list()?;
+    if arguments.pool.json {
+        output::json(&listing);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let head = ["name", "state", "guest memory", "tail", "at", "generation", "pins"];
+    let rows: Vec<Vec<String>> = listing.extents.iter().map(row).collect();
+    output::line(&output::table(&head, &rows));
+    output::line(&format!("{} free of {}", free(&listing), output::bytes(listing.pool.size)));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn row(listed: &ListedExtent) -> Vec<String> {
+    let extent = &listed.extent;
+    vec![
+        map::name(listed),
+        map::role(listed.role).to_owned(),
+        output::bytes(extent.guest_bytes),
+        output::bytes(extent.tail_bytes),
+        format!("{:#x}", extent.offset),
+        extent.generation.to_string(),
+        listed.pins.map(|pins| pins.to_string()).unwrap_or_default(),
+    ]
+}
+
+fn free(listing: &Listing) -> String {
+    output::bytes(listing.free_bytes())
+}
+
+/// Arguments of `firn pool show`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firn pool show --pool /dev/dax0.0
+  firn pool show --pool pool.sock --svg pool.svg
+  firn pool show --pool pool.sock hello")]
+pub(crate) struct ShowArgs {
+    #[command(flatten)]
+    pool: PoolArgs,
+    /// Only the snapshot of this name
+    name: Option<String>,
+    /// Draw the map into this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+pub(crate) fn show(arguments: &ShowArgs) -> Result<ExitCode, PoolCommandError> {
+    let mut source = arguments.pool.source()?;
+    let mut listing = source.list()?;
+    if let Some(path) = &arguments.svg {
+        std::fs::write(path, svg::draw(&listing))
+            .map_err(|source| PoolCommandError::Picture { path: path.clone(), source })?;
+    }
+    if let Some(name) = &arguments.name {
+        listing.extents.retain(|listed| listed.name.as_ref() == Some(name));
+        if !listing.extents.iter().any(|listed| listed.role == Role::Snapshot) {
+            let error = if listing.extents.iter().any(|listed| listed.role == Role::Staging) {
+                LookupError::BeingWritten(name.clone())
+            } else {
+                LookupError::Unknown(name.clone())
+            };
+            return Err(error.into());
+        }
+    }
+    if arguments.pool.json {
+        output::json(&listing);
+        return Ok(ExitCode::SUCCESS);
+    }
+    for (what, value) in facts(&listing) {
+        output::line(&format!("{what:<12}{value}"));
+    }
+    output::line(&format!("\n{}", map::draw(&listing)));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn facts(listing: &Listing) -> Vec<(&'static str, String)> {
+    let (pool, medium) = (&listing.pool, &listing.medium);
+    let classes: Vec<String> = pool.classes.iter().map(|class| output::bytes(*class)).collect();
+    vec![
+        ("pool", pool.uuid.to_string()),
+        ("medium", format!("{}, {}", medium.name, map::kind(medium))),
+        ("size", format!("{}, {} free", output::bytes(pool.size), free(listing))),
+        ("granule", format!("{}; classes {}", output::bytes(pool.granule), classes.join(", "))),
+        ("names", format!("up to {} of up to {} bytes", pool.names, pool.longest_name)),
+    ]
+}
+
+/// Arguments of `firn pool verify`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firn pool verify --pool /dev/dax0.0
+  firn pool verify --pool /dev/dax0.0 --repair
+
+Exit code 1 where something is wrong.")]
+pub(crate) struct VerifyArgs {
+    #[command(flatten)]
+    pool: PoolArgs,
+    /// Restore the superblock from its twin, and remove the names whose snapshots are lost
+    #[arg(long)]
+    repair: bool,
+}
+
+#[derive(Serialize)]
+struct Verified {
+    whole: bool,
+    snapshots: u64,
+    unreferenced: u64,
+    problems: Vec<Told>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    repair: Option<RepairReport>,
+}
+
+/// A problem for programs and for people.
+#[derive(Serialize)]
+struct Told {
+    #[serde(flatten)]
+    problem: Problem,
+    text: String,
+}
+
+pub(crate) fn verify(arguments: &VerifyArgs) -> Result<ExitCode, PoolCommandError> {
+    let mut source = arguments.pool.source()?;
+    let mut repaired = None;
+    if arguments.repair {
+        let Source::Medium(path) = &source else { return Err(PoolCommandError::RepairServed) };
+        let medium = Arc::new(MappedMedium::open(path, Access::Write)?);
+        repaired = Some(Pool::repair(medium)?.1);
+    }
+    let report = source.reader()?.verify(&mut |_, _| Ok(()));
+    let whole = report.problems.is_empty();
+    let code = if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    if arguments.pool.json {
+        let told = |problem: &Problem| Told { problem: problem.clone(), text: problem.to_string() };
+        output::json(&Verified {
+            whole,
+            snapshots: report.snapshots,
+            unreferenced: report.unreferenced,
+            problems: report.problems.iter().map(told).collect(),
+            repair: repaired,
+        });
+        return Ok(code);
+    }
+    if let Some(repaired) = repaired {
+        if repaired.superblock {
+            output::line("the superblock was restored from its twin");
+        }
+        for problem in &repaired.problems {
+            output::line(&output::plain(&format!("repaired: {problem}")));
+        }
+    }
+    for problem in &report.problems {
+        output::line(&output::plain(&problem.to_string()));
+    }
+    if whole {
+        output::line(&format!(
+            "the metadata of {} is whole: {} snapshots",
+            arguments.pool.path().display(),
+            report.snapshots
+        ));
+    }
+    Ok(code)
+}
+
+/// Arguments of `firn pool gc`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firn pool gc --pool /dev/dax0.0
+  firn pool gc --pool pool.sock")]
+pub(crate) struct GcArgs {
+    #[command(flatten)]
+    pool: PoolArgs,
+}
+
+#[derive(Serialize)]
+struct Collected {
+    /// Extents that nothing referred to, and replicas that were kept ready.
+    freed_extents: u64,
+    /// Slots of removed names.
+    cleared_slots: u32,
+    free_bytes: u64,
+}
+
+pub(crate) fn gc(arguments: &GcArgs) -> Result<ExitCode, PoolCommandError> {
+    let collected = match arguments.pool.source()? {
+        Source::Manager(mut client) => {
+            let (freed_extents, cleared_slots) = client.collect()?;
+            let free_bytes = client.list()?.free_bytes();
+            Collected { freed_extents, cleared_slots, free_bytes }
+        }
+        Source::Medium(path) => {
+            // Recovery is all the collection that a pool needs which nobody serves.
+            let pool = open(&path)?;
+            Collected {
+                freed_extents: pool.recovery().freed_extents,
+                cleared_slots: pool.recovery().cleared_slots,
+                free_bytes: pool.list().free_bytes(),
+            }
+        }
+    };
+    if arguments.pool.json {
+        output::json(&collected);
+    } else {
+        output::line(&format!(
+            "freed {} and cleared {} slots: {} are free",
+            map::extents(collected.freed_extents),
+            collected.cleared_slots,
+            output::bytes(collected.free_bytes)
+        ));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Arguments of `firn pool rm`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firn pool rm --pool pool.sock hello")]
+pub(crate) struct RmArgs {
+    #[command(flatten)]
+    pool: PoolArgs,
+    /// The snapshot's name
+    name: String,
+}
+
+#[derive(Serialize)]
+struct Removed {
+    /// Bytes that are free at once; what is pinned is freed later.
+    freed_bytes: u64,
+}
+
+pub(crate) fn rm(arguments: &RmArgs) -> Result<ExitCode, PoolCommandError> {
+    let freed_bytes = match arguments.pool.source()? {
+        Source::Manager(mut client) => client.reclaim(&arguments.name)?,
+        Source::Medium(path) => open(&path)?.reclaim(&arguments.name)?,
+    };
+    if arguments.pool.json {
+        output::json(&Removed { freed_bytes });
+    } else if freed_bytes == 0 {
+        output::line("removed; its extent is freed when the last microVM that uses it has ended");
+    } else {
+        output::line(&format!("removed; {} are free again", output::bytes(freed_bytes)));
+    }
+    Ok(ExitCode::SUCCESS)
+}

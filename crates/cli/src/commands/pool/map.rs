@@ -1,0 +1,132 @@
+//! A map of a pool as text.
+
+use firn_pool::{Durability, ListedExtent, Listing, MediumFacts, MediumKind, Role};
+
+use crate::output;
+
+/// Cells of a row, and of the whole map at most.
+const COLUMNS: usize = 64;
+const MAX_CELLS: u64 = 64 * 32;
+/// One letter for each snapshot, from the beginning again where there are more.
+const LETTERS: &[u8; 26] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ";
+
+/// What a piece of a pool is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Piece {
+    Metadata,
+    Free,
+    /// The number of a listed extent.
+    Extent(usize),
+}
+
+/// All of a pool, in the order of the medium: first byte, bytes, what it is.
+pub(super) fn pieces(listing: &Listing) -> Vec<(u64, u64, Piece)> {
+    let pool = &listing.pool;
+    let mut pieces = vec![
+        (0, pool.data_begin, Piece::Metadata),
+        (pool.data_end, pool.size.saturating_sub(pool.data_end), Piece::Metadata),
+    ];
+    pieces.extend(listing.free.iter().map(|piece| (piece.offset, piece.len, Piece::Free)));
+    let extents = listing.extents.iter().enumerate();
+    pieces.extend(
+        extents.map(|(n, listed)| (listed.extent.offset, listed.extent.len, Piece::Extent(n))),
+    );
+    pieces.sort_by_key(|(offset, _, _)| *offset);
+    pieces
+}
+
+/// Rows of cells, then what they mean.
+pub(super) fn draw(listing: &Listing) -> String {
+    let pool = &listing.pool;
+    let cell = pool.granule * (pool.size / pool.granule).div_ceil(MAX_CELLS).max(1);
+    let cells = usize::try_from(pool.size.div_ceil(cell)).unwrap_or(0);
+    let pieces = pieces(listing);
+    let mut text = String::new();
+    for number in 0..cells {
+        let begin = number as u64 * cell;
+        if number % COLUMNS == 0 {
+            text.push_str(&format!("{begin:>#14x}  "));
+        }
+        // A cell shows what has most of it.
+        let within = |(offset, len, _): &&(u64, u64, Piece)| {
+            (offset + len).min(begin + cell).saturating_sub(begin.max(*offset))
+        };
+        let most = pieces.iter().max_by_key(within);
+        text.push(most.map_or(' ', |(_, _, piece)| symbol(listing, *piece)));
+        if number % COLUMNS == COLUMNS - 1 || number == cells - 1 {
+            text.push('\n');
+        }
+    }
+    text.push_str(&format!("\n# metadata   . free   a cell is {}\n", output::bytes(cell)));
+    for (number, listed) in listing.extents.iter().enumerate() {
+        let extent = &listed.extent;
+        text.push_str(&format!(
+            "{} {}, generation {}, {} at {:#x}: {}\n",
+            symbol(listing, Piece::Extent(number)),
+            role(listed.role),
+            extent.generation,
+            output::bytes(extent.len),
+            extent.offset,
+            name(listed),
+        ));
+    }
+    text
+}
+
+fn symbol(listing: &Listing, piece: Piece) -> char {
+    match piece {
+        Piece::Metadata => '#',
+        Piece::Free => '.',
+        Piece::Extent(number) => match listing.extents[number].role {
+            Role::Staging => '+',
+            Role::Superseded => '-',
+            Role::Replica => '~',
+            Role::Snapshot => {
+                let before = listing.extents[..number].iter();
+                let count = before.filter(|listed| listed.role == Role::Snapshot).count();
+                char::from(LETTERS[count % LETTERS.len()])
+            }
+        },
+    }
+}
+
+/// What an extent is, in the paper's words and ours.
+pub(super) fn role(role: Role) -> &'static str {
+    match role {
+        Role::Snapshot => "snapshotted, available",
+        Role::Staging => "unavailable: being written",
+        Role::Superseded => "unavailable: superseded",
+        Role::Replica => "unavailable: replica",
+    }
+}
+
+/// An extent's name, fit for a terminal.
+pub(super) fn name(listed: &ListedExtent) -> String {
+    listed.name.as_deref().map_or_else(|| "(no name)".to_owned(), output::plain)
+}
+
+/// What a medium is.
+pub(super) fn kind(medium: &MediumFacts) -> String {
+    let kind = match medium.kind {
+        MediumKind::Devdax => "devdax",
+        MediumKind::DaxFile => "file on DAX",
+        MediumKind::File => "file",
+        MediumKind::Tmpfs => "file on tmpfs",
+        MediumKind::Hugetlbfs => "file on hugetlbfs",
+        MediumKind::Memfd => "memory",
+        _ => "simulated",
+    };
+    let durable = match medium.durability {
+        Durability::CacheLines(instruction) => {
+            format!("durable by {}", format!("{instruction:?}").to_uppercase())
+        }
+        Durability::FileSync => "durable by fdatasync; its pages are page cache".to_owned(),
+        Durability::Volatile => "gone when the machine ends".to_owned(),
+    };
+    format!("{kind}, {durable}")
+}
+
+/// A count of extents.
+pub(super) fn extents(count: u64) -> String {
+    if count == 1 { "1 extent".to_owned() } else { format!("{count} extents") }
+}

@@ -1,0 +1,35 @@
+//! Media as people write them.
+
+use std::path::PathBuf;
+
+use firn_pool::MemfdOptions;
+
+use crate::size;
+
+/// `/dev/dax0.0`, a file's path, or `memfd:SIZE[,huge][,node=N]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum MediumName {
+    Path(PathBuf),
+    Memfd(MemfdOptions),
+}
+
+/// Parses a medium.
+pub(crate) fn parse(text: &str) -> Result<MediumName, String> {
+    let Some(text) = text.strip_prefix("memfd:") else {
+        return Ok(MediumName::Path(PathBuf::from(text)));
+    };
+    let mut parts = text.split(',');
+    let size = size::parse(parts.next().unwrap_or_default())?;
+    let mut options = MemfdOptions { size, huge: false, node: None };
+    for part in parts {
+        match part.split_once('=') {
+            None if part == "huge" => options.huge = true,
+            Some(("node", node)) => {
+                let node = node.parse().map_err(|_| format!("{node:?} is no NUMA node"))?;
+                options.node = Some(node);
+            }
+            _ => return Err(format!("{part:?} is no option of a memfd: use huge or node=N")),
+        }
+    }
+    Ok(MediumName::Memfd(options))
+}

@@ -1,0 +1,83 @@
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use firn_pool::simulated::SimulatedMedium;
+use firn_pool::{CreateOptions, GRANULE, Listing, MemfdOptions, Pool, PoolReader};
+
+use super::medium::{MediumName, parse};
+use super::{map, svg};
+
+/// A pool of nine granules: `snow` twice, pinned in its old version, `<ice>` being written, a replica.
+fn listing(look: impl FnOnce(&Listing)) {
+    let medium = Arc::new(SimulatedMedium::new(11 * GRANULE));
+    let pool = Pool::create(medium, &CreateOptions::default()).unwrap();
+    let publish = || pool.allocate("snow", GRANULE, 0).unwrap().publish().unwrap();
+    publish();
+    let pin = pool.pin("snow").unwrap();
+    publish();
+    let staging = pool.allocate("<ice>", 2 * GRANULE, 100).unwrap();
+    let replica = pool.replica("snow").unwrap();
+    look(&pool.list());
+    drop((pin, staging, replica));
+}
+
+#[test]
+fn media_are_parsed() {
+    let memfd = |size, huge, node| Ok(MediumName::Memfd(MemfdOptions { size, huge, node }));
+    assert_eq!(parse("memfd:1G"), memfd(1 << 30, false, None));
+    assert_eq!(parse("memfd:64M,huge,node=1"), memfd(64 << 20, true, Some(1)));
+    assert_eq!(parse("memfd:64M,node=0"), memfd(64 << 20, false, Some(0)));
+    assert_eq!(parse("/dev/dax0.0"), Ok(MediumName::Path(PathBuf::from("/dev/dax0.0"))));
+    for wrong in ["memfd:", "memfd:huge", "memfd:1G,", "memfd:1G,node", "memfd:1G,node=x"] {
+        assert!(parse(wrong).is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn a_map_shows_every_granule() {
+    listing(|listing| {
+        let text = map::draw(listing);
+        assert!(text.starts_with("           0x0  #-A+++~...#\n"), "{text}");
+        assert!(text.contains("a cell is 2.0 MiB"), "{text}");
+        assert!(
+            text.contains("\nA snapshotted, available, generation 2, 2.0 MiB at 0x400000: snow\n")
+        );
+        assert!(text.contains("\n- unavailable: superseded, generation 1"), "{text}");
+        assert!(text.contains("\n+ unavailable: being written, generation 3"), "{text}");
+        assert!(text.contains("\n~ unavailable: replica, generation 4"), "{text}");
+    });
+}
+
+#[test]
+fn a_large_pool_has_a_small_map() {
+    let medium = Arc::new(SimulatedMedium::new(40 << 30));
+    let pool = Pool::create(medium, &CreateOptions::default()).unwrap();
+    pool.allocate("snow", 30 << 30, 0).unwrap().publish().unwrap();
+    let text = map::draw(&pool.list());
+    assert!(text.contains("a cell is 20.0 MiB"), "{text}");
+    assert!(text.lines().count() < 45, "{text}");
+    assert_eq!(text.matches('A').count(), (30 << 10) / 20 + 1);
+}
+
+#[test]
+fn a_picture_has_every_extent_and_no_raw_names() {
+    listing(|listing| {
+        let picture = svg::draw(listing);
+        assert!(picture.starts_with("<svg ") && picture.ends_with("</svg>\n"));
+        assert_eq!(picture.matches("&lt;ice&gt;: unavailable: being written").count(), 2);
+        assert_eq!(picture.matches("<title>").count(), 2 + 4 + 1);
+        assert!(!picture.contains("<ice>"));
+    });
+}
+
+#[test]
+fn a_reader_beside_lists_the_same_but_for_pins() {
+    listing(|listing| assert!(listing.extents.iter().all(|listed| listed.pins.is_some())));
+    let medium = Arc::new(SimulatedMedium::new(11 * GRANULE));
+    let pool = Pool::create(Arc::clone(&medium) as _, &CreateOptions::default()).unwrap();
+    let staging = pool.allocate("snow", GRANULE, 0).unwrap();
+    let mut expected = pool.list();
+    expected.extents.iter_mut().for_each(|listed| listed.pins = None);
+    assert_eq!(PoolReader::open(medium).unwrap().list(), expected);
+    drop(staging);
+}
