@@ -11,6 +11,7 @@ mod lab;
 mod output;
 mod session;
 mod size;
+mod snapshot_args;
 
 use std::error::Error;
 use std::process::ExitCode;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use firn_bench::player::{PlayerOptions, freeze};
 use firn_bench::traces::load;
 use firn_bench::{Cache, Frozen, Host, Interrupt, Session, Subject};
-use firn_vmm::{KVM_DEVICE, error_chain, open_kvm};
+use firn_vmm::{Destination, KVM_DEVICE, error_chain, open_kvm};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -124,7 +124,14 @@ fn a_page_that_changed_on_its_medium_fails_the_measurement() {
     let directory = tempfile::tempdir().unwrap();
     let snapshot = directory.path().join("player");
     let trace = load("sequential-read:4M").unwrap();
-    freeze(&trace, &PlayerOptions::default(), KVM_DEVICE.as_ref(), &snapshot, false).unwrap();
+    freeze(
+        &trace,
+        &PlayerOptions::default(),
+        KVM_DEVICE.as_ref(),
+        Destination::Directory(snapshot.clone()),
+        false,
+    )
+    .unwrap();
     let image = OpenOptions::new().write(true).open(snapshot.join("memory.img")).unwrap();
     image.write_all_at(&[0xee], 77 * 4096 + 2000).unwrap();
     let session = Session {

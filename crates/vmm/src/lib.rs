@@ -41,9 +41,9 @@ pub use kvm::{
 };
 pub use kvm_index::KvmIndex;
 pub use microvm::{
-    AssembleError, BootError, DiskError, End, FreezeError, FreezeReport, FreezeRequest,
-    FrozenMachine, GenerationError, GoneError, Handle, IncompatibleError, Microvm, PrepareError,
-    RenewError, RestoreError, RestoreReport, RunError, UserRegisters, WireError,
+    AssembleError, BootError, Destination, DiskError, End, FreezeError, FreezeReport,
+    FreezeRequest, FrozenMachine, GenerationError, GoneError, Handle, IncompatibleError, Microvm,
+    PrepareError, RenewError, RestoreError, RestoreReport, RunError, UserRegisters, WireError,
 };
 pub use state::{DecodeStateError, MACHINE_STATE_VERSION};
 pub use stats::{KvmCounters, KvmStats};

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use firn_memory::{AnonymousError, GuestMemory};
 use firn_player::format::{OWN, PROGRAM};
-use firn_snapshot::{ExtentTarget, FunctionInfo};
+use firn_snapshot::FunctionInfo;
 use firn_vmm::{
-    Console, FreezeError, FreezeReport, FreezeRequest, HostConfig, Microvm, PrepareError,
-    UserRegisters,
+    Console, Destination, FreezeError, FreezeReport, FreezeRequest, HostConfig, Microvm,
+    PrepareError, UserRegisters,
 };
 use thiserror::Error;
 
@@ -33,7 +33,7 @@ pub enum FreezePlayerError {
 }
 
 /// Makes a player that repeats `trace` and freezes it before its first instruction into the snapshot
-/// `destination`; `dense` stores its zero pages too.
+/// `destination`; `dense` stores its zero pages in a directory too.
 ///
 /// # Errors
 /// See [`FreezePlayerError`]. A snapshot that was there before is whole then.
@@ -41,28 +41,11 @@ pub fn freeze(
     trace: &NamedTrace,
     options: &PlayerOptions,
     kvm: &Path,
-    destination: &Path,
+    destination: Destination,
     dense: bool,
 ) -> Result<FreezeReport, FreezePlayerError> {
     let (mut microvm, function) = prepare(trace, options, kvm)?;
-    let destination = destination.to_owned();
     Ok(microvm.freeze(FreezeRequest { destination, dense, function: Some(function) })?)
-}
-
-/// Makes a player that repeats `trace` and freezes it before its first instruction into an extent of a pool; `name` is
-/// what errors call it.
-///
-/// # Errors
-/// See [`FreezePlayerError`]. What had the extent's name before still has it then.
-pub fn freeze_extent(
-    trace: &NamedTrace,
-    options: &PlayerOptions,
-    kvm: &Path,
-    name: &str,
-    target: &mut dyn ExtentTarget,
-) -> Result<FreezeReport, FreezePlayerError> {
-    let (mut microvm, function) = prepare(trace, options, kvm)?;
-    Ok(microvm.freeze_extent(name, Some(function), target)?)
 }
 
 /// A player before its first instruction, and what its manifest says of it.

@@ -14,11 +14,11 @@ mod replay;
 mod report;
 
 pub use elf::{PlayerElf, PlayerElfError, elf};
-pub use freeze::{FreezePlayerError, freeze, freeze_extent};
+pub use freeze::{FreezePlayerError, freeze};
 pub use memory::PlayerMemoryError;
 pub use options::{GapFactor, Leaves, ParseOptionError, PlayerOptions};
 pub use replay::{Clock, ReplayError, replay};
-pub use report::{PlayerReport, PlayerTimes};
+pub use report::{PlayerReport, PlayerTimes, ReplicaCost};
 
 use firn_snapshot::Manifest;
 

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use firn_memory::planners::parse;
 use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
-use firn_snapshot::{PoolTarget, PooledSnapshot};
-use firn_vmm::KVM_DEVICE;
+use firn_snapshot::PooledSnapshot;
+use firn_vmm::{Destination, KVM_DEVICE};
 
-use super::{Clock, Leaves, PlayerOptions, PlayerReport, ReplayError, freeze_extent, replay};
+use super::{Clock, Leaves, PlayerOptions, PlayerReport, ReplayError, freeze, replay};
 use crate::traces::load;
 
 /// A pool in memory, and its manager; `None` where this host has no huge pages set aside.
@@ -32,9 +32,9 @@ fn players_run_from_a_pool_and_leave_its_sealed_bytes_alone() {
         let socket = dir.path().join("pool.sock");
         for trace in ["sequential-read:16M", "sequential-write:16M"] {
             let options = PlayerOptions { leaves, ..PlayerOptions::default() };
-            let mut target = PoolTarget::new(&socket, "player");
-            let kvm = KVM_DEVICE.as_ref();
-            freeze_extent(&load(trace).unwrap(), &options, kvm, "player", &mut target).unwrap();
+            let destination = Destination::Pool { socket: socket.clone(), name: "player".into() };
+            let trace_of_it = load(trace).unwrap();
+            freeze(&trace_of_it, &options, KVM_DEVICE.as_ref(), destination, false).unwrap();
             // Every run checks all its memory, so a byte that the run before it left would be found.
             for _ in 0..2 {
                 let sealed = PooledSnapshot::open(&socket, "player").unwrap();

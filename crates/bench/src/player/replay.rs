@@ -168,6 +168,7 @@ pub(super) fn replay_plan(
             total_ns: done_ns.saturating_sub(clock.request_ns.unwrap_or(clock.begin_ns)),
             verify_ns: now_ns().saturating_sub(done_ns),
         },
+        replica: None,
         kvm_index: restored.kvm_index,
         kvm: counters.kvm,
         minor_faults: counters.process.minor_faults,

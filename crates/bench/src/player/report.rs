@@ -1,5 +1,6 @@
 //! What a replay is reported as.
 
+use firn_snapshot::ReplicaReport;
 use firn_vmm::{KvmIndex, KvmStats};
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +20,9 @@ pub struct PlayerReport {
     pub pages: u64,
     /// Times.
     pub times: PlayerTimes,
+    /// What having a replica took, where the planner runs on one; a part of `load_ns`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replica: Option<ReplicaCost>,
     /// KVM's own index, which a part of `resume_ns` built where the plan has an index and the kernel can.
     pub kvm_index: KvmIndex,
     /// What KVM counted.
@@ -39,6 +43,32 @@ pub struct PlayerReport {
     pub page_table_bytes: u64,
     /// Time of processors that the process used, in user and kernel mode, its guest included, in ns.
     pub cpu_ns: u64,
+}
+
+/// What having a replica took.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct ReplicaCost {
+    /// Whether it was ready before it was asked for; otherwise the start waited for it.
+    pub ready: bool,
+    /// Bytes that were compared while the start waited.
+    pub compared_bytes: u64,
+    /// Bytes that were copied while the start waited.
+    pub copied_bytes: u64,
+    /// How long that took, ns.
+    pub imaging_ns: u64,
+}
+
+impl ReplicaCost {
+    /// What a pool's manager said of a replica.
+    #[must_use]
+    pub fn of(report: ReplicaReport) -> Self {
+        Self {
+            ready: report.ready,
+            compared_bytes: report.imaging.compared,
+            copied_bytes: report.imaging.copied,
+            imaging_ns: u64::try_from(report.imaging.duration.as_nanos()).unwrap_or(u64::MAX),
+        }
+    }
 }
 
 /// Times of a replay in ns, in the order in which they pass.

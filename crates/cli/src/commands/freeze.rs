@@ -1,6 +1,6 @@
 //! `firn freeze`: a running microVM into a snapshot.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,7 @@ use firn_vmm::{ControlClient, ControlError, FreezeReport, Request, Response};
 
 use crate::clock::nanoseconds;
 use crate::output;
+use crate::snapshot_args::{OpenSnapshotError, destination};
 
 /// How long a guest may take to tidy up, or to take its identity again.
 const GUEST_LIMIT: Duration = Duration::from_secs(60);
@@ -26,13 +27,17 @@ const GUEST_LIMIT: Duration = Duration::from_secs(60);
 #[command(after_help = "Examples:
   firn freeze builder snapshots/hello
   firn freeze --keep --json builder snapshots/hello
+  firn freeze --pool pool.sock builder hello
 
 A snapshot that is there already is replaced in one step, or, when the freeze fails, kept whole.")]
 pub(crate) struct FreezeArgs {
     /// Name of the microVM
     name: String,
-    /// Directory of the snapshot
+    /// Directory of the snapshot, or its name where --pool is given
     snapshot: PathBuf,
+    /// Freeze straight into the pool whose manager listens on this socket (`firn pool serve`)
+    #[arg(long, value_name = "SOCKET")]
+    pool: Option<PathBuf>,
     /// Let the microVM run on afterwards, instead of ending it
     #[arg(long)]
     keep: bool,
@@ -49,6 +54,8 @@ pub(crate) struct FreezeArgs {
 pub(crate) enum FreezeCommandError {
     #[error(transparent)]
     Find(#[from] FindError),
+    #[error(transparent)]
+    Name(#[from] OpenSnapshotError),
     #[error(transparent)]
     Connect(#[from] ConnectError),
     #[error(transparent)]
@@ -71,7 +78,7 @@ pub(crate) enum FreezeCommandError {
 
 #[derive(Serialize)]
 struct Answer {
-    /// Directory of the snapshot.
+    /// Directory of the snapshot, or its name in the pool.
     snapshot: PathBuf,
     /// Asking the guest to get ready, ns.
     prepare_ns: u64,
@@ -84,18 +91,27 @@ struct Answer {
 pub(crate) fn run(arguments: &FreezeArgs) -> Result<ExitCode, FreezeCommandError> {
     let begin = Instant::now();
     // The monitor has a working directory of its own.
-    let snapshot = std::path::absolute(&arguments.snapshot)
-        .map_err(|source| FreezeCommandError::Path { path: arguments.snapshot.clone(), source })?;
-    if let Some(parent) = snapshot.parent().filter(|parent| !parent.is_dir()) {
+    let absolute = |path: &Path| {
+        std::path::absolute(path)
+            .map_err(|source| FreezeCommandError::Path { path: path.to_owned(), source })
+    };
+    let (snapshot, pool) = match &arguments.pool {
+        Some(socket) => (arguments.snapshot.clone(), Some(absolute(socket)?)),
+        None => (absolute(&arguments.snapshot)?, None),
+    };
+    if pool.is_none()
+        && let Some(parent) = snapshot.parent().filter(|parent| !parent.is_dir())
+    {
         return Err(FreezeCommandError::NoParent(parent.to_owned()));
     }
+    let destination = destination(pool.as_deref(), &snapshot)?;
     let instance = Instances::of_user().find(&arguments.name)?;
     let mut control = ControlClient::connect(&instance.control_socket())?;
     let mut agent = AgentClient::connect(&instance.vsock_socket(), GUEST_LIMIT)?;
     let status = agent.status()?;
     let function = status.function.zip(status.handler);
     let request = Request::Freeze {
-        destination: snapshot.clone(),
+        destination,
         dense: arguments.dense,
         function: function.map(|(name, handler)| FunctionInfo { name, handler }),
     };

@@ -1,31 +1,34 @@
 //! `firn plan`: what a thaw would do, without doing it.
 
 use std::io;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
 use serde::Serialize;
 use thiserror::Error;
 
-use firn_memory::planners::{ImageFacts, ParsePlannerError, PlanInput, PlannerError, select};
+use firn_memory::planners::{
+    ImageFacts, ParsePlannerError, PlanInput, PlannerError, Store, select,
+};
 use firn_memory::{HostFacts, HostFactsError, Plan};
-use firn_snapshot::{OpenError, Snapshot};
 
 use crate::output;
+use crate::snapshot_args::{OpenSnapshotError, SnapshotArgs};
 
 /// Arguments of `firn plan`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   firn plan snapshots/hello
   firn plan --planner firecracker:readahead=off snapshots/hello
-  firn plan --planner all --json snapshots/hello")]
+  firn plan --planner all --json snapshots/hello
+  firn plan --pool pool.sock hello")]
 pub(crate) struct PlanArgs {
-    /// Directory of the snapshot
-    snapshot: PathBuf,
+    #[command(flatten)]
+    snapshot: SnapshotArgs,
     /// Planners, as NAME[:KEY=VALUE,...], separated by commas; `all` for all that this host can run
-    #[arg(long, value_name = "PLANNER", default_value = "firecracker")]
-    planner: String,
+    /// [default: firecracker, or pass_shared from a pool]
+    #[arg(long, value_name = "PLANNER")]
+    planner: Option<String>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -35,7 +38,7 @@ pub(crate) struct PlanArgs {
 #[derive(Debug, Error)]
 pub(crate) enum PlanCommandError {
     #[error(transparent)]
-    Open(#[from] OpenError),
+    Open(#[from] OpenSnapshotError),
     #[error(transparent)]
     HostFacts(#[from] HostFactsError),
     #[error("reading how the snapshot's image is stored")]
@@ -59,16 +62,23 @@ struct LeftOut {
 }
 
 pub(crate) fn run(arguments: &PlanArgs) -> Result<ExitCode, PlanCommandError> {
-    let snapshot = Snapshot::open(&arguments.snapshot)?;
+    let list = arguments.planner.as_deref();
+    let list = list.unwrap_or_else(|| arguments.snapshot.default_planner());
+    let opened = arguments.snapshot.open(Store::Extent)?;
+    let snapshot = opened.snapshot();
     let host = HostFacts::read()?;
-    let image = ImageFacts::of_snapshot(&snapshot).map_err(PlanCommandError::Image)?;
+    let mut image = ImageFacts::of_snapshot(snapshot).map_err(PlanCommandError::Image)?;
+    // A thaw by a planner that writes to its extent gets a replica. One is not made for a plan that is only shown.
+    if let Some(extent) = &mut image.extent {
+        extent.replica = true;
+    }
     let input = PlanInput {
         layout: &snapshot.manifest().layout,
         image,
         zero_map: snapshot.zero_map(),
         host: &host,
     };
-    let selection = select(&arguments.planner, &input)?;
+    let selection = select(list, &input)?;
     let plans = selection
         .planners
         .iter()

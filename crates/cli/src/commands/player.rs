@@ -14,6 +14,7 @@ use firn_bench::traces::{LoadTraceError, NamedTrace, load};
 use firn_vmm::{FreezeReport, KVM_DEVICE};
 
 use crate::output;
+use crate::snapshot_args::{OpenSnapshotError, destination};
 
 /// Arguments of `firn player`.
 #[derive(Debug, Args)]
@@ -33,12 +34,15 @@ pub(crate) struct PlayerArgs {
     /// A trace that firn carries, sequential-read:SIZE, sequential-write:SIZE, or the path of a .trace file
     #[arg(long, value_name = "NAME")]
     trace: String,
-    /// Where the snapshot is made; with --elf, the file
+    /// Where the snapshot is made, or its name where --pool is given; with --elf, the file
     #[arg(long, value_name = "PATH")]
     out: PathBuf,
     /// Make an ELF kernel instead, for any monitor that boots Linux
-    #[arg(long, conflicts_with = "dense")]
+    #[arg(long, conflicts_with_all = ["dense", "pool"])]
     elf: bool,
+    /// Freeze into the pool whose manager listens on this socket (`firn pool serve`)
+    #[arg(long, value_name = "SOCKET")]
+    pool: Option<PathBuf>,
     /// Leaves of the guest's own page tables: recorded, 4k or 2m
     #[arg(long, value_name = "LEAVES", default_value_t = Leaves::Recorded)]
     leaves: Leaves,
@@ -64,6 +68,8 @@ pub(crate) struct PlayerArgs {
 pub(crate) enum PlayerCommandError {
     #[error(transparent)]
     Trace(#[from] LoadTraceError),
+    #[error(transparent)]
+    Name(#[from] OpenSnapshotError),
     #[error(transparent)]
     Freeze(#[from] FreezePlayerError),
     #[error(transparent)]
@@ -98,7 +104,8 @@ pub(crate) fn run(arguments: &PlayerArgs) -> Result<ExitCode, PlayerCommandError
     if arguments.elf {
         return make_elf(arguments, &trace, &options);
     }
-    let freeze = freeze(&trace, &options, &arguments.kvm, &arguments.out, arguments.dense)?;
+    let destination = destination(arguments.pool.as_deref(), &arguments.out)?;
+    let freeze = freeze(&trace, &options, &arguments.kvm, destination, arguments.dense)?;
     let answer = Answer {
         touches: trace.trace.touches().len(),
         pages: trace.trace.touched_pages(),

@@ -6,14 +6,12 @@
 mod client;
 mod server;
 
-use std::path::PathBuf;
-
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use firn_snapshot::FunctionInfo;
 
-use crate::microvm::FreezeReport;
+use crate::microvm::{Destination, FreezeReport};
 use crate::stats::KvmStats;
 
 pub use client::{ControlClient, ControlError};
@@ -31,8 +29,8 @@ pub enum Request {
     /// Pause, save and seal. The microVM stays paused; `resume` or `stop` comes next on the same
     /// connection. Where the client goes away instead, the guest runs on, under a new generation id.
     Freeze {
-        /// Directory of the snapshot.
-        destination: PathBuf,
+        /// Where the snapshot goes.
+        destination: Destination,
         /// Write zero pages too, instead of leaving holes.
         dense: bool,
         /// What the snapshot's manifest says of the function inside.

@@ -2,10 +2,15 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 
 use super::{ControlClient, ControlError, Request, Response};
+use crate::microvm::Destination;
 
 #[test]
 fn requests_are_one_json_object_each() {
-    let freeze = Request::Freeze { destination: "/a/b".into(), dense: true, function: None };
+    let freeze = Request::Freeze {
+        destination: Destination::Directory("/a/b".into()),
+        dense: true,
+        function: None,
+    };
     let text = serde_json::to_string(&freeze).unwrap();
     assert_eq!(text, r#"{"request":"freeze","destination":"/a/b","dense":true,"function":null}"#);
     assert!(serde_json::from_str::<Request>(r#"{"request":"melt"}"#).is_err());

@@ -1,7 +1,8 @@
 //! Freezing: pause, save, seal.
 
+use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -9,8 +10,9 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use uuid::Uuid;
 
+use firn_memory::GuestPages;
 use firn_snapshot::{
-    CpuRequirement, Description, ExtentContents, ExtentTarget, FunctionInfo, ImageKind, SealReport,
+    CpuRequirement, Description, ExtentContents, FunctionInfo, ImageKind, PoolTarget, SealReport,
     Writer, write_extent,
 };
 
@@ -21,12 +23,36 @@ use crate::vcpu::VcpuThreadError;
 use crate::vcpu::state::{SaveVcpuError, msr_indices};
 use crate::vm::VmError;
 
+/// Where a snapshot goes. One that is there already is replaced whole, or not at all.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Destination {
+    /// A directory of its own.
+    Directory(PathBuf),
+    /// A pool, straight from guest memory without a file between.
+    Pool {
+        /// The socket of the pool's manager.
+        socket: PathBuf,
+        /// The snapshot's name in the pool.
+        name: String,
+    },
+}
+
+impl fmt::Display for Destination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Directory(path) => write!(f, "{}", path.display()),
+            Self::Pool { socket, name } => write!(f, "{name} in the pool at {}", socket.display()),
+        }
+    }
+}
+
 /// What to freeze into.
 #[derive(Clone, Debug)]
 pub struct FreezeRequest {
-    /// Directory of the snapshot; an existing snapshot there is replaced whole, or not at all.
-    pub destination: PathBuf,
-    /// Write zero pages too, instead of leaving holes.
+    /// Where the snapshot goes.
+    pub destination: Destination,
+    /// Write zero pages into the directory too, instead of leaving holes; a pool always has them.
     pub dense: bool,
     /// What the manifest says of the function inside.
     pub function: Option<FunctionInfo>,
@@ -85,19 +111,13 @@ pub enum FreezeError {
     #[error("describing the root disk")]
     Disk(#[source] firn_snapshot::DiskError),
     /// The snapshot could not be written.
-    #[error("writing the snapshot {path}")]
+    #[error("writing the snapshot {destination}")]
     Write {
-        /// Directory of the snapshot.
-        path: PathBuf,
+        /// Where the snapshot was to be.
+        destination: Destination,
         /// What went wrong.
         source: firn_snapshot::FreezeError,
     },
-}
-
-/// What a paused microVM is, beside its memory and its disk.
-struct Frozen {
-    description: Description,
-    machine_state: Vec<u8>,
 }
 
 impl Microvm {
@@ -106,56 +126,6 @@ impl Microvm {
     /// # Errors
     /// See [`FreezeError`]; the microVM stays paused then, too, and can be resumed.
     pub fn freeze(&mut self, request: FreezeRequest) -> Result<FreezeReport, FreezeError> {
-        let FreezeRequest { destination, dense, function } = request;
-        self.pause_and(function, |microvm, frozen| {
-            let path = destination;
-            let failed = |source| FreezeError::Write { path: path.clone(), source };
-            let mut writer = Writer::create(&path).map_err(failed)?;
-            let kind = if dense { ImageKind::Dense } else { ImageKind::Sparse };
-            let mut pages = microvm.vm.memory.pages().map_err(FreezeError::Pages)?;
-            writer.write_image(&mut pages, kind).map_err(failed)?;
-            microvm
-                .devices
-                .with_overlay(|disk| disk.map(|disk| writer.write_overlay(disk)).transpose())
-                .map_err(failed)?;
-            let Frozen { description, machine_state } = frozen;
-            writer.seal(description, MACHINE_STATE_VERSION, &machine_state).map_err(failed)
-        })
-    }
-
-    /// Pauses the microVM and freezes it into an extent of a pool; `name` is what errors call it. Afterwards it stays
-    /// paused.
-    ///
-    /// # Errors
-    /// See [`FreezeError`]; the microVM stays paused then, too, and can be resumed.
-    pub fn freeze_extent(
-        &mut self,
-        name: &str,
-        function: Option<FunctionInfo>,
-        target: &mut dyn ExtentTarget,
-    ) -> Result<FreezeReport, FreezeError> {
-        self.pause_and(function, |microvm, frozen| {
-            let mut pages = microvm.vm.memory.pages().map_err(FreezeError::Pages)?;
-            let Frozen { description, machine_state } = frozen;
-            let contents = ExtentContents {
-                memory: &mut pages,
-                description,
-                machine_state_version: MACHINE_STATE_VERSION,
-                machine_state: &machine_state,
-            };
-            microvm
-                .devices
-                .with_overlay(|overlay| write_extent(contents, overlay, target))
-                .map_err(|source| FreezeError::Write { path: name.into(), source })
-        })
-    }
-
-    /// Pauses the microVM, saves its machine, and has the rest written.
-    fn pause_and(
-        &mut self,
-        function: Option<FunctionInfo>,
-        write: impl FnOnce(&Self, Frozen) -> Result<SealReport, FreezeError>,
-    ) -> Result<FreezeReport, FreezeError> {
         let begin = Instant::now();
         self.pause().map_err(FreezeError::Pause)?;
         if self.has_ended() {
@@ -164,7 +134,21 @@ impl Microvm {
         let paused = Instant::now();
         let state = self.save()?;
         let saved = Instant::now();
-        let sealed = write(self, self.describe(&state, function)?)?;
+        let description = self.describe(&state, request.function)?;
+        let machine_state = state.encode().map_err(FreezeError::Encode)?;
+        let pages = self.vm.memory.pages().map_err(FreezeError::Pages)?;
+        let sealed = match &request.destination {
+            Destination::Directory(path) => {
+                let kind = if request.dense { ImageKind::Dense } else { ImageKind::Sparse };
+                self.write_directory(path, kind, pages, description, &machine_state)
+            }
+            Destination::Pool { socket, name } => {
+                let mut target = PoolTarget::new(socket, name);
+                self.write_extent(&mut target, pages, description, &machine_state)
+            }
+        };
+        let destination = request.destination;
+        let sealed = sealed.map_err(|source| FreezeError::Write { destination, source })?;
         Ok(FreezeReport {
             pause_ns: nanoseconds(paused - begin),
             save_ns: nanoseconds(saved - paused),
@@ -177,6 +161,37 @@ impl Microvm {
             bytes_written: sealed.bytes_written,
             disk_bytes: sealed.disk_bytes,
         })
+    }
+
+    fn write_directory(
+        &self,
+        path: &Path,
+        kind: ImageKind,
+        mut pages: GuestPages<'_>,
+        description: Description,
+        machine_state: &[u8],
+    ) -> Result<SealReport, firn_snapshot::FreezeError> {
+        let mut writer = Writer::create(path)?;
+        writer.write_image(&mut pages, kind)?;
+        self.devices
+            .with_overlay(|disk| disk.map(|disk| writer.write_overlay(disk)).transpose())?;
+        writer.seal(description, MACHINE_STATE_VERSION, machine_state)
+    }
+
+    fn write_extent(
+        &self,
+        target: &mut PoolTarget,
+        mut pages: GuestPages<'_>,
+        description: Description,
+        machine_state: &[u8],
+    ) -> Result<SealReport, firn_snapshot::FreezeError> {
+        let contents = ExtentContents {
+            memory: &mut pages,
+            description,
+            machine_state_version: MACHINE_STATE_VERSION,
+            machine_state,
+        };
+        self.devices.with_overlay(|overlay| write_extent(contents, overlay, target))
     }
 
     fn save(&self) -> Result<MachineState, FreezeError> {
@@ -199,11 +214,10 @@ impl Microvm {
         &self,
         state: &MachineState,
         function: Option<FunctionInfo>,
-    ) -> Result<Frozen, FreezeError> {
-        let machine_state = state.encode().map_err(FreezeError::Encode)?;
+    ) -> Result<Description, FreezeError> {
         let cpuid = state.vcpus.first().map(|vcpu| vcpu.cpuid.as_slice()).unwrap_or_default();
         let (vendor, brand) = cpuid::vendor_and_brand(cpuid);
-        let description = Description {
+        Ok(Description {
             id: Uuid::new_v4(),
             parent: self.parent,
             created_ns: SystemTime::now()
@@ -216,8 +230,7 @@ impl Microvm {
             cpu: CpuRequirement { vendor, brand, features: cpuid::features(cpuid) },
             disks: self.devices.read_only_disks().map_err(FreezeError::Disk)?,
             function,
-        };
-        Ok(Frozen { description, machine_state })
+        })
     }
 }
 

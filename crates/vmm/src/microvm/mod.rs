@@ -27,7 +27,7 @@ use handle::Inbox;
 use virtio_set::VirtioSet;
 
 pub(crate) use freeze::nanoseconds;
-pub use freeze::{FreezeError, FreezeReport, FreezeRequest};
+pub use freeze::{Destination, FreezeError, FreezeReport, FreezeRequest};
 pub use handle::{GoneError, Handle};
 pub use parts::AssembleError;
 pub use prepared::{PrepareError, UserRegisters};

@@ -17,7 +17,7 @@ use firn_memory::planners::{ImageFacts, PlanInput, parse};
 use firn_memory::{GuestMemory, HostFacts, Sources, execute};
 use firn_snapshot::{MemoryLayout, Snapshot};
 
-use super::{End, FreezeError, FreezeRequest, FrozenMachine, Microvm, UserRegisters};
+use super::{Destination, End, FreezeError, FreezeRequest, FrozenMachine, Microvm, UserRegisters};
 use crate::bus::MmioDevice;
 use crate::config::{HostConfig, MmioWindow};
 use crate::console::Console;
@@ -193,8 +193,11 @@ fn check(vcpu: u64, value: u64, vcpus: u8, rounds: &mut [u64]) {
 }
 
 fn freeze(microvm: &mut Microvm, destination: &Path) -> super::FreezeReport {
-    let request =
-        FreezeRequest { destination: destination.to_owned(), dense: false, function: None };
+    let request = FreezeRequest {
+        destination: Destination::Directory(destination.to_owned()),
+        dense: false,
+        function: None,
+    };
     microvm.freeze(request).unwrap()
 }
 
@@ -321,7 +324,7 @@ fn a_guest_that_has_ended_is_not_frozen() {
         std::thread::sleep(Duration::from_millis(1));
     }
     let before = names(dir.path());
-    let destination = dir.path().join("snapshot");
+    let destination = Destination::Directory(dir.path().join("snapshot"));
     let error = microvm.freeze(FreezeRequest { destination, dense: false, function: None });
     assert!(matches!(error, Err(FreezeError::Ended)), "{error:?}");
     assert_eq!(names(dir.path()), before);
@@ -355,7 +358,7 @@ fn a_client_that_goes_away_after_a_freeze_lets_the_guest_go_on() {
     let mut microvm = boot(&host, 1, 16 << 20);
     microvm.resume().unwrap();
     let _server = ControlServer::start(&socket, microvm.handle()).unwrap();
-    let destination = dir.path().join("snapshot");
+    let destination = Destination::Directory(dir.path().join("snapshot"));
     let client = std::thread::spawn(move || {
         let mut rounds = [0];
         follow(&reports, 1, &mut rounds, 3);

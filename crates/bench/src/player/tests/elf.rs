@@ -11,7 +11,8 @@ use firn_memory::{HostFacts, Sources, execute};
 use firn_player::format::{PAGE, boot};
 use firn_snapshot::Snapshot;
 use firn_vmm::{
-    BootConfig, Console, End, FreezeRequest, FrozenMachine, HostConfig, KVM_DEVICE, Microvm,
+    BootConfig, Console, Destination, End, FreezeRequest, FrozenMachine, HostConfig, KVM_DEVICE,
+    Microvm,
 };
 use uuid::Uuid;
 
@@ -110,7 +111,11 @@ fn the_elf_boots_freezes_while_it_waits_and_replays_in_every_clone() {
     let mut microvm = boot_elf(&trace, dir.path());
     assert_eq!(until(&mut microvm, "READY"), "READY");
     let destination = dir.path().join("snapshot");
-    let request = FreezeRequest { destination: destination.clone(), dense: false, function: None };
+    let request = FreezeRequest {
+        destination: Destination::Directory(destination.clone()),
+        dense: false,
+        function: None,
+    };
     microvm.freeze(request).unwrap();
     drop(microvm);
 

@@ -13,7 +13,7 @@ use firn_memory::{
 };
 use firn_player::format::{PAGE, TOUCHED_WORD};
 use firn_snapshot::{MemoryLayout, MemoryRegion, PageSet, Snapshot};
-use firn_vmm::KVM_DEVICE;
+use firn_vmm::{Destination, KVM_DEVICE};
 use proptest::prelude::{Just, Strategy, any, prop_oneof, proptest};
 use proptest::test_runner::Config;
 
@@ -26,7 +26,8 @@ const ZERO: std::ops::Range<u64> = 1024..1536;
 
 fn player(trace: &NamedTrace, options: PlayerOptions, dir: &Path) -> Snapshot {
     let path = dir.join("snapshot");
-    freeze(trace, &options, KVM_DEVICE.as_ref(), &path, false).unwrap();
+    let destination = Destination::Directory(path.clone());
+    freeze(trace, &options, KVM_DEVICE.as_ref(), destination, false).unwrap();
     Snapshot::open(&path).unwrap()
 }
 

@@ -11,7 +11,7 @@ use firn_bench::player::{FreezePlayerError, GapFactor, Leaves, PlayerOptions, fr
 use firn_bench::traces::{LoadTraceError, load};
 use firn_bench::{Comparison, Host, HostError, Interrupt, svg};
 use firn_memory::{GuestRange, Leaf};
-use firn_vmm::KVM_DEVICE;
+use firn_vmm::{Destination, KVM_DEVICE};
 
 use super::medium::{self, HugeTmpfs, MediumError};
 use super::progress;
@@ -110,7 +110,8 @@ pub(crate) fn run(arguments: &FloorArgs) -> Result<ExitCode, FloorCommandError> 
     let host = Host::of(folder)?;
     let snapshot = folder.join("player");
     let options = PlayerOptions { leaves, gaps: GapFactor::NONE, ..PlayerOptions::default() };
-    freeze(&trace, &options, KVM_DEVICE.as_ref(), &snapshot, true)?;
+    let destination = Destination::Directory(snapshot.clone());
+    freeze(&trace, &options, KVM_DEVICE.as_ref(), destination, true)?;
     let comparison = FloorComparison {
         program,
         snapshot,

@@ -15,7 +15,7 @@ use firn_bench::{
 use firn_memory::planners::{ImageFacts, ParsePlannerError, PlanInput, select};
 use firn_memory::{HostFacts, HostFactsError};
 use firn_snapshot::PAGE_SIZE;
-use firn_vmm::{KVM_DEVICE, error_chain};
+use firn_vmm::{Destination, KVM_DEVICE, error_chain};
 
 use super::medium::{self, MediumError};
 use super::save::{Output, SaveError};
@@ -123,7 +123,8 @@ pub(crate) fn run(arguments: &BenchThawArgs) -> Result<ExitCode, BenchThawError>
     let mut players = Vec::new();
     for (number, trace) in traces.iter().enumerate() {
         let snapshot = directory.path().join(format!("player-{number}"));
-        freeze(trace, &options, KVM_DEVICE.as_ref(), &snapshot, arguments.dense)
+        let destination = Destination::Directory(snapshot.clone());
+        freeze(trace, &options, KVM_DEVICE.as_ref(), destination, arguments.dense)
             .map_err(|source| BenchThawError::Freeze { trace: trace.name.clone(), source })?;
         players.push(Frozen { trace: trace.name.clone(), snapshot });
     }

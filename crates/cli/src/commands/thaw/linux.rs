@@ -62,6 +62,8 @@ pub(crate) struct ThawReport {
     private_bytes: u64,
     /// Guest memory in DRAM that others can share (page cache), bytes.
     shared_bytes: u64,
+    /// Guest memory that is the pool's, a replica included, bytes: no DRAM of the microVM's.
+    pool_bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     outcome: Option<Outcome>,
 }
@@ -161,6 +163,7 @@ pub(super) fn run(
             read_bytes: counters.read_bytes,
             private_bytes: usage.private,
             shared_bytes: usage.shared,
+            pool_bytes: usage.pool,
             outcome,
         };
         if arguments.json {

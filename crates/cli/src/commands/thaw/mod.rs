@@ -15,7 +15,6 @@ use firn_bench::player::ReplayError;
 use firn_host::{ConnectError, EventError, IdentifyError, IdentityError, InvokeError};
 use firn_memory::planners::{ParsePlannerError, PlannerError, Preloaded, parse};
 use firn_memory::{ExecuteError, HostFactsError, StepError};
-use firn_snapshot::{OpenError, Snapshot};
 use firn_vmm::{GoneError, IncompatibleError, RestoreError};
 
 use crate::clock;
@@ -23,6 +22,7 @@ use crate::detach;
 use crate::event::ReadEventError;
 use crate::host_args::{HostArgs, HostError};
 use crate::session::SessionError;
+use crate::snapshot_args::{OpenSnapshotError, SnapshotArgs};
 
 /// Arguments of `firn thaw`.
 #[derive(Debug, Args)]
@@ -30,19 +30,21 @@ use crate::session::SessionError;
   firn thaw --invoke '{\"name\": \"Ada\"}' snapshots/hello
   firn thaw --name h1 --detach snapshots/hello
   firn thaw --planner firecracker:readahead=off --invoke @event.json --json snapshots/hello
+  firn thaw --pool pool.sock --planner pass --invoke '{}' hello
 
 With --invoke the microVM answers one request and ends; without, it runs until it is stopped.
 Any number of microVMs may be thawed from one snapshot at once. A snapshot that `firn player` made replays its
 trace, checks all its memory and ends; of the options only --planner and --json matter to it.")]
 pub(crate) struct ThawArgs {
-    /// Directory of the snapshot
-    snapshot: PathBuf,
+    #[command(flatten)]
+    snapshot: SnapshotArgs,
     /// Name of the microVM: a-z, 0-9 and -
     #[arg(long)]
     name: Option<String>,
     /// Where guest memory comes from, as NAME[:KEY=VALUE,...]; see `firn plan --planner all`
-    #[arg(long, value_name = "PLANNER", default_value = "firecracker")]
-    planner: String,
+    /// [default: firecracker, or pass_shared from a pool]
+    #[arg(long, value_name = "PLANNER")]
+    planner: Option<String>,
     /// The image is in the page cache: leave out what the planner would preload
     #[arg(long, hide = true)]
     preloaded: bool,
@@ -89,7 +91,7 @@ pub(crate) enum ThawCommandError {
     #[error(transparent)]
     Identity(#[from] IdentityError),
     #[error(transparent)]
-    Open(#[from] OpenError),
+    Open(#[from] OpenSnapshotError),
     #[error(transparent)]
     Incompatible(#[from] IncompatibleError),
     #[error(transparent)]
@@ -122,7 +124,8 @@ pub(crate) enum ThawCommandError {
 
 pub(crate) fn run(arguments: &ThawArgs) -> Result<ExitCode, ThawCommandError> {
     let begin = clock::now();
-    let mut planner = parse(&arguments.planner)?;
+    let written = arguments.planner.as_deref();
+    let mut planner = parse(written.unwrap_or_else(|| arguments.snapshot.default_planner()))?;
     if arguments.preloaded {
         planner = Box::new(Preloaded(planner));
     }
@@ -130,10 +133,11 @@ pub(crate) fn run(arguments: &ThawArgs) -> Result<ExitCode, ThawCommandError> {
         return Ok(detach::detach()?);
     }
     let open = Instant::now();
-    let snapshot = Snapshot::open(&arguments.snapshot)?;
+    let opened = arguments.snapshot.open(planner.store())?;
+    let snapshot = opened.snapshot();
     let opening = open.elapsed();
     match firn_bench::player::trace_of(snapshot.manifest()) {
-        Some(_) => player::run(arguments, begin, &*planner, &snapshot, opening),
-        None => linux::run(arguments, begin, &*planner, &snapshot, opening),
+        Some(_) => player::run(arguments, begin, &*planner, &opened, opening),
+        None => linux::run(arguments, begin, &*planner, snapshot, opening),
     }
 }

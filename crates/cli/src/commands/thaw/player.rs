@@ -3,19 +3,19 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use firn_bench::player::{Clock, PlayerReport, replay};
+use firn_bench::player::{Clock, PlayerReport, ReplicaCost, replay};
 use firn_memory::planners::Planner;
-use firn_snapshot::Snapshot;
 
 use super::{ThawArgs, ThawCommandError};
 use crate::clock;
 use crate::output;
+use crate::snapshot_args::OpenedSnapshot;
 
 pub(super) fn run(
     arguments: &ThawArgs,
     begin: u64,
     planner: &dyn Planner,
-    snapshot: &Snapshot,
+    opened: &OpenedSnapshot,
     opening: Duration,
 ) -> Result<ExitCode, ThawCommandError> {
     let clock = Clock {
@@ -23,7 +23,8 @@ pub(super) fn run(
         request_ns: clock::request(),
         open_ns: clock::nanoseconds(opening),
     };
-    let report = replay(snapshot, planner, &arguments.host.kvm, clock)?;
+    let report = replay(opened.snapshot(), planner, &arguments.host.kvm, clock)?;
+    let report = PlayerReport { replica: opened.replica().map(ReplicaCost::of), ..report };
     if arguments.json {
         output::json(&report);
     } else {

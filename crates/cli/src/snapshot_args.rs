@@ -1,0 +1,88 @@
+//! Which snapshot a command is about: a directory, or a name in a pool.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use thiserror::Error;
+
+use firn_memory::planners::Store;
+use firn_snapshot::{OpenError, OpenPooledError, PooledSnapshot, Snapshot};
+use firn_vmm::Destination;
+
+/// A snapshot that is there.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct SnapshotArgs {
+    /// Directory of the snapshot, or its name where --pool is given
+    snapshot: PathBuf,
+    /// The socket of the manager of the pool that the snapshot is in (`firn pool serve`)
+    #[arg(long, value_name = "SOCKET")]
+    pool: Option<PathBuf>,
+}
+
+/// Why a snapshot was not opened.
+#[derive(Debug, Error)]
+pub(crate) enum OpenSnapshotError {
+    #[error(transparent)]
+    Directory(#[from] OpenError),
+    #[error(transparent)]
+    Pool(#[from] OpenPooledError),
+    #[error("{} is no name of a snapshot in a pool: it is not UTF-8", .0.display())]
+    Name(PathBuf),
+}
+
+/// A snapshot, and what keeps its pool from giving it to others.
+pub(crate) enum OpenedSnapshot {
+    Directory(Box<Snapshot>),
+    Pool(Box<PooledSnapshot>),
+}
+
+impl OpenedSnapshot {
+    pub(crate) fn snapshot(&self) -> &Snapshot {
+        match self {
+            Self::Directory(snapshot) => snapshot,
+            Self::Pool(pooled) => &pooled.snapshot,
+        }
+    }
+
+    /// What the pool did for a replica, if one was asked for.
+    pub(crate) fn replica(&self) -> Option<firn_snapshot::ReplicaReport> {
+        match self {
+            Self::Directory(_) => None,
+            Self::Pool(pooled) => pooled.replica,
+        }
+    }
+}
+
+impl SnapshotArgs {
+    /// The planner where none is named: the best that needs nothing but the snapshot.
+    pub(crate) fn default_planner(&self) -> &'static str {
+        if self.pool.is_some() { "pass_shared" } else { "firecracker" }
+    }
+
+    /// Opens the snapshot for a planner that maps it from `store`.
+    pub(crate) fn open(&self, store: Store) -> Result<OpenedSnapshot, OpenSnapshotError> {
+        let Some(socket) = &self.pool else {
+            return Ok(OpenedSnapshot::Directory(Box::new(Snapshot::open(&self.snapshot)?)));
+        };
+        let name = name(&self.snapshot)?;
+        let pooled = match store {
+            Store::Replica => PooledSnapshot::open_replica(socket, name)?,
+            Store::Directory | Store::Extent => PooledSnapshot::open(socket, name)?,
+        };
+        Ok(OpenedSnapshot::Pool(Box::new(pooled)))
+    }
+}
+
+/// Where a snapshot goes: the directory `to`, or that name in the pool.
+pub(crate) fn destination(
+    pool: Option<&Path>,
+    to: &Path,
+) -> Result<Destination, OpenSnapshotError> {
+    let Some(socket) = pool else { return Ok(Destination::Directory(to.to_owned())) };
+    Ok(Destination::Pool { socket: socket.to_owned(), name: name(to)?.to_owned() })
+}
+
+/// The name of a snapshot in a pool.
+fn name(argument: &Path) -> Result<&str, OpenSnapshotError> {
+    argument.to_str().ok_or_else(|| OpenSnapshotError::Name(argument.to_owned()))
+}
