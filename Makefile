@@ -66,7 +66,8 @@ guest-tests: $(guests)
 	    FIRN=$(abspath $(firn)) "$$binary" --test-threads=1, \
 	    $(firn) lab run --timeout 1800 --in "$$binary" --env FIRN=/bin/firn -- "/in/$${binary##*/}" --test-threads=1)
 
-# Does a thaw's own work grow with guest memory?
+# Does a thaw's own work grow with guest memory? Where there is a KVM: how far is the player from a bare loop, and how far are
+# the planners from each other?
 bench: $(guests)
 	@$(call find,bench -p firn --bench thaw_growth,thaw_growth); \
 	echo "It runs $(if $(hardware),under this machine's KVM,in the lab, where only the ratio means something)."; \
@@ -74,6 +75,9 @@ bench: $(guests)
 	    FIRN=$(abspath $(firn)) FIRN_FUNCTIONS=guest/functions "$$binary" --bench, \
 	    $(firn) lab run --in "$$binary" --in guest/functions --env FIRN=/bin/firn --env FIRN_FUNCTIONS=/in/functions \
 	        -- "/in/$${binary##*/}" --bench)
+	$(if $(kvm),$(firn) bench floor)
+	$(if $(and $(kvm),$(if $(sudo),,root)),$(firn) bench floor --leaves 2m)
+	$(if $(kvm),$(firn) bench thaw --trace sequential-read:64M --runs 10)
 
 lint: setup
 	cargo fmt --check

@@ -6,7 +6,7 @@ use crate::results::{Results, Row};
 
 const WIDTH: f64 = 1000.0;
 const LEFT: f64 = 270.0;
-const RIGHT: f64 = 150.0;
+const RIGHT: f64 = 230.0;
 const BAR: f64 = 22.0;
 const STEP: f64 = 36.0;
 const HEAD: f64 = 84.0;
@@ -176,7 +176,11 @@ impl Svg {
             let middle = y + BAR / 2.0;
             self.stroke((from, middle), (to, middle), WHISKER, 1.5);
             self.stroke((to, middle - 5.0), (to, middle + 5.0), WHISKER, 1.5);
-            let value = format!("{}, p95 {}", number(bar.median), number(bar.p95));
+            let preload = row.preload_ms.filter(|_| !row.oversubscribed);
+            let preload = preload.map_or(String::new(), |preload| {
+                format!(" (preload before: {})", number(preload.median))
+            });
+            let value = format!("{}, p95 {}{preload}", number(bar.median), number(bar.p95));
             self.text(LEFT + bar.end() * scale + 10.0, y + BAR - 6.0, 12.0, INK, "start", &value);
             y += STEP;
         }

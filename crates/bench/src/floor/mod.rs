@@ -2,8 +2,8 @@
 //!
 //! A vCPU in ring 3 runs a loop of four instructions that touches one word of every page of a range, and ends with a
 //! store that exits. There is no monitor around it: one VM, one vCPU, two memory slots. Guest memory is whatever a plan
-//! has made of it, so that the loop and a thawed guest touch the same backing. A thaw's replay cannot be faster; how
-//! little slower it is says how much of a measurement is the instrument.
+//! has made of it, so that the loop and a thawed guest touch the same backing. How little slower a replay is says how
+//! much of a measurement is the instrument.
 
 mod compare;
 mod guest;
