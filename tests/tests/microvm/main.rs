@@ -15,5 +15,6 @@ mod damage;
 mod endings;
 mod errors;
 mod freezing;
+mod pool;
 mod refusals;
 mod shapes;
