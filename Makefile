@@ -20,7 +20,7 @@ find = binary=$$(cargo $(1) --no-run --message-format=json-render-diagnostics \
     test -n "$$binary" || { echo "cargo names no program $(2) for: cargo $(1)" >&2; exit 1; }
 
 .NOTPARALLEL:
-.PHONY: setup python build guest lab demo test unit-tests monitor-tests lab-tests guest-tests bench lint deny clean
+.PHONY: setup python build guest lab demo test unit-tests monitor-tests lab-tests guest-tests bench traces lint deny clean
 
 setup:
 	@command -v cargo >/dev/null || { echo "cargo is missing: install Rust (rustup) first" >&2; exit 1; }
@@ -78,6 +78,10 @@ bench: $(guests)
 	$(if $(kvm),$(firn) bench floor)
 	$(if $(and $(kvm),$(if $(sudo),,root)),$(firn) bench floor --leaves 2m)
 	$(if $(kvm),$(firn) bench thaw --trace sequential-read:64M --runs 10)
+
+# Records the functions' traces again, in a lab that counts instructions.
+traces: lab
+	$(firn) lab run --icount --timeout 7200 --in guest/functions --in traces/record.sh --out traces -- sh /in/record.sh
 
 lint: setup
 	cargo fmt --check

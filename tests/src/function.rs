@@ -38,6 +38,10 @@ pub const HELLO: Function = function!("hello");
 pub const JSON: Function = function!("json");
 /// FunctionBench's pyaes.
 pub const PYAES: Function = function!("pyaes");
+/// FaaSnap's synthetic read-list.
+pub const READ_LIST: Function = function!("read-list");
+/// FaaSnap's synthetic mmap.
+pub const MMAP: Function = function!("mmap");
 
 macro_rules! test_functions {
     ($($name:literal),*) => { [$(($name, include_str!(concat!("../functions/", $name, "/handler.py")))),*] };

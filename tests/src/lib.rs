@@ -16,7 +16,9 @@ mod ran;
 mod world;
 
 pub use frozen::{frozen, workshop};
-pub use function::{Function, HELLO, JSON, PYAES, folder, test_function, workshop_folder};
+pub use function::{
+    Function, HELLO, JSON, MMAP, PYAES, READ_LIST, folder, test_function, workshop_folder,
+};
 pub use monitor::Monitor;
 pub use ran::Ran;
 pub use world::{Firn, World, cache};

@@ -75,6 +75,15 @@ fn stopped(signal: Signal) -> (Option<i32>, String) {
 
 #[test]
 #[ignore = "needs the lab: make lab-tests"]
+fn a_lab_that_counts_instructions_says_so_and_has_one_processor() {
+    // In 1000 s of sleep nothing is executed.
+    let script = "nproc; echo $FIRN_LAB_CLOCK; sleep 1000; ls /dev/kvm";
+    let ran = output(&["--icount", "--", "sh", "-c", script]);
+    assert_eq!(text(&ran.stdout), "1\ninstructions\n/dev/kvm\n");
+}
+
+#[test]
+#[ignore = "needs the lab: make lab-tests"]
 fn files_output_results_and_exit_code_pass_unchanged() {
     let here = tempfile::tempdir().unwrap();
     let bytes: Vec<u8> = (0..=255).cycle().take(16 << 20).collect();

@@ -203,36 +203,51 @@ impl Drop for VcpuWitness {
 fn toucher(page: u64, registers: &Registers, seen: &Seen<'_>) -> (Toucher, Option<Leaf>) {
     let unknown = (Toucher::Instruction, None);
     let Some(tables) = PageTables::of(&registers.1) else { return unknown };
-    let entry = |address| seen.read(address).map(u64::from_le_bytes);
+    let instruction = of_instruction(registers, tables, seen);
+    find(page, instruction, tables, seen)
+        .or_else(|| find(page, of_delivery(registers, tables, seen), tables, seen))
+        .map_or(unknown, |(toucher, leaf)| (toucher, Some(leaf)))
+}
+
+/// Looks for a page among those at linear addresses, and then among the tables on the way to them.
+fn find(
+    page: u64,
+    addresses: Vec<u64>,
+    tables: PageTables,
+    seen: &Seen<'_>,
+) -> Option<(Toucher, Leaf)> {
     let mut walked = None;
-    for address in addresses(registers, tables, seen) {
-        let walk = tables.walk(address, entry);
+    for address in addresses {
+        let walk = tables.walk(address, |address| seen.read(address).map(u64::from_le_bytes));
         match walk.end {
             WalkEnd::Mapped { address, leaf } if address / PAGE_SIZE == page => {
-                return (Toucher::Instruction, Some(leaf));
+                return Some((Toucher::Instruction, leaf));
             }
             _ if walk.tables().iter().any(|table| table / PAGE_SIZE == page) => {
-                walked = Some((Toucher::Walk, Some(Leaf::Size4K)));
+                walked = Some((Toucher::Walk, Leaf::Size4K));
             }
             _ => {}
         }
     }
-    walked.unwrap_or(unknown)
+    walked
 }
 
-/// Linear addresses that the vCPU may be about to touch, one a page, the likeliest first.
-fn addresses(registers: &Registers, tables: PageTables, seen: &Seen<'_>) -> Vec<u64> {
+/// Linear addresses that the instruction at the vCPU's instruction pointer touches: its own, its operands', the stack's.
+fn of_instruction(registers: &Registers, tables: PageTables, seen: &Seen<'_>) -> Vec<u64> {
     let (regs, sregs) = registers;
-    let mut found = Vec::new();
-    let last = regs.rip.wrapping_add(MAX_INSTRUCTION as u64 - 1);
-    found.extend([regs.rip, last]);
+    let mut found = vec![regs.rip, regs.rip.wrapping_add(MAX_INSTRUCTION as u64 - 1)];
     for Operand { address, len, .. } in operands(&code(regs.rip, tables, seen), regs, sregs) {
         let pages = (0..MOST_PAGES).map(|page| page * PAGE_SIZE).take_while(|from| *from < len);
         found.extend(pages.map(|from| address.wrapping_add(from)));
         found.push(address.wrapping_add(len - 1));
     }
-    // What the delivery of an interrupt or an exception reads and writes.
-    found.extend([regs.rsp.wrapping_sub(STACK), regs.rsp.wrapping_sub(8), regs.rsp]);
+    found
+}
+
+/// Linear addresses that the delivery of an interrupt or an exception touches: descriptor tables, task state, stacks.
+fn of_delivery(registers: &Registers, tables: PageTables, seen: &Seen<'_>) -> Vec<u64> {
+    let (regs, sregs) = registers;
+    let mut found = vec![regs.rsp.wrapping_sub(STACK), regs.rsp.wrapping_sub(8), regs.rsp];
     for table in [&sregs.idt, &sregs.gdt] {
         found.extend([table.base, table.base.wrapping_add(table.limit.into())]);
     }
@@ -247,6 +262,9 @@ fn addresses(registers: &Registers, tables: PageTables, seen: &Seen<'_>) -> Vec<
 
 /// The bytes of the instruction at an address; fewer where they go on in a page that is not there.
 fn code(rip: u64, tables: PageTables, seen: &Seen<'_>) -> Vec<u8> {
+    if let Some(bytes) = read_linear::<MAX_INSTRUCTION>(rip, tables, seen) {
+        return bytes.into();
+    }
     let bytes = (0..MAX_INSTRUCTION as u64)
         .map_while(|at| read_linear(rip.wrapping_add(at), tables, seen).map(|[byte]| byte));
     bytes.collect()

@@ -16,5 +16,6 @@ mod endings;
 mod errors;
 mod freezing;
 mod pool;
+mod recording;
 mod refusals;
 mod shapes;

@@ -40,7 +40,13 @@ fn one_vcpu() {
 
 #[test]
 fn two_vcpus() {
-    cycle(&["--vcpus", "2"], processors(2));
+    cycle(&["--vcpus", "2"], |world, name| {
+        processors(2)(world, name);
+        if name == "thawed" {
+            let record = world.firn(["record", "--invoke", "1", "--input", "a", "--out", "trace"]);
+            record.arg(world.file("snapshot")).run().refused(&["2 vCPUs", "--vcpus 1"]);
+        }
+    });
 }
 
 #[test]

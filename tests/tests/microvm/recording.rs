@@ -1,0 +1,93 @@
+//! A recorded invocation is a trace of what the guest touched, and answers as any other does.
+
+use std::fs;
+
+use firn_memory::Leaf;
+use firn_memory::trace::{Access, Touch, Toucher, Trace};
+use firn_tests::{Function, HELLO, MMAP, Monitor, READ_LIST, World, frozen, workshop};
+use serde_json::{Value, json};
+
+#[test]
+fn hello_is_recorded_touch_by_touch() {
+    let world = World::default();
+    let file = world.file("hello-a.trace");
+    let record = world.firn(["record", "--json", "--invoke", HELLO.input_a, "--input", "a"]);
+    let report = record.arg("--out").arg(&file).arg(frozen(&HELLO)).run().json();
+    world.assert_nothing_left();
+    let expected: Value = serde_json::from_str(HELLO.expected_a).unwrap();
+    assert_eq!(report["outcome"]["answer"], expected);
+
+    // Reading it checks that every page is one of the guest's, touched first once and written later once.
+    let content = fs::read(&file).unwrap();
+    let trace = Trace::decode(&content).unwrap();
+    assert_eq!(report["bytes"], content.len());
+    let origin = trace.origin();
+    assert_eq!((origin.function.as_str(), origin.input.as_str()), ("hello", "a"));
+    assert!(!origin.command.contains(&world.work().display().to_string()), "{origin:?}");
+
+    let touches = trace.touches();
+    let count =
+        |wanted: &dyn Fn(&Touch) -> bool| touches.iter().filter(|touch| wanted(touch)).count();
+    assert_eq!(report["touches"], touches.len());
+    assert_eq!(report["pages"], trace.touched_pages());
+    // Whoever touches by an instruction or a walk meets a fault of KVM's; the monitor does not.
+    let by_guest = count(&|touch| touch.by != Toucher::Device);
+    let faults = usize::try_from(report["kvm"]["page_faults"].as_u64().unwrap()).unwrap();
+    assert!(by_guest > 500 && by_guest.abs_diff(faults) < faults / 10, "{by_guest}: {report}");
+    // Linux maps itself by large leaves, and programs by small ones; it reads more than it writes.
+    let unknown = report["unknown_leaves"].as_u64().unwrap();
+    assert!(unknown < trace.touched_pages() / 50, "{report}");
+    assert!(count(&|touch| touch.leaf == Leaf::Size2M) > 100);
+    assert!(count(&|touch| touch.leaf == Leaf::Size4K && touch.by == Toucher::Instruction) > 100);
+    assert!(count(&|touch| touch.by == Toucher::Walk) > 5);
+    assert!(count(&|touch| touch.by == Toucher::Device) > 5);
+    let first = |access| count(&|touch: &Touch| touch.access == access);
+    assert!(first(Access::Read) > first(Access::Write));
+    assert!(first(Access::LaterWrite) > 50);
+    // It works between most touches, and in all less than it is in guest mode.
+    assert!(count(&|touch| touch.gap > 0) > touches.len() / 4);
+    assert_eq!(report["worked"], touches.iter().map(|touch| touch.gap).sum::<u64>());
+}
+
+#[test]
+fn what_fails_leaves_no_trace() {
+    let world = World::default();
+    let file = world.file("failed.trace");
+    let event = json!({"module": "raises", "event": {}}).to_string();
+    let record = world.firn(["record", "--invoke", &event, "--input", "a", "--out"]);
+    record.arg(&file).arg(workshop()).run().function_error(&["errorType"]);
+    assert!(!file.exists());
+
+    let elsewhere = world.file("missing").join("a.trace");
+    let record = world.firn(["record", "--invoke", HELLO.input_a, "--input", "a", "--out"]);
+    let ran = record.arg(&elsewhere).arg(frozen(&HELLO)).run();
+    assert_eq!((ran.code, ran.stdout.as_str()), (1, ""), "{ran:#?}");
+    assert!(ran.stderr.contains("writing the trace to"), "{ran:#?}");
+}
+
+/// Boots a synthetic function on a machine of the usual size.
+fn booted(world: &World, function: &Function) -> Monitor {
+    let boot = world.firn(["boot", "--name", "small"]).arg(function.write(&world.work()));
+    boot.start().ready()
+}
+
+#[test]
+fn read_list_reads_what_was_made_before_the_freeze() {
+    let world = World::default();
+    let _booted = booted(&world, &READ_LIST);
+    // The first words of pages 0 and 1 on, as the function makes them.
+    let word = |page: u64| ((page * 2_654_435_761 + 1) % (1 << 32)) | 1;
+    let sum: u64 = (0..256).map(word).sum();
+    let answer = world.firn(["invoke", "small", r#"{"mebibytes": 1}"#]).run().json();
+    assert_eq!(answer, json!({"pages": 256, "sum": sum}));
+    let more = world.firn(["invoke", "small", READ_LIST.input_a]).run();
+    more.function_error(&["boot with more memory"]);
+}
+
+#[test]
+fn mmap_writes_one_byte_a_page() {
+    let world = World::default();
+    let _booted = booted(&world, &MMAP);
+    let answer = world.firn(["invoke", "small", r#"{"mebibytes": 4, "value": 7}"#]).run().json();
+    assert_eq!(answer, json!({"pages": 1024, "last": 7, "beside": 0}));
+}
