@@ -47,14 +47,14 @@ demo: $(guests)
 test: lint unit-tests $(if $(kvm),,monitor-tests) $(if $(hardware),,lab-tests) guest-tests
 
 unit-tests: python
-	cargo test --workspace --exclude firn-tests $(if $(kvm),,-- --skip microvm::tests --skip player::tests)
+	cargo test --workspace --exclude firn-tests $(if $(kvm),,-- --skip microvm::tests --skip player::tests --skip player::pool_tests --skip floor::tests)
 
 # Without any KVM the monitor's own guests run in the lab.
 monitor-tests: lab
 	@$(call find,test -p firn-vmm --lib,firn_vmm); \
 	$(firn) lab run --in "$$binary" -- "/in/$${binary##*/}" microvm::tests
 	@$(call find,test -p firn-bench --lib,firn_bench); \
-	$(firn) lab run --in "$$binary" -- "/in/$${binary##*/}" player::tests
+	$(firn) lab run --in "$$binary" -- "/in/$${binary##*/}" player::tests player::pool_tests floor::tests
 
 lab-tests: lab
 	cargo test -p firn --test lab -- --ignored --test-threads=1

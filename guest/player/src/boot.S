@@ -8,7 +8,7 @@
 page_tables:    .quad 0
 instruction:    .quad 0
 stack:          .quad 0
-argument:       .quad 0
+arguments:      .quad 0, 0
 
 # 0x100: entry by the 64-bit Linux boot protocol: long mode, this page mapped to itself.
 .org 0x100
@@ -40,7 +40,8 @@ entry:
         popfq
         movq instruction(%rip), %rdx
         movq stack(%rip), %rcx
-        movq argument(%rip), %rdi
+        movq arguments(%rip), %rdi
+        movq arguments + 8(%rip), %rsi
         # KVM with software page tables emulates ring 0 and knows no other way to an outer ring. AMD's processors
         # know no sysexit in long mode: there it raises #UD, and `refused` goes on.
         sysexitq

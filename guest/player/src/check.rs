@@ -1,6 +1,8 @@
 //! The second pass: every byte of the trace's memory, and filling it in the first place.
 
-use crate::format::{Header, PAGE, PAGE_WORDS, STEP, TOUCHED_WORD, Window, word, written_word};
+use crate::format::{
+    Header, OWN, PAGE, PAGE_WORDS, STEP, TOUCHED_WORD, Window, digested, word, written_word,
+};
 
 /// The pages of the trace's memory, each with its number among them, but for those of which nothing can be
 /// checked.
@@ -54,6 +56,15 @@ pub(crate) fn check(header: &Header, mut wrong: impl FnMut(u64)) -> u64 {
         }
     }
     count
+}
+
+/// The digest of the first `len` bytes of the player's own region.
+pub(crate) fn own_digest(len: u64) -> u64 {
+    (0..len / 8).fold(0, |digest, index| {
+        let place = (OWN + index * 8) as *const u64;
+        // SAFETY: the page tables map the player's region.
+        digested(digest, unsafe { place.read_volatile() })
+    })
 }
 
 fn is_right(header: &Header, index: u64, page: u64) -> bool {

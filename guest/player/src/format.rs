@@ -1,7 +1,7 @@
 //! What the builder of a player's memory and the player agree on.
 //!
 //! Guest memory is the trace's, filled from page number and seed, and above it one region more, the player's own:
-//! header, program, stack, touches, gaps, two bitmaps and page tables. Virtual addresses: the player's own region
+//! header, program, touches, gaps, two bitmaps, page tables and stack. Virtual addresses: the player's own region
 //! at [`OWN`], the trace's memory twice, at the windows of [`Window`], which differ in their leaves.
 
 /// Bytes of a page.
@@ -166,6 +166,14 @@ impl Touch {
     }
 }
 
+/// The digest of the player's region up to its stack, word by word: `digest = digested(digest, word)`, from 0. The
+/// player gets it in a register, which no restore of memory can change.
+#[inline]
+#[must_use]
+pub const fn digested(digest: u64, word: u64) -> u64 {
+    (digest ^ word).wrapping_mul(STEP).rotate_left(29)
+}
+
 /// A region of the trace's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Region {
@@ -247,8 +255,8 @@ header! {
 pub mod boot {
     /// Guest-physical and virtual address of the image.
     pub const START: u64 = 0x10_0000;
-    /// Offset of four words: guest-physical address of the top page table; and the player's first instruction,
-    /// stack and argument.
+    /// Offset of five words: guest-physical address of the top page table; and the player's first instruction,
+    /// stack and two arguments.
     pub const WORDS: u64 = 0;
     /// Offset of the entry by the 64-bit Linux boot protocol.
     pub const ENTRY: u64 = 0x100;
@@ -272,8 +280,10 @@ pub mod register {
     pub const TOUCHES: u64 = 24;
     /// The value is the number of pages that were touched.
     pub const PAGES: u64 = 32;
+    /// The player's own region is wrong: its lists, program or page tables; so no other report counts.
+    pub const WRONG_OWN: u64 = 40;
     /// The second pass has ended; the value is the number of wrong pages in it. Nothing follows.
-    pub const END: u64 = 40;
+    pub const END: u64 = 48;
 }
 
 #[cfg(test)]

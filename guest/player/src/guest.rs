@@ -3,25 +3,27 @@
 use core::arch::asm;
 use core::arch::x86_64::_rdtsc;
 
-use crate::check::{check, fill};
+use crate::check::{check, fill, own_digest};
 use crate::console;
-use crate::format::{Header, REPORT, REPORTED_PAGES, register};
+use crate::format::{Header, OWN, REPORT, REPORTED_PAGES, register};
 use crate::replay::{Wrong, replay};
 
 /// The whole life of the guest.
 ///
+/// `digest` is that of the first `len` bytes of the player's own region.
+///
 /// # Safety
-/// `header` points to a [`Header`] in a memory as [`format`](mod@crate::format) describes it, of which nobody
-/// else uses anything.
-pub unsafe fn run(header: *const u64) -> ! {
+/// Memory is as [`format`](mod@crate::format) describes it, and nobody else uses any of it.
+pub unsafe fn run(digest: u64, len: u64) -> ! {
     let header = Header::from_words(|index| {
-        let place = header.wrapping_add(index);
+        let place = (OWN as *const u64).wrapping_add(index);
         // SAFETY: the caller says so.
         unsafe { place.read_volatile() }
     });
+    let own_is_right = || own_digest(len) == digest;
     match header.reports {
-        0 => report_to_registers(&header),
-        _ => report_to_console(&header),
+        0 => report_to_registers(&header, own_is_right),
+        _ => report_to_console(&header, own_is_right),
     }
 }
 
@@ -31,7 +33,7 @@ pub fn end() -> ! {
     unsafe { asm!("ud2", options(noreturn)) };
 }
 
-fn report_to_registers(header: &Header) -> ! {
+fn report_to_registers(header: &Header, own_is_right: impl Fn() -> bool) -> ! {
     let mut wrong = Wrong::none();
     replay(header, &mut wrong);
     // Here the monitor's clock stops.
@@ -46,6 +48,9 @@ fn report_to_registers(header: &Header) -> ! {
             reported += 1;
         }
     });
+    if !own_is_right() {
+        report(register::WRONG_OWN, 1);
+    }
     report(register::END, count);
     end()
 }
@@ -55,7 +60,7 @@ fn report(register: u64, value: u64) {
     unsafe { ((REPORT + register) as *mut u64).write_volatile(value) };
 }
 
-fn report_to_console(header: &Header) -> ! {
+fn report_to_console(header: &Header, own_is_right: impl Fn() -> bool) -> ! {
     fill(header);
     console::line(b"READY", &[]);
     console::wait();
@@ -66,7 +71,11 @@ fn report_to_console(header: &Header) -> ! {
     console::line(b"DONE", &[header.pages, nanoseconds(ticks, header.tsc_khz)]);
     wrong.pages().for_each(|page| console::line(b"BAD", &[page]));
     let count = check(header, |page| console::line(b"BAD", &[page]));
-    console::line(b"END", &[wrong.count.max(count)]);
+    if own_is_right() {
+        console::line(b"END", &[wrong.count.max(count)]);
+    } else {
+        console::line(b"BAD player", &[]);
+    }
     loop {
         core::hint::spin_loop();
     }

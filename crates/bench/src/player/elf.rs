@@ -71,7 +71,7 @@ pub fn elf(
         tsc_khz: u64::from(firn_vmm::tsc_khz(kvm)?),
     };
     let own = OwnRegion::new(&trace.trace, options, surroundings)?;
-    let end = own.start + own.len;
+    let end = own.start + own.len();
     let memory = if end > LOW_MEMORY_END { end - GAP } else { end };
     Ok(PlayerElf { bytes: write(&own), memory })
 }
@@ -114,7 +114,8 @@ fn write(own: &OwnRegion) -> Vec<u8> {
 fn way_there(own: &OwnRegion, region: &[u8]) -> Vec<u8> {
     let mut image = BOOT.to_vec();
     image.resize(index(boot::LEN), 0);
-    let words = [own.page_tables, OWN + PROGRAM, own.stack, OWN];
+    let [digest, len] = own.arguments;
+    let words = [own.page_tables, OWN + PROGRAM, own.stack, digest, len];
     let words = words.map(u64::to_le_bytes).concat();
     image[index(boot::WORDS)..][..words.len()].copy_from_slice(&words);
     let top = &region[index(own.page_tables - own.start)..][..index(PAGE)];

@@ -64,11 +64,12 @@ fn prepare(
         own.write(&view).map_err(PlayerMemoryError::from)?;
         fill(&view, trace, options.seed).map_err(PlayerMemoryError::from)?;
     }
+    let [digest, len] = own.arguments;
     let registers = UserRegisters {
         page_tables: own.page_tables,
         instruction: OWN + PROGRAM,
         stack: own.stack,
-        arguments: [OWN, 0, 0, 0],
+        arguments: [digest, len, 0, 0],
     };
     let microvm = Microvm::prepare(memory, &[registers], &host(kvm, Vec::new()))?;
     let function = FunctionInfo { name: name.clone(), handler: super::HANDLER.to_owned() };

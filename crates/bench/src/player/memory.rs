@@ -5,7 +5,7 @@ use firn_memory::trace::{Access, GapUnit, Trace};
 use firn_player::format::{
     Header, Kind, MOST_PAGES, OWN, PAGE, PAGE_WORDS, PORTS, PORTS_BASE, PORTS_LEN, PROGRAM,
     REGIONS, REPORT, REPORT_ADDRESS, Region, STACK, STEP, TASK_STATE, TOUCHED_WORD, Touch, Window,
-    word,
+    digested, word,
 };
 use firn_snapshot::{ImageRegion, LayoutError, MemoryLayout, MemoryRegion, PageSet};
 use thiserror::Error;
@@ -59,12 +59,12 @@ pub enum PlayerMemoryError {
 pub(super) struct OwnRegion {
     /// Guest-physical start, a multiple of 2 MiB.
     pub(super) start: u64,
-    /// Its parts: offset in the region, and bytes.
-    pub(super) parts: Vec<(u64, Vec<u8>)>,
-    /// Its length in bytes.
-    pub(super) len: u64,
+    parts: Parts,
     /// Guest-physical address of the top page table.
     pub(super) page_tables: u64,
+    /// What the player gets in its first two registers: the digest of its region up to the stack, and the length of
+    /// that.
+    pub(super) arguments: [u64; 2],
     /// The stack pointer at the first instruction, as at the entry of a function.
     pub(super) stack: u64,
 }
@@ -96,7 +96,7 @@ impl OwnRegion {
         let start = end.next_multiple_of(LARGE_LEAF);
         let region = Self::at(start, trace, options, surroundings)?;
         let gap = LOW_MEMORY_END..HIGH_MEMORY_START;
-        if start < gap.end && start + region.len > gap.start {
+        if start < gap.end && start + region.len() > gap.start {
             return Self::at(HIGH_MEMORY_START, trace, options, surroundings);
         }
         Ok(region)
@@ -117,8 +117,7 @@ impl OwnRegion {
             *place = Region { page: region.guest_addr / PAGE, pages: region.len / PAGE };
         }
         let mut parts = Parts { parts: vec![(PROGRAM, PLAYER.to_vec())], end: PROGRAM };
-        parts.end += (PLAYER.len() as u64).next_multiple_of(PAGE) + STACK;
-        let stack = OWN + parts.end - 8;
+        parts.end += (PLAYER.len() as u64).next_multiple_of(PAGE);
         let touches = touches(trace, options.leaves, surroundings.unchecked)?;
         let header = Header {
             seed: options.seed,
@@ -147,35 +146,38 @@ impl OwnRegion {
             tables.map_large(0, 0);
         }
         parts.add(tables.into_bytes());
+        let arguments = [digest(&parts.bytes()), parts.end];
+        parts.end += STACK;
+        let stack = OWN + parts.end - 8;
         if parts.end > OWN_WINDOW {
             let touches = touches.len();
             return Err(PlayerMemoryError::TooManyTouches { touches, bytes: parts.end });
         }
-        Ok(Self { start, parts: parts.parts, len: parts.end, page_tables, stack })
+        Ok(Self { start, parts, page_tables, arguments, stack })
     }
 
     /// The trace's memory and this region.
     pub(super) fn layout(&self, trace: &Trace) -> Result<MemoryLayout, LayoutError> {
         let mut regions = Vec::<MemoryRegion>::from(trace.layout().clone());
-        regions.push(MemoryRegion { guest_addr: self.start, len: self.len });
+        // Whole large leaves, so that the player's own lists can have some too.
+        let len = self.len().next_multiple_of(LARGE_LEAF);
+        regions.push(MemoryRegion { guest_addr: self.start, len });
         MemoryLayout::new(regions)
     }
 
-    /// The whole region.
+    /// The length of what is in it, bytes.
+    pub(super) fn len(&self) -> u64 {
+        self.parts.end
+    }
+
+    /// All that is in it.
     pub(super) fn bytes(&self) -> Vec<u8> {
-        let place = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX);
-        let mut region = vec![0; place(self.len)];
-        for (offset, bytes) in &self.parts {
-            region[place(*offset)..][..bytes.len()].copy_from_slice(bytes);
-        }
-        region
+        self.parts.bytes()
     }
 
     /// Writes the region into guest memory.
     pub(super) fn write(&self, memory: &GuestMemoryMmap) -> Result<(), GuestMemoryError> {
-        self.parts.iter().try_for_each(|(offset, bytes)| {
-            memory.write_slice(bytes, GuestAddress(self.start + offset))
-        })
+        memory.write_slice(&self.bytes(), GuestAddress(self.start))
     }
 }
 
@@ -204,7 +206,7 @@ pub(super) fn fill(
     Ok(())
 }
 
-/// Parts of a region, one after the other, each from a page on.
+/// Parts of a region: offset and bytes. Each that is added begins with a page.
 struct Parts {
     parts: Vec<(u64, Vec<u8>)>,
     end: u64,
@@ -219,6 +221,21 @@ impl Parts {
         self.parts.push((offset, bytes));
         OWN + offset
     }
+
+    fn bytes(&self) -> Vec<u8> {
+        let place = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX);
+        let mut all = vec![0; place(self.end)];
+        for (offset, bytes) in &self.parts {
+            all[place(*offset)..][..bytes.len()].copy_from_slice(bytes);
+        }
+        all
+    }
+}
+
+/// What the player makes of these bytes of its region.
+fn digest(bytes: &[u8]) -> u64 {
+    let (words, _) = bytes.as_chunks();
+    words.iter().fold(0, |digest, word| digested(digest, u64::from_le_bytes(*word)))
 }
 
 /// The touches as the player has them.

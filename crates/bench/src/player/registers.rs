@@ -40,6 +40,10 @@ pub(super) struct Reports {
     pub(super) pages: u64,
     pub(super) wrong_in_loop: Wrong,
     pub(super) wrong_in_pass: Wrong,
+    /// The player's own region is wrong.
+    pub(super) wrong_own: bool,
+    /// When the second pass ended, ns of CLOCK_MONOTONIC.
+    pub(super) ended_ns: u64,
 }
 
 /// Wrong pages: how many, and the first of them.
@@ -109,10 +113,12 @@ impl MmioDevice for Registers {
             }
             register::WRONG_IN_LOOP => reports.wrong_in_loop.add(value),
             register::WRONG_IN_PASS => reports.wrong_in_pass.add(value),
+            register::WRONG_OWN => reports.wrong_own = true,
             register::TOUCHES => reports.touches = value,
             register::PAGES => reports.pages = value,
             register::END => {
                 reports.wrong_in_pass.count = value;
+                reports.ended_ns = now;
                 // Nobody waits any more when this fails.
                 let _ = self.ended.send(std::mem::take(reports));
             }

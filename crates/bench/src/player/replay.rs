@@ -144,7 +144,7 @@ pub(super) fn replay_plan(
     let Some((done_ns, counters)) = reports.done.take() else {
         return Err(ReplayError::Ended);
     };
-    if reports.wrong_in_loop.count + reports.wrong_in_pass.count > 0 {
+    if reports.wrong_own || reports.wrong_in_loop.count > 0 || reports.wrong_in_pass.count > 0 {
         return Err(ReplayError::Wrong {
             planner: plan.planner.clone(),
             wrong: describe(&reports),
@@ -166,7 +166,7 @@ pub(super) fn replay_plan(
             resume_ns: nanoseconds(resumed - mapped),
             replay_ns: done_ns.saturating_sub(resumed_ns),
             total_ns: done_ns.saturating_sub(clock.request_ns.unwrap_or(clock.begin_ns)),
-            verify_ns: now_ns().saturating_sub(done_ns),
+            verify_ns: reports.ended_ns.saturating_sub(done_ns),
         },
         replica: None,
         kvm_index: restored.kvm_index,
@@ -202,6 +202,10 @@ fn describe(reports: &Reports) -> String {
         let more = if wrong.count > wrong.pages.len() as u64 { " and more" } else { "" };
         format!("{what} {} ({}{more})", wrong.count, pages.join(", "))
     };
+    if reports.wrong_own {
+        return "the player's own lists, program or page tables, above the trace's memory"
+            .to_owned();
+    }
     let lists = [
         ("guest pages in the timed loop:", &reports.wrong_in_loop),
         ("guest pages in the second pass:", &reports.wrong_in_pass),

@@ -148,6 +148,29 @@ fn a_wrong_page_fails_the_run_wherever_it_is() {
     }
 }
 
+/// The header, the touches, the bitmaps and the page tables; the program too, where it still runs.
+#[test]
+fn a_player_that_is_damaged_itself_never_passes() {
+    let trace = some_trace();
+    let mut found = 0;
+    for page in 0..40 {
+        let dir = tempfile::tempdir().unwrap();
+        let snapshot = player(&trace, PlayerOptions::default(), dir.path());
+        let path = snapshot.path().join("memory.img");
+        let image = OpenOptions::new().read(true).write(true).open(path).unwrap();
+        let mut before = [0; 4096];
+        image.read_exact_at(&mut before, (PAGES + page) * PAGE).unwrap();
+        if before == [0; 4096] {
+            continue;
+        }
+        found += 1;
+        image.write_all_at(&[0; 4096], (PAGES + page) * PAGE).unwrap();
+        let result = run(&snapshot, "firecracker");
+        assert!(result.is_err(), "page {page}: {result:?}");
+    }
+    assert!(found > 8, "{found}");
+}
+
 #[test]
 fn pages_that_changed_places_are_found() {
     let dir = tempfile::tempdir().unwrap();

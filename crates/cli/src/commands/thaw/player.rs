@@ -70,3 +70,7 @@ fn print(report: &PlayerReport) {
         output::milliseconds(times.verify_ns),
     ));
 }
+
+#[cfg(test)]
+#[path = "player_tests.rs"]
+mod tests;

@@ -1,0 +1,51 @@
+//! `firn player` and `firn thaw` as they are called, under this host's KVM.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use clap::{Args, FromArgMatches};
+
+use crate::commands::player::{self, PlayerArgs, PlayerCommandError};
+use crate::commands::thaw::{self, ThawArgs, ThawCommandError};
+
+fn arguments<T: Args + FromArgMatches>(words: &[&str]) -> T {
+    let command = T::augment_args(clap::Command::new("firn").no_binary_name(true));
+    T::from_arg_matches(&command.try_get_matches_from(words).unwrap()).unwrap()
+}
+
+fn make(words: &[&str], out: &Path) -> Result<(), PlayerCommandError> {
+    let words = [words, &["--out", out.to_str().unwrap()]].concat();
+    player::run(&arguments::<PlayerArgs>(&words)).map(drop)
+}
+
+fn thaw(words: &[&str], snapshot: &Path) -> Result<(), ThawCommandError> {
+    let words = [words, &[snapshot.to_str().unwrap()]].concat();
+    thaw::run(&arguments::<ThawArgs>(&words)).map(drop)
+}
+
+#[test]
+fn a_player_is_made_thawed_and_refused_when_it_is_wrong() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("snapshot");
+    make(&["--trace", "sequential-read:4M", "--leaves", "2m", "--dense"], &path).unwrap();
+    thaw(&[], &path).unwrap();
+    thaw(&["--planner", "dram_cached", "--json"], &path).unwrap();
+    let image = OpenOptions::new().write(true).open(path.join("memory.img")).unwrap();
+    image.write_all_at(&[1], 0x2a_0000).unwrap();
+    let error = thaw(&["--json"], &path).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "firecracker:readahead=on restored wrong memory: guest pages in the second pass: 1 (0x2a0)"
+    );
+}
+
+#[test]
+fn an_elf_is_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("player.elf");
+    make(&["--elf", "--json", "--trace", "sequential-write:4M"], &path).unwrap();
+    assert!(std::fs::read(&path).unwrap().starts_with(b"\x7fELF"));
+    let error = make(&["--trace", "none"], &path).unwrap_err();
+    assert!(error.to_string().contains("sequential-read:SIZE"), "{error}");
+}
