@@ -1,6 +1,7 @@
 //! Players as processes: a batch of them is started together, and all of them have to succeed.
 
 use std::collections::VecDeque;
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
@@ -130,12 +131,12 @@ impl Drop for Processes<'_> {
     }
 }
 
-/// Starts `count` players of one snapshot together, waits for all of them, and returns their reports.
+/// Starts `count` players of one snapshot, which these arguments name, together, waits for all of them, and returns their reports.
 ///
 /// `preloaded` says that the image is in the page cache already: a plan's own preload is left out.
 pub(crate) fn run(
     program: &Path,
-    snapshot: &Path,
+    snapshot: &[OsString],
     planner: &str,
     preloaded: bool,
     count: u32,
@@ -150,7 +151,7 @@ pub(crate) fn run(
             command.arg("--preloaded");
         }
         // A group of its own: a signal from the terminal reaches this process, which then ends them all.
-        command.arg(snapshot).process_group(0);
+        command.args(snapshot).process_group(0);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let start = |source| BatchError::Start { member, source };
         let child = command.env(REQUEST_VARIABLE, now().to_string()).spawn().map_err(start)?;

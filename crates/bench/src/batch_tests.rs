@@ -18,7 +18,8 @@ fn batch(script: &str, preloaded: bool, count: u32) -> Result<Vec<PlayerReport>,
     let directory = tempfile::tempdir().unwrap();
     let interrupt = Interrupt::catch().unwrap();
     let program = program(directory.path(), script);
-    let result = run(&program, directory.path(), "pass:x=1", preloaded, count, &interrupt);
+    let result =
+        run(&program, &[directory.path().into()], "pass:x=1", preloaded, count, &interrupt);
     assert!(lock(&interrupt.state).running.is_empty());
     result
 }
@@ -60,6 +61,6 @@ fn one_failure_fails_the_batch() {
     let error = batch("echo '{}'", false, 1).unwrap_err();
     assert!(matches!(error, BatchError::Report { member: 1, .. }), "{error}");
     let interrupt = Interrupt::catch().unwrap();
-    let missing = run(Path::new("/no/firn"), Path::new("/"), "p", false, 1, &interrupt);
+    let missing = run(Path::new("/no/firn"), &["/".into()], "p", false, 1, &interrupt);
     assert!(matches!(missing, Err(BatchError::Start { .. })));
 }

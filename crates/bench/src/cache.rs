@@ -24,6 +24,8 @@ pub enum Cache {
     Cold,
     /// Every page that it stores is cached.
     Cached,
+    /// It plays no part: the planner maps the snapshot from a pool.
+    Unused,
 }
 
 impl std::fmt::Display for Cache {
@@ -31,6 +33,7 @@ impl std::fmt::Display for Cache {
         f.write_str(match self {
             Self::Cold => "cold",
             Self::Cached => "cached",
+            Self::Unused => "unused",
         })
     }
 }
@@ -106,6 +109,7 @@ impl SnapshotFiles {
                     expect_cold(path, evict(file).map_err(io(path))?)?;
                 }
                 Cache::Cached => fill(path, file)?,
+                Cache::Unused => {}
             }
         }
         let image = self.0.iter().find(|(path, _)| path.ends_with(IMAGE));

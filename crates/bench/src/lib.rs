@@ -25,4 +25,4 @@ pub use cache::{Cache, CacheError};
 pub use host::{Host, HostError, KvmKind};
 pub use results::{LeftOut, Noise, Results, Row};
 pub use stats::{Comparison, Summary};
-pub use thaw::{Frozen, Session, SessionError, Subject};
+pub use thaw::{Frozen, Pooled, Session, SessionError, Subject};

@@ -53,6 +53,10 @@ pub struct Row {
     pub total_ms: Summary,
     /// Reading the image into the page cache before the clock, where the planner does that.
     pub preload_ms: Option<Summary>,
+    /// Building the host's index before the resume; a part of `start_to_resume_ms`.
+    pub index_ms: Summary,
+    /// Making replicas what their snapshot is, where the start had to wait for it; a part of `start_to_resume_ms`.
+    pub imaging_ms: Option<Summary>,
     /// The replay's time for each page.
     pub ns_per_page: Summary,
     /// The process's processor time for each page.
@@ -77,6 +81,9 @@ pub struct Row {
     pub private_bytes: u64,
     /// Guest memory in DRAM that one microVM maps from the page cache.
     pub shared_bytes: u64,
+    /// Guest memory that one microVM maps from a pool, a replica of its own included: the pool's bytes, no DRAM of
+    /// the microVM's.
+    pub pool_bytes: u64,
     /// Page tables of one process.
     pub page_table_bytes: u64,
     /// DRAM of a batch: private memory and page tables of all its microVMs, and once what the page cache holds of
@@ -143,6 +150,11 @@ impl Row {
         };
         let preloads: Vec<f64> =
             runs.iter().filter_map(|run| run.preload_ns).map(milliseconds).collect();
+        let imagings: Vec<f64> = reports
+            .iter()
+            .filter_map(|report| report.replica)
+            .map(|replica| milliseconds(replica.imaging_ns))
+            .collect();
         let RowHead { planner, label, trace, concurrency, cache, oversubscribed } = head;
         Some(Self {
             planner,
@@ -158,6 +170,8 @@ impl Row {
             resume_to_last_page_ms: summary(&|r| milliseconds(r.times.replay_ns))?,
             total_ms: summary(&total_ms)?,
             preload_ms: Summary::of(&preloads),
+            index_ms: summary(&|r| milliseconds(r.times.index_ns))?,
+            imaging_ms: Summary::of(&imagings),
             ns_per_page: summary(&|r| per_page(r.times.replay_ns, r.pages))?,
             cpu_ns_per_page: summary(&|r| per_page(r.cpu_ns, r.pages))?,
             cpu_ms: summary(&|r| milliseconds(r.cpu_ns))?,
@@ -170,6 +184,7 @@ impl Row {
             read_bytes: count(&|r| r.read_bytes),
             private_bytes: count(&|r| r.private_bytes),
             shared_bytes: count(&|r| r.shared_bytes),
+            pool_bytes: count(&|r| r.pool_bytes),
             page_table_bytes: count(&|r| r.page_table_bytes),
             batch_dram_bytes: median_of(runs.iter().map(Run::dram_bytes).collect()),
             batch_page_cache_bytes: median_of(runs.iter().map(|run| run.cached_bytes).collect()),

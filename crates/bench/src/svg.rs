@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use crate::cache::Cache;
 use crate::results::{Results, Row};
 
 const WIDTH: f64 = 1000.0;
@@ -57,15 +58,19 @@ pub fn draw(results: &Results) -> String {
     svg.0
 }
 
-/// Rows that are comparable: one trace, one state of the page cache, one number of microVMs.
+/// Rows that are comparable: one trace, one state of the page cache where it plays a part, one number of microVMs.
 fn panels(rows: &[Row]) -> Vec<Vec<&Row>> {
     let mut panels: Vec<Vec<&Row>> = Vec::new();
     for row in rows {
         let fits = |panel: &&mut Vec<&Row>| {
+            let same_cache = |other: &&Row| {
+                row.cache == Cache::Unused
+                    || other.cache == Cache::Unused
+                    || row.cache == other.cache
+            };
             panel.first().is_some_and(|first| {
-                (&first.trace, first.cache, first.concurrency)
-                    == (&row.trace, row.cache, row.concurrency)
-            })
+                (&first.trace, first.concurrency) == (&row.trace, row.concurrency)
+            }) && panel.iter().all(same_cache)
         };
         match panels.iter_mut().find(fits) {
             Some(panel) => panel.push(row),
@@ -144,9 +149,11 @@ impl Svg {
         let vms = if first.concurrency == 1 { "microVM" } else { "microVMs together" };
         let mark = if first.oversubscribed { ", oversubscribed" } else { "" };
         let runs = if first.runs == 1 { "run" } else { "runs" };
+        let used = rows.iter().find(|row| row.cache != Cache::Unused);
+        let cache = used.unwrap_or(first).cache;
         let title = format!(
             "{}: {} pages, page cache {}, {} {vms}{mark}, {} {runs}",
-            first.trace, first.pages, first.cache, first.concurrency, first.runs
+            first.trace, first.pages, cache, first.concurrency, first.runs
         );
         self.text(24.0, top + 18.0, 15.0, INK, "start", &title);
         let bars: Vec<Bar> = rows.iter().map(|row| Bar::of(row)).collect();

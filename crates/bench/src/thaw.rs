@@ -1,5 +1,6 @@
 //! The comparison of planners: thaws of players, interleaved in one session.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use thiserror::Error;
@@ -16,6 +17,8 @@ pub struct Subject {
     pub planner: String,
     /// Whether its plan preloads the image before the resume.
     pub preloads: bool,
+    /// Whether it maps the snapshot from a pool.
+    pub in_pool: bool,
 }
 
 /// A player frozen for a trace.
@@ -25,6 +28,29 @@ pub struct Frozen {
     pub trace: String,
     /// The snapshot's directory.
     pub snapshot: PathBuf,
+    /// The same player in a pool, for the planners that map it from there.
+    pub pooled: Option<Pooled>,
+}
+
+/// A snapshot in a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pooled {
+    /// The socket of the pool's manager.
+    pub socket: PathBuf,
+    /// Its name there.
+    pub name: String,
+}
+
+impl Frozen {
+    /// What names the snapshot to `firn thaw`, for a subject.
+    fn arguments(&self, subject: &Subject) -> Vec<OsString> {
+        match self.pooled.as_ref().filter(|_| subject.in_pool) {
+            Some(Pooled { socket, name }) => {
+                vec!["--pool".into(), socket.into(), name.into()]
+            }
+            None => vec![self.snapshot.clone().into()],
+        }
+    }
 }
 
 /// What is measured.
@@ -129,7 +155,7 @@ impl Session {
                     label: (twins.len() > 1).then(|| label(place)),
                     trace: player.trace.clone(),
                     concurrency: self.concurrency,
-                    cache: self.cache,
+                    cache: self.cache_of(subject),
                     oversubscribed,
                 };
                 // Each later one is compared with the first.
@@ -140,6 +166,10 @@ impl Session {
             }
         }
         if results.results.is_empty() { Err(SessionError::Nothing) } else { Ok(results) }
+    }
+
+    fn cache_of(&self, subject: &Subject) -> Cache {
+        if subject.in_pool { Cache::Unused } else { self.cache }
     }
 
     /// The places of a planner among the subjects.
@@ -162,10 +192,10 @@ impl Session {
             run,
             source,
         };
-        let preload_ns = files.prepare(self.cache, subject.preloads).map_err(cache)?;
+        let preload_ns = files.prepare(self.cache_of(subject), subject.preloads).map_err(cache)?;
         let reports = batch::run(
             &self.program,
-            &player.snapshot,
+            &player.arguments(subject),
             &subject.planner,
             subject.preloads,
             self.concurrency,
@@ -177,7 +207,8 @@ impl Session {
             run,
             source,
         })?;
-        let cached_bytes = files.cached_bytes().map_err(cache)?;
+        // What the page cache holds of the directory is no cost of a planner that does not use it.
+        let cached_bytes = if subject.in_pool { 0 } else { files.cached_bytes().map_err(cache)? };
         Ok(Run { reports, preload_ns, cached_bytes })
     }
 }

@@ -6,7 +6,7 @@ use super::*;
 use crate::testing::{REPORT, one_at_a_time};
 
 fn subject(planner: &str) -> Subject {
-    Subject { planner: planner.to_owned(), preloads: false }
+    Subject { planner: planner.to_owned(), preloads: false, in_pool: false }
 }
 
 /// A session with a program that prints a report, and logs planner by planner that it ran.
@@ -22,7 +22,7 @@ fn session(directory: &std::path::Path, planners: &[&str], runs: u32, script: &s
     fs::write(snapshot.join("memory.img"), [1; 4096]).unwrap();
     Session {
         program,
-        players: vec![Frozen { trace: "t".to_owned(), snapshot }],
+        players: vec![Frozen { trace: "t".to_owned(), snapshot, pooled: None }],
         subjects: planners.iter().map(|planner| subject(planner)).collect(),
         runs,
         concurrency: 1,
@@ -99,4 +99,23 @@ fn nothing_to_measure_is_an_error() {
     let session = Session { runs: 1, subjects: Vec::new(), ..session };
     let result = session.run(host(directory.path()), &interrupt, |_, _| {});
     assert!(matches!(result, Err(SessionError::Nothing)));
+}
+
+#[test]
+fn a_planner_of_a_pool_is_given_the_pool_and_no_page_cache() {
+    let _alone = one_at_a_time();
+    let directory = tempfile::tempdir().unwrap();
+    let script = format!("echo $5 $6 $7 >> {}", directory.path().join("places").display());
+    let mut session = session(directory.path(), &["p"], 1, &script);
+    session.subjects.push(Subject { in_pool: true, ..subject("q") });
+    session.players[0].pooled =
+        Some(Pooled { socket: "pool.sock".into(), name: "player".to_owned() });
+    let interrupt = Interrupt::catch().unwrap();
+    let results = session.run(host(directory.path()), &interrupt, |_, _| {}).unwrap();
+    let places = fs::read_to_string(directory.path().join("places")).unwrap();
+    let snapshot = session.players[0].snapshot.display();
+    assert_eq!(places, format!("{snapshot}\n--pool pool.sock player\n"));
+    let caches: Vec<_> = results.results.iter().map(|row| row.cache).collect();
+    assert_eq!(caches, [Cache::Cached, Cache::Unused]);
+    assert_eq!(results.results[1].batch_page_cache_bytes, 0);
 }

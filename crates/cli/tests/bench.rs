@@ -2,9 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fs::{self, OpenOptions};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use firn_bench::player::{PlayerOptions, freeze};
@@ -116,6 +117,90 @@ fn a_planner_against_itself_cold_and_in_pairs() {
     assert!(text(&output.stdout).contains("noise: firecracker:readahead=on"));
 }
 
+/// A pool in memory with its manager, which ends with this value.
+struct Pool {
+    manager: Child,
+    dir: tempfile::TempDir,
+}
+
+impl Pool {
+    fn serve() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut manager = Command::new(FIRN)
+            .args(["pool", "serve", "--medium", "memfd:64M", "--socket"])
+            .arg(dir.path().join("pool.sock"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // Its first line says that it serves.
+        let mut line = String::new();
+        BufReader::new(manager.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.contains("serving"), "{line}");
+        Self { manager, dir }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("pool.sock")
+    }
+
+    fn names(&self) -> usize {
+        let mut client = firn_pool::Client::connect(&self.socket()).unwrap();
+        client.list().unwrap().extents.len()
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let _ = self.manager.kill();
+        let _ = self.manager.wait();
+    }
+}
+
+#[test]
+fn planners_of_a_pool_beside_one_of_a_directory() {
+    if !has_kvm() {
+        return;
+    }
+    let pool = Pool::serve();
+    let json = pool.dir.path().join("r.json");
+    let socket = pool.socket();
+    let mut arguments = vec!["thaw", "--planner", "all", "--runs", "3", "--leaves", "4k"];
+    arguments.extend(["--trace", "sequential-read:4M,sequential-write:4M"]);
+    arguments.extend(["--pool", socket.to_str().unwrap(), "--json", json.to_str().unwrap()]);
+    let output = output(&arguments);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(pool.names(), 0, "the players are gone from the pool");
+    let json: Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
+    assert!(json["host"]["medium"].as_str().unwrap().contains("pool on memfd"));
+    let row = |planner: &str, trace: &str| {
+        let rows = json["results"].as_array().unwrap();
+        rows.iter().find(|row| row["planner"] == planner && row["trace"] == trace).unwrap().clone()
+    };
+    let (read, write) = ("sequential-read:4M", "sequential-write:4M");
+    let shared = row("pass_shared", read);
+    assert_eq!(
+        (&shared["cache"], &shared["batch_page_cache_bytes"]),
+        (&"unused".into(), &0.into())
+    );
+    assert!(shared["pool_bytes"].as_u64().unwrap() >= 4 << 20);
+    assert!(shared["index_ms"]["median"].as_f64() > Some(0.0));
+    assert!(shared["imaging_ms"].is_null());
+    assert!(row("pass_shared", write)["private_bytes"].as_u64().unwrap() >= 4 << 20);
+    // A replica is the pool's, whatever is written to it.
+    let own = row("pass", write);
+    assert_eq!((&own["private_bytes"], &own["shared_bytes"]), (&0.into(), &0.into()));
+    assert!(!own["imaging_ms"].is_null());
+    assert_eq!(row("firecracker:readahead=on", read)["cache"], "cached");
+}
+
+#[test]
+fn a_planner_of_a_pool_without_a_pool_is_told_where_to_get_one() {
+    let output = output(&["thaw", "--planner", "pass_shared", "--trace", "sequential-read:4M"]);
+    let error = text(&output.stderr);
+    assert!(!output.status.success() && error.contains("firn pool serve"), "{error}");
+}
+
 #[test]
 fn a_page_that_changed_on_its_medium_fails_the_measurement() {
     if !has_kvm() {
@@ -136,8 +221,12 @@ fn a_page_that_changed_on_its_medium_fails_the_measurement() {
     image.write_all_at(&[0xee], 77 * 4096 + 2000).unwrap();
     let session = Session {
         program: FIRN.into(),
-        players: vec![Frozen { trace: trace.name, snapshot }],
-        subjects: vec![Subject { planner: "firecracker:readahead=on".to_owned(), preloads: false }],
+        players: vec![Frozen { trace: trace.name, snapshot, pooled: None }],
+        subjects: vec![Subject {
+            planner: "firecracker:readahead=on".to_owned(),
+            preloads: false,
+            in_pool: false,
+        }],
         runs: 3,
         concurrency: 2,
         cache: Cache::Cached,

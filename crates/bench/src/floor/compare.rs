@@ -185,8 +185,15 @@ impl FloorComparison {
         interrupt: &Interrupt,
     ) -> Result<PlayerReport, CompareError> {
         files.prepare(Cache::Cached, false)?;
-        batch::run(&self.program, &self.snapshot, &self.planner, false, 1, interrupt)
-            .map(|mut reports| reports.swap_remove(0))
-            .map_err(|source| CompareError::Player { pair, source })
+        batch::run(
+            &self.program,
+            &[self.snapshot.clone().into()],
+            &self.planner,
+            false,
+            1,
+            interrupt,
+        )
+        .map(|mut reports| reports.swap_remove(0))
+        .map_err(|source| CompareError::Player { pair, source })
     }
 }

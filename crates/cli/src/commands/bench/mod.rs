@@ -1,6 +1,7 @@
 //! `firn bench`: measurements with the player.
 
 pub(crate) mod floor;
+mod in_pool;
 mod medium;
 mod save;
 mod tables;

@@ -15,7 +15,9 @@ pub(super) fn print(results: &Results) {
     }
     output::line(
         "times: median, p95, and spread (distance of the quartiles / median); counts and bytes: medians for one \
-         microVM; DRAM of a run: private memory and page tables of all its microVMs, and the page cache once",
+         microVM; DRAM of a run: private memory and page tables of all its microVMs, and the page cache once; pool: bytes of the pool, no DRAM of the \
+         microVM's; index and imaging (making a replica what its snapshot is) are part of start to resume; \
+         planners that map from a pool use no page cache",
     );
     if oversubscribed {
         output::line(&format!(
@@ -63,6 +65,8 @@ const TIMES: &[&str] = &[
     "ns per page",
     "CPU ns per page",
     "preload, ms",
+    "index, ms",
+    "imaging, ms",
 ];
 
 fn times(row: &Row) -> Vec<String> {
@@ -77,7 +81,10 @@ fn times(row: &Row) -> Vec<String> {
     cells.push(format!("{:.1} %", row.total_ms.spread * 100.0));
     cells.push(format!("{}{mark}", number(row.ns_per_page.median)));
     cells.push(number(row.cpu_ns_per_page.median));
-    cells.push(row.preload_ms.map_or("-".to_owned(), |preload| number(preload.median)));
+    let or_none = |summary: Option<Summary>| summary.map_or("-".to_owned(), |s| number(s.median));
+    cells.push(or_none(row.preload_ms));
+    cells.push(number(row.index_ms.median));
+    cells.push(or_none(row.imaging_ms));
     cells
 }
 
@@ -114,8 +121,16 @@ fn counts(row: &Row) -> Vec<String> {
     cells
 }
 
-const DRAM: &[&str] =
-    &["planner", "trace", "private", "shared", "page tables", "DRAM of a run", "of it page cache"];
+const DRAM: &[&str] = &[
+    "planner",
+    "trace",
+    "private",
+    "shared",
+    "pool",
+    "page tables",
+    "DRAM of a run",
+    "of it page cache",
+];
 
 fn dram(row: &Row) -> Vec<String> {
     let mut cells = vec![name(row), row.trace.clone()];
@@ -123,6 +138,7 @@ fn dram(row: &Row) -> Vec<String> {
         [
             row.private_bytes,
             row.shared_bytes,
+            row.pool_bytes,
             row.page_table_bytes,
             row.batch_dram_bytes,
             row.batch_page_cache_bytes,

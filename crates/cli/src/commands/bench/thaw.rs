@@ -12,11 +12,12 @@ use firn_bench::traces::{LoadTraceError, NamedTrace, load};
 use firn_bench::{
     Cache, Frozen, Host, HostError, Interrupt, LeftOut, Session, SessionError, Subject, svg,
 };
-use firn_memory::planners::{ImageFacts, ParsePlannerError, PlanInput, select};
+use firn_memory::planners::{ImageFacts, ParsePlannerError, PlanInput, Store, parse, select};
 use firn_memory::{HostFacts, HostFactsError};
 use firn_snapshot::PAGE_SIZE;
 use firn_vmm::{Destination, KVM_DEVICE, error_chain};
 
+use super::in_pool::{InPoolError, PoolPlayers};
 use super::medium::{self, MediumError};
 use super::save::{Output, SaveError};
 use super::{progress, tables};
@@ -27,6 +28,7 @@ use super::{progress, tables};
   firn bench thaw --trace sequential-read:64M
   firn bench thaw --planner firecracker:readahead=off,dram_cached --trace json-a --cache cold --runs 50
   firn bench thaw --planner firecracker --noise --trace sequential-read:64M
+  firn bench thaw --planner firecracker,pass_shared,pass --pool pool.sock --trace sequential-read:512M --leaves 2m
   firn bench thaw --trace json-a --concurrency 32 --runs 3 --json results.json --plot results.svg
 
 Each microVM is a process of its own, whose every page is checked after the clock has stopped: one wrong page
@@ -61,6 +63,10 @@ pub(crate) struct BenchThawArgs {
     /// Where the players' snapshots are made: the medium that is measured; default: the folder for temporary files
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
+    /// The socket of a pool's manager (`firn pool serve`), for the planners that map snapshots from a pool: they use no
+    /// page cache, so --cache does not concern them
+    #[arg(long, value_name = "SOCKET")]
+    pool: Option<PathBuf>,
     /// Leaves of the guest's own page tables: recorded, 4k or 2m
     #[arg(long, value_name = "LEAVES", default_value_t = Leaves::Recorded)]
     leaves: Leaves,
@@ -95,6 +101,12 @@ pub(crate) enum BenchThawError {
     Host(#[from] HostError),
     #[error("finding out where firn itself is")]
     Program(#[source] io::Error),
+    #[error(transparent)]
+    Pool(#[from] InPoolError),
+    #[error(
+        "{0} maps snapshots from a pool: start one with `firn pool serve`, and name its socket with --pool"
+    )]
+    NoPool(String),
     #[error("preparing to catch signals")]
     Signals(#[source] io::Error),
     #[error("making the player of {trace}")]
@@ -107,7 +119,8 @@ pub(crate) enum BenchThawError {
 
 pub(crate) fn run(arguments: &BenchThawArgs) -> Result<ExitCode, BenchThawError> {
     let traces = arguments.trace.iter().map(|name| load(name)).collect::<Result<Vec<_>, _>>()?;
-    let (mut subjects, left_out) = subjects(&arguments.planner.join(","), &traces)?;
+    let mut pool = arguments.pool.as_deref().map(PoolPlayers::new).transpose()?;
+    let (mut subjects, left_out) = subjects(&arguments.planner.join(","), &traces, pool.as_ref())?;
     if arguments.noise {
         subjects.extend_from_within(..);
     }
@@ -116,7 +129,10 @@ pub(crate) fn run(arguments: &BenchThawArgs) -> Result<ExitCode, BenchThawError>
     let program = std::env::current_exe().map_err(BenchThawError::Program)?;
     let interrupt = Interrupt::catch().map_err(BenchThawError::Signals)?;
     let directory = medium::directory(arguments.dir.as_deref())?;
-    let host = Host::of(directory.path())?;
+    let mut host = Host::of(directory.path())?;
+    if let Some(pool) = &pool {
+        host.medium = format!("{}; pool on {}", host.medium, pool.medium());
+    }
 
     let options =
         PlayerOptions { leaves: arguments.leaves, gaps: arguments.gaps, ..Default::default() };
@@ -126,7 +142,13 @@ pub(crate) fn run(arguments: &BenchThawArgs) -> Result<ExitCode, BenchThawError>
         let destination = Destination::Directory(snapshot.clone());
         freeze(trace, &options, KVM_DEVICE.as_ref(), destination, arguments.dense)
             .map_err(|source| BenchThawError::Freeze { trace: trace.name.clone(), source })?;
-        players.push(Frozen { trace: trace.name.clone(), snapshot });
+        let pooled = match &mut pool {
+            Some(pool) if subjects.iter().any(|subject| subject.in_pool) => {
+                Some(pool.freeze(trace, &options)?)
+            }
+            _ => None,
+        };
+        players.push(Frozen { trace: trace.name.clone(), snapshot, pooled });
     }
     let cache = match arguments.cache {
         CacheArg::Cold => Cache::Cold,
@@ -156,26 +178,48 @@ pub(crate) fn run(arguments: &BenchThawArgs) -> Result<ExitCode, BenchThawError>
 fn subjects(
     list: &str,
     traces: &[NamedTrace],
+    pool: Option<&PoolPlayers<'_>>,
 ) -> Result<(Vec<Subject>, Vec<LeftOut>), BenchThawError> {
     let host = HostFacts::read()?;
     let (mut subjects, mut left_out) = (Vec::new(), Vec::<LeftOut>::new());
     for NamedTrace { trace, .. } in traces {
         let (layout, zero_map) = (trace.layout(), trace.zero_map());
         let stored = (layout.pages() - zero_map.count()) * PAGE_SIZE;
-        let image = ImageFacts { len: layout.total_bytes(), stored, extent: None };
-        let input = PlanInput { layout, image, zero_map, host: &host };
-        let selection = select(list, &input)?;
-        subjects = selection
-            .planners
-            .iter()
-            .map(|planner| Subject {
-                planner: planner.name(),
-                // One without a plan fails loudly in its first run.
-                preloads: planner
-                    .plan(&input)
-                    .is_ok_and(|plan| plan.schedule.iter().any(|step| step.work.is_preload())),
-            })
-            .collect();
+        let file = ImageFacts { len: layout.total_bytes(), stored, extent: None };
+        let input = PlanInput { layout, image: file, zero_map, host: &host };
+        let pooled = pool.map(|pool| PlanInput { image: pool.image(file.len), ..input });
+        let mut selection = select(list, &input)?;
+        if let Some(pooled) = &pooled {
+            // What has no plan for a directory may have one for a pool.
+            selection.left_out.retain_mut(|(name, reason)| {
+                let Ok(planner) = parse(name) else { return true };
+                match planner.plan(pooled) {
+                    Ok(_) if planner.store() != Store::Directory => {
+                        selection.planners.push(planner);
+                        false
+                    }
+                    Err(other) if planner.store() != Store::Directory => {
+                        *reason = other;
+                        true
+                    }
+                    _ => true,
+                }
+            });
+        }
+        subjects = Vec::new();
+        for planner in &selection.planners {
+            let in_pool = planner.store() != Store::Directory;
+            let input = match (&pooled, in_pool) {
+                (Some(pooled), true) => pooled,
+                (None, true) => return Err(BenchThawError::NoPool(planner.name())),
+                (_, false) => &input,
+            };
+            // One without a plan fails loudly in its first run.
+            let preloads = planner
+                .plan(input)
+                .is_ok_and(|plan| plan.schedule.iter().any(|step| step.work.is_preload()));
+            subjects.push(Subject { planner: planner.name(), preloads, in_pool });
+        }
         for (planner, reason) in selection.left_out {
             if left_out.iter().all(|known| known.planner != planner) {
                 left_out.push(LeftOut { planner, reason: error_chain(&reason) });

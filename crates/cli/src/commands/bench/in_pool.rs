@@ -1,0 +1,89 @@
+//! Players in a pool, for the planners that map them from there.
+
+use std::path::Path;
+
+use thiserror::Error;
+
+use firn_bench::Pooled;
+use firn_bench::player::{FreezePlayerError, PlayerOptions, freeze};
+use firn_bench::traces::NamedTrace;
+use firn_memory::Leaf;
+use firn_memory::planners::{ExtentFacts, ImageFacts};
+use firn_pool::{Client, ClientError};
+use firn_vmm::{Destination, KVM_DEVICE};
+
+use crate::output;
+
+/// Why there are no players in the pool.
+#[derive(Debug, Error)]
+pub(crate) enum InPoolError {
+    #[error(transparent)]
+    Manager(#[from] ClientError),
+    #[error("making the player of {trace} in the pool")]
+    Freeze { trace: String, source: FreezePlayerError },
+}
+
+/// A pool's manager, and the players that were frozen into it: they are removed from it on drop.
+pub(super) struct PoolPlayers<'a> {
+    socket: &'a Path,
+    manager: Client,
+    facts: ExtentFacts,
+    medium: String,
+    names: Vec<String>,
+}
+
+impl<'a> PoolPlayers<'a> {
+    pub(super) fn new(socket: &'a Path) -> Result<Self, InPoolError> {
+        let mut manager = Client::connect(socket)?;
+        let described = manager.describe()?.medium;
+        let leaf = [Leaf::Size1G, Leaf::Size2M]
+            .into_iter()
+            .find(|leaf| leaf.bytes() <= described.leaf())
+            .unwrap_or(Leaf::Size4K);
+        // Whoever needs a replica gets one.
+        let facts = ExtentFacts {
+            offset: 0,
+            leaf,
+            private: described.has_private_mappings(),
+            replica: true,
+        };
+        Ok(Self { socket, manager, facts, medium: described.name, names: Vec::new() })
+    }
+
+    /// The medium, as its manager names it.
+    pub(super) fn medium(&self) -> &str {
+        &self.medium
+    }
+
+    /// What planners know of an image of `len` bytes in this pool.
+    pub(super) fn image(&self, len: u64) -> ImageFacts {
+        ImageFacts::in_pool(len, self.facts)
+    }
+
+    /// Freezes the player of a trace into the pool.
+    pub(super) fn freeze(
+        &mut self,
+        trace: &NamedTrace,
+        options: &PlayerOptions,
+    ) -> Result<Pooled, InPoolError> {
+        let name = format!("bench-{}-{}", std::process::id(), self.names.len());
+        let socket = self.socket.to_owned();
+        let destination = Destination::Pool { socket: socket.clone(), name: name.clone() };
+        self.names.push(name.clone());
+        freeze(trace, options, KVM_DEVICE.as_ref(), destination, false)
+            .map_err(|source| InPoolError::Freeze { trace: trace.name.clone(), source })?;
+        Ok(Pooled { socket, name })
+    }
+}
+
+impl Drop for PoolPlayers<'_> {
+    fn drop(&mut self) {
+        // A manager that is gone has taken its memfd with it; a freeze that failed left no name.
+        let _ = self.manager.collect();
+        for name in &self.names {
+            if let Err(error) = self.manager.reclaim(name) {
+                output::note(&format!("firn: the player {name} stays in the pool: {error}"));
+            }
+        }
+    }
+}
