@@ -57,7 +57,7 @@ monitor-tests: lab
 	$(firn) lab run --in "$$binary" -- "/in/$${binary##*/}" player::tests player::pool_tests floor::tests
 
 lab-tests: lab
-	cargo test -p firn --test lab -- --ignored --test-threads=1
+	cargo test -p firn --test lab --test lab_pool -- --ignored --test-threads=1
 
 guest-tests: $(guests)
 	@$(call find,test -p firn-tests --test microvm,microvm); \

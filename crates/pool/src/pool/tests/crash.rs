@@ -10,9 +10,9 @@ use crate::simulated::{Fault, Search, SimulatedMedium, Tried};
 use crate::{OpenError, Pool, PoolReader};
 
 const GRANULES: u64 = 12;
-const SEARCH: Search = Search { states: 1 << 12, lines: 10, samples: 400, seed: 0x6669_726e };
+const SEARCH: Search = Search { states: 1 << 14, lines: 12, samples: 4000, seed: 0x6669_726e };
 /// Recovery clears words, all of which may be lost apart.
-const RECOVERY: Search = Search { states: 1 << 7, lines: 5, samples: 20, seed: 0x0069_6365 };
+const RECOVERY: Search = Search { states: 1 << 10, lines: 10, samples: 100, seed: 0x0069_6365 };
 
 /// What may be under each name: versions, or nothing.
 type Allowed<'a> = BTreeMap<&'a str, Vec<Option<u64>>>;
@@ -54,13 +54,22 @@ fn cut(
     allowed: &Allowed<'_>,
     work: impl FnOnce(),
 ) -> Result<[Tried; 2], String> {
+    cut_with(medium, &SEARCH, allowed, work)
+}
+
+fn cut_with(
+    medium: &SimulatedMedium,
+    search: &Search,
+    allowed: &Allowed<'_>,
+    work: impl FnOnce(),
+) -> Result<[Tried; 2], String> {
     medium.record();
     work();
     let mut result = Ok(());
     let mut tried = [Tried::default(); 2];
     for epoch in medium.epochs() {
         let [first, second] = &mut tried;
-        first.add(epoch.try_states(&SEARCH, &mut |state| {
+        first.add(epoch.try_states(search, &mut |state| {
             if result.is_err() {
                 return;
             }
@@ -269,6 +278,97 @@ fn recovery() {
         assert_eq!(pool.recovery().freed_extents, 3);
     };
     report("recovery", &cut(&left, &allowed, open).unwrap());
+}
+
+/// A repair that is cut off can be done again, and loses no more.
+#[test]
+fn repair() {
+    let (medium, pool) = pool(GRANULES);
+    publish(&pool, "kept", 1);
+    publish(&pool, "lost", 1);
+    let lost = pool.lookup("lost").unwrap().offset / GRANULE;
+    let record = pool.inner.superblock().record_at(u32::try_from(lost).unwrap());
+    drop(pool);
+    for at in [32, record + 8] {
+        medium.store_word(at, 7);
+        medium.flush(at, 8);
+        medium.fence().unwrap();
+    }
+    medium.record();
+    let (pool, report) = Pool::repair(Arc::clone(&medium) as Arc<dyn Medium>).unwrap();
+    assert!(report.superblock && report.problems.len() == 1);
+    drop(pool);
+    let mut tried = Tried::default();
+    for epoch in medium.epochs() {
+        tried.add(epoch.try_states(&SEARCH, &mut |state| {
+            let state: Arc<dyn Medium> = Arc::new(state);
+            let (pool, _) = Pool::repair(Arc::clone(&state)).unwrap();
+            assert_eq!(pool.names(), ["kept"]);
+            let extent = pool.lookup("kept").unwrap();
+            assert_eq!(version(&*state, &extent, "kept"), Some(1));
+        }));
+    }
+    self::report("repair", &[tried, Tried::default()]);
+}
+
+/// A life of random transitions, cut at all moments of each.
+#[test]
+fn random_lives() {
+    const LIVES: u64 = 12;
+    const STEPS: u64 = 12;
+    const SHORT: Search = Search { states: 1 << 8, lines: 7, samples: 60, seed: 0x736e_6f77 };
+    let names = ["a", "b", "c"];
+    let mut tried = [Tried::default(); 2];
+    for life in 0..LIVES {
+        let (medium, pool) = pool(GRANULES);
+        let mut published: BTreeMap<&str, u64> = BTreeMap::new();
+        let (mut pins, mut replicas) = (Vec::new(), Vec::new());
+        for step in 0..STEPS {
+            let draw = xxhash_rust::xxh3::xxh3_64(&(life << 32 | step).to_le_bytes());
+            let name = names[crate::num::usize_of(draw % 3)];
+            let mut after = published.clone();
+            // Of the step's own name what it had, or what the step leads to; of the others what they had.
+            let mut allowed: Allowed<'_> =
+                names.iter().map(|name| (*name, vec![published.get(name).copied()])).collect();
+            let known = allowed.entry(name).or_default();
+            let work = || match draw / 3 % 8 {
+                0..4 => {
+                    if let Ok(staging) = pool.allocate(name, GRANULE, 100) {
+                        write(&staging, name, step + 1);
+                        staging.publish().unwrap();
+                        after.insert(name, step + 1);
+                    }
+                }
+                4 => {
+                    if pool.reclaim(name).is_ok() {
+                        after.remove(name);
+                    }
+                }
+                5 => pins.extend(pool.pin(name).ok()),
+                6 => replicas.extend(pool.replica(name).ok()),
+                _ => {
+                    pins.pop();
+                    replicas.pop();
+                    pool.gc().unwrap();
+                }
+            };
+            match draw / 3 % 8 {
+                0..4 => known.push(Some(step + 1)),
+                4 => known.push(None),
+                _ => {}
+            }
+            let [first, second] = cut_with(&medium, &SHORT, &allowed, work).unwrap();
+            tried[0].add(first);
+            tried[1].add(second);
+            published = after;
+            for name in names {
+                let found = pool.lookup(name).ok();
+                let found = found.map(|extent| version(&*medium, &extent, name).unwrap());
+                assert_eq!(found, published.get(name).copied());
+            }
+        }
+    }
+    report("random lives", &tried);
 }
 
 /// The test itself: a medium that forgets to flush or to wait must be found out.

@@ -1,0 +1,157 @@
+//! Pulls the plug of the lab's machine in the middle of freezes into a pool on its /dev/dax0.0, starts it again, and looks what is
+//! left. The lab runs this same program for it. `make lab-tests` names this test.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+use firn_pool::{
+    Access, CreateOptions, ExtentReader, GRANULE, MappedExtent, MappedMedium, OpenError, Pool,
+    PoolReader,
+};
+
+const NAMES: [&str; 2] = ["snow", "ice"];
+const TAIL: u64 = 4096;
+/// Freezes that are acknowledged before the machine is killed.
+const FREEZES: usize = 5;
+const ROUNDS: u64 = 2;
+const FROZEN: &str = "frozen ";
+const FOUND: &str = "found ";
+const NAME: &str = "a_pool_outlives_a_machine_that_is_killed_while_it_freezes";
+
+/// A version that is in every page and in the tail.
+fn write(extent: &MappedExtent, version: u64) {
+    let page: Vec<u8> = version.to_le_bytes().repeat(512);
+    for at in (0..GRANULE).step_by(page.len()) {
+        extent.write_guest(at, &page);
+    }
+    extent.write_tail(0, &page);
+    extent.flush().unwrap();
+}
+
+/// The version of a whole content.
+fn version(content: &ExtentReader<'_>) -> Result<u64, String> {
+    let (mut tail, mut page) = (vec![0; 4096], vec![0; 4096]);
+    content.read_tail(0, &mut tail);
+    for at in (0..GRANULE).step_by(page.len()) {
+        content.read_guest(at, &mut page);
+        if page != tail {
+            return Err(format!("{at:#x} differs from the tail"));
+        }
+    }
+    Ok(u64::from_le_bytes(tail[..8].try_into().unwrap()))
+}
+
+/// In the lab: tells what is there, then freezes until the machine dies.
+fn in_the_lab(from: u64) {
+    let open = |access| Arc::new(MappedMedium::open(Path::new("/dev/dax0.0"), access).unwrap());
+    if from > 0 {
+        let reader = PoolReader::open(open(Access::Read)).unwrap();
+        let report = reader.verify(&mut |name, content| {
+            say(&format!("{FOUND}{name} {}", version(content)?));
+            Ok(())
+        });
+        assert_eq!(report.problems, []);
+    }
+    let pool = match Pool::open(open(Access::Write)) {
+        Err(OpenError::NoPool(_)) if from == 0 => {
+            Pool::create(open(Access::Write), &CreateOptions::default()).unwrap()
+        }
+        pool => pool.unwrap(),
+    };
+    let free = pool.list().free_bytes();
+    let snapshots = pool.names().len() as u64;
+    let facts = pool.facts();
+    assert_eq!(free + snapshots * 2 * GRANULE, facts.data_end - facts.data_begin, "space leaks");
+    for number in from + 1.. {
+        for name in NAMES {
+            let staging = pool.allocate(name, GRANULE, TAIL).unwrap();
+            write(&staging.map().unwrap(), number);
+            staging.publish().unwrap();
+            say(&format!("{FROZEN}{name} {number}"));
+        }
+    }
+}
+
+/// Tells the test outside of the lab.
+fn say(text: &str) {
+    let mut stdout = std::io::stdout();
+    writeln!(stdout, "{text}").unwrap();
+}
+
+fn start(pmem: &Path, from: u64) -> Child {
+    let program = std::env::current_exe().unwrap();
+    let name = program.file_name().unwrap().to_str().unwrap();
+    Command::new(env!("CARGO_BIN_EXE_firn"))
+        .args(["lab", "run", "--pmem-size", "64", "--pmem"])
+        .arg(pmem)
+        .args(["--env", &format!("FIRN_TEST_FROM={from}"), "--in"])
+        .arg(&program)
+        .args(["--", &format!("/in/{name}"), "--ignored", "--nocapture", "--exact", NAME])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+#[ignore = "needs the lab: make lab-tests"]
+fn a_pool_outlives_a_machine_that_is_killed_while_it_freezes() {
+    if let Ok(from) = std::env::var("FIRN_TEST_FROM") {
+        in_the_lab(from.parse().unwrap());
+        return;
+    }
+    let here = tempfile::tempdir().unwrap();
+    let pmem = here.path().join("pmem");
+    // Of each name: what was acknowledged last.
+    let mut last: BTreeMap<String, u64> = BTreeMap::new();
+    for round in 0..=ROUNDS {
+        let from = round << 32;
+        let mut firn = start(&pmem, from);
+        let mut found = BTreeMap::new();
+        let mut lines = BufReader::new(firn.stdout.take().unwrap()).lines();
+        let mut frozen = 0;
+        while frozen < FREEZES {
+            let line = lines.next().unwrap_or_else(|| panic!("round {round} ended by itself"));
+            let line = line.unwrap();
+            let words = |prefix| {
+                let (name, version) = line.split_once(prefix)?.1.split_once(' ')?;
+                Some((name.to_owned(), version.parse::<u64>().unwrap()))
+            };
+            if let Some((name, version)) = words(FOUND) {
+                found.insert(name, version);
+            } else if let Some((name, version)) = words(FROZEN) {
+                if frozen == 0 {
+                    check(&found, &last);
+                }
+                last.insert(name, version);
+                frozen += 1;
+            }
+        }
+        // QEMU dies with it, wherever the machine is by now.
+        firn.kill().unwrap();
+        // What it said meanwhile was done, too.
+        for line in lines.map_while(Result::ok) {
+            if let Some((name, version)) =
+                line.strip_prefix(FROZEN).and_then(|line| line.split_once(' '))
+                && let Ok(version) = version.parse()
+            {
+                last.insert(name.to_owned(), version);
+            }
+        }
+        firn.wait().unwrap();
+    }
+    assert_eq!(last.len(), NAMES.len());
+}
+
+/// What is found is at least as new as what was acknowledged.
+#[track_caller]
+fn check(found: &BTreeMap<String, u64>, last: &BTreeMap<String, u64>) {
+    for (name, version) in last {
+        assert!(found.get(name).is_some_and(|found| found >= version), "{found:?}, after {last:?}");
+    }
+    assert!(found.len() >= last.len());
+}
