@@ -247,11 +247,12 @@ fn a_signal_leaves_nothing() {
     let dir = directory.path().to_str().unwrap();
     let mut command =
         bench(&["thaw", "--trace", "sequential-read:4M", "--runs", "100000", "--dir", dir]);
-    let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     while !fs::read_dir(directory.path())
         .unwrap()
         .any(|entry| entry.unwrap().path().join("player-0/snapshot.firn").exists())
     {
+        assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
         std::thread::sleep(Duration::from_millis(1));
     }
     let process = Pid::from_raw(child.id().try_into().unwrap()).unwrap();

@@ -1,6 +1,6 @@
 //! A planner's plan without its preload, for who has preloaded already.
 
-use super::{PlanInput, Planner, PlannerError};
+use super::{PlanInput, Planner, PlannerError, Store};
 use crate::plan::Plan;
 
 /// Another planner's plan, without the steps that preload the image: whoever measures has brought it into
@@ -11,6 +11,10 @@ impl Planner for Preloaded {
     /// The other planner's.
     fn name(&self) -> String {
         self.0.name()
+    }
+
+    fn store(&self) -> Store {
+        self.0.store()
     }
 
     fn plan(&self, input: &PlanInput<'_>) -> Result<Plan, PlannerError> {

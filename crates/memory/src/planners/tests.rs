@@ -68,6 +68,7 @@ fn a_preloaded_plan_differs_in_nothing_else() {
         assert_eq!(without, Plan { schedule: Vec::new(), ..whole });
         assert_eq!(without.validate(), Ok(()));
     }
+    assert_eq!(Preloaded(parse("pass").unwrap()).store(), Store::Replica);
 }
 
 #[test]
