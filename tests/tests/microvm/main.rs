@@ -16,6 +16,7 @@ mod endings;
 mod errors;
 mod freezing;
 mod pool;
+mod pool_thaws;
 mod recording;
 mod refusals;
 mod shapes;

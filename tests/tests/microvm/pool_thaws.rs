@@ -1,0 +1,118 @@
+//! Real functions that start straight from a pool: shared by many microVMs, or each on a replica of its own.
+
+use std::path::{Path, PathBuf};
+
+use firn_tests::{HELLO, Monitor, World};
+use serde_json::Value;
+
+const MIB: u64 = 1 << 20;
+const MEMORY: u64 = 256 * MIB;
+
+fn serve(world: &World, medium: &str, socket: &Path) -> Monitor {
+    let manager = world.firn(["pool", "serve", "--medium", medium, "--socket"]).arg(socket);
+    manager.start().ready()
+}
+
+/// Boots hello, and freezes it straight into the pool.
+fn freeze_into(world: &World, socket: &Path) {
+    let boot = world.firn(["boot", "--name", "first", "--memory", "256M"]);
+    let mut monitor = boot.arg(HELLO.write(&world.work())).start().ready();
+    let answer = world.firn(["invoke", "first", HELLO.input_a]).run();
+    assert_eq!(answer.ok(), HELLO.expected_a);
+    world.firn(["freeze", "--pool"]).arg(socket).args(["first", "hello"]).run().ok();
+    monitor.end().ok();
+}
+
+fn thaw(world: &World, socket: &Path, planner: &str) -> Value {
+    let thaw = ["thaw", "--json", "--planner", planner, "--invoke", HELLO.input_b, "--pool"];
+    let report = world.firn(thaw).arg(socket).arg("hello").run().json();
+    let expected: Value = serde_json::from_str(HELLO.expected_b).unwrap();
+    assert_eq!(report["outcome"]["answer"], expected, "{report}");
+    report
+}
+
+fn bytes(report: &Value, what: &str) -> u64 {
+    report[what].as_u64().unwrap_or_else(|| panic!("no {what}: {report}"))
+}
+
+#[test]
+fn one_sealed_snapshot_serves_microvms_at_once_and_keeps_its_bytes() {
+    let world = World::default();
+    let socket = world.file("pool.sock");
+    let _manager = serve(&world, "memfd:400M", &socket);
+    freeze_into(&world, &socket);
+    for _ in 0..2 {
+        let reports = std::thread::scope(|scope| {
+            let clone = || scope.spawn(|| thaw(&world, &socket, "pass_shared"));
+            let clones = [clone(), clone()];
+            clones.map(|clone| clone.join().unwrap())
+        });
+        for report in reports {
+            // What it wrote is its own; the rest is the pool's, and there once.
+            assert_eq!(bytes(&report, "shared_bytes"), 0, "{report}");
+            assert_eq!(bytes(&report, "private_bytes") + bytes(&report, "pool_bytes"), MEMORY);
+            assert!(bytes(&report, "private_bytes") < MEMORY / 4, "{report}");
+            assert_eq!(bytes(&report, "read_bytes"), 0, "{report}");
+        }
+    }
+    // A planner of a directory has nothing to page from, and an unknown name is told.
+    let thaw = |words: [&str; 2]| {
+        let thaw = ["thaw", "--planner", words[0], "--invoke", "{}", "--pool"];
+        world.firn(thaw).arg(&socket).arg(words[1]).run()
+    };
+    thaw(["firecracker", "hello"]).refused(&["in a pool", "pass_shared"]);
+    thaw(["pass_shared", "nobody"]).refused(&["nobody"]);
+}
+
+/// The lab's /dev/dax0.0; elsewhere a file.
+fn medium(world: &World) -> PathBuf {
+    let make = |medium: &Path, options: &[&str]| {
+        world.firn(["pool", "create", "--medium"]).arg(medium).args(options).run().ok();
+    };
+    if std::env::var_os("FIRN_LAB").is_some() {
+        let device = PathBuf::from("/dev/dax0.0");
+        make(&device, &["--overwrite"]);
+        return device;
+    }
+    let path = world.file("medium");
+    make(&path, &["--size", "640M"]);
+    path
+}
+
+#[test]
+fn a_replica_is_run_in_place_with_both_indexes_complete() {
+    let world = World::default();
+    let socket = world.file("pool.sock");
+    let medium = medium(&world);
+    let _manager = serve(&world, medium.to_str().unwrap(), &socket);
+    freeze_into(&world, &socket);
+    // The first has to wait for its replica; what it wrote is gone before the next one runs.
+    for _ in 0..3 {
+        let report = thaw(&world, &socket, "pass");
+        assert_eq!(bytes(&report, "private_bytes"), 0, "{report}");
+        assert_eq!(bytes(&report, "pool_bytes"), MEMORY, "{report}");
+        let indexed: u64 = report["execute"]["steps"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|step| bytes(step, "indexed_bytes"))
+            .sum();
+        assert_eq!(indexed, MEMORY, "{report}");
+        // Where the kernel can fill KVM's own tables ahead, all of guest memory is in them.
+        let built = &report["restore"]["kvm_index"]["built"]["bytes"];
+        assert!(built.is_null() || *built == MEMORY, "{report}");
+        if medium.starts_with("/dev") {
+            // Real devdax under nested paging: the leaves are those of the device.
+            assert!(
+                report["kvm"]["pages_2m"].as_u64().unwrap() >= MEMORY / (2 * MIB) - 8,
+                "{report}"
+            );
+        }
+    }
+    if medium.starts_with("/dev") {
+        // The kernel has no private mappings of a device.
+        let thaw = ["thaw", "--planner", "pass_shared", "--invoke", "{}", "--pool"];
+        let refused = world.firn(thaw).arg(&socket).arg("hello").run();
+        refused.refused(&["private mappings", "pass"]);
+    }
+}
