@@ -145,6 +145,7 @@ fn a_killed_manager_loses_nothing_that_was_published() {
     let data = listing["pool"]["data_end"].as_u64().unwrap()
         - listing["pool"]["data_begin"].as_u64().unwrap();
     assert_eq!(collected["free_bytes"], data - used, "{listing}");
-    let verified = world.firn(["pool", "verify", "--json", "--pool"]).arg(&medium).run().json();
+    let verified =
+        world.firn(["pool", "verify", "--metadata", "--json", "--pool"]).arg(&medium).run().json();
     assert_eq!((&verified["whole"], &verified["snapshots"]), (&true.into(), &2.into()));
 }

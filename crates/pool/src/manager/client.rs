@@ -87,10 +87,14 @@ impl Grant {
     /// # Errors
     /// The system refuses.
     pub fn map(&self) -> Result<MappedExtent, MapExtentError> {
-        let Granted { granule, durability, extent, .. } = self.granted;
+        self.map_extent(self.granted.extent, self.access)
+    }
+
+    fn map_extent(&self, extent: Extent, access: Access) -> Result<MappedExtent, MapExtentError> {
+        let Granted { granule, durability, .. } = self.granted;
         let failed = |source| MapExtentError { extent, source };
         let descriptor = self.descriptor.try_clone().map_err(failed)?;
-        MappedExtent::map(descriptor, extent, granule, durability, self.access)
+        MappedExtent::map(descriptor, extent, granule, durability, access)
     }
 }
 
@@ -105,6 +109,17 @@ pub struct ReplicaGrant {
     pub ready: bool,
     /// What was compared and copied while the request waited.
     pub imaging: Imaging,
+}
+
+impl ReplicaGrant {
+    /// The snapshot that it is a replica of, mapped for reading. The replica keeps it pinned: the name may have another one by now, so
+    /// do not ask for it by name.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn map_source(&self) -> Result<MappedExtent, MapExtentError> {
+        self.grant.map_extent(self.source, Access::Read)
+    }
 }
 
 impl Client {

@@ -166,9 +166,13 @@ fn an_update_makes_ready_replicas_useless() {
     freeze(&mut client, "hello", b"snow");
     let first = client.replica("hello").unwrap().grant.extent().generation;
     client.release(first).unwrap();
-    let running = client.replica("hello").unwrap().grant.extent().generation;
+    let replica = client.replica("hello").unwrap();
+    let running = replica.grant.extent().generation;
     assert_eq!(first, running);
     freeze(&mut client, "hello", b"ice!");
+    let mut tail = [0; 4];
+    replica.map_source().unwrap().read_tail(0, &mut tail);
+    assert_eq!(&tail, b"snow", "its own snapshot's, not that of the name");
     client.release(running).unwrap();
     assert_eq!((world.count(Role::Replica), world.count(Role::Superseded)), (0, 0));
     let replica = client.replica("hello").unwrap();

@@ -12,8 +12,8 @@ use crate::extent::Extent;
 use crate::layout::{Kind, NameBody, Superblock, Word};
 use crate::media::{Medium, MediumFacts};
 
-/// How often metadata is read again that looks wrong: a transition may have been in the middle of it.
-const ATTEMPTS: u32 = 16;
+/// How often metadata is read again that looks wrong and changes all the time.
+const ATTEMPTS: u32 = 1000;
 
 /// A pool that this process only reads; a manager may change it meanwhile. It needs no lock, and takes damaged pools too.
 #[derive(Debug)]
@@ -93,17 +93,21 @@ impl PoolReader {
         self.medium.facts()
     }
 
-    /// All metadata, read again while a transition seems to be in the middle of it.
+    /// All metadata. What looks wrong is read again until it looks right, or the same twice: a transition may have been in the
+    /// middle of it.
     fn scan(&self) -> (Scan, Vec<Problem>) {
-        let mut attempts = 1;
-        loop {
+        let mut before = None;
+        for _ in 0..ATTEMPTS {
             let scan = Scan::read(&*self.medium, &self.superblock);
             let problems = scan.problems(&self.superblock);
-            if problems.is_empty() || attempts == ATTEMPTS {
+            if problems.is_empty() || before.as_ref() == Some(&scan) {
                 return (scan, problems);
             }
-            attempts += 1;
+            before = Some(scan);
         }
+        let scan = Scan::read(&*self.medium, &self.superblock);
+        let problems = scan.problems(&self.superblock);
+        (scan, problems)
     }
 
     /// Searches the address table for a name, as its hash says.
@@ -112,26 +116,32 @@ impl PoolReader {
     /// There is no such snapshot.
     pub fn lookup(&self, name: &str) -> Result<Extent, LookupError> {
         for slot in search(&self.superblock, name) {
-            let entry = read_entry(&*self.medium, &self.superblock, slot);
-            match (entry.word, entry.name) {
-                (Some(Word::Empty), _) => break,
-                (Some(word @ Word::Available { granule, .. }), NameBody::Name(found))
-                    if found == name =>
-                {
-                    let record = read_record(&*self.medium, &self.superblock, granule).flatten();
-                    let record = record.filter(|record| {
-                        record.kind == Kind::Snapshot
-                            && record.slot == slot
-                            && word.refers_to(granule, record.generation)
-                    });
-                    if let Some(record) = record {
-                        return Ok(extent(&self.superblock, granule, &record));
-                    }
+            let mut entry = read_entry(&*self.medium, &self.superblock, slot);
+            if entry.word == Some(Word::Empty) {
+                break;
+            }
+            if entry.name != NameBody::Name(name.to_owned()) {
+                continue;
+            }
+            while let Some(word @ Word::Available { granule, .. }) = entry.word {
+                let record = read_record(&*self.medium, &self.superblock, granule).flatten();
+                let record = record.filter(|record| {
+                    record.kind == Kind::Snapshot
+                        && record.slot == slot
+                        && word.refers_to(granule, record.generation)
+                });
+                if let Some(record) = record {
+                    return Ok(extent(&self.superblock, granule, &record));
                 }
-                _ => {}
+                // The name was updated between the two reads, or the record is lost.
+                let again = read_entry(&*self.medium, &self.superblock, slot);
+                if again == entry {
+                    break;
+                }
+                entry = again;
             }
         }
-        // Rarely: a transition was in the middle of it, or the name is being written.
+        // Being written, or moved to another slot meanwhile.
         let listing = self.list();
         let mut named =
             listing.extents.iter().filter(|listed| listed.name.as_deref() == Some(name));

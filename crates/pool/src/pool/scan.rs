@@ -17,7 +17,7 @@ use crate::media::Medium;
 use crate::num::{u64_of, usize_of};
 
 /// A pool's metadata as it is on the medium.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Scan {
     /// Every slot.
     pub(crate) entries: Vec<Entry>,

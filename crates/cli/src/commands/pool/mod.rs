@@ -2,6 +2,7 @@
 //!
 //! A pool is named by its medium's path, or by the socket of the manager that serves it: `--pool PATH`, or `FIRN_POOL`.
 
+mod content;
 mod create;
 mod error;
 mod inspect;
@@ -28,7 +29,7 @@ pub(crate) enum PoolCommand {
     Ls(inspect::LsArgs),
     /// Show what a pool is, and a map of it
     Show(inspect::ShowArgs),
-    /// Check a pool's metadata, or repair it
+    /// Check a pool's metadata and its snapshots, or repair it
     Verify(inspect::VerifyArgs),
     /// Free what nothing refers to
     Gc(inspect::GcArgs),

@@ -1,15 +1,19 @@
 //! Where a command finds its pool.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
 
-use firn_pool::{Access, Client, Listing, MappedMedium, Pool, PoolReader};
+use firn_pool::{
+    Access, Client, ClientError, Listing, MappedExtent, MappedMedium, MediumError, Pool,
+    PoolReader, Problem, Refusal, VerifyReport,
+};
+use firn_vmm::error_chain;
 
-use super::PoolCommandError;
+use super::{PoolCommandError, content};
 
 /// Names a pool.
 #[derive(Debug, Args)]
@@ -53,6 +57,57 @@ impl Source {
             Self::Medium(path) => MappedMedium::open(path, Access::Read)?,
         };
         Ok(PoolReader::open(Arc::new(medium))?)
+    }
+
+    /// Checks the metadata, and the content of each snapshot too where that is asked for. A manager pins what is looked at; on a medium
+    /// it may change meanwhile.
+    pub(crate) fn verify(&mut self, content: bool) -> Result<VerifyReport, PoolCommandError> {
+        let reader = self.reader()?;
+        let facts = reader.medium().clone();
+        match self {
+            _ if !content => Ok(reader.verify(&mut |_, _| Ok(()))),
+            Self::Medium(path) => {
+                let file = File::open(&path)
+                    .map_err(|source| MediumError::Open { path: path.clone(), source })?;
+                let granule = reader.facts().granule;
+                Ok(reader.verify(&mut |name, found| {
+                    let again = || file.try_clone().map_err(|error| error.to_string());
+                    let extent = MappedExtent::map(
+                        again()?.into(),
+                        found.extent(),
+                        granule,
+                        facts.durability,
+                        Access::Read,
+                    );
+                    content::check(name, again()?, extent.map_err(|error| error_chain(&error))?)
+                }))
+            }
+            Self::Manager(client) => {
+                let mut names = Vec::new();
+                let mut report = reader.verify(&mut |name, _| {
+                    names.push(name.to_owned());
+                    Ok(())
+                });
+                for name in names {
+                    // One that was removed meanwhile is not wrong.
+                    let grant = match client.snapshot(&name) {
+                        Err(ClientError::Refused { refusal: Refusal::Unknown, .. }) => continue,
+                        grant => grant?,
+                    };
+                    let checked = grant.map().map_err(|error| error_chain(&error));
+                    let checked = checked.and_then(|extent| {
+                        let medium = grant.descriptor().try_clone_to_owned();
+                        let medium = medium.map_err(|error| error.to_string())?;
+                        content::check(&name, medium.into(), extent)
+                    });
+                    if let Err(what) = checked {
+                        report.problems.push(Problem::Content { name, what });
+                    }
+                    client.release(grant.extent().generation)?;
+                }
+                Ok(report)
+            }
+        }
     }
 
     /// All extents; a manager tells its pins, too.

@@ -1,10 +1,17 @@
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use firn_pool::simulated::SimulatedMedium;
+use firn_pool::{Client, MappedMedium, Server};
 use firn_pool::{CreateOptions, GRANULE, Listing, MemfdOptions, Pool, PoolReader};
+use firn_snapshot::{
+    Chunk, CpuRequirement, Description, ExtentContents, MemoryLayout, PageSource, PoolTarget,
+    write_extent,
+};
 
 use super::medium::{MediumName, parse};
+use super::source::Source;
 use super::{map, svg};
 
 /// A pool of nine granules: `snow` twice, pinned in its old version, `<ice>` being written, a replica.
@@ -80,4 +87,66 @@ fn a_reader_beside_lists_the_same_but_for_pins() {
     expected.extents.iter_mut().for_each(|listed| listed.pins = None);
     assert_eq!(PoolReader::open(medium).unwrap().list(), expected);
     drop(staging);
+}
+
+/// Guest memory with a byte in every page but those of the last chunk.
+struct Memory {
+    layout: MemoryLayout,
+}
+
+impl PageSource for Memory {
+    fn layout(&self) -> &MemoryLayout {
+        &self.layout
+    }
+
+    fn chunk<'a>(&'a mut self, offset: u64, buffer: &'a mut [u8]) -> std::io::Result<Chunk<'a>> {
+        if offset >= 2 * GRANULE {
+            return Ok(Chunk::Zero);
+        }
+        buffer.fill(7);
+        Ok(Chunk::Bytes(buffer))
+    }
+}
+
+#[test]
+fn every_page_of_a_snapshot_is_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, socket) = (folder.path().join("pool"), folder.path().join("pool.sock"));
+    let medium = MappedMedium::create_file(&path, 16 * GRANULE).unwrap();
+    let pool = Pool::create(Arc::new(medium), &CreateOptions::default()).unwrap();
+    let server = Server::start(&socket, pool).unwrap();
+    let contents = ExtentContents {
+        memory: &mut Memory { layout: MemoryLayout::for_size(3 * GRANULE).unwrap() },
+        description: Description {
+            id: uuid::Uuid::from_u128(1),
+            parent: None,
+            created_ns: 0,
+            firn_version: String::new(),
+            vcpus: 1,
+            cpu: CpuRequirement { vendor: String::new(), brand: String::new(), features: vec![] },
+            disks: vec![],
+            function: None,
+        },
+        machine_state_version: 1,
+        machine_state: &[1; 100],
+    };
+    write_extent(contents, None, &mut PoolTarget::new(&socket, "hello")).unwrap();
+
+    let verify = || {
+        let beside = Source::Medium(path.clone()).verify(true).unwrap();
+        let managed = Source::Manager(Client::connect(&socket).unwrap()).verify(true).unwrap();
+        assert_eq!(beside, managed);
+        let texts: Vec<String> = beside.problems.iter().map(ToString::to_string).collect();
+        (beside.snapshots, texts)
+    };
+    assert_eq!(verify(), (1, vec![]));
+    let extent = server.pool().lookup("hello").unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.write_all_at(&[1], extent.offset + 2 * GRANULE + 4096).unwrap();
+    let (_, problems) = verify();
+    assert!(problems.len() == 1 && problems[0].contains("1025"), "{problems:?}");
+    file.write_all_at(&[0], extent.offset + 2 * GRANULE + 4096).unwrap();
+    file.write_all_at(&[0], extent.tail_offset).unwrap();
+    let (_, problems) = verify();
+    assert!(problems.len() == 1 && problems[0].contains("its tail"), "{problems:?}");
 }

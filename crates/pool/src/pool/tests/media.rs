@@ -77,3 +77,33 @@ fn a_file_of_another_size_is_refused() {
     let error = Pool::open(medium).unwrap_err();
     assert!(matches!(error, OpenError::Size { pool: SIZE, .. }), "{error}");
 }
+
+#[test]
+fn readers_beside_a_busy_writer_always_find_a_whole_pool() {
+    let medium = MappedMedium::memfd(MemfdOptions { size: SIZE, huge: false, node: None }).unwrap();
+    let pool = Pool::create(Arc::new(medium), &options()).unwrap();
+    let publish = |name| pool.allocate(name, 4096, 0).unwrap().publish().unwrap();
+    publish("steady");
+    publish("busy");
+    let descriptor = pool.shared_medium().descriptor(Access::Read).unwrap();
+    let medium = MappedMedium::from_descriptor(descriptor, pool.medium().clone()).unwrap();
+    let reader = PoolReader::open(Arc::new(medium)).unwrap();
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            for _ in 0..20_000 {
+                publish("busy");
+                publish("brief");
+                pool.reclaim("brief").unwrap();
+            }
+        });
+        let steady = pool.lookup("steady").unwrap();
+        let mut newest = 0;
+        while !writer.is_finished() {
+            assert_eq!(reader.lookup("steady").unwrap(), steady);
+            let busy = reader.lookup("busy").unwrap();
+            assert!(busy.generation >= newest, "no older one comes back");
+            newest = busy.generation;
+            assert_eq!(reader.verify(&mut |_, _| Ok(())).problems, []);
+        }
+    });
+}
