@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -19,6 +19,8 @@ use crate::player::PlayerReport;
 
 /// Tells a process when its request came in, in ns of CLOCK_MONOTONIC.
 const REQUEST_VARIABLE: &str = "FIRN_REQUEST_NS";
+/// What a player prints when it has touched its last page.
+const HELD: &str = "held\n";
 
 /// Why a batch is no measurement.
 #[derive(Debug, Error)]
@@ -116,13 +118,22 @@ impl Drop for Interrupt {
 
 /// The processes of a batch, killed and waited for when it is given up.
 struct Processes<'a> {
-    children: VecDeque<Child>,
+    members: VecDeque<Member>,
     interrupt: &'a Interrupt,
+}
+
+/// A process, and what it prints.
+struct Member {
+    number: u32,
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+    /// What was read of it.
+    printed: String,
 }
 
 impl Drop for Processes<'_> {
     fn drop(&mut self) {
-        for child in &mut self.children {
+        for Member { child, .. } in &mut self.members {
             // One that has ended is only waited for.
             let _ = child.kill();
             let _ = child.wait();
@@ -131,32 +142,38 @@ impl Drop for Processes<'_> {
     }
 }
 
-/// Starts `count` players of one snapshot, which these arguments name, together, waits for all of them, and returns their reports.
+/// Starts `count` players of one snapshot, which these arguments name, together, waits for all of them, and returns
+/// their reports.
 ///
-/// `preloaded` says that the image is in the page cache already: a plan's own preload is left out.
-pub(crate) fn run(
+/// `preloaded` says that the image is in the page cache already: a plan's own preload is left out. `held` is called
+/// when every player has touched its last page, and none has begun to check all its memory: checking one brings into
+/// the page cache what another may not have touched yet.
+pub(crate) fn run<T>(
     program: &Path,
     snapshot: &[OsString],
     planner: &str,
     preloaded: bool,
     count: u32,
     interrupt: &Interrupt,
-) -> Result<Vec<PlayerReport>, BatchError> {
-    let mut processes = Processes { children: VecDeque::new(), interrupt };
+    held: impl FnOnce() -> T,
+) -> Result<(Vec<PlayerReport>, T), BatchError> {
+    let mut processes = Processes { members: VecDeque::new(), interrupt };
     interrupt.check()?;
-    for member in 1..=count {
+    for number in 1..=count {
         let mut command = Command::new(program);
         command.args(["thaw", "--json", "--planner", planner]);
         if preloaded {
             command.arg("--preloaded");
         }
         // A group of its own: a signal from the terminal reaches this process, which then ends them all.
-        command.args(snapshot).process_group(0);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let start = |source| BatchError::Start { member, source };
-        let child = command.env(REQUEST_VARIABLE, now().to_string()).spawn().map_err(start)?;
+        command.args(snapshot).arg("--hold").process_group(0);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let start = |source| BatchError::Start { member: number, source };
+        let mut child = command.env(REQUEST_VARIABLE, now().to_string()).spawn().map_err(start)?;
         let process = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        processes.children.push_back(child);
+        let stdout = child.stdout.take().ok_or_else(|| start(io::ErrorKind::BrokenPipe.into()))?;
+        let stdout = BufReader::new(stdout);
+        processes.members.push_back(Member { number, child, stdout, printed: String::new() });
         if let Some(process) = process {
             let process = pidfd_open(process, PidfdFlags::empty());
             lock(&interrupt.state).running.push(process.map_err(|e| start(e.into()))?);
@@ -164,28 +181,43 @@ pub(crate) fn run(
         // A signal that came before the process was listed has not ended it.
         interrupt.check()?;
     }
-    let mut outputs = Vec::new();
-    // A report is smaller than a pipe, so none waits for another to be read.
-    while let Some(child) = processes.children.pop_front() {
-        let member = count - u32::try_from(processes.children.len()).unwrap_or_default();
-        let output = child.wait_with_output();
-        outputs.push((member, output.map_err(|source| BatchError::Start { member, source })?));
+    for Member { number, stdout, printed, .. } in &mut processes.members {
+        let member = *number;
+        // One that has failed prints nothing.
+        stdout.read_line(printed).map_err(|source| BatchError::Start { member, source })?;
+    }
+    let held = held();
+    for Member { child, .. } in &mut processes.members {
+        drop(child.stdin.take());
+    }
+    let mut reports = Vec::new();
+    // Reports and errors are smaller than a pipe, so none waits for another to be read.
+    while let Some(member) = processes.members.front_mut() {
+        reports.push(member.report());
+        processes.members.pop_front();
     }
     interrupt.check()?;
-    outputs
-        .into_iter()
-        .map(|(member, output)| {
-            if !output.status.success() {
-                return Err(BatchError::Failed {
-                    member,
-                    status: output.status.to_string(),
-                    reason: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
-                });
-            }
-            serde_json::from_slice(&output.stdout)
-                .map_err(|source| BatchError::Report { member, source })
-        })
-        .collect()
+    Ok((reports.into_iter().collect::<Result<_, _>>()?, held))
+}
+
+impl Member {
+    /// Waits for its end.
+    fn report(&mut self) -> Result<PlayerReport, BatchError> {
+        let member = self.number;
+        let start = |source| BatchError::Start { member, source };
+        self.stdout.read_to_string(&mut self.printed).map_err(start)?;
+        let mut reason = Vec::new();
+        if let Some(stderr) = &mut self.child.stderr {
+            stderr.read_to_end(&mut reason).map_err(start)?;
+        }
+        let status = self.child.wait().map_err(start)?;
+        if !status.success() {
+            let reason = String::from_utf8_lossy(&reason).trim().to_owned();
+            return Err(BatchError::Failed { member, status: status.to_string(), reason });
+        }
+        let report = self.printed.strip_prefix(HELD).unwrap_or(&self.printed);
+        serde_json::from_str(report).map_err(|source| BatchError::Report { member, source })
+    }
 }
 
 /// ns of CLOCK_MONOTONIC, which all processes share.

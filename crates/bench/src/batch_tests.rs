@@ -18,10 +18,13 @@ fn batch(script: &str, preloaded: bool, count: u32) -> Result<Vec<PlayerReport>,
     let directory = tempfile::tempdir().unwrap();
     let interrupt = Interrupt::catch().unwrap();
     let program = program(directory.path(), script);
-    let result =
-        run(&program, &[directory.path().into()], "pass:x=1", preloaded, count, &interrupt);
+    let mut held = 0;
+    let snapshot = [directory.path().into()];
+    let hold = || held += 1;
+    let result = run(&program, &snapshot, "pass:x=1", preloaded, count, &interrupt, hold);
     assert!(lock(&interrupt.state).running.is_empty());
-    result
+    assert_eq!(held, 1);
+    result.map(|(reports, ())| reports)
 }
 
 fn printing(report: &str) -> String {
@@ -35,6 +38,25 @@ fn every_process_reports() {
     let report = &reports[0];
     assert_eq!((report.pages, report.touches), (10, 11));
     assert_eq!(report.times.replay_ns, 600_000);
+}
+
+#[test]
+fn nobody_checks_memory_before_all_have_touched_their_last_page() {
+    let _alone = one_at_a_time();
+    let directory = tempfile::tempdir().unwrap();
+    let held_and_checked = "echo > $5/held-$$; echo held; cat >/dev/null; echo > $5/checked-$$";
+    let program = program(directory.path(), &format!("{held_and_checked}\n{}", printing(REPORT)));
+    let files = |name: &str| {
+        let entries = fs::read_dir(directory.path()).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|file| file.starts_with(name)).count()
+    };
+    let snapshot = [directory.path().into()];
+    let interrupt = Interrupt::catch().unwrap();
+    let held = || (files("held"), files("checked"));
+    let (reports, held) = run(&program, &snapshot, "p", false, 3, &interrupt, held).unwrap();
+    assert_eq!((reports.len(), held), (3, (3, 0)));
+    assert_eq!(files("checked"), 3);
 }
 
 #[test]
@@ -61,6 +83,6 @@ fn one_failure_fails_the_batch() {
     let error = batch("echo '{}'", false, 1).unwrap_err();
     assert!(matches!(error, BatchError::Report { member: 1, .. }), "{error}");
     let interrupt = Interrupt::catch().unwrap();
-    let missing = run(Path::new("/no/firn"), &["/".into()], "p", false, 1, &interrupt);
+    let missing = run(Path::new("/no/firn"), &["/".into()], "p", false, 1, &interrupt, || ());
     assert!(matches!(missing, Err(BatchError::Start { .. })));
 }

@@ -87,7 +87,7 @@ pub struct Row {
     /// Page tables of one process.
     pub page_table_bytes: u64,
     /// DRAM of a batch: private memory and page tables of all its microVMs, and once what the page cache holds of
-    /// the snapshot after the batch (mincore). Median over the runs.
+    /// the snapshot when all have touched their last page, before any checks all its memory (mincore). Median over the runs.
     pub batch_dram_bytes: u64,
     /// The page cache's part of it.
     pub batch_page_cache_bytes: u64,
@@ -122,7 +122,7 @@ pub(crate) struct Run {
     pub(crate) reports: Vec<PlayerReport>,
     /// The preload before the clock.
     pub(crate) preload_ns: Option<u64>,
-    /// What the page cache held of the snapshot after it.
+    /// What the page cache held of the snapshot when all had touched their last page.
     pub(crate) cached_bytes: u64,
 }
 

@@ -193,13 +193,16 @@ impl Session {
             source,
         };
         let preload_ns = files.prepare(self.cache_of(subject), subject.preloads).map_err(cache)?;
-        let reports = batch::run(
+        // What the page cache holds of the directory is no cost of a planner that does not use it.
+        let held = || if subject.in_pool { Ok(0) } else { files.cached_bytes() };
+        let (reports, cached_bytes) = batch::run(
             &self.program,
             &player.arguments(subject),
             &subject.planner,
             subject.preloads,
             self.concurrency,
             interrupt,
+            held,
         )
         .map_err(|source| SessionError::Batch {
             planner: planner.clone(),
@@ -207,8 +210,7 @@ impl Session {
             run,
             source,
         })?;
-        // What the page cache holds of the directory is no cost of a planner that does not use it.
-        let cached_bytes = if subject.in_pool { 0 } else { files.cached_bytes().map_err(cache)? };
+        let cached_bytes = cached_bytes.map_err(cache)?;
         Ok(Run { reports, preload_ns, cached_bytes })
     }
 }

@@ -114,7 +114,7 @@ fn a_planner_of_a_pool_is_given_the_pool_and_no_page_cache() {
     let results = session.run(host(directory.path()), &interrupt, |_, _| {}).unwrap();
     let places = fs::read_to_string(directory.path().join("places")).unwrap();
     let snapshot = session.players[0].snapshot.display();
-    assert_eq!(places, format!("{snapshot}\n--pool pool.sock player\n"));
+    assert_eq!(places, format!("{snapshot} --hold\n--pool pool.sock player\n"));
     let caches: Vec<_> = results.results.iter().map(|row| row.cache).collect();
     assert_eq!(caches, [Cache::Cached, Cache::Unused]);
     assert_eq!(results.results[1].batch_page_cache_bytes, 0);

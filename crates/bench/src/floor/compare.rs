@@ -192,8 +192,9 @@ impl FloorComparison {
             false,
             1,
             interrupt,
+            || (),
         )
-        .map(|mut reports| reports.swap_remove(0))
+        .map(|(mut reports, ())| reports.swap_remove(0))
         .map_err(|source| CompareError::Player { pair, source })
     }
 }

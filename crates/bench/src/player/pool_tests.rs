@@ -19,7 +19,7 @@ fn manager(dir: &tempfile::TempDir, huge: bool) -> Option<Server> {
 }
 
 fn run(snapshot: &PooledSnapshot, planner: &str) -> Result<PlayerReport, ReplayError> {
-    let clock = Clock { begin_ns: 0, request_ns: None, open_ns: 0 };
+    let clock = Clock { begin_ns: 0, request_ns: None, open_ns: 0, hold: None };
     let planner = parse(planner).unwrap();
     replay(&snapshot.snapshot, &*planner, KVM_DEVICE.as_ref(), clock)
 }

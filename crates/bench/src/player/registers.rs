@@ -66,6 +66,8 @@ impl Wrong {
 pub(super) struct Meters {
     pub(super) kvm: Arc<KvmCounters>,
     pub(super) memory: Arc<GuestMemory>,
+    /// Called once they are read.
+    pub(super) hold: Option<fn()>,
 }
 
 impl Meters {
@@ -108,6 +110,11 @@ impl MmioDevice for Registers {
                     Some(meters) => meters.read(),
                     None => Err("the guest ran before it could be measured".into()),
                 };
+                if reports.done.is_none()
+                    && let Some(hold) = self.meters.get().and_then(|meters| meters.hold)
+                {
+                    hold();
+                }
                 reports.done.get_or_insert((now, counters));
                 reports.wrong_in_loop.count = value;
             }

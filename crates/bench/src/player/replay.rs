@@ -87,6 +87,9 @@ pub struct Clock {
     pub request_ns: Option<u64>,
     /// What opening the snapshot took, ns.
     pub open_ns: u64,
+    /// Called when the clock has stopped and everything is counted, before the second pass, which touches memory
+    /// that the trace does not.
+    pub hold: Option<fn()>,
 }
 
 /// Thaws the player of a snapshot by a planner, lets it replay its trace and check all its memory, and reports.
@@ -129,7 +132,11 @@ pub(super) fn replay_plan(
     let (window, meters, reports) = window();
     let host = host(kvm, vec![window]);
     let (mut microvm, restored) = Microvm::restore(frozen, executed.memory, &host, None)?;
-    meters.get_or_init(|| Meters { kvm: microvm.kvm_counters(), memory: microvm.shared_memory() });
+    meters.get_or_init(|| Meters {
+        kvm: microvm.kvm_counters(),
+        memory: microvm.shared_memory(),
+        hold: clock.hold,
+    });
     microvm.resume().map_err(ReplayError::Resume)?;
     let (resumed, resumed_ns) = (Instant::now(), now_ns());
 

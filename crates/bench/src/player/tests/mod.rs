@@ -32,7 +32,7 @@ fn player(trace: &NamedTrace, options: PlayerOptions, dir: &Path) -> Snapshot {
 }
 
 fn run_by(snapshot: &Snapshot, planner: &dyn Planner) -> Result<PlayerReport, ReplayError> {
-    let clock = Clock { begin_ns: 0, request_ns: None, open_ns: 0 };
+    let clock = Clock { begin_ns: 0, request_ns: None, open_ns: 0, hold: None };
     replay(snapshot, planner, KVM_DEVICE.as_ref(), clock)
 }
 

@@ -48,6 +48,9 @@ pub(crate) struct ThawArgs {
     /// The image is in the page cache: leave out what the planner would preload
     #[arg(long, hide = true)]
     preloaded: bool,
+    /// A player: when the last page is touched print `held`, and check all memory once standard input ends
+    #[arg(long, hide = true)]
+    hold: bool,
     /// Send this event first: JSON, @FILE, or - for standard input
     #[arg(long, value_name = "EVENT")]
     invoke: Option<String>,

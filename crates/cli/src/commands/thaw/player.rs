@@ -22,6 +22,7 @@ pub(super) fn run(
         begin_ns: begin,
         request_ns: clock::request(),
         open_ns: clock::nanoseconds(opening),
+        hold: arguments.hold.then_some(hold),
     };
     let report = replay(opened.snapshot(), planner, &arguments.host.kvm, clock)?;
     let report = PlayerReport { replica: opened.replica().map(ReplicaCost::of), ..report };
@@ -31,6 +32,13 @@ pub(super) fn run(
         print(&report);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Says that the last page is touched, and waits until standard input ends.
+fn hold() {
+    output::line("held");
+    // An end by an error is an end.
+    let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
 }
 
 fn print(report: &PlayerReport) {
