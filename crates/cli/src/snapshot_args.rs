@@ -2,12 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use thiserror::Error;
 
 use firn_memory::planners::Store;
-use firn_snapshot::{OpenError, OpenPooledError, PooledSnapshot, Snapshot};
+use firn_snapshot::{OpenError, OpenPooledError, PooledSnapshot, Snapshot, Verify};
 use firn_vmm::Destination;
+
+use crate::clock::nanoseconds;
 
 /// A snapshot that is there.
 #[derive(Debug, Clone, Args)]
@@ -17,6 +19,27 @@ pub(crate) struct SnapshotArgs {
     /// The socket of the manager of the pool that the snapshot is in (`firn pool serve`)
     #[arg(long, value_name = "SOCKET")]
     pool: Option<PathBuf>,
+    /// When the bytes of a snapshot in a pool are checked: at each thaw, once for each opening of the pool's medium, or
+    /// never
+    #[arg(long, default_value = "once", requires = "pool")]
+    verify: VerifyArg,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum VerifyArg {
+    Always,
+    Once,
+    Never,
+}
+
+impl From<VerifyArg> for Verify {
+    fn from(argument: VerifyArg) -> Self {
+        match argument {
+            VerifyArg::Always => Self::Always,
+            VerifyArg::Once => Self::Once,
+            VerifyArg::Never => Self::Never,
+        }
+    }
 }
 
 /// Why a snapshot was not opened.
@@ -51,6 +74,14 @@ impl OpenedSnapshot {
             Self::Pool(pooled) => pooled.replica,
         }
     }
+
+    /// How long the pool's bytes were checked, ns, where they were.
+    pub(crate) fn check_ns(&self) -> Option<u64> {
+        match self {
+            Self::Directory(_) => None,
+            Self::Pool(pooled) => pooled.checked.map(nanoseconds),
+        }
+    }
 }
 
 impl SnapshotArgs {
@@ -66,8 +97,10 @@ impl SnapshotArgs {
         };
         let name = name(&self.snapshot)?;
         let pooled = match store {
-            Store::Replica => PooledSnapshot::open_replica(socket, name)?,
-            Store::Directory | Store::Extent => PooledSnapshot::open(socket, name)?,
+            Store::Replica => PooledSnapshot::open_replica(socket, name, self.verify.into())?,
+            Store::Directory | Store::Extent => {
+                PooledSnapshot::open(socket, name, self.verify.into())?
+            }
         };
         Ok(OpenedSnapshot::Pool(Box::new(pooled)))
     }

@@ -4,12 +4,15 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use firn_pool::{Client, ClientError, Grant, Imaging, MapExtentError, MappedExtent};
 use thiserror::Error;
 
+use crate::digests::DigestError;
 use crate::error::OpenError;
 use crate::extent::ExtentTarget;
+use crate::layout::{CHUNK_SIZE, PAGE_SIZE};
 use crate::read_at::ReadAt;
 use crate::snapshot::{ExtentPlace, Snapshot};
 
@@ -29,6 +32,27 @@ pub enum OpenPooledError {
     /// What the extent holds is refused.
     #[error(transparent)]
     Open(#[from] OpenError),
+    /// Its bytes are not those that were frozen.
+    #[error("the snapshot {name} in the pool at {} is damaged; freeze it again", .pool.display())]
+    Damaged {
+        /// The snapshot.
+        name: String,
+        /// The socket of the pool's manager.
+        pool: PathBuf,
+        /// The first page that is.
+        source: DigestError,
+    },
+}
+
+/// When the bytes of a snapshot in a pool are checked against their digests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verify {
+    /// Now.
+    Always,
+    /// Now, unless somebody has since the manager opened the medium: from then on nobody has it mapped for writing.
+    Once,
+    /// Not at all.
+    Never,
 }
 
 /// A snapshot of a pool, and the connection that keeps its extent, or its replica, from being given to others.
@@ -38,7 +62,10 @@ pub struct PooledSnapshot {
     pub snapshot: Snapshot,
     /// What the replica took, where one was asked for.
     pub replica: Option<ReplicaReport>,
-    _connection: Client,
+    /// How long its bytes were checked, where they were.
+    pub checked: Option<Duration>,
+    /// What it was granted is given up with it.
+    connection: Client,
 }
 
 /// What having a replica took.
@@ -55,44 +82,87 @@ impl PooledSnapshot {
     ///
     /// # Errors
     /// See [`OpenPooledError`].
-    pub fn open(socket: &Path, name: &str) -> Result<Self, OpenPooledError> {
+    pub fn open(socket: &Path, name: &str, verify: Verify) -> Result<Self, OpenPooledError> {
         let mut connection = Client::connect(socket)?;
         let sealed = connection.snapshot(name)?;
-        let snapshot = open(name, &sealed, sealed.map()?, false)?;
-        Ok(Self { snapshot, replica: None, _connection: connection })
+        let mut snapshot = open(name, &sealed, sealed.map()?)?;
+        let checked = check(socket, &mut connection, &sealed, &mut snapshot, verify)?;
+        Ok(Self { snapshot, replica: None, checked, connection })
     }
 
-    /// Opens a replica of the snapshot, which the caller may run on and write to.
+    /// Opens a replica of the snapshot, which the caller may run on and write to. The snapshot that it is made of is what
+    /// is checked.
     ///
     /// # Errors
     /// See [`OpenPooledError`].
-    pub fn open_replica(socket: &Path, name: &str) -> Result<Self, OpenPooledError> {
-        let mut connection = Client::connect(socket)?;
-        let granted = connection.replica(name)?;
-        let report = ReplicaReport { ready: granted.ready, imaging: granted.imaging };
-        // The pin that the replica has on its source holds the source's tail, too.
-        let sealed = connection.snapshot(name)?;
-        let snapshot = open(name, &granted.grant, sealed.map()?, true)?;
-        Ok(Self { snapshot, replica: Some(report), _connection: connection })
+    pub fn open_replica(
+        socket: &Path,
+        name: &str,
+        verify: Verify,
+    ) -> Result<Self, OpenPooledError> {
+        let mut sealed = Self::open(socket, name, verify)?;
+        let granted = sealed.connection.replica(name)?;
+        let memory = &granted.grant;
+        sealed.snapshot.run_on(medium(memory)?, ExtentPlace { replica: true, ..place(memory) });
+        sealed.replica = Some(ReplicaReport { ready: granted.ready, imaging: granted.imaging });
+        Ok(sealed)
     }
 }
 
-/// The snapshot whose memory is `memory`'s, and whose tail is that of `tail`.
-fn open(
-    name: &str,
-    memory: &Grant,
-    tail: MappedExtent,
-    replica: bool,
-) -> Result<Snapshot, OpenPooledError> {
-    let medium = memory.descriptor().try_clone_to_owned().map_err(OpenPooledError::Descriptor)?;
-    let place = ExtentPlace {
-        offset: memory.extent().offset,
-        leaf: memory.leaf(),
-        private: memory.has_private_mappings(),
-        replica,
-    };
+/// Checks the snapshot's bytes if they have to be, and tells the manager.
+fn check(
+    socket: &Path,
+    connection: &mut Client,
+    sealed: &Grant,
+    snapshot: &mut Snapshot,
+    verify: Verify,
+) -> Result<Option<Duration>, OpenPooledError> {
+    let known = sealed.is_verified();
+    if verify == Verify::Never || (verify == Verify::Once && known) {
+        snapshot.set_checked(known);
+        return Ok(None);
+    }
+    let begin = Instant::now();
+    let mapped = sealed.map()?;
+    let mut chunk = vec![0; usize::try_from(CHUNK_SIZE).unwrap_or(usize::MAX)];
+    let total = snapshot.manifest().layout.total_bytes();
+    let mut offset = 0;
+    while offset < total {
+        let len = usize::try_from(CHUNK_SIZE.min(total - offset)).unwrap_or(usize::MAX);
+        mapped.read_guest(offset, &mut chunk[..len]);
+        snapshot.digests().check(offset / PAGE_SIZE, &chunk[..len]).map_err(|source| {
+            OpenPooledError::Damaged {
+                name: snapshot.path().display().to_string(),
+                pool: socket.to_owned(),
+                source,
+            }
+        })?;
+        offset += CHUNK_SIZE;
+    }
+    connection.verified(sealed.extent().generation)?;
+    snapshot.set_checked(true);
+    Ok(Some(begin.elapsed()))
+}
+
+fn medium(grant: &Grant) -> Result<File, OpenPooledError> {
+    let medium = grant.descriptor().try_clone_to_owned();
+    medium.map(File::from).map_err(OpenPooledError::Descriptor)
+}
+
+fn place(grant: &Grant) -> ExtentPlace {
+    ExtentPlace {
+        offset: grant.extent().offset,
+        leaf: grant.leaf(),
+        private: grant.has_private_mappings(),
+        replica: false,
+        checked: grant.is_verified(),
+    }
+}
+
+/// The snapshot of a sealed extent, which is mapped in `tail`, too.
+fn open(name: &str, sealed: &Grant, tail: MappedExtent) -> Result<Snapshot, OpenPooledError> {
     let tail: Arc<dyn ReadAt> = Arc::new(MappedTail(tail));
-    Ok(Snapshot::open_extent(name, File::from(medium), place, &tail)?)
+    Ok(Snapshot::open_extent(name, medium(sealed)?, place(sealed), &tail)?)
 }
 
 #[derive(Debug)]

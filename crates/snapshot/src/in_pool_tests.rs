@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
 
-use super::{OpenPooledError, PoolTarget, PooledSnapshot};
+use super::{OpenPooledError, PoolTarget, PooledSnapshot, Verify};
 use crate::tests::support::{Memory, description};
 use crate::{ExtentContents, FreezeError, Snapshot, write_extent};
 
@@ -39,7 +39,7 @@ impl Managed {
     }
 
     fn open(&self, name: &str) -> Result<PooledSnapshot, OpenPooledError> {
-        PooledSnapshot::open(&self.socket(), name)
+        PooledSnapshot::open(&self.socket(), name, Verify::Once)
     }
 }
 
@@ -80,7 +80,7 @@ fn a_replica_is_what_the_snapshot_is_and_may_be_written() {
     memory.fill(7, 2);
     pool.freeze("hello", &mut memory, 1).unwrap();
     for _ in 0..3 {
-        let replica = PooledSnapshot::open_replica(&pool.socket(), "hello").unwrap();
+        let replica = PooledSnapshot::open_replica(&pool.socket(), "hello", Verify::Once).unwrap();
         assert!(replica.replica.is_some());
         assert!(image(&replica.snapshot) == memory.bytes);
         let place = replica.snapshot.extent().unwrap();
@@ -108,6 +108,55 @@ fn a_name_that_is_unknown_and_a_socket_without_a_manager_are_told() {
     let error = pool.open("nobody").unwrap_err().to_string();
     assert!(error.contains("nobody"), "{error}");
     let nowhere = pool.dir.path().join("nowhere");
-    let error = PooledSnapshot::open(&nowhere, "hello").unwrap_err().to_string();
+    let error = PooledSnapshot::open(&nowhere, "hello", Verify::Once).unwrap_err().to_string();
     assert!(error.contains("firn pool serve"), "{error}");
+}
+
+/// Changes a byte of the sealed snapshot, as a medium that fails would.
+fn damage(pool: &Managed, page: u64) {
+    let mut client = firn_pool::Client::connect(&pool.socket()).unwrap();
+    let offset = client.snapshot("hello").unwrap().extent().offset;
+    // A staging extent's descriptor is for the whole medium.
+    let staging = client.begin("other", 4096, 0).unwrap();
+    let medium = std::fs::File::from(staging.descriptor().try_clone_to_owned().unwrap());
+    medium.write_all_at(&[0x5a], offset + page * 4096 + 7).unwrap();
+}
+
+#[test]
+fn a_damaged_page_is_found_before_anything_runs_on_it() {
+    let pool = Managed::new(64 << 20);
+    let mut memory = Memory::zeroed(700);
+    memory.fill(7, 2);
+    pool.freeze("hello", &mut memory, 1).unwrap();
+    // A page that is zero, in the second chunk.
+    damage(&pool, 600);
+    for verify in [Verify::Once, Verify::Always] {
+        for open in [PooledSnapshot::open, PooledSnapshot::open_replica] {
+            let error = open(&pool.socket(), "hello", verify).unwrap_err();
+            let cause = std::error::Error::source(&error).unwrap().to_string();
+            assert!(cause.contains("page 600"), "{error}: {cause}");
+        }
+    }
+    let unchecked = PooledSnapshot::open(&pool.socket(), "hello", Verify::Never).unwrap();
+    assert!(!unchecked.snapshot.extent().unwrap().checked);
+    assert!(unchecked.checked.is_none());
+}
+
+#[test]
+fn a_snapshot_is_checked_once_for_each_opening_of_its_medium() {
+    let pool = Managed::new(64 << 20);
+    pool.freeze("hello", &mut Memory::zeroed(700), 1).unwrap();
+    let open = |verify| PooledSnapshot::open(&pool.socket(), "hello", verify).unwrap();
+    assert!(!open(Verify::Never).snapshot.extent().unwrap().checked);
+    assert!(open(Verify::Once).checked.is_some());
+    for verify in [Verify::Once, Verify::Never] {
+        let opened = open(verify);
+        assert!(opened.checked.is_none() && opened.snapshot.extent().unwrap().checked);
+    }
+    assert!(open(Verify::Always).checked.is_some());
+    let replica = PooledSnapshot::open_replica(&pool.socket(), "hello", Verify::Once).unwrap();
+    assert!(replica.checked.is_none() && replica.snapshot.extent().unwrap().checked);
+    // What is frozen anew is another extent.
+    pool.freeze("hello", &mut Memory::zeroed(700), 2).unwrap();
+    assert!(open(Verify::Once).checked.is_some());
 }

@@ -53,6 +53,8 @@ pub struct ExtentPlace {
     pub private: bool,
     /// Whether it is a replica, which belongs to one microVM and is written by it.
     pub replica: bool,
+    /// Whether its bytes, or those that a replica was made of, were checked since the medium was opened.
+    pub checked: bool,
 }
 
 /// The writable disk's content at the freeze.
@@ -183,6 +185,20 @@ impl Snapshot {
     #[must_use]
     pub fn image(&self) -> &File {
         &self.image
+    }
+
+    /// Says that what an extent holds was checked, or that it was not.
+    pub(crate) fn set_checked(&mut self, checked: bool) {
+        if let Some(extent) = &mut self.extent {
+            extent.checked = checked;
+        }
+    }
+
+    /// Has guest memory lie elsewhere: in a replica of the extent, as much checked as that is.
+    pub(crate) fn run_on(&mut self, medium: File, place: ExtentPlace) {
+        let checked = self.extent.is_some_and(|extent| extent.checked);
+        self.image = medium;
+        self.extent = Some(ExtentPlace { checked, ..place });
     }
 
     /// Where the image lies in a pool's medium; `None` for a snapshot in a directory.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use firn_memory::planners::parse;
 use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
-use firn_snapshot::PooledSnapshot;
+use firn_snapshot::{PooledSnapshot, Verify};
 use firn_vmm::{Destination, KVM_DEVICE};
 
 use super::{Clock, Leaves, PlayerOptions, PlayerReport, ReplayError, freeze, replay};
@@ -37,12 +37,13 @@ fn players_run_from_a_pool_and_leave_its_sealed_bytes_alone() {
             freeze(&trace_of_it, &options, KVM_DEVICE.as_ref(), destination, false).unwrap();
             // Every run checks all its memory, so a byte that the run before it left would be found.
             for _ in 0..2 {
-                let sealed = PooledSnapshot::open(&socket, "player").unwrap();
+                let sealed = PooledSnapshot::open(&socket, "player", Verify::Once).unwrap();
                 let report = run(&sealed, "pass_shared").unwrap();
                 assert!(report.pool_bytes + report.private_bytes >= 16 << 20, "{report:?}");
                 let written = trace.contains("write");
                 assert_eq!(report.private_bytes >= 16 << 20, written, "{report:?}");
-                let replica = PooledSnapshot::open_replica(&socket, "player").unwrap();
+                let replica =
+                    PooledSnapshot::open_replica(&socket, "player", Verify::Once).unwrap();
                 let report = run(&replica, "pass").unwrap();
                 assert_eq!((report.private_bytes, report.shared_bytes), (0, 0), "{report:?}");
             }

@@ -176,6 +176,7 @@ pub(super) fn replay_plan(
             verify_ns: reports.ended_ns.saturating_sub(done_ns),
         },
         replica: None,
+        check_ns: None,
         kvm_index: restored.kvm_index,
         kvm: counters.kvm,
         minor_faults: counters.process.minor_faults,

@@ -23,6 +23,9 @@ pub struct PlayerReport {
     /// What having a replica took, where the planner runs on one; a part of `load_ns`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replica: Option<ReplicaCost>,
+    /// Checking the bytes of a snapshot in a pool, where this start had to, ns; a part of `load_ns`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub check_ns: Option<u64>,
     /// KVM's own index, which a part of `resume_ns` built where the plan has an index and the kernel can.
     pub kvm_index: KvmIndex,
     /// What KVM counted.

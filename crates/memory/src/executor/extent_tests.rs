@@ -40,7 +40,7 @@ fn medium(flags: MemfdFlags) -> Option<File> {
 
 fn restore(planner: &str, medium: &File, leaf: Leaf) -> Executed {
     let layout = MemoryLayout::for_size(SIZE).unwrap();
-    let facts = ExtentFacts { offset: OFFSET, leaf, private: true, replica: true };
+    let facts = ExtentFacts { offset: OFFSET, leaf, private: true, replica: true, checked: true };
     let input = PlanInput {
         layout: &layout,
         image: ImageFacts::in_pool(SIZE, facts),

@@ -47,6 +47,8 @@ pub struct ExtentFacts {
     pub private: bool,
     /// Whether it is a replica, which belongs to one VM and is written by it.
     pub replica: bool,
+    /// Whether its bytes were checked since the medium was opened.
+    pub checked: bool,
 }
 
 impl ImageFacts {
@@ -63,6 +65,7 @@ impl ImageFacts {
             leaf: leaves.filter(|leaf| leaf.bytes() <= place.leaf).max().unwrap_or(Leaf::Size4K),
             private: place.private,
             replica: place.replica,
+            checked: place.checked,
         };
         Ok(Self::in_pool(snapshot.manifest().layout.total_bytes(), extent))
     }

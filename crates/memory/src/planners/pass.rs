@@ -75,6 +75,7 @@ fn segments(
     };
     let leaf = large.find(fits).unwrap_or(Leaf::Size4K);
     let whole = region.len - region.len % leaf.bytes();
+    let integrity = if extent.checked { Integrity::CheckedAtSeal } else { Integrity::Unchecked };
     let start = region.guest_addr;
     [(0, whole, leaf), (whole, region.len - whole, Leaf::Size4K)]
         .into_iter()
@@ -84,6 +85,6 @@ fn segments(
             source: Source::Extent { offset: offset + at },
             sharing,
             leaf,
-            integrity: Integrity::CheckedAtSeal,
+            integrity,
         })
 }

@@ -160,8 +160,13 @@ fn plan_in_pool(planner: &str, size: u64, facts: ExtentFacts) -> Result<Plan, Pl
     parse(planner).unwrap().plan(&input)
 }
 
-const EXTENT: ExtentFacts =
-    ExtentFacts { offset: 64 * MIB, leaf: Leaf::Size2M, private: true, replica: true };
+const EXTENT: ExtentFacts = ExtentFacts {
+    offset: 64 * MIB,
+    leaf: Leaf::Size2M,
+    private: true,
+    replica: true,
+    checked: true,
+};
 
 #[test]
 fn pool_planners_map_the_extent_and_index_all_of_it_before_the_resume() {
@@ -184,6 +189,16 @@ fn pool_planners_map_the_extent_and_index_all_of_it_before_the_resume() {
             })
             .sum();
         assert_eq!(indexed, 4 * GIB + 4096);
+    }
+}
+
+#[test]
+fn what_was_not_checked_is_not_called_so() {
+    let unchecked = ExtentFacts { checked: false, ..EXTENT };
+    for planner in ["pass", "pass_shared"] {
+        let plan = plan_in_pool(planner, 64 * MIB, unchecked).unwrap();
+        assert_eq!(plan.validate(), Ok(()));
+        assert!(plan.segments.iter().all(|s| s.integrity == Integrity::Unchecked));
     }
 }
 

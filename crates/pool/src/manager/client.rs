@@ -64,6 +64,12 @@ impl Grant {
         self.granted.granule
     }
 
+    /// Whether a client has checked its bytes since the medium was opened.
+    #[must_use]
+    pub fn is_verified(&self) -> bool {
+        self.granted.verified
+    }
+
     /// Bytes of the largest leaf at which this host maps the medium.
     #[must_use]
     pub fn leaf(&self) -> u64 {
@@ -200,6 +206,18 @@ impl Client {
     pub fn commit(&mut self, generation: u64) -> Result<Extent, ClientError> {
         match self.request(&Request::Commit { generation })? {
             (Response::Published { extent }, _) => Ok(extent),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// Says that the bytes of a snapshot that this connection has were checked and are good: until the medium is opened again nobody
+    /// has to check them.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn verified(&mut self, generation: u64) -> Result<(), ClientError> {
+        match self.request(&Request::Verified { generation })? {
+            (Response::Noted, _) => Ok(()),
             _ => Err(self.nonsense()),
         }
     }

@@ -43,6 +43,8 @@ enum Request {
     Begin { name: String, guest_bytes: u64, tail_bytes: u64 },
     /// Publish what was written and flushed.
     Commit { generation: u64 },
+    /// The bytes of a snapshot that this connection has pinned were checked, and found good.
+    Verified { generation: u64 },
     /// Give up a pin, a staging extent or a replica.
     Release { generation: u64 },
     /// All extents.
@@ -61,6 +63,7 @@ enum Response {
     Granted(Granted),
     Replica { granted: Granted, source: Extent, ready: bool, imaging: Imaging },
     Published { extent: Extent },
+    Noted,
     Released,
     Listing(Listing),
     Reclaimed { bytes: u64 },
@@ -76,6 +79,7 @@ struct Granted {
     durability: Durability,
     leaf: u64,
     private_mappings: bool,
+    verified: bool,
     extent: Extent,
 }
 

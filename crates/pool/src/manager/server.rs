@@ -1,6 +1,6 @@
 //! The manager's side.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::error::Error;
 use std::fs;
 use std::io;
@@ -52,6 +52,8 @@ struct Shared {
     pool: Pool,
     /// Replicas that are what their snapshot is, and that nobody runs in.
     ready: Mutex<Vec<Replica>>,
+    /// Generations of the extents whose bytes a client has checked since the medium was opened.
+    verified: Mutex<HashSet<u64>>,
     connections: AtomicUsize,
     ended: AtomicBool,
 }
@@ -87,6 +89,7 @@ impl Server {
         let shared = Arc::new(Shared {
             pool,
             ready: Mutex::default(),
+            verified: Mutex::default(),
             connections: AtomicUsize::new(0),
             ended: AtomicBool::new(false),
         });
@@ -200,6 +203,10 @@ impl Shared {
         self.ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn verified(&self) -> MutexGuard<'_, HashSet<u64>> {
+        self.verified.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn answer(&self, request: Request, grants: &mut Grants) -> Answer {
         match request {
             Request::Describe => {
@@ -216,6 +223,13 @@ impl Shared {
                 let descriptor = self.descriptor(Access::Read)?;
                 grants.pins.push(pin);
                 Ok((Response::Granted(granted), Some(descriptor)))
+            }
+            Request::Verified { generation } => {
+                if !grants.pins.iter().any(|pin| pin.extent().generation == generation) {
+                    return Err(not_held(generation));
+                }
+                self.verified().insert(generation);
+                Ok((Response::Noted, None))
             }
             Request::Replica { name } => self.replica(&name, grants),
             Request::Begin { name, guest_bytes, tail_bytes } => {
@@ -337,6 +351,7 @@ impl Shared {
             durability: medium.durability,
             leaf: medium.leaf(),
             private_mappings: medium.has_private_mappings(),
+            verified: self.verified().contains(&extent.generation),
             extent,
         }
     }

@@ -12,7 +12,9 @@ fn requests_are_one_json_object_each() {
         function: None,
     };
     let text = serde_json::to_string(&freeze).unwrap();
-    assert_eq!(text, r#"{"request":"freeze","destination":"/a/b","dense":true,"function":null}"#);
+    let expected =
+        r#"{"request":"freeze","destination":{"directory":"/a/b"},"dense":true,"function":null}"#;
+    assert_eq!(text, expected);
     assert!(serde_json::from_str::<Request>(r#"{"request":"melt"}"#).is_err());
 }
 

@@ -40,12 +40,13 @@ impl<'a> PoolPlayers<'a> {
             .into_iter()
             .find(|leaf| leaf.bytes() <= described.leaf())
             .unwrap_or(Leaf::Size4K);
-        // Whoever needs a replica gets one.
+        // Whoever needs a replica gets one, and the first to thaw checks the bytes.
         let facts = ExtentFacts {
             offset: 0,
             leaf,
             private: described.has_private_mappings(),
             replica: true,
+            checked: true,
         };
         Ok(Self { socket, manager, facts, medium: described.name, names: Vec::new() })
     }

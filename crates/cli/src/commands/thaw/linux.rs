@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use firn_bench::player::ReplicaCost;
 use firn_host::{AgentClient, Identity, Invocation};
 use firn_memory::planners::{ImageFacts, PlanInput, Planner};
 use firn_memory::{ExecuteReport, HostFacts, ProcessCounters, Sources, execute};
-use firn_snapshot::Snapshot;
 use firn_vmm::{FrozenMachine, HostConfig, KvmStats, Microvm, RestoreReport, Virtualization};
 
 use super::{ThawArgs, ThawCommandError};
@@ -20,6 +20,7 @@ use crate::commands::invoke::Outcome;
 use crate::event;
 use crate::output;
 use crate::session::{self, After, Interruption};
+use crate::snapshot_args::OpenedSnapshot;
 
 /// Times of a thaw, in ns, in the order in which they pass.
 #[derive(Clone, Debug, Serialize)]
@@ -51,6 +52,10 @@ pub(crate) struct ThawReport {
     snapshot: PathBuf,
     planner: String,
     times: Times,
+    /// Checking the bytes of a snapshot in a pool, where this start had to, ns; a part of `load_ns`.
+    check_ns: Option<u64>,
+    /// What having a replica took, where the planner runs on one; a part of `load_ns`.
+    replica: Option<ReplicaCost>,
     execute: ExecuteReport,
     restore: RestoreReport,
     kvm: KvmStats,
@@ -73,9 +78,10 @@ pub(super) fn run(
     arguments: &ThawArgs,
     begin: u64,
     planner: &dyn Planner,
-    snapshot: &Snapshot,
+    opened: &OpenedSnapshot,
     opening: Duration,
 ) -> Result<ExitCode, ThawCommandError> {
+    let snapshot = opened.snapshot();
     arguments.host.require_linux(Virtualization::detect())?;
     let limit = Duration::from_secs(arguments.time_limit);
     let invocation = match &arguments.invoke {
@@ -156,6 +162,8 @@ pub(super) fn run(
             snapshot: snapshot.path().to_owned(),
             planner: plan.planner.clone(),
             times,
+            check_ns: opened.check_ns(),
+            replica: opened.replica().map(ReplicaCost::of),
             execute: executed.report,
             restore,
             kvm,

@@ -141,6 +141,6 @@ pub(crate) fn run(arguments: &ThawArgs) -> Result<ExitCode, ThawCommandError> {
     let opening = open.elapsed();
     match firn_bench::player::trace_of(snapshot.manifest()) {
         Some(_) => player::run(arguments, begin, &*planner, &opened, opening),
-        None => linux::run(arguments, begin, &*planner, snapshot, opening),
+        None => linux::run(arguments, begin, &*planner, &opened, opening),
     }
 }

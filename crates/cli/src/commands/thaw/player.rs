@@ -25,7 +25,11 @@ pub(super) fn run(
         hold: arguments.hold.then_some(hold),
     };
     let report = replay(opened.snapshot(), planner, &arguments.host.kvm, clock)?;
-    let report = PlayerReport { replica: opened.replica().map(ReplicaCost::of), ..report };
+    let report = PlayerReport {
+        replica: opened.replica().map(ReplicaCost::of),
+        check_ns: opened.check_ns(),
+        ..report
+    };
     if arguments.json {
         output::json(&report);
     } else {
