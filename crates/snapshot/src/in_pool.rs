@@ -64,6 +64,7 @@ pub struct PooledSnapshot {
     pub replica: Option<ReplicaReport>,
     /// How long its bytes were checked, where they were.
     pub checked: Option<Duration>,
+    generation: u64,
     /// What it was granted is given up with it.
     connection: Client,
 }
@@ -87,7 +88,8 @@ impl PooledSnapshot {
         let sealed = connection.snapshot(name)?;
         let mut snapshot = open(name, &sealed, sealed.map()?)?;
         let checked = check(socket, &mut connection, &sealed, &mut snapshot, verify)?;
-        Ok(Self { snapshot, replica: None, checked, connection })
+        let generation = sealed.extent().generation;
+        Ok(Self { snapshot, replica: None, checked, generation, connection })
     }
 
     /// Opens a replica of the snapshot, which the caller may run on and write to. The snapshot that it is made of is what
@@ -100,8 +102,14 @@ impl PooledSnapshot {
         name: &str,
         verify: Verify,
     ) -> Result<Self, OpenPooledError> {
-        let mut sealed = Self::open(socket, name, verify)?;
-        let granted = sealed.connection.replica(name)?;
+        // A snapshot of that name may be frozen anew between the two: memory and tail have to be of one freeze.
+        let (mut sealed, granted) = loop {
+            let mut sealed = Self::open(socket, name, verify)?;
+            let granted = sealed.connection.replica(name)?;
+            if granted.source.generation == sealed.generation {
+                break (sealed, granted);
+            }
+        };
         let memory = &granted.grant;
         sealed.snapshot.run_on(medium(memory)?, ExtentPlace { replica: true, ..place(memory) });
         sealed.replica = Some(ReplicaReport { ready: granted.ready, imaging: granted.imaging });

@@ -160,3 +160,30 @@ fn a_snapshot_is_checked_once_for_each_opening_of_its_medium() {
     pool.freeze("hello", &mut Memory::zeroed(700), 2).unwrap();
     assert!(open(Verify::Once).checked.is_some());
 }
+
+#[test]
+fn a_replica_is_never_of_another_freeze_than_its_tail() {
+    let pool = Managed::new(64 << 20);
+    let freeze = |byte: u8| {
+        let mut memory = Memory::zeroed(64);
+        memory.bytes.fill(byte);
+        pool.freeze("hello", &mut memory, byte).unwrap();
+    };
+    freeze(1);
+    let ended = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for byte in 2..60 {
+                freeze(byte);
+            }
+            ended.store(true, std::sync::atomic::Ordering::SeqCst);
+        });
+        while !ended.load(std::sync::atomic::Ordering::SeqCst) {
+            let opened = PooledSnapshot::open_replica(&pool.socket(), "hello", Verify::Never);
+            // There may be no room beside the two freezes for a moment.
+            let Ok(replica) = opened else { continue };
+            let state = replica.snapshot.machine_state().1[0];
+            assert!(image(&replica.snapshot).iter().all(|byte| *byte == state));
+        }
+    });
+}

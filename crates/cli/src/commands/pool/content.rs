@@ -40,6 +40,7 @@ pub(super) fn check(name: &str, medium: File, extent: MappedExtent) -> Result<()
         leaf: PAGE_SIZE,
         private: false,
         replica: false,
+        checked: false,
     };
     let tail: Arc<dyn ReadAt> = Arc::new(Tail(Arc::clone(&extent)));
     let snapshot =
