@@ -134,11 +134,20 @@ fn io(path: &Path) -> impl FnOnce(io::Error) -> CacheError {
     move |source| CacheError::Io { path: path.to_owned(), source }
 }
 
-/// Reads what a file stores into the page cache, and has mincore confirm it.
+/// Reads what a file stores into the page cache, and has mincore confirm it. A host that reclaims memory before it is
+/// short may take a page away at any time, so it gets another chance.
 fn fill(path: &Path, file: &File) -> Result<(), CacheError> {
+    const ATTEMPTS: u32 = 5;
     let len = file.metadata().map_err(io(path))?.len();
-    preload(file, 0..len).map_err(io(path))?;
-    expect_cached(path, stored_residency(file).map_err(io(path))?)
+    let mut residency = stored_residency(file).map_err(io(path))?;
+    for _ in 0..ATTEMPTS {
+        preload(file, 0..len).map_err(io(path))?;
+        residency = stored_residency(file).map_err(io(path))?;
+        if residency.is_cached() {
+            break;
+        }
+    }
+    expect_cached(path, residency)
 }
 
 fn expect_cold(path: &Path, residency: Residency) -> Result<(), CacheError> {
