@@ -208,8 +208,10 @@ struct OverlayRuns {
 impl ImageSink for OverlayRuns {
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), FreezeError> {
         let end = offset + bytes.len() as u64;
+        let full = self.runs.len() as u64 == MAX_RUNS;
         match self.runs.last_mut() {
             Some(last) if last.end == offset => last.end = end,
+            _ if full => return Err(FreezeError::TooManyRuns { max: MAX_RUNS }),
             _ => self.runs.push(offset..end),
         }
         self.data.extend_from_slice(bytes);
@@ -346,7 +348,8 @@ impl Tail {
             }
             runs.push(Run { disk: run.clone(), at });
             end = run.end;
-            at += run.end - run.start;
+            // Runs that are longer than any tail cannot end where the tail does.
+            at = at.saturating_add(run.end - run.start);
         }
         if at != self.header.data().end {
             return Err(malformed("the runs of its disk are not as long as their bytes"));

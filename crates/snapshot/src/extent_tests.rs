@@ -6,8 +6,10 @@ use std::sync::Arc;
 
 use proptest::prelude::{any, proptest};
 
-use super::{ExtentContents, ExtentTarget, Tail, write_extent};
+use super::{ExtentContents, ExtentTarget, MAX_RUNS, OverlayRuns, Tail, TailHeader, write_extent};
 use crate::container::{Header, Section};
+use crate::disk::DiskIdentity;
+use crate::image::ImageSink;
 use crate::tests::support::{Memory, description, file_with};
 use crate::{DiskSource, ExtentPlace, FreezeError, OpenError, ReadAt, SealReport, Snapshot};
 
@@ -191,6 +193,29 @@ fn a_tail_that_ends_early_is_refused() {
     for len in [0, 10, 47, 48, 500, 780] {
         assert!(open(&medium, extent.tail[..len].to_vec()).is_err(), "{len}");
     }
+}
+
+#[test]
+fn a_disk_in_more_pieces_than_are_read_again_is_not_frozen() {
+    let identity = DiskIdentity { len: 0, head: 0, digest: 0 };
+    let mut runs = OverlayRuns { identity, runs: Vec::new(), data: Vec::new() };
+    for run in 0..MAX_RUNS {
+        runs.write(run * 2, &[1]).unwrap();
+    }
+    // What goes on in the last piece is no other one.
+    runs.write(MAX_RUNS * 2 - 1, &[1]).unwrap();
+    let error = runs.write(MAX_RUNS * 2 + 1, &[1]).unwrap_err();
+    assert!(matches!(error, FreezeError::TooManyRuns { max: MAX_RUNS }), "{error}");
+}
+
+#[test]
+fn runs_as_long_as_a_number_can_be_are_refused() {
+    let longest = 1..u64::MAX;
+    let header = TailHeader { container_len: 0, runs: vec![longest], data_len: 0 };
+    let tail: Arc<dyn ReadAt> = Arc::new(Bytes(header.encode()));
+    let path = Path::new("hello");
+    let error = Tail::open(&tail, path).unwrap().overlay(u64::MAX, path).unwrap_err();
+    assert!(matches!(error, OpenError::Malformed { section: Section::Header, .. }), "{error}");
 }
 
 proptest! {

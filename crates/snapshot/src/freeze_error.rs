@@ -122,6 +122,15 @@ pub enum FreezeError {
         /// Why it failed.
         source: io::Error,
     },
+    /// What is not zero of the writable disk lies in more pieces than a reader accepts.
+    #[error(
+        "the writable disk's data lies in more than {max} pieces, the most that a snapshot in a pool has: freeze \
+         into a directory, or free some of the disk's space in the guest (fstrim)"
+    )]
+    TooManyRuns {
+        /// Most pieces allowed.
+        max: u64,
+    },
     /// The operating system refused.
     #[error("cannot {action} {}", .path.display())]
     Io {

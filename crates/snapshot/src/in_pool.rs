@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use firn_pool::{Client, ClientError, Grant, Imaging, MapExtentError, MappedExtent};
 use thiserror::Error;
 
+use crate::container::Section;
 use crate::digests::DigestError;
 use crate::error::OpenError;
 use crate::extent::ExtentTarget;
@@ -170,7 +171,16 @@ fn place(grant: &Grant) -> ExtentPlace {
 /// The snapshot of a sealed extent, which is mapped in `tail`, too.
 fn open(name: &str, sealed: &Grant, tail: MappedExtent) -> Result<Snapshot, OpenPooledError> {
     let tail: Arc<dyn ReadAt> = Arc::new(MappedTail(tail));
-    Ok(Snapshot::open_extent(name, medium(sealed)?, place(sealed), &tail)?)
+    let snapshot = Snapshot::open_extent(name, medium(sealed)?, place(sealed), &tail)?;
+    // Mapped by its manifest, a larger memory would reach into the next extent.
+    if snapshot.manifest().layout.total_bytes() != sealed.extent().guest_bytes {
+        return Err(OpenPooledError::Open(OpenError::Malformed {
+            path: name.into(),
+            section: Section::Manifest,
+            reason: "its guest memory is not as large as that of its extent",
+        }));
+    }
+    Ok(snapshot)
 }
 
 #[derive(Debug)]

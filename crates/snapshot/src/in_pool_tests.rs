@@ -1,3 +1,4 @@
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -6,7 +7,7 @@ use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
 
 use super::{OpenPooledError, PoolTarget, PooledSnapshot, Verify};
 use crate::tests::support::{Memory, description};
-use crate::{ExtentContents, FreezeError, Snapshot, write_extent};
+use crate::{ExtentContents, ExtentTarget, FreezeError, Snapshot, write_extent};
 
 /// A pool in memory, and its manager.
 struct Managed {
@@ -110,6 +111,50 @@ fn a_name_that_is_unknown_and_a_socket_without_a_manager_are_told() {
     let nowhere = pool.dir.path().join("nowhere");
     let error = PooledSnapshot::open(&nowhere, "hello", Verify::Once).unwrap_err().to_string();
     assert!(error.contains("firn pool serve"), "{error}");
+}
+
+/// Takes the first page of guest memory alone.
+struct FirstPage(PoolTarget);
+
+impl ExtentTarget for FirstPage {
+    fn allocate(&mut self, _: u64, tail_bytes: u64) -> io::Result<()> {
+        self.0.allocate(4096, tail_bytes)
+    }
+
+    fn write_memory(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        if offset == 0 { self.0.write_memory(0, &bytes[..4096]) } else { Ok(()) }
+    }
+
+    fn write_tail(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.0.write_tail(offset, bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+
+    fn publish(&mut self) -> io::Result<()> {
+        self.0.publish()
+    }
+}
+
+#[test]
+fn a_tail_that_claims_more_memory_than_its_extent_has_is_refused() {
+    let pool = Managed::new(32 << 20);
+    let mut target = FirstPage(PoolTarget::new(&pool.socket(), "hello"));
+    let contents = ExtentContents {
+        memory: &mut Memory::zeroed(700),
+        description: description(),
+        machine_state_version: 1,
+        machine_state: &[1; 64],
+    };
+    write_extent(contents, None, &mut target).unwrap();
+    for verify in [Verify::Once, Verify::Always, Verify::Never] {
+        for open in [PooledSnapshot::open, PooledSnapshot::open_replica] {
+            let error = open(&pool.socket(), "hello", verify).unwrap_err().to_string();
+            assert!(error.contains("not as large as that of its extent"), "{error}");
+        }
+    }
 }
 
 /// Changes a byte of the sealed snapshot, as a medium that fails would.

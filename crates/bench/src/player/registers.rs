@@ -1,7 +1,7 @@
 //! The monitor's side of a player's reports.
 
 use std::error::Error as StdError;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use firn_memory::{GuestMemory, MemoryUsage, ProcessCounters};
@@ -83,12 +83,13 @@ impl Meters {
 pub(super) struct Registers {
     meters: Arc<OnceLock<Meters>>,
     reports: Reports,
-    ended: Sender<Reports>,
+    ended: SyncSender<Reports>,
 }
 
 /// The window of the registers, where their meters go, and where the reports come out.
 pub(super) fn window() -> (MmioWindow, Arc<OnceLock<Meters>>, Receiver<Reports>) {
-    let (ended, reports) = channel();
+    // One end is enough: a guest may report as many as it wants.
+    let (ended, reports) = sync_channel(1);
     let meters = Arc::new(OnceLock::new());
     let registers = Registers { meters: meters.clone(), reports: Reports::default(), ended };
     let device = Arc::new(Mutex::new(registers));
@@ -126,8 +127,8 @@ impl MmioDevice for Registers {
             register::END => {
                 reports.wrong_in_pass.count = value;
                 reports.ended_ns = now;
-                // Nobody waits any more when this fails.
-                let _ = self.ended.send(std::mem::take(reports));
+                // The player has ended before, or nobody waits any more, when this fails.
+                let _ = self.ended.try_send(std::mem::take(reports));
             }
             _ => {}
         }

@@ -182,7 +182,7 @@ impl Inner {
 
 impl State {
     /// The granule of a name's snapshot.
-    fn published(&self, name: &str) -> Result<u32, LookupError> {
+    pub(super) fn published(&self, name: &str) -> Result<u32, LookupError> {
         let slot = self.names.get(name).map(|slot| usize_of(u64::from(*slot)));
         match slot.map(|slot| self.slots[slot].word) {
             Some(Word::Available { granule, .. }) => Ok(granule),

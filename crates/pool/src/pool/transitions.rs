@@ -173,33 +173,25 @@ impl Inner {
 
     /// Transition *reclaim*; commit: the slot's word.
     pub(super) fn reclaim(&self, name: &str) -> Result<u64, ReclaimError> {
-        let granule = self.pin(name)?;
         let mut state = self.state();
-        let done = self.check(&mut state).and_then(|()| {
-            let slot = state.record(granule).slot;
-            let at = self.superblock().slot_at(slot);
-            self.commit(&mut state, at, Word::Removed.encode())?;
-            state.slots[usize_of(u64::from(slot))].word = Word::Removed;
-            state.names.remove(name);
-            state.set_role(granule, Role::Superseded);
-            Ok(())
-        });
-        let freed = self.unpin_held(&mut state, granule);
-        done?;
-        Ok(freed?)
+        let granule = state.published(name)?;
+        self.check(&mut state)?;
+        let slot = state.record(granule).slot;
+        let at = self.superblock().slot_at(slot);
+        self.commit(&mut state, at, Word::Removed.encode())?;
+        state.slots[usize_of(u64::from(slot))].word = Word::Removed;
+        state.names.remove(name);
+        state.set_role(granule, Role::Superseded);
+        Ok(self.free_if_unused(&mut state, granule)?)
     }
 
     /// Gives up a pin; a failing medium keeps the extent until the pool is opened again.
     pub(super) fn unpin(&self, granule: u32) {
         let mut state = self.state();
-        let _ = self.unpin_held(&mut state, granule);
-    }
-
-    fn unpin_held(&self, state: &mut State, granule: u32) -> Result<u64, MediumFailure> {
         if let Some(held) = state.held.get_mut(&granule) {
             held.pins = held.pins.saturating_sub(1);
         }
-        self.free_if_unused(state, granule)
+        let _ = self.free_if_unused(&mut state, granule);
     }
 
     /// Gives up a staging extent or a replica; a failing medium keeps it until the pool is opened again.

@@ -3,7 +3,7 @@
 use super::support::{pool, publish, version};
 use crate::layout::GRANULE;
 use crate::media::Medium;
-use crate::{AllocateError, ExtentState, LookupError, Role};
+use crate::{AllocateError, ExtentState, LookupError, ReclaimError, Role};
 
 #[test]
 fn an_old_generation_stays_while_it_is_pinned() {
@@ -37,6 +37,23 @@ fn a_reclaimed_snapshot_stays_while_it_is_pinned() {
     drop(pin);
     assert_eq!(pool.reclaim("name").unwrap(), 2 * GRANULE);
     assert_eq!(pool.names(), ["other"]);
+}
+
+#[test]
+fn a_name_that_is_removed_while_it_is_frozen_anew_leaves_nothing() {
+    let (_, pool) = pool(12);
+    std::thread::scope(|scope| {
+        let freezing =
+            scope.spawn(|| (0..50_000).for_each(|version| publish(&pool, "name", version)));
+        while !freezing.is_finished() {
+            match pool.reclaim("name") {
+                Ok(_) | Err(ReclaimError::Lookup(_)) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    });
+    let _ = pool.reclaim("name");
+    assert!(pool.list().extents.is_empty());
 }
 
 #[test]

@@ -19,6 +19,8 @@ use super::SECTOR;
 
 /// Bytes of a cluster, the unit of copy-on-write.
 pub(super) const CLUSTER: u64 = 4096;
+/// Bytes that are copied at once of an extent, however long a request of the guest is.
+const PIECE: usize = 4096;
 
 /// Why a disk cannot be opened.
 #[derive(Debug, Error)]
@@ -179,9 +181,13 @@ impl Place<'_> {
         match self {
             Self::File(file) => read_volatile_at(file, offset, slice),
             Self::Extent(extent) => {
-                let mut buf = vec![0; slice.len()];
-                extent.read_exact_at(&mut buf, offset)?;
-                slice.copy_from(&buf);
+                let mut buf = vec![0; slice.len().min(PIECE)];
+                for done in (0..slice.len()).step_by(PIECE) {
+                    let buf = &mut buf[..PIECE.min(slice.len() - done)];
+                    let (done, len) = (to_u64(done), to_u64(buf.len()));
+                    extent.read_exact_at(buf, offset + done)?;
+                    subslice(slice, done, len)?.copy_from(buf);
+                }
                 Ok(())
             }
         }

@@ -2,6 +2,7 @@ use std::fs;
 use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;
+use std::sync::Arc;
 
 use firn_snapshot::DiskSource;
 use proptest::prelude::*;
@@ -345,6 +346,20 @@ fn a_sparse_base_is_read_sparsely() {
     assert!(data.start <= 512 << 20 && data.end >= (512 << 20) + 4096);
     assert!(data.end - data.start <= 1 << 20, "{data:?}");
     assert_eq!(source.next_data(data.end).unwrap(), None);
+}
+
+#[test]
+fn what_lies_in_an_extent_is_read_and_written_over() {
+    let dir = TempDir::new().unwrap();
+    let bytes: Vec<u8> = (0..200_192_u32).map(|at| (at / 7).to_le_bytes()[0]).collect();
+    let base = Arc::new(File::open(image(&dir, &bytes)).unwrap());
+    let disk = OverlayDisk::of_extent(base, dir.path()).unwrap();
+    let mut guest = Guest::started(Block::new(Disk::Overlay(disk), "overlay"));
+    // Longer than what is copied at once, and no multiple of it.
+    assert!(read(&mut guest, 1, 6144) == bytes[512..][..6144]);
+    assert_eq!(send(&mut guest, OUT, 200, &[9; 512]), OK);
+    let expected = [&bytes[..200 * 512], &[9; 512], &bytes[201 * 512..]].concat();
+    assert!(with_disk(&guest, flattened) == expected);
 }
 
 #[test]
