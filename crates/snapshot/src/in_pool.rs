@@ -15,7 +15,7 @@ use crate::error::OpenError;
 use crate::extent::ExtentTarget;
 use crate::layout::{CHUNK_SIZE, PAGE_SIZE};
 use crate::read_at::ReadAt;
-use crate::snapshot::{ExtentPlace, Snapshot};
+use crate::snapshot::{ExtentPlace, MAX_ATTEMPTS, Snapshot};
 
 /// Why a snapshot in a pool was not opened.
 #[derive(Debug, Error)]
@@ -43,6 +43,18 @@ pub enum OpenPooledError {
         /// The first page that is.
         source: DigestError,
     },
+}
+
+/// Why what an extent holds is not good.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum CheckExtentError {
+    /// Its tail is refused.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// Its guest memory is not what was frozen.
+    #[error(transparent)]
+    Digest(#[from] DigestError),
 }
 
 /// When the bytes of a snapshot in a pool are checked against their digests.
@@ -87,8 +99,24 @@ impl PooledSnapshot {
     pub fn open(socket: &Path, name: &str, verify: Verify) -> Result<Self, OpenPooledError> {
         let mut connection = Client::connect(socket)?;
         let sealed = connection.snapshot(name)?;
-        let mut snapshot = open(name, &sealed, sealed.map()?)?;
-        let checked = check(socket, &mut connection, &sealed, &mut snapshot, verify)?;
+        let extent = Arc::new(sealed.map()?);
+        let mut snapshot = open(name, medium(&sealed)?, place(&sealed), &extent)?;
+        let checked = match verify {
+            Verify::Always => true,
+            Verify::Once => !sealed.is_verified(),
+            Verify::Never => false,
+        };
+        let begin = Instant::now();
+        if checked {
+            check_pages(&snapshot, &extent).map_err(|source| OpenPooledError::Damaged {
+                name: name.to_owned(),
+                pool: socket.to_owned(),
+                source,
+            })?;
+            connection.verified(sealed.extent().generation)?;
+            snapshot.set_checked(true);
+        }
+        let checked = checked.then(|| begin.elapsed());
         let generation = sealed.extent().generation;
         Ok(Self { snapshot, replica: None, checked, generation, connection })
     }
@@ -104,53 +132,52 @@ impl PooledSnapshot {
         verify: Verify,
     ) -> Result<Self, OpenPooledError> {
         // A snapshot of that name may be frozen anew between the two: memory and tail have to be of one freeze.
-        let (mut sealed, granted) = loop {
+        for _ in 0..MAX_ATTEMPTS {
             let mut sealed = Self::open(socket, name, verify)?;
             let granted = sealed.connection.replica(name)?;
-            if granted.source.generation == sealed.generation {
-                break (sealed, granted);
+            if granted.source.generation != sealed.generation {
+                continue;
             }
-        };
-        let memory = &granted.grant;
-        sealed.snapshot.run_on(medium(memory)?, ExtentPlace { replica: true, ..place(memory) });
-        sealed.replica = Some(ReplicaReport { ready: granted.ready, imaging: granted.imaging });
-        Ok(sealed)
+            let memory = &granted.grant;
+            let place = ExtentPlace { replica: true, ..place(memory) };
+            sealed.snapshot.run_on(medium(memory)?, place);
+            sealed.replica = Some(ReplicaReport { ready: granted.ready, imaging: granted.imaging });
+            return Ok(sealed);
+        }
+        Err(OpenError::Replaced { path: name.into(), attempts: MAX_ATTEMPTS }.into())
     }
 }
 
-/// Checks the snapshot's bytes if they have to be, and tells the manager.
-fn check(
-    socket: &Path,
-    connection: &mut Client,
-    sealed: &Grant,
-    snapshot: &mut Snapshot,
-    verify: Verify,
-) -> Result<Option<Duration>, OpenPooledError> {
-    let known = sealed.is_verified();
-    if verify == Verify::Never || (verify == Verify::Once && known) {
-        snapshot.set_checked(known);
-        return Ok(None);
-    }
-    let begin = Instant::now();
-    let mapped = sealed.map()?;
-    let mut chunk = vec![0; usize::try_from(CHUNK_SIZE).unwrap_or(usize::MAX)];
+/// Checks all that an extent holds: the sections of its tail, and every page of guest memory against its digest. `name` is
+/// what errors call it.
+///
+/// # Errors
+/// See [`CheckExtentError`].
+pub fn check_extent(
+    name: &str,
+    medium: File,
+    extent: MappedExtent,
+) -> Result<(), CheckExtentError> {
+    let extent = Arc::new(extent);
+    // It is read, not mapped for a guest.
+    let offset = extent.extent().offset;
+    let place =
+        ExtentPlace { offset, leaf: PAGE_SIZE, private: false, replica: false, checked: false };
+    let snapshot = open(name, medium, place, &extent)?;
+    Ok(check_pages(&snapshot, &extent)?)
+}
+
+fn check_pages(snapshot: &Snapshot, extent: &MappedExtent) -> Result<(), DigestError> {
     let total = snapshot.manifest().layout.total_bytes();
+    let mut chunk = vec![0; usize::try_from(CHUNK_SIZE.min(total)).unwrap_or(usize::MAX)];
     let mut offset = 0;
     while offset < total {
         let len = usize::try_from(CHUNK_SIZE.min(total - offset)).unwrap_or(usize::MAX);
-        mapped.read_guest(offset, &mut chunk[..len]);
-        snapshot.digests().check(offset / PAGE_SIZE, &chunk[..len]).map_err(|source| {
-            OpenPooledError::Damaged {
-                name: snapshot.path().display().to_string(),
-                pool: socket.to_owned(),
-                source,
-            }
-        })?;
+        extent.read_guest(offset, &mut chunk[..len]);
+        snapshot.digests().check(offset / PAGE_SIZE, &chunk[..len])?;
         offset += CHUNK_SIZE;
     }
-    connection.verified(sealed.extent().generation)?;
-    snapshot.set_checked(true);
-    Ok(Some(begin.elapsed()))
+    Ok(())
 }
 
 fn medium(grant: &Grant) -> Result<File, OpenPooledError> {
@@ -168,23 +195,28 @@ fn place(grant: &Grant) -> ExtentPlace {
     }
 }
 
-/// The snapshot of a sealed extent, which is mapped in `tail`, too.
-fn open(name: &str, sealed: &Grant, tail: MappedExtent) -> Result<Snapshot, OpenPooledError> {
-    let tail: Arc<dyn ReadAt> = Arc::new(MappedTail(tail));
-    let snapshot = Snapshot::open_extent(name, medium(sealed)?, place(sealed), &tail)?;
+/// The snapshot that a sealed extent holds.
+fn open(
+    name: &str,
+    medium: File,
+    place: ExtentPlace,
+    extent: &Arc<MappedExtent>,
+) -> Result<Snapshot, OpenError> {
+    let tail: Arc<dyn ReadAt> = Arc::new(MappedTail(extent.clone()));
+    let snapshot = Snapshot::open_extent(name, medium, place, &tail)?;
     // Mapped by its manifest, a larger memory would reach into the next extent.
-    if snapshot.manifest().layout.total_bytes() != sealed.extent().guest_bytes {
-        return Err(OpenPooledError::Open(OpenError::Malformed {
+    if snapshot.manifest().layout.total_bytes() != extent.extent().guest_bytes {
+        return Err(OpenError::Malformed {
             path: name.into(),
             section: Section::Manifest,
             reason: "its guest memory is not as large as that of its extent",
-        }));
+        });
     }
     Ok(snapshot)
 }
 
 #[derive(Debug)]
-struct MappedTail(MappedExtent);
+struct MappedTail(Arc<MappedExtent>);
 
 impl ReadAt for MappedTail {
     fn size(&self) -> io::Result<u64> {

@@ -39,7 +39,10 @@ pub use error::OpenError;
 pub use extent::{ExtentContents, ExtentTarget, write_extent};
 pub use freeze_error::FreezeError;
 pub use image::{Chunk, PageSource};
-pub use in_pool::{OpenPooledError, PoolTarget, PooledSnapshot, ReplicaReport, Verify};
+pub use in_pool::{
+    CheckExtentError, OpenPooledError, PoolTarget, PooledSnapshot, ReplicaReport, Verify,
+    check_extent,
+};
 pub use layout::{
     CHUNK_PAGES, CHUNK_SIZE, ImageRegion, LayoutError, MAX_MEMORY, MemoryLayout, MemoryRegion,
     PAGE_SIZE,

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -133,8 +134,13 @@ impl Server {
         let state = self.states[image];
         let writes = fault.kind != FaultKind::MissingRead;
         if state.present && (state.written || !writes) {
-            // Reported twice: a signal woke the toucher, who then met the page that was missing before.
-            return Ok(self.uffd.wake(range)?);
+            // Reported twice: a signal woke the toucher, who then met the page that was missing before. Or a page that is
+            // being given back: then it is zero from now on.
+            if fault.kind == FaultKind::WriteProtected {
+                return Ok(self.uffd.wake(range)?);
+            }
+            let fill = if state.written { Fill::empty() } else { Fill::WRITE_PROTECTED };
+            return self.retried(|uffd| install(uffd, &range, &ZEROS, fill));
         }
         let access = match (state.touched, writes) {
             (false, false) => Some(Access::Read),
@@ -155,10 +161,7 @@ impl Server {
                 self.read_image(image, &mut content)?;
             }
             let fill = if now.written { Fill::empty() } else { Fill::WRITE_PROTECTED };
-            self.retried(|uffd| match uffd.copy(range.start, &content, fill) {
-                Err(UffdError::Present { .. }) => uffd.wake(range.clone()),
-                result => result,
-            })?;
+            self.retried(|uffd| install(uffd, &range, &content, fill))?;
         }
         self.states[image] = now;
         if access.is_some() {
@@ -203,5 +206,15 @@ impl Server {
                 result => return Ok(result?),
             }
         }
+    }
+}
+
+const ZEROS: [u8; 4096] = [0; 4096];
+
+/// Puts a page where none is. If there is one, whoever waits for it goes on.
+fn install(uffd: &Uffd, range: &Range<u64>, content: &[u8], fill: Fill) -> Result<(), UffdError> {
+    match uffd.copy(range.start, content, fill) {
+        Err(UffdError::Present { .. }) => uffd.wake(range.clone()),
+        result => result,
     }
 }

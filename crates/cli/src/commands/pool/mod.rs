@@ -2,7 +2,6 @@
 //!
 //! A pool is named by its medium's path, or by the socket of the manager that serves it: `--pool PATH`, or `FIRN_POOL`.
 
-mod content;
 mod create;
 mod error;
 mod inspect;

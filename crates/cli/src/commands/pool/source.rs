@@ -11,9 +11,10 @@ use firn_pool::{
     Access, Client, ClientError, Listing, MappedExtent, MappedMedium, MediumError, Pool,
     PoolReader, Problem, Refusal, VerifyReport,
 };
+use firn_snapshot::check_extent;
 use firn_vmm::error_chain;
 
-use super::{PoolCommandError, content};
+use super::PoolCommandError;
 
 /// Names a pool.
 #[derive(Debug, Args)]
@@ -79,7 +80,8 @@ impl Source {
                         facts.durability,
                         Access::Read,
                     );
-                    content::check(name, again()?, extent.map_err(|error| error_chain(&error))?)
+                    let extent = extent.map_err(|error| error_chain(&error))?;
+                    check_extent(name, again()?, extent).map_err(|error| error_chain(&error))
                 }))
             }
             Self::Manager(client) => {
@@ -98,7 +100,8 @@ impl Source {
                     let checked = checked.and_then(|extent| {
                         let medium = grant.descriptor().try_clone_to_owned();
                         let medium = medium.map_err(|error| error.to_string())?;
-                        content::check(&name, medium.into(), extent)
+                        check_extent(&name, medium.into(), extent)
+                            .map_err(|error| error_chain(&error))
                     });
                     if let Err(what) = checked {
                         report.problems.push(Problem::Content { name, what });

@@ -209,7 +209,7 @@ fn print(report: &ThawReport) {
         .filter_map(|(name, ns)| ns.map(|ns| format!("{name} {}", output::milliseconds(ns))))
         .collect();
     let summary = format!(
-        "{}: thawed by {} in {}: {}; {} guest pages, {} KVM faults, {} read, {} private, {} shared",
+        "{}: thawed by {} in {}: {}; {} guest pages, {} KVM faults, {} read, {} private, {} shared, {} of a pool",
         report.name,
         report.planner,
         output::milliseconds(times.total_ns),
@@ -219,6 +219,7 @@ fn print(report: &ThawReport) {
         output::bytes(report.read_bytes),
         output::bytes(report.private_bytes),
         output::bytes(report.shared_bytes),
+        output::bytes(report.pool_bytes),
     );
     // The first line on standard output says that the microVM is ready; an answer is one.
     if report.outcome.is_some() {

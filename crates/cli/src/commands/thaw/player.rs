@@ -61,7 +61,7 @@ fn print(report: &PlayerReport) {
         .collect();
     output::line(&format!(
         "{} thawed by {} in {}: {}; {} touches of {} pages, {} ns a page; {} KVM faults, {} exits, {} minor and {} \
-         major faults, {} read, {} private, {} shared, {} of page tables, {} of processors; all memory checked \
+         major faults, {} read, {} private, {} shared, {} of a pool, {} of page tables, {} of processors; all memory checked \
          in {}",
         report.trace,
         report.planner,
@@ -77,6 +77,7 @@ fn print(report: &PlayerReport) {
         output::bytes(report.read_bytes),
         output::bytes(report.private_bytes),
         output::bytes(report.shared_bytes),
+        output::bytes(report.pool_bytes),
         output::bytes(report.page_table_bytes),
         output::milliseconds(report.cpu_ns),
         output::milliseconds(times.verify_ns),
