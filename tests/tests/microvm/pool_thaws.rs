@@ -48,9 +48,10 @@ fn one_sealed_snapshot_serves_microvms_at_once_and_keeps_its_bytes() {
             clones.map(|clone| clone.join().unwrap())
         });
         for report in reports {
-            // What it wrote is its own; the rest is the pool's, and there once.
+            // What it wrote is its own; the rest is the pool's, and there once, but for what it has given back.
             assert_eq!(bytes(&report, "shared_bytes"), 0, "{report}");
-            assert_eq!(bytes(&report, "private_bytes") + bytes(&report, "pool_bytes"), MEMORY);
+            let mapped = bytes(&report, "private_bytes") + bytes(&report, "pool_bytes");
+            assert!((1..=MEMORY).contains(&mapped), "{report}");
             assert!(bytes(&report, "private_bytes") < MEMORY / 4, "{report}");
             assert_eq!(bytes(&report, "read_bytes"), 0, "{report}");
         }

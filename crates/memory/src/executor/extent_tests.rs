@@ -126,3 +126,21 @@ fn memory_in_a_pool_is_frozen_as_it_is() {
         }
     }
 }
+
+#[test]
+fn what_a_guest_gives_back_of_a_sealed_extent_is_zero_and_of_a_replica_stays_the_pools() {
+    for (medium, leaf) in media() {
+        let (page, len) = (2 * MIB / PAGE_SIZE, 2 * MIB);
+        let shared = restore("pass_shared", &medium, leaf).memory;
+        shared.vm_memory().write_obj(7_u8, GuestAddress(len)).unwrap();
+        shared.discard(len, len).unwrap();
+        assert_eq!(first_byte(&shared, page), 0);
+        let own = restore("pass", &medium, leaf).memory;
+        own.discard(len, len).unwrap();
+        own.vm_memory().write_obj(8_u8, GuestAddress(len)).unwrap();
+        let usage = own.usage().unwrap();
+        assert_eq!((usage.private, usage.pool), (0, SIZE));
+        drop((shared, own));
+        check_extent(&medium, leaf, |at| if at == page { 8 } else { byte(at) });
+    }
+}

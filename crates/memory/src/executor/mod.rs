@@ -12,7 +12,9 @@ use thiserror::Error;
 
 use crate::guest_memory::{Backing, GuestMemory, Reservation, ViewError};
 use crate::map::Mapping;
-use crate::plan::{Advice, GuestRange, Layer, Leaf, Plan, PlanError, Sharing, Source, When, Work};
+use crate::plan::{
+    Advice, GuestRange, Layer, Leaf, Plan, PlanError, Segment, Sharing, Source, When, Work,
+};
 
 /// What a plan's sources are, on this host.
 #[derive(Clone, Copy, Debug)]
@@ -158,10 +160,10 @@ pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteEr
     }
     let zero = plan.segments.iter().filter(|s| s.source == Source::Zero);
     let anonymous = zero.map(|s| s.guest.start..s.guest.end()).collect();
-    let backing = if in_pool(plan) {
-        Backing::Extent
-    } else {
-        Backing::Image(sources.image.try_clone().map_err(ExecuteError::Image)?)
+    let backing = match extent_sharing(plan) {
+        Some(Sharing::PrivateCow) => Backing::Extent,
+        Some(Sharing::Exclusive) => Backing::Replica,
+        None => Backing::Image(sources.image.try_clone().map_err(ExecuteError::Image)?),
     };
     let mut memory =
         reservation.finish(plan.layout.clone(), backing, anonymous).map_err(ExecuteError::View)?;
@@ -197,15 +199,16 @@ fn indexed(steps: &[StepReport]) -> Vec<GuestRange> {
     ranges
 }
 
-/// Whether the plan's memory lies in a pool.
-fn in_pool(plan: &Plan) -> bool {
-    plan.segments.iter().any(|segment| matches!(segment.source, Source::Extent { .. }))
+/// Who may share the extent that the plan's memory lies in, if it does.
+fn extent_sharing(plan: &Plan) -> Option<Sharing> {
+    let extent = |segment: &&Segment| matches!(segment.source, Source::Extent { .. });
+    plan.segments.iter().find(extent).map(|segment| segment.sharing)
 }
 
 /// Checks that the image has all of guest memory. That an extent lies within its medium is the pool's promise; the
 /// length of a character device cannot be asked for.
 fn check_image(plan: &Plan, image: &File) -> Result<(), ExecuteError> {
-    if in_pool(plan) {
+    if extent_sharing(plan).is_some() {
         return Ok(());
     }
     let len = image.metadata().map_err(ExecuteError::Image)?.len();

@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 use firn_snapshot::PAGE_SIZE;
 use thiserror::Error;
 
-use super::GuestMemory;
+use super::{Backing, GuestMemory};
 
 /// Discards may add this many separate anonymous ranges over memory mapped from a file. Each splits a
 /// mapping in two more, of which a process may have 65,530 by default (`vm.max_map_count`); a guest must not
@@ -65,6 +65,9 @@ impl GuestMemory {
     /// Gives back `len` bytes at `guest_addr`, whole pages within one region: from now on they read as
     /// zeros, never as what the image holds there, and cost no DRAM until they are touched again.
     ///
+    /// A replica in a pool stays as it is: it is no DRAM, and the guest would come back to DRAM. Whoever reports a page as
+    /// free does not care what it holds.
+    ///
     /// For free page reporting (virtio 1.2, 5.5.6.6). The range may come from the guest as it is: nothing
     /// about it is trusted. It may be called while vCPUs run; a write of the guest into the range that is
     /// under way may be lost or stay.
@@ -86,6 +89,9 @@ impl GuestMemory {
         // A poisoned lock guards a set that is still whole: it changes in one call, after the kernel.
         let mut anonymous = self.anonymous.lock().unwrap_or_else(PoisonError::into_inner);
         for (part, is_anonymous) in anonymous.split(guest_addr..end) {
+            if !is_anonymous && matches!(self.backing, Backing::Replica) {
+                continue;
+            }
             let ranges = anonymous.len();
             if !is_anonymous && ranges >= self.most_ranges {
                 return Err(DiscardError::TooManyRanges { guest_addr, len, ranges });

@@ -99,8 +99,10 @@ pub(crate) enum Backing {
     None,
     /// The image.
     Image(File),
-    /// An extent of a pool.
+    /// The sealed extent of a snapshot, which others map, too.
     Extent,
+    /// A replica of an extent, which belongs to this guest.
+    Replica,
 }
 
 /// Address space for a guest, with nothing mapped in it yet.

@@ -104,7 +104,7 @@ impl GuestPages<'_> {
             Backing::None => return Ok(false),
             Backing::Image(image) => image,
             // Reading it through its mapping costs no DRAM.
-            Backing::Extent => {
+            Backing::Extent | Backing::Replica => {
                 let memory = &self.memory.view;
                 memory.read_slice(buf, GuestAddress(guest_addr)).map_err(io::Error::other)?;
                 return Ok(true);
