@@ -5,7 +5,8 @@
 //! own leaf, the work since the touch before); and which pages of the snapshot are zero. The player repeats it
 //! without the function, without Linux, on any KVM.
 //!
-//! A file holds the magic, a version, a CRC-32 and a deflated body, which is checked before it is parsed.
+//! A file holds the magic, a version, and a deflated body behind its CRC-32. The CRC finds damage; against a hostile file stand the bounds
+//! of what is unfolded and the checks of [`Trace::new`].
 
 mod file;
 

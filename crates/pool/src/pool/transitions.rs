@@ -206,9 +206,7 @@ impl Inner {
         let unused = |held: &&Held| held.role == Role::Superseded && held.pins == 0;
         let Some(held) = state.held.get(&granule).filter(unused) else { return Ok(0) };
         let granules = held.granules.end - held.granules.start;
-        if state.failed {
-            return Err(MediumFailure::Earlier(self.medium().facts().name.clone()));
-        }
+        self.check(state)?;
         self.commit(state, self.superblock().record_at(granule), FREE)?;
         state.held.remove(&granule);
         Ok(bytes_of(self.superblock(), granules))

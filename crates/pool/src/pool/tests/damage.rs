@@ -192,6 +192,21 @@ fn a_medium_that_changes_under_an_open_pool_is_written_no_more() {
 }
 
 #[test]
+fn what_was_held_of_a_medium_that_changed_is_not_freed_on_it() {
+    let (medium, pool) = two();
+    let staging = pool.allocate("new", GRANULE, 0).unwrap();
+    let metadata = || {
+        let mut bytes = vec![0; usize::try_from(GRANULE).unwrap()];
+        medium.load(0, &mut bytes);
+        bytes
+    };
+    medium.store_word(16, 0);
+    let before = metadata();
+    drop(staging);
+    assert!(metadata() == before, "something was written");
+}
+
+#[test]
 fn what_cannot_be_a_pool_is_refused() {
     let create = |size: u64, options: CreateOptions| {
         let medium: Arc<dyn Medium> = Arc::new(SimulatedMedium::new(size));
