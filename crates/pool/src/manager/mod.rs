@@ -12,6 +12,8 @@
 
 mod client;
 mod error;
+mod replicas;
+mod requests;
 mod server;
 mod wire;
 

@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use rustix::io::retry_on_intr;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -57,7 +58,9 @@ pub(super) fn send(
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         control.push(SendAncillaryMessage::ScmRights(&descriptors));
-        sent = sendmsg(stream, &[IoSlice::new(&frame)], &mut control, SendFlags::NOSIGNAL)?;
+        sent = retry_on_intr(|| {
+            sendmsg(stream, &[IoSlice::new(&frame)], &mut control, SendFlags::NOSIGNAL)
+        })?;
     }
     let mut stream = stream;
     stream.write_all(&frame[sent..])
@@ -67,7 +70,12 @@ pub(super) fn send(
 pub(super) fn receive<T: DeserializeOwned>(stream: &UnixStream, max: u32) -> Result<T, WireError> {
     let mut head = [0; HEAD];
     let mut reader = stream;
-    let first = reader.read(&mut head)?;
+    let first = loop {
+        match reader.read(&mut head) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            read => break read?,
+        }
+    };
     if first == 0 {
         return Err(WireError::Ended);
     }
@@ -84,7 +92,8 @@ pub(super) fn receive_with_descriptor<T: DeserializeOwned>(
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC;
-    let received = recvmsg(stream, &mut [IoSliceMut::new(&mut head)], &mut control, flags);
+    let received =
+        retry_on_intr(|| recvmsg(stream, &mut [IoSliceMut::new(&mut head)], &mut control, flags));
     let first = received.map_err(io::Error::from)?.bytes;
     let mut descriptor = None;
     for message in control.drain() {

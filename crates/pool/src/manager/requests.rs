@@ -1,0 +1,212 @@
+//! What a manager does for its connections, request by request.
+
+use std::collections::{HashMap, HashSet};
+use std::error::Error;
+use std::os::fd::OwnedFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::error::Refusal;
+use super::replicas::Replicas;
+use super::{Granted, Request, Response};
+use crate::extent::Extent;
+use crate::media::Access;
+use crate::pool::{
+    AllocateError, LookupError, Pin, Pool, PublishError, ReclaimError, Replica, ReplicaError,
+    Staging,
+};
+
+/// What one connection may hold at a time.
+const MAX_GRANTS: usize = 4096;
+
+/// A pool, and what its manager keeps in memory about it.
+#[derive(Debug)]
+pub(super) struct Manager {
+    pool: Pool,
+    replicas: Replicas,
+    /// Generations of the extents whose bytes a client has checked since the medium was opened.
+    verified: Mutex<HashSet<u64>>,
+}
+
+/// What a connection holds, by generation.
+#[derive(Debug, Default)]
+pub(super) struct Grants {
+    pins: Vec<Pin>,
+    stagings: HashMap<u64, Staging>,
+    replicas: HashMap<u64, Replica>,
+}
+
+pub(super) type Answer = Result<(Response, Option<OwnedFd>), (Refusal, String)>;
+
+impl Manager {
+    pub(super) fn new(pool: Pool) -> Self {
+        Self { replicas: Replicas::new(pool.clone()), verified: Mutex::default(), pool }
+    }
+
+    pub(super) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Takes back what a connection held that ended.
+    pub(super) fn take_back(&self, mut grants: Grants) {
+        self.replicas.take_back(std::mem::take(&mut grants.replicas).into_values());
+    }
+
+    fn verified(&self) -> MutexGuard<'_, HashSet<u64>> {
+        self.verified.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Answers one request of a connection that holds `grants`.
+    pub(super) fn answer(&self, request: Request, grants: &mut Grants) -> Answer {
+        match request {
+            Request::Describe => {
+                let descriptor = self.descriptor(Access::Read)?;
+                let (pool, medium) = (self.pool.facts(), self.pool.medium().clone());
+                let (recovery, pid) = (self.pool.recovery(), std::process::id());
+                let described = Response::Described { pool, medium, recovery, pid };
+                Ok((described, Some(descriptor)))
+            }
+            Request::Snapshot { name } => {
+                grants.check_room()?;
+                let pin = self.pool.pin(&name).map_err(refuse_lookup)?;
+                let granted = self.granted(pin.extent());
+                let descriptor = self.descriptor(Access::Read)?;
+                grants.pins.push(pin);
+                Ok((Response::Granted(granted), Some(descriptor)))
+            }
+            Request::Verified { generation } => {
+                if !grants.pins.iter().any(|pin| pin.extent().generation == generation) {
+                    return Err(not_held(generation));
+                }
+                self.verified().insert(generation);
+                Ok((Response::Noted, None))
+            }
+            Request::Replica { name } => self.replica(&name, grants),
+            Request::Begin { name, guest_bytes, tail_bytes } => {
+                grants.check_room()?;
+                let staging =
+                    self.replicas.with_room(|| self.pool.allocate(&name, guest_bytes, tail_bytes));
+                let staging = staging.map_err(refuse_allocate)?;
+                let granted = self.granted(staging.extent());
+                let descriptor = self.descriptor(Access::Write)?;
+                grants.stagings.insert(staging.extent().generation, staging);
+                Ok((Response::Granted(granted), Some(descriptor)))
+            }
+            Request::Commit { generation } => {
+                let staging = grants.stagings.remove(&generation);
+                let staging = staging.ok_or_else(|| not_held(generation))?;
+                let extent = staging
+                    .publish()
+                    .map_err(|error: PublishError| (Refusal::Medium, text(&error)))?;
+                // What is ready of an older generation is of no use any more.
+                self.replicas.drop_stale();
+                Ok((Response::Published { extent }, None))
+            }
+            Request::Release { generation } => {
+                if let Some(replica) = grants.replicas.remove(&generation) {
+                    self.replicas.take_back([replica]);
+                } else if grants.stagings.remove(&generation).is_none() {
+                    let held = |pin: &Pin| pin.extent().generation == generation;
+                    let position = grants.pins.iter().position(held);
+                    grants.pins.swap_remove(position.ok_or_else(|| not_held(generation))?);
+                }
+                Ok((Response::Released, None))
+            }
+            Request::List => Ok((Response::Listing(self.pool.list()), None)),
+            Request::Reclaim { name } => {
+                // A replica that is ready keeps its snapshot.
+                self.replicas.drop_of(&name);
+                let bytes = self.pool.reclaim(&name).map_err(|error| match error {
+                    ReclaimError::Lookup(error) => refuse_lookup(error),
+                    error => (Refusal::Medium, text(&error)),
+                })?;
+                Ok((Response::Reclaimed { bytes }, None))
+            }
+            Request::Collect => {
+                let replicas = self.replicas.drop_all();
+                let slots = self.pool.gc().map_err(|error| (Refusal::Medium, text(&error)))?;
+                Ok((Response::Collected { slots, replicas }, None))
+            }
+        }
+    }
+
+    fn replica(&self, name: &str, grants: &mut Grants) -> Answer {
+        grants.check_room()?;
+        let (replica, ready, imaging) = self.replicas.get(name).map_err(|error| match error {
+            ReplicaError::Lookup(error) => refuse_lookup(error),
+            ReplicaError::Allocate(error) => refuse_allocate(error),
+        })?;
+        let granted = self.granted(replica.extent());
+        let source = replica.source().extent();
+        let descriptor = self.descriptor(Access::Write)?;
+        grants.replicas.insert(replica.extent().generation, replica);
+        Ok((Response::Replica { granted, source, ready, imaging }, Some(descriptor)))
+    }
+
+    fn granted(&self, extent: Extent) -> Granted {
+        let facts = self.pool.facts();
+        let medium = self.pool.medium();
+        Granted {
+            pool: facts.uuid,
+            granule: facts.granule,
+            durability: medium.durability,
+            leaf: medium.leaf(),
+            private_mappings: medium.has_private_mappings(),
+            verified: self.verified().contains(&extent.generation),
+            extent,
+        }
+    }
+
+    fn descriptor(&self, access: Access) -> Result<OwnedFd, (Refusal, String)> {
+        let descriptor = self.pool.shared_medium().descriptor(access);
+        descriptor.map_err(|error| {
+            let medium = &self.pool.medium().name;
+            (Refusal::Medium, format!("opening {medium} for a client: {error}"))
+        })
+    }
+}
+
+impl Grants {
+    fn check_room(&self) -> Result<(), (Refusal, String)> {
+        if self.pins.len() + self.stagings.len() + self.replicas.len() < MAX_GRANTS {
+            return Ok(());
+        }
+        let message = format!("a connection holds at most {MAX_GRANTS} extents: release some");
+        Err((Refusal::Invalid, message))
+    }
+}
+
+fn not_held(generation: u64) -> (Refusal, String) {
+    (Refusal::Invalid, format!("this connection holds no such extent of generation {generation}"))
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "as map_err has it")]
+fn refuse_lookup(error: LookupError) -> (Refusal, String) {
+    let refusal = match &error {
+        LookupError::Unknown(_) => Refusal::Unknown,
+        LookupError::BeingWritten(_) => Refusal::BeingWritten,
+    };
+    (refusal, text(&error))
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "as map_err has it")]
+fn refuse_allocate(error: AllocateError) -> (Refusal, String) {
+    let refusal = match &error {
+        AllocateError::Name { .. } | AllocateError::GuestBytes(_) => Refusal::Invalid,
+        AllocateError::BeingWritten(_) => Refusal::BeingWritten,
+        AllocateError::TableFull { .. } | AllocateError::Full { .. } => Refusal::Full,
+        AllocateError::Medium(_) => Refusal::Medium,
+    };
+    (refusal, text(&error))
+}
+
+/// An error with its causes.
+fn text(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
