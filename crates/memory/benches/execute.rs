@@ -64,6 +64,7 @@ impl Guest {
             layout: &self.layout,
             image: ImageFacts::of(&self.image)?,
             zero_map: &self.zero_map,
+            profile: None,
             host: &host,
         };
         let plan = parse(planner)?.plan(&input)?;

@@ -38,8 +38,13 @@ fn a_mapped_page_stays() {
     let host = crate::HostFacts::read().unwrap();
     let zero_map = firn_snapshot::PageSet::new(layout.pages());
     let image = crate::planners::ImageFacts::of(&file).unwrap();
-    let input =
-        crate::planners::PlanInput { layout: &layout, image, zero_map: &zero_map, host: &host };
+    let input = crate::planners::PlanInput {
+        layout: &layout,
+        image,
+        zero_map: &zero_map,
+        profile: None,
+        host: &host,
+    };
     let plan = crate::planners::parse("firecracker").unwrap().plan(&input).unwrap();
     let executed = crate::execute(&plan, &crate::Sources { image: &file }).unwrap();
     assert!(crate::compare::compare(&executed.memory, &file, &zero_map).unwrap().is_equal());

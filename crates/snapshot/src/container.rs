@@ -6,6 +6,7 @@ use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
+use crate::attach::PackedFile;
 use crate::error::OpenError;
 use crate::freeze_error::FreezeError;
 use crate::layout::{CHUNK_PAGES, MAX_MEMORY, PAGE_SIZE};
@@ -14,8 +15,10 @@ use crate::read_at::ReadAt;
 
 /// Version of the container: the header, the manifest, the zero map, the digests and the image.
 pub const CONTAINER_VERSION: u32 = 1;
-/// Version of the profile section. Version 1 is empty.
-pub const PROFILE_VERSION: u32 = 1;
+/// Version of the profile section.
+pub const PROFILE_VERSION: u32 = 2;
+/// The version of a profile section that is empty: nothing was recorded yet.
+pub(crate) const NO_PROFILE_VERSION: u32 = 1;
 
 /// File that holds all of a snapshot but image and overlay.
 pub(crate) const CONTAINER_FILE: &str = "snapshot.firn";
@@ -24,7 +27,13 @@ pub(crate) const IMAGE_FILE: &str = "memory.img";
 /// File that holds the writable disk.
 pub(crate) const OVERLAY_FILE: &str = "overlay.img";
 /// Every file that a snapshot may consist of.
-pub(crate) const FILES: [&str; 3] = [CONTAINER_FILE, IMAGE_FILE, OVERLAY_FILE];
+pub(crate) const FILES: [&str; 5] = [
+    CONTAINER_FILE,
+    IMAGE_FILE,
+    OVERLAY_FILE,
+    PackedFile::WorkingSet.name(),
+    PackedFile::LoadingSet.name(),
+];
 
 /// First bytes of `snapshot.firn`, in every version.
 pub(crate) const MAGIC: [u8; 16] = *b"firn snapshot\n\0\0";
@@ -91,7 +100,7 @@ impl Section {
             Self::Manifest => 1 << 20,
             Self::MachineState => 64 << 20,
             Self::ZeroMap => MAX_MEMORY / PAGE_SIZE / 8,
-            Self::Profile => 0,
+            Self::Profile => 64 << 20,
             Self::Digests => digests_len(MAX_MEMORY / PAGE_SIZE),
         }
     }
@@ -171,6 +180,19 @@ impl Header {
         }
         let entries = sections.map(|(section, version, bytes)| Entry::of(section, version, bytes));
         Ok(Self { architecture: HOST_ARCHITECTURE, entries })
+    }
+
+    /// Gives a section another entry.
+    pub(crate) fn set(&mut self, entry: Entry) -> Result<(), FreezeError> {
+        let (section, max) = (entry.section, entry.section.max_len());
+        if entry.len > max {
+            let len = usize::try_from(entry.len).unwrap_or(usize::MAX);
+            return Err(FreezeError::TooLarge { section, len, max });
+        }
+        for old in self.entries.iter_mut().filter(|old| old.section == section) {
+            *old = entry;
+        }
+        Ok(())
     }
 
     /// Reads the header of `file`, and checks all that it says against itself and the file's length.
@@ -274,7 +296,7 @@ impl Header {
             let (section, version) = (entry.section, entry.version);
             match section {
                 Section::MachineState => {}
-                Section::Profile if version != PROFILE_VERSION => {
+                Section::Profile if !(NO_PROFILE_VERSION..=PROFILE_VERSION).contains(&version) => {
                     return Err(OpenError::ProfileVersion {
                         path: path.into(),
                         found: version,
@@ -289,8 +311,12 @@ impl Header {
                 }
                 _ => {}
             }
-            if entry.len > section.max_len() {
-                let (path, max) = (path.into(), section.max_len());
+            let max = match section {
+                Section::Profile if version == NO_PROFILE_VERSION => 0,
+                section => section.max_len(),
+            };
+            if entry.len > max {
+                let path = path.into();
                 return Err(OpenError::TooLarge { path, section, len: entry.len, max });
             }
         }

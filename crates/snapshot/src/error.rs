@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 use crate::container::Section;
+use crate::profile::ProfileError;
 
 /// Why [`crate::Snapshot::open`] refuses a snapshot. Nothing has been written or started then.
 #[derive(Debug, Error)]
@@ -123,6 +124,14 @@ pub enum OpenError {
         found: u32,
         /// Version that is read.
         supported: u32,
+    },
+    /// The profile is not one of this snapshot.
+    #[error("{} holds a profile that cannot be used", .path.display())]
+    Profile {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: ProfileError,
     },
     /// Frozen on another architecture.
     #[error(

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::container::{
-    CONTAINER_VERSION, HEADER_LEN, Header, PROFILE_VERSION, Section, digests_len,
+    CONTAINER_VERSION, HEADER_LEN, Header, NO_PROFILE_VERSION, Section, digests_len,
 };
 use crate::disk::{DiskIdentity, DiskSource, ScanError, scan};
 use crate::error::OpenError;
@@ -145,7 +145,7 @@ pub fn write_extent(
         (Section::Manifest, CONTAINER_VERSION, &manifest),
         (Section::MachineState, contents.machine_state_version, contents.machine_state),
         (Section::ZeroMap, CONTAINER_VERSION, &zero_map),
-        (Section::Profile, PROFILE_VERSION, &[]),
+        (Section::Profile, NO_PROFILE_VERSION, &[]),
         (Section::Digests, CONTAINER_VERSION, &image.digests),
     ];
     let header = Header::of(&sections)?;

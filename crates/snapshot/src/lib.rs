@@ -5,6 +5,8 @@
 //! - `memory.img`: the image, guest memory with its regions one after the other; zero pages are holes.
 //! - `overlay.img`: the writable disk, when the microVM had one.
 //!
+//! - `working-set.img`, `loading-set.img`: files packed from the image by the profile, when there are any.
+//!
 //! [`Writer`] writes a snapshot aside and publishes it in one step. [`Snapshot::open`] reads what a start needs (header,
 //! manifest, machine state, zero map), so its work does not depend on how much memory the guest stored.
 //! [`Digests`] check pages when they are used. The byte layout is in `docs/snapshot-format.md`.
@@ -12,6 +14,7 @@
 //! The crate knows nothing of KVM: machine state is bytes with a version of their own. All integers are little-endian,
 //! a page has 4096 bytes.
 
+mod attach;
 mod container;
 mod digests;
 mod disk;
@@ -23,6 +26,7 @@ mod in_pool;
 mod layout;
 mod manifest;
 mod page_set;
+mod profile;
 mod read_at;
 mod snapshot;
 mod staging;
@@ -32,6 +36,7 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
+pub use attach::{AttachError, PackedFile, set_packed, set_profile};
 pub use container::{CONTAINER_VERSION, PROFILE_VERSION, Section};
 pub use digests::{DigestError, Digests};
 pub use disk::{DiskError, DiskIdentity, DiskSource};
@@ -52,6 +57,7 @@ pub use manifest::{
     ImageKind, Manifest,
 };
 pub use page_set::{PageSet, Span};
+pub use profile::{CachedRun, Profile, ProfileError, Run, pages_of, runs_of};
 pub use read_at::ReadAt;
 pub use snapshot::{ExtentPlace, Overlay, Snapshot};
 pub use verify::{PageRun, Problem, VerifyError, VerifyReport, verify};

@@ -10,14 +10,16 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, fstat, openat, statat};
 use rustix::io::Errno;
 
+use crate::attach::PackedFile;
 use crate::container::{
-    CONTAINER_FILE, Header, IMAGE_FILE, OVERLAY_FILE, Section, decode_zero_map,
+    CONTAINER_FILE, Header, IMAGE_FILE, NO_PROFILE_VERSION, OVERLAY_FILE, Section, decode_zero_map,
 };
 use crate::digests::Digests;
 use crate::error::OpenError;
 use crate::extent::{Tail, check_dense};
 use crate::manifest::{ImageKind, Manifest};
 use crate::page_set::PageSet;
+use crate::profile::Profile;
 use crate::read_at::ReadAt;
 
 /// How often opening starts anew because the snapshot was replaced meanwhile.
@@ -33,7 +35,11 @@ pub struct Snapshot {
     manifest: Manifest,
     machine_state_version: u32,
     machine_state: Vec<u8>,
-    profile_version: u32,
+    header: Header,
+    container: Arc<dyn ReadAt>,
+    container_path: PathBuf,
+    /// The directory, where it lies in one.
+    dir: Option<OwnedFd>,
     zero_map: PageSet,
     image: File,
     /// Where the image lies in `image`, which is a pool's medium then.
@@ -121,7 +127,15 @@ impl Snapshot {
             }
             None => None,
         };
-        Ok(read.into_snapshot(path, container, container_path, image, None, overlay))
+        let dir = dir.try_clone().map_err(|source| OpenError::Io {
+            path: path.into(),
+            action: "keep open",
+            source,
+        })?;
+        let mut snapshot =
+            read.into_snapshot(path, container, container_path, image, None, overlay);
+        snapshot.dir = Some(dir);
+        Ok(snapshot)
     }
 
     /// Opens the snapshot that the extent of a pool holds, as [`write_extent`](crate::write_extent) wrote it: `medium`
@@ -168,10 +182,30 @@ impl Snapshot {
         (self.machine_state_version, &self.machine_state)
     }
 
-    /// The version of the profile section. Version 1 is empty.
-    #[must_use]
-    pub fn profile_version(&self) -> u32 {
-        self.profile_version
+    /// What earlier runs touched, if any was recorded. It is read when it is asked for.
+    ///
+    /// # Errors
+    /// [`OpenError`] when the section is damaged, does not decode, or is not a profile of this snapshot.
+    pub fn profile(&self) -> Result<Option<Profile>, OpenError> {
+        let path = &self.container_path;
+        if self.header.entry(Section::Profile).version == NO_PROFILE_VERSION {
+            return Ok(None);
+        }
+        let bytes = self.header.read_section(&*self.container, path, Section::Profile)?;
+        decode_profile(&bytes, &self.manifest, path).map(Some)
+    }
+
+    /// A file that was packed from the image beside it, opened read-only; `None` where there is none, as in a pool. Its
+    /// contents are not looked at.
+    ///
+    /// # Errors
+    /// [`OpenError`] when it is no regular file, or the system refuses.
+    pub fn packed(&self, kind: PackedFile) -> Result<Option<File>, OpenError> {
+        let Some(dir) = &self.dir else { return Ok(None) };
+        match open_file(dir, &self.path, kind.name()) {
+            Err(OpenError::MissingFile { .. }) => Ok(None),
+            result => result.map(Some),
+        }
     }
 
     /// The zero pages of the image, by image page.
@@ -251,14 +285,18 @@ impl Read {
     ) -> Snapshot {
         let Self { header, manifest, machine_state, zero_map } = self;
         let digests_start = header.range(Section::Digests).start;
-        let digests =
-            Digests::new(container, container_path, digests_start, manifest.layout.pages());
+        let container: Arc<dyn ReadAt> = Arc::new(container);
+        let pages = manifest.layout.pages();
+        let digests = Digests::new(container.clone(), container_path.clone(), digests_start, pages);
         Snapshot {
             path: path.into(),
             machine_state_version: header.entry(Section::MachineState).version,
             manifest,
             machine_state,
-            profile_version: header.entry(Section::Profile).version,
+            header,
+            container,
+            container_path,
+            dir: None,
             zero_map,
             image,
             extent,
@@ -352,6 +390,22 @@ pub(crate) fn decode_manifest(bytes: &[u8], path: &Path) -> Result<Manifest, Ope
             reason: "it does not decode",
         }),
     }
+}
+
+/// Decodes a profile whose CRC is right, and checks that it is one of the manifest's snapshot.
+pub(crate) fn decode_profile(
+    bytes: &[u8],
+    manifest: &Manifest,
+    path: &Path,
+) -> Result<Profile, OpenError> {
+    let Ok((profile, [])) = postcard::take_from_bytes::<Profile>(bytes) else {
+        let (section, reason) = (Section::Profile, "it does not decode");
+        return Err(OpenError::Malformed { path: path.into(), section, reason });
+    };
+    profile
+        .check(manifest.description.id, manifest.layout.pages())
+        .map_err(|source| OpenError::Profile { path: path.into(), source })?;
+    Ok(profile)
 }
 
 /// Checks that the sections speak of the same image.

@@ -110,6 +110,13 @@ impl Staging {
         Ok(fd.into())
     }
 
+    /// Puts one of its files, which is synced, into the snapshot that is open as `dir`, in the place of what has its name.
+    pub(crate) fn move_into(self, dir: &OwnedFd, name: &str) -> Result<(), FreezeError> {
+        renameat(&self.dir, name, dir, name)
+            .and_then(|()| fsync(dir))
+            .map_err(|errno| io_error(&self.path_of(name), "put in place", errno.into()))
+    }
+
     /// Puts the directory, whose files are synced, in the destination's place, and removes what was there.
     pub(crate) fn publish(mut self) -> Result<(), FreezeError> {
         let sync = |fd: &OwnedFd, path: &Path| {

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::container::{
-    CONTAINER_FILE, CONTAINER_VERSION, Header, IMAGE_FILE, OVERLAY_FILE, PROFILE_VERSION, Section,
+    CONTAINER_FILE, CONTAINER_VERSION, Header, IMAGE_FILE, NO_PROFILE_VERSION, OVERLAY_FILE,
+    Section,
 };
 use crate::disk::{DiskIdentity, DiskSource, ScanError, scan};
 use crate::freeze_error::FreezeError;
@@ -129,7 +130,7 @@ impl Writer {
             (Section::Manifest, CONTAINER_VERSION, &manifest),
             (Section::MachineState, machine_state_version, machine_state),
             (Section::ZeroMap, CONTAINER_VERSION, &zero_map.to_bytes()),
-            (Section::Profile, PROFILE_VERSION, &[]),
+            (Section::Profile, NO_PROFILE_VERSION, &[]),
             (Section::Digests, CONTAINER_VERSION, &digests),
         ])?;
         let (mut bytes_written, mut disk_bytes) = (0, 0);

@@ -1,10 +1,9 @@
 //! The loop and the player, pair by pair.
 
-use std::io;
 use std::path::PathBuf;
 
-use firn_memory::planners::{ImageFacts, ParsePlannerError, PlanInput, PlannerError, parse};
-use firn_memory::{ExecuteError, GuestRange, HostFacts, HostFactsError, Leaf, Sources, execute};
+use firn_memory::planners::{self, ParsePlannerError, PlanSnapshotError, parse};
+use firn_memory::{ExecuteError, GuestRange, Leaf, Sources, execute};
 use firn_snapshot::{OpenError, Snapshot};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -66,18 +65,12 @@ pub enum CompareError {
     /// The snapshot cannot be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The image could not be examined.
-    #[error("reading how the image is stored")]
-    Image(#[source] io::Error),
-    /// The host could not be examined.
-    #[error(transparent)]
-    HostFacts(#[from] HostFactsError),
     /// There is no such planner.
     #[error(transparent)]
     Planner(#[from] ParsePlannerError),
     /// There is no plan.
     #[error(transparent)]
-    Plan(#[from] PlannerError),
+    Plan(#[from] PlanSnapshotError),
     /// The plan was not carried out.
     #[error(transparent)]
     Execute(#[from] ExecuteError),
@@ -165,14 +158,8 @@ impl FloorComparison {
         pair: u32,
     ) -> Result<FloorRun, CompareError> {
         files.prepare(Cache::Cached, false)?;
-        let image = ImageFacts::of(snapshot.image()).map_err(CompareError::Image)?;
-        let plan = parse(&self.planner)?.plan(&PlanInput {
-            layout: &snapshot.manifest().layout,
-            image,
-            zero_map: snapshot.zero_map(),
-            host: &HostFacts::read()?,
-        })?;
-        let executed = execute(&plan, &Sources { image: snapshot.image() })?;
+        let plan = planners::plan(snapshot, &*parse(&self.planner)?)?;
+        let executed = execute(&plan, &Sources::of(snapshot))?;
         run(&executed.memory, self.range, self.access, self.leaf)
             .map_err(|source| CompareError::Floor { pair, source })
     }

@@ -20,6 +20,7 @@ fn memory() -> GuestMemory {
         layout: &layout,
         image: ImageFacts::of(&image).unwrap(),
         zero_map: &PageSet::new(layout.pages()),
+        profile: None,
         host: &HostFacts::read().unwrap(),
     };
     let plan = parse("firecracker").unwrap().plan(&input).unwrap();

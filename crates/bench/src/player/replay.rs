@@ -5,10 +5,8 @@ use std::path::Path;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use firn_memory::planners::{ImageFacts, PlanInput, Planner, PlannerError};
-use firn_memory::{
-    ExecuteError, ExecuteReport, HostFacts, HostFactsError, Plan, Sources, StepError, Work, execute,
-};
+use firn_memory::planners::{self, PlanSnapshotError, Planner};
+use firn_memory::{ExecuteError, ExecuteReport, Plan, Sources, StepError, Work, execute};
 use firn_snapshot::Snapshot;
 use firn_vmm::{
     End, FrozenMachine, IncompatibleError, Microvm, RestoreError, RunError, VcpuFailure,
@@ -30,20 +28,9 @@ pub enum ReplayError {
     /// This host cannot run it.
     #[error(transparent)]
     Incompatible(#[from] IncompatibleError),
-    /// The host could not be examined.
-    #[error(transparent)]
-    HostFacts(#[from] HostFactsError),
-    /// The image could not be examined.
-    #[error("reading how the image of {path} is stored")]
-    Image {
-        /// The snapshot.
-        path: std::path::PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
     /// There is no plan.
     #[error(transparent)]
-    Plan(#[from] PlannerError),
+    Plan(#[from] PlanSnapshotError),
     /// The plan could not be carried out.
     #[error(transparent)]
     Execute(#[from] ExecuteError),
@@ -103,15 +90,7 @@ pub fn replay(
     clock: Clock,
 ) -> Result<PlayerReport, ReplayError> {
     let begin = Instant::now();
-    let facts = HostFacts::read()?;
-    let image = ImageFacts::of_snapshot(snapshot)
-        .map_err(|source| ReplayError::Image { path: snapshot.path().to_owned(), source })?;
-    let plan = planner.plan(&PlanInput {
-        layout: &snapshot.manifest().layout,
-        image,
-        zero_map: snapshot.zero_map(),
-        host: &facts,
-    })?;
+    let plan = planners::plan(snapshot, planner)?;
     replay_plan(snapshot, &plan, kvm, clock, begin.elapsed())
 }
 
@@ -127,7 +106,7 @@ pub(super) fn replay_plan(
     let load = Instant::now();
     let frozen = FrozenMachine::open(snapshot, kvm)?;
     let loaded = Instant::now();
-    let executed = execute(plan, &Sources { image: snapshot.image() })?;
+    let executed = execute(plan, &Sources::of(snapshot))?;
     let mapped = Instant::now();
     let (window, meters, reports) = window();
     let host = host(kvm, vec![window]);

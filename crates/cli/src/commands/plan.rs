@@ -11,6 +11,7 @@ use firn_memory::planners::{
     ImageFacts, ParsePlannerError, PlanInput, PlannerError, Store, select,
 };
 use firn_memory::{HostFacts, HostFactsError, Plan};
+use firn_snapshot::OpenError;
 
 use crate::output;
 use crate::snapshot_args::{OpenSnapshotError, SnapshotArgs};
@@ -39,6 +40,8 @@ pub(crate) struct PlanArgs {
 pub(crate) enum PlanCommandError {
     #[error(transparent)]
     Open(#[from] OpenSnapshotError),
+    #[error(transparent)]
+    Profile(#[from] OpenError),
     #[error(transparent)]
     HostFacts(#[from] HostFactsError),
     #[error("reading how the snapshot's image is stored")]
@@ -72,10 +75,12 @@ pub(crate) fn run(arguments: &PlanArgs) -> Result<ExitCode, PlanCommandError> {
     if let Some(extent) = &mut image.extent {
         extent.replica = true;
     }
+    let profile = snapshot.profile()?;
     let input = PlanInput {
         layout: &snapshot.manifest().layout,
         image,
         zero_map: snapshot.zero_map(),
+        profile: profile.as_ref(),
         host: &host,
     };
     let selection = select(list, &input)?;

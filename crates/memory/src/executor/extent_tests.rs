@@ -45,6 +45,7 @@ fn restore(planner: &str, medium: &File, leaf: Leaf) -> Executed {
         layout: &layout,
         image: ImageFacts::in_pool(SIZE, facts),
         zero_map: &PageSet::new(layout.pages()),
+        profile: None,
         host: &HostFacts::read().unwrap(),
     };
     let plan = parse(planner).unwrap().plan(&input).unwrap();

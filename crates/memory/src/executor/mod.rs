@@ -7,6 +7,7 @@ pub use schedule::{AfterResume, StepError, StepReport};
 use std::fs::File;
 use std::time::Instant;
 
+use firn_snapshot::Snapshot;
 use serde::Serialize;
 use thiserror::Error;
 
@@ -22,6 +23,13 @@ pub struct Sources<'a> {
     /// The image: a regular file, open for reading, whose position a preload moves; or the medium of the pool that the
     /// plan's extents lie in, open for writing too where the plan maps a replica.
     pub image: &'a File,
+}
+
+impl<'a> Sources<'a> {
+    /// Those of an open snapshot.
+    pub fn of(snapshot: &'a Snapshot) -> Self {
+        Self { image: snapshot.image() }
+    }
 }
 
 /// A plan carried out, up to the resume.

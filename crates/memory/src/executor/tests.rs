@@ -24,7 +24,7 @@ fn plan_by(planner: &str, layout: &MemoryLayout, image: &File) -> Plan {
     let host = HostFacts::read().unwrap();
     let zero_map = PageSet::new(layout.pages());
     let facts = ImageFacts::of(image).unwrap();
-    let input = PlanInput { layout, image: facts, zero_map: &zero_map, host: &host };
+    let input = PlanInput { layout, image: facts, zero_map: &zero_map, profile: None, host: &host };
     parse(planner).unwrap().plan(&input).unwrap()
 }
 

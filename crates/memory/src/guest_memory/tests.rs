@@ -23,8 +23,13 @@ fn mapped(layout: &MemoryLayout, image: &File) -> GuestMemory {
     let zero_map = firn_snapshot::PageSet::new(layout.pages());
     let host = crate::HostFacts::read().unwrap();
     let facts = crate::planners::ImageFacts::of(image).unwrap();
-    let input =
-        crate::planners::PlanInput { layout, image: facts, zero_map: &zero_map, host: &host };
+    let input = crate::planners::PlanInput {
+        layout,
+        image: facts,
+        zero_map: &zero_map,
+        profile: None,
+        host: &host,
+    };
     let plan: Plan = crate::planners::parse("firecracker").unwrap().plan(&input).unwrap();
     execute(&plan, &Sources { image }).unwrap().memory
 }
@@ -251,6 +256,7 @@ fn a_snapshot_is_thawed_and_frozen_again() {
                 layout: &snapshot.manifest().layout,
                 image: crate::planners::ImageFacts::of_snapshot(snapshot).unwrap(),
                 zero_map: snapshot.zero_map(),
+                profile: None,
                 host: &host,
             };
             let plan = planner.plan(&input).unwrap();

@@ -17,12 +17,13 @@ pub use written::{ParsePlannerError, Selection, parse, select};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 
-use firn_snapshot::{MemoryLayout, PageSet, Snapshot};
+use firn_snapshot::{MemoryLayout, OpenError, PageSet, Profile, Snapshot};
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::host_facts::HostFacts;
+use crate::host_facts::{HostFacts, HostFactsError};
 use crate::plan::{Leaf, Plan};
 
 /// What is known of an image without reading it.
@@ -96,6 +97,8 @@ pub struct PlanInput<'a> {
     pub image: ImageFacts,
     /// The pages of the image that are all zero.
     pub zero_map: &'a PageSet,
+    /// What earlier runs touched, for a planner that [uses](Planner::uses_profile) it.
+    pub profile: Option<&'a Profile>,
     /// This host.
     pub host: &'a HostFacts,
 }
@@ -152,6 +155,47 @@ pub enum PlannerError {
     },
 }
 
+/// Why there is no plan for a snapshot.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum PlanSnapshotError {
+    /// The host could not be examined.
+    #[error(transparent)]
+    Host(#[from] HostFactsError),
+    /// How the image is stored could not be found out.
+    #[error("reading how the image of {} is stored", .path.display())]
+    Image {
+        /// The snapshot.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The profile is refused.
+    #[error(transparent)]
+    Profile(#[from] OpenError),
+    /// The planner makes none.
+    #[error(transparent)]
+    Planner(#[from] PlannerError),
+}
+
+/// The plan that a planner makes for an open snapshot on this host.
+///
+/// # Errors
+///
+/// [`PlanSnapshotError`].
+pub fn plan(snapshot: &Snapshot, planner: &dyn Planner) -> Result<Plan, PlanSnapshotError> {
+    let profile = if planner.uses_profile() { snapshot.profile()? } else { None };
+    let image = ImageFacts::of_snapshot(snapshot)
+        .map_err(|source| PlanSnapshotError::Image { path: snapshot.path().to_owned(), source })?;
+    Ok(planner.plan(&PlanInput {
+        layout: &snapshot.manifest().layout,
+        image,
+        zero_map: snapshot.zero_map(),
+        profile: profile.as_ref(),
+        host: &HostFacts::read()?,
+    })?)
+}
+
 /// What a planner maps guest memory from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Store {
@@ -171,6 +215,11 @@ pub trait Planner: Send + Sync {
     /// What it maps guest memory from.
     fn store(&self) -> Store {
         Store::Directory
+    }
+
+    /// Whether its plans depend on the snapshot's profile.
+    fn uses_profile(&self) -> bool {
+        false
     }
 
     /// The plan for a snapshot on this host. It validates.

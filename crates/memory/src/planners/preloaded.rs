@@ -17,6 +17,10 @@ impl Planner for Preloaded {
         self.0.store()
     }
 
+    fn uses_profile(&self) -> bool {
+        self.0.uses_profile()
+    }
+
     fn plan(&self, input: &PlanInput<'_>) -> Result<Plan, PlannerError> {
         let mut plan = self.0.plan(input)?;
         plan.schedule.retain(|step| !step.work.is_preload());

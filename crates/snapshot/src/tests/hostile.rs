@@ -141,6 +141,19 @@ fn a_header_that_contradicts_the_version_is_refused() {
         let OpenError::TooLarge { section: found, .. } = error else { panic!("{error}") };
         assert_eq!(found, section);
     }
+    let no_profile = open_edited(|sections| sections.get(Section::Profile).2.push(0));
+    assert!(matches!(no_profile, OpenError::TooLarge { section: Section::Profile, max: 0, .. }));
+}
+
+#[test]
+fn a_profile_that_does_not_decode_is_refused_when_it_is_asked_for() {
+    let (_dir, path) = destination();
+    freeze_generation(&path, 1);
+    let mut sections = Sections::read(&path);
+    *sections.get(Section::Profile) = (Section::Profile, PROFILE_VERSION, vec![0xff; 40]);
+    sections.write(&path);
+    let error = Snapshot::open(&path).unwrap().profile().unwrap_err();
+    assert_eq!(malformed(error), Section::Profile);
 }
 
 #[test]

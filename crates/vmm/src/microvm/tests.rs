@@ -13,8 +13,8 @@ use std::time::Duration;
 use uuid::Uuid;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-use firn_memory::planners::{ImageFacts, PlanInput, parse};
-use firn_memory::{GuestMemory, HostFacts, Sources, execute};
+use firn_memory::planners::{self, parse};
+use firn_memory::{GuestMemory, Sources, execute};
 use firn_snapshot::{MemoryLayout, Snapshot};
 
 use super::{Destination, End, FreezeError, FreezeRequest, FrozenMachine, Microvm, UserRegisters};
@@ -160,17 +160,8 @@ fn boot(host: &HostConfig, vcpus: u8, memory: u64) -> Microvm {
 }
 
 fn thaw(snapshot: &Snapshot, planner: &str, host: &HostConfig) -> Microvm {
-    let facts = HostFacts::read().unwrap();
-    let plan = parse(planner)
-        .unwrap()
-        .plan(&PlanInput {
-            layout: &snapshot.manifest().layout,
-            image: ImageFacts::of_snapshot(snapshot).unwrap(),
-            zero_map: snapshot.zero_map(),
-            host: &facts,
-        })
-        .unwrap();
-    let executed = execute(&plan, &Sources { image: snapshot.image() }).unwrap();
+    let plan = planners::plan(snapshot, &*parse(planner).unwrap()).unwrap();
+    let executed = execute(&plan, &Sources::of(snapshot)).unwrap();
     let frozen = FrozenMachine::open(snapshot, &host.kvm).unwrap();
     Microvm::restore(frozen, executed.memory, host, None).unwrap().0
 }

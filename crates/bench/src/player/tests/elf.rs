@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use firn_memory::planners::{ImageFacts, PlanInput, parse};
-use firn_memory::{HostFacts, Sources, execute};
+use firn_memory::planners::{self, parse};
+use firn_memory::{Sources, execute};
 use firn_player::format::{PAGE, boot};
 use firn_snapshot::Snapshot;
 use firn_vmm::{
@@ -83,17 +83,8 @@ fn until(microvm: &mut Microvm, word: &str) -> String {
 }
 
 fn thaw(snapshot: &Snapshot, dir: &Path) -> Microvm {
-    let facts = HostFacts::read().unwrap();
-    let plan = parse("firecracker")
-        .unwrap()
-        .plan(&PlanInput {
-            layout: &snapshot.manifest().layout,
-            image: ImageFacts::of(snapshot.image()).unwrap(),
-            zero_map: snapshot.zero_map(),
-            host: &facts,
-        })
-        .unwrap();
-    let executed = execute(&plan, &Sources { image: snapshot.image() }).unwrap();
+    let plan = planners::plan(snapshot, &*parse("firecracker").unwrap()).unwrap();
+    let executed = execute(&plan, &Sources::of(snapshot)).unwrap();
     let host = host(dir);
     let frozen = FrozenMachine::open(snapshot, &host.kvm).unwrap();
     Microvm::restore(frozen, executed.memory, &host, None).unwrap().0

@@ -89,6 +89,7 @@ fn every_planner_restores_every_kind_of_player() {
             layout: &snapshot.manifest().layout,
             image: ImageFacts::of_snapshot(&snapshot).unwrap(),
             zero_map: snapshot.zero_map(),
+            profile: None,
             host: &facts,
         };
         let planners = select("all", &input).unwrap().planners;

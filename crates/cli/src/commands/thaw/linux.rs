@@ -10,8 +10,8 @@ use serde::Serialize;
 
 use firn_bench::player::ReplicaCost;
 use firn_host::{AgentClient, Identity, Invocation};
-use firn_memory::planners::{ImageFacts, PlanInput, Planner};
-use firn_memory::{ExecuteReport, HostFacts, ProcessCounters, Sources, execute};
+use firn_memory::planners::{self, Planner};
+use firn_memory::{ExecuteReport, ProcessCounters, Sources, execute};
 use firn_vmm::{FrozenMachine, HostConfig, KvmStats, Microvm, RestoreReport, Virtualization};
 
 use super::{ThawArgs, ThawCommandError};
@@ -93,17 +93,9 @@ pub(super) fn run(
     let load = Instant::now();
     let frozen = FrozenMachine::open(snapshot, &arguments.host.kvm)?;
     let loaded = Instant::now();
-    let facts = HostFacts::read()?;
-    let image = ImageFacts::of_snapshot(snapshot)
-        .map_err(|source| ThawCommandError::Image { path: snapshot.path().to_owned(), source })?;
-    let plan = planner.plan(&PlanInput {
-        layout: &snapshot.manifest().layout,
-        image,
-        zero_map: snapshot.zero_map(),
-        host: &facts,
-    })?;
+    let plan = planners::plan(snapshot, planner)?;
     let planned = Instant::now();
-    let executed = execute(&plan, &Sources { image: snapshot.image() })?;
+    let executed = execute(&plan, &Sources::of(snapshot))?;
     let mapped = Instant::now();
 
     let instance = session::claim(arguments.name.as_deref())?;

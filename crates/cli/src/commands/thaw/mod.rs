@@ -13,8 +13,8 @@ use thiserror::Error;
 
 use firn_bench::player::ReplayError;
 use firn_host::{ConnectError, EventError, IdentifyError, IdentityError, InvokeError};
-use firn_memory::planners::{ParsePlannerError, PlannerError, Preloaded, parse};
-use firn_memory::{ExecuteError, HostFactsError, StepError};
+use firn_memory::planners::{ParsePlannerError, PlanSnapshotError, Preloaded, parse};
+use firn_memory::{ExecuteError, StepError};
 use firn_vmm::{GoneError, IncompatibleError, RestoreError};
 
 use crate::clock;
@@ -98,11 +98,7 @@ pub(crate) enum ThawCommandError {
     #[error(transparent)]
     Incompatible(#[from] IncompatibleError),
     #[error(transparent)]
-    HostFacts(#[from] HostFactsError),
-    #[error("reading how the image of {path} is stored")]
-    Image { path: PathBuf, source: std::io::Error },
-    #[error(transparent)]
-    Plan(#[from] PlannerError),
+    Plan(#[from] PlanSnapshotError),
     #[error(transparent)]
     Execute(#[from] ExecuteError),
     #[error(transparent)]

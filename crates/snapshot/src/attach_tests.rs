@@ -1,0 +1,81 @@
+use std::fs;
+use std::io::{Read, Write};
+
+use uuid::Uuid;
+
+use super::*;
+use crate::profile::{CachedRun, Run};
+use crate::tests::support::{destination, freeze_generation, names_in, open_generation};
+use crate::{Snapshot, verify};
+
+fn profile() -> Profile {
+    let run = |first, pages| Run { first, pages };
+    Profile {
+        inputs: vec!["a".into()],
+        faults: Some(vec![run(7, 2), run(1, 1)]),
+        groups: Some(vec![vec![run(7, 2)], vec![run(1, 1)]]),
+        written: Some(vec![run(7, 1)]),
+        cached: Some(vec![CachedRun { run: run(0, 16), at_ns: 1_000 }]),
+        free: Some(vec![]),
+        ..Profile::of(Uuid::from_u128(3))
+    }
+}
+
+#[test]
+fn a_profile_goes_in_and_the_rest_stays() {
+    let (dir, path) = destination();
+    freeze_generation(&path, 3);
+    let before = Snapshot::open(&path).unwrap();
+    for profile in [profile(), Profile::of(Uuid::from_u128(3))] {
+        set_profile(&path, &profile).unwrap();
+        assert_eq!(open_generation(&path), 3);
+        assert_eq!(Snapshot::open(&path).unwrap().profile().unwrap(), Some(profile));
+        verify(&path, &mut |_, _| ()).unwrap();
+    }
+    assert_eq!(before.profile().unwrap(), None);
+    assert_eq!(names_in(dir.path()), ["snapshot"]);
+}
+
+#[test]
+fn a_profile_that_is_not_its_own_changes_nothing() {
+    let (_dir, path) = destination();
+    freeze_generation(&path, 3);
+    let bytes = fs::read(path.join("snapshot.firn")).unwrap();
+    let other = Profile::of(Uuid::from_u128(4));
+    assert!(matches!(set_profile(&path, &other), Err(AttachError::Profile { .. })));
+    assert_eq!(fs::read(path.join("snapshot.firn")).unwrap(), bytes);
+}
+
+#[test]
+fn a_damaged_profile_is_found_when_it_is_asked_for() {
+    let (_dir, path) = destination();
+    freeze_generation(&path, 3);
+    set_profile(&path, &profile()).unwrap();
+    let file = path.join("snapshot.firn");
+    let mut bytes = fs::read(&file).unwrap();
+    let range = Header::read(&File::open(&file).unwrap(), &file).unwrap().range(Section::Profile);
+    bytes[usize::try_from(range.start).unwrap()] ^= 1;
+    fs::write(&file, bytes).unwrap();
+    let error = Snapshot::open(&path).unwrap().profile().unwrap_err();
+    assert!(matches!(error, OpenError::Damaged { section: Section::Profile, .. }), "{error}");
+    verify(&path, &mut |_, _| ()).unwrap_err();
+}
+
+#[test]
+fn a_packed_file_lies_beside_its_snapshot_and_goes_with_it() {
+    let (dir, path) = destination();
+    freeze_generation(&path, 3);
+    assert!(Snapshot::open(&path).unwrap().packed(PackedFile::LoadingSet).unwrap().is_none());
+    for content in [b"one".as_slice(), b"two"] {
+        set_packed(&path, PackedFile::LoadingSet, |mut file| file.write_all(content)).unwrap();
+        let snapshot = Snapshot::open(&path).unwrap();
+        let mut read = Vec::new();
+        let mut file = snapshot.packed(PackedFile::LoadingSet).unwrap().unwrap();
+        file.read_to_end(&mut read).unwrap();
+        assert_eq!(read, content);
+    }
+    freeze_generation(&path, 4);
+    assert_eq!(open_generation(&path), 4);
+    assert_eq!(names_in(&path), ["memory.img", "overlay.img", "snapshot.firn"]);
+    assert_eq!(names_in(dir.path()), ["snapshot"]);
+}

@@ -1,0 +1,212 @@
+//! The profile section: what earlier runs of a function touched, encoded with postcard.
+//!
+//! A profile is made after its snapshot, from runs of it, and is put into the snapshot's container by
+//! [`set_profile`](crate::set_profile). Image and machine state stay as they are. Each recorder makes one part of it, and
+//! a planner that needs a part which is not there says so.
+//!
+//! All pages are image pages (offset in the image / 4096). Every type here is part of the profile version, which the
+//! assertion at the end of the file guards.
+
+use std::ops::Range;
+
+use postcard_schema::Schema;
+use postcard_schema::key::hash::fnv1a64::hash_ty_path;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use uuid::Uuid;
+
+use crate::container::PROFILE_VERSION;
+use crate::page_set::PageSet;
+
+/// What earlier runs of a snapshot touched.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
+pub struct Profile {
+    /// The snapshot whose runs these were: [`Description::id`](crate::Description).
+    pub snapshot: Uuid,
+    /// What the runs were given: names of inputs, for people to read.
+    pub inputs: Vec<String>,
+    /// Which pages were touched, in the order of their first touch (userfaultfd). No page is in it twice.
+    pub faults: Option<Vec<Run>>,
+    /// Working-set groups (FaaSnap, 4.2): pages that became resident, the host's read-ahead among them, by the
+    /// sample of mincore that first saw them. No page is in two groups.
+    pub groups: Option<Vec<Vec<Run>>>,
+    /// Which pages were written, ascending.
+    pub written: Option<Vec<Run>>,
+    /// Which pages entered the page cache (SnapBPF, 3.1), in the order in which they did. No page is in it twice.
+    pub cached: Option<Vec<CachedRun>>,
+    /// Which pages the guest's allocator held free at the freeze, by its own metadata, ascending.
+    pub free: Option<Vec<Run>>,
+}
+
+/// Pages that follow each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Schema)]
+pub struct Run {
+    /// The first image page.
+    pub first: u64,
+    /// How many they are: 1 at least.
+    pub pages: u64,
+}
+
+impl Run {
+    /// Their numbers.
+    #[must_use]
+    pub fn range(&self) -> Range<u64> {
+        self.first..self.first.saturating_add(self.pages)
+    }
+}
+
+impl From<Range<u64>> for Run {
+    fn from(range: Range<u64>) -> Self {
+        Self { first: range.start, pages: range.end.saturating_sub(range.start) }
+    }
+}
+
+/// Pages that entered the page cache together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Schema)]
+pub struct CachedRun {
+    /// The pages.
+    pub run: Run,
+    /// When the first of them did, in ns since the guest was resumed.
+    pub at_ns: u64,
+}
+
+/// Why a profile cannot be one of its snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ProfileError {
+    /// It was recorded of another snapshot.
+    #[error("the profile was recorded of snapshot {found}, this one is {expected}; record it anew")]
+    OtherSnapshot {
+        /// The snapshot that it names.
+        found: Uuid,
+        /// The snapshot that it was to be used with.
+        expected: Uuid,
+    },
+    /// It names no page at all, or an empty run.
+    #[error("{part} of the profile holds an empty run at page {page:#x}; record it anew")]
+    EmptyRun {
+        /// The part.
+        part: &'static str,
+        /// The run's first page.
+        page: u64,
+    },
+    /// It names pages that guest memory does not have.
+    #[error(
+        "{part} of the profile names page {page:#x}, guest memory has {pages:#x} pages; record it anew"
+    )]
+    Beyond {
+        /// The part.
+        part: &'static str,
+        /// The page.
+        page: u64,
+        /// Pages of guest memory.
+        pages: u64,
+    },
+    /// A page is in a part twice, or out of order.
+    #[error("{part} of the profile names page {page:#x} twice, or out of order; record it anew")]
+    Repeated {
+        /// The part.
+        part: &'static str,
+        /// The first page that is.
+        page: u64,
+    },
+}
+
+impl Profile {
+    /// The empty profile of a snapshot.
+    #[must_use]
+    pub fn of(snapshot: Uuid) -> Self {
+        Self { snapshot, ..Self::default() }
+    }
+
+    /// Checks that it is of the snapshot with this id and that every part keeps its rules for guest memory of `pages`
+    /// pages. What [`Snapshot::profile`](crate::Snapshot::profile) returns was checked.
+    ///
+    /// # Errors
+    /// The first [`ProfileError`] found.
+    pub fn check(&self, snapshot: Uuid, pages: u64) -> Result<(), ProfileError> {
+        if self.snapshot != snapshot {
+            return Err(ProfileError::OtherSnapshot { found: self.snapshot, expected: snapshot });
+        }
+        let runs = |part, runs: &Option<Vec<Run>>, ascending| {
+            runs.as_ref().map_or(Ok(()), |runs| check_runs(part, runs.iter(), pages, ascending))
+        };
+        runs("the fault order", &self.faults, false)?;
+        runs("the write set", &self.written, true)?;
+        runs("the free set", &self.free, true)?;
+        if let Some(groups) = &self.groups {
+            check_runs("the working-set groups", groups.iter().flatten(), pages, false)?;
+        }
+        if let Some(cached) = &self.cached {
+            let runs = cached.iter().map(|cached| &cached.run);
+            check_runs("the order of the page cache", runs, pages, false)?;
+        }
+        Ok(())
+    }
+}
+
+/// The pages of some runs, out of `pages`. Runs beyond are cut.
+#[must_use]
+pub fn pages_of<'a>(runs: impl IntoIterator<Item = &'a Run>, pages: u64) -> PageSet {
+    let mut set = PageSet::new(pages);
+    for run in runs {
+        let range = run.range();
+        if range.start < pages {
+            set.insert_range(range.start..range.end.min(pages));
+        }
+    }
+    set
+}
+
+/// Runs of the pages in a set, ascending.
+#[must_use]
+pub fn runs_of(set: &PageSet) -> Vec<Run> {
+    set.runs().map(Run::from).collect()
+}
+
+fn check_runs<'a>(
+    part: &'static str,
+    runs: impl Iterator<Item = &'a Run>,
+    pages: u64,
+    ascending: bool,
+) -> Result<(), ProfileError> {
+    let mut seen = PageSet::new(pages);
+    let mut end = 0;
+    for run in runs {
+        let page = run.first;
+        if run.pages == 0 {
+            return Err(ProfileError::EmptyRun { part, page });
+        }
+        let range = run.range();
+        if range.end > pages {
+            return Err(ProfileError::Beyond { part, page: range.end - 1, pages });
+        }
+        let repeated = seen.spans(range.clone()).find(|span| span.set);
+        if let Some(span) = repeated {
+            return Err(ProfileError::Repeated { part, page: span.pages.start });
+        }
+        if ascending && page < end {
+            return Err(ProfileError::Repeated { part, page });
+        }
+        end = range.end;
+        seen.insert_range(range);
+    }
+    Ok(())
+}
+
+/// Fingerprint of the profile's fields, in order, with all they contain, for each profile version that has any.
+const SCHEMAS: [(u32, u64); 1] = [(2, 0xb76936e244304fcc)];
+
+const _: () = {
+    let (version, fingerprint) = SCHEMAS[SCHEMAS.len() - 1];
+    assert!(version == PROFILE_VERSION, "add a line to SCHEMAS for the new profile version");
+    assert!(
+        fingerprint == u64::from_le_bytes(hash_ty_path::<Profile>("firn profile")),
+        "the profile's fields changed: raise PROFILE_VERSION, keep a reader for the old version, \
+         add a golden snapshot, and add the new fingerprint to SCHEMAS"
+    );
+};
+
+#[cfg(test)]
+#[path = "profile_tests.rs"]
+mod tests;

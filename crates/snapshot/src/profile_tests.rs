@@ -1,0 +1,59 @@
+use super::*;
+
+fn run(first: u64, pages: u64) -> Run {
+    Run { first, pages }
+}
+
+const ID: Uuid = Uuid::from_u128(5);
+
+fn check(edit: impl FnOnce(&mut Profile)) -> Result<(), ProfileError> {
+    let mut profile = Profile::of(ID);
+    edit(&mut profile);
+    profile.check(ID, 16)
+}
+
+#[test]
+fn pages_out_of_place_are_refused_in_every_part() {
+    let beyond = |part| Err(ProfileError::Beyond { part, page: 16, pages: 16 });
+    let runs = || Some(vec![run(14, 3)]);
+    assert_eq!(check(|p| p.faults = runs()), beyond("the fault order"));
+    assert_eq!(check(|p| p.written = runs()), beyond("the write set"));
+    assert_eq!(check(|p| p.free = runs()), beyond("the free set"));
+    assert_eq!(
+        check(|p| p.groups = Some(vec![vec![run(14, 3)]])),
+        beyond("the working-set groups")
+    );
+    let cached = CachedRun { run: run(14, 3), at_ns: 0 };
+    assert_eq!(check(|p| p.cached = Some(vec![cached])), beyond("the order of the page cache"));
+    let overflow = Some(vec![run(u64::MAX, 2)]);
+    assert!(matches!(check(|p| p.written = overflow), Err(ProfileError::Beyond { .. })));
+}
+
+#[test]
+fn a_page_is_in_a_part_once_and_sets_ascend() {
+    let part = "the fault order";
+    assert_eq!(check(|p| p.faults = Some(vec![run(9, 1), run(3, 2)])), Ok(()));
+    let twice = Some(vec![run(3, 2), run(0, 4)]);
+    assert_eq!(check(|p| p.faults = twice), Err(ProfileError::Repeated { part, page: 3 }));
+    let empty = Some(vec![run(3, 0)]);
+    assert_eq!(check(|p| p.faults = empty), Err(ProfileError::EmptyRun { part, page: 3 }));
+    let descending = Some(vec![run(9, 1), run(3, 2)]);
+    let repeated = ProfileError::Repeated { part: "the write set", page: 3 };
+    assert_eq!(check(|p| p.written = descending), Err(repeated));
+    let groups = Some(vec![vec![run(3, 1)], vec![run(3, 1)]]);
+    assert!(matches!(check(|p| p.groups = groups), Err(ProfileError::Repeated { page: 3, .. })));
+}
+
+#[test]
+fn another_snapshots_profile_is_refused() {
+    let found = Uuid::from_u128(6);
+    let error = Profile::of(found).check(ID, 16).unwrap_err();
+    assert_eq!(error, ProfileError::OtherSnapshot { found, expected: ID });
+}
+
+#[test]
+fn sets_and_runs_are_the_same_pages() {
+    let runs = [run(2, 3), run(7, 1), run(14, 9)];
+    let set = pages_of(&runs, 16);
+    assert_eq!(runs_of(&set), [run(2, 3), run(7, 1), run(14, 2)]);
+}
