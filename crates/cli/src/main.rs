@@ -73,6 +73,10 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    if let Err(error) = firn_memory::report_lost_memory() {
+        output::complain(&error);
+        return ExitCode::FAILURE;
+    }
     let result: Result<ExitCode, Box<dyn Error>> = match Cli::parse().command {
         Command::Boot(arguments) => boot::run(&arguments).map_err(Into::into),
         Command::Freeze(arguments) => freeze::run(&arguments).map_err(Into::into),

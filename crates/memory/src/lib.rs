@@ -33,6 +33,7 @@ pub mod compare;
 mod executor;
 mod guest_memory;
 mod host_facts;
+mod lost;
 mod map;
 mod num;
 pub mod page_cache;
@@ -53,6 +54,7 @@ pub use guest_memory::{
     AnonymousError, DiscardError, GuestMemory, GuestPages, MemoryUsage, Slot, UsageError, ViewError,
 };
 pub use host_facts::{HostFacts, HostFactsError};
+pub use lost::{LostMemory, report_lost_memory};
 pub use plan::{
     Advice, GuestRange, ImageRange, Integrity, Layer, Leaf, Plan, PlanError, PlanSummary,
     PlanTable, Segment, Sharing, Source, Step, When, Work,

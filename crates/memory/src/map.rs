@@ -1,4 +1,4 @@
-//! Every `unsafe` of this crate but that of [`uffd`](crate::uffd): reserving address space, mapping into it, advising
+//! Every `unsafe` of this crate but that of [`uffd`](crate::uffd) and of the handler of [`lost`](crate::lost): reserving address space, mapping into it, advising
 //! the kernel and asking what it holds.
 //!
 //! Soundness rests on one rule: no Rust reference ever points into guest memory. It is read and

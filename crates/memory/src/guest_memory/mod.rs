@@ -18,6 +18,7 @@ use thiserror::Error;
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionCollectionError, GuestRegionMmap};
 
+use crate::lost::{self, LostMemory, Told};
 use crate::map::Mapping;
 use crate::plan::{GuestRange, Leaf};
 use crate::range_set::RangeSet;
@@ -90,6 +91,7 @@ pub struct GuestMemory {
     most_ranges: usize,
     /// Ranges whose index was built before the guest runs.
     indexed: Vec<GuestRange>,
+    _told: Told,
 }
 
 /// What the memory that is not anonymous is mapped from.
@@ -156,6 +158,7 @@ impl Reservation {
             views.push(view.ok_or(GuestRegionCollectionError::MemoryRegionOverlap)?);
             regions.push(region);
         }
+        let told = Told::of(&slots);
         let most_ranges = anonymous.len() + discard::MOST_NEW_RANGES;
         Ok(GuestMemory {
             layout,
@@ -167,6 +170,7 @@ impl Reservation {
             anonymous: Mutex::new(anonymous),
             most_ranges,
             indexed: Vec::new(),
+            _told: told,
         })
     }
 }
@@ -224,6 +228,16 @@ impl GuestMemory {
 
     pub(crate) fn set_indexed(&mut self, ranges: Vec<GuestRange>) {
         self.indexed = ranges;
+    }
+
+    /// Why the host cannot provide the guest's page at an address: the byte of the file that is not there any more. Without an address it is
+    /// the first that the files' lengths tell. `None` where it is not mapped from a file, or none is too short.
+    #[must_use]
+    pub fn lost(&self, guest_addr: Option<u64>) -> Option<LostMemory> {
+        match guest_addr {
+            Some(address) => lost::at(host_addr(&self.slots, address)?),
+            None => lost::anywhere(&self.slots),
+        }
     }
 
     /// Has faults on all of it reported by a userfaultfd, and keeps it in pages of 4 KiB.

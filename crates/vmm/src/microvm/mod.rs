@@ -218,10 +218,23 @@ impl Microvm {
     fn take_end(&self) -> Option<End> {
         Some(match self.end().take()? {
             VcpuEnd::Power(PowerRequest::Off) => End::Shutdown,
-            VcpuEnd::Power(PowerRequest::Reset) => End::Reset,
-            VcpuEnd::TripleFault => End::TripleFault,
-            VcpuEnd::Failure(failure) => End::Failure(failure),
+            VcpuEnd::Power(PowerRequest::Reset) => self.unless_lost(End::Reset),
+            VcpuEnd::TripleFault => self.unless_lost(End::TripleFault),
+            VcpuEnd::Failure(VcpuFailure::Memory { address, .. }) => {
+                let source = self.memory().lost(address);
+                End::Failure(VcpuFailure::Memory { address, source })
+            }
+            VcpuEnd::Failure(failure) => self.unless_lost(End::Failure(failure)),
         })
+    }
+
+    /// A guest whose memory is lost may end in any way: KVM with software page tables takes a page table that it cannot read for
+    /// an empty one, and kernels before 6.8 do not say which page a processor could not have.
+    fn unless_lost(&self, end: End) -> End {
+        match self.memory().lost(None) {
+            Some(lost) => End::Failure(VcpuFailure::Memory { address: None, source: Some(lost) }),
+            None => end,
+        }
     }
 }
 

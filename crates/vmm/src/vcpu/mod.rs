@@ -9,6 +9,8 @@ use std::sync::mpsc::{Receiver, RecvError, SendError, Sender, channel};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::thread::JoinHandle;
 
+use firn_memory::LostMemory;
+use firn_snapshot::PAGE_SIZE;
 use kvm_bindings::CpuId;
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use thiserror::Error;
@@ -43,6 +45,14 @@ pub enum VcpuFailure {
         /// What KVM said.
         source: kvm_ioctls::Error,
     },
+    /// The host cannot provide a page of guest memory any more.
+    #[error("the host cannot provide {}", page(*address))]
+    Memory {
+        /// Guest-physical address, where KVM told it.
+        address: Option<u64>,
+        /// What is lost, where that could be found out.
+        source: Option<LostMemory>,
+    },
     /// The processor refused to enter the guest.
     #[error("vCPU {vcpu} cannot be entered, hardware reason {reason:#x}: its state is invalid")]
     Entry {
@@ -67,6 +77,12 @@ pub enum VcpuFailure {
         /// KVM's exit, as text.
         reason: String,
     },
+}
+
+fn page(address: Option<u64>) -> String {
+    address.map_or("a page of guest memory".to_owned(), |address| {
+        format!("guest page {:#x}", address / PAGE_SIZE)
+    })
 }
 
 /// A vCPU's thread cannot be started or has died.
@@ -346,6 +362,10 @@ impl Worker {
                 Ok(VcpuExit::InternalError) => {
                     let rip = self.rip();
                     let failure = VcpuFailure::Internal { vcpu: self.id, rip };
+                    return Some(VcpuEnd::Failure(failure));
+                }
+                Ok(VcpuExit::MemoryFault { gpa, .. }) => {
+                    let failure = VcpuFailure::Memory { address: Some(gpa), source: None };
                     return Some(VcpuEnd::Failure(failure));
                 }
                 Ok(exit) => {

@@ -1,0 +1,169 @@
+//! Files that are truncated while microVMs run on them.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::fs::OpenOptions;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use firn_vmm::{KVM_DEVICE, open_kvm};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+fn firn(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+fn done(arguments: &[&str]) -> String {
+    let output = firn(arguments).output().unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Starts a command, up to its first line.
+fn start(arguments: &[&str]) -> Child {
+    let mut child = firn(arguments).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    if line.is_empty() {
+        let mut error = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut error).unwrap();
+        assert!(error.is_empty(), "{arguments:?}: {error}");
+    }
+    child
+}
+
+/// The end of a player that goes on to look at all its memory; what it says.
+fn refused(mut player: Child) -> String {
+    drop(player.stdin.take());
+    let output = player.wait_with_output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    error
+}
+
+fn truncate(path: &Path, len: u64) -> u64 {
+    let file = OpenOptions::new().write(true).open(path).unwrap();
+    let whole = file.metadata().unwrap().len();
+    file.set_len(len).unwrap();
+    whole
+}
+
+fn has_kvm() -> bool {
+    open_kvm(KVM_DEVICE.as_ref()).is_ok()
+}
+
+#[test]
+fn an_image_that_shrinks_ends_its_microvm() {
+    if !has_kvm() {
+        return;
+    }
+    let folder = TempDir::new().unwrap();
+    let snapshot = folder.path().join("player");
+    done(&["player", "--dense", "--trace", "sequential-read:4M", "--out", text(&snapshot)]);
+    let player = start(&["thaw", "--hold", text(&snapshot)]);
+    let image = snapshot.join("memory.img");
+    truncate(&image, 2 << 20);
+    let error = refused(player);
+    let lost = format!("of {} is lost: the file was truncated to 2097152 bytes", image.display());
+    assert!(error.contains("the host cannot provide ") && error.contains(&lost), "{error}");
+}
+
+/// A pool on a file, and its manager.
+struct Pool {
+    folder: TempDir,
+    manager: Child,
+}
+
+impl Pool {
+    fn new() -> Self {
+        let folder = TempDir::new().unwrap();
+        let (medium, socket) = (folder.path().join("medium"), folder.path().join("socket"));
+        done(&["pool", "create", "--size", "64M", "--medium", text(&medium)]);
+        let manager =
+            start(&["pool", "serve", "--medium", text(&medium), "--socket", text(&socket)]);
+        done(&[
+            "player",
+            "--pool",
+            text(&socket),
+            "--trace",
+            "sequential-read:4M",
+            "--out",
+            "player",
+        ]);
+        Self { folder, manager }
+    }
+
+    fn medium(&self) -> PathBuf {
+        self.folder.path().join("medium")
+    }
+
+    fn thaw(&self, planner: &str) -> Child {
+        let socket = self.folder.path().join("socket");
+        start(&["thaw", "--hold", "--planner", planner, "--pool", text(&socket), "player"])
+    }
+}
+
+#[test]
+fn a_medium_that_shrinks_ends_its_microvms_and_leaves_the_pool_readable() {
+    if !has_kvm() {
+        return;
+    }
+    let mut pool = Pool::new();
+    let players = ["pass_shared", "pass"].map(|planner| pool.thaw(planner));
+    let whole = truncate(&pool.medium(), 4096);
+    for player in players {
+        let error = refused(player);
+        let lost = format!("of {} is lost: ", pool.medium().display());
+        assert!(error.contains("the host cannot provide ") && error.contains(&lost), "{error}");
+    }
+    // It makes the replica ready again, and finds that it cannot.
+    let status = pool.manager.wait().unwrap();
+    let mut error = String::new();
+    pool.manager.stderr.take().unwrap().read_to_string(&mut error).unwrap();
+    assert_eq!(status.code(), Some(1), "{error}");
+    let lost = format!(" of {}. The file was truncated", pool.medium().display());
+    assert!(error.contains(&lost), "{error}");
+    // What is there is not taken for what was there, and what comes back is read.
+    let output = firn(&["pool", "ls", "--pool", text(&pool.medium())]).output().unwrap();
+    assert!(String::from_utf8(output.stderr).unwrap().contains("4096 bytes"));
+    truncate(&pool.medium(), whole);
+    let output = firn(&["pool", "verify", "--pool", text(&pool.medium())]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+}
+
+#[test]
+fn a_lost_extent_is_told_from_a_pool_that_stands() {
+    if !has_kvm() {
+        return;
+    }
+    let mut pool = Pool::new();
+    let player = pool.thaw("pass_shared");
+    // A hole where the medium failed: the metadata and its twin are there.
+    let whole = truncate(&pool.medium(), 3 << 20);
+    let error = refused(player);
+    assert!(error.contains("is lost: the file was truncated to 3145728 bytes"), "{error}");
+    truncate(&pool.medium(), whole);
+    let process = Pid::from_child(&pool.manager);
+    kill_process(process, Signal::TERM).unwrap();
+    assert!(pool.manager.wait().unwrap().success());
+    let listing = done(&["pool", "ls", "--pool", text(&pool.medium())]);
+    assert!(listing.contains("player"), "{listing}");
+    let output = firn(&["pool", "verify", "--pool", text(&pool.medium())]).output().unwrap();
+    let found = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.code() == Some(1) && found.contains("player"), "{found}");
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.manager.kill();
+        let _ = self.manager.wait();
+    }
+}

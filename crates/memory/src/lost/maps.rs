@@ -1,0 +1,73 @@
+//! /proc/self/maps, read without the heap: a signal handler looks there, too.
+
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::{Errno, read, retry_on_intr};
+
+/// Bytes of the longest line that is read: a path of `PATH_MAX` and what stands before it.
+const LONGEST: usize = 4096 + 128;
+
+/// A mapping. Addresses are host-virtual, in bytes.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Mapped<'a> {
+    pub(super) start: u64,
+    pub(super) end: u64,
+    /// Where its first byte lies in the file.
+    pub(super) offset: u64,
+    /// The file, empty for anonymous memory.
+    pub(super) path: &'a [u8],
+}
+
+/// Shows each mapping of this process to `see`, until it returns `true`. Async-signal-safe if `see` is.
+pub(super) fn scan(mut see: impl FnMut(&Mapped<'_>) -> bool) -> rustix::io::Result<()> {
+    let maps = open(c"/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut buffer = [0; LONGEST];
+    let mut filled = 0;
+    loop {
+        let count = retry_on_intr(|| read(&maps, &mut buffer[filled..]))?;
+        if count == 0 {
+            return Ok(());
+        }
+        filled += count;
+        let mut begin = 0;
+        while let Some(len) = buffer[begin..filled].iter().position(|byte| *byte == b'\n') {
+            if parse(&buffer[begin..begin + len]).is_some_and(|mapped| see(&mapped)) {
+                return Ok(());
+            }
+            begin += len + 1;
+        }
+        buffer.copy_within(begin..filled, 0);
+        filled -= begin;
+        if filled == buffer.len() {
+            return Err(Errno::NAMETOOLONG);
+        }
+    }
+}
+
+/// `start-end permissions offset device inode path`.
+fn parse(line: &[u8]) -> Option<Mapped<'_>> {
+    let mut rest = line;
+    let mut next = |end: u8| {
+        let len = rest.iter().position(|byte| *byte == end)?;
+        let field = &rest[..len];
+        rest = &rest[len + 1..];
+        Some(field)
+    };
+    let (start, end) = (hexadecimal(next(b'-')?)?, hexadecimal(next(b' ')?)?);
+    next(b' ')?;
+    let offset = hexadecimal(next(b' ')?)?;
+    next(b' ')?;
+    // The kernel ends an anonymous mapping's line with a blank.
+    let _inode = next(b' ')?;
+    let path = rest.trim_ascii_start();
+    // `[heap]` and the like are no files.
+    let path = if path.starts_with(b"/") { path } else { &[] };
+    Some(Mapped { start, end, offset, path })
+}
+
+fn hexadecimal(digits: &[u8]) -> Option<u64> {
+    u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+}
+
+#[cfg(test)]
+#[path = "maps_tests.rs"]
+mod tests;

@@ -1,0 +1,38 @@
+use std::os::unix::ffi::OsStrExt;
+
+use proptest::prelude::{any, proptest};
+
+use super::{Mapped, parse, scan};
+
+#[test]
+fn lines_of_the_kernel_are_parsed() {
+    let line = b"7f0000200000-7f0000400000 rw-s 00a00000 00:05 257      /dev/dax0.0";
+    let (start, end) = (0x7f00_0020_0000, 0x7f00_0040_0000);
+    assert_eq!(parse(line), Some(Mapped { start, end, offset: 0xa0_0000, path: b"/dev/dax0.0" }));
+    let line = b"7f0000200000-7f0000400000 rw-p 00000000 00:00 0 ";
+    assert_eq!(parse(line), Some(Mapped { start, end, offset: 0, path: b"" }));
+    let line = b"7ffc0000-7ffd0000 rw-p 00000000 00:00 0                          [stack]";
+    assert_eq!(parse(line).unwrap().path, b"");
+    assert_eq!(parse(b"7f0000200000-7f0000400000 rw-p"), None);
+}
+
+#[test]
+fn all_of_this_process_is_seen() {
+    let here = all_of_this_process_is_seen as fn() as usize as u64;
+    let mut found = Vec::new();
+    scan(|mapped| {
+        if (mapped.start..mapped.end).contains(&here) {
+            found = mapped.path.to_vec();
+        }
+        false
+    })
+    .unwrap();
+    assert_eq!(found, std::env::current_exe().unwrap().as_os_str().as_bytes());
+}
+
+proptest! {
+    #[test]
+    fn random_lines_do_no_harm(line in proptest::collection::vec(any::<u8>(), 0..100)) {
+        let _ = parse(&line);
+    }
+}
