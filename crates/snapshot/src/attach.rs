@@ -13,6 +13,7 @@ use crate::container::{CONTAINER_FILE, Entry, Header, PROFILE_VERSION, Section};
 use crate::error::OpenError;
 use crate::freeze_error::FreezeError;
 use crate::image::SparseFile;
+use crate::packed::PackedFile;
 use crate::profile::{Profile, ProfileError};
 use crate::read_at::ReadAt;
 use crate::snapshot::{decode_manifest, open_container, open_dir};
@@ -20,26 +21,6 @@ use crate::staging::Staging;
 
 /// Most bytes copied at once.
 const COPY: usize = 1 << 20;
-
-/// A file that is packed from a snapshot's image by its profile, so that it can be read in order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum PackedFile {
-    /// REAP's working-set file (FaaSnap, 2.5; SnapBPF, 2.1).
-    WorkingSet,
-    /// FaaSnap's loading-set file (FaaSnap, 4.7).
-    LoadingSet,
-}
-
-impl PackedFile {
-    /// Its name in the snapshot's directory.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::WorkingSet => "working-set.img",
-            Self::LoadingSet => "loading-set.img",
-        }
-    }
-}
 
 /// Why nothing was put beside a snapshot. It is as it was.
 #[derive(Debug, Error)]
@@ -51,6 +32,14 @@ pub enum AttachError {
     /// The profile is not one of this snapshot.
     #[error("{} cannot have this profile", .path.display())]
     Profile {
+        /// The snapshot's directory.
+        path: PathBuf,
+        /// Why.
+        source: ProfileError,
+    },
+    /// The pages to pack are not pages of this snapshot.
+    #[error("{} cannot be packed so", .path.display())]
+    Table {
         /// The snapshot's directory.
         path: PathBuf,
         /// Why.
@@ -106,7 +95,7 @@ pub fn set_profile(path: &Path, profile: &Profile) -> Result<(), AttachError> {
 ///
 /// # Errors
 /// [`AttachError`]; the snapshot is as it was.
-pub fn set_packed(
+pub(crate) fn set_packed(
     path: &Path,
     kind: PackedFile,
     write: impl FnOnce(&File) -> std::io::Result<()>,

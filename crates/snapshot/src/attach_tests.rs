@@ -1,5 +1,4 @@
 use std::fs;
-use std::io::{Read, Write};
 
 use uuid::Uuid;
 
@@ -59,23 +58,4 @@ fn a_damaged_profile_is_found_when_it_is_asked_for() {
     let error = Snapshot::open(&path).unwrap().profile().unwrap_err();
     assert!(matches!(error, OpenError::Damaged { section: Section::Profile, .. }), "{error}");
     verify(&path, &mut |_, _| ()).unwrap_err();
-}
-
-#[test]
-fn a_packed_file_lies_beside_its_snapshot_and_goes_with_it() {
-    let (dir, path) = destination();
-    freeze_generation(&path, 3);
-    assert!(Snapshot::open(&path).unwrap().packed(PackedFile::LoadingSet).unwrap().is_none());
-    for content in [b"one".as_slice(), b"two"] {
-        set_packed(&path, PackedFile::LoadingSet, |mut file| file.write_all(content)).unwrap();
-        let snapshot = Snapshot::open(&path).unwrap();
-        let mut read = Vec::new();
-        let mut file = snapshot.packed(PackedFile::LoadingSet).unwrap().unwrap();
-        file.read_to_end(&mut read).unwrap();
-        assert_eq!(read, content);
-    }
-    freeze_generation(&path, 4);
-    assert_eq!(open_generation(&path), 4);
-    assert_eq!(names_in(&path), ["memory.img", "overlay.img", "snapshot.firn"]);
-    assert_eq!(names_in(dir.path()), ["snapshot"]);
 }

@@ -6,10 +6,10 @@ use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
-use crate::attach::PackedFile;
 use crate::error::OpenError;
 use crate::freeze_error::FreezeError;
 use crate::layout::{CHUNK_PAGES, MAX_MEMORY, PAGE_SIZE};
+use crate::packed::PackedFile;
 use crate::page_set::PageSet;
 use crate::read_at::ReadAt;
 

@@ -25,6 +25,7 @@ mod image;
 mod in_pool;
 mod layout;
 mod manifest;
+mod packed;
 mod page_set;
 mod profile;
 mod read_at;
@@ -36,7 +37,7 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-pub use attach::{AttachError, PackedFile, set_packed, set_profile};
+pub use attach::{AttachError, set_profile};
 pub use container::{CONTAINER_VERSION, PROFILE_VERSION, Section};
 pub use digests::{DigestError, Digests};
 pub use disk::{DiskError, DiskIdentity, DiskSource};
@@ -56,6 +57,7 @@ pub use manifest::{
     CpuFeatures, CpuRequirement, CpuidRegister, Description, DiskInfo, FunctionInfo, ImageInfo,
     ImageKind, Manifest,
 };
+pub use packed::{Packed, PackedError, PackedFile, PackedRun, pack, recipe_of};
 pub use page_set::{PageSet, Span};
 pub use profile::{CachedRun, Profile, ProfileError, Run, pages_of, runs_of};
 pub use read_at::ReadAt;

@@ -164,7 +164,8 @@ pub fn runs_of(set: &PageSet) -> Vec<Run> {
     set.runs().map(Run::from).collect()
 }
 
-fn check_runs<'a>(
+/// Checks that runs are not empty, within `pages` pages, and name none twice.
+pub(crate) fn check_runs<'a>(
     part: &'static str,
     runs: impl Iterator<Item = &'a Run>,
     pages: u64,

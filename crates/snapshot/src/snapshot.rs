@@ -5,12 +5,11 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, fstat, openat, statat};
 use rustix::io::Errno;
 
-use crate::attach::PackedFile;
 use crate::container::{
     CONTAINER_FILE, Header, IMAGE_FILE, NO_PROFILE_VERSION, OVERLAY_FILE, Section, decode_zero_map,
 };
@@ -18,6 +17,7 @@ use crate::digests::Digests;
 use crate::error::OpenError;
 use crate::extent::{Tail, check_dense};
 use crate::manifest::{ImageKind, Manifest};
+use crate::packed::{Packed, PackedError, PackedFile};
 use crate::page_set::PageSet;
 use crate::profile::Profile;
 use crate::read_at::ReadAt;
@@ -40,6 +40,8 @@ pub struct Snapshot {
     container_path: PathBuf,
     /// The directory, where it lies in one.
     dir: Option<OwnedFd>,
+    /// Packed files that were asked for, by their kind.
+    packed: [OnceLock<Option<Packed>>; 2],
     zero_map: PageSet,
     image: File,
     /// Where the image lies in `image`, which is a pool's medium then.
@@ -195,17 +197,34 @@ impl Snapshot {
         decode_profile(&bytes, &self.manifest, path).map(Some)
     }
 
-    /// A file that was packed from the image beside it, opened read-only; `None` where there is none, as in a pool. Its
-    /// contents are not looked at.
+    /// A file that was packed from the image beside it; `None` where there is none, as in a pool. It is opened, and its
+    /// header and table checked, when it is first asked for.
     ///
     /// # Errors
-    /// [`OpenError`] when it is no regular file, or the system refuses.
-    pub fn packed(&self, kind: PackedFile) -> Result<Option<File>, OpenError> {
-        let Some(dir) = &self.dir else { return Ok(None) };
-        match open_file(dir, &self.path, kind.name()) {
-            Err(OpenError::MissingFile { .. }) => Ok(None),
-            result => result.map(Some),
+    /// [`PackedError`] when it is damaged, or not of this snapshot.
+    pub fn packed(&self, kind: PackedFile) -> Result<Option<&Packed>, PackedError> {
+        let slot = &self.packed[usize::from(kind == PackedFile::LoadingSet)];
+        if let Some(packed) = slot.get() {
+            return Ok(packed.as_ref());
         }
+        let packed = self.open_packed(kind)?;
+        Ok(slot.get_or_init(|| packed).as_ref())
+    }
+
+    /// The packed file, if it was asked for before, and there is one.
+    #[must_use]
+    pub fn opened_packed(&self, kind: PackedFile) -> Option<&Packed> {
+        self.packed[usize::from(kind == PackedFile::LoadingSet)].get()?.as_ref()
+    }
+
+    fn open_packed(&self, kind: PackedFile) -> Result<Option<Packed>, PackedError> {
+        let Some(dir) = &self.dir else { return Ok(None) };
+        let file = match open_file(dir, &self.path, kind.name()) {
+            Err(OpenError::MissingFile { .. }) => return Ok(None),
+            result => result?,
+        };
+        let (id, pages) = (self.manifest.description.id, self.manifest.layout.pages());
+        Packed::read(file, self.path.join(kind.name()), kind, id, pages).map(Some)
     }
 
     /// The zero pages of the image, by image page.
@@ -297,6 +316,7 @@ impl Read {
             container,
             container_path,
             dir: None,
+            packed: Default::default(),
             zero_map,
             image,
             extent,
