@@ -51,7 +51,8 @@ pub use executor::{
     AfterResume, ExecuteError, ExecuteReport, Executed, Sources, StepError, StepReport, execute,
 };
 pub use guest_memory::{
-    AnonymousError, DiscardError, GuestMemory, GuestPages, MemoryUsage, Slot, UsageError, ViewError,
+    AnonymousError, ChunkCopies, CopyChunkError, DiscardError, GuestMemory, GuestPages, GuestView,
+    MemoryUsage, Slot, UsageError, ViewError,
 };
 pub use host_facts::{HostFacts, HostFactsError};
 pub use lost::{LostMemory, report_lost_memory};

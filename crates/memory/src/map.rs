@@ -7,11 +7,13 @@
 
 use std::ffi::c_void;
 use std::fs::File;
-use std::ptr::null_mut;
+use std::ptr::{copy_nonoverlapping, null_mut};
 
 use firn_snapshot::PAGE_SIZE;
 use rustix::io::{Errno, Result};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use rustix::mm::{
+    Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mremap_fixed, munmap,
+};
 use vm_memory::mmap::{MmapRegion, MmapRegionBuilder, MmapRegionError};
 
 use crate::num::usize_of;
@@ -93,6 +95,38 @@ impl Mapping {
         unsafe { mmap(ptr, len, ProtFlags::READ | ProtFlags::WRITE, flags, file, from) }.map(drop)
     }
 
+    /// Replaces the range with a shared mapping of a file that cannot be written through.
+    pub(crate) fn map_sealed(&self, addr: u64, len: u64, file: &File, from: u64) -> Result<()> {
+        let (ptr, len) = self.range(addr, len)?;
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: the range lies within our own reservation.
+        unsafe { mmap(ptr, len, ProtFlags::READ, flags, file, from) }.map(drop)
+    }
+
+    /// Replaces the range, which nobody can write to, with private anonymous memory that holds the same bytes: a huge page
+    /// where the kernel has one. `len` is a power of two, and `addr` a multiple of it.
+    ///
+    /// The copy is whole before it takes the place, in one call during which the kernel lets nobody fault: readers see the
+    /// same bytes throughout, KVM's included, which is told to forget the old pages (its MMU notifier).
+    pub(crate) fn copy_in_place(&self, addr: u64, len: u64) -> Result<()> {
+        let (place, bytes) = self.range(addr, len)?;
+        let copy = Scratch::new(bytes)?;
+        // SAFETY: both ranges are mapped and `bytes` long, one readable and constant, the other ours alone.
+        unsafe { copy_nonoverlapping(place.cast::<u8>(), copy.start.cast(), bytes) };
+        let flags = MremapFlags::MAYMOVE;
+        // SAFETY: the copy is ours, and its new place lies within our own reservation.
+        let moved = unsafe { mremap_fixed(copy.start, bytes, bytes, flags, place) };
+        if let Err(error) = moved {
+            // The kernel may have unmapped the place before it failed. Nothing else may come to lie there.
+            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+            // SAFETY: a mapping that replaces none touches no other memory.
+            let _ = unsafe { mmap_anonymous(place, bytes, ProtFlags::empty(), flags) };
+            return Err(error);
+        }
+        copy.moved();
+        Ok(())
+    }
+
     fn advise(&self, addr: u64, len: u64, advice: Advice) -> Result<()> {
         let (ptr, len) = self.range(addr, len)?;
         // SAFETY: the range lies within our own reservation; the advice used here changes at most
@@ -158,6 +192,48 @@ impl Drop for Mapping {
         // SAFETY: the range is the one that `reserve` got, and nobody uses it any more. Unmapping a
         // whole range that is mapped cannot fail, and there would be nothing to do about it.
         let _ = unsafe { munmap(self.start, self.reserved) };
+    }
+}
+
+/// Anonymous memory of this process's own, as long as it is aligned, and populated.
+struct Scratch {
+    start: *mut c_void,
+    len: usize,
+}
+
+impl Scratch {
+    /// `len` bytes at a multiple of `len`, a power of two.
+    fn new(len: usize) -> Result<Self> {
+        let twice = len.checked_mul(2).ok_or(Errno::NOMEM)?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
+        let all = unsafe { mmap_anonymous(null_mut(), twice, access, MapFlags::PRIVATE) }?;
+        let before = all.addr().next_multiple_of(len) - all.addr();
+        let start = all.cast::<u8>().wrapping_add(before).cast::<c_void>();
+        let scratch = Self { start, len };
+        for (at, len) in [(0, before), (before + len, len - before)] {
+            if len > 0 {
+                // SAFETY: a part of what was just mapped, and outside of `scratch`.
+                unsafe { munmap(all.cast::<u8>().wrapping_add(at).cast(), len) }?;
+            }
+        }
+        // SAFETY: the range is ours alone. A kernel without huge pages refuses, and has small ones.
+        let _ = unsafe { madvise(start, len, Advice::LinuxHugepage) };
+        // SAFETY: as above; it holds zeros before and after.
+        unsafe { madvise(start, len, Advice::LinuxPopulateWrite) }?;
+        Ok(scratch)
+    }
+
+    /// Its memory lies elsewhere now.
+    fn moved(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // SAFETY: the range is ours, and nobody uses it any more. That cannot fail.
+        let _ = unsafe { munmap(self.start, self.len) };
     }
 }
 

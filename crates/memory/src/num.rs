@@ -1,4 +1,6 @@
-//! Sizes between the guest's `u64` and this process's `usize`.
+//! Sizes between the guest's `u64` and this process's `usize`, and times as numbers.
+
+use std::time::Instant;
 
 const _: () = assert!(usize::BITS == 64, "firn maps guest memory whole and needs 64-bit addresses");
 
@@ -6,4 +8,9 @@ const _: () = assert!(usize::BITS == 64, "firn maps guest memory whole and needs
 #[expect(clippy::cast_possible_truncation, reason = "usize has 64 bits: asserted above")]
 pub(crate) const fn usize_of(value: u64) -> usize {
     value as usize
+}
+
+/// Nanoseconds since `begun`.
+pub(crate) fn ns_since(begun: Instant) -> u64 {
+    u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }

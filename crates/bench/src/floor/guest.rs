@@ -3,9 +3,9 @@
 use std::arch::global_asm;
 
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
-use firn_memory::{GuestRange, Leaf};
+use firn_memory::{GuestRange, GuestView, Leaf};
 
 use firn_snapshot::PAGE_SIZE as PAGE;
 
@@ -79,7 +79,7 @@ pub(super) struct Places {
 
 /// Writes code and page tables, and returns the registers with which the loop starts.
 pub(super) fn load(
-    control: &GuestMemoryMmap,
+    control: &GuestView,
     places: Places,
     range: GuestRange,
     access: FloorAccess,
@@ -113,7 +113,7 @@ pub(super) fn load(
 
 /// Page tables in the making.
 struct PageTables<'a> {
-    control: &'a GuestMemoryMmap,
+    control: &'a GuestView,
     root: u64,
     /// Where the next table goes: memory that is zero so far.
     next: u64,

@@ -1,7 +1,7 @@
 //! A player's memory: the trace's, and a region of the player's own above it.
 
-use firn_memory::Leaf;
 use firn_memory::trace::{Access, GapUnit, Trace};
+use firn_memory::{GuestView, Leaf};
 use firn_player::format::{
     Header, Kind, MOST_PAGES, OWN, PAGE, PAGE_WORDS, PORTS, PORTS_BASE, PORTS_LEN, PROGRAM,
     REGIONS, REPORT, REPORT_ADDRESS, Region, STACK, STEP, TASK_STATE, TOUCHED_WORD, Touch, Window,
@@ -9,7 +9,7 @@ use firn_player::format::{
 };
 use firn_snapshot::{ImageRegion, LayoutError, MemoryLayout, MemoryRegion, PageSet};
 use thiserror::Error;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
 use super::options::{GapFactor, Leaves, PlayerOptions};
 use super::page_tables::{LARGE_LEAF, PageTables};
@@ -176,17 +176,13 @@ impl OwnRegion {
     }
 
     /// Writes the region into guest memory.
-    pub(super) fn write(&self, memory: &GuestMemoryMmap) -> Result<(), GuestMemoryError> {
+    pub(super) fn write(&self, memory: &GuestView) -> Result<(), GuestMemoryError> {
         memory.write_slice(&self.bytes(), GuestAddress(self.start))
     }
 }
 
 /// Fills the trace's memory as the player expects it.
-pub(super) fn fill(
-    memory: &GuestMemoryMmap,
-    trace: &Trace,
-    seed: u64,
-) -> Result<(), GuestMemoryError> {
+pub(super) fn fill(memory: &GuestView, trace: &Trace, seed: u64) -> Result<(), GuestMemoryError> {
     let mut bytes = Vec::new();
     for region in trace.layout().regions() {
         let ImageRegion { guest_addr, image_offset, .. } = region;

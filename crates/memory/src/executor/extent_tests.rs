@@ -1,5 +1,7 @@
 //! Plans over the extent of a pool, on the media that this host has.
 
+use std::os::fd::AsRawFd;
+
 use firn_snapshot::{MemoryLayout, PAGE_SIZE, PageSet};
 use rustix::fs::MemfdFlags;
 use vm_memory::{Bytes, GuestAddress};
@@ -39,8 +41,27 @@ fn medium(flags: MemfdFlags) -> Option<File> {
 }
 
 fn restore(planner: &str, medium: &File, leaf: Leaf) -> Executed {
+    execute_with(planner, medium, leaf, true).unwrap()
+}
+
+/// Another descriptor of a medium, for reading alone.
+fn for_reading(medium: &File) -> File {
+    File::open(format!("/proc/self/fd/{}", medium.as_raw_fd())).unwrap()
+}
+
+/// As it is on devdax, of which the kernel has no private mappings.
+fn share(medium: &File, leaf: Leaf) -> GuestMemory {
+    execute_with("pass_shared", &for_reading(medium), leaf, false).unwrap().memory
+}
+
+fn execute_with(
+    planner: &str,
+    medium: &File,
+    leaf: Leaf,
+    private: bool,
+) -> Result<Executed, ExecuteError> {
     let layout = MemoryLayout::for_size(SIZE).unwrap();
-    let facts = ExtentFacts { offset: OFFSET, leaf, private: true, replica: true, checked: true };
+    let facts = ExtentFacts { offset: OFFSET, leaf, private, replica: true, checked: true };
     let input = PlanInput {
         layout: &layout,
         image: ImageFacts::in_pool(SIZE, facts),
@@ -49,7 +70,7 @@ fn restore(planner: &str, medium: &File, leaf: Leaf) -> Executed {
         host: &HostFacts::read().unwrap(),
     };
     let plan = parse(planner).unwrap().plan(&input).unwrap();
-    execute(&plan, &Sources { image: medium }).unwrap()
+    execute(&plan, &Sources { image: medium })
 }
 
 fn media() -> Vec<(File, Leaf)> {
@@ -143,5 +164,108 @@ fn what_a_guest_gives_back_of_a_sealed_extent_is_zero_and_of_a_replica_stays_the
         assert_eq!((usage.private, usage.pool), (0, SIZE));
         drop((shared, own));
         check_extent(&medium, leaf, |at| if at == page { 8 } else { byte(at) });
+    }
+}
+
+#[test]
+fn sealed_memory_cannot_be_written_but_by_copies_of_its_chunks() {
+    for (medium, leaf) in media() {
+        // Neither this mapping nor any other of the descriptor can be made writable.
+        let reader = for_reading(&medium);
+        let access = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
+        let (at, shared) = (std::ptr::null_mut(), rustix::mm::MapFlags::SHARED);
+        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
+        let refused = unsafe { rustix::mm::mmap(at, 2 << 20, access, shared, &reader, 0) };
+        assert_eq!(refused.unwrap_err(), rustix::io::Errno::ACCESS);
+        let writable = execute_with("pass_shared", &medium, leaf, false);
+        assert!(matches!(writable, Err(ExecuteError::Writable)));
+
+        let [one, other] = [(); 2].map(|()| share(&medium, leaf));
+        let written = [5, 513, 1023];
+        for page in written {
+            // Two bytes, in two chunks where the page is a chunk's last.
+            one.vm_memory()
+                .write_obj(0x0707_u16, GuestAddress((page + 1) * PAGE_SIZE - 1))
+                .unwrap();
+        }
+        assert_eq!(
+            (first_byte(&one, 6), first_byte(&one, 7), first_byte(&other, 6)),
+            (7, byte(7), byte(6))
+        );
+        assert_eq!(first_byte(&one, 1024), 7);
+        let copies = one.vm_memory().chunk_copies();
+        assert_eq!((copies.chunks, copies.bytes), (3, 6 * MIB));
+        let usage = one.usage().unwrap();
+        assert_eq!((usage.private, usage.pool), (6 * MIB, 2 * MIB));
+        assert_eq!(other.vm_memory().chunk_copies(), Default::default());
+        assert_eq!(other.usage().unwrap().private, 0);
+
+        let everything = GuestRange { start: 0, len: u64::MAX };
+        assert_eq!(one.vm_memory().make_writable(everything).unwrap(), 1);
+        assert_eq!(one.vm_memory().make_writable(everything).unwrap(), 0);
+        for page in (0..SIZE / PAGE_SIZE).filter(|page| ![6, 514, 1024].contains(page)) {
+            assert_eq!(first_byte(&one, page), byte(page), "page {page}");
+        }
+        drop((one, other));
+        check_extent(&medium, leaf, byte);
+    }
+}
+
+#[test]
+fn readers_see_the_same_bytes_while_a_chunk_is_replaced() {
+    let medium = medium(MemfdFlags::empty()).unwrap();
+    for _ in 0..50 {
+        let memory = share(&medium, Leaf::Size4K);
+        let view = memory.vm_memory();
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                for page in (0..SIZE / PAGE_SIZE).rev().cycle().take(20_000) {
+                    let seen: u8 = view.read_obj(GuestAddress(page * PAGE_SIZE + 9)).unwrap();
+                    assert_eq!(seen, byte(page));
+                }
+            });
+            for chunk in 0..SIZE / (2 * MIB) {
+                view.make_writable(GuestRange { start: chunk * 2 * MIB, len: 1 }).unwrap();
+            }
+            reader.join().unwrap();
+        });
+    }
+}
+
+#[test]
+fn what_a_guest_gives_back_of_sealed_chunks_is_zero_where_they_are_whole() {
+    for (medium, leaf) in media() {
+        let memory = share(&medium, leaf);
+        // A part of a chunk; one chunk and a part; all of a chunk that was copied.
+        memory.discard(0, PAGE_SIZE).unwrap();
+        memory.discard(2 * MIB, 3 * MIB).unwrap();
+        memory.vm_memory().write_obj(7_u8, GuestAddress(6 * MIB)).unwrap();
+        memory.discard(6 * MIB, 2 * MIB).unwrap();
+        let page = |at| first_byte(&memory, at / PAGE_SIZE);
+        assert_eq!((page(0), page(4 * MIB)), (byte(0), byte(4 * MIB / PAGE_SIZE)));
+        assert_eq!((page(2 * MIB), page(6 * MIB)), (0, 0));
+        memory.vm_memory().write_obj(8_u8, GuestAddress(2 * MIB)).unwrap();
+        assert_eq!(memory.vm_memory().chunk_copies().chunks, 1);
+        drop(memory);
+        check_extent(&medium, leaf, byte);
+    }
+}
+
+#[test]
+fn sealed_memory_is_frozen_as_the_guest_sees_it() {
+    use firn_snapshot::{Chunk, PageSource};
+    for (medium, leaf) in media() {
+        let memory = share(&medium, leaf);
+        memory.vm_memory().write_obj(7_u8, GuestAddress(5 * PAGE_SIZE)).unwrap();
+        let mut pages = memory.pages().unwrap();
+        let mut buf = vec![0; 2 << 20];
+        for chunk in 0..SIZE / (2 * MIB) {
+            let Chunk::Bytes(bytes) = pages.chunk(chunk * 2 * MIB, &mut buf).unwrap() else {
+                panic!("chunk {chunk} is said to be zero");
+            };
+            for (page, bytes) in (chunk * 512..).zip(bytes.chunks(4096)) {
+                assert_eq!(bytes[0], if page == 5 { 7 } else { byte(page) });
+            }
+        }
     }
 }

@@ -8,11 +8,13 @@ use std::fs::File;
 use std::time::Instant;
 
 use firn_snapshot::Snapshot;
+use rustix::fs::{OFlags, fcntl_getfl};
 use serde::Serialize;
 use thiserror::Error;
 
 use crate::guest_memory::{Backing, GuestMemory, Reservation, ViewError};
 use crate::map::Mapping;
+use crate::num::ns_since;
 use crate::plan::{
     Advice, GuestRange, Layer, Leaf, Plan, PlanError, Segment, Sharing, Source, When, Work,
 };
@@ -21,7 +23,7 @@ use crate::plan::{
 #[derive(Clone, Copy, Debug)]
 pub struct Sources<'a> {
     /// The image: a regular file, open for reading, whose position a preload moves; or the medium of the pool that the
-    /// plan's extents lie in, open for writing too where the plan maps a replica.
+    /// plan's extents lie in: open for writing too where the plan maps a replica, for reading alone where it shares the extent.
     pub image: &'a File,
 }
 
@@ -92,6 +94,11 @@ pub enum ExecuteError {
         /// Bytes of guest memory.
         expected: u64,
     },
+    /// The sealed bytes of an extent could be written.
+    #[error(
+        "the pool's medium is open for writing: a shared extent is only mapped from a descriptor for reading"
+    )]
+    Writable,
     /// No address space.
     #[error(
         "cannot reserve {bytes} bytes of address space for guest memory; is its size right, or `ulimit -v` set?"
@@ -169,6 +176,7 @@ pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteEr
     let zero = plan.segments.iter().filter(|s| s.source == Source::Zero);
     let anonymous = zero.map(|s| s.guest.start..s.guest.end()).collect();
     let backing = match extent_sharing(plan) {
+        Some(Sharing::Shared) => Backing::Sealed,
         Some(Sharing::PrivateCow) => Backing::Extent,
         Some(Sharing::Exclusive) => Backing::Replica,
         None => Backing::Image(sources.image.try_clone().map_err(ExecuteError::Image)?),
@@ -216,8 +224,10 @@ fn extent_sharing(plan: &Plan) -> Option<Sharing> {
 /// Checks that the image has all of guest memory. That an extent lies within its medium is the pool's promise; the
 /// length of a character device cannot be asked for.
 fn check_image(plan: &Plan, image: &File) -> Result<(), ExecuteError> {
-    if extent_sharing(plan).is_some() {
-        return Ok(());
+    match extent_sharing(plan) {
+        Some(Sharing::Shared) => return check_sealed(image),
+        Some(Sharing::PrivateCow | Sharing::Exclusive) => return Ok(()),
+        None => {}
     }
     let len = image.metadata().map_err(ExecuteError::Image)?.len();
     let expected = plan.layout.total_bytes();
@@ -225,6 +235,12 @@ fn check_image(plan: &Plan, image: &File) -> Result<(), ExecuteError> {
         return Err(ExecuteError::ImageTooShort { len, expected });
     }
     Ok(())
+}
+
+/// Checks that no mapping of a shared extent can be made writable: the kernel refuses that of a descriptor for reading.
+fn check_sealed(medium: &File) -> Result<(), ExecuteError> {
+    let flags = fcntl_getfl(medium).map_err(|errno| ExecuteError::Image(errno.into()))?;
+    if flags & OFlags::RWMODE == OFlags::RDONLY { Ok(()) } else { Err(ExecuteError::Writable) }
 }
 
 fn apply(
@@ -242,6 +258,7 @@ fn apply(
         }
         Source::Extent { offset } => {
             let map = match layer.sharing {
+                Sharing::Shared => Mapping::map_sealed,
                 Sharing::PrivateCow => Mapping::map_private,
                 Sharing::Exclusive => Mapping::map_shared,
             };
@@ -257,11 +274,6 @@ fn apply(
         }
     }
     Ok(())
-}
-
-/// Nanoseconds since `begun`.
-fn ns_since(begun: Instant) -> u64 {
-    u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

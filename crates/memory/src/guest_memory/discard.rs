@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 use firn_snapshot::PAGE_SIZE;
 use thiserror::Error;
 
-use super::{Backing, GuestMemory};
+use super::{Backing, GuestMemory, chunks};
 
 /// Discards may add this many separate anonymous ranges over memory mapped from a file. Each splits a
 /// mapping in two more, of which a process may have 65,530 by default (`vm.max_map_count`); a guest must not
@@ -68,6 +68,8 @@ impl GuestMemory {
     /// A replica in a pool stays as it is: it is no DRAM, and the guest would come back to DRAM. Whoever reports a page as
     /// free does not care what it holds.
     ///
+    /// So does a part of a sealed chunk that was not copied.
+    ///
     /// For free page reporting (virtio 1.2, 5.5.6.6). The range may come from the guest as it is: nothing
     /// about it is trusted. It may be called while vCPUs run; a write of the guest into the range that is
     /// under way may be lost or stay.
@@ -93,16 +95,24 @@ impl GuestMemory {
                 continue;
             }
             let ranges = anonymous.len();
+            // Sealed memory is taken away by whole chunks; a part of one costs no DRAM either.
+            let part = match self.backing {
+                Backing::Sealed if !is_anonymous => chunks::within(part),
+                _ => part,
+            };
+            if part.is_empty() {
+                continue;
+            }
             if !is_anonymous && ranges >= self.most_ranges {
                 return Err(DiscardError::TooManyRanges { guest_addr, len, ranges });
             }
             let addr = slot.host_addr + (part.start - slot.guest_addr);
             let part_len = part.end - part.start;
             let done = if is_anonymous {
-                self.mapping.drop_pages(addr, part_len)
+                self.mapped.mapping.drop_pages(addr, part_len)
             } else {
                 // Dropping the private copies alone would bring the image's bytes back.
-                self.mapping.map_zero(addr, part_len)
+                self.mapped.mapping.map_zero(addr, part_len)
             };
             done.map_err(|e| DiscardError::Kernel { guest_addr, len, source: e.into() })?;
             anonymous.insert(part);

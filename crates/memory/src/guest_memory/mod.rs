@@ -1,12 +1,16 @@
 //! The memory of one guest, mapped into this process.
 
+mod chunks;
 mod discard;
 mod pages;
 mod usage;
+mod view;
 
+pub use chunks::{ChunkCopies, CopyChunkError};
 pub use discard::DiscardError;
 pub use pages::GuestPages;
 pub use usage::{MemoryUsage, UsageError};
+pub use view::GuestView;
 
 use std::error::Error as StdError;
 use std::fs::File;
@@ -23,6 +27,7 @@ use crate::map::Mapping;
 use crate::plan::{GuestRange, Leaf};
 use crate::range_set::RangeSet;
 use crate::uffd::{Uffd, UffdError, Watch};
+use chunks::Chunks;
 
 /// One range of guest memory as KVM wants it for a memory slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,24 +79,32 @@ pub type ViewError = Box<dyn StdError + Send + Sync>;
 /// Every region of the layout lies in one reservation of address space, with pages without access around
 /// it. All methods may be called from any thread, also while vCPUs run.
 ///
-/// Views handed out by [`vm_memory`](Self::vm_memory) have to be dropped first. If one is still alive when
-/// this value is dropped, the mapping is kept until the process ends: a view never dangles.
+/// It stays mapped as long as this value or a view handed out by [`vm_memory`](Self::vm_memory) lives.
 #[derive(Debug)]
 pub struct GuestMemory {
     layout: MemoryLayout,
     slots: Vec<Slot>,
-    view: GuestMemoryMmap,
-    regions: Vec<Arc<MmapRegion>>,
-    mapping: Mapping,
+    mapped: Arc<Mapped>,
     backing: Backing,
     /// Guest addresses that are anonymous memory; everything else is mapped from the backing, at
     /// its own place.
-    anonymous: Mutex<RangeSet>,
+    anonymous: Arc<Mutex<RangeSet>>,
+    /// Where the backing is sealed: what copies a chunk before it is written.
+    chunks: Option<Arc<Chunks>>,
     /// The most ranges that `anonymous` may have.
     most_ranges: usize,
     /// Ranges whose index was built before the guest runs.
     indexed: Vec<GuestRange>,
     _told: Told,
+}
+
+/// The mapping, and vm-memory's idea of it. If somebody took a region out of that and still has it when this value is
+/// dropped, the mapping is kept until the process ends: a region never dangles.
+#[derive(Debug)]
+struct Mapped {
+    memory: GuestMemoryMmap,
+    regions: Vec<Arc<MmapRegion>>,
+    mapping: Mapping,
 }
 
 /// What the memory that is not anonymous is mapped from.
@@ -103,6 +116,8 @@ pub(crate) enum Backing {
     Image(File),
     /// The sealed extent of a snapshot, which others map, too.
     Extent,
+    /// The same, and not even this process can write to it: what is to be written is copied by chunk.
+    Sealed,
     /// A replica of an extent, which belongs to this guest.
     Replica,
 }
@@ -159,15 +174,20 @@ impl Reservation {
             regions.push(region);
         }
         let told = Told::of(&slots);
+        let memory = GuestMemoryMmap::from_regions(views)?;
+        let mapped = Arc::new(Mapped { memory, regions, mapping });
         let most_ranges = anonymous.len() + discard::MOST_NEW_RANGES;
+        let anonymous = Arc::new(Mutex::new(anonymous));
+        let sealed = matches!(backing, Backing::Sealed);
+        let chunks =
+            sealed.then(|| Arc::new(Chunks::new(mapped.clone(), slots.clone(), anonymous.clone())));
         Ok(GuestMemory {
             layout,
             slots,
-            view: GuestMemoryMmap::from_regions(views)?,
-            regions,
-            mapping,
+            mapped,
             backing,
-            anonymous: Mutex::new(anonymous),
+            anonymous,
+            chunks,
             most_ranges,
             indexed: Vec::new(),
             _told: told,
@@ -214,10 +234,9 @@ impl GuestMemory {
         &self.slots
     }
 
-    /// vm-memory's view of guest memory, for devices and boot code. Clones are cheap. See the type for how
-    /// long it may live.
-    pub fn vm_memory(&self) -> GuestMemoryMmap {
-        self.view.clone()
+    /// The view of guest memory through which the monitor reads and writes it. Clones are cheap.
+    pub fn vm_memory(&self) -> GuestView {
+        GuestView::new(self.mapped.clone(), self.chunks.clone())
     }
 
     /// The ranges, ascending, whose index the plan had built before the resume. KVM's own tables are a second index: who
@@ -247,19 +266,21 @@ impl GuestMemory {
     /// [`UffdError::Register`].
     pub fn register(&self, uffd: &Uffd, watch: Watch) -> Result<(), UffdError> {
         let mut slots = self.slots.iter();
-        slots.try_for_each(|slot| self.mapping.register(slot.host_addr, slot.len, uffd, watch))
+        slots.try_for_each(|slot| {
+            self.mapped.mapping.register(slot.host_addr, slot.len, uffd, watch)
+        })
     }
 
     /// Maps every page of a range within one region for reading, without copying any.
     pub(crate) fn build_index(&self, range: GuestRange) -> Result<(), Errno> {
         let addr = host_addr(&self.slots, range.start).ok_or(Errno::INVAL)?;
-        self.mapping.populate_read(addr, range.len)
+        self.mapped.mapping.populate_read(addr, range.len)
     }
 }
 
-impl Drop for GuestMemory {
+impl Drop for Mapped {
     fn drop(&mut self) {
-        self.view = GuestMemoryMmap::new();
+        self.memory = GuestMemoryMmap::new();
         for region in self.regions.drain(..) {
             if Arc::into_inner(region).is_none() {
                 self.mapping.keep();

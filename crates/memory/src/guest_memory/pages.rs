@@ -81,7 +81,7 @@ impl GuestPages<'_> {
             page += run.len() as u64;
             let buf = &mut buf[usize_of(at)..usize_of(page * PAGE_SIZE)];
             if run[0] {
-                let memory = &self.memory.view;
+                let memory = &self.memory.mapped.memory;
                 memory.read_slice(buf, GuestAddress(guest_addr + at)).map_err(io::Error::other)?;
                 filled = true;
             } else {
@@ -104,8 +104,8 @@ impl GuestPages<'_> {
             Backing::None => return Ok(false),
             Backing::Image(image) => image,
             // Reading it through its mapping costs no DRAM.
-            Backing::Extent | Backing::Replica => {
-                let memory = &self.memory.view;
+            Backing::Extent | Backing::Sealed | Backing::Replica => {
+                let memory = &self.memory.mapped.memory;
                 memory.read_slice(buf, GuestAddress(guest_addr)).map_err(io::Error::other)?;
                 return Ok(true);
             }

@@ -53,7 +53,7 @@ impl GuestMemory {
         };
         let page_tables = read("/proc/self/status")?.lines().map(|l| field(l, "VmPTE:")).sum();
         let mut usage = MemoryUsage { page_tables, ..MemoryUsage::default() };
-        if matches!(self.backing, Backing::Extent | Backing::Replica) {
+        if matches!(self.backing, Backing::Extent | Backing::Sealed | Backing::Replica) {
             self.count_extent(&mut usage)
                 .map_err(|source| UsageError::Read { path: PAGEMAP, source })?;
             return Ok(usage);

@@ -96,6 +96,9 @@ impl fmt::Display for Source {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Sharing {
+    /// Every VM of the snapshot maps the same memory, and none can write to it: the monitor copies the chunk of 2 MiB that
+    /// a VM is about to write. For media of which the kernel has no private mappings.
+    Shared,
     /// Every VM of the snapshot reads the same memory; a page that a VM writes is copied for it.
     PrivateCow,
     /// The memory belongs to this VM alone.
@@ -105,6 +108,7 @@ pub enum Sharing {
 impl fmt::Display for Sharing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Shared => "shared",
             Self::PrivateCow => "private copy-on-write",
             Self::Exclusive => "exclusive",
         })
@@ -207,15 +211,15 @@ impl fmt::Display for Advice {
     }
 }
 
-/// One mmap, readable and writable. Layers are applied in order; where they overlap, the later wins.
+/// One mmap, readable and, unless it is shared, writable. Layers are applied in order; where they overlap, the later wins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Layer {
     /// The range it is mapped at: whole pages within one region of guest memory.
     pub guest: GuestRange,
     /// What is mapped: `Zero` is anonymous memory, `Image` the image file, `Extent` the pool's medium.
     pub source: Source,
-    /// The kind of mapping: `PrivateCow` is `MAP_PRIVATE` of a file or medium; `Exclusive` is private anonymous memory,
-    /// or `MAP_SHARED` of a replica, which this VM writes to.
+    /// The kind of mapping: `Shared` is `MAP_SHARED` of a medium, for reading alone; `PrivateCow` is `MAP_PRIVATE` of a file or
+    /// medium; `Exclusive` is private anonymous memory, or `MAP_SHARED` of a replica, which this VM writes to.
     pub sharing: Sharing,
     /// What the kernel is told about accesses.
     pub advice: Advice,

@@ -175,6 +175,7 @@ impl Plan {
         let Segment { guest, source, sharing, leaf, integrity } = *segment;
         self.check_guest("segment", guest, leaf)?;
         check_sharing(guest, source, sharing)?;
+        self.check_extent_sharing(segment)?;
         let provided = match source {
             Source::Zero => integrity == Integrity::CheckedOnFill,
             Source::Image { .. } => integrity == Integrity::Unchecked,
@@ -205,6 +206,17 @@ impl Plan {
                 let expected = expected.unwrap_or_default();
                 return Err(PlanError::WrongImageOffset { guest: guest.start, offset, expected });
             }
+        }
+        Ok(())
+    }
+
+    /// A plan's extent segments are of one extent, which is a VM's own or sealed, and sealed ones are mapped in one way.
+    fn check_extent_sharing(&self, segment: &Segment) -> Result<(), PlanError> {
+        let Segment { guest, source, sharing, .. } = *segment;
+        let of_extent = |segment: &&Segment| matches!(segment.source, Source::Extent { .. });
+        let first = self.segments.iter().find(of_extent);
+        if of_extent(&segment) && first.is_some_and(|first| first.sharing != sharing) {
+            return Err(PlanError::Sharing { guest: guest.start, source_kind: source, sharing });
         }
         Ok(())
     }
@@ -341,8 +353,15 @@ fn check_sharing(guest: GuestRange, source: Source, sharing: Sharing) -> Result<
         Source::Zero => sharing == Sharing::Exclusive,
         // A snapshot is immutable: no VM gets the image itself to write to.
         Source::Image { .. } => sharing == Sharing::PrivateCow,
-        // A replica belongs to its VM; of a sealed extent it gets copies.
-        Source::Extent { .. } => matches!(sharing, Sharing::PrivateCow | Sharing::Exclusive),
+        // A replica belongs to its VM; of a sealed extent it gets copies, the kernel's or the monitor's. The monitor copies
+        // whole chunks, so nothing else may lie in them.
+        Source::Extent { offset } => {
+            if sharing == Sharing::Shared {
+                aligned("chunk of shared memory", guest.start, guest.len, Leaf::Size2M)?;
+                aligned("chunk's place in the medium", offset, guest.len, Leaf::Size2M)?;
+            }
+            true
+        }
     };
     if possible {
         return Ok(());

@@ -145,13 +145,16 @@ pub enum PlannerError {
         /// The planner, as written.
         planner: String,
     },
-    /// The medium cannot be mapped privately.
+    /// The medium cannot be mapped privately, nor in chunks that the monitor could copy.
     #[error(
-        "{planner} needs private mappings, which the kernel does not have of this medium; use pass"
+        "{planner} copies chunks of 2 MiB of this medium, which is mapped at leaves of {leaf}: guest memory has to be \
+         whole chunks, and the device's alignment at most 2 MiB (ndctl: --align=2M); or use pass"
     )]
-    NoPrivateMappings {
+    NoChunks {
         /// The planner, as written.
         planner: String,
+        /// The leaf at which the host maps the snapshot's memory.
+        leaf: Leaf,
     },
 }
 

@@ -1,11 +1,12 @@
 //! `pass_shared`: one sealed extent of a pool serves many VMs.
 //!
-//! Beyond PASS, which gives each VM a region: every VM maps the same extent, reads go straight to it, and the kernel copies
-//! what a VM writes, 4 KiB at a time where the medium allows. Nobody has a writable mapping of the sealed bytes.
+//! Beyond PASS, which gives each VM a region: every VM maps the same extent, reads go straight to it, and what a VM writes is
+//! copied: by the kernel, 4 KiB at a time where the medium allows, or, of media that the kernel only maps shared, by the
+//! monitor in chunks of 2 MiB. Nobody has a writable mapping of the sealed bytes.
 
 use super::pass::whole_extent;
-use super::{PlanInput, Planner, PlannerError, Store};
-use crate::plan::{Plan, Sharing};
+use super::{ExtentFacts, PlanInput, Planner, PlannerError, Store};
+use crate::plan::{Leaf, Plan, Sharing};
 
 /// The planner `pass_shared`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,9 +26,22 @@ impl Planner for PassShared {
         let Some(extent) = input.image.extent else {
             return Err(PlannerError::NoExtent { planner });
         };
-        if !extent.private {
-            return Err(PlannerError::NoPrivateMappings { planner });
+        let sharing = if extent.private { Sharing::PrivateCow } else { Sharing::Shared };
+        if sharing == Sharing::Shared && !has_chunks(input, extent) {
+            return Err(PlannerError::NoChunks { planner, leaf: extent.leaf });
         }
-        Ok(whole_extent(planner, input, extent, Sharing::PrivateCow))
+        Ok(whole_extent(planner, input, extent, sharing))
     }
+}
+
+/// Whether any 2 MiB of the extent can be replaced by a copy.
+fn has_chunks(input: &PlanInput<'_>, extent: ExtentFacts) -> bool {
+    let chunk = Leaf::Size2M;
+    let mut regions = input.layout.regions();
+    extent.leaf <= chunk
+        && regions.all(|region| {
+            [region.guest_addr, region.len, extent.offset + region.image_offset]
+                .iter()
+                .all(|bytes| bytes.is_multiple_of(chunk.bytes()))
+        })
 }

@@ -194,6 +194,16 @@ fn pool_planners_map_the_extent_and_index_all_of_it_before_the_resume() {
 }
 
 #[test]
+fn a_device_is_shared_without_private_mappings() {
+    let device = ExtentFacts { private: false, ..EXTENT };
+    let plan = plan_in_pool("pass_shared", 4 * GIB, device).unwrap();
+    assert_eq!(plan.validate(), Ok(()));
+    assert!(plan.segments.iter().all(|s| (s.sharing, s.leaf) == (Sharing::Shared, Leaf::Size2M)));
+    let odd = plan_in_pool("pass_shared", 4 * GIB + 4096, device).unwrap_err().to_string();
+    assert!(odd.contains("whole chunks"), "{odd}");
+}
+
+#[test]
 fn what_was_not_checked_is_not_called_so() {
     let unchecked = ExtentFacts { checked: false, ..EXTENT };
     for planner in ["pass", "pass_shared"] {
@@ -217,10 +227,12 @@ fn a_leaf_is_only_claimed_where_the_extent_is_aligned_to_it() {
 #[test]
 fn a_planner_that_lacks_what_it_needs_says_so() {
     let sealed = ExtentFacts { replica: false, ..EXTENT };
-    let device = ExtentFacts { private: false, ..EXTENT };
+    let giant = ExtentFacts { private: false, leaf: Leaf::Size1G, ..EXTENT };
+    let misplaced = ExtentFacts { private: false, offset: 4096, ..EXTENT };
     for (planner, facts, words) in [
         ("pass", sealed, "replica"),
-        ("pass_shared", device, "private mappings"),
+        ("pass_shared", giant, "--align=2M"),
+        ("pass_shared", misplaced, "chunks of 2 MiB"),
         ("firecracker", EXTENT, "in a pool"),
         ("dram_cached", EXTENT, "in a pool"),
     ] {

@@ -17,9 +17,9 @@ use std::thread::JoinHandle;
 use firn_snapshot::{MemoryLayout, PAGE_SIZE};
 use rustix::event::{EventfdFlags, eventfd};
 use thiserror::Error;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 
-use crate::guest_memory::{AnonymousError, GuestMemory};
+use crate::guest_memory::{AnonymousError, GuestMemory, GuestView};
 use crate::num::usize_of;
 use crate::plan::Leaf;
 use crate::trace::{Touch, Toucher};
@@ -53,7 +53,7 @@ pub struct Sighting {
 /// The pages that were touched so far: they can be read without waiting.
 #[derive(Debug)]
 pub struct Seen<'a> {
-    view: &'a GuestMemoryMmap,
+    view: &'a GuestView,
     layout: &'a MemoryLayout,
     states: &'a [PageState],
 }

@@ -11,10 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use firn_snapshot::{MemoryLayout, PAGE_SIZE};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use vm_memory::GuestMemoryMmap;
 
 use super::{RecordError, Recording, Seen, Witness};
-use crate::guest_memory::{GuestMemory, Slot};
+use crate::guest_memory::{GuestMemory, GuestView, Slot};
 use crate::num::usize_of;
 use crate::plan::Leaf;
 use crate::trace::{Access, Touch, Toucher};
@@ -41,7 +40,7 @@ pub(super) struct Server {
     uffd: Uffd,
     slots: Vec<Slot>,
     layout: MemoryLayout,
-    view: GuestMemoryMmap,
+    view: GuestView,
     image: File,
     witness: Box<dyn Witness>,
     stop: Arc<OwnedFd>,

@@ -7,7 +7,7 @@ use std::time::Instant;
 use serde::Serialize;
 use thiserror::Error;
 use uuid::Uuid;
-use vm_memory::GuestMemoryError;
+use vm_memory::{GuestMemory as _, GuestMemoryError};
 
 use firn_memory::{AnonymousError, GuestMemory};
 use firn_snapshot::{LayoutError, MemoryLayout, Snapshot};
@@ -42,6 +42,9 @@ pub enum BootError {
     /// Guest memory could not be reserved.
     #[error("reserving guest memory")]
     Memory(#[from] AnonymousError),
+    /// Guest memory is a snapshot's: a defect of firn.
+    #[error("a kernel cannot be loaded into the sealed memory of a snapshot")]
+    SealedMemory,
     /// A disk cannot be used.
     #[error(transparent)]
     Disk(#[from] DiskError),
@@ -186,6 +189,8 @@ impl Microvm {
             None => DEFAULT_CMDLINE.to_owned(),
         };
         let guest = parts.vm.memory.vm_memory();
+        // A boot's memory is the microVM's own.
+        let guest = guest.physical_memory().ok_or(BootError::SealedMemory)?;
         let kernel = Kernel {
             kernel: &config.kernel,
             initramfs: &config.initramfs,
@@ -193,7 +198,7 @@ impl Microvm {
             vcpus: config.vcpus,
             virtio_devices: parts.devices.len(),
         };
-        let entry = boot::load(&guest, &kernel)?;
+        let entry = boot::load(guest, &kernel)?;
         if let Some(generation) = config.host.generation {
             parts.vm.write_generation(generation).map_err(BootError::Generation)?;
         }

@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use uuid::Uuid;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 
 use firn_memory::planners::{self, parse};
-use firn_memory::{GuestMemory, Sources, execute};
+use firn_memory::{GuestMemory, GuestView, Sources, execute};
 use firn_snapshot::{MemoryLayout, Snapshot};
 
 use super::{Destination, End, FreezeError, FreezeRequest, FrozenMachine, Microvm, UserRegisters};
@@ -96,7 +96,7 @@ fn host(dir: &Path) -> (HostConfig, Receiver<(u64, u64)>) {
 }
 
 /// Maps the first 4 MiB and the reports at 2 MiB leaves, `DATA` at 4 KiB, all for ring 3.
-fn write_page_tables(memory: &GuestMemoryMmap) {
+fn write_page_tables(memory: &GuestView) {
     let entry = |table: u64, index: u64, value: u64| {
         memory.write_obj(value, GuestAddress(table + index * 8)).unwrap();
     };

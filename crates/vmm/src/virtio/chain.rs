@@ -2,10 +2,9 @@
 
 use thiserror::Error;
 use virtio_queue::DescriptorChain;
-use vm_memory::{
-    Bytes, GuestAddress, GuestMemory, GuestMemoryBackend, GuestMemoryError, GuestMemoryMmap,
-    Permissions, VolatileSlice,
-};
+use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryError, Permissions, VolatileSlice};
+
+use firn_memory::GuestView;
 
 /// How a guest's descriptor chain breaks the rules of virtio 1.2, 2.7.
 #[derive(Debug, Error)]
@@ -60,8 +59,10 @@ pub(crate) struct Segment {
 
 /// Buffers seen as one run of bytes: no device depends on how a driver cuts its requests
 /// (virtio 1.2, 2.7.4.3).
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Buffers {
+    /// What the device may do with them: guest memory that is written may have to be copied first.
+    access: Permissions,
     segments: Vec<Segment>,
     len: usize,
 }
@@ -80,14 +81,14 @@ pub struct Chain {
 impl Chain {
     /// Reads a chain of at most `limit` buffers out of its table.
     pub(crate) fn parse(
-        mem: &GuestMemoryMmap,
-        mut descriptors: DescriptorChain<&GuestMemoryMmap>,
+        mem: &GuestView,
+        mut descriptors: DescriptorChain<&GuestView>,
         limit: u16,
     ) -> Result<Self, ChainFault> {
         let mut chain = Self {
             head: descriptors.head_index(),
-            readable: Buffers::default(),
-            writable: Buffers::default(),
+            readable: Buffers::of(Permissions::Read),
+            writable: Buffers::of(Permissions::ReadWrite),
         };
         for count in 0..=limit {
             // The iterator ends silently at whatever it cannot follow; a chain that is whole ends with
@@ -98,11 +99,9 @@ impl Chain {
             }
             let segment = Segment { addr: descriptor.addr(), len: descriptor.len() };
             let access = if descriptor.is_write_only() {
-                chain.writable.push(segment);
-                Permissions::Write
+                chain.writable.push(segment)
             } else if chain.writable.segments.is_empty() {
-                chain.readable.push(segment);
-                Permissions::Read
+                chain.readable.push(segment)
             } else {
                 return Err(ChainFault::Order);
             };
@@ -125,12 +124,18 @@ impl Chain {
 }
 
 impl Buffers {
-    fn push(&mut self, segment: Segment) {
+    fn of(access: Permissions) -> Self {
+        Self { access, segments: Vec::new(), len: 0 }
+    }
+
+    /// Adds a buffer, and says what may be done with it.
+    fn push(&mut self, segment: Segment) -> Permissions {
         if segment.len > 0 {
             // A chain's descriptors sum up to less than 2^32 bytes: virtio_queue ends it before.
             self.len = self.len.saturating_add(to_usize(segment.len));
             self.segments.push(segment);
         }
+        self.access
     }
 
     /// Bytes.
@@ -150,13 +155,24 @@ impl Buffers {
         &self.segments
     }
 
-    /// The `len` bytes from `offset` on, as slices of guest memory.
+    /// The `len` bytes from `offset` on, as slices of guest memory: for reading, and those of the writable buffers for
+    /// writing, too.
     ///
     /// # Errors
     /// [`ChainFault::TooShort`] when the buffers end before.
     pub fn slices<'a>(
         &self,
-        mem: &'a GuestMemoryMmap,
+        mem: &'a GuestView,
+        offset: usize,
+        len: usize,
+    ) -> Result<Vec<VolatileSlice<'a>>, ChainFault> {
+        self.slices_for(self.access, mem, offset, len)
+    }
+
+    fn slices_for<'a>(
+        &self,
+        access: Permissions,
+        mem: &'a GuestView,
         offset: usize,
         len: usize,
     ) -> Result<Vec<VolatileSlice<'a>>, ChainFault> {
@@ -177,7 +193,7 @@ impl Buffers {
             }
             let part = left.min(size - skip);
             let addr = segment.addr.0.saturating_add(to_u64(skip));
-            for slice in GuestMemoryBackend::get_slices(mem, GuestAddress(addr), part) {
+            for slice in mem.get_slices(GuestAddress(addr), part, access)? {
                 slices.push(slice?);
             }
             skip = 0;
@@ -192,12 +208,12 @@ impl Buffers {
     /// [`ChainFault::TooShort`] when the buffers end before.
     pub fn read_at(
         &self,
-        mem: &GuestMemoryMmap,
+        mem: &GuestView,
         offset: usize,
         data: &mut [u8],
     ) -> Result<(), ChainFault> {
         let mut done = 0;
-        for slice in self.slices(mem, offset, data.len())? {
+        for slice in self.slices_for(Permissions::Read, mem, offset, data.len())? {
             done += slice.read(&mut data[done..], 0).map_err(GuestMemoryError::from)?;
         }
         Ok(())
@@ -207,14 +223,9 @@ impl Buffers {
     ///
     /// # Errors
     /// [`ChainFault::TooShort`] when the buffers end before.
-    pub fn write_at(
-        &self,
-        mem: &GuestMemoryMmap,
-        offset: usize,
-        data: &[u8],
-    ) -> Result<(), ChainFault> {
+    pub fn write_at(&self, mem: &GuestView, offset: usize, data: &[u8]) -> Result<(), ChainFault> {
         let mut done = 0;
-        for slice in self.slices(mem, offset, data.len())? {
+        for slice in self.slices_for(Permissions::Write, mem, offset, data.len())? {
             done += slice.write(&data[done..], 0).map_err(GuestMemoryError::from)?;
         }
         Ok(())

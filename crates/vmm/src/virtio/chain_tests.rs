@@ -1,6 +1,8 @@
 use proptest::prelude::*;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
+
+use firn_memory::GuestView;
 
 use super::*;
 
@@ -9,15 +11,14 @@ const TABLE: u64 = 0x1000;
 const AVAIL: u64 = 0x2000;
 const USED: u64 = 0x3000;
 
-fn memory() -> GuestMemoryMmap {
-    GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x10_0000), (GuestAddress(0x20_0000), 0x1000)])
-        .unwrap()
+fn memory() -> GuestView {
+    super::super::testing::memory_of(&[(0, 0x10_0000), (0x20_0000, 0x1000)])
 }
 
 type Descriptor = (u64, u32, u16, u16);
 
 /// Parses the chain that begins at `head` of this table.
-fn parse(mem: &GuestMemoryMmap, table: &[Descriptor], head: u16) -> Result<Chain, ChainFault> {
+fn parse(mem: &GuestView, table: &[Descriptor], head: u16) -> Result<Chain, ChainFault> {
     for (index, (addr, len, flags, next)) in (0..).zip(table) {
         let entry = TABLE + 16 * index;
         mem.write_obj(*addr, GuestAddress(entry)).unwrap();

@@ -2,8 +2,8 @@
 
 use std::os::fd::BorrowedFd;
 
+use firn_memory::GuestView;
 use thiserror::Error;
-use vm_memory::GuestMemoryMmap;
 
 use super::chain::ChainFault;
 use super::queue::VirtQueue;
@@ -67,7 +67,7 @@ pub trait VirtioDevice: Send {
 #[derive(Debug)]
 pub struct DeviceContext<'a> {
     /// The guest's memory.
-    pub mem: &'a GuestMemoryMmap,
+    pub mem: &'a GuestView,
     /// The device's queues, by index.
     pub queues: &'a mut [VirtQueue],
     /// Feature bits that driver and device agreed on.

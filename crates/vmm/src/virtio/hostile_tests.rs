@@ -2,7 +2,9 @@
 
 use proptest::prelude::*;
 use tempfile::TempDir;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
+
+use firn_memory::GuestView;
 
 use super::testing::{Guest, HIGH, HIGH_LEN};
 use super::{
@@ -78,7 +80,7 @@ fn attack() -> impl Strategy<Value = Attack> {
         })
 }
 
-fn all_of(mem: &GuestMemoryMmap) -> Vec<u8> {
+fn all_of(mem: &GuestView) -> Vec<u8> {
     let mut all = vec![0; (16 << 20) + usize::try_from(HIGH_LEN).unwrap()];
     let (low, high) = all.split_at_mut(16 << 20);
     mem.read_slice(low, GuestAddress(0)).unwrap();

@@ -23,7 +23,9 @@ use virtio_bindings::virtio_mmio::{
 };
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use virtio_queue::QueueT;
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::GuestAddress;
+
+use firn_memory::GuestView;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::device::{DeviceContext, DeviceError, RestoreDeviceError, VirtioDevice};
@@ -85,7 +87,7 @@ pub enum NewDeviceError {
 /// [`VirtioMmio::kick_all`].
 #[derive(Debug)]
 pub struct VirtioMmio<D: VirtioDevice + ?Sized = dyn VirtioDevice> {
-    mem: GuestMemoryMmap,
+    mem: GuestView,
     queues: Vec<VirtQueue>,
     notifications: Vec<EventFd>,
     interrupt: EventFd,
@@ -104,11 +106,7 @@ impl<D: VirtioDevice> VirtioMmio<D> {
     ///
     /// # Errors
     /// See [`NewDeviceError`].
-    pub fn new(
-        device: D,
-        mem: GuestMemoryMmap,
-        interrupt: EventFd,
-    ) -> Result<Self, NewDeviceError> {
+    pub fn new(device: D, mem: GuestView, interrupt: EventFd) -> Result<Self, NewDeviceError> {
         let mut queues = Vec::new();
         let mut notifications = Vec::new();
         for (index, size) in (0..).zip(device.queue_sizes().iter().copied()) {

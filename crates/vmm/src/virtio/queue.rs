@@ -3,7 +3,9 @@
 use std::sync::atomic::Ordering;
 
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
+
+use firn_memory::GuestView;
 
 use super::chain::{Chain, ChainFault, to_u64};
 use super::device::{DeviceError, RestoreDeviceError};
@@ -55,7 +57,7 @@ impl VirtQueue {
     }
 
     /// Lets the device use the queue, if the driver set it up.
-    pub(crate) fn enable(&mut self, event_idx: bool, mem: &GuestMemoryMmap) -> bool {
+    pub(crate) fn enable(&mut self, event_idx: bool, mem: &GuestView) -> bool {
         self.queue.set_event_idx(event_idx);
         self.enabled = self.queue.ready() && self.queue.is_valid(mem);
         self.enabled || !self.queue.ready()
@@ -84,7 +86,7 @@ impl VirtQueue {
     }
 
     /// Whether the driver wants an interrupt for what this turn put into the used ring.
-    pub(crate) fn needs_interrupt(&mut self, mem: &GuestMemoryMmap) -> Result<bool, DeviceError> {
+    pub(crate) fn needs_interrupt(&mut self, mem: &GuestView) -> Result<bool, DeviceError> {
         if !self.used {
             return Ok(false);
         }
@@ -96,7 +98,7 @@ impl VirtQueue {
     ///
     /// # Errors
     /// The guest broke the rules of the queue.
-    pub fn pop(&mut self, mem: &GuestMemoryMmap) -> Result<Option<Chain>, DeviceError> {
+    pub fn pop(&mut self, mem: &GuestView) -> Result<Option<Chain>, DeviceError> {
         if !self.enabled {
             return Ok(None);
         }
@@ -140,7 +142,7 @@ impl VirtQueue {
     /// The guest broke the rules of the queue.
     pub fn push_used(
         &mut self,
-        mem: &GuestMemoryMmap,
+        mem: &GuestView,
         chain: &Chain,
         written: usize,
     ) -> Result<(), DeviceError> {
@@ -154,7 +156,7 @@ impl VirtQueue {
     ///
     /// # Errors
     /// The ring is not in guest memory.
-    pub fn available(&self, mem: &GuestMemoryMmap) -> Result<u16, DeviceError> {
+    pub fn available(&self, mem: &GuestView) -> Result<u16, DeviceError> {
         let index = self.queue.avail_idx(mem, Ordering::Acquire);
         index.map(|index| index.0).map_err(|error| self.ring_error(error))
     }
@@ -164,7 +166,7 @@ impl VirtQueue {
     ///
     /// # Errors
     /// The ring is not in guest memory.
-    pub fn notify_after(&mut self, mem: &GuestMemoryMmap, after: u16) -> Result<(), DeviceError> {
+    pub fn notify_after(&mut self, mem: &GuestView, after: u16) -> Result<(), DeviceError> {
         if !self.queue.event_idx_enabled() {
             return self
                 .queue

@@ -5,7 +5,10 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use event_manager::{EventManager, SubscriberOps};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
+
+use firn_memory::{GuestMemory, GuestView};
+use firn_snapshot::{MemoryLayout, MemoryRegion};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{TransportState, VirtioDevice, VirtioMmio};
@@ -33,10 +36,15 @@ pub(super) const VERSION_1: u64 = 1 << 32;
 
 pub(super) const STATUS: u64 = 0x70;
 
-pub(super) fn memory() -> GuestMemoryMmap {
-    let high = usize::try_from(HIGH_LEN).unwrap();
-    GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 16 << 20), (GuestAddress(HIGH), high)])
-        .unwrap()
+pub(super) fn memory() -> GuestView {
+    memory_of(&[(0, 16 << 20), (HIGH, HIGH_LEN)])
+}
+
+/// Guest memory of these ranges: first byte and length.
+pub(super) fn memory_of(ranges: &[(u64, u64)]) -> GuestView {
+    let regions = ranges.iter().map(|&(guest_addr, len)| MemoryRegion { guest_addr, len });
+    let layout = MemoryLayout::new(regions.collect()).unwrap();
+    GuestMemory::anonymous(layout).unwrap().vm_memory()
 }
 
 /// A chain that the device has used.
@@ -92,7 +100,7 @@ pub(super) type Shared<D> = Arc<Mutex<VirtioMmio<D>>>;
 
 /// A guest with one device.
 pub(super) struct Guest<D: VirtioDevice> {
-    pub(super) mem: GuestMemoryMmap,
+    pub(super) mem: GuestView,
     pub(super) interrupt: EventFd,
     pub(super) rings: Vec<Ring>,
     pub(super) notifications: usize,
@@ -107,7 +115,7 @@ impl<D: VirtioDevice + 'static> Guest<D> {
         Self::with_memory(device, memory())
     }
 
-    fn with_memory(device: D, mem: GuestMemoryMmap) -> Self {
+    fn with_memory(device: D, mem: GuestView) -> Self {
         let interrupt = EventFd::new(EFD_NONBLOCK).unwrap();
         let rings =
             (0..).zip(device.queue_sizes()).map(|(index, size)| Ring::new(index, *size)).collect();

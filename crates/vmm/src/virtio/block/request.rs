@@ -2,12 +2,12 @@
 
 use std::io;
 
+use firn_memory::GuestView;
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD,
     VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT,
     VIRTIO_BLK_T_WRITE_ZEROES, VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
 };
-use vm_memory::GuestMemoryMmap;
 
 use super::super::chain::{Chain, ChainFault, to_u64};
 use super::disk::Disk;
@@ -61,7 +61,7 @@ pub(super) fn serve(
     disk: &mut Disk,
     serial: &[u8; SERIAL_LEN],
     counters: &mut DiskCounters,
-    mem: &GuestMemoryMmap,
+    mem: &GuestView,
     chain: &Chain,
 ) -> Result<(), ChainFault> {
     let mut header = [0; HEADER_LEN];
@@ -107,7 +107,7 @@ pub(super) fn serve(
 
 struct Request<'a> {
     disk: &'a mut Disk,
-    mem: &'a GuestMemoryMmap,
+    mem: &'a GuestView,
     chain: &'a Chain,
     /// Bytes of the writable buffers before the status.
     data_len: usize,

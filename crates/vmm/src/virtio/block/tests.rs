@@ -279,7 +279,12 @@ fn a_disk_that_ends_amid_a_cluster_is_whole() {
     let dir = TempDir::new().unwrap();
     let mut disk = overlay(&dir, &content()[..9 * 512]);
     let mem = super::super::testing::memory();
-    let slice = |len| vm_memory::GuestMemoryBackend::get_slice(&mem, GuestAddress(0), len).unwrap();
+    let slice = |len| {
+        let all = vm_memory::Permissions::ReadWrite;
+        let mut slices =
+            vm_memory::GuestMemory::get_slices(&mem, GuestAddress(0), len, all).unwrap();
+        slices.next().unwrap().unwrap()
+    };
     mem.write_slice(&[5; 1024], GuestAddress(0)).unwrap();
     let mut disk_as_enum = Disk::Overlay(disk);
     disk_as_enum.write_at(8 * 512, &slice(512)).unwrap();

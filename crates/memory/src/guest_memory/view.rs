@@ -1,0 +1,81 @@
+//! The way in which a monitor reads and writes guest memory.
+
+use std::io;
+use std::sync::Arc;
+
+use vm_memory::bitmap::BS;
+use vm_memory::guest_memory::GuestMemorySliceIterator;
+use vm_memory::{
+    GuestAddress, GuestMemory, GuestMemoryBackend, GuestMemoryError, GuestMemoryMmap,
+    GuestMemoryResult, Permissions,
+};
+
+use super::Mapped;
+use super::chunks::{ChunkCopies, Chunks, CopyChunkError};
+use crate::plan::GuestRange;
+
+/// A view of guest memory, for vm-memory's traits: devices, boot code and vCPUs read and write through it.
+///
+/// Who wants bytes says whether it will write them. Sealed memory (see [`Sharing::Shared`](crate::Sharing)) is copied before
+/// a slice of it is handed out for writing, so that no way through vm-memory leads to a write of the sealed bytes: that
+/// would end this process.
+#[derive(Clone, Debug)]
+pub struct GuestView {
+    mapped: Arc<Mapped>,
+    chunks: Option<Arc<Chunks>>,
+}
+
+impl GuestView {
+    pub(super) fn new(mapped: Arc<Mapped>, chunks: Option<Arc<Chunks>>) -> Self {
+        Self { mapped, chunks }
+    }
+
+    /// Whether parts of this memory have to be copied before they are written.
+    pub fn is_sealed(&self) -> bool {
+        self.chunks.is_some()
+    }
+
+    /// Copies what is sealed of a range, by chunks of 2 MiB, so that the guest, KVM and the monitor can write to it; returns
+    /// how many chunks it copied. What of the range is not guest memory is left out. It may be called from any thread while
+    /// vCPUs run: they read the same bytes before, meanwhile and after.
+    ///
+    /// # Errors
+    ///
+    /// [`CopyChunkError`]: the guest cannot go on.
+    pub fn make_writable(&self, range: GuestRange) -> Result<u64, CopyChunkError> {
+        self.chunks.as_ref().map_or(Ok(0), |chunks| chunks.make_writable(range))
+    }
+
+    /// What was copied so far of sealed memory, because it was to be written; nothing of any other memory.
+    pub fn chunk_copies(&self) -> ChunkCopies {
+        self.chunks.as_ref().map(|chunks| chunks.copies()).unwrap_or_default()
+    }
+}
+
+impl GuestMemory for GuestView {
+    type PhysicalMemory = GuestMemoryMmap;
+    type Bitmap = ();
+
+    fn check_range(&self, addr: GuestAddress, count: usize, _: Permissions) -> bool {
+        GuestMemoryBackend::check_range(&self.mapped.memory, addr, count)
+    }
+
+    fn get_slices<'a>(
+        &'a self,
+        addr: GuestAddress,
+        count: usize,
+        access: Permissions,
+    ) -> GuestMemoryResult<impl GuestMemorySliceIterator<'a, BS<'a, Self::Bitmap>>> {
+        if access.has_write() {
+            let len = u64::try_from(count).unwrap_or(u64::MAX);
+            self.make_writable(GuestRange { start: addr.0, len })
+                .map_err(|error| GuestMemoryError::IOError(io::Error::other(error)))?;
+        }
+        Ok(GuestMemoryBackend::get_slices(&self.mapped.memory, addr, count))
+    }
+
+    /// Memory that needs no copies, for those who want nothing else, as boot code does.
+    fn physical_memory(&self) -> Option<&Self::PhysicalMemory> {
+        if self.is_sealed() { None } else { Some(&self.mapped.memory) }
+    }
+}
