@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use firn_bench::player::{PlayerOptions, freeze};
+use firn_bench::player::{PlayerInputs, PlayerOptions, freeze};
 use firn_bench::traces::load;
 use firn_bench::{Cache, Frozen, Host, Interrupt, Session, Subject};
 use firn_vmm::{Destination, KVM_DEVICE, error_chain, open_kvm};
@@ -231,8 +231,9 @@ fn a_page_that_changed_on_its_medium_fails_the_measurement() {
     let directory = tempfile::tempdir().unwrap();
     let snapshot = directory.path().join("player");
     let trace = load("sequential-read:4M").unwrap();
+    let name = trace.name.clone();
     freeze(
-        &trace,
+        &PlayerInputs::new(vec![trace]).unwrap(),
         &PlayerOptions::default(),
         KVM_DEVICE.as_ref(),
         Destination::Directory(snapshot.clone()),
@@ -243,7 +244,7 @@ fn a_page_that_changed_on_its_medium_fails_the_measurement() {
     image.write_all_at(&[0xee], 77 * 4096 + 2000).unwrap();
     let session = Session {
         program: FIRN.into(),
-        players: vec![Frozen { trace: trace.name, snapshot, pooled: None }],
+        players: vec![Frozen { trace: name, snapshot, pooled: None }],
         subjects: vec![Subject {
             planner: "firecracker:readahead=on".to_owned(),
             preloads: false,

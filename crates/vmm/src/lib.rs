@@ -41,7 +41,7 @@ pub use kvm::{
 };
 pub use kvm_index::KvmIndex;
 pub use microvm::{
-    AssembleError, BootError, Destination, DiskError, End, FreezeError, FreezeReport,
+    Argument, AssembleError, BootError, Destination, DiskError, End, FreezeError, FreezeReport,
     FreezeRequest, FrozenMachine, GenerationError, GoneError, Handle, IncompatibleError, Microvm,
     PrepareError, RenewError, RestoreError, RestoreReport, RunError, UserRegisters, WireError,
 };

@@ -1,7 +1,7 @@
 //! The second pass: every byte of the trace's memory, and filling it in the first place.
 
 use crate::format::{
-    Header, OWN, PAGE, PAGE_WORDS, STEP, TOUCHED_WORD, Window, digested, word, written_word,
+    Header, Input, OWN, PAGE, PAGE_WORDS, STEP, TOUCHED_WORD, Window, digested, word, written_word,
 };
 
 /// The pages of the trace's memory, each with its number among them, but for those of which nothing can be
@@ -45,12 +45,12 @@ pub(crate) fn fill(header: &Header) {
     }
 }
 
-/// Compares every word with what it must hold after the touches; calls `wrong` with each page that
+/// Compares every word with what it must hold after the touches of an input; calls `wrong` with each page that
 /// differs and returns how many do.
-pub(crate) fn check(header: &Header, mut wrong: impl FnMut(u64)) -> u64 {
+pub(crate) fn check(header: &Header, input: &Input, mut wrong: impl FnMut(u64)) -> u64 {
     let mut count = 0;
     for (index, page) in pages(header) {
-        if !is_right(header, index, page) {
+        if !is_right(header, input, index, page) {
             wrong(page);
             count += 1;
         }
@@ -67,9 +67,9 @@ pub(crate) fn own_digest(len: u64) -> u64 {
     })
 }
 
-fn is_right(header: &Header, index: u64, page: u64) -> bool {
+fn is_right(header: &Header, input: &Input, index: u64, page: u64) -> bool {
     let (mut value, step) = content(header, index, page);
-    let written = bit(header.written_map, index);
+    let written = bit(input.written_map, index);
     // Offsets in this page of what the monitor writes; nothing where that is elsewhere.
     let unchecked = header.unchecked_start.wrapping_sub(page * PAGE);
     let mut difference = 0;

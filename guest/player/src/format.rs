@@ -1,7 +1,8 @@
 //! What the builder of a player's memory and the player agree on.
 //!
 //! Guest memory is the trace's, filled from page number and seed, and above it one region more, the player's own:
-//! header, program, touches, gaps, two bitmaps, page tables and stack. Virtual addresses: the player's own region
+//! header, program, a bitmap of zero pages; touches, gaps and a bitmap of written pages for each input; page tables and
+//! stack. Virtual addresses: the player's own region
 //! at [`OWN`], the trace's memory twice, at the windows of [`Window`], which differ in their leaves.
 
 /// Bytes of a page.
@@ -36,6 +37,8 @@ pub const REPORTED_PAGES: usize = 16;
 
 /// Most regions of a trace's memory.
 pub const REGIONS: usize = 4;
+/// Most inputs, each with a trace of its own, that one player can replay.
+pub const INPUTS: usize = 4;
 
 /// Content of word `index` of guest page `page`, where the page is not zero. Every word of a memory has
 /// another: the factor is odd, so the product is a permutation.
@@ -183,6 +186,21 @@ pub struct Region {
     pub pages: u64,
 }
 
+/// What one input of the function touches: a player replays one of its inputs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Input {
+    /// The touches, four bytes each.
+    pub touches: u64,
+    /// Number of touches.
+    pub touch_count: u64,
+    /// A word of four bytes for each touch: turns of a loop of two instructions before it. 0: no gaps.
+    pub gaps: u64,
+    /// Bitmap of the pages that the touches write.
+    pub written_map: u64,
+    /// Number of pages touched.
+    pub pages: u64,
+}
+
 macro_rules! header {
     ($($(#[$doc:meta])* $field:ident,)*) => {
         /// All that the player has to know: at the start of its region, as little-endian words.
@@ -192,12 +210,14 @@ macro_rules! header {
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Header {
             $($(#[$doc])* pub $field: u64,)*
-            /// The trace's memory.
+            /// The traces' memory.
             pub regions: [Region; REGIONS],
+            /// The inputs; those that the player does not have are all zeros.
+            pub inputs: [Input; INPUTS],
         }
 
         /// Words of a header.
-        pub const HEADER_WORDS: usize = [$(stringify!($field)),*].len() + 2 * REGIONS;
+        pub const HEADER_WORDS: usize = [$(stringify!($field)),*].len() + 2 * REGIONS + 5 * INPUTS;
 
         impl Header {
             /// As it lies in memory.
@@ -206,7 +226,11 @@ macro_rules! header {
                 let mut words = [0; HEADER_WORDS];
                 let fields = [$(self.$field),*].into_iter();
                 let regions = self.regions.iter().flat_map(|region| [region.page, region.pages]);
-                words.iter_mut().zip(fields.chain(regions)).for_each(|(word, value)| *word = value);
+                let inputs = self.inputs.iter().flat_map(|input| {
+                    [input.touches, input.touch_count, input.gaps, input.written_map, input.pages]
+                });
+                let all = fields.chain(regions).chain(inputs);
+                words.iter_mut().zip(all).for_each(|(word, value)| *word = value);
                 words
             }
 
@@ -220,6 +244,13 @@ macro_rules! header {
                 Self {
                     $($field: next(),)*
                     regions: core::array::from_fn(|_| Region { page: next(), pages: next() }),
+                    inputs: core::array::from_fn(|_| Input {
+                        touches: next(),
+                        touch_count: next(),
+                        gaps: next(),
+                        written_map: next(),
+                        pages: next(),
+                    }),
                 }
             }
         }
@@ -229,16 +260,8 @@ macro_rules! header {
 header! {
     /// Decides about the content of memory.
     seed,
-    /// The touches, four bytes each.
-    touches,
-    /// Number of touches.
-    touch_count,
-    /// A word of four bytes for each touch: turns of a loop of two instructions before it. 0: no gaps.
-    gaps,
     /// Bitmap of the pages that are zero.
     zero_map,
-    /// Bitmap of the pages that the touches write.
-    written_map,
     /// Guest-physical start of what monitors write themselves, and nobody can check.
     unchecked_start,
     /// Length of it in bytes; a multiple of 8. A page that lies in it whole is neither filled nor checked.
@@ -247,8 +270,6 @@ header! {
     reports,
     /// Frequency of the time-stamp counter in kHz, for reports in ns on the serial port.
     tsc_khz,
-    /// Number of pages touched.
-    pages,
 }
 
 /// The way from another monitor's entry to the player: `boot.S`, a flat image. Offsets are in it.

@@ -5,25 +5,31 @@ use core::arch::x86_64::_rdtsc;
 
 use crate::check::{check, fill, own_digest};
 use crate::console;
-use crate::format::{Header, OWN, REPORT, REPORTED_PAGES, register};
+use crate::format::{Header, Input, OWN, REPORT, REPORTED_PAGES, register};
 use crate::replay::{Wrong, replay};
 
 /// The whole life of the guest.
 ///
-/// `digest` is that of the first `len` bytes of the player's own region.
+/// `digest` is that of the first `len` bytes of the player's own region. `input` is the number of the input that is
+/// replayed; with a serial port it is the first.
 ///
 /// # Safety
 /// Memory is as [`format`](mod@crate::format) describes it, and nobody else uses any of it.
-pub unsafe fn run(digest: u64, len: u64) -> ! {
+pub unsafe fn run(digest: u64, len: u64, input: u64) -> ! {
     let header = Header::from_words(|index| {
         let place = (OWN as *const u64).wrapping_add(index);
         // SAFETY: the caller says so.
         unsafe { place.read_volatile() }
     });
     let own_is_right = || own_digest(len) == digest;
+    // The way there from another monitor's entry leaves something else in the register.
+    let input = if header.reports == 0 { input } else { 0 };
+    let Some(input) = usize::try_from(input).ok().and_then(|input| header.inputs.get(input)) else {
+        end()
+    };
     match header.reports {
-        0 => report_to_registers(&header, own_is_right),
-        _ => report_to_console(&header, own_is_right),
+        0 => report_to_registers(&header, input, own_is_right),
+        _ => report_to_console(&header, input, own_is_right),
     }
 }
 
@@ -33,16 +39,16 @@ pub fn end() -> ! {
     unsafe { asm!("ud2", options(noreturn)) };
 }
 
-fn report_to_registers(header: &Header, own_is_right: impl Fn() -> bool) -> ! {
+fn report_to_registers(header: &Header, input: &Input, own_is_right: impl Fn() -> bool) -> ! {
     let mut wrong = Wrong::none();
-    replay(header, &mut wrong);
+    replay(header, input, &mut wrong);
     // Here the monitor's clock stops.
     report(register::DONE, wrong.count);
     wrong.pages().for_each(|page| report(register::WRONG_IN_LOOP, page));
-    report(register::TOUCHES, header.touch_count);
-    report(register::PAGES, header.pages);
+    report(register::TOUCHES, input.touch_count);
+    report(register::PAGES, input.pages);
     let mut reported = 0;
-    let count = check(header, |page| {
+    let count = check(header, input, |page| {
         if reported < REPORTED_PAGES {
             report(register::WRONG_IN_PASS, page);
             reported += 1;
@@ -60,17 +66,17 @@ fn report(register: u64, value: u64) {
     unsafe { ((REPORT + register) as *mut u64).write_volatile(value) };
 }
 
-fn report_to_console(header: &Header, own_is_right: impl Fn() -> bool) -> ! {
+fn report_to_console(header: &Header, input: &Input, own_is_right: impl Fn() -> bool) -> ! {
     fill(header);
     console::line(b"READY", &[]);
     console::wait();
     let mut wrong = Wrong::none();
     let begin = time();
-    replay(header, &mut wrong);
+    replay(header, input, &mut wrong);
     let ticks = time().wrapping_sub(begin);
-    console::line(b"DONE", &[header.pages, nanoseconds(ticks, header.tsc_khz)]);
+    console::line(b"DONE", &[input.pages, nanoseconds(ticks, header.tsc_khz)]);
     wrong.pages().for_each(|page| console::line(b"BAD", &[page]));
-    let count = check(header, |page| console::line(b"BAD", &[page]));
+    let count = check(header, input, |page| console::line(b"BAD", &[page]));
     if own_is_right() {
         console::line(b"END", &[wrong.count.max(count)]);
     } else {

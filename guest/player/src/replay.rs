@@ -3,7 +3,7 @@
 use core::arch::asm;
 use core::hint::cold_path;
 
-use crate::format::{Header, Kind, REPORTED_PAGES, TOUCHED_WORD, Touch, word, written_word};
+use crate::format::{Header, Input, Kind, REPORTED_PAGES, TOUCHED_WORD, Touch, word, written_word};
 
 /// Wrong pages: how many, and the first of them.
 pub(crate) struct Wrong {
@@ -32,13 +32,13 @@ impl Wrong {
     }
 }
 
-/// Replays all touches, with their gaps if there are any.
-pub(crate) fn replay(header: &Header, wrong: &mut Wrong) {
-    if header.gaps == 0 {
-        replay_with(header, wrong, |_| {});
+/// Replays all touches of an input, with their gaps if there are any.
+pub(crate) fn replay(header: &Header, input: &Input, wrong: &mut Wrong) {
+    if input.gaps == 0 {
+        replay_with(header, input, wrong, |_| {});
     } else {
-        replay_with(header, wrong, |index| {
-            let place = (header.gaps + index * 4) as *const u32;
+        replay_with(header, input, wrong, |index| {
+            let place = (input.gaps + index * 4) as *const u32;
             // SAFETY: the header's builder made a word for each touch.
             spin(unsafe { place.read_volatile() });
         });
@@ -47,8 +47,8 @@ pub(crate) fn replay(header: &Header, wrong: &mut Wrong) {
 
 /// Two loops are made of this, so that the one without gaps has no trace of them.
 #[inline(always)]
-fn replay_with(header: &Header, wrong: &mut Wrong, gap: impl Fn(u64)) {
-    let Header { touches, touch_count, seed, .. } = *header;
+fn replay_with(header: &Header, input: &Input, wrong: &mut Wrong, gap: impl Fn(u64)) {
+    let (Header { seed, .. }, Input { touches, touch_count, .. }) = (*header, *input);
     for index in 0..touch_count {
         gap(index);
         let place = (touches + index * 4) as *const u32;

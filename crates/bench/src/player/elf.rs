@@ -10,9 +10,9 @@ use firn_player::format::{OWN, PAGE, PROGRAM, boot};
 use firn_vmm::TscError;
 use thiserror::Error;
 
+use super::inputs::PlayerInputs;
 use super::memory::{OwnRegion, PlayerMemoryError, Surroundings};
 use super::options::PlayerOptions;
-use crate::traces::NamedTrace;
 
 /// `boot.S`, for [`boot::START`].
 const BOOT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/boot.bin"));
@@ -46,6 +46,9 @@ pub struct PlayerElf {
 /// Why there is no ELF.
 #[derive(Debug, Error)]
 pub enum PlayerElfError {
+    /// More than one trace: nothing tells such a player which to replay.
+    #[error("an ELF replays one trace, not {0}: make one of each")]
+    Inputs(usize),
     /// The trace cannot be made into a player.
     #[error(transparent)]
     Memory(#[from] PlayerMemoryError),
@@ -54,23 +57,27 @@ pub enum PlayerElfError {
     Tsc(#[from] TscError),
 }
 
-/// Makes a player that repeats `trace` under any monitor. It counts its time with the time-stamp counter, by the
+/// Makes a player that repeats one trace under any monitor. It counts its time with the time-stamp counter, by the
 /// frequency that this host's KVM names.
 ///
 /// # Errors
 /// See [`PlayerElfError`].
 pub fn elf(
-    trace: &NamedTrace,
+    inputs: &PlayerInputs,
     options: &PlayerOptions,
     kvm: &Path,
 ) -> Result<PlayerElf, PlayerElfError> {
+    let number = inputs.iter().count();
+    if number > 1 {
+        return Err(PlayerElfError::Inputs(number));
+    }
     let surroundings = Surroundings {
         unchecked: (MONITORS.start, MONITORS.end - MONITORS.start),
         boot: true,
         reports: 1,
         tsc_khz: u64::from(firn_vmm::tsc_khz(kvm)?),
     };
-    let own = OwnRegion::new(&trace.trace, options, surroundings)?;
+    let own = OwnRegion::new(inputs, options, surroundings)?;
     let end = own.start + own.len();
     let memory = if end > LOW_MEMORY_END { end - GAP } else { end };
     Ok(PlayerElf { bytes: write(&own), memory })

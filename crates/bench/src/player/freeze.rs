@@ -1,4 +1,4 @@
-//! From a trace to the snapshot of a player that has not begun.
+//! From traces to the snapshot of a player that has not begun.
 
 use std::path::{Path, PathBuf};
 
@@ -11,14 +11,14 @@ use firn_vmm::{
 };
 use thiserror::Error;
 
+use super::inputs::PlayerInputs;
 use super::memory::{OwnRegion, PlayerMemoryError, Surroundings, fill};
 use super::options::PlayerOptions;
-use crate::traces::NamedTrace;
 
 /// Why no snapshot of a player was made.
 #[derive(Debug, Error)]
 pub enum FreezePlayerError {
-    /// The trace cannot be made into a player.
+    /// The traces cannot be made into a player.
     #[error(transparent)]
     Memory(#[from] PlayerMemoryError),
     /// There is no room for the player's memory.
@@ -32,37 +32,36 @@ pub enum FreezePlayerError {
     Freeze(#[from] FreezeError),
 }
 
-/// Makes a player that repeats `trace` and freezes it before its first instruction into the snapshot
+/// Makes a player that repeats any of `inputs` and freezes it before its first instruction into the snapshot
 /// `destination`; `dense` stores its zero pages in a directory too.
 ///
 /// # Errors
 /// See [`FreezePlayerError`]. A snapshot that was there before is whole then.
 pub fn freeze(
-    trace: &NamedTrace,
+    inputs: &PlayerInputs,
     options: &PlayerOptions,
     kvm: &Path,
     destination: Destination,
     dense: bool,
 ) -> Result<FreezeReport, FreezePlayerError> {
-    let (mut microvm, function) = prepare(trace, options, kvm)?;
+    let (mut microvm, function) = prepare(inputs, options, kvm)?;
     Ok(microvm.freeze(FreezeRequest { destination, dense, function: Some(function) })?)
 }
 
 /// A player before its first instruction, and what its manifest says of it.
 fn prepare(
-    trace: &NamedTrace,
+    inputs: &PlayerInputs,
     options: &PlayerOptions,
     kvm: &Path,
 ) -> Result<(Microvm, FunctionInfo), FreezePlayerError> {
-    let NamedTrace { name, trace } = trace;
     // The monitor writes nothing into a player's memory, so every byte of it is checked.
     let surroundings = Surroundings { unchecked: (0, 0), boot: false, reports: 0, tsc_khz: 0 };
-    let own = OwnRegion::new(trace, options, surroundings)?;
-    let memory = GuestMemory::anonymous(own.layout(trace).map_err(PlayerMemoryError::from)?)?;
+    let own = OwnRegion::new(inputs, options, surroundings)?;
+    let memory = GuestMemory::anonymous(own.layout(inputs).map_err(PlayerMemoryError::from)?)?;
     {
         let view = memory.vm_memory();
         own.write(&view).map_err(PlayerMemoryError::from)?;
-        fill(&view, trace, options.seed).map_err(PlayerMemoryError::from)?;
+        fill(&view, inputs, options.seed).map_err(PlayerMemoryError::from)?;
     }
     let [digest, len] = own.arguments;
     let registers = UserRegisters {
@@ -72,7 +71,7 @@ fn prepare(
         arguments: [digest, len, 0, 0],
     };
     let microvm = Microvm::prepare(memory, &[registers], &host(kvm, Vec::new()))?;
-    let function = FunctionInfo { name: name.clone(), handler: super::HANDLER.to_owned() };
+    let function = FunctionInfo { name: inputs.names(), handler: super::HANDLER.to_owned() };
     Ok((microvm, function))
 }
 

@@ -1,18 +1,20 @@
-//! A player's memory: the trace's, and a region of the player's own above it.
+//! A player's memory: the traces', and a region of the player's own above it.
 
 use firn_memory::trace::{Access, GapUnit, Trace};
 use firn_memory::{GuestView, Leaf};
 use firn_player::format::{
-    Header, Kind, MOST_PAGES, OWN, PAGE, PAGE_WORDS, PORTS, PORTS_BASE, PORTS_LEN, PROGRAM,
-    REGIONS, REPORT, REPORT_ADDRESS, Region, STACK, STEP, TASK_STATE, TOUCHED_WORD, Touch, Window,
-    digested, word,
+    Header, INPUTS, Input, Kind, MOST_PAGES, OWN, PAGE, PAGE_WORDS, PORTS, PORTS_BASE, PORTS_LEN,
+    PROGRAM, REGIONS, REPORT, REPORT_ADDRESS, Region, STACK, STEP, TASK_STATE, TOUCHED_WORD, Touch,
+    Window, digested, word,
 };
 use firn_snapshot::{ImageRegion, LayoutError, MemoryLayout, MemoryRegion, PageSet};
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
+use super::inputs::PlayerInputs;
 use super::options::{GapFactor, Leaves, PlayerOptions};
 use super::page_tables::{LARGE_LEAF, PageTables};
+use crate::traces::NamedTrace;
 
 /// The player as it runs: a flat image for [`OWN`] + [`PROGRAM`].
 const PLAYER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/player.bin"));
@@ -38,7 +40,7 @@ pub enum PlayerMemoryError {
     TooHigh(u64),
     /// More touches than fit.
     #[error(
-        "the trace's {touches} touches need {bytes} bytes of lists and page tables, the player can see \
+        "the {touches} touches need {bytes} bytes of lists and page tables, the player can see \
          {OWN_WINDOW}: record a shorter invocation"
     )]
     TooManyTouches {
@@ -55,7 +57,7 @@ pub enum PlayerMemoryError {
     Write(#[from] GuestMemoryError),
 }
 
-/// A player's own region, laid out and filled; the trace's memory is filled by [`fill`].
+/// A player's own region, laid out and filled; the traces' memory is filled by [`fill`].
 pub(super) struct OwnRegion {
     /// Guest-physical start, a multiple of 2 MiB.
     pub(super) start: u64,
@@ -83,65 +85,74 @@ pub(super) struct Surroundings {
 }
 
 impl OwnRegion {
-    /// The region of a player that repeats `trace`.
+    /// The region of a player that repeats any of `inputs`.
     pub(super) fn new(
-        trace: &Trace,
+        inputs: &PlayerInputs,
         options: &PlayerOptions,
         surroundings: Surroundings,
     ) -> Result<Self, PlayerMemoryError> {
-        let end = trace.layout().regions().last().map_or(0, |region| region.guest_range().end);
+        let end = inputs.layout().regions().last().map_or(0, |region| region.guest_range().end);
         if end / PAGE > MOST_PAGES {
             return Err(PlayerMemoryError::TooHigh(end / PAGE));
         }
         let start = end.next_multiple_of(LARGE_LEAF);
-        let region = Self::at(start, trace, options, surroundings)?;
+        let region = Self::at(start, inputs, options, surroundings)?;
         let gap = LOW_MEMORY_END..HIGH_MEMORY_START;
         if start < gap.end && start + region.len() > gap.start {
-            return Self::at(HIGH_MEMORY_START, trace, options, surroundings);
+            return Self::at(HIGH_MEMORY_START, inputs, options, surroundings);
         }
         Ok(region)
     }
 
     fn at(
         start: u64,
-        trace: &Trace,
+        inputs: &PlayerInputs,
         options: &PlayerOptions,
         surroundings: Surroundings,
     ) -> Result<Self, PlayerMemoryError> {
         let mut regions = [Region::default(); REGIONS];
-        let count = trace.layout().regions().count();
+        let layout = inputs.layout();
+        let count = layout.regions().count();
         if count > REGIONS {
             return Err(PlayerMemoryError::Regions(count));
         }
-        for (place, region) in regions.iter_mut().zip(trace.layout().regions()) {
+        for (place, region) in regions.iter_mut().zip(layout.regions()) {
             *place = Region { page: region.guest_addr / PAGE, pages: region.len / PAGE };
         }
         let mut parts = Parts { parts: vec![(PROGRAM, PLAYER.to_vec())], end: PROGRAM };
         parts.end += (PLAYER.len() as u64).next_multiple_of(PAGE);
-        let touches = touches(trace, options.leaves, surroundings.unchecked)?;
+        let mut all = Vec::new();
+        let mut list = [Input::default(); INPUTS];
+        for (place, NamedTrace { trace, .. }) in list.iter_mut().zip(inputs.iter()) {
+            let touches = touches(trace, options.leaves, surroundings.unchecked)?;
+            *place = Input {
+                touches: parts.add(touches.iter().flat_map(|touch| touch.bits().to_le_bytes())),
+                touch_count: touches.len() as u64,
+                gaps: match gaps(trace, options.gaps) {
+                    gaps if gaps.iter().all(|gap| *gap == 0) => 0,
+                    gaps => parts.add(gaps.into_iter().flat_map(u32::to_le_bytes)),
+                },
+                written_map: parts.add(bitmap(&written(trace))),
+                pages: trace.touched_pages(),
+            };
+            all.extend(touches);
+        }
         let header = Header {
             seed: options.seed,
-            touches: parts.add(touches.iter().flat_map(|touch| touch.bits().to_le_bytes())),
-            touch_count: touches.len() as u64,
-            gaps: match gaps(trace, options.gaps) {
-                gaps if gaps.iter().all(|gap| *gap == 0) => 0,
-                gaps => parts.add(gaps.into_iter().flat_map(u32::to_le_bytes)),
-            },
-            zero_map: parts.add(bitmap(trace.zero_map())),
-            written_map: parts.add(bitmap(&written(trace))),
+            zero_map: parts.add(bitmap(inputs.zero_map())),
             unchecked_start: surroundings.unchecked.0,
             unchecked_len: surroundings.unchecked.1,
             reports: surroundings.reports,
             tsc_khz: surroundings.tsc_khz,
-            pages: trace.touched_pages(),
             regions,
+            inputs: list,
         };
         parts.parts.push((0, header.to_words().into_iter().flat_map(u64::to_le_bytes).collect()));
         let ports = u16::try_from(PORTS).unwrap_or_default().to_le_bytes();
         parts.parts.push((TASK_STATE + PORTS_BASE, ports.to_vec()));
         parts.parts.push((TASK_STATE + PORTS + PORTS_LEN, vec![0xff]));
         let page_tables = start + parts.end;
-        let mut tables = tables(page_tables, start, trace, &touches);
+        let mut tables = tables(page_tables, start, layout, &all);
         if surroundings.boot {
             tables.map_large(0, 0);
         }
@@ -150,15 +161,15 @@ impl OwnRegion {
         parts.end += STACK;
         let stack = OWN + parts.end - 8;
         if parts.end > OWN_WINDOW {
-            let touches = touches.len();
+            let touches = all.len();
             return Err(PlayerMemoryError::TooManyTouches { touches, bytes: parts.end });
         }
         Ok(Self { start, parts, page_tables, arguments, stack })
     }
 
-    /// The trace's memory and this region.
-    pub(super) fn layout(&self, trace: &Trace) -> Result<MemoryLayout, LayoutError> {
-        let mut regions = Vec::<MemoryRegion>::from(trace.layout().clone());
+    /// The traces' memory and this region.
+    pub(super) fn layout(&self, inputs: &PlayerInputs) -> Result<MemoryLayout, LayoutError> {
+        let mut regions = Vec::<MemoryRegion>::from(inputs.layout().clone());
         // Whole large leaves, so that the player's own lists can have some too.
         let len = self.len().next_multiple_of(LARGE_LEAF);
         regions.push(MemoryRegion { guest_addr: self.start, len });
@@ -181,13 +192,17 @@ impl OwnRegion {
     }
 }
 
-/// Fills the trace's memory as the player expects it.
-pub(super) fn fill(memory: &GuestView, trace: &Trace, seed: u64) -> Result<(), GuestMemoryError> {
+/// Fills the traces' memory as the player expects it.
+pub(super) fn fill(
+    memory: &GuestView,
+    inputs: &PlayerInputs,
+    seed: u64,
+) -> Result<(), GuestMemoryError> {
     let mut bytes = Vec::new();
-    for region in trace.layout().regions() {
+    for region in inputs.layout().regions() {
         let ImageRegion { guest_addr, image_offset, .. } = region;
         let first = image_offset / PAGE;
-        let spans = trace.zero_map().spans(first..region.image_range().end / PAGE);
+        let spans = inputs.zero_map().spans(first..region.image_range().end / PAGE);
         for page in spans.filter(|span| !span.set).flat_map(|span| span.pages) {
             let address = guest_addr + (page - first) * PAGE;
             let mut value = word(seed, address / PAGE, 0);
@@ -292,13 +307,13 @@ fn bitmap(set: &PageSet) -> Vec<u8> {
 }
 
 /// The page tables at `at`. Small leaves are made for the chunks of 2 MiB that some touch needs them for.
-fn tables(at: u64, own: u64, trace: &Trace, touches: &[Touch]) -> PageTables {
+fn tables(at: u64, own: u64, layout: &MemoryLayout, touches: &[Touch]) -> PageTables {
     let mut tables = PageTables::new(at);
     for offset in (0..OWN_WINDOW).step_by(LEAF_STEP) {
         tables.map_large(OWN + offset, own + offset);
     }
     tables.map_small(REPORT, REPORT_ADDRESS);
-    for region in trace.layout().regions() {
+    for region in layout.regions() {
         let chunks = region.guest_addr / LARGE_LEAF..region.guest_range().end.div_ceil(LARGE_LEAF);
         for address in chunks.map(|chunk| chunk * LARGE_LEAF) {
             tables.map_large(Window::Large.base() + address, address);

@@ -3,7 +3,8 @@ use firn_memory::trace::{Access, GapUnit, Touch, Toucher, Trace, TraceOrigin};
 use firn_snapshot::{MemoryLayout, PageSet};
 
 use super::{HIGH_MEMORY_START, OwnRegion, PAGE, PlayerMemoryError, Surroundings, gaps};
-use crate::player::PlayerOptions;
+use crate::player::{PlayerInputs, PlayerOptions};
+use crate::traces::NamedTrace;
 
 fn trace(bytes: u64, gaps: GapUnit, list: &[u64]) -> Trace {
     let origin = TraceOrigin {
@@ -26,7 +27,12 @@ fn trace(bytes: u64, gaps: GapUnit, list: &[u64]) -> Trace {
 fn region(bytes: u64) -> Result<OwnRegion, PlayerMemoryError> {
     let trace = trace(bytes, GapUnit::Instructions, &[0]);
     let surroundings = Surroundings { unchecked: (0, 0), boot: false, reports: 0, tsc_khz: 0 };
-    OwnRegion::new(&trace, &PlayerOptions::default(), surroundings)
+    let named = NamedTrace { name: "some".into(), trace };
+    OwnRegion::new(
+        &PlayerInputs::new(vec![named]).unwrap(),
+        &PlayerOptions::default(),
+        surroundings,
+    )
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! The player: the guest that repeats a trace, from trace to report.
 //!
-//! [`freeze`] makes the guest's memory from a trace and freezes it before its first instruction: an ordinary
-//! snapshot. [`replay`] thaws one by any planner, runs it to its end and reports. [`elf`](elf()) makes the same guest
+//! [`freeze`] makes the guest's memory from a trace, or from several of one function, and freezes it before its first
+//! instruction: an ordinary snapshot. [`replay`] thaws one by any planner, runs it to its end and reports. [`elf`](elf()) makes the same guest
 //! for other monitors. The guest is the crate `firn_player`, which this crate carries as a program.
 
 mod elf;
 mod freeze;
+mod inputs;
 mod memory;
 mod options;
 mod page_tables;
@@ -15,6 +16,7 @@ mod report;
 
 pub use elf::{PlayerElf, PlayerElfError, elf};
 pub use freeze::{FreezePlayerError, freeze};
+pub use inputs::{PlayerInputs, PlayerInputsError};
 pub use memory::PlayerMemoryError;
 pub use options::{GapFactor, Leaves, ParseOptionError, PlayerOptions};
 pub use replay::{Clock, ReplayError, replay};
@@ -25,12 +27,12 @@ use firn_snapshot::Manifest;
 /// The handler in the manifest of a player's snapshot. No function has it: a function's is `module.attribute`.
 const HANDLER: &str = "player";
 
-/// The name of the trace that a snapshot's player repeats; `None` where the snapshot is not of a player.
+/// The names of the traces that a snapshot's player can repeat; `None` where the snapshot is not of a player.
 #[must_use]
-pub fn trace_of(manifest: &Manifest) -> Option<&str> {
+pub fn traces_of(manifest: &Manifest) -> Option<Vec<&str>> {
     let function = manifest.description.function.as_ref()?;
     (function.handler == HANDLER && manifest.description.disks.is_empty())
-        .then_some(function.name.as_str())
+        .then(|| function.name.split(inputs::SEPARATOR).collect())
 }
 
 #[cfg(test)]

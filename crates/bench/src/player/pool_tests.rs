@@ -7,7 +7,9 @@ use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
 use firn_snapshot::{PooledSnapshot, Verify};
 use firn_vmm::{Destination, KVM_DEVICE};
 
-use super::{Clock, Leaves, PlayerOptions, PlayerReport, ReplayError, freeze, replay};
+use super::{
+    Clock, Leaves, PlayerInputs, PlayerOptions, PlayerReport, ReplayError, freeze, replay,
+};
 use crate::traces::load;
 
 /// A pool in memory, and its manager; `None` where this host has no huge pages set aside.
@@ -21,7 +23,7 @@ fn manager(dir: &tempfile::TempDir, huge: bool) -> Option<Server> {
 fn run(snapshot: &PooledSnapshot, planner: &str) -> Result<PlayerReport, ReplayError> {
     let clock = Clock { begin_ns: 0, request_ns: None, open_ns: 0, hold: None };
     let planner = parse(planner).unwrap();
-    replay(&snapshot.snapshot, &*planner, KVM_DEVICE.as_ref(), clock)
+    replay(&snapshot.snapshot, None, &*planner, KVM_DEVICE.as_ref(), clock)
 }
 
 #[test]
@@ -33,8 +35,8 @@ fn players_run_from_a_pool_and_leave_its_sealed_bytes_alone() {
         for trace in ["sequential-read:16M", "sequential-write:16M"] {
             let options = PlayerOptions { leaves, ..PlayerOptions::default() };
             let destination = Destination::Pool { socket: socket.clone(), name: "player".into() };
-            let trace_of_it = load(trace).unwrap();
-            freeze(&trace_of_it, &options, KVM_DEVICE.as_ref(), destination, false).unwrap();
+            let inputs = PlayerInputs::new(vec![load(trace).unwrap()]).unwrap();
+            freeze(&inputs, &options, KVM_DEVICE.as_ref(), destination, false).unwrap();
             // Every run checks all its memory, so a byte that the run before it left would be found.
             for _ in 0..2 {
                 let sealed = PooledSnapshot::open(&socket, "player", Verify::Once).unwrap();

@@ -9,7 +9,7 @@ use firn_memory::planners::{self, PlanSnapshotError, Planner};
 use firn_memory::{ExecuteError, ExecuteReport, Plan, Sources, StepError, Work, execute};
 use firn_snapshot::Snapshot;
 use firn_vmm::{
-    End, FrozenMachine, IncompatibleError, Microvm, RestoreError, RunError, VcpuFailure,
+    Argument, End, FrozenMachine, IncompatibleError, Microvm, RestoreError, RunError, VcpuFailure,
     VcpuThreadError,
 };
 use thiserror::Error;
@@ -17,7 +17,10 @@ use thiserror::Error;
 use super::freeze::host;
 use super::registers::{Meters, Reports, Wrong, now_ns, window};
 use super::report::{PlayerReport, PlayerTimes};
-use super::trace_of;
+use super::traces_of;
+
+/// Which of the first instruction's arguments says which input is replayed.
+const INPUT_ARGUMENT: Argument = Argument::Third;
 
 /// Why a replay has no report.
 #[derive(Debug, Error)]
@@ -25,6 +28,14 @@ pub enum ReplayError {
     /// The snapshot is not of a player.
     #[error("the snapshot is not of a player: make one with `firn player`")]
     NotPlayer,
+    /// The player has no such input.
+    #[error("the snapshot's player does not replay {name}: its traces are {known}")]
+    NoInput {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        known: String,
+    },
     /// This host cannot run it.
     #[error(transparent)]
     Incompatible(#[from] IncompatibleError),
@@ -79,32 +90,36 @@ pub struct Clock {
     pub hold: Option<fn()>,
 }
 
-/// Thaws the player of a snapshot by a planner, lets it replay its trace and check all its memory, and reports.
+/// Thaws the player of a snapshot by a planner, lets it replay a trace and check all its memory, and reports. `input`
+/// names the trace, where it has several; the first without.
 ///
 /// # Errors
 /// See [`ReplayError`]; [`ReplayError::Wrong`] names the guest pages that are not what they must be.
 pub fn replay(
     snapshot: &Snapshot,
+    input: Option<&str>,
     planner: &dyn Planner,
     kvm: &Path,
     clock: Clock,
 ) -> Result<PlayerReport, ReplayError> {
     let begin = Instant::now();
     let plan = planners::plan(snapshot, planner)?;
-    replay_plan(snapshot, &plan, kvm, clock, begin.elapsed())
+    replay_plan(snapshot, input, &plan, kvm, clock, begin.elapsed())
 }
 
 /// The same by a plan that is made already.
 pub(super) fn replay_plan(
     snapshot: &Snapshot,
+    input: Option<&str>,
     plan: &Plan,
     kvm: &Path,
     clock: Clock,
     planned: Duration,
 ) -> Result<PlayerReport, ReplayError> {
-    let trace = trace_of(snapshot.manifest()).ok_or(ReplayError::NotPlayer)?;
+    let (number, trace) = input_of(snapshot, input)?;
     let load = Instant::now();
-    let frozen = FrozenMachine::open(snapshot, kvm)?;
+    let mut frozen = FrozenMachine::open(snapshot, kvm)?;
+    frozen.set_argument(INPUT_ARGUMENT, number);
     let loaded = Instant::now();
     let executed = execute(plan, &Sources::of(snapshot))?;
     let mapped = Instant::now();
@@ -166,6 +181,20 @@ pub(super) fn replay_plan(
         pool_bytes: counters.memory.pool,
         page_table_bytes: counters.memory.page_tables,
         cpu_ns: counters.cpu_ns,
+    })
+}
+
+/// The number and the name of the input that a replay is of.
+fn input_of<'a>(
+    snapshot: &'a Snapshot,
+    input: Option<&str>,
+) -> Result<(u64, &'a str), ReplayError> {
+    let traces = traces_of(snapshot.manifest()).ok_or(ReplayError::NotPlayer)?;
+    let mut numbered = (0..).zip(&traces);
+    let found = numbered.find(|(_, name)| input.is_none_or(|input| input == **name));
+    found.map(|(number, name)| (number, *name)).ok_or_else(|| ReplayError::NoInput {
+        name: input.unwrap_or_default().to_owned(),
+        known: traces.join(", "),
     })
 }
 

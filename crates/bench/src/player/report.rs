@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// began.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PlayerReport {
-    /// Name of the trace.
+    /// Name of the trace that was replayed.
     pub trace: String,
     /// The planner, with its options.
     pub planner: String,

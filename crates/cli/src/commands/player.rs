@@ -8,7 +8,8 @@ use serde::Serialize;
 use thiserror::Error;
 
 use firn_bench::player::{
-    FreezePlayerError, GapFactor, Leaves, PlayerElfError, PlayerOptions, elf, freeze,
+    FreezePlayerError, GapFactor, Leaves, PlayerElfError, PlayerInputs, PlayerInputsError,
+    PlayerOptions, elf, freeze,
 };
 use firn_bench::traces::{LoadTraceError, NamedTrace, load};
 use firn_vmm::{FreezeReport, KVM_DEVICE};
@@ -22,6 +23,8 @@ use crate::snapshot_args::{OpenSnapshotError, destination};
   firn player --trace sequential-read:64M --out snapshots/read
   firn player --trace pyaes-a --leaves 4k --gaps 1 --out snapshots/pyaes-a
   firn thaw --planner dram_cached --json snapshots/read
+  firn player --trace json-a,json-b --out snapshots/json
+  firn thaw --input json-b snapshots/json
   firn player --elf --trace pyaes-a --out player.elf
 
 The player repeats the page accesses of a recorded function and checks what it reads; it runs natively on any KVM.
@@ -31,9 +34,11 @@ a byte there, replays, prints DONE with the pages touched and the nanoseconds th
 that is wrong, and END with their number. Its clock is the time-stamp counter, by the frequency that KVM names on the
 host where the file was made.")]
 pub(crate) struct PlayerArgs {
-    /// A trace that firn carries, sequential-read:SIZE, sequential-write:SIZE, or the path of a .trace file
-    #[arg(long, value_name = "NAME")]
-    trace: String,
+    /// A trace that firn carries, sequential-read:SIZE, sequential-write:SIZE, or the path of a .trace file; up to four
+    /// that were recorded from one snapshot: repeat it, or separate them by commas. `firn thaw --input` names the one that is
+    /// replayed
+    #[arg(long, value_name = "NAME", required = true, value_delimiter = ',')]
+    trace: Vec<String>,
     /// Where the snapshot is made, or its name where --pool is given; with --elf, the file
     #[arg(long, value_name = "PATH")]
     out: PathBuf,
@@ -69,6 +74,8 @@ pub(crate) enum PlayerCommandError {
     #[error(transparent)]
     Trace(#[from] LoadTraceError),
     #[error(transparent)]
+    Inputs(#[from] PlayerInputsError),
+    #[error(transparent)]
     Name(#[from] OpenSnapshotError),
     #[error(transparent)]
     Freeze(#[from] FreezePlayerError),
@@ -78,49 +85,65 @@ pub(crate) enum PlayerCommandError {
     Write { path: PathBuf, source: std::io::Error },
 }
 
+/// What a trace has to replay.
 #[derive(Serialize)]
-struct Answer {
+struct InputAnswer {
     trace: String,
     touches: usize,
     pages: u64,
+}
+
+impl InputAnswer {
+    fn of(inputs: &PlayerInputs) -> Vec<Self> {
+        let of = |NamedTrace { name, trace }: &NamedTrace| Self {
+            trace: name.clone(),
+            touches: trace.touches().len(),
+            pages: trace.touched_pages(),
+        };
+        inputs.iter().map(of).collect()
+    }
+
+    fn describe(inputs: &[Self]) -> String {
+        let describe = |input: &Self| {
+            format!("{} ({} touches of {} pages)", input.trace, input.touches, input.pages)
+        };
+        inputs.iter().map(describe).collect::<Vec<_>>().join(", ")
+    }
+}
+
+#[derive(Serialize)]
+struct Answer {
+    inputs: Vec<InputAnswer>,
     snapshot: PathBuf,
     freeze: FreezeReport,
 }
 
 #[derive(Serialize)]
 struct ElfAnswer {
-    trace: String,
-    touches: usize,
-    pages: u64,
+    inputs: Vec<InputAnswer>,
     elf: PathBuf,
     /// Guest memory that it needs, bytes.
     memory: u64,
 }
 
 pub(crate) fn run(arguments: &PlayerArgs) -> Result<ExitCode, PlayerCommandError> {
-    let trace = load(&arguments.trace)?;
+    let traces = arguments.trace.iter().map(|name| load(name)).collect::<Result<_, _>>()?;
+    let inputs = PlayerInputs::new(traces)?;
     let options =
         PlayerOptions { leaves: arguments.leaves, gaps: arguments.gaps, seed: arguments.seed };
     if arguments.elf {
-        return make_elf(arguments, &trace, &options);
+        return make_elf(arguments, &inputs, &options);
     }
     let destination = destination(arguments.pool.as_deref(), &arguments.out)?;
-    let freeze = freeze(&trace, &options, &arguments.kvm, destination, arguments.dense)?;
-    let answer = Answer {
-        touches: trace.trace.touches().len(),
-        pages: trace.trace.touched_pages(),
-        trace: trace.name,
-        snapshot: arguments.out.clone(),
-        freeze,
-    };
+    let freeze = freeze(&inputs, &options, &arguments.kvm, destination, arguments.dense)?;
+    let answer =
+        Answer { inputs: InputAnswer::of(&inputs), snapshot: arguments.out.clone(), freeze };
     if arguments.json {
         output::json(&answer);
     } else {
         output::line(&format!(
-            "{}: a player of {} touches of {} pages; {} pages stored, {} zero; thaw it with `firn thaw {}`",
-            answer.trace,
-            answer.touches,
-            answer.pages,
+            "a player of {}; {} pages stored, {} zero; thaw it with `firn thaw {}`",
+            InputAnswer::describe(&answer.inputs),
             answer.freeze.stored_pages,
             answer.freeze.zero_pages,
             answer.snapshot.display(),
@@ -131,30 +154,21 @@ pub(crate) fn run(arguments: &PlayerArgs) -> Result<ExitCode, PlayerCommandError
 
 fn make_elf(
     arguments: &PlayerArgs,
-    trace: &NamedTrace,
+    inputs: &PlayerInputs,
     options: &PlayerOptions,
 ) -> Result<ExitCode, PlayerCommandError> {
-    let elf = elf(trace, options, &arguments.kvm)?;
+    let elf = elf(inputs, options, &arguments.kvm)?;
     let path = arguments.out.clone();
     if let Err(source) = std::fs::write(&path, &elf.bytes) {
         return Err(PlayerCommandError::Write { path, source });
     }
-    let answer = ElfAnswer {
-        trace: trace.name.clone(),
-        touches: trace.trace.touches().len(),
-        pages: trace.trace.touched_pages(),
-        elf: path,
-        memory: elf.memory,
-    };
+    let answer = ElfAnswer { inputs: InputAnswer::of(inputs), elf: path, memory: elf.memory };
     if arguments.json {
         output::json(&answer);
     } else {
         output::line(&format!(
-            "{}: a player of {} touches of {} pages in {}; it needs {} MiB of guest memory, and what its monitor \
-             puts beside it",
-            answer.trace,
-            answer.touches,
-            answer.pages,
+            "a player of {} in {}; it needs {} MiB of guest memory, and what its monitor puts beside it",
+            InputAnswer::describe(&answer.inputs),
             answer.elf.display(),
             answer.memory.div_ceil(1 << 20),
         ));

@@ -30,7 +30,7 @@ pub(crate) use freeze::nanoseconds;
 pub use freeze::{Destination, FreezeError, FreezeReport, FreezeRequest};
 pub use handle::{GoneError, Handle};
 pub use parts::AssembleError;
-pub use prepared::{PrepareError, UserRegisters};
+pub use prepared::{Argument, PrepareError, UserRegisters};
 pub use start::{
     BootError, FrozenMachine, GenerationError, IncompatibleError, RenewError, RestoreError,
     RestoreReport,

@@ -40,6 +40,19 @@ pub struct UserRegisters {
     pub arguments: [u64; 4],
 }
 
+/// One of [`UserRegisters::arguments`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Argument {
+    /// RDI.
+    First,
+    /// RSI.
+    Second,
+    /// RDX.
+    Third,
+    /// RCX.
+    Fourth,
+}
+
 /// Why a prepared microVM was not made. Nothing of it is left over.
 #[derive(Debug, Error)]
 pub enum PrepareError {

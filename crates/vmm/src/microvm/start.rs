@@ -12,10 +12,10 @@ use vm_memory::{GuestMemory as _, GuestMemoryError};
 use firn_memory::{AnonymousError, GuestMemory};
 use firn_snapshot::{LayoutError, MemoryLayout, Snapshot};
 
-use super::Microvm;
 use super::freeze::nanoseconds;
 use super::parts::{AssembleError, Parts};
 use super::virtio_set::{DiskError, Disks};
+use super::{Argument, Microvm};
 use crate::arch::{boot_regs, cpuid, layout};
 use crate::boot::{self, DEFAULT_CMDLINE, Kernel, LoadKernelError};
 use crate::config::{BootConfig, HostConfig, SizeError, check_sizes};
@@ -306,6 +306,20 @@ impl<'a> FrozenMachine<'a> {
 }
 
 impl FrozenMachine<'_> {
+    /// Changes an argument of the first instruction, in the first vCPU's registers: for a guest that was
+    /// [prepared](Microvm::prepare) and frozen before it began. Its memory stays as it is.
+    pub fn set_argument(&mut self, argument: Argument, value: u64) {
+        if let Some(vcpu) = self.state.vcpus.first_mut() {
+            let registers = &mut vcpu.regs;
+            *match argument {
+                Argument::First => &mut registers.rdi,
+                Argument::Second => &mut registers.rsi,
+                Argument::Third => &mut registers.rdx,
+                Argument::Fourth => &mut registers.rcx,
+            } = value;
+        }
+    }
+
     /// Has every fault on guest memory met in the vCPU's own thread, which waits for the page. Otherwise KVM lets a
     /// thread of the kernel wait, and halts the vCPU meanwhile, or tells the guest to do something else.
     ///

@@ -16,8 +16,8 @@ use firn_vmm::{
 };
 use uuid::Uuid;
 
-use super::some_trace;
-use crate::player::{Leaves, PlayerOptions, elf};
+use super::{another_trace, some_trace};
+use crate::player::{Leaves, PlayerElfError, PlayerInputs, PlayerOptions, elf};
 use crate::traces::{NamedTrace, load};
 
 fn host(dir: &Path) -> HostConfig {
@@ -31,9 +31,13 @@ fn host(dir: &Path) -> HostConfig {
     }
 }
 
+fn one(trace: &NamedTrace) -> PlayerInputs {
+    PlayerInputs::new(vec![trace.clone()]).unwrap()
+}
+
 fn boot_elf(trace: &NamedTrace, dir: &Path) -> Microvm {
     let options = PlayerOptions { leaves: Leaves::Recorded, ..PlayerOptions::default() };
-    let player = elf(trace, &options, KVM_DEVICE.as_ref()).unwrap();
+    let player = elf(&one(trace), &options, KVM_DEVICE.as_ref()).unwrap();
     let file = |name: &str, bytes: &[u8]| {
         let path = dir.join(name);
         std::fs::write(&path, bytes).unwrap();
@@ -140,7 +144,7 @@ fn the_elf_replays_without_a_freeze() {
 
 #[test]
 fn the_elf_holds_what_the_loaders_of_other_monitors_look_for() {
-    let player = elf(&some_trace(), &PlayerOptions::default(), KVM_DEVICE.as_ref()).unwrap();
+    let player = elf(&one(&some_trace()), &PlayerOptions::default(), KVM_DEVICE.as_ref()).unwrap();
     let word = |at: usize| u64::from_le_bytes(player.bytes[at..at + 8].try_into().unwrap());
     assert_eq!(&player.bytes[..4], b"\x7fELF");
     assert_eq!(word(24), boot::START + boot::ENTRY);
@@ -151,4 +155,8 @@ fn the_elf_holds_what_the_loaders_of_other_monitors_look_for() {
     assert_eq!(player.bytes[0x1280], 0xbc, "the entry is an instruction, mov to esp");
     // The trace's 8 MiB, and the player's own behind it.
     assert!(player.memory > 8 << 20 && player.memory < 9 << 20);
+
+    let both = PlayerInputs::new(vec![some_trace(), another_trace()]).unwrap();
+    let refused = elf(&both, &PlayerOptions::default(), KVM_DEVICE.as_ref());
+    assert!(matches!(refused, Err(PlayerElfError::Inputs(2))));
 }

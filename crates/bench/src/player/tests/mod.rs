@@ -17,7 +17,10 @@ use firn_vmm::{Destination, KVM_DEVICE};
 use proptest::prelude::{Just, Strategy, any, prop_oneof, proptest};
 use proptest::test_runner::Config;
 
-use super::{Clock, Leaves, PlayerOptions, PlayerReport, ReplayError, freeze, replay, trace_of};
+use super::{
+    Clock, Leaves, PlayerInputs, PlayerOptions, PlayerReport, ReplayError, freeze, replay,
+    traces_of,
+};
 use crate::traces::{NamedTrace, load};
 
 /// Pages of the memory of [`some_trace`].
@@ -27,13 +30,14 @@ const ZERO: std::ops::Range<u64> = 1024..1536;
 fn player(trace: &NamedTrace, options: PlayerOptions, dir: &Path) -> Snapshot {
     let path = dir.join("snapshot");
     let destination = Destination::Directory(path.clone());
-    freeze(trace, &options, KVM_DEVICE.as_ref(), destination, false).unwrap();
+    let inputs = PlayerInputs::new(vec![trace.clone()]).unwrap();
+    freeze(&inputs, &options, KVM_DEVICE.as_ref(), destination, false).unwrap();
     Snapshot::open(&path).unwrap()
 }
 
 fn run_by(snapshot: &Snapshot, planner: &dyn Planner) -> Result<PlayerReport, ReplayError> {
     let clock = Clock { begin_ns: 0, request_ns: None, open_ns: 0, hold: None };
-    replay(snapshot, planner, KVM_DEVICE.as_ref(), clock)
+    replay(snapshot, None, planner, KVM_DEVICE.as_ref(), clock)
 }
 
 fn run(snapshot: &Snapshot, planner: &str) -> Result<PlayerReport, ReplayError> {
@@ -83,7 +87,7 @@ fn every_planner_restores_every_kind_of_player() {
         let dir = tempfile::tempdir().unwrap();
         let options = PlayerOptions { leaves, gaps: "0.5".parse().unwrap(), seed: 7 };
         let snapshot = player(&trace, options, dir.path());
-        assert_eq!(trace_of(snapshot.manifest()), Some("some"));
+        assert_eq!(traces_of(snapshot.manifest()), Some(vec!["some"]));
         let facts = HostFacts::read().unwrap();
         let input = PlanInput {
             layout: &snapshot.manifest().layout,
@@ -172,6 +176,73 @@ fn a_player_that_is_damaged_itself_never_passes() {
     assert!(found > 8, "{found}");
 }
 
+/// As [`some_trace`], in the other order, with other pages written and others left out.
+fn another_trace() -> NamedTrace {
+    let NamedTrace { trace, .. } = some_trace();
+    let touches = (0..PAGES).filter(|page| page % 7 != 0).map(|page| {
+        let access = if page % 6 == 1 { Access::Write } else { Access::Read };
+        touch(page, access, if page % 2 == 0 { Leaf::Size4K } else { Leaf::Size2M })
+    });
+    let (layout, zero_map) = (trace.layout().clone(), trace.zero_map().clone());
+    let other = Trace::new(trace.origin().clone(), layout, zero_map, touches.collect()).unwrap();
+    NamedTrace { name: "other".to_owned(), trace: other }
+}
+
+#[test]
+fn a_player_replays_the_input_that_it_is_thawed_for() {
+    let traces = [some_trace(), another_trace()];
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("snapshot");
+    let destination = Destination::Directory(path.clone());
+    let inputs = PlayerInputs::new(traces.to_vec()).unwrap();
+    freeze(&inputs, &PlayerOptions::default(), KVM_DEVICE.as_ref(), destination, false).unwrap();
+    let snapshot = Snapshot::open(&path).unwrap();
+    assert_eq!(traces_of(snapshot.manifest()), Some(vec!["some", "other"]));
+    let clock = Clock { begin_ns: 0, request_ns: None, open_ns: 0, hold: None };
+    let planner = parse("firecracker").unwrap();
+    let run = |input| replay(&snapshot, input, &*planner, KVM_DEVICE.as_ref(), clock);
+    let image = std::fs::read(path.join("memory.img")).unwrap();
+    for (input, NamedTrace { name, trace }) in
+        [(None, &traces[0]), (Some("some"), &traces[0]), (Some("other"), &traces[1])]
+    {
+        let report = run(input).unwrap();
+        assert_eq!(report.trace, *name);
+        assert_eq!(report.touches, trace.touches().len() as u64);
+        assert_eq!(report.pages, trace.touched_pages());
+        assert!(report.private_bytes >= trace.written_pages() * PAGE, "{report:?}");
+    }
+    assert!(std::fs::read(path.join("memory.img")).unwrap() == image);
+    let error = run(Some("none")).unwrap_err().to_string();
+    assert!(error.contains("none") && error.contains("some, other"), "{error}");
+    // A page that only the other input touches is checked for both.
+    damage(&snapshot, 9, 100);
+    assert!(run(None).unwrap_err().to_string().contains("0x9"));
+    assert!(run(Some("other")).unwrap_err().to_string().contains("0x9"));
+}
+
+#[test]
+fn traces_of_different_memories_are_no_inputs_of_one_player() {
+    let trace = some_trace();
+    let refused = |traces| PlayerInputs::new(traces).unwrap_err().to_string();
+    let zero = named(trace.trace.layout().clone(), &[], Vec::new());
+    let zero = NamedTrace { name: "zero".to_owned(), ..zero };
+    assert!(refused(vec![trace.clone(), zero]).contains("zero is of another guest memory"));
+    let larger = load("sequential-read:64M").unwrap();
+    assert!(refused(vec![trace.clone(), larger]).contains("another guest memory than some"));
+    assert!(refused(vec![trace.clone(), trace.clone()]).contains("twice"));
+    assert!(refused(Vec::new()).contains("not 0"));
+    assert!(refused(vec![trace.clone(); 5]).contains("not 5"));
+    let comma = NamedTrace { name: "a,b".to_owned(), ..trace };
+    assert!(refused(vec![comma]).contains("comma"));
+}
+
+/// The traces of one function that firn carries, whose two inputs were recorded from one snapshot.
+#[test]
+fn recorded_inputs_of_one_function_share_a_player() {
+    let traces = ["json-a", "json-b"].map(|name| load(name).unwrap());
+    PlayerInputs::new(traces.to_vec()).unwrap();
+}
+
 #[test]
 fn pages_that_changed_places_are_found() {
     let dir = tempfile::tempdir().unwrap();
@@ -257,11 +328,11 @@ fn a_snapshot_that_is_no_players_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let snapshot = player(&some_trace(), PlayerOptions::default(), dir.path());
     let mut manifest = snapshot.manifest().clone();
-    assert!(trace_of(&manifest).is_some());
+    assert!(traces_of(&manifest).is_some());
     manifest.description.function.as_mut().unwrap().handler = "player.handler".to_owned();
-    assert_eq!(trace_of(&manifest), None);
+    assert_eq!(traces_of(&manifest), None);
     manifest.description.function = None;
-    assert_eq!(trace_of(&manifest), None);
+    assert_eq!(traces_of(&manifest), None);
 }
 
 /// 1 GiB, nearly all of it zero; and memory on both sides of the gap for devices.

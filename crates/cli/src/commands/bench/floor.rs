@@ -7,7 +7,9 @@ use clap::{Args, ValueEnum};
 use thiserror::Error;
 
 use firn_bench::floor::{CompareError, FloorAccess, FloorComparison, FloorResults};
-use firn_bench::player::{FreezePlayerError, GapFactor, Leaves, PlayerOptions, freeze};
+use firn_bench::player::{
+    FreezePlayerError, GapFactor, Leaves, PlayerInputs, PlayerInputsError, PlayerOptions, freeze,
+};
 use firn_bench::traces::{LoadTraceError, load};
 use firn_bench::{Comparison, Host, HostError, Interrupt, svg};
 use firn_memory::{GuestRange, Leaf};
@@ -72,6 +74,8 @@ pub(crate) enum FloorCommandError {
     #[error(transparent)]
     Trace(#[from] LoadTraceError),
     #[error(transparent)]
+    Inputs(#[from] PlayerInputsError),
+    #[error(transparent)]
     Freeze(#[from] FreezePlayerError),
     #[error(transparent)]
     Host(#[from] HostError),
@@ -96,7 +100,7 @@ pub(crate) fn run(arguments: &FloorArgs) -> Result<ExitCode, FloorCommandError> 
         LeavesArg::Small => 64 << 20,
         LeavesArg::Large => 1 << 30,
     });
-    let trace = load(&format!("{trace}:{memory}"))?;
+    let inputs = PlayerInputs::new(vec![load(&format!("{trace}:{memory}"))?])?;
     let interrupt = Interrupt::catch().map_err(FloorCommandError::Signals)?;
     let (directory, huge, leaves, leaf) = match arguments.leaves {
         LeavesArg::Small => {
@@ -111,7 +115,7 @@ pub(crate) fn run(arguments: &FloorArgs) -> Result<ExitCode, FloorCommandError> 
     let snapshot = folder.join("player");
     let options = PlayerOptions { leaves, gaps: GapFactor::NONE, ..PlayerOptions::default() };
     let destination = Destination::Directory(snapshot.clone());
-    freeze(&trace, &options, KVM_DEVICE.as_ref(), destination, true)?;
+    freeze(&inputs, &options, KVM_DEVICE.as_ref(), destination, true)?;
     let comparison = FloorComparison {
         program,
         snapshot,

@@ -5,8 +5,7 @@ use std::path::Path;
 use thiserror::Error;
 
 use firn_bench::Pooled;
-use firn_bench::player::{FreezePlayerError, PlayerOptions, freeze};
-use firn_bench::traces::NamedTrace;
+use firn_bench::player::{FreezePlayerError, PlayerInputs, PlayerOptions, freeze};
 use firn_memory::Leaf;
 use firn_memory::planners::{ExtentFacts, ImageFacts};
 use firn_pool::{Client, ClientError};
@@ -64,15 +63,16 @@ impl<'a> PoolPlayers<'a> {
     /// Freezes the player of a trace into the pool.
     pub(super) fn freeze(
         &mut self,
-        trace: &NamedTrace,
+        inputs: &PlayerInputs,
+        trace: &str,
         options: &PlayerOptions,
     ) -> Result<Pooled, InPoolError> {
         let name = format!("bench-{}-{}", std::process::id(), self.names.len());
         let socket = self.socket.to_owned();
         let destination = Destination::Pool { socket: socket.clone(), name: name.clone() };
         self.names.push(name.clone());
-        freeze(trace, options, KVM_DEVICE.as_ref(), destination, false)
-            .map_err(|source| InPoolError::Freeze { trace: trace.name.clone(), source })?;
+        freeze(inputs, options, KVM_DEVICE.as_ref(), destination, false)
+            .map_err(|source| InPoolError::Freeze { trace: trace.to_owned(), source })?;
         Ok(Pooled { socket, name })
     }
 }

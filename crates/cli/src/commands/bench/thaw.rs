@@ -7,7 +7,9 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use thiserror::Error;
 
-use firn_bench::player::{FreezePlayerError, GapFactor, Leaves, PlayerOptions, freeze};
+use firn_bench::player::{
+    FreezePlayerError, GapFactor, Leaves, PlayerInputs, PlayerInputsError, PlayerOptions, freeze,
+};
 use firn_bench::traces::{LoadTraceError, NamedTrace, load};
 use firn_bench::{
     Cache, Frozen, Host, HostError, Interrupt, LeftOut, Session, SessionError, Subject, svg,
@@ -112,6 +114,8 @@ pub(crate) enum BenchThawError {
     #[error("making the player of {trace}")]
     Freeze { trace: String, source: FreezePlayerError },
     #[error(transparent)]
+    Inputs(#[from] PlayerInputsError),
+    #[error(transparent)]
     Session(#[from] SessionError),
     #[error("the results have no JSON form")]
     Json(#[from] serde_json::Error),
@@ -140,11 +144,12 @@ pub(crate) fn run(arguments: &BenchThawArgs) -> Result<ExitCode, BenchThawError>
     for (number, trace) in traces.iter().enumerate() {
         let snapshot = directory.path().join(format!("player-{number}"));
         let destination = Destination::Directory(snapshot.clone());
-        freeze(trace, &options, KVM_DEVICE.as_ref(), destination, arguments.dense)
+        let inputs = PlayerInputs::new(vec![trace.clone()])?;
+        freeze(&inputs, &options, KVM_DEVICE.as_ref(), destination, arguments.dense)
             .map_err(|source| BenchThawError::Freeze { trace: trace.name.clone(), source })?;
         let pooled = match &mut pool {
             Some(pool) if subjects.iter().any(|subject| subject.in_pool) => {
-                Some(pool.freeze(trace, &options)?)
+                Some(pool.freeze(&inputs, &trace.name, &options)?)
             }
             _ => None,
         };

@@ -34,7 +34,7 @@ use crate::snapshot_args::{OpenSnapshotError, SnapshotArgs};
 
 With --invoke the microVM answers one request and ends; without, it runs until it is stopped.
 Any number of microVMs may be thawed from one snapshot at once. A snapshot that `firn player` made replays its
-trace, checks all its memory and ends; of the options only --planner and --json matter to it.")]
+trace, checks all its memory and ends; of the options only --planner, --input and --json matter to it.")]
 pub(crate) struct ThawArgs {
     #[command(flatten)]
     snapshot: SnapshotArgs,
@@ -51,6 +51,9 @@ pub(crate) struct ThawArgs {
     /// A player: when the last page is touched print `held`, and check all memory once standard input ends
     #[arg(long, hide = true)]
     hold: bool,
+    /// A player with several traces: the one that it replays; default: its first
+    #[arg(long, value_name = "TRACE", conflicts_with = "invoke")]
+    input: Option<String>,
     /// Send this event first: JSON, @FILE, or - for standard input
     #[arg(long, value_name = "EVENT")]
     invoke: Option<String>,
@@ -135,8 +138,9 @@ pub(crate) fn run(arguments: &ThawArgs) -> Result<ExitCode, ThawCommandError> {
     let opened = arguments.snapshot.open(planner.store())?;
     let snapshot = opened.snapshot();
     let opening = open.elapsed();
-    match firn_bench::player::trace_of(snapshot.manifest()) {
+    match firn_bench::player::traces_of(snapshot.manifest()) {
         Some(_) => player::run(arguments, begin, &*planner, &opened, opening),
+        None if arguments.input.is_some() => Err(ReplayError::NotPlayer.into()),
         None => linux::run(arguments, begin, &*planner, &opened, opening),
     }
 }

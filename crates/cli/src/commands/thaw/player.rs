@@ -24,7 +24,8 @@ pub(super) fn run(
         open_ns: clock::nanoseconds(opening),
         hold: arguments.hold.then_some(hold),
     };
-    let report = replay(opened.snapshot(), planner, &arguments.host.kvm, clock)?;
+    let input = arguments.input.as_deref();
+    let report = replay(opened.snapshot(), input, planner, &arguments.host.kvm, clock)?;
     let report = PlayerReport {
         replica: opened.replica().map(ReplicaCost::of),
         check_ns: opened.check_ns(),

@@ -1,0 +1,92 @@
+//! The traces that one player can replay.
+
+use firn_memory::trace::Trace;
+use firn_player::format::INPUTS;
+use firn_snapshot::{MemoryLayout, PageSet};
+use thiserror::Error;
+
+use crate::traces::NamedTrace;
+
+/// What separates the names of traces in a snapshot's manifest.
+pub(super) const SEPARATOR: char = ',';
+
+/// The inputs of a player: traces of one function, recorded from one snapshot of it, so that one guest memory serves
+/// them all. Which of them a player replays is decided when it is thawed, by a register: its memory does not say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlayerInputs {
+    first: NamedTrace,
+    others: Vec<NamedTrace>,
+}
+
+/// Why traces cannot be the inputs of one player.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum PlayerInputsError {
+    /// There is none, or there are more than a player knows.
+    #[error("a player has 1 to {INPUTS} traces, not {0}")]
+    Number(usize),
+    /// A name that cannot be told from several.
+    #[error("the trace's name {0:?} has a comma in it, which separates names: rename the file")]
+    Name(String),
+    /// Two have one name.
+    #[error("trace {0} is named twice: a thaw could not say which one it replays")]
+    Twice(String),
+    /// They are of different guest memories.
+    #[error(
+        "{other} is of another guest memory than {first} (size, or which pages are zero): record both from one \
+         snapshot, or make a player of each"
+    )]
+    OtherMemory {
+        /// Name of the first trace.
+        first: String,
+        /// Name of the other one.
+        other: String,
+    },
+}
+
+impl PlayerInputs {
+    /// The inputs of these traces, in this order; the first is replayed where none is named.
+    ///
+    /// # Errors
+    /// See [`PlayerInputsError`].
+    pub fn new(traces: Vec<NamedTrace>) -> Result<Self, PlayerInputsError> {
+        let number = traces.len();
+        let mut traces = traces.into_iter();
+        let first = traces.next().filter(|_| number <= INPUTS);
+        let first = first.ok_or(PlayerInputsError::Number(number))?;
+        let inputs = Self { first, others: traces.collect() };
+        for (index, NamedTrace { name, trace }) in inputs.iter().enumerate() {
+            if name.contains(SEPARATOR) {
+                return Err(PlayerInputsError::Name(name.clone()));
+            }
+            if inputs.iter().take(index).any(|other| other.name == *name) {
+                return Err(PlayerInputsError::Twice(name.clone()));
+            }
+            let of = |trace: &Trace| (trace.layout().clone(), trace.zero_map().clone());
+            if of(trace) != of(&inputs.first.trace) {
+                let (first, other) = (inputs.first.name.clone(), name.clone());
+                return Err(PlayerInputsError::OtherMemory { first, other });
+            }
+        }
+        Ok(inputs)
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &NamedTrace> {
+        std::iter::once(&self.first).chain(&self.others)
+    }
+
+    /// Their names, as a snapshot's manifest has them.
+    pub(super) fn names(&self) -> String {
+        let names: Vec<&str> = self.iter().map(|trace| trace.name.as_str()).collect();
+        names.join(&SEPARATOR.to_string())
+    }
+
+    pub(super) fn layout(&self) -> &MemoryLayout {
+        self.first.trace.layout()
+    }
+
+    pub(super) fn zero_map(&self) -> &PageSet {
+        self.first.trace.zero_map()
+    }
+}
