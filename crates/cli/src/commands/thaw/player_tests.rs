@@ -49,3 +49,16 @@ fn an_elf_is_made() {
     let error = make(&["--trace", "none"], &path).unwrap_err();
     assert!(error.to_string().contains("sequential-read:SIZE"), "{error}");
 }
+
+#[test]
+fn a_player_with_two_traces_replays_the_one_that_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("snapshot");
+    make(&["--trace", "json-a,json-b", "--json"], &path).unwrap();
+    thaw(&[], &path).unwrap();
+    thaw(&["--input", "json-b", "--json"], &path).unwrap();
+    let error = thaw(&["--input", "json-c"], &path).unwrap_err().to_string();
+    assert!(error.contains("json-a, json-b"), "{error}");
+    let error = make(&["--trace", "json-a,hello-a"], &dir.path().join("other")).unwrap_err();
+    assert!(error.to_string().contains("another guest memory"), "{error}");
+}
