@@ -13,16 +13,20 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use bitflags::bitflags;
 use linux_raw_sys::general::{
     UFFD_API, UFFD_EVENT_PAGEFAULT, UFFD_EVENT_REMOVE, UFFD_FEATURE_EVENT_REMOVE,
-    UFFD_FEATURE_PAGEFAULT_FLAG_WP, UFFD_FEATURE_THREAD_ID, UFFD_PAGEFAULT_FLAG_WP,
+    UFFD_FEATURE_MINOR_SHMEM, UFFD_FEATURE_MISSING_SHMEM, UFFD_FEATURE_PAGEFAULT_FLAG_WP,
+    UFFD_FEATURE_POISON, UFFD_FEATURE_THREAD_ID, UFFD_PAGEFAULT_FLAG_MINOR, UFFD_PAGEFAULT_FLAG_WP,
     UFFD_PAGEFAULT_FLAG_WRITE, UFFDIO_COPY_MODE_DONTWAKE, UFFDIO_COPY_MODE_WP,
-    UFFDIO_REGISTER_MODE_MISSING, UFFDIO_REGISTER_MODE_WP, uffdio_api, uffdio_copy, uffdio_range,
-    uffdio_register, uffdio_writeprotect, uffdio_zeropage,
+    UFFDIO_REGISTER_MODE_MINOR, UFFDIO_REGISTER_MODE_MISSING, UFFDIO_REGISTER_MODE_WP, uffdio_api,
+    uffdio_continue, uffdio_copy, uffdio_poison, uffdio_range, uffdio_register,
+    uffdio_writeprotect, uffdio_zeropage,
 };
 use linux_raw_sys::ioctl::{
-    UFFDIO_API, UFFDIO_COPY, UFFDIO_REGISTER, UFFDIO_WAKE, UFFDIO_WRITEPROTECT, UFFDIO_ZEROPAGE,
+    UFFDIO_API, UFFDIO_CONTINUE, UFFDIO_COPY, UFFDIO_REGISTER, UFFDIO_WAKE, UFFDIO_WRITEPROTECT,
+    UFFDIO_ZEROPAGE,
 };
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
-use rustix::ioctl::{Opcode, Updater, ioctl};
+use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 use rustix::mm::UserfaultfdFlags;
 use thiserror::Error;
 
@@ -32,6 +36,8 @@ const MESSAGE: usize = 32;
 const BATCH: usize = 64;
 /// `UFFDIO_WRITEPROTECT_MODE_WP`, which linux-raw-sys leaves out.
 const WRITEPROTECT: u64 = 1;
+/// The call that linux-raw-sys leaves out (Linux 6.6).
+const UFFDIO_POISON: Opcode = opcode::read_write::<uffdio_poison>(0xaa, 8);
 
 bitflags! {
     /// What a userfaultfd is asked to be able to do.
@@ -43,6 +49,12 @@ bitflags! {
         const THREAD_ID = UFFD_FEATURE_THREAD_ID as u64;
         /// Pages that are given back (`MADV_DONTNEED`) are reported; who gives them back waits until the report is read.
         const REMOVE = UFFD_FEATURE_EVENT_REMOVE as u64;
+        /// Missing pages of shared memory are reported (Linux 4.11).
+        const MISSING_SHARED = UFFD_FEATURE_MISSING_SHMEM as u64;
+        /// Pages of shared memory that are there, but not in the toucher's page tables, are reported (Linux 5.14).
+        const MINOR_SHARED = UFFD_FEATURE_MINOR_SHMEM as u64;
+        /// Pages can be poisoned (Linux 6.6).
+        const POISON = UFFD_FEATURE_POISON as u64;
     }
 }
 
@@ -54,6 +66,8 @@ bitflags! {
         const MISSING = UFFDIO_REGISTER_MODE_MISSING as u64;
         /// Writes to pages that are write-protected.
         const WRITE_PROTECT = UFFDIO_REGISTER_MODE_WP as u64;
+        /// Touches of pages that are there, but not in the toucher's page tables.
+        const MINOR = UFFDIO_REGISTER_MODE_MINOR as u64;
     }
 }
 
@@ -97,6 +111,8 @@ pub enum FaultKind {
     MissingWrite,
     /// The page is there, and is write-protected.
     WriteProtected,
+    /// The page is there, but not in the toucher's page tables: [`Uffd::map_present`] puts it in.
+    Minor,
 }
 
 /// Why an operation on a userfaultfd failed.
@@ -142,6 +158,15 @@ pub enum UffdError {
         /// First byte that is not done.
         address: u64,
     },
+    /// Something else was mapped there meanwhile, or nothing: whoever waits has to be woken, and meets that.
+    #[error("the memory at {address:#x} is no longer registered with the userfaultfd")]
+    Unregistered {
+        /// First byte that is not done.
+        address: u64,
+    },
+    /// The process that the memory is of has ended.
+    #[error("the process whose pages a userfaultfd serves has ended")]
+    ProcessEnded,
     /// Pages cannot be filled.
     #[error("filling pages at {address:#x} through a userfaultfd")]
     Fill {
@@ -199,6 +224,17 @@ impl Uffd {
         }
     }
 
+    /// Takes over one that another process has opened and registered its memory with. Addresses are of that process; the
+    /// features are those that it asked for.
+    ///
+    /// # Errors
+    /// [`UffdError::Open`] when it cannot be kept from blocking.
+    pub fn of(fd: OwnedFd) -> Result<Self, UffdError> {
+        let flags = fcntl_getfl(&fd).map_err(|errno| UffdError::Open(errno.into()))?;
+        fcntl_setfl(&fd, flags | OFlags::NONBLOCK).map_err(|errno| UffdError::Open(errno.into()))?;
+        Ok(Self { fd })
+    }
+
     /// Has faults on whole pages of this process reported, until they are unmapped.
     ///
     /// # Safety
@@ -234,7 +270,8 @@ impl Uffd {
     /// Fills missing pages with bytes, whole pages, and wakes who waits for them.
     ///
     /// # Errors
-    /// [`UffdError::Changing`], [`UffdError::Present`], [`UffdError::Fill`]; pages before the address are done.
+    /// [`UffdError::Changing`], [`UffdError::Present`], [`UffdError::Unregistered`], [`UffdError::Fill`]: pages before the
+    /// address are done; [`UffdError::ProcessEnded`].
     pub fn copy(&self, address: u64, bytes: &[u8], fill: Fill) -> Result<(), UffdError> {
         let (source, len) = (bytes.as_ptr().addr() as u64, bytes.len() as u64);
         until_full(address, len, |done| {
@@ -264,6 +301,37 @@ impl Uffd {
             // SAFETY: the value is what UFFDIO_ZEROPAGE takes; the rest is as in `copy`.
             let filled = unsafe { call::<UFFDIO_ZEROPAGE, _>(&self.fd, &mut value) };
             (value.zeropage, filled)
+        })
+    }
+
+    /// Puts pages of shared memory that are there into the page tables, and wakes who waits for them.
+    ///
+    /// # Errors
+    /// As [`Uffd::copy`].
+    pub fn map_present(&self, range: Range<u64>) -> Result<(), UffdError> {
+        let uffdio_range { start, len } = span(&range);
+        until_full(start, len, |done| {
+            let range = uffdio_range { start: start + done, len: len - done };
+            let mut value = uffdio_continue { range, mode: 0, mapped: 0 };
+            // SAFETY: the value is what UFFDIO_CONTINUE takes; it maps what the memory's file holds already.
+            let mapped = unsafe { call::<UFFDIO_CONTINUE, _>(&self.fd, &mut value) };
+            (value.mapped, mapped)
+        })
+    }
+
+    /// Marks missing pages as lost, and wakes who waits for them: touching one is SIGBUS, or the error EFAULT of a system
+    /// call, for good.
+    ///
+    /// # Errors
+    /// As [`Uffd::copy`].
+    pub fn poison(&self, range: Range<u64>) -> Result<(), UffdError> {
+        let uffdio_range { start, len } = span(&range);
+        until_full(start, len, |done| {
+            let range = uffdio_range { start: start + done, len: len - done };
+            let mut value = uffdio_poison { range, mode: 0, updated: 0 };
+            // SAFETY: the value is what UFFDIO_POISON takes; pages that are missing become unusable, no others.
+            let poisoned = unsafe { call::<UFFDIO_POISON, _>(&self.fd, &mut value) };
+            (value.updated, poisoned)
         })
     }
 
@@ -341,6 +409,8 @@ fn until_full(
             Err(Errno::AGAIN) if more > 0 && done < len => {}
             Err(Errno::AGAIN) => return Err(UffdError::Changing { address }),
             Err(Errno::EXIST) => return Err(UffdError::Present { address }),
+            Err(Errno::NOENT) => return Err(UffdError::Unregistered { address }),
+            Err(Errno::SRCH) => return Err(UffdError::ProcessEnded),
             Err(errno) => return Err(UffdError::Fill { address, source: errno.into() }),
         }
     }
@@ -356,6 +426,8 @@ fn event(message: &[u8; MESSAGE]) -> Result<Event, UffdError> {
             let flag = |flag: u32| word(8) & u64::from(flag) != 0;
             let kind = if flag(UFFD_PAGEFAULT_FLAG_WP) {
                 FaultKind::WriteProtected
+            } else if flag(UFFD_PAGEFAULT_FLAG_MINOR) {
+                FaultKind::Minor
             } else if flag(UFFD_PAGEFAULT_FLAG_WRITE) {
                 FaultKind::MissingWrite
             } else {

@@ -113,7 +113,7 @@ fn what_cannot_be_done_names_the_address() {
     let refused = unsafe { uffd.register(4096..8192, BOTH) }.unwrap_err();
     assert_eq!(refused.to_string(), "registering 4096 bytes at 0x1000 with a userfaultfd");
     let refused = uffd.copy(1 << 20, &[0; 4096], Fill::empty()).unwrap_err();
-    assert!(matches!(refused, UffdError::Fill { address: 0x10_0000, .. }), "{refused}");
+    assert!(matches!(refused, UffdError::Unregistered { address: 0x10_0000 }), "{refused}");
 }
 
 #[test]
@@ -121,4 +121,57 @@ fn a_feature_that_no_kernel_has_is_named() {
     let unknown = Features::from_bits_retain(1 << 63);
     let refused = Uffd::open(ALL | unknown).unwrap_err();
     assert!(matches!(refused, UffdError::Features { missing } if missing == unknown), "{refused}");
+}
+
+#[test]
+fn a_poisoned_page_is_an_error_for_whoever_touches_it() {
+    let (memory, uffd, base) = registered(Features::POISON);
+    uffd.copy(base, &[3; 4096], Fill::empty()).unwrap();
+    uffd.poison(base + PAGE_SIZE..base + 2 * PAGE_SIZE).unwrap();
+    let refused = uffd.poison(base..base + PAGE_SIZE).unwrap_err();
+    assert!(matches!(refused, UffdError::Present { address } if address == base), "{refused}");
+    // The kernel touches it here, so that it is an error and not a signal.
+    let view = memory.vm_memory();
+    let mut file = tempfile::tempfile().unwrap();
+    view.write_volatile_to(GuestAddress(0), &mut file, 4096).unwrap();
+    view.write_volatile_to(GuestAddress(PAGE_SIZE), &mut file, 4096).unwrap_err();
+}
+
+#[test]
+fn shared_pages_that_are_there_are_mapped_when_they_are_touched() {
+    use rustix::fs::{MemfdFlags, memfd_create};
+    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::File::from(memfd_create("shared", MemfdFlags::CLOEXEC).unwrap());
+    file.write_all_at(&[9; 8192], 0).unwrap();
+    let (null, protection) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
+    // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
+    let mapped = unsafe { mmap(null, 8192, protection, MapFlags::SHARED, &file, 0) }.unwrap();
+    let base = mapped.addr() as u64;
+    let uffd = Uffd::open(Features::MINOR_SHARED).unwrap();
+    // SAFETY: no reference points into the mapping.
+    unsafe { uffd.register(base..base + 8192, Watch::MINOR) }.unwrap();
+    std::thread::scope(|scope| {
+        let toucher = scope.spawn(move || {
+            let first = std::ptr::with_exposed_provenance::<u8>(usize::try_from(base).unwrap());
+            // SAFETY: the byte is mapped until the threads are joined.
+            unsafe { first.read_volatile() }
+        });
+        let Event::Fault(fault) = next(&uffd) else { panic!() };
+        assert_eq!((fault.address, fault.kind), (base, FaultKind::Minor));
+        uffd.map_present(base..base + PAGE_SIZE).unwrap();
+        assert_eq!(toucher.join().unwrap(), 9);
+    });
+    // SAFETY: the mapping is this test's own.
+    unsafe { munmap(mapped, 8192) }.unwrap();
+}
+
+#[test]
+fn one_that_another_opened_is_taken_over() {
+    let (memory, uffd, base) = registered(Features::empty());
+    let taken = Uffd::of(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
+    drop(uffd);
+    assert_eq!(taken.events().unwrap(), []);
+    taken.copy(base, &[4; 4096], Fill::empty()).unwrap();
+    assert_eq!(memory.vm_memory().read_obj::<u8>(GuestAddress(0)).unwrap(), 4);
 }
