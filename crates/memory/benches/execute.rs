@@ -65,11 +65,12 @@ impl Guest {
             image: ImageFacts::of(&self.image)?,
             zero_map: &self.zero_map,
             profile: None,
+            snapshot: None,
             host: &host,
         };
         let plan = parse(planner)?.plan(&input)?;
         let planned = begun.elapsed();
-        let executed = execute(&plan, &Sources { image: &self.image })?;
+        let executed = execute(&plan, &Sources::image(&self.image))?;
         let done = begun.elapsed();
         let [reserve, map] =
             [executed.report.reserve_ns, executed.report.map_ns].map(Duration::from_nanos);

@@ -23,8 +23,8 @@
 //! let planner = parse("firecracker:readahead=off")?;
 //! let host = HostFacts::read()?;
 //! let facts = ImageFacts::of(&image)?;
-//! let plan = planner.plan(&PlanInput { layout: &layout, image: facts, zero_map: &zero_map, profile: None, host: &host })?;
-//! let executed = execute(&plan, &Sources { image: &image })?;
+//! let plan = planner.plan(&PlanInput { layout: &layout, image: facts, zero_map: &zero_map, profile: None, snapshot: None, host: &host })?;
+//! let executed = execute(&plan, &Sources::image(&image))?;
 //! assert!(compare(&executed.memory, &image, &zero_map)?.is_equal());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

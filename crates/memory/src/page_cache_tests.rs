@@ -43,10 +43,11 @@ fn a_mapped_page_stays() {
         image,
         zero_map: &zero_map,
         profile: None,
+        snapshot: None,
         host: &host,
     };
     let plan = crate::planners::parse("firecracker").unwrap().plan(&input).unwrap();
-    let executed = crate::execute(&plan, &crate::Sources { image: &file }).unwrap();
+    let executed = crate::execute(&plan, &crate::Sources::image(&file)).unwrap();
     assert!(crate::compare::compare(&executed.memory, &file, &zero_map).unwrap().is_equal());
     assert!(evict(&file).unwrap().is_cached(), "every page is mapped");
     drop(executed);

@@ -21,10 +21,11 @@ fn memory() -> GuestMemory {
         image: ImageFacts::of(&image).unwrap(),
         zero_map: &PageSet::new(layout.pages()),
         profile: None,
+        snapshot: None,
         host: &HostFacts::read().unwrap(),
     };
     let plan = parse("firecracker").unwrap().plan(&input).unwrap();
-    execute(&plan, &Sources { image: &image }).unwrap().memory
+    execute(&plan, &Sources::image(&image)).unwrap().memory
 }
 
 fn has_kvm() -> bool {

@@ -81,6 +81,7 @@ pub(crate) fn run(arguments: &PlanArgs) -> Result<ExitCode, PlanCommandError> {
         image,
         zero_map: snapshot.zero_map(),
         profile: profile.as_ref(),
+        snapshot: Some(snapshot),
         host: &host,
     };
     let selection = select(list, &input)?;

@@ -67,10 +67,11 @@ fn execute_with(
         image: ImageFacts::in_pool(SIZE, facts),
         zero_map: &PageSet::new(layout.pages()),
         profile: None,
+        snapshot: None,
         host: &HostFacts::read().unwrap(),
     };
     let plan = parse(planner).unwrap().plan(&input).unwrap();
-    execute(&plan, &Sources { image: medium })
+    execute(&plan, &Sources::image(medium))
 }
 
 fn media() -> Vec<(File, Leaf)> {

@@ -25,12 +25,19 @@ pub struct Sources<'a> {
     /// The image: a regular file, open for reading, whose position a preload moves; or the medium of the pool that the
     /// plan's extents lie in: open for writing too where the plan maps a replica, for reading alone where it shares the extent.
     pub image: &'a File,
+    /// The snapshot that the image is of, for plans that need more of it: digests, packed files.
+    pub snapshot: Option<&'a Snapshot>,
 }
 
 impl<'a> Sources<'a> {
     /// Those of an open snapshot.
     pub fn of(snapshot: &'a Snapshot) -> Self {
-        Self { image: snapshot.image() }
+        Self { image: snapshot.image(), snapshot: Some(snapshot) }
+    }
+
+    /// An image and nothing else.
+    pub fn image(image: &'a File) -> Self {
+        Self { image, snapshot: None }
     }
 }
 

@@ -24,7 +24,14 @@ fn plan_by(planner: &str, layout: &MemoryLayout, image: &File) -> Plan {
     let host = HostFacts::read().unwrap();
     let zero_map = PageSet::new(layout.pages());
     let facts = ImageFacts::of(image).unwrap();
-    let input = PlanInput { layout, image: facts, zero_map: &zero_map, profile: None, host: &host };
+    let input = PlanInput {
+        layout,
+        image: facts,
+        zero_map: &zero_map,
+        profile: None,
+        snapshot: None,
+        host: &host,
+    };
     parse(planner).unwrap().plan(&input).unwrap()
 }
 
@@ -54,7 +61,7 @@ fn on_demand_restores_read_nothing_ahead_of_the_guest() {
     fill(&mut image, layout.pages());
     let plan = plan_by("firecracker:readahead=off", &layout, &image);
     assert!(page_cache::evict(&image).unwrap().is_cold());
-    let executed = execute(&plan, &Sources { image: &image }).unwrap();
+    let executed = execute(&plan, &Sources::image(&image)).unwrap();
     assert_eq!(executed.report.preloaded_bytes, 0);
     assert!(page_cache::residency(&image).unwrap().is_cold());
 
@@ -70,7 +77,7 @@ fn readahead_reads_more_than_the_guest_touches() {
     fill(&mut image, layout.pages());
     let plan = plan_by("firecracker", &layout, &image);
     assert!(page_cache::evict(&image).unwrap().is_cold());
-    let executed = execute(&plan, &Sources { image: &image }).unwrap();
+    let executed = execute(&plan, &Sources::image(&image)).unwrap();
     assert!(page_cache::residency(&image).unwrap().is_cold());
     assert_eq!(read_page(&executed.memory, MIB), page_bytes(256, 7));
     assert!(page_cache::residency(&image).unwrap().cached > 1);
@@ -93,7 +100,7 @@ fn dram_cached_leaves_no_stored_page_to_storage() {
     if evictable {
         assert!(page_cache::evict(&image).unwrap().is_cold());
     }
-    let executed = execute(&plan, &Sources { image: &image }).unwrap();
+    let executed = execute(&plan, &Sources::image(&image)).unwrap();
     assert_eq!(executed.report.preloaded_bytes, 8 * MIB);
     let stored = page_cache::stored_residency(&image).unwrap();
     assert_eq!(stored, page_cache::Residency { pages: 2048, cached: 2048 });
@@ -109,7 +116,7 @@ fn an_index_is_built_for_reading_and_copies_nothing() {
     let guest = GuestRange { start: MIB, len: MIB };
     let step = |when| Step { when, work: Work::Index { guest } };
     plan.schedule = vec![step(When::AfterResume)];
-    let executed = execute(&plan, &Sources { image: &image }).unwrap();
+    let executed = execute(&plan, &Sources::image(&image)).unwrap();
     assert_eq!(executed.memory.usage().unwrap().resident, 0);
     assert_eq!(executed.after_resume.steps(), plan.schedule);
 
@@ -121,7 +128,7 @@ fn an_index_is_built_for_reading_and_copies_nothing() {
     assert_eq!(usage.private, 0, "no page was copied");
 
     plan.schedule = vec![step(When::BeforeResume)];
-    let executed = execute(&plan, &Sources { image: &image }).unwrap();
+    let executed = execute(&plan, &Sources::image(&image)).unwrap();
     assert_eq!(executed.report.steps.len(), 1);
     assert!(executed.memory.usage().unwrap().shared >= MIB);
     assert!(executed.after_resume.run(&executed.memory).unwrap().is_empty());
@@ -136,20 +143,20 @@ fn what_is_wrong_is_said_and_nothing_stays_mapped() {
     let layout = MemoryLayout::for_size(MIB).unwrap();
     let good = plan_by("firecracker", &layout, &image);
 
-    let executed = execute(&good, &Sources { image: &image }).unwrap();
+    let executed = execute(&good, &Sources::image(&image)).unwrap();
     assert_eq!(mappings_of(&path), 1);
     drop(executed);
     assert_eq!(mappings_of(&path), 0);
 
     let mut wrong = good.clone();
     wrong.segments.clear();
-    let refused = execute(&wrong, &Sources { image: &image }).unwrap_err();
+    let refused = execute(&wrong, &Sources::image(&image)).unwrap_err();
     assert!(matches!(refused, ExecuteError::Plan { source: PlanError::Gap { .. }, .. }));
     assert_eq!(mappings_of(&path), 0);
 
     let truncated = fs::OpenOptions::new().write(true).open(&path).unwrap();
     truncated.set_len(MIB / 2).unwrap();
-    let refused = execute(&good, &Sources { image: &image }).unwrap_err();
+    let refused = execute(&good, &Sources::image(&image)).unwrap_err();
     let ExecuteError::ImageTooShort { len, expected } = refused else { panic!("{refused}") };
     assert_eq!((len, expected), (MIB / 2, MIB));
     assert_eq!(mappings_of(&path), 0);
@@ -157,7 +164,7 @@ fn what_is_wrong_is_said_and_nothing_stays_mapped() {
     truncated.set_len(MIB).unwrap();
     truncated.write_all_at(&[1; 4096], 0).unwrap();
     // A descriptor for writing alone can be neither mapped nor read.
-    let refused = execute(&good, &Sources { image: &truncated }).unwrap_err();
+    let refused = execute(&good, &Sources::image(&truncated)).unwrap_err();
     assert!(matches!(refused, ExecuteError::Layer { index: 0, .. }), "{refused}");
     let mut preload = good.clone();
     let whole = GuestRange { start: 0, len: MIB };
@@ -167,7 +174,7 @@ fn what_is_wrong_is_said_and_nothing_stays_mapped() {
     preload.layers[0].sharing = zero.sharing;
     let work = Work::Preload { image: ImageRange { offset: 0, len: MIB } };
     preload.schedule = vec![Step { when: When::BeforeResume, work }];
-    let refused = execute(&preload, &Sources { image: &truncated }).unwrap_err();
+    let refused = execute(&preload, &Sources::image(&truncated)).unwrap_err();
     assert!(matches!(refused, ExecuteError::Step { index: 0, .. }), "{refused}");
     assert_eq!(mappings_of(&path), 0);
 }
@@ -180,7 +187,7 @@ fn a_restore_of_two_regions_takes_as_many_calls_as_of_a_small_one() {
         let layout = MemoryLayout::for_size(size).unwrap();
         image.set_len(layout.total_bytes()).unwrap();
         let plan = plan_by("firecracker:readahead=off", &layout, &image);
-        let executed = execute(&plan, &Sources { image: &image }).unwrap();
+        let executed = execute(&plan, &Sources::image(&image)).unwrap();
         let regions = layout.regions().count() as u64;
         let report = &executed.report;
         assert_eq!((report.mmaps, report.madvises), (1 + regions, regions));
@@ -203,7 +210,7 @@ fn the_largest_leaf_decides_how_addresses_agree() {
     plan.segments[1] = Segment { leaf: Leaf::Size1G, ..zero };
     plan.layers[1].source = zero.source;
     plan.layers[1].sharing = zero.sharing;
-    let memory = execute(&plan, &Sources { image: &image }).unwrap().memory;
+    let memory = execute(&plan, &Sources::image(&image)).unwrap().memory;
     for slot in memory.slots() {
         assert_eq!(slot.host_addr % (1024 * MIB), slot.guest_addr % (1024 * MIB));
     }
@@ -219,7 +226,7 @@ fn many_threads_may_execute_one_plan() {
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                let memory = execute(&plan, &Sources { image: &image }).unwrap().memory;
+                let memory = execute(&plan, &Sources::image(&image)).unwrap().memory;
                 assert!(compare(&memory, &image, &zero_map).unwrap().is_equal());
             });
         }
@@ -239,7 +246,7 @@ proptest! {
         let mut image = tempfile::tempfile().unwrap();
         let zero_map = write_image(&plan, &mut image, seed);
         let Executed { memory, after_resume, .. } =
-            execute(&plan, &Sources { image: &image }).unwrap();
+            execute(&plan, &Sources::image(&image)).unwrap();
         after_resume.run(&memory).unwrap();
         for slot in memory.slots() {
             prop_assert_eq!(slot.host_addr % (2 * MIB), slot.guest_addr % (2 * MIB));
@@ -288,7 +295,7 @@ proptest! {
     ) {
         let mut image = tempfile::tempfile().unwrap();
         let zero_map = write_image(&plan, &mut image, 3);
-        let memory = execute(&plan, &Sources { image: &image }).unwrap().memory;
+        let memory = execute(&plan, &Sources::image(&image)).unwrap().memory;
         let changed: Vec<u64> = changed.into_iter().filter(|&p| p < plan.layout.pages()).collect();
         let mut guest_pages = Vec::new();
         for page in &changed {

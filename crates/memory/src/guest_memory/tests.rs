@@ -28,10 +28,11 @@ fn mapped(layout: &MemoryLayout, image: &File) -> GuestMemory {
         image: facts,
         zero_map: &zero_map,
         profile: None,
+        snapshot: None,
         host: &host,
     };
     let plan: Plan = crate::planners::parse("firecracker").unwrap().plan(&input).unwrap();
-    execute(&plan, &Sources { image }).unwrap().memory
+    execute(&plan, &Sources::image(image)).unwrap().memory
 }
 
 fn private_and_shared(memory: &GuestMemory) -> (u64, u64) {
@@ -257,10 +258,11 @@ fn a_snapshot_is_thawed_and_frozen_again() {
                 image: crate::planners::ImageFacts::of_snapshot(snapshot).unwrap(),
                 zero_map: snapshot.zero_map(),
                 profile: None,
+                snapshot: None,
                 host: &host,
             };
             let plan = planner.plan(&input).unwrap();
-            let sources = Sources { image: snapshot.image() };
+            let sources = Sources::image(snapshot.image());
             let memory = execute(&plan, &sources).unwrap().memory;
             let same =
                 crate::compare::compare(&memory, snapshot.image(), snapshot.zero_map()).unwrap();
@@ -293,7 +295,7 @@ proptest! {
     ) {
         let mut image = tempfile::tempfile().unwrap();
         write_image(&plan, &mut image, 5);
-        let memory = execute(&plan, &Sources { image: &image }).unwrap().memory;
+        let memory = execute(&plan, &Sources::image(&image)).unwrap().memory;
         let view = memory.vm_memory();
         let pages = plan.layout.pages();
         for (page, byte) in writes {

@@ -24,9 +24,10 @@ fn memory(image: &File) -> GuestMemory {
         zero_map: &zero_map,
         host: &host,
         profile: None,
+        snapshot: None,
     };
     let plan = parse("firecracker").unwrap().plan(&input).unwrap();
-    execute(&plan, &Sources { image }).unwrap().memory
+    execute(&plan, &Sources::image(image)).unwrap().memory
 }
 
 fn image(path: &PathBuf) -> File {

@@ -99,6 +99,8 @@ pub struct PlanInput<'a> {
     pub zero_map: &'a PageSet,
     /// What earlier runs touched, for a planner that [uses](Planner::uses_profile) it.
     pub profile: Option<&'a Profile>,
+    /// The snapshot itself, for a planner that needs a file packed beside its image ([`Snapshot::packed`]).
+    pub snapshot: Option<&'a Snapshot>,
     /// This host.
     pub host: &'a HostFacts,
 }
@@ -195,6 +197,7 @@ pub fn plan(snapshot: &Snapshot, planner: &dyn Planner) -> Result<Plan, PlanSnap
         image,
         zero_map: snapshot.zero_map(),
         profile: profile.as_ref(),
+        snapshot: Some(snapshot),
         host: &HostFacts::read()?,
     })?)
 }

@@ -17,7 +17,14 @@ fn with_input<T>(size: u64, stored: u64, f: impl FnOnce(&PlanInput<'_>) -> T) ->
     host.memory_total = 16 * GIB;
     let zero_map = PageSet::new(layout.pages());
     let image = ImageFacts { len: size, stored, extent: None };
-    f(&PlanInput { layout: &layout, image, zero_map: &zero_map, profile: None, host: &host })
+    f(&PlanInput {
+        layout: &layout,
+        image,
+        zero_map: &zero_map,
+        profile: None,
+        snapshot: None,
+        host: &host,
+    })
 }
 
 fn refused(written: &str) -> String {
@@ -156,8 +163,14 @@ fn plan_in_pool(planner: &str, size: u64, facts: ExtentFacts) -> Result<Plan, Pl
     let zero_map = PageSet::new(layout.pages());
     let image = ImageFacts::in_pool(size, facts);
     let host = HostFacts::read().unwrap();
-    let input =
-        PlanInput { layout: &layout, image, zero_map: &zero_map, profile: None, host: &host };
+    let input = PlanInput {
+        layout: &layout,
+        image,
+        zero_map: &zero_map,
+        profile: None,
+        snapshot: None,
+        host: &host,
+    };
     parse(planner).unwrap().plan(&input)
 }
 

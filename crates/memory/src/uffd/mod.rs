@@ -231,7 +231,8 @@ impl Uffd {
     /// [`UffdError::Open`] when it cannot be kept from blocking.
     pub fn of(fd: OwnedFd) -> Result<Self, UffdError> {
         let flags = fcntl_getfl(&fd).map_err(|errno| UffdError::Open(errno.into()))?;
-        fcntl_setfl(&fd, flags | OFlags::NONBLOCK).map_err(|errno| UffdError::Open(errno.into()))?;
+        fcntl_setfl(&fd, flags | OFlags::NONBLOCK)
+            .map_err(|errno| UffdError::Open(errno.into()))?;
         Ok(Self { fd })
     }
 

@@ -94,6 +94,7 @@ fn every_planner_restores_every_kind_of_player() {
             image: ImageFacts::of_snapshot(&snapshot).unwrap(),
             zero_map: snapshot.zero_map(),
             profile: None,
+            snapshot: Some(&snapshot),
             host: &facts,
         };
         let planners = select("all", &input).unwrap().planners;

@@ -191,7 +191,8 @@ fn subjects(
         let (layout, zero_map) = (trace.layout(), trace.zero_map());
         let stored = (layout.pages() - zero_map.count()) * PAGE_SIZE;
         let file = ImageFacts { len: layout.total_bytes(), stored, extent: None };
-        let input = PlanInput { layout, image: file, zero_map, profile: None, host: &host };
+        let input =
+            PlanInput { layout, image: file, zero_map, profile: None, snapshot: None, host: &host };
         let pooled = pool.map(|pool| PlanInput { image: pool.image(file.len), ..input });
         let mut selection = select(list, &input)?;
         if let Some(pooled) = &pooled {
