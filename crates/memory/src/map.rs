@@ -139,6 +139,11 @@ impl Mapping {
         self.advise(addr, len, Advice::Random)
     }
 
+    /// `MADV_HUGEPAGE`: a fault on anonymous memory may bring a leaf of 2 MiB.
+    pub(crate) fn advise_huge(&self, addr: u64, len: u64) -> Result<()> {
+        self.advise(addr, len, Advice::LinuxHugepage)
+    }
+
     /// `MADV_POPULATE_READ`: maps every page of the range for reading, and copies none.
     pub(crate) fn populate_read(&self, addr: u64, len: u64) -> Result<()> {
         self.advise(addr, len, Advice::LinuxPopulateRead)

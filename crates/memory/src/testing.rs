@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
 
-use firn_snapshot::{MemoryLayout, MemoryRegion, PAGE_SIZE, PageSet};
+use firn_snapshot::{CopyTable, MemoryLayout, MemoryRegion, PAGE_SIZE, PageSet};
 use proptest::collection::vec;
 use proptest::prelude::{Just, Strategy, any};
 use proptest::sample::{Index, select};
@@ -46,6 +46,7 @@ pub(crate) fn plans() -> impl Strategy<Value = Plan> {
                 Plan {
                     planner: "random".to_owned(),
                     layout,
+                    copies: CopyTable::default(),
                     segments,
                     layers,
                     schedule,

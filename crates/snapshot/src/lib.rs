@@ -16,6 +16,7 @@
 
 mod attach;
 mod container;
+mod copies;
 mod digests;
 mod disk;
 mod error;
@@ -39,6 +40,7 @@ mod tests;
 
 pub use attach::{AttachError, set_profile};
 pub use container::{CONTAINER_VERSION, PROFILE_VERSION, Section};
+pub use copies::{Copies, CopyTable};
 pub use digests::{DigestError, Digests};
 pub use disk::{DiskError, DiskIdentity, DiskSource};
 pub use error::OpenError;

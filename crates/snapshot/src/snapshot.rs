@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use crate::container::{
     CONTAINER_FILE, Header, IMAGE_FILE, NO_PROFILE_VERSION, OVERLAY_FILE, Section, decode_zero_map,
 };
+use crate::copies::Copies;
 use crate::digests::Digests;
 use crate::error::OpenError;
 use crate::extent::{Tail, check_dense};
@@ -46,6 +47,8 @@ pub struct Snapshot {
     image: File,
     /// Where the image lies in `image`, which is a pool's medium then.
     extent: Option<ExtentPlace>,
+    /// What was copied ahead for the microVM that runs from this.
+    copies: Option<Copies>,
     overlay: Option<Overlay>,
     digests: Digests,
 }
@@ -260,6 +263,12 @@ impl Snapshot {
         self.extent
     }
 
+    /// What a pool's manager copied ahead for the microVM that runs from this, where it was asked.
+    #[must_use]
+    pub fn copies(&self) -> Option<&Copies> {
+        self.copies.as_ref()
+    }
+
     /// The writable disk's content at the freeze.
     #[must_use]
     pub fn overlay(&self) -> Option<&Overlay> {
@@ -320,6 +329,7 @@ impl Read {
             zero_map,
             image,
             extent,
+            copies: None,
             overlay,
             digests,
         }

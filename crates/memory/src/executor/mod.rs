@@ -15,9 +15,7 @@ use thiserror::Error;
 use crate::guest_memory::{Backing, GuestMemory, Reservation, ViewError};
 use crate::map::Mapping;
 use crate::num::ns_since;
-use crate::plan::{
-    Advice, GuestRange, Layer, Leaf, Plan, PlanError, Segment, Sharing, Source, When, Work,
-};
+use crate::plan::{Advice, GuestRange, Layer, Leaf, Plan, PlanError, Sharing, Source, When, Work};
 
 /// What a plan's sources are, on this host.
 #[derive(Clone, Copy, Debug)]
@@ -27,17 +25,20 @@ pub struct Sources<'a> {
     pub image: &'a File,
     /// The snapshot that the image is of, for plans that need more of it: digests, packed files.
     pub snapshot: Option<&'a Snapshot>,
+    /// The copy that was made ahead for this VM, where there is one.
+    pub copy: Option<&'a File>,
 }
 
 impl<'a> Sources<'a> {
     /// Those of an open snapshot.
     pub fn of(snapshot: &'a Snapshot) -> Self {
-        Self { image: snapshot.image(), snapshot: Some(snapshot) }
+        let copy = snapshot.copies().and_then(|copies| copies.file.as_ref());
+        Self { image: snapshot.image(), snapshot: Some(snapshot), copy }
     }
 
     /// An image and nothing else.
     pub fn image(image: &'a File) -> Self {
-        Self { image, snapshot: None }
+        Self { image, snapshot: None, copy: None }
     }
 }
 
@@ -101,6 +102,16 @@ pub enum ExecuteError {
         /// Bytes of guest memory.
         expected: u64,
     },
+    /// The copy is shorter than its table says.
+    #[error(
+        "the copy has {len} bytes, its table {expected}: it is not the one that the plan was made for"
+    )]
+    CopyTooShort {
+        /// Bytes it has.
+        len: u64,
+        /// Bytes of the table's parts.
+        expected: u64,
+    },
     /// The sealed bytes of an extent could be written.
     #[error(
         "the pool's medium is open for writing: a shared extent is only mapped from a descriptor for reading"
@@ -160,6 +171,7 @@ pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteEr
     plan.validate()
         .map_err(|source| ExecuteError::Plan { planner: plan.planner.clone(), source })?;
     check_image(plan, sources.image)?;
+    check_copy(plan, sources.copy)?;
     report.validate_ns = ns_since(begun);
 
     let part = Instant::now();
@@ -190,6 +202,8 @@ pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteEr
     };
     let mut memory =
         reservation.finish(plan.layout.clone(), backing, anonymous).map_err(ExecuteError::View)?;
+    let copied = plan.segments.iter().filter(|s| matches!(s.source, Source::Copy { .. }));
+    memory.set_copied(copied.map(|s| s.guest.start..s.guest.end()).collect());
     report.map_ns = ns_since(part);
 
     let part = Instant::now();
@@ -222,10 +236,29 @@ fn indexed(steps: &[StepReport]) -> Vec<GuestRange> {
     ranges
 }
 
-/// Who may share the extent that the plan's memory lies in, if it does.
+/// Who may share the extent that the plan's memory lies in, if it does. What a copy does not hold is the sealed extent's.
 fn extent_sharing(plan: &Plan) -> Option<Sharing> {
-    let extent = |segment: &&Segment| matches!(segment.source, Source::Extent { .. });
-    plan.segments.iter().find(extent).map(|segment| segment.sharing)
+    plan.segments.iter().find_map(|segment| match segment.source {
+        Source::Extent { .. } => Some(segment.sharing),
+        Source::Copy { .. } => Some(Sharing::PrivateCow),
+        Source::Zero | Source::Image { .. } => None,
+    })
+}
+
+/// Checks that the copy is as long as its table says: mapped beyond its end, it would kill this process.
+fn check_copy(plan: &Plan, copy: Option<&File>) -> Result<(), ExecuteError> {
+    let expected = plan.copies.bytes();
+    if expected == 0 {
+        return Ok(());
+    }
+    let len = match copy {
+        Some(copy) => copy.metadata().map_err(ExecuteError::Image)?.len(),
+        None => 0,
+    };
+    if len < expected {
+        return Err(ExecuteError::CopyTooShort { len, expected });
+    }
+    Ok(())
 }
 
 /// Checks that the image has all of guest memory. That an extent lies within its medium is the pool's promise; the
@@ -271,12 +304,20 @@ fn apply(
             };
             map(mapping, addr, layer.guest.len, sources.image, offset)?;
         }
+        Source::Copy { offset } => {
+            let copy = sources.copy.ok_or(rustix::io::Errno::BADF)?;
+            mapping.map_shared(addr, layer.guest.len, copy, offset)?;
+        }
     }
     report.mmaps += 1;
     match layer.advice {
         Advice::Normal => {}
         Advice::Random => {
             mapping.advise_random(addr, layer.guest.len)?;
+            report.madvises += 1;
+        }
+        Advice::Huge => {
+            mapping.advise_huge(addr, layer.guest.len)?;
             report.madvises += 1;
         }
     }

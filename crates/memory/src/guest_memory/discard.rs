@@ -65,7 +65,8 @@ impl GuestMemory {
     /// Gives back `len` bytes at `guest_addr`, whole pages within one region: from now on they read as
     /// zeros, never as what the image holds there, and cost no DRAM until they are touched again.
     ///
-    /// A replica in a pool stays as it is: it is no DRAM, and the guest would come back to DRAM. Whoever reports a page as
+    /// A replica in a pool stays as it is: it is no DRAM, and the guest would come back to DRAM. So does a copy, which the
+    /// guest would have to come back to in small pages. Whoever reports a page as
     /// free does not care what it holds.
     ///
     /// So does a part of a sealed chunk that was not copied.
@@ -90,8 +91,13 @@ impl GuestMemory {
 
         // A poisoned lock guards a set that is still whole: it changes in one call, after the kernel.
         let mut anonymous = self.anonymous.lock().unwrap_or_else(PoisonError::into_inner);
-        for (part, is_anonymous) in anonymous.split(guest_addr..end) {
-            if !is_anonymous && matches!(self.backing, Backing::Replica) {
+        let parts =
+            anonymous.split(guest_addr..end).into_iter().flat_map(|(part, is_anonymous)| {
+                let parts = self.copied.split(part).into_iter();
+                parts.map(move |(part, is_copied)| (part, is_anonymous, is_copied))
+            });
+        for (part, is_anonymous, is_copied) in parts {
+            if !is_anonymous && (is_copied || matches!(self.backing, Backing::Replica)) {
                 continue;
             }
             let ranges = anonymous.len();

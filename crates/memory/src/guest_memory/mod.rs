@@ -95,6 +95,8 @@ pub struct GuestMemory {
     most_ranges: usize,
     /// Ranges whose index was built before the guest runs.
     indexed: Vec<GuestRange>,
+    /// Guest addresses that are a copy of the extent, which belongs to this guest.
+    copied: RangeSet,
     _told: Told,
 }
 
@@ -190,6 +192,7 @@ impl Reservation {
             chunks,
             most_ranges,
             indexed: Vec::new(),
+            copied: RangeSet::default(),
             _told: told,
         })
     }
@@ -257,6 +260,10 @@ impl GuestMemory {
             Some(address) => lost::at(host_addr(&self.slots, address)?),
             None => lost::anywhere(&self.slots),
         }
+    }
+
+    pub(crate) fn set_copied(&mut self, ranges: RangeSet) {
+        self.copied = ranges;
     }
 
     /// Has faults on all of it reported by a userfaultfd, and keeps it in pages of 4 KiB.

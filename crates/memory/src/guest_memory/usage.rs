@@ -12,7 +12,7 @@ use super::{Backing, GuestMemory};
 /// What a guest's memory costs this host now, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MemoryUsage {
-    /// Mapped by this process's page tables: the sum of the three below. The kernel maps cached neighbours
+    /// Mapped by this process's page tables: the sum of the four below. The kernel maps cached neighbours
     /// of a faulting page as well (`fault_around_bytes`), so this can be more than the guest touched.
     pub resident: u64,
     /// Belongs to this guest alone: anonymous memory and copies of file pages.
@@ -21,6 +21,8 @@ pub struct MemoryUsage {
     pub shared: u64,
     /// Belongs to the pool that the snapshot lies in, a replica included: no DRAM of this guest's.
     pub pool: u64,
+    /// A copy of parts of the extent that was made ahead for this guest: DRAM that belongs to it alone.
+    pub copies: u64,
     /// Page tables of the whole process.
     pub page_tables: u64,
 }
@@ -80,15 +82,21 @@ impl GuestMemory {
     fn count_extent(&self, usage: &mut MemoryUsage) -> std::io::Result<()> {
         let pagemap = File::open(PAGEMAP)?;
         for slot in &self.slots {
-            for entry in pagemap_entries(&pagemap, slot.host_addr, slot.len)? {
-                if entry & (PRESENT | SWAPPED) == 0 {
-                    continue;
-                }
-                usage.resident += PAGE_SIZE;
-                if entry & (FILE | SWAPPED) == FILE {
-                    usage.pool += PAGE_SIZE;
-                } else {
-                    usage.private += PAGE_SIZE;
+            for (range, copied) in self.copied.split(slot.guest_addr..slot.guest_addr + slot.len) {
+                let addr = slot.host_addr + (range.start - slot.guest_addr);
+                for entry in pagemap_entries(&pagemap, addr, range.end - range.start)? {
+                    if entry & (PRESENT | SWAPPED) == 0 {
+                        continue;
+                    }
+                    usage.resident += PAGE_SIZE;
+                    let bytes = if copied {
+                        &mut usage.copies
+                    } else if entry & (FILE | SWAPPED) == FILE {
+                        &mut usage.pool
+                    } else {
+                        &mut usage.private
+                    };
+                    *bytes += PAGE_SIZE;
                 }
             }
         }

@@ -9,7 +9,7 @@ pub use validate::PlanError;
 
 use std::fmt;
 
-use firn_snapshot::MemoryLayout;
+use firn_snapshot::{CopyTable, MemoryLayout};
 use serde::Serialize;
 
 /// A range of guest-physical memory, in bytes.
@@ -68,6 +68,11 @@ pub enum Source {
         /// Where the range's first byte is in the pool's medium, in bytes.
         offset: u64,
     },
+    /// A copy of parts of the snapshot's extent that was made ahead for this VM.
+    Copy {
+        /// Where the range's first byte is in the copy, in bytes.
+        offset: u64,
+    },
 }
 
 impl Source {
@@ -77,6 +82,7 @@ impl Source {
             Self::Zero => Self::Zero,
             Self::Image { offset } => Self::Image { offset: offset.saturating_add(bytes) },
             Self::Extent { offset } => Self::Extent { offset: offset.saturating_add(bytes) },
+            Self::Copy { offset } => Self::Copy { offset: offset.saturating_add(bytes) },
         }
     }
 }
@@ -87,6 +93,7 @@ impl fmt::Display for Source {
             Self::Zero => f.write_str("zero"),
             Self::Image { offset } => write!(f, "image at {offset:#x}"),
             Self::Extent { offset } => write!(f, "pool extent at {offset:#x}"),
+            Self::Copy { offset } => write!(f, "copy at {offset:#x}"),
         }
     }
 }
@@ -160,7 +167,7 @@ pub enum Integrity {
     /// a checksum of its own.
     CheckedOnFill,
     /// The bytes are mapped straight from a sealed extent, which was checked since its pool's medium was opened and
-    /// is only read from then on; a replica is a copy of one.
+    /// is only read from then on; a replica or a copy was made of one.
     CheckedAtSeal,
     /// The kernel pages the bytes in from a file, and nothing looks at them.
     Unchecked,
@@ -200,6 +207,8 @@ pub enum Advice {
     Normal,
     /// `MADV_RANDOM`: a fault reads the page it needs.
     Random,
+    /// `MADV_HUGEPAGE`: a fault on anonymous memory brings 2 MiB of zeros.
+    Huge,
 }
 
 impl fmt::Display for Advice {
@@ -207,6 +216,7 @@ impl fmt::Display for Advice {
         f.write_str(match self {
             Self::Normal => "normal",
             Self::Random => "random",
+            Self::Huge => "huge",
         })
     }
 }
@@ -216,10 +226,11 @@ impl fmt::Display for Advice {
 pub struct Layer {
     /// The range it is mapped at: whole pages within one region of guest memory.
     pub guest: GuestRange,
-    /// What is mapped: `Zero` is anonymous memory, `Image` the image file, `Extent` the pool's medium.
+    /// What is mapped: `Zero` is anonymous memory, `Image` the image file, `Extent` the pool's medium, `Copy` the
+    /// copy.
     pub source: Source,
     /// The kind of mapping: `Shared` is `MAP_SHARED` of a medium, for reading alone; `PrivateCow` is `MAP_PRIVATE` of a file or
-    /// medium; `Exclusive` is private anonymous memory, or `MAP_SHARED` of a replica, which this VM writes to.
+    /// medium; `Exclusive` is private anonymous memory, or `MAP_SHARED` of a replica or a copy, which this VM writes to.
     pub sharing: Sharing,
     /// What the kernel is told about accesses.
     pub advice: Advice,
@@ -301,6 +312,8 @@ pub struct Plan {
     pub planner: String,
     /// The guest memory it restores.
     pub layout: MemoryLayout,
+    /// Where the copy, if it has one, holds which parts of the image.
+    pub copies: CopyTable,
     /// What is guaranteed: in ascending order, they tile guest memory exactly once.
     pub segments: Vec<Segment>,
     /// The mmaps that realise the segments, in the order in which they are applied.

@@ -22,7 +22,7 @@ pub struct PlanTable {
 pub struct PlanSummary {
     /// Bytes of guest memory.
     pub bytes: u64,
-    /// Bytes by source: `zero`, `image`, `pool extent`.
+    /// Bytes by source: `zero`, `image`, `pool extent`, `copy`.
     pub by_source: BTreeMap<String, u64>,
     /// Bytes by sharing.
     pub by_sharing: BTreeMap<String, u64>,
@@ -49,6 +49,7 @@ impl Plan {
                 Source::Zero => "zero",
                 Source::Image { .. } => "image",
                 Source::Extent { .. } => "pool extent",
+                Source::Copy { .. } => "copy",
             };
             let len = segment.guest.len;
             summary.bytes += len;

@@ -26,7 +26,15 @@ fn plan_of(kinds: &[Kind]) -> Plan {
             advice: Advice::Normal,
         })
         .collect();
-    Plan { planner: "test".to_owned(), layout, segments, layers, schedule: Vec::new(), pager: None }
+    Plan {
+        planner: "test".to_owned(),
+        layout,
+        copies: CopyTable::default(),
+        segments,
+        layers,
+        schedule: Vec::new(),
+        pager: None,
+    }
 }
 
 fn image_plan() -> Plan {
@@ -165,7 +173,15 @@ fn a_leaf_wants_its_alignment_on_both_sides() {
             })
             .collect();
         let planner = "test".to_owned();
-        Plan { planner, layout, segments, layers, schedule: Vec::new(), pager: None }
+        Plan {
+            planner,
+            layout,
+            copies: CopyTable::default(),
+            segments,
+            layers,
+            schedule: Vec::new(),
+            pager: None,
+        }
     };
     assert_eq!(aligned(0).validate(), Ok(()));
     assert_eq!(aligned(2 * MIB).validate(), Ok(()));

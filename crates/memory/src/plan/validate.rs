@@ -73,6 +73,25 @@ pub enum PlanError {
         /// Where its pages are in the image.
         expected: u64,
     },
+    /// A segment takes its bytes from a place in the copy that holds other pages.
+    #[error(
+        "the segment at guest address {guest:#x} reads the copy at {offset:#x}, \
+         but its pages are at {expected:#x}"
+    )]
+    WrongCopyOffset {
+        /// First byte of the segment.
+        guest: u64,
+        /// Where it reads the copy.
+        offset: u64,
+        /// Where its pages are in the copy.
+        expected: u64,
+    },
+    /// A segment takes pages from the copy that it does not hold.
+    #[error("the copy does not hold all of guest memory {range}")]
+    NotCopied {
+        /// The segment's range.
+        range: GuestRange,
+    },
     /// A source cannot be shared in this way.
     #[error("{source_kind} at guest address {guest:#x} cannot be mapped as {sharing}")]
     Sharing {
@@ -180,7 +199,7 @@ impl Plan {
             Source::Zero => integrity == Integrity::CheckedOnFill,
             Source::Image { .. } => integrity == Integrity::Unchecked,
             // Whether it was checked is known to who opened it.
-            Source::Extent { .. } => {
+            Source::Extent { .. } | Source::Copy { .. } => {
                 matches!(integrity, Integrity::CheckedAtSeal | Integrity::Unchecked)
             }
         };
@@ -207,6 +226,10 @@ impl Plan {
                 return Err(PlanError::WrongImageOffset { guest: guest.start, offset, expected });
             }
         }
+        if let Source::Copy { offset } = source {
+            aligned("segment's place in the copy", offset, guest.len, leaf)?;
+            self.check_copied(guest, offset)?;
+        }
         Ok(())
     }
 
@@ -221,6 +244,23 @@ impl Plan {
         Ok(())
     }
 
+    /// Checks that every page of a range is in the copy where the range says that they are. One part of the image that
+    /// the copy holds has all of it, or the next part follows in the image, too.
+    fn check_copied(&self, guest: GuestRange, offset: u64) -> Result<(), PlanError> {
+        let not_copied = PlanError::NotCopied { range: guest };
+        let Some(first) = self.layout.image_offset(guest.start) else { return Err(not_copied) };
+        let expected = self.copies.place(first).ok_or_else(|| not_copied.clone())?;
+        if expected != offset {
+            return Err(PlanError::WrongCopyOffset { guest: guest.start, offset, expected });
+        }
+        let range = first..first.saturating_add(guest.len);
+        let held = self.copies.parts().map(|(part, _)| {
+            let (start, end) = (part.first * PAGE_SIZE, part.range().end * PAGE_SIZE);
+            end.min(range.end).saturating_sub(start.max(range.start))
+        });
+        if held.sum::<u64>() == guest.len { Ok(()) } else { Err(not_copied) }
+    }
+
     /// Where the pages at `guest_addr` are in the medium, if the first segment that is an extent's has its pages where
     /// they belong: an extent holds the image in one piece.
     fn extent_offset(&self, guest_addr: u64) -> Option<u64> {
@@ -228,7 +268,7 @@ impl Plan {
             Source::Extent { offset } => {
                 offset.checked_sub(self.layout.image_offset(segment.guest.start)?)
             }
-            Source::Zero | Source::Image { .. } => None,
+            Source::Zero | Source::Image { .. } | Source::Copy { .. } => None,
         })?;
         base.checked_add(self.layout.image_offset(guest_addr)?)
     }
@@ -244,6 +284,9 @@ impl Plan {
                 // What is visible of it is compared with the segments.
                 Source::Extent { offset } => {
                     aligned("layer's place in the medium", offset, layer.guest.len, Leaf::Size4K)?;
+                }
+                Source::Copy { offset } => {
+                    aligned("layer's place in the copy", offset, layer.guest.len, Leaf::Size4K)?;
                 }
                 Source::Zero => {}
             }
@@ -350,7 +393,8 @@ fn aligned(what: &'static str, at: u64, len: u64, leaf: Leaf) -> Result<(), Plan
 
 fn check_sharing(guest: GuestRange, source: Source, sharing: Sharing) -> Result<(), PlanError> {
     let possible = match source {
-        Source::Zero => sharing == Sharing::Exclusive,
+        // A copy belongs to one VM.
+        Source::Zero | Source::Copy { .. } => sharing == Sharing::Exclusive,
         // A snapshot is immutable: no VM gets the image itself to write to.
         Source::Image { .. } => sharing == Sharing::PrivateCow,
         // A replica belongs to its VM; of a sealed extent it gets copies, the kernel's or the monitor's. The monitor copies

@@ -4,6 +4,8 @@
 //! the guest (PASS 3.2, "lazy loading"; FaaSnap 3.1, "Firecracker"). With the kernel's read-ahead on, this
 //! is SnapBPF's Linux-RA; with it off, its Linux-NoRA (SnapBPF 4).
 
+use firn_snapshot::CopyTable;
+
 use super::{PlanInput, Planner, PlannerError};
 use crate::plan::{Advice, GuestRange, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source};
 
@@ -44,6 +46,7 @@ impl Planner for Firecracker {
         Ok(Plan {
             planner: self.name(),
             layout: input.layout.clone(),
+            copies: CopyTable::default(),
             segments,
             layers,
             schedule: Vec::new(),

@@ -4,7 +4,7 @@
 //! page cache or file system; the complete address index is built before the guest runs and lives as long as the VM. The
 //! region is a replica of the snapshot's extent, for a run writes to it.
 
-use firn_snapshot::ImageRegion;
+use firn_snapshot::{CopyTable, ImageRegion};
 
 use super::{ExtentFacts, PlanInput, Planner, PlannerError, Store};
 use crate::plan::{
@@ -46,6 +46,7 @@ pub(super) fn whole_extent(
     let mut plan = Plan {
         planner,
         layout: input.layout.clone(),
+        copies: CopyTable::default(),
         segments: Vec::new(),
         layers: Vec::new(),
         schedule: Vec::new(),

@@ -1,0 +1,25 @@
+use super::*;
+
+fn run(first: u64, pages: u64) -> Run {
+    Run { first, pages }
+}
+
+#[test]
+fn parts_lie_one_behind_the_other() {
+    let table = CopyTable::new([run(512, 512), run(2048, 1024)]);
+    assert_eq!(table.bytes(), 1536 * PAGE_SIZE);
+    assert_eq!(table.place(512 * PAGE_SIZE), Some(0));
+    assert_eq!(table.place(1023 * PAGE_SIZE + 5), Some(511 * PAGE_SIZE + 5));
+    assert_eq!(table.place(2048 * PAGE_SIZE), Some(512 * PAGE_SIZE));
+    for outside in [0, 511, 1024, 2047, 3072] {
+        assert_eq!(table.place(outside * PAGE_SIZE), None, "page {outside}");
+    }
+}
+
+#[test]
+fn nothing_is_in_a_table_twice() {
+    let table = CopyTable::new([run(512, 512), run(600, 1), run(4096, 1)]);
+    assert_eq!(table.parts().collect::<Vec<_>>(), [(run(512, 512), 0)]);
+    assert!(CopyTable::new([run(0, 0)]).is_empty());
+    assert!(CopyTable::new([run(0, u64::MAX)]).is_empty());
+}
