@@ -15,7 +15,9 @@ use thiserror::Error;
 use crate::guest_memory::{Backing, GuestMemory, Reservation, ViewError};
 use crate::map::Mapping;
 use crate::num::ns_since;
-use crate::plan::{Advice, GuestRange, Layer, Leaf, Plan, PlanError, Sharing, Source, When, Work};
+use crate::plan::{
+    Advice, GuestRange, Layer, Leaf, Plan, PlanError, Segment, Sharing, Source, When, Work,
+};
 
 /// What a plan's sources are, on this host.
 #[derive(Clone, Copy, Debug)]
@@ -192,8 +194,10 @@ pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteEr
             source: e.into(),
         })?;
     }
-    let zero = plan.segments.iter().filter(|s| s.source == Source::Zero);
-    let anonymous = zero.map(|s| s.guest.start..s.guest.end()).collect();
+    // A copy is its VM's own, as anonymous memory is: nothing has to be copied before it is written.
+    let own = |s: &&Segment| matches!(s.source, Source::Zero | Source::Copy { .. });
+    let own = plan.segments.iter().filter(own);
+    let own = own.map(|s| s.guest.start..s.guest.end()).collect();
     let backing = match extent_sharing(plan) {
         Some(Sharing::Shared) => Backing::Sealed,
         Some(Sharing::PrivateCow) => Backing::Extent,
@@ -201,7 +205,7 @@ pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteEr
         None => Backing::Image(sources.image.try_clone().map_err(ExecuteError::Image)?),
     };
     let mut memory =
-        reservation.finish(plan.layout.clone(), backing, anonymous).map_err(ExecuteError::View)?;
+        reservation.finish(plan.layout.clone(), backing, own).map_err(ExecuteError::View)?;
     let copied = plan.segments.iter().filter(|s| matches!(s.source, Source::Copy { .. }));
     memory.set_copied(copied.map(|s| s.guest.start..s.guest.end()).collect());
     report.map_ns = ns_since(part);

@@ -97,7 +97,7 @@ impl GuestMemory {
                 parts.map(move |(part, is_copied)| (part, is_anonymous, is_copied))
             });
         for (part, is_anonymous, is_copied) in parts {
-            if !is_anonymous && (is_copied || matches!(self.backing, Backing::Replica)) {
+            if is_copied || (!is_anonymous && matches!(self.backing, Backing::Replica)) {
                 continue;
             }
             let ranges = anonymous.len();
