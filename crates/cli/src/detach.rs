@@ -9,6 +9,9 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use thiserror::Error;
 
+/// Exit code of a manager that was started on demand where another process has the medium (`EX_TEMPFAIL`).
+pub(crate) const IN_USE: u8 = 75;
+
 /// Why a command did not go to the background.
 #[derive(Debug, Error)]
 pub(crate) enum DetachError {

@@ -9,6 +9,7 @@ mod event;
 mod host_args;
 mod lab;
 mod output;
+mod pool_at;
 mod session;
 mod size;
 mod snapshot_args;

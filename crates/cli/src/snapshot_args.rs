@@ -10,14 +10,15 @@ use firn_snapshot::{OpenError, OpenPooledError, PooledSnapshot, Snapshot, Verify
 use firn_vmm::Destination;
 
 use crate::clock::nanoseconds;
+use crate::pool_at::{PoolAt, PoolAtError};
 
 /// A snapshot that is there.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SnapshotArgs {
     /// Directory of the snapshot, or its name where --pool is given
     snapshot: PathBuf,
-    /// The socket of the manager of the pool that the snapshot is in (`firn pool serve`)
-    #[arg(long, value_name = "SOCKET")]
+    /// The pool that the snapshot is in: its medium, whose manager is started where none runs, or its manager's socket
+    #[arg(long, value_name = "PATH")]
     pool: Option<PathBuf>,
     /// When the bytes of a snapshot in a pool are checked: at each thaw, once for each opening of the pool's medium, or
     /// never
@@ -49,6 +50,8 @@ pub(crate) enum OpenSnapshotError {
     Directory(#[from] OpenError),
     #[error(transparent)]
     Pool(#[from] OpenPooledError),
+    #[error(transparent)]
+    Manager(#[from] PoolAtError),
     #[error("{} is no name of a snapshot in a pool: it is not UTF-8", .0.display())]
     Name(PathBuf),
 }
@@ -92,9 +95,12 @@ impl SnapshotArgs {
 
     /// Opens the snapshot for a planner that maps it from `store`.
     pub(crate) fn open(&self, store: Store) -> Result<OpenedSnapshot, OpenSnapshotError> {
-        let Some(socket) = &self.pool else {
+        let Some(pool) = &self.pool else {
             return Ok(OpenedSnapshot::Directory(Box::new(Snapshot::open(&self.snapshot)?)));
         };
+        // The snapshot has a connection of its own from then on.
+        let pool = PoolAt::open(pool)?;
+        let socket = pool.socket();
         let name = name(&self.snapshot)?;
         let pooled = match store {
             Store::Replica => PooledSnapshot::open_replica(socket, name, self.verify.into())?,
@@ -108,11 +114,11 @@ impl SnapshotArgs {
 
 /// Where a snapshot goes: the directory `to`, or that name in the pool.
 pub(crate) fn destination(
-    pool: Option<&Path>,
+    pool: Option<&PoolAt>,
     to: &Path,
 ) -> Result<Destination, OpenSnapshotError> {
-    let Some(socket) = pool else { return Ok(Destination::Directory(to.to_owned())) };
-    Ok(Destination::Pool { socket: socket.to_owned(), name: name(to)?.to_owned() })
+    let Some(pool) = pool else { return Ok(Destination::Directory(to.to_owned())) };
+    Ok(Destination::Pool { socket: pool.socket().to_owned(), name: name(to)?.to_owned() })
 }
 
 /// The name of a snapshot in a pool.

@@ -221,6 +221,17 @@ impl Instances {
         Ok(())
     }
 
+    /// Where the manager of a pool listens for those who know its medium alone, by what identifies the medium on this host. The
+    /// directory is made, as for a microVM.
+    ///
+    /// # Errors
+    /// It cannot be made, or others can write there.
+    pub fn manager_socket(&self, medium: &str) -> io::Result<PathBuf> {
+        self.make_base()?;
+        // No name of a microVM has a dot.
+        Ok(self.base.join(format!("pool-{medium}.sock")))
+    }
+
     /// The running microVM of a name.
     ///
     /// # Errors

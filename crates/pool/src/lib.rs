@@ -43,8 +43,8 @@ mod pool;
 pub use extent::Extent;
 pub use layout::{GRANULE, POOL_VERSION};
 pub use manager::{
-    Client, ClientError, Description, Grant, MANAGER_VERSION, Refusal, ReplicaGrant, Server,
-    ServerError,
+    Client, ClientError, ClientWatch, Description, Grant, MANAGER_VERSION, Refusal, ReplicaGrant,
+    Server, ServerError,
 };
 pub use mapped_extent::{MapExtentError, MappedExtent};
 pub use media::simulated;

@@ -118,7 +118,8 @@ fn a_killed_manager_loses_nothing_that_was_published() {
     let mut orphans = 0;
     for round in 1..=ROUNDS {
         let mut manager = serve(&world, &medium, &socket);
-        world.firn(["pool", "gc", "--pool"]).arg(&medium).run().refused(&["in use"]);
+        let make = ["pool", "create", "--overwrite", "--medium"];
+        world.firn(make).arg(&medium).run().refused(&["in use"]);
         let mut client = Client::connect(&socket).unwrap();
         orphans += client.describe().unwrap().recovery.freed_extents;
         let done = AtomicU64::new(0);

@@ -17,6 +17,7 @@ use firn_vmm::{ControlClient, ControlError, FreezeReport, Request, Response};
 
 use crate::clock::nanoseconds;
 use crate::output;
+use crate::pool_at::{PoolAt, PoolAtError};
 use crate::snapshot_args::{OpenSnapshotError, destination};
 
 /// How long a guest may take to tidy up, or to take its identity again.
@@ -35,8 +36,8 @@ pub(crate) struct FreezeArgs {
     name: String,
     /// Directory of the snapshot, or its name where --pool is given
     snapshot: PathBuf,
-    /// Freeze straight into the pool whose manager listens on this socket (`firn pool serve`)
-    #[arg(long, value_name = "SOCKET")]
+    /// Freeze straight into this pool: its medium, whose manager is started where none runs, or its manager's socket
+    #[arg(long, value_name = "PATH")]
     pool: Option<PathBuf>,
     /// Let the microVM run on afterwards, instead of ending it
     #[arg(long)]
@@ -54,6 +55,8 @@ pub(crate) struct FreezeArgs {
 pub(crate) enum FreezeCommandError {
     #[error(transparent)]
     Find(#[from] FindError),
+    #[error(transparent)]
+    Pool(#[from] PoolAtError),
     #[error(transparent)]
     Name(#[from] OpenSnapshotError),
     #[error(transparent)]
@@ -96,7 +99,7 @@ pub(crate) fn run(arguments: &FreezeArgs) -> Result<ExitCode, FreezeCommandError
             .map_err(|source| FreezeCommandError::Path { path: path.to_owned(), source })
     };
     let (snapshot, pool) = match &arguments.pool {
-        Some(socket) => (arguments.snapshot.clone(), Some(absolute(socket)?)),
+        Some(pool) => (arguments.snapshot.clone(), Some(PoolAt::open(&absolute(pool)?)?)),
         None => (absolute(&arguments.snapshot)?, None),
     };
     if pool.is_none()
@@ -104,7 +107,7 @@ pub(crate) fn run(arguments: &FreezeArgs) -> Result<ExitCode, FreezeCommandError
     {
         return Err(FreezeCommandError::NoParent(parent.to_owned()));
     }
-    let destination = destination(pool.as_deref(), &snapshot)?;
+    let destination = destination(pool.as_ref(), &snapshot)?;
     let instance = Instances::of_user().find(&arguments.name)?;
     let mut control = ControlClient::connect(&instance.control_socket())?;
     let mut agent = AgentClient::connect(&instance.vsock_socket(), GUEST_LIMIT)?;

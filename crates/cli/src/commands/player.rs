@@ -15,6 +15,7 @@ use firn_bench::traces::{LoadTraceError, NamedTrace, load};
 use firn_vmm::{FreezeReport, KVM_DEVICE};
 
 use crate::output;
+use crate::pool_at::{PoolAt, PoolAtError};
 use crate::snapshot_args::{OpenSnapshotError, destination};
 
 /// Arguments of `firn player`.
@@ -45,8 +46,8 @@ pub(crate) struct PlayerArgs {
     /// Make an ELF kernel instead, for any monitor that boots Linux
     #[arg(long, conflicts_with_all = ["dense", "pool"])]
     elf: bool,
-    /// Freeze into the pool whose manager listens on this socket (`firn pool serve`)
-    #[arg(long, value_name = "SOCKET")]
+    /// Freeze into this pool: its medium, whose manager is started where none runs, or its manager's socket
+    #[arg(long, value_name = "PATH")]
     pool: Option<PathBuf>,
     /// Leaves of the guest's own page tables: recorded, 4k or 2m
     #[arg(long, value_name = "LEAVES", default_value_t = Leaves::Recorded)]
@@ -75,6 +76,8 @@ pub(crate) enum PlayerCommandError {
     Trace(#[from] LoadTraceError),
     #[error(transparent)]
     Inputs(#[from] PlayerInputsError),
+    #[error(transparent)]
+    Pool(#[from] PoolAtError),
     #[error(transparent)]
     Name(#[from] OpenSnapshotError),
     #[error(transparent)]
@@ -134,7 +137,8 @@ pub(crate) fn run(arguments: &PlayerArgs) -> Result<ExitCode, PlayerCommandError
     if arguments.elf {
         return make_elf(arguments, &inputs, &options);
     }
-    let destination = destination(arguments.pool.as_deref(), &arguments.out)?;
+    let pool = arguments.pool.as_deref().map(PoolAt::open).transpose()?;
+    let destination = destination(pool.as_ref(), &arguments.out)?;
     let freeze = freeze(&inputs, &options, &arguments.kvm, destination, arguments.dense)?;
     let answer =
         Answer { inputs: InputAnswer::of(&inputs), snapshot: arguments.out.clone(), freeze };

@@ -48,7 +48,9 @@ pub enum Refusal {
 #[non_exhaustive]
 pub enum ClientError {
     /// Nobody listens.
-    #[error("no pool's manager answers on {0}: start one with `firn pool serve`")]
+    #[error(
+        "no pool's manager answers on {0}: start one with `firn pool serve`, or name the pool's medium, whose manager is then started"
+    )]
     Gone(PathBuf),
     /// The connection broke before the answer.
     #[error("the pool's manager on {0} ended before it answered")]

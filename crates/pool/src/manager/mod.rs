@@ -26,7 +26,7 @@ use crate::pool::{Imaging, Listing, PoolFacts, Recovery};
 
 pub use client::{Client, Description, Grant, ReplicaGrant};
 pub use error::{ClientError, Refusal, ServerError};
-pub use server::Server;
+pub use server::{ClientWatch, Server};
 
 /// The version of the messages.
 pub const MANAGER_VERSION: u32 = 1;

@@ -5,8 +5,7 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -41,8 +40,46 @@ pub struct Server {
 #[derive(Debug)]
 struct Shared {
     manager: Manager,
-    connections: AtomicUsize,
-    ended: AtomicBool,
+    clients: Mutex<Clients>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Clients {
+    /// Connections that are served.
+    count: usize,
+    /// No more are.
+    ended: bool,
+}
+
+impl Shared {
+    fn clients(&self) -> MutexGuard<'_, Clients> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Waits for the end of a manager's clients, in any thread.
+#[derive(Debug)]
+pub struct ClientWatch(Arc<Shared>);
+
+impl ClientWatch {
+    /// Returns once nobody has been connected for `patience`. From then on nobody is served: a connection closes before its first answer.
+    pub fn wait_until_unused(&self, patience: Duration) {
+        let mut clients = self.0.clients();
+        loop {
+            let used = |clients: &mut Clients| clients.count > 0 && !clients.ended;
+            clients =
+                self.0.changed.wait_while(clients, used).unwrap_or_else(PoisonError::into_inner);
+            let unused = |clients: &mut Clients| clients.count == 0 && !clients.ended;
+            let waited = self.0.changed.wait_timeout_while(clients, patience, unused);
+            let timeout;
+            (clients, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            if timeout.timed_out() || clients.ended {
+                clients.ended = true;
+                return;
+            }
+        }
+    }
 }
 
 impl Server {
@@ -65,8 +102,8 @@ impl Server {
         let listener = listener(path).map_err(socket_error)?;
         let shared = Arc::new(Shared {
             manager: Manager::new(pool),
-            connections: AtomicUsize::new(0),
-            ended: AtomicBool::new(false),
+            clients: Mutex::default(),
+            changed: Condvar::new(),
         });
         let own = listener.try_clone().map_err(socket_error)?;
         let mut server = Self {
@@ -92,7 +129,13 @@ impl Server {
     /// Connections that are open.
     #[must_use]
     pub fn connections(&self) -> usize {
-        self.shared.connections.load(Ordering::Relaxed)
+        self.shared.clients().count
+    }
+
+    /// Tells when its clients are gone.
+    #[must_use]
+    pub fn watch(&self) -> ClientWatch {
+        ClientWatch(Arc::clone(&self.shared))
     }
 }
 
@@ -100,7 +143,8 @@ impl Drop for Server {
     fn drop(&mut self) {
         // Gone already, or its folder is: nothing is left over either way.
         let _ = fs::remove_file(&self.path);
-        self.shared.ended.store(true, Ordering::Relaxed);
+        self.shared.clients().ended = true;
+        self.shared.changed.notify_all();
         // Ends the wait for the next connection.
         if shutdown(&self.listener, Shutdown::Both).is_ok()
             && let Some(thread) = self.thread.take()
@@ -121,30 +165,44 @@ fn listener(path: &Path) -> io::Result<UnixListener> {
 
 fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
     for stream in listener.incoming() {
-        if shared.ended.load(Ordering::Relaxed) {
-            return;
-        }
         let Ok(stream) = stream else {
+            if shared.clients().ended {
+                return;
+            }
             std::thread::sleep(PAUSE);
             continue;
         };
-        // Too many, or without a thread for it: the connection closes, which tells the client.
-        if shared.connections.load(Ordering::Relaxed) >= MAX_CONNECTIONS {
-            continue;
+        {
+            let mut clients = shared.clients();
+            if clients.ended {
+                return;
+            }
+            // Too many, or without a thread for it: the connection closes, which tells the client.
+            if clients.count >= MAX_CONNECTIONS {
+                continue;
+            }
+            clients.count += 1;
         }
-        shared.connections.fetch_add(1, Ordering::Relaxed);
-        let count = Arc::clone(shared);
-        let shared = Arc::clone(shared);
+        shared.changed.notify_all();
+        let served = Served(Arc::clone(shared));
         let thread = std::thread::Builder::new().name("pool-client".into()).spawn(move || {
             let mut grants = Grants::default();
-            serve(&stream, &shared.manager, &mut grants);
+            serve(&stream, &served.0.manager, &mut grants);
             drop(stream);
-            shared.manager.take_back(grants);
-            shared.connections.fetch_sub(1, Ordering::Relaxed);
+            served.0.manager.take_back(grants);
         });
-        if thread.is_err() {
-            count.connections.fetch_sub(1, Ordering::Relaxed);
-        }
+        // Without a thread the connection is closed already.
+        drop(thread);
+    }
+}
+
+/// A connection that counts.
+struct Served(Arc<Shared>);
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.0.clients().count -= 1;
+        self.0.changed.notify_all();
     }
 }
 

@@ -288,10 +288,37 @@ fn a_file_pool_hands_out_descriptors_without_its_lock() {
     assert!(matches!(MappedMedium::open(&path, Access::Write).unwrap_err(), MediumError::InUse(_)));
     drop((server, pool));
     // The last thread of a connection may just be ending.
-    while let Err(error) = MappedMedium::open(&path, Access::Write) {
-        assert!(matches!(error, MediumError::InUse(_)), "{error}");
-    }
+    let open = || loop {
+        match MappedMedium::open(&path, Access::Write) {
+            Err(MediumError::InUse(_)) => {}
+            opened => break opened.map(drop),
+        }
+    };
+    // What an orphan may use is not given to others.
+    assert!(matches!(open(), Err(MediumError::HasClients(_))));
+    let mapped = grant.map().unwrap();
     drop((grant, staging));
+    assert!(matches!(open(), Err(MediumError::HasClients(_))));
+    drop(mapped);
+    open().unwrap();
+}
+
+#[test]
+fn a_manager_without_clients_knows_it_and_serves_nobody_then() {
+    let world = World::new(4);
+    let (watch, patience) = (world.server.watch(), std::time::Duration::from_millis(20));
+    let mut client = world.client();
+    client.list().unwrap();
+    let waiting = std::thread::spawn(move || watch.wait_until_unused(patience));
+    let mut second = world.client();
+    second.list().unwrap();
+    drop(client);
+    second.list().unwrap();
+    assert!(!waiting.is_finished());
+    drop(second);
+    waiting.join().unwrap();
+    let late = Client::connect(&world.path()).and_then(|mut client| client.list().map(drop));
+    assert!(matches!(late, Err(ClientError::Ended(_) | ClientError::Gone(_))), "{late:?}");
 }
 
 proptest! {

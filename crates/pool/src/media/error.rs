@@ -36,6 +36,12 @@ pub enum MediumError {
         "{0} is in use by another process: end it, or ask the pool's manager by the socket that it serves"
     )]
     InUse(PathBuf),
+    /// A manager that ended or was killed had clients, and they are still there.
+    #[error(
+        "{0} is still used by processes that an earlier manager served, such as running microVMs: end them first (`fuser {0}` \
+         lists who has it open)"
+    )]
+    HasClients(PathBuf),
     /// The kernel does not say how large it is.
     #[error("reading size and alignment of {device} in {path}")]
     Sysfs {

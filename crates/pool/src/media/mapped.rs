@@ -14,7 +14,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::devdax::Sysfs;
-use super::memory::reopen;
+use super::memory::{has_clients, mark_client, reopen};
 use super::{
     Access, Durability, FlushInstruction, How, Index, Medium, MediumError, MediumFacts, MediumKind,
     Memory, fence,
@@ -91,6 +91,10 @@ impl MappedMedium {
                 Ok(()) => {}
                 Err(Errno::WOULDBLOCK) => return Err(MediumError::InUse(path.to_owned())),
                 Err(errno) => return Err(open_error(errno.into())),
+            }
+            // What they use would be free to this process.
+            if has_clients(&file).map_err(open_error)? {
+                return Err(MediumError::HasClients(path.to_owned()));
             }
         }
         Self::map(file, path.display().to_string(), found, access, None)
@@ -317,7 +321,10 @@ impl Medium for MappedMedium {
     }
 
     fn descriptor(&self, access: Access) -> io::Result<OwnedFd> {
-        reopen(&self.file, access == Access::Write).map(OwnedFd::from)
+        // A read lock needs a description for reading: both have it.
+        let file = reopen(&self.file, access == Access::Write)?;
+        mark_client(&file)?;
+        Ok(file.into())
     }
 }
 

@@ -63,15 +63,17 @@ fn a_file_has_one_writer_and_readers_beside() {
     assert!(
         matches!(MappedMedium::open(&path, Access::Write).unwrap_err(), MediumError::InUse(p) if p == path)
     );
-    // A descriptor that outlives the writer keeps no lock.
+    // A descriptor that outlives the writer is not the writer's lock, but a client's.
     let descriptor = writer.descriptor(Access::Write).unwrap();
     let reader = MappedMedium::open(&path, Access::Read).unwrap();
     let mut bytes = [0; 4];
     reader.load(100, &mut bytes);
     assert_eq!(&bytes, b"snow");
     drop(writer);
-    MappedMedium::open(&path, Access::Write).unwrap();
+    let refused = MappedMedium::open(&path, Access::Write).unwrap_err();
+    assert!(matches!(refused, MediumError::HasClients(_)), "{refused}");
     drop(descriptor);
+    MappedMedium::open(&path, Access::Write).unwrap();
 }
 
 #[test]

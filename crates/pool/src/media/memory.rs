@@ -193,6 +193,32 @@ impl Drop for Memory {
     }
 }
 
+/// Marks an open file description as a client's, until its last descriptor is closed: a shared lock of its own (fcntl(2), "Open file
+/// description locks"), which does not meddle with flock(2).
+pub(crate) fn mark_client(file: &impl AsRawFd) -> std::io::Result<()> {
+    lock(file, libc::F_OFD_SETLK, &mut range(libc::F_RDLCK))
+}
+
+/// Whether clients have the file open that another manager let in.
+pub(crate) fn has_clients(file: &impl AsRawFd) -> std::io::Result<bool> {
+    let mut range = range(libc::F_WRLCK);
+    lock(file, libc::F_OFD_GETLK, &mut range)?;
+    Ok(i32::from(range.l_type) != libc::F_UNLCK)
+}
+
+/// A lock on the first byte.
+fn range(kind: i32) -> libc::flock {
+    let kind = i16::try_from(kind).unwrap_or_default();
+    // The kernel wants 0 for the process.
+    libc::flock { l_type: kind, l_whence: 0, l_start: 0, l_len: 1, l_pid: 0 }
+}
+
+fn lock(file: &impl AsRawFd, command: i32, range: &mut libc::flock) -> std::io::Result<()> {
+    // SAFETY: the kernel reads and writes the one lock that it is given.
+    let failed = unsafe { libc::fcntl(file.as_raw_fd(), command, std::ptr::from_mut(range)) } != 0;
+    if failed { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// A new open file description of the same file, with its own access mode and without the lock of the old one.
 pub(crate) fn reopen(file: &impl AsRawFd, writable: bool) -> std::io::Result<std::fs::File> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());

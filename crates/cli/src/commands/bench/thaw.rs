@@ -23,6 +23,7 @@ use super::in_pool::{InPoolError, PoolPlayers};
 use super::medium::{self, MediumError};
 use super::save::{Output, SaveError};
 use super::{progress, tables};
+use crate::pool_at::{PoolAt, PoolAtError};
 
 /// Arguments of `firn bench thaw`.
 #[derive(Debug, Args)]
@@ -65,9 +66,9 @@ pub(crate) struct BenchThawArgs {
     /// Where the players' snapshots are made: the medium that is measured; default: the folder for temporary files
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// The socket of a pool's manager (`firn pool serve`), for the planners that map snapshots from a pool: they use no
-    /// page cache, so --cache does not concern them
-    #[arg(long, value_name = "SOCKET")]
+    /// A pool, for the planners that map snapshots from one: its medium, whose manager is started where none runs, or its
+    /// manager's socket. They use no page cache, so --cache does not concern them
+    #[arg(long, value_name = "PATH")]
     pool: Option<PathBuf>,
     /// Leaves of the guest's own page tables: recorded, 4k or 2m
     #[arg(long, value_name = "LEAVES", default_value_t = Leaves::Recorded)]
@@ -104,9 +105,11 @@ pub(crate) enum BenchThawError {
     #[error("finding out where firn itself is")]
     Program(#[source] io::Error),
     #[error(transparent)]
+    Manager(#[from] PoolAtError),
+    #[error(transparent)]
     Pool(#[from] InPoolError),
     #[error(
-        "{0} maps snapshots from a pool: start one with `firn pool serve`, and name its socket with --pool"
+        "{0} maps snapshots from a pool: name one with --pool (`firn pool create` makes it, `firn pool serve` one in memory)"
     )]
     NoPool(String),
     #[error("preparing to catch signals")]
@@ -123,7 +126,8 @@ pub(crate) enum BenchThawError {
 
 pub(crate) fn run(arguments: &BenchThawArgs) -> Result<ExitCode, BenchThawError> {
     let traces = arguments.trace.iter().map(|name| load(name)).collect::<Result<Vec<_>, _>>()?;
-    let mut pool = arguments.pool.as_deref().map(PoolPlayers::new).transpose()?;
+    let pool = arguments.pool.as_deref().map(PoolAt::open).transpose()?;
+    let mut pool = pool.as_ref().map(|pool| PoolPlayers::new(pool.socket())).transpose()?;
     let (mut subjects, left_out) = subjects(&arguments.planner.join(","), &traces, pool.as_ref())?;
     if arguments.noise {
         subjects.extend_from_within(..);

@@ -11,6 +11,7 @@ use firn_pool::{
 };
 
 use crate::detach::DetachError;
+use crate::pool_at::PoolAtError;
 
 /// Why a command of `firn pool` failed.
 #[derive(Debug, Error)]
@@ -34,6 +35,8 @@ pub(crate) enum PoolCommandError {
     #[error(transparent)]
     Client(#[from] ClientError),
     #[error(transparent)]
+    Pool(#[from] PoolAtError),
+    #[error(transparent)]
     Detach(#[from] DetachError),
     #[error("a memfd ends with its process: make and serve it at once, with `firn pool serve`")]
     MemfdAlone,
@@ -43,6 +46,8 @@ pub(crate) enum PoolCommandError {
     RepairServed,
     #[error("preparing to catch signals")]
     Signals(#[source] io::Error),
+    #[error("making {path}, by which the manager is found by its medium's path")]
+    Link { path: PathBuf, source: io::Error },
     #[error("writing the picture {path}")]
     Picture { path: PathBuf, source: io::Error },
 }

@@ -1,21 +1,28 @@
 //! `firn pool serve`: the manager's process.
 
-use std::path::PathBuf;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use firn_pool::{Access, Listing, MappedMedium, Pool, Recovery, Server};
+use firn_pool::{Access, Listing, MappedMedium, MediumError, Pool, Recovery, Server};
 
 use super::PoolCommandError;
 use super::create::TableArgs;
 use super::medium::{self, MediumName};
-use crate::detach::detach;
+use crate::detach::{IN_USE, detach};
 use crate::output;
+use crate::pool_at::socket_of;
+
+/// How long a manager that was started on demand stays without clients: the first has to come, and often another follows the last.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Arguments of `firn pool serve`.
 #[derive(Debug, Args)]
@@ -24,7 +31,8 @@ use crate::output;
   firn pool serve --medium memfd:4G,huge,node=1 --socket pool.sock --detach
   FIRN_POOL=pool.sock firn pool ls
 
-A memfd is made, with a pool in it, and ends with this process. Its memory is taken at once; `huge` needs vm.nr_hugepages.")]
+Where --pool names a medium that nobody serves, commands start a manager themselves; it ends with its last client. A memfd
+is made, with a pool in it, and ends with this process. Its memory is taken at once; `huge` needs vm.nr_hugepages.")]
 pub(crate) struct ServeArgs {
     /// A devdax device or a file with a pool, or memfd:SIZE[,huge][,node=N]
     #[arg(long, value_name = "MEDIUM", value_parser = medium::parse)]
@@ -37,6 +45,9 @@ pub(crate) struct ServeArgs {
     /// Go to the background once it serves
     #[arg(long)]
     detach: bool,
+    /// End with the last client
+    #[arg(long, hide = true)]
+    on_demand: bool,
     /// Print one JSON object once it serves
     #[arg(long)]
     json: bool,
@@ -56,18 +67,65 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<ExitCode, PoolCommandError> {
         return Ok(detach()?);
     }
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(PoolCommandError::Signals)?;
-    let pool = match &arguments.medium {
-        MediumName::Path(path) => Pool::open(Arc::new(MappedMedium::open(path, Access::Write)?))?,
+    let (pool, link) = match &arguments.medium {
+        MediumName::Path(path) => match MappedMedium::open(path, Access::Write) {
+            Err(error @ MediumError::InUse(_)) if arguments.on_demand => {
+                output::complain(&error);
+                return Ok(ExitCode::from(IN_USE));
+            }
+            medium => (Pool::open(Arc::new(medium?))?, Link::make(path, arguments)?),
+        },
         MediumName::Memfd(options) => {
             let medium = MappedMedium::memfd(*options)?;
-            Pool::create(Arc::new(medium), &arguments.table.options(false))?
+            (Pool::create(Arc::new(medium), &arguments.table.options(false))?, Link(None))
         }
     };
     let server = Server::start(&arguments.socket, pool)?;
     say(arguments, server.pool());
+    if arguments.on_demand {
+        let (clients, waiting) = (server.watch(), signals.handle());
+        std::thread::Builder::new()
+            .name("clients".into())
+            .spawn(move || {
+                clients.wait_until_unused(PATIENCE);
+                waiting.close();
+            })
+            .map_err(PoolCommandError::Signals)?;
+    }
     signals.forever().next();
+    // In this order, and all of it before the medium's lock goes with the process: then another may make them.
+    drop(link);
     drop(server);
     Ok(ExitCode::SUCCESS)
+}
+
+/// A link to the socket, where those look who know the medium alone.
+struct Link(Option<PathBuf>);
+
+impl Link {
+    /// This process has the medium: whatever is there, another has left.
+    fn make(medium: &Path, arguments: &ServeArgs) -> Result<Self, PoolCommandError> {
+        let Some(link) = socket_of(medium)? else { return Ok(Self(None)) };
+        if arguments.on_demand {
+            // It is the socket itself.
+            let _ = fs::remove_file(&link);
+            return Ok(Self(None));
+        }
+        let failed = |source| PoolCommandError::Link { path: link.clone(), source };
+        let socket = std::path::absolute(&arguments.socket).map_err(failed)?;
+        let _ = fs::remove_file(&link);
+        symlink(socket, &link).map_err(failed)?;
+        Ok(Self(Some(link)))
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if let Some(link) = &self.0 {
+            // Gone already, or its folder is: nothing is left over either way.
+            let _ = fs::remove_file(link);
+        }
+    }
 }
 
 fn say(arguments: &ServeArgs, pool: &Pool) {

@@ -1,7 +1,6 @@
 //! Where a command finds its pool.
 
-use std::fs::{self, File};
-use std::os::unix::fs::FileTypeExt;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,6 +14,7 @@ use firn_snapshot::check_extent;
 use firn_vmm::error_chain;
 
 use super::PoolCommandError;
+use crate::pool_at::running;
 
 /// Names a pool.
 #[derive(Debug, Args)]
@@ -40,10 +40,10 @@ impl PoolArgs {
     }
 
     pub(crate) fn source(&self) -> Result<Source, PoolCommandError> {
-        if fs::metadata(&self.path).is_ok_and(|found| found.file_type().is_socket()) {
-            return Ok(Source::Manager(Client::connect(&self.path)?));
-        }
-        Ok(Source::Medium(self.path.clone()))
+        Ok(match running(&self.path)? {
+            Some(manager) => Source::Manager(manager),
+            None => Source::Medium(self.path.clone()),
+        })
     }
 }
 
