@@ -20,7 +20,7 @@ use crate::player::PlayerReport;
 /// Tells a process when its request came in, in ns of CLOCK_MONOTONIC.
 const REQUEST_VARIABLE: &str = "FIRN_REQUEST_NS";
 /// What a player prints when it has touched its last page.
-const HELD: &str = "held\n";
+pub(crate) const HELD: &str = "held\n";
 
 /// Why a batch is no measurement.
 #[derive(Debug, Error)]
@@ -105,7 +105,7 @@ impl Interrupt {
         lock(&self.state).signal
     }
 
-    fn check(&self) -> Result<(), BatchError> {
+    pub(crate) fn check(&self) -> Result<(), BatchError> {
         self.signal().map_or(Ok(()), |signal| Err(BatchError::Interrupted(signal)))
     }
 }
@@ -117,18 +117,18 @@ impl Drop for Interrupt {
 }
 
 /// The processes of a batch, killed and waited for when it is given up.
-struct Processes<'a> {
-    members: VecDeque<Member>,
+pub(crate) struct Processes<'a> {
+    pub(crate) members: VecDeque<Member>,
     interrupt: &'a Interrupt,
 }
 
 /// A process, and what it prints.
-struct Member {
-    number: u32,
-    child: Child,
-    stdout: BufReader<ChildStdout>,
+pub(crate) struct Member {
+    pub(crate) number: u32,
+    pub(crate) child: Child,
+    pub(crate) stdout: BufReader<ChildStdout>,
     /// What was read of it.
-    printed: String,
+    pub(crate) printed: String,
 }
 
 impl Drop for Processes<'_> {
@@ -139,6 +139,50 @@ impl Drop for Processes<'_> {
             let _ = child.wait();
         }
         lock(&self.interrupt.state).running.clear();
+    }
+}
+
+/// A player that is to be started.
+pub(crate) struct Start<'a> {
+    /// The `firn` that it is a process of.
+    pub(crate) program: &'a Path,
+    /// What names the snapshot.
+    pub(crate) snapshot: &'a [OsString],
+    pub(crate) planner: &'a str,
+    /// The image is in the page cache already: a plan's own preload is left out.
+    pub(crate) preloaded: bool,
+    /// Its number, from 1.
+    pub(crate) number: u32,
+}
+
+impl<'a> Processes<'a> {
+    pub(crate) fn new(interrupt: &'a Interrupt) -> Self {
+        Self { members: VecDeque::new(), interrupt }
+    }
+
+    /// Starts one more.
+    pub(crate) fn start(&mut self, start: &Start<'_>) -> Result<(), BatchError> {
+        let member = start.number;
+        let failed = |source| BatchError::Start { member, source };
+        let mut command = Command::new(start.program);
+        command.args(["thaw", "--json", "--planner", start.planner]);
+        if start.preloaded {
+            command.arg("--preloaded");
+        }
+        // A group of its own: a signal from the terminal reaches this process, which then ends them all.
+        command.args(start.snapshot).arg("--hold").process_group(0);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.env(REQUEST_VARIABLE, now().to_string()).spawn().map_err(failed)?;
+        let process = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let stdout = child.stdout.take().ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
+        let stdout = BufReader::new(stdout);
+        let printed = String::new();
+        self.members.push_back(Member { number: start.number, child, stdout, printed });
+        if let Some(process) = process {
+            let process = pidfd_open(process, PidfdFlags::empty());
+            lock(&self.interrupt.state).running.push(process.map_err(|e| failed(e.into()))?);
+        }
+        Ok(())
     }
 }
 
@@ -157,27 +201,10 @@ pub(crate) fn run<T>(
     interrupt: &Interrupt,
     held: impl FnOnce() -> T,
 ) -> Result<(Vec<PlayerReport>, T), BatchError> {
-    let mut processes = Processes { members: VecDeque::new(), interrupt };
+    let mut processes = Processes::new(interrupt);
     interrupt.check()?;
     for number in 1..=count {
-        let mut command = Command::new(program);
-        command.args(["thaw", "--json", "--planner", planner]);
-        if preloaded {
-            command.arg("--preloaded");
-        }
-        // A group of its own: a signal from the terminal reaches this process, which then ends them all.
-        command.args(snapshot).arg("--hold").process_group(0);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let start = |source| BatchError::Start { member: number, source };
-        let mut child = command.env(REQUEST_VARIABLE, now().to_string()).spawn().map_err(start)?;
-        let process = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        let stdout = child.stdout.take().ok_or_else(|| start(io::ErrorKind::BrokenPipe.into()))?;
-        let stdout = BufReader::new(stdout);
-        processes.members.push_back(Member { number, child, stdout, printed: String::new() });
-        if let Some(process) = process {
-            let process = pidfd_open(process, PidfdFlags::empty());
-            lock(&interrupt.state).running.push(process.map_err(|e| start(e.into()))?);
-        }
+        processes.start(&Start { program, snapshot, planner, preloaded, number })?;
         // A signal that came before the process was listed has not ended it.
         interrupt.check()?;
     }
@@ -201,8 +228,13 @@ pub(crate) fn run<T>(
 }
 
 impl Member {
+    /// Whether its process has ended, or cannot be asked for.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
     /// Waits for its end.
-    fn report(&mut self) -> Result<PlayerReport, BatchError> {
+    pub(crate) fn report(&mut self) -> Result<PlayerReport, BatchError> {
         let member = self.number;
         let start = |source| BatchError::Start { member, source };
         self.stdout.read_to_string(&mut self.printed).map_err(start)?;

@@ -9,6 +9,9 @@
 
 mod batch;
 mod cache;
+mod capacity;
+mod cgroup;
+pub mod chart;
 pub mod floor;
 mod host;
 pub mod player;
@@ -22,6 +25,8 @@ pub mod traces;
 
 pub use batch::{BatchError, Interrupt};
 pub use cache::{Cache, CacheError};
+pub use capacity::{Capacities, Capacity, CapacityError, CapacityRow, Carried};
+pub use cgroup::{CgroupError, GroupUsage, MemoryLimit};
 pub use host::{Host, HostError, KvmKind};
 pub use results::{LeftOut, Noise, Results, Row};
 pub use stats::{Comparison, Summary};

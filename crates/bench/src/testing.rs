@@ -63,3 +63,37 @@ pub(crate) fn sample(planner: &str, trace: &str, oversubscribed: bool) -> Result
     };
     Results { host, results: vec![row], noise: Vec::new(), left_out: Vec::new() }
 }
+
+/// Whether every element is closed in order, every attribute is quoted, and every `&` begins an entity.
+pub(crate) fn well_formed(svg: &str) -> bool {
+    let mut open = Vec::new();
+    let mut rest = svg;
+    while let Some(at) = rest.find('<') {
+        let (text, tag) = rest.split_at(at);
+        let Some(end) = tag.find('>') else { return false };
+        let (tag, behind) = (&tag[1..end], &tag[end + 1..]);
+        if text.contains('>') || !entities(text) || !entities(tag) || tag.contains('<') {
+            return false;
+        }
+        if let Some(name) = tag.strip_prefix('/') {
+            if open.pop() != Some(name) {
+                return false;
+            }
+        } else {
+            if tag.matches('"').count() % 2 != 0 {
+                return false;
+            }
+            if !tag.ends_with('/') {
+                open.push(tag.split(' ').next().unwrap_or_default());
+            }
+        }
+        rest = behind;
+    }
+    open.is_empty() && rest.trim().is_empty() && !svg.contains("NaN") && !svg.contains("inf")
+}
+
+fn entities(text: &str) -> bool {
+    text.split('&')
+        .skip(1)
+        .all(|part| ["lt;", "gt;", "amp;", "quot;"].iter().any(|entity| part.starts_with(entity)))
+}

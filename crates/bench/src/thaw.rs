@@ -43,7 +43,8 @@ pub struct Pooled {
 
 impl Frozen {
     /// What names the snapshot to `firn thaw`, for a subject.
-    fn arguments(&self, subject: &Subject) -> Vec<OsString> {
+    #[must_use]
+    pub fn arguments(&self, subject: &Subject) -> Vec<OsString> {
         match self.pooled.as_ref().filter(|_| subject.in_pool) {
             Some(Pooled { socket, name }) => {
                 vec!["--pool".into(), socket.into(), name.into()]

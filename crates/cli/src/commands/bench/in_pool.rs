@@ -8,10 +8,11 @@ use firn_bench::Pooled;
 use firn_bench::player::{FreezePlayerError, PlayerInputs, PlayerOptions, freeze};
 use firn_memory::Leaf;
 use firn_memory::planners::{ExtentFacts, ImageFacts};
-use firn_pool::{Client, ClientError};
+use firn_pool::{Client, ClientError, Role};
 use firn_vmm::{Destination, KVM_DEVICE};
 
 use crate::output;
+use crate::pool_at::PoolAt;
 
 /// Why there are no players in the pool.
 #[derive(Debug, Error)]
@@ -19,7 +20,7 @@ pub(crate) enum InPoolError {
     #[error(transparent)]
     Manager(#[from] ClientError),
     #[error("making the player of {trace} in the pool")]
-    Freeze { trace: String, source: FreezePlayerError },
+    Freeze { trace: String, source: Box<FreezePlayerError> },
 }
 
 /// A pool's manager, and the players that were frozen into it: they are removed from it on drop.
@@ -32,7 +33,7 @@ pub(super) struct PoolPlayers<'a> {
 }
 
 impl<'a> PoolPlayers<'a> {
-    pub(super) fn new(socket: &'a Path) -> Result<Self, InPoolError> {
+    fn new(socket: &'a Path) -> Result<Self, InPoolError> {
         let mut manager = Client::connect(socket)?;
         let described = manager.describe()?.medium;
         let leaf = [Leaf::Size1G, Leaf::Size2M]
@@ -50,9 +51,25 @@ impl<'a> PoolPlayers<'a> {
         Ok(Self { socket, manager, facts, medium: described.name, names: Vec::new() })
     }
 
+    /// Those in a pool that was named, if one was.
+    pub(super) fn at(pool: Option<&'a PoolAt>) -> Result<Option<Self>, InPoolError> {
+        pool.map(|pool| Self::new(pool.socket())).transpose()
+    }
+
     /// The medium, as its manager names it.
     pub(super) fn medium(&self) -> &str {
         &self.medium
+    }
+
+    /// Bytes of the pool that somebody uses now: snapshots that are mapped, and replicas.
+    pub(super) fn used(&mut self) -> Result<u64, InPoolError> {
+        let listing = self.manager.list()?;
+        let pinned = |pins: Option<u32>| pins.is_some_and(|pins| pins > 0);
+        let used = listing
+            .extents
+            .iter()
+            .filter(|listed| listed.role == Role::Replica || pinned(listed.pins));
+        Ok(used.map(|listed| listed.extent.len).sum())
     }
 
     /// What planners know of an image of `len` bytes in this pool.
@@ -72,6 +89,7 @@ impl<'a> PoolPlayers<'a> {
         let destination = Destination::Pool { socket: socket.clone(), name: name.clone() };
         self.names.push(name.clone());
         freeze(inputs, options, KVM_DEVICE.as_ref(), destination, false)
+            .map_err(Box::new)
             .map_err(|source| InPoolError::Freeze { trace: trace.to_owned(), source })?;
         Ok(Pooled { socket, name })
     }

@@ -1,8 +1,10 @@
 //! `firn bench`: measurements with the player.
 
+pub(crate) mod capacity;
 pub(crate) mod floor;
 mod in_pool;
 mod medium;
+mod players;
 mod save;
 mod tables;
 pub(crate) mod thaw;
@@ -18,6 +20,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 pub(crate) enum BenchCommand {
     /// Compare planners: thaws of a player, side by side
     Thaw(thaw::BenchThawArgs),
+    /// Count the microVMs that a memory budget carries
+    Capacity(capacity::CapacityArgs),
     /// Compare the player with a bare loop: how much of a measurement is the instrument
     Floor(floor::FloorArgs),
 }
@@ -25,6 +29,7 @@ pub(crate) enum BenchCommand {
 pub(crate) fn run(command: &BenchCommand) -> Result<ExitCode, Box<dyn Error>> {
     match command {
         BenchCommand::Thaw(arguments) => thaw::run(arguments).map_err(Into::into),
+        BenchCommand::Capacity(arguments) => capacity::run(arguments).map_err(Into::into),
         BenchCommand::Floor(arguments) => floor::run(arguments).map_err(Into::into),
     }
 }

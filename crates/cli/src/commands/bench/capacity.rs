@@ -1,0 +1,144 @@
+//! `firn bench capacity`: how many microVMs a memory budget carries.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use thiserror::Error;
+
+use firn_bench::{Capacities, Capacity, CapacityError, CapacityRow, Carried, Interrupt};
+
+use super::in_pool::{InPoolError, PoolPlayers};
+use super::players::{PlayersArgs, PlayersError, Prepared};
+use super::progress;
+use super::save::{Output, SaveError};
+use crate::{output, size};
+
+/// Arguments of `firn bench capacity`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firn bench capacity --memory 256M --trace json-a --planner firecracker,dram_cached
+  firn bench capacity --memory 256M --trace json-a --planner firecracker,pass_shared,pass --pool pool.sock
+
+MicroVMs are started one after the other and stay; each replays its trace first, and all pages that it touches are
+checked. The budget is a memory cgroup around all of them. What lies in a pool was filled by its manager and is not in it.")]
+pub(crate) struct CapacityArgs {
+    #[command(flatten)]
+    players: PlayersArgs,
+    /// What all microVMs may have together
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    memory: u64,
+    /// Start no more than so many
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    most: u32,
+    /// Seconds that one may take to replay its trace
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    patience: u64,
+    /// Write the results to a file, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Draw the results into a file, as SVG
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+}
+
+/// Why nothing was counted.
+#[derive(Debug, Error)]
+pub(crate) enum BenchCapacityError {
+    #[error(transparent)]
+    Players(#[from] PlayersError),
+    #[error(transparent)]
+    Pool(#[from] InPoolError),
+    #[error(transparent)]
+    Save(#[from] SaveError),
+    #[error("finding out where firn itself is")]
+    Program(#[source] io::Error),
+    #[error("preparing to catch signals")]
+    Signals(#[source] io::Error),
+    #[error("{planner} on {trace} was not counted")]
+    Capacity { planner: String, trace: String, source: CapacityError },
+    #[error("the results have no JSON form")]
+    Json(#[from] serde_json::Error),
+}
+
+pub(crate) fn run(arguments: &CapacityArgs) -> Result<ExitCode, BenchCapacityError> {
+    let json = Output::prepare(arguments.json.as_deref())?;
+    let plot = Output::prepare(arguments.plot.as_deref())?;
+    let program = std::env::current_exe().map_err(BenchCapacityError::Program)?;
+    let interrupt = Interrupt::catch().map_err(BenchCapacityError::Signals)?;
+    let pool = arguments.players.pool()?;
+    let mut pool = PoolPlayers::at(pool.as_ref())?;
+    let Prepared { players, subjects, left_out, host, directory: _directory } =
+        arguments.players.prepare(pool.as_mut())?;
+    let mut results = Vec::new();
+    for player in &players {
+        for subject in &subjects {
+            let (planner, trace) = (subject.planner.clone(), player.trace.clone());
+            let capacity = Capacity {
+                program: &program,
+                snapshot: &player.arguments(subject),
+                planner: &planner,
+                memory: arguments.memory,
+                most: arguments.most,
+                patience: Duration::from_secs(arguments.patience),
+            };
+            let bar = progress(u64::from(arguments.most));
+            bar.set_message(format!("{planner} on {trace}"));
+            let in_pool = pool.as_mut().filter(|_| subject.in_pool);
+            let filled = capacity.fill(
+                &interrupt,
+                |microvms| bar.set_position(u64::from(microvms)),
+                || in_pool.map(PoolPlayers::used).transpose(),
+            );
+            bar.finish_and_clear();
+            let (carried, pool_bytes) = filled.map_err(|source| {
+                let (planner, trace) = (planner.clone(), trace.clone());
+                BenchCapacityError::Capacity { planner, trace, source }
+            })?;
+            results.push(CapacityRow { planner, trace, carried, pool_bytes: pool_bytes? });
+        }
+    }
+    let capacities = Capacities { host, memory: arguments.memory, results, left_out };
+    print(&capacities);
+    if let Some(json) = json {
+        json.write(&(serde_json::to_string_pretty(&capacities)? + "\n"))?;
+    }
+    if let Some(plot) = plot {
+        plot.write(&capacities.draw())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(capacities: &Capacities) {
+    output::line(&capacities.host.line());
+    let rows: Vec<Vec<String>> = capacities
+        .results
+        .iter()
+        .map(|row| {
+            let Carried { microvms, usage, end } = &row.carried;
+            vec![
+                row.planner.clone(),
+                row.trace.clone(),
+                microvms.to_string(),
+                output::bytes(usage.total),
+                output::bytes(usage.anonymous),
+                output::bytes(usage.page_cache),
+                row.pool_bytes.map_or(String::new(), output::bytes),
+                end.clone().unwrap_or_else(|| "no more were started".to_owned()),
+            ]
+        })
+        .collect();
+    let head =
+        ["planner", "trace", "microVMs", "charged", "anonymous", "page cache", "pool", "then"];
+    output::line(&output::table(&head, &rows));
+    output::line(&format!(
+        "microVMs that had replayed their trace and lived, all at once, in a cgroup of {}; charged: to that cgroup, \
+         with the kernel's tables, when the last had; pool: bytes of it that they used, a budget of its own",
+        output::bytes(capacities.memory)
+    ));
+    for left_out in &capacities.left_out {
+        output::line(&format!("left out: {}: {}", left_out.planner, left_out.reason));
+    }
+}

@@ -1,0 +1,46 @@
+//! `firn bench capacity` as a process, with real players in a real cgroup: where there is a KVM, and for root.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::fs;
+use std::process::Command;
+
+use firn_bench::{CgroupError, MemoryLimit};
+use firn_vmm::{KVM_DEVICE, open_kvm};
+use serde_json::Value;
+
+/// Whether this process may limit the memory of others. It goes into a group and out again.
+fn can_limit() -> bool {
+    let entered = MemoryLimit::enter(1 << 30);
+    !matches!(entered, Err(CgroupError::NoController | CgroupError::Io { .. }))
+}
+
+fn groups() -> String {
+    fs::read_to_string("/proc/self/cgroup").unwrap()
+}
+
+#[test]
+fn a_budget_carries_as_many_as_have_room() {
+    let before = groups();
+    if open_kvm(KVM_DEVICE.as_ref()).is_err() || !can_limit() {
+        return;
+    }
+    assert_eq!(groups(), before, "a limit that is dropped leaves this process where it was");
+    let directory = tempfile::tempdir().unwrap();
+    let json = directory.path().join("r.json");
+    // Each microVM writes 8 MiB.
+    let output = Command::new(env!("CARGO_BIN_EXE_firn"))
+        .args(["bench", "capacity", "--memory", "64M", "--trace", "sequential-write:8M"])
+        .args(["--planner", "firecracker", "--dir", directory.path().to_str().unwrap(), "--json"])
+        .arg(&json)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let results: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    let row = &results["results"][0];
+    assert!((1..8).contains(&row["microvms"].as_u64().unwrap()), "{row}");
+    assert!(row["usage"]["total"].as_u64().unwrap() <= 64 << 20, "{row}");
+    let written = row["microvms"].as_u64().unwrap() * (8 << 20);
+    assert!(row["usage"]["anonymous"].as_u64().unwrap() >= written, "{row}");
+    assert!(row["end"].is_string(), "{row}");
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "the player is gone");
+}
