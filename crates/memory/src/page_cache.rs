@@ -7,7 +7,7 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use firn_snapshot::PAGE_SIZE;
+use firn_snapshot::{PAGE_SIZE, PageSet};
 use rustix::fs::{Advice, SeekFrom, fadvise, fdatasync, seek};
 use rustix::io::Errno;
 use serde::Serialize;
@@ -67,6 +67,31 @@ pub fn stored_residency(file: &File) -> io::Result<Residency> {
         Ok(())
     })?;
     Ok(sum)
+}
+
+/// Which of the first `pages` pages of a file, holes included, the page cache holds (`mincore(2)`). Touches none; see
+/// [`residency`] for who is told the truth.
+///
+/// # Errors
+///
+/// What the kernel said to `mmap` or `mincore`.
+pub fn cached(file: &File, pages: u64) -> io::Result<PageSet> {
+    let mut set = PageSet::new(pages);
+    let mut at = 0;
+    while at < pages {
+        let len = (WINDOW / PAGE_SIZE).min(pages - at);
+        let states = map::cached_pages(file, at * PAGE_SIZE, len * PAGE_SIZE)?;
+        let mut page = at;
+        for run in states.chunk_by(|a, b| a == b) {
+            let end = page + run.len() as u64;
+            if run[0] {
+                set.insert_range(page..end);
+            }
+            page = end;
+        }
+        at += len;
+    }
+    Ok(set)
 }
 
 /// Reads what the file stores of a range (bytes, whole pages) into the page cache, and returns how many

@@ -36,7 +36,7 @@ fn a_mapped_page_stays() {
     file.write_all(&vec![1; 1 << 20]).unwrap();
     let layout = firn_snapshot::MemoryLayout::for_size(1 << 20).unwrap();
     let host = crate::HostFacts::read().unwrap();
-    let zero_map = firn_snapshot::PageSet::new(layout.pages());
+    let zero_map = PageSet::new(layout.pages());
     let image = crate::planners::ImageFacts::of(&file).unwrap();
     let input = crate::planners::PlanInput {
         layout: &layout,

@@ -10,6 +10,7 @@ mod inputs;
 mod memory;
 mod options;
 mod page_tables;
+mod record;
 mod registers;
 mod replay;
 mod report;
@@ -19,6 +20,7 @@ pub use freeze::{FreezePlayerError, freeze};
 pub use inputs::{PlayerInputs, PlayerInputsError};
 pub use memory::PlayerMemoryError;
 pub use options::{GapFactor, Leaves, ParseOptionError, PlayerOptions};
+pub use record::{RecordReplayError, record};
 pub use replay::{Clock, ReplayError, replay};
 pub use report::{PlayerReport, PlayerTimes, ReplicaCost};
 
@@ -37,5 +39,7 @@ pub fn traces_of(manifest: &Manifest) -> Option<Vec<&str>> {
 
 #[cfg(test)]
 mod pool_tests;
+#[cfg(test)]
+mod record_tests;
 #[cfg(test)]
 mod tests;

@@ -67,7 +67,7 @@ pub(super) struct Meters {
     pub(super) kvm: Arc<KvmCounters>,
     pub(super) memory: Arc<GuestMemory>,
     /// Called once they are read.
-    pub(super) hold: Option<fn()>,
+    pub(super) hold: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl Meters {
@@ -112,7 +112,7 @@ impl MmioDevice for Registers {
                     None => Err("the guest ran before it could be measured".into()),
                 };
                 if reports.done.is_none()
-                    && let Some(hold) = self.meters.get().and_then(|meters| meters.hold)
+                    && let Some(hold) = self.meters.get().and_then(|meters| meters.hold.as_ref())
                 {
                     hold();
                 }

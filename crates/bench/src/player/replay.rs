@@ -20,7 +20,7 @@ use super::report::{PlayerReport, PlayerTimes};
 use super::traces_of;
 
 /// Which of the first instruction's arguments says which input is replayed.
-const INPUT_ARGUMENT: Argument = Argument::Third;
+pub(super) const INPUT_ARGUMENT: Argument = Argument::Third;
 
 /// Why a replay has no report.
 #[derive(Debug, Error)]
@@ -129,7 +129,7 @@ pub(super) fn replay_plan(
     meters.get_or_init(|| Meters {
         kvm: microvm.kvm_counters(),
         memory: microvm.shared_memory(),
-        hold: clock.hold,
+        hold: clock.hold.map(|hold| Box::new(hold) as Box<dyn Fn() + Send + Sync>),
     });
     microvm.resume().map_err(ReplayError::Resume)?;
     let (resumed, resumed_ns) = (Instant::now(), now_ns());
@@ -145,12 +145,7 @@ pub(super) fn replay_plan(
     let Some((done_ns, counters)) = reports.done.take() else {
         return Err(ReplayError::Ended);
     };
-    if reports.wrong_own || reports.wrong_in_loop.count > 0 || reports.wrong_in_pass.count > 0 {
-        return Err(ReplayError::Wrong {
-            planner: plan.planner.clone(),
-            wrong: describe(&reports),
-        });
-    }
+    check(&reports, &plan.planner)?;
     let counters = counters.map_err(ReplayError::Measure)?;
     Ok(PlayerReport {
         trace: trace.to_owned(),
@@ -185,7 +180,7 @@ pub(super) fn replay_plan(
 }
 
 /// The number and the name of the input that a replay is of.
-fn input_of<'a>(
+pub(super) fn input_of<'a>(
     snapshot: &'a Snapshot,
     input: Option<&str>,
 ) -> Result<(u64, &'a str), ReplayError> {
@@ -204,12 +199,23 @@ fn steps_ns(report: &ExecuteReport, is: impl Fn(&Work) -> bool) -> u64 {
 }
 
 /// Serves a player until it ends itself, by a triple fault, as it does when it has reported everything.
-fn run(microvm: &mut Microvm, reports: &Receiver<Reports>) -> Result<Reports, ReplayError> {
+pub(super) fn run(
+    microvm: &mut Microvm,
+    reports: &Receiver<Reports>,
+) -> Result<Reports, ReplayError> {
     match microvm.run()? {
         End::TripleFault => reports.try_recv().map_err(|_| ReplayError::Ended),
         End::Failure(failure) => Err(ReplayError::Failure(failure)),
         End::Shutdown | End::Reset | End::Stopped => Err(ReplayError::Ended),
     }
+}
+
+/// Whether a player that has ended found everything right in the memory that `planner` restored.
+pub(super) fn check(reports: &Reports, planner: &str) -> Result<(), ReplayError> {
+    if !reports.wrong_own && reports.wrong_in_loop.count == 0 && reports.wrong_in_pass.count == 0 {
+        return Ok(());
+    }
+    Err(ReplayError::Wrong { planner: planner.to_owned(), wrong: describe(reports) })
 }
 
 fn describe(reports: &Reports) -> String {

@@ -5,10 +5,21 @@
 //! write-protected if it was only read. It sees the guest's touches (through KVM) and the monitor's alike.
 //!
 //! Who touches, and through which leaf of the guest's page tables, this crate cannot know: a [`Witness`] says.
+//!
+//! A [`ProfileRecorder`] fills parts of a snapshot's [`Profile`](firn_snapshot::Profile) from one run. [`of`] makes the
+//! recorders for a list of parts.
 
+mod content;
+mod groups;
+mod profile;
 mod serve;
+mod touches;
 
-use std::fs::File;
+pub use content::Content;
+pub use groups::Groups;
+pub use profile::{ParsePartError, Part, ProfileRecordError, ProfileRecorder, of, planned};
+pub use touches::Touches;
+
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -119,7 +130,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Guest memory with the contents of an image, and the recorder of every touch of it.
+    /// Guest memory with these contents, and the recorder of every touch of it.
     ///
     /// The vCPUs must fault in their own threads (no asynchronous page faults of KVM), and there may be only one:
     /// with more, others run on while a toucher waits, and the order of touches is another one.
@@ -127,7 +138,7 @@ impl Recorder {
     /// # Errors
     /// See [`RecordError`].
     pub fn start(
-        image: File,
+        content: impl Into<Content>,
         layout: &MemoryLayout,
         witness: Box<dyn Witness>,
     ) -> Result<(GuestMemory, Self), RecordError> {
@@ -137,7 +148,8 @@ impl Recorder {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let stop = eventfd(0, flags).map_err(|errno| RecordError::Wait(errno.into()))?;
         let (stop, recording) = (Arc::new(stop), Arc::new(AtomicBool::new(true)));
-        let server = Server::new(uffd, &memory, image, witness, stop.clone(), recording.clone());
+        let server =
+            Server::new(uffd, &memory, content.into(), witness, stop.clone(), recording.clone());
         let thread = std::thread::Builder::new()
             .name("recorder".into())
             .spawn(move || server.serve())

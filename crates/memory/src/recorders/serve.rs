@@ -1,10 +1,8 @@
 //! The recorder's thread: waits for faults, fills pages, writes touches down.
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,7 +10,7 @@ use firn_snapshot::{MemoryLayout, PAGE_SIZE};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
-use super::{RecordError, Recording, Seen, Witness};
+use super::{Content, RecordError, Recording, Seen, Witness};
 use crate::guest_memory::{GuestMemory, GuestView, Slot};
 use crate::num::usize_of;
 use crate::plan::Leaf;
@@ -41,7 +39,7 @@ pub(super) struct Server {
     slots: Vec<Slot>,
     layout: MemoryLayout,
     view: GuestView,
-    image: File,
+    content: Content,
     witness: Box<dyn Witness>,
     stop: Arc<OwnedFd>,
     active: Arc<AtomicBool>,
@@ -55,7 +53,7 @@ impl Server {
     pub(super) fn new(
         uffd: Uffd,
         memory: &GuestMemory,
-        image: File,
+        content: Content,
         witness: Box<dyn Witness>,
         stop: Arc<OwnedFd>,
         active: Arc<AtomicBool>,
@@ -67,7 +65,7 @@ impl Server {
             slots: memory.slots().to_vec(),
             layout,
             view: memory.vm_memory(),
-            image,
+            content,
             witness,
             stop,
             active,
@@ -157,7 +155,7 @@ impl Server {
         } else {
             let mut content = [0; usize_of(PAGE_SIZE)];
             if !state.touched {
-                self.read_image(image, &mut content)?;
+                self.read_image(page, image, &mut content)?;
             }
             let fill = if now.written { Fill::empty() } else { Fill::WRITE_PROTECTED };
             self.retried(|uffd| install(uffd, &range, &content, fill))?;
@@ -184,11 +182,9 @@ impl Server {
         });
     }
 
-    fn read_image(&self, page: usize, content: &mut [u8]) -> Result<(), RecordError> {
-        let page = page as u64;
-        self.image
-            .read_exact_at(content, page * PAGE_SIZE)
-            .map_err(|source| RecordError::Image { page, source })
+    fn read_image(&self, guest: u64, image: usize, bytes: &mut [u8]) -> Result<(), RecordError> {
+        let page = image as u64;
+        self.content.read(guest, page, bytes).map_err(|source| RecordError::Image { page, source })
     }
 
     /// Does what may have to wait until the events of memory that is given back are read.

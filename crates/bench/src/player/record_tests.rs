@@ -1,0 +1,131 @@
+//! Profiles of players: what is recorded is what the trace says.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use firn_memory::page_cache::evict;
+use firn_memory::recorders::{Part, of};
+use firn_memory::trace::{Access, Trace};
+use firn_player::format::PAGE;
+use firn_snapshot::{Profile, Run, Snapshot, pages_of};
+use firn_vmm::{Destination, KVM_DEVICE};
+
+use super::{PlayerInputs, PlayerOptions, RecordReplayError, freeze, record};
+use crate::traces::{NamedTrace, load};
+
+fn player(traces: &[&str], dir: &Path) -> (Vec<NamedTrace>, Snapshot) {
+    let traces: Vec<NamedTrace> = traces.iter().map(|name| load(name).unwrap()).collect();
+    let path = dir.join("snapshot");
+    let destination = Destination::Directory(path.clone());
+    let inputs = PlayerInputs::new(traces.clone()).unwrap();
+    freeze(&inputs, &PlayerOptions::default(), KVM_DEVICE.as_ref(), destination, false).unwrap();
+    (traces, Snapshot::open(&path).unwrap())
+}
+
+fn recorded(snapshot: &Snapshot, input: &str, parts: &[Part]) -> Profile {
+    let id = snapshot.manifest().description.id;
+    let mut profile = Profile::of(id);
+    for recorder in of(parts) {
+        record(snapshot, Some(input), recorder, KVM_DEVICE.as_ref(), &mut profile).unwrap();
+    }
+    profile.check(id, snapshot.manifest().layout.pages()).unwrap();
+    profile
+}
+
+/// A directory whose files the page cache can let go of: none on tmpfs.
+fn directory_on_a_medium() -> Option<tempfile::TempDir> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    std::fs::write(&path, [1; 4096]).unwrap();
+    evict(&std::fs::File::open(path).unwrap()).unwrap().is_cold().then_some(dir)
+}
+
+/// Image pages of these touches, in order.
+fn pages(trace: &Trace, of: impl Fn(Access) -> bool) -> Vec<u64> {
+    let touches = trace.touches().iter().filter(|touch| of(touch.access));
+    touches.map(|touch| trace.layout().image_offset(touch.page * PAGE).unwrap() / PAGE).collect()
+}
+
+fn flat(runs: &[Run]) -> Vec<u64> {
+    runs.iter().flat_map(Run::range).collect()
+}
+
+#[test]
+fn faults_and_writes_are_those_of_the_trace_and_of_the_input() {
+    let dir = tempfile::tempdir().unwrap();
+    let (traces, snapshot) = player(&["json-a", "json-b"], dir.path());
+    let mut all = Vec::new();
+    for NamedTrace { name, trace } in &traces {
+        let profile = recorded(&snapshot, name, &[Part::Faults, Part::Writes]);
+        assert_eq!(profile.inputs, [name.as_str()]);
+        assert_eq!(profile.groups, None);
+        // The player's own pages lie above the trace's.
+        let own = trace.layout().pages();
+        let faults = flat(profile.faults.as_ref().unwrap());
+        let (traced, of_the_player): (Vec<u64>, Vec<u64>) =
+            faults.iter().copied().partition(|page| *page < own);
+        assert!(traced == pages(trace, |access| access != Access::LaterWrite), "{name}");
+        assert!(!of_the_player.is_empty() && of_the_player.len() < 1000, "{of_the_player:?}");
+        let written = flat(profile.written.as_ref().unwrap());
+        let (traced, stack): (Vec<u64>, Vec<u64>) = written.iter().partition(|page| **page < own);
+        let expected: BTreeSet<u64> =
+            pages(trace, |access| access != Access::Read).into_iter().collect();
+        assert!(traced == expected.into_iter().collect::<Vec<_>>(), "{name}");
+        assert!(stack.len() <= 16, "only its stack is written: {stack:?}");
+        all.push(profile);
+    }
+    assert_ne!(all[0].faults, all[1].faults);
+}
+
+#[test]
+fn groups_hold_what_was_touched_in_order_and_what_was_read_ahead() {
+    let Some(dir) = directory_on_a_medium() else { return };
+    let (traces, snapshot) = player(&["sequential-read:32M"], dir.path());
+    let profile = recorded(&snapshot, &traces[0].name, &[Part::Groups]);
+    let groups = profile.groups.unwrap();
+    let memory = snapshot.manifest().layout.pages();
+    let all = pages_of(groups.iter().flatten(), memory);
+    for page in pages(&traces[0].trace, |_| true) {
+        assert!(all.get(page), "page {page:#x} was touched");
+    }
+    // Memory is touched in order: 8192 pages cannot have come in one sample, and first pages come first. The last are read
+    // ahead early, because the player's own lie behind them.
+    assert!(groups.len() >= 3, "{}", groups.len());
+    let first = |page: u64| groups.iter().position(|runs| pages_of(runs, memory).get(page));
+    assert!(first(0).unwrap() < first(6000).unwrap());
+    assert!((profile.faults, profile.written) == (None, None));
+}
+
+#[test]
+fn groups_of_a_recorded_function_hold_all_that_it_touched() {
+    let Some(dir) = directory_on_a_medium() else { return };
+    let (traces, snapshot) = player(&["json-a", "json-b"], dir.path());
+    let profile = recorded(&snapshot, "json-b", &[Part::Groups]);
+    let all =
+        pages_of(profile.groups.iter().flatten().flatten(), snapshot.manifest().layout.pages());
+    let trace = &traces[1].trace;
+    let touched = pages(trace, |_| true);
+    let missing = touched.iter().filter(|page| !all.get(**page) && !trace.zero_map().get(**page));
+    assert_eq!(missing.count(), 0);
+}
+
+#[test]
+fn a_recording_that_fails_leaves_the_profile_as_it_was() {
+    use std::os::unix::fs::FileExt;
+    let dir = tempfile::tempdir().unwrap();
+    let (_, snapshot) = player(&["sequential-read:4M"], dir.path());
+    let image = std::fs::OpenOptions::new().write(true).open(snapshot.path().join("memory.img"));
+    image.unwrap().write_all_at(&[0xee], 77 * PAGE + 8).unwrap();
+    for parts in [[Part::Faults], [Part::Writes]] {
+        let before = Profile { inputs: vec!["b".into()], ..Profile::default() };
+        let mut profile = before.clone();
+        let recorder = of(&parts).remove(0);
+        match record(&snapshot, None, recorder, KVM_DEVICE.as_ref(), &mut profile) {
+            Err(RecordReplayError::Replay(error)) => {
+                assert!(error.to_string().contains("0x4d"), "{error}");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(profile, before);
+    }
+}

@@ -1,0 +1,155 @@
+//! The part `groups` of a profile: FaaSnap's working-set groups with host page recording (FaaSnap, 4.2 and 4.3).
+//!
+//! The run is one by `firecracker` with the kernel's read-ahead, on a cold page cache. Each time the resident memory of this
+//! process has grown by 1024 pages, mincore says which pages of the image are cached, and those that were not before are
+//! the next group. So a group holds what the guest touched and what the host read ahead, in the order of access as far as
+//! 1024 pages tell it. As there, the resident memory is polled: a group can be larger than 1024 pages.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use firn_snapshot::{PageSet, Profile, Run, Snapshot, runs_of};
+
+use super::profile::planned;
+use super::{Part, ProfileRecordError, ProfileRecorder};
+use crate::guest_memory::GuestMemory;
+use crate::page_cache::{cached, evict};
+use crate::planners::Firecracker;
+
+/// Growth of resident memory after which the page cache is looked at, in pages (FaaSnap, 4.2).
+const GROWTH: u64 = 1024;
+/// How often resident memory is looked at: a native guest touches 1024 pages in some milliseconds.
+const POLL: Duration = Duration::from_micros(200);
+const STATM: &str = "/proc/self/statm";
+
+/// Records the part `groups`.
+#[derive(Debug, Default)]
+pub struct Groups {
+    sampling: Option<Sampling>,
+    sampled: Option<Result<Vec<Vec<Run>>, ProfileRecordError>>,
+}
+
+#[derive(Debug)]
+struct Sampling {
+    /// Its end is the sampler's end.
+    alive: Sender<()>,
+    thread: JoinHandle<Result<Vec<Vec<Run>>, ProfileRecordError>>,
+}
+
+impl ProfileRecorder for Groups {
+    fn parts(&self) -> Vec<Part> {
+        vec![Part::Groups]
+    }
+
+    fn memory(&mut self, snapshot: &Snapshot) -> Result<GuestMemory, ProfileRecordError> {
+        if snapshot.extent().is_some() {
+            return Err(ProfileRecordError::NoImageFile { part: Part::Groups });
+        }
+        let path = snapshot.path().to_owned();
+        let residency = evict(snapshot.image())
+            .map_err(|source| ProfileRecordError::PageCache { snapshot: path.clone(), source })?;
+        if !residency.is_cold() {
+            return Err(ProfileRecordError::NotCold { snapshot: path, residency });
+        }
+        planned(snapshot, &Firecracker { readahead: true })
+    }
+
+    fn begin(
+        &mut self,
+        snapshot: &Snapshot,
+        _: &Arc<GuestMemory>,
+    ) -> Result<(), ProfileRecordError> {
+        let image = snapshot.image().try_clone().map_err(ProfileRecordError::Image)?;
+        let statm = File::open(STATM).map_err(ProfileRecordError::Resident)?;
+        let pages = snapshot.manifest().layout.pages();
+        let sampler = Sampler {
+            snapshot: snapshot.path().to_owned(),
+            image,
+            resident: resident(&statm).map_err(ProfileRecordError::Resident)?,
+            statm,
+            seen: PageSet::new(pages),
+            groups: Vec::new(),
+        };
+        let (alive, ended) = channel();
+        let thread = std::thread::Builder::new()
+            .name("recorder".into())
+            .spawn(move || sampler.run(&ended))
+            .map_err(ProfileRecordError::Thread)?;
+        self.sampling = Some(Sampling { alive, thread });
+        Ok(())
+    }
+
+    fn end(&mut self) {
+        let Some(Sampling { alive, thread }) = self.sampling.take() else { return };
+        drop(alive);
+        self.sampled = Some(thread.join().unwrap_or(Err(ProfileRecordError::Panicked)));
+    }
+
+    fn finish(mut self: Box<Self>, profile: &mut Profile) -> Result<(), ProfileRecordError> {
+        self.end();
+        if let Some(sampled) = self.sampled {
+            profile.groups = Some(sampled?);
+        }
+        Ok(())
+    }
+}
+
+struct Sampler {
+    snapshot: PathBuf,
+    image: File,
+    statm: File,
+    /// Resident pages of this process at the last sample.
+    resident: u64,
+    seen: PageSet,
+    groups: Vec<Vec<Run>>,
+}
+
+impl Sampler {
+    fn run(
+        mut self,
+        ended: &std::sync::mpsc::Receiver<()>,
+    ) -> Result<Vec<Vec<Run>>, ProfileRecordError> {
+        while ended.recv_timeout(POLL) == Err(RecvTimeoutError::Timeout) {
+            let now = resident(&self.statm).map_err(ProfileRecordError::Resident)?;
+            if now >= self.resident + GROWTH {
+                self.resident = now;
+                self.sample()?;
+            }
+        }
+        self.sample()?;
+        Ok(self.groups)
+    }
+
+    fn sample(&mut self) -> Result<(), ProfileRecordError> {
+        let pages = self.seen.pages();
+        let cached = cached(&self.image, pages).map_err(|source| {
+            ProfileRecordError::PageCache { snapshot: self.snapshot.clone(), source }
+        })?;
+        let mut group = PageSet::new(pages);
+        for run in cached.runs() {
+            let fresh = self.seen.spans(run).filter(|span| !span.set);
+            fresh.for_each(|span| group.insert_range(span.pages));
+        }
+        let runs = runs_of(&group);
+        if !runs.is_empty() {
+            self.groups.push(runs);
+        }
+        group.runs().for_each(|run| self.seen.insert_range(run));
+        Ok(())
+    }
+}
+
+/// Resident pages of this process: the second field of statm (proc(5)).
+fn resident(statm: &File) -> io::Result<u64> {
+    let mut text = [0; 256];
+    let read = statm.read_at(&mut text, 0)?;
+    let text = String::from_utf8_lossy(&text[..read]).into_owned();
+    let field = text.split(' ').nth(1).and_then(|field| field.parse().ok());
+    field.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}

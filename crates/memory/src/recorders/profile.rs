@@ -1,0 +1,198 @@
+//! What records the parts of a [`Profile`], and how.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use firn_snapshot::{Profile, Snapshot};
+use thiserror::Error;
+
+use super::{Groups, RecordError, Touches};
+use crate::executor::{ExecuteError, Sources, execute};
+use crate::guest_memory::GuestMemory;
+use crate::page_cache::Residency;
+use crate::planners::{self, PlanSnapshotError, Planner};
+
+/// A part of a [`Profile`] that a run of the guest is recorded for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Part {
+    /// [`Profile::faults`].
+    Faults,
+    /// [`Profile::written`].
+    Writes,
+    /// [`Profile::groups`].
+    Groups,
+}
+
+impl Part {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Faults, Self::Writes, Self::Groups];
+
+    /// As it is written on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Faults => "faults",
+            Self::Writes => "writes",
+            Self::Groups => "groups",
+        }
+    }
+
+    /// Whether it can be recorded of a snapshot in a pool, too: it needs no page cache.
+    #[must_use]
+    pub const fn in_pools(self) -> bool {
+        match self {
+            Self::Faults | Self::Writes => true,
+            Self::Groups => false,
+        }
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A part was written that there is not.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("there is no part {0:?} of a profile: use {known}", known = Part::ALL.map(Part::name).join(", "))]
+pub struct ParsePartError(String);
+
+impl FromStr for Part {
+    type Err = ParsePartError;
+
+    fn from_str(text: &str) -> Result<Self, ParsePartError> {
+        let mut all = Self::ALL.into_iter();
+        all.find(|part| part.name() == text).ok_or_else(|| ParsePartError(text.to_owned()))
+    }
+}
+
+/// Why parts of a profile were not recorded.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ProfileRecordError {
+    /// There is no plan for the run.
+    #[error(transparent)]
+    Plan(#[from] PlanSnapshotError),
+    /// The plan could not be carried out.
+    #[error(transparent)]
+    Execute(#[from] ExecuteError),
+    /// The touches could not be recorded.
+    #[error(transparent)]
+    Touches(#[from] RecordError),
+    /// The page cache does not answer.
+    #[error("finding out what the page cache holds of the image of {}", .snapshot.display())]
+    PageCache {
+        /// The snapshot.
+        snapshot: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The image's pages stay in the page cache.
+    #[error(
+        "{} of {} pages of the image of {} stay cached after they were evicted, so what a run brings in would not be \
+         seen: stop the microVMs of this snapshot, or copy it to a file system that can evict (not tmpfs)",
+        residency.cached,
+        residency.pages,
+        .snapshot.display()
+    )]
+    NotCold {
+        /// The snapshot.
+        snapshot: PathBuf,
+        /// What mincore says.
+        residency: Residency,
+    },
+    /// There is no image file.
+    #[error(
+        "{part} are what the page cache takes in of an image file, but this snapshot lies in a pool; freeze it into a \
+         directory, or leave {part} out"
+    )]
+    NoImageFile {
+        /// The part.
+        part: Part,
+    },
+    /// The resident memory of this process could not be read.
+    #[error("reading how much memory of this process is resident")]
+    Resident(#[source] io::Error),
+    /// A recorder's thread could not be started.
+    #[error("starting the recorder's thread")]
+    Thread(#[source] io::Error),
+    /// A recorder's thread panicked.
+    #[error("the recorder's thread panicked: a defect of firn")]
+    Panicked,
+    /// The image's descriptor could not be duplicated.
+    #[error("opening the image again")]
+    Image(#[source] io::Error),
+}
+
+/// Records one run of a frozen guest: one thaw in this process, of one input.
+///
+/// Whoever runs the guest calls [`memory`](Self::memory), restores the machine over it, then [`begin`](Self::begin), resumes,
+/// calls [`end`](Self::end) when the answer is there, stops the guest, and calls [`finish`](Self::finish).
+pub trait ProfileRecorder: Send {
+    /// The parts that it fills.
+    fn parts(&self) -> Vec<Part>;
+
+    /// Whether every fault must be met in the vCPU's own thread: KVM's asynchronous page faults, which always ask for a
+    /// page to be written, would be taken for writes.
+    fn faults_in_vcpu_threads(&self) -> bool {
+        false
+    }
+
+    /// Guest memory for the run; brings the page cache into the state that the recording needs. Called once.
+    ///
+    /// # Errors
+    /// [`ProfileRecordError`]; nothing is left over.
+    fn memory(&mut self, snapshot: &Snapshot) -> Result<GuestMemory, ProfileRecordError>;
+
+    /// Right before the vCPUs run.
+    ///
+    /// # Errors
+    /// [`ProfileRecordError`].
+    fn begin(
+        &mut self,
+        snapshot: &Snapshot,
+        memory: &Arc<GuestMemory>,
+    ) -> Result<(), ProfileRecordError>;
+
+    /// The last touch was made, or the answer is there: what is touched from here on is no part of the profile. It may be
+    /// called while a vCPU waits, and keeps what fails for [`finish`](Self::finish).
+    fn end(&mut self);
+
+    /// Fills its parts, once nobody touches guest memory any more. Also ends a recording that was given up: what it
+    /// filled is then thrown away.
+    ///
+    /// # Errors
+    /// [`ProfileRecordError`]; no part is filled.
+    fn finish(self: Box<Self>, profile: &mut Profile) -> Result<(), ProfileRecordError>;
+}
+
+/// The recorders that fill these parts: one for each run that it takes.
+#[must_use]
+pub fn of(parts: &[Part]) -> Vec<Box<dyn ProfileRecorder>> {
+    let mut recorders: Vec<Box<dyn ProfileRecorder>> = Vec::new();
+    let touches: Vec<Part> =
+        [Part::Faults, Part::Writes].into_iter().filter(|part| parts.contains(part)).collect();
+    if !touches.is_empty() {
+        recorders.push(Box::new(Touches::new(touches)));
+    }
+    if parts.contains(&Part::Groups) {
+        recorders.push(Box::new(Groups::default()));
+    }
+    recorders
+}
+
+/// Guest memory as a planner lays it out, for recorders that watch an ordinary run.
+///
+/// # Errors
+/// [`ProfileRecordError`].
+pub fn planned(
+    snapshot: &Snapshot,
+    planner: &dyn Planner,
+) -> Result<GuestMemory, ProfileRecordError> {
+    let plan = planners::plan(snapshot, planner)?;
+    Ok(execute(&plan, &Sources::of(snapshot))?.memory)
+}
