@@ -26,6 +26,8 @@ pub struct HostFacts {
     pub transparent_huge_pages: Option<String>,
     /// The same for shared memory and tmpfs: also `within_size`, `advise`, `deny`, `force`.
     pub shmem_huge_pages: Option<String>,
+    /// The most mappings that a process may have (`vm.max_map_count`).
+    pub max_mappings: u64,
     /// Whether this process may serve page faults, also those of the kernel, by userfaultfd.
     pub userfaultfd: bool,
 }
@@ -75,9 +77,16 @@ impl HostFacts {
             huge_page_sizes: huge_page_sizes(),
             transparent_huge_pages: chosen(&Path::new(THP).join("enabled")),
             shmem_huge_pages: chosen(&Path::new(THP).join("shmem_enabled")),
+            max_mappings: max_mappings(),
             userfaultfd: Uffd::open(Features::empty()).is_ok(),
         })
     }
+}
+
+/// The kernel's default where /proc does not say.
+fn max_mappings() -> u64 {
+    let value = fs::read_to_string("/proc/sys/vm/max_map_count").ok();
+    value.and_then(|value| value.trim().parse().ok()).unwrap_or(65_530)
 }
 
 /// The value of a line `MemTotal:   123 kB`.

@@ -33,6 +33,7 @@ pub mod compare;
 mod executor;
 mod guest_memory;
 mod host_facts;
+pub mod loader;
 mod lost;
 mod map;
 mod num;
@@ -57,7 +58,7 @@ pub use guest_memory::{
 pub use host_facts::{HostFacts, HostFactsError};
 pub use lost::{LostMemory, report_lost_memory};
 pub use plan::{
-    Advice, GuestRange, ImageRange, Integrity, Layer, Leaf, Plan, PlanError, PlanSummary,
+    Advice, GuestRange, ImageRange, Integrity, Layer, Leaf, LoadFile, Plan, PlanError, PlanSummary,
     PlanTable, Segment, Sharing, Source, Step, When, Work,
 };
 pub use process::{ProcessCounters, ProcessCountersError};

@@ -41,6 +41,7 @@ pub enum ProcessCountersError {
 }
 
 const IO: &str = "/proc/self/io";
+const THREAD_IO: &str = "/proc/thread-self/io";
 const STAT: &str = "/proc/self/stat";
 
 impl ProcessCounters {
@@ -64,6 +65,18 @@ impl ProcessCounters {
             major_faults: major_faults.ok_or(missing(STAT, "majflt"))?,
         })
     }
+}
+
+/// Bytes that this thread made storage read so far.
+///
+/// # Errors
+///
+/// [`ProcessCountersError`] when /proc does not answer.
+pub(crate) fn thread_read_bytes() -> Result<u64, ProcessCountersError> {
+    let io = fs::read_to_string(THREAD_IO)
+        .map_err(|source| ProcessCountersError::Read { path: THREAD_IO, source })?;
+    let value = io.lines().find_map(|line| line.strip_prefix("read_bytes: ")?.parse().ok());
+    value.ok_or(ProcessCountersError::Missing { path: THREAD_IO, name: "read_bytes" })
 }
 
 /// Fields 10 and 12 of /proc/self/stat. Field 2, the name, is in parentheses and may hold anything.

@@ -212,3 +212,59 @@ pub(crate) fn file_on_a_medium() -> Option<File> {
     let in_memory = [TMPFS, RAMFS].contains(&rustix::fs::fstatfs(&file).unwrap().f_type);
     (!in_memory).then_some(file)
 }
+
+/// Memory of `layout` whose pages hold [`page_bytes`], those of `zero_map` zeros.
+struct Pages<'a> {
+    layout: &'a MemoryLayout,
+    zero_map: &'a PageSet,
+    seed: u8,
+}
+
+impl firn_snapshot::PageSource for Pages<'_> {
+    fn layout(&self) -> &MemoryLayout {
+        self.layout
+    }
+
+    fn chunk<'a>(
+        &'a mut self,
+        image_offset: u64,
+        buf: &'a mut [u8],
+    ) -> std::io::Result<firn_snapshot::Chunk<'a>> {
+        for (page, bytes) in (image_offset / PAGE_SIZE..).zip(buf.chunks_mut(4096)) {
+            if self.zero_map.get(page) {
+                bytes.fill(0);
+            } else {
+                bytes.copy_from_slice(&page_bytes(page, self.seed));
+            }
+        }
+        Ok(firn_snapshot::Chunk::Bytes(buf))
+    }
+}
+
+/// A snapshot at `path` whose pages hold [`page_bytes`], those of `zero_map` zeros.
+pub(crate) fn write_snapshot(
+    path: &std::path::Path,
+    layout: &MemoryLayout,
+    zero_map: &PageSet,
+    kind: firn_snapshot::ImageKind,
+    seed: u8,
+) -> firn_snapshot::Snapshot {
+    let mut writer = firn_snapshot::Writer::create(path).unwrap();
+    writer.write_image(&mut Pages { layout, zero_map, seed }, kind).unwrap();
+    let description = firn_snapshot::Description {
+        id: uuid::Uuid::from_u128(u128::from(seed) + 1),
+        parent: None,
+        created_ns: 0,
+        firn_version: String::new(),
+        vcpus: 1,
+        cpu: firn_snapshot::CpuRequirement {
+            vendor: String::new(),
+            brand: String::new(),
+            features: Vec::new(),
+        },
+        disks: Vec::new(),
+        function: None,
+    };
+    writer.seal(description, 1, b"state").unwrap();
+    firn_snapshot::Snapshot::open(path).unwrap()
+}

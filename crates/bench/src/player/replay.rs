@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
+use firn_memory::loader::{LoadError, Loader};
 use firn_memory::planners::{self, PlanSnapshotError, Planner};
 use firn_memory::{ExecuteError, ExecuteReport, Plan, Sources, StepError, Work, execute};
 use firn_snapshot::Snapshot;
@@ -45,6 +46,9 @@ pub enum ReplayError {
     /// The plan could not be carried out.
     #[error(transparent)]
     Execute(#[from] ExecuteError),
+    /// The loader failed.
+    #[error(transparent)]
+    Load(#[from] LoadError),
     /// A step after the resume failed.
     #[error(transparent)]
     Schedule(#[from] StepError),
@@ -117,11 +121,14 @@ pub(super) fn replay_plan(
     planned: Duration,
 ) -> Result<PlayerReport, ReplayError> {
     let (number, trace) = input_of(snapshot, input)?;
+    let sources = Sources::of(snapshot);
+    // Before everything else: it works beside the rest.
+    let loader = Loader::start(plan, &sources)?;
     let load = Instant::now();
     let mut frozen = FrozenMachine::open(snapshot, kvm)?;
     frozen.set_argument(INPUT_ARGUMENT, number);
     let loaded = Instant::now();
-    let executed = execute(plan, &Sources::of(snapshot))?;
+    let executed = execute(plan, &sources)?;
     let mapped = Instant::now();
     let (window, meters, reports) = window();
     let host = host(kvm, vec![window]);
@@ -141,6 +148,7 @@ pub(super) fn replay_plan(
     drop(microvm);
     // A restore whose schedule fails is a failed restore.
     schedule.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+    let loader = loader.map(Loader::finish).transpose()?;
     let mut reports = reports?;
     let Some((done_ns, counters)) = reports.done.take() else {
         return Err(ReplayError::Ended);
@@ -164,6 +172,10 @@ pub(super) fn replay_plan(
             total_ns: done_ns.saturating_sub(clock.request_ns.unwrap_or(clock.begin_ns)),
             verify_ns: reports.ended_ns.saturating_sub(done_ns),
         },
+        packed_regions: executed.report.packed_regions,
+        packed_bytes: executed.report.packed_bytes,
+        zero_bytes: executed.report.zero_bytes,
+        loader,
         replica: None,
         check_ns: None,
         kvm_index: restored.kvm_index,

@@ -1,5 +1,6 @@
 //! What a replay is reported as.
 
+use firn_memory::loader::LoaderReport;
 use firn_snapshot::ReplicaReport;
 use firn_vmm::{KvmIndex, KvmStats};
 use serde::{Deserialize, Serialize};
@@ -20,6 +21,18 @@ pub struct PlayerReport {
     pub pages: u64,
     /// Times.
     pub times: PlayerTimes,
+    /// Number of regions of guest memory that are mapped from a file packed by the profile.
+    #[serde(default)]
+    pub packed_regions: u64,
+    /// Bytes of these: 0 for a planner without such a file.
+    #[serde(default)]
+    pub packed_bytes: u64,
+    /// Bytes of guest memory that are anonymous: no fault on them reads a file.
+    #[serde(default)]
+    pub zero_bytes: u64,
+    /// What the loader did, where the plan has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loader: Option<LoaderReport>,
     /// What having a replica took, where the planner runs on one; a part of `load_ns`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replica: Option<ReplicaCost>,

@@ -7,7 +7,7 @@ pub use schedule::{AfterResume, StepError, StepReport};
 use std::fs::File;
 use std::time::Instant;
 
-use firn_snapshot::Snapshot;
+use firn_snapshot::{Packed, PackedFile, Snapshot};
 use rustix::fs::{OFlags, fcntl_getfl};
 use serde::Serialize;
 use thiserror::Error;
@@ -32,10 +32,15 @@ pub struct Sources<'a> {
 }
 
 impl<'a> Sources<'a> {
-    /// Those of an open snapshot.
+    /// Those of an open snapshot: its image, and the packed file that making the plan opened.
     pub fn of(snapshot: &'a Snapshot) -> Self {
         let copy = snapshot.copies().and_then(|copies| copies.file.as_ref());
         Self { image: snapshot.image(), snapshot: Some(snapshot), copy }
+    }
+
+    /// The loading-set file, if making the plan opened one.
+    pub(crate) fn packed(&self) -> Option<&'a Packed> {
+        self.snapshot?.opened_packed(PackedFile::LoadingSet)
     }
 
     /// An image and nothing else.
@@ -72,6 +77,12 @@ pub struct ExecuteReport {
     pub mmaps: u64,
     /// Number of madvises of the layers.
     pub madvises: u64,
+    /// Bytes of guest memory that are mapped from the packed file.
+    pub packed_bytes: u64,
+    /// Number of segments that are.
+    pub packed_regions: u64,
+    /// Bytes of guest memory that are anonymous: no fault on them reads a file.
+    pub zero_bytes: u64,
     /// Bytes of the image that steps before the resume read into the page cache.
     pub preloaded_bytes: u64,
     /// The steps before the resume, in order.
@@ -119,6 +130,22 @@ pub enum ExecuteError {
         "the pool's medium is open for writing: a shared extent is only mapped from a descriptor for reading"
     )]
     Writable,
+    /// The plan maps a packed file, and there is none.
+    #[error("the plan of {planner} maps a packed file, and none was opened")]
+    NoPackedFile {
+        /// The planner that made it.
+        planner: String,
+    },
+    /// A segment takes its bytes from a place in the packed file that holds other pages.
+    #[error(
+        "the packed file does not hold the pages of the segment {guest} where the plan of {planner} has them"
+    )]
+    WrongPackedOffset {
+        /// The planner that made it.
+        planner: String,
+        /// The segment.
+        guest: GuestRange,
+    },
     /// No address space.
     #[error(
         "cannot reserve {bytes} bytes of address space for guest memory; is its size right, or `ulimit -v` set?"
@@ -174,6 +201,7 @@ pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteEr
         .map_err(|source| ExecuteError::Plan { planner: plan.planner.clone(), source })?;
     check_image(plan, sources.image)?;
     check_copy(plan, sources.copy)?;
+    check_packed(plan, sources, &mut report)?;
     report.validate_ns = ns_since(begun);
 
     let part = Instant::now();
@@ -211,8 +239,9 @@ pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteEr
     report.map_ns = ns_since(part);
 
     let part = Instant::now();
-    let (before, after): (Vec<_>, Vec<_>) =
-        plan.schedule.iter().copied().partition(|step| step.when == When::BeforeResume);
+    // The steps at the request are the loader's.
+    let steps = plan.schedule.iter().copied().filter(|step| step.when != When::AtRequest);
+    let (before, after): (Vec<_>, Vec<_>) = steps.partition(|step| step.when == When::BeforeResume);
     for (index, step) in before.into_iter().enumerate() {
         let done = schedule::run(step, &memory, sources.image)
             .map_err(|source| ExecuteError::Step { index, source })?;
@@ -233,7 +262,7 @@ fn indexed(steps: &[StepReport]) -> Vec<GuestRange> {
         .iter()
         .filter_map(|step| match step.step.work {
             Work::Index { guest } => Some(guest),
-            Work::Preload { .. } => None,
+            Work::Preload { .. } | Work::Load { .. } => None,
         })
         .collect();
     ranges.sort_by_key(|range| range.start);
@@ -245,7 +274,7 @@ fn extent_sharing(plan: &Plan) -> Option<Sharing> {
     plan.segments.iter().find_map(|segment| match segment.source {
         Source::Extent { .. } => Some(segment.sharing),
         Source::Copy { .. } => Some(Sharing::PrivateCow),
-        Source::Zero | Source::Image { .. } => None,
+        Source::Zero | Source::Image { .. } | Source::Packed { .. } => None,
     })
 }
 
@@ -287,6 +316,34 @@ fn check_sealed(medium: &File) -> Result<(), ExecuteError> {
     if flags & OFlags::RWMODE == OFlags::RDONLY { Ok(()) } else { Err(ExecuteError::Writable) }
 }
 
+/// Checks that the packed file holds the pages that the segments want of it, by its own table, and counts what does not
+/// come from the image.
+fn check_packed(
+    plan: &Plan,
+    sources: &Sources<'_>,
+    report: &mut ExecuteReport,
+) -> Result<(), ExecuteError> {
+    let planner = || plan.planner.clone();
+    for segment in &plan.segments {
+        let (guest, len) = (segment.guest, segment.guest.len);
+        match segment.source {
+            Source::Zero => report.zero_bytes += len,
+            Source::Packed { offset, image } => {
+                let packed = sources.packed();
+                let packed =
+                    packed.ok_or_else(|| ExecuteError::NoPackedFile { planner: planner() })?;
+                if !packed.holds(offset, image, len) {
+                    return Err(ExecuteError::WrongPackedOffset { planner: planner(), guest });
+                }
+                report.packed_bytes += len;
+                report.packed_regions += 1;
+            }
+            Source::Image { .. } | Source::Extent { .. } | Source::Copy { .. } => {}
+        }
+    }
+    Ok(())
+}
+
 fn apply(
     reservation: &Reservation,
     layer: &Layer,
@@ -299,6 +356,10 @@ fn apply(
         Source::Zero => mapping.map_zero(addr, layer.guest.len)?,
         Source::Image { offset } => {
             mapping.map_private(addr, layer.guest.len, sources.image, offset)?;
+        }
+        Source::Packed { offset, .. } => {
+            let packed = sources.packed().ok_or(rustix::io::Errno::BADF)?;
+            mapping.map_private(addr, layer.guest.len, packed.file(), offset)?;
         }
         Source::Extent { offset } => {
             let map = match layer.sharing {

@@ -90,6 +90,8 @@ pub(super) fn run(step: Step, memory: &GuestMemory, image: &File) -> Result<Step
             preloaded_bytes = page_cache::preload(image, range.offset..range.offset + range.len)
                 .map_err(|source| StepError::Preload { range, source })?;
         }
+        // The loader's: no plan that was validated has one here.
+        Work::Load { .. } => {}
         Work::Index { guest: range } => {
             memory.build_index(range).map_err(|e| StepError::Index { range, source: e.into() })?;
             indexed_bytes = range.len;

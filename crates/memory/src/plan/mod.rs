@@ -63,6 +63,13 @@ pub enum Source {
         /// Where the range's first byte is in the image, in bytes.
         offset: u64,
     },
+    /// A file that was packed from the image.
+    Packed {
+        /// Where the range's first byte is in the packed file, in bytes.
+        offset: u64,
+        /// Where the same bytes are in the image, in bytes. The file's own table has to say so, too.
+        image: u64,
+    },
     /// The snapshot's extent in a pool, or a replica of it.
     Extent {
         /// Where the range's first byte is in the pool's medium, in bytes.
@@ -81,6 +88,10 @@ impl Source {
         match self {
             Self::Zero => Self::Zero,
             Self::Image { offset } => Self::Image { offset: offset.saturating_add(bytes) },
+            Self::Packed { offset, image } => Self::Packed {
+                offset: offset.saturating_add(bytes),
+                image: image.saturating_add(bytes),
+            },
             Self::Extent { offset } => Self::Extent { offset: offset.saturating_add(bytes) },
             Self::Copy { offset } => Self::Copy { offset: offset.saturating_add(bytes) },
         }
@@ -92,6 +103,9 @@ impl fmt::Display for Source {
         match self {
             Self::Zero => f.write_str("zero"),
             Self::Image { offset } => write!(f, "image at {offset:#x}"),
+            Self::Packed { offset, image } => {
+                write!(f, "packed file at {offset:#x} (image at {image:#x})")
+            }
             Self::Extent { offset } => write!(f, "pool extent at {offset:#x}"),
             Self::Copy { offset } => write!(f, "copy at {offset:#x}"),
         }
@@ -226,8 +240,8 @@ impl fmt::Display for Advice {
 pub struct Layer {
     /// The range it is mapped at: whole pages within one region of guest memory.
     pub guest: GuestRange,
-    /// What is mapped: `Zero` is anonymous memory, `Image` the image file, `Extent` the pool's medium, `Copy` the
-    /// copy.
+    /// What is mapped: `Zero` is anonymous memory, `Image` the image file, `Packed` the packed file, `Extent` the pool's
+    /// medium, `Copy` the copy.
     pub source: Source,
     /// The kind of mapping: `Shared` is `MAP_SHARED` of a medium, for reading alone; `PrivateCow` is `MAP_PRIVATE` of a file or
     /// medium; `Exclusive` is private anonymous memory, or `MAP_SHARED` of a replica or a copy, which this VM writes to.
@@ -237,9 +251,11 @@ pub struct Layer {
 }
 
 /// When a step runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum When {
+    /// From the request on, beside everything else: the restore waits for it nowhere. The [loader](crate::loader) does it.
+    AtRequest,
     /// Before the guest runs.
     BeforeResume,
     /// While the guest runs.
@@ -249,8 +265,28 @@ pub enum When {
 impl fmt::Display for When {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::AtRequest => "at the request",
             Self::BeforeResume => "before the resume",
             Self::AfterResume => "after the resume",
+        })
+    }
+}
+
+/// A file that a loader reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LoadFile {
+    /// The image.
+    Image,
+    /// The packed file.
+    Packed,
+}
+
+impl fmt::Display for LoadFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Image => "image",
+            Self::Packed => "packed file",
         })
     }
 }
@@ -266,6 +302,16 @@ pub enum Work {
         /// The range of the image: whole pages.
         image: ImageRange,
     },
+    /// Has the kernel read a range of a file into the page cache, once for all microVMs that start at the same time. Only
+    /// [at the request](When::AtRequest).
+    Load {
+        /// The file.
+        file: LoadFile,
+        /// The first byte: a multiple of a page.
+        offset: u64,
+        /// Length in bytes: whole pages.
+        len: u64,
+    },
     /// Builds the host's index of a range before the guest needs it: `MADV_POPULATE_READ`, which maps
     /// every page for reading and copies none.
     Index {
@@ -275,11 +321,11 @@ pub enum Work {
 }
 
 impl Work {
-    /// Whether it reads the image into the page cache.
+    /// Whether the restore waits for it to read the image into the page cache.
     pub fn is_preload(&self) -> bool {
         match self {
             Self::Preload { .. } => true,
-            Self::Index { .. } => false,
+            Self::Load { .. } | Self::Index { .. } => false,
         }
     }
 }
@@ -288,6 +334,9 @@ impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Preload { image } => write!(f, "preload image {image}"),
+            Self::Load { file, offset, len } => {
+                write!(f, "load {file} {:#x}-{:#x}", offset, offset.saturating_add(*len))
+            }
             Self::Index { guest } => write!(f, "index guest {guest}"),
         }
     }
@@ -318,7 +367,7 @@ pub struct Plan {
     pub segments: Vec<Segment>,
     /// The mmaps that realise the segments, in the order in which they are applied.
     pub layers: Vec<Layer>,
-    /// What else is done, in order: first every step before the resume, then the others.
+    /// What else is done, in order: first the steps at the request, then those before the resume, then the others.
     pub schedule: Vec<Step>,
     /// The pager that serves pages which no layer provides, by name.
     pub pager: Option<String>,

@@ -22,7 +22,7 @@ pub struct PlanTable {
 pub struct PlanSummary {
     /// Bytes of guest memory.
     pub bytes: u64,
-    /// Bytes by source: `zero`, `image`, `pool extent`, `copy`.
+    /// Bytes by source: `zero`, `image`, `packed file`, `pool extent`, `copy`.
     pub by_source: BTreeMap<String, u64>,
     /// Bytes by sharing.
     pub by_sharing: BTreeMap<String, u64>,
@@ -48,6 +48,7 @@ impl Plan {
             let source = match segment.source {
                 Source::Zero => "zero",
                 Source::Image { .. } => "image",
+                Source::Packed { .. } => "packed file",
                 Source::Extent { .. } => "pool extent",
                 Source::Copy { .. } => "copy",
             };

@@ -4,7 +4,9 @@ use firn_snapshot::PAGE_SIZE;
 use thiserror::Error;
 
 use super::flatten::flatten;
-use super::{GuestRange, ImageRange, Integrity, Leaf, Plan, Segment, Sharing, Source, When, Work};
+use super::{
+    GuestRange, ImageRange, Integrity, Leaf, LoadFile, Plan, Segment, Sharing, Source, When, Work,
+};
 
 /// Why a plan is refused. Each is a fault of the planner that made it.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -135,9 +137,17 @@ pub enum PlanError {
         /// The sharing of the segment.
         segment_sharing: Sharing,
     },
-    /// A step before the resume comes behind one after it.
-    #[error("step {index} of the schedule is before the resume but follows one after it")]
+    /// A step comes behind one that is done later.
+    #[error("step {index} of the schedule follows one that is done later")]
     StepOrder {
+        /// Its index in the schedule.
+        index: usize,
+    },
+    /// A load that is not at the request, or something else that is.
+    #[error(
+        "step {index} of the schedule is not at its time: loads are at the request, nothing else is"
+    )]
+    StepTime {
         /// Its index in the schedule.
         index: usize,
     },
@@ -197,7 +207,7 @@ impl Plan {
         self.check_extent_sharing(segment)?;
         let provided = match source {
             Source::Zero => integrity == Integrity::CheckedOnFill,
-            Source::Image { .. } => integrity == Integrity::Unchecked,
+            Source::Image { .. } | Source::Packed { .. } => integrity == Integrity::Unchecked,
             // Whether it was checked is known to who opened it.
             Source::Extent { .. } | Source::Copy { .. } => {
                 matches!(integrity, Integrity::CheckedAtSeal | Integrity::Unchecked)
@@ -210,7 +220,10 @@ impl Plan {
                 integrity,
             });
         }
-        if let Source::Image { offset } = source {
+        if let Source::Packed { offset, .. } = source {
+            aligned("segment's place in the packed file", offset, guest.len, leaf)?;
+        }
+        if let Source::Image { offset } | Source::Packed { image: offset, .. } = source {
             aligned("segment's image offset", offset, guest.len, leaf)?;
             let expected = self.layout.image_offset(guest.start);
             if expected != Some(offset) {
@@ -268,7 +281,9 @@ impl Plan {
             Source::Extent { offset } => {
                 offset.checked_sub(self.layout.image_offset(segment.guest.start)?)
             }
-            Source::Zero | Source::Image { .. } | Source::Copy { .. } => None,
+            Source::Zero | Source::Image { .. } | Source::Packed { .. } | Source::Copy { .. } => {
+                None
+            }
         })?;
         base.checked_add(self.layout.image_offset(guest_addr)?)
     }
@@ -281,7 +296,11 @@ impl Plan {
                 Source::Image { offset } => {
                     self.check_image("layer", ImageRange { offset, len: layer.guest.len })?;
                 }
-                // What is visible of it is compared with the segments.
+                // What is visible of these is compared with the segments.
+                Source::Packed { offset, .. } => {
+                    let what = "layer's place in the packed file";
+                    aligned(what, offset, layer.guest.len, Leaf::Size4K)?;
+                }
                 Source::Extent { offset } => {
                     aligned("layer's place in the medium", offset, layer.guest.len, Leaf::Size4K)?;
                 }
@@ -333,14 +352,23 @@ impl Plan {
     }
 
     fn check_schedule(&self) -> Result<(), PlanError> {
-        let mut resumed = false;
+        let mut latest = When::AtRequest;
         for (index, step) in self.schedule.iter().enumerate() {
-            match step.when {
-                When::AfterResume => resumed = true,
-                When::BeforeResume if resumed => return Err(PlanError::StepOrder { index }),
-                When::BeforeResume => {}
+            if step.when < latest {
+                return Err(PlanError::StepOrder { index });
+            }
+            latest = step.when;
+            if (step.when == When::AtRequest) != matches!(step.work, Work::Load { .. }) {
+                return Err(PlanError::StepTime { index });
             }
             match step.work {
+                Work::Load { file: LoadFile::Image, offset, len } => {
+                    self.check_image("step", ImageRange { offset, len })?;
+                }
+                // How long the file is, its table says: the loader looks.
+                Work::Load { file: LoadFile::Packed, offset, len } => {
+                    aligned("step", offset, len, Leaf::Size4K)?;
+                }
                 Work::Preload { image } => self.check_image("step", image)?,
                 Work::Index { guest } => self.check_guest("step", guest, Leaf::Size4K)?,
             }
@@ -396,7 +424,7 @@ fn check_sharing(guest: GuestRange, source: Source, sharing: Sharing) -> Result<
         // A copy belongs to one VM.
         Source::Zero | Source::Copy { .. } => sharing == Sharing::Exclusive,
         // A snapshot is immutable: no VM gets the image itself to write to.
-        Source::Image { .. } => sharing == Sharing::PrivateCow,
+        Source::Image { .. } | Source::Packed { .. } => sharing == Sharing::PrivateCow,
         // A replica belongs to its VM; of a sealed extent it gets copies, the kernel's or the monitor's. The monitor copies
         // whole chunks, so nothing else may lie in them.
         Source::Extent { offset } => {

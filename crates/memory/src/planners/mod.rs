@@ -1,14 +1,18 @@
 //! Planners: each makes a plan of a snapshot, by one system's rules.
 
 mod dram_cached;
+mod faasnap;
 mod firecracker;
+mod packing;
 mod pass;
 mod pass_shared;
 mod preloaded;
 mod written;
 
 pub use dram_cached::DramCached;
+pub use faasnap::FaaSnap;
 pub use firecracker::Firecracker;
+pub use packing::{PackError, PackReport, Packing, pack};
 pub use pass::Pass;
 pub use pass_shared::PassShared;
 pub use preloaded::Preloaded;
@@ -147,6 +151,62 @@ pub enum PlannerError {
         /// The planner, as written.
         planner: String,
     },
+    /// A part of the profile is missing.
+    #[error(
+        "{planner} needs {part} in the snapshot's profile; record it with `firn profile record --part {option}`"
+    )]
+    NoProfile {
+        /// The planner, as written.
+        planner: String,
+        /// The part, in words.
+        part: &'static str,
+        /// The part, as the command is given it.
+        option: &'static str,
+    },
+    /// The file that was packed from the image is missing.
+    #[error(
+        "{planner} needs the snapshot's {file}; make it with `firn profile pack --planner {planner}`"
+    )]
+    NoPackedFile {
+        /// The planner, as written.
+        planner: String,
+        /// The file's name.
+        file: &'static str,
+    },
+    /// The packed file is refused.
+    #[error(
+        "{planner} cannot use the snapshot's packed file: {reason}; `firn profile pack --planner {planner}`"
+    )]
+    PackedFile {
+        /// The planner, as written.
+        planner: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The packed file was made from another profile, or with other options.
+    #[error(
+        "the snapshot's {file} was packed by another profile, or for other options, than {planner} has; \
+         make it anew with `firn profile pack --planner {planner}`"
+    )]
+    OtherPackedFile {
+        /// The planner, as written.
+        planner: String,
+        /// The file's name.
+        file: &'static str,
+    },
+    /// More mappings than a process may have.
+    #[error(
+        "{planner} needs {needed} mappings, and {limit} can be had; raise vm.max_map_count, or use a planner \
+         that maps the image whole"
+    )]
+    TooManyMappings {
+        /// The planner, as written.
+        planner: String,
+        /// Mappings of the plan.
+        needed: u64,
+        /// Mappings that this process may have for it.
+        limit: u64,
+    },
     /// The medium cannot be mapped privately, nor in chunks that the monitor could copy.
     #[error(
         "{planner} copies chunks of 2 MiB of this medium, which is mapped at leaves of {leaf}: guest memory has to be \
@@ -226,6 +286,15 @@ pub trait Planner: Send + Sync {
     /// Whether its plans depend on the snapshot's profile.
     fn uses_profile(&self) -> bool {
         false
+    }
+
+    /// What goes into the file that is packed for its plans; `None` for a planner without one.
+    ///
+    /// # Errors
+    ///
+    /// [`PlannerError`] when the profile lacks what decides it.
+    fn packing(&self, _input: &PlanInput<'_>) -> Result<Option<Packing>, PlannerError> {
+        Ok(None)
     }
 
     /// The plan for a snapshot on this host. It validates.

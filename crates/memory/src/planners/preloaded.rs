@@ -1,6 +1,6 @@
 //! A planner's plan without its preload, for who has preloaded already.
 
-use super::{PlanInput, Planner, PlannerError, Store};
+use super::{Packing, PlanInput, Planner, PlannerError, Store};
 use crate::plan::Plan;
 
 /// Another planner's plan, without the steps that preload the image: whoever measures has brought it into
@@ -19,6 +19,10 @@ impl Planner for Preloaded {
 
     fn uses_profile(&self) -> bool {
         self.0.uses_profile()
+    }
+
+    fn packing(&self, input: &PlanInput<'_>) -> Result<Option<Packing>, PlannerError> {
+        self.0.packing(input)
     }
 
     fn plan(&self, input: &PlanInput<'_>) -> Result<Plan, PlannerError> {

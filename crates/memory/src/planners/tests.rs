@@ -90,7 +90,7 @@ fn an_image_that_dram_cannot_hold_is_refused() {
         assert_eq!(names, ["firecracker:readahead=on", "firecracker:readahead=off"]);
         assert_eq!(selection.left_out[0], ("dram_cached".to_owned(), refused));
         let others: Vec<_> = selection.left_out[1..].iter().map(|(name, _)| &name[..]).collect();
-        assert_eq!(others, ["pass", "pass_shared"]);
+        assert_eq!(others, ["faasnap:merge=32", "pass", "pass_shared"]);
         // Named, it is selected, and the error comes with the plan.
         assert_eq!(select("dram_cached", input).unwrap().planners.len(), 1);
     });
@@ -118,7 +118,7 @@ fn lists_of_planners() {
 fn what_is_not_known_is_said_with_what_is() {
     assert_eq!(
         refused("firecraker"),
-        "no planner is called \"firecraker\"; there are: firecracker, dram_cached, pass, pass_shared"
+        "no planner is called \"firecraker\"; there are: firecracker, dram_cached, faasnap, pass, pass_shared"
     );
     assert_eq!(
         refused("firecracker:ra=off"),
@@ -132,6 +132,16 @@ fn what_is_not_known_is_said_with_what_is() {
         refused("firecracker:readahead"),
         "option readahead of planner firecracker cannot be \"\"; it can be on or off"
     );
+    for wrong in ["x", "", "-1", "+1", "1048577", "99999999999999999999"] {
+        assert_eq!(
+            refused(&format!("faasnap:merge={wrong}")),
+            format!("option merge of planner faasnap cannot be {wrong:?}; it can be 0 to 1048576")
+        );
+    }
+    assert_eq!(
+        refused("faasnap:gap=1"),
+        "planner faasnap has no option \"gap\"; it takes merge=0 to 1048576"
+    );
     assert_eq!(
         refused("dram_cached:preload=no"),
         "planner dram_cached has no option \"preload\"; it takes none"
@@ -140,7 +150,7 @@ fn what_is_not_known_is_said_with_what_is() {
 
 #[test]
 fn names_are_written_as_they_are_parsed() {
-    for entry in ["firecracker", "firecracker:readahead=off", "dram_cached"] {
+    for entry in ["firecracker", "firecracker:readahead=off", "dram_cached", "faasnap:merge=0"] {
         let name = parse(entry).unwrap().name();
         assert!(name.starts_with(entry));
         assert_eq!(parse(&name).unwrap().name(), name);

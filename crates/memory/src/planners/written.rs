@@ -2,29 +2,94 @@
 
 use thiserror::Error;
 
-use super::{DramCached, Firecracker, Pass, PassShared, PlanInput, Planner, PlannerError};
+use std::ops::RangeInclusive;
+
+use super::{DramCached, FaaSnap, Firecracker, Pass, PassShared, PlanInput, Planner, PlannerError};
 
 /// A planner's name, the options it takes with their values (the first is the default), and how to make
 /// it of one value for each option.
 struct Entry {
     name: &'static str,
     options: &'static [OptionEntry],
-    make: fn(&[&str]) -> Box<dyn Planner>,
+    make: fn(&[Value]) -> Box<dyn Planner>,
 }
 
 struct OptionEntry {
     key: &'static str,
-    values: &'static [&'static str],
+    values: Values,
+}
+
+/// What an option can be.
+enum Values {
+    /// One of these words; the first is the default.
+    Words(&'static [&'static str]),
+    /// A number out of a range.
+    Number { default: u64, range: RangeInclusive<u64> },
+}
+
+/// What an option is.
+#[derive(Clone, Copy, PartialEq)]
+enum Value {
+    Word(&'static str),
+    Number(u64),
+}
+
+impl Values {
+    fn default(&self) -> Option<Value> {
+        match self {
+            Self::Words(words) => words.first().map(|word| Value::Word(word)),
+            Self::Number { default, .. } => Some(Value::Number(*default)),
+        }
+    }
+
+    fn parse(&self, written: &str) -> Option<Value> {
+        match self {
+            Self::Words(words) => {
+                words.iter().find(|word| **word == written).map(|word| Value::Word(word))
+            }
+            Self::Number { range, .. } => {
+                let digits = written.bytes().all(|byte| byte.is_ascii_digit());
+                let number = written.parse().ok().filter(|number| digits && range.contains(number));
+                number.map(Value::Number)
+            }
+        }
+    }
+
+    /// The values that `all` stands for: every word; of numbers, the default.
+    fn all(&self) -> Vec<Value> {
+        match self {
+            Self::Words(words) => words.iter().map(|word| Value::Word(word)).collect(),
+            Self::Number { default, .. } => vec![Value::Number(*default)],
+        }
+    }
+
+    fn known(&self, or: &str) -> String {
+        match self {
+            Self::Words(words) => words.join(or),
+            Self::Number { range, .. } => format!("{} to {}", range.start(), range.end()),
+        }
+    }
 }
 
 /// Every planner, in the order of `all`.
 const PLANNERS: &[Entry] = &[
     Entry {
         name: "firecracker",
-        options: &[OptionEntry { key: "readahead", values: &["on", "off"] }],
-        make: |values| Box::new(Firecracker { readahead: values == ["on"] }),
+        options: &[OptionEntry { key: "readahead", values: Values::Words(&["on", "off"]) }],
+        make: |values| Box::new(Firecracker { readahead: values == [Value::Word("on")] }),
     },
     Entry { name: "dram_cached", options: &[], make: |_| Box::new(DramCached) },
+    Entry {
+        name: "faasnap",
+        options: &[OptionEntry {
+            key: "merge",
+            values: Values::Number { default: FaaSnap::MERGE, range: 0..=FaaSnap::MOST_MERGE },
+        }],
+        make: |values| match values {
+            [Value::Number(merge)] => Box::new(FaaSnap { merge: *merge }),
+            _ => Box::new(FaaSnap { merge: FaaSnap::MERGE }),
+        },
+    },
     Entry { name: "pass", options: &[], make: |_| Box::new(Pass) },
     Entry { name: "pass_shared", options: &[], make: |_| Box::new(PassShared) },
 ];
@@ -87,7 +152,7 @@ pub fn parse(written: &str) -> Result<Box<dyn Planner>, ParsePlannerError> {
         let known: Vec<_> = PLANNERS.iter().map(|entry| entry.name).collect();
         ParsePlannerError::UnknownPlanner { name: name.to_owned(), known: known.join(", ") }
     })?;
-    let mut values: Vec<Option<&str>> = vec![None; entry.options.len()];
+    let mut values: Vec<Option<Value>> = vec![None; entry.options.len()];
     for option in options.into_iter().flat_map(|options| options.split(',')) {
         let (index, value) = entry.parse_option(option)?;
         if values[index].replace(value).is_some() {
@@ -95,15 +160,15 @@ pub fn parse(written: &str) -> Result<Box<dyn Planner>, ParsePlannerError> {
             return Err(ParsePlannerError::Repeated { planner, option });
         }
     }
-    let defaults = entry.options.iter().map(|option| option.values[0]);
-    let values: Vec<&str> =
-        values.into_iter().zip(defaults).map(|(value, default)| value.unwrap_or(default)).collect();
+    let defaults = entry.options.iter().map(|option| option.values.default());
+    let values: Vec<Value> =
+        values.into_iter().zip(defaults).filter_map(|(value, default)| value.or(default)).collect();
     Ok((entry.make)(&values))
 }
 
 impl Entry {
     /// The index of an option written `key=value`, and its value.
-    fn parse_option<'a>(&self, written: &'a str) -> Result<(usize, &'a str), ParsePlannerError> {
+    fn parse_option(&self, written: &str) -> Result<(usize, Value), ParsePlannerError> {
         let (key, value) = written.split_once('=').unwrap_or((written, ""));
         let index = self.options.iter().position(|option| option.key == key);
         let index = index.ok_or_else(|| ParsePlannerError::UnknownOption {
@@ -112,31 +177,30 @@ impl Entry {
             known: self.known_options(),
         })?;
         let option = &self.options[index];
-        if !option.values.contains(&value) {
-            return Err(ParsePlannerError::UnknownValue {
-                planner: self.name,
-                option: option.key,
-                value: value.to_owned(),
-                known: option.values.join(" or "),
-            });
-        }
-        Ok((index, value))
+        let parsed = option.values.parse(value).ok_or_else(|| ParsePlannerError::UnknownValue {
+            planner: self.name,
+            option: option.key,
+            value: value.to_owned(),
+            known: option.values.known(" or "),
+        })?;
+        Ok((index, parsed))
     }
 
     fn known_options(&self) -> String {
         if self.options.is_empty() {
             return "none".to_owned();
         }
-        let options = self.options.iter().map(|o| format!("{}={}", o.key, o.values.join("|")));
+        let options = self.options.iter().map(|o| format!("{}={}", o.key, o.values.known("|")));
         options.collect::<Vec<_>>().join(", ")
     }
 
-    /// The planner in every combination of its options' values, defaults first.
+    /// The planner in every combination of its options' values, defaults first; numbers stay at their default.
     fn variants(&self) -> Vec<Box<dyn Planner>> {
-        let mut combinations: Vec<Vec<&str>> = vec![Vec::new()];
+        let mut combinations: Vec<Vec<Value>> = vec![Vec::new()];
         for option in self.options {
             let extended = combinations.iter().flat_map(|chosen| {
-                option.values.iter().map(move |&value| [chosen.as_slice(), &[value]].concat())
+                let values = option.values.all().into_iter();
+                values.map(move |value| [chosen.as_slice(), &[value]].concat())
             });
             combinations = extended.collect();
         }
@@ -154,7 +218,7 @@ pub struct Selection {
 
 /// The planners that a list names, separated by commas: `firecracker:readahead=off,dram_cached`. A part
 /// with `=` and without `:` goes on with the options of the planner before it. `all` is every planner with
-/// every value of its options that makes a plan of `input`; a planner that is named is selected even if
+/// every word of its options that makes a plan of `input`; a planner that is named is selected even if
 /// it makes none, so that its error is seen where the plan is made.
 ///
 /// # Errors

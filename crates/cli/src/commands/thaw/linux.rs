@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use firn_bench::player::ReplicaCost;
 use firn_host::{AgentClient, Identity, Invocation};
+use firn_memory::loader::{Loader, LoaderReport};
 use firn_memory::planners::{self, Planner};
 use firn_memory::{ExecuteReport, ProcessCounters, Sources, execute};
 use firn_vmm::{FrozenMachine, HostConfig, KvmStats, Microvm, RestoreReport, Virtualization};
@@ -57,6 +58,9 @@ pub(crate) struct ThawReport {
     /// What having a replica took, where the planner runs on one; a part of `load_ns`.
     replica: Option<ReplicaCost>,
     execute: ExecuteReport,
+    /// What the loader did, where the plan has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    loader: Option<LoaderReport>,
     restore: RestoreReport,
     kvm: KvmStats,
     /// Guest pages that KVM maps: touched, or mapped with a touched one in a larger leaf.
@@ -90,12 +94,15 @@ pub(super) fn run(
     };
     let interruption = Interruption::catch()?;
 
-    let load = Instant::now();
-    let frozen = FrozenMachine::open(snapshot, &arguments.host.kvm)?;
-    let loaded = Instant::now();
+    let planning = Instant::now();
     let plan = planners::plan(snapshot, planner)?;
     let planned = Instant::now();
-    let executed = execute(&plan, &Sources::of(snapshot))?;
+    let sources = Sources::of(snapshot);
+    // Before anything is done with KVM: it works beside the rest.
+    let loader = Loader::start(&plan, &sources)?;
+    let frozen = FrozenMachine::open(snapshot, &arguments.host.kvm)?;
+    let loaded = Instant::now();
+    let executed = execute(&plan, &sources)?;
     let mapped = Instant::now();
 
     let instance = session::claim(arguments.name.as_deref())?;
@@ -129,12 +136,13 @@ pub(super) fn run(
         let answered = Instant::now();
         // A restore whose schedule fails is a failed restore.
         schedule.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        let loader = loader.map(Loader::finish).transpose()?;
         let since = clock::request().unwrap_or(begin);
         let times = Times {
             process_start_ns: clock::request().map(|request| begin.saturating_sub(request)),
-            load_ns: nanoseconds(opening + (loaded - load)),
-            plan_ns: nanoseconds(planned - loaded),
-            execute_ns: nanoseconds(mapped - planned),
+            load_ns: nanoseconds(opening + (loaded - planned)),
+            plan_ns: nanoseconds(planned - planning),
+            execute_ns: nanoseconds(mapped - loaded),
             resume_ns: nanoseconds(resumed - mapped),
             identify_ns: nanoseconds(identified - resumed),
             invoke_ns: outcome.as_ref().map(|_| nanoseconds(answered - identified)),
@@ -157,6 +165,7 @@ pub(super) fn run(
             check_ns: opened.check_ns(),
             replica: opened.replica().map(ReplicaCost::of),
             execute: executed.report,
+            loader,
             restore,
             kvm,
             guest_pages: kvm.mapped_pages(),

@@ -13,6 +13,7 @@ use thiserror::Error;
 
 use firn_bench::player::ReplayError;
 use firn_host::{ConnectError, EventError, IdentifyError, IdentityError, InvokeError};
+use firn_memory::loader::LoadError;
 use firn_memory::planners::{ParsePlannerError, PlanSnapshotError, Preloaded, parse};
 use firn_memory::{ExecuteError, StepError};
 use firn_vmm::{GoneError, IncompatibleError, RestoreError};
@@ -104,6 +105,8 @@ pub(crate) enum ThawCommandError {
     Plan(#[from] PlanSnapshotError),
     #[error(transparent)]
     Execute(#[from] ExecuteError),
+    #[error(transparent)]
+    Load(#[from] LoadError),
     #[error(transparent)]
     Schedule(#[from] StepError),
     #[error(transparent)]

@@ -1,0 +1,166 @@
+//! The loader: has the kernel read pages into the page cache while everything else goes on.
+//!
+//! FaaSnap's concurrent paging (4.2): the loader begins when the request arrives, and the guest does not wait for it. A page that the
+//! guest touches first is read for the guest; all others are found in the page cache. However many microVMs of a snapshot start
+//! at the same time, one loads: who holds a lock on the file (`flock`). Who comes when all is loaded finds every page cached
+//! and reads nothing.
+//!
+//! It asks for pages by `POSIX_FADV_WILLNEED`, which reads nothing into this process and lets the device have as many requests
+//! at once as it takes. docs/loader.md has the measurement.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use rustix::fs::{Advice, FlockOperation, fadvise, flock};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::executor::Sources;
+use crate::plan::{LoadFile, Plan, When, Work};
+use crate::process::{ProcessCountersError, thread_read_bytes};
+
+/// Bytes of one request: the kernel cuts what is asked for at once to the read-ahead of the device, 128 KiB by
+/// default.
+const REQUEST: u64 = 128 << 10;
+
+/// What a loader did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoaderReport {
+    /// Whether this process loaded; otherwise another one was at it.
+    pub loaded: bool,
+    /// Ranges that the plan has it load.
+    pub ranges: u64,
+    /// Bytes of these.
+    pub bytes: u64,
+    /// Bytes that it made storage read: what was not in the page cache before.
+    pub read_bytes: u64,
+    /// From its start to its last request, ns.
+    pub ns: u64,
+}
+
+/// Why a file was not loaded.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The file cannot be opened a second time, for a lock of its own.
+    #[error("opening the {file} for the loader; is /proc mounted?")]
+    Open {
+        /// The file.
+        file: LoadFile,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The plan loads a packed file, and there is none.
+    #[error("the plan loads a packed file, and none was opened")]
+    NoPackedFile,
+    /// The lock cannot be had.
+    #[error("locking the file to load")]
+    Lock(#[source] io::Error),
+    /// The kernel reads nothing.
+    #[error("loading {len} bytes at {offset:#x}")]
+    Read {
+        /// First byte.
+        offset: u64,
+        /// Length in bytes.
+        len: u64,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The counters of the thread cannot be read.
+    #[error(transparent)]
+    Counters(#[from] ProcessCountersError),
+    /// No thread.
+    #[error("starting the loader's thread")]
+    Thread(#[source] io::Error),
+    /// The thread panicked.
+    #[error("the loader's thread panicked: a defect of firn")]
+    Panicked,
+}
+
+/// A loader at work.
+#[derive(Debug)]
+pub struct Loader {
+    thread: JoinHandle<Result<LoaderReport, LoadError>>,
+}
+
+impl Loader {
+    /// Starts the loader of a plan on a thread of its own; `None` where the plan has it load nothing. The best time is as soon
+    /// as there is a plan: it needs nothing else.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError`] when it cannot be started.
+    pub fn start(plan: &Plan, sources: &Sources<'_>) -> Result<Option<Self>, LoadError> {
+        let mut ranges = Vec::new();
+        let mut from = None;
+        for step in plan.schedule.iter().filter(|step| step.when == When::AtRequest) {
+            if let Work::Load { file, offset, len } = step.work {
+                // Plans load from one file.
+                if *from.get_or_insert(file) == file {
+                    ranges.push((offset, len));
+                }
+            }
+        }
+        let Some(from) = from else { return Ok(None) };
+        let file = match from {
+            LoadFile::Image => sources.image,
+            LoadFile::Packed => sources.packed().ok_or(LoadError::NoPackedFile)?.file(),
+        };
+        // A lock is of an opening, and so is the state of read-ahead: neither is to be the snapshot's.
+        let file = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+            .map_err(|source| LoadError::Open { file: from, source })?;
+        let thread = std::thread::Builder::new().name("loader".into());
+        let thread = thread.spawn(move || load(&file, &ranges)).map_err(LoadError::Thread)?;
+        Ok(Some(Self { thread }))
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError`]. Pages that were not loaded are read when they are touched.
+    pub fn finish(self) -> Result<LoaderReport, LoadError> {
+        self.thread.join().map_err(|_| LoadError::Panicked)?
+    }
+}
+
+/// Loads ranges (bytes: offset and length) of a file, in order, unless somebody else does.
+fn load(file: &File, ranges: &[(u64, u64)]) -> Result<LoaderReport, LoadError> {
+    let begun = Instant::now();
+    let mut report = LoaderReport {
+        ranges: ranges.len() as u64,
+        bytes: ranges.iter().map(|(_, len)| len).sum(),
+        ..LoaderReport::default()
+    };
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => report.loaded = true,
+        Err(Errno::WOULDBLOCK) => return Ok(report),
+        Err(errno) => return Err(LoadError::Lock(errno.into())),
+    }
+    let read_before = thread_read_bytes()?;
+    for &(offset, len) in ranges {
+        request(file, offset, len).map_err(|source| LoadError::Read { offset, len, source })?;
+    }
+    report.read_bytes = thread_read_bytes()?.saturating_sub(read_before);
+    report.ns = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    Ok(report)
+}
+
+/// Has the kernel read a range.
+fn request(file: &File, offset: u64, len: u64) -> io::Result<()> {
+    let end = offset.saturating_add(len);
+    let mut at = offset;
+    while at < end {
+        let len = REQUEST.min(end - at);
+        fadvise(file, at, std::num::NonZeroU64::new(len), Advice::WillNeed)?;
+        at += len;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,249 @@
+//! `faasnap`: zero pages anonymous, the loading set from a file of its own that a loader reads while the guest runs.
+//!
+//! FaaSnap (4.2 to 4.8). The working set is what was in memory when runs were sampled, in groups by the sample that first saw a
+//! page. The *loading set* is the working set without zero pages (4.6). Its regions that lie closer than `merge` pages are
+//! merged with what is between them, as it is in the image; a region's group is the lowest of its pages; sorted by group and
+//! address they are packed into one file (4.7). Guest memory is mapped in three layers, each over the one before (4.8): all
+//! of it anonymous, then the regions that are not zero from the image, then the loading set from its file. A loader reads the
+//! file in sequence from the request on (4.2), once for all microVMs of a snapshot.
+
+use std::ops::Range;
+
+use firn_snapshot::{
+    CopyTable, ImageRegion, MemoryLayout, PAGE_SIZE, Packed, PackedFile, PackedRun, PageSet, Run,
+    pages_of,
+};
+
+use super::packing::{Packing, recipe};
+use super::{PlanInput, Planner, PlannerError};
+use crate::plan::{
+    Advice, GuestRange, Integrity, Layer, Leaf, LoadFile, Plan, Segment, Sharing, Source, Step,
+    When, Work,
+};
+
+/// Mappings that are left to the rest of the process and to what the guest gives back.
+const SPARE_MAPPINGS: u64 = 20_000;
+
+/// The planner `faasnap`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FaaSnap {
+    /// Regions of the loading set with fewer pages than this between them are merged; 0 merges none
+    /// (`merge=32`).
+    pub merge: u64,
+}
+
+impl FaaSnap {
+    /// The paper's merge distance (4.6), in pages.
+    pub const MERGE: u64 = 32;
+    /// The largest that can be asked for, in pages.
+    pub const MOST_MERGE: u64 = 1 << 20;
+
+    /// What the loading-set file is packed by.
+    fn recipe(self, groups: &[Vec<Run>]) -> u64 {
+        recipe(&("faasnap", self.merge, groups))
+    }
+
+    fn groups<'a>(&self, input: &PlanInput<'a>) -> Result<&'a [Vec<Run>], PlannerError> {
+        let groups = input.profile.and_then(|profile| profile.groups.as_deref());
+        groups.ok_or_else(|| PlannerError::NoProfile {
+            planner: self.name(),
+            part: "working-set groups",
+            option: "groups",
+        })
+    }
+}
+
+impl Planner for FaaSnap {
+    fn name(&self) -> String {
+        format!("faasnap:merge={}", self.merge)
+    }
+
+    fn uses_profile(&self) -> bool {
+        true
+    }
+
+    fn packing(&self, input: &PlanInput<'_>) -> Result<Option<Packing>, PlannerError> {
+        let groups = self.groups(input)?;
+        let LoadingSet { runs, before_merging } =
+            loading_set(groups, input.zero_map, input.layout, self.merge);
+        Ok(Some(Packing {
+            file: PackedFile::LoadingSet,
+            runs,
+            runs_before_merging: before_merging,
+            recipe: self.recipe(groups),
+        }))
+    }
+
+    fn plan(&self, input: &PlanInput<'_>) -> Result<Plan, PlannerError> {
+        let planner = self.name();
+        if input.image.extent.is_some() {
+            return Err(PlannerError::NoFile { planner });
+        }
+        let groups = self.groups(input)?;
+        let file = PackedFile::LoadingSet.name();
+        let packed = input.snapshot.map(|snapshot| snapshot.packed(PackedFile::LoadingSet));
+        let packed = match packed.transpose().map(Option::flatten) {
+            Ok(Some(packed)) => packed,
+            Ok(None) => return Err(PlannerError::NoPackedFile { planner, file }),
+            Err(error) => {
+                return Err(PlannerError::PackedFile { planner, reason: error.to_string() });
+            }
+        };
+        if packed.recipe() != self.recipe(groups) {
+            return Err(PlannerError::OtherPackedFile { planner, file });
+        }
+        let mut loaded: Vec<PackedRun> = packed.runs().to_vec();
+        loaded.sort_unstable_by_key(|packed| packed.run.first);
+        let mut plan = Plan {
+            planner,
+            layout: input.layout.clone(),
+            segments: Vec::new(),
+            layers: Vec::new(),
+            schedule: load(packed),
+            copies: CopyTable::default(),
+            pager: None,
+        };
+        for region in input.layout.regions() {
+            map_region(&mut plan, &region, &loaded, input.zero_map);
+        }
+        // The layers of a kind go one over the other: anonymous memory, the image, the loading set.
+        plan.layers.sort_by_key(|layer| match layer.source {
+            Source::Zero => 0,
+            Source::Packed { .. } => 2,
+            Source::Image { .. } | Source::Extent { .. } | Source::Copy { .. } => 1,
+        });
+        let needed = plan.segments.len() as u64;
+        let limit = input.host.max_mappings.saturating_sub(SPARE_MAPPINGS);
+        if needed > limit {
+            return Err(PlannerError::TooManyMappings { planner: plan.planner, needed, limit });
+        }
+        Ok(plan)
+    }
+}
+
+/// The loader reads the file in sequence.
+fn load(packed: &Packed) -> Vec<Step> {
+    let Range { start: offset, end } = packed.data();
+    let work = Work::Load { file: LoadFile::Packed, offset, len: end - offset };
+    if end == offset { Vec::new() } else { vec![Step { when: When::AtRequest, work }] }
+}
+
+/// The segments and layers of one region of guest memory.
+fn map_region(plan: &mut Plan, region: &ImageRegion, loaded: &[PackedRun], zero_map: &PageSet) {
+    let image = region.image_range();
+    let pages = image.start / PAGE_SIZE..image.end / PAGE_SIZE;
+    let guest = |pages: &Range<u64>| GuestRange {
+        start: region.guest_addr + pages.start * PAGE_SIZE - region.image_offset,
+        len: (pages.end - pages.start) * PAGE_SIZE,
+    };
+    let layer =
+        |guest, source| Layer { guest, source, sharing: sharing(source), advice: Advice::Normal };
+    plan.layers.push(layer(guest(&pages), Source::Zero));
+    for stored in zero_map.spans(pages.clone()).filter(|span| !span.set) {
+        let source = Source::Image { offset: stored.pages.start * PAGE_SIZE };
+        plan.layers.push(layer(guest(&stored.pages), source));
+    }
+    let mut at = pages.start;
+    let first = loaded.partition_point(|packed| packed.run.range().end <= pages.start);
+    for packed in loaded[first..].iter().take_while(|packed| packed.run.first < pages.end) {
+        let run = packed.run.first.max(at)..packed.run.range().end.min(pages.end);
+        let source = Source::Packed {
+            offset: packed.offset + (run.start - packed.run.first) * PAGE_SIZE,
+            image: run.start * PAGE_SIZE,
+        };
+        plan.segments.extend(unloaded(at..run.start, zero_map, guest));
+        plan.segments.push(segment(guest(&run), source));
+        plan.layers.push(layer(guest(&run), source));
+        at = run.end;
+    }
+    plan.segments.extend(unloaded(at..pages.end, zero_map, guest));
+}
+
+/// The segments of pages that are not in the loading set: zeros anonymous, the others from the image.
+fn unloaded(
+    pages: Range<u64>,
+    zero_map: &PageSet,
+    guest: impl Fn(&Range<u64>) -> GuestRange,
+) -> impl Iterator<Item = Segment> {
+    zero_map.spans(pages).map(move |span| {
+        let offset = span.pages.start * PAGE_SIZE;
+        let source = if span.set { Source::Zero } else { Source::Image { offset } };
+        segment(guest(&span.pages), source)
+    })
+}
+
+fn sharing(source: Source) -> Sharing {
+    if source == Source::Zero { Sharing::Exclusive } else { Sharing::PrivateCow }
+}
+
+fn segment(guest: GuestRange, source: Source) -> Segment {
+    let zero = source == Source::Zero;
+    let integrity = if zero { Integrity::CheckedOnFill } else { Integrity::Unchecked };
+    Segment { guest, source, sharing: sharing(source), leaf: Leaf::Size4K, integrity }
+}
+
+/// The regions of a loading set, sorted by group and address.
+struct LoadingSet {
+    runs: Vec<Run>,
+    /// How many they were before neighbours were merged.
+    before_merging: u64,
+}
+
+/// The working set without its zero pages, in regions that are merged where fewer than `merge` pages lie between them.
+fn loading_set(
+    groups: &[Vec<Run>],
+    zero_map: &PageSet,
+    layout: &MemoryLayout,
+    merge: u64,
+) -> LoadingSet {
+    let working_set = pages_of(groups.iter().flatten(), zero_map.pages());
+    // Which group a page is of, by its run's first page.
+    let mut group_of: Vec<(u64, usize)> = Vec::new();
+    for (group, runs) in groups.iter().enumerate() {
+        group_of.extend(runs.iter().map(|run| (run.first, group)));
+    }
+    group_of.sort_unstable();
+    let mut before_merging = 0;
+    let mut regions: Vec<(usize, Range<u64>)> = Vec::new();
+    for region in layout.regions() {
+        let image = region.image_range();
+        // No region reaches over a gap of guest memory.
+        let mut merging = false;
+        for run in working_set.spans(image.start / PAGE_SIZE..image.end / PAGE_SIZE) {
+            if !run.set {
+                continue;
+            }
+            for stored in zero_map.spans(run.pages).filter(|span| !span.set) {
+                let pages = stored.pages;
+                let group = lowest_group(&group_of, groups, &pages);
+                let last = regions.last_mut().filter(|_| merging);
+                let gap = last.as_ref().map(|(_, last)| pages.start - last.end);
+                before_merging += u64::from(gap != Some(0));
+                match last.filter(|_| gap.is_some_and(|gap| gap == 0 || gap < merge)) {
+                    Some((lowest, last)) => {
+                        *lowest = group.min(*lowest);
+                        last.end = pages.end;
+                    }
+                    None => regions.push((group, pages)),
+                }
+                merging = true;
+            }
+        }
+    }
+    regions.sort_by_key(|(group, pages)| (*group, pages.start));
+    LoadingSet {
+        runs: regions.into_iter().map(|(_, pages)| pages.into()).collect(),
+        before_merging,
+    }
+}
+
+/// The lowest group of pages that are all in some group.
+fn lowest_group(group_of: &[(u64, usize)], groups: &[Vec<Run>], pages: &Range<u64>) -> usize {
+    let first = group_of.partition_point(|(first, _)| *first <= pages.start).saturating_sub(1);
+    let of_pages = group_of[first..].iter().take_while(|(first, _)| *first < pages.end);
+    of_pages.map(|(_, group)| *group).min().unwrap_or(groups.len())
+}
+
+#[cfg(test)]
+#[path = "faasnap_tests.rs"]
+mod tests;

@@ -1,0 +1,250 @@
+use firn_snapshot::{ImageKind, MemoryRegion, Profile, Snapshot, set_profile};
+use proptest::collection::vec;
+use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
+
+use super::*;
+use crate::compare::compare;
+use crate::planners::{PackError, PackReport, PlanSnapshotError, pack, parse, plan};
+use crate::testing::{layouts, write_snapshot};
+use crate::{ExecuteError, ExecuteReport, PlanError, Sources, execute};
+
+fn run(first: u64, pages: u64) -> Run {
+    Run { first, pages }
+}
+
+fn zeros(pages: u64, runs: &[Run]) -> PageSet {
+    pages_of(runs, pages)
+}
+
+fn layout(pages: u64) -> MemoryLayout {
+    MemoryLayout::for_size(pages * PAGE_SIZE).unwrap()
+}
+
+fn groups_of(snapshot: &Snapshot, groups: Vec<Vec<Run>>) {
+    let id = snapshot.manifest().description.id;
+    set_profile(snapshot.path(), &Profile { groups: Some(groups), ..Profile::of(id) }).unwrap();
+}
+
+/// Plans, executes, and compares every page with the image.
+fn restore(snapshot: &Snapshot, planner: &str) -> (Plan, ExecuteReport) {
+    let snapshot = Snapshot::open(snapshot.path()).unwrap();
+    let planner = parse(planner).unwrap();
+    let plan = plan(&snapshot, &*planner).unwrap();
+    let executed = execute(&plan, &Sources::of(&snapshot)).unwrap();
+    let same = compare(&executed.memory, snapshot.image(), snapshot.zero_map()).unwrap();
+    assert!(same.is_equal(), "{same:?}");
+    (plan, executed.report)
+}
+
+fn packed(snapshot: &Snapshot, planner: &str) -> Result<PackReport, PackError> {
+    pack(snapshot.path(), &*parse(planner).unwrap()).map(Option::unwrap)
+}
+
+#[test]
+fn the_loading_set_is_the_working_set_without_zeros_by_group_and_address() {
+    let groups = [vec![run(100, 4), run(40, 2)], vec![run(0, 3), run(104, 1)], vec![run(60, 1)]];
+    let zero_map = zeros(128, &[run(1, 1), run(60, 1)]);
+    let set = |merge| {
+        let set = loading_set(&groups, &zero_map, &layout(128), merge);
+        (set.runs, set.before_merging)
+    };
+    // Page 104 goes with the region of its neighbours, whose lowest group is 0.
+    let unmerged = vec![run(40, 2), run(100, 5), run(0, 1), run(2, 1)];
+    assert_eq!(set(0), (unmerged.clone(), 4));
+    assert_eq!(set(1), (unmerged, 4), "a page between them is not fewer than one");
+    assert_eq!(set(2), (vec![run(40, 2), run(100, 5), run(0, 3)], 4));
+    // 37 pages lie between 3 and 40, 58 between 42 and 100.
+    assert_eq!(set(38), (vec![run(0, 42), run(100, 5)], 4));
+    assert_eq!(set(59), (vec![run(0, 105)], 4));
+}
+
+#[test]
+fn no_region_reaches_over_a_gap_of_guest_memory() {
+    let region = |guest_addr, pages| MemoryRegion { guest_addr, len: pages * PAGE_SIZE };
+    let layout = MemoryLayout::new(vec![region(0, 8), region(1 << 20, 8)]).unwrap();
+    let set = loading_set(&[vec![run(6, 4)]], &zeros(16, &[]), &layout, 32);
+    assert_eq!(set.runs, [run(6, 2), run(8, 2)]);
+}
+
+#[test]
+fn three_layers_flatten_to_the_four_types_of_pages() {
+    let dir = tempfile::tempdir().unwrap();
+    let zero_map = zeros(64, &[run(10, 20), run(33, 1)]);
+    let path = dir.path().join("s");
+    let snapshot = write_snapshot(&path, &layout(64), &zero_map, ImageKind::Dense, 5);
+    groups_of(&snapshot, vec![vec![run(40, 2), run(12, 2)], vec![run(32, 3)]]);
+    let report = packed(&snapshot, "faasnap:merge=2").unwrap();
+    assert_eq!((report.runs, report.runs_before_merging, report.pages), (2, 3, 5));
+    let (plan, report) = restore(&snapshot, "faasnap:merge=2");
+    let kinds: Vec<_> =
+        plan.segments.iter().map(|s| (s.guest.start / PAGE_SIZE, s.source)).collect();
+    let (image, pages) = (|page| Source::Image { offset: page * PAGE_SIZE }, PAGE_SIZE);
+    let loaded =
+        |place: u64, page: u64| Source::Packed { offset: (2 + place) * pages, image: page * pages };
+    let expected = [
+        (0, image(0)),
+        (10, Source::Zero),
+        (30, image(30)),
+        // A zero page that was merged is what the image has there.
+        (32, loaded(2, 32)),
+        (35, image(35)),
+        (40, loaded(0, 40)),
+        (42, image(42)),
+    ];
+    assert_eq!(kinds, expected);
+    let order: Vec<_> = plan.layers.iter().map(|layer| layer.source).collect();
+    let layers = [Source::Zero, image(0), image(30), image(34), loaded(2, 32), loaded(0, 40)];
+    assert_eq!(order, layers);
+    assert_eq!((report.packed_regions, report.packed_bytes), (2, 5 * pages));
+    assert_eq!(report.zero_bytes, 20 * pages);
+    let work = Work::Load { file: LoadFile::Packed, offset: 2 * pages, len: 5 * pages };
+    assert_eq!(plan.schedule, [Step { when: When::AtRequest, work }]);
+}
+
+#[test]
+fn what_is_missing_or_does_not_fit_names_the_command() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, zero_map) = (dir.path().join("s"), zeros(16, &[]));
+    let snapshot = write_snapshot(&path, &layout(16), &zero_map, ImageKind::Sparse, 5);
+    let refused = |planner: &str| {
+        let snapshot = Snapshot::open(&path).unwrap();
+        let PlanSnapshotError::Planner(error) =
+            plan(&snapshot, &*parse(planner).unwrap()).unwrap_err()
+        else {
+            panic!("another error")
+        };
+        error.to_string()
+    };
+    assert!(refused("faasnap").contains("firn profile record --part groups"));
+    assert!(matches!(packed(&snapshot, "faasnap"), Err(PackError::Planner(_))));
+    groups_of(&snapshot, vec![vec![run(1, 2)]]);
+    assert!(refused("faasnap").contains("firn profile pack --planner faasnap:merge=32"));
+    assert!(!packed(&snapshot, "faasnap").unwrap().was_there);
+    assert!(packed(&snapshot, "faasnap").unwrap().was_there);
+    restore(&snapshot, "faasnap");
+    assert!(refused("faasnap:merge=0").contains("firn profile pack --planner faasnap:merge=0"));
+    groups_of(&snapshot, vec![vec![run(1, 3)]]);
+    assert!(refused("faasnap").contains("by another profile"));
+    assert!(!packed(&snapshot, "faasnap").unwrap().was_there);
+    restore(&snapshot, "faasnap");
+}
+
+#[test]
+fn an_empty_profile_is_a_plan_that_loads_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let zero_map = zeros(16, &[run(3, 4)]);
+    let snapshot = write_snapshot(&path, &layout(16), &zero_map, ImageKind::Sparse, 5);
+    groups_of(&snapshot, vec![]);
+    packed(&snapshot, "faasnap").unwrap();
+    let (plan, report) = restore(&snapshot, "faasnap");
+    assert!(plan.schedule.is_empty());
+    assert_eq!((report.packed_bytes, report.zero_bytes), (0, 4 * PAGE_SIZE));
+}
+
+/// A plan whose segments name another place in the packed file than the file's own table is not carried out.
+#[test]
+fn the_packed_file_has_the_last_word_on_what_it_holds() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let snapshot = write_snapshot(&path, &layout(16), &zeros(16, &[]), ImageKind::Sparse, 5);
+    groups_of(&snapshot, vec![vec![run(1, 2)], vec![run(8, 2)]]);
+    packed(&snapshot, "faasnap:merge=0").unwrap();
+    let snapshot = Snapshot::open(&path).unwrap();
+    let good = plan(&snapshot, &*parse("faasnap:merge=0").unwrap()).unwrap();
+    assert!(matches!(
+        execute(&good, &Sources::image(snapshot.image())),
+        Err(ExecuteError::NoPackedFile { .. })
+    ));
+    let change = |change: fn(&mut u64, &mut u64)| {
+        let mut plan = good.clone();
+        for source in plan
+            .segments
+            .iter_mut()
+            .map(|s| &mut s.source)
+            .chain(plan.layers.iter_mut().map(|l| &mut l.source))
+        {
+            if let Source::Packed { offset, image } = source {
+                change(offset, image);
+            }
+        }
+        execute(&plan, &Sources::of(&snapshot)).unwrap_err()
+    };
+    for change in [
+        change(|offset, _| *offset += PAGE_SIZE),
+        change(|offset, _| *offset -= PAGE_SIZE),
+        change(|offset, _| *offset = 1 << 40),
+    ] {
+        assert!(matches!(change, ExecuteError::WrongPackedOffset { .. }), "{change}");
+    }
+    let error = change(|_, image| *image += PAGE_SIZE);
+    assert!(matches!(error, ExecuteError::Plan { source: PlanError::WrongImageOffset { .. }, .. }));
+}
+
+#[test]
+fn more_mappings_than_a_process_may_have_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let mut zero_map = PageSet::new(64);
+    (0..64).step_by(2).for_each(|page| zero_map.insert(page));
+    let snapshot = write_snapshot(&path, &layout(64), &zero_map, ImageKind::Sparse, 5);
+    groups_of(&snapshot, vec![]);
+    packed(&snapshot, "faasnap").unwrap();
+    let snapshot = Snapshot::open(&path).unwrap();
+    let profile = snapshot.profile().unwrap();
+    let mut host = crate::HostFacts::read().unwrap();
+    host.max_mappings = SPARE_MAPPINGS + 63;
+    let input = PlanInput {
+        layout: &snapshot.manifest().layout,
+        image: crate::planners::ImageFacts::of_snapshot(&snapshot).unwrap(),
+        zero_map: snapshot.zero_map(),
+        profile: profile.as_ref(),
+        snapshot: Some(&snapshot),
+        host: &host,
+    };
+    let refused = parse("faasnap").unwrap().plan(&input).unwrap_err();
+    assert!(matches!(refused, PlannerError::TooManyMappings { needed: 64, limit: 63, .. }));
+}
+
+proptest! {
+    #![proptest_config(proptest::test_runner::Config::with_cases(100))]
+
+    /// Whatever the layout, the zero pages, the profile and the distance: every page is the image's.
+    #[test]
+    fn random_profiles_restore_every_page(
+        layout in layouts(),
+        stored in vec(any::<bool>(), 120),
+        group in vec(0u8..6, 120),
+        merge in 0u64..10,
+        dense in any::<bool>(),
+    ) {
+        let pages = layout.pages();
+        let at = |page: u64| usize::try_from(page).unwrap();
+        let mut zero_map = PageSet::new(pages);
+        (0..pages).filter(|page| !stored[at(*page)]).for_each(|page| zero_map.insert(page));
+        // Group 0 is: not in the working set.
+        let groups: Vec<Vec<Run>> = (1..6)
+            .map(|n| (0..pages).filter(|page| group[at(*page)] == n).map(|page| run(page, 1)).collect())
+            .collect();
+        let dir = tempfile::tempdir().unwrap();
+        let kind = if dense { ImageKind::Dense } else { ImageKind::Sparse };
+        let snapshot = write_snapshot(&dir.path().join("s"), &layout, &zero_map, kind, 9);
+        groups_of(&snapshot, groups);
+        let planner = format!("faasnap:merge={merge}");
+        packed(&snapshot, &planner).unwrap();
+        let (plan, report) = restore(&snapshot, &planner);
+        // The whole loading set is loaded, and of zero pages only what lies between its regions.
+        let mut loaded = PageSet::new(pages);
+        for segment in &plan.segments {
+            if let Source::Packed { image, .. } = segment.source {
+                loaded.insert_range(image / PAGE_SIZE..(image + segment.guest.len) / PAGE_SIZE);
+            }
+        }
+        for page in 0..pages {
+            let in_loading_set = group[at(page)] > 0 && stored[at(page)];
+            prop_assert!(!in_loading_set || loaded.get(page));
+            prop_assert!(merge > 1 || in_loading_set || !loaded.get(page));
+        }
+        prop_assert_eq!(report.packed_bytes, loaded.count() * PAGE_SIZE);
+    }
+}
