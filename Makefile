@@ -20,7 +20,7 @@ find = binary=$$(cargo $(1) --no-run --message-format=json-render-diagnostics \
     test -n "$$binary" || { echo "cargo names no program $(2) for: cargo $(1)" >&2; exit 1; }
 
 .NOTPARALLEL:
-.PHONY: setup python build guest lab demo test unit-tests monitor-tests lab-tests guest-tests bench traces lint deny clean
+.PHONY: setup python build guest lab images demo test unit-tests monitor-tests lab-tests guest-tests bench traces lint deny clean
 
 setup:
 	@command -v cargo >/dev/null || { echo "cargo is missing: install Rust (rustup) first" >&2; exit 1; }
@@ -35,10 +35,15 @@ build: setup
 
 guest: build
 	guest/build.sh
+	guest/image.sh base
 	guest/initramfs.sh $(agent)
 
 lab: build
 	$(firn) lab build
+
+# The larger root file systems of the functions: numpy; torch and scikit-learn; ffmpeg and OpenCV. `make test` needs none of them.
+images: build
+	for image in science learning media; do $(firn) image build $$image; done
 
 demo: $(guests)
 	$(firn) demo

@@ -112,16 +112,21 @@ CONF
 
 # unpack DIR PATTERN APT-ARGUMENTS...: resolves the closure of what APT-ARGUMENTS install, downloads those packages of it whose
 # name matches the regular expression (Perl's) PATTERN, unpacks them into DIR and lists them ("name version") in a file beside it, NAME.packages.
+# What they say of themselves is added to the dpkg status in DIR, if it has one.
 apt_ready=
-unpack() {
-    local dir=$1 pattern=$2 name version file
-    local -a plan
-    shift 2
+need_apt() {
     if [[ -z $apt_ready ]]; then
         apt_setup
         apt_ready=1
     fi
-    # "Inst NAME (VERSION ORIGIN [ARCH])", one line a package.
+}
+
+unpack() {
+    local dir=$1 pattern=$2 status=$1/var/lib/dpkg/status name version file
+    local -a plan
+    shift 2
+    need_apt
+    # "Inst NAME (VERSION ORIGIN [ARCH])", one line a package. An upgrade has its old version before that, and is not made.
     mapfile -t plan < <(trap - ERR; private_apt apt-get -qq --simulate install "$@" | sed -nE 's/^Inst ([^ ]+) \(([^ ]+) .*/\1=\2/p' | grep -P "^($pattern)=")
     ((${#plan[@]} > 0)) || die "apt cannot resolve: $*"
     say "downloading ${#plan[@]} packages for: $*"
@@ -132,6 +137,7 @@ unpack() {
         for file in "$apt_dir/archives/${name}_${version//:/%3a}"_{amd64,all}.deb; do
             [[ -f $file ]] || continue
             dpkg-deb --fsys-tarfile "$file" | tar -x -C "$dir" --keep-directory-symlink --no-same-owner
+            [[ ! -f $status ]] || { dpkg-deb --field "$file" && printf 'Status: install ok installed\n\n'; } >>"$status"
             rm "$file"
             printf '%s %s\n' "$name" "$version" >>"${dir%.new}.packages"
             continue 2

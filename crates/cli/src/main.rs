@@ -10,6 +10,7 @@ mod host_args;
 mod lab;
 mod output;
 mod pool_at;
+mod scripts;
 mod session;
 mod size;
 mod snapshot_args;
@@ -19,7 +20,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use commands::{bench, boot, doctor, freeze, invoke, plan, player, pool, record, thaw, verify};
+use commands::{
+    bench, boot, doctor, freeze, image, invoke, plan, player, pool, record, thaw, verify,
+};
 
 /// Start serverless functions from frozen microVMs.
 #[derive(Debug, Parser)]
@@ -61,6 +64,9 @@ enum Command {
     Record(record::RecordArgs),
     /// Check every byte of a snapshot
     Verify(verify::VerifyArgs),
+    /// Root file systems of functions: build one, list them
+    #[command(subcommand)]
+    Image(image::ImageCommand),
     /// Tell what this host can do, what is missing, and how to get it
     Doctor(doctor::DoctorArgs),
     /// Measure restores with the player
@@ -88,6 +94,7 @@ fn main() -> ExitCode {
         Command::Pool(command) => pool::run(&command).map_err(Into::into),
         Command::Record(arguments) => record::run(&arguments).map_err(Into::into),
         Command::Verify(arguments) => verify::run(&arguments).map_err(Into::into),
+        Command::Image(command) => image::run(&command).map_err(Into::into),
         Command::Doctor(arguments) => Ok(doctor::run(&arguments)),
         Command::Bench(command) => bench::run(&command),
         Command::Demo(arguments) => demo::run(&arguments).map_err(Into::into),

@@ -7,15 +7,18 @@ use std::path::{Path, PathBuf};
 
 use firn_agent::protocol::{MAX_FUNCTION_BYTES, MAX_FUNCTION_FILES};
 
+use crate::settings::{FunctionSettings, SETTINGS_FILE, SettingsError};
+
 /// The file that a function's folder has to hold, less its ending.
 const MODULE: &str = "handler";
 
 /// A Python function: `handler(event, context)` as AWS Lambda calls it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Function {
     name: String,
     handler: String,
     files: BTreeMap<String, Vec<u8>>,
+    settings: FunctionSettings,
 }
 
 /// Why a path holds no function.
@@ -52,6 +55,14 @@ pub enum FunctionPathError {
     NoHandler {
         /// The folder.
         path: PathBuf,
+    },
+    /// The function's settings cannot be understood.
+    #[error("{} does not say what the function needs", path.display())]
+    Settings {
+        /// The settings' file.
+        path: PathBuf,
+        /// What is wrong with them.
+        source: SettingsError,
     },
     /// The name of the file or folder cannot name a function.
     #[error("{name:?} cannot name a function: use 1 to 64 letters, digits, hyphens or underscores")]
@@ -92,7 +103,8 @@ pub enum FunctionPathError {
 
 impl Function {
     /// Reads the function at `path`: a folder that holds `handler.py` (with everything beside it
-    /// but hidden files and `__pycache__`), or a single `.py` file. The function to call is named
+    /// but hidden files and `__pycache__`, and the files of the folders that its
+    /// [`SETTINGS_FILE`] names), or a single `.py` file. The function to call is named
     /// `handler` in both; the folder or file names the function.
     ///
     /// # Errors
@@ -112,11 +124,15 @@ impl Function {
         let real = path.canonicalize().map_err(unreadable(path))?;
         let name = check_name(real.file_name())?;
         let mut files = Files { root: &real, bytes: 0, found: BTreeMap::new() };
+        let settings = read_settings(&real)?;
+        for other in &settings.files_of {
+            files.add_folder(&real.join(other), "")?;
+        }
         files.add_folder(&real, "")?;
         if !files.found.contains_key("handler.py") {
             return Err(FunctionPathError::NoHandler { path: path.to_owned() });
         }
-        Ok(Self { name, handler: format!("{MODULE}.handler"), files: files.found })
+        Ok(Self { name, handler: format!("{MODULE}.handler"), files: files.found, settings })
     }
 
     fn from_file(path: &Path) -> Result<Self, FunctionPathError> {
@@ -126,7 +142,8 @@ impl Function {
         let name = check_name(path.file_stem())?;
         let mut files = Files { root: path, bytes: 0, found: BTreeMap::new() };
         files.add_file(path, format!("{name}.py"))?;
-        Ok(Self { handler: format!("{name}.handler"), name, files: files.found })
+        let settings = FunctionSettings::default();
+        Ok(Self { handler: format!("{name}.handler"), name, files: files.found, settings })
     }
 
     /// The function's name.
@@ -145,6 +162,27 @@ impl Function {
     #[must_use]
     pub fn files(&self) -> &BTreeMap<String, Vec<u8>> {
         &self.files
+    }
+
+    /// What it asks of its microVM.
+    #[must_use]
+    pub fn settings(&self) -> &FunctionSettings {
+        &self.settings
+    }
+}
+
+fn read_settings(folder: &Path) -> Result<FunctionSettings, FunctionPathError> {
+    let path = folder.join(SETTINGS_FILE);
+    match fs::metadata(&path) {
+        Ok(metadata) if metadata.is_file() => {
+            let text = fs::read_to_string(&path).map_err(unreadable(&path))?;
+            FunctionSettings::parse(&text)
+                .map_err(|source| FunctionPathError::Settings { path, source })
+        }
+        // What is no file cannot be sent either, and is refused as such.
+        Ok(_) => Ok(FunctionSettings::default()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(FunctionSettings::default()),
+        Err(error) => Err(unreadable(&path)(error)),
     }
 }
 
@@ -196,7 +234,9 @@ impl Files<'_> {
             return Err(FunctionPathError::TooMany { path: self.root.to_owned() });
         }
         self.bytes += contents.len();
-        self.found.insert(name, contents);
+        if let Some(replaced) = self.found.insert(name, contents) {
+            self.bytes -= replaced.len();
+        }
         Ok(())
     }
 }

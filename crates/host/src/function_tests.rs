@@ -41,9 +41,23 @@ fn a_single_file_is_a_function() {
 #[test]
 fn the_functions_of_this_repository_are_functions() {
     let functions = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest/functions");
-    for name in ["hello", "json", "pyaes"] {
-        assert_eq!(Function::from_path(&functions.join(name)).unwrap().name(), name);
+    let mut found = 0;
+    for entry in fs::read_dir(functions).unwrap() {
+        let folder = entry.unwrap();
+        let function = Function::from_path(&folder.path()).unwrap();
+        assert_eq!(function.name(), folder.file_name().to_str().unwrap());
+        assert!(function.settings().source.is_some(), "{} has no source", function.name());
+        let numbers: Vec<_> = function.settings().tolerance.keys().collect();
+        for name in ["input-a.json", "input-b.json", "expected-a.json", "expected-b.json"] {
+            let text = fs::read(folder.path().join(name)).unwrap();
+            let value: serde_json::Value = serde_json::from_slice(&text).unwrap();
+            if name.starts_with("expected") {
+                assert!(numbers.iter().all(|key| value[key].is_number()), "{}", function.name());
+            }
+        }
+        found += 1;
     }
+    assert_eq!(found, 24);
 }
 
 #[test]
@@ -82,4 +96,35 @@ fn a_function_over_the_limit_is_refused_before_it_is_read() {
     assert!(matches!(error, FunctionPathError::TooLarge { .. }), "{error}");
     large.set_len(limit - 1).unwrap();
     assert_eq!(Function::from_path(made.path()).unwrap().files().len(), 2);
+}
+
+#[test]
+fn a_function_may_have_files_of_others() {
+    let made = folder(&[
+        ("other/handler.py", "other's"),
+        ("other/shared.py", "other's"),
+        ("other/function.toml", "memory_mib = 1"),
+        ("third/shared.py", "third's"),
+        ("mine/handler.py", "mine"),
+        ("mine/function.toml", "files_of = [\"../other\", \"../third\"]\nimage = \"science\""),
+    ]);
+    let function = Function::from_path(&made.path().join("mine")).unwrap();
+    let files = function.files();
+    assert_eq!(files["handler.py"], b"mine");
+    assert_eq!(files["shared.py"], b"third's");
+    assert_eq!(function.settings().image.as_ref().unwrap().as_str(), "science");
+    assert_eq!(function.settings().memory_mib, None);
+}
+
+#[test]
+fn settings_that_cannot_be_read_are_refused_with_their_file_and_line() {
+    let made = folder(&[("handler.py", "h"), ("function.toml", "vcpus = 1\nmemory = 2")]);
+    let error = Function::from_path(made.path()).unwrap_err();
+    assert!(error.to_string().contains("function.toml"), "{error}");
+    let source = std::error::Error::source(&error).unwrap().to_string();
+    assert!(source.contains("line 2") && source.contains("memory"), "{source}");
+
+    let made = folder(&[("handler.py", "h"), ("function.toml", "files_of = [\"../absent\"]")]);
+    let error = Function::from_path(made.path()).unwrap_err().to_string();
+    assert!(error.contains("absent"), "{error}");
 }

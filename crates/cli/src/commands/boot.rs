@@ -22,12 +22,16 @@ use crate::detach;
 use crate::output;
 use crate::session::{self, After, ConsoleTail, Interruption, SessionError};
 
+/// Guest memory of a function that says nothing about it, bytes.
+const DEFAULT_MEMORY: u64 = 256 << 20;
+
 /// Arguments of `firn boot`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   firn boot guest/functions/hello
   firn boot --name builder --memory 512M --vcpus 2 --detach guest/functions/json
   firn boot --console console.txt my-function.py
+  firn boot --image science --memory 512M my-function.py
 
 The microVM runs until it is stopped: by Ctrl-C, `firn freeze`, or its own end.")]
 pub(crate) struct BootArgs {
@@ -36,12 +40,12 @@ pub(crate) struct BootArgs {
     /// Name of the microVM: a-z, 0-9 and -
     #[arg(long)]
     name: Option<String>,
-    /// Guest memory, such as 256M or 2G
-    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = crate::size::parse)]
-    memory: u64,
-    /// Number of vCPUs, 1 to 4
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    vcpus: u8,
+    /// Guest memory, such as 256M or 2G [default: what the function's function.toml says, or 256M]
+    #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
+    memory: Option<u64>,
+    /// Number of vCPUs, 1 to 4 [default: what the function's function.toml says, or 1]
+    #[arg(long, value_name = "N")]
+    vcpus: Option<u8>,
     /// Seconds that booting, and then loading the function, may take
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     time_limit: u64,
@@ -114,7 +118,11 @@ pub(crate) fn run(arguments: &BootArgs) -> Result<ExitCode, BootCommandError> {
     let begin = Instant::now();
     arguments.host.require_linux(Virtualization::detect())?;
     let function = Function::from_path(&arguments.function)?;
-    arguments.files.check()?;
+    let settings = function.settings();
+    let root = arguments.files.check(settings)?;
+    let asked = settings.memory_mib.map(|mib| mib.saturating_mul(1 << 20));
+    let memory = arguments.memory.or(asked).unwrap_or(DEFAULT_MEMORY);
+    let vcpus = arguments.vcpus.or(settings.vcpus).unwrap_or(1);
     if arguments.detach {
         return Ok(detach::detach()?);
     }
@@ -126,9 +134,9 @@ pub(crate) fn run(arguments: &BootArgs) -> Result<ExitCode, BootCommandError> {
         kernel: arguments.files.kernel.clone(),
         initramfs: arguments.files.initramfs.clone(),
         cmdline: arguments.cmdline.clone(),
-        vcpus: arguments.vcpus,
-        memory: arguments.memory,
-        root: arguments.files.root.clone(),
+        vcpus,
+        memory,
+        root,
         overlay: arguments.files.overlay.clone(),
         host: HostConfig {
             kvm: arguments.host.kvm.clone(),
@@ -155,7 +163,7 @@ pub(crate) fn run(arguments: &BootArgs) -> Result<ExitCode, BootCommandError> {
         agent.identify(&identity, limit)?;
         let options = LoadOptions {
             time_limit: limit,
-            memory_mib: arguments.memory >> 20,
+            memory_mib: memory >> 20,
             environment: BTreeMap::new(),
         };
         agent.load(&function, &options)?;
@@ -163,7 +171,7 @@ pub(crate) fn run(arguments: &BootArgs) -> Result<ExitCode, BootCommandError> {
             name: instance.name().to_owned(),
             pid: std::process::id(),
             function: function.name().to_owned(),
-            memory: arguments.memory,
+            memory,
             start_ns: nanoseconds(started - begin),
             boot_ns: nanoseconds(booted - started),
             load_ns: nanoseconds(booted.elapsed()),

@@ -4,6 +4,7 @@ pub(crate) mod bench;
 pub(crate) mod boot;
 pub(crate) mod doctor;
 pub(crate) mod freeze;
+pub(crate) mod image;
 pub(crate) mod invoke;
 pub(crate) mod plan;
 pub(crate) mod player;

@@ -9,6 +9,7 @@ use thiserror::Error;
 use super::channel::ReceiveError;
 use super::init::InitError;
 use super::request::PackError;
+use crate::scripts::ScriptError;
 
 /// A lab command failed. (A command run in the lab that fails is no error: its exit code is passed on.)
 #[derive(Debug, Error)]
@@ -22,17 +23,9 @@ pub(crate) enum LabError {
         /// The missing file.
         missing: PathBuf,
     },
-    /// A build script cannot be started.
-    #[error("the lab's build script cannot be run; it needs bash and a writable temporary folder")]
-    Script(#[source] io::Error),
-    /// A build script failed.
-    #[error(
-        "building the lab failed ({status}): its messages are above; what was already built is kept"
-    )]
-    Build {
-        /// How the script ended.
-        status: ExitStatus,
-    },
+    /// A build script did not do its work.
+    #[error(transparent)]
+    Script(#[from] ScriptError),
     /// The guest's agent, which the guest's initramfs needs, is missing.
     #[error(
         "the guest's agent {path} is missing: build it with `cargo build --release -p firn-agent`, or `make build`"
@@ -149,7 +142,10 @@ impl LabError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::TimedOut { .. } => 124,
-            Self::Interrupted { signal } => u8::try_from(128 + signal).unwrap_or(125),
+            Self::Interrupted { signal }
+            | Self::Script(ScriptError::Interrupted { signal, .. }) => {
+                u8::try_from(128 + signal).unwrap_or(125)
+            }
             _ => 125,
         }
     }

@@ -59,6 +59,11 @@ impl Machine {
         let program = File::open("/proc/self/exe").map_err(prepare("firn's own program"))?;
         let scratch = scratch_disk(lab).map_err(prepare("the scratch disk"))?;
         let guest = File::open(lab.path("guest.ext4")).map_err(prepare("the guest's files"))?;
+        let images = match File::open(lab.path("images.ext4")) {
+            Ok(images) => Some(images),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(prepare("the images' disk")(error)),
+        };
         let (pmem, pmem_size) = pmem(lab, arguments)?;
         let log = lab.temporary().map_err(prepare("the console's log"))?;
         rustix::fs::fcntl_setfl(&log, rustix::fs::OFlags::APPEND)
@@ -73,7 +78,7 @@ impl Machine {
         command.args(["-smp", &cpus.to_string()]);
         // The order makes them /dev/vda, vdb and so on: `lab/init` relies on it.
         let disks = [(&program, "on"), (payload, "on"), (&scratch, "off"), (&guest, "on")];
-        for (disk, readonly) in disks {
+        for (disk, readonly) in disks.into_iter().chain(images.as_ref().map(|disk| (disk, "on"))) {
             let path = inherited(disk).map_err(prepare("a disk"))?;
             let drive =
                 format!("if=virtio,format=raw,cache=unsafe,readonly={readonly},file={path}");

@@ -1,0 +1,97 @@
+//! `firn image`: the root file systems that functions run on.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use thiserror::Error;
+
+use crate::assets;
+use crate::output;
+use crate::scripts::{ScriptError, Scripts};
+
+/// Commands of `firn image`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ImageCommand {
+    /// Build an image into firn's cache, or into a file
+    #[command(after_help = "\
+An image is a root file system for functions, in the form that microVMs boot from (erofs). It holds its layer (--from),
+Debian packages and what they need, and what pip installs of a list of requirements (wheels only). Needs a Debian system and
+no root. firn's own images are base, science (numpy, igraph, PIL), learning (science with torch, torchvision, scikit-learn)
+and media (science with ffmpeg and OpenCV).
+
+Examples:
+  firn image build learning
+  firn image build --packages python3-yaml --requirements requirements.txt --out mine
+  firn image build --from science --packages python3-scipy --out ./scipy.erofs
+  firn boot --image mine my-function.py")]
+    Build(BuildArgs),
+    /// List the images in firn's cache
+    List,
+}
+
+/// Arguments of `firn image build`.
+#[derive(Debug, Args)]
+pub(crate) struct BuildArgs {
+    /// One of firn's own images: base, science, learning, media
+    #[arg(value_name = "NAME", required_unless_present = "out", conflicts_with = "out")]
+    name: Option<String>,
+    /// Where your own image goes: a name (a-z, 0-9 and -) for the cache, or a file (a path with a / in it)
+    #[arg(long, value_name = "NAME|FILE")]
+    out: Option<String>,
+    /// The image to add to
+    #[arg(long, value_name = "NAME|FILE", default_value = "base", requires = "out")]
+    from: String,
+    /// Debian packages, separated by commas
+    #[arg(long, value_name = "A,B", value_delimiter = ',', requires = "out")]
+    packages: Vec<String>,
+    /// A list of requirements for pip
+    #[arg(long, value_name = "FILE", requires = "out")]
+    requirements: Option<PathBuf>,
+}
+
+/// Why there is no image.
+#[derive(Debug, Error)]
+pub(crate) enum ImageCommandError {
+    /// The build failed.
+    #[error(transparent)]
+    Script(#[from] ScriptError),
+    /// The cache cannot be listed.
+    #[error("the images in {} cannot be listed", .path.display())]
+    List {
+        /// The folder.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+pub(crate) fn run(command: &ImageCommand) -> Result<ExitCode, ImageCommandError> {
+    match command {
+        ImageCommand::Build(arguments) => {
+            Scripts::unpack()?.run("guest/image.sh", words(arguments))?;
+        }
+        ImageCommand::List => {
+            let failed =
+                |source| ImageCommandError::List { path: assets::cached("images"), source };
+            for (name, path) in assets::images().map_err(failed)? {
+                output::line(&format!("{:16} {}", name.as_str(), path.display()));
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The script's arguments.
+fn words(arguments: &BuildArgs) -> Vec<String> {
+    let BuildArgs { name, out, from, packages, requirements } = arguments;
+    let Some(out) = out else { return name.iter().cloned().collect() };
+    let mut words = vec!["--out".to_owned(), out.clone(), "--from".to_owned(), from.clone()];
+    if !packages.is_empty() {
+        words.extend(["--packages".to_owned(), packages.join(",")]);
+    }
+    if let Some(path) = requirements {
+        words.extend(["--requirements".to_owned(), path.display().to_string()]);
+    }
+    words
+}

@@ -1,0 +1,22 @@
+"""A video of one second in 480p, the same for the same seed on every machine."""
+
+import os
+import subprocess
+
+# No code of FFmpeg's that is exact on some processors only; one thread, so that nothing is cut differently.
+EXACT = ["-threads", "1", "-fflags", "+bitexact", "-flags", "+bitexact", "-sws_flags", "bitexact+accurate_rnd", "-idct", "simple"]
+
+
+def ffmpeg(*arguments):
+    subprocess.run(["ffmpeg", "-hide_banner", "-loglevel", "error", "-nostdin", "-y", *arguments], check=True)
+
+
+def video(seed, quantizer):
+    """The path of the video; it is made once. A smaller quantizer makes a larger file."""
+    path = "/tmp/video-%d-%d.avi" % (seed, quantizer)
+    if not os.path.exists(path):
+        source = "testsrc2=size=854x480:rate=24:duration=1,noise=all_seed=%d:alls=8,hue=h=%d" % (seed, seed * 40)
+        ffmpeg("-filter_threads", "1", "-f", "lavfi", "-i", source, "-c:v", "mpeg4", "-qscale:v", str(quantizer),
+               *EXACT, path + ".new.avi")
+        os.rename(path + ".new.avi", path)
+    return path

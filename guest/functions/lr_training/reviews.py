@@ -1,0 +1,28 @@
+"""Reviews of food with a mark each, in place of the data set of Amazon's that FunctionBench downloads; the same for the same seed."""
+
+COMMON = ["the", "this", "coffee", "tea", "dog", "chocolate", "box", "ordered", "it", "a", "of", "flavor", "taste", "bag", "my", "was", "and"]
+GOOD = ["great", "love", "delicious", "best", "perfect", "fresh", "favorite", "excellent", "smooth", "recommend"]
+BAD = ["bad", "stale", "awful", "worst", "disappointed", "waste", "bland", "broken", "bitter", "refund"]
+
+
+def reviews(seed, count):
+    """`count` pairs of a text and whether it is a good mark."""
+    state = seed
+    made = []
+    for _ in range(count):
+        state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+        good = state >> 63
+        words = []
+        for _ in range(12 + (state >> 40) % 20):
+            state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+            draw = (state >> 33) % 100
+            # One word in five tells, and one of them in eight is the wrong one.
+            if draw < 20:
+                told = good if draw % 8 else 1 - good
+                words.append((GOOD if told else BAD)[(state >> 50) % 10])
+            elif draw < 60:
+                words.append("word%d" % ((state >> 44) % 2000))
+            else:
+                words.append(COMMON[(state >> 45) % len(COMMON)])
+        made.append((" ".join(words), good))
+    return made

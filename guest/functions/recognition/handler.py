@@ -1,0 +1,30 @@
+"""FunctionBench's and SeBS's image recognition: ResNet-50 says what is in a JPEG picture.
+
+The architecture is torchvision's; the weights are drawn, so the class means nothing, and the work is that of a trained network.
+"""
+
+import io
+
+import torch
+from PIL import Image
+from torchvision import models, transforms
+
+from network import most_likely, seeded
+from picture import jpeg
+
+torch.set_num_threads(1)
+NETWORK = seeded(models.resnet50(), seed=50)
+
+
+def handler(event, context):
+    data = jpeg(event["seed"], event["width"], event["height"])
+    size = event["size"]
+    prepare = transforms.Compose([
+        transforms.Resize(size * 8 // 7),
+        transforms.CenterCrop(size),
+        transforms.ToTensor(),
+        transforms.Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225]),
+    ])
+    with Image.open(io.BytesIO(data)) as image, torch.no_grad():
+        logits = NETWORK(prepare(image).unsqueeze(0))[0]
+    return {"bytes": len(data), **most_likely(logits)}
