@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use commands::{
-    bench, boot, doctor, freeze, image, invoke, plan, player, pool, record, thaw, verify,
+    bench, boot, doctor, freeze, image, invoke, plan, player, pool, profile, record, thaw, verify,
 };
 
 /// Start serverless functions from frozen microVMs.
@@ -60,6 +60,9 @@ enum Command {
     /// Byte-addressable memory for snapshots: make it, serve it, look into it
     #[command(subcommand)]
     Pool(pool::PoolCommand),
+    /// What runs of a snapshot touch: record it, show it
+    #[command(subcommand)]
+    Profile(profile::ProfileCommand),
     /// Thaw with a recorder, invoke once, and write down every page that was touched
     Record(record::RecordArgs),
     /// Check every byte of a snapshot
@@ -92,6 +95,7 @@ fn main() -> ExitCode {
         Command::Plan(arguments) => plan::run(&arguments).map_err(Into::into),
         Command::Player(arguments) => player::run(&arguments).map_err(Into::into),
         Command::Pool(command) => pool::run(&command).map_err(Into::into),
+        Command::Profile(command) => profile::run(&command),
         Command::Record(arguments) => record::run(&arguments).map_err(Into::into),
         Command::Verify(arguments) => verify::run(&arguments).map_err(Into::into),
         Command::Image(command) => image::run(&command).map_err(Into::into),

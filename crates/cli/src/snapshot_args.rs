@@ -6,7 +6,9 @@ use clap::{Args, ValueEnum};
 use thiserror::Error;
 
 use firn_memory::planners::Store;
-use firn_snapshot::{OpenError, OpenPooledError, PooledSnapshot, Snapshot, Verify};
+use firn_snapshot::{
+    AttachError, OpenError, OpenPooledError, PooledSnapshot, Profile, Snapshot, Verify,
+};
 use firn_vmm::Destination;
 
 use crate::clock::nanoseconds;
@@ -109,6 +111,27 @@ impl SnapshotArgs {
             }
         };
         Ok(OpenedSnapshot::Pool(Box::new(pooled)))
+    }
+}
+
+/// Why a snapshot did not get its new profile.
+#[derive(Debug, Error)]
+pub(crate) enum SetProfileError {
+    #[error(transparent)]
+    Name(#[from] OpenSnapshotError),
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+}
+
+impl SnapshotArgs {
+    /// Puts a profile into the snapshot. In a pool, that takes a second extent until the first is not used any more.
+    pub(crate) fn set_profile(&self, profile: &Profile) -> Result<(), SetProfileError> {
+        let Some(pool) = &self.pool else {
+            return Ok(firn_snapshot::set_profile(&self.snapshot, profile)?);
+        };
+        let pool = PoolAt::open(pool).map_err(OpenSnapshotError::from)?;
+        let name = name(&self.snapshot)?;
+        Ok(firn_snapshot::set_pooled_profile(pool.socket(), name, profile)?)
     }
 }
 

@@ -13,6 +13,8 @@ use crate::container::{CONTAINER_FILE, Entry, Header, PROFILE_VERSION, Section};
 use crate::error::OpenError;
 use crate::freeze_error::FreezeError;
 use crate::image::SparseFile;
+use crate::in_pool::OpenPooledError;
+use crate::manifest::Manifest;
 use crate::packed::PackedFile;
 use crate::profile::{Profile, ProfileError};
 use crate::read_at::ReadAt;
@@ -20,7 +22,7 @@ use crate::snapshot::{decode_manifest, open_container, open_dir};
 use crate::staging::Staging;
 
 /// Most bytes copied at once.
-const COPY: usize = 1 << 20;
+pub(crate) const COPY: usize = 1 << 20;
 
 /// Why nothing was put beside a snapshot. It is as it was.
 #[derive(Debug, Error)]
@@ -29,6 +31,9 @@ pub enum AttachError {
     /// The snapshot is refused.
     #[error(transparent)]
     Open(#[from] OpenError),
+    /// The pool does not give the snapshot.
+    #[error(transparent)]
+    Pool(#[from] OpenPooledError),
     /// The profile is not one of this snapshot.
     #[error("{} cannot have this profile", .path.display())]
     Profile {
@@ -62,33 +67,66 @@ pub fn set_profile(path: &Path, profile: &Profile) -> Result<(), AttachError> {
     let dir = open_dir(path)?;
     let container_path = path.join(CONTAINER_FILE);
     let container = open_container(&dir, path)?;
-    let mut header = Header::read(&container, &container_path)?;
-    let manifest = header.read_section(&container, &container_path, Section::Manifest)?;
-    let manifest = decode_manifest(&manifest, &container_path)?;
-    profile
-        .check(manifest.description.id, manifest.layout.pages())
-        .map_err(|source| AttachError::Profile { path: path.into(), source })?;
-    let bytes = postcard::to_stdvec(profile).map_err(AttachError::Encode)?;
-    let old = header.clone();
-    header.set(Entry::of(Section::Profile, PROFILE_VERSION, &bytes))?;
-
+    let new = WithProfile::of(&container, &container_path, profile)?;
     let staging = Staging::create(path)?;
     let mut out = SparseFile::new(
         staging.create_file(CONTAINER_FILE)?,
         container_path.clone(),
-        header.file_len(),
+        new.header.file_len(),
     )?;
-    out.write(0, &header.encode())?;
-    for section in Section::TABLE {
-        let to = header.range(section).start;
-        if section == Section::Profile {
-            out.write(to, &bytes)?;
-        } else {
-            copy(&container, &container_path, old.range(section), to, &mut out)?;
-        }
-    }
+    new.write(&container, &container_path, &mut |at, bytes| out.write(at, bytes))?;
     out.finish()?.sync()?;
     Ok(staging.move_into(&dir, CONTAINER_FILE)?)
+}
+
+/// Takes bytes for an offset.
+pub(crate) type Put<'a> = dyn FnMut(u64, &[u8]) -> Result<(), FreezeError> + 'a;
+
+/// A container as it is with another profile.
+pub(crate) struct WithProfile {
+    pub(crate) header: Header,
+    pub(crate) manifest: Manifest,
+    old: Header,
+    profile: Vec<u8>,
+}
+
+impl WithProfile {
+    /// The container at `path` with this profile, which has to be one of its snapshot.
+    pub(crate) fn of(
+        container: &dyn ReadAt,
+        path: &Path,
+        profile: &Profile,
+    ) -> Result<Self, AttachError> {
+        let old = Header::read(container, path)?;
+        let manifest = old.read_section(container, path, Section::Manifest)?;
+        let manifest = decode_manifest(&manifest, path)?;
+        profile
+            .check(manifest.description.id, manifest.layout.pages())
+            .map_err(|source| AttachError::Profile { path: path.into(), source })?;
+        let profile = postcard::to_stdvec(profile).map_err(AttachError::Encode)?;
+        let mut header = old.clone();
+        header.set(Entry::of(Section::Profile, PROFILE_VERSION, &profile))?;
+        Ok(Self { header, manifest, old, profile })
+    }
+
+    /// Writes it, with all other sections as they are in `container`.
+    pub(crate) fn write(
+        &self,
+        container: &dyn ReadAt,
+        path: &Path,
+        out: &mut Put<'_>,
+    ) -> Result<(), AttachError> {
+        out(0, &self.header.encode())?;
+        for section in Section::TABLE {
+            let to = self.header.range(section).start;
+            if section == Section::Profile {
+                out(to, &self.profile)?;
+            } else {
+                copy(container, path, self.old.range(section), to, out)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Puts a packed file beside the snapshot at `path`, in the place of the one it has. `write` fills it, from its beginning.
@@ -113,13 +151,13 @@ pub(crate) fn set_packed(
     Ok(staging.move_into(&dir, kind.name())?)
 }
 
-/// Copies a section's bytes.
-fn copy(
+/// Copies bytes from a range to another place.
+pub(crate) fn copy(
     from: &dyn ReadAt,
     path: &Path,
     mut range: std::ops::Range<u64>,
     mut to: u64,
-    out: &mut SparseFile,
+    out: &mut Put<'_>,
 ) -> Result<(), AttachError> {
     let mut buf = vec![0; COPY];
     while !range.is_empty() {
@@ -130,7 +168,7 @@ fn copy(
             action: "read",
             source,
         })?;
-        out.write(to, bytes)?;
+        out(to, bytes)?;
         range.start += len as u64;
         to += len as u64;
     }

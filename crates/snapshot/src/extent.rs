@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::attach::{AttachError, COPY, WithProfile, copy};
 use crate::container::{
     CONTAINER_VERSION, HEADER_LEN, Header, NO_PROFILE_VERSION, Section, digests_len,
 };
@@ -19,6 +20,7 @@ use crate::freeze_error::FreezeError;
 use crate::image::{ImageSink, PageSource, is_zero, write_image, write_nonzero};
 use crate::layout::{MemoryLayout, PAGE_SIZE};
 use crate::manifest::{Description, ImageKind, Manifest};
+use crate::profile::Profile;
 use crate::read_at::{Part, ReadAt};
 use crate::writer::SealReport;
 
@@ -231,7 +233,42 @@ fn read_overlay(source: &mut dyn DiskSource) -> Result<OverlayRuns, FreezeError>
     Ok(overlay)
 }
 
+/// Writes the extent that a snapshot has with another profile: guest memory and disk are copied, the container gets the
+/// new section.
+pub(crate) fn write_with_profile(
+    tail: &Tail,
+    path: &Path,
+    profile: &Profile,
+    mut read_memory: impl FnMut(u64, &mut [u8]),
+    target: &mut dyn ExtentTarget,
+) -> Result<(), AttachError> {
+    let container = WithProfile::of(&tail.container, path, profile)?;
+    let header = TailHeader { container_len: container.header.file_len(), ..tail.header.clone() };
+    let guest_bytes = container.manifest.layout.total_bytes();
+    target.allocate(guest_bytes, header.data().end).map_err(failed("allocate"))?;
+    let mut buf = vec![0; COPY];
+    let mut offset = 0;
+    while offset < guest_bytes {
+        let bytes = &mut buf[..usize::try_from(guest_bytes - offset).unwrap_or(COPY).min(COPY)];
+        read_memory(offset, bytes);
+        target.write_memory(offset, bytes).map_err(failed("write guest memory into"))?;
+        offset += bytes.len() as u64;
+    }
+    target.write_tail(0, &header.encode()).map_err(failed("write the tail of"))?;
+    let start = header.container().start;
+    container.write(&tail.container, path, &mut |offset, bytes| {
+        target.write_tail(start + offset, bytes).map_err(failed("write the tail of"))
+    })?;
+    let to = header.data().start;
+    copy(&tail.container.whole, path, tail.header.data(), to, &mut |offset, bytes| {
+        target.write_tail(offset, bytes).map_err(failed("write the tail of"))
+    })?;
+    target.flush().map_err(failed("make durable"))?;
+    Ok(target.publish().map_err(failed("publish"))?)
+}
+
 /// What frames the parts of a tail.
+#[derive(Clone)]
 struct TailHeader {
     container_len: u64,
     /// Ranges of the writable disk whose bytes follow, ascending.

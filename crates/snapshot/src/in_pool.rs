@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 use firn_pool::{Client, ClientError, Grant, Imaging, MapExtentError, MappedExtent};
 use thiserror::Error;
 
+use crate::attach::AttachError;
 use crate::container::Section;
 use crate::digests::DigestError;
 use crate::error::OpenError;
-use crate::extent::ExtentTarget;
+use crate::extent::{ExtentTarget, Tail, write_with_profile};
 use crate::layout::{CHUNK_SIZE, PAGE_SIZE};
+use crate::profile::Profile;
 use crate::read_at::ReadAt;
 use crate::snapshot::{ExtentPlace, MAX_ATTEMPTS, Snapshot};
 
@@ -213,6 +215,63 @@ fn open(
         });
     }
     Ok(snapshot)
+}
+
+/// Puts a profile into the sealed snapshot `name` of the pool whose manager listens on `socket`, in the place of the one it has:
+/// a new extent is written, and gets the name by one commit. Who has the old one mapped keeps it.
+///
+/// # Errors
+/// [`AttachError`]; the snapshot is as it was. Where the pool has no room for both extents it says how much is missing.
+pub fn set_pooled_profile(socket: &Path, name: &str, profile: &Profile) -> Result<(), AttachError> {
+    let path = Path::new(name);
+    let sealed_extent = || -> Result<_, OpenPooledError> {
+        let mut connection = Client::connect(socket)?;
+        let sealed = connection.snapshot(name)?;
+        Ok((sealed.extent().generation, Arc::new(sealed.map()?), connection))
+    };
+    let (generation, extent, _pin) = sealed_extent()?;
+    let tail: Arc<dyn ReadAt> = Arc::new(MappedTail(extent.clone()));
+    let tail = Tail::open(&tail, path)?;
+    let mut target = Update { target: PoolTarget::new(socket, name), socket, name, generation };
+    let read = |offset, bytes: &mut [u8]| extent.read_guest(offset, bytes);
+    write_with_profile(&tail, path, profile, read, &mut target)
+}
+
+/// A target for what was made of one generation: it replaces no other.
+struct Update<'a> {
+    target: PoolTarget,
+    socket: &'a Path,
+    name: &'a str,
+    generation: u64,
+}
+
+impl ExtentTarget for Update<'_> {
+    fn allocate(&mut self, guest_bytes: u64, tail_bytes: u64) -> io::Result<()> {
+        self.target.allocate(guest_bytes, tail_bytes)
+    }
+
+    fn write_memory(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.target.write_memory(offset, bytes)
+    }
+
+    fn write_tail(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.target.write_tail(offset, bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.target.flush()
+    }
+
+    fn publish(&mut self) -> io::Result<()> {
+        let mut connection = Client::connect(self.socket).map_err(io::Error::other)?;
+        let now = connection.snapshot(self.name).map_err(io::Error::other)?;
+        if now.extent().generation != self.generation {
+            return Err(io::Error::other(
+                "the function was frozen anew meanwhile; record it again",
+            ));
+        }
+        self.target.publish()
+    }
 }
 
 #[derive(Debug)]

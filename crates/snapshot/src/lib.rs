@@ -49,7 +49,7 @@ pub use freeze_error::FreezeError;
 pub use image::{Chunk, PageSource};
 pub use in_pool::{
     CheckExtentError, OpenPooledError, PoolTarget, PooledSnapshot, ReplicaReport, Verify,
-    check_extent,
+    check_extent, set_pooled_profile,
 };
 pub use layout::{
     CHUNK_PAGES, CHUNK_SIZE, ImageRegion, LayoutError, MAX_MEMORY, MemoryLayout, MemoryRegion,

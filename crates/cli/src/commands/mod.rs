@@ -9,6 +9,7 @@ pub(crate) mod invoke;
 pub(crate) mod plan;
 pub(crate) mod player;
 pub(crate) mod pool;
+pub(crate) mod profile;
 pub(crate) mod record;
 pub(crate) mod thaw;
 pub(crate) mod verify;

@@ -1,0 +1,31 @@
+//! `firn profile`: what runs of a frozen guest touch, recorded and shown.
+
+mod linux;
+mod picture;
+mod record;
+mod show;
+mod summary;
+
+use std::error::Error as StdError;
+use std::process::ExitCode;
+
+use clap::Subcommand;
+
+/// Commands of `firn profile`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ProfileCommand {
+    /// Thaw with recorders, and put what was touched into the snapshot's profile
+    Record(record::RecordArgs),
+    /// Show a snapshot's profile
+    Show(show::ShowArgs),
+}
+
+pub(crate) fn run(command: &ProfileCommand) -> Result<ExitCode, Box<dyn StdError>> {
+    match command {
+        ProfileCommand::Record(arguments) => record::run(arguments).map_err(Into::into),
+        ProfileCommand::Show(arguments) => show::run(arguments).map_err(Into::into),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,134 @@
+//! `firn profile record`: one thaw for each recorder, and what they found as the snapshot's profile.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use thiserror::Error;
+
+use firn_bench::player::{RecordReplayError, record, traces_of};
+use firn_memory::planners::Store;
+use firn_memory::recorders::{self, ParsePartError, Part};
+use firn_snapshot::{Profile, Snapshot};
+use firn_vmm::error_chain;
+
+use super::linux::{self, RunLinuxError};
+use super::summary::Summary;
+use crate::host_args::HostArgs;
+use crate::output;
+use crate::snapshot_args::{OpenSnapshotError, SetProfileError, SnapshotArgs};
+
+/// Arguments of `firn profile record`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firn profile record snapshots/hello --invoke @guest/functions/hello/input-a.json --input a
+  firn profile record snapshots/json --input json-b
+  firn profile record snapshots/json --input json-b --part groups
+
+Parts:
+  faults   every page in the order of its first touch (userfaultfd)
+  writes   the pages that were written (from the same run)
+  groups   FaaSnap's working-set groups: pages that became cached, by samples of mincore. The image's pages are evicted
+           from the page cache first, so no other microVM of the snapshot may run; not for a snapshot in a pool
+
+Recorders that need different runs get one thaw each. A profile replaces the parts that were asked for and keeps the
+others. Files that were packed by the old profile are not used any more: make them anew.")]
+pub(crate) struct RecordArgs {
+    #[command(flatten)]
+    snapshot: SnapshotArgs,
+    /// What the function is asked: JSON, @FILE, or - for standard input
+    #[arg(long, value_name = "EVENT")]
+    invoke: Option<String>,
+    /// A player: the trace that it replays, the first where none is named. A function: the event's name in the profile
+    #[arg(long, value_name = "NAME")]
+    input: Option<String>,
+    /// What is recorded, separated by commas; default: all that can be of this snapshot
+    #[arg(long, value_name = "PART", value_delimiter = ',')]
+    part: Vec<String>,
+    /// Seconds that the guest may take to wake, and the function to answer
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    time_limit: u64,
+    /// The root file system, where it has moved since the freeze
+    #[arg(long, value_name = "FILE")]
+    root: Option<PathBuf>,
+    /// Print one JSON object: the summary of the profile
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
+/// Why there is no new profile.
+#[derive(Debug, Error)]
+pub(crate) enum RecordError {
+    #[error(transparent)]
+    Part(#[from] ParsePartError),
+    #[error(transparent)]
+    Open(#[from] OpenSnapshotError),
+    #[error("a player is asked nothing: leave --invoke out, and name its trace with --input")]
+    InvokedPlayer,
+    #[error(transparent)]
+    Replay(#[from] RecordReplayError),
+    #[error(transparent)]
+    Linux(#[from] RunLinuxError),
+    #[error(transparent)]
+    Set(#[from] SetProfileError),
+}
+
+pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordError> {
+    let asked = arguments.part.iter().map(|part| part.parse()).collect::<Result<Vec<Part>, _>>()?;
+    let opened = arguments.snapshot.open(Store::Extent)?;
+    let snapshot = opened.snapshot();
+    let parts = if asked.is_empty() {
+        let in_pool = snapshot.extent().is_some();
+        Part::ALL.into_iter().filter(|part| part.in_pools() || !in_pool).collect()
+    } else {
+        asked
+    };
+    let mut profile = before(snapshot);
+    let recorders = recorders::of(&parts);
+    if traces_of(snapshot.manifest()).is_some() {
+        if arguments.invoke.is_some() {
+            return Err(RecordError::InvokedPlayer);
+        }
+        let input = arguments.input.as_deref();
+        for recorder in recorders {
+            record(snapshot, input, recorder, &arguments.host.kvm, &mut profile)?;
+        }
+    } else {
+        let guest = linux::Guest {
+            host: &arguments.host,
+            root: arguments.root.as_deref(),
+            event: arguments.invoke.as_deref(),
+            input: arguments.input.as_deref(),
+            time_limit: arguments.time_limit,
+        };
+        if let Some(failed) = linux::record(snapshot, &guest, recorders, &mut profile)? {
+            output::note("firn: the function failed: no profile is written");
+            return Ok(failed);
+        }
+    }
+    arguments.snapshot.set_profile(&profile)?;
+    let summary = Summary::of(&profile, snapshot);
+    if arguments.json {
+        output::json(&summary);
+    } else {
+        output::line(&summary.to_string());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The profile that the new parts go into. One that cannot be used is no reason not to record another.
+fn before(snapshot: &Snapshot) -> Profile {
+    let id = snapshot.manifest().description.id;
+    match snapshot.profile() {
+        Ok(profile) => profile.unwrap_or_else(|| Profile::of(id)),
+        Err(error) => {
+            output::note(&format!(
+                "firn: the profile that was there is given up: {}",
+                output::plain(&error_chain(&error))
+            ));
+            Profile::of(id)
+        }
+    }
+}
