@@ -33,10 +33,11 @@ impl Sealed {
             image: ImageFacts::in_pool(size, facts),
             zero_map: &PageSet::new(layout.pages()),
             profile: None,
+            snapshot: None,
             host: &HostFacts::read().unwrap(),
         };
         let plan = parse("pass_shared").unwrap().plan(&input).unwrap();
-        execute(&plan, &Sources { image: &self.medium }).unwrap().memory
+        execute(&plan, &Sources::image(&self.medium)).unwrap().memory
     }
 
     /// Checks that not a byte has changed.
