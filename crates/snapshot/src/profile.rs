@@ -36,6 +36,9 @@ pub struct Profile {
     pub cached: Option<Vec<CachedRun>>,
     /// Which pages the guest's allocator held free at the freeze, by its own metadata, ascending.
     pub free: Option<Vec<Run>>,
+    /// Which pages the guest had reported free (free page reporting) at the freeze and not touched since, ascending. They
+    /// are zero in the image.
+    pub reported: Option<Vec<Run>>,
 }
 
 /// Pages that follow each other.
@@ -134,6 +137,7 @@ impl Profile {
         runs("the fault order", &self.faults, false)?;
         runs("the write set", &self.written, true)?;
         runs("the free set", &self.free, true)?;
+        runs("the reported set", &self.reported, true)?;
         if let Some(groups) = &self.groups {
             check_runs("the working-set groups", groups.iter().flatten(), pages, false)?;
         }
@@ -196,7 +200,7 @@ pub(crate) fn check_runs<'a>(
 }
 
 /// Fingerprint of the profile's fields, in order, with all they contain, for each profile version that has any.
-const SCHEMAS: [(u32, u64); 1] = [(2, 0xb76936e244304fcc)];
+const SCHEMAS: [(u32, u64); 1] = [(2, 0x46072a3e074b99ca)];
 
 const _: () = {
     let (version, fingerprint) = SCHEMAS[SCHEMAS.len() - 1];

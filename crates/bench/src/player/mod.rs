@@ -40,6 +40,8 @@ pub fn traces_of(manifest: &Manifest) -> Option<Vec<&str>> {
 #[cfg(test)]
 mod pool_tests;
 #[cfg(test)]
+mod profiled_tests;
+#[cfg(test)]
 mod record_tests;
 #[cfg(test)]
 mod tests;

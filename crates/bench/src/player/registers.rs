@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use firn_memory::{ChunkCopies, GuestMemory, MemoryUsage, ProcessCounters};
+use firn_memory::{GuestMemory, MemoryUsage, ProcessCounters};
 use firn_player::format::{PAGE, REPORT_ADDRESS, REPORTED_PAGES, register};
 use firn_vmm::{KvmCounters, KvmStats, MmioDevice, MmioWindow};
 use rustix::time::{ClockId, clock_gettime};
@@ -27,7 +27,6 @@ pub(super) type MeasureError = Box<dyn StdError + Send + Sync>;
 pub(super) struct Counters {
     pub(super) kvm: KvmStats,
     pub(super) process: ProcessCounters,
-    pub(super) chunk_copies: ChunkCopies,
     pub(super) memory: MemoryUsage,
     pub(super) cpu_ns: u64,
 }
@@ -76,9 +75,7 @@ impl Meters {
         // First what goes on by being read.
         let cpu_ns = clock(ClockId::ProcessCPUTime);
         let process = ProcessCounters::read()?;
-        let chunk_copies = self.memory.vm_memory().chunk_copies();
-        let (kvm, memory) = (self.kvm.read()?, self.memory.usage()?);
-        Ok(Counters { cpu_ns, process, kvm, chunk_copies, memory })
+        Ok(Counters { cpu_ns, process, kvm: self.kvm.read()?, memory: self.memory.usage()? })
     }
 }
 

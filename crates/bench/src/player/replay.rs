@@ -180,7 +180,6 @@ pub(super) fn replay_plan(
         check_ns: None,
         kvm_index: restored.kvm_index,
         kvm: counters.kvm,
-        chunk_copies: counters.chunk_copies,
         minor_faults: counters.process.minor_faults,
         major_faults: counters.process.major_faults,
         read_bytes: counters.process.read_bytes,

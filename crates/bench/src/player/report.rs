@@ -1,6 +1,5 @@
 //! What a replay is reported as.
 
-use firn_memory::ChunkCopies;
 use firn_memory::loader::LoaderReport;
 use firn_snapshot::ReplicaReport;
 use firn_vmm::{KvmIndex, KvmStats};
@@ -44,9 +43,6 @@ pub struct PlayerReport {
     pub kvm_index: KvmIndex,
     /// What KVM counted.
     pub kvm: KvmStats,
-    /// What writing to sealed memory took, on media without private mappings.
-    #[serde(default)]
-    pub chunk_copies: ChunkCopies,
     /// Page faults of the process that needed no storage.
     pub minor_faults: u64,
     /// Page faults of the process that waited for storage.

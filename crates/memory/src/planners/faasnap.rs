@@ -15,14 +15,11 @@ use firn_snapshot::{
 };
 
 use super::packing::{Packing, recipe};
-use super::{PlanInput, Planner, PlannerError};
+use super::{PlanInput, Planner, PlannerError, check_mappings};
 use crate::plan::{
     Advice, GuestRange, Integrity, Layer, Leaf, LoadFile, Plan, Segment, Sharing, Source, Step,
     When, Work,
 };
-
-/// Mappings that are left to the rest of the process and to what the guest gives back.
-const SPARE_MAPPINGS: u64 = 20_000;
 
 /// The planner `faasnap`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,11 +109,7 @@ impl Planner for FaaSnap {
             Source::Packed { .. } => 2,
             Source::Image { .. } | Source::Extent { .. } | Source::Copy { .. } => 1,
         });
-        let needed = plan.segments.len() as u64;
-        let limit = input.host.max_mappings.saturating_sub(SPARE_MAPPINGS);
-        if needed > limit {
-            return Err(PlannerError::TooManyMappings { planner: plan.planner, needed, limit });
-        }
+        check_mappings(&plan, input.host)?;
         Ok(plan)
     }
 }

@@ -193,7 +193,7 @@ fn more_mappings_than_a_process_may_have_are_refused() {
     let snapshot = Snapshot::open(&path).unwrap();
     let profile = snapshot.profile().unwrap();
     let mut host = crate::HostFacts::read().unwrap();
-    host.max_mappings = SPARE_MAPPINGS + 63;
+    host.max_mappings = crate::planners::SPARE_MAPPINGS + 63;
     let input = PlanInput {
         layout: &snapshot.manifest().layout,
         image: crate::planners::ImageFacts::of_snapshot(&snapshot).unwrap(),

@@ -7,6 +7,7 @@ mod packing;
 mod pass;
 mod pass_shared;
 mod preloaded;
+mod snapbpf;
 mod written;
 
 pub use dram_cached::DramCached;
@@ -16,6 +17,7 @@ pub use packing::{PackError, PackReport, Packing, pack};
 pub use pass::Pass;
 pub use pass_shared::PassShared;
 pub use preloaded::Preloaded;
+pub use snapbpf::SnapBpf;
 pub use written::{ParsePlannerError, Selection, parse, select};
 
 use std::fs::File;
@@ -218,6 +220,20 @@ pub enum PlannerError {
         /// The leaf at which the host maps the snapshot's memory.
         leaf: Leaf,
     },
+}
+
+/// Mappings that are left to the rest of the process and to what the guest gives back.
+const SPARE_MAPPINGS: u64 = 20_000;
+
+/// Checks that this process may have the mappings of a plan: one for each segment at most.
+fn check_mappings(plan: &Plan, host: &HostFacts) -> Result<(), PlannerError> {
+    let needed = plan.segments.len() as u64;
+    let limit = host.max_mappings.saturating_sub(SPARE_MAPPINGS);
+    if needed > limit {
+        let planner = plan.planner.clone();
+        return Err(PlannerError::TooManyMappings { planner, needed, limit });
+    }
+    Ok(())
 }
 
 /// Why there is no plan for a snapshot.

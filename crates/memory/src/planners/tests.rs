@@ -90,7 +90,7 @@ fn an_image_that_dram_cannot_hold_is_refused() {
         assert_eq!(names, ["firecracker:readahead=on", "firecracker:readahead=off"]);
         assert_eq!(selection.left_out[0], ("dram_cached".to_owned(), refused));
         let others: Vec<_> = selection.left_out[1..].iter().map(|(name, _)| &name[..]).collect();
-        assert_eq!(others, ["faasnap:merge=32", "pass", "pass_shared"]);
+        assert_eq!(others, ["faasnap:merge=32", "snapbpf", "pass", "pass_shared"]);
         // Named, it is selected, and the error comes with the plan.
         assert_eq!(select("dram_cached", input).unwrap().planners.len(), 1);
     });
@@ -118,7 +118,7 @@ fn lists_of_planners() {
 fn what_is_not_known_is_said_with_what_is() {
     assert_eq!(
         refused("firecraker"),
-        "no planner is called \"firecraker\"; there are: firecracker, dram_cached, faasnap, pass, pass_shared"
+        "no planner is called \"firecraker\"; there are: firecracker, dram_cached, faasnap, snapbpf, pass, pass_shared"
     );
     assert_eq!(
         refused("firecracker:ra=off"),

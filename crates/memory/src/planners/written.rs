@@ -4,7 +4,9 @@ use thiserror::Error;
 
 use std::ops::RangeInclusive;
 
-use super::{DramCached, FaaSnap, Firecracker, Pass, PassShared, PlanInput, Planner, PlannerError};
+use super::{
+    DramCached, FaaSnap, Firecracker, Pass, PassShared, PlanInput, Planner, PlannerError, SnapBpf,
+};
 
 /// A planner's name, the options it takes with their values (the first is the default), and how to make
 /// it of one value for each option.
@@ -90,6 +92,7 @@ const PLANNERS: &[Entry] = &[
             _ => Box::new(FaaSnap { merge: FaaSnap::MERGE }),
         },
     },
+    Entry { name: "snapbpf", options: &[], make: |_| Box::new(SnapBpf) },
     Entry { name: "pass", options: &[], make: |_| Box::new(Pass) },
     Entry { name: "pass_shared", options: &[], make: |_| Box::new(PassShared) },
 ];

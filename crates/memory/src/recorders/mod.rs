@@ -9,12 +9,16 @@
 //! A [`ProfileRecorder`] fills parts of a snapshot's [`Profile`](firn_snapshot::Profile) from one run. [`of`] makes the
 //! recorders for a list of parts.
 
+mod bpf;
+mod cached;
 mod content;
 mod groups;
 mod profile;
 mod serve;
 mod touches;
 
+pub use bpf::BpfError;
+pub use cached::Cached;
 pub use content::Content;
 pub use groups::Groups;
 pub use profile::{ParsePartError, Part, ProfileRecordError, ProfileRecorder, of, planned};

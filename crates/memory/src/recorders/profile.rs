@@ -9,7 +9,7 @@ use std::sync::Arc;
 use firn_snapshot::{Profile, Snapshot};
 use thiserror::Error;
 
-use super::{Groups, RecordError, Touches};
+use super::{BpfError, Cached, Groups, RecordError, Touches};
 use crate::executor::{ExecuteError, Sources, execute};
 use crate::guest_memory::GuestMemory;
 use crate::page_cache::Residency;
@@ -24,11 +24,13 @@ pub enum Part {
     Writes,
     /// [`Profile::groups`].
     Groups,
+    /// [`Profile::cached`].
+    Cache,
 }
 
 impl Part {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Faults, Self::Writes, Self::Groups];
+    pub const ALL: [Self; 4] = [Self::Faults, Self::Writes, Self::Groups, Self::Cache];
 
     /// As it is written on the command line.
     #[must_use]
@@ -37,6 +39,7 @@ impl Part {
             Self::Faults => "faults",
             Self::Writes => "writes",
             Self::Groups => "groups",
+            Self::Cache => "cache",
         }
     }
 
@@ -45,7 +48,7 @@ impl Part {
     pub const fn in_pools(self) -> bool {
         match self {
             Self::Faults | Self::Writes => true,
-            Self::Groups => false,
+            Self::Groups | Self::Cache => false,
         }
     }
 }
@@ -83,6 +86,9 @@ pub enum ProfileRecordError {
     /// The touches could not be recorded.
     #[error(transparent)]
     Touches(#[from] RecordError),
+    /// The page cache cannot be watched.
+    #[error(transparent)]
+    Bpf(#[from] BpfError),
     /// The page cache does not answer.
     #[error("finding out what the page cache holds of the image of {}", .snapshot.display())]
     PageCache {
@@ -181,6 +187,9 @@ pub fn of(parts: &[Part]) -> Vec<Box<dyn ProfileRecorder>> {
     }
     if parts.contains(&Part::Groups) {
         recorders.push(Box::new(Groups::default()));
+    }
+    if parts.contains(&Part::Cache) {
+        recorders.push(Box::new(Cached::default()));
     }
     recorders
 }

@@ -14,8 +14,6 @@ mod hostile_tests;
 mod mmio;
 mod queue;
 mod rng;
-#[cfg(test)]
-mod sealed_tests;
 mod state;
 #[cfg(test)]
 mod testing;

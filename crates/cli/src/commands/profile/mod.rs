@@ -1,6 +1,7 @@
 //! `firn profile`: what runs of a frozen guest touch, recorded and shown.
 
 mod linux;
+mod pack;
 mod picture;
 mod record;
 mod show;
@@ -16,6 +17,8 @@ use clap::Subcommand;
 pub(crate) enum ProfileCommand {
     /// Thaw with recorders, and put what was touched into the snapshot's profile
     Record(record::RecordArgs),
+    /// Pack the file that a planner maps from the image, by the profile
+    Pack(pack::PackArgs),
     /// Show a snapshot's profile
     Show(show::ShowArgs),
 }
@@ -23,6 +26,7 @@ pub(crate) enum ProfileCommand {
 pub(crate) fn run(command: &ProfileCommand) -> Result<ExitCode, Box<dyn StdError>> {
     match command {
         ProfileCommand::Record(arguments) => record::run(arguments).map_err(Into::into),
+        ProfileCommand::Pack(arguments) => pack::run(arguments).map_err(Into::into),
         ProfileCommand::Show(arguments) => show::run(arguments).map_err(Into::into),
     }
 }

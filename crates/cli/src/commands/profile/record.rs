@@ -30,6 +30,7 @@ Parts:
   writes   the pages that were written (from the same run)
   groups   FaaSnap's working-set groups: pages that became cached, by samples of mincore. The image's pages are evicted
            from the page cache first, so no other microVM of the snapshot may run; not for a snapshot in a pool
+  cache    SnapBPF's: which pages entered the page cache, and when, by a BPF program; for root, and as for groups
 
 Recorders that need different runs get one thaw each. A profile replaces the parts that were asked for and keeps the
 others. Files that were packed by the old profile are not used any more: make them anew.")]

@@ -71,6 +71,7 @@ impl Summary {
         let groups = || grouped.as_ref().map(|runs| runs.iter().collect());
         let cached = || profile.cached.as_ref().map(|runs| runs.iter().map(|c| &c.run).collect());
         let free = || profile.free.as_ref().map(|runs| runs.iter().collect());
+        let reported = || profile.reported.as_ref().map(|runs| runs.iter().collect());
         let (touched, grown) = (set(faults()), set(groups()));
         let both =
             |a: &Option<PageSet>, b: &Option<PageSet>, of: &dyn Fn(&PageSet, &PageSet) -> u64| {
@@ -89,6 +90,7 @@ impl Summary {
                 of("groups", groups()),
                 of("cache", cached()),
                 of("free", free()),
+                of("reported", reported()),
             ]
             .into_iter()
             .flatten()

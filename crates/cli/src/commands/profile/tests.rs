@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use clap::{Args, FromArgMatches};
 
+use super::pack::{self, PackArgs, PackCommandError};
 use super::record::{self, RecordArgs, RecordError};
 use super::show::{self, ShowArgs, ShowError};
 use crate::commands::player::{self, PlayerArgs};
@@ -150,4 +151,26 @@ fn a_pool_without_room_for_both_says_how_much_is_missing() {
     assert!(error_chain(&error).contains("the pool lacks"), "{}", error_chain(&error));
     let pooled = PooledSnapshot::open(&socket, "player", Verify::Always).unwrap();
     assert_eq!(pooled.snapshot.profile().unwrap(), None);
+}
+
+#[test]
+fn a_loading_set_is_packed_once_and_anew_for_other_options() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("snapshot");
+    make(&["--trace", "sequential-read:4M", "--out", text(&path)]);
+    let pack =
+        |planner: &str| pack::run(&arguments::<PackArgs>(&[text(&path), "--planner", planner]));
+    let refused = pack("faasnap").unwrap_err();
+    assert!(refused.to_string().contains("firn profile record --part groups"), "{refused}");
+    assert!(matches!(pack("firecracker"), Err(PackCommandError::Nothing(_))));
+    let id = Snapshot::open(&path).unwrap().manifest().description.id;
+    let groups = Some(vec![vec![Run { first: 0, pages: 2 }, Run { first: 9, pages: 1 }]]);
+    set_profile(&path, &Profile { groups, ..Profile::of(id) }).unwrap();
+    let file = || std::fs::read(path.join("loading-set.img")).unwrap();
+    pack("faasnap").unwrap();
+    let merged = file();
+    pack("faasnap").unwrap();
+    assert!(file() == merged);
+    pack("faasnap:merge=0").unwrap();
+    assert!(file().len() < merged.len());
 }

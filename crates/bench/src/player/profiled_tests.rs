@@ -1,0 +1,103 @@
+//! Planners that need a profile, on players: recorded on one trace, replayed with the other, from dense images.
+
+use std::path::Path;
+
+use firn_memory::page_cache::{cached, evict};
+use firn_memory::planners::{Planner, pack, parse};
+use firn_memory::recorders::{Part, of};
+use firn_player::format::PAGE;
+use firn_snapshot::{PackedFile, Profile, Snapshot, pages_of, runs_of, set_profile};
+use firn_vmm::{Destination, KVM_DEVICE};
+
+use super::{Clock, PlayerInputs, PlayerOptions, PlayerReport, freeze, record, replay};
+use crate::traces::load;
+
+/// A dense snapshot of a player with two inputs, on a medium whose files the page cache can let go of.
+fn player(dir: &Path) -> Option<Snapshot> {
+    let traces = ["json-a", "json-b"].map(|name| load(name).unwrap());
+    let path = dir.join("snapshot");
+    let destination = Destination::Directory(path.clone());
+    let inputs = PlayerInputs::new(traces.into()).unwrap();
+    freeze(&inputs, &PlayerOptions::default(), KVM_DEVICE.as_ref(), destination, true).unwrap();
+    let snapshot = Snapshot::open(&path).unwrap();
+    evict(snapshot.image()).unwrap().is_cold().then_some(snapshot)
+}
+
+fn profile(snapshot: &Snapshot, part: Part) -> Profile {
+    let mut profile = Profile::of(snapshot.manifest().description.id);
+    for recorder in of(&[part]) {
+        record(snapshot, Some("json-b"), recorder, KVM_DEVICE.as_ref(), &mut profile).unwrap();
+    }
+    set_profile(snapshot.path(), &profile).unwrap();
+    profile
+}
+
+/// The player checks every byte of its memory itself.
+fn replayed(path: &Path, planner: &dyn Planner) -> (Snapshot, PlayerReport) {
+    let snapshot = Snapshot::open(path).unwrap();
+    assert!(evict(snapshot.image()).unwrap().is_cold());
+    if let Some(packed) = snapshot.packed(PackedFile::LoadingSet).unwrap() {
+        assert!(evict(packed.file()).unwrap().is_cold());
+    }
+    let clock = Clock { begin_ns: 0, request_ns: None, open_ns: 0, hold: None };
+    let report = replay(&snapshot, Some("json-a"), planner, KVM_DEVICE.as_ref(), clock).unwrap();
+    (snapshot, report)
+}
+
+#[test]
+fn faasnap_runs_on_a_loading_set_of_the_other_input() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(snapshot) = player(dir.path()) else { return };
+    profile(&snapshot, Part::Groups);
+    let mut runs = Vec::new();
+    for written in ["faasnap:merge=0", "faasnap"] {
+        let planner = parse(written).unwrap();
+        let packed = pack(snapshot.path(), &*planner).unwrap().unwrap();
+        let (_, report) = replayed(snapshot.path(), &*planner);
+        assert_eq!(
+            (report.packed_regions, report.packed_bytes),
+            (packed.runs, packed.pages * PAGE)
+        );
+        // What is merged with the loading set is no longer anonymous.
+        let zero = snapshot.zero_map().count() * PAGE;
+        assert!(report.zero_bytes <= zero && report.zero_bytes > zero / 2, "{report:?}");
+        let loader = report.loader.unwrap();
+        assert_eq!((loader.loaded, loader.ranges, loader.bytes), (true, 1, packed.pages * PAGE));
+        // The guest may have been before it.
+        assert!(loader.read_bytes <= loader.bytes);
+        runs.push((packed.runs, packed.runs_before_merging));
+    }
+    let [(unmerged, before), (merged, also_before)] = runs[..] else { panic!("{runs:?}") };
+    assert_eq!((unmerged, before), (before, also_before));
+    assert!(merged < unmerged);
+}
+
+#[test]
+fn snapbpf_loads_the_image_itself_and_never_what_was_free() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(snapshot) = player(dir.path()) else { return };
+    let recorded = profile(&snapshot, Part::Cache);
+    let captured = recorded.cached.clone().unwrap();
+    assert!(!captured.is_empty());
+    assert!(captured.is_sorted_by_key(|range| range.at_ns));
+    let pages = snapshot.manifest().layout.pages();
+    let of_trace = load("json-b").unwrap().trace;
+    let captured = pages_of(captured.iter().map(|range| &range.run), pages);
+    for touch in of_trace.touches() {
+        let page = of_trace.layout().image_offset(touch.page * PAGE).unwrap() / PAGE;
+        assert!(captured.get(page), "page {page:#x} was touched");
+    }
+    let planner = parse("snapbpf").unwrap();
+    let (_, report) = replayed(snapshot.path(), &*planner);
+    assert_eq!((report.packed_bytes, report.zero_bytes), (0, 0));
+    let loader = report.loader.unwrap();
+    assert_eq!((loader.loaded, loader.bytes), (true, captured.count() * PAGE));
+
+    // As if the guest had reported all its zero pages.
+    let reported = Some(runs_of(snapshot.zero_map()));
+    set_profile(snapshot.path(), &Profile { reported, ..recorded }).unwrap();
+    let (again, report) = replayed(snapshot.path(), &*planner);
+    assert_eq!(report.zero_bytes, snapshot.zero_map().count() * PAGE);
+    let cached = cached(again.image(), pages).unwrap();
+    assert!(cached.iter().all(|page| !snapshot.zero_map().get(page)), "a free page was read");
+}

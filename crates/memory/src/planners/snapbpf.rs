@@ -1,0 +1,110 @@
+//! `snapbpf`: the image mapped privately without read-ahead, and the pages of earlier runs prefetched from the image itself.
+//!
+//! SnapBPF (3.1): what entered the page cache in an earlier run was captured as offsets, grouped into contiguous ranges and sorted by
+//! first access; at a start these ranges are read into the page cache in that order. There is no second file, and the page
+//! cache shares every page between the microVMs of a snapshot. The paper's BPF program issues the reads by a kernel
+//! function of its own; here the loader does, by `POSIX_FADV_WILLNEED`, range by range.
+//!
+//! SnapBPF (3.2) marks pages as the guest allocates them, in a changed guest and a changed KVM, so that they never read the
+//! snapshot. Here pages that the guest had reported free at the freeze are anonymous: it was the guest's allocator that said so, and no
+//! page's contents were looked at. docs/snapbpf.md says what differs.
+
+use std::ops::Range;
+
+use firn_snapshot::{CopyTable, ImageRegion, PAGE_SIZE, PageSet, pages_of};
+
+use super::{PlanInput, Planner, PlannerError, check_mappings};
+use crate::plan::{
+    Advice, GuestRange, Integrity, Layer, Leaf, LoadFile, Plan, Segment, Sharing, Source, Step,
+    When, Work,
+};
+
+/// The planner `snapbpf`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SnapBpf;
+
+impl Planner for SnapBpf {
+    fn name(&self) -> String {
+        "snapbpf".to_owned()
+    }
+
+    fn uses_profile(&self) -> bool {
+        true
+    }
+
+    fn plan(&self, input: &PlanInput<'_>) -> Result<Plan, PlannerError> {
+        let planner = self.name();
+        if input.image.extent.is_some() {
+            return Err(PlannerError::NoFile { planner });
+        }
+        let profile = input.profile.and_then(|profile| Some((profile, profile.cached.as_ref()?)));
+        let Some((profile, cached)) = profile else {
+            let part = "what entered the page cache";
+            return Err(PlannerError::NoProfile { planner, part, option: "cache" });
+        };
+        let free = free_pages(profile.reported.as_deref().unwrap_or_default(), input.zero_map);
+        let load = cached.iter().flat_map(|cached| free.spans(cached.run.range()));
+        let mut plan = Plan {
+            planner,
+            layout: input.layout.clone(),
+            segments: Vec::new(),
+            layers: Vec::new(),
+            schedule: load.filter(|span| !span.set).map(|span| step(&span.pages)).collect(),
+            pager: None,
+            copies: CopyTable::default(),
+        };
+        for region in input.layout.regions() {
+            map_region(&mut plan, &region, &free);
+        }
+        check_mappings(&plan, input.host)?;
+        Ok(plan)
+    }
+}
+
+/// The pages that were reported free. The zero map has the last word: a page that is not zero was written since.
+fn free_pages(reported: &[firn_snapshot::Run], zero_map: &PageSet) -> PageSet {
+    let reported = pages_of(reported, zero_map.pages());
+    let mut free = PageSet::new(zero_map.pages());
+    for run in reported.runs() {
+        let zeros = zero_map.spans(run).filter(|span| span.set);
+        zeros.for_each(|span| free.insert_range(span.pages));
+    }
+    free
+}
+
+fn step(pages: &Range<u64>) -> Step {
+    let (offset, len) = (pages.start * PAGE_SIZE, (pages.end - pages.start) * PAGE_SIZE);
+    Step { when: When::AtRequest, work: Work::Load { file: LoadFile::Image, offset, len } }
+}
+
+/// One layer of the image for the region, and over it one of anonymous memory for each run of free pages.
+fn map_region(plan: &mut Plan, region: &ImageRegion, free: &PageSet) {
+    let guest = |pages: &Range<u64>| GuestRange {
+        start: region.guest_addr + pages.start * PAGE_SIZE - region.image_offset,
+        len: (pages.end - pages.start) * PAGE_SIZE,
+    };
+    let image = region.image_range();
+    let source = |page: u64| Source::Image { offset: page * PAGE_SIZE };
+    plan.layers.push(Layer {
+        guest: GuestRange { start: region.guest_addr, len: region.len },
+        source: source(image.start / PAGE_SIZE),
+        sharing: Sharing::PrivateCow,
+        advice: Advice::Random,
+    });
+    for span in free.spans(image.start / PAGE_SIZE..image.end / PAGE_SIZE) {
+        let guest = guest(&span.pages);
+        let (source, sharing, integrity) = if span.set {
+            (Source::Zero, Sharing::Exclusive, Integrity::CheckedOnFill)
+        } else {
+            (source(span.pages.start), Sharing::PrivateCow, Integrity::Unchecked)
+        };
+        plan.segments.push(Segment { guest, source, sharing, leaf: Leaf::Size4K, integrity });
+        if span.set {
+            plan.layers.push(Layer { guest, source, sharing, advice: Advice::Normal });
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "snapbpf_tests.rs"]
+mod tests;

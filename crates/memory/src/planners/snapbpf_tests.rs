@@ -1,0 +1,155 @@
+use vm_memory::{Bytes, GuestAddress};
+
+use firn_snapshot::{CachedRun, ImageKind, MemoryLayout, Profile, Run, Snapshot, set_profile};
+use proptest::collection::vec;
+use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
+
+use super::*;
+use crate::compare::compare;
+use crate::loader::Loader;
+use crate::page_cache::{cached, evict};
+use crate::planners::plan;
+use crate::testing::{layouts, write_snapshot};
+use crate::{Executed, Sources, execute};
+
+fn run(first: u64, pages: u64) -> Run {
+    Run { first, pages }
+}
+
+fn profile_of(snapshot: &Snapshot, cached: &[Run], reported: Option<Vec<Run>>) {
+    let cached = (0..).zip(cached).map(|(at_ns, run)| CachedRun { run: *run, at_ns }).collect();
+    let id = snapshot.manifest().description.id;
+    let profile = Profile { cached: Some(cached), reported, ..Profile::of(id) };
+    set_profile(snapshot.path(), &profile).unwrap();
+}
+
+/// Plans, executes, and compares every page with the image.
+fn restore(snapshot: &Snapshot) -> (Plan, Executed) {
+    let snapshot = Snapshot::open(snapshot.path()).unwrap();
+    let plan = plan(&snapshot, &SnapBpf).unwrap();
+    let sources = Sources::of(&snapshot);
+    let executed = execute(&plan, &sources).unwrap();
+    let same = compare(&executed.memory, snapshot.image(), snapshot.zero_map()).unwrap();
+    assert!(same.is_equal(), "{same:?}");
+    (plan, executed)
+}
+
+#[test]
+fn the_image_is_loaded_in_the_order_of_first_access_and_free_pages_are_anonymous() {
+    let dir = tempfile::tempdir().unwrap();
+    let layout = MemoryLayout::for_size(64 * PAGE_SIZE).unwrap();
+    let zero_map = pages_of(&[run(8, 8)], 64);
+    let path = dir.path().join("s");
+    let snapshot = write_snapshot(&path, &layout, &zero_map, ImageKind::Dense, 5);
+    // Page 16 is not zero: the guest has written it since it reported it.
+    profile_of(&snapshot, &[run(40, 3), run(2, 8)], Some(vec![run(9, 8)]));
+    let (plan, executed) = restore(&snapshot);
+    assert_eq!(plan.schedule, [step(&(40..43)), step(&(2..9))], "free pages are not loaded");
+    let zeros: Vec<_> = plan.segments.iter().filter(|s| s.source == Source::Zero).collect();
+    assert_eq!(zeros.len(), 1);
+    assert_eq!((zeros[0].guest.start, zeros[0].guest.len), (9 * PAGE_SIZE, 7 * PAGE_SIZE));
+    assert_eq!(executed.report.zero_bytes, 7 * PAGE_SIZE);
+    assert_eq!(executed.report.packed_bytes, 0);
+    assert_eq!(plan.layers[0].advice, Advice::Random);
+}
+
+#[test]
+fn pages_of_the_free_set_are_never_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let layout = MemoryLayout::for_size(256 * PAGE_SIZE).unwrap();
+    let free = [run(32, 64)];
+    let zero_map = pages_of(&free, 256);
+    let path = dir.path().join("s");
+    let snapshot = write_snapshot(&path, &layout, &zero_map, ImageKind::Dense, 5);
+    let read = |reported: Option<Vec<Run>>| {
+        profile_of(&snapshot, &[run(0, 8)], reported);
+        snapshot.image().sync_all().unwrap();
+        if !evict(snapshot.image()).unwrap().is_cold() {
+            return None;
+        }
+        let snapshot = Snapshot::open(&path).unwrap();
+        let plan = plan(&snapshot, &SnapBpf).unwrap();
+        let memory = execute(&plan, &Sources::of(&snapshot)).unwrap().memory;
+        // The guest reads every page.
+        for page in 0..256 {
+            let _: u8 = memory.vm_memory().read_obj(GuestAddress(page * PAGE_SIZE)).unwrap();
+        }
+        let cached = cached(snapshot.image(), 256).unwrap();
+        Some(
+            cached.spans(32..96).filter(|span| span.set).map(|s| s.pages.end - s.pages.start).sum(),
+        )
+    };
+    let Some(pages) = read(Some(free.to_vec())) else { return };
+    let without: Option<u64> = read(None);
+    assert_eq!((pages, without), (0, Some(64)));
+}
+
+#[test]
+fn ten_share_one_load() {
+    let dir = tempfile::tempdir().unwrap();
+    let layout = MemoryLayout::for_size(1024 * PAGE_SIZE).unwrap();
+    let path = dir.path().join("s");
+    let snapshot = write_snapshot(&path, &layout, &PageSet::new(1024), ImageKind::Dense, 5);
+    profile_of(&snapshot, &[run(100, 200), run(7, 1), run(600, 300)], None);
+    if !evict(snapshot.image()).unwrap().is_cold() {
+        return;
+    }
+    let reports: Vec<_> = (0..10)
+        .map(|_| {
+            let snapshot = Snapshot::open(&path).unwrap();
+            let plan = plan(&snapshot, &SnapBpf).unwrap();
+            Loader::start(&plan, &Sources::of(&snapshot)).unwrap().unwrap()
+        })
+        .collect::<Vec<_>>()
+        .into_iter()
+        .map(|loader| loader.finish().unwrap())
+        .collect();
+    let read: u64 = reports.iter().map(|report| report.read_bytes).sum();
+    assert_eq!(read, 501 * PAGE_SIZE, "{reports:?}");
+    assert!(reports.iter().all(|report| report.loaded || report.read_bytes == 0));
+    assert!(reports.iter().all(|report| (report.ranges, report.bytes) == (3, 501 * PAGE_SIZE)));
+}
+
+#[test]
+fn a_snapshot_without_the_part_names_the_command() {
+    let dir = tempfile::tempdir().unwrap();
+    let layout = MemoryLayout::for_size(16 * PAGE_SIZE).unwrap();
+    let path = dir.path().join("s");
+    let snapshot = write_snapshot(&path, &layout, &PageSet::new(16), ImageKind::Sparse, 5);
+    let refused = plan(&snapshot, &SnapBpf).unwrap_err().to_string();
+    assert!(refused.contains("firn profile record --part cache"), "{refused}");
+    profile_of(&snapshot, &[], None);
+    assert!(restore(&snapshot).0.schedule.is_empty());
+}
+
+proptest! {
+    #![proptest_config(proptest::test_runner::Config::with_cases(64))]
+
+    #[test]
+    fn random_profiles_restore_every_page(
+        layout in layouts(),
+        stored in vec(any::<bool>(), 120),
+        cached in vec(any::<bool>(), 120),
+        reported in vec(any::<bool>(), 120),
+        dense in any::<bool>(),
+    ) {
+        let pages = layout.pages();
+        let set = |of: &dyn Fn(u64) -> bool| {
+            let mut set = PageSet::new(pages);
+            (0..pages).filter(|page| of(*page)).for_each(|page| set.insert(page));
+            set
+        };
+        let at = |page: u64| usize::try_from(page).unwrap();
+        let zero_map = set(&|page| !stored[at(page)]);
+        let dir = tempfile::tempdir().unwrap();
+        let kind = if dense { ImageKind::Dense } else { ImageKind::Sparse };
+        let snapshot = write_snapshot(&dir.path().join("s"), &layout, &zero_map, kind, 9);
+        let cached = firn_snapshot::runs_of(&set(&|page| cached[at(page)]));
+        let free = firn_snapshot::runs_of(&set(&|page| reported[at(page)]));
+        profile_of(&snapshot, &cached, Some(free));
+        let (plan, executed) = restore(&snapshot);
+        let free = set(&|page| reported[at(page)] && !stored[at(page)]).count();
+        prop_assert_eq!(executed.report.zero_bytes, free * PAGE_SIZE);
+        prop_assert!(plan.layers.len() as u64 <= layout.regions().count() as u64 + free);
+    }
+}

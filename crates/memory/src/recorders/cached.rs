@@ -1,0 +1,97 @@
+//! The part `cached` of a profile: which pages of the image entered the page cache, and when (SnapBPF, 3.1).
+//!
+//! The run is one by `firecracker:readahead=off` on a cold page cache, so what enters is what the guest touched. A BPF program
+//! writes down when each page did. The pages are grouped into contiguous ranges, sorted by the earliest access of any of
+//! their pages.
+
+use std::io;
+use std::sync::Arc;
+
+use firn_snapshot::{CachedRun, PageSet, Profile, Run, Snapshot};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::bpf::{Capture, Entered};
+use super::profile::planned;
+use super::{Part, ProfileRecordError, ProfileRecorder};
+use crate::guest_memory::GuestMemory;
+use crate::page_cache::evict;
+use crate::planners::Firecracker;
+
+/// Records the part `cached`.
+#[derive(Debug, Default)]
+pub struct Cached {
+    capture: Option<Capture>,
+    /// When the vCPUs began to run, ns of CLOCK_MONOTONIC.
+    begun_ns: u64,
+}
+
+impl ProfileRecorder for Cached {
+    fn parts(&self) -> Vec<Part> {
+        vec![Part::Cache]
+    }
+
+    fn memory(&mut self, snapshot: &Snapshot) -> Result<GuestMemory, ProfileRecordError> {
+        if snapshot.extent().is_some() {
+            return Err(ProfileRecordError::NoImageFile { part: Part::Cache });
+        }
+        let path = snapshot.path().to_owned();
+        let page_cache =
+            |source: io::Error| ProfileRecordError::PageCache { snapshot: path.clone(), source };
+        let residency = evict(snapshot.image()).map_err(page_cache)?;
+        if !residency.is_cold() {
+            return Err(ProfileRecordError::NotCold { snapshot: path, residency });
+        }
+        // What restoring the devices touches is needed by every start.
+        let pages = snapshot.manifest().layout.pages();
+        self.capture = Some(Capture::start(snapshot.image(), pages)?);
+        planned(snapshot, &Firecracker { readahead: false })
+    }
+
+    fn begin(&mut self, _: &Snapshot, _: &Arc<GuestMemory>) -> Result<(), ProfileRecordError> {
+        let now = clock_gettime(ClockId::Monotonic);
+        let whole = u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000;
+        self.begun_ns = whole + u64::try_from(now.tv_nsec).unwrap_or(0);
+        Ok(())
+    }
+
+    fn end(&mut self) {
+        if let Some(capture) = &mut self.capture {
+            capture.stop();
+        }
+    }
+
+    fn finish(mut self: Box<Self>, profile: &mut Profile) -> Result<(), ProfileRecordError> {
+        self.end();
+        if let Some(capture) = self.capture {
+            profile.cached = Some(ranges(&capture.entered()?, self.begun_ns));
+        }
+        Ok(())
+    }
+}
+
+/// Contiguous ranges of the pages that entered, sorted by the earliest time of any page of a range.
+fn ranges(entered: &[Option<Entered>], begun_ns: u64) -> Vec<CachedRun> {
+    let pages = entered.len() as u64;
+    // The pages of a large folio entered with its first.
+    let mut all = PageSet::new(pages);
+    for (first, entered) in (0..).zip(entered) {
+        if let Some(entered) = entered {
+            all.insert_range(first..first.saturating_add(entered.pages).min(pages));
+        }
+    }
+    let earliest = |run: &Run| {
+        let of_run = (0..).zip(entered).filter(|(page, _)| run.range().contains(page));
+        of_run.filter_map(|(_, entered)| Some(entered.as_ref()?.at_ns)).min().unwrap_or(0)
+    };
+    let mut ranges: Vec<CachedRun> = all
+        .runs()
+        .map(Run::from)
+        .map(|run| CachedRun { run, at_ns: earliest(&run).saturating_sub(begun_ns) })
+        .collect();
+    ranges.sort_by_key(|range| range.at_ns);
+    ranges
+}
+
+#[cfg(test)]
+#[path = "cached_tests.rs"]
+mod tests;
