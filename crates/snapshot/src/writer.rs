@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::container::{
     CONTAINER_FILE, CONTAINER_VERSION, Header, IMAGE_FILE, NO_PROFILE_VERSION, OVERLAY_FILE,
-    Section,
+    PROFILE_VERSION, Section,
 };
 use crate::disk::{DiskIdentity, DiskSource, ScanError, scan};
 use crate::freeze_error::FreezeError;
@@ -13,6 +13,7 @@ use crate::image::{
     PageSource, SparseFile, StoredFile, WrittenImage, is_zero, write_image, write_nonzero,
 };
 use crate::manifest::{Description, ImageInfo, ImageKind, Manifest};
+use crate::profile::{Profile, Run};
 use crate::staging::Staging;
 
 /// Writes one snapshot aside and publishes it whole.
@@ -26,6 +27,7 @@ pub struct Writer {
     staging: Staging,
     image: Option<(WrittenImage, StoredFile)>,
     overlay: Option<(DiskIdentity, StoredFile)>,
+    reported: Vec<Run>,
     image_time: Duration,
     overlay_time: Duration,
 }
@@ -62,6 +64,7 @@ impl Writer {
             staging: Staging::create(destination.as_ref())?,
             image: None,
             overlay: None,
+            reported: Vec::new(),
             image_time: Duration::ZERO,
             overlay_time: Duration::ZERO,
         })
@@ -108,6 +111,11 @@ impl Writer {
         Ok(identity)
     }
 
+    /// Says which image pages the guest had reported free and not touched since, ascending. They are put into a profile.
+    pub fn set_reported(&mut self, reported: Vec<Run>) {
+        self.reported = reported;
+    }
+
     /// Writes `snapshot.firn`, makes every file durable, and puts the snapshot in its place in one step. One that
     /// is there is replaced and removed; who has it open keeps it.
     ///
@@ -125,12 +133,21 @@ impl Writer {
         let (overlay, overlay_file) = self.overlay.take().unzip();
         let WrittenImage { layout, info, zero_map, digests } = image;
         let zero_pages = zero_map.count();
+        let mut profile = (NO_PROFILE_VERSION, Vec::new());
+        if !self.reported.is_empty() {
+            let reported = Some(std::mem::take(&mut self.reported));
+            let of = Profile { reported, ..Profile::of(description.id) };
+            profile = (
+                PROFILE_VERSION,
+                postcard::to_stdvec(&of).map_err(|source| FreezeError::Encode { source })?,
+            );
+        }
         let manifest = Manifest { description, layout, image: info, overlay }.encode()?;
         let container_file = self.write_container(&[
             (Section::Manifest, CONTAINER_VERSION, &manifest),
             (Section::MachineState, machine_state_version, machine_state),
             (Section::ZeroMap, CONTAINER_VERSION, &zero_map.to_bytes()),
-            (Section::Profile, NO_PROFILE_VERSION, &[]),
+            (Section::Profile, profile.0, &profile.1),
             (Section::Digests, CONTAINER_VERSION, &digests),
         ])?;
         let (mut bytes_written, mut disk_bytes) = (0, 0);

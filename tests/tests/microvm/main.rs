@@ -15,6 +15,7 @@ mod damage;
 mod endings;
 mod errors;
 mod freezing;
+mod planners;
 mod pool;
 mod pool_thaws;
 mod recording;

@@ -121,7 +121,8 @@ impl GuestMemory {
                 self.mapped.mapping.map_zero(addr, part_len)
             };
             done.map_err(|e| DiscardError::Kernel { guest_addr, len, source: e.into() })?;
-            anonymous.insert(part);
+            anonymous.insert(part.clone());
+            self.reported.lock().unwrap_or_else(PoisonError::into_inner).insert(part);
         }
         Ok(())
     }

@@ -91,6 +91,8 @@ pub struct GuestMemory {
     anonymous: Arc<Mutex<RangeSet>>,
     /// Where the backing is sealed: what copies a chunk before it is written.
     chunks: Option<Arc<Chunks>>,
+    /// Guest addresses that the guest has reported free since it was mapped.
+    reported: Mutex<RangeSet>,
     /// The most ranges that `anonymous` may have.
     most_ranges: usize,
     /// Ranges whose index was built before the guest runs.
@@ -190,6 +192,7 @@ impl Reservation {
             backing,
             anonymous,
             chunks,
+            reported: Mutex::default(),
             most_ranges,
             indexed: Vec::new(),
             copied: RangeSet::default(),

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::PoisonError;
 
-use firn_snapshot::{Chunk, MemoryLayout, PAGE_SIZE, PageSource};
+use firn_snapshot::{Chunk, MemoryLayout, PAGE_SIZE, PageSet, PageSource, Run, runs_of};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::{Backing, GuestMemory, host_addr};
@@ -43,6 +43,32 @@ impl GuestMemory {
     /// What the kernel said to opening /proc/self/pagemap.
     pub fn pages(&self) -> io::Result<GuestPages<'_>> {
         Ok(GuestPages { memory: self, pagemap: File::open(PAGEMAP)? })
+    }
+}
+
+impl GuestMemory {
+    /// Image pages that the guest reported free ([`discard`](GuestMemory::discard)) and that nobody has touched since,
+    /// ascending: they are zeros. What the guest knows of them is used, and nothing is read.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel said to /proc/self/pagemap.
+    pub fn reported_free(&self) -> io::Result<Vec<Run>> {
+        let pagemap = File::open(PAGEMAP)?;
+        let mut free = PageSet::new(self.layout.pages());
+        let reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        for region in self.layout.regions() {
+            for (part, _) in reported.split(region.guest_range()).into_iter().filter(|(_, is)| *is)
+            {
+                let addr = host_addr(&self.slots, part.start).ok_or(io::ErrorKind::InvalidInput)?;
+                let entries = pagemap_entries(&pagemap, addr, part.end - part.start)?;
+                let image = region.image_offset + (part.start - region.guest_addr);
+                let untouched = (image / PAGE_SIZE..).zip(entries);
+                let untouched = untouched.filter(|(_, entry)| entry & (PRESENT | SWAPPED) == 0);
+                untouched.for_each(|(page, _)| free.insert(page));
+            }
+        }
+        Ok(runs_of(&free))
     }
 }
 

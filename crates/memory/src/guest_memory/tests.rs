@@ -208,6 +208,18 @@ fn freezing_touches_nothing_that_the_guest_did_not() {
 }
 
 #[test]
+fn what_was_reported_and_not_touched_since_is_known() {
+    let memory = GuestMemory::anonymous(layout(&[(0, MIB), (4 * MIB, MIB)])).unwrap();
+    assert!(memory.reported_free().unwrap().is_empty(), "nothing was reported");
+    memory.vm_memory().write_obj(1u8, GuestAddress(0)).unwrap();
+    memory.discard(0, 8 * PAGE).unwrap();
+    memory.discard(4 * MIB + 2 * PAGE, 2 * PAGE).unwrap();
+    memory.vm_memory().write_obj(0u8, GuestAddress(3 * PAGE)).unwrap();
+    let run = |first, pages| firn_snapshot::Run { first, pages };
+    assert_eq!(memory.reported_free().unwrap(), [run(0, 3), run(4, 4), run(258, 2)]);
+}
+
+#[test]
 fn untouched_memory_is_not_read_for_a_freeze() {
     let memory = GuestMemory::anonymous(layout(&[(0, 6 * MIB)])).unwrap();
     memory.vm_memory().write_obj(1u8, GuestAddress(3 * MIB)).unwrap();

@@ -12,8 +12,8 @@ use uuid::Uuid;
 
 use firn_memory::GuestPages;
 use firn_snapshot::{
-    CpuRequirement, Description, ExtentContents, FunctionInfo, ImageKind, PoolTarget, SealReport,
-    Writer, write_extent,
+    CpuRequirement, Description, ExtentContents, FunctionInfo, ImageKind, PoolTarget, Run,
+    SealReport, Writer, write_extent,
 };
 
 use super::Microvm;
@@ -107,6 +107,9 @@ pub enum FreezeError {
     /// It is not known which pages of guest memory were touched.
     #[error("asking the kernel which pages of guest memory were touched")]
     Pages(#[source] io::Error),
+    /// It is not known which pages the guest reported free.
+    #[error("asking the kernel which pages that the guest reported free were touched since")]
+    Reported(#[source] io::Error),
     /// The root disk cannot be described.
     #[error("describing the root disk")]
     Disk(#[source] firn_snapshot::DiskError),
@@ -140,7 +143,8 @@ impl Microvm {
         let sealed = match &request.destination {
             Destination::Directory(path) => {
                 let kind = if request.dense { ImageKind::Dense } else { ImageKind::Sparse };
-                self.write_directory(path, kind, pages, description, &machine_state)
+                let reported = self.vm.memory.reported_free().map_err(FreezeError::Reported)?;
+                self.write_directory(path, kind, pages, reported, description, &machine_state)
             }
             Destination::Pool { socket, name } => {
                 let mut target = PoolTarget::new(socket, name);
@@ -168,6 +172,7 @@ impl Microvm {
         path: &Path,
         kind: ImageKind,
         mut pages: GuestPages<'_>,
+        reported: Vec<Run>,
         description: Description,
         machine_state: &[u8],
     ) -> Result<SealReport, firn_snapshot::FreezeError> {
@@ -175,6 +180,7 @@ impl Microvm {
         writer.write_image(&mut pages, kind)?;
         self.devices
             .with_overlay(|disk| disk.map(|disk| writer.write_overlay(disk)).transpose())?;
+        writer.set_reported(reported);
         writer.seal(description, MACHINE_STATE_VERSION, machine_state)
     }
 
