@@ -1,5 +1,6 @@
 #!/bin/bash
-# Builds the lab into firn's cache: QEMU, the kernel and the initramfs of L1 (the Debian machine that QEMU emulates), a formatted scratch disk.
+# Builds the lab into firn's cache: QEMU, the kernel and the initramfs of L1 (the Debian machine that QEMU emulates), a
+# formatted scratch disk, an empty file system for DAX.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=apt.sh
@@ -10,6 +11,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 . "$here/modules.sh"
 
 scratch_size=8G
+fsdax_size=512M
 modules=(virtio_blk kvm_amd nfit nd_pmem dax_pmem device_dax erofs loop)
 
 build_shared
@@ -47,6 +49,16 @@ if ! built lab/scratch.ext4 "$key"; then
     truncate -s "$scratch_size" "$cache/lab/scratch.ext4.new"
     tool mke2fs -q -F -t ext4 -b 4096 -O ^has_journal -m 0 -E lazy_itable_init=1,nodiscard,root_owner=0:0 "$cache/lab/scratch.ext4.new"
     publish lab/scratch.ext4 "$key" "$cache/lab/scratch.ext4.new"
+fi
+key="1 $fsdax_size"
+if ! built lab/fsdax.ext4 "$key"; then
+    say "formatting the file system for DAX"
+    rm -f "$cache/lab/fsdax.ext4.new"
+    truncate -s "$fsdax_size" "$cache/lab/fsdax.ext4.new"
+    # Files begin at multiples of 2 MiB, so that the kernel can map them at such leaves.
+    tool mke2fs -q -F -t ext4 -b 4096 -T largefile4 -m 0 -E stride=512,stripe_width=512,nodiscard,lazy_itable_init=1,root_owner=0:0 \
+        "$cache/lab/fsdax.ext4.new"
+    publish lab/fsdax.ext4 "$key" "$cache/lab/fsdax.ext4.new"
 fi
 pack_guest
 say "the lab is built in $cache/lab"

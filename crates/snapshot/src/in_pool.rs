@@ -87,10 +87,10 @@ pub struct PooledSnapshot {
 /// What having a replica took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplicaReport {
-    /// It was ready before it was asked for; otherwise the request waited for it.
-    pub ready: bool,
-    /// What was compared and copied while the request waited.
+    /// What was compared and copied while the request waited: nothing where it was ready before.
     pub imaging: Imaging,
+    /// What was compared and copied before, where it was ready.
+    pub prepared: Option<Imaging>,
 }
 
 impl PooledSnapshot {
@@ -143,7 +143,8 @@ impl PooledSnapshot {
             let memory = &granted.grant;
             let place = ExtentPlace { replica: true, ..place(memory) };
             sealed.snapshot.run_on(medium(memory)?, place);
-            sealed.replica = Some(ReplicaReport { ready: granted.ready, imaging: granted.imaging });
+            sealed.replica =
+                Some(ReplicaReport { imaging: granted.imaging, prepared: granted.prepared });
             return Ok(sealed);
         }
         Err(OpenError::Replaced { path: name.into(), attempts: MAX_ATTEMPTS }.into())

@@ -12,6 +12,7 @@
 mod answers;
 mod clones;
 mod damage;
+mod dax;
 mod endings;
 mod errors;
 mod freezing;

@@ -1,5 +1,7 @@
 //! What a replay is reported as.
 
+use std::time::Duration;
+
 use firn_memory::loader::LoaderReport;
 use firn_snapshot::ReplicaReport;
 use firn_vmm::{KvmIndex, KvmStats};
@@ -72,17 +74,28 @@ pub struct ReplicaCost {
     pub copied_bytes: u64,
     /// How long that took, ns.
     pub imaging_ns: u64,
+    /// Bytes that were compared in the background before, after the last run in it.
+    pub prepared_compared_bytes: u64,
+    /// Bytes that were copied then.
+    pub prepared_copied_bytes: u64,
+    /// How long that took, beside whatever else ran, ns.
+    pub prepared_ns: u64,
 }
 
 impl ReplicaCost {
     /// What a pool's manager said of a replica.
     #[must_use]
     pub fn of(report: ReplicaReport) -> Self {
+        let ns = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        let prepared = report.prepared.unwrap_or_default();
         Self {
-            ready: report.ready,
+            ready: report.prepared.is_some(),
             compared_bytes: report.imaging.compared,
             copied_bytes: report.imaging.copied,
-            imaging_ns: u64::try_from(report.imaging.duration.as_nanos()).unwrap_or(u64::MAX),
+            imaging_ns: ns(report.imaging.duration),
+            prepared_compared_bytes: prepared.compared,
+            prepared_copied_bytes: prepared.copied,
+            prepared_ns: ns(prepared.duration),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Formats the backing file of the emulated NVDIMM as devdax, so that L1 finds `/dev/dax0.0` without `ndctl`.
+//! Formats the backing file of an emulated NVDIMM, so that L1 finds `/dev/dax0.0`, or `/dev/pmem1` for a DAX file system, without `ndctl`.
 //!
 //! The kernel recognises a namespace by a 4 KiB information block at offset 4096 (Linux `drivers/nvdimm/pfn.h`,
 //! `struct nd_pfn_sb`; checksum: `nd_fletcher64` in `drivers/nvdimm/core.c`).
@@ -6,7 +6,24 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-const SIGNATURE: &[u8; 16] = b"NVDIMM_DAX_INFO\0";
+/// What the namespace becomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// A character device.
+    Devdax,
+    /// A block device whose pages have descriptors, as DAX file systems need.
+    Fsdax,
+}
+
+impl Mode {
+    fn signature(self) -> &'static [u8; 16] {
+        match self {
+            Self::Devdax => b"NVDIMM_DAX_INFO\0",
+            Self::Fsdax => b"NVDIMM_PFN_INFO\0",
+        }
+    }
+}
+
 const BLOCK: usize = 4096;
 const BLOCK_OFFSET: u64 = 4096;
 const CHECKSUM: usize = BLOCK - 8;
@@ -14,24 +31,24 @@ const CHECKSUM: usize = BLOCK - 8;
 /// Alignment of the device, of its data and of the file's size, in bytes.
 pub(crate) const ALIGNMENT: u64 = 2 << 20;
 
-/// Whether `file` carries an intact information block.
+/// Whether `file` carries an intact information block of a devdax namespace.
 pub(crate) fn is_formatted(file: &File) -> std::io::Result<bool> {
     let mut block = [0; BLOCK];
     match file.read_exact_at(&mut block, BLOCK_OFFSET) {
-        Ok(()) => Ok(block.starts_with(SIGNATURE)
+        Ok(()) => Ok(block.starts_with(Mode::Devdax.signature())
             && block[CHECKSUM..] == fletcher64(&block[..CHECKSUM]).to_le_bytes()),
         Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Ok(false),
         Err(error) => Err(error),
     }
 }
 
-/// Makes `file` a devdax namespace of `size` bytes. The first 2 MiB hold the block, the rest is the device.
-pub(crate) fn format(file: &File, size: u64, uuid: [u8; 16]) -> std::io::Result<()> {
+/// Makes `file` a namespace of `size` bytes. The first 2 MiB hold the block, the rest is the device.
+pub(crate) fn format(file: &File, size: u64, uuid: [u8; 16], mode: Mode) -> std::io::Result<()> {
     file.set_len(size)?;
-    file.write_all_at(&info_block(size, uuid), BLOCK_OFFSET)
+    file.write_all_at(&info_block(size, uuid, mode), BLOCK_OFFSET)
 }
 
-fn info_block(size: u64, uuid: [u8; 16]) -> [u8; BLOCK] {
+fn info_block(size: u64, uuid: [u8; 16], mode: Mode) -> [u8; BLOCK] {
     const PARENT_UUID: [u8; 16] = [0; 16];
     const FLAGS: u32 = 0;
     const VERSION: [u16; 2] = [1, 4];
@@ -45,7 +62,7 @@ fn info_block(size: u64, uuid: [u8; 16]) -> [u8; BLOCK] {
 
     let pages = (size - ALIGNMENT) / u64::from(PAGE_SIZE);
     let mut fields = Vec::with_capacity(BLOCK);
-    fields.extend(SIGNATURE);
+    fields.extend(mode.signature());
     fields.extend(uuid);
     fields.extend(PARENT_UUID);
     fields.extend(FLAGS.to_le_bytes());

@@ -1,6 +1,6 @@
 use std::os::unix::fs::FileExt;
 
-use super::{BLOCK_OFFSET, CHECKSUM, format, info_block, is_formatted};
+use super::{BLOCK_OFFSET, CHECKSUM, Mode, format, info_block, is_formatted};
 
 const SIZE: u64 = 64 << 20;
 
@@ -11,7 +11,7 @@ fn uuid() -> [u8; 16] {
 #[test]
 fn the_block_is_the_one_that_the_kernel_accepts() {
     // The fields from the UUID on and the checksum, as in a block that Linux 6.12 took for a devdax namespace.
-    let block = info_block(SIZE, uuid());
+    let block = info_block(SIZE, uuid(), Mode::Devdax);
     let fields = [
         0x0000_0000_0000_0000_u64, // the parent's UUID
         0x0000_0000_0000_0000,
@@ -37,7 +37,7 @@ fn a_formatted_file_is_known_and_a_damaged_or_foreign_one_is_not() {
     assert!(!is_formatted(&file).unwrap(), "an empty file");
     file.set_len(SIZE).unwrap();
     assert!(!is_formatted(&file).unwrap(), "a file of zeros");
-    format(&file, SIZE, uuid()).unwrap();
+    format(&file, SIZE, uuid(), Mode::Devdax).unwrap();
     assert!(is_formatted(&file).unwrap());
     assert_eq!(file.metadata().unwrap().len(), SIZE);
     file.write_all_at(&[1], BLOCK_OFFSET + 200).unwrap();

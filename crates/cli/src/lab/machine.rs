@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::io::FdFlags;
 use rustix::process::Signal;
 
-use super::devdax;
+use super::devdax::{self, Mode};
 use super::{LabError, RunArgs};
 
 /// What `firn lab build` made.
@@ -65,6 +65,7 @@ impl Machine {
             Err(error) => return Err(prepare("the images' disk")(error)),
         };
         let (pmem, pmem_size) = pmem(lab, arguments)?;
+        let fsdax = arguments.fsdax.then(|| fsdax(lab)).transpose()?;
         let log = lab.temporary().map_err(prepare("the console's log"))?;
         rustix::fs::fcntl_setfl(&log, rustix::fs::OFlags::APPEND)
             .map_err(|error| prepare("the console's log")(error.into()))?;
@@ -72,8 +73,12 @@ impl Machine {
         let mut command = qemu(lab);
         command.args(accelerator(arguments.icount));
         let memory = arguments.memory;
-        let most = memory + pmem_size.div_ceil(1 << 20) + 1024;
-        command.args(["-m", &format!("{memory}M,slots=2,maxmem={most}M")]);
+        // The kernel numbers them from the last: the devdax is the device 0 always.
+        let mut nvdimms: Vec<_> = fsdax.iter().map(|(file, size)| (file, *size)).collect();
+        nvdimms.push((&pmem, pmem_size));
+        let sizes: u64 = nvdimms.iter().map(|(_, size)| size.div_ceil(1 << 20)).sum();
+        let most = memory + sizes + 1024;
+        command.args(["-m", &format!("{memory}M,slots=3,maxmem={most}M")]);
         let cpus = if arguments.icount { 1 } else { arguments.cpus };
         command.args(["-smp", &cpus.to_string()]);
         // The order makes them /dev/vda, vdb and so on: `lab/init` relies on it.
@@ -84,11 +89,14 @@ impl Machine {
                 format!("if=virtio,format=raw,cache=unsafe,readonly={readonly},file={path}");
             command.args(["-drive", &drive]);
         }
-        let path = inherited(&pmem).map_err(prepare("the persistent memory"))?;
-        let backend = format!(
-            "memory-backend-file,id=pmem,share=on,align=2M,size={pmem_size},mem-path={path}"
-        );
-        command.args(["-object", &backend, "-device", "nvdimm,memdev=pmem,unarmed=off"]);
+        for (number, (file, size)) in nvdimms.into_iter().enumerate() {
+            let path = inherited(file).map_err(prepare("the persistent memory"))?;
+            let backend = format!(
+                "memory-backend-file,id=pmem{number},share=on,align=2M,size={size},mem-path={path}"
+            );
+            let device = format!("nvdimm,memdev=pmem{number},unarmed=off");
+            command.args(["-object", &backend, "-device", &device]);
+        }
 
         let stderr = log.try_clone().map_err(prepare("the console's log"))?;
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr).process_group(0);
@@ -203,14 +211,32 @@ fn inherited(file: &File) -> io::Result<String> {
 fn scratch_disk(lab: &Lab) -> io::Result<File> {
     let mut template = File::open(lab.path("scratch.ext4"))?;
     let mut disk = lab.temporary()?;
-    copy_sparse(&mut template, &mut disk)?;
+    copy_sparse(&mut template, &mut disk, 0)?;
     Ok(disk)
 }
 
-/// Copies `from` to the empty file `to`, holes as holes.
-fn copy_sparse(from: &mut File, to: &mut File) -> io::Result<()> {
+/// The file behind `/dev/pmem1`, with an empty ext4 on it, and its size in bytes.
+fn fsdax(lab: &Lab) -> Result<(File, u64), LabError> {
+    let template = lab.path("fsdax.ext4");
+    if !template.exists() {
+        return Err(LabError::NotBuilt { missing: template });
+    }
+    let make = || {
+        let mut template = File::open(template)?;
+        let size = template.metadata()?.len() + devdax::ALIGNMENT;
+        let mut file = lab.temporary()?;
+        let uuid = uuid::Uuid::new_v4().into_bytes();
+        devdax::format(&file, size, uuid, Mode::Fsdax)?;
+        copy_sparse(&mut template, &mut file, devdax::ALIGNMENT)?;
+        Ok((file, size))
+    };
+    make().map_err(|source| LabError::Prepare { what: "the DAX file system", source })
+}
+
+/// Copies `from` into the file `to` from `offset` on, which is all hole, holes as holes.
+fn copy_sparse(from: &mut File, to: &mut File, offset: u64) -> io::Result<()> {
     let size = from.metadata()?.len();
-    to.set_len(size)?;
+    to.set_len(offset + size)?;
     let mut end = 0;
     loop {
         let start = match rustix::fs::seek(&*from, rustix::fs::SeekFrom::Data(end)) {
@@ -221,7 +247,7 @@ fn copy_sparse(from: &mut File, to: &mut File) -> io::Result<()> {
         };
         end = rustix::fs::seek(&*from, rustix::fs::SeekFrom::Hole(start))?;
         from.seek(SeekFrom::Start(start))?;
-        to.seek(SeekFrom::Start(start))?;
+        to.seek(SeekFrom::Start(offset + start))?;
         io::copy(&mut from.take(end - start), to)?;
         to.flush()?;
     }
@@ -235,7 +261,7 @@ fn pmem(lab: &Lab, arguments: &RunArgs) -> Result<(File, u64), LabError> {
     let Some(path) = &arguments.pmem else {
         let prepare = |source| LabError::Prepare { what: "the persistent memory", source };
         let file = lab.temporary().map_err(prepare)?;
-        devdax::format(&file, size, uuid()).map_err(prepare)?;
+        devdax::format(&file, size, uuid(), Mode::Devdax).map_err(prepare)?;
         return Ok((file, size));
     };
     let failed = |source| LabError::Pmem { path: path.clone(), source };
@@ -263,7 +289,7 @@ fn create_pmem(path: &Path, size: u64, uuid: [u8; 16]) -> io::Result<()> {
     let folder =
         path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let file = tempfile::NamedTempFile::new_in(folder)?;
-    devdax::format(file.as_file(), size, uuid)?;
+    devdax::format(file.as_file(), size, uuid, Mode::Devdax)?;
     file.persist_noclobber(path)?;
     Ok(())
 }

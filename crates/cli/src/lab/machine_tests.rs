@@ -45,7 +45,7 @@ fn a_copy_is_equal_and_keeps_the_holes() {
         from.seek(SeekFrom::Start(offset)).unwrap();
         from.write_all(text.as_bytes()).unwrap();
     }
-    copy_sparse(&mut from, &mut to).unwrap();
+    copy_sparse(&mut from, &mut to, 0).unwrap();
     let [mut original, mut copy] = [Vec::new(), Vec::new()];
     for (file, content) in [(&mut from, &mut original), (&mut to, &mut copy)] {
         file.rewind().unwrap();
@@ -101,7 +101,13 @@ fn a_file_that_is_not_the_labs_is_left_alone() {
     assert_eq!(fs::read(&path).unwrap(), vec![7; 8192]);
 
     let odd = cache.path().join("odd");
-    devdax::format(&File::create_new(&odd).unwrap(), (64 << 20) + 4096, [1; 16]).unwrap();
+    devdax::format(
+        &File::create_new(&odd).unwrap(),
+        (64 << 20) + 4096,
+        [1; 16],
+        devdax::Mode::Devdax,
+    )
+    .unwrap();
     let line = ["--pmem", odd.to_str().unwrap()];
     let error = pmem(&lab, &arguments(&line)).unwrap_err();
     assert!(matches!(error, LabError::PmemSize { size: 67_112_960, .. }), "{error}");

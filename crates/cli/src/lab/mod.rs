@@ -89,6 +89,9 @@ pub(crate) struct RunArgs {
     /// Size of /dev/dax0.0, in MiB, where it is created
     #[arg(long, value_name = "MIB", default_value_t = PMEM_MIB, value_parser = clap::value_parser!(u64).range(64..=1_048_576))]
     pub(crate) pmem_size: u64,
+    /// Give the lab a second NVDIMM, with an empty ext4 of 512 MiB for `mount -o dax=always /dev/pmem1`
+    #[arg(long)]
+    pub(crate) fsdax: bool,
     /// Print one JSON object with exit code, output and error output when the command has ended
     #[arg(long)]
     pub(crate) json: bool,
@@ -144,6 +147,7 @@ pub(crate) fn run_command(
         environment: Vec::new(),
         pmem: None,
         pmem_size: PMEM_MIB,
+        fsdax: false,
         json: false,
         command,
     };

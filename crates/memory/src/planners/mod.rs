@@ -8,6 +8,7 @@ mod pass;
 mod pass_shared;
 mod preloaded;
 mod snapbpf;
+mod vanilla_dax;
 mod written;
 
 pub use dram_cached::DramCached;
@@ -18,6 +19,7 @@ pub use pass::Pass;
 pub use pass_shared::PassShared;
 pub use preloaded::Preloaded;
 pub use snapbpf::SnapBpf;
+pub use vanilla_dax::VanillaDax;
 pub use written::{ParsePlannerError, Selection, parse, select};
 
 use std::fs::File;
@@ -26,6 +28,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use firn_snapshot::{MemoryLayout, OpenError, PageSet, Profile, Snapshot};
+use rustix::fs::{AtFlags, StatxAttributes, StatxFlags, statx};
 use serde::Serialize;
 use thiserror::Error;
 
@@ -39,6 +42,8 @@ pub struct ImageFacts {
     pub len: u64,
     /// Bytes that it takes on its medium: less than its length where it has holes.
     pub stored: u64,
+    /// Whether it is a file of a DAX file system, which is mapped without a page cache (statx(2), `STATX_ATTR_DAX`).
+    pub dax: bool,
     /// Where it lies in a pool, if it does; else it is a file.
     pub extent: Option<ExtentFacts>,
 }
@@ -79,18 +84,20 @@ impl ImageFacts {
 
     /// An image of `len` bytes in a pool.
     pub fn in_pool(len: u64, extent: ExtentFacts) -> Self {
-        Self { len, stored: len, extent: Some(extent) }
+        Self { len, stored: len, dax: false, extent: Some(extent) }
     }
 
     /// Asks the file system.
     ///
     /// # Errors
     ///
-    /// What the kernel said to `fstat`.
+    /// What the kernel said to `fstat` or `statx`.
     pub fn of(image: &File) -> io::Result<Self> {
         let metadata = image.metadata()?;
+        let found = statx(image, c"", AtFlags::EMPTY_PATH, StatxFlags::empty())?;
+        let dax = found.stx_attributes.contains(StatxAttributes::DAX);
         // stat(2) counts blocks of 512 bytes, whatever the file system's own are.
-        Ok(Self { len: metadata.len(), stored: metadata.blocks() * 512, extent: None })
+        Ok(Self { len: metadata.len(), stored: metadata.blocks() * 512, dax, extent: None })
     }
 }
 
@@ -134,6 +141,15 @@ pub enum PlannerError {
          use pass or pass_shared, or freeze into a directory"
     )]
     NoFile {
+        /// The planner, as written.
+        planner: String,
+    },
+    /// It maps the medium itself, and the file system has a page cache between.
+    #[error(
+        "{planner} maps an image on a DAX file system, and this one is on another: put it on an ext4 or xfs that is mounted \
+         with -o dax (statx(2) shows STATX_ATTR_DAX)"
+    )]
+    NoDax {
         /// The planner, as written.
         planner: String,
     },

@@ -16,7 +16,7 @@ fn with_input<T>(size: u64, stored: u64, f: impl FnOnce(&PlanInput<'_>) -> T) ->
     let mut host = HostFacts::read().unwrap();
     host.memory_total = 16 * GIB;
     let zero_map = PageSet::new(layout.pages());
-    let image = ImageFacts { len: size, stored, extent: None };
+    let image = ImageFacts { len: size, stored, dax: false, extent: None };
     f(&PlanInput {
         layout: &layout,
         image,
@@ -67,6 +67,21 @@ fn dram_cached_is_firecracker_with_the_image_preloaded() {
 }
 
 #[test]
+fn vanilla_is_firecracker_on_a_dax_file_system_alone() {
+    let refused = plan("vanilla_dax", GIB).unwrap_err();
+    assert_eq!(refused, PlannerError::NoDax { planner: "vanilla_dax".to_owned() });
+    let plan = with_input(GIB, GIB, |input| {
+        let image = ImageFacts { dax: true, ..input.image };
+        parse("vanilla_dax").unwrap().plan(&PlanInput { image, ..*input }).unwrap()
+    });
+    assert_eq!(plan.validate(), Ok(()));
+    assert_eq!(
+        plan,
+        Plan { planner: "vanilla_dax".to_owned(), ..self::plan("firecracker", GIB).unwrap() }
+    );
+}
+
+#[test]
 fn a_preloaded_plan_differs_in_nothing_else() {
     for planner in ["firecracker:readahead=off", "dram_cached"] {
         let whole = plan(planner, GIB).unwrap();
@@ -90,7 +105,7 @@ fn an_image_that_dram_cannot_hold_is_refused() {
         assert_eq!(names, ["firecracker:readahead=on", "firecracker:readahead=off"]);
         assert_eq!(selection.left_out[0], ("dram_cached".to_owned(), refused));
         let others: Vec<_> = selection.left_out[1..].iter().map(|(name, _)| &name[..]).collect();
-        assert_eq!(others, ["faasnap:merge=32", "snapbpf", "pass", "pass_shared"]);
+        assert_eq!(others, ["vanilla_dax", "faasnap:merge=32", "snapbpf", "pass", "pass_shared"]);
         // Named, it is selected, and the error comes with the plan.
         assert_eq!(select("dram_cached", input).unwrap().planners.len(), 1);
     });
@@ -118,7 +133,7 @@ fn lists_of_planners() {
 fn what_is_not_known_is_said_with_what_is() {
     assert_eq!(
         refused("firecraker"),
-        "no planner is called \"firecraker\"; there are: firecracker, dram_cached, faasnap, snapbpf, pass, pass_shared"
+        "no planner is called \"firecraker\"; there are: firecracker, dram_cached, vanilla_dax, faasnap, snapbpf, pass, pass_shared"
     );
     assert_eq!(
         refused("firecracker:ra=off"),

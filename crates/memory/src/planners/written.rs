@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 
 use super::{
     DramCached, FaaSnap, Firecracker, Pass, PassShared, PlanInput, Planner, PlannerError, SnapBpf,
+    VanillaDax,
 };
 
 /// A planner's name, the options it takes with their values (the first is the default), and how to make
@@ -81,6 +82,7 @@ const PLANNERS: &[Entry] = &[
         make: |values| Box::new(Firecracker { readahead: values == [Value::Word("on")] }),
     },
     Entry { name: "dram_cached", options: &[], make: |_| Box::new(DramCached) },
+    Entry { name: "vanilla_dax", options: &[], make: |_| Box::new(VanillaDax) },
     Entry {
         name: "faasnap",
         options: &[OptionEntry {

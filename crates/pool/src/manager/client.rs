@@ -111,10 +111,10 @@ pub struct ReplicaGrant {
     pub grant: Grant,
     /// The snapshot that it is a replica of.
     pub source: Extent,
-    /// It was ready before it was asked for; otherwise the request waited for `imaging`.
-    pub ready: bool,
-    /// What was compared and copied while the request waited.
+    /// What was compared and copied while the request waited: nothing where it was ready before.
     pub imaging: Imaging,
+    /// What was compared and copied before, where it was ready: after the run of the last who had it.
+    pub prepared: Option<Imaging>,
 }
 
 impl ReplicaGrant {
@@ -176,9 +176,9 @@ impl Client {
     /// [`ClientError::Refused`] where there is no such snapshot or no room; others as they say.
     pub fn replica(&mut self, name: &str) -> Result<ReplicaGrant, ClientError> {
         match self.request(&Request::Replica { name: name.to_owned() })? {
-            (Response::Replica { granted, source, ready, imaging }, Some(descriptor)) => {
+            (Response::Replica { granted, source, imaging, prepared }, Some(descriptor)) => {
                 let grant = Grant { descriptor, access: Access::Write, granted };
-                Ok(ReplicaGrant { grant, source, ready, imaging })
+                Ok(ReplicaGrant { grant, source, imaging, prepared })
             }
             _ => Err(self.nonsense()),
         }

@@ -63,7 +63,7 @@ enum Request {
 enum Response {
     Described { pool: PoolFacts, medium: MediumFacts, recovery: Recovery, pid: u32 },
     Granted(Granted),
-    Replica { granted: Granted, source: Extent, ready: bool, imaging: Imaging },
+    Replica { granted: Granted, source: Extent, imaging: Imaging, prepared: Option<Imaging> },
     Published { extent: Extent },
     Noted,
     Released,

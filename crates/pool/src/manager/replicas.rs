@@ -1,52 +1,98 @@
-//! Replicas that a manager keeps ready, and how they become what their snapshot is again.
+//! Replicas that nobody runs in, and how they become what their snapshot is again.
+//!
+//! A microVM writes its replica. When it ends, a thread of the lowest priority compares the replica with its snapshot and copies what differs, one replica
+//! after the other. A list of what was written is not asked of the monitor: it could be wrong, and the next microVM would start on wrong memory.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 
-use crate::pool::{AllocateError, Imaging, Pool, Replica, ReplicaError};
+use crate::pool::{AllocateError, Imaging, Listing, Pool, Replica, ReplicaError};
 
 /// The replicas of a pool that nobody runs in.
 #[derive(Debug)]
 pub(super) struct Replicas {
+    shared: Arc<Shared>,
+    /// One request images at a time.
+    turn: Mutex<()>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
     pool: Pool,
-    /// Those that are what their snapshot is.
-    ready: Mutex<Vec<Replica>>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Those that are what their snapshot is, and what that took.
+    ready: Vec<(Replica, Imaging)>,
+    /// Those whose microVMs ended.
+    waiting: VecDeque<Replica>,
+    /// The one that is made ready just now.
+    busy: Option<Busy>,
+    ended: bool,
+}
+
+#[derive(Debug)]
+struct Busy {
+    name: String,
+    /// Set where the replica is wanted no more.
+    stop: Arc<AtomicBool>,
+}
+
+/// A replica for a microVM.
+pub(super) struct Acquired {
+    pub(super) replica: Replica,
+    /// What the request waited for.
+    pub(super) imaging: Imaging,
+    /// What was done before, where it was ready.
+    pub(super) prepared: Option<Imaging>,
 }
 
 impl Replicas {
-    pub(super) fn new(pool: Pool) -> Self {
-        Self { pool, ready: Mutex::default() }
+    pub(super) fn new(pool: Pool) -> io::Result<Self> {
+        let shared = Arc::new(Shared { pool, state: Mutex::default(), changed: Condvar::new() });
+        let working = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("imaging".into()).spawn(move || {
+            yield_to_all();
+            working.serve();
+        })?;
+        Ok(Self { shared, turn: Mutex::default(), thread: Some(thread) })
     }
 
-    fn ready(&self) -> MutexGuard<'_, Vec<Replica>> {
-        self.ready.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A replica of the snapshot of a name; whether it was ready, and what making it took where it was not.
-    pub(super) fn get(&self, name: &str) -> Result<(Replica, bool, Imaging), ReplicaError> {
-        let current = self.pool.lookup(name)?;
-        let ready = {
-            let mut ready = self.ready();
-            let source = |replica: &Replica| replica.source().extent().generation;
-            let position = ready.iter().position(|replica| source(replica) == current.generation);
-            position.map(|position| ready.swap_remove(position))
-        };
-        if let Some(replica) = ready {
-            return Ok((replica, true, Imaging::default()));
-        }
-        let replica = self.with_room(|| self.pool.replica(name))?;
-        let imaging = replica.image();
-        Ok((replica, false, imaging))
-    }
-
-    /// Makes replicas ready again whose microVMs ended, or frees them where their snapshot is not current.
-    pub(super) fn take_back(&self, replicas: impl IntoIterator<Item = Replica>) {
-        for replica in replicas {
-            if self.is_current(&replica) {
-                let _ = replica.image();
-                self.ready().push(replica);
+    /// A replica of the snapshot of a name. Where none is ready it is made so now.
+    pub(super) fn get(&self, name: &str) -> Result<Acquired, ReplicaError> {
+        let current = self.shared.pool.lookup(name)?.generation;
+        let fits = |replica: &Replica| replica.source().extent().generation == current;
+        let waiting = {
+            let mut state = self.shared.state();
+            if let Some(at) = state.ready.iter().position(|(replica, _)| fits(replica)) {
+                let (replica, imaging) = state.ready.swap_remove(at);
+                let prepared = Some(imaging);
+                return Ok(Acquired { replica, imaging: Imaging::default(), prepared });
             }
-        }
-        self.drop_stale();
+            let at = state.waiting.iter().position(fits);
+            at.and_then(|at| state.waiting.remove(at))
+        };
+        let replica = match waiting {
+            Some(replica) => replica,
+            None => self.with_room(|| self.shared.pool.replica(name))?,
+        };
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let imaging = replica.image();
+        drop(turn);
+        Ok(Acquired { replica, imaging, prepared: None })
+    }
+
+    /// Takes replicas whose microVMs ended, to make them ready again.
+    pub(super) fn take_back(&self, replicas: impl IntoIterator<Item = Replica>) {
+        self.shared.state().waiting.extend(replicas);
+        self.shared.changed.notify_all();
     }
 
     /// Tries again without the replicas that are only kept to be ready, where there is no room.
@@ -55,25 +101,116 @@ impl Replicas {
         allocate: impl Fn() -> Result<T, E>,
     ) -> Result<T, E> {
         match allocate() {
-            Err(error) if error.is_full() && self.drop_all() > 0 => allocate(),
+            Err(error) if error.is_full() && self.give_up(None) > 0 => allocate(),
             result => result,
         }
     }
 
-    /// Frees those that are ready: how many.
-    pub(super) fn drop_all(&self) -> u64 {
-        let replicas = std::mem::take(&mut *self.ready());
-        crate::num::u64_of(replicas.len())
-    }
-
-    /// Frees those that are ready for the snapshot of a name.
-    pub(super) fn drop_of(&self, name: &str) {
-        self.ready().retain(|replica| replica.source().name() != name);
+    /// Frees all, or those of the snapshot of a name: how many.
+    pub(super) fn give_up(&self, name: Option<&str>) -> u64 {
+        let unwanted = |of: &str| name.is_none_or(|name| name == of);
+        let mut state = self.shared.state();
+        let mut given_up = state.take(|replica| unwanted(replica.source().name()));
+        let mut count = given_up.len();
+        if let Some(busy) = state.busy.as_ref().filter(|busy| unwanted(&busy.name)) {
+            busy.stop.store(true, Ordering::Relaxed);
+            count += 1;
+            let stopped = Arc::clone(&busy.stop);
+            let is_busy = |state: &mut State| {
+                state.busy.as_ref().is_some_and(|busy| Arc::ptr_eq(&busy.stop, &stopped))
+            };
+            state = self
+                .shared
+                .changed
+                .wait_while(state, is_busy)
+                .unwrap_or_else(PoisonError::into_inner);
+            // It may have been done just before.
+            given_up.extend(state.take(|replica| unwanted(replica.source().name())));
+        }
+        drop(state);
+        drop(given_up);
+        crate::num::u64_of(count)
     }
 
     /// Frees those whose snapshot is not current any more.
     pub(super) fn drop_stale(&self) {
-        self.ready().retain(|replica| self.is_current(replica));
+        let mut state = self.shared.state();
+        let stale = state.take(|replica| !self.shared.is_current(replica));
+        drop(state);
+        drop(stale);
+    }
+
+    /// Puts into a listing what making replicas ready took.
+    pub(super) fn tell(&self, listing: &mut Listing) {
+        let state = self.shared.state();
+        for (replica, imaging) in &state.ready {
+            let generation = replica.extent().generation;
+            let mut listed = listing.extents.iter_mut();
+            if let Some(listed) = listed.find(|listed| listed.extent.generation == generation) {
+                listed.imaging = Some(*imaging);
+            }
+        }
+    }
+}
+
+impl Drop for Replicas {
+    fn drop(&mut self) {
+        {
+            let mut state = self.shared.state();
+            state.ended = true;
+            if let Some(busy) = &state.busy {
+                busy.stop.store(true, Ordering::Relaxed);
+            }
+        }
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl State {
+    /// Takes out those that are unwanted. They are freed by dropping them, which is not done under the lock.
+    fn take(&mut self, unwanted: impl Fn(&Replica) -> bool) -> Vec<Replica> {
+        let (taken, kept): (VecDeque<_>, _) =
+            std::mem::take(&mut self.waiting).into_iter().partition(&unwanted);
+        self.waiting = kept;
+        let mut taken = Vec::from(taken);
+        taken.extend(self.ready.extract_if(.., |(replica, _)| unwanted(replica)).map(|(r, _)| r));
+        taken
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes replicas ready until the end.
+    fn serve(&self) {
+        let mut state = self.state();
+        loop {
+            let nothing = |state: &mut State| state.waiting.is_empty() && !state.ended;
+            state = self.changed.wait_while(state, nothing).unwrap_or_else(PoisonError::into_inner);
+            let Some(replica) = state.waiting.pop_front().filter(|_| !state.ended) else { return };
+            let stop = Arc::new(AtomicBool::new(!self.is_current(&replica)));
+            let name = replica.source().name().to_owned();
+            state.busy = Some(Busy { name, stop: Arc::clone(&stop) });
+            drop(state);
+            let imaging = replica.image_until(&stop);
+            state = self.state();
+            // Its name may have got another snapshot meanwhile.
+            match imaging.filter(|_| self.is_current(&replica)) {
+                Some(imaging) => state.ready.push((replica, imaging)),
+                None => {
+                    drop(state);
+                    drop(replica);
+                    state = self.state();
+                }
+            }
+            state.busy = None;
+            self.changed.notify_all();
+        }
     }
 
     fn is_current(&self, replica: &Replica) -> bool {
@@ -81,6 +218,13 @@ impl Replicas {
         let current = self.pool.lookup(source.name());
         current.is_ok_and(|current| current.generation == source.extent().generation)
     }
+}
+
+/// Gives this thread only what processors have left (`SCHED_IDLE`, sched(7)): microVMs run on the same ones.
+fn yield_to_all() {
+    let parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the kernel reads the parameters and changes this thread alone. Where it refuses, the thread stays as it is.
+    unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters) };
 }
 
 /// Whether an error says that the pool has no room.

@@ -2,11 +2,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::error::Error;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::error::Refusal;
-use super::replicas::Replicas;
+use super::replicas::{Acquired, Replicas};
 use super::{Granted, Request, Response};
 use crate::extent::Extent;
 use crate::media::Access;
@@ -38,8 +39,8 @@ pub(super) struct Grants {
 pub(super) type Answer = Result<(Response, Option<OwnedFd>), (Refusal, String)>;
 
 impl Manager {
-    pub(super) fn new(pool: Pool) -> Self {
-        Self { replicas: Replicas::new(pool.clone()), verified: Mutex::default(), pool }
+    pub(super) fn new(pool: Pool) -> io::Result<Self> {
+        Ok(Self { replicas: Replicas::new(pool.clone())?, verified: Mutex::default(), pool })
     }
 
     pub(super) fn pool(&self) -> &Pool {
@@ -49,6 +50,14 @@ impl Manager {
     /// Takes back what a connection held that ended.
     pub(super) fn take_back(&self, mut grants: Grants) {
         self.replicas.take_back(std::mem::take(&mut grants.replicas).into_values());
+    }
+
+    /// No extent ever has the generation of another, so what is remembered of freed ones is of no use.
+    fn forget_freed(&self) {
+        let listing = self.pool.list();
+        let held: HashSet<u64> =
+            listing.extents.iter().map(|listed| listed.extent.generation).collect();
+        self.verified().retain(|generation| held.contains(generation));
     }
 
     fn verified(&self) -> MutexGuard<'_, HashSet<u64>> {
@@ -99,6 +108,7 @@ impl Manager {
                     .map_err(|error: PublishError| (Refusal::Medium, text(&error)))?;
                 // What is ready of an older generation is of no use any more.
                 self.replicas.drop_stale();
+                self.forget_freed();
                 Ok((Response::Published { extent }, None))
             }
             Request::Release { generation } => {
@@ -111,10 +121,14 @@ impl Manager {
                 }
                 Ok((Response::Released, None))
             }
-            Request::List => Ok((Response::Listing(self.pool.list()), None)),
+            Request::List => {
+                let mut listing = self.pool.list();
+                self.replicas.tell(&mut listing);
+                Ok((Response::Listing(listing), None))
+            }
             Request::Reclaim { name } => {
                 // A replica that is ready keeps its snapshot.
-                self.replicas.drop_of(&name);
+                self.replicas.give_up(Some(&name));
                 let bytes = self.pool.reclaim(&name).map_err(|error| match error {
                     ReclaimError::Lookup(error) => refuse_lookup(error),
                     error => (Refusal::Medium, text(&error)),
@@ -122,7 +136,7 @@ impl Manager {
                 Ok((Response::Reclaimed { bytes }, None))
             }
             Request::Collect => {
-                let replicas = self.replicas.drop_all();
+                let replicas = self.replicas.give_up(None);
                 let slots = self.pool.gc().map_err(|error| (Refusal::Medium, text(&error)))?;
                 Ok((Response::Collected { slots, replicas }, None))
             }
@@ -131,15 +145,16 @@ impl Manager {
 
     fn replica(&self, name: &str, grants: &mut Grants) -> Answer {
         grants.check_room()?;
-        let (replica, ready, imaging) = self.replicas.get(name).map_err(|error| match error {
+        let acquired = self.replicas.get(name).map_err(|error| match error {
             ReplicaError::Lookup(error) => refuse_lookup(error),
             ReplicaError::Allocate(error) => refuse_allocate(error),
         })?;
+        let Acquired { replica, imaging, prepared } = acquired;
         let granted = self.granted(replica.extent());
         let source = replica.source().extent();
         let descriptor = self.descriptor(Access::Write)?;
         grants.replicas.insert(replica.extent().generation, replica);
-        Ok((Response::Replica { granted, source, ready, imaging }, Some(descriptor)))
+        Ok((Response::Replica { granted, source, imaging, prepared }, Some(descriptor)))
     }
 
     fn granted(&self, extent: Extent) -> Granted {

@@ -101,7 +101,7 @@ impl Server {
         }
         let listener = listener(path).map_err(socket_error)?;
         let shared = Arc::new(Shared {
-            manager: Manager::new(pool),
+            manager: Manager::new(pool).map_err(socket_error)?,
             clients: Mutex::default(),
             changed: Condvar::new(),
         });

@@ -11,7 +11,8 @@ use tempfile::TempDir;
 use super::wire::{MAX_REQUEST, send};
 use super::{Client, ClientError, Refusal, Request, Server, ServerError};
 use crate::{
-    Access, CreateOptions, GRANULE, MappedMedium, MediumError, MemfdOptions, Pool, PoolReader, Role,
+    Access, CreateOptions, GRANULE, Imaging, MappedMedium, MediumError, MemfdOptions, Pool,
+    PoolReader, Role,
 };
 
 const GUEST: u64 = GRANULE;
@@ -44,6 +45,18 @@ impl World {
     fn settle(&self, connections: usize) {
         while self.server.connections() > connections {
             std::thread::yield_now();
+        }
+    }
+
+    /// Waits until so many replicas are ready, and says what the last of them took.
+    fn ready(&self, client: &mut Client, count: usize) -> Imaging {
+        loop {
+            let listing = client.list().unwrap();
+            let imagings = listing.extents.iter().filter_map(|listed| listed.imaging);
+            let imagings: Vec<Imaging> = imagings.collect();
+            if imagings.len() == count {
+                return imagings[count - 1];
+            }
         }
     }
 
@@ -132,7 +145,7 @@ fn replicas_are_made_ready_again_and_give_way() {
     let mut client = world.client();
     freeze(&mut client, "hello", b"snow");
     let replica = client.replica("hello").unwrap();
-    assert!(!replica.ready && replica.imaging.compared == GUEST);
+    assert!(replica.prepared.is_none() && replica.imaging.compared == GUEST);
     let memory = replica.grant.map().unwrap();
     let mut bytes = [0; 4];
     memory.read_guest(8192, &mut bytes);
@@ -140,8 +153,10 @@ fn replicas_are_made_ready_again_and_give_way() {
     memory.write_guest(8192, b"mud!");
     client.release(replica.grant.extent().generation).unwrap();
 
+    let told = world.ready(&mut client, 1);
+    assert_eq!((told.compared, told.copied), (GUEST, 64 << 10));
     let again = client.replica("hello").unwrap();
-    assert!(again.ready);
+    assert_eq!((again.prepared, again.imaging), (Some(told), Imaging::default()));
     assert_eq!(again.grant.extent(), replica.grant.extent());
     again.grant.map().unwrap().read_guest(8192, &mut bytes);
     assert_eq!(&bytes, b"snow", "what the first run wrote is gone");
@@ -160,12 +175,52 @@ fn replicas_are_made_ready_again_and_give_way() {
 }
 
 #[test]
+fn many_replicas_that_come_back_at_once_are_all_made_ready_or_free() {
+    let world = World::new(12);
+    let mut client = world.client();
+    freeze(&mut client, "hello", b"snow");
+    for round in 0..3 {
+        let mut clients: Vec<Client> = (0..4).map(|_| world.client()).collect();
+        for client in &mut clients {
+            let replica = client.replica("hello").unwrap();
+            let memory = replica.grant.map().unwrap();
+            let mut bytes = [0; 4];
+            memory.read_guest(8192, &mut bytes);
+            assert_eq!(&bytes, b"snow", "round {round}");
+            memory.write_guest(8192, b"mud!");
+        }
+        drop(clients);
+        world.settle(1);
+        if round == 0 {
+            world.ready(&mut client, 4);
+        }
+    }
+    // Also the one that is being compared now.
+    assert!(client.collect().unwrap().0 >= 4);
+    assert_eq!(world.count(Role::Replica), 0);
+}
+
+#[test]
+fn what_was_checked_is_forgotten_with_its_extent() {
+    let world = World::new(8);
+    let mut client = world.client();
+    freeze(&mut client, "hello", b"snow");
+    let first = client.snapshot("hello").unwrap();
+    client.verified(first.extent().generation).unwrap();
+    assert!(client.snapshot("hello").unwrap().is_verified());
+    freeze(&mut client, "hello", b"ice!");
+    assert!(!client.snapshot("hello").unwrap().is_verified());
+    assert_eq!(refusal(&client.verified(u64::MAX).unwrap_err()), Refusal::Invalid);
+}
+
+#[test]
 fn an_update_makes_ready_replicas_useless() {
     let world = World::new(8);
     let mut client = world.client();
     freeze(&mut client, "hello", b"snow");
     let first = client.replica("hello").unwrap().grant.extent().generation;
     client.release(first).unwrap();
+    world.ready(&mut client, 1);
     let replica = client.replica("hello").unwrap();
     let running = replica.grant.extent().generation;
     assert_eq!(first, running);
@@ -174,9 +229,12 @@ fn an_update_makes_ready_replicas_useless() {
     replica.map_source().unwrap().read_tail(0, &mut tail);
     assert_eq!(&tail, b"snow", "its own snapshot's, not that of the name");
     client.release(running).unwrap();
+    while world.count(Role::Replica) > 0 {
+        std::thread::yield_now();
+    }
     assert_eq!((world.count(Role::Replica), world.count(Role::Superseded)), (0, 0));
     let replica = client.replica("hello").unwrap();
-    assert!(!replica.ready);
+    assert!(replica.prepared.is_none());
     let mut bytes = [0; 4];
     replica.grant.map().unwrap().read_guest(8192, &mut bytes);
     assert_eq!(&bytes, b"ice!");

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -174,6 +175,11 @@ impl Replica {
     /// It need not be durable: recovery frees replicas.
     #[must_use]
     pub fn image(&self) -> Imaging {
+        self.image_until(&AtomicBool::new(false)).unwrap_or_default()
+    }
+
+    /// The same, given up with `None` once `stop` is set.
+    pub(crate) fn image_until(&self, stop: &AtomicBool) -> Option<Imaging> {
         let begin = Instant::now();
         let medium = self.inner.medium();
         let (mut wanted, mut found) = (vec![0; PIECE], vec![0; PIECE]);
@@ -181,6 +187,9 @@ impl Replica {
         let size = self.extent.guest_bytes;
         let mut at = 0;
         while at < size {
+            if stop.load(Ordering::Relaxed) {
+                return None;
+            }
             let len = usize_of((size - at).min(u64_of(PIECE)));
             medium.load(self.source.extent.offset + at, &mut wanted[..len]);
             medium.load(self.extent.offset + at, &mut found[..len]);
@@ -190,7 +199,7 @@ impl Replica {
             }
             at += u64_of(len);
         }
-        Imaging { compared: size, copied, duration: begin.elapsed() }
+        Some(Imaging { compared: size, copied, duration: begin.elapsed() })
     }
 
     /// The snapshot that it is a replica of, which it pins.

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use super::handles::Imaging;
 use super::scan::{extent, extent_range};
 use super::space::gaps;
 use crate::extent::Extent;
@@ -50,6 +51,8 @@ pub struct ListedExtent {
     pub source: Option<u64>,
     /// How many have it pinned, where the manager says it.
     pub pins: Option<u32>,
+    /// Of a replica that is ready, where the manager says it: what making it ready took.
+    pub imaging: Option<Imaging>,
 }
 
 /// What a pool is.
@@ -135,6 +138,7 @@ impl Listing {
                 created: record.created,
                 source: (role == Role::Replica).then_some(record.source),
                 pins,
+                imaging: None,
             });
         }
         let data = superblock.data().unwrap_or_default();

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use firn_memory::planners::ImageFacts;
 use rustix::mount::{
     MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount,
 };
@@ -31,6 +32,13 @@ pub(crate) fn directory(dir: Option<&Path>) -> Result<TempDir, MediumError> {
         .prefix("firn-bench-")
         .tempdir_in(&folder)
         .map_err(|source| MediumError::Directory { path: folder, source })
+}
+
+/// Whether files in a directory are mapped without a page cache.
+pub(crate) fn is_dax(directory: &Path) -> bool {
+    // Where no file can be made, making the snapshots tells why.
+    let file = tempfile::tempfile_in(directory).and_then(|file| ImageFacts::of(&file));
+    file.is_ok_and(|file| file.dax)
 }
 
 /// A directory on a tmpfs of huge pages. This thread and the processes that it starts see it, and nobody else; it

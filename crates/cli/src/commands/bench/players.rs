@@ -97,8 +97,9 @@ impl PlayersArgs {
         mut pool: Option<&mut PoolPlayers<'_>>,
     ) -> Result<Prepared, PlayersError> {
         let traces = self.trace.iter().map(|name| load(name)).collect::<Result<Vec<_>, _>>()?;
-        let (subjects, left_out) = subjects(&self.planner.join(","), &traces, pool.as_deref())?;
         let directory = medium::directory(self.dir.as_deref())?;
+        let (list, dax) = (self.planner.join(","), medium::is_dax(directory.path()));
+        let (subjects, left_out) = subjects(&list, &traces, dax, pool.as_deref())?;
         let mut host = Host::of(directory.path())?;
         if let Some(pool) = &pool {
             host.medium = format!("{}; pool on {}", host.medium, pool.medium());
@@ -131,6 +132,7 @@ impl PlayersArgs {
 fn subjects(
     list: &str,
     traces: &[NamedTrace],
+    dax: bool,
     pool: Option<&PoolPlayers<'_>>,
 ) -> Result<(Vec<Subject>, Vec<LeftOut>), PlayersError> {
     let host = HostFacts::read()?;
@@ -138,7 +140,7 @@ fn subjects(
     for NamedTrace { trace, .. } in traces {
         let (layout, zero_map) = (trace.layout(), trace.zero_map());
         let stored = (layout.pages() - zero_map.count()) * PAGE_SIZE;
-        let file = ImageFacts { len: layout.total_bytes(), stored, extent: None };
+        let file = ImageFacts { len: layout.total_bytes(), stored, dax, extent: None };
         let input =
             PlanInput { layout, image: file, zero_map, profile: None, snapshot: None, host: &host };
         let pooled = pool.map(|pool| PlanInput { image: pool.image(file.len), ..input });

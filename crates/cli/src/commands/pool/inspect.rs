@@ -8,11 +8,13 @@ use clap::Args;
 use serde::Serialize;
 
 use firn_pool::{
-    Access, ListedExtent, Listing, LookupError, MappedMedium, Pool, Problem, RepairReport, Role,
+    Access, Imaging, ListedExtent, Listing, LookupError, MappedMedium, Pool, Problem, RepairReport,
+    Role,
 };
 
 use super::source::{PoolArgs, Source, open};
 use super::{PoolCommandError, map, svg};
+use crate::clock::nanoseconds;
 use crate::output;
 
 /// Arguments of `firn pool ls`.
@@ -31,7 +33,7 @@ pub(crate) fn ls(arguments: &LsArgs) -> Result<ExitCode, PoolCommandError> {
         output::json(&listing);
         return Ok(ExitCode::SUCCESS);
     }
-    let head = ["name", "state", "guest memory", "tail", "at", "generation", "pins"];
+    let head = ["name", "state", "guest memory", "tail", "at", "generation", "pins", "made ready"];
     let rows: Vec<Vec<String>> = listing.extents.iter().map(row).collect();
     output::line(&output::table(&head, &rows));
     output::line(&format!("{} free of {}", free(&listing), output::bytes(listing.pool.size)));
@@ -48,7 +50,17 @@ fn row(listed: &ListedExtent) -> Vec<String> {
         format!("{:#x}", extent.offset),
         extent.generation.to_string(),
         listed.pins.map(|pins| pins.to_string()).unwrap_or_default(),
+        listed.imaging.map(made_ready).unwrap_or_default(),
     ]
+}
+
+fn made_ready(imaging: Imaging) -> String {
+    format!(
+        "{} compared, {} copied in {}",
+        output::bytes(imaging.compared),
+        output::bytes(imaging.copied),
+        output::milliseconds(nanoseconds(imaging.duration))
+    )
 }
 
 fn free(listing: &Listing) -> String {
