@@ -20,7 +20,7 @@ find = binary=$$(cargo $(1) --no-run --message-format=json-render-diagnostics \
     test -n "$$binary" || { echo "cargo names no program $(2) for: cargo $(1)" >&2; exit 1; }
 
 .NOTPARALLEL:
-.PHONY: setup python build guest lab images demo test unit-tests monitor-tests lab-tests guest-tests bench traces lint deny clean
+.PHONY: setup python build guest lab images demo test unit-tests monitor-tests lab-tests guest-tests test-workloads bench traces lint deny clean
 
 setup:
 	@command -v cargo >/dev/null || { echo "cargo is missing: install Rust (rustup) first" >&2; exit 1; }
@@ -70,6 +70,14 @@ guest-tests: $(guests)
 	$(if $(hardware), \
 	    FIRN=$(abspath $(firn)) "$$binary" --test-threads=1, \
 	    $(firn) lab run --timeout 1800 --in "$$binary" --env FIRN=/bin/firn -- "/in/$${binary##*/}" --test-threads=1)
+
+# Every function on its own image: long, under emulation (docs/workloads.md says how long).
+test-workloads: $(guests) images
+	@$(call find,test -p firn-tests --test workloads,workloads); \
+	$(if $(hardware), \
+	    FIRN=$(abspath $(firn)) FIRN_FUNCTIONS=$(abspath guest/functions) "$$binary" --test-threads=1 --nocapture, \
+	    $(firn) lab run --timeout 7200 --in "$$binary" --in guest/functions --env FIRN=/bin/firn --env FIRN_FUNCTIONS=/in/functions \
+	        -- "/in/$${binary##*/}" --test-threads=1 --nocapture)
 
 # Does a thaw's own work grow with guest memory? Where there is a KVM: how far is the player from a bare loop, and how far are
 # the planners from each other?

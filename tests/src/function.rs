@@ -21,9 +21,12 @@ pub struct Function {
 
 macro_rules! function {
     ($name:literal) => {
+        function!($name, $name)
+    };
+    ($name:literal, $code:literal) => {
         Function {
             name: $name,
-            handler: include_str!(concat!("../../guest/functions/", $name, "/handler.py")),
+            handler: include_str!(concat!("../../guest/functions/", $code, "/handler.py")),
             input_a: include_str!(concat!("../../guest/functions/", $name, "/input-a.json")),
             expected_a: include_str!(concat!("../../guest/functions/", $name, "/expected-a.json")),
             input_b: include_str!(concat!("../../guest/functions/", $name, "/input-b.json")),
@@ -31,6 +34,14 @@ macro_rules! function {
         }
     };
 }
+
+/// The papers' functions that need nothing but the base image, and little time.
+pub const LIGHT: [Function; 4] = [
+    function!("chameleon"),
+    function!("compression"),
+    function!("html_serving"),
+    function!("json_serdes", "json"),
+];
 
 /// FaaSnap's hello-world.
 pub const HELLO: Function = function!("hello");
@@ -67,11 +78,29 @@ def handler(event, context):
     return globals()[event['module']].handler(event['event'], context)
 ";
 
+/// Calls the handler of the function that the event names.
+const LIGHT_ONES: &str = "\
+import its_chameleon, its_compression, its_html_serving, its_json_serdes
+
+
+def handler(event, context):
+    return globals()['its_' + event['function']].handler(event['event'], context)
+";
+
 impl Function {
     /// Writes the function into a folder of its name below `parent`, and returns the folder.
     pub fn write(&self, parent: &Path) -> PathBuf {
         folder(parent, self.name, self.handler)
     }
+}
+
+/// Writes the function that holds all of [`LIGHT`]: its event is `{"function": name, "event": its event}`.
+pub fn light_folder(parent: &Path) -> PathBuf {
+    let made = folder(parent, "light", LIGHT_ONES);
+    for function in LIGHT {
+        fs::write(made.join(format!("its_{}.py", function.name)), function.handler).unwrap();
+    }
+    made
 }
 
 /// Writes a function of one file below `parent`, and returns its folder.

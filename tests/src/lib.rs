@@ -17,7 +17,8 @@ mod world;
 
 pub use frozen::{frozen, workshop};
 pub use function::{
-    Function, HELLO, JSON, MMAP, PYAES, READ_LIST, folder, test_function, workshop_folder,
+    Function, HELLO, JSON, LIGHT, MMAP, PYAES, READ_LIST, folder, light_folder, test_function,
+    workshop_folder,
 };
 pub use monitor::Monitor;
 pub use ran::Ran;

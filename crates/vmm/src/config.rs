@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use firn_snapshot::PAGE_SIZE;
 
+use crate::arch::cpu_model::CpuModel;
 use crate::bus::MmioDevice;
 use crate::console::Console;
 
@@ -24,6 +25,8 @@ pub struct BootConfig {
     pub cmdline: Option<String>,
     /// Processors, 1 to [`MAX_VCPUS`].
     pub vcpus: u8,
+    /// What processor the guest is told of; `None` for the best named model that the host offers.
+    pub cpu: Option<CpuModel>,
     /// Guest memory, bytes; a multiple of the page size.
     pub memory: u64,
     /// The root file system, read-only.

@@ -28,6 +28,7 @@ mod vm;
 mod witness;
 
 pub use arch::acpi::AcpiError;
+pub use arch::cpu_model::{CpuModel, CpuModelError};
 pub use boot::{DEFAULT_CMDLINE, LoadKernelError};
 pub use bus::{MmioDevice, OverlapError};
 pub use config::{BootConfig, HostConfig, MAX_VCPUS, MmioWindow, SizeError, check_sizes};

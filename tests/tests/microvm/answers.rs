@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use firn_tests::{Function, HELLO, JSON, PYAES, World, frozen};
+use firn_tests::{Function, HELLO, JSON, LIGHT, PYAES, World, frozen, light_folder};
 use serde_json::Value;
 
 const PLANNERS: [&str; 3] = ["firecracker", "firecracker:readahead=off", "dram_cached"];
@@ -29,6 +29,26 @@ fn json_answers_by_every_planner() {
 #[test]
 fn pyaes_answers_by_every_planner() {
     PLANNERS.iter().for_each(|planner| answers(&World::default(), &PYAES, &["--planner", planner]));
+}
+
+/// One microVM has all of them: what takes time in the lab is booting and importing.
+#[test]
+fn light_workloads_answer_after_a_thaw() {
+    let world = World::default();
+    let boot = world.firn(["boot", "--name", "first"]).arg(light_folder(&world.work()));
+    let mut first = boot.start().ready();
+    world.firn(["freeze", "first", "snapshot"]).run().ok();
+    first.end().ok();
+    let _thawed = world.firn(["thaw", "--name", "thawed", "snapshot"]).start().ready();
+    for function in LIGHT {
+        for (input, expected) in
+            [(function.input_a, function.expected_a), (function.input_b, function.expected_b)]
+        {
+            let event = format!(r#"{{"function": "{}", "event": {input}}}"#, function.name);
+            let ran = world.firn(["invoke", "--time-limit", "60", "thawed", &event]).run();
+            assert_eq!(ran.ok(), expected, "{}", function.name);
+        }
+    }
 }
 
 #[test]

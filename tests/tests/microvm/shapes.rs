@@ -50,8 +50,15 @@ fn two_vcpus() {
 }
 
 #[test]
-fn four_vcpus() {
-    cycle(&["--vcpus", "4"], processors(4));
+fn four_vcpus_of_a_named_model() {
+    cycle(&["--vcpus", "4", "--cpu", "x86-64-v2"], |world, name| {
+        processors(4)(world, name);
+        let info = world.ask(name, "machine", &json!({"do": "read", "path": "/proc/cpuinfo"}));
+        let flags = info.as_str().unwrap().lines().find(|line| line.starts_with("flags")).unwrap();
+        let has = |flag: &str| flags.split_whitespace().any(|there| there == flag);
+        assert!(has("sse4_2") && has("popcnt"), "{name}: {flags}");
+        assert!(!has("xsave") && !has("avx") && !has("aes"), "{name}: {flags}");
+    });
 }
 
 /// The kernel has nearly all of `mebibytes`, and what was written before the freeze is there after it.

@@ -14,7 +14,7 @@ use firn_host::{
     AgentClient, Function, FunctionPathError, IdentifyError, Identity, IdentityError, LoadError,
     LoadOptions,
 };
-use firn_vmm::{BootConfig, BootError, HostConfig, Microvm, Virtualization};
+use firn_vmm::{BootConfig, BootError, CpuModel, HostConfig, Microvm, Virtualization};
 
 use crate::assets::{GuestFileError, GuestFiles};
 use crate::clock::nanoseconds;
@@ -46,6 +46,9 @@ pub(crate) struct BootArgs {
     /// Number of vCPUs, 1 to 4 [default: what the function's function.toml says, or 1]
     #[arg(long, value_name = "N")]
     vcpus: Option<u8>,
+    /// The guest's processor: x86-64-v2, x86-64-v3, x86-64-v4, or host for all that this one has [default: the best of the named]
+    #[arg(long, value_name = "MODEL")]
+    cpu: Option<CpuModel>,
     /// Seconds that booting, and then loading the function, may take
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     time_limit: u64,
@@ -135,6 +138,7 @@ pub(crate) fn run(arguments: &BootArgs) -> Result<ExitCode, BootCommandError> {
         initramfs: arguments.files.initramfs.clone(),
         cmdline: arguments.cmdline.clone(),
         vcpus,
+        cpu: arguments.cpu,
         memory,
         root,
         overlay: arguments.files.overlay.clone(),

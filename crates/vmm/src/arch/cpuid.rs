@@ -1,21 +1,23 @@
 //! What processor a guest sees, and whether this host can still provide it.
 //!
-//! A guest gets what `KVM_GET_SUPPORTED_CPUID` offers, plus what depends on the vCPU. A snapshot
+//! A guest gets what `KVM_GET_SUPPORTED_CPUID` offers and its model of processor has, plus what depends on the vCPU. A snapshot
 //! keeps that list; a host that lacks a feature of it must not run the snapshot, for the guest
 //! chose its code by these bits.
 
 use firn_snapshot::{CpuFeatures, CpuidRegister};
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 
-const LEAF_FEATURES: u32 = 0x1;
-const LEAF_STRUCTURED: u32 = 0x7;
+use super::cpu_model::CpuModel;
+
+pub(super) const LEAF_FEATURES: u32 = 0x1;
+pub(super) const LEAF_STRUCTURED: u32 = 0x7;
 const LEAF_TOPOLOGY: u32 = 0xb;
-const LEAF_XSAVE: u32 = 0xd;
+pub(super) const LEAF_XSAVE: u32 = 0xd;
 const LEAF_TOPOLOGY_V2: u32 = 0x1f;
 const LEAF_KVM_FEATURES: u32 = 0x4000_0001;
-const LEAF_EXTENDED: u32 = 0x8000_0001;
+pub(super) const LEAF_EXTENDED: u32 = 0x8000_0001;
 const LEAF_POWER: u32 = 0x8000_0007;
-const LEAF_SIZES: u32 = 0x8000_0008;
+pub(super) const LEAF_SIZES: u32 = 0x8000_0008;
 const LEAF_AMD_TOPOLOGY: u32 = 0x8000_001e;
 const LEAF_EXTENDED_2: u32 = 0x8000_0021;
 
@@ -73,9 +75,16 @@ const FEATURE_WORDS: &[FeatureWord] = &[
     word(LEAF_EXTENDED_2, 0, CpuidRegister::Eax, 0),
 ];
 
-/// The CPUID of vCPU `id` of `vcpus`, from what KVM supports on this host.
-pub(crate) fn for_vcpu(supported: &CpuId, id: u8, vcpus: u8, tsc_deadline: bool) -> CpuId {
+/// The CPUID of vCPU `id` of `vcpus`, from what KVM supports on this host and `model` has.
+pub(crate) fn for_vcpu(
+    supported: &CpuId,
+    model: CpuModel,
+    id: u8,
+    vcpus: u8,
+    tsc_deadline: bool,
+) -> CpuId {
     let mut cpuid = supported.clone();
+    model.mask(cpuid.as_mut_slice());
     let apic_id = u32::from(id);
     for entry in cpuid.as_mut_slice() {
         match entry.function {
@@ -101,8 +110,13 @@ pub(crate) fn for_vcpu(supported: &CpuId, id: u8, vcpus: u8, tsc_deadline: bool)
     cpuid
 }
 
+/// Readable text for several.
+pub(crate) fn describe_all(features: &[CpuFeatures]) -> String {
+    features.iter().map(describe).collect::<Vec<_>>().join(", ")
+}
+
 /// Readable text for feature bits.
-pub(crate) fn describe(features: &CpuFeatures) -> String {
+fn describe(features: &CpuFeatures) -> String {
     let CpuFeatures { leaf, subleaf, register, bits } = features;
     format!("CPUID {leaf:#x}.{subleaf}:{register:?} bits {bits:#010x}")
 }
@@ -137,7 +151,11 @@ pub(crate) fn missing(needed: &[CpuFeatures], offered: &[kvm_cpuid_entry2]) -> V
         .collect()
 }
 
-fn find(cpuid: &[kvm_cpuid_entry2], leaf: u32, subleaf: u32) -> Option<&kvm_cpuid_entry2> {
+pub(super) fn find(
+    cpuid: &[kvm_cpuid_entry2],
+    leaf: u32,
+    subleaf: u32,
+) -> Option<&kvm_cpuid_entry2> {
     cpuid.iter().find(|entry| entry.function == leaf && entry.index == subleaf)
 }
 

@@ -2,7 +2,7 @@ use kvm_bindings::kvm_cpuid_entry2;
 
 use firn_snapshot::CpuidRegister;
 
-use super::{LEAF_FEATURES, LEAF_STRUCTURED, describe, features, missing, vendor_and_brand};
+use super::{LEAF_FEATURES, LEAF_STRUCTURED, describe_all, features, missing, vendor_and_brand};
 
 fn entry(function: u32, ebx: u32, ecx: u32, edx: u32) -> kvm_cpuid_entry2 {
     kvm_cpuid_entry2 { function, ebx, ecx, edx, ..Default::default() }
@@ -29,7 +29,7 @@ fn exactly_the_missing_bits_are_named() {
         (missing[1].leaf, missing[1].register, missing[1].bits),
         (7, CpuidRegister::Ebx, 0b100)
     );
-    assert_eq!(describe(&missing[1]), "CPUID 0x7.0:Ebx bits 0x00000004");
+    assert_eq!(describe_all(&missing[1..]), "CPUID 0x7.0:Ebx bits 0x00000004");
 }
 
 #[test]

@@ -2,5 +2,6 @@
 
 pub(crate) mod acpi;
 pub(crate) mod boot_regs;
+pub(crate) mod cpu_model;
 pub(crate) mod cpuid;
 pub(crate) mod layout;

@@ -13,6 +13,7 @@ use firn_memory::GuestMemory;
 
 use super::Microvm;
 use super::parts::{AssembleError, Parts};
+use crate::arch::cpu_model::CpuModel;
 use crate::arch::cpuid;
 use crate::config::{HostConfig, SizeError, check_sizes};
 use crate::console::SerialRegisters;
@@ -92,7 +93,13 @@ impl Microvm {
         let parts = Parts::assemble(host, kvm, memory, count, None, SerialRegisters::default())?;
         let mut cpuids = Vec::with_capacity(vcpus.len());
         for ((vcpu, fd), registers) in (0u8..).zip(&parts.vcpus).zip(vcpus) {
-            let list = cpuid::for_vcpu(&parts.kvm.cpuid, vcpu, count, parts.kvm.tsc_deadline());
+            let list = cpuid::for_vcpu(
+                &parts.kvm.cpuid,
+                CpuModel::Host,
+                vcpu,
+                count,
+                parts.kvm.tsc_deadline(),
+            );
             fd.set_cpuid2(&list)
                 .and_then(|()| set(fd, registers))
                 .map_err(|source| PrepareError::Vcpu { vcpu, source })?;

@@ -16,6 +16,7 @@ use super::freeze::nanoseconds;
 use super::parts::{AssembleError, Parts};
 use super::virtio_set::{DiskError, Disks};
 use super::{Argument, Microvm};
+use crate::arch::cpu_model::CpuModel;
 use crate::arch::{boot_regs, cpuid, layout};
 use crate::boot::{self, DEFAULT_CMDLINE, Kernel, LoadKernelError};
 use crate::config::{BootConfig, HostConfig, SizeError, check_sizes};
@@ -51,6 +52,18 @@ pub enum BootError {
     /// KVM cannot be used.
     #[error(transparent)]
     Kvm(#[from] OpenKvmError),
+    /// The host does not have the processor that was asked for.
+    #[error(
+        "this host's processor or KVM offers no {model} (it lacks {missing}): ask for {best}, or leave it to firn"
+    )]
+    CpuModel {
+        /// The processor.
+        model: CpuModel,
+        /// What is missing of it.
+        missing: String,
+        /// The best that the host has.
+        best: CpuModel,
+    },
     /// The parts could not be put together.
     #[error(transparent)]
     Assemble(#[from] AssembleError),
@@ -182,6 +195,13 @@ impl Microvm {
         let memory = GuestMemory::anonymous(MemoryLayout::for_size(config.memory)?)?;
         let serial = SerialRegisters::default();
         let kvm = OpenKvm::open(&config.host.kvm)?;
+        let offered = kvm.cpuid.as_slice();
+        let model = config.cpu.unwrap_or_else(|| CpuModel::best(offered));
+        let lacking = model.lacking(offered);
+        if !lacking.is_empty() {
+            let missing = cpuid::describe_all(&lacking);
+            return Err(BootError::CpuModel { model, missing, best: CpuModel::best(offered) });
+        }
         let parts = Parts::assemble(&config.host, kvm, memory, config.vcpus, Some(disks), serial)?;
 
         let cmdline = match &config.cmdline {
@@ -206,8 +226,13 @@ impl Microvm {
         let mut cpuids = Vec::with_capacity(parts.vcpus.len());
         for (vcpu, fd) in (0u8..).zip(&parts.vcpus) {
             let failed = |source| BootError::Vcpu { vcpu, source };
-            let list =
-                cpuid::for_vcpu(&parts.kvm.cpuid, vcpu, config.vcpus, parts.kvm.tsc_deadline());
+            let list = cpuid::for_vcpu(
+                &parts.kvm.cpuid,
+                model,
+                vcpu,
+                config.vcpus,
+                parts.kvm.tsc_deadline(),
+            );
             fd.set_cpuid2(&list).map_err(failed)?;
             cpuids.push(list);
             if vcpu == 0 {
@@ -299,7 +324,7 @@ impl<'a> FrozenMachine<'a> {
         let (version, bytes) = snapshot.machine_state();
         let state = MachineState::decode(version, bytes)?;
         let kvm = OpenKvm::open(kvm)?;
-        let offered = cpuid::for_vcpu(&kvm.cpuid, 0, 1, kvm.tsc_deadline());
+        let offered = cpuid::for_vcpu(&kvm.cpuid, CpuModel::Host, 0, 1, kvm.tsc_deadline());
         check_cpu(&snapshot.manifest().description.cpu, offered.as_slice())?;
         Ok(Self { snapshot, state, kvm })
     }
@@ -343,6 +368,6 @@ fn check_cpu(
     if missing.is_empty() {
         return Ok(());
     }
-    let missing: Vec<String> = missing.iter().map(cpuid::describe).collect();
-    Err(IncompatibleError::CpuFeatures { brand: needed.brand.clone(), missing: missing.join(", ") })
+    let missing = cpuid::describe_all(&missing);
+    Err(IncompatibleError::CpuFeatures { brand: needed.brand.clone(), missing })
 }

@@ -48,6 +48,7 @@ fn boot_elf(trace: &NamedTrace, dir: &Path) -> Microvm {
         initramfs: file("initramfs", b""),
         cmdline: None,
         vcpus: 1,
+        cpu: None,
         memory: player.memory.next_multiple_of(1 << 20),
         root: file("root", &[0; 4096]),
         overlay: file("overlay", &[0; 4096]),
