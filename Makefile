@@ -7,6 +7,7 @@ SHELL := /bin/bash
 target := $(or $(CARGO_TARGET_DIR),target)/x86_64-unknown-linux-gnu
 firn := $(target)/release/firn
 agent := $(target)/release/firn-agent
+cache := $(or $(FIRN_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/firn)
 sudo := $(if $(filter-out 0,$(shell id -u)),sudo)
 
 # Linux guests run under this machine's own KVM, or else in the lab; guests in ring 3 under any KVM, or else in the lab.
@@ -20,7 +21,7 @@ find = binary=$$(cargo $(1) --no-run --message-format=json-render-diagnostics \
     test -n "$$binary" || { echo "cargo names no program $(2) for: cargo $(1)" >&2; exit 1; }
 
 .NOTPARALLEL:
-.PHONY: setup python build guest lab images demo test unit-tests monitor-tests lab-tests guest-tests test-workloads bench traces lint deny clean
+.PHONY: setup python pip build guest lab clients images demo test unit-tests monitor-tests lab-tests guest-tests test-workloads bench traces lint deny clean
 
 setup:
 	@command -v cargo >/dev/null || { echo "cargo is missing: install Rust (rustup) first" >&2; exit 1; }
@@ -29,6 +30,10 @@ setup:
 # The agent's unit tests run functions on the host, in a Python of its own.
 python: setup
 	@command -v python3 >/dev/null || { $(sudo) apt-get -q update && $(sudo) apt-get -qy install python3; }
+
+# The clients that the daemon is tested with are wheels.
+pip: python
+	@python3 -m pip --version >/dev/null 2>&1 || { $(sudo) apt-get -q update && $(sudo) apt-get -qy install python3-pip; }
 
 build: setup
 	cargo build --release -p firn -p firn-agent
@@ -44,6 +49,10 @@ lab: build
 # The larger root file systems of the functions: numpy; torch and scikit-learn; ffmpeg and OpenCV. `make test` needs none of them.
 images: build
 	for image in science learning media; do $(firn) image build $$image; done
+
+# boto3 and the aws command, for the daemon's tests.
+clients: pip
+	tests/clients/build.sh
 
 demo: $(guests)
 	$(firn) demo
@@ -64,12 +73,12 @@ monitor-tests: lab
 lab-tests: lab
 	cargo test -p firn --test lab --test lab_pool -- --ignored --test-threads=1
 
-guest-tests: $(guests)
+guest-tests: $(guests) clients
 	@$(call find,test -p firn-tests --test microvm,microvm); \
 	echo "The guests' tests run $(if $(hardware),under this machine's KVM,in the lab)."; \
 	$(if $(hardware), \
 	    FIRN=$(abspath $(firn)) "$$binary" --test-threads=1, \
-	    $(firn) lab run --timeout 1800 --in "$$binary" --env FIRN=/bin/firn -- "/in/$${binary##*/}" --test-threads=1)
+	    $(firn) lab run --timeout 1800 --in "$$binary" --in $(cache)/clients --env FIRN=/bin/firn --env FIRN_CLIENTS=/in/clients -- "/in/$${binary##*/}" --test-threads=1)
 
 # Every function on its own image: long, under emulation (docs/workloads.md says how long).
 test-workloads: $(guests) images

@@ -103,6 +103,11 @@ make_image() {
     ((${#packages[@]} == 0)) || add_packages "$root" "${packages[@]}"
     ((${#runtime_wheels[@]} == 0)) || add_wheels "$root" --target "$root/var/runtime" "${runtime_wheels[@]}"
     ((${#wheels[@]} == 0)) || add_wheels "$root" "${wheels[@]}"
+    # The client goes without its native part where that does not load, and fails at the first request.
+    if [[ -d $root/var/runtime ]]; then
+        PYTHONPATH=$root/var/runtime root_python "$root" -c 'import runtime_client, awslambdaric.bootstrap, snapshot_restore_py' ||
+            die "AWS Lambda's runtime interface client does not load in the guest's root file system"
+    fi
     say "making $new"
     # The root is read-only in the guest: bytecode is made now, and never checked against its source.
     for folder in usr/lib/python3.11 usr/lib/python3 usr/local/lib/python3.11 var/runtime; do

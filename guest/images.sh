@@ -6,7 +6,8 @@ image_contents() {
     from='' packages=() wheels=() runtime_wheels=()
     case $1 in
         base)
-            packages=(python3 python3-pyaes python3-chameleon python3-jinja2)
+            # The runtime interface client is linked with libstdc++6, and its wheel cannot say so.
+            packages=(python3 python3-pyaes python3-chameleon python3-jinja2 libstdc++6)
             # AWS Lambda's own runtime interface client, and what carries its SnapStart hooks. They lie where AWS Lambda has them.
             runtime_wheels=(awslambdaric snapshot-restore-py)
             ;;

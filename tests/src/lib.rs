@@ -9,12 +9,14 @@
     reason = "a test that cannot go on fails"
 )]
 
+mod daemon;
 mod frozen;
 mod function;
 mod monitor;
 mod ran;
 mod world;
 
+pub use daemon::{Daemon, Reply, reply, zip_of};
 pub use frozen::{frozen, workshop};
 pub use function::{
     Function, HELLO, JSON, LIGHT, MMAP, PYAES, READ_LIST, folder, light_folder, test_function,

@@ -21,7 +21,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use commands::{
-    bench, boot, doctor, freeze, image, invoke, plan, player, pool, profile, record, thaw, verify,
+    bench, boot, doctor, freeze, image, invoke, plan, player, pool, profile, record, serve, thaw,
+    verify,
 };
 
 /// Start serverless functions from frozen microVMs.
@@ -65,6 +66,8 @@ enum Command {
     Profile(profile::ProfileCommand),
     /// Thaw with a recorder, invoke once, and write down every page that was touched
     Record(record::RecordArgs),
+    /// Serve functions behind AWS Lambda's API
+    Serve(serve::ServeArgs),
     /// Check every byte of a snapshot
     Verify(verify::VerifyArgs),
     /// Root file systems of functions: build one, list them
@@ -97,6 +100,7 @@ fn main() -> ExitCode {
         Command::Pool(command) => pool::run(&command).map_err(Into::into),
         Command::Profile(command) => profile::run(&command),
         Command::Record(arguments) => record::run(&arguments).map_err(Into::into),
+        Command::Serve(arguments) => serve::run(arguments).map_err(Into::into),
         Command::Verify(arguments) => verify::run(&arguments).map_err(Into::into),
         Command::Image(command) => image::run(&command).map_err(Into::into),
         Command::Doctor(arguments) => Ok(doctor::run(&arguments)),

@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::time::Duration;
 
+use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use thiserror::Error;
@@ -14,6 +16,9 @@ use firn_vmm::{
 };
 
 use crate::output;
+
+/// How long a process may take to follow the end of its input.
+const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// Lines of the guest's console that an error report shows.
 /// A panic of Linux, from its reason to its last word, has about 50.
@@ -122,6 +127,20 @@ impl Interruption {
     fn signal(&self) -> Option<i32> {
         Some(self.signal.load(Ordering::SeqCst)).filter(|signal| *signal != 0)
     }
+}
+
+/// Ends this process when its standard input ends, as a signal would: whoever started it holds the other end, and
+/// has gone then, however it went. A process that does not follow the signal is ended all the same.
+pub(crate) fn end_with_input() -> Result<(), SessionError> {
+    let wait = || {
+        // An input that cannot be read has ended, too.
+        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        let _ = kill_process(getpid(), Signal::TERM);
+        std::thread::sleep(END_LIMIT);
+        std::process::exit(1);
+    };
+    std::thread::Builder::new().name("input".into()).spawn(wait).map_err(SessionError::Thread)?;
+    Ok(())
 }
 
 impl Drop for Interruption {

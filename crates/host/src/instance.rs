@@ -232,6 +232,11 @@ impl Instances {
         Ok(self.base.join(format!("pool-{medium}.sock")))
     }
 
+    /// The sockets of the microVM of a name, whether or not it runs.
+    pub(crate) fn named(&self, name: &str) -> Instance {
+        Instance { name: name.to_owned(), path: self.base.join(name) }
+    }
+
     /// The running microVM of a name.
     ///
     /// # Errors

@@ -8,6 +8,7 @@ mod init;
 use std::error::Error;
 use std::fmt::Display;
 use std::io::{self, Write};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -19,6 +20,9 @@ use vsock::{VMADDR_CID_ANY, VsockListener};
 
 /// The user that functions run as: none of the root file system's own.
 const FUNCTION_USER: u32 = 1000;
+
+/// Where AWS Lambda serves the Runtime API, too.
+const RUNTIME_API: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9001));
 
 fn main() -> ExitCode {
     if !rustix::process::getpid().is_init() {
@@ -49,6 +53,8 @@ fn serve() -> io::Result<()> {
     let config = RuntimeConfig {
         python: "/usr/bin/python3".into(),
         task_dir: "/var/task".into(),
+        runtime_dir: "/var/runtime".into(),
+        runtime_api: RUNTIME_API,
         user: Some(FUNCTION_USER),
     };
     let listener = VsockListener::bind_with_cid_port(VMADDR_CID_ANY, AGENT_PORT)?;

@@ -21,4 +21,5 @@ mod pool;
 mod pool_thaws;
 mod recording;
 mod refusals;
+mod serve;
 mod shapes;

@@ -29,14 +29,15 @@ const DEFAULT_MEMORY: u64 = 256 << 20;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   firn boot guest/functions/hello
+  firn boot --name empty
   firn boot --name builder --memory 512M --vcpus 2 --detach guest/functions/json
   firn boot --console console.txt my-function.py
   firn boot --image science --memory 512M my-function.py
 
 The microVM runs until it is stopped: by Ctrl-C, `firn freeze`, or its own end.")]
 pub(crate) struct BootArgs {
-    /// The function: a directory with handler.py, or one Python file
-    function: PathBuf,
+    /// The function: a directory with handler.py, or one Python file; none, and the guest waits for one
+    function: Option<PathBuf>,
     /// Name of the microVM: a-z, 0-9 and -
     #[arg(long)]
     name: Option<String>,
@@ -64,6 +65,9 @@ pub(crate) struct BootArgs {
     /// Print one JSON object when the function is loaded
     #[arg(long)]
     json: bool,
+    /// End with standard input, as with a signal
+    #[arg(long, hide = true)]
+    end_with_input: bool,
     #[command(flatten)]
     files: GuestFiles,
     #[command(flatten)]
@@ -106,7 +110,8 @@ pub(crate) struct BootReport {
     /// Process id of its monitor.
     pub(crate) pid: u32,
     /// Name of the function.
-    pub(crate) function: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) function: Option<String>,
     /// Guest memory, bytes.
     pub(crate) memory: u64,
     /// Start of the command to a running vCPU.
@@ -120,9 +125,10 @@ pub(crate) struct BootReport {
 pub(crate) fn run(arguments: &BootArgs) -> Result<ExitCode, BootCommandError> {
     let begin = Instant::now();
     arguments.host.require_linux(Virtualization::detect())?;
-    let function = Function::from_path(&arguments.function)?;
-    let settings = function.settings();
-    let root = arguments.files.check(settings)?;
+    let function = arguments.function.as_deref().map(Function::from_path).transpose()?;
+    let settings =
+        function.as_ref().map(|function| function.settings().clone()).unwrap_or_default();
+    let root = arguments.files.check(&settings)?;
     let asked = settings.memory_mib.map(|mib| mib.saturating_mul(1 << 20));
     let memory = arguments.memory.or(asked).unwrap_or(DEFAULT_MEMORY);
     let vcpus = arguments.vcpus.or(settings.vcpus).unwrap_or(1);
@@ -130,6 +136,9 @@ pub(crate) fn run(arguments: &BootArgs) -> Result<ExitCode, BootCommandError> {
         return Ok(detach::detach()?);
     }
     let interruption = Interruption::catch()?;
+    if arguments.end_with_input {
+        session::end_with_input()?;
+    }
     let instance = session::claim(arguments.name.as_deref())?;
     let identity = Identity::fresh()?;
     let console = session::console(arguments.console.as_deref())?;
@@ -170,11 +179,13 @@ pub(crate) fn run(arguments: &BootArgs) -> Result<ExitCode, BootCommandError> {
             memory_mib: memory >> 20,
             environment: BTreeMap::new(),
         };
-        agent.load(&function, &options)?;
+        if let Some(function) = &function {
+            agent.load(function, &options)?;
+        }
         let report = BootReport {
             name: instance.name().to_owned(),
             pid: std::process::id(),
-            function: function.name().to_owned(),
+            function: function.as_ref().map(|function| function.name().to_owned()),
             memory,
             start_ns: nanoseconds(started - begin),
             boot_ns: nanoseconds(booted - started),
@@ -192,9 +203,12 @@ pub(crate) fn run(arguments: &BootArgs) -> Result<ExitCode, BootCommandError> {
 
 fn print(report: &BootReport) {
     output::line(&format!(
-        "{}: {} is loaded (start {}, boot {}, load {}); process {}",
+        "{}: {} (start {}, boot {}, load {}); process {}",
         report.name,
-        report.function,
+        report.function.as_ref().map_or_else(
+            || "booted without a function".to_owned(),
+            |function| format!("{function} is loaded"),
+        ),
         output::milliseconds(report.start_ns),
         output::milliseconds(report.boot_ns),
         output::milliseconds(report.load_ns),

@@ -11,5 +11,6 @@ pub(crate) mod player;
 pub(crate) mod pool;
 pub(crate) mod profile;
 pub(crate) mod record;
+pub(crate) mod serve;
 pub(crate) mod thaw;
 pub(crate) mod verify;

@@ -7,8 +7,9 @@ use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use firn_agent::protocol::{
-    Base64Bytes, Identify, Invoke, Load, MAX_EVENT_BYTES, MAX_REPLY_LENGTH, MAX_REQUEST_LENGTH,
-    NEWEST_VERSION, OLDEST_VERSION, Reply, Request, Status, Timed, receive, send,
+    Base64Bytes, Identify, Invoke, Load, MAX_EVENT_BYTES, MAX_FUNCTION_BYTES, MAX_REPLY_LENGTH,
+    MAX_REQUEST_LENGTH, NEWEST_VERSION, OLDEST_VERSION, Put, Reply, Request, RuntimeKind, Status,
+    Timed, receive, send,
 };
 use serde_json::value::RawValue;
 use uuid::Uuid;
@@ -16,7 +17,7 @@ use uuid::Uuid;
 use super::connect::{after, connect_until, try_connect};
 use super::errors::{
     ConnectError, EventError, ExchangeError, IdentifyError, InvokeError, LoadError,
-    PrepareFreezeError, ShutdownError, StatusError, receiving, sending,
+    PrepareFreezeError, PutError, ShutdownError, StatusError, receiving, sending,
 };
 use crate::function::Function;
 use crate::identity::Identity;
@@ -45,12 +46,36 @@ pub struct LoadOptions {
     pub environment: BTreeMap<String, String>,
 }
 
+/// A function for one of AWS Lambda's runtimes, whose files were [put](AgentClient::put) into the guest.
+#[derive(Debug, Clone)]
+pub struct LambdaLoad {
+    /// Its name.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// Its entry point, as AWS Lambda writes it.
+    pub handler: String,
+    /// Environment variables of the function.
+    pub environment: BTreeMap<String, String>,
+    /// Memory of the function in MiB, shown to it.
+    pub memory_mib: u64,
+    /// How long the runtime may take to start and to initialise the function.
+    pub time_limit: Duration,
+    /// Whether it brings its own `bootstrap`, and is no Python.
+    pub provided: bool,
+    /// Whether it is to be frozen before its first request.
+    pub snap_start: bool,
+}
+
 /// One request to a function.
 #[derive(Debug, Clone)]
 pub struct Invocation {
     request_id: String,
     event: Box<RawValue>,
     time_limit: Duration,
+    function_arn: Option<String>,
+    client_context: Option<String>,
+    trace_id: Option<String>,
 }
 
 /// What a function answered.
@@ -76,7 +101,32 @@ impl Invocation {
             return Err(EventError::TooLong { length: event.len() });
         }
         let event = serde_json::from_str(event).map_err(EventError::NotJson)?;
-        Ok(Self { request_id: Uuid::new_v4().to_string(), event, time_limit })
+        Ok(Self {
+            request_id: Uuid::new_v4().to_string(),
+            event,
+            time_limit,
+            function_arn: None,
+            client_context: None,
+            trace_id: None,
+        })
+    }
+
+    /// Tells the function by which ARN it was asked for.
+    #[must_use]
+    pub fn with_function_arn(self, function_arn: Option<String>) -> Self {
+        Self { function_arn, ..self }
+    }
+
+    /// Gives the function a client context, which is JSON.
+    #[must_use]
+    pub fn with_client_context(self, client_context: Option<String>) -> Self {
+        Self { client_context, ..self }
+    }
+
+    /// Makes the request a part of a trace.
+    #[must_use]
+    pub fn with_trace_id(self, trace_id: Option<String>) -> Self {
+        Self { trace_id, ..self }
     }
 
     /// The request's id, as the function sees it.
@@ -137,15 +187,81 @@ impl AgentClient {
         options: &LoadOptions,
     ) -> Result<String, LoadError> {
         let copy = |(name, bytes): (&String, &Vec<u8>)| (name.clone(), Base64Bytes(bytes.clone()));
-        let request = Request::Load(Load {
-            name: function.name().to_owned(),
-            handler: function.handler().to_owned(),
-            files: function.files().iter().map(copy).collect(),
-            environment: options.environment.clone(),
-            memory_mib: options.memory_mib,
-            time_limit_ms: milliseconds(options.time_limit),
-        });
-        match self.exchange(&request, options.time_limit)? {
+        self.send_load(
+            options.time_limit,
+            Load {
+                name: function.name().to_owned(),
+                handler: function.handler().to_owned(),
+                files: function.files().iter().map(copy).collect(),
+                environment: options.environment.clone(),
+                memory_mib: options.memory_mib,
+                time_limit_ms: milliseconds(options.time_limit),
+                version: "$LATEST".to_owned(),
+                runtime: RuntimeKind::Own,
+                snap_start: false,
+            },
+        )
+    }
+
+    /// Writes a file of a function, for [`AgentClient::load_lambda`]. The `first` one removes those of an
+    /// earlier function.
+    ///
+    /// # Errors
+    /// [`PutError::Refused`] where the guest cannot write it.
+    pub fn put(
+        &mut self,
+        first: bool,
+        path: &str,
+        executable: bool,
+        contents: &[u8],
+    ) -> Result<(), PutError> {
+        let mut rest = contents;
+        let mut append = false;
+        loop {
+            let (part, tail) = rest.split_at(rest.len().min(MAX_FUNCTION_BYTES));
+            let request = Request::Put(Put {
+                first: first && !append,
+                path: path.to_owned(),
+                append,
+                executable,
+                contents: Base64Bytes(part.to_vec()),
+            });
+            match self.exchange(&request, Duration::ZERO)? {
+                Reply::Stored => {}
+                Reply::Refused(refusal) => return Err(PutError::Refused(refusal)),
+                _ => return Err(PutError::Exchange(self.unexpected())),
+            }
+            if tail.is_empty() {
+                return Ok(());
+            }
+            (rest, append) = (tail, true);
+        }
+    }
+
+    /// Loads the function whose files were [put](AgentClient::put) there. Returns what it printed meanwhile.
+    ///
+    /// # Errors
+    /// [`LoadError::Function`] where the function does not initialise.
+    pub fn load_lambda(&mut self, load: &LambdaLoad) -> Result<String, LoadError> {
+        let runtime = if load.provided { RuntimeKind::Provided } else { RuntimeKind::Python };
+        self.send_load(
+            load.time_limit,
+            Load {
+                name: load.name.clone(),
+                handler: load.handler.clone(),
+                files: BTreeMap::new(),
+                environment: load.environment.clone(),
+                memory_mib: load.memory_mib,
+                time_limit_ms: milliseconds(load.time_limit),
+                version: load.version.clone(),
+                runtime,
+                snap_start: load.snap_start,
+            },
+        )
+    }
+
+    fn send_load(&mut self, limit: Duration, load: Load) -> Result<String, LoadError> {
+        match self.exchange(&Request::Load(load), limit)? {
             Reply::Loaded(loaded) => Ok(loaded.logs),
             Reply::Failed(failed) => Err(LoadError::Function(failed)),
             Reply::Refused(refusal) => Err(LoadError::Refused(refusal)),
@@ -163,6 +279,9 @@ impl AgentClient {
             request_id: invocation.request_id.clone(),
             event: invocation.event.clone(),
             time_limit_ms: milliseconds(invocation.time_limit),
+            function_arn: invocation.function_arn.clone(),
+            client_context: invocation.client_context.clone(),
+            trace_id: invocation.trace_id.clone(),
         });
         match self.exchange(&request, invocation.time_limit)? {
             Reply::Answered(answered) if answered.request_id == invocation.request_id => {

@@ -119,6 +119,17 @@ pub enum EventError {
     },
 }
 
+/// A function's file was not written.
+#[derive(Debug, thiserror::Error)]
+pub enum PutError {
+    /// The agent refused.
+    #[error("the guest does not take the function's files: {}", .0.message)]
+    Refused(Refusal),
+    /// No reply that counts came.
+    #[error("the function's files were not acknowledged")]
+    Exchange(#[from] ExchangeError),
+}
+
 /// The function was not loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {

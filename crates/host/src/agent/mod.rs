@@ -6,9 +6,9 @@ mod errors;
 #[cfg(test)]
 mod tests;
 
-pub use client::{AgentClient, Answer, Invocation, LoadOptions};
+pub use client::{AgentClient, Answer, Invocation, LambdaLoad, LoadOptions};
 pub use errors::{
     ConnectError, EventError, ExchangeError, IdentifyError, InvokeError, LoadError,
-    PrepareFreezeError, ShutdownError, StatusError,
+    PrepareFreezeError, PutError, ShutdownError, StatusError,
 };
 pub use firn_agent::protocol::{Failed, FunctionError, Refusal, RefusalKind, Status};

@@ -57,6 +57,8 @@ impl Place {
         let config = RuntimeConfig {
             python: "python3".into(),
             task_dir: self.0.path().join("task"),
+            runtime_dir: "/nowhere".into(),
+            runtime_api: ([127, 0, 0, 1], 0).into(),
             user: None,
         };
         let server = Arc::new(Server::new(config, Box::new(Untouched)));

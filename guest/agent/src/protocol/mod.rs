@@ -26,8 +26,9 @@ pub const AGENT_PORT: u32 = 1024;
 /// The oldest version of the protocol that this build speaks.
 pub const OLDEST_VERSION: u32 = 1;
 
-/// The newest version of the protocol that this build speaks.
-pub const NEWEST_VERSION: u32 = 1;
+/// The newest version of the protocol that this build speaks. Version 2 brought [`Request::Put`],
+/// AWS Lambda's runtimes, and what they are told about a request.
+pub const NEWEST_VERSION: u32 = 2;
 
 /// The longest frame from host to guest, in bytes. Holds [`MAX_FUNCTION_BYTES`] in base64.
 pub const MAX_REQUEST_LENGTH: usize = 32 << 20;
@@ -72,6 +73,8 @@ pub enum Request {
         /// The newest version that the host speaks.
         newest: u32,
     },
+    /// Writes a part of a function's files, for a [`Request::Load`] that brings none. Since version 2.
+    Put(Put),
     /// Takes a function in, in place of an earlier one.
     Load(Load),
     /// Sends one event to the function.
@@ -94,7 +97,8 @@ pub struct Load {
     pub name: String,
     /// `module.function`, as AWS Lambda writes it.
     pub handler: String,
-    /// Contents by path: relative, `/` between components, no `.` or `..`.
+    /// Contents by path: relative, `/` between components, no `.` or `..`. Without any, the files are
+    /// those that were [`Put`].
     pub files: BTreeMap<String, Base64Bytes>,
     /// Environment variables of the function.
     pub environment: BTreeMap<String, String>,
@@ -102,6 +106,48 @@ pub struct Load {
     pub memory_mib: u64,
     /// How long the runtime may take to start and to import the module, in milliseconds.
     pub time_limit_ms: u64,
+    /// The function's version, shown to the function. Since version 2 of the protocol.
+    #[serde(default = "latest")]
+    pub version: String,
+    /// What runs the function. Since version 2 of the protocol.
+    #[serde(default)]
+    pub runtime: RuntimeKind,
+    /// Whether AWS Lambda's runtime is to stop, once the function is loaded, until the guest was frozen
+    /// and thawed (SnapStart). Since version 2 of the protocol.
+    #[serde(default)]
+    pub snap_start: bool,
+}
+
+fn latest() -> String {
+    "$LATEST".to_owned()
+}
+
+/// What runs a function.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RuntimeKind {
+    /// The agent's own Python runtime.
+    #[default]
+    Own,
+    /// AWS Lambda's runtime interface client for Python, over the Runtime API.
+    Python,
+    /// The function's own `bootstrap`, over the Runtime API.
+    Provided,
+}
+
+/// A part of a function's files.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Put {
+    /// The first part of a function: what is in its folder is removed.
+    pub first: bool,
+    /// The file, as in [`Load::files`].
+    pub path: String,
+    /// Whether the bytes go behind those that the file has already.
+    pub append: bool,
+    /// Whether the file can be executed.
+    pub executable: bool,
+    /// At most [`MAX_FUNCTION_BYTES`].
+    pub contents: Base64Bytes,
 }
 
 /// One event for the loaded function.
@@ -114,6 +160,15 @@ pub struct Invoke {
     /// How long the function may take from its start (time in the queue does not count), in
     /// milliseconds.
     pub time_limit_ms: u64,
+    /// The function's name that was asked for, as an ARN. Since version 2 of the protocol.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub function_arn: Option<String>,
+    /// The client context: a JSON document. Since version 2 of the protocol.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client_context: Option<String>,
+    /// The trace that the request belongs to. Since version 2 of the protocol.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace_id: Option<String>,
 }
 
 /// What makes one clone of a snapshot differ from every other.
@@ -145,6 +200,8 @@ impl std::fmt::Debug for Identify {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
+    /// The part of the function's files is written.
+    Stored,
     /// The version that both sides speak from now on.
     Hello {
         /// The newest version that both sides know.
@@ -204,9 +261,14 @@ pub struct Failed {
 #[serde(rename_all = "camelCase")]
 pub struct FunctionError {
     /// The exception's class, or one of the names in `docs/guest.md`, such as `Runtime.ExitError`.
+    #[serde(default)]
     pub error_type: String,
     /// The exception's text.
+    #[serde(default)]
     pub error_message: String,
+    /// The request, where AWS Lambda's runtime names it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request_id: Option<Box<str>>,
     /// The frames of the function, outermost first, as Python prints them.
     #[serde(default)]
     pub stack_trace: Vec<String>,

@@ -1,11 +1,14 @@
 //! The function's files, name and environment.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
 
-use crate::protocol::{Load, MAX_FUNCTION_BYTES, MAX_FUNCTION_FILES, MAX_TIME_LIMIT_MS};
+use crate::protocol::{
+    Load, MAX_FUNCTION_BYTES, MAX_FUNCTION_FILES, MAX_TIME_LIMIT_MS, Put, RuntimeKind,
+};
 
 /// Why a function was not taken in.
 #[derive(Debug, thiserror::Error)]
@@ -32,19 +35,36 @@ pub(crate) fn check(load: &Load) -> Result<(), String> {
             "the function's files have {total} bytes; at most {MAX_FUNCTION_BYTES} are taken"
         ));
     }
-    for path in load.files.keys() {
-        let plain = Path::new(path).components().all(|part| matches!(part, Component::Normal(_)));
-        // `components` forgives `a//b`, `a/./b` and `a/`.
-        let spelt =
-            path.split('/').all(|part| !matches!(part, "" | "." | "..") && part.len() < 256);
-        if !plain || !spelt || path.contains('\0') || path.len() > 1024 {
-            return Err(format!("the path {path:?} does not stay inside the function's folder"));
-        }
+    load.files.keys().try_for_each(|path| check_path(path))?;
+    let version = load.version.as_bytes();
+    if version.is_empty() || version.len() > 64 || !version.iter().all(u8::is_ascii_graphic) {
+        return Err("a version is 1 to 64 printable characters".into());
+    }
+    if load.snap_start && load.runtime == RuntimeKind::Own {
+        return Err("SnapStart is for the runtimes of AWS Lambda".into());
     }
     for (name, value) in &load.environment {
         if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
             return Err(format!("{name:?} cannot be set as an environment variable"));
         }
+    }
+    Ok(())
+}
+
+/// Checks everything about `put` that does not need the file system.
+pub(crate) fn check_put(put: &Put) -> Result<(), String> {
+    if put.contents.0.len() > MAX_FUNCTION_BYTES {
+        return Err(format!("at most {MAX_FUNCTION_BYTES} bytes of a file are taken at once"));
+    }
+    check_path(&put.path)
+}
+
+fn check_path(path: &str) -> Result<(), String> {
+    let plain = Path::new(path).components().all(|part| matches!(part, Component::Normal(_)));
+    // `components` forgives `a//b`, `a/./b` and `a/`.
+    let spelt = path.split('/').all(|part| !matches!(part, "" | "." | "..") && part.len() < 256);
+    if !plain || !spelt || path.contains('\0') || path.len() > 1024 {
+        return Err(format!("the path {path:?} does not stay inside the function's folder"));
     }
     Ok(())
 }
@@ -58,13 +78,41 @@ pub(crate) fn check_time_limit(time_limit_ms: u64) -> Result<(), String> {
     }
 }
 
-/// Puts the files of `load`, which was [checked](check), into `folder` in place of what is there.
-pub(crate) fn write(load: &Load, folder: &Path) -> Result<(), WriteError> {
-    let clear = |source| WriteError::Clear { folder: folder.to_owned(), source };
+/// Makes `folder` empty.
+fn clear(folder: &Path) -> Result<(), WriteError> {
+    let failed = |source| WriteError::Clear { folder: folder.to_owned(), source };
     match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(clear(error)),
-        _ => fs::create_dir_all(folder).map_err(clear)?,
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(error)),
+        _ => fs::create_dir_all(folder).map_err(failed),
     }
+}
+
+/// Writes `put`, which was [checked](check_put), into `folder`.
+pub(crate) fn put(put: &Put, folder: &Path) -> Result<(), WriteError> {
+    if put.first {
+        clear(folder)?;
+    }
+    let path = folder.join(&put.path);
+    let write = || {
+        path.parent().map_or(Ok(()), fs::create_dir_all)?;
+        let mut options = OpenOptions::new();
+        options.create(true).write(true).append(put.append).truncate(!put.append);
+        let mut file = options.open(&path)?;
+        file.write_all(&put.contents.0)?;
+        let mode = if put.executable { 0o755 } else { 0o644 };
+        file.set_permissions(fs::Permissions::from_mode(mode))
+    };
+    write().map_err(|source| WriteError::Write { path: path.clone(), source })
+}
+
+/// Puts the files of `load`, which was [checked](check), into `folder` in place of what is there. One
+/// without files takes what was [put] there.
+pub(crate) fn write(load: &Load, folder: &Path) -> Result<(), WriteError> {
+    if load.files.is_empty() {
+        return fs::create_dir_all(folder)
+            .map_err(|source| WriteError::Clear { folder: folder.to_owned(), source });
+    }
+    clear(folder)?;
     for (name, contents) in &load.files {
         let path = folder.join(name);
         let written = path
@@ -90,10 +138,10 @@ pub(crate) fn environment(
         ("LAMBDA_TASK_ROOT", folder.display().to_string()),
         ("_HANDLER", load.handler.clone()),
         ("AWS_LAMBDA_FUNCTION_NAME", load.name.clone()),
-        ("AWS_LAMBDA_FUNCTION_VERSION", "$LATEST".to_owned()),
+        ("AWS_LAMBDA_FUNCTION_VERSION", load.version.clone()),
         ("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", load.memory_mib.to_string()),
         ("AWS_LAMBDA_LOG_GROUP_NAME", format!("/aws/lambda/{}", load.name)),
-        ("AWS_LAMBDA_LOG_STREAM_NAME", log_stream_name(instance_id)),
+        ("AWS_LAMBDA_LOG_STREAM_NAME", log_stream_name(&load.version, instance_id)),
         ("FIRN_INSTANCE_ID", instance_id.unwrap_or_default().to_owned()),
     ]
     .map(|(name, value)| (name.to_owned(), value))
@@ -103,6 +151,6 @@ pub(crate) fn environment(
 }
 
 /// The name of this instance's log in AWS Lambda's form, less the date.
-pub(crate) fn log_stream_name(instance_id: Option<&str>) -> String {
-    format!("[$LATEST]{}", instance_id.unwrap_or_default())
+pub(crate) fn log_stream_name(version: &str, instance_id: Option<&str>) -> String {
+    format!("[{version}]{}", instance_id.unwrap_or_default())
 }

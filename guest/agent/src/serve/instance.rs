@@ -8,10 +8,10 @@ use uuid::Uuid;
 
 use super::function::{self, WriteError};
 use super::machine::Machine;
-use super::runtime::{ExchangeError, Message, Outcome, Runtime, RuntimeConfig};
+use super::runtime::{ExchangeError, Outcome, Runtime, RuntimeApi, RuntimeConfig};
 use crate::protocol::{
-    Answered, Failed, FunctionError, Identify, Invoke, Load, Loaded, MAX_ANSWER_BYTES,
-    MAX_ENTROPY_BYTES, MAX_EVENT_BYTES, MIN_ENTROPY_BYTES, Refusal, RefusalKind, Reply,
+    Answered, Failed, FunctionError, Identify, Invoke, Load, Loaded, MAX_ENTROPY_BYTES,
+    MAX_EVENT_BYTES, MIN_ENTROPY_BYTES, Put, Refusal, RefusalKind, Reply,
 };
 
 /// How long the runtime may take to tidy up for a freeze, or to reseed itself after a thaw. Past
@@ -42,6 +42,7 @@ pub(crate) struct Instance {
     gate: Gate,
     load: Option<Load>,
     runtime: Option<Runtime>,
+    api: Option<RuntimeApi>,
     generation: Option<Uuid>,
     instance_id: Option<String>,
 }
@@ -79,9 +80,22 @@ impl Instance {
             gate: Gate::Unidentified,
             load: None,
             runtime: None,
+            api: None,
             generation: None,
             instance_id: None,
         }
+    }
+
+    /// Writes a part of a function's files. The function that was loaded is gone then.
+    pub(crate) fn put(&mut self, put: &Put) -> Result<(), Failure> {
+        if self.gate == Gate::Frozen {
+            return Err(refusal(RefusalKind::Frozen, "the guest is frozen: identify it first"));
+        }
+        function::check_put(put).map_err(|reason| refusal(RefusalKind::BadRequest, reason))?;
+        self.load = None;
+        self.runtime = None;
+        function::put(put, &self.config.task_dir)
+            .map_err(|error: WriteError| system(&error.to_string(), &error))
     }
 
     /// Takes a function in, in place of an earlier one.
@@ -114,13 +128,15 @@ impl Instance {
         }
         let mut runtime = self.take_runtime()?;
         let limit = Duration::from_millis(invoke.time_limit_ms);
-        let message =
-            Message::Invoke { request_id: &invoke.request_id, time_limit_ms: invoke.time_limit_ms };
         let started = Instant::now();
-        let outcome = runtime.exchange(&message, Some(invoke.event.get()), started + limit);
+        let outcome = runtime.invoke(invoke, started + limit);
         let duration_ns = nanoseconds(started.elapsed());
         let outcome = match outcome {
             Ok(outcome) => outcome,
+            Err(error @ ExchangeError::NotRestored) => {
+                self.runtime = Some(runtime);
+                return Err(refusal(RefusalKind::NotIdentified, error.to_string()));
+            }
             Err(error) => {
                 let what = format!("RequestId: {} Error: ", invoke.request_id);
                 return Err(ended(runtime, &error, &what, "Task", limit));
@@ -129,11 +145,11 @@ impl Instance {
         let logs = runtime.take_logs();
         self.runtime = Some(runtime);
         match outcome {
-            Outcome::Answer(answer) if answer.get().len() <= MAX_ANSWER_BYTES => {
+            Outcome::Answer(answer) => {
                 Ok(Answered { request_id: invoke.request_id.clone(), answer, duration_ns, logs })
             }
             Outcome::Error(error) => Err(Failure::Function(Failed { error, logs })),
-            Outcome::Answer(_) | Outcome::Done(()) => {
+            Outcome::Done => {
                 self.runtime = None;
                 Err(failed(EXIT_ERROR, BROKEN_CHANNEL.to_owned(), logs))
             }
@@ -147,9 +163,14 @@ impl Instance {
         if self.load.is_some() {
             let mut runtime = self.take_runtime()?;
             let deadline = Instant::now() + HOUSEKEEPING_LIMIT;
-            match runtime.exchange(&Message::Collect {}, None, deadline) {
-                Ok(Outcome::Done(())) => {}
+            match runtime.collect(deadline) {
+                Ok(Outcome::Done) => {}
                 Ok(_) => return Err(unfit("it broke its channel")),
+                Err(error @ ExchangeError::NotRestorable) => {
+                    // Nothing is wrong with it: it goes on with the machine.
+                    self.runtime = Some(runtime);
+                    return Err(unfit(&error.to_string()));
+                }
                 Err(error) => return Err(unfit(&error.to_string())),
             }
             runtime.take_logs();
@@ -222,22 +243,29 @@ impl Instance {
         if self.is_open() { Ok(()) } else { Err(not_identified()) }
     }
 
-    /// A runtime that cannot reseed itself is replaced by a new process, which shares no state with
-    /// other clones.
+    /// Where it may be, a runtime that cannot reseed itself is replaced by a new process, which shares
+    /// no state with other clones.
     fn reseed_runtime(&mut self) -> Result<(), Failure> {
         let Some(mut runtime) = self.runtime.take() else { return Ok(()) };
-        let log_stream_name = function::log_stream_name(self.instance_id.as_deref());
-        let message = Message::Reseed {
-            instance_id: self.instance_id.as_deref().unwrap_or_default(),
-            log_stream_name: &log_stream_name,
-        };
+        let version = self.load.as_ref().map_or("", |load| &load.version);
+        let log_stream_name = function::log_stream_name(version, self.instance_id.as_deref());
+        let instance_id = self.instance_id.as_deref().unwrap_or_default();
         let deadline = Instant::now() + HOUSEKEEPING_LIMIT;
-        if let Ok(Outcome::Done(())) = runtime.exchange(&message, None, deadline) {
-            self.runtime = Some(runtime);
-            return Ok(());
+        let replaceable = runtime.is_replaceable();
+        match runtime.reseed(instance_id, &log_stream_name, deadline) {
+            Ok(Outcome::Done) => self.runtime = Some(runtime),
+            _ if replaceable => {
+                drop(runtime);
+                self.runtime = Some(self.take_runtime()?);
+            }
+            Ok(Outcome::Error(error)) => {
+                return Err(Failure::Function(Failed { error, logs: runtime.take_logs() }));
+            }
+            Ok(Outcome::Answer(_)) => {
+                return Err(failed(EXIT_ERROR, BROKEN_CHANNEL.to_owned(), runtime.take_logs()));
+            }
+            Err(error) => return Err(ended(runtime, &error, "", "Restore", HOUSEKEEPING_LIMIT)),
         }
-        drop(runtime);
-        self.runtime = Some(self.take_runtime()?);
         Ok(())
     }
 
@@ -247,28 +275,21 @@ impl Instance {
         if let Some(runtime) = self.runtime.take() {
             return Ok(runtime);
         }
-        let Some(load) = &self.load else {
+        let Some(load) = self.load.clone() else {
             return Err(refusal(RefusalKind::NotLoaded, "no function is loaded: load one first"));
         };
-        self.start(load)
+        self.start(&load)
     }
 
-    fn start(&self, load: &Load) -> Result<Runtime, Failure> {
+    fn start(&mut self, load: &Load) -> Result<Runtime, Failure> {
         let task_dir = &self.config.task_dir;
         let environment = function::environment(load, task_dir, self.instance_id.as_deref());
         let limit = Duration::from_millis(load.time_limit_ms);
         let deadline = Instant::now() + limit;
-        let mut runtime = Runtime::start(&self.config, &environment).map_err(|error| {
-            let what = format!("cannot start {}", self.config.python.display());
-            refusal(RefusalKind::System, format!("{what}: {error}"))
-        })?;
-        let message = Message::Load {
-            handler: &load.handler,
-            task_dir: &task_dir.to_string_lossy(),
-            answer_limit: MAX_ANSWER_BYTES,
-        };
-        match runtime.exchange(&message, None, deadline) {
-            Ok(Outcome::Done(())) => Ok(runtime),
+        let mut runtime = Runtime::start(&self.config, &mut self.api, load, environment)
+            .map_err(|error| refusal(RefusalKind::System, format!("cannot start: {error}")))?;
+        match runtime.init(&self.config, load, deadline) {
+            Ok(Outcome::Done) => Ok(runtime),
             Ok(Outcome::Error(error)) => {
                 Err(Failure::Function(Failed { error, logs: runtime.take_logs() }))
             }
@@ -300,14 +321,21 @@ fn ended(
         }
         ExchangeError::Ended => (EXIT_ERROR, exit_text(runtime.end())),
         ExchangeError::Broken => (EXIT_ERROR, BROKEN_CHANNEL.to_owned()),
+        ExchangeError::NotRestorable | ExchangeError::NotRestored => {
+            (EXIT_ERROR, error.to_string())
+        }
         ExchangeError::Io(error) => (EXIT_ERROR, format!("Runtime cannot be reached: {error}")),
     };
     failed(kind, format!("{prefix}{text}"), runtime.take_logs())
 }
 
 fn failed(kind: &str, text: String, logs: String) -> Failure {
-    let error =
-        FunctionError { error_type: kind.to_owned(), error_message: text, stack_trace: Vec::new() };
+    let error = FunctionError {
+        error_type: kind.to_owned(),
+        error_message: text,
+        request_id: None,
+        stack_trace: Vec::new(),
+    };
     Failure::Function(Failed { error, logs })
 }
 

@@ -124,6 +124,13 @@ impl Server {
     fn answer(&self, request: Request) -> (Reply, Next) {
         match request {
             Request::Hello { oldest, newest } => hello(oldest, newest),
+            Request::Put(put) => {
+                let mut turn = self.instance.wait();
+                let stored = turn.put(&put);
+                self.show(&turn);
+                drop(turn);
+                (stored.map_or_else(Reply::from, |()| Reply::Stored), Next::GoOn)
+            }
             Request::Load(load) => {
                 let mut turn = self.instance.wait();
                 let loaded = turn.load(load);

@@ -15,7 +15,7 @@ use super::*;
 use crate::protocol::{
     Answered, Base64Bytes, Failed, FunctionError, LOG_TAIL_BYTES, Load, Loaded, MAX_ANSWER_BYTES,
     MAX_EVENT_BYTES, MAX_FUNCTION_BYTES, MAX_FUNCTION_FILES, MAX_TIME_LIMIT_MS, Refusal,
-    write_frame,
+    RuntimeKind, write_frame,
 };
 
 const TIME_LIMIT_MS: u64 = 120_000;
@@ -77,6 +77,8 @@ impl TestGuest {
         let config = RuntimeConfig {
             python: PathBuf::from("python3"),
             task_dir: task_dir.path().join("task"),
+            runtime_dir: PathBuf::from("/nowhere"),
+            runtime_api: ([127, 0, 0, 1], 0).into(),
             user: None,
         };
         let server = Arc::new(Server::new(config, Box::new(machine.clone())));
@@ -193,6 +195,9 @@ fn load(source: &str) -> Load {
         environment: BTreeMap::new(),
         memory_mib: 256,
         time_limit_ms: TIME_LIMIT_MS,
+        version: "$LATEST".into(),
+        runtime: RuntimeKind::Own,
+        snap_start: false,
     }
 }
 
@@ -201,6 +206,9 @@ fn invoke(event: &Value, time_limit_ms: u64) -> Request {
         request_id: "r-1".into(),
         event: to_raw_value(event).unwrap(),
         time_limit_ms,
+        function_arn: None,
+        client_context: None,
+        trace_id: None,
     })
 }
 
@@ -236,6 +244,9 @@ const NEVER_RETURNS: &str = include_str!("../../../../tests/functions/never_retu
 const RAISES: &str = include_str!("../../../../tests/functions/raises/handler.py");
 const TEN_MEGABYTES: &str = include_str!("../../../../tests/functions/ten_megabytes/handler.py");
 const UNSERIALISABLE: &str = include_str!("../../../../tests/functions/unserialisable/handler.py");
+
+#[path = "lambda_tests.rs"]
+mod lambda;
 
 mod answers {
     use super::*;
@@ -438,6 +449,9 @@ mod failures {
             request_id: "r-1".into(),
             event: serde_json::value::RawValue::from_string(deep).unwrap(),
             time_limit_ms: TIME_LIMIT_MS,
+            function_arn: None,
+            client_context: None,
+            trace_id: None,
         });
         match host.ask(&deep) {
             Reply::Failed(failed) => assert_eq!(failed.error.error_type, "Runtime.UnmarshalError"),
@@ -721,9 +735,9 @@ mod requests {
 
     #[test]
     fn a_host_of_another_age_is_refused() {
-        let (refusal, closed) = reply_to(&Request::Hello { oldest: 2, newest: 9 });
+        let (refusal, closed) = reply_to(&Request::Hello { oldest: 3, newest: 9 });
         assert_eq!((refusal.kind, closed), (RefusalKind::Version, true));
-        assert!(refusal.message.contains("2 to 9"), "{}", refusal.message);
+        assert!(refusal.message.contains("3 to 9"), "{}", refusal.message);
         assert_eq!(hello(0, 9).1, Next::GoOn, "the newest version that both know");
     }
 

@@ -19,10 +19,12 @@ use firn_memory::{ExecuteError, StepError};
 use firn_vmm::{GoneError, IncompatibleError, RestoreError};
 
 use crate::clock;
+use crate::commands::invoke::FUNCTION_FAILED;
 use crate::detach;
 use crate::event::ReadEventError;
 use crate::host_args::{HostArgs, HostError};
-use crate::session::SessionError;
+use crate::output;
+use crate::session::{self, SessionError};
 use crate::snapshot_args::{OpenSnapshotError, SnapshotArgs};
 
 /// Arguments of `firn thaw`.
@@ -76,6 +78,9 @@ pub(crate) struct ThawArgs {
     /// Print one JSON object: times, counts, memory, and the answer
     #[arg(long)]
     json: bool,
+    /// End with standard input, as with a signal
+    #[arg(long, hide = true)]
+    end_with_input: bool,
     #[command(flatten)]
     host: HostArgs,
 }
@@ -137,6 +142,9 @@ pub(crate) fn run(arguments: &ThawArgs) -> Result<ExitCode, ThawCommandError> {
     if arguments.detach {
         return Ok(detach::detach()?);
     }
+    if arguments.end_with_input {
+        session::end_with_input()?;
+    }
     let open = Instant::now();
     let opened = arguments.snapshot.open(planner.store())?;
     let snapshot = opened.snapshot();
@@ -144,6 +152,13 @@ pub(crate) fn run(arguments: &ThawArgs) -> Result<ExitCode, ThawCommandError> {
     match firn_bench::player::traces_of(snapshot.manifest()) {
         Some(_) => player::run(arguments, begin, &*planner, &opened, opening),
         None if arguments.input.is_some() => Err(ReplayError::NotPlayer.into()),
-        None => linux::run(arguments, begin, &*planner, &opened, opening),
+        None => match linux::run(arguments, begin, &*planner, &opened, opening) {
+            // The function's own failure, of its after-restore hooks, is an answer.
+            Err(ThawCommandError::Identify(IdentifyError::Function(failed))) => {
+                output::json(&failed.error);
+                Ok(ExitCode::from(FUNCTION_FAILED))
+            }
+            ended => ended,
+        },
     }
 }

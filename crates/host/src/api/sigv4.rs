@@ -1,0 +1,245 @@
+//! Signatures of requests: AWS Signature Version 4.
+//!
+//! Source: AWS, "Signature Version 4 signing process". The payload's digest is always taken from the payload; signatures in the
+//! query are not taken.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use axum::http::request::Parts;
+use hmac::{Hmac, KeyInit, Mac};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use sha2::{Digest, Sha256};
+use time::macros::format_description;
+use time::{OffsetDateTime, PrimitiveDateTime};
+
+use super::ApiError;
+
+const ALGORITHM: &str = "AWS4-HMAC-SHA256";
+
+/// The service that requests are signed for.
+const SERVICE: &str = "lambda";
+
+/// How far a client's clock may be from the daemon's.
+const SKEW: Duration = Duration::from_secs(15 * 60);
+
+/// What is escaped in a canonical path: all but the unreserved characters (RFC 3986) and slashes.
+const PATH: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
+
+/// Whose requests are taken: secrets by access key.
+#[derive(Clone)]
+pub struct Credentials(HashMap<String, String>);
+
+/// Credentials cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum CredentialsError {
+    /// The file cannot be read.
+    #[error("cannot read the credentials in {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file names no credentials.
+    #[error(
+        "{} holds no credentials: it needs aws_access_key_id and aws_secret_access_key, as the file of the aws command",
+        path.display()
+    )]
+    None {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+impl std::fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
+/// A signature in a request's headers.
+struct Signature<'a> {
+    key: &'a str,
+    date: &'a str,
+    region: &'a str,
+    service: &'a str,
+    headers: &'a str,
+    signature: Vec<u8>,
+}
+
+impl Credentials {
+    /// Reads a file of the form that the `aws` command keeps: sections, each with `aws_access_key_id` and
+    /// `aws_secret_access_key`.
+    ///
+    /// # Errors
+    /// See [`CredentialsError`].
+    pub fn read(path: &Path) -> Result<Self, CredentialsError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| CredentialsError::Read { path: path.to_owned(), source })?;
+        let found = Self::parse(&text);
+        if found.0.is_empty() {
+            return Err(CredentialsError::None { path: path.to_owned() });
+        }
+        Ok(found)
+    }
+
+    fn parse(text: &str) -> Self {
+        let mut found = HashMap::new();
+        let mut key = None;
+        let mut secret = None;
+        for line in text.lines().map(str::trim) {
+            if line.starts_with('[') {
+                (key, secret) = (None, None);
+            }
+            let Some((name, value)) = line.split_once('=') else { continue };
+            match name.trim() {
+                "aws_access_key_id" => key = Some(value.trim().to_owned()),
+                "aws_secret_access_key" => secret = Some(value.trim().to_owned()),
+                _ => {}
+            }
+            if let (Some(key), Some(secret)) = (&key, &secret) {
+                found.insert(key.clone(), secret.clone());
+            }
+        }
+        Self(found)
+    }
+
+    /// Checks that somebody who has credentials signed this request, with this body, about `now`.
+    pub(crate) fn check(
+        &self,
+        request: &Parts,
+        body: &[u8],
+        now: SystemTime,
+    ) -> Result<(), ApiError> {
+        let header = |name: &str| request.headers.get(name).and_then(|value| value.to_str().ok());
+        let missing = || {
+            ApiError::forbidden(
+                "MissingAuthenticationTokenException",
+                "Missing Authentication Token",
+            )
+        };
+        let signature = Signature::parse(header("authorization").ok_or_else(missing)?)
+            .ok_or_else(|| invalid("the Authorization header cannot be read"))?;
+        let unknown = || {
+            let message = "The security token included in the request is invalid.";
+            ApiError::forbidden("UnrecognizedClientException", message)
+        };
+        let secret = self.0.get(signature.key).ok_or_else(unknown)?;
+        let time = header("x-amz-date").ok_or_else(|| invalid("x-amz-date is missing"))?;
+        check_time(time, now)?;
+        if signature.service != SERVICE || !time.starts_with(signature.date) {
+            return Err(invalid(
+                "Credential should be scoped to the date and to the service lambda",
+            ));
+        }
+        let signed: Vec<&str> = signature.headers.split(';').collect();
+        if !["host", "x-amz-date"].iter().all(|name| signed.contains(name)) {
+            return Err(invalid("host and x-amz-date have to be signed"));
+        }
+        let canonical = canonical_request(request, &signed, body);
+        let scope = format!("{}/{}/{SERVICE}/aws4_request", signature.date, signature.region);
+        let digest = hex(&Sha256::digest(canonical));
+        let text = format!("{ALGORITHM}\n{time}\n{scope}\n{digest}");
+        let parts = [signature.date, signature.region, SERVICE, "aws4_request"];
+        let mut key = format!("AWS4{secret}").into_bytes();
+        for part in parts {
+            key = mac(&key, part)?.finalize().into_bytes().to_vec();
+        }
+        // Compares in constant time.
+        mac(&key, &text)?.verify_slice(&signature.signature).map_err(|_| {
+            invalid(
+                "The request signature we calculated does not match the signature you provided. Check your AWS Secret \
+                 Access Key and signing method.",
+            )
+        })
+    }
+}
+
+impl<'a> Signature<'a> {
+    fn parse(header: &'a str) -> Option<Self> {
+        let rest = header.strip_prefix(ALGORITHM)?;
+        let fields: HashMap<&str, &str> =
+            rest.split(',').filter_map(|field| field.trim().split_once('=')).collect();
+        let scope: Vec<&str> = fields.get("Credential")?.split('/').collect();
+        let [key, date, region, service, "aws4_request"] = scope.as_slice() else { return None };
+        let digits = fields.get("Signature")?.as_bytes();
+        let bytes = digits.chunks(2).map(|pair| {
+            u8::from_str_radix(std::str::from_utf8(pair).ok().filter(|pair| pair.len() == 2)?, 16)
+                .ok()
+        });
+        Some(Self {
+            key,
+            date,
+            region,
+            service,
+            headers: fields.get("SignedHeaders")?,
+            signature: bytes.collect::<Option<_>>()?,
+        })
+    }
+}
+
+fn canonical_request(request: &Parts, signed: &[&str], body: &[u8]) -> String {
+    // The path is escaped on the wire, and once more here: so every service but S3 has it.
+    let path = utf8_percent_encode(request.uri.path(), PATH).to_string();
+    let mut query: Vec<(&str, &str)> = request
+        .uri
+        .query()
+        .unwrap_or_default()
+        .split('&')
+        .filter(|pair| !pair.is_empty())
+        .map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+        .collect();
+    query.sort_unstable();
+    let query: Vec<String> = query.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let mut headers = String::new();
+    for name in signed {
+        let values = request.headers.get_all(*name).iter().map(|value| {
+            let text = String::from_utf8_lossy(value.as_bytes());
+            text.split_whitespace().collect::<Vec<_>>().join(" ")
+        });
+        headers.push_str(&format!("{name}:{}\n", values.collect::<Vec<_>>().join(",")));
+    }
+    format!(
+        "{}\n{path}\n{}\n{headers}\n{}\n{}",
+        request.method,
+        query.join("&"),
+        signed.join(";"),
+        hex(&Sha256::digest(body)),
+    )
+}
+
+fn check_time(text: &str, now: SystemTime) -> Result<(), ApiError> {
+    let form = format_description!("[year][month][day]T[hour][minute][second]Z");
+    let time =
+        PrimitiveDateTime::parse(text, form).map_err(|_| invalid("x-amz-date cannot be read"))?;
+    let skew = (OffsetDateTime::from(now) - time.assume_utc()).unsigned_abs();
+    if skew > SKEW {
+        return Err(invalid(&format!(
+            "Signature expired: {text} is {} s from now",
+            skew.as_secs()
+        )));
+    }
+    Ok(())
+}
+
+fn mac(key: &[u8], text: &str) -> Result<Hmac<Sha256>, ApiError> {
+    // Keys of every length are taken.
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).map_err(|_| invalid("the key is none"))?;
+    mac.update(text.as_bytes());
+    Ok(mac)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn invalid(message: &str) -> ApiError {
+    ApiError::forbidden("InvalidSignatureException", message)
+}
+
+#[cfg(test)]
+#[path = "sigv4_tests.rs"]
+mod tests;

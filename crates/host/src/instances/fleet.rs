@@ -1,0 +1,399 @@
+//! Which request gets which microVM, and when: warm ones first, then new ones, then the queue.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+use uuid::Uuid;
+
+use super::ledger::{Budget, Cost, Ledger};
+use super::monitor::{Launcher, Monitor, guest_mib};
+use crate::agent::AgentClient;
+use crate::functions::{SnapshotPlace, Version};
+use crate::metrics::Metrics;
+
+/// What a monitor takes besides guest memory: its own program, page tables, what the guest writes to its disk at first.
+const MONITOR_BYTES: u64 = 16 << 20;
+
+/// What the daemon allows itself.
+#[derive(Debug, Clone)]
+pub(crate) struct Limits {
+    /// DRAM for all microVMs, in bytes.
+    pub(crate) memory: u64,
+    /// MicroVMs at once.
+    pub(crate) monitors: usize,
+    /// Requests that may wait for a microVM.
+    pub(crate) queue: usize,
+    /// How long a request may wait for a microVM.
+    pub(crate) queue_wait: Duration,
+    /// How long a microVM is kept after its last request.
+    pub(crate) keep_alive: Duration,
+}
+
+/// The microVMs.
+#[derive(Debug)]
+pub(crate) struct Fleet {
+    pub(crate) launcher: Launcher,
+    pub(crate) metrics: Metrics,
+    limits: Limits,
+    runtime: Handle,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    ledger: Ledger,
+    lines: HashMap<Uuid, Line>,
+    waiting: VecDeque<Waiting>,
+    /// MicroVMs that end to make room.
+    ending: usize,
+    closed: bool,
+}
+
+/// The microVMs of one revision.
+#[derive(Debug, Default)]
+struct Line {
+    idle: Vec<Idle>,
+    count: usize,
+    retired: bool,
+}
+
+#[derive(Debug)]
+struct Idle {
+    vm: Vm,
+    since: Instant,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    wanted: Wanted,
+    reply: oneshot::Sender<Grant>,
+}
+
+/// What a request needs.
+#[derive(Debug, Clone)]
+pub(crate) struct Wanted {
+    pub(crate) version: Arc<Version>,
+    /// How many requests of the function may be in flight; `None` in the outer place for what is no request.
+    pub(crate) concurrency: Option<Option<u32>>,
+}
+
+/// A microVM, with what it is booked for.
+#[derive(Debug)]
+pub(crate) struct Vm {
+    pub(crate) monitor: Monitor,
+    pub(crate) agent: AgentClient,
+    pub(crate) booking: Booking,
+}
+
+/// Room for one microVM, given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Booking {
+    fleet: Arc<Fleet>,
+    cost: Cost,
+}
+
+/// A request in flight, until dropped.
+#[derive(Debug)]
+pub(crate) struct Flight {
+    fleet: Arc<Fleet>,
+    function: String,
+}
+
+/// What a request gets.
+#[derive(Debug)]
+pub(crate) struct Grant {
+    pub(crate) flight: Option<Flight>,
+    pub(crate) seat: Seat,
+}
+
+#[derive(Debug)]
+pub(crate) enum Seat {
+    Warm(Box<Vm>),
+    Start(Booking),
+}
+
+/// Why a request gets no microVM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum AcquireError {
+    #[error("Rate Exceeded.")]
+    Concurrency,
+    #[error("too many requests wait for a microVM")]
+    QueueFull,
+    #[error("no microVM was free in time")]
+    Waited,
+    #[error("the function's memory is more than the daemon may use")]
+    TooLarge,
+    #[error("the daemon is stopping")]
+    Closed,
+}
+
+impl Fleet {
+    pub(crate) fn new(launcher: Launcher, limits: Limits) -> Arc<Self> {
+        let budget = Budget { memory: limits.memory, monitors: limits.monitors };
+        let state = State {
+            ledger: Ledger::new(budget),
+            lines: HashMap::new(),
+            waiting: VecDeque::new(),
+            ending: 0,
+            closed: false,
+        };
+        let fleet = Arc::new(Self {
+            launcher,
+            metrics: Metrics::default(),
+            limits,
+            runtime: Handle::current(),
+            state: Mutex::new(state),
+        });
+        let weak = Arc::downgrade(&fleet);
+        fleet.runtime.spawn(async move {
+            let mut ticks = tokio::time::interval(Duration::from_secs(1));
+            loop {
+                ticks.tick().await;
+                let Some(fleet) = weak.upgrade() else { return };
+                fleet.end_idle();
+            }
+        });
+        fleet
+    }
+
+    /// A warm microVM, or room for a new one; waits for it in the queue where it has to.
+    pub(crate) async fn acquire(self: &Arc<Self>, wanted: Wanted) -> Result<Grant, AcquireError> {
+        let waiting = {
+            let mut state = self.lock();
+            if state.closed {
+                return Err(AcquireError::Closed);
+            }
+            if !state.ledger.could_fit(&cost(&wanted.version)) {
+                return Err(AcquireError::TooLarge);
+            }
+            if wanted.concurrency == Some(Some(0)) {
+                return Err(AcquireError::Concurrency);
+            }
+            if let Some(grant) = self.try_grant(&mut state, &wanted) {
+                return Ok(grant);
+            }
+            if state.waiting.len() >= self.limits.queue {
+                let limit = wanted.concurrency.flatten();
+                let free = state.ledger.may_enter(&wanted.version.function, limit);
+                return Err(if free { AcquireError::QueueFull } else { AcquireError::Concurrency });
+            }
+            let (reply, waiting) = oneshot::channel();
+            state.waiting.push_back(Waiting { wanted, reply });
+            self.count(&state);
+            waiting
+        };
+        match timeout(self.limits.queue_wait, waiting).await {
+            Ok(Ok(grant)) => Ok(grant),
+            Ok(Err(_)) => Err(AcquireError::Closed),
+            Err(_) => Err(AcquireError::Waited),
+        }
+    }
+
+    /// Keeps a microVM for the next request.
+    pub(crate) fn release(self: &Arc<Self>, vm: Vm) {
+        let mut state = self.lock();
+        let closed = state.closed;
+        match state.lines.get_mut(&vm.booking.cost.revision) {
+            Some(line) if !line.retired && !closed => {
+                line.idle.push(Idle { vm, since: Instant::now() });
+            }
+            _ => self.end(vm),
+        }
+        drop(state);
+        self.dispatch();
+    }
+
+    /// Ends a microVM.
+    pub(crate) fn end(self: &Arc<Self>, vm: Vm) {
+        // The booking goes when the process has gone.
+        self.runtime.spawn(async move {
+            let Vm { monitor, booking, agent } = vm;
+            drop(agent);
+            monitor.end().await;
+            drop(booking);
+        });
+    }
+
+    /// Ends the microVMs of a revision, those that are busy after their request.
+    pub(crate) fn retire(self: &Arc<Self>, revision: Uuid) {
+        let mut state = self.lock();
+        if let Some(line) = state.lines.get_mut(&revision) {
+            line.retired = true;
+            for idle in std::mem::take(&mut line.idle) {
+                self.end(idle.vm);
+            }
+        }
+    }
+
+    /// Lets nobody in any more, and waits until all microVMs have ended.
+    pub(crate) async fn close(self: &Arc<Self>, limit: Duration) {
+        {
+            let mut state = self.lock();
+            state.closed = true;
+            state.waiting.clear();
+            let idle: Vec<Idle> =
+                state.lines.values_mut().flat_map(|line| std::mem::take(&mut line.idle)).collect();
+            for idle in idle {
+                self.end(idle.vm);
+            }
+        }
+        let deadline = Instant::now() + limit;
+        while self.lock().ledger.monitors() > 0 && Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn try_grant(self: &Arc<Self>, state: &mut State, wanted: &Wanted) -> Option<Grant> {
+        let function = &wanted.version.function;
+        if let Some(limit) = wanted.concurrency
+            && !state.ledger.may_enter(function, limit)
+        {
+            return None;
+        }
+        let seat = match wanted.concurrency.and_then(|_| self.warm(state, wanted)) {
+            Some(vm) => Seat::Warm(Box::new(vm)),
+            None => Seat::Start(self.book(state, &wanted.version)?),
+        };
+        let flight = wanted.concurrency.map(|limit| {
+            state.ledger.enter(function, limit);
+            Flight { fleet: Arc::clone(self), function: function.clone() }
+        });
+        self.count(state);
+        Some(Grant { flight, seat })
+    }
+
+    /// An idle microVM: the one that was used last, for it holds most in caches.
+    fn warm(self: &Arc<Self>, state: &mut State, wanted: &Wanted) -> Option<Vm> {
+        let line = state.lines.get_mut(&wanted.version.revision)?;
+        while let Some(mut idle) = line.idle.pop() {
+            if idle.vm.monitor.is_alive() {
+                return Some(idle.vm);
+            }
+            self.end(idle.vm);
+        }
+        None
+    }
+
+    fn book(self: &Arc<Self>, state: &mut State, version: &Version) -> Option<Booking> {
+        let cost = cost(version);
+        if !state.ledger.book(&cost) {
+            self.make_room(state);
+            return None;
+        }
+        state.lines.entry(cost.revision).or_default().count += 1;
+        Some(Booking { fleet: Arc::clone(self), cost })
+    }
+
+    /// Ends the microVM that has been idle the longest, one at a time.
+    fn make_room(self: &Arc<Self>, state: &mut State) {
+        if state.ending > 0 {
+            return;
+        }
+        let lines = state.lines.values_mut().filter(|line| !line.idle.is_empty());
+        let Some(line) = lines.min_by_key(|line| line.idle.first().map(|idle| idle.since)) else {
+            return;
+        };
+        let idle = line.idle.remove(0);
+        state.ending += 1;
+        let fleet = Arc::clone(self);
+        self.runtime.spawn(async move {
+            let Vm { monitor, booking, agent } = idle.vm;
+            drop(agent);
+            monitor.end().await;
+            fleet.lock().ending -= 1;
+            drop(booking);
+        });
+    }
+
+    /// Gives what has become free to those that wait, in their order.
+    fn dispatch(self: &Arc<Self>) {
+        let mut undelivered = Vec::new();
+        let mut state = self.lock();
+        for waiting in std::mem::take(&mut state.waiting) {
+            if waiting.reply.is_closed() {
+                continue;
+            }
+            match self.try_grant(&mut state, &waiting.wanted) {
+                Some(grant) => undelivered.extend(waiting.reply.send(grant).err()),
+                None => state.waiting.push_back(waiting),
+            }
+        }
+        self.count(&state);
+        drop(state);
+        // Who waited has gone meanwhile. What is dropped takes the lock, so it is dropped here.
+        for grant in undelivered {
+            drop(grant.flight);
+            match grant.seat {
+                Seat::Warm(vm) => self.release(*vm),
+                Seat::Start(booking) => drop(booking),
+            }
+        }
+    }
+
+    fn end_idle(self: &Arc<Self>) {
+        let mut state = self.lock();
+        for line in state.lines.values_mut() {
+            let keep = |idle: &mut Idle| {
+                idle.since.elapsed() < self.limits.keep_alive && idle.vm.monitor.is_alive()
+            };
+            let (kept, over) = std::mem::take(&mut line.idle)
+                .into_iter()
+                .map(|mut idle| (keep(&mut idle), idle))
+                .partition::<Vec<_>, _>(|(keep, _)| *keep);
+            line.idle = kept.into_iter().map(|(_, idle)| idle).collect();
+            for (_, idle) in over {
+                self.end(idle.vm);
+            }
+        }
+        self.count(&state);
+    }
+
+    fn count(&self, state: &State) {
+        let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        self.metrics.monitors.set(gauge(state.ledger.monitors()));
+        self.metrics.queued.set(gauge(state.waiting.len()));
+        self.metrics.private_bytes.set(state.ledger.private_bytes());
+        self.metrics.shared_bytes.set(state.ledger.shared_bytes());
+    }
+}
+
+/// What a microVM of `version` may take.
+fn cost(version: &Version) -> Cost {
+    let shared = match &version.snapshot {
+        Some(snapshot) if matches!(snapshot.place, SnapshotPlace::Directory(_)) => snapshot.bytes,
+        // A pool's memory is its manager's.
+        _ => 0,
+    };
+    let private = (u64::from(guest_mib(version)) << 20) + MONITOR_BYTES;
+    Cost { revision: version.revision, private, shared }
+}
+
+impl Drop for Booking {
+    fn drop(&mut self) {
+        let mut state = self.fleet.lock();
+        state.ledger.cancel(&self.cost);
+        if let Some(line) = state.lines.get_mut(&self.cost.revision) {
+            line.count -= 1;
+            if line.count == 0 {
+                state.lines.remove(&self.cost.revision);
+            }
+        }
+        drop(state);
+        self.fleet.dispatch();
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        self.fleet.lock().ledger.leave(&self.function);
+        self.fleet.dispatch();
+    }
+}

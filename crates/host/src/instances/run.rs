@@ -1,0 +1,309 @@
+//! What is done with a microVM: a request, or a version's freeze.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+use tokio::task::spawn_blocking;
+
+use super::fleet::{AcquireError, Booking, Fleet, Seat, Vm, Wanted};
+use super::monitor::{FreezeError, Monitor, StartError};
+use crate::agent::{
+    AgentClient, Answer, ConnectError, Failed, FunctionError, Invocation, InvokeError, LambdaLoad,
+    LoadError, PutError,
+};
+use crate::functions::{CodeError, CodeStore, Runtime, Snapshot, SnapshotPlace, Version};
+use crate::metrics::StartKind;
+
+/// Errors after which a microVM is not asked again: its runtime was ended, and with it what it kept.
+const FATAL: [&str; 2] = ["Sandbox.Timedout", "Runtime.ExitError"];
+
+/// One request to a version of a function.
+#[derive(Debug, Clone)]
+pub(crate) struct Request {
+    pub(crate) wanted: Wanted,
+    pub(crate) invocation: Invocation,
+    /// When the request came in.
+    pub(crate) received: Instant,
+}
+
+/// What a request came to.
+#[derive(Debug)]
+pub(crate) struct Invoked {
+    pub(crate) outcome: Result<Answer, Failed>,
+    pub(crate) report: Report,
+}
+
+/// What a request cost, for `x-firn-report`.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    pub(crate) start: StartKind,
+    /// Waiting for a microVM, or for room for one.
+    pub(crate) queue_ns: u64,
+    /// Starting the microVM and loading the function; nothing for a warm one.
+    pub(crate) start_ns: u64,
+    /// Event sent to answer received.
+    pub(crate) invoke_ns: u64,
+    /// Request in to answer out.
+    pub(crate) total_ns: u64,
+    /// What `firn thaw` says about the start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) thaw: Option<Box<RawValue>>,
+}
+
+/// Why a request gave no outcome.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum InvokeFailure {
+    #[error(transparent)]
+    Acquire(#[from] AcquireError),
+    /// The function's after-restore hooks failed.
+    #[error("the function could not be restored: {0}")]
+    Restore(FunctionError),
+    #[error("no microVM started")]
+    Start(#[from] LoadFailure),
+    #[error("the microVM was lost while it answered")]
+    Lost(#[source] InvokeError),
+    #[error("the task that served the request was lost")]
+    Task(#[from] tokio::task::JoinError),
+}
+
+/// Why a microVM does not have the function.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LoadFailure {
+    #[error(transparent)]
+    Start(#[from] StartError),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error(transparent)]
+    Code(#[from] CodeError),
+    #[error(transparent)]
+    Put(#[from] PutError),
+    /// [`LoadError::Function`] is the function's own failure.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error("the task that loads the function was lost")]
+    Task(#[from] tokio::task::JoinError),
+}
+
+/// Why a version was not frozen.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PublishFailure {
+    #[error(transparent)]
+    Acquire(#[from] AcquireError),
+    #[error(transparent)]
+    Load(#[from] LoadFailure),
+    #[error(transparent)]
+    Freeze(#[from] FreezeError),
+}
+
+/// Serves one request, from the queue to the answer.
+pub(crate) async fn invoke(
+    fleet: Arc<Fleet>,
+    code: CodeStore,
+    request: Request,
+) -> Result<Invoked, InvokeFailure> {
+    let version = Arc::clone(&request.wanted.version);
+    let grant = fleet.acquire(request.wanted).await?;
+    let queue = request.received.elapsed();
+    // Held until the answer is here.
+    let _flight = grant.flight;
+    let begin = Instant::now();
+    let (vm, start, thaw) = match grant.seat {
+        Seat::Warm(vm) => (*vm, StartKind::warm, None),
+        Seat::Start(booking) => match start(&fleet, &code, &version, booking).await {
+            Ok(started) => started,
+            Err(LoadFailure::Load(LoadError::Function(failed))) => {
+                let report = Report {
+                    start: StartKind::cold,
+                    queue_ns: nanoseconds(queue),
+                    start_ns: nanoseconds(begin.elapsed()),
+                    invoke_ns: 0,
+                    total_ns: nanoseconds(request.received.elapsed()),
+                    thaw: None,
+                };
+                return Ok(Invoked { outcome: Err(failed), report });
+            }
+            Err(LoadFailure::Start(StartError::Function(error))) => {
+                return Err(InvokeFailure::Restore(error));
+            }
+            Err(error) => {
+                fleet.metrics.start_failures.inc();
+                return Err(error.into());
+            }
+        },
+    };
+    let started = begin.elapsed();
+    let invocation = request.invocation;
+    let asked = Instant::now();
+    let Vm { monitor, mut agent, booking } = vm;
+    let (agent, answered) = spawn_blocking(move || {
+        let answered = agent.invoke(&invocation);
+        (agent, answered)
+    })
+    .await?;
+    let invoke = asked.elapsed();
+    let vm = Vm { monitor, agent, booking };
+    let outcome = match answered {
+        Ok(answer) => {
+            fleet.release(vm);
+            Ok(answer)
+        }
+        Err(InvokeError::Function(failed)) => {
+            if FATAL.contains(&failed.error.error_type.as_str()) {
+                fleet.end(vm);
+            } else {
+                fleet.release(vm);
+            }
+            Err(failed)
+        }
+        Err(error) => {
+            fleet.end(vm);
+            return Err(InvokeFailure::Lost(error));
+        }
+    };
+    let total = request.received.elapsed();
+    fleet.metrics.started(start, total.as_secs_f64());
+    let report = Report {
+        start,
+        queue_ns: nanoseconds(queue),
+        start_ns: nanoseconds(started),
+        invoke_ns: nanoseconds(invoke),
+        total_ns: nanoseconds(total),
+        thaw,
+    };
+    Ok(Invoked { outcome, report })
+}
+
+/// Boots a version, lets it initialise, and freezes it.
+pub(crate) async fn publish(
+    fleet: Arc<Fleet>,
+    code: CodeStore,
+    version: Arc<Version>,
+) -> Result<Snapshot, PublishFailure> {
+    let wanted = Wanted { version: Arc::clone(&version), concurrency: None };
+    let Seat::Start(booking) = fleet.acquire(wanted).await?.seat else {
+        return Err(AcquireError::Closed.into());
+    };
+    let monitor = fleet.launcher.boot(&version).await.map_err(LoadFailure::from)?;
+    let loaded = load(&fleet, &code, &version, &monitor, true).await;
+    let frozen = match loaded {
+        // The freeze has a connection of its own.
+        Ok(agent) => {
+            drop(agent);
+            let place = fleet.launcher.place(&version);
+            fleet.launcher.freeze(&monitor, place).await.map_err(Into::into)
+        }
+        Err(error) => Err(error.into()),
+    };
+    monitor.end().await;
+    drop(booking);
+    frozen
+}
+
+/// A microVM with the function in it: thawed where there is a snapshot, booted where there is none or the thaw fails.
+async fn start(
+    fleet: &Arc<Fleet>,
+    code: &CodeStore,
+    version: &Arc<Version>,
+    booking: Booking,
+) -> Result<(Vm, StartKind, Option<Box<RawValue>>), LoadFailure> {
+    if let Some(snapshot) = &version.snapshot {
+        match thaw(fleet, version, &snapshot.place).await {
+            Ok((monitor, agent, report)) => {
+                return Ok((Vm { monitor, agent, booking }, StartKind::thawed, Some(report)));
+            }
+            Err(error @ LoadFailure::Start(StartError::Function(_))) => return Err(error),
+            Err(error) => {
+                fleet.metrics.start_failures.inc();
+                tracing::warn!(
+                    function = version.function,
+                    version = version.version,
+                    error = &error as &dyn std::error::Error,
+                    "the thaw failed: booting instead"
+                );
+            }
+        }
+    }
+    let monitor = fleet.launcher.boot(version).await?;
+    match load(fleet, code, version, &monitor, false).await {
+        Ok(agent) => Ok((Vm { monitor, agent, booking }, StartKind::cold, None)),
+        Err(error) => {
+            monitor.end().await;
+            Err(error)
+        }
+    }
+}
+
+async fn thaw(
+    fleet: &Arc<Fleet>,
+    version: &Version,
+    place: &SnapshotPlace,
+) -> Result<(Monitor, AgentClient, Box<RawValue>), LoadFailure> {
+    let (monitor, report) = fleet.launcher.thaw(version, place).await?;
+    let (socket, limit) = (monitor.vsock_socket(), fleet.launcher.start_limit);
+    match spawn_blocking(move || AgentClient::connect(&socket, limit)).await? {
+        Ok(agent) => Ok((monitor, agent, report)),
+        Err(error) => {
+            monitor.end().await;
+            Err(error.into())
+        }
+    }
+}
+
+/// Sends a version's code to a microVM that has booted, and starts its runtime.
+async fn load(
+    fleet: &Fleet,
+    code: &CodeStore,
+    version: &Arc<Version>,
+    monitor: &Monitor,
+    snap_start: bool,
+) -> Result<AgentClient, LoadFailure> {
+    let (socket, limit) = (monitor.vsock_socket(), fleet.launcher.start_limit);
+    let (code, version) = (code.clone(), Arc::clone(version));
+    let environment = environment(fleet, &version);
+    let loading = spawn_blocking(move || {
+        let mut agent = AgentClient::connect(&socket, limit)?;
+        let mut first = true;
+        code.files(&version.code, |file| {
+            agent.put(std::mem::take(&mut first), &file.path, file.executable, &file.contents)?;
+            Ok::<_, LoadFailure>(())
+        })?;
+        agent.load_lambda(&LambdaLoad {
+            name: version.function.clone(),
+            version: version.version.clone(),
+            handler: version.handler.clone(),
+            environment,
+            memory_mib: u64::from(version.memory),
+            time_limit: limit,
+            provided: version.runtime != Runtime::Python311,
+            snap_start,
+        })?;
+        Ok(agent)
+    });
+    loading.await?
+}
+
+/// What the function finds in its environment besides what the agent puts there.
+fn environment(fleet: &Fleet, version: &Version) -> BTreeMap<String, String> {
+    let mut environment = version.environment.clone();
+    let region = &fleet.launcher.region;
+    let execution = match version.runtime {
+        Runtime::Python311 => "AWS_Lambda_python3.11",
+        Runtime::Provided2023 => "AWS_Lambda_provided.al2023",
+        Runtime::Provided2 => "AWS_Lambda_provided.al2",
+    };
+    for (name, value) in [
+        ("AWS_REGION", region.as_str()),
+        ("AWS_DEFAULT_REGION", region),
+        ("AWS_EXECUTION_ENV", execution),
+    ] {
+        environment.insert(name.to_owned(), value.to_owned());
+    }
+    environment
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

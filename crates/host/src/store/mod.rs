@@ -1,0 +1,230 @@
+//! What the daemon knows, in a database that survives it: functions, their published versions, their aliases.
+
+use std::path::{Path, PathBuf};
+
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::functions::{Alias, Function, LATEST, Version};
+
+type Numbered = (&'static str, u64);
+type Named = (&'static str, &'static str);
+
+/// JSON by the function's name.
+const FUNCTIONS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("functions");
+/// JSON by the function's name and the version's number.
+const VERSIONS: TableDefinition<'_, Numbered, &[u8]> = TableDefinition::new("versions");
+/// JSON by the function's and the alias's name.
+const ALIASES: TableDefinition<'_, Named, &[u8]> = TableDefinition::new("aliases");
+
+/// The database failed.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// It cannot be opened.
+    #[error("the database {} cannot be opened", path.display())]
+    Open {
+        /// Its file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: redb::Error,
+    },
+    /// It cannot be read or written.
+    #[error("the database failed")]
+    Database(#[source] redb::Error),
+    /// It holds something that this version of firn does not know.
+    #[error("the database holds an entry that this version of firn cannot read")]
+    Entry(#[from] serde_json::Error),
+}
+
+/// Makes every kind of redb's errors the one that holds them all.
+fn failed(error: impl Into<redb::Error>) -> StoreError {
+    StoreError::Database(error.into())
+}
+
+/// The database. Reads do not wait for writes.
+#[derive(Debug)]
+pub(crate) struct Store {
+    database: Database,
+}
+
+/// Changes that take place all together or not at all.
+pub(crate) struct Change(WriteTransaction);
+
+impl Store {
+    /// Opens the database in the file at `path`, or makes it.
+    pub(crate) fn open(path: &Path) -> Result<Self, StoreError> {
+        let opened = Database::create(path)
+            .map_err(|source| StoreError::Open { path: path.to_owned(), source: source.into() })?;
+        let store = Self { database: opened };
+        // Tables that nothing was written to do not exist for readers.
+        store.change(|change| {
+            change.0.open_table(FUNCTIONS).map_err(failed)?;
+            change.0.open_table(VERSIONS).map_err(failed)?;
+            change.0.open_table(ALIASES).map_err(failed)?;
+            Ok::<_, StoreError>(())
+        })?;
+        Ok(store)
+    }
+
+    /// Does what `work` says, if it succeeds: on return it is on the disk.
+    pub(crate) fn change<T, E: From<StoreError>>(
+        &self,
+        work: impl FnOnce(&Change) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let change = Change(self.database.begin_write().map_err(failed)?);
+        let done = work(&change)?;
+        change.0.commit().map_err(failed)?;
+        Ok(done)
+    }
+
+    pub(crate) fn function(&self, name: &str) -> Result<Option<Function>, StoreError> {
+        let read = self.database.begin_read().map_err(failed)?;
+        get(&read.open_table(FUNCTIONS).map_err(failed)?, name)
+    }
+
+    /// All functions, by name.
+    pub(crate) fn functions(&self) -> Result<Vec<Function>, StoreError> {
+        let read = self.database.begin_read().map_err(failed)?;
+        let table = read.open_table(FUNCTIONS).map_err(failed)?;
+        let entries = table.iter().map_err(failed)?;
+        entries.map(|entry| parse(entry.map_err(failed)?.1.value())).collect()
+    }
+
+    /// `$LATEST` or a published version.
+    pub(crate) fn version(&self, name: &str, version: &str) -> Result<Option<Version>, StoreError> {
+        if version == LATEST {
+            return Ok(self.function(name)?.map(|function| function.latest));
+        }
+        let Ok(number) = version.parse() else { return Ok(None) };
+        let read = self.database.begin_read().map_err(failed)?;
+        get(&read.open_table(VERSIONS).map_err(failed)?, (name, number))
+    }
+
+    /// The published versions of a function, oldest first.
+    pub(crate) fn versions(&self, name: &str) -> Result<Vec<Version>, StoreError> {
+        let read = self.database.begin_read().map_err(failed)?;
+        let table = read.open_table(VERSIONS).map_err(failed)?;
+        let entries = table.range((name, 0)..=(name, u64::MAX)).map_err(failed)?;
+        entries.map(|entry| parse(entry.map_err(failed)?.1.value())).collect()
+    }
+
+    pub(crate) fn alias(&self, name: &str, alias: &str) -> Result<Option<Alias>, StoreError> {
+        let read = self.database.begin_read().map_err(failed)?;
+        get(&read.open_table(ALIASES).map_err(failed)?, (name, alias))
+    }
+
+    /// The aliases of a function, by name.
+    pub(crate) fn aliases(&self, name: &str) -> Result<Vec<(String, Alias)>, StoreError> {
+        let read = self.database.begin_read().map_err(failed)?;
+        aliases(&read.open_table(ALIASES).map_err(failed)?, name)
+    }
+}
+
+impl Change {
+    pub(crate) fn function(&self, name: &str) -> Result<Option<Function>, StoreError> {
+        get(&self.0.open_table(FUNCTIONS).map_err(failed)?, name)
+    }
+
+    pub(crate) fn put_function(&self, name: &str, function: &Function) -> Result<(), StoreError> {
+        put(self.0.open_table(FUNCTIONS).map_err(failed)?, name, function)
+    }
+
+    pub(crate) fn version(&self, name: &str, number: u64) -> Result<Option<Version>, StoreError> {
+        get(&self.0.open_table(VERSIONS).map_err(failed)?, (name, number))
+    }
+
+    pub(crate) fn put_version(
+        &self,
+        name: &str,
+        number: u64,
+        version: &Version,
+    ) -> Result<(), StoreError> {
+        put(self.0.open_table(VERSIONS).map_err(failed)?, (name, number), version)
+    }
+
+    /// Removes a published version. Says whether there was one.
+    pub(crate) fn remove_version(&self, name: &str, number: u64) -> Result<bool, StoreError> {
+        let mut table = self.0.open_table(VERSIONS).map_err(failed)?;
+        let removed = table.remove((name, number)).map_err(failed)?.is_some();
+        Ok(removed)
+    }
+
+    pub(crate) fn alias(&self, name: &str, alias: &str) -> Result<Option<Alias>, StoreError> {
+        get(&self.0.open_table(ALIASES).map_err(failed)?, (name, alias))
+    }
+
+    pub(crate) fn aliases(&self, name: &str) -> Result<Vec<(String, Alias)>, StoreError> {
+        aliases(&self.0.open_table(ALIASES).map_err(failed)?, name)
+    }
+
+    pub(crate) fn put_alias(
+        &self,
+        name: &str,
+        alias: &str,
+        value: &Alias,
+    ) -> Result<(), StoreError> {
+        put(self.0.open_table(ALIASES).map_err(failed)?, (name, alias), value)
+    }
+
+    /// Removes an alias, if there is one.
+    pub(crate) fn remove_alias(&self, name: &str, alias: &str) -> Result<(), StoreError> {
+        let mut table = self.0.open_table(ALIASES).map_err(failed)?;
+        table.remove((name, alias)).map_err(failed)?;
+        Ok(())
+    }
+
+    /// Removes a function with its versions and aliases. Says whether there was one.
+    pub(crate) fn remove_function(&self, name: &str) -> Result<bool, StoreError> {
+        let mut functions = self.0.open_table(FUNCTIONS).map_err(failed)?;
+        let removed = functions.remove(name).map_err(failed)?.is_some();
+        let mut versions = self.0.open_table(VERSIONS).map_err(failed)?;
+        versions.retain_in((name, 0)..=(name, u64::MAX), |_, _| false).map_err(failed)?;
+        for (alias, _) in self.aliases(name)? {
+            self.remove_alias(name, &alias)?;
+        }
+        Ok(removed)
+    }
+}
+
+fn aliases(
+    table: &impl ReadableTable<Named, &'static [u8]>,
+    name: &str,
+) -> Result<Vec<(String, Alias)>, StoreError> {
+    let mut found = Vec::new();
+    for entry in table.range((name, "")..).map_err(failed)? {
+        let (key, value) = entry.map_err(failed)?;
+        let (function, alias) = key.value();
+        if function != name {
+            break;
+        }
+        found.push((alias.to_owned(), parse(value.value())?));
+    }
+    Ok(found)
+}
+
+fn get<'k, K: redb::Key + 'static, T: DeserializeOwned>(
+    table: &impl ReadableTable<K, &'static [u8]>,
+    key: impl std::borrow::Borrow<K::SelfType<'k>>,
+) -> Result<Option<T>, StoreError> {
+    let found = table.get(key).map_err(failed)?;
+    found.map(|value| parse(value.value())).transpose()
+}
+
+fn put<'k, K: redb::Key + 'static>(
+    mut table: redb::Table<'_, K, &'static [u8]>,
+    key: impl std::borrow::Borrow<K::SelfType<'k>>,
+    value: &impl Serialize,
+) -> Result<(), StoreError> {
+    let json = serde_json::to_vec(value)?;
+    table.insert(key, json.as_slice()).map_err(failed)?;
+    Ok(())
+}
+
+fn parse<T: DeserializeOwned>(json: &[u8]) -> Result<T, StoreError> {
+    Ok(serde_json::from_slice(json)?)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,24 @@
+# After clone.py: starts AWS Lambda's runtime interface client, unmodified, as `python -m awslambdaric HANDLER` does.
+import socket
+
+
+def after_restore():
+    instance_id = socket.gethostname()
+    name, _, _ = os.environ["AWS_LAMBDA_LOG_STREAM_NAME"].partition("]")
+    reseed(instance_id, "%s]%s" % (name, instance_id))
+
+
+def start():
+    sys.path[0] = os.environ["LAMBDA_TASK_ROOT"]
+    if os.environ["AWS_LAMBDA_INITIALIZATION_TYPE"] == "snap-start":
+        import snapshot_restore_py
+
+        # First of all after-restore hooks; last of all before-snapshot hooks, which run in reverse.
+        snapshot_restore_py.register_before_snapshot(collect)
+        snapshot_restore_py.register_after_restore(after_restore)
+    from awslambdaric.__main__ import main
+
+    main(["awslambdaric", os.environ["_HANDLER"]])
+
+
+start()

@@ -1,0 +1,239 @@
+//! Functions behind the Runtime API. The runtime is a small `bootstrap` in Python, which calls the API as `awslambdaric`
+//! does; that itself runs in the tests with microVMs.
+
+use super::*;
+use crate::protocol::{Put, RuntimeKind};
+
+/// Fetches requests and answers with what `handle` says, after the calls that SnapStart has.
+const BOOTSTRAP: &str = r#"#!/usr/bin/python3 -u
+import http.client, json, os, sys, urllib.parse
+api = http.client.HTTPConnection(os.environ["AWS_LAMBDA_RUNTIME_API"])
+def call(method, path, body=None, headers={}):
+    api.request(method, "/2018-06-01/runtime/" + path, body, headers)
+    response = api.getresponse()
+    return response, response.read()
+steps = []
+SETUP
+if os.environ["AWS_LAMBDA_INITIALIZATION_TYPE"] == "snap-start":
+    steps.append("before")
+    assert call("GET", "restore/next")[0].status == 200
+    steps.append("after")
+    AFTER
+while True:
+    response, event = call("GET", "invocation/next")
+    headers = response.headers
+    request = headers["Lambda-Runtime-Aws-Request-Id"]
+    event = json.loads(event)
+    print("asked", event)
+    HANDLE
+    status = call("POST", "invocation/%s/response" % request, json.dumps(answer))[0].status
+    assert status == 202, status
+"#;
+
+struct Custom {
+    setup: &'static str,
+    after: &'static str,
+    handle: &'static str,
+}
+
+const ECHO: Custom = Custom { setup: "", after: "pass", handle: "answer = [steps, event]" };
+
+impl Custom {
+    /// Sends the bootstrap in two parts and loads it.
+    fn load(&self, host: &mut Host, snap_start: bool) -> Reply {
+        let indented = self.handle.replace('\n', "\n    ");
+        let source = BOOTSTRAP
+            .replace("SETUP", self.setup)
+            .replace("AFTER", &self.after.replace('\n', "\n    "))
+            .replace("HANDLE", &indented);
+        let (head, tail) = source.as_bytes().split_at(100);
+        for (part, append) in [(head, false), (tail, true)] {
+            let put = Put {
+                first: !append,
+                path: "bootstrap".into(),
+                append,
+                executable: true,
+                contents: Base64Bytes(part.to_vec()),
+            };
+            let reply = host.ask(&Request::Put(put));
+            assert!(matches!(reply, Reply::Stored), "{reply:?}");
+        }
+        let mut load = load("");
+        load.files.clear();
+        load.version = "7".into();
+        load.runtime = RuntimeKind::Provided;
+        load.snap_start = snap_start;
+        host.ask(&Request::Load(load))
+    }
+
+    fn start(&self, snap_start: bool) -> (TestGuest, Host) {
+        let guest = TestGuest::start();
+        let mut host = guest.connect();
+        host.identify(1);
+        let reply = self.load(&mut host, snap_start);
+        assert!(matches!(reply, Reply::Loaded(_)), "{reply:?}");
+        (guest, host)
+    }
+}
+
+fn prepare_freeze(guest: &TestGuest) -> Reply {
+    guest.connect().ask(&Request::PrepareFreeze)
+}
+
+#[test]
+fn a_bootstrap_answers_one_request_after_another() {
+    let (_guest, mut host) = ECHO.start(false);
+    for turn in 0..3 {
+        let answered = host.answered(&json!({ "turn": turn }));
+        assert_eq!(answered.answer.get(), format!("[[], {{\"turn\": {turn}}}]"));
+        assert!(answered.logs.starts_with("asked"), "{answered:?}");
+    }
+}
+
+#[test]
+fn it_is_told_about_the_request() {
+    let handle = "answer = {k: v for k, v in headers.items() if k.startswith('Lambda-Runtime-')}";
+    let (_guest, mut host) = Custom { handle, ..ECHO }.start(false);
+    let reply = host.ask(&Request::Invoke(Invoke {
+        request_id: "r-9".into(),
+        event: to_raw_value(&1).unwrap(),
+        time_limit_ms: TIME_LIMIT_MS,
+        function_arn: Some("arn:f".into()),
+        client_context: Some("{}".into()),
+        trace_id: Some("Root=1".into()),
+    }));
+    let Reply::Answered(answered) = reply else { panic!("{reply:?}") };
+    let mut headers: Value = serde_json::from_str(answered.answer.get()).unwrap();
+    let deadline = headers["Lambda-Runtime-Deadline-Ms"].take();
+    assert!(deadline.as_str().unwrap().parse::<u64>().unwrap() > 0);
+    let expected = json!({
+        "Lambda-Runtime-Aws-Request-Id": "r-9",
+        "Lambda-Runtime-Deadline-Ms": null,
+        "Lambda-Runtime-Invoked-Function-Arn": "arn:f",
+        "Lambda-Runtime-Client-Context": "{}",
+        "Lambda-Runtime-Trace-Id": "Root=1",
+    });
+    assert_eq!(headers, expected);
+}
+
+#[test]
+fn it_has_the_environment_of_its_version() {
+    let handle = "answer = [os.environ[k] for k in ('AWS_LAMBDA_FUNCTION_VERSION', '_HANDLER', 'AWS_LAMBDA_LOG_STREAM_NAME')]";
+    let (_guest, mut host) = Custom { handle, ..ECHO }.start(false);
+    assert_eq!(host.answer(&json!(1)), json!(["7", "handler.handler", "[7]i-1"]));
+}
+
+#[test]
+fn after_restore_runs_once_and_before_the_first_request() {
+    let (guest, mut host) = ECHO.start(true);
+    let early = refused(host.ask_function(&json!(0)));
+    assert_eq!(early.kind, RefusalKind::NotIdentified);
+    assert!(matches!(prepare_freeze(&guest), Reply::ReadyToFreeze));
+    host.identify(2);
+    for _ in 0..2 {
+        assert_eq!(host.answer(&json!(1)), json!([["before", "after"], 1]));
+    }
+}
+
+#[test]
+fn only_a_function_for_snap_start_can_be_frozen() {
+    let (guest, mut host) = ECHO.start(false);
+    let refusal = refused(prepare_freeze(&guest));
+    assert!(refusal.message.contains("SnapStart"), "{refusal:?}");
+    host.identify(2);
+    assert_eq!(host.answer(&json!(1)), json!([[], 1]));
+}
+
+#[test]
+fn an_after_restore_hook_that_fails_keeps_the_gate_closed() {
+    let after = "body = json.dumps({'errorType': 'HookError', 'errorMessage': 'no', 'stackTrace': []})\n\
+                 call('POST', 'restore/error', body)\nsys.exit(65)";
+    let (guest, mut host) = Custom { after, ..ECHO }.start(true);
+    assert!(matches!(prepare_freeze(&guest), Reply::ReadyToFreeze));
+    let reply = host.ask(&Request::Identify(identity(2)));
+    let Reply::Failed(failed) = reply else { panic!("{reply:?}") };
+    assert_eq!(
+        (failed.error.error_type.as_str(), failed.error.error_message.as_str()),
+        ("HookError", "no")
+    );
+    assert_eq!(refused(host.ask_function(&json!(1))).kind, RefusalKind::NotIdentified);
+}
+
+#[test]
+fn errors_are_passed_on_as_they_were_posted() {
+    let handle = "if event == 'plain':\n    \
+                      call('POST', 'invocation/%s/error' % request, 'no JSON', {'Lambda-Runtime-Function-Error-Type': 'Odd'})\n\
+                  else:\n    \
+                      call('POST', 'invocation/%s/error' % request, json.dumps({'errorType': 'E', 'errorMessage': 'm', 'requestId': request, 'stackTrace': ['line']}))\n\
+                  continue";
+    let (_guest, mut host) = Custom { handle, ..ECHO }.start(false);
+    let error = host.failed(&json!(1)).error;
+    let expected = FunctionError {
+        error_type: "E".into(),
+        error_message: "m".into(),
+        request_id: Some("r-1".into()),
+        stack_trace: vec!["line".into()],
+    };
+    assert_eq!(error, expected);
+    let error = host.failed(&json!("plain")).error;
+    assert_eq!((error.error_type.as_str(), error.error_message.as_str()), ("Odd", "no JSON"));
+}
+
+#[test]
+fn a_function_that_does_not_load_says_why() {
+    let setup = "call('POST', 'init/error', json.dumps({'errorType': 'Runtime.ImportModuleError', 'errorMessage': 'm'})); sys.exit(1)";
+    let guest = TestGuest::start();
+    let mut host = guest.connect();
+    let reply = Custom { setup, ..ECHO }.load(&mut host, false);
+    let Reply::Failed(failed) = reply else { panic!("{reply:?}") };
+    assert_eq!(failed.error.error_type, "Runtime.ImportModuleError");
+    let reply = Custom { setup: "sys.exit(3)", ..ECHO }.load(&mut host, false);
+    let Reply::Failed(failed) = reply else { panic!("{reply:?}") };
+    assert_eq!(failed.error.error_type, "Runtime.ExitError");
+    assert!(failed.error.error_message.contains("exit status: 3"), "{failed:?}");
+}
+
+#[test]
+fn calls_that_are_not_due_are_refused() {
+    let handle = "statuses = [call('POST', 'invocation/other/response', '1')[0].status, call('GET', 'nothing')[0].status]\n\
+                  answer = statuses";
+    let (_guest, mut host) = Custom { handle, ..ECHO }.start(false);
+    assert_eq!(host.answer(&json!(1)), json!([400, 404]));
+}
+
+#[test]
+fn a_runtime_that_forgets_its_request_is_ended_and_started_again() {
+    let handle = "if event == 1: continue\nif event == 2: sys.exit(4)\nanswer = event";
+    let (_guest, mut host) = Custom { handle, ..ECHO }.start(false);
+    assert_eq!(host.failed(&json!(1)).error.error_type, "Runtime.ExitError");
+    assert_eq!(host.failed(&json!(2)).error.error_type, "Runtime.ExitError");
+    assert_eq!(host.answer(&json!(3)), json!(3));
+}
+
+#[test]
+fn answers_that_are_too_long_or_no_json_are_errors() {
+    let handle = "if event == 'long':\n    \
+                      answered = call('POST', 'invocation/%s/response' % request, b'1' * 6291557)[0].status\n    \
+                      assert answered == 413\n    continue\n\
+                  call('POST', 'invocation/%s/response' % request, b'{')\ncontinue";
+    let (_guest, mut host) = Custom { handle, ..ECHO }.start(false);
+    let error = host.failed(&json!("long")).error;
+    assert_eq!(error.error_type, "Function.ResponseSizeTooLarge");
+    assert_eq!(host.failed(&json!(1)).error.error_type, "Runtime.InvalidResponse");
+}
+
+#[test]
+fn what_is_put_stays_in_the_functions_folder() {
+    let guest = TestGuest::start();
+    let mut host = guest.connect();
+    for path in ["../x", "/x", "a//b", "", "a/./b"] {
+        let put = Put {
+            first: true,
+            path: path.into(),
+            append: false,
+            executable: false,
+            contents: Base64Bytes(vec![]),
+        };
+        assert_eq!(refused(host.ask(&Request::Put(put))).kind, RefusalKind::BadRequest, "{path}");
+    }
+}

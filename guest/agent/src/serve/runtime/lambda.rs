@@ -1,0 +1,270 @@
+//! A process that speaks AWS Lambda's Runtime API: `awslambdaric`, or a function's own `bootstrap`.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+
+use serde_json::value::RawValue;
+
+use super::api::{Call, CallKind, Calls, PostedError, RuntimeApi};
+use super::process::Process;
+use super::{ExchangeError, Outcome, RuntimeConfig};
+use crate::protocol::{FunctionError, Invoke, Load, MAX_ANSWER_BYTES, RuntimeKind};
+
+/// What Python runs: identity for clones, then AWS Lambda's runtime interface client as it is.
+const BOOTSTRAP: &str = concat!(include_str!("../../clone.py"), include_str!("../../bootstrap.py"));
+
+/// The most characters of an error's texts that are passed on.
+const MAX_TEXT: usize = 16_384;
+
+/// The error of a runtime that posts something that is none.
+const UNKNOWN_ERROR: &str = "Runtime.Unknown";
+
+/// A running process that fetches its requests.
+#[derive(Debug)]
+pub(crate) struct LambdaRuntime {
+    process: Process,
+    calls: Calls,
+    waiting: Option<Call>,
+}
+
+/// What AWS Lambda's runtimes find in their environment, besides what every function does.
+pub(super) fn add_environment(
+    environment: &mut BTreeMap<String, String>,
+    config: &RuntimeConfig,
+    api: SocketAddr,
+    load: &Load,
+) {
+    let kind = if load.snap_start { "snap-start" } else { "on-demand" };
+    let runtime_dir = config.runtime_dir.display().to_string();
+    let own = [
+        ("AWS_LAMBDA_RUNTIME_API", api.to_string()),
+        ("AWS_LAMBDA_INITIALIZATION_TYPE", kind.to_owned()),
+        ("LAMBDA_RUNTIME_DIR", runtime_dir.clone()),
+    ];
+    environment.extend(own.map(|(name, value)| (name.to_owned(), value)));
+    // As AWS Lambda does: the function may set its own.
+    environment.entry("PYTHONPATH".to_owned()).or_insert(runtime_dir);
+}
+
+impl LambdaRuntime {
+    pub(super) fn start(
+        config: &RuntimeConfig,
+        api: &RuntimeApi,
+        kind: RuntimeKind,
+        environment: &BTreeMap<String, String>,
+    ) -> io::Result<Self> {
+        let mut command = match kind {
+            RuntimeKind::Provided => Command::new(config.task_dir.join("bootstrap")),
+            RuntimeKind::Own | RuntimeKind::Python => {
+                let mut command = Command::new(&config.python);
+                command.args(["-u", "-c", BOOTSTRAP]);
+                command
+            }
+        };
+        command.stdin(Stdio::null());
+        let calls = api.connect()?;
+        Ok(Self { process: Process::start(command, config, environment)?, calls, waiting: None })
+    }
+
+    /// Waits until the runtime asks for its first request, or to be restored.
+    pub(super) fn init(
+        &mut self,
+        snap_start: bool,
+        deadline: Instant,
+    ) -> Result<Outcome, ExchangeError> {
+        let call = self.call(deadline)?;
+        match &call.kind {
+            CallKind::Next if !snap_start => {}
+            CallKind::RestoreNext if snap_start => {}
+            CallKind::InitError(_) => return Ok(Outcome::Error(self.posted(call))),
+            _ => return Err(self.stray(call)),
+        }
+        self.waiting = Some(call);
+        Ok(Outcome::Done)
+    }
+
+    /// Whether the runtime waits to be restored.
+    pub(super) fn check_restorable(&self) -> Result<Outcome, ExchangeError> {
+        match self.waiting.as_ref().map(|call| &call.kind) {
+            Some(CallKind::RestoreNext) => Ok(Outcome::Done),
+            _ => Err(ExchangeError::NotRestorable),
+        }
+    }
+
+    /// Lets the runtime run its after-restore hooks, and waits until it asks for a request.
+    pub(super) fn restore(&mut self, deadline: Instant) -> Result<Outcome, ExchangeError> {
+        match self.waiting.take() {
+            Some(call) if matches!(call.kind, CallKind::RestoreNext) => call.answer(&[], "{}"),
+            waiting => {
+                self.waiting = waiting;
+                return Err(ExchangeError::NotRestorable);
+            }
+        }
+        let call = self.call(deadline)?;
+        match &call.kind {
+            CallKind::Next => {
+                self.waiting = Some(call);
+                Ok(Outcome::Done)
+            }
+            CallKind::RestoreError(_) => Ok(Outcome::Error(self.posted(call))),
+            _ => Err(self.stray(call)),
+        }
+    }
+
+    pub(super) fn invoke(
+        &mut self,
+        invoke: &Invoke,
+        deadline: Instant,
+    ) -> Result<Outcome, ExchangeError> {
+        let next = match self.waiting.take() {
+            Some(call) => call,
+            None => self.call(deadline)?,
+        };
+        match next.kind {
+            CallKind::Next => hand_out(next, invoke, deadline),
+            CallKind::RestoreNext => {
+                self.waiting = Some(next);
+                return Err(ExchangeError::NotRestored);
+            }
+            _ => return Err(self.stray(next)),
+        }
+        loop {
+            let call = self.call(deadline)?;
+            match &call.kind {
+                CallKind::Response { request_id, .. }
+                | CallKind::InvocationError { request_id, .. }
+                    if *request_id != invoke.request_id =>
+                {
+                    call.refuse(400, "InvalidRequestID", "this request is not in flight");
+                }
+                CallKind::Response { body, .. } if body.len() > MAX_ANSWER_BYTES => {
+                    let text = format!(
+                        "Response payload size exceeded maximum allowed payload size ({MAX_ANSWER_BYTES} bytes)."
+                    );
+                    let kind = "Function.ResponseSizeTooLarge";
+                    call.refuse(413, kind, &text);
+                    return Ok(Outcome::Error(error(kind, text)));
+                }
+                CallKind::Response { body, .. } => {
+                    let answer = answer(body);
+                    call.accept();
+                    return Ok(answer);
+                }
+                CallKind::InvocationError { .. } => return Ok(Outcome::Error(self.posted(call))),
+                // The runtime gave the request up without a word.
+                _ => return Err(self.stray(call)),
+            }
+        }
+    }
+
+    pub(super) fn take_logs(&mut self) -> String {
+        self.process.take_logs(self.calls.bell())
+    }
+
+    pub(super) fn end(&mut self) -> io::Result<Option<ExitStatus>> {
+        self.process.end()
+    }
+
+    /// Waits for the next call.
+    fn call(&mut self, deadline: Instant) -> Result<Call, ExchangeError> {
+        let mut ended = false;
+        loop {
+            if let Some(call) = self.calls.take() {
+                return Ok(call);
+            }
+            if ended {
+                return Err(ExchangeError::Ended);
+            }
+            // A process that has ended may have called before: it is looked for once more.
+            ended = self.process.wait(self.calls.bell(), Some(deadline))?.ended;
+        }
+    }
+
+    /// The error in a call that posts one.
+    fn posted(&mut self, call: Call) -> FunctionError {
+        let found = match &call.kind {
+            CallKind::InvocationError { posted, .. }
+            | CallKind::InitError(posted)
+            | CallKind::RestoreError(posted) => read_error(posted),
+            _ => error(UNKNOWN_ERROR, String::new()),
+        };
+        call.accept();
+        found
+    }
+
+    /// A call that the runtime must not make now.
+    fn stray(&mut self, call: Call) -> ExchangeError {
+        call.refuse(403, "InvalidStateTransition", "this call is not due now");
+        ExchangeError::Broken
+    }
+}
+
+/// Answers a call for the next request with one.
+fn hand_out(call: Call, invoke: &Invoke, deadline: Instant) {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or(Duration::ZERO);
+    let deadline_ms = (now + left).as_millis().to_string();
+    let mut headers = vec![
+        ("Lambda-Runtime-Aws-Request-Id", invoke.request_id.as_str()),
+        ("Lambda-Runtime-Deadline-Ms", deadline_ms.as_str()),
+    ];
+    let optional = [
+        ("Lambda-Runtime-Invoked-Function-Arn", &invoke.function_arn),
+        ("Lambda-Runtime-Client-Context", &invoke.client_context),
+        ("Lambda-Runtime-Trace-Id", &invoke.trace_id),
+    ];
+    for (name, value) in optional {
+        headers.extend(value.as_deref().map(|value| (name, value)));
+    }
+    call.answer(&headers, invoke.event.get());
+}
+
+fn answer(body: &[u8]) -> Outcome {
+    let text = String::from_utf8(body.to_vec()).map_err(|error| error.to_string());
+    let json = text.and_then(|text| {
+        if text.trim().is_empty() {
+            // What a runtime posts for "nothing".
+            return Ok(RawValue::NULL.to_owned());
+        }
+        RawValue::from_string(text).map_err(|error| error.to_string())
+    });
+    match json {
+        Ok(answer) => Outcome::Answer(answer),
+        Err(reason) => {
+            let text = format!("The response is not JSON: {reason}");
+            Outcome::Error(error("Runtime.InvalidResponse", text))
+        }
+    }
+}
+
+fn read_error(posted: &PostedError) -> FunctionError {
+    let kind = || posted.kind.clone().unwrap_or_else(|| UNKNOWN_ERROR.to_owned());
+    let mut found: FunctionError = serde_json::from_slice(&posted.body)
+        .unwrap_or_else(|_| error("", String::from_utf8_lossy(&posted.body).into_owned()));
+    if found.error_type.is_empty() {
+        found.error_type = kind();
+    }
+    let texts = [&mut found.error_type, &mut found.error_message];
+    for text in texts.into_iter().chain(&mut found.stack_trace) {
+        if let Some((end, _)) = text.char_indices().nth(MAX_TEXT) {
+            text.truncate(end);
+        }
+    }
+    found.stack_trace.truncate(MAX_FRAMES);
+    found
+}
+
+/// The most frames of an error's trace that are passed on.
+const MAX_FRAMES: usize = 64;
+
+fn error(kind: &str, message: String) -> FunctionError {
+    FunctionError {
+        error_type: kind.to_owned(),
+        error_message: message,
+        stack_trace: Vec::new(),
+        request_id: None,
+    }
+}

@@ -1,0 +1,131 @@
+"""What a user of boto3 does: create, publish, invoke, change, delete. Prints one JSON object with what was seen."""
+
+import base64
+import concurrent.futures
+import io
+import json
+import sys
+import time
+import zipfile
+
+import boto3
+from botocore.config import Config
+
+SOURCE = """
+import os, random, sys, time
+from snapshot_restore_py import register_after_restore, register_before_snapshot
+
+hooks = []
+count = 0
+
+
+@register_before_snapshot
+def before():
+    hooks.append("before")
+
+
+@register_after_restore
+def after():
+    hooks.append("after")
+
+
+def handler(event, context):
+    global count
+    count += 1
+    print("asked for", event.get("name"))
+    if "sleep" in event:
+        time.sleep(event["sleep"])
+    if "raise" in event:
+        raise KeyError(event["raise"])
+    return {
+        "greeting": "%s, %s!" % (os.environ.get("GREETING", "Hello"), event.get("name")),
+        "hooks": hooks,
+        "count": count,
+        "random": random.random(),
+        "arn": context.invoked_function_arn,
+        "request": context.aws_request_id,
+        "version": context.function_version,
+        "left": context.get_remaining_time_in_millis(),
+    }
+"""
+
+endpoint, count, concurrency = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+config = Config(read_timeout=300, retries={"max_attempts": 0}, max_pool_connections=concurrency)
+client = boto3.client("lambda", endpoint_url=endpoint, config=config)
+
+
+def archive(source):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("handler.py", source)
+    return buffer.getvalue()
+
+
+def invoke(event, **options):
+    answer = client.invoke(FunctionName="greeter", Payload=json.dumps(event), **options)
+    headers = answer["ResponseMetadata"]["HTTPHeaders"]
+    log = base64.b64decode(answer.get("LogResult", "")).decode()
+    report = json.loads(headers.get("x-firn-report", "{}"))
+    body = json.loads(answer["Payload"].read() or "null")
+    return {"body": body, "error": answer.get("FunctionError"), "status": answer["StatusCode"], "log": log, "report": report}
+
+
+def code_of(call, **options):
+    try:
+        call(**options)
+    except client.exceptions.ClientError as error:
+        return error.response["Error"]["Code"]
+    return None
+
+
+def wait(version):
+    waiter = client.get_waiter("published_version_active")
+    waiter.wait(FunctionName="greeter", Qualifier=version, WaiterConfig={"Delay": 1, "MaxAttempts": 120})
+
+
+seen = {}
+role = "arn:aws:iam::000000000000:role/any"
+created = client.create_function(
+    FunctionName="greeter",
+    Runtime="python3.11",
+    Handler="handler.handler",
+    Role=role,
+    Timeout=10,
+    Code={"ZipFile": archive(SOURCE)},
+    SnapStart={"ApplyOn": "PublishedVersions"},
+)
+seen["taken"] = code_of(client.create_function, FunctionName="greeter", Runtime="python3.11", Handler="h.h", Role=role, Code={"ZipFile": archive("")})
+published = client.publish_version(FunctionName="greeter", CodeSha256=created["CodeSha256"])
+seen["published"] = [published["Version"], published["State"]]
+seen["early"] = code_of(client.invoke, FunctionName="greeter", Qualifier="1")
+wait("1")
+client.create_alias(FunctionName="greeter", Name="live", FunctionVersion="1")
+
+seen["first"] = invoke({"name": "Ada"}, Qualifier="live", LogType="Tail")
+seen["raised"] = invoke({"raise": "x"}, Qualifier="live")
+seen["dry"] = invoke({}, Qualifier="live", InvocationType="DryRun")
+seen["event"] = invoke({}, Qualifier="live", InvocationType="Event")
+with concurrent.futures.ThreadPoolExecutor(concurrency) as pool:
+    many = list(pool.map(lambda turn: invoke({"name": turn}, Qualifier="live"), range(count)))
+seen["right"] = sum(one["body"]["greeting"] == "Hello, %d!" % turn for turn, one in enumerate(many))
+seen["hooks"] = sorted({tuple(one["body"]["hooks"]) for one in many})
+seen["starts"] = sorted({one["report"]["start"] for one in many})
+seen["thaws"] = [one["body"] for one in many if one["report"]["start"] == "thawed"]
+seen["randoms"] = len({one["body"]["random"] for one in many})
+seen["requests"] = len({one["body"]["request"] for one in many})
+seen["slow"] = invoke({"sleep": 60}, Qualifier="live")
+seen["unknown"] = code_of(client.invoke, FunctionName="greeter", Qualifier="9")
+
+client.update_function_configuration(FunctionName="greeter", Environment={"Variables": {"GREETING": "Hi"}}, SnapStart={"ApplyOn": "None"})
+second = client.publish_version(FunctionName="greeter")
+client.update_alias(FunctionName="greeter", Name="live", FunctionVersion=second["Version"])
+seen["second"] = invoke({"name": "Ada"}, Qualifier="live")
+client.put_function_concurrency(FunctionName="greeter", ReservedConcurrentExecutions=0)
+seen["throttled"] = code_of(client.invoke, FunctionName="greeter", Qualifier="live")
+
+listed = client.get_paginator("list_versions_by_function").paginate(FunctionName="greeter")
+seen["versions"] = [version["Version"] for page in listed for version in page["Versions"]]
+seen["functions"] = "greeter" in [function["FunctionName"] for function in client.list_functions()["Functions"]]
+client.delete_function(FunctionName="greeter")
+seen["gone"] = code_of(client.get_function, FunctionName="greeter")
+print(json.dumps(seen))

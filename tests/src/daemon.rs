@@ -1,0 +1,215 @@
+//! A running `firn serve`, and the clients that talk to it.
+
+use std::ffi::OsString;
+use std::io::{Cursor, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use rustix::process::{Pid, Signal};
+use serde_json::{Value, json};
+use zip::write::{SimpleFileOptions, ZipWriter};
+
+use crate::world::LIMIT;
+use crate::{Monitor, Ran, World, cache};
+
+/// A daemon in a world.
+#[derive(Debug)]
+pub struct Daemon {
+    monitor: Monitor,
+    address: String,
+}
+
+/// An answer of the API.
+#[derive(Debug, Clone)]
+pub struct Reply {
+    /// The status code.
+    pub status: u16,
+    /// The head, in lower case.
+    pub head: String,
+    /// The body; null where it is no JSON.
+    pub body: Value,
+}
+
+impl Daemon {
+    /// Starts a daemon whose directory is in the world's own place.
+    #[track_caller]
+    pub fn start(world: &World, options: &[&str]) -> Self {
+        let serve = world.firn(["serve", "--listen", "127.0.0.1:0", "--data"]);
+        let monitor = serve.arg(world.file("daemon")).args(options).start().ready();
+        let (_, address) = monitor.first_line.trim().rsplit_once("http://").unwrap();
+        Self { address: address.to_owned(), monitor }
+    }
+
+    /// Where clients find it.
+    pub fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> Pid {
+        self.monitor.pid()
+    }
+
+    /// Asks it to end, and fails unless it ends well.
+    #[track_caller]
+    pub fn end(mut self) {
+        self.monitor.signal(Signal::TERM);
+        self.monitor.end().ok();
+    }
+
+    /// Kills it.
+    pub fn kill(mut self) -> Ran {
+        self.monitor.signal(Signal::KILL);
+        self.monitor.end()
+    }
+
+    /// Sends a request, and does not wait for an answer.
+    #[track_caller]
+    pub fn send(&self, method: &str, path: &str, body: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        let length = body.len();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nhost: firn\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+        )
+        .unwrap();
+        stream
+    }
+
+    /// Sends a request and waits for the answer.
+    #[track_caller]
+    pub fn ask(&self, method: &str, path: &str, body: &Value) -> Reply {
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        reply(self.send(method, path, &body))
+    }
+
+    /// Invokes a version of a function.
+    #[track_caller]
+    pub fn invoke(&self, function: &str, event: &Value) -> Reply {
+        self.ask("POST", &format!("/2015-03-31/functions/{function}/invocations"), event)
+    }
+
+    /// Creates a function of one file for SnapStart, publishes it and waits until version 1 is frozen.
+    #[track_caller]
+    pub fn publish(&self, name: &str, source: &str) {
+        let function = json!({
+            "FunctionName": name, "Runtime": "python3.11", "Handler": "handler.handler", "Role": "arn:any",
+            "Code": { "ZipFile": STANDARD.encode(zip_of(source)) }, "Publish": true, "Timeout": 120,
+            "SnapStart": { "ApplyOn": "PublishedVersions" },
+        });
+        let created = self.ask("POST", "/2015-03-31/functions", &function);
+        assert_eq!(created.status, 201, "{created:?}");
+        let path = format!("/2015-03-31/functions/{name}/configuration?Qualifier=1");
+        loop {
+            let found = self.ask("GET", &path, &Value::Null);
+            match found.body["State"].as_str() {
+                Some("Active") => return,
+                Some("Pending") => std::thread::sleep(Duration::from_millis(100)),
+                _ => panic!("{found:?}"),
+            }
+        }
+    }
+
+    /// A Python program of the tests, with the clients from PyPI, as a user would run it against this daemon.
+    #[track_caller]
+    pub fn python(&self, arguments: &[&str]) -> Child {
+        let clients = std::env::var_os("FIRN_CLIENTS").map(PathBuf::from);
+        let clients = clients.unwrap_or_else(|| cache().with_file_name("clients"));
+        assert!(
+            clients.is_dir(),
+            "{} is missing: make it with tests/clients/build.sh",
+            clients.display()
+        );
+        let [program, options @ ..] = python() else { panic!("no Python") };
+        let mut command = Command::new(program);
+        command
+            .args(options)
+            .args(arguments)
+            .env("PYTHONPATH", clients)
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .env("AWS_ACCESS_KEY_ID", "any")
+            .env("AWS_SECRET_ACCESS_KEY", "any")
+            .env("AWS_DEFAULT_REGION", "us-east-1")
+            .env("AWS_ENDPOINT_URL", self.endpoint())
+            .env("AWS_PAGER", "")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        if let Some(home) = python_home() {
+            command.env("PYTHONHOME", home);
+        }
+        command.spawn().unwrap_or_else(|error| panic!("{}: {error}", program.display()))
+    }
+}
+
+impl Reply {
+    /// What the request cost, by the daemon's own account.
+    #[track_caller]
+    pub fn report(&self) -> Value {
+        let line = self.head.lines().find_map(|line| line.strip_prefix("x-firn-report: "));
+        serde_json::from_str(line.unwrap_or_else(|| panic!("no report: {self:?}"))).unwrap()
+    }
+}
+
+/// Reads an answer to its end.
+#[track_caller]
+pub fn reply(mut stream: TcpStream) -> Reply {
+    let mut text = Vec::new();
+    stream.read_to_end(&mut text).unwrap();
+    let text = String::from_utf8(text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+    let body = serde_json::from_str(body).unwrap_or_default();
+    Reply { status, head: head.to_lowercase(), body }
+}
+
+/// A zip file with `handler.py`.
+pub fn zip_of(source: &str) -> Vec<u8> {
+    let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
+    zip.start_file("handler.py", SimpleFileOptions::default()).unwrap();
+    zip.write_all(source.as_bytes()).unwrap();
+    zip.finish().unwrap().into_inner()
+}
+
+/// The guests' root file system, where it is mounted because this machine has no Python: the lab.
+fn python_home() -> Option<PathBuf> {
+    static HOME: OnceLock<Option<PathBuf>> = OnceLock::new();
+    HOME.get_or_init(|| {
+        if Path::new("/usr/bin/python3").exists() {
+            return None;
+        }
+        let place = Path::new("/run/python");
+        std::fs::create_dir_all(place).unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "erofs", "-o", "loop,ro"]).arg(cache().join("root.erofs")).arg(place);
+        assert!(
+            mount.status().unwrap().success(),
+            "the guests' root file system cannot be mounted"
+        );
+        Some(place.join("usr"))
+    })
+    .clone()
+}
+
+/// How Python is started.
+fn python() -> &'static [OsString] {
+    static COMMAND: OnceLock<Vec<OsString>> = OnceLock::new();
+    COMMAND.get_or_init(|| match python_home() {
+        None => vec!["/usr/bin/python3".into()],
+        Some(usr) => {
+            let libraries = usr.join("lib/x86_64-linux-gnu");
+            vec![
+                libraries.join("ld-linux-x86-64.so.2").into(),
+                "--library-path".into(),
+                libraries.into(),
+                usr.join("bin/python3.11").into(),
+            ]
+        }
+    })
+}
