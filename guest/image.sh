@@ -121,6 +121,12 @@ make_image() {
     rm -rf "$root" "${root%.new}.packages"
 }
 
+# check_place NAME|FILE: fails for what is neither a name nor looks like a file.
+check_place() {
+    is_name "$1" || [[ $1 == */* ]] ||
+        die "$1 is neither a name (1 to 64 of a-z, 0-9 and -) nor a file: write a file with its folder, such as ./$1"
+}
+
 # find_image NAME|FILE: sets `below` to its file and `below_key` to what tells it from others, after building it where it is firn's own.
 find_image() {
     local place
@@ -139,7 +145,8 @@ find_image() {
 build_named() {
     local place key
     place=$(image_place "$1")
-    key=$(printf '%s\n' "$(sha256sum <"$here/image.sh")" "$below_key" "$@" -- "${packages[@]}" -- "${wheels[@]}" -- "${runtime_wheels[@]}" -- "${unneeded[@]}" "$requirements" | sha256sum)
+    key=$(printf '%s\n' "$below_key" -- "${packages[@]}" -- "${wheels[@]}" "$requirements" -- "${runtime_wheels[@]}" -- "${unneeded[@]}" | sha256sum)
+    key="1 $key"
     if ! built "$place" "$key"; then
         mkdir -p "$(dirname "$cache/$place")"
         make_image "$cache/$place"
@@ -171,12 +178,17 @@ else
             --out) out=$2 ;;
             --from) from=$2 ;;
             --packages) IFS=, read -ra packages <<<"$2" ;;
-            --requirements) wheels=(-r "$2") requirements=$(sha256sum <"$2") ;;
+            --requirements)
+                [[ -r $2 ]] || die "the requirements $2 cannot be read"
+                wheels=(-r "$2") requirements=$(sha256sum <"$2")
+                ;;
             *) die "$usage" ;;
         esac
         shift 2
     done
     [[ $# == 0 && -n $out ]] || die "$usage"
+    check_place "$out"
+    check_place "$from"
     find_image "$from"
     if is_name "$out"; then
         ! (image_contents "$out") || die "$out is the name of one of firn's own images: choose another"

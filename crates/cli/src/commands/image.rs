@@ -40,13 +40,13 @@ pub(crate) struct BuildArgs {
     #[arg(long, value_name = "NAME|FILE")]
     out: Option<String>,
     /// The image to add to
-    #[arg(long, value_name = "NAME|FILE", default_value = "base", requires = "out")]
+    #[arg(long, value_name = "NAME|FILE", default_value = "base", conflicts_with = "name")]
     from: String,
     /// Debian packages, separated by commas
-    #[arg(long, value_name = "A,B", value_delimiter = ',', requires = "out")]
+    #[arg(long, value_name = "A,B", value_delimiter = ',', conflicts_with = "name")]
     packages: Vec<String>,
     /// A list of requirements for pip
-    #[arg(long, value_name = "FILE", requires = "out")]
+    #[arg(long, value_name = "FILE", conflicts_with = "name")]
     requirements: Option<PathBuf>,
 }
 
@@ -95,3 +95,7 @@ fn words(arguments: &BuildArgs) -> Vec<String> {
     }
     words
 }
+
+#[cfg(test)]
+#[path = "image_tests.rs"]
+mod tests;
