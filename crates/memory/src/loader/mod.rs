@@ -5,8 +5,8 @@
 //! at the same time, one loads: who holds a lock on the file (`flock`). Who comes when all is loaded finds every page cached
 //! and reads nothing.
 //!
-//! It asks for pages by `POSIX_FADV_WILLNEED`, which reads nothing into this process and lets the device have as many requests
-//! at once as it takes. docs/loader.md has the measurement.
+//! A packed file is read in sequence, by plain reads. Ranges of the image are asked for by `POSIX_FADV_WILLNEED`, which reads
+//! nothing beyond them and lets the device have as many requests at once as it takes. docs/loader.md has the measurement.
 
 use std::fs::File;
 use std::io;
@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::executor::Sources;
+use crate::page_cache::preload;
 use crate::plan::{LoadFile, Plan, When, Work};
 use crate::process::{ProcessCountersError, thread_read_bytes};
 
@@ -114,7 +115,7 @@ impl Loader {
         let file = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
             .map_err(|source| LoadError::Open { file: from, source })?;
         let thread = std::thread::Builder::new().name("loader".into());
-        let thread = thread.spawn(move || load(&file, &ranges)).map_err(LoadError::Thread)?;
+        let thread = thread.spawn(move || load(from, &file, &ranges)).map_err(LoadError::Thread)?;
         Ok(Some(Self { thread }))
     }
 
@@ -129,7 +130,7 @@ impl Loader {
 }
 
 /// Loads ranges (bytes: offset and length) of a file, in order, unless somebody else does.
-fn load(file: &File, ranges: &[(u64, u64)]) -> Result<LoaderReport, LoadError> {
+fn load(from: LoadFile, file: &File, ranges: &[(u64, u64)]) -> Result<LoaderReport, LoadError> {
     let begun = Instant::now();
     let mut report = LoaderReport {
         ranges: ranges.len() as u64,
@@ -143,7 +144,11 @@ fn load(file: &File, ranges: &[(u64, u64)]) -> Result<LoaderReport, LoadError> {
     }
     let read_before = thread_read_bytes()?;
     for &(offset, len) in ranges {
-        request(file, offset, len).map_err(|source| LoadError::Read { offset, len, source })?;
+        let done = match from {
+            LoadFile::Packed => preload(file, offset..offset.saturating_add(len)).map(drop),
+            LoadFile::Image => request(file, offset, len),
+        };
+        done.map_err(|source| LoadError::Read { offset, len, source })?;
     }
     report.read_bytes = thread_read_bytes()?.saturating_sub(read_before);
     report.ns = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
