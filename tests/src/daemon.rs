@@ -71,9 +71,14 @@ impl Daemon {
     /// Sends a request, and does not wait for an answer.
     #[track_caller]
     pub fn send(&self, method: &str, path: &str, body: &str) -> TcpStream {
+        self.send_part(method, path, body, body.len())
+    }
+
+    /// Sends a request that announces a body of `length` bytes, and of that no more than `body`.
+    #[track_caller]
+    pub fn send_part(&self, method: &str, path: &str, body: &str, length: usize) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
-        let length = body.len();
         write!(
             stream,
             "{method} {path} HTTP/1.1\r\nhost: firn\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"

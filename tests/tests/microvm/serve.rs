@@ -154,8 +154,8 @@ fn kills_cost_their_own_requests_and_nothing_else() {
     assert_eq!((warm.status, &warm.body["still"]), (200, &json!("here")), "{warm:?}");
 
     // A request that is cut off.
-    let cut = daemon.send("POST", path, "");
-    drop(cut);
+    drop(daemon.send_part("POST", path, r#"{"cut": "#, 100));
+    drop(daemon.send_part("POST", "/2015-03-31/functions", r#"{"FunctionName": "#, 1 << 20));
 
     // The daemon in the middle of a request: its microVMs go with it, its functions stay.
     let lost = daemon.send("POST", path, r#"{"sleep": 100}"#);
