@@ -112,7 +112,7 @@ impl MappedMedium {
             io::ErrorKind::AlreadyExists => MediumError::Exists(path.to_owned()),
             _ => MediumError::Open { path: path.to_owned(), source },
         })?;
-        let opened = fallocate(&file, FallocateFlags::empty(), 0, size)
+        let opened = reserve(&file, size)
             .map_err(|errno| MediumError::Reserve {
                 name: path.display().to_string(),
                 size,
@@ -247,6 +247,22 @@ struct Found {
     size: u64,
     granule: u64,
     sysfs: Option<Sysfs>,
+}
+
+/// Gives an empty file its size, and has the file system keep room for all of it. tmpfs takes huge pages for whom the mapping
+/// asks for them (`MADV_HUGEPAGE`), and a call that takes memory without one gets small ones as soon as huge ones are
+/// not at hand: there the pages are taken when the medium is mapped, and now it is only seen whether there are enough.
+fn reserve(file: &File, size: u64) -> rustix::io::Result<()> {
+    let fs = fstatfs(file)?;
+    if fs.f_type != TMPFS {
+        return fallocate(file, FallocateFlags::empty(), 0, size);
+    }
+    let block = u64::try_from(fs.f_bsize).unwrap_or(0);
+    // A tmpfs without a limit says that it has no blocks.
+    if fs.f_blocks > 0 && fs.f_bavail.saturating_mul(block) < size {
+        return Err(Errno::NOSPC);
+    }
+    ftruncate(file, size)
 }
 
 /// Maps a file with MAP_SYNC, which the kernel grants on DAX file systems alone, or without.
