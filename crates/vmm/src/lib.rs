@@ -7,6 +7,7 @@
 //!
 //! The guest is hostile: nothing it writes is trusted. The monitor knows nothing of functions.
 
+mod ahead;
 mod arch;
 mod boot;
 mod bus;
@@ -22,6 +23,9 @@ pub mod operands;
 pub mod paging;
 mod state;
 mod stats;
+#[cfg(test)]
+mod testing;
+mod touches;
 mod vcpu;
 pub mod virtio;
 mod vm;

@@ -10,8 +10,8 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 
 /// Most bytes of an instruction.
 pub const MAX_INSTRUCTION: usize = 15;
-/// An operand whose size only the processor knows (XSAVE's area and the like) is taken to be so long, bytes.
-const UNKNOWN_SIZE: u64 = 4096;
+/// An operand whose size only the processor knows is taken to be so long, bytes: XSAVE's area has 11,008 with all of AMX.
+const UNKNOWN_SIZE: u64 = 3 * 4096;
 
 /// Memory that an instruction uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

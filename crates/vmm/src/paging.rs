@@ -4,6 +4,8 @@
 //! The tables are the guest's and hold anything. A walk reads one entry a level, follows no more than five, and takes
 //! no address on trust: what an entry points to is read through the caller, who knows where memory is.
 
+use std::collections::BTreeSet;
+
 use firn_memory::Leaf;
 use kvm_bindings::kvm_sregs;
 
@@ -101,6 +103,35 @@ impl PageTables {
             table = value & ADDRESS;
         }
         walk
+    }
+
+    /// The guest-physical addresses of all tables that the root leads to, the root included, but no more than `most`.
+    /// `read` gives a table's bytes, or says that it cannot.
+    #[must_use]
+    pub fn reachable(
+        &self,
+        most: usize,
+        read: impl Fn(u64) -> Option<[u8; 4096]>,
+    ) -> BTreeSet<u64> {
+        let mut found = BTreeSet::from([self.root]);
+        let mut level_tables = found.clone();
+        for level in (2..=self.levels).rev() {
+            let mut below = BTreeSet::new();
+            for bytes in level_tables.iter().filter_map(|table| read(*table)) {
+                let (entries, _) = bytes.as_chunks();
+                let entries = entries.iter().map(|entry| u64::from_le_bytes(*entry));
+                let leads_on =
+                    |entry: &u64| entry & PRESENT != 0 && !(level <= 3 && entry & LARGE != 0);
+                below.extend(entries.filter(leads_on).map(|entry| entry & ADDRESS));
+                if below.len() >= most {
+                    break;
+                }
+            }
+            let room = most.saturating_sub(found.len());
+            level_tables = below.into_iter().take(room).collect();
+            found.extend(&level_tables);
+        }
+        found
     }
 
     /// Whether the bits above those that are translated repeat the highest of them.

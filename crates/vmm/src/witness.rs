@@ -12,27 +12,19 @@ use firn_memory::Leaf;
 use firn_memory::recorders::{Seen, Sighting, Witness};
 use firn_memory::trace::Toucher;
 use firn_snapshot::PAGE_SIZE;
-use kvm_bindings::{kvm_regs, kvm_sregs};
 use thiserror::Error;
 
 use crate::guest_time::{GuestTime, GuestTimeError, GuestTimeTotals};
 use crate::microvm::Microvm;
-use crate::operands::{MAX_INSTRUCTION, Operand, operands};
 use crate::paging::{PageTables, WalkEnd};
+use crate::touches::{Physical, Registers, of_delivery, of_instruction};
 use crate::vcpu::VcpuThreadError;
 use crate::vcpu::observer::{Observer, StoppedVcpu, VcpuThread};
 
 /// How long a vCPU may take from the signal to its own code. One that KVM keeps longer waits in a copy of KVM's.
 const STOP_LIMIT: Duration = Duration::from_millis(100);
-/// Pages that are looked at of one operand.
-const MOST_PAGES: u64 = 4;
-/// Bytes of the stack, below its pointer, that the delivery of an interrupt or a call may write.
-const STACK: u64 = 64;
 /// Bytes of the instruction HLT.
 const HLT: [u8; 1] = [0xf4];
-/// Offsets in a 64-bit task state segment: the stack pointer of ring 0, and the first of seven interrupt stacks.
-const RSP0: u64 = 4;
-const IST1: u64 = 36;
 
 /// Why a microVM cannot be watched.
 #[derive(Debug, Error)]
@@ -51,8 +43,6 @@ pub enum WatchError {
     #[error("reading the registers of the vCPU")]
     Registers(#[from] kvm_ioctls::Error),
 }
-
-type Registers = (kvm_regs, kvm_sregs);
 
 /// Where the vCPU's thread is, as far as the witness has brought it.
 #[derive(Default)]
@@ -218,7 +208,7 @@ fn find(
 ) -> Option<(Toucher, Leaf)> {
     let mut walked = None;
     for address in addresses {
-        let walk = tables.walk(address, |address| seen.read(address).map(u64::from_le_bytes));
+        let walk = tables.walk(address, |address| seen.entry(address));
         match walk.end {
             WalkEnd::Mapped { address, leaf } if address / PAGE_SIZE == page => {
                 return Some((Toucher::Instruction, leaf));
@@ -232,56 +222,13 @@ fn find(
     walked
 }
 
-/// Linear addresses that the instruction at the vCPU's instruction pointer touches: its own, its operands', the stack's.
-fn of_instruction(registers: &Registers, tables: PageTables, seen: &Seen<'_>) -> Vec<u64> {
-    let (regs, sregs) = registers;
-    let mut found = vec![regs.rip, regs.rip.wrapping_add(MAX_INSTRUCTION as u64 - 1)];
-    for Operand { address, len, .. } in operands(&code(regs.rip, tables, seen), regs, sregs) {
-        let pages = (0..MOST_PAGES).map(|page| page * PAGE_SIZE).take_while(|from| *from < len);
-        found.extend(pages.map(|from| address.wrapping_add(from)));
-        found.push(address.wrapping_add(len - 1));
-    }
-    found
-}
-
-/// Linear addresses that the delivery of an interrupt or an exception touches: descriptor tables, task state, stacks.
-fn of_delivery(registers: &Registers, tables: PageTables, seen: &Seen<'_>) -> Vec<u64> {
-    let (regs, sregs) = registers;
-    let mut found = vec![regs.rsp.wrapping_sub(STACK), regs.rsp.wrapping_sub(8), regs.rsp];
-    for table in [&sregs.idt, &sregs.gdt] {
-        found.extend([table.base, table.base.wrapping_add(table.limit.into())]);
-    }
-    let task = sregs.tr.base;
-    found.extend([task, task.wrapping_add(sregs.tr.limit.into())]);
-    for offset in (0..8).map(|stack| if stack == 0 { RSP0 } else { IST1 + 8 * (stack - 1) }) {
-        let stack = read_linear(task.wrapping_add(offset), tables, seen).map(u64::from_le_bytes);
-        found.extend(stack.map(|stack| stack.wrapping_sub(8)));
-    }
-    found
-}
-
-/// The bytes of the instruction at an address; fewer where they go on in a page that is not there.
-fn code(rip: u64, tables: PageTables, seen: &Seen<'_>) -> Vec<u8> {
-    if let Some(bytes) = read_linear::<MAX_INSTRUCTION>(rip, tables, seen) {
-        return bytes.into();
-    }
-    let bytes = (0..MAX_INSTRUCTION as u64)
-        .map_while(|at| read_linear(rip.wrapping_add(at), tables, seen).map(|[byte]| byte));
-    bytes.collect()
-}
-
 /// Whether a vCPU that stands at an address halted there: the instruction before it is HLT.
 fn halted(rip: u64, tables: PageTables, seen: &Seen<'_>) -> bool {
-    read_linear(rip.wrapping_sub(1), tables, seen) == Some(HLT)
+    seen.read_linear(rip.wrapping_sub(1), tables) == Some(HLT)
 }
 
-/// Reads bytes at a linear address, where they lie in one page that was touched.
-fn read_linear<const N: usize>(
-    linear: u64,
-    tables: PageTables,
-    seen: &Seen<'_>,
-) -> Option<[u8; N]> {
-    let walk = tables.walk(linear, |address| seen.read(address).map(u64::from_le_bytes));
-    let WalkEnd::Mapped { address, .. } = walk.end else { return None };
-    seen.read(address)
+impl Physical for Seen<'_> {
+    fn read<const N: usize>(&self, address: u64) -> Option<[u8; N]> {
+        Seen::read(self, address)
+    }
 }

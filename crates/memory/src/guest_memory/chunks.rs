@@ -20,7 +20,7 @@ use crate::range_set::RangeSet;
 /// Bytes of a chunk: the granule of a devdax mapping.
 const CHUNK: u64 = Leaf::Size2M.bytes();
 
-/// What was copied of sealed memory, because it was to be written.
+/// What was copied of sealed memory, because it was to be written: by the guest, by the monitor, or ahead of the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChunkCopies {
     /// Chunks of 2 MiB that were copied.
@@ -29,6 +29,8 @@ pub struct ChunkCopies {
     pub bytes: u64,
     /// How long that took in all, ns.
     pub ns: u64,
+    /// Writes of the guest's that ended `KVM_RUN`, over all vCPUs.
+    pub write_faults: u64,
 }
 
 /// Why sealed memory cannot be written. It is as it was.
@@ -52,6 +54,7 @@ pub(super) struct Chunks {
     anonymous: Arc<Mutex<RangeSet>>,
     copied: AtomicU64,
     ns: AtomicU64,
+    write_faults: AtomicU64,
 }
 
 impl Chunks {
@@ -60,13 +63,19 @@ impl Chunks {
         slots: Vec<Slot>,
         anonymous: Arc<Mutex<RangeSet>>,
     ) -> Self {
-        let (copied, ns) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { mapped, slots, anonymous, copied, ns }
+        let [copied, ns, write_faults] = [(); 3].map(|()| AtomicU64::new(0));
+        Self { mapped, slots, anonymous, copied, ns, write_faults }
     }
 
     pub(super) fn copies(&self) -> ChunkCopies {
         let chunks = self.copied.load(Ordering::Relaxed);
-        ChunkCopies { chunks, bytes: chunks * CHUNK, ns: self.ns.load(Ordering::Relaxed) }
+        let ns = self.ns.load(Ordering::Relaxed);
+        let write_faults = self.write_faults.load(Ordering::Relaxed);
+        ChunkCopies { chunks, bytes: chunks * CHUNK, ns, write_faults }
+    }
+
+    pub(super) fn count_write_fault(&self) {
+        self.write_faults.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Copies what is sealed of a range, by whole chunks; returns how many. What of the range is no memory is left out.

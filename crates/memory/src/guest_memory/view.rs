@@ -46,6 +46,13 @@ impl GuestView {
         self.chunks.as_ref().map_or(Ok(0), |chunks| chunks.make_writable(range))
     }
 
+    /// Counts a write of the guest's that ended in the monitor, for [`ChunkCopies::write_faults`].
+    pub fn count_write_fault(&self) {
+        if let Some(chunks) = &self.chunks {
+            chunks.count_write_fault();
+        }
+    }
+
     /// What was copied so far of sealed memory, because it was to be written; nothing of any other memory.
     pub fn chunk_copies(&self) -> ChunkCopies {
         self.chunks.as_ref().map(|chunks| chunks.copies()).unwrap_or_default()

@@ -15,7 +15,7 @@ use uuid::Uuid;
 use vm_superio::serial::Error as SerialError;
 use vmm_sys_util::eventfd::EventFd;
 
-use firn_memory::{GuestMemory, MemoryUsage, UsageError};
+use firn_memory::{ChunkCopies, GuestMemory, MemoryUsage, UsageError};
 
 use crate::bus::{Bus, PowerRequest};
 use crate::console::Console;
@@ -181,6 +181,12 @@ impl Microvm {
         self.counters.read()
     }
 
+    /// What writing to sealed memory took so far; nothing where no memory is sealed.
+    #[must_use]
+    pub fn chunk_copies(&self) -> ChunkCopies {
+        self.vm.memory.vm_memory().chunk_copies()
+    }
+
     /// KVM's counters, to be read in other threads.
     #[must_use]
     pub fn kvm_counters(&self) -> Arc<KvmCounters> {
@@ -252,5 +258,7 @@ impl MutEventSubscriber for Waker {
     }
 }
 
+#[cfg(test)]
+mod sealed_tests;
 #[cfg(test)]
 mod tests;

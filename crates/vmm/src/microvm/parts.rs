@@ -21,6 +21,7 @@ use crate::config::HostConfig;
 use crate::console::{Console, SerialRegisters, SerialStateError};
 use crate::kvm::OpenKvm;
 use crate::stats::{KvmCounters, StatsFile};
+use crate::vcpu::sealed::SealedMemory;
 use crate::vcpu::{EndNotice, Vcpu, VcpuThreadError};
 use crate::vm::{Vm, VmError};
 
@@ -145,7 +146,8 @@ impl Parts {
         let mut vcpus = Vec::with_capacity(self.vcpus.len());
         for ((id, fd), cpuid) in (0u8..).zip(self.vcpus).zip(cpuids) {
             stats.push(StatsFile::open(&fd).map_err(AssembleError::Stats)?);
-            vcpus.push(Vcpu::start(id, fd, cpuid, bus.clone(), notice.clone())?);
+            let memory = SealedMemory::new(self.vm.memory.vm_memory());
+            vcpus.push(Vcpu::start(id, fd, cpuid, bus.clone(), memory, notice.clone())?);
         }
         Ok(Microvm {
             vcpus,

@@ -9,10 +9,11 @@ use kvm_bindings::{
 use kvm_ioctls::VcpuFd;
 use thiserror::Error;
 
-use firn_memory::GuestMemory;
+use firn_memory::{CopyChunkError, GuestMemory};
 
 use super::Microvm;
 use super::parts::{AssembleError, Parts};
+use crate::ahead;
 use crate::arch::cpu_model::CpuModel;
 use crate::arch::cpuid;
 use crate::config::{HostConfig, SizeError, check_sizes};
@@ -66,6 +67,9 @@ pub enum PrepareError {
     /// The parts could not be put together.
     #[error(transparent)]
     Assemble(#[from] AssembleError),
+    /// Sealed memory could not be copied.
+    #[error("copying ahead what the guest will write")]
+    Copy(#[from] CopyChunkError),
     /// A vCPU could not be set up.
     #[error("setting up vCPU {vcpu}")]
     Vcpu {
@@ -103,13 +107,20 @@ impl Microvm {
             fd.set_cpuid2(&list)
                 .and_then(|()| set(fd, registers))
                 .map_err(|source| PrepareError::Vcpu { vcpu, source })?;
+            let memory = parts.vm.memory.vm_memory();
+            if memory.is_sealed() {
+                let registers = fd.get_regs().and_then(|regs| Ok((regs, fd.get_sregs()?)));
+                let registers = registers.map_err(|source| PrepareError::Vcpu { vcpu, source })?;
+                ahead::copy_of_vcpu(&memory, &registers, &[])?;
+            }
             cpuids.push(list);
         }
         Ok(parts.start(cpuids, None)?)
     }
 }
 
-fn set(fd: &VcpuFd, registers: &UserRegisters) -> Result<(), kvm_ioctls::Error> {
+/// Gives a vCPU its registers.
+pub(super) fn set(fd: &VcpuFd, registers: &UserRegisters) -> Result<(), kvm_ioctls::Error> {
     let before = fd.get_sregs()?;
     let data = segment(0x2b, 3, 0);
     fd.set_sregs(&kvm_sregs {

@@ -28,7 +28,7 @@ const CODE: u64 = 0x20_0000;
 const PAGE_TABLES: u64 = 0x30_0000;
 const DATA: u64 = 0x40_0000;
 const DATA_PAGES: u64 = 512;
-const REPORT: u64 = 0xd800_0000;
+pub(super) const REPORT: u64 = 0xd800_0000;
 const PAGE: u64 = 4096;
 
 const PRESENT_WRITABLE_USER: u64 = 0b111;
@@ -78,7 +78,7 @@ impl MmioDevice for Reports {
     }
 }
 
-fn host(dir: &Path) -> (HostConfig, Receiver<(u64, u64)>) {
+pub(super) fn host(dir: &Path) -> (HostConfig, Receiver<(u64, u64)>) {
     let (sender, receiver) = channel();
     let host = HostConfig {
         kvm: crate::KVM_DEVICE.into(),

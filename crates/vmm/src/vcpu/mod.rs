@@ -1,6 +1,7 @@
 //! Virtual processors: one thread each, started paused, told what to do by the microVM's owner.
 
 pub(crate) mod observer;
+pub(crate) mod sealed;
 pub(crate) mod state;
 
 use std::io;
@@ -9,7 +10,7 @@ use std::sync::mpsc::{Receiver, RecvError, SendError, Sender, channel};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::thread::JoinHandle;
 
-use firn_memory::LostMemory;
+use firn_memory::{CopyChunkError, LostMemory};
 use firn_snapshot::PAGE_SIZE;
 use kvm_bindings::CpuId;
 use kvm_ioctls::{VcpuExit, VcpuFd};
@@ -19,6 +20,7 @@ use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
 use crate::bus::{Bus, PowerRequest};
 use observer::{Observer, StoppedVcpu, VcpuThread};
+use sealed::SealedMemory;
 use state::{SaveVcpuError, VcpuState};
 
 /// Why a vCPU stopped for good.
@@ -53,6 +55,30 @@ pub enum VcpuFailure {
         /// What is lost, where that could be found out.
         source: Option<LostMemory>,
     },
+    /// The guest wrote to sealed memory in a way that the monitor cannot follow.
+    #[error(
+        "vCPU {vcpu} cannot write at instruction {rip:#x} (bytes {}): nothing sealed was found among what it writes; \
+         pass, with a replica for each microVM, can run such a guest",
+        hex(code)
+    )]
+    Sealed {
+        /// Number of the vCPU.
+        vcpu: u8,
+        /// Guest instruction pointer.
+        rip: u64,
+        /// The bytes there, as far as they can be read.
+        code: Vec<u8>,
+    },
+    /// The guest wrote to sealed memory, and there could be no copy of it.
+    #[error("vCPU {vcpu} cannot write at instruction {rip:#x}")]
+    Copy {
+        /// Number of the vCPU.
+        vcpu: u8,
+        /// Guest instruction pointer; 0 when unknown.
+        rip: u64,
+        /// Why.
+        source: CopyChunkError,
+    },
     /// The processor refused to enter the guest.
     #[error("vCPU {vcpu} cannot be entered, hardware reason {reason:#x}: its state is invalid")]
     Entry {
@@ -77,6 +103,11 @@ pub enum VcpuFailure {
         /// KVM's exit, as text.
         reason: String,
     },
+}
+
+fn hex(bytes: &[u8]) -> String {
+    let bytes: Vec<_> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    if bytes.is_empty() { "unreadable".to_owned() } else { bytes.join(" ") }
 }
 
 fn page(address: Option<u64>) -> String {
@@ -181,6 +212,7 @@ impl Vcpu {
         mut fd: VcpuFd,
         cpuid: CpuId,
         bus: Arc<Bus>,
+        memory: SealedMemory,
         notice: Arc<EndNotice>,
     ) -> Result<Self, VcpuThreadError> {
         static HANDLER: Once = Once::new();
@@ -199,6 +231,7 @@ impl Vcpu {
             fd,
             cpuid,
             bus,
+            memory,
             notice,
             immediate_exit: immediate_exit.clone(),
             observer: None,
@@ -309,6 +342,7 @@ struct Worker {
     fd: VcpuFd,
     cpuid: CpuId,
     bus: Arc<Bus>,
+    memory: SealedMemory,
     notice: Arc<EndNotice>,
     immediate_exit: Arc<Mutex<Option<ImmediateExit>>>,
     observer: Option<Arc<dyn Observer>>,
@@ -352,7 +386,13 @@ impl Worker {
                     }
                 }
                 Ok(VcpuExit::MmioRead(address, data)) => self.bus.mmio_read(address, data),
-                Ok(VcpuExit::MmioWrite(address, data)) => self.bus.mmio_write(address, data),
+                Ok(VcpuExit::MmioWrite(address, data)) => {
+                    match self.memory.write(self.id, address, data) {
+                        Ok(true) => {}
+                        Ok(false) => self.bus.mmio_write(address, data),
+                        Err(failure) => return Some(VcpuEnd::Failure(failure)),
+                    }
+                }
                 Ok(VcpuExit::Intr) => {}
                 Ok(VcpuExit::Shutdown) => return Some(VcpuEnd::TripleFault),
                 Ok(VcpuExit::FailEntry(reason, _)) => {
@@ -363,6 +403,11 @@ impl Worker {
                     let rip = self.rip();
                     let failure = VcpuFailure::Internal { vcpu: self.id, rip };
                     return Some(VcpuEnd::Failure(failure));
+                }
+                Ok(VcpuExit::MemoryFault { gpa, .. }) if self.memory.is_sealed() => {
+                    if let Err(failure) = self.memory.resolve(self.id, &self.fd, Some(gpa)) {
+                        return Some(VcpuEnd::Failure(failure));
+                    }
                 }
                 Ok(VcpuExit::MemoryFault { gpa, .. }) => {
                     let failure = VcpuFailure::Memory { address: Some(gpa), source: None };
@@ -382,6 +427,11 @@ impl Worker {
                     }
                 }
                 Err(error) if error.errno() == libc::EAGAIN => {}
+                Err(error) if error.errno() == libc::EFAULT && self.memory.is_sealed() => {
+                    if let Err(failure) = self.memory.resolve(self.id, &self.fd, None) {
+                        return Some(VcpuEnd::Failure(failure));
+                    }
+                }
                 Err(source) => {
                     let rip = self.rip();
                     let failure = VcpuFailure::Run { vcpu: self.id, rip, source };

@@ -14,6 +14,8 @@ mod hostile_tests;
 mod mmio;
 mod queue;
 mod rng;
+#[cfg(test)]
+mod sealed_tests;
 mod state;
 #[cfg(test)]
 mod testing;

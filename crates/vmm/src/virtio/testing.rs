@@ -115,7 +115,8 @@ impl<D: VirtioDevice + 'static> Guest<D> {
         Self::with_memory(device, memory())
     }
 
-    fn with_memory(device: D, mem: GuestView) -> Self {
+    /// The same over other memory.
+    pub(super) fn with_memory(device: D, mem: GuestView) -> Self {
         let interrupt = EventFd::new(EFD_NONBLOCK).unwrap();
         let rings =
             (0..).zip(device.queue_sizes()).map(|(index, size)| Ring::new(index, *size)).collect();
@@ -130,11 +131,15 @@ impl<D: VirtioDevice + 'static> Guest<D> {
     /// A guest whose driver has started `device`, with all features that it offers but `without`.
     pub(super) fn started_without(device: D, without: u64) -> Self {
         let mut guest = Self::new(device);
-        guest.negotiate(without);
-        guest.set_up_queues();
-        guest.set(STATUS, ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK);
-        assert_eq!(guest.get(STATUS), ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK);
+        guest.start(without);
         guest
+    }
+
+    pub(super) fn start(&mut self, without: u64) {
+        self.negotiate(without);
+        self.set_up_queues();
+        self.set(STATUS, ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK);
+        assert_eq!(self.get(STATUS), ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK);
     }
 
     pub(super) fn started(device: D) -> Self {

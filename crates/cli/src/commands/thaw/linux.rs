@@ -12,7 +12,7 @@ use firn_bench::player::ReplicaCost;
 use firn_host::{AgentClient, Identity, Invocation};
 use firn_memory::loader::{Loader, LoaderReport};
 use firn_memory::planners::{self, Planner};
-use firn_memory::{ExecuteReport, ProcessCounters, Sources, execute};
+use firn_memory::{ChunkCopies, ExecuteReport, ProcessCounters, Sources, execute};
 use firn_vmm::{FrozenMachine, HostConfig, KvmStats, Microvm, RestoreReport, Virtualization};
 
 use super::{ThawArgs, ThawCommandError};
@@ -63,6 +63,8 @@ pub(crate) struct ThawReport {
     loader: Option<LoaderReport>,
     restore: RestoreReport,
     kvm: KvmStats,
+    /// What writing to sealed memory took, on media without private mappings.
+    chunk_copies: ChunkCopies,
     /// Guest pages that KVM maps: touched, or mapped with a touched one in a larger leaf.
     guest_pages: u64,
     /// Bytes that this process caused to be read from storage.
@@ -148,10 +150,11 @@ pub(super) fn run(
             invoke_ns: outcome.as_ref().map(|_| nanoseconds(answered - identified)),
             total_ns: clock::now().saturating_sub(since),
         };
-        let (kvm, usage) = handle
+        let (kvm, chunk_copies, usage) = handle
             .call(|microvm| {
                 let kvm = microvm.kvm_stats().map_err(measured)?;
-                Ok((kvm, microvm.memory_usage().map_err(measured)?))
+                let usage = microvm.memory_usage().map_err(measured)?;
+                Ok((kvm, microvm.chunk_copies(), usage))
             })?
             .map_err(ThawCommandError::Measure)?;
         let counters =
@@ -168,6 +171,7 @@ pub(super) fn run(
             loader,
             restore,
             kvm,
+            chunk_copies,
             guest_pages: kvm.mapped_pages(),
             read_bytes: counters.read_bytes,
             private_bytes: usage.private,

@@ -1,0 +1,330 @@
+//! Guests in ring 3 that write to sealed memory, by every kind of store.
+
+use std::arch::global_asm;
+use std::time::Duration;
+
+use kvm_bindings::kvm_xcrs;
+use vm_memory::{Bytes, GuestAddress};
+
+use super::parts::Parts;
+use super::prepared::set;
+use super::tests::{REPORT, host};
+use super::{End, Microvm, UserRegisters};
+use crate::ahead;
+use crate::arch::cpu_model::CpuModel;
+use crate::arch::cpuid;
+use crate::config::HostConfig;
+use crate::console::SerialRegisters;
+use crate::kvm::OpenKvm;
+use crate::testing::Sealed;
+use crate::vcpu::VcpuFailure;
+
+/// Guest-physical addresses; virtual ones are the same. Everything that the tests write begins sealed, but for the chunk
+/// with the page tables.
+const MEMORY: u64 = 16 << 20;
+const CHUNK: u64 = 2 << 20;
+const PAGE_TABLES: u64 = 0;
+const CODE: u64 = CHUNK;
+const STACK: u64 = 2 * CHUNK;
+const DATA: u64 = 3 * CHUNK;
+const PAGE: u64 = 4096;
+
+const PRESENT_WRITABLE_USER: u64 = 0b111;
+const CR4_OSXSAVE: u64 = 1 << 18;
+
+/// Programs: each gets DATA in rdi and the report's place in rcx, and reports rax for ever.
+macro_rules! program {
+    ($name:ident, $($line:literal),+ $(,)?) => {
+        global_asm!(
+            concat!(".globl ", stringify!($name)),
+            concat!(stringify!($name), ":"),
+            $($line,)+
+            "2: mov [rcx], rax",
+            "jmp 2b",
+            concat!(".globl ", stringify!($name), "_end"),
+            concat!(stringify!($name), "_end:"),
+        );
+        fn $name() -> Vec<u8> {
+            unsafe extern "C" {
+                #[link_name = stringify!($name)]
+                static START: u8;
+                #[link_name = concat!(stringify!($name), "_end")]
+                static END: u8;
+            }
+            let (start, end) = (&raw const START, &raw const END);
+            // SAFETY: both labels frame the instructions above, which are constant data of this program.
+            unsafe { std::slice::from_raw_parts(start, end.addr() - start.addr()) }.to_vec()
+        }
+    };
+}
+
+program!(
+    firn_sealed_plain,
+    "mov byte ptr [rdi], 1",
+    "mov qword ptr [rdi + 0x200000], 2",
+    "add dword ptr [rdi + 0x400008], 3",
+    "mov rax, [rdi + 0x400008]",
+    "add rax, [rdi + 0x200000]",
+);
+program!(
+    firn_sealed_vector,
+    "vpcmpeqd ymm0, ymm0, ymm0",
+    "vmovdqu [rdi + 1], ymm0",
+    "movups [rdi + 0x200000], xmm0",
+    "movq [rdi + 0x400000], xmm0",
+    "mov rax, [rdi + 25]",
+);
+program!(
+    firn_sealed_xsave,
+    "vpcmpeqd ymm0, ymm0, ymm0",
+    "mov eax, 7",
+    "xor edx, edx",
+    "xsave [rdi]",
+    "fxsave [rdi + 0x200000]",
+    "mov rax, [rdi + 160]",
+);
+program!(
+    firn_sealed_locked,
+    "mov rsi, rdi",
+    "lock add qword ptr [rdi], 5",
+    "lock dec dword ptr [rdi + 0x200000]",
+    "mov eax, 0",
+    "mov edx, 7",
+    "lock cmpxchg [rdi + 0x400000], rdx",
+    "mov ebx, 9",
+    "xor eax, eax",
+    "xor edx, edx",
+    "mov r8, rcx",
+    "xor ecx, ecx",
+    "lock cmpxchg16b [rdi + 0x600000]",
+    "mov rcx, r8",
+    "mov rax, [rdi]",
+    "add rax, [rdi + 0x400000]",
+    "add rax, [rdi + 0x600000]",
+);
+program!(
+    firn_sealed_straddling,
+    "mov rax, 0x1122334455667788",
+    "mov [rdi + 0x1ffffc], rax",
+    "mov [rdi + 0x400ffd], rax",
+    "xadd [rdi + 0x5ffffd], rax",
+    "mov rax, [rdi + 0x1ffffc]",
+);
+program!(
+    firn_sealed_repeated,
+    "mov rdx, rcx",
+    "mov r9, rdi",
+    "lea rdi, [r9 + 0x1fff00]",
+    "mov ecx, 512",
+    "mov eax, 0x5a",
+    "rep stosb",
+    "lea rsi, [r9 + 0x1fff80]",
+    "lea rdi, [r9 + 0x5fffc0]",
+    "mov ecx, 128",
+    "rep movsb",
+    "mov rcx, rdx",
+    "mov rax, [r9 + 0x600000]",
+);
+program!(
+    firn_sealed_stack,
+    "mov eax, 41",
+    "lea rsp, [rdi + 0x200010]",
+    "call 3f",
+    "jmp 4f",
+    "3: push rax",
+    "add qword ptr [rsp], 1",
+    "pop rax",
+    "ret",
+    "4: nop",
+);
+program!(
+    firn_sealed_counter,
+    "mov edx, 200000",
+    "mov eax, 1",
+    "5: mov eax, 1",
+    "lock xadd [rdi], rax",
+    "dec edx",
+    "jnz 5b",
+);
+
+/// All of guest memory and the reports, at 4 KiB leaves, for ring 3.
+fn page_tables(image: &mut [u8]) {
+    let mut entry = |table: u64, index: u64, value: u64| {
+        let at = usize::try_from(table + index * 8).unwrap();
+        image[at..at + 8].copy_from_slice(&value.to_le_bytes());
+    };
+    let (pml4, pdpt) = (PAGE_TABLES, PAGE_TABLES + PAGE);
+    let (low, high, leaves) = (pdpt + PAGE, pdpt + 2 * PAGE, pdpt + 3 * PAGE);
+    entry(pml4, 0, pdpt | PRESENT_WRITABLE_USER);
+    entry(pdpt, 0, low | PRESENT_WRITABLE_USER);
+    entry(pdpt, REPORT >> 30, high | PRESENT_WRITABLE_USER);
+    for chunk in 0..MEMORY / CHUNK {
+        entry(low, chunk, (leaves + chunk * PAGE) | PRESENT_WRITABLE_USER);
+        for page in 0..512 {
+            let address = chunk * CHUNK + page * PAGE;
+            entry(leaves + chunk * PAGE, page, address | PRESENT_WRITABLE_USER);
+        }
+    }
+    let reports = leaves + MEMORY / CHUNK * PAGE;
+    entry(high, REPORT >> 21 & 511, reports | PRESENT_WRITABLE_USER);
+    entry(reports, 0, REPORT | PRESENT_WRITABLE_USER);
+    entry(reports, 1, (REPORT + PAGE) | PRESENT_WRITABLE_USER);
+}
+
+fn sealed(code: &[u8]) -> Sealed {
+    let mut image = vec![0; usize::try_from(MEMORY).unwrap()];
+    page_tables(&mut image);
+    let at = usize::try_from(CODE).unwrap();
+    image[at..at + code.len()].copy_from_slice(code);
+    Sealed::new(image)
+}
+
+/// A microVM whose guest may use AVX.
+fn prepare(sealed: &Sealed, vcpus: u8, host: &HostConfig) -> Microvm {
+    let kvm = OpenKvm::open(&host.kvm).unwrap();
+    let serial = SerialRegisters::default();
+    let parts = Parts::assemble(host, kvm, sealed.share(), vcpus, None, serial).unwrap();
+    let mut cpuids = Vec::new();
+    for (vcpu, fd) in (0u8..).zip(&parts.vcpus) {
+        let list = cpuid::for_vcpu(
+            &parts.kvm.cpuid,
+            CpuModel::Host,
+            vcpu,
+            vcpus,
+            parts.kvm.tsc_deadline(),
+        );
+        fd.set_cpuid2(&list).unwrap();
+        let registers = UserRegisters {
+            page_tables: PAGE_TABLES,
+            instruction: CODE,
+            stack: STACK + 0x1000,
+            arguments: [DATA, 0, 0, REPORT + u64::from(vcpu) * PAGE],
+        };
+        set(fd, &registers).unwrap();
+        let mut sregs = fd.get_sregs().unwrap();
+        sregs.cr4 |= CR4_OSXSAVE;
+        fd.set_sregs(&sregs).unwrap();
+        let mut xcrs = kvm_xcrs { nr_xcrs: 1, ..Default::default() };
+        xcrs.xcrs[0].value = 7;
+        fd.set_xcrs(&xcrs).unwrap();
+        let registers = (fd.get_regs().unwrap(), sregs);
+        ahead::copy_of_vcpu(&parts.vm.memory.vm_memory(), &registers, &[]).unwrap();
+        cpuids.push(list);
+    }
+    parts.start(cpuids, None).unwrap()
+}
+
+/// Runs a program on one vCPU until it reports; returns the microVM and the report.
+fn run(sealed: &Sealed) -> (Microvm, u64) {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, reports) = host(dir.path());
+    let mut microvm = prepare(sealed, 1, &host);
+    let ahead = microvm.chunk_copies();
+    // The tables' chunk, and the stack's where a descriptor table is said to be.
+    assert_eq!((ahead.write_faults, ahead.chunks), (0, 2));
+    microvm.resume().unwrap();
+    let report = reports.recv_timeout(Duration::from_secs(20));
+    microvm.pause().unwrap();
+    let report = report.unwrap_or_else(|_| panic!("{:?}", microvm.take_end()));
+    (microvm, report.1)
+}
+
+/// Runs a program twice, one after the other on the same sealed bytes, and checks what it reports and how much it copies.
+fn check(code: &[u8], report: u64, chunks: u64) {
+    let sealed = sealed(code);
+    for _ in 0..2 {
+        let (microvm, reported) = run(&sealed);
+        assert_eq!(reported, report);
+        let writes = microvm.chunk_copies();
+        // Shown by --nocapture; docs/devdax-sharing.md has it.
+        println!("{} ns for each of {} copies", writes.ns / writes.chunks, writes.chunks);
+        assert_eq!(writes.chunks, 2 + chunks, "{writes:?}");
+        assert!((1..=2 * chunks + 2).contains(&writes.write_faults), "{writes:?}");
+        assert_eq!(microvm.memory_usage().unwrap().private, (2 + chunks) * CHUNK);
+        drop(microvm);
+        sealed.check();
+    }
+}
+
+#[test]
+fn plain_stores() {
+    check(&firn_sealed_plain(), 5, 3);
+}
+
+#[test]
+fn vector_stores() {
+    check(&firn_sealed_vector(), u64::MAX, 3);
+}
+
+#[test]
+fn the_processor_s_own_state() {
+    check(&firn_sealed_xsave(), u64::MAX, 2);
+}
+
+#[test]
+fn locked_stores() {
+    check(&firn_sealed_locked(), 5 + 7 + 9, 4);
+}
+
+#[test]
+fn stores_that_straddle_pages_and_chunks() {
+    check(&firn_sealed_straddling(), 0x1122_3344_5566_7788, 4);
+}
+
+#[test]
+fn repeated_stores_over_the_border_of_chunks() {
+    check(&firn_sealed_repeated(), 0x5a5a_5a5a_5a5a_5a5a, 4);
+}
+
+#[test]
+fn pushes_and_calls() {
+    check(&firn_sealed_stack(), 42, 1);
+}
+
+#[test]
+fn two_vcpus_count_with_one_lock() {
+    let sealed = sealed(&firn_sealed_counter());
+    for _ in 0..5 {
+        let dir = tempfile::tempdir().unwrap();
+        let (host, reports) = host(dir.path());
+        let mut microvm = prepare(&sealed, 2, &host);
+        microvm.resume().unwrap();
+        let mut done = [false; 2];
+        while done != [true; 2] {
+            let (vcpu, _) = reports.recv_timeout(Duration::from_secs(20)).unwrap();
+            done[usize::try_from(vcpu).unwrap()] = true;
+        }
+        microvm.pause().unwrap();
+        let sum: u64 = microvm.memory().vm_memory().read_obj(GuestAddress(DATA)).unwrap();
+        assert_eq!(sum, 400_000);
+        assert_eq!(microvm.chunk_copies().chunks, 3);
+        drop(microvm);
+        sealed.check();
+    }
+}
+
+#[test]
+fn a_write_that_nothing_makes_way_for_ends_the_microvm_with_a_report() {
+    let sealed = sealed(&firn_sealed_plain());
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _reports) = host(dir.path());
+    let mut microvm = prepare(&sealed, 1, &host);
+    // The host takes the guest's right to a page that is not sealed any more.
+    let view = microvm.memory().vm_memory();
+    view.write_obj(0_u8, GuestAddress(DATA)).unwrap();
+    let page = microvm.memory().slots()[0].host_addr + DATA;
+    let page = std::ptr::without_provenance_mut(usize::try_from(page).unwrap());
+    // SAFETY: the page is guest memory, to which nobody here has a reference.
+    assert_eq!(unsafe { libc::mprotect(page, 4096, libc::PROT_READ) }, 0);
+    microvm.resume().unwrap();
+    let End::Failure(failure @ VcpuFailure::Sealed { vcpu: 0, rip: CODE, .. }) =
+        microvm.run().unwrap()
+    else {
+        panic!("the guest went on");
+    };
+    let report = failure.to_string();
+    assert!(report.contains("0x200000 (bytes c6 07 01 48"), "{report}");
+    drop(view);
+    drop(microvm);
+    sealed.check();
+}
