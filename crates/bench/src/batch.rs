@@ -143,7 +143,8 @@ impl Drop for Processes<'_> {
 }
 
 /// A player that is to be started.
-pub(crate) struct Start<'a> {
+#[derive(Clone, Copy)]
+pub(crate) struct Player<'a> {
     /// The `firn` that it is a process of.
     pub(crate) program: &'a Path,
     /// What names the snapshot.
@@ -151,8 +152,8 @@ pub(crate) struct Start<'a> {
     pub(crate) planner: &'a str,
     /// The image is in the page cache already: a plan's own preload is left out.
     pub(crate) preloaded: bool,
-    /// Its number, from 1.
-    pub(crate) number: u32,
+    /// Whether it measures the time in page faults too.
+    pub(crate) faults: bool,
 }
 
 impl<'a> Processes<'a> {
@@ -160,14 +161,17 @@ impl<'a> Processes<'a> {
         Self { members: VecDeque::new(), interrupt }
     }
 
-    /// Starts one more.
-    pub(crate) fn start(&mut self, start: &Start<'_>) -> Result<(), BatchError> {
-        let member = start.number;
+    /// Starts one more, with a number from 1.
+    pub(crate) fn start(&mut self, start: Player<'_>, number: u32) -> Result<(), BatchError> {
+        let member = number;
         let failed = |source| BatchError::Start { member, source };
         let mut command = Command::new(start.program);
         command.args(["thaw", "--json", "--planner", start.planner]);
         if start.preloaded {
             command.arg("--preloaded");
+        }
+        if start.faults {
+            command.arg("--fault-time");
         }
         // A group of its own: a signal from the terminal reaches this process, which then ends them all.
         command.args(start.snapshot).arg("--hold").process_group(0);
@@ -177,7 +181,7 @@ impl<'a> Processes<'a> {
         let stdout = child.stdout.take().ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
         let stdout = BufReader::new(stdout);
         let printed = String::new();
-        self.members.push_back(Member { number: start.number, child, stdout, printed });
+        self.members.push_back(Member { number, child, stdout, printed });
         if let Some(process) = process {
             let process = pidfd_open(process, PidfdFlags::empty());
             lock(&self.interrupt.state).running.push(process.map_err(|e| failed(e.into()))?);
@@ -186,17 +190,12 @@ impl<'a> Processes<'a> {
     }
 }
 
-/// Starts `count` players of one snapshot, which these arguments name, together, waits for all of them, and returns
-/// their reports.
+/// Starts `count` of a player together, waits for all of them, and returns their reports.
 ///
-/// `preloaded` says that the image is in the page cache already: a plan's own preload is left out. `held` is called
-/// when every player has touched its last page, and none has begun to check all its memory: checking one brings into
-/// the page cache what another may not have touched yet.
+/// `held` is called when every player has touched its last page, and none has begun to check all its memory: checking one
+/// brings into the page cache what another may not have touched yet.
 pub(crate) fn run<T>(
-    program: &Path,
-    snapshot: &[OsString],
-    planner: &str,
-    preloaded: bool,
+    player: Player<'_>,
     count: u32,
     interrupt: &Interrupt,
     held: impl FnOnce() -> T,
@@ -204,7 +203,7 @@ pub(crate) fn run<T>(
     let mut processes = Processes::new(interrupt);
     interrupt.check()?;
     for number in 1..=count {
-        processes.start(&Start { program, snapshot, planner, preloaded, number })?;
+        processes.start(player, number)?;
         // A signal that came before the process was listed has not ended it.
         interrupt.check()?;
     }

@@ -5,6 +5,15 @@ use std::path::PathBuf;
 use super::*;
 use crate::testing::{REPORT, one_at_a_time};
 
+fn player<'a>(
+    program: &'a Path,
+    snapshot: &'a [OsString],
+    planner: &'a str,
+    preloaded: bool,
+) -> Player<'a> {
+    Player { program, snapshot, planner, preloaded, faults: false }
+}
+
 /// A program that behaves as a script says; it can read its arguments.
 fn program(directory: &Path, script: &str) -> PathBuf {
     let path = directory.join("firn");
@@ -21,7 +30,7 @@ fn batch(script: &str, preloaded: bool, count: u32) -> Result<Vec<PlayerReport>,
     let mut held = 0;
     let snapshot = [directory.path().into()];
     let hold = || held += 1;
-    let result = run(&program, &snapshot, "pass:x=1", preloaded, count, &interrupt, hold);
+    let result = run(player(&program, &snapshot, "pass:x=1", preloaded), count, &interrupt, hold);
     assert!(lock(&interrupt.state).running.is_empty());
     assert_eq!(held, 1);
     result.map(|(reports, ())| reports)
@@ -54,7 +63,8 @@ fn nobody_checks_memory_before_all_have_touched_their_last_page() {
     let snapshot = [directory.path().into()];
     let interrupt = Interrupt::catch().unwrap();
     let held = || (files("held"), files("checked"));
-    let (reports, held) = run(&program, &snapshot, "p", false, 3, &interrupt, held).unwrap();
+    let (reports, held) =
+        run(player(&program, &snapshot, "p", false), 3, &interrupt, held).unwrap();
     assert_eq!((reports.len(), held), (3, (3, 0)));
     assert_eq!(files("checked"), 3);
 }
@@ -83,6 +93,7 @@ fn one_failure_fails_the_batch() {
     let error = batch("echo '{}'", false, 1).unwrap_err();
     assert!(matches!(error, BatchError::Report { member: 1, .. }), "{error}");
     let interrupt = Interrupt::catch().unwrap();
-    let missing = run(Path::new("/no/firn"), &["/".into()], "p", false, 1, &interrupt, || ());
+    let missing =
+        run(player(Path::new("/no/firn"), &["/".into()], "p", false), 1, &interrupt, || ());
     assert!(matches!(missing, Err(BatchError::Start { .. })));
 }

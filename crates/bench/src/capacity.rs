@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::batch::{BatchError, HELD, Interrupt, Member, Processes, Start};
+use crate::batch::{BatchError, HELD, Interrupt, Member, Player, Processes};
 use crate::cgroup::{CgroupError, GroupUsage, MemoryLimit};
 use crate::chart::{Bar, Chart, Marks, Panel};
 use crate::host::Host;
@@ -146,8 +146,9 @@ impl Capacity<'_> {
         for number in 1..=self.most {
             interrupt.check()?;
             let Self { program, snapshot, planner, .. } = *self;
-            let start = Start { program, snapshot, planner, preloaded: false, number };
-            processes.start(&start)?;
+            let (preloaded, faults) = (false, false);
+            let player = Player { program, snapshot, planner, preloaded, faults };
+            processes.start(player, number)?;
             if let Some(member) = processes.members.back_mut() {
                 carried.end = self.wait(member)?;
             }

@@ -12,6 +12,7 @@ mod cache;
 mod capacity;
 mod cgroup;
 pub mod chart;
+pub mod experiments;
 pub mod floor;
 mod host;
 pub mod player;

@@ -57,6 +57,9 @@ pub struct Row {
     pub index_ms: Summary,
     /// Making replicas what their snapshot is, where the start had to wait for it; a part of `start_to_resume_ms`.
     pub imaging_ms: Option<Summary>,
+    /// The part of `resume_to_last_page_ms` that the guest waited for page faults, where it measured that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fault_ms: Option<Summary>,
     /// The replay's time for each page.
     pub ns_per_page: Summary,
     /// The process's processor time for each page.
@@ -155,6 +158,8 @@ impl Row {
             .filter_map(|report| report.replica)
             .map(|replica| milliseconds(replica.imaging_ns))
             .collect();
+        let faults: Vec<f64> =
+            reports.iter().filter_map(|r| r.times.fault_ns).map(milliseconds).collect();
         let RowHead { planner, label, trace, concurrency, cache, oversubscribed } = head;
         Some(Self {
             planner,
@@ -172,6 +177,7 @@ impl Row {
             preload_ms: Summary::of(&preloads),
             index_ms: summary(&|r| milliseconds(r.times.index_ns))?,
             imaging_ms: Summary::of(&imagings),
+            fault_ms: Summary::of(&faults),
             ns_per_page: summary(&|r| per_page(r.times.replay_ns, r.pages))?,
             cpu_ns_per_page: summary(&|r| per_page(r.cpu_ns, r.pages))?,
             cpu_ms: summary(&|r| milliseconds(r.cpu_ns))?,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use crate::batch::{self, BatchError, Interrupt};
+use crate::batch::{self, BatchError, Interrupt, Player};
 use crate::cache::{Cache, CacheError, SnapshotFiles};
 use crate::host::Host;
 use crate::results::{Noise, Results, Row, RowHead, Run};
@@ -69,6 +69,8 @@ pub struct Session {
     pub concurrency: u32,
     /// The page cache before each run.
     pub cache: Cache,
+    /// Whether the guests measure the time in page faults too, which takes some itself.
+    pub faults: bool,
 }
 
 /// Why there are no results: nothing is averaged over failures.
@@ -197,10 +199,13 @@ impl Session {
         // What the page cache holds of the directory is no cost of a planner that does not use it.
         let held = || if subject.in_pool { Ok(0) } else { files.cached_bytes() };
         let (reports, cached_bytes) = batch::run(
-            &self.program,
-            &player.arguments(subject),
-            &subject.planner,
-            subject.preloads,
+            Player {
+                program: &self.program,
+                snapshot: &player.arguments(subject),
+                planner: &subject.planner,
+                preloaded: subject.preloads,
+                faults: self.faults,
+            },
             self.concurrency,
             interrupt,
             held,

@@ -27,6 +27,7 @@ fn session(directory: &std::path::Path, planners: &[&str], runs: u32, script: &s
         runs,
         concurrency: 1,
         cache: Cache::Cached,
+        faults: false,
     }
 }
 

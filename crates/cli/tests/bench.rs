@@ -253,6 +253,7 @@ fn a_page_that_changed_on_its_medium_fails_the_measurement() {
         runs: 3,
         concurrency: 2,
         cache: Cache::Cached,
+        faults: false,
     };
     let interrupt = Interrupt::catch().unwrap();
     let host = Host::of(directory.path()).unwrap();

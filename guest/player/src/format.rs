@@ -305,6 +305,9 @@ pub mod register {
     pub const WRONG_OWN: u64 = 40;
     /// The second pass has ended; the value is the number of wrong pages in it. Nothing follows.
     pub const END: u64 = 48;
+    /// How long the touches took beyond what the fastest of them takes, in ticks of the time-stamp counter, where that was
+    /// asked for.
+    pub const WAITED: u64 = 56;
 }
 
 #[cfg(test)]

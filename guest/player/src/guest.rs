@@ -6,16 +6,16 @@ use core::arch::x86_64::_rdtsc;
 use crate::check::{check, fill, own_digest};
 use crate::console;
 use crate::format::{Header, Input, OWN, REPORT, REPORTED_PAGES, register};
-use crate::replay::{Wrong, replay};
+use crate::replay::{Wrong, replay, replay_timed};
 
 /// The whole life of the guest.
 ///
 /// `digest` is that of the first `len` bytes of the player's own region. `input` is the number of the input that is
-/// replayed; with a serial port it is the first.
+/// replayed; with a serial port it is the first. `timed` is 1 where the time of each touch is measured.
 ///
 /// # Safety
 /// Memory is as [`format`](mod@crate::format) describes it, and nobody else uses any of it.
-pub unsafe fn run(digest: u64, len: u64, input: u64) -> ! {
+pub unsafe fn run(digest: u64, len: u64, input: u64, timed: u64) -> ! {
     let header = Header::from_words(|index| {
         let place = (OWN as *const u64).wrapping_add(index);
         // SAFETY: the caller says so.
@@ -28,7 +28,7 @@ pub unsafe fn run(digest: u64, len: u64, input: u64) -> ! {
         end()
     };
     match header.reports {
-        0 => report_to_registers(&header, input, own_is_right),
+        0 => report_to_registers(&header, input, timed == 1, own_is_right),
         _ => report_to_console(&header, input, own_is_right),
     }
 }
@@ -39,12 +39,23 @@ pub fn end() -> ! {
     unsafe { asm!("ud2", options(noreturn)) };
 }
 
-fn report_to_registers(header: &Header, input: &Input, own_is_right: impl Fn() -> bool) -> ! {
+fn report_to_registers(
+    header: &Header,
+    input: &Input,
+    timed: bool,
+    own_is_right: impl Fn() -> bool,
+) -> ! {
     let mut wrong = Wrong::none();
-    replay(header, input, &mut wrong);
+    let waited = if timed {
+        replay_timed(header, input, &mut wrong)
+    } else {
+        replay(header, input, &mut wrong);
+        0
+    };
     // Here the monitor's clock stops.
     report(register::DONE, wrong.count);
     wrong.pages().for_each(|page| report(register::WRONG_IN_LOOP, page));
+    report(register::WAITED, waited);
     report(register::TOUCHES, input.touch_count);
     report(register::PAGES, input.pages);
     let mut reported = 0;
@@ -87,7 +98,8 @@ fn report_to_console(header: &Header, input: &Input, own_is_right: impl Fn() -> 
     }
 }
 
-fn time() -> u64 {
+/// Ticks of the time-stamp counter.
+pub(crate) fn time() -> u64 {
     // SAFETY: the processor has a time-stamp counter, and ring 3 may read it.
     unsafe { _rdtsc() }
 }

@@ -10,9 +10,9 @@ use core::panic::PanicInfo;
 /// See [`firn_player::run`]; only a monitor jumps here.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = ".start")]
-unsafe extern "C" fn _start(digest: u64, len: u64, input: u64) -> ! {
+unsafe extern "C" fn _start(digest: u64, len: u64, input: u64, timed: u64) -> ! {
     // SAFETY: the caller says so.
-    unsafe { firn_player::run(digest, len, input) }
+    unsafe { firn_player::run(digest, len, input, timed) }
 }
 
 #[panic_handler]

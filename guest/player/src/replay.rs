@@ -4,6 +4,7 @@ use core::arch::asm;
 use core::hint::cold_path;
 
 use crate::format::{Header, Input, Kind, REPORTED_PAGES, TOUCHED_WORD, Touch, word, written_word};
+use crate::guest::time;
 
 /// Wrong pages: how many, and the first of them.
 pub(crate) struct Wrong {
@@ -35,19 +36,50 @@ impl Wrong {
 /// Replays all touches of an input, with their gaps if there are any.
 pub(crate) fn replay(header: &Header, input: &Input, wrong: &mut Wrong) {
     if input.gaps == 0 {
-        replay_with(header, input, wrong, |_| {});
+        replay_with(header, input, wrong, |_| {}, |touch| touch());
     } else {
-        replay_with(header, input, wrong, |index| {
-            let place = (input.gaps + index * 4) as *const u32;
-            // SAFETY: the header's builder made a word for each touch.
-            spin(unsafe { place.read_volatile() });
-        });
+        replay_with(header, input, wrong, |index| gap(input, index), |touch| touch());
     }
 }
 
-/// Two loops are made of this, so that the one without gaps has no trace of them.
+/// The same, and returns how long the touches took beyond what the fastest of them takes, in ticks of the time-stamp
+/// counter.
+pub(crate) fn replay_timed(header: &Header, input: &Input, wrong: &mut Wrong) -> u64 {
+    let (mut sum, mut fastest, mut count) = (0, u64::MAX, 0);
+    let timed = |touch: &mut dyn FnMut()| {
+        let begin = time();
+        touch();
+        let ticks = time().wrapping_sub(begin);
+        sum += ticks;
+        fastest = fastest.min(ticks);
+        count += 1;
+    };
+    let work = |index| {
+        if input.gaps != 0 {
+            gap(input, index);
+        }
+    };
+    replay_with(header, input, wrong, work, timed);
+    if count == 0 { 0 } else { sum - fastest * count }
+}
+
+/// The work before a touch.
 #[inline(always)]
-fn replay_with(header: &Header, input: &Input, wrong: &mut Wrong, gap: impl Fn(u64)) {
+fn gap(input: &Input, index: u64) {
+    let place = (input.gaps + index * 4) as *const u32;
+    // SAFETY: the header's builder made a word for each touch.
+    spin(unsafe { place.read_volatile() });
+}
+
+/// Several loops are made of this, so that the one without gaps has no trace of them, and none of times.
+#[inline(always)]
+fn replay_with(
+    header: &Header,
+    input: &Input,
+    wrong: &mut Wrong,
+    gap: impl Fn(u64),
+    mut around: impl FnMut(&mut dyn FnMut()),
+) {
     let (Header { seed, .. }, Input { touches, touch_count, .. }) = (*header, *input);
     for index in 0..touch_count {
         gap(index);
@@ -59,14 +91,16 @@ fn replay_with(header: &Header, input: &Input, wrong: &mut Wrong, gap: impl Fn(u
             Kind::Read => word(seed, touch.page(), TOUCHED_WORD),
             Kind::ReadZero | Kind::ReadUnknown => 0,
             Kind::Write => {
+                let written = written_word(seed, touch.page());
                 // SAFETY: the page tables map the trace's memory in both windows, and nothing of this
                 // program lies there.
-                unsafe { place.write_volatile(written_word(seed, touch.page())) };
+                around(&mut || unsafe { place.write_volatile(written) });
                 continue;
             }
         };
+        let mut found = 0;
         // SAFETY: as above.
-        let found = unsafe { place.read_volatile() };
+        around(&mut || found = unsafe { place.read_volatile() });
         if found != expected && touch.kind() != Kind::ReadUnknown {
             cold_path();
             wrong.add(touch.page());

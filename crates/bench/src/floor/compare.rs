@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::{FloorAccess, FloorError, FloorRun, run};
-use crate::batch::{self, BatchError, Interrupt};
+use crate::batch::{self, BatchError, Interrupt, Player};
 use crate::cache::{Cache, CacheError, SnapshotFiles};
 use crate::host::Host;
 use crate::player::PlayerReport;
@@ -173,10 +173,13 @@ impl FloorComparison {
     ) -> Result<PlayerReport, CompareError> {
         files.prepare(Cache::Cached, false)?;
         batch::run(
-            &self.program,
-            &[self.snapshot.clone().into()],
-            &self.planner,
-            false,
+            Player {
+                program: &self.program,
+                snapshot: &[self.snapshot.clone().into()],
+                planner: &self.planner,
+                preloaded: false,
+                faults: false,
+            },
             1,
             interrupt,
             || (),

@@ -21,7 +21,7 @@ fn manager(dir: &tempfile::TempDir, huge: bool) -> Option<Server> {
 }
 
 fn run(snapshot: &PooledSnapshot, planner: &str) -> Result<PlayerReport, ReplayError> {
-    let clock = Clock { begin_ns: 0, request_ns: None, open_ns: 0, hold: None };
+    let clock = Clock { begin_ns: 0, request_ns: None, open_ns: 0, hold: None, faults: false };
     let planner = parse(planner).unwrap();
     replay(&snapshot.snapshot, None, &*planner, KVM_DEVICE.as_ref(), clock)
 }

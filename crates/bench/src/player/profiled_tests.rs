@@ -39,7 +39,7 @@ fn replayed(path: &Path, planner: &dyn Planner) -> (Snapshot, PlayerReport) {
     if let Some(packed) = snapshot.packed(PackedFile::LoadingSet).unwrap() {
         assert!(evict(packed.file()).unwrap().is_cold());
     }
-    let clock = Clock { begin_ns: 0, request_ns: None, open_ns: 0, hold: None };
+    let clock = Clock { begin_ns: 0, request_ns: None, open_ns: 0, hold: None, faults: false };
     let report = replay(&snapshot, Some("json-a"), planner, KVM_DEVICE.as_ref(), clock).unwrap();
     (snapshot, report)
 }

@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use firn_memory::{GuestMemory, MemoryUsage, ProcessCounters};
+use firn_memory::{ChunkCopies, GuestMemory, MemoryUsage, ProcessCounters};
 use firn_player::format::{PAGE, REPORT_ADDRESS, REPORTED_PAGES, register};
 use firn_vmm::{KvmCounters, KvmStats, MmioDevice, MmioWindow};
 use rustix::time::{ClockId, clock_gettime};
@@ -27,6 +27,7 @@ pub(super) type MeasureError = Box<dyn StdError + Send + Sync>;
 pub(super) struct Counters {
     pub(super) kvm: KvmStats,
     pub(super) process: ProcessCounters,
+    pub(super) chunk_copies: ChunkCopies,
     pub(super) memory: MemoryUsage,
     pub(super) cpu_ns: u64,
 }
@@ -38,6 +39,8 @@ pub(super) struct Reports {
     pub(super) done: Option<(u64, Result<Counters, MeasureError>)>,
     pub(super) touches: u64,
     pub(super) pages: u64,
+    /// How long the touches took, in ticks of the time-stamp counter, where that was asked for.
+    pub(super) waited: u64,
     pub(super) wrong_in_loop: Wrong,
     pub(super) wrong_in_pass: Wrong,
     /// The player's own region is wrong.
@@ -75,7 +78,9 @@ impl Meters {
         // First what goes on by being read.
         let cpu_ns = clock(ClockId::ProcessCPUTime);
         let process = ProcessCounters::read()?;
-        Ok(Counters { cpu_ns, process, kvm: self.kvm.read()?, memory: self.memory.usage()? })
+        let chunk_copies = self.memory.vm_memory().chunk_copies();
+        let (kvm, memory) = (self.kvm.read()?, self.memory.usage()?);
+        Ok(Counters { cpu_ns, process, kvm, chunk_copies, memory })
     }
 }
 
@@ -122,6 +127,7 @@ impl MmioDevice for Registers {
             register::WRONG_IN_LOOP => reports.wrong_in_loop.add(value),
             register::WRONG_IN_PASS => reports.wrong_in_pass.add(value),
             register::WRONG_OWN => reports.wrong_own = true,
+            register::WAITED => reports.waited = value,
             register::TOUCHES => reports.touches = value,
             register::PAGES => reports.pages = value,
             register::END => {

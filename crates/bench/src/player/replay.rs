@@ -22,6 +22,8 @@ use super::traces_of;
 
 /// Which of the first instruction's arguments says which input is replayed.
 pub(super) const INPUT_ARGUMENT: Argument = Argument::Third;
+/// Which of them says whether the guest measures how long its touches take.
+const TIMED_ARGUMENT: Argument = Argument::Fourth;
 
 /// Why a replay has no report.
 #[derive(Debug, Error)]
@@ -92,6 +94,8 @@ pub struct Clock {
     /// Called when the clock has stopped and everything is counted, before the second pass, which touches memory
     /// that the trace does not.
     pub hold: Option<fn()>,
+    /// Whether the guest measures how long its touches take, which takes it some time itself.
+    pub faults: bool,
 }
 
 /// Thaws the player of a snapshot by a planner, lets it replay a trace and check all its memory, and reports. `input`
@@ -127,6 +131,8 @@ pub(super) fn replay_plan(
     let load = Instant::now();
     let mut frozen = FrozenMachine::open(snapshot, kvm)?;
     frozen.set_argument(INPUT_ARGUMENT, number);
+    frozen.set_argument(TIMED_ARGUMENT, clock.faults.into());
+    let tsc_khz = frozen.tsc_khz();
     let loaded = Instant::now();
     let executed = execute(plan, &sources)?;
     let mapped = Instant::now();
@@ -155,6 +161,7 @@ pub(super) fn replay_plan(
     };
     check(&reports, &plan.planner)?;
     let counters = counters.map_err(ReplayError::Measure)?;
+    let replay_ns = done_ns.saturating_sub(resumed_ns);
     Ok(PlayerReport {
         trace: trace.to_owned(),
         planner: plan.planner.clone(),
@@ -168,8 +175,9 @@ pub(super) fn replay_plan(
             preload_ns: steps_ns(&executed.report, |work| matches!(work, Work::Preload { .. })),
             index_ns: steps_ns(&executed.report, |work| matches!(work, Work::Index { .. })),
             resume_ns: nanoseconds(resumed - mapped),
-            replay_ns: done_ns.saturating_sub(resumed_ns),
+            replay_ns,
             total_ns: done_ns.saturating_sub(clock.request_ns.unwrap_or(clock.begin_ns)),
+            fault_ns: clock.faults.then(|| ticks_ns(reports.waited, tsc_khz)),
             verify_ns: reports.ended_ns.saturating_sub(done_ns),
         },
         packed_regions: executed.report.packed_regions,
@@ -180,6 +188,7 @@ pub(super) fn replay_plan(
         check_ns: None,
         kvm_index: restored.kvm_index,
         kvm: counters.kvm,
+        chunk_copies: counters.chunk_copies,
         minor_faults: counters.process.minor_faults,
         major_faults: counters.process.major_faults,
         read_bytes: counters.process.read_bytes,
@@ -246,6 +255,12 @@ fn describe(reports: &Reports) -> String {
     ];
     let lists = lists.into_iter().filter(|(_, wrong)| wrong.count > 0);
     lists.map(|(what, wrong)| list(what, wrong)).collect::<Vec<_>>().join("; ")
+}
+
+/// Ticks of a time-stamp counter in ns.
+fn ticks_ns(ticks: u64, khz: u32) -> u64 {
+    let ns = u128::from(ticks) * 1_000_000 / u128::from(khz.max(1));
+    u64::try_from(ns).unwrap_or(u64::MAX)
 }
 
 /// A duration in ns.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use firn_memory::ChunkCopies;
 use firn_memory::loader::LoaderReport;
 use firn_snapshot::ReplicaReport;
 use firn_vmm::{KvmIndex, KvmStats};
@@ -45,6 +46,9 @@ pub struct PlayerReport {
     pub kvm_index: KvmIndex,
     /// What KVM counted.
     pub kvm: KvmStats,
+    /// What writing to sealed memory took, on media without private mappings.
+    #[serde(default)]
+    pub chunk_copies: ChunkCopies,
     /// Page faults of the process that needed no storage.
     pub minor_faults: u64,
     /// Page faults of the process that waited for storage.
@@ -120,6 +124,10 @@ pub struct PlayerTimes {
     pub resume_ns: u64,
     /// Running vCPUs to the store that ends the timed loop.
     pub replay_ns: u64,
+    /// The part of `replay_ns` that the touches took, beyond what the fastest of them takes, where the guest measured it: the
+    /// time that it waited for page faults.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fault_ns: Option<u64>,
     /// Request (or program start) to that store.
     pub total_ns: u64,
     /// The second pass, from that store on; no part of any other time.

@@ -36,7 +36,7 @@ fn player(trace: &NamedTrace, options: PlayerOptions, dir: &Path) -> Snapshot {
 }
 
 fn run_by(snapshot: &Snapshot, planner: &dyn Planner) -> Result<PlayerReport, ReplayError> {
-    let clock = Clock { begin_ns: 0, request_ns: None, open_ns: 0, hold: None };
+    let clock = Clock { begin_ns: 0, request_ns: None, open_ns: 0, hold: None, faults: false };
     replay(snapshot, None, planner, KVM_DEVICE.as_ref(), clock)
 }
 
@@ -199,7 +199,7 @@ fn a_player_replays_the_input_that_it_is_thawed_for() {
     freeze(&inputs, &PlayerOptions::default(), KVM_DEVICE.as_ref(), destination, false).unwrap();
     let snapshot = Snapshot::open(&path).unwrap();
     assert_eq!(traces_of(snapshot.manifest()), Some(vec!["some", "other"]));
-    let clock = Clock { begin_ns: 0, request_ns: None, open_ns: 0, hold: None };
+    let clock = Clock { begin_ns: 0, request_ns: None, open_ns: 0, hold: None, faults: false };
     let planner = parse("firecracker").unwrap();
     let run = |input| replay(&snapshot, input, &*planner, KVM_DEVICE.as_ref(), clock);
     let image = std::fs::read(path.join("memory.img")).unwrap();

@@ -4,6 +4,7 @@ pub(crate) mod capacity;
 pub(crate) mod floor;
 mod in_pool;
 mod medium;
+pub(crate) mod paper;
 mod players;
 mod save;
 mod tables;
@@ -22,6 +23,8 @@ pub(crate) enum BenchCommand {
     Thaw(thaw::BenchThawArgs),
     /// Count the microVMs that a memory budget carries
     Capacity(capacity::CapacityArgs),
+    /// Run the papers' experiments: data, table and picture of each
+    Paper(paper::PaperArgs),
     /// Compare the player with a bare loop: how much of a measurement is the instrument
     Floor(floor::FloorArgs),
 }
@@ -30,6 +33,7 @@ pub(crate) fn run(command: &BenchCommand) -> Result<ExitCode, Box<dyn Error>> {
     match command {
         BenchCommand::Thaw(arguments) => thaw::run(arguments).map_err(Into::into),
         BenchCommand::Capacity(arguments) => capacity::run(arguments).map_err(Into::into),
+        BenchCommand::Paper(arguments) => paper::run(arguments).map_err(Into::into),
         BenchCommand::Floor(arguments) => floor::run(arguments).map_err(Into::into),
     }
 }

@@ -91,7 +91,7 @@ pub(crate) fn run(arguments: &BenchThawArgs) -> Result<ExitCode, BenchThawError>
         CacheArg::Cached => Cache::Cached,
     };
     let (runs, concurrency) = (arguments.runs, arguments.concurrency);
-    let session = Session { program, players, subjects, runs, concurrency, cache };
+    let session = Session { program, players, subjects, runs, concurrency, cache, faults: false };
     let bar = progress(session.batches());
     let results = session.run(host, &interrupt, |player, subject| {
         bar.set_message(format!("{} on {}", subject.planner, player.trace));

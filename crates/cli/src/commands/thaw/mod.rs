@@ -54,6 +54,9 @@ pub(crate) struct ThawArgs {
     /// A player: when the last page is touched print `held`, and check all memory once standard input ends
     #[arg(long, hide = true)]
     hold: bool,
+    /// A player: measure the time in page faults too; that takes some time itself
+    #[arg(long, hide = true)]
+    fault_time: bool,
     /// A player with several traces: the one that it replays; default: its first
     #[arg(long, value_name = "TRACE", conflicts_with = "invoke")]
     input: Option<String>,

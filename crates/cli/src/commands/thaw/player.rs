@@ -23,6 +23,7 @@ pub(super) fn run(
         request_ns: clock::request(),
         open_ns: clock::nanoseconds(opening),
         hold: arguments.hold.then_some(hold),
+        faults: arguments.fault_time,
     };
     let input = arguments.input.as_deref();
     let report = replay(opened.snapshot(), input, planner, &arguments.host.kvm, clock)?;

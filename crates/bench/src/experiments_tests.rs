@@ -1,0 +1,63 @@
+use firn_memory::planners::parse;
+
+use super::*;
+use crate::testing::{sample, well_formed};
+use crate::traces::load;
+
+fn outcome(quantity: Quantity, places: &[&str]) -> Outcome {
+    let results = || {
+        let mut results = sample("firecracker:readahead=on", "json-a", false);
+        results.results.extend(sample("pass", "json-a", false).results);
+        results
+    };
+    let mut outcome = Outcome {
+        name: "a-figure".to_owned(),
+        source: "A paper <1>".to_owned(),
+        title: "A figure".to_owned(),
+        quantity,
+        host: results().host,
+        sessions: Vec::new(),
+        capacities: None,
+        left_out: BTreeMap::new(),
+    };
+    for place in places {
+        outcome.add(place, results());
+    }
+    outcome
+}
+
+#[test]
+fn every_experiment_has_a_name_of_its_own_and_parts_that_exist() {
+    let names: Vec<&str> = EXPERIMENTS.iter().map(|experiment| experiment.name).collect();
+    for experiment in EXPERIMENTS {
+        assert_eq!(names.iter().filter(|name| **name == experiment.name).count(), 1);
+        for planner in experiment.planners {
+            assert!(parse(planner).is_ok(), "{}: {planner}", experiment.name);
+        }
+        for trace in experiment.traces {
+            assert!(load(trace).is_ok(), "{}: {trace}", experiment.name);
+        }
+    }
+}
+
+#[test]
+fn one_place_is_bars_and_several_are_lines() {
+    for quantity in [Quantity::Total, Quantity::Dram, Quantity::Faults] {
+        let bars = outcome(quantity, &["1"]).draw();
+        let lines = outcome(quantity, &["1", "2", "4"]).draw();
+        for picture in [&bars, &lines] {
+            assert!(well_formed(picture));
+            assert!(picture.contains(">pass<") && picture.contains("A paper &lt;1&gt;"));
+        }
+        assert!(bars.contains(">json-a<"));
+        assert!(lines.contains(&format!(">json-a: {}<", quantity.unit())));
+    }
+}
+
+#[test]
+fn a_planner_without_a_value_at_a_place_leaves_a_gap() {
+    let mut outcome = outcome(Quantity::Total, &["1", "2"]);
+    outcome.sessions[1].rows.retain(|row| row.planner != "pass");
+    let picture = outcome.draw();
+    assert!(well_formed(&picture) && picture.contains(">pass<"));
+}
