@@ -21,8 +21,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use commands::{
-    bench, boot, doctor, freeze, image, invoke, plan, player, pool, profile, record, serve, thaw,
-    verify,
+    bench, boot, doctor, freeze, image, invoke, pager, plan, player, pool, profile, record, serve,
+    thaw, verify,
 };
 
 /// Start serverless functions from frozen microVMs.
@@ -56,6 +56,8 @@ enum Command {
     Invoke(invoke::InvokeArgs),
     /// Show what a thaw would do, without doing it
     Plan(plan::PlanArgs),
+    /// Serve the memory of a microVM of another monitor: Firecracker's page fault handler
+    Pager(pager::PagerArgs),
     /// Make the measuring guest: it repeats the page accesses of a recorded function
     Player(player::PlayerArgs),
     /// Byte-addressable memory for snapshots: make it, serve it, look into it
@@ -95,6 +97,7 @@ fn main() -> ExitCode {
         Command::Freeze(arguments) => freeze::run(&arguments).map_err(Into::into),
         Command::Thaw(arguments) => thaw::run(&arguments).map_err(Into::into),
         Command::Invoke(arguments) => invoke::run(&arguments).map_err(Into::into),
+        Command::Pager(arguments) => pager::run(&arguments).map_err(Into::into),
         Command::Plan(arguments) => plan::run(&arguments).map_err(Into::into),
         Command::Player(arguments) => player::run(&arguments).map_err(Into::into),
         Command::Pool(command) => pool::run(&command).map_err(Into::into),

@@ -38,6 +38,7 @@ mod lost;
 mod map;
 mod num;
 pub mod page_cache;
+pub mod pager;
 mod plan;
 pub mod planners;
 mod process;

@@ -27,12 +27,13 @@ pub(crate) const IMAGE_FILE: &str = "memory.img";
 /// File that holds the writable disk.
 pub(crate) const OVERLAY_FILE: &str = "overlay.img";
 /// Every file that a snapshot may consist of.
-pub(crate) const FILES: [&str; 5] = [
+pub(crate) const FILES: [&str; 6] = [
     CONTAINER_FILE,
     IMAGE_FILE,
     OVERLAY_FILE,
     PackedFile::WorkingSet.name(),
     PackedFile::LoadingSet.name(),
+    PackedFile::UsedWorkingSet.name(),
 ];
 
 /// First bytes of `snapshot.firn`, in every version.

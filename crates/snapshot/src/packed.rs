@@ -38,15 +38,30 @@ pub enum PackedFile {
     WorkingSet,
     /// FaaSnap's loading-set file (FaaSnap, 4.7).
     LoadingSet,
+    /// Faast's working-set file: REAP's without the pages that the guest's allocator held free (SnapBPF, 2.1).
+    UsedWorkingSet,
 }
 
 impl PackedFile {
+    /// All kinds.
+    pub(crate) const ALL: [Self; 3] = [Self::WorkingSet, Self::LoadingSet, Self::UsedWorkingSet];
+
+    /// Its place among all kinds.
+    pub(crate) const fn index(self) -> usize {
+        match self {
+            Self::WorkingSet => 0,
+            Self::LoadingSet => 1,
+            Self::UsedWorkingSet => 2,
+        }
+    }
+
     /// Its name in the snapshot's directory.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::WorkingSet => "working-set.img",
             Self::LoadingSet => "loading-set.img",
+            Self::UsedWorkingSet => "working-set-used.img",
         }
     }
 
@@ -54,6 +69,7 @@ impl PackedFile {
         match self {
             Self::WorkingSet => 1,
             Self::LoadingSet => 2,
+            Self::UsedWorkingSet => 3,
         }
     }
 }

@@ -42,7 +42,7 @@ pub struct Snapshot {
     /// The directory, where it lies in one.
     dir: Option<OwnedFd>,
     /// Packed files that were asked for, by their kind.
-    packed: [OnceLock<Option<Packed>>; 2],
+    packed: [OnceLock<Option<Packed>>; PackedFile::ALL.len()],
     zero_map: PageSet,
     image: File,
     /// Where the image lies in `image`, which is a pool's medium then.
@@ -50,7 +50,7 @@ pub struct Snapshot {
     /// What was copied ahead for the microVM that runs from this.
     copies: Option<Copies>,
     overlay: Option<Overlay>,
-    digests: Digests,
+    digests: Arc<Digests>,
 }
 
 /// Where an image lies in a pool, and how it can be mapped.
@@ -206,7 +206,7 @@ impl Snapshot {
     /// # Errors
     /// [`PackedError`] when it is damaged, or not of this snapshot.
     pub fn packed(&self, kind: PackedFile) -> Result<Option<&Packed>, PackedError> {
-        let slot = &self.packed[usize::from(kind == PackedFile::LoadingSet)];
+        let slot = &self.packed[kind.index()];
         if let Some(packed) = slot.get() {
             return Ok(packed.as_ref());
         }
@@ -217,7 +217,7 @@ impl Snapshot {
     /// The packed file, if it was asked for before, and there is one.
     #[must_use]
     pub fn opened_packed(&self, kind: PackedFile) -> Option<&Packed> {
-        self.packed[usize::from(kind == PackedFile::LoadingSet)].get()?.as_ref()
+        self.packed[kind.index()].get()?.as_ref()
     }
 
     fn open_packed(&self, kind: PackedFile) -> Result<Option<Packed>, PackedError> {
@@ -277,7 +277,7 @@ impl Snapshot {
 
     /// The digests of the image's pages. They are read when they are asked for.
     #[must_use]
-    pub fn digests(&self) -> &Digests {
+    pub fn digests(&self) -> &Arc<Digests> {
         &self.digests
     }
 }
@@ -316,6 +316,7 @@ impl Read {
         let container: Arc<dyn ReadAt> = Arc::new(container);
         let pages = manifest.layout.pages();
         let digests = Digests::new(container.clone(), container_path.clone(), digests_start, pages);
+        let digests = Arc::new(digests);
         Snapshot {
             path: path.into(),
             machine_state_version: header.entry(Section::MachineState).version,

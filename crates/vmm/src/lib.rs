@@ -15,6 +15,7 @@ mod config;
 mod console;
 mod control;
 mod error_chain;
+mod free_pages;
 mod guest_time;
 mod kvm;
 mod kvm_index;
@@ -40,6 +41,7 @@ pub use console::{Console, SerialStateError};
 pub use control::{ControlClient, ControlError, ControlServer, ControlServerError};
 pub use control::{Request, Response, Status};
 pub use error_chain::error_chain;
+pub use free_pages::{FreePagesError, free_pages};
 pub use guest_time::{GuestTimeError, GuestTimeTotals};
 pub use kvm::{
     KVM_DEVICE, KvmError, OpenKvmError, TscError, Virtualization, open as open_kvm, tsc_khz,

@@ -68,6 +68,12 @@ impl PageTables {
         long_mode.then_some(Self { root: sregs.cr3 & ADDRESS, levels })
     }
 
+    /// Page tables whose root is at a guest-physical address.
+    #[must_use]
+    pub fn at(root: u64, five_levels: bool) -> Self {
+        Self { root: root & ADDRESS, levels: if five_levels { MOST_LEVELS } else { 4 } }
+    }
+
     /// Translates a linear address. `entry` reads 8 bytes at a guest-physical address, or says that it cannot.
     #[must_use]
     pub fn walk(&self, linear: u64, entry: impl Fn(u64) -> Option<u64>) -> Walk {

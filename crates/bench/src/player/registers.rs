@@ -4,6 +4,7 @@ use std::error::Error as StdError;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use firn_memory::pager::{Pager, PagerReport};
 use firn_memory::{ChunkCopies, GuestMemory, MemoryUsage, ProcessCounters};
 use firn_player::format::{PAGE, REPORT_ADDRESS, REPORTED_PAGES, register};
 use firn_vmm::{KvmCounters, KvmStats, MmioDevice, MmioWindow};
@@ -30,6 +31,8 @@ pub(super) struct Counters {
     pub(super) chunk_copies: ChunkCopies,
     pub(super) memory: MemoryUsage,
     pub(super) cpu_ns: u64,
+    /// Where a pager serves guest memory.
+    pub(super) pager: Option<PagerReport>,
 }
 
 /// What a player has reported.
@@ -79,8 +82,9 @@ impl Meters {
         let cpu_ns = clock(ClockId::ProcessCPUTime);
         let process = ProcessCounters::read()?;
         let chunk_copies = self.memory.vm_memory().chunk_copies();
+        let pager = self.memory.pager().map(Pager::report);
         let (kvm, memory) = (self.kvm.read()?, self.memory.usage()?);
-        Ok(Counters { cpu_ns, process, kvm, chunk_copies, memory })
+        Ok(Counters { cpu_ns, process, kvm, chunk_copies, pager, memory })
     }
 }
 

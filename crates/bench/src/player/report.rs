@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use firn_memory::ChunkCopies;
 use firn_memory::loader::LoaderReport;
+use firn_memory::pager::PagerReport;
 use firn_snapshot::ReplicaReport;
 use firn_vmm::{KvmIndex, KvmStats};
 use serde::{Deserialize, Serialize};
@@ -44,6 +45,9 @@ pub struct PlayerReport {
     pub check_ns: Option<u64>,
     /// KVM's own index, which a part of `resume_ns` built where the plan has an index and the kernel can.
     pub kvm_index: KvmIndex,
+    /// What the pager did, where one serves guest memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pager: Option<PagerReport>,
     /// What KVM counted.
     pub kvm: KvmStats,
     /// What writing to sealed memory took, on media without private mappings.
@@ -120,6 +124,9 @@ pub struct PlayerTimes {
     pub preload_ns: u64,
     /// The part of `execute_ns` that built the host's index.
     pub index_ns: u64,
+    /// The part of `execute_ns` that installed pages of a packed file.
+    #[serde(default)]
+    pub install_ns: u64,
     /// Making the VM and restoring its state, to running vCPUs.
     pub resume_ns: u64,
     /// Running vCPUs to the store that ends the timed loop.

@@ -15,6 +15,7 @@ use thiserror::Error;
 use crate::guest_memory::{Backing, GuestMemory, Reservation, ViewError};
 use crate::map::Mapping;
 use crate::num::ns_since;
+use crate::pager::{self, OnLoss, PagerError, end_process};
 use crate::plan::{
     Advice, GuestRange, Layer, Leaf, Plan, PlanError, Segment, Sharing, Source, When, Work,
 };
@@ -29,13 +30,16 @@ pub struct Sources<'a> {
     pub snapshot: Option<&'a Snapshot>,
     /// The copy that was made ahead for this VM, where there is one.
     pub copy: Option<&'a File>,
+    /// What a pager does first that cannot go on.
+    pub on_loss: OnLoss,
 }
 
 impl<'a> Sources<'a> {
     /// Those of an open snapshot: its image, and the packed file that making the plan opened.
     pub fn of(snapshot: &'a Snapshot) -> Self {
         let copy = snapshot.copies().and_then(|copies| copies.file.as_ref());
-        Self { image: snapshot.image(), snapshot: Some(snapshot), copy }
+        let image = snapshot.image();
+        Self { image, snapshot: Some(snapshot), copy, on_loss: end_process }
     }
 
     /// The loading-set file, if making the plan opened one.
@@ -45,7 +49,7 @@ impl<'a> Sources<'a> {
 
     /// An image and nothing else.
     pub fn image(image: &'a File) -> Self {
-        Self { image, snapshot: None, copy: None }
+        Self { image, snapshot: None, copy: None, on_loss: end_process }
     }
 }
 
@@ -179,6 +183,15 @@ pub enum ExecuteError {
         #[source]
         source: StepError,
     },
+    /// Pages are to be checked as they enter, and there is nothing to compare them with.
+    #[error("the plan of {planner} checks pages on fill, and has no snapshot with their digests")]
+    NoDigests {
+        /// The planner that made it.
+        planner: String,
+    },
+    /// The pager cannot be started.
+    #[error("starting the pager")]
+    Pager(#[source] PagerError),
     /// vm-memory refuses the regions.
     #[error("guest memory cannot be handed to vm-memory")]
     View(#[source] ViewError),
@@ -223,7 +236,8 @@ pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteEr
         })?;
     }
     // A copy is its VM's own, as anonymous memory is: nothing has to be copied before it is written.
-    let own = |s: &&Segment| matches!(s.source, Source::Zero | Source::Copy { .. });
+    let own =
+        |s: &&Segment| matches!(s.source, Source::Zero | Source::PagerZero | Source::Copy { .. });
     let own = plan.segments.iter().filter(own);
     let own = own.map(|s| s.guest.start..s.guest.end()).collect();
     let backing = match extent_sharing(plan) {
@@ -236,6 +250,13 @@ pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteEr
         reservation.finish(plan.layout.clone(), backing, own).map_err(ExecuteError::View)?;
     let copied = plan.segments.iter().filter(|s| matches!(s.source, Source::Copy { .. }));
     memory.set_copied(copied.map(|s| s.guest.start..s.guest.end()).collect());
+    if plan.pager.is_some() {
+        let snapshot = sources
+            .snapshot
+            .ok_or_else(|| ExecuteError::NoDigests { planner: plan.planner.clone() })?;
+        let pager = pager::attach(&memory, plan, snapshot, sources.on_loss);
+        memory.set_pager(pager.map_err(ExecuteError::Pager)?);
+    }
     report.map_ns = ns_since(part);
 
     let part = Instant::now();
@@ -243,7 +264,7 @@ pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteEr
     let steps = plan.schedule.iter().copied().filter(|step| step.when != When::AtRequest);
     let (before, after): (Vec<_>, Vec<_>) = steps.partition(|step| step.when == When::BeforeResume);
     for (index, step) in before.into_iter().enumerate() {
-        let done = schedule::run(step, &memory, sources.image)
+        let done = schedule::run(step, &memory, *sources)
             .map_err(|source| ExecuteError::Step { index, source })?;
         report.preloaded_bytes += done.preloaded_bytes;
         report.steps.push(done);
@@ -262,7 +283,7 @@ fn indexed(steps: &[StepReport]) -> Vec<GuestRange> {
         .iter()
         .filter_map(|step| match step.step.work {
             Work::Index { guest } => Some(guest),
-            Work::Preload { .. } | Work::Load { .. } => None,
+            Work::Preload { .. } | Work::Load { .. } | Work::Install { .. } => None,
         })
         .collect();
     ranges.sort_by_key(|range| range.start);
@@ -274,7 +295,11 @@ fn extent_sharing(plan: &Plan) -> Option<Sharing> {
     plan.segments.iter().find_map(|segment| match segment.source {
         Source::Extent { .. } => Some(segment.sharing),
         Source::Copy { .. } => Some(Sharing::PrivateCow),
-        Source::Zero | Source::Image { .. } | Source::Packed { .. } => None,
+        Source::Zero
+        | Source::Image { .. }
+        | Source::Packed { .. }
+        | Source::Pager { .. }
+        | Source::PagerZero => None,
     })
 }
 
@@ -338,7 +363,7 @@ fn check_packed(
                 report.packed_bytes += len;
                 report.packed_regions += 1;
             }
-            Source::Image { .. } | Source::Extent { .. } | Source::Copy { .. } => {}
+            _ => {}
         }
     }
     Ok(())
@@ -353,7 +378,10 @@ fn apply(
     let mapping = &reservation.mapping;
     let addr = reservation.host_addr(layer.guest.start).ok_or(rustix::io::Errno::INVAL)?;
     match layer.source {
-        Source::Zero => mapping.map_zero(addr, layer.guest.len)?,
+        // The pager registers its memory when everything is mapped. Validation refuses a layer of `PagerZero`.
+        Source::Zero | Source::Pager { .. } | Source::PagerZero => {
+            mapping.map_zero(addr, layer.guest.len)?;
+        }
         Source::Image { offset } => {
             mapping.map_private(addr, layer.guest.len, sources.image, offset)?;
         }

@@ -4,12 +4,14 @@ use std::fs::File;
 use std::io;
 use std::time::Instant;
 
+use firn_snapshot::{PackedError, PackedFile};
 use serde::Serialize;
 use thiserror::Error;
 
-use super::ns_since;
+use super::{Sources, ns_since};
 use crate::guest_memory::GuestMemory;
 use crate::page_cache;
+use crate::pager::PagerError;
 use crate::plan::{GuestRange, ImageRange, Step, Work};
 
 /// What a step took.
@@ -37,6 +39,24 @@ pub enum StepError {
         /// What the kernel said.
         #[source]
         source: io::Error,
+    },
+    /// A packed file could not be installed: no page of it is wrong, but some may be missing.
+    #[error("installing {}", packed.name())]
+    Install {
+        /// The file.
+        packed: PackedFile,
+        /// Why.
+        #[source]
+        source: PagerError,
+    },
+    /// A packed file is refused.
+    #[error(transparent)]
+    Packed(#[from] PackedError),
+    /// There is no such packed file, or no pager to install it.
+    #[error("there is no {} to install", packed.name())]
+    NoPacked {
+        /// The file.
+        packed: PackedFile,
     },
     /// The index could not be built.
     #[error("cannot build the index of guest memory {range}")]
@@ -77,24 +97,37 @@ impl AfterResume {
     /// bring forward what it would wait for.
     pub fn run(self, memory: &GuestMemory) -> Result<Vec<StepReport>, StepError> {
         let Some(image) = self.image else { return Ok(Vec::new()) };
-        self.steps.into_iter().map(|step| run(step, memory, &image)).collect()
+        let sources = Sources::image(&image);
+        self.steps.into_iter().map(|step| run(step, memory, sources)).collect()
     }
 }
 
 /// Runs one step of a plan that was validated.
-pub(super) fn run(step: Step, memory: &GuestMemory, image: &File) -> Result<StepReport, StepError> {
+pub(super) fn run(
+    step: Step,
+    memory: &GuestMemory,
+    sources: Sources<'_>,
+) -> Result<StepReport, StepError> {
     let begun = Instant::now();
     let (mut preloaded_bytes, mut indexed_bytes) = (0, 0);
     match step.work {
         Work::Preload { image: range } => {
-            preloaded_bytes = page_cache::preload(image, range.offset..range.offset + range.len)
-                .map_err(|source| StepError::Preload { range, source })?;
+            preloaded_bytes =
+                page_cache::preload(sources.image, range.offset..range.offset + range.len)
+                    .map_err(|source| StepError::Preload { range, source })?;
         }
         // The loader's: no plan that was validated has one here.
         Work::Load { .. } => {}
         Work::Index { guest: range } => {
             memory.build_index(range).map_err(|e| StepError::Index { range, source: e.into() })?;
             indexed_bytes = range.len;
+        }
+        Work::Install { packed } => {
+            let file = sources.snapshot.map(|snapshot| snapshot.packed(packed)).transpose()?;
+            let (Some(file), Some(pager)) = (file.flatten(), memory.pager()) else {
+                return Err(StepError::NoPacked { packed });
+            };
+            pager.install(file).map_err(|source| StepError::Install { packed, source })?;
         }
     }
     Ok(StepReport { step, ns: ns_since(begun), preloaded_bytes, indexed_bytes })

@@ -14,7 +14,7 @@ pub use view::GuestView;
 
 use std::error::Error as StdError;
 use std::fs::File;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use firn_snapshot::MemoryLayout;
 use rustix::io::Errno;
@@ -24,6 +24,7 @@ use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionCollectionError, Guest
 
 use crate::lost::{self, LostMemory, Told};
 use crate::map::Mapping;
+use crate::pager::Pager;
 use crate::plan::{GuestRange, Leaf};
 use crate::range_set::RangeSet;
 use crate::uffd::{Uffd, UffdError, Watch};
@@ -109,6 +110,8 @@ struct Mapped {
     memory: GuestMemoryMmap,
     regions: Vec<Arc<MmapRegion>>,
     mapping: Mapping,
+    /// After the mapping: a pager serves it as long as it is there.
+    pager: OnceLock<Pager>,
 }
 
 /// What the memory that is not anonymous is mapped from.
@@ -179,7 +182,7 @@ impl Reservation {
         }
         let told = Told::of(&slots);
         let memory = GuestMemoryMmap::from_regions(views)?;
-        let mapped = Arc::new(Mapped { memory, regions, mapping });
+        let mapped = Arc::new(Mapped { memory, regions, mapping, pager: OnceLock::new() });
         let most_ranges = anonymous.len() + discard::MOST_NEW_RANGES;
         let anonymous = Arc::new(Mutex::new(anonymous));
         let sealed = matches!(backing, Backing::Sealed);
@@ -281,6 +284,36 @@ impl GuestMemory {
         })
     }
 
+    /// Has faults on a range within one region reported by a userfaultfd, and returns its address in this process.
+    pub(crate) fn register_range(
+        &self,
+        range: GuestRange,
+        uffd: &Uffd,
+        watch: Watch,
+    ) -> Result<u64, UffdError> {
+        let address = host_addr(&self.slots, range.start).unwrap_or_default();
+        self.mapped.mapping.register(address, range.len, uffd, watch)?;
+        Ok(address)
+    }
+
+    /// Whether two guest addresses are in one region, and so as far from each other in this process.
+    pub(crate) fn is_one_piece(&self, one: u64, other: u64) -> bool {
+        let slot = |address| self.slots.iter().rev().find(|slot| slot.guest_addr <= address);
+        slot(one) == slot(other)
+    }
+
+    /// Has this memory keep its pager.
+    pub(crate) fn set_pager(&self, pager: Pager) {
+        // Memory has one: it is made and given its pager in one place.
+        let _ = self.mapped.pager.set(pager);
+    }
+
+    /// The pager that serves this memory, if one does.
+    #[must_use]
+    pub fn pager(&self) -> Option<&Pager> {
+        self.mapped.pager.get()
+    }
+
     /// Maps every page of a range within one region for reading, without copying any.
     pub(crate) fn build_index(&self, range: GuestRange) -> Result<(), Errno> {
         let addr = host_addr(&self.slots, range.start).ok_or(Errno::INVAL)?;
@@ -294,6 +327,10 @@ impl Drop for Mapped {
         for region in self.regions.drain(..) {
             if Arc::into_inner(region).is_none() {
                 self.mapping.keep();
+                // What is still mapped is still served.
+                if let Some(pager) = self.pager.take() {
+                    std::mem::forget(pager);
+                }
             }
         }
     }

@@ -9,7 +9,7 @@ pub use validate::PlanError;
 
 use std::fmt;
 
-use firn_snapshot::{CopyTable, MemoryLayout};
+use firn_snapshot::{CopyTable, MemoryLayout, PackedFile};
 use serde::Serialize;
 
 /// A range of guest-physical memory, in bytes.
@@ -80,6 +80,14 @@ pub enum Source {
         /// Where the range's first byte is in the copy, in bytes.
         offset: u64,
     },
+    /// The pager, which takes pages from the image when they are touched, or installs them ahead.
+    Pager {
+        /// Where the range's first byte is in the image, in bytes.
+        offset: u64,
+    },
+    /// The pager, which gives zeros whatever the image holds: pages whose content nobody needs. No layer's own: a layer of
+    /// the pager provides it.
+    PagerZero,
 }
 
 impl Source {
@@ -87,6 +95,8 @@ impl Source {
     pub(crate) fn advanced(self, bytes: u64) -> Self {
         match self {
             Self::Zero => Self::Zero,
+            Self::Pager { offset } => Self::Pager { offset: offset.saturating_add(bytes) },
+            Self::PagerZero => Self::PagerZero,
             Self::Image { offset } => Self::Image { offset: offset.saturating_add(bytes) },
             Self::Packed { offset, image } => Self::Packed {
                 offset: offset.saturating_add(bytes),
@@ -102,6 +112,8 @@ impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Zero => f.write_str("zero"),
+            Self::Pager { offset } => write!(f, "pager, image at {offset:#x}"),
+            Self::PagerZero => f.write_str("pager, zero"),
             Self::Image { offset } => write!(f, "image at {offset:#x}"),
             Self::Packed { offset, image } => {
                 write!(f, "packed file at {offset:#x} (image at {image:#x})")
@@ -241,7 +253,7 @@ pub struct Layer {
     /// The range it is mapped at: whole pages within one region of guest memory.
     pub guest: GuestRange,
     /// What is mapped: `Zero` is anonymous memory, `Image` the image file, `Packed` the packed file, `Extent` the pool's
-    /// medium, `Copy` the copy.
+    /// medium, `Copy` the copy, `Pager` anonymous memory that the pager serves.
     pub source: Source,
     /// The kind of mapping: `Shared` is `MAP_SHARED` of a medium, for reading alone; `PrivateCow` is `MAP_PRIVATE` of a file or
     /// medium; `Exclusive` is private anonymous memory, or `MAP_SHARED` of a replica or a copy, which this VM writes to.
@@ -318,6 +330,12 @@ pub enum Work {
         /// The range of guest memory: whole pages within one region.
         guest: GuestRange,
     },
+    /// Installs all pages of a packed file into memory that the pager serves: one read past the page cache, a copy for
+    /// each run, one wake. Before the resume.
+    Install {
+        /// The file, beside the image.
+        packed: PackedFile,
+    },
 }
 
 impl Work {
@@ -325,7 +343,7 @@ impl Work {
     pub fn is_preload(&self) -> bool {
         match self {
             Self::Preload { .. } => true,
-            Self::Load { .. } | Self::Index { .. } => false,
+            Self::Load { .. } | Self::Index { .. } | Self::Install { .. } => false,
         }
     }
 }
@@ -338,6 +356,7 @@ impl fmt::Display for Work {
                 write!(f, "load {file} {:#x}-{:#x}", offset, offset.saturating_add(*len))
             }
             Self::Index { guest } => write!(f, "index guest {guest}"),
+            Self::Install { packed } => write!(f, "install {}", packed.name()),
         }
     }
 }
@@ -369,7 +388,7 @@ pub struct Plan {
     pub layers: Vec<Layer>,
     /// What else is done, in order: first the steps at the request, then those before the resume, then the others.
     pub schedule: Vec<Step>,
-    /// The pager that serves pages which no layer provides, by name.
+    /// How the pager serves the pages that are its: a [policy](crate::pager::PagerPolicy) by name.
     pub pager: Option<String>,
 }
 

@@ -7,6 +7,7 @@ use super::flatten::flatten;
 use super::{
     GuestRange, ImageRange, Integrity, Leaf, LoadFile, Plan, Segment, Sharing, Source, When, Work,
 };
+use crate::pager::PagerPolicy;
 
 /// Why a plan is refused. Each is a fault of the planner that made it.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -151,11 +152,20 @@ pub enum PlanError {
         /// Its index in the schedule.
         index: usize,
     },
-    /// The plan names a pager that does not exist.
-    #[error("no pager is called {name}")]
+    /// The plan names a pager's policy that does not exist.
+    #[error("no pager's policy is called {name}; there are page and granule=2 to granule=512")]
     UnknownPager {
         /// The name.
         name: String,
+    },
+    /// Pages are the pager's, and the plan names none; or the other way round.
+    #[error("the plan has pages for a pager and names none, or names one and has none for it")]
+    Pager,
+    /// A packed file is installed where no pager serves memory, or while the guest runs.
+    #[error("step {index} of the schedule installs pages without a pager, or after the resume")]
+    Install {
+        /// Its index in the schedule.
+        index: usize,
     },
 }
 
@@ -173,9 +183,19 @@ impl Plan {
         self.check_layers()?;
         self.check_flattened()?;
         self.check_schedule()?;
+        self.check_pager()
+    }
+
+    fn check_pager(&self) -> Result<(), PlanError> {
+        let is_pagers = |s: &Segment| matches!(s.source, Source::Pager { .. } | Source::PagerZero);
         match &self.pager {
-            Some(name) => Err(PlanError::UnknownPager { name: name.clone() }),
-            None => Ok(()),
+            Some(name) if PagerPolicy::parse(name).is_none() => {
+                Err(PlanError::UnknownPager { name: name.clone() })
+            }
+            named if named.is_some() != self.segments.iter().any(is_pagers) => {
+                Err(PlanError::Pager)
+            }
+            _ => Ok(()),
         }
     }
 
@@ -206,7 +226,9 @@ impl Plan {
         check_sharing(guest, source, sharing)?;
         self.check_extent_sharing(segment)?;
         let provided = match source {
-            Source::Zero => integrity == Integrity::CheckedOnFill,
+            Source::Zero | Source::Pager { .. } | Source::PagerZero => {
+                integrity == Integrity::CheckedOnFill
+            }
             Source::Image { .. } | Source::Packed { .. } => integrity == Integrity::Unchecked,
             // Whether it was checked is known to who opened it.
             Source::Extent { .. } | Source::Copy { .. } => {
@@ -223,7 +245,10 @@ impl Plan {
         if let Source::Packed { offset, .. } = source {
             aligned("segment's place in the packed file", offset, guest.len, leaf)?;
         }
-        if let Source::Image { offset } | Source::Packed { image: offset, .. } = source {
+        if let Source::Image { offset }
+        | Source::Packed { image: offset, .. }
+        | Source::Pager { offset } = source
+        {
             aligned("segment's image offset", offset, guest.len, leaf)?;
             let expected = self.layout.image_offset(guest.start);
             if expected != Some(offset) {
@@ -250,8 +275,11 @@ impl Plan {
     fn check_extent_sharing(&self, segment: &Segment) -> Result<(), PlanError> {
         let Segment { guest, source, sharing, .. } = *segment;
         let of_extent = |segment: &&Segment| matches!(segment.source, Source::Extent { .. });
+        if !of_extent(&segment) {
+            return Ok(());
+        }
         let first = self.segments.iter().find(of_extent);
-        if of_extent(&segment) && first.is_some_and(|first| first.sharing != sharing) {
+        if first.is_some_and(|first| first.sharing != sharing) {
             return Err(PlanError::Sharing { guest: guest.start, source_kind: source, sharing });
         }
         Ok(())
@@ -281,9 +309,7 @@ impl Plan {
             Source::Extent { offset } => {
                 offset.checked_sub(self.layout.image_offset(segment.guest.start)?)
             }
-            Source::Zero | Source::Image { .. } | Source::Packed { .. } | Source::Copy { .. } => {
-                None
-            }
+            _ => None,
         })?;
         base.checked_add(self.layout.image_offset(guest_addr)?)
     }
@@ -306,6 +332,16 @@ impl Plan {
                 }
                 Source::Copy { offset } => {
                     aligned("layer's place in the copy", offset, layer.guest.len, Leaf::Size4K)?;
+                }
+                Source::Pager { offset } => {
+                    aligned("layer's place in the image", offset, layer.guest.len, Leaf::Size4K)?;
+                }
+                Source::PagerZero => {
+                    return Err(PlanError::Sharing {
+                        guest: layer.guest.start,
+                        source_kind: layer.source,
+                        sharing: layer.sharing,
+                    });
                 }
                 Source::Zero => {}
             }
@@ -335,7 +371,12 @@ impl Plan {
                 let layer = &self.layers[top.layer];
                 let layer_source = layer.source.advanced(at - layer.guest.start);
                 let segment_source = segment.source.advanced(at - segment.guest.start);
-                if layer_source != segment_source || layer.sharing != segment.sharing {
+                let provided = layer_source == segment_source
+                    || matches!(
+                        (layer_source, segment_source),
+                        (Source::Pager { .. }, Source::PagerZero)
+                    );
+                if !provided || layer.sharing != segment.sharing {
                     return Err(PlanError::LayerDiffers {
                         range: GuestRange { start: at, len: end - at },
                         layer_source,
@@ -371,6 +412,10 @@ impl Plan {
                 }
                 Work::Preload { image } => self.check_image("step", image)?,
                 Work::Index { guest } => self.check_guest("step", guest, Leaf::Size4K)?,
+                Work::Install { .. } if step.when != When::BeforeResume || self.pager.is_none() => {
+                    return Err(PlanError::Install { index });
+                }
+                Work::Install { .. } => {}
             }
         }
         Ok(())
@@ -421,8 +466,10 @@ fn aligned(what: &'static str, at: u64, len: u64, leaf: Leaf) -> Result<(), Plan
 
 fn check_sharing(guest: GuestRange, source: Source, sharing: Sharing) -> Result<(), PlanError> {
     let possible = match source {
-        // A copy belongs to one VM.
-        Source::Zero | Source::Copy { .. } => sharing == Sharing::Exclusive,
+        // A copy belongs to one VM, and so does what the pager fills.
+        Source::Zero | Source::Copy { .. } | Source::Pager { .. } | Source::PagerZero => {
+            sharing == Sharing::Exclusive
+        }
         // A snapshot is immutable: no VM gets the image itself to write to.
         Source::Image { .. } | Source::Packed { .. } => sharing == Sharing::PrivateCow,
         // A replica belongs to its VM; of a sealed extent it gets copies, the kernel's or the monitor's. The monitor copies

@@ -107,7 +107,7 @@ impl Planner for FaaSnap {
         plan.layers.sort_by_key(|layer| match layer.source {
             Source::Zero => 0,
             Source::Packed { .. } => 2,
-            Source::Image { .. } | Source::Extent { .. } | Source::Copy { .. } => 1,
+            _ => 1,
         });
         check_mappings(&plan, input.host)?;
         Ok(plan)

@@ -2,22 +2,26 @@
 
 mod dram_cached;
 mod faasnap;
+mod faast;
 mod firecracker;
 mod packing;
 mod pass;
 mod pass_shared;
 mod preloaded;
+mod reap;
 mod snapbpf;
 mod vanilla_dax;
 mod written;
 
 pub use dram_cached::DramCached;
 pub use faasnap::FaaSnap;
+pub use faast::Faast;
 pub use firecracker::Firecracker;
 pub use packing::{PackError, PackReport, Packing, pack};
 pub use pass::Pass;
 pub use pass_shared::PassShared;
 pub use preloaded::Preloaded;
+pub use reap::Reap;
 pub use snapbpf::SnapBpf;
 pub use vanilla_dax::VanillaDax;
 pub use written::{ParsePlannerError, Selection, parse, select};
@@ -141,6 +145,15 @@ pub enum PlannerError {
          use pass or pass_shared, or freeze into a directory"
     )]
     NoFile {
+        /// The planner, as written.
+        planner: String,
+    },
+    /// This process may not serve page faults.
+    #[error(
+        "{planner} serves page faults by userfaultfd, which this process may not: run as root, or set the sysctl \
+         vm.unprivileged_userfaultfd to 1"
+    )]
+    NoUserfaultfd {
         /// The planner, as written.
         planner: String,
     },

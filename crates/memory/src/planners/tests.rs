@@ -105,7 +105,16 @@ fn an_image_that_dram_cannot_hold_is_refused() {
         assert_eq!(names, ["firecracker:readahead=on", "firecracker:readahead=off"]);
         assert_eq!(selection.left_out[0], ("dram_cached".to_owned(), refused));
         let others: Vec<_> = selection.left_out[1..].iter().map(|(name, _)| &name[..]).collect();
-        assert_eq!(others, ["vanilla_dax", "faasnap:merge=32", "snapbpf", "pass", "pass_shared"]);
+        let expected = [
+            "vanilla_dax",
+            "faasnap:merge=32",
+            "snapbpf",
+            "reap:granule=1",
+            "faast:granule=1",
+            "pass",
+            "pass_shared",
+        ];
+        assert_eq!(others, expected);
         // Named, it is selected, and the error comes with the plan.
         assert_eq!(select("dram_cached", input).unwrap().planners.len(), 1);
     });
@@ -133,7 +142,8 @@ fn lists_of_planners() {
 fn what_is_not_known_is_said_with_what_is() {
     assert_eq!(
         refused("firecraker"),
-        "no planner is called \"firecraker\"; there are: firecracker, dram_cached, vanilla_dax, faasnap, snapbpf, pass, pass_shared"
+        "no planner is called \"firecraker\"; there are: firecracker, dram_cached, vanilla_dax, faasnap, snapbpf, \
+         reap, faast, pass, pass_shared"
     );
     assert_eq!(
         refused("firecracker:ra=off"),
@@ -165,7 +175,14 @@ fn what_is_not_known_is_said_with_what_is() {
 
 #[test]
 fn names_are_written_as_they_are_parsed() {
-    for entry in ["firecracker", "firecracker:readahead=off", "dram_cached", "faasnap:merge=0"] {
+    for entry in [
+        "firecracker",
+        "firecracker:readahead=off",
+        "dram_cached",
+        "faasnap:merge=0",
+        "reap:granule=64",
+        "faast",
+    ] {
         let name = parse(entry).unwrap().name();
         assert!(name.starts_with(entry));
         assert_eq!(parse(&name).unwrap().name(), name);

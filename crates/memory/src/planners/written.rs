@@ -5,9 +5,10 @@ use thiserror::Error;
 use std::ops::RangeInclusive;
 
 use super::{
-    DramCached, FaaSnap, Firecracker, Pass, PassShared, PlanInput, Planner, PlannerError, SnapBpf,
-    VanillaDax,
+    DramCached, FaaSnap, Faast, Firecracker, Pass, PassShared, PlanInput, Planner, PlannerError,
+    Reap, SnapBpf, VanillaDax,
 };
+use crate::pager::PagerPolicy;
 
 /// A planner's name, the options it takes with their values (the first is the default), and how to make
 /// it of one value for each option.
@@ -28,6 +29,8 @@ enum Values {
     Words(&'static [&'static str]),
     /// A number out of a range.
     Number { default: u64, range: RangeInclusive<u64> },
+    /// A power of two up to this; 1 is the default.
+    Power { most: u64 },
 }
 
 /// What an option is.
@@ -42,6 +45,7 @@ impl Values {
         match self {
             Self::Words(words) => words.first().map(|word| Value::Word(word)),
             Self::Number { default, .. } => Some(Value::Number(*default)),
+            Self::Power { .. } => Some(Value::Number(1)),
         }
     }
 
@@ -55,6 +59,9 @@ impl Values {
                 let number = written.parse().ok().filter(|number| digits && range.contains(number));
                 number.map(Value::Number)
             }
+            Self::Power { most } => Self::Number { default: 1, range: 1..=*most }
+                .parse(written)
+                .filter(|value| matches!(value, Value::Number(n) if n.is_power_of_two())),
         }
     }
 
@@ -63,6 +70,7 @@ impl Values {
         match self {
             Self::Words(words) => words.iter().map(|word| Value::Word(word)).collect(),
             Self::Number { default, .. } => vec![Value::Number(*default)],
+            Self::Power { .. } => vec![Value::Number(1)],
         }
     }
 
@@ -70,8 +78,22 @@ impl Values {
         match self {
             Self::Words(words) => words.join(or),
             Self::Number { range, .. } => format!("{} to {}", range.start(), range.end()),
+            Self::Power { most } => format!("a power of two up to {most}"),
         }
     }
+}
+
+/// Pages that one fault brings: the papers' systems bring one.
+const GRANULE: &[OptionEntry] =
+    &[OptionEntry { key: "granule", values: Values::Power { most: PagerPolicy::MOST } }];
+
+/// The value of `granule`.
+fn granule(values: &[Value]) -> PagerPolicy {
+    let pages = match values {
+        [Value::Number(pages)] => PagerPolicy::with_granule(*pages),
+        _ => None,
+    };
+    pages.unwrap_or_default()
 }
 
 /// Every planner, in the order of `all`.
@@ -95,6 +117,16 @@ const PLANNERS: &[Entry] = &[
         },
     },
     Entry { name: "snapbpf", options: &[], make: |_| Box::new(SnapBpf) },
+    Entry {
+        name: "reap",
+        options: GRANULE,
+        make: |values| Box::new(Reap { policy: granule(values) }),
+    },
+    Entry {
+        name: "faast",
+        options: GRANULE,
+        make: |values| Box::new(Faast { policy: granule(values) }),
+    },
     Entry { name: "pass", options: &[], make: |_| Box::new(Pass) },
     Entry { name: "pass_shared", options: &[], make: |_| Box::new(PassShared) },
 ];

@@ -9,14 +9,17 @@ use thiserror::Error;
 use firn_bench::player::{RecordReplayError, record, traces_of};
 use firn_memory::planners::Store;
 use firn_memory::recorders::{self, ParsePartError, Part};
-use firn_snapshot::{Profile, Snapshot};
-use firn_vmm::error_chain;
+use firn_snapshot::{Profile, Run, Snapshot, runs_of};
+use firn_vmm::{FreePagesError, error_chain, free_pages};
 
 use super::linux::{self, RunLinuxError};
 use super::summary::Summary;
 use crate::host_args::HostArgs;
 use crate::output;
 use crate::snapshot_args::{OpenSnapshotError, SetProfileError, SnapshotArgs};
+
+/// The part that needs no run.
+const FREE: &str = "free";
 
 /// Arguments of `firn profile record`.
 #[derive(Debug, Args)]
@@ -31,6 +34,9 @@ Parts:
   groups   FaaSnap's working-set groups: pages that became cached, by samples of mincore. The image's pages are evicted
            from the page cache first, so no other microVM of the snapshot may run; not for a snapshot in a pool
   cache    SnapBPF's: which pages entered the page cache, and when, by a BPF program; for root, and as for groups
+
+  free     the pages that the guest's allocator held free at the freeze, by its own metadata in the snapshot, without a
+           run; of a player, its pages of zeros
 
 Recorders that need different runs get one thaw each. A profile replaces the parts that were asked for and keeps the
 others. Files that were packed by the old profile are not used any more: make them anew.")]
@@ -74,21 +80,30 @@ pub(crate) enum RecordError {
     Linux(#[from] RunLinuxError),
     #[error(transparent)]
     Set(#[from] SetProfileError),
+    #[error("finding the guest's free pages")]
+    Free(#[from] FreePagesError),
 }
 
 pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordError> {
-    let asked = arguments.part.iter().map(|part| part.parse()).collect::<Result<Vec<Part>, _>>()?;
+    let free = arguments.part.iter().any(|part| part == FREE);
+    let others = arguments.part.iter().filter(|part| *part != FREE);
+    let asked = others.map(|part| part.parse()).collect::<Result<Vec<Part>, _>>()?;
     let opened = arguments.snapshot.open(Store::Extent)?;
     let snapshot = opened.snapshot();
-    let parts = if asked.is_empty() {
+    let parts = if asked.is_empty() && !free {
         let in_pool = snapshot.extent().is_some();
         Part::ALL.into_iter().filter(|part| part.in_pools() || !in_pool).collect()
     } else {
         asked
     };
     let mut profile = before(snapshot);
+    if free {
+        profile.free = Some(free_runs(snapshot)?);
+    }
     let recorders = recorders::of(&parts);
-    if traces_of(snapshot.manifest()).is_some() {
+    if recorders.is_empty() {
+        // The free pages alone: nothing runs.
+    } else if traces_of(snapshot.manifest()).is_some() {
         if arguments.invoke.is_some() {
             return Err(RecordError::InvokedPlayer);
         }
@@ -117,6 +132,15 @@ pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordError> {
         output::line(&summary.to_string());
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The pages that the guest does not need: what its allocator held free, or a player's pages of zeros, which are zeros
+/// for it however they come.
+fn free_runs(snapshot: &Snapshot) -> Result<Vec<Run>, FreePagesError> {
+    if traces_of(snapshot.manifest()).is_some() {
+        return Ok(runs_of(snapshot.zero_map()));
+    }
+    free_pages(snapshot)
 }
 
 /// The profile that the new parts go into. One that cannot be used is no reason not to record another.

@@ -11,6 +11,7 @@ use serde::Serialize;
 use firn_bench::player::ReplicaCost;
 use firn_host::{AgentClient, Identity, Invocation};
 use firn_memory::loader::{Loader, LoaderReport};
+use firn_memory::pager::{Pager, PagerReport};
 use firn_memory::planners::{self, Planner};
 use firn_memory::{ChunkCopies, ExecuteReport, ProcessCounters, Sources, execute};
 use firn_vmm::{FrozenMachine, HostConfig, KvmStats, Microvm, RestoreReport, Virtualization};
@@ -62,6 +63,9 @@ pub(crate) struct ThawReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     loader: Option<LoaderReport>,
     restore: RestoreReport,
+    /// What the pager did, where one serves guest memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pager: Option<PagerReport>,
     kvm: KvmStats,
     /// What writing to sealed memory took, on media without private mappings.
     chunk_copies: ChunkCopies,
@@ -150,11 +154,12 @@ pub(super) fn run(
             invoke_ns: outcome.as_ref().map(|_| nanoseconds(answered - identified)),
             total_ns: clock::now().saturating_sub(since),
         };
-        let (kvm, chunk_copies, usage) = handle
+        let (kvm, chunk_copies, usage, pager) = handle
             .call(|microvm| {
                 let kvm = microvm.kvm_stats().map_err(measured)?;
                 let usage = microvm.memory_usage().map_err(measured)?;
-                Ok((kvm, microvm.chunk_copies(), usage))
+                let pager = microvm.memory().pager().map(Pager::report);
+                Ok((kvm, microvm.chunk_copies(), usage, pager))
             })?
             .map_err(ThawCommandError::Measure)?;
         let counters =
@@ -170,6 +175,7 @@ pub(super) fn run(
             execute: executed.report,
             loader,
             restore,
+            pager,
             kvm,
             chunk_copies,
             guest_pages: kvm.mapped_pages(),

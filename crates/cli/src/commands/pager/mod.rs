@@ -1,0 +1,251 @@
+//! `firn pager`: the page fault handler of another monitor, such as Firecracker with its `Uffd` backend.
+//!
+//! Two processes, each of which has the userfaultfd and a descriptor of the monitor's process (pidfd): this one, the
+//! guardian, which takes the connection and then only watches, and a child, the server, which reads, checks and copies
+//! pages. When one of them ends, the other kills the monitor, and closes nothing before the monitor is gone. So a guest
+//! whose pager is lost neither waits for ever nor gets zeros.
+
+mod server;
+mod wire;
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+
+use clap::Args;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::retry_on_intr;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use thiserror::Error;
+
+use firn_memory::pager::firecracker::{self, HandoffError};
+use firn_memory::pager::{PageStore, PagerError, PagerPolicy};
+use firn_snapshot::{OpenError, Snapshot};
+
+use crate::output;
+use wire::{ReceiveError, receive, send};
+
+/// What the server says when it serves.
+const READY: &[u8] = b"ready";
+
+/// Arguments of `firn pager`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firn pager --socket /run/pager.sock --image memory.bin
+  firn pager --socket /run/pager.sock --snapshot snapshots/hello
+
+It serves one microVM, and ends with it. Start it before the monitor loads its snapshot; for Firecracker:
+  PUT /snapshot/load {\"snapshot_path\": \"vmstate\", \"mem_backend\": {\"backend_type\": \"Uffd\",
+                      \"backend_path\": \"/run/pager.sock\"}, \"resume_vm\": true}
+If the pager is lost, or a page is not what was frozen, the monitor is killed.")]
+pub(crate) struct PagerArgs {
+    /// Where the monitor connects; nothing may be there yet
+    #[arg(long, value_name = "SOCKET", required_unless_present = "serve")]
+    socket: Option<PathBuf>,
+    /// A snapshot: its pages are compared with its digests
+    #[arg(long, value_name = "DIRECTORY")]
+    snapshot: Option<PathBuf>,
+    /// A memory file of the monitor's own: its pages enter as they are
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with = "snapshot",
+        required_unless_present = "snapshot"
+    )]
+    image: Option<PathBuf>,
+    /// Pages that one fault brings: a power of two up to 512
+    #[arg(long, value_name = "PAGES", default_value = "16", value_parser = policy)]
+    granule: PagerPolicy,
+    /// The server's process: its guardian is its standard input
+    #[arg(long, hide = true, conflicts_with = "socket")]
+    serve: bool,
+}
+
+fn policy(pages: &str) -> Result<PagerPolicy, String> {
+    let policy = pages.parse().ok().and_then(PagerPolicy::with_granule);
+    policy.ok_or_else(|| "a power of two up to 512 is wanted".to_owned())
+}
+
+/// Why a monitor's memory was not served, or not to its end.
+#[derive(Debug, Error)]
+pub(crate) enum PagerCommandError {
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error("opening the memory file {}", .path.display())]
+    Image { path: PathBuf, source: std::io::Error },
+    #[error("listening on {}; if no pager runs there, remove it", .path.display())]
+    Listen { path: PathBuf, source: std::io::Error },
+    #[error("taking the monitor's connection")]
+    Accept(#[source] std::io::Error),
+    #[error("finding the monitor's process; does it run in another pid namespace?")]
+    Monitor(#[source] std::io::Error),
+    #[error("the monitor is killed, for its memory cannot be served")]
+    Handoff(#[source] HandoffError),
+    #[error("starting the server")]
+    Server(#[source] std::io::Error),
+    #[error("the server ended before it served ({0})")]
+    NotServed(ExitStatus),
+    #[error("the server was lost ({0}), and the monitor was killed")]
+    Lost(ExitStatus),
+    #[error("the guardian was lost, and the monitor was killed")]
+    GuardianLost,
+    #[error("waiting for the monitor")]
+    Wait(#[source] std::io::Error),
+    #[error(transparent)]
+    Wire(#[from] ReceiveError),
+    #[error(transparent)]
+    Pager(#[from] PagerError),
+    #[error("killing the monitor, which has lost its pager")]
+    Kill(#[source] std::io::Error),
+}
+
+/// Where pages come from, and how many bytes of them there are.
+fn store(arguments: &PagerArgs) -> Result<(PageStore, u64), PagerCommandError> {
+    if let Some(path) = &arguments.snapshot {
+        let snapshot = Snapshot::open(path)?;
+        return Ok((PageStore::of(&snapshot)?, snapshot.manifest().layout.total_bytes()));
+    }
+    let path = arguments.image.clone().unwrap_or_default();
+    let opened = File::open(&path).and_then(|file| Ok((file.metadata()?.len(), file)));
+    let (len, file) = opened.map_err(|source| PagerCommandError::Image { path, source })?;
+    Ok((PageStore::unchecked(file), len))
+}
+
+pub(crate) fn run(arguments: &PagerArgs) -> Result<ExitCode, PagerCommandError> {
+    if arguments.serve {
+        return server::run(arguments);
+    }
+    let path = arguments.socket.clone().unwrap_or_default();
+    let (_, len) = store(arguments)?;
+    let listen = |source| PagerCommandError::Listen { path: path.clone(), source };
+    let socket = Socket::bind(&path).map_err(listen)?;
+    // Before there is anything to lose.
+    let mut server = Server::start(arguments).map_err(PagerCommandError::Server)?;
+    output::line(&format!("firn pager listens on {}", path.display()));
+    if wait(&[&socket.listener, &server.socket])? == 1 {
+        return Err(PagerCommandError::NotServed(server.end()?));
+    }
+    let (connection, _) = socket.listener.accept().map_err(PagerCommandError::Accept)?;
+    let peer =
+        socket_peercred(&connection).map_err(|errno| PagerCommandError::Monitor(errno.into()))?;
+    let monitor = pidfd_open(peer.pid, PidfdFlags::empty());
+    let monitor = Monitor(monitor.map_err(|errno| PagerCommandError::Monitor(errno.into()))?);
+    let refuse = |error| {
+        // Whatever came with the message stays open until the monitor is gone.
+        monitor.kill()?;
+        Err(PagerCommandError::Handoff(error))
+    };
+    let (message, uffd) = match firecracker::receive(&connection) {
+        Ok(received) => received,
+        Err((error, _kept)) => return refuse(error),
+    };
+    if let Err(error) = firecracker::parse(&message, len) {
+        return refuse(error);
+    }
+    let handed = server.hand(&message, &uffd, &monitor.0);
+    if handed.is_err() {
+        monitor.kill()?;
+        return Err(PagerCommandError::NotServed(server.end()?));
+    }
+    drop(socket);
+    server.guard(&monitor)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The monitor's process.
+struct Monitor(OwnedFd);
+
+impl Monitor {
+    /// Kills it, and waits until it is gone: with its memory.
+    fn kill(&self) -> Result<(), PagerCommandError> {
+        match pidfd_send_signal(&self.0, Signal::KILL) {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+            Err(errno) => return Err(PagerCommandError::Kill(errno.into())),
+        }
+        wait(&[&self.0]).map(drop)
+    }
+}
+
+/// Waits until one of some descriptors has something to read, or the other side is gone: which.
+fn wait(descriptors: &[&dyn AsFd]) -> Result<usize, PagerCommandError> {
+    let mut waits: Vec<PollFd<'_>> =
+        descriptors.iter().map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)).collect();
+    retry_on_intr(|| poll(&mut waits, None))
+        .map_err(|errno| PagerCommandError::Wait(errno.into()))?;
+    Ok(waits.iter().position(|wait| !wait.revents().is_empty()).unwrap_or_default())
+}
+
+/// A socket that is removed again.
+struct Socket<'a> {
+    listener: UnixListener,
+    path: &'a Path,
+}
+
+impl<'a> Socket<'a> {
+    fn bind(path: &'a Path) -> std::io::Result<Self> {
+        Ok(Self { listener: UnixListener::bind(path)?, path })
+    }
+}
+
+impl Drop for Socket<'_> {
+    fn drop(&mut self) {
+        // Who removed it before had a reason.
+        let _ = std::fs::remove_file(self.path);
+    }
+}
+
+/// The server's process. It ends when its guardian does, or the monitor.
+struct Server {
+    process: Child,
+    socket: OwnedFd,
+}
+
+impl Server {
+    fn start(arguments: &PagerArgs) -> std::io::Result<Self> {
+        let (unix, packets) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let (socket, of_server) = socketpair(unix, packets, SocketFlags::CLOEXEC, None)?;
+        let mut command = Command::new("/proc/self/exe");
+        command.args(["pager", "--serve", "--granule", &arguments.granule.granule().to_string()]);
+        if let Some(snapshot) = &arguments.snapshot {
+            command.arg("--snapshot").arg(snapshot);
+        }
+        if let Some(image) = &arguments.image {
+            command.arg("--image").arg(image);
+        }
+        let process = command.stdin(Stdio::from(of_server)).stdout(Stdio::null()).spawn()?;
+        Ok(Self { process, socket })
+    }
+
+    /// Hands the monitor's memory and its process over, and waits until they are served.
+    fn hand(&self, message: &[u8], uffd: &OwnedFd, monitor: &OwnedFd) -> Result<(), ReceiveError> {
+        send(&self.socket, message, &[uffd.as_fd(), monitor.as_fd()])?;
+        let (answer, _) = receive(&self.socket)?;
+        if answer == READY { Ok(()) } else { Err(ReceiveError::Ended) }
+    }
+
+    /// Watches until the monitor ends, or kills it when the server does.
+    fn guard(&mut self, monitor: &Monitor) -> Result<(), PagerCommandError> {
+        if wait(&[&monitor.0, &self.socket])? == 0 {
+            self.end()?;
+            return Ok(());
+        }
+        monitor.kill()?;
+        Err(PagerCommandError::Lost(self.end()?))
+    }
+
+    fn end(&mut self) -> Result<ExitStatus, PagerCommandError> {
+        self.process.wait().map_err(PagerCommandError::Wait)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended already. Nothing is served any more when a guardian ends.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

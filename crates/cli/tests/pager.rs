@@ -1,0 +1,413 @@
+//! `firn pager` and monitors that hand their memory over as Firecracker does. A monitor is this program again, in a process of its own: the
+//! test `monitor`, which is ignored otherwise.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::print_stdout, reason = "what the other process says")]
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+
+use firn_memory::GuestMemory;
+use firn_memory::uffd::{Features, Uffd, Watch};
+use firn_player::format::{REPORT_ADDRESS, register};
+use firn_snapshot::{
+    CpuRequirement, Description, ImageKind, MemoryLayout, PAGE_SIZE, Snapshot, Writer,
+};
+use firn_vmm::{
+    Console, End, FrozenMachine, HostConfig, KVM_DEVICE, Microvm, MmioDevice, MmioWindow, open_kvm,
+};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use vm_memory::{Bytes, GuestAddress};
+
+const SIZE: u64 = 8 << 20;
+
+/// What a page begins with.
+fn word(page: u64) -> u64 {
+    page.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
+}
+
+struct Pager {
+    process: Child,
+    folder: TempDir,
+}
+
+impl Pager {
+    /// Serves what `arguments` name, in a folder of its own.
+    fn start(folder: TempDir, arguments: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
+        command.args(["pager", "--socket", "socket"]).args(arguments).current_dir(folder.path());
+        let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "firn pager listens on socket\n");
+        Self { process, folder }
+    }
+
+    /// Serves a memory file.
+    fn of_image(arguments: &[&str]) -> Self {
+        let folder = TempDir::new().unwrap();
+        let image = File::create(folder.path().join("memory")).unwrap();
+        image.set_len(SIZE).unwrap();
+        for page in 0..SIZE / PAGE_SIZE {
+            image.write_all_at(&word(page).to_le_bytes(), page * PAGE_SIZE).unwrap();
+        }
+        Self::start(folder, &[&["--image", "memory"], arguments].concat())
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("socket")
+    }
+
+    /// The process that serves pages.
+    fn server(&self) -> Pid {
+        let id = self.process.id();
+        let children = format!("/proc/{id}/task/{id}/children");
+        let children = std::fs::read_to_string(children).unwrap();
+        Pid::from_raw(children.trim().parse().unwrap()).unwrap()
+    }
+
+    /// Its end: exit code and what it complained of.
+    fn end(mut self) -> (Option<i32>, String) {
+        let mut error = String::new();
+        self.process.stderr.take().unwrap().read_to_string(&mut error).unwrap();
+        let status = self.process.wait().unwrap();
+        assert!(!self.socket().exists());
+        (status.code(), error)
+    }
+}
+
+/// A process with memory that the pager serves.
+struct Monitor {
+    process: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Monitor {
+    /// One that hands over what `message` makes of the address of its memory.
+    fn start(pager: &Pager, message: fn(u64) -> Value) -> Self {
+        let message = message(0).to_string();
+        Self::of("monitor", &[("MESSAGE", &message), ("SOCKET", pager.socket().to_str().unwrap())])
+    }
+
+    fn of(test: &str, variables: &[(&str, &str)]) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", test, "--ignored", "--nocapture"]);
+        command.envs(variables.iter().copied());
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let input = process.stdin.take();
+        let output = BufReader::new(process.stdout.take().unwrap());
+        Self { process, input, output }
+    }
+
+    /// What it reads at the beginning of a page; `None` when it is killed meanwhile.
+    fn read(&mut self, page: u64) -> Option<u64> {
+        // One that is gone says nothing.
+        let _ = writeln!(self.input.as_mut().unwrap(), "{page}");
+        self.answer()
+    }
+
+    fn answer(&mut self) -> Option<u64> {
+        let mut line = String::new();
+        while self.output.read_line(&mut line).unwrap() > 0 {
+            if let Some((_, number)) = line.split_once("reads ") {
+                return Some(number.trim().parse().unwrap());
+            }
+            line.clear();
+        }
+        None
+    }
+
+    fn end(mut self) -> ExitStatus {
+        drop(self.input.take());
+        self.process.wait().unwrap()
+    }
+
+    #[track_caller]
+    fn was_killed(self) {
+        assert_eq!(self.end().signal(), Some(9));
+    }
+}
+
+/// A message, and words of the answer to it.
+type Case = (fn(u64) -> Value, &'static str);
+
+fn region(address: u64, size: u64, offset: u64) -> Value {
+    json!({"base_host_virt_addr": address, "size": size, "offset": offset, "page_size": 4096,
+        "page_size_kib": 4096})
+}
+
+/// All memory in two regions, as a guest of more than 3 GiB has.
+fn whole(at: u64) -> Value {
+    json!([region(at, SIZE / 2, 0), region(at + SIZE / 2, SIZE / 2, SIZE / 2)])
+}
+
+fn hand_over(uffd: Option<&Uffd>, message: &str) -> UnixStream {
+    let socket = UnixStream::connect(std::env::var_os("SOCKET").unwrap()).unwrap();
+    let descriptors: Vec<_> = uffd.iter().map(|uffd| uffd.as_fd()).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() {
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)));
+    }
+    sendmsg(&socket, &[IoSlice::new(message.as_bytes())], &mut ancillary, SendFlags::empty())
+        .unwrap();
+    socket
+}
+
+/// Reads the pages that standard input names. The message has its memory at address 0; it is somewhere else.
+#[test]
+#[ignore = "the other process of these tests"]
+fn monitor() {
+    let memory = GuestMemory::anonymous(MemoryLayout::for_size(SIZE).unwrap()).unwrap();
+    let uffd = Uffd::open(Features::REMOVE).unwrap();
+    memory.register(&uffd, Watch::MISSING).unwrap();
+    let message = std::env::var("MESSAGE").unwrap();
+    let mut value: Value = serde_json::from_str(&message).unwrap_or_default();
+    for region in value.as_array_mut().into_iter().flatten() {
+        let address = region["base_host_virt_addr"].as_u64().unwrap_or_default();
+        region["base_host_virt_addr"] = json!(address + memory.slots()[0].host_addr);
+    }
+    let message = if value.is_null() { message } else { value.to_string() };
+    let with = std::env::var_os("ALONE").is_none();
+    let _socket = hand_over(with.then_some(&uffd), &message);
+    // Firecracker's own descriptor stays open, too; here the pager's alone keeps the memory from being zeros.
+    drop(uffd);
+    for line in std::io::stdin().lines() {
+        let page: u64 = line.unwrap().parse().unwrap();
+        let view = memory.vm_memory();
+        let found: u64 = view.read_obj(GuestAddress(page * PAGE_SIZE)).unwrap();
+        println!("reads {found}");
+    }
+}
+
+#[test]
+fn pages_are_served_until_the_monitor_ends() {
+    for arguments in [&["--granule", "1"][..], &[], &["--granule", "512"]] {
+        let pager = Pager::of_image(arguments);
+        let mut monitor = Monitor::start(&pager, whole);
+        for page in [0, 1, 17, 1023, 1024, 2047, 5, 17] {
+            assert_eq!(monitor.read(page), Some(word(page)));
+        }
+        assert!(monitor.end().success());
+        assert_eq!(pager.end(), (Some(0), String::new()));
+    }
+}
+
+#[test]
+fn a_server_that_is_killed_takes_its_monitor_with_it() {
+    let pager = Pager::of_image(&["--granule", "1"]);
+    let mut monitor = Monitor::start(&pager, whole);
+    assert_eq!(monitor.read(3), Some(word(3)));
+    kill_process(pager.server(), Signal::KILL).unwrap();
+    assert_eq!(monitor.read(900), None);
+    monitor.was_killed();
+    let (code, error) = pager.end();
+    assert_eq!(code, Some(1));
+    assert!(error.contains("the server was lost (signal: 9"), "{error}");
+}
+
+#[test]
+fn a_guardian_that_is_killed_takes_its_monitor_with_it() {
+    let mut pager = Pager::of_image(&["--granule", "1"]);
+    let mut monitor = Monitor::start(&pager, whole);
+    assert_eq!(monitor.read(3), Some(word(3)));
+    pager.process.kill().unwrap();
+    // It says nothing any more, though it could.
+    assert_eq!(monitor.answer(), None);
+    monitor.was_killed();
+    let mut error = String::new();
+    pager.process.stderr.take().unwrap().read_to_string(&mut error).unwrap();
+    assert!(error.contains("the guardian was lost"), "{error}");
+    pager.process.wait().unwrap();
+}
+
+#[test]
+fn an_image_that_shrinks_ends_the_monitor_with_a_report() {
+    let pager = Pager::of_image(&["--granule", "16"]);
+    let mut monitor = Monitor::start(&pager, whole);
+    assert_eq!(monitor.read(0), Some(word(0)));
+    let image = OpenOptions::new().write(true).open(pager.folder.path().join("memory")).unwrap();
+    image.set_len(SIZE / 4).unwrap();
+    assert_eq!(monitor.read(511), Some(word(511)));
+    assert_eq!(monitor.read(512), None);
+    monitor.was_killed();
+    let (code, error) = pager.end();
+    assert!(code == Some(1) && error.contains("page 512 of the image is not there"), "{error}");
+}
+
+#[test]
+fn a_page_that_is_not_what_was_frozen_ends_the_monitor_with_a_report() {
+    let folder = TempDir::new().unwrap();
+    let memory = GuestMemory::anonymous(MemoryLayout::for_size(SIZE).unwrap()).unwrap();
+    for page in 0..SIZE / PAGE_SIZE {
+        memory.vm_memory().write_obj(word(page), GuestAddress(page * PAGE_SIZE)).unwrap();
+    }
+    let path = folder.path().join("snapshot");
+    let mut writer = Writer::create(&path).unwrap();
+    writer.write_image(&mut memory.pages().unwrap(), ImageKind::Sparse).unwrap();
+    let cpu = CpuRequirement { vendor: String::new(), brand: String::new(), features: Vec::new() };
+    let description = Description {
+        id: Default::default(),
+        parent: None,
+        created_ns: 0,
+        firn_version: String::new(),
+        vcpus: 1,
+        cpu,
+        disks: Vec::new(),
+        function: None,
+    };
+    writer.seal(description, 1, &[]).unwrap();
+    let image = OpenOptions::new().write(true).open(path.join("memory.img")).unwrap();
+    image.write_all_at(&[0xff], 700 * PAGE_SIZE + 4095).unwrap();
+    let pager = Pager::start(folder, &["--snapshot", "snapshot", "--granule", "1"]);
+    let mut monitor = Monitor::start(&pager, whole);
+    assert_eq!(monitor.read(699), Some(word(699)));
+    assert_eq!(monitor.read(700), None);
+    monitor.was_killed();
+    let (code, error) = pager.end();
+    assert!(code == Some(1) && error.contains("page 700 of the image is damaged"), "{error}");
+}
+
+#[test]
+fn a_message_that_cannot_be_served_ends_the_monitor_with_a_report() {
+    let cases: [Case; 4] = [
+        (|_| json!({"memory": 1}), "no JSON array"),
+        (|at| json!([region(at, 2 * SIZE, 0)]), "ends at byte 0x1000000 of the memory file"),
+        (|at| json!([region(at, 8192, 0), region(at + 4096, 8192, 16384)]), "0 and 1"),
+        (|at| json!([region(at, 4096, 12)]), "whole pages"),
+    ];
+    for (message, words) in cases {
+        let pager = Pager::of_image(&[]);
+        let monitor = Monitor::start(&pager, message);
+        let (code, error) = pager.end();
+        assert!(code == Some(1) && error.contains(words), "{error}");
+        assert!(error.contains("the monitor is killed"), "{error}");
+        monitor.was_killed();
+    }
+    let pager = Pager::of_image(&[]);
+    let socket = pager.socket();
+    let variables = [("MESSAGE", "[]"), ("SOCKET", socket.to_str().unwrap()), ("ALONE", "1")];
+    let monitor = Monitor::of("monitor", &variables);
+    let (code, error) = pager.end();
+    assert!(code == Some(1) && error.contains("comes with 0 descriptors"), "{error}");
+    monitor.was_killed();
+}
+
+#[test]
+fn what_cannot_be_served_at_all_is_said_before_anybody_connects() {
+    let folder = TempDir::new().unwrap();
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
+        command.arg("pager").args(arguments).current_dir(folder.path());
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, error) = run(&["--socket", "socket", "--image", "none"]);
+    assert!(code == Some(1) && error.contains("opening the memory file none"), "{error}");
+    std::fs::write(folder.path().join("memory"), [0; 4096]).unwrap();
+    let (code, error) = run(&["--socket", "memory", "--image", "memory"]);
+    assert!(code == Some(1) && error.contains("listening on memory"), "{error}");
+    assert!(folder.path().join("memory").exists());
+    let (code, error) = run(&["--socket", "socket", "--image", "memory", "--granule", "3"]);
+    assert!(code == Some(2) && error.contains("power of two"), "{error}");
+    assert_eq!(run(&["--socket", "socket"]).0, Some(2));
+}
+
+/// Keeps how many wrong pages a player reports.
+struct Reports(Option<u64>);
+
+impl MmioDevice for Reports {
+    fn read(&mut self, _: u64, data: &mut [u8]) {
+        data.fill(0);
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        let value = data.try_into().map(u64::from_le_bytes).unwrap();
+        if offset == register::DONE || offset == register::END {
+            self.0 = Some(self.0.unwrap_or_default() + value);
+        }
+        if offset == register::WRONG_OWN {
+            self.0 = Some(u64::MAX);
+        }
+    }
+}
+
+/// Runs a player on memory that the pager serves, and says how many wrong pages it found.
+#[test]
+#[ignore = "the other process of these tests"]
+fn monitor_with_a_guest() {
+    let snapshot = Snapshot::open(std::env::var_os("SNAPSHOT").unwrap()).unwrap();
+    let memory = GuestMemory::anonymous(snapshot.manifest().layout.clone()).unwrap();
+    let uffd = Uffd::open(Features::REMOVE).unwrap();
+    memory.register(&uffd, Watch::MISSING).unwrap();
+    let regions = snapshot.manifest().layout.regions().zip(memory.slots());
+    let regions: Vec<_> =
+        regions.map(|(at, slot)| region(slot.host_addr, slot.len, at.image_offset)).collect();
+    let _socket = hand_over(Some(&uffd), &json!(regions).to_string());
+    let reports = Arc::new(Mutex::new(Reports(None)));
+    let window = MmioWindow { start: REPORT_ADDRESS, len: PAGE_SIZE, device: reports.clone() };
+    let host = HostConfig {
+        kvm: KVM_DEVICE.into(),
+        vsock: PathBuf::new(),
+        scratch: PathBuf::new(),
+        console: Console::default(),
+        generation: None,
+        windows: vec![window],
+    };
+    let frozen = FrozenMachine::open(&snapshot, KVM_DEVICE.as_ref()).unwrap();
+    let (mut microvm, _) = Microvm::restore(frozen, memory, &host, None).unwrap();
+    microvm.resume().unwrap();
+    assert!(matches!(microvm.run().unwrap(), End::TripleFault));
+    println!("reads {}", reports.lock().unwrap().0.unwrap());
+}
+
+/// A folder with a player's snapshot.
+fn player() -> Option<TempDir> {
+    open_kvm(KVM_DEVICE.as_ref()).ok()?;
+    let folder = TempDir::new().unwrap();
+    let mut make = Command::new(env!("CARGO_BIN_EXE_firn"));
+    make.args(["player", "--dense", "--trace", "sequential-read:16M", "--out", "player"]);
+    assert!(make.current_dir(folder.path()).stdout(Stdio::null()).status().unwrap().success());
+    Some(folder)
+}
+
+fn guest(pager: &Pager) -> Monitor {
+    let (socket, snapshot) = (pager.socket(), pager.folder.path().join("player"));
+    let variables =
+        [("SOCKET", socket.to_str().unwrap()), ("SNAPSHOT", snapshot.to_str().unwrap())];
+    Monitor::of("monitor_with_a_guest", &variables)
+}
+
+#[test]
+fn a_real_guest_finds_all_its_memory_right() {
+    let Some(folder) = player() else { return };
+    let pager = Pager::start(folder, &["--snapshot", "player"]);
+    let mut monitor = guest(&pager);
+    assert_eq!(monitor.answer(), Some(0));
+    assert!(monitor.end().success());
+    assert_eq!(pager.end(), (Some(0), String::new()));
+}
+
+#[test]
+fn a_real_guest_dies_of_a_damaged_page() {
+    let Some(folder) = player() else { return };
+    let path: &Path = &folder.path().join("player/memory.img");
+    OpenOptions::new().write(true).open(path).unwrap().write_all_at(&[1], 0x90_0008).unwrap();
+    let pager = Pager::start(folder, &["--snapshot", "player", "--granule", "64"]);
+    let mut monitor = guest(&pager);
+    assert_eq!(monitor.answer(), None);
+    monitor.was_killed();
+    let (code, error) = pager.end();
+    assert!(code == Some(1) && error.contains("page 2304 of the image is damaged"), "{error}");
+}

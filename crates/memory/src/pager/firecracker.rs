@@ -1,0 +1,184 @@
+//! The message by which Firecracker hands its guest's memory to a page fault handler (its `Uffd` backend).
+//!
+//! One message on a Unix socket: a JSON array that says which memory is which part of the memory file, with the
+//! userfaultfd beside it (SCM_RIGHTS). Then it is silent. Nothing about the message is trusted.
+
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+
+use firn_snapshot::PAGE_SIZE;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use serde::Deserialize;
+use thiserror::Error;
+
+use super::Area;
+
+/// Most bytes of a message. A region takes about 150.
+const LONGEST: usize = 64 << 10;
+/// Most regions that a guest's memory has.
+const MOST_REGIONS: usize = 64;
+/// A monitor sends the message in one piece; nobody waits longer than this for the rest of it.
+const PATIENCE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+
+/// Why a message is refused.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum HandoffError {
+    /// It cannot be received.
+    #[error("receiving the monitor's message")]
+    Receive(#[source] std::io::Error),
+    /// It does not come to an end.
+    #[error("the monitor's message is longer than {LONGEST} bytes, or does not end")]
+    TooLong,
+    /// There is no userfaultfd with it.
+    #[error("the monitor's message comes with {0} descriptors, not with one userfaultfd")]
+    Descriptors(usize),
+    /// It is no such array.
+    #[error("the monitor's message is no JSON array of memory regions")]
+    Json(#[source] serde_json::Error),
+    /// It names no memory, or too much.
+    #[error("the monitor's message names {0} memory regions; there are 1 to {MOST_REGIONS}")]
+    Count(usize),
+    /// A region is not whole pages of 4 KiB.
+    #[error(
+        "memory region {index} of the monitor's message is not of whole pages of 4096 bytes, or of huge pages"
+    )]
+    Pages {
+        /// Number of the region, from 0.
+        index: usize,
+    },
+    /// A region is no part of the image.
+    #[error(
+        "memory region {index} of the monitor's message ends at byte {end:#x} of the memory file, which has {len:#x}: \
+         is this the memory file of its snapshot?"
+    )]
+    Beyond {
+        /// Number of the region, from 0.
+        index: usize,
+        /// Where it would end; the largest number where that cannot be said.
+        end: u64,
+        /// Bytes of the image.
+        len: u64,
+    },
+    /// Two regions are the same memory, or the same part of the image.
+    #[error("memory regions {0} and {1} of the monitor's message overlap")]
+    Overlap(usize, usize),
+}
+
+/// A region as Firecracker describes it. `page_size_kib` is what older ones have, with bytes in it.
+#[derive(Debug, Deserialize)]
+struct Region {
+    base_host_virt_addr: u64,
+    size: u64,
+    offset: u64,
+    page_size: Option<u64>,
+    page_size_kib: Option<u64>,
+}
+
+impl Region {
+    fn has_small_pages(&self) -> bool {
+        let size = self.page_size.or(self.page_size_kib).unwrap_or(PAGE_SIZE);
+        let aligned = [self.base_host_virt_addr, self.size, self.offset];
+        size == PAGE_SIZE && self.size > 0 && aligned.iter().all(|n| n.is_multiple_of(PAGE_SIZE))
+    }
+}
+
+/// The memory that a message names, checked against an image of `len` bytes.
+///
+/// # Errors
+/// [`HandoffError`] says what is wrong with it.
+pub fn parse(message: &[u8], len: u64) -> Result<Vec<Area>, HandoffError> {
+    let regions: Vec<Region> = serde_json::from_slice(message).map_err(HandoffError::Json)?;
+    if regions.is_empty() || regions.len() > MOST_REGIONS {
+        return Err(HandoffError::Count(regions.len()));
+    }
+    let mut areas: Vec<Area> = Vec::with_capacity(regions.len());
+    for (index, region) in regions.iter().enumerate() {
+        let in_memory = region.base_host_virt_addr.checked_add(region.size);
+        if !region.has_small_pages() || in_memory.is_none() {
+            return Err(HandoffError::Pages { index });
+        }
+        let end = region.offset.checked_add(region.size);
+        if end.is_none_or(|end| end > len) {
+            return Err(HandoffError::Beyond { index, end: end.unwrap_or(u64::MAX), len });
+        }
+        let area = Area {
+            address: region.base_host_virt_addr,
+            len: region.size,
+            image_offset: region.offset,
+        };
+        let meet = |a: u64, b: u64, other: &Area| a < b + other.len && b < a + area.len;
+        let overlaps = |other: &Area| {
+            meet(area.address, other.address, other)
+                || meet(area.image_offset, other.image_offset, other)
+        };
+        if let Some(other) = areas.iter().position(overlaps) {
+            return Err(HandoffError::Overlap(other, index));
+        }
+        areas.push(area);
+    }
+    Ok(areas)
+}
+
+/// Receives a message and the userfaultfd from a connection. What came with a message that is refused is in the error's
+/// place: nothing; its descriptors are given back, so that whoever refuses it can first end the monitor.
+///
+/// # Errors
+/// [`HandoffError`], with the descriptors that came.
+pub fn receive(connection: impl AsFd) -> Result<(Vec<u8>, OwnedFd), (HandoffError, Vec<OwnedFd>)> {
+    let (mut message, mut descriptors) = (Vec::new(), Vec::new());
+    loop {
+        match receive_part(connection.as_fd(), &mut message, &mut descriptors) {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(error) => return Err((error, descriptors)),
+        }
+        // The array is there as soon as it parses, or cannot any more.
+        match serde_json::from_slice::<serde::de::IgnoredAny>(&message) {
+            Err(error) if error.is_eof() => {}
+            _ => break,
+        }
+    }
+    match <[OwnedFd; 1]>::try_from(descriptors) {
+        Ok([uffd]) => Ok((message, uffd)),
+        Err(descriptors) => Err((HandoffError::Descriptors(descriptors.len()), descriptors)),
+    }
+}
+
+/// Receives what is there of a message; `false` where the other side has said all.
+fn receive_part(
+    connection: impl AsFd,
+    message: &mut Vec<u8>,
+    descriptors: &mut Vec<OwnedFd>,
+) -> Result<bool, HandoffError> {
+    let failed = |errno: Errno| HandoffError::Receive(errno.into());
+    if message.len() >= LONGEST {
+        return Err(HandoffError::TooLong);
+    }
+    let mut wait = [PollFd::new(&connection, PollFlags::IN)];
+    if retry_on_intr(|| poll(&mut wait, Some(&PATIENCE))).map_err(failed)? == 0 {
+        return Err(HandoffError::TooLong);
+    }
+    let mut bytes = vec![0; LONGEST - message.len()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let received = retry_on_intr(|| {
+        let buffers = &mut [IoSliceMut::new(&mut bytes)];
+        recvmsg(&connection, buffers, &mut ancillary, RecvFlags::CMSG_CLOEXEC)
+    });
+    let count = received.map_err(failed)?.bytes;
+    for part in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = part {
+            descriptors.extend(rights);
+        }
+    }
+    message.extend_from_slice(&bytes[..count]);
+    Ok(count > 0)
+}
+
+#[cfg(test)]
+#[path = "firecracker_tests.rs"]
+mod tests;

@@ -1,0 +1,120 @@
+//! Installing the pages of a packed file before they are touched.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd};
+
+use firn_snapshot::{PAGE_SIZE, Packed};
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::io::{Errno, pread, retry_on_intr};
+
+use super::{Pager, PagerError, Shared, add};
+use crate::num::usize_of;
+use crate::uffd::{Fill, UffdError};
+
+/// Bytes of a file at an address that `O_DIRECT` takes.
+struct Aligned {
+    room: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Aligned {
+    fn new(len: u64) -> Self {
+        // Zeroed by the kernel when it is touched: nothing is written twice.
+        let room = vec![0; usize_of(len + PAGE_SIZE)];
+        let start =
+            room.as_ptr().addr().next_multiple_of(usize_of(PAGE_SIZE)) - room.as_ptr().addr();
+        Self { room, start, len: usize_of(len) }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        &mut self.room[self.start..self.start + self.len]
+    }
+}
+
+impl Pager {
+    /// Reads all pages of a packed file at once, past the page cache, checks them, installs each run of them, and wakes
+    /// whoever waits for any (REAP; FaaSnap, 2.5).
+    ///
+    /// # Errors
+    /// [`PagerError`]: some pages may be installed, none of them wrong.
+    pub fn install(&self, packed: &Packed) -> Result<(), PagerError> {
+        let shared = &*self.shared;
+        let data = packed.data();
+        let mut buffer = Aligned::new(data.end - data.start);
+        let first = packed.runs().first().map_or(0, |packed| packed.run.first);
+        let direct =
+            read(packed.file(), data.clone(), buffer.bytes()).map_err(|errno| match errno {
+                Some(errno) => PagerError::Packed {
+                    file: packed.path().display().to_string(),
+                    source: errno.into(),
+                },
+                None => PagerError::Truncated { image_page: first, file: "the packed file" },
+            })?;
+        add(&shared.counters.direct_reads, direct);
+        add(&shared.counters.packed_bytes, data.end - data.start);
+        let bytes = buffer.bytes();
+        for packed in packed.runs() {
+            let inside = usize_of(packed.offset - data.start);
+            let bytes = &bytes[inside..inside + usize_of(packed.run.pages * PAGE_SIZE)];
+            shared.store.check(packed.run.first, bytes)?;
+            for (address, part) in shared.parts(packed.run.range()) {
+                let inside = usize_of((part.start - packed.run.first) * PAGE_SIZE);
+                let len = usize_of((part.end - part.start) * PAGE_SIZE);
+                shared.put(address, &bytes[inside..inside + len])?;
+                shared.filled().insert_range(part);
+            }
+        }
+        Ok(shared.areas.iter().try_for_each(|area| shared.uffd.wake(area.addresses()))?)
+    }
+}
+
+impl Shared {
+    /// Installs pages, and wakes nobody. Those that are there stay as they are.
+    fn put(&self, mut address: u64, mut bytes: &[u8]) -> Result<(), PagerError> {
+        while !bytes.is_empty() {
+            let present = match self.uffd.copy(address, bytes, Fill::DONT_WAKE) {
+                Ok(()) => address + bytes.len() as u64,
+                Err(UffdError::Present { address }) => address,
+                Err(UffdError::Changing { .. }) => {
+                    // The pager's thread reads what is being given back.
+                    std::thread::yield_now();
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
+            add(&self.counters.installed_pages, (present - address) / PAGE_SIZE);
+            let skipped = usize_of(present - address + PAGE_SIZE).min(bytes.len());
+            bytes = &bytes[skipped..];
+            address = present + PAGE_SIZE;
+        }
+        Ok(())
+    }
+}
+
+/// Reads bytes of a file past the page cache, and says in how many reads: 0 where its file system can only read through
+/// the page cache. One read takes up to 2 GiB. An error without a number is a file that ends early.
+fn read(file: &File, range: Range<u64>, bytes: &mut [u8]) -> Result<u64, Option<Errno>> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC;
+    match openat(CWD, path, flags, Mode::empty()) {
+        Ok(direct) => fill(direct.as_fd(), range, bytes),
+        Err(Errno::INVAL) => fill(file.as_fd(), range, bytes).map(|_| 0),
+        Err(errno) => Err(Some(errno)),
+    }
+}
+
+fn fill(file: impl AsFd, range: Range<u64>, mut bytes: &mut [u8]) -> Result<u64, Option<Errno>> {
+    let (mut at, mut reads) = (range.start, 0);
+    while !bytes.is_empty() {
+        let count = retry_on_intr(|| pread(&file, &mut *bytes, at)).map_err(Some)?;
+        if count == 0 {
+            return Err(None);
+        }
+        reads += 1;
+        at += count as u64;
+        bytes = &mut bytes[count..];
+    }
+    Ok(reads)
+}

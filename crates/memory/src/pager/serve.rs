@@ -1,0 +1,243 @@
+//! The pager's thread: waits for faults, and fills pages.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use firn_snapshot::{PAGE_SIZE, PageSet};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+
+use super::{PagerError, PagerPolicy, Shared, add};
+use crate::num::usize_of;
+use crate::uffd::{Event, Fill, UffdError};
+
+pub(super) struct Server {
+    shared: Arc<Shared>,
+    /// Image pages that are zeros when they are touched: those of the job, and those given back since.
+    zeros: PageSet,
+    granule: u64,
+    stop: Arc<OwnedFd>,
+    events: VecDeque<Event>,
+    /// Room for a granule.
+    bytes: Vec<u8>,
+    /// The fault that is being answered.
+    current: Option<u64>,
+}
+
+impl Server {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        zeros: PageSet,
+        policy: PagerPolicy,
+        stop: Arc<OwnedFd>,
+    ) -> Self {
+        let granule = policy.granule();
+        let bytes = vec![0; usize_of(granule * PAGE_SIZE)];
+        Self { shared, zeros, granule, stop, events: VecDeque::new(), bytes, current: None }
+    }
+
+    pub(super) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    /// Answers faults until it is told to stop, or the process that has the memory ends.
+    pub(super) fn serve(&mut self) -> Result<(), PagerError> {
+        while self.wait()? {
+            while let Some(event) = self.events.pop_front() {
+                let Event::Fault(fault) = event else { continue };
+                match self.answer(fault.address) {
+                    Err(PagerError::Uffd(UffdError::ProcessEnded)) => return Ok(()),
+                    result => result?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// After a failure: whoever touches a page that is missing gets an error. Where the kernel cannot poison, it sleeps.
+    pub(super) fn poison(&mut self) {
+        let mut address = self.current;
+        loop {
+            if let Some(address) = address.take() {
+                let _ = self.shared.uffd.poison(address..address + PAGE_SIZE);
+            }
+            match self.events.pop_front() {
+                Some(Event::Fault(fault)) => address = Some(fault.address),
+                Some(Event::Remove(_)) => {}
+                None => match self.wait() {
+                    Ok(true) => {}
+                    Ok(false) | Err(_) => return,
+                },
+            }
+        }
+    }
+
+    /// Waits for events and takes them; `false` when it was told to stop and nothing waits.
+    fn wait(&mut self) -> Result<bool, PagerError> {
+        let mut wait = [
+            PollFd::from_borrowed_fd(self.shared.uffd.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.stop.as_fd(), PollFlags::IN),
+        ];
+        match poll(&mut wait, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(PagerError::Wait(errno.into())),
+        }
+        let stopped = !wait[1].revents().is_empty();
+        self.take_events()?;
+        Ok(!stopped || !self.events.is_empty())
+    }
+
+    /// Takes the events that wait. Pages that are being given back count as zeros from here on: whoever gives them back
+    /// goes on as soon as the event is read.
+    fn take_events(&mut self) -> Result<(), PagerError> {
+        for event in self.shared.uffd.events()? {
+            if let Event::Remove(range) = &event {
+                for area in &self.shared.areas {
+                    let here = area.addresses();
+                    let part = range.start.max(here.start)..range.end.min(here.end);
+                    if !part.is_empty() {
+                        let first = area.image_offset + (part.start - here.start);
+                        let end = first + (part.end - part.start);
+                        self.zeros.insert_range(first / PAGE_SIZE..end.div_ceil(PAGE_SIZE));
+                    }
+                }
+            }
+            self.events.push_back(event);
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, address: u64) -> Result<(), PagerError> {
+        self.current = Some(address);
+        add(&self.shared.counters.faults, 1);
+        loop {
+            match self.fill(address) {
+                // Who gives memory back waits until that is read; what the page has to be may be another thing then.
+                Err(PagerError::Uffd(UffdError::Changing { .. })) => {
+                    self.take_events()?;
+                    std::thread::yield_now();
+                }
+                result => {
+                    result?;
+                    self.current = None;
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn fill(&mut self, address: u64) -> Result<(), PagerError> {
+        let area = self.shared.areas.iter().find(|area| area.addresses().contains(&address));
+        let area = *area.ok_or(PagerError::Elsewhere { address })?;
+        let image_page = (area.image_offset + (address - area.address)) / PAGE_SIZE;
+        let page = address..address + PAGE_SIZE;
+        if self.zeros.get(image_page) {
+            return self.counted(&self.shared.counters.zero_pages, 1, || {
+                let filled = self.shared.uffd.zero(page.clone());
+                self.done_or_woken(filled, page.clone())
+            });
+        }
+        let block = self.block(image_page, area.image_pages());
+        let bytes = &mut self.bytes[..usize_of((block.end - block.start) * PAGE_SIZE)];
+        self.shared.store.read(block.start, bytes)?;
+        let first = address - (image_page - block.start) * PAGE_SIZE;
+        match self.copy(first, usize_of((block.end - block.start) * PAGE_SIZE), &page) {
+            // Something else is mapped in a part of the block: then the page alone.
+            Err(PagerError::Uffd(UffdError::Unregistered { .. }))
+                if block.end - block.start > 1 =>
+            {
+                let inside = usize_of((image_page - block.start) * PAGE_SIZE);
+                let len = usize_of(PAGE_SIZE);
+                self.bytes.copy_within(inside..inside + len, 0);
+                self.counted(&self.shared.counters.copied_bytes, PAGE_SIZE, || {
+                    let bytes = &self.bytes[..len];
+                    let filled = self.shared.uffd.copy(page.start, bytes, Fill::empty());
+                    self.done_or_woken(filled, page.clone())
+                })
+            }
+            result => {
+                result?;
+                self.shared.filled().insert_range(block);
+                Ok(())
+            }
+        }
+    }
+
+    /// The pages that a fault on one brings, out of those of its area.
+    fn block(&self, image_page: u64, area: Range<u64>) -> Range<u64> {
+        let start = (image_page - image_page % self.granule).max(area.start);
+        let end = (image_page - image_page % self.granule + self.granule).min(area.end);
+        let filled = self.shared.filled();
+        let wanted = |page: &u64| !self.zeros.get(*page) && !filled.get(*page);
+        let first = (start..image_page).rev().take_while(wanted).last().unwrap_or(image_page);
+        let last = (image_page + 1..end).take_while(wanted).last().unwrap_or(image_page);
+        first..last + 1
+    }
+
+    /// Copies the first `len` bytes of the buffer to an address. Pages that are there stay as they are; who waits for
+    /// `page` is woken.
+    fn copy(&self, to: u64, len: usize, page: &Range<u64>) -> Result<(), PagerError> {
+        let (uffd, counter) = (&self.shared.uffd, &self.shared.counters.copied_bytes);
+        let mut at = 0;
+        while at < len {
+            let (begin, rest) = (to + at as u64, (len - at) as u64);
+            // Counted first: who waits goes on before this thread does.
+            add(counter, rest);
+            let copied = uffd.copy(begin, &self.bytes[at..len], Fill::empty());
+            let stopped = match copied {
+                Ok(()) => return Ok(()),
+                Err(UffdError::Present { address }) => address,
+                Err(UffdError::Unregistered { address })
+                    if address == page.start && rest == PAGE_SIZE =>
+                {
+                    address
+                }
+                Err(error) => {
+                    counter.fetch_sub(rest, Ordering::Relaxed);
+                    return Err(error.into());
+                }
+            };
+            counter.fetch_sub(rest - (stopped - begin), Ordering::Relaxed);
+            if stopped == page.start {
+                uffd.wake(page.clone())?;
+            }
+            at += usize_of(stopped - begin + PAGE_SIZE);
+        }
+        Ok(())
+    }
+
+    /// Counts what is done, before it is: who waits for it goes on before this thread does.
+    fn counted(
+        &self,
+        counter: &AtomicU64,
+        number: u64,
+        fill: impl FnOnce() -> Result<bool, PagerError>,
+    ) -> Result<(), PagerError> {
+        add(counter, number);
+        let filled = fill();
+        if !matches!(filled, Ok(true)) {
+            counter.fetch_sub(number, Ordering::Relaxed);
+        }
+        filled.map(drop)
+    }
+
+    /// Whether the page was filled. If it is there, or something else is mapped there, whoever waits for it goes on and
+    /// meets that.
+    fn done_or_woken(
+        &self,
+        filled: Result<(), UffdError>,
+        page: Range<u64>,
+    ) -> Result<bool, PagerError> {
+        match filled {
+            Ok(()) => Ok(true),
+            Err(UffdError::Present { .. } | UffdError::Unregistered { .. }) => {
+                self.shared.uffd.wake(page)?;
+                Ok(false)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
