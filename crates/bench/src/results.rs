@@ -87,9 +87,12 @@ pub struct Row {
     /// Guest memory that one microVM maps from a pool, a replica of its own included: the pool's bytes, no DRAM of
     /// the microVM's.
     pub pool_bytes: u64,
+    /// Copies of chunks of the pool's extent that were made ahead for one microVM: DRAM that belongs to it alone.
+    #[serde(default)]
+    pub copy_bytes: u64,
     /// Page tables of one process.
     pub page_table_bytes: u64,
-    /// DRAM of a batch: private memory and page tables of all its microVMs, and once what the page cache holds of
+    /// DRAM of a batch: private memory, copies and page tables of all its microVMs, and once what the page cache holds of
     /// the snapshot when all have touched their last page, before any checks all its memory (mincore). Median over the runs.
     pub batch_dram_bytes: u64,
     /// The page cache's part of it.
@@ -191,6 +194,7 @@ impl Row {
             private_bytes: count(&|r| r.private_bytes),
             shared_bytes: count(&|r| r.shared_bytes),
             pool_bytes: count(&|r| r.pool_bytes),
+            copy_bytes: count(&|r| r.copy_bytes),
             page_table_bytes: count(&|r| r.page_table_bytes),
             batch_dram_bytes: median_of(runs.iter().map(Run::dram_bytes).collect()),
             batch_page_cache_bytes: median_of(runs.iter().map(|run| run.cached_bytes).collect()),
@@ -200,7 +204,7 @@ impl Row {
 
 impl Run {
     fn dram_bytes(&self) -> u64 {
-        let own = self.reports.iter().map(|r| r.private_bytes + r.page_table_bytes);
+        let own = self.reports.iter().map(|r| r.private_bytes + r.copy_bytes + r.page_table_bytes);
         own.sum::<u64>() + self.cached_bytes
     }
 

@@ -5,13 +5,15 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use thiserror::Error;
 
-use firn_memory::planners::Store;
+use firn_memory::WriteReport;
+use firn_memory::planners::{Planner, Store, written_chunks};
 use firn_snapshot::{
     AttachError, OpenError, OpenPooledError, PooledSnapshot, Profile, Snapshot, Verify,
 };
 use firn_vmm::Destination;
 
 use crate::clock::nanoseconds;
+use crate::output;
 use crate::pool_at::{PoolAt, PoolAtError};
 
 /// A snapshot that is there.
@@ -77,6 +79,27 @@ impl OpenedSnapshot {
         match self {
             Self::Directory(_) => None,
             Self::Pool(pooled) => pooled.replica,
+        }
+    }
+
+    /// Takes a copy of what the microVM is expected to write, for a planner that runs on copies: from a pool alone.
+    pub(crate) fn take_copy(&mut self, planner: &dyn Planner) -> Result<(), OpenSnapshotError> {
+        if let (Self::Pool(pooled), Some(from)) = (self, planner.copies_from()) {
+            let profile = pooled.snapshot.profile()?;
+            let chunks = profile.map(|profile| written_chunks(&profile, from)).unwrap_or_default();
+            pooled.take_copy(from, &chunks).map_err(OpenPooledError::Manager)?;
+        }
+        Ok(())
+    }
+
+    /// Tells the pool's manager what a run wrote. The run was good without it.
+    pub(crate) fn wrote(&mut self, writes: Option<&WriteReport>) {
+        if let (Self::Pool(pooled), Some(writes)) = (self, writes)
+            && let Some(from) = pooled.snapshot.copies().map(|copies| copies.from)
+            && let Err(error) = pooled.wrote(from, &writes.written)
+        {
+            let error = firn_vmm::error_chain(&error);
+            output::note(&format!("firn: the pool does not learn from this run: {error}"));
         }
     }
 

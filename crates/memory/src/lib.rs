@@ -48,6 +48,7 @@ pub mod recorders;
 mod testing;
 pub mod trace;
 pub mod uffd;
+mod writes;
 
 pub use executor::{
     AfterResume, ExecuteError, ExecuteReport, Executed, Sources, StepError, StepReport, execute,
@@ -63,3 +64,4 @@ pub use plan::{
     PlanTable, Segment, Sharing, Source, Step, When, Work,
 };
 pub use process::{ProcessCounters, ProcessCountersError};
+pub use writes::{ObserveError, WriteReport, observe_writes};

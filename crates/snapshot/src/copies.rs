@@ -2,6 +2,7 @@
 
 use std::fs::File;
 
+use firn_pool::NoCopy;
 use serde::Serialize;
 
 use crate::layout::PAGE_SIZE;
@@ -62,12 +63,16 @@ impl CopyTable {
 /// What a pool's manager expects a microVM to write, and what it copied of that ahead.
 #[derive(Debug, Default)]
 pub struct Copies {
+    /// How many written pages make a chunk of 2 MiB count.
+    pub from: u64,
     /// Image pages that are expected to be written, in whole chunks of 2 MiB, ascending.
     pub expected: Vec<Run>,
     /// What the copy holds: nothing where none was ready.
     pub table: CopyTable,
     /// The copy, which belongs to the microVM alone; to be mapped shared, at leaves of 2 MiB.
     pub file: Option<File>,
+    /// Why there is none.
+    pub absent: Option<NoCopy>,
 }
 
 #[cfg(test)]

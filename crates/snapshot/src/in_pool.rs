@@ -6,16 +6,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use firn_pool::{Client, ClientError, Grant, Imaging, MapExtentError, MappedExtent};
+use firn_pool::{
+    COPY_CHUNK, ChunkRun, Client, ClientError, CopyGrant, Grant, Imaging, MapExtentError,
+    MappedExtent,
+};
 use thiserror::Error;
 
 use crate::attach::AttachError;
 use crate::container::Section;
+use crate::copies::{Copies, CopyTable};
 use crate::digests::DigestError;
 use crate::error::OpenError;
 use crate::extent::{ExtentTarget, Tail, write_with_profile};
-use crate::layout::{CHUNK_SIZE, PAGE_SIZE};
-use crate::profile::Profile;
+use crate::layout::{CHUNK_PAGES, CHUNK_SIZE, PAGE_SIZE};
+use crate::profile::{Profile, Run};
 use crate::read_at::ReadAt;
 use crate::snapshot::{ExtentPlace, MAX_ATTEMPTS, Snapshot};
 
@@ -149,6 +153,54 @@ impl PooledSnapshot {
         }
         Err(OpenError::Replaced { path: name.into(), attempts: MAX_ATTEMPTS }.into())
     }
+}
+
+impl PooledSnapshot {
+    /// Takes a copy of the chunks that a microVM of the sealed snapshot is expected to write, where the manager has one ready:
+    /// [`Snapshot::copies`] has it then. `profile` names image pages, in whole chunks of 2 MiB, that the snapshot's profile
+    /// expects, each for at least `from` written pages. Without a copy nothing is lost but time.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn take_copy(&mut self, from: u64, profile: &[Run]) -> Result<(), ClientError> {
+        let CopyGrant { expected, copy } =
+            self.connection.copy(self.generation, from, chunks_of(profile))?;
+        let expected = expected.into_iter().map(pages_of_chunks).collect();
+        let copies = match copy {
+            Ok((chunks, file)) => {
+                let table = CopyTable::new(chunks.into_iter().map(pages_of_chunks));
+                Copies { from, expected, table, file: Some(file.into()), absent: None }
+            }
+            Err(reason) => Copies { from, expected, absent: Some(reason), ..Copies::default() },
+        };
+        self.snapshot.run_with(copies);
+        Ok(())
+    }
+
+    /// Tells the manager which image pages a run wrote, in whole chunks of 2 MiB that had at least `from` of them, so that
+    /// it foresees the next run.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn wrote(&mut self, from: u64, chunks: &[Run]) -> Result<(), ClientError> {
+        self.connection.wrote(self.generation, from, chunks_of(chunks))
+    }
+}
+
+const _: () = assert!(CHUNK_SIZE == COPY_CHUNK);
+
+/// Runs of pages as runs of the chunks that are wholly in them.
+fn chunks_of(runs: &[Run]) -> Vec<ChunkRun> {
+    let chunks = runs.iter().filter_map(|run| {
+        let first = run.first.div_ceil(CHUNK_PAGES);
+        let count = (run.range().end / CHUNK_PAGES).checked_sub(first)?;
+        Some((u32::try_from(first).ok()?, u32::try_from(count).ok()?))
+    });
+    chunks.filter(|(_, count)| *count > 0).collect()
+}
+
+fn pages_of_chunks((first, count): ChunkRun) -> Run {
+    Run { first: u64::from(first) * CHUNK_PAGES, pages: u64::from(count) * CHUNK_PAGES }
 }
 
 /// Checks all that an extent holds: the sections of its tail, and every page of guest memory against its digest. `name` is

@@ -263,6 +263,11 @@ impl Snapshot {
         self.extent
     }
 
+    /// Has parts of guest memory lie in a copy.
+    pub(crate) fn run_with(&mut self, copies: Copies) {
+        self.copies = Some(copies);
+    }
+
     /// What a pool's manager copied ahead for the microVM that runs from this, where it was asked.
     #[must_use]
     pub fn copies(&self) -> Option<&Copies> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use firn_memory::planners::parse;
 use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
-use firn_snapshot::{PooledSnapshot, Verify};
+use firn_snapshot::{NoCopy, PooledSnapshot, Verify};
 use firn_vmm::{Destination, KVM_DEVICE};
 
 use super::{
@@ -51,4 +51,52 @@ fn players_run_from_a_pool_and_leave_its_sealed_bytes_alone() {
             }
         }
     }
+}
+
+#[test]
+fn players_write_to_copies_that_are_made_ahead_of_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let _manager = manager(&dir, false).unwrap();
+    let socket = dir.path().join("pool.sock");
+    let trace = "sequential-write:16M";
+    let destination = Destination::Pool { socket: socket.clone(), name: "player".into() };
+    let inputs = PlayerInputs::new(vec![load(trace).unwrap()]).unwrap();
+    freeze(&inputs, &PlayerOptions::default(), KVM_DEVICE.as_ref(), destination, false).unwrap();
+    let take = || {
+        let mut snapshot = PooledSnapshot::open(&socket, "player", Verify::Once).unwrap();
+        snapshot.take_copy(1, &[]).unwrap();
+        snapshot
+    };
+    // Nobody recorded a profile: two runs teach what is written. Each checks all its memory.
+    for _ in 0..2 {
+        let mut snapshot = take();
+        let report = run(&snapshot, "firn").unwrap();
+        assert!(report.private_bytes >= 16 << 20 && report.copy_bytes == 0, "{report:?}");
+        let writes = report.writes.unwrap();
+        assert!(writes.predicted == 0 && writes.missed >= 8, "{writes:?}");
+        snapshot.wrote(1, &writes.written).unwrap();
+    }
+    let first = loop {
+        let snapshot = take();
+        match snapshot.snapshot.copies().and_then(|copies| copies.absent) {
+            Some(NoCopy::NoHugePages) => return,
+            Some(_) => std::thread::yield_now(),
+            None => break snapshot,
+        }
+    };
+    // Two at once, of one sealed extent.
+    let second = take();
+    std::thread::scope(|scope| {
+        let runs = [first, second]
+            .map(|snapshot| scope.spawn(move || (run(&snapshot, "firn").unwrap(), snapshot)));
+        for run in runs {
+            let (report, snapshot) = run.join().unwrap();
+            let writes = report.writes.unwrap();
+            assert_eq!((writes.missed, writes.unused), (0, 0), "{writes:?}");
+            if snapshot.snapshot.copies().unwrap().absent.is_none() {
+                assert_eq!((report.private_bytes, writes.copied), (0, writes.predicted));
+                assert!(report.copy_bytes >= 16 << 20);
+            }
+        }
+    });
 }

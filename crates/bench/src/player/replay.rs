@@ -7,7 +7,10 @@ use std::time::{Duration, Instant};
 
 use firn_memory::loader::{LoadError, Loader};
 use firn_memory::planners::{self, PlanSnapshotError, Planner};
-use firn_memory::{ExecuteError, ExecuteReport, Plan, Sources, StepError, Work, execute};
+use firn_memory::{
+    ExecuteError, ExecuteReport, GuestMemory, ObserveError, Plan, Sources, StepError, Work,
+    WriteReport, execute, observe_writes,
+};
 use firn_snapshot::Snapshot;
 use firn_vmm::{
     Argument, End, FrozenMachine, IncompatibleError, Microvm, RestoreError, RunError, VcpuFailure,
@@ -151,6 +154,7 @@ pub(super) fn replay_plan(
     let schedule = executed.after_resume;
     let schedule = std::thread::spawn(move || schedule.run(&memory).map(drop));
     let reports = run(&mut microvm, &reports);
+    let writes = writes(snapshot, plan, &microvm.shared_memory());
     drop(microvm);
     // A restore whose schedule fails is a failed restore.
     schedule.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
@@ -161,6 +165,7 @@ pub(super) fn replay_plan(
     };
     check(&reports, &plan.planner)?;
     let counters = counters.map_err(ReplayError::Measure)?;
+    let writes = writes.map_err(|error| ReplayError::Measure(Box::new(error)))?;
     let replay_ns = done_ns.saturating_sub(resumed_ns);
     Ok(PlayerReport {
         trace: trace.to_owned(),
@@ -186,6 +191,7 @@ pub(super) fn replay_plan(
         zero_bytes: executed.report.zero_bytes,
         loader,
         replica: None,
+        writes,
         check_ns: None,
         kvm_index: restored.kvm_index,
         pager: counters.pager,
@@ -197,6 +203,7 @@ pub(super) fn replay_plan(
         private_bytes: counters.memory.private,
         shared_bytes: counters.memory.shared,
         pool_bytes: counters.memory.pool,
+        copy_bytes: counters.memory.copies,
         page_table_bytes: counters.memory.page_tables,
         cpu_ns: counters.cpu_ns,
     })
@@ -214,6 +221,18 @@ pub(super) fn input_of<'a>(
         name: input.unwrap_or_default().to_owned(),
         known: traces.join(", "),
     })
+}
+
+/// What was written of what was expected to be, where chunks were copied ahead. The second pass only reads.
+fn writes(
+    snapshot: &Snapshot,
+    plan: &Plan,
+    memory: &GuestMemory,
+) -> Result<Option<WriteReport>, ObserveError> {
+    let (Some(copies), Some(extent)) = (snapshot.copies(), snapshot.extent()) else {
+        return Ok(None);
+    };
+    observe_writes(memory, plan, copies, snapshot.image(), extent.offset).map(Some)
 }
 
 /// The time of the steps before the resume that do such work.

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use firn_memory::ChunkCopies;
 use firn_memory::loader::LoaderReport;
 use firn_memory::pager::PagerReport;
+use firn_memory::{ChunkCopies, WriteReport};
 use firn_snapshot::ReplicaReport;
 use firn_vmm::{KvmIndex, KvmStats};
 use serde::{Deserialize, Serialize};
@@ -40,6 +40,9 @@ pub struct PlayerReport {
     /// What having a replica took, where the planner runs on one; a part of `load_ns`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replica: Option<ReplicaCost>,
+    /// What was expected to be written and what was, where the planner runs on copies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub writes: Option<WriteReport>,
     /// Checking the bytes of a snapshot in a pool, where this start had to, ns; a part of `load_ns`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub check_ns: Option<u64>,
@@ -65,6 +68,9 @@ pub struct PlayerReport {
     pub shared_bytes: u64,
     /// Guest memory that is the pool's, a replica included, bytes: no DRAM of the microVM's.
     pub pool_bytes: u64,
+    /// Copies of chunks of the pool's extent that were made ahead for this microVM, bytes: DRAM that belongs to it alone.
+    #[serde(default)]
+    pub copy_bytes: u64,
     /// Page tables of the process, bytes.
     pub page_table_bytes: u64,
     /// Time of processors that the process used, in user and kernel mode, its guest included, in ns.

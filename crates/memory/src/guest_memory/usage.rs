@@ -7,7 +7,7 @@ use serde::Serialize;
 use thiserror::Error;
 
 use super::pages::{FILE, PAGEMAP, PRESENT, SWAPPED, pagemap_entries};
-use super::{Backing, GuestMemory};
+use super::{Backing, GuestMemory, host_addr};
 
 /// What a guest's memory costs this host now, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -77,6 +77,16 @@ impl GuestMemory {
         Ok(usage)
     }
 
+    /// Of `len` bytes within one region, how many pages belong to this guest alone and are no file's.
+    pub(crate) fn private_pages(&self, guest_addr: u64, len: u64) -> std::io::Result<u64> {
+        let addr = host_addr(&self.slots, guest_addr).ok_or(std::io::ErrorKind::InvalidInput)?;
+        let entries = pagemap_entries(&File::open(PAGEMAP)?, addr, len)?;
+        let private = |entry: &&u64| **entry & (PRESENT | SWAPPED) != 0 && **entry & FILE == 0;
+        Ok(u64::try_from(entries.iter().filter(private).count()).unwrap_or(u64::MAX))
+    }
+
+    /// A page of a file that the kernel is just moving reads as swapped, and is the file's still.
+    ///
     /// smaps tells the pages of a huge page file from copies of them by who else has them mapped, which says nothing of
     /// who owns them; pagemap says it of each page.
     fn count_extent(&self, usage: &mut MemoryUsage) -> std::io::Result<()> {
@@ -91,7 +101,7 @@ impl GuestMemory {
                     usage.resident += PAGE_SIZE;
                     let bytes = if copied {
                         &mut usage.copies
-                    } else if entry & (FILE | SWAPPED) == FILE {
+                    } else if entry & FILE != 0 {
                         &mut usage.pool
                     } else {
                         &mut usage.private

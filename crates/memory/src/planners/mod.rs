@@ -4,6 +4,7 @@ mod dram_cached;
 mod faasnap;
 mod faast;
 mod firecracker;
+mod firn;
 mod packing;
 mod pass;
 mod pass_shared;
@@ -17,6 +18,9 @@ pub use dram_cached::DramCached;
 pub use faasnap::FaaSnap;
 pub use faast::Faast;
 pub use firecracker::Firecracker;
+#[cfg(test)]
+pub(crate) use firn::plan as firn_plan;
+pub use firn::{Firn, written_chunks};
 pub use packing::{PackError, PackReport, Packing, pack};
 pub use pass::Pass;
 pub use pass_shared::PassShared;
@@ -340,6 +344,12 @@ pub trait Planner: Send + Sync {
     /// [`PlannerError`] when the profile lacks what decides it.
     fn packing(&self, _input: &PlanInput<'_>) -> Result<Option<Packing>, PlannerError> {
         Ok(None)
+    }
+
+    /// How many pages a run has to write of a chunk of 2 MiB for it to be copied ahead, where the planner runs on copies: they
+    /// are asked for before the plan is made ([`PooledSnapshot::take_copy`](firn_snapshot::PooledSnapshot::take_copy)).
+    fn copies_from(&self) -> Option<u64> {
+        None
     }
 
     /// The plan for a snapshot on this host. It validates.

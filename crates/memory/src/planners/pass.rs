@@ -55,16 +55,16 @@ pub(super) fn whole_extent(
     for region in input.layout.regions() {
         let guest = GuestRange { start: region.guest_addr, len: region.len };
         let source = Source::Extent { offset: extent.offset + region.image_offset };
-        plan.segments.extend(segments(&region, extent, sharing));
+        plan.segments.extend(segments(region, extent, sharing));
         plan.layers.push(Layer { guest, source, sharing, advice: Advice::Normal });
         plan.schedule.push(Step { when: When::BeforeResume, work: Work::Index { guest } });
     }
     plan
 }
 
-/// The region at the extent's leaf, and what no whole leaf is at its end at 4 KiB.
-fn segments(
-    region: &ImageRegion,
+/// A region, or a part of one, at the extent's leaf, and what no whole leaf is at its end at 4 KiB.
+pub(super) fn segments(
+    region: ImageRegion,
     extent: ExtentFacts,
     sharing: Sharing,
 ) -> impl Iterator<Item = Segment> {

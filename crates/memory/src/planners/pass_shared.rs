@@ -26,12 +26,22 @@ impl Planner for PassShared {
         let Some(extent) = input.image.extent else {
             return Err(PlannerError::NoExtent { planner });
         };
-        let sharing = if extent.private { Sharing::PrivateCow } else { Sharing::Shared };
-        if sharing == Sharing::Shared && !has_chunks(input, extent) {
-            return Err(PlannerError::NoChunks { planner, leaf: extent.leaf });
-        }
+        let sharing = sharing(&planner, input, extent)?;
         Ok(whole_extent(planner, input, extent, sharing))
     }
+}
+
+/// How a sealed extent is shared on its medium.
+pub(super) fn sharing(
+    planner: &str,
+    input: &PlanInput<'_>,
+    extent: ExtentFacts,
+) -> Result<Sharing, PlannerError> {
+    let sharing = if extent.private { Sharing::PrivateCow } else { Sharing::Shared };
+    if sharing == Sharing::Shared && !has_chunks(input, extent) {
+        return Err(PlannerError::NoChunks { planner: planner.to_owned(), leaf: extent.leaf });
+    }
+    Ok(sharing)
 }
 
 /// Whether any 2 MiB of the extent can be replaced by a copy.

@@ -25,6 +25,10 @@ impl Planner for Preloaded {
         self.0.packing(input)
     }
 
+    fn copies_from(&self) -> Option<u64> {
+        self.0.copies_from()
+    }
+
     fn plan(&self, input: &PlanInput<'_>) -> Result<Plan, PlannerError> {
         let mut plan = self.0.plan(input)?;
         plan.schedule.retain(|step| !step.work.is_preload());

@@ -113,6 +113,7 @@ fn an_image_that_dram_cannot_hold_is_refused() {
             "faast:granule=1",
             "pass",
             "pass_shared",
+            "firn:copy=1",
         ];
         assert_eq!(others, expected);
         // Named, it is selected, and the error comes with the plan.
@@ -143,7 +144,7 @@ fn what_is_not_known_is_said_with_what_is() {
     assert_eq!(
         refused("firecraker"),
         "no planner is called \"firecraker\"; there are: firecracker, dram_cached, vanilla_dax, faasnap, snapbpf, \
-         reap, faast, pass, pass_shared"
+         reap, faast, pass, pass_shared, firn"
     );
     assert_eq!(
         refused("firecracker:ra=off"),

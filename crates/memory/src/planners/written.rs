@@ -5,8 +5,8 @@ use thiserror::Error;
 use std::ops::RangeInclusive;
 
 use super::{
-    DramCached, FaaSnap, Faast, Firecracker, Pass, PassShared, PlanInput, Planner, PlannerError,
-    Reap, SnapBpf, VanillaDax,
+    DramCached, FaaSnap, Faast, Firecracker, Firn, Pass, PassShared, PlanInput, Planner,
+    PlannerError, Reap, SnapBpf, VanillaDax,
 };
 use crate::pager::PagerPolicy;
 
@@ -129,6 +129,17 @@ const PLANNERS: &[Entry] = &[
     },
     Entry { name: "pass", options: &[], make: |_| Box::new(Pass) },
     Entry { name: "pass_shared", options: &[], make: |_| Box::new(PassShared) },
+    Entry {
+        name: "firn",
+        options: &[OptionEntry {
+            key: "copy",
+            values: Values::Number { default: Firn::FROM, range: 1..=Firn::MOST_FROM },
+        }],
+        make: |values| match values {
+            [Value::Number(from)] => Box::new(Firn { from: *from }),
+            _ => Box::new(Firn { from: Firn::FROM }),
+        },
+    },
 ];
 
 /// Why a text names no planner.

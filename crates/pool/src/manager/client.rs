@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 
 use uuid::Uuid;
 
+use super::copies::{ArenaFacts, NoCopy};
 use super::error::ClientError;
 use super::wire::{MAX_RESPONSE, WireError, receive_with_descriptor, send};
-use super::{Granted, Request, Response};
+use super::{ChunkRun, Granted, Request, Response};
 use crate::extent::Extent;
 use crate::mapped_extent::{MapExtentError, MappedExtent};
 use crate::media::{Access, MediumFacts};
@@ -128,6 +129,16 @@ impl ReplicaGrant {
     }
 }
 
+/// What a manager expects a microVM to write, and has copied of it.
+#[derive(Debug)]
+pub struct CopyGrant {
+    /// The chunks of guest memory that are expected to be written.
+    pub expected: Vec<ChunkRun>,
+    /// The chunks that the copy holds, packed one behind the other in this order, and the copy: a memfd in pages of 2 MiB, for
+    /// one microVM alone. Or why there is none.
+    pub copy: Result<(Vec<ChunkRun>, OwnedFd), NoCopy>,
+}
+
 impl Client {
     /// Connects to a manager.
     ///
@@ -180,6 +191,45 @@ impl Client {
                 let grant = Grant { descriptor, access: Access::Write, granted };
                 Ok(ReplicaGrant { grant, source, imaging, prepared })
             }
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// A copy of the chunks that a microVM of a snapshot is expected to write, where one was made ahead; this connection has
+    /// the snapshot. `profile` is what its profile says of them; runs teach the manager more (see [`Client::wrote`]). `from` is how
+    /// many written pages make a chunk count: what is learnt of one number is no use for another.
+    ///
+    /// # Errors
+    /// See [`ClientError`]. That there is no copy is none.
+    pub fn copy(
+        &mut self,
+        generation: u64,
+        from: u64,
+        profile: Vec<ChunkRun>,
+    ) -> Result<CopyGrant, ClientError> {
+        match self.request(&Request::Copy { generation, from, profile })? {
+            (Response::Copy { expected, copied: Ok(chunks) }, Some(descriptor)) => {
+                Ok(CopyGrant { expected, copy: Ok((chunks, descriptor)) })
+            }
+            (Response::Copy { expected, copied: Err(reason) }, _) => {
+                Ok(CopyGrant { expected, copy: Err(reason) })
+            }
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// Tells which chunks a run of a snapshot wrote, so that the manager foresees the next. This connection has the snapshot.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn wrote(
+        &mut self,
+        generation: u64,
+        from: u64,
+        chunks: Vec<ChunkRun>,
+    ) -> Result<(), ClientError> {
+        match self.request(&Request::Wrote { generation, from, chunks })? {
+            (Response::Noted, _) => Ok(()),
             _ => Err(self.nonsense()),
         }
     }
@@ -238,8 +288,20 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub fn list(&mut self) -> Result<Listing, ClientError> {
+        Ok(self.list_all()?.0)
+    }
+
+    /// What the arena of copies holds.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn arena(&mut self) -> Result<ArenaFacts, ClientError> {
+        Ok(self.list_all()?.1)
+    }
+
+    fn list_all(&mut self) -> Result<(Listing, ArenaFacts), ClientError> {
         match self.request(&Request::List)? {
-            (Response::Listing(listing), _) => Ok(listing),
+            (Response::Listing { listing, arena }, _) => Ok((listing, arena)),
             _ => Err(self.nonsense()),
         }
     }

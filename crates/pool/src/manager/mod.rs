@@ -11,7 +11,9 @@
 //! pool: the socket is for its owner alone (mode 0600).
 
 mod client;
+mod copies;
 mod error;
+mod forecast;
 mod replicas;
 mod requests;
 mod server;
@@ -24,7 +26,8 @@ use crate::extent::Extent;
 use crate::media::{Durability, MediumFacts};
 use crate::pool::{Imaging, Listing, PoolFacts, Recovery};
 
-pub use client::{Client, Description, Grant, ReplicaGrant};
+pub use client::{Client, CopyGrant, Description, Grant, ReplicaGrant};
+pub use copies::{ArenaFacts, COPY_CHUNK, NoCopy};
 pub use error::{ClientError, Refusal, ServerError};
 pub use server::{ClientWatch, Server};
 
@@ -43,6 +46,10 @@ enum Request {
     Replica { name: String },
     /// An extent to freeze into, with a descriptor for writing.
     Begin { name: String, guest_bytes: u64, tail_bytes: u64 },
+    /// A copy, made ahead, of the chunks that a microVM of a snapshot that this connection has pinned is expected to write.
+    Copy { generation: u64, from: u64, profile: Vec<ChunkRun> },
+    /// Which chunks it wrote.
+    Wrote { generation: u64, from: u64, chunks: Vec<ChunkRun> },
     /// Publish what was written and flushed.
     Commit { generation: u64 },
     /// The bytes of a snapshot that this connection has pinned were checked, and found good.
@@ -64,14 +71,18 @@ enum Response {
     Described { pool: PoolFacts, medium: MediumFacts, recovery: Recovery, pid: u32 },
     Granted(Granted),
     Replica { granted: Granted, source: Extent, imaging: Imaging, prepared: Option<Imaging> },
+    Copy { expected: Vec<ChunkRun>, copied: Result<Vec<ChunkRun>, NoCopy> },
     Published { extent: Extent },
     Noted,
     Released,
-    Listing(Listing),
+    Listing { listing: Listing, arena: ArenaFacts },
     Reclaimed { bytes: u64 },
     Collected { slots: u32, replicas: u64 },
     Refused { refusal: Refusal, message: String },
 }
+
+/// Chunks of 2 MiB of guest memory that follow each other: the first, and how many.
+pub type ChunkRun = (u32, u32);
 
 /// An extent and what is needed to map it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

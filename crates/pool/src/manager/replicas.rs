@@ -221,7 +221,7 @@ impl Shared {
 }
 
 /// Gives this thread only what processors have left (`SCHED_IDLE`, sched(7)): microVMs run on the same ones.
-fn yield_to_all() {
+pub(super) fn yield_to_all() {
     let parameters = libc::sched_param { sched_priority: 0 };
     // SAFETY: the kernel reads the parameters and changes this thread alone. Where it refuses, the thread stays as it is.
     unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters) };

@@ -6,9 +6,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::copies::{Copies, Lent};
 use super::error::Refusal;
 use super::replicas::{Acquired, Replicas};
-use super::{Granted, Request, Response};
+use super::{ChunkRun, Granted, Request, Response};
 use crate::extent::Extent;
 use crate::media::Access;
 use crate::pool::{
@@ -18,12 +19,15 @@ use crate::pool::{
 
 /// What one connection may hold at a time.
 const MAX_GRANTS: usize = 4096;
+/// Chunks that a request may name: those of 1 TiB.
+const MAX_CHUNKS: usize = 1 << 19;
 
 /// A pool, and what its manager keeps in memory about it.
 #[derive(Debug)]
 pub(super) struct Manager {
     pool: Pool,
     replicas: Replicas,
+    copies: Copies,
     /// Generations of the extents whose bytes a client has checked since the medium was opened.
     verified: Mutex<HashSet<u64>>,
 }
@@ -34,17 +38,23 @@ pub(super) struct Grants {
     pins: Vec<Pin>,
     stagings: HashMap<u64, Staging>,
     replicas: HashMap<u64, Replica>,
+    copies: Vec<Lent>,
 }
 
 pub(super) type Answer = Result<(Response, Option<OwnedFd>), (Refusal, String)>;
 
 impl Manager {
     pub(super) fn new(pool: Pool) -> io::Result<Self> {
-        Ok(Self { replicas: Replicas::new(pool.clone())?, verified: Mutex::default(), pool })
+        let (replicas, copies) = (Replicas::new(pool.clone())?, Copies::new(pool.clone()));
+        Ok(Self { replicas, copies, verified: Mutex::default(), pool })
     }
 
     pub(super) fn pool(&self) -> &Pool {
         &self.pool
+    }
+
+    pub(super) fn copies(&self) -> &Copies {
+        &self.copies
     }
 
     /// Takes back what a connection held that ended.
@@ -83,13 +93,30 @@ impl Manager {
                 Ok((Response::Granted(granted), Some(descriptor)))
             }
             Request::Verified { generation } => {
-                if !grants.pins.iter().any(|pin| pin.extent().generation == generation) {
-                    return Err(not_held(generation));
-                }
+                grants.pin(generation)?;
                 self.verified().insert(generation);
                 Ok((Response::Noted, None))
             }
             Request::Replica { name } => self.replica(&name, grants),
+            Request::Copy { generation, from, profile } => {
+                grants.check_room()?;
+                let pin = grants.pin(generation)?;
+                let loan = self.copies.lend(pin, from, &chunks_of(&profile));
+                let (copied, descriptor) = match loan.copy {
+                    Ok(mut lent) => {
+                        let (runs, descriptor) = (runs_of(&lent.chunks), lent.file.take());
+                        grants.copies.push(lent);
+                        (Ok(runs), descriptor)
+                    }
+                    Err(reason) => (Err(reason), None),
+                };
+                Ok((Response::Copy { expected: runs_of(&loan.expected), copied }, descriptor))
+            }
+            Request::Wrote { generation, from, chunks } => {
+                grants.pin(generation)?;
+                self.copies.observe((generation, from), &chunks_of(&chunks));
+                Ok((Response::Noted, None))
+            }
             Request::Begin { name, guest_bytes, tail_bytes } => {
                 grants.check_room()?;
                 let staging =
@@ -109,6 +136,7 @@ impl Manager {
                 // What is ready of an older generation is of no use any more.
                 self.replicas.drop_stale();
                 self.forget_freed();
+                self.copies.drop_stale();
                 Ok((Response::Published { extent }, None))
             }
             Request::Release { generation } => {
@@ -124,7 +152,7 @@ impl Manager {
             Request::List => {
                 let mut listing = self.pool.list();
                 self.replicas.tell(&mut listing);
-                Ok((Response::Listing(listing), None))
+                Ok((Response::Listing { listing, arena: self.copies.facts() }, None))
             }
             Request::Reclaim { name } => {
                 // A replica that is ready keeps its snapshot.
@@ -133,10 +161,12 @@ impl Manager {
                     ReclaimError::Lookup(error) => refuse_lookup(error),
                     error => (Refusal::Medium, text(&error)),
                 })?;
+                self.copies.drop_stale();
                 Ok((Response::Reclaimed { bytes }, None))
             }
             Request::Collect => {
                 let replicas = self.replicas.give_up(None);
+                self.copies.drop_all();
                 let slots = self.pool.gc().map_err(|error| (Refusal::Medium, text(&error)))?;
                 Ok((Response::Collected { slots, replicas }, None))
             }
@@ -181,13 +211,43 @@ impl Manager {
 }
 
 impl Grants {
+    fn pin(&self, generation: u64) -> Result<&Pin, (Refusal, String)> {
+        let held = |pin: &&Pin| pin.extent().generation == generation;
+        self.pins.iter().find(held).ok_or_else(|| not_held(generation))
+    }
+
     fn check_room(&self) -> Result<(), (Refusal, String)> {
-        if self.pins.len() + self.stagings.len() + self.replicas.len() < MAX_GRANTS {
+        let held = self.pins.len() + self.stagings.len() + self.replicas.len() + self.copies.len();
+        if held < MAX_GRANTS {
             return Ok(());
         }
         let message = format!("a connection holds at most {MAX_GRANTS} extents: release some");
         Err((Refusal::Invalid, message))
     }
+}
+
+/// Chunk by chunk; runs that reach beyond any extent are cut.
+fn chunks_of(runs: &[ChunkRun]) -> Vec<u32> {
+    let mut chunks: Vec<u32> = Vec::new();
+    for (first, count) in runs {
+        let room = MAX_CHUNKS.saturating_sub(chunks.len());
+        chunks.extend((*first..first.saturating_add(*count)).take(room));
+    }
+    chunks.sort_unstable();
+    chunks.dedup();
+    chunks
+}
+
+/// Runs of ascending chunks.
+fn runs_of(chunks: &[u32]) -> Vec<ChunkRun> {
+    let mut runs: Vec<ChunkRun> = Vec::new();
+    for chunk in chunks {
+        match runs.last_mut() {
+            Some((first, count)) if *first + *count == *chunk => *count += 1,
+            _ => runs.push((*chunk, 1)),
+        }
+    }
+    runs
 }
 
 fn not_held(generation: u64) -> (Refusal, String) {

@@ -126,6 +126,12 @@ impl Server {
         self.shared.manager.pool()
     }
 
+    /// Sets how many bytes of DRAM copies that are made ahead may take, ready and in use; an eighth of the host's memory if it
+    /// is not called.
+    pub fn set_arena(&self, bytes: u64) {
+        self.shared.manager.copies().set_size(bytes);
+    }
+
     /// Connections that are open.
     #[must_use]
     pub fn connections(&self) -> usize {

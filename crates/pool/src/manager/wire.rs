@@ -20,8 +20,8 @@ use crate::num::{u64_of, usize_of};
 
 const MAGIC: [u8; 4] = *b"fpmg";
 const HEAD: usize = 12;
-/// Bytes of the longest request.
-pub(super) const MAX_REQUEST: u32 = 16 << 10;
+/// Bytes of the longest request: one that names some ten thousand runs of chunks.
+pub(super) const MAX_REQUEST: u32 = 1 << 20;
 /// Bytes of the longest response: a listing of some hundred thousand extents.
 pub(super) const MAX_RESPONSE: u32 = 256 << 20;
 

@@ -13,7 +13,9 @@ use firn_host::{AgentClient, Identity, Invocation};
 use firn_memory::loader::{Loader, LoaderReport};
 use firn_memory::pager::{Pager, PagerReport};
 use firn_memory::planners::{self, Planner};
-use firn_memory::{ChunkCopies, ExecuteReport, ProcessCounters, Sources, execute};
+use firn_memory::{
+    ChunkCopies, ExecuteReport, ProcessCounters, Sources, WriteReport, execute, observe_writes,
+};
 use firn_vmm::{FrozenMachine, HostConfig, KvmStats, Microvm, RestoreReport, Virtualization};
 
 use super::{ThawArgs, ThawCommandError};
@@ -79,6 +81,11 @@ pub(crate) struct ThawReport {
     shared_bytes: u64,
     /// Guest memory that is the pool's, a replica included, bytes: no DRAM of the microVM's.
     pool_bytes: u64,
+    /// Copies of chunks of the pool's extent that were made ahead for this microVM, bytes: DRAM that belongs to it alone.
+    copy_bytes: u64,
+    /// What was expected to be written and what was, where the planner runs on copies.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    writes: Option<WriteReport>,
     #[serde(skip_serializing_if = "Option::is_none")]
     outcome: Option<Outcome>,
 }
@@ -88,7 +95,7 @@ pub(super) fn run(
     arguments: &ThawArgs,
     begin: u64,
     planner: &dyn Planner,
-    opened: &OpenedSnapshot,
+    opened: &mut OpenedSnapshot,
     opening: Duration,
 ) -> Result<ExitCode, ThawCommandError> {
     let snapshot = opened.snapshot();
@@ -127,9 +134,10 @@ pub(super) fn run(
     let resumed = Instant::now();
 
     let guest_memory = microvm.shared_memory();
-    let outcome = session::run(microvm, &instance, &interruption, |handle, alive| {
+    let (outcome, writes) = session::run(microvm, &instance, &interruption, |handle, alive| {
         let schedule = executed.after_resume;
-        let schedule = std::thread::spawn(move || schedule.run(&guest_memory).map(drop));
+        let memory = guest_memory.clone();
+        let schedule = std::thread::spawn(move || schedule.run(&memory).map(drop));
         let mut agent = AgentClient::wait_for(&instance.vsock_socket(), limit, || {
             alive.load(Ordering::SeqCst)
         })?;
@@ -164,6 +172,14 @@ pub(super) fn run(
             .map_err(ThawCommandError::Measure)?;
         let counters =
             ProcessCounters::read().map_err(|error| ThawCommandError::Measure(Box::new(error)))?;
+        let writes = match (snapshot.copies(), snapshot.extent()) {
+            (Some(copies), Some(extent)) => {
+                let memory = &guest_memory;
+                let writes = observe_writes(memory, &plan, copies, snapshot.image(), extent.offset);
+                Some(writes.map_err(|error| ThawCommandError::Measure(Box::new(error)))?)
+            }
+            _ => None,
+        };
         let report = ThawReport {
             name: instance.name().to_owned(),
             pid: std::process::id(),
@@ -183,6 +199,8 @@ pub(super) fn run(
             private_bytes: usage.private,
             shared_bytes: usage.shared,
             pool_bytes: usage.pool,
+            copy_bytes: usage.copies,
+            writes,
             outcome,
         };
         if arguments.json {
@@ -192,8 +210,9 @@ pub(super) fn run(
         }
         let after =
             if invocation.is_some() && !arguments.keep { After::Stop } else { After::Serve };
-        Ok::<_, ThawCommandError>((report.outcome, after))
+        Ok::<_, ThawCommandError>(((report.outcome, report.writes), after))
     })?;
+    opened.wrote(writes.as_ref());
     Ok(outcome.map_or(ExitCode::SUCCESS, |outcome| outcome.exit_code()))
 }
 
@@ -220,7 +239,7 @@ fn print(report: &ThawReport) {
         .filter_map(|(name, ns)| ns.map(|ns| format!("{name} {}", output::milliseconds(ns))))
         .collect();
     let summary = format!(
-        "{}: thawed by {} in {}: {}; {} guest pages, {} KVM faults, {} read, {} private, {} shared, {} of a pool",
+        "{}: thawed by {} in {}: {}; {} guest pages, {} KVM faults, {} read, {} private, {} shared, {} of a pool, {} copied ahead",
         report.name,
         report.planner,
         output::milliseconds(times.total_ns),
@@ -231,6 +250,7 @@ fn print(report: &ThawReport) {
         output::bytes(report.private_bytes),
         output::bytes(report.shared_bytes),
         output::bytes(report.pool_bytes),
+        output::bytes(report.copy_bytes),
     );
     // The first line on standard output says that the microVM is ready; an answer is one.
     if report.outcome.is_some() {

@@ -149,13 +149,14 @@ pub(crate) fn run(arguments: &ThawArgs) -> Result<ExitCode, ThawCommandError> {
         session::end_with_input()?;
     }
     let open = Instant::now();
-    let opened = arguments.snapshot.open(planner.store())?;
+    let mut opened = arguments.snapshot.open(planner.store())?;
+    opened.take_copy(&*planner)?;
     let snapshot = opened.snapshot();
     let opening = open.elapsed();
     match firn_bench::player::traces_of(snapshot.manifest()) {
-        Some(_) => player::run(arguments, begin, &*planner, &opened, opening),
+        Some(_) => player::run(arguments, begin, &*planner, &mut opened, opening),
         None if arguments.input.is_some() => Err(ReplayError::NotPlayer.into()),
-        None => match linux::run(arguments, begin, &*planner, &opened, opening) {
+        None => match linux::run(arguments, begin, &*planner, &mut opened, opening) {
             // The function's own failure, of its after-restore hooks, is an answer.
             Err(ThawCommandError::Identify(IdentifyError::Function(failed))) => {
                 output::json(&failed.error);

@@ -15,7 +15,7 @@ pub(super) fn run(
     arguments: &ThawArgs,
     begin: u64,
     planner: &dyn Planner,
-    opened: &OpenedSnapshot,
+    opened: &mut OpenedSnapshot,
     opening: Duration,
 ) -> Result<ExitCode, ThawCommandError> {
     let clock = Clock {
@@ -32,6 +32,7 @@ pub(super) fn run(
         check_ns: opened.check_ns(),
         ..report
     };
+    opened.wrote(report.writes.as_ref());
     if arguments.json {
         output::json(&report);
     } else {
@@ -63,7 +64,7 @@ fn print(report: &PlayerReport) {
         .collect();
     output::line(&format!(
         "{} thawed by {} in {}: {}; {} touches of {} pages, {} ns a page; {} KVM faults, {} exits, {} minor and {} \
-         major faults, {} read, {} private, {} shared, {} of a pool, {} of page tables, {} of processors; all memory checked \
+         major faults, {} read, {} private, {} shared, {} of a pool, {} copied ahead, {} of page tables, {} of processors; all memory checked \
          in {}",
         report.trace,
         report.planner,
@@ -80,6 +81,7 @@ fn print(report: &PlayerReport) {
         output::bytes(report.private_bytes),
         output::bytes(report.shared_bytes),
         output::bytes(report.pool_bytes),
+        output::bytes(report.copy_bytes),
         output::bytes(report.page_table_bytes),
         output::milliseconds(report.cpu_ns),
         output::milliseconds(times.verify_ns),

@@ -1,0 +1,209 @@
+use firn_snapshot::{CopyTable, MemoryLayout, MemoryRegion};
+use proptest::collection::btree_set;
+use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
+use proptest::sample::select;
+
+use super::*;
+use crate::HostFacts;
+use crate::plan::PlanError;
+use crate::planners::{ImageFacts, parse};
+
+const MIB: u64 = 1 << 20;
+const CHUNK: u64 = 2 * MIB;
+const EXTENT: ExtentFacts = ExtentFacts {
+    offset: 64 * MIB,
+    leaf: Leaf::Size2M,
+    private: true,
+    replica: false,
+    checked: true,
+};
+
+fn chunk(first: u64) -> Run {
+    Run { first: first * CHUNK_PAGES, pages: CHUNK_PAGES }
+}
+
+fn copies(expected: &[u64], copied: &[u64]) -> Copies {
+    let table = CopyTable::new(copied.iter().copied().map(chunk));
+    let expected = expected.iter().copied().map(chunk).collect();
+    Copies { from: 1, expected, table, ..Copies::default() }
+}
+
+fn plan_of(
+    layout: &MemoryLayout,
+    extent: ExtentFacts,
+    zero: &[u64],
+    copies: Option<&Copies>,
+) -> Result<Plan, PlannerError> {
+    let mut zero_map = PageSet::new(layout.pages());
+    for zero in zero.iter().copied().map(chunk) {
+        zero_map.insert_range(zero.first..zero.range().end.min(layout.pages()));
+    }
+    let input = PlanInput {
+        layout,
+        image: ImageFacts::in_pool(layout.total_bytes(), extent),
+        zero_map: &zero_map,
+        profile: None,
+        snapshot: None,
+        host: &HostFacts::read().unwrap(),
+    };
+    plan("firn".into(), &input, copies)
+}
+
+fn source_at(plan: &Plan, guest: u64) -> (Source, Sharing) {
+    let covers = |s: &&Segment| (s.guest.start..s.guest.end()).contains(&guest);
+    let segment = plan.segments.iter().find(covers).unwrap();
+    (segment.source.advanced(guest - segment.guest.start), segment.sharing)
+}
+
+#[test]
+fn without_anything_expected_it_is_pass_shared() {
+    let layout = MemoryLayout::for_size(5 << 30).unwrap();
+    let plan = plan_of(&layout, EXTENT, &[], None).unwrap();
+    let input = PlanInput {
+        layout: &layout,
+        image: ImageFacts::in_pool(layout.total_bytes(), EXTENT),
+        zero_map: &PageSet::new(layout.pages()),
+        profile: None,
+        snapshot: None,
+        host: &HostFacts::read().unwrap(),
+    };
+    let shared = parse("pass_shared").unwrap().plan(&input).unwrap();
+    assert_eq!(Plan { planner: shared.planner.clone(), ..plan }, shared);
+    assert_eq!(
+        plan_of(&layout, EXTENT, &[], Some(&copies(&[], &[]))).unwrap().layers,
+        shared.layers
+    );
+}
+
+#[test]
+fn copies_come_from_the_copy_and_what_is_left_from_the_extent() {
+    let layout = MemoryLayout::for_size(16 * MIB).unwrap();
+    let plan = plan_of(&layout, EXTENT, &[3, 5], Some(&copies(&[1, 2, 5], &[1, 2]))).unwrap();
+    assert_eq!(plan.validate(), Ok(()));
+    let is = |chunk: u64| source_at(&plan, chunk * CHUNK + 4096);
+    assert_eq!(is(0), (Source::Extent { offset: 64 * MIB + 4096 }, Sharing::PrivateCow));
+    assert_eq!(is(2), (Source::Copy { offset: CHUNK + 4096 }, Sharing::Exclusive));
+    // Zeros that nobody expects to be written are read from the extent.
+    assert_eq!(is(3).0, Source::Extent { offset: 64 * MIB + 3 * CHUNK + 4096 });
+    assert_eq!(is(5), (Source::Zero, Sharing::Exclusive));
+    let huge = plan.layers.iter().filter(|layer| layer.advice == Advice::Huge);
+    assert_eq!(huge.map(|layer| layer.guest.len).sum::<u64>(), CHUNK);
+    // What is anonymous has nothing to index.
+    let indexed = plan.schedule.iter().map(|step| match step.work {
+        Work::Index { guest } => guest,
+        ref other => panic!("{other:?}"),
+    });
+    let expected = [(0, 5 * CHUNK), (6 * CHUNK, 2 * CHUNK)];
+    assert_eq!(indexed.map(|g| (g.start, g.len)).collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn a_wrong_place_in_the_copy_is_refused() {
+    let layout = MemoryLayout::for_size(16 * MIB).unwrap();
+    let good = plan_of(&layout, EXTENT, &[], Some(&copies(&[1, 4], &[1, 4]))).unwrap();
+    let copied = |plan: &mut Plan, from: Source, to: Source| {
+        let segments = plan.segments.iter_mut().map(|s| &mut s.source);
+        let sources = segments.chain(plan.layers.iter_mut().map(|l| &mut l.source));
+        sources.filter(|source| **source == from).for_each(|source| *source = to);
+    };
+    let mut wrong = good.clone();
+    copied(&mut wrong, Source::Copy { offset: CHUNK }, Source::Copy { offset: 0 });
+    let refused = wrong.validate().unwrap_err();
+    assert!(
+        matches!(refused, PlanError::WrongCopyOffset { offset: 0, expected: CHUNK, .. }),
+        "{refused}"
+    );
+    // A copy that holds less than the plan wants.
+    let mut short = good.clone();
+    short.copies = CopyTable::new([chunk(1)]);
+    assert!(matches!(short.validate().unwrap_err(), PlanError::NotCopied { .. }));
+    let mut part = good;
+    part.copies = CopyTable::new([chunk(1), Run { first: 4 * CHUNK_PAGES, pages: 511 }]);
+    assert!(matches!(part.validate().unwrap_err(), PlanError::NotCopied { .. }));
+}
+
+#[test]
+fn a_medium_without_private_mappings_is_shared_by_chunks_and_needs_no_pool_for_its_copies() {
+    let device = ExtentFacts { private: false, ..EXTENT };
+    let layout = MemoryLayout::for_size(16 * MIB).unwrap();
+    let plan = plan_of(&layout, device, &[], Some(&copies(&[1], &[1]))).unwrap();
+    assert_eq!(plan.validate(), Ok(()));
+    assert_eq!(source_at(&plan, 0).1, Sharing::Shared);
+    assert_eq!(source_at(&plan, CHUNK), (Source::Copy { offset: 0 }, Sharing::Exclusive));
+}
+
+#[test]
+fn a_directory_is_no_pool() {
+    let refused = parse("firn:copy=4").unwrap();
+    assert_eq!((refused.name().as_str(), refused.copies_from()), ("firn:copy=4", Some(4)));
+    let layout = MemoryLayout::for_size(CHUNK).unwrap();
+    let input = PlanInput {
+        layout: &layout,
+        image: ImageFacts { len: CHUNK, stored: CHUNK, extent: None, dax: false },
+        zero_map: &PageSet::new(512),
+        profile: None,
+        snapshot: None,
+        host: &HostFacts::read().unwrap(),
+    };
+    assert!(matches!(refused.plan(&input), Err(PlannerError::NoExtent { .. })));
+}
+
+#[test]
+fn a_chunk_counts_from_so_many_written_pages_on() {
+    let runs = [(10, 1), (510, 4), (1030, 2), (1100, 2), (2048, 1024)];
+    let written = runs.map(|(first, pages)| Run { first, pages }).to_vec();
+    let profile = Profile { written: Some(written), ..Profile::default() };
+    let chunks =
+        |from| written_chunks(&profile, from).iter().map(|r| r.first / 512).collect::<Vec<_>>();
+    assert_eq!(chunks(1), [0, 1, 2, 4, 5]);
+    assert_eq!(chunks(3), [0, 2, 4, 5]);
+    assert_eq!(chunks(4), [2, 4, 5]);
+    assert_eq!(chunks(512), [4, 5]);
+    assert!(written_chunks(&Profile::default(), 1).is_empty());
+}
+
+proptest! {
+    #[test]
+    fn any_write_set_makes_a_plan_that_validates_and_takes_every_page_from_its_place(
+        sizes in select(vec![vec![16], vec![7, 9], vec![5, 3, 1]]),
+        crooked in select(vec![0_u64, 4096]),
+        expected in btree_set(0..20_u64, 0..20),
+        copied in btree_set(0..16_u64, 0..16),
+        zero in btree_set(0..16_u64, 0..16),
+        private in select(vec![true, false]),
+    ) {
+        let mut start = 4 * MIB;
+        let regions = sizes.iter().map(|chunks| {
+            let region = MemoryRegion { guest_addr: start, len: chunks * CHUNK + crooked };
+            start += 64 * MIB;
+            region
+        });
+        let layout = MemoryLayout::new(regions.collect()).unwrap();
+        let whole = layout.total_bytes() / CHUNK;
+        let [expected, zero] = [expected, zero].map(|set| set.into_iter().collect::<Vec<_>>());
+        let copied: Vec<_> = copied.into_iter().filter(|chunk| *chunk < whole).collect();
+        let copies = copies(&expected, &copied);
+        let extent = ExtentFacts { private, ..EXTENT };
+        let Ok(plan) = plan_of(&layout, extent, &zero, Some(&copies)) else {
+            // Only a medium without private mappings, of a guest that is not whole chunks.
+            prop_assert!(!private && crooked > 0);
+            return Ok(());
+        };
+        prop_assert_eq!(plan.validate(), Ok(()));
+        for region in layout.regions() {
+            for at in (0..region.len).step_by(4096) {
+                let image = region.image_offset + at;
+                match source_at(&plan, region.guest_addr + at) {
+                    (Source::Copy { offset }, Sharing::Exclusive) => {
+                        prop_assert_eq!(copies.table.place(image), Some(offset));
+                    }
+                    (Source::Zero, Sharing::Exclusive) => {
+                        prop_assert!(zero.contains(&(image / CHUNK)) && expected.contains(&(image / CHUNK)));
+                    }
+                    (Source::Extent { offset }, _) => prop_assert_eq!(offset, EXTENT.offset + image),
+                    other => prop_assert!(false, "{:?}", other),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! What a run wrote of what it was expected to write.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+
+use firn_snapshot::{CHUNK_PAGES, CHUNK_SIZE, Copies, NoCopy, PageSet, Run, runs_of};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use vm_memory::{Bytes, GuestAddress, VolatileMemory};
+
+use crate::guest_memory::GuestMemory;
+use crate::map::Mapping;
+use crate::num::usize_of;
+use crate::plan::{Plan, Source};
+
+/// Bytes that are compared at once.
+const PIECE: usize = 64 << 10;
+
+/// What a planner that runs on copies expected to be written, and what was. Chunks are 2 MiB.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WriteReport {
+    /// Why there was no copy, where chunks were expected to be written and none was ready.
+    pub no_copy: Option<NoCopy>,
+    /// Chunks that were expected to be written.
+    pub predicted: u64,
+    /// Chunks of which a copy was ready: DRAM of this microVM, 2 MiB each.
+    pub copied: u64,
+    /// Chunks that were written and not expected: what the kernel copied page by page.
+    pub missed: u64,
+    /// Chunks that were expected and not written.
+    pub unused: u64,
+    /// The chunks that were written, as runs of image pages.
+    pub written: Vec<Run>,
+}
+
+/// Why it is not known what a run wrote.
+#[derive(Debug, Error)]
+#[error("finding out what the guest wrote")]
+pub struct ObserveError(#[from] io::Error);
+
+/// Finds out which chunks a guest has written. A chunk of the extent counts when at least `copies.from` of its pages were copied
+/// on write; a chunk of a copy when it differs from what it was copied from. The guest may run: what it writes meanwhile
+/// counts or not.
+///
+/// `medium` is the pool's, which the plan's extent lies in, and `extent` where guest memory begins in it.
+///
+/// # Errors
+///
+/// [`ObserveError`]: the kernel does not tell, or the medium cannot be mapped.
+pub fn observe_writes(
+    memory: &GuestMemory,
+    plan: &Plan,
+    copies: &Copies,
+    medium: &File,
+    extent: u64,
+) -> Result<WriteReport, ObserveError> {
+    let pages = plan.layout.pages();
+    let mut written = PageSet::new(pages);
+    let mut sealed = Sealed::new(medium, extent)?;
+    for segment in &plan.segments {
+        let Some(offset) = plan.layout.image_offset(segment.guest.start) else { continue };
+        let image = offset..offset + segment.guest.len;
+        for part in chunk_parts(image) {
+            let guest = segment.guest.start + (part.start - offset);
+            let len = part.end - part.start;
+            let counts = match segment.source {
+                Source::Copy { .. } => sealed.differs(memory, guest, part.start, len)?,
+                _ => {
+                    let private = memory.private_pages(guest, len)?;
+                    private >= copies.from
+                }
+            };
+            if counts {
+                let chunk = part.start / CHUNK_SIZE * CHUNK_PAGES;
+                written.insert_range(chunk..(chunk + CHUNK_PAGES).min(pages));
+            }
+        }
+    }
+    let mut expected = PageSet::new(pages);
+    for run in &copies.expected {
+        expected.insert_range(run.range().start.min(pages)..run.range().end.min(pages));
+    }
+    let chunks = |count: &dyn Fn(u64) -> bool| {
+        let firsts = (0..pages).step_by(usize_of(CHUNK_PAGES));
+        u64::try_from(firsts.filter(|page| count(*page)).count()).unwrap_or(u64::MAX)
+    };
+    Ok(WriteReport {
+        no_copy: copies.absent,
+        predicted: chunks(&|page| expected.get(page)),
+        copied: copies.table.bytes() / CHUNK_SIZE,
+        missed: chunks(&|page| written.get(page) && !expected.get(page)),
+        unused: chunks(&|page| expected.get(page) && !written.get(page)),
+        written: runs_of(&written),
+    })
+}
+
+/// A range of the image, cut at the chunks' ends.
+fn chunk_parts(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let mut at = range.start;
+    std::iter::from_fn(move || {
+        let end = (at / CHUNK_SIZE + 1) * CHUNK_SIZE;
+        let part = at..end.min(range.end);
+        at = part.end;
+        (!part.is_empty()).then_some(part)
+    })
+}
+
+/// The sealed extent, looked into chunk by chunk.
+struct Sealed<'a> {
+    medium: &'a File,
+    extent: u64,
+    window: Mapping,
+    buffers: [Vec<u8>; 2],
+}
+
+impl<'a> Sealed<'a> {
+    fn new(medium: &'a File, extent: u64) -> io::Result<Self> {
+        let window = Mapping::reserve(CHUNK_SIZE, CHUNK_SIZE)?;
+        Ok(Self { medium, extent, window, buffers: [vec![0; PIECE], vec![0; PIECE]] })
+    }
+
+    /// Whether guest memory differs from the extent.
+    fn differs(
+        &mut self,
+        memory: &GuestMemory,
+        guest: u64,
+        image: u64,
+        len: u64,
+    ) -> io::Result<bool> {
+        self.window.map_sealed(self.window.base(), len, self.medium, self.extent + image)?;
+        let window = self.window.region(self.window.base(), len).map_err(io::Error::other)?;
+        let (view, [is, was]) = (memory.vm_memory(), &mut self.buffers);
+        for at in (0..len).step_by(PIECE) {
+            let bytes = usize_of(len - at).min(PIECE);
+            let slice = window.get_slice(usize_of(at), bytes).map_err(io::Error::other)?;
+            slice.copy_to(&mut was[..bytes]);
+            view.read_slice(&mut is[..bytes], GuestAddress(guest + at))
+                .map_err(io::Error::other)?;
+            if is[..bytes] != was[..bytes] {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+#[cfg(test)]
+#[path = "writes_tests.rs"]
+mod tests;

@@ -1,0 +1,174 @@
+use firn_snapshot::{CopyTable, MemoryLayout};
+use rustix::fs::{MemfdFlags, memfd_create};
+use std::os::unix::fs::FileExt;
+
+use super::*;
+use crate::HostFacts;
+use crate::executor::{ExecuteError, Sources, execute};
+use crate::plan::Leaf;
+use crate::planners::{ExtentFacts, ImageFacts, PlanInput, firn_plan};
+
+const CHUNKS: u64 = 6;
+/// Where the extent begins in its medium.
+const OFFSET: u64 = CHUNK_SIZE;
+
+fn byte(chunk: u64) -> u8 {
+    u8::try_from(chunk + 1).unwrap()
+}
+
+fn memfd(chunks: impl Iterator<Item = u8>) -> File {
+    let file = File::from(memfd_create("test", MemfdFlags::empty()).unwrap());
+    for (at, byte) in (0..).zip(chunks) {
+        file.write_all_at(&vec![byte; usize_of(CHUNK_SIZE)], at * CHUNK_SIZE).unwrap();
+    }
+    file
+}
+
+fn run(first: u64, chunks: u64) -> Run {
+    Run { first: first * CHUNK_PAGES, pages: chunks * CHUNK_PAGES }
+}
+
+/// A sealed extent, and what a manager copied of it.
+struct World {
+    medium: File,
+    copies: Copies,
+}
+
+impl World {
+    /// Chunks 1, 3 and 4 are expected to be written; 1 and 3 are copied.
+    fn new() -> Self {
+        let medium = memfd([0xee].into_iter().chain((0..CHUNKS).map(byte)));
+        let table = CopyTable::new([run(1, 1), run(3, 1)]);
+        let file = Some(memfd([1, 3].into_iter().map(byte)));
+        let expected = vec![run(1, 1), run(3, 2)];
+        Self { medium, copies: Copies { from: 2, expected, table, file, absent: None } }
+    }
+
+    fn plan(&self) -> Plan {
+        let layout = MemoryLayout::for_size(CHUNKS * CHUNK_SIZE).unwrap();
+        let extent = ExtentFacts {
+            offset: OFFSET,
+            leaf: Leaf::Size2M,
+            private: true,
+            replica: false,
+            checked: true,
+        };
+        let input = PlanInput {
+            layout: &layout,
+            image: ImageFacts::in_pool(layout.total_bytes(), extent),
+            zero_map: &PageSet::new(layout.pages()),
+            profile: None,
+            snapshot: None,
+            host: &HostFacts::read().unwrap(),
+        };
+        firn_plan("firn".into(), &input, Some(&self.copies)).unwrap()
+    }
+
+    fn restore(&self, copy: Option<&File>) -> GuestMemory {
+        let sources = Sources { copy, ..Sources::image(&self.medium) };
+        execute(&self.plan(), &sources).unwrap().memory
+    }
+
+    fn report(&self, memory: &GuestMemory) -> WriteReport {
+        observe_writes(memory, &self.plan(), &self.copies, &self.medium, OFFSET).unwrap()
+    }
+}
+
+fn read(memory: &GuestMemory, page: u64) -> u8 {
+    memory.vm_memory().read_obj(GuestAddress(page * 4096 + 9)).unwrap()
+}
+
+fn write(memory: &GuestMemory, page: u64, value: u8) {
+    memory.vm_memory().write_obj(value, GuestAddress(page * 4096 + 9)).unwrap();
+}
+
+#[test]
+fn two_guests_of_one_extent_have_copies_of_their_own_and_the_extent_keeps_its_bytes() {
+    let world = World::new();
+    let other = memfd([1, 3].into_iter().map(byte));
+    let (one, two) = (world.restore(world.copies.file.as_ref()), world.restore(Some(&other)));
+    for page in 0..CHUNKS * CHUNK_PAGES {
+        assert_eq!(
+            [read(&one, page), read(&two, page)],
+            [byte(page / CHUNK_PAGES); 2],
+            "page {page}"
+        );
+        write(&one, page, 0x77);
+    }
+    for page in 0..CHUNKS * CHUNK_PAGES {
+        assert_eq!([read(&one, page), read(&two, page)], [0x77, byte(page / CHUNK_PAGES)]);
+    }
+    let mut byte_of = [0];
+    for chunk in 0..CHUNKS {
+        world.medium.read_exact_at(&mut byte_of, OFFSET + chunk * CHUNK_SIZE + 9).unwrap();
+        assert_eq!(byte_of, [byte(chunk)]);
+    }
+    let usage = one.usage().unwrap();
+    assert_eq!((usage.copies, usage.private), (2 * CHUNK_SIZE, 4 * CHUNK_SIZE));
+    assert_eq!(two.usage().unwrap().private, 0);
+}
+
+#[test]
+fn what_was_written_is_told_from_what_was_expected() {
+    let world = World::new();
+    let memory = world.restore(world.copies.file.as_ref());
+    assert_eq!(world.report(&memory).unused, 3);
+    write(&memory, CHUNK_PAGES + 511, 0x77);
+    // One page is less than the two that make a chunk count.
+    write(&memory, 0, 0x77);
+    write(&memory, 2 * CHUNK_PAGES, 0x77);
+    write(&memory, 2 * CHUNK_PAGES + 7, 0x77);
+    let report = world.report(&memory);
+    let counts = (report.predicted, report.copied, report.missed, report.unused);
+    assert_eq!(counts, (3, 2, 1, 2));
+    assert_eq!(report.written, [run(1, 2)]);
+}
+
+#[test]
+fn what_a_guest_gives_back_of_a_copy_stays_its_own() {
+    let world = World::new();
+    let memory = world.restore(world.copies.file.as_ref());
+    write(&memory, CHUNK_PAGES, 0x77);
+    memory.discard(0, CHUNKS * CHUNK_SIZE).unwrap();
+    write(&memory, CHUNK_PAGES, 0x78);
+    let usage = memory.usage().unwrap();
+    assert_eq!(read(&memory, 0), 0);
+    assert_eq!((usage.copies, usage.private), (2 * CHUNK_SIZE, 0), "nothing in small pages");
+}
+
+#[test]
+fn a_copy_that_is_not_there_or_too_short_is_refused() {
+    let world = World::new();
+    let short = memfd([byte(1)].into_iter());
+    for (copy, is) in [(None, 0), (Some(&short), CHUNK_SIZE)] {
+        let sources = Sources { copy, ..Sources::image(&world.medium) };
+        let refused = execute(&world.plan(), &sources).unwrap_err();
+        let ExecuteError::CopyTooShort { len, expected } = refused else { panic!("{refused}") };
+        assert_eq!((len, expected), (is, 2 * CHUNK_SIZE));
+    }
+}
+
+#[test]
+fn a_guest_with_copies_is_frozen_as_it_is() {
+    use firn_snapshot::{Chunk, PageSource};
+    let world = World::new();
+    let memory = world.restore(world.copies.file.as_ref());
+    write(&memory, CHUNK_PAGES, 0x77);
+    let mut pages = memory.pages().unwrap();
+    let mut buf = vec![0; usize_of(CHUNK_SIZE)];
+    for chunk in 0..CHUNKS {
+        let Chunk::Bytes(bytes) = pages.chunk(chunk * CHUNK_SIZE, &mut buf).unwrap() else {
+            panic!("chunk {chunk} is said to be zero");
+        };
+        assert_eq!(bytes[9], if chunk == 1 { 0x77 } else { byte(chunk) });
+        assert_eq!(bytes[4096 + 9], byte(chunk));
+    }
+}
+
+#[test]
+fn parts_end_where_chunks_do() {
+    let parts: Vec<_> = chunk_parts(4096..2 * CHUNK_SIZE + 4096).collect();
+    let ends = [CHUNK_SIZE, 2 * CHUNK_SIZE, 2 * CHUNK_SIZE + 4096];
+    assert_eq!(parts.iter().map(|part| part.end).collect::<Vec<_>>(), ends);
+    assert_eq!(chunk_parts(0..0).count(), 0);
+}

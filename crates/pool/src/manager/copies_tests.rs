@@ -1,0 +1,220 @@
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::Arc;
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::{ChunkRun, Client, CreateOptions, GRANULE, MappedMedium, MemfdOptions, Pool, Server};
+
+const CHUNKS: u64 = 6;
+
+struct World {
+    folder: TempDir,
+    server: Server,
+}
+
+impl World {
+    fn new() -> Self {
+        let options = MemfdOptions { size: 24 * GRANULE, huge: false, node: None };
+        let medium = Arc::new(MappedMedium::memfd(options).unwrap());
+        let pool = Pool::create(medium, &CreateOptions::default()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let server = Server::start(&folder.path().join("pool.sock"), pool).unwrap();
+        server.set_arena(8 * COPY_CHUNK);
+        Self { folder, server }
+    }
+
+    fn client(&self) -> Client {
+        Client::connect(&self.folder.path().join("pool.sock")).unwrap()
+    }
+
+    /// Freezes a snapshot whose chunks are told apart by their bytes.
+    fn freeze(&self, name: &str) {
+        let mut client = self.client();
+        let grant = client.begin(name, CHUNKS * COPY_CHUNK, 16).unwrap();
+        let extent = grant.map().unwrap();
+        for chunk in 0..CHUNKS {
+            extent.write_guest(chunk * COPY_CHUNK, &vec![byte(chunk); usize_of(COPY_CHUNK)]);
+        }
+        client.commit(grant.extent().generation).unwrap();
+    }
+
+    /// A client that has the snapshot.
+    fn pinned(&self, name: &str) -> (Client, u64) {
+        let mut client = self.client();
+        let generation = client.snapshot(name).unwrap().extent().generation;
+        (client, generation)
+    }
+
+    fn arena(&self) -> ArenaFacts {
+        self.client().arena().unwrap()
+    }
+}
+
+fn byte(chunk: u64) -> u8 {
+    u8::try_from(chunk + 1).unwrap()
+}
+
+/// Asks until a copy is there; `None` where this host has no huge pages to spare.
+fn copy(
+    client: &mut Client,
+    generation: u64,
+    profile: &[ChunkRun],
+) -> Option<(Vec<ChunkRun>, File)> {
+    loop {
+        match client.copy(generation, 1, profile.to_vec()).unwrap().copy {
+            Ok((chunks, file)) => return Some((chunks, file.into())),
+            Err(NoCopy::BeingMade | NoCopy::ArenaFull) => std::thread::yield_now(),
+            Err(NoCopy::NoHugePages) => return None,
+            Err(NoCopy::Unneeded) => panic!("a copy is needed"),
+        }
+    }
+}
+
+/// Checks that a copy holds nothing but these chunks.
+fn check(file: &File, chunks: impl IntoIterator<Item = u64>) {
+    let mut at = 0;
+    let mut bytes = vec![0; usize_of(COPY_CHUNK)];
+    for chunk in chunks {
+        file.read_exact_at(&mut bytes, at).unwrap();
+        assert!(bytes.iter().all(|found| *found == byte(chunk)), "chunk {chunk} of the copy");
+        at += COPY_CHUNK;
+    }
+    assert_eq!(file.metadata().unwrap().len(), at);
+}
+
+#[test]
+fn a_copy_is_lent_once_and_the_next_has_none_of_its_bytes() {
+    let world = World::new();
+    world.freeze("hello");
+    let (mut first, generation) = world.pinned("hello");
+    let profile = [(1, 2), (4, 1)];
+    let Some((chunks, used)) = copy(&mut first, generation, &profile) else { return };
+    assert_eq!(chunks, profile);
+    check(&used, [1, 2, 4]);
+    // A run that writes everything, and keeps the descriptor after its end.
+    used.write_all_at(&vec![0xff; usize_of(3 * COPY_CHUNK)], 0).unwrap();
+    assert!(used.set_len(COPY_CHUNK).is_err(), "its size is sealed");
+    drop(first);
+    for _ in 0..4 {
+        let (mut next, generation) = world.pinned("hello");
+        let (_, file) = copy(&mut next, generation, &profile).unwrap();
+        check(&file, [1, 2, 4]);
+        assert_ne!(file.metadata().unwrap().ino(), used.metadata().unwrap().ino());
+        file.write_all_at(&[0xff; 4096], 2 * COPY_CHUNK).unwrap();
+    }
+    let (mut reader, _) = world.pinned("hello");
+    let extent = reader.snapshot("hello").unwrap().map().unwrap();
+    let mut bytes = vec![0; usize_of(COPY_CHUNK)];
+    for chunk in 0..CHUNKS {
+        extent.read_guest(chunk * COPY_CHUNK, &mut bytes);
+        assert!(bytes.iter().all(|found| *found == byte(chunk)), "sealed chunk {chunk}");
+    }
+}
+
+#[test]
+fn two_at_once_have_a_copy_each_and_one_that_is_killed_gives_its_bytes_back() {
+    let world = World::new();
+    world.freeze("hello");
+    let [(mut one, generation), (mut two, _)] = [(); 2].map(|()| world.pinned("hello"));
+    let Some((_, first)) = copy(&mut one, generation, &[(0, 2)]) else { return };
+    let (_, second) = copy(&mut two, generation, &[(0, 2)]).unwrap();
+    first.write_all_at(&[0xff; 4096], 0).unwrap();
+    check(&second, [0, 1]);
+    assert_eq!(world.arena().lent, 4 * COPY_CHUNK);
+    drop((one, two));
+    while world.server.connections() > 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(world.arena().lent, 0);
+}
+
+#[test]
+fn the_arena_is_never_larger_than_it_may_be() {
+    let world = World::new();
+    world.freeze("hello");
+    world.freeze("other");
+    world.server.set_arena(2 * COPY_CHUNK);
+    let (mut client, generation) = world.pinned("hello");
+    let Some((chunks, file)) = copy(&mut client, generation, &[(0, 5)]) else { return };
+    // What does not fit is left to the kernel.
+    assert_eq!(chunks, [(0, 2)]);
+    check(&file, [0, 1]);
+    let (mut second, generation) = world.pinned("other");
+    let refused = loop {
+        match second.copy(generation, 1, vec![(3, 1)]).unwrap().copy {
+            Err(NoCopy::BeingMade) => std::thread::yield_now(),
+            other => break other.map(drop),
+        }
+    };
+    assert_eq!(refused, Err(NoCopy::ArenaFull));
+    assert_eq!(world.arena(), ArenaFacts { size: 2 * COPY_CHUNK, ready: 0, lent: 2 * COPY_CHUNK });
+    drop(client);
+    // There is room again, and what is asked for now has it, though the other was made first.
+    assert!(copy(&mut second, generation, &[(3, 1)]).is_some());
+    let arena = world.arena();
+    assert!(arena.ready + arena.lent <= arena.size, "{arena:?}");
+    world.server.set_arena(0);
+    assert!(matches!(
+        world.pinned("hello").0.copy(generation, 1, vec![]).unwrap_err(),
+        crate::ClientError::Refused { .. }
+    ));
+}
+
+#[test]
+fn what_runs_write_is_learnt_and_what_they_do_not_is_forgotten() {
+    let world = World::new();
+    world.freeze("hello");
+    // A profile of one input, and runs of another.
+    let (a, b) = (vec![(0, 2)], vec![(3, 1), (5, 1)]);
+    let mut expected = Vec::new();
+    for _ in 0..6 {
+        let (mut client, generation) = world.pinned("hello");
+        expected.push(client.copy(generation, 1, a.clone()).unwrap().expected);
+        client.wrote(generation, 1, b.clone()).unwrap();
+    }
+    assert_eq!(expected[0], a);
+    assert_eq!(expected[1], a, "one run may be an exception");
+    assert_eq!(expected[2], [(0, 2), (3, 1), (5, 1)]);
+    assert_eq!(expected[5], b);
+    let (mut client, generation) = world.pinned("hello");
+    let other = client.copy(generation, 4, Vec::new()).unwrap();
+    assert!(other.expected.is_empty(), "learnt of other numbers of pages");
+    assert_eq!(other.copy.map(drop), Err(NoCopy::Unneeded));
+    let Some((chunks, file)) = copy(&mut client, generation, &a) else { return };
+    assert_eq!(chunks, b);
+    check(&file, [3, 5]);
+}
+
+#[test]
+fn nothing_is_kept_of_a_snapshot_that_is_not_current() {
+    let world = World::new();
+    world.freeze("hello");
+    let (mut old, generation) = world.pinned("hello");
+    let Some(_) = copy(&mut old, generation, &[(0, 1)]) else { return };
+    world.freeze("hello");
+    // One more of the old may just be in the making.
+    while world.arena().ready > 0 {
+        std::thread::yield_now();
+    }
+    let (mut new, current) = world.pinned("hello");
+    assert!(new.copy(generation, 1, vec![(0, 1)]).is_err(), "it does not have that extent");
+    assert_eq!(new.copy(current, 1, Vec::new()).unwrap().copy.map(drop), Err(NoCopy::Unneeded));
+    // The old one is still lent, and its snapshot pinned.
+    assert_eq!(world.arena().lent, COPY_CHUNK);
+    new.reclaim("hello").unwrap();
+}
+
+#[test]
+fn chunks_that_the_guest_has_not_are_left_out() {
+    let world = World::new();
+    world.freeze("hello");
+    let (mut client, generation) = world.pinned("hello");
+    let far = vec![(5, u32::MAX), (u32::MAX, u32::MAX)];
+    assert_eq!(client.copy(generation, 1, far.clone()).unwrap().expected, [(5, 1)]);
+    for _ in 0..2 {
+        client.wrote(generation, 1, far.clone()).unwrap();
+    }
+    assert_eq!(client.copy(generation, 1, Vec::new()).unwrap().expected, [(5, 1)]);
+}
