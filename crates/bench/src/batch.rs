@@ -190,20 +190,20 @@ impl<'a> Processes<'a> {
     }
 }
 
-/// Starts `count` of a player together, waits for all of them, and returns their reports.
+/// Starts `count` players together, of each in turn, waits for all of them, and returns their reports.
 ///
 /// `held` is called when every player has touched its last page, and none has begun to check all its memory: checking one
 /// brings into the page cache what another may not have touched yet.
 pub(crate) fn run<T>(
-    player: Player<'_>,
+    players: &[Player<'_>],
     count: u32,
     interrupt: &Interrupt,
     held: impl FnOnce() -> T,
 ) -> Result<(Vec<PlayerReport>, T), BatchError> {
     let mut processes = Processes::new(interrupt);
     interrupt.check()?;
-    for number in 1..=count {
-        processes.start(player, number)?;
+    for (number, player) in (1..=count).zip(players.iter().cycle()) {
+        processes.start(*player, number)?;
         // A signal that came before the process was listed has not ended it.
         interrupt.check()?;
     }

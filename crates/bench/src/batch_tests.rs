@@ -30,7 +30,8 @@ fn batch(script: &str, preloaded: bool, count: u32) -> Result<Vec<PlayerReport>,
     let mut held = 0;
     let snapshot = [directory.path().into()];
     let hold = || held += 1;
-    let result = run(player(&program, &snapshot, "pass:x=1", preloaded), count, &interrupt, hold);
+    let result =
+        run(&[player(&program, &snapshot, "pass:x=1", preloaded)], count, &interrupt, hold);
     assert!(lock(&interrupt.state).running.is_empty());
     assert_eq!(held, 1);
     result.map(|(reports, ())| reports)
@@ -64,7 +65,7 @@ fn nobody_checks_memory_before_all_have_touched_their_last_page() {
     let interrupt = Interrupt::catch().unwrap();
     let held = || (files("held"), files("checked"));
     let (reports, held) =
-        run(player(&program, &snapshot, "p", false), 3, &interrupt, held).unwrap();
+        run(&[player(&program, &snapshot, "p", false)], 3, &interrupt, held).unwrap();
     assert_eq!((reports.len(), held), (3, (3, 0)));
     assert_eq!(files("checked"), 3);
 }
@@ -94,6 +95,6 @@ fn one_failure_fails_the_batch() {
     assert!(matches!(error, BatchError::Report { member: 1, .. }), "{error}");
     let interrupt = Interrupt::catch().unwrap();
     let missing =
-        run(player(Path::new("/no/firn"), &["/".into()], "p", false), 1, &interrupt, || ());
+        run(&[player(Path::new("/no/firn"), &["/".into()], "p", false)], 1, &interrupt, || ());
     assert!(matches!(missing, Err(BatchError::Start { .. })));
 }

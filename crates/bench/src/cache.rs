@@ -8,8 +8,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use firn_memory::page_cache::{Residency, evict, preload, stored_residency};
-use firn_snapshot::PAGE_SIZE;
+use firn_memory::page_cache::{Residency, evict, preload, preload_small, stored_residency};
+use firn_snapshot::{PAGE_SIZE, PackedFile};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -22,8 +22,12 @@ const IMAGE: &str = "memory.img";
 pub enum Cache {
     /// No page of the snapshot is cached.
     Cold,
-    /// Every page that it stores is cached.
+    /// Every page that it stores is cached, in folios as the kernel's read-ahead makes them: of 2 MiB and more where the
+    /// file system has large folios.
     Cached,
+    /// Every page that it stores is cached, in folios of 4 KiB, as in the kernels of the papers.
+    #[serde(rename = "cached_4k")]
+    CachedSmall,
     /// It plays no part: the planner maps the snapshot from a pool.
     Unused,
 }
@@ -33,6 +37,7 @@ impl std::fmt::Display for Cache {
         f.write_str(match self {
             Self::Cold => "cold",
             Self::Cached => "cached",
+            Self::CachedSmall => "cached, 4 KiB",
             Self::Unused => "unused",
         })
     }
@@ -83,12 +88,15 @@ pub enum CacheError {
 pub(crate) struct SnapshotFiles(Vec<(PathBuf, File)>);
 
 impl SnapshotFiles {
-    /// Opens every file of a snapshot.
-    pub(crate) fn open(snapshot: &Path) -> Result<Self, CacheError> {
+    /// Opens every file of a snapshot, but for packed files that are not `used`: they are another planner's.
+    pub(crate) fn open(snapshot: &Path, used: Option<PackedFile>) -> Result<Self, CacheError> {
         let mut files = Vec::new();
         for entry in fs::read_dir(snapshot).map_err(io(snapshot))? {
             let path = entry.map_err(io(snapshot))?.path();
-            if path.is_file() {
+            let unused = [PackedFile::WorkingSet, PackedFile::LoadingSet]
+                .into_iter()
+                .any(|packed| Some(packed) != used && path.ends_with(packed.name()));
+            if path.is_file() && !unused {
                 let file = File::open(&path).map_err(io(&path))?;
                 files.push((path, file));
             }
@@ -109,6 +117,7 @@ impl SnapshotFiles {
                     expect_cold(path, evict(file).map_err(io(path))?)?;
                 }
                 Cache::Cached => fill(path, file)?,
+                Cache::CachedSmall => fill_small(path, file)?,
                 Cache::Unused => {}
             }
         }
@@ -116,7 +125,10 @@ impl SnapshotFiles {
         let Some((path, image)) = image.filter(|_| preload_image) else { return Ok(None) };
         let evicted = evict(image).map_err(io(path))?;
         let begun = Instant::now();
-        fill(path, image)?;
+        match cache {
+            Cache::CachedSmall => fill_small(path, image)?,
+            Cache::Cold | Cache::Cached | Cache::Unused => fill(path, image)?,
+        }
         let elapsed = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
         Ok(evicted.is_cold().then_some(elapsed))
     }
@@ -148,6 +160,13 @@ fn fill(path: &Path, file: &File) -> Result<(), CacheError> {
         }
     }
     expect_cached(path, residency)
+}
+
+/// The same by reads of single pages. What was cached before may be in larger folios, so it has to go first.
+fn fill_small(path: &Path, file: &File) -> Result<(), CacheError> {
+    expect_cold(path, evict(file).map_err(io(path))?)?;
+    preload_small(file).map_err(io(path))?;
+    expect_cached(path, stored_residency(file).map_err(io(path))?)
 }
 
 fn expect_cold(path: &Path, residency: Residency) -> Result<(), CacheError> {

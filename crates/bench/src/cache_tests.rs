@@ -43,7 +43,7 @@ fn what_mincore_says_decides() {
 #[test]
 fn cold_and_cached_are_made_and_shown() {
     let Some(directory) = snapshot(&[("snapshot.firn", 2), (IMAGE, 300)]) else { return };
-    let files = SnapshotFiles::open(directory.path()).unwrap();
+    let files = SnapshotFiles::open(directory.path(), None).unwrap();
     assert_eq!(files.prepare(Cache::Cold, false).unwrap(), None);
     assert_eq!(files.cached_bytes().unwrap(), 0);
     assert_eq!(files.prepare(Cache::Cached, false).unwrap(), None);
@@ -56,9 +56,22 @@ fn cold_and_cached_are_made_and_shown() {
 }
 
 #[test]
+fn a_packed_file_counts_for_the_planner_that_uses_it() {
+    let packed = PackedFile::LoadingSet;
+    let Some(directory) = snapshot(&[(IMAGE, 30), (packed.name(), 5)]) else { return };
+    for (used, pages) in [(None, 30), (Some(PackedFile::WorkingSet), 30), (Some(packed), 35)] {
+        let files = SnapshotFiles::open(directory.path(), used).unwrap();
+        files.prepare(Cache::Cold, false).unwrap();
+        assert_eq!(files.cached_bytes().unwrap(), 0);
+        files.prepare(Cache::CachedSmall, false).unwrap();
+        assert_eq!(files.cached_bytes().unwrap(), pages * 4096);
+    }
+}
+
+#[test]
 fn what_stays_cached_is_an_error() {
     let Some(directory) = snapshot(&[(IMAGE, 16)]) else { return };
-    let files = SnapshotFiles::open(directory.path()).unwrap();
+    let files = SnapshotFiles::open(directory.path(), None).unwrap();
     files.prepare(Cache::Cached, false).unwrap();
     let image = File::open(directory.path().join(IMAGE)).unwrap();
     // SAFETY: a fresh mapping at an address that the kernel chooses.
@@ -82,6 +95,6 @@ fn what_stays_cached_is_an_error() {
 
 #[test]
 fn a_missing_snapshot_is_named() {
-    let error = SnapshotFiles::open(Path::new("/nowhere/at-all")).unwrap_err();
+    let error = SnapshotFiles::open(Path::new("/nowhere/at-all"), None).unwrap_err();
     assert!(error.to_string().contains("/nowhere/at-all"));
 }

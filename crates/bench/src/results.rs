@@ -35,6 +35,12 @@ pub struct Row {
     pub trace: String,
     /// MicroVMs that were started together.
     pub concurrency: u32,
+    /// How many snapshots they are of: 1, or copies with other content that they take turns with.
+    #[serde(default = "one")]
+    pub snapshots: u32,
+    /// The input that the planner's profile was recorded on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recorded_on: Option<String>,
     /// The page cache before each run.
     pub cache: Cache,
     /// Number of runs: batches of `concurrency` microVMs.
@@ -141,6 +147,12 @@ pub(crate) struct RowHead {
     pub(crate) concurrency: u32,
     pub(crate) cache: Cache,
     pub(crate) oversubscribed: bool,
+    pub(crate) snapshots: u32,
+    pub(crate) recorded_on: Option<String>,
+}
+
+fn one() -> u32 {
+    1
 }
 
 impl Row {
@@ -163,12 +175,23 @@ impl Row {
             .collect();
         let faults: Vec<f64> =
             reports.iter().filter_map(|r| r.times.fault_ns).map(milliseconds).collect();
-        let RowHead { planner, label, trace, concurrency, cache, oversubscribed } = head;
+        let RowHead {
+            planner,
+            label,
+            trace,
+            concurrency,
+            cache,
+            oversubscribed,
+            snapshots,
+            recorded_on,
+        } = head;
         Some(Self {
             planner,
             label,
             trace,
             concurrency,
+            snapshots,
+            recorded_on,
             cache,
             runs: u32::try_from(runs.len()).unwrap_or(u32::MAX),
             oversubscribed,

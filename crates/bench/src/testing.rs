@@ -36,6 +36,8 @@ pub(crate) fn head(label: Option<&str>, oversubscribed: bool) -> RowHead {
         concurrency: 2,
         cache: Cache::Cold,
         oversubscribed,
+        snapshots: 1,
+        recorded_on: None,
     }
 }
 

@@ -3,6 +3,8 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use firn_memory::planners::{PackError, ParsePlannerError, pack, parse};
+use firn_snapshot::PackedFile;
 use thiserror::Error;
 
 use crate::batch::{self, BatchError, Interrupt, Player};
@@ -19,6 +21,9 @@ pub struct Subject {
     pub preloads: bool,
     /// Whether it maps the snapshot from a pool.
     pub in_pool: bool,
+    /// Whether it maps a file that was packed from the image. It is packed before each batch in which it is not what the
+    /// planner needs.
+    pub packs: bool,
 }
 
 /// A player frozen for a trace.
@@ -30,6 +35,11 @@ pub struct Frozen {
     pub snapshot: PathBuf,
     /// The same player in a pool, for the planners that map it from there.
     pub pooled: Option<Pooled>,
+    /// The input that the profile was recorded on, where there is one.
+    pub recorded_on: Option<String>,
+    /// The same player with other content, in snapshots of their own, for microVMs that are not to share one: those of a batch take
+    /// turns.
+    pub others: Vec<Self>,
 }
 
 /// A snapshot in a pool.
@@ -101,6 +111,19 @@ pub enum SessionError {
         /// Why.
         source: CacheError,
     },
+    /// A planner's name is none.
+    #[error(transparent)]
+    Planner(#[from] ParsePlannerError),
+    /// The file that a planner maps cannot be packed.
+    #[error("packing what {planner} needs of the player of {trace}")]
+    Pack {
+        /// The planner.
+        planner: String,
+        /// The trace.
+        trace: String,
+        /// Why.
+        source: Box<PackError>,
+    },
     /// The files of a snapshot cannot be opened.
     #[error("opening the player of {trace}")]
     Player {
@@ -140,13 +163,11 @@ impl Session {
             Results { host, results: Vec::new(), noise: Vec::new(), left_out: Vec::new() };
         let oversubscribed = u64::from(self.concurrency) > results.host.cpus;
         for player in &self.players {
-            let files = SnapshotFiles::open(&player.snapshot)
-                .map_err(|source| SessionError::Player { trace: player.trace.clone(), source })?;
             let mut runs: Vec<Vec<Run>> = self.subjects.iter().map(|_| Vec::new()).collect();
             for round in 0..self.runs {
                 for index in rotation(self.subjects.len(), round) {
                     let subject = &self.subjects[index];
-                    runs[index].push(self.batch(player, &files, subject, round + 1, interrupt)?);
+                    runs[index].push(self.batch(player, subject, round + 1, interrupt)?);
                     done(player, subject);
                 }
             }
@@ -160,6 +181,8 @@ impl Session {
                     concurrency: self.concurrency,
                     cache: self.cache_of(subject),
                     oversubscribed,
+                    snapshots: self.snapshots_of(player),
+                    recorded_on: player.recorded_on.clone().filter(|_| subject.learns()),
                 };
                 // Each later one is compared with the first.
                 if place > 0 {
@@ -175,6 +198,27 @@ impl Session {
         if subject.in_pool { Cache::Unused } else { self.cache }
     }
 
+    /// How many snapshots the microVMs of a batch are of.
+    fn snapshots_of(&self, player: &Frozen) -> u32 {
+        let all = u32::try_from(player.others.len()).unwrap_or(u32::MAX).saturating_add(1);
+        all.min(self.concurrency)
+    }
+
+    /// Has the file there that a planner maps, and says which it is.
+    fn pack(&self, place: &Frozen, subject: &Subject) -> Result<Option<PackedFile>, SessionError> {
+        if !subject.packs {
+            return Ok(None);
+        }
+        let packed = pack(&place.snapshot, &*parse(&subject.planner)?);
+        let (planner, trace) = (subject.planner.clone(), place.trace.clone());
+        let packed = packed.map_err(Box::new).map_err(|source| SessionError::Pack {
+            planner,
+            trace,
+            source,
+        })?;
+        Ok(packed.map(|report| report.file))
+    }
+
     /// The places of a planner among the subjects.
     fn twins(&self, subject: &Subject) -> Vec<usize> {
         (0..self.subjects.len()).filter(|&i| self.subjects[i].planner == subject.planner).collect()
@@ -183,7 +227,6 @@ impl Session {
     fn batch(
         &self,
         player: &Frozen,
-        files: &SnapshotFiles,
         subject: &Subject,
         run: u32,
         interrupt: &Interrupt,
@@ -195,29 +238,49 @@ impl Session {
             run,
             source,
         };
-        let preload_ns = files.prepare(self.cache_of(subject), subject.preloads).map_err(cache)?;
+        let places: Vec<&Frozen> = std::iter::once(player).chain(&player.others).collect();
+        let mut files = Vec::new();
+        for place in &places {
+            let packed = self.pack(place, subject)?;
+            let opened = SnapshotFiles::open(&place.snapshot, packed);
+            files.push(
+                opened.map_err(|source| SessionError::Player { trace: trace.clone(), source })?,
+            );
+        }
+        let mut preload_ns = None;
+        for files in &files {
+            let took = files.prepare(self.cache_of(subject), subject.preloads).map_err(cache)?;
+            preload_ns = took.map(|ns| ns + preload_ns.unwrap_or_default()).or(preload_ns);
+        }
         // What the page cache holds of the directory is no cost of a planner that does not use it.
-        let held = || if subject.in_pool { Ok(0) } else { files.cached_bytes() };
-        let (reports, cached_bytes) = batch::run(
-            Player {
+        let held = || match subject.in_pool {
+            true => Ok(0),
+            false => files.iter().try_fold(0, |sum, files| Ok(sum + files.cached_bytes()?)),
+        };
+        let arguments: Vec<_> = places.iter().map(|place| place.arguments(subject)).collect();
+        let batch: Vec<Player<'_>> = arguments
+            .iter()
+            .map(|snapshot| Player {
                 program: &self.program,
-                snapshot: &player.arguments(subject),
+                snapshot,
                 planner: &subject.planner,
                 preloaded: subject.preloads,
                 faults: self.faults,
-            },
-            self.concurrency,
-            interrupt,
-            held,
-        )
-        .map_err(|source| SessionError::Batch {
-            planner: planner.clone(),
-            trace: trace.clone(),
-            run,
-            source,
-        })?;
+            })
+            .collect();
+        let (reports, cached_bytes) =
+            batch::run(&batch, self.concurrency, interrupt, held).map_err(|source| {
+                SessionError::Batch { planner: planner.clone(), trace: trace.clone(), run, source }
+            })?;
         let cached_bytes = cached_bytes.map_err(cache)?;
         Ok(Run { reports, preload_ns, cached_bytes })
+    }
+}
+
+impl Subject {
+    /// Whether its plans depend on the profile.
+    fn learns(&self) -> bool {
+        parse(&self.planner).is_ok_and(|planner| planner.uses_profile())
     }
 }
 

@@ -6,7 +6,12 @@ use super::*;
 use crate::testing::{REPORT, one_at_a_time};
 
 fn subject(planner: &str) -> Subject {
-    Subject { planner: planner.to_owned(), preloads: false, in_pool: false }
+    Subject { planner: planner.to_owned(), preloads: false, in_pool: false, packs: false }
+}
+
+fn frozen(snapshot: PathBuf) -> Frozen {
+    let trace = "t".to_owned();
+    Frozen { trace, snapshot, pooled: None, recorded_on: None, others: Vec::new() }
 }
 
 /// A session with a program that prints a report, and logs planner by planner that it ran.
@@ -22,7 +27,7 @@ fn session(directory: &std::path::Path, planners: &[&str], runs: u32, script: &s
     fs::write(snapshot.join("memory.img"), [1; 4096]).unwrap();
     Session {
         program,
-        players: vec![Frozen { trace: "t".to_owned(), snapshot, pooled: None }],
+        players: vec![frozen(snapshot)],
         subjects: planners.iter().map(|planner| subject(planner)).collect(),
         runs,
         concurrency: 1,
@@ -100,6 +105,27 @@ fn nothing_to_measure_is_an_error() {
     let session = Session { runs: 1, subjects: Vec::new(), ..session };
     let result = session.run(host(directory.path()), &interrupt, |_, _| {});
     assert!(matches!(result, Err(SessionError::Nothing)));
+}
+
+#[test]
+fn microvms_of_different_snapshots_take_turns_with_them() {
+    let _alone = one_at_a_time();
+    let directory = tempfile::tempdir().unwrap();
+    let script = format!("echo $5 >> {}", directory.path().join("places").display());
+    let session = session(directory.path(), &["p"], 1, &script);
+    let other = directory.path().join("other");
+    fs::create_dir(&other).unwrap();
+    fs::write(other.join("memory.img"), [1; 8192]).unwrap();
+    let player = Frozen { others: vec![frozen(other.clone())], ..session.players[0].clone() };
+    let first = player.snapshot.display().to_string();
+    let session = Session { players: vec![player], concurrency: 3, ..session };
+    let interrupt = Interrupt::catch().unwrap();
+    let results = session.run(host(directory.path()), &interrupt, |_, _| {}).unwrap();
+    let places = fs::read_to_string(directory.path().join("places")).unwrap();
+    let of = |place: &str| places.lines().filter(|line| *line == place).count();
+    assert_eq!((of(&first), of(other.to_str().unwrap())), (2, 1));
+    assert_eq!(results.results[0].snapshots, 2);
+    assert_eq!(results.results[0].batch_page_cache_bytes, 3 * 4096);
 }
 
 #[test]

@@ -244,11 +244,18 @@ fn a_page_that_changed_on_its_medium_fails_the_measurement() {
     image.write_all_at(&[0xee], 77 * 4096 + 2000).unwrap();
     let session = Session {
         program: FIRN.into(),
-        players: vec![Frozen { trace: name, snapshot, pooled: None }],
+        players: vec![Frozen {
+            trace: name,
+            snapshot,
+            pooled: None,
+            recorded_on: None,
+            others: Vec::new(),
+        }],
         subjects: vec![Subject {
             planner: "firecracker:readahead=on".to_owned(),
             preloads: false,
             in_pool: false,
+            packs: false,
         }],
         runs: 3,
         concurrency: 2,

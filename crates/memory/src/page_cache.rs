@@ -119,6 +119,30 @@ pub fn preload(file: &File, range: Range<u64>) -> io::Result<u64> {
     Ok(read)
 }
 
+/// As [`preload`] of all that the file stores, in reads of one page without read-ahead: the page cache then holds the file in
+/// folios of 4 KiB, where it held none of it before. A file system with large folios reads larger ones ahead otherwise, which
+/// a host may map by larger leaves. It takes a request to storage for each page.
+///
+/// # Errors
+///
+/// What the kernel said to `fstat`, `lseek`, `posix_fadvise` or `pread`.
+pub fn preload_small(file: &File) -> io::Result<u64> {
+    let len = file.metadata()?.len();
+    let mut page = vec![0; usize_of(PAGE_SIZE)];
+    let mut read = 0;
+    fadvise(file, 0, None, Advice::Random)?;
+    let result = for_each_stored(file, 0..len, |stored| {
+        for at in stored.step_by(usize_of(PAGE_SIZE)) {
+            let rest = &mut page[..usize_of(PAGE_SIZE.min(len - at))];
+            file.read_exact_at(rest, at)?;
+            read += rest.len() as u64;
+        }
+        Ok(())
+    });
+    fadvise(file, 0, None, Advice::Normal)?;
+    result.map(|()| read)
+}
+
 /// Drops a file's pages from the page cache, and says what is left: pages that a process maps stay.
 ///
 /// # Errors

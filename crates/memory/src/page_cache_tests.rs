@@ -31,6 +31,15 @@ fn holes_are_counted_and_preloaded_apart() {
 }
 
 #[test]
+fn pages_are_read_one_by_one() {
+    let Some(mut file) = file_on_a_medium() else { return };
+    file.write_all(&vec![1; (1 << 20) + 100]).unwrap();
+    evict(&file).unwrap();
+    assert_eq!(preload_small(&file).unwrap(), (1 << 20) + 100);
+    assert!(stored_residency(&file).unwrap().is_cached());
+}
+
+#[test]
 fn a_mapped_page_stays() {
     let Some(mut file) = file_on_a_medium() else { return };
     file.write_all(&vec![1; 1 << 20]).unwrap();

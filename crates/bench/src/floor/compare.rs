@@ -113,7 +113,7 @@ impl FloorComparison {
         mut done: impl FnMut(),
     ) -> Result<FloorResults, CompareError> {
         let snapshot = Snapshot::open(&self.snapshot)?;
-        let files = SnapshotFiles::open(&self.snapshot)?;
+        let files = SnapshotFiles::open(&self.snapshot, None)?;
         let (mut floors, mut players) = (Vec::new(), Vec::new());
         for pair in 1..=self.pairs {
             if pair % 2 == 1 {
@@ -173,13 +173,13 @@ impl FloorComparison {
     ) -> Result<PlayerReport, CompareError> {
         files.prepare(Cache::Cached, false)?;
         batch::run(
-            Player {
+            &[Player {
                 program: &self.program,
                 snapshot: &[self.snapshot.clone().into()],
                 planner: &self.planner,
                 preloaded: false,
                 faults: false,
-            },
+            }],
             1,
             interrupt,
             || (),

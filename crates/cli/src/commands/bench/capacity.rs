@@ -71,7 +71,7 @@ pub(crate) fn run(arguments: &CapacityArgs) -> Result<ExitCode, BenchCapacityErr
     let pool = arguments.players.pool()?;
     let mut pool = PoolPlayers::at(pool.as_ref())?;
     let Prepared { players, subjects, left_out, host, directory: _directory } =
-        arguments.players.prepare(pool.as_mut())?;
+        arguments.players.prepare(pool.as_mut(), 1)?;
     let mut results = Vec::new();
     for player in &players {
         for subject in &subjects {

@@ -159,7 +159,7 @@ impl Runner<'_> {
         };
         let pool = players.pool()?;
         let mut pool = PoolPlayers::at(pool.as_ref())?;
-        let mut prepared = players.prepare(pool.as_mut())?;
+        let mut prepared = players.prepare(pool.as_mut(), 1)?;
         let mut outcome = Outcome {
             name: name.to_owned(),
             source: source.to_owned(),

@@ -1,6 +1,6 @@
 //! Players of traces, frozen for a measurement, and the planners that are to thaw them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use tempfile::TempDir;
@@ -8,16 +8,24 @@ use thiserror::Error;
 
 use firn_bench::player::{
     FreezePlayerError, GapFactor, Leaves, PlayerInputs, PlayerInputsError, PlayerOptions, freeze,
+    record,
 };
 use firn_bench::traces::{LoadTraceError, NamedTrace, load};
-use firn_bench::{Frozen, Host, HostError, LeftOut, Subject};
-use firn_memory::planners::{ImageFacts, ParsePlannerError, PlanInput, Store, parse, select};
+use firn_bench::{Frozen, Host, HostError, LeftOut, Pooled, Subject};
+use firn_memory::planners::{
+    ImageFacts, ParsePlannerError, PlanInput, Planner, Selection, Store, pack, parse, select,
+};
+use firn_memory::recorders::{self, Part};
 use firn_memory::{HostFacts, HostFactsError};
-use firn_snapshot::PAGE_SIZE;
+use firn_snapshot::{
+    AttachError, OpenError, OpenPooledError, PAGE_SIZE, PooledSnapshot, Profile, Snapshot, Verify,
+    set_pooled_profile, set_profile,
+};
 use firn_vmm::{Destination, KVM_DEVICE, error_chain};
 
 use super::in_pool::{InPoolError, PoolPlayers};
 use super::medium::{self, MediumError};
+use crate::output;
 use crate::pool_at::{PoolAt, PoolAtError};
 
 /// What is measured, and by which planners.
@@ -71,6 +79,14 @@ pub(crate) enum PlayersError {
         "{0} maps snapshots from a pool: name one with --pool (`firn pool create` makes it, `firn pool serve` one in memory)"
     )]
     NoPool(String),
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error(transparent)]
+    OpenPooled(#[from] OpenPooledError),
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+    #[error("reading how a player's image is stored")]
+    Image(#[source] std::io::Error),
     #[error("making the player of {trace}")]
     Freeze { trace: String, source: Box<FreezePlayerError> },
 }
@@ -91,58 +107,162 @@ impl PlayersArgs {
         Ok(self.pool.as_deref().map(PoolAt::open).transpose()?)
     }
 
-    /// Freezes a player of each trace, in a directory and, where a planner maps from there, in the pool.
+    /// Freezes a player of each trace, in a directory and, where a planner maps from there, in the pool: so many times, each with
+    /// other content. Where a planner uses a profile they get one.
     pub(super) fn prepare(
         &self,
         mut pool: Option<&mut PoolPlayers<'_>>,
+        snapshots: u32,
     ) -> Result<Prepared, PlayersError> {
         let traces = self.trace.iter().map(|name| load(name)).collect::<Result<Vec<_>, _>>()?;
         let directory = medium::directory(self.dir.as_deref())?;
         let (list, dax) = (self.planner.join(","), medium::is_dax(directory.path()));
-        let (subjects, left_out) = subjects(&list, &traces, dax, pool.as_deref())?;
         let mut host = Host::of(directory.path())?;
         if let Some(pool) = &pool {
             host.medium = format!("{}; pool on {}", host.medium, pool.medium());
         }
-        let options = PlayerOptions { leaves: self.leaves, gaps: self.gaps, ..Default::default() };
         let mut players = Vec::new();
         for (number, trace) in traces.iter().enumerate() {
-            let snapshot = directory.path().join(format!("player-{number}"));
-            let destination = Destination::Directory(snapshot.clone());
-            let inputs = PlayerInputs::new(vec![trace.clone()])?;
-            freeze(&inputs, &options, KVM_DEVICE.as_ref(), destination, self.dense).map_err(
-                |source| PlayersError::Freeze {
+            let candidates = candidates(&list, trace, dax)?;
+            let in_pool = candidates.iter().any(|planner| planner.store() != Store::Directory);
+            let learns = candidates.iter().any(|planner| planner.uses_profile());
+            let inputs = inputs(trace, self.trace.get(number).filter(|_| learns))?;
+            let mut learnt: Option<Profile> = None;
+            let mut copies = Vec::new();
+            for seed in 1..=u64::from(snapshots.max(1)) {
+                let options = PlayerOptions { leaves: self.leaves, gaps: self.gaps, seed };
+                let snapshot = directory.path().join(format!("player-{number}-{seed}"));
+                let destination = Destination::Directory(snapshot.clone());
+                freeze(&inputs, &options, KVM_DEVICE.as_ref(), destination, self.dense).map_err(
+                    |source| PlayersError::Freeze {
+                        trace: trace.name.clone(),
+                        source: Box::new(source),
+                    },
+                )?;
+                let pooled = match &mut pool {
+                    Some(pool) if in_pool => Some(pool.freeze(&inputs, &trace.name, &options)?),
+                    _ => None,
+                };
+                let mut player = Frozen {
                     trace: trace.name.clone(),
-                    source: Box::new(source),
-                },
-            )?;
-            let pooled = match &mut pool {
-                Some(pool) if subjects.iter().any(|subject| subject.in_pool) => {
-                    Some(pool.freeze(&inputs, &trace.name, &options)?)
+                    snapshot,
+                    pooled,
+                    recorded_on: None,
+                    others: Vec::new(),
+                };
+                if learns {
+                    let profile = match learnt.take() {
+                        Some(profile) => profile,
+                        None => learn(&player.snapshot, &inputs)?,
+                    };
+                    player.recorded_on = profile.inputs.first().cloned();
+                    give(&player, &profile)?;
+                    learnt = Some(profile);
                 }
-                _ => None,
-            };
-            players.push(Frozen { trace: trace.name.clone(), snapshot, pooled });
+                copies.push(player);
+            }
+            let others = copies.split_off(1);
+            players.extend(
+                copies.into_iter().map(|player| Frozen { others: others.clone(), ..player }),
+            );
         }
+        let (subjects, left_out) = subjects(&list, &players, pool.as_deref())?;
         Ok(Prepared { players, subjects, left_out, host, directory })
     }
+}
+
+/// All planners that a list may come to mean, with what they need or without.
+fn candidates(
+    list: &str,
+    trace: &NamedTrace,
+    dax: bool,
+) -> Result<Vec<Box<dyn Planner>>, PlayersError> {
+    let (layout, zero_map) = (trace.trace.layout(), trace.trace.zero_map());
+    let stored = (layout.pages() - zero_map.count()) * PAGE_SIZE;
+    let image = ImageFacts { len: layout.total_bytes(), stored, dax, extent: None };
+    let host = HostFacts::read()?;
+    let input = PlanInput { layout, image, zero_map, profile: None, snapshot: None, host: &host };
+    Ok(all_of(select(list, &input)?))
+}
+
+fn all_of(selection: Selection) -> Vec<Box<dyn Planner>> {
+    let left_out = selection.left_out.iter().filter_map(|(name, _)| parse(name).ok());
+    let left_out: Vec<_> = left_out.collect();
+    selection.planners.into_iter().chain(left_out).collect()
+}
+
+/// The trace, and where the player is to learn, the function's other input: `-b` for `-a`, and the reverse.
+fn inputs(trace: &NamedTrace, argument: Option<&String>) -> Result<PlayerInputs, PlayersError> {
+    let alone = || Ok(PlayerInputs::new(vec![trace.clone()])?);
+    let Some(other) = argument.and_then(|argument| other_input(argument)) else { return alone() };
+    // Without another input, or with one of another memory, it learns on its own.
+    let Ok(other) = load(&other) else { return alone() };
+    PlayerInputs::new(vec![trace.clone(), other]).or_else(|_| alone())
+}
+
+fn other_input(argument: &str) -> Option<String> {
+    let (stem, ending) =
+        argument.strip_suffix(".trace").map_or((argument, ""), |stem| (stem, ".trace"));
+    let swapped = |from: &str, to: &str| Some(format!("{}{to}{ending}", stem.strip_suffix(from)?));
+    swapped("-a", "-b").or_else(|| swapped("-b", "-a"))
+}
+
+/// The profile of a player, recorded on the last of its inputs. A part that this host cannot record stays out: what needs it then
+/// says so.
+fn learn(path: &Path, inputs: &PlayerInputs) -> Result<Profile, PlayersError> {
+    let snapshot = Snapshot::open(path)?;
+    let input = inputs.iter().last().map(|trace| trace.name.as_str());
+    let mut profile = Profile::of(snapshot.manifest().description.id);
+    for recorder in recorders::of(&Part::ALL) {
+        let recorded = record(&snapshot, input, recorder, KVM_DEVICE.as_ref(), &mut profile);
+        if let Err(error) = recorded {
+            output::note(&format!(
+                "firn: a part of the profile is left out: {}",
+                error_chain(&error)
+            ));
+        }
+    }
+    Ok(profile)
+}
+
+/// Gives a profile to a player whose memory is laid out as that of the player it was recorded of.
+fn give(player: &Frozen, profile: &Profile) -> Result<(), PlayersError> {
+    let id = Snapshot::open(&player.snapshot)?.manifest().description.id;
+    set_profile(&player.snapshot, &Profile { snapshot: id, ..profile.clone() })?;
+    if let Some(Pooled { socket, name }) = &player.pooled {
+        let pooled = PooledSnapshot::open(socket, name, Verify::Never)?;
+        let snapshot = pooled.snapshot.manifest().description.id;
+        drop(pooled);
+        set_pooled_profile(socket, name, &Profile { snapshot, ..profile.clone() })?;
+    }
+    Ok(())
 }
 
 /// The planners of a list, and those that `all` leaves out because they have no plan for one of the traces.
 fn subjects(
     list: &str,
-    traces: &[NamedTrace],
-    dax: bool,
+    players: &[Frozen],
     pool: Option<&PoolPlayers<'_>>,
 ) -> Result<(Vec<Subject>, Vec<LeftOut>), PlayersError> {
     let host = HostFacts::read()?;
     let (mut subjects, mut left_out) = (Vec::new(), Vec::<LeftOut>::new());
-    for NamedTrace { trace, .. } in traces {
-        let (layout, zero_map) = (trace.layout(), trace.zero_map());
-        let stored = (layout.pages() - zero_map.count()) * PAGE_SIZE;
-        let file = ImageFacts { len: layout.total_bytes(), stored, dax, extent: None };
-        let input =
-            PlanInput { layout, image: file, zero_map, profile: None, snapshot: None, host: &host };
+    for player in players {
+        // What `all` may mean has to be there first; one whose file cannot be packed says why where it is planned.
+        let snapshot = Snapshot::open(&player.snapshot)?;
+        let profile = snapshot.profile()?;
+        let (layout, zero_map) = (&snapshot.manifest().layout, snapshot.zero_map());
+        let input = PlanInput {
+            layout,
+            image: ImageFacts::of_snapshot(&snapshot).map_err(PlayersError::Image)?,
+            zero_map,
+            profile: profile.as_ref(),
+            snapshot: Some(&snapshot),
+            host: &host,
+        };
+        let file = input.image;
+        for planner in all_of(select(list, &input)?) {
+            let _ = pack(&player.snapshot, &*planner);
+        }
         let pooled = pool.map(|pool| PlanInput { image: pool.image(file.len), ..input });
         let mut selection = select(list, &input)?;
         if let Some(pooled) = &pooled {
@@ -174,7 +294,8 @@ fn subjects(
             let preloads = planner
                 .plan(input)
                 .is_ok_and(|plan| plan.schedule.iter().any(|step| step.work.is_preload()));
-            subjects.push(Subject { planner: planner.name(), preloads, in_pool });
+            let packs = planner.packing(input).is_ok_and(|packing| packing.is_some());
+            subjects.push(Subject { planner: planner.name(), preloads, in_pool, packs });
         }
         for (planner, reason) in selection.left_out {
             if left_out.iter().all(|known| known.planner != planner) {

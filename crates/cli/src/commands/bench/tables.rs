@@ -46,8 +46,14 @@ fn name(row: &Row) -> String {
 }
 
 fn place(row: &Row) -> Vec<String> {
-    let runs = format!("{} x {}", row.runs, row.concurrency);
-    vec![name(row), row.trace.clone(), row.cache.to_string(), runs]
+    let snapshots =
+        if row.snapshots > 1 { format!(" of {}", row.snapshots) } else { String::new() };
+    let runs = format!("{} x {}{snapshots}", row.runs, row.concurrency);
+    let trace = match &row.recorded_on {
+        Some(input) => format!("{}, learnt on {input}", row.trace),
+        None => row.trace.clone(),
+    };
+    vec![name(row), trace, row.cache.to_string(), runs]
 }
 
 const TIMES: &[&str] = &[

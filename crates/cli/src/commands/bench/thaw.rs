@@ -24,7 +24,8 @@ use super::{progress, tables};
   firn bench thaw --trace json-a --concurrency 32 --runs 3 --json results.json --plot results.svg
 
 Each microVM is a process of its own, whose every page is checked after the clock has stopped: one wrong page
-and the command fails. Planners take turns run by run. A planner that is named twice is measured against itself.")]
+and the command fails. A planner that uses a profile gets one that was recorded before all clocks on the function's other
+input, where there is one: -b for a trace whose name ends in -a, and the reverse. Planners take turns run by run. A planner that is named twice is measured against itself.")]
 pub(crate) struct BenchThawArgs {
     #[command(flatten)]
     players: PlayersArgs,
@@ -35,9 +36,13 @@ pub(crate) struct BenchThawArgs {
     /// wall time
     #[arg(long, value_name = "C", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     concurrency: u32,
-    /// The page cache before each run: no page of the snapshot, or every one
+    /// The page cache before each run: no page of the snapshot, or every one; with cached-4k in folios of 4 KiB, as in the
+    /// kernels of the papers
     #[arg(long, default_value = "cached")]
     cache: CacheArg,
+    /// Whether the microVMs of a run are of the same snapshot, or each of one of its own, with other content
+    #[arg(long, default_value = "same")]
+    snapshots: SnapshotsArg,
     /// Measure every planner twice, as a and as b: the difference is noise
     #[arg(long)]
     noise: bool,
@@ -53,6 +58,14 @@ pub(crate) struct BenchThawArgs {
 enum CacheArg {
     Cold,
     Cached,
+    #[value(name = "cached-4k")]
+    CachedSmall,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum SnapshotsArg {
+    Same,
+    Different,
 }
 
 /// Why there are no results.
@@ -79,16 +92,21 @@ pub(crate) fn run(arguments: &BenchThawArgs) -> Result<ExitCode, BenchThawError>
     let plot = Output::prepare(arguments.plot.as_deref())?;
     let program = std::env::current_exe().map_err(BenchThawError::Program)?;
     let interrupt = Interrupt::catch().map_err(BenchThawError::Signals)?;
+    let snapshots = match arguments.snapshots {
+        SnapshotsArg::Same => 1,
+        SnapshotsArg::Different => arguments.concurrency,
+    };
     let pool = arguments.players.pool()?;
     let mut pool = PoolPlayers::at(pool.as_ref())?;
     let Prepared { players, mut subjects, left_out, host, directory: _directory } =
-        arguments.players.prepare(pool.as_mut())?;
+        arguments.players.prepare(pool.as_mut(), snapshots)?;
     if arguments.noise {
         subjects.extend_from_within(..);
     }
     let cache = match arguments.cache {
         CacheArg::Cold => Cache::Cold,
         CacheArg::Cached => Cache::Cached,
+        CacheArg::CachedSmall => Cache::CachedSmall,
     };
     let (runs, concurrency) = (arguments.runs, arguments.concurrency);
     let session = Session { program, players, subjects, runs, concurrency, cache, faults: false };
