@@ -42,7 +42,7 @@ fn every_experiment_has_a_name_of_its_own_and_parts_that_exist() {
 
 #[test]
 fn one_place_is_bars_and_several_are_lines() {
-    for quantity in [Quantity::Total, Quantity::Dram, Quantity::Faults] {
+    for quantity in [Quantity::Total, Quantity::Dram] {
         let bars = outcome(quantity, &["1"]).draw();
         let lines = outcome(quantity, &["1", "2", "4"]).draw();
         for picture in [&bars, &lines] {

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
 use firn_snapshot::{PAGE_SIZE, PageSet};
 use rustix::fs::{Advice, SeekFrom, fadvise, fdatasync, seek};
@@ -19,6 +20,8 @@ use crate::num::usize_of;
 const WINDOW: u64 = 256 << 20;
 /// Bytes of one read of a preload.
 const READ: u64 = 1 << 20;
+/// Attempts at evicting a file.
+const EVICTIONS: u32 = 5;
 
 /// How many pages of a file the page cache holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -143,7 +146,8 @@ pub fn preload_small(file: &File) -> io::Result<u64> {
     result.map(|()| read)
 }
 
-/// Drops a file's pages from the page cache, and says what is left: pages that a process maps stay.
+/// Drops a file's pages from the page cache, and says what is left: pages that a process maps stay. A page that a processor
+/// is just putting on the kernel's lists stays too, so a few attempts are made.
 ///
 /// # Errors
 ///
@@ -151,7 +155,14 @@ pub fn preload_small(file: &File) -> io::Result<u64> {
 pub fn evict(file: &File) -> io::Result<Residency> {
     // Pages that are not yet on the medium would stay.
     fdatasync(file)?;
-    fadvise(file, 0, None, Advice::DontNeed)?;
+    for _ in 0..EVICTIONS {
+        fadvise(file, 0, None, Advice::DontNeed)?;
+        let left = residency(file)?;
+        if left.is_cold() {
+            return Ok(left);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
     residency(file)
 }
 
