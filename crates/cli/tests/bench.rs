@@ -281,7 +281,7 @@ fn a_signal_leaves_nothing() {
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     while !fs::read_dir(directory.path())
         .unwrap()
-        .any(|entry| entry.unwrap().path().join("player-0/snapshot.firn").exists())
+        .any(|entry| entry.unwrap().path().join("player-0-1/snapshot.firn").exists())
     {
         assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
         std::thread::sleep(Duration::from_millis(1));
