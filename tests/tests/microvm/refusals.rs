@@ -158,7 +158,7 @@ fn kvm_that_is_not_permitted() {
 #[test]
 fn wrong_arguments_are_told_with_the_right_ones() {
     let world = World::default();
-    world.firn(["boot"]).run().wrong_arguments(&["FUNCTION", "Usage"]);
+    world.firn(["freeze"]).run().wrong_arguments(&["SNAPSHOT", "Usage"]);
     world.firn(["thaw", "--keep", "snapshot"]).run().wrong_arguments(&["--invoke"]);
     world.firn(["nonesuch"]).run().wrong_arguments(&["nonesuch"]);
     world.firn(["thaw", "--time-limit", "soon", "snapshot"]).run().wrong_arguments(&["time-limit"]);
