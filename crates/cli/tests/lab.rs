@@ -123,7 +123,7 @@ fn the_lab_has_what_a_command_needs() {
         ls /cache/guest; mount | grep -c -e ' /scratch type ext4' -e ' /run type tmpfs' -e ' /tmp type tmpfs' -e ' type tracefs'
         echo $TMPDIR $FIRN_CACHE; firn --version | cut -d' ' -f1; ping -c1 -q 127.0.0.1 >/dev/null";
     let ran = output(&["--pmem-size", "128", "--json", "--", "sh", "-c", script]);
-    let expected = "{\"exit_code\":0,\"stdout\":\"134217728\\nY\\ninitramfs.cpio\\noverlay.ext4\\npackages\\nroot.erofs\\nvmlinux\\n\
+    let expected = "{\"exit_code\":0,\"stdout\":\"134217728\\nY\\nimages\\ninitramfs.cpio\\noverlay.ext4\\npackages\\nroot.erofs\\nvmlinux\\n\
         4\\n/scratch /cache\\nfirn\\n\",\"stderr\":\"\"}\n";
     assert_eq!(text(&ran.stdout), expected, "{}", text(&ran.stderr));
     assert_eq!(ran.status.code(), Some(0));
