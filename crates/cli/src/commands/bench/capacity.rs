@@ -1,7 +1,7 @@
 //! `firn bench capacity`: how many microVMs a memory budget carries.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -57,8 +57,8 @@ pub(crate) enum BenchCapacityError {
     Program(#[source] io::Error),
     #[error("preparing to catch signals")]
     Signals(#[source] io::Error),
-    #[error("{planner} on {trace} was not counted")]
-    Capacity { planner: String, trace: String, source: CapacityError },
+    #[error(transparent)]
+    Fill(#[from] FillError),
     #[error("the results have no JSON form")]
     Json(#[from] serde_json::Error),
 }
@@ -70,37 +70,13 @@ pub(crate) fn run(arguments: &CapacityArgs) -> Result<ExitCode, BenchCapacityErr
     let interrupt = Interrupt::catch().map_err(BenchCapacityError::Signals)?;
     let pool = arguments.players.pool()?;
     let mut pool = PoolPlayers::at(pool.as_ref())?;
-    let Prepared { players, subjects, left_out, host, directory: _directory } =
-        arguments.players.prepare(pool.as_mut(), 1)?;
-    let mut results = Vec::new();
-    for player in &players {
-        for subject in &subjects {
-            let (planner, trace) = (subject.planner.clone(), player.trace.clone());
-            let capacity = Capacity {
-                program: &program,
-                snapshot: &player.arguments(subject),
-                planner: &planner,
-                memory: arguments.memory,
-                most: arguments.most,
-                patience: Duration::from_secs(arguments.patience),
-            };
-            let bar = progress(u64::from(arguments.most));
-            bar.set_message(format!("{planner} on {trace}"));
-            let in_pool = pool.as_mut().filter(|_| subject.in_pool);
-            let filled = capacity.fill(
-                &interrupt,
-                |microvms| bar.set_position(u64::from(microvms)),
-                || in_pool.map(PoolPlayers::used).transpose(),
-            );
-            bar.finish_and_clear();
-            let (carried, pool_bytes) = filled.map_err(|source| {
-                let (planner, trace) = (planner.clone(), trace.clone());
-                BenchCapacityError::Capacity { planner, trace, source }
-            })?;
-            results.push(CapacityRow { planner, trace, carried, pool_bytes: pool_bytes? });
-        }
-    }
-    let capacities = Capacities { host, memory: arguments.memory, results, left_out };
+    let prepared = arguments.players.prepare(pool.as_mut(), 1)?;
+    let budget = Budget {
+        memory: arguments.memory,
+        most: arguments.most,
+        patience: Duration::from_secs(arguments.patience),
+    };
+    let capacities = fill(&budget, &program, &prepared, pool.as_mut(), &interrupt)?;
     print(&capacities);
     if let Some(json) = json {
         json.write(&(serde_json::to_string_pretty(&capacities)? + "\n"))?;
@@ -109,6 +85,61 @@ pub(crate) fn run(arguments: &CapacityArgs) -> Result<ExitCode, BenchCapacityErr
         plot.write(&capacities.draw())?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What is filled up with microVMs.
+pub(super) struct Budget {
+    /// What they may have together, in bytes.
+    pub(super) memory: u64,
+    /// No more than so many are started.
+    pub(super) most: u32,
+    /// How long one may take to its last page.
+    pub(super) patience: Duration,
+}
+
+/// Why a budget was not filled.
+#[derive(Debug, Error)]
+pub(crate) enum FillError {
+    #[error(transparent)]
+    Pool(#[from] InPoolError),
+    #[error("{planner} on {trace} was not counted")]
+    Capacity { planner: String, trace: String, source: CapacityError },
+}
+
+/// Fills a budget with microVMs of each player by each planner, one after the other.
+pub(super) fn fill(
+    budget: &Budget,
+    program: &Path,
+    prepared: &Prepared,
+    mut pool: Option<&mut PoolPlayers<'_>>,
+    interrupt: &Interrupt,
+) -> Result<Capacities, FillError> {
+    let &Budget { memory, most, patience } = budget;
+    let mut results = Vec::new();
+    for player in &prepared.players {
+        for subject in &prepared.subjects {
+            let (planner, trace) = (subject.planner.clone(), player.trace.clone());
+            let snapshot = &player.arguments(subject);
+            let capacity =
+                Capacity { program, snapshot, planner: &planner, memory, most, patience };
+            let bar = progress(u64::from(most));
+            bar.set_message(format!("{planner} on {trace}"));
+            let in_pool = pool.as_deref_mut().filter(|_| subject.in_pool);
+            let filled = capacity.fill(
+                interrupt,
+                |microvms| bar.set_position(u64::from(microvms)),
+                || in_pool.map(PoolPlayers::used).transpose(),
+            );
+            bar.finish_and_clear();
+            let (carried, pool_bytes) = filled.map_err(|source| {
+                let (planner, trace) = (planner.clone(), trace.clone());
+                FillError::Capacity { planner, trace, source }
+            })?;
+            results.push(CapacityRow { planner, trace, carried, pool_bytes: pool_bytes? });
+        }
+    }
+    let (host, left_out) = (prepared.host.clone(), prepared.left_out.clone());
+    Ok(Capacities { host, memory, results, left_out })
 }
 
 fn print(capacities: &Capacities) {

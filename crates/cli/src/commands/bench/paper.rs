@@ -12,12 +12,10 @@ use thiserror::Error;
 
 use firn_bench::experiments::{EXPERIMENTS, Experiment, Outcome, Place, Quantity, Shape};
 use firn_bench::player::{GapFactor, Leaves};
-use firn_bench::{
-    Capacities, Capacity, CapacityError, CapacityRow, CgroupError, Interrupt, MemoryLimit, Session,
-    SessionError, svg,
-};
+use firn_bench::{CgroupError, Interrupt, MemoryLimit, Session, SessionError, svg};
 use firn_memory::planners::{Store, parse};
 
+use super::capacity::{Budget, FillError, fill};
 use super::in_pool::{InPoolError, PoolPlayers};
 use super::players::{PlayersArgs, PlayersError, Prepared};
 use super::progress;
@@ -78,7 +76,7 @@ pub(crate) enum PaperError {
     #[error(transparent)]
     Session(#[from] SessionError),
     #[error(transparent)]
-    Capacity(#[from] CapacityError),
+    Fill(#[from] FillError),
     #[error("the results have no JSON form")]
     Json(#[from] serde_json::Error),
 }
@@ -159,7 +157,7 @@ impl Runner<'_> {
         };
         let pool = players.pool()?;
         let mut pool = PoolPlayers::at(pool.as_ref())?;
-        let mut prepared = players.prepare(pool.as_mut(), 1)?;
+        let prepared = players.prepare(pool.as_mut(), 1)?;
         let mut outcome = Outcome {
             name: name.to_owned(),
             source: source.to_owned(),
@@ -175,18 +173,21 @@ impl Runner<'_> {
         match self.experiment.shape {
             Shape::Concurrency(numbers) => {
                 for &number in numbers {
-                    self.session(&number.to_string(), number, &mut prepared, &mut outcome)?;
+                    self.session(&number.to_string(), number, &prepared, &mut outcome)?;
                 }
             }
             Shape::Memory(number, limits) => {
                 for &limit in limits {
                     let place = format!("{} MiB", limit >> 20);
                     let _limit = MemoryLimit::enter(limit)?;
-                    self.session(&place, number, &mut prepared, &mut outcome)?;
+                    self.session(&place, number, &prepared, &mut outcome)?;
                 }
             }
             Shape::Capacity(memory) => {
-                outcome.capacities = Some(self.fill(memory, &prepared, pool.as_mut())?);
+                let budget = Budget { memory, most: MOST, patience: PATIENCE };
+                let pool = pool.as_mut();
+                let filled = fill(&budget, &self.program, &prepared, pool, self.interrupt)?;
+                outcome.capacities = Some(filled);
             }
         }
         Ok(outcome)
@@ -197,7 +198,7 @@ impl Runner<'_> {
         &self,
         place: &str,
         concurrency: u32,
-        prepared: &mut Prepared,
+        prepared: &Prepared,
         outcome: &mut Outcome,
     ) -> Result<(), PaperError> {
         let mut subjects = prepared.subjects.clone();
@@ -240,44 +241,6 @@ impl Runner<'_> {
         let rows = Vec::new();
         outcome.sessions.push(Place { name: place.to_owned(), rows });
         Ok(())
-    }
-
-    fn fill(
-        &self,
-        memory: u64,
-        prepared: &Prepared,
-        mut pool: Option<&mut PoolPlayers<'_>>,
-    ) -> Result<Capacities, PaperError> {
-        let mut results = Vec::new();
-        for player in &prepared.players {
-            for subject in &prepared.subjects {
-                let capacity = Capacity {
-                    program: &self.program,
-                    snapshot: &player.arguments(subject),
-                    planner: &subject.planner,
-                    memory,
-                    most: MOST,
-                    patience: PATIENCE,
-                };
-                let bar = progress(u64::from(MOST));
-                bar.set_message(subject.planner.clone());
-                let in_pool = pool.as_deref_mut().filter(|_| subject.in_pool);
-                let (carried, pool_bytes) = capacity.fill(
-                    self.interrupt,
-                    |microvms| bar.set_position(u64::from(microvms)),
-                    || in_pool.map(PoolPlayers::used).transpose(),
-                )?;
-                bar.finish_and_clear();
-                results.push(CapacityRow {
-                    planner: subject.planner.clone(),
-                    trace: player.trace.clone(),
-                    carried,
-                    pool_bytes: pool_bytes?,
-                });
-            }
-        }
-        let (host, left_out) = (prepared.host.clone(), prepared.left_out.clone());
-        Ok(Capacities { host, memory, results, left_out })
     }
 }
 
