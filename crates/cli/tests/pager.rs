@@ -17,9 +17,7 @@ use std::sync::{Arc, Mutex};
 use firn_memory::GuestMemory;
 use firn_memory::uffd::{Features, Uffd, Watch};
 use firn_player::format::{REPORT_ADDRESS, register};
-use firn_snapshot::{
-    CpuRequirement, Description, ImageKind, MemoryLayout, PAGE_SIZE, Snapshot, Writer,
-};
+use firn_snapshot::{Description, ImageKind, MemoryLayout, PAGE_SIZE, Snapshot, Writer};
 use firn_vmm::{
     Console, End, FrozenMachine, HostConfig, KVM_DEVICE, Microvm, MmioDevice, MmioWindow, open_kvm,
 };
@@ -256,17 +254,7 @@ fn a_page_that_is_not_what_was_frozen_ends_the_monitor_with_a_report() {
     let path = folder.path().join("snapshot");
     let mut writer = Writer::create(&path).unwrap();
     writer.write_image(&mut memory.pages().unwrap(), ImageKind::Sparse).unwrap();
-    let cpu = CpuRequirement { vendor: String::new(), brand: String::new(), features: Vec::new() };
-    let description = Description {
-        id: Default::default(),
-        parent: None,
-        created_ns: 0,
-        firn_version: String::new(),
-        vcpus: 1,
-        cpu,
-        disks: Vec::new(),
-        function: None,
-    };
+    let description = Description { vcpus: 1, ..Description::default() };
     writer.seal(description, 1, &[]).unwrap();
     let image = OpenOptions::new().write(true).open(path.join("memory.img")).unwrap();
     image.write_all_at(&[0xff], 700 * PAGE_SIZE + 4095).unwrap();

@@ -253,18 +253,22 @@ pub(crate) fn write_snapshot(
     writer.write_image(&mut Pages { layout, zero_map, seed }, kind).unwrap();
     let description = firn_snapshot::Description {
         id: uuid::Uuid::from_u128(u128::from(seed) + 1),
-        parent: None,
-        created_ns: 0,
-        firn_version: String::new(),
         vcpus: 1,
-        cpu: firn_snapshot::CpuRequirement {
-            vendor: String::new(),
-            brand: String::new(),
-            features: Vec::new(),
-        },
-        disks: Vec::new(),
-        function: None,
+        ..Default::default()
     };
     writer.seal(description, 1, b"state").unwrap();
     firn_snapshot::Snapshot::open(path).unwrap()
+}
+
+/// Freezes guest memory into `dir`, and opens what was frozen.
+pub(crate) fn freeze(
+    memory: &crate::GuestMemory,
+    dir: &std::path::Path,
+    kind: firn_snapshot::ImageKind,
+) -> firn_snapshot::Snapshot {
+    let mut writer = firn_snapshot::Writer::create(dir).unwrap();
+    writer.write_image(&mut memory.pages().unwrap(), kind).unwrap();
+    let description = firn_snapshot::Description { vcpus: 1, ..Default::default() };
+    writer.seal(description, 1, &[]).unwrap();
+    firn_snapshot::Snapshot::open(dir).unwrap()
 }

@@ -40,7 +40,7 @@ impl Manifest {
 }
 
 /// The part of the manifest that the monitor gives to [`crate::Writer::seal`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct Description {
     /// Name of this one freeze; no two snapshots share it.
     pub id: Uuid,
@@ -61,7 +61,7 @@ pub struct Description {
 }
 
 /// What a host's CPU must have. This crate carries it; the monitor compares it with the host.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct CpuRequirement {
     /// Vendor string of CPUID leaf 0, such as `AuthenticAMD`.
     pub vendor: String,

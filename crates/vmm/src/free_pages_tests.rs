@@ -1,5 +1,5 @@
 use firn_memory::GuestMemory;
-use firn_snapshot::{CpuRequirement, Description, ImageKind, MemoryLayout, Writer};
+use firn_snapshot::{Description, ImageKind, MemoryLayout, Writer};
 use proptest::prelude::{any, proptest};
 use tempfile::TempDir;
 use vm_memory::{Bytes, GuestAddress};
@@ -64,18 +64,7 @@ impl Guest {
         let path = dir.path().join("snapshot");
         let mut writer = Writer::create(&path).unwrap();
         writer.write_image(&mut self.memory.pages().unwrap(), ImageKind::Sparse).unwrap();
-        let cpu =
-            CpuRequirement { vendor: String::new(), brand: String::new(), features: Vec::new() };
-        let description = Description {
-            id: Default::default(),
-            parent: None,
-            created_ns: 0,
-            firn_version: String::new(),
-            vcpus: 1,
-            cpu,
-            disks: Vec::new(),
-            function: None,
-        };
+        let description = Description { vcpus: 1, ..Description::default() };
         writer.seal(description, 1, &[]).unwrap();
         let snapshot = Snapshot::open(&path).unwrap();
         (dir, snapshot)

@@ -1,13 +1,11 @@
 use std::os::unix::fs::FileExt;
 
-use firn_snapshot::{
-    Chunk, CpuRequirement, Description, ImageKind, MemoryRegion, PageSource, Snapshot, Writer,
-};
+use firn_snapshot::{Chunk, ImageKind, MemoryRegion, PageSource, Snapshot};
 use proptest::prelude::{any, prop_assert_eq, proptest};
 use vm_memory::Bytes;
 
 use super::*;
-use crate::testing::{page_bytes, plans, write_image};
+use crate::testing::{freeze, page_bytes, plans, write_image};
 use crate::{Plan, Sources, execute};
 
 const PAGE: u64 = 4096;
@@ -230,25 +228,6 @@ fn untouched_memory_is_not_read_for_a_freeze() {
     let Chunk::Bytes(bytes) = pages.chunk(2 * MIB, &mut buf).unwrap() else { panic!("touched") };
     assert_eq!(bytes.iter().map(|&b| u64::from(b)).sum::<u64>(), 1);
     assert_eq!(private_and_shared(&memory), (PAGE, 0));
-}
-
-/// Freezes into `dir`, and opens what was frozen.
-fn freeze(memory: &GuestMemory, dir: &std::path::Path, kind: ImageKind) -> Snapshot {
-    let mut writer = Writer::create(dir).unwrap();
-    writer.write_image(&mut memory.pages().unwrap(), kind).unwrap();
-    let cpu = CpuRequirement { vendor: String::new(), brand: String::new(), features: Vec::new() };
-    let description = Description {
-        id: Default::default(),
-        parent: None,
-        created_ns: 0,
-        firn_version: String::new(),
-        vcpus: 1,
-        cpu,
-        disks: Vec::new(),
-        function: None,
-    };
-    writer.seal(description, 1, &[]).unwrap();
-    Snapshot::open(dir).unwrap()
 }
 
 /// Boot, freeze, thaw, run on, freeze again, thaw again: by every planner, from sparse and dense images.

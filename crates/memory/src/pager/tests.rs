@@ -3,15 +3,14 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use firn_snapshot::{
-    Chunk, CpuRequirement, Description, ImageKind, MemoryLayout, MemoryRegion, PageSource, Profile,
-    Run, Writer, set_profile,
+    Chunk, ImageKind, MemoryLayout, MemoryRegion, PageSource, Profile, Run, set_profile,
 };
 use tempfile::TempDir;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
 use crate::planners::{self, PlanSnapshotError, PlannerError, pack, parse};
-use crate::testing::page_bytes;
+use crate::testing::{freeze, page_bytes};
 use crate::{ExecuteError, Executed, Sources, StepError, compare::compare, execute};
 
 const MIB: u64 = 1 << 20;
@@ -44,21 +43,7 @@ impl Fixture {
             booted.vm_memory().write_slice(&page_bytes(page, 5), address).unwrap();
         }
         let path = fixture.path();
-        let mut writer = Writer::create(&path).unwrap();
-        writer.write_image(&mut booted.pages().unwrap(), kind).unwrap();
-        let cpu =
-            CpuRequirement { vendor: String::new(), brand: String::new(), features: Vec::new() };
-        let description = Description {
-            id: Default::default(),
-            parent: None,
-            created_ns: 0,
-            firn_version: String::new(),
-            vcpus: 1,
-            cpu,
-            disks: Vec::new(),
-            function: None,
-        };
-        writer.seal(description, 1, &[]).unwrap();
+        freeze(&booted, &path, kind);
         fixture.set_profile(&fixture.profile());
         fixture.pack("reap");
         fixture.pack("faast");

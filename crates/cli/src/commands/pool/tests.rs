@@ -6,8 +6,7 @@ use firn_pool::simulated::SimulatedMedium;
 use firn_pool::{Client, MappedMedium, Server};
 use firn_pool::{CreateOptions, GRANULE, Listing, MemfdOptions, Pool, PoolReader};
 use firn_snapshot::{
-    Chunk, CpuRequirement, Description, ExtentContents, MemoryLayout, PageSource, PoolTarget,
-    write_extent,
+    Chunk, Description, ExtentContents, MemoryLayout, PageSource, PoolTarget, write_extent,
 };
 
 use super::medium::{MediumName, parse};
@@ -119,13 +118,8 @@ fn every_page_of_a_snapshot_is_checked() {
         memory: &mut Memory { layout: MemoryLayout::for_size(3 * GRANULE).unwrap() },
         description: Description {
             id: uuid::Uuid::from_u128(1),
-            parent: None,
-            created_ns: 0,
-            firn_version: String::new(),
             vcpus: 1,
-            cpu: CpuRequirement { vendor: String::new(), brand: String::new(), features: vec![] },
-            disks: vec![],
-            function: None,
+            ..Description::default()
         },
         machine_state_version: 1,
         machine_state: &[1; 100],
