@@ -1,6 +1,10 @@
-use firn_memory::trace::Access;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
 
-use super::{LoadTraceError, load, names};
+use firn_memory::trace::{Access, GapUnit};
+
+use super::{EMBEDDED, LoadTraceError, load, names};
 
 #[test]
 fn made_up_traces_touch_every_page_once_in_order() {
@@ -23,15 +27,60 @@ fn every_trace_that_is_carried_can_be_loaded() {
     }
 }
 
+/// `12345` as `12,345`.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let groups: Vec<&str> =
+        digits.as_bytes().rchunks(3).rev().map(|group| str::from_utf8(group).unwrap()).collect();
+    groups.join(",")
+}
+
+/// The table of `traces/README.md`: what each trace holds, and where its function comes from.
+fn table() -> String {
+    let functions = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest/functions");
+    let mut table = String::new();
+    for (name, bytes) in EMBEDDED {
+        let trace = load(name).unwrap().trace;
+        let origin = trace.origin();
+        assert_eq!(format!("{}-{}", origin.function, origin.input), *name);
+        assert_eq!(origin.gaps, GapUnit::Instructions, "{name}");
+        let settings = functions.join(&origin.function).join("function.toml");
+        let settings = fs::read_to_string(settings).unwrap();
+        let source = settings.lines().find_map(|line| line.strip_prefix("source = "));
+        let instructions: u64 = trace.touches().iter().map(|touch| touch.gap).sum();
+        writeln!(
+            table,
+            "| `{name}` | {} MiB | {} | {} | {} | {:.1} | {} | {} |",
+            grouped(trace.layout().total_bytes() >> 20),
+            grouped(trace.touches().len() as u64),
+            grouped(trace.touched_pages()),
+            grouped(trace.written_pages()),
+            instructions as f64 / 1e6,
+            grouped(bytes.len() as u64),
+            source.unwrap().trim_matches('"'),
+        )
+        .unwrap();
+    }
+    table
+}
+
+#[test]
+fn the_readme_says_what_every_trace_holds() {
+    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces/README.md");
+    let readme = fs::read_to_string(readme).unwrap();
+    let table = table();
+    assert!(readme.contains(&table), "traces/README.md has to say:\n{table}");
+}
+
 #[test]
 fn a_file_is_loaded_by_its_path() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("some.trace");
     let trace = load("sequential-read:1M").unwrap().trace;
-    std::fs::write(&path, trace.encode().unwrap()).unwrap();
+    fs::write(&path, trace.encode().unwrap()).unwrap();
     let loaded = load(path.to_str().unwrap()).unwrap();
     assert_eq!((loaded.name.as_str(), loaded.trace), ("some", trace));
-    std::fs::write(&path, b"FIRN").unwrap();
+    fs::write(&path, b"FIRN").unwrap();
     assert!(matches!(load(path.to_str().unwrap()), Err(LoadTraceError::Decode { .. })));
 }
 
