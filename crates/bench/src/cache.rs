@@ -146,27 +146,30 @@ fn io(path: &Path) -> impl FnOnce(io::Error) -> CacheError {
     move |source| CacheError::Io { path: path.to_owned(), source }
 }
 
-/// Reads what a file stores into the page cache, and has mincore confirm it. A host that reclaims memory before it is
-/// short may take a page away at any time, so it gets another chance.
+/// Reads what a file stores into the page cache, and has mincore confirm it.
 fn fill(path: &Path, file: &File) -> Result<(), CacheError> {
-    const ATTEMPTS: u32 = 5;
     let len = file.metadata().map_err(io(path))?.len();
+    fill_by(path, file, || preload(file, 0..len).map(|_| ()))
+}
+
+/// The same by reads of single pages. What was cached before may be in larger folios, so it has to go first.
+fn fill_small(path: &Path, file: &File) -> Result<(), CacheError> {
+    expect_cold(path, evict(file).map_err(io(path))?)?;
+    fill_by(path, file, || preload_small(file).map(|_| ()))
+}
+
+/// A host that reclaims memory before it is short may take a page away at any time, so it gets another chance.
+fn fill_by(path: &Path, file: &File, read: impl Fn() -> io::Result<()>) -> Result<(), CacheError> {
+    const ATTEMPTS: u32 = 5;
     let mut residency = stored_residency(file).map_err(io(path))?;
     for _ in 0..ATTEMPTS {
-        preload(file, 0..len).map_err(io(path))?;
+        read().map_err(io(path))?;
         residency = stored_residency(file).map_err(io(path))?;
         if residency.is_cached() {
             break;
         }
     }
     expect_cached(path, residency)
-}
-
-/// The same by reads of single pages. What was cached before may be in larger folios, so it has to go first.
-fn fill_small(path: &Path, file: &File) -> Result<(), CacheError> {
-    expect_cold(path, evict(file).map_err(io(path))?)?;
-    preload_small(file).map_err(io(path))?;
-    expect_cached(path, stored_residency(file).map_err(io(path))?)
 }
 
 fn expect_cold(path: &Path, residency: Residency) -> Result<(), CacheError> {

@@ -54,6 +54,14 @@ impl std::fmt::Display for KvmKind {
     }
 }
 
+/// Bytes of all KVMs' own page tables on this host (`SecPageTables`, Linux 6.1); 0 where the kernel does not tell.
+pub(crate) fn kvm_table_bytes() -> u64 {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let value = meminfo.lines().find_map(|line| line.strip_prefix("SecPageTables:"));
+    let kib = value.and_then(|value| value.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kib.unwrap_or_default() * 1024
+}
+
 /// Why the host could not be described.
 #[derive(Debug, Error)]
 #[non_exhaustive]

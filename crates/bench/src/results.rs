@@ -63,6 +63,9 @@ pub struct Row {
     pub index_ms: Summary,
     /// Making replicas what their snapshot is, where the start had to wait for it; a part of `start_to_resume_ms`.
     pub imaging_ms: Option<Summary>,
+    /// What a batch left the pool's manager to do, until all that it makes ahead was ready again; a part of no other time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settle_ms: Option<Summary>,
     /// The part of `resume_to_last_page_ms` that the guest waited for page faults, where it measured that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault_ms: Option<Summary>,
@@ -98,7 +101,13 @@ pub struct Row {
     pub copy_bytes: u64,
     /// Page tables of one process.
     pub page_table_bytes: u64,
-    /// DRAM of a batch: private memory, copies and page tables of all its microVMs, and once what the page cache holds of
+    /// Anonymous memory of one process that is no guest memory.
+    #[serde(default)]
+    pub monitor_bytes: u64,
+    /// KVM's own tables of all microVMs of a batch (`SecPageTables` of /proc/meminfo: what it grew by). Median over the runs.
+    #[serde(default)]
+    pub batch_kvm_table_bytes: u64,
+    /// DRAM of a batch: private memory, copies, page tables and monitors of all its microVMs, KVM's tables, and once what the page cache holds of
     /// the snapshot when all have touched their last page, before any checks all its memory (mincore). Median over the runs.
     pub batch_dram_bytes: u64,
     /// The page cache's part of it.
@@ -134,8 +143,12 @@ pub(crate) struct Run {
     pub(crate) reports: Vec<PlayerReport>,
     /// The preload before the clock.
     pub(crate) preload_ns: Option<u64>,
+    /// What the pool's manager did after it, until all was ready again.
+    pub(crate) settle_ns: Option<u64>,
     /// What the page cache held of the snapshot when all had touched their last page.
     pub(crate) cached_bytes: u64,
+    /// What KVM's tables had grown by then.
+    pub(crate) kvm_table_bytes: u64,
 }
 
 /// What is the same for all runs of a row.
@@ -168,6 +181,8 @@ impl Row {
         };
         let preloads: Vec<f64> =
             runs.iter().filter_map(|run| run.preload_ns).map(milliseconds).collect();
+        let settles: Vec<f64> =
+            runs.iter().filter_map(|run| run.settle_ns).map(milliseconds).collect();
         let imagings: Vec<f64> = reports
             .iter()
             .filter_map(|report| report.replica)
@@ -203,6 +218,7 @@ impl Row {
             preload_ms: Summary::of(&preloads),
             index_ms: summary(&|r| milliseconds(r.times.index_ns))?,
             imaging_ms: Summary::of(&imagings),
+            settle_ms: Summary::of(&settles),
             fault_ms: Summary::of(&faults),
             ns_per_page: summary(&|r| per_page(r.times.replay_ns, r.pages))?,
             cpu_ns_per_page: summary(&|r| per_page(r.cpu_ns, r.pages))?,
@@ -219,6 +235,8 @@ impl Row {
             pool_bytes: count(&|r| r.pool_bytes),
             copy_bytes: count(&|r| r.copy_bytes),
             page_table_bytes: count(&|r| r.page_table_bytes),
+            monitor_bytes: count(&|r| r.monitor_bytes),
+            batch_kvm_table_bytes: median_of(runs.iter().map(|run| run.kvm_table_bytes).collect()),
             batch_dram_bytes: median_of(runs.iter().map(Run::dram_bytes).collect()),
             batch_page_cache_bytes: median_of(runs.iter().map(|run| run.cached_bytes).collect()),
         })
@@ -227,8 +245,10 @@ impl Row {
 
 impl Run {
     fn dram_bytes(&self) -> u64 {
-        let own = self.reports.iter().map(|r| r.private_bytes + r.copy_bytes + r.page_table_bytes);
-        own.sum::<u64>() + self.cached_bytes
+        let own = |r: &PlayerReport| {
+            r.private_bytes + r.copy_bytes + r.page_table_bytes + r.monitor_bytes
+        };
+        self.reports.iter().map(own).sum::<u64>() + self.kvm_table_bytes + self.cached_bytes
     }
 
     /// The quantity that is compared between a and b: the median over the batch.

@@ -45,6 +45,8 @@ pub(crate) fn run(replays: &[u64]) -> Run {
     Run {
         reports: replays.iter().map(|&ns| report(ns)).collect(),
         preload_ns: None,
+        settle_ns: None,
+        kvm_table_bytes: 0,
         cached_bytes: 8192,
     }
 }

@@ -2,15 +2,20 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use firn_memory::planners::{PackError, ParsePlannerError, pack, parse};
+use firn_pool::{Client, ClientError};
 use firn_snapshot::PackedFile;
 use thiserror::Error;
 
 use crate::batch::{self, BatchError, Interrupt, Player};
 use crate::cache::{Cache, CacheError, SnapshotFiles};
-use crate::host::Host;
+use crate::host::{self, Host};
 use crate::results::{Noise, Results, Row, RowHead, Run};
+
+/// What a manager takes at most to notice that a client is gone.
+const NOTICED: Duration = Duration::from_millis(5);
 
 /// A planner that is to be measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,6 +66,17 @@ impl Frozen {
             }
             None => vec![self.snapshot.clone().into()],
         }
+    }
+
+    /// Waits until the pool has ready what it makes ahead: in ns. What a run left to do is part of none that follows.
+    fn settle(&self) -> Result<Option<u64>, ClientError> {
+        let Some(pooled) = &self.pooled else { return Ok(None) };
+        let begin = Instant::now();
+        // The manager sees the end of a microVM's connection a moment after the microVM's end.
+        std::thread::sleep(NOTICED);
+        Client::connect(&pooled.socket)?.settle()?;
+        let ns = begin.elapsed().saturating_sub(NOTICED).as_nanos();
+        Ok(Some(u64::try_from(ns).unwrap_or(u64::MAX)))
     }
 }
 
@@ -124,6 +140,9 @@ pub enum SessionError {
         /// Why.
         source: Box<PackError>,
     },
+    /// The pool's manager does not answer.
+    #[error("waiting for the pool to be ready")]
+    Pool(#[from] ClientError),
     /// The files of a snapshot cannot be opened.
     #[error("opening the player of {trace}")]
     Player {
@@ -163,6 +182,7 @@ impl Session {
             Results { host, results: Vec::new(), noise: Vec::new(), left_out: Vec::new() };
         let oversubscribed = u64::from(self.concurrency) > results.host.cpus;
         for player in &self.players {
+            player.settle()?;
             let mut runs: Vec<Vec<Run>> = self.subjects.iter().map(|_| Vec::new()).collect();
             for round in 0..self.runs {
                 for index in rotation(self.subjects.len(), round) {
@@ -253,9 +273,14 @@ impl Session {
             preload_ns = took.map(|ns| ns + preload_ns.unwrap_or_default()).or(preload_ns);
         }
         // What the page cache holds of the directory is no cost of a planner that does not use it.
-        let held = || match subject.in_pool {
-            true => Ok(0),
-            false => files.iter().try_fold(0, |sum, files| Ok(sum + files.cached_bytes()?)),
+        let tables = host::kvm_table_bytes();
+        let held = || {
+            let grown = host::kvm_table_bytes().saturating_sub(tables);
+            let cached = match subject.in_pool {
+                true => Ok(0),
+                false => files.iter().try_fold(0, |sum, files| Ok(sum + files.cached_bytes()?)),
+            };
+            (grown, cached)
         };
         let arguments: Vec<_> = places.iter().map(|place| place.arguments(subject)).collect();
         let batch: Vec<Player<'_>> = arguments
@@ -268,19 +293,20 @@ impl Session {
                 faults: self.faults,
             })
             .collect();
-        let (reports, cached_bytes) =
+        let (reports, (kvm_table_bytes, cached_bytes)) =
             batch::run(&batch, self.concurrency, interrupt, held).map_err(|source| {
                 SessionError::Batch { planner: planner.clone(), trace: trace.clone(), run, source }
             })?;
         let cached_bytes = cached_bytes.map_err(cache)?;
-        Ok(Run { reports, preload_ns, cached_bytes })
+        let settle_ns = player.settle()?.filter(|_| subject.in_pool);
+        Ok(Run { reports, preload_ns, settle_ns, cached_bytes, kvm_table_bytes })
     }
 }
 
 impl Subject {
     /// Whether its plans depend on the profile.
     fn learns(&self) -> bool {
-        parse(&self.planner).is_ok_and(|planner| planner.uses_profile())
+        parse(&self.planner).is_ok_and(|planner| planner.learns())
     }
 }
 

@@ -1,6 +1,9 @@
 use std::cell::RefCell;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+
+use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
 
 use super::*;
 use crate::testing::{REPORT, one_at_a_time};
@@ -135,14 +138,22 @@ fn a_planner_of_a_pool_is_given_the_pool_and_no_page_cache() {
     let script = format!("echo $5 $6 $7 >> {}", directory.path().join("places").display());
     let mut session = session(directory.path(), &["p"], 1, &script);
     session.subjects.push(Subject { in_pool: true, ..subject("q") });
-    session.players[0].pooled =
-        Some(Pooled { socket: "pool.sock".into(), name: "player".to_owned() });
+    let socket = directory.path().join("pool.sock");
+    let options = MemfdOptions { size: 16 << 20, huge: false, node: None };
+    let medium = Arc::new(MappedMedium::memfd(options).unwrap());
+    let pool = Pool::create(medium, &CreateOptions::default()).unwrap();
+    let _manager = Server::start(&socket, pool).unwrap();
+    session.players[0].pooled = Some(Pooled { socket: socket.clone(), name: "player".to_owned() });
     let interrupt = Interrupt::catch().unwrap();
     let results = session.run(host(directory.path()), &interrupt, |_, _| {}).unwrap();
     let places = fs::read_to_string(directory.path().join("places")).unwrap();
     let snapshot = session.players[0].snapshot.display();
-    assert_eq!(places, format!("{snapshot} --hold\n--pool pool.sock player\n"));
+    let pool = socket.display();
+    assert_eq!(places, format!("{snapshot} --hold\n--pool {pool} player\n"));
     let caches: Vec<_> = results.results.iter().map(|row| row.cache).collect();
     assert_eq!(caches, [Cache::Cached, Cache::Unused]);
+    // What the manager is left to do is told of those who leave it.
+    let settled: Vec<_> = results.results.iter().map(|row| row.settle_ms.is_some()).collect();
+    assert_eq!(settled, [false, true]);
     assert_eq!(results.results[1].batch_page_cache_bytes, 0);
 }

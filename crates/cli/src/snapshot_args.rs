@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use thiserror::Error;
 
 use firn_memory::WriteReport;
-use firn_memory::planners::{Planner, Store, written_chunks};
+use firn_memory::planners::{Firn, Planner, Store, written_chunks};
 use firn_snapshot::{
     AttachError, OpenError, OpenPooledError, PooledSnapshot, Profile, Snapshot, Verify,
 };
@@ -153,9 +153,25 @@ impl SnapshotArgs {
             return Ok(firn_snapshot::set_profile(&self.snapshot, profile)?);
         };
         let pool = PoolAt::open(pool).map_err(OpenSnapshotError::from)?;
-        let name = name(&self.snapshot)?;
-        Ok(firn_snapshot::set_pooled_profile(pool.socket(), name, profile)?)
+        Ok(set_pooled_profile(pool.socket(), name(&self.snapshot)?, profile)?)
     }
+}
+
+/// Puts a profile into a snapshot in a pool, and has the manager make copies by it, so that the next start has one.
+pub(crate) fn set_pooled_profile(
+    socket: &Path,
+    name: &str,
+    profile: &Profile,
+) -> Result<(), AttachError> {
+    firn_snapshot::set_pooled_profile(socket, name, profile)?;
+    let announced = PooledSnapshot::open(socket, name, Verify::Never);
+    let chunks = written_chunks(profile, Firn::FROM);
+    let announced = announced.map(|mut pooled| pooled.take_copy(Firn::FROM, &chunks));
+    if let Err(error) = announced.and_then(|taken| taken.map_err(OpenPooledError::Manager)) {
+        let error = firn_vmm::error_chain(&error);
+        output::note(&format!("firn: copies are made at the first start, not before: {error}"));
+    }
+    Ok(())
 }
 
 /// Where a snapshot goes: the directory `to`, or that name in the pool.

@@ -205,6 +205,7 @@ pub(super) fn replay_plan(
         pool_bytes: counters.memory.pool,
         copy_bytes: counters.memory.copies,
         page_table_bytes: counters.memory.page_tables,
+        monitor_bytes: counters.memory.monitor,
         cpu_ns: counters.cpu_ns,
     })
 }

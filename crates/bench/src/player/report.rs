@@ -73,6 +73,9 @@ pub struct PlayerReport {
     pub copy_bytes: u64,
     /// Page tables of the process, bytes.
     pub page_table_bytes: u64,
+    /// Anonymous memory of the process that is no guest memory, bytes.
+    #[serde(default)]
+    pub monitor_bytes: u64,
     /// Time of processors that the process used, in user and kernel mode, its guest included, in ns.
     pub cpu_ns: u64,
 }

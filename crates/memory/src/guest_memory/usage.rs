@@ -25,6 +25,8 @@ pub struct MemoryUsage {
     pub copies: u64,
     /// Page tables of the whole process.
     pub page_tables: u64,
+    /// Anonymous memory of the process that is no guest memory: what the monitor itself takes. Its program is the page cache's.
+    pub monitor: u64,
 }
 
 /// Why the usage could not be read.
@@ -53,15 +55,23 @@ impl GuestMemory {
         let read = |path: &'static str| {
             std::fs::read_to_string(path).map_err(|source| UsageError::Read { path, source })
         };
-        let page_tables = read("/proc/self/status")?.lines().map(|l| field(l, "VmPTE:")).sum();
+        let status = read("/proc/self/status")?;
+        let of_status = |name| status.lines().map(|line| field(line, name)).sum::<u64>();
+        let page_tables = of_status("VmPTE:");
         let mut usage = MemoryUsage { page_tables, ..MemoryUsage::default() };
         if matches!(self.backing, Backing::Extent | Backing::Sealed | Backing::Replica) {
             self.count_extent(&mut usage)
                 .map_err(|source| UsageError::Read { path: PAGEMAP, source })?;
-            return Ok(usage);
+        } else {
+            self.count_mappings(&read("/proc/self/smaps")?, &mut usage);
         }
+        usage.monitor = of_status("RssAnon:").saturating_sub(usage.private);
+        Ok(usage)
+    }
+
+    fn count_mappings(&self, smaps: &str, usage: &mut MemoryUsage) {
         let mut ours = false;
-        for line in read("/proc/self/smaps")?.lines() {
+        for line in smaps.lines() {
             if let Some((start, end)) = mapping_of(line) {
                 // Pages without access lie around guest memory, so no mapping is partly ours.
                 ours = self
@@ -74,7 +84,6 @@ impl GuestMemory {
             }
         }
         usage.shared = usage.resident.saturating_sub(usage.private);
-        Ok(usage)
     }
 
     /// Of `len` bytes within one region, how many pages belong to this guest alone and are no file's.

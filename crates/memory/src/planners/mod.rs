@@ -337,6 +337,11 @@ pub trait Planner: Send + Sync {
         false
     }
 
+    /// Whether a recorded profile makes a difference to a start: to the plan, or to what was copied ahead for it.
+    fn learns(&self) -> bool {
+        self.uses_profile() || self.copies_from().is_some()
+    }
+
     /// What goes into the file that is packed for its plans; `None` for a planner without one.
     ///
     /// # Errors

@@ -283,6 +283,18 @@ impl Client {
         }
     }
 
+    /// Waits until the manager has all ready that it makes ahead: replicas of microVMs that ended, and copies. It then does that
+    /// as fast as it can, without regard for starts.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn settle(&mut self) -> Result<(), ClientError> {
+        match self.request(&Request::Settle)? {
+            (Response::Noted, _) => Ok(()),
+            _ => Err(self.nonsense()),
+        }
+    }
+
     /// All extents, and what is free.
     ///
     /// # Errors

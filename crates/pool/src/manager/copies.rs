@@ -3,7 +3,7 @@
 //! A copy holds some chunks of a sealed extent, packed one behind the other, in a memfd of pages of 2 MiB. A microVM maps it
 //! shared, in place of the extent's own chunks, and writes without a fault and without a copy. A copy is lent to one
 //! microVM and never used again: nothing that it wrote, and no descriptor that it kept, reaches another. The next one is
-//! made in the background, by a thread that runs where a processor has nothing else to do.
+//! made in the background.
 //!
 //! Copies are DRAM. What all of them take, ready and lent, stays within the arena's size.
 
@@ -17,7 +17,7 @@ use rustix::io::{Errno, Result};
 use serde::{Deserialize, Serialize};
 
 use super::forecast::Forecast;
-use super::replicas::yield_to_all;
+use super::pace::{Pace, be_nice};
 use crate::extent::Extent;
 use crate::media::{How, Memory};
 use crate::num::{u64_of, usize_of};
@@ -87,8 +87,7 @@ impl Drop for Lent {
         for known in state.known.values_mut() {
             known.failed = known.failed.filter(|failed| *failed != NoCopy::ArenaFull);
         }
-        drop(state);
-        self.shared.work.notify_all();
+        self.shared.wake(state);
     }
 }
 
@@ -102,8 +101,10 @@ pub(super) struct Copies {
 #[derive(Debug)]
 struct Shared {
     pool: Pool,
+    pace: Arc<Pace>,
     state: Mutex<State>,
     work: Condvar,
+    done: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -115,6 +116,8 @@ struct State {
     known: HashMap<Key, Known>,
     /// Counts requests.
     now: u64,
+    /// There may be work.
+    busy: bool,
     ended: bool,
 }
 
@@ -150,19 +153,29 @@ impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Has the worker look for work.
+    fn wake(&self, mut state: MutexGuard<'_, State>) {
+        state.busy = true;
+        drop(state);
+        self.work.notify_all();
+    }
 }
 
 impl Copies {
     /// An arena of an eighth of the host's memory.
-    pub(super) fn new(pool: Pool) -> Self {
+    pub(super) fn new(pool: Pool, pace: Arc<Pace>) -> Self {
         let size = rustix::system::sysinfo();
         let size = u64::from(size.mem_unit).saturating_mul(size.totalram) / 8;
         let state = Mutex::new(State { size, ..State::default() });
-        let shared = Arc::new(Shared { pool, state, work: Condvar::new() });
+        let (work, done) = (Condvar::new(), Condvar::new());
+        let shared = Arc::new(Shared { pool, pace, state, work, done });
         let own = shared.clone();
         // Without a thread no copy is ever ready, and all starts do without.
-        let worker =
-            std::thread::Builder::new().name("pool-copies".into()).spawn(move || work(&own)).ok();
+        let worker = std::thread::Builder::new()
+            .name("pool-copies".into())
+            .spawn(move || make_all(&own))
+            .ok();
         Self { shared, worker }
     }
 
@@ -171,8 +184,15 @@ impl Copies {
         let mut state = self.shared.state();
         state.size = size;
         state.drop_ready(|_, _| true);
-        drop(state);
-        self.shared.work.notify_all();
+        self.shared.wake(state);
+    }
+
+    /// Waits until all that can be made are ready.
+    pub(super) fn settle(&self) {
+        if self.worker.is_some() {
+            let state = self.shared.state();
+            drop(self.shared.done.wait_while(state, |state| state.busy && !state.ended));
+        }
     }
 
     pub(super) fn facts(&self) -> ArenaFacts {
@@ -209,8 +229,7 @@ impl Copies {
             // It is tried again now.
             None => Err(known.failed.take().unwrap_or(NoCopy::BeingMade)),
         };
-        drop(state);
-        self.shared.work.notify_all();
+        self.shared.wake(state);
         Loan { expected, copy }
     }
 
@@ -225,8 +244,7 @@ impl Copies {
         known.forecast.observe(&written);
         if known.forecast.expected() != before {
             state.drop_ready(|other, _| *other == key);
-            drop(state);
-            self.shared.work.notify_all();
+            self.shared.wake(state);
         }
     }
 
@@ -336,10 +354,12 @@ fn bytes(chunks: &[u32]) -> u64 {
 }
 
 /// Makes copies until the arena ends. What takes long is done by threads of low priority, which never hold the lock.
-fn work(shared: &Shared) {
+fn make_all(shared: &Shared) {
     let mut state = shared.state();
     while !state.ended {
         let Some(job) = state.next() else {
+            state.busy = false;
+            shared.done.notify_all();
             state = shared.work.wait(state).unwrap_or_else(PoisonError::into_inner);
             continue;
         };
@@ -348,8 +368,8 @@ fn work(shared: &Shared) {
         let pin = pin.filter(|pin| pin.extent().generation == job.key.0);
         let made = pin.map(|pin| {
             let make = || {
-                yield_to_all();
-                make(&shared.pool, &pin, &job.chunks)
+                be_nice();
+                make(&shared.pool, &pin, &job.chunks, &shared.pace)
             };
             std::thread::scope(|scope| {
                 let thread = std::thread::Builder::new().spawn_scoped(scope, make);
@@ -392,15 +412,17 @@ impl State {
 }
 
 /// A memfd of huge pages with these chunks of an extent.
-fn make(pool: &Pool, pin: &Pin, chunks: &[u32]) -> Result<OwnedFd> {
+fn make(pool: &Pool, pin: &Pin, chunks: &[u32], pace: &Pace) -> Result<OwnedFd> {
+    let mut patience = Pace::patience();
     let file = memfd_create("firn-copy", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&file, bytes(chunks))?;
     let how = How { writable: true, synchronous: false, align: COPY_CHUNK };
     let memory = Memory::map(&file, 0, bytes(chunks), how)?;
-    memory.take_huge()?;
     let medium = pool.shared_medium();
     let mut piece = vec![0; PIECE];
     for (place, chunk) in (0_u64..).zip(chunks) {
+        pace.give_way(&mut patience);
+        memory.take_huge(place * COPY_CHUNK)?;
         let from = pin.extent().offset + u64::from(*chunk) * COPY_CHUNK;
         for at in (0..COPY_CHUNK).step_by(PIECE) {
             medium.load(from + at, &mut piece);

@@ -14,6 +14,7 @@ mod client;
 mod copies;
 mod error;
 mod forecast;
+mod pace;
 mod replicas;
 mod requests;
 mod server;
@@ -56,6 +57,8 @@ enum Request {
     Verified { generation: u64 },
     /// Give up a pin, a staging extent or a replica.
     Release { generation: u64 },
+    /// Answered when replicas of runs that ended, and copies, are ready.
+    Settle,
     /// All extents.
     List,
     /// Remove a name.

@@ -1,6 +1,6 @@
 //! Replicas that nobody runs in, and how they become what their snapshot is again.
 //!
-//! A microVM writes its replica. When it ends, a thread of the lowest priority compares the replica with its snapshot and copies what differs, one replica
+//! A microVM writes its replica. When it ends, a thread of low priority compares the replica with its snapshot and copies what differs, one replica
 //! after the other. A list of what was written is not asked of the monitor: it could be wrong, and the next microVM would start on wrong memory.
 
 use std::collections::VecDeque;
@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use super::pace::{Pace, be_nice};
 use crate::pool::{AllocateError, Imaging, Listing, Pool, Replica, ReplicaError};
 
 /// The replicas of a pool that nobody runs in.
@@ -23,6 +24,7 @@ pub(super) struct Replicas {
 #[derive(Debug)]
 struct Shared {
     pool: Pool,
+    pace: Arc<Pace>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -55,11 +57,12 @@ pub(super) struct Acquired {
 }
 
 impl Replicas {
-    pub(super) fn new(pool: Pool) -> io::Result<Self> {
-        let shared = Arc::new(Shared { pool, state: Mutex::default(), changed: Condvar::new() });
+    pub(super) fn new(pool: Pool, pace: Arc<Pace>) -> io::Result<Self> {
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        let shared = Arc::new(Shared { pool, pace, state, changed });
         let working = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("imaging".into()).spawn(move || {
-            yield_to_all();
+            be_nice();
             working.serve();
         })?;
         Ok(Self { shared, turn: Mutex::default(), thread: Some(thread) })
@@ -93,6 +96,13 @@ impl Replicas {
     pub(super) fn take_back(&self, replicas: impl IntoIterator<Item = Replica>) {
         self.shared.state().waiting.extend(replicas);
         self.shared.changed.notify_all();
+    }
+
+    /// Waits until all are ready.
+    pub(super) fn settle(&self) {
+        let state = self.shared.state();
+        let at_work = |state: &mut State| !state.waiting.is_empty() || state.busy.is_some();
+        drop(self.shared.changed.wait_while(state, at_work));
     }
 
     /// Tries again without the replicas that are only kept to be ready, where there is no room.
@@ -197,7 +207,11 @@ impl Shared {
             let name = replica.source().name().to_owned();
             state.busy = Some(Busy { name, stop: Arc::clone(&stop) });
             drop(state);
-            let imaging = replica.image_until(&stop);
+            let mut patience = Pace::patience();
+            let imaging = replica.image_until(|| {
+                self.pace.give_way(&mut patience);
+                stop.load(Ordering::Relaxed)
+            });
             state = self.state();
             // Its name may have got another snapshot meanwhile.
             match imaging.filter(|_| self.is_current(&replica)) {
@@ -218,13 +232,6 @@ impl Shared {
         let current = self.pool.lookup(source.name());
         current.is_ok_and(|current| current.generation == source.extent().generation)
     }
-}
-
-/// Gives this thread only what processors have left (`SCHED_IDLE`, sched(7)): microVMs run on the same ones.
-pub(super) fn yield_to_all() {
-    let parameters = libc::sched_param { sched_priority: 0 };
-    // SAFETY: the kernel reads the parameters and changes this thread alone. Where it refuses, the thread stays as it is.
-    unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters) };
 }
 
 /// Whether an error says that the pool has no room.

@@ -4,10 +4,11 @@ use std::collections::{HashMap, HashSet};
 use std::error::Error;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::copies::{Copies, Lent};
 use super::error::Refusal;
+use super::pace::Pace;
 use super::replicas::{Acquired, Replicas};
 use super::{ChunkRun, Granted, Request, Response};
 use crate::extent::Extent;
@@ -28,6 +29,7 @@ pub(super) struct Manager {
     pool: Pool,
     replicas: Replicas,
     copies: Copies,
+    pace: Arc<Pace>,
     /// Generations of the extents whose bytes a client has checked since the medium was opened.
     verified: Mutex<HashSet<u64>>,
 }
@@ -45,8 +47,10 @@ pub(super) type Answer = Result<(Response, Option<OwnedFd>), (Refusal, String)>;
 
 impl Manager {
     pub(super) fn new(pool: Pool) -> io::Result<Self> {
-        let (replicas, copies) = (Replicas::new(pool.clone())?, Copies::new(pool.clone()));
-        Ok(Self { replicas, copies, verified: Mutex::default(), pool })
+        let pace = Arc::new(Pace::new());
+        let replicas = Replicas::new(pool.clone(), Arc::clone(&pace))?;
+        let copies = Copies::new(pool.clone(), Arc::clone(&pace));
+        Ok(Self { replicas, copies, pace, verified: Mutex::default(), pool })
     }
 
     pub(super) fn pool(&self) -> &Pool {
@@ -85,6 +89,7 @@ impl Manager {
                 Ok((described, Some(descriptor)))
             }
             Request::Snapshot { name } => {
+                self.pace.start();
                 grants.check_room()?;
                 let pin = self.pool.pin(&name).map_err(refuse_lookup)?;
                 let granted = self.granted(pin.extent());
@@ -154,6 +159,13 @@ impl Manager {
                 self.replicas.tell(&mut listing);
                 Ok((Response::Listing { listing, arena: self.copies.facts() }, None))
             }
+            Request::Settle => {
+                self.pace.hurry(|| {
+                    self.replicas.settle();
+                    self.copies.settle();
+                });
+                Ok((Response::Noted, None))
+            }
             Request::Reclaim { name } => {
                 // A replica that is ready keeps its snapshot.
                 self.replicas.give_up(Some(&name));
@@ -174,6 +186,7 @@ impl Manager {
     }
 
     fn replica(&self, name: &str, grants: &mut Grants) -> Answer {
+        self.pace.start();
         grants.check_room()?;
         let acquired = self.replicas.get(name).map_err(|error| match error {
             ReplicaError::Lookup(error) => refuse_lookup(error),

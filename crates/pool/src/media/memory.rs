@@ -150,16 +150,15 @@ impl Memory {
         self.advise(Advice::LinuxHugepage)
     }
 
-    /// Takes memory in leaves of 2 MiB, zeros, for a new memfd whose length is a multiple of that, whatever the system's
-    /// settings for huge pages of shared memory are (`MADV_COLLAPSE`, Linux 6.1).
-    pub(crate) fn take_huge(&self) -> Result<()> {
+    /// Takes memory for the 2 MiB at `offset`, a multiple of that, in one leaf of zeros, for a new memfd, whatever the system's settings for huge
+    /// pages of shared memory are (`MADV_COLLAPSE`, Linux 6.1).
+    pub(crate) fn take_huge(&self, offset: u64) -> Result<()> {
         const CHUNK: u64 = 2 << 20;
-        // A chunk without any page is not collapsed.
-        for chunk in (0..self.len()).step_by(usize_of(CHUNK)) {
-            self.zero(chunk, 8);
-        }
-        // SAFETY: the range is our mapping; the advice moves its bytes to other pages and changes none.
-        if unsafe { libc::madvise(self.base.cast(), self.len, libc::MADV_COLLAPSE) } == 0 {
+        // What has no page is not collapsed.
+        self.zero(offset, 8);
+        let chunk = self.at(offset, CHUNK);
+        // SAFETY: the range lies in our mapping; the advice moves its bytes to other pages and changes none.
+        if unsafe { libc::madvise(chunk.cast(), usize_of(CHUNK), libc::MADV_COLLAPSE) } == 0 {
             return Ok(());
         }
         let error = std::io::Error::last_os_error();

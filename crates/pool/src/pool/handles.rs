@@ -3,7 +3,6 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -175,11 +174,11 @@ impl Replica {
     /// It need not be durable: recovery frees replicas.
     #[must_use]
     pub fn image(&self) -> Imaging {
-        self.image_until(&AtomicBool::new(false)).unwrap_or_default()
+        self.image_until(|| false).unwrap_or_default()
     }
 
-    /// The same, given up with `None` once `stop` is set.
-    pub(crate) fn image_until(&self, stop: &AtomicBool) -> Option<Imaging> {
+    /// The same, given up with `None` once `stop`, which is asked before each piece, says so.
+    pub(crate) fn image_until(&self, mut stop: impl FnMut() -> bool) -> Option<Imaging> {
         let begin = Instant::now();
         let medium = self.inner.medium();
         let (mut wanted, mut found) = (vec![0; PIECE], vec![0; PIECE]);
@@ -187,7 +186,7 @@ impl Replica {
         let size = self.extent.guest_bytes;
         let mut at = 0;
         while at < size {
-            if stop.load(Ordering::Relaxed) {
+            if stop() {
                 return None;
             }
             let len = usize_of((size - at).min(u64_of(PIECE)));

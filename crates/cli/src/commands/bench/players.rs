@@ -19,7 +19,7 @@ use firn_memory::recorders::{self, Part};
 use firn_memory::{HostFacts, HostFactsError};
 use firn_snapshot::{
     AttachError, OpenError, OpenPooledError, PAGE_SIZE, PooledSnapshot, Profile, Snapshot, Verify,
-    set_pooled_profile, set_profile,
+    set_profile,
 };
 use firn_vmm::{Destination, KVM_DEVICE, error_chain};
 
@@ -27,6 +27,7 @@ use super::in_pool::{InPoolError, PoolPlayers};
 use super::medium::{self, MediumError};
 use crate::output;
 use crate::pool_at::{PoolAt, PoolAtError};
+use crate::snapshot_args::set_pooled_profile;
 
 /// What is measured, and by which planners.
 #[derive(Debug, Args)]
@@ -125,7 +126,7 @@ impl PlayersArgs {
         for (number, trace) in traces.iter().enumerate() {
             let candidates = candidates(&list, trace, dax)?;
             let in_pool = candidates.iter().any(|planner| planner.store() != Store::Directory);
-            let learns = candidates.iter().any(|planner| planner.uses_profile());
+            let learns = candidates.iter().any(|planner| planner.learns());
             let inputs = inputs(trace, self.trace.get(number).filter(|_| learns))?;
             let mut learnt: Option<Profile> = None;
             let mut copies = Vec::new();

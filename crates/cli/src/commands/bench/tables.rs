@@ -15,9 +15,9 @@ pub(super) fn print(results: &Results) {
     }
     output::line(
         "times: median, p95, and spread (distance of the quartiles / median); counts and bytes: medians for one \
-         microVM; DRAM of a run: private memory and page tables of all its microVMs, and the page cache once; pool: bytes of the pool, no DRAM of the \
+         microVM; DRAM of a run: private memory, copies, page tables, monitors and KVM's tables of all its microVMs, and the page cache once; pool: bytes of the pool, no DRAM of the \
          microVM's; index and imaging (making a replica what its snapshot is) are part of start to resume; \
-         planners that map from a pool use no page cache",
+         settle: what a run leaves the pool's manager to make ready again, before the next; planners that map from a pool use no page cache",
     );
     if oversubscribed {
         output::line(&format!(
@@ -73,6 +73,7 @@ const TIMES: &[&str] = &[
     "preload, ms",
     "index, ms",
     "imaging, ms",
+    "settle, ms",
 ];
 
 fn times(row: &Row) -> Vec<String> {
@@ -91,6 +92,7 @@ fn times(row: &Row) -> Vec<String> {
     cells.push(or_none(row.preload_ms));
     cells.push(number(row.index_ms.median));
     cells.push(or_none(row.imaging_ms));
+    cells.push(or_none(row.settle_ms));
     cells
 }
 
@@ -135,6 +137,8 @@ const DRAM: &[&str] = &[
     "pool",
     "copies",
     "page tables",
+    "monitor",
+    "KVM tables of a run",
     "DRAM of a run",
     "of it page cache",
 ];
@@ -148,6 +152,8 @@ fn dram(row: &Row) -> Vec<String> {
             row.pool_bytes,
             row.copy_bytes,
             row.page_table_bytes,
+            row.monitor_bytes,
+            row.batch_kvm_table_bytes,
             row.batch_dram_bytes,
             row.batch_page_cache_bytes,
         ]
