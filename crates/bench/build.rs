@@ -21,7 +21,9 @@ const LINK: [&str; 5] = [
 ];
 
 fn main() -> io::Result<()> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize()?;
+    // As it is now, not as it was when this program was built: a target folder may outlive its checkout.
+    let here = env::var_os("CARGO_MANIFEST_DIR").ok_or(io::ErrorKind::NotFound)?;
+    let root = Path::new(&here).join("../..").canonicalize()?;
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or(io::ErrorKind::NotFound)?);
     name_commit(&root);
     build_player(&root.join("guest/player"), &out)?;
