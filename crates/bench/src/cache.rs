@@ -133,6 +133,14 @@ impl SnapshotFiles {
         Ok(evicted.is_cold().then_some(elapsed))
     }
 
+    /// Reads all of the image, so that the players' check of all their memory, which no clock sees, does not read it page by page.
+    pub(crate) fn warm(&self) {
+        for (path, image) in self.0.iter().filter(|(path, _)| path.ends_with(IMAGE)) {
+            // What is not cached then is read later.
+            let _ = fill(path, image);
+        }
+    }
+
     /// Bytes of the snapshot that the page cache holds now: DRAM that is there once, however many microVMs map
     /// it.
     pub(crate) fn cached_bytes(&self) -> Result<u64, CacheError> {

@@ -280,6 +280,9 @@ impl Session {
                 true => Ok(0),
                 false => files.iter().try_fold(0, |sum, files| Ok(sum + files.cached_bytes()?)),
             };
+            if !subject.in_pool {
+                files.iter().for_each(SnapshotFiles::warm);
+            }
             (grown, cached)
         };
         let arguments: Vec<_> = places.iter().map(|place| place.arguments(subject)).collect();

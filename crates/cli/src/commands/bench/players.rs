@@ -214,6 +214,8 @@ fn learn(path: &Path, inputs: &PlayerInputs) -> Result<Profile, PlayersError> {
     let snapshot = Snapshot::open(path)?;
     let input = inputs.iter().last().map(|trace| trace.name.as_str());
     let mut profile = Profile::of(snapshot.manifest().description.id);
+    // A player has no allocator, so none of its pages is free.
+    profile.free = Some(Vec::new());
     for recorder in recorders::of(&Part::ALL) {
         let recorded = record(&snapshot, input, recorder, KVM_DEVICE.as_ref(), &mut profile);
         if let Err(error) = recorded {
@@ -264,6 +266,9 @@ fn subjects(
         for planner in all_of(select(list, &input)?) {
             let _ = pack(&player.snapshot, &*planner);
         }
+        // One that looked for a file before it was packed does not look again.
+        let packed = Snapshot::open(&player.snapshot)?;
+        let input = PlanInput { snapshot: Some(&packed), ..input };
         let pooled = pool.map(|pool| PlanInput { image: pool.image(file.len), ..input });
         let mut selection = select(list, &input)?;
         if let Some(pooled) = &pooled {
