@@ -80,8 +80,12 @@ guest-tests: $(guests) clients
 	    FIRN=$(abspath $(firn)) "$$binary" --test-threads=1, \
 	    $(firn) lab run --timeout 1800 --in "$$binary" --in $(cache)/clients --env FIRN=/bin/firn --env FIRN_CLIENTS=/in/clients -- "/in/$${binary##*/}" --test-threads=1)
 
-# Every function on its own image: long, under emulation (docs/workloads.md says how long).
+# Every function on its own image: long, under emulation (docs/workloads.md says how long). Before them, 1,000 requests to the daemon.
 test-workloads: $(guests) images
+	@$(call find,test -p firn-tests --test microvm,microvm); \
+	$(if $(hardware), \
+	    FIRN=$(abspath $(firn)) FIRN_INVOCATIONS=1000 "$$binary" serve::crashes, \
+	    $(firn) lab run --timeout 3600 --in "$$binary" --env FIRN=/bin/firn --env FIRN_INVOCATIONS=1000 -- "/in/$${binary##*/}" serve::crashes)
 	@$(call find,test -p firn-tests --test workloads,workloads); \
 	$(if $(hardware), \
 	    FIRN=$(abspath $(firn)) FIRN_FUNCTIONS=$(abspath guest/functions) "$$binary" --test-threads=1 --nocapture, \

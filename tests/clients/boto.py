@@ -4,6 +4,7 @@ import base64
 import concurrent.futures
 import io
 import json
+import os
 import sys
 import time
 import zipfile
@@ -17,6 +18,7 @@ from snapshot_restore_py import register_after_restore, register_before_snapshot
 
 hooks = []
 count = 0
+attempts = []
 
 
 @register_before_snapshot
@@ -33,6 +35,11 @@ def handler(event, context):
     global count
     count += 1
     print("asked for", event.get("name"))
+    if "attempts" in event:
+        return attempts
+    if "again" in event:
+        attempts.append(len(attempts) + 1)
+        raise RuntimeError(context.aws_request_id)
     if "sleep" in event:
         time.sleep(event["sleep"])
     if "raise" in event:
@@ -49,20 +56,22 @@ def handler(event, context):
     }
 """
 
-endpoint, count, concurrency = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+endpoint, count, concurrency, bootstrap = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 config = Config(read_timeout=300, retries={"max_attempts": 0}, max_pool_connections=concurrency)
 client = boto3.client("lambda", endpoint_url=endpoint, config=config)
 
 
-def archive(source):
+def archive(source, name="handler.py"):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("handler.py", source)
+        entry = zipfile.ZipInfo(name)
+        entry.external_attr = 0o100755 << 16
+        file.writestr(entry, source)
     return buffer.getvalue()
 
 
-def invoke(event, **options):
-    answer = client.invoke(FunctionName="greeter", Payload=json.dumps(event), **options)
+def invoke(event, function="greeter", **options):
+    answer = client.invoke(FunctionName=function, Payload=json.dumps(event), **options)
     headers = answer["ResponseMetadata"]["HTTPHeaders"]
     log = base64.b64decode(answer.get("LogResult", "")).decode()
     report = json.loads(headers.get("x-firn-report", "{}"))
@@ -83,7 +92,16 @@ def wait(version):
     waiter.wait(FunctionName="greeter", Qualifier=version, WaiterConfig={"Delay": 1, "MaxAttempts": 120})
 
 
+def another(key, secret):
+    """What somebody with other credentials is told."""
+    other = boto3.client("lambda", endpoint_url=endpoint, config=config, aws_access_key_id=key, aws_secret_access_key=secret)
+    return code_of(other.list_functions)
+
+
 seen = {}
+key = os.environ["AWS_ACCESS_KEY_ID"]
+seen["wrong secret"] = another(key, "another")
+seen["unknown key"] = another("AKIDOTHER", os.environ["AWS_SECRET_ACCESS_KEY"])
 role = "arn:aws:iam::000000000000:role/any"
 created = client.create_function(
     FunctionName="greeter",
@@ -113,13 +131,26 @@ seen["starts"] = sorted({one["report"]["start"] for one in many})
 seen["thaws"] = [one["body"] for one in many if one["report"]["start"] == "thawed"]
 seen["randoms"] = len({one["body"]["random"] for one in many})
 seen["requests"] = len({one["body"]["request"] for one in many})
+with open(bootstrap) as file:
+    client.create_function(FunctionName="own", Runtime="provided.al2023", Handler="any", Role=role, Timeout=60, Code={"ZipFile": archive(file.read(), "bootstrap")})
+seen["own"] = invoke({"a": 1}, "own", LogType="Tail")
+client.delete_function(FunctionName="own")
 seen["slow"] = invoke({"sleep": 60}, Qualifier="live")
 seen["unknown"] = code_of(client.invoke, FunctionName="greeter", Qualifier="9")
 
+updated = client.update_function_code(FunctionName="greeter", ZipFile=archive(SOURCE.replace("%s!", "%s?")))
+seen["updated"] = updated["CodeSha256"] != created["CodeSha256"]
+client.get_waiter("function_updated").wait(FunctionName="greeter")
 client.update_function_configuration(FunctionName="greeter", Environment={"Variables": {"GREETING": "Hi"}}, SnapStart={"ApplyOn": "None"})
 second = client.publish_version(FunctionName="greeter")
 client.update_alias(FunctionName="greeter", Name="live", FunctionVersion=second["Version"])
 seen["second"] = invoke({"name": "Ada"}, Qualifier="live")
+client.put_function_concurrency(FunctionName="greeter", ReservedConcurrentExecutions=1)
+invoke({"again": True}, Qualifier="live", InvocationType="Event")
+deadline = time.time() + 60
+while len(seen.get("attempts", [])) < 3 and time.time() < deadline:
+    time.sleep(0.5)
+    seen["attempts"] = invoke({"attempts": True}, Qualifier="live")["body"]
 client.put_function_concurrency(FunctionName="greeter", ReservedConcurrentExecutions=0)
 seen["throttled"] = code_of(client.invoke, FunctionName="greeter", Qualifier="live")
 

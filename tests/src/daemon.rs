@@ -22,6 +22,8 @@ use crate::{Monitor, Ran, World, cache};
 pub struct Daemon {
     monitor: Monitor,
     address: String,
+    /// The key that clients sign with, and its secret.
+    key: [&'static str; 2],
 }
 
 /// An answer of the API.
@@ -39,10 +41,29 @@ impl Daemon {
     /// Starts a daemon whose directory is in the world's own place.
     #[track_caller]
     pub fn start(world: &World, options: &[&str]) -> Self {
-        let serve = world.firn(["serve", "--listen", "127.0.0.1:0", "--data"]);
+        Self::listening(world, "127.0.0.1:0", options, ["any", "any"])
+    }
+
+    /// Starts one that other machines could reach, and that takes signed requests alone.
+    #[track_caller]
+    pub fn start_guarded(world: &World, options: &[&str]) -> Self {
+        let key = ["AKIDTEST", "the+secret/of=AKIDTEST"];
+        let file = world.credentials();
+        let [id, secret] = key;
+        let text =
+            format!("[default]\naws_access_key_id = {id}\naws_secret_access_key = {secret}\n");
+        std::fs::write(&file, text).unwrap();
+        let file = file.display().to_string();
+        let options = [&["--credentials", &file], options].concat();
+        Self::listening(world, "0.0.0.0:0", &options, key)
+    }
+
+    #[track_caller]
+    fn listening(world: &World, at: &str, options: &[&str], key: [&'static str; 2]) -> Self {
+        let serve = world.firn(["serve", "--listen", at, "--data"]);
         let monitor = serve.arg(world.file("daemon")).args(options).start().ready();
         let (_, address) = monitor.first_line.trim().rsplit_once("http://").unwrap();
-        Self { address: address.to_owned(), monitor }
+        Self { address: address.replace("0.0.0.0", "127.0.0.1"), monitor, key }
     }
 
     /// Where clients find it.
@@ -55,11 +76,21 @@ impl Daemon {
         self.monitor.pid()
     }
 
-    /// Asks it to end, and fails unless it ends well.
+    /// Asks it to end, fails unless it ends well, and returns its log.
     #[track_caller]
-    pub fn end(mut self) {
+    pub fn end(mut self) -> String {
         self.monitor.signal(Signal::TERM);
-        self.monitor.end().ok();
+        let ran = self.monitor.end();
+        ran.ok();
+        ran.stderr
+    }
+
+    /// What it is doing.
+    #[track_caller]
+    pub fn status(&self) -> Value {
+        let status = self.ask("GET", "/status", &Value::Null);
+        assert_eq!(status.status, 200, "{status:?}");
+        status.body
     }
 
     /// Kills it.
@@ -100,23 +131,37 @@ impl Daemon {
         self.ask("POST", &format!("/2015-03-31/functions/{function}/invocations"), event)
     }
 
+    /// Asks for a function of one file, by default for SnapStart and with a version 1.
+    pub fn create(&self, name: &str, file: &str, source: &str, more: &Value) -> Reply {
+        let mut function = json!({
+            "FunctionName": name, "Runtime": "python3.11", "Handler": "handler.handler", "Role": "arn:any",
+            "Code": { "ZipFile": STANDARD.encode(zip_of(file, source)) }, "Publish": true, "Timeout": 120,
+            "SnapStart": { "ApplyOn": "PublishedVersions" },
+        });
+        for (name, value) in more.as_object().into_iter().flatten() {
+            function[name] = value.clone();
+        }
+        self.ask("POST", "/2015-03-31/functions", &function)
+    }
+
     /// Creates a function of one file for SnapStart, publishes it and waits until version 1 is frozen.
     #[track_caller]
     pub fn publish(&self, name: &str, source: &str) {
-        let function = json!({
-            "FunctionName": name, "Runtime": "python3.11", "Handler": "handler.handler", "Role": "arn:any",
-            "Code": { "ZipFile": STANDARD.encode(zip_of(source)) }, "Publish": true, "Timeout": 120,
-            "SnapStart": { "ApplyOn": "PublishedVersions" },
-        });
-        let created = self.ask("POST", "/2015-03-31/functions", &function);
+        let created = self.create(name, "handler.py", source, &Value::Null);
         assert_eq!(created.status, 201, "{created:?}");
+        assert_eq!(self.settled(name).body["State"], "Active");
+    }
+
+    /// Waits until version 1 of a function is frozen, or is found not to be.
+    #[track_caller]
+    pub fn settled(&self, name: &str) -> Reply {
         let path = format!("/2015-03-31/functions/{name}/configuration?Qualifier=1");
         loop {
             let found = self.ask("GET", &path, &Value::Null);
             match found.body["State"].as_str() {
-                Some("Active") => return,
                 Some("Pending") => std::thread::sleep(Duration::from_millis(100)),
-                _ => panic!("{found:?}"),
+                Some(_) => return found,
+                None => panic!("{found:?}"),
             }
         }
     }
@@ -138,8 +183,8 @@ impl Daemon {
             .args(arguments)
             .env("PYTHONPATH", clients)
             .env("PYTHONDONTWRITEBYTECODE", "1")
-            .env("AWS_ACCESS_KEY_ID", "any")
-            .env("AWS_SECRET_ACCESS_KEY", "any")
+            .env("AWS_ACCESS_KEY_ID", self.key[0])
+            .env("AWS_SECRET_ACCESS_KEY", self.key[1])
             .env("AWS_DEFAULT_REGION", "us-east-1")
             .env("AWS_ENDPOINT_URL", self.endpoint())
             .env("AWS_PAGER", "")
@@ -174,10 +219,10 @@ pub fn reply(mut stream: TcpStream) -> Reply {
     Reply { status, head: head.to_lowercase(), body }
 }
 
-/// A zip file with `handler.py`.
-pub fn zip_of(source: &str) -> Vec<u8> {
+/// A zip file with one file, which may be executed.
+pub fn zip_of(file: &str, source: &str) -> Vec<u8> {
     let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
-    zip.start_file("handler.py", SimpleFileOptions::default()).unwrap();
+    zip.start_file(file, SimpleFileOptions::default().unix_permissions(0o755)).unwrap();
     zip.write_all(source.as_bytes()).unwrap();
     zip.finish().unwrap().into_inner()
 }

@@ -9,6 +9,7 @@
     reason = "a test that cannot go on fails"
 )]
 
+mod collector;
 mod daemon;
 mod frozen;
 mod function;
@@ -16,6 +17,7 @@ mod monitor;
 mod ran;
 mod world;
 
+pub use collector::Collector;
 pub use daemon::{Daemon, Reply, reply, zip_of};
 pub use frozen::{frozen, workshop};
 pub use function::{

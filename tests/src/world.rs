@@ -44,6 +44,11 @@ impl World {
         self.work().join(name)
     }
 
+    /// A file for credentials, of the form of `~/.aws/credentials`.
+    pub fn credentials(&self) -> PathBuf {
+        self.file("credentials")
+    }
+
     /// Where running microVMs have their sockets.
     pub fn run_directory(&self) -> PathBuf {
         self.directory.path().join("run")

@@ -15,6 +15,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use thiserror::Error;
 
+use firn_memory::prefer_as_victim;
+
 use crate::player::PlayerReport;
 
 /// Tells a process when its request came in, in ns of CLOCK_MONOTONIC.
@@ -181,7 +183,9 @@ impl<'a> Processes<'a> {
         let stdout = child.stdout.take().ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
         let stdout = BufReader::new(stdout);
         let printed = String::new();
+        let id = child.id();
         self.members.push_back(Member { number, child, stdout, printed });
+        prefer_as_victim(id).map_err(failed)?;
         if let Some(process) = process {
             let process = pidfd_open(process, PidfdFlags::empty());
             lock(&self.interrupt.state).running.push(process.map_err(|e| failed(e.into()))?);

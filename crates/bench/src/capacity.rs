@@ -6,8 +6,8 @@
 //! it is full. What a pool holds was filled by its manager, outside the group: it is a budget of its own.
 
 use std::ffi::OsString;
-use std::io::{self, BufRead};
-use std::path::{Path, PathBuf};
+use std::io::BufRead;
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -117,14 +117,6 @@ pub enum CapacityError {
     /// A process could not be started.
     #[error(transparent)]
     Batch(#[from] BatchError),
-    /// The kernel's choice of whom to kill could not be guided.
-    #[error("writing {path}")]
-    Victim {
-        /// The file.
-        path: PathBuf,
-        /// What the kernel said.
-        source: io::Error,
-    },
 }
 
 impl Capacity<'_> {
@@ -171,7 +163,6 @@ impl Capacity<'_> {
 
     /// Waits until one has touched its last page; why it has not, where it does not.
     fn wait(&self, member: &mut Member) -> Result<Option<String>, CapacityError> {
-        prefer_as_victim(member)?;
         let patience = Timespec::try_from(self.patience).ok();
         let mut stdout = [PollFd::new(member.stdout.get_ref(), PollFlags::IN)];
         let number = member.number;
@@ -190,15 +181,5 @@ impl Capacity<'_> {
             Err(error) => error.to_string(),
             Ok(_) => format!("microVM {number} ended by itself"),
         }))
-    }
-}
-
-/// When memory is short, the kernel is to take a microVM, and not the process that counts them.
-fn prefer_as_victim(member: &Member) -> Result<(), CapacityError> {
-    let path = PathBuf::from(format!("/proc/{}/oom_score_adj", member.child.id()));
-    match std::fs::write(&path, "1000") {
-        // One that was killed already is found out by what it prints: nothing.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        result => result.map_err(|source| CapacityError::Victim { path, source }),
     }
 }

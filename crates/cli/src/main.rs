@@ -22,7 +22,7 @@ use clap::{Parser, Subcommand};
 
 use commands::{
     bench, boot, doctor, freeze, image, invoke, pager, plan, player, pool, profile, record, serve,
-    thaw, verify,
+    standby, thaw, top, verify,
 };
 
 /// Start serverless functions from frozen microVMs.
@@ -68,8 +68,13 @@ enum Command {
     Profile(profile::ProfileCommand),
     /// Thaw with a recorder, invoke once, and write down every page that was touched
     Record(record::RecordArgs),
+    /// Wait for the order of what to thaw, then do as `firn thaw`: for the daemon
+    #[command(hide = true)]
+    Standby(standby::StandbyArgs),
     /// Serve functions behind AWS Lambda's API
     Serve(serve::ServeArgs),
+    /// Watch what a daemon is doing
+    Top(top::TopArgs),
     /// Check every byte of a snapshot
     Verify(verify::VerifyArgs),
     /// Root file systems of functions: build one, list them
@@ -95,7 +100,8 @@ fn main() -> ExitCode {
     let result: Result<ExitCode, Box<dyn Error>> = match Cli::parse().command {
         Command::Boot(arguments) => boot::run(&arguments).map_err(Into::into),
         Command::Freeze(arguments) => freeze::run(&arguments).map_err(Into::into),
-        Command::Thaw(arguments) => thaw::run(&arguments).map_err(Into::into),
+        Command::Thaw(arguments) => thaw::run(&arguments, thaw::Begun::now()).map_err(Into::into),
+        Command::Standby(arguments) => standby::run(&arguments).map_err(Into::into),
         Command::Invoke(arguments) => invoke::run(&arguments).map_err(Into::into),
         Command::Pager(arguments) => pager::run(&arguments).map_err(Into::into),
         Command::Plan(arguments) => plan::run(&arguments).map_err(Into::into),
@@ -104,6 +110,7 @@ fn main() -> ExitCode {
         Command::Profile(command) => profile::run(&command),
         Command::Record(arguments) => record::run(&arguments).map_err(Into::into),
         Command::Serve(arguments) => serve::run(arguments).map_err(Into::into),
+        Command::Top(arguments) => top::run(&arguments).map_err(Into::into),
         Command::Verify(arguments) => verify::run(&arguments).map_err(Into::into),
         Command::Image(command) => image::run(&command).map_err(Into::into),
         Command::Doctor(arguments) => Ok(doctor::run(&arguments)),

@@ -10,16 +10,17 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::time::timeout;
 
 use crate::api::{self, ApiError, Credentials};
 use crate::functions::{
-    CodeStore, LATEST, Place, SnapshotPlace, State, Target, Version, now, revision,
+    CodeStore, LATEST, Place, Snapshot, SnapshotPlace, State, Target, Version, now, revision,
 };
 use crate::instance::Instances;
-use crate::instances::{Fleet, Launcher, Limits, publish};
-use crate::store::{Store, StoreError};
+use crate::instances::{Fleet, Launcher, Limits, Standbys, publish};
+use crate::store::{Change, Store, StoreError};
+use crate::telemetry::{Telemetry, TelemetryError};
 
 /// How long requests in flight may take to end when the daemon is asked to.
 const CLOSE_LIMIT: Duration = Duration::from_secs(30);
@@ -42,16 +43,25 @@ pub struct ServeOptions {
     pub images: bool,
     /// Options for `firn thaw`.
     pub thaw_options: Vec<String>,
+    /// Options for `firn standby`.
+    pub standby_options: Vec<String>,
+    /// How many monitors stand by, started and empty.
+    pub standby: usize,
     /// The socket of the pool to keep snapshots in; the daemon's directory where there is none.
     pub pool: Option<PathBuf>,
-    /// The planner of functions whose environment names none with `FIRN_PLANNER`.
-    pub planner: String,
+    /// Planners of functions whose environment names none with `FIRN_PLANNER`: a version is thawed by the first that this host
+    /// can restore its snapshot with.
+    pub planners: Vec<String>,
     /// DRAM that microVMs may take together, in bytes.
     pub memory: u64,
     /// MicroVMs at once.
     pub monitors: usize,
-    /// Requests that may wait for a microVM.
+    /// Whether a version is booked by what its microVMs were measured to take, once they were; else by all of guest memory.
+    pub measured: bool,
+    /// Requests that may wait for a microVM; and events in hand.
     pub queue: usize,
+    /// How long an event waits whose function failed, before it is tried again; twice as long the second time.
+    pub event_pause: Duration,
     /// How long a request may wait for a microVM.
     pub queue_wait: Duration,
     /// How long a microVM is kept after its last request.
@@ -62,6 +72,8 @@ pub struct ServeOptions {
     pub region: String,
     /// The account in ARNs: 12 digits.
     pub account: String,
+    /// The OpenTelemetry collector that is sent a span for each invocation: a URL.
+    pub otlp: Option<String>,
     /// Whose requests are taken. Everybody's who can connect, where there are none.
     pub credentials: Option<Credentials>,
 }
@@ -83,6 +95,9 @@ pub enum ServeError {
         /// Why.
         source: std::io::Error,
     },
+    /// Spans cannot be exported.
+    #[error(transparent)]
+    Telemetry(#[from] TelemetryError),
     /// Its database cannot be used.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -107,6 +122,11 @@ pub(crate) struct Daemon {
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) place: Place,
     pub(crate) credentials: Option<Credentials>,
+    pub(crate) telemetry: Option<Arc<Telemetry>>,
+    /// Events that may be in hand.
+    pub(crate) events: Arc<Semaphore>,
+    /// How long an event waits whose function failed; twice as long the second time.
+    pub(crate) event_pause: Duration,
     /// Held while a zip file is stored that no function names yet.
     code_in_hand: Mutex<()>,
 }
@@ -159,6 +179,10 @@ pub fn serve(options: &ServeOptions, ready: impl FnOnce(SocketAddr)) -> Result<(
         daemon.fleet.close(CLOSE_LIMIT).await;
         // The last answers.
         let _ = timeout(ANSWER_LIMIT, serving).await;
+        if let Some(telemetry) = daemon.telemetry.clone() {
+            // A task that was lost has logged why.
+            let _ = tokio::task::spawn_blocking(move || telemetry.end()).await;
+        }
         Ok(())
     })
 }
@@ -174,17 +198,20 @@ impl Daemon {
             instances: Instances::of_user(),
             pool: options.pool.clone(),
             snapshots,
-            planner: options.planner.clone(),
+            planners: options.planners.clone(),
             boot_options: options.boot_options.clone(),
             images: options.images,
             thaw_options: options.thaw_options.clone(),
+            standby_options: options.standby_options.clone(),
             region: options.region.clone(),
             start_limit: options.start_limit,
             started: AtomicU64::new(0),
+            standbys: Standbys::new(options.standby),
         };
         let limits = Limits {
             memory: options.memory,
             monitors: options.monitors,
+            measured: options.measured,
             queue: options.queue,
             queue_wait: options.queue_wait,
             keep_alive: options.keep_alive,
@@ -195,6 +222,12 @@ impl Daemon {
             fleet: Fleet::new(launcher, limits),
             place: Place { region: options.region.clone(), account: options.account.clone() },
             credentials: options.credentials.clone(),
+            telemetry: match &options.otlp {
+                Some(endpoint) => Some(Arc::new(Telemetry::new(endpoint)?)),
+                None => None,
+            },
+            events: Arc::new(Semaphore::new(options.queue)),
+            event_pause: options.event_pause,
             code_in_hand: Mutex::new(()),
         }))
     }
@@ -291,7 +324,8 @@ impl Daemon {
             publish(Arc::clone(&self.fleet), self.code.clone(), Arc::new(version.clone())).await;
         let (state, snapshot) = match frozen {
             Ok(snapshot) => {
-                tracing::info!(function = name, version = number, bytes = snapshot.bytes, "frozen");
+                let Snapshot { planner, bytes, .. } = &snapshot;
+                tracing::info!(function = name, version = number, bytes, planner, "frozen");
                 (State::Active, Some(snapshot))
             }
             Err(error) => {
@@ -324,17 +358,43 @@ impl Daemon {
     }
 
     /// Ends the microVMs of a version that was deleted, and removes its snapshot.
-    pub(crate) async fn forget(&self, version: Version) {
+    pub(crate) async fn forget(self: &Arc<Self>, version: Version) {
         self.fleet.retire(version.revision);
         if let Some(snapshot) = version.snapshot {
             self.remove(&snapshot.place).await;
         }
     }
 
-    async fn remove(&self, place: &SnapshotPlace) {
+    async fn remove(self: &Arc<Self>, place: &SnapshotPlace) {
         if let Err(error) = self.fleet.launcher.remove(place).await {
             let error: &(dyn std::error::Error + 'static) = &error;
             tracing::warn!(?place, error, "a snapshot was not removed");
+        } else if let SnapshotPlace::Pool(name) = place {
+            self.removed(name.clone()).await;
+        }
+    }
+
+    /// Notes that a snapshot was removed from the pool.
+    async fn removed(self: &Arc<Self>, name: String) {
+        let daemon = Arc::clone(self);
+        let noted =
+            move || daemon.store.change(|change| Ok::<_, ApiError>(change.forget_doomed(&name)?));
+        // The log has the error. The next start then tries again, in vain.
+        let _ = api::blocking(noted).await;
+    }
+
+    /// Notes in the database, with the change that deletes a version, that its snapshot is to be removed from the pool: the
+    /// daemon may end before that is done.
+    pub(crate) fn doom(&self, change: &Change, version: &Version) -> Result<(), StoreError> {
+        let frozen = version.snapshot.as_ref().map(|snapshot| snapshot.place.clone());
+        let place = match version.state {
+            // It may be there in a moment.
+            State::Pending => Some(self.fleet.launcher.place(version)),
+            _ => frozen,
+        };
+        match place {
+            Some(SnapshotPlace::Pool(name)) => change.doom(&name),
+            _ => Ok(()),
         }
     }
 
@@ -384,6 +444,11 @@ impl Daemon {
         let snapshots = &self.fleet.launcher.snapshots;
         sweep(snapshots, &used)
             .map_err(|source| ServeError::Data { path: snapshots.clone(), source })?;
+        for name in self.store.doomed()? {
+            // One that was removed just before the daemon ended is not there.
+            let _ = self.fleet.launcher.remove(&SnapshotPlace::Pool(name.clone())).await;
+            self.removed(name).await;
+        }
         self.sweep_code().await;
         Ok(())
     }

@@ -23,6 +23,22 @@ pub(crate) enum StartKind {
     warm,
 }
 
+impl StartKind {
+    /// Whether a microVM was started for the request.
+    pub(crate) fn is_new(self) -> bool {
+        self != Self::warm
+    }
+
+    /// As it is written.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::cold => "cold",
+            Self::thawed => "thawed",
+            Self::warm => "warm",
+        }
+    }
+}
+
 /// What became of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
 #[allow(non_camel_case_types, reason = "labels are written as their variants are named")]
@@ -53,6 +69,7 @@ pub(crate) struct Metrics {
     durations: Family<Started, Histogram>,
     pub(crate) start_failures: Counter,
     pub(crate) monitors: Gauge,
+    pub(crate) standby: Gauge,
     pub(crate) queued: Gauge,
     pub(crate) private_bytes: Gauge<u64, AtomicU64>,
     pub(crate) shared_bytes: Gauge<u64, AtomicU64>,
@@ -70,6 +87,7 @@ impl Default for Metrics {
             }),
             start_failures: Counter::default(),
             monitors: Gauge::default(),
+            standby: Gauge::default(),
             queued: Gauge::default(),
             private_bytes: Gauge::default(),
             shared_bytes: Gauge::default(),
@@ -89,16 +107,17 @@ impl Default for Metrics {
             metrics.start_failures.clone(),
         );
         registry.register("monitors", "MicroVMs that run", metrics.monitors.clone());
+        registry.register("standby", "Monitors that stand by", metrics.standby.clone());
         registry.register("queued", "Requests that wait for a microVM", metrics.queued.clone());
         registry.register_with_unit(
             "private_memory",
-            "Guest memory that may become private to microVMs",
+            "What microVMs are booked for that is each one's own",
             Unit::Bytes,
             metrics.private_bytes.clone(),
         );
         registry.register_with_unit(
             "shared_memory",
-            "Images that microVMs share, once each",
+            "What microVMs are booked for that they share",
             Unit::Bytes,
             metrics.shared_bytes.clone(),
         );

@@ -63,5 +63,5 @@ pub use plan::{
     Advice, GuestRange, ImageRange, Integrity, Layer, Leaf, LoadFile, Plan, PlanError, PlanSummary,
     PlanTable, Segment, Sharing, Source, Step, When, Work,
 };
-pub use process::{ProcessCounters, ProcessCountersError};
+pub use process::{ProcessCounters, ProcessCountersError, prefer_as_victim};
 pub use writes::{ObserveError, WriteReport, observe_writes};

@@ -67,6 +67,23 @@ impl ProcessCounters {
     }
 }
 
+/// When memory is short, the kernel is to end this process, which runs a microVM, before the one that started it
+/// (proc(5), `oom_score_adj`). Anybody may raise the score of a process of their own. One that has ended needs it no more.
+///
+/// # Errors
+///
+/// What the kernel said.
+pub fn prefer_as_victim(process: u32) -> io::Result<()> {
+    match fs::write(format!("/proc/{process}/oom_score_adj"), "1000") {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        // Between its end and being waited for.
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => {
+            Ok(())
+        }
+        result => result,
+    }
+}
+
 /// Bytes that this thread made storage read so far.
 ///
 /// # Errors

@@ -149,8 +149,9 @@ pub(crate) enum Faults {
     InVcpuThreads,
 }
 
-/// KVM, opened, the processors that it offers, and how its virtual machines are to meet faults.
-pub(crate) struct OpenKvm {
+/// KVM, opened, the processors that it offers, and how its virtual machines are to meet faults: what a restore needs that
+/// depends on no snapshot.
+pub struct OpenKvm {
     pub(crate) kvm: Kvm,
     pub(crate) cpuid: CpuId,
     pub(crate) faults: Faults,
@@ -168,7 +169,11 @@ pub enum OpenKvmError {
 }
 
 impl OpenKvm {
-    pub(crate) fn open(path: &Path) -> Result<Self, OpenKvmError> {
+    /// Opens a KVM device, and asks it for its processors.
+    ///
+    /// # Errors
+    /// See [`OpenKvmError`].
+    pub fn open(path: &Path) -> Result<Self, OpenKvmError> {
         let kvm = open(path)?;
         let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(OpenKvmError::Cpuid)?;
         Ok(Self { kvm, cpuid, faults: Faults::Any })

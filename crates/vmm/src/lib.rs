@@ -44,7 +44,8 @@ pub use error_chain::error_chain;
 pub use free_pages::{FreePagesError, free_pages};
 pub use guest_time::{GuestTimeError, GuestTimeTotals};
 pub use kvm::{
-    KVM_DEVICE, KvmError, OpenKvmError, TscError, Virtualization, open as open_kvm, tsc_khz,
+    KVM_DEVICE, KvmError, OpenKvm, OpenKvmError, TscError, Virtualization, open as open_kvm,
+    tsc_khz,
 };
 pub use kvm_index::KvmIndex;
 pub use microvm::{

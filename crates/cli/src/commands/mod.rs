@@ -13,5 +13,7 @@ pub(crate) mod pool;
 pub(crate) mod profile;
 pub(crate) mod record;
 pub(crate) mod serve;
+pub(crate) mod standby;
 pub(crate) mod thaw;
+pub(crate) mod top;
 pub(crate) mod verify;

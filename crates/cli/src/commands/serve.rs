@@ -16,12 +16,20 @@ use firn_vmm::Virtualization;
 use crate::assets::{GuestFileError, GuestFiles};
 use crate::host_args::{HostArgs, HostError};
 use crate::output;
+use crate::pool_at::{PoolAt, PoolAtError};
+
+/// Planners for snapshots in a pool, the best first: `firn` is `pass_shared` with copies of what is written made ahead; both are
+/// refused where the medium can neither be mapped privately nor in chunks.
+const BEST_IN_POOL: [&str; 3] = ["firn", "pass_shared", "pass"];
+
+/// Planners for snapshots in a directory, the best first of those that need no recording.
+const BEST_IN_DIRECTORY: [&str; 2] = ["vanilla_dax", "firecracker"];
 
 /// Arguments of `firn serve`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   firn serve
-  firn serve --data /srv/firn --pool pool.sock --keep-alive 60
+  firn serve --data /srv/firn --pool /dev/dax0.0 --keep-alive 60
   aws --endpoint-url http://127.0.0.1:9700 --region us-east-1 lambda list-functions
 
 A function's own planner and image are the environment variables FIRN_PLANNER and FIRN_IMAGE of its configuration.
@@ -33,10 +41,11 @@ pub(crate) struct ServeArgs {
     /// Directory of the daemon: functions, code, snapshots [default: serve, beside the cache's parts]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// Keep snapshots in the pool of this manager
-    #[arg(long, value_name = "SOCKET")]
+    /// Keep snapshots in this pool: its medium, whose manager is started where none runs, or its manager's socket
+    #[arg(long, value_name = "PATH")]
     pool: Option<PathBuf>,
-    /// How functions are thawed that do not say it [default: firecracker, or pass_shared from a pool]
+    /// How functions are thawed that do not say it [default: the best that this host can do, chosen for each version when it
+    /// is frozen]
     #[arg(long, value_name = "PLANNER")]
     planner: Option<String>,
     /// Memory that all microVMs together may take [default: what is available now, less an eighth]
@@ -45,12 +54,22 @@ pub(crate) struct ServeArgs {
     /// MicroVMs at once
     #[arg(long, value_name = "N", default_value_t = 256)]
     monitors: usize,
-    /// Requests that may wait for a microVM; more are turned away
+    /// What a microVM is booked for, of that memory: what those of its version were measured to take, once one has
+    /// answered, or all of guest memory
+    #[arg(long, value_enum, default_value_t = Booking::Measured)]
+    booking: Booking,
+    /// Monitors that stand by, started and empty, for the next thaws
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(0..=64))]
+    standby: u8,
+    /// Requests that may wait for a microVM; more are turned away. As many events may be in hand
     #[arg(long, value_name = "N", default_value_t = 1000)]
     queue: usize,
     /// Seconds that a request may wait for a microVM
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     queue_wait: u64,
+    /// Seconds until an event is tried again whose function failed; twice as many the second time
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    event_pause: u64,
     /// Seconds that a microVM is kept after its last request
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     keep_alive: u64,
@@ -66,6 +85,9 @@ pub(crate) struct ServeArgs {
     /// Take only requests that are signed with one of the keys in this file, which has the form of ~/.aws/credentials
     #[arg(long, value_name = "FILE")]
     credentials: Option<PathBuf>,
+    /// Send a span for each invocation to the OpenTelemetry collector at this endpoint, as OTLP over HTTP
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
+    otlp: Option<String>,
     /// How the log is written
     #[arg(long, value_enum, default_value_t = Log::Text)]
     log: Log,
@@ -73,6 +95,14 @@ pub(crate) struct ServeArgs {
     files: GuestFiles,
     #[command(flatten)]
     host: HostArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Booking {
+    /// What was measured, and a margin
+    Measured,
+    /// All of guest memory, always
+    Worst,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -93,6 +123,8 @@ pub(crate) enum ServeCommandError {
     #[error(transparent)]
     Planner(#[from] ParsePlannerError),
     #[error(transparent)]
+    Pool(#[from] PoolAtError),
+    #[error(transparent)]
     Credentials(#[from] CredentialsError),
     #[error("no folder for functions: HOME and FIRN_CACHE are not set; name one with --data")]
     NoData,
@@ -107,9 +139,16 @@ pub(crate) enum ServeCommandError {
 pub(crate) fn run(arguments: ServeArgs) -> Result<ExitCode, ServeCommandError> {
     arguments.host.require_linux(Virtualization::detect())?;
     arguments.files.check(&FunctionSettings::default())?;
-    let default = if arguments.pool.is_some() { "pass_shared" } else { "firecracker" };
-    let planner = arguments.planner.unwrap_or_else(|| default.to_owned());
-    parse(&planner)?;
+    let planners: &[&str] = match (&arguments.planner, &arguments.pool) {
+        (Some(planner), _) => &[planner],
+        (None, Some(_)) => &BEST_IN_POOL,
+        (None, None) => &BEST_IN_DIRECTORY,
+    };
+    for planner in planners {
+        parse(planner)?;
+    }
+    // Its manager does not end for want of clients while this lives.
+    let _pool = arguments.pool.as_deref().map(PoolAt::open).transpose()?;
     let memory = match arguments.memory {
         Some(memory) => memory,
         None => available_memory().map_err(ServeCommandError::Memory)? / 8 * 7,
@@ -125,16 +164,21 @@ pub(crate) fn run(arguments: ServeArgs) -> Result<ExitCode, ServeCommandError> {
         boot_options: [arguments.files.options(), host_options(&arguments.host)].concat(),
         images: !arguments.files.name_root(),
         thaw_options: host_options(&arguments.host),
+        standby_options: vec!["--kvm".to_owned(), arguments.host.kvm.display().to_string()],
+        standby: arguments.standby.into(),
         pool: arguments.pool,
-        planner,
+        planners: planners.iter().map(|planner| (*planner).to_owned()).collect(),
         memory,
         monitors: arguments.monitors,
+        measured: arguments.booking == Booking::Measured,
         queue: arguments.queue,
+        event_pause: Duration::from_secs(arguments.event_pause),
         queue_wait: Duration::from_secs(arguments.queue_wait),
         keep_alive: Duration::from_secs(arguments.keep_alive),
         start_limit: Duration::from_secs(arguments.start_limit),
         region: arguments.region,
         account: arguments.account,
+        otlp: arguments.otlp,
         credentials,
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));

@@ -2,24 +2,22 @@
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{Path, Query as UrlQuery, State};
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use serde_json::{Value, json};
 
-use super::functions::{Daemonic, MAX_DOCUMENT, function, missing, unqualified};
+use super::functions::{MAX_DOCUMENT, function, missing};
+use super::named::Unqualified;
 use super::types::AliasSettings;
-use super::{ApiError, Query, blocking, json as body_json, page};
+use super::{ApiError, blocking, json as body_json, page};
 use crate::daemon::Daemon;
 use crate::functions::{Alias, Arn, LATEST, Target, is_alias, revision};
 use crate::store::Change;
 
 pub(super) async fn create(
-    State(daemon): Daemonic,
-    Path(name): Path<String>,
+    Unqualified { daemon, target, .. }: Unqualified,
     body: Body,
 ) -> Result<impl IntoResponse, ApiError> {
-    let target = unqualified(&name)?;
     let request: AliasSettings = body_json(body, MAX_DOCUMENT, "CreateAlias").await?;
     blocking(move || {
         let alias = request.name.clone().unwrap_or_default();
@@ -46,10 +44,8 @@ pub(super) async fn create(
 }
 
 pub(super) async fn get(
-    State(daemon): Daemonic,
-    Path((name, alias)): Path<(String, String)>,
+    Unqualified { daemon, target, alias, .. }: Unqualified,
 ) -> Result<impl IntoResponse, ApiError> {
-    let target = unqualified(&name)?;
     blocking(move || {
         let found = daemon.store.alias(&target.name, &alias)?;
         let found = found.ok_or_else(|| no_alias(&daemon, &target, &alias))?;
@@ -59,11 +55,8 @@ pub(super) async fn get(
 }
 
 pub(super) async fn list(
-    State(daemon): Daemonic,
-    Path(name): Path<String>,
-    UrlQuery(query): UrlQuery<Query>,
+    Unqualified { daemon, target, query, .. }: Unqualified,
 ) -> Result<impl IntoResponse, ApiError> {
-    let target = unqualified(&name)?;
     blocking(move || {
         daemon.find(&target)?;
         let aliases = daemon.store.aliases(&target.name)?;
@@ -80,11 +73,9 @@ pub(super) async fn list(
 }
 
 pub(super) async fn update(
-    State(daemon): Daemonic,
-    Path((name, alias)): Path<(String, String)>,
+    Unqualified { daemon, target, alias, .. }: Unqualified,
     body: Body,
 ) -> Result<impl IntoResponse, ApiError> {
-    let target = unqualified(&name)?;
     let request: AliasSettings = body_json(body, MAX_DOCUMENT, "UpdateAlias").await?;
     blocking(move || {
         let updated = daemon.store.change(|change| {
@@ -103,10 +94,8 @@ pub(super) async fn update(
 }
 
 pub(super) async fn delete(
-    State(daemon): Daemonic,
-    Path((name, alias)): Path<(String, String)>,
+    Unqualified { daemon, target, alias, .. }: Unqualified,
 ) -> Result<impl IntoResponse, ApiError> {
-    let target = unqualified(&name)?;
     blocking(move || {
         daemon.store.change(|change| change.remove_alias(&target.name, &alias))?;
         Ok(StatusCode::NO_CONTENT)

@@ -86,6 +86,15 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "ServiceException", message)
     }
 
+    pub(crate) fn too_many_events() -> Self {
+        Self::throttled("ConcurrentInvocationLimitExceeded", "too many events wait")
+    }
+
+    /// Whether the same request may do better later: there was no room for it, or the daemon failed.
+    pub(crate) fn is_passing(&self) -> bool {
+        self.is_throttling() || self.status.is_server_error()
+    }
+
     /// Whether the request was turned away for want of room.
     pub(crate) fn is_throttling(&self) -> bool {
         self.status == StatusCode::TOO_MANY_REQUESTS

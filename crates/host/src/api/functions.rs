@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{Path, Query as UrlQuery, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
-use serde_json::{Value, json};
+use serde_json::json;
 
+use super::named::{Qualified, Unqualified, ValidQuery};
 use super::types::{Concurrency, CreateFunction, Settings, UpdateCode, configuration};
-use super::{ApiError, MAX_BODY, Query, blocking, json as body_json, page, settings};
+use super::{ApiError, MAX_BODY, blocking, json as body_json, page, settings};
 use crate::daemon::Daemon;
 use crate::functions::{Arn, Function, LATEST, Target, Version, now, revision};
 use crate::store::Change;
@@ -19,12 +20,10 @@ use crate::store::Change;
 pub(super) const MAX_DOCUMENT: usize = 64 << 10;
 
 /// The most functions and versions in one page.
-const MAX_PAGE: usize = 50;
-
-pub(super) type Daemonic = State<Arc<Daemon>>;
+pub(super) const MAX_PAGE: usize = 50;
 
 pub(super) async fn create(
-    State(daemon): Daemonic,
+    State(daemon): State<Arc<Daemon>>,
     body: Body,
 ) -> Result<impl IntoResponse, ApiError> {
     let request: CreateFunction = body_json(body, MAX_BODY, "CreateFunction").await?;
@@ -64,8 +63,8 @@ pub(super) async fn create(
 }
 
 pub(super) async fn list(
-    State(daemon): Daemonic,
-    UrlQuery(query): UrlQuery<Query>,
+    State(daemon): State<Arc<Daemon>>,
+    ValidQuery(query): ValidQuery,
 ) -> Result<impl IntoResponse, ApiError> {
     blocking(move || {
         let mut items = Vec::new();
@@ -90,11 +89,8 @@ pub(super) async fn list(
 }
 
 pub(super) async fn get(
-    State(daemon): Daemonic,
-    Path(name): Path<String>,
-    UrlQuery(query): UrlQuery<Query>,
+    Qualified { daemon, target }: Qualified,
 ) -> Result<impl IntoResponse, ApiError> {
-    let target = Target::parse(&name, query.qualifier.as_deref())?;
     blocking(move || {
         let found = daemon.find(&target)?;
         let location = daemon.code.path(&found.version.code).display().to_string();
@@ -112,11 +108,8 @@ pub(super) async fn get(
 }
 
 pub(super) async fn get_configuration(
-    State(daemon): Daemonic,
-    Path(name): Path<String>,
-    UrlQuery(query): UrlQuery<Query>,
+    Qualified { daemon, target }: Qualified,
 ) -> Result<impl IntoResponse, ApiError> {
-    let target = Target::parse(&name, query.qualifier.as_deref())?;
     blocking(move || {
         let found = daemon.find(&target)?;
         let qualified = target.qualifier.is_some();
@@ -126,12 +119,10 @@ pub(super) async fn get_configuration(
 }
 
 pub(super) async fn update_code(
-    State(daemon): Daemonic,
-    Path(name): Path<String>,
+    Unqualified { daemon, target, .. }: Unqualified,
     body: Body,
 ) -> Result<impl IntoResponse, ApiError> {
     let request: UpdateCode = body_json(body, MAX_BODY, "UpdateFunctionCode").await?;
-    let target = unqualified(&name)?;
     let (publish, dry_run) = (request.publish, request.dry_run);
     let updated = blocking({
         let daemon = Arc::clone(&daemon);
@@ -159,12 +150,10 @@ pub(super) async fn update_code(
 }
 
 pub(super) async fn update_configuration(
-    State(daemon): Daemonic,
-    Path(name): Path<String>,
+    Unqualified { daemon, target, .. }: Unqualified,
     body: Body,
 ) -> Result<impl IntoResponse, ApiError> {
     let request: Settings = body_json(body, MAX_DOCUMENT, "UpdateFunctionConfiguration").await?;
-    let target = unqualified(&name)?;
     blocking(move || {
         let expected = request.revision_id.clone();
         let version = change_latest(&daemon, &target, expected.as_deref(), |version| {
@@ -176,11 +165,8 @@ pub(super) async fn update_configuration(
 }
 
 pub(super) async fn delete(
-    State(daemon): Daemonic,
-    Path(name): Path<String>,
-    UrlQuery(query): UrlQuery<Query>,
+    Qualified { daemon, target }: Qualified,
 ) -> Result<impl IntoResponse, ApiError> {
-    let target = Target::parse(&name, query.qualifier.as_deref())?;
     let removed = blocking({
         let daemon = Arc::clone(&daemon);
         move || match target.qualifier.as_deref() {
@@ -201,15 +187,14 @@ pub(super) async fn delete(
 }
 
 fn delete_function(daemon: &Daemon, target: &Target) -> Result<Vec<Version>, ApiError> {
-    let mut removed = daemon.store.versions(&target.name)?;
-    let latest = daemon.store.change(|change| {
-        let latest = change.function(&target.name)?;
+    daemon.store.change(|change| {
+        let function = function(daemon, change, target)?;
+        let mut removed = change.versions(&target.name)?;
+        removed.iter().try_for_each(|version| daemon.doom(change, version))?;
+        removed.push(function.latest);
         change.remove_function(&target.name)?;
-        Ok::<_, ApiError>(latest)
-    })?;
-    let latest = latest.ok_or_else(|| missing(daemon, target))?.latest;
-    removed.push(latest);
-    Ok(removed)
+        Ok(removed)
+    })
 }
 
 fn delete_version(
@@ -231,36 +216,31 @@ fn delete_version(
             )));
         }
         change.remove_version(&target.name, number)?;
+        daemon.doom(change, &found)?;
         Ok(vec![found])
     })
 }
 
 pub(super) async fn put_concurrency(
-    State(daemon): Daemonic,
-    Path(name): Path<String>,
+    Unqualified { daemon, target, .. }: Unqualified,
     body: Body,
 ) -> Result<impl IntoResponse, ApiError> {
     let request: Concurrency = body_json(body, MAX_DOCUMENT, "PutFunctionConcurrency").await?;
-    let target = unqualified(&name)?;
     let limit = request.reserved_concurrent_executions;
     blocking(move || set_concurrency(&daemon, &target, Some(limit))).await?;
     Ok(Json(request))
 }
 
 pub(super) async fn delete_concurrency(
-    State(daemon): Daemonic,
-    Path(name): Path<String>,
+    Unqualified { daemon, target, .. }: Unqualified,
 ) -> Result<impl IntoResponse, ApiError> {
-    let target = unqualified(&name)?;
     blocking(move || set_concurrency(&daemon, &target, None)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 pub(super) async fn get_concurrency(
-    State(daemon): Daemonic,
-    Path(name): Path<String>,
+    Unqualified { daemon, target, .. }: Unqualified,
 ) -> Result<impl IntoResponse, ApiError> {
-    let target = unqualified(&name)?;
     blocking(move || {
         let limit = daemon.find(&target)?.concurrency;
         let limited =
@@ -314,27 +294,4 @@ pub(super) fn function(
 pub(super) fn missing(daemon: &Daemon, target: &Target) -> ApiError {
     let arn = Arn(&daemon.place, &target.name, target.qualifier.as_deref());
     ApiError::not_found("Function", arn)
-}
-
-/// A function that is named without a version.
-pub(super) fn unqualified(name: &str) -> Result<Target, ApiError> {
-    let target = Target::parse(name, None)?;
-    match target.qualifier {
-        None => Ok(target),
-        Some(_) => {
-            Err(ApiError::invalid("This operation is for functions, not for their versions."))
-        }
-    }
-}
-
-/// One page of a function's versions.
-pub(super) fn versions_page(daemon: &Daemon, name: &str, query: &Query) -> Result<Value, ApiError> {
-    let target = Target { name: name.to_owned(), qualifier: None };
-    let latest = daemon.find(&target)?.version;
-    let versions = std::iter::once(latest).chain(daemon.store.versions(name)?);
-    let items = versions
-        .map(|version| (version.version.clone(), configuration(&daemon.place, &version, true)))
-        .collect();
-    let (versions, next) = page(items, query, MAX_PAGE);
-    Ok(json!({ "Versions": versions, "NextMarker": next }))
 }

@@ -4,23 +4,34 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
-use axum::extract::{Path, Query as UrlQuery};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use firn_agent::protocol::{LOG_TAIL_BYTES, MAX_EVENT_BYTES};
+use opentelemetry::Context;
 
-use super::functions::Daemonic;
-use super::{ApiError, Query, REQUEST_ID, blocking, read};
+use super::named::Qualified;
+use super::{ApiError, REQUEST_ID, blocking, read};
 use crate::agent::{EventError, Invocation};
 use crate::daemon::{Daemon, Found};
 use crate::functions::{Arn, State, Target};
-use crate::instances::{self, Invoked, Wanted};
+use crate::instances::{self, Invoked, Report, Wanted};
 use crate::metrics::Ending;
+use crate::telemetry::{self, Ended};
 
 /// The header with what a request cost, in JSON.
 const REPORT: HeaderName = HeaderName::from_static("x-firn-report");
+
+/// How often an event is tried again when its function fails: AWS Lambda's default.
+const RETRIES: u32 = 2;
+
+/// How long an event waits at first where there was no room for it, and how long at most: AWS Lambda's.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+
+/// How old an event may get: AWS Lambda's default.
+const MAX_AGE: Duration = Duration::from_secs(6 * 3600);
 
 /// What a request asks for besides the answer.
 struct Options {
@@ -38,15 +49,12 @@ enum Kind {
 }
 
 pub(super) async fn invoke(
-    axum::extract::State(daemon): Daemonic,
-    Path(name): Path<String>,
-    UrlQuery(query): UrlQuery<Query>,
+    Qualified { daemon, target }: Qualified,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
     let received = Instant::now();
     let options = Options::read(&headers)?;
-    let target = Target::parse(&name, query.qualifier.as_deref())?;
     let body = read(body, MAX_EVENT_BYTES, "InvokeFunction").await?;
     let (daemon, found, target) = blocking(move || {
         let found = daemon.find(&target)?;
@@ -74,16 +82,19 @@ pub(super) async fn invoke(
     if options.kind == Kind::DryRun {
         return Ok(with_headers(StatusCode::NO_CONTENT, named, Body::empty()));
     }
-    let request = instances::Request {
-        wanted: Wanted { version: Arc::new(found.version), concurrency: Some(found.concurrency) },
-        invocation,
-        received,
-    };
-    // A task of its own: it goes on when the client does not wait for it.
-    let task = tokio::spawn(run(Arc::clone(&daemon), request));
+    let parent = telemetry::parent(&headers);
     if options.kind == Kind::Event {
+        let permit = Arc::clone(&daemon.events).try_acquire_owned();
+        let permit = permit.map_err(|_| ApiError::too_many_events())?;
+        tokio::spawn(async move {
+            run_event(&daemon, &target, invocation, &parent).await;
+            drop(permit);
+        });
         return Ok(with_headers(StatusCode::ACCEPTED, named, Body::empty()));
     }
+    // A task of its own: it goes on when the client does not wait for it.
+    let task =
+        tokio::spawn(async move { run(&daemon, found, invocation, received, &parent).await });
     let invoked = match task.await {
         Ok(done) => done?,
         Err(error) => return Err(ApiError::service(&error, "the request's task was lost")),
@@ -91,18 +102,73 @@ pub(super) async fn invoke(
     Ok(answer(invoked, named, &request_id, &executed, options.tail))
 }
 
-/// Runs a request, counts it and writes it to the log.
-async fn run(daemon: Arc<Daemon>, request: instances::Request) -> Result<Invoked, ApiError> {
-    let version = Arc::clone(&request.wanted.version);
-    let request_id = request.invocation.request_id().to_owned();
+/// Runs a request that nobody waits for, as AWS Lambda does: again when the function fails, twice at most; and again and again,
+/// less and less often, where there was no room for it or firn failed.
+async fn run_event(
+    daemon: &Arc<Daemon>,
+    target: &Target,
+    invocation: Invocation,
+    parent: &Context,
+) {
+    let accepted = Instant::now();
+    let mut failures = 0;
+    let mut pause = FIRST_PAUSE;
+    loop {
+        // The function may have changed meanwhile, or be gone.
+        let (finder, wanted) = (Arc::clone(daemon), target.clone());
+        let Ok(found) = blocking(move || finder.find(&wanted)).await else { return };
+        let wait = match run(daemon, found, invocation.clone(), Instant::now(), parent).await {
+            Ok(invoked) if invoked.outcome.is_ok() => return,
+            Err(error) if error.is_passing() => {
+                let wait = pause;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+                wait
+            }
+            _ => {
+                failures += 1;
+                daemon.event_pause * failures
+            }
+        };
+        if failures > RETRIES || accepted.elapsed() + wait > MAX_AGE {
+            tracing::warn!(
+                function = target.name,
+                request_id = invocation.request_id(),
+                "an event was given up"
+            );
+            return;
+        }
+        tokio::time::sleep(wait).await;
+    }
+}
+
+/// Runs a request, counts it, traces it and writes it to the log.
+async fn run(
+    daemon: &Arc<Daemon>,
+    found: Found,
+    invocation: Invocation,
+    received: Instant,
+    parent: &Context,
+) -> Result<Invoked, ApiError> {
+    let version = Arc::new(found.version);
+    let request_id = invocation.request_id().to_owned();
+    let wanted = Wanted { version: Arc::clone(&version), concurrency: Some(found.concurrency) };
+    let request = instances::Request { wanted, invocation, received };
     let (fleet, code) = (Arc::clone(&daemon.fleet), daemon.code.clone());
     let invoked = instances::invoke(fleet, code, request).await;
-    let ended = |ending| daemon.fleet.metrics.ended(&version.function, ending);
     let (function, number) = (&version.function, &version.version);
+    let trace = |report: Option<&Report>, failure: Option<String>| {
+        let Some(telemetry) = &daemon.telemetry else { return };
+        let (version, request_id, taken) = (&*version, request_id.as_str(), received.elapsed());
+        telemetry.invocation(&Ended { version, request_id, parent, taken, report, failure });
+    };
     match invoked {
         Ok(invoked) => {
-            let failed = invoked.outcome.is_err();
-            ended(if failed { Ending::function_error } else { Ending::answered });
+            let failure = invoked.outcome.as_ref().err().map(|failed| failed.error.to_string());
+            let failed = failure.is_some();
+            let ending = if failed { Ending::function_error } else { Ending::answered };
+            let taken = Some((invoked.report.start, invoked.report.total_ns));
+            daemon.fleet.tally(&version, ending, taken);
+            trace(Some(&invoked.report), failure);
             let report = serde_json::to_string(&invoked.report).unwrap_or_default();
             tracing::info!(function, version = number, request_id, failed, report, "invoked");
             Ok(invoked)
@@ -110,8 +176,10 @@ async fn run(daemon: Arc<Daemon>, request: instances::Request) -> Result<Invoked
         Err(failure) => {
             let text = failure.to_string();
             let error = ApiError::from(failure);
-            ended(if error.is_throttling() { Ending::throttled } else { Ending::failed });
+            let ending = if error.is_throttling() { Ending::throttled } else { Ending::failed };
+            daemon.fleet.tally(&version, ending, None);
             tracing::warn!(function, version = number, request_id, reason = text, "not invoked");
+            trace(None, Some(text));
             Err(error)
         }
     }

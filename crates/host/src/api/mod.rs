@@ -4,6 +4,7 @@ mod aliases;
 mod error;
 mod functions;
 mod invoke;
+mod named;
 mod settings;
 mod sigv4;
 #[cfg(test)]
@@ -30,6 +31,7 @@ pub(crate) use types::{PublishVersion, base64_of_hex};
 
 use crate::daemon::Daemon;
 use crate::functions::MAX_ZIP;
+use crate::instances::DaemonStatus;
 
 /// The longest body of any request, in bytes: a zip file of the largest size in base64, and what is around it.
 const MAX_BODY: usize = MAX_ZIP.div_ceil(3) * 4 + (64 << 10);
@@ -70,6 +72,7 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         )
         .route("/2019-09-30/functions/{name}/concurrency", get(functions::get_concurrency))
         .route("/metrics", get(metrics))
+        .route(STATUS_PATH, get(status))
         .fallback(async || ApiError::no_such_operation())
         .method_not_allowed_fallback(async || ApiError::no_such_operation())
         .layer(middleware::from_fn_with_state(Arc::clone(&daemon), authorize))
@@ -100,12 +103,19 @@ async fn authorize(State(daemon): State<Arc<Daemon>>, request: Request, next: Ne
     response
 }
 
+/// Where the daemon says what it is doing.
+pub(crate) const STATUS_PATH: &str = "/status";
+
 /// The header with a request's id.
 pub(crate) const REQUEST_ID: &str = "x-amzn-requestid";
 
 async fn metrics(State(daemon): State<Arc<Daemon>>) -> impl IntoResponse {
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([("content-type", kind)], daemon.fleet.metrics.text())
+}
+
+async fn status(State(daemon): State<Arc<Daemon>>) -> axum::Json<DaemonStatus> {
+    axum::Json(daemon.fleet.status())
 }
 
 /// Reads a request's body of at most `limit` bytes.

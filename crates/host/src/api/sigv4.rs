@@ -7,10 +7,14 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use axum::body::Bytes;
+use axum::http::header::AUTHORIZATION;
 use axum::http::request::Parts;
+use axum::http::{HeaderValue, Request};
 use hmac::{Hmac, KeyInit, Mac};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use sha2::{Digest, Sha256};
+use time::format_description::BorrowedFormatItem;
 use time::macros::format_description;
 use time::{OffsetDateTime, PrimitiveDateTime};
 
@@ -20,6 +24,13 @@ const ALGORITHM: &str = "AWS4-HMAC-SHA256";
 
 /// The service that requests are signed for.
 const SERVICE: &str = "lambda";
+
+/// The region that firn's own requests are signed for; the daemon takes any.
+const REGION: &str = "us-east-1";
+
+/// The form of x-amz-date.
+const TIME: &[BorrowedFormatItem<'_>] =
+    format_description!("[year][month][day]T[hour][minute][second]Z");
 
 /// How far a client's clock may be from the daemon's.
 const SKEW: Duration = Duration::from_secs(15 * 60);
@@ -140,22 +151,55 @@ impl Credentials {
             return Err(invalid("host and x-amz-date have to be signed"));
         }
         let canonical = canonical_request(request, &signed, body);
-        let scope = format!("{}/{}/{SERVICE}/aws4_request", signature.date, signature.region);
-        let digest = hex(&Sha256::digest(canonical));
-        let text = format!("{ALGORITHM}\n{time}\n{scope}\n{digest}");
-        let parts = [signature.date, signature.region, SERVICE, "aws4_request"];
-        let mut key = format!("AWS4{secret}").into_bytes();
-        for part in parts {
-            key = mac(&key, part)?.finalize().into_bytes().to_vec();
-        }
+        let scope = [signature.date, signature.region, SERVICE, "aws4_request"];
         // Compares in constant time.
-        mac(&key, &text)?.verify_slice(&signature.signature).map_err(|_| {
+        sealed(secret, time, scope, &canonical).verify_slice(&signature.signature).map_err(|_| {
             invalid(
                 "The request signature we calculated does not match the signature you provided. Check your AWS Secret \
                  Access Key and signing method.",
             )
         })
     }
+
+    /// Signs a request with the first of the keys.
+    pub(crate) fn sign(&self, request: &mut Request<Bytes>, now: SystemTime) {
+        let Some((key, secret)) = self.0.iter().min() else { return };
+        // The form takes every time that a clock can tell.
+        let time = OffsetDateTime::from(now).format(TIME).unwrap_or_default();
+        let host = request.uri().authority().map_or("", |authority| authority.as_str()).to_owned();
+        let date = &time[..time.len().min(8)];
+        let headers = request.headers_mut();
+        for (name, value) in [("host", &host), ("x-amz-date", &time)] {
+            if let Ok(value) = HeaderValue::from_str(value) {
+                headers.insert(name, value);
+            }
+        }
+        let signed = ["host", "x-amz-date"];
+        let scope = [date, REGION, SERVICE, "aws4_request"];
+        let (parts, body) = std::mem::take(request).into_parts();
+        let canonical = canonical_request(&parts, &signed, &body);
+        let signature = hex(&sealed(secret, &time, scope, &canonical).finalize().into_bytes());
+        let (scope, signed) = (scope.join("/"), signed.join(";"));
+        let value = format!(
+            "{ALGORITHM} Credential={key}/{scope}, SignedHeaders={signed}, Signature={signature}"
+        );
+        *request = Request::from_parts(parts, body);
+        // A key that no header can hold is refused as a request without a signature.
+        if let Ok(value) = HeaderValue::from_str(&value) {
+            request.headers_mut().insert(AUTHORIZATION, value);
+        }
+    }
+}
+
+/// What a signature is computed with: the text to sign, under the key that is made of the secret for the scope.
+fn sealed(secret: &str, time: &str, scope: [&str; 4], canonical: &str) -> Hmac<Sha256> {
+    let digest = hex(&Sha256::digest(canonical));
+    let text = format!("{ALGORITHM}\n{time}\n{}\n{digest}", scope.join("/"));
+    let mut key = format!("AWS4{secret}").into_bytes();
+    for part in scope {
+        key = mac(&key, part).finalize().into_bytes().to_vec();
+    }
+    mac(&key, &text)
 }
 
 impl<'a> Signature<'a> {
@@ -212,9 +256,8 @@ fn canonical_request(request: &Parts, signed: &[&str], body: &[u8]) -> String {
 }
 
 fn check_time(text: &str, now: SystemTime) -> Result<(), ApiError> {
-    let form = format_description!("[year][month][day]T[hour][minute][second]Z");
     let time =
-        PrimitiveDateTime::parse(text, form).map_err(|_| invalid("x-amz-date cannot be read"))?;
+        PrimitiveDateTime::parse(text, TIME).map_err(|_| invalid("x-amz-date cannot be read"))?;
     let skew = (OffsetDateTime::from(now) - time.assume_utc()).unsigned_abs();
     if skew > SKEW {
         return Err(invalid(&format!(
@@ -225,11 +268,11 @@ fn check_time(text: &str, now: SystemTime) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn mac(key: &[u8], text: &str) -> Result<Hmac<Sha256>, ApiError> {
-    // Keys of every length are taken.
-    let mut mac = Hmac::<Sha256>::new_from_slice(key).map_err(|_| invalid("the key is none"))?;
+fn mac(key: &[u8], text: &str) -> Hmac<Sha256> {
+    #[expect(clippy::expect_used, reason = "HMAC takes keys of every length (RFC 2104)")]
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("a key of any length");
     mac.update(text.as_bytes());
-    Ok(mac)
+    mac
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -1,23 +1,20 @@
 //! Versions: publish, list.
 
-use std::sync::Arc;
-
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{Path, Query as UrlQuery, State};
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
+use serde_json::json;
 
-use super::functions::{Daemonic, MAX_DOCUMENT, unqualified, versions_page};
+use super::functions::{MAX_DOCUMENT, MAX_PAGE};
+use super::named::Unqualified;
 use super::types::{PublishVersion, configuration};
-use super::{ApiError, Query, blocking, read};
+use super::{ApiError, blocking, page, read};
 
 pub(super) async fn publish(
-    State(daemon): Daemonic,
-    Path(name): Path<String>,
+    Unqualified { daemon, target, .. }: Unqualified,
     body: Body,
 ) -> Result<impl IntoResponse, ApiError> {
-    let target = unqualified(&name)?;
     let body = read(body, MAX_DOCUMENT, "PublishVersion").await?;
     let request: PublishVersion = if body.is_empty() {
         PublishVersion::default()
@@ -31,11 +28,16 @@ pub(super) async fn publish(
 }
 
 pub(super) async fn list(
-    State(daemon): Daemonic,
-    Path(name): Path<String>,
-    UrlQuery(query): UrlQuery<Query>,
+    Unqualified { daemon, target, query, .. }: Unqualified,
 ) -> Result<impl IntoResponse, ApiError> {
-    let target = unqualified(&name)?;
-    let daemon = Arc::clone(&daemon);
-    blocking(move || versions_page(&daemon, &target.name, &query).map(Json)).await
+    blocking(move || {
+        let latest = daemon.find(&target)?.version;
+        let versions = std::iter::once(latest).chain(daemon.store.versions(&target.name)?);
+        let items = versions
+            .map(|version| (version.version.clone(), configuration(&daemon.place, &version, true)))
+            .collect();
+        let (versions, next) = page(items, &query, MAX_PAGE);
+        Ok(Json(json!({ "Versions": versions, "NextMarker": next })))
+    })
+    .await
 }

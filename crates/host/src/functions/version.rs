@@ -89,6 +89,8 @@ pub(crate) struct Snapshot {
     pub(crate) place: SnapshotPlace,
     /// What its image takes, in bytes.
     pub(crate) bytes: u64,
+    /// The planner that it is thawed by, where the function names none.
+    pub(crate) planner: String,
 }
 
 /// Where a version's snapshot is.

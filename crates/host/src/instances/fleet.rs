@@ -10,10 +10,12 @@ use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::ledger::{Budget, Cost, Ledger};
+use super::members::{Member, Members};
 use super::monitor::{Launcher, Monitor, guest_mib};
+use super::tally::Tallies;
 use crate::agent::AgentClient;
 use crate::functions::{SnapshotPlace, Version};
-use crate::metrics::Metrics;
+use crate::metrics::{Ending, Metrics, StartKind};
 
 /// What a monitor takes besides guest memory: its own program, page tables, what the guest writes to its disk at first.
 const MONITOR_BYTES: u64 = 16 << 20;
@@ -25,6 +27,8 @@ pub(crate) struct Limits {
     pub(crate) memory: u64,
     /// MicroVMs at once.
     pub(crate) monitors: usize,
+    /// Whether a version is booked by what its microVMs were measured to take, once they were.
+    pub(crate) measured: bool,
     /// Requests that may wait for a microVM.
     pub(crate) queue: usize,
     /// How long a request may wait for a microVM.
@@ -38,19 +42,22 @@ pub(crate) struct Limits {
 pub(crate) struct Fleet {
     pub(crate) launcher: Launcher,
     pub(crate) metrics: Metrics,
-    limits: Limits,
-    runtime: Handle,
+    pub(super) limits: Limits,
+    pub(super) runtime: Handle,
+    pub(super) begun: Instant,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
-struct State {
-    ledger: Ledger,
+pub(super) struct State {
+    pub(super) ledger: Ledger,
     lines: HashMap<Uuid, Line>,
-    waiting: VecDeque<Waiting>,
+    pub(super) waiting: VecDeque<Waiting>,
+    pub(super) members: Members,
+    pub(super) tallies: Tallies,
     /// MicroVMs that end to make room.
     ending: usize,
-    closed: bool,
+    pub(super) closed: bool,
 }
 
 /// The microVMs of one revision.
@@ -68,7 +75,7 @@ struct Idle {
 }
 
 #[derive(Debug)]
-struct Waiting {
+pub(super) struct Waiting {
     wanted: Wanted,
     reply: oneshot::Sender<Grant>,
 }
@@ -94,6 +101,7 @@ pub(crate) struct Vm {
 pub(crate) struct Booking {
     fleet: Arc<Fleet>,
     cost: Cost,
+    member: u64,
 }
 
 /// A request in flight, until dropped.
@@ -133,11 +141,14 @@ pub(crate) enum AcquireError {
 
 impl Fleet {
     pub(crate) fn new(launcher: Launcher, limits: Limits) -> Arc<Self> {
-        let budget = Budget { memory: limits.memory, monitors: limits.monitors };
+        let Limits { memory, monitors, measured, .. } = limits;
+        let budget = Budget { memory, monitors, measured };
         let state = State {
             ledger: Ledger::new(budget),
             lines: HashMap::new(),
             waiting: VecDeque::new(),
+            members: Members::default(),
+            tallies: Tallies::default(),
             ending: 0,
             closed: false,
         };
@@ -146,15 +157,17 @@ impl Fleet {
             metrics: Metrics::default(),
             limits,
             runtime: Handle::current(),
+            begun: Instant::now(),
             state: Mutex::new(state),
         });
+        fleet.launcher.stand_by();
         let weak = Arc::downgrade(&fleet);
         fleet.runtime.spawn(async move {
             let mut ticks = tokio::time::interval(Duration::from_secs(1));
             loop {
                 ticks.tick().await;
                 let Some(fleet) = weak.upgrade() else { return };
-                fleet.end_idle();
+                fleet.watch();
             }
         });
         fleet
@@ -196,9 +209,10 @@ impl Fleet {
     /// Keeps a microVM for the next request.
     pub(crate) fn release(self: &Arc<Self>, vm: Vm) {
         let mut state = self.lock();
-        let closed = state.closed;
-        match state.lines.get_mut(&vm.booking.cost.revision) {
-            Some(line) if !line.retired && !closed => {
+        let State { lines, members, closed, .. } = &mut *state;
+        match lines.get_mut(&vm.booking.cost.revision) {
+            Some(line) if !line.retired && !*closed => {
+                members.idle(vm.booking.member);
                 line.idle.push(Idle { vm, since: Instant::now() });
             }
             _ => self.end(vm),
@@ -207,20 +221,50 @@ impl Fleet {
         self.dispatch();
     }
 
+    /// A microVM has started, for a request.
+    pub(crate) fn began(&self, booking: &Booking, monitor: &Monitor, start: StartKind) {
+        self.lock().members.began(booking.member, monitor.process(), start);
+    }
+
+    /// A microVM is started to be frozen.
+    pub(crate) fn publishes(&self, booking: &Booking) {
+        self.lock().members.publishes(booking.member);
+    }
+
+    /// Has monitors stand by in place of those that were used.
+    pub(crate) fn stand_by(self: &Arc<Self>) {
+        let fleet = Arc::clone(self);
+        self.runtime.spawn(async move {
+            if !fleet.lock().closed {
+                fleet.launcher.stand_by();
+            }
+        });
+    }
+
+    /// Counts a request that has ended: how it found a microVM and how long it took, where it got one.
+    pub(crate) fn tally(&self, version: &Version, ending: Ending, taken: Option<(StartKind, u64)>) {
+        self.metrics.ended(&version.function, ending);
+        self.lock().tallies.count(version, ending, taken);
+    }
+
     /// Ends a microVM.
     pub(crate) fn end(self: &Arc<Self>, vm: Vm) {
-        // The booking goes when the process has gone.
-        self.runtime.spawn(async move {
-            let Vm { monitor, booking, agent } = vm;
-            drop(agent);
-            monitor.end().await;
-            drop(booking);
-        });
+        self.runtime.spawn(Arc::clone(self).ended(vm));
+    }
+
+    /// Ends a microVM. Its booking goes when its process has gone.
+    async fn ended(self: Arc<Self>, vm: Vm) {
+        let Vm { monitor, booking, agent } = vm;
+        drop(agent);
+        self.lock().members.ending(booking.member);
+        monitor.end().await;
+        drop(booking);
     }
 
     /// Ends the microVMs of a revision, those that are busy after their request.
     pub(crate) fn retire(self: &Arc<Self>, revision: Uuid) {
         let mut state = self.lock();
+        state.ledger.forget(revision);
         if let Some(line) = state.lines.get_mut(&revision) {
             line.retired = true;
             for idle in std::mem::take(&mut line.idle) {
@@ -234,6 +278,7 @@ impl Fleet {
         {
             let mut state = self.lock();
             state.closed = true;
+            self.launcher.standbys.end();
             state.waiting.clear();
             let idle: Vec<Idle> =
                 state.lines.values_mut().flat_map(|line| std::mem::take(&mut line.idle)).collect();
@@ -247,7 +292,7 @@ impl Fleet {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -259,7 +304,10 @@ impl Fleet {
             return None;
         }
         let seat = match wanted.concurrency.and_then(|_| self.warm(state, wanted)) {
-            Some(vm) => Seat::Warm(Box::new(vm)),
+            Some(vm) => {
+                state.members.busy(vm.booking.member);
+                Seat::Warm(Box::new(vm))
+            }
             None => Seat::Start(self.book(state, &wanted.version)?),
         };
         let flight = wanted.concurrency.map(|limit| {
@@ -289,11 +337,12 @@ impl Fleet {
             return None;
         }
         state.lines.entry(cost.revision).or_default().count += 1;
-        Some(Booking { fleet: Arc::clone(self), cost })
+        let member = state.members.add(Member::of(version));
+        Some(Booking { fleet: Arc::clone(self), cost, member })
     }
 
     /// Ends the microVM that has been idle the longest, one at a time.
-    fn make_room(self: &Arc<Self>, state: &mut State) {
+    pub(super) fn make_room(self: &Arc<Self>, state: &mut State) {
         if state.ending > 0 {
             return;
         }
@@ -307,6 +356,7 @@ impl Fleet {
         self.runtime.spawn(async move {
             let Vm { monitor, booking, agent } = idle.vm;
             drop(agent);
+            fleet.lock().members.ending(booking.member);
             monitor.end().await;
             fleet.lock().ending -= 1;
             drop(booking);
@@ -314,7 +364,7 @@ impl Fleet {
     }
 
     /// Gives what has become free to those that wait, in their order.
-    fn dispatch(self: &Arc<Self>) {
+    pub(super) fn dispatch(self: &Arc<Self>) {
         let mut undelivered = Vec::new();
         let mut state = self.lock();
         for waiting in std::mem::take(&mut state.waiting) {
@@ -338,8 +388,8 @@ impl Fleet {
         }
     }
 
-    fn end_idle(self: &Arc<Self>) {
-        let mut state = self.lock();
+    /// Ends microVMs that were idle for long, or have ended by themselves.
+    pub(super) fn end_idle(self: &Arc<Self>, state: &mut State) {
         for line in state.lines.values_mut() {
             let keep = |idle: &mut Idle| {
                 idle.since.elapsed() < self.limits.keep_alive && idle.vm.monitor.is_alive()
@@ -353,19 +403,19 @@ impl Fleet {
                 self.end(idle.vm);
             }
         }
-        self.count(&state);
     }
 
-    fn count(&self, state: &State) {
+    pub(super) fn count(&self, state: &State) {
         let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         self.metrics.monitors.set(gauge(state.ledger.monitors()));
+        self.metrics.standby.set(gauge(self.launcher.standbys.len()));
         self.metrics.queued.set(gauge(state.waiting.len()));
         self.metrics.private_bytes.set(state.ledger.private_bytes());
         self.metrics.shared_bytes.set(state.ledger.shared_bytes());
     }
 }
 
-/// What a microVM of `version` may take.
+/// What a microVM of `version` may take at worst.
 fn cost(version: &Version) -> Cost {
     let shared = match &version.snapshot {
         Some(snapshot) if matches!(snapshot.place, SnapshotPlace::Directory(_)) => snapshot.bytes,
@@ -380,6 +430,7 @@ impl Drop for Booking {
     fn drop(&mut self) {
         let mut state = self.fleet.lock();
         state.ledger.cancel(&self.cost);
+        state.members.remove(self.member);
         if let Some(line) = state.lines.get_mut(&self.cost.revision) {
             line.count -= 1;
             if line.count == 0 {

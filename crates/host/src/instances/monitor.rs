@@ -1,5 +1,6 @@
 //! The processes: `firn boot`, `firn thaw` and `firn freeze`, as anybody would start them.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,10 +9,13 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
-use tokio::process::{Child, ChildStdin, Command};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use firn_memory::prefer_as_victim;
+
+use super::standby::{Standbys, now};
 use crate::agent::FunctionError;
 use crate::functions::{Snapshot, SnapshotPlace, Version};
 use crate::instance::{Instance, Instances};
@@ -28,6 +32,9 @@ const MAX_COMPLAINT: u64 = 64 << 10;
 /// What a guest has besides the function's memory, for its kernel and the agent, MiB.
 const GUEST_MIB: u32 = 64;
 
+/// Names the moment at which a request came in, for `firn thaw`.
+const REQUEST_VARIABLE: &str = "FIRN_REQUEST_NS";
+
 /// Starts microVMs.
 #[derive(Debug)]
 pub(crate) struct Launcher {
@@ -39,19 +46,32 @@ pub(crate) struct Launcher {
     pub(crate) pool: Option<PathBuf>,
     /// The directory of the snapshots, where there is no pool.
     pub(crate) snapshots: PathBuf,
-    /// The planner of functions that name none.
-    pub(crate) planner: String,
+    /// The planners of functions that name none, the best first.
+    pub(crate) planners: Vec<String>,
     /// Options for `firn boot`.
     pub(crate) boot_options: Vec<String>,
     /// Whether functions may name the image that they run on.
     pub(crate) images: bool,
     /// Options for `firn thaw`.
     pub(crate) thaw_options: Vec<String>,
+    /// Options for `firn standby`.
+    pub(crate) standby_options: Vec<String>,
     /// The region that functions are told.
     pub(crate) region: String,
     /// How long a microVM may take to boot or to thaw.
     pub(crate) start_limit: Duration,
     pub(crate) started: AtomicU64,
+    /// Monitors that wait for something to thaw.
+    pub(crate) standbys: Standbys,
+}
+
+/// A `firn` that was started. Dropped, it is killed.
+#[derive(Debug)]
+pub(super) struct Started {
+    pub(super) child: Child,
+    pub(super) input: Option<ChildStdin>,
+    stdout: Option<ChildStdout>,
+    complaints: JoinHandle<Vec<u8>>,
 }
 
 /// A microVM's process. Dropped, it is killed.
@@ -63,6 +83,16 @@ pub(crate) struct Monitor {
     /// The microVM ends when this does.
     input: Option<ChildStdin>,
     complaints: JoinHandle<Vec<u8>>,
+}
+
+/// A microVM that was thawed.
+#[derive(Debug)]
+pub(crate) struct Thawed {
+    pub(crate) monitor: Monitor,
+    /// What `firn thaw` says about it.
+    pub(crate) report: Box<RawValue>,
+    /// Whether its process stood by.
+    pub(crate) standby: bool,
 }
 
 /// Why a microVM did not start.
@@ -113,28 +143,52 @@ pub(crate) fn guest_mib(version: &Version) -> u32 {
 impl Launcher {
     /// Boots a microVM without a function.
     pub(crate) async fn boot(&self, version: &Version) -> Result<Monitor, StartError> {
-        let mut command = self.command("boot");
+        let name = self.new_name();
+        let mut command = Command::new(&self.program);
+        command.arg("boot").args(self.common(&name));
         command.arg("--memory").arg(format!("{}M", guest_mib(version))).args(&self.boot_options);
         if let Some(image) = version.environment.get("FIRN_IMAGE").filter(|_| self.images) {
             command.arg("--image").arg(image);
         }
-        Ok(self.start(command).await?.0)
+        Ok(self.follow(Started::new(command)?, &name).await?.0)
     }
 
-    /// Thaws a microVM, and returns the thaw's report.
+    /// Thaws a microVM, in a process that stood by where there is one.
     pub(crate) async fn thaw(
         &self,
         version: &Version,
-        place: &SnapshotPlace,
-    ) -> Result<(Monitor, Box<RawValue>), StartError> {
-        let mut command = self.command("thaw");
-        let planner = version.environment.get("FIRN_PLANNER").unwrap_or(&self.planner);
-        command.arg("--planner").arg(planner).args(&self.thaw_options);
-        self.name(&mut command, place);
-        let (monitor, report) = self.start(command).await?;
+        snapshot: &Snapshot,
+    ) -> Result<Thawed, StartError> {
+        let begin = now();
+        let name = self.new_name();
+        let mut arguments = self.common(&name);
+        let planner = version.environment.get("FIRN_PLANNER").unwrap_or(&snapshot.planner);
+        arguments.extend(["--planner", planner].map(OsString::from));
+        arguments.extend(self.thaw_options.iter().map(OsString::from));
+        arguments.extend(self.place_arguments(&snapshot.place));
+        let ordered = self.standbys.order(begin, &arguments).await;
+        let standby = ordered.is_some();
+        let started = match ordered {
+            Some(started) => started,
+            None => {
+                let mut command = Command::new(&self.program);
+                command.arg("thaw").args(arguments).env(REQUEST_VARIABLE, begin.to_string());
+                Started::new(command)?
+            }
+        };
+        let (monitor, report) = self.follow(started, &name).await?;
         // A firn of another version might say nothing that is JSON: the microVM is good all the same.
         let report = RawValue::from_string(report).unwrap_or_else(|_| RawValue::NULL.to_owned());
-        Ok((monitor, report))
+        Ok(Thawed { monitor, report, standby })
+    }
+
+    /// Starts monitors until as many stand by as shall.
+    pub(crate) fn stand_by(&self) {
+        self.standbys.fill(|| {
+            let mut command = Command::new(&self.program);
+            command.arg("standby").args(&self.standby_options);
+            Started::new(command)
+        });
     }
 
     /// Freezes a microVM, which ends with that, and returns the size of its image in bytes.
@@ -145,10 +199,25 @@ impl Launcher {
     ) -> Result<Snapshot, FreezeError> {
         let mut command = Command::new(&self.program);
         command.args(["freeze", "--json", monitor.instance.name()]);
-        self.name(&mut command, &place);
+        command.args(self.place_arguments(&place));
         let output = self.run(command).await?;
         let frozen: Frozen = serde_json::from_slice(&output).map_err(FreezeError::Report)?;
-        Ok(Snapshot { place, bytes: frozen.stored_pages.saturating_mul(4096) })
+        let planner = self.planner(&place).await?;
+        Ok(Snapshot { place, bytes: frozen.stored_pages.saturating_mul(4096), planner })
+    }
+
+    /// The first of the planners that makes a plan for a snapshot on this host.
+    async fn planner(&self, place: &SnapshotPlace) -> Result<String, FreezeError> {
+        let mut refused = Ok(String::new());
+        for planner in &self.planners {
+            let mut command = Command::new(&self.program);
+            command.args(["plan", "--planner", planner]).args(self.place_arguments(place));
+            match self.run(command).await {
+                Ok(_) => return Ok(planner.clone()),
+                Err(error) => refused = Err(error),
+            }
+        }
+        refused
     }
 
     /// Removes a snapshot.
@@ -183,41 +252,35 @@ impl Launcher {
         }
     }
 
-    fn name(&self, command: &mut Command, place: &SnapshotPlace) {
+    fn place_arguments(&self, place: &SnapshotPlace) -> Vec<OsString> {
         match place {
-            SnapshotPlace::Directory(name) => command.arg(self.snapshots.join(name)),
+            SnapshotPlace::Directory(name) => vec![self.snapshots.join(name).into()],
             SnapshotPlace::Pool(name) => {
-                if let Some(pool) = &self.pool {
-                    command.arg("--pool").arg(pool);
-                }
-                command.arg(name)
+                let pool = self.pool.iter().flat_map(|pool| ["--pool".into(), pool.into()]);
+                pool.chain([name.into()]).collect()
             }
-        };
+        }
     }
 
-    fn command(&self, name: &str) -> Command {
-        let mut command = Command::new(&self.program);
-        let limit = self.start_limit.as_secs().max(1).to_string();
-        command.args([name, "--json", "--end-with-input", "--time-limit", &limit]);
-        command
-    }
-
-    /// Starts a microVM and waits for its report.
-    async fn start(&self, mut command: Command) -> Result<(Monitor, String), StartError> {
+    fn new_name(&self) -> String {
         let number = self.started.fetch_add(1, Ordering::Relaxed);
-        let name = format!("serve-{}-{number}", std::process::id());
-        command.arg("--name").arg(&name);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.kill_on_drop(true).spawn().map_err(StartError::Spawn)?;
-        let stdout = child.stdout.take();
-        let complaints = tokio::spawn(read_to_end(child.stderr.take(), MAX_COMPLAINT));
-        let mut monitor = Monitor {
-            input: child.stdin.take(),
-            child,
-            instance: self.instances.named(&name),
-            instances: self.instances.clone(),
-            complaints,
-        };
+        format!("serve-{}-{number}", std::process::id())
+    }
+
+    /// Arguments that `firn boot` and `firn thaw` have in common.
+    fn common(&self, name: &str) -> Vec<OsString> {
+        let limit = self.start_limit.as_secs().max(1).to_string();
+        ["--json", "--end-with-input", "--time-limit", &limit, "--name", name]
+            .map(OsString::from)
+            .to_vec()
+    }
+
+    /// Waits for the report of a process that starts a microVM.
+    async fn follow(&self, started: Started, name: &str) -> Result<(Monitor, String), StartError> {
+        let Started { child, input, stdout, complaints } = started;
+        let instances = self.instances.clone();
+        let instance = instances.named(name);
+        let mut monitor = Monitor { child, instance, instances, input, complaints };
         let mut line = String::new();
         let read = async {
             match stdout {
@@ -265,7 +328,24 @@ impl Launcher {
     }
 }
 
+impl Started {
+    pub(super) fn new(mut command: Command) -> Result<Self, StartError> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.kill_on_drop(true).spawn().map_err(StartError::Spawn)?;
+        if let Some(process) = child.id() {
+            prefer_as_victim(process).map_err(StartError::Spawn)?;
+        }
+        let complaints = tokio::spawn(read_to_end(child.stderr.take(), MAX_COMPLAINT));
+        Ok(Self { input: child.stdin.take(), stdout: child.stdout.take(), child, complaints })
+    }
+}
+
 impl Monitor {
+    /// Its process, while it runs.
+    pub(crate) fn process(&self) -> Option<u32> {
+        self.child.id()
+    }
+
     /// The microVM's way in.
     pub(crate) fn vsock_socket(&self) -> PathBuf {
         self.instance.vsock_socket()

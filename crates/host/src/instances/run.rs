@@ -9,12 +9,12 @@ use serde_json::value::RawValue;
 use tokio::task::spawn_blocking;
 
 use super::fleet::{AcquireError, Booking, Fleet, Seat, Vm, Wanted};
-use super::monitor::{FreezeError, Monitor, StartError};
+use super::monitor::{FreezeError, Monitor, StartError, Thawed};
 use crate::agent::{
     AgentClient, Answer, ConnectError, Failed, FunctionError, Invocation, InvokeError, LambdaLoad,
     LoadError, PutError,
 };
-use crate::functions::{CodeError, CodeStore, Runtime, Snapshot, SnapshotPlace, Version};
+use crate::functions::{CodeError, CodeStore, Runtime, Snapshot, Version};
 use crate::metrics::StartKind;
 
 /// Errors after which a microVM is not asked again: its runtime was ended, and with it what it kept.
@@ -36,6 +36,15 @@ pub(crate) struct Invoked {
     pub(crate) report: Report,
 }
 
+/// A microVM that a request has got.
+struct Begun {
+    vm: Vm,
+    start: StartKind,
+    standby: bool,
+    /// What `firn thaw` says about the start.
+    thaw: Option<Box<RawValue>>,
+}
+
 /// What a request cost, for `x-firn-report`.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
@@ -48,6 +57,8 @@ pub(crate) struct Report {
     pub(crate) invoke_ns: u64,
     /// Request in to answer out.
     pub(crate) total_ns: u64,
+    /// Whether the monitor stood by: was started before there was a request for it.
+    pub(crate) standby: bool,
     /// What `firn thaw` says about the start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) thaw: Option<Box<RawValue>>,
@@ -110,10 +121,13 @@ pub(crate) async fn invoke(
     // Held until the answer is here.
     let _flight = grant.flight;
     let begin = Instant::now();
-    let (vm, start, thaw) = match grant.seat {
-        Seat::Warm(vm) => (*vm, StartKind::warm, None),
+    let Begun { vm, start, standby, thaw } = match grant.seat {
+        Seat::Warm(vm) => Begun { vm: *vm, start: StartKind::warm, standby: false, thaw: None },
         Seat::Start(booking) => match start(&fleet, &code, &version, booking).await {
-            Ok(started) => started,
+            Ok(begun) => {
+                fleet.began(&begun.vm.booking, &begun.vm.monitor, begun.start);
+                begun
+            }
             Err(LoadFailure::Load(LoadError::Function(failed))) => {
                 let report = Report {
                     start: StartKind::cold,
@@ -121,6 +135,7 @@ pub(crate) async fn invoke(
                     start_ns: nanoseconds(begin.elapsed()),
                     invoke_ns: 0,
                     total_ns: nanoseconds(request.received.elapsed()),
+                    standby: false,
                     thaw: None,
                 };
                 return Ok(Invoked { outcome: Err(failed), report });
@@ -171,6 +186,7 @@ pub(crate) async fn invoke(
         start_ns: nanoseconds(started),
         invoke_ns: nanoseconds(invoke),
         total_ns: nanoseconds(total),
+        standby,
         thaw,
     };
     Ok(Invoked { outcome, report })
@@ -186,6 +202,7 @@ pub(crate) async fn publish(
     let Seat::Start(booking) = fleet.acquire(wanted).await?.seat else {
         return Err(AcquireError::Closed.into());
     };
+    fleet.publishes(&booking);
     let monitor = fleet.launcher.boot(&version).await.map_err(LoadFailure::from)?;
     let loaded = load(&fleet, &code, &version, &monitor, true).await;
     let frozen = match loaded {
@@ -208,11 +225,15 @@ async fn start(
     code: &CodeStore,
     version: &Arc<Version>,
     booking: Booking,
-) -> Result<(Vm, StartKind, Option<Box<RawValue>>), LoadFailure> {
+) -> Result<Begun, LoadFailure> {
     if let Some(snapshot) = &version.snapshot {
-        match thaw(fleet, version, &snapshot.place).await {
-            Ok((monitor, agent, report)) => {
-                return Ok((Vm { monitor, agent, booking }, StartKind::thawed, Some(report)));
+        let thawed = thaw(fleet, version, snapshot).await;
+        fleet.stand_by();
+        match thawed {
+            Ok((Thawed { monitor, report, standby }, agent)) => {
+                let vm = Vm { monitor, agent, booking };
+                let thaw = Some(report);
+                return Ok(Begun { vm, start: StartKind::thawed, standby, thaw });
             }
             Err(error @ LoadFailure::Start(StartError::Function(_))) => return Err(error),
             Err(error) => {
@@ -228,7 +249,10 @@ async fn start(
     }
     let monitor = fleet.launcher.boot(version).await?;
     match load(fleet, code, version, &monitor, false).await {
-        Ok(agent) => Ok((Vm { monitor, agent, booking }, StartKind::cold, None)),
+        Ok(agent) => {
+            let vm = Vm { monitor, agent, booking };
+            Ok(Begun { vm, start: StartKind::cold, standby: false, thaw: None })
+        }
         Err(error) => {
             monitor.end().await;
             Err(error)
@@ -239,14 +263,14 @@ async fn start(
 async fn thaw(
     fleet: &Arc<Fleet>,
     version: &Version,
-    place: &SnapshotPlace,
-) -> Result<(Monitor, AgentClient, Box<RawValue>), LoadFailure> {
-    let (monitor, report) = fleet.launcher.thaw(version, place).await?;
-    let (socket, limit) = (monitor.vsock_socket(), fleet.launcher.start_limit);
+    snapshot: &Snapshot,
+) -> Result<(Thawed, AgentClient), LoadFailure> {
+    let thawed = fleet.launcher.thaw(version, snapshot).await?;
+    let (socket, limit) = (thawed.monitor.vsock_socket(), fleet.launcher.start_limit);
     match spawn_blocking(move || AgentClient::connect(&socket, limit)).await? {
-        Ok(agent) => Ok((monitor, agent, report)),
+        Ok(agent) => Ok((thawed, agent)),
         Err(error) => {
-            monitor.end().await;
+            thawed.monitor.end().await;
             Err(error.into())
         }
     }

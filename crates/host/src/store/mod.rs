@@ -18,6 +18,9 @@ const VERSIONS: TableDefinition<'_, Numbered, &[u8]> = TableDefinition::new("ver
 /// JSON by the function's and the alias's name.
 const ALIASES: TableDefinition<'_, Named, &[u8]> = TableDefinition::new("aliases");
 
+/// Names of snapshots in a pool that are to be removed: nothing else in the pool says that they were this daemon's.
+const DOOMED: TableDefinition<'_, &str, ()> = TableDefinition::new("doomed");
+
 /// The database failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -63,6 +66,7 @@ impl Store {
             change.0.open_table(FUNCTIONS).map_err(failed)?;
             change.0.open_table(VERSIONS).map_err(failed)?;
             change.0.open_table(ALIASES).map_err(failed)?;
+            change.0.open_table(DOOMED).map_err(failed)?;
             Ok::<_, StoreError>(())
         })?;
         Ok(store)
@@ -110,6 +114,14 @@ impl Store {
         entries.map(|entry| parse(entry.map_err(failed)?.1.value())).collect()
     }
 
+    /// Snapshots in a pool that are to be removed.
+    pub(crate) fn doomed(&self) -> Result<Vec<String>, StoreError> {
+        let read = self.database.begin_read().map_err(failed)?;
+        let table = read.open_table(DOOMED).map_err(failed)?;
+        let entries = table.iter().map_err(failed)?;
+        entries.map(|entry| Ok(entry.map_err(failed)?.0.value().to_owned())).collect()
+    }
+
     pub(crate) fn alias(&self, name: &str, alias: &str) -> Result<Option<Alias>, StoreError> {
         let read = self.database.begin_read().map_err(failed)?;
         get(&read.open_table(ALIASES).map_err(failed)?, (name, alias))
@@ -142,6 +154,25 @@ impl Change {
         version: &Version,
     ) -> Result<(), StoreError> {
         put(self.0.open_table(VERSIONS).map_err(failed)?, (name, number), version)
+    }
+
+    /// The published versions of a function, oldest first.
+    pub(crate) fn versions(&self, name: &str) -> Result<Vec<Version>, StoreError> {
+        let table = self.0.open_table(VERSIONS).map_err(failed)?;
+        let entries = table.range((name, 0)..=(name, u64::MAX)).map_err(failed)?;
+        entries.map(|entry| parse(entry.map_err(failed)?.1.value())).collect()
+    }
+
+    /// Notes that a snapshot in a pool is to be removed.
+    pub(crate) fn doom(&self, snapshot: &str) -> Result<(), StoreError> {
+        self.0.open_table(DOOMED).map_err(failed)?.insert(snapshot, ()).map_err(failed)?;
+        Ok(())
+    }
+
+    /// Notes that it was.
+    pub(crate) fn forget_doomed(&self, snapshot: &str) -> Result<(), StoreError> {
+        self.0.open_table(DOOMED).map_err(failed)?.remove(snapshot).map_err(failed)?;
+        Ok(())
     }
 
     /// Removes a published version. Says whether there was one.

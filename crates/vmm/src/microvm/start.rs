@@ -341,9 +341,16 @@ impl<'a> FrozenMachine<'a> {
     /// # Errors
     /// See [`IncompatibleError`].
     pub fn open(snapshot: &'a Snapshot, kvm: &Path) -> Result<Self, IncompatibleError> {
+        Self::open_on(snapshot, OpenKvm::open(kvm)?)
+    }
+
+    /// The same on a KVM that is open already.
+    ///
+    /// # Errors
+    /// See [`IncompatibleError`].
+    pub fn open_on(snapshot: &'a Snapshot, kvm: OpenKvm) -> Result<Self, IncompatibleError> {
         let (version, bytes) = snapshot.machine_state();
         let state = MachineState::decode(version, bytes)?;
-        let kvm = OpenKvm::open(kvm)?;
         let offered = cpuid::for_vcpu(&kvm.cpuid, CpuModel::Host, 0, 1, kvm.tsc_deadline());
         check_cpu(&snapshot.manifest().description.cpu, offered.as_slice())?;
         Ok(Self { snapshot, state, kvm })

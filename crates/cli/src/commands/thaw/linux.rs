@@ -18,7 +18,7 @@ use firn_memory::{
 };
 use firn_vmm::{FrozenMachine, HostConfig, KvmStats, Microvm, RestoreReport, Virtualization};
 
-use super::{ThawArgs, ThawCommandError};
+use super::{Begun, ThawArgs, ThawCommandError};
 use crate::clock::{self, nanoseconds};
 use crate::commands::invoke::Outcome;
 use crate::event;
@@ -29,8 +29,8 @@ use crate::snapshot_args::OpenedSnapshot;
 /// Times of a thaw, in ns, in the order in which they pass.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Times {
-    /// Request to the first line of this program, where the caller said when the request came in
-    /// (`FIRN_REQUEST_NS`).
+    /// Request to the first line of this program, or, where it stood by, to the order being read; where the caller said when the
+    /// request came in (`FIRN_REQUEST_NS`, or the order).
     pub(crate) process_start_ns: Option<u64>,
     /// Reading the snapshot's header, machine state and zero map, and checking that this host is fit.
     pub(crate) load_ns: u64,
@@ -93,7 +93,7 @@ pub(crate) struct ThawReport {
 /// Thaws a guest that runs Linux. `opening` is what [`Snapshot::open`] took.
 pub(super) fn run(
     arguments: &ThawArgs,
-    begin: u64,
+    begun: Begun,
     planner: &dyn Planner,
     opened: &mut OpenedSnapshot,
     opening: Duration,
@@ -113,7 +113,10 @@ pub(super) fn run(
     let sources = Sources::of(snapshot);
     // Before anything is done with KVM: it works beside the rest.
     let loader = Loader::start(&plan, &sources)?;
-    let frozen = FrozenMachine::open(snapshot, &arguments.host.kvm)?;
+    let frozen = match begun.kvm {
+        Some(kvm) => FrozenMachine::open_on(snapshot, kvm)?,
+        None => FrozenMachine::open(snapshot, &arguments.host.kvm)?,
+    };
     let loaded = Instant::now();
     let executed = execute(&plan, &sources)?;
     let mapped = Instant::now();
@@ -151,9 +154,9 @@ pub(super) fn run(
         // A restore whose schedule fails is a failed restore.
         schedule.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         let loader = loader.map(Loader::finish).transpose()?;
-        let since = clock::request().unwrap_or(begin);
+        let since = begun.request.unwrap_or(begun.at);
         let times = Times {
-            process_start_ns: clock::request().map(|request| begin.saturating_sub(request)),
+            process_start_ns: begun.request.map(|request| begun.at.saturating_sub(request)),
             load_ns: nanoseconds(opening + (loaded - planned)),
             plan_ns: nanoseconds(planned - planning),
             execute_ns: nanoseconds(mapped - loaded),

@@ -16,7 +16,7 @@ use firn_host::{ConnectError, EventError, IdentifyError, IdentityError, InvokeEr
 use firn_memory::loader::LoadError;
 use firn_memory::planners::{ParsePlannerError, PlanSnapshotError, Preloaded, parse};
 use firn_memory::{ExecuteError, StepError};
-use firn_vmm::{GoneError, IncompatibleError, RestoreError};
+use firn_vmm::{GoneError, IncompatibleError, OpenKvm, RestoreError};
 
 use crate::clock;
 use crate::commands::invoke::FUNCTION_FAILED;
@@ -135,8 +135,24 @@ pub(crate) enum ThawCommandError {
     Measure(#[source] Box<dyn StdError + Send + Sync>),
 }
 
-pub(crate) fn run(arguments: &ThawArgs) -> Result<ExitCode, ThawCommandError> {
-    let begin = clock::now();
+/// How a thaw began.
+pub(crate) struct Begun {
+    /// When this process had its order, ns of CLOCK_MONOTONIC: at its first line, or later for one that stood by.
+    pub(crate) at: u64,
+    /// When the request came in, where whoever asks says so.
+    pub(crate) request: Option<u64>,
+    /// KVM, where it was opened before there was anything to thaw.
+    pub(crate) kvm: Option<OpenKvm>,
+}
+
+impl Begun {
+    /// Begins now, with nothing prepared.
+    pub(crate) fn now() -> Self {
+        Self { at: clock::now(), request: clock::request(), kvm: None }
+    }
+}
+
+pub(crate) fn run(arguments: &ThawArgs, begun: Begun) -> Result<ExitCode, ThawCommandError> {
     let written = arguments.planner.as_deref();
     let mut planner = parse(written.unwrap_or_else(|| arguments.snapshot.default_planner()))?;
     if arguments.preloaded {
@@ -154,9 +170,9 @@ pub(crate) fn run(arguments: &ThawArgs) -> Result<ExitCode, ThawCommandError> {
     let snapshot = opened.snapshot();
     let opening = open.elapsed();
     match firn_bench::player::traces_of(snapshot.manifest()) {
-        Some(_) => player::run(arguments, begin, &*planner, &mut opened, opening),
+        Some(_) => player::run(arguments, &begun, &*planner, &mut opened, opening),
         None if arguments.input.is_some() => Err(ReplayError::NotPlayer.into()),
-        None => match linux::run(arguments, begin, &*planner, &mut opened, opening) {
+        None => match linux::run(arguments, begun, &*planner, &mut opened, opening) {
             // The function's own failure, of its after-restore hooks, is an answer.
             Err(ThawCommandError::Identify(IdentifyError::Function(failed))) => {
                 output::json(&failed.error);

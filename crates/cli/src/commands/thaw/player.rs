@@ -6,21 +6,21 @@ use std::time::Duration;
 use firn_bench::player::{Clock, PlayerReport, ReplicaCost, replay};
 use firn_memory::planners::Planner;
 
-use super::{ThawArgs, ThawCommandError};
+use super::{Begun, ThawArgs, ThawCommandError};
 use crate::clock;
 use crate::output;
 use crate::snapshot_args::OpenedSnapshot;
 
 pub(super) fn run(
     arguments: &ThawArgs,
-    begin: u64,
+    begun: &Begun,
     planner: &dyn Planner,
     opened: &mut OpenedSnapshot,
     opening: Duration,
 ) -> Result<ExitCode, ThawCommandError> {
     let clock = Clock {
-        begin_ns: begin,
-        request_ns: clock::request(),
+        begin_ns: begun.at,
+        request_ns: begun.request,
         open_ns: clock::nanoseconds(opening),
         hold: arguments.hold.then_some(hold),
         faults: arguments.fault_time,

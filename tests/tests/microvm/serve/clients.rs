@@ -1,46 +1,53 @@
-//! The daemon, with the clients that people have: boto3 and the aws command, and through them `awslambdaric` in the guest.
+//! boto3 and the aws command, and through them `awslambdaric` in the guest; what people and machines who watch see meanwhile.
 
-use std::process::Child;
-use std::time::Duration;
-
-use firn_tests::{Daemon, World, reply, zip_of};
-use rustix::process::{Pid, Signal, kill_process};
+use firn_tests::{Collector, Daemon, World, zip_of};
 use serde_json::{Value, json};
 
-const BOTO: &str = include_str!("../../clients/boto.py");
+use super::{SLEEPER, finished};
 
-/// Answers with what it is told to, after the seconds that it is told to sleep.
-const SLEEPER: &str = "\
-import time
+const BOTO: &str = include_str!("../../../clients/boto.py");
 
+/// A runtime of its own: asks for requests, one after another, and answers them.
+const BOOTSTRAP: &str = r#"#!/usr/bin/python3 -u
+import json, os, urllib.request
 
-def handler(event, context):
-    time.sleep(event.get('sleep', 0))
-    return event
-";
-
-#[track_caller]
-fn finished(child: Child) -> String {
-    let output = child.wait_with_output().unwrap();
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}: {stderr}", output.status);
-    String::from_utf8(output.stdout).unwrap()
-}
+api = "http://" + os.environ["AWS_LAMBDA_RUNTIME_API"] + "/2018-06-01/runtime/"
+print("begun as", os.environ["AWS_LAMBDA_INITIALIZATION_TYPE"])
+if os.environ["AWS_LAMBDA_INITIALIZATION_TYPE"] == "snap-start":
+    urllib.request.urlopen(api + "restore/next").read()
+while True:
+    with urllib.request.urlopen(api + "invocation/next") as request:
+        event = json.load(request)
+        name = request.headers["Lambda-Runtime-Aws-Request-Id"]
+    answer = {"own": event, "handler": os.environ["_HANDLER"]}
+    urllib.request.urlopen(api + "invocation/" + name + "/response", json.dumps(answer).encode())
+"#;
 
 #[test]
 fn boto3_and_the_aws_command_work_unmodified() {
     const INVOCATIONS: u64 = 100;
     let world = World::default();
-    let daemon = Daemon::start(&world, &["--monitors", "3"]);
+    let collector = Collector::start();
+    let otlp = collector.endpoint();
+    let options = ["--monitors", "3", "--event-pause", "1", "--otlp", &otlp];
+    let daemon = Daemon::start_guarded(&world, &options);
+    let unsigned = daemon.ask("GET", "/2015-03-31/functions/", &Value::Null);
+    assert_eq!(unsigned.status, 403, "{unsigned:?}");
     let script = world.file("boto.py");
     std::fs::write(&script, BOTO).unwrap();
+    let bootstrap = world.file("bootstrap");
+    std::fs::write(&bootstrap, BOOTSTRAP).unwrap();
+    let bootstrap = bootstrap.display().to_string();
     let (script, count) = (script.display().to_string(), INVOCATIONS.to_string());
-    let boto = daemon.python(&[&script, &daemon.endpoint(), &count, "16"]);
+    let boto = daemon.python(&[&script, &daemon.endpoint(), &count, "16", &bootstrap]);
     aws(&world, &daemon);
+    watch(&world, &daemon);
     let text = finished(boto);
     let seen: Value = serde_json::from_str(&text).unwrap();
 
     assert_eq!(seen["taken"], "ResourceConflictException");
+    assert_eq!(seen["wrong secret"], "InvalidSignatureException");
+    assert_eq!(seen["unknown key"], "UnrecognizedClientException");
     assert_eq!(seen["published"], json!(["1", "Pending"]));
     assert_eq!(seen["early"], "SnapStartNotReadyException");
     let first = &seen["first"];
@@ -56,12 +63,18 @@ fn boto3_and_the_aws_command_work_unmodified() {
     assert_eq!(first["body"]["arn"], arn);
     assert!((1..=10_000).contains(&first["body"]["left"].as_u64().unwrap()), "{first}");
     assert!(first["log"].as_str().unwrap().contains("\nasked for Ada\nEND RequestId"), "{first}");
+    assert_eq!(first["report"]["standby"], true, "{first}");
+    assert!(first["report"]["thaw"]["times"]["process_start_ns"].is_u64(), "{first}");
+    let own = &seen["own"];
+    assert_eq!(own["body"], json!({ "own": { "a": 1 }, "handler": "any" }), "{own}");
+    assert!(own["log"].as_str().unwrap().contains("begun as on-demand"), "{own}");
     let raised = &seen["raised"];
     assert_eq!(
         (&raised["error"], &raised["body"]["errorType"]),
         (&json!("Unhandled"), &json!("KeyError"))
     );
     assert_eq!((&seen["dry"]["status"], &seen["event"]["status"]), (&json!(204), &json!(202)));
+    assert_eq!(seen["attempts"], json!([1, 2, 3]), "an event is tried again twice");
     for all in ["right", "randoms", "requests"] {
         assert_eq!(seen[all], INVOCATIONS, "{all}");
     }
@@ -74,10 +87,11 @@ fn boto3_and_the_aws_command_work_unmodified() {
         (&json!("Unhandled"), &json!("Sandbox.Timedout"))
     );
     assert_eq!(seen["unknown"], "ResourceNotFoundException");
+    assert_eq!(seen["updated"], true);
     let second = &seen["second"];
     assert_eq!(
         (&second["report"]["start"], &second["body"]["greeting"]),
-        (&json!("cold"), &json!("Hi, Ada!"))
+        (&json!("cold"), &json!("Hi, Ada?"))
     );
     assert_eq!(second["body"]["hooks"], json!([]), "hooks are SnapStart's alone");
     assert_eq!(seen["throttled"], "TooManyRequestsException");
@@ -88,17 +102,40 @@ fn boto3_and_the_aws_command_work_unmodified() {
     );
 
     daemon.end();
+    let spans = collector.spans();
+    let named = |name: &str| spans.iter().filter(|span| span.name == name).count();
+    assert!(named("invoke greeter") > 100, "{}", named("invoke greeter"));
+    assert!(named("resume") > 0 && named("identify") > 0 && named("queue") > 100);
     for folder in ["code", "snapshots"] {
         let left = std::fs::read_dir(world.file("daemon").join(folder)).unwrap().count();
         assert_eq!(left, 0, "what was deleted is gone: {folder}");
     }
 }
 
+/// What `firn top` says of the daemon.
+#[track_caller]
+fn watch(world: &World, daemon: &Daemon) {
+    let credentials = world.credentials();
+    let top = |format: &str, credentials: &[&str]| {
+        let top = world.firn(["top", format, "--endpoint", &daemon.endpoint()]);
+        top.args(credentials).run()
+    };
+    let signed = ["--credentials", &credentials.display().to_string()];
+    let json = top("--json", &signed).json();
+    assert_eq!(json["monitors"]["limit"], 3, "{json}");
+    let named = json["versions"].as_array().unwrap().iter().find(|v| v["function"] == "by-aws");
+    assert_eq!(named.unwrap()["cold"], 1, "{json}");
+    let table = top("--once", &signed);
+    let text = table.ok();
+    assert!(text.contains("by-aws") && text.contains("monitors stand by"), "{text}");
+    top("--once", &[]).refused(&["403", "--credentials"]);
+}
+
 /// One function, by the aws command alone.
 #[track_caller]
 fn aws(world: &World, daemon: &Daemon) {
     let (zip, answer) = (world.file("code.zip"), world.file("answer.json"));
-    std::fs::write(&zip, zip_of(SLEEPER)).unwrap();
+    std::fs::write(&zip, zip_of("handler.py", SLEEPER)).unwrap();
     let zip = format!("fileb://{}", zip.display());
     let event = world.file("event.json");
     std::fs::write(&event, "{\"a\": [1]}").unwrap();
@@ -126,46 +163,4 @@ fn aws(world: &World, daemon: &Daemon) {
     lambda(&["invoke", "--function-name", "by-aws", "--payload", &event, &answer]);
     assert_eq!(std::fs::read_to_string(&answer).unwrap(), "{\"a\": [1]}");
     lambda(&["delete-function", "--function-name", "by-aws"]);
-}
-
-#[test]
-fn kills_cost_their_own_requests_and_nothing_else() {
-    let world = World::default();
-    let daemon = Daemon::start(&world, &[]);
-    daemon.publish("sleeper", SLEEPER);
-    let path = "/2015-03-31/functions/sleeper:1/invocations";
-
-    // A monitor in the middle of a request.
-    let first = daemon.invoke("sleeper:1", &json!({}));
-    let victim = i32::try_from(first.report()["thaw"]["pid"].as_i64().unwrap()).unwrap();
-    let doomed = daemon.send("POST", path, r#"{"sleep": 100}"#);
-    std::thread::sleep(Duration::from_millis(500));
-    let spared = daemon.send("POST", path, r#"{"sleep": 1, "who": "spared"}"#);
-    std::thread::sleep(Duration::from_millis(500));
-    kill_process(Pid::from_raw(victim).unwrap(), Signal::KILL).unwrap();
-    let (doomed, spared) = (reply(doomed), reply(spared));
-    assert_eq!(doomed.status, 500, "{doomed:?}");
-    assert!(doomed.head.contains("x-amzn-errortype: serviceexception"), "{doomed:?}");
-    assert_eq!((spared.status, &spared.body["who"]), (200, &json!("spared")), "{spared:?}");
-
-    // A client that goes away while its function runs.
-    drop(daemon.send("POST", path, r#"{"sleep": 1}"#));
-    let warm = daemon.invoke("sleeper:1", &json!({ "still": "here" }));
-    assert_eq!((warm.status, &warm.body["still"]), (200, &json!("here")), "{warm:?}");
-
-    // A request that is cut off.
-    drop(daemon.send_part("POST", path, r#"{"cut": "#, 100));
-    drop(daemon.send_part("POST", "/2015-03-31/functions", r#"{"FunctionName": "#, 1 << 20));
-
-    // The daemon in the middle of a request: its microVMs go with it, its functions stay.
-    let lost = daemon.send("POST", path, r#"{"sleep": 100}"#);
-    std::thread::sleep(Duration::from_millis(500));
-    daemon.kill();
-    drop(lost);
-    world.assert_nothing_left();
-    let daemon = Daemon::start(&world, &[]);
-    let thawed = daemon.invoke("sleeper:1", &json!({ "again": 1 }));
-    assert_eq!((thawed.status, &thawed.body["again"]), (200, &json!(1)), "{thawed:?}");
-    assert_eq!(thawed.report()["start"], "thawed", "{thawed:?}");
-    daemon.end();
 }

@@ -1,0 +1,79 @@
+//! `firn top`: what a daemon is doing.
+
+mod screen;
+mod view;
+
+use std::io::{self, IsTerminal};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use thiserror::Error;
+
+use firn_host::{Credentials, CredentialsError, StatusClient, StatusClientError};
+
+use crate::output;
+use view::View;
+
+/// Arguments of `firn top`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firn top
+  firn top --once
+  firn top --endpoint http://10.0.0.7:9700 --credentials ~/.aws/credentials --json
+
+In the terminal, q ends it. Memory is what the monitors' processes have in DRAM, as the kernel counts it.")]
+pub(crate) struct TopArgs {
+    /// The daemon
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "AWS_ENDPOINT_URL",
+        default_value = "http://127.0.0.1:9700"
+    )]
+    endpoint: String,
+    /// Sign requests with the first of the keys in this file, which has the form of ~/.aws/credentials
+    #[arg(long, value_name = "FILE")]
+    credentials: Option<PathBuf>,
+    /// Seconds between two looks at the daemon
+    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    interval: u32,
+    /// Look twice, print one table, and end; also where standard output is no terminal
+    #[arg(long)]
+    once: bool,
+    /// The same as one JSON object
+    #[arg(long, conflicts_with = "once")]
+    json: bool,
+}
+
+/// Why a daemon was not watched.
+#[derive(Debug, Error)]
+pub(crate) enum TopError {
+    #[error(transparent)]
+    Credentials(#[from] CredentialsError),
+    #[error(transparent)]
+    Client(#[from] StatusClientError),
+    #[error("using the terminal")]
+    Terminal(#[source] io::Error),
+}
+
+pub(crate) fn run(arguments: &TopArgs) -> Result<ExitCode, TopError> {
+    let credentials = arguments.credentials.as_deref().map(Credentials::read).transpose()?;
+    let client = StatusClient::new(&arguments.endpoint, credentials)?;
+    let interval = Duration::from_secs(arguments.interval.into());
+    let first = client.status()?;
+    if arguments.json || arguments.once || !io::stdout().is_terminal() {
+        let begin = Instant::now();
+        std::thread::sleep(interval);
+        let view = View::of(&arguments.endpoint, Some((first, begin)), client.status()?);
+        if arguments.json {
+            output::json(&view);
+        } else {
+            output::line(&output::plain(&view.text()));
+        }
+    } else {
+        screen::watch(&arguments.endpoint, &client, first, interval).map_err(TopError::Terminal)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

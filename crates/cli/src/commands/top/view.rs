@@ -1,0 +1,138 @@
+//! What is shown: a daemon's status, and how much it did since the one before.
+
+use std::time::Instant;
+
+use serde::Serialize;
+
+use firn_host::{DaemonStatus, VersionStatus};
+
+use crate::output::{bytes, milliseconds, table};
+
+/// The columns of the table.
+pub(super) const HEAD: [&str; 15] = [
+    "function",
+    "version",
+    "start",
+    "busy",
+    "idle",
+    "req/s",
+    "cold",
+    "thawed",
+    "warm",
+    "errors",
+    "429",
+    "p50 thawed",
+    "p50 warm",
+    "private",
+    "shared",
+];
+
+/// Two looks at a daemon.
+#[derive(Debug, Serialize)]
+pub(super) struct View {
+    endpoint: String,
+    /// Requests that ended in a second, all versions together.
+    requests_per_second: f64,
+    #[serde(flatten)]
+    status: DaemonStatus,
+    /// The same of each version, in the order of `versions`.
+    version_requests_per_second: Vec<f64>,
+}
+
+impl View {
+    /// What `status` says, and what changed since `before`.
+    pub(super) fn of(
+        endpoint: &str,
+        before: Option<(DaemonStatus, Instant)>,
+        status: DaemonStatus,
+    ) -> Self {
+        let seconds = before.as_ref().map_or(1.0, |(_, at)| at.elapsed().as_secs_f64());
+        let earlier = |version: &VersionStatus| {
+            let Some((before, _)) = &before else { return version.requests };
+            let same = |old: &&VersionStatus| {
+                (&old.function, &old.version) == (&version.function, &version.version)
+            };
+            before.versions.iter().find(same).map_or(0, |old| old.requests)
+        };
+        let rate = |version: &VersionStatus| {
+            // A daemon that was started again counts anew.
+            let count = version.requests.saturating_sub(earlier(version));
+            f64::from(u32::try_from(count).unwrap_or(u32::MAX)) / seconds.max(1e-3)
+        };
+        let rates: Vec<f64> = status.versions.iter().map(rate).collect();
+        Self {
+            endpoint: endpoint.to_owned(),
+            requests_per_second: rates.iter().sum(),
+            status,
+            version_requests_per_second: rates,
+        }
+    }
+
+    /// What concerns the whole daemon, in two lines.
+    pub(super) fn summary(&self) -> [String; 2] {
+        let DaemonStatus { uptime_ns, memory, monitors, queued, .. } = &self.status;
+        let seconds = uptime_ns / 1_000_000_000;
+        [
+            format!(
+                "firn at {}, up {}:{:02}:{:02}; {:.1} requests/s, {queued} wait; {} microVMs of {}, {} monitors stand by",
+                self.endpoint,
+                seconds / 3600,
+                seconds / 60 % 60,
+                seconds % 60,
+                self.requests_per_second,
+                monitors.running,
+                monitors.limit,
+                monitors.standby,
+            ),
+            format!(
+                "DRAM: {} private, {} shared; booked {} private and {} shared, of {}",
+                bytes(memory.private),
+                bytes(memory.shared),
+                bytes(memory.private_booked),
+                bytes(memory.shared_booked),
+                bytes(memory.limit),
+            ),
+        ]
+    }
+
+    /// The rows of the table: the busiest first.
+    pub(super) fn rows(&self) -> Vec<Vec<String>> {
+        let rates = &self.version_requests_per_second;
+        let mut versions: Vec<_> = self.status.versions.iter().zip(rates).collect();
+        versions.sort_by(|(_, one), (_, other)| other.total_cmp(one));
+        versions.into_iter().map(|(version, rate)| row(version, *rate)).collect()
+    }
+
+    /// All of it as text.
+    pub(super) fn text(&self) -> String {
+        let [first, second] = self.summary();
+        format!("{first}\n{second}\n{}", table(&HEAD, &self.rows()))
+    }
+}
+
+fn row(version: &VersionStatus, rate: f64) -> Vec<String> {
+    let median = |start: &str| {
+        version.latency.get(start).map(|latency| milliseconds(latency.p50_ns)).unwrap_or_default()
+    };
+    vec![
+        version.function.clone(),
+        version.version.clone(),
+        (version.starting + version.publishing).to_string(),
+        version.busy.to_string(),
+        version.idle.to_string(),
+        format!("{rate:.1}"),
+        version.cold.to_string(),
+        version.thawed.to_string(),
+        version.warm.to_string(),
+        (version.function_errors + version.failed).to_string(),
+        version.throttled.to_string(),
+        median("thawed"),
+        median("warm"),
+        bytes(version.private),
+        bytes(version.shared),
+    ]
+}
+
+#[cfg(test)]
+#[path = "view_tests.rs"]
+mod tests;

@@ -1,0 +1,149 @@
+//! What is killed costs its own requests and nothing else, and many requests leave nothing behind.
+
+use std::path::Path;
+use std::time::Duration;
+
+use firn_tests::{Daemon, World, reply};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+use super::{SLEEPER, until};
+
+const PATH: &str = "/2015-03-31/functions/sleeper:1/invocations";
+
+fn kill(process: &Value) {
+    let process = i32::try_from(process.as_i64().unwrap()).unwrap();
+    kill_process(Pid::from_raw(process).unwrap(), Signal::KILL).unwrap();
+}
+
+#[test]
+fn kills_cost_their_own_requests_and_nothing_else() {
+    let world = World::default();
+    // Room for one microVM at worst, 208 MiB and its image: for two by what the first was measured to take.
+    let daemon = Daemon::start(&world, &["--memory", "400M"]);
+    daemon.publish("sleeper", SLEEPER);
+
+    // Monitors in the middle of requests.
+    let first = daemon.invoke("sleeper:1", &json!({}));
+    assert_eq!(first.report()["standby"], true, "{first:?}");
+    let doomed = daemon.send("POST", PATH, r#"{"sleep": 100}"#);
+    let warm = first.report()["thaw"]["pid"].clone();
+    std::thread::sleep(Duration::from_millis(500));
+    let spared = daemon.send("POST", PATH, r#"{"sleep": 1, "who": "spared"}"#);
+    std::thread::sleep(Duration::from_millis(500));
+    kill(&warm);
+    let (doomed, spared) = (reply(doomed), reply(spared));
+    assert_eq!(doomed.status, 500, "{doomed:?}");
+    assert!(doomed.head.contains("x-amzn-errortype: serviceexception"), "{doomed:?}");
+    assert_eq!((spared.status, &spared.body["who"]), (200, &json!("spared")), "{spared:?}");
+
+    // One that waits for a request, and all that stand by: nobody notices.
+    kill(&spared.report()["thaw"]["pid"]);
+    for process in standing_by(&world) {
+        kill(&json!(process));
+    }
+    let anew = daemon.invoke("sleeper:1", &json!({ "anew": 1 }));
+    assert_eq!((anew.status, &anew.body["anew"]), (200, &json!(1)), "{anew:?}");
+    assert_eq!(anew.report()["start"], "thawed", "{anew:?}");
+
+    // A client that goes away while its function runs.
+    drop(daemon.send("POST", PATH, r#"{"sleep": 1}"#));
+    let warm = daemon.invoke("sleeper:1", &json!({ "still": "here" }));
+    assert_eq!((warm.status, &warm.body["still"]), (200, &json!("here")), "{warm:?}");
+
+    // A request that is cut off.
+    drop(daemon.send_part("POST", PATH, r#"{"cut": "#, 100));
+    drop(daemon.send_part("POST", "/2015-03-31/functions", r#"{"FunctionName": "#, 1 << 20));
+
+    // The daemon in the middle of a request: its microVMs go with it, its functions stay.
+    let lost = daemon.send("POST", PATH, r#"{"sleep": 100}"#);
+    std::thread::sleep(Duration::from_millis(500));
+    daemon.kill();
+    drop(lost);
+    world.assert_nothing_left();
+    let daemon = Daemon::start(&world, &["--standby", "0", "--keep-alive", "1"]);
+    let thawed = daemon.invoke("sleeper:1", &json!({ "again": 1 }));
+    assert_eq!((thawed.status, &thawed.body["again"]), (200, &json!(1)), "{thawed:?}");
+    let report = thawed.report();
+    assert_eq!((&report["start"], &report["standby"]), (&json!("thawed"), &json!(false)));
+    many(&world, &daemon);
+    daemon.end();
+}
+
+/// Processes that wait for something to thaw.
+fn standing_by(world: &World) -> Vec<i32> {
+    let is_standby = |process: &i32| {
+        let words = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+        words.split(|byte| *byte == 0).any(|word| word == b"standby")
+    };
+    let found: Vec<i32> = world.processes().into_iter().filter(is_standby).collect();
+    assert!(!found.is_empty());
+    found
+}
+
+/// 100 requests, or as many as `FIRN_INVOCATIONS` says, which let microVMs be thawed, reused and ended by idleness: afterwards the
+/// daemon has the memory, files and processes that it had.
+fn many(world: &World, daemon: &Daemon) {
+    let count = std::env::var("FIRN_INVOCATIONS").map_or(100, |count| count.parse().unwrap());
+    const ROUND: usize = 50;
+    let round = || {
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for turn in 0..ROUND / 2 {
+                        let answer = daemon.invoke("sleeper:1", &json!({ "turn": turn }));
+                        assert_eq!(answer.body["turn"], turn, "{answer:?}");
+                    }
+                });
+            }
+        });
+        // By idleness.
+        until(daemon, |status| status["monitors"]["running"] == 0);
+    };
+    round();
+    let before = Held::by(world, daemon);
+    for _ in 0..count / ROUND - 1 {
+        round();
+    }
+    let after = Held::by(world, daemon);
+    assert_eq!((after.processes, after.descriptors), (before.processes, before.descriptors));
+    assert_eq!(after.files, before.files);
+    // The allocator's and the log's ups and downs.
+    assert!(after.memory < before.memory + (2 << 20), "{} {}", before.memory, after.memory);
+    let status = daemon.status();
+    for what in ["private", "shared", "private_booked", "shared_booked"] {
+        assert_eq!(status["memory"][what], 0, "{status}");
+    }
+}
+
+/// What a daemon holds.
+#[derive(Debug)]
+struct Held {
+    processes: usize,
+    descriptors: usize,
+    /// Anonymous memory, bytes.
+    memory: u64,
+    files: Vec<String>,
+}
+
+impl Held {
+    fn by(world: &World, daemon: &Daemon) -> Self {
+        let process = Path::new("/proc").join(daemon.pid().as_raw_nonzero().to_string());
+        let status = std::fs::read_to_string(process.join("status")).unwrap();
+        let anonymous = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        let kib: u64 = anonymous.trim().strip_suffix(" kB").unwrap().parse().unwrap();
+        let mut files = world.leftovers();
+        files.retain(|found| !found.starts_with("process "));
+        for folder in ["code", "snapshots"] {
+            let folder = std::fs::read_dir(world.file("daemon").join(folder)).unwrap();
+            files.extend(folder.map(|entry| entry.unwrap().path().display().to_string()));
+        }
+        files.sort();
+        Self {
+            processes: world.processes().len(),
+            descriptors: std::fs::read_dir(process.join("fd")).unwrap().count(),
+            memory: kib << 10,
+            files,
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! A pool behind the daemon.
+
+use std::time::{Duration, Instant};
+
+use firn_tests::{Daemon, World, reply};
+use serde_json::{Value, json};
+
+use super::{SLEEPER, refused, until};
+
+#[test]
+fn functions_are_published_into_a_pool_and_thawed_from_it() {
+    let world = World::default();
+    let medium = world.file("pool");
+    world.firn(["pool", "create", "--size", "320M", "--medium"]).arg(&medium).run().ok();
+    let medium = medium.display().to_string();
+    let snapshots = || {
+        let listed = world.firn(["pool", "ls", "--json", "--pool", &medium]).run().json();
+        listed["extents"].as_array().unwrap().len()
+    };
+    let daemon = Daemon::start(&world, &["--pool", &medium]);
+    daemon.publish("sleeper", SLEEPER);
+    let thawed = daemon.invoke("sleeper:1", &json!({ "a": 1 }));
+    assert_eq!((thawed.status, &thawed.body), (200, &json!({ "a": 1 })), "{thawed:?}");
+    let report = thawed.report();
+    assert_eq!(report["start"], "thawed", "{report}");
+    assert_eq!(report["thaw"]["planner"], "firn:copy=1", "{report}");
+    assert!(report["thaw"]["pool_bytes"].as_u64().unwrap() > 0, "{report}");
+    assert_eq!(report["thaw"]["shared_bytes"], 0, "{report}");
+    // The function's own choice goes before the daemon's.
+    let path = "/2015-03-31/functions/sleeper/configuration";
+    let planner = json!({ "Environment": { "Variables": { "FIRN_PLANNER": "pass_shared" } } });
+    assert_eq!(daemon.ask("PUT", path, &planner).status, 200);
+
+    // Killed, it finds the function again. Deleted, its snapshot leaves the pool.
+    daemon.kill();
+    world.assert_nothing_left();
+    let daemon = Daemon::start(
+        &world,
+        &["--pool", &medium, "--log", "json", "--monitors", "1", "--queue", "1"],
+    );
+    assert_eq!(daemon.invoke("sleeper:1", &json!({})).report()["start"], "thawed");
+
+    // One microVM at a time: a second request waits, a third is turned away.
+    let path = "/2015-03-31/functions/sleeper:1/invocations";
+    let served = daemon.send("POST", path, r#"{"sleep": 3}"#);
+    until(&daemon, |status| status["versions"][0]["busy"] == 1);
+    let waits = daemon.send("POST", path, "{}");
+    until(&daemon, |status| status["queued"] == 1);
+    refused(&daemon.invoke("sleeper:1", &json!({})), 429, "TooManyRequestsException");
+    assert_eq!((reply(served).status, reply(waits).status), (200, 200));
+
+    assert_eq!(snapshots(), 1);
+    let deleted = daemon.ask("DELETE", "/2015-03-31/functions/sleeper", &Value::Null);
+    assert_eq!(deleted.status, 204, "{deleted:?}");
+    // Its extent goes with the last microVM that runs on it.
+    let begin = Instant::now();
+    while snapshots() > 0 {
+        assert!(begin.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let log = daemon.end();
+    let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let invoked: Vec<Value> = lines.filter(|line| line["fields"]["message"] == "invoked").collect();
+    assert_eq!(invoked.len(), 3, "{log}");
+    let report: Value =
+        serde_json::from_str(invoked[0]["fields"]["report"].as_str().unwrap()).unwrap();
+    assert_eq!(report["start"], "thawed", "{report}");
+}

@@ -1,0 +1,65 @@
+//! What no client should send.
+
+use std::io::{Cursor, Write};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use firn_tests::{Daemon, World, reply, zip_of};
+use serde_json::{Value, json};
+use zip::write::{SimpleFileOptions, ZipWriter};
+
+use super::refused;
+
+#[test]
+fn bad_input_is_refused_as_lambda_refuses_it() {
+    let world = World::default();
+    let daemon = Daemon::start(&world, &[]);
+    let functions = "/2015-03-31/functions";
+    let create = |name: &str, zip: &[u8]| {
+        let code = json!({ "Code": { "ZipFile": STANDARD.encode(zip) }, "Publish": false });
+        daemon.create(name, "handler.py", "", &code)
+    };
+    let value = "InvalidParameterValueException";
+    refused(&create("f", b"no zip"), 400, value);
+    for path in ["../handler.py", "/etc/handler.py", "a/../../b.py"] {
+        refused(&create("f", &zip_of(path, "")), 400, value);
+    }
+    // Without compression, and so over the limit on the way.
+    let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
+    zip.start_file("handler.py", SimpleFileOptions::default()).unwrap();
+    zip.write_all(b"pass").unwrap();
+    let mut zip = zip.finish().unwrap().into_inner();
+    zip.resize((50 << 20) + 1, 0);
+    refused(&create("f", &zip), 413, "RequestTooLargeException");
+    refused(&create("a b", &zip_of("handler.py", "")), 400, "ValidationException");
+    let listed = daemon.ask("GET", functions, &Value::Null);
+    assert_eq!(listed.body["Functions"], json!([]), "nothing of that is left");
+
+    // A function of which nothing is started.
+    assert_eq!(create("f", &zip_of("handler.py", "def handler(e, c): return e")).status, 201);
+    refused(&create("f", &zip_of("handler.py", "")), 409, "ResourceConflictException");
+    let invoke = |name: &str, body: &str| {
+        reply(daemon.send("POST", &format!("{functions}/{name}/invocations"), body))
+    };
+    refused(&invoke("f", "{no json"), 400, "InvalidRequestContentException");
+    let long = format!("\"{}\"", "x".repeat(6 << 20));
+    refused(&invoke("f", &long), 413, "RequestTooLargeException");
+    for name in ["unknown", "f:7", "f:alias"] {
+        refused(&invoke(name, "{}"), 404, "ResourceNotFoundException");
+    }
+    refused(&invoke("f%20g", "{}"), 400, "ValidationException");
+    assert_eq!(daemon.status()["monitors"]["running"], 0, "for none of that a microVM");
+
+    // A zip without the handler is found out when the function begins: at once where it is to be frozen.
+    let created = daemon.create("without", "other.py", "", &Value::Null);
+    assert_eq!(created.status, 201, "{created:?}");
+    let settled = daemon.settled("without");
+    assert_eq!(settled.body["State"], "Failed", "{settled:?}");
+    let reason = settled.body["StateReason"].as_str().unwrap();
+    assert!(reason.contains("handler"), "{reason}");
+    let without = daemon.invoke("without", &json!({}));
+    assert_eq!(without.status, 200, "{without:?}");
+    assert!(without.head.contains("x-amz-function-error: unhandled"), "{without:?}");
+    assert_eq!(without.body["errorType"], "Runtime.ImportModuleError", "{without:?}");
+    daemon.end();
+}
