@@ -519,3 +519,41 @@ async fn metrics_tell_what_became_of_requests() {
         assert!(text.lines().any(|found| found == line), "{line}: {text}");
     }
 }
+
+#[tokio::test]
+async fn the_status_tells_who_asked_for_what() {
+    let world = World::new();
+    let client = world.start().await;
+    client.created("f").await;
+    client.invoke("f/invocations", "1").await.refused(500, "ServiceException");
+    let status = client.get("/status").await.ok(200);
+    assert_eq!(status["monitors"], json!({ "limit": 9, "running": 0, "standby": 0 }));
+    let version = &status["versions"][0];
+    let counts = ["requests", "failed", "cold", "busy"].map(|name| version[name].as_u64().unwrap());
+    assert_eq!((&version["function"], counts), (&json!("f"), [1, 1, 0, 0]), "{status}");
+}
+
+#[tokio::test]
+async fn a_query_that_cannot_be_read_is_refused() {
+    let world = World::new();
+    let client = world.start().await;
+    client.created("f").await;
+    let value = "InvalidParameterValueException";
+    client.get("/2015-03-31/functions/?MaxItems=many").await.refused(400, value);
+    client.get(&format!("{ONE}/versions?MaxItems=-1")).await.refused(400, value);
+}
+
+#[tokio::test]
+async fn no_more_events_are_taken_than_may_be_in_hand() {
+    let world = World::new();
+    let client = world.start_with(|options| options.queue = 2).await;
+    client.created("f").await;
+    let event = || {
+        let request = HttpRequest::post(format!("{ONE}/invocations"));
+        client.send(request.header("x-amz-invocation-type", "Event"), "1")
+    };
+    // They fail, and are tried again after a second.
+    event().await.ok(202);
+    event().await.ok(202);
+    event().await.refused(429, "TooManyRequestsException");
+}

@@ -14,6 +14,11 @@ const PATH: &str = "/2015-03-31/functions/sleeper:1/invocations";
 fn kill(process: &Value) {
     let process = i32::try_from(process.as_i64().unwrap()).unwrap();
     kill_process(Pid::from_raw(process).unwrap(), Signal::KILL).unwrap();
+    // Its memory is taken down before its parent learns of its end.
+    let stat = || std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    while stat().rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z')) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 #[test]
@@ -26,6 +31,7 @@ fn kills_cost_their_own_requests_and_nothing_else() {
     // Monitors in the middle of requests.
     let first = daemon.invoke("sleeper:1", &json!({}));
     assert_eq!(first.report()["standby"], true, "{first:?}");
+    eprintln!("TEMP standby {}", first.report());
     let doomed = daemon.send("POST", PATH, r#"{"sleep": 100}"#);
     let warm = first.report()["thaw"]["pid"].clone();
     std::thread::sleep(Duration::from_millis(500));
@@ -66,6 +72,7 @@ fn kills_cost_their_own_requests_and_nothing_else() {
     assert_eq!((thawed.status, &thawed.body["again"]), (200, &json!(1)), "{thawed:?}");
     let report = thawed.report();
     assert_eq!((&report["start"], &report["standby"]), (&json!("thawed"), &json!(false)));
+    eprintln!("TEMP spawned {report}");
     many(&world, &daemon);
     daemon.end();
 }

@@ -66,7 +66,7 @@ pub(crate) fn run(arguments: &TopArgs) -> Result<ExitCode, TopError> {
     if arguments.json || arguments.once || !io::stdout().is_terminal() {
         let begin = Instant::now();
         std::thread::sleep(interval);
-        let view = View::of(&arguments.endpoint, Some((first, begin)), client.status()?);
+        let view = View::of(&arguments.endpoint, Some(&(first, begin)), client.status()?);
         if arguments.json {
             output::json(&view);
         } else {

@@ -60,7 +60,7 @@ fn draw_until_asked(
         }
         match client.status() {
             Ok(status) => {
-                view = View::of(endpoint, Some(before), status.clone());
+                view = View::of(endpoint, Some(&before), status.clone());
                 before = (status, Instant::now());
                 trouble = None;
             }

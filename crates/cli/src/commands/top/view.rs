@@ -43,12 +43,12 @@ impl View {
     /// What `status` says, and what changed since `before`.
     pub(super) fn of(
         endpoint: &str,
-        before: Option<(DaemonStatus, Instant)>,
+        before: Option<&(DaemonStatus, Instant)>,
         status: DaemonStatus,
     ) -> Self {
-        let seconds = before.as_ref().map_or(1.0, |(_, at)| at.elapsed().as_secs_f64());
+        let seconds = before.map_or(1.0, |(_, at)| at.elapsed().as_secs_f64());
         let earlier = |version: &VersionStatus| {
-            let Some((before, _)) = &before else { return version.requests };
+            let Some((before, _)) = before else { return version.requests };
             let same = |old: &&VersionStatus| {
                 (&old.function, &old.version) == (&version.function, &version.version)
             };

@@ -26,7 +26,7 @@ fn status(requests: u64) -> DaemonStatus {
 
 fn view() -> View {
     let before = Instant::now().checked_sub(Duration::from_secs(2)).unwrap();
-    View::of("http://here", Some((status(100), before)), status(300))
+    View::of("http://here", Some(&(status(100), before)), status(300))
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn rates_are_what_was_counted_since() {
     assert_eq!(view.version_requests_per_second[0], 0.0);
     let rate = view.version_requests_per_second[1];
     assert!((50.0..=100.0).contains(&rate) && rate == view.requests_per_second, "{rate}");
-    let anew = View::of("x", Some((status(100), Instant::now())), status(5));
+    let anew = View::of("x", Some(&(status(100), Instant::now())), status(5));
     assert_eq!(anew.requests_per_second, 0.0, "a daemon that was started again counts anew");
     assert_eq!(View::of("x", None, status(5)).requests_per_second, 0.0);
 }
