@@ -149,7 +149,8 @@ impl Daemon {
     pub fn publish(&self, name: &str, source: &str) {
         let created = self.create(name, "handler.py", source, &Value::Null);
         assert_eq!(created.status, 201, "{created:?}");
-        assert_eq!(self.settled(name).body["State"], "Active");
+        let settled = self.settled(name);
+        assert_eq!(settled.body["State"], "Active", "{settled:?}");
     }
 
     /// Waits until version 1 of a function is frozen, or is found not to be.
