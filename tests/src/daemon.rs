@@ -60,7 +60,8 @@ impl Daemon {
 
     #[track_caller]
     fn listening(world: &World, at: &str, options: &[&str], key: [&'static str; 2]) -> Self {
-        let serve = world.firn(["serve", "--listen", at, "--data"]);
+        // Generous: a computer may be busy.
+        let serve = world.firn(["serve", "--listen", at, "--start-limit", "300", "--data"]);
         let monitor = serve.arg(world.file("daemon")).args(options).start().ready();
         let (_, address) = monitor.first_line.trim().rsplit_once("http://").unwrap();
         Self { address: address.replace("0.0.0.0", "127.0.0.1"), monitor, key }

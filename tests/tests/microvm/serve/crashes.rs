@@ -31,7 +31,6 @@ fn kills_cost_their_own_requests_and_nothing_else() {
     // Monitors in the middle of requests.
     let first = daemon.invoke("sleeper:1", &json!({}));
     assert_eq!(first.report()["standby"], true, "{first:?}");
-    eprintln!("TEMP standby {}", first.report());
     let doomed = daemon.send("POST", PATH, r#"{"sleep": 100}"#);
     let warm = first.report()["thaw"]["pid"].clone();
     std::thread::sleep(Duration::from_millis(500));
@@ -72,7 +71,6 @@ fn kills_cost_their_own_requests_and_nothing_else() {
     assert_eq!((thawed.status, &thawed.body["again"]), (200, &json!(1)), "{thawed:?}");
     let report = thawed.report();
     assert_eq!((&report["start"], &report["standby"]), (&json!("thawed"), &json!(false)));
-    eprintln!("TEMP spawned {report}");
     many(&world, &daemon);
     daemon.end();
 }
