@@ -43,4 +43,25 @@ fn a_budget_carries_as_many_as_have_room() {
     assert!(row["usage"]["anonymous"].as_u64().unwrap() >= written, "{row}");
     assert!(row["end"].is_string(), "{row}");
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "the player is gone");
+
+    // What they were charged with has a price.
+    let cost = |more: &[&str]| {
+        let words = ["bench", "cost", "--json", "--dram-price", "16", "--pool-price", "8"];
+        let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
+        command.args(words).args(more).arg(&json).output().unwrap()
+    };
+    let output = cost(&[]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let priced: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let priced = &priced["costs"][0];
+    let charged = row["usage"]["total"].as_f64().unwrap();
+    let total = priced["total"].as_f64().unwrap();
+    assert!((total - charged / f64::from(1 << 30) * 16.0).abs() < 1e-9, "{priced}");
+    assert_eq!(priced["to_cheapest"], 1.0, "{priced}");
+    let stored = cost(&["--storage", "1G", "--storage-price", "1"]);
+    let stored: Value = serde_json::from_slice(&stored.stdout).unwrap();
+    assert!((stored["costs"][0]["total"].as_f64().unwrap() - total - 1.0).abs() < 1e-9);
+    fs::write(&json, "{}").unwrap();
+    let refused = String::from_utf8(cost(&[]).stderr).unwrap();
+    assert!(refused.contains("holds no capacities"), "{refused}");
 }

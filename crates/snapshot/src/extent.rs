@@ -18,8 +18,8 @@ use crate::disk::{DiskIdentity, DiskSource, ScanError, scan};
 use crate::error::OpenError;
 use crate::freeze_error::FreezeError;
 use crate::image::{ImageSink, PageSource, is_zero, write_image, write_nonzero};
-use crate::layout::{MemoryLayout, PAGE_SIZE};
-use crate::manifest::{Description, ImageKind, Manifest};
+use crate::manifest::{Description, ImageInfo, ImageKind, Manifest};
+use crate::page_set::PageSet;
 use crate::profile::Profile;
 use crate::read_at::{Part, ReadAt};
 use crate::writer::SealReport;
@@ -40,7 +40,7 @@ const MAX_RUNS: u64 = 1 << 20;
 /// An extent to be: where the parts of a snapshot in a pool are written. Offsets are within guest memory, and within the
 /// tail.
 pub trait ExtentTarget {
-    /// Makes room for so many bytes of guest memory, and for a tail that may stay shorter. It is called first, once.
+    /// Makes room for so many bytes of guest memory, and for a tail of so many. It is called first, once.
     ///
     /// # Errors
     /// There is no room; nothing has changed then.
@@ -83,31 +83,9 @@ pub struct ExtentContents<'a> {
     pub machine_state: &'a [u8],
 }
 
-/// How long a tail can become, in bytes: what has to be allocated for it before it is written.
-fn tail_bound(
-    layout: &MemoryLayout,
-    machine_state_len: usize,
-    overlay: Option<&mut (dyn DiskSource + '_)>,
-) -> io::Result<u64> {
-    let mut disk = 0;
-    if let Some(overlay) = overlay {
-        let size = overlay.size()?;
-        let mut offset = 0;
-        while let Some(data) = overlay.next_data(offset)?.filter(|data| data.start < size) {
-            let end = data.end.min(size);
-            // Each page that the data touches may become a run.
-            disk += ((end - data.start).div_ceil(PAGE_SIZE) + 1) * (PAGE_SIZE + RUN_LEN);
-            offset = end;
-        }
-    }
-    let pages = layout.pages();
-    let sections =
-        HEADER_LEN as u64 + machine_state_len as u64 + pages.div_ceil(8) + digests_len(pages);
-    Ok(TAIL_HEADER_LEN + sections + Section::Manifest.max_len() + disk)
-}
-
 /// Freezes into an extent: allocates it, writes it, makes it durable and publishes it. `overlay` is the writable disk, when
-/// the microVM has one.
+/// the microVM has one. It is read twice: first to know what of it is not zero, so that the tail gets its true length, then
+/// straight into the tail.
 ///
 /// # Errors
 /// [`FreezeError`]: guest memory or disk cannot be read, or the extent not be had or written. The target then drops what
@@ -118,30 +96,43 @@ pub fn write_extent(
     target: &mut dyn ExtentTarget,
 ) -> Result<SealReport, FreezeError> {
     let begin = Instant::now();
-    let layout = contents.memory.layout();
-    let tail_bytes = tail_bound(layout, contents.machine_state.len(), overlay.as_deref_mut())
-        .map_err(|source| FreezeError::Overlay { source })?;
-    target.allocate(layout.total_bytes(), tail_bytes).map_err(failed("allocate"))?;
+    let disk = match &mut overlay {
+        Some(overlay) => Some(scan_overlay(&mut **overlay)?),
+        None => None,
+    };
+    let mut overlay_time = begin.elapsed();
+
+    let begin = Instant::now();
+    let layout = contents.memory.layout().clone();
+    let pages = layout.pages();
+    let manifest = Manifest {
+        description: contents.description,
+        layout,
+        image: ImageInfo { kind: ImageKind::Dense, stored_pages: pages },
+        overlay: disk.as_ref().map(|disk| disk.identity),
+    };
+    let guest_bytes = manifest.layout.total_bytes();
+    let manifest = manifest.encode()?;
+    let sections_len = HEADER_LEN as u64
+        + manifest.len() as u64
+        + contents.machine_state.len() as u64
+        + PageSet::encoded_len(pages)
+        + digests_len(pages);
+    let runs = disk.map(|disk| disk.runs).unwrap_or_default();
+    let tail = TailHeader {
+        container_len: sections_len,
+        data_len: runs.iter().map(|run| run.end - run.start).sum(),
+        runs,
+    };
+    target.allocate(guest_bytes, tail.data().end).map_err(failed("allocate"))?;
     let mut memory = MemorySink { target: &mut *target, written: 0 };
     let image = write_image(&mut memory, contents.memory, ImageKind::Dense)?;
     let mut bytes_written = memory.written;
     let image_time = begin.elapsed();
 
     let begin = Instant::now();
-    let overlay = overlay.map(read_overlay).transpose()?;
-    let overlay_time = begin.elapsed();
-
-    let begin = Instant::now();
     let zero_pages = image.zero_map.count();
-    let identity = overlay.as_ref().map(|overlay| overlay.identity);
     let stored_pages = image.info.stored_pages;
-    let manifest = Manifest {
-        description: contents.description,
-        layout: image.layout,
-        image: image.info,
-        overlay: identity,
-    };
-    let manifest = manifest.encode()?;
     let zero_map = image.zero_map.to_bytes();
     let sections: [(Section, u32, &[u8]); Section::TABLE.len()] = [
         (Section::Manifest, CONTAINER_VERSION, &manifest),
@@ -151,11 +142,7 @@ pub fn write_extent(
         (Section::Digests, CONTAINER_VERSION, &image.digests),
     ];
     let header = Header::of(&sections)?;
-    let tail = TailHeader {
-        container_len: header.file_len(),
-        runs: overlay.as_ref().map(|overlay| overlay.runs.clone()).unwrap_or_default(),
-        data_len: overlay.as_ref().map_or(0, |overlay| overlay.data.len() as u64),
-    };
+    debug_assert_eq!(header.file_len(), tail.container_len);
     let mut write = |offset, bytes: &[u8]| {
         bytes_written += bytes.len() as u64;
         target.write_tail(offset, bytes).map_err(failed("write the tail of"))
@@ -166,11 +153,18 @@ pub fn write_extent(
     for (section, _, bytes) in sections {
         write(container + header.range(section).start, bytes)?;
     }
-    if let Some(overlay) = &overlay {
-        write(tail.data().start, &overlay.data)?;
+    let sections_time = begin.elapsed();
+
+    let begin = Instant::now();
+    if let Some(overlay) = overlay {
+        copy_runs(overlay, &tail, &mut write)?;
     }
+    overlay_time += begin.elapsed();
+
+    let begin = Instant::now();
     target.flush().map_err(failed("make durable"))?;
-    let sync = begin.elapsed();
+    let sync = sections_time + begin.elapsed();
+    let begin = Instant::now();
     target.publish().map_err(failed("publish"))?;
     Ok(SealReport {
         stored_pages,
@@ -180,7 +174,7 @@ pub fn write_extent(
         image: image_time,
         overlay: overlay_time,
         sync,
-        publish: begin.elapsed() - sync,
+        publish: begin.elapsed(),
     })
 }
 
@@ -200,11 +194,10 @@ impl ImageSink for MemorySink<'_> {
     }
 }
 
-/// What is not zero of a writable disk.
+/// Where a writable disk is not zero.
 struct OverlayRuns {
     identity: DiskIdentity,
     runs: Vec<Range<u64>>,
-    data: Vec<u8>,
 }
 
 impl ImageSink for OverlayRuns {
@@ -216,14 +209,13 @@ impl ImageSink for OverlayRuns {
             _ if full => return Err(FreezeError::TooManyRuns { max: MAX_RUNS }),
             _ => self.runs.push(offset..end),
         }
-        self.data.extend_from_slice(bytes);
         Ok(())
     }
 }
 
-fn read_overlay(source: &mut dyn DiskSource) -> Result<OverlayRuns, FreezeError> {
+fn scan_overlay(source: &mut dyn DiskSource) -> Result<OverlayRuns, FreezeError> {
     let identity = DiskIdentity { len: 0, head: 0, digest: 0 };
-    let mut overlay = OverlayRuns { identity, runs: Vec::new(), data: Vec::new() };
+    let mut overlay = OverlayRuns { identity, runs: Vec::new() };
     let identity = scan(source, |offset, bytes| {
         write_nonzero(&mut overlay, offset, bytes, |_, page| is_zero(page))
             .map_err(ScanError::Write)
@@ -231,6 +223,27 @@ fn read_overlay(source: &mut dyn DiskSource) -> Result<OverlayRuns, FreezeError>
     .map_err(FreezeError::from)?;
     overlay.identity = identity;
     Ok(overlay)
+}
+
+/// Writes the runs' bytes to where the tail has them.
+fn copy_runs(
+    source: &mut dyn DiskSource,
+    tail: &TailHeader,
+    mut write: impl FnMut(u64, &[u8]) -> Result<(), FreezeError>,
+) -> Result<(), FreezeError> {
+    let mut buf = vec![0; COPY];
+    let mut at = tail.data().start;
+    for run in &tail.runs {
+        let mut offset = run.start;
+        while offset < run.end {
+            let bytes = &mut buf[..usize::try_from(run.end - offset).unwrap_or(COPY).min(COPY)];
+            source.read(bytes, offset).map_err(|source| FreezeError::Overlay { source })?;
+            write(at, bytes)?;
+            offset += bytes.len() as u64;
+            at += bytes.len() as u64;
+        }
+    }
+    Ok(())
 }
 
 /// Writes the extent that a snapshot has with another profile: guest memory and disk are copied, the container gets the
@@ -433,6 +446,28 @@ impl ReadAt for OverlayInTail {
         let next = self.runs.partition_point(|run| run.disk.end <= offset);
         Ok(self.runs.get(next).map(|run| run.disk.start.max(offset)..run.disk.end))
     }
+}
+
+/// What is read of a tail, as a disk.
+struct Disk<'a>(&'a dyn ReadAt);
+
+impl DiskSource for Disk<'_> {
+    fn size(&mut self) -> io::Result<u64> {
+        self.0.size()
+    }
+
+    fn next_data(&mut self, offset: u64) -> io::Result<Option<Range<u64>>> {
+        self.0.next_data(offset)
+    }
+
+    fn read(&mut self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.0.read_exact_at(buf, offset)
+    }
+}
+
+/// The identity of what a writable disk holds.
+pub(crate) fn identity_of(disk: &dyn ReadAt) -> io::Result<DiskIdentity> {
+    scan(&mut Disk(disk), |_, _| Ok(()))
 }
 
 /// An extent stores every page of guest memory.

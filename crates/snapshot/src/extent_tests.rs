@@ -156,6 +156,54 @@ fn an_extent_that_was_dirty_holds_the_memory_and_all_else() {
     assert!(overlay.read_exact_at(&mut part, disk().len() as u64 - 29).is_err());
 }
 
+/// A disk that counts the longest piece that is asked for at once.
+struct Counted {
+    disk: Vec<u8>,
+    longest: usize,
+}
+
+impl DiskSource for Counted {
+    fn size(&mut self) -> io::Result<u64> {
+        Ok(self.disk.len() as u64)
+    }
+
+    fn next_data(&mut self, offset: u64) -> io::Result<Option<std::ops::Range<u64>>> {
+        let len = self.disk.len() as u64;
+        Ok((offset < len).then_some(offset..len))
+    }
+
+    fn read(&mut self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.longest = self.longest.max(buf.len());
+        buf.copy_from_slice(&self.disk[usize::try_from(offset).unwrap()..][..buf.len()]);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_tail_is_as_long_as_what_is_in_it_and_a_disk_goes_there_in_pieces() {
+    let mut disk = vec![3; 9 << 20];
+    disk[4096..3 << 20].fill(0);
+    let mut counted = Counted { disk: disk.clone(), longest: 0 };
+    let mut extent = Extent::default();
+    let contents = ExtentContents {
+        memory: &mut memory(),
+        description: description(),
+        machine_state_version: 3,
+        machine_state: &STATE,
+    };
+    let report = write_extent(contents, Some(&mut counted), &mut extent).unwrap();
+    assert!(counted.longest <= 2 << 20, "{}", counted.longest);
+    let guest = PAGES * 4096;
+    assert_eq!(report.bytes_written, guest + extent.tail.len() as u64);
+    // No page of zeros of the disk is in it, and little else than the disk.
+    let data = (6 << 20) + 4096;
+    assert!((data..data + 100_000).contains(&extent.tail.len()), "{}", extent.tail.len());
+    let snapshot = open(&medium(&extent), extent.tail).unwrap();
+    let mut whole = vec![0xff; disk.len()];
+    snapshot.overlay().unwrap().read_exact_at(&mut whole, 0).unwrap();
+    assert!(whole == disk);
+}
+
 #[test]
 fn a_full_pool_is_told_and_nothing_is_published() {
     let mut extent = Extent { full: true, ..Extent::default() };
@@ -198,7 +246,7 @@ fn a_tail_that_ends_early_is_refused() {
 #[test]
 fn a_disk_in_more_pieces_than_are_read_again_is_not_frozen() {
     let identity = DiskIdentity { len: 0, head: 0, digest: 0 };
-    let mut runs = OverlayRuns { identity, runs: Vec::new(), data: Vec::new() };
+    let mut runs = OverlayRuns { identity, runs: Vec::new() };
     for run in 0..MAX_RUNS {
         runs.write(run * 2, &[1]).unwrap();
     }

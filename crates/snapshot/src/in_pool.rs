@@ -17,7 +17,7 @@ use crate::container::Section;
 use crate::copies::{Copies, CopyTable};
 use crate::digests::DigestError;
 use crate::error::OpenError;
-use crate::extent::{ExtentTarget, Tail, write_with_profile};
+use crate::extent::{ExtentTarget, Tail, identity_of, write_with_profile};
 use crate::layout::{CHUNK_PAGES, CHUNK_SIZE, PAGE_SIZE};
 use crate::profile::{Profile, Run};
 use crate::read_at::ReadAt;
@@ -61,6 +61,12 @@ pub enum CheckExtentError {
     /// Its guest memory is not what was frozen.
     #[error(transparent)]
     Digest(#[from] DigestError),
+    /// Its writable disk is not what was frozen.
+    #[error("the writable disk is damaged: its digest does not match")]
+    Overlay,
+    /// Its writable disk cannot be read.
+    #[error("the writable disk cannot be read")]
+    ReadOverlay(#[source] io::Error),
 }
 
 /// When the bytes of a snapshot in a pool are checked against their digests.
@@ -203,8 +209,8 @@ fn pages_of_chunks((first, count): ChunkRun) -> Run {
     Run { first: u64::from(first) * CHUNK_PAGES, pages: u64::from(count) * CHUNK_PAGES }
 }
 
-/// Checks all that an extent holds: the sections of its tail, and every page of guest memory against its digest. `name` is
-/// what errors call it.
+/// Checks all that an extent holds: the sections of its tail, every page of guest memory against its digest, the writable disk
+/// against its own. `name` is what errors call it.
 ///
 /// # Errors
 /// See [`CheckExtentError`].
@@ -219,7 +225,15 @@ pub fn check_extent(
     let place =
         ExtentPlace { offset, leaf: PAGE_SIZE, private: false, replica: false, checked: false };
     let snapshot = open(name, medium, place, &extent)?;
-    Ok(check_pages(&snapshot, &extent)?)
+    snapshot.profile()?;
+    check_pages(&snapshot, &extent)?;
+    match (snapshot.manifest().overlay, snapshot.overlay()) {
+        (Some(frozen), Some(overlay)) => {
+            let found = identity_of(overlay).map_err(CheckExtentError::ReadOverlay)?;
+            if found == frozen { Ok(()) } else { Err(CheckExtentError::Overlay) }
+        }
+        _ => Ok(()),
+    }
 }
 
 fn check_pages(snapshot: &Snapshot, extent: &MappedExtent) -> Result<(), DigestError> {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
 
-use super::{OpenPooledError, PoolTarget, PooledSnapshot, Verify};
-use crate::tests::support::{Memory, description};
+use super::{CheckExtentError, OpenPooledError, PoolTarget, PooledSnapshot, Verify, check_extent};
+use crate::tests::support::{Memory, description, file_with};
 use crate::{ExtentContents, ExtentTarget, FreezeError, Snapshot, write_extent};
 
 /// A pool in memory, and its manager.
@@ -185,6 +185,33 @@ fn a_damaged_page_is_found_before_anything_runs_on_it() {
     let unchecked = PooledSnapshot::open(&pool.socket(), "hello", Verify::Never).unwrap();
     assert!(!unchecked.snapshot.extent().unwrap().checked);
     assert!(unchecked.checked.is_none());
+}
+
+#[test]
+fn a_damaged_disk_is_found_by_whoever_checks_all_of_an_extent() {
+    let pool = Managed::new(64 << 20);
+    let disk = file_with(&[&[0; 8192][..], &[3; 4096]].concat());
+    let contents = ExtentContents {
+        memory: &mut Memory::zeroed(700),
+        description: description(),
+        machine_state_version: 1,
+        machine_state: &[1; 64],
+    };
+    let mut target = PoolTarget::new(&pool.socket(), "hello");
+    write_extent(contents, Some(&mut &disk), &mut target).unwrap();
+    let mut client = firn_pool::Client::connect(&pool.socket()).unwrap();
+    let sealed = client.snapshot("hello").unwrap();
+    let check = || check_extent("hello", super::medium(&sealed).unwrap(), sealed.map().unwrap());
+    check().unwrap();
+    // The disk's bytes are the last of the tail.
+    let extent = sealed.extent();
+    let staging = client.begin("other", 4096, 0).unwrap();
+    let medium = std::fs::File::from(staging.descriptor().try_clone_to_owned().unwrap());
+    medium.write_all_at(&[4], extent.tail_offset + extent.tail_bytes - 1).unwrap();
+    let error = check().unwrap_err();
+    assert!(matches!(error, CheckExtentError::Overlay), "{error}");
+    // A start reads no disk.
+    pool.open("hello").unwrap();
 }
 
 #[test]

@@ -86,8 +86,13 @@ fn a_dax_file_system_holds_pools_and_images_without_a_page_cache() {
     world.firn(["freeze", "--pool", &medium, "first", "hello"]).run().ok();
     monitor.end().ok();
     let report = thaw(&world, &HELLO, &["--planner", "pass_shared", "--pool", &medium, "hello"]);
+    // Reads at leaves of 2 MiB, straight from the medium; writes copied by the kernel, 4 KiB each.
     assert_eq!(report["shared_bytes"], 0, "{report}");
     assert!(report["kvm"]["pages_2m"].as_u64().unwrap() > 50, "{report}");
+    assert_eq!(report["chunk_copies"]["chunks"], 0, "{report}");
+    let (private, faults) = (&report["private_bytes"], &report["kvm"]["page_faults"]);
+    let copied = private.as_u64().unwrap() / 4096;
+    assert!((1..faults.as_u64().unwrap()).contains(&copied), "{report}");
     world.firn(["pool", "verify", "--pool", &medium]).run().ok();
     manager.signal(rustix::process::Signal::TERM);
     manager.end().ok();

@@ -173,6 +173,7 @@ impl Manager {
                     ReclaimError::Lookup(error) => refuse_lookup(error),
                     error => (Refusal::Medium, text(&error)),
                 })?;
+                self.forget_freed();
                 self.copies.drop_stale();
                 Ok((Response::Reclaimed { bytes }, None))
             }
@@ -180,6 +181,7 @@ impl Manager {
                 let replicas = self.replicas.give_up(None);
                 self.copies.drop_all();
                 let slots = self.pool.gc().map_err(|error| (Refusal::Medium, text(&error)))?;
+                self.forget_freed();
                 Ok((Response::Collected { slots, replicas }, None))
             }
         }

@@ -133,3 +133,7 @@ fn receive_body<T: DeserializeOwned>(
     }
     serde_json::from_slice(&body[..usize_of(u64::from(len))]).map_err(|_| WireError::Nonsense)
 }
+
+#[cfg(test)]
+#[path = "wire_tests.rs"]
+mod tests;

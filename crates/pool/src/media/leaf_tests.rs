@@ -1,4 +1,8 @@
-use super::huge_bytes;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+use super::{HUGE, SMALL, huge_bytes, of_mapping, scan};
+use crate::media::{How, Memory};
+use crate::num::u64_of;
 
 const SMAPS: &str = "\
 7f0000000000-7f0000400000 rw-s 00000000 00:01 1024 /memfd:firn-pool (deleted)
@@ -16,4 +20,29 @@ fn the_mapping_at_the_address_is_read_and_no_other() {
     assert_eq!(huge_bytes(SMAPS, 0x7f00_0000_0000), 2 << 20);
     assert_eq!(huge_bytes(SMAPS, 0x7f00_0040_0000), 4 << 20);
     assert_eq!(huge_bytes(SMAPS, 0x7f00_0080_0000), 0);
+}
+
+#[test]
+fn leaves_are_those_of_the_page_tables() {
+    let file = memfd_create("leaves", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, 4 * HUGE).unwrap();
+    let how = How { writable: true, synchronous: false, align: HUGE };
+    let map = |offset, len| Memory::map(&file, offset, len, how).unwrap();
+    let (first, second) = (map(0, 2 * HUGE), map(2 * HUGE, 2 * HUGE));
+    // Two chunks in pages of 2 MiB, and two in small ones.
+    if [0, HUGE].into_iter().any(|chunk| first.take_huge(chunk).is_err()) {
+        // Before Linux 6.1, or without memory for them.
+        return;
+    }
+    first.populate().unwrap();
+    second.populate().unwrap();
+    assert_eq!(of_mapping(first.base().addr(), first.len()), HUGE);
+    assert_eq!(of_mapping(second.base().addr(), second.len()), SMALL);
+    let whole = map(0, 4 * HUGE);
+    whole.populate().unwrap();
+    assert_eq!(of_mapping(whole.base().addr(), whole.len()), SMALL);
+    // Linux 6.7 and later.
+    if let Ok(huge) = scan(u64_of(whole.base().addr()), whole.len()) {
+        assert_eq!(huge, 2 * HUGE);
+    }
 }

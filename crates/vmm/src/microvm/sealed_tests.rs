@@ -3,7 +3,8 @@
 use std::arch::global_asm;
 use std::time::Duration;
 
-use kvm_bindings::kvm_xcrs;
+use kvm_bindings::{Msrs, kvm_msr_entry, kvm_xcrs};
+use kvm_ioctls::VcpuFd;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::parts::Parts;
@@ -181,6 +182,16 @@ fn sealed(code: &[u8]) -> Sealed {
 
 /// A microVM whose guest may use AVX.
 fn prepare(sealed: &Sealed, vcpus: u8, host: &HostConfig) -> Microvm {
+    prepare_with(sealed, vcpus, host, |_| ())
+}
+
+/// The same, with more of each vCPU's state set when nothing is copied ahead any more.
+fn prepare_with(
+    sealed: &Sealed,
+    vcpus: u8,
+    host: &HostConfig,
+    set_late: impl Fn(&VcpuFd),
+) -> Microvm {
     let kvm = OpenKvm::open(&host.kvm).unwrap();
     let serial = SerialRegisters::default();
     let parts = Parts::assemble(host, kvm, sealed.share(), vcpus, None, serial).unwrap();
@@ -209,6 +220,7 @@ fn prepare(sealed: &Sealed, vcpus: u8, host: &HostConfig) -> Microvm {
         fd.set_xcrs(&xcrs).unwrap();
         let registers = (fd.get_regs().unwrap(), sregs);
         ahead::copy_of_vcpu(&parts.vm.memory.vm_memory(), &registers, &[]).unwrap();
+        set_late(fd);
         cpuids.push(list);
     }
     parts.start(cpuids, None).unwrap()
@@ -298,6 +310,50 @@ fn two_vcpus_count_with_one_lock() {
         let sum: u64 = microvm.memory().vm_memory().read_obj(GuestAddress(DATA)).unwrap();
         assert_eq!(sum, 400_000);
         assert_eq!(microvm.chunk_copies().chunks, 3);
+        drop(microvm);
+        sealed.check();
+    }
+}
+
+/// `Documentation/virt/kvm/x86/msr.rst`: the MSRs by which a guest names a page that KVM itself writes, and what it says beside
+/// the address: that it is to be used.
+const KVM_PAGES: [(u32, u64); 5] = [
+    // Wall clock, system time, asynchronous page faults, steal time, end of interrupt
+    (0x4b56_4d00, 0),
+    (0x4b56_4d01, 1),
+    (0x4b56_4d02, 1),
+    (0x4b56_4d03, 1),
+    (0x4b56_4d04, 1),
+];
+
+#[test]
+fn pages_that_kvm_writes_to_and_that_are_named_late_do_no_harm() {
+    let sealed = sealed(&firn_sealed_plain());
+    // Chunks that the guest writes to, and one that nobody does.
+    for chunk in [DATA, DATA + CHUNK, DATA + 3 * CHUNK] {
+        let dir = tempfile::tempdir().unwrap();
+        let (host, reports) = host(dir.path());
+        // As if the guest set them after the resume: nothing is copied ahead for them.
+        let mut microvm = prepare_with(&sealed, 1, &host, |fd| {
+            let taken = KVM_PAGES.into_iter().zip(1..).filter(|((index, enabled), place)| {
+                let data = (chunk + PAGE * place) | enabled;
+                let msr = kvm_msr_entry { index: *index, data, ..Default::default() };
+                // A host may not have one; of those that it has, it must not mind the page.
+                fd.set_msrs(&Msrs::from_entries(&[msr]).unwrap()).unwrap() == 1
+            });
+            assert!(taken.count() >= 2);
+        });
+        microvm.resume().unwrap();
+        let report = reports.recv_timeout(Duration::from_secs(20));
+        // KVM writes its clocks and the time that was stolen when a vCPU is loaded again.
+        for _ in 0..3 {
+            microvm.pause().unwrap();
+            microvm.resume().unwrap();
+        }
+        microvm.pause().unwrap();
+        let report = report.unwrap_or_else(|_| panic!("{:?}", microvm.take_end()));
+        assert_eq!(report.1, 5);
+        assert_eq!(microvm.chunk_copies().chunks, 2 + 3);
         drop(microvm);
         sealed.check();
     }

@@ -131,11 +131,12 @@ pub(super) fn fill(
                 || in_pool.map(PoolPlayers::used).transpose(),
             );
             bar.finish_and_clear();
-            let (carried, pool_bytes) = filled.map_err(|source| {
+            let (carried, used) = filled.map_err(|source| {
                 let (planner, trace) = (planner.clone(), trace.clone());
                 FillError::Capacity { planner, trace, source }
             })?;
-            results.push(CapacityRow { planner, trace, carried, pool_bytes: pool_bytes? });
+            let (pool_bytes, copy_bytes) = used?.unzip();
+            results.push(CapacityRow { planner, trace, carried, pool_bytes, copy_bytes });
         }
     }
     let (host, left_out) = (prepared.host.clone(), prepared.left_out.clone());
@@ -156,17 +157,28 @@ fn print(capacities: &Capacities) {
                 output::bytes(usage.total),
                 output::bytes(usage.anonymous),
                 output::bytes(usage.page_cache),
+                row.copy_bytes.map_or(String::new(), output::bytes),
                 row.pool_bytes.map_or(String::new(), output::bytes),
                 end.clone().unwrap_or_else(|| "no more were started".to_owned()),
             ]
         })
         .collect();
-    let head =
-        ["planner", "trace", "microVMs", "charged", "anonymous", "page cache", "pool", "then"];
+    let head = [
+        "planner",
+        "trace",
+        "microVMs",
+        "charged",
+        "anonymous",
+        "page cache",
+        "copies",
+        "pool",
+        "then",
+    ];
     output::line(&output::table(&head, &rows));
     output::line(&format!(
         "microVMs that had replayed their trace and lived, all at once, in a cgroup of {}; charged: to that cgroup, \
-         with the kernel's tables, when the last had; pool: bytes of it that they used, a budget of its own",
+         with the kernel's tables, when the last had; copies: DRAM that the pool's manager held for them, and pool: bytes of it that they \
+         used: neither is in the budget",
         output::bytes(capacities.memory)
     ));
     for left_out in &capacities.left_out {

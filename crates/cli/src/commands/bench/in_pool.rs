@@ -61,15 +61,17 @@ impl<'a> PoolPlayers<'a> {
         &self.medium
     }
 
-    /// Bytes of the pool that somebody uses now: snapshots that are mapped, and replicas.
-    pub(super) fn used(&mut self) -> Result<u64, InPoolError> {
+    /// Bytes of the pool that somebody uses now: snapshots that are mapped, and replicas; and bytes of DRAM that the manager holds in
+    /// copies for microVMs, ready and in use.
+    pub(super) fn used(&mut self) -> Result<(u64, u64), InPoolError> {
+        let arena = self.manager.arena()?;
         let listing = self.manager.list()?;
         let pinned = |pins: Option<u32>| pins.is_some_and(|pins| pins > 0);
         let used = listing
             .extents
             .iter()
             .filter(|listed| listed.role == Role::Replica || pinned(listed.pins));
-        Ok(used.map(|listed| listed.extent.len).sum())
+        Ok((used.map(|listed| listed.extent.len).sum(), arena.ready + arena.lent))
     }
 
     /// What planners know of an image of `len` bytes in this pool.

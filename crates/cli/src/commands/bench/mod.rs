@@ -1,6 +1,7 @@
 //! `firn bench`: measurements with the player.
 
 pub(crate) mod capacity;
+pub(crate) mod cost;
 pub(crate) mod floor;
 mod in_pool;
 mod medium;
@@ -23,6 +24,8 @@ pub(crate) enum BenchCommand {
     Thaw(thaw::BenchThawArgs),
     /// Count the microVMs that a memory budget carries
     Capacity(capacity::CapacityArgs),
+    /// Put a price on what `firn bench capacity` counted
+    Cost(cost::CostArgs),
     /// Run the papers' experiments: data, table and picture of each
     Paper(paper::PaperArgs),
     /// Compare the player with a bare loop: how much of a measurement is the instrument
@@ -33,6 +36,7 @@ pub(crate) fn run(command: &BenchCommand) -> Result<ExitCode, Box<dyn Error>> {
     match command {
         BenchCommand::Thaw(arguments) => thaw::run(arguments).map_err(Into::into),
         BenchCommand::Capacity(arguments) => capacity::run(arguments).map_err(Into::into),
+        BenchCommand::Cost(arguments) => cost::run(arguments).map_err(Into::into),
         BenchCommand::Paper(arguments) => paper::run(arguments).map_err(Into::into),
         BenchCommand::Floor(arguments) => floor::run(arguments).map_err(Into::into),
     }

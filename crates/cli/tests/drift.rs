@@ -1,0 +1,116 @@
+//! The planner `firn`, with the profile of another input: what it expects is corrected by the runs themselves.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use firn_vmm::{KVM_DEVICE, open_kvm};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Runs after which what is expected has to be what is written.
+const MOST_RUNS: u32 = 16;
+
+/// A manager of a pool in memory, which ends with this value.
+struct Pool {
+    folder: TempDir,
+    manager: Child,
+}
+
+impl Pool {
+    fn serve() -> Self {
+        let folder = TempDir::new().unwrap();
+        let mut manager = Command::new(env!("CARGO_BIN_EXE_firn"))
+            .args(["pool", "serve", "--medium", "memfd:800M", "--socket"])
+            .arg(folder.path().join("pool.sock"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(manager.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.contains("serving"), "{line}");
+        Self { folder, manager }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("pool.sock")
+    }
+
+    fn json(&self, arguments: &[&str]) -> Value {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
+        command.args(arguments).args(["--json", "--pool"]).arg(self.socket());
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{arguments:?}: {error}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    fn thaw(&self, input: &str) -> Writes {
+        let report = self.json(&["thaw", "--planner", "firn", "--input", input, "json"]);
+        let count = |name: &str| {
+            report["writes"][name].as_u64().unwrap_or_else(|| panic!("no {name}: {report}"))
+        };
+        Writes {
+            predicted: count("predicted"),
+            copied: count("copied"),
+            missed: count("missed"),
+            unused: count("unused"),
+        }
+    }
+
+    /// Runs an input until what is written is what was expected; says in which run that was.
+    fn settle(&self, input: &str) -> u32 {
+        let mut run = |_: &u32| {
+            let writes = self.thaw(input);
+            (writes.missed, writes.unused) == (0, 0)
+        };
+        (1..=MOST_RUNS).find(&mut run).unwrap_or_else(|| panic!("{input} is not learnt"))
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let _ = self.manager.kill();
+        let _ = self.manager.wait();
+    }
+}
+
+/// Chunks of a run.
+#[derive(Debug)]
+struct Writes {
+    predicted: u64,
+    copied: u64,
+    missed: u64,
+    unused: u64,
+}
+
+#[test]
+fn the_profile_of_another_input_is_corrected_and_so_is_what_was_learnt() {
+    if open_kvm(Path::new(KVM_DEVICE)).is_err() {
+        return;
+    }
+    let pool = Pool::serve();
+    pool.json(&["player", "--trace", "json-a,json-b", "--out", "json"]);
+    // Without a profile nothing is expected, and all is missed.
+    let first = pool.thaw("json-a");
+    assert!(first.predicted == 0 && first.missed > 8 && first.copied == 0, "{first:?}");
+    pool.json(&["profile", "record", "--part", "writes", "--input", "json-a", "json"]);
+
+    // The profile is right of its own input from the first run on, and wrong of the other one: the report says by how much.
+    let own = pool.thaw("json-a");
+    assert!(own.predicted > 8 && (own.missed, own.unused) == (0, 0), "{own:?}");
+    let other = pool.thaw("json-b");
+    assert!(other.missed > 0 && other.missed + other.predicted > other.unused, "{other:?}");
+    assert!(pool.settle("json-b") > 1);
+    let settled = pool.thaw("json-b");
+    assert!((settled.missed, settled.unused) == (0, 0), "{settled:?}");
+    assert_ne!(settled.predicted, own.predicted);
+
+    // What was learnt is no more for ever than the profile was.
+    let back = pool.thaw("json-a");
+    assert!(back.missed + back.unused > 0, "{back:?}");
+    pool.settle("json-a");
+    assert!(pool.thaw("json-a").predicted.abs_diff(own.predicted) <= 1);
+}
