@@ -21,7 +21,7 @@ find = binary=$$(cargo $(1) --no-run --message-format=json-render-diagnostics \
     test -n "$$binary" || { echo "cargo names no program $(2) for: cargo $(1)" >&2; exit 1; }
 
 .NOTPARALLEL:
-.PHONY: setup python pip build guest lab clients images demo test unit-tests monitor-tests lab-tests guest-tests test-workloads bench traces lint deny clean
+.PHONY: setup python pip build guest lab clients images demo test test-full long-guest-tests matrix unit-tests monitor-tests lab-tests guest-tests test-workloads bench traces lint deny clean
 
 setup:
 	@command -v cargo >/dev/null || { echo "cargo is missing: install Rust (rustup) first" >&2; exit 1; }
@@ -73,12 +73,29 @@ monitor-tests: lab
 lab-tests: lab
 	cargo test -p firn --test lab --test lab_pool -- --ignored --test-threads=1
 
-guest-tests: $(guests) clients
-	@$(call find,test -p firn-tests --test microvm,microvm); \
+# Runs the guests' tests; $(1): more arguments.
+run-guest-tests = $(call find,test -p firn-tests --test microvm,microvm); \
 	echo "The guests' tests run $(if $(hardware),under this machine's KVM,in the lab)."; \
 	$(if $(hardware), \
-	    FIRN=$(abspath $(firn)) "$$binary" --test-threads=1, \
-	    $(firn) lab run --timeout 1800 --in "$$binary" --in $(cache)/clients --env FIRN=/bin/firn --env FIRN_CLIENTS=/in/clients -- "/in/$${binary##*/}" --test-threads=1)
+	    FIRN=$(abspath $(firn)) "$$binary" --test-threads=1 $(1), \
+	    $(firn) lab run --fsdax --timeout 3600 --in "$$binary" --in $(cache)/clients --env FIRN=/bin/firn --env FIRN_CLIENTS=/in/clients \
+	        -- "/in/$${binary##*/}" --test-threads=1 $(1))
+
+guest-tests: $(guests) clients
+	@$(call run-guest-tests)
+
+# What takes longer than the fifteen minutes of `make test`.
+test-full: test long-guest-tests matrix
+
+long-guest-tests: $(guests) clients
+	@$(call run-guest-tests,--ignored)
+
+# Every planner that pages from a directory on every trace, ten players at once of one snapshot, dense as the papers' are: each
+# checks every byte of its memory, and one wrong byte ends the command. Profiles are recorded on the other input.
+matrix: build
+	$(if $(kvm),set -e; for trace in $(basename $(notdir $(wildcard traces/*.trace))); do \
+	    $(firn) bench thaw --planner all --trace $$trace --dense --cache cold --concurrency 10 --runs 1; done, \
+	    @echo "the matrix needs a KVM of this machine")
 
 # Every function on its own image: long, under emulation (docs/workloads.md says how long). Before them, 1,000 requests to the daemon.
 test-workloads: $(guests) images

@@ -40,6 +40,30 @@ pub fn frozen(function: &Function) -> &'static Path {
     })
 }
 
+/// A dense snapshot of hello or json, frozen again after a thaw, with all parts of a profile recorded on input a and the files
+/// of all planners that need one.
+#[track_caller]
+pub fn profiled(function: &Function) -> &'static Path {
+    static SNAPSHOTS: [OnceLock<PathBuf>; 2] = [const { OnceLock::new() }; 2];
+    let at = [HELLO, JSON].iter().position(|known| known.name == function.name).unwrap();
+    SNAPSHOTS[at].get_or_init(|| {
+        let world = World::default();
+        let snapshot = directory().join(format!("{}-profiled", function.name));
+        let thaw = world.firn(["thaw", "--name", "again"]).arg(frozen(function));
+        let mut thawed = thaw.start().ready();
+        world.firn(["freeze", "--dense", "again"]).arg(&snapshot).run().ok();
+        thawed.end().ok();
+        let parts = "faults,writes,groups,cache,free";
+        let record =
+            world.firn(["profile", "record", "--invoke", function.input_a, "--input", "a"]);
+        record.args(["--part", parts]).arg(&snapshot).run().ok();
+        for planner in ["reap", "faast", "faasnap"] {
+            world.firn(["profile", "pack", "--planner", planner]).arg(&snapshot).run().ok();
+        }
+        snapshot
+    })
+}
+
 /// The snapshot of the workshop, which holds the tests' own functions: see [`workshop_folder`].
 #[track_caller]
 pub fn workshop() -> &'static Path {

@@ -9,6 +9,7 @@
     reason = "a test that cannot go on fails"
 )]
 
+mod allocator;
 mod collector;
 mod daemon;
 mod frozen;
@@ -17,9 +18,10 @@ mod monitor;
 mod ran;
 mod world;
 
+pub use allocator::{FreeLists, free_lists};
 pub use collector::Collector;
 pub use daemon::{Daemon, Reply, reply, zip_of};
-pub use frozen::{frozen, workshop};
+pub use frozen::{frozen, profiled, workshop};
 pub use function::{
     Function, HELLO, JSON, LIGHT, MMAP, PYAES, READ_LIST, folder, light_folder, test_function,
     workshop_folder,

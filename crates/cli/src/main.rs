@@ -10,6 +10,7 @@ mod host_args;
 mod lab;
 mod output;
 mod pool_at;
+mod recorded_run;
 mod scripts;
 mod session;
 mod size;

@@ -48,6 +48,7 @@ fn the_working_set_of_another_input_is_installed_and_the_rest_is_served() {
     for planner in ["reap", "faast", "reap:granule=16", "faast:granule=16"] {
         let report = thaw(planner, "hello-a");
         assert_eq!(counter(&report, "direct_reads"), 1, "{report}");
+        assert_eq!(counter(&report, "install_wakes"), 1, "{report}");
         let installed = counter(&report, "installed_pages");
         assert_eq!(counter(&report, "packed_bytes"), installed * PAGE);
         // The inputs touch much in common and some pages apart.

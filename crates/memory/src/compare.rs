@@ -1,9 +1,10 @@
 //! Comparing guest memory with the image, page by page.
 
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
 
-use firn_snapshot::{PAGE_SIZE, PageSet};
+use firn_snapshot::{PAGE_SIZE, PageSet, Run, Snapshot, runs_of};
 use serde::Serialize;
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress};
@@ -19,12 +20,16 @@ const MOST_NAMED: usize = 16;
 /// How guest memory differs from the image.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CompareReport {
-    /// Pages compared: all of guest memory.
+    /// Pages of guest memory.
     pub pages: u64,
+    /// Those of them that were written since, and so not compared.
+    pub written: u64,
     /// Pages that differ.
     pub differing: u64,
     /// The first of them (guest-physical address / 4096), at most 16.
     pub first_differing: Vec<u64>,
+    /// Those of them that are all zero, ascending; image pages. The others hold something else.
+    pub zeros: Vec<Run>,
 }
 
 impl CompareReport {
@@ -53,7 +58,7 @@ pub enum CompareError {
         offset: u64,
         /// What the kernel said.
         #[source]
-        source: std::io::Error,
+        source: io::Error,
     },
     /// Guest memory could not be read.
     #[error("cannot read guest memory at {guest_addr:#x}")]
@@ -78,10 +83,57 @@ pub fn compare(
     image: &File,
     zero_map: &PageSet,
 ) -> Result<CompareReport, CompareError> {
+    compare_but(memory, image, 0, zero_map, &PageSet::new(zero_map.pages()))
+}
+
+/// What a snapshot says guest memory is, kept apart from it: for a comparison in another thread.
+#[derive(Debug)]
+pub struct Original {
+    image: File,
+    /// Where the image begins in its file.
+    start: u64,
+    zero_map: PageSet,
+}
+
+impl Original {
+    /// That of a snapshot in a directory or in a sealed extent. A replica is written by its guest, so it is none.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel said to a second descriptor of the image.
+    pub fn of(snapshot: &Snapshot) -> io::Result<Self> {
+        let start = snapshot.extent().map_or(0, |extent| extent.offset);
+        let zero_map = snapshot.zero_map().clone();
+        Ok(Self { image: snapshot.image().try_clone()?, start, zero_map })
+    }
+
+    /// [`compare`] after the guest ran: image pages that were `written` since are left out.
+    ///
+    /// # Errors
+    ///
+    /// [`CompareError`].
+    pub fn compare(
+        &self,
+        memory: &GuestMemory,
+        written: &PageSet,
+    ) -> Result<CompareReport, CompareError> {
+        compare_but(memory, &self.image, self.start, &self.zero_map, written)
+    }
+}
+
+/// The image begins at `start` of its file.
+fn compare_but(
+    memory: &GuestMemory,
+    image: &File,
+    start: u64,
+    zero_map: &PageSet,
+    written: &PageSet,
+) -> Result<CompareReport, CompareError> {
     let mut report = CompareReport { pages: memory.layout().pages(), ..CompareReport::default() };
     if zero_map.pages() != report.pages {
         return Err(CompareError::OtherSize { zero_map: zero_map.pages(), memory: report.pages });
     }
+    let mut zeros = PageSet::new(report.pages);
     let view = memory.vm_memory();
     let bytes_at_once = usize_of(PAGES_AT_ONCE * PAGE_SIZE);
     let (mut is, mut should_be) = (vec![0; bytes_at_once], vec![0; bytes_at_once]);
@@ -94,7 +146,7 @@ pub fn compare(
             view.read_slice(is, GuestAddress(guest_addr))
                 .map_err(|source| CompareError::Memory { guest_addr, source })?;
             image
-                .read_exact_at(should_be, offset)
+                .read_exact_at(should_be, start + offset)
                 .map_err(|source| CompareError::Image { offset, source })?;
             let page_bytes = usize_of(PAGE_SIZE);
             let pairs = is.chunks(page_bytes).zip(should_be.chunks_mut(page_bytes));
@@ -102,10 +154,18 @@ pub fn compare(
                 if zero_map.get(offset / PAGE_SIZE + page) {
                     should_be.fill(0);
                 }
+                let image_page = offset / PAGE_SIZE + page;
+                if written.get(image_page) {
+                    report.written += 1;
+                    continue;
+                }
                 if is == should_be {
                     continue;
                 }
                 report.differing += 1;
+                if is.iter().all(|byte| *byte == 0) {
+                    zeros.insert(image_page);
+                }
                 if report.first_differing.len() < MOST_NAMED {
                     report.first_differing.push(guest_addr / PAGE_SIZE + page);
                 }
@@ -113,5 +173,6 @@ pub fn compare(
             inside += bytes as u64;
         }
     }
+    report.zeros = runs_of(&zeros);
     Ok(report)
 }

@@ -16,6 +16,7 @@ use uuid::Uuid;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::attach::{AttachError, set_packed};
+use crate::digests::{DigestError, Digests, PAGE_LEN};
 use crate::error::OpenError;
 use crate::layout::PAGE_SIZE;
 use crate::profile::{ProfileError, Run, check_runs};
@@ -242,6 +243,29 @@ impl Packed {
     #[must_use]
     pub fn data(&self) -> Range<u64> {
         self.data.clone()
+    }
+
+    /// Compares every page with its digest, and returns the image pages that differ.
+    pub(crate) fn damaged(&self, digests: &Digests) -> Result<Vec<u64>, PackedError> {
+        let mut damaged = Vec::new();
+        let mut buf = vec![0; usize::try_from(COPY).unwrap_or(usize::MAX)];
+        for packed in &self.runs {
+            for first in packed.run.range().step_by(usize::try_from(COPY / PAGE_SIZE).unwrap_or(1))
+            {
+                let len = (packed.run.range().end - first).min(COPY / PAGE_SIZE) * PAGE_SIZE;
+                let bytes = &mut buf[..usize::try_from(len).unwrap_or(usize::MAX)];
+                let offset = packed.offset + (first - packed.run.first) * PAGE_SIZE;
+                self.file
+                    .read_exact_at(bytes, offset)
+                    .map_err(|source| PackedError::Read { path: self.path.clone(), source })?;
+                let pages = (first..).zip(bytes.chunks_exact(PAGE_LEN));
+                let differs = |(page, bytes): &(u64, &[u8])| {
+                    matches!(digests.check(*page, bytes), Err(DigestError::Mismatch { .. }))
+                };
+                damaged.extend(pages.filter(differs).map(|(page, _)| page));
+            }
+        }
+        Ok(damaged)
     }
 
     /// Whether `len` bytes at `offset` of the file (both whole pages) are the image's at `image_offset`.

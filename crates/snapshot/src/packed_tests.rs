@@ -198,3 +198,22 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn verify_looks_into_packed_files() {
+    let (_dir, path) = destination();
+    freeze_distinct(&path, ImageKind::Sparse);
+    assert_eq!(crate::verify(&path, &mut |_, _| ()).unwrap().packed_pages, 0);
+    pack(&path, KIND, 77, &[run(9, 2), run(2, 3)]).unwrap();
+    assert_eq!(crate::verify(&path, &mut |_, _| ()).unwrap().packed_pages, 5);
+    let file = path.join(KIND.name());
+    let whole = fs::read(&file).unwrap();
+    let page = "loading-set.img: 1 damaged pages, the first is page 0xa";
+    for (at, told) in [(8192 + 4096 + 7, page), (3, "it is no packed file of firn")] {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1;
+        fs::write(&file, bytes).unwrap();
+        let error = crate::verify(&path, &mut |_, _| ()).unwrap_err().to_string();
+        assert!(error.contains(told), "{error}");
+    }
+}

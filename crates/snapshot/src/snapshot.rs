@@ -397,7 +397,7 @@ pub(crate) fn open_with_len(
     Ok(file)
 }
 
-fn open_file(dir: &OwnedFd, path: &Path, name: &str) -> Result<File, OpenError> {
+pub(crate) fn open_file(dir: &OwnedFd, path: &Path, name: &str) -> Result<File, OpenError> {
     // Without NONBLOCK, a FIFO of that name would block the open for ever.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let fd = openat(dir.as_fd(), name, flags, Mode::empty()).map_err(|errno| {

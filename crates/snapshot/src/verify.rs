@@ -22,10 +22,11 @@ use crate::error::OpenError;
 use crate::image::is_zero;
 use crate::layout::{CHUNK_PAGES, CHUNK_SIZE, MemoryLayout, PAGE_SIZE};
 use crate::manifest::Manifest;
+use crate::packed::{Packed, PackedError, PackedFile};
 use crate::page_set::PageSet;
 use crate::snapshot::{
-    MAX_ATTEMPTS, check_consistent, decode_manifest, open_container, open_dir, open_with_len,
-    was_replaced,
+    MAX_ATTEMPTS, check_consistent, decode_manifest, open_container, open_dir, open_file,
+    open_with_len, was_replaced,
 };
 
 /// Most threads that check the image; each has a buffer of 2 MiB.
@@ -40,6 +41,8 @@ pub struct VerifyReport {
     pub pages: u64,
     /// Pages of them that are zero.
     pub zero_pages: u64,
+    /// Pages of the files that were packed from the image, each checked against its digest.
+    pub packed_pages: u64,
     /// Bytes of the disks (overlay and read-only ones), each checked against its digest.
     pub disk_bytes: u64,
     /// How long it took.
@@ -95,6 +98,21 @@ pub enum Problem {
     /// The writable disk is not the one that was frozen.
     #[error("{OVERLAY_FILE} is damaged: its digest does not match")]
     Overlay,
+    /// A packed file is none of this snapshot.
+    #[error(transparent)]
+    Packed(#[from] PackedError),
+    /// Pages of a packed file that are not those that were frozen.
+    #[error(
+        "{file}: {total} damaged pages, the first is page {first:#x} of the image; pack it anew"
+    )]
+    PackedPages {
+        /// The file's name.
+        file: &'static str,
+        /// Damaged pages.
+        total: usize,
+        /// The first of them, by its number in the image.
+        first: u64,
+    },
     /// A read-only disk is missing, or not the one that the microVM was frozen with.
     #[error(transparent)]
     Disk(#[from] DiskError),
@@ -118,11 +136,12 @@ struct Parts {
     zero_map: Option<PageSet>,
     image: Option<File>,
     overlay: Option<File>,
+    packed: Vec<(PackedFile, File)>,
     problems: Vec<Problem>,
 }
 
 /// Checks all of the snapshot in directory `path`: every section, every page of the image against its digest and the
-/// zero map, and the overlay and the read-only disks against theirs.
+/// zero map, every page of the files that were packed from it, and the overlay and the read-only disks against theirs.
 ///
 /// `progress` is called from this thread with the bytes done so far and the bytes in all. It is read-only, and may
 /// run while the snapshot is in use.
@@ -135,8 +154,13 @@ pub fn verify(
 ) -> Result<VerifyReport, VerifyError> {
     let start = Instant::now();
     let mut parts = open_parts(path.as_ref())?;
-    let mut report =
-        VerifyReport { pages: 0, zero_pages: 0, disk_bytes: 0, duration: Duration::ZERO };
+    let mut report = VerifyReport {
+        pages: 0,
+        zero_pages: 0,
+        packed_pages: 0,
+        disk_bytes: 0,
+        duration: Duration::ZERO,
+    };
     if let Err(error) = parts.check_digests_section() {
         parts.problems.push(error.into());
     }
@@ -154,6 +178,7 @@ pub fn verify(
             report.zero_pages = zero_map.count();
             parts.check_image(&manifest.layout, &zero_map, &mut |done| progress(done, total));
         }
+        report.packed_pages = parts.check_packed(&manifest);
         let mut before = image_bytes;
         if let Some(identity) = manifest.overlay {
             parts.check_overlay(identity, &mut |done| {
@@ -211,6 +236,7 @@ fn open_parts_in(dir: &OwnedFd, path: &Path) -> Result<Parts, OpenError> {
         zero_map: None,
         image: None,
         overlay: None,
+        packed: vec![],
         problems: vec![],
     };
     if let Some(manifest) = &parts.manifest {
@@ -227,6 +253,13 @@ fn open_parts_in(dir: &OwnedFd, path: &Path) -> Result<Parts, OpenError> {
         parts.overlay = manifest.overlay.and_then(|identity| {
             open_with_len(dir, path, OVERLAY_FILE, identity.len).map_err(&mut keep).ok()
         });
+    }
+    for kind in PackedFile::ALL {
+        match open_file(dir, path, kind.name()) {
+            Ok(file) => parts.packed.push((kind, file)),
+            Err(OpenError::MissingFile { .. }) => {}
+            Err(error) => keep(error),
+        }
     }
     parts.problems = problems;
     Ok(parts)
@@ -261,20 +294,49 @@ impl Parts {
         zero_map: &PageSet,
         progress: &mut dyn FnMut(u64),
     ) {
-        let Some(image) = &self.image else { return };
-        let path = self.path.join(CONTAINER_FILE);
-        let container = match self.container.try_clone() {
-            Ok(container) => container,
-            Err(source) => {
-                let error = OpenError::Io { path, action: "open again", source };
-                return self.problems.push(error.into());
-            }
-        };
-        let start = self.header.range(Section::Digests).start;
-        let digests = Digests::new(container, path, start, layout.pages());
+        let digests = self.digests(layout);
+        let (Some(image), Some(digests)) = (&self.image, digests) else { return };
         let path = self.path.join(IMAGE_FILE);
         let check = ImageCheck::new(image, path, layout, zero_map, &digests);
         self.problems.extend(check.run(progress));
+    }
+
+    /// The digests of all pages, not yet read.
+    fn digests(&mut self, layout: &MemoryLayout) -> Option<Digests> {
+        let path = self.path.join(CONTAINER_FILE);
+        match self.container.try_clone() {
+            Ok(container) => {
+                let start = self.header.range(Section::Digests).start;
+                Some(Digests::new(container, path, start, layout.pages()))
+            }
+            Err(source) => {
+                self.problems.push(OpenError::Io { path, action: "open again", source }.into());
+                None
+            }
+        }
+    }
+
+    /// Checks the packed files, and returns how many pages are in them.
+    fn check_packed(&mut self, manifest: &Manifest) -> u64 {
+        if self.packed.is_empty() {
+            return 0;
+        }
+        let Some(digests) = self.digests(&manifest.layout) else { return 0 };
+        let (id, pages, mut checked) = (manifest.description.id, manifest.layout.pages(), 0);
+        for (kind, file) in std::mem::take(&mut self.packed) {
+            let packed = Packed::read(file, self.path.join(kind.name()), kind, id, pages);
+            match packed.and_then(|packed| Ok((packed.damaged(&digests)?, packed))) {
+                Ok((damaged, packed)) => {
+                    checked += packed.runs().iter().map(|packed| packed.run.pages).sum::<u64>();
+                    if let Some(&first) = damaged.first() {
+                        let (file, total) = (kind.name(), damaged.len());
+                        self.problems.push(Problem::PackedPages { file, total, first });
+                    }
+                }
+                Err(error) => self.problems.push(error.into()),
+            }
+        }
+        checked
     }
 
     fn check_overlay(&mut self, identity: DiskIdentity, progress: &mut dyn FnMut(u64)) {

@@ -108,6 +108,7 @@ impl Memory<'_> {
 #[derive(Debug)]
 struct Kernel {
     tables: PageTables,
+    /// The array of pointers to `struct mem_section`: the symbol is given as the variable's value, not as its address.
     mem_section: u64,
     roots: u64,
     section_size: u64,
@@ -182,13 +183,12 @@ impl Kernel {
 
     fn free_pages(&self, memory: &Memory<'_>) -> Result<PageSet, FreePagesError> {
         let mut free = PageSet::new(memory.snapshot.manifest().layout.pages());
-        let roots = self.word(memory, self.mem_section)?;
         for region in memory.regions() {
             let (mut page, end) =
                 (region.guest_addr / PAGE_SIZE, (region.guest_addr + region.len) / PAGE_SIZE);
             let mut structs = Structs::default();
             while page < end {
-                let Some(map) = self.map_of(memory, roots, page / self.pages_per_section)? else {
+                let Some(map) = self.map_of(memory, page / self.pages_per_section)? else {
                     page = (page / self.pages_per_section + 1) * self.pages_per_section;
                     continue;
                 };
@@ -213,18 +213,13 @@ impl Kernel {
     }
 
     /// The address that `struct page` number 0 would have for a section's pages; `None` where it has none.
-    fn map_of(
-        &self,
-        memory: &Memory<'_>,
-        roots: u64,
-        section: u64,
-    ) -> Result<Option<u64>, FreePagesError> {
+    fn map_of(&self, memory: &Memory<'_>, section: u64) -> Result<Option<u64>, FreePagesError> {
         let in_root = PAGE_SIZE / self.section_size;
         let (root, inside) = (section / in_root, section % in_root);
         if root >= self.roots {
             return Ok(None);
         }
-        let root = self.word(memory, roots.wrapping_add(root * 8))?;
+        let root = self.word(memory, self.mem_section.wrapping_add(root * 8))?;
         if root == 0 {
             return Ok(None);
         }

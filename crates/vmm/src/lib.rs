@@ -52,6 +52,7 @@ pub use microvm::{
     Argument, AssembleError, BootError, Destination, DiskError, End, FreezeError, FreezeReport,
     FreezeRequest, FrozenMachine, GenerationError, GoneError, Handle, IncompatibleError, Microvm,
     PrepareError, RenewError, RestoreError, RestoreReport, RunError, UserRegisters, WireError,
+    WrittenError,
 };
 pub use state::{DecodeStateError, MACHINE_STATE_VERSION};
 pub use stats::{KvmCounters, KvmStats};

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use kvm_bindings::{
     KVM_CAP_X86_DISABLE_EXITS, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE,
-    KVM_X86_DISABLE_EXITS_HLT, kvm_clock_data, kvm_enable_cap, kvm_irqchip,
-    kvm_userspace_memory_region,
+    KVM_MEM_LOG_DIRTY_PAGES, KVM_X86_DISABLE_EXITS_HLT, kvm_clock_data, kvm_enable_cap,
+    kvm_irqchip, kvm_userspace_memory_region,
 };
 use kvm_ioctls::{IoEventAddress, VmFd};
 use serde::{Deserialize, Serialize};
@@ -15,6 +15,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 use vmm_sys_util::eventfd::EventFd;
 
 use firn_memory::GuestMemory;
+use firn_snapshot::{PAGE_SIZE, PageSet};
 
 use crate::arch::layout;
 use crate::kvm::{Faults, OpenKvm};
@@ -84,10 +85,11 @@ impl Vm {
         fd.set_tss_address(layout::KVM_TSS).map_err(failed("set the TSS address"))?;
         fd.set_identity_map_address(layout::KVM_IDENTITY_MAP)
             .map_err(failed("set the identity map address"))?;
+        let flags = if memory.tracks_writes() { KVM_MEM_LOG_DIRTY_PAGES } else { 0 };
         for (slot, region) in (0u32..).zip(memory.slots()) {
             let region = kvm_userspace_memory_region {
                 slot,
-                flags: 0,
+                flags,
                 guest_phys_addr: region.guest_addr,
                 memory_size: region.len,
                 userspace_addr: region.host_addr,
@@ -121,6 +123,24 @@ impl Vm {
         self.fd
             .register_ioevent(event, address, value)
             .map_err(failed("connect a queue's notification"))
+    }
+
+    /// The image pages that were written since the start, by the guest, by KVM or by the monitor; `None` where memory does not
+    /// [track writes](GuestMemory::track_writes). All vCPUs are paused.
+    pub(crate) fn written(&self) -> Result<Option<PageSet>, VmError> {
+        let Some(mut written) = self.memory.written_by_monitor() else { return Ok(None) };
+        let layout = self.memory.layout();
+        for (slot, region) in (0u32..).zip(layout.regions()) {
+            let len = usize::try_from(region.len).unwrap_or(usize::MAX);
+            let log = self.fd.get_dirty_log(slot, len).map_err(failed("tell what was written"))?;
+            let pages =
+                region.image_range().start / PAGE_SIZE..region.image_range().end / PAGE_SIZE;
+            for (word, first) in log.into_iter().zip(pages.clone().step_by(64)) {
+                let set = (0..64).filter(|bit| word >> bit & 1 == 1).map(|bit| first + bit);
+                set.filter(|page| pages.contains(page)).for_each(|page| written.insert(page));
+            }
+        }
+        Ok(Some(written))
     }
 
     /// Saves interrupt controllers and clock; all vCPUs are paused.

@@ -101,7 +101,9 @@ fn a_dax_file_system_holds_pools_and_images_without_a_page_cache() {
     for function in [HELLO, JSON] {
         let snapshot = dax.file(function.name);
         copy(frozen(&function), &snapshot);
-        let report = thaw(&world, &function, &["--planner", "vanilla_dax", &text(&snapshot)]);
+        let words = ["--compare", "--planner", "vanilla_dax", &text(&snapshot)];
+        let report = thaw(&world, &function, &words);
+        assert_eq!(report["compared"]["differing"], 0, "{report}");
         assert_eq!((&report["shared_bytes"], &report["read_bytes"]), (&0.into(), &0.into()));
         fs::remove_dir_all(&snapshot).unwrap();
     }

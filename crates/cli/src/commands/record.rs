@@ -4,24 +4,19 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
 use thiserror::Error;
 
-use firn_host::{
-    AgentClient, ConnectError, EventError, IdentifyError, Identity, IdentityError, Invocation,
-    InvokeError,
-};
+use firn_host::{EventError, Invocation};
 use firn_memory::recorders::{RecordError, Recorder, Recording};
 use firn_memory::trace::{EncodeTraceError, GapUnit, Trace, TraceError, TraceOrigin};
 use firn_memory::{HostFacts, HostFactsError};
 use firn_snapshot::{OpenError, Snapshot};
 use firn_vmm::{
-    FrozenMachine, GoneError, GuestTimeTotals, HostConfig, IncompatibleError, KvmStats, Microvm,
-    RestoreError, Virtualization, WatchError, witness,
+    GoneError, GuestTimeTotals, KvmStats, Microvm, Virtualization, WatchError, witness,
 };
 
 use super::invoke::Outcome;
@@ -29,7 +24,8 @@ use crate::event::{self, ReadEventError};
 use crate::host_args::{HostArgs, HostError};
 use crate::lab;
 use crate::output;
-use crate::session::{self, After, Interruption, SessionError};
+use crate::recorded_run::{RecordedRun, RecordedRunError};
+use crate::session::{Interruption, SessionError};
 
 /// Permissions of a trace's file.
 const READABLE: u32 = 0o644;
@@ -87,8 +83,6 @@ pub(crate) enum RecordCommandError {
     #[error(transparent)]
     Session(#[from] SessionError),
     #[error(transparent)]
-    Identity(#[from] IdentityError),
-    #[error(transparent)]
     Open(#[from] OpenError),
     #[error(
         "the snapshot has {0} vCPUs, and touches have an order on one only: freeze the function with --vcpus 1"
@@ -97,25 +91,15 @@ pub(crate) enum RecordCommandError {
     #[error("the snapshot holds no function: freeze one with `firn freeze`")]
     NoFunction,
     #[error(transparent)]
-    Incompatible(#[from] IncompatibleError),
-    #[error(transparent)]
     HostFacts(#[from] HostFactsError),
     #[error("opening the image again")]
     Image(#[source] std::io::Error),
     #[error(transparent)]
     Record(#[from] RecordError),
     #[error(transparent)]
-    Restore(#[from] RestoreError),
-    #[error(transparent)]
     Watch(#[from] WatchError),
-    #[error("starting the guest's processor")]
-    Resume(#[source] firn_vmm::VcpuThreadError),
     #[error(transparent)]
-    Connect(#[from] ConnectError),
-    #[error(transparent)]
-    Identify(#[from] IdentifyError),
-    #[error(transparent)]
-    Invoke(#[from] InvokeError),
+    Run(#[from] RecordedRunError),
     #[error(transparent)]
     Gone(#[from] GoneError),
     #[error("reading KVM's counters")]
@@ -229,40 +213,35 @@ fn record(
     limit: Duration,
     interruption: &Interruption,
 ) -> Result<Recorded, RecordCommandError> {
-    let mut frozen = FrozenMachine::open(snapshot, &arguments.host.kvm)?;
-    frozen.fault_in_vcpu_threads();
-    let instance = session::claim(None)?;
-    let identity = Identity::fresh()?;
-    let host = HostConfig {
-        kvm: arguments.host.kvm.clone(),
-        vsock: instance.vsock_socket(),
-        scratch: std::env::temp_dir(),
-        console: session::console(arguments.console.as_deref())?,
-        generation: Some(identity.generation),
-        windows: Vec::new(),
+    let run = RecordedRun {
+        snapshot,
+        host: &arguments.host,
+        root: arguments.root.as_deref(),
+        console: arguments.console.as_deref(),
+        invocation,
+        limit,
+        interruption,
+        faults_in_vcpu_threads: true,
     };
     let image = snapshot.image().try_clone().map_err(RecordCommandError::Image)?;
     let (witness, watch) = witness();
     let (memory, recorder) =
         Recorder::start(image, &snapshot.manifest().layout, Box::new(witness))?;
-    let (mut microvm, _) = Microvm::restore(frozen, memory, &host, arguments.root.clone())?;
-    watch.attach(&mut microvm)?;
-    microvm.resume().map_err(RecordCommandError::Resume)?;
-    output::note(
-        "firn: the guest runs, and waits at every page that it touches for the first time",
+    let begin = |microvm: &mut Microvm| {
+        watch.attach(microvm)?;
+        output::note("firn: the guest waits at every page that it touches for the first time");
+        Ok::<_, RecordCommandError>(())
+    };
+    let led = run.run(
+        memory,
+        begin,
+        || recorder.is_serving(),
+        |_, handle, _| {
+            recorder.stop_recording();
+            let stats = handle.call(|microvm| microvm.kvm_stats())?;
+            stats.map_err(RecordCommandError::Stats)
+        },
     );
-
-    let led = session::run(microvm, &instance, interruption, |handle, alive| {
-        let alive = || alive.load(Ordering::SeqCst) && recorder.is_serving();
-        let mut agent = AgentClient::wait_for(&instance.vsock_socket(), limit, alive)?;
-        agent.identify(&identity, limit)?;
-        output::note("firn: the guest is awake and has its identity");
-        let outcome = Outcome::of(agent.invoke(invocation))?;
-        recorder.stop_recording();
-        let stats = handle.call(|microvm| microvm.kvm_stats())?;
-        let kvm = stats.map_err(RecordCommandError::Stats)?;
-        Ok::<_, RecordCommandError>(((outcome, kvm), After::Stop))
-    });
     // What ended the recorder is the cause where the guest ended too.
     let recording = recorder.finish()?;
     let time = watch.finish()?;

@@ -41,6 +41,8 @@ struct Checked {
     pages: u64,
     /// Pages of them that are zero.
     zero_pages: u64,
+    /// Pages of the files that were packed from the image, each checked against its digest.
+    packed_pages: u64,
     /// Bytes of the disks, each checked against its digest.
     disk_bytes: u64,
     /// How long it took.
@@ -68,10 +70,11 @@ pub(crate) fn run(arguments: &VerifyArgs) -> Result<ExitCode, VerifyError> {
     }
     let report = result?;
     output::line(&format!(
-        "{} is whole: {} pages of guest memory ({} zero) and {} of disks checked in {}",
+        "{} is whole: {} pages of guest memory ({} zero), {} of packed files and {} of disks checked in {}",
         arguments.snapshot.display(),
         report.pages,
         report.zero_pages,
+        report.packed_pages,
         output::bytes(report.disk_bytes),
         output::milliseconds(nanoseconds(report.duration)),
     ));
@@ -82,6 +85,7 @@ fn checked(report: &VerifyReport) -> Checked {
     Checked {
         pages: report.pages,
         zero_pages: report.zero_pages,
+        packed_pages: report.packed_pages,
         disk_bytes: report.disk_bytes,
         duration_ns: nanoseconds(report.duration),
     }

@@ -5,6 +5,7 @@ mod discard;
 mod pages;
 mod usage;
 mod view;
+mod written;
 
 pub use chunks::{ChunkCopies, CopyChunkError};
 pub use discard::DiscardError;
@@ -29,6 +30,7 @@ use crate::plan::{GuestRange, Leaf};
 use crate::range_set::RangeSet;
 use crate::uffd::{Uffd, UffdError, Watch};
 use chunks::Chunks;
+use written::Written;
 
 /// One range of guest memory as KVM wants it for a memory slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +96,8 @@ pub struct GuestMemory {
     chunks: Option<Arc<Chunks>>,
     /// Guest addresses that the guest has reported free since it was mapped.
     reported: Mutex<RangeSet>,
+    /// The pages that this process writes, where that is asked for.
+    written: Option<Arc<Written>>,
     /// The most ranges that `anonymous` may have.
     most_ranges: usize,
     /// Ranges whose index was built before the guest runs.
@@ -196,6 +200,7 @@ impl Reservation {
             anonymous,
             chunks,
             reported: Mutex::default(),
+            written: None,
             most_ranges,
             indexed: Vec::new(),
             copied: RangeSet::default(),
@@ -245,7 +250,7 @@ impl GuestMemory {
 
     /// The view of guest memory through which the monitor reads and writes it. Clones are cheap.
     pub fn vm_memory(&self) -> GuestView {
-        GuestView::new(self.mapped.clone(), self.chunks.clone())
+        GuestView::new(self.mapped.clone(), self.chunks.clone(), self.written.clone())
     }
 
     /// The ranges, ascending, whose index the plan had built before the resume. KVM's own tables are a second index: who

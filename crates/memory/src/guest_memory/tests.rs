@@ -218,6 +218,35 @@ fn what_was_reported_and_not_touched_since_is_known() {
 }
 
 #[test]
+fn what_was_written_is_left_out_of_a_comparison() {
+    let dir = tempfile::tempdir().unwrap();
+    let booted = GuestMemory::anonymous(layout(&[(0, MIB), (4 * MIB, MIB)])).unwrap();
+    booted.vm_memory().write_slice(&page_bytes(9, 9), GuestAddress(9 * PAGE)).unwrap();
+    let snapshot = freeze(&booted, &dir.path().join("s"), ImageKind::Dense);
+    let mut memory = mapped(&snapshot.manifest().layout, snapshot.image());
+    memory.vm_memory().write_obj(1u8, GuestAddress(0)).unwrap();
+    assert_eq!(memory.written_by_monitor(), None);
+    memory.track_writes();
+    let view = memory.vm_memory();
+    view.write_slice(&[7; 5000], GuestAddress(3 * PAGE + 4000)).unwrap();
+    view.write_obj(7u8, GuestAddress(5 * MIB - 1)).unwrap();
+    let _: u8 = view.read_obj(GuestAddress(7 * PAGE)).unwrap();
+    memory.discard(9 * PAGE, PAGE).unwrap();
+    let written = memory.written_by_monitor().unwrap();
+    assert_eq!(written.iter().collect::<Vec<_>>(), [3, 4, 5, 9, 511]);
+
+    let original = crate::compare::Original::of(&snapshot).unwrap();
+    let compared = original.compare(&memory, &written).unwrap();
+    assert_eq!((compared.pages, compared.written), (512, 5));
+    // Written before anybody asked.
+    assert_eq!((compared.differing, compared.first_differing), (1, vec![0]));
+    let none = firn_snapshot::PageSet::new(512);
+    let compared = original.compare(&memory, &none).unwrap();
+    assert_eq!((compared.written, compared.differing), (0, 6));
+    assert_eq!(compared.zeros, [firn_snapshot::Run { first: 9, pages: 1 }]);
+}
+
+#[test]
 fn untouched_memory_is_not_read_for_a_freeze() {
     let memory = GuestMemory::anonymous(layout(&[(0, 6 * MIB)])).unwrap();
     memory.vm_memory().write_obj(1u8, GuestAddress(3 * MIB)).unwrap();

@@ -12,6 +12,7 @@ use vm_memory::{
 
 use super::Mapped;
 use super::chunks::{ChunkCopies, Chunks, CopyChunkError};
+use super::written::Written;
 use crate::plan::GuestRange;
 
 /// A view of guest memory, for vm-memory's traits: devices, boot code and vCPUs read and write through it.
@@ -23,11 +24,16 @@ use crate::plan::GuestRange;
 pub struct GuestView {
     mapped: Arc<Mapped>,
     chunks: Option<Arc<Chunks>>,
+    written: Option<Arc<Written>>,
 }
 
 impl GuestView {
-    pub(super) fn new(mapped: Arc<Mapped>, chunks: Option<Arc<Chunks>>) -> Self {
-        Self { mapped, chunks }
+    pub(super) fn new(
+        mapped: Arc<Mapped>,
+        chunks: Option<Arc<Chunks>>,
+        written: Option<Arc<Written>>,
+    ) -> Self {
+        Self { mapped, chunks, written }
     }
 
     /// Whether parts of this memory have to be copied before they are written.
@@ -77,12 +83,16 @@ impl GuestMemory for GuestView {
             let len = u64::try_from(count).unwrap_or(u64::MAX);
             self.make_writable(GuestRange { start: addr.0, len })
                 .map_err(|error| GuestMemoryError::IOError(io::Error::other(error)))?;
+            if let Some(written) = &self.written {
+                written.mark(addr.0, len);
+            }
         }
         Ok(GuestMemoryBackend::get_slices(&self.mapped.memory, addr, count))
     }
 
-    /// Memory that needs no copies, for those who want nothing else, as boot code does.
+    /// Memory that needs no copies and whose writes nobody wants to know, as boot code has it.
     fn physical_memory(&self) -> Option<&Self::PhysicalMemory> {
-        if self.is_sealed() { None } else { Some(&self.mapped.memory) }
+        let plain = !self.is_sealed() && self.written.is_none();
+        plain.then_some(&self.mapped.memory)
     }
 }

@@ -8,7 +8,7 @@ use firn_snapshot::{PAGE_SIZE, Packed};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::{Errno, pread, retry_on_intr};
 
-use super::{Pager, PagerError, Shared, add};
+use super::{Area, Pager, PagerError, Shared, add};
 use crate::num::usize_of;
 use crate::uffd::{Fill, UffdError};
 
@@ -66,7 +66,12 @@ impl Pager {
                 shared.filled().insert_range(part);
             }
         }
-        Ok(shared.areas.iter().try_for_each(|area| shared.uffd.wake(area.addresses()))?)
+        // One call for all areas: what lies between them is nobody's to wait for.
+        let ends = shared.areas.iter().map(Area::addresses);
+        let all = ends.reduce(|all, area| all.start.min(area.start)..all.end.max(area.end));
+        let Some(all) = all else { return Ok(()) };
+        add(&shared.counters.install_wakes, 1);
+        Ok(shared.uffd.wake(all)?)
     }
 }
 

@@ -144,6 +144,8 @@ pub struct PagerReport {
     pub packed_bytes: u64,
     /// Pages that were installed ahead of their faults.
     pub installed_pages: u64,
+    /// Calls that then woke whoever waited for any of them.
+    pub install_wakes: u64,
 }
 
 #[derive(Debug, Default)]
@@ -154,6 +156,7 @@ struct Counters {
     direct_reads: AtomicU64,
     packed_bytes: AtomicU64,
     installed_pages: AtomicU64,
+    install_wakes: AtomicU64,
 }
 
 fn add(counter: &AtomicU64, number: u64) {
@@ -264,6 +267,7 @@ impl Pager {
             direct_reads: read(&counters.direct_reads),
             packed_bytes: read(&counters.packed_bytes),
             installed_pages: read(&counters.installed_pages),
+            install_wakes: read(&counters.install_wakes),
         }
     }
 

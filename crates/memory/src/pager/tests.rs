@@ -113,6 +113,7 @@ fn reap_installs_the_working_set_in_one_read_and_serves_the_rest_page_by_page() 
             direct_reads,
             packed_bytes,
             installed_pages: INSTALLED,
+            install_wakes: 1,
             ..PagerReport::default()
         };
         assert_eq!(installed, expected);

@@ -61,7 +61,7 @@ impl fmt::Display for Part {
 
 /// A part was written that there is not.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("there is no part {0:?} of a profile: use {known}", known = Part::ALL.map(Part::name).join(", "))]
+#[error("there is no part {0:?} of a profile: use {known} or free", known = Part::ALL.map(Part::name).join(", "))]
 pub struct ParsePartError(String);
 
 impl FromStr for Part {
@@ -132,6 +132,14 @@ pub enum ProfileRecordError {
     /// The image's descriptor could not be duplicated.
     #[error("opening the image again")]
     Image(#[source] io::Error),
+}
+
+impl ProfileRecordError {
+    /// Whether it is this host that refuses, so that other parts can be recorded all the same.
+    #[must_use]
+    pub fn is_of_the_host(&self) -> bool {
+        matches!(self, Self::Bpf(_) | Self::NotCold { .. })
+    }
 }
 
 /// Records one run of a frozen guest: one thaw in this process, of one input.

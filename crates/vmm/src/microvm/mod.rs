@@ -16,13 +16,14 @@ use vm_superio::serial::Error as SerialError;
 use vmm_sys_util::eventfd::EventFd;
 
 use firn_memory::{ChunkCopies, GuestMemory, MemoryUsage, UsageError};
+use firn_snapshot::PageSet;
 
 use crate::bus::{Bus, PowerRequest};
 use crate::console::Console;
 use crate::stats::{KvmCounters, KvmStats};
 use crate::vcpu::observer::{Observer, VcpuThread};
 use crate::vcpu::{EndNotice, Vcpu, VcpuEnd, VcpuFailure, VcpuThreadError};
-use crate::vm::Vm;
+use crate::vm::{Vm, VmError};
 use handle::Inbox;
 use virtio_set::VirtioSet;
 
@@ -64,6 +65,17 @@ pub enum RunError {
     /// A vCPU could not be started.
     #[error("running the microVM")]
     Vcpu(#[from] VcpuThreadError),
+}
+
+/// Why it is not known what was written.
+#[derive(Debug, Error)]
+pub enum WrittenError {
+    /// A vCPU did not stop.
+    #[error("pausing the microVM")]
+    Pause(#[from] VcpuThreadError),
+    /// KVM does not tell.
+    #[error(transparent)]
+    Vm(#[from] VmError),
 }
 
 /// A microVM. Its guest runs between [`Microvm::resume`] and [`Microvm::pause`]; its devices are
@@ -165,6 +177,16 @@ impl Microvm {
     /// /proc/self/smaps cannot be read.
     pub fn memory_usage(&self) -> Result<MemoryUsage, UsageError> {
         self.vm.memory.usage()
+    }
+
+    /// Pauses the guest, and says which image pages were written since it was restored: by the guest, by KVM or by the monitor;
+    /// `None` where memory does not [track writes](GuestMemory::track_writes).
+    ///
+    /// # Errors
+    /// See [`WrittenError`].
+    pub fn written(&mut self) -> Result<Option<PageSet>, WrittenError> {
+        self.pause()?;
+        Ok(self.vm.written()?)
     }
 
     /// Why devices stopped serving the guest, of those that did: it broke their rules.

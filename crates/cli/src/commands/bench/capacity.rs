@@ -1,5 +1,6 @@
 //! `firn bench capacity`: how many microVMs a memory budget carries.
 
+use std::error::Error as StdError;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -9,6 +10,7 @@ use clap::Args;
 use thiserror::Error;
 
 use firn_bench::{Capacities, Capacity, CapacityError, CapacityRow, Carried, Interrupt};
+use firn_memory::planners::{pack, parse};
 
 use super::in_pool::{InPoolError, PoolPlayers};
 use super::players::{PlayersArgs, PlayersError, Prepared};
@@ -102,6 +104,8 @@ pub(super) struct Budget {
 pub(crate) enum FillError {
     #[error(transparent)]
     Pool(#[from] InPoolError),
+    #[error("packing the file of {planner}")]
+    Pack { planner: String, source: Box<dyn StdError + Send + Sync> },
     #[error("{planner} on {trace} was not counted")]
     Capacity { planner: String, trace: String, source: CapacityError },
 }
@@ -119,6 +123,11 @@ pub(super) fn fill(
     for player in &prepared.players {
         for subject in &prepared.subjects {
             let (planner, trace) = (subject.planner.clone(), player.trace.clone());
+            if subject.packs {
+                // Planners of one kind have one file, which is packed for the last of them that asked.
+                let pack = || Ok(pack(&player.snapshot, &*parse(&planner)?)?);
+                pack().map_err(|source| FillError::Pack { planner: planner.clone(), source })?;
+            }
             let snapshot = &player.arguments(subject);
             let capacity =
                 Capacity { program, snapshot, planner: &planner, memory, most, patience };

@@ -1,29 +1,24 @@
-//! Recorded runs of a guest with Linux: thaw, identify, invoke, stop.
+//! Recorded runs of a guest with Linux.
 
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use thiserror::Error;
 
-use firn_host::{
-    AgentClient, ConnectError, EventError, IdentifyError, Identity, IdentityError, Invocation,
-    InvokeError,
-};
+use firn_host::{EventError, Invocation, PrepareFreezeError};
 use firn_memory::recorders::{Part, ProfileRecordError, ProfileRecorder};
-use firn_snapshot::{Profile, Snapshot};
-use firn_vmm::{
-    FrozenMachine, HostConfig, IncompatibleError, Microvm, RestoreError, VcpuThreadError,
-    Virtualization,
-};
+use firn_snapshot::{ImageKind, Profile, Snapshot};
+use firn_vmm::{Destination, FreezeError, FreezeRequest, GoneError, Virtualization};
 
+use super::left_out;
 use crate::commands::invoke::Outcome;
 use crate::event::{self, ReadEventError};
 use crate::host_args::{HostArgs, HostError};
 use crate::output;
-use crate::session::{self, After, Interruption, SessionError};
+use crate::recorded_run::{RecordedRun, RecordedRunError};
+use crate::session::{Interruption, SessionError};
 
 /// Why a run was not recorded.
 #[derive(Debug, Error)]
@@ -39,21 +34,15 @@ pub(crate) enum RunLinuxError {
     #[error(transparent)]
     Session(#[from] SessionError),
     #[error(transparent)]
-    Identity(#[from] IdentityError),
-    #[error(transparent)]
-    Incompatible(#[from] IncompatibleError),
-    #[error(transparent)]
     Recorder(#[from] ProfileRecordError),
     #[error(transparent)]
-    Restore(#[from] RestoreError),
-    #[error("starting the guest's processors")]
-    Resume(#[source] VcpuThreadError),
+    Run(#[from] RecordedRunError),
     #[error(transparent)]
-    Connect(#[from] ConnectError),
+    Prepare(#[from] PrepareFreezeError),
     #[error(transparent)]
-    Identify(#[from] IdentifyError),
+    Freeze(#[from] FreezeError),
     #[error(transparent)]
-    Invoke(#[from] InvokeError),
+    Gone(#[from] GoneError),
 }
 
 /// What is thawed, and what it is asked.
@@ -66,40 +55,61 @@ pub(super) struct Guest<'a> {
     pub(super) input: Option<&'a str>,
     /// Seconds to wake, and to answer.
     pub(super) time_limit: u64,
+    /// Where it is frozen after its answer.
+    pub(super) freeze: Option<&'a Path>,
+    /// Whether a recorder that this host refuses is left out.
+    pub(super) lenient: bool,
 }
 
-/// Thaws once for each recorder, and puts what they find into `profile`. Where the function fails that is its exit code,
-/// and the profile is of no use.
+/// What came of the runs.
+pub(super) enum Runs {
+    /// So many were recorded.
+    Recorded(usize),
+    /// The function failed, with this exit code: the profile is of no use.
+    Failed(ExitCode),
+}
+
+/// Thaws once for each recorder, and puts what they find into `profile`.
 pub(super) fn record(
     snapshot: &Snapshot,
     guest: &Guest<'_>,
     recorders: Vec<Box<dyn ProfileRecorder>>,
     profile: &mut Profile,
-) -> Result<Option<ExitCode>, RunLinuxError> {
+) -> Result<Runs, RunLinuxError> {
     guest.host.require_linux(Virtualization::detect())?;
     let limit = Duration::from_secs(guest.time_limit);
     let event = event::read(guest.event.ok_or(RunLinuxError::NoEvent)?)?;
     let invocation = Invocation::new(&event, limit)?;
     let interruption = Interruption::catch()?;
+    let mut recorded = 0;
     for recorder in recorders {
-        let parts: Vec<&str> = recorder.parts().into_iter().map(Part::name).collect();
-        output::note(&format!("firn: a run is recorded for {}", parts.join(", ")));
+        let parts = recorder.parts();
+        let names: Vec<&str> = parts.iter().copied().map(Part::name).collect();
+        output::note(&format!("firn: a run is recorded for {}", names.join(", ")));
         let recorder = Mutex::new(recorder);
         let outcome = run(snapshot, guest, &recorder, &invocation, limit, &interruption);
+        let outcome = match outcome {
+            Err(RunLinuxError::Recorder(error)) if guest.lenient && error.is_of_the_host() => {
+                left_out(&parts, &error);
+                continue;
+            }
+            outcome => outcome,
+        };
         let recorder = recorder.into_inner().unwrap_or_else(PoisonError::into_inner);
         // What ended the recorder is the cause where the guest ended, too.
         recorder.finish(profile)?;
         let outcome = outcome?;
         if outcome.error.is_some() {
             outcome.print();
-            return Ok(Some(outcome.exit_code()));
+            return Ok(Runs::Failed(outcome.exit_code()));
         }
+        recorded += 1;
     }
     let input = guest.input.or(guest.event).unwrap_or_default();
     if profile.inputs.iter().all(|known| known != input) {
         profile.inputs.push(input.to_owned());
     }
-    Ok(None)
+    Ok(Runs::Recorded(recorded))
 }
 
 /// One recorded run, up to a microVM that has ended.
@@ -112,31 +122,35 @@ fn run(
     interruption: &Interruption,
 ) -> Result<Outcome, RunLinuxError> {
     let with = || recorder.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut frozen = FrozenMachine::open(snapshot, &guest.host.kvm)?;
-    if with().faults_in_vcpu_threads() {
-        frozen.fault_in_vcpu_threads();
-    }
-    let instance = session::claim(None)?;
-    let identity = Identity::fresh()?;
-    let host = HostConfig {
-        kvm: guest.host.kvm.clone(),
-        vsock: instance.vsock_socket(),
-        scratch: std::env::temp_dir(),
-        console: session::console(None)?,
-        generation: Some(identity.generation),
-        windows: Vec::new(),
+    let run = RecordedRun {
+        snapshot,
+        host: guest.host,
+        root: guest.root,
+        console: None,
+        invocation,
+        limit,
+        interruption,
+        faults_in_vcpu_threads: with().faults_in_vcpu_threads(),
     };
     let memory = with().memory(snapshot)?;
-    let root = guest.root.map(Path::to_owned);
-    let (mut microvm, _) = Microvm::restore(frozen, memory, &host, root)?;
-    with().begin(snapshot, &microvm.shared_memory())?;
-    microvm.resume().map_err(RunLinuxError::Resume)?;
-    session::run(microvm, &instance, interruption, |_, alive| {
-        let alive = || alive.load(Ordering::SeqCst);
-        let mut agent = AgentClient::wait_for(&instance.vsock_socket(), limit, alive)?;
-        agent.identify(&identity, limit)?;
-        let outcome = Outcome::of(agent.invoke(invocation))?;
-        with().end();
-        Ok((outcome, After::Stop))
-    })
+    let (outcome, ()) = run.run(
+        memory,
+        |microvm| Ok(with().begin(snapshot, &microvm.shared_memory())?),
+        || true,
+        |outcome, handle, agent| {
+            with().end();
+            let Some(path) = guest.freeze.filter(|_| outcome.error.is_none()) else {
+                return Ok(());
+            };
+            agent.prepare_freeze(limit)?;
+            let request = FreezeRequest {
+                destination: Destination::Directory(path.to_owned()),
+                dense: snapshot.manifest().image.kind == ImageKind::Dense,
+                function: snapshot.manifest().description.function.clone(),
+            };
+            handle.call(move |microvm| microvm.freeze(request))??;
+            Ok::<_, RunLinuxError>(())
+        },
+    )?;
+    Ok(outcome)
 }

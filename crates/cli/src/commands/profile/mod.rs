@@ -12,6 +12,11 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
+use firn_memory::recorders::{Part, ProfileRecordError};
+use firn_vmm::error_chain;
+
+use crate::output;
+
 /// Commands of `firn profile`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ProfileCommand {
@@ -29,6 +34,13 @@ pub(crate) fn run(command: &ProfileCommand) -> Result<ExitCode, Box<dyn StdError
         ProfileCommand::Pack(arguments) => pack::run(arguments).map_err(Into::into),
         ProfileCommand::Show(arguments) => show::run(arguments).map_err(Into::into),
     }
+}
+
+/// Says that nobody asked for these parts, and why they are not there.
+fn left_out(parts: &[Part], error: &ProfileRecordError) {
+    let names: Vec<&str> = parts.iter().copied().map(Part::name).collect();
+    let reason = error_chain(error);
+    output::note(&format!("firn: left out: {}: {}", names.join(", "), output::plain(&reason)));
 }
 
 #[cfg(test)]

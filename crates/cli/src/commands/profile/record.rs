@@ -1,18 +1,19 @@
 //! `firn profile record`: one thaw for each recorder, and what they found as the snapshot's profile.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
 use thiserror::Error;
 
 use firn_bench::player::{RecordReplayError, record, traces_of};
-use firn_memory::planners::Store;
+use firn_memory::planners::{FaaSnap, PackError, Store, pack};
 use firn_memory::recorders::{self, ParsePartError, Part};
-use firn_snapshot::{Profile, Run, Snapshot, runs_of};
+use firn_snapshot::{AttachError, OpenError, Profile, Run, Snapshot, runs_of, set_profile};
 use firn_vmm::{FreePagesError, error_chain, free_pages};
 
-use super::linux::{self, RunLinuxError};
+use super::left_out;
+use super::linux::{self, RunLinuxError, Runs};
 use super::summary::Summary;
 use crate::host_args::HostArgs;
 use crate::output;
@@ -27,6 +28,7 @@ const FREE: &str = "free";
   firn profile record snapshots/hello --invoke @guest/functions/hello/input-a.json --input a
   firn profile record snapshots/json --input json-b
   firn profile record snapshots/json --input json-b --part groups
+  firn profile record snapshots/hello --invoke '{\"name\": \"Ada\"}' --freeze snapshots/hello-2
 
 Parts:
   faults   every page in the order of its first touch (userfaultfd)
@@ -34,11 +36,10 @@ Parts:
   groups   FaaSnap's working-set groups: pages that became cached, by samples of mincore. The image's pages are evicted
            from the page cache first, so no other microVM of the snapshot may run; not for a snapshot in a pool
   cache    SnapBPF's: which pages entered the page cache, and when, by a BPF program; for root, and as for groups
-
   free     the pages that the guest's allocator held free at the freeze, by its own metadata in the snapshot, without a
            run; of a player, its pages of zeros
 
-Recorders that need different runs get one thaw each. A profile replaces the parts that were asked for and keeps the
+Recorders that need different runs get one thaw each. Without --part, what this host cannot record is left out. A profile replaces the parts that were asked for and keeps the
 others. Files that were packed by the old profile are not used any more: make them anew.")]
 pub(crate) struct RecordArgs {
     #[command(flatten)]
@@ -52,6 +53,9 @@ pub(crate) struct RecordArgs {
     /// What is recorded, separated by commas; default: all that can be of this snapshot
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     part: Vec<String>,
+    /// FaaSnap: after the answer freeze the guest into a second snapshot, which gets the groups and their loading-set file
+    #[arg(long, value_name = "DIRECTORY", conflicts_with = "pool")]
+    freeze: Option<PathBuf>,
     /// Seconds that the guest may take to wake, and the function to answer
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     time_limit: u64,
@@ -82,6 +86,23 @@ pub(crate) enum RecordError {
     Set(#[from] SetProfileError),
     #[error("finding the guest's free pages")]
     Free(#[from] FreePagesError),
+    #[error("--freeze goes with the part groups alone, which is of the run that is frozen")]
+    FreezeParts,
+    #[error(
+        "--freeze is for functions: after a replay a player's memory is not what a replay starts from, so a player is its \
+         own second snapshot"
+    )]
+    FreezePlayer,
+    #[error("the second snapshot cannot be {}: make the directory that it is to be in", .0.display())]
+    NoParent(PathBuf),
+    #[error("nothing was recorded: this host refuses every part")]
+    Nothing,
+    #[error(transparent)]
+    Second(#[from] AttachError),
+    #[error(transparent)]
+    OpenSecond(#[from] OpenError),
+    #[error(transparent)]
+    Pack(#[from] PackError),
 }
 
 pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordError> {
@@ -90,13 +111,20 @@ pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordError> {
     let asked = others.map(|part| part.parse()).collect::<Result<Vec<Part>, _>>()?;
     let opened = arguments.snapshot.open(Store::Extent)?;
     let snapshot = opened.snapshot();
-    let parts = if asked.is_empty() && !free {
+    if arguments.freeze.is_some() && (free || asked.iter().any(|part| *part != Part::Groups)) {
+        return Err(RecordError::FreezeParts);
+    }
+    let lenient = asked.is_empty() && arguments.freeze.is_none();
+    let parts = if arguments.freeze.is_some() {
+        vec![Part::Groups]
+    } else if asked.is_empty() && !free {
         let in_pool = snapshot.extent().is_some();
         Part::ALL.into_iter().filter(|part| part.in_pools() || !in_pool).collect()
     } else {
         asked
     };
     let mut profile = before(snapshot);
+    let mut recorded = 0;
     if free {
         profile.free = Some(free_runs(snapshot)?);
     }
@@ -107,31 +135,75 @@ pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordError> {
         if arguments.invoke.is_some() {
             return Err(RecordError::InvokedPlayer);
         }
+        if arguments.freeze.is_some() {
+            return Err(RecordError::FreezePlayer);
+        }
         let input = arguments.input.as_deref();
         for recorder in recorders {
-            record(snapshot, input, recorder, &arguments.host.kvm, &mut profile)?;
+            let parts = recorder.parts();
+            match record(snapshot, input, recorder, &arguments.host.kvm, &mut profile) {
+                Err(RecordReplayError::Recorder(error)) if lenient && error.is_of_the_host() => {
+                    left_out(&parts, &error);
+                }
+                done => {
+                    done?;
+                    recorded += 1;
+                }
+            }
         }
     } else {
+        let freeze = arguments.freeze.as_deref();
+        let parent = freeze.and_then(Path::parent);
+        if parent.is_some_and(|parent| parent != Path::new("") && !parent.is_dir()) {
+            return Err(RecordError::NoParent(freeze.unwrap_or(Path::new("")).to_owned()));
+        }
         let guest = linux::Guest {
             host: &arguments.host,
             root: arguments.root.as_deref(),
             event: arguments.invoke.as_deref(),
             input: arguments.input.as_deref(),
             time_limit: arguments.time_limit,
+            freeze,
+            lenient,
         };
-        if let Some(failed) = linux::record(snapshot, &guest, recorders, &mut profile)? {
-            output::note("firn: the function failed: no profile is written");
-            return Ok(failed);
+        match linux::record(snapshot, &guest, recorders, &mut profile)? {
+            Runs::Recorded(runs) => recorded = runs,
+            Runs::Failed(failed) => {
+                output::note("firn: the function failed: no profile is written");
+                return Ok(failed);
+            }
         }
     }
-    arguments.snapshot.set_profile(&profile)?;
-    let summary = Summary::of(&profile, snapshot);
+    if recorded == 0 && !free {
+        return Err(RecordError::Nothing);
+    }
+    let summary = match &arguments.freeze {
+        Some(second) => give_second(second, &profile)?,
+        None => {
+            arguments.snapshot.set_profile(&profile)?;
+            Summary::of(&profile, snapshot)
+        }
+    };
     if arguments.json {
         output::json(&summary);
     } else {
         output::line(&summary.to_string());
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Gives the second snapshot the groups of the run that it was frozen after, and its loading-set file.
+fn give_second(path: &Path, recorded: &Profile) -> Result<Summary, RecordError> {
+    let second = Snapshot::open(path)?;
+    let id = second.manifest().description.id;
+    let profile = Profile {
+        inputs: recorded.inputs.clone(),
+        groups: recorded.groups.clone(),
+        ..second.profile()?.unwrap_or_else(|| Profile::of(id))
+    };
+    set_profile(path, &profile)?;
+    pack(path, &FaaSnap { merge: FaaSnap::MERGE })?;
+    Ok(Summary::of(&profile, &second))
 }
 
 /// The pages that the guest does not need: what its allocator held free, or a player's pages of zeros, which are zeros

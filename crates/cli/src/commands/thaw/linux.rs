@@ -10,13 +10,17 @@ use serde::Serialize;
 
 use firn_bench::player::ReplicaCost;
 use firn_host::{AgentClient, Identity, Invocation};
+use firn_memory::compare::{CompareReport, Original};
 use firn_memory::loader::{Loader, LoaderReport};
 use firn_memory::pager::{Pager, PagerReport};
-use firn_memory::planners::{self, Planner};
+use firn_memory::planners::{self, Planner, Store};
 use firn_memory::{
     ChunkCopies, ExecuteReport, ProcessCounters, Sources, WriteReport, execute, observe_writes,
 };
-use firn_vmm::{FrozenMachine, HostConfig, KvmStats, Microvm, RestoreReport, Virtualization};
+use firn_snapshot::{PageSet, Snapshot};
+use firn_vmm::{
+    FrozenMachine, Handle, HostConfig, KvmStats, Microvm, RestoreReport, Virtualization,
+};
 
 use super::{Begun, ThawArgs, ThawCommandError};
 use crate::clock::{self, nanoseconds};
@@ -86,6 +90,9 @@ pub(crate) struct ThawReport {
     /// What was expected to be written and what was, where the planner runs on copies.
     #[serde(skip_serializing_if = "Option::is_none")]
     writes: Option<WriteReport>,
+    /// How guest memory differed from the image after the answer, where that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compared: Option<CompareReport>,
     #[serde(skip_serializing_if = "Option::is_none")]
     outcome: Option<Outcome>,
 }
@@ -105,6 +112,9 @@ pub(super) fn run(
         Some(argument) => Some(Invocation::new(&event::read(argument)?, limit)?),
         None => None,
     };
+    if arguments.compare && planner.store() == Store::Replica {
+        return Err(ThawCommandError::CompareReplica(planner.name()));
+    }
     let interruption = Interruption::catch()?;
 
     let planning = Instant::now();
@@ -118,7 +128,10 @@ pub(super) fn run(
         None => FrozenMachine::open(snapshot, &arguments.host.kvm)?,
     };
     let loaded = Instant::now();
-    let executed = execute(&plan, &sources)?;
+    let mut executed = execute(&plan, &sources)?;
+    if arguments.compare {
+        executed.memory.track_writes();
+    }
     let mapped = Instant::now();
 
     let instance = session::claim(arguments.name.as_deref())?;
@@ -183,6 +196,7 @@ pub(super) fn run(
             }
             _ => None,
         };
+        let compared = if arguments.compare { Some(compared(handle, snapshot)?) } else { None };
         let report = ThawReport {
             name: instance.name().to_owned(),
             pid: std::process::id(),
@@ -204,6 +218,7 @@ pub(super) fn run(
             pool_bytes: usage.pool,
             copy_bytes: usage.copies,
             writes,
+            compared,
             outcome,
         };
         if arguments.json {
@@ -217,6 +232,18 @@ pub(super) fn run(
     })?;
     opened.wrote(writes.as_ref());
     Ok(outcome.map_or(ExitCode::SUCCESS, |outcome| outcome.exit_code()))
+}
+
+/// Pauses the guest for good, and compares its memory with the image.
+fn compared(handle: &Handle, snapshot: &Snapshot) -> Result<CompareReport, ThawCommandError> {
+    let failed = |error| ThawCommandError::Compare(error);
+    let original = Original::of(snapshot).map_err(|error| failed(error.into()))?;
+    // On the microVM's own thread: meanwhile no device writes.
+    let compared = handle.call(move |microvm| {
+        let written = microvm.written().map_err(measured)?.unwrap_or_else(|| PageSet::new(0));
+        original.compare(microvm.memory(), &written).map_err(measured)
+    })?;
+    compared.map_err(failed)
 }
 
 fn measured(error: impl StdError + Send + Sync + 'static) -> Box<dyn StdError + Send + Sync> {

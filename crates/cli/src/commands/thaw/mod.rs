@@ -78,6 +78,9 @@ pub(crate) struct ThawArgs {
     /// Return once the microVM is awake, and let it run in the background
     #[arg(long)]
     detach: bool,
+    /// After the answer, compare guest memory with the image: every page that was not written since
+    #[arg(long, requires_all = ["invoke", "json"])]
+    compare: bool,
     /// Print one JSON object: times, counts, memory, and the answer
     #[arg(long)]
     json: bool,
@@ -131,6 +134,10 @@ pub(crate) enum ThawCommandError {
     Gone(#[from] GoneError),
     #[error(transparent)]
     Replay(#[from] ReplayError),
+    #[error("{0} runs in a replica, which it writes: there is nothing to --compare with")]
+    CompareReplica(String),
+    #[error("comparing guest memory with the image")]
+    Compare(#[source] Box<dyn StdError + Send + Sync>),
     #[error("measuring the microVM")]
     Measure(#[source] Box<dyn StdError + Send + Sync>),
 }

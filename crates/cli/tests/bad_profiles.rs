@@ -1,0 +1,223 @@
+//! What a user may do to profiles and packed files, through the program: each ends in a clear error or in a right replay, and the
+//! player checks every byte by itself.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use firn_snapshot::{Profile, Run, Snapshot, set_profile};
+use firn_vmm::{KVM_DEVICE, open_kvm};
+use tempfile::TempDir;
+use uuid::Uuid;
+
+const TRACE: &str = "hello-a";
+/// Every planner that learns, and the part that it learns from.
+const LEARNERS: [(&str, &str); 4] =
+    [("reap", "faults"), ("faast", "free"), ("faasnap", "groups"), ("snapbpf", "cache")];
+
+struct Player {
+    folder: TempDir,
+}
+
+impl Player {
+    fn new() -> Option<Self> {
+        open_kvm(KVM_DEVICE.as_ref()).ok()?;
+        let player = Self { folder: TempDir::new().unwrap() };
+        player.make("s");
+        Some(player)
+    }
+
+    fn make(&self, name: &str) {
+        self.good(&["player", "--dense", "--json", "--trace", TRACE, "--out", name]);
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("s")
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.path().join(name)
+    }
+
+    fn run(&self, arguments: &[&str]) -> (i32, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
+        let output = command.args(arguments).current_dir(self.folder.path()).output().unwrap();
+        (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+    }
+
+    #[track_caller]
+    fn good(&self, arguments: &[&str]) {
+        let (code, error) = self.run(arguments);
+        assert_eq!(code, 0, "{arguments:?}: {error}");
+    }
+
+    #[track_caller]
+    fn refused(&self, arguments: &[&str], words: &[&str]) {
+        let (code, error) = self.run(arguments);
+        assert_eq!(code, 1, "{arguments:?}: {error}");
+        assert!(error.starts_with("firn: error: "), "{error}");
+        for word in words {
+            assert!(error.contains(word), "{arguments:?}: without {word:?}: {error}");
+        }
+    }
+
+    fn profile(&self) -> Profile {
+        Profile::of(Snapshot::open(self.path()).unwrap().manifest().description.id)
+    }
+
+    /// Groups that a run could have.
+    fn give_groups(&self) {
+        let groups = Some(vec![vec![run(0, 300)], vec![run(400, 100)]]);
+        set_profile(&self.path(), &Profile { groups, ..self.profile() }).unwrap();
+    }
+}
+
+fn run(first: u64, pages: u64) -> Run {
+    Run { first, pages }
+}
+
+/// Puts a profile into a container as it is: firn itself refuses to write one that is not its snapshot's. The header has 32 bytes,
+/// an entry of 24 for each of five sections, and its CRC; the profile's is the fourth section.
+fn forge(snapshot: &Path, profile: &Profile) {
+    let file = snapshot.join("snapshot.firn");
+    let bytes = fs::read(&file).unwrap();
+    let entry = |section: usize| 32 + section * 24;
+    let len = |section: usize| {
+        let at = entry(section) + 16;
+        usize::try_from(u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())).unwrap()
+    };
+    let header = entry(5) + 4;
+    let start = header + (0..3).map(len).sum::<usize>();
+    let new = postcard::to_stdvec(profile).unwrap();
+    let mut forged = bytes[..start].to_vec();
+    forged.extend(&new);
+    forged.extend(&bytes[start + len(3)..]);
+    let at = entry(3) + 8;
+    forged[at..at + 4].copy_from_slice(&2u32.to_le_bytes());
+    forged[at + 4..at + 8].copy_from_slice(&crc32fast::hash(&new).to_le_bytes());
+    forged[at + 8..at + 16].copy_from_slice(&(new.len() as u64).to_le_bytes());
+    let crc = crc32fast::hash(&forged[..header - 4]);
+    forged[header - 4..header].copy_from_slice(&crc.to_le_bytes());
+    fs::write(file, forged).unwrap();
+}
+
+#[test]
+fn a_profile_that_is_not_the_snapshots_is_refused_and_recorded_anew() {
+    let Some(player) = Player::new() else { return };
+    let faults = || Some(vec![run(0, 4)]);
+    let of_another = Profile { faults: faults(), ..Profile::of(Uuid::from_u128(7)) };
+    let pages = Snapshot::open(player.path()).unwrap().manifest().layout.pages();
+    let all = |runs: Vec<Run>| Profile {
+        faults: Some(runs.clone()),
+        groups: Some(vec![runs.clone()]),
+        cached: Some(vec![firn_snapshot::CachedRun { run: runs[0], at_ns: 0 }]),
+        free: Some(runs),
+        ..player.profile()
+    };
+    let beyond = all(vec![run(pages - 1, 2)]);
+    for (forged, word) in [(&of_another, "another snapshot"), (&beyond, "beyond")] {
+        forge(&player.path(), forged);
+        for (planner, _) in LEARNERS {
+            player.refused(&["thaw", "--planner", planner, "s"], &["profile"]);
+            if planner != "snapbpf" {
+                player.refused(&["profile", "pack", "--planner", planner, "s"], &["profile"]);
+            }
+        }
+        player.refused(&["profile", "show", "s"], &[word]);
+        // Who does not use it does not care, and it can be recorded anew.
+        player.good(&["thaw", "--planner", "firecracker", "s"]);
+    }
+    let (code, error) = player.run(&["profile", "record", "--part", "faults", "s"]);
+    assert!(code == 0 && error.contains("is given up"), "{error}");
+    player.good(&["profile", "pack", "--planner", "reap", "s"]);
+    player.good(&["thaw", "--planner", "reap", "s"]);
+}
+
+#[test]
+fn an_empty_profile_is_refused_and_empty_parts_load_nothing() {
+    let Some(player) = Player::new() else { return };
+    let none = |words: &[&str]| {
+        for (planner, part) in LEARNERS {
+            let way_out = format!("firn profile record --part {part}");
+            let words = [words, &[way_out.as_str()]].concat();
+            player.refused(&["thaw", "--planner", planner, "s"], &words);
+        }
+    };
+    none(&["needs"]);
+    player.refused(&["profile", "show", "s"], &["firn profile record"]);
+    set_profile(&player.path(), &player.profile()).unwrap();
+    none(&["needs"]);
+    player.refused(&["profile", "show", "s"], &["is empty", "firn profile record"]);
+
+    let empty = Profile {
+        faults: Some(vec![]),
+        groups: Some(vec![]),
+        cached: Some(vec![]),
+        free: Some(vec![]),
+        ..player.profile()
+    };
+    set_profile(&player.path(), &empty).unwrap();
+    for (planner, _) in LEARNERS {
+        if planner != "snapbpf" {
+            player.good(&["profile", "pack", "--planner", planner, "s"]);
+        }
+        player.good(&["thaw", "--planner", planner, "s"]);
+    }
+}
+
+#[test]
+fn a_loading_set_that_does_not_match_is_refused() {
+    let Some(player) = Player::new() else { return };
+    let thaw: &[&str] = &["thaw", "--planner", "faasnap", "s"];
+    let way_out = "firn profile pack --planner faasnap:merge=32";
+    player.give_groups();
+    player.refused(thaw, &["loading-set.img", way_out]);
+    player.good(&["profile", "pack", "--planner", "faasnap:merge=0", "s"]);
+    player.refused(thaw, &["loading-set.img", way_out]);
+    player.good(&["profile", "pack", "--planner", "faasnap", "s"]);
+    player.good(thaw);
+    player.good(&["verify", "s"]);
+
+    // Of another snapshot, though of the same trace.
+    let file = player.file("loading-set.img");
+    let whole = fs::read(&file).unwrap();
+    player.make("other");
+    let own = player.path();
+    fs::rename(&own, player.folder.path().join("first")).unwrap();
+    fs::rename(player.folder.path().join("other"), &own).unwrap();
+    player.give_groups();
+    fs::write(&file, &whole).unwrap();
+    player.refused(thaw, &["was packed of snapshot", way_out]);
+    player.refused(&["verify", "s"], &["was packed of snapshot"]);
+    fs::remove_dir_all(&own).unwrap();
+    fs::rename(player.folder.path().join("first"), &own).unwrap();
+
+    // By another profile.
+    let other = Profile { groups: Some(vec![vec![run(7, 9)]]), ..player.profile() };
+    set_profile(&own, &other).unwrap();
+    player.refused(thaw, &["by another profile", way_out]);
+    player.give_groups();
+    player.good(thaw);
+
+    // Cut, longer, damaged in its header or its table.
+    let refused = |bytes: &[u8]| {
+        fs::write(&file, bytes).unwrap();
+        player.refused(thaw, &["loading-set.img", way_out]);
+        player.refused(&["verify", "s"], &["loading-set.img"]);
+    };
+    refused(&whole[..whole.len() - 4096]);
+    refused(&[whole.clone(), vec![0; 4096]].concat());
+    refused(&[]);
+    for at in [9, 30, 4096] {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1;
+        refused(&bytes);
+    }
+    // What the kernel pages in is unchecked, and the plan says so; verify finds it.
+    let mut bytes = whole.clone();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&file, bytes).unwrap();
+    player.refused(&["verify", "s"], &["loading-set.img: 1 damaged pages"]);
+    player.good(&["thaw", "--planner", "firecracker", "s"]);
+}

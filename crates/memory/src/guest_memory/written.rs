@@ -1,0 +1,72 @@
+//! Which pages the monitor writes to, for those who ask what a restore gave and not what was done with it since.
+
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use firn_snapshot::{MemoryLayout, PAGE_SIZE, PageSet};
+
+use super::GuestMemory;
+use crate::num::usize_of;
+
+/// The pages that were handed out for writing, a bit for each.
+#[derive(Debug)]
+pub(super) struct Written {
+    layout: MemoryLayout,
+    words: Box<[AtomicU64]>,
+}
+
+impl Written {
+    fn new(layout: &MemoryLayout) -> Self {
+        let words = (0..layout.pages().div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+        Self { layout: layout.clone(), words }
+    }
+
+    /// Marks the pages of `len` bytes at a guest-physical address. What is no guest memory is left out.
+    pub(super) fn mark(&self, guest_addr: u64, len: u64) {
+        let end = guest_addr.saturating_add(len);
+        for region in self.layout.regions() {
+            let (start, end) =
+                (guest_addr.max(region.guest_addr), end.min(region.guest_range().end));
+            if start < end {
+                let page = |addr: u64| (addr - region.guest_addr + region.image_offset) / PAGE_SIZE;
+                for page in page(start)..=page(end - 1) {
+                    self.words[usize_of(page / 64)].fetch_or(1 << (page % 64), Ordering::Relaxed);
+                }
+            }
+        }
+    }
+}
+
+impl GuestMemory {
+    /// Has every write through a [view](Self::vm_memory) that is taken from now on written down, page by page.
+    pub fn track_writes(&mut self) {
+        self.written = Some(Written::new(&self.layout).into());
+    }
+
+    /// Whether writes are written down: then KVM has to log the guest's, too.
+    #[must_use]
+    pub fn tracks_writes(&self) -> bool {
+        self.written.is_some()
+    }
+
+    /// The image pages that may have been written through views, and those that the guest has given back: what they held is
+    /// gone. `None` where that was not [asked for](Self::track_writes). The guest's own writes are KVM's to know.
+    #[must_use]
+    pub fn written_by_monitor(&self) -> Option<PageSet> {
+        let written = self.written.as_ref()?;
+        let pages = self.layout.pages();
+        let mut set = PageSet::new(pages);
+        for (word, first) in written.words.iter().zip((0..pages).step_by(64)) {
+            let bits = word.load(Ordering::Relaxed);
+            (0..64).filter(|bit| bits >> bit & 1 == 1).for_each(|bit| set.insert(first + bit));
+        }
+        let reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        for region in self.layout.regions() {
+            for (part, _) in reported.split(region.guest_range()).iter().filter(|(_, is)| *is) {
+                let page = |addr: u64| (addr - region.guest_addr + region.image_offset) / PAGE_SIZE;
+                set.insert_range(page(part.start)..page(part.end));
+            }
+        }
+        Some(set)
+    }
+}

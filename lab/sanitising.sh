@@ -1,0 +1,44 @@
+#!/bin/sh
+# What zeroing freed pages costs and gains, in counts (docs/faasnap.md). In the lab, as root:
+#   firn lab run --timeout 1800 --in guest/functions --in lab/sanitising.sh -- sh /in/sanitising.sh
+# For each way a function is booted, asked once and frozen; a run of that snapshot is recorded on its other input and frozen
+# again, as FaaSnap does. One JSON object a line: the first snapshot, the second, its loading set.
+set -eu
+function=${1:-json}
+inputs=/in/functions/$function
+folder=$(mktemp -d)
+
+# The same function; with its module it takes the balloon's driver away, so that nothing is reported.
+mkdir "$folder/alone"
+cat >"$folder/alone/handler.py" <<'PYTHON'
+import glob
+import os
+
+for device in glob.glob("/sys/bus/virtio/drivers/virtio_balloon/virtio*"):
+    with open("/sys/bus/virtio/drivers/virtio_balloon/unbind", "w") as unbind:
+        unbind.write(os.path.basename(device))
+
+PYTHON
+cat "$inputs/handler.py" >>"$folder/alone/handler.py"
+
+measure() {
+    name=$1 of=$2 words=$3
+    firn boot --name "$name" --detach --cmdline "$words" "$of" >"$folder/log"
+    firn invoke "$name" "@$inputs/input-a.json" >"$folder/log"
+    # The guest reports every two seconds.
+    sleep 10
+    echo "{\"way\": \"$name\", \"function\": \"$function\"}"
+    firn freeze --dense --json "$name" "$folder/$name"
+    firn profile record --json --invoke "@$inputs/input-a.json" --input a --freeze "$folder/$name-2" "$folder/$name" 2>"$folder/log"
+    firn verify --json "$folder/$name-2"
+    firn profile pack --json --planner faasnap "$folder/$name-2"
+    firn thaw --json --planner faasnap --invoke "@$inputs/input-b.json" "$folder/$name-2"
+    rm -r "$folder/$name" "$folder/$name-2"
+}
+
+measure none "$folder/alone" quiet
+measure init-on-free "$folder/alone" init_on_free=1
+measure reporting "$inputs" quiet
+measure reporting-order-0 "$inputs" page_reporting.page_reporting_order=0
+measure both "$inputs" "init_on_free=1 page_reporting.page_reporting_order=0"
+rm -r "$folder"
