@@ -85,9 +85,10 @@ impl OpenedSnapshot {
     /// Takes a copy of what the microVM is expected to write, for a planner that runs on copies: from a pool alone.
     pub(crate) fn take_copy(&mut self, planner: &dyn Planner) -> Result<(), OpenSnapshotError> {
         if let (Self::Pool(pooled), Some(from)) = (self, planner.copies_from()) {
-            let profile = pooled.snapshot.profile()?;
-            let chunks = profile.map(|profile| written_chunks(&profile, from)).unwrap_or_default();
-            pooled.take_copy(from, &chunks).map_err(OpenPooledError::Manager)?;
+            pooled.take_copy(from, |snapshot| {
+                let profile = snapshot.profile()?;
+                Ok(profile.map(|profile| written_chunks(&profile, from)).unwrap_or_default())
+            })?;
         }
         Ok(())
     }
@@ -165,9 +166,10 @@ pub(crate) fn set_pooled_profile(
 ) -> Result<(), AttachError> {
     firn_snapshot::set_pooled_profile(socket, name, profile)?;
     let announced = PooledSnapshot::open(socket, name, Verify::Never);
-    let chunks = written_chunks(profile, Firn::FROM);
-    let announced = announced.map(|mut pooled| pooled.take_copy(Firn::FROM, &chunks));
-    if let Err(error) = announced.and_then(|taken| taken.map_err(OpenPooledError::Manager)) {
+    let announced = announced.and_then(|mut pooled| {
+        pooled.take_copy(Firn::FROM, |_| Ok(written_chunks(profile, Firn::FROM)))
+    });
+    if let Err(error) = announced {
         let error = firn_vmm::error_chain(&error);
         output::note(&format!("firn: copies are made at the first start, not before: {error}"));
     }

@@ -164,13 +164,24 @@ impl PooledSnapshot {
 impl PooledSnapshot {
     /// Takes a copy of the chunks that a microVM of the sealed snapshot is expected to write, where the manager has one ready:
     /// [`Snapshot::copies`] has it then. `profile` names image pages, in whole chunks of 2 MiB, that the snapshot's profile
-    /// expects, each for at least `from` written pages. Without a copy nothing is lost but time.
+    /// expects, each for at least `from` written pages; it is asked for only where the manager does not know it. Without a copy
+    /// nothing is lost but time.
     ///
     /// # Errors
-    /// See [`ClientError`].
-    pub fn take_copy(&mut self, from: u64, profile: &[Run]) -> Result<(), ClientError> {
+    /// See [`OpenPooledError`].
+    pub fn take_copy(
+        &mut self,
+        from: u64,
+        profile: impl FnOnce(&Snapshot) -> Result<Vec<Run>, OpenError>,
+    ) -> Result<(), OpenPooledError> {
         let CopyGrant { expected, copy } =
-            self.connection.copy(self.generation, from, chunks_of(profile))?;
+            match self.connection.known_copy(self.generation, from)? {
+                Some(granted) => granted,
+                None => {
+                    let profile = chunks_of(&profile(&self.snapshot)?);
+                    self.connection.copy(self.generation, from, profile)?
+                }
+            };
         let expected = expected.into_iter().map(pages_of_chunks).collect();
         let copies = match copy {
             Ok((chunks, file)) => {

@@ -64,7 +64,7 @@ fn players_write_to_copies_that_are_made_ahead_of_them() {
     freeze(&inputs, &PlayerOptions::default(), KVM_DEVICE.as_ref(), destination, false).unwrap();
     let take = || {
         let mut snapshot = PooledSnapshot::open(&socket, "player", Verify::Once).unwrap();
-        snapshot.take_copy(1, &[]).unwrap();
+        snapshot.take_copy(1, |_| Ok(Vec::new())).unwrap();
         snapshot
     };
     // Nobody recorded a profile: two runs teach what is written. Each checks all its memory.

@@ -207,13 +207,31 @@ impl Client {
         from: u64,
         profile: Vec<ChunkRun>,
     ) -> Result<CopyGrant, ClientError> {
-        match self.request(&Request::Copy { generation, from, profile })? {
+        let granted = self.ask_copy(&Request::Copy { generation, from, profile: Some(profile) })?;
+        granted.ok_or_else(|| self.nonsense())
+    }
+
+    /// The same where the manager knows already what the profile says; `None` where it does not.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn known_copy(
+        &mut self,
+        generation: u64,
+        from: u64,
+    ) -> Result<Option<CopyGrant>, ClientError> {
+        self.ask_copy(&Request::Copy { generation, from, profile: None })
+    }
+
+    fn ask_copy(&mut self, request: &Request) -> Result<Option<CopyGrant>, ClientError> {
+        match self.request(request)? {
             (Response::Copy { expected, copied: Ok(chunks) }, Some(descriptor)) => {
-                Ok(CopyGrant { expected, copy: Ok((chunks, descriptor)) })
+                Ok(Some(CopyGrant { expected, copy: Ok((chunks, descriptor)) }))
             }
             (Response::Copy { expected, copied: Err(reason) }, _) => {
-                Ok(CopyGrant { expected, copy: Err(reason) })
+                Ok(Some(CopyGrant { expected, copy: Err(reason) }))
             }
+            (Response::ProfileWanted, _) => Ok(None),
             _ => Err(self.nonsense()),
         }
     }

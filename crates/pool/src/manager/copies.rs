@@ -200,10 +200,13 @@ impl Copies {
         ArenaFacts { size: state.size, ready: state.ready, lent: state.lent }
     }
 
-    /// Lends a copy to a start from the snapshot of a pin. `seed` is what its profile names.
-    pub(super) fn lend(&self, pin: &Pin, from: u64, seed: &[u32]) -> Loan {
+    /// Lends a copy to a start from the snapshot of a pin. `seed` is what its profile names; `None` where that is needed first.
+    pub(super) fn lend(&self, pin: &Pin, from: u64, seed: Option<&[u32]>) -> Option<Loan> {
         let Extent { generation, guest_bytes, .. } = pin.extent();
         let mut state = self.shared.state();
+        if seed.is_none() && !state.known.contains_key(&(generation, from)) {
+            return None;
+        }
         state.now += 1;
         let now = state.now;
         if !state.known.contains_key(&(generation, from)) && state.known.len() >= MOST_KNOWN {
@@ -214,9 +217,10 @@ impl Copies {
         known.asked = now;
         known.chunks = guest_bytes / COPY_CHUNK;
         let whole = known.chunks;
-        let seed: Vec<u32> =
-            seed.iter().copied().filter(|chunk| u64::from(*chunk) < whole).collect();
-        known.forecast.seed(&seed);
+        if let Some(seed) = seed {
+            let seed = seed.iter().copied().filter(|chunk| u64::from(*chunk) < whole);
+            known.forecast.seed(&seed.collect::<Vec<_>>());
+        }
         let expected = known.forecast.expected();
         let copy = match known.ready.pop() {
             Some(Ready { chunks, file }) => {
@@ -230,7 +234,7 @@ impl Copies {
             None => Err(known.failed.take().unwrap_or(NoCopy::BeingMade)),
         };
         self.shared.wake(state);
-        Loan { expected, copy }
+        Some(Loan { expected, copy })
     }
 
     /// Learns which chunks a run wrote. Copies of other chunks than those that are now expected are made anew.

@@ -168,6 +168,8 @@ fn what_runs_write_is_learnt_and_what_they_do_not_is_forgotten() {
     world.freeze("hello");
     // A profile of one input, and runs of another.
     let (a, b) = (vec![(0, 2)], vec![(3, 1), (5, 1)]);
+    let (mut client, generation) = world.pinned("hello");
+    assert!(client.known_copy(generation, 1).unwrap().is_none(), "nobody has told its profile");
     let mut expected = Vec::new();
     for _ in 0..6 {
         let (mut client, generation) = world.pinned("hello");
@@ -178,6 +180,7 @@ fn what_runs_write_is_learnt_and_what_they_do_not_is_forgotten() {
     assert_eq!(expected[1], a, "one run may be an exception");
     assert_eq!(expected[2], [(0, 2), (3, 1), (5, 1)]);
     assert_eq!(expected[5], b);
+    assert_eq!(client.known_copy(generation, 1).unwrap().unwrap().expected, b);
     let (mut client, generation) = world.pinned("hello");
     let other = client.copy(generation, 4, Vec::new()).unwrap();
     assert!(other.expected.is_empty(), "learnt of other numbers of pages");

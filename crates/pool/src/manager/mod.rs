@@ -47,8 +47,9 @@ enum Request {
     Replica { name: String },
     /// An extent to freeze into, with a descriptor for writing.
     Begin { name: String, guest_bytes: u64, tail_bytes: u64 },
-    /// A copy, made ahead, of the chunks that a microVM of a snapshot that this connection has pinned is expected to write.
-    Copy { generation: u64, from: u64, profile: Vec<ChunkRun> },
+    /// A copy, made ahead, of the chunks that a microVM of a snapshot that this connection has pinned is expected to write. What
+    /// its profile names is needed once.
+    Copy { generation: u64, from: u64, profile: Option<Vec<ChunkRun>> },
     /// Which chunks it wrote.
     Wrote { generation: u64, from: u64, chunks: Vec<ChunkRun> },
     /// Publish what was written and flushed.
@@ -75,6 +76,7 @@ enum Response {
     Granted(Granted),
     Replica { granted: Granted, source: Extent, imaging: Imaging, prepared: Option<Imaging> },
     Copy { expected: Vec<ChunkRun>, copied: Result<Vec<ChunkRun>, NoCopy> },
+    ProfileWanted,
     Published { extent: Extent },
     Noted,
     Released,

@@ -106,7 +106,10 @@ impl Manager {
             Request::Copy { generation, from, profile } => {
                 grants.check_room()?;
                 let pin = grants.pin(generation)?;
-                let loan = self.copies.lend(pin, from, &chunks_of(&profile));
+                let profile = profile.as_deref().map(chunks_of);
+                let Some(loan) = self.copies.lend(pin, from, profile.as_deref()) else {
+                    return Ok((Response::ProfileWanted, None));
+                };
                 let (copied, descriptor) = match loan.copy {
                     Ok(mut lent) => {
                         let (runs, descriptor) = (runs_of(&lent.chunks), lent.file.take());
