@@ -116,7 +116,8 @@ fn a_profile_that_is_not_the_snapshots_is_refused_and_recorded_anew() {
         ..player.profile()
     };
     let beyond = all(vec![run(pages - 1, 2)]);
-    for (forged, word) in [(&of_another, "was recorded of snapshot"), (&beyond, "guest memory has")] {
+    for (forged, word) in [(&of_another, "was recorded of snapshot"), (&beyond, "guest memory has")]
+    {
         forge(&player.path(), forged);
         for (planner, _) in LEARNERS {
             player.refused(&["thaw", "--planner", planner, "s"], &["profile"]);
