@@ -207,6 +207,7 @@ fn a_profile_is_recorded_and_shown() {
 }
 
 #[test]
+#[ignore = "long: make test-full"]
 fn a_recorded_run_is_frozen_again_and_thawed_by_faasnap() {
     let world = World::default();
     let (first, second) = (profiled(&HELLO), world.file("second"));
