@@ -180,10 +180,21 @@ pub(crate) fn console(copy: Option<&Path>) -> Result<Console, SessionError> {
 /// `lead` gets a handle and a question: whether the microVM is still there. Its error ends the
 /// microVM; where the microVM ended first, that is the cause that is told.
 pub(crate) fn run<T: Send, E: Send + From<SessionError>>(
+    microvm: Microvm,
+    instance: &OwnedInstance,
+    interruption: &Interruption,
+    lead: impl FnOnce(&Handle, &AtomicBool) -> Result<(T, After), E> + Send,
+) -> Result<T, E> {
+    run_until(microvm, instance, interruption, lead, |_| ())
+}
+
+/// The same, with a last look at the microVM when it has ended.
+pub(crate) fn run_until<T: Send, E: Send + From<SessionError>>(
     mut microvm: Microvm,
     instance: &OwnedInstance,
     interruption: &Interruption,
     lead: impl FnOnce(&Handle, &AtomicBool) -> Result<(T, After), E> + Send,
+    last: impl FnOnce(&mut Microvm),
 ) -> Result<T, E> {
     let handle = microvm.handle();
     *interruption.handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner) =
@@ -212,6 +223,7 @@ pub(crate) fn run<T: Send, E: Send + From<SessionError>>(
         for error in microvm.device_errors() {
             output::note(&format!("firn: {error}"));
         }
+        last(&mut microvm);
         // Its sockets close, so that the leader does not wait for an answer that cannot come.
         drop(microvm);
         (leader.join(), end)

@@ -8,7 +8,7 @@ use thiserror::Error;
 use firn_memory::WriteReport;
 use firn_memory::planners::{Firn, Planner, Store, written_chunks};
 use firn_snapshot::{
-    AttachError, OpenError, OpenPooledError, PooledSnapshot, Profile, Snapshot, Verify,
+    AttachError, OpenError, OpenPooledError, PageSet, PooledSnapshot, Profile, Snapshot, Verify,
 };
 use firn_vmm::Destination;
 
@@ -101,6 +101,16 @@ impl OpenedSnapshot {
         {
             let error = firn_vmm::error_chain(&error);
             output::note(&format!("firn: the pool does not learn from this run: {error}"));
+        }
+    }
+
+    /// Gives a replica back, with what was written to it, where that is known. The memory is not used any more.
+    pub(crate) fn give_back(&mut self, written: Option<&PageSet>) {
+        if let (Self::Pool(pooled), Some(written)) = (self, written)
+            && let Err(error) = pooled.give_back(written)
+        {
+            let error = firn_vmm::error_chain(&error);
+            output::note(&format!("firn: the pool is not told what this run wrote: {error}"));
         }
     }
 

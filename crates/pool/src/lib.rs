@@ -53,8 +53,8 @@ pub use media::{
     MediumKind, MemfdOptions,
 };
 pub use pool::{
-    AllocateError, CreateError, CreateOptions, ExtentReader, ExtentState, FreePiece, Imaging,
-    ListedExtent, Listing, LookupError, MediumFailure, OpenError, Pin, Pool, PoolFacts, PoolReader,
-    Problem, PublishError, ReclaimError, Recovery, RepairError, RepairReport, Replica,
-    ReplicaError, Role, Staging, VerifyReport,
+    AllocateError, CreateError, CreateOptions, ExtentReader, ExtentState, FreePiece, ImagedBy,
+    Imaging, ListedExtent, Listing, LookupError, MediumFailure, OpenError, PageRun, Pin, Pool,
+    PoolFacts, PoolReader, Problem, PublishError, ReclaimError, Recovery, RepairError,
+    RepairReport, Replica, ReplicaError, Role, Staging, VerifyReport,
 };

@@ -19,6 +19,7 @@ use crate::digests::DigestError;
 use crate::error::OpenError;
 use crate::extent::{ExtentTarget, Tail, identity_of, write_with_profile};
 use crate::layout::{CHUNK_PAGES, CHUNK_SIZE, PAGE_SIZE};
+use crate::page_set::PageSet;
 use crate::profile::{Profile, Run};
 use crate::read_at::ReadAt;
 use crate::snapshot::{ExtentPlace, MAX_ATTEMPTS, Snapshot};
@@ -90,6 +91,8 @@ pub struct PooledSnapshot {
     /// How long its bytes were checked, where they were.
     pub checked: Option<Duration>,
     generation: u64,
+    /// The replica's.
+    replica_generation: Option<u64>,
     /// What it was granted is given up with it.
     connection: Client,
 }
@@ -130,7 +133,8 @@ impl PooledSnapshot {
         }
         let checked = checked.then(|| begin.elapsed());
         let generation = sealed.extent().generation;
-        Ok(Self { snapshot, replica: None, checked, generation, connection })
+        let (replica, replica_generation) = (None, None);
+        Ok(Self { snapshot, replica, checked, generation, replica_generation, connection })
     }
 
     /// Opens a replica of the snapshot, which the caller may run on and write to. The snapshot that it is made of is what
@@ -153,6 +157,7 @@ impl PooledSnapshot {
             let memory = &granted.grant;
             let place = ExtentPlace { replica: true, ..place(memory) };
             sealed.snapshot.run_on(medium(memory)?, place);
+            sealed.replica_generation = Some(memory.extent().generation);
             sealed.replica =
                 Some(ReplicaReport { imaging: granted.imaging, prepared: granted.prepared });
             return Ok(sealed);
@@ -192,6 +197,17 @@ impl PooledSnapshot {
         };
         self.snapshot.run_with(copies);
         Ok(())
+    }
+
+    /// Gives the replica back, of which `written` names all image pages that were written: by the guest, by KVM, by the monitor. The memory
+    /// must not be written any more. Without it, all of the replica is compared when this value is dropped.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn give_back(&mut self, written: &PageSet) -> Result<(), ClientError> {
+        let Some(generation) = self.replica_generation.take() else { return Ok(()) };
+        let written: Vec<_> = written.runs().map(|run| (run.start, run.end - run.start)).collect();
+        self.connection.give_back(generation, &written)
     }
 
     /// Tells the manager which image pages a run wrote, in whole chunks of 2 MiB that had at least `from` of them, so that

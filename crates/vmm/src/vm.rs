@@ -7,7 +7,7 @@ use kvm_bindings::{
     KVM_MEM_LOG_DIRTY_PAGES, KVM_X86_DISABLE_EXITS_HLT, kvm_clock_data, kvm_enable_cap,
     kvm_irqchip, kvm_userspace_memory_region,
 };
-use kvm_ioctls::{IoEventAddress, VmFd};
+use kvm_ioctls::{IoEventAddress, Kvm, VcpuFd, VmFd};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use uuid::Uuid;
@@ -19,6 +19,7 @@ use firn_snapshot::{PAGE_SIZE, PageSet};
 
 use crate::arch::layout;
 use crate::kvm::{Faults, OpenKvm};
+use crate::kvm_index::{self, KvmIndex};
 
 const IRQCHIPS: [u32; 3] = [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC];
 
@@ -128,8 +129,28 @@ impl Vm {
     /// The image pages that were written since the start, by the guest, by KVM or by the monitor; `None` where memory does not
     /// [track writes](GuestMemory::track_writes). All vCPUs are paused.
     pub(crate) fn written(&self) -> Result<Option<PageSet>, VmError> {
-        let Some(mut written) = self.memory.written_by_monitor() else { return Ok(None) };
+        if self.memory.tracks_writes() {
+            self.memory.note_written(&self.log()?);
+        }
+        Ok(self.memory.written())
+    }
+
+    /// Fills KVM's tables for what the plan indexes. KVM logs a page as soon as it maps it writable: what it maps ahead is not
+    /// written, so where memory tracks writes the log begins anew. No vCPU runs yet.
+    pub(crate) fn fill_index(&self, kvm: &Kvm, vcpu: &VcpuFd) -> Result<KvmIndex, VmError> {
+        if !self.memory.tracks_writes() {
+            return Ok(kvm_index::build(kvm, vcpu, self.memory.indexed()));
+        }
+        self.memory.note_written(&self.log()?);
+        let index = kvm_index::build(kvm, vcpu, self.memory.indexed());
+        self.log()?;
+        Ok(index)
+    }
+
+    /// What KVM has logged since it was asked last, as image pages.
+    fn log(&self) -> Result<PageSet, VmError> {
         let layout = self.memory.layout();
+        let mut written = PageSet::new(layout.pages());
         for (slot, region) in (0u32..).zip(layout.regions()) {
             let len = usize::try_from(region.len).unwrap_or(usize::MAX);
             let log = self.fd.get_dirty_log(slot, len).map_err(failed("tell what was written"))?;
@@ -140,7 +161,7 @@ impl Vm {
                 set.filter(|page| pages.contains(page)).for_each(|page| written.insert(page));
             }
         }
-        Ok(Some(written))
+        Ok(written)
     }
 
     /// Saves interrupt controllers and clock; all vCPUs are paused.

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use firn_pool::{Client, ImagedBy};
 use firn_tests::{HELLO, Monitor, World};
 use serde_json::Value;
 
@@ -43,11 +44,39 @@ fn bytes(report: &Value, what: &str) -> u64 {
     report[what].as_u64().unwrap_or_else(|| panic!("no {what}: {report}"))
 }
 
+/// Runs in a replica, and compares all of it with the sealed bytes once the manager has made it ready again: at leaves of 4 KiB by the list
+/// of what KVM and the monitor say was written.
+fn a_replica_becomes_what_its_snapshot_is(world: &World, socket: &Path) {
+    let mut client = Client::connect(socket).unwrap();
+    let listed = client.describe().unwrap().medium.leaf() == 4096;
+    for _ in 0..2 {
+        thaw(world, socket, "pass");
+        let imaging = loop {
+            let extents = client.list().unwrap().extents;
+            if let Some(imaging) = extents.iter().find_map(|extent| extent.imaging) {
+                break imaging;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        };
+        assert_eq!(imaging.by == ImagedBy::List, listed, "{imaging:?}");
+        assert!(imaging.copied > 0 && (imaging.compared < MEMORY / 2 || !listed), "{imaging:?}");
+    }
+    let replica = client.replica("hello").unwrap();
+    assert!(replica.prepared.is_some());
+    let (is, was) = (replica.grant.map().unwrap(), replica.map_source().unwrap());
+    let (mut here, mut there) = (vec![0; 2 << 20], vec![0; 2 << 20]);
+    for at in (0..MEMORY).step_by(here.len()) {
+        is.read_guest(at, &mut here);
+        was.read_guest(at, &mut there);
+        assert!(here == there, "{at:#x}");
+    }
+}
+
 #[test]
 fn one_sealed_snapshot_serves_microvms_at_once_and_keeps_its_bytes() {
     let world = World::default();
     let socket = world.file("pool.sock");
-    let _manager = serve(&world, "memfd:400M", &socket);
+    let _manager = serve(&world, "memfd:640M", &socket);
     freeze_into(&world, &socket);
     for _ in 0..2 {
         for report in two_at_once(&world, &socket) {
@@ -59,6 +88,7 @@ fn one_sealed_snapshot_serves_microvms_at_once_and_keeps_its_bytes() {
             assert_eq!(bytes(&report, "read_bytes"), 0, "{report}");
         }
     }
+    a_replica_becomes_what_its_snapshot_is(&world, &socket);
     // A planner of a directory has nothing to page from, and an unknown name is told.
     let thaw = |words: [&str; 2]| {
         let thaw = ["thaw", "--planner", words[0], "--invoke", "{}", "--pool"];

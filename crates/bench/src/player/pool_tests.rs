@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use firn_memory::planners::parse;
-use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
+use firn_pool::{Client, CreateOptions, ImagedBy, MappedMedium, MemfdOptions, Pool, Server};
 use firn_snapshot::{NoCopy, PooledSnapshot, Verify};
 use firn_vmm::{Destination, KVM_DEVICE};
 
@@ -50,6 +50,52 @@ fn players_run_from_a_pool_and_leave_its_sealed_bytes_alone() {
                 assert_eq!((report.private_bytes, report.shared_bytes), (0, 0), "{report:?}");
             }
         }
+    }
+}
+
+#[test]
+fn what_a_player_wrote_to_its_replica_is_all_that_has_to_be_put_right() {
+    let dir = tempfile::tempdir().unwrap();
+    let _manager = manager(&dir, false).unwrap();
+    let socket = dir.path().join("pool.sock");
+    let destination = Destination::Pool { socket: socket.clone(), name: "player".into() };
+    let inputs = PlayerInputs::new(vec![load("sequential-write:16M").unwrap()]).unwrap();
+    freeze(&inputs, &PlayerOptions::default(), KVM_DEVICE.as_ref(), destination, false).unwrap();
+    let mut client = Client::connect(&socket).unwrap();
+    let ready = |client: &mut Client| loop {
+        let extents = client.list().unwrap().extents;
+        if let Some(imaging) = extents.iter().find_map(|listed| listed.imaging) {
+            return imaging;
+        }
+    };
+    for told in [true, true, false] {
+        let mut replica = PooledSnapshot::open_replica(&socket, "player", Verify::Once).unwrap();
+        let leaf = replica.snapshot.extent().unwrap().leaf;
+        let report = run(&replica, "pass").unwrap();
+        // KVM's dirty log is used where it makes no leaf smaller.
+        assert_eq!(report.written.is_some(), leaf == 4096);
+        let Some(written) = report.written else { return };
+        let pages = written.count();
+        // All that the trace wrote, and little of the player's own: its stack, its page tables.
+        assert!((4096..4096 + 64).contains(&pages), "{pages}");
+        if told {
+            replica.give_back(&written).unwrap();
+        }
+        drop(replica);
+        let imaging = ready(&mut client);
+        assert_eq!(imaging.by == ImagedBy::List, told, "{imaging:?}");
+        assert!(imaging.copied >= 16 << 20, "{imaging:?}");
+        // All of it is what the snapshot is: the list left nothing out.
+        let replica = client.replica("player").unwrap();
+        let (is, was) = (replica.grant.map().unwrap(), replica.map_source().unwrap());
+        let (mut here, mut there) = (vec![0; 2 << 20], vec![0; 2 << 20]);
+        for at in (0..is.extent().guest_bytes).step_by(here.len()) {
+            is.read_guest(at, &mut here);
+            was.read_guest(at, &mut there);
+            assert!(here == there, "{at:#x}");
+        }
+        client.release(is.extent().generation).unwrap();
+        ready(&mut client);
     }
 }
 

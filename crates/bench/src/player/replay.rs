@@ -155,6 +155,8 @@ pub(super) fn replay_plan(
     let schedule = std::thread::spawn(move || schedule.run(&memory).map(drop));
     let reports = run(&mut microvm, &reports);
     let writes = writes(snapshot, plan, &microvm.shared_memory());
+    // Where it cannot be told, the pool finds out by itself.
+    let written = microvm.written().ok().flatten();
     drop(microvm);
     // A restore whose schedule fails is a failed restore.
     schedule.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
@@ -192,6 +194,7 @@ pub(super) fn replay_plan(
         loader,
         replica: None,
         writes,
+        written,
         check_ns: None,
         kvm_index: restored.kvm_index,
         pager: counters.pager,

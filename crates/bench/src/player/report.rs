@@ -5,7 +5,7 @@ use std::time::Duration;
 use firn_memory::loader::LoaderReport;
 use firn_memory::pager::PagerReport;
 use firn_memory::{ChunkCopies, WriteReport};
-use firn_snapshot::ReplicaReport;
+use firn_snapshot::{ImagedBy, PageSet, ReplicaReport};
 use firn_vmm::{KvmIndex, KvmStats};
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +43,9 @@ pub struct PlayerReport {
     /// What was expected to be written and what was, where the planner runs on copies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub writes: Option<WriteReport>,
+    /// The image pages of a replica that were written, where that was logged: for its pool, no part of the report.
+    #[serde(skip)]
+    pub written: Option<PageSet>,
     /// Checking the bytes of a snapshot in a pool, where this start had to, ns; a part of `load_ns`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub check_ns: Option<u64>,
@@ -97,6 +100,9 @@ pub struct ReplicaCost {
     pub prepared_copied_bytes: u64,
     /// How long that took, beside whatever else ran, ns.
     pub prepared_ns: u64,
+    /// How it was known then what to compare.
+    #[serde(default)]
+    pub prepared_by: ImagedBy,
 }
 
 impl ReplicaCost {
@@ -113,6 +119,7 @@ impl ReplicaCost {
             prepared_compared_bytes: prepared.compared,
             prepared_copied_bytes: prepared.copied,
             prepared_ns: ns(prepared.duration),
+            prepared_by: prepared.by,
         }
     }
 }

@@ -250,6 +250,9 @@ pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteEr
         reservation.finish(plan.layout.clone(), backing, own).map_err(ExecuteError::View)?;
     let copied = plan.segments.iter().filter(|s| matches!(s.source, Source::Copy { .. }));
     memory.set_copied(copied.map(|s| s.guest.start..s.guest.end()).collect());
+    if is_logged(plan) {
+        memory.track_writes();
+    }
     if plan.pager.is_some() {
         let snapshot = sources
             .snapshot
@@ -288,6 +291,13 @@ fn indexed(steps: &[StepReport]) -> Vec<GuestRange> {
         .collect();
     ranges.sort_by_key(|range| range.start);
     ranges
+}
+
+/// Whether it is worth knowing which pages are written: of a replica, which is to be made what it was, and whose leaves KVM's dirty log
+/// would not make smaller.
+fn is_logged(plan: &Plan) -> bool {
+    extent_sharing(plan) == Some(Sharing::Exclusive)
+        && plan.segments.iter().all(|segment| segment.leaf == Leaf::Size4K)
 }
 
 /// Who may share the extent that the plan's memory lies in, if it does. What a copy does not hold is the sealed extent's.

@@ -225,14 +225,14 @@ fn what_was_written_is_left_out_of_a_comparison() {
     let snapshot = freeze(&booted, &dir.path().join("s"), ImageKind::Dense);
     let mut memory = mapped(&snapshot.manifest().layout, snapshot.image());
     memory.vm_memory().write_obj(1u8, GuestAddress(0)).unwrap();
-    assert_eq!(memory.written_by_monitor(), None);
+    assert_eq!(memory.written(), None);
     memory.track_writes();
     let view = memory.vm_memory();
     view.write_slice(&[7; 5000], GuestAddress(3 * PAGE + 4000)).unwrap();
     view.write_obj(7u8, GuestAddress(5 * MIB - 1)).unwrap();
     let _: u8 = view.read_obj(GuestAddress(7 * PAGE)).unwrap();
     memory.discard(9 * PAGE, PAGE).unwrap();
-    let written = memory.written_by_monitor().unwrap();
+    let written = memory.written().unwrap();
     assert_eq!(written.iter().collect::<Vec<_>>(), [3, 4, 5, 9, 511]);
 
     let original = crate::compare::Original::of(&snapshot).unwrap();

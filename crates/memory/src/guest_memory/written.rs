@@ -1,4 +1,4 @@
-//! Which pages the monitor writes to, for those who ask what a restore gave and not what was done with it since.
+//! Which pages were written, for those who ask what a restore gave and not what was done with it since.
 
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,10 +49,18 @@ impl GuestMemory {
         self.written.is_some()
     }
 
-    /// The image pages that may have been written through views, and those that the guest has given back: what they held is
-    /// gone. `None` where that was not [asked for](Self::track_writes). The guest's own writes are KVM's to know.
+    /// Puts down image pages that KVM says were written. Without [tracking](Self::track_writes) nothing is done.
+    pub fn note_written(&self, pages: &PageSet) {
+        let Some(written) = &self.written else { return };
+        for page in pages.runs().flatten() {
+            written.words[usize_of(page / 64)].fetch_or(1 << (page % 64), Ordering::Relaxed);
+        }
+    }
+
+    /// The image pages that may have been written through views, that were [noted](Self::note_written), and those that the guest
+    /// has given back: what they held is gone. `None` where that was not [asked for](Self::track_writes).
     #[must_use]
-    pub fn written_by_monitor(&self) -> Option<PageSet> {
+    pub fn written(&self) -> Option<PageSet> {
         let written = self.written.as_ref()?;
         let pages = self.layout.pages();
         let mut set = PageSet::new(pages);

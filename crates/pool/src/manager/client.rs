@@ -14,7 +14,10 @@ use super::{ChunkRun, Granted, Request, Response};
 use crate::extent::Extent;
 use crate::mapped_extent::{MapExtentError, MappedExtent};
 use crate::media::{Access, MediumFacts};
-use crate::pool::{Imaging, Listing, PoolFacts, Recovery};
+use crate::pool::{Imaging, Listing, PageRun, PoolFacts, Recovery};
+
+/// Runs of pages that fit into a request, whatever their numbers are.
+const MOST_RUNS: usize = 20_000;
 
 /// A connection to a pool's manager. What it was granted is given up when it is dropped: keep it for as long as the extents are used.
 #[derive(Debug)]
@@ -309,6 +312,23 @@ impl Client {
     pub fn settle(&mut self) -> Result<(), ClientError> {
         match self.request(&Request::Settle)? {
             (Response::Noted, _) => Ok(()),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// Gives up a replica, and says which pages of its guest memory were written: all that the guest wrote, by KVM's dirty log, and
+    /// all that its monitor did. Nobody may write to it any more. The manager looks at these pages alone, and at a sample of
+    /// the others; a list that is too long for a message is left out.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn give_back(&mut self, generation: u64, written: &[PageRun]) -> Result<(), ClientError> {
+        if written.len() > MOST_RUNS {
+            return self.release(generation);
+        }
+        let written = written.to_vec();
+        match self.request(&Request::GiveBack { generation, written })? {
+            (Response::Released, _) => Ok(()),
             _ => Err(self.nonsense()),
         }
     }

@@ -25,7 +25,7 @@ use uuid::Uuid;
 
 use crate::extent::Extent;
 use crate::media::{Durability, MediumFacts};
-use crate::pool::{Imaging, Listing, PoolFacts, Recovery};
+use crate::pool::{Imaging, Listing, PageRun, PoolFacts, Recovery};
 
 pub use client::{Client, CopyGrant, Description, Grant, ReplicaGrant};
 pub use copies::{ArenaFacts, COPY_CHUNK, NoCopy};
@@ -58,6 +58,8 @@ enum Request {
     Verified { generation: u64 },
     /// Give up a pin, a staging extent or a replica.
     Release { generation: u64 },
+    /// Give up a replica, of which these pages alone were written.
+    GiveBack { generation: u64, written: Vec<PageRun> },
     /// Answered when replicas of runs that ended, and copies, are ready.
     Settle,
     /// All extents.

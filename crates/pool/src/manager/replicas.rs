@@ -1,7 +1,8 @@
 //! Replicas that nobody runs in, and how they become what their snapshot is again.
 //!
 //! A microVM writes its replica. When it ends, a thread of low priority compares the replica with its snapshot and copies what differs, one replica
-//! after the other. A list of what was written is not asked of the monitor: it could be wrong, and the next microVM would start on wrong memory.
+//! after the other. A monitor that ends in order may say which pages were written: then those are compared, and a sample of the others. One list that the
+//! sample shows to be wrong is the last that is believed: a next microVM must not start on wrong memory.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,7 +11,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use super::pace::{Pace, be_nice};
-use crate::pool::{AllocateError, Imaging, Listing, Pool, Replica, ReplicaError};
+use crate::pool::{
+    AllocateError, ImagedBy, Imaging, Listing, PageRun, Pool, Replica, ReplicaError,
+};
 
 /// The replicas of a pool that nobody runs in.
 #[derive(Debug)]
@@ -33,12 +36,19 @@ struct Shared {
 struct State {
     /// Those that are what their snapshot is, and what that took.
     ready: Vec<(Replica, Imaging)>,
-    /// Those whose microVMs ended.
-    waiting: VecDeque<Replica>,
+    /// Those whose microVMs ended, and what they wrote, where that is known.
+    waiting: VecDeque<Returned>,
+    /// Counts lists: each has another sample.
+    turn: u64,
+    /// A list was wrong: none is believed any more.
+    distrusting: bool,
     /// The one that is made ready just now.
     busy: Option<Busy>,
     ended: bool,
 }
+
+/// A replica, and the pages that were written, where that is known.
+pub(super) type Returned = (Replica, Option<Vec<PageRun>>);
 
 #[derive(Debug)]
 struct Busy {
@@ -79,21 +89,21 @@ impl Replicas {
                 let prepared = Some(imaging);
                 return Ok(Acquired { replica, imaging: Imaging::default(), prepared });
             }
-            let at = state.waiting.iter().position(fits);
+            let at = state.waiting.iter().position(|(replica, _)| fits(replica));
             at.and_then(|at| state.waiting.remove(at))
         };
-        let replica = match waiting {
-            Some(replica) => replica,
-            None => self.with_room(|| self.shared.pool.replica(name))?,
+        let (replica, written) = match waiting {
+            Some(returned) => returned,
+            None => (self.with_room(|| self.shared.pool.replica(name))?, None),
         };
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let imaging = replica.image();
+        let imaging = self.shared.image(&replica, written.as_deref(), || false);
         drop(turn);
-        Ok(Acquired { replica, imaging, prepared: None })
+        Ok(Acquired { replica, imaging: imaging.unwrap_or_default(), prepared: None })
     }
 
     /// Takes replicas whose microVMs ended, to make them ready again.
-    pub(super) fn take_back(&self, replicas: impl IntoIterator<Item = Replica>) {
+    pub(super) fn take_back(&self, replicas: impl IntoIterator<Item = Returned>) {
         self.shared.state().waiting.extend(replicas);
         self.shared.changed.notify_all();
     }
@@ -183,9 +193,9 @@ impl State {
     /// Takes out those that are unwanted. They are freed by dropping them, which is not done under the lock.
     fn take(&mut self, unwanted: impl Fn(&Replica) -> bool) -> Vec<Replica> {
         let (taken, kept): (VecDeque<_>, _) =
-            std::mem::take(&mut self.waiting).into_iter().partition(&unwanted);
+            std::mem::take(&mut self.waiting).into_iter().partition(|(r, _)| unwanted(r));
         self.waiting = kept;
-        let mut taken = Vec::from(taken);
+        let mut taken: Vec<Replica> = taken.into_iter().map(|(replica, _)| replica).collect();
         taken.extend(self.ready.extract_if(.., |(replica, _)| unwanted(replica)).map(|(r, _)| r));
         taken
     }
@@ -202,13 +212,14 @@ impl Shared {
         loop {
             let nothing = |state: &mut State| state.waiting.is_empty() && !state.ended;
             state = self.changed.wait_while(state, nothing).unwrap_or_else(PoisonError::into_inner);
-            let Some(replica) = state.waiting.pop_front().filter(|_| !state.ended) else { return };
+            let returned = state.waiting.pop_front().filter(|_| !state.ended);
+            let Some((replica, written)) = returned else { return };
             let stop = Arc::new(AtomicBool::new(!self.is_current(&replica)));
             let name = replica.source().name().to_owned();
             state.busy = Some(Busy { name, stop: Arc::clone(&stop) });
             drop(state);
             let mut patience = Pace::patience();
-            let imaging = replica.image_until(|| {
+            let imaging = self.image(&replica, written.as_deref(), || {
                 self.pace.give_way(&mut patience);
                 stop.load(Ordering::Relaxed)
             });
@@ -225,6 +236,33 @@ impl Shared {
             state.busy = None;
             self.changed.notify_all();
         }
+    }
+
+    /// Makes a replica what its snapshot is, by the list of what was written if there is one and lists are believed.
+    fn image(
+        &self,
+        replica: &Replica,
+        written: Option<&[PageRun]>,
+        stop: impl FnMut() -> bool,
+    ) -> Option<Imaging> {
+        let turn = {
+            let mut state = self.state();
+            state.turn += 1;
+            (!state.distrusting).then_some(state.turn)
+        };
+        let (Some(written), Some(turn)) = (written, turn) else { return replica.image_until(stop) };
+        let imaging = replica.image_listed(written, turn, stop)?;
+        if imaging.by == ImagedBy::WrongList {
+            let mut state = self.state();
+            state.distrusting = true;
+            // Nor are those lists that seemed to be right.
+            let listed = |(_, imaging): &mut (Replica, Imaging)| imaging.by == ImagedBy::List;
+            let listed: Vec<_> = state.ready.extract_if(.., listed).collect();
+            state.waiting.extend(listed.into_iter().map(|(replica, _)| (replica, None)));
+            drop(state);
+            self.changed.notify_all();
+        }
+        Some(imaging)
     }
 
     fn is_current(&self, replica: &Replica) -> bool {

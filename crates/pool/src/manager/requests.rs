@@ -63,7 +63,9 @@ impl Manager {
 
     /// Takes back what a connection held that ended.
     pub(super) fn take_back(&self, mut grants: Grants) {
-        self.replicas.take_back(std::mem::take(&mut grants.replicas).into_values());
+        // Nobody says what was written.
+        let replicas = std::mem::take(&mut grants.replicas).into_values();
+        self.replicas.take_back(replicas.map(|replica| (replica, None)));
     }
 
     /// No extent ever has the generation of another, so what is remembered of freed ones is of no use.
@@ -149,12 +151,18 @@ impl Manager {
             }
             Request::Release { generation } => {
                 if let Some(replica) = grants.replicas.remove(&generation) {
-                    self.replicas.take_back([replica]);
+                    self.replicas.take_back([(replica, None)]);
                 } else if grants.stagings.remove(&generation).is_none() {
                     let held = |pin: &Pin| pin.extent().generation == generation;
                     let position = grants.pins.iter().position(held);
                     grants.pins.swap_remove(position.ok_or_else(|| not_held(generation))?);
                 }
+                Ok((Response::Released, None))
+            }
+            Request::GiveBack { generation, written } => {
+                let replica = grants.replicas.remove(&generation);
+                let replica = replica.ok_or_else(|| not_held(generation))?;
+                self.replicas.take_back([(replica, Some(written))]);
                 Ok((Response::Released, None))
             }
             Request::List => {

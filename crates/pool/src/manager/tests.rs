@@ -11,8 +11,8 @@ use tempfile::TempDir;
 use super::wire::{MAX_REQUEST, send};
 use super::{Client, ClientError, Refusal, Request, Server, ServerError};
 use crate::{
-    Access, CreateOptions, GRANULE, Imaging, MappedMedium, MediumError, MemfdOptions, Pool,
-    PoolReader, Role,
+    Access, CreateOptions, GRANULE, ImagedBy, Imaging, MappedMedium, MediumError, MemfdOptions,
+    PageRun, Pool, PoolReader, Role,
 };
 
 const GUEST: u64 = GRANULE;
@@ -172,6 +172,48 @@ fn replicas_are_made_ready_again_and_give_way() {
     let full = client.replica("hello").unwrap_err();
     assert_eq!(refusal(&full), Refusal::Full);
     assert!(full.to_string().contains("lacks 2097152 bytes"), "{full}");
+}
+
+#[test]
+fn a_list_of_what_was_written_is_enough_until_one_is_wrong() {
+    let world = World::new(8);
+    let mut client = world.client();
+    freeze(&mut client, "hello", b"snow");
+    // Writes a byte into each of these pages, gives the replica back with a list, and says how it was made ready.
+    let mut run = |pages: &[u64], listed: &[PageRun]| {
+        let replica = client.replica("hello").unwrap();
+        let memory = replica.grant.map().unwrap();
+        let mut bytes = [0; 4];
+        memory.read_guest(8192, &mut bytes);
+        assert_eq!(&bytes, b"snow");
+        for page in pages {
+            memory.write_guest(page * 4096 + 1, &[7]);
+        }
+        client.give_back(replica.grant.extent().generation, listed).unwrap();
+        let imaging = world.ready(&mut client, 1);
+        // Whatever was told, all of it is what the snapshot is.
+        let (mut is, mut was) = (vec![1; 2 << 20], vec![2; 2 << 20]);
+        memory.read_guest(0, &mut is);
+        replica.map_source().unwrap().read_guest(0, &mut was);
+        assert!(is == was);
+        imaging
+    };
+    let imaging = run(&[2, 3, 400], &[(2, 2), (400, 1)]);
+    assert_eq!((imaging.by, imaging.copied), (ImagedBy::List, 3 * 4096));
+    assert!(imaging.compared <= 3 * 4096 + (64 << 10), "{imaging:?}");
+    // Lists that name what is not there, or all there is, do no harm.
+    let imaging = run(&[5], &[(5, 1), (u64::MAX, 1), (511, 1), (1 << 40, 3)]);
+    assert_eq!((imaging.by, imaging.copied), (ImagedBy::List, 4096));
+    let imaging = run(&[5], &[(0, u64::MAX)]);
+    assert_eq!((imaging.by, imaging.compared), (ImagedBy::Comparing, GUEST));
+    // A byte in each piece, and nothing of it told: whatever is looked at shows it.
+    let all: Vec<u64> = (0..512).collect();
+    let imaging = run(&all, &[]);
+    assert_eq!(imaging.by, ImagedBy::WrongList);
+    assert!(imaging.compared > GUEST && imaging.copied == GUEST, "{imaging:?}");
+    let imaging = run(&[2], &[(2, 1)]);
+    assert_eq!((imaging.by, imaging.compared), (ImagedBy::Comparing, GUEST));
+    assert_eq!(refusal(&client.give_back(1, &[]).unwrap_err()), Refusal::Invalid);
 }
 
 #[test]

@@ -96,10 +96,12 @@ impl MediumFacts {
         self.index.map_or(4096, |index| index.leaf)
     }
 
-    /// Whether the kernel has private mappings of it: of a devdax device it has none.
+    /// Whether the kernel copies what is written to private mappings of it. Of a devdax device it has none. Of hugetlbfs it has, but its copies
+    /// are huge pages that were set aside, and once none is left a vCPU that needs one waits for ever where KVM faults
+    /// asynchronously.
     #[must_use]
     pub fn has_private_mappings(&self) -> bool {
-        !matches!(self.kind, MediumKind::Devdax | MediumKind::Simulated)
+        !matches!(self.kind, MediumKind::Devdax | MediumKind::Hugetlbfs | MediumKind::Simulated)
     }
 }
 

@@ -25,7 +25,7 @@ pub use error::{
     AllocateError, CreateError, LookupError, MediumFailure, OpenError, PublishError, ReclaimError,
     RepairError, ReplicaError,
 };
-pub use handles::{Imaging, Pin, Replica, Staging};
+pub use handles::{ImagedBy, Imaging, PageRun, Pin, Replica, Staging};
 use inner::Inner;
 pub use listing::{ExtentState, FreePiece, ListedExtent, Listing, PoolFacts, Role};
 pub use problem::Problem;

@@ -23,7 +23,7 @@ use crate::boot::{self, DEFAULT_CMDLINE, Kernel, LoadKernelError};
 use crate::config::{BootConfig, HostConfig, SizeError, check_sizes};
 use crate::console::SerialRegisters;
 use crate::kvm::{Faults, OpenKvm, OpenKvmError};
-use crate::kvm_index::{self, KvmIndex};
+use crate::kvm_index::KvmIndex;
 use crate::state::{DecodeStateError, MachineState};
 use crate::vcpu;
 use crate::vcpu::state::RestoreVcpuError;
@@ -297,7 +297,7 @@ impl Microvm {
         parts.devices.restore(&state.virtio)?;
         let restored = Instant::now();
         let kvm_index = match parts.vcpus.first() {
-            Some(vcpu) => kvm_index::build(&parts.kvm.kvm, vcpu, parts.vm.memory.indexed()),
+            Some(vcpu) => parts.vm.fill_index(&parts.kvm.kvm, vcpu)?,
             None => KvmIndex::NotAsked,
         };
         let microvm = parts.start(cpuids, Some(description.id))?;

@@ -8,8 +8,8 @@ use clap::Args;
 use serde::Serialize;
 
 use firn_pool::{
-    Access, Imaging, ListedExtent, Listing, LookupError, MappedMedium, Pool, Problem, RepairReport,
-    Role,
+    Access, ImagedBy, Imaging, ListedExtent, Listing, LookupError, MappedMedium, Pool, Problem,
+    RepairReport, Role,
 };
 
 use super::source::{PoolArgs, Source, open};
@@ -56,7 +56,12 @@ fn row(listed: &ListedExtent) -> Vec<String> {
 
 fn made_ready(imaging: Imaging) -> String {
     format!(
-        "{} compared, {} copied in {}",
+        "{}: {} compared, {} copied in {}",
+        match imaging.by {
+            ImagedBy::Comparing => "by comparing",
+            ImagedBy::List => "by list",
+            ImagedBy::WrongList => "by a wrong list",
+        },
         output::bytes(imaging.compared),
         output::bytes(imaging.copied),
         output::milliseconds(nanoseconds(imaging.duration))

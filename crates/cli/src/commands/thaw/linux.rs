@@ -3,7 +3,7 @@
 use std::error::Error as StdError;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -150,7 +150,8 @@ pub(super) fn run(
     let resumed = Instant::now();
 
     let guest_memory = microvm.shared_memory();
-    let (outcome, writes) = session::run(microvm, &instance, &interruption, |handle, alive| {
+    let mut written = None;
+    let lead = |handle: &Handle, alive: &AtomicBool| {
         let schedule = executed.after_resume;
         let memory = guest_memory.clone();
         let schedule = std::thread::spawn(move || schedule.run(&memory).map(drop));
@@ -229,8 +230,14 @@ pub(super) fn run(
         let after =
             if invocation.is_some() && !arguments.keep { After::Stop } else { After::Serve };
         Ok::<_, ThawCommandError>(((report.outcome, report.writes), after))
-    })?;
+    };
+    let (outcome, writes) =
+        session::run_until(microvm, &instance, &interruption, lead, |microvm| {
+            // Where it cannot be told, the pool finds out by itself.
+            written = microvm.written().ok().flatten();
+        })?;
     opened.wrote(writes.as_ref());
+    opened.give_back(written.as_ref());
     Ok(outcome.map_or(ExitCode::SUCCESS, |outcome| outcome.exit_code()))
 }
 

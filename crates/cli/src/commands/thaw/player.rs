@@ -33,6 +33,7 @@ pub(super) fn run(
         ..report
     };
     opened.wrote(report.writes.as_ref());
+    opened.give_back(report.written.as_ref());
     if arguments.json {
         output::json(&report);
     } else {
