@@ -16,6 +16,7 @@ mod dax;
 mod endings;
 mod errors;
 mod freezing;
+mod hugetlbfs;
 mod planners;
 mod pool;
 mod pool_thaws;

@@ -155,7 +155,8 @@ impl MappedMedium {
             size,
             source: errno.into(),
         })?;
-        let found = Found { kind: MediumKind::Memfd, size, granule: GRANULE, sysfs: None };
+        let kind = if huge { MediumKind::Hugetlbfs } else { MediumKind::Memfd };
+        let found = Found { kind, size, granule: GRANULE, sysfs: None };
         Self::map(file.into(), name, found, Access::Write, node)
     }
 

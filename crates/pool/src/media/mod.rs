@@ -41,9 +41,9 @@ pub enum MediumKind {
     File,
     /// A file on tmpfs.
     Tmpfs,
-    /// A file on hugetlbfs.
+    /// A file on hugetlbfs, or an anonymous one in its huge pages.
     Hugetlbfs,
-    /// An anonymous file in memory.
+    /// An anonymous file in memory, in small pages.
     Memfd,
     /// No medium: a model that tests cut the power of.
     Simulated,

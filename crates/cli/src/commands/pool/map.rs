@@ -112,7 +112,7 @@ pub(super) fn kind(medium: &MediumFacts) -> String {
         MediumKind::DaxFile => "file on DAX",
         MediumKind::File => "file",
         MediumKind::Tmpfs => "file on tmpfs",
-        MediumKind::Hugetlbfs => "file on hugetlbfs",
+        MediumKind::Hugetlbfs => "hugetlbfs",
         MediumKind::Memfd => "memory",
         _ => "simulated",
     };

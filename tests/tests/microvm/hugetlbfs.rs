@@ -1,0 +1,44 @@
+//! A pool in huge pages that were set aside, none of them to spare. The lab's are for the tests; elsewhere there is nothing to do.
+
+use std::fs;
+
+use firn_tests::World;
+use serde_json::Value;
+
+const MIB: u64 = 1 << 20;
+const SET_ASIDE: &str = "/proc/sys/vm/nr_hugepages";
+
+/// How many huge pages are left.
+fn left() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("HugePages_Free:")).unwrap();
+    line.trim().parse().unwrap()
+}
+
+#[test]
+fn a_pool_of_huge_pages_needs_none_but_its_own() {
+    if std::env::var_os("FIRN_LAB").is_none() {
+        return;
+    }
+    fs::write(SET_ASIDE, "64").unwrap();
+    let world = World::default();
+    let socket = world.file("pool.sock");
+    let serve = world.firn(["pool", "serve", "--medium", "memfd:128M,huge", "--socket"]);
+    let mut manager = serve.arg(&socket).start().ready();
+    assert_eq!(left(), 0);
+    let player = ["player", "--trace", "sequential-write:16M", "--out", "player", "--pool"];
+    world.firn(player).arg(&socket).run().ok();
+    // Each checks every byte of its memory. What it writes is copied into memory that is not set aside.
+    for planner in ["pass_shared", "firn", "firn", "firn", "pass"] {
+        let thaw = ["thaw", "--json", "--planner", planner, "--pool"];
+        let report: Value = world.firn(thaw).arg(&socket).arg("player").run().json();
+        let own =
+            report["private_bytes"].as_u64().unwrap() + report["copy_bytes"].as_u64().unwrap();
+        assert_eq!(own >= 16 * MIB, planner != "pass", "{report}");
+        assert!(report["kvm"]["pages_2m"].as_u64().unwrap() >= 8, "{report}");
+    }
+    world.firn(["pool", "verify", "--pool"]).arg(&socket).run().ok();
+    manager.signal(rustix::process::Signal::TERM);
+    manager.end().ok();
+    fs::write(SET_ASIDE, "0").unwrap();
+}
