@@ -32,6 +32,23 @@ fn content(header: &Header, index: u64, page: u64) -> (u64, u64) {
     if bit(header.zero_map, index) { (0, 0) } else { (word(header.seed, page, 0), STEP) }
 }
 
+/// Whether a page may be zero whatever it held: `index` is its number among the trace's.
+fn is_free(header: &Header, index: u64) -> bool {
+    header.free_map != 0 && bit(header.free_map, index)
+}
+
+/// The same of a guest page.
+pub(crate) fn is_free_page(header: &Header, page: u64) -> bool {
+    let mut before = 0;
+    for region in header.regions {
+        if (region.page..region.page + region.pages).contains(&page) {
+            return is_free(header, before + page - region.page);
+        }
+        before += region.pages;
+    }
+    false
+}
+
 /// Gives every page its content.
 pub(crate) fn fill(header: &Header) {
     for (index, page) in pages(header) {
@@ -72,19 +89,24 @@ fn is_right(header: &Header, input: &Input, index: u64, page: u64) -> bool {
     let written = bit(input.written_map, index);
     // Offsets in this page of what the monitor writes; nothing where that is elsewhere.
     let unchecked = header.unchecked_start.wrapping_sub(page * PAGE);
-    let mut difference = 0;
+    // From its content, and from zeros.
+    let (mut difference, mut not_zero) = (0, 0);
+    let free = is_free(header, index);
     for index in 0..PAGE_WORDS {
-        let expected = match index {
-            TOUCHED_WORD if written => written_word(header.seed, page),
-            _ => value,
+        let (expected, zero) = match index {
+            TOUCHED_WORD if written => {
+                (written_word(header.seed, page), written_word(header.seed, page))
+            }
+            _ => (value, 0),
         };
         let place = address(page, index) as *const u64;
         // SAFETY: the page tables map the trace's memory.
         let found = unsafe { place.read_volatile() };
         if (index * 8).wrapping_sub(unchecked) >= header.unchecked_len {
             difference |= found ^ expected;
+            not_zero |= found ^ zero;
         }
         value = value.wrapping_add(step);
     }
-    difference == 0
+    difference == 0 || (free && not_zero == 0)
 }

@@ -1,7 +1,7 @@
 //! What the builder of a player's memory and the player agree on.
 //!
 //! Guest memory is the trace's, filled from page number and seed, and above it one region more, the player's own:
-//! header, program, a bitmap of zero pages; touches, gaps and a bitmap of written pages for each input; page tables and
+//! header, program, bitmaps of zero and of free pages; touches, gaps and a bitmap of written pages for each input; page tables and
 //! stack. Virtual addresses: the player's own region
 //! at [`OWN`], the trace's memory twice, at the windows of [`Window`], which differ in their leaves.
 
@@ -262,6 +262,8 @@ header! {
     seed,
     /// Bitmap of the pages that are zero.
     zero_map,
+    /// Bitmap of the pages whose content nobody needs: they may hold what they held, or zeros. 0: there are none.
+    free_map,
     /// Guest-physical start of what monitors write themselves, and nobody can check.
     unchecked_start,
     /// Length of it in bytes; a multiple of 8. A page that lies in it whole is neither filled nor checked.

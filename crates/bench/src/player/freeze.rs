@@ -2,9 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use firn_memory::{AnonymousError, GuestMemory};
+use firn_memory::{AnonymousError, DiscardError, GuestMemory};
 use firn_player::format::{OWN, PROGRAM};
-use firn_snapshot::FunctionInfo;
+use firn_snapshot::{
+    AttachError, FunctionInfo, OpenError, PAGE_SIZE, Profile, Snapshot, runs_of, set_profile,
+};
 use firn_vmm::{
     Console, Destination, FreezeError, FreezeReport, FreezeRequest, HostConfig, Microvm,
     PrepareError, UserRegisters,
@@ -27,13 +29,23 @@ pub enum FreezePlayerError {
     /// The microVM could not be made.
     #[error(transparent)]
     Prepare(#[from] PrepareError),
+    /// Its free pages could not be given back.
+    #[error("giving back the player's free pages")]
+    Discard(#[from] DiscardError),
     /// The snapshot could not be written.
     #[error(transparent)]
     Freeze(#[from] FreezeError),
+    /// The snapshot that was just written is refused.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// Its free pages could not be put into its profile.
+    #[error(transparent)]
+    Profile(#[from] AttachError),
 }
 
 /// Makes a player that repeats any of `inputs` and freezes it before its first instruction into the snapshot
-/// `destination`; `dense` stores its zero pages in a directory too.
+/// `destination`; `dense` stores its zero pages in a directory too. Where the traces say which pages the guest held free, the profile of a
+/// snapshot in a directory does, too.
 ///
 /// # Errors
 /// See [`FreezePlayerError`]. A snapshot that was there before is whole then.
@@ -45,7 +57,18 @@ pub fn freeze(
     dense: bool,
 ) -> Result<FreezeReport, FreezePlayerError> {
     let (mut microvm, function) = prepare(inputs, options, kvm)?;
-    Ok(microvm.freeze(FreezeRequest { destination, dense, function: Some(function) })?)
+    let path = match &destination {
+        Destination::Directory(path) => Some(path.clone()),
+        Destination::Pool { .. } => None,
+    };
+    let report = microvm.freeze(FreezeRequest { destination, dense, function: Some(function) })?;
+    if let (Some(path), Some(free)) = (path, inputs.free()) {
+        let snapshot = Snapshot::open(&path)?;
+        let id = snapshot.manifest().description.id;
+        let profile = snapshot.profile()?.unwrap_or_else(|| Profile::of(id));
+        set_profile(&path, &Profile { free: Some(runs_of(free)), ..profile })?;
+    }
+    Ok(report)
 }
 
 /// A player before its first instruction, and what its manifest says of it.
@@ -61,7 +84,10 @@ fn prepare(
     {
         let view = memory.vm_memory();
         own.write(&view).map_err(PlayerMemoryError::from)?;
-        fill(&view, inputs, options.seed).map_err(PlayerMemoryError::from)?;
+        fill(&view, inputs, options).map_err(PlayerMemoryError::from)?;
+    }
+    if options.sanitised {
+        report_free(&memory, inputs)?;
     }
     let [digest, len] = own.arguments;
     let registers = UserRegisters {
@@ -73,6 +99,21 @@ fn prepare(
     let microvm = Microvm::prepare(memory, &[registers], &host(kvm, Vec::new()))?;
     let function = FunctionInfo { name: inputs.names(), handler: super::HANDLER.to_owned() };
     Ok((microvm, function))
+}
+
+/// Gives back the pages that are free and zero, as a balloon does whose guest reports every single one. What is free and was not
+/// zero when the trace was recorded had not been reported.
+fn report_free(memory: &GuestMemory, inputs: &PlayerInputs) -> Result<(), DiscardError> {
+    let (Some(free), zero) = (inputs.free(), inputs.zero_map(true)) else { return Ok(()) };
+    for region in inputs.layout().regions() {
+        let pages = region.image_range().start / PAGE_SIZE..region.image_range().end / PAGE_SIZE;
+        let free = free.spans(pages).filter(|span| span.set);
+        for span in free.flat_map(|span| zero.spans(span.pages)).filter(|span| span.set) {
+            let start = span.pages.start * PAGE_SIZE - region.image_offset + region.guest_addr;
+            memory.discard(start, (span.pages.end - span.pages.start) * PAGE_SIZE)?;
+        }
+    }
+    Ok(())
 }
 
 /// What a player's microVM uses of its host: KVM, and windows for its reports. It has no devices.

@@ -33,7 +33,7 @@ pub enum PlayerInputsError {
     Twice(String),
     /// They are of different guest memories.
     #[error(
-        "{other} is of another guest memory than {first} (size, or which pages are zero): record both from one \
+        "{other} is of another guest memory than {first} (size, or which pages are zero or free): record both from one \
          snapshot, or make a player of each"
     )]
     OtherMemory {
@@ -62,7 +62,9 @@ impl PlayerInputs {
             if inputs.iter().take(index).any(|other| other.name == *name) {
                 return Err(PlayerInputsError::Twice(name.clone()));
             }
-            let of = |trace: &Trace| (trace.layout().clone(), trace.zero_map().clone());
+            let of = |trace: &Trace| {
+                (trace.layout().clone(), trace.zero_map().clone(), trace.free().cloned())
+            };
             if of(trace) != of(&inputs.first.trace) {
                 let (first, other) = (inputs.first.name.clone(), name.clone());
                 return Err(PlayerInputsError::OtherMemory { first, other });
@@ -86,7 +88,23 @@ impl PlayerInputs {
         self.first.trace.layout()
     }
 
-    pub(super) fn zero_map(&self) -> &PageSet {
-        self.first.trace.zero_map()
+    /// The image pages that are zero: those of the snapshot that was recorded; where nothing was `sanitised`, without those that
+    /// are free, for somebody has left something in them.
+    pub(super) fn zero_map(&self, sanitised: bool) -> PageSet {
+        let zero = self.first.trace.zero_map();
+        match self.free() {
+            Some(free) if !sanitised => {
+                let mut rest = PageSet::new(zero.pages());
+                let used = free.gaps().flat_map(|gap| zero.spans(gap));
+                used.filter(|span| span.set).for_each(|span| rest.insert_range(span.pages));
+                rest
+            }
+            _ => zero.clone(),
+        }
+    }
+
+    /// The image pages that the guest held free at the freeze, where that is known.
+    pub(super) fn free(&self) -> Option<&PageSet> {
+        self.first.trace.free()
     }
 }

@@ -123,8 +123,9 @@ impl OwnRegion {
         parts.end += (PLAYER.len() as u64).next_multiple_of(PAGE);
         let mut all = Vec::new();
         let mut list = [Input::default(); INPUTS];
+        let zero_map = inputs.zero_map(options.sanitised);
         for (place, NamedTrace { trace, .. }) in list.iter_mut().zip(inputs.iter()) {
-            let touches = touches(trace, options.leaves, surroundings.unchecked)?;
+            let touches = touches(trace, &zero_map, options.leaves, surroundings.unchecked)?;
             *place = Input {
                 touches: parts.add(touches.iter().flat_map(|touch| touch.bits().to_le_bytes())),
                 touch_count: touches.len() as u64,
@@ -139,7 +140,8 @@ impl OwnRegion {
         }
         let header = Header {
             seed: options.seed,
-            zero_map: parts.add(bitmap(inputs.zero_map())),
+            zero_map: parts.add(bitmap(&zero_map)),
+            free_map: inputs.free().map_or(0, |free| parts.add(bitmap(free))),
             unchecked_start: surroundings.unchecked.0,
             unchecked_len: surroundings.unchecked.1,
             reports: surroundings.reports,
@@ -196,13 +198,14 @@ impl OwnRegion {
 pub(super) fn fill(
     memory: &GuestView,
     inputs: &PlayerInputs,
-    seed: u64,
+    options: &PlayerOptions,
 ) -> Result<(), GuestMemoryError> {
+    let (seed, zero_map) = (options.seed, inputs.zero_map(options.sanitised));
     let mut bytes = Vec::new();
     for region in inputs.layout().regions() {
         let ImageRegion { guest_addr, image_offset, .. } = region;
         let first = image_offset / PAGE;
-        let spans = inputs.zero_map().spans(first..region.image_range().end / PAGE);
+        let spans = zero_map.spans(first..region.image_range().end / PAGE);
         for page in spans.filter(|span| !span.set).flat_map(|span| span.pages) {
             let address = guest_addr + (page - first) * PAGE;
             let mut value = word(seed, address / PAGE, 0);
@@ -252,6 +255,7 @@ fn digest(bytes: &[u8]) -> u64 {
 /// The touches as the player has them.
 fn touches(
     trace: &Trace,
+    zero_map: &PageSet,
     leaves: Leaves,
     (unchecked, len): (u64, u64),
 ) -> Result<Vec<Touch>, PlayerMemoryError> {
@@ -266,7 +270,7 @@ fn touches(
             Access::Read if (unchecked..unchecked + len).contains(&(touch.page * PAGE + WORD)) => {
                 Kind::ReadUnknown
             }
-            Access::Read if image.is_some_and(|page| trace.zero_map().get(page)) => Kind::ReadZero,
+            Access::Read if image.is_some_and(|page| zero_map.get(page)) => Kind::ReadZero,
             Access::Read => Kind::Read,
         };
         Touch::new(touch.page, kind, window).ok_or(PlayerMemoryError::TooHigh(touch.page))

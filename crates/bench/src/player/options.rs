@@ -14,11 +14,14 @@ pub struct PlayerOptions {
     pub gaps: GapFactor,
     /// Decides about the content of memory.
     pub seed: u64,
+    /// Whether pages that the guest held free are zero where the recorded snapshot's are; otherwise all of them hold
+    /// something, as in a guest that has run for long and never zeroed what it freed.
+    pub sanitised: bool,
 }
 
 impl Default for PlayerOptions {
     fn default() -> Self {
-        Self { leaves: Leaves::Recorded, gaps: GapFactor::NONE, seed: 1 }
+        Self { leaves: Leaves::Recorded, gaps: GapFactor::NONE, seed: 1, sanitised: true }
     }
 }
 

@@ -61,6 +61,9 @@ pub(crate) struct PlayerArgs {
     /// Write zero pages too, instead of leaving holes
     #[arg(long)]
     dense: bool,
+    /// Let every page that the guest held free hold something, where the recorded guest's free pages were zero for the most part
+    #[arg(long)]
+    unsanitised: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -132,8 +135,12 @@ struct ElfAnswer {
 pub(crate) fn run(arguments: &PlayerArgs) -> Result<ExitCode, PlayerCommandError> {
     let traces = arguments.trace.iter().map(|name| load(name)).collect::<Result<_, _>>()?;
     let inputs = PlayerInputs::new(traces)?;
-    let options =
-        PlayerOptions { leaves: arguments.leaves, gaps: arguments.gaps, seed: arguments.seed };
+    let options = PlayerOptions {
+        leaves: arguments.leaves,
+        gaps: arguments.gaps,
+        seed: arguments.seed,
+        sanitised: !arguments.unsanitised,
+    };
     if arguments.elf {
         return make_elf(arguments, &inputs, &options);
     }

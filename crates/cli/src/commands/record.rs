@@ -14,9 +14,10 @@ use firn_host::{EventError, Invocation};
 use firn_memory::recorders::{RecordError, Recorder, Recording};
 use firn_memory::trace::{EncodeTraceError, GapUnit, Trace, TraceError, TraceOrigin};
 use firn_memory::{HostFacts, HostFactsError};
-use firn_snapshot::{OpenError, Snapshot};
+use firn_snapshot::{OpenError, PageSet, Snapshot, pages_of};
 use firn_vmm::{
-    GoneError, GuestTimeTotals, KvmStats, Microvm, Virtualization, WatchError, witness,
+    FreePagesError, GoneError, GuestTimeTotals, KvmStats, Microvm, Virtualization, WatchError,
+    error_chain, free_pages, witness,
 };
 
 use super::invoke::Outcome;
@@ -102,6 +103,8 @@ pub(crate) enum RecordCommandError {
     Run(#[from] RecordedRunError),
     #[error(transparent)]
     Gone(#[from] GoneError),
+    #[error("finding the pages that the guest held free")]
+    Free(#[from] FreePagesError),
     #[error("reading KVM's counters")]
     Stats(#[source] std::io::Error),
     #[error("the recorded touches are no trace: a defect of firn")]
@@ -126,6 +129,8 @@ struct Report {
     pages: u64,
     /// Guest pages that were written.
     written_pages: u64,
+    /// Guest pages that the allocator held free at the freeze, where its kernel says which.
+    free_pages: Option<u64>,
     /// Touches through a leaf that could not be found out; the trace has 4 KiB for them.
     unknown_leaves: u64,
     /// What gaps count.
@@ -163,6 +168,7 @@ pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordCommandError
     }
     let function = manifest.description.function.as_ref().ok_or(RecordCommandError::NoFunction)?;
     let origin = origin(arguments, &function.name)?;
+    let free = free(&snapshot)?;
 
     let Recorded { outcome, kvm, recording, time } =
         record(arguments, &snapshot, &invocation, limit, &interruption)?;
@@ -172,12 +178,15 @@ pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordCommandError
         return Ok(outcome.exit_code());
     }
     let worked = recording.touches.iter().map(|touch| touch.gap).sum();
-    let trace = Trace::new(
+    let mut trace = Trace::new(
         origin,
         manifest.layout.clone(),
         snapshot.zero_map().clone(),
         recording.touches,
     )?;
+    if let Some(free) = free {
+        trace = trace.with_free(free)?;
+    }
     let file = trace.encode()?;
     write(&arguments.out, &file)?;
     let report = Report {
@@ -188,6 +197,7 @@ pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordCommandError
         touches: trace.touches().len(),
         pages: trace.touched_pages(),
         written_pages: trace.written_pages(),
+        free_pages: trace.free().map(PageSet::count),
         unknown_leaves: recording.unknown_leaves,
         gaps: trace.origin().gaps,
         worked,
@@ -203,6 +213,21 @@ pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordCommandError
         print(&report);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The pages that the guest held free at the freeze. A guest whose kernel does not describe itself is recorded without.
+fn free(snapshot: &Snapshot) -> Result<Option<PageSet>, FreePagesError> {
+    match free_pages(snapshot) {
+        Ok(runs) => Ok(Some(pages_of(&runs, snapshot.manifest().layout.pages()))),
+        Err(error @ (FreePagesError::NoDescription | FreePagesError::Unknown(_))) => {
+            output::note(&format!(
+                "firn: the trace is without free pages: {}",
+                error_chain(&error)
+            ));
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Thaws with a recorder, identifies, invokes, and ends the microVM.

@@ -11,8 +11,11 @@ use thiserror::Error;
 use super::{Access, Touch, Toucher, Trace, TraceError, TraceOrigin};
 use crate::plan::Leaf;
 
-/// The version of a trace's file that this firn writes and reads.
-pub const TRACE_VERSION: u32 = 1;
+/// The version of a trace's file that this firn writes. It reads those before it, too.
+pub const TRACE_VERSION: u32 = 2;
+
+/// The first version. Its body ends with the columns: nothing is known of free pages.
+const WITHOUT_FREE: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"FIRNTRCE";
 /// Magic, version and CRC-32 of what follows.
@@ -42,7 +45,7 @@ pub enum DecodeTraceError {
     Magic,
     /// Written by another firn.
     #[error(
-        "a trace of version {0}, this firn reads {TRACE_VERSION}: record it again, or use a newer firn"
+        "a trace of version {0}, this firn reads {WITHOUT_FREE} to {TRACE_VERSION}: record it again, or use a newer firn"
     )]
     Version(u32),
     /// The bytes changed since they were written.
@@ -65,12 +68,12 @@ pub enum DecodeTraceError {
     Touches(#[from] TraceError),
 }
 
-/// The body. A column each compresses far better than a row each.
+/// The body begins with these; from version 2 on the runs of the free set follow, where it is known. A column each compresses far better than a row each.
 #[derive(Serialize, Deserialize)]
 struct Columns {
     origin: TraceOrigin,
     layout: MemoryLayout,
-    /// Lengths of the zero map's runs: zero pages, other pages, zero pages and so on, the first perhaps 0.
+    /// The zero map, as [`runs`].
     runs: Vec<u64>,
     /// Difference of each page to the one before it.
     pages: Vec<i64>,
@@ -99,7 +102,8 @@ impl Trace {
             kinds: self.touches.iter().copied().map(kind).collect(),
             gaps: self.touches.iter().map(|touch| touch.gap).collect(),
         };
-        let body = postcard::to_stdvec(&columns).map_err(EncodeTraceError::Columns)?;
+        let free = self.free.as_ref().map(runs);
+        let body = postcard::to_stdvec(&(columns, free)).map_err(EncodeTraceError::Columns)?;
         if body.len() as u64 > MAX_BODY {
             return Err(EncodeTraceError::TooLarge(body.len()));
         }
@@ -127,7 +131,7 @@ impl Trace {
         let word = |at: usize| {
             u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
         };
-        if word(8) != TRACE_VERSION {
+        if !(WITHOUT_FREE..=TRACE_VERSION).contains(&word(8)) {
             return Err(DecodeTraceError::Version(word(8)));
         }
         if word(12) != crc32fast::hash(packed) {
@@ -141,15 +145,25 @@ impl Trace {
         if body.len() as u64 > MAX_BODY {
             return Err(DecodeTraceError::TooLarge);
         }
-        let columns: Columns = postcard::from_bytes(&body).map_err(DecodeTraceError::Columns)?;
-        columns.into_trace()
+        let (columns, rest) =
+            postcard::take_from_bytes::<Columns>(&body).map_err(DecodeTraceError::Columns)?;
+        let trace = columns.into_trace()?;
+        if word(8) == WITHOUT_FREE {
+            return Ok(trace);
+        }
+        let free: Option<Vec<u64>> =
+            postcard::from_bytes(rest).map_err(DecodeTraceError::Columns)?;
+        let Some(free) = free else { return Ok(trace) };
+        let free = page_set(&free, trace.layout.pages())
+            .ok_or(DecodeTraceError::Contradiction("its free set is not as long as its memory"))?;
+        Ok(trace.with_free(free)?)
     }
 }
 
 impl Columns {
     fn into_trace(self) -> Result<Trace, DecodeTraceError> {
         let Self { origin, layout, runs, pages, kinds, gaps } = self;
-        let zero_map = zero_map(&runs, layout.pages())
+        let zero_map = page_set(&runs, layout.pages())
             .ok_or(DecodeTraceError::Contradiction("its zero map is not as long as its memory"))?;
         if pages.len() != kinds.len() || pages.len() != gaps.len() {
             return Err(DecodeTraceError::Contradiction("they differ in length"));
@@ -168,9 +182,10 @@ impl Columns {
     }
 }
 
-fn runs(zero_map: &PageSet) -> Vec<u64> {
+/// Lengths of a set's runs: pages in it, pages that are not, and so on, the first perhaps 0.
+fn runs(set: &PageSet) -> Vec<u64> {
     let mut runs = Vec::new();
-    for span in zero_map.spans(0..zero_map.pages()) {
+    for span in set.spans(0..set.pages()) {
         if runs.is_empty() && !span.set {
             runs.push(0);
         }
@@ -179,7 +194,7 @@ fn runs(zero_map: &PageSet) -> Vec<u64> {
     runs
 }
 
-fn zero_map(runs: &[u64], pages: u64) -> Option<PageSet> {
+fn page_set(runs: &[u64], pages: u64) -> Option<PageSet> {
     let mut map = PageSet::new(pages);
     let mut start = 0_u64;
     for (index, run) in runs.iter().enumerate() {

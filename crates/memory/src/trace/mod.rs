@@ -3,7 +3,7 @@
 //! A trace says which guest pages an invocation touched for the first time after a thaw, in order, and which of
 //! the pages that it first read it wrote later; what else a touch needs to be repeated (the size of the guest's
 //! own leaf, the work since the touch before); and which pages of the snapshot are zero. The player repeats it
-//! without the function, without Linux, on any KVM.
+//! without the function, without Linux, on any KVM. It may also say which pages the guest's allocator held free.
 //!
 //! A file holds the magic, a version, and a deflated body behind its CRC-32. The CRC finds damage; against a hostile file stand the bounds
 //! of what is unfolded and the checks of [`Trace::new`].
@@ -25,6 +25,7 @@ pub struct Trace {
     layout: MemoryLayout,
     zero_map: PageSet,
     touches: Vec<Touch>,
+    free: Option<PageSet>,
 }
 
 /// Where a trace comes from: enough to record it again.
@@ -101,6 +102,14 @@ pub enum TraceError {
         /// Pages of guest memory.
         memory: u64,
     },
+    /// The free set belongs to another memory.
+    #[error("a free set of {free} pages for guest memory of {memory} pages")]
+    FreeSet {
+        /// Pages of which the free set speaks.
+        free: u64,
+        /// Pages of guest memory.
+        memory: u64,
+    },
     /// A page outside guest memory.
     #[error("touch {index} is of guest page {page:#x}, where no guest memory is")]
     Outside {
@@ -153,7 +162,20 @@ impl Trace {
                 writable.insert(image);
             }
         }
-        Ok(Self { origin, layout, zero_map, touches })
+        Ok(Self { origin, layout, zero_map, touches, free: None })
+    }
+
+    /// The same trace, and the image pages that the guest's allocator held free at the freeze.
+    ///
+    /// # Errors
+    /// [`TraceError::FreeSet`] where it is the set of another memory.
+    pub fn with_free(mut self, free: PageSet) -> Result<Self, TraceError> {
+        let memory = self.layout.pages();
+        if free.pages() != memory {
+            return Err(TraceError::FreeSet { free: free.pages(), memory });
+        }
+        self.free = Some(free);
+        Ok(self)
     }
 
     /// Where the trace comes from.
@@ -172,6 +194,13 @@ impl Trace {
     #[must_use]
     pub fn zero_map(&self) -> &PageSet {
         &self.zero_map
+    }
+
+    /// The image pages that the guest's allocator held free at the freeze: a guest does not need what they hold. `None` where
+    /// that is not known.
+    #[must_use]
+    pub fn free(&self) -> Option<&PageSet> {
+        self.free.as_ref()
     }
 
     /// The touches, in order.

@@ -84,6 +84,53 @@ fn a_damaged_file_is_refused_wherever_the_damage_is() {
     assert!(matches!(Trace::decode(&file[..10]), Err(DecodeTraceError::Magic)));
 }
 
+#[test]
+fn a_free_set_of_another_memory_is_refused() {
+    let refused = trace(Vec::new()).unwrap().with_free(PageSet::new(1));
+    assert_eq!(refused, Err(TraceError::FreeSet { free: 1, memory: PAGES }));
+}
+
+/// The file with this version, and what `change` makes of its body.
+fn changed(file: &[u8], version: u8, change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    let mut body = Vec::new();
+    let mut decoder = flate2::read::DeflateDecoder::new(&file[16..]);
+    std::io::Read::read_to_end(&mut decoder, &mut body).unwrap();
+    change(&mut body);
+    file_of(version, &body)
+}
+
+fn file_of(version: u8, body: &[u8]) -> Vec<u8> {
+    let mut packed = Vec::new();
+    let mut encoder = flate2::read::DeflateEncoder::new(body, flate2::Compression::fast());
+    std::io::Read::read_to_end(&mut encoder, &mut packed).unwrap();
+    let mut file = b"FIRNTRCE".to_vec();
+    file.extend([version, 0, 0, 0]);
+    file.extend(crc32fast::hash(&packed).to_le_bytes());
+    file.extend(packed);
+    file
+}
+
+/// Its body ended with the columns.
+#[test]
+fn a_file_of_the_first_version_is_read_and_says_nothing_of_free_pages() {
+    let trace = trace(vec![touch(5, Access::Read)]).unwrap();
+    let first = changed(&trace.encode().unwrap(), 1, |body| assert_eq!(body.pop(), Some(0)));
+    let decoded = Trace::decode(&first).unwrap();
+    assert_eq!((decoded.free(), &decoded), (None, &trace));
+}
+
+#[test]
+fn a_free_set_that_does_not_fit_the_memory_or_is_missing_is_refused() {
+    let file = trace(Vec::new()).unwrap().with_free(PageSet::new(PAGES)).unwrap();
+    let file = file.encode().unwrap();
+    // Two runs: none free, and all 4096 pages, whose number takes two bytes.
+    let beyond = changed(&file, 2, |body| *body.last_mut().unwrap() += 1);
+    let error = Trace::decode(&beyond).unwrap_err();
+    assert!(error.to_string().contains("free set"), "{error}");
+    let short = changed(&file, 2, |body| body.truncate(body.len() - 1));
+    assert!(matches!(Trace::decode(&short), Err(DecodeTraceError::Columns(_))));
+}
+
 /// Touches of different pages, in any order, with what may follow them.
 fn touches() -> impl Strategy<Value = Vec<Touch>> {
     let by = prop_oneof![Just(Toucher::Instruction), Just(Toucher::Walk), Just(Toucher::Device)];
@@ -111,21 +158,32 @@ proptest! {
     fn a_file_gives_the_trace_back(
         touches in touches(),
         zero in proptest::collection::vec(0..PAGES, 0..200),
+        free in proptest::option::of(proptest::collection::vec(0..PAGES, 0..200)),
     ) {
         let mut zero_map = PageSet::new(PAGES);
         zero.into_iter().for_each(|page| zero_map.insert(page));
-        let trace = Trace::new(origin(), layout(), zero_map, touches).unwrap();
+        let mut trace = Trace::new(origin(), layout(), zero_map, touches).unwrap();
+        if let Some(pages) = free {
+            let mut free = PageSet::new(PAGES);
+            pages.into_iter().for_each(|page| free.insert(page));
+            trace = trace.with_free(free).unwrap();
+        }
         assert_eq!(Trace::decode(&trace.encode().unwrap()).unwrap(), trace);
     }
 
     #[test]
     fn a_hostile_body_never_panics(body in proptest::collection::vec(any::<u8>(), 0..600)) {
-        let mut packed = Vec::new();
-        let mut encoder = flate2::read::DeflateEncoder::new(&*body, flate2::Compression::fast());
-        std::io::Read::read_to_end(&mut encoder, &mut packed).unwrap();
-        let mut file = b"FIRNTRCE\x01\0\0\0".to_vec();
-        file.extend(crc32fast::hash(&packed).to_le_bytes());
-        file.extend(packed);
-        let _ = Trace::decode(&file);
+        for version in [1, 2] {
+            let _ = Trace::decode(&file_of(version, &body));
+        }
+    }
+
+    #[test]
+    fn a_hostile_free_set_never_panics(tail in proptest::collection::vec(any::<u8>(), 0..60)) {
+        let file = trace(vec![touch(5, Access::Read)]).unwrap().encode().unwrap();
+        let _ = Trace::decode(&changed(&file, 2, |body| {
+            body.pop();
+            body.extend(&tail);
+        }));
     }
 }

@@ -12,7 +12,7 @@ use firn_memory::{
     Advice, GuestRange, HostFacts, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source,
 };
 use firn_player::format::{PAGE, TOUCHED_WORD};
-use firn_snapshot::{MemoryLayout, MemoryRegion, PageSet, Snapshot};
+use firn_snapshot::{MemoryLayout, MemoryRegion, PageSet, Run, Snapshot};
 use firn_vmm::{Destination, KVM_DEVICE};
 use proptest::prelude::{Just, Strategy, any, prop_oneof, proptest};
 use proptest::test_runner::Config;
@@ -85,7 +85,12 @@ fn every_planner_restores_every_kind_of_player() {
     let trace = some_trace();
     for leaves in [Leaves::Recorded, Leaves::All4K, Leaves::All2M] {
         let dir = tempfile::tempdir().unwrap();
-        let options = PlayerOptions { leaves, gaps: "0.5".parse().unwrap(), seed: 7 };
+        let options = PlayerOptions {
+            leaves,
+            gaps: "0.5".parse().unwrap(),
+            seed: 7,
+            ..PlayerOptions::default()
+        };
         let snapshot = player(&trace, options, dir.path());
         assert_eq!(traces_of(snapshot.manifest()), Some(vec!["some"]));
         let facts = HostFacts::read().unwrap();
@@ -228,6 +233,8 @@ fn traces_of_different_memories_are_no_inputs_of_one_player() {
     let zero = named(trace.trace.layout().clone(), &[], Vec::new());
     let zero = NamedTrace { name: "zero".to_owned(), ..zero };
     assert!(refused(vec![trace.clone(), zero]).contains("zero is of another guest memory"));
+    let free = NamedTrace { name: "free".to_owned(), ..free_trace() };
+    assert!(refused(vec![trace.clone(), free]).contains("free is of another guest memory"));
     let larger = load("sequential-read:64M").unwrap();
     assert!(refused(vec![trace.clone(), larger]).contains("another guest memory than some"));
     assert!(refused(vec![trace.clone(), trace.clone()]).contains("twice"));
@@ -324,6 +331,55 @@ fn a_planner_that_skips_work_is_found_out() {
     run_by(&snapshot, &Skipping { first: ZERO.start, pages: 512 }).unwrap();
 }
 
+/// Pages that are free: some of them read, some written, some neither; some zero, from 1024 on.
+const FREE: std::ops::Range<u64> = 1000..1048;
+
+fn free_trace() -> NamedTrace {
+    let NamedTrace { name, trace } = some_trace();
+    let mut free = PageSet::new(PAGES);
+    free.insert_range(FREE);
+    NamedTrace { name, trace: trace.with_free(free).unwrap() }
+}
+
+fn skipped(snapshot: &Snapshot, first: u64, pages: u64) -> Result<(), String> {
+    match run_by(snapshot, &Skipping { first, pages }) {
+        Ok(_) => Ok(()),
+        Err(ReplayError::Wrong { wrong, .. }) => Err(wrong),
+        Err(other) => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn free_pages_may_be_the_images_or_zeros_and_nothing_else() {
+    for (sanitised, zero) in [(true, ZERO.start..FREE.end), (false, 0..0)] {
+        let dir = tempfile::tempdir().unwrap();
+        let options = PlayerOptions { sanitised, ..PlayerOptions::default() };
+        let snapshot = player(&free_trace(), options, dir.path());
+        let zeros =
+            |pages: std::ops::Range<u64>| pages.filter(|page| snapshot.zero_map().get(*page));
+        assert!(zeros(FREE).eq(zero.clone()), "{sanitised}");
+        assert!(zeros(FREE.end..ZERO.end).eq(FREE.end..ZERO.end), "zero, and in use");
+        let profile = snapshot.profile().unwrap().unwrap();
+        assert_eq!(profile.free, Some(vec![Run::from(FREE)]));
+        let reported = (!zero.is_empty()).then(|| vec![Run::from(zero)]);
+        assert_eq!(profile.reported, reported);
+
+        run(&snapshot, "firecracker").unwrap();
+        skipped(&snapshot, FREE.start, FREE.end - FREE.start).unwrap();
+        // One page more, on either side of those that are not zero anyway.
+        let wrong = skipped(&snapshot, FREE.start - 1, 2).unwrap_err();
+        assert!(wrong.ends_with("in the second pass: 1 (0x3e7)"), "{wrong}");
+        // Neither the image's nor zeros: a page that is read, and one that is not touched.
+        for (page, in_loop) in [(1001, true), (1002, false)] {
+            damage(&snapshot, page, TOUCHED_WORD * 8);
+            let wrong = refusal(&snapshot);
+            assert_eq!(wrong.contains("timed loop"), in_loop, "{wrong}");
+            assert!(wrong.ends_with(&format!("in the second pass: 1 ({page:#x})")), "{wrong}");
+            damage(&snapshot, page, TOUCHED_WORD * 8);
+        }
+    }
+}
+
 #[test]
 fn a_snapshot_that_is_no_players_is_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -407,7 +463,8 @@ proptest! {
     ) {
         let dir = tempfile::tempdir().unwrap();
         let trace = named(MemoryLayout::for_size(PAGES * PAGE).unwrap(), &zero, touches);
-        let options = PlayerOptions { seed, leaves: Leaves::Recorded, gaps: "0.1".parse().unwrap() };
+        let gaps = "0.1".parse().unwrap();
+        let options = PlayerOptions { seed, gaps, ..PlayerOptions::default() };
         let snapshot = player(&trace, options, dir.path());
         let report = run(&snapshot, "firecracker:readahead=off").unwrap();
         assert_eq!(report.pages, trace.trace.touched_pages());

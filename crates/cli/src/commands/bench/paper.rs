@@ -154,6 +154,7 @@ impl Runner<'_> {
             leaves: Leaves::Recorded,
             gaps: if self.experiment.work { GapFactor::FULL } else { GapFactor::NONE },
             dense: true,
+            unsanitised: false,
         };
         let pool = players.pool()?;
         let mut pool = PoolPlayers::at(pool.as_ref())?;

@@ -55,6 +55,9 @@ pub(super) struct PlayersArgs {
     /// Write zero pages into the images too, instead of leaving holes
     #[arg(long)]
     pub(super) dense: bool,
+    /// Let every page that the guest held free hold something, where the recorded guest's free pages were zero for the most part
+    #[arg(long)]
+    pub(super) unsanitised: bool,
 }
 
 /// Why there are no players to measure.
@@ -131,7 +134,12 @@ impl PlayersArgs {
             let mut learnt: Option<Profile> = None;
             let mut copies = Vec::new();
             for seed in 1..=u64::from(snapshots.max(1)) {
-                let options = PlayerOptions { leaves: self.leaves, gaps: self.gaps, seed };
+                let options = PlayerOptions {
+                    leaves: self.leaves,
+                    gaps: self.gaps,
+                    seed,
+                    sanitised: !self.unsanitised,
+                };
                 let snapshot = directory.path().join(format!("player-{number}-{seed}"));
                 let destination = Destination::Directory(snapshot.clone());
                 freeze(&inputs, &options, KVM_DEVICE.as_ref(), destination, self.dense).map_err(
@@ -213,9 +221,10 @@ fn other_input(argument: &str) -> Option<String> {
 fn learn(path: &Path, inputs: &PlayerInputs) -> Result<Profile, PlayersError> {
     let snapshot = Snapshot::open(path)?;
     let input = inputs.iter().last().map(|trace| trace.name.as_str());
-    let mut profile = Profile::of(snapshot.manifest().description.id);
-    // A player has no allocator, so none of its pages is free.
-    profile.free = Some(Vec::new());
+    let id = snapshot.manifest().description.id;
+    let mut profile = snapshot.profile()?.unwrap_or_else(|| Profile::of(id));
+    // Of a trace that does not say it, no page is known to be free.
+    profile.free.get_or_insert_default();
     for recorder in recorders::of(&Part::ALL) {
         let recorded = record(&snapshot, input, recorder, KVM_DEVICE.as_ref(), &mut profile);
         if let Err(error) = recorded {

@@ -9,7 +9,7 @@ use thiserror::Error;
 use firn_bench::player::{RecordReplayError, record, traces_of};
 use firn_memory::planners::{FaaSnap, PackError, Store, pack};
 use firn_memory::recorders::{self, ParsePartError, Part};
-use firn_snapshot::{AttachError, OpenError, Profile, Run, Snapshot, runs_of, set_profile};
+use firn_snapshot::{AttachError, OpenError, Profile, Run, Snapshot, set_profile};
 use firn_vmm::{FreePagesError, error_chain, free_pages};
 
 use super::left_out;
@@ -37,7 +37,7 @@ Parts:
            from the page cache first, so no other microVM of the snapshot may run; not for a snapshot in a pool
   cache    SnapBPF's: which pages entered the page cache, and when, by a BPF program; for root, and as for groups
   free     the pages that the guest's allocator held free at the freeze, by its own metadata in the snapshot, without a
-           run; of a player, its pages of zeros
+           run; of a player, what its traces say
 
 Recorders that need different runs get one thaw each. Without --part, what this host cannot record is left out. A profile replaces the parts that were asked for and keeps the
 others. Files that were packed by the old profile are not used any more: make them anew.")]
@@ -206,11 +206,12 @@ fn give_second(path: &Path, recorded: &Profile) -> Result<Summary, RecordError> 
     Ok(Summary::of(&profile, &second))
 }
 
-/// The pages that the guest does not need: what its allocator held free, or a player's pages of zeros, which are zeros
-/// for it however they come.
+/// The pages that the guest's allocator held free. A player's traces say which they were, and its profile has had them since it was
+/// made.
 fn free_runs(snapshot: &Snapshot) -> Result<Vec<Run>, FreePagesError> {
     if traces_of(snapshot.manifest()).is_some() {
-        return Ok(runs_of(snapshot.zero_map()));
+        let profile = snapshot.profile().ok().flatten();
+        return Ok(profile.and_then(|profile| profile.free).unwrap_or_default());
     }
     free_pages(snapshot)
 }
