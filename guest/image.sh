@@ -115,7 +115,10 @@ make_image() {
     done
     root_python "$root" -m compileall -q -f -j 0 -s "$root" -p / --invalidation-mode unchecked-hash "${python[@]}" >&2
     # Not compressed: unpacking would cost the guest more than reading does.
-    tool mkfs.erofs --quiet -T0 --all-root -x-1 "$new.new" "$root" >&2
+    tool mkfs.erofs --quiet -T0 --all-root -x-1 "$new.new" "$root" >&2 || {
+        rm -f "$new.new"
+        die "$new cannot be made (the message is above): is there room for it?"
+    }
     list_contents "$root" >"${new%.erofs}.packages"
     chmod -R u+w "$root"
     rm -rf "$root" "${root%.new}.packages"

@@ -25,6 +25,17 @@ done
 exec {build_lock}>"$cache/.lock"
 flock "$build_lock"
 
+# What a build that fails has made so far goes with it; what a killed one leaves goes with the next that makes the same.
+remove_unfinished() {
+    local left
+    for left in "$cache"/{,*/,*/*/}*.new; do
+        [[ -e $left ]] || continue
+        chmod -R u+w "$left"
+        rm -rf "$left"
+    done
+}
+trap remove_unfinished EXIT
+
 # built NAME KEY: does the artefact $cache/NAME exist, made from what KEY describes? KEY names all that it is made of, or starts with a number
 # that is raised when the way of making it changes.
 built() { [[ -e $cache/$1 && -f $cache/stamps/${1//\//-} && $(<"$cache/stamps/${1//\//-}") == "$2" ]]; }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use crate::function::workshop_folder;
-use crate::{Function, HELLO, JSON, PYAES, World};
+use crate::{Function, HELLO, JSON, World};
 
 static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
 
@@ -25,8 +25,8 @@ fn directory() -> &'static Path {
 /// The snapshot of one of the functions with known answers: booted, asked for its first answer, and frozen. Its microVM is gone.
 #[track_caller]
 pub fn frozen(function: &Function) -> &'static Path {
-    static SNAPSHOTS: [OnceLock<PathBuf>; 3] = [const { OnceLock::new() }; 3];
-    let at = [HELLO, JSON, PYAES].iter().position(|known| known.name == function.name).unwrap();
+    static SNAPSHOTS: [OnceLock<PathBuf>; 2] = [const { OnceLock::new() }; 2];
+    let at = [HELLO, JSON].iter().position(|known| known.name == function.name).unwrap();
     SNAPSHOTS[at].get_or_init(|| {
         let world = World::default();
         let snapshot = directory().join(function.name);

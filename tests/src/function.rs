@@ -36,19 +36,18 @@ macro_rules! function {
 }
 
 /// The papers' functions that need nothing but the base image, and little time.
-pub const LIGHT: [Function; 4] = [
+pub const LIGHT: [Function; 5] = [
     function!("chameleon"),
     function!("compression"),
     function!("html_serving"),
     function!("json_serdes", "json"),
+    function!("pyaes"),
 ];
 
 /// FaaSnap's hello-world.
 pub const HELLO: Function = function!("hello");
 /// FunctionBench's json.
 pub const JSON: Function = function!("json");
-/// FunctionBench's pyaes.
-pub const PYAES: Function = function!("pyaes");
 /// FaaSnap's synthetic read-list.
 pub const READ_LIST: Function = function!("read-list");
 /// FaaSnap's synthetic mmap.
@@ -58,10 +57,9 @@ macro_rules! test_functions {
     ($($name:literal),*) => { [$(($name, include_str!(concat!("../functions/", $name, "/handler.py")))),*] };
 }
 
-const TEST_FUNCTIONS: [(&str, &str); 8] = test_functions![
+const TEST_FUNCTIONS: [(&str, &str); 7] = test_functions![
     "exits",
     "identity",
-    "import_error",
     "machine",
     "never_returns",
     "raises",
@@ -78,15 +76,6 @@ def handler(event, context):
     return globals()[event['module']].handler(event['event'], context)
 ";
 
-/// Calls the handler of the function that the event names.
-const LIGHT_ONES: &str = "\
-import its_chameleon, its_compression, its_html_serving, its_json_serdes
-
-
-def handler(event, context):
-    return globals()['its_' + event['function']].handler(event['event'], context)
-";
-
 impl Function {
     /// Writes the function into a folder of its name below `parent`, and returns the folder.
     pub fn write(&self, parent: &Path) -> PathBuf {
@@ -94,11 +83,20 @@ impl Function {
     }
 }
 
-/// Writes the function that holds all of [`LIGHT`]: its event is `{"function": name, "event": its event}`.
-pub fn light_folder(parent: &Path) -> PathBuf {
-    let made = folder(parent, "light", LIGHT_ONES);
-    for function in LIGHT {
-        fs::write(made.join(format!("its_{}.py", function.name)), function.handler).unwrap();
+/// Writes a function that holds all of `functions`, for what takes time in the lab is booting: its event is
+/// `{"function": name, "event": its event}`.
+pub fn together(parent: &Path, functions: &[Function]) -> PathBuf {
+    let module = |function: &Function| format!("its_{}", function.name.replace('-', "_"));
+    let modules: Vec<String> = functions.iter().map(module).collect();
+    let handler = format!(
+        "import {}\n\n\ndef handler(event, context):\n    \
+         name = 'its_' + event['function'].replace('-', '_')\n    \
+         return globals()[name].handler(event['event'], context)\n",
+        modules.join(", ")
+    );
+    let made = folder(parent, "together", &handler);
+    for (function, module) in functions.iter().zip(modules) {
+        fs::write(made.join(module).with_extension("py"), function.handler).unwrap();
     }
     made
 }
@@ -109,12 +107,6 @@ pub fn folder(parent: &Path, name: &str, handler: &str) -> PathBuf {
     fs::create_dir_all(&folder).unwrap();
     fs::write(folder.join("handler.py"), handler).unwrap();
     folder
-}
-
-/// Writes one of the tests' own functions below `parent`, and returns its folder.
-pub fn test_function(parent: &Path, name: &str) -> PathBuf {
-    let (name, handler) = TEST_FUNCTIONS.iter().find(|(known, _)| *known == name).unwrap();
-    folder(parent, name, handler)
 }
 
 /// Writes the function that holds all of the tests' own functions that import: its event is `{"module": name, "event": its event}`.

@@ -23,8 +23,7 @@ pub use collector::Collector;
 pub use daemon::{Daemon, Reply, reply, zip_of};
 pub use frozen::{frozen, profiled, workshop};
 pub use function::{
-    Function, HELLO, JSON, LIGHT, MMAP, PYAES, READ_LIST, folder, light_folder, test_function,
-    workshop_folder,
+    Function, HELLO, JSON, LIGHT, MMAP, READ_LIST, folder, together, workshop_folder,
 };
 pub use monitor::Monitor;
 pub use ran::Ran;

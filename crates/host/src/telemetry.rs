@@ -133,6 +133,7 @@ impl Telemetry {
             attributes.push(KeyValue::new("faas.coldstart", report.start.is_new()));
             attributes.push(KeyValue::new("firn.start", report.start.name()));
             attributes.push(KeyValue::new("firn.standby", report.standby));
+            attributes.push(KeyValue::new("firn.thaw_failed", report.thaw_failed));
         }
         if let Some(thaw) = &thaw {
             let planner = thaw["planner"].as_str().map(ToOwned::to_owned);

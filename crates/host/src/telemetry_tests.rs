@@ -41,7 +41,16 @@ fn version() -> Version {
 fn report(start: StartKind, thaw: Option<Value>) -> Report {
     let thaw = thaw.map(|thaw| RawValue::from_string(thaw.to_string()).unwrap());
     let (queue_ns, start_ns, invoke_ns, total_ns) = (1_000, 50_000, 20_000, 80_000);
-    Report { start, queue_ns, start_ns, invoke_ns, total_ns, standby: true, thaw }
+    Report {
+        start,
+        thaw_failed: false,
+        queue_ns,
+        start_ns,
+        invoke_ns,
+        total_ns,
+        standby: true,
+        thaw,
+    }
 }
 
 fn attribute(span: &Exported, name: &str) -> Option<Tagged> {

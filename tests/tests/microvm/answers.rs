@@ -1,41 +1,14 @@
-//! Functions answer right after a thaw, however they are thawed and however often.
+//! Functions answer right after a thaw, and however often.
 
 use std::fs;
 
-use firn_tests::{Function, HELLO, JSON, LIGHT, PYAES, World, frozen, light_folder};
+use firn_tests::{HELLO, JSON, LIGHT, World, frozen, together};
 use serde_json::Value;
 
-const PLANNERS: [&str; 3] = ["firecracker", "firecracker:readahead=off", "dram_cached"];
-
-/// The answer to the event that the snapshot has not seen, byte by byte.
-#[track_caller]
-fn answers(world: &World, function: &Function, options: &[&str]) {
-    let thaw = world.firn(["thaw", "--invoke", function.input_b]).args(options);
-    let ran = thaw.arg(frozen(function)).run();
-    assert_eq!(ran.ok(), function.expected_b, "{options:?}");
-    world.assert_nothing_left();
-}
-
-#[test]
-fn hello_answers_by_every_planner() {
-    PLANNERS.iter().for_each(|planner| answers(&World::default(), &HELLO, &["--planner", planner]));
-}
-
-#[test]
-fn json_answers_by_every_planner() {
-    PLANNERS.iter().for_each(|planner| answers(&World::default(), &JSON, &["--planner", planner]));
-}
-
-#[test]
-fn pyaes_answers_by_every_planner() {
-    PLANNERS.iter().for_each(|planner| answers(&World::default(), &PYAES, &["--planner", planner]));
-}
-
-/// One microVM has all of them: what takes time in the lab is booting and importing.
 #[test]
 fn light_workloads_answer_after_a_thaw() {
     let world = World::default();
-    let boot = world.firn(["boot", "--name", "first"]).arg(light_folder(&world.work()));
+    let boot = world.firn(["boot", "--name", "first"]).arg(together(&world.work(), &LIGHT));
     let mut first = boot.start().ready();
     world.firn(["freeze", "first", "snapshot"]).run().ok();
     first.end().ok();

@@ -4,7 +4,7 @@ use std::fs;
 
 use firn_memory::Leaf;
 use firn_memory::trace::{Access, Touch, Toucher, Trace};
-use firn_tests::{Function, HELLO, MMAP, Monitor, READ_LIST, World, frozen, workshop};
+use firn_tests::{Function, HELLO, MMAP, READ_LIST, World, frozen, together, workshop};
 use serde_json::{Value, json};
 
 #[test]
@@ -65,29 +65,22 @@ fn what_fails_leaves_no_trace() {
     assert!(ran.stderr.contains("writing the trace to"), "{ran:#?}");
 }
 
-/// Boots a synthetic function on a machine of the usual size.
-fn booted(world: &World, function: &Function) -> Monitor {
-    let boot = world.firn(["boot", "--name", "small"]).arg(function.write(&world.work()));
-    boot.start().ready()
-}
-
+/// FaaSnap's synthetic functions, on a machine of the usual size.
 #[test]
-fn read_list_reads_what_was_made_before_the_freeze() {
+fn read_list_reads_what_it_made_and_mmap_writes_one_byte_a_page() {
     let world = World::default();
-    let _booted = booted(&world, &READ_LIST);
+    let function = together(&world.work(), &[READ_LIST, MMAP]);
+    let _booted = world.firn(["boot", "--name", "small"]).arg(function).start().ready();
+    let invoke = |function: &Function, event: &str| {
+        let event = format!(r#"{{"function": "{}", "event": {event}}}"#, function.name);
+        world.firn(["invoke", "small", &event]).run()
+    };
     // The first words of pages 0 and 1 on, as the function makes them.
     let word = |page: u64| ((page * 2_654_435_761 + 1) % (1 << 32)) | 1;
     let sum: u64 = (0..256).map(word).sum();
-    let answer = world.firn(["invoke", "small", r#"{"mebibytes": 1}"#]).run().json();
+    let answer = invoke(&READ_LIST, r#"{"mebibytes": 1}"#).json();
     assert_eq!(answer, json!({"pages": 256, "sum": sum}));
-    let more = world.firn(["invoke", "small", READ_LIST.input_a]).run();
-    more.function_error(&["boot with more memory"]);
-}
-
-#[test]
-fn mmap_writes_one_byte_a_page() {
-    let world = World::default();
-    let _booted = booted(&world, &MMAP);
-    let answer = world.firn(["invoke", "small", r#"{"mebibytes": 4, "value": 7}"#]).run().json();
+    invoke(&READ_LIST, READ_LIST.input_a).function_error(&["boot with more memory"]);
+    let answer = invoke(&MMAP, r#"{"mebibytes": 4, "value": 7}"#).json();
     assert_eq!(answer, json!({"pages": 1024, "last": 7, "beside": 0}));
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
+use tempfile::NamedTempFile;
 use thiserror::Error;
 
 use firn_host::{EventError, Invocation};
@@ -168,6 +169,8 @@ pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordCommandError
     }
     let function = manifest.description.function.as_ref().ok_or(RecordCommandError::NoFunction)?;
     let origin = origin(arguments, &function.name)?;
+    // What cannot be written is found out before minutes of recording.
+    let file = aside(&arguments.out)?;
     let free = free(&snapshot)?;
 
     let Recorded { outcome, kvm, recording, time } =
@@ -187,13 +190,13 @@ pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordCommandError
     if let Some(free) = free {
         trace = trace.with_free(free)?;
     }
-    let file = trace.encode()?;
-    write(&arguments.out, &file)?;
+    let bytes = trace.encode()?;
+    publish(file, &bytes, &arguments.out)?;
     let report = Report {
         function: function.name.clone(),
         input: arguments.input.clone(),
         out: arguments.out.clone(),
-        bytes: file.len(),
+        bytes: bytes.len(),
         touches: trace.touches().len(),
         pages: trace.touched_pages(),
         written_pages: trace.written_pages(),
@@ -297,19 +300,27 @@ fn origin(arguments: &RecordArgs, function: &str) -> Result<TraceOrigin, RecordC
     })
 }
 
-/// Writes a file aside and puts it into place whole.
-fn write(path: &Path, content: &[u8]) -> Result<(), RecordCommandError> {
+/// Makes a file beside its place; dropped, it is removed.
+fn aside(path: &Path) -> Result<NamedTempFile, RecordCommandError> {
     let folder =
         path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    NamedTempFile::new_in(folder).map_err(|source| unwritten(path, source))
+}
+
+/// Puts the file into its place, whole.
+fn publish(mut file: NamedTempFile, bytes: &[u8], path: &Path) -> Result<(), RecordCommandError> {
     let put = || {
-        let mut file = tempfile::NamedTempFile::new_in(folder)?;
-        file.write_all(content)?;
+        file.write_all(bytes)?;
         file.as_file().set_permissions(std::fs::Permissions::from_mode(READABLE))?;
         file.as_file().sync_all()?;
         file.persist(path).map_err(|error| error.error)?;
         Ok(())
     };
-    put().map_err(|source| RecordCommandError::Write { path: path.to_owned(), source })
+    put().map_err(|source| unwritten(path, source))
+}
+
+fn unwritten(path: &Path, source: std::io::Error) -> RecordCommandError {
+    RecordCommandError::Write { path: path.to_owned(), source }
 }
 
 fn print(report: &Report) {

@@ -395,7 +395,7 @@ impl AgentClient {
         let limit = limit.saturating_add(self.grace);
         let mut timed = Timed::new(&self.stream, after(limit));
         match receive::<Reply>(&mut timed, MAX_REPLY_LENGTH).map_err(|e| receiving(e, limit)) {
-            Err(ExchangeError::Closed) => Ok(()),
+            Err(ExchangeError::Closed | ExchangeError::Undelivered) => Ok(()),
             Err(error) => Err(error),
             Ok(_) => Err(self.unexpected()),
         }

@@ -78,6 +78,9 @@ pub enum ExchangeError {
     /// The guest closed the connection, or was ended.
     #[error("the guest closed the connection")]
     Closed,
+    /// The guest was gone before it had all of the request, so it has done nothing about it.
+    #[error("the guest was gone before it had the request")]
+    Undelivered,
     /// The request is longer than the agent takes.
     #[error("the request has {length} bytes, and the agent takes at most {limit}")]
     TooLong {
@@ -206,6 +209,12 @@ pub enum ShutdownError {
 }
 
 impl InvokeError {
+    /// Whether the microVM was gone before it had all of the request: its function has not seen it, and another may be asked.
+    #[must_use]
+    pub fn is_undelivered(&self) -> bool {
+        matches!(self, Self::Exchange(ExchangeError::Undelivered))
+    }
+
     /// Whether the request was kept out because the clone has no identity yet.
     #[must_use]
     pub fn is_not_identified(&self) -> bool {
@@ -235,6 +244,8 @@ pub(super) fn receiving(error: ReceiveError, limit: Duration) -> ExchangeError {
 fn framing(error: FrameError, limit: Duration) -> ExchangeError {
     match error {
         FrameError::Closed | FrameError::Truncated => ExchangeError::Closed,
+        // Before the last request the guest has answered, so it has read, all that it was sent.
+        FrameError::Reset => ExchangeError::Undelivered,
         FrameError::TimedOut => ExchangeError::TimedOut { limit },
         FrameError::TooLong { length, limit } => ExchangeError::ReplyTooLong { length, limit },
         FrameError::Io(error) => ExchangeError::Io(error),

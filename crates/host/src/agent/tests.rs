@@ -267,7 +267,44 @@ fn a_guest_that_never_replies_is_given_up_and_not_asked_again() {
     let error = exchange_error(client.invoke(&request));
     assert!(matches!(error, ExchangeError::TimedOut { .. }), "{error:?}");
     let error = exchange_error(client.invoke(&request));
-    assert!(matches!(error, ExchangeError::Closed), "{error:?}");
+    assert!(matches!(error, ExchangeError::Undelivered), "{error:?}");
+}
+
+#[test]
+fn a_request_that_was_not_read_to_its_end_is_told_from_one_that_was() {
+    fn greet(mut stream: &UnixStream) {
+        receive::<Request>(&mut stream, MAX_REQUEST_LENGTH).unwrap();
+        write_frame(&mut stream, br#"{"hello":{"version":1}}"#, 100).unwrap();
+    }
+    type Delivered = bool;
+    // Ended before the request, at its first byte, before its last, and after it.
+    let cases: [(fn(UnixStream), Delivered); 4] = [
+        (|stream| greet(&stream), false),
+        (
+            |mut stream| {
+                greet(&stream);
+                stream.read_exact(&mut [0]).unwrap();
+            },
+            false,
+        ),
+        (
+            |mut stream| {
+                greet(&stream);
+                let mut length = [0; 4];
+                stream.read_exact(&mut length).unwrap();
+                let length = usize::try_from(u32::from_le_bytes(length)).unwrap();
+                stream.read_exact(&mut vec![0; length - 1]).unwrap();
+            },
+            false,
+        ),
+        (|stream| greet_and_reply(&stream, b""), true),
+    ];
+    for (at, (guest, delivered)) in cases.into_iter().enumerate() {
+        let place = Place::new();
+        place.serve_once(b"OK 1\n", guest);
+        let error = place.connect().invoke(&invocation(&json!(1))).unwrap_err();
+        assert_eq!(error.is_undelivered(), !delivered, "{at}: {error:?}");
+    }
 }
 
 #[test]

@@ -142,9 +142,10 @@ impl From<InvokeFailure> for ApiError {
         match failure {
             InvokeFailure::Acquire(error) => error.into(),
             InvokeFailure::Restore(error) => Self::snap_start(error.to_string()),
-            InvokeFailure::Start(_) | InvokeFailure::Lost(_) | InvokeFailure::Task(_) => {
-                Self::service(&failure, "the request was not served")
-            }
+            InvokeFailure::Start(_)
+            | InvokeFailure::Lost(_)
+            | InvokeFailure::Dead(_)
+            | InvokeFailure::Task(_) => Self::service(&failure, "the request was not served"),
         }
     }
 }

@@ -40,6 +40,8 @@ pub(crate) struct Invoked {
 struct Begun {
     vm: Vm,
     start: StartKind,
+    /// Whether a thaw failed before it was booted.
+    thaw_failed: bool,
     standby: bool,
     /// What `firn thaw` says about the start.
     thaw: Option<Box<RawValue>>,
@@ -49,6 +51,8 @@ struct Begun {
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) start: StartKind,
+    /// Whether a thaw failed before it was booted; the log says why.
+    pub(crate) thaw_failed: bool,
     /// Waiting for a microVM, or for room for one.
     pub(crate) queue_ns: u64,
     /// Starting the microVM and loading the function; nothing for a warm one.
@@ -76,6 +80,9 @@ pub(crate) enum InvokeFailure {
     Start(#[from] LoadFailure),
     #[error("the microVM was lost while it answered")]
     Lost(#[source] InvokeError),
+    /// A warm microVM had ended, and nobody knew.
+    #[error("the microVM was lost before it had the request")]
+    Dead(#[source] InvokeError),
     #[error("the task that served the request was lost")]
     Task(#[from] tokio::task::JoinError),
 }
@@ -109,21 +116,44 @@ pub(crate) enum PublishFailure {
     Freeze(#[from] FreezeError),
 }
 
-/// Serves one request, from the queue to the answer.
+/// Serves one request, from the queue to the answer. Warm microVMs that turn out to have ended before they had it are passed over: its
+/// function runs once at most.
 pub(crate) async fn invoke(
     fleet: Arc<Fleet>,
     code: CodeStore,
     request: Request,
 ) -> Result<Invoked, InvokeFailure> {
+    loop {
+        match serve(&fleet, &code, &request).await {
+            // It is out of the fleet, so this ends.
+            Err(error @ InvokeFailure::Dead(_)) => {
+                let Version { function, version, .. } = &*request.wanted.version;
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(function, version, error, "asking another microVM");
+            }
+            served => return served,
+        }
+    }
+}
+
+/// Serves a request by one microVM.
+async fn serve(
+    fleet: &Arc<Fleet>,
+    code: &CodeStore,
+    request: &Request,
+) -> Result<Invoked, InvokeFailure> {
     let version = Arc::clone(&request.wanted.version);
-    let grant = fleet.acquire(request.wanted).await?;
+    let grant = fleet.acquire(request.wanted.clone()).await?;
     let queue = request.received.elapsed();
     // Held until the answer is here.
     let _flight = grant.flight;
     let begin = Instant::now();
-    let Begun { vm, start, standby, thaw } = match grant.seat {
-        Seat::Warm(vm) => Begun { vm: *vm, start: StartKind::warm, standby: false, thaw: None },
-        Seat::Start(booking) => match start(&fleet, &code, &version, booking).await {
+    let Begun { vm, start, thaw_failed, standby, thaw } = match grant.seat {
+        Seat::Warm(vm) => {
+            let start = StartKind::warm;
+            Begun { vm: *vm, start, thaw_failed: false, standby: false, thaw: None }
+        }
+        Seat::Start(booking) => match start(fleet, code, &version, booking).await {
             Ok(begun) => {
                 fleet.began(&begun.vm.booking, &begun.vm.monitor, begun.start);
                 begun
@@ -131,6 +161,7 @@ pub(crate) async fn invoke(
             Err(LoadFailure::Load(LoadError::Function(failed))) => {
                 let report = Report {
                     start: StartKind::cold,
+                    thaw_failed: version.snapshot.is_some(),
                     queue_ns: nanoseconds(queue),
                     start_ns: nanoseconds(begin.elapsed()),
                     invoke_ns: 0,
@@ -150,7 +181,7 @@ pub(crate) async fn invoke(
         },
     };
     let started = begin.elapsed();
-    let invocation = request.invocation;
+    let invocation = request.invocation.clone();
     let asked = Instant::now();
     let Vm { monitor, mut agent, booking } = vm;
     let (agent, answered) = spawn_blocking(move || {
@@ -175,13 +206,18 @@ pub(crate) async fn invoke(
         }
         Err(error) => {
             fleet.end(vm);
-            return Err(InvokeFailure::Lost(error));
+            return Err(if start == StartKind::warm && error.is_undelivered() {
+                InvokeFailure::Dead(error)
+            } else {
+                InvokeFailure::Lost(error)
+            });
         }
     };
     let total = request.received.elapsed();
     fleet.metrics.started(start, total.as_secs_f64());
     let report = Report {
         start,
+        thaw_failed,
         queue_ns: nanoseconds(queue),
         start_ns: nanoseconds(started),
         invoke_ns: nanoseconds(invoke),
@@ -233,7 +269,8 @@ async fn start(
             Ok((Thawed { monitor, report, standby }, agent)) => {
                 let vm = Vm { monitor, agent, booking };
                 let thaw = Some(report);
-                return Ok(Begun { vm, start: StartKind::thawed, standby, thaw });
+                let start = StartKind::thawed;
+                return Ok(Begun { vm, start, thaw_failed: false, standby, thaw });
             }
             Err(error @ LoadFailure::Start(StartError::Function(_))) => return Err(error),
             Err(error) => {
@@ -251,7 +288,8 @@ async fn start(
     match load(fleet, code, version, &monitor, false).await {
         Ok(agent) => {
             let vm = Vm { monitor, agent, booking };
-            Ok(Begun { vm, start: StartKind::cold, standby: false, thaw: None })
+            let (start, thaw_failed) = (StartKind::cold, version.snapshot.is_some());
+            Ok(Begun { vm, start, thaw_failed, standby: false, thaw: None })
         }
         Err(error) => {
             monitor.end().await;

@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
+use redb::{
+    Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction,
+};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -24,6 +26,15 @@ const DOOMED: TableDefinition<'_, &str, ()> = TableDefinition::new("doomed");
 /// The database failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
+    /// Another daemon has it open.
+    #[error(
+        "the database {} is another daemon's, which runs: end that one, or name another directory with --data",
+        path.display()
+    )]
+    Taken {
+        /// Its file.
+        path: PathBuf,
+    },
     /// It cannot be opened.
     #[error("the database {} cannot be opened", path.display())]
     Open {
@@ -58,8 +69,10 @@ pub(crate) struct Change(WriteTransaction);
 impl Store {
     /// Opens the database in the file at `path`, or makes it.
     pub(crate) fn open(path: &Path) -> Result<Self, StoreError> {
-        let opened = Database::create(path)
-            .map_err(|source| StoreError::Open { path: path.to_owned(), source: source.into() })?;
+        let opened = Database::create(path).map_err(|source| match source {
+            DatabaseError::DatabaseAlreadyOpen => StoreError::Taken { path: path.to_owned() },
+            source => StoreError::Open { path: path.to_owned(), source: source.into() },
+        })?;
         let store = Self { database: opened };
         // Tables that nothing was written to do not exist for readers.
         store.change(|change| {

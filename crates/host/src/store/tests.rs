@@ -83,3 +83,14 @@ fn a_change_that_fails_changes_nothing() {
     assert!(failed.is_err());
     assert!(store.function("f").unwrap().is_some());
 }
+
+#[test]
+fn a_database_has_one_daemon_at_a_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("state.redb");
+    let held = Store::open(&path).unwrap();
+    let error = Store::open(&path).unwrap_err();
+    assert!(matches!(error, StoreError::Taken { .. }), "{error:?}");
+    drop(held);
+    Store::open(&path).unwrap();
+}

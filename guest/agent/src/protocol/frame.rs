@@ -11,6 +11,10 @@ pub enum FrameError {
     /// The peer ended the connection between two frames.
     #[error("the peer closed the connection")]
     Closed,
+    /// The peer ended the connection, and has not read all that it was sent: the kernel says so of sockets in one machine
+    /// (`unix_release_sock` in Linux's `net/unix/af_unix.c`).
+    #[error("the peer closed the connection before it had read everything")]
+    Reset,
     /// The peer ended the connection inside a frame.
     #[error("the peer closed the connection in the middle of a message")]
     Truncated,
@@ -35,7 +39,7 @@ impl From<io::Error> for FrameError {
         match error.kind() {
             io::ErrorKind::TimedOut => Self::TimedOut,
             io::ErrorKind::UnexpectedEof => Self::Truncated,
-            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => Self::Closed,
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => Self::Reset,
             _ => Self::Io(error),
         }
     }

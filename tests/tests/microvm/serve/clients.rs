@@ -7,22 +7,6 @@ use super::{SLEEPER, finished};
 
 const BOTO: &str = include_str!("../../../clients/boto.py");
 
-/// A runtime of its own: asks for requests, one after another, and answers them.
-const BOOTSTRAP: &str = r#"#!/usr/bin/python3 -u
-import json, os, urllib.request
-
-api = "http://" + os.environ["AWS_LAMBDA_RUNTIME_API"] + "/2018-06-01/runtime/"
-begun = os.environ["AWS_LAMBDA_INITIALIZATION_TYPE"]
-if begun == "snap-start":
-    urllib.request.urlopen(api + "restore/next").read()
-while True:
-    with urllib.request.urlopen(api + "invocation/next") as request:
-        event = json.load(request)
-        name = request.headers["Lambda-Runtime-Aws-Request-Id"]
-    answer = {"own": event, "handler": os.environ["_HANDLER"], "begun": begun}
-    urllib.request.urlopen(api + "invocation/" + name + "/response", json.dumps(answer).encode())
-"#;
-
 #[test]
 fn boto3_and_the_aws_command_work_unmodified() {
     const INVOCATIONS: u64 = 100;
@@ -35,13 +19,12 @@ fn boto3_and_the_aws_command_work_unmodified() {
     assert_eq!(unsigned.status, 403, "{unsigned:?}");
     let script = world.file("boto.py");
     std::fs::write(&script, BOTO).unwrap();
-    let bootstrap = world.file("bootstrap");
-    std::fs::write(&bootstrap, BOOTSTRAP).unwrap();
-    let bootstrap = bootstrap.display().to_string();
     let (script, count) = (script.display().to_string(), INVOCATIONS.to_string());
-    let boto = daemon.python(&[&script, &daemon.endpoint(), &count, "16", &bootstrap]);
+    let boto = daemon.python(&[&script, &daemon.endpoint(), &count, "16"]);
     aws(&world, &daemon);
     watch(&world, &daemon);
+    let delete = ["-m", "awscli", "lambda", "delete-function", "--function-name", "by-aws"];
+    finished(daemon.python(&delete));
     let text = finished(boto);
     let seen: Value = serde_json::from_str(&text).unwrap();
 
@@ -65,9 +48,6 @@ fn boto3_and_the_aws_command_work_unmodified() {
     assert!(first["log"].as_str().unwrap().contains("\nasked for Ada\nEND RequestId"), "{first}");
     assert_eq!(first["report"]["standby"], true, "{first}");
     assert!(first["report"]["thaw"]["times"]["process_start_ns"].is_u64(), "{first}");
-    let own = &seen["own"];
-    let answer = json!({ "own": { "a": 1 }, "handler": "any", "begun": "on-demand" });
-    assert_eq!(own["body"], answer, "{own}");
     let raised = &seen["raised"];
     assert_eq!(
         (&raised["error"], &raised["body"]["errorType"]),
@@ -124,7 +104,7 @@ fn watch(world: &World, daemon: &Daemon) {
     let json = top("--json", &signed).json();
     assert_eq!(json["monitors"]["limit"], 3, "{json}");
     let named = json["versions"].as_array().unwrap().iter().find(|v| v["function"] == "by-aws");
-    assert_eq!(named.unwrap()["cold"], 1, "{json}");
+    assert_eq!(named.unwrap()["thawed"], 1, "{json}");
     let table = top("--once", &signed);
     let text = table.ok();
     assert!(text.contains("by-aws") && text.contains("monitors stand by"), "{text}");
@@ -134,33 +114,38 @@ fn watch(world: &World, daemon: &Daemon) {
 /// One function, by the aws command alone.
 #[track_caller]
 fn aws(world: &World, daemon: &Daemon) {
-    let (zip, answer) = (world.file("code.zip"), world.file("answer.json"));
-    std::fs::write(&zip, zip_of("handler.py", SLEEPER)).unwrap();
-    let zip = format!("fileb://{}", zip.display());
-    let event = world.file("event.json");
+    let zip = |name: &str, source: &str| {
+        let file = world.file(name);
+        std::fs::write(&file, zip_of("handler.py", source)).unwrap();
+        format!("fileb://{}", file.display())
+    };
+    let (event, answer) = (world.file("event.json"), world.file("answer.json"));
     std::fs::write(&event, "{\"a\": [1]}").unwrap();
     let event = format!("fileb://{}", event.display());
-    let answer = answer.display().to_string();
-    let lambda = |arguments: &[&str]| {
-        let command = [&["-m", "awscli", "lambda"], arguments].concat();
-        finished(daemon.python(&command))
+    let lambda = |operation: &[&str], arguments: &[&str]| {
+        let words = [&["-m", "awscli", "lambda"], operation, &["--function-name", "by-aws"]];
+        let said = finished(daemon.python(&[&words.concat(), arguments].concat()));
+        serde_json::from_str::<Value>(&said).unwrap_or_default()
     };
-    let created = lambda(&[
-        "create-function",
-        "--function-name",
-        "by-aws",
-        "--runtime",
-        "python3.11",
-        "--handler",
-        "handler.handler",
-        "--role",
-        "arn:aws:iam::000000000000:role/any",
-        "--zip-file",
-        &zip,
-    ]);
-    let created: Value = serde_json::from_str(&created).unwrap();
+    let (code, role) = (zip("code.zip", SLEEPER), "arn:aws:iam::000000000000:role/any");
+    let created = lambda(
+        &["create-function"],
+        &[
+            ["--runtime", "python3.11", "--handler", "handler.handler"],
+            ["--role", role, "--zip-file", &code],
+            ["--snap-start", "ApplyOn=PublishedVersions", "--timeout", "60"],
+        ]
+        .concat(),
+    );
     assert_eq!(created["FunctionName"], "by-aws");
-    lambda(&["invoke", "--function-name", "by-aws", "--payload", &event, &answer]);
+    let published = lambda(&["publish-version"], &[]);
+    assert_eq!((&published["Version"], &published["State"]), (&json!("1"), &json!("Pending")));
+    lambda(&["wait", "published-version-active"], &["--qualifier", "1"]);
+    let to = answer.display().to_string();
+    let invoked = lambda(&["invoke"], &["--qualifier", "1", "--payload", &event, &to]);
+    assert_eq!(invoked["ExecutedVersion"], "1", "{invoked}");
     assert_eq!(std::fs::read_to_string(&answer).unwrap(), "{\"a\": [1]}");
-    lambda(&["delete-function", "--function-name", "by-aws"]);
+    let changed = zip("changed.zip", "def handler(event, context): return 'changed'");
+    let updated = lambda(&["update-function-code"], &["--zip-file", &changed]);
+    assert_ne!(updated["CodeSha256"], created["CodeSha256"]);
 }

@@ -5,21 +5,11 @@ use std::time::Duration;
 
 use firn_tests::{Daemon, World, reply};
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::{SLEEPER, until};
+use super::{SLEEPER, kill, process, processes, until};
 
 const PATH: &str = "/2015-03-31/functions/sleeper:1/invocations";
-
-fn kill(process: &Value) {
-    let process = i32::try_from(process.as_i64().unwrap()).unwrap();
-    kill_process(Pid::from_raw(process).unwrap(), Signal::KILL).unwrap();
-    // Its memory is taken down before its parent learns of its end.
-    let stat = || std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    while stat().rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z')) {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
 
 #[test]
 fn kills_cost_their_own_requests_and_nothing_else() {
@@ -32,22 +22,24 @@ fn kills_cost_their_own_requests_and_nothing_else() {
     let first = daemon.invoke("sleeper:1", &json!({}));
     assert_eq!(first.report()["standby"], true, "{first:?}");
     let doomed = daemon.send("POST", PATH, r#"{"sleep": 100}"#);
-    let warm = first.report()["thaw"]["pid"].clone();
+    let warm = process(&first.report());
     std::thread::sleep(Duration::from_millis(500));
     let spared = daemon.send("POST", PATH, r#"{"sleep": 1, "who": "spared"}"#);
     std::thread::sleep(Duration::from_millis(500));
-    kill(&warm);
+    kill(warm);
     let (doomed, spared) = (reply(doomed), reply(spared));
     assert_eq!(doomed.status, 500, "{doomed:?}");
     assert!(doomed.head.contains("x-amzn-errortype: serviceexception"), "{doomed:?}");
     assert_eq!((spared.status, &spared.body["who"]), (200, &json!("spared")), "{spared:?}");
 
-    // One that waits for a request, and all that stand by: nobody notices.
-    kill(&spared.report()["thaw"]["pid"]);
-    for process in standing_by(&world) {
-        kill(&json!(process));
-    }
-    let anew = daemon.invoke("sleeper:1", &json!({ "anew": 1 }));
+    // One that is about to take a request, and all that stand by: nobody notices.
+    let warm = process(&spared.report());
+    kill_process(Pid::from_raw(warm).unwrap(), Signal::STOP).unwrap();
+    let anew = daemon.send("POST", PATH, r#"{"anew": 1}"#);
+    until(&daemon, |status| status["versions"][0]["busy"] == 1);
+    processes(&world, "standby").into_iter().filter(|process| *process != warm).for_each(kill);
+    kill(warm);
+    let anew = reply(anew);
     assert_eq!((anew.status, &anew.body["anew"]), (200, &json!(1)), "{anew:?}");
     assert_eq!(anew.report()["start"], "thawed", "{anew:?}");
 
@@ -73,17 +65,6 @@ fn kills_cost_their_own_requests_and_nothing_else() {
     assert_eq!((&report["start"], &report["standby"]), (&json!("thawed"), &json!(false)));
     many(&world, &daemon);
     daemon.end();
-}
-
-/// Processes that wait for something to thaw.
-fn standing_by(world: &World) -> Vec<i32> {
-    let is_standby = |process: &i32| {
-        let words = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
-        words.split(|byte| *byte == 0).any(|word| word == b"standby")
-    };
-    let found: Vec<i32> = world.processes().into_iter().filter(is_standby).collect();
-    assert!(!found.is_empty());
-    found
 }
 
 /// 100 requests, or as many as `FIRN_INVOCATIONS` says, which let microVMs be thawed, reused and ended by idleness: afterwards the

@@ -4,11 +4,13 @@ mod clients;
 mod crashes;
 mod pool;
 mod refusals;
+mod thaws;
 
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use firn_tests::{Daemon, Reply};
+use firn_tests::{Daemon, Reply, World};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// Answers with what it is told to, after the seconds that it is told to sleep.
@@ -41,6 +43,35 @@ fn until(daemon: &Daemon, is: impl Fn(&Value) -> bool) {
         assert!(begin.elapsed() < Duration::from_secs(120), "{status}");
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+/// Kills a process, and waits until it has gone.
+#[track_caller]
+fn kill(process: i32) {
+    kill_process(Pid::from_raw(process).unwrap(), Signal::KILL).unwrap();
+    // Its memory is taken down before its parent learns of its end.
+    let stat = || std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    while stat().rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z')) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The process that answered with this report, after a thaw.
+#[track_caller]
+fn process(report: &Value) -> i32 {
+    i32::try_from(report["thaw"]["pid"].as_i64().unwrap()).unwrap()
+}
+
+/// Processes that run one of firn's commands.
+#[track_caller]
+fn processes(world: &World, command: &str) -> Vec<i32> {
+    let runs = |process: &i32| {
+        let words = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+        words.split(|byte| *byte == 0).nth(1) == Some(command.as_bytes())
+    };
+    let found: Vec<i32> = world.processes().into_iter().filter(runs).collect();
+    assert!(!found.is_empty());
+    found
 }
 
 #[track_caller]

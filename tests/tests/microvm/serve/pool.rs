@@ -26,11 +26,6 @@ fn functions_are_published_into_a_pool_and_thawed_from_it() {
     assert_eq!(report["thaw"]["planner"], "firn:copy=1", "{report}");
     assert!(report["thaw"]["pool_bytes"].as_u64().unwrap() > 0, "{report}");
     assert_eq!(report["thaw"]["shared_bytes"], 0, "{report}");
-    // The function's own choice goes before the daemon's.
-    let path = "/2015-03-31/functions/sleeper/configuration";
-    let planner = json!({ "Environment": { "Variables": { "FIRN_PLANNER": "pass_shared" } } });
-    assert_eq!(daemon.ask("PUT", path, &planner).status, 200);
-
     // Killed, it finds the function again. Deleted, its snapshot leaves the pool.
     daemon.kill();
     world.assert_nothing_left();

@@ -167,7 +167,7 @@ impl Runtime {
 impl From<FrameError> for ExchangeError {
     fn from(error: FrameError) -> Self {
         match error {
-            FrameError::Closed | FrameError::Truncated => Self::Ended,
+            FrameError::Closed | FrameError::Reset | FrameError::Truncated => Self::Ended,
             FrameError::TimedOut => Self::TimedOut,
             FrameError::TooLong { .. } => Self::Broken,
             FrameError::Io(error) => Self::Io(error),

@@ -1,0 +1,71 @@
+//! How a version is thawed: by the planner that its function names; and who answers where it cannot be.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use firn_tests::{Daemon, World, zip_of};
+use serde_json::json;
+
+use super::{kill, process, processes};
+
+/// A runtime of its own: asks for requests, one after another, and answers them.
+const BOOTSTRAP: &str = r#"#!/usr/bin/python3 -u
+import json, os, urllib.request
+
+api = "http://" + os.environ["AWS_LAMBDA_RUNTIME_API"] + "/2018-06-01/runtime/"
+begun = os.environ["AWS_LAMBDA_INITIALIZATION_TYPE"]
+if begun == "snap-start":
+    urllib.request.urlopen(api + "restore/next").read()
+while True:
+    with urllib.request.urlopen(api + "invocation/next") as request:
+        event = json.load(request)
+        name = request.headers["Lambda-Runtime-Aws-Request-Id"]
+    answer = {"own": event, "handler": os.environ["_HANDLER"], "begun": begun}
+    urllib.request.urlopen(api + "invocation/" + name + "/response", json.dumps(answer).encode())
+"#;
+
+#[test]
+fn a_thaw_goes_by_the_functions_planner_and_a_boot_stands_in_for_one_that_fails() {
+    let world = World::default();
+    let daemon = Daemon::start(&world, &[]);
+    let own = json!({
+        "Runtime": "provided.al2023", "Handler": "any",
+        "Code": { "ZipFile": STANDARD.encode(zip_of("bootstrap", BOOTSTRAP)) },
+        "Environment": { "Variables": { "FIRN_PLANNER": "dram_cached" } },
+    });
+    let created = daemon.create("own", "bootstrap", "", &own);
+    assert_eq!(created.status, 201, "{created:?}");
+    let settled = daemon.settled("own");
+    assert_eq!(settled.body["State"], "Active", "{settled:?}");
+    let answer = |begun: &str| json!({ "own": { "a": 1 }, "handler": "any", "begun": begun });
+
+    let thawed = daemon.invoke("own:1", &json!({ "a": 1 }));
+    assert_eq!((thawed.status, &thawed.body), (200, &answer("snap-start")), "{thawed:?}");
+    let report = thawed.report();
+    assert_eq!(report["start"], "thawed", "{report}");
+    assert_eq!(report["thaw"]["planner"], "dram_cached", "{report}");
+    assert_eq!(report["thaw_failed"], false, "{report}");
+
+    // Damaged in what a start reads, and gone: never an answer out of that.
+    let snapshots = world.file("daemon/snapshots");
+    let snapshot = std::fs::read_dir(&snapshots).unwrap().next().unwrap().unwrap().path();
+    kill(process(&report));
+    for damage in ["changed", "gone"] {
+        if damage == "changed" {
+            let file = snapshot.join("snapshot.firn");
+            let mut bytes = std::fs::read(&file).unwrap();
+            bytes[1000] ^= 0x10;
+            std::fs::write(&file, bytes).unwrap();
+        } else {
+            std::fs::remove_dir_all(&snapshot).unwrap();
+        }
+        let cold = daemon.invoke("own:1", &json!({ "a": 1 }));
+        assert_eq!((cold.status, &cold.body), (200, &answer("on-demand")), "{damage}: {cold:?}");
+        let report = cold.report();
+        assert_eq!((&report["start"], &report["thaw_failed"]), (&json!("cold"), &json!(true)));
+        processes(&world, "boot").into_iter().for_each(kill);
+    }
+    let log = daemon.end();
+    let said: Vec<&str> = log.lines().filter(|line| line.contains("booting instead")).collect();
+    assert_eq!(said.len(), 2, "{log}");
+    assert!(said.iter().all(|line| line.contains("snapshots/own-1-")), "{said:#?}");
+}
