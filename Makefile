@@ -82,7 +82,7 @@ run-guest-tests = $(call find,test -p firn-tests --test microvm,microvm); \
 	        -- "/in/$${binary##*/}" --test-threads=1 $(1) "$$@"; }; $(2))
 
 # Under emulation a second processor makes a lab no faster. Two labs at once do: restores by planner in one, all else in the other.
-restores := planners:: pool_thaws:: recording:: dax:: shapes::
+restores := planners:: pool_thaws:: hugetlbfs:: recording:: dax:: shapes::
 in-two-labs = said=$$(mktemp); trap 'kill %1 2>/dev/null || true; rm "$$said"' EXIT; \
 	lab $(restores) >"$$said" 2>&1 & \
 	failed=; lab $(addprefix --skip ,$(restores)) || failed=1; wait $$! || failed=1; cat "$$said"; test -z "$$failed"
