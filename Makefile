@@ -71,7 +71,7 @@ monitor-tests: lab
 	$(firn) lab run --in "$$binary" -- "/in/$${binary##*/}" player::tests player::pool_tests floor::tests
 
 lab-tests: lab
-	cargo test -p firn --test lab --test lab_pool -- --ignored --test-threads=1
+	cargo test -p firn --test lab --test lab_interrupts --test lab_pool -- --ignored --test-threads=1
 
 # Runs the guests' tests; $(1): more arguments, $(2): how to run them in the lab, by the shell's `lab ARGUMENTS`.
 run-guest-tests = $(call find,test -p firn-tests --test microvm,microvm); \

@@ -17,8 +17,8 @@ set -E
 trap 'say "error: line $LINENO of ${BASH_SOURCE[0]##*/} failed: $BASH_COMMAND"' ERR
 
 [[ $(uname -m) == x86_64 ]] || die "this machine is $(uname -m); firn runs on x86_64 only"
-for command in apt-get apt-config dpkg-deb flock tar; do
-    command -v "$command" >/dev/null || die "$command is missing: the lab and the guest are built from Debian packages; run this on Debian or Ubuntu, or install apt, dpkg, tar and util-linux"
+for command in apt-get apt-config dpkg-deb flock perl tar; do
+    command -v "$command" >/dev/null || die "$command is missing: the lab and the guest are built from Debian packages; run this on Debian or Ubuntu, or install apt, dpkg, perl, tar and util-linux"
 done
 
 # One build at a time per cache; a second one waits and then finds everything built.

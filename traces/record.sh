@@ -12,8 +12,8 @@ exact() {
     sed -E "s/\"(${inexact%|})\": [^,}]*//g"
 }
 
-# once INPUT: records one invocation. The emulated processor now and then loses its guest in the middle of a fault: such
-# a recording fails, leaves no trace, and is made again. A wrong answer is not. The time limit is the lab's: 120,000 million instructions.
+# once INPUT: records one invocation. A QEMU that the lab could not mend (docs/lab.md) loses its guest now and then: such a
+# recording fails, leaves no trace, and is made again. A wrong answer is not. The time limit is the lab's: 120,000 million instructions.
 once() {
     exact <"$folder/expected-$1.json" >expected
     for attempt in 1 2 3; do
