@@ -8,8 +8,10 @@ use kvm_bindings::{kvm_pit_config, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuExit};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
-/// Where the guest's code lies: its own offsets begin here, too.
+/// Where the guest's code lies.
 const CODE: u64 = 0x1000;
+/// The entry of the interrupt table for vector 0x20: offset and segment.
+const VECTOR: u64 = 0x20 * 4;
 const MEMORY: usize = 1 << 20;
 /// Offsets in the local APIC's page.
 const SPURIOUS_VECTOR: usize = 0xf0;
@@ -23,14 +25,13 @@ const HANDLED: u16 = 400;
 global_asm!(
     ".code16",
     ".globl firn_test_interrupts",
+    ".globl firn_test_interrupts_handler",
     ".globl firn_test_interrupts_end",
     "firn_test_interrupts:",
     "xor ax, ax",
     "mov ds, ax",
     "mov ss, ax",
     "mov sp, 0x7000",
-    "mov word ptr [0x80], offset 5f - firn_test_interrupts + 0x1000",
-    "mov word ptr [0x82], 0",
     // The PIC: edges, vectors from 0x20 on, a second PIC at 2, 8086 mode, all masked but the timer.
     "mov al, 0x11",
     "out 0x20, al",
@@ -55,7 +56,8 @@ global_asm!(
     "xor edi, edi",
     "sti",
     "2: jmp 2b",
-    "5: inc esi",
+    "firn_test_interrupts_handler:",
+    "inc esi",
     "cmp esi, 1",
     "je 3f",
     "inc edi",
@@ -79,13 +81,16 @@ global_asm!(
 
 unsafe extern "C" {
     static firn_test_interrupts: u8;
+    static firn_test_interrupts_handler: u8;
     static firn_test_interrupts_end: u8;
 }
 
-fn code() -> &'static [u8] {
+/// The guest's code, and where in it the handler begins.
+fn code() -> (&'static [u8], u64) {
     let (start, end) = (&raw const firn_test_interrupts, &raw const firn_test_interrupts_end);
+    let handler = (&raw const firn_test_interrupts_handler).addr() - start.addr();
     // SAFETY: both labels frame the instructions above, which are constant data of this program.
-    unsafe { std::slice::from_raw_parts(start, end.addr() - start.addr()) }
+    (unsafe { std::slice::from_raw_parts(start, end.addr() - start.addr()) }, handler as u64)
 }
 
 /// Runs the guest until it has told both numbers.
@@ -93,7 +98,9 @@ fn guest() -> [u16; 2] {
     let kvm = Kvm::new().unwrap();
     let vm = kvm.create_vm().unwrap();
     let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
-    memory.write_slice(code(), GuestAddress(CODE)).unwrap();
+    let (code, handler) = code();
+    memory.write_slice(code, GuestAddress(CODE)).unwrap();
+    memory.write_obj(u32::try_from(CODE + handler).unwrap(), GuestAddress(VECTOR)).unwrap();
     let slot = kvm_userspace_memory_region {
         memory_size: u64::try_from(MEMORY).unwrap(),
         userspace_addr: memory.get_host_address(GuestAddress(0)).unwrap().addr() as u64,
@@ -145,5 +152,6 @@ fn an_interrupt_that_kvm_injects_is_delivered_once() {
         .arg("--ignored")
         .output()
         .unwrap();
-    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stdout));
+    let [stdout, stderr] = [&ran.stdout, &ran.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(ran.status.success(), "{stdout}{stderr}");
 }
