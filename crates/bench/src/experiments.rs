@@ -95,7 +95,10 @@ const OF_SNAPBPF: &[&str] = &[
     "faasnap",
     "snapbpf",
 ];
-const FUNCTIONS: &[&str] = &["json-a", "pyaes-a"];
+/// Of PASS table 4 and FaaSnap table 2.
+const FUNCTIONS: &[&str] = &["compression-a", "image-a", "json-a", "pyaes-a"];
+/// Of SnapBPF's functions.
+const OF_FAASMEM: &[&str] = &["html_serving-a", "image-a", "json-a", "pyaes-a"];
 
 /// All of them.
 pub const EXPERIMENTS: &[Experiment] = &[
@@ -200,7 +203,16 @@ pub const EXPERIMENTS: &[Experiment] = &[
         source: "FaaSnap 6.2, figure 6",
         title: "Execution time, recorded on the other input",
         planners: OF_FAASNAP,
-        traces: &["json-a", "json-b", "pyaes-a", "pyaes-b"],
+        traces: &[
+            "compression-a",
+            "compression-b",
+            "image-a",
+            "image-b",
+            "json-a",
+            "json-b",
+            "pyaes-a",
+            "pyaes-b",
+        ],
         cache: Cache::Cold,
         work: true,
         shape: Shape::Concurrency(&[1]),
@@ -233,7 +245,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         source: "SnapBPF 4, figure 3a",
         title: "Latency of one instance",
         planners: &["reap", "faasnap", "snapbpf"],
-        traces: &["json-a", "pyaes-a", "read-list-a"],
+        traces: OF_FAASMEM,
         cache: Cache::Cold,
         work: true,
         shape: Shape::Concurrency(&[1]),
@@ -244,7 +256,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         source: "SnapBPF 4, figure 3b",
         title: "Latency of 10 instances",
         planners: OF_SNAPBPF,
-        traces: &["json-a", "pyaes-a", "read-list-a"],
+        traces: OF_FAASMEM,
         cache: Cache::Cold,
         work: true,
         shape: Shape::Concurrency(&[10]),
@@ -255,7 +267,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         source: "SnapBPF 4, figure 3c",
         title: "Memory of 10 instances",
         planners: OF_SNAPBPF,
-        traces: &["json-a", "pyaes-a", "read-list-a"],
+        traces: OF_FAASMEM,
         cache: Cache::Cold,
         work: true,
         shape: Shape::Concurrency(&[10]),

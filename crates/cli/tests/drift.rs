@@ -19,11 +19,12 @@ struct Pool {
 }
 
 impl Pool {
-    fn serve() -> Self {
+    fn serve(options: &[&str]) -> Self {
         let folder = TempDir::new().unwrap();
         let mut manager = Command::new(env!("CARGO_BIN_EXE_firn"))
             .args(["pool", "serve", "--medium", "memfd:800M", "--socket"])
             .arg(folder.path().join("pool.sock"))
+            .args(options)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -91,7 +92,7 @@ fn the_profile_of_another_input_is_corrected_and_so_is_what_was_learnt() {
     if open_kvm(Path::new(KVM_DEVICE)).is_err() {
         return;
     }
-    let pool = Pool::serve();
+    let pool = Pool::serve(&[]);
     pool.json(&["player", "--trace", "json-a,json-b", "--out", "json"]);
     // Without a profile nothing is expected, and all is missed.
     let first = pool.thaw("json-a");
@@ -113,4 +114,18 @@ fn the_profile_of_another_input_is_corrected_and_so_is_what_was_learnt() {
     assert!(back.missed + back.unused > 0, "{back:?}");
     pool.settle("json-a");
     assert!(pool.thaw("json-a").predicted.abs_diff(own.predicted) <= 1);
+}
+
+#[test]
+fn copies_take_no_more_than_the_arena_has() {
+    if open_kvm(Path::new(KVM_DEVICE)).is_err() {
+        return;
+    }
+    for (arena, most) in [("0", 0), ("4M", 2)] {
+        let pool = Pool::serve(&["--arena", arena]);
+        pool.json(&["player", "--trace", "json-a", "--out", "json"]);
+        pool.json(&["profile", "record", "--part", "writes", "json"]);
+        let copied = (0..MOST_RUNS).map(|_| pool.thaw("json-a").copied).max();
+        assert_eq!(copied, Some(most), "of {arena}");
+    }
 }

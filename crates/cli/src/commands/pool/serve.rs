@@ -18,8 +18,8 @@ use super::PoolCommandError;
 use super::create::TableArgs;
 use super::medium::{self, MediumName};
 use crate::detach::{IN_USE, detach};
-use crate::output;
 use crate::pool_at::socket_of;
+use crate::{output, size};
 
 /// How long a manager that was started on demand stays without clients: the first has to come, and often another follows the last.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -29,6 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 #[command(after_help = "Examples:
   firn pool serve --medium /dev/dax0.0 --socket /run/firn-pool.sock
   firn pool serve --medium memfd:4G,huge,node=1 --socket pool.sock --detach
+  firn pool serve --medium /dev/dax0.0 --socket /run/firn-pool.sock --arena 2G
   FIRN_POOL=pool.sock firn pool ls
 
 Where --pool names a medium that nobody serves, commands start a manager themselves; it ends with its last client. A memfd
@@ -42,6 +43,10 @@ pub(crate) struct ServeArgs {
     socket: PathBuf,
     #[command(flatten)]
     table: TableArgs,
+    /// The most DRAM that copies made ahead for the planner firn may take, ready and in use; 0: no copies. Default: an eighth
+    /// of this host's memory
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    arena: Option<u64>,
     /// Go to the background once it serves
     #[arg(long)]
     detach: bool,
@@ -81,6 +86,9 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<ExitCode, PoolCommandError> {
         }
     };
     let server = Server::start(&arguments.socket, pool)?;
+    if let Some(bytes) = arguments.arena {
+        server.set_arena(bytes);
+    }
     say(arguments, server.pool());
     if arguments.on_demand {
         let (clients, waiting) = (server.watch(), signals.handle());
