@@ -73,7 +73,7 @@ pub struct CapacityRow {
     pub carried: Carried,
     /// Bytes of the pool that they used, where there is one.
     pub pool_bytes: Option<u64>,
-    /// Bytes of DRAM that the pool's manager held for them in copies that were made ahead, outside the cgroup.
+    /// Bytes of DRAM in copies that the pool's manager lent them, outside the cgroup.
     #[serde(default)]
     pub copy_bytes: Option<u64>,
 }

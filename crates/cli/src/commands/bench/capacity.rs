@@ -133,7 +133,8 @@ pub(super) fn fill(
                 Capacity { program, snapshot, planner: &planner, memory, most, patience };
             let bar = progress(u64::from(most));
             bar.set_message(format!("{planner} on {trace}"));
-            let in_pool = pool.as_deref_mut().filter(|_| subject.in_pool);
+            let mut in_pool = pool.as_deref_mut().filter(|_| subject.in_pool);
+            in_pool.as_mut().map_or(Ok(()), |pool| pool.settle())?;
             let filled = capacity.fill(
                 interrupt,
                 |microvms| bar.set_position(u64::from(microvms)),
@@ -186,7 +187,7 @@ fn print(capacities: &Capacities) {
     output::line(&output::table(&head, &rows));
     output::line(&format!(
         "microVMs that had replayed their trace and lived, all at once, in a cgroup of {}; charged: to that cgroup, \
-         with the kernel's tables, when the last had; copies: DRAM that the pool's manager held for them, and pool: bytes of it that they \
+         with the kernel's tables, when the last had; copies: DRAM of the copies that the pool's manager lent them, and pool: bytes of it that they \
          used: neither is in the budget",
         output::bytes(capacities.memory)
     ));

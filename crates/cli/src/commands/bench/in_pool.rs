@@ -61,17 +61,22 @@ impl<'a> PoolPlayers<'a> {
         &self.medium
     }
 
-    /// Bytes of the pool that somebody uses now: snapshots that are mapped, and replicas; and bytes of DRAM that the manager holds in
-    /// copies for microVMs, ready and in use.
+    /// Waits until the manager has made ready again what microVMs left.
+    pub(super) fn settle(&mut self) -> Result<(), InPoolError> {
+        Ok(self.manager.settle()?)
+    }
+
+    /// Bytes of the pool that microVMs use now: snapshots that are mapped, and replicas that are run in, not those that are ready
+    /// for others; and bytes of DRAM in the copies that they run in.
     pub(super) fn used(&mut self) -> Result<(u64, u64), InPoolError> {
         let arena = self.manager.arena()?;
         let listing = self.manager.list()?;
         let pinned = |pins: Option<u32>| pins.is_some_and(|pins| pins > 0);
-        let used = listing
-            .extents
-            .iter()
-            .filter(|listed| listed.role == Role::Replica || pinned(listed.pins));
-        Ok((used.map(|listed| listed.extent.len).sum(), arena.ready + arena.lent))
+        let used = listing.extents.iter().filter(|listed| match listed.role {
+            Role::Replica => listed.imaging.is_none(),
+            _ => pinned(listed.pins),
+        });
+        Ok((used.map(|listed| listed.extent.len).sum(), arena.lent))
     }
 
     /// What planners know of an image of `len` bytes in this pool.
