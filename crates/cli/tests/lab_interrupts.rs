@@ -57,6 +57,7 @@ global_asm!(
     "sti",
     "2: jmp 2b",
     "firn_test_interrupts_handler:",
+    "push ecx",
     "inc esi",
     "cmp esi, 1",
     "je 3f",
@@ -74,7 +75,8 @@ global_asm!(
     "out 0x99, ax",
     "mov ax, di",
     "out 0x99, ax",
-    "6: iret",
+    "6: pop ecx",
+    "iret",
     "firn_test_interrupts_end:",
     ".code64",
 );
