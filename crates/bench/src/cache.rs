@@ -93,7 +93,7 @@ impl SnapshotFiles {
         let mut files = Vec::new();
         for entry in fs::read_dir(snapshot).map_err(io(snapshot))? {
             let path = entry.map_err(io(snapshot))?.path();
-            let unused = [PackedFile::WorkingSet, PackedFile::LoadingSet]
+            let unused = PackedFile::ALL
                 .into_iter()
                 .any(|packed| Some(packed) != used && path.ends_with(packed.name()));
             if path.is_file() && !unused {

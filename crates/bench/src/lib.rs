@@ -15,6 +15,7 @@ pub mod chart;
 mod cost;
 pub mod experiments;
 pub mod floor;
+mod free_reads;
 mod host;
 pub mod player;
 mod results;

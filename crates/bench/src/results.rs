@@ -112,6 +112,10 @@ pub struct Row {
     pub batch_dram_bytes: u64,
     /// The page cache's part of it.
     pub batch_page_cache_bytes: u64,
+    /// Bytes that a batch had read for pages that the guest's allocator held free at the freeze, from image and packed files, up to the
+    /// last touch; where the page cache was cold before it, and the trace says which pages were free. Median over the runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch_free_read_bytes: Option<u64>,
 }
 
 /// One planner measured against itself: what differs is the instrument's noise.
@@ -147,6 +151,8 @@ pub(crate) struct Run {
     pub(crate) settle_ns: Option<u64>,
     /// What the page cache held of the snapshot when all had touched their last page.
     pub(crate) cached_bytes: u64,
+    /// What was read for free pages, where that can be told.
+    pub(crate) free_bytes: Option<u64>,
     /// What KVM's tables had grown by then.
     pub(crate) kvm_table_bytes: u64,
 }
@@ -239,6 +245,11 @@ impl Row {
             batch_kvm_table_bytes: median_of(runs.iter().map(|run| run.kvm_table_bytes).collect()),
             batch_dram_bytes: median_of(runs.iter().map(Run::dram_bytes).collect()),
             batch_page_cache_bytes: median_of(runs.iter().map(|run| run.cached_bytes).collect()),
+            batch_free_read_bytes: runs
+                .iter()
+                .map(|run| run.free_bytes)
+                .collect::<Option<_>>()
+                .map(median_of),
         })
     }
 }

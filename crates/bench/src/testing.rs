@@ -48,6 +48,7 @@ pub(crate) fn run(replays: &[u64]) -> Run {
         settle_ns: None,
         kvm_table_bytes: 0,
         cached_bytes: 8192,
+        free_bytes: None,
     }
 }
 

@@ -1,6 +1,7 @@
 //! The comparison of planners: thaws of players, interleaved in one session.
 
 use std::ffi::OsString;
+use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ use thiserror::Error;
 
 use crate::batch::{self, BatchError, Interrupt, Player};
 use crate::cache::{Cache, CacheError, SnapshotFiles};
+use crate::free_reads::{self, FreeReads};
 use crate::host::{self, Host};
 use crate::results::{Noise, Results, Row, RowHead, Run};
 
@@ -259,9 +261,12 @@ impl Session {
             source,
         };
         let places: Vec<&Frozen> = std::iter::once(player).chain(&player.others).collect();
-        let mut files = Vec::new();
+        let (mut files, mut free) = (Vec::new(), Vec::new());
+        // What is cached before a run is not read in it.
+        let counts_free = !subject.in_pool && !subject.preloads && self.cache == Cache::Cold;
         for place in &places {
             let packed = self.pack(place, subject)?;
+            free.extend(FreeReads::of(&place.snapshot, packed).filter(|_| counts_free));
             let opened = SnapshotFiles::open(&place.snapshot, packed);
             files.push(
                 opened.map_err(|source| SessionError::Player { trace: trace.clone(), source })?,
@@ -280,10 +285,11 @@ impl Session {
                 true => Ok(0),
                 false => files.iter().try_fold(0, |sum, files| Ok(sum + files.cached_bytes()?)),
             };
+            let free: io::Result<Vec<_>> = free.iter().map(FreeReads::count).collect();
             if !subject.in_pool {
                 files.iter().for_each(SnapshotFiles::warm);
             }
-            (grown, cached)
+            (grown, cached, free)
         };
         let arguments: Vec<_> = places.iter().map(|place| place.arguments(subject)).collect();
         let batch: Vec<Player<'_>> = arguments
@@ -296,13 +302,16 @@ impl Session {
                 faults: self.faults,
             })
             .collect();
-        let (reports, (kvm_table_bytes, cached_bytes)) =
+        let (reports, (kvm_table_bytes, cached_bytes, free)) =
             batch::run(&batch, self.concurrency, interrupt, held).map_err(|source| {
                 SessionError::Batch { planner: planner.clone(), trace: trace.clone(), run, source }
             })?;
         let cached_bytes = cached_bytes.map_err(cache)?;
         let settle_ns = player.settle()?.filter(|_| subject.in_pool);
-        Ok(Run { reports, preload_ns, settle_ns, cached_bytes, kvm_table_bytes })
+        let unread = |source| cache(CacheError::Io { path: player.snapshot.clone(), source });
+        let free = free.map_err(unread)?;
+        let free_bytes = (!free.is_empty()).then(|| free_reads::bytes(&free, &reports));
+        Ok(Run { reports, preload_ns, settle_ns, cached_bytes, free_bytes, kvm_table_bytes })
     }
 }
 

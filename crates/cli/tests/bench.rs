@@ -9,8 +9,10 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use firn_bench::player::{PlayerInputs, PlayerOptions, freeze};
-use firn_bench::traces::load;
+use firn_bench::traces::{NamedTrace, load};
 use firn_bench::{Cache, Frozen, Host, Interrupt, Session, Subject};
+use firn_memory::trace::Access;
+use firn_snapshot::{PAGE_SIZE, PageSet};
 use firn_vmm::{Destination, KVM_DEVICE, error_chain, open_kvm};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -115,6 +117,66 @@ fn a_planner_against_itself_cold_and_in_pairs() {
     assert_eq!(noise.len(), 2);
     assert_eq!(noise[0]["ratio"]["pairs"], 2);
     assert!(text(&output.stdout).contains("noise: firecracker:readahead=on"));
+}
+
+/// Pages that json writes before it reads them count as free: no planner needs to read them, and who knows it does not.
+#[test]
+fn what_is_read_of_free_pages_is_counted() {
+    let directory = tempfile::tempdir().unwrap();
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    let tmpfs = rustix::fs::statfs(directory.path()).unwrap().f_type == TMPFS_MAGIC;
+    if !has_kvm() || tmpfs {
+        return;
+    }
+    let traces = ["json-a", "json-b"].map(|name| load(name).unwrap());
+    let layout = traces[0].trace.layout().clone();
+    let mut free = PageSet::new(layout.pages());
+    let touches = traces.iter().flat_map(|named| named.trace.touches());
+    for touch in touches.filter(|touch| touch.access == Access::Write) {
+        free.insert(layout.image_offset(touch.page * PAGE_SIZE).unwrap() / PAGE_SIZE);
+    }
+    for NamedTrace { name, trace } in traces {
+        let path = directory.path().join(format!("{name}.trace"));
+        fs::write(path, trace.with_free(free.clone()).unwrap().encode().unwrap()).unwrap();
+    }
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let measured = |snapshots: &str, concurrency: &str| -> Vec<Option<u64>> {
+        let output = output(&[
+            "thaw",
+            "--planner",
+            "firecracker:readahead=off,reap,faast",
+            "--trace",
+            &path("json-a.trace"),
+            "--dense",
+            "--unsanitised",
+            "--runs",
+            "1",
+            "--concurrency",
+            concurrency,
+            "--snapshots",
+            snapshots,
+            "--cache",
+            "cold",
+            "--json",
+            &path("r.json"),
+            "--dir",
+            &path(""),
+        ]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let json: Value = serde_json::from_slice(&fs::read(path("r.json")).unwrap()).unwrap();
+        let rows = json["results"].as_array().unwrap();
+        rows.iter().map(|row| row["batch_free_read_bytes"].as_u64()).collect()
+    };
+    // One by one as they are touched; those of the other input in one read; what the kernel reads ahead around others.
+    let one = measured("same", "1");
+    let [Some(on_demand), Some(ahead), Some(zeros)] = one[..] else { panic!("{one:?}") };
+    assert!(on_demand > 100 * PAGE_SIZE && ahead > 100 * PAGE_SIZE, "{one:?}");
+    assert!(zeros * 2 < on_demand, "{one:?}");
+    // The page cache is shared; what is read past it is not; different snapshots share nothing.
+    let same = measured("same", "2");
+    assert_eq!(same[0], Some(on_demand));
+    assert!(same[1] > Some(ahead * 3 / 2), "{same:?}");
+    assert_eq!(measured("different", "2")[0], Some(2 * on_demand));
 }
 
 #[test]

@@ -45,7 +45,7 @@ pub enum PackedFile {
 
 impl PackedFile {
     /// All kinds.
-    pub(crate) const ALL: [Self; 3] = [Self::WorkingSet, Self::LoadingSet, Self::UsedWorkingSet];
+    pub const ALL: [Self; 3] = [Self::WorkingSet, Self::LoadingSet, Self::UsedWorkingSet];
 
     /// Its place among all kinds.
     pub(crate) const fn index(self) -> usize {

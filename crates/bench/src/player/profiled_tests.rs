@@ -5,26 +5,48 @@ use std::path::Path;
 use firn_memory::page_cache::{cached, evict};
 use firn_memory::planners::{Planner, pack, parse};
 use firn_memory::recorders::{Part, of};
+use firn_memory::trace::Access;
 use firn_player::format::PAGE;
-use firn_snapshot::{PackedFile, Profile, Snapshot, pages_of, runs_of, set_profile};
+use firn_snapshot::{PackedFile, PageSet, Profile, Snapshot, pages_of, runs_of, set_profile};
 use firn_vmm::{Destination, KVM_DEVICE};
 
 use super::{Clock, PlayerInputs, PlayerOptions, PlayerReport, freeze, record, replay};
-use crate::traces::load;
+use crate::traces::{NamedTrace, load};
 
 /// A dense snapshot of a player with two inputs, on a medium whose files the page cache can let go of.
 fn player(dir: &Path) -> Option<Snapshot> {
-    let traces = ["json-a", "json-b"].map(|name| load(name).unwrap());
+    frozen(dir, ["json-a", "json-b"].map(|name| load(name).unwrap()), true)
+}
+
+/// The same, with pages that are free: those that either input writes before it reads them.
+fn player_with_free_pages(dir: &Path, sanitised: bool) -> Option<(Snapshot, PageSet)> {
+    let mut traces = ["json-a", "json-b"].map(|name| load(name).unwrap());
+    let layout = traces[0].trace.layout().clone();
+    let mut free = PageSet::new(layout.pages());
+    let touches = traces.iter().flat_map(|named| named.trace.touches());
+    for touch in touches.filter(|touch| touch.access == Access::Write) {
+        free.insert(layout.image_offset(touch.page * PAGE).unwrap() / PAGE);
+    }
+    traces = traces.map(|NamedTrace { name, trace }| NamedTrace {
+        name,
+        trace: trace.with_free(free.clone()).unwrap(),
+    });
+    Some((frozen(dir, traces, sanitised)?, free))
+}
+
+fn frozen(dir: &Path, traces: [NamedTrace; 2], sanitised: bool) -> Option<Snapshot> {
     let path = dir.join("snapshot");
     let destination = Destination::Directory(path.clone());
     let inputs = PlayerInputs::new(traces.into()).unwrap();
-    freeze(&inputs, &PlayerOptions::default(), KVM_DEVICE.as_ref(), destination, true).unwrap();
+    let options = PlayerOptions { sanitised, ..PlayerOptions::default() };
+    freeze(&inputs, &options, KVM_DEVICE.as_ref(), destination, true).unwrap();
     let snapshot = Snapshot::open(&path).unwrap();
     evict(snapshot.image()).unwrap().is_cold().then_some(snapshot)
 }
 
 fn profile(snapshot: &Snapshot, part: Part) -> Profile {
-    let mut profile = Profile::of(snapshot.manifest().description.id);
+    let known = Snapshot::open(snapshot.path()).unwrap().profile().unwrap();
+    let mut profile = known.unwrap_or_else(|| Profile::of(snapshot.manifest().description.id));
     for recorder in of(&[part]) {
         record(snapshot, Some("json-b"), recorder, KVM_DEVICE.as_ref(), &mut profile).unwrap();
     }
@@ -100,4 +122,48 @@ fn snapbpf_loads_the_image_itself_and_never_what_was_free() {
     assert_eq!(report.zero_bytes, snapshot.zero_map().count() * PAGE);
     let cached = cached(again.image(), pages).unwrap();
     assert!(cached.iter().all(|page| !snapshot.zero_map().get(page)), "a free page was read");
+}
+
+/// What the page cache holds of some image pages.
+fn cached_of(snapshot: &Snapshot, pages: &PageSet) -> u64 {
+    let cached = cached(snapshot.image(), pages.pages()).unwrap();
+    pages.iter().filter(|page| cached.get(*page)).count() as u64
+}
+
+#[test]
+fn faast_serves_zeros_for_what_the_guest_held_free() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some((snapshot, free)) = player_with_free_pages(dir.path(), false) else { return };
+    assert!(free.iter().all(|page| !snapshot.zero_map().get(page)), "each holds something");
+    profile(&snapshot, Part::Faults);
+    let [reap, faast] = ["reap", "faast"].map(|written| {
+        let planner = parse(written).unwrap();
+        let packed = pack(snapshot.path(), &*planner).unwrap().unwrap();
+        // The player has checked all its memory by then.
+        let (_, report) = replayed(snapshot.path(), &*planner);
+        (packed.pages, report.pager.unwrap())
+    });
+    let of_b = load("json-b").unwrap().trace;
+    let written = of_b.touches().iter().filter(|touch| touch.access == Access::Write).count();
+    assert_eq!(reap.0 - faast.0, written as u64, "not in the working set");
+    let of_a = load("json-a").unwrap().trace;
+    let touched = of_a.touches().iter().filter(|touch| {
+        touch.access != Access::LaterWrite
+            && free.get(of_a.layout().image_offset(touch.page * PAGE).unwrap() / PAGE)
+    });
+    assert_eq!((reap.1.zero_pages, faast.1.zero_pages), (0, touched.count() as u64));
+    assert_eq!((reap.1.direct_reads, faast.1.direct_reads), (1, 1));
+}
+
+#[test]
+fn snapbpf_never_reads_what_the_guest_had_reported_free() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some((snapshot, free)) = player_with_free_pages(dir.path(), true) else { return };
+    let recorded = profile(&snapshot, Part::Cache);
+    let reported = pages_of(recorded.reported.as_ref().unwrap(), free.pages());
+    assert!(reported.count() > 100);
+    assert!(reported.iter().all(|page| free.get(page) && snapshot.zero_map().get(page)));
+    let (again, report) = replayed(snapshot.path(), &*parse("snapbpf").unwrap());
+    assert_eq!(report.zero_bytes, reported.count() * PAGE);
+    assert_eq!((report.packed_bytes, cached_of(&again, &reported)), (0, 0));
 }

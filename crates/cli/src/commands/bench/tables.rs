@@ -17,7 +17,7 @@ pub(super) fn print(results: &Results) {
         "times: median, p95, and spread (distance of the quartiles / median); counts and bytes: medians for one \
          microVM; DRAM of a run: private memory, copies, page tables, monitors and KVM's tables of all its microVMs, and the page cache once; pool: bytes of the pool, no DRAM of the \
          microVM's; index and imaging (making a replica what its snapshot is) are part of start to resume; \
-         settle: what a run leaves the pool's manager to make ready again, before the next; planners that map from a pool use no page cache",
+         read of free pages: bytes that a run had read for pages that the guest held free at the freeze (cold page cache); settle: what a run leaves the pool's manager to make ready again, before the next; planners that map from a pool use no page cache",
     );
     if oversubscribed {
         output::line(&format!(
@@ -141,6 +141,7 @@ const DRAM: &[&str] = &[
     "KVM tables of a run",
     "DRAM of a run",
     "of it page cache",
+    "read of free pages",
 ];
 
 fn dram(row: &Row) -> Vec<String> {
@@ -159,5 +160,6 @@ fn dram(row: &Row) -> Vec<String> {
         ]
         .map(output::bytes),
     );
+    cells.push(row.batch_free_read_bytes.map_or("-".to_owned(), output::bytes));
     cells
 }

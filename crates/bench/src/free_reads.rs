@@ -1,0 +1,66 @@
+//! What a batch had read of the pages that the guest's allocator held free at the freeze: work for nothing, for the guest
+//! overwrites such a page before it reads it (SnapBPF 3.2).
+
+use std::io;
+use std::path::Path;
+
+use firn_memory::page_cache::cached;
+use firn_snapshot::{PAGE_SIZE, PackedFile, PageSet, Snapshot, pages_of};
+
+use crate::player::PlayerReport;
+
+/// The free pages of a snapshot, and where a planner may read them from.
+#[derive(Debug)]
+pub(crate) struct FreeReads {
+    snapshot: Snapshot,
+    packed: Option<PackedFile>,
+    free: PageSet,
+}
+
+/// What page cache and packed file hold of them, before anything is asked of the microVMs.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FreePages {
+    cached: u64,
+    packed: u64,
+}
+
+impl FreeReads {
+    /// `None` where the snapshot's profile does not say which pages were free, or there is no snapshot: that is told where it is
+    /// thawed.
+    pub(crate) fn of(snapshot: &Path, packed: Option<PackedFile>) -> Option<Self> {
+        let snapshot = Snapshot::open(snapshot).ok()?;
+        let free = snapshot.profile().ok()??.free.filter(|free| !free.is_empty())?;
+        let free = pages_of(&free, snapshot.manifest().layout.pages());
+        Some(Self { snapshot, packed, free })
+    }
+
+    /// What of them the page cache holds, and how many the packed file has.
+    pub(crate) fn count(&self) -> io::Result<FreePages> {
+        let image = cached(self.snapshot.image(), self.free.pages())?;
+        let mut pages = FreePages {
+            cached: self.free.iter().filter(|page| image.get(*page)).count() as u64,
+            packed: 0,
+        };
+        let packed = self.packed.map(|file| self.snapshot.packed(file));
+        let Some(Ok(Some(packed))) = packed else { return Ok(pages) };
+        let file = cached(packed.file(), packed.data().end / PAGE_SIZE)?;
+        for run in packed.runs() {
+            for (place, page) in (run.offset / PAGE_SIZE..).zip(run.run.range()) {
+                if self.free.get(page) {
+                    pages.packed += 1;
+                    pages.cached += u64::from(file.get(place));
+                }
+            }
+        }
+        Ok(pages)
+    }
+}
+
+/// Bytes of free pages that were read: once what the page cache holds of each snapshot, and what every microVM that reads its packed
+/// file past the page cache does. The microVMs take turns with the snapshots.
+pub(crate) fn bytes(places: &[FreePages], reports: &[PlayerReport]) -> u64 {
+    let cached: u64 = places.iter().map(|pages| pages.cached).sum();
+    let direct = |report: &PlayerReport| report.pager.is_some_and(|pager| pager.direct_reads > 0);
+    let read = reports.iter().zip(places.iter().cycle()).filter(|(report, _)| direct(report));
+    (cached + read.map(|(_, pages)| pages.packed).sum::<u64>()) * PAGE_SIZE
+}
