@@ -11,7 +11,8 @@ use firn_vmm::{KVM_DEVICE, open_kvm};
 use tempfile::TempDir;
 use uuid::Uuid;
 
-const TRACE: &str = "hello-a";
+/// Nothing is known of its free pages, so its player has no profile before one is recorded.
+const TRACE: &str = "sequential-read:16M";
 /// Every planner that learns, and the part that it learns from.
 const LEARNERS: [(&str, &str); 4] =
     [("reap", "faults"), ("faast", "free"), ("faasnap", "groups"), ("snapbpf", "cache")];

@@ -43,9 +43,6 @@ fn parts_are_recorded_kept_and_shown() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("snapshot");
     make(&["--trace", "json-a,json-b", "--out", text(&path)]);
-    let error = show(&[text(&path)]).unwrap_err().to_string();
-    assert!(error.contains("has no profile") && error.contains("firn profile record"), "{error}");
-
     record(&[text(&path), "--input", "json-b", "--part", "writes"]).unwrap();
     let first = profile(&path);
     assert_eq!((&first.faults, &first.groups), (&None, &None));
@@ -85,6 +82,8 @@ fn what_cannot_be_recorded_is_said() {
     assert!(refused(&["--invoke", "{}"]).contains("leave --invoke out"));
     assert!(refused(&["--input", "json-a"]).contains("does not replay json-a"));
     assert!(Snapshot::open(&path).unwrap().profile().unwrap().is_none());
+    let error = show(&[text(&path)]).unwrap_err().to_string();
+    assert!(error.contains("has no profile") && error.contains("firn profile record"), "{error}");
     assert!(record(&[text(&dir.path().join("none"))]).is_err());
 }
 
