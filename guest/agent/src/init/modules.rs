@@ -28,8 +28,9 @@ pub(super) fn insert_all() -> Result<(), SetUpError> {
 fn insert(name: &str) -> io::Result<()> {
     let file = File::open(format!("{FOLDER}/{name}"))?;
     match finit_module(&file, c"", 0) {
-        // Present already: built in, or named twice.
-        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        // Present already: built in, or named twice; or left out by the kernel's command line (`module_blacklist=`). What needs a
+        // module that was left out says so itself.
+        Ok(()) | Err(Errno::EXIST | Errno::PERM) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
