@@ -21,7 +21,7 @@ const WINDOW: u64 = 256 << 20;
 /// Bytes of one read of a preload.
 const READ: u64 = 1 << 20;
 /// Attempts at evicting a file.
-const EVICTIONS: u32 = 5;
+const EVICTIONS: u32 = 10;
 
 /// How many pages of a file the page cache holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -147,7 +147,8 @@ pub fn preload_small(file: &File) -> io::Result<u64> {
 }
 
 /// Drops a file's pages from the page cache, and says what is left: pages that a process maps stay. A page that a processor
-/// is just putting on the kernel's lists stays too, so a few attempts are made.
+/// is just putting on the kernel's lists stays too, or one that the kernel has taken off them to reclaim it, so attempts are
+/// made for up to a second.
 ///
 /// # Errors
 ///
@@ -155,13 +156,13 @@ pub fn preload_small(file: &File) -> io::Result<u64> {
 pub fn evict(file: &File) -> io::Result<Residency> {
     // Pages that are not yet on the medium would stay.
     fdatasync(file)?;
-    for _ in 0..EVICTIONS {
+    for attempt in 0..EVICTIONS {
         fadvise(file, 0, None, Advice::DontNeed)?;
         let left = residency(file)?;
         if left.is_cold() {
             return Ok(left);
         }
-        std::thread::sleep(Duration::from_millis(1));
+        std::thread::sleep(Duration::from_millis(1 << attempt));
     }
     residency(file)
 }
