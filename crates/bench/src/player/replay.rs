@@ -2,6 +2,7 @@
 
 use std::error::Error as StdError;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
@@ -145,7 +146,7 @@ pub(super) fn replay_plan(
     meters.get_or_init(|| Meters {
         kvm: microvm.kvm_counters(),
         memory: microvm.shared_memory(),
-        hold: clock.hold.map(|hold| Box::new(hold) as Box<dyn Fn() + Send + Sync>),
+        hold: clock.hold.map(|hold| held(hold, microvm.shared_memory())),
     });
     microvm.resume().map_err(ReplayError::Resume)?;
     let (resumed, resumed_ns) = (Instant::now(), now_ns());
@@ -210,6 +211,16 @@ pub(super) fn replay_plan(
         page_table_bytes: counters.memory.page_tables,
         monitor_bytes: counters.memory.monitor,
         cpu_ns: counters.cpu_ns,
+    })
+}
+
+/// What is done when the clock has stopped. The second pass touches all memory: nobody measures any more how a pager serves it.
+fn held(hold: fn(), memory: Arc<GuestMemory>) -> Box<dyn Fn() + Send + Sync> {
+    Box::new(move || {
+        if let Some(pager) = memory.pager() {
+            pager.widen();
+        }
+        hold();
     })
 }
 

@@ -172,6 +172,8 @@ struct Shared {
     store: PageStore,
     /// Image pages that were filled: a granule need not read them again.
     filled: Mutex<PageSet>,
+    /// Pages that a fault brings at most.
+    granule: AtomicU64,
     counters: Counters,
     failure: OnceLock<PagerError>,
 }
@@ -231,12 +233,13 @@ impl Pager {
             areas,
             store,
             filled: Mutex::new(PageSet::new(zeros.pages())),
+            granule: AtomicU64::new(policy.granule()),
             counters: Counters::default(),
             failure: OnceLock::new(),
         });
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let stop = Arc::new(eventfd(0, flags).map_err(|errno| PagerError::Wait(errno.into()))?);
-        let mut server = Server::new(shared.clone(), zeros, policy, stop.clone());
+        let mut server = Server::new(shared.clone(), zeros, stop.clone());
         let run = move || {
             let served = catch_unwind(AssertUnwindSafe(|| server.serve()));
             let error = match served {
@@ -269,6 +272,11 @@ impl Pager {
             installed_pages: read(&counters.installed_pages),
             install_wakes: read(&counters.install_wakes),
         }
+    }
+
+    /// From now on a fault brings as many pages as one can, [`PagerPolicy::MOST`]: for who is about to touch all memory.
+    pub fn widen(&self) {
+        self.shared.granule.store(PagerPolicy::MOST, Ordering::Relaxed);
     }
 
     /// Why it cannot go on, where it cannot.

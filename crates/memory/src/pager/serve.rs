@@ -10,7 +10,7 @@ use firn_snapshot::{PAGE_SIZE, PageSet};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
-use super::{PagerError, PagerPolicy, Shared, add};
+use super::{PagerError, Shared, add};
 use crate::num::usize_of;
 use crate::uffd::{Event, Fill, UffdError};
 
@@ -18,25 +18,18 @@ pub(super) struct Server {
     shared: Arc<Shared>,
     /// Image pages that are zeros when they are touched: those of the job, and those given back since.
     zeros: PageSet,
-    granule: u64,
     stop: Arc<OwnedFd>,
     events: VecDeque<Event>,
-    /// Room for a granule.
+    /// Room for a granule, made when it is needed.
     bytes: Vec<u8>,
     /// The fault that is being answered.
     current: Option<u64>,
 }
 
 impl Server {
-    pub(super) fn new(
-        shared: Arc<Shared>,
-        zeros: PageSet,
-        policy: PagerPolicy,
-        stop: Arc<OwnedFd>,
-    ) -> Self {
-        let granule = policy.granule();
-        let bytes = vec![0; usize_of(granule * PAGE_SIZE)];
-        Self { shared, zeros, granule, stop, events: VecDeque::new(), bytes, current: None }
+    pub(super) fn new(shared: Arc<Shared>, zeros: PageSet, stop: Arc<OwnedFd>) -> Self {
+        let (events, bytes) = (VecDeque::new(), Vec::new());
+        Self { shared, zeros, stop, events, bytes, current: None }
     }
 
     pub(super) fn shared(&self) -> &Shared {
@@ -141,10 +134,11 @@ impl Server {
             });
         }
         let block = self.block(image_page, area.image_pages());
-        let bytes = &mut self.bytes[..usize_of((block.end - block.start) * PAGE_SIZE)];
-        self.shared.store.read(block.start, bytes)?;
+        let len = usize_of((block.end - block.start) * PAGE_SIZE);
+        self.bytes.resize(self.bytes.len().max(len), 0);
+        self.shared.store.read(block.start, &mut self.bytes[..len])?;
         let first = address - (image_page - block.start) * PAGE_SIZE;
-        match self.copy(first, usize_of((block.end - block.start) * PAGE_SIZE), &page) {
+        match self.copy(first, len, &page) {
             // Something else is mapped in a part of the block: then the page alone.
             Err(PagerError::Uffd(UffdError::Unregistered { .. }))
                 if block.end - block.start > 1 =>
@@ -168,8 +162,9 @@ impl Server {
 
     /// The pages that a fault on one brings, out of those of its area.
     fn block(&self, image_page: u64, area: Range<u64>) -> Range<u64> {
-        let start = (image_page - image_page % self.granule).max(area.start);
-        let end = (image_page - image_page % self.granule + self.granule).min(area.end);
+        let granule = self.shared.granule.load(Ordering::Relaxed);
+        let start = (image_page - image_page % granule).max(area.start);
+        let end = (image_page - image_page % granule + granule).min(area.end);
         let filled = self.shared.filled();
         let wanted = |page: &u64| !self.zeros.get(*page) && !filled.get(*page);
         let first = (start..image_page).rev().take_while(wanted).last().unwrap_or(image_page);

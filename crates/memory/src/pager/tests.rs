@@ -145,6 +145,24 @@ fn granules_take_fewer_faults_and_never_overwrite_what_is_there() {
 }
 
 #[test]
+fn a_pager_that_is_widened_brings_as_much_as_one_can_from_then_on() {
+    let fixture = Fixture::new(ImageKind::Dense);
+    let snapshot = fixture.open();
+    let memory = restored(&snapshot, "reap");
+    for page in 200..210 {
+        memory.vm_memory().read_obj::<u64>(GuestAddress(page * PAGE_SIZE)).unwrap();
+    }
+    assert_eq!(report(&memory).copied_bytes, 10 * PAGE_SIZE);
+    memory.pager().unwrap().widen();
+    let compared = compare(&memory, snapshot.image(), snapshot.zero_map()).unwrap();
+    assert!(compared.is_equal(), "{compared:?}");
+    // What is there already cuts a block in two.
+    let served = report(&memory);
+    assert!(served.faults < 10 + 16, "{served:?}");
+    assert_eq!(served.copied_bytes, (PAGES - INSTALLED) * PAGE_SIZE);
+}
+
+#[test]
 fn faast_gives_zeros_for_free_pages_and_the_image_for_all_others() {
     let fixture = Fixture::new(ImageKind::Dense);
     let snapshot = fixture.open();

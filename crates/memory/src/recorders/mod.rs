@@ -13,6 +13,7 @@ mod bpf;
 mod cached;
 mod content;
 mod groups;
+mod marks;
 mod profile;
 mod serve;
 mod touches;
@@ -110,6 +111,9 @@ pub enum RecordError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// The page tables cannot be asked what was written.
+    #[error("finding out which pages of guest memory were written")]
+    Written(#[source] std::io::Error),
     /// The thread panicked.
     #[error("the recorder's thread panicked: a defect of firn")]
     Panicked,
@@ -146,14 +150,36 @@ impl Recorder {
         layout: &MemoryLayout,
         witness: Box<dyn Witness>,
     ) -> Result<(GuestMemory, Self), RecordError> {
+        Self::with(content.into(), layout, witness, Features::empty())
+    }
+
+    /// As [`start`](Self::start), but a write to a page that was read before is none of the touches, and nobody waits for it: what was
+    /// written so is asked of the page tables.
+    ///
+    /// # Errors
+    /// See [`RecordError`]: among them a kernel before Linux 6.7.
+    fn of_first_touches(
+        content: Content,
+        layout: &MemoryLayout,
+        witness: Box<dyn Witness>,
+    ) -> Result<(GuestMemory, Self), RecordError> {
+        Self::with(content, layout, witness, Features::WRITE_PROTECT_ASYNC)
+    }
+
+    fn with(
+        content: Content,
+        layout: &MemoryLayout,
+        witness: Box<dyn Witness>,
+        more: Features,
+    ) -> Result<(GuestMemory, Self), RecordError> {
         let memory = GuestMemory::anonymous(layout.clone())?;
-        let uffd = Uffd::open(Features::WRITE_PROTECT | Features::THREAD_ID | Features::REMOVE)?;
+        let features = Features::WRITE_PROTECT | Features::THREAD_ID | Features::REMOVE;
+        let uffd = Uffd::open(features | more)?;
         memory.register(&uffd, Watch::MISSING | Watch::WRITE_PROTECT)?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let stop = eventfd(0, flags).map_err(|errno| RecordError::Wait(errno.into()))?;
         let (stop, recording) = (Arc::new(stop), Arc::new(AtomicBool::new(true)));
-        let server =
-            Server::new(uffd, &memory, content.into(), witness, stop.clone(), recording.clone());
+        let server = Server::new(uffd, &memory, content, witness, stop.clone(), recording.clone());
         let thread = std::thread::Builder::new()
             .name("recorder".into())
             .spawn(move || server.serve())

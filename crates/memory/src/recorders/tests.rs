@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex};
 use firn_snapshot::{MemoryLayout, MemoryRegion, PAGE_SIZE, PageSet};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{RecordError, Recorder, Recording, Seen, Sighting, Witness};
+use super::marks::marked;
+use super::{Content, RecordError, Recorder, Recording, Seen, Sighting, Witness};
 use crate::GuestMemory;
 use crate::plan::Leaf;
 use crate::trace::{Access, GapUnit, Touch, Toucher, Trace, TraceOrigin};
@@ -115,6 +116,33 @@ fn touches_are_recorded_once_in_order_and_writes_after_reads_apart() {
         gaps: GapUnit::Nanoseconds,
     };
     Trace::new(origin, layout(), PageSet::new(PAGES), recording.touches).unwrap();
+}
+
+#[test]
+fn what_is_written_after_it_was_read_is_marked_and_no_touch() {
+    let witness = Box::new(Log::default());
+    let content = Content::from(image(PAGES));
+    let (memory, recorder) = Recorder::of_first_touches(content, &layout(), witness).unwrap();
+    for page in [1, 2, 1000, 1031] {
+        byte(&memory, page);
+    }
+    write(&memory, 0);
+    write(&memory, 1);
+    write(&memory, 5);
+    // By the kernel, too; what was written and given back was written.
+    let mut file = image(1);
+    memory.vm_memory().read_exact_volatile_from(GuestAddress(2 * PAGE_SIZE), &mut file, 9).unwrap();
+    write(&memory, 1031);
+    memory.discard(5 * PAGE_SIZE, PAGE_SIZE).unwrap();
+    assert_eq!(byte(&memory, 5), 0);
+    // Every second page, so as many parts as pages.
+    (8..PAGES / 2).step_by(2).for_each(|page| write(&memory, page));
+
+    let marked: Vec<u64> = marked(&memory).unwrap().runs().flatten().collect();
+    let expected = [0, 1, 2, 5].into_iter().chain((8..PAGES / 2).step_by(2)).chain([PAGES - 1]);
+    assert_eq!(marked, expected.collect::<Vec<_>>());
+    let touches = recorder.finish().unwrap().touches;
+    assert!(touches.iter().all(|touch| touch.access != Access::LaterWrite), "{touches:?}");
 }
 
 #[test]

@@ -1,33 +1,40 @@
 //! The parts `faults` and `writes` of a profile: what a run touched, in order, and what it wrote.
 //!
-//! Both come from one run with [`Recorder`]: userfaultfd reports a page when it is missing, and, write-protected after it was
-//! read, once more when it is first written. So the order is that of REAP (FaaSnap, 2.5), and the write set is exact, whoever
-//! writes: guest, kernel or monitor. The other ways know less. KVM's dirty log has the guest's writes alone, which leaves
-//! the monitor's to be written down by every device; a private mapping's page that is no file's any more may have been copied for a
-//! read, because KVM's asynchronous page faults always ask for a writable page; PAGEMAP_SCAN is exact but needs Linux 6.7 and a
-//! run of its own.
+//! Both come from one run with [`Recorder`]. userfaultfd reports a page when it is missing: that is the order of REAP (FaaSnap,
+//! 2.5). A page that is read first is write-protected; the kernel marks the first write to it in the page tables, whoever writes,
+//! guest, kernel or monitor, and PAGEMAP_SCAN finds the marks in the end. Before Linux 6.7, which has neither, each such write
+//! is a fault of its own.
 
+use std::io;
 use std::sync::Arc;
 
 use firn_snapshot::{MemoryLayout, PAGE_SIZE, PageSet, Profile, Run, Snapshot, runs_of};
 
+use super::marks::marked;
 use super::{
-    Content, Part, ProfileRecordError, ProfileRecorder, Recorder, Recording, Seen, Sighting,
-    Witness,
+    Content, Part, ProfileRecordError, ProfileRecorder, RecordError, Recorder, Recording, Seen,
+    Sighting, Witness,
 };
 use crate::guest_memory::GuestMemory;
 use crate::trace::{Access, Touch, Toucher};
+use crate::uffd::UffdError;
 
 /// Records the parts `faults` and `writes`, or one of them.
 #[derive(Debug)]
 pub struct Touches {
     parts: Vec<Part>,
     running: Option<(Recorder, MemoryLayout)>,
+    /// Whether the kernel marks what is written, so that no touch says it.
+    marks: bool,
+    /// Until the recording ends.
+    memory: Option<Arc<GuestMemory>>,
+    /// The marks when it ended.
+    marked: Option<io::Result<PageSet>>,
 }
 
 impl Touches {
     pub(super) fn new(parts: Vec<Part>) -> Self {
-        Self { parts, running: None }
+        Self { parts, running: None, marks: true, memory: None, marked: None }
     }
 }
 
@@ -53,18 +60,30 @@ impl ProfileRecorder for Touches {
 
     fn memory(&mut self, snapshot: &Snapshot) -> Result<GuestMemory, ProfileRecordError> {
         let layout = &snapshot.manifest().layout;
-        let content = Content::of(snapshot)?;
-        let (memory, recorder) = Recorder::start(content, layout, Box::new(NoWitness))?;
+        let recorded =
+            Recorder::of_first_touches(Content::of(snapshot)?, layout, Box::new(NoWitness));
+        let (memory, recorder) = match recorded {
+            Err(RecordError::Uffd(UffdError::Features { .. })) => {
+                self.marks = false;
+                Recorder::start(Content::of(snapshot)?, layout, Box::new(NoWitness))
+            }
+            recorded => recorded,
+        }?;
         self.running = Some((recorder, layout.clone()));
         Ok(memory)
     }
 
     /// It records since there is memory: what the monitor touches before the resume, it touches in every thaw.
-    fn begin(&mut self, _: &Snapshot, _: &Arc<GuestMemory>) -> Result<(), ProfileRecordError> {
+    fn begin(&mut self, _: &Snapshot, memory: &Arc<GuestMemory>) -> Result<(), ProfileRecordError> {
+        let asked = self.marks && self.parts.contains(&Part::Writes);
+        self.memory = asked.then(|| memory.clone());
         Ok(())
     }
 
     fn end(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            self.marked = Some(marked(&memory));
+        }
         if let Some((recorder, _)) = &self.running {
             recorder.stop_recording();
         }
@@ -77,7 +96,8 @@ impl ProfileRecorder for Touches {
             profile.faults = Some(in_order(&touches, &layout));
         }
         if self.parts.contains(&Part::Writes) {
-            profile.written = Some(written(&touches, &layout));
+            let marked = self.marked.transpose().map_err(RecordError::Written)?;
+            profile.written = Some(written(&touches, marked, &layout));
         }
         Ok(())
     }
@@ -100,8 +120,9 @@ fn in_order(touches: &[Touch], layout: &MemoryLayout) -> Vec<Run> {
     runs
 }
 
-fn written(touches: &[Touch], layout: &MemoryLayout) -> Vec<Run> {
-    let mut set = PageSet::new(layout.pages());
+/// What was touched by a write, and what was marked. The first has pages, too, that were given back since.
+fn written(touches: &[Touch], marked: Option<PageSet>, layout: &MemoryLayout) -> Vec<Run> {
+    let mut set = marked.unwrap_or_else(|| PageSet::new(layout.pages()));
     let writes = touches.iter().filter(|touch| touch.access != Access::Read);
     writes.filter_map(|touch| image_page(touch, layout)).for_each(|page| set.insert(page));
     runs_of(&set)

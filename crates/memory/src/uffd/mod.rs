@@ -14,11 +14,11 @@ use bitflags::bitflags;
 use linux_raw_sys::general::{
     UFFD_API, UFFD_EVENT_PAGEFAULT, UFFD_EVENT_REMOVE, UFFD_FEATURE_EVENT_REMOVE,
     UFFD_FEATURE_MINOR_SHMEM, UFFD_FEATURE_MISSING_SHMEM, UFFD_FEATURE_PAGEFAULT_FLAG_WP,
-    UFFD_FEATURE_POISON, UFFD_FEATURE_THREAD_ID, UFFD_PAGEFAULT_FLAG_MINOR, UFFD_PAGEFAULT_FLAG_WP,
-    UFFD_PAGEFAULT_FLAG_WRITE, UFFDIO_COPY_MODE_DONTWAKE, UFFDIO_COPY_MODE_WP,
-    UFFDIO_REGISTER_MODE_MINOR, UFFDIO_REGISTER_MODE_MISSING, UFFDIO_REGISTER_MODE_WP, uffdio_api,
-    uffdio_continue, uffdio_copy, uffdio_poison, uffdio_range, uffdio_register,
-    uffdio_writeprotect, uffdio_zeropage,
+    UFFD_FEATURE_POISON, UFFD_FEATURE_THREAD_ID, UFFD_FEATURE_WP_ASYNC, UFFD_PAGEFAULT_FLAG_MINOR,
+    UFFD_PAGEFAULT_FLAG_WP, UFFD_PAGEFAULT_FLAG_WRITE, UFFDIO_COPY_MODE_DONTWAKE,
+    UFFDIO_COPY_MODE_WP, UFFDIO_REGISTER_MODE_MINOR, UFFDIO_REGISTER_MODE_MISSING,
+    UFFDIO_REGISTER_MODE_WP, uffdio_api, uffdio_continue, uffdio_copy, uffdio_poison, uffdio_range,
+    uffdio_register, uffdio_writeprotect, uffdio_zeropage,
 };
 use linux_raw_sys::ioctl::{
     UFFDIO_API, UFFDIO_CONTINUE, UFFDIO_COPY, UFFDIO_REGISTER, UFFDIO_WAKE, UFFDIO_WRITEPROTECT,
@@ -55,6 +55,9 @@ bitflags! {
         const MINOR_SHARED = UFFD_FEATURE_MINOR_SHMEM as u64;
         /// Pages can be poisoned (Linux 6.6).
         const POISON = UFFD_FEATURE_POISON as u64;
+        /// A write to a protected page is no fault: the kernel lifts the protection and goes on, and the page tables say what was
+        /// written (Linux 6.7).
+        const WRITE_PROTECT_ASYNC = UFFD_FEATURE_WP_ASYNC as u64;
     }
 }
 
@@ -125,7 +128,7 @@ pub enum UffdError {
     )]
     Open(#[source] std::io::Error),
     /// The kernel does not know what it is asked for.
-    #[error("this kernel's userfaultfd lacks {missing:?}: use Linux 6.1 or newer")]
+    #[error("this kernel's userfaultfd lacks {missing:?}: use Linux 6.7 or newer")]
     Features {
         /// What is missing.
         missing: Features,
