@@ -18,7 +18,7 @@ use crate::functions::{
     CodeStore, LATEST, Place, Snapshot, SnapshotPlace, State, Target, Version, now, revision,
 };
 use crate::instance::Instances;
-use crate::instances::{Fleet, Launcher, Limits, Standbys, publish};
+use crate::instances::{Fleet, Images, Launcher, Limits, Standbys, publish};
 use crate::store::{Change, Store, StoreError};
 use crate::telemetry::{Telemetry, TelemetryError};
 
@@ -39,8 +39,8 @@ pub struct ServeOptions {
     pub program: PathBuf,
     /// Options for `firn boot`.
     pub boot_options: Vec<String>,
-    /// Whether functions may name the image that they run on, with `FIRN_IMAGE`.
-    pub images: bool,
+    /// The folder of the images that functions may name with `FIRN_IMAGE`, each a file `NAME.erofs`; none where all run on one root.
+    pub images: Option<PathBuf>,
     /// Options for `firn thaw`.
     pub thaw_options: Vec<String>,
     /// Options for `firn standby`.
@@ -200,7 +200,7 @@ impl Daemon {
             snapshots,
             planners: options.planners.clone(),
             boot_options: options.boot_options.clone(),
-            images: options.images,
+            images: Images { folder: options.images.clone() },
             thaw_options: options.thaw_options.clone(),
             standby_options: options.standby_options.clone(),
             region: options.region.clone(),

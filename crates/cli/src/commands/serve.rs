@@ -13,7 +13,7 @@ use firn_host::{Credentials, CredentialsError, FunctionSettings, ServeError, Ser
 use firn_memory::planners::{ParsePlannerError, parse};
 use firn_vmm::Virtualization;
 
-use crate::assets::{GuestFileError, GuestFiles};
+use crate::assets::{GuestFileError, GuestFiles, cached};
 use crate::host_args::{HostArgs, HostError};
 use crate::output;
 use crate::pool_at::{PoolAt, PoolAtError};
@@ -162,7 +162,7 @@ pub(crate) fn run(arguments: ServeArgs) -> Result<ExitCode, ServeCommandError> {
         },
         program: std::env::current_exe().map_err(ServeCommandError::Program)?,
         boot_options: [arguments.files.options(), host_options(&arguments.host)].concat(),
-        images: !arguments.files.name_root(),
+        images: (!arguments.files.name_root()).then(|| cached("images")),
         thaw_options: host_options(&arguments.host),
         standby_options: vec!["--kvm".to_owned(), arguments.host.kvm.display().to_string()],
         standby: arguments.standby.into(),

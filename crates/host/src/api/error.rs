@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 use crate::functions::{CodeError, NameError};
-use crate::instances::{AcquireError, InvokeFailure};
+use crate::instances::{AcquireError, ImageError, InvokeFailure, LoadFailure, StartError};
 use crate::store::StoreError;
 
 /// An error of the API.
@@ -137,11 +137,21 @@ impl From<CodeError> for ApiError {
     }
 }
 
+impl From<ImageError> for ApiError {
+    fn from(error: ImageError) -> Self {
+        Self::invalid(error.to_string())
+    }
+}
+
 impl From<InvokeFailure> for ApiError {
     fn from(failure: InvokeFailure) -> Self {
         match failure {
             InvokeFailure::Acquire(error) => error.into(),
             InvokeFailure::Restore(error) => Self::snap_start(error.to_string()),
+            InvokeFailure::Start(LoadFailure::Start(StartError::Image(error))) => {
+                let status = StatusCode::BAD_GATEWAY;
+                Self::new(status, "InvalidRuntimeException", error.to_string())
+            }
             InvokeFailure::Start(_)
             | InvokeFailure::Lost(_)
             | InvokeFailure::Dead(_)

@@ -39,6 +39,7 @@ pub(super) async fn create(
                 request.settings,
                 crate::functions::CodeStore::code_of(&zip),
             )?;
+            daemon.fleet.launcher.images.of(&checked)?;
             let taken = || ApiError::conflict(format!("Function already exist: {name}"));
             if daemon.store.function(&name)?.is_some() {
                 return Err(taken());
@@ -156,8 +157,14 @@ pub(super) async fn update_configuration(
     let request: Settings = body_json(body, MAX_DOCUMENT, "UpdateFunctionConfiguration").await?;
     blocking(move || {
         let expected = request.revision_id.clone();
+        let environment = request.environment.is_some();
         let version = change_latest(&daemon, &target, expected.as_deref(), |version| {
-            settings::apply(version, request)
+            settings::apply(version, request)?;
+            // All else can be changed, too, where the image was removed.
+            if environment {
+                daemon.fleet.launcher.images.of(version)?;
+            }
+            Ok(())
         })?;
         Ok(Json(configuration(&daemon.place, &version, false)))
     })

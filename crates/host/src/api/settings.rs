@@ -3,6 +3,7 @@
 use super::error::ApiError;
 use super::types::{FunctionCode, Settings};
 use crate::functions::{Code, CodeStore, LATEST, MAX_ZIP, Runtime, State, Version, now, revision};
+use crate::instances::{IMAGE_VARIABLE, ImageError};
 use crate::settings::ImageName;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -179,9 +180,8 @@ fn check_environment(
              provided exceeded the {MAX_ENVIRONMENT} bytes limit."
         )));
     }
-    if let Some(image) = variables.get("FIRN_IMAGE") {
-        ImageName::try_from(image.clone())
-            .map_err(|error| ApiError::invalid(format!("FIRN_IMAGE: {error}")))?;
+    if let Some(image) = variables.get(IMAGE_VARIABLE) {
+        ImageName::try_from(image.clone()).map_err(ImageError::Name)?;
     }
     if let Some(planner) = variables.get("FIRN_PLANNER") {
         firn_memory::planners::parse(planner)

@@ -48,7 +48,7 @@ impl World {
             data: self.directory.path().join("data"),
             program: "/bin/false".into(),
             boot_options: Vec::new(),
-            images: true,
+            images: Some(self.directory.path().join("images")),
             thaw_options: Vec::new(),
             standby_options: Vec::new(),
             standby: 0,
@@ -393,6 +393,52 @@ async fn requests_that_cannot_be_served_say_why() {
 }
 
 #[tokio::test]
+async fn an_image_that_is_not_built_is_the_clients_to_know() {
+    let world = World::new();
+    let client = world.start().await;
+    let on = |image: &str| json!({ "Environment": { "Variables": { "FIRN_IMAGE": image } } });
+    let value = "InvalidParameterValueException";
+    let told = client.create("f", &on("mine")).await.refused(400, value);
+    assert!(told.contains("mine") && told.contains("firn image build"), "{told}");
+    client.get(ONE).await.refused(404, "ResourceNotFoundException");
+    assert_eq!(world.files("code"), 0);
+
+    let image = world.directory.path().join("images/mine.erofs");
+    std::fs::create_dir(image.parent().unwrap()).unwrap();
+    std::fs::write(&image, "").unwrap();
+    client.create("f", &on("mine")).await.ok(201);
+    let configuration = format!("{ONE}/configuration");
+    client.ask("PUT", &configuration, &on("other")).await.refused(400, value);
+    // The program that should run microVMs fails: it is as far as that.
+    client.invoke("f/invocations", "1").await.refused(500, "ServiceException");
+
+    std::fs::remove_file(&image).unwrap();
+    let told = client.invoke("f/invocations", "1").await.refused(502, "InvalidRuntimeException");
+    assert!(told.contains("mine") && told.contains("firn image build"), "{told}");
+    client.ask("PUT", &configuration, &json!({ "Timeout": 9 })).await.ok(200);
+    client.ask("PUT", &configuration, &on("base")).await.ok(200);
+    client.invoke("f/invocations", "1").await.refused(500, "ServiceException");
+}
+
+#[tokio::test]
+async fn an_image_that_is_gone_is_why_a_version_is_not_frozen() {
+    let world = World::new();
+    let client = world.start().await;
+    let image = world.directory.path().join("images/mine.erofs");
+    std::fs::create_dir(image.parent().unwrap()).unwrap();
+    std::fs::write(&image, "").unwrap();
+    let more = json!({
+        "Environment": { "Variables": { "FIRN_IMAGE": "mine" } },
+        "SnapStart": { "ApplyOn": "PublishedVersions" },
+    });
+    client.create("f", &more).await.ok(201);
+    std::fs::remove_file(&image).unwrap();
+    client.ask("POST", &format!("{ONE}/versions"), &Value::Null).await.ok(201);
+    let settled = client.settled("f", "1").await;
+    assert!(settled["StateReason"].as_str().unwrap().contains("firn image build"), "{settled}");
+}
+
+#[tokio::test]
 async fn reserved_concurrency_limits_a_function() {
     let world = World::new();
     let client = world.start().await;
@@ -477,7 +523,7 @@ fn a_daemon_without_credentials_stays_on_this_machine() {
         data: "/nowhere".into(),
         program: "/bin/false".into(),
         boot_options: Vec::new(),
-        images: true,
+        images: None,
         thaw_options: Vec::new(),
         standby_options: Vec::new(),
         standby: 0,

@@ -15,6 +15,7 @@ use tokio::time::timeout;
 
 use firn_memory::prefer_as_victim;
 
+use super::images::{ImageError, Images};
 use super::standby::{Standbys, now};
 use crate::agent::FunctionError;
 use crate::functions::{Snapshot, SnapshotPlace, Version};
@@ -50,8 +51,8 @@ pub(crate) struct Launcher {
     pub(crate) planners: Vec<String>,
     /// Options for `firn boot`.
     pub(crate) boot_options: Vec<String>,
-    /// Whether functions may name the image that they run on.
-    pub(crate) images: bool,
+    /// What functions may run on.
+    pub(crate) images: Images,
     /// Options for `firn thaw`.
     pub(crate) thaw_options: Vec<String>,
     /// Options for `firn standby`.
@@ -100,6 +101,8 @@ pub(crate) struct Thawed {
 pub(crate) enum StartError {
     #[error("firn cannot be started")]
     Spawn(#[source] std::io::Error),
+    #[error(transparent)]
+    Image(#[from] ImageError),
     #[error("the function failed: {0}")]
     Function(FunctionError),
     #[error("the microVM did not start ({status}): {complaint}")]
@@ -147,8 +150,8 @@ impl Launcher {
         let mut command = Command::new(&self.program);
         command.arg("boot").args(self.common(&name));
         command.arg("--memory").arg(format!("{}M", guest_mib(version))).args(&self.boot_options);
-        if let Some(image) = version.environment.get("FIRN_IMAGE").filter(|_| self.images) {
-            command.arg("--image").arg(image);
+        if let Some(image) = self.images.of(version)? {
+            command.arg("--image").arg(image.as_str());
         }
         Ok(self.follow(Started::new(command)?, &name).await?.0)
     }
