@@ -6,6 +6,9 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
+
 /// What the namespace becomes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
@@ -43,8 +46,15 @@ pub(crate) fn is_formatted(file: &File) -> std::io::Result<bool> {
 }
 
 /// Makes `file` a namespace of `size` bytes. The first 2 MiB hold the block, the rest is the device.
+///
+/// The file system's space for all of it is taken at once: QEMU maps the file, and a disk that is full when a page is written for the
+/// first time would end it with SIGBUS.
 pub(crate) fn format(file: &File, size: u64, uuid: [u8; 16], mode: Mode) -> std::io::Result<()> {
-    file.set_len(size)?;
+    match fallocate(file, FallocateFlags::empty(), 0, size) {
+        // A file system that cannot set space aside.
+        Err(Errno::OPNOTSUPP) => file.set_len(size)?,
+        taken => taken?,
+    }
     file.write_all_at(&info_block(size, uuid, mode), BLOCK_OFFSET)
 }
 

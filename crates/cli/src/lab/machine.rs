@@ -85,8 +85,10 @@ impl Machine {
         let disks = [(&program, "on"), (payload, "on"), (&scratch, "off"), (&guest, "on")];
         for (disk, readonly) in disks.into_iter().chain(images.as_ref().map(|disk| (disk, "on"))) {
             let path = inherited(disk).map_err(prepare("a disk"))?;
-            let drive =
-                format!("if=virtio,format=raw,cache=unsafe,readonly={readonly},file={path}");
+            // By default QEMU stops the machine, for ever and silently, when a disk of the host is full.
+            let drive = format!(
+                "if=virtio,format=raw,cache=unsafe,werror=report,readonly={readonly},file={path}"
+            );
             command.args(["-drive", &drive]);
         }
         for (number, (file, size)) in nvdimms.into_iter().enumerate() {

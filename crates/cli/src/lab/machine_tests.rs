@@ -66,6 +66,7 @@ fn persistent_memory_without_a_name_is_formatted_and_leaves_no_file() {
         pmem(&lab, &arguments(&["--pmem-size", "65"])).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(size, 68 << 20, "65 MiB in units of 2 MiB, and 2 MiB for the block");
     assert!(devdax::is_formatted(&file).unwrap());
+    assert!(file.metadata().unwrap().blocks() * 512 >= size, "a full disk shows now, not in QEMU");
     assert_eq!(fs::read_dir(cache.path().join("lab")).unwrap().count(), 4);
 }
 
