@@ -266,7 +266,9 @@ impl Session {
         let counts_free = !subject.in_pool && !subject.preloads && self.cache == Cache::Cold;
         for place in &places {
             let packed = self.pack(place, subject)?;
-            free.extend(FreeReads::of(&place.snapshot, packed).filter(|_| counts_free));
+            if counts_free {
+                free.extend(FreeReads::of(&place.snapshot, packed));
+            }
             let opened = SnapshotFiles::open(&place.snapshot, packed);
             files.push(
                 opened.map_err(|source| SessionError::Player { trace: trace.clone(), source })?,

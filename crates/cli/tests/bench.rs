@@ -16,6 +16,7 @@ use firn_snapshot::{PAGE_SIZE, PageSet};
 use firn_vmm::{Destination, KVM_DEVICE, error_chain, open_kvm};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use tempfile::TempDir;
 
 const FIRN: &str = env!("CARGO_BIN_EXE_firn");
 
@@ -35,6 +36,14 @@ fn output(arguments: &[&str]) -> Output {
 
 fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
+}
+
+/// A directory whose files can leave the page cache, where there is one and a KVM.
+fn directory_on_disk() -> Option<TempDir> {
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    let directory = tempfile::tempdir().unwrap();
+    let tmpfs = rustix::fs::statfs(directory.path()).unwrap().f_type == TMPFS_MAGIC;
+    (has_kvm() && !tmpfs).then_some(directory)
 }
 
 fn files(directory: &Path) -> usize {
@@ -92,12 +101,7 @@ fn two_planners_side_by_side() {
 
 #[test]
 fn a_planner_against_itself_cold_and_in_pairs() {
-    let directory = tempfile::tempdir().unwrap();
-    const TMPFS_MAGIC: i64 = 0x0102_1994;
-    let tmpfs = rustix::fs::statfs(directory.path()).unwrap().f_type == TMPFS_MAGIC;
-    if !has_kvm() || tmpfs {
-        return;
-    }
+    let Some(directory) = directory_on_disk() else { return };
     let json = directory.path().join("r.json");
     let mut arguments = vec!["thaw", "--planner", "firecracker,dram_cached", "--noise"];
     arguments.extend(["--trace", "sequential-write:4M", "--runs", "2", "--concurrency", "2"]);
@@ -122,12 +126,7 @@ fn a_planner_against_itself_cold_and_in_pairs() {
 /// Pages that json writes before it reads them count as free: no planner needs to read them, and who knows it does not.
 #[test]
 fn what_is_read_of_free_pages_is_counted() {
-    let directory = tempfile::tempdir().unwrap();
-    const TMPFS_MAGIC: i64 = 0x0102_1994;
-    let tmpfs = rustix::fs::statfs(directory.path()).unwrap().f_type == TMPFS_MAGIC;
-    if !has_kvm() || tmpfs {
-        return;
-    }
+    let Some(directory) = directory_on_disk() else { return };
     let traces = ["json-a", "json-b"].map(|name| load(name).unwrap());
     let layout = traces[0].trace.layout().clone();
     let mut free = PageSet::new(layout.pages());
@@ -172,12 +171,7 @@ fn what_is_read_of_free_pages_is_counted() {
 
 #[test]
 fn what_a_trace_does_not_touch_costs_no_dram() {
-    let directory = tempfile::tempdir().unwrap();
-    const TMPFS_MAGIC: i64 = 0x0102_1994;
-    let tmpfs = rustix::fs::statfs(directory.path()).unwrap().f_type == TMPFS_MAGIC;
-    if !has_kvm() || tmpfs {
-        return;
-    }
+    let Some(directory) = directory_on_disk() else { return };
     let json = directory.path().join("r.json");
     let mut arguments = vec!["thaw", "--planner", "firecracker:readahead=off,dram_cached"];
     arguments.extend(["--trace", "hello-a", "--runs", "1", "--cache", "cold"]);
@@ -195,7 +189,7 @@ fn what_a_trace_does_not_touch_costs_no_dram() {
 /// A pool in memory with its manager, which ends with this value.
 struct Pool {
     manager: Child,
-    dir: tempfile::TempDir,
+    dir: TempDir,
 }
 
 impl Pool {

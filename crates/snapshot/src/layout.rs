@@ -57,6 +57,13 @@ impl ImageRegion {
     pub fn image_range(&self) -> Range<u64> {
         self.image_offset..self.image_offset + self.len
     }
+
+    /// The image pages that the region takes.
+    #[must_use]
+    pub fn image_pages(&self) -> Range<u64> {
+        let Range { start, end } = self.image_range();
+        start / PAGE_SIZE..end / PAGE_SIZE
+    }
 }
 
 /// The guest's RAM: regions in ascending order, page-aligned, apart from each other, at least one.

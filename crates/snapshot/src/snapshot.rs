@@ -200,6 +200,14 @@ impl Snapshot {
         decode_profile(&bytes, &self.manifest, path).map(Some)
     }
 
+    /// The [profile](Self::profile), or an empty one of this snapshot to put into it what was learnt.
+    ///
+    /// # Errors
+    /// As [`profile`](Self::profile).
+    pub fn profile_or_empty(&self) -> Result<Profile, OpenError> {
+        Ok(self.profile()?.unwrap_or_else(|| Profile::of(self.manifest.description.id)))
+    }
+
     /// A file that was packed from the image beside it; `None` where there is none, as in a pool. It is opened, and its
     /// header and table checked, when it is first asked for.
     ///

@@ -15,7 +15,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 use vmm_sys_util::eventfd::EventFd;
 
 use firn_memory::GuestMemory;
-use firn_snapshot::{PAGE_SIZE, PageSet};
+use firn_snapshot::PageSet;
 
 use crate::arch::layout;
 use crate::kvm::{Faults, OpenKvm};
@@ -154,8 +154,7 @@ impl Vm {
         for (slot, region) in (0u32..).zip(layout.regions()) {
             let len = usize::try_from(region.len).unwrap_or(usize::MAX);
             let log = self.fd.get_dirty_log(slot, len).map_err(failed("tell what was written"))?;
-            let pages =
-                region.image_range().start / PAGE_SIZE..region.image_range().end / PAGE_SIZE;
+            let pages = region.image_pages();
             for (word, first) in log.into_iter().zip(pages.clone().step_by(64)) {
                 let set = (0..64).filter(|bit| word >> bit & 1 == 1).map(|bit| first + bit);
                 set.filter(|page| pages.contains(page)).for_each(|page| written.insert(page));

@@ -93,11 +93,9 @@ fn is_right(header: &Header, input: &Input, index: u64, page: u64) -> bool {
     let (mut difference, mut not_zero) = (0, 0);
     let free = is_free(header, index);
     for index in 0..PAGE_WORDS {
-        let (expected, zero) = match index {
-            TOUCHED_WORD if written => {
-                (written_word(header.seed, page), written_word(header.seed, page))
-            }
-            _ => (value, 0),
+        let [expected, zero] = match index {
+            TOUCHED_WORD if written => [written_word(header.seed, page); 2],
+            _ => [value, 0],
         };
         let place = address(page, index) as *const u64;
         // SAFETY: the page tables map the trace's memory.

@@ -64,8 +64,7 @@ pub fn freeze(
     let report = microvm.freeze(FreezeRequest { destination, dense, function: Some(function) })?;
     if let (Some(path), Some(free)) = (path, inputs.free()) {
         let snapshot = Snapshot::open(&path)?;
-        let id = snapshot.manifest().description.id;
-        let profile = snapshot.profile()?.unwrap_or_else(|| Profile::of(id));
+        let profile = snapshot.profile_or_empty()?;
         set_profile(&path, &Profile { free: Some(runs_of(free)), ..profile })?;
     }
     Ok(report)
@@ -106,8 +105,7 @@ fn prepare(
 fn report_free(memory: &GuestMemory, inputs: &PlayerInputs) -> Result<(), DiscardError> {
     let (Some(free), zero) = (inputs.free(), inputs.zero_map(true)) else { return Ok(()) };
     for region in inputs.layout().regions() {
-        let pages = region.image_range().start / PAGE_SIZE..region.image_range().end / PAGE_SIZE;
-        let free = free.spans(pages).filter(|span| span.set);
+        let free = free.spans(region.image_pages()).filter(|span| span.set);
         for span in free.flat_map(|span| zero.spans(span.pages)).filter(|span| span.set) {
             let start = span.pages.start * PAGE_SIZE - region.image_offset + region.guest_addr;
             memory.discard(start, (span.pages.end - span.pages.start) * PAGE_SIZE)?;

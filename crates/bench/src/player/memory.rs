@@ -203,9 +203,10 @@ pub(super) fn fill(
     let (seed, zero_map) = (options.seed, inputs.zero_map(options.sanitised));
     let mut bytes = Vec::new();
     for region in inputs.layout().regions() {
-        let ImageRegion { guest_addr, image_offset, .. } = region;
-        let first = image_offset / PAGE;
-        let spans = zero_map.spans(first..region.image_range().end / PAGE);
+        let ImageRegion { guest_addr, .. } = region;
+        let pages = region.image_pages();
+        let first = pages.start;
+        let spans = zero_map.spans(pages);
         for page in spans.filter(|span| !span.set).flat_map(|span| span.pages) {
             let address = guest_addr + (page - first) * PAGE;
             let mut value = word(seed, address / PAGE, 0);

@@ -45,8 +45,7 @@ fn frozen(dir: &Path, traces: [NamedTrace; 2], sanitised: bool) -> Option<Snapsh
 }
 
 fn profile(snapshot: &Snapshot, part: Part) -> Profile {
-    let known = Snapshot::open(snapshot.path()).unwrap().profile().unwrap();
-    let mut profile = known.unwrap_or_else(|| Profile::of(snapshot.manifest().description.id));
+    let mut profile = Snapshot::open(snapshot.path()).unwrap().profile_or_empty().unwrap();
     for recorder in of(&[part]) {
         record(snapshot, Some("json-b"), recorder, KVM_DEVICE.as_ref(), &mut profile).unwrap();
     }

@@ -73,6 +73,7 @@ pub(super) async fn invoke(
         .with_function_arn(Some(arn))
         .with_client_context(options.client_context)
         .with_trace_id(options.trace_id);
+    let invocation = Arc::new(invocation);
     let executed = found.version.version.clone();
     let request_id = invocation.request_id().to_owned();
     let named = [
@@ -107,7 +108,7 @@ pub(super) async fn invoke(
 async fn run_event(
     daemon: &Arc<Daemon>,
     target: &Target,
-    invocation: Invocation,
+    invocation: Arc<Invocation>,
     parent: &Context,
 ) {
     let accepted = Instant::now();
@@ -117,7 +118,7 @@ async fn run_event(
         // The function may have changed meanwhile, or be gone.
         let (finder, wanted) = (Arc::clone(daemon), target.clone());
         let Ok(found) = blocking(move || finder.find(&wanted)).await else { return };
-        let wait = match run(daemon, found, invocation.clone(), Instant::now(), parent).await {
+        let wait = match run(daemon, found, Arc::clone(&invocation), Instant::now(), parent).await {
             Ok(invoked) if invoked.outcome.is_ok() => return,
             Err(error) if error.is_passing() => {
                 let wait = pause;
@@ -145,7 +146,7 @@ async fn run_event(
 async fn run(
     daemon: &Arc<Daemon>,
     found: Found,
-    invocation: Invocation,
+    invocation: Arc<Invocation>,
     received: Instant,
     parent: &Context,
 ) -> Result<Invoked, ApiError> {

@@ -24,7 +24,7 @@ const FATAL: [&str; 2] = ["Sandbox.Timedout", "Runtime.ExitError"];
 #[derive(Debug, Clone)]
 pub(crate) struct Request {
     pub(crate) wanted: Wanted,
-    pub(crate) invocation: Invocation,
+    pub(crate) invocation: Arc<Invocation>,
     /// When the request came in.
     pub(crate) received: Instant,
 }
@@ -40,8 +40,6 @@ pub(crate) struct Invoked {
 struct Begun {
     vm: Vm,
     start: StartKind,
-    /// Whether a thaw failed before it was booted.
-    thaw_failed: bool,
     standby: bool,
     /// What `firn thaw` says about the start.
     thaw: Option<Box<RawValue>>,
@@ -148,10 +146,10 @@ async fn serve(
     // Held until the answer is here.
     let _flight = grant.flight;
     let begin = Instant::now();
-    let Begun { vm, start, thaw_failed, standby, thaw } = match grant.seat {
+    let Begun { vm, start, standby, thaw } = match grant.seat {
         Seat::Warm(vm) => {
             let start = StartKind::warm;
-            Begun { vm: *vm, start, thaw_failed: false, standby: false, thaw: None }
+            Begun { vm: *vm, start, standby: false, thaw: None }
         }
         Seat::Start(booking) => match start(fleet, code, &version, booking).await {
             Ok(begun) => {
@@ -181,7 +179,7 @@ async fn serve(
         },
     };
     let started = begin.elapsed();
-    let invocation = request.invocation.clone();
+    let invocation = Arc::clone(&request.invocation);
     let asked = Instant::now();
     let Vm { monitor, mut agent, booking } = vm;
     let (agent, answered) = spawn_blocking(move || {
@@ -217,7 +215,8 @@ async fn serve(
     fleet.metrics.started(start, total.as_secs_f64());
     let report = Report {
         start,
-        thaw_failed,
+        // Where there is a snapshot it is thawed first.
+        thaw_failed: start == StartKind::cold && version.snapshot.is_some(),
         queue_ns: nanoseconds(queue),
         start_ns: nanoseconds(started),
         invoke_ns: nanoseconds(invoke),
@@ -270,7 +269,7 @@ async fn start(
                 let vm = Vm { monitor, agent, booking };
                 let thaw = Some(report);
                 let start = StartKind::thawed;
-                return Ok(Begun { vm, start, thaw_failed: false, standby, thaw });
+                return Ok(Begun { vm, start, standby, thaw });
             }
             Err(error @ LoadFailure::Start(StartError::Function(_))) => return Err(error),
             Err(error) => {
@@ -288,8 +287,7 @@ async fn start(
     match load(fleet, code, version, &monitor, false).await {
         Ok(agent) => {
             let vm = Vm { monitor, agent, booking };
-            let (start, thaw_failed) = (StartKind::cold, version.snapshot.is_some());
-            Ok(Begun { vm, start, thaw_failed, standby: false, thaw: None })
+            Ok(Begun { vm, start: StartKind::cold, standby: false, thaw: None })
         }
         Err(error) => {
             monitor.end().await;

@@ -29,11 +29,13 @@ impl Written {
                 (guest_addr.max(region.guest_addr), end.min(region.guest_range().end));
             if start < end {
                 let page = |addr: u64| (addr - region.guest_addr + region.image_offset) / PAGE_SIZE;
-                for page in page(start)..=page(end - 1) {
-                    self.words[usize_of(page / 64)].fetch_or(1 << (page % 64), Ordering::Relaxed);
-                }
+                (page(start)..=page(end - 1)).for_each(|page| self.insert(page));
             }
         }
+    }
+
+    fn insert(&self, page: u64) {
+        self.words[usize_of(page / 64)].fetch_or(1 << (page % 64), Ordering::Relaxed);
     }
 }
 
@@ -52,9 +54,7 @@ impl GuestMemory {
     /// Puts down image pages that KVM says were written. Without [tracking](Self::track_writes) nothing is done.
     pub fn note_written(&self, pages: &PageSet) {
         let Some(written) = &self.written else { return };
-        for page in pages.runs().flatten() {
-            written.words[usize_of(page / 64)].fetch_or(1 << (page % 64), Ordering::Relaxed);
-        }
+        pages.runs().flatten().for_each(|page| written.insert(page));
     }
 
     /// The image pages that may have been written through views, that were [noted](Self::note_written), and those that the guest

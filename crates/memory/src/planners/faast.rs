@@ -51,8 +51,6 @@ impl Planner for Faast {
             .regions()
             .zip(plan.segments)
             .flat_map(|(region, whole)| {
-                let pages =
-                    region.image_range().start / PAGE_SIZE..region.image_range().end / PAGE_SIZE;
                 let segment = |span: firn_snapshot::Span| {
                     let offset = span.pages.start * PAGE_SIZE;
                     let start = region.guest_addr + (offset - region.image_offset);
@@ -61,7 +59,7 @@ impl Planner for Faast {
                         if span.set { Source::PagerZero } else { Source::Pager { offset } };
                     Segment { guest: GuestRange { start, len }, source, ..whole }
                 };
-                free.spans(pages).map(segment).collect::<Vec<_>>()
+                free.spans(region.image_pages()).map(segment).collect::<Vec<_>>()
             })
             .collect();
         Ok(plan)

@@ -39,7 +39,7 @@ struct State {
     /// Those whose microVMs ended, and what they wrote, where that is known.
     waiting: VecDeque<Returned>,
     /// Counts lists: each has another sample.
-    turn: u64,
+    lists: u64,
     /// A list was wrong: none is believed any more.
     distrusting: bool,
     /// The one that is made ready just now.
@@ -245,13 +245,13 @@ impl Shared {
         written: Option<&[PageRun]>,
         stop: impl FnMut() -> bool,
     ) -> Option<Imaging> {
-        let turn = {
+        let believed = written.and_then(|written| {
             let mut state = self.state();
-            state.turn += 1;
-            (!state.distrusting).then_some(state.turn)
-        };
-        let (Some(written), Some(turn)) = (written, turn) else { return replica.image_until(stop) };
-        let imaging = replica.image_listed(written, turn, stop)?;
+            state.lists += 1;
+            (!state.distrusting).then_some((written, state.lists))
+        });
+        let Some((written, list)) = believed else { return replica.image_until(stop) };
+        let imaging = replica.image_listed(written, list, stop)?;
         if imaging.by == ImagedBy::WrongList {
             let mut state = self.state();
             state.distrusting = true;

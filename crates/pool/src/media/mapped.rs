@@ -278,7 +278,7 @@ fn map_file(file: &File, size: u64, how: How) -> rustix::io::Result<Memory> {
 fn build_index(memory: &Memory, kind: MediumKind, granule: u64) -> rustix::io::Result<Index> {
     if matches!(kind, MediumKind::Memfd | MediumKind::Tmpfs) {
         match memory.advise_huge() {
-            // A kernel without transparent huge pages, or a mapping that has huge ones anyway.
+            // A kernel without transparent huge pages.
             Ok(()) | Err(Errno::INVAL) => {}
             Err(errno) => return Err(errno),
         }

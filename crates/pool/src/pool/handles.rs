@@ -194,13 +194,7 @@ impl Replica {
     }
 
     /// Makes guest memory what the snapshot's is: compares piece by piece, and copies what differs. Nobody may run in it meanwhile.
-    /// It need not be durable: recovery frees replicas.
-    #[must_use]
-    pub fn image(&self) -> Imaging {
-        self.image_until(|| false).unwrap_or_default()
-    }
-
-    /// The same, given up with `None` once `stop`, which is asked before each piece, says so.
+    /// It need not be durable: recovery frees replicas. It is given up with `None` once `stop`, which is asked before each piece, says so.
     pub(crate) fn image_until(&self, stop: impl FnMut() -> bool) -> Option<Imaging> {
         let begin = Instant::now();
         let mut work = Work::new(self, stop);
@@ -208,12 +202,12 @@ impl Replica {
         Some(work.done(begin, ImagedBy::Comparing))
     }
 
-    /// The same where a list says which pages may differ: those, and a sample of the others, which moves with `turn`. If that
+    /// The same where a list says which pages may differ: those, and a sample of the others, which moves with `list`, their number. If that
     /// finds anything, the list is wrong, and all is compared.
     pub(crate) fn image_listed(
         &self,
         written: &[PageRun],
-        turn: u64,
+        list: u64,
         stop: impl FnMut() -> bool,
     ) -> Option<Imaging> {
         let size = self.extent.guest_bytes;
@@ -229,7 +223,7 @@ impl Replica {
         }
         let listed = work.copied;
         let piece = u64_of(PIECE);
-        let mut at = turn % SAMPLE * piece;
+        let mut at = list % SAMPLE * piece;
         while at < size {
             work.image(at..size.min(at + piece))?;
             at += SAMPLE * piece;

@@ -134,7 +134,9 @@ pub(super) fn fill(
             let bar = progress(u64::from(most));
             bar.set_message(format!("{planner} on {trace}"));
             let mut in_pool = pool.as_deref_mut().filter(|_| subject.in_pool);
-            in_pool.as_mut().map_or(Ok(()), |pool| pool.settle())?;
+            if let Some(pool) = &mut in_pool {
+                pool.settle()?;
+            }
             let filled = capacity.fill(
                 interrupt,
                 |microvms| bar.set_position(u64::from(microvms)),

@@ -221,8 +221,7 @@ fn other_input(argument: &str) -> Option<String> {
 fn learn(path: &Path, inputs: &PlayerInputs) -> Result<Profile, PlayersError> {
     let snapshot = Snapshot::open(path)?;
     let input = inputs.iter().last().map(|trace| trace.name.as_str());
-    let id = snapshot.manifest().description.id;
-    let mut profile = snapshot.profile()?.unwrap_or_else(|| Profile::of(id));
+    let mut profile = snapshot.profile_or_empty()?;
     // Of a trace that does not say it, no page is known to be free.
     profile.free.get_or_insert_default();
     for recorder in recorders::of(&Part::ALL) {

@@ -195,11 +195,10 @@ pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordError> {
 /// Gives the second snapshot the groups of the run that it was frozen after, and its loading-set file.
 fn give_second(path: &Path, recorded: &Profile) -> Result<Summary, RecordError> {
     let second = Snapshot::open(path)?;
-    let id = second.manifest().description.id;
     let profile = Profile {
         inputs: recorded.inputs.clone(),
         groups: recorded.groups.clone(),
-        ..second.profile()?.unwrap_or_else(|| Profile::of(id))
+        ..second.profile_or_empty()?
     };
     set_profile(path, &profile)?;
     pack(path, &FaaSnap { merge: FaaSnap::MERGE })?;
@@ -218,15 +217,11 @@ fn free_runs(snapshot: &Snapshot) -> Result<Vec<Run>, FreePagesError> {
 
 /// The profile that the new parts go into. One that cannot be used is no reason not to record another.
 fn before(snapshot: &Snapshot) -> Profile {
-    let id = snapshot.manifest().description.id;
-    match snapshot.profile() {
-        Ok(profile) => profile.unwrap_or_else(|| Profile::of(id)),
-        Err(error) => {
-            output::note(&format!(
-                "firn: the profile that was there is given up: {}",
-                output::plain(&error_chain(&error))
-            ));
-            Profile::of(id)
-        }
-    }
+    snapshot.profile_or_empty().unwrap_or_else(|error| {
+        output::note(&format!(
+            "firn: the profile that was there is given up: {}",
+            output::plain(&error_chain(&error))
+        ));
+        Profile::of(snapshot.manifest().description.id)
+    })
 }

@@ -83,12 +83,12 @@ fn a_replica_has_its_own_space_and_keeps_its_source() {
     assert_eq!(pool.list().extents.len(), 3);
     let mark = |at: u64| medium.load_word(at);
     assert_ne!(mark(extent.offset), mark(source.offset));
-    let first = replica.image();
+    let first = replica.image_until(|| false).unwrap();
     assert_eq!((first.compared, first.copied), (GRANULE, 2 * 65536));
     assert_eq!(mark(extent.offset + 8), 1, "the generation that it was made from");
-    assert_eq!(replica.image().copied, 0);
+    assert_eq!(replica.image_until(|| false).unwrap().copied, 0);
     medium.store_word(extent.offset + 70_000, 7);
-    assert_eq!(replica.image().copied, 65536);
+    assert_eq!(replica.image_until(|| false).unwrap().copied, 65536);
     assert_eq!(mark(extent.offset + 70_000), 0);
     let listed = pool.list();
     let listed = listed.extents.iter().find(|listed| listed.role == Role::Replica).unwrap();
