@@ -6,11 +6,12 @@ use clap::{Args, ValueEnum};
 use thiserror::Error;
 
 use firn_memory::WriteReport;
-use firn_memory::planners::{Firn, Planner, Store, written_chunks};
+use firn_memory::planners::{Firn, Planner, Store, read_chunks, written_chunks};
 use firn_snapshot::{
-    AttachError, OpenError, OpenPooledError, PageSet, PooledSnapshot, Profile, Snapshot, Verify,
+    AttachError, CopyRule, OpenError, OpenPooledError, PageSet, PooledSnapshot, Profile, Run,
+    Snapshot, Verify, runs_of,
 };
-use firn_vmm::Destination;
+use firn_vmm::{Destination, Virtualization};
 
 use crate::clock::nanoseconds;
 use crate::output;
@@ -84,10 +85,9 @@ impl OpenedSnapshot {
 
     /// Takes a copy of what the microVM is expected to write, for a planner that runs on copies: from a pool alone.
     pub(crate) fn take_copy(&mut self, planner: &dyn Planner) -> Result<(), OpenSnapshotError> {
-        if let (Self::Pool(pooled), Some(from)) = (self, planner.copies_from()) {
-            pooled.take_copy(from, |snapshot| {
-                let profile = snapshot.profile()?;
-                Ok(profile.map(|profile| written_chunks(&profile, from)).unwrap_or_default())
+        if let (Self::Pool(pooled), Some(rule)) = (self, planner.copies()) {
+            pooled.take_copy(rule, |snapshot| {
+                Ok(snapshot.profile()?.map(|profile| wanted(&profile, rule)).unwrap_or_default())
             })?;
         }
         Ok(())
@@ -96,8 +96,8 @@ impl OpenedSnapshot {
     /// Tells the pool's manager what a run wrote. The run was good without it.
     pub(crate) fn wrote(&mut self, writes: Option<&WriteReport>) {
         if let (Self::Pool(pooled), Some(writes)) = (self, writes)
-            && let Some(from) = pooled.snapshot.copies().map(|copies| copies.from)
-            && let Err(error) = pooled.wrote(from, &writes.written)
+            && let Some(rule) = pooled.snapshot.copies().map(|copies| copies.rule)
+            && let Err(error) = pooled.wrote(rule, &used(&pooled.snapshot, rule, &writes.written))
         {
             let error = firn_vmm::error_chain(&error);
             output::note(&format!("firn: the pool does not learn from this run: {error}"));
@@ -176,14 +176,41 @@ pub(crate) fn set_pooled_profile(
 ) -> Result<(), AttachError> {
     firn_snapshot::set_pooled_profile(socket, name, profile)?;
     let announced = PooledSnapshot::open(socket, name, Verify::Never);
-    let announced = announced.and_then(|mut pooled| {
-        pooled.take_copy(Firn::FROM, |_| Ok(written_chunks(profile, Firn::FROM)))
-    });
+    let announced = announced
+        .and_then(|mut pooled| pooled.take_copy(Firn::RULE, |_| Ok(wanted(profile, Firn::RULE))));
     if let Err(error) = announced {
         let error = firn_vmm::error_chain(&error);
         output::note(&format!("firn: copies are made at the first start, not before: {error}"));
     }
     Ok(())
+}
+
+/// The chunks that are copied by a rule.
+fn wanted(profile: &Profile, rule: CopyRule) -> Vec<Run> {
+    let mut chunks = written_chunks(profile, rule.written);
+    chunks.extend(read_here(profile, rule));
+    chunks.sort_unstable_by_key(|chunk| chunk.first);
+    chunks
+}
+
+/// Those of them that are only read: on a host whose KVM has software page tables.
+fn read_here(profile: &Profile, rule: CopyRule) -> Vec<Run> {
+    match Virtualization::detect() {
+        Ok(Virtualization::Software) => read_chunks(profile, rule.read),
+        _ => Vec::new(),
+    }
+}
+
+/// The chunks that a run was right to have a copy of: what it wrote, and what its profile says that it reads.
+fn used(snapshot: &Snapshot, rule: CopyRule, written: &[Run]) -> Vec<Run> {
+    let profile = snapshot.profile().ok().flatten();
+    let read = profile.map(|profile| read_here(&profile, rule)).unwrap_or_default();
+    let end = snapshot.manifest().layout.pages();
+    let mut pages = PageSet::new(end);
+    for run in written.iter().chain(&read).map(Run::range) {
+        pages.insert_range(run.start.min(end)..run.end.min(end));
+    }
+    runs_of(&pages)
 }
 
 /// Where a snapshot goes: the directory `to`, or that name in the pool.

@@ -28,7 +28,7 @@ pub struct WriteReport {
     pub copied: u64,
     /// Chunks that were written and not expected: what the kernel copied page by page.
     pub missed: u64,
-    /// Chunks that were expected and not written.
+    /// Chunks that were expected and not written; with them those that were copied because much of them is read.
     pub unused: u64,
     /// The chunks that were written, as runs of image pages.
     pub written: Vec<Run>,
@@ -39,7 +39,7 @@ pub struct WriteReport {
 #[error("finding out what the guest wrote")]
 pub struct ObserveError(#[from] io::Error);
 
-/// Finds out which chunks a guest has written. A chunk of the extent counts when at least `copies.from` of its pages were copied
+/// Finds out which chunks a guest has written. A chunk of the extent counts when at least `copies.rule.written` of its pages were copied
 /// on write; a chunk of a copy when it differs from what it was copied from. The guest may run: what it writes meanwhile
 /// counts or not.
 ///
@@ -68,7 +68,7 @@ pub fn observe_writes(
                 Source::Copy { .. } => sealed.differs(memory, guest, part.start, len)?,
                 _ => {
                     let private = memory.private_pages(guest, len)?;
-                    private >= copies.from
+                    private >= copies.rule.written
                 }
             };
             if counts {

@@ -1,4 +1,4 @@
-use firn_snapshot::{CopyTable, MemoryLayout};
+use firn_snapshot::{CopyRule, CopyTable, MemoryLayout};
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::os::unix::fs::FileExt;
 
@@ -41,7 +41,8 @@ impl World {
         let table = CopyTable::new([run(1, 1), run(3, 1)]);
         let file = Some(memfd([1, 3].into_iter().map(byte)));
         let expected = vec![run(1, 1), run(3, 2)];
-        Self { medium, copies: Copies { from: 2, expected, table, file, absent: None } }
+        let rule = CopyRule { written: 2, read: 0 };
+        Self { medium, copies: Copies { rule, expected, table, file, absent: None } }
     }
 
     fn plan(&self) -> Plan {

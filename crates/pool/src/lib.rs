@@ -43,8 +43,8 @@ mod pool;
 pub use extent::Extent;
 pub use layout::{GRANULE, POOL_VERSION};
 pub use manager::{
-    ArenaFacts, COPY_CHUNK, ChunkRun, Client, ClientError, ClientWatch, CopyGrant, Description,
-    Grant, MANAGER_VERSION, NoCopy, Refusal, ReplicaGrant, Server, ServerError,
+    ArenaFacts, COPY_CHUNK, ChunkRun, Client, ClientError, ClientWatch, CopyGrant, CopyRule,
+    Description, Grant, MANAGER_VERSION, NoCopy, Refusal, ReplicaGrant, Server, ServerError,
 };
 pub use mapped_extent::{MapExtentError, MappedExtent};
 pub use media::simulated;

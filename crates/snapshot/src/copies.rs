@@ -2,7 +2,7 @@
 
 use std::fs::File;
 
-use firn_pool::NoCopy;
+use firn_pool::{CopyRule, NoCopy};
 use serde::Serialize;
 
 use crate::layout::PAGE_SIZE;
@@ -63,8 +63,8 @@ impl CopyTable {
 /// What a pool's manager expects a microVM to write, and what it copied of that ahead.
 #[derive(Debug, Default)]
 pub struct Copies {
-    /// How many written pages make a chunk of 2 MiB count.
-    pub from: u64,
+    /// Which chunks count.
+    pub rule: CopyRule,
     /// Image pages that are expected to be written, in whole chunks of 2 MiB, ascending.
     pub expected: Vec<Run>,
     /// What the copy holds: nothing where none was ready.

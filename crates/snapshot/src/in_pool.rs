@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use firn_pool::{
-    COPY_CHUNK, ChunkRun, Client, ClientError, CopyGrant, Grant, Imaging, MapExtentError,
+    COPY_CHUNK, ChunkRun, Client, ClientError, CopyGrant, CopyRule, Grant, Imaging, MapExtentError,
     MappedExtent,
 };
 use thiserror::Error;
@@ -169,31 +169,31 @@ impl PooledSnapshot {
 impl PooledSnapshot {
     /// Takes a copy of the chunks that a microVM of the sealed snapshot is expected to write, where the manager has one ready:
     /// [`Snapshot::copies`] has it then. `profile` names image pages, in whole chunks of 2 MiB, that the snapshot's profile
-    /// expects, each for at least `from` written pages; it is asked for only where the manager does not know it. Without a copy
+    /// expects by the rule; it is asked for only where the manager does not know it. Without a copy
     /// nothing is lost but time.
     ///
     /// # Errors
     /// See [`OpenPooledError`].
     pub fn take_copy(
         &mut self,
-        from: u64,
+        rule: CopyRule,
         profile: impl FnOnce(&Snapshot) -> Result<Vec<Run>, OpenError>,
     ) -> Result<(), OpenPooledError> {
         let CopyGrant { expected, copy } =
-            match self.connection.known_copy(self.generation, from)? {
+            match self.connection.known_copy(self.generation, rule)? {
                 Some(granted) => granted,
                 None => {
                     let profile = chunks_of(&profile(&self.snapshot)?);
-                    self.connection.copy(self.generation, from, profile)?
+                    self.connection.copy(self.generation, rule, profile)?
                 }
             };
         let expected = expected.into_iter().map(pages_of_chunks).collect();
         let copies = match copy {
             Ok((chunks, file)) => {
                 let table = CopyTable::new(chunks.into_iter().map(pages_of_chunks));
-                Copies { from, expected, table, file: Some(file.into()), absent: None }
+                Copies { rule, expected, table, file: Some(file.into()), absent: None }
             }
-            Err(reason) => Copies { from, expected, absent: Some(reason), ..Copies::default() },
+            Err(reason) => Copies { rule, expected, absent: Some(reason), ..Copies::default() },
         };
         self.snapshot.run_with(copies);
         Ok(())
@@ -210,13 +210,13 @@ impl PooledSnapshot {
         self.connection.give_back(generation, &written)
     }
 
-    /// Tells the manager which image pages a run wrote, in whole chunks of 2 MiB that had at least `from` of them, so that
-    /// it foresees the next run.
+    /// Tells the manager which image pages a run wrote, or was right to have a copy of, in whole chunks of 2 MiB, so that it foresees
+    /// the next run.
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub fn wrote(&mut self, from: u64, chunks: &[Run]) -> Result<(), ClientError> {
-        self.connection.wrote(self.generation, from, chunks_of(chunks))
+    pub fn wrote(&mut self, rule: CopyRule, chunks: &[Run]) -> Result<(), ClientError> {
+        self.connection.wrote(self.generation, rule, chunks_of(chunks))
     }
 }
 

@@ -45,7 +45,7 @@ pub use digests::{DigestError, Digests};
 pub use disk::{DiskError, DiskIdentity, DiskSource};
 pub use error::OpenError;
 pub use extent::{ExtentContents, ExtentTarget, write_extent};
-pub use firn_pool::{ImagedBy, NoCopy};
+pub use firn_pool::{CopyRule, ImagedBy, NoCopy};
 pub use freeze_error::FreezeError;
 pub use image::{Chunk, PageSource};
 pub use in_pool::{

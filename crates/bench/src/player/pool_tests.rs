@@ -4,13 +4,15 @@ use std::sync::Arc;
 
 use firn_memory::planners::parse;
 use firn_pool::{Client, CreateOptions, ImagedBy, MappedMedium, MemfdOptions, Pool, Server};
-use firn_snapshot::{NoCopy, PooledSnapshot, Verify};
+use firn_snapshot::{CopyRule, NoCopy, PooledSnapshot, Verify};
 use firn_vmm::{Destination, KVM_DEVICE};
 
 use super::{
     Clock, Leaves, PlayerInputs, PlayerOptions, PlayerReport, ReplayError, freeze, replay,
 };
 use crate::traces::load;
+
+const RULE: CopyRule = CopyRule { written: 1, read: 0 };
 
 /// A pool in memory, and its manager; `None` where this host has no huge pages set aside.
 fn manager(dir: &tempfile::TempDir, huge: bool) -> Option<Server> {
@@ -110,7 +112,7 @@ fn players_write_to_copies_that_are_made_ahead_of_them() {
     freeze(&inputs, &PlayerOptions::default(), KVM_DEVICE.as_ref(), destination, false).unwrap();
     let take = || {
         let mut snapshot = PooledSnapshot::open(&socket, "player", Verify::Once).unwrap();
-        snapshot.take_copy(1, |_| Ok(Vec::new())).unwrap();
+        snapshot.take_copy(RULE, |_| Ok(Vec::new())).unwrap();
         snapshot
     };
     // Nobody recorded a profile: two runs teach what is written. Each checks all its memory.
@@ -120,7 +122,7 @@ fn players_write_to_copies_that_are_made_ahead_of_them() {
         assert!(report.private_bytes >= 16 << 20 && report.copy_bytes == 0, "{report:?}");
         let writes = report.writes.unwrap();
         assert!(writes.predicted == 0 && writes.missed >= 8, "{writes:?}");
-        snapshot.wrote(1, &writes.written).unwrap();
+        snapshot.wrote(RULE, &writes.written).unwrap();
     }
     let first = loop {
         let snapshot = take();

@@ -8,7 +8,11 @@
 //! Without a copy (none was ready, or the arena is full) the kernel copies what is written, page by page, as under
 //! `pass_shared`; but expected chunks that are all zero are anonymous memory then, which comes in pages of 2 MiB.
 
-use firn_snapshot::{CHUNK_PAGES, Copies, ImageRegion, PAGE_SIZE, PageSet, Profile, Run, Snapshot};
+use std::collections::BTreeMap;
+
+use firn_snapshot::{
+    CHUNK_PAGES, Copies, CopyRule, ImageRegion, PAGE_SIZE, PageSet, Profile, Run, Snapshot,
+};
 
 use super::pass::segments;
 use super::pass_shared::sharing;
@@ -20,28 +24,27 @@ use crate::plan::{
 /// The planner `firn`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Firn {
-    /// How many pages a run has to write of a chunk for it to be copied ahead (`copy=1` to 512).
-    pub from: u64,
+    /// Which chunks are copied ahead: those of which a run writes so many pages (`copy=1` to 512), and those of which it only reads
+    /// so many (`read=1` to 512, or `read=0` for none).
+    pub rule: CopyRule,
 }
 
 impl Firn {
-    /// The default: the smallest, for a page that is written splits its whole leaf (docs/firn-planner.md).
-    pub const FROM: u64 = 1;
-    /// The largest that can be asked for: a whole chunk.
-    pub const MOST_FROM: u64 = CHUNK_PAGES;
+    /// The default, by measurement (docs/firn-planner.md): a page that is written splits its whole leaf.
+    pub const RULE: CopyRule = CopyRule { written: 1, read: 32 };
 }
 
 impl Planner for Firn {
     fn name(&self) -> String {
-        format!("firn:copy={}", self.from)
+        format!("firn:copy={},read={}", self.rule.written, self.rule.read)
     }
 
     fn store(&self) -> Store {
         Store::Extent
     }
 
-    fn copies_from(&self) -> Option<u64> {
-        Some(self.from)
+    fn copies(&self) -> Option<CopyRule> {
+        Some(self.rule)
     }
 
     fn plan(&self, input: &PlanInput<'_>) -> Result<Plan, PlannerError> {
@@ -51,22 +54,43 @@ impl Planner for Firn {
 
 /// The chunks of which a profile says that at least `from` pages are written, as image pages.
 pub fn written_chunks(profile: &Profile, from: u64) -> Vec<Run> {
-    let mut chunks: Vec<(u64, u64)> = Vec::new();
-    for run in profile.written.iter().flatten() {
+    let counts = pages_by_chunk(profile.written.as_deref().unwrap_or_default());
+    chunks(counts.into_iter().filter(|(_, pages)| *pages >= from).map(|(chunk, _)| chunk))
+}
+
+/// The chunks of which a profile says that at least `from` pages are touched and none is written, as image pages. With 0 there are
+/// none.
+///
+/// They are worth a copy where KVM has software page tables: it makes ready the entries around a fault (Linux `paging_tmpl.h`,
+/// `FNAME(prefetch_gpte)`) in memory alone that this process may write, and sealed bytes are mapped for reading. Each page of
+/// the guest's small leaves costs a fault there. With nested paging a shared leaf of 2 MiB takes one.
+pub fn read_chunks(profile: &Profile, from: u64) -> Vec<Run> {
+    let written = pages_by_chunk(profile.written.as_deref().unwrap_or_default());
+    let touched = pages_by_chunk(profile.faults.as_deref().unwrap_or_default());
+    let dense = touched
+        .into_iter()
+        .filter(|(chunk, pages)| from > 0 && *pages >= from && !written.contains_key(chunk));
+    chunks(dense.map(|(chunk, _)| chunk))
+}
+
+/// How many pages of each chunk there are in runs that do not overlap.
+fn pages_by_chunk(runs: &[Run]) -> BTreeMap<u64, u64> {
+    let mut counts = BTreeMap::new();
+    for run in runs {
         let range = run.range();
         let mut page = range.start;
         while page < range.end {
             let chunk = page / CHUNK_PAGES;
             let end = ((chunk + 1) * CHUNK_PAGES).min(range.end);
-            match chunks.last_mut() {
-                Some((last, pages)) if *last == chunk => *pages += end - page,
-                _ => chunks.push((chunk, end - page)),
-            }
+            *counts.entry(chunk).or_default() += end - page;
             page = end;
         }
     }
-    let counted = chunks.into_iter().filter(|(_, pages)| *pages >= from);
-    counted.map(|(chunk, _)| Run { first: chunk * CHUNK_PAGES, pages: CHUNK_PAGES }).collect()
+    counts
+}
+
+fn chunks(numbers: impl Iterator<Item = u64>) -> Vec<Run> {
+    numbers.map(|chunk| Run { first: chunk * CHUNK_PAGES, pages: CHUNK_PAGES }).collect()
 }
 
 /// A part of guest memory that does not come from the extent.

@@ -20,7 +20,7 @@ pub use faast::Faast;
 pub use firecracker::Firecracker;
 #[cfg(test)]
 pub(crate) use firn::plan as firn_plan;
-pub use firn::{Firn, written_chunks};
+pub use firn::{Firn, read_chunks, written_chunks};
 pub use packing::{PackError, PackReport, Packing, pack};
 pub use pass::Pass;
 pub use pass_shared::PassShared;
@@ -35,7 +35,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use firn_snapshot::{MemoryLayout, OpenError, PageSet, Profile, Snapshot};
+use firn_snapshot::{CopyRule, MemoryLayout, OpenError, PageSet, Profile, Snapshot};
 use rustix::fs::{AtFlags, StatxAttributes, StatxFlags, statx};
 use serde::Serialize;
 use thiserror::Error;
@@ -339,7 +339,7 @@ pub trait Planner: Send + Sync {
 
     /// Whether a recorded profile makes a difference to a start: to the plan, or to what was copied ahead for it.
     fn learns(&self) -> bool {
-        self.uses_profile() || self.copies_from().is_some()
+        self.uses_profile() || self.copies().is_some()
     }
 
     /// What goes into the file that is packed for its plans; `None` for a planner without one.
@@ -351,9 +351,8 @@ pub trait Planner: Send + Sync {
         Ok(None)
     }
 
-    /// How many pages a run has to write of a chunk of 2 MiB for it to be copied ahead, where the planner runs on copies: they
-    /// are asked for before the plan is made ([`PooledSnapshot::take_copy`](firn_snapshot::PooledSnapshot::take_copy)).
-    fn copies_from(&self) -> Option<u64> {
+    /// Which chunks of 2 MiB have to be copied ahead, where the planner runs on copies: they are asked for before the plan is made ([`PooledSnapshot::take_copy`](firn_snapshot::PooledSnapshot::take_copy)).
+    fn copies(&self) -> Option<CopyRule> {
         None
     }
 

@@ -1,5 +1,7 @@
 //! A planner's plan without its preload, for who has preloaded already.
 
+use firn_snapshot::CopyRule;
+
 use super::{Packing, PlanInput, Planner, PlannerError, Store};
 use crate::plan::Plan;
 
@@ -25,8 +27,8 @@ impl Planner for Preloaded {
         self.0.packing(input)
     }
 
-    fn copies_from(&self) -> Option<u64> {
-        self.0.copies_from()
+    fn copies(&self) -> Option<CopyRule> {
+        self.0.copies()
     }
 
     fn plan(&self, input: &PlanInput<'_>) -> Result<Plan, PlannerError> {

@@ -113,7 +113,7 @@ fn an_image_that_dram_cannot_hold_is_refused() {
             "faast:granule=1",
             "pass",
             "pass_shared",
-            "firn:copy=1",
+            "firn:copy=1,read=32",
         ];
         assert_eq!(others, expected);
         // Named, it is selected, and the error comes with the plan.

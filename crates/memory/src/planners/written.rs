@@ -1,8 +1,9 @@
 //! Planners as they are written: `name[:key=value,…]`.
 
-use thiserror::Error;
-
 use std::ops::RangeInclusive;
+
+use firn_snapshot::{CHUNK_PAGES, CopyRule};
+use thiserror::Error;
 
 use super::{
     DramCached, FaaSnap, Faast, Firecracker, Firn, Pass, PassShared, PlanInput, Planner,
@@ -131,13 +132,21 @@ const PLANNERS: &[Entry] = &[
     Entry { name: "pass_shared", options: &[], make: |_| Box::new(PassShared) },
     Entry {
         name: "firn",
-        options: &[OptionEntry {
-            key: "copy",
-            values: Values::Number { default: Firn::FROM, range: 1..=Firn::MOST_FROM },
-        }],
+        options: &[
+            OptionEntry {
+                key: "copy",
+                values: Values::Number { default: Firn::RULE.written, range: 1..=CHUNK_PAGES },
+            },
+            OptionEntry {
+                key: "read",
+                values: Values::Number { default: Firn::RULE.read, range: 0..=CHUNK_PAGES },
+            },
+        ],
         make: |values| match values {
-            [Value::Number(from)] => Box::new(Firn { from: *from }),
-            _ => Box::new(Firn { from: Firn::FROM }),
+            [Value::Number(written), Value::Number(read)] => {
+                Box::new(Firn { rule: CopyRule { written: *written, read: *read } })
+            }
+            _ => Box::new(Firn { rule: Firn::RULE }),
         },
     },
 ];

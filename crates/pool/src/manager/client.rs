@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use uuid::Uuid;
 
-use super::copies::{ArenaFacts, NoCopy};
+use super::copies::{ArenaFacts, CopyRule, NoCopy};
 use super::error::ClientError;
 use super::wire::{MAX_RESPONSE, WireError, receive_with_descriptor, send};
 use super::{ChunkRun, Granted, Request, Response};
@@ -199,18 +199,18 @@ impl Client {
     }
 
     /// A copy of the chunks that a microVM of a snapshot is expected to write, where one was made ahead; this connection has
-    /// the snapshot. `profile` is what its profile says of them; runs teach the manager more (see [`Client::wrote`]). `from` is how
-    /// many written pages make a chunk count: what is learnt of one number is no use for another.
+    /// the snapshot. `profile` is what its profile says of them; runs teach the manager more (see [`Client::wrote`]). What is learnt of
+    /// one `rule` is no use for another.
     ///
     /// # Errors
     /// See [`ClientError`]. That there is no copy is none.
     pub fn copy(
         &mut self,
         generation: u64,
-        from: u64,
+        rule: CopyRule,
         profile: Vec<ChunkRun>,
     ) -> Result<CopyGrant, ClientError> {
-        let granted = self.ask_copy(&Request::Copy { generation, from, profile: Some(profile) })?;
+        let granted = self.ask_copy(&Request::Copy { generation, rule, profile: Some(profile) })?;
         granted.ok_or_else(|| self.nonsense())
     }
 
@@ -221,9 +221,9 @@ impl Client {
     pub fn known_copy(
         &mut self,
         generation: u64,
-        from: u64,
+        rule: CopyRule,
     ) -> Result<Option<CopyGrant>, ClientError> {
-        self.ask_copy(&Request::Copy { generation, from, profile: None })
+        self.ask_copy(&Request::Copy { generation, rule, profile: None })
     }
 
     fn ask_copy(&mut self, request: &Request) -> Result<Option<CopyGrant>, ClientError> {
@@ -239,17 +239,17 @@ impl Client {
         }
     }
 
-    /// Tells which chunks a run of a snapshot wrote, so that the manager foresees the next. This connection has the snapshot.
+    /// Tells which chunks a run of a snapshot wrote, or was right to have a copy of, so that the manager foresees the next. This connection has the snapshot.
     ///
     /// # Errors
     /// See [`ClientError`].
     pub fn wrote(
         &mut self,
         generation: u64,
-        from: u64,
+        rule: CopyRule,
         chunks: Vec<ChunkRun>,
     ) -> Result<(), ClientError> {
-        match self.request(&Request::Wrote { generation, from, chunks })? {
+        match self.request(&Request::Wrote { generation, rule, chunks })? {
             (Response::Noted, _) => Ok(()),
             _ => Err(self.nonsense()),
         }

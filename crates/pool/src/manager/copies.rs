@@ -58,8 +58,19 @@ pub enum NoCopy {
     NoHugePages,
 }
 
-/// A snapshot, and from how many written pages on its planner wants a chunk.
-pub(super) type Key = (u64, u64);
+/// Which chunks a planner has copied ahead. The manager only keeps apart what it learns of each rule.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct CopyRule {
+    /// How many pages of a chunk have to be written.
+    pub written: u64,
+    /// How many have to be touched, in a chunk that is only read; 0: no such chunk is copied.
+    pub read: u64,
+}
+
+/// A snapshot, and which chunks its planner wants.
+pub(super) type Key = (u64, CopyRule);
 
 /// What a start is given.
 #[derive(Debug)]
@@ -201,18 +212,18 @@ impl Copies {
     }
 
     /// Lends a copy to a start from the snapshot of a pin. `seed` is what its profile names; `None` where that is needed first.
-    pub(super) fn lend(&self, pin: &Pin, from: u64, seed: Option<&[u32]>) -> Option<Loan> {
+    pub(super) fn lend(&self, pin: &Pin, rule: CopyRule, seed: Option<&[u32]>) -> Option<Loan> {
         let Extent { generation, guest_bytes, .. } = pin.extent();
         let mut state = self.shared.state();
-        if seed.is_none() && !state.known.contains_key(&(generation, from)) {
+        if seed.is_none() && !state.known.contains_key(&(generation, rule)) {
             return None;
         }
         state.now += 1;
         let now = state.now;
-        if !state.known.contains_key(&(generation, from)) && state.known.len() >= MOST_KNOWN {
+        if !state.known.contains_key(&(generation, rule)) && state.known.len() >= MOST_KNOWN {
             state.forget_oldest();
         }
-        let known = state.known.entry((generation, from)).or_default();
+        let known = state.known.entry((generation, rule)).or_default();
         known.name = pin.name().to_owned();
         known.asked = now;
         known.chunks = guest_bytes / COPY_CHUNK;

@@ -8,6 +8,7 @@ use super::*;
 use crate::{ChunkRun, Client, CreateOptions, GRANULE, MappedMedium, MemfdOptions, Pool, Server};
 
 const CHUNKS: u64 = 6;
+const RULE: CopyRule = CopyRule { written: 1, read: 0 };
 
 struct World {
     folder: TempDir,
@@ -63,7 +64,7 @@ fn copy(
     profile: &[ChunkRun],
 ) -> Option<(Vec<ChunkRun>, File)> {
     loop {
-        match client.copy(generation, 1, profile.to_vec()).unwrap().copy {
+        match client.copy(generation, RULE, profile.to_vec()).unwrap().copy {
             Ok((chunks, file)) => return Some((chunks, file.into())),
             Err(NoCopy::BeingMade | NoCopy::ArenaFull) => std::thread::yield_now(),
             Err(NoCopy::NoHugePages) => return None,
@@ -143,7 +144,7 @@ fn the_arena_is_never_larger_than_it_may_be() {
     check(&file, [0, 1]);
     let (mut second, generation) = world.pinned("other");
     let refused = loop {
-        match second.copy(generation, 1, vec![(3, 1)]).unwrap().copy {
+        match second.copy(generation, RULE, vec![(3, 1)]).unwrap().copy {
             Err(NoCopy::BeingMade) => std::thread::yield_now(),
             other => break other.map(drop),
         }
@@ -157,7 +158,7 @@ fn the_arena_is_never_larger_than_it_may_be() {
     assert!(arena.ready + arena.lent <= arena.size, "{arena:?}");
     world.server.set_arena(0);
     assert!(matches!(
-        world.pinned("hello").0.copy(generation, 1, vec![]).unwrap_err(),
+        world.pinned("hello").0.copy(generation, RULE, vec![]).unwrap_err(),
         crate::ClientError::Refused { .. }
     ));
 }
@@ -169,20 +170,20 @@ fn what_runs_write_is_learnt_and_what_they_do_not_is_forgotten() {
     // A profile of one input, and runs of another.
     let (a, b) = (vec![(0, 2)], vec![(3, 1), (5, 1)]);
     let (mut client, generation) = world.pinned("hello");
-    assert!(client.known_copy(generation, 1).unwrap().is_none(), "nobody has told its profile");
+    assert!(client.known_copy(generation, RULE).unwrap().is_none(), "nobody has told its profile");
     let mut expected = Vec::new();
     for _ in 0..6 {
         let (mut client, generation) = world.pinned("hello");
-        expected.push(client.copy(generation, 1, a.clone()).unwrap().expected);
-        client.wrote(generation, 1, b.clone()).unwrap();
+        expected.push(client.copy(generation, RULE, a.clone()).unwrap().expected);
+        client.wrote(generation, RULE, b.clone()).unwrap();
     }
     assert_eq!(expected[0], a);
     assert_eq!(expected[1], a, "one run may be an exception");
     assert_eq!(expected[2], [(0, 2), (3, 1), (5, 1)]);
     assert_eq!(expected[5], b);
-    assert_eq!(client.known_copy(generation, 1).unwrap().unwrap().expected, b);
+    assert_eq!(client.known_copy(generation, RULE).unwrap().unwrap().expected, b);
     let (mut client, generation) = world.pinned("hello");
-    let other = client.copy(generation, 4, Vec::new()).unwrap();
+    let other = client.copy(generation, CopyRule { written: 4, ..RULE }, Vec::new()).unwrap();
     assert!(other.expected.is_empty(), "learnt of other numbers of pages");
     assert_eq!(other.copy.map(drop), Err(NoCopy::Unneeded));
     let Some((chunks, file)) = copy(&mut client, generation, &a) else { return };
@@ -202,8 +203,8 @@ fn nothing_is_kept_of_a_snapshot_that_is_not_current() {
         std::thread::yield_now();
     }
     let (mut new, current) = world.pinned("hello");
-    assert!(new.copy(generation, 1, vec![(0, 1)]).is_err(), "it does not have that extent");
-    assert_eq!(new.copy(current, 1, Vec::new()).unwrap().copy.map(drop), Err(NoCopy::Unneeded));
+    assert!(new.copy(generation, RULE, vec![(0, 1)]).is_err(), "it does not have that extent");
+    assert_eq!(new.copy(current, RULE, Vec::new()).unwrap().copy.map(drop), Err(NoCopy::Unneeded));
     // The old one is still lent, and its snapshot pinned.
     assert_eq!(world.arena().lent, COPY_CHUNK);
     new.reclaim("hello").unwrap();
@@ -215,9 +216,9 @@ fn chunks_that_the_guest_has_not_are_left_out() {
     world.freeze("hello");
     let (mut client, generation) = world.pinned("hello");
     let far = vec![(5, u32::MAX), (u32::MAX, u32::MAX)];
-    assert_eq!(client.copy(generation, 1, far.clone()).unwrap().expected, [(5, 1)]);
+    assert_eq!(client.copy(generation, RULE, far.clone()).unwrap().expected, [(5, 1)]);
     for _ in 0..2 {
-        client.wrote(generation, 1, far.clone()).unwrap();
+        client.wrote(generation, RULE, far.clone()).unwrap();
     }
-    assert_eq!(client.copy(generation, 1, Vec::new()).unwrap().expected, [(5, 1)]);
+    assert_eq!(client.copy(generation, RULE, Vec::new()).unwrap().expected, [(5, 1)]);
 }

@@ -28,7 +28,7 @@ use crate::media::{Durability, MediumFacts};
 use crate::pool::{Imaging, Listing, PageRun, PoolFacts, Recovery};
 
 pub use client::{Client, CopyGrant, Description, Grant, ReplicaGrant};
-pub use copies::{ArenaFacts, COPY_CHUNK, NoCopy};
+pub use copies::{ArenaFacts, COPY_CHUNK, CopyRule, NoCopy};
 pub use error::{ClientError, Refusal, ServerError};
 pub use server::{ClientWatch, Server};
 
@@ -49,9 +49,9 @@ enum Request {
     Begin { name: String, guest_bytes: u64, tail_bytes: u64 },
     /// A copy, made ahead, of the chunks that a microVM of a snapshot that this connection has pinned is expected to write. What
     /// its profile names is needed once.
-    Copy { generation: u64, from: u64, profile: Option<Vec<ChunkRun>> },
-    /// Which chunks it wrote.
-    Wrote { generation: u64, from: u64, chunks: Vec<ChunkRun> },
+    Copy { generation: u64, rule: CopyRule, profile: Option<Vec<ChunkRun>> },
+    /// Which chunks it wrote, or was right to have a copy of.
+    Wrote { generation: u64, rule: CopyRule, chunks: Vec<ChunkRun> },
     /// Publish what was written and flushed.
     Commit { generation: u64 },
     /// The bytes of a snapshot that this connection has pinned were checked, and found good.

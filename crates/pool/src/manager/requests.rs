@@ -105,11 +105,11 @@ impl Manager {
                 Ok((Response::Noted, None))
             }
             Request::Replica { name } => self.replica(&name, grants),
-            Request::Copy { generation, from, profile } => {
+            Request::Copy { generation, rule, profile } => {
                 grants.check_room()?;
                 let pin = grants.pin(generation)?;
                 let profile = profile.as_deref().map(chunks_of);
-                let Some(loan) = self.copies.lend(pin, from, profile.as_deref()) else {
+                let Some(loan) = self.copies.lend(pin, rule, profile.as_deref()) else {
                     return Ok((Response::ProfileWanted, None));
                 };
                 let (copied, descriptor) = match loan.copy {
@@ -122,9 +122,9 @@ impl Manager {
                 };
                 Ok((Response::Copy { expected: runs_of(&loan.expected), copied }, descriptor))
             }
-            Request::Wrote { generation, from, chunks } => {
+            Request::Wrote { generation, rule, chunks } => {
                 grants.pin(generation)?;
-                self.copies.observe((generation, from), &chunks_of(&chunks));
+                self.copies.observe((generation, rule), &chunks_of(&chunks));
                 Ok((Response::Noted, None))
             }
             Request::Begin { name, guest_bytes, tail_bytes } => {
