@@ -426,10 +426,25 @@ impl State {
     }
 }
 
-/// A memfd of huge pages with these chunks of an extent.
+/// A memfd of huge pages with these chunks of an extent: of those that the host has set aside where enough are free, for they come from
+/// memory that nobody else had, and need not be found.
 fn make(pool: &Pool, pin: &Pin, chunks: &[u32], pace: &Pace) -> Result<OwnedFd> {
+    let set_aside = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+    fill(pool, pin, chunks, pace, set_aside, Memory::take_set_aside)
+        .or_else(|_| fill(pool, pin, chunks, pace, MemfdFlags::empty(), Memory::take_huge))
+}
+
+fn fill(
+    pool: &Pool,
+    pin: &Pin,
+    chunks: &[u32],
+    pace: &Pace,
+    pages: MemfdFlags,
+    take: impl Fn(&Memory, u64) -> Result<()>,
+) -> Result<OwnedFd> {
     let mut patience = Pace::patience();
-    let file = memfd_create("firn-copy", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | pages;
+    let file = memfd_create("firn-copy", flags)?;
     ftruncate(&file, bytes(chunks))?;
     let how = How { writable: true, synchronous: false, align: COPY_CHUNK };
     let memory = Memory::map(&file, 0, bytes(chunks), how)?;
@@ -437,7 +452,7 @@ fn make(pool: &Pool, pin: &Pin, chunks: &[u32], pace: &Pace) -> Result<OwnedFd> 
     let mut piece = vec![0; PIECE];
     for (place, chunk) in (0_u64..).zip(chunks) {
         pace.give_way(&mut patience);
-        memory.take_huge(place * COPY_CHUNK)?;
+        take(&memory, place * COPY_CHUNK)?;
         let from = pin.extent().offset + u64::from(*chunk) * COPY_CHUNK;
         for at in (0..COPY_CHUNK).step_by(PIECE) {
             medium.load(from + at, &mut piece);

@@ -85,6 +85,36 @@ fn check(file: &File, chunks: impl IntoIterator<Item = u64>) {
     assert_eq!(file.metadata().unwrap().len(), at);
 }
 
+/// Writes into a copy as a microVM does. Files of huge pages that were set aside have no write(2).
+fn write(file: &File, offset: u64, len: usize) {
+    let how = How { writable: true, synchronous: false, align: COPY_CHUNK };
+    let memory = Memory::map(file, 0, file.metadata().unwrap().len(), how).unwrap();
+    memory.store(offset, &vec![0xff; len]);
+}
+
+#[test]
+fn a_copy_comes_from_huge_pages_that_were_set_aside_where_there_are_enough() {
+    const HUGETLBFS: i64 = 0x9584_58f6;
+    let kib = |name: &str| {
+        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name)).unwrap_or(" 0 kB");
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
+    };
+    // More than all tests of this file take at once, or none at all.
+    let expected = match (kib("HugePages_Free:"), kib("HugePages_Total:")) {
+        (257.., _) => true,
+        (_, 0) => false,
+        _ => return,
+    };
+    let world = World::new();
+    world.freeze("hello");
+    let (mut client, generation) = world.pinned("hello");
+    let Some((_, file)) = copy(&mut client, generation, &[(0, 3)]) else { return };
+    check(&file, 0..3);
+    let set_aside = rustix::fs::fstatfs(&file).unwrap().f_type == HUGETLBFS;
+    assert_eq!(set_aside, expected);
+}
+
 #[test]
 fn a_copy_is_lent_once_and_the_next_has_none_of_its_bytes() {
     let world = World::new();
@@ -95,7 +125,7 @@ fn a_copy_is_lent_once_and_the_next_has_none_of_its_bytes() {
     assert_eq!(chunks, profile);
     check(&used, [1, 2, 4]);
     // A run that writes everything, and keeps the descriptor after its end.
-    used.write_all_at(&vec![0xff; usize_of(3 * COPY_CHUNK)], 0).unwrap();
+    write(&used, 0, usize_of(3 * COPY_CHUNK));
     assert!(used.set_len(COPY_CHUNK).is_err(), "its size is sealed");
     drop(first);
     for _ in 0..4 {
@@ -103,7 +133,7 @@ fn a_copy_is_lent_once_and_the_next_has_none_of_its_bytes() {
         let (_, file) = copy(&mut next, generation, &profile).unwrap();
         check(&file, [1, 2, 4]);
         assert_ne!(file.metadata().unwrap().ino(), used.metadata().unwrap().ino());
-        file.write_all_at(&[0xff; 4096], 2 * COPY_CHUNK).unwrap();
+        write(&file, 2 * COPY_CHUNK, 4096);
     }
     let (mut reader, _) = world.pinned("hello");
     let extent = reader.snapshot("hello").unwrap().map().unwrap();
@@ -121,7 +151,7 @@ fn two_at_once_have_a_copy_each_and_one_that_is_killed_gives_its_bytes_back() {
     let [(mut one, generation), (mut two, _)] = [(); 2].map(|()| world.pinned("hello"));
     let Some((_, first)) = copy(&mut one, generation, &[(0, 2)]) else { return };
     let (_, second) = copy(&mut two, generation, &[(0, 2)]).unwrap();
-    first.write_all_at(&[0xff; 4096], 0).unwrap();
+    write(&first, 0, 4096);
     check(&second, [0, 1]);
     assert_eq!(world.arena().lent, 4 * COPY_CHUNK);
     drop((one, two));

@@ -153,12 +153,22 @@ impl Memory {
     /// Takes memory for the 2 MiB at `offset`, a multiple of that, in one leaf of zeros, for a new memfd, whatever the system's settings for huge
     /// pages of shared memory are (`MADV_COLLAPSE`, Linux 6.1).
     pub(crate) fn take_huge(&self, offset: u64) -> Result<()> {
-        const CHUNK: u64 = 2 << 20;
         // What has no page is not collapsed.
         self.zero(offset, 8);
+        self.advise_chunk(offset, libc::MADV_COLLAPSE)
+    }
+
+    /// Takes the 2 MiB at `offset`, a multiple of that, from the huge pages that were set aside, for a new memfd of such pages.
+    pub(crate) fn take_set_aside(&self, offset: u64) -> Result<()> {
+        self.advise_chunk(offset, libc::MADV_POPULATE_WRITE)
+    }
+
+    /// Gives advice that changes no byte, about one leaf.
+    fn advise_chunk(&self, offset: u64, advice: libc::c_int) -> Result<()> {
+        const CHUNK: u64 = 2 << 20;
         let chunk = self.at(offset, CHUNK);
-        // SAFETY: the range lies in our mapping; the advice moves its bytes to other pages and changes none.
-        if unsafe { libc::madvise(chunk.cast(), usize_of(CHUNK), libc::MADV_COLLAPSE) } == 0 {
+        // SAFETY: the range lies in our mapping; the advice takes pages or moves bytes to others, and changes none.
+        if unsafe { libc::madvise(chunk.cast(), usize_of(CHUNK), advice) } == 0 {
             return Ok(());
         }
         let error = std::io::Error::last_os_error();
