@@ -21,7 +21,7 @@ find = binary=$$(cargo $(1) --no-run --message-format=json-render-diagnostics \
     test -n "$$binary" || { echo "cargo names no program $(2) for: cargo $(1)" >&2; exit 1; }
 
 .NOTPARALLEL:
-.PHONY: setup python pip build guest lab clients images demo test test-full long-guest-tests matrix unit-tests monitor-tests lab-tests guest-tests test-workloads bench traces lint deny clean
+.PHONY: setup python pip build guest lab clients images demo test test-full long-guest-tests matrix restores-table unit-tests monitor-tests lab-tests guest-tests test-workloads bench traces lint deny clean
 
 setup:
 	@command -v cargo >/dev/null || { echo "cargo is missing: install Rust (rustup) first" >&2; exit 1; }
@@ -90,7 +90,7 @@ in-two-labs = said=$$(mktemp); trap 'kill %1 2>/dev/null || true; rm "$$said"' E
 guest-tests: $(guests) clients
 	@$(call run-guest-tests,,$(in-two-labs))
 
-# What takes longer than the fifteen minutes of `make test`.
+# What takes longer than the fifteen minutes of `make test`: the long guests' tests five minutes in the lab, the matrix an hour.
 test-full: test long-guest-tests matrix
 
 long-guest-tests: $(guests) clients
@@ -98,12 +98,38 @@ long-guest-tests: $(guests) clients
 
 # Every planner that pages from a directory on every trace, ten players at once of one snapshot, dense as the papers' are: each
 # checks every byte of its memory, and one wrong byte fails its trace. Profiles are recorded on the other input. TRACES="json-a mmap-b" names some. It takes
-# up to 4 GiB in the folder for temporary files, one trace after the other, and 12 GiB of DRAM (mmap and read-list).
+# up to 4 GiB in the folder for temporary files, one trace after the other, and 12 GiB of DRAM (mmap and read-list); half a minute to two minutes a trace.
 matrix: build
 	@$(if $(kvm),failed=; for trace in $(or $(TRACES),$(basename $(notdir $(wildcard traces/*.trace)))); do \
 	    $(firn) bench thaw --planner all --trace $$trace --dense --cache cold --concurrency 10 --runs 1 || failed+=" $$trace"; done; \
 	    test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }, \
 	    echo "the matrix needs a KVM of this machine")
+
+# The one table of all restores: every planner on every trace, page cache cold and full, one microVM and ten, of one snapshot and of ten of their own.
+# Each session leaves a file in OUT, and what is there is not measured again: an interrupted run goes on. The papers' images are dense and
+# their guests zero nothing, but FaaSnap's; sparse images and sanitised guests come beside them. RUNS and RUNS10: runs of one microVM and of ten; SHAPES
+# and TRACES name some. With POOL (a manager's socket) the planners that map from a pool are there, too.
+OUT ?= results
+RUNS ?= 3
+RUNS10 ?= 1
+SHAPES ?= cold cached cold-10 cached-10 sparse sanitised cold-different cached-different
+restores-table: build
+	@mkdir -p $(OUT); failed=; \
+	session() { file=$(OUT)/$$1.json; test -s "$$file" || $(firn) bench thaw --json "$$file" $(if $(POOL),--pool $(POOL)) "$${@:2}" >/dev/null || failed+=" $$1"; }; \
+	for shape in $(SHAPES); do for trace in $(or $(TRACES),$(basename $(notdir $(wildcard traces/*.trace)))); do \
+	    cold="--cache cold --runs $(RUNS)" how="--cache $${shape%%-*}"; \
+	    case $$shape in \
+	        sparse) session $$trace.sparse --trace $$trace $$cold; continue ;; \
+	        sanitised) session $$trace.sanitised --trace $$trace $$cold --dense; continue ;; \
+	        *-different) how+=" --concurrency 10 --snapshots different --runs $(RUNS10)" ;; \
+	        *-10) how+=" --concurrency 10 --runs $(RUNS10)" ;; \
+	        *) how+=" --runs $(RUNS)" ;; \
+	    esac; \
+	    session $$trace.$$shape --trace $$trace --dense --unsanitised $$how; \
+	    session $$trace.$$shape-faasnap --trace $$trace --dense --planner faasnap $$how; \
+	done; done; \
+	$(firn) bench table $(OUT)/*.json >$(OUT)/restores.md; \
+	test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
 
 # Every function on its own image: long, under emulation (docs/workloads.md says how long). Before them, 1,000 requests to the daemon.
 test-workloads: $(guests) images

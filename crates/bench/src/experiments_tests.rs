@@ -16,6 +16,7 @@ fn outcome(quantity: Quantity, places: &[&str]) -> Outcome {
         title: "A figure".to_owned(),
         quantity,
         host: results().host,
+        unsanitised: false,
         sessions: Vec::new(),
         capacities: None,
         left_out: BTreeMap::new(),

@@ -21,6 +21,7 @@ pub mod player;
 mod results;
 mod stats;
 pub mod svg;
+pub mod table;
 #[cfg(test)]
 mod testing;
 mod thaw;

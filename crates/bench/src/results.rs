@@ -12,6 +12,12 @@ use crate::stats::{Comparison, Summary};
 pub struct Results {
     /// Where it was measured.
     pub host: Host,
+    /// Whether the images had no holes; who froze the players says so.
+    #[serde(default)]
+    pub dense: bool,
+    /// Whether every page that the guests held free held something; who froze the players says so.
+    #[serde(default)]
+    pub unsanitised: bool,
     /// One for each planner and trace, in the order in which they were named.
     pub results: Vec<Row>,
     /// The instrument's own noise, where a planner was measured twice.
@@ -168,6 +174,20 @@ pub(crate) struct RowHead {
     pub(crate) oversubscribed: bool,
     pub(crate) snapshots: u32,
     pub(crate) recorded_on: Option<String>,
+}
+
+impl Results {
+    /// None yet.
+    pub(crate) fn at(host: Host) -> Self {
+        Self {
+            host,
+            dense: false,
+            unsanitised: false,
+            results: Vec::new(),
+            noise: Vec::new(),
+            left_out: Vec::new(),
+        }
+    }
 }
 
 fn one() -> u32 {

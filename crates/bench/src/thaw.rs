@@ -180,8 +180,7 @@ impl Session {
         interrupt: &Interrupt,
         mut done: impl FnMut(&Frozen, &Subject),
     ) -> Result<Results, SessionError> {
-        let mut results =
-            Results { host, results: Vec::new(), noise: Vec::new(), left_out: Vec::new() };
+        let mut results = Results::at(host);
         let oversubscribed = u64::from(self.concurrency) > results.host.cpus;
         for player in &self.players {
             player.settle()?;

@@ -8,6 +8,7 @@ mod medium;
 pub(crate) mod paper;
 mod players;
 mod save;
+pub(crate) mod table;
 mod tables;
 pub(crate) mod thaw;
 
@@ -26,6 +27,8 @@ pub(crate) enum BenchCommand {
     Capacity(capacity::CapacityArgs),
     /// Put a price on what `firn bench capacity` counted
     Cost(cost::CostArgs),
+    /// Make tables for a document out of what `firn bench thaw --json` wrote
+    Table(table::TableArgs),
     /// Run the papers' experiments: data, table and picture of each
     Paper(paper::PaperArgs),
     /// Compare the player with a bare loop: how much of a measurement is the instrument
@@ -38,6 +41,7 @@ pub(crate) fn run(command: &BenchCommand) -> Result<ExitCode, Box<dyn Error>> {
         BenchCommand::Capacity(arguments) => capacity::run(arguments).map_err(Into::into),
         BenchCommand::Cost(arguments) => cost::run(arguments).map_err(Into::into),
         BenchCommand::Paper(arguments) => paper::run(arguments).map_err(Into::into),
+        BenchCommand::Table(arguments) => table::run(arguments).map_err(Into::into),
         BenchCommand::Floor(arguments) => floor::run(arguments).map_err(Into::into),
     }
 }

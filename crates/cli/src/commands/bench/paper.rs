@@ -12,7 +12,10 @@ use thiserror::Error;
 
 use firn_bench::experiments::{EXPERIMENTS, Experiment, Outcome, Place, Quantity, Shape};
 use firn_bench::player::{GapFactor, Leaves};
-use firn_bench::{CgroupError, Interrupt, MemoryLimit, Session, SessionError, svg};
+use firn_bench::table::sanitises;
+use firn_bench::{
+    CgroupError, Host, HostError, Interrupt, MemoryLimit, Session, SessionError, svg,
+};
 use firn_memory::planners::{Store, parse};
 
 use super::capacity::{Budget, FillError, fill};
@@ -35,7 +38,8 @@ const MOST: u32 = 200;
   firn bench paper all --pool pool.sock --out results --runs 5
 
 Each experiment NAME writes NAME.json, NAME.md and NAME.svg. A planner that this host cannot run, or that fails, is left
-out, with the reason. Images are dense, as the papers' are.")]
+out, with the reason. Images are dense, as the papers' are; in the experiments of FaaSnap and SnapBPF all that a guest holds free
+holds something, but for faasnap.")]
 pub(crate) struct PaperArgs {
     /// Names of experiments, or `all`; without any they are listed
     #[arg(value_name = "NAME")]
@@ -65,6 +69,8 @@ pub(crate) enum PaperError {
     Pool(#[from] InPoolError),
     #[error(transparent)]
     Save(#[from] SaveError),
+    #[error(transparent)]
+    Host(#[from] HostError),
     #[error("making {path}")]
     Directory { path: PathBuf, source: io::Error },
     #[error("finding out where firn itself is")]
@@ -130,7 +136,7 @@ struct Runner<'a> {
 
 impl Runner<'_> {
     fn run(&self) -> Result<Outcome, PaperError> {
-        let Experiment { name, source, title, quantity, .. } = *self.experiment;
+        let Experiment { name, source, title, quantity, unsanitised, .. } = *self.experiment;
         let mut left_out = BTreeMap::new();
         let mut planners = Vec::new();
         for written in self.experiment.planners {
@@ -146,42 +152,68 @@ impl Runner<'_> {
             };
             left_out.insert((*written).to_owned(), reason);
         }
+        let mut outcome = Outcome {
+            name: name.to_owned(),
+            source: source.to_owned(),
+            title: title.to_owned(),
+            quantity,
+            host: Host::of(&std::env::temp_dir())?,
+            unsanitised,
+            sessions: Vec::new(),
+            capacities: None,
+            left_out,
+        };
+        let (sanitising, others): (Vec<_>, Vec<_>) =
+            planners.into_iter().partition(|planner| !unsanitised || sanitises(planner));
+        for (planner, unsanitised) in [(others, unsanitised), (sanitising, false)] {
+            if !planner.is_empty() {
+                self.measure(planner, unsanitised, &mut outcome)?;
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// Freezes the players, and measures these planners at each place of the scale.
+    fn measure(
+        &self,
+        planner: Vec<String>,
+        unsanitised: bool,
+        outcome: &mut Outcome,
+    ) -> Result<(), PaperError> {
         let players = PlayersArgs {
-            planner: planners,
+            planner,
             trace: self.experiment.traces.iter().map(|trace| (*trace).to_owned()).collect(),
             dir: self.arguments.dir.clone(),
             pool: self.arguments.pool.clone(),
             leaves: Leaves::Recorded,
             gaps: if self.experiment.work { GapFactor::FULL } else { GapFactor::NONE },
             dense: true,
-            unsanitised: false,
+            unsanitised,
         };
         let pool = players.pool()?;
         let mut pool = PoolPlayers::at(pool.as_ref())?;
-        let prepared = players.prepare(pool.as_mut(), 1)?;
-        let mut outcome = Outcome {
-            name: name.to_owned(),
-            source: source.to_owned(),
-            title: title.to_owned(),
-            quantity,
-            host: prepared.host.clone(),
-            sessions: Vec::new(),
-            capacities: None,
-            left_out,
+        let snapshots = match self.experiment.shape {
+            Shape::Concurrency(numbers) if self.experiment.different => {
+                numbers.iter().copied().max().unwrap_or(1)
+            }
+            _ => 1,
         };
+        let prepared = players.prepare(pool.as_mut(), snapshots)?;
+        // This one names the pool, too.
+        outcome.host = prepared.host.clone();
         let unfit = prepared.left_out.iter();
         outcome.left_out.extend(unfit.map(|left| (left.planner.clone(), left.reason.clone())));
         match self.experiment.shape {
             Shape::Concurrency(numbers) => {
                 for &number in numbers {
-                    self.session(&number.to_string(), number, &prepared, &mut outcome)?;
+                    self.session(&number.to_string(), number, &prepared, outcome)?;
                 }
             }
             Shape::Memory(number, limits) => {
                 for &limit in limits {
                     let place = format!("{} MiB", limit >> 20);
                     let _limit = MemoryLimit::enter(limit)?;
-                    self.session(&place, number, &prepared, &mut outcome)?;
+                    self.session(&place, number, &prepared, outcome)?;
                 }
             }
             Shape::Capacity(memory) => {
@@ -191,7 +223,7 @@ impl Runner<'_> {
                 outcome.capacities = Some(filled);
             }
         }
-        Ok(outcome)
+        Ok(())
     }
 
     /// Measures all planners in turn. One that fails is left out of this place, and the others are measured anew.
@@ -294,6 +326,9 @@ fn markdown(outcome: &Outcome) -> String {
                 ]);
             }
         }
+    }
+    if outcome.unsanitised {
+        text.push_str("\nAll that the guests held free holds something; `faasnap` alone has guests that zero what they free.\n");
     }
     for (planner, reason) in &outcome.left_out {
         text.push_str(&format!("\nleft out: {planner}: {reason}\n"));

@@ -118,6 +118,8 @@ pub(crate) fn run(arguments: &BenchThawArgs) -> Result<ExitCode, BenchThawError>
     bar.finish_and_clear();
     let mut results = results?;
     results.left_out = left_out;
+    results.dense = arguments.players.dense;
+    results.unsanitised = arguments.players.unsanitised;
     tables::print(&results);
     if let Some(json) = json {
         json.write(&(serde_json::to_string_pretty(&results)? + "\n"))?;

@@ -1,0 +1,52 @@
+use super::markdown;
+use crate::cache::Cache;
+use crate::results::Results;
+use crate::testing::sample;
+
+/// A session of two microVMs on a cold page cache.
+fn session(planners: &[&str], trace: &str, ms: f64, dense: bool, unsanitised: bool) -> Results {
+    let mut results = sample(planners[0], trace, false);
+    results.results =
+        planners.iter().map(|planner| sample(planner, trace, false).results.remove(0)).collect();
+    for row in &mut results.results {
+        row.total_ms.median = ms;
+        row.batch_dram_bytes = 3 << 20;
+        if row.planner == "pass" {
+            row.cache = Cache::Unused;
+        }
+    }
+    Results { dense, unsanitised, ..results }
+}
+
+#[test]
+fn planners_are_columns_and_traces_are_rows() {
+    let mut other = session(&["reap"], "u", 20.0, true, true);
+    other.results[0].batch_free_read_bytes = Some(5 << 20);
+    let text = markdown(&[session(&["pass", "reap"], "t", 10.0, true, true), other]);
+    let expected = "## 2 microVMs of one snapshot, page cache cold; dense images, unsanitised guest\n\n\
+                    Request to last page, ms:\n\n| trace | `pass` | `reap` |\n|---|---|---|\n| t | 10.0 | 10.0 |\n| u |  | 20.0 |\n\n\
+                    DRAM of all microVMs, MiB:\n\n| trace | `pass` | `reap` |\n|---|---|---|\n| t | 3.00 | 3.00 |\n| u |  | 3.00 |\n\n\
+                    Read of free pages, MiB:\n\n| trace | `reap` |\n|---|---|\n| u | 5.00 |\n\n";
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn faasnap_is_shown_of_a_sanitised_guest() {
+    let all = session(&["reap", "faasnap:merge=32"], "t", 10.0, true, true);
+    let alone = session(&["faasnap:merge=32"], "t", 7.0, true, false);
+    let sparse = session(&["reap", "faasnap:merge=32"], "t", 5.0, false, false);
+    let text = markdown(&[all, alone, sparse]);
+    let sections: Vec<&str> = text.split("## ").skip(1).collect();
+    assert_eq!(sections.len(), 2, "{text}");
+    assert!(sections[0].contains("unsanitised guest"), "{text}");
+    assert!(sections[0].contains("| t | 10.0 | 7.00 |"), "{text}");
+    assert!(sections[1].contains("sparse images, sanitised guest"), "{text}");
+    assert!(sections[1].contains("| t | 5.00 | 5.00 |"), "{text}");
+}
+
+#[test]
+fn a_row_that_was_measured_again_replaces_the_first() {
+    let of = |ms| session(&["reap"], "t", ms, false, false);
+    let text = markdown(&[of(1.0), of(2.0)]);
+    assert!(text.contains("| t | 2.00 |") && !text.contains("| t | 1.00 |"), "{text}");
+}
