@@ -25,16 +25,16 @@ use crate::plan::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Firn {
     /// Which chunks are copied ahead: those of which a run writes so many pages (`copy=1` to 512), and those of which it only reads
-    /// so many (`read=1` to 256, or `read=0` for none), but [not more than half](Self::MOST_READ).
+    /// so many (`read=1` to 511, or `read=0` for none), but [not all](Self::MOST_READ).
     pub rule: CopyRule,
 }
 
 impl Firn {
     /// The default, by measurement (docs/firn-planner.md): a page that is written splits its whole leaf.
     pub const RULE: CopyRule = CopyRule { written: 1, read: 32 };
-    /// Of a chunk that is copied for being read, no more pages than these are: what is read in more places is in a large leaf of the
-    /// guest's own as a rule, and sharing it is what saves DRAM.
-    pub const MOST_READ: u64 = CHUNK_PAGES / 2;
+    /// Of a chunk that is copied for being read, no more pages than these are: one that is read whole is in a large leaf of the guest's
+    /// own as a rule, and sharing it is what saves DRAM.
+    pub const MOST_READ: u64 = CHUNK_PAGES - 1;
 }
 
 impl Planner for Firn {
