@@ -119,6 +119,9 @@ client.create_alias(FunctionName="greeter", Name="live", FunctionVersion="1")
 
 seen["first"] = invoke({"name": "Ada"}, Qualifier="live", LogType="Tail")
 seen["raised"] = invoke({"raise": "x"}, Qualifier="live")
+# One microVM runs, and its function outstays its time.
+seen["slow"] = invoke({"sleep": 60}, Qualifier="live")
+seen["next"] = invoke({"name": "Bo"}, Qualifier="live")
 seen["dry"] = invoke({}, Qualifier="live", InvocationType="DryRun")
 seen["event"] = invoke({}, Qualifier="live", InvocationType="Event")
 with concurrent.futures.ThreadPoolExecutor(concurrency) as pool:
@@ -129,7 +132,6 @@ seen["starts"] = sorted({one["report"]["start"] for one in many})
 seen["thaws"] = [one["body"] for one in many if one["report"]["start"] == "thawed"]
 seen["randoms"] = len({one["body"]["random"] for one in many})
 seen["requests"] = len({one["body"]["request"] for one in many})
-seen["slow"] = invoke({"sleep": 60}, Qualifier="live")
 seen["unknown"] = code_of(client.invoke, FunctionName="greeter", Qualifier="9")
 
 updated = client.update_function_code(FunctionName="greeter", ZipFile=archive(SOURCE.replace("%s!", "%s?")))

@@ -44,6 +44,8 @@ fn report(start: StartKind, thaw: Option<Value>) -> Report {
     Report {
         start,
         thaw_failed: false,
+        boot: None,
+        taken: None,
         queue_ns,
         start_ns,
         invoke_ns,

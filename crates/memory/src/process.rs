@@ -1,4 +1,4 @@
-//! What this process has read and faulted so far.
+//! What a process has read and faulted so far.
 
 use std::fs;
 use std::io;
@@ -6,7 +6,7 @@ use std::io;
 use serde::Serialize;
 use thiserror::Error;
 
-/// Counters of this process, all its threads together. Take the difference of two.
+/// Counters of a process, all its threads together. Take the difference of two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ProcessCounters {
     /// Bytes that storage was made to read (`read_bytes` of /proc/self/io).
@@ -25,7 +25,7 @@ pub enum ProcessCountersError {
     #[error("cannot read {path}; is /proc mounted?")]
     Read {
         /// The file.
-        path: &'static str,
+        path: String,
         /// What the kernel said.
         #[source]
         source: io::Error,
@@ -34,35 +34,45 @@ pub enum ProcessCountersError {
     #[error("{path} has no value {name}")]
     Missing {
         /// The file.
-        path: &'static str,
+        path: String,
         /// The name of the value.
         name: &'static str,
     },
 }
 
-const IO: &str = "/proc/self/io";
 const THREAD_IO: &str = "/proc/thread-self/io";
-const STAT: &str = "/proc/self/stat";
 
 impl ProcessCounters {
-    /// Reads the counters as they are now (proc(5)).
+    /// Reads this process's counters as they are now (proc(5)).
     ///
     /// # Errors
     ///
     /// [`ProcessCountersError`] when /proc does not answer.
     pub fn read() -> Result<Self, ProcessCountersError> {
-        let read = |path| {
-            fs::read_to_string(path).map_err(|source| ProcessCountersError::Read { path, source })
-        };
-        let missing = |path, name| ProcessCountersError::Missing { path, name };
-        let (io, stat) = (read(IO)?, read(STAT)?);
+        Self::read_in("/proc/self")
+    }
+
+    /// Reads the counters of another process of this user.
+    ///
+    /// # Errors
+    ///
+    /// [`ProcessCountersError`] when it has ended, or is not this user's.
+    pub fn of(process: u32) -> Result<Self, ProcessCountersError> {
+        Self::read_in(&format!("/proc/{process}"))
+    }
+
+    fn read_in(folder: &str) -> Result<Self, ProcessCountersError> {
+        let [io_path, stat_path] = ["io", "stat"].map(|file| format!("{folder}/{file}"));
+        let (io, stat) = (text(&io_path)?, text(&stat_path)?);
+        let missing =
+            |path: &str, name| ProcessCountersError::Missing { path: path.to_owned(), name };
         let read_bytes = io.lines().find_map(|line| line.strip_prefix("read_bytes: "));
         let read_bytes = read_bytes.and_then(|value| value.parse().ok());
         let [minor_faults, major_faults] = faults(&stat);
         Ok(Self {
-            read_bytes: read_bytes.ok_or(missing(IO, "read_bytes"))?,
-            minor_faults: minor_faults.ok_or(missing(STAT, "minflt"))?,
-            major_faults: major_faults.ok_or(missing(STAT, "majflt"))?,
+            read_bytes: read_bytes.ok_or_else(|| missing(&io_path, "read_bytes"))?,
+            minor_faults: minor_faults.ok_or_else(|| missing(&stat_path, "minflt"))?,
+            major_faults: major_faults.ok_or_else(|| missing(&stat_path, "majflt"))?,
         })
     }
 }
@@ -90,10 +100,16 @@ pub fn prefer_as_victim(process: u32) -> io::Result<()> {
 ///
 /// [`ProcessCountersError`] when /proc does not answer.
 pub(crate) fn thread_read_bytes() -> Result<u64, ProcessCountersError> {
-    let io = fs::read_to_string(THREAD_IO)
-        .map_err(|source| ProcessCountersError::Read { path: THREAD_IO, source })?;
+    let io = text(THREAD_IO)?;
     let value = io.lines().find_map(|line| line.strip_prefix("read_bytes: ")?.parse().ok());
-    value.ok_or(ProcessCountersError::Missing { path: THREAD_IO, name: "read_bytes" })
+    let missing =
+        || ProcessCountersError::Missing { path: THREAD_IO.to_owned(), name: "read_bytes" };
+    value.ok_or_else(missing)
+}
+
+fn text(path: &str) -> Result<String, ProcessCountersError> {
+    let failed = |source| ProcessCountersError::Read { path: path.to_owned(), source };
+    fs::read_to_string(path).map_err(failed)
 }
 
 /// Fields 10 and 12 of /proc/self/stat. Field 2, the name, is in parentheses and may hold anything.

@@ -15,6 +15,17 @@ fn counters_of_this_process_grow() {
 }
 
 #[test]
+fn counters_of_another_process_are_its_own() {
+    let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let counters = ProcessCounters::of(other.id()).unwrap();
+    assert!(counters.minor_faults > 0, "{counters:?}");
+    other.kill().unwrap();
+    other.wait().unwrap();
+    let gone = ProcessCounters::of(other.id()).unwrap_err();
+    assert!(gone.to_string().contains(&other.id().to_string()), "{gone}");
+}
+
+#[test]
 fn a_name_may_hold_anything() {
     let stat = "7 (a) b (c) S 1 7 7 0 -1 4194304 123 0 45 0 1 2";
     assert_eq!(faults(stat), [Some(123), Some(45)]);

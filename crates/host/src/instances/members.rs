@@ -148,7 +148,7 @@ impl Fleet {
 
 /// What a process has in DRAM, by the kernel's counters (proc_pid_status(5)): its anonymous memory, in which what it wrote to
 /// private mappings is counted, and its page tables, are its own; pages of files and of shared memory are not.
-fn usage(process: u32) -> Option<Usage> {
+pub(super) fn usage(process: u32) -> Option<Usage> {
     parse(&std::fs::read_to_string(format!("/proc/{process}/status")).ok()?)
 }
 

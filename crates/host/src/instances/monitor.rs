@@ -144,8 +144,11 @@ pub(crate) fn guest_mib(version: &Version) -> u32 {
 }
 
 impl Launcher {
-    /// Boots a microVM without a function.
-    pub(crate) async fn boot(&self, version: &Version) -> Result<Monitor, StartError> {
+    /// Boots a microVM without a function; with what `firn boot` says about it.
+    pub(crate) async fn boot(
+        &self,
+        version: &Version,
+    ) -> Result<(Monitor, Box<RawValue>), StartError> {
         let name = self.new_name();
         let mut command = Command::new(&self.program);
         command.arg("boot").args(self.common(&name));
@@ -153,7 +156,7 @@ impl Launcher {
         if let Some(image) = self.images.of(version)? {
             command.arg("--image").arg(image.as_str());
         }
-        Ok(self.follow(Started::new(command)?, &name).await?.0)
+        self.follow(Started::new(command)?, &name).await
     }
 
     /// Thaws a microVM, in a process that stood by where there is one.
@@ -180,8 +183,6 @@ impl Launcher {
             }
         };
         let (monitor, report) = self.follow(started, &name).await?;
-        // A firn of another version might say nothing that is JSON: the microVM is good all the same.
-        let report = RawValue::from_string(report).unwrap_or_else(|_| RawValue::NULL.to_owned());
         Ok(Thawed { monitor, report, standby })
     }
 
@@ -279,7 +280,11 @@ impl Launcher {
     }
 
     /// Waits for the report of a process that starts a microVM.
-    async fn follow(&self, started: Started, name: &str) -> Result<(Monitor, String), StartError> {
+    async fn follow(
+        &self,
+        started: Started,
+        name: &str,
+    ) -> Result<(Monitor, Box<RawValue>), StartError> {
         let Started { child, input, stdout, complaints } = started;
         let instances = self.instances.clone();
         let instance = instances.named(name);
@@ -300,7 +305,11 @@ impl Launcher {
                     monitor.end().await;
                     Err(StartError::Function(error))
                 }
-                None => Ok((monitor, line)),
+                // A firn of another version might say nothing that is JSON: the microVM is good all the same.
+                None => Ok((
+                    monitor,
+                    RawValue::from_string(line).unwrap_or_else(|_| RawValue::NULL.to_owned()),
+                )),
             },
             Ok(Err(error)) => Err(StartError::Follow(error)),
             Err(_) => {

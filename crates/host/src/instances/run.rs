@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use firn_memory::ProcessCounters;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::task::spawn_blocking;
 
 use super::fleet::{AcquireError, Booking, Fleet, Seat, Vm, Wanted};
+use super::members::usage;
 use super::monitor::{FreezeError, Monitor, StartError, Thawed};
 use crate::agent::{
     AgentClient, Answer, ConnectError, Failed, FunctionError, Invocation, InvokeError, LambdaLoad,
@@ -43,6 +45,8 @@ struct Begun {
     standby: bool,
     /// What `firn thaw` says about the start.
     thaw: Option<Box<RawValue>>,
+    /// What `firn boot` says about it.
+    boot: Option<Box<RawValue>>,
 }
 
 /// What a request cost, for `x-firn-report`.
@@ -64,6 +68,41 @@ pub(crate) struct Report {
     /// What `firn thaw` says about the start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) thaw: Option<Box<RawValue>>,
+    /// What `firn boot` says about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) boot: Option<Box<RawValue>>,
+    /// What the microVM took, where its process was there to be asked after the answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) taken: Option<Taken>,
+}
+
+/// What a microVM took, by the kernel's counters of its process.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct Taken {
+    /// Page faults, the guest's among them, from its start to the answer; of a warm one for this request alone.
+    pub(crate) faults: u64,
+    /// Bytes that it made storage read, in that time.
+    pub(crate) read_bytes: u64,
+    /// DRAM that is its own after the answer, bytes.
+    pub(crate) private_bytes: u64,
+    /// Pages of files and shared memory that it maps, bytes.
+    pub(crate) shared_bytes: u64,
+}
+
+impl Taken {
+    /// `before`: the counters that do not count.
+    fn by(monitor: &Monitor, before: ProcessCounters) -> Option<Self> {
+        let process = monitor.process()?;
+        let counters = ProcessCounters::of(process).ok()?;
+        let usage = usage(process)?;
+        let faults = |counters: ProcessCounters| counters.minor_faults + counters.major_faults;
+        Some(Self {
+            faults: faults(counters).saturating_sub(faults(before)),
+            read_bytes: counters.read_bytes.saturating_sub(before.read_bytes),
+            private_bytes: usage.private,
+            shared_bytes: usage.shared,
+        })
+    }
 }
 
 /// Why a request gave no outcome.
@@ -146,10 +185,10 @@ async fn serve(
     // Held until the answer is here.
     let _flight = grant.flight;
     let begin = Instant::now();
-    let Begun { vm, start, standby, thaw } = match grant.seat {
+    let Begun { vm, start, standby, thaw, boot } = match grant.seat {
         Seat::Warm(vm) => {
             let start = StartKind::warm;
-            Begun { vm: *vm, start, standby: false, thaw: None }
+            Begun { vm: *vm, start, standby: false, thaw: None, boot: None }
         }
         Seat::Start(booking) => match start(fleet, code, &version, booking).await {
             Ok(begun) => {
@@ -166,6 +205,8 @@ async fn serve(
                     total_ns: nanoseconds(request.received.elapsed()),
                     standby: false,
                     thaw: None,
+                    boot: None,
+                    taken: None,
                 };
                 return Ok(Invoked { outcome: Err(failed), report });
             }
@@ -180,14 +221,20 @@ async fn serve(
     };
     let started = begin.elapsed();
     let invocation = Arc::clone(&request.invocation);
-    let asked = Instant::now();
     let Vm { monitor, mut agent, booking } = vm;
+    let before = match (start, monitor.process()) {
+        (StartKind::warm, Some(process)) => ProcessCounters::of(process).unwrap_or_default(),
+        _ => ProcessCounters::default(),
+    };
+    let asked = Instant::now();
     let (agent, answered) = spawn_blocking(move || {
         let answered = agent.invoke(&invocation);
         (agent, answered)
     })
     .await?;
     let invoke = asked.elapsed();
+    let total = request.received.elapsed();
+    let taken = Taken::by(&monitor, before);
     let vm = Vm { monitor, agent, booking };
     let outcome = match answered {
         Ok(answer) => {
@@ -211,7 +258,6 @@ async fn serve(
             });
         }
     };
-    let total = request.received.elapsed();
     fleet.metrics.started(start, total.as_secs_f64());
     let report = Report {
         start,
@@ -223,6 +269,8 @@ async fn serve(
         total_ns: nanoseconds(total),
         standby,
         thaw,
+        boot,
+        taken,
     };
     Ok(Invoked { outcome, report })
 }
@@ -238,7 +286,7 @@ pub(crate) async fn publish(
         return Err(AcquireError::Closed.into());
     };
     fleet.publishes(&booking);
-    let monitor = fleet.launcher.boot(&version).await.map_err(LoadFailure::from)?;
+    let (monitor, _) = fleet.launcher.boot(&version).await.map_err(LoadFailure::from)?;
     let loaded = load(&fleet, &code, &version, &monitor, true).await;
     let frozen = match loaded {
         // The freeze has a connection of its own.
@@ -269,7 +317,7 @@ async fn start(
                 let vm = Vm { monitor, agent, booking };
                 let thaw = Some(report);
                 let start = StartKind::thawed;
-                return Ok(Begun { vm, start, standby, thaw });
+                return Ok(Begun { vm, start, standby, thaw, boot: None });
             }
             Err(error @ LoadFailure::Start(StartError::Function(_))) => return Err(error),
             Err(error) => {
@@ -283,11 +331,12 @@ async fn start(
             }
         }
     }
-    let monitor = fleet.launcher.boot(version).await?;
+    let (monitor, report) = fleet.launcher.boot(version).await?;
     match load(fleet, code, version, &monitor, false).await {
         Ok(agent) => {
             let vm = Vm { monitor, agent, booking };
-            Ok(Begun { vm, start: StartKind::cold, standby: false, thaw: None })
+            let (start, boot) = (StartKind::cold, Some(report));
+            Ok(Begun { vm, start, standby: false, thaw: None, boot })
         }
         Err(error) => {
             monitor.end().await;

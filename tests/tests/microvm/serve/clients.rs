@@ -48,11 +48,23 @@ fn boto3_and_the_aws_command_work_unmodified() {
     assert!(first["log"].as_str().unwrap().contains("\nasked for Ada\nEND RequestId"), "{first}");
     assert_eq!(first["report"]["standby"], true, "{first}");
     assert!(first["report"]["thaw"]["times"]["process_start_ns"].is_u64(), "{first}");
+    for count in ["faults", "private_bytes", "shared_bytes"] {
+        assert!(first["report"]["taken"][count].as_u64().unwrap() > 0, "{count}: {first}");
+    }
     let raised = &seen["raised"];
     assert_eq!(
         (&raised["error"], &raised["body"]["errorType"]),
         (&json!("Unhandled"), &json!("KeyError"))
     );
+    let slow = &seen["slow"];
+    assert_eq!(
+        (&slow["error"], &slow["body"]["errorType"]),
+        (&json!("Unhandled"), &json!("Sandbox.Timedout"))
+    );
+    assert_eq!(slow["report"]["start"], "warm", "{slow}");
+    let next = &seen["next"];
+    assert_eq!(next["report"]["start"], "thawed", "a time-out ends its microVM: {next}");
+    assert_eq!(next["body"]["count"], 1, "{next}");
     assert_eq!((&seen["dry"]["status"], &seen["event"]["status"]), (&json!(204), &json!(202)));
     assert_eq!(seen["attempts"], json!([1, 2, 3]), "an event is tried again twice");
     for all in ["right", "randoms", "requests"] {
@@ -61,11 +73,6 @@ fn boto3_and_the_aws_command_work_unmodified() {
     assert_eq!(seen["hooks"], json!([["before", "after"]]));
     let thaws = seen["thaws"].as_array().unwrap();
     assert!(thaws.iter().all(|thaw| thaw["count"] == 1) && thaws.len() < 3, "{thaws:?}");
-    let slow = &seen["slow"];
-    assert_eq!(
-        (&slow["error"], &slow["body"]["errorType"]),
-        (&json!("Unhandled"), &json!("Sandbox.Timedout"))
-    );
     assert_eq!(seen["unknown"], "ResourceNotFoundException");
     assert_eq!(seen["updated"], true);
     let second = &seen["second"];
@@ -74,6 +81,10 @@ fn boto3_and_the_aws_command_work_unmodified() {
         (&json!("cold"), &json!("Hi, Ada?"))
     );
     assert_eq!(second["body"]["hooks"], json!([]), "hooks are SnapStart's alone");
+    assert!(second["report"]["boot"]["boot_ns"].as_u64().unwrap() > 0, "{second}");
+    let faults = |report: &Value| report["taken"]["faults"].as_u64().unwrap();
+    let (booted, raised) = (faults(&second["report"]), faults(&raised["report"]));
+    assert!(raised < booted, "a warm one's are those of one request: {raised}, {booted}");
     assert_eq!(seen["throttled"], "TooManyRequestsException");
     assert_eq!(seen["versions"], json!(["$LATEST", "1", "2"]));
     assert_eq!(
