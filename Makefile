@@ -96,11 +96,14 @@ test-full: test long-guest-tests matrix
 long-guest-tests: $(guests) clients
 	@$(call run-guest-tests,--ignored,lab)
 
+# The traces that a target replays: TRACES="json-a mmap-b" names some.
+replayed = $(or $(TRACES),$(basename $(notdir $(wildcard traces/*.trace))))
+
 # Every planner that pages from a directory on every trace, ten players at once of one snapshot, dense as the papers' are: each
-# checks every byte of its memory, and one wrong byte fails its trace. Profiles are recorded on the other input. TRACES="json-a mmap-b" names some. It takes
+# checks every byte of its memory, and one wrong byte fails its trace. Profiles are recorded on the other input. It takes
 # up to 4 GiB in the folder for temporary files, one trace after the other, and 12 GiB of DRAM (mmap and read-list); half a minute to two minutes a trace.
 matrix: build
-	@$(if $(kvm),failed=; for trace in $(or $(TRACES),$(basename $(notdir $(wildcard traces/*.trace)))); do \
+	@$(if $(kvm),failed=; for trace in $(replayed); do \
 	    $(firn) bench thaw --planner all --trace $$trace --dense --cache cold --concurrency 10 --runs 1 || failed+=" $$trace"; done; \
 	    test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }, \
 	    echo "the matrix needs a KVM of this machine")
@@ -108,7 +111,7 @@ matrix: build
 # The one table of all restores: every planner on every trace, page cache cold and full, one microVM and ten, of one snapshot and of ten of their own.
 # Each session leaves a file in OUT, and what is there is not measured again: an interrupted run goes on. The papers' images are dense and
 # their guests zero nothing, but FaaSnap's; sparse images and sanitised guests come beside them. RUNS and RUNS10: runs of one microVM and of ten; SHAPES
-# and TRACES name some. With POOL (a manager's socket) the planners that map from a pool are there, too.
+# names some. With POOL (a manager's socket) the planners that map from a pool are there, too.
 OUT ?= results
 RUNS ?= 3
 RUNS10 ?= 1
@@ -116,7 +119,7 @@ SHAPES ?= cold cached cold-10 cached-10 sparse sanitised cold-different cached-d
 restores-table: build
 	@mkdir -p $(OUT); failed=; \
 	session() { file=$(OUT)/$$1.json; test -s "$$file" || $(firn) bench thaw --json "$$file" $(if $(POOL),--pool $(POOL)) "$${@:2}" >/dev/null || failed+=" $$1"; }; \
-	for shape in $(SHAPES); do for trace in $(or $(TRACES),$(basename $(notdir $(wildcard traces/*.trace)))); do \
+	for shape in $(SHAPES); do for trace in $(replayed); do \
 	    cold="--cache cold --runs $(RUNS)" how="--cache $${shape%%-*}"; \
 	    case $$shape in \
 	        sparse) session $$trace.sparse --trace $$trace $$cold; continue ;; \

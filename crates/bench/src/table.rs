@@ -50,8 +50,8 @@ pub fn markdown(sessions: &[Results]) -> String {
     let mut shapes: BTreeMap<Shape, Vec<&Row>> = BTreeMap::new();
     for session in sessions {
         // Planners that map from a pool use no page cache: theirs is that of the session.
-        let caches = session.results.iter().map(|row| row.cache);
-        let cache = caches.into_iter().find(|cache| *cache != Cache::Unused);
+        let mut caches = session.results.iter().map(|row| row.cache);
+        let cache = caches.find(|cache| *cache != Cache::Unused);
         for row in &session.results {
             let shape = Shape {
                 sanitised: !session.unsanitised,

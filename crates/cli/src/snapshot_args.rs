@@ -188,23 +188,27 @@ pub(crate) fn set_pooled_profile(
 /// The chunks that are copied by a rule.
 fn wanted(profile: &Profile, rule: CopyRule) -> Vec<Run> {
     let mut chunks = written_chunks(profile, rule.written);
-    chunks.extend(read_here(profile, rule));
+    chunks.extend(read_chunks(profile, read_from(rule)));
     chunks.sort_unstable_by_key(|chunk| chunk.first);
     chunks
 }
 
-/// Those of them that are only read: on a host whose KVM has software page tables.
-fn read_here(profile: &Profile, rule: CopyRule) -> Vec<Run> {
+/// From how many pages on a chunk is copied that is only read: none is where KVM's page tables are nested.
+fn read_from(rule: CopyRule) -> u64 {
     match Virtualization::detect() {
-        Ok(Virtualization::Software) => read_chunks(profile, rule.read),
-        _ => Vec::new(),
+        Ok(Virtualization::Software) => rule.read,
+        _ => 0,
     }
 }
 
 /// The chunks that a run was right to have a copy of: what it wrote, and what its profile says that it reads.
 fn used(snapshot: &Snapshot, rule: CopyRule, written: &[Run]) -> Vec<Run> {
+    let read_from = read_from(rule);
+    if read_from == 0 {
+        return written.to_vec();
+    }
     let profile = snapshot.profile().ok().flatten();
-    let read = profile.map(|profile| read_here(&profile, rule)).unwrap_or_default();
+    let read = profile.map(|profile| read_chunks(&profile, read_from)).unwrap_or_default();
     let end = snapshot.manifest().layout.pages();
     let mut pages = PageSet::new(end);
     for run in written.iter().chain(&read).map(Run::range) {

@@ -351,7 +351,8 @@ pub trait Planner: Send + Sync {
         Ok(None)
     }
 
-    /// Which chunks of 2 MiB have to be copied ahead, where the planner runs on copies: they are asked for before the plan is made ([`PooledSnapshot::take_copy`](firn_snapshot::PooledSnapshot::take_copy)).
+    /// Which chunks of 2 MiB have to be copied ahead, where the planner runs on copies: they are asked for before the plan is
+    /// made ([`PooledSnapshot::take_copy`](firn_snapshot::PooledSnapshot::take_copy)).
     fn copies(&self) -> Option<CopyRule> {
         None
     }
