@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use firn_memory::page_cache::preload;
 use firn_memory::recorders::{ProfileRecordError, ProfileRecorder};
 use firn_snapshot::{Profile, Snapshot};
 use firn_vmm::{FrozenMachine, Microvm};
@@ -50,6 +51,7 @@ pub fn record(
     recorder.begin(snapshot, &microvm.shared_memory())?;
     let recorder = Arc::new(Mutex::new(Some(recorder)));
     let recorded = recorder.clone();
+    let image = snapshot.image().try_clone().ok().filter(|_| snapshot.extent().is_none());
     meters.get_or_init(|| Meters {
         kvm: microvm.kvm_counters(),
         memory: microvm.shared_memory(),
@@ -57,6 +59,11 @@ pub fn record(
             let mut recorder = recorded.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(recorder) = recorder.as_mut() {
                 recorder.end();
+            }
+            // The check of all memory is no part of the run: it need not wait for storage at each page. What is not cached then
+            // is read later.
+            if let Some(image) = &image {
+                let _ = image.metadata().and_then(|file| preload(image, 0..file.len()));
             }
         })),
     });

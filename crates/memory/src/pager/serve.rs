@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use firn_snapshot::{PAGE_SIZE, PageSet};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -127,30 +127,21 @@ impl Server {
         let area = *area.ok_or(PagerError::Elsewhere { address })?;
         let image_page = (area.image_offset + (address - area.address)) / PAGE_SIZE;
         let page = address..address + PAGE_SIZE;
-        if self.zeros.get(image_page) {
-            return self.counted(&self.shared.counters.zero_pages, 1, || {
-                let filled = self.shared.uffd.zero(page.clone());
-                self.done_or_woken(filled, page.clone())
-            });
-        }
-        let block = self.block(image_page, area.image_pages());
-        let len = usize_of((block.end - block.start) * PAGE_SIZE);
-        self.bytes.resize(self.bytes.len().max(len), 0);
-        self.shared.store.read(block.start, &mut self.bytes[..len])?;
+        let zeros = self.zeros.get(image_page);
+        let block = self.block(image_page, area.image_pages(), zeros);
         let first = address - (image_page - block.start) * PAGE_SIZE;
-        match self.copy(first, len, &page) {
+        let range = first..first + (block.end - block.start) * PAGE_SIZE;
+        if !zeros {
+            let len = usize_of(range.end - range.start);
+            self.bytes.resize(self.bytes.len().max(len), 0);
+            self.shared.store.read(block.start, &mut self.bytes[..len])?;
+        }
+        let content = (!zeros).then_some(&self.bytes[..]);
+        match self.put(range.clone(), content, &page) {
             // Something else is mapped in a part of the block: then the page alone.
-            Err(PagerError::Uffd(UffdError::Unregistered { .. }))
-                if block.end - block.start > 1 =>
-            {
-                let inside = usize_of((image_page - block.start) * PAGE_SIZE);
-                let len = usize_of(PAGE_SIZE);
-                self.bytes.copy_within(inside..inside + len, 0);
-                self.counted(&self.shared.counters.copied_bytes, PAGE_SIZE, || {
-                    let bytes = &self.bytes[..len];
-                    let filled = self.shared.uffd.copy(page.start, bytes, Fill::empty());
-                    self.done_or_woken(filled, page.clone())
-                })
+            Err(PagerError::Uffd(UffdError::Unregistered { .. })) if range != page => {
+                let content = content.map(|bytes| &bytes[usize_of(page.start - first)..]);
+                self.put(page.clone(), content, &page)
             }
             result => {
                 result?;
@@ -160,79 +151,60 @@ impl Server {
         }
     }
 
-    /// The pages that a fault on one brings, out of those of its area.
-    fn block(&self, image_page: u64, area: Range<u64>) -> Range<u64> {
+    /// The pages that a fault on one brings, out of those of its area: all of them zeros, or none.
+    fn block(&self, image_page: u64, area: Range<u64>, zeros: bool) -> Range<u64> {
         let granule = self.shared.granule.load(Ordering::Relaxed);
         let start = (image_page - image_page % granule).max(area.start);
         let end = (image_page - image_page % granule + granule).min(area.end);
         let filled = self.shared.filled();
-        let wanted = |page: &u64| !self.zeros.get(*page) && !filled.get(*page);
+        let wanted = |page: &u64| self.zeros.get(*page) == zeros && !filled.get(*page);
         let first = (start..image_page).rev().take_while(wanted).last().unwrap_or(image_page);
         let last = (image_page + 1..end).take_while(wanted).last().unwrap_or(image_page);
         first..last + 1
     }
 
-    /// Copies the first `len` bytes of the buffer to an address. Pages that are there stay as they are; who waits for
-    /// `page` is woken.
-    fn copy(&self, to: u64, len: usize, page: &Range<u64>) -> Result<(), PagerError> {
-        let (uffd, counter) = (&self.shared.uffd, &self.shared.counters.copied_bytes);
-        let mut at = 0;
-        while at < len {
-            let (begin, rest) = (to + at as u64, (len - at) as u64);
+    /// Fills a range, with the first of these bytes or with zeros. Pages that are there stay as they are; who waits for
+    /// `page` is woken, and meets what is there.
+    fn put(
+        &self,
+        range: Range<u64>,
+        content: Option<&[u8]>,
+        page: &Range<u64>,
+    ) -> Result<(), PagerError> {
+        let Shared { uffd, counters, .. } = &*self.shared;
+        let (counter, unit) = match content {
+            Some(_) => (&counters.copied_bytes, 1),
+            None => (&counters.zero_pages, PAGE_SIZE),
+        };
+        let mut at = range.start;
+        while at < range.end {
+            let rest = at..range.end;
+            let inside = |address| usize_of(address - range.start);
             // Counted first: who waits goes on before this thread does.
-            add(counter, rest);
-            let copied = uffd.copy(begin, &self.bytes[at..len], Fill::empty());
-            let stopped = match copied {
+            add(counter, (rest.end - at) / unit);
+            let filled = match content {
+                Some(bytes) => uffd.copy(at, &bytes[inside(at)..inside(range.end)], Fill::empty()),
+                None => uffd.zero(rest.clone()),
+            };
+            let stopped = match filled {
                 Ok(()) => return Ok(()),
                 Err(UffdError::Present { address }) => address,
                 Err(UffdError::Unregistered { address })
-                    if address == page.start && rest == PAGE_SIZE =>
+                    if address == page.start && rest == *page =>
                 {
                     address
                 }
                 Err(error) => {
-                    counter.fetch_sub(rest, Ordering::Relaxed);
+                    counter.fetch_sub((rest.end - at) / unit, Ordering::Relaxed);
                     return Err(error.into());
                 }
             };
-            counter.fetch_sub(rest - (stopped - begin), Ordering::Relaxed);
+            counter.fetch_sub((rest.end - stopped) / unit, Ordering::Relaxed);
             if stopped == page.start {
                 uffd.wake(page.clone())?;
             }
-            at += usize_of(stopped - begin + PAGE_SIZE);
+            at = stopped + PAGE_SIZE;
         }
         Ok(())
-    }
-
-    /// Counts what is done, before it is: who waits for it goes on before this thread does.
-    fn counted(
-        &self,
-        counter: &AtomicU64,
-        number: u64,
-        fill: impl FnOnce() -> Result<bool, PagerError>,
-    ) -> Result<(), PagerError> {
-        add(counter, number);
-        let filled = fill();
-        if !matches!(filled, Ok(true)) {
-            counter.fetch_sub(number, Ordering::Relaxed);
-        }
-        filled.map(drop)
-    }
-
-    /// Whether the page was filled. If it is there, or something else is mapped there, whoever waits for it goes on and
-    /// meets that.
-    fn done_or_woken(
-        &self,
-        filled: Result<(), UffdError>,
-        page: Range<u64>,
-    ) -> Result<bool, PagerError> {
-        match filled {
-            Ok(()) => Ok(true),
-            Err(UffdError::Present { .. } | UffdError::Unregistered { .. }) => {
-                self.shared.uffd.wake(page)?;
-                Ok(false)
-            }
-            Err(error) => Err(error.into()),
-        }
     }
 }

@@ -153,16 +153,45 @@ impl Server {
         if state.present {
             self.retried(|uffd| uffd.write_protect(range.clone(), false))?;
         } else {
-            let mut content = [0; usize_of(PAGE_SIZE)];
-            if !state.touched {
-                self.read_image(page, image, &mut content)?;
-            }
-            let fill = if now.written { Fill::empty() } else { Fill::WRITE_PROTECTED };
-            self.retried(|uffd| install(uffd, &range, &content, fill))?;
+            self.fill(page, image, &range, now)?;
         }
         self.states[image] = now;
         if access.is_some() {
             self.witness.release();
+        }
+        if !self.active.load(Ordering::SeqCst) {
+            self.fill_ahead(fault.address)?;
+        }
+        Ok(())
+    }
+
+    /// Puts a page that is missing into memory: the image's, or zeros where it was given back.
+    fn fill(
+        &mut self,
+        page: u64,
+        image: usize,
+        range: &Range<u64>,
+        now: PageState,
+    ) -> Result<(), RecordError> {
+        let mut content = ZEROS;
+        if !self.states[image].touched {
+            self.read_image(page, image, &mut content)?;
+        }
+        let fill = if now.written { Fill::empty() } else { Fill::WRITE_PROTECTED };
+        self.retried(|uffd| install(uffd, range, &content, fill))
+    }
+
+    /// Nobody asks any more what is touched first: the untouched pages after one come with it, up to the next one that was touched.
+    fn fill_ahead(&mut self, address: u64) -> Result<(), RecordError> {
+        let now = PageState { touched: true, written: true, present: true };
+        let ahead = address + PAGE_SIZE..address + Leaf::Size2M.bytes();
+        for address in ahead.step_by(usize_of(PAGE_SIZE)) {
+            let Some((page, image)) = self.page_at(address) else { break };
+            if self.states[image].touched {
+                break;
+            }
+            self.fill(page, image, &(address..address + PAGE_SIZE), now)?;
+            self.states[image] = now;
         }
         Ok(())
     }
