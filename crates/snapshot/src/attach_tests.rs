@@ -16,6 +16,7 @@ fn profile() -> Profile {
         written: Some(vec![run(7, 1)]),
         cached: Some(vec![CachedRun { run: run(0, 16), at_ns: 1_000 }]),
         free: Some(vec![]),
+        small_leaves: Some(vec![run(1, 1)]),
         ..Profile::of(Uuid::from_u128(3))
     }
 }
@@ -33,6 +34,27 @@ fn a_profile_goes_in_and_the_rest_stays() {
     }
     assert_eq!(before.profile().unwrap(), None);
     assert_eq!(names_in(dir.path()), ["snapshot"]);
+}
+
+/// What firn wrote before profiles said through which leaves a guest reads.
+#[test]
+fn a_profile_of_version_2_has_all_but_the_last_part() {
+    let (_dir, path) = destination();
+    freeze_generation(&path, 3);
+    let profile = Profile { small_leaves: None, ..profile() };
+    set_profile(&path, &profile).unwrap();
+    let file = path.join("snapshot.firn");
+    let mut bytes = fs::read(&file).unwrap();
+    let mut header = Header::read(&File::open(&file).unwrap(), &file).unwrap();
+    let range = header.range(Section::Profile);
+    let place = |at| usize::try_from(at).unwrap();
+    let encoded = bytes[place(range.start)..place(range.end) - 1].to_vec();
+    header.set(Entry::of(Section::Profile, 2, &encoded)).unwrap();
+    bytes[..header.encode().len()].copy_from_slice(&header.encode());
+    bytes.remove(place(range.end) - 1);
+    fs::write(&file, bytes).unwrap();
+    assert_eq!(Snapshot::open(&path).unwrap().profile().unwrap(), Some(profile));
+    verify(&path, &mut |_, _| ()).unwrap();
 }
 
 #[test]

@@ -39,6 +39,9 @@ pub struct Profile {
     /// Which pages the guest had reported free (free page reporting) at the freeze and not touched since, ascending. They
     /// are zero in the image.
     pub reported: Option<Vec<Run>>,
+    /// Which of the pages that were touched the guest's page tables mapped by leaves of 4 KiB at the freeze, ascending. A guest that
+    /// touches others maps them by larger leaves, or mapped them later.
+    pub small_leaves: Option<Vec<Run>>,
 }
 
 /// Pages that follow each other.
@@ -138,6 +141,7 @@ impl Profile {
         runs("the write set", &self.written, true)?;
         runs("the free set", &self.free, true)?;
         runs("the reported set", &self.reported, true)?;
+        runs("the set of small leaves", &self.small_leaves, true)?;
         if let Some(groups) = &self.groups {
             check_runs("the working-set groups", groups.iter().flatten(), pages, false)?;
         }
@@ -200,7 +204,7 @@ pub(crate) fn check_runs<'a>(
 }
 
 /// Fingerprint of the profile's fields, in order, with all they contain, for each profile version that has any.
-const SCHEMAS: [(u32, u64); 1] = [(2, 0x46072a3e074b99ca)];
+const SCHEMAS: [(u32, u64); 2] = [(2, 0x46072a3e074b99ca), (3, 0xda164fdec57d1cbd)];
 
 const _: () = {
     let (version, fingerprint) = SCHEMAS[SCHEMAS.len() - 1];

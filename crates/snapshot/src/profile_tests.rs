@@ -19,6 +19,7 @@ fn pages_out_of_place_are_refused_in_every_part() {
     assert_eq!(check(|p| p.faults = runs()), beyond("the fault order"));
     assert_eq!(check(|p| p.written = runs()), beyond("the write set"));
     assert_eq!(check(|p| p.free = runs()), beyond("the free set"));
+    assert_eq!(check(|p| p.small_leaves = runs()), beyond("the set of small leaves"));
     assert_eq!(
         check(|p| p.groups = Some(vec![vec![run(14, 3)]])),
         beyond("the working-set groups")

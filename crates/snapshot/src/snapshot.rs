@@ -11,7 +11,8 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, fstat, openat, statat};
 use rustix::io::Errno;
 
 use crate::container::{
-    CONTAINER_FILE, Header, IMAGE_FILE, NO_PROFILE_VERSION, OVERLAY_FILE, Section, decode_zero_map,
+    CONTAINER_FILE, Header, IMAGE_FILE, NO_PROFILE_VERSION, OVERLAY_FILE, Section,
+    UNMAPPED_PROFILE_VERSION, decode_zero_map,
 };
 use crate::copies::Copies;
 use crate::digests::Digests;
@@ -193,10 +194,14 @@ impl Snapshot {
     /// [`OpenError`] when the section is damaged, does not decode, or is not a profile of this snapshot.
     pub fn profile(&self) -> Result<Option<Profile>, OpenError> {
         let path = &self.container_path;
-        if self.header.entry(Section::Profile).version == NO_PROFILE_VERSION {
+        let version = self.header.entry(Section::Profile).version;
+        if version == NO_PROFILE_VERSION {
             return Ok(None);
         }
-        let bytes = self.header.read_section(&*self.container, path, Section::Profile)?;
+        let mut bytes = self.header.read_section(&*self.container, path, Section::Profile)?;
+        if version == UNMAPPED_PROFILE_VERSION {
+            bytes.push(ABSENT);
+        }
         decode_profile(&bytes, &self.manifest, path).map(Some)
     }
 
@@ -435,6 +440,9 @@ pub(crate) fn decode_manifest(bytes: &[u8], path: &Path) -> Result<Manifest, Ope
         }),
     }
 }
+
+/// A part that is not there, as postcard encodes it.
+const ABSENT: u8 = 0;
 
 /// Decodes a profile whose CRC is right, and checks that it is one of the manifest's snapshot.
 pub(crate) fn decode_profile(

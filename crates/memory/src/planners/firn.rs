@@ -24,17 +24,14 @@ use crate::plan::{
 /// The planner `firn`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Firn {
-    /// Which chunks are copied ahead: those of which a run writes so many pages (`copy=1` to 512), and those of which it only reads
-    /// so many (`read=1` to 511, or `read=0` for none), but [not all](Self::MOST_READ).
+    /// Which chunks are copied ahead: those of which a run writes so many pages (`copy=1` to 512), and those of which it only reads,
+    /// and so many through small leaves (`read=1` to 512, or `read=0` for none).
     pub rule: CopyRule,
 }
 
 impl Firn {
     /// The default, by measurement (docs/firn-planner.md): a page that is written splits its whole leaf.
     pub const RULE: CopyRule = CopyRule { written: 1, read: 32 };
-    /// Of a chunk that is copied for being read, no more pages than these are: one that is read whole is in a large leaf of the guest's
-    /// own as a rule, and sharing it is what saves DRAM.
-    pub const MOST_READ: u64 = CHUNK_PAGES - 1;
 }
 
 impl Planner for Firn {
@@ -61,18 +58,18 @@ pub fn written_chunks(profile: &Profile, from: u64) -> Vec<Run> {
     chunks(counts.into_iter().filter(|(_, pages)| *pages >= from).map(|(chunk, _)| chunk))
 }
 
-/// The chunks of which a profile says that at least `from` pages are touched, at most [`Firn::MOST_READ`], and none is written, as image
-/// pages. With 0 there are none.
+/// The chunks of which a profile says that at least `from` pages are touched that the guest maps by leaves of 4 KiB, and none is
+/// written, as image pages. With 0 there are none, nor of a profile that does not know the guest's leaves.
 ///
 /// They are worth a copy where KVM has software page tables: it makes ready the entries around a fault (Linux `paging_tmpl.h`,
 /// `FNAME(prefetch_gpte)`) in memory alone that this process may write, and sealed bytes are mapped for reading. Each page of
 /// the guest's small leaves costs a fault there. With nested paging a shared leaf of 2 MiB takes one.
 pub fn read_chunks(profile: &Profile, from: u64) -> Vec<Run> {
     let written = pages_by_chunk(profile.written.as_deref().unwrap_or_default());
-    let touched = pages_by_chunk(profile.faults.as_deref().unwrap_or_default());
-    let dense = touched.into_iter().filter(|(chunk, pages)| {
-        from > 0 && (from..=Firn::MOST_READ).contains(pages) && !written.contains_key(chunk)
-    });
+    let small = pages_by_chunk(profile.small_leaves.as_deref().unwrap_or_default());
+    let dense = small
+        .into_iter()
+        .filter(|(chunk, pages)| from > 0 && *pages >= from && !written.contains_key(chunk));
     chunks(dense.map(|(chunk, _)| chunk))
 }
 

@@ -164,21 +164,24 @@ fn a_chunk_counts_from_so_many_written_pages_on() {
 }
 
 #[test]
-fn a_chunk_that_is_only_read_counts_from_so_many_touched_pages_on() {
+fn a_chunk_that_is_only_read_counts_from_so_many_pages_in_small_leaves_on() {
     let runs = |runs: &[(u64, u64)]| {
         Some(runs.iter().map(|(first, pages)| Run { first: *first, pages: *pages }).collect())
     };
     let profile = Profile {
-        faults: runs(&[(10, 20), (100, 12), (512, 31), (1024, 512), (1540, 1), (2048, 512)]),
+        faults: runs(&[(10, 20), (100, 12), (512, 31), (1024, 512), (1540, 1), (2048, 1024)]),
+        small_leaves: runs(&[(10, 20), (100, 12), (512, 31), (1024, 512), (1540, 1), (2560, 512)]),
         written: runs(&[(1100, 1)]),
         ..Profile::default()
     };
     let chunks =
         |from| read_chunks(&profile, from).iter().map(|r| r.first / 512).collect::<Vec<_>>();
-    assert_eq!(chunks(1), [0, 1, 3]);
-    assert_eq!(chunks(32), [0], "chunk 2 is written, and chunk 4 read whole");
-    assert!(chunks(33).is_empty());
+    assert_eq!(chunks(1), [0, 1, 3, 5]);
+    assert_eq!(chunks(32), [0, 5], "chunk 2 is written, and chunk 4 in a large leaf");
+    assert_eq!(chunks(33), [5]);
     assert!(chunks(0).is_empty());
+    let unknown = Profile { small_leaves: None, ..profile };
+    assert!(read_chunks(&unknown, 1).is_empty());
 }
 
 proptest! {

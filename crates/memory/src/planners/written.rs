@@ -139,7 +139,7 @@ const PLANNERS: &[Entry] = &[
             },
             OptionEntry {
                 key: "read",
-                values: Values::Number { default: Firn::RULE.read, range: 0..=Firn::MOST_READ },
+                values: Values::Number { default: Firn::RULE.read, range: 0..=CHUNK_PAGES },
             },
         ],
         make: |values| match values {

@@ -16,6 +16,7 @@ mod groups;
 mod marks;
 mod profile;
 mod serve;
+mod small_leaves;
 mod touches;
 
 pub use bpf::BpfError;

@@ -1,4 +1,5 @@
-//! The parts `faults` and `writes` of a profile: what a run touched, in order, and what it wrote.
+//! The parts `faults` and `writes` of a profile: what a run touched, in order, and what it wrote. With the first comes which of it the
+//! guest maps by [small leaves](super::small_leaves).
 //!
 //! Both come from one run with [`Recorder`]. userfaultfd reports a page when it is missing: that is the order of REAP (FaaSnap,
 //! 2.5). A page that is read first is write-protected; the kernel marks the first write to it in the page tables, whoever writes,
@@ -8,9 +9,10 @@
 use std::io;
 use std::sync::Arc;
 
-use firn_snapshot::{MemoryLayout, PAGE_SIZE, PageSet, Profile, Run, Snapshot, runs_of};
+use firn_snapshot::{MemoryLayout, PAGE_SIZE, PageSet, Profile, Run, Snapshot, pages_of, runs_of};
 
 use super::marks::marked;
+use super::small_leaves::small_leaves;
 use super::{
     Content, Part, ProfileRecordError, ProfileRecorder, RecordError, Recorder, Recording, Seen,
     Sighting, Witness,
@@ -24,6 +26,8 @@ use crate::uffd::UffdError;
 pub struct Touches {
     parts: Vec<Part>,
     running: Option<(Recorder, MemoryLayout)>,
+    /// The snapshot, once more: the recorder has its own.
+    content: Option<Content>,
     /// Whether the kernel marks what is written, so that no touch says it.
     marks: bool,
     /// Until the recording ends.
@@ -34,7 +38,7 @@ pub struct Touches {
 
 impl Touches {
     pub(super) fn new(parts: Vec<Part>) -> Self {
-        Self { parts, running: None, marks: true, memory: None, marked: None }
+        Self { parts, running: None, content: None, marks: true, memory: None, marked: None }
     }
 }
 
@@ -70,6 +74,7 @@ impl ProfileRecorder for Touches {
             recorded => recorded,
         }?;
         self.running = Some((recorder, layout.clone()));
+        self.content = Some(Content::of(snapshot)?);
         Ok(memory)
     }
 
@@ -90,10 +95,15 @@ impl ProfileRecorder for Touches {
     }
 
     fn finish(self: Box<Self>, profile: &mut Profile) -> Result<(), ProfileRecordError> {
-        let Some((recorder, layout)) = self.running else { return Ok(()) };
+        let (Some((recorder, layout)), Some(content)) = (self.running, self.content) else {
+            return Ok(());
+        };
         let Recording { touches, .. } = recorder.finish()?;
         if self.parts.contains(&Part::Faults) {
-            profile.faults = Some(in_order(&touches, &layout));
+            let faults = in_order(&touches, &layout);
+            let small = small_leaves(&content, &layout, &pages_of(&faults, layout.pages()))?;
+            profile.small_leaves = Some(runs_of(&small));
+            profile.faults = Some(faults);
         }
         if self.parts.contains(&Part::Writes) {
             let marked = self.marked.transpose().map_err(RecordError::Written)?;

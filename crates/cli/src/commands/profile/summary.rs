@@ -71,6 +71,7 @@ impl Summary {
         let groups = || grouped.as_ref().map(|runs| runs.iter().collect());
         let cached = || profile.cached.as_ref().map(|runs| runs.iter().map(|c| &c.run).collect());
         let free = || profile.free.as_ref().map(|runs| runs.iter().collect());
+        let small = || profile.small_leaves.as_ref().map(|runs| runs.iter().collect());
         let reported = || profile.reported.as_ref().map(|runs| runs.iter().collect());
         let (touched, grown) = (set(faults()), set(groups()));
         let both =
@@ -91,6 +92,7 @@ impl Summary {
                 of("cache", cached()),
                 of("free", free()),
                 of("reported", reported()),
+                of("small leaves", small()),
             ]
             .into_iter()
             .flatten()

@@ -1,0 +1,62 @@
+//! The part `small leaves` of a profile: which of the touched pages the guest maps by leaves of 4 KiB, as its page tables lie in the
+//! snapshot.
+//!
+//! Nobody says where those are: each process of a Linux guest has its own, and the registers name one at most. But who reads memory through them
+//! has the processor walk them, which touches them. So they are among the touched pages, and show themselves by what they hold: each entry that is present
+//! (Intel SDM, volume 3, 4.5) names a page of guest memory. Data that looks like that makes a page count that has a larger leaf: it is then
+//! copied where sharing it would do.
+
+use firn_snapshot::{MemoryLayout, PAGE_SIZE, PageSet};
+
+use super::{Content, RecordError};
+use crate::num::usize_of;
+
+const PRESENT: u64 = 1;
+/// In the tables above the lowest: a larger leaf. In the lowest it is a rare type of memory.
+const LARGE: u64 = 1 << 7;
+const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+
+/// The touched pages that a touched table maps, out of image pages. The tables themselves are not among them: the entries that name
+/// them are no leaves.
+pub(super) fn small_leaves(
+    content: &Content,
+    layout: &MemoryLayout,
+    touched: &PageSet,
+) -> Result<PageSet, RecordError> {
+    let (mut tables, mut mapped) = (PageSet::new(layout.pages()), PageSet::new(layout.pages()));
+    let mut bytes = [0; usize_of(PAGE_SIZE)];
+    for page in touched.iter() {
+        let Some(address) = layout.guest_addr(page * PAGE_SIZE) else { continue };
+        content
+            .read(address / PAGE_SIZE, page, &mut bytes)
+            .map_err(|source| RecordError::Image { page, source })?;
+        if let Some(leaves) = leaves_of(&bytes, layout) {
+            tables.insert(page);
+            leaves.into_iter().for_each(|leaf| mapped.insert(leaf));
+        }
+    }
+    let mut small = PageSet::new(layout.pages());
+    let leaves = mapped.iter().filter(|page| touched.get(*page) && !tables.get(*page));
+    leaves.for_each(|page| small.insert(page));
+    Ok(small)
+}
+
+/// The image pages that a table names by other than large leaves; `None` where the page is no table.
+fn leaves_of(bytes: &[u8; usize_of(PAGE_SIZE)], layout: &MemoryLayout) -> Option<Vec<u64>> {
+    let (entries, _) = bytes.as_chunks();
+    let present = entries.iter().map(|entry| u64::from_le_bytes(*entry));
+    let mut leaves = Vec::new();
+    let mut any = false;
+    for entry in present.filter(|entry| entry & PRESENT != 0) {
+        let page = layout.image_offset(entry & ADDRESS)? / PAGE_SIZE;
+        any = true;
+        if entry & LARGE == 0 {
+            leaves.push(page);
+        }
+    }
+    any.then_some(leaves)
+}
+
+#[cfg(test)]
+#[path = "small_leaves_tests.rs"]
+mod tests;
