@@ -115,18 +115,19 @@ matrix: build
 OUT ?= results
 RUNS ?= 3
 RUNS10 ?= 1
-SHAPES ?= cold cached cold-10 cached-10 sparse sanitised cold-different cached-different
+SHAPES ?= one ten different sparse sanitised
 restores-table: build
 	@mkdir -p $(OUT); failed=; \
 	session() { file=$(OUT)/$$1.json; test -s "$$file" || $(firn) bench thaw --json "$$file" $(if $(POOL),--pool $(POOL)) "$${@:2}" >/dev/null || failed+=" $$1"; }; \
 	for shape in $(SHAPES); do for trace in $(replayed); do \
-	    cold="--cache cold --runs $(RUNS)" how="--cache $${shape%%-*}"; \
+	    how="--cache cold,cached --runs $(RUNS10) --concurrency 10"; \
 	    case $$shape in \
-	        sparse) session $$trace.sparse --trace $$trace $$cold; continue ;; \
-	        sanitised) session $$trace.sanitised --trace $$trace $$cold --dense; continue ;; \
-	        *-different) how+=" --concurrency 10 --snapshots different --runs $(RUNS10)" ;; \
-	        *-10) how+=" --concurrency 10 --runs $(RUNS10)" ;; \
-	        *) how+=" --runs $(RUNS)" ;; \
+	        one) how="--cache cold,cached --runs $(RUNS)" ;; \
+	        ten) ;; \
+	        different) how+=" --snapshots different" ;; \
+	        sparse) session $$trace.sparse --trace $$trace --cache cold --runs $(RUNS); continue ;; \
+	        sanitised) session $$trace.sanitised --trace $$trace --cache cold --runs $(RUNS) --dense; continue ;; \
+	        *) echo "there is no shape $$shape: one, ten, different, sparse, sanitised" >&2; exit 2 ;; \
 	    esac; \
 	    session $$trace.$$shape --trace $$trace --dense --unsanitised $$how; \
 	    session $$trace.$$shape-faasnap --trace $$trace --dense --planner faasnap $$how; \

@@ -1,6 +1,6 @@
 //! Results of many sessions as tables for a document: a row for each trace, a column for each planner.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::cache::Cache;
 use crate::results::{Results, Row};
@@ -49,22 +49,24 @@ const QUANTITIES: [Quantity; 3] = [
 pub fn markdown(sessions: &[Results]) -> String {
     let mut shapes: BTreeMap<Shape, Vec<&Row>> = BTreeMap::new();
     for session in sessions {
-        // Planners that map from a pool use no page cache: theirs is that of the session.
-        let mut caches = session.results.iter().map(|row| row.cache);
-        let cache = caches.find(|cache| *cache != Cache::Unused);
+        let all: BTreeSet<u8> = session.results.iter().filter_map(|row| warm(row.cache)).collect();
         for row in &session.results {
-            let shape = Shape {
-                sanitised: !session.unsanitised,
-                sparse: !session.dense,
-                concurrency: row.concurrency,
-                snapshots: row.snapshots,
-                warm: match cache {
-                    Some(Cache::Cold) | None => 0,
-                    Some(Cache::CachedSmall) => 2,
-                    Some(_) => 1,
-                },
+            // Planners that map from a pool use no page cache: theirs are all of the session's.
+            let measured = match warm(row.cache) {
+                Some(warm) => vec![warm],
+                None if all.is_empty() => vec![0],
+                None => all.iter().copied().collect(),
             };
-            shapes.entry(shape).or_default().push(row);
+            for warm in measured {
+                let shape = Shape {
+                    sanitised: !session.unsanitised,
+                    sparse: !session.dense,
+                    concurrency: row.concurrency,
+                    snapshots: row.snapshots,
+                    warm,
+                };
+                shapes.entry(shape).or_default().push(row);
+            }
         }
     }
     let mut text = String::new();
@@ -91,6 +93,16 @@ pub fn markdown(sessions: &[Results]) -> String {
         }
     }
     text
+}
+
+/// A state of the page cache as a place in the order of tables, where it plays a part.
+fn warm(cache: Cache) -> Option<u8> {
+    match cache {
+        Cache::Cold => Some(0),
+        Cache::Cached => Some(1),
+        Cache::CachedSmall => Some(2),
+        Cache::Unused => None,
+    }
 }
 
 /// Whether a planner is shown of guests that zero what they free, also beside guests that do not.

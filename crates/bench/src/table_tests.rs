@@ -50,3 +50,16 @@ fn a_row_that_was_measured_again_replaces_the_first() {
     let text = markdown(&[of(1.0), of(2.0)]);
     assert!(text.contains("| t | 2.00 |") && !text.contains("| t | 1.00 |"), "{text}");
 }
+
+#[test]
+fn a_planner_without_a_page_cache_is_beside_all_that_were_measured_with_it() {
+    let mut both = session(&["pass", "reap"], "t", 1.0, true, true);
+    let mut cached = both.results[1].clone();
+    cached.cache = Cache::Cached;
+    cached.total_ms.median = 2.0;
+    both.results.push(cached);
+    let text = markdown(&[both]);
+    let (cold, cached) = text.split_once("page cache cached").unwrap();
+    assert!(cold.contains("| `pass` | `reap` |") && cold.contains("| t | 1.00 | 1.00 |"), "{text}");
+    assert!(cached.contains("| t | 1.00 | 2.00 |"), "{text}");
+}

@@ -95,8 +95,9 @@ pub struct Session {
     pub runs: u32,
     /// MicroVMs that are started together in a run.
     pub concurrency: u32,
-    /// The page cache before each run.
-    pub cache: Cache,
+    /// States of the page cache, measured one after the other: each before each run. Planners that map from a pool use no page cache, and
+    /// have their turns with the first.
+    pub caches: Vec<Cache>,
     /// Whether the guests measure the time in page faults too, which takes some itself.
     pub faults: bool,
 }
@@ -162,7 +163,13 @@ impl Session {
     /// Batches that [`run`](Self::run) starts, for a progress bar.
     #[must_use]
     pub fn batches(&self) -> u64 {
-        self.players.len() as u64 * self.subjects.len() as u64 * u64::from(self.runs)
+        let turns = (0..self.caches.len()).map(|state| self.subjects_of(state).len() as u64);
+        self.players.len() as u64 * turns.sum::<u64>() * u64::from(self.runs)
+    }
+
+    /// Who has a turn with a state of the page cache.
+    fn subjects_of(&self, state: usize) -> Vec<&Subject> {
+        self.subjects.iter().filter(|subject| state == 0 || !subject.in_pool).collect()
     }
 
     /// Measures. In each run every planner has its turn, in an order that is rotated from run to run, so that what
@@ -182,25 +189,29 @@ impl Session {
     ) -> Result<Results, SessionError> {
         let mut results = Results::at(host);
         let oversubscribed = u64::from(self.concurrency) > results.host.cpus;
-        for player in &self.players {
+        let states = || self.caches.iter().copied().enumerate();
+        for (player, (state, cache)) in
+            self.players.iter().flat_map(|player| states().map(move |state| (player, state)))
+        {
             player.settle()?;
-            let mut runs: Vec<Vec<Run>> = self.subjects.iter().map(|_| Vec::new()).collect();
+            let subjects = self.subjects_of(state);
+            let mut runs: Vec<Vec<Run>> = subjects.iter().map(|_| Vec::new()).collect();
             for round in 0..self.runs {
-                for index in rotation(self.subjects.len(), round) {
-                    let subject = &self.subjects[index];
-                    runs[index].push(self.batch(player, subject, round + 1, interrupt)?);
+                for index in rotation(subjects.len(), round) {
+                    let subject = subjects[index];
+                    runs[index].push(self.batch(player, subject, cache, round + 1, interrupt)?);
                     done(player, subject);
                 }
             }
-            for (index, subject) in self.subjects.iter().enumerate() {
-                let twins = self.twins(subject);
+            for (index, subject) in subjects.iter().enumerate() {
+                let twins = twins(&subjects, subject);
                 let place = twins.iter().position(|&twin| twin == index).unwrap_or_default();
                 let head = RowHead {
                     planner: subject.planner.clone(),
                     label: (twins.len() > 1).then(|| label(place)),
                     trace: player.trace.clone(),
                     concurrency: self.concurrency,
-                    cache: self.cache_of(subject),
+                    cache: cache_of(subject, cache),
                     oversubscribed,
                     snapshots: self.snapshots_of(player),
                     recorded_on: player.recorded_on.clone().filter(|_| subject.learns()),
@@ -213,10 +224,6 @@ impl Session {
             }
         }
         if results.results.is_empty() { Err(SessionError::Nothing) } else { Ok(results) }
-    }
-
-    fn cache_of(&self, subject: &Subject) -> Cache {
-        if subject.in_pool { Cache::Unused } else { self.cache }
     }
 
     /// How many snapshots the microVMs of a batch are of.
@@ -240,15 +247,11 @@ impl Session {
         Ok(packed.map(|report| report.file))
     }
 
-    /// The places of a planner among the subjects.
-    fn twins(&self, subject: &Subject) -> Vec<usize> {
-        (0..self.subjects.len()).filter(|&i| self.subjects[i].planner == subject.planner).collect()
-    }
-
     fn batch(
         &self,
         player: &Frozen,
         subject: &Subject,
+        state: Cache,
         run: u32,
         interrupt: &Interrupt,
     ) -> Result<Run, SessionError> {
@@ -262,7 +265,7 @@ impl Session {
         let places: Vec<&Frozen> = std::iter::once(player).chain(&player.others).collect();
         let (mut files, mut free) = (Vec::new(), Vec::new());
         // What is cached before a run is not read in it.
-        let counts_free = !subject.in_pool && !subject.preloads && self.cache == Cache::Cold;
+        let counts_free = !subject.in_pool && !subject.preloads && state == Cache::Cold;
         for place in &places {
             let packed = self.pack(place, subject)?;
             if counts_free {
@@ -275,7 +278,7 @@ impl Session {
         }
         let mut preload_ns = None;
         for files in &files {
-            let took = files.prepare(self.cache_of(subject), subject.preloads).map_err(cache)?;
+            let took = files.prepare(cache_of(subject, state), subject.preloads).map_err(cache)?;
             preload_ns = took.map(|ns| ns + preload_ns.unwrap_or_default()).or(preload_ns);
         }
         // What the page cache holds of the directory is no cost of a planner that does not use it.
@@ -321,6 +324,16 @@ impl Subject {
     fn learns(&self) -> bool {
         parse(&self.planner).is_ok_and(|planner| planner.learns())
     }
+}
+
+/// The page cache before a run of a subject, of the states that are measured.
+fn cache_of(subject: &Subject, state: Cache) -> Cache {
+    if subject.in_pool { Cache::Unused } else { state }
+}
+
+/// The places of a planner among subjects.
+fn twins(subjects: &[&Subject], subject: &Subject) -> Vec<usize> {
+    (0..subjects.len()).filter(|&i| subjects[i].planner == subject.planner).collect()
 }
 
 /// The order of `n` subjects in a round: each round starts one later.

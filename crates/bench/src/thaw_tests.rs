@@ -34,7 +34,7 @@ fn session(directory: &std::path::Path, planners: &[&str], runs: u32, script: &s
         subjects: planners.iter().map(|planner| subject(planner)).collect(),
         runs,
         concurrency: 1,
-        cache: Cache::Cached,
+        caches: vec![Cache::Cached],
         faults: false,
     }
 }
@@ -138,6 +138,7 @@ fn a_planner_of_a_pool_is_given_the_pool_and_no_page_cache() {
     let script = format!("echo $5 $6 $7 >> {}", directory.path().join("places").display());
     let mut session = session(directory.path(), &["p"], 1, &script);
     session.subjects.push(Subject { in_pool: true, ..subject("q") });
+    session.caches = vec![Cache::Cached, Cache::Cached];
     let socket = directory.path().join("pool.sock");
     let options = MemfdOptions { size: 16 << 20, huge: false, node: None };
     let medium = Arc::new(MappedMedium::memfd(options).unwrap());
@@ -149,11 +150,12 @@ fn a_planner_of_a_pool_is_given_the_pool_and_no_page_cache() {
     let places = fs::read_to_string(directory.path().join("places")).unwrap();
     let snapshot = session.players[0].snapshot.display();
     let pool = socket.display();
-    assert_eq!(places, format!("{snapshot} --hold\n--pool {pool} player\n"));
+    assert_eq!(places, format!("{snapshot} --hold\n--pool {pool} player\n{snapshot} --hold\n"));
+    assert_eq!(session.batches(), 3);
     let caches: Vec<_> = results.results.iter().map(|row| row.cache).collect();
-    assert_eq!(caches, [Cache::Cached, Cache::Unused]);
+    assert_eq!(caches, [Cache::Cached, Cache::Unused, Cache::Cached]);
     // What the manager is left to do is told of those who leave it.
     let settled: Vec<_> = results.results.iter().map(|row| row.settle_ms.is_some()).collect();
-    assert_eq!(settled, [false, true]);
+    assert_eq!(settled, [false, true, false]);
     assert_eq!(results.results[1].batch_page_cache_bytes, 0);
 }

@@ -306,7 +306,7 @@ fn a_page_that_changed_on_its_medium_fails_the_measurement() {
         }],
         runs: 3,
         concurrency: 2,
-        cache: Cache::Cached,
+        caches: vec![Cache::Cached],
         faults: false,
     };
     let interrupt = Interrupt::catch().unwrap();

@@ -242,7 +242,7 @@ impl Runner<'_> {
                 subjects: subjects.clone(),
                 runs: self.arguments.runs,
                 concurrency,
-                cache: self.experiment.cache,
+                caches: vec![self.experiment.cache],
                 faults: self.experiment.quantity == Quantity::Faults,
             };
             let bar = progress(session.batches());

@@ -21,6 +21,7 @@ use super::{progress, tables};
   firn bench thaw --planner firecracker:readahead=off,dram_cached --trace json-a --cache cold --runs 50
   firn bench thaw --planner firecracker --noise --trace sequential-read:64M
   firn bench thaw --planner firecracker,pass_shared,pass --pool pool.sock --trace sequential-read:512M --leaves 2m
+  firn bench thaw --trace json-a --cache cold,cached --runs 3
   firn bench thaw --trace json-a --concurrency 32 --runs 3 --json results.json --plot results.svg
 
 Each microVM is a process of its own, whose every page is checked after the clock has stopped: one wrong page
@@ -37,9 +38,9 @@ pub(crate) struct BenchThawArgs {
     #[arg(long, value_name = "C", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     concurrency: u32,
     /// The page cache before each run: no page of the snapshot, or every one; with cached-4k in folios of 4 KiB, as in the
-    /// kernels of the papers
-    #[arg(long, default_value = "cached")]
-    cache: CacheArg,
+    /// kernels of the papers. Several, separated by commas, are measured one after the other
+    #[arg(long, default_value = "cached", value_delimiter = ',')]
+    cache: Vec<CacheArg>,
     /// Whether the microVMs of a run are of the same snapshot, or each of one of its own, with other content
     #[arg(long, default_value = "same")]
     snapshots: SnapshotsArg,
@@ -103,13 +104,14 @@ pub(crate) fn run(arguments: &BenchThawArgs) -> Result<ExitCode, BenchThawError>
     if arguments.noise {
         subjects.extend_from_within(..);
     }
-    let cache = match arguments.cache {
+    let caches = arguments.cache.iter().map(|cache| match cache {
         CacheArg::Cold => Cache::Cold,
         CacheArg::Cached => Cache::Cached,
         CacheArg::CachedSmall => Cache::CachedSmall,
-    };
+    });
+    let caches = caches.collect();
     let (runs, concurrency) = (arguments.runs, arguments.concurrency);
-    let session = Session { program, players, subjects, runs, concurrency, cache, faults: false };
+    let session = Session { program, players, subjects, runs, concurrency, caches, faults: false };
     let bar = progress(session.batches());
     let results = session.run(host, &interrupt, |player, subject| {
         bar.set_message(format!("{} on {}", subject.planner, player.trace));
