@@ -124,9 +124,9 @@ impl OpenedSnapshot {
 }
 
 impl SnapshotArgs {
-    /// The planner where none is named: the best that needs nothing but the snapshot.
+    /// The planner where none is named: the best that a snapshot without a recording can be restored by.
     pub(crate) fn default_planner(&self) -> &'static str {
-        if self.pool.is_some() { "pass_shared" } else { "firecracker" }
+        if self.pool.is_some() { "firn" } else { "firecracker" }
     }
 
     /// Opens the snapshot for a planner that maps it from `store`.

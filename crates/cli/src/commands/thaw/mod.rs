@@ -45,7 +45,7 @@ pub(crate) struct ThawArgs {
     #[arg(long)]
     name: Option<String>,
     /// Where guest memory comes from, as NAME[:KEY=VALUE,...]; see `firn plan --planner all`
-    /// [default: firecracker, or pass_shared from a pool]
+    /// [default: firecracker, or firn from a pool]
     #[arg(long, value_name = "PLANNER")]
     planner: Option<String>,
     /// The image is in the page cache: leave out what the planner would preload
