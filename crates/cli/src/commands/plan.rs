@@ -27,7 +27,7 @@ pub(crate) struct PlanArgs {
     #[command(flatten)]
     snapshot: SnapshotArgs,
     /// Planners, as NAME[:KEY=VALUE,...], separated by commas; `all` for all that this host can run
-    /// [default: firecracker, or pass_shared from a pool]
+    /// [default: firecracker, or firn from a pool]
     #[arg(long, value_name = "PLANNER")]
     planner: Option<String>,
     /// Print one JSON object
