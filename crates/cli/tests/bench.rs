@@ -264,6 +264,32 @@ fn planners_of_a_pool_beside_one_of_a_directory() {
 }
 
 #[test]
+fn all_has_no_planner_whose_replicas_do_not_fit_together() {
+    if !has_kvm() {
+        return;
+    }
+    let pool = Pool::serve();
+    let json = pool.dir.path().join("r.json");
+    let socket = pool.socket();
+    let mut arguments = vec!["thaw", "--planner", "all", "--runs", "1", "--concurrency", "4"];
+    arguments.extend(["--trace", "sequential-read:14M"]);
+    arguments.extend(["--pool", socket.to_str().unwrap(), "--json", json.to_str().unwrap()]);
+    let output = output(&arguments);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let json: Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
+    let planners = |list: &str| {
+        let rows = json[list].as_array().unwrap().iter();
+        rows.map(|row| row["planner"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert!(planners("results").contains(&"pass_shared".to_owned()));
+    assert!(!planners("results").contains(&"pass".to_owned()));
+    let left_out = json["left_out"].as_array().unwrap();
+    let pass = left_out.iter().find(|row| row["planner"] == "pass").unwrap();
+    let reason = pass["reason"].as_str().unwrap();
+    assert!(reason.contains("room for 2 replicas, and 4 microVMs"), "{reason}");
+}
+
+#[test]
 fn a_planner_of_a_pool_without_a_pool_is_told_where_to_get_one() {
     let output = output(&["thaw", "--planner", "pass_shared", "--trace", "sequential-read:4M"]);
     let error = text(&output.stderr);

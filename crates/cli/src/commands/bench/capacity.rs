@@ -72,7 +72,7 @@ pub(crate) fn run(arguments: &CapacityArgs) -> Result<ExitCode, BenchCapacityErr
     let interrupt = Interrupt::catch().map_err(BenchCapacityError::Signals)?;
     let pool = arguments.players.pool()?;
     let mut pool = PoolPlayers::at(pool.as_ref())?;
-    let prepared = arguments.players.prepare(pool.as_mut(), 1)?;
+    let prepared = arguments.players.prepare(pool.as_mut(), 1, 1)?;
     let budget = Budget {
         memory: arguments.memory,
         most: arguments.most,

@@ -8,7 +8,7 @@ use firn_bench::Pooled;
 use firn_bench::player::{FreezePlayerError, PlayerInputs, PlayerOptions, freeze};
 use firn_memory::Leaf;
 use firn_memory::planners::{ExtentFacts, ImageFacts};
-use firn_pool::{Client, ClientError, Role};
+use firn_pool::{Client, ClientError, ListedExtent, Role};
 use firn_vmm::{Destination, KVM_DEVICE};
 
 use crate::output;
@@ -77,6 +77,14 @@ impl<'a> PoolPlayers<'a> {
             _ => pinned(listed.pins),
         });
         Ok((used.map(|listed| listed.extent.len).sum(), arena.lent))
+    }
+
+    /// How many replicas of a player the pool has room for now.
+    pub(super) fn room(&mut self, player: &Pooled) -> Result<u64, InPoolError> {
+        let listing = self.manager.list()?;
+        let its = |listed: &&ListedExtent| listed.name.as_ref() == Some(&player.name);
+        let len = listing.extents.iter().find(its).map_or(u64::MAX, |listed| listed.extent.len);
+        Ok(listing.free.iter().filter_map(|piece| piece.len.checked_div(len)).sum())
     }
 
     /// What planners know of an image of `len` bytes in this pool.

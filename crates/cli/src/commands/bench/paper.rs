@@ -198,7 +198,7 @@ impl Runner<'_> {
             }
             _ => 1,
         };
-        let prepared = players.prepare(pool.as_mut(), snapshots)?;
+        let prepared = players.prepare(pool.as_mut(), snapshots, 1)?;
         // This one names the pool, too.
         outcome.host = prepared.host.clone();
         let unfit = prepared.left_out.iter();

@@ -112,11 +112,13 @@ impl PlayersArgs {
     }
 
     /// Freezes a player of each trace, in a directory and, where a planner maps from there, in the pool: so many times, each with
-    /// other content. Where a planner uses a profile they get one.
+    /// other content. Where a planner uses a profile they get one. `all` has no planner whose replicas for so many microVMs at once the
+    /// pool has no room for.
     pub(super) fn prepare(
         &self,
         mut pool: Option<&mut PoolPlayers<'_>>,
         snapshots: u32,
+        microvms: u32,
     ) -> Result<Prepared, PlayersError> {
         let traces = self.trace.iter().map(|name| load(name)).collect::<Result<Vec<_>, _>>()?;
         let directory = medium::directory(self.dir.as_deref())?;
@@ -175,7 +177,10 @@ impl PlayersArgs {
                 copies.into_iter().map(|player| Frozen { others: others.clone(), ..player }),
             );
         }
-        let (subjects, left_out) = subjects(&list, &players, pool.as_deref())?;
+        let (mut subjects, mut left_out) = subjects(&list, &players, pool.as_deref())?;
+        if let Some(pool) = pool.filter(|_| self.planner.iter().any(|planner| planner == "all")) {
+            leave_out_without_room(&mut subjects, &mut left_out, &players, pool, microvms)?;
+        }
         Ok(Prepared { players, subjects, left_out, host, directory })
     }
 }
@@ -245,6 +250,32 @@ fn give(player: &Frozen, profile: &Profile) -> Result<(), PlayersError> {
         let snapshot = pooled.snapshot.manifest().description.id;
         drop(pooled);
         set_pooled_profile(socket, name, &Profile { snapshot, ..profile.clone() })?;
+    }
+    Ok(())
+}
+
+/// Leaves out planners that run in replicas, where the pool has no room for those of a batch.
+fn leave_out_without_room(
+    subjects: &mut Vec<Subject>,
+    left_out: &mut Vec<LeftOut>,
+    players: &[Frozen],
+    pool: &mut PoolPlayers<'_>,
+    microvms: u32,
+) -> Result<(), PlayersError> {
+    for pooled in players.iter().filter_map(|player| player.pooled.as_ref()) {
+        let room = pool.room(pooled)?;
+        if room >= u64::from(microvms) {
+            continue;
+        }
+        let reason = format!(
+            "the pool has room for {room} replicas, and {microvms} microVMs start together"
+        );
+        let replicas = |subject: &mut Subject| {
+            parse(&subject.planner).is_ok_and(|planner| planner.store() == Store::Replica)
+        };
+        for Subject { planner, .. } in subjects.extract_if(.., replicas) {
+            left_out.push(LeftOut { planner, reason: reason.clone() });
+        }
     }
     Ok(())
 }

@@ -100,7 +100,7 @@ pub(crate) fn run(arguments: &BenchThawArgs) -> Result<ExitCode, BenchThawError>
     let pool = arguments.players.pool()?;
     let mut pool = PoolPlayers::at(pool.as_ref())?;
     let Prepared { players, mut subjects, left_out, host, directory: _directory } =
-        arguments.players.prepare(pool.as_mut(), snapshots)?;
+        arguments.players.prepare(pool.as_mut(), snapshots, arguments.concurrency)?;
     if arguments.noise {
         subjects.extend_from_within(..);
     }
