@@ -114,6 +114,9 @@ pub(crate) struct BootReport {
     pub(crate) function: Option<String>,
     /// Guest memory, bytes.
     pub(crate) memory: u64,
+    /// The guest's processor: a named model, or host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cpu: Option<String>,
     /// Start of the command to a running vCPU.
     pub(crate) start_ns: u64,
     /// Running vCPU to an agent that answers.
@@ -164,6 +167,7 @@ pub(crate) fn run(arguments: &BootArgs) -> Result<ExitCode, BootCommandError> {
     microvm.resume().map_err(BootCommandError::Resume)?;
     let started = Instant::now();
     let limit = Duration::from_secs(arguments.time_limit);
+    let cpu = microvm.cpu_model().map(|model| model.to_string());
 
     session::run(microvm, &instance, &interruption, |_, alive| {
         let mut agent =
@@ -187,6 +191,7 @@ pub(crate) fn run(arguments: &BootArgs) -> Result<ExitCode, BootCommandError> {
             pid: std::process::id(),
             function: function.as_ref().map(|function| function.name().to_owned()),
             memory,
+            cpu,
             start_ns: nanoseconds(started - begin),
             boot_ns: nanoseconds(booted - started),
             load_ns: nanoseconds(booted.elapsed()),

@@ -74,7 +74,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     keep_alive: u64,
     /// Seconds that a microVM may take to start, and a function to initialise
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=900))]
     start_limit: u64,
     /// Region in the functions' ARNs
     #[arg(long, default_value = "us-east-1")]

@@ -18,6 +18,7 @@ use vmm_sys_util::eventfd::EventFd;
 use firn_memory::{ChunkCopies, GuestMemory, MemoryUsage, UsageError};
 use firn_snapshot::PageSet;
 
+use crate::arch::cpu_model::CpuModel;
 use crate::bus::{Bus, PowerRequest};
 use crate::console::Console;
 use crate::stats::{KvmCounters, KvmStats};
@@ -95,6 +96,8 @@ pub struct Microvm {
     console: Console,
     /// The snapshot that this microVM was restored from.
     parent: Option<Uuid>,
+    /// What its guest was told at its boot.
+    cpu: Option<CpuModel>,
     stopped: bool,
 }
 
@@ -138,6 +141,12 @@ impl Microvm {
     #[must_use]
     pub fn handle(&self) -> Handle {
         self.inbox.handle()
+    }
+
+    /// The processor that the guest of a boot was told of; `None` where the microVM was not booted.
+    #[must_use]
+    pub fn cpu_model(&self) -> Option<CpuModel> {
+        self.cpu
     }
 
     /// The guest's console.

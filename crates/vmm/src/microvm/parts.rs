@@ -162,6 +162,7 @@ impl Parts {
             inbox: self.inbox,
             console: self.console,
             parent,
+            cpu: None,
             stopped: false,
         })
     }

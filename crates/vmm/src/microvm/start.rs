@@ -250,7 +250,7 @@ impl Microvm {
                 fd.set_regs(&boot_regs::regs(entry)).map_err(failed)?;
             }
         }
-        Ok(parts.start(cpuids, None)?)
+        Ok(Self { cpu: Some(model), ..parts.start(cpuids, None)? })
     }
 
     /// Makes a microVM from a frozen machine over memory that a plan has laid out;
