@@ -135,17 +135,20 @@ restores-table: build
 	$(firn) bench table $(OUT)/*.json >$(OUT)/restores.md; \
 	test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
 
-# Every function on its own image: long, under emulation (docs/workloads.md says how long). Before them, 1,000 requests to the daemon.
+# Every function behind the daemon, on its image: long, under emulation (docs/workloads.md says how long). Before them, 1,000 requests to the
+# daemon. The image of a user's own is built each time; its packages come from where this computer's apt and pip are configured to.
 test-workloads: $(guests) images
 	@$(call find,test -p firn-tests --test microvm,microvm); \
 	$(if $(hardware), \
 	    FIRN=$(abspath $(firn)) FIRN_INVOCATIONS=1000 "$$binary" serve::crashes, \
 	    $(firn) lab run --timeout 3600 --in "$$binary" --env FIRN=/bin/firn --env FIRN_INVOCATIONS=1000 -- "/in/$${binary##*/}" serve::crashes)
 	@$(call find,test -p firn-tests --test workloads,workloads); \
+	own=$$(mktemp -d); trap 'rm -rf "$$own"' EXIT; \
+	$(firn) image build --packages python3-yaml --requirements tests/functions/own_image/requirements.txt --out "$$own/own.erofs"; \
 	$(if $(hardware), \
-	    FIRN=$(abspath $(firn)) FIRN_FUNCTIONS=$(abspath guest/functions) "$$binary" --test-threads=1 --nocapture, \
-	    $(firn) lab run --timeout 7200 --in "$$binary" --in guest/functions --env FIRN=/bin/firn --env FIRN_FUNCTIONS=/in/functions \
-	        -- "/in/$${binary##*/}" --test-threads=1 --nocapture)
+	    FIRN=$(abspath $(firn)) FIRN_FUNCTIONS=$(abspath guest/functions) FIRN_OWN_IMAGE="$$own/own.erofs" "$$binary" --test-threads=1 --nocapture, \
+	    $(firn) lab run --timeout 7200 --in "$$binary" --in guest/functions --in "$$own/own.erofs" --env FIRN=/bin/firn \
+	        --env FIRN_FUNCTIONS=/in/functions --env FIRN_OWN_IMAGE=/in/own.erofs -- "/in/$${binary##*/}" --test-threads=1 --nocapture)
 
 # Does a thaw's own work grow with guest memory? Where there is a KVM: how far is the player from a bare loop, and how far are
 # the planners from each other?

@@ -60,8 +60,8 @@ impl Daemon {
 
     #[track_caller]
     fn listening(world: &World, at: &str, options: &[&str], key: [&'static str; 2]) -> Self {
-        // Generous: a computer may be busy.
-        let serve = world.firn(["serve", "--listen", at, "--start-limit", "300", "--data"]);
+        // Generous: a computer may be busy, and a function read hundreds of megabytes of libraries under emulation.
+        let serve = world.firn(["serve", "--listen", at, "--start-limit", "900", "--data"]);
         let monitor = serve.arg(world.file("daemon")).args(options).start().ready();
         let (_, address) = monitor.first_line.trim().rsplit_once("http://").unwrap();
         Self { address: address.replace("0.0.0.0", "127.0.0.1"), monitor, key }
@@ -223,9 +223,16 @@ pub fn reply(mut stream: TcpStream) -> Reply {
 
 /// A zip file with one file, which may be executed.
 pub fn zip_of(file: &str, source: &str) -> Vec<u8> {
+    zip_of_files([(file, source.as_bytes())])
+}
+
+/// A zip file with these files, which may be executed.
+pub fn zip_of_files<'a>(files: impl IntoIterator<Item = (&'a str, &'a [u8])>) -> Vec<u8> {
     let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
-    zip.start_file(file, SimpleFileOptions::default().unix_permissions(0o755)).unwrap();
-    zip.write_all(source.as_bytes()).unwrap();
+    for (path, contents) in files {
+        zip.start_file(path, SimpleFileOptions::default().unix_permissions(0o755)).unwrap();
+        zip.write_all(contents).unwrap();
+    }
     zip.finish().unwrap().into_inner()
 }
 

@@ -20,7 +20,7 @@ mod world;
 
 pub use allocator::{FreeLists, free_lists};
 pub use collector::Collector;
-pub use daemon::{Daemon, Reply, reply, zip_of};
+pub use daemon::{Daemon, Reply, reply, zip_of, zip_of_files};
 pub use frozen::{frozen, profiled, workshop};
 pub use function::{
     Function, HELLO, JSON, LIGHT, MMAP, READ_LIST, folder, together, workshop_folder,

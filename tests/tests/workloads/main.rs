@@ -1,5 +1,6 @@
-//! Every function of `guest/functions`, frozen and thawed on the image that it names: its answers on both inputs are those that were computed
-//! outside of a microVM. `make test-workloads` runs this here or in the lab; it needs all images. `FIRN_FUNCTIONS` names the folder.
+//! Every function of `guest/functions`, served by the daemon on the image that it names: its answers on both inputs are those that were computed
+//! outside of a microVM. `make test-workloads` runs this here or in the lab; it needs all images. `FIRN_FUNCTIONS` names the folder,
+//! `FIRN_OWN_IMAGE` an image as a user would make one.
 //!
 //! With `--test-threads=1`: tests share this computer's memory.
 #![allow(
@@ -14,20 +15,21 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use firn_host::{Function, FunctionSettings};
-use firn_tests::World;
-use serde_json::Value;
+use firn_tests::{Daemon, World, zip_of_files};
+use serde_json::{Value, json};
 
-/// Seconds that a request may take. Each takes less than 60 in the lab on a computer that does nothing else, and many times that on a busy one.
-const LIMIT: &str = "900";
-/// Seconds that a boot, and then the loading of a function, may take: libraries of hundreds of megabytes are read under emulation.
-const LOAD_LIMIT: &str = "900";
+/// Seconds that a boot, the loading of a function, or a request may take: libraries of hundreds of megabytes are read under emulation. A
+/// request takes less than 60 in the lab on a computer that does nothing else, and many times that on a busy one.
+const LIMIT: u64 = 900;
 
 fn folder() -> PathBuf {
     std::env::var_os("FIRN_FUNCTIONS").map_or_else(|| "guest/functions".into(), PathBuf::from)
 }
 
-fn json(path: &Path) -> Value {
+fn read(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
@@ -48,13 +50,68 @@ fn fits(answer: &Value, expected: &Value, settings: &FunctionSettings) -> bool {
         })
 }
 
+/// A function, and its folder.
 #[track_caller]
-fn answers(name: &str) {
+fn function(name: &str) -> (Function, PathBuf) {
     let folder = folder().join(name).canonicalize().unwrap();
-    let function = Function::from_path(&folder).unwrap();
+    (Function::from_path(&folder).unwrap(), folder)
+}
+
+#[track_caller]
+fn check(function: &Function, folder: &Path, input: &str, answer: &Value) {
+    let expected = read(&folder.join(format!("expected-{input}.json")));
+    assert!(
+        fits(answer, &expected, function.settings()),
+        "{}, input {input}: {answer} is not {expected}",
+        function.name()
+    );
+}
+
+/// Behind AWS Lambda's API: published with SnapStart, thawed for the first request.
+#[track_caller]
+fn served(name: &str) {
+    let (function, folder) = function(name);
+    let settings = function.settings();
+    let files = function.files().iter().map(|(path, bytes)| (path.as_str(), bytes.as_slice()));
     let world = World::default();
     let begin = Instant::now();
-    let boot = world.firn(["boot", "--name", "first", "--time-limit", LOAD_LIMIT]).arg(&folder);
+    let daemon = Daemon::start(&world, &["--standby", "1"]);
+    let image = settings.image.as_ref().map_or("base", |image| image.as_str());
+    let more = json!({
+        "Code": { "ZipFile": STANDARD.encode(zip_of_files(files)) }, "Handler": function.handler(),
+        "MemorySize": settings.memory_mib.unwrap_or(256), "Timeout": LIMIT,
+        "Environment": { "Variables": { "FIRN_IMAGE": image } },
+    });
+    let created = daemon.create(name, "handler.py", "", &more);
+    assert_eq!(created.status, 201, "{created:?}");
+    let settled = daemon.settled(name);
+    assert_eq!(settled.body["State"], "Active", "{settled:?}");
+    let frozen = begin.elapsed();
+    let mut answered = Vec::new();
+    for (input, start) in [("a", "thawed"), ("b", "warm")] {
+        let event = read(&folder.join(format!("input-{input}.json")));
+        let reply = daemon.invoke(&format!("{name}:1"), &event);
+        assert_eq!(reply.status, 200, "{name}, input {input}: {reply:?}");
+        check(&function, &folder, input, &reply.body);
+        assert_eq!(reply.report()["start"], start, "{reply:?}");
+        answered.push(begin.elapsed().as_secs());
+    }
+    println!(
+        "{name}: frozen after {} s, answered after {} s and {} s",
+        frozen.as_secs(),
+        answered[0],
+        answered[1]
+    );
+}
+
+/// Without the daemon: booted and frozen by name, thawed for each request.
+#[track_caller]
+fn by_hand(name: &str) {
+    let (function, folder) = function(name);
+    let limit = LIMIT.to_string();
+    let world = World::default();
+    let begin = Instant::now();
+    let boot = world.firn(["boot", "--name", "first", "--time-limit", &limit]).arg(&folder);
     let mut first = boot.start().ready();
     let loaded = begin.elapsed();
     world.firn(["freeze", "first", "snapshot"]).run().ok();
@@ -62,16 +119,11 @@ fn answers(name: &str) {
     let frozen = begin.elapsed();
     for input in ["a", "b"] {
         let event = format!("@{}", folder.join(format!("input-{input}.json")).display());
-        let thaw = world.firn(["thaw", "--time-limit", LIMIT, "--invoke", &event, "snapshot"]);
-        let answer = thaw.run().json();
-        let expected = json(&folder.join(format!("expected-{input}.json")));
-        assert!(
-            fits(&answer, &expected, function.settings()),
-            "{name}, input {input}: {answer} is not {expected}"
-        );
+        let thaw = world.firn(["thaw", "--time-limit", &limit, "--invoke", &event, "snapshot"]);
+        check(&function, &folder, input, &thaw.run().json());
     }
     println!(
-        "{name}: loaded after {} s, frozen after {} s, answered twice after {} s",
+        "{name}, by hand: loaded after {} s, frozen after {} s, answered twice after {} s",
         loaded.as_secs(),
         frozen.as_secs(),
         begin.elapsed().as_secs()
@@ -81,7 +133,7 @@ fn answers(name: &str) {
 macro_rules! workloads {
     ($($name:ident: $folder:literal),* $(,)?) => {
         const NAMES: &[&str] = &[$($folder),*];
-        $(#[test] fn $name() { answers($folder) })*
+        $(#[test] fn $name() { served($folder) })*
     };
 }
 
@@ -120,4 +172,21 @@ fn none_is_left_out() {
         .collect();
     found.sort();
     assert_eq!(found, NAMES);
+}
+
+#[test]
+fn one_on_each_image_by_hand() {
+    for name in ["chameleon", "lr_serving", "matmul_fb", "video_processing"] {
+        by_hand(name);
+    }
+}
+
+#[test]
+fn a_function_uses_what_its_own_image_adds() {
+    let image = std::env::var("FIRN_OWN_IMAGE").expect("the Makefile says how to build it");
+    let world = World::default();
+    let daemon = Daemon::start(&world, &["--root", &image]);
+    daemon.publish("own", include_str!("../../functions/own_image/handler.py"));
+    let reply = daemon.invoke("own:1", &json!({ "yaml": "a: [1, two]" }));
+    assert_eq!((reply.status, &reply.body), (200, &json!({ "a": [1, "two"] })), "{reply:?}");
 }
