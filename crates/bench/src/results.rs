@@ -131,6 +131,8 @@ pub struct Noise {
     pub planner: String,
     /// The trace.
     pub trace: String,
+    /// The page cache before each run.
+    pub cache: Cache,
     /// What is compared: `total_ms`, or `cpu_ns_per_page` where wall times mean little.
     pub of: String,
     /// b divided by a, run by run: 1 if there were no noise.
@@ -301,6 +303,7 @@ impl Noise {
         Some(Self {
             planner: head.planner.clone(),
             trace: head.trace.clone(),
+            cache: head.cache,
             of: of.to_owned(),
             ratio: Comparison::of(&ratios)?,
         })

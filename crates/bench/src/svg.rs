@@ -22,23 +22,29 @@ pub fn draw(results: &Results) -> String {
     .svg()
 }
 
-/// Rows that are comparable: one trace, one state of the page cache where it plays a part, one number of microVMs.
+/// Rows that are comparable: one trace, one state of the page cache where it plays a part, one number of microVMs. Where it plays none a
+/// row is in the panel of each state.
 fn panels(rows: &[Row]) -> Vec<Vec<&Row>> {
     let mut panels: Vec<Vec<&Row>> = Vec::new();
-    for row in rows {
+    let (used, unused): (Vec<&Row>, Vec<&Row>) =
+        rows.iter().partition(|row| row.cache != Cache::Unused);
+    let of = |row: &Row| (row.trace.clone(), row.concurrency);
+    for row in used {
         let fits = |panel: &&mut Vec<&Row>| {
-            let same_cache = |other: &&Row| {
-                row.cache == Cache::Unused
-                    || other.cache == Cache::Unused
-                    || row.cache == other.cache
-            };
-            panel.first().is_some_and(|first| {
-                (&first.trace, first.concurrency) == (&row.trace, row.concurrency)
-            }) && panel.iter().all(same_cache)
+            panel.first().is_some_and(|first| of(first) == of(row) && first.cache == row.cache)
         };
         match panels.iter_mut().find(fits) {
             Some(panel) => panel.push(row),
             None => panels.push(vec![row]),
+        }
+    }
+    for row in unused {
+        let fits = |panel: &&mut Vec<&Row>| panel.first().is_some_and(|first| of(first) == of(row));
+        let mut fitting = panels.iter_mut().filter(fits).peekable();
+        if fitting.peek().is_some() {
+            fitting.for_each(|panel| panel.push(row));
+        } else {
+            panels.push(vec![row]);
         }
     }
     panels

@@ -25,6 +25,23 @@ fn a_picture_names_what_it_shows() {
     assert_eq!(svg.matches("page cache cold").count(), 2);
 }
 
+#[test]
+fn a_planner_without_a_page_cache_is_in_the_panel_of_each_state() {
+    let mut results = sample("reap", "json-a", false);
+    for (planner, cache) in
+        [("pass", Cache::Unused), ("firn", Cache::Unused), ("reap", Cache::Cached)]
+    {
+        let mut row = sample(planner, "json-a", false).results.remove(0);
+        row.cache = cache;
+        results.results.push(row);
+    }
+    let svg = draw(&results);
+    assert_eq!(svg.matches("page cache ").count(), 2);
+    for planner in [">reap<", ">pass<", ">firn<"] {
+        assert_eq!(svg.matches(planner).count(), 2, "{planner}");
+    }
+}
+
 proptest! {
     #[test]
     fn any_names_and_values_make_a_picture(planner in ".{0,40}", trace in ".{0,40}", ms in 0.0..1e9_f64) {

@@ -173,7 +173,8 @@ impl Session {
     }
 
     /// Measures. In each run every planner has its turn, in an order that is rotated from run to run, so that what
-    /// changes on the host meets all of them, and none always follows the same other.
+    /// changes on the host meets all of them, and none always follows the same other. With several states of the page cache all
+    /// runs with one come before those with the next.
     ///
     /// `done` is called after each batch with the planner that it was of.
     ///
@@ -189,10 +190,9 @@ impl Session {
     ) -> Result<Results, SessionError> {
         let mut results = Results::at(host);
         let oversubscribed = u64::from(self.concurrency) > results.host.cpus;
-        let states = || self.caches.iter().copied().enumerate();
-        for (player, (state, cache)) in
-            self.players.iter().flat_map(|player| states().map(move |state| (player, state)))
-        {
+        let states = self.caches.iter().copied().enumerate();
+        let turns = self.players.iter().flat_map(|player| states.clone().map(move |s| (player, s)));
+        for (player, (state, cache)) in turns {
             player.settle()?;
             let subjects = self.subjects_of(state);
             let mut runs: Vec<Vec<Run>> = subjects.iter().map(|_| Vec::new()).collect();

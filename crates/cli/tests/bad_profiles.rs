@@ -95,7 +95,7 @@ fn forge(snapshot: &Path, profile: &Profile) {
     forged.extend(&new);
     forged.extend(&bytes[start + len(3)..]);
     let at = entry(3) + 8;
-    forged[at..at + 4].copy_from_slice(&2u32.to_le_bytes());
+    forged[at..at + 4].copy_from_slice(&3u32.to_le_bytes());
     forged[at + 4..at + 8].copy_from_slice(&crc32fast::hash(&new).to_le_bytes());
     forged[at + 8..at + 16].copy_from_slice(&(new.len() as u64).to_le_bytes());
     let crc = crc32fast::hash(&forged[..header - 4]);

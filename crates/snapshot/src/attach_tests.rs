@@ -36,24 +36,35 @@ fn a_profile_goes_in_and_the_rest_stays() {
     assert_eq!(names_in(dir.path()), ["snapshot"]);
 }
 
-/// What firn wrote before profiles said through which leaves a guest reads.
+/// The profile section of [`profile`] as firn wrote it before profiles said through which leaves a guest reads.
+#[rustfmt::skip]
+const VERSION_2: [u8; 47] = [
+    16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3,
+    1, 1, b'a',
+    1, 2, 7, 2, 1, 1,
+    1, 2, 1, 7, 2, 1, 1, 1,
+    1, 1, 7, 1,
+    1, 1, 0, 16, 0xe8, 7,
+    1, 0,
+    0,
+];
+
 #[test]
 fn a_profile_of_version_2_has_all_but_the_last_part() {
     let (_dir, path) = destination();
     freeze_generation(&path, 3);
-    let profile = Profile { small_leaves: None, ..profile() };
-    set_profile(&path, &profile).unwrap();
     let file = path.join("snapshot.firn");
     let mut bytes = fs::read(&file).unwrap();
     let mut header = Header::read(&File::open(&file).unwrap(), &file).unwrap();
     let range = header.range(Section::Profile);
-    let place = |at| usize::try_from(at).unwrap();
-    let encoded = bytes[place(range.start)..place(range.end) - 1].to_vec();
-    header.set(Entry::of(Section::Profile, 2, &encoded)).unwrap();
-    bytes[..header.encode().len()].copy_from_slice(&header.encode());
-    bytes.remove(place(range.end) - 1);
+    let [start, end] = [range.start, range.end].map(|at| usize::try_from(at).unwrap());
+    header.set(Entry::of(Section::Profile, 2, &VERSION_2)).unwrap();
+    bytes.splice(start..end, VERSION_2);
+    let header = header.encode();
+    bytes[..header.len()].copy_from_slice(&header);
     fs::write(&file, bytes).unwrap();
-    assert_eq!(Snapshot::open(&path).unwrap().profile().unwrap(), Some(profile));
+    let expected = Profile { small_leaves: None, ..profile() };
+    assert_eq!(Snapshot::open(&path).unwrap().profile().unwrap(), Some(expected));
     verify(&path, &mut |_, _| ()).unwrap();
 }
 

@@ -18,7 +18,7 @@ pub const CONTAINER_VERSION: u32 = 1;
 /// Version of the profile section.
 pub const PROFILE_VERSION: u32 = 3;
 /// The version before: a profile without its last part.
-pub(crate) const UNMAPPED_PROFILE_VERSION: u32 = 2;
+pub(crate) const PROFILE_VERSION_WITHOUT_LEAVES: u32 = 2;
 /// The version of a profile section that is empty: nothing was recorded yet.
 pub(crate) const NO_PROFILE_VERSION: u32 = 1;
 

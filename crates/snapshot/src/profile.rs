@@ -39,8 +39,8 @@ pub struct Profile {
     /// Which pages the guest had reported free (free page reporting) at the freeze and not touched since, ascending. They
     /// are zero in the image.
     pub reported: Option<Vec<Run>>,
-    /// Which of the pages that were touched the guest's page tables mapped by leaves of 4 KiB at the freeze, ascending. A guest that
-    /// touches others maps them by larger leaves, or mapped them later.
+    /// Which of the pages that were touched the guest's page tables mapped by leaves of 4 KiB at the freeze, ascending, as far as the tables
+    /// were recognised. The others are mapped by larger leaves, or were mapped later.
     pub small_leaves: Option<Vec<Run>>,
 }
 

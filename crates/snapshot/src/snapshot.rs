@@ -11,8 +11,8 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, fstat, openat, statat};
 use rustix::io::Errno;
 
 use crate::container::{
-    CONTAINER_FILE, Header, IMAGE_FILE, NO_PROFILE_VERSION, OVERLAY_FILE, Section,
-    UNMAPPED_PROFILE_VERSION, decode_zero_map,
+    CONTAINER_FILE, Header, IMAGE_FILE, NO_PROFILE_VERSION, OVERLAY_FILE,
+    PROFILE_VERSION_WITHOUT_LEAVES, Section, decode_zero_map,
 };
 use crate::copies::Copies;
 use crate::digests::Digests;
@@ -199,7 +199,7 @@ impl Snapshot {
             return Ok(None);
         }
         let mut bytes = self.header.read_section(&*self.container, path, Section::Profile)?;
-        if version == UNMAPPED_PROFILE_VERSION {
+        if version == PROFILE_VERSION_WITHOUT_LEAVES {
             bytes.push(ABSENT);
         }
         decode_profile(&bytes, &self.manifest, path).map(Some)

@@ -56,7 +56,8 @@ fn thaw(world: &World, function: &Function, planner: &str, free: &BTreeSet<u64>)
             let installed = count(&pager["installed_pages"]);
             assert_eq!(count(&pager["packed_bytes"]), installed * 4096, "{report}");
             assert!(installed > 500, "{report}");
-            assert!(count(&pager["zero_pages"]) == 0 || name == "faast", "{report}");
+            assert_eq!(count(&pager["zero_pages"]), 0, "{report}");
+            assert_eq!(count(&execute["zero_bytes"]) > 0, name == "faast", "{report}");
         }
         "faasnap" => {
             assert!(count(&execute["packed_regions"]) > 10, "{report}");

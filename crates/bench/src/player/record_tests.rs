@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use firn_memory::Leaf;
 use firn_memory::page_cache::evict;
 use firn_memory::recorders::{Part, of};
 use firn_memory::trace::{Access, Trace};
 use firn_player::format::PAGE;
-use firn_snapshot::{Profile, Run, Snapshot, pages_of};
+use firn_snapshot::{CHUNK_PAGES, Profile, Run, Snapshot, pages_of};
 use firn_vmm::{Destination, KVM_DEVICE};
 
 use super::{PlayerInputs, PlayerOptions, RecordReplayError, freeze, record};
@@ -65,6 +66,7 @@ fn faults_and_writes_are_those_of_the_trace_and_of_the_input() {
         let (traced, of_the_player): (Vec<u64>, Vec<u64>) =
             faults.iter().copied().partition(|page| *page < own);
         assert!(traced == pages(trace, |access| access != Access::LaterWrite), "{name}");
+        let traced_pages = traced.len();
         assert!(!of_the_player.is_empty() && of_the_player.len() < 1000, "{of_the_player:?}");
         let written = flat(profile.written.as_ref().unwrap());
         let (traced, stack): (Vec<u64>, Vec<u64>) = written.iter().partition(|page| **page < own);
@@ -72,6 +74,20 @@ fn faults_and_writes_are_those_of_the_trace_and_of_the_input() {
             pages(trace, |access| access != Access::Read).into_iter().collect();
         assert!(traced == expected.into_iter().collect::<Vec<_>>(), "{name}");
         assert!(stack.len() <= 16, "only its stack is written: {stack:?}");
+        // The player maps a chunk by small leaves where the trace has one there, and by a large one, too.
+        let small: BTreeSet<u64> = trace
+            .touches()
+            .iter()
+            .filter(|touch| touch.leaf == Leaf::Size4K)
+            .map(|touch| touch.page / CHUNK_PAGES)
+            .collect();
+        let touched = pages(trace, |access| access != Access::LaterWrite).into_iter();
+        let expected: BTreeSet<u64> =
+            touched.filter(|page| small.contains(&(page / CHUNK_PAGES))).collect();
+        let mut found = flat(profile.small_leaves.as_ref().unwrap());
+        found.retain(|page| *page < own);
+        assert!(found == expected.into_iter().collect::<Vec<_>>(), "{name}");
+        assert!(found.len() < traced_pages, "{name}");
         all.push(profile);
     }
     assert_ne!(all[0].faults, all[1].faults);

@@ -71,7 +71,7 @@ pub(crate) fn run(arguments: &PlanArgs) -> Result<ExitCode, PlanCommandError> {
     let snapshot = opened.snapshot();
     let host = HostFacts::read()?;
     let mut image = ImageFacts::of_snapshot(snapshot).map_err(PlanCommandError::Image)?;
-    // A thaw by a planner that writes to its extent gets a replica. One is not made for a plan that is only shown.
+    // A thaw by a planner that writes to its extent gets a replica, and one by `firn` a copy. Neither is made for a plan that is only shown.
     if let Some(extent) = &mut image.extent {
         extent.replica = true;
     }

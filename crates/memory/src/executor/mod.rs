@@ -236,8 +236,7 @@ pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteEr
         })?;
     }
     // A copy is its VM's own, as anonymous memory is: nothing has to be copied before it is written.
-    let own =
-        |s: &&Segment| matches!(s.source, Source::Zero | Source::PagerZero | Source::Copy { .. });
+    let own = |s: &&Segment| matches!(s.source, Source::Zero | Source::Copy { .. });
     let own = plan.segments.iter().filter(own);
     let own = own.map(|s| s.guest.start..s.guest.end()).collect();
     let backing = match extent_sharing(plan) {
@@ -305,11 +304,7 @@ fn extent_sharing(plan: &Plan) -> Option<Sharing> {
     plan.segments.iter().find_map(|segment| match segment.source {
         Source::Extent { .. } => Some(segment.sharing),
         Source::Copy { .. } => Some(Sharing::PrivateCow),
-        Source::Zero
-        | Source::Image { .. }
-        | Source::Packed { .. }
-        | Source::Pager { .. }
-        | Source::PagerZero => None,
+        Source::Zero | Source::Image { .. } | Source::Packed { .. } | Source::Pager { .. } => None,
     })
 }
 
@@ -388,8 +383,8 @@ fn apply(
     let mapping = &reservation.mapping;
     let addr = reservation.host_addr(layer.guest.start).ok_or(rustix::io::Errno::INVAL)?;
     match layer.source {
-        // The pager registers its memory when everything is mapped. Validation refuses a layer of `PagerZero`.
-        Source::Zero | Source::Pager { .. } | Source::PagerZero => {
+        // The pager registers its memory when everything is mapped.
+        Source::Zero | Source::Pager { .. } => {
             mapping.map_zero(addr, layer.guest.len)?;
         }
         Source::Image { offset } => {

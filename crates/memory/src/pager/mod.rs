@@ -136,7 +136,7 @@ pub struct PagerReport {
     pub faults: u64,
     /// Bytes that faults had copied in, from the image.
     pub copied_bytes: u64,
-    /// Pages that faults had filled with zeros: those of the guest's free memory, and those that it gave back.
+    /// Pages that faults had filled with zeros: those that were given back.
     pub zero_pages: u64,
     /// Reads of packed files that went past the page cache (`O_DIRECT`).
     pub direct_reads: u64,
@@ -204,8 +204,8 @@ pub struct PagerJob {
     pub areas: Vec<Area>,
     /// Where its pages come from.
     pub store: PageStore,
-    /// The image pages that are to be zeros, whatever the image holds.
-    pub zeros: PageSet,
+    /// Pages of the image.
+    pub pages: u64,
     /// How faults are answered.
     pub policy: PagerPolicy,
     /// What is done first when it cannot go on.
@@ -226,20 +226,20 @@ impl Pager {
     /// # Errors
     /// [`PagerError::Wait`], [`PagerError::Thread`].
     pub fn start(job: PagerJob) -> Result<Self, PagerError> {
-        let PagerJob { uffd, mut areas, store, zeros, policy, on_loss } = job;
+        let PagerJob { uffd, mut areas, store, pages, policy, on_loss } = job;
         areas.sort_by_key(|area| area.image_offset);
         let shared = Arc::new(Shared {
             uffd,
             areas,
             store,
-            filled: Mutex::new(PageSet::new(zeros.pages())),
+            filled: Mutex::new(PageSet::new(pages)),
             granule: AtomicU64::new(policy.granule()),
             counters: Counters::default(),
             failure: OnceLock::new(),
         });
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let stop = Arc::new(eventfd(0, flags).map_err(|errno| PagerError::Wait(errno.into()))?);
-        let mut server = Server::new(shared.clone(), zeros, stop.clone());
+        let mut server = Server::new(shared.clone(), PageSet::new(pages), stop.clone());
         let run = move || {
             let served = catch_unwind(AssertUnwindSafe(|| server.serve()));
             let error = match served {
@@ -305,18 +305,11 @@ pub(crate) fn attach(
     on_loss: OnLoss,
 ) -> Result<Pager, PagerError> {
     let uffd = Uffd::open(Features::REMOVE)?;
-    let pages = plan.layout.pages();
-    let mut zeros = PageSet::new(pages);
     let mut ranges: Vec<GuestRange> = Vec::new();
     for segment in &plan.segments {
         let guest = segment.guest;
-        match segment.source {
-            Source::Pager { .. } => {}
-            Source::PagerZero => {
-                let first = plan.layout.image_offset(guest.start).unwrap_or_default() / PAGE_SIZE;
-                zeros.insert_range(first..first + guest.len / PAGE_SIZE);
-            }
-            _ => continue,
+        if !matches!(segment.source, Source::Pager { .. }) {
+            continue;
         }
         match ranges.last_mut() {
             // A region's end is no place to go on: what follows it lies elsewhere in this process.
@@ -335,8 +328,8 @@ pub(crate) fn attach(
         areas.push(Area { address, len: range.len, image_offset });
     }
     let policy = plan.pager.as_deref().and_then(PagerPolicy::parse).unwrap_or_default();
-    let store = PageStore::of(snapshot)?;
-    Pager::start(PagerJob { uffd, areas, store, zeros, policy, on_loss })
+    let (store, pages) = (PageStore::of(snapshot)?, plan.layout.pages());
+    Pager::start(PagerJob { uffd, areas, store, pages, policy, on_loss })
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// How many pages one fault brings: of the aligned block of so many image pages that the page lies in its neighbours that are
-/// missing too, and are to be zeros as it is, or the image's. Written `page` for one, else `granule=N`, a power of two up to 512.
+/// How many pages one fault brings: those of the aligned block of so many image pages that are missing and, like the page itself, to be
+/// zeros or the image's. Written `page` for one, else `granule=N`, a power of two up to 512.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PagerPolicy {
     granule: u64,

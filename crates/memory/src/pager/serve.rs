@@ -16,7 +16,7 @@ use crate::uffd::{Event, Fill, UffdError};
 
 pub(super) struct Server {
     shared: Arc<Shared>,
-    /// Image pages that are zeros when they are touched: those of the job, and those given back since.
+    /// Image pages that are zeros when they are touched: those that were given back.
     zeros: PageSet,
     stop: Arc<OwnedFd>,
     events: VecDeque<Event>,
@@ -195,7 +195,13 @@ impl Server {
                     address
                 }
                 Err(error) => {
-                    counter.fetch_sub((rest.end - at) / unit, Ordering::Relaxed);
+                    let undone = match &error {
+                        UffdError::Changing { address } | UffdError::Unregistered { address } => {
+                            rest.end - address
+                        }
+                        _ => rest.end - at,
+                    };
+                    counter.fetch_sub(undone / unit, Ordering::Relaxed);
                     return Err(error.into());
                 }
             };

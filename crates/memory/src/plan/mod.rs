@@ -85,9 +85,6 @@ pub enum Source {
         /// Where the range's first byte is in the image, in bytes.
         offset: u64,
     },
-    /// The pager, which gives zeros whatever the image holds: pages whose content nobody needs. No layer's own: a layer of
-    /// the pager provides it.
-    PagerZero,
 }
 
 impl Source {
@@ -96,7 +93,6 @@ impl Source {
         match self {
             Self::Zero => Self::Zero,
             Self::Pager { offset } => Self::Pager { offset: offset.saturating_add(bytes) },
-            Self::PagerZero => Self::PagerZero,
             Self::Image { offset } => Self::Image { offset: offset.saturating_add(bytes) },
             Self::Packed { offset, image } => Self::Packed {
                 offset: offset.saturating_add(bytes),
@@ -113,7 +109,6 @@ impl fmt::Display for Source {
         match self {
             Self::Zero => f.write_str("zero"),
             Self::Pager { offset } => write!(f, "pager, image at {offset:#x}"),
-            Self::PagerZero => f.write_str("pager, zero"),
             Self::Image { offset } => write!(f, "image at {offset:#x}"),
             Self::Packed { offset, image } => {
                 write!(f, "packed file at {offset:#x} (image at {image:#x})")

@@ -22,7 +22,7 @@ pub struct PlanTable {
 pub struct PlanSummary {
     /// Bytes of guest memory.
     pub bytes: u64,
-    /// Bytes by source: `zero`, `image`, `packed file`, `pool extent`, `copy`, `pager`, `pager zero`.
+    /// Bytes by source: `zero`, `image`, `packed file`, `pool extent`, `copy`, `pager`.
     pub by_source: BTreeMap<String, u64>,
     /// Bytes by sharing.
     pub by_sharing: BTreeMap<String, u64>,
@@ -52,7 +52,6 @@ impl Plan {
                 Source::Extent { .. } => "pool extent",
                 Source::Copy { .. } => "copy",
                 Source::Pager { .. } => "pager",
-                Source::PagerZero => "pager zero",
             };
             let len = segment.guest.len;
             summary.bytes += len;

@@ -187,7 +187,7 @@ impl Plan {
     }
 
     fn check_pager(&self) -> Result<(), PlanError> {
-        let is_pagers = |s: &Segment| matches!(s.source, Source::Pager { .. } | Source::PagerZero);
+        let is_pagers = |s: &Segment| matches!(s.source, Source::Pager { .. });
         match &self.pager {
             Some(name) if PagerPolicy::parse(name).is_none() => {
                 Err(PlanError::UnknownPager { name: name.clone() })
@@ -226,9 +226,7 @@ impl Plan {
         check_sharing(guest, source, sharing)?;
         self.check_extent_sharing(segment)?;
         let provided = match source {
-            Source::Zero | Source::Pager { .. } | Source::PagerZero => {
-                integrity == Integrity::CheckedOnFill
-            }
+            Source::Zero | Source::Pager { .. } => integrity == Integrity::CheckedOnFill,
             Source::Image { .. } | Source::Packed { .. } => integrity == Integrity::Unchecked,
             // Whether it was checked is known to who opened it.
             Source::Extent { .. } | Source::Copy { .. } => {
@@ -336,13 +334,6 @@ impl Plan {
                 Source::Pager { offset } => {
                     aligned("layer's place in the image", offset, layer.guest.len, Leaf::Size4K)?;
                 }
-                Source::PagerZero => {
-                    return Err(PlanError::Sharing {
-                        guest: layer.guest.start,
-                        source_kind: layer.source,
-                        sharing: layer.sharing,
-                    });
-                }
                 Source::Zero => {}
             }
         }
@@ -371,12 +362,7 @@ impl Plan {
                 let layer = &self.layers[top.layer];
                 let layer_source = layer.source.advanced(at - layer.guest.start);
                 let segment_source = segment.source.advanced(at - segment.guest.start);
-                let provided = layer_source == segment_source
-                    || matches!(
-                        (layer_source, segment_source),
-                        (Source::Pager { .. }, Source::PagerZero)
-                    );
-                if !provided || layer.sharing != segment.sharing {
+                if layer_source != segment_source || layer.sharing != segment.sharing {
                     return Err(PlanError::LayerDiffers {
                         range: GuestRange { start: at, len: end - at },
                         layer_source,
@@ -467,9 +453,7 @@ fn aligned(what: &'static str, at: u64, len: u64, leaf: Leaf) -> Result<(), Plan
 fn check_sharing(guest: GuestRange, source: Source, sharing: Sharing) -> Result<(), PlanError> {
     let possible = match source {
         // A copy belongs to one VM, and so does what the pager fills.
-        Source::Zero | Source::Copy { .. } | Source::Pager { .. } | Source::PagerZero => {
-            sharing == Sharing::Exclusive
-        }
+        Source::Zero | Source::Copy { .. } | Source::Pager { .. } => sharing == Sharing::Exclusive,
         // A snapshot is immutable: no VM gets the image itself to write to.
         Source::Image { .. } | Source::Packed { .. } => sharing == Sharing::PrivateCow,
         // A replica belongs to its VM; of a sealed extent it gets copies, the kernel's or the monitor's. The monitor copies

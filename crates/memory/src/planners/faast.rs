@@ -3,8 +3,8 @@
 //! Faast (SnapBPF 2.1) "relies on the allocator metadata of the VM kernel to identify pages that are not actively used in
 //! the snapshot and routes faults for these pages to anonymous memory": the guest overwrites them before it reads them, so
 //! what the image holds of them is never read. The set is the profile's part `free`, found by a walk of the guest's own
-//! allocator in the snapshot. Free pages are in no working-set file, and a fault on one is answered with a page of zeros
-//! (`UFFDIO_ZEROPAGE`).
+//! allocator in the snapshot. Free pages are in no working-set file, and are anonymous memory that the pager has nothing to do with: the
+//! kernel answers a fault on one.
 
 use firn_snapshot::{PAGE_SIZE, PackedFile, Run, pages_of};
 
@@ -12,7 +12,7 @@ use super::packing::{Packing, recipe};
 use super::reap::{faults, merged, plan};
 use super::{PlanInput, Planner, PlannerError};
 use crate::pager::PagerPolicy;
-use crate::plan::{GuestRange, Plan, Segment, Source};
+use crate::plan::{Advice, GuestRange, Layer, Plan, Segment, Source};
 
 /// The planner `faast`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,29 +41,29 @@ impl Planner for Faast {
         true
     }
 
-    /// As [`Reap`](super::Reap)'s, with a segment of zeros for each run of free pages.
+    /// As [`Reap`](super::Reap)'s, with anonymous memory for each run of free pages.
     fn plan(&self, input: &PlanInput<'_>) -> Result<Plan, PlannerError> {
         let free = self.free(input)?;
         let mut plan = plan(input, self, self.policy)?;
         let free = pages_of(free, input.layout.pages());
-        plan.segments = input
-            .layout
-            .regions()
-            .zip(plan.segments)
-            .flat_map(|(region, whole)| {
-                let segment = |span: firn_snapshot::Span| {
-                    let offset = span.pages.start * PAGE_SIZE;
-                    let start = region.guest_addr + (offset - region.image_offset);
-                    let len = (span.pages.end - span.pages.start) * PAGE_SIZE;
-                    let source =
-                        if span.set { Source::PagerZero } else { Source::Pager { offset } };
-                    Segment { guest: GuestRange { start, len }, source, ..whole }
-                };
-                free.spans(region.image_pages()).map(segment).collect::<Vec<_>>()
-            })
-            .collect();
+        let regions = input.layout.regions().zip(std::mem::take(&mut plan.segments));
+        for (region, whole) in regions {
+            for span in free.spans(region.image_pages()) {
+                let offset = span.pages.start * PAGE_SIZE;
+                let start = region.guest_addr + (offset - region.image_offset);
+                let len = (span.pages.end - span.pages.start) * PAGE_SIZE;
+                let guest = GuestRange { start, len };
+                let source = if span.set { Source::Zero } else { Source::Pager { offset } };
+                plan.segments.push(Segment { guest, source, ..whole });
+                if span.set {
+                    let (sharing, advice) = (whole.sharing, Advice::Normal);
+                    plan.layers.push(Layer { guest, source, sharing, advice });
+                }
+            }
+        }
         Ok(plan)
     }
+
     /// The pages of the faults that were not free, in their order.
     fn packing(&self, input: &PlanInput<'_>) -> Result<Option<Packing>, PlannerError> {
         let (faults, free) = (faults(input, &self.name())?, self.free(input)?);

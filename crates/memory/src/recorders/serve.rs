@@ -235,10 +235,10 @@ impl Server {
 
 const ZEROS: [u8; 4096] = [0; 4096];
 
-/// Puts a page where none is. If there is one, whoever waits for it goes on.
+/// Puts a page where none is. If there is one, or the memory is gone, whoever waits for it goes on.
 fn install(uffd: &Uffd, range: &Range<u64>, content: &[u8], fill: Fill) -> Result<(), UffdError> {
     match uffd.copy(range.start, content, fill) {
-        Err(UffdError::Present { .. }) => uffd.wake(range.clone()),
+        Err(UffdError::Present { .. } | UffdError::Unregistered { .. }) => uffd.wake(range.clone()),
         result => result,
     }
 }

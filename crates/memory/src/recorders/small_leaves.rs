@@ -3,8 +3,9 @@
 //!
 //! Nobody says where those are: each process of a Linux guest has its own, and the registers name one at most. But who reads memory through them
 //! has the processor walk them, which touches them. So they are among the touched pages, and show themselves by what they hold: each entry that is present
-//! (Intel SDM, volume 3, 4.5) names a page of guest memory. Data that looks like that makes a page count that has a larger leaf: it is then
-//! copied where sharing it would do.
+//! (Intel SDM, volume 3, 4.5) names a page of guest memory and was used before (accessed). It is a guess: data that looks so is taken for a table, is itself
+//! not counted, and what it names is; a table whose entries the guest's kernel has aged is overlooked. A chunk is then copied where sharing it would do,
+//! or the reverse.
 
 use firn_snapshot::{MemoryLayout, PAGE_SIZE, PageSet};
 
@@ -12,6 +13,7 @@ use super::{Content, RecordError};
 use crate::num::usize_of;
 
 const PRESENT: u64 = 1;
+const ACCESSED: u64 = 1 << 5;
 /// In the tables above the lowest: a larger leaf. In the lowest it is a rare type of memory.
 const LARGE: u64 = 1 << 7;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
@@ -48,6 +50,9 @@ fn leaves_of(bytes: &[u8; usize_of(PAGE_SIZE)], layout: &MemoryLayout) -> Option
     let mut leaves = Vec::new();
     let mut any = false;
     for entry in present.filter(|entry| entry & PRESENT != 0) {
+        if entry & ACCESSED == 0 {
+            return None;
+        }
         let page = layout.image_offset(entry & ADDRESS)? / PAGE_SIZE;
         any = true;
         if entry & LARGE == 0 {

@@ -39,6 +39,14 @@ fn what_a_touched_table_maps_and_was_touched_has_a_small_leaf() {
     assert_eq!(leaves(&pages, &[1, 10, 20, 67]), [0; 0]);
 }
 
+/// Reference counts, small numbers and pointers.
+#[test]
+fn ordinary_data_is_no_table() {
+    let table = vec![(10 * PAGE_SIZE) | FLAGS];
+    let data = vec![1, 3, 0x11, 0x7fff_1234_5678, 9];
+    assert_eq!(leaves(&[(1, table), (10, data)], &[0, 1, 10]), [10]);
+}
+
 #[test]
 fn large_leaves_are_none() {
     let table = vec![FLAGS | LARGE, (10 * PAGE_SIZE) | FLAGS];
@@ -58,9 +66,20 @@ fn a_page_that_names_one_beyond_memory_is_no_table() {
 
 proptest::proptest! {
     #[test]
-    fn any_bytes_are_taken(words in proptest::collection::vec(proptest::num::u64::ANY, 512)) {
+    fn a_table_counts_where_no_entry_leads_out_of_memory(
+        entries in proptest::collection::vec((0..70u64, proptest::bool::ANY), 1..512),
+    ) {
         let touched: Vec<u64> = (0..128).collect();
-        let found = leaves(&[(5, words)], &touched);
-        proptest::prop_assert!(found.iter().all(|page| *page < 128 && *page != 5));
+        let flags = |large: bool| if large { FLAGS | LARGE } else { FLAGS };
+        let words = entries.iter().map(|(page, large)| (page * PAGE_SIZE) | flags(*large));
+        let found = leaves(&[(5, words.collect())], &touched);
+        let mut expected: Vec<u64> = entries.iter().filter(|(_, large)| !large).map(|(page, _)| *page).collect();
+        expected.sort_unstable();
+        expected.dedup();
+        expected.retain(|page| *page != 5);
+        if entries.iter().any(|(page, _)| *page >= 64) {
+            expected.clear();
+        }
+        proptest::prop_assert_eq!(found, expected);
     }
 }

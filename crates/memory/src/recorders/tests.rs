@@ -192,6 +192,33 @@ fn memory_is_served_after_the_recording_stopped() {
 }
 
 #[test]
+fn what_follows_a_touch_comes_with_it_once_the_recording_stopped() {
+    let (_, recording) = record(image(PAGES), |memory, recorder| {
+        assert_eq!(byte(memory, 9), 10);
+        write(memory, 12);
+        memory.discard(20 * PAGE_SIZE, PAGE_SIZE).unwrap();
+        recorder.stop_recording();
+        // Up to a page that was touched; to the end of a region.
+        assert_eq!(byte(memory, 5), 6);
+        assert_eq!(byte(memory, 1020), 53);
+        // The next fault waits until the one before it is dealt with.
+        assert_eq!(byte(memory, 10), 11);
+        assert_eq!(byte(memory, 13), 14);
+        assert_eq!(byte(memory, 1000), 33);
+        // The last that comes with it.
+        assert_eq!(byte(memory, 1019), 52);
+        let present = (9 - 5) + 1 + 2 + 1 + (32 - 13);
+        assert_eq!(memory.usage().unwrap().private, (present + 32) * PAGE_SIZE);
+        for page in (0..32).chain(1000..1032) {
+            let number = if page < 1000 { page + 1 } else { page - 1000 + 33 };
+            let expected = if page == 12 { 0xee } else { number };
+            assert_eq!(u64::from(byte(memory, page)), expected, "page {page}");
+        }
+    });
+    assert_eq!(recording.unwrap().touches.len(), 2);
+}
+
+#[test]
 fn touches_of_many_threads_are_each_recorded_once() {
     let (_, recording) = record(image(PAGES), |memory, _| {
         std::thread::scope(|scope| {

@@ -26,7 +26,7 @@ use crate::uffd::UffdError;
 pub struct Touches {
     parts: Vec<Part>,
     running: Option<(Recorder, MemoryLayout)>,
-    /// The snapshot, once more: the recorder has its own.
+    /// The snapshot, once more, where the guest's tables are to be looked for: the recorder has its own.
     content: Option<Content>,
     /// Whether the kernel marks what is written, so that no touch says it.
     marks: bool,
@@ -74,7 +74,9 @@ impl ProfileRecorder for Touches {
             recorded => recorded,
         }?;
         self.running = Some((recorder, layout.clone()));
-        self.content = Some(Content::of(snapshot)?);
+        if self.parts.contains(&Part::Faults) {
+            self.content = Some(Content::of(snapshot)?);
+        }
         Ok(memory)
     }
 
@@ -95,11 +97,9 @@ impl ProfileRecorder for Touches {
     }
 
     fn finish(self: Box<Self>, profile: &mut Profile) -> Result<(), ProfileRecordError> {
-        let (Some((recorder, layout)), Some(content)) = (self.running, self.content) else {
-            return Ok(());
-        };
+        let Some((recorder, layout)) = self.running else { return Ok(()) };
         let Recording { touches, .. } = recorder.finish()?;
-        if self.parts.contains(&Part::Faults) {
+        if let Some(content) = self.content {
             let faults = in_order(&touches, &layout);
             let small = small_leaves(&content, &layout, &pages_of(&faults, layout.pages()))?;
             profile.small_leaves = Some(runs_of(&small));

@@ -65,7 +65,7 @@ pub enum NoCopy {
 pub struct CopyRule {
     /// How many pages of a chunk have to be written.
     pub written: u64,
-    /// How many have to be touched, in a chunk that is only read; 0: no such chunk is copied.
+    /// How many have to be touched through leaves of 4 KiB, in a chunk that is only read; 0: no such chunk is copied.
     pub read: u64,
 }
 

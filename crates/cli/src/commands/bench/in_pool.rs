@@ -79,12 +79,17 @@ impl<'a> PoolPlayers<'a> {
         Ok((used.map(|listed| listed.extent.len).sum(), arena.lent))
     }
 
-    /// How many replicas of a player the pool has room for now.
+    /// How many replicas of a player the pool has room for: where it is free, and where replicas are that only wait for others.
     pub(super) fn room(&mut self, player: &Pooled) -> Result<u64, InPoolError> {
         let listing = self.manager.list()?;
         let its = |listed: &&ListedExtent| listed.name.as_ref() == Some(&player.name);
-        let len = listing.extents.iter().find(its).map_or(u64::MAX, |listed| listed.extent.len);
-        Ok(listing.free.iter().filter_map(|piece| piece.len.checked_div(len)).sum())
+        let Some(len) = listing.extents.iter().find(its).map(|listed| listed.extent.len) else {
+            return Ok(u64::MAX);
+        };
+        let waiting = listing.extents.iter().filter(|listed| listed.imaging.is_some());
+        let pieces = listing.free.iter().map(|piece| piece.len);
+        let pieces = pieces.chain(waiting.map(|listed| listed.extent.len));
+        Ok(pieces.filter_map(|piece| piece.checked_div(len)).sum())
     }
 
     /// What planners know of an image of `len` bytes in this pool.

@@ -28,9 +28,10 @@ pub(super) fn print(results: &Results) {
     }
     for noise in &results.noise {
         output::line(&format!(
-            "noise: {} on {}, {} as b / as a: {}",
+            "noise: {} on {}, page cache {}, {} as b / as a: {}",
             noise.planner,
             noise.trace,
+            noise.cache,
             noise.of,
             compared(&noise.ratio)
         ));
@@ -99,6 +100,7 @@ fn times(row: &Row) -> Vec<String> {
 const COUNTS: &[&str] = &[
     "planner",
     "trace",
+    "cache",
     "pages",
     "KVM faults",
     "exits",
@@ -111,7 +113,7 @@ const COUNTS: &[&str] = &[
 ];
 
 fn counts(row: &Row) -> Vec<String> {
-    let mut cells = vec![name(row), row.trace.clone()];
+    let mut cells = vec![name(row), row.trace.clone(), row.cache.to_string()];
     cells.extend(
         [
             row.pages,
@@ -132,6 +134,7 @@ fn counts(row: &Row) -> Vec<String> {
 const DRAM: &[&str] = &[
     "planner",
     "trace",
+    "cache",
     "private",
     "shared",
     "pool",
@@ -145,7 +148,7 @@ const DRAM: &[&str] = &[
 ];
 
 fn dram(row: &Row) -> Vec<String> {
-    let mut cells = vec![name(row), row.trace.clone()];
+    let mut cells = vec![name(row), row.trace.clone(), row.cache.to_string()];
     cells.extend(
         [
             row.private_bytes,

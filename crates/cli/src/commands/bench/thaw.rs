@@ -104,12 +104,17 @@ pub(crate) fn run(arguments: &BenchThawArgs) -> Result<ExitCode, BenchThawError>
     if arguments.noise {
         subjects.extend_from_within(..);
     }
-    let caches = arguments.cache.iter().map(|cache| match cache {
-        CacheArg::Cold => Cache::Cold,
-        CacheArg::Cached => Cache::Cached,
-        CacheArg::CachedSmall => Cache::CachedSmall,
-    });
-    let caches = caches.collect();
+    let mut caches = Vec::new();
+    for cache in &arguments.cache {
+        let cache = match cache {
+            CacheArg::Cold => Cache::Cold,
+            CacheArg::Cached => Cache::Cached,
+            CacheArg::CachedSmall => Cache::CachedSmall,
+        };
+        if !caches.contains(&cache) {
+            caches.push(cache);
+        }
+    }
     let (runs, concurrency) = (arguments.runs, arguments.concurrency);
     let session = Session { program, players, subjects, runs, concurrency, caches, faults: false };
     let bar = progress(session.batches());

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use firn_memory::pager::{Pager, PagerJob, end_process, firecracker};
 use firn_memory::uffd::Uffd;
-use firn_snapshot::{PAGE_SIZE, PageSet};
+use firn_snapshot::PAGE_SIZE;
 
 use super::wire::{ReceiveError, receive, send};
 use super::{Monitor, PagerArgs, PagerCommandError, READY, store, wait};
@@ -27,7 +27,7 @@ pub(super) fn run(arguments: &PagerArgs) -> Result<ExitCode, PagerCommandError> 
         uffd: Uffd::of(uffd).map_err(|error| PagerCommandError::Pager(error.into()))?,
         areas,
         store,
-        zeros: PageSet::new(len / PAGE_SIZE),
+        pages: len / PAGE_SIZE,
         policy: arguments.granule,
         // The guardian sees the end of this process, and kills the monitor.
         on_loss: end_process,
