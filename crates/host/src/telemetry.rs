@@ -32,12 +32,9 @@ const TRACES: &str = "v1/traces";
 /// The parts of a thaw, in the order in which they pass.
 const PARTS: [&str; 6] = ["process_start", "load", "plan", "execute", "resume", "identify"];
 
-/// What of a thaw's report becomes an attribute: its place, and the attribute's name.
-const NUMBERS: [(&str, &str); 6] = [
-    ("/kvm/page_faults", "firn.faults"),
-    ("/read_bytes", "firn.read_bytes"),
-    ("/private_bytes", "firn.private_bytes"),
-    ("/shared_bytes", "firn.shared_bytes"),
+/// What of a thaw's report becomes an attribute besides what every request has: its place, and the attribute's name.
+const NUMBERS: [(&str, &str); 3] = [
+    ("/kvm/page_faults", "firn.kvm_faults"),
     ("/pool_bytes", "firn.pool_bytes"),
     ("/copy_bytes", "firn.copy_bytes"),
 ];
@@ -69,9 +66,7 @@ pub(crate) struct Ended<'a> {
     pub(crate) request_id: &'a str,
     /// The span that the client named as this one's parent.
     pub(crate) parent: &'a Context,
-    /// Request in to now.
-    pub(crate) taken: Duration,
-    pub(crate) report: Option<&'a Report>,
+    pub(crate) report: &'a Report,
     /// What failed: the function, or firn.
     pub(crate) failure: Option<String>,
 }
@@ -120,28 +115,35 @@ impl Telemetry {
     /// Makes the spans of a request that ends now.
     pub(crate) fn invocation(&self, ended: &Ended<'_>) {
         let end = SystemTime::now();
-        let begin = end.checked_sub(ended.taken).unwrap_or(end);
-        let version = ended.version;
+        let Ended { version, report, .. } = ended;
+        let begin = end.checked_sub(Duration::from_nanos(report.total_ns)).unwrap_or(end);
         let mut attributes = vec![
             KeyValue::new("faas.name", version.function.clone()),
             KeyValue::new("faas.version", version.version.clone()),
             KeyValue::new("faas.invocation_id", ended.request_id.to_owned()),
         ];
-        let thaw = ended.report.and_then(|report| report.thaw.as_ref());
-        let thaw: Option<Value> = thaw.and_then(|thaw| serde_json::from_str(thaw.get()).ok());
-        if let Some(report) = ended.report {
-            attributes.push(KeyValue::new("faas.coldstart", report.start.is_new()));
-            attributes.push(KeyValue::new("firn.start", report.start.name()));
+        let thaw: Option<Value> =
+            report.thaw.as_ref().and_then(|thaw| serde_json::from_str(thaw.get()).ok());
+        if let Some(start) = report.start {
+            attributes.push(KeyValue::new("faas.coldstart", start.is_new()));
+            attributes.push(KeyValue::new("firn.start", start.name()));
             attributes.push(KeyValue::new("firn.standby", report.standby));
-            attributes.push(KeyValue::new("firn.thaw_failed", report.thaw_failed));
+        }
+        attributes.push(KeyValue::new("firn.thaw_failed", report.thaw_failed));
+        if let Some(taken) = &report.taken {
+            let numbers = [
+                ("firn.faults", taken.faults),
+                ("firn.read_bytes", taken.read_bytes),
+                ("firn.private_bytes", taken.private_bytes),
+                ("firn.shared_bytes", taken.shared_bytes),
+            ];
+            attributes.extend(numbers.into_iter().filter_map(count));
         }
         if let Some(thaw) = &thaw {
             let planner = thaw["planner"].as_str().map(ToOwned::to_owned);
             attributes.extend(planner.map(|planner| KeyValue::new("firn.planner", planner)));
-            let number = |(place, name): (&str, &'static str)| {
-                let value = i64::try_from(thaw.pointer(place)?.as_u64()?).ok()?;
-                Some(KeyValue::new(name, value))
-            };
+            let number =
+                |(place, name): (&str, &'static str)| count((name, thaw.pointer(place)?.as_u64()?));
             attributes.extend(NUMBERS.into_iter().filter_map(number));
         }
         let root = SpanBuilder::from_name(format!("invoke {}", version.function))
@@ -153,25 +155,18 @@ impl Telemetry {
             root.set_status(Status::error(failure.clone()));
         }
         let context = ended.parent.with_span(root);
-        if let Some(report) = ended.report {
-            self.parts(&context, begin, end, report, thaw.as_ref());
-        }
+        self.parts(&context, begin, report, thaw.as_ref());
         context.span().end_with_timestamp(end);
     }
 
     /// What the time of a request went to.
-    fn parts(
-        &self,
-        context: &Context,
-        begin: SystemTime,
-        end: SystemTime,
-        report: &Report,
-        thaw: Option<&Value>,
-    ) {
-        let queued = begin + Duration::from_nanos(report.queue_ns);
-        self.part(context, "queue", begin, queued);
+    fn parts(&self, context: &Context, begin: SystemTime, report: &Report, thaw: Option<&Value>) {
+        let accepted = begin + Duration::from_nanos(report.accept_ns);
+        self.part(context, "accept", begin, accepted);
+        let queued = accepted + Duration::from_nanos(report.queue_ns);
+        self.part(context, "queue", accepted, queued);
         let started = queued + Duration::from_nanos(report.start_ns);
-        if report.start.is_new() {
+        if report.start_ns > 0 {
             let start = self.child(context, "start", queued);
             let start = context.with_span(start);
             let mut at = queued;
@@ -182,11 +177,17 @@ impl Telemetry {
                 self.part(&start, part, at, next);
                 at = next;
             }
+            // A thaw that failed comes before them.
+            if let (Some(boot), Some(load)) = (report.boot_ns, report.load_ns) {
+                let booted = started.checked_sub(Duration::from_nanos(load)).unwrap_or(queued);
+                let asked = booted.checked_sub(Duration::from_nanos(boot)).unwrap_or(queued);
+                self.part(&start, "boot", asked, booted);
+                self.part(&start, "load", booted, started);
+            }
             start.span().end_with_timestamp(started);
         }
         if report.invoke_ns > 0 {
-            let asked = end.checked_sub(Duration::from_nanos(report.invoke_ns)).unwrap_or(started);
-            self.part(context, "invoke", asked, end);
+            self.part(context, "invoke", started, started + Duration::from_nanos(report.invoke_ns));
         }
     }
 
@@ -211,6 +212,10 @@ impl Telemetry {
             tracing::warn!(error, "the last spans were not exported");
         }
     }
+}
+
+fn count((name, value): (&'static str, u64)) -> Option<KeyValue> {
+    Some(KeyValue::new(name, i64::try_from(value).ok()?))
 }
 
 /// The span that a request names as its parent (W3C trace context, `traceparent`).

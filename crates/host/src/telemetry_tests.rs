@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 
 use super::*;
 use crate::functions::Runtime;
+use crate::instances::Taken;
 use crate::metrics::StartKind;
 
 type Collected = Arc<Mutex<Vec<ExportTraceServiceRequest>>>;
@@ -39,19 +40,19 @@ fn version() -> Version {
 }
 
 fn report(start: StartKind, thaw: Option<Value>) -> Report {
-    let thaw = thaw.map(|thaw| RawValue::from_string(thaw.to_string()).unwrap());
-    let (queue_ns, start_ns, invoke_ns, total_ns) = (1_000, 50_000, 20_000, 80_000);
+    let taken =
+        Taken { faults: 77, read_bytes: 4096, private_bytes: 2 << 20, shared_bytes: 1 << 20 };
     Report {
-        start,
-        thaw_failed: false,
-        boot: None,
-        taken: None,
-        queue_ns,
-        start_ns,
-        invoke_ns,
-        total_ns,
+        start: Some(start),
+        thaw: thaw.map(|thaw| RawValue::from_string(thaw.to_string()).unwrap()),
+        taken: Some(taken),
+        accept_ns: 500,
+        queue_ns: 1_000,
+        start_ns: if start.is_new() { 50_000 } else { 0 },
+        invoke_ns: 20_000,
+        total_ns: 80_000,
         standby: true,
-        thaw,
+        ..Report::default()
     }
 }
 
@@ -73,7 +74,7 @@ async fn a_collector_gets_a_span_for_a_request_and_children_for_its_parts() {
     let parent_id = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
     headers.insert("traceparent", parent_id.parse().unwrap());
     let thaw = serde_json::json!({
-        "planner": "pass_shared", "read_bytes": 4096, "kvm": { "page_faults": 77 },
+        "planner": "pass_shared", "pool_bytes": 8192, "kvm": { "page_faults": 55 },
         "times": { "process_start_ns": 300, "load_ns": 1000, "plan_ns": 2000, "resume_ns": 5000, "identify_ns": 7000, "total_ns": 15300 },
     });
     let thawed = report(StartKind::thawed, Some(thaw));
@@ -81,8 +82,7 @@ async fn a_collector_gets_a_span_for_a_request_and_children_for_its_parts() {
         version: &version,
         request_id: "r1",
         parent: &parent(&headers),
-        taken: Duration::from_nanos(80_000),
-        report: Some(&thawed),
+        report: &thawed,
         failure: None,
     });
     let warm = report(StartKind::warm, None);
@@ -90,9 +90,29 @@ async fn a_collector_gets_a_span_for_a_request_and_children_for_its_parts() {
         version: &version,
         request_id: "r2",
         parent: &parent(&HeaderMap::new()),
-        taken: Duration::from_nanos(80_000),
-        report: Some(&warm),
+        report: &warm,
         failure: Some("KeyError".to_owned()),
+    });
+    let cold = Report {
+        boot_ns: Some(30_000),
+        load_ns: Some(15_000),
+        thaw_failed: true,
+        ..report(StartKind::cold, None)
+    };
+    telemetry.invocation(&Ended {
+        version: &version,
+        request_id: "r3",
+        parent: &parent(&HeaderMap::new()),
+        report: &cold,
+        failure: None,
+    });
+    let refused = Report { queue_ns: 1_000, total_ns: 1_500, ..Report::default() };
+    telemetry.invocation(&Ended {
+        version: &version,
+        request_id: "r4",
+        parent: &parent(&HeaderMap::new()),
+        report: &refused,
+        failure: Some("no microVM was free in time".to_owned()),
     });
     tokio::task::spawn_blocking(move || telemetry.end()).await.unwrap();
 
@@ -131,15 +151,15 @@ async fn a_collector_gets_a_span_for_a_request_and_children_for_its_parts() {
     );
     assert_eq!(attribute(root, "firn.faults"), Some(Tagged::IntValue(77)));
     assert_eq!(attribute(root, "firn.read_bytes"), Some(Tagged::IntValue(4096)));
+    assert_eq!(attribute(root, "firn.kvm_faults"), Some(Tagged::IntValue(55)));
+    assert_eq!(attribute(root, "firn.pool_bytes"), Some(Tagged::IntValue(8192)));
+    let lengths = |spans: &[&Exported]| spans.iter().map(|span| length(span)).collect::<Vec<_>>();
     let parts = children(root);
-    assert_eq!(names(&parts), ["queue", "start", "invoke"]);
-    assert_eq!(parts.iter().map(|span| length(span)).collect::<Vec<_>>(), [1_000, 50_000, 20_000]);
-    let parts = children(parts[1]);
+    assert_eq!(names(&parts), ["accept", "queue", "start", "invoke"]);
+    assert_eq!(lengths(&parts), [500, 1_000, 50_000, 20_000]);
+    let parts = children(parts[2]);
     assert_eq!(names(&parts), ["process_start", "load", "plan", "resume", "identify"]);
-    assert_eq!(
-        parts.iter().map(|span| length(span)).collect::<Vec<_>>(),
-        [300, 1000, 2000, 5000, 7000]
-    );
+    assert_eq!(lengths(&parts), [300, 1000, 2000, 5000, 7000]);
     assert!(
         parts.windows(2).all(|pair| pair[0].end_time_unix_nano == pair[1].start_time_unix_nano)
     );
@@ -148,7 +168,27 @@ async fn a_collector_gets_a_span_for_a_request_and_children_for_its_parts() {
     assert!(warm.parent_span_id.is_empty());
     let status = warm.status.as_ref().unwrap();
     assert_eq!((status.code, status.message.as_str()), (2, "KeyError"));
-    assert_eq!(names(&children(warm)), ["queue", "invoke"]);
+    assert_eq!(names(&children(warm)), ["accept", "queue", "invoke"]);
+    assert_eq!(attribute(warm, "firn.faults"), Some(Tagged::IntValue(77)));
+
+    let parts = children(of("r3"));
+    assert_eq!(names(&parts), ["accept", "queue", "start", "invoke"]);
+    let start = parts[2];
+    let parts = children(start);
+    assert_eq!(
+        (names(&parts).as_slice(), lengths(&parts)),
+        (&["boot", "load"].map(String::from)[..], vec![30_000, 15_000])
+    );
+    assert_eq!(
+        parts[0].start_time_unix_nano,
+        start.start_time_unix_nano + 5_000,
+        "the failed thaw"
+    );
+    assert_eq!(parts[1].end_time_unix_nano, start.end_time_unix_nano);
+
+    let refused = of("r4");
+    assert_eq!(attribute(refused, "firn.start"), None);
+    assert_eq!(names(&children(refused)), ["accept", "queue"]);
 }
 
 #[test]

@@ -3,8 +3,10 @@
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use firn_agent::protocol::MAX_EVENT_BYTES;
 use serde_json::json;
 
+use super::REPORT;
 use crate::functions::{CodeError, NameError};
 use crate::instances::{AcquireError, ImageError, InvokeFailure, LoadFailure, StartError};
 use crate::store::StoreError;
@@ -16,11 +18,13 @@ pub(crate) struct ApiError {
     kind: &'static str,
     message: String,
     reason: Option<&'static str>,
+    /// What the request cost, in JSON, where it came so far as to be run.
+    report: Option<String>,
 }
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
-        Self { status, kind, message: message.into(), reason: None }
+        Self { status, kind, message: message.into(), reason: None, report: None }
     }
 
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
@@ -38,7 +42,13 @@ impl ApiError {
     pub(crate) fn too_large(limit: usize, operation: &str) -> Self {
         let message =
             format!("Request must be smaller than {limit} bytes for the {operation} operation");
-        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "RequestTooLargeException", message)
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "RequestEntityTooLargeException", message)
+    }
+
+    /// Invoke has an error of its own for that.
+    pub(crate) fn event_too_large() -> Self {
+        let error = Self::too_large(MAX_EVENT_BYTES, "InvokeFunction");
+        Self { kind: "RequestTooLargeException", ..error }
     }
 
     pub(crate) fn not_found(what: &str, arn: impl std::fmt::Display) -> Self {
@@ -90,6 +100,11 @@ impl ApiError {
         Self::throttled("ConcurrentInvocationLimitExceeded", "too many events wait")
     }
 
+    /// Adds what the request cost.
+    pub(crate) fn with_report(self, report: String) -> Self {
+        Self { report: Some(report), ..self }
+    }
+
     /// Whether the same request may do better later: there was no room for it, or the daemon failed.
     pub(crate) fn is_passing(&self) -> bool {
         self.is_throttling() || self.status.is_server_error()
@@ -108,7 +123,8 @@ impl IntoResponse for ApiError {
         if let Some(reason) = self.reason {
             body["Reason"] = json!(reason);
         }
-        (self.status, [("x-amzn-ErrorType", self.kind)], Json(body)).into_response()
+        let report = self.report.map(|report| [(REPORT, report)]);
+        (self.status, [("x-amzn-ErrorType", self.kind)], report, Json(body)).into_response()
     }
 }
 

@@ -32,7 +32,7 @@ pub(super) async fn create(
     let created = blocking({
         let daemon = Arc::clone(&daemon);
         move || {
-            let zip = settings::unpack(&request.code, "CreateFunction")?;
+            let zip = settings::unpack(&request.code)?;
             // What can be refused without unpacking the zip is.
             let checked = settings::create(
                 &name,
@@ -129,7 +129,7 @@ pub(super) async fn update_code(
         let daemon = Arc::clone(&daemon);
         move || {
             daemon.find(&target)?;
-            let zip = settings::unpack(&request.code, "UpdateFunctionCode")?;
+            let zip = settings::unpack(&request.code)?;
             let _hold = daemon.hold_code();
             let code = settings::store(&daemon.code, &zip)?;
             if dry_run {

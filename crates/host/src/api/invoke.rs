@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use axum::Extension;
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -12,16 +13,13 @@ use firn_agent::protocol::{LOG_TAIL_BYTES, MAX_EVENT_BYTES};
 use opentelemetry::Context;
 
 use super::named::Qualified;
-use super::{ApiError, REQUEST_ID, blocking, read};
-use crate::agent::{EventError, Invocation};
+use super::{ApiError, REPORT, REQUEST_ID, Received, blocking, read};
+use crate::agent::{Answer, EventError, Failed, Invocation};
 use crate::daemon::{Daemon, Found};
 use crate::functions::{Arn, State, Target};
-use crate::instances::{self, Invoked, Report, Wanted};
+use crate::instances::{self, Invoked, Report};
 use crate::metrics::Ending;
 use crate::telemetry::{self, Ended};
-
-/// The header with what a request cost, in JSON.
-const REPORT: HeaderName = HeaderName::from_static("x-firn-report");
 
 /// How often an event is tried again when its function fails: AWS Lambda's default.
 const RETRIES: u32 = 2;
@@ -50,12 +48,13 @@ enum Kind {
 
 pub(super) async fn invoke(
     Qualified { daemon, target }: Qualified,
+    Extension(Received(received)): Extension<Received>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let received = Instant::now();
     let options = Options::read(&headers)?;
-    let body = read(body, MAX_EVENT_BYTES, "InvokeFunction").await?;
+    let body = read(body, MAX_EVENT_BYTES, "InvokeFunction").await;
+    let body = body.map_err(|_| ApiError::event_too_large())?;
     let (daemon, found, target) = blocking(move || {
         let found = daemon.find(&target)?;
         Ok((daemon, found, target))
@@ -67,7 +66,7 @@ pub(super) async fn invoke(
     let limit = Duration::from_secs(found.version.timeout.into());
     let invocation = Invocation::new(event, limit)
         .map_err(|error| match error {
-            EventError::TooLong { .. } => ApiError::too_large(MAX_EVENT_BYTES, "InvokeFunction"),
+            EventError::TooLong { .. } => ApiError::event_too_large(),
             EventError::NotJson(error) => not_json(&error),
         })?
         .with_function_arn(Some(arn))
@@ -96,11 +95,11 @@ pub(super) async fn invoke(
     // A task of its own: it goes on when the client does not wait for it.
     let task =
         tokio::spawn(async move { run(&daemon, found, invocation, received, &parent).await });
-    let invoked = match task.await {
+    let (outcome, report) = match task.await {
         Ok(done) => done?,
         Err(error) => return Err(ApiError::service(&error, "the request's task was lost")),
     };
-    Ok(answer(invoked, named, &request_id, &executed, options.tail))
+    Ok(answer(outcome, &report, named, &request_id, &executed, options.tail))
 }
 
 /// Runs a request that nobody waits for, as AWS Lambda does: again when the function fails, twice at most; and again and again,
@@ -119,7 +118,7 @@ async fn run_event(
         let (finder, wanted) = (Arc::clone(daemon), target.clone());
         let Ok(found) = blocking(move || finder.find(&wanted)).await else { return };
         let wait = match run(daemon, found, Arc::clone(&invocation), Instant::now(), parent).await {
-            Ok(invoked) if invoked.outcome.is_ok() => return,
+            Ok((Ok(_), _)) => return,
             Err(error) if error.is_passing() => {
                 let wait = pause;
                 pause = (pause * 2).min(LONGEST_PAUSE);
@@ -142,46 +141,58 @@ async fn run_event(
     }
 }
 
-/// Runs a request, counts it, traces it and writes it to the log.
+/// Runs a request that is ready to be, counts it, traces it and writes it to the log.
 async fn run(
     daemon: &Arc<Daemon>,
     found: Found,
     invocation: Arc<Invocation>,
     received: Instant,
     parent: &Context,
-) -> Result<Invoked, ApiError> {
+) -> Result<(Result<Answer, Failed>, Report), ApiError> {
     let version = Arc::new(found.version);
     let request_id = invocation.request_id().to_owned();
-    let wanted = Wanted { version: Arc::clone(&version), concurrency: Some(found.concurrency) };
-    let request = instances::Request { wanted, invocation, received };
-    let (fleet, code) = (Arc::clone(&daemon.fleet), daemon.code.clone());
-    let invoked = instances::invoke(fleet, code, request).await;
-    let (function, number) = (&version.function, &version.version);
-    let trace = |report: Option<&Report>, failure: Option<String>| {
-        let Some(telemetry) = &daemon.telemetry else { return };
-        let (version, request_id, taken) = (&*version, request_id.as_str(), received.elapsed());
-        telemetry.invocation(&Ended { version, request_id, parent, taken, report, failure });
+    let request = instances::Request {
+        version: Arc::clone(&version),
+        concurrency: found.concurrency,
+        invocation,
+        received,
+        accepted: Instant::now(),
     };
-    match invoked {
-        Ok(invoked) => {
-            let failure = invoked.outcome.as_ref().err().map(|failed| failed.error.to_string());
-            let failed = failure.is_some();
+    let (fleet, code) = (Arc::clone(&daemon.fleet), daemon.code.clone());
+    let Invoked { outcome, report } = instances::invoke(fleet, code, request).await;
+    let (function, number) = (&version.function, &version.version);
+    let failure = match &outcome {
+        Ok(Ok(_)) => None,
+        Ok(Err(failed)) => Some(failed.error.to_string()),
+        Err(_) => report.reason.clone(),
+    };
+    let failed = failure.is_some();
+    if let Some(telemetry) = &daemon.telemetry {
+        let (version, request_id, report) = (&*version, request_id.as_str(), &report);
+        telemetry.invocation(&Ended { version, request_id, parent, report, failure });
+    }
+    let json = report.json();
+    match outcome {
+        Ok(answered) => {
             let ending = if failed { Ending::function_error } else { Ending::answered };
-            let taken = Some((invoked.report.start, invoked.report.total_ns));
+            let taken = report.start.map(|start| (start, report.total_ns));
             daemon.fleet.tally(&version, ending, taken);
-            trace(Some(&invoked.report), failure);
-            let report = serde_json::to_string(&invoked.report).unwrap_or_default();
-            tracing::info!(function, version = number, request_id, failed, report, "invoked");
-            Ok(invoked)
+            tracing::info!(
+                function,
+                version = number,
+                request_id,
+                failed,
+                report = json,
+                "invoked"
+            );
+            Ok((answered, report))
         }
         Err(failure) => {
-            let text = failure.to_string();
             let error = ApiError::from(failure);
             let ending = if error.is_throttling() { Ending::throttled } else { Ending::failed };
             daemon.fleet.tally(&version, ending, None);
-            tracing::warn!(function, version = number, request_id, reason = text, "not invoked");
-            trace(None, Some(text));
-            Err(error)
+            tracing::warn!(function, version = number, request_id, report = json, "not invoked");
+            Err(error.with_report(json))
         }
     }
 }
@@ -237,17 +248,18 @@ fn not_json(error: &dyn std::fmt::Display) -> ApiError {
 }
 
 fn answer(
-    invoked: Invoked,
+    outcome: Result<Answer, Failed>,
+    report: &Report,
     named: [(HeaderName, String); 2],
     request_id: &str,
     version: &str,
     tail: bool,
 ) -> Response {
-    let (body, logs, duration, failed) = match invoked.outcome {
+    let (body, logs, duration, failed) = match outcome {
         Ok(answer) => (answer.json, answer.logs, answer.duration, false),
         Err(failed) => {
             let body = serde_json::to_string(&failed.error).unwrap_or_default();
-            (body, failed.logs, Duration::from_nanos(invoked.report.invoke_ns), true)
+            (body, failed.logs, Duration::from_nanos(report.invoke_ns), true)
         }
     };
     let mut response = with_headers(StatusCode::OK, named, Body::from(body));
@@ -256,8 +268,7 @@ fn answer(
     if failed {
         headers.insert("x-amz-function-error", HeaderValue::from_static("Unhandled"));
     }
-    let report = serde_json::to_string(&invoked.report).unwrap_or_default();
-    insert(headers, REPORT, &report);
+    insert(headers, REPORT, &report.json());
     if tail {
         let milliseconds = duration.as_secs_f64() * 1000.0;
         let log = format!(

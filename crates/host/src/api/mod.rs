@@ -13,11 +13,12 @@ mod types;
 mod versions;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{Request, State};
-use axum::http::HeaderValue;
+use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
@@ -79,8 +80,13 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         .with_state(daemon)
 }
 
-/// Checks a request's signature, where the daemon has credentials, and gives every answer its request's id.
-async fn authorize(State(daemon): State<Arc<Daemon>>, request: Request, next: Next) -> Response {
+/// Notes when a request came in, checks its signature, where the daemon has credentials, and gives every answer its request's id.
+async fn authorize(
+    State(daemon): State<Arc<Daemon>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    request.extensions_mut().insert(Received(Instant::now()));
     let mut response = match &daemon.credentials {
         None => next.run(request).await,
         Some(credentials) => {
@@ -108,6 +114,13 @@ pub(crate) const STATUS_PATH: &str = "/status";
 
 /// The header with a request's id.
 pub(crate) const REQUEST_ID: &str = "x-amzn-requestid";
+
+/// The header with what a request cost, in JSON.
+const REPORT: HeaderName = HeaderName::from_static("x-firn-report");
+
+/// When a request's head had come in.
+#[derive(Debug, Clone, Copy)]
+struct Received(Instant);
 
 async fn metrics(State(daemon): State<Arc<Daemon>>) -> impl IntoResponse {
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";

@@ -135,7 +135,7 @@ pub(crate) fn apply(version: &mut Version, settings: Settings) -> Result<(), Api
 }
 
 /// The zip file of a request.
-pub(crate) fn unpack(code: &FunctionCode, operation: &str) -> Result<Vec<u8>, ApiError> {
+pub(crate) fn unpack(code: &FunctionCode) -> Result<Vec<u8>, ApiError> {
     if code.s3_bucket.is_some() || code.image_uri.is_some() {
         return Err(ApiError::invalid("this daemon takes code as ZipFile alone"));
     }
@@ -146,7 +146,8 @@ pub(crate) fn unpack(code: &FunctionCode, operation: &str) -> Result<Vec<u8>, Ap
         ApiError::request_content(format!("Could not parse request body: ZipFile: {error}"))
     })?;
     if zip.len() > MAX_ZIP {
-        return Err(ApiError::too_large(MAX_ZIP, operation));
+        let message = format!("Zipped size must be smaller than {MAX_ZIP} bytes");
+        return Err(ApiError::invalid(message));
     }
     Ok(zip)
 }

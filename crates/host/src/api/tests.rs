@@ -140,6 +140,12 @@ impl Answer {
         self.body
     }
 
+    /// What the request cost.
+    #[track_caller]
+    fn report(&self) -> Value {
+        serde_json::from_str(self.headers[&REPORT].to_str().unwrap()).unwrap()
+    }
+
     #[track_caller]
     fn refused(self, status: u16, kind: &str) -> String {
         assert_eq!((self.status, self.kind.as_str()), (status, kind), "{self:?}");
@@ -225,6 +231,7 @@ async fn what_lambda_would_refuse_is_refused() {
         (json!({ "FunctionName": "a b" }), rule, "functionName"),
         (json!({ "FunctionName": "x".repeat(65) }), rule, "functionName"),
         (json!({ "Runtime": "python2.7" }), value, "python3.11"),
+        (json!({ "Runtime": "python3.12" }), value, "python3.11"),
         (json!({ "Runtime": null }), rule, "runtime"),
         (json!({ "Handler": "a b" }), rule, "handler"),
         (json!({ "Timeout": 901 }), rule, "timeout"),
@@ -265,11 +272,24 @@ async fn what_lambda_would_refuse_is_refused() {
 async fn code_over_the_limit_is_refused() {
     let world = World::new();
     let client = world.start().await;
+    client.created("f").await;
     let zip = STANDARD.encode(vec![0; MAX_ZIP + 1]);
-    let long = client.create("f", &json!({ "Code": { "ZipFile": zip } })).await;
-    long.refused(413, "RequestTooLargeException");
-    let longer = client.send(HttpRequest::post("/2015-03-31/functions"), vec![b' '; MAX_BODY + 1]);
-    longer.await.refused(413, "RequestTooLargeException");
+    let code = format!("{ONE}/code");
+    let long = [
+        client.create("g", &json!({ "Code": { "ZipFile": &zip } })).await,
+        client.ask("PUT", &code, &json!({ "ZipFile": &zip })).await,
+    ];
+    for long in long {
+        let told = long.refused(400, "InvalidParameterValueException");
+        assert_eq!(told, "Zipped size must be smaller than 52428800 bytes");
+    }
+    let requests = [HttpRequest::post("/2015-03-31/functions"), HttpRequest::put(&code)];
+    for (request, operation) in requests.into_iter().zip(["CreateFunction", "UpdateFunctionCode"]) {
+        let longer = client.send(request, vec![b' '; MAX_BODY + 1]).await;
+        let told = longer.refused(413, "RequestEntityTooLargeException");
+        assert!(told.contains(operation), "{told}");
+    }
+    assert_eq!(world.files("code"), 1);
 }
 
 #[tokio::test]
@@ -389,7 +409,13 @@ async fn requests_that_cannot_be_served_say_why() {
         (202, &"$LATEST".parse().unwrap())
     );
     // The program that should run microVMs fails.
-    client.invoke(path, "").await.refused(500, "ServiceException");
+    let failed = client.invoke(path, "").await;
+    let report = failed.report();
+    assert!(report["start_ns"].as_u64().unwrap() > 0, "{report}");
+    assert!(report["total_ns"].as_u64() > report["start_ns"].as_u64(), "{report}");
+    assert_eq!(report["start"], Value::Null, "{report}");
+    assert_eq!(report["reason"], "no microVM started", "{report}");
+    failed.refused(500, "ServiceException");
 }
 
 #[tokio::test]
@@ -450,6 +476,7 @@ async fn reserved_concurrency_limits_a_function() {
     assert_eq!(client.get(get).await.ok(200), none);
     let throttled = client.invoke("f/invocations", "1").await;
     assert_eq!(throttled.body["Reason"], "ReservedFunctionConcurrentInvocationLimitExceeded");
+    assert_eq!(throttled.report()["reason"], "Rate Exceeded.");
     throttled.refused(429, "TooManyRequestsException");
     client.ask("DELETE", put, &Value::Null).await.ok(204);
     client.invoke("f/invocations", "1").await.refused(500, "ServiceException");
@@ -457,6 +484,53 @@ async fn reserved_concurrency_limits_a_function() {
     client.ask("PUT", absent, &none).await.refused(404, "ResourceNotFoundException");
     let negative = json!({ "ReservedConcurrentExecutions": -1 });
     client.ask("PUT", put, &negative).await.refused(400, "InvalidRequestContentException");
+}
+
+#[tokio::test]
+async fn a_request_over_the_reserved_concurrency_is_turned_away_at_once() {
+    let world = World::new();
+    // A program that takes its time, and one microVM: what waits for it counts.
+    let place = |name: &str| world.directory.path().join(name);
+    let (text, program, go) = (place("text"), place("slow"), place("go"));
+    let script = format!("#!/bin/sh\nuntil [ -e {} ]; do sleep 0.01; done\nexit 1\n", go.display());
+    std::fs::write(&text, script).unwrap();
+    // By another process: what this one has open for writing, a child of another test may have, and then it cannot be run.
+    let mut install = std::process::Command::new("install");
+    assert!(install.arg(&text).arg(&program).status().unwrap().success());
+    let change = |options: &mut ServeOptions| {
+        options.program = program;
+        options.monitors = 1;
+    };
+    let client = world.start_with(change).await;
+    let one = json!({ "ReservedConcurrentExecutions": 1 });
+    for name in ["f", "g"] {
+        client.created(name).await;
+        let put = format!("/2017-10-31/functions/{name}/concurrency");
+        client.ask("PUT", &put, &one).await.ok(200);
+    }
+    let begin = |name: &'static str| {
+        let client = Client { router: client.router.clone() };
+        tokio::spawn(async move { client.invoke(&format!("{name}/invocations"), "1").await })
+    };
+    let until = async |field: &str, count: u64| {
+        while client.get("/status").await.ok(200).pointer(field) != Some(&json!(count)) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let starts = begin("f");
+    until("/versions/0/starting", 1).await;
+    let waits = begin("g");
+    until("/queued", 1).await;
+    for path in ["f/invocations", "g/invocations"] {
+        let second = client.invoke(path, "1").await;
+        assert_eq!(second.body["Reason"], "ReservedFunctionConcurrentInvocationLimitExceeded");
+        second.refused(429, "TooManyRequestsException");
+    }
+    std::fs::write(&go, "").unwrap();
+    for first in [starts, waits] {
+        first.await.unwrap().refused(500, "ServiceException");
+    }
+    client.invoke("f/invocations", "1").await.refused(500, "ServiceException");
 }
 
 #[tokio::test]

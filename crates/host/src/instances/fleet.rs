@@ -77,15 +77,15 @@ struct Idle {
 #[derive(Debug)]
 pub(super) struct Waiting {
     wanted: Wanted,
-    reply: oneshot::Sender<Grant>,
+    reply: oneshot::Sender<Seat>,
 }
 
-/// What a request needs.
+/// Which microVM is asked for.
 #[derive(Debug, Clone)]
 pub(crate) struct Wanted {
     pub(crate) version: Arc<Version>,
-    /// How many requests of the function may be in flight; `None` in the outer place for what is no request.
-    pub(crate) concurrency: Option<Option<u32>>,
+    /// Whether one that has served requests will not do.
+    pub(crate) new: bool,
 }
 
 /// A microVM, with what it is booked for.
@@ -112,12 +112,6 @@ pub(crate) struct Flight {
 }
 
 /// What a request gets.
-#[derive(Debug)]
-pub(crate) struct Grant {
-    pub(crate) flight: Option<Flight>,
-    pub(crate) seat: Seat,
-}
-
 #[derive(Debug)]
 pub(crate) enum Seat {
     Warm(Box<Vm>),
@@ -173,8 +167,22 @@ impl Fleet {
         fleet
     }
 
+    /// Counts a request of a function. Where `limit` are in flight, those in the queue among them, it is turned away at once, as by
+    /// AWS Lambda.
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        function: &str,
+        limit: Option<u32>,
+    ) -> Result<Flight, AcquireError> {
+        if self.lock().ledger.enter(function, limit) {
+            Ok(Flight { fleet: Arc::clone(self), function: function.to_owned() })
+        } else {
+            Err(AcquireError::Concurrency)
+        }
+    }
+
     /// A warm microVM, or room for a new one; waits for it in the queue where it has to.
-    pub(crate) async fn acquire(self: &Arc<Self>, wanted: Wanted) -> Result<Grant, AcquireError> {
+    pub(crate) async fn acquire(self: &Arc<Self>, wanted: Wanted) -> Result<Seat, AcquireError> {
         let waiting = {
             let mut state = self.lock();
             if state.closed {
@@ -183,16 +191,11 @@ impl Fleet {
             if !state.ledger.could_fit(&cost(&wanted.version)) {
                 return Err(AcquireError::TooLarge);
             }
-            if wanted.concurrency == Some(Some(0)) {
-                return Err(AcquireError::Concurrency);
-            }
-            if let Some(grant) = self.try_grant(&mut state, &wanted) {
-                return Ok(grant);
+            if let Some(seat) = self.try_seat(&mut state, &wanted) {
+                return Ok(seat);
             }
             if state.waiting.len() >= self.limits.queue {
-                let limit = wanted.concurrency.flatten();
-                let free = state.ledger.may_enter(&wanted.version.function, limit);
-                return Err(if free { AcquireError::QueueFull } else { AcquireError::Concurrency });
+                return Err(AcquireError::QueueFull);
             }
             let (reply, waiting) = oneshot::channel();
             state.waiting.push_back(Waiting { wanted, reply });
@@ -200,7 +203,7 @@ impl Fleet {
             waiting
         };
         match timeout(self.limits.queue_wait, waiting).await {
-            Ok(Ok(grant)) => Ok(grant),
+            Ok(Ok(seat)) => Ok(seat),
             Ok(Err(_)) => Err(AcquireError::Closed),
             Err(_) => Err(AcquireError::Waited),
         }
@@ -296,30 +299,23 @@ impl Fleet {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn try_grant(self: &Arc<Self>, state: &mut State, wanted: &Wanted) -> Option<Grant> {
-        let function = &wanted.version.function;
-        if let Some(limit) = wanted.concurrency
-            && !state.ledger.may_enter(function, limit)
-        {
-            return None;
-        }
-        let seat = match wanted.concurrency.and_then(|_| self.warm(state, wanted)) {
+    fn try_seat(self: &Arc<Self>, state: &mut State, wanted: &Wanted) -> Option<Seat> {
+        let seat = match self.warm(state, wanted) {
             Some(vm) => {
                 state.members.busy(vm.booking.member);
                 Seat::Warm(Box::new(vm))
             }
             None => Seat::Start(self.book(state, &wanted.version)?),
         };
-        let flight = wanted.concurrency.map(|limit| {
-            state.ledger.enter(function, limit);
-            Flight { fleet: Arc::clone(self), function: function.clone() }
-        });
         self.count(state);
-        Some(Grant { flight, seat })
+        Some(seat)
     }
 
     /// An idle microVM: the one that was used last, for it holds most in caches.
     fn warm(self: &Arc<Self>, state: &mut State, wanted: &Wanted) -> Option<Vm> {
+        if wanted.new {
+            return None;
+        }
         let line = state.lines.get_mut(&wanted.version.revision)?;
         while let Some(mut idle) = line.idle.pop() {
             if idle.vm.monitor.is_alive() {
@@ -371,17 +367,16 @@ impl Fleet {
             if waiting.reply.is_closed() {
                 continue;
             }
-            match self.try_grant(&mut state, &waiting.wanted) {
-                Some(grant) => undelivered.extend(waiting.reply.send(grant).err()),
+            match self.try_seat(&mut state, &waiting.wanted) {
+                Some(seat) => undelivered.extend(waiting.reply.send(seat).err()),
                 None => state.waiting.push_back(waiting),
             }
         }
         self.count(&state);
         drop(state);
         // Who waited has gone meanwhile. What is dropped takes the lock, so it is dropped here.
-        for grant in undelivered {
-            drop(grant.flight);
-            match grant.seat {
+        for seat in undelivered {
+            match seat {
                 Seat::Warm(vm) => self.release(*vm),
                 Seat::Start(booking) => drop(booking),
             }
@@ -445,6 +440,5 @@ impl Drop for Booking {
 impl Drop for Flight {
     fn drop(&mut self) {
         self.fleet.lock().ledger.leave(&self.function);
-        self.fleet.dispatch();
     }
 }

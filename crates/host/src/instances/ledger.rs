@@ -131,17 +131,12 @@ impl Ledger {
 
     /// Counts a request of a function, unless `limit` are in flight.
     pub(crate) fn enter(&mut self, function: &str, limit: Option<u32>) -> bool {
-        if !self.may_enter(function, limit) {
-            return false;
-        }
-        *self.in_flight.entry(function.to_owned()).or_default() += 1;
-        true
-    }
-
-    /// Whether [`Ledger::enter`] would count a request.
-    pub(crate) fn may_enter(&self, function: &str, limit: Option<u32>) -> bool {
         let now = self.in_flight.get(function).copied().unwrap_or(0);
-        limit.is_none_or(|limit| now < limit)
+        let free = limit.is_none_or(|limit| now < limit);
+        if free {
+            self.in_flight.insert(function.to_owned(), now + 1);
+        }
+        free
     }
 
     /// Counts a request's end.

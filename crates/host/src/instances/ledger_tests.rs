@@ -65,10 +65,10 @@ fn requests_in_flight_are_limited_by_function() {
     assert!(!ledger.enter("f", Some(1)));
     assert!(ledger.enter("g", Some(1)) && ledger.enter("f", None));
     ledger.leave("f");
-    assert!(!ledger.may_enter("f", Some(1)));
+    assert!(!ledger.enter("f", Some(1)));
     ledger.leave("f");
-    assert!(ledger.may_enter("f", Some(1)));
-    assert!(!ledger.may_enter("f", Some(0)));
+    assert!(!ledger.enter("f", Some(0)));
+    assert!(ledger.enter("f", Some(1)));
 }
 
 proptest! {

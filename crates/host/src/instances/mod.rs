@@ -10,9 +10,11 @@ mod standby;
 mod status;
 mod tally;
 
-pub(crate) use fleet::{AcquireError, Fleet, Limits, Wanted};
+pub(crate) use fleet::{AcquireError, Fleet, Limits};
 pub(crate) use images::{IMAGE_VARIABLE, ImageError, Images};
 pub(crate) use monitor::{Launcher, StartError};
+#[cfg(test)]
+pub(crate) use run::Taken;
 pub(crate) use run::{InvokeFailure, Invoked, LoadFailure, Report, Request, invoke, publish};
 pub(crate) use standby::Standbys;
 pub use standby::ThawOrder;

@@ -25,44 +25,51 @@ const FATAL: [&str; 2] = ["Sandbox.Timedout", "Runtime.ExitError"];
 /// One request to a version of a function.
 #[derive(Debug, Clone)]
 pub(crate) struct Request {
-    pub(crate) wanted: Wanted,
+    pub(crate) version: Arc<Version>,
+    /// How many requests of the function may be in flight.
+    pub(crate) concurrency: Option<u32>,
     pub(crate) invocation: Arc<Invocation>,
-    /// When the request came in.
+    /// When its head had come in.
     pub(crate) received: Instant,
+    /// When it had come in whole, and was found to be one that can be served.
+    pub(crate) accepted: Instant,
 }
 
 /// What a request came to.
 #[derive(Debug)]
 pub(crate) struct Invoked {
-    pub(crate) outcome: Result<Answer, Failed>,
+    /// What the function said, if anything; its failure is an answer, too.
+    pub(crate) outcome: Result<Result<Answer, Failed>, InvokeFailure>,
     pub(crate) report: Report,
 }
 
-/// A microVM that a request has got.
-struct Begun {
-    vm: Vm,
-    start: StartKind,
-    standby: bool,
-    /// What `firn thaw` says about the start.
-    thaw: Option<Box<RawValue>>,
-    /// What `firn boot` says about it.
-    boot: Option<Box<RawValue>>,
-}
-
-/// What a request cost, for `x-firn-report`.
-#[derive(Debug, Serialize)]
+/// What a request cost, for `x-firn-report`: of one that was not served, as far as it came.
+#[derive(Debug, Default, Serialize)]
 pub(crate) struct Report {
-    pub(crate) start: StartKind,
+    /// How it found its microVM, where it did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) start: Option<StartKind>,
+    /// Why it was not served.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reason: Option<String>,
     /// Whether a thaw failed before it was booted; the log says why.
     pub(crate) thaw_failed: bool,
+    /// Its head read to all of it read and checked.
+    pub(crate) accept_ns: u64,
     /// Waiting for a microVM, or for room for one.
     pub(crate) queue_ns: u64,
     /// Starting the microVM and loading the function; nothing for a warm one.
     pub(crate) start_ns: u64,
     /// Event sent to answer received.
     pub(crate) invoke_ns: u64,
-    /// Request in to answer out.
+    /// Its head read to the answer being there to be written.
     pub(crate) total_ns: u64,
+    /// Of a cold start: the process started and Linux booted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) boot_ns: Option<u64>,
+    /// Of a cold start: code sent and function initialised.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) load_ns: Option<u64>,
     /// Whether the monitor stood by: was started before there was a request for it.
     pub(crate) standby: bool,
     /// What `firn thaw` says about the start.
@@ -74,6 +81,25 @@ pub(crate) struct Report {
     /// What the microVM took, where its process was there to be asked after the answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) taken: Option<Taken>,
+}
+
+impl Report {
+    /// In JSON of ASCII alone, as a header takes it.
+    pub(crate) fn json(&self) -> String {
+        let json = serde_json::to_string(self).unwrap_or_default();
+        let mut ascii = String::with_capacity(json.len());
+        for c in json.chars() {
+            if c.is_ascii() && c != '\x7f' {
+                ascii.push(c);
+            } else {
+                // It is in a string.
+                let mut units = [0; 2];
+                let units = c.encode_utf16(&mut units).iter();
+                ascii.extend(units.map(|unit| format!("\\u{unit:04x}")));
+            }
+        }
+        ascii
+    }
 }
 
 /// What a microVM took, by the kernel's counters of its process.
@@ -155,75 +181,72 @@ pub(crate) enum PublishFailure {
 
 /// Serves one request, from the queue to the answer. Warm microVMs that turn out to have ended before they had it are passed over: its
 /// function runs once at most.
-pub(crate) async fn invoke(
-    fleet: Arc<Fleet>,
-    code: CodeStore,
-    request: Request,
-) -> Result<Invoked, InvokeFailure> {
+pub(crate) async fn invoke(fleet: Arc<Fleet>, code: CodeStore, request: Request) -> Invoked {
+    let Version { function, version, .. } = &*request.version;
+    // Held until the answer is here.
+    let flight = fleet.enter(function, request.concurrency);
     loop {
-        match serve(&fleet, &code, &request).await {
-            // It is out of the fleet, so this ends.
-            Err(error @ InvokeFailure::Dead(_)) => {
-                let Version { function, version, .. } = &*request.wanted.version;
-                let error = &error as &dyn std::error::Error;
-                tracing::warn!(function, version, error, "asking another microVM");
-            }
-            served => return served,
+        let mut report = Report {
+            accept_ns: nanoseconds(request.accepted - request.received),
+            ..Report::default()
+        };
+        let outcome = match &flight {
+            Ok(_) => serve(&fleet, &code, &request, &mut report).await,
+            Err(error) => Err((*error).into()),
+        };
+        // It is out of the fleet, so this ends.
+        if let Err(error @ InvokeFailure::Dead(_)) = &outcome {
+            let error = error as &dyn std::error::Error;
+            tracing::warn!(function, version, error, "asking another microVM");
+            continue;
         }
+        let total = request.received.elapsed();
+        report.total_ns = nanoseconds(total);
+        report.reason = outcome.as_ref().err().map(ToString::to_string);
+        if let (Ok(_), Some(start)) = (&outcome, report.start) {
+            fleet.metrics.started(start, total.as_secs_f64());
+        }
+        return Invoked { outcome, report };
     }
 }
 
-/// Serves a request by one microVM.
+/// Serves a request by one microVM, and writes down what that costs.
 async fn serve(
     fleet: &Arc<Fleet>,
     code: &CodeStore,
     request: &Request,
-) -> Result<Invoked, InvokeFailure> {
-    let version = Arc::clone(&request.wanted.version);
-    let grant = fleet.acquire(request.wanted.clone()).await?;
-    let queue = request.received.elapsed();
-    // Held until the answer is here.
-    let _flight = grant.flight;
+    report: &mut Report,
+) -> Result<Result<Answer, Failed>, InvokeFailure> {
+    let version = &request.version;
+    let seat = fleet.acquire(Wanted { version: Arc::clone(version), new: false }).await;
     let begin = Instant::now();
-    let Begun { vm, start, standby, thaw, boot } = match grant.seat {
+    report.queue_ns = nanoseconds(begin - request.accepted);
+    let vm = match seat? {
         Seat::Warm(vm) => {
-            let start = StartKind::warm;
-            Begun { vm: *vm, start, standby: false, thaw: None, boot: None }
+            report.start = Some(StartKind::warm);
+            *vm
         }
-        Seat::Start(booking) => match start(fleet, code, &version, booking).await {
-            Ok(begun) => {
-                fleet.began(&begun.vm.booking, &begun.vm.monitor, begun.start);
-                begun
+        Seat::Start(booking) => {
+            let started = start(fleet, code, version, booking, report).await;
+            report.start_ns = nanoseconds(begin.elapsed());
+            match started {
+                Ok(vm) => vm,
+                Err(LoadFailure::Load(LoadError::Function(failed))) => return Ok(Err(failed)),
+                Err(LoadFailure::Start(StartError::Function(error))) => {
+                    return Err(InvokeFailure::Restore(error));
+                }
+                Err(error) => {
+                    fleet.metrics.start_failures.inc();
+                    return Err(error.into());
+                }
             }
-            Err(LoadFailure::Load(LoadError::Function(failed))) => {
-                let report = Report {
-                    start: StartKind::cold,
-                    thaw_failed: version.snapshot.is_some(),
-                    queue_ns: nanoseconds(queue),
-                    start_ns: nanoseconds(begin.elapsed()),
-                    invoke_ns: 0,
-                    total_ns: nanoseconds(request.received.elapsed()),
-                    standby: false,
-                    thaw: None,
-                    boot: None,
-                    taken: None,
-                };
-                return Ok(Invoked { outcome: Err(failed), report });
-            }
-            Err(LoadFailure::Start(StartError::Function(error))) => {
-                return Err(InvokeFailure::Restore(error));
-            }
-            Err(error) => {
-                fleet.metrics.start_failures.inc();
-                return Err(error.into());
-            }
-        },
+        }
     };
-    let started = begin.elapsed();
+    let warm = report.start == Some(StartKind::warm);
     let invocation = Arc::clone(&request.invocation);
     let Vm { monitor, mut agent, booking } = vm;
-    let before = match (start, monitor.process()) {
-        (StartKind::warm, Some(process)) => ProcessCounters::of(process).unwrap_or_default(),
+    let before = match monitor.process() {
+        Some(process) if warm => ProcessCounters::of(process).unwrap_or_default(),
         _ => ProcessCounters::default(),
     };
     let asked = Instant::now();
@@ -232,14 +255,13 @@ async fn serve(
         (agent, answered)
     })
     .await?;
-    let invoke = asked.elapsed();
-    let total = request.received.elapsed();
-    let taken = Taken::by(&monitor, before);
+    report.invoke_ns = nanoseconds(asked.elapsed());
+    report.taken = Taken::by(&monitor, before);
     let vm = Vm { monitor, agent, booking };
-    let outcome = match answered {
+    match answered {
         Ok(answer) => {
             fleet.release(vm);
-            Ok(answer)
+            Ok(Ok(answer))
         }
         Err(InvokeError::Function(failed)) => {
             if FATAL.contains(&failed.error.error_type.as_str()) {
@@ -247,32 +269,17 @@ async fn serve(
             } else {
                 fleet.release(vm);
             }
-            Err(failed)
+            Ok(Err(failed))
         }
         Err(error) => {
             fleet.end(vm);
-            return Err(if start == StartKind::warm && error.is_undelivered() {
+            Err(if warm && error.is_undelivered() {
                 InvokeFailure::Dead(error)
             } else {
                 InvokeFailure::Lost(error)
-            });
+            })
         }
-    };
-    fleet.metrics.started(start, total.as_secs_f64());
-    let report = Report {
-        start,
-        // Where there is a snapshot it is thawed first.
-        thaw_failed: start == StartKind::cold && version.snapshot.is_some(),
-        queue_ns: nanoseconds(queue),
-        start_ns: nanoseconds(started),
-        invoke_ns: nanoseconds(invoke),
-        total_ns: nanoseconds(total),
-        standby,
-        thaw,
-        boot,
-        taken,
-    };
-    Ok(Invoked { outcome, report })
+    }
 }
 
 /// Boots a version, lets it initialise, and freezes it.
@@ -281,8 +288,8 @@ pub(crate) async fn publish(
     code: CodeStore,
     version: Arc<Version>,
 ) -> Result<Snapshot, PublishFailure> {
-    let wanted = Wanted { version: Arc::clone(&version), concurrency: None };
-    let Seat::Start(booking) = fleet.acquire(wanted).await?.seat else {
+    let wanted = Wanted { version: Arc::clone(&version), new: true };
+    let Seat::Start(booking) = fleet.acquire(wanted).await? else {
         return Err(AcquireError::Closed.into());
     };
     fleet.publishes(&booking);
@@ -308,19 +315,21 @@ async fn start(
     code: &CodeStore,
     version: &Arc<Version>,
     booking: Booking,
-) -> Result<Begun, LoadFailure> {
+    report: &mut Report,
+) -> Result<Vm, LoadFailure> {
     if let Some(snapshot) = &version.snapshot {
         let thawed = thaw(fleet, version, snapshot).await;
         fleet.stand_by();
         match thawed {
-            Ok((Thawed { monitor, report, standby }, agent)) => {
-                let vm = Vm { monitor, agent, booking };
-                let thaw = Some(report);
-                let start = StartKind::thawed;
-                return Ok(Begun { vm, start, standby, thaw, boot: None });
+            Ok((Thawed { monitor, report: thaw, standby }, agent)) => {
+                fleet.began(&booking, &monitor, StartKind::thawed);
+                report.start = Some(StartKind::thawed);
+                (report.thaw, report.standby) = (Some(thaw), standby);
+                return Ok(Vm { monitor, agent, booking });
             }
             Err(error @ LoadFailure::Start(StartError::Function(_))) => return Err(error),
             Err(error) => {
+                report.thaw_failed = true;
                 fleet.metrics.start_failures.inc();
                 tracing::warn!(
                     function = version.function,
@@ -331,12 +340,17 @@ async fn start(
             }
         }
     }
-    let (monitor, report) = fleet.launcher.boot(version).await?;
-    match load(fleet, code, version, &monitor, false).await {
+    let begin = Instant::now();
+    let (monitor, boot) = fleet.launcher.boot(version).await?;
+    let booted = Instant::now();
+    (report.start, report.boot) = (Some(StartKind::cold), Some(boot));
+    report.boot_ns = Some(nanoseconds(booted - begin));
+    let loaded = load(fleet, code, version, &monitor, false).await;
+    report.load_ns = Some(nanoseconds(booted.elapsed()));
+    match loaded {
         Ok(agent) => {
-            let vm = Vm { monitor, agent, booking };
-            let (start, boot) = (StartKind::cold, Some(report));
-            Ok(Begun { vm, start, standby: false, thaw: None, boot })
+            fleet.began(&booking, &monitor, StartKind::cold);
+            Ok(Vm { monitor, agent, booking })
         }
         Err(error) => {
             monitor.end().await;
@@ -416,3 +430,7 @@ fn environment(fleet: &Fleet, version: &Version) -> BTreeMap<String, String> {
 fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+#[path = "run_tests.rs"]
+mod tests;

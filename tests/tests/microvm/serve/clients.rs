@@ -3,7 +3,7 @@
 use firn_tests::{Collector, Daemon, World, zip_of};
 use serde_json::{Value, json};
 
-use super::{SLEEPER, finished};
+use super::{SLEEPER, adds_up, finished};
 
 const BOTO: &str = include_str!("../../../clients/boto.py");
 
@@ -81,6 +81,10 @@ fn boto3_and_the_aws_command_work_unmodified() {
         (&json!("cold"), &json!("Hi, Ada?"))
     );
     assert_eq!(second["body"]["hooks"], json!([]), "hooks are SnapStart's alone");
+    // A thaw, a warm microVM, and a boot.
+    for invoked in [first, raised, second] {
+        adds_up(&invoked["report"]);
+    }
     assert!(second["report"]["boot"]["boot_ns"].as_u64().unwrap() > 0, "{second}");
     let faults = |report: &Value| report["taken"]["faults"].as_u64().unwrap();
     let (booted, raised) = (faults(&second["report"]), faults(&raised["report"]));
@@ -97,6 +101,7 @@ fn boto3_and_the_aws_command_work_unmodified() {
     let named = |name: &str| spans.iter().filter(|span| span.name == name).count();
     assert!(named("invoke greeter") > 100, "{}", named("invoke greeter"));
     assert!(named("resume") > 0 && named("identify") > 0 && named("queue") > 100);
+    assert!(named("boot") > 0 && named("load") > named("resume"), "of cold starts");
     for folder in ["code", "snapshots"] {
         let left = std::fs::read_dir(world.file("daemon").join(folder)).unwrap().count();
         assert_eq!(left, 0, "what was deleted is gone: {folder}");

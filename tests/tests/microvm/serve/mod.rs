@@ -31,6 +31,21 @@ fn refused(reply: &Reply, status: u16, kind: &str) {
     assert!(reply.head.contains(&kind) && reply.body["Message"].is_string(), "{reply:?}");
 }
 
+/// Fails unless a report accounts for its request's time, and for no more than that.
+#[track_caller]
+fn adds_up(report: &Value) {
+    let ns = |name: &str| report[name].as_u64().unwrap_or_else(|| panic!("{name}: {report}"));
+    let parts = ["accept_ns", "queue_ns", "start_ns", "invoke_ns"].map(ns);
+    assert!(parts.iter().sum::<u64>() <= ns("total_ns"), "{report}");
+    assert!(ns("accept_ns") > 0 && ns("invoke_ns") > 0, "{report}");
+    let of_start = match report["start"].as_str() {
+        Some("cold") => ns("boot_ns") + ns("load_ns"),
+        Some("thawed") => report["thaw"]["times"]["total_ns"].as_u64().unwrap(),
+        _ => return assert_eq!(ns("start_ns"), 0, "{report}"),
+    };
+    assert!((1..=ns("start_ns")).contains(&of_start), "{report}");
+}
+
 /// Waits until the daemon's status is as it should become.
 #[track_caller]
 fn until(daemon: &Daemon, is: impl Fn(&Value) -> bool) {
