@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use firn_tests::{Daemon, World, reply};
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{SLEEPER, kill, process, processes, until};
+use super::{SLEEPER, adds_up, kill, process, processes, until};
 
 const PATH: &str = "/2015-03-31/functions/sleeper:1/invocations";
 
@@ -20,9 +20,11 @@ fn kills_cost_their_own_requests_and_nothing_else() {
 
     // Monitors in the middle of requests.
     let first = daemon.invoke("sleeper:1", &json!({}));
-    assert_eq!(first.report()["standby"], true, "{first:?}");
+    let report = first.report();
+    assert_eq!(report["standby"], true, "{report}");
+    assert_eq!(report["thaw"]["planner"], "firecracker:readahead=on", "a directory's: {report}");
     let doomed = daemon.send("POST", PATH, r#"{"sleep": 100}"#);
-    let warm = process(&first.report());
+    let warm = process(&report);
     std::thread::sleep(Duration::from_millis(500));
     let spared = daemon.send("POST", PATH, r#"{"sleep": 1, "who": "spared"}"#);
     std::thread::sleep(Duration::from_millis(500));
@@ -30,6 +32,10 @@ fn kills_cost_their_own_requests_and_nothing_else() {
     let (doomed, spared) = (reply(doomed), reply(spared));
     assert_eq!(doomed.status, 500, "{doomed:?}");
     assert!(doomed.head.contains("x-amzn-errortype: serviceexception"), "{doomed:?}");
+    let report = doomed.report();
+    let said = (&report["start"], &report["reason"]);
+    assert_eq!(said, (&json!("warm"), &json!("the microvm was lost while it answered")));
+    adds_up(&report);
     assert_eq!((spared.status, &spared.body["who"]), (200, &json!("spared")), "{spared:?}");
 
     // One that is about to take a request, and all that stand by: nobody notices.
@@ -43,26 +49,46 @@ fn kills_cost_their_own_requests_and_nothing_else() {
     assert_eq!((anew.status, &anew.body["anew"]), (200, &json!(1)), "{anew:?}");
     assert_eq!(anew.report()["start"], "thawed", "{anew:?}");
 
-    // A client that goes away while its function runs.
-    drop(daemon.send("POST", PATH, r#"{"sleep": 1}"#));
+    // A client that goes away while its function runs: the function runs on.
+    let answered = |status: &Value| {
+        let count = |name: &str| status["versions"][0][name].as_u64().unwrap();
+        count("requests") - count("failed") - count("throttled") - count("function_errors")
+    };
+    let before = answered(&daemon.status());
+    let gone = daemon.send("POST", PATH, r#"{"sleep": 1}"#);
+    until(&daemon, |status| status["versions"][0]["busy"] == 1);
+    drop(gone);
+    until(&daemon, |status| answered(status) == before + 1);
+
+    // Requests that are cut off: as if they had never been sent.
+    let functions = "/2015-03-31/functions";
+    drop(daemon.send_part("POST", PATH, r#"{"cut": "#, 100));
+    drop(daemon.send_part("POST", functions, r#"{"FunctionName": "#, 1 << 20));
     let warm = daemon.invoke("sleeper:1", &json!({ "still": "here" }));
     assert_eq!((warm.status, &warm.body["still"]), (200, &json!("here")), "{warm:?}");
+    let status = daemon.status();
+    assert_eq!((answered(&status), &status["versions"][0]["busy"]), (before + 2, &json!(0)));
+    let listed = daemon.ask("GET", functions, &Value::Null);
+    let names: Vec<&Value> =
+        listed.body["Functions"].as_array().unwrap().iter().map(|f| &f["FunctionName"]).collect();
+    assert_eq!(names, ["sleeper"]);
 
-    // A request that is cut off.
-    drop(daemon.send_part("POST", PATH, r#"{"cut": "#, 100));
-    drop(daemon.send_part("POST", "/2015-03-31/functions", r#"{"FunctionName": "#, 1 << 20));
-
-    // The daemon in the middle of a request: its microVMs go with it, its functions stay.
+    // The daemon in the middle of a request and of a freeze: its microVMs go with it, its functions stay, the freeze is done anew.
     let lost = daemon.send("POST", PATH, r#"{"sleep": 100}"#);
-    std::thread::sleep(Duration::from_millis(500));
+    let created = daemon.create("begun", "handler.py", SLEEPER, &Value::Null);
+    assert_eq!(created.body["State"], "Pending", "{created:?}");
+    until(&daemon, |status| status["versions"][0]["publishing"] == 1);
     daemon.kill();
     drop(lost);
     world.assert_nothing_left();
-    let daemon = Daemon::start(&world, &["--standby", "0", "--keep-alive", "1"]);
-    let thawed = daemon.invoke("sleeper:1", &json!({ "again": 1 }));
-    assert_eq!((thawed.status, &thawed.body["again"]), (200, &json!(1)), "{thawed:?}");
-    let report = thawed.report();
-    assert_eq!((&report["start"], &report["standby"]), (&json!("thawed"), &json!(false)));
+    let daemon = Daemon::start(&world, &["--keep-alive", "1"]);
+    let settled = daemon.settled("begun");
+    assert_eq!(settled.body["State"], "Active", "{settled:?}");
+    for function in ["sleeper:1", "begun:1"] {
+        let thawed = daemon.invoke(function, &json!({ "again": 1 }));
+        assert_eq!((thawed.status, &thawed.body["again"]), (200, &json!(1)), "{thawed:?}");
+        assert_eq!(thawed.report()["start"], "thawed", "{thawed:?}");
+    }
     many(&world, &daemon);
     daemon.end();
 }
@@ -83,8 +109,11 @@ fn many(world: &World, daemon: &Daemon) {
                 });
             }
         });
-        // By idleness.
-        until(daemon, |status| status["monitors"]["running"] == 0);
+        // By idleness. What was used of those that stand by is started anew.
+        until(daemon, |status| {
+            let monitors = &status["monitors"];
+            (&monitors["running"], &monitors["standby"]) == (&json!(0), &json!(4))
+        });
     };
     round();
     let before = Held::by(world, daemon);
