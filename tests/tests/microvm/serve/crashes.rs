@@ -75,9 +75,14 @@ fn kills_cost_their_own_requests_and_nothing_else() {
 
     // The daemon in the middle of a request and of a freeze: its microVMs go with it, its functions stay, the freeze is done anew.
     let lost = daemon.send("POST", PATH, r#"{"sleep": 100}"#);
+    let running = world.leftovers();
     let created = daemon.create("begun", "handler.py", SLEEPER, &Value::Null);
     assert_eq!(created.body["State"], "Pending", "{created:?}");
-    until(&daemon, |status| status["versions"][0]["publishing"] == 1);
+    // Its microVM runs.
+    until(&daemon, |_| {
+        world.leftovers().iter().any(|at| at.ends_with("/control.sock") && !running.contains(at))
+    });
+    assert_eq!(daemon.status()["versions"][0]["publishing"], 1);
     daemon.kill();
     drop(lost);
     world.assert_nothing_left();
