@@ -72,7 +72,7 @@ fn functions_are_published_into_a_pool_and_thawed_from_it() {
     }
     world.assert_nothing_left();
     assert_eq!(snapshots(), 1);
-    let daemon = Daemon::start(&world, &["--pool", &medium]);
+    let daemon = Daemon::start(&world, &["--pool", &medium, "--standby", "0"]);
     assert_eq!(snapshots(), 0);
     daemon.end();
     let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
