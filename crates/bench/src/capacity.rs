@@ -148,17 +148,20 @@ impl Capacity<'_> {
                 carried.end = self.wait(member)?;
             }
             interrupt.check()?;
-            // The kernel may have taken any of them.
+            let usage = limit.usage()?;
+            // The kernel may have taken any of them, or be about to: then it looks alive, and its memory is gone.
             let dead = processes.members.iter_mut().position(Member::has_ended);
             if let Some(dead) = dead.and_then(|dead| u32::try_from(dead).ok()) {
                 let died = || format!("microVM {} was killed for want of memory", dead + 1);
                 carried.end.get_or_insert_with(died);
+            } else if limit.kills()? > 0 {
+                carried.end.get_or_insert_with(|| "one was killed for want of memory".to_owned());
             }
             if carried.end.is_some() {
                 break;
             }
             carried.microvms = number;
-            carried.usage = limit.usage()?;
+            carried.usage = usage;
             started(number);
         }
         Ok((carried, full()))

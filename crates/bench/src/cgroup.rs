@@ -56,6 +56,7 @@ struct Interface {
     usage: &'static str,
     anonymous: &'static str,
     page_cache: &'static str,
+    events: &'static str,
 }
 
 const V1: Interface = Interface {
@@ -63,12 +64,14 @@ const V1: Interface = Interface {
     usage: "memory.usage_in_bytes",
     anonymous: "rss",
     page_cache: "cache",
+    events: "memory.oom_control",
 };
 const V2: Interface = Interface {
     limit: "memory.max",
     usage: "memory.current",
     anonymous: "anon",
     page_cache: "file",
+    events: "memory.events",
 };
 
 /// A limit that this process and what it starts live under, until it is dropped. Whatever was started has to have ended
@@ -112,19 +115,28 @@ impl MemoryLimit {
         let path = self.group.join(self.interface.usage);
         let total = read(&path)?.trim().parse();
         let total = total.map_err(|_| CgroupError::Missing { path, what: "a number" })?;
-        let path = self.group.join("memory.stat");
-        let stat = read(&path)?;
-        let value = |what| {
-            let found = stat.lines().find_map(|line| line.strip_prefix(what)?.strip_prefix(' '));
-            found
-                .and_then(|value| value.parse().ok())
-                .ok_or_else(|| CgroupError::Missing { path: path.clone(), what })
-        };
         Ok(GroupUsage {
             total,
-            anonymous: value(self.interface.anonymous)?,
-            page_cache: value(self.interface.page_cache)?,
+            anonymous: self.value("memory.stat", self.interface.anonymous)?,
+            page_cache: self.value("memory.stat", self.interface.page_cache)?,
         })
+    }
+
+    /// How many processes of the group the kernel has killed for want of memory, those among them that have not ended yet.
+    ///
+    /// # Errors
+    ///
+    /// [`CgroupError`].
+    pub fn kills(&self) -> Result<u64, CgroupError> {
+        self.value(self.interface.events, "oom_kill")
+    }
+
+    /// What a file of the group says of something, in a line of its own.
+    fn value(&self, file: &str, what: &'static str) -> Result<u64, CgroupError> {
+        let path = self.group.join(file);
+        let text = read(&path)?;
+        let found = text.lines().find_map(|line| line.strip_prefix(what)?.strip_prefix(' '));
+        found.and_then(|value| value.parse().ok()).ok_or(CgroupError::Missing { path, what })
     }
 }
 
