@@ -14,6 +14,7 @@ mod collector;
 mod daemon;
 mod frozen;
 mod function;
+mod held;
 mod monitor;
 mod ran;
 mod world;
@@ -25,6 +26,7 @@ pub use frozen::{frozen, profiled, workshop};
 pub use function::{
     Function, HELLO, JSON, LIGHT, MMAP, READ_LIST, folder, together, workshop_folder,
 };
+pub use held::HeldLoader;
 pub use monitor::Monitor;
 pub use ran::Ran;
 pub use world::{Firn, World, cache};

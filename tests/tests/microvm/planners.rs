@@ -6,7 +6,8 @@ use std::path::Path;
 
 use firn_memory::page_cache::{cached, evict};
 use firn_snapshot::{Run, Snapshot};
-use firn_tests::{Function, HELLO, JSON, World, free_lists, profiled, workshop_folder};
+use firn_tests::{Function, HELLO, HeldLoader, JSON, World, free_lists, profiled, workshop_folder};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 /// All that restore a snapshot in a directory without DAX. A comparison touches every page, and a fault of the pager's for each
@@ -64,6 +65,7 @@ fn thaw(world: &World, function: &Function, planner: &str, free: &BTreeSet<u64>)
             assert!(count(&execute["zero_bytes"]) > 0, "{report}");
             assert_eq!(loader["ranges"], 1, "{report}");
             assert_eq!(loader["bytes"], execute["packed_bytes"], "{report}");
+            assert_eq!(loader["done"], true, "{report}");
         }
         "snapbpf" => {
             assert_eq!(execute["packed_bytes"], 0, "{report}");
@@ -111,6 +113,32 @@ fn four_at_once_by_faasnap_load_once() {
     let read: u64 = loaders.clone().map(|loader| count(&loader["read_bytes"])).sum();
     assert!(loaders.clone().any(|loader| loader["loaded"] == true), "{reports:?}");
     assert!(read <= count(&reports[0]["execute"]["packed_bytes"]), "{reports:?}");
+}
+
+/// Its end is waited for by the end of a process alone.
+#[test]
+fn no_start_and_no_answer_waits_for_a_loader() {
+    let world = World::default();
+    let snapshot = profiled(&HELLO);
+    let thaw = || world.firn(["thaw", "--planner", "faasnap"]);
+    let held = HeldLoader::of(&snapshot.join("loading-set.img"));
+    let mut serves = thaw().args(["--json", "--name", "it"]).arg(snapshot).start().ready();
+    let report: Value = serde_json::from_str(&serves.first_line).unwrap();
+    assert_eq!(report["loader"]["done"], false, "{report}");
+    assert_eq!(report["loader"]["bytes"], report["execute"]["packed_bytes"], "{report}");
+    assert!(held.holds());
+    assert_eq!(world.firn(["invoke", "it", HELLO.input_b]).run().ok(), HELLO.expected_b);
+    drop(held);
+    serves.signal(Signal::TERM);
+    serves.end().ok();
+
+    let held = HeldLoader::of(&snapshot.join("loading-set.img"));
+    let mut answers = thaw().args(["--invoke", HELLO.input_b]).arg(snapshot).start().ready();
+    assert_eq!(answers.first_line, HELLO.expected_b);
+    assert!(held.holds());
+    drop(held);
+    let said = answers.end();
+    assert!(said.ok() == HELLO.expected_b && said.stderr.contains(": thawed by "), "{said:#?}");
 }
 
 /// Slow, so for `make test-full`.

@@ -1,7 +1,7 @@
 //! The loader: has the kernel read pages into the page cache while everything else goes on.
 //!
-//! FaaSnap's concurrent paging (4.2): the loader begins when the request arrives, and the guest does not wait for it. A page that the
-//! guest touches first is read for the guest; all others are found in the page cache. However many microVMs of a snapshot start
+//! FaaSnap's concurrent paging (4.2): the loader begins when the request arrives, and neither the guest's start nor its answer waits for
+//! its end. A page that the guest touches first is read for the guest; all others are found in the page cache. However many microVMs of a snapshot start
 //! at the same time, one loads: who holds a lock on the file (`flock`). Who comes when all is loaded finds every page cached
 //! and reads nothing.
 //!
@@ -28,9 +28,11 @@ use crate::process::{ProcessCountersError, thread_read_bytes};
 /// default.
 const REQUEST: u64 = 128 << 10;
 
-/// What a loader did.
+/// What a loader did, or is to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoaderReport {
+    /// Whether it got to its end. It has not while it is at work, nor where it failed: then `loaded`, `read_bytes` and `ns` say nothing.
+    pub done: bool,
     /// Whether this process loaded; otherwise another one was at it.
     pub loaded: bool,
     /// Ranges that the plan has it load.
@@ -85,6 +87,7 @@ pub enum LoadError {
 /// A loader at work.
 #[derive(Debug)]
 pub struct Loader {
+    begun: LoaderReport,
     thread: JoinHandle<Result<LoaderReport, LoadError>>,
 }
 
@@ -114,9 +117,27 @@ impl Loader {
         // A lock is of an opening, and so is the state of read-ahead: neither is to be the snapshot's.
         let file = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
             .map_err(|source| LoadError::Open { file: from, source })?;
+        let begun = LoaderReport {
+            ranges: ranges.len() as u64,
+            bytes: ranges.iter().map(|(_, len)| len).sum(),
+            ..LoaderReport::default()
+        };
         let thread = std::thread::Builder::new().name("loader".into());
-        let thread = thread.spawn(move || load(from, &file, &ranges)).map_err(LoadError::Thread)?;
-        Ok(Some(Self { thread }))
+        let run = move || load(from, &file, &ranges, begun);
+        let thread = thread.spawn(run).map_err(LoadError::Thread)?;
+        Ok(Some(Self { begun, thread }))
+    }
+
+    /// What it is to load. What it does is known when it has ended.
+    #[must_use]
+    pub fn begun(&self) -> LoaderReport {
+        self.begun
+    }
+
+    /// Whether it has ended: [`finish`](Self::finish) does not wait then.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.thread.is_finished()
     }
 
     /// Waits for its end.
@@ -130,13 +151,14 @@ impl Loader {
 }
 
 /// Loads ranges (bytes: offset and length) of a file, in order, unless somebody else does.
-fn load(from: LoadFile, file: &File, ranges: &[(u64, u64)]) -> Result<LoaderReport, LoadError> {
-    let begun = Instant::now();
-    let mut report = LoaderReport {
-        ranges: ranges.len() as u64,
-        bytes: ranges.iter().map(|(_, len)| len).sum(),
-        ..LoaderReport::default()
-    };
+fn load(
+    from: LoadFile,
+    file: &File,
+    ranges: &[(u64, u64)],
+    begun: LoaderReport,
+) -> Result<LoaderReport, LoadError> {
+    let start = Instant::now();
+    let mut report = LoaderReport { done: true, ..begun };
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => report.loaded = true,
         Err(Errno::WOULDBLOCK) => return Ok(report),
@@ -151,7 +173,7 @@ fn load(from: LoadFile, file: &File, ranges: &[(u64, u64)]) -> Result<LoaderRepo
         done.map_err(|source| LoadError::Read { offset, len, source })?;
     }
     report.read_bytes = thread_read_bytes()?.saturating_sub(read_before);
-    report.ns = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    report.ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
     Ok(report)
 }
 

@@ -44,8 +44,14 @@ fn run(plan: &Plan, image: &File) -> LoaderReport {
 #[test]
 fn what_the_plan_names_is_loaded_and_nothing_else() {
     let Some((image, plan)) = cold(2048, &[(1500, 3), (7, 1), (100, 700)]) else { return };
-    let report = run(&plan, &image);
-    assert!(report.loaded);
+    let loader = Loader::start(&plan, &Sources::image(&image)).unwrap().unwrap();
+    let begun = LoaderReport { ranges: 3, bytes: 704 * PAGE, ..LoaderReport::default() };
+    assert_eq!(loader.begun(), begun);
+    while !loader.has_ended() {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let report = loader.finish().unwrap();
+    assert!(report.done && report.loaded);
     assert_eq!((report.ranges, report.bytes, report.read_bytes), (3, 704 * PAGE, 704 * PAGE));
     // The loader does not wait for storage.
     while residency(&image).unwrap().cached < 704 {
@@ -64,6 +70,7 @@ fn one_loads_and_the_others_leave_it_to_that_one() {
     flock(&holder, FlockOperation::NonBlockingLockExclusive).unwrap();
     let report = run(&plan, &image);
     assert_eq!((report.loaded, report.bytes, report.read_bytes), (false, 64 * PAGE, 0));
+    assert!(report.done);
     assert!(residency(&image).unwrap().is_cold());
     drop(holder);
     assert!(run(&plan, &image).loaded);

@@ -261,7 +261,7 @@ pub struct Layer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum When {
-    /// From the request on, beside everything else: the restore waits for it nowhere. The [loader](crate::loader) does it.
+    /// From the request on, beside everything else: neither the restore nor the answer waits for its end. The [loader](crate::loader) does it.
     AtRequest,
     /// Before the guest runs.
     BeforeResume,

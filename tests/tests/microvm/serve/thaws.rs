@@ -2,10 +2,10 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use firn_tests::{Daemon, World, zip_of};
+use firn_tests::{Daemon, HeldLoader, World, zip_of};
 use serde_json::json;
 
-use super::{adds_up, kill, process, processes};
+use super::{SLEEPER, adds_up, kill, process, processes};
 
 /// A runtime of its own: asks for requests, one after another, and answers them.
 const BOOTSTRAP: &str = r#"#!/usr/bin/python3 -u
@@ -69,4 +69,39 @@ fn a_thaw_goes_by_the_functions_planner_and_a_boot_stands_in_for_one_that_fails(
     let said: Vec<&str> = log.lines().filter(|line| line.contains("booting instead")).collect();
     assert_eq!(said.len(), 2, "{log}");
     assert!(said.iter().all(|line| line.contains("snapshots/own-1-")), "{said:#?}");
+}
+
+/// FaaSnap's loader works beside the guest: a request is let in while storage still keeps it waiting.
+#[test]
+fn a_request_is_let_in_before_the_loader_is_done() {
+    let world = World::default();
+    let daemon = Daemon::start(&world, &["--standby", "1"]);
+    let planner = json!({ "Environment": { "Variables": { "FIRN_PLANNER": "faasnap" } } });
+    assert_eq!(daemon.create("own", "handler.py", SLEEPER, &planner).status, 201);
+    let settled = daemon.settled("own");
+    assert_eq!(settled.body["State"], "Active", "{settled:?}");
+    let snapshots = world.file("daemon/snapshots");
+    let snapshot = std::fs::read_dir(&snapshots).unwrap().next().unwrap().unwrap().path();
+    let event = json!({ "a": 1 });
+    let record = world.firn(["profile", "record", "--part", "groups", "--invoke"]);
+    record.arg(event.to_string()).arg(&snapshot).run().ok();
+    world.firn(["profile", "pack", "--planner", "faasnap"]).arg(&snapshot).run().ok();
+
+    let held = HeldLoader::of(&snapshot.join("loading-set.img"));
+    let answer = daemon.invoke("own:1", &event);
+    assert_eq!((answer.status, &answer.body), (200, &event), "{answer:?}");
+    let report = answer.report();
+    assert_eq!(
+        (&report["start"], &report["standby"]),
+        (&json!("thawed"), &json!(true)),
+        "{report}"
+    );
+    assert_eq!(report["thaw"]["planner"], "faasnap:merge=32", "{report}");
+    assert_eq!(report["thaw"]["loader"]["done"], false, "{report}");
+    assert!(held.holds());
+    adds_up(&report);
+    drop(held);
+    let warm = daemon.invoke("own:1", &event).report();
+    assert_eq!(warm["start"], "warm", "{warm}");
+    daemon.end();
 }

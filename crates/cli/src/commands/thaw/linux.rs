@@ -22,6 +22,7 @@ use firn_vmm::{
     FrozenMachine, Handle, HostConfig, KvmStats, Microvm, RestoreReport, Virtualization,
 };
 
+use super::beside::Beside;
 use super::{Begun, ThawArgs, ThawCommandError};
 use crate::clock::{self, nanoseconds};
 use crate::commands::invoke::Outcome;
@@ -65,7 +66,8 @@ pub(crate) struct ThawReport {
     /// What having a replica took, where the planner runs on one; a part of `load_ns`.
     replica: Option<ReplicaCost>,
     execute: ExecuteReport,
-    /// What the loader did, where the plan has one.
+    /// What the loader did, where the plan has one: nobody waits for it before a microVM that serves is ready, so it may be at work
+    /// then.
     #[serde(skip_serializing_if = "Option::is_none")]
     loader: Option<LoaderReport>,
     restore: RestoreReport,
@@ -152,9 +154,7 @@ pub(super) fn run(
     let guest_memory = microvm.shared_memory();
     let mut written = None;
     let lead = |handle: &Handle, alive: &AtomicBool| {
-        let schedule = executed.after_resume;
-        let memory = guest_memory.clone();
-        let schedule = std::thread::spawn(move || schedule.run(&memory).map(drop));
+        let mut beside = Beside::start(executed.after_resume, guest_memory.clone(), loader);
         let mut agent = AgentClient::wait_for(&instance.vsock_socket(), limit, || {
             alive.load(Ordering::SeqCst)
         })?;
@@ -165,9 +165,6 @@ pub(super) fn run(
             None => None,
         };
         let answered = Instant::now();
-        // A restore whose schedule fails is a failed restore.
-        schedule.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        let loader = loader.map(Loader::finish).transpose()?;
         let since = begun.request.unwrap_or(begun.at);
         let times = Times {
             process_start_ns: begun.request.map(|request| begun.at.saturating_sub(request)),
@@ -179,6 +176,11 @@ pub(super) fn run(
             invoke_ns: outcome.as_ref().map(|_| nanoseconds(answered - identified)),
             total_ns: clock::now().saturating_sub(since),
         };
+        if !arguments.json
+            && let Some(outcome) = &outcome
+        {
+            outcome.print();
+        }
         let (kvm, chunk_copies, usage, pager) = handle
             .call(|microvm| {
                 let kvm = microvm.kvm_stats().map_err(measured)?;
@@ -198,6 +200,11 @@ pub(super) fn run(
             _ => None,
         };
         let compared = if arguments.compare { Some(compared(handle, snapshot)?) } else { None };
+        let serves = invocation.is_none() || arguments.keep;
+        // Nobody is served any more: the rest of the report is waited for.
+        if !serves {
+            beside.finish()?;
+        }
         let report = ThawReport {
             name: instance.name().to_owned(),
             pid: std::process::id(),
@@ -207,7 +214,7 @@ pub(super) fn run(
             check_ns: opened.check_ns(),
             replica: opened.replica().map(ReplicaCost::of),
             execute: executed.report,
-            loader,
+            loader: beside.loaded(),
             restore,
             pager,
             kvm,
@@ -227,8 +234,9 @@ pub(super) fn run(
         } else {
             print(&report);
         }
-        let after =
-            if invocation.is_some() && !arguments.keep { After::Stop } else { After::Serve };
+        // Others may have left the loading to this process, which does not end before it is done.
+        beside.finish()?;
+        let after = if serves { After::Serve } else { After::Stop };
         Ok::<_, ThawCommandError>(((report.outcome, report.writes), after))
     };
     let (outcome, writes) =
@@ -257,10 +265,8 @@ fn measured(error: impl StdError + Send + Sync + 'static) -> Box<dyn StdError + 
     Box::new(error)
 }
 
+/// Prints what people want to know of a report, but for the answer.
 fn print(report: &ThawReport) {
-    if let Some(outcome) = &report.outcome {
-        outcome.print();
-    }
     let times = &report.times;
     let parts = [
         ("process start", times.process_start_ns),

@@ -1,5 +1,6 @@
 //! `firn thaw`: a microVM from a snapshot.
 
+mod beside;
 mod linux;
 mod player;
 

@@ -1,0 +1,70 @@
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+
+use firn_memory::planners::{ImageFacts, PlanInput, parse};
+use firn_memory::{GuestRange, HostFacts, LoadFile, Plan, Sources, Step, When, Work, execute};
+use firn_snapshot::{MemoryLayout, PageSet};
+
+use super::*;
+
+const LEN: u64 = 1 << 20;
+
+/// An image, and a plan for it with one step.
+fn planned(when: When, work: Work) -> (File, Plan) {
+    let mut image = tempfile::tempfile().unwrap();
+    image.write_all(&vec![7; 1 << 20]).unwrap();
+    let layout = MemoryLayout::for_size(LEN).unwrap();
+    let input = PlanInput {
+        layout: &layout,
+        image: ImageFacts::of(&image).unwrap(),
+        zero_map: &PageSet::new(LEN / 4096),
+        profile: None,
+        snapshot: None,
+        host: &HostFacts::read().unwrap(),
+    };
+    let mut plan = parse("firecracker").unwrap().plan(&input).unwrap();
+    plan.schedule = vec![Step { when, work }];
+    (image, plan)
+}
+
+#[test]
+fn a_loader_that_fails_fails_nothing() {
+    let work = Work::Load { file: LoadFile::Image, offset: 0, len: LEN };
+    let (image, plan) = planned(When::AtRequest, work);
+    // Of a pipe nothing can be read ahead.
+    let (pipe, _writer) = std::io::pipe().unwrap();
+    let loader = Loader::start(&plan, &Sources::image(&OwnedFd::from(pipe).into())).unwrap();
+    let executed = execute(&plan, &Sources::image(&image)).unwrap();
+    let mut beside = Beside::start(executed.after_resume, Arc::new(executed.memory), loader);
+    beside.finish().unwrap();
+    let loaded = beside.loaded().unwrap();
+    assert_eq!((loaded.done, loaded.ranges, loaded.bytes), (false, 1, LEN));
+}
+
+#[test]
+fn what_the_loader_did_is_known_once_it_has_ended() {
+    let work = Work::Load { file: LoadFile::Image, offset: 0, len: LEN };
+    let (image, plan) = planned(When::AtRequest, work);
+    let loader = Loader::start(&plan, &Sources::image(&image)).unwrap();
+    let executed = execute(&plan, &Sources::image(&image)).unwrap();
+    let mut beside = Beside::start(executed.after_resume, Arc::new(executed.memory), loader);
+    while !beside.loaded().unwrap().done {
+        std::thread::yield_now();
+    }
+    assert!(beside.loaded().unwrap().loaded);
+    beside.finish().unwrap();
+    assert!(beside.loaded().unwrap().done);
+}
+
+#[test]
+fn a_step_that_fails_is_a_failed_restore() {
+    let guest = GuestRange { start: 0, len: LEN };
+    let (image, plan) = planned(When::AfterResume, Work::Index { guest });
+    let executed = execute(&plan, &Sources::image(&image)).unwrap();
+    image.set_len(4096).unwrap();
+    let mut beside = Beside::start(executed.after_resume, Arc::new(executed.memory), None);
+    assert_eq!(beside.loaded(), None);
+    let error = beside.finish().unwrap_err();
+    assert!(matches!(error, StepError::Index { .. }), "{error}");
+}
