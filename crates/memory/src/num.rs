@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use rustix::time::{ClockId, clock_gettime};
+
 const _: () = assert!(usize::BITS == 64, "firn maps guest memory whole and needs 64-bit addresses");
 
 /// A size or address as `usize`, which is 64 bits wide here.
@@ -13,4 +15,11 @@ pub(crate) const fn usize_of(value: u64) -> usize {
 /// Nanoseconds since `begun`.
 pub(crate) fn ns_since(begun: Instant) -> u64 {
     u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
+pub(crate) fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or_default();
+    seconds * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or_default()
 }

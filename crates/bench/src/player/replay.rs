@@ -130,8 +130,9 @@ pub(super) fn replay_plan(
 ) -> Result<PlayerReport, ReplayError> {
     let (number, trace) = input_of(snapshot, input)?;
     let sources = Sources::of(snapshot);
+    let since = clock.request_ns.unwrap_or(clock.begin_ns);
     // Before everything else: it works beside the rest.
-    let loader = Loader::start(plan, &sources)?;
+    let loader = Loader::start(plan, &sources, since)?;
     let load = Instant::now();
     let mut frozen = FrozenMachine::open(snapshot, kvm)?;
     frozen.set_argument(INPUT_ARGUMENT, number);
@@ -185,7 +186,7 @@ pub(super) fn replay_plan(
             install_ns: steps_ns(&executed.report, |work| matches!(work, Work::Install { .. })),
             resume_ns: nanoseconds(resumed - mapped),
             replay_ns,
-            total_ns: done_ns.saturating_sub(clock.request_ns.unwrap_or(clock.begin_ns)),
+            total_ns: done_ns.saturating_sub(since),
             fault_ns: clock.faults.then(|| ticks_ns(reports.waited, tsc_khz)),
             verify_ns: reports.ended_ns.saturating_sub(done_ns),
         },

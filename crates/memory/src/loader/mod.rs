@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::executor::Sources;
+use crate::num::now_ns;
 use crate::page_cache::preload;
 use crate::plan::{LoadFile, Plan, When, Work};
 use crate::process::{ProcessCountersError, thread_read_bytes};
@@ -31,6 +32,8 @@ const REQUEST: u64 = 128 << 10;
 /// What a loader did, or is to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoaderReport {
+    /// From the request to its start, ns: what had to come first.
+    pub start_ns: u64,
     /// Whether it got to its end. It has not while it is at work, nor where it failed: then `loaded`, `read_bytes` and `ns` say nothing.
     pub done: bool,
     /// Whether this process loaded; otherwise another one was at it.
@@ -93,12 +96,16 @@ pub struct Loader {
 
 impl Loader {
     /// Starts the loader of a plan on a thread of its own; `None` where the plan has it load nothing. The best time is as soon
-    /// as there is a plan: it needs nothing else.
+    /// as there is a plan: it needs nothing else. `request_ns` is when the request came in, ns of CLOCK_MONOTONIC.
     ///
     /// # Errors
     ///
     /// [`LoadError`] when it cannot be started.
-    pub fn start(plan: &Plan, sources: &Sources<'_>) -> Result<Option<Self>, LoadError> {
+    pub fn start(
+        plan: &Plan,
+        sources: &Sources<'_>,
+        request_ns: u64,
+    ) -> Result<Option<Self>, LoadError> {
         let mut ranges = Vec::new();
         let mut from = None;
         for step in plan.schedule.iter().filter(|step| step.when == When::AtRequest) {
@@ -118,6 +125,7 @@ impl Loader {
         let file = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
             .map_err(|source| LoadError::Open { file: from, source })?;
         let begun = LoaderReport {
+            start_ns: now_ns().saturating_sub(request_ns),
             ranges: ranges.len() as u64,
             bytes: ranges.iter().map(|(_, len)| len).sum(),
             ..LoaderReport::default()
@@ -128,7 +136,7 @@ impl Loader {
         Ok(Some(Self { begun, thread }))
     }
 
-    /// What it is to load. What it does is known when it has ended.
+    /// When it began, and what it is to load. What it does is known when it has ended.
     #[must_use]
     pub fn begun(&self) -> LoaderReport {
         self.begun

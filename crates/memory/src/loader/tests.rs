@@ -38,20 +38,24 @@ fn cold(pages: u64, ranges: &[(u64, u64)]) -> Option<(File, Plan)> {
 }
 
 fn run(plan: &Plan, image: &File) -> LoaderReport {
-    Loader::start(plan, &Sources::image(image)).unwrap().unwrap().finish().unwrap()
+    Loader::start(plan, &Sources::image(image), now_ns()).unwrap().unwrap().finish().unwrap()
 }
 
 #[test]
 fn what_the_plan_names_is_loaded_and_nothing_else() {
     let Some((image, plan)) = cold(2048, &[(1500, 3), (7, 1), (100, 700)]) else { return };
-    let loader = Loader::start(&plan, &Sources::image(&image)).unwrap().unwrap();
-    let begun = LoaderReport { ranges: 3, bytes: 704 * PAGE, ..LoaderReport::default() };
+    let request = now_ns();
+    let loader =
+        Loader::start(&plan, &Sources::image(&image), request - 1_000_000).unwrap().unwrap();
+    let start_ns = loader.begun().start_ns;
+    assert!((1_000_000..=now_ns() - request + 1_000_000).contains(&start_ns), "{start_ns}");
+    let begun = LoaderReport { start_ns, ranges: 3, bytes: 704 * PAGE, ..LoaderReport::default() };
     assert_eq!(loader.begun(), begun);
     while !loader.has_ended() {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
     let report = loader.finish().unwrap();
-    assert!(report.done && report.loaded);
+    assert!(report.done && report.loaded && report.start_ns == start_ns);
     assert_eq!((report.ranges, report.bytes, report.read_bytes), (3, 704 * PAGE, 704 * PAGE));
     // The loader does not wait for storage.
     while residency(&image).unwrap().cached < 704 {
@@ -81,7 +85,7 @@ fn one_loads_and_the_others_leave_it_to_that_one() {
 #[test]
 fn a_plan_without_loads_starts_no_loader() {
     let Some((image, plan)) = cold(64, &[]) else { return };
-    assert!(Loader::start(&plan, &Sources::image(&image)).unwrap().is_none());
+    assert!(Loader::start(&plan, &Sources::image(&image), now_ns()).unwrap().is_none());
 }
 
 #[test]
@@ -89,6 +93,6 @@ fn a_plan_that_loads_a_packed_file_needs_one() {
     let Some((image, mut plan)) = cold(64, &[]) else { return };
     let work = Work::Load { file: LoadFile::Packed, offset: 0, len: PAGE };
     plan.schedule = vec![Step { when: When::AtRequest, work }];
-    let refused = Loader::start(&plan, &Sources::image(&image)).unwrap_err();
+    let refused = Loader::start(&plan, &Sources::image(&image), now_ns()).unwrap_err();
     assert!(matches!(refused, LoadError::NoPackedFile));
 }

@@ -98,7 +98,7 @@ fn ten_share_one_load() {
         .map(|_| {
             let snapshot = Snapshot::open(&path).unwrap();
             let plan = plan(&snapshot, &SnapBpf).unwrap();
-            Loader::start(&plan, &Sources::of(&snapshot)).unwrap().unwrap()
+            Loader::start(&plan, &Sources::of(&snapshot), 0).unwrap().unwrap()
         })
         .collect::<Vec<_>>()
         .into_iter()

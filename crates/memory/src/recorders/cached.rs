@@ -8,12 +8,12 @@ use std::io;
 use std::sync::Arc;
 
 use firn_snapshot::{CachedRun, PageSet, Profile, Run, Snapshot};
-use rustix::time::{ClockId, clock_gettime};
 
 use super::bpf::{Capture, Entered};
 use super::profile::planned;
 use super::{Part, ProfileRecordError, ProfileRecorder};
 use crate::guest_memory::GuestMemory;
+use crate::num::now_ns;
 use crate::page_cache::evict;
 use crate::planners::Firecracker;
 
@@ -48,9 +48,7 @@ impl ProfileRecorder for Cached {
     }
 
     fn begin(&mut self, _: &Snapshot, _: &Arc<GuestMemory>) -> Result<(), ProfileRecordError> {
-        let now = clock_gettime(ClockId::Monotonic);
-        let whole = u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000;
-        self.begun_ns = whole + u64::try_from(now.tv_nsec).unwrap_or(0);
+        self.begun_ns = now_ns();
         Ok(())
     }
 

@@ -34,7 +34,7 @@ fn a_loader_that_fails_fails_nothing() {
     let (image, plan) = planned(When::AtRequest, work);
     // Of a pipe nothing can be read ahead.
     let (pipe, _writer) = std::io::pipe().unwrap();
-    let loader = Loader::start(&plan, &Sources::image(&OwnedFd::from(pipe).into())).unwrap();
+    let loader = Loader::start(&plan, &Sources::image(&OwnedFd::from(pipe).into()), 0).unwrap();
     let executed = execute(&plan, &Sources::image(&image)).unwrap();
     let mut beside = Beside::start(executed.after_resume, Arc::new(executed.memory), loader);
     beside.finish().unwrap();
@@ -46,7 +46,7 @@ fn a_loader_that_fails_fails_nothing() {
 fn what_the_loader_did_is_known_once_it_has_ended() {
     let work = Work::Load { file: LoadFile::Image, offset: 0, len: LEN };
     let (image, plan) = planned(When::AtRequest, work);
-    let loader = Loader::start(&plan, &Sources::image(&image)).unwrap();
+    let loader = Loader::start(&plan, &Sources::image(&image), 0).unwrap();
     let executed = execute(&plan, &Sources::image(&image)).unwrap();
     let mut beside = Beside::start(executed.after_resume, Arc::new(executed.memory), loader);
     while !beside.loaded().unwrap().done {

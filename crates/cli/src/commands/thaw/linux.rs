@@ -118,13 +118,14 @@ pub(super) fn run(
         return Err(ThawCommandError::CompareReplica(planner.name()));
     }
     let interruption = Interruption::catch()?;
+    let since = begun.request.unwrap_or(begun.at);
 
     let planning = Instant::now();
     let plan = planners::plan(snapshot, planner)?;
     let planned = Instant::now();
     let sources = Sources::of(snapshot);
     // Before anything is done with KVM: it works beside the rest.
-    let loader = Loader::start(&plan, &sources)?;
+    let loader = Loader::start(&plan, &sources, since)?;
     let frozen = match begun.kvm {
         Some(kvm) => FrozenMachine::open_on(snapshot, kvm)?,
         None => FrozenMachine::open(snapshot, &arguments.host.kvm)?,
@@ -165,7 +166,6 @@ pub(super) fn run(
             None => None,
         };
         let answered = Instant::now();
-        let since = begun.request.unwrap_or(begun.at);
         let times = Times {
             process_start_ns: begun.request.map(|request| begun.at.saturating_sub(request)),
             load_ns: nanoseconds(opening + (loaded - planned)),
