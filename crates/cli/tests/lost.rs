@@ -75,6 +75,46 @@ fn an_image_that_shrinks_ends_its_microvm() {
     assert!(error.contains("the host cannot provide ") && error.contains(&lost), "{error}");
 }
 
+/// A dense snapshot of a player that replays one input, with the profile of another and the file of a planner.
+fn packed(planner: &str, part: &str) -> (TempDir, PathBuf) {
+    let folder = TempDir::new().unwrap();
+    let snapshot = folder.path().join("player");
+    done(&["player", "--dense", "--trace", "hello-a,hello-b", "--out", text(&snapshot)]);
+    done(&["profile", "record", "--input", "hello-b", "--part", part, text(&snapshot)]);
+    done(&["profile", "pack", "--planner", planner, text(&snapshot)]);
+    (folder, snapshot)
+}
+
+#[test]
+fn an_image_that_shrinks_ends_the_microvm_that_a_pager_serves() {
+    if !has_kvm() {
+        return;
+    }
+    for planner in ["reap", "reap:granule=16"] {
+        let (_folder, snapshot) = packed("reap", "faults");
+        let player = start(&["thaw", "--hold", "--planner", planner, text(&snapshot)]);
+        truncate(&snapshot.join("memory.img"), 2 << 20);
+        let error = refused(player);
+        let (told, lost) = ("the microVM was ended: page ", "the image shrank while it was in use");
+        assert!(error.starts_with(&format!("firn: error: {told}")), "{error}");
+        assert!(error.contains(lost) && !error.contains("wrong memory"), "{error}");
+    }
+}
+
+#[test]
+fn a_loading_set_that_shrinks_ends_its_microvm() {
+    if !has_kvm() {
+        return;
+    }
+    let (_folder, snapshot) = packed("faasnap", "groups");
+    let player = start(&["thaw", "--hold", "--planner", "faasnap", text(&snapshot)]);
+    let set = snapshot.join("loading-set.img");
+    truncate(&set, 8192);
+    let error = refused(player);
+    let lost = format!("of {} is lost: the file was truncated to 8192 bytes", set.display());
+    assert!(error.contains("the host cannot provide ") && error.contains(&lost), "{error}");
+}
+
 /// A pool on a file, and its manager.
 struct Pool {
     folder: TempDir,
