@@ -3,11 +3,12 @@
 
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
 use firn_vmm::{KVM_DEVICE, open_kvm};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 use tempfile::TempDir;
 
 fn firn(arguments: &[&str]) -> Command {
@@ -28,23 +29,31 @@ fn done(arguments: &[&str]) -> String {
 
 /// Starts a command, up to its first line.
 fn start(arguments: &[&str]) -> Child {
-    let mut child = firn(arguments).spawn().unwrap();
+    begun(&mut firn(arguments))
+}
+
+fn begun(command: &mut Command) -> Child {
+    let mut child = command.spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
     if line.is_empty() {
         let mut error = String::new();
         child.stderr.take().unwrap().read_to_string(&mut error).unwrap();
-        assert!(error.is_empty(), "{arguments:?}: {error}");
+        assert!(error.is_empty(), "{command:?}: {error}");
     }
     child
 }
 
 /// The end of a player that goes on to look at all its memory; what it says.
-fn refused(mut player: Child) -> String {
+fn ended(mut player: Child) -> (String, ExitStatus) {
     drop(player.stdin.take());
     let output = player.wait_with_output().unwrap();
-    let error = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{error}");
+    (String::from_utf8(output.stderr).unwrap(), output.status)
+}
+
+fn refused(player: Child) -> String {
+    let (error, status) = ended(player);
+    assert_eq!(status.code(), Some(1), "{error}");
     error
 }
 
@@ -99,6 +108,23 @@ fn an_image_that_shrinks_ends_the_microvm_that_a_pager_serves() {
         assert!(error.starts_with(&format!("firn: error: {told}")), "{error}");
         assert!(error.contains(lost) && !error.contains("wrong memory"), "{error}");
     }
+}
+
+/// A thread of a `firn` that is built for use ends the process when it panics; when it finds no memory, of any.
+#[test]
+fn a_pager_that_aborts_ends_its_microvm() {
+    if !has_kvm() {
+        return;
+    }
+    let (_folder, snapshot) = packed("reap", "faults");
+    let mut thaw = firn(&["thaw", "--hold", "--planner", "reap", text(&snapshot)]);
+    // One arena: what a thread has set aside for itself does not help it.
+    let player = begun(thaw.env("MALLOC_ARENA_MAX", "1"));
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    prlimit(Some(Pid::from_child(&player)), Resource::As, none).unwrap();
+    let (error, status) = ended(player);
+    assert_eq!(status.signal(), Some(Signal::ABORT.as_raw()), "{error}");
+    assert!(error.contains("memory allocation of ") && !error.contains("wrong memory"), "{error}");
 }
 
 #[test]

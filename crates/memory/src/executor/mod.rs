@@ -30,7 +30,7 @@ pub struct Sources<'a> {
     pub snapshot: Option<&'a Snapshot>,
     /// The copy that was made ahead for this VM, where there is one.
     pub copy: Option<&'a File>,
-    /// What a pager does first that cannot go on.
+    /// What a pager does that cannot go on.
     pub on_loss: OnLoss,
 }
 

@@ -82,9 +82,6 @@ pub enum LoadError {
     /// No thread.
     #[error("starting the loader's thread")]
     Thread(#[source] io::Error),
-    /// The thread panicked.
-    #[error("the loader's thread panicked: a defect of firn")]
-    Panicked,
 }
 
 /// A loader at work.
@@ -154,7 +151,7 @@ impl Loader {
     ///
     /// [`LoadError`]. Pages that were not loaded are read when they are touched.
     pub fn finish(self) -> Result<LoaderReport, LoadError> {
-        self.thread.join().map_err(|_| LoadError::Panicked)?
+        self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 }
 

@@ -5,9 +5,10 @@
 //! given back (`MADV_DONTNEED`) is zeros from then on. The memory may be this process's, or another's that handed its
 //! userfaultfd over ([`firecracker`]).
 //!
-//! It fails closed. A page that is not what was frozen, an image that shrank, a call that fails, a thread that panics:
-//! each is told and ends the process that has the guest ([`OnLoss`]); until it has, missing pages are poisoned or stay
-//! missing, so that whoever touches one gets an error or sleeps. The userfaultfd stays open as long as the memory is
+//! It fails closed. A page that is not what was frozen, an image that shrank, a call that fails: each is told and ends the
+//! process that has the guest ([`OnLoss`]). A thread that panics or finds no memory ends its process at once: `firn` is
+//! built to abort. Until a process has ended, missing pages stay missing, and whoever touches one sleeps; where [`OnLoss`]
+//! returns they are poisoned, and whoever touches one gets an error. The userfaultfd stays open as long as the memory is
 //! mapped: the kernel gives zeros for missing pages once it is closed.
 
 pub mod firecracker;
@@ -21,7 +22,6 @@ pub use store::PageStore;
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
@@ -105,13 +105,10 @@ pub enum PagerError {
     /// The thread cannot be started.
     #[error("starting the pager's thread")]
     Thread(#[source] std::io::Error),
-    /// The thread panicked.
-    #[error("the pager's thread panicked: a defect of firn")]
-    Panicked,
 }
 
-/// What is done first when a pager cannot go on: it has to end the process that has the guest. If it returns, the pager
-/// poisons what is missing.
+/// What is done when a pager cannot go on: it has to end the process that has the guest, as [`end_process`] does. If it
+/// returns, the pager poisons what is touched and missing.
 pub type OnLoss = fn(&PagerError);
 
 /// Ends this process with exit code 1, and says why on standard error. What it leaves is what a killed process leaves.
@@ -208,7 +205,7 @@ pub struct PagerJob {
     pub pages: u64,
     /// How faults are answered.
     pub policy: PagerPolicy,
-    /// What is done first when it cannot go on.
+    /// What is done when it cannot go on.
     pub on_loss: OnLoss,
 }
 
@@ -241,15 +238,10 @@ impl Pager {
         let stop = Arc::new(eventfd(0, flags).map_err(|errno| PagerError::Wait(errno.into()))?);
         let mut server = Server::new(shared.clone(), PageSet::new(pages), stop.clone());
         let run = move || {
-            let served = catch_unwind(AssertUnwindSafe(|| server.serve()));
-            let error = match served {
-                Ok(Ok(())) => return,
-                Ok(Err(error)) => error,
-                Err(_) => PagerError::Panicked,
-            };
-            let failure = server.shared().failure.get_or_init(|| error);
-            on_loss(failure);
-            server.poison();
+            if let Err(error) = server.serve() {
+                on_loss(server.shared().failure.get_or_init(|| error));
+                server.poison();
+            }
         };
         let thread = std::thread::Builder::new()
             .name("pager".into())

@@ -259,28 +259,6 @@ fn an_image_that_shrinks_is_an_error_and_no_zeros() {
 }
 
 #[test]
-fn a_thread_that_panics_is_told_and_gives_no_zeros() {
-    let memory = GuestMemory::anonymous(MemoryLayout::for_size(MIB).unwrap()).unwrap();
-    let uffd = Uffd::open(Features::REMOVE).unwrap();
-    memory.register(&uffd, Watch::MISSING).unwrap();
-    let image = tempfile::tempfile().unwrap();
-    image.set_len(MIB).unwrap();
-    let area = Area { address: memory.slots()[0].host_addr, len: MIB, image_offset: 0 };
-    let job = PagerJob {
-        uffd,
-        areas: vec![area],
-        store: PageStore::unchecked(image),
-        // For fewer pages than there are: what is filled cannot be written down.
-        pages: 1,
-        policy: PagerPolicy::default(),
-        on_loss: |_| (),
-    };
-    memory.set_pager(Pager::start(job).unwrap());
-    assert!(!touch(&memory, 9) || !touch(&memory, 10));
-    assert!(matches!(memory.pager().unwrap().failure(), Some(PagerError::Panicked)));
-}
-
-#[test]
 fn a_damaged_packed_file_is_found_before_the_guest_runs() {
     let fixture = Fixture::new(ImageKind::Dense);
     fixture.damage("working-set.img", 3 * PAGE_SIZE + 9);

@@ -88,7 +88,8 @@ impl ProfileRecorder for Groups {
     fn end(&mut self) {
         let Some(Sampling { alive, thread }) = self.sampling.take() else { return };
         drop(alive);
-        self.sampled = Some(thread.join().unwrap_or(Err(ProfileRecordError::Panicked)));
+        let sampled = thread.join();
+        self.sampled = Some(sampled.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
     }
 
     fn finish(mut self: Box<Self>, profile: &mut Profile) -> Result<(), ProfileRecordError> {

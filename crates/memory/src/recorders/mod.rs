@@ -115,9 +115,6 @@ pub enum RecordError {
     /// The page tables cannot be asked what was written.
     #[error("finding out which pages of guest memory were written")]
     Written(#[source] std::io::Error),
-    /// The thread panicked.
-    #[error("the recorder's thread panicked: a defect of firn")]
-    Panicked,
 }
 
 /// The touches of one microVM.
@@ -206,7 +203,7 @@ impl Recorder {
     pub fn finish(self) -> Result<Recording, RecordError> {
         // Fails only when its counter is full: it has been told then.
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
-        self.thread.join().map_err(|_| RecordError::Panicked)?
+        self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 }
 

@@ -126,9 +126,6 @@ pub enum ProfileRecordError {
     /// A recorder's thread could not be started.
     #[error("starting the recorder's thread")]
     Thread(#[source] io::Error),
-    /// A recorder's thread panicked.
-    #[error("the recorder's thread panicked: a defect of firn")]
-    Panicked,
     /// The image's descriptor could not be duplicated.
     #[error("opening the image again")]
     Image(#[source] io::Error),
