@@ -17,7 +17,7 @@ use crate::plan::{Advice, GuestRange, Layer, Plan, Segment, Source};
 /// The planner `faast`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Faast {
-    /// How faults outside of the working set are served (`granule=1|4|16|64|512`, 1 by default).
+    /// How faults outside of the working set are served (`granule=`, a power of two up to 512; 1 by default).
     pub policy: PagerPolicy,
 }
 
