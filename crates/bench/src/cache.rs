@@ -88,20 +88,32 @@ pub enum CacheError {
 pub(crate) struct SnapshotFiles(Vec<(PathBuf, File)>);
 
 impl SnapshotFiles {
-    /// Opens every file of a snapshot, but for packed files that are not `used`: they are another planner's.
-    pub(crate) fn open(snapshot: &Path, used: Option<PackedFile>) -> Result<Self, CacheError> {
+    /// Opens every file of a snapshot.
+    pub(crate) fn all(snapshot: &Path) -> Result<Self, CacheError> {
         let mut files = Vec::new();
         for entry in fs::read_dir(snapshot).map_err(io(snapshot))? {
             let path = entry.map_err(io(snapshot))?.path();
-            let unused = PackedFile::ALL
-                .into_iter()
-                .any(|packed| Some(packed) != used && path.ends_with(packed.name()));
-            if path.is_file() && !unused {
+            if path.is_file() {
                 let file = File::open(&path).map_err(io(&path))?;
                 files.push((path, file));
             }
         }
         Ok(Self(files))
+    }
+
+    /// The same without packed files that are not `used`: they are another planner's.
+    pub(crate) fn open(snapshot: &Path, used: Option<PackedFile>) -> Result<Self, CacheError> {
+        let mut files = Self::all(snapshot)?;
+        files.0.retain(|(path, _)| {
+            let mut unused = PackedFile::ALL.into_iter().filter(|packed| Some(*packed) != used);
+            !unused.any(|packed| path.ends_with(packed.name()))
+        });
+        Ok(files)
+    }
+
+    /// Empties the page cache of them, as far as it can be.
+    pub(crate) fn evict(&self) -> Result<(), CacheError> {
+        self.0.iter().try_for_each(|(path, file)| evict(file).map(drop).map_err(io(path)))
     }
 
     /// Brings the page cache into a state, and has mincore confirm it. With `preload_image` it then preloads the

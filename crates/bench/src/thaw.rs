@@ -70,6 +70,16 @@ impl Frozen {
         }
     }
 
+    /// Empties the page cache of the snapshots. What a run left there would have the folios of that run's planner, and they would stay where
+    /// the next runs want all of it cached.
+    fn evict(&self) -> Result<(), SessionError> {
+        for place in std::iter::once(self).chain(&self.others) {
+            let player = |source| SessionError::Player { trace: self.trace.clone(), source };
+            SnapshotFiles::all(&place.snapshot).and_then(|files| files.evict()).map_err(player)?;
+        }
+        Ok(())
+    }
+
     /// Waits until the pool has ready what it makes ahead: in ns. What a run left to do is part of none that follows.
     fn settle(&self) -> Result<Option<u64>, ClientError> {
         let Some(pooled) = &self.pooled else { return Ok(None) };
@@ -194,6 +204,7 @@ impl Session {
         let turns = self.players.iter().flat_map(|player| states.clone().map(move |s| (player, s)));
         for (player, (state, cache)) in turns {
             player.settle()?;
+            player.evict()?;
             let subjects = self.subjects_of(state);
             let mut runs: Vec<Vec<Run>> = subjects.iter().map(|_| Vec::new()).collect();
             for round in 0..self.runs {

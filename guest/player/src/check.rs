@@ -85,26 +85,46 @@ pub(crate) fn own_digest(len: u64) -> u64 {
 }
 
 fn is_right(header: &Header, input: &Input, index: u64, page: u64) -> bool {
+    let unchecked = header.unchecked_start..header.unchecked_start + header.unchecked_len;
+    let reached = unchecked.start < (page + 1) * PAGE && unchecked.end > page * PAGE;
+    let (from_content, from_zeros) = if reached {
+        differences(header, input, index, page, |address| !unchecked.contains(&address))
+    } else {
+        differences(header, input, index, page, |_| true)
+    };
+    from_content == 0 || (from_zeros == 0 && is_free(header, index))
+}
+
+/// How those words of a page that are `checked`, by guest-physical address, differ from its content after the touches, and from
+/// zeros: 0 where they do not. All memory goes through these loops, so they decide nothing that can be decided before.
+#[inline(always)]
+fn differences(
+    header: &Header,
+    input: &Input,
+    index: u64,
+    page: u64,
+    checked: impl Fn(u64) -> bool,
+) -> (u64, u64) {
     let (mut value, step) = content(header, index, page);
-    let written = bit(input.written_map, index);
-    // Offsets in this page of what the monitor writes; nothing where that is elsewhere.
-    let unchecked = header.unchecked_start.wrapping_sub(page * PAGE);
-    // From its content, and from zeros.
-    let (mut difference, mut not_zero) = (0, 0);
-    let free = is_free(header, index);
-    for index in 0..PAGE_WORDS {
-        let [expected, zero] = match index {
-            TOUCHED_WORD if written => [written_word(header.seed, page); 2],
-            _ => [value, 0],
-        };
+    let written = bit(input.written_map, index).then(|| written_word(header.seed, page));
+    let (mut from_content, mut from_zeros) = (0, 0);
+    let mut compare = |index: u64, content: u64, zero: u64| {
         let place = address(page, index) as *const u64;
         // SAFETY: the page tables map the trace's memory.
         let found = unsafe { place.read_volatile() };
-        if (index * 8).wrapping_sub(unchecked) >= header.unchecked_len {
-            difference |= found ^ expected;
-            not_zero |= found ^ zero;
+        if checked(page * PAGE + index * 8) {
+            from_content |= found ^ content;
+            from_zeros |= found ^ zero;
         }
+    };
+    for index in 0..TOUCHED_WORD {
+        compare(index, value, 0);
         value = value.wrapping_add(step);
     }
-    difference == 0 || (free && not_zero == 0)
+    compare(TOUCHED_WORD, written.unwrap_or(value), written.unwrap_or_default());
+    for index in TOUCHED_WORD + 1..PAGE_WORDS {
+        value = value.wrapping_add(step);
+        compare(index, value, 0);
+    }
+    (from_content, from_zeros)
 }

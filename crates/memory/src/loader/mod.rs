@@ -5,7 +5,7 @@
 //! at the same time, one loads: who holds a lock on the file (`flock`). Who comes when all is loaded finds every page cached
 //! and reads nothing.
 //!
-//! A packed file is read in sequence, by plain reads. Ranges of the image are asked for by `POSIX_FADV_WILLNEED`, which reads
+//! A packed file is read in sequence, without copying ([`preload`]). Ranges of the image are asked for by `POSIX_FADV_WILLNEED`, which reads
 //! nothing beyond them and lets the device have as many requests at once as it takes. docs/loader.md has the measurement.
 
 use std::fs::File;

@@ -10,6 +10,7 @@ use firn_bench::player::{
     FreezePlayerError, GapFactor, Leaves, PlayerInputs, PlayerInputsError, PlayerOptions, freeze,
     record,
 };
+use firn_bench::table::sanitises;
 use firn_bench::traces::{LoadTraceError, NamedTrace, load};
 use firn_bench::{Frozen, Host, HostError, LeftOut, Pooled, Subject};
 use firn_memory::planners::{
@@ -113,7 +114,7 @@ impl PlayersArgs {
 
     /// Freezes a player of each trace, in a directory and, where a planner maps from there, in the pool: so many times, each with
     /// other content. Where a planner uses a profile they get one. `all` has no planner whose replicas for so many microVMs at once the
-    /// pool has no room for.
+    /// pool has no room for, and of unsanitised guests none whose paper has others.
     pub(super) fn prepare(
         &self,
         mut pool: Option<&mut PoolPlayers<'_>>,
@@ -178,8 +179,13 @@ impl PlayersArgs {
             );
         }
         let (mut subjects, mut left_out) = subjects(&list, &players, pool.as_deref())?;
-        if let Some(pool) = pool.filter(|_| self.planner.iter().any(|planner| planner == "all")) {
-            leave_out_without_room(&mut subjects, &mut left_out, &players, pool, microvms)?;
+        if self.planner.iter().any(|planner| planner == "all") {
+            if self.unsanitised {
+                leave_out_sanitising(&mut subjects, &mut left_out);
+            }
+            if let Some(pool) = pool {
+                leave_out_without_room(&mut subjects, &mut left_out, &players, pool, microvms)?;
+            }
         }
         Ok(Prepared { players, subjects, left_out, host, directory })
     }
@@ -252,6 +258,15 @@ fn give(player: &Frozen, profile: &Profile) -> Result<(), PlayersError> {
         set_pooled_profile(socket, name, &Profile { snapshot, ..profile.clone() })?;
     }
     Ok(())
+}
+
+/// Leaves out planners whose papers have guests that zero what they free, where these do not.
+fn leave_out_sanitising(subjects: &mut Vec<Subject>, left_out: &mut Vec<LeftOut>) {
+    for Subject { planner, .. } in subjects.extract_if(.., |subject| sanitises(&subject.planner)) {
+        let reason =
+            "its paper has a guest that zeroes what it frees: measure it without --unsanitised";
+        left_out.push(LeftOut { planner, reason: reason.to_owned() });
+    }
 }
 
 /// Leaves out planners that run in replicas, where the pool has no room for those of a batch.
