@@ -55,6 +55,19 @@ fn cold_and_cached_are_made_and_shown() {
     assert_eq!(files.cached_bytes().unwrap(), 302 * 4096);
 }
 
+/// What a run of one planner left is not what the next ones find where all is to be cached.
+#[test]
+fn nothing_is_left_of_what_was_cached() {
+    let Some(directory) = snapshot(&[(PackedFile::LoadingSet.name(), 5), (IMAGE, 300)]) else {
+        return;
+    };
+    let files = SnapshotFiles::all(directory.path()).unwrap();
+    files.prepare(Cache::Cached, false).unwrap();
+    assert_eq!(files.cached_bytes().unwrap(), 305 * 4096);
+    files.evict().unwrap();
+    assert_eq!(files.cached_bytes().unwrap(), 0);
+}
+
 #[test]
 fn a_packed_file_counts_for_the_planner_that_uses_it() {
     let packed = PackedFile::LoadingSet;

@@ -99,7 +99,7 @@ fn median_interval(n: usize) -> (usize, f64) {
 }
 
 /// Ascending; `None` where there is nothing to sort, or nothing to sort it by.
-fn sorted(values: &[f64]) -> Option<Vec<f64>> {
+pub(crate) fn sorted(values: &[f64]) -> Option<Vec<f64>> {
     if values.is_empty() || !values.iter().all(|value| value.is_finite()) {
         return None;
     }
@@ -110,7 +110,7 @@ fn sorted(values: &[f64]) -> Option<Vec<f64>> {
 
 /// The quantile of ascending values, between two of them by their distance (Hyndman and Fan's type 7, as in
 /// NumPy and R).
-fn quantile(sorted: &[f64], part: f64) -> f64 {
+pub(crate) fn quantile(sorted: &[f64], part: f64) -> f64 {
     let at = (sorted.len() - 1) as f64 * part;
     // The whole part of an index is one.
     let below = (0..sorted.len()).rev().find(|&index| index as f64 <= at).unwrap_or(0);

@@ -1,10 +1,15 @@
-//! Results of many sessions as tables for a document: a row for each trace, a column for each planner.
+//! Results of many sessions as tables for a document: a row for each trace, a column for each planner. And as a picture: what is typical
+//! of each planner.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::cache::Cache;
+use crate::chart::{Bar, Chart, Marks, Panel, number};
 use crate::results::{Results, Row};
-use crate::svg::number;
+use crate::stats::{quantile, sorted};
+
+/// What the others are compared with in the picture: what is there without any of them.
+const BASE: &str = "firecracker:readahead=on";
 
 /// FaaSnap's paper has a guest that zeroes what it frees: beside guests that do not, it is shown of one that does.
 const SANITISES: &str = "faasnap";
@@ -47,6 +52,71 @@ const QUANTITIES: [Quantity; 3] = [
 /// Markdown: tables for each way in which the sessions measured. Of the same planner, trace and way, the later session counts.
 #[must_use]
 pub fn markdown(sessions: &[Results]) -> String {
+    let mut text = String::new();
+    for (shape, rows) in &grouped(sessions) {
+        text.push_str(&format!("## {}\n\n", shape.title()));
+        for quantity in QUANTITIES {
+            text.push_str(&table(rows, quantity));
+        }
+    }
+    text
+}
+
+/// A picture: for each way in which the sessions measured, how long each planner takes, and how much DRAM, as parts of what Firecracker
+/// takes on the same trace. A bar is the median over the traces, its whisker the middle half of them.
+#[must_use]
+pub fn draw(sessions: &[Results]) -> String {
+    let mut panels = Vec::new();
+    for (shape, rows) in &grouped(sessions) {
+        for (name, value) in QUANTITIES.into_iter().take(2) {
+            let bars: Vec<Bar> = names(rows, |row| &row.planner)
+                .into_iter()
+                .filter_map(|planner| bar(rows, planner, value))
+                .collect();
+            if bars.len() > 1 {
+                panels.push(Panel {
+                    title: format!("{name}: {}", shape.title()),
+                    unit: format!("parts of {BASE}"),
+                    marks: Marks::Bars(bars),
+                });
+            }
+        }
+    }
+    let mut hosts: Vec<String> = Vec::new();
+    for host in sessions.iter().map(|session| session.host.line()) {
+        if !hosts.contains(&host) {
+            hosts.push(host);
+        }
+    }
+    Chart {
+        title: "All restores beside Firecracker".to_owned(),
+        legend: Vec::new(),
+        remark: "bars: medians over the traces; whiskers: the middle half of them".to_owned(),
+        panels,
+        foot: hosts.join("; "),
+    }
+    .svg()
+}
+
+/// A planner beside Firecracker, over all traces that both were measured on.
+fn bar(rows: &[&Row], planner: &str, value: fn(&Row) -> Option<f64>) -> Option<Bar> {
+    let ratio =
+        |trace| Some(value(row_of(rows, planner, trace)?)? / value(row_of(rows, BASE, trace)?)?);
+    let ratios: Vec<f64> = names(rows, |row| &row.trace).into_iter().filter_map(ratio).collect();
+    let ratios = sorted(&ratios)?;
+    let (low, median, high) =
+        (quantile(&ratios, 0.25), quantile(&ratios, 0.5), quantile(&ratios, 0.75));
+    Some(Bar {
+        name: planner.to_owned(),
+        parts: vec![(0, median)],
+        whisker: Some((low, high)),
+        value: format!("{} ({} to {})", number(median), number(low), number(high)),
+    })
+}
+
+/// Rows by the way in which they were measured, as they are shown: of unsanitised guests with planners beside them whose papers have
+/// sanitised ones.
+fn grouped(sessions: &[Results]) -> BTreeMap<Shape, Vec<&Row>> {
     let mut shapes: BTreeMap<Shape, Vec<&Row>> = BTreeMap::new();
     for session in sessions {
         let all: BTreeSet<u8> = session.results.iter().filter_map(|row| warm(row.cache)).collect();
@@ -69,30 +139,26 @@ pub fn markdown(sessions: &[Results]) -> String {
             }
         }
     }
-    let mut text = String::new();
-    for (shape, rows) in &shapes {
+    let shown = shapes.iter().filter_map(|(shape, rows)| {
         let beside = Shape { sanitised: !shape.sanitised, ..*shape };
         let beside = shapes.get(&beside).map_or(&[][..], Vec::as_slice);
+        // One that was measured for the tables of unsanitised guests alone needs none of its own.
+        if shape.sanitised && !beside.is_empty() && rows.iter().all(|row| sanitises(&row.planner)) {
+            return None;
+        }
         let sanitised: Vec<&Row> = beside
             .iter()
             .copied()
             .filter(|row| !shape.sanitised && sanitises(&row.planner))
             .collect();
-        // One that was measured for the tables of unsanitised guests alone needs none of its own.
-        if shape.sanitised && !beside.is_empty() && rows.iter().all(|row| sanitises(&row.planner)) {
-            continue;
-        }
-        let rows: Vec<&Row> = if sanitised.is_empty() {
+        let rows = if sanitised.is_empty() {
             rows.clone()
         } else {
             rows.iter().copied().filter(|row| !sanitises(&row.planner)).chain(sanitised).collect()
         };
-        text.push_str(&format!("## {}\n\n", shape.title()));
-        for quantity in QUANTITIES {
-            text.push_str(&table(&rows, quantity));
-        }
-    }
-    text
+        Some((*shape, rows))
+    });
+    shown.collect()
 }
 
 /// A state of the page cache as a place in the order of tables, where it plays a part.
@@ -113,31 +179,39 @@ pub fn sanitises(planner: &str) -> bool {
 
 /// Nothing, where no row has the quantity.
 fn table(rows: &[&Row], (name, value): Quantity) -> String {
-    let (mut planners, mut traces): (Vec<&str>, Vec<&str>) = (Vec::new(), Vec::new());
-    for row in rows.iter().filter(|row| value(row).is_some()) {
-        if !planners.contains(&row.planner.as_str()) {
-            planners.push(&row.planner);
-        }
-        if !traces.contains(&row.trace.as_str()) {
-            traces.push(&row.trace);
-        }
-    }
+    let rows: Vec<&Row> = rows.iter().copied().filter(|row| value(row).is_some()).collect();
+    let planners = names(&rows, |row| &row.planner);
     if planners.is_empty() {
         return String::new();
     }
     let heads = planners.iter().map(|planner| format!(" `{planner}` |")).collect::<String>();
     let mut text = format!("{name}:\n\n| trace |{heads}\n|{}\n", "---|".repeat(planners.len() + 1));
-    for trace in traces {
+    for trace in names(&rows, |row| &row.trace) {
         text.push_str(&format!("| {trace} |"));
         for planner in &planners {
-            let row = rows.iter().rev().find(|row| row.planner == *planner && row.trace == trace);
-            let cell = row.and_then(|row| value(row)).map_or(String::new(), number);
+            let cell = row_of(&rows, planner, trace).and_then(value).map_or(String::new(), number);
             text.push_str(&format!(" {cell} |"));
         }
         text.push('\n');
     }
     text.push('\n');
     text
+}
+
+/// The names in rows, each once, in their order.
+fn names<'a>(rows: &[&'a Row], name: impl Fn(&'a Row) -> &'a str) -> Vec<&'a str> {
+    let mut names = Vec::new();
+    for name in rows.iter().map(|row| name(row)) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names
+}
+
+/// The later one of a planner and a trace.
+fn row_of<'a>(rows: &[&'a Row], planner: &str, trace: &str) -> Option<&'a Row> {
+    rows.iter().rev().copied().find(|row| row.planner == planner && row.trace == trace)
 }
 
 #[cfg(test)]

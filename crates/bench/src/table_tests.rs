@@ -1,4 +1,4 @@
-use super::markdown;
+use super::{draw, markdown};
 use crate::cache::Cache;
 use crate::results::Results;
 use crate::testing::sample;
@@ -62,4 +62,22 @@ fn a_planner_without_a_page_cache_is_beside_all_that_were_measured_with_it() {
     let (cold, cached) = text.split_once("page cache cached").unwrap();
     assert!(cold.contains("| `pass` | `reap` |") && cold.contains("| t | 1.00 | 1.00 |"), "{text}");
     assert!(cached.contains("| t | 1.00 | 2.00 |"), "{text}");
+}
+
+#[test]
+fn the_picture_shows_parts_of_firecracker() {
+    let traces = [("t", 10.0), ("u", 40.0)];
+    let sessions: Vec<Results> = traces
+        .into_iter()
+        .flat_map(|(trace, ms)| {
+            let firecracker = session(&["firecracker:readahead=on"], trace, ms, true, true);
+            [firecracker, session(&["reap"], trace, 20.0, true, true)]
+        })
+        .collect();
+    // 2 and 0.5 of it; 3 MiB of 3 MiB.
+    let picture = draw(&sessions);
+    assert!(picture.contains("1.25 (0.88 to 1.62)"), "{picture}");
+    assert!(picture.contains("1.00 (1.00 to 1.00)"), "{picture}");
+    // Nothing to compare with.
+    assert!(!draw(&[session(&["reap"], "t", 1.0, true, true)]).contains("parts of"));
 }

@@ -169,6 +169,27 @@ fn what_is_read_of_free_pages_is_counted() {
     assert!(zeros * 2 < on_demand, "{read:?}");
 }
 
+/// FaaSnap's paper has a guest that zeroes what it frees.
+#[test]
+fn all_of_an_unsanitised_guest_has_no_faasnap() {
+    let Some(directory) = directory_on_disk() else { return };
+    let measured = |more: &[&str]| {
+        let json = directory.path().join("r.json");
+        let mut arguments = vec!["thaw", "--trace", "sequential-read:1M", "--runs", "1"];
+        arguments.extend(["--json", json.to_str().unwrap()]);
+        arguments.extend(["--dir", directory.path().to_str().unwrap()]);
+        arguments.extend(more);
+        let output = output(&arguments);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let json: Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
+        let rows = json["results"].as_array().unwrap();
+        rows.iter().any(|row| row["planner"].as_str().unwrap().starts_with("faasnap"))
+    };
+    assert!(measured(&[]));
+    assert!(!measured(&["--unsanitised"]));
+    assert!(measured(&["--unsanitised", "--planner", "faasnap"]), "who names it gets it");
+}
+
 #[test]
 fn what_a_trace_does_not_touch_costs_no_dram() {
     let Some(directory) = directory_on_disk() else { return };
