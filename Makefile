@@ -72,6 +72,8 @@ monitor-tests: lab
 
 lab-tests: lab
 	cargo test -p firn --test lab --test lab_interrupts --test lab_pool -- --ignored --test-threads=1
+	@$(call find,test -p firn-memory --lib,firn_memory); \
+	$(firn) lab run --in "$$binary" -- "/in/$${binary##*/}" --ignored recorders::bpf
 
 # Runs the guests' tests; $(1): more arguments, $(2): how to run them in the lab, by the shell's `lab ARGUMENTS`.
 run-guest-tests = $(call find,test -p firn-tests --test microvm,microvm); \

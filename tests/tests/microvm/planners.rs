@@ -179,7 +179,9 @@ fn what_a_guest_freed_is_known_and_never_read() {
     booted.end().ok();
     let event = |what: &Value| json!({"module": "machine", "event": what}).to_string();
     let record = world.firn(["profile", "record", "--part", "cache,free", "--invoke"]);
-    record.arg(event(&json!({"do": "memory"}))).arg(&snapshot).run().ok();
+    let recorded = record.arg(event(&json!({"do": "memory"}))).arg(&snapshot).run();
+    recorded.ok();
+    assert!(recorded.stderr.contains("firn: the page cache is watched at the "), "{recorded:?}");
 
     let lists = free_lists(&snapshot);
     assert_eq!(lists.blocks, lists.counted);

@@ -26,7 +26,7 @@ pub enum RecordReplayError {
 
 /// Thaws the player of a snapshot by the recorder's plan, lets it replay a trace (the first, where `input` names none) up to
 /// its last touch under the recorder, and then check all its memory. The recorder's parts are put into `profile`, and
-/// the trace's name is put among its inputs.
+/// the trace's name is put among its inputs. Returns where in the kernel the recorder watched, if that depends on the kernel.
 ///
 /// # Errors
 /// See [`RecordReplayError`]; `profile` is as it was.
@@ -36,7 +36,7 @@ pub fn record(
     mut recorder: Box<dyn ProfileRecorder>,
     kvm: &Path,
     profile: &mut Profile,
-) -> Result<(), RecordReplayError> {
+) -> Result<Option<String>, RecordReplayError> {
     let (number, trace) = input_of(snapshot, input)?;
     let mut frozen = FrozenMachine::open(snapshot, kvm).map_err(ReplayError::from)?;
     frozen.set_argument(INPUT_ARGUMENT, number);
@@ -44,6 +44,7 @@ pub fn record(
         frozen.fault_in_vcpu_threads();
     }
     let memory = recorder.memory(snapshot)?;
+    let watched_at = recorder.watches_at();
     let (window, meters, reports) = window();
     let host = host(kvm, vec![window]);
     let (mut microvm, _) =
@@ -83,5 +84,5 @@ pub fn record(
         filled.inputs.push(trace.to_owned());
     }
     *profile = filled;
-    Ok(())
+    Ok(watched_at)
 }

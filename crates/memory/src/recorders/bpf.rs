@@ -1,20 +1,26 @@
 //! A BPF program that writes down when each page of one file entered the page cache.
 //!
-//! SnapBPF (3.1) hooks the kernel where it adds pages to the page cache. The tracepoint `filemap:mm_filemap_add_to_page_cache` is
-//! in that place, and it is on kernels without kprobes, too. The program is two dozen instructions and is assembled here: so
-//! firn needs neither a compiler for BPF nor a library that loads its output. Its map is an array with an entry for each page of
-//! the file: the time of the first entry and, in the lowest bits, the order of the folio that the page was the first of.
+//! SnapBPF (3.1) hooks the kernel where it adds pages to the page cache. Here the program is at the end of the function
+//! `filemap_add_folio` (fexit), where the kernel lets it, and else at the tracepoint `filemap:mm_filemap_add_to_page_cache`, which is
+//! in that place, too. The program is some thirty instructions and is assembled here: so firn needs neither a compiler for BPF nor
+//! a library that loads its output. Its map is an array with an entry for each page of the file: the time of the first entry and,
+//! in the lowest bits, the order of the folio that the page was the first of.
 //!
 //! This module has `unsafe` of its own: bpf(2) and perf_event_open(2) have no safe wrapper.
 
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
+use firn_snapshot::PAGE_SIZE;
 use rustix::fs::{Mode, OFlags, fstat, major, minor, openat};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 use thiserror::Error;
+
+use super::kernel_types::AddFolio;
+use crate::map::Mapping;
 
 const TRACEPOINT: &str = "events/filemap/mm_filemap_add_to_page_cache";
 /// Of an entry: the bits that are the folio's order. The others are ns of CLOCK_MONOTONIC.
@@ -23,9 +29,12 @@ const ORDER: u64 = 63;
 // From linux/bpf.h and linux/perf_event.h.
 const BPF_MAP_CREATE: libc::c_int = 0;
 const BPF_PROG_LOAD: libc::c_int = 5;
+const BPF_RAW_TRACEPOINT_OPEN: libc::c_int = 17;
 const BPF_MAP_LOOKUP_BATCH: libc::c_int = 24;
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
 const BPF_PROG_TYPE_TRACEPOINT: u32 = 5;
+const BPF_PROG_TYPE_TRACING: u32 = 26;
+const BPF_TRACE_FEXIT: u32 = 25;
 const BPF_FUNC_MAP_LOOKUP_ELEM: i32 = 1;
 const BPF_FUNC_KTIME_GET_NS: i32 = 5;
 const PERF_TYPE_TRACEPOINT: u32 = 2;
@@ -83,18 +92,20 @@ pub(super) struct Capture {
 
 impl Capture {
     /// Watches a file's first `pages` pages from now on.
-    pub(super) fn start(file: &File, pages: u64) -> Result<Self, BpfError> {
-        let tracepoint = Tracepoint::find()?;
+    pub(super) fn start(hook: &Hook, file: &File, pages: u64) -> Result<Self, BpfError> {
         let stat = fstat(file).map_err(|errno| BpfError::File(errno.into()))?;
         // As the kernel has it within itself; user space is given another encoding.
         let device = major(stat.st_dev) << 20 | minor(stat.st_dev);
         let pages = u32::try_from(pages).unwrap_or(u32::MAX).min(i32::MAX.unsigned_abs());
         let map = create_map(pages).map_err(|source| BpfError::Refused { what: "map", source })?;
-        let program = program(&tracepoint, device, stat.st_ino, pages, map.as_raw_fd());
+        let program = program(hook, device, stat.st_ino, pages, map.as_raw_fd());
         let program =
-            load(&program).map_err(|source| BpfError::Refused { what: "program", source })?;
-        let attached = attach(tracepoint.id, &program).map_err(BpfError::Attach)?;
-        Ok(Self { map, pages, attached: Some(attached) })
+            load(hook, &program).map_err(|source| BpfError::Refused { what: "program", source })?;
+        let attached = match hook {
+            Hook::Function(_) => attach_to_function(&program),
+            Hook::Tracepoint(tracepoint) => attach_to_tracepoint(tracepoint.id, &program),
+        };
+        Ok(Self { map, pages, attached: Some(attached.map_err(BpfError::Attach)?) })
     }
 
     /// Watches no longer.
@@ -109,6 +120,48 @@ impl Capture {
     }
 }
 
+/// Where a program can see pages enter.
+#[derive(Debug)]
+pub(super) enum Hook {
+    Function(AddFolio),
+    Tracepoint(Tracepoint),
+}
+
+impl Hook {
+    /// The function where the kernel lets it, else the tracepoint. The page cache holds nothing of the file, and its first page
+    /// afterwards, maybe.
+    pub(super) fn find(file: &File) -> Result<Self, BpfError> {
+        let function = AddFolio::find().map(Self::Function);
+        match function.filter(|function| function.sees_a_fault(file).is_ok_and(|seen| seen)) {
+            Some(function) => Ok(function),
+            None => Ok(Self::Tracepoint(Tracepoint::find()?)),
+        }
+    }
+
+    /// Whether a program there runs when a fault brings a page in. A kernel may refuse programs at functions, and its compiler may
+    /// have put the function into its callers, where nothing is seen of it.
+    fn sees_a_fault(&self, file: &File) -> Result<bool, BpfError> {
+        let fault = || -> io::Result<()> {
+            let page = Mapping::reserve(PAGE_SIZE, PAGE_SIZE)?;
+            page.map_private(page.base(), PAGE_SIZE, file, 0)?;
+            page.advise_random(page.base(), PAGE_SIZE)?;
+            Ok(page.populate_read(page.base(), PAGE_SIZE)?)
+        };
+        let capture = Capture::start(self, file, 1)?;
+        fault().map_err(BpfError::File)?;
+        Ok(capture.entered()?.iter().flatten().count() == 1)
+    }
+}
+
+impl fmt::Display for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Function(_) => "the end of filemap_add_folio (fexit)",
+            Self::Tracepoint(_) => "the tracepoint filemap:mm_filemap_add_to_page_cache",
+        })
+    }
+}
+
 fn entered(value: u64) -> Option<Entered> {
     let entered = Entered { at_ns: value & !ORDER, pages: 1 << (value & ORDER).min(30) };
     (value != 0).then_some(entered)
@@ -116,7 +169,7 @@ fn entered(value: u64) -> Option<Entered> {
 
 /// The tracepoint's number, and where the fields are in its record.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Tracepoint {
+pub(super) struct Tracepoint {
     id: u64,
     inode: i16,
     index: i16,
@@ -189,41 +242,80 @@ fn load_immediate(dst: u8, src: u8, value: u64) -> [Insn; 2] {
     [insn(0x18, dst, src, 0, half([a, b, c, d])), insn(0, 0, 0, 0, half([e, f, g, h]))]
 }
 
-/// `if (record is of the file && index < pages) { entry = &map[index]; if (!*entry) *entry = now & ~63 | order; }`
-fn program(at: &Tracepoint, device: u32, inode: u64, pages: u32, map: RawFd) -> Vec<Insn> {
-    // Registers: 0 results, 1 to 5 arguments, 6 to 9 kept over calls, 10 the frame.
-    const LDX_U8: u8 = 0x71;
-    const LDX_U32: u8 = 0x61;
-    const LDX_U64: u8 = 0x79;
-    const STX_U32: u8 = 0x63;
-    const STX_U64: u8 = 0x7b;
-    const MOV_REG: u8 = 0xbf;
-    const MOV: u8 = 0xb7;
-    const ADD: u8 = 0x07;
-    const AND: u8 = 0x57;
-    const OR_REG: u8 = 0x4f;
-    const JEQ: u8 = 0x15;
-    const JNE: u8 = 0x55;
-    const JNE_REG: u8 = 0x5d;
-    const JGE: u8 = 0x35;
-    const CALL: u8 = 0x85;
-    const EXIT: u8 = 0x95;
-    /// Becomes the way to the end.
-    const END: i16 = i16::MAX;
-    const PSEUDO_MAP_FD: u8 = 1;
+// Registers: 0 results, 1 to 5 arguments, 6 to 9 kept over calls, 10 the frame.
+const LDX_U8: u8 = 0x71;
+const LDX_U32: u8 = 0x61;
+const LDX_U64: u8 = 0x79;
+const STX_U32: u8 = 0x63;
+const STX_U64: u8 = 0x7b;
+const MOV_REG: u8 = 0xbf;
+const MOV: u8 = 0xb7;
+const ADD: u8 = 0x07;
+const AND: u8 = 0x57;
+const RSH: u8 = 0x77;
+const OR_REG: u8 = 0x4f;
+const JEQ: u8 = 0x15;
+const JNE: u8 = 0x55;
+const JNE_U32: u8 = 0x56;
+const JNE_REG: u8 = 0x5d;
+const JGE: u8 = 0x35;
+const CALL: u8 = 0x85;
+const EXIT: u8 = 0x95;
+const PSEUDO_MAP_FD: u8 = 1;
+/// An offset that becomes the way to the end.
+const END: i16 = i16::MAX;
 
-    let order = at.order.map_or(insn(MOV, 8, 0, 0, 0), |order| insn(LDX_U8, 8, 6, order, 0));
-    let mut program = vec![insn(MOV_REG, 6, 1, 0, 0), insn(LDX_U32, 2, 6, at.device, 0)];
-    program.extend(load_immediate(3, 0, u64::from(device)));
-    program.extend([insn(JNE_REG, 2, 3, END, 0), insn(LDX_U64, 2, 6, at.inode, 0)]);
+/// Goes on only for the file, with the page's index in register 7 and the folio's order in register 8.
+fn at_function(at: &AddFolio, device: u32, inode: u64) -> Vec<Insn> {
+    let mut program = vec![
+        insn(LDX_U64, 2, 1, AddFolio::RETURNED, 0),
+        insn(JNE_U32, 2, 0, END, 0),
+        insn(LDX_U64, 2, 1, AddFolio::MAPPING, 0),
+        insn(LDX_U64, 2, 2, at.inode, 0),
+        insn(LDX_U64, 4, 2, at.number, 0),
+    ];
     program.extend(load_immediate(3, 0, inode));
     program.extend([
-        insn(JNE_REG, 2, 3, END, 0),
-        insn(LDX_U64, 7, 6, at.index, 0),
+        insn(JNE_REG, 4, 3, END, 0),
+        insn(LDX_U64, 2, 2, at.superblock, 0),
+        insn(LDX_U32, 4, 2, at.device, 0),
+    ]);
+    program.extend(load_immediate(3, 0, u64::from(device)));
+    program.extend([
+        insn(JNE_REG, 4, 3, END, 0),
+        insn(LDX_U64, 7, 1, AddFolio::INDEX, 0),
+        insn(MOV, 8, 0, 0, 0),
+        insn(LDX_U64, 2, 1, AddFolio::FOLIO, 0),
+        insn(LDX_U64, 3, 2, at.flags, 0),
+        insn(RSH, 3, 0, 0, at.large),
+        insn(AND, 3, 0, 0, 1),
+        insn(JEQ, 3, 0, 1, 0),
+        insn(LDX_U8, 8, 2, at.order, 0),
+    ]);
+    program
+}
+
+/// As [`at_function`], by a tracepoint's record.
+fn at_tracepoint(at: &Tracepoint, device: u32, inode: u64) -> Vec<Insn> {
+    let order = at.order.map_or(insn(MOV, 8, 0, 0, 0), |order| insn(LDX_U8, 8, 1, order, 0));
+    let mut program = vec![insn(LDX_U32, 2, 1, at.device, 0)];
+    program.extend(load_immediate(3, 0, u64::from(device)));
+    program.extend([insn(JNE_REG, 2, 3, END, 0), insn(LDX_U64, 2, 1, at.inode, 0)]);
+    program.extend(load_immediate(3, 0, inode));
+    program.extend([insn(JNE_REG, 2, 3, END, 0), insn(LDX_U64, 7, 1, at.index, 0), order]);
+    program
+}
+
+/// `if (it is of the file && index < pages) { entry = &map[index]; if (!*entry) *entry = now & ~63 | order; }`
+fn program(hook: &Hook, device: u32, inode: u64, pages: u32, map: RawFd) -> Vec<Insn> {
+    let mut program = match hook {
+        Hook::Function(function) => at_function(function, device, inode),
+        Hook::Tracepoint(tracepoint) => at_tracepoint(tracepoint, device, inode),
+    };
+    program.extend([
         // Below 2^31, by `Capture::start`.
         insn(JGE, 7, 0, END, i32::try_from(pages).unwrap_or(i32::MAX)),
         insn(STX_U32, 10, 7, -4, 0),
-        order,
         insn(AND, 8, 0, 0, 63),
         insn(CALL, 0, 0, 0, BPF_FUNC_KTIME_GET_NS),
         insn(AND, 0, 0, 0, !63),
@@ -271,6 +363,25 @@ struct ProgLoad {
     log_buf: u64,
     kern_version: u32,
     prog_flags: u32,
+    prog_name: [u8; 16],
+    prog_ifindex: u32,
+    expected_attach_type: u32,
+    prog_btf_fd: u32,
+    func_info_rec_size: u32,
+    func_info: u64,
+    func_info_cnt: u32,
+    line_info_rec_size: u32,
+    line_info: u64,
+    line_info_cnt: u32,
+    attach_btf_id: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct RawTracepointOpen {
+    name: u64,
+    prog_fd: u32,
+    padding: u32,
 }
 
 #[repr(C)]
@@ -336,22 +447,40 @@ fn create_map(entries: u32) -> io::Result<OwnedFd> {
     )?)
 }
 
-fn load(program: &[Insn]) -> io::Result<OwnedFd> {
-    // It calls no function that the kernel keeps for programs under the GPL.
-    let license = c"Apache-2.0";
+fn load(hook: &Hook, program: &[Insn]) -> io::Result<OwnedFd> {
+    let attributes = match hook {
+        Hook::Function(function) => ProgLoad {
+            prog_type: BPF_PROG_TYPE_TRACING,
+            expected_attach_type: BPF_TRACE_FEXIT,
+            attach_btf_id: function.id,
+            // Only a program that may be had under the GPL, too, may read the kernel's structures. This one may.
+            license: c"Dual MIT/GPL".as_ptr().addr() as u64,
+            ..ProgLoad::default()
+        },
+        Hook::Tracepoint(_) => ProgLoad {
+            prog_type: BPF_PROG_TYPE_TRACEPOINT,
+            license: c"Apache-2.0".as_ptr().addr() as u64,
+            ..ProgLoad::default()
+        },
+    };
     owned(bpf(
         BPF_PROG_LOAD,
         &mut ProgLoad {
-            prog_type: BPF_PROG_TYPE_TRACEPOINT,
             insn_cnt: u32::try_from(program.len()).unwrap_or(0),
             insns: program.as_ptr().addr() as u64,
-            license: license.as_ptr().addr() as u64,
-            ..ProgLoad::default()
+            ..attributes
         },
     )?)
 }
 
-fn attach(tracepoint: u64, program: &OwnedFd) -> io::Result<OwnedFd> {
+fn attach_to_function(program: &OwnedFd) -> io::Result<OwnedFd> {
+    // The program names its function.
+    let mut attributes =
+        RawTracepointOpen { prog_fd: raw(program), ..RawTracepointOpen::default() };
+    owned(bpf(BPF_RAW_TRACEPOINT_OPEN, &mut attributes)?)
+}
+
+fn attach_to_tracepoint(tracepoint: u64, program: &OwnedFd) -> io::Result<OwnedFd> {
     let attributes = PerfEventAttr {
         kind: PERF_TYPE_TRACEPOINT,
         size: u32::try_from(size_of::<PerfEventAttr>()).unwrap_or(0),

@@ -35,15 +35,27 @@ fn the_fields_are_found_by_name_and_size() {
 }
 
 #[test]
-fn every_jump_ends_at_the_end() {
-    let tracepoint = Tracepoint::parse(FORMAT).unwrap();
-    let program = program(&tracepoint, 7, 1 << 40, 100, 3);
-    let jumps: Vec<_> =
-        (0..).zip(&program).filter(|(_, insn)| insn.code & 7 == 5 && insn.offset > 0).collect();
-    assert_eq!(jumps.len(), 5);
-    for (at, insn) in jumps {
-        let to = at + 1 + usize::try_from(insn.offset).unwrap();
-        assert_eq!(to, program.len() - 2);
+fn every_jump_out_ends_at_the_end() {
+    let function = AddFolio {
+        id: 1,
+        inode: 0,
+        number: 64,
+        superblock: 40,
+        device: 16,
+        flags: 0,
+        large: 6,
+        order: 64,
+    };
+    let tracepoint = Hook::Tracepoint(Tracepoint::parse(FORMAT).unwrap());
+    for (hook, expected) in [(tracepoint, 5), (Hook::Function(function), 6)] {
+        let program = program(&hook, 7, 1 << 40, 100, 3);
+        // Of those that jump, all but the one over the order of a folio of one page.
+        let jumps = (0..).zip(&program).filter(|(_, insn)| {
+            [5, 6].contains(&(insn.code & 7)) && insn.offset > 0 && insn.registers != 3
+        });
+        let to: Vec<_> =
+            jumps.map(|(at, insn)| at + 1 + usize::try_from(insn.offset).unwrap()).collect();
+        assert_eq!(to, vec![program.len() - 2; expected], "{hook}");
     }
 }
 
@@ -55,29 +67,52 @@ fn what_is_written_down_is_decoded() {
     assert_eq!(entered(u64::MAX).unwrap().pages, 1 << 30, "an order that no folio has");
 }
 
-#[test]
-fn the_pages_that_enter_are_written_down_and_no_others() {
-    let Some(mut file) = file_on_a_medium() else { return };
-    let Some(mut other) = file_on_a_medium() else { return };
-    for file in [&mut file, &mut other] {
-        file.write_all(&vec![1; 64 * 4096]).unwrap();
-        file.sync_all().unwrap();
-        assert!(evict(file).unwrap().is_cold());
-        rustix::fs::fadvise(&*file, 0, None, rustix::fs::Advice::Random).unwrap();
-    }
-    let mut capture = match Capture::start(&file, 60) {
-        Ok(capture) => capture,
-        // Without root there is nothing to see; anything else is a defect.
+/// A cold file of so many pages.
+fn cold_file(pages: usize) -> Option<File> {
+    let mut file = file_on_a_medium()?;
+    file.write_all(&vec![1; pages * 4096]).unwrap();
+    file.sync_all().unwrap();
+    assert!(evict(&file).unwrap().is_cold());
+    Some(file)
+}
+
+/// Without root there is nothing to see; anything else is a defect.
+fn permitted<T>(result: Result<T, BpfError>) -> Option<T> {
+    match result {
+        Ok(value) => Some(value),
         Err(
             BpfError::Tracepoint(error)
             | BpfError::Refused { source: error, .. }
             | BpfError::Attach(error),
-        ) if error.kind() == io::ErrorKind::PermissionDenied => {
-            return;
-        }
+        ) if error.kind() == io::ErrorKind::PermissionDenied => None,
         Err(error) => panic!("{error}: {:?}", std::error::Error::source(&error)),
-    };
-    let read = |file: &File, page: u64| file.read_exact_at(&mut [0; 1], page * 4096).unwrap();
+    }
+}
+
+/// The pages that entered, in order.
+fn in_order(entered: &[Option<Entered>]) -> Vec<usize> {
+    let mut pages: Vec<(u64, usize)> = entered
+        .iter()
+        .enumerate()
+        .filter_map(|(page, entered)| Some((entered.as_ref()?.at_ns, page)))
+        .collect();
+    pages.sort_unstable();
+    pages.into_iter().map(|(_, page)| page).collect()
+}
+
+fn read(file: &File, page: u64) {
+    file.read_exact_at(&mut [0; 1], page * 4096).unwrap();
+}
+
+#[test]
+fn the_pages_that_enter_are_written_down_and_no_others() {
+    let (Some(file), Some(other)) = (cold_file(64), cold_file(64)) else { return };
+    let Some(hook) = permitted(Hook::find(&file)) else { return };
+    for file in [&file, &other] {
+        assert!(evict(file).unwrap().is_cold());
+        rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Random).unwrap();
+    }
+    let mut capture = Capture::start(&hook, &file, 60).unwrap();
     for page in [40, 3, 41, 62] {
         read(&file, page);
     }
@@ -85,13 +120,35 @@ fn the_pages_that_enter_are_written_down_and_no_others() {
     capture.stop();
     read(&file, 20);
     let entered = capture.entered().unwrap();
-    let mut pages: Vec<(u64, usize)> = entered
-        .iter()
-        .enumerate()
-        .filter_map(|(page, entered)| Some((entered.as_ref()?.at_ns, page)))
-        .collect();
-    pages.sort_unstable();
-    let order: Vec<usize> = pages.into_iter().map(|(_, page)| page).collect();
-    assert_eq!(order, [40, 3, 41], "62 is beyond what is watched, 20 came after the end");
+    let expected = [40, 3, 41];
+    assert_eq!(in_order(&entered), expected, "62 is beyond what is watched, 20 came after the end");
     assert!(entered.iter().flatten().all(|entered| entered.pages == 1));
+}
+
+/// The kernel of the lab lets programs be at functions.
+#[test]
+#[ignore = "in the lab: make lab-tests"]
+fn the_function_and_the_tracepoint_see_the_same() {
+    let file = cold_file(4096).unwrap();
+    let hooks = [Hook::find(&file).unwrap(), Hook::Tracepoint(Tracepoint::find().unwrap())];
+    assert!(matches!(hooks[0], Hook::Function(_)), "{}", hooks[0]);
+    assert!(evict(&file).unwrap().is_cold());
+    let mut captures = hooks.each_ref().map(|hook| Capture::start(hook, &file, 4096).unwrap());
+    // By read-ahead, and by faults without it.
+    (1000..1200).for_each(|page| read(&file, page));
+    let mapping = Mapping::reserve(4096 * PAGE_SIZE, PAGE_SIZE).unwrap();
+    mapping.map_private(mapping.base(), 4096 * PAGE_SIZE, &file, 0).unwrap();
+    mapping.advise_random(mapping.base(), 4096 * PAGE_SIZE).unwrap();
+    for page in (0..900).rev().step_by(7) {
+        mapping.populate_read(mapping.base() + page * PAGE_SIZE, PAGE_SIZE).unwrap();
+    }
+    captures.iter_mut().for_each(Capture::stop);
+    let [function, tracepoint] = captures.map(|capture| capture.entered().unwrap());
+    let order = in_order(&function);
+    assert!(order.len() > 129, "{}", order.len());
+    assert_eq!(order, in_order(&tracepoint));
+    let sizes = |entered: &[Option<Entered>]| -> Vec<_> {
+        entered.iter().map(|entered| entered.map(|entered| entered.pages)).collect()
+    };
+    assert_eq!(sizes(&function), sizes(&tracepoint));
 }

@@ -4,12 +4,11 @@
 //! writes down when each page did. The pages are grouped into contiguous ranges, sorted by the earliest access of any of
 //! their pages.
 
-use std::io;
 use std::sync::Arc;
 
 use firn_snapshot::{CachedRun, PageSet, Profile, Run, Snapshot};
 
-use super::bpf::{Capture, Entered};
+use super::bpf::{Capture, Entered, Hook};
 use super::profile::planned;
 use super::{Part, ProfileRecordError, ProfileRecorder};
 use crate::guest_memory::GuestMemory;
@@ -20,6 +19,7 @@ use crate::planners::Firecracker;
 /// Records the part `cached`.
 #[derive(Debug, Default)]
 pub struct Cached {
+    hook: Option<Hook>,
     capture: Option<Capture>,
     /// When the vCPUs began to run, ns of CLOCK_MONOTONIC.
     begun_ns: u64,
@@ -34,17 +34,19 @@ impl ProfileRecorder for Cached {
         if snapshot.extent().is_some() {
             return Err(ProfileRecordError::NoImageFile { part: Part::Cache });
         }
-        let path = snapshot.path().to_owned();
-        let page_cache =
-            |source: io::Error| ProfileRecordError::PageCache { snapshot: path.clone(), source };
-        let residency = evict(snapshot.image()).map_err(page_cache)?;
-        if !residency.is_cold() {
-            return Err(ProfileRecordError::NotCold { snapshot: path, residency });
-        }
+        cool(snapshot)?;
+        let hook = Hook::find(snapshot.image())?;
+        // Finding it may have brought a page in.
+        cool(snapshot)?;
         // What restoring the devices touches is needed by every start.
         let pages = snapshot.manifest().layout.pages();
-        self.capture = Some(Capture::start(snapshot.image(), pages)?);
+        self.capture = Some(Capture::start(&hook, snapshot.image(), pages)?);
+        self.hook = Some(hook);
         planned(snapshot, &Firecracker { readahead: false })
+    }
+
+    fn watches_at(&self) -> Option<String> {
+        self.hook.as_ref().map(Hook::to_string)
     }
 
     fn begin(&mut self, _: &Snapshot, _: &Arc<GuestMemory>) -> Result<(), ProfileRecordError> {
@@ -65,6 +67,17 @@ impl ProfileRecorder for Cached {
         }
         Ok(())
     }
+}
+
+/// Empties the page cache of a snapshot's image.
+fn cool(snapshot: &Snapshot) -> Result<(), ProfileRecordError> {
+    let path = || snapshot.path().to_owned();
+    let residency = evict(snapshot.image())
+        .map_err(|source| ProfileRecordError::PageCache { snapshot: path(), source })?;
+    if !residency.is_cold() {
+        return Err(ProfileRecordError::NotCold { snapshot: path(), residency });
+    }
+    Ok(())
 }
 
 /// Contiguous ranges of the pages that entered, sorted by the earliest time of any page of a range.

@@ -13,6 +13,7 @@ mod bpf;
 mod cached;
 mod content;
 mod groups;
+mod kernel_types;
 mod marks;
 mod profile;
 mod serve;

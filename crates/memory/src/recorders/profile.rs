@@ -159,6 +159,11 @@ pub trait ProfileRecorder: Send {
     /// [`ProfileRecordError`]; nothing is left over.
     fn memory(&mut self, snapshot: &Snapshot) -> Result<GuestMemory, ProfileRecordError>;
 
+    /// Where in the kernel it watches, if that depends on the kernel; known once there is [`memory`](Self::memory).
+    fn watches_at(&self) -> Option<String> {
+        None
+    }
+
     /// Right before the vCPUs run.
     ///
     /// # Errors

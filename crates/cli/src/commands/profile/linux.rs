@@ -12,7 +12,7 @@ use firn_memory::recorders::{Part, ProfileRecordError, ProfileRecorder};
 use firn_snapshot::{ImageKind, Profile, Snapshot};
 use firn_vmm::{Destination, FreezeError, FreezeRequest, GoneError, Virtualization};
 
-use super::left_out;
+use super::{left_out, watched};
 use crate::commands::invoke::Outcome;
 use crate::event::{self, ReadEventError};
 use crate::host_args::{HostArgs, HostError};
@@ -133,6 +133,7 @@ fn run(
         faults_in_vcpu_threads: with().faults_in_vcpu_threads(),
     };
     let memory = with().memory(snapshot)?;
+    watched(with().watches_at().as_deref());
     let (outcome, ()) = run.run(
         memory,
         |microvm| Ok(with().begin(snapshot, &microvm.shared_memory())?),

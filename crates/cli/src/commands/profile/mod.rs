@@ -43,5 +43,12 @@ fn left_out(parts: &[Part], error: &ProfileRecordError) {
     output::note(&format!("firn: left out: {}: {}", names.join(", "), output::plain(&reason)));
 }
 
+/// Says where in the kernel a recorder watches, if that depends on the kernel.
+fn watched(at: Option<&str>) {
+    if let Some(at) = at {
+        output::note(&format!("firn: the page cache is watched at {at}"));
+    }
+}
+
 #[cfg(test)]
 mod tests;

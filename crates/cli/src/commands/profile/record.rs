@@ -12,9 +12,9 @@ use firn_memory::recorders::{self, ParsePartError, Part};
 use firn_snapshot::{AttachError, OpenError, Profile, Run, Snapshot, set_profile};
 use firn_vmm::{FreePagesError, error_chain, free_pages};
 
-use super::left_out;
 use super::linux::{self, RunLinuxError, Runs};
 use super::summary::Summary;
+use super::{left_out, watched};
 use crate::host_args::HostArgs;
 use crate::output;
 use crate::snapshot_args::{OpenSnapshotError, SetProfileError, SnapshotArgs};
@@ -146,7 +146,7 @@ pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordError> {
                     left_out(&parts, &error);
                 }
                 done => {
-                    done?;
+                    watched(done?.as_deref());
                     recorded += 1;
                 }
             }
