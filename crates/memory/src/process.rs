@@ -40,8 +40,6 @@ pub enum ProcessCountersError {
     },
 }
 
-const THREAD_IO: &str = "/proc/thread-self/io";
-
 impl ProcessCounters {
     /// Reads this process's counters as they are now (proc(5)).
     ///
@@ -59,6 +57,11 @@ impl ProcessCounters {
     /// [`ProcessCountersError`] when it has ended, or is not this user's.
     pub fn of(process: u32) -> Result<Self, ProcessCountersError> {
         Self::read_in(&format!("/proc/{process}"))
+    }
+
+    /// Those of this thread alone.
+    pub(crate) fn of_this_thread() -> Result<Self, ProcessCountersError> {
+        Self::read_in("/proc/thread-self")
     }
 
     fn read_in(folder: &str) -> Result<Self, ProcessCountersError> {
@@ -92,19 +95,6 @@ pub fn prefer_as_victim(process: u32) -> io::Result<()> {
         }
         result => result,
     }
-}
-
-/// Bytes that this thread made storage read so far.
-///
-/// # Errors
-///
-/// [`ProcessCountersError`] when /proc does not answer.
-pub(crate) fn thread_read_bytes() -> Result<u64, ProcessCountersError> {
-    let io = text(THREAD_IO)?;
-    let value = io.lines().find_map(|line| line.strip_prefix("read_bytes: ")?.parse().ok());
-    let missing =
-        || ProcessCountersError::Missing { path: THREAD_IO.to_owned(), name: "read_bytes" };
-    value.ok_or_else(missing)
 }
 
 fn text(path: &str) -> Result<String, ProcessCountersError> {

@@ -23,7 +23,7 @@ use crate::executor::Sources;
 use crate::num::now_ns;
 use crate::page_cache::preload;
 use crate::plan::{LoadFile, Plan, When, Work};
-use crate::process::{ProcessCountersError, thread_read_bytes};
+use crate::process::{ProcessCounters, ProcessCountersError};
 
 /// Bytes of one request: the kernel cuts what is asked for at once to the read-ahead of the device, 128 KiB by
 /// default.
@@ -169,7 +169,7 @@ fn load(
         Err(Errno::WOULDBLOCK) => return Ok(report),
         Err(errno) => return Err(LoadError::Lock(errno.into())),
     }
-    let read_before = thread_read_bytes()?;
+    let before = ProcessCounters::of_this_thread()?;
     for &(offset, len) in ranges {
         let done = match from {
             LoadFile::Packed => preload(file, offset..offset.saturating_add(len)).map(drop),
@@ -177,7 +177,8 @@ fn load(
         };
         done.map_err(|source| LoadError::Read { offset, len, source })?;
     }
-    report.read_bytes = thread_read_bytes()?.saturating_sub(read_before);
+    let after = ProcessCounters::of_this_thread()?;
+    report.read_bytes = after.read_bytes.saturating_sub(before.read_bytes);
     report.ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
     Ok(report)
 }

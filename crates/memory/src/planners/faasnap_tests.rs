@@ -1,12 +1,14 @@
 use firn_snapshot::{ImageKind, MemoryRegion, Profile, Snapshot, set_profile};
 use proptest::collection::vec;
 use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
+use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
 use crate::compare::compare;
+use crate::page_cache::{evict, residency};
 use crate::planners::{PackError, PackReport, PlanSnapshotError, pack, parse, plan};
 use crate::testing::{layouts, write_snapshot};
-use crate::{ExecuteError, ExecuteReport, PlanError, Sources, execute};
+use crate::{ExecuteError, ExecuteReport, PlanError, ProcessCounters, Sources, execute};
 
 fn run(first: u64, pages: u64) -> Run {
     Run { first, pages }
@@ -127,6 +129,40 @@ fn what_is_missing_or_does_not_fit_names_the_command() {
     assert!(refused("faasnap").contains("by another profile"));
     assert!(!packed(&snapshot, "faasnap").unwrap().was_there);
     restore(&snapshot, "faasnap");
+}
+
+/// A dense image has the zero pages on storage, too.
+#[test]
+fn pages_of_zero_regions_are_never_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let zero_map = zeros(256, &[run(32, 64), run(200, 8)]);
+    let snapshot = write_snapshot(&path, &layout(256), &zero_map, ImageKind::Dense, 5);
+    groups_of(&snapshot, vec![vec![run(0, 8)]]);
+    packed(&snapshot, "faasnap").unwrap();
+    let snapshot = Snapshot::open(&path).unwrap();
+    let plan = plan(&snapshot, &*parse("faasnap").unwrap()).unwrap();
+    let memory = execute(&plan, &Sources::of(&snapshot)).unwrap().memory.vm_memory();
+    // On tmpfs everything stays cached.
+    if !evict(snapshot.image()).unwrap().is_cold() {
+        return;
+    }
+    let major_faults = || ProcessCounters::of_this_thread().unwrap().major_faults;
+    let touch = |page: u64| memory.read_obj::<u8>(GuestAddress(page * PAGE_SIZE)).unwrap();
+    let segments = plan.segments.iter().filter(|segment| segment.source == Source::Zero);
+    let pages = segments.flat_map(|segment| {
+        let first = segment.guest.start / PAGE_SIZE;
+        first..first + segment.guest.len / PAGE_SIZE
+    });
+    let before = major_faults();
+    let touched: Vec<u8> = pages.map(touch).collect();
+    assert_eq!(touched, [0; 72]);
+    assert_eq!(residency(snapshot.image()).unwrap().cached, 0);
+    assert_eq!(major_faults(), before);
+    // What is not zero is read.
+    touch(120);
+    assert!(residency(snapshot.image()).unwrap().cached > 0);
+    assert!(major_faults() > before);
 }
 
 #[test]
