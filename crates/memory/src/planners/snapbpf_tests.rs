@@ -54,7 +54,7 @@ fn the_image_is_loaded_in_the_order_of_first_access_and_free_pages_are_anonymous
 }
 
 #[test]
-fn pages_of_the_free_set_are_never_read() {
+fn pages_of_the_reported_set_are_never_read() {
     let dir = tempfile::tempdir().unwrap();
     let layout = MemoryLayout::for_size(256 * PAGE_SIZE).unwrap();
     let free = [run(32, 64)];
