@@ -1,9 +1,9 @@
 //! The loader: has the kernel read pages into the page cache while everything else goes on.
 //!
-//! FaaSnap's concurrent paging (4.2): the loader begins when the request arrives, and neither the guest's start nor its answer waits for
-//! its end. A page that the guest touches first is read for the guest; all others are found in the page cache. However many microVMs of a snapshot start
-//! at the same time, one loads: who holds a lock on the file (`flock`). Who comes when all is loaded finds every page cached
-//! and reads nothing.
+//! FaaSnap's concurrent paging (4.2): the loader begins when the request arrives, and neither the guest's start nor its
+//! answer waits for its end. A page that the guest touches first is read for the guest; all others are found in the page
+//! cache. However many microVMs of a snapshot start at the same time, one loads: who holds a lock on the file (`flock`). Who
+//! comes when all is loaded finds every page cached and reads nothing.
 //!
 //! A packed file is read in sequence, without copying ([`preload`]). Ranges of the image are asked for by `POSIX_FADV_WILLNEED`, which reads
 //! nothing beyond them and lets the device have as many requests at once as it takes. docs/loader.md has the measurement.
