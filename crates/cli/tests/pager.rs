@@ -3,16 +3,17 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::print_stdout, reason = "what the other process says")]
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions, set_permissions};
 use std::io::{BufRead, BufReader, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use firn_memory::GuestMemory;
 use firn_memory::uffd::{Features, Uffd, Watch};
@@ -22,7 +23,7 @@ use firn_vmm::{
     Console, End, FrozenMachine, HostConfig, KVM_DEVICE, Microvm, MmioDevice, MmioWindow, open_kvm,
 };
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, geteuid, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use vm_memory::{Bytes, GuestAddress};
@@ -34,6 +35,20 @@ fn word(page: u64) -> u64 {
     page.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
 }
 
+/// A folder with a memory file.
+fn memory_file() -> TempDir {
+    let folder = TempDir::new().unwrap();
+    let image = File::create(folder.path().join("memory")).unwrap();
+    image.set_len(SIZE).unwrap();
+    for page in 0..SIZE / PAGE_SIZE {
+        image.write_all_at(&word(page).to_le_bytes(), page * PAGE_SIZE).unwrap();
+    }
+    folder
+}
+
+/// One of a pager's two.
+type Process = fn(&Pager) -> Pid;
+
 struct Pager {
     process: Child,
     folder: TempDir,
@@ -42,7 +57,10 @@ struct Pager {
 impl Pager {
     /// Serves what `arguments` name, in a folder of its own.
     fn start(folder: TempDir, arguments: &[&str]) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
+        Self::by(Command::new(env!("CARGO_BIN_EXE_firn")), folder, arguments)
+    }
+
+    fn by(mut command: Command, folder: TempDir, arguments: &[&str]) -> Self {
         command.args(["pager", "--socket", "socket"]).args(arguments).current_dir(folder.path());
         let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
@@ -53,17 +71,15 @@ impl Pager {
 
     /// Serves a memory file.
     fn of_image(arguments: &[&str]) -> Self {
-        let folder = TempDir::new().unwrap();
-        let image = File::create(folder.path().join("memory")).unwrap();
-        image.set_len(SIZE).unwrap();
-        for page in 0..SIZE / PAGE_SIZE {
-            image.write_all_at(&word(page).to_le_bytes(), page * PAGE_SIZE).unwrap();
-        }
-        Self::start(folder, &[&["--image", "memory"], arguments].concat())
+        Self::start(memory_file(), &[&["--image", "memory"], arguments].concat())
     }
 
     fn socket(&self) -> PathBuf {
         self.folder.path().join("socket")
+    }
+
+    fn guardian(&self) -> Pid {
+        Pid::from_child(&self.process)
     }
 
     /// The process that serves pages.
@@ -76,11 +92,17 @@ impl Pager {
 
     /// Its end: exit code and what it complained of.
     fn end(mut self) -> (Option<i32>, String) {
-        let mut error = String::new();
-        self.process.stderr.take().unwrap().read_to_string(&mut error).unwrap();
+        let error = self.complaint();
         let status = self.process.wait().unwrap();
         assert!(!self.socket().exists());
         (status.code(), error)
+    }
+
+    /// All that its two processes complain of.
+    fn complaint(&mut self) -> String {
+        let mut error = String::new();
+        self.process.stderr.take().unwrap().read_to_string(&mut error).unwrap();
+        error
     }
 }
 
@@ -94,8 +116,21 @@ struct Monitor {
 impl Monitor {
     /// One that hands over what `message` makes of the address of its memory.
     fn start(pager: &Pager, message: fn(u64) -> Value) -> Self {
-        let message = message(0).to_string();
-        Self::of("monitor", &[("MESSAGE", &message), ("SOCKET", pager.socket().to_str().unwrap())])
+        Self::at(&pager.socket(), &message(0), &[])
+    }
+
+    fn at(socket: &Path, message: &Value, more: &[(&str, &str)]) -> Self {
+        let (message, socket) = (message.to_string(), socket.to_str().unwrap());
+        let variables = [&[("MESSAGE", message.as_str()), ("SOCKET", socket)], more].concat();
+        Self::of("monitor", &variables)
+    }
+
+    /// One that is connected to a pager and has sent its message; or not, and waits for a line before it does.
+    fn connected(pager: &Pager, sent: bool) -> Self {
+        let more: &[_] = if sent { &[] } else { &[("LATE", "1")] };
+        let mut monitor = Self::at(&pager.socket(), &whole(0), more);
+        monitor.says(if sent { "sent" } else { "connected" }).unwrap();
+        monitor
     }
 
     fn of(test: &str, variables: &[(&str, &str)]) -> Self {
@@ -116,10 +151,15 @@ impl Monitor {
     }
 
     fn answer(&mut self) -> Option<u64> {
+        self.says("reads ").map(|number| number.parse().unwrap())
+    }
+
+    /// What it says behind a word; `None` when it ends meanwhile.
+    fn says(&mut self, word: &str) -> Option<String> {
         let mut line = String::new();
         while self.output.read_line(&mut line).unwrap() > 0 {
-            if let Some((_, number)) = line.split_once("reads ") {
-                return Some(number.trim().parse().unwrap());
+            if let Some((_, rest)) = line.split_once(word) {
+                return Some(rest.trim().to_owned());
             }
             line.clear();
         }
@@ -150,16 +190,26 @@ fn whole(at: u64) -> Value {
     json!([region(at, SIZE / 2, 0), region(at + SIZE / 2, SIZE / 2, SIZE / 2)])
 }
 
+/// Exit code of a monitor whose message nobody takes.
+const NOBODY: i32 = 3;
+
 fn hand_over(uffd: Option<&Uffd>, message: &str) -> UnixStream {
     let socket = UnixStream::connect(std::env::var_os("SOCKET").unwrap()).unwrap();
+    println!("connected");
+    if std::env::var_os("LATE").is_some() {
+        std::io::stdin().read_line(&mut String::new()).unwrap();
+    }
     let descriptors: Vec<_> = uffd.iter().map(|uffd| uffd.as_fd()).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() {
         assert!(ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)));
     }
-    sendmsg(&socket, &[IoSlice::new(message.as_bytes())], &mut ancillary, SendFlags::empty())
-        .unwrap();
+    let bytes = [IoSlice::new(message.as_bytes())];
+    if sendmsg(&socket, &bytes, &mut ancillary, SendFlags::NOSIGNAL).is_err() {
+        std::process::exit(NOBODY);
+    }
+    println!("sent");
     socket
 }
 
@@ -224,10 +274,122 @@ fn a_guardian_that_is_killed_takes_its_monitor_with_it() {
     // It says nothing any more, though it could.
     assert_eq!(monitor.answer(), None);
     monitor.was_killed();
-    let mut error = String::new();
-    pager.process.stderr.take().unwrap().read_to_string(&mut error).unwrap();
+    let error = pager.complaint();
     assert!(error.contains("the guardian was lost"), "{error}");
     pager.process.wait().unwrap();
+}
+
+/// Kills guardian or server while a monitor that has sent its message or not is taken over. Whichever is stopped holds that
+/// up: the guardian before it accepts, the server before it takes the message.
+fn killed_during_the_handover(sent: bool, stopped: Option<Process>, killed: Process) {
+    let mut pager = Pager::of_image(&["--granule", "1"]);
+    let (stopped, killed) = (stopped.map(|process| process(&pager)), killed(&pager));
+    if let Some(stopped) = stopped {
+        kill_process(stopped, Signal::STOP).unwrap();
+    }
+    let mut monitor = Monitor::connected(&pager, sent);
+    // Whichever runs is as far as it comes.
+    std::thread::sleep(Duration::from_millis(100));
+    kill_process(killed, Signal::KILL).unwrap();
+    if let Some(stopped) = stopped.filter(|stopped| *stopped != killed) {
+        kill_process(stopped, Signal::CONT).unwrap();
+    }
+    // It may be served until it is killed, and never with zeros.
+    let read = monitor.read(900);
+    assert!([None, Some(word(900))].contains(&read), "{read:?}");
+    monitor.was_killed();
+    let error = pager.complaint();
+    assert!(error.contains("was lost") || error.contains("ended before"), "{error}");
+    pager.process.wait().unwrap();
+}
+
+#[test]
+fn whichever_is_killed_during_the_handover_takes_the_monitor_with_it() {
+    for sent in [true, false] {
+        for stopped in [None, Some(Pager::guardian as Process), Some(Pager::server)] {
+            killed_during_the_handover(sent, stopped, Pager::guardian);
+            killed_during_the_handover(sent, stopped, Pager::server);
+        }
+    }
+}
+
+#[test]
+fn a_server_that_is_killed_before_anybody_connects_ends_the_pager() {
+    let pager = Pager::of_image(&[]);
+    kill_process(pager.server(), Signal::KILL).unwrap();
+    let (code, error) = pager.end();
+    assert_eq!(code, Some(1));
+    assert!(error.contains("the server ended before it served (signal: 9"), "{error}");
+}
+
+#[test]
+fn whoever_connects_beside_the_monitor_is_turned_away() {
+    let pager = Pager::of_image(&["--granule", "1"]);
+    kill_process(pager.guardian(), Signal::STOP).unwrap();
+    let mut monitor = Monitor::connected(&pager, true);
+    let other = Monitor::connected(&pager, true);
+    kill_process(pager.guardian(), Signal::CONT).unwrap();
+    assert_eq!(monitor.read(3), Some(word(3)));
+    other.was_killed();
+    assert_eq!(monitor.read(4), Some(word(4)));
+    assert!(monitor.end().success());
+    assert_eq!(pager.end(), (Some(0), String::new()));
+}
+
+/// Starts a pager that cannot kill its monitor, and sees the monitor refused with `words`, before and after its message.
+fn is_refused(start: impl Fn() -> Pager, words: &str) {
+    for sent in [false, true] {
+        let mut pager = start();
+        let mut monitor = Monitor::connected(&pager, sent);
+        let mut line = String::new();
+        BufReader::new(pager.process.stderr.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.contains(words), "{line}");
+        if !sent {
+            // Its message finds nobody any more.
+            assert_eq!(monitor.read(3), None);
+            assert_eq!(monitor.end().code(), Some(NOBODY));
+        } else {
+            // It waits for its page, and the pager for its end.
+            writeln!(monitor.input.as_mut().unwrap(), "3").unwrap();
+            std::thread::sleep(Duration::from_millis(300));
+            assert!(pager.process.try_wait().unwrap().is_none());
+            monitor.process.kill().unwrap();
+            assert_eq!(monitor.answer(), None);
+            monitor.was_killed();
+        }
+        assert_eq!(pager.end(), (Some(1), String::new()));
+    }
+}
+
+#[test]
+fn a_monitor_of_another_user_is_refused() {
+    if !geteuid().is_root() {
+        return;
+    }
+    let start = || {
+        // The other user need not be able to reach the build.
+        let folder = memory_file();
+        set_permissions(folder.path(), Permissions::from_mode(0o777)).unwrap();
+        let firn = folder.path().join("firn");
+        std::fs::copy(env!("CARGO_BIN_EXE_firn"), &firn).unwrap();
+        let mut command = Command::new(firn);
+        command.uid(65534).gid(65534);
+        Pager::by(command, folder, &["--image", "memory"])
+    };
+    is_refused(start, "uid 65534 may not kill it if its pager is lost; run the pager as uid 0");
+}
+
+#[test]
+fn a_monitor_in_an_outer_pid_namespace_is_refused() {
+    if !geteuid().is_root() {
+        return;
+    }
+    let start = || {
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", env!("CARGO_BIN_EXE_firn")]);
+        Pager::by(command, memory_file(), &["--image", "memory"])
+    };
+    is_refused(start, "in another pid namespace");
 }
 
 #[test]
@@ -285,8 +447,7 @@ fn a_message_that_cannot_be_served_ends_the_monitor_with_a_report() {
     }
     let pager = Pager::of_image(&[]);
     let socket = pager.socket();
-    let variables = [("MESSAGE", "[]"), ("SOCKET", socket.to_str().unwrap()), ("ALONE", "1")];
-    let monitor = Monitor::of("monitor", &variables);
+    let monitor = Monitor::at(&socket, &json!([]), &[("ALONE", "1")]);
     let (code, error) = pager.end();
     assert!(code == Some(1) && error.contains("comes with 0 descriptors"), "{error}");
     monitor.was_killed();

@@ -123,19 +123,25 @@ pub fn parse(message: &[u8], len: u64) -> Result<Vec<Area>, HandoffError> {
     Ok(areas)
 }
 
-/// Receives a message and the userfaultfd from a connection. What came with a message that is refused is in the error's
-/// place: nothing; its descriptors are given back, so that whoever refuses it can first end the monitor.
+/// Duplicates the descriptors that come with the message that is there, and leaves it where it is: they stay open whatever
+/// becomes of the message.
 ///
 /// # Errors
-/// [`HandoffError`], with the descriptors that came.
-pub fn receive(connection: impl AsFd) -> Result<(Vec<u8>, OwnedFd), (HandoffError, Vec<OwnedFd>)> {
+/// [`HandoffError::Receive`].
+pub fn peek(connection: impl AsFd) -> Result<Vec<OwnedFd>, HandoffError> {
+    let mut descriptors = Vec::new();
+    receive_part(connection, RecvFlags::PEEK, &mut Vec::new(), &mut descriptors)?;
+    Ok(descriptors)
+}
+
+/// Receives a message and the userfaultfd from a connection. When it is refused, the descriptors that came are closed: whose
+/// memory they are must be gone by then, or [`peek`] have duplicated them.
+///
+/// # Errors
+/// [`HandoffError`] says what is wrong with it.
+pub fn receive(connection: impl AsFd) -> Result<(Vec<u8>, OwnedFd), HandoffError> {
     let (mut message, mut descriptors) = (Vec::new(), Vec::new());
-    loop {
-        match receive_part(connection.as_fd(), &mut message, &mut descriptors) {
-            Ok(true) => {}
-            Ok(false) => break,
-            Err(error) => return Err((error, descriptors)),
-        }
+    while receive_part(connection.as_fd(), RecvFlags::empty(), &mut message, &mut descriptors)? {
         // The array is there as soon as it parses, or cannot any more.
         match serde_json::from_slice::<serde::de::IgnoredAny>(&message) {
             Err(error) if error.is_eof() => {}
@@ -144,13 +150,14 @@ pub fn receive(connection: impl AsFd) -> Result<(Vec<u8>, OwnedFd), (HandoffErro
     }
     match <[OwnedFd; 1]>::try_from(descriptors) {
         Ok([uffd]) => Ok((message, uffd)),
-        Err(descriptors) => Err((HandoffError::Descriptors(descriptors.len()), descriptors)),
+        Err(descriptors) => Err(HandoffError::Descriptors(descriptors.len())),
     }
 }
 
 /// Receives what is there of a message; `false` where the other side has said all.
 fn receive_part(
     connection: impl AsFd,
+    flags: RecvFlags,
     message: &mut Vec<u8>,
     descriptors: &mut Vec<OwnedFd>,
 ) -> Result<bool, HandoffError> {
@@ -167,7 +174,7 @@ fn receive_part(
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let received = retry_on_intr(|| {
         let buffers = &mut [IoSliceMut::new(&mut bytes)];
-        recvmsg(&connection, buffers, &mut ancillary, RecvFlags::CMSG_CLOEXEC)
+        recvmsg(&connection, buffers, &mut ancillary, RecvFlags::CMSG_CLOEXEC | flags)
     });
     let count = received.map_err(failed)?.bytes;
     for part in ancillary.drain() {

@@ -1,25 +1,25 @@
 //! `firn pager`: the page fault handler of another monitor, such as Firecracker with its `Uffd` backend.
 //!
-//! Two processes, each of which has the userfaultfd and a descriptor of the monitor's process (pidfd): this one, the
-//! guardian, which takes the connection and then only watches, and a child, the server, which reads, checks and copies
-//! pages. When one of them ends, the other kills the monitor, and closes nothing before the monitor is gone. So a guest
-//! whose pager is lost neither waits for ever nor gets zeros.
+//! Two processes: this one, the guardian, which takes the connection and then only watches, and a child, the server, which
+//! reads, checks and copies pages. Both have the connection, and with it the monitor's process (pidfd), before anything is
+//! taken from it, and the userfaultfd before one takes it out of the connection. When one of them ends, the other kills
+//! the monitor, and closes nothing before the monitor is gone. So a guest whose pager is lost neither waits for ever nor
+//! gets zeros.
 
+mod monitor;
 mod server;
 mod wire;
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 
 use clap::Args;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::retry_on_intr;
-use rustix::net::sockopt::socket_peercred;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 use thiserror::Error;
 
 use firn_memory::pager::firecracker::{self, HandoffError};
@@ -27,10 +27,8 @@ use firn_memory::pager::{PageStore, PagerError, PagerPolicy};
 use firn_snapshot::{OpenError, Snapshot};
 
 use crate::output;
+use monitor::{Monitor, MonitorError, turn_away};
 use wire::{ReceiveError, receive, send};
-
-/// What the server says when it serves.
-const READY: &[u8] = b"ready";
 
 /// Arguments of `firn pager`.
 #[derive(Debug, Args)]
@@ -81,8 +79,8 @@ pub(crate) enum PagerCommandError {
     Listen { path: PathBuf, source: std::io::Error },
     #[error("taking the monitor's connection")]
     Accept(#[source] std::io::Error),
-    #[error("finding the monitor's process; does it run in another pid namespace?")]
-    Monitor(#[source] std::io::Error),
+    #[error("killing the monitor, which has lost its pager")]
+    Kill(#[source] std::io::Error),
     #[error("the monitor is killed, for its memory cannot be served")]
     Handoff(#[source] HandoffError),
     #[error("starting the server")]
@@ -93,14 +91,12 @@ pub(crate) enum PagerCommandError {
     Lost(ExitStatus),
     #[error("the guardian was lost, and the monitor was killed")]
     GuardianLost,
-    #[error("waiting for the monitor")]
+    #[error("waiting for the monitor or the other process of the pager")]
     Wait(#[source] std::io::Error),
     #[error(transparent)]
     Wire(#[from] ReceiveError),
     #[error(transparent)]
     Pager(#[from] PagerError),
-    #[error("killing the monitor, which has lost its pager")]
-    Kill(#[source] std::io::Error),
 }
 
 /// Where pages come from, and how many bytes of them there are.
@@ -120,54 +116,48 @@ pub(crate) fn run(arguments: &PagerArgs) -> Result<ExitCode, PagerCommandError> 
         return server::run(arguments);
     }
     let path = arguments.socket.clone().unwrap_or_default();
-    let (_, len) = store(arguments)?;
+    store(arguments)?;
     let listen = |source| PagerCommandError::Listen { path: path.clone(), source };
     let socket = Socket::bind(&path).map_err(listen)?;
     // Before there is anything to lose.
     let mut server = Server::start(arguments).map_err(PagerCommandError::Server)?;
+    send(&server.socket, &[socket.listener.as_fd()])?;
     output::line(&format!("firn pager listens on {}", path.display()));
-    if wait(&[&socket.listener, &server.socket])? == 1 {
+    if wait(&[&server.socket, &socket.listener])? == 0 {
         return Err(PagerCommandError::NotServed(server.end()?));
     }
     let (connection, _) = socket.listener.accept().map_err(PagerCommandError::Accept)?;
-    let peer =
-        socket_peercred(&connection).map_err(|errno| PagerCommandError::Monitor(errno.into()))?;
-    let monitor = pidfd_open(peer.pid, PidfdFlags::empty());
-    let monitor = Monitor(monitor.map_err(|errno| PagerCommandError::Monitor(errno.into()))?);
-    let refuse = |error| {
-        // Whatever came with the message stays open until the monitor is gone.
-        monitor.kill()?;
-        Err(PagerCommandError::Handoff(error))
+    // At once: a guardian that is lost before that leaves nobody who knows the monitor.
+    let told = send(&server.socket, &[connection.as_fd()]);
+    let monitor = match Monitor::of(&connection) {
+        Ok(monitor) => monitor,
+        Err(error) => return refuse(&connection, &error),
     };
-    let (message, uffd) = match firecracker::receive(&connection) {
-        Ok(received) => received,
-        Err((error, _kept)) => return refuse(error),
-    };
-    if let Err(error) = firecracker::parse(&message, len) {
-        return refuse(error);
-    }
-    let handed = server.hand(&message, &uffd, &monitor.0);
-    if handed.is_err() {
-        monitor.kill()?;
-        return Err(PagerCommandError::NotServed(server.end()?));
-    }
     drop(socket);
-    server.guard(&monitor)?;
-    Ok(ExitCode::SUCCESS)
+    let mut kept = Vec::new();
+    let served =
+        told.map_err(Into::into).and_then(|()| server.serve(&monitor, &connection, &mut kept));
+    // Whatever came of it.
+    monitor.kill()?;
+    let status = server.end()?;
+    match served {
+        Ok(true) => Ok(ExitCode::SUCCESS),
+        Ok(false) | Err(PagerCommandError::Wire(_)) => Err(PagerCommandError::Lost(status)),
+        Err(error) => Err(error),
+    }
 }
 
-/// The monitor's process.
-struct Monitor(OwnedFd);
-
-impl Monitor {
-    /// Kills it, and waits until it is gone: with its memory.
-    fn kill(&self) -> Result<(), PagerCommandError> {
-        match pidfd_send_signal(&self.0, Signal::KILL) {
-            Ok(()) | Err(rustix::io::Errno::SRCH) => {}
-            Err(errno) => return Err(PagerCommandError::Kill(errno.into())),
-        }
-        wait(&[&self.0]).map(drop)
-    }
+/// Refuses a monitor that could not be killed. It can send nothing more; what it has sent stays open as long as its end of the
+/// connection is: closed, its memory would be zeros.
+fn refuse(connection: &UnixStream, error: &MonitorError) -> Result<ExitCode, PagerCommandError> {
+    output::complain(error);
+    // It fails where the monitor is gone.
+    let _ = shutdown(connection, Shutdown::Read);
+    // Nothing but the end is waited for.
+    let mut wait = [PollFd::new(connection, PollFlags::empty())];
+    retry_on_intr(|| poll(&mut wait, None))
+        .map_err(|errno| PagerCommandError::Wait(errno.into()))?;
+    Ok(ExitCode::FAILURE)
 }
 
 /// Waits until one of some descriptors has something to read, or the other side is gone: which.
@@ -187,7 +177,9 @@ struct Socket<'a> {
 
 impl<'a> Socket<'a> {
     fn bind(path: &'a Path) -> std::io::Result<Self> {
-        Ok(Self { listener: UnixListener::bind(path)?, path })
+        let socket = Self { listener: UnixListener::bind(path)?, path };
+        socket.listener.set_nonblocking(true)?;
+        Ok(socket)
     }
 }
 
@@ -195,6 +187,7 @@ impl Drop for Socket<'_> {
     fn drop(&mut self) {
         // Who removed it before had a reason.
         let _ = std::fs::remove_file(self.path);
+        turn_away(&self.listener);
     }
 }
 
@@ -220,21 +213,21 @@ impl Server {
         Ok(Self { process, socket })
     }
 
-    /// Hands the monitor's memory and its process over, and waits until they are served.
-    fn hand(&self, message: &[u8], uffd: &OwnedFd, monitor: &OwnedFd) -> Result<(), ReceiveError> {
-        send(&self.socket, message, &[uffd.as_fd(), monitor.as_fd()])?;
-        let (answer, _) = receive(&self.socket)?;
-        if answer == READY { Ok(()) } else { Err(ReceiveError::Ended) }
-    }
-
-    /// Watches until the monitor ends, or kills it when the server does.
-    fn guard(&mut self, monitor: &Monitor) -> Result<(), PagerCommandError> {
-        if wait(&[&monitor.0, &self.socket])? == 0 {
-            self.end()?;
-            return Ok(());
+    /// Has the monitor's memory served. `true`: until the monitor ended. What is `kept` is open in both processes.
+    fn serve(
+        &self,
+        monitor: &Monitor,
+        connection: &UnixStream,
+        kept: &mut Vec<OwnedFd>,
+    ) -> Result<bool, PagerCommandError> {
+        if wait(&[&self.socket, connection])? == 0 {
+            return Ok(false);
         }
-        monitor.kill()?;
-        Err(PagerCommandError::Lost(self.end()?))
+        *kept = firecracker::peek(connection).map_err(PagerCommandError::Handoff)?;
+        send(&self.socket, &[])?;
+        // It serves.
+        receive(&self.socket)?;
+        Ok(wait(&[monitor, &self.socket])? == 0)
     }
 
     fn end(&mut self) -> Result<ExitStatus, PagerCommandError> {

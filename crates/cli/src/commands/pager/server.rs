@@ -1,27 +1,71 @@
 //! The process that serves pages.
 
-use std::io::stdin;
+use std::io::{Stdin, stdin};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::ExitCode;
 
-use firn_memory::pager::{Pager, PagerJob, end_process, firecracker};
+use firn_memory::pager::{PageStore, Pager, PagerJob, end_process, firecracker};
 use firn_memory::uffd::Uffd;
 use firn_snapshot::PAGE_SIZE;
 
+use super::monitor::{Monitor, turn_away};
 use super::wire::{ReceiveError, receive, send};
-use super::{Monitor, PagerArgs, PagerCommandError, READY, store, wait};
+use super::{PagerArgs, PagerCommandError, refuse, store, wait};
 
-/// Receives a monitor's memory from the guardian, and serves it until the monitor or the guardian ends.
+/// Receives a monitor from the guardian, and serves its memory until the monitor or the guardian ends.
 pub(super) fn run(arguments: &PagerArgs) -> Result<ExitCode, PagerCommandError> {
     let guardian = stdin();
-    let (store, len) = store(arguments)?;
-    let (message, descriptors) = match receive(&guardian) {
-        Ok(received) => received,
-        // The guardian ended before there was anything to serve.
-        Err(ReceiveError::Ended) => return Ok(ExitCode::SUCCESS),
-        Err(error) => return Err(error.into()),
+    let store = store(arguments)?;
+    // It sends the socket that monitors connect to; then a connection; then, when it has the userfaultfd itself, that the
+    // message may be taken.
+    let Some([listener]) = next(&guardian)? else { return Ok(ExitCode::SUCCESS) };
+    let listener = UnixListener::from(listener);
+    let Some([connection]) = next(&guardian)? else {
+        // Who is connected to a guardian that was lost has nobody else.
+        let any = turn_away(&listener);
+        return if any { Err(PagerCommandError::GuardianLost) } else { Ok(ExitCode::SUCCESS) };
     };
-    let [uffd, monitor] = <[_; 2]>::try_from(descriptors).map_err(|_| ReceiveError::Ended)?;
-    let monitor = Monitor(monitor);
+    drop(listener);
+    let connection = UnixStream::from(connection);
+    let monitor = match Monitor::of(&connection) {
+        Ok(monitor) => monitor,
+        Err(error) => {
+            // The guardian refuses it.
+            wait(&[&guardian])?;
+            return refuse(&connection, &error);
+        }
+    };
+    let mut kept = Vec::new();
+    let served = serve(arguments, store, &guardian, &monitor, &connection, &mut kept);
+    // Whatever came of it.
+    monitor.kill()?;
+    served
+}
+
+/// The next descriptors of the guardian's; `None` where it has ended.
+fn next<const COUNT: usize>(
+    guardian: &Stdin,
+) -> Result<Option<[OwnedFd; COUNT]>, PagerCommandError> {
+    match receive(guardian) {
+        Ok(descriptors) => Ok(descriptors.try_into().ok()),
+        Err(ReceiveError::Ended) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Serves a monitor until it ends. What is `kept` is open in both processes.
+fn serve(
+    arguments: &PagerArgs,
+    (store, len): (PageStore, u64),
+    guardian: &Stdin,
+    monitor: &Monitor,
+    connection: &UnixStream,
+    kept: &mut Vec<OwnedFd>,
+) -> Result<ExitCode, PagerCommandError> {
+    let Some([]) = next(guardian)? else { return Err(PagerCommandError::GuardianLost) };
+    *kept = firecracker::peek(connection).map_err(PagerCommandError::Handoff)?;
+    let (message, uffd) = firecracker::receive(connection).map_err(PagerCommandError::Handoff)?;
     let areas = firecracker::parse(&message, len).map_err(PagerCommandError::Handoff)?;
     let pager = Pager::start(PagerJob {
         uffd: Uffd::of(uffd).map_err(|error| PagerCommandError::Pager(error.into()))?,
@@ -33,8 +77,8 @@ pub(super) fn run(arguments: &PagerArgs) -> Result<ExitCode, PagerCommandError> 
         on_loss: end_process,
     })?;
     // A guardian that is gone is seen at once.
-    let _ = send(&guardian, READY, &[]);
-    if wait(&[&monitor.0, &guardian])? == 0 {
+    let _ = send(guardian, &[]);
+    if wait(&[monitor, guardian])? == 0 {
         return Ok(ExitCode::SUCCESS);
     }
     monitor.kill()?;

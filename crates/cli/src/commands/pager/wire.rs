@@ -1,4 +1,4 @@
-//! Messages with descriptors between guardian and server: each one packet, for each side waits for the other's.
+//! Messages between guardian and server: their descriptors. Which message it is, is said by their order.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -11,10 +11,8 @@ use rustix::net::{
 };
 use thiserror::Error;
 
-/// Most bytes of a message: a monitor's.
-const LONGEST: usize = 64 << 10;
 /// Most descriptors with a message.
-const MOST: usize = 2;
+const MOST: usize = 1;
 
 /// Why a message did not arrive.
 #[derive(Debug, Error)]
@@ -26,29 +24,25 @@ pub(crate) enum ReceiveError {
 }
 
 /// Sends a message.
-pub(super) fn send(
-    to: impl AsFd,
-    message: &[u8],
-    descriptors: &[BorrowedFd<'_>],
-) -> Result<(), ReceiveError> {
+pub(super) fn send(to: impl AsFd, descriptors: &[BorrowedFd<'_>]) -> Result<(), ReceiveError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() {
         ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
     }
-    let count = retry_on_intr(|| {
-        sendmsg(&to, &[IoSlice::new(message)], &mut ancillary, SendFlags::NOSIGNAL)
-    })?;
-    if count == message.len() { Ok(()) } else { Err(ReceiveError::Ended) }
+    // A message of no bytes would look like the end.
+    let bytes = &[IoSlice::new(&[0])];
+    retry_on_intr(|| sendmsg(&to, bytes, &mut ancillary, SendFlags::NOSIGNAL))?;
+    Ok(())
 }
 
-/// Receives a message and its descriptors.
-pub(super) fn receive(from: impl AsFd) -> Result<(Vec<u8>, Vec<OwnedFd>), ReceiveError> {
-    let mut bytes = vec![0; LONGEST];
+/// Receives a message.
+pub(super) fn receive(from: impl AsFd) -> Result<Vec<OwnedFd>, ReceiveError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
     let count = retry_on_intr(|| {
-        let buffers = &mut [IoSliceMut::new(&mut bytes)];
+        let buffers = &mut [IoSliceMut::new(&mut byte)];
         recvmsg(&from, buffers, &mut ancillary, RecvFlags::CMSG_CLOEXEC)
     })?
     .bytes;
@@ -58,9 +52,5 @@ pub(super) fn receive(from: impl AsFd) -> Result<(Vec<u8>, Vec<OwnedFd>), Receiv
             descriptors.extend(rights);
         }
     }
-    if count == 0 {
-        return Err(ReceiveError::Ended);
-    }
-    bytes.truncate(count);
-    Ok((bytes, descriptors))
+    if count == 0 { Err(ReceiveError::Ended) } else { Ok(descriptors) }
 }
