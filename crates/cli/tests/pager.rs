@@ -504,6 +504,8 @@ fn monitor_with_a_guest() {
     let regions: Vec<_> =
         regions.map(|(at, slot)| region(slot.host_addr, slot.len, at.image_offset)).collect();
     let _socket = hand_over(Some(&uffd), &json!(regions).to_string());
+    // From here on the pager's alone keeps the memory from being zeros.
+    drop(uffd);
     let reports = Arc::new(Mutex::new(Reports(None)));
     let window = MmioWindow { start: REPORT_ADDRESS, len: PAGE_SIZE, device: reports.clone() };
     let host = HostConfig {
@@ -517,16 +519,17 @@ fn monitor_with_a_guest() {
     let frozen = FrozenMachine::open(&snapshot, KVM_DEVICE.as_ref()).unwrap();
     let (mut microvm, _) = Microvm::restore(frozen, memory, &host, None).unwrap();
     microvm.resume().unwrap();
+    println!("resumed");
     assert!(matches!(microvm.run().unwrap(), End::TripleFault));
     println!("reads {}", reports.lock().unwrap().0.unwrap());
 }
 
 /// A folder with a player's snapshot.
-fn player() -> Option<TempDir> {
+fn player(trace: &str) -> Option<TempDir> {
     open_kvm(KVM_DEVICE.as_ref()).ok()?;
     let folder = TempDir::new().unwrap();
     let mut make = Command::new(env!("CARGO_BIN_EXE_firn"));
-    make.args(["player", "--dense", "--trace", "sequential-read:16M", "--out", "player"]);
+    make.args(["player", "--dense", "--trace", trace, "--out", "player"]);
     assert!(make.current_dir(folder.path()).stdout(Stdio::null()).status().unwrap().success());
     Some(folder)
 }
@@ -540,7 +543,7 @@ fn guest(pager: &Pager) -> Monitor {
 
 #[test]
 fn a_real_guest_finds_all_its_memory_right() {
-    let Some(folder) = player() else { return };
+    let Some(folder) = player("sequential-read:16M") else { return };
     let pager = Pager::start(folder, &["--snapshot", "player"]);
     let mut monitor = guest(&pager);
     assert_eq!(monitor.answer(), Some(0));
@@ -550,7 +553,7 @@ fn a_real_guest_finds_all_its_memory_right() {
 
 #[test]
 fn a_real_guest_dies_of_a_damaged_page() {
-    let Some(folder) = player() else { return };
+    let Some(folder) = player("sequential-read:16M") else { return };
     let path: &Path = &folder.path().join("player/memory.img");
     OpenOptions::new().write(true).open(path).unwrap().write_all_at(&[1], 0x90_0008).unwrap();
     let pager = Pager::start(folder, &["--snapshot", "player", "--granule", "64"]);
@@ -559,4 +562,34 @@ fn a_real_guest_dies_of_a_damaged_page() {
     monitor.was_killed();
     let (code, error) = pager.end();
     assert!(code == Some(1) && error.contains("page 2304 of the image is damaged"), "{error}");
+}
+
+/// Loses one of a pager's two while a guest reads its memory, and the server does not answer.
+fn lost_under_a_guest(killed: Process) {
+    // It takes a page at a time, longer than what follows.
+    let Some(folder) = player("sequential-read:64M") else { return };
+    let mut pager = Pager::start(folder, &["--snapshot", "player", "--granule", "1"]);
+    let (server, killed) = (pager.server(), killed(&pager));
+    let mut monitor = guest(&pager);
+    monitor.says("resumed").unwrap();
+    kill_process(server, Signal::STOP).unwrap();
+    kill_process(killed, Signal::KILL).unwrap();
+    // A server that was killed feels nothing of it.
+    kill_process(server, Signal::CONT).unwrap();
+    // A guest that read zeros would report them as wrong pages.
+    assert_eq!(monitor.answer(), None);
+    monitor.was_killed();
+    let error = pager.complaint();
+    assert!(error.contains("was lost"), "{error}");
+    pager.process.wait().unwrap();
+}
+
+#[test]
+fn a_real_guest_whose_server_is_killed_dies() {
+    lost_under_a_guest(Pager::server);
+}
+
+#[test]
+fn a_real_guest_whose_guardian_is_killed_dies() {
+    lost_under_a_guest(Pager::guardian);
 }
