@@ -4,6 +4,11 @@
 //! What it adds: features that are checked, errors that name the address, and messages as values. It holds for any
 //! memory; [`GuestMemory::register`](crate::GuestMemory::register) registers a guest's.
 //!
+//! The [pager](crate::pager) uses missing pages, their removal, copies, zeros and poison. The
+//! [recorder](crate::recorders) of faults uses write protection and the threads' ids besides, and the one of marks write
+//! protection that the kernel lifts by itself. Minor faults, and [`Uffd::map_present`] (`UFFDIO_CONTINUE`), have no user in firn: they
+//! are for shared memory that another process fills, and are tested as the rest is, on the kernel.
+//!
 //! A thread that touches registered memory sleeps until its fault is answered, unless a signal wakes it; the same
 //! fault may then be reported twice. When the [`Uffd`] is closed, sleepers wake and missing pages read as zeros.
 
@@ -13,8 +18,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use bitflags::bitflags;
 use linux_raw_sys::general::{
     UFFD_API, UFFD_EVENT_PAGEFAULT, UFFD_EVENT_REMOVE, UFFD_FEATURE_EVENT_REMOVE,
-    UFFD_FEATURE_MINOR_SHMEM, UFFD_FEATURE_MISSING_SHMEM, UFFD_FEATURE_PAGEFAULT_FLAG_WP,
-    UFFD_FEATURE_POISON, UFFD_FEATURE_THREAD_ID, UFFD_FEATURE_WP_ASYNC, UFFD_PAGEFAULT_FLAG_MINOR,
+    UFFD_FEATURE_MINOR_SHMEM, UFFD_FEATURE_PAGEFAULT_FLAG_WP, UFFD_FEATURE_POISON,
+    UFFD_FEATURE_THREAD_ID, UFFD_FEATURE_WP_ASYNC, UFFD_PAGEFAULT_FLAG_MINOR,
     UFFD_PAGEFAULT_FLAG_WP, UFFD_PAGEFAULT_FLAG_WRITE, UFFDIO_COPY_MODE_DONTWAKE,
     UFFDIO_COPY_MODE_WP, UFFDIO_REGISTER_MODE_MINOR, UFFDIO_REGISTER_MODE_MISSING,
     UFFDIO_REGISTER_MODE_WP, uffdio_api, uffdio_continue, uffdio_copy, uffdio_poison, uffdio_range,
@@ -49,8 +54,6 @@ bitflags! {
         const THREAD_ID = UFFD_FEATURE_THREAD_ID as u64;
         /// Pages that are given back (`MADV_DONTNEED`) are reported; who gives them back waits until the report is read.
         const REMOVE = UFFD_FEATURE_EVENT_REMOVE as u64;
-        /// Missing pages of shared memory are reported (Linux 4.11).
-        const MISSING_SHARED = UFFD_FEATURE_MISSING_SHMEM as u64;
         /// Pages of shared memory that are there, but not in the toucher's page tables, are reported (Linux 5.14).
         const MINOR_SHARED = UFFD_FEATURE_MINOR_SHMEM as u64;
         /// Pages can be poisoned (Linux 6.6).
