@@ -169,6 +169,40 @@ fn an_empty_profile_is_refused_and_empty_parts_load_nothing() {
 }
 
 #[test]
+fn a_packed_file_of_another_snapshot_is_refused() {
+    let Some(player) = Player::new() else { return };
+    // Of the same trace, and by the same profile.
+    player.make("other");
+    let learnt = |id| Profile {
+        faults: Some(vec![run(0, 300)]),
+        groups: Some(vec![vec![run(0, 300)]]),
+        free: Some(vec![run(100, 50)]),
+        ..Profile::of(id)
+    };
+    for name in ["s", "other"] {
+        let path = player.folder.path().join(name);
+        let id = Snapshot::open(&path).unwrap().manifest().description.id;
+        set_profile(&path, &learnt(id)).unwrap();
+    }
+    for (planner, file) in [
+        ("reap", "working-set.img"),
+        ("faast", "working-set-used.img"),
+        ("faasnap", "loading-set.img"),
+    ] {
+        let pack: &[&str] = &["profile", "pack", "--planner", planner, "s"];
+        let thaw: &[&str] = &["thaw", "--planner", planner, "s"];
+        player.good(&["profile", "pack", "--planner", planner, "other"]);
+        fs::copy(player.folder.path().join("other").join(file), player.file(file)).unwrap();
+        let way_out = format!("firn profile pack --planner {planner}");
+        player.refused(thaw, &[file, "was packed of snapshot", &way_out]);
+        player.refused(&["verify", "s"], &[file, "was packed of snapshot"]);
+        player.good(pack);
+        player.good(thaw);
+        player.good(&["verify", "s"]);
+    }
+}
+
+#[test]
 fn a_loading_set_that_does_not_match_is_refused() {
     let Some(player) = Player::new() else { return };
     let thaw: &[&str] = &["thaw", "--planner", "faasnap", "s"];
@@ -181,20 +215,8 @@ fn a_loading_set_that_does_not_match_is_refused() {
     player.good(thaw);
     player.good(&["verify", "s"]);
 
-    // Of another snapshot, though of the same trace.
-    let file = player.file("loading-set.img");
+    let (own, file) = (player.path(), player.file("loading-set.img"));
     let whole = fs::read(&file).unwrap();
-    player.make("other");
-    let own = player.path();
-    fs::rename(&own, player.folder.path().join("first")).unwrap();
-    fs::rename(player.folder.path().join("other"), &own).unwrap();
-    player.give_groups();
-    fs::write(&file, &whole).unwrap();
-    player.refused(thaw, &["was packed of snapshot", way_out]);
-    player.refused(&["verify", "s"], &["was packed of snapshot"]);
-    fs::remove_dir_all(&own).unwrap();
-    fs::rename(player.folder.path().join("first"), &own).unwrap();
-
     // By another profile.
     let other = Profile { groups: Some(vec![vec![run(7, 9)]]), ..player.profile() };
     set_profile(&own, &other).unwrap();

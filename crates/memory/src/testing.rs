@@ -268,7 +268,8 @@ pub(crate) fn freeze(
 ) -> firn_snapshot::Snapshot {
     let mut writer = firn_snapshot::Writer::create(dir).unwrap();
     writer.write_image(&mut memory.pages().unwrap(), kind).unwrap();
-    let description = firn_snapshot::Description { vcpus: 1, ..Default::default() };
+    let id = uuid::Uuid::new_v4();
+    let description = firn_snapshot::Description { id, vcpus: 1, ..Default::default() };
     writer.seal(description, 1, &[]).unwrap();
     firn_snapshot::Snapshot::open(dir).unwrap()
 }

@@ -1,6 +1,6 @@
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use firn_snapshot::{
     Chunk, ImageKind, MemoryLayout, MemoryRegion, PageSource, Profile, Run, set_profile,
@@ -390,15 +390,23 @@ fn reported_removals_are_zeros() {
     assert_eq!(report(&memory).zero_pages, 6);
 }
 
-/// A working-set file is looked for in the snapshot, not elsewhere.
 #[test]
 fn the_packed_files_of_another_snapshot_are_refused() {
     let (one, other) = (Fixture::new(ImageKind::Dense), Fixture::new(ImageKind::Dense));
-    let file = |fixture: &Fixture| fixture.path().join("working-set.img");
-    // Both have the same id here: a header of another one is written.
-    let copy: &Path = &file(&other);
-    std::fs::copy(file(&one), copy).unwrap();
-    other.damage("working-set.img", 16);
-    let error = other.refused("reap").to_string();
-    assert!(error.contains("firn profile pack"), "{error}");
+    let id = |fixture: &Fixture| fixture.open().manifest().description.id;
+    let (found, expected) = (id(&one), id(&other));
+    for (planner, file) in [("reap", "working-set.img"), ("faast", "working-set-used.img")] {
+        let path = other.path().join(file);
+        std::fs::copy(one.path().join(file), &path).unwrap();
+        let error = other.refused(planner);
+        let reason =
+            format!("{} was packed of snapshot {found}, this one is {expected}", path.display());
+        assert!(
+            matches!(&error, PlannerError::PackedFile { reason: said, .. } if said.contains(&reason)),
+            "{error}"
+        );
+        assert!(error.to_string().contains("firn profile pack"), "{error}");
+        other.pack(planner);
+        planners::plan(&other.open(), &*parse(planner).unwrap()).unwrap();
+    }
 }
