@@ -150,9 +150,9 @@ pub(crate) fn run(arguments: &PagerArgs) -> Result<ExitCode, PagerCommandError> 
 /// Refuses a monitor that could not be killed. It can send nothing more; what it has sent stays open as long as its end of the
 /// connection is: closed, its memory would be zeros.
 fn refuse(connection: &UnixStream, error: &MonitorError) -> Result<ExitCode, PagerCommandError> {
-    output::complain(error);
     // It fails where the monitor is gone.
     let _ = shutdown(connection, Shutdown::Read);
+    output::complain(error);
     // Nothing but the end is waited for.
     let mut wait = [PollFd::new(connection, PollFlags::empty())];
     retry_on_intr(|| poll(&mut wait, None))
