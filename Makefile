@@ -15,6 +15,10 @@ kvm := $(shell test -w /dev/kvm && echo yes)
 hardware := $(if $(kvm),$(shell grep -qwE 'vmx|svm' /proc/cpuinfo && echo yes))
 guests := $(if $(hardware),guest,lab)
 
+# The parts of this machine that tests have to find, instead of passing without them (tests/required).
+disk := $(if $(filter-out tmpfs ramfs,$(shell stat -f -c %T "$${TMPDIR:-/tmp}")),yes)
+export FIRN_REQUIRE := $(if $(kvm),kvm),$(if $(disk),disk),$(if $(sudo),,root)
+
 # Sets the shell's `binary` to the program that a cargo command builds: $(call find,COMMAND,NAME)
 find = binary=$$(cargo $(1) --no-run --message-format=json-render-diagnostics \
     | sed -nE 's/.*"name":"$(2)".*"executable":"([^"]+)".*/\1/p' | tail -n 1); \
@@ -66,9 +70,9 @@ unit-tests: python
 # Without any KVM the monitor's own guests run in the lab.
 monitor-tests: lab
 	@$(call find,test -p firn-vmm --lib,firn_vmm); \
-	$(firn) lab run --in "$$binary" -- "/in/$${binary##*/}" microvm::tests
+	$(firn) lab run --in "$$binary" --env FIRN_REQUIRE=kvm,root -- "/in/$${binary##*/}" microvm::tests
 	@$(call find,test -p firn-bench --lib,firn_bench); \
-	$(firn) lab run --in "$$binary" -- "/in/$${binary##*/}" player::tests player::pool_tests floor::tests
+	$(firn) lab run --in "$$binary" --env FIRN_REQUIRE=kvm,root -- "/in/$${binary##*/}" player::tests player::pool_tests floor::tests
 
 lab-tests: lab
 	cargo test -p firn --test lab --test lab_interrupts --test lab_pool -- --ignored --test-threads=1
@@ -80,7 +84,7 @@ run-guest-tests = $(call find,test -p firn-tests --test microvm,microvm); \
 	echo "The guests' tests run $(if $(hardware),under this machine's KVM,in the lab)."; \
 	$(if $(hardware), \
 	    FIRN=$(abspath $(firn)) "$$binary" --test-threads=1 $(1), \
-	    lab() { $(firn) lab run --fsdax --cpus 1 --timeout 3600 --in "$$binary" --in $(cache)/clients --env FIRN=/bin/firn --env FIRN_CLIENTS=/in/clients \
+	    lab() { $(firn) lab run --fsdax --cpus 1 --timeout 3600 --in "$$binary" --in $(cache)/clients --env FIRN_REQUIRE=kvm,root,dax --env FIRN=/bin/firn --env FIRN_CLIENTS=/in/clients \
 	        -- "/in/$${binary##*/}" --test-threads=1 $(1) "$$@"; }; $(2))
 
 # Under emulation a second processor makes a lab no faster. Two labs at once do: restores by planner in one, all else in the other.

@@ -23,7 +23,9 @@ struct Player {
 
 impl Player {
     fn new() -> Option<Self> {
-        open_kvm(KVM_DEVICE.as_ref()).ok()?;
+        if !firn_required::has("kvm", open_kvm(KVM_DEVICE.as_ref()).is_ok()) {
+            return None;
+        }
         let player = Self { folder: TempDir::new().unwrap() };
         player.make("s");
         Some(player)
@@ -176,7 +178,7 @@ fn a_packed_file_of_another_snapshot_is_refused() {
     let learnt = |id| Profile {
         faults: Some(vec![run(0, 300)]),
         groups: Some(vec![vec![run(0, 300)]]),
-        free: Some(vec![run(100, 50)]),
+        free: Some(vec![]),
         ..Profile::of(id)
     };
     for name in ["s", "other"] {

@@ -21,7 +21,7 @@ use tempfile::TempDir;
 const FIRN: &str = env!("CARGO_BIN_EXE_firn");
 
 fn has_kvm() -> bool {
-    open_kvm(KVM_DEVICE.as_ref()).is_ok()
+    firn_required::has("kvm", open_kvm(KVM_DEVICE.as_ref()).is_ok())
 }
 
 fn bench(arguments: &[&str]) -> Command {
@@ -43,7 +43,7 @@ fn directory_on_disk() -> Option<TempDir> {
     const TMPFS_MAGIC: i64 = 0x0102_1994;
     let directory = tempfile::tempdir().unwrap();
     let tmpfs = rustix::fs::statfs(directory.path()).unwrap().f_type == TMPFS_MAGIC;
-    (has_kvm() && !tmpfs).then_some(directory)
+    (has_kvm() && firn_required::has("disk", !tmpfs)).then_some(directory)
 }
 
 fn files(directory: &Path) -> usize {

@@ -20,7 +20,7 @@ fn text(path: &Path) -> &str {
 }
 
 fn has_kvm() -> bool {
-    open_kvm(KVM_DEVICE.as_ref()).is_ok()
+    firn_required::has("kvm", open_kvm(KVM_DEVICE.as_ref()).is_ok())
 }
 
 /// A pool on a file of 64 MiB, in a folder with a run directory of its own.

@@ -210,7 +210,7 @@ pub(crate) fn file_on_a_medium() -> Option<File> {
     const RAMFS: i64 = 0x8584_58f6;
     let file = tempfile::tempfile().unwrap();
     let in_memory = [TMPFS, RAMFS].contains(&rustix::fs::fstatfs(&file).unwrap().f_type);
-    (!in_memory).then_some(file)
+    firn_required::has("disk", !in_memory).then_some(file)
 }
 
 /// Memory of `layout` whose pages hold [`page_bytes`], those of `zero_map` zeros.

@@ -17,7 +17,7 @@ struct Dax(PathBuf);
 
 impl Dax {
     fn mount(world: &World) -> Option<Self> {
-        if !Path::new(DEVICE).exists() {
+        if !firn_required::has("dax", Path::new(DEVICE).exists()) {
             return None;
         }
         let path = world.file("dax");

@@ -131,7 +131,7 @@ const USER: u32 = 65534;
 /// As a user who may read everything but not use KVM.
 #[test]
 fn kvm_that_is_not_permitted() {
-    if !rustix::process::geteuid().is_root() {
+    if !firn_required::has("root", rustix::process::geteuid().is_root()) {
         // Only root can become another user.
         return;
     }

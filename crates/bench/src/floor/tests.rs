@@ -29,7 +29,7 @@ fn memory() -> GuestMemory {
 }
 
 fn has_kvm() -> bool {
-    open_kvm(Path::new(KVM_DEVICE)).is_ok()
+    firn_required::has("kvm", open_kvm(Path::new(KVM_DEVICE)).is_ok())
 }
 
 fn sum(pages: std::ops::Range<u64>) -> u64 {

@@ -42,7 +42,8 @@ fn frozen(dir: &Path, traces: [NamedTrace; 2], sanitised: bool) -> Option<Snapsh
     let options = PlayerOptions { sanitised, ..PlayerOptions::default() };
     freeze(&inputs, &options, KVM_DEVICE.as_ref(), destination, true).unwrap();
     let snapshot = Snapshot::open(&path).unwrap();
-    evict(snapshot.image()).unwrap().is_cold().then_some(snapshot)
+    let cold = evict(snapshot.image()).unwrap().is_cold();
+    firn_required::has("disk", cold).then_some(snapshot)
 }
 
 fn profile(snapshot: &Snapshot, part: Part) -> Profile {

@@ -38,7 +38,8 @@ fn directory_on_a_medium() -> Option<tempfile::TempDir> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file");
     std::fs::write(&path, [1; 4096]).unwrap();
-    evict(&std::fs::File::open(path).unwrap()).unwrap().is_cold().then_some(dir)
+    let cold = evict(&std::fs::File::open(path).unwrap()).unwrap().is_cold();
+    firn_required::has("disk", cold).then_some(dir)
 }
 
 /// Image pages of these touches, in order.

@@ -64,7 +64,7 @@ fn pages_of_the_reported_set_are_never_read() {
     let read = |reported: Option<Vec<Run>>| {
         profile_of(&snapshot, &[run(0, 8)], reported);
         snapshot.image().sync_all().unwrap();
-        if !evict(snapshot.image()).unwrap().is_cold() {
+        if !firn_required::has("disk", evict(snapshot.image()).unwrap().is_cold()) {
             return None;
         }
         let snapshot = Snapshot::open(&path).unwrap();
@@ -91,7 +91,7 @@ fn ten_share_one_load() {
     let path = dir.path().join("s");
     let snapshot = write_snapshot(&path, &layout, &PageSet::new(1024), ImageKind::Dense, 5);
     profile_of(&snapshot, &[run(100, 200), run(7, 1), run(600, 300)], None);
-    if !evict(snapshot.image()).unwrap().is_cold() {
+    if !firn_required::has("disk", evict(snapshot.image()).unwrap().is_cold()) {
         return;
     }
     let reports: Vec<_> = (0..10)

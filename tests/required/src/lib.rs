@@ -1,0 +1,24 @@
+//! What tests may count on finding on this host.
+//!
+//! Some tests need a part that not every host has: `kvm`; `disk`, a folder for temporary files that is no memory; `root`; `dax`, the lab's
+//! `/dev/pmem1`. Where it is missing they pass. `FIRN_REQUIRE` names the parts, separated by commas, that are there: the Makefile sets it to
+//! what it sees. A test that does not find one of those fails.
+
+/// Whether a test finds a part of the host.
+///
+/// # Panics
+/// `FIRN_REQUIRE` names the part, and it is not found.
+#[track_caller]
+#[must_use]
+pub fn has(part: &str, found: bool) -> bool {
+    let required = std::env::var("FIRN_REQUIRE").unwrap_or_default();
+    assert!(found || !names(&required, part), "no {part} is found, and FIRN_REQUIRE={required}");
+    found
+}
+
+fn names(required: &str, part: &str) -> bool {
+    required.split(',').any(|name| name == part)
+}
+
+#[cfg(test)]
+mod tests;
