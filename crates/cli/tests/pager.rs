@@ -345,10 +345,13 @@ fn whoever_connects_beside_the_monitor_is_turned_away() {
 }
 
 /// Starts a pager that cannot kill its monitor, and sees the monitor refused with `words`, before and after its message.
-fn is_refused(start: impl Fn() -> Pager, words: &str) {
+fn is_refused(start: impl Fn() -> Pager, guardian: Process, words: &str) {
     for sent in [false, true] {
         let mut pager = start();
+        let guardian = guardian(&pager);
+        kill_process(guardian, Signal::STOP).unwrap();
         let mut monitor = Monitor::connected(&pager, sent);
+        kill_process(guardian, Signal::CONT).unwrap();
         let mut line = String::new();
         BufReader::new(pager.process.stderr.as_mut().unwrap()).read_line(&mut line).unwrap();
         assert!(line.contains(words), "{line}");
@@ -386,7 +389,11 @@ fn a_monitor_of_another_user_is_refused() {
         command.uid(65534).gid(65534);
         Pager::by(command, folder, &["--image", "memory"])
     };
-    is_refused(start, "uid 65534 may not kill it if its pager is lost; run the pager as uid 0");
+    is_refused(
+        start,
+        Pager::guardian,
+        "uid 65534 may not kill it if its pager is lost; run the pager as uid 0",
+    );
 }
 
 #[test]
@@ -399,7 +406,8 @@ fn a_monitor_in_an_outer_pid_namespace_is_refused() {
         command.args(["--pid", "--fork", env!("CARGO_BIN_EXE_firn")]);
         Pager::by(command, memory_file(), &["--image", "memory"])
     };
-    is_refused(start, "in another pid namespace");
+    // Its child is the guardian there.
+    is_refused(start, Pager::server, "in another pid namespace");
 }
 
 #[test]
