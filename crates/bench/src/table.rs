@@ -74,6 +74,8 @@ pub fn draw(sessions: &[Results]) -> String {
                 .filter_map(|planner| bar(rows, planner, value))
                 .collect();
             if bars.len() > 1 {
+                // Its unit is of no ratio.
+                let name = name.split(',').next().unwrap_or(name);
                 panels.push(Panel {
                     title: format!("{name}: {}", shape.title()),
                     unit: format!("parts of {BASE}"),

@@ -78,6 +78,7 @@ fn the_picture_shows_parts_of_firecracker() {
     let picture = draw(&sessions);
     assert!(picture.contains("1.25 (0.88 to 1.62)"), "{picture}");
     assert!(picture.contains("1.00 (1.00 to 1.00)"), "{picture}");
+    assert!(picture.contains("Request to last page: 2 microVMs"), "{picture}");
     // Nothing to compare with.
     assert!(!draw(&[session(&["reap"], "t", 1.0, true, true)]).contains("parts of"));
 }
