@@ -107,7 +107,7 @@ replayed = $(or $(TRACES),$(basename $(notdir $(wildcard traces/*.trace))))
 
 # Every planner on every trace, ten players at once of one snapshot, page cache cold and full: each checks every byte of its memory, and one
 # wrong byte fails its trace. It is a part of the table of all restores, measured anew. It takes
-# up to 4 GiB in the folder for temporary files, one trace after the other, and 12 GiB of DRAM (mmap and read-list); half a minute to two minutes a trace.
+# up to 4 GiB in the folder for temporary files, one trace after the other, and 16 GiB of DRAM (bert); half a minute to five minutes a trace.
 matrix: build
 	@$(if $(kvm),out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT; $(MAKE) restores-table OUT="$$out" SHAPES=ten; cat "$$out/restores.md", \
 	    echo "the matrix needs a KVM of this machine")
@@ -115,22 +115,24 @@ matrix: build
 # The one table of all restores: every planner on every trace, page cache cold and full, one microVM and ten, of one snapshot and of ten of their own.
 # Each session leaves a file in OUT, and what is there is not measured again: an interrupted run goes on. The papers' images are dense and
 # their guests zero nothing, but FaaSnap's; sparse images and sanitised guests come beside them. RUNS and RUNS10: runs of one microVM and of ten; SHAPES
-# names some. With POOL (a manager's socket) the planners that map from a pool are there, too.
+# names some. With POOL (a manager's socket) the planners that map from a pool are there, too, but beside sparse images and sanitised guests: their
+# extents have no holes.
 OUT ?= results
 RUNS ?= 3
 RUNS10 ?= 1
 SHAPES ?= one ten different sparse sanitised
 restores-table: build
 	@mkdir -p $(OUT); failed=; \
-	session() { file=$(OUT)/$$1.json; test -s "$$file" || $(firn) bench thaw --json "$$file" $(if $(POOL),--pool $(POOL)) "$${@:2}" >/dev/null || failed+=" $$1"; }; \
+	session() { file=$(OUT)/$$1.json; test -s "$$file" || $(firn) bench thaw --json "$$file" $$pool "$${@:2}" >/dev/null || failed+=" $$1"; }; \
 	for shape in $(SHAPES); do for trace in $(replayed); do \
-	    how="--cache cold,cached --runs $(RUNS10) --concurrency 10"; \
+	    pool="$(if $(POOL),--pool $(POOL))"; \
+	    how="--cache cold,cached --runs $(RUNS10) --warm-up 1 --concurrency 10"; \
 	    case $$shape in \
 	        one) how="--cache cold,cached --runs $(RUNS)" ;; \
 	        ten) ;; \
 	        different) how+=" --snapshots different" ;; \
-	        sparse) session $$trace.sparse --trace $$trace --cache cold --runs $(RUNS); continue ;; \
-	        sanitised) session $$trace.sanitised --trace $$trace --cache cold --runs $(RUNS) --dense; continue ;; \
+	        sparse) pool=; session $$trace.sparse --trace $$trace --cache cold --runs $(RUNS); continue ;; \
+	        sanitised) pool=; session $$trace.sanitised --trace $$trace --cache cold --runs $(RUNS) --dense; continue ;; \
 	        *) echo "there is no shape $$shape: one, ten, different, sparse, sanitised" >&2; exit 2 ;; \
 	    esac; \
 	    session $$trace.$$shape --trace $$trace --dense --unsanitised $$how; \

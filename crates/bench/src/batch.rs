@@ -10,12 +10,11 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use rustix::time::{ClockId, clock_gettime};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use thiserror::Error;
 
-use firn_memory::prefer_as_victim;
+use firn_memory::{now_ns, prefer_as_victim};
 
 use crate::player::PlayerReport;
 
@@ -178,7 +177,8 @@ impl<'a> Processes<'a> {
         // A group of its own: a signal from the terminal reaches this process, which then ends them all.
         command.args(start.snapshot).arg("--hold").process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.env(REQUEST_VARIABLE, now().to_string()).spawn().map_err(failed)?;
+        let mut child =
+            command.env(REQUEST_VARIABLE, now_ns().to_string()).spawn().map_err(failed)?;
         let process = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let stdout = child.stdout.take().ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
         let stdout = BufReader::new(stdout);
@@ -253,13 +253,6 @@ impl Member {
         let report = self.printed.strip_prefix(HELD).unwrap_or(&self.printed);
         serde_json::from_str(report).map_err(|source| BatchError::Report { member, source })
     }
-}
-
-/// ns of CLOCK_MONOTONIC, which all processes share.
-fn now() -> u64 {
-    let time = clock_gettime(ClockId::Monotonic);
-    let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
-    seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or_default()
 }
 
 #[cfg(test)]

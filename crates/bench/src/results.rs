@@ -18,6 +18,9 @@ pub struct Results {
     /// Whether every page that the guests held free held something; who froze the players says so.
     #[serde(default)]
     pub unsanitised: bool,
+    /// Runs of planners that map from a pool, before those that count.
+    #[serde(default)]
+    pub warm_up: u32,
     /// One for each planner and trace, in the order in which they were named.
     pub results: Vec<Row>,
     /// The instrument's own noise, where a planner was measured twice.
@@ -185,6 +188,7 @@ impl Results {
             host,
             dense: false,
             unsanitised: false,
+            warm_up: 0,
             results: Vec::new(),
             noise: Vec::new(),
             left_out: Vec::new(),

@@ -40,7 +40,7 @@ fn the_json_is_as_documented() {
     assert_eq!(serde_json::from_str::<Results>(&text).unwrap(), results);
     let json: Value = serde_json::from_str(&text).unwrap();
     let keys: Vec<&str> = json.as_object().unwrap().keys().map(String::as_str).collect();
-    assert_eq!(keys, ["dense", "host", "results", "unsanitised"]);
+    assert_eq!(keys, ["dense", "host", "results", "unsanitised", "warm_up"]);
     for key in ["machine", "cpus", "memory_bytes", "kernel", "kvm", "medium", "commit"] {
         assert!(!json["host"][key].is_null(), "{key}");
     }

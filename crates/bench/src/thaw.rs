@@ -103,6 +103,8 @@ pub struct Session {
     pub subjects: Vec<Subject>,
     /// Runs of each planner on each player.
     pub runs: u32,
+    /// Runs of planners that map from a pool, before those that count: the manager has ready then what such a batch takes.
+    pub warm_up: u32,
     /// MicroVMs that are started together in a run.
     pub concurrency: u32,
     /// States of the page cache, measured one after the other: each before each run. Planners that map from a pool use no page cache, and
@@ -174,7 +176,9 @@ impl Session {
     #[must_use]
     pub fn batches(&self) -> u64 {
         let turns = (0..self.caches.len()).map(|state| self.subjects_of(state).len() as u64);
-        self.players.len() as u64 * turns.sum::<u64>() * u64::from(self.runs)
+        let in_pool = self.subjects.iter().filter(|subject| subject.in_pool).count() as u64;
+        let warming = in_pool * u64::from(self.warm_up);
+        self.players.len() as u64 * (turns.sum::<u64>() * u64::from(self.runs) + warming)
     }
 
     /// Who has a turn with a state of the page cache.
@@ -199,6 +203,7 @@ impl Session {
         mut done: impl FnMut(&Frozen, &Subject),
     ) -> Result<Results, SessionError> {
         let mut results = Results::at(host);
+        results.warm_up = self.warm_up;
         let oversubscribed = u64::from(self.concurrency) > results.host.cpus;
         let states = self.caches.iter().copied().enumerate();
         let turns = self.players.iter().flat_map(|player| states.clone().map(move |s| (player, s)));
@@ -207,6 +212,12 @@ impl Session {
             player.evict()?;
             let subjects = self.subjects_of(state);
             let mut runs: Vec<Vec<Run>> = subjects.iter().map(|_| Vec::new()).collect();
+            for subject in subjects.iter().filter(|subject| subject.in_pool) {
+                for run in 1..=self.warm_up {
+                    self.batch(player, subject, cache, run, interrupt)?;
+                    done(player, subject);
+                }
+            }
             for round in 0..self.runs {
                 for index in rotation(subjects.len(), round) {
                     let subject = subjects[index];

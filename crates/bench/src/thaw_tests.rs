@@ -33,6 +33,7 @@ fn session(directory: &std::path::Path, planners: &[&str], runs: u32, script: &s
         players: vec![frozen(snapshot)],
         subjects: planners.iter().map(|planner| subject(planner)).collect(),
         runs,
+        warm_up: 0,
         concurrency: 1,
         caches: vec![Cache::Cached],
         faults: false,
@@ -139,6 +140,7 @@ fn a_planner_of_a_pool_is_given_the_pool_and_no_page_cache() {
     let mut session = session(directory.path(), &["p"], 1, &script);
     session.subjects.push(Subject { in_pool: true, ..subject("q") });
     session.caches = vec![Cache::Cached, Cache::Cached];
+    session.warm_up = 2;
     let socket = directory.path().join("pool.sock");
     let options = MemfdOptions { size: 16 << 20, huge: false, node: None };
     let medium = Arc::new(MappedMedium::memfd(options).unwrap());
@@ -150,8 +152,11 @@ fn a_planner_of_a_pool_is_given_the_pool_and_no_page_cache() {
     let places = fs::read_to_string(directory.path().join("places")).unwrap();
     let snapshot = session.players[0].snapshot.display();
     let pool = socket.display();
-    assert_eq!(places, format!("{snapshot} --hold\n--pool {pool} player\n{snapshot} --hold\n"));
-    assert_eq!(session.batches(), 3);
+    let of_pool = format!("--pool {pool} player\n");
+    let of_file = format!("{snapshot} --hold\n");
+    assert_eq!(places, format!("{}{of_file}{of_pool}{of_file}", of_pool.repeat(2)));
+    assert_eq!((session.batches(), results.warm_up), (5, 2));
+    assert!(results.results.iter().all(|row| row.runs == 1));
     let caches: Vec<_> = results.results.iter().map(|row| row.cache).collect();
     assert_eq!(caches, [Cache::Cached, Cache::Unused, Cache::Cached]);
     // What the manager is left to do is told of those who leave it.

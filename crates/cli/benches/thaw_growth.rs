@@ -10,7 +10,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use rustix::time::{ClockId, clock_gettime};
+use firn_memory::now_ns;
 use serde_json::Value;
 
 const SIZES: [&str; 2] = ["256M", "2G"];
@@ -45,10 +45,9 @@ fn main() {
 
 fn firn(arguments: &[&str]) -> Value {
     let firn = std::env::var("FIRN").unwrap_or(env!("CARGO_BIN_EXE_firn").to_owned());
-    let now = clock_gettime(ClockId::Monotonic);
     let output = Command::new(firn)
         .args(arguments)
-        .env("FIRN_REQUEST_NS", format!("{}{:09}", now.tv_sec, now.tv_nsec))
+        .env("FIRN_REQUEST_NS", now_ns().to_string())
         .output()
         .unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);

@@ -352,6 +352,7 @@ fn a_page_that_changed_on_its_medium_fails_the_measurement() {
             packs: false,
         }],
         runs: 3,
+        warm_up: 0,
         concurrency: 2,
         caches: vec![Cache::Cached],
         faults: false,

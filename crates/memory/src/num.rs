@@ -18,7 +18,8 @@ pub(crate) fn ns_since(begun: Instant) -> u64 {
 }
 
 /// Nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
-pub(crate) fn now_ns() -> u64 {
+#[must_use]
+pub fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     let seconds = u64::try_from(now.tv_sec).unwrap_or_default();
     seconds * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or_default()

@@ -5,18 +5,14 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use firn_memory::pager::{Pager, PagerReport};
-use firn_memory::{ChunkCopies, GuestMemory, MemoryUsage, ProcessCounters};
+use firn_memory::{ChunkCopies, GuestMemory, MemoryUsage, ProcessCounters, now_ns};
 use firn_player::format::{PAGE, REPORT_ADDRESS, REPORTED_PAGES, register};
 use firn_vmm::{KvmCounters, KvmStats, MmioDevice, MmioWindow};
 use rustix::time::{ClockId, clock_gettime};
 
-/// ns of CLOCK_MONOTONIC, which all processes of a host share.
-pub(super) fn now_ns() -> u64 {
-    clock(ClockId::Monotonic)
-}
-
-fn clock(id: ClockId) -> u64 {
-    let time = clock_gettime(id);
+/// Nanoseconds that this process has computed.
+fn cpu_ns() -> u64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
     seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or_default()
 }
@@ -79,7 +75,7 @@ pub(super) struct Meters {
 impl Meters {
     fn read(&self) -> Result<Counters, MeasureError> {
         // First what goes on by being read.
-        let cpu_ns = clock(ClockId::ProcessCPUTime);
+        let cpu_ns = cpu_ns();
         let process = ProcessCounters::read()?;
         let chunk_copies = self.memory.vm_memory().chunk_copies();
         let pager = self.memory.pager().map(Pager::report);

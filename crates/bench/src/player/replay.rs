@@ -10,7 +10,7 @@ use firn_memory::loader::{LoadError, Loader};
 use firn_memory::planners::{self, PlanSnapshotError, Planner};
 use firn_memory::{
     ExecuteError, ExecuteReport, GuestMemory, ObserveError, Plan, Sources, StepError, Work,
-    WriteReport, execute, observe_writes,
+    WriteReport, execute, now_ns, observe_writes,
 };
 use firn_snapshot::Snapshot;
 use firn_vmm::{
@@ -20,7 +20,7 @@ use firn_vmm::{
 use thiserror::Error;
 
 use super::freeze::host;
-use super::registers::{Meters, Reports, Wrong, now_ns, window};
+use super::registers::{Meters, Reports, Wrong, window};
 use super::report::{PlayerReport, PlayerTimes};
 use super::traces_of;
 

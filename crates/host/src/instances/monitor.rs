@@ -13,10 +13,10 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use firn_memory::prefer_as_victim;
+use firn_memory::{now_ns, prefer_as_victim};
 
 use super::images::{ImageError, Images};
-use super::standby::{Standbys, now};
+use super::standby::Standbys;
 use crate::agent::FunctionError;
 use crate::functions::{Snapshot, SnapshotPlace, Version};
 use crate::instance::{Instance, Instances};
@@ -165,7 +165,7 @@ impl Launcher {
         version: &Version,
         snapshot: &Snapshot,
     ) -> Result<Thawed, StartError> {
-        let begin = now();
+        let begin = now_ns();
         let name = self.new_name();
         let mut arguments = self.common(&name);
         let planner = version.environment.get("FIRN_PLANNER").unwrap_or(&snapshot.planner);

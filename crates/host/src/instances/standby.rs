@@ -3,7 +3,6 @@
 use std::ffi::OsString;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncWriteExt;
 
@@ -80,11 +79,4 @@ impl Standbys {
     fn lock(&self) -> MutexGuard<'_, Vec<Started>> {
         self.ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// ns of CLOCK_MONOTONIC, which all processes of a host share.
-pub(super) fn now() -> u64 {
-    let time = clock_gettime(ClockId::Monotonic);
-    let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
-    seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or_default()
 }

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::executor::Sources;
-use crate::num::now_ns;
+use crate::num::{now_ns, ns_since};
 use crate::page_cache::preload;
 use crate::plan::{LoadFile, Plan, When, Work};
 use crate::process::{ProcessCounters, ProcessCountersError};
@@ -179,7 +179,7 @@ fn load(
     }
     let after = ProcessCounters::of_this_thread()?;
     report.read_bytes = after.read_bytes.saturating_sub(before.read_bytes);
-    report.ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    report.ns = ns_since(start);
     Ok(report)
 }
 

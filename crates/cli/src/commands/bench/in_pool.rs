@@ -5,11 +5,9 @@ use std::path::Path;
 use thiserror::Error;
 
 use firn_bench::Pooled;
-use firn_bench::player::{FreezePlayerError, PlayerInputs, PlayerOptions, freeze};
 use firn_memory::Leaf;
 use firn_memory::planners::{ExtentFacts, ImageFacts};
 use firn_pool::{Client, ClientError, ListedExtent, Role};
-use firn_vmm::{Destination, KVM_DEVICE};
 
 use crate::output;
 use crate::pool_at::PoolAt;
@@ -19,8 +17,6 @@ use crate::pool_at::PoolAt;
 pub(crate) enum InPoolError {
     #[error(transparent)]
     Manager(#[from] ClientError),
-    #[error("making the player of {trace} in the pool")]
-    Freeze { trace: String, source: Box<FreezePlayerError> },
 }
 
 /// A pool's manager, and the players that were frozen into it: they are removed from it on drop.
@@ -97,21 +93,11 @@ impl<'a> PoolPlayers<'a> {
         ImageFacts::in_pool(len, self.facts)
     }
 
-    /// Freezes the player of a trace into the pool.
-    pub(super) fn freeze(
-        &mut self,
-        inputs: &PlayerInputs,
-        trace: &str,
-        options: &PlayerOptions,
-    ) -> Result<Pooled, InPoolError> {
+    /// A name for a player that is to be frozen into the pool.
+    pub(super) fn name(&mut self) -> Pooled {
         let name = format!("bench-{}-{}", std::process::id(), self.names.len());
-        let socket = self.socket.to_owned();
-        let destination = Destination::Pool { socket: socket.clone(), name: name.clone() };
         self.names.push(name.clone());
-        freeze(inputs, options, KVM_DEVICE.as_ref(), destination, false)
-            .map_err(Box::new)
-            .map_err(|source| InPoolError::Freeze { trace: trace.to_owned(), source })?;
-        Ok(Pooled { socket, name })
+        Pooled { socket: self.socket.to_owned(), name }
     }
 }
 

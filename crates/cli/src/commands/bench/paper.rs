@@ -241,6 +241,7 @@ impl Runner<'_> {
                 players: prepared.players.clone(),
                 subjects: subjects.clone(),
                 runs: self.arguments.runs,
+                warm_up: 0,
                 concurrency,
                 caches: vec![self.experiment.cache],
                 faults: self.experiment.quantity == Quantity::Faults,

@@ -1,6 +1,10 @@
 //! Players of traces, frozen for a measurement, and the planners that are to thaw them.
 
+use std::iter;
+use std::num::NonZero;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use clap::Args;
 use tempfile::TempDir;
@@ -134,44 +138,25 @@ impl PlayersArgs {
             let in_pool = candidates.iter().any(|planner| planner.store() != Store::Directory);
             let learns = candidates.iter().any(|planner| planner.learns());
             let inputs = inputs(trace, self.trace.get(number).filter(|_| learns))?;
-            let mut learnt: Option<Profile> = None;
-            let mut copies = Vec::new();
-            for seed in 1..=u64::from(snapshots.max(1)) {
-                let options = PlayerOptions {
-                    leaves: self.leaves,
-                    gaps: self.gaps,
-                    seed,
-                    sanitised: !self.unsanitised,
-                };
-                let snapshot = directory.path().join(format!("player-{number}-{seed}"));
-                let destination = Destination::Directory(snapshot.clone());
-                freeze(&inputs, &options, KVM_DEVICE.as_ref(), destination, self.dense).map_err(
-                    |source| PlayersError::Freeze {
-                        trace: trace.name.clone(),
-                        source: Box::new(source),
-                    },
-                )?;
-                let pooled = match &mut pool {
-                    Some(pool) if in_pool => Some(pool.freeze(&inputs, &trace.name, &options)?),
-                    _ => None,
-                };
-                let mut player = Frozen {
+            let mut copies: Vec<_> = (1..=snapshots.max(1))
+                .map(|seed| Frozen {
                     trace: trace.name.clone(),
-                    snapshot,
-                    pooled,
+                    snapshot: directory.path().join(format!("player-{number}-{seed}")),
+                    pooled: pool.as_deref_mut().filter(|_| in_pool).map(PoolPlayers::name),
                     recorded_on: None,
                     others: Vec::new(),
-                };
-                if learns {
-                    let profile = match learnt.take() {
-                        Some(profile) => profile,
-                        None => learn(&player.snapshot, &inputs)?,
-                    };
+                })
+                .collect();
+            self.freeze(&copies, &inputs).map_err(|source| PlayersError::Freeze {
+                trace: trace.name.clone(),
+                source: Box::new(source),
+            })?;
+            if learns {
+                let profile = learn(&copies[0].snapshot, &inputs)?;
+                for player in &mut copies {
                     player.recorded_on = profile.inputs.first().cloned();
-                    give(&player, &profile)?;
-                    learnt = Some(profile);
+                    give(player, &profile)?;
                 }
-                copies.push(player);
             }
             let others = copies.split_off(1);
             players.extend(
@@ -188,6 +173,44 @@ impl PlayersArgs {
             }
         }
         Ok(Prepared { players, subjects, left_out, host, directory })
+    }
+
+    /// Freezes a player into each place, each with content of its own: as many at a time as this host has processors, for a freeze uses one.
+    fn freeze(&self, places: &[Frozen], inputs: &PlayerInputs) -> Result<(), FreezePlayerError> {
+        let at_a_time = thread::available_parallelism().map_or(1, NonZero::get);
+        let seeds = (1..).step_by(at_a_time);
+        places.chunks(at_a_time).zip(seeds).try_for_each(|(places, first)| {
+            thread::scope(|scope| {
+                let freezing = places
+                    .iter()
+                    .zip(first..)
+                    .map(|(place, seed)| scope.spawn(move || self.freeze_one(place, inputs, seed)));
+                let freezing: Vec<_> = freezing.collect();
+                freezing
+                    .into_iter()
+                    .try_for_each(|player| player.join().unwrap_or_else(|p| resume_unwind(p)))
+            })
+        })
+    }
+
+    fn freeze_one(
+        &self,
+        place: &Frozen,
+        inputs: &PlayerInputs,
+        seed: u64,
+    ) -> Result<(), FreezePlayerError> {
+        let options = PlayerOptions {
+            leaves: self.leaves,
+            gaps: self.gaps,
+            seed,
+            sanitised: !self.unsanitised,
+        };
+        let directory = Destination::Directory(place.snapshot.clone());
+        let pool = place.pooled.clone();
+        let pool = pool.map(|Pooled { socket, name }| Destination::Pool { socket, name });
+        iter::once(directory).chain(pool).try_for_each(|destination| {
+            freeze(inputs, &options, KVM_DEVICE.as_ref(), destination, self.dense).map(drop)
+        })
     }
 }
 

@@ -33,6 +33,10 @@ pub(crate) struct BenchThawArgs {
     /// Runs of each planner on each trace
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     runs: u32,
+    /// Runs of planners that map from a pool, before those that count: the first has to wait for replicas and copies, until the manager
+    /// knows how many such a run takes
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1000))]
+    warm_up: u32,
     /// MicroVMs that start together in a run; with more than this host has processors, read processor time, not
     /// wall time
     #[arg(long, value_name = "C", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -115,8 +119,16 @@ pub(crate) fn run(arguments: &BenchThawArgs) -> Result<ExitCode, BenchThawError>
             caches.push(cache);
         }
     }
-    let (runs, concurrency) = (arguments.runs, arguments.concurrency);
-    let session = Session { program, players, subjects, runs, concurrency, caches, faults: false };
+    let session = Session {
+        program,
+        players,
+        subjects,
+        runs: arguments.runs,
+        warm_up: arguments.warm_up,
+        concurrency: arguments.concurrency,
+        caches,
+        faults: false,
+    };
     let bar = progress(session.batches());
     let results = session.run(host, &interrupt, |player, subject| {
         bar.set_message(format!("{} on {}", subject.planner, player.trace));
