@@ -123,18 +123,18 @@ RUNS10 ?= 1
 SHAPES ?= one ten different sparse sanitised
 restores-table: build
 	@mkdir -p $(OUT); failed=; \
-	session() { file=$(OUT)/$$1.json; test -s "$$file" || $(firn) bench thaw --json "$$file" $$pool "$${@:2}" >/dev/null || failed+=" $$1"; }; \
+	session() { file=$(OUT)/$$1.json; test -s "$$file" || $(firn) bench thaw --json "$$file" "$${@:2}" >/dev/null || failed+=" $$1"; }; \
 	for shape in $(SHAPES); do for trace in $(replayed); do \
-	    pool="$(if $(POOL),--pool $(POOL))"; \
 	    how="--cache cold,cached --runs $(RUNS10) --warm-up 1 --concurrency 10"; \
 	    case $$shape in \
 	        one) how="--cache cold,cached --runs $(RUNS)" ;; \
 	        ten) ;; \
 	        different) how+=" --snapshots different" ;; \
-	        sparse) pool=; session $$trace.sparse --trace $$trace --cache cold --runs $(RUNS); continue ;; \
-	        sanitised) pool=; session $$trace.sanitised --trace $$trace --cache cold --runs $(RUNS) --dense; continue ;; \
+	        sparse) session $$trace.sparse --trace $$trace --cache cold --runs $(RUNS); continue ;; \
+	        sanitised) session $$trace.sanitised --trace $$trace --cache cold --runs $(RUNS) --dense; continue ;; \
 	        *) echo "there is no shape $$shape: one, ten, different, sparse, sanitised" >&2; exit 2 ;; \
 	    esac; \
+	    how+="$(if $(POOL), --pool $(POOL))"; \
 	    session $$trace.$$shape --trace $$trace --dense --unsanitised $$how; \
 	    session $$trace.$$shape-faasnap --trace $$trace --dense --planner faasnap $$how; \
 	done; done; \

@@ -1,10 +1,8 @@
-//! Time in ns: the monotonic clock, which all processes of a host share, and durations.
+//! Time in ns: when a request came in, and durations.
 
 use std::time::Duration;
 
-pub(crate) use firn_memory::now_ns as now;
-
-/// Names the moment at which a request came in, by [`now`] of the process that got it.
+/// Names the moment at which a request came in, by [`firn_memory::now_ns`] of the process that got it.
 pub(crate) const REQUEST_VARIABLE: &str = "FIRN_REQUEST_NS";
 
 /// When the request came in, if whoever started this process said so.

@@ -59,7 +59,7 @@ pub use guest_memory::{
 };
 pub use host_facts::{HostFacts, HostFactsError};
 pub use lost::{LostMemory, report_lost_memory};
-pub use num::now_ns;
+pub use num::{cpu_ns, now_ns};
 pub use plan::{
     Advice, GuestRange, ImageRange, Integrity, Layer, Leaf, LoadFile, Plan, PlanError, PlanSummary,
     PlanTable, Segment, Sharing, Source, Step, When, Work,

@@ -20,7 +20,17 @@ pub(crate) fn ns_since(begun: Instant) -> u64 {
 /// Nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
 #[must_use]
 pub fn now_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    let seconds = u64::try_from(now.tv_sec).unwrap_or_default();
-    seconds * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or_default()
+    clock_ns(ClockId::Monotonic)
+}
+
+/// Nanoseconds that this process has computed, on all its threads.
+#[must_use]
+pub fn cpu_ns() -> u64 {
+    clock_ns(ClockId::ProcessCPUTime)
+}
+
+fn clock_ns(id: ClockId) -> u64 {
+    let time = clock_gettime(id);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
+    seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or_default()
 }

@@ -5,17 +5,9 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use firn_memory::pager::{Pager, PagerReport};
-use firn_memory::{ChunkCopies, GuestMemory, MemoryUsage, ProcessCounters, now_ns};
+use firn_memory::{ChunkCopies, GuestMemory, MemoryUsage, ProcessCounters, cpu_ns, now_ns};
 use firn_player::format::{PAGE, REPORT_ADDRESS, REPORTED_PAGES, register};
 use firn_vmm::{KvmCounters, KvmStats, MmioDevice, MmioWindow};
-use rustix::time::{ClockId, clock_gettime};
-
-/// Nanoseconds that this process has computed.
-fn cpu_ns() -> u64 {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
-    seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or_default()
-}
 
 /// Why something was not measured.
 pub(super) type MeasureError = Box<dyn StdError + Send + Sync>;

@@ -12,10 +12,10 @@ use clap::{Args, Parser};
 use thiserror::Error;
 
 use firn_host::ThawOrder;
+use firn_memory::now_ns;
 use firn_vmm::{KVM_DEVICE, OpenKvm};
 
 use super::thaw::{self, Begun, ThawArgs, ThawCommandError};
-use crate::clock;
 
 /// Arguments of `firn standby`.
 #[derive(Debug, Args)]
@@ -52,7 +52,7 @@ pub(crate) fn run(arguments: &StandbyArgs) -> Result<ExitCode, StandbyError> {
     if io::stdin().lock().read_line(&mut line).map_err(StandbyError::Read)? == 0 {
         return Ok(ExitCode::SUCCESS);
     }
-    let at = clock::now();
+    let at = now_ns();
     let order: ThawOrder = serde_json::from_str(&line).map_err(StandbyError::Order)?;
     let words = [OsString::from("firn thaw")].into_iter().chain(order.arguments);
     let ordered = Ordered::try_parse_from(words).map_err(StandbyError::Arguments)?;

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use thiserror::Error;
 
-use firn_memory::page_cache;
+use firn_memory::{now_ns, page_cache};
 
 use crate::clock;
 use crate::output;
@@ -135,7 +135,7 @@ impl Stage<'_> {
         let microvm = format!("demo-{name}-{}", std::process::id());
         let snapshot = self.work.join(name);
 
-        let begin = clock::now();
+        let begin = now_ns();
         output::note(&format!("{name}: booting a microVM and loading the function"));
         let booted: Booted = self.firn(&[
             "boot",
@@ -145,10 +145,10 @@ impl Stage<'_> {
             &microvm,
             &self.function.display().to_string(),
         ])?;
-        let sent = clock::now();
+        let sent = now_ns();
         let invoked: Invoked =
             self.firn(&["invoke", "--json", &microvm, &self.event("input-a.json")])?;
-        let answered = clock::now();
+        let answered = now_ns();
         self.check("input A after the boot", invoked.answer, "expected-a.json")?;
         let boot = Start {
             name: "cold boot".to_owned(),
@@ -274,7 +274,7 @@ impl Stage<'_> {
         let command = format!("firn {}", arguments.join(" "));
         let output = Command::new(self.executable)
             .args(arguments)
-            .env(clock::REQUEST_VARIABLE, clock::now().to_string())
+            .env(clock::REQUEST_VARIABLE, now_ns().to_string())
             .output()
             .map_err(|source| StoryError::Start { command: command.clone(), source })?;
         if !output.status.success() {

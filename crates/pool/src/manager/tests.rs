@@ -271,9 +271,7 @@ fn an_update_makes_ready_replicas_useless() {
     replica.map_source().unwrap().read_tail(0, &mut tail);
     assert_eq!(&tail, b"snow", "its own snapshot's, not that of the name");
     client.release(running).unwrap();
-    while world.count(Role::Replica) > 0 {
-        std::thread::yield_now();
-    }
+    client.settle().unwrap();
     assert_eq!((world.count(Role::Replica), world.count(Role::Superseded)), (0, 0));
     let replica = client.replica("hello").unwrap();
     assert!(replica.prepared.is_none());

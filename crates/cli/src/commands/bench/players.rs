@@ -186,9 +186,9 @@ impl PlayersArgs {
                     .zip(first..)
                     .map(|(place, seed)| scope.spawn(move || self.freeze_one(place, inputs, seed)));
                 let freezing: Vec<_> = freezing.collect();
-                freezing
-                    .into_iter()
-                    .try_for_each(|player| player.join().unwrap_or_else(|p| resume_unwind(p)))
+                freezing.into_iter().try_for_each(|player| {
+                    player.join().unwrap_or_else(|panic| resume_unwind(panic))
+                })
             })
         })
     }

@@ -15,7 +15,8 @@ use firn_memory::loader::{Loader, LoaderReport};
 use firn_memory::pager::{Pager, PagerReport};
 use firn_memory::planners::{self, Planner, Store};
 use firn_memory::{
-    ChunkCopies, ExecuteReport, ProcessCounters, Sources, WriteReport, execute, observe_writes,
+    ChunkCopies, ExecuteReport, ProcessCounters, Sources, WriteReport, execute, now_ns,
+    observe_writes,
 };
 use firn_snapshot::{PageSet, Snapshot};
 use firn_vmm::{
@@ -24,7 +25,7 @@ use firn_vmm::{
 
 use super::beside::Beside;
 use super::{Begun, ThawArgs, ThawCommandError};
-use crate::clock::{self, nanoseconds};
+use crate::clock::nanoseconds;
 use crate::commands::invoke::Outcome;
 use crate::event;
 use crate::output;
@@ -174,7 +175,7 @@ pub(super) fn run(
             resume_ns: nanoseconds(resumed - mapped),
             identify_ns: nanoseconds(identified - resumed),
             invoke_ns: outcome.as_ref().map(|_| nanoseconds(answered - identified)),
-            total_ns: clock::now().saturating_sub(since),
+            total_ns: now_ns().saturating_sub(since),
         };
         if !arguments.json
             && let Some(outcome) = &outcome

@@ -16,7 +16,7 @@ use firn_bench::player::ReplayError;
 use firn_host::{ConnectError, EventError, IdentifyError, IdentityError, InvokeError};
 use firn_memory::loader::LoadError;
 use firn_memory::planners::{ParsePlannerError, PlanSnapshotError, Preloaded, parse};
-use firn_memory::{ExecuteError, StepError};
+use firn_memory::{ExecuteError, StepError, now_ns};
 use firn_vmm::{GoneError, IncompatibleError, OpenKvm, RestoreError};
 
 use crate::clock;
@@ -156,7 +156,7 @@ pub(crate) struct Begun {
 impl Begun {
     /// Begins now, with nothing prepared.
     pub(crate) fn now() -> Self {
-        Self { at: clock::now(), request: clock::request(), kvm: None }
+        Self { at: now_ns(), request: clock::request(), kvm: None }
     }
 }
 
