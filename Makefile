@@ -105,11 +105,15 @@ long-guest-tests: $(guests) clients
 # The traces that a target replays: TRACES="json-a mmap-b" names some.
 replayed = $(or $(TRACES),$(basename $(notdir $(wildcard traces/*.trace))))
 
-# Every planner on every trace, ten players at once of one snapshot, page cache cold and full: each checks every byte of its memory, and one
-# wrong byte fails its trace. It is a part of the table of all restores, measured anew. It takes
-# up to 4 GiB in the folder for temporary files, one trace after the other, and 16 GiB of DRAM (bert); half a minute to five minutes a trace.
+# Every planner on every trace, ten players at once, page cache cold and full: each checks every byte of its memory, and one wrong byte fails its
+# trace. It is a part of the table of all restores, measured anew, and kept with OUT=FOLDER. The ten are of one snapshot; SHAPES=different gives
+# each one of its own, in twice the time. It takes up to 4 GiB in the folder for temporary files (ten times that for snapshots of their own), one
+# trace after the other, and 16 GiB of DRAM (bert); half a minute to five minutes a trace.
+matrix: SHAPES = ten
+matrix: OUT =
 matrix: build
-	@$(if $(kvm),out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT; $(MAKE) restores-table OUT="$$out" SHAPES=ten; cat "$$out/restores.md", \
+	@$(if $(kvm),out="$(OUT)"; test -n "$$out" || { out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT; }; \
+	$(MAKE) restores-table OUT="$$out" SHAPES="$(SHAPES)"; cat "$$out/restores.md", \
 	    echo "the matrix needs a KVM of this machine")
 
 # The one table of all restores: every planner on every trace, page cache cold and full, one microVM and ten, of one snapshot and of ten of their own.
