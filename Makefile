@@ -119,11 +119,12 @@ matrix: build
 # The one table of all restores: every planner on every trace, page cache cold and full, one microVM and ten, of one snapshot and of ten of their own.
 # Each session leaves a file in OUT, and what is there is not measured again: an interrupted run goes on. The papers' images are dense and
 # their guests zero nothing, but FaaSnap's; sparse images and sanitised guests come beside them. RUNS and RUNS10: runs of one microVM and of ten; SHAPES
-# names some. With POOL (a manager's socket) the planners that map from a pool are there, too, but beside sparse images and sanitised guests: their
-# extents have no holes.
+# names some. PLANNERS are named, so that one that fails fails its session. With POOL (a manager's socket) they are all that this host can run, those
+# that map from a pool, too, but beside sparse images and sanitised guests: extents have no holes.
 OUT ?= results
 RUNS ?= 3
 RUNS10 ?= 1
+PLANNERS ?= firecracker,firecracker:readahead=off,dram_cached,snapbpf,reap,faast
 SHAPES ?= one ten different sparse sanitised
 restores-table: build
 	@mkdir -p $(OUT); failed=; \
@@ -134,12 +135,12 @@ restores-table: build
 	        one) how="--cache cold,cached --runs $(RUNS)" ;; \
 	        ten) ;; \
 	        different) how+=" --snapshots different" ;; \
-	        sparse) session $$trace.sparse --trace $$trace --cache cold --runs $(RUNS); continue ;; \
-	        sanitised) session $$trace.sanitised --trace $$trace --cache cold --runs $(RUNS) --dense; continue ;; \
+	        sparse) session $$trace.sparse --trace $$trace --planner $(PLANNERS),faasnap --cache cold --runs $(RUNS); continue ;; \
+	        sanitised) session $$trace.sanitised --trace $$trace --planner $(PLANNERS),faasnap --cache cold --runs $(RUNS) --dense; continue ;; \
 	        *) echo "there is no shape $$shape: one, ten, different, sparse, sanitised" >&2; exit 2 ;; \
 	    esac; \
 	    how+="$(if $(POOL), --pool $(POOL))"; \
-	    session $$trace.$$shape --trace $$trace --dense --unsanitised $$how; \
+	    session $$trace.$$shape --trace $$trace --planner $(if $(POOL),all,$(PLANNERS)) --dense --unsanitised $$how; \
 	    session $$trace.$$shape-faasnap --trace $$trace --dense --planner faasnap $$how; \
 	done; done; \
 	$(firn) bench table $(OUT)/*.json >$(OUT)/restores.md; \

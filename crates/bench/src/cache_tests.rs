@@ -6,10 +6,8 @@ use super::*;
 
 /// A directory with files of this many pages; `None` where temporary files lie on tmpfs, which cannot evict.
 fn snapshot(files: &[(&str, usize)]) -> Option<tempfile::TempDir> {
-    const TMPFS_MAGIC: i64 = 0x0102_1994;
     let directory = tempfile::tempdir().unwrap();
-    let in_memory = rustix::fs::statfs(directory.path()).unwrap().f_type == TMPFS_MAGIC;
-    if !firn_required::has("disk", !in_memory) {
+    if !firn_required::is_on_disk(File::open(directory.path()).unwrap()) {
         return None;
     }
     for (name, pages) in files {

@@ -42,6 +42,15 @@ fn every_experiment_has_a_name_of_its_own_and_parts_that_exist() {
 }
 
 #[test]
+fn profiles_are_of_the_same_input_where_the_paper_s_are() {
+    let same = EXPERIMENTS.iter().filter(|experiment| experiment.same_input);
+    let same: Vec<&str> = same.map(|experiment| experiment.name).collect();
+    let papers =
+        ["faasnap-figure-7", "snapbpf-figure-3a", "snapbpf-figure-3b", "snapbpf-figure-3c"];
+    assert_eq!(same, papers);
+}
+
+#[test]
 fn one_place_is_bars_and_several_are_lines() {
     for quantity in [Quantity::Total, Quantity::Dram] {
         let bars = outcome(quantity, &["1"]).draw();

@@ -40,10 +40,9 @@ fn text(bytes: &[u8]) -> &str {
 
 /// A directory whose files can leave the page cache, where there is one and a KVM.
 fn directory_on_disk() -> Option<TempDir> {
-    const TMPFS_MAGIC: i64 = 0x0102_1994;
     let directory = tempfile::tempdir().unwrap();
-    let tmpfs = rustix::fs::statfs(directory.path()).unwrap().f_type == TMPFS_MAGIC;
-    (has_kvm() && firn_required::has("disk", !tmpfs)).then_some(directory)
+    let file = fs::File::open(directory.path()).unwrap();
+    (has_kvm() && firn_required::is_on_disk(file)).then_some(directory)
 }
 
 fn files(directory: &Path) -> usize {

@@ -206,11 +206,8 @@ pub(crate) fn write_image(plan: &Plan, file: &mut File, seed: u8) -> PageSet {
 /// A file without a name whose pages are on a medium, so that they can be evicted; `None` where the directory
 /// for temporary files is in memory.
 pub(crate) fn file_on_a_medium() -> Option<File> {
-    const TMPFS: i64 = 0x0102_1994;
-    const RAMFS: i64 = 0x8584_58f6;
     let file = tempfile::tempfile().unwrap();
-    let in_memory = [TMPFS, RAMFS].contains(&rustix::fs::fstatfs(&file).unwrap().f_type);
-    firn_required::has("disk", !in_memory).then_some(file)
+    firn_required::is_on_disk(&file).then_some(file)
 }
 
 /// Memory of `layout` whose pages hold [`page_bytes`], those of `zero_map` zeros.

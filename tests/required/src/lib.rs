@@ -4,6 +4,21 @@
 //! `/dev/pmem1`. Where it is missing they pass. `FIRN_REQUIRE` names the parts, separated by commas, that are there: the Makefile sets it to
 //! what it sees. A test that does not find one of those fails.
 
+use std::os::fd::AsFd;
+
+/// Whether a test's file lies on a medium, so that its pages can leave the page cache: the part `disk`.
+///
+/// # Panics
+/// `FIRN_REQUIRE` names `disk`, and the file is on a tmpfs or ramfs.
+#[track_caller]
+#[must_use]
+pub fn is_on_disk(file: impl AsFd) -> bool {
+    const TMPFS: i64 = 0x0102_1994;
+    const RAMFS: i64 = 0x8584_58f6;
+    let file_system = rustix::fs::fstatfs(file);
+    has("disk", file_system.is_ok_and(|file_system| ![TMPFS, RAMFS].contains(&file_system.f_type)))
+}
+
 /// Whether a test finds a part of the host.
 ///
 /// # Panics

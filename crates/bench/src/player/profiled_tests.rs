@@ -86,6 +86,10 @@ fn faasnap_runs_on_a_loading_set_of_the_other_input() {
         assert!(report.zero_bytes <= zero && report.zero_bytes > zero / 2, "{report:?}");
         let loader = report.loader.unwrap();
         assert_eq!((loader.loaded, loader.ranges, loader.bytes), (true, 1, packed.pages * PAGE));
+        // FaaSnap 4.2: it begins at the request, before the monitor.
+        let times = &report.times;
+        let monitor = times.load_ns + times.execute_ns + times.resume_ns + times.replay_ns;
+        assert!(loader.start_ns <= times.total_ns - monitor, "{report:?}");
         // The guest may have been before it.
         assert!(loader.read_bytes <= loader.bytes);
         runs.push((packed.runs, packed.runs_before_merging));

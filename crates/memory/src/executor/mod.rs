@@ -243,7 +243,10 @@ pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteEr
         Some(Sharing::Shared) => Backing::Sealed,
         Some(Sharing::PrivateCow) => Backing::Extent,
         Some(Sharing::Exclusive) => Backing::Replica,
-        None => Backing::Image(sources.image.try_clone().map_err(ExecuteError::Image)?),
+        None => Backing::Image {
+            file: sources.image.try_clone().map_err(ExecuteError::Image)?,
+            digests: sources.snapshot.map(|snapshot| snapshot.digests().clone()),
+        },
     };
     let mut memory =
         reservation.finish(plan.layout.clone(), backing, own).map_err(ExecuteError::View)?;

@@ -17,7 +17,7 @@ use std::error::Error as StdError;
 use std::fs::File;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use firn_snapshot::MemoryLayout;
+use firn_snapshot::{Digests, MemoryLayout};
 use rustix::io::Errno;
 use thiserror::Error;
 use vm_memory::mmap::MmapRegion;
@@ -123,8 +123,13 @@ struct Mapped {
 pub(crate) enum Backing {
     /// There is no such memory.
     None,
-    /// The image.
-    Image(File),
+    /// The image, and what its pages are compared with where they are read.
+    Image {
+        /// The file.
+        file: File,
+        /// Those of its snapshot, where the plan's sources have one.
+        digests: Option<Arc<Digests>>,
+    },
     /// The sealed extent of a snapshot, which others map, too.
     Extent,
     /// The same, and not even this process can write to it: what is to be written is copied by chunk.

@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::PoisonError;
 
 use firn_snapshot::{Chunk, MemoryLayout, PAGE_SIZE, PageSet, PageSource, Run, runs_of};
+use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::{Backing, GuestMemory, host_addr};
@@ -28,11 +29,24 @@ pub(super) const PRESENT: u64 = 1 << 63;
 ///
 /// A page that is in no page table holds what it was mapped from: zeros, or what the image stores. These are
 /// told apart by /proc/self/pagemap, and not touched: reading all of guest memory
-/// costs the guest no DRAM.
+/// costs the guest no DRAM. What is read of the image is compared with the snapshot's digests, as far as the plan's sources have
+/// them: the new snapshot's digests would vouch for damaged bytes.
 #[derive(Debug)]
 pub struct GuestPages<'a> {
     memory: &'a GuestMemory,
     pagemap: File,
+}
+
+/// The image does not have all of guest memory any more.
+#[derive(Debug, Error)]
+#[error(
+    "the image has {len} bytes, and the microVM's memory needs {needed}: the file was cut short while it was used"
+)]
+struct TruncatedImage {
+    /// Its length in bytes.
+    len: u64,
+    /// Where the memory that is mapped from it ends.
+    needed: u64,
 }
 
 impl GuestMemory {
@@ -126,9 +140,9 @@ impl GuestPages<'_> {
 
     /// Reads pages that are as they were mapped into a buffer of zeros; `false` when all are zeros.
     fn read_untouched(&self, guest_addr: u64, offset: u64, buf: &mut [u8]) -> io::Result<bool> {
-        let image = match &self.memory.backing {
+        let (image, digests) = match &self.memory.backing {
             Backing::None => return Ok(false),
-            Backing::Image(image) => image,
+            Backing::Image { file, digests } => (file, digests),
             // Reading it through its mapping costs no DRAM.
             Backing::Extent | Backing::Sealed | Backing::Replica => {
                 let memory = &self.memory.mapped.memory;
@@ -143,17 +157,20 @@ impl GuestPages<'_> {
             if is_anonymous {
                 continue;
             }
-            let in_image = |addr: u64| offset + (addr - guest_addr);
-            for_each_stored(
-                image,
-                in_image(part.start)..in_image(part.end),
-                |stored: Range<u64>| {
-                    let buf =
-                        &mut buf[usize_of(stored.start - offset)..usize_of(stored.end - offset)];
-                    filled = true;
-                    image.read_exact_at(buf, stored.start)
-                },
-            )?;
+            let part = offset + (part.start - guest_addr)..offset + (part.end - guest_addr);
+            let len = image.metadata()?.len();
+            if len < part.end {
+                return Err(io::Error::other(TruncatedImage { len, needed: part.end }));
+            }
+            for_each_stored(image, part.clone(), |stored: Range<u64>| {
+                filled = true;
+                let buf = &mut buf[usize_of(stored.start - offset)..usize_of(stored.end - offset)];
+                image.read_exact_at(buf, stored.start)
+            })?;
+            if let Some(digests) = digests {
+                let bytes = &buf[usize_of(part.start - offset)..usize_of(part.end - offset)];
+                digests.check(part.start / PAGE_SIZE, bytes).map_err(io::Error::other)?;
+            }
         }
         Ok(filled)
     }

@@ -247,6 +247,42 @@ fn what_was_written_is_left_out_of_a_comparison() {
 }
 
 #[test]
+fn what_an_image_lost_is_not_frozen_as_zeros_or_as_good() {
+    let dir = tempfile::tempdir().unwrap();
+    let booted = GuestMemory::anonymous(layout(&[(0, 4 * MIB)])).unwrap();
+    for page in [5, 600] {
+        let guest_addr = GuestAddress(page * PAGE);
+        booted.vm_memory().write_slice(&page_bytes(page, 9), guest_addr).unwrap();
+    }
+    let host = crate::HostFacts::read().unwrap();
+    for kind in [ImageKind::Sparse, ImageKind::Dense] {
+        let snapshot = freeze(&booted, &dir.path().join(format!("{kind:?}")), kind);
+        let input = crate::planners::PlanInput {
+            layout: &snapshot.manifest().layout,
+            image: crate::planners::ImageFacts::of_snapshot(&snapshot).unwrap(),
+            zero_map: snapshot.zero_map(),
+            profile: None,
+            snapshot: None,
+            host: &host,
+        };
+        let plan = crate::planners::parse("firecracker").unwrap().plan(&input).unwrap();
+        let memory = execute(&plan, &Sources::of(&snapshot)).unwrap().memory;
+        assert_eq!(frozen(&memory), frozen(&booted));
+        let refusal = || {
+            let mut buf = vec![0; 2 << 20];
+            memory.pages().unwrap().chunk(2 * MIB, &mut buf).unwrap_err().to_string()
+        };
+
+        let path = dir.path().join(format!("{kind:?}")).join("memory.img");
+        let image = File::options().write(true).open(path).unwrap();
+        image.write_all_at(&page_bytes(601, 9), 600 * PAGE).unwrap();
+        assert!(refusal().starts_with("page 600 of the image is damaged"), "{}", refusal());
+        image.set_len(3 * MIB).unwrap();
+        assert!(refusal().starts_with("the image has 3145728 bytes"), "{}", refusal());
+    }
+}
+
+#[test]
 fn untouched_memory_is_not_read_for_a_freeze() {
     let memory = GuestMemory::anonymous(layout(&[(0, 6 * MIB)])).unwrap();
     memory.vm_memory().write_obj(1u8, GuestAddress(3 * MIB)).unwrap();

@@ -189,6 +189,7 @@ impl Runner<'_> {
             gaps: if self.experiment.work { GapFactor::FULL } else { GapFactor::NONE },
             dense: true,
             unsanitised,
+            same_input: self.experiment.same_input,
         };
         let pool = players.pool()?;
         let mut pool = PoolPlayers::at(pool.as_ref())?;

@@ -63,6 +63,9 @@ pub(super) struct PlayersArgs {
     /// Let every page that the guest held free hold something, where the recorded guest's free pages were zero for the most part
     #[arg(long)]
     pub(super) unsanitised: bool,
+    /// Record the profiles on the input that is replayed, where they are recorded on the function's other one
+    #[arg(long)]
+    pub(super) same_input: bool,
 }
 
 /// Why there are no players to measure.
@@ -137,7 +140,8 @@ impl PlayersArgs {
             let candidates = candidates(&list, trace, dax)?;
             let in_pool = candidates.iter().any(|planner| planner.store() != Store::Directory);
             let learns = candidates.iter().any(|planner| planner.learns());
-            let inputs = inputs(trace, self.trace.get(number).filter(|_| learns))?;
+            let other = learns && !self.same_input;
+            let inputs = inputs(trace, self.trace.get(number).filter(|_| other))?;
             let mut copies: Vec<_> = (1..=snapshots.max(1))
                 .map(|seed| Frozen {
                     trace: trace.name.clone(),
