@@ -120,7 +120,8 @@ matrix: build
 # Each session leaves a file in OUT, and what is there is not measured again: an interrupted run goes on. The papers' images are dense and
 # their guests zero nothing, but FaaSnap's; sparse images and sanitised guests come beside them. RUNS and RUNS10: runs of one microVM and of ten; SHAPES
 # names some. PLANNERS are named, so that one that fails fails its session. With POOL (a manager's socket) they are all that this host can run, those
-# that map from a pool, too, but beside sparse images and sanitised guests: extents have no holes.
+# that map from a pool, too, but beside sparse images and sanitised guests: extents have no holes. Ten have a warm-up then, after which their replicas and
+# copies are ready.
 OUT ?= results
 RUNS ?= 3
 RUNS10 ?= 1
@@ -130,7 +131,7 @@ restores-table: build
 	@mkdir -p $(OUT); failed=; \
 	session() { file=$(OUT)/$$1.json; test -s "$$file" || $(firn) bench thaw --json "$$file" "$${@:2}" >/dev/null || failed+=" $$1"; }; \
 	for shape in $(SHAPES); do for trace in $(replayed); do \
-	    how="--cache cold,cached --runs $(RUNS10) --warm-up 1 --concurrency 10"; \
+	    how="--cache cold,cached --runs $(RUNS10) --warm-up $(if $(POOL),1,0) --concurrency 10"; \
 	    case $$shape in \
 	        one) how="--cache cold,cached --runs $(RUNS)" ;; \
 	        ten) ;; \
