@@ -6,10 +6,11 @@
 //! userfaultfd over ([`firecracker`]).
 //!
 //! It fails closed. A page that is not what was frozen, an image that shrank, a call that fails: each is told and ends the
-//! process that has the guest ([`OnLoss`]). A thread that panics or finds no memory ends its process at once: `firn` is
-//! built to abort. Until a process has ended, missing pages stay missing, and whoever touches one sleeps; where [`OnLoss`]
-//! returns they are poisoned, and whoever touches one gets an error. The userfaultfd stays open as long as the memory is
-//! mapped: the kernel gives zeros for missing pages once it is closed.
+//! process that has the guest ([`OnLoss`]). So is a panic of the thread, where a panic does not end its process at once, as
+//! it does in a `firn` that is built for use; one that finds no memory always aborts. Until a process has ended, missing
+//! pages stay missing, and whoever touches one sleeps; where [`OnLoss`] returns they are poisoned, and whoever touches one
+//! gets an error. The userfaultfd stays open as long as the memory is mapped: the kernel gives zeros for missing pages once
+//! it is closed.
 
 pub mod firecracker;
 mod install;
@@ -22,6 +23,7 @@ pub use store::PageStore;
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
@@ -102,6 +104,9 @@ pub enum PagerError {
         /// The address.
         address: u64,
     },
+    /// The thread panicked, and said why on standard error: a defect.
+    #[error("the pager's thread panicked")]
+    Panicked,
     /// The thread cannot be started.
     #[error("starting the pager's thread")]
     Thread(#[source] std::io::Error),
@@ -238,7 +243,9 @@ impl Pager {
         let stop = Arc::new(eventfd(0, flags).map_err(|errno| PagerError::Wait(errno.into()))?);
         let mut server = Server::new(shared.clone(), PageSet::new(pages), stop.clone());
         let run = move || {
-            if let Err(error) = server.serve() {
+            // After a panic it only poisons, for which what it has counted does not matter.
+            let served = catch_unwind(AssertUnwindSafe(|| server.serve()));
+            if let Err(error) = served.unwrap_or(Err(PagerError::Panicked)) {
                 on_loss(server.shared().failure.get_or_init(|| error));
                 server.poison();
             }

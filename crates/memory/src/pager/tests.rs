@@ -362,6 +362,32 @@ fn many_touch_what_one_gives_back() {
     }
 }
 
+#[test]
+fn a_thread_that_panics_is_told_and_gives_no_zeros() {
+    static TOLD: OnceLock<String> = OnceLock::new();
+    let memory = GuestMemory::anonymous(MemoryLayout::for_size(MIB).unwrap()).unwrap();
+    let uffd = Uffd::open(Features::REMOVE).unwrap();
+    memory.register(&uffd, Watch::MISSING).unwrap();
+    let image = tempfile::tempfile().unwrap();
+    image.write_all_at(&vec![3; 1 << 20], 0).unwrap();
+    let job = PagerJob {
+        uffd,
+        areas: vec![Area { address: memory.slots()[0].host_addr, len: MIB, image_offset: 0 }],
+        store: PageStore::unchecked(image),
+        // Fewer than the area has: when page 200 is noted as filled, that is a panic.
+        pages: 200,
+        policy: PagerPolicy::default(),
+        on_loss: |error| TOLD.set(error.to_string()).unwrap(),
+    };
+    memory.set_pager(Pager::start(job).unwrap());
+    assert!(touch(&memory, 199) && touch(&memory, 200));
+    // An error, not zeros: the userfaultfd is open still, after the loss was told.
+    assert!(!touch(&memory, 5) && !touch(&memory, 201));
+    assert_eq!(TOLD.get().unwrap(), "the pager's thread panicked");
+    assert!(matches!(memory.pager().unwrap().failure(), Some(PagerError::Panicked)));
+    assert!(touch(&memory, 199), "what is there stays");
+}
+
 /// Another process gives memory back by `MADV_DONTNEED`, which is reported.
 #[test]
 fn reported_removals_are_zeros() {
