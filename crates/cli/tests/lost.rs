@@ -65,7 +65,7 @@ fn truncate(path: &Path, len: u64) -> u64 {
 }
 
 fn has_kvm() -> bool {
-    open_kvm(KVM_DEVICE.as_ref()).is_ok()
+    firn_required::has("kvm", open_kvm(KVM_DEVICE.as_ref()).is_ok())
 }
 
 #[test]
