@@ -4,15 +4,18 @@
 //! reads, checks and copies pages. Both have the connection, and with it the monitor's process (pidfd), before anything is
 //! taken from it, and the userfaultfd before one takes it out of the connection. When one of them ends, the other kills
 //! the monitor, and closes nothing before the monitor is gone. So a guest whose pager is lost neither waits for ever nor
-//! gets zeros.
+//! gets zeros. Signals that end a process must not end both at once: the server is in a process group of its own, and the
+//! guardian catches those that people and their systems send, and does the same upon one.
 
 mod monitor;
 mod server;
+mod signals;
 mod wire;
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 
@@ -28,6 +31,7 @@ use firn_snapshot::{OpenError, Snapshot};
 
 use crate::output;
 use monitor::{Monitor, MonitorError, turn_away};
+use signals::Signals;
 use wire::{ReceiveError, receive, send};
 
 /// Arguments of `firn pager`.
@@ -39,7 +43,7 @@ use wire::{ReceiveError, receive, send};
 It serves one microVM, and ends with it. Start it before the monitor loads its snapshot; for Firecracker:
   PUT /snapshot/load {\"snapshot_path\": \"vmstate\", \"mem_backend\": {\"backend_type\": \"Uffd\",
                       \"backend_path\": \"/run/pager.sock\"}, \"resume_vm\": true}
-If the pager is lost, or a page is not what was frozen, the monitor is killed.")]
+If the pager is lost or ended by a signal, or a page is not what was frozen, the monitor is killed.")]
 pub(crate) struct PagerArgs {
     /// Where the monitor connects; nothing may be there yet
     #[arg(long, value_name = "SOCKET", required_unless_present = "serve")]
@@ -91,6 +95,10 @@ pub(crate) enum PagerCommandError {
     Lost(ExitStatus),
     #[error("the guardian was lost, and the monitor was killed")]
     GuardianLost,
+    #[error("preparing to catch signals")]
+    Signals(#[source] std::io::Error),
+    #[error("ended by signal {0}; the monitor, if one had connected, was killed")]
+    Signal(i32),
     #[error("waiting for the monitor or the other process of the pager")]
     Wait(#[source] std::io::Error),
     #[error(transparent)]
@@ -117,14 +125,17 @@ pub(crate) fn run(arguments: &PagerArgs) -> Result<ExitCode, PagerCommandError> 
     }
     let path = arguments.socket.clone().unwrap_or_default();
     store(arguments)?;
+    let mut signals = Signals::catch().map_err(PagerCommandError::Signals)?;
     let listen = |source| PagerCommandError::Listen { path: path.clone(), source };
     let socket = Socket::bind(&path).map_err(listen)?;
     // Before there is anything to lose.
     let mut server = Server::start(arguments).map_err(PagerCommandError::Server)?;
     send(&server.socket, &[socket.listener.as_fd()])?;
     output::line(&format!("firn pager listens on {}", path.display()));
-    if wait(&[&server.socket, &socket.listener])? == 0 {
-        return Err(PagerCommandError::NotServed(server.end()?));
+    match wait(&[&signals, &server.socket, &socket.listener])? {
+        0 => return Err(signals.error()),
+        1 => return Err(PagerCommandError::NotServed(server.end()?)),
+        _ => {}
     }
     let (connection, _) = socket.listener.accept().map_err(PagerCommandError::Accept)?;
     // At once: a guardian that is lost before that leaves nobody who knows the monitor.
@@ -135,14 +146,15 @@ pub(crate) fn run(arguments: &PagerArgs) -> Result<ExitCode, PagerCommandError> 
     };
     drop(socket);
     let mut kept = Vec::new();
-    let served =
-        told.map_err(Into::into).and_then(|()| server.serve(&monitor, &connection, &mut kept));
+    let served = told
+        .map_err(Into::into)
+        .and_then(|()| server.serve(&mut signals, &monitor, &connection, &mut kept));
     // Whatever came of it.
     monitor.kill()?;
-    let status = server.end()?;
     match served {
-        Ok(true) => Ok(ExitCode::SUCCESS),
-        Ok(false) | Err(PagerCommandError::Wire(_)) => Err(PagerCommandError::Lost(status)),
+        Ok(true) => server.end().map(|_| ExitCode::SUCCESS),
+        Ok(false) | Err(PagerCommandError::Wire(_)) => Err(PagerCommandError::Lost(server.end()?)),
+        // It may wait for this process: it is not waited for.
         Err(error) => Err(error),
     }
 }
@@ -209,25 +221,36 @@ impl Server {
         if let Some(image) = &arguments.image {
             command.arg("--image").arg(image);
         }
-        let process = command.stdin(Stdio::from(of_server)).stdout(Stdio::null()).spawn()?;
+        command.stdin(Stdio::from(of_server)).stdout(Stdio::null()).process_group(0);
+        let process = command.spawn()?;
         Ok(Self { process, socket })
     }
 
-    /// Has the monitor's memory served. `true`: until the monitor ended. What is `kept` is open in both processes.
+    /// Has the monitor's memory served. `true`: until the monitor ended; `false`: until the server did. What is `kept` is
+    /// open in both processes.
     fn serve(
         &self,
+        signals: &mut Signals,
         monitor: &Monitor,
         connection: &UnixStream,
         kept: &mut Vec<OwnedFd>,
     ) -> Result<bool, PagerCommandError> {
-        if wait(&[&self.socket, connection])? == 0 {
-            return Ok(false);
+        match wait(&[signals, &self.socket, connection])? {
+            0 => return Err(signals.error()),
+            1 => return Ok(false),
+            _ => {}
         }
         *kept = firecracker::peek(connection).map_err(PagerCommandError::Handoff)?;
         send(&self.socket, &[])?;
+        if wait(&[signals, &self.socket])? == 0 {
+            return Err(signals.error());
+        }
         // It serves.
         receive(&self.socket)?;
-        Ok(wait(&[monitor, &self.socket])? == 0)
+        match wait(&[signals, monitor, &self.socket])? {
+            0 => Err(signals.error()),
+            which => Ok(which == 1),
+        }
     }
 
     fn end(&mut self) -> Result<ExitStatus, PagerCommandError> {

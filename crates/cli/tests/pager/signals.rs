@@ -1,0 +1,106 @@
+//! Signals that people and service managers send: to the process group, to each process, to one of the two.
+
+use rustix::process::kill_process_group;
+
+use super::*;
+
+const SIGNALS: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
+
+/// A pager that leads a process group, as a shell or a service manager starts one.
+fn in_a_group() -> Pager {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
+    command.process_group(0);
+    Pager::by(command, memory_file(), &["--image", "memory", "--granule", "1"])
+}
+
+/// Sends signals while a monitor is served, and sees it killed with a report of these words.
+#[track_caller]
+fn ends_the_monitor(send: impl Fn(&Pager), words: &str) {
+    let pager = in_a_group();
+    let mut monitor = Monitor::start(&pager, whole);
+    assert_eq!(monitor.read(3), Some(word(3)));
+    send(&pager);
+    // It may be served until it is killed, and never with zeros.
+    let read = monitor.read(900);
+    assert!([None, Some(word(900))].contains(&read), "{read:?}");
+    monitor.was_killed();
+    let (code, error) = pager.end();
+    assert!(code == Some(1) && error.contains(words), "{error}");
+}
+
+#[test]
+fn a_signal_to_the_process_group_ends_the_monitor() {
+    for signal in SIGNALS {
+        let words = format!("ended by signal {}; the monitor", signal.as_raw());
+        ends_the_monitor(|pager| kill_process_group(pager.guardian(), signal).unwrap(), &words);
+    }
+}
+
+#[test]
+fn a_signal_to_each_process_ends_the_monitor() {
+    for signal in SIGNALS {
+        let words = format!("ended by signal {}; the monitor", signal.as_raw());
+        let each = |pager: &Pager| {
+            let both = [pager.guardian(), pager.server()];
+            both.into_iter().for_each(|process| kill_process(process, signal).unwrap());
+        };
+        ends_the_monitor(each, &words);
+        // Which of the two is said then may be either.
+        let each = |pager: &Pager| {
+            let both = [pager.server(), pager.guardian()];
+            both.into_iter().for_each(|process| kill_process(process, signal).unwrap());
+        };
+        ends_the_monitor(each, "was killed");
+    }
+}
+
+#[test]
+fn a_signal_to_one_process_ends_the_monitor() {
+    for signal in SIGNALS {
+        let number = signal.as_raw();
+        let words = format!("ended by signal {number}; the monitor");
+        ends_the_monitor(|pager| kill_process(pager.guardian(), signal).unwrap(), &words);
+        let words = format!("the server was lost (signal: {number} ");
+        ends_the_monitor(|pager| kill_process(pager.server(), signal).unwrap(), &words);
+    }
+}
+
+/// Not even then are the two lost at once: the server is in another group.
+#[test]
+fn a_process_group_that_is_killed_takes_the_monitor_with_it() {
+    let mut pager = in_a_group();
+    let mut monitor = Monitor::start(&pager, whole);
+    assert_eq!(monitor.read(3), Some(word(3)));
+    kill_process_group(pager.guardian(), Signal::KILL).unwrap();
+    let read = monitor.read(900);
+    assert!([None, Some(word(900))].contains(&read), "{read:?}");
+    monitor.was_killed();
+    let error = pager.complaint();
+    assert!(error.contains("the guardian was lost"), "{error}");
+    pager.process.wait().unwrap();
+}
+
+/// While the server does not answer: the guardian waits for its monitor, and for nothing else.
+#[test]
+fn a_signal_during_the_handover_ends_the_monitor() {
+    for sent in [true, false] {
+        let pager = in_a_group();
+        let server = pager.server();
+        kill_process(server, Signal::STOP).unwrap();
+        let monitor = Monitor::connected(&pager, sent);
+        kill_process_group(pager.guardian(), Signal::TERM).unwrap();
+        monitor.was_killed();
+        let (code, error) = pager.end();
+        assert!(code == Some(1) && error.contains("ended by signal 15; the monitor"), "{error}");
+    }
+}
+
+#[test]
+fn a_signal_before_anybody_connects_ends_the_pager() {
+    for signal in SIGNALS {
+        let pager = in_a_group();
+        kill_process_group(pager.guardian(), signal).unwrap();
+        let (code, error) = pager.end();
+        assert!(code == Some(1) && error.contains("ended by signal"), "{error}");
+    }
+}
