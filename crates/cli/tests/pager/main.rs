@@ -346,6 +346,49 @@ fn whoever_connects_beside_the_monitor_is_turned_away() {
     assert_eq!(pager.end(), (Some(0), String::new()));
 }
 
+/// A process with a number that is free; `None` where others take it.
+fn with_number(pid: Pid) -> Option<Child> {
+    (0..20).find_map(|_| {
+        let before = (pid.as_raw_pid() - 1).to_string();
+        std::fs::write("/proc/sys/kernel/ns_last_pid", before).unwrap();
+        let mut process = Command::new("sleep").arg("1000").spawn().unwrap();
+        if Pid::from_child(&process) == pid {
+            return Some(process);
+        }
+        process.kill().unwrap();
+        process.wait().unwrap();
+        None
+    })
+}
+
+/// Whether a process lives on that got the number of a monitor which has ended since it connected; `None` where there is none.
+fn lives_on_with_the_number() -> Option<bool> {
+    let pager = Pager::of_image(&[]);
+    kill_process(pager.guardian(), Signal::STOP).unwrap();
+    let mut monitor = Monitor::connected(&pager, true);
+    let number = Pid::from_child(&monitor.process);
+    monitor.process.kill().unwrap();
+    monitor.process.wait().unwrap();
+    let other = with_number(number);
+    kill_process(pager.guardian(), Signal::CONT).unwrap();
+    // The pager ends by itself, or for this.
+    kill_process(pager.guardian(), Signal::TERM).unwrap();
+    pager.end();
+    other.map(|mut other| {
+        let lives = other.try_wait().unwrap().is_none();
+        other.kill().unwrap();
+        other.wait().unwrap();
+        lives
+    })
+}
+
+#[test]
+fn whoever_has_got_the_monitors_number_lives_on() {
+    if firn_required::has("root", geteuid().is_root()) {
+        assert_eq!((0..5).find_map(|_| lives_on_with_the_number()), Some(true));
+    }
+}
+
 /// Starts a pager that cannot kill its monitor, and sees the monitor refused with `words`, before and after its message.
 fn is_refused(start: impl Fn() -> Pager, guardian: Process, words: &str) {
     for sent in [false, true] {

@@ -1,10 +1,15 @@
 //! The process whose memory is served.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
-use rustix::io::Errno;
+use nix::sys::socket::{
+    getsockopt,
+    sockopt::{PeerCredentials, PeerPidfd},
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{
     Pid, PidfdFlags, Signal, geteuid, kill_process, pidfd_open, pidfd_send_signal,
     test_kill_process,
@@ -17,19 +22,19 @@ use super::{PagerCommandError, wait};
 #[derive(Debug, Error)]
 pub(crate) enum MonitorError {
     #[error("finding the process that connected")]
-    Find(#[source] std::io::Error),
+    Find(#[source] io::Error),
     #[error(
         "the process that connected is in another pid namespace, where it cannot be killed: run the pager in the same or in \
          an outer one"
     )]
     Elsewhere,
-    #[error("watching the monitor, process {pid}, which is killed")]
-    Watch { pid: i32, source: std::io::Error },
+    #[error("watching the monitor, process {pid}, which is killed if it still has its connection")]
+    Watch { pid: i32, source: io::Error },
     #[error(
         "the monitor, process {pid}, is not served and has to be ended: uid {own} may not kill it if its pager is lost; \
          run the pager as uid {uid}, or as root"
     )]
-    MayNotKill { pid: i32, uid: u32, own: u32, source: std::io::Error },
+    MayNotKill { pid: i32, uid: u32, own: u32, source: io::Error },
 }
 
 /// A monitor's process.
@@ -50,13 +55,22 @@ impl Monitor {
         let peer = peer.map_err(|errno| MonitorError::Find(errno.into()))?;
         // (rustix has a pid that is never 0, which the kernel does not promise.)
         let pid = Pid::from_raw(peer.pid()).ok_or(MonitorError::Elsewhere)?;
-        let process = pidfd_open(pid, PidfdFlags::empty()).map_err(|errno| {
+        let process = match getsockopt(connection, PeerPidfd) {
+            // Before Linux 6.5.
+            Err(nix::errno::Errno::ENOPROTOOPT) => by_number(connection, pid),
+            process => process.map_err(Into::into),
+        };
+        let process = process.map_err(|source| {
             // What is said is why it cannot be watched.
-            let _ = kill_process(pid, Signal::KILL);
-            MonitorError::Watch { pid: peer.pid(), source: errno.into() }
+            if !is_closed(connection) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+            MonitorError::Watch { pid: peer.pid(), source }
         })?;
         match test_kill_process(pid) {
-            Ok(()) | Err(Errno::SRCH) => Ok(Self { process }),
+            Ok(()) => Ok(Self { process }),
+            // It has ended: its number may be another's by now.
+            Err(_) if has(&process, PollFlags::IN) => Ok(Self { process }),
             Err(errno) => Err(MonitorError::MayNotKill {
                 pid: peer.pid(),
                 uid: peer.uid(),
@@ -81,6 +95,24 @@ impl Monitor {
     }
 }
 
+/// The process on the other side of a connection, where the kernel names it by a number alone. It may be another's once the
+/// process has ended; then the other side is closed, unless a child of the process has it.
+fn by_number(connection: &UnixStream, pid: Pid) -> io::Result<OwnedFd> {
+    let process = pidfd_open(pid, PidfdFlags::empty())?;
+    if is_closed(connection) { Err(Errno::SRCH.into()) } else { Ok(process) }
+}
+
+fn is_closed(connection: &UnixStream) -> bool {
+    has(connection, PollFlags::HUP)
+}
+
+/// Whether a descriptor is in a state now.
+fn has(descriptor: impl AsFd, state: PollFlags) -> bool {
+    let mut wait = [PollFd::new(&descriptor, state)];
+    let polled = retry_on_intr(|| poll(&mut wait, Some(&Timespec::default())));
+    polled.is_ok() && wait[0].revents().contains(state)
+}
+
 /// Kills who has connected to a socket, which does not block, and is not served. Whether there was anybody.
 pub(super) fn turn_away(listener: &UnixListener) -> bool {
     let mut any = false;
@@ -95,3 +127,7 @@ pub(super) fn turn_away(listener: &UnixListener) -> bool {
     }
     any
 }
+
+#[cfg(test)]
+#[path = "monitor_tests.rs"]
+mod tests;
