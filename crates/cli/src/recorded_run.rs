@@ -58,12 +58,11 @@ pub(crate) struct RecordedRun<'a> {
 
 impl RecordedRun<'_> {
     /// Restores the machine over `memory`, calls `begin` right before its vCPUs run, invokes, and calls `answered`; then the
-    /// microVM ends. It is given up when the recorder does not serve any more (`serving`).
+    /// microVM ends.
     pub(crate) fn run<T, E>(
         &self,
         memory: GuestMemory,
         begin: impl FnOnce(&mut Microvm) -> Result<(), E>,
-        serving: impl Fn() -> bool + Send + Sync,
         answered: impl FnOnce(&Outcome, &Handle, AgentClient) -> Result<T, E> + Send,
     ) -> Result<(Outcome, T), E>
     where
@@ -74,7 +73,7 @@ impl RecordedRun<'_> {
         begin(&mut microvm)?;
         microvm.resume().map_err(RecordedRunError::Resume)?;
         session::run(microvm, &instance, self.interruption, |handle, alive| {
-            let alive = || alive.load(Ordering::SeqCst) && serving();
+            let alive = || alive.load(Ordering::SeqCst);
             let (outcome, agent) = self.ask(&instance.vsock_socket(), &identity, alive)?;
             let answered = answered(&outcome, handle, agent)?;
             Ok(((outcome, answered), After::Stop))

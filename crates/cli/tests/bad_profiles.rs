@@ -139,6 +139,22 @@ fn a_profile_that_is_not_the_snapshots_is_refused_and_recorded_anew() {
 }
 
 #[test]
+fn a_damaged_image_is_not_recorded_of() {
+    use std::os::unix::fs::FileExt;
+    let Some(player) = Player::new() else { return };
+    player.good(&["profile", "record", "--part", "faults,writes", "s"]);
+    let before = fs::read(player.file("snapshot.firn")).unwrap();
+    let image = fs::OpenOptions::new().write(true).open(player.file("memory.img")).unwrap();
+    image.write_all_at(&[0xee], 77 * 4096 + 8).unwrap();
+    for part in ["faults", "writes", "groups", "cache"] {
+        let record: &[&str] = &["profile", "record", "--part", part, "s"];
+        player.refused(record, &["page 77 of the image is damaged", "firn verify"]);
+    }
+    player.refused(&["profile", "record", "s"], &["page 77 of the image is damaged"]);
+    assert!(fs::read(player.file("snapshot.firn")).unwrap() == before);
+}
+
+#[test]
 fn an_empty_profile_is_refused_and_empty_parts_load_nothing() {
     let Some(player) = Player::new() else { return };
     let none = |words: &[&str]| {

@@ -29,7 +29,7 @@ pub enum RecordReplayError {
 /// the trace's name is put among its inputs. Returns where in the kernel the recorder watched, if that depends on the kernel.
 ///
 /// # Errors
-/// See [`RecordReplayError`]; `profile` is as it was.
+/// See [`RecordReplayError`]; `profile` is as it was. A page that is not what was frozen ends this process where the recorder serves memory.
 pub fn record(
     snapshot: &Snapshot,
     input: Option<&str>,
@@ -76,7 +76,6 @@ pub fn record(
     let recorder = recorder.lock().unwrap_or_else(PoisonError::into_inner).take();
     let mut filled = profile.clone();
     if let Some(recorder) = recorder {
-        // What ended the recorder is the cause where the guest ended, too.
         recorder.finish(&mut filled)?;
     }
     check(&reports?, "the recorded run")?;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use firn_memory::Leaf;
 use firn_memory::page_cache::evict;
-use firn_memory::recorders::{Part, of};
+use firn_memory::recorders::{Part, ProfileRecordError, of};
 use firn_memory::trace::{Access, Trace};
 use firn_player::format::PAGE;
 use firn_snapshot::{CHUNK_PAGES, Profile, Run, Snapshot, pages_of};
@@ -133,13 +133,13 @@ fn a_recording_that_fails_leaves_the_profile_as_it_was() {
     let (_, snapshot) = player(&["sequential-read:4M"], dir.path());
     let image = std::fs::OpenOptions::new().write(true).open(snapshot.path().join("memory.img"));
     image.unwrap().write_all_at(&[0xee], 77 * PAGE + 8).unwrap();
-    for parts in [[Part::Faults], [Part::Writes]] {
+    for part in [Part::Groups, Part::Cache] {
         let before = Profile { inputs: vec!["b".into()], ..Profile::default() };
         let mut profile = before.clone();
-        let recorder = of(&parts).remove(0);
+        let recorder = of(&[part]).remove(0);
         match record(&snapshot, None, recorder, KVM_DEVICE.as_ref(), &mut profile) {
-            Err(RecordReplayError::Replay(error)) => {
-                assert!(error.to_string().contains("0x4d"), "{error}");
+            Err(RecordReplayError::Recorder(ProfileRecordError::Check { source, .. })) => {
+                assert!(source.to_string().starts_with("page 77 of the image"), "{source}");
             }
             other => panic!("{other:?}"),
         }

@@ -12,6 +12,7 @@ use tempfile::NamedTempFile;
 use thiserror::Error;
 
 use firn_host::{EventError, Invocation};
+use firn_memory::pager::{PageStore, end_process};
 use firn_memory::recorders::{RecordError, Recorder, Recording};
 use firn_memory::trace::{EncodeTraceError, GapUnit, Trace, TraceError, TraceOrigin};
 use firn_memory::{HostFacts, HostFactsError};
@@ -94,8 +95,6 @@ pub(crate) enum RecordCommandError {
     NoFunction,
     #[error(transparent)]
     HostFacts(#[from] HostFactsError),
-    #[error("opening the image again")]
-    Image(#[source] std::io::Error),
     #[error(transparent)]
     Record(#[from] RecordError),
     #[error(transparent)]
@@ -251,26 +250,20 @@ fn record(
         interruption,
         faults_in_vcpu_threads: true,
     };
-    let image = snapshot.image().try_clone().map_err(RecordCommandError::Image)?;
+    let store = PageStore::of(snapshot).map_err(RecordError::from)?;
     let (witness, watch) = witness();
-    let (memory, recorder) =
-        Recorder::start(image, &snapshot.manifest().layout, Box::new(witness))?;
+    let layout = &snapshot.manifest().layout;
+    let (memory, recorder) = Recorder::start(store, layout, Box::new(witness), end_process)?;
     let begin = |microvm: &mut Microvm| {
         watch.attach(microvm)?;
         output::note("firn: the guest waits at every page that it touches for the first time");
         Ok::<_, RecordCommandError>(())
     };
-    let led = run.run(
-        memory,
-        begin,
-        || recorder.is_serving(),
-        |_, handle, _| {
-            recorder.stop_recording();
-            let stats = handle.call(|microvm| microvm.kvm_stats())?;
-            stats.map_err(RecordCommandError::Stats)
-        },
-    );
-    // What ended the recorder is the cause where the guest ended too.
+    let led = run.run(memory, begin, |_, handle, _| {
+        recorder.stop_recording();
+        let stats = handle.call(|microvm| microvm.kvm_stats())?;
+        stats.map_err(RecordCommandError::Stats)
+    });
     let recording = recorder.finish()?;
     let time = watch.finish()?;
     let (outcome, kvm) = led?;

@@ -19,6 +19,7 @@ mod serve;
 mod store;
 
 pub use policy::PagerPolicy;
+pub(crate) use serve::{poison, wait};
 pub use store::PageStore;
 
 use std::ops::Range;

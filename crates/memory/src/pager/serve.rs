@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use super::{PagerError, Shared, add};
 use crate::num::usize_of;
-use crate::uffd::{Event, Fill, UffdError};
+use crate::uffd::{Event, Fill, Uffd, UffdError};
 
 pub(super) struct Server {
     shared: Arc<Shared>,
@@ -50,35 +50,14 @@ impl Server {
         Ok(())
     }
 
-    /// After a failure: whoever touches a page that is missing gets an error. Where the kernel cannot poison, it sleeps.
+    /// After a failure: whoever touches a page that is missing gets an error.
     pub(super) fn poison(&mut self) {
-        let mut address = self.current;
-        loop {
-            if let Some(address) = address.take() {
-                let _ = self.shared.uffd.poison(address..address + PAGE_SIZE);
-            }
-            match self.events.pop_front() {
-                Some(Event::Fault(fault)) => address = Some(fault.address),
-                Some(Event::Remove(_)) => {}
-                None => match self.wait() {
-                    Ok(true) => {}
-                    Ok(false) | Err(_) => return,
-                },
-            }
-        }
+        poison(&self.shared.uffd, &self.stop, self.current, std::mem::take(&mut self.events));
     }
 
     /// Waits for events and takes them; `false` when it was told to stop and nothing waits.
     fn wait(&mut self) -> Result<bool, PagerError> {
-        let mut wait = [
-            PollFd::from_borrowed_fd(self.shared.uffd.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.stop.as_fd(), PollFlags::IN),
-        ];
-        match poll(&mut wait, None) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) => return Err(PagerError::Wait(errno.into())),
-        }
-        let stopped = !wait[1].revents().is_empty();
+        let stopped = wait(&self.shared.uffd, &self.stop)?;
         self.take_events()?;
         Ok(!stopped || !self.events.is_empty())
     }
@@ -212,5 +191,45 @@ impl Server {
             at = stopped + PAGE_SIZE;
         }
         Ok(())
+    }
+}
+
+/// Waits for events of a userfaultfd, and says whether its server was told to stop.
+pub(crate) fn wait(uffd: &Uffd, stop: &OwnedFd) -> Result<bool, PagerError> {
+    let mut wait = [
+        PollFd::from_borrowed_fd(uffd.as_fd(), PollFlags::IN),
+        PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN),
+    ];
+    match poll(&mut wait, None) {
+        Ok(_) | Err(Errno::INTR) => Ok(!wait[1].revents().is_empty()),
+        Err(errno) => Err(PagerError::Wait(errno.into())),
+    }
+}
+
+/// After a failure, until the server is told to stop: whoever touches a page that is missing, or waits for one already, gets an
+/// error. Where the kernel cannot poison, it sleeps.
+pub(crate) fn poison(
+    uffd: &Uffd,
+    stop: &OwnedFd,
+    current: Option<u64>,
+    mut events: VecDeque<Event>,
+) {
+    let mut address = current;
+    loop {
+        if let Some(address) = address.take() {
+            let _ = uffd.poison(address..address + PAGE_SIZE);
+        }
+        match events.pop_front() {
+            Some(Event::Fault(fault)) => address = Some(fault.address),
+            Some(Event::Remove(_)) => {}
+            None => {
+                let Ok(stopped) = wait(uffd, stop) else { return };
+                let Ok(taken) = uffd.events() else { return };
+                events.extend(taken);
+                if stopped && events.is_empty() {
+                    return;
+                }
+            }
+        }
     }
 }

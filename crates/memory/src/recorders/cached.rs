@@ -9,11 +9,10 @@ use std::sync::Arc;
 use firn_snapshot::{CachedRun, PageSet, Profile, Run, Snapshot};
 
 use super::bpf::{Capture, Entered, Hook};
-use super::profile::planned;
+use super::profile::{check, cool, planned};
 use super::{Part, ProfileRecordError, ProfileRecorder};
 use crate::guest_memory::GuestMemory;
 use crate::num::now_ns;
-use crate::page_cache::evict;
 use crate::planners::Firecracker;
 
 /// Records the part `cached`.
@@ -34,6 +33,7 @@ impl ProfileRecorder for Cached {
         if snapshot.extent().is_some() {
             return Err(ProfileRecordError::NoImageFile { part: Part::Cache });
         }
+        check(snapshot)?;
         cool(snapshot)?;
         let hook = Hook::find(snapshot.image())?;
         // Finding it may have brought a page in.
@@ -67,17 +67,6 @@ impl ProfileRecorder for Cached {
         }
         Ok(())
     }
-}
-
-/// Empties the page cache of a snapshot's image.
-fn cool(snapshot: &Snapshot) -> Result<(), ProfileRecordError> {
-    let path = || snapshot.path().to_owned();
-    let residency = evict(snapshot.image())
-        .map_err(|source| ProfileRecordError::PageCache { snapshot: path(), source })?;
-    if !residency.is_cold() {
-        return Err(ProfileRecordError::NotCold { snapshot: path(), residency });
-    }
-    Ok(())
 }
 
 /// Contiguous ranges of the pages that entered, sorted by the earliest time of any page of a range.

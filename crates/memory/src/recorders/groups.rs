@@ -16,10 +16,10 @@ use std::time::Duration;
 
 use firn_snapshot::{PageSet, Profile, Run, Snapshot, runs_of};
 
-use super::profile::planned;
+use super::profile::{check, cool, planned};
 use super::{Part, ProfileRecordError, ProfileRecorder};
 use crate::guest_memory::GuestMemory;
-use crate::page_cache::{cached, evict};
+use crate::page_cache::cached;
 use crate::planners::Firecracker;
 
 /// Growth of resident memory after which the page cache is looked at, in pages (FaaSnap, 4.2).
@@ -51,12 +51,8 @@ impl ProfileRecorder for Groups {
         if snapshot.extent().is_some() {
             return Err(ProfileRecordError::NoImageFile { part: Part::Groups });
         }
-        let path = snapshot.path().to_owned();
-        let residency = evict(snapshot.image())
-            .map_err(|source| ProfileRecordError::PageCache { snapshot: path.clone(), source })?;
-        if !residency.is_cold() {
-            return Err(ProfileRecordError::NotCold { snapshot: path, residency });
-        }
+        check(snapshot)?;
+        cool(snapshot)?;
         planned(snapshot, &Firecracker { readahead: true })
     }
 

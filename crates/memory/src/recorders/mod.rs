@@ -4,6 +4,9 @@
 //! userfaultfd over anonymous memory: a page is missing until it is touched, is filled from the image then, and is
 //! write-protected if it was only read. It sees the guest's touches (through KVM) and the monitor's alike.
 //!
+//! As the [pager](crate::pager) it fails closed: each page is compared with its digest before it enters, and what cannot be
+//! served is told and ends the process that has the guest ([`OnLoss`]).
+//!
 //! Who touches, and through which leaf of the guest's page tables, this crate cannot know: a [`Witness`] says.
 //!
 //! A [`ProfileRecorder`] fills parts of a snapshot's [`Profile`](firn_snapshot::Profile) from one run. [`of`] makes the
@@ -11,7 +14,6 @@
 
 mod bpf;
 mod cached;
-mod content;
 mod groups;
 mod kernel_types;
 mod marks;
@@ -22,7 +24,6 @@ mod touches;
 
 pub use bpf::BpfError;
 pub use cached::Cached;
-pub use content::Content;
 pub use groups::Groups;
 pub use profile::{ParsePartError, Part, ProfileRecordError, ProfileRecorder, of, planned};
 pub use touches::Touches;
@@ -39,6 +40,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use crate::guest_memory::{AnonymousError, GuestMemory, GuestView};
 use crate::num::usize_of;
+use crate::pager::{OnLoss, PageStore, PagerError};
 use crate::plan::Leaf;
 use crate::trace::{Touch, Toucher};
 use crate::uffd::{Features, Uffd, UffdError, Watch};
@@ -105,14 +107,9 @@ pub enum RecordError {
     /// Waiting failed.
     #[error("waiting for touches of guest memory")]
     Wait(#[source] std::io::Error),
-    /// The image cannot be read.
-    #[error("reading page {page:#x} of the image")]
-    Image {
-        /// The image page.
-        page: u64,
-        /// What the system said.
-        source: std::io::Error,
-    },
+    /// A page is not what was frozen or cannot be read, or faults cannot be answered.
+    #[error(transparent)]
+    Serve(#[from] PagerError),
     /// The page tables cannot be asked what was written.
     #[error("finding out which pages of guest memory were written")]
     Written(#[source] std::io::Error),
@@ -127,17 +124,16 @@ pub struct Recording {
     pub unknown_leaves: u64,
 }
 
-/// Serves the faults of one guest memory, and writes them down. A recorder that is dropped takes its userfaultfd
-/// with it: pages that are not there read as zeros from then on.
+/// Serves the faults of one guest memory, and writes them down. One that is dropped and not finished serves on.
 #[derive(Debug)]
 pub struct Recorder {
-    thread: JoinHandle<Result<Recording, RecordError>>,
+    thread: JoinHandle<Result<Recording, PagerError>>,
     recording: Arc<AtomicBool>,
     stop: Arc<OwnedFd>,
 }
 
 impl Recorder {
-    /// Guest memory with these contents, and the recorder of every touch of it.
+    /// Guest memory with these contents, and the recorder of every touch of it. `on_loss` is what is done when it cannot go on.
     ///
     /// The vCPUs must fault in their own threads (no asynchronous page faults of KVM), and there may be only one:
     /// with more, others run on while a toucher waits, and the order of touches is another one.
@@ -145,11 +141,12 @@ impl Recorder {
     /// # Errors
     /// See [`RecordError`].
     pub fn start(
-        content: impl Into<Content>,
+        store: PageStore,
         layout: &MemoryLayout,
         witness: Box<dyn Witness>,
+        on_loss: OnLoss,
     ) -> Result<(GuestMemory, Self), RecordError> {
-        Self::with(content.into(), layout, witness, Features::empty())
+        Self::with(store, layout, witness, on_loss, Features::empty())
     }
 
     /// As [`start`](Self::start), but a write to a page that was read before is none of the touches, and nobody waits for it: what was
@@ -158,17 +155,19 @@ impl Recorder {
     /// # Errors
     /// See [`RecordError`]: among them a kernel before Linux 6.7.
     fn of_first_touches(
-        content: Content,
+        store: PageStore,
         layout: &MemoryLayout,
         witness: Box<dyn Witness>,
+        on_loss: OnLoss,
     ) -> Result<(GuestMemory, Self), RecordError> {
-        Self::with(content, layout, witness, Features::WRITE_PROTECT_ASYNC)
+        Self::with(store, layout, witness, on_loss, Features::WRITE_PROTECT_ASYNC)
     }
 
     fn with(
-        content: Content,
+        store: PageStore,
         layout: &MemoryLayout,
         witness: Box<dyn Witness>,
+        on_loss: OnLoss,
         more: Features,
     ) -> Result<(GuestMemory, Self), RecordError> {
         let memory = GuestMemory::anonymous(layout.clone())?;
@@ -178,10 +177,17 @@ impl Recorder {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let stop = eventfd(0, flags).map_err(|errno| RecordError::Wait(errno.into()))?;
         let (stop, recording) = (Arc::new(stop), Arc::new(AtomicBool::new(true)));
-        let server = Server::new(uffd, &memory, content, witness, stop.clone(), recording.clone());
+        let mut server =
+            Server::new(uffd, &memory, store, witness, stop.clone(), recording.clone());
+        let run = move || {
+            server.serve().inspect_err(|error| {
+                on_loss(error);
+                server.poison();
+            })
+        };
         let thread = std::thread::Builder::new()
             .name("recorder".into())
-            .spawn(move || server.serve())
+            .spawn(run)
             .map_err(RecordError::Thread)?;
         Ok((memory, Self { thread, recording, stop }))
     }
@@ -191,12 +197,6 @@ impl Recorder {
         self.recording.store(false, Ordering::SeqCst);
     }
 
-    /// Whether it serves: one that met an error does not.
-    #[must_use]
-    pub fn is_serving(&self) -> bool {
-        !self.thread.is_finished()
-    }
-
     /// Ends it, once nobody touches the memory any more, and returns what it wrote down.
     ///
     /// # Errors
@@ -204,7 +204,7 @@ impl Recorder {
     pub fn finish(self) -> Result<Recording, RecordError> {
         // Fails only when its counter is full: it has been told then.
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
-        self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        Ok(self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?)
     }
 }
 

@@ -12,8 +12,9 @@ use thiserror::Error;
 use super::{BpfError, Cached, Groups, RecordError, Touches};
 use crate::executor::{ExecuteError, Sources, execute};
 use crate::guest_memory::GuestMemory;
-use crate::page_cache::Residency;
-use crate::planners::{self, PlanSnapshotError, Planner};
+use crate::page_cache::{Residency, evict};
+use crate::pager::{PageStore, PagerError};
+use crate::planners::{self, PassShared, PlanSnapshotError, Planner};
 
 /// A part of a [`Profile`] that a run of the guest is recorded for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -126,6 +127,14 @@ pub enum ProfileRecordError {
     /// A recorder's thread could not be started.
     #[error("starting the recorder's thread")]
     Thread(#[source] io::Error),
+    /// The image is not what was frozen.
+    #[error("checking the image of {} before the run", .snapshot.display())]
+    Check {
+        /// The snapshot.
+        snapshot: PathBuf,
+        /// Which page, and why.
+        source: PagerError,
+    },
     /// The image's descriptor could not be duplicated.
     #[error("opening the image again")]
     Image(#[source] io::Error),
@@ -214,4 +223,31 @@ pub fn planned(
 ) -> Result<GuestMemory, ProfileRecordError> {
     let plan = planners::plan(snapshot, planner)?;
     Ok(execute(&plan, &Sources::of(snapshot))?.memory)
+}
+
+/// Where a run that is served page by page has its pages from, each with its digest.
+pub(super) fn store(snapshot: &Snapshot) -> Result<PageStore, ProfileRecordError> {
+    if snapshot.extent().is_some() {
+        return Ok(PageStore::mapped(planned(snapshot, &PassShared)?, snapshot));
+    }
+    Ok(PageStore::of(snapshot).map_err(RecordError::from)?)
+}
+
+/// Checks every page of a snapshot's image, which the kernel brings in unchecked in the run to come.
+pub(super) fn check(snapshot: &Snapshot) -> Result<(), ProfileRecordError> {
+    let store = PageStore::of(snapshot);
+    let checked = store.and_then(|store| store.check_all(snapshot.manifest().layout.pages()));
+    let path = || snapshot.path().to_owned();
+    checked.map_err(|source| ProfileRecordError::Check { snapshot: path(), source })
+}
+
+/// Empties the page cache of a snapshot's image.
+pub(super) fn cool(snapshot: &Snapshot) -> Result<(), ProfileRecordError> {
+    let path = || snapshot.path().to_owned();
+    let residency = evict(snapshot.image())
+        .map_err(|source| ProfileRecordError::PageCache { snapshot: path(), source })?;
+    if !residency.is_cold() {
+        return Err(ProfileRecordError::NotCold { snapshot: path(), residency });
+    }
+    Ok(())
 }

@@ -2,17 +2,16 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use firn_snapshot::{MemoryLayout, PAGE_SIZE};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
 
-use super::{Content, RecordError, Recording, Seen, Witness};
+use super::{Recording, Seen, Witness};
 use crate::guest_memory::{GuestMemory, GuestView, Slot};
 use crate::num::usize_of;
+use crate::pager::{PageStore, PagerError, poison, wait};
 use crate::plan::Leaf;
 use crate::trace::{Access, Touch, Toucher};
 use crate::uffd::{Event, Fault, FaultKind, Fill, Uffd, UffdError};
@@ -39,13 +38,15 @@ pub(super) struct Server {
     slots: Vec<Slot>,
     layout: MemoryLayout,
     view: GuestView,
-    content: Content,
+    store: PageStore,
     witness: Box<dyn Witness>,
     stop: Arc<OwnedFd>,
     active: Arc<AtomicBool>,
     /// By image page.
     states: Vec<PageState>,
     events: VecDeque<Event>,
+    /// The fault that is being answered.
+    current: Option<u64>,
     recording: Recording,
 }
 
@@ -53,7 +54,7 @@ impl Server {
     pub(super) fn new(
         uffd: Uffd,
         memory: &GuestMemory,
-        content: Content,
+        store: PageStore,
         witness: Box<dyn Witness>,
         stop: Arc<OwnedFd>,
         active: Arc<AtomicBool>,
@@ -65,42 +66,43 @@ impl Server {
             slots: memory.slots().to_vec(),
             layout,
             view: memory.vm_memory(),
-            content,
+            store,
             witness,
             stop,
             active,
             states,
             events: VecDeque::new(),
+            current: None,
             recording: Recording::default(),
         }
     }
 
-    pub(super) fn serve(mut self) -> Result<Recording, RecordError> {
+    /// Answers faults until it is told to stop.
+    pub(super) fn serve(&mut self) -> Result<Recording, PagerError> {
         loop {
-            let mut wait = [
-                PollFd::from_borrowed_fd(self.uffd.as_fd(), PollFlags::IN),
-                PollFd::from_borrowed_fd(self.stop.as_fd(), PollFlags::IN),
-            ];
-            match poll(&mut wait, None) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => return Err(RecordError::Wait(errno.into())),
-            }
-            let stopped = !wait[1].revents().is_empty();
+            let stopped = wait(&self.uffd, &self.stop)?;
             self.take_events()?;
             if stopped && self.events.is_empty() {
-                return Ok(self.recording);
+                return Ok(std::mem::take(&mut self.recording));
             }
             while let Some(event) = self.events.pop_front() {
                 if let Event::Fault(fault) = event {
+                    self.current = Some(fault.address);
                     self.answer(fault)?;
+                    self.current = None;
                 }
             }
         }
     }
 
+    /// After a failure: whoever touches a page that is missing gets an error.
+    pub(super) fn poison(&mut self) {
+        poison(&self.uffd, &self.stop, self.current, std::mem::take(&mut self.events));
+    }
+
     /// Takes the events that wait. Pages that are being given back count as gone from here on: whoever gives them
     /// back goes on as soon as the event is read.
-    fn take_events(&mut self) -> Result<(), RecordError> {
+    fn take_events(&mut self) -> Result<(), PagerError> {
         for event in self.uffd.events()? {
             if let Event::Remove(range) = &event {
                 for address in range.clone().step_by(usize_of(PAGE_SIZE)) {
@@ -124,7 +126,7 @@ impl Server {
         Some((guest / PAGE_SIZE, usize_of(image / PAGE_SIZE)))
     }
 
-    fn answer(&mut self, fault: Fault) -> Result<(), RecordError> {
+    fn answer(&mut self, fault: Fault) -> Result<(), PagerError> {
         // Registered ranges are guest memory, all of it.
         let Some((page, image)) = self.page_at(fault.address) else { return Ok(()) };
         let range = fault.address..fault.address + PAGE_SIZE;
@@ -153,7 +155,7 @@ impl Server {
         if state.present {
             self.retried(|uffd| uffd.write_protect(range.clone(), false))?;
         } else {
-            self.fill(page, image, &range, now)?;
+            self.fill(image, &range, now)?;
         }
         self.states[image] = now;
         if access.is_some() {
@@ -165,32 +167,26 @@ impl Server {
         Ok(())
     }
 
-    /// Puts a page that is missing into memory: the image's, or zeros where it was given back.
-    fn fill(
-        &mut self,
-        page: u64,
-        image: usize,
-        range: &Range<u64>,
-        now: PageState,
-    ) -> Result<(), RecordError> {
+    /// Puts a page that is missing into memory: the image's, checked, or zeros where it was given back.
+    fn fill(&mut self, image: usize, range: &Range<u64>, now: PageState) -> Result<(), PagerError> {
         let mut content = ZEROS;
         if !self.states[image].touched {
-            self.read_image(page, image, &mut content)?;
+            self.store.read(image as u64, &mut content)?;
         }
         let fill = if now.written { Fill::empty() } else { Fill::WRITE_PROTECTED };
         self.retried(|uffd| install(uffd, range, &content, fill))
     }
 
     /// Nobody asks any more what is touched first: the untouched pages after one come with it, up to the next one that was touched.
-    fn fill_ahead(&mut self, address: u64) -> Result<(), RecordError> {
+    fn fill_ahead(&mut self, address: u64) -> Result<(), PagerError> {
         let now = PageState { touched: true, written: true, present: true };
         let ahead = address + PAGE_SIZE..address + Leaf::Size2M.bytes();
         for address in ahead.step_by(usize_of(PAGE_SIZE)) {
-            let Some((page, image)) = self.page_at(address) else { break };
+            let Some((_, image)) = self.page_at(address) else { break };
             if self.states[image].touched {
                 break;
             }
-            self.fill(page, image, &(address..address + PAGE_SIZE), now)?;
+            self.fill(image, &(address..address + PAGE_SIZE), now)?;
             self.states[image] = now;
         }
         Ok(())
@@ -211,16 +207,11 @@ impl Server {
         });
     }
 
-    fn read_image(&self, guest: u64, image: usize, bytes: &mut [u8]) -> Result<(), RecordError> {
-        let page = image as u64;
-        self.content.read(guest, page, bytes).map_err(|source| RecordError::Image { page, source })
-    }
-
     /// Does what may have to wait until the events of memory that is given back are read.
     fn retried(
         &mut self,
         operation: impl Fn(&Uffd) -> Result<(), UffdError>,
-    ) -> Result<(), RecordError> {
+    ) -> Result<(), PagerError> {
         loop {
             match operation(&self.uffd) {
                 Err(UffdError::Changing { .. }) => {

@@ -9,8 +9,8 @@
 
 use firn_snapshot::{MemoryLayout, PAGE_SIZE, PageSet};
 
-use super::{Content, RecordError};
 use crate::num::usize_of;
+use crate::pager::{PageStore, PagerError};
 
 const PRESENT: u64 = 1;
 const ACCESSED: u64 = 1 << 5;
@@ -21,17 +21,14 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 /// The touched pages that a touched table maps, out of image pages. The tables themselves are not among them: the entries that name
 /// them are no leaves.
 pub(super) fn small_leaves(
-    content: &Content,
+    store: &PageStore,
     layout: &MemoryLayout,
     touched: &PageSet,
-) -> Result<PageSet, RecordError> {
+) -> Result<PageSet, PagerError> {
     let (mut tables, mut mapped) = (PageSet::new(layout.pages()), PageSet::new(layout.pages()));
     let mut bytes = [0; usize_of(PAGE_SIZE)];
     for page in touched.iter() {
-        let Some(address) = layout.guest_addr(page * PAGE_SIZE) else { continue };
-        content
-            .read(address / PAGE_SIZE, page, &mut bytes)
-            .map_err(|source| RecordError::Image { page, source })?;
+        store.read(page, &mut bytes)?;
         if let Some(leaves) = leaves_of(&bytes, layout) {
             tables.insert(page);
             leaves.into_iter().for_each(|leaf| mapped.insert(leaf));

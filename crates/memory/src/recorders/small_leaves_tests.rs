@@ -23,7 +23,7 @@ fn leaves(pages: &[(u64, Vec<u64>)], touched: &[u64]) -> Vec<u64> {
     }
     let mut set = PageSet::new(128);
     touched.iter().for_each(|page| set.insert(*page));
-    small_leaves(&image.into(), &layout(), &set).unwrap().iter().collect()
+    small_leaves(&PageStore::unchecked(image), &layout(), &set).unwrap().iter().collect()
 }
 
 #[test]

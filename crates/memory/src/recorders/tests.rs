@@ -1,14 +1,18 @@
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{Seek, Write};
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
 
-use firn_snapshot::{MemoryLayout, MemoryRegion, PAGE_SIZE, PageSet};
+use firn_snapshot::{ImageKind, MemoryLayout, MemoryRegion, PAGE_SIZE, PageSet};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::marks::marked;
-use super::{Content, RecordError, Recorder, Recording, Seen, Sighting, Witness};
+use super::profile::store;
+use super::{Part, RecordError, Recorder, Recording, Seen, Sighting, Witness, of};
 use crate::GuestMemory;
+use crate::pager::{PageStore, PagerError};
 use crate::plan::Leaf;
+use crate::testing::write_snapshot;
 use crate::trace::{Access, GapUnit, Touch, Toucher, Trace, TraceOrigin};
 
 const PAGES: u64 = 64;
@@ -64,7 +68,8 @@ fn record(
     work: impl FnOnce(&GuestMemory, &Recorder),
 ) -> (Log, Result<Recording, RecordError>) {
     let log = Log::default();
-    let (memory, recorder) = Recorder::start(image, &layout(), Box::new(log.clone())).unwrap();
+    let (store, witness) = (PageStore::unchecked(image), Box::new(log.clone()));
+    let (memory, recorder) = Recorder::start(store, &layout(), witness, |_| ()).unwrap();
     work(&memory, &recorder);
     (log, recorder.finish())
 }
@@ -121,8 +126,8 @@ fn touches_are_recorded_once_in_order_and_writes_after_reads_apart() {
 #[test]
 fn what_is_written_after_it_was_read_is_marked_and_no_touch() {
     let witness = Box::new(Log::default());
-    let content = Content::from(image(PAGES));
-    let (memory, recorder) = Recorder::of_first_touches(content, &layout(), witness).unwrap();
+    let store = PageStore::unchecked(image(PAGES));
+    let (memory, recorder) = Recorder::of_first_touches(store, &layout(), witness, |_| ()).unwrap();
     for page in [1, 2, 1000, 1031] {
         byte(&memory, page);
     }
@@ -237,13 +242,67 @@ fn touches_of_many_threads_are_each_recorded_once() {
     assert_eq!(pages, (0..PAGES / 2).collect::<Vec<_>>());
 }
 
+/// Touches a page in a system call, which gets an error where a thread would get a signal.
+fn reads(memory: &GuestMemory, page: u64) -> bool {
+    let mut sink = tempfile::tempfile().unwrap();
+    memory.vm_memory().write_volatile_to(GuestAddress(page * PAGE_SIZE), &mut sink, 4096).is_ok()
+}
+
 #[test]
-fn an_image_that_cannot_be_read_ends_the_recorder_and_hangs_nobody() {
-    let (_, recording) = record(image(1), |memory, recorder| {
-        assert_eq!(byte(memory, 0), 1);
-        assert!(recorder.is_serving());
-        byte(memory, 1);
+fn an_image_that_shrinks_ends_the_recording_and_hangs_nobody() {
+    let (_, recording) = record(image(1), |memory, _| {
+        assert!(reads(memory, 0));
+        assert!(!reads(memory, 1), "never zeros");
+        assert!(!reads(memory, 2) && reads(memory, 0));
     });
     let error = recording.unwrap_err();
-    assert!(matches!(error, RecordError::Image { page: 1, .. }), "{error}");
+    let RecordError::Serve(PagerError::Truncated { image_page: 1, .. }) = error else {
+        panic!("{error}")
+    };
+}
+
+#[test]
+fn a_page_that_is_not_what_was_frozen_never_enters_and_ends_the_recording() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let zero_map = PageSet::new(PAGES);
+    let snapshot = write_snapshot(&path, &layout(), &zero_map, ImageKind::Dense, 5);
+    let image = OpenOptions::new().write(true).open(path.join("memory.img")).unwrap();
+    image.write_all_at(&[0xee], 40 * PAGE_SIZE + 4000).unwrap();
+    let starts: [fn(_, &_, _, _) -> _; 2] = [Recorder::start, Recorder::of_first_touches];
+    for start in starts {
+        let store = store(&snapshot).unwrap();
+        let witness = Box::new(Log::default());
+        let (memory, recorder) = start(store, &layout(), witness, |_| ()).unwrap();
+        assert!(reads(&memory, 31));
+        // The first of what comes with a touch once the recording stopped.
+        recorder.stop_recording();
+        assert!(reads(&memory, 1000));
+        assert!(!reads(&memory, 1008));
+        let error = recorder.finish().unwrap_err().to_string();
+        assert!(error.starts_with("page 40 of the image is damaged"), "{error}");
+    }
+}
+
+/// What the kernel brings in nobody can check while the guest runs.
+#[test]
+fn a_damaged_image_is_found_before_a_run_in_which_the_kernel_brings_it_in() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let zero_map = PageSet::new(PAGES);
+    let snapshot = write_snapshot(&path, &layout(), &zero_map, ImageKind::Dense, 5);
+    let image = OpenOptions::new().write(true).open(path.join("memory.img")).unwrap();
+    let refused = |words: &str| {
+        for mut recorder in of(&[Part::Groups, Part::Cache]) {
+            let error = recorder.memory(&snapshot).unwrap_err();
+            assert!(!error.is_of_the_host(), "{error}");
+            assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+            let source = std::error::Error::source(&error).unwrap().to_string();
+            assert!(source.starts_with(words), "{source}");
+        }
+    };
+    image.write_all_at(&[0xee], 40 * PAGE_SIZE + 4000).unwrap();
+    refused("page 40 of the image is damaged");
+    image.set_len(39 * PAGE_SIZE).unwrap();
+    refused("page 39 of the image is not there any more");
 }

@@ -12,12 +12,14 @@ use std::sync::Arc;
 use firn_snapshot::{MemoryLayout, PAGE_SIZE, PageSet, Profile, Run, Snapshot, pages_of, runs_of};
 
 use super::marks::marked;
+use super::profile::store;
 use super::small_leaves::small_leaves;
 use super::{
-    Content, Part, ProfileRecordError, ProfileRecorder, RecordError, Recorder, Recording, Seen,
-    Sighting, Witness,
+    Part, ProfileRecordError, ProfileRecorder, RecordError, Recorder, Recording, Seen, Sighting,
+    Witness,
 };
 use crate::guest_memory::GuestMemory;
+use crate::pager::{PageStore, end_process};
 use crate::trace::{Access, Touch, Toucher};
 use crate::uffd::UffdError;
 
@@ -27,7 +29,7 @@ pub struct Touches {
     parts: Vec<Part>,
     running: Option<(Recorder, MemoryLayout)>,
     /// The snapshot, once more, where the guest's tables are to be looked for: the recorder has its own.
-    content: Option<Content>,
+    store: Option<PageStore>,
     /// Whether the kernel marks what is written, so that no touch says it.
     marks: bool,
     /// Until the recording ends.
@@ -38,7 +40,7 @@ pub struct Touches {
 
 impl Touches {
     pub(super) fn new(parts: Vec<Part>) -> Self {
-        Self { parts, running: None, content: None, marks: true, memory: None, marked: None }
+        Self { parts, running: None, store: None, marks: true, memory: None, marked: None }
     }
 }
 
@@ -65,17 +67,17 @@ impl ProfileRecorder for Touches {
     fn memory(&mut self, snapshot: &Snapshot) -> Result<GuestMemory, ProfileRecordError> {
         let layout = &snapshot.manifest().layout;
         let recorded =
-            Recorder::of_first_touches(Content::of(snapshot)?, layout, Box::new(NoWitness));
+            Recorder::of_first_touches(store(snapshot)?, layout, Box::new(NoWitness), end_process);
         let (memory, recorder) = match recorded {
             Err(RecordError::Uffd(UffdError::Features { .. })) => {
                 self.marks = false;
-                Recorder::start(Content::of(snapshot)?, layout, Box::new(NoWitness))
+                Recorder::start(store(snapshot)?, layout, Box::new(NoWitness), end_process)
             }
             recorded => recorded,
         }?;
         self.running = Some((recorder, layout.clone()));
         if self.parts.contains(&Part::Faults) {
-            self.content = Some(Content::of(snapshot)?);
+            self.store = Some(store(snapshot)?);
         }
         Ok(memory)
     }
@@ -99,9 +101,10 @@ impl ProfileRecorder for Touches {
     fn finish(self: Box<Self>, profile: &mut Profile) -> Result<(), ProfileRecordError> {
         let Some((recorder, layout)) = self.running else { return Ok(()) };
         let Recording { touches, .. } = recorder.finish()?;
-        if let Some(content) = self.content {
+        if let Some(store) = self.store {
             let faults = in_order(&touches, &layout);
-            let small = small_leaves(&content, &layout, &pages_of(&faults, layout.pages()))?;
+            let touched = pages_of(&faults, layout.pages());
+            let small = small_leaves(&store, &layout, &touched).map_err(RecordError::from)?;
             profile.small_leaves = Some(runs_of(&small));
             profile.faults = Some(faults);
         }

@@ -96,7 +96,6 @@ pub(super) fn record(
             outcome => outcome,
         };
         let recorder = recorder.into_inner().unwrap_or_else(PoisonError::into_inner);
-        // What ended the recorder is the cause where the guest ended, too.
         recorder.finish(profile)?;
         let outcome = outcome?;
         if outcome.error.is_some() {
@@ -137,7 +136,6 @@ fn run(
     let (outcome, ()) = run.run(
         memory,
         |microvm| Ok(with().begin(snapshot, &microvm.shared_memory())?),
-        || true,
         |outcome, handle, agent| {
             with().end();
             let Some(path) = guest.freeze.filter(|_| outcome.error.is_none()) else {
