@@ -23,8 +23,9 @@ use super::kernel_types::AddFolio;
 use crate::map::Mapping;
 
 const TRACEPOINT: &str = "events/filemap/mm_filemap_add_to_page_cache";
-/// Of an entry: the bits that are the folio's order. The others are ns of CLOCK_MONOTONIC.
-const ORDER: u64 = 63;
+/// Of an entry: as many bits are the folio's order. The others are ns of CLOCK_MONOTONIC, of which nine years fit.
+const ORDER_BITS: u8 = 6;
+const ORDER: u64 = (1 << ORDER_BITS) - 1;
 
 // From linux/bpf.h and linux/perf_event.h.
 const BPF_MAP_CREATE: libc::c_int = 0;
@@ -163,7 +164,7 @@ impl fmt::Display for Hook {
 }
 
 fn entered(value: u64) -> Option<Entered> {
-    let entered = Entered { at_ns: value & !ORDER, pages: 1 << (value & ORDER).min(30) };
+    let entered = Entered { at_ns: value >> ORDER_BITS, pages: 1 << (value & ORDER).min(30) };
     (value != 0).then_some(entered)
 }
 
@@ -252,6 +253,7 @@ const MOV_REG: u8 = 0xbf;
 const MOV: u8 = 0xb7;
 const ADD: u8 = 0x07;
 const AND: u8 = 0x57;
+const LSH: u8 = 0x67;
 const RSH: u8 = 0x77;
 const OR_REG: u8 = 0x4f;
 const JEQ: u8 = 0x15;
@@ -306,7 +308,7 @@ fn at_tracepoint(at: &Tracepoint, device: u32, inode: u64) -> Vec<Insn> {
     program
 }
 
-/// `if (it is of the file && index < pages) { entry = &map[index]; if (!*entry) *entry = now & ~63 | order; }`
+/// `if (it is of the file && index < pages) { entry = &map[index]; if (!*entry) *entry = now << 6 | order; }`
 fn program(hook: &Hook, device: u32, inode: u64, pages: u32, map: RawFd) -> Vec<Insn> {
     let mut program = match hook {
         Hook::Function(function) => at_function(function, device, inode),
@@ -316,9 +318,9 @@ fn program(hook: &Hook, device: u32, inode: u64, pages: u32, map: RawFd) -> Vec<
         // Below 2^31, by `Capture::start`.
         insn(JGE, 7, 0, END, i32::try_from(pages).unwrap_or(i32::MAX)),
         insn(STX_U32, 10, 7, -4, 0),
-        insn(AND, 8, 0, 0, 63),
+        insn(AND, 8, 0, 0, (1 << ORDER_BITS) - 1),
         insn(CALL, 0, 0, 0, BPF_FUNC_KTIME_GET_NS),
-        insn(AND, 0, 0, 0, !63),
+        insn(LSH, 0, 0, 0, i32::from(ORDER_BITS)),
         insn(OR_REG, 0, 8, 0, 0),
         insn(MOV_REG, 7, 0, 0, 0),
     ]);

@@ -62,8 +62,8 @@ fn every_jump_out_ends_at_the_end() {
 #[test]
 fn what_is_written_down_is_decoded() {
     assert_eq!(entered(0), None);
-    assert_eq!(entered(64), Some(Entered { at_ns: 64, pages: 1 }));
-    assert_eq!(entered(640 | 4), Some(Entered { at_ns: 640, pages: 16 }));
+    assert_eq!(entered(1 << 6), Some(Entered { at_ns: 1, pages: 1 }));
+    assert_eq!(entered(641 << 6 | 4), Some(Entered { at_ns: 641, pages: 16 }));
     assert_eq!(entered(u64::MAX).unwrap().pages, 1 << 30, "an order that no folio has");
 }
 

@@ -12,7 +12,7 @@ use super::bpf::{Capture, Entered, Hook};
 use super::profile::{check, cool, planned};
 use super::{Part, ProfileRecordError, ProfileRecorder};
 use crate::guest_memory::GuestMemory;
-use crate::num::now_ns;
+use crate::num::{now_ns, usize_of};
 use crate::planners::Firecracker;
 
 /// Records the part `cached`.
@@ -80,16 +80,15 @@ fn ranges(entered: &[Option<Entered>], begun_ns: u64) -> Vec<CachedRun> {
         }
     }
     let earliest = |run: &Run| {
-        let of_run = (0..).zip(entered).filter(|(page, _)| run.range().contains(page));
-        of_run.filter_map(|(_, entered)| Some(entered.as_ref()?.at_ns)).min().unwrap_or(0)
+        let of_run = &entered[usize_of(run.range().start)..usize_of(run.range().end)];
+        of_run.iter().flatten().map(|entered| entered.at_ns).min().unwrap_or(0)
     };
-    let mut ranges: Vec<CachedRun> = all
-        .runs()
-        .map(Run::from)
-        .map(|run| CachedRun { run, at_ns: earliest(&run).saturating_sub(begun_ns) })
-        .collect();
-    ranges.sort_by_key(|range| range.at_ns);
-    ranges
+    let ranges = all.runs().map(Run::from);
+    let mut ranges: Vec<(u64, Run)> = ranges.map(|run| (earliest(&run), run)).collect();
+    // By the times themselves: what entered before the vCPUs ran is all at 0 in the profile.
+    ranges.sort_unstable_by_key(|(at_ns, run)| (*at_ns, run.first));
+    let since = |at_ns: u64| at_ns.saturating_sub(begun_ns);
+    ranges.into_iter().map(|(at_ns, run)| CachedRun { run, at_ns: since(at_ns) }).collect()
 }
 
 #[cfg(test)]

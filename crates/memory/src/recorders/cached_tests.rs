@@ -16,3 +16,18 @@ fn ranges_are_contiguous_and_sorted_by_their_earliest_page() {
     assert_eq!(ranges(&entered, 800), expected);
     assert_eq!(ranges(&[], 0), []);
 }
+
+#[test]
+fn what_entered_before_the_guest_ran_is_in_the_order_in_which_it_did() {
+    let mut entered = vec![None; 32];
+    let mut enter = |page: usize, at_ns| entered[page] = Some(Entered { at_ns, pages: 1 });
+    enter(3, 1_003);
+    enter(9, 1_001);
+    enter(12, 1_002);
+    // At once.
+    enter(25, 1_000);
+    enter(20, 1_000);
+    let ranges = ranges(&entered, 1_002);
+    let order: Vec<_> = ranges.iter().map(|range| (range.run.first, range.at_ns)).collect();
+    assert_eq!(order, [(20, 0), (25, 0), (9, 0), (12, 0), (3, 1)]);
+}
