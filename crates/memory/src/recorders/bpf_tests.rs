@@ -84,7 +84,11 @@ fn permitted<T>(result: Result<T, BpfError>) -> Option<T> {
             BpfError::Tracepoint(error)
             | BpfError::Refused { source: error, .. }
             | BpfError::Attach(error),
-        ) if error.kind() == io::ErrorKind::PermissionDenied => None,
+        ) if error.kind() == io::ErrorKind::PermissionDenied
+            && !firn_required::has("root", false) =>
+        {
+            None
+        }
         Err(error) => panic!("{error}: {:?}", std::error::Error::source(&error)),
     }
 }
