@@ -61,17 +61,7 @@ impl ProfileRecorder for Groups {
         snapshot: &Snapshot,
         _: &Arc<GuestMemory>,
     ) -> Result<(), ProfileRecordError> {
-        let image = snapshot.image().try_clone().map_err(ProfileRecordError::Image)?;
-        let statm = File::open(STATM).map_err(ProfileRecordError::Resident)?;
-        let pages = snapshot.manifest().layout.pages();
-        let sampler = Sampler {
-            snapshot: snapshot.path().to_owned(),
-            image,
-            resident: resident(&statm).map_err(ProfileRecordError::Resident)?,
-            statm,
-            seen: PageSet::new(pages),
-            groups: Vec::new(),
-        };
+        let sampler = Sampler::new(snapshot)?;
         let (alive, ended) = channel();
         let thread = std::thread::Builder::new()
             .name("recorder".into())
@@ -108,19 +98,38 @@ struct Sampler {
 }
 
 impl Sampler {
+    fn new(snapshot: &Snapshot) -> Result<Self, ProfileRecordError> {
+        let image = snapshot.image().try_clone().map_err(ProfileRecordError::Image)?;
+        let statm = File::open(STATM).map_err(ProfileRecordError::Resident)?;
+        Ok(Self {
+            snapshot: snapshot.path().to_owned(),
+            image,
+            resident: resident(&statm).map_err(ProfileRecordError::Resident)?,
+            statm,
+            seen: PageSet::new(snapshot.manifest().layout.pages()),
+            groups: Vec::new(),
+        })
+    }
+
     fn run(
         mut self,
         ended: &std::sync::mpsc::Receiver<()>,
     ) -> Result<Vec<Vec<Run>>, ProfileRecordError> {
         while ended.recv_timeout(POLL) == Err(RecvTimeoutError::Timeout) {
-            let now = resident(&self.statm).map_err(ProfileRecordError::Resident)?;
-            if now >= self.resident + GROWTH {
-                self.resident = now;
-                self.sample()?;
-            }
+            self.poll()?;
         }
         self.sample()?;
         Ok(self.groups)
+    }
+
+    /// Ends a group where resident memory has grown by enough since the last one.
+    fn poll(&mut self) -> Result<(), ProfileRecordError> {
+        let now = resident(&self.statm).map_err(ProfileRecordError::Resident)?;
+        if now >= self.resident + GROWTH {
+            self.resident = now;
+            self.sample()?;
+        }
+        Ok(())
     }
 
     fn sample(&mut self) -> Result<(), ProfileRecordError> {
@@ -150,3 +159,7 @@ fn resident(statm: &File) -> io::Result<u64> {
     let field = text.split(' ').nth(1).and_then(|field| field.parse().ok());
     field.ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
+
+#[cfg(test)]
+#[path = "groups_tests.rs"]
+mod tests;
