@@ -1,6 +1,6 @@
 //! Flattening: which layer is on top, for every byte of guest memory.
 
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 
 use super::{GuestRange, Layer};
 
@@ -44,4 +44,29 @@ pub(super) fn flatten(layers: &[Layer]) -> Vec<Visible> {
         }
     }
     visible
+}
+
+/// The most ranges that are visible at a time while the layers are applied in order. A later layer may hide many at once, so in the end they can be
+/// far fewer. O(n log n).
+pub(super) fn most_visible(layers: &[Layer]) -> usize {
+    // Where each ends, by where it starts.
+    let mut visible: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut most = 0;
+    for layer in layers {
+        let (start, end) = (layer.guest.start, layer.guest.end());
+        // What starts before the layer and reaches into it is cut.
+        let before = visible.range_mut(..start).next_back().filter(|(_, before)| **before > start);
+        let mut reached = before.map(|(_, before)| std::mem::replace(before, start));
+        // What starts within it goes.
+        while let Some((&within, _)) = visible.range(start..end).next() {
+            reached = visible.remove(&within);
+        }
+        // Of the last of them there may be a rest behind it.
+        if let Some(rest) = reached.filter(|reached| *reached > end) {
+            visible.insert(end, rest);
+        }
+        visible.insert(start, end);
+        most = most.max(visible.len());
+    }
+    most
 }

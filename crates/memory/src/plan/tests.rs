@@ -359,6 +359,12 @@ proptest! {
         }
     }
 
+    #[test]
+    fn the_most_mappings_are_those_after_one_of_the_layers(plan in plans()) {
+        let after = (1..=plan.layers.len()).map(|layers| flatten::flatten(&plan.layers[..layers]).len());
+        prop_assert_eq!(plan.most_mappings(), after.max().unwrap_or(0) as u64);
+    }
+
     /// Layers changed in any way are accepted exactly where every page still comes out right.
     #[test]
     fn layers_flatten_to_the_segments(

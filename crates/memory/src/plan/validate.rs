@@ -3,7 +3,7 @@
 use firn_snapshot::PAGE_SIZE;
 use thiserror::Error;
 
-use super::flatten::flatten;
+use super::flatten::{flatten, most_visible};
 use super::{
     GuestRange, ImageRange, Integrity, Leaf, LoadFile, Plan, Segment, Sharing, Source, When, Work,
 };
@@ -184,6 +184,11 @@ impl Plan {
         self.check_flattened()?;
         self.check_schedule()?;
         self.check_pager()
+    }
+
+    /// The mappings that a process has for the plan at most, while its layers are applied: the kernel may merge some.
+    pub(crate) fn most_mappings(&self) -> u64 {
+        most_visible(&self.layers) as u64
     }
 
     fn check_pager(&self) -> Result<(), PlanError> {

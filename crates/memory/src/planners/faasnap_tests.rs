@@ -223,23 +223,30 @@ fn more_mappings_than_a_process_may_have_are_refused() {
     let path = dir.path().join("s");
     let mut zero_map = PageSet::new(64);
     (0..64).step_by(2).for_each(|page| zero_map.insert(page));
-    let snapshot = write_snapshot(&path, &layout(64), &zero_map, ImageKind::Sparse, 5);
-    groups_of(&snapshot, vec![]);
-    packed(&snapshot, "faasnap").unwrap();
-    let snapshot = Snapshot::open(&path).unwrap();
-    let profile = snapshot.profile().unwrap();
-    let mut host = crate::HostFacts::read().unwrap();
-    host.max_mappings = crate::planners::SPARE_MAPPINGS + 63;
-    let input = PlanInput {
-        layout: &snapshot.manifest().layout,
-        image: crate::planners::ImageFacts::of_snapshot(&snapshot).unwrap(),
-        zero_map: snapshot.zero_map(),
-        profile: profile.as_ref(),
-        snapshot: Some(&snapshot),
-        host: &host,
-    };
-    let refused = parse("faasnap").unwrap().plan(&input).unwrap_err();
-    assert!(matches!(refused, PlannerError::TooManyMappings { needed: 64, limit: 63, .. }));
+    write_snapshot(&path, &layout(64), &zero_map, ImageKind::Sparse, 5);
+    // In the end as many, or two: one merged region hides all that was mapped before it.
+    for (groups, segments) in [(vec![], 64), (vec![vec![run(0, 64)]], 2)] {
+        let snapshot = Snapshot::open(&path).unwrap();
+        groups_of(&snapshot, groups);
+        packed(&snapshot, "faasnap").unwrap();
+        let snapshot = Snapshot::open(&path).unwrap();
+        let profile = snapshot.profile().unwrap();
+        let mut host = crate::HostFacts::read().unwrap();
+        let mut planned = |limit| {
+            host.max_mappings = crate::planners::SPARE_MAPPINGS + limit;
+            parse("faasnap").unwrap().plan(&PlanInput {
+                layout: &snapshot.manifest().layout,
+                image: crate::planners::ImageFacts::of_snapshot(&snapshot).unwrap(),
+                zero_map: snapshot.zero_map(),
+                profile: profile.as_ref(),
+                snapshot: Some(&snapshot),
+                host: &host,
+            })
+        };
+        assert_eq!(planned(64).unwrap().segments.len(), segments);
+        let refused = planned(63).unwrap_err();
+        assert!(matches!(refused, PlannerError::TooManyMappings { needed: 64, limit: 63, .. }));
+    }
 }
 
 proptest! {

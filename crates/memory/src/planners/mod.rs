@@ -237,7 +237,7 @@ pub enum PlannerError {
     TooManyMappings {
         /// The planner, as written.
         planner: String,
-        /// Mappings of the plan.
+        /// Mappings of the plan, while its layers are applied.
         needed: u64,
         /// Mappings that this process may have for it.
         limit: u64,
@@ -258,9 +258,10 @@ pub enum PlannerError {
 /// Mappings that are left to the rest of the process and to what the guest gives back.
 const SPARE_MAPPINGS: u64 = 20_000;
 
-/// Checks that this process may have the mappings of a plan: one for each segment at most.
+/// Checks that this process may have the mappings of a plan. The kernel refuses one too many at any time, also where a later layer
+/// hides many, as one merged region of a loading set does.
 fn check_mappings(plan: &Plan, host: &HostFacts) -> Result<(), PlannerError> {
-    let needed = plan.segments.len() as u64;
+    let needed = plan.most_mappings();
     let limit = host.max_mappings.saturating_sub(SPARE_MAPPINGS);
     if needed > limit {
         let planner = plan.planner.clone();
