@@ -139,6 +139,36 @@ fn a_profile_that_is_not_the_snapshots_is_refused_and_recorded_anew() {
 }
 
 #[test]
+fn a_page_beyond_memory_is_refused_in_every_part() {
+    let Some(player) = Player::new() else { return };
+    let pages = Snapshot::open(player.path()).unwrap().manifest().layout.pages();
+    let (good, bad) = (run(0, 2), run(pages - 1, 2));
+    let runs = || Some(vec![good, bad]);
+    let cached = [good, bad].map(|run| firn_snapshot::CachedRun { run, at_ns: 0 });
+    let own = || player.profile();
+    for (part, forged) in [
+        ("the fault order", Profile { faults: runs(), ..own() }),
+        ("the write set", Profile { written: runs(), ..own() }),
+        ("the free set", Profile { free: runs(), ..own() }),
+        ("the reported set", Profile { reported: runs(), ..own() }),
+        ("the set of small leaves", Profile { small_leaves: runs(), ..own() }),
+        ("the working-set groups", Profile { groups: Some(vec![vec![good], vec![bad]]), ..own() }),
+        ("the order of the page cache", Profile { cached: Some(cached.to_vec()), ..own() }),
+    ] {
+        forge(&player.path(), &forged);
+        let said = format!(
+            "{part} of the profile names page {pages:#x}, guest memory has {pages:#x} pages; record it anew"
+        );
+        player.refused(&["profile", "show", "s"], &[&said]);
+        for (planner, _) in LEARNERS {
+            player.refused(&["plan", "--planner", planner, "s"], &[&said]);
+            player.refused(&["thaw", "--planner", planner, "s"], &[&said]);
+        }
+        player.good(&["thaw", "--planner", "firecracker", "s"]);
+    }
+}
+
+#[test]
 fn a_damaged_image_is_not_recorded_of() {
     use std::os::unix::fs::FileExt;
     let Some(player) = Player::new() else { return };
@@ -152,6 +182,29 @@ fn a_damaged_image_is_not_recorded_of() {
     }
     player.refused(&["profile", "record", "s"], &["page 77 of the image is damaged"]);
     assert!(fs::read(player.file("snapshot.firn")).unwrap() == before);
+}
+
+#[test]
+fn a_snapshot_is_not_its_own_second_snapshot() {
+    let Some(player) = Player::new() else { return };
+    std::os::unix::fs::symlink("s", player.folder.path().join("link")).unwrap();
+    let files = || {
+        let mut files: Vec<_> = fs::read_dir(player.path())
+            .unwrap()
+            .map(|file| file.unwrap().path())
+            .map(|path| (fs::metadata(&path).unwrap().modified().unwrap(), path))
+            .collect();
+        files.sort();
+        files
+    };
+    let before = files();
+    let whole = player.path();
+    for second in ["s", "./s/", "link", "s/../s", whole.to_str().unwrap()] {
+        let freeze: &[&str] = &["profile", "record", "--invoke", "{}", "--freeze", second, "s"];
+        player.refused(freeze, &["--freeze names the snapshot that is recorded", second]);
+    }
+    assert_eq!(files(), before);
+    player.good(&["thaw", "--planner", "firecracker", "s"]);
 }
 
 #[test]

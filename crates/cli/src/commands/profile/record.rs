@@ -1,5 +1,7 @@
 //! `firn profile record`: one thaw for each recorder, and what they found as the snapshot's profile.
 
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -93,6 +95,8 @@ pub(crate) enum RecordError {
          own second snapshot"
     )]
     FreezePlayer,
+    #[error("--freeze names the snapshot that is recorded, {}: give the second one a directory of its own", .0.display())]
+    FreezeOnto(PathBuf),
     #[error("the second snapshot cannot be {}: make the directory that it is to be in", .0.display())]
     NoParent(PathBuf),
     #[error("nothing was recorded: this host refuses every part")]
@@ -113,6 +117,10 @@ pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordError> {
     let snapshot = opened.snapshot();
     if arguments.freeze.is_some() && (free || asked.iter().any(|part| *part != Part::Groups)) {
         return Err(RecordError::FreezeParts);
+    }
+    if let Some(second) = arguments.freeze.as_deref().filter(|path| is_same(path, snapshot.path()))
+    {
+        return Err(RecordError::FreezeOnto(second.to_owned()));
     }
     let lenient = asked.is_empty() && arguments.freeze.is_none();
     let parts = if arguments.freeze.is_some() {
@@ -190,6 +198,12 @@ pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordError> {
         output::line(&summary.to_string());
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether two paths are one directory, by whatever names and links.
+fn is_same(one: &Path, other: &Path) -> bool {
+    let place = |path: &Path| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+    place(one).is_some_and(|one| place(other) == Some(one))
 }
 
 /// Gives the second snapshot the groups of the run that it was frozen after, and its loading-set file.
