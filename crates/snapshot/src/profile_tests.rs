@@ -12,22 +12,38 @@ fn check(edit: impl FnOnce(&mut Profile)) -> Result<(), ProfileError> {
     profile.check(ID, 16)
 }
 
+/// Each part with these runs in it, and what it is called.
+fn parts(runs: &[Run]) -> [(&'static str, Profile); 7] {
+    let own = || Profile::of(ID);
+    let some = || Some(runs.to_vec());
+    let groups = runs.iter().map(|run| vec![*run]).collect();
+    let cached = runs.iter().map(|run| CachedRun { run: *run, at_ns: 0 }).collect();
+    [
+        ("the fault order", Profile { faults: some(), ..own() }),
+        ("the write set", Profile { written: some(), ..own() }),
+        ("the free set", Profile { free: some(), ..own() }),
+        ("the reported set", Profile { reported: some(), ..own() }),
+        ("the set of small leaves", Profile { small_leaves: some(), ..own() }),
+        ("the working-set groups", Profile { groups: Some(groups), ..own() }),
+        ("the order of the page cache", Profile { cached: Some(cached), ..own() }),
+    ]
+}
+
 #[test]
 fn pages_out_of_place_are_refused_in_every_part() {
-    let beyond = |part| Err(ProfileError::Beyond { part, page: 16, pages: 16 });
-    let runs = || Some(vec![run(14, 3)]);
-    assert_eq!(check(|p| p.faults = runs()), beyond("the fault order"));
-    assert_eq!(check(|p| p.written = runs()), beyond("the write set"));
-    assert_eq!(check(|p| p.free = runs()), beyond("the free set"));
-    assert_eq!(check(|p| p.small_leaves = runs()), beyond("the set of small leaves"));
-    assert_eq!(
-        check(|p| p.groups = Some(vec![vec![run(14, 3)]])),
-        beyond("the working-set groups")
-    );
-    let cached = CachedRun { run: run(14, 3), at_ns: 0 };
-    assert_eq!(check(|p| p.cached = Some(vec![cached])), beyond("the order of the page cache"));
-    let overflow = Some(vec![run(u64::MAX, 2)]);
-    assert!(matches!(check(|p| p.written = overflow), Err(ProfileError::Beyond { .. })));
+    for (runs, page) in [
+        (&[run(14, 3)][..], 16),
+        (&[run(0, 2), run(14, 3)], 16),
+        (&[run(16, 1)], 16),
+        (&[run(u64::MAX, 2)], u64::MAX - 1),
+    ] {
+        for (part, profile) in parts(runs) {
+            assert_eq!(profile.check(ID, 16), Err(ProfileError::Beyond { part, page, pages: 16 }));
+        }
+    }
+    for (part, profile) in parts(&[run(0, 2), run(14, 2)]) {
+        assert_eq!(profile.check(ID, 16), Ok(()), "{part}");
+    }
 }
 
 #[test]
