@@ -27,6 +27,21 @@ fn every_trace_that_is_carried_can_be_loaded() {
     }
 }
 
+/// The functions are those of the papers that docs/workloads.md names.
+#[test]
+fn every_function_has_two_inputs_with_the_same_memory() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest/functions");
+    let functions = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
+    let functions: Vec<String> = functions.map(|name| name.into_string().unwrap()).collect();
+    assert_eq!(functions.len(), 24, "{functions:?}");
+    for function in &functions {
+        let [a, b] = ["a", "b"].map(|input| load(&format!("{function}-{input}")).unwrap().trace);
+        assert_eq!(a.layout(), b.layout(), "{function}");
+        assert_ne!(a.touches(), b.touches(), "{function}");
+    }
+    assert_eq!(EMBEDDED.len(), 2 * functions.len());
+}
+
 /// `12345` as `12,345`.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();

@@ -393,3 +393,7 @@ fn subjects(
     subjects.retain(|subject| left_out.iter().all(|left_out| left_out.planner != subject.planner));
     Ok((subjects, left_out))
 }
+
+#[cfg(test)]
+#[path = "players_tests.rs"]
+mod tests;
