@@ -11,6 +11,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use crate::guest_memory::GuestMemory;
 use crate::num::usize_of;
+use crate::sealed::Sealed;
 
 /// Pages read at once.
 const PAGES_AT_ONCE: u64 = 256;
@@ -83,28 +84,41 @@ pub fn compare(
     image: &File,
     zero_map: &PageSet,
 ) -> Result<CompareReport, CompareError> {
-    compare_but(memory, image, 0, zero_map, &PageSet::new(zero_map.pages()))
+    let read = |bytes: &mut [u8], offset| image.read_exact_at(bytes, offset);
+    compare_but(memory, read, zero_map, &PageSet::new(zero_map.pages()))
 }
 
-/// What a snapshot says guest memory is, kept apart from it: for a comparison in another thread.
+/// What a snapshot says guest memory is, kept apart from it: for a comparison in another thread. Of a snapshot in a pool it must not
+/// outlive what keeps the extent pinned.
 #[derive(Debug)]
 pub struct Original {
-    image: File,
-    /// Where the image begins in its file.
-    start: u64,
+    image: Image,
     zero_map: PageSet,
 }
 
+#[derive(Debug)]
+enum Image {
+    File(File),
+    Extent(Sealed),
+}
+
 impl Original {
-    /// That of a snapshot in a directory or in a sealed extent. A replica is written by its guest, so it is none.
+    /// That of a snapshot in a directory or in a sealed extent. A replica is written by its guest: its original is the sealed extent that
+    /// it was made of.
     ///
     /// # Errors
     ///
-    /// What the kernel said to a second descriptor of the image.
+    /// What the kernel said to a second descriptor of the image, or to mapping it.
     pub fn of(snapshot: &Snapshot) -> io::Result<Self> {
-        let start = snapshot.extent().map_or(0, |extent| extent.offset);
-        let zero_map = snapshot.zero_map().clone();
-        Ok(Self { image: snapshot.image().try_clone()?, start, zero_map })
+        let image = match snapshot.extent() {
+            None => Image::File(snapshot.image().try_clone()?),
+            Some(extent) => {
+                let sealed = extent.replica_of.unwrap_or(extent.offset);
+                let len = snapshot.manifest().layout.total_bytes();
+                Image::Extent(Sealed::map(snapshot.image(), sealed, len)?)
+            }
+        };
+        Ok(Self { image, zero_map: snapshot.zero_map().clone() })
     }
 
     /// [`compare`] after the guest ran: image pages that were `written` since are left out.
@@ -117,15 +131,18 @@ impl Original {
         memory: &GuestMemory,
         written: &PageSet,
     ) -> Result<CompareReport, CompareError> {
-        compare_but(memory, &self.image, self.start, &self.zero_map, written)
+        let read = |bytes: &mut [u8], offset| match &self.image {
+            Image::File(file) => file.read_exact_at(bytes, offset),
+            Image::Extent(sealed) => sealed.read_exact_at(bytes, offset),
+        };
+        compare_but(memory, read, &self.zero_map, written)
     }
 }
 
-/// The image begins at `start` of its file.
+/// `read_image` reads image bytes from an offset on.
 fn compare_but(
     memory: &GuestMemory,
-    image: &File,
-    start: u64,
+    read_image: impl Fn(&mut [u8], u64) -> io::Result<()>,
     zero_map: &PageSet,
     written: &PageSet,
 ) -> Result<CompareReport, CompareError> {
@@ -145,8 +162,7 @@ fn compare_but(
             let (guest_addr, offset) = (region.guest_addr + inside, region.image_offset + inside);
             view.read_slice(is, GuestAddress(guest_addr))
                 .map_err(|source| CompareError::Memory { guest_addr, source })?;
-            image
-                .read_exact_at(should_be, start + offset)
+            read_image(should_be, offset)
                 .map_err(|source| CompareError::Image { offset, source })?;
             let page_bytes = usize_of(PAGE_SIZE);
             let pairs = is.chunks(page_bytes).zip(should_be.chunks_mut(page_bytes));
@@ -176,3 +192,7 @@ fn compare_but(
     report.zeros = runs_of(&zeros);
     Ok(report)
 }
+
+#[cfg(test)]
+#[path = "compare_tests.rs"]
+mod tests;

@@ -44,6 +44,7 @@ pub mod planners;
 mod process;
 mod range_set;
 pub mod recorders;
+mod sealed;
 #[cfg(test)]
 mod testing;
 pub mod trace;

@@ -7,12 +7,12 @@ use std::ops::Range;
 use firn_snapshot::{CHUNK_PAGES, CHUNK_SIZE, Copies, NoCopy, PageSet, Run, runs_of};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use vm_memory::{Bytes, GuestAddress, VolatileMemory};
+use vm_memory::{Bytes, GuestAddress};
 
 use crate::guest_memory::GuestMemory;
-use crate::map::Mapping;
 use crate::num::usize_of;
 use crate::plan::{Plan, Source};
+use crate::sealed::Sealed;
 
 /// Bytes that are compared at once.
 const PIECE: usize = 64 << 10;
@@ -57,7 +57,8 @@ pub fn observe_writes(
 ) -> Result<WriteReport, ObserveError> {
     let pages = plan.layout.pages();
     let mut written = PageSet::new(pages);
-    let mut sealed = Sealed::new(medium, extent)?;
+    let sealed = Sealed::map(medium, extent, plan.layout.total_bytes())?;
+    let mut buffers = [vec![0; PIECE], vec![0; PIECE]];
     for segment in &plan.segments {
         let Some(offset) = plan.layout.image_offset(segment.guest.start) else { continue };
         let image = offset..offset + segment.guest.len;
@@ -65,7 +66,9 @@ pub fn observe_writes(
             let guest = segment.guest.start + (part.start - offset);
             let len = part.end - part.start;
             let counts = match segment.source {
-                Source::Copy { .. } => sealed.differs(memory, guest, part.start, len)?,
+                Source::Copy { .. } => {
+                    differs(memory, guest, &sealed, part.start, len, &mut buffers)?
+                }
                 _ => {
                     let private = memory.private_pages(guest, len)?;
                     private >= copies.rule.written
@@ -106,43 +109,26 @@ fn chunk_parts(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
-/// The sealed extent, looked into chunk by chunk.
-struct Sealed<'a> {
-    medium: &'a File,
-    extent: u64,
-    window: Mapping,
-    buffers: [Vec<u8>; 2],
-}
-
-impl<'a> Sealed<'a> {
-    fn new(medium: &'a File, extent: u64) -> io::Result<Self> {
-        let window = Mapping::reserve(CHUNK_SIZE, CHUNK_SIZE)?;
-        Ok(Self { medium, extent, window, buffers: [vec![0; PIECE], vec![0; PIECE]] })
-    }
-
-    /// Whether guest memory differs from the extent.
-    fn differs(
-        &mut self,
-        memory: &GuestMemory,
-        guest: u64,
-        image: u64,
-        len: u64,
-    ) -> io::Result<bool> {
-        self.window.map_sealed(self.window.base(), len, self.medium, self.extent + image)?;
-        let window = self.window.region(self.window.base(), len).map_err(io::Error::other)?;
-        let (view, [is, was]) = (memory.vm_memory(), &mut self.buffers);
-        for at in (0..len).step_by(PIECE) {
-            let bytes = usize_of(len - at).min(PIECE);
-            let slice = window.get_slice(usize_of(at), bytes).map_err(io::Error::other)?;
-            slice.copy_to(&mut was[..bytes]);
-            view.read_slice(&mut is[..bytes], GuestAddress(guest + at))
-                .map_err(io::Error::other)?;
-            if is[..bytes] != was[..bytes] {
-                return Ok(true);
-            }
+/// Whether `len` bytes of guest memory differ from the sealed image.
+fn differs(
+    memory: &GuestMemory,
+    guest: u64,
+    sealed: &Sealed,
+    image: u64,
+    len: u64,
+    [is, was]: &mut [Vec<u8>; 2],
+) -> io::Result<bool> {
+    let view = memory.vm_memory();
+    for at in (0..len).step_by(PIECE) {
+        let bytes = usize_of(len - at).min(PIECE);
+        let (is, was) = (&mut is[..bytes], &mut was[..bytes]);
+        sealed.read_exact_at(was, image + at)?;
+        view.read_slice(is, GuestAddress(guest + at)).map_err(io::Error::other)?;
+        if is != was {
+            return Ok(true);
         }
-        Ok(false)
     }
+    Ok(false)
 }
 
 #[cfg(test)]

@@ -77,7 +77,7 @@ impl ReadAt for Bytes {
 const PAGES: u64 = 1200;
 const STATE: [u8; 300] = [7; 300];
 const PLACE: ExtentPlace =
-    ExtentPlace { offset: 8192, leaf: 4096, private: true, replica: false, checked: false };
+    ExtentPlace { offset: 8192, leaf: 4096, private: true, replica_of: None, checked: false };
 
 fn memory() -> Memory {
     let mut memory = Memory::zeroed(PAGES);

@@ -155,8 +155,7 @@ impl PooledSnapshot {
                 continue;
             }
             let memory = &granted.grant;
-            let place = ExtentPlace { replica: true, ..place(memory) };
-            sealed.snapshot.run_on(medium(memory)?, place);
+            sealed.snapshot.run_on(medium(memory)?, place(memory));
             sealed.replica_generation = Some(memory.extent().generation);
             sealed.replica =
                 Some(ReplicaReport { imaging: granted.imaging, prepared: granted.prepared });
@@ -250,7 +249,7 @@ pub fn check_extent(
     // It is read, not mapped for a guest.
     let offset = extent.extent().offset;
     let place =
-        ExtentPlace { offset, leaf: PAGE_SIZE, private: false, replica: false, checked: false };
+        ExtentPlace { offset, leaf: PAGE_SIZE, private: false, replica_of: None, checked: false };
     let snapshot = open(name, medium, place, &extent)?;
     snapshot.profile()?;
     check_pages(&snapshot, &extent)?;
@@ -286,7 +285,7 @@ fn place(grant: &Grant) -> ExtentPlace {
         offset: grant.extent().offset,
         leaf: grant.leaf(),
         private: grant.has_private_mappings(),
-        replica: false,
+        replica_of: None,
         checked: grant.is_verified(),
     }
 }

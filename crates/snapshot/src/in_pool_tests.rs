@@ -80,12 +80,14 @@ fn a_replica_is_what_the_snapshot_is_and_may_be_written() {
     let mut memory = Memory::zeroed(700);
     memory.fill(7, 2);
     pool.freeze("hello", &mut memory, 1).unwrap();
+    let sealed = pool.open("hello").unwrap().snapshot.extent().unwrap();
+    assert_eq!(sealed.replica_of, None);
     for _ in 0..3 {
         let replica = PooledSnapshot::open_replica(&pool.socket(), "hello", Verify::Once).unwrap();
         assert!(replica.replica.is_some());
         assert!(image(&replica.snapshot) == memory.bytes);
         let place = replica.snapshot.extent().unwrap();
-        assert!(place.replica);
+        assert_eq!(place.replica_of, Some(sealed.offset));
         replica.snapshot.image().write_all_at(&[9; 8192], place.offset).unwrap();
     }
     assert!(image(&pool.open("hello").unwrap().snapshot) == memory.bytes);

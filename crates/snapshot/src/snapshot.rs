@@ -63,8 +63,9 @@ pub struct ExtentPlace {
     pub leaf: u64,
     /// Whether the kernel has private mappings of the medium: a device of persistent memory can only be shared.
     pub private: bool,
-    /// Whether it is a replica, which belongs to one microVM and is written by it.
-    pub replica: bool,
+    /// Of a replica, which belongs to one microVM and is written by it: where the sealed guest memory that it was made of begins in
+    /// the medium, in bytes.
+    pub replica_of: Option<u64>,
     /// Whether its bytes, or those that a replica was made of, were checked since the medium was opened.
     pub checked: bool,
 }
@@ -265,9 +266,11 @@ impl Snapshot {
 
     /// Has guest memory lie elsewhere: in a replica of the extent, as much checked as that is.
     pub(crate) fn run_on(&mut self, medium: File, place: ExtentPlace) {
-        let checked = self.extent.is_some_and(|extent| extent.checked);
+        let sealed = self.extent;
+        let checked = sealed.is_some_and(|sealed| sealed.checked);
+        let replica_of = sealed.map(|sealed| sealed.offset);
         self.image = medium;
-        self.extent = Some(ExtentPlace { checked, ..place });
+        self.extent = Some(ExtentPlace { checked, replica_of, ..place });
     }
 
     /// Where the image lies in a pool's medium; `None` for a snapshot in a directory.

@@ -13,7 +13,7 @@ use firn_host::{AgentClient, Identity, Invocation};
 use firn_memory::compare::{CompareReport, Original};
 use firn_memory::loader::{Loader, LoaderReport};
 use firn_memory::pager::{Pager, PagerReport};
-use firn_memory::planners::{self, Planner, Store};
+use firn_memory::planners::{self, Planner};
 use firn_memory::{
     ChunkCopies, ExecuteReport, ProcessCounters, Sources, WriteReport, execute, now_ns,
     observe_writes,
@@ -115,9 +115,6 @@ pub(super) fn run(
         Some(argument) => Some(Invocation::new(&event::read(argument)?, limit)?),
         None => None,
     };
-    if arguments.compare && planner.store() == Store::Replica {
-        return Err(ThawCommandError::CompareReplica(planner.name()));
-    }
     let interruption = Interruption::catch()?;
     let since = begun.request.unwrap_or(begun.at);
 

@@ -135,8 +135,6 @@ pub(crate) enum ThawCommandError {
     Gone(#[from] GoneError),
     #[error(transparent)]
     Replay(#[from] ReplayError),
-    #[error("{0} runs in a replica, which it writes: there is nothing to --compare with")]
-    CompareReplica(String),
     #[error("comparing guest memory with the image")]
     Compare(#[source] Box<dyn StdError + Send + Sync>),
     #[error("measuring the microVM")]

@@ -1,0 +1,54 @@
+use std::sync::Arc;
+
+use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
+use firn_snapshot::{
+    Description, ExtentContents, MemoryLayout, PoolTarget, PooledSnapshot, Verify, write_extent,
+};
+
+use super::*;
+use crate::planners::{parse, plan};
+use crate::testing::page_bytes;
+use crate::{Sources, execute};
+
+const PAGES: u64 = 1500;
+
+#[test]
+fn a_replica_is_compared_with_the_extent_that_it_was_made_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("pool.sock");
+    let options = MemfdOptions { size: 64 << 20, huge: false, node: None };
+    let medium = Arc::new(MappedMedium::memfd(options).unwrap());
+    let pool = Pool::create(medium, &CreateOptions::default()).unwrap();
+    let _server = Server::start(&socket, pool).unwrap();
+
+    let layout = MemoryLayout::for_size(PAGES * PAGE_SIZE).unwrap();
+    let booted = GuestMemory::anonymous(layout).unwrap();
+    for page in [0, 3, 700, PAGES - 1] {
+        let guest_addr = GuestAddress(page * PAGE_SIZE);
+        booted.vm_memory().write_slice(&page_bytes(page, 9), guest_addr).unwrap();
+    }
+    let contents = ExtentContents {
+        memory: &mut booted.pages().unwrap(),
+        description: Description { vcpus: 1, ..Description::default() },
+        machine_state_version: 1,
+        machine_state: &[],
+    };
+    write_extent(contents, None, &mut PoolTarget::new(&socket, "it")).unwrap();
+
+    let pooled = PooledSnapshot::open_replica(&socket, "it", Verify::Once).unwrap();
+    let plan = plan(&pooled.snapshot, &*parse("pass").unwrap()).unwrap();
+    let mut memory = execute(&plan, &Sources::of(&pooled.snapshot)).unwrap().memory;
+    memory.vm_memory().write_slice(&[7; 4096], GuestAddress(700 * PAGE_SIZE)).unwrap();
+    memory.vm_memory().write_slice(&[0; 4096], GuestAddress((PAGES - 1) * PAGE_SIZE)).unwrap();
+    memory.track_writes();
+    memory.vm_memory().write_obj(7u8, GuestAddress(3 * PAGE_SIZE)).unwrap();
+    let written = memory.written().unwrap();
+
+    let report = Original::of(&pooled.snapshot).unwrap().compare(&memory, &written).unwrap();
+    assert_eq!((report.pages, report.written), (PAGES, 1));
+    // What was written and not written down.
+    assert_eq!(report.first_differing, [700, PAGES - 1]);
+    assert_eq!(report.zeros, [Run { first: PAGES - 1, pages: 1 }]);
+    // The other pages are the sealed extent's.
+    assert_eq!(report.differing, 2);
+}
