@@ -10,7 +10,9 @@
 )]
 
 mod allocator;
+mod at_once;
 mod collector;
+mod compared;
 mod daemon;
 mod frozen;
 mod function;
@@ -20,7 +22,9 @@ mod ran;
 mod world;
 
 pub use allocator::{FreeLists, free_lists};
+pub use at_once::at_once;
 pub use collector::Collector;
+pub use compared::check_memory;
 pub use daemon::{Daemon, Reply, reply, zip_of, zip_of_files};
 pub use frozen::{frozen, profiled, workshop};
 pub use function::{

@@ -1,13 +1,17 @@
 //! Real functions that start straight from a pool: shared by many microVMs, or each on a replica of its own.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use firn_pool::{Client, ImagedBy};
-use firn_tests::{HELLO, Monitor, World};
+use firn_tests::{Function, HELLO, JSON, Monitor, World, at_once, check_memory, frozen};
+use rustix::process::Signal;
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 const MEMORY: u64 = 256 * MIB;
+/// All that restore a snapshot in a pool.
+const PLANNERS: [&str; 3] = ["pass", "pass_shared", "firn"];
 
 fn serve(world: &World, medium: &str, socket: &Path) -> Monitor {
     let manager = world.firn(["pool", "serve", "--medium", medium, "--socket"]).arg(socket);
@@ -24,20 +28,20 @@ fn freeze_into(world: &World, socket: &Path) {
     monitor.end().ok();
 }
 
-fn thaw(world: &World, socket: &Path, planner: &str) -> Value {
-    let thaw = ["thaw", "--json", "--planner", planner, "--invoke", HELLO.input_b, "--pool"];
-    let report = world.firn(thaw).arg(socket).arg("hello").run().json();
-    let expected: Value = serde_json::from_str(HELLO.expected_b).unwrap();
+fn ask(world: &World, socket: &Path, function: &Function, words: &[&str]) -> Value {
+    let thaw = world.firn(["thaw", "--json", "--invoke", function.input_b]).args(words);
+    let report = thaw.arg("--pool").arg(socket).arg(function.name).run().json();
+    let expected: Value = serde_json::from_str(function.expected_b).unwrap();
     assert_eq!(report["outcome"]["answer"], expected, "{report}");
     report
 }
 
+fn thaw(world: &World, socket: &Path, planner: &str) -> Value {
+    ask(world, socket, &HELLO, &["--planner", planner])
+}
+
 fn two_at_once(world: &World, socket: &Path) -> [Value; 2] {
-    std::thread::scope(|scope| {
-        let clone = || scope.spawn(|| thaw(world, socket, "pass_shared"));
-        let clones = [clone(), clone()];
-        clones.map(|clone| clone.join().unwrap())
-    })
+    at_once(|| thaw(world, socket, "pass_shared"))
 }
 
 fn bytes(report: &Value, what: &str) -> u64 {
@@ -156,5 +160,74 @@ fn a_replica_is_run_in_place_with_both_indexes_complete() {
         }
         drop(manager);
         world.firn(["pool", "verify", "--pool"]).arg(&medium).run().ok();
+    }
+}
+
+/// Freezes a function into a pool, and records it there on input a. It was thawed before, so that its guest has reported its free pages:
+/// what it gives back after the next thaw is not compared.
+fn record_in(world: &World, socket: &Path, function: &Function) {
+    let thaw = world.firn(["thaw", "--name", "again"]).arg(frozen(function));
+    let mut thawed = thaw.start().ready();
+    world.firn(["freeze", "--pool"]).arg(socket).args(["again", function.name]).run().ok();
+    thawed.end().ok();
+    let record = ["profile", "record", "--invoke", function.input_a, "--input", "a", "--pool"];
+    world.firn(record).arg(socket).arg(function.name).run().ok();
+}
+
+/// Asks with input b: the answer, guest memory, and what proves how it was done.
+fn compare(world: &World, socket: &Path, function: &Function, planner: &str) -> Value {
+    let report = ask(world, socket, function, &["--compare", "--planner", planner]);
+    check_memory(&report, &BTreeSet::new());
+    let (private, copied) = (bytes(&report, "private_bytes"), bytes(&report, "copy_bytes"));
+    match planner {
+        "pass" => {
+            assert_eq!(bytes(&report, "pool_bytes"), MEMORY, "{report}");
+            assert_eq!((private, copied), (0, 0), "{report}");
+        }
+        "pass_shared" => assert!(private > 0 && copied == 0, "{report}"),
+        // By the profile.
+        _ => assert!(bytes(&report["writes"], "predicted") > 0, "{report}"),
+    }
+    report
+}
+
+/// On a medium of memory, and on the lab's device: there the monitors copy what is written, elsewhere the kernel does.
+fn by_every_planner(function: &Function) {
+    let world = World::default();
+    let socket = world.file("pool.sock");
+    for medium in ["memfd:640M".into(), medium(&world)] {
+        let mut manager = serve(&world, medium.to_str().unwrap(), &socket);
+        record_in(&world, &socket, function);
+        for planner in PLANNERS {
+            // Where the manager has a copy ready, `firn` runs on it.
+            Client::connect(&socket).unwrap().settle().unwrap();
+            let report = compare(&world, &socket, function, planner);
+            assert_eq!(bytes(&report, "copy_bytes") > 0, planner == "firn", "{report}");
+        }
+        manager.signal(Signal::TERM);
+        manager.end().ok();
+    }
+}
+
+#[test]
+fn hello_by_every_planner_of_a_pool() {
+    by_every_planner(&HELLO);
+}
+
+#[test]
+fn json_by_every_planner_of_a_pool() {
+    by_every_planner(&JSON);
+}
+
+/// Slow, so for `make test-full`. The pool has room for four replicas beside what they are made of.
+#[test]
+#[ignore = "long: make test-full"]
+fn four_at_once_by_every_planner_of_a_pool() {
+    let world = World::default();
+    let socket = world.file("pool.sock");
+    let _manager = serve(&world, "memfd:1408M", &socket);
+    record_in(&world, &socket, &HELLO);
+    for planner in PLANNERS {
+        at_once::<4, _>(|| compare(&world, &socket, &HELLO, planner));
     }
 }
