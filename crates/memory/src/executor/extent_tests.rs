@@ -2,13 +2,15 @@
 
 use std::os::fd::AsRawFd;
 
-use firn_snapshot::{MemoryLayout, PAGE_SIZE, PageSet};
+use firn_snapshot::{
+    CHUNK_PAGES, Copies, CopyRule, CopyTable, MemoryLayout, PAGE_SIZE, PageSet, Run,
+};
 use rustix::fs::MemfdFlags;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
 use crate::HostFacts;
-use crate::planners::{ExtentFacts, ImageFacts, PlanInput, parse};
+use crate::planners::{ExtentFacts, ImageFacts, PlanInput, firn_plan, parse};
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 8 * MIB;
@@ -72,6 +74,35 @@ fn execute_with(
     };
     let plan = parse(planner).unwrap().plan(&input).unwrap();
     execute(&plan, &Sources::image(medium))
+}
+
+/// As [`share`], with a copy of the first chunk.
+fn share_with_copy(medium: &File) -> GuestMemory {
+    let layout = MemoryLayout::for_size(SIZE).unwrap();
+    let leaf = Leaf::Size2M;
+    let facts = ExtentFacts { offset: OFFSET, leaf, private: false, replica: false, checked: true };
+    let first = Run { first: 0, pages: CHUNK_PAGES };
+    let file = File::from(rustix::fs::memfd_create("copy", MemfdFlags::empty()).unwrap());
+    file.set_len(leaf.bytes()).unwrap();
+    let copies = Copies {
+        rule: CopyRule { written: 1, read: 0 },
+        expected: vec![first],
+        table: CopyTable::new([first]),
+        file: Some(file),
+        absent: None,
+    };
+    let input = PlanInput {
+        layout: &layout,
+        image: ImageFacts::in_pool(SIZE, facts),
+        zero_map: &PageSet::new(layout.pages()),
+        profile: None,
+        snapshot: None,
+        host: &HostFacts::read().unwrap(),
+    };
+    let plan = firn_plan("firn".into(), &input, Some(&copies)).unwrap();
+    let sealed = for_reading(medium);
+    let sources = Sources { copy: copies.file.as_ref(), ..Sources::image(&sealed) };
+    execute(&plan, &sources).unwrap().memory
 }
 
 fn media() -> Vec<(File, Leaf)> {
@@ -210,6 +241,21 @@ fn sealed_memory_cannot_be_written_but_by_copies_of_its_chunks() {
         drop((one, other));
         check_extent(&medium, leaf, byte);
     }
+}
+
+/// Of devdax, too, a guest runs on a copy, wherever that lies.
+#[test]
+fn memory_beside_a_copy_is_sealed() {
+    let medium = medium(MemfdFlags::empty()).unwrap();
+    let memory = share_with_copy(&medium);
+    let view = memory.vm_memory();
+    assert!(view.is_sealed());
+    view.write_obj(7_u8, GuestAddress(0)).unwrap();
+    assert_eq!(view.chunk_copies().chunks, 0, "the copy is the guest's own");
+    view.write_obj(7_u8, GuestAddress(SIZE - 1)).unwrap();
+    assert_eq!(view.chunk_copies().chunks, 1);
+    drop(memory);
+    check_extent(&medium, Leaf::Size4K, byte);
 }
 
 #[test]

@@ -304,11 +304,11 @@ fn is_logged(plan: &Plan) -> bool {
 
 /// Who may share the extent that the plan's memory lies in, if it does. What a copy does not hold is the sealed extent's.
 fn extent_sharing(plan: &Plan) -> Option<Sharing> {
-    plan.segments.iter().find_map(|segment| match segment.source {
-        Source::Extent { .. } => Some(segment.sharing),
-        Source::Copy { .. } => Some(Sharing::PrivateCow),
-        Source::Zero | Source::Image { .. } | Source::Packed { .. } | Source::Pager { .. } => None,
-    })
+    let of_extent = |s: &&Segment| matches!(s.source, Source::Extent { .. });
+    let extent = plan.segments.iter().find(of_extent).map(|segment| segment.sharing);
+    let copied = || plan.segments.iter().any(|s| matches!(s.source, Source::Copy { .. }));
+    // Beside a copy the extent may still be mapped shared, and be sealed.
+    extent.or_else(|| copied().then_some(Sharing::PrivateCow))
 }
 
 /// Checks that the copy is as long as its table says: mapped beyond its end, it would kill this process.
