@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use firn_pool::{Client, ImagedBy};
 use firn_tests::{Function, HELLO, JSON, Monitor, World, at_once, check_memory, frozen};
-use rustix::process::Signal;
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -191,32 +190,29 @@ fn compare(world: &World, socket: &Path, function: &Function, planner: &str) -> 
     report
 }
 
-/// On a medium of memory, and on the lab's device: there the monitors copy what is written, elsewhere the kernel does.
-fn by_every_planner(function: &Function) {
-    let world = World::default();
+fn by_every_planner(world: &World, function: &Function, medium: &str) {
     let socket = world.file("pool.sock");
-    for medium in ["memfd:640M".into(), medium(&world)] {
-        let mut manager = serve(&world, medium.to_str().unwrap(), &socket);
-        record_in(&world, &socket, function);
-        for planner in PLANNERS {
-            // Where the manager has a copy ready, `firn` runs on it.
-            Client::connect(&socket).unwrap().settle().unwrap();
-            let report = compare(&world, &socket, function, planner);
-            assert_eq!(bytes(&report, "copy_bytes") > 0, planner == "firn", "{report}");
-        }
-        manager.signal(Signal::TERM);
-        manager.end().ok();
+    let _manager = serve(world, medium, &socket);
+    record_in(world, &socket, function);
+    for planner in PLANNERS {
+        // Where the manager has a copy ready, `firn` runs on it.
+        Client::connect(&socket).unwrap().settle().unwrap();
+        let report = compare(world, &socket, function, planner);
+        assert_eq!(bytes(&report, "copy_bytes") > 0, planner == "firn", "{report}");
     }
 }
 
 #[test]
 fn hello_by_every_planner_of_a_pool() {
-    by_every_planner(&HELLO);
+    by_every_planner(&World::default(), &HELLO, "memfd:640M");
 }
 
+/// On the lab's device the monitors copy what is written, elsewhere the kernel does.
 #[test]
 fn json_by_every_planner_of_a_pool() {
-    by_every_planner(&JSON);
+    let world = World::default();
+    let medium = medium(&world);
+    by_every_planner(&world, &JSON, medium.to_str().unwrap());
 }
 
 /// Slow, so for `make test-full`. The pool has room for four replicas beside what they are made of.
