@@ -64,15 +64,30 @@ demo: $(guests)
 # The guests' tests come last, so that the last line is their result.
 test: lint unit-tests $(if $(kvm),,monitor-tests) $(if $(hardware),,lab-tests) guest-tests
 
-unit-tests: python
-	cargo test --workspace --exclude firn-tests $(if $(kvm),,-- --skip microvm::tests --skip player::tests --skip player::pool_tests --skip floor::tests)
+# The tests that take a KVM: modules of unit tests, and whole programs of firn's. Without a KVM unit-tests skips the modules (in the programs each
+# test looks for a KVM itself, and passes), and monitor-tests runs all of both in the lab.
+kvm-modules := microvm:: player:: floor:: commands::profile::
+kvm-programs := bad_profiles bench capacity drift lost paged_planners pager pool_refusals
 
-# Without any KVM the monitor's own guests run in the lab.
+unit-tests: python
+	cargo test --workspace --exclude firn-tests $(if $(kvm),,-- $(addprefix --skip ,$(kvm-modules)))
+
+# Has the lab get a program and adds it to a list of the shell's: $(call take,COMMAND,NAME,LIST)
+take = $(call find,$(1),$(2)); set -- "$$@" --in "$$binary"; $(3)+=" /in/$$(basename "$$binary")"
+
+# The programs look for firn where cargo built it.
+built := $(abspath $(target))/debug
 monitor-tests: lab
-	@$(call find,test -p firn-vmm --lib,firn_vmm); \
-	$(firn) lab run --in "$$binary" --env FIRN_REQUIRE=kvm,root -- "/in/$${binary##*/}" microvm::tests
-	@$(call find,test -p firn-bench --lib,firn_bench); \
-	$(firn) lab run --in "$$binary" --env FIRN_REQUIRE=kvm,root -- "/in/$${binary##*/}" player::tests player::pool_tests floor::tests
+	@set --; modules=; programs=; \
+	$(call take,test -p firn-vmm --lib,firn_vmm,modules); \
+	$(call take,test -p firn-bench --lib,firn_bench,modules); \
+	$(call take,test -p firn --bin firn,firn,modules); \
+	$(foreach program,$(kvm-programs),$(call take,test -p firn --test $(program),$(program),programs);) \
+	$(firn) lab run --cpus 1 --timeout 3600 "$$@" --env FIRN_REQUIRE=kvm,root,disk -- sh -c "mkdir -p $(built); ln -s /bin/firn $(built)/firn; \
+	    failed=; \
+	    for program in $$modules; do \$$program --test-threads=1 $(kvm-modules) || failed=1; done; \
+	    for program in $$programs; do \$$program --test-threads=1 || failed=1; done; \
+	    test -z \"\$$failed\""
 
 lab-tests: lab
 	cargo test -p firn --test lab --test lab_interrupts --test lab_pool -- --ignored --test-threads=1
@@ -96,7 +111,7 @@ in-two-labs = said=$$(mktemp); trap 'kill %1 2>/dev/null || true; rm "$$said"' E
 guest-tests: $(guests) clients
 	@$(call run-guest-tests,,$(in-two-labs))
 
-# What takes longer than the fifteen minutes of `make test`: the long guests' tests five minutes in the lab, the matrix an hour.
+# What takes longer than the fifteen minutes of `make test`: the long guests' tests ten minutes in the lab, the matrix an hour.
 test-full: test long-guest-tests matrix
 
 long-guest-tests: $(guests) clients

@@ -311,6 +311,9 @@ fn all_has_no_planner_whose_replicas_do_not_fit_together() {
 
 #[test]
 fn a_planner_of_a_pool_without_a_pool_is_told_where_to_get_one() {
+    if !has_kvm() {
+        return;
+    }
     let output = output(&["thaw", "--planner", "pass_shared", "--trace", "sequential-read:4M"]);
     let error = text(&output.stderr);
     assert!(!output.status.success() && error.contains("firn pool serve"), "{error}");
