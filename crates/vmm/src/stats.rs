@@ -40,6 +40,15 @@ impl KvmStats {
     }
 }
 
+/// Faults of one vCPU on guest memory and on addresses without any.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FaultCounts {
+    /// Those that KVM took; 0 before Linux 6.0.
+    pub(crate) taken: u64,
+    /// Those that came to something: an entry of KVM's tables, an emulated access, a fault of the guest's own.
+    pub(crate) answered: u64,
+}
+
 /// The counters of a microVM, which any thread may read while it runs: a device's too, in the middle of an exit.
 pub struct KvmCounters(Vec<StatsFile>);
 
@@ -56,9 +65,21 @@ impl KvmCounters {
             .map(Self)
     }
 
-    /// Sums up the statistics of a VM and its vCPUs.
+    /// Of the statistics of a VM, and then of its vCPUs.
     pub(crate) fn new(files: Vec<StatsFile>) -> Self {
         Self(files)
+    }
+
+    /// The faults of each vCPU since the start, in order.
+    pub(crate) fn faults(&self) -> io::Result<Vec<FaultCounts>> {
+        let vcpus = self.0.iter().skip(1);
+        let counts = vcpus.map(|file| {
+            let names =
+                ["pf_taken", "pf_fixed", "pf_emulate", "pf_spurious", "pf_fast", "pf_guest"];
+            let [taken, answers @ ..] = file.read(names)?;
+            Ok(FaultCounts { taken, answered: answers.iter().sum() })
+        });
+        counts.collect()
     }
 
     /// What KVM counted since the start.

@@ -6,6 +6,7 @@ mod parts;
 mod prepared;
 mod start;
 mod virtio_set;
+mod watchdog;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

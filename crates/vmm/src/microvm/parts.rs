@@ -14,6 +14,7 @@ use firn_memory::GuestMemory;
 
 use super::handle::Inbox;
 use super::virtio_set::{Disks, VirtioSet, WireError};
+use super::watchdog::Watchdog;
 use super::{Microvm, Subscriber, Waker};
 use crate::arch::layout;
 use crate::bus::{Bus, OverlapError};
@@ -60,6 +61,9 @@ pub enum AssembleError {
     /// KVM's statistics could not be opened.
     #[error("opening KVM's statistics")]
     Stats(#[source] io::Error),
+    /// The timer of the watchdog could not be set.
+    #[error("starting the watchdog")]
+    Watchdog(#[source] vmm_sys_util::errno::Error),
 }
 
 /// A microVM whose vCPUs have no threads yet.
@@ -132,7 +136,7 @@ impl Parts {
     ///
     /// `cpuids` are the lists that the vCPUs were given, in order.
     pub(super) fn start(
-        self,
+        mut self,
         cpuids: Vec<CpuId>,
         parent: Option<Uuid>,
     ) -> Result<Microvm, AssembleError> {
@@ -149,13 +153,17 @@ impl Parts {
             let memory = SealedMemory::new(self.vm.memory.vm_memory());
             vcpus.push(Vcpu::start(id, fd, cpuid, bus.clone(), memory, notice.clone())?);
         }
+        let counters = Arc::new(KvmCounters::new(stats));
+        let watchdog = Watchdog::start(counters.clone(), notice.clone());
+        let watchdog: Subscriber = Arc::new(Mutex::new(watchdog.map_err(AssembleError::Watchdog)?));
+        self.events.add_subscriber(watchdog);
         Ok(Microvm {
             vcpus,
             events: self.events,
             devices: self.devices,
             bus,
             generation_irq: self.generation_irq,
-            counters: Arc::new(KvmCounters::new(stats)),
+            counters,
             vm: self.vm,
             kvm: self.kvm.kvm,
             notice,

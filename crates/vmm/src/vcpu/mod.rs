@@ -192,7 +192,7 @@ pub(crate) struct EndNotice {
 }
 
 impl EndNotice {
-    fn give(&self, end: VcpuEnd) {
+    pub(crate) fn give(&self, end: VcpuEnd) {
         self.end.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(end);
         // An eventfd write fails only when its counter is full: the owner is awake then.
         let _ = self.event.write(1);
