@@ -1,7 +1,8 @@
 //! Guest memory that the host cannot provide any more: its file was truncated, or its device failed.
 //!
 //! A touch of this process's own is answered by the kernel with SIGBUS, a touch of the guest's by `EFAULT` from `KVM_RUN` (mmap(2), "Errors";
-//! KVM's API, section 5, `KVM_EXIT_MEMORY_FAULT`). Either ends the microVM: nothing but the lost bytes could go in their place.
+//! KVM's API, section 5, `KVM_EXIT_MEMORY_FAULT`). Either ends the microVM: nothing but the lost bytes could go in their place. Where KVM asks for
+//! ever instead of giving `EFAULT`, the monitor's watchdog ends it.
 //!
 //! What the kernel does not tell, nobody here can: a file that was truncated within a page has zeros in the rest of that page, and one
 //! that grew again has zeros for what was cut. Images are not to be written while microVMs run on them.
