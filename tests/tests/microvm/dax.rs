@@ -70,7 +70,9 @@ fn vanilla(world: &World, function: &Function, snapshot: &Path) {
     let words = ["--compare", "--planner", "vanilla_dax", snapshot.to_str().unwrap()];
     let report = thaw(world, function, &words);
     check_memory(&report, &BTreeSet::new());
-    assert_eq!((&report["shared_bytes"], &report["read_bytes"]), (&0.into(), &0.into()));
+    assert_eq!(report["shared_bytes"], 0, "{report}");
+    // The system may have dropped a page of the program's.
+    assert!(report["read_bytes"].as_u64().unwrap() < 1 << 20, "{report}");
 }
 
 #[test]

@@ -88,7 +88,8 @@ fn one_sealed_snapshot_serves_microvms_at_once_and_keeps_its_bytes() {
             let mapped = bytes(&report, "private_bytes") + bytes(&report, "pool_bytes");
             assert!((1..=MEMORY).contains(&mapped), "{report}");
             assert!(bytes(&report, "private_bytes") < MEMORY / 4, "{report}");
-            assert_eq!(bytes(&report, "read_bytes"), 0, "{report}");
+            // The system may have dropped a page of the program's.
+            assert!(bytes(&report, "read_bytes") < MIB, "{report}");
         }
     }
     a_replica_becomes_what_its_snapshot_is(&world, &socket);
