@@ -10,8 +10,8 @@ use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::guest_memory::GuestMemory;
+use crate::image::Image;
 use crate::num::usize_of;
-use crate::sealed::Sealed;
 
 /// Pages read at once.
 const PAGES_AT_ONCE: u64 = 256;
@@ -96,12 +96,6 @@ pub struct Original {
     zero_map: PageSet,
 }
 
-#[derive(Debug)]
-enum Image {
-    File(File),
-    Extent(Sealed),
-}
-
 impl Original {
     /// That of a snapshot in a directory or in a sealed extent. A replica is written by its guest: its original is the sealed extent that
     /// it was made of.
@@ -110,15 +104,7 @@ impl Original {
     ///
     /// What the kernel said to a second descriptor of the image, or to mapping it.
     pub fn of(snapshot: &Snapshot) -> io::Result<Self> {
-        let image = match snapshot.extent() {
-            None => Image::File(snapshot.image().try_clone()?),
-            Some(extent) => {
-                let sealed = extent.replica_of.unwrap_or(extent.offset);
-                let len = snapshot.manifest().layout.total_bytes();
-                Image::Extent(Sealed::map(snapshot.image(), sealed, len)?)
-            }
-        };
-        Ok(Self { image, zero_map: snapshot.zero_map().clone() })
+        Ok(Self { image: Image::of(snapshot)?, zero_map: snapshot.zero_map().clone() })
     }
 
     /// [`compare`] after the guest ran: image pages that were `written` since are left out.
@@ -131,10 +117,7 @@ impl Original {
         memory: &GuestMemory,
         written: &PageSet,
     ) -> Result<CompareReport, CompareError> {
-        let read = |bytes: &mut [u8], offset| match &self.image {
-            Image::File(file) => file.read_exact_at(bytes, offset),
-            Image::Extent(sealed) => sealed.read_exact_at(bytes, offset),
-        };
+        let read = |bytes: &mut [u8], offset| self.image.read_exact_at(bytes, offset);
         compare_but(memory, read, &self.zero_map, written)
     }
 }

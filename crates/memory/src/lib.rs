@@ -33,6 +33,7 @@ pub mod compare;
 mod executor;
 mod guest_memory;
 mod host_facts;
+mod image;
 pub mod loader;
 mod lost;
 mod map;
@@ -44,7 +45,6 @@ pub mod planners;
 mod process;
 mod range_set;
 pub mod recorders;
-mod sealed;
 #[cfg(test)]
 mod testing;
 pub mod trace;

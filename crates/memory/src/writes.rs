@@ -10,9 +10,9 @@ use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::guest_memory::GuestMemory;
+use crate::image::Sealed;
 use crate::num::usize_of;
 use crate::plan::{Plan, Source};
-use crate::sealed::Sealed;
 
 /// Bytes that are compared at once.
 const PIECE: usize = 64 << 10;

@@ -14,7 +14,7 @@ use crate::executor::{ExecuteError, Sources, execute};
 use crate::guest_memory::GuestMemory;
 use crate::page_cache::{Residency, evict};
 use crate::pager::{PageStore, PagerError};
-use crate::planners::{self, PassShared, PlanSnapshotError, Planner};
+use crate::planners::{self, PlanSnapshotError, Planner};
 
 /// A part of a [`Profile`] that a run of the guest is recorded for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -227,9 +227,6 @@ pub fn planned(
 
 /// Where a run that is served page by page has its pages from, each with its digest.
 pub(super) fn store(snapshot: &Snapshot) -> Result<PageStore, ProfileRecordError> {
-    if snapshot.extent().is_some() {
-        return Ok(PageStore::mapped(planned(snapshot, &PassShared)?, snapshot));
-    }
     Ok(PageStore::of(snapshot).map_err(RecordError::from)?)
 }
 
