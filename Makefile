@@ -75,15 +75,16 @@ unit-tests: python
 # Has the lab get a program and adds it to a list of the shell's: $(call take,COMMAND,NAME,LIST)
 take = $(call find,$(1),$(2)); set -- "$$@" --in "$$binary"; $(3)+=" /in/$$(basename "$$binary")"
 
-# The programs look for firn where cargo built it.
+# In the lab: programs of firn's look for it where cargo built it.
 built := $(abspath $(target))/debug
+with-firn = mkdir -p $(built); ln -s /bin/firn $(built)/firn
 monitor-tests: lab
 	@set --; modules=; programs=; \
 	$(call take,test -p firn-vmm --lib,firn_vmm,modules); \
 	$(call take,test -p firn-bench --lib,firn_bench,modules); \
 	$(call take,test -p firn --bin firn,firn,modules); \
 	$(foreach program,$(kvm-programs),$(call take,test -p firn --test $(program),$(program),programs);) \
-	$(firn) lab run --cpus 1 --timeout 3600 "$$@" --env FIRN_REQUIRE=kvm,root,disk -- sh -c "mkdir -p $(built); ln -s /bin/firn $(built)/firn; \
+	$(firn) lab run --cpus 1 --timeout 3600 "$$@" --env FIRN_REQUIRE=kvm,root,disk -- sh -c "$(with-firn); \
 	    failed=; \
 	    for program in $$modules; do \$$program --test-threads=1 $(kvm-modules) || failed=1; done; \
 	    for program in $$programs; do \$$program --test-threads=1 || failed=1; done; \
@@ -94,7 +95,7 @@ lab-tests: lab
 	@$(call find,test -p firn-memory --lib,firn_memory); \
 	$(firn) lab run --in "$$binary" -- "/in/$${binary##*/}" --ignored recorders::bpf
 	@$(call find,test -p firn --test lost,lost); \
-	$(firn) lab run --cpus 1 --in "$$binary" --env FIRN_REQUIRE=kvm,root,disk -- sh -c "mkdir -p $(built); ln -s /bin/firn $(built)/firn; \
+	$(firn) lab run --cpus 1 --in "$$binary" --env FIRN_REQUIRE=kvm,root,disk -- sh -c "$(with-firn); \
 	    /in/$${binary##*/} --test-threads=1"
 
 # Runs the guests' tests; $(1): more arguments, $(2): how to run them in the lab, by the shell's `lab ARGUMENTS`.

@@ -10,7 +10,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
 use crate::HostFacts;
-use crate::planners::{ExtentFacts, ImageFacts, PlanInput, firn_plan, parse};
+use crate::planners::{ExtentFacts, ImageFacts, PlanInput, PlannerError, firn_plan, parse};
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 8 * MIB;
@@ -62,8 +62,17 @@ fn execute_with(
     leaf: Leaf,
     private: bool,
 ) -> Result<Executed, ExecuteError> {
-    let layout = MemoryLayout::for_size(SIZE).unwrap();
     let facts = ExtentFacts { offset: OFFSET, leaf, private, replica: true, checked: true };
+    let plan = of_extent(facts, |input| parse(planner).unwrap().plan(input));
+    execute(&plan, &Sources::image(medium))
+}
+
+/// The plan of a guest of which nothing is known but where its memory lies.
+fn of_extent(
+    facts: ExtentFacts,
+    plan: impl FnOnce(&PlanInput<'_>) -> Result<Plan, PlannerError>,
+) -> Plan {
+    let layout = MemoryLayout::for_size(SIZE).unwrap();
     let input = PlanInput {
         layout: &layout,
         image: ImageFacts::in_pool(SIZE, facts),
@@ -72,13 +81,11 @@ fn execute_with(
         snapshot: None,
         host: &HostFacts::read().unwrap(),
     };
-    let plan = parse(planner).unwrap().plan(&input).unwrap();
-    execute(&plan, &Sources::image(medium))
+    plan(&input).unwrap()
 }
 
 /// As [`share`], with a copy of the first chunk.
 fn share_with_copy(medium: &File) -> GuestMemory {
-    let layout = MemoryLayout::for_size(SIZE).unwrap();
     let leaf = Leaf::Size2M;
     let facts = ExtentFacts { offset: OFFSET, leaf, private: false, replica: false, checked: true };
     let first = Run { first: 0, pages: CHUNK_PAGES };
@@ -91,15 +98,7 @@ fn share_with_copy(medium: &File) -> GuestMemory {
         file: Some(file),
         absent: None,
     };
-    let input = PlanInput {
-        layout: &layout,
-        image: ImageFacts::in_pool(SIZE, facts),
-        zero_map: &PageSet::new(layout.pages()),
-        profile: None,
-        snapshot: None,
-        host: &HostFacts::read().unwrap(),
-    };
-    let plan = firn_plan("firn".into(), &input, Some(&copies)).unwrap();
+    let plan = of_extent(facts, |input| firn_plan("firn".into(), input, Some(&copies)));
     let sealed = for_reading(medium);
     let sources = Sources { copy: copies.file.as_ref(), ..Sources::image(&sealed) };
     execute(&plan, &sources).unwrap().memory

@@ -254,18 +254,10 @@ fn what_an_image_lost_is_not_frozen_as_zeros_or_as_good() {
         let guest_addr = GuestAddress(page * PAGE);
         booted.vm_memory().write_slice(&page_bytes(page, 9), guest_addr).unwrap();
     }
-    let host = crate::HostFacts::read().unwrap();
+    let planner = crate::planners::parse("firecracker").unwrap();
     for kind in [ImageKind::Sparse, ImageKind::Dense] {
         let snapshot = freeze(&booted, &dir.path().join(format!("{kind:?}")), kind);
-        let input = crate::planners::PlanInput {
-            layout: &snapshot.manifest().layout,
-            image: crate::planners::ImageFacts::of_snapshot(&snapshot).unwrap(),
-            zero_map: snapshot.zero_map(),
-            profile: None,
-            snapshot: None,
-            host: &host,
-        };
-        let plan = crate::planners::parse("firecracker").unwrap().plan(&input).unwrap();
+        let plan = crate::planners::plan(&snapshot, &*planner).unwrap();
         let memory = execute(&plan, &Sources::of(&snapshot)).unwrap().memory;
         assert_eq!(frozen(&memory), frozen(&booted));
         let refusal = || {

@@ -1,9 +1,10 @@
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, Write};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use firn_snapshot::{ImageKind, MemoryLayout, MemoryRegion, PAGE_SIZE, PageSet};
+use firn_snapshot::{ImageKind, MemoryLayout, MemoryRegion, PAGE_SIZE, PageSet, Snapshot};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::marks::marked;
@@ -261,13 +262,17 @@ fn an_image_that_shrinks_ends_the_recording_and_hangs_nobody() {
     };
 }
 
+/// A dense snapshot, and its image to be damaged.
+fn snapshot(path: &Path) -> (Snapshot, File) {
+    let zero_map = PageSet::new(PAGES);
+    let snapshot = write_snapshot(path, &layout(), &zero_map, ImageKind::Dense, 5);
+    (snapshot, OpenOptions::new().write(true).open(path.join("memory.img")).unwrap())
+}
+
 #[test]
 fn a_page_that_is_not_what_was_frozen_never_enters_and_ends_the_recording() {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("s");
-    let zero_map = PageSet::new(PAGES);
-    let snapshot = write_snapshot(&path, &layout(), &zero_map, ImageKind::Dense, 5);
-    let image = OpenOptions::new().write(true).open(path.join("memory.img")).unwrap();
+    let (snapshot, image) = snapshot(&dir.path().join("s"));
     image.write_all_at(&[0xee], 40 * PAGE_SIZE + 4000).unwrap();
     let starts: [fn(_, &_, _, _) -> _; 2] = [Recorder::start, Recorder::of_first_touches];
     for start in starts {
@@ -289,9 +294,7 @@ fn a_page_that_is_not_what_was_frozen_never_enters_and_ends_the_recording() {
 fn a_damaged_image_is_found_before_a_run_in_which_the_kernel_brings_it_in() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
-    let zero_map = PageSet::new(PAGES);
-    let snapshot = write_snapshot(&path, &layout(), &zero_map, ImageKind::Dense, 5);
-    let image = OpenOptions::new().write(true).open(path.join("memory.img")).unwrap();
+    let (snapshot, image) = snapshot(&path);
     let refused = |words: &str| {
         for mut recorder in of(&[Part::Groups, Part::Cache]) {
             let error = recorder.memory(&snapshot).unwrap_err();
