@@ -2,15 +2,14 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 
-use firn_snapshot::{PAGE_SIZE, PageSet, Run, Snapshot, runs_of};
+use firn_snapshot::{PAGE_SIZE, PageSet, ReadAt, Run, Snapshot, runs_of};
 use serde::Serialize;
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::guest_memory::GuestMemory;
-use crate::image::Image;
+use crate::image::image_of;
 use crate::num::usize_of;
 
 /// Pages read at once.
@@ -84,15 +83,14 @@ pub fn compare(
     image: &File,
     zero_map: &PageSet,
 ) -> Result<CompareReport, CompareError> {
-    let read = |bytes: &mut [u8], offset| image.read_exact_at(bytes, offset);
-    compare_but(memory, read, zero_map, &PageSet::new(zero_map.pages()))
+    compare_but(memory, image, zero_map, &PageSet::new(zero_map.pages()))
 }
 
 /// What a snapshot says guest memory is, kept apart from it: for a comparison in another thread. Of a snapshot in a pool it must not
 /// outlive what keeps the extent pinned.
 #[derive(Debug)]
 pub struct Original {
-    image: Image,
+    image: Box<dyn ReadAt>,
     zero_map: PageSet,
 }
 
@@ -104,7 +102,7 @@ impl Original {
     ///
     /// What the kernel said to a second descriptor of the image, or to mapping it.
     pub fn of(snapshot: &Snapshot) -> io::Result<Self> {
-        Ok(Self { image: Image::of(snapshot)?, zero_map: snapshot.zero_map().clone() })
+        Ok(Self { image: image_of(snapshot)?, zero_map: snapshot.zero_map().clone() })
     }
 
     /// [`compare`] after the guest ran: image pages that were `written` since are left out.
@@ -117,15 +115,13 @@ impl Original {
         memory: &GuestMemory,
         written: &PageSet,
     ) -> Result<CompareReport, CompareError> {
-        let read = |bytes: &mut [u8], offset| self.image.read_exact_at(bytes, offset);
-        compare_but(memory, read, &self.zero_map, written)
+        compare_but(memory, &*self.image, &self.zero_map, written)
     }
 }
 
-/// `read_image` reads image bytes from an offset on.
 fn compare_but(
     memory: &GuestMemory,
-    read_image: impl Fn(&mut [u8], u64) -> io::Result<()>,
+    image: &dyn ReadAt,
     zero_map: &PageSet,
     written: &PageSet,
 ) -> Result<CompareReport, CompareError> {
@@ -145,7 +141,8 @@ fn compare_but(
             let (guest_addr, offset) = (region.guest_addr + inside, region.image_offset + inside);
             view.read_slice(is, GuestAddress(guest_addr))
                 .map_err(|source| CompareError::Memory { guest_addr, source })?;
-            read_image(should_be, offset)
+            image
+                .read_exact_at(should_be, offset)
                 .map_err(|source| CompareError::Image { offset, source })?;
             let page_bytes = usize_of(PAGE_SIZE);
             let pairs = is.chunks(page_bytes).zip(should_be.chunks_mut(page_bytes));

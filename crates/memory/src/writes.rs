@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 
-use firn_snapshot::{CHUNK_PAGES, CHUNK_SIZE, Copies, NoCopy, PageSet, Run, runs_of};
+use firn_snapshot::{CHUNK_PAGES, CHUNK_SIZE, Copies, NoCopy, PageSet, ReadAt, Run, runs_of};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress};

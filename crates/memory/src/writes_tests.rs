@@ -101,7 +101,8 @@ fn two_guests_of_one_extent_have_copies_of_their_own_and_the_extent_keeps_its_by
     }
     let mut byte_of = [0];
     for chunk in 0..CHUNKS {
-        world.medium.read_exact_at(&mut byte_of, OFFSET + chunk * CHUNK_SIZE + 9).unwrap();
+        FileExt::read_exact_at(&world.medium, &mut byte_of, OFFSET + chunk * CHUNK_SIZE + 9)
+            .unwrap();
         assert_eq!(byte_of, [byte(chunk)]);
     }
     let usage = one.usage().unwrap();

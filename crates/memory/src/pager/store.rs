@@ -4,16 +4,16 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use firn_snapshot::{CHUNK_PAGES, Digests, PAGE_SIZE, Snapshot};
+use firn_snapshot::{CHUNK_PAGES, Digests, PAGE_SIZE, ReadAt, Snapshot};
 
 use super::PagerError;
-use crate::image::Image;
+use crate::image::image_of;
 use crate::num::usize_of;
 
 /// An image, and what its pages are compared with.
 #[derive(Debug)]
 pub struct PageStore {
-    image: Image,
+    image: Box<dyn ReadAt>,
     digests: Option<Arc<Digests>>,
 }
 
@@ -23,7 +23,7 @@ impl PageStore {
     /// # Errors
     /// [`PagerError::Read`] when its descriptor cannot be duplicated, or its extent not be mapped.
     pub fn of(snapshot: &Snapshot) -> Result<Self, PagerError> {
-        let image = Image::of(snapshot);
+        let image = image_of(snapshot);
         let image = image.map_err(|source| PagerError::Read { image_page: 0, source })?;
         Ok(Self { image, digests: Some(snapshot.digests().clone()) })
     }
@@ -31,7 +31,7 @@ impl PageStore {
     /// An image without digests: its pages enter as they are.
     #[must_use]
     pub fn unchecked(image: File) -> Self {
-        Self { image: Image::File(image), digests: None }
+        Self { image: Box::new(image), digests: None }
     }
 
     /// Reads whole pages, and checks each.
@@ -39,7 +39,7 @@ impl PageStore {
         let read = self.image.read_exact_at(bytes, image_page * PAGE_SIZE);
         read.map_err(|source| match source.kind() {
             io::ErrorKind::UnexpectedEof => {
-                let image_page = (self.image.len() / PAGE_SIZE).max(image_page);
+                let image_page = (self.image.size().unwrap_or(0) / PAGE_SIZE).max(image_page);
                 PagerError::Truncated { image_page, file: "the image" }
             }
             _ => PagerError::Read { image_page, source },
