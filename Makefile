@@ -166,7 +166,7 @@ restores-table: build
 	$(firn) bench table $(OUT)/*.json >$(OUT)/restores.md; \
 	test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
 
-# Every function behind the daemon, on its image: long, under emulation (docs/workloads.md says how long). Before them, 1,000 requests to the
+# Every function behind the daemon, on its image: long, under emulation (docs/reference/workloads.md says how long). Before them, 1,000 requests to the
 # daemon. The image of a user's own is built each time; its packages come from where this computer's apt and pip are configured to.
 test-workloads: $(guests) images
 	@$(call find,test -p firn-tests --test microvm,microvm); \

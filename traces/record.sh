@@ -12,7 +12,7 @@ exact() {
     sed -E "s/\"(${inexact%|})\": [^,}]*//g"
 }
 
-# once INPUT: records one invocation. A QEMU that the lab could not mend (docs/lab.md) loses its guest now and then: such a
+# once INPUT: records one invocation. A QEMU that the lab could not mend (docs/start/lab.md) loses its guest now and then: such a
 # recording fails, leaves no trace, and is made again. A wrong answer is not. The time limit is the lab's: 120,000 million instructions.
 once() {
     exact <"$folder/expected-$1.json" >expected

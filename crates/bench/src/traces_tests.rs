@@ -27,7 +27,7 @@ fn every_trace_that_is_carried_can_be_loaded() {
     }
 }
 
-/// The functions are those of the papers that docs/workloads.md names.
+/// The functions are those of the papers that docs/reference/workloads.md names.
 #[test]
 fn every_function_has_two_inputs_with_the_same_memory() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest/functions");

@@ -30,7 +30,7 @@
 //! One process changes a pool at a time; the kernel's lock on the medium says which. It may serve others ([`Server`], [`Client`]), which get descriptors
 //! of the medium and map extents themselves; others read beside it ([`PoolReader`]). After a
 //! loss of power, or when that process was killed, the next opening finds every sealed snapshot, none that was not sealed, and
-//! all other space free. `docs/pool.md` has the bytes, the transitions and how this was tested.
+//! all other space free. `docs/reference/pool-format.md` has the bytes, the transitions and how this was tested.
 
 mod extent;
 mod layout;

@@ -1,6 +1,6 @@
 //! `snapshot.firn`: the header, which holds versions, lengths and CRCs, and the sections behind it.
 //!
-//! The byte layout is in `docs/snapshot-format.md`.
+//! The byte layout is in `docs/reference/snapshot-format.md`.
 
 use std::fmt;
 use std::ops::Range;

@@ -9,7 +9,7 @@
 //!
 //! [`Writer`] writes a snapshot aside and publishes it in one step. [`Snapshot::open`] reads what a start needs (header,
 //! manifest, machine state, zero map), so its work does not depend on how much memory the guest stored.
-//! [`Digests`] check pages when they are used. The byte layout is in `docs/snapshot-format.md`.
+//! [`Digests`] check pages when they are used. The byte layout is in `docs/reference/snapshot-format.md`.
 //!
 //! The crate knows nothing of KVM: machine state is bytes with a version of their own. All integers are little-endian,
 //! a page has 4096 bytes.

@@ -8,7 +8,7 @@
 //! - [`serve`]: the server behind the protocol: one function in one Python runtime, and the gate
 //!   that keeps requests out of a clone until it has an identity of its own.
 //!
-//! `docs/guest.md` describes both for readers.
+//! `docs/reference/guest.md` describes both for readers.
 
 pub mod protocol;
 pub mod serve;

@@ -101,7 +101,7 @@ fn a_dax_file_system_holds_pools_and_images_without_a_page_cache() {
     assert_eq!(report["shared_bytes"], 0, "{report}");
     assert!(report["kvm"]["pages_2m"].as_u64().unwrap() > 0, "{report}");
     assert_eq!(report["chunk_copies"]["chunks"], 0, "{report}");
-    // By the chunk it would be 50 MiB (docs/devdax-sharing.md).
+    // By the chunk it would be 50 MiB (docs/concepts/devdax-sharing.md).
     let private = report["private_bytes"].as_u64().unwrap();
     assert!((1..32 * MIB).contains(&private), "{report}");
     world.firn(["pool", "verify", "--pool", &medium]).run().ok();

@@ -6,7 +6,7 @@
 //! comes when all is loaded finds every page cached and reads nothing.
 //!
 //! A packed file is read in sequence, without copying ([`preload`]). Ranges of the image are asked for by `POSIX_FADV_WILLNEED`, which reads
-//! nothing beyond them and lets the device have as many requests at once as it takes. docs/loader.md has the measurement.
+//! nothing beyond them and lets the device have as many requests at once as it takes. docs/concepts/loader.md has the measurement.
 
 use std::fs::File;
 use std::io;

@@ -30,7 +30,7 @@ pub struct Firn {
 }
 
 impl Firn {
-    /// The default, by measurement (docs/firn-planner.md): a page that is written splits its whole leaf.
+    /// The default, by measurement (docs/concepts/firn-planner.md): a page that is written splits its whole leaf.
     pub const RULE: CopyRule = CopyRule { written: 1, read: 32 };
 }
 

@@ -7,7 +7,7 @@
 //!
 //! SnapBPF (3.2) marks pages as the guest allocates them, in a changed guest and a changed KVM, so that they never read the
 //! snapshot. Here pages that the guest had reported free at the freeze are anonymous: it was the guest's allocator that said so, and no
-//! page's contents were looked at. docs/snapbpf.md says what differs.
+//! page's contents were looked at. docs/concepts/snapbpf.md says what differs.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! The bytes of a pool: `docs/pool.md` has them as tables. All integers are little-endian.
+//! The bytes of a pool: `docs/reference/pool-format.md` has them as tables. All integers are little-endian.
 
 mod entry;
 mod record;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a start has the processors to itself: most functions of the papers have touched their last page by then
-/// (docs/firn-planner.md).
+/// (docs/concepts/firn-planner.md).
 const START: Duration = Duration::from_millis(25);
 /// What one replica or copy waits at most, however many starts come: the next of them needs it.
 const PATIENCE: Duration = Duration::from_millis(250);

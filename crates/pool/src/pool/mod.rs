@@ -38,7 +38,7 @@ pub use repair::RepairReport;
 /// There is one at a time for a medium; others read beside it with [`PoolReader`]. Clones are the same pool. Safe to use
 /// from several threads: transitions are made one after the other.
 ///
-/// Every transition is stores, flush, fence, then one 8-byte store, flush, fence: `docs/pool.md` lists them.
+/// Every transition is stores, flush, fence, then one 8-byte store, flush, fence: `docs/reference/pool-format.md` lists them.
 #[derive(Clone, Debug)]
 pub struct Pool {
     inner: Arc<Inner>,

@@ -248,7 +248,7 @@ fn check(code: &[u8], report: u64, chunks: u64) {
         let (microvm, reported) = run(&sealed);
         assert_eq!(reported, report);
         let writes = microvm.chunk_copies();
-        // Shown by --nocapture; docs/devdax-sharing.md has it.
+        // Shown by --nocapture; docs/concepts/devdax-sharing.md has it.
         println!("{} ns for each of {} copies", writes.ns / writes.chunks, writes.chunks);
         assert_eq!(writes.chunks, 2 + chunks, "{writes:?}");
         assert!((1..=2 * chunks + 2).contains(&writes.write_faults), "{writes:?}");

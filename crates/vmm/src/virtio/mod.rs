@@ -3,7 +3,7 @@
 //! Virtio 1.2, modern devices only. [`VirtioMmio`] is one device behind its register window; it owns
 //! the device's queues and is shared, in a mutex, between the vCPU threads (registers) and the event
 //! loop (queues, sockets). Guests are hostile: see [`VirtioMmio`] for what becomes of one that breaks
-//! the rules. `docs/devices.md` says which features are offered, and why.
+//! the rules. `docs/reference/devices.md` says which features are offered, and why.
 
 mod balloon;
 mod block;

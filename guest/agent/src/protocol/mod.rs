@@ -260,7 +260,7 @@ pub struct Failed {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FunctionError {
-    /// The exception's class, or one of the names in `docs/guest.md`, such as `Runtime.ExitError`.
+    /// The exception's class, or one of the names in `docs/reference/guest.md`, such as `Runtime.ExitError`.
     #[serde(default)]
     pub error_type: String,
     /// The exception's text.
