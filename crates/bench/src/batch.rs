@@ -14,7 +14,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use thiserror::Error;
 
-use firn_memory::{now_ns, prefer_as_victim};
+use firn_base::now_ns;
+use firn_memory::prefer_as_victim;
 
 use crate::player::PlayerReport;
 

@@ -8,8 +8,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use firn_base::PAGE_SIZE;
 use firn_memory::page_cache::{Residency, evict, preload, preload_small, stored_residency};
-use firn_snapshot::{PAGE_SIZE, PackedFile};
+use firn_snapshot::PackedFile;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -141,7 +142,7 @@ impl SnapshotFiles {
             Cache::CachedSmall => fill_small(path, image)?,
             Cache::Cold | Cache::Cached | Cache::Unused => fill(path, image)?,
         }
-        let elapsed = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let elapsed = firn_base::ns_since(begun);
         Ok(evicted.is_cold().then_some(elapsed))
     }
 

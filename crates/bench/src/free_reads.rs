@@ -4,8 +4,9 @@
 use std::io;
 use std::path::Path;
 
+use firn_base::PAGE_SIZE;
 use firn_memory::page_cache::cached;
-use firn_snapshot::{PAGE_SIZE, PackedFile, PageSet, Snapshot, pages_of};
+use firn_snapshot::{PackedFile, PageSet, Snapshot, pages_of};
 
 use crate::player::PlayerReport;
 

@@ -3,6 +3,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
+use firn_base::error_chain;
 use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
 
 use super::*;
@@ -93,7 +94,7 @@ fn one_failure_leaves_no_results() {
     let session = session(directory.path(), &["p", "q"], 5, script);
     let interrupt = Interrupt::catch().unwrap();
     let error = session.run(host(directory.path()), &interrupt, |_, _| {}).unwrap_err();
-    let text = firn_vmm::error_chain(&error);
+    let text = error_chain(&error);
     assert!(text.contains("p failed on t in run 2"), "{text}");
     assert!(text.contains("bad page 7"), "{text}");
 }

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+use firn_base::PAGE_SIZE;
 use firn_memory::Leaf;
 use firn_memory::trace::{
     Access, DecodeTraceError, GapUnit, Touch, Toucher, Trace, TraceError, TraceOrigin,
 };
-use firn_snapshot::{LayoutError, MemoryLayout, PAGE_SIZE, PageSet};
+use firn_snapshot::{LayoutError, MemoryLayout, PageSet};
 
 /// The traces that this program carries: names and files.
 const EMBEDDED: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/traces.rs"));
@@ -116,7 +117,7 @@ fn decode(name: String, bytes: &[u8]) -> Result<NamedTrace, LoadTraceError> {
 }
 
 fn sequential(name: &str, size: &str, access: Access) -> Result<NamedTrace, LoadTraceError> {
-    let bytes = bytes(size).ok_or_else(|| LoadTraceError::Size(size.to_owned()))?;
+    let bytes = firn_base::parse_size(size).map_err(|_| LoadTraceError::Size(size.to_owned()))?;
     let layout = MemoryLayout::for_size(bytes)
         .map_err(|source| LoadTraceError::Layout { name: name.to_owned(), source })?;
     let pages = layout.regions().flat_map(|region| {
@@ -135,17 +136,6 @@ fn sequential(name: &str, size: &str, access: Access) -> Result<NamedTrace, Load
     let trace = Trace::new(origin, layout, zero_map, touches)
         .map_err(|source| LoadTraceError::Touches { name: name.to_owned(), source })?;
     Ok(NamedTrace { name: name.to_owned(), trace })
-}
-
-/// Bytes of a size such as `64M`.
-fn bytes(size: &str) -> Option<u64> {
-    let (number, unit) = match size.char_indices().next_back()? {
-        (at, 'K' | 'k') => (&size[..at], 1 << 10),
-        (at, 'M' | 'm') => (&size[..at], 1 << 20),
-        (at, 'G' | 'g') => (&size[..at], 1 << 30),
-        _ => (size, 1),
-    };
-    number.parse::<u64>().ok()?.checked_mul(unit)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use firn_memory::now_ns;
+use firn_base::now_ns;
 use serde_json::Value;
 
 const SIZES: [&str; 2] = ["256M", "2G"];

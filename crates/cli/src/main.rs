@@ -13,7 +13,6 @@ mod pool_at;
 mod recorded_run;
 mod scripts;
 mod session;
-mod size;
 mod snapshot_args;
 
 use std::error::Error;

@@ -5,6 +5,7 @@ use std::error::Error;
 use std::io::Write;
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use firn_base::error_chain;
 use serde::Serialize;
 
 /// Prints a line. A reader that went away is no error of the command's.
@@ -32,7 +33,7 @@ pub(crate) fn json_text(text: &str) {
 
 /// Prints an error with its causes, whose texts may be a guest's.
 pub(crate) fn complain(error: &dyn Error) {
-    note(&format!("firn: error: {}", plain(&firn_vmm::error_chain(error))));
+    note(&format!("firn: error: {}", plain(&error_chain(error))));
 }
 
 /// A text without control characters other than line feeds and tabs: what a guest wrote must not reach
@@ -70,26 +71,6 @@ pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table.to_string()
-}
-
-/// ns as milliseconds, such as `12.3 ms`.
-pub(crate) fn milliseconds(ns: u64) -> String {
-    let microseconds = ns / 1000;
-    let (whole, fraction) = (microseconds / 1000, microseconds % 1000);
-    if whole >= 100 { format!("{whole} ms") } else { format!("{whole}.{:01} ms", fraction / 100) }
-}
-
-/// Bytes in the largest unit that leaves a whole part, such as `1.5 MiB`.
-pub(crate) fn bytes(count: u64) -> String {
-    const UNITS: [(&str, u32); 3] = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
-    for (unit, shift) in UNITS {
-        if count >= 1 << shift {
-            let whole = count >> shift;
-            let tenth = ((count & ((1 << shift) - 1)) * 10) >> shift;
-            return format!("{whole}.{tenth} {unit}");
-        }
-    }
-    format!("{count} B")
 }
 
 #[cfg(test)]

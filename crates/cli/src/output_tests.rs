@@ -1,16 +1,4 @@
-use super::{bytes, escaped, milliseconds, plain, table};
-
-#[test]
-fn units_are_readable() {
-    assert_eq!(milliseconds(0), "0.0 ms");
-    assert_eq!(milliseconds(1_250_000), "1.2 ms");
-    assert_eq!(milliseconds(1_234_000_000), "1234 ms");
-    assert_eq!(bytes(1023), "1023 B");
-    assert_eq!(bytes(1536), "1.5 KiB");
-    assert_eq!(bytes(1 << 20), "1.0 MiB");
-    assert_eq!(bytes(5 << 30), "5.0 GiB");
-    assert_eq!(bytes(u64::MAX), "17179869183.9 GiB");
-}
+use super::{escaped, plain, table};
 
 #[test]
 fn tables_hold_every_cell() {

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use firn_base::{error_chain, nanoseconds};
 use thiserror::Error;
 
 use firn_memory::WriteReport;
@@ -13,7 +14,6 @@ use firn_snapshot::{
 };
 use firn_vmm::{Destination, Virtualization};
 
-use crate::clock::nanoseconds;
 use crate::output;
 use crate::pool_at::{PoolAt, PoolAtError};
 
@@ -99,7 +99,7 @@ impl OpenedSnapshot {
             && let Some(rule) = pooled.snapshot.copies().map(|copies| copies.rule)
             && let Err(error) = pooled.wrote(rule, &used(&pooled.snapshot, rule, &writes.written))
         {
-            let error = firn_vmm::error_chain(&error);
+            let error = error_chain(&error);
             output::note(&format!("firn: the pool does not learn from this run: {error}"));
         }
     }
@@ -109,7 +109,7 @@ impl OpenedSnapshot {
         if let (Self::Pool(pooled), Some(written)) = (self, written)
             && let Err(error) = pooled.give_back(written)
         {
-            let error = firn_vmm::error_chain(&error);
+            let error = error_chain(&error);
             output::note(&format!("firn: the pool is not told what this run wrote: {error}"));
         }
     }
@@ -179,7 +179,7 @@ pub(crate) fn set_pooled_profile(
     let announced = announced
         .and_then(|mut pooled| pooled.take_copy(Firn::RULE, |_| Ok(wanted(profile, Firn::RULE))));
     if let Err(error) = announced {
-        let error = firn_vmm::error_chain(&error);
+        let error = error_chain(&error);
         output::note(&format!("firn: copies are made at the first start, not before: {error}"));
     }
     Ok(())

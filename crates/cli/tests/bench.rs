@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use firn_base::{PAGE_SIZE, error_chain};
 use firn_bench::player::{PlayerInputs, PlayerOptions, freeze};
 use firn_bench::traces::{NamedTrace, load};
 use firn_bench::{Cache, Frozen, Host, Interrupt, Session, Subject};
 use firn_memory::trace::Access;
-use firn_snapshot::{PAGE_SIZE, PageSet};
-use firn_vmm::{Destination, KVM_DEVICE, error_chain, open_kvm};
+use firn_snapshot::PageSet;
+use firn_vmm::{Destination, KVM_DEVICE, open_kvm};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;

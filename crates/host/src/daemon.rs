@@ -331,7 +331,7 @@ impl Daemon {
             Err(error) => {
                 let error: &(dyn std::error::Error + 'static) = &error;
                 tracing::warn!(function = name, version = number, error, "not frozen");
-                (State::Failed { reason: chain(error) }, None)
+                (State::Failed { reason: firn_base::error_chain(error) }, None)
             }
         };
         let daemon = Arc::clone(&self);
@@ -474,10 +474,4 @@ fn same(published: &Version, latest: &Version) -> bool {
         && published.role == latest.role
         && (published.timeout, published.memory) == (latest.timeout, latest.memory)
         && published.snap_start == latest.snap_start
-}
-
-/// An error's text and those of its causes.
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let causes = std::iter::successors(Some(error), |&error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

@@ -3,14 +3,15 @@
 use std::fs::File;
 use std::io;
 
-use firn_snapshot::{PAGE_SIZE, PageSet, ReadAt, Run, Snapshot, runs_of};
+use firn_base::PAGE_SIZE;
+use firn_base::num::usize_of;
+use firn_snapshot::{PageSet, ReadAt, Run, Snapshot, runs_of};
 use serde::Serialize;
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::guest_memory::GuestMemory;
 use crate::image::image_of;
-use crate::num::usize_of;
 
 /// Pages read at once.
 const PAGES_AT_ONCE: u64 = 256;

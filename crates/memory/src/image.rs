@@ -3,11 +3,11 @@
 use std::fs::File;
 use std::io;
 
+use firn_base::num::usize_of;
 use firn_snapshot::{CHUNK_SIZE, ReadAt, Snapshot};
 use vm_memory::{MmapRegion, VolatileMemory};
 
 use crate::map::Mapping;
-use crate::num::usize_of;
 
 /// The image of a snapshot. Of one in a pool it is the sealed extent, under a replica the one that the replica was made of: the caller
 /// keeps it pinned.

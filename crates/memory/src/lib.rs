@@ -37,7 +37,6 @@ mod image;
 pub mod loader;
 mod lost;
 mod map;
-mod num;
 pub mod page_cache;
 pub mod pager;
 mod plan;
@@ -60,7 +59,6 @@ pub use guest_memory::{
 };
 pub use host_facts::{HostFacts, HostFactsError};
 pub use lost::{LostMemory, report_lost_memory};
-pub use num::{cpu_ns, now_ns};
 pub use plan::{
     Advice, GuestRange, ImageRange, Integrity, Layer, Leaf, LoadFile, Plan, PlanError, PlanSummary,
     PlanTable, Segment, Sharing, Source, Step, When, Work,

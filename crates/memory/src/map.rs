@@ -9,14 +9,14 @@ use std::ffi::c_void;
 use std::fs::File;
 use std::ptr::{copy_nonoverlapping, null_mut};
 
-use firn_snapshot::PAGE_SIZE;
+use firn_base::PAGE_SIZE;
+use firn_base::num::usize_of;
 use rustix::io::{Errno, Result};
 use rustix::mm::{
     Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mremap_fixed, munmap,
 };
 use vm_memory::mmap::{MmapRegion, MmapRegionBuilder, MmapRegionError};
 
-use crate::num::usize_of;
 use crate::uffd::{Uffd, UffdError, Watch};
 
 /// A range of address space, reserved without access and unmapped on drop; mappings are laid over

@@ -8,13 +8,14 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-use firn_snapshot::{PAGE_SIZE, PageSet};
+use firn_base::PAGE_SIZE;
+use firn_base::num::usize_of;
+use firn_snapshot::PageSet;
 use rustix::fs::{Advice, SeekFrom, fadvise, fdatasync, seek, sendfile};
 use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::map;
-use crate::num::usize_of;
 
 /// Bytes that one call of mincore looks at.
 const WINDOW: u64 = 256 << 20;

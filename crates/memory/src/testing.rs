@@ -3,7 +3,8 @@
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
 
-use firn_snapshot::{CopyTable, MemoryLayout, MemoryRegion, PAGE_SIZE, PageSet};
+use firn_base::PAGE_SIZE;
+use firn_snapshot::{CopyTable, MemoryLayout, MemoryRegion, PageSet};
 use proptest::collection::vec;
 use proptest::prelude::{Just, Strategy, any};
 use proptest::sample::{Index, select};

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 
+use firn_base::num::usize_of;
 use firn_snapshot::{CHUNK_PAGES, CHUNK_SIZE, Copies, NoCopy, PageSet, ReadAt, Run, runs_of};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -11,7 +12,6 @@ use vm_memory::{Bytes, GuestAddress};
 
 use crate::guest_memory::GuestMemory;
 use crate::image::Sealed;
-use crate::num::usize_of;
 use crate::plan::{Plan, Source};
 
 /// Bytes that are compared at once.

@@ -37,7 +37,6 @@ mod layout;
 mod manager;
 mod mapped_extent;
 mod media;
-mod num;
 mod pool;
 
 pub use extent::Extent;

@@ -138,7 +138,7 @@ impl MappedExtent {
 }
 
 fn within(offset: u64, len: usize, room: u64) -> u64 {
-    let end = offset.checked_add(crate::num::u64_of(len));
+    let end = offset.checked_add(firn_base::num::u64_of(len));
     assert!(end.is_some_and(|end| end <= room), "{offset} + {len} is outside of {room} bytes");
     offset
 }

@@ -6,9 +6,11 @@ use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
+use firn_base::PAGE_SIZE;
+
 use crate::error::OpenError;
 use crate::freeze_error::FreezeError;
-use crate::layout::{CHUNK_PAGES, MAX_MEMORY, PAGE_SIZE};
+use crate::layout::{CHUNK_PAGES, MAX_MEMORY};
 use crate::packed::PackedFile;
 use crate::page_set::PageSet;
 use crate::read_at::ReadAt;

@@ -2,10 +2,10 @@
 
 use std::fs::File;
 
+use firn_base::PAGE_SIZE;
 use firn_pool::{CopyRule, NoCopy};
 use serde::Serialize;
 
-use crate::layout::PAGE_SIZE;
 use crate::profile::Run;
 
 /// Which parts of an image a copy holds: packed one behind the other, in ascending order of the image.

@@ -4,11 +4,12 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
+use firn_base::PAGE_SIZE;
 use thiserror::Error;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::container::digests_len;
-use crate::layout::{CHUNK_PAGES, PAGE_SIZE};
+use crate::layout::CHUNK_PAGES;
 use crate::read_at::ReadAt;
 
 /// Bytes in a page, for slices.

@@ -5,12 +5,13 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 
+use firn_base::PAGE_SIZE;
 use rustix::fs::fstatvfs;
 
 use crate::container::digests_len;
 use crate::digests::{PAGE_LEN, append_record, page_digest};
 use crate::freeze_error::FreezeError;
-use crate::layout::{CHUNK_SIZE, MemoryLayout, PAGE_SIZE};
+use crate::layout::{CHUNK_SIZE, MemoryLayout};
 use crate::manifest::{ImageInfo, ImageKind};
 use crate::page_set::PageSet;
 

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use firn_base::PAGE_SIZE;
 use firn_pool::{
     COPY_CHUNK, ChunkRun, Client, ClientError, CopyGrant, CopyRule, Grant, Imaging, MapExtentError,
     MappedExtent,
@@ -18,7 +19,7 @@ use crate::copies::{Copies, CopyTable};
 use crate::digests::DigestError;
 use crate::error::OpenError;
 use crate::extent::{ExtentTarget, Tail, identity_of, write_with_profile};
-use crate::layout::{CHUNK_PAGES, CHUNK_SIZE, PAGE_SIZE};
+use crate::layout::{CHUNK_PAGES, CHUNK_SIZE};
 use crate::page_set::PageSet;
 use crate::profile::{Profile, Run};
 use crate::read_at::ReadAt;

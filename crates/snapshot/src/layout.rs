@@ -2,12 +2,11 @@
 
 use std::ops::Range;
 
+use firn_base::PAGE_SIZE;
 use postcard_schema::Schema;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Bytes in a page of guest memory.
-pub const PAGE_SIZE: u64 = 4096;
 /// Pages in a chunk: 2 MiB of guest memory, the unit that one record of digests covers.
 pub const CHUNK_PAGES: u64 = 512;
 /// Bytes in a chunk.

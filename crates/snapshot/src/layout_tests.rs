@@ -1,8 +1,7 @@
+use firn_base::PAGE_SIZE;
 use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
 
-use super::{
-    CHUNK_SIZE, ImageRegion, LayoutError, MAX_MEMORY, MemoryLayout, MemoryRegion, PAGE_SIZE,
-};
+use super::{CHUNK_SIZE, ImageRegion, LayoutError, MAX_MEMORY, MemoryLayout, MemoryRegion};
 
 const GIB: u64 = 1 << 30;
 

@@ -54,7 +54,6 @@ pub use in_pool::{
 };
 pub use layout::{
     CHUNK_PAGES, CHUNK_SIZE, ImageRegion, LayoutError, MAX_MEMORY, MemoryLayout, MemoryRegion,
-    PAGE_SIZE,
 };
 pub use manifest::{
     CpuFeatures, CpuRequirement, CpuidRegister, Description, DiskInfo, FunctionInfo, ImageInfo,

@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use firn_base::PAGE_SIZE;
 use serde::Serialize;
 use thiserror::Error;
 use uuid::Uuid;
@@ -18,7 +19,6 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::attach::{AttachError, set_packed};
 use crate::digests::{DigestError, Digests, PAGE_LEN};
 use crate::error::OpenError;
-use crate::layout::PAGE_SIZE;
 use crate::profile::{ProfileError, Run, check_runs};
 use crate::snapshot::Snapshot;
 

@@ -11,6 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use firn_base::PAGE_SIZE;
 use thiserror::Error;
 
 use crate::container::{
@@ -20,7 +21,7 @@ use crate::digests::{DigestError, Digests, PAGE_LEN, page_digest};
 use crate::disk::{DiskError, DiskIdentity, digest_with_progress, next_data};
 use crate::error::OpenError;
 use crate::image::is_zero;
-use crate::layout::{CHUNK_PAGES, CHUNK_SIZE, MemoryLayout, PAGE_SIZE};
+use crate::layout::{CHUNK_PAGES, CHUNK_SIZE, MemoryLayout};
 use crate::manifest::Manifest;
 use crate::packed::{Packed, PackedError, PackedFile};
 use crate::page_set::PageSet;

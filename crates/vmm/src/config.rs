@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use thiserror::Error;
 use uuid::Uuid;
 
-use firn_snapshot::PAGE_SIZE;
+use firn_base::PAGE_SIZE;
 
 use crate::arch::cpu_model::CpuModel;
 use crate::bus::MmioDevice;

@@ -11,7 +11,8 @@
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
 
-use firn_snapshot::{CHUNK_SIZE, ImageRegion, PAGE_SIZE, PageSet, Run, Snapshot, runs_of};
+use firn_base::PAGE_SIZE;
+use firn_snapshot::{CHUNK_SIZE, ImageRegion, PageSet, Run, Snapshot, runs_of};
 use thiserror::Error;
 
 use crate::paging::{PageTables, WalkEnd};

@@ -12,7 +12,7 @@ use vmm_sys_util::ioctl_iowr_nr;
 
 use firn_memory::GuestRange;
 
-use crate::microvm::nanoseconds;
+use firn_base::nanoseconds;
 
 ioctl_iowr_nr!(KVM_PRE_FAULT_MEMORY, KVMIO, 0xd5, kvm_pre_fault_memory);
 

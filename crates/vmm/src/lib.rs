@@ -14,7 +14,6 @@ mod bus;
 mod config;
 mod console;
 mod control;
-mod error_chain;
 mod free_pages;
 mod guest_time;
 mod kvm;
@@ -40,7 +39,6 @@ pub use config::{BootConfig, HostConfig, MAX_VCPUS, MmioWindow, SizeError, check
 pub use console::{Console, SerialStateError};
 pub use control::{ControlClient, ControlError, ControlServer, ControlServerError};
 pub use control::{Request, Response, Status};
-pub use error_chain::error_chain;
 pub use free_pages::{FreePagesError, free_pages};
 pub use guest_time::{GuestTimeError, GuestTimeTotals};
 pub use kvm::{

@@ -1,7 +1,7 @@
 //! Linear addresses that a vCPU is about to touch: by its next instruction, and by the delivery of an interrupt or an
 //! exception to it.
 
-use firn_snapshot::PAGE_SIZE;
+use firn_base::PAGE_SIZE;
 use kvm_bindings::{kvm_regs, kvm_sregs};
 
 use crate::operands::{MAX_INSTRUCTION, Operand, operands};

@@ -8,10 +8,10 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use firn_base::PAGE_SIZE;
 use firn_memory::Leaf;
 use firn_memory::recorders::{Seen, Sighting, Witness};
 use firn_memory::trace::Toucher;
-use firn_snapshot::PAGE_SIZE;
 use thiserror::Error;
 
 use crate::guest_time::{GuestTime, GuestTimeError, GuestTimeTotals};

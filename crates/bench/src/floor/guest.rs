@@ -7,7 +7,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
 use firn_memory::{GuestRange, GuestView, Leaf};
 
-use firn_snapshot::PAGE_SIZE as PAGE;
+use firn_base::PAGE_SIZE as PAGE;
 
 use super::FloorAccess;
 

@@ -18,8 +18,9 @@ use kvm_ioctls::VcpuExit;
 use thiserror::Error;
 use vm_memory::GuestMemoryError;
 
+use firn_base::PAGE_SIZE as PAGE;
 use firn_memory::{AnonymousError, GuestMemory, GuestRange, Leaf};
-use firn_snapshot::{LayoutError, MemoryLayout, MemoryRegion, PAGE_SIZE as PAGE};
+use firn_snapshot::{LayoutError, MemoryLayout, MemoryRegion};
 use firn_vmm::{KVM_DEVICE, KvmCounters, KvmError, KvmStats, open_kvm};
 
 /// What the loop does to each page.
@@ -161,7 +162,7 @@ pub fn run(
     };
     Ok(FloorRun {
         pages: range.len / PAGE,
-        ns: u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX),
+        ns: firn_base::nanoseconds(elapsed),
         sum,
         kvm: counters.read().map_err(FloorError::Counters)?,
     })

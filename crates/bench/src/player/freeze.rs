@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use firn_base::PAGE_SIZE;
 use firn_memory::{AnonymousError, DiscardError, GuestMemory};
 use firn_player::format::{OWN, PROGRAM};
 use firn_snapshot::{
-    AttachError, FunctionInfo, OpenError, PAGE_SIZE, Profile, Snapshot, runs_of, set_profile,
+    AttachError, FunctionInfo, OpenError, Profile, Snapshot, runs_of, set_profile,
 };
 use firn_vmm::{
     Console, Destination, FreezeError, FreezeReport, FreezeRequest, HostConfig, Microvm,

@@ -4,8 +4,9 @@ use std::error::Error as StdError;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use firn_base::{cpu_ns, now_ns};
 use firn_memory::pager::{Pager, PagerReport};
-use firn_memory::{ChunkCopies, GuestMemory, MemoryUsage, ProcessCounters, cpu_ns, now_ns};
+use firn_memory::{ChunkCopies, GuestMemory, MemoryUsage, ProcessCounters};
 use firn_player::format::{PAGE, REPORT_ADDRESS, REPORTED_PAGES, register};
 use firn_vmm::{KvmCounters, KvmStats, MmioDevice, MmioWindow};
 

@@ -6,11 +6,13 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
+use firn_base::nanoseconds;
+use firn_base::now_ns;
 use firn_memory::loader::{LoadError, Loader};
 use firn_memory::planners::{self, PlanSnapshotError, Planner};
 use firn_memory::{
     ExecuteError, ExecuteReport, GuestMemory, ObserveError, Plan, Sources, StepError, Work,
-    WriteReport, execute, now_ns, observe_writes,
+    WriteReport, execute, observe_writes,
 };
 use firn_snapshot::Snapshot;
 use firn_vmm::{
@@ -298,9 +300,4 @@ fn describe(reports: &Reports) -> String {
 fn ticks_ns(ticks: u64, khz: u32) -> u64 {
     let ns = u128::from(ticks) * 1_000_000 / u128::from(khz.max(1));
     u64::try_from(ns).unwrap_or(u64::MAX)
-}
-
-/// A duration in ns.
-fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,7 +1,5 @@
 //! What a replay is reported as.
 
-use std::time::Duration;
-
 use firn_memory::loader::LoaderReport;
 use firn_memory::pager::PagerReport;
 use firn_memory::{ChunkCopies, WriteReport};
@@ -109,16 +107,15 @@ impl ReplicaCost {
     /// What a pool's manager said of a replica.
     #[must_use]
     pub fn of(report: ReplicaReport) -> Self {
-        let ns = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         let prepared = report.prepared.unwrap_or_default();
         Self {
             ready: report.prepared.is_some(),
             compared_bytes: report.imaging.compared,
             copied_bytes: report.imaging.copied,
-            imaging_ns: ns(report.imaging.duration),
+            imaging_ns: firn_base::nanoseconds(report.imaging.duration),
             prepared_compared_bytes: prepared.compared,
             prepared_copied_bytes: prepared.copied,
-            prepared_ns: ns(prepared.duration),
+            prepared_ns: firn_base::nanoseconds(prepared.duration),
             prepared_by: prepared.by,
         }
     }

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use firn_base::{error_chain, format_milliseconds, nanoseconds, parse_size};
 use serde::Serialize;
 use thiserror::Error;
 
@@ -17,7 +18,6 @@ use firn_host::{
 use firn_vmm::{BootConfig, BootError, CpuModel, HostConfig, Microvm, Virtualization};
 
 use crate::assets::{GuestFileError, GuestFiles};
-use crate::clock::nanoseconds;
 use crate::detach;
 use crate::output;
 use crate::session::{self, After, ConsoleTail, Interruption, SessionError};
@@ -42,7 +42,7 @@ pub(crate) struct BootArgs {
     #[arg(long)]
     name: Option<String>,
     /// Guest memory, such as 256M or 2G [default: what the function's function.toml says, or 256M]
-    #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: Option<u64>,
     /// Number of vCPUs, 1 to 4 [default: what the function's function.toml says, or 1]
     #[arg(long, value_name = "N")]
@@ -173,7 +173,7 @@ pub(crate) fn run(arguments: &BootArgs) -> Result<ExitCode, BootCommandError> {
         let mut agent =
             AgentClient::wait_for(&instance.vsock_socket(), limit, || alive.load(Ordering::SeqCst))
                 .map_err(|error| BootCommandError::NoAgent {
-                    reason: firn_vmm::error_chain(&error),
+                    reason: error_chain(&error),
                     console: ConsoleTail::of(&console),
                 })?;
         let booted = Instant::now();
@@ -214,9 +214,9 @@ fn print(report: &BootReport) {
             || "booted without a function".to_owned(),
             |function| format!("{function} is loaded"),
         ),
-        output::milliseconds(report.start_ns),
-        output::milliseconds(report.boot_ns),
-        output::milliseconds(report.load_ns),
+        format_milliseconds(report.start_ns),
+        format_milliseconds(report.boot_ns),
+        format_milliseconds(report.load_ns),
         report.pid,
     ));
     output::line(&format!(

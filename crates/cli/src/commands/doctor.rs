@@ -4,10 +4,11 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Args;
+use firn_base::{error_chain, format_bytes};
 use serde::Serialize;
 
 use firn_memory::HostFacts;
-use firn_vmm::{KVM_DEVICE, Virtualization, error_chain, open_kvm};
+use firn_vmm::{KVM_DEVICE, Virtualization, open_kvm};
 
 use crate::{assets, lab, output};
 
@@ -150,8 +151,8 @@ fn host_facts() -> Vec<Finding> {
             "memory",
             Ok(format!(
                 "{}, {} available",
-                output::bytes(facts.memory_total),
-                output::bytes(facts.memory_available)
+                format_bytes(facts.memory_total),
+                format_bytes(facts.memory_available)
             )),
         ),
         finding("userfaultfd", uffd),

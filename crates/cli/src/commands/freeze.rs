@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use firn_base::{PAGE_SIZE, format_bytes, format_milliseconds, nanoseconds};
 use serde::Serialize;
 use thiserror::Error;
 
@@ -15,7 +16,6 @@ use firn_host::{
 use firn_snapshot::FunctionInfo;
 use firn_vmm::{ControlClient, ControlError, FreezeReport, Request, Response};
 
-use crate::clock::nanoseconds;
 use crate::output;
 use crate::pool_at::{PoolAt, PoolAtError};
 use crate::snapshot_args::{OpenSnapshotError, destination};
@@ -143,10 +143,10 @@ pub(crate) fn run(arguments: &FreezeArgs) -> Result<ExitCode, FreezeCommandError
         output::line(&format!(
             "{}: {} of guest memory stored, {} zero, {} on disk; {}",
             answer.snapshot.display(),
-            output::bytes(answer.report.stored_pages * firn_snapshot::PAGE_SIZE),
-            output::bytes(answer.report.zero_pages * firn_snapshot::PAGE_SIZE),
-            output::bytes(answer.report.disk_bytes),
-            output::milliseconds(answer.total_ns),
+            format_bytes(answer.report.stored_pages * PAGE_SIZE),
+            format_bytes(answer.report.zero_pages * PAGE_SIZE),
+            format_bytes(answer.report.disk_bytes),
+            format_milliseconds(answer.total_ns),
         ));
     }
     Ok(ExitCode::SUCCESS)

@@ -8,12 +8,12 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use thiserror::Error;
 
+use firn_base::nanoseconds;
 use firn_host::{
     AgentClient, Answer, ConnectError, EventError, FindError, FunctionError, Instances, Invocation,
     InvokeError,
 };
 
-use crate::clock::nanoseconds;
 use crate::event::{self, ReadEventError};
 use crate::output;
 

@@ -4,6 +4,7 @@ use std::io;
 use std::process::ExitCode;
 
 use clap::Args;
+use firn_base::error_chain;
 use serde::Serialize;
 use thiserror::Error;
 
@@ -93,10 +94,7 @@ pub(crate) fn run(arguments: &PlanArgs) -> Result<ExitCode, PlanCommandError> {
     let left_out = selection
         .left_out
         .iter()
-        .map(|(planner, reason)| LeftOut {
-            planner: planner.clone(),
-            reason: firn_vmm::error_chain(reason),
-        })
+        .map(|(planner, reason)| LeftOut { planner: planner.clone(), reason: error_chain(reason) })
         .collect();
     let answer = Answer { plans, left_out };
     if arguments.json {

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use firn_base::{error_chain, format_bytes};
 use serde::Serialize;
 use tempfile::NamedTempFile;
 use thiserror::Error;
@@ -19,7 +20,7 @@ use firn_memory::{HostFacts, HostFactsError};
 use firn_snapshot::{OpenError, PageSet, Snapshot, pages_of};
 use firn_vmm::{
     FreePagesError, GoneError, GuestTimeTotals, KvmStats, Microvm, Virtualization, WatchError,
-    error_chain, free_pages, witness,
+    free_pages, witness,
 };
 
 use super::invoke::Outcome;
@@ -331,7 +332,7 @@ fn print(report: &Report) {
         report.written_pages,
         report.unknown_leaves,
         report.worked,
-        output::bytes(report.bytes as u64),
+        format_bytes(report.bytes as u64),
         report.out.display(),
     ));
 }

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use firn_base::parse_size;
 use thiserror::Error;
 use tracing_subscriber::EnvFilter;
 
@@ -49,7 +50,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "PLANNER")]
     planner: Option<String>,
     /// Memory that all microVMs together may take [default: what is available now, less an eighth]
-    #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: Option<u64>,
     /// MicroVMs at once
     #[arg(long, value_name = "N", default_value_t = 256)]

@@ -11,8 +11,8 @@ use std::process::ExitCode;
 use clap::{Args, Parser};
 use thiserror::Error;
 
+use firn_base::now_ns;
 use firn_host::ThawOrder;
-use firn_memory::now_ns;
 use firn_vmm::{KVM_DEVICE, OpenKvm};
 
 use super::thaw::{self, Begun, ThawArgs, ThawCommandError};

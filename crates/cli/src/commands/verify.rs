@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
+use firn_base::{error_chain, format_bytes, format_milliseconds, nanoseconds};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use firn_snapshot::{VerifyError, VerifyReport, verify};
 
-use crate::clock::nanoseconds;
 use crate::output;
 
 /// Arguments of `firn verify`.
@@ -62,7 +62,7 @@ pub(crate) fn run(arguments: &VerifyArgs) -> Result<ExitCode, VerifyError> {
     if arguments.json {
         let (report, error) = match &result {
             Ok(report) => (Some(checked(report)), None),
-            Err(error) => (None, Some(firn_vmm::error_chain(error))),
+            Err(error) => (None, Some(error_chain(error))),
         };
         let whole = result.is_ok();
         output::json(&Answer { snapshot: &arguments.snapshot, whole, report, error });
@@ -75,8 +75,8 @@ pub(crate) fn run(arguments: &VerifyArgs) -> Result<ExitCode, VerifyError> {
         report.pages,
         report.zero_pages,
         report.packed_pages,
-        output::bytes(report.disk_bytes),
-        output::milliseconds(nanoseconds(report.duration)),
+        format_bytes(report.disk_bytes),
+        format_milliseconds(nanoseconds(report.duration)),
     ));
     Ok(ExitCode::SUCCESS)
 }

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use thiserror::Error;
 
-use firn_memory::{now_ns, page_cache};
+use firn_base::now_ns;
+use firn_memory::page_cache;
 
 use crate::clock;
 use crate::output;

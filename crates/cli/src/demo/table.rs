@@ -1,7 +1,9 @@
 //! A story as a table.
 
+use firn_base::{format_bytes, format_milliseconds};
+
 use super::story::{Start, Story};
-use crate::output::{bytes, milliseconds, table};
+use crate::output::table;
 
 /// The rows are parts and counts, the columns kinds of start.
 pub(super) fn of(story: &Story) -> String {
@@ -22,7 +24,7 @@ pub(super) fn of(story: &Story) -> String {
         .map(|name| {
             let times = story.starts.iter().map(|start| {
                 let part = start.parts.iter().find(|(part, _)| part == name);
-                part.map(|(_, ns)| milliseconds(*ns)).unwrap_or_default()
+                part.map(|(_, ns)| format_milliseconds(*ns)).unwrap_or_default()
             });
             [name.to_owned()].into_iter().chain(times).collect()
         })
@@ -32,16 +34,19 @@ pub(super) fn of(story: &Story) -> String {
         rows.push([name.to_owned()].into_iter().chain(cells).collect());
     };
     let count = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
-    let size = |value: Option<u64>| value.map(bytes).unwrap_or_default();
-    row("total", &|start| milliseconds(start.total_ns));
+    let size = |value: Option<u64>| value.map(format_bytes).unwrap_or_default();
+    row("total", &|start| format_milliseconds(start.total_ns));
     row("guest pages touched", &|start| count(start.guest_pages));
     row("KVM faults", &|start| count(start.kvm_faults));
     row("bytes read", &|start| size(start.read_bytes));
     row("DRAM, private", &|start| size(start.private_bytes));
     row("DRAM, shared", &|start| size(start.shared_bytes));
 
-    let freeze: Vec<String> =
-        story.freeze.iter().map(|(name, ns)| format!("{name} {}", milliseconds(*ns))).collect();
+    let freeze: Vec<String> = story
+        .freeze
+        .iter()
+        .map(|(name, ns)| format!("{name} {}", format_milliseconds(*ns)))
+        .collect();
     format!(
         "{}: booted, answered input A, frozen, ended; then thawed {} times each way, answering input \
          B\n{}\nfreeze: {}; the snapshot takes {} on disk\n",
@@ -49,7 +54,7 @@ pub(super) fn of(story: &Story) -> String {
         story.thaws,
         table(&head, &rows),
         freeze.join(", "),
-        bytes(story.snapshot_bytes),
+        format_bytes(story.snapshot_bytes),
     )
 }
 

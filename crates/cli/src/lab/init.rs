@@ -1,6 +1,5 @@
 //! The lab's side within L1: runs the caller's command and sends back what it writes and how it ends.
 
-use std::error::Error;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::process::ExitStatusExt;
@@ -39,19 +38,15 @@ pub(crate) fn init(payload: &Path, channel: &Path) -> Result<(), InitError> {
     let sender = Sender::new(port);
     match serve(payload, &sender) {
         Ok(code) => sender.send(Kind::Exit, &[code]).map_err(failed)?,
-        Err(error) => sender.send(Kind::Failure, chain(&error).as_bytes()).map_err(failed)?,
+        Err(error) => {
+            sender
+                .send(Kind::Failure, firn_base::error_chain(&error).as_bytes())
+                .map_err(failed)?;
+        }
     }
     // The caller ends L1 as soon as the last frame has arrived; a port closed before that could lose it.
     std::thread::sleep(Duration::from_secs(60));
     Ok(())
-}
-
-/// The texts of an error and of what caused it: the archive's errors tell the reason only there.
-fn chain(error: &dyn Error) -> String {
-    match error.source() {
-        Some(source) => format!("{error}: {}", chain(source)),
-        None => error.to_string(),
-    }
 }
 
 fn serve(payload: &Path, sender: &Sender<File>) -> io::Result<u8> {

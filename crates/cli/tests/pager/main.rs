@@ -17,10 +17,11 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use firn_base::PAGE_SIZE;
 use firn_memory::GuestMemory;
 use firn_memory::uffd::{Features, Uffd, Watch};
 use firn_player::format::{REPORT_ADDRESS, register};
-use firn_snapshot::{Description, ImageKind, MemoryLayout, PAGE_SIZE, Snapshot, Writer};
+use firn_snapshot::{Description, ImageKind, MemoryLayout, Snapshot, Writer};
 use firn_vmm::{
     Console, End, FrozenMachine, HostConfig, KVM_DEVICE, Microvm, MmioDevice, MmioWindow, open_kvm,
 };

@@ -13,7 +13,8 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use firn_memory::{now_ns, prefer_as_victim};
+use firn_base::now_ns;
+use firn_memory::prefer_as_victim;
 
 use super::images::{ImageError, Images};
 use super::standby::Standbys;

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use firn_base::nanoseconds;
 use firn_memory::ProcessCounters;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -425,10 +426,6 @@ fn environment(fleet: &Fleet, version: &Version) -> BTreeMap<String, String> {
         environment.insert(name.to_owned(), value.to_owned());
     }
     environment
-}
-
-fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -154,7 +154,7 @@ impl Fleet {
         }
         let versions: Vec<VersionStatus> = versions.into_values().collect();
         DaemonStatus {
-            uptime_ns: u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            uptime_ns: firn_base::ns_since(self.begun),
             memory: MemoryStatus {
                 limit: self.limits.memory,
                 private_booked: state.ledger.private_bytes(),

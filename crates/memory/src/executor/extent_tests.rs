@@ -2,9 +2,8 @@
 
 use std::os::fd::AsRawFd;
 
-use firn_snapshot::{
-    CHUNK_PAGES, Copies, CopyRule, CopyTable, MemoryLayout, PAGE_SIZE, PageSet, Run,
-};
+use firn_base::PAGE_SIZE;
+use firn_snapshot::{CHUNK_PAGES, Copies, CopyRule, CopyTable, MemoryLayout, PageSet, Run};
 use rustix::fs::MemfdFlags;
 use vm_memory::{Bytes, GuestAddress};
 

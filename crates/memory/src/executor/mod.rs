@@ -7,6 +7,7 @@ pub use schedule::{AfterResume, StepError, StepReport};
 use std::fs::File;
 use std::time::Instant;
 
+use firn_base::ns_since;
 use firn_snapshot::{Packed, PackedFile, Snapshot};
 use rustix::fs::{OFlags, fcntl_getfl};
 use serde::Serialize;
@@ -14,7 +15,6 @@ use thiserror::Error;
 
 use crate::guest_memory::{Backing, GuestMemory, Reservation, ViewError};
 use crate::map::Mapping;
-use crate::num::ns_since;
 use crate::pager::{self, OnLoss, PagerError, end_process};
 use crate::plan::{
     Advice, GuestRange, Layer, Leaf, Plan, PlanError, Segment, Sharing, Source, When, Work,

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use firn_base::ns_since;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::{Mapped, Slot};
-use crate::num::ns_since;
 use crate::plan::{GuestRange, Leaf};
 use crate::range_set::RangeSet;
 

@@ -2,7 +2,7 @@
 
 use std::sync::PoisonError;
 
-use firn_snapshot::PAGE_SIZE;
+use firn_base::PAGE_SIZE;
 use thiserror::Error;
 
 use super::{Backing, GuestMemory, chunks};

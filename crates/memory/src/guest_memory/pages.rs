@@ -6,12 +6,13 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::PoisonError;
 
-use firn_snapshot::{Chunk, MemoryLayout, PAGE_SIZE, PageSet, PageSource, Run, runs_of};
+use firn_base::PAGE_SIZE;
+use firn_base::num::usize_of;
+use firn_snapshot::{Chunk, MemoryLayout, PageSet, PageSource, Run, runs_of};
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::{Backing, GuestMemory, host_addr};
-use crate::num::usize_of;
 use crate::page_cache::for_each_stored;
 
 /// One entry for each page of this process (Linux, admin-guide/mm/pagemap).

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 
-use firn_snapshot::PAGE_SIZE;
+use firn_base::PAGE_SIZE;
 use serde::Serialize;
 use thiserror::Error;
 

@@ -3,10 +3,11 @@
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use firn_snapshot::{MemoryLayout, PAGE_SIZE, PageSet};
+use firn_base::PAGE_SIZE;
+use firn_base::num::usize_of;
+use firn_snapshot::{MemoryLayout, PageSet};
 
 use super::GuestMemory;
-use crate::num::usize_of;
 
 /// The pages that were handed out for writing, a bit for each.
 #[derive(Debug)]

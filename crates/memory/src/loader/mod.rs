@@ -14,13 +14,13 @@ use std::os::fd::AsRawFd;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use firn_base::{now_ns, ns_since};
 use rustix::fs::{Advice, FlockOperation, fadvise, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::executor::Sources;
-use crate::num::{now_ns, ns_since};
 use crate::page_cache::preload;
 use crate::plan::{LoadFile, Plan, When, Work};
 use crate::process::{ProcessCounters, ProcessCountersError};

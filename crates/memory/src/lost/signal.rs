@@ -9,7 +9,7 @@ use std::os::fd::BorrowedFd;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use firn_snapshot::PAGE_SIZE;
+use firn_base::PAGE_SIZE;
 use libc::{c_int, c_void, siginfo_t};
 
 use super::maps;

@@ -4,12 +4,13 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 
-use firn_snapshot::{PAGE_SIZE, Packed};
+use firn_base::PAGE_SIZE;
+use firn_base::num::usize_of;
+use firn_snapshot::Packed;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::{Errno, pread, retry_on_intr};
 
 use super::{Area, Pager, PagerError, Shared, add};
-use crate::num::usize_of;
 use crate::uffd::{Fill, UffdError};
 
 /// Bytes of a file at an address that `O_DIRECT` takes.

@@ -29,7 +29,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
-use firn_snapshot::{DigestError, PAGE_SIZE, PageSet, Snapshot};
+use firn_base::PAGE_SIZE;
+use firn_snapshot::{DigestError, PageSet, Snapshot};
 use rustix::event::{EventfdFlags, eventfd};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;

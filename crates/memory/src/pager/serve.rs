@@ -6,12 +6,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use firn_snapshot::{PAGE_SIZE, PageSet};
+use firn_base::PAGE_SIZE;
+use firn_base::num::usize_of;
+use firn_snapshot::PageSet;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 use super::{PagerError, Shared, add};
-use crate::num::usize_of;
 use crate::uffd::{Event, Fill, Uffd, UffdError};
 
 pub(super) struct Server {

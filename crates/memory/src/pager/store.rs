@@ -4,11 +4,12 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use firn_snapshot::{CHUNK_PAGES, Digests, PAGE_SIZE, ReadAt, Snapshot};
+use firn_base::PAGE_SIZE;
+use firn_base::num::usize_of;
+use firn_snapshot::{CHUNK_PAGES, Digests, ReadAt, Snapshot};
 
 use super::PagerError;
 use crate::image::image_of;
-use crate::num::usize_of;
 
 /// An image, and what its pages are compared with.
 #[derive(Debug)]

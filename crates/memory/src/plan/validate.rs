@@ -1,6 +1,6 @@
 //! The check that a plan restores every page once, from the right place.
 
-use firn_snapshot::PAGE_SIZE;
+use firn_base::PAGE_SIZE;
 use thiserror::Error;
 
 use super::flatten::{flatten, most_visible};

@@ -9,9 +9,9 @@
 
 use std::ops::Range;
 
+use firn_base::PAGE_SIZE;
 use firn_snapshot::{
-    CopyTable, ImageRegion, MemoryLayout, PAGE_SIZE, Packed, PackedFile, PackedRun, PageSet, Run,
-    pages_of,
+    CopyTable, ImageRegion, MemoryLayout, Packed, PackedFile, PackedRun, PageSet, Run, pages_of,
 };
 
 use super::packing::{Packing, recipe};

@@ -6,7 +6,8 @@
 //! allocator in the snapshot. Free pages are in no working-set file, and are anonymous memory that the pager has nothing to do with: the
 //! kernel answers a fault on one.
 
-use firn_snapshot::{PAGE_SIZE, PackedFile, Run, pages_of};
+use firn_base::PAGE_SIZE;
+use firn_snapshot::{PackedFile, Run, pages_of};
 
 use super::packing::{Packing, recipe};
 use super::reap::{faults, merged, plan};

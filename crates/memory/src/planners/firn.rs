@@ -10,9 +10,8 @@
 
 use std::collections::BTreeMap;
 
-use firn_snapshot::{
-    CHUNK_PAGES, Copies, CopyRule, ImageRegion, PAGE_SIZE, PageSet, Profile, Run, Snapshot,
-};
+use firn_base::PAGE_SIZE;
+use firn_snapshot::{CHUNK_PAGES, Copies, CopyRule, ImageRegion, PageSet, Profile, Run, Snapshot};
 
 use super::pass::segments;
 use super::pass_shared::sharing;
@@ -156,7 +155,7 @@ fn own_parts(
         own.push(Own { guest, source: Source::Copy { offset } });
     }
     for range in copies.expected.iter().copied().filter_map(within) {
-        for start in range.step_by(crate::num::usize_of(Leaf::Size2M.bytes())) {
+        for start in range.step_by(firn_base::num::usize_of(Leaf::Size2M.bytes())) {
             let first = start / PAGE_SIZE;
             let zero = |pages| zero_map.spans(pages).all(|span| span.set);
             if copies.table.place(start).is_none() && zero(first..first + CHUNK_PAGES) {

@@ -11,7 +11,8 @@
 
 use std::ops::Range;
 
-use firn_snapshot::{CopyTable, ImageRegion, PAGE_SIZE, PageSet, pages_of};
+use firn_base::PAGE_SIZE;
+use firn_snapshot::{CopyTable, ImageRegion, PageSet, pages_of};
 
 use super::{PlanInput, Planner, PlannerError, check_mappings};
 use crate::plan::{

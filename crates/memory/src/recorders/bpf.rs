@@ -14,7 +14,7 @@ use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-use firn_snapshot::PAGE_SIZE;
+use firn_base::PAGE_SIZE;
 use rustix::fs::{Mode, OFlags, fstat, major, minor, openat};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 use thiserror::Error;

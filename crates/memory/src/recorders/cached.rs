@@ -6,14 +6,15 @@
 
 use std::sync::Arc;
 
+use firn_base::now_ns;
 use firn_snapshot::{CachedRun, PageSet, Profile, Run, Snapshot};
 
 use super::bpf::{Capture, Entered, Hook};
 use super::profile::{check, cool, planned};
 use super::{Part, ProfileRecordError, ProfileRecorder};
 use crate::guest_memory::GuestMemory;
-use crate::num::{now_ns, usize_of};
 use crate::planners::Firecracker;
+use firn_base::num::usize_of;
 
 /// Records the part `cached`.
 #[derive(Debug, Default)]

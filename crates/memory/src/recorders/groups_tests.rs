@@ -2,7 +2,8 @@ use std::env;
 use std::ops::Range;
 use std::process::Command;
 
-use firn_snapshot::{ImageKind, MemoryLayout, PAGE_SIZE, pages_of};
+use firn_base::PAGE_SIZE;
+use firn_snapshot::{ImageKind, MemoryLayout, pages_of};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::*;

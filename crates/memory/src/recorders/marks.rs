@@ -5,7 +5,8 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 
-use firn_snapshot::{PAGE_SIZE, PageSet};
+use firn_base::PAGE_SIZE;
+use firn_snapshot::PageSet;
 use linux_raw_sys::general::{
     PAGE_IS_PRESENT, PAGE_IS_SWAPPED, PAGE_IS_WRITTEN, page_region, pm_scan_arg,
 };

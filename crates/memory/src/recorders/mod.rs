@@ -33,13 +33,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use firn_snapshot::{MemoryLayout, PAGE_SIZE};
+use firn_base::PAGE_SIZE;
+use firn_base::num::usize_of;
+use firn_snapshot::MemoryLayout;
 use rustix::event::{EventfdFlags, eventfd};
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::guest_memory::{AnonymousError, GuestMemory, GuestView};
-use crate::num::usize_of;
 use crate::pager::{OnLoss, PageStore, PagerError};
 use crate::plan::Leaf;
 use crate::trace::{Touch, Toucher};

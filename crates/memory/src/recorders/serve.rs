@@ -6,11 +6,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use firn_snapshot::{MemoryLayout, PAGE_SIZE};
+use firn_base::PAGE_SIZE;
+use firn_base::num::usize_of;
+use firn_snapshot::MemoryLayout;
 
 use super::{Recording, Seen, Witness};
 use crate::guest_memory::{GuestMemory, GuestView, Slot};
-use crate::num::usize_of;
 use crate::pager::{PageStore, PagerError, poison, wait};
 use crate::plan::Leaf;
 use crate::trace::{Access, Touch, Toucher};

@@ -7,9 +7,10 @@
 //! not counted, and what it names is; a table whose entries the guest's kernel has aged is overlooked. A chunk is then copied where sharing it would do,
 //! or the reverse.
 
-use firn_snapshot::{MemoryLayout, PAGE_SIZE, PageSet};
+use firn_base::PAGE_SIZE;
+use firn_base::num::usize_of;
+use firn_snapshot::{MemoryLayout, PageSet};
 
-use crate::num::usize_of;
 use crate::pager::{PageStore, PagerError};
 
 const PRESENT: u64 = 1;

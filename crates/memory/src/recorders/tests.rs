@@ -4,7 +4,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use firn_snapshot::{ImageKind, MemoryLayout, MemoryRegion, PAGE_SIZE, PageSet, Snapshot};
+use firn_base::PAGE_SIZE;
+use firn_snapshot::{ImageKind, MemoryLayout, MemoryRegion, PageSet, Snapshot};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::marks::marked;

@@ -9,7 +9,8 @@
 use std::io;
 use std::sync::Arc;
 
-use firn_snapshot::{MemoryLayout, PAGE_SIZE, PageSet, Profile, Run, Snapshot, pages_of, runs_of};
+use firn_base::PAGE_SIZE;
+use firn_snapshot::{MemoryLayout, PageSet, Profile, Run, Snapshot, pages_of, runs_of};
 
 use super::marks::marked;
 use super::profile::store;

@@ -12,6 +12,7 @@ mod file;
 
 pub use file::{DecodeTraceError, EncodeTraceError, TRACE_VERSION};
 
+use firn_base::PAGE_SIZE;
 use firn_snapshot::{MemoryLayout, PageSet};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -224,8 +225,8 @@ impl Trace {
 
 /// The image page of a guest page; `None` where no memory is.
 fn image_page(layout: &MemoryLayout, page: u64) -> Option<u64> {
-    let address = page.checked_mul(firn_snapshot::PAGE_SIZE)?;
-    layout.image_offset(address).map(|offset| offset / firn_snapshot::PAGE_SIZE)
+    let address = page.checked_mul(PAGE_SIZE)?;
+    layout.image_offset(address).map(|offset| offset / PAGE_SIZE)
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 use std::os::fd::AsFd;
 
-use firn_snapshot::{MemoryLayout, PAGE_SIZE};
+use firn_base::PAGE_SIZE;
+use firn_snapshot::MemoryLayout;
 use rustix::event::{PollFd, PollFlags, poll};
 use vm_memory::{Bytes, GuestAddress};
 

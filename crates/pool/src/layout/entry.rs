@@ -1,8 +1,9 @@
 //! A slot of the address table: a word that says what is there, and a name.
 
+use firn_base::num::{u64_of, usize_of};
+
 use super::superblock::NAME_AT;
 use super::{put, u32_at};
-use crate::num::{u64_of, usize_of};
 
 const STATE_SHIFT: u32 = 32;
 const GENERATION_SHIFT: u32 = 40;

@@ -1,11 +1,11 @@
 //! The superblock: what a pool is and where its parts are. It is written at creation and never changes; its twin at the
 //! medium's end is the same bytes.
 
+use firn_base::num::{round_down, round_up};
 use thiserror::Error;
 use uuid::Uuid;
 
 use super::{GRANULE, LINE, PAGE, POOL_VERSION, put, u32_at, u64_at};
-use crate::num::{round_down, round_up};
 
 /// The first word, committed last.
 pub(crate) const MAGIC: [u8; 8] = *b"FIRNPOOL";

@@ -12,6 +12,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use firn_base::num::{u64_of, usize_of};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::{Errno, Result};
 use serde::{Deserialize, Serialize};
@@ -20,7 +21,6 @@ use super::forecast::Forecast;
 use super::pace::{Pace, be_nice};
 use crate::extent::Extent;
 use crate::media::{How, Memory};
-use crate::num::{u64_of, usize_of};
 use crate::pool::{Pin, Pool};
 
 /// Bytes of a chunk.

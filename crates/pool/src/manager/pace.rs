@@ -68,7 +68,7 @@ impl Pace {
     }
 
     fn now(&self) -> u64 {
-        u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        firn_base::ns_since(self.epoch)
     }
 }
 

@@ -149,7 +149,7 @@ impl Replicas {
         }
         drop(state);
         drop(given_up);
-        crate::num::u64_of(count)
+        firn_base::num::u64_of(count)
     }
 
     /// Frees those whose snapshot is not current any more.

@@ -1,7 +1,6 @@
 //! What a manager does for its connections, request by request.
 
 use std::collections::{HashMap, HashSet};
-use std::error::Error;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -140,9 +139,9 @@ impl Manager {
             Request::Commit { generation } => {
                 let staging = grants.stagings.remove(&generation);
                 let staging = staging.ok_or_else(|| not_held(generation))?;
-                let extent = staging
-                    .publish()
-                    .map_err(|error: PublishError| (Refusal::Medium, text(&error)))?;
+                let extent = staging.publish().map_err(|error: PublishError| {
+                    (Refusal::Medium, firn_base::error_chain(&error))
+                })?;
                 // What is ready of an older generation is of no use any more.
                 self.replicas.drop_stale();
                 self.forget_freed();
@@ -182,7 +181,7 @@ impl Manager {
                 self.replicas.give_up(Some(&name));
                 let bytes = self.pool.reclaim(&name).map_err(|error| match error {
                     ReclaimError::Lookup(error) => refuse_lookup(error),
-                    error => (Refusal::Medium, text(&error)),
+                    error => (Refusal::Medium, firn_base::error_chain(&error)),
                 })?;
                 self.forget_freed();
                 self.copies.drop_stale();
@@ -191,7 +190,10 @@ impl Manager {
             Request::Collect => {
                 let replicas = self.replicas.give_up(None);
                 self.copies.drop_all();
-                let slots = self.pool.gc().map_err(|error| (Refusal::Medium, text(&error)))?;
+                let slots = self
+                    .pool
+                    .gc()
+                    .map_err(|error| (Refusal::Medium, firn_base::error_chain(&error)))?;
                 self.forget_freed();
                 Ok((Response::Collected { slots, replicas }, None))
             }
@@ -286,7 +288,7 @@ fn refuse_lookup(error: LookupError) -> (Refusal, String) {
         LookupError::Unknown(_) => Refusal::Unknown,
         LookupError::BeingWritten(_) => Refusal::BeingWritten,
     };
-    (refusal, text(&error))
+    (refusal, firn_base::error_chain(&error))
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "as map_err has it")]
@@ -297,17 +299,5 @@ fn refuse_allocate(error: AllocateError) -> (Refusal, String) {
         AllocateError::TableFull { .. } | AllocateError::Full { .. } => Refusal::Full,
         AllocateError::Medium(_) => Refusal::Medium,
     };
-    (refusal, text(&error))
-}
-
-/// An error with its causes.
-fn text(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
+    (refusal, firn_base::error_chain(&error))
 }

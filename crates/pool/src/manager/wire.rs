@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use firn_base::num::{u64_of, usize_of};
 use rustix::io::retry_on_intr;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -16,7 +17,6 @@ use thiserror::Error;
 
 use super::MANAGER_VERSION;
 use crate::layout::{put, u32_at};
-use crate::num::{u64_of, usize_of};
 
 const MAGIC: [u8; 4] = *b"fpmg";
 const HEAD: usize = 12;

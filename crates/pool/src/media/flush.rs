@@ -40,7 +40,7 @@ impl FlushInstruction {
     /// # Safety
     /// The range is mapped.
     pub(crate) unsafe fn flush(self, start: *const u8, len: usize) {
-        const STEP: usize = crate::num::usize_of(LINE);
+        const STEP: usize = firn_base::num::usize_of(LINE);
         let end = start.addr() + len;
         let mut line = start.wrapping_sub(start.addr() % STEP);
         while line.addr() < end {

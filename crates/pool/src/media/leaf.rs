@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
 
-use crate::num::u64_of;
+use firn_base::num::u64_of;
 
 const SMALL: u64 = 4096;
 const HUGE: u64 = 2 << 20;

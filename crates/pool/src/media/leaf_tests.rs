@@ -1,8 +1,8 @@
+use firn_base::num::u64_of;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use super::{HUGE, SMALL, huge_bytes, of_mapping, scan};
 use crate::media::{How, Memory};
-use crate::num::u64_of;
 
 const SMAPS: &str = "\
 7f0000000000-7f0000400000 rw-s 00000000 00:01 1024 /memfd:firn-pool (deleted)

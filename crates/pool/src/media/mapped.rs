@@ -7,6 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Instant;
 
+use firn_base::num::round_down;
 use rustix::fs::{
     FallocateFlags, FileType, FlockOperation, MemfdFlags, SealFlags, fallocate, fcntl_add_seals,
     fdatasync, flock, fstat, fstatfs, ftruncate, memfd_create,
@@ -20,7 +21,6 @@ use super::{
     Memory, fence,
 };
 use crate::layout::GRANULE;
-use crate::num::round_down;
 
 const TMPFS: i64 = 0x0102_1994;
 const HUGETLBFS: i64 = 0x9584_58f6;

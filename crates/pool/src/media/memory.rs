@@ -8,11 +8,11 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::{copy_nonoverlapping, null_mut, write_bytes};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use firn_base::num::{u64_of, usize_of};
 use rustix::io::{Errno, Result};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 use super::flush::FlushInstruction;
-use crate::num::{u64_of, usize_of};
 
 /// Addresses of a mapping are multiples of this, so that leaves of 2 MiB and 1 GiB are possible.
 const HUGE: u64 = 1 << 30;

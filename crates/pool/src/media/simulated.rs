@@ -14,9 +14,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use firn_base::num::{u64_of, usize_of};
+
 use super::{Access, Durability, FlushInstruction, Medium, MediumFacts, MediumKind};
 use crate::layout::{GRANULE, LINE};
-use crate::num::{u64_of, usize_of};
 
 const WORD: u64 = 8;
 

@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
+use firn_base::num::usize_of;
 use uuid::Uuid;
 
 use super::scan::{length, read_superblock};
@@ -11,7 +12,6 @@ use crate::layout::{
     COUNTER_AT, MAGIC, PAGE, SUPERBLOCK_BYTES, Superblock, SuperblockError, u64_at,
 };
 use crate::media::Medium;
-use crate::num::usize_of;
 
 /// What a new pool can hold. All of it is fixed at creation.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use firn_base::num::{u64_of, usize_of};
 use serde::{Deserialize, Serialize};
 
 use super::error::PublishError;
@@ -14,7 +15,6 @@ use crate::extent::Extent;
 use crate::layout::PAGE;
 use crate::mapped_extent::{MapExtentError, MappedExtent};
 use crate::media::Access;
-use crate::num::{u64_of, usize_of};
 
 /// An extent that is being written. Nobody sees it before [`Staging::publish`]; dropped, its space is free again.
 #[derive(Debug)]

@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use firn_base::num::usize_of;
+
 use super::error::{LookupError, MediumFailure};
 use super::listing::{Listing, Role};
 use super::scan::{Scan, extent, extent_range};
 use crate::extent::Extent;
 use crate::layout::{NameBody, Record, SUPERBLOCK_BYTES, Superblock, Word};
 use crate::media::Medium;
-use crate::num::usize_of;
 
 /// An extent that is not free.
 #[derive(Clone, Debug)]

@@ -195,7 +195,7 @@ impl PoolReader {
             report.snapshots += 1;
         }
         let used = scan.records.len();
-        report.unreferenced = crate::num::u64_of(used) - report.snapshots;
+        report.unreferenced = firn_base::num::u64_of(used) - report.snapshots;
         report
     }
 }

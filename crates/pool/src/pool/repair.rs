@@ -88,7 +88,7 @@ fn mend(medium: &dyn Medium, superblock: &Superblock, scan: &Scan, problem: &Pro
         Problem::Unreachable { name, slot } => {
             let path = search(superblock, name).take_while(|other| other != slot);
             let ends = |slot: &u32| {
-                scan.entries[crate::num::usize_of(u64::from(*slot))].word == Some(Word::Empty)
+                scan.entries[firn_base::num::usize_of(u64::from(*slot))].word == Some(Word::Empty)
             };
             path.filter(ends).for_each(set);
         }

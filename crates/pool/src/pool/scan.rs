@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
+use firn_base::num::{u64_of, usize_of};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::OpenError;
@@ -14,7 +15,6 @@ use crate::layout::{
     Word, u64_at,
 };
 use crate::media::Medium;
-use crate::num::{u64_of, usize_of};
 
 /// A pool's metadata as it is on the medium.
 #[derive(Clone, Debug, PartialEq, Eq)]

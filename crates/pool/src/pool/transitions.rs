@@ -4,6 +4,8 @@
 //! that no word of the table refers to is freed by recovery. So each transition commits with one word, and a loss of
 //! power anywhere leaves the old state or the new one, and at most an extent that recovery frees.
 
+use firn_base::num::usize_of;
+
 use super::error::{AllocateError, MediumFailure, PublishError, ReclaimError};
 use super::inner::{Held, Inner, Slot, State};
 use super::listing::Role;
@@ -12,7 +14,6 @@ use super::scan::{bytes_of, granule_of, length, search};
 use super::space::{best_fit, gaps};
 use crate::extent::Extent;
 use crate::layout::{COUNTER_AT, FREE, Kind, LINE, PAGE, Record, Word, encode_name};
-use crate::num::usize_of;
 
 impl Inner {
     pub(super) fn allocate(
@@ -242,7 +243,7 @@ impl Inner {
 }
 
 fn length_of(count: usize) -> u64 {
-    crate::num::u64_of(count)
+    firn_base::num::u64_of(count)
 }
 
 impl State {

@@ -4,13 +4,14 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
 
+use firn_base::PAGE_SIZE;
 use proptest::prelude::{any, prop_assert, proptest};
 use proptest::test_runner::Config;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::support::{Memory, description, destination, freeze, freeze_generation};
 use crate::container::{HEADER_LEN, Header, Section};
-use crate::{ImageKind, OpenError, PAGE_SIZE, Problem, Snapshot, VerifyError, verify};
+use crate::{ImageKind, OpenError, Problem, Snapshot, VerifyError, verify};
 
 fn open_error(path: &Path) -> OpenError {
     Snapshot::open(path).unwrap_err()

@@ -3,10 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use firn_base::PAGE_SIZE;
+
 use super::support::{Memory, description, destination, freeze, names_in};
 use crate::{
-    Description, DiskError, DiskIdentity, DiskInfo, ImageKind, MemoryLayout, MemoryRegion,
-    PAGE_SIZE, Problem, Snapshot, VerifyError, verify,
+    Description, DiskError, DiskIdentity, DiskInfo, ImageKind, MemoryLayout, MemoryRegion, Problem,
+    Snapshot, VerifyError, verify,
 };
 
 const V1: [(&str, &[u8]); 3] = [

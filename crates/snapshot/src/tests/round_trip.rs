@@ -5,13 +5,14 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 
+use firn_base::PAGE_SIZE;
 use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
 use proptest::test_runner::Config;
 
 use super::support::{Memory, description, destination, file_with, freeze, names_in};
 use crate::{
     Chunk, Description, DigestError, DiskInfo, DiskSource, FreezeError, ImageKind, MemoryLayout,
-    MemoryRegion, PAGE_SIZE, PageSource, Snapshot, Writer, verify,
+    MemoryRegion, PageSource, Snapshot, Writer, verify,
 };
 
 #[test]

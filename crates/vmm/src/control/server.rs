@@ -4,11 +4,11 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use firn_base::error_chain;
 use thiserror::Error;
 use uuid::Uuid;
 
 use super::{MAX_LINE, Request, Response, Status};
-use crate::error_chain;
 use crate::microvm::{FreezeRequest, GoneError, Handle, Microvm};
 
 /// The control socket cannot be made.

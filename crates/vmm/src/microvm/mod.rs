@@ -29,7 +29,6 @@ use crate::vm::{Vm, VmError};
 use handle::Inbox;
 use virtio_set::VirtioSet;
 
-pub(crate) use freeze::nanoseconds;
 pub use freeze::{Destination, FreezeError, FreezeReport, FreezeRequest};
 pub use handle::{GoneError, Handle};
 pub use parts::AssembleError;

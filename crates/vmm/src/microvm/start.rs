@@ -9,10 +9,10 @@ use thiserror::Error;
 use uuid::Uuid;
 use vm_memory::{GuestMemory as _, GuestMemoryError};
 
+use firn_base::nanoseconds;
 use firn_memory::{AnonymousError, CopyChunkError, GuestMemory};
 use firn_snapshot::{LayoutError, MemoryLayout, Snapshot};
 
-use super::freeze::nanoseconds;
 use super::parts::{AssembleError, Parts};
 use super::virtio_set::{DiskError, Disks};
 use super::{Argument, Microvm};

@@ -8,6 +8,7 @@ use event_manager::{EventManager, SubscriberOps};
 use kvm_ioctls::IoEventAddress;
 use thiserror::Error;
 
+use firn_base::error_chain;
 use firn_memory::GuestMemory;
 use firn_snapshot::{DiskInfo, DiskSource, Overlay, ReadAt, Snapshot};
 
@@ -16,7 +17,6 @@ use super::parts::event;
 use crate::arch::layout;
 use crate::bus::{Bus, MmioDevice, OverlapError};
 use crate::config::HostConfig;
-use crate::error_chain;
 use crate::virtio::{
     Balloon, BindVsockError, Block, Disk, NewDeviceError, OpenDiskError, OverlayDisk, PageDiscard,
     ReadOnlyDisk, RestoreDeviceError, Rng, TransportState, VirtioDevice, VirtioMmio, Vsock,

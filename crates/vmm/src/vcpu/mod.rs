@@ -10,8 +10,8 @@ use std::sync::mpsc::{Receiver, RecvError, SendError, Sender, channel};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::thread::JoinHandle;
 
+use firn_base::PAGE_SIZE;
 use firn_memory::{CopyChunkError, LostMemory};
-use firn_snapshot::PAGE_SIZE;
 use kvm_bindings::CpuId;
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use thiserror::Error;

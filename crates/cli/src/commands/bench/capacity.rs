@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use firn_base::{format_bytes, parse_size};
 use thiserror::Error;
 
 use firn_bench::{Capacities, Capacity, CapacityError, CapacityRow, Carried, Interrupt};
@@ -16,7 +17,7 @@ use super::in_pool::{InPoolError, PoolPlayers};
 use super::players::{PlayersArgs, PlayersError, Prepared};
 use super::progress;
 use super::save::{Output, SaveError};
-use crate::{output, size};
+use crate::output;
 
 /// Arguments of `firn bench capacity`.
 #[derive(Debug, Args)]
@@ -30,7 +31,7 @@ pub(crate) struct CapacityArgs {
     #[command(flatten)]
     players: PlayersArgs,
     /// What all microVMs may have together
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: u64,
     /// Start no more than so many
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -166,11 +167,11 @@ fn print(capacities: &Capacities) {
                 row.planner.clone(),
                 row.trace.clone(),
                 microvms.to_string(),
-                output::bytes(usage.total),
-                output::bytes(usage.anonymous),
-                output::bytes(usage.page_cache),
-                row.copy_bytes.map_or(String::new(), output::bytes),
-                row.pool_bytes.map_or(String::new(), output::bytes),
+                format_bytes(usage.total),
+                format_bytes(usage.anonymous),
+                format_bytes(usage.page_cache),
+                row.copy_bytes.map_or(String::new(), format_bytes),
+                row.pool_bytes.map_or(String::new(), format_bytes),
                 end.clone().unwrap_or_else(|| "no more were started".to_owned()),
             ]
         })
@@ -191,7 +192,7 @@ fn print(capacities: &Capacities) {
         "microVMs that had replayed their trace and lived, all at once, in a cgroup of {}; charged: to that cgroup, \
          with the kernel's tables, when the last had; copies: DRAM of the copies that the pool's manager lent them, and pool: bytes of it that they \
          used: neither is in the budget",
-        output::bytes(capacities.memory)
+        format_bytes(capacities.memory)
     ));
     for left_out in &capacities.left_out {
         output::line(&format!("left out: {}: {}", left_out.planner, left_out.reason));

@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
+use firn_base::{format_bytes, parse_size};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use firn_bench::svg::number;
 use firn_bench::{Capacities, CostRow, Prices, costs};
 
-use crate::{output, size};
+use crate::output;
 
 /// Arguments of `firn bench cost`.
 #[derive(Debug, Args)]
@@ -34,7 +35,7 @@ pub(crate) struct CostArgs {
     #[arg(long, value_name = "PRICE", value_parser = price, default_value_t = 0.0, requires = "storage")]
     storage_price: f64,
     /// What a snapshot takes there
-    #[arg(long, value_name = "SIZE", value_parser = size::parse, requires = "storage_price")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "storage_price")]
     storage: Option<u64>,
     /// Print one JSON object
     #[arg(long)]
@@ -118,9 +119,9 @@ fn row(cost: &CostRow) -> Vec<String> {
         cost.planner.clone(),
         cost.trace.clone(),
         cost.microvms.to_string(),
-        output::bytes(cost.dram_bytes),
-        output::bytes(cost.pool_bytes),
-        output::bytes(cost.storage_bytes),
+        format_bytes(cost.dram_bytes),
+        format_bytes(cost.pool_bytes),
+        format_bytes(cost.storage_bytes),
         amount(Some(cost.total)),
         amount(cost.of_each),
         cost.to_cheapest.map_or(String::new(), |times| format!("{times:.2}")),

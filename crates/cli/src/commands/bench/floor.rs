@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
+use firn_base::parse_size;
 use thiserror::Error;
 
 use firn_bench::floor::{CompareError, FloorAccess, FloorComparison, FloorResults};
@@ -19,7 +20,6 @@ use super::medium::{self, HugeTmpfs, MediumError};
 use super::progress;
 use super::save::{Output, SaveError};
 use crate::output;
-use crate::size;
 
 /// Arguments of `firn bench floor`.
 #[derive(Debug, Args)]
@@ -34,7 +34,7 @@ pub(crate) struct FloorArgs {
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pairs: u32,
     /// Memory to touch; default: 64M at leaves of 4k, 1G at 2m, so that either takes milliseconds
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: Option<u64>,
     /// Leaves of both guests' page tables; for 2m the image lies on a tmpfs of huge pages
     #[arg(long, default_value = "4k")]

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use firn_base::{error_chain, format_bytes};
 use thiserror::Error;
 
 use firn_bench::experiments::{EXPERIMENTS, Experiment, Outcome, Place, Quantity, Shape};
@@ -266,7 +267,7 @@ impl Runner<'_> {
                         return Err(error.into());
                     };
                     let planner = planner.clone();
-                    let reason = firn_vmm::error_chain(&error);
+                    let reason = error_chain(&error);
                     output::note(&format!("{place}: left out: {reason}"));
                     outcome.left_out.insert(format!("{planner} at {place}"), reason);
                     subjects.retain(|subject| subject.planner != planner);
@@ -292,8 +293,8 @@ fn markdown(outcome: &Outcome) -> String {
                 result.trace.clone(),
                 result.planner.clone(),
                 result.carried.microvms.to_string(),
-                output::bytes(result.carried.usage.total),
-                result.pool_bytes.map_or(String::new(), output::bytes),
+                format_bytes(result.carried.usage.total),
+                result.pool_bytes.map_or(String::new(), format_bytes),
             ]);
         }
     } else {
@@ -321,9 +322,9 @@ fn markdown(outcome: &Outcome) -> String {
                     format!("{}{mark}", svg::number(result.total_ms.median)),
                     svg::number(result.total_ms.p95),
                     result.fault_ms.map_or(String::new(), |faults| svg::number(faults.median)),
-                    output::bytes(result.batch_dram_bytes),
-                    output::bytes(result.private_bytes),
-                    output::bytes(result.read_bytes),
+                    format_bytes(result.batch_dram_bytes),
+                    format_bytes(result.private_bytes),
+                    format_bytes(result.read_bytes),
                     result.kvm_page_faults.to_string(),
                 ]);
             }

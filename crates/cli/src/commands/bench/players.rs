@@ -10,6 +10,7 @@ use clap::Args;
 use tempfile::TempDir;
 use thiserror::Error;
 
+use firn_base::{PAGE_SIZE, error_chain};
 use firn_bench::player::{
     FreezePlayerError, GapFactor, Leaves, PlayerInputs, PlayerInputsError, PlayerOptions, freeze,
     record,
@@ -23,10 +24,9 @@ use firn_memory::planners::{
 use firn_memory::recorders::{self, Part};
 use firn_memory::{HostFacts, HostFactsError};
 use firn_snapshot::{
-    AttachError, OpenError, OpenPooledError, PAGE_SIZE, PooledSnapshot, Profile, Snapshot, Verify,
-    set_profile,
+    AttachError, OpenError, OpenPooledError, PooledSnapshot, Profile, Snapshot, Verify, set_profile,
 };
-use firn_vmm::{Destination, KVM_DEVICE, error_chain};
+use firn_vmm::{Destination, KVM_DEVICE};
 
 use super::in_pool::{InPoolError, PoolPlayers};
 use super::medium::{self, MediumError};

@@ -1,5 +1,6 @@
 //! Results for people.
 
+use firn_base::format_bytes;
 use firn_bench::svg::number;
 use firn_bench::{Results, Row, Summary};
 
@@ -126,7 +127,7 @@ fn counts(row: &Row) -> Vec<String> {
         ]
         .map(|count| count.to_string()),
     );
-    cells.push(output::bytes(row.read_bytes));
+    cells.push(format_bytes(row.read_bytes));
     cells.push(number(row.cpu_ms.median));
     cells
 }
@@ -161,8 +162,8 @@ fn dram(row: &Row) -> Vec<String> {
             row.batch_dram_bytes,
             row.batch_page_cache_bytes,
         ]
-        .map(output::bytes),
+        .map(format_bytes),
     );
-    cells.push(row.batch_free_read_bytes.map_or("-".to_owned(), output::bytes));
+    cells.push(row.batch_free_read_bytes.map_or("-".to_owned(), format_bytes));
     cells
 }

@@ -5,9 +5,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::ExitCode;
 
+use firn_base::PAGE_SIZE;
 use firn_memory::pager::{PageStore, Pager, PagerJob, end_process, firecracker};
 use firn_memory::uffd::Uffd;
-use firn_snapshot::PAGE_SIZE;
 
 use super::monitor::{Monitor, turn_away};
 use super::wire::{ReceiveError, receive, send};

@@ -4,12 +4,13 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Args;
+use firn_base::{format_bytes, parse_size};
 
 use firn_pool::{Access, CreateOptions, MappedMedium, Pool};
 
 use super::PoolCommandError;
 use super::medium::{self, MediumName};
-use crate::{output, size};
+use crate::output;
 
 /// What a new pool can hold.
 #[derive(Debug, Args)]
@@ -22,7 +23,7 @@ pub(crate) struct TableArgs {
     longest_name: u32,
     /// Guest-size class: guest memory of at least this size begins at a multiple of it (1G for leaves of 1 GiB). May be given more
     /// than once, ascending
-    #[arg(long = "class", value_name = "SIZE", value_parser = size::parse)]
+    #[arg(long = "class", value_name = "SIZE", value_parser = parse_size)]
     classes: Vec<u64>,
 }
 
@@ -47,7 +48,7 @@ pub(crate) struct CreateArgs {
     #[arg(long, value_name = "MEDIUM", value_parser = medium::parse)]
     medium: MediumName,
     /// Make the file, of this size
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     size: Option<u64>,
     #[command(flatten)]
     table: TableArgs,
@@ -77,7 +78,7 @@ pub(crate) fn run(arguments: &CreateArgs) -> Result<ExitCode, PoolCommandError> 
     if arguments.json {
         output::json(&listing);
     } else {
-        let free = output::bytes(listing.free_bytes());
+        let free = format_bytes(listing.free_bytes());
         let (uuid, name) = (listing.pool.uuid, &listing.medium.name);
         output::line(&format!("made the pool {uuid} on {name}: {free} for snapshots"));
     }

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Args;
+use firn_base::{format_bytes, format_milliseconds, nanoseconds};
 use serde::Serialize;
 
 use firn_pool::{
@@ -14,7 +15,6 @@ use firn_pool::{
 
 use super::source::{PoolArgs, Source, open};
 use super::{PoolCommandError, map, svg};
-use crate::clock::nanoseconds;
 use crate::output;
 
 /// Arguments of `firn pool ls`.
@@ -36,7 +36,7 @@ pub(crate) fn ls(arguments: &LsArgs) -> Result<ExitCode, PoolCommandError> {
     let head = ["name", "state", "guest memory", "tail", "at", "generation", "pins", "made ready"];
     let rows: Vec<Vec<String>> = listing.extents.iter().map(row).collect();
     output::line(&output::table(&head, &rows));
-    output::line(&format!("{} free of {}", free(&listing), output::bytes(listing.pool.size)));
+    output::line(&format!("{} free of {}", free(&listing), format_bytes(listing.pool.size)));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -45,8 +45,8 @@ fn row(listed: &ListedExtent) -> Vec<String> {
     vec![
         map::name(listed),
         map::role(listed.role).to_owned(),
-        output::bytes(extent.guest_bytes),
-        output::bytes(extent.tail_bytes),
+        format_bytes(extent.guest_bytes),
+        format_bytes(extent.tail_bytes),
         format!("{:#x}", extent.offset),
         extent.generation.to_string(),
         listed.pins.map(|pins| pins.to_string()).unwrap_or_default(),
@@ -62,14 +62,14 @@ fn made_ready(imaging: Imaging) -> String {
             ImagedBy::List => "by list",
             ImagedBy::WrongList => "by a wrong list",
         },
-        output::bytes(imaging.compared),
-        output::bytes(imaging.copied),
-        output::milliseconds(nanoseconds(imaging.duration))
+        format_bytes(imaging.compared),
+        format_bytes(imaging.copied),
+        format_milliseconds(nanoseconds(imaging.duration))
     )
 }
 
 fn free(listing: &Listing) -> String {
-    output::bytes(listing.free_bytes())
+    format_bytes(listing.free_bytes())
 }
 
 /// Arguments of `firn pool show`.
@@ -119,12 +119,12 @@ pub(crate) fn show(arguments: &ShowArgs) -> Result<ExitCode, PoolCommandError> {
 
 fn facts(listing: &Listing) -> Vec<(&'static str, String)> {
     let (pool, medium) = (&listing.pool, &listing.medium);
-    let classes: Vec<String> = pool.classes.iter().map(|class| output::bytes(*class)).collect();
+    let classes: Vec<String> = pool.classes.iter().map(|class| format_bytes(*class)).collect();
     vec![
         ("pool", pool.uuid.to_string()),
         ("medium", format!("{}, {}", medium.name, map::kind(medium))),
-        ("size", format!("{}, {} free", output::bytes(pool.size), free(listing))),
-        ("granule", format!("{}; classes {}", output::bytes(pool.granule), classes.join(", "))),
+        ("size", format!("{}, {} free", format_bytes(pool.size), free(listing))),
+        ("granule", format!("{}; classes {}", format_bytes(pool.granule), classes.join(", "))),
         ("names", format!("up to {} of up to {} bytes", pool.names, pool.longest_name)),
     ]
 }
@@ -256,7 +256,7 @@ pub(crate) fn gc(arguments: &GcArgs) -> Result<ExitCode, PoolCommandError> {
             "freed {} and cleared {} slots: {} are free",
             map::extents(collected.freed_extents),
             collected.cleared_slots,
-            output::bytes(collected.free_bytes)
+            format_bytes(collected.free_bytes)
         ));
     }
     Ok(ExitCode::SUCCESS)
@@ -289,7 +289,7 @@ pub(crate) fn rm(arguments: &RmArgs) -> Result<ExitCode, PoolCommandError> {
     } else if freed_bytes == 0 {
         output::line("removed; its extent is freed when the last microVM that uses it has ended");
     } else {
-        output::line(&format!("removed; {} are free again", output::bytes(freed_bytes)));
+        output::line(&format!("removed; {} are free again", format_bytes(freed_bytes)));
     }
     Ok(ExitCode::SUCCESS)
 }

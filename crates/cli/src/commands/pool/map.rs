@@ -1,5 +1,6 @@
 //! A map of a pool as text.
 
+use firn_base::format_bytes;
 use firn_pool::{Durability, ListedExtent, Listing, MediumFacts, MediumKind, Role};
 
 use crate::output;
@@ -57,7 +58,7 @@ pub(super) fn draw(listing: &Listing) -> String {
             text.push('\n');
         }
     }
-    text.push_str(&format!("\n# metadata   . free   a cell is {}\n", output::bytes(cell)));
+    text.push_str(&format!("\n# metadata   . free   a cell is {}\n", format_bytes(cell)));
     for (number, listed) in listing.extents.iter().enumerate() {
         let extent = &listed.extent;
         text.push_str(&format!(
@@ -65,7 +66,7 @@ pub(super) fn draw(listing: &Listing) -> String {
             symbol(listing, Piece::Extent(number)),
             role(listed.role),
             extent.generation,
-            output::bytes(extent.len),
+            format_bytes(extent.len),
             extent.offset,
             name(listed),
         ));

@@ -2,9 +2,8 @@
 
 use std::path::PathBuf;
 
+use firn_base::parse_size;
 use firn_pool::MemfdOptions;
-
-use crate::size;
 
 /// `/dev/dax0.0`, a file's path, or `memfd:SIZE[,huge][,node=N]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,7 +18,7 @@ pub(crate) fn parse(text: &str) -> Result<MediumName, String> {
         return Ok(MediumName::Path(PathBuf::from(text)));
     };
     let mut parts = text.split(',');
-    let size = size::parse(parts.next().unwrap_or_default())?;
+    let size = parse_size(parts.next().unwrap_or_default()).map_err(|error| error.to_string())?;
     let mut options = MemfdOptions { size, huge: false, node: None };
     for part in parts {
         match part.split_once('=') {

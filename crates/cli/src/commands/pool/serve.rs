@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use firn_base::{format_bytes, format_milliseconds, nanoseconds, parse_size};
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -18,8 +19,8 @@ use super::PoolCommandError;
 use super::create::TableArgs;
 use super::medium::{self, MediumName};
 use crate::detach::{IN_USE, detach};
+use crate::output;
 use crate::pool_at::socket_of;
-use crate::{output, size};
 
 /// How long a manager that was started on demand stays without clients: the first has to come, and often another follows the last.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -45,7 +46,7 @@ pub(crate) struct ServeArgs {
     table: TableArgs,
     /// The most DRAM that copies made ahead for the planner firn may take, ready and in use; 0: no copies. Default: an eighth
     /// of this host's memory
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     arena: Option<u64>,
     /// Go to the background once it serves
     #[arg(long)]
@@ -146,8 +147,8 @@ fn say(arguments: &ServeArgs, pool: &Pool) {
         Some(index) => format!(
             "index of {} leaves of {} in {}",
             index.entries,
-            output::bytes(index.leaf),
-            output::milliseconds(crate::clock::nanoseconds(index.duration))
+            format_bytes(index.leaf),
+            format_milliseconds(nanoseconds(index.duration))
         ),
         None => "no index: it is in the page cache".to_owned(),
     };
@@ -155,14 +156,14 @@ fn say(arguments: &ServeArgs, pool: &Pool) {
         "serving {} ({} snapshots, {} free; {index}) on {}",
         listing.medium.name,
         pool.names().len(),
-        output::bytes(listing.free_bytes()),
+        format_bytes(listing.free_bytes()),
         socket.display()
     ));
     if recovery.freed_extents > 0 {
         output::note(&format!(
             "firn: recovery freed {} that nothing referred to, {}",
             super::map::extents(recovery.freed_extents),
-            output::bytes(recovery.freed_bytes)
+            format_bytes(recovery.freed_bytes)
         ));
     }
 }

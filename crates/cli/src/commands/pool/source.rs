@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use clap::Args;
 
+use firn_base::error_chain;
 use firn_pool::{
     Access, Client, ClientError, Listing, MappedExtent, MappedMedium, MediumError, Pool,
     PoolReader, Problem, Refusal, VerifyReport,
 };
 use firn_snapshot::check_extent;
-use firn_vmm::error_chain;
 
 use super::PoolCommandError;
 use crate::pool_at::running;

@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
+use firn_base::format_bytes;
 use firn_pool::{Listing, Role};
 
 use super::map::{self, Piece, pieces};
-use crate::output;
 
 const WIDTH: u64 = 960;
 const ROW: u64 = 28;
@@ -33,8 +33,8 @@ pub(super) fn draw(listing: &Listing) -> String {
         "pool {} on {}: {}, {} free",
         listing.pool.uuid,
         listing.medium.name,
-        output::bytes(listing.pool.size),
-        output::bytes(listing.free_bytes())
+        format_bytes(listing.pool.size),
+        format_bytes(listing.free_bytes())
     );
     text(&mut svg, MARGIN, MARGIN + 8, &title);
     for (offset, len, piece) in pieces(listing) {
@@ -98,7 +98,7 @@ fn describe(listing: &Listing, piece: Piece) -> String {
                 map::name(listed),
                 map::role(listed.role),
                 listed.extent.generation,
-                output::bytes(listed.extent.guest_bytes),
+                format_bytes(listed.extent.guest_bytes),
                 listed.extent.offset
             )
         }

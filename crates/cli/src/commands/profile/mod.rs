@@ -12,8 +12,8 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
+use firn_base::error_chain;
 use firn_memory::recorders::{Part, ProfileRecordError};
-use firn_vmm::error_chain;
 
 use crate::output;
 

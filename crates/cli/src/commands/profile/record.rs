@@ -8,11 +8,12 @@ use std::process::ExitCode;
 use clap::Args;
 use thiserror::Error;
 
+use firn_base::error_chain;
 use firn_bench::player::{RecordReplayError, record, traces_of};
 use firn_memory::planners::{FaaSnap, PackError, Store, pack};
 use firn_memory::recorders::{self, ParsePartError, Part};
 use firn_snapshot::{AttachError, OpenError, Profile, Run, Snapshot, set_profile};
-use firn_vmm::{FreePagesError, error_chain, free_pages};
+use firn_vmm::{FreePagesError, free_pages};
 
 use super::linux::{self, RunLinuxError, Runs};
 use super::summary::Summary;

@@ -3,9 +3,10 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use firn_base::{PAGE_SIZE, format_bytes};
 use serde::Serialize;
 
-use firn_snapshot::{PAGE_SIZE, PageSet, Profile, Run, Snapshot, pages_of};
+use firn_snapshot::{PageSet, Profile, Run, Snapshot, pages_of};
 use uuid::Uuid;
 
 use crate::output;
@@ -141,7 +142,7 @@ impl fmt::Display for Summary {
         let row = |part: &PartSummary| {
             let [pages, runs, zero] =
                 [part.pages.to_string(), part.runs.to_string(), part.zero_pages.to_string()];
-            vec![part.part.to_owned(), pages, output::bytes(part.bytes), runs, zero]
+            vec![part.part.to_owned(), pages, format_bytes(part.bytes), runs, zero]
         };
         let rows: Vec<Vec<String>> = self.parts.iter().map(row).collect();
         write!(f, "{}", output::table(&["part", "pages", "size", "runs", "zero pages"], &rows))?;

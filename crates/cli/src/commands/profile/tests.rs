@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use clap::{Args, FromArgMatches};
+use firn_base::error_chain;
 
 use super::pack::{self, PackArgs, PackCommandError};
 use super::record::{self, RecordArgs, RecordError};
@@ -11,7 +12,6 @@ use super::show::{self, ShowArgs, ShowError};
 use crate::commands::player::{self, PlayerArgs};
 use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
 use firn_snapshot::{PooledSnapshot, Profile, Run, Snapshot, Verify, pages_of, set_profile};
-use firn_vmm::error_chain;
 
 fn arguments<T: Args + FromArgMatches>(words: &[&str]) -> T {
     let command = T::augment_args(clap::Command::new("firn").no_binary_name(true));

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use firn_base::error_chain;
 use firn_memory::loader::{Loader, LoaderReport};
 use firn_memory::{AfterResume, GuestMemory, StepError};
 
@@ -53,7 +54,7 @@ impl Beside {
 fn ended(loader: Loader) -> LoaderReport {
     let begun = loader.begun();
     loader.finish().unwrap_or_else(|error| {
-        output::note(&format!("firn: the loader failed: {}", firn_vmm::error_chain(&error)));
+        output::note(&format!("firn: the loader failed: {}", error_chain(&error)));
         begun
     })
 }

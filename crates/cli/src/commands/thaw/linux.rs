@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use firn_base::{format_bytes, format_milliseconds, nanoseconds, now_ns};
 use serde::Serialize;
 
 use firn_bench::player::ReplicaCost;
@@ -15,8 +16,7 @@ use firn_memory::loader::{Loader, LoaderReport};
 use firn_memory::pager::{Pager, PagerReport};
 use firn_memory::planners::{self, Planner};
 use firn_memory::{
-    ChunkCopies, ExecuteReport, ProcessCounters, Sources, WriteReport, execute, now_ns,
-    observe_writes,
+    ChunkCopies, ExecuteReport, ProcessCounters, Sources, WriteReport, execute, observe_writes,
 };
 use firn_snapshot::{PageSet, Snapshot};
 use firn_vmm::{
@@ -25,7 +25,6 @@ use firn_vmm::{
 
 use super::beside::Beside;
 use super::{Begun, ThawArgs, ThawCommandError};
-use crate::clock::nanoseconds;
 use crate::commands::invoke::Outcome;
 use crate::event;
 use crate::output;
@@ -277,21 +276,21 @@ fn print(report: &ThawReport) {
     ];
     let parts: Vec<String> = parts
         .iter()
-        .filter_map(|(name, ns)| ns.map(|ns| format!("{name} {}", output::milliseconds(ns))))
+        .filter_map(|(name, ns)| ns.map(|ns| format!("{name} {}", format_milliseconds(ns))))
         .collect();
     let summary = format!(
         "{}: thawed by {} in {}: {}; {} guest pages, {} KVM faults, {} read, {} private, {} shared, {} of a pool, {} copied ahead",
         report.name,
         report.planner,
-        output::milliseconds(times.total_ns),
+        format_milliseconds(times.total_ns),
         parts.join(", "),
         report.guest_pages,
         report.kvm.page_faults,
-        output::bytes(report.read_bytes),
-        output::bytes(report.private_bytes),
-        output::bytes(report.shared_bytes),
-        output::bytes(report.pool_bytes),
-        output::bytes(report.copy_bytes),
+        format_bytes(report.read_bytes),
+        format_bytes(report.private_bytes),
+        format_bytes(report.shared_bytes),
+        format_bytes(report.pool_bytes),
+        format_bytes(report.copy_bytes),
     );
     // The first line on standard output says that the microVM is ready; an answer is one.
     if report.outcome.is_some() {

@@ -12,11 +12,12 @@ use std::time::Instant;
 use clap::Args;
 use thiserror::Error;
 
+use firn_base::now_ns;
 use firn_bench::player::ReplayError;
 use firn_host::{ConnectError, EventError, IdentifyError, IdentityError, InvokeError};
 use firn_memory::loader::LoadError;
 use firn_memory::planners::{ParsePlannerError, PlanSnapshotError, Preloaded, parse};
-use firn_memory::{ExecuteError, StepError, now_ns};
+use firn_memory::{ExecuteError, StepError};
 use firn_vmm::{GoneError, IncompatibleError, OpenKvm, RestoreError};
 
 use crate::clock;

@@ -3,11 +3,11 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use firn_base::{format_bytes, format_milliseconds, nanoseconds};
 use firn_bench::player::{Clock, PlayerReport, ReplicaCost, replay};
 use firn_memory::planners::Planner;
 
 use super::{Begun, ThawArgs, ThawCommandError};
-use crate::clock;
 use crate::output;
 use crate::snapshot_args::OpenedSnapshot;
 
@@ -21,7 +21,7 @@ pub(super) fn run(
     let clock = Clock {
         begin_ns: begun.at,
         request_ns: begun.request,
-        open_ns: clock::nanoseconds(opening),
+        open_ns: nanoseconds(opening),
         hold: arguments.hold.then_some(hold),
         faults: arguments.fault_time,
     };
@@ -61,7 +61,7 @@ fn print(report: &PlayerReport) {
     ];
     let parts: Vec<String> = parts
         .iter()
-        .filter_map(|(name, ns)| ns.map(|ns| format!("{name} {}", output::milliseconds(ns))))
+        .filter_map(|(name, ns)| ns.map(|ns| format!("{name} {}", format_milliseconds(ns))))
         .collect();
     output::line(&format!(
         "{} thawed by {} in {}: {}; {} touches of {} pages, {} ns a page; {} KVM faults, {} exits, {} minor and {} \
@@ -69,7 +69,7 @@ fn print(report: &PlayerReport) {
          in {}",
         report.trace,
         report.planner,
-        output::milliseconds(times.total_ns),
+        format_milliseconds(times.total_ns),
         parts.join(", "),
         report.touches,
         report.pages,
@@ -78,14 +78,14 @@ fn print(report: &PlayerReport) {
         report.kvm.exits,
         report.minor_faults,
         report.major_faults,
-        output::bytes(report.read_bytes),
-        output::bytes(report.private_bytes),
-        output::bytes(report.shared_bytes),
-        output::bytes(report.pool_bytes),
-        output::bytes(report.copy_bytes),
-        output::bytes(report.page_table_bytes),
-        output::milliseconds(report.cpu_ns),
-        output::milliseconds(times.verify_ns),
+        format_bytes(report.read_bytes),
+        format_bytes(report.private_bytes),
+        format_bytes(report.shared_bytes),
+        format_bytes(report.pool_bytes),
+        format_bytes(report.copy_bytes),
+        format_bytes(report.page_table_bytes),
+        format_milliseconds(report.cpu_ns),
+        format_milliseconds(times.verify_ns),
     ));
 }
 

@@ -4,9 +4,10 @@ use std::time::Instant;
 
 use serde::Serialize;
 
+use firn_base::{format_bytes, format_milliseconds};
 use firn_host::{DaemonStatus, VersionStatus};
 
-use crate::output::{bytes, milliseconds, table};
+use crate::output::table;
 
 /// The columns of the table.
 pub(super) const HEAD: [&str; 15] = [
@@ -86,11 +87,11 @@ impl View {
             ),
             format!(
                 "DRAM: {} private, {} shared; booked {} private and {} shared, of {}",
-                bytes(memory.private),
-                bytes(memory.shared),
-                bytes(memory.private_booked),
-                bytes(memory.shared_booked),
-                bytes(memory.limit),
+                format_bytes(memory.private),
+                format_bytes(memory.shared),
+                format_bytes(memory.private_booked),
+                format_bytes(memory.shared_booked),
+                format_bytes(memory.limit),
             ),
         ]
     }
@@ -112,7 +113,11 @@ impl View {
 
 fn row(version: &VersionStatus, rate: f64) -> Vec<String> {
     let median = |start: &str| {
-        version.latency.get(start).map(|latency| milliseconds(latency.p50_ns)).unwrap_or_default()
+        version
+            .latency
+            .get(start)
+            .map(|latency| format_milliseconds(latency.p50_ns))
+            .unwrap_or_default()
     };
     vec![
         version.function.clone(),
@@ -128,8 +133,8 @@ fn row(version: &VersionStatus, rate: f64) -> Vec<String> {
         version.throttled.to_string(),
         median("thawed"),
         median("warm"),
-        bytes(version.private),
-        bytes(version.shared),
+        format_bytes(version.private),
+        format_bytes(version.shared),
     ]
 }
 

@@ -325,7 +325,7 @@ fn random_lives() {
         let (mut pins, mut replicas) = (Vec::new(), Vec::new());
         for step in 0..STEPS {
             let draw = xxhash_rust::xxh3::xxh3_64(&(life << 32 | step).to_le_bytes());
-            let name = names[crate::num::usize_of(draw % 3)];
+            let name = names[firn_base::num::usize_of(draw % 3)];
             let mut after = published.clone();
             // Of the step's own name what it had, or what the step leads to; of the others what they had.
             let mut allowed: Allowed<'_> =

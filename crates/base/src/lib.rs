@@ -1,0 +1,19 @@
+//! What every other crate of firn uses: the page size, sizes, durations, error chains and number casts.
+//!
+//! ```
+//! use firn_base::{PAGE_SIZE, format_bytes, parse_size};
+//!
+//! let size = parse_size("256M")?;
+//! assert_eq!(size / PAGE_SIZE, 65_536);
+//! assert_eq!(format_bytes(size), "256.0 MiB");
+//! # Ok::<(), firn_base::ParseSizeError>(())
+//! ```
+
+mod error_chain;
+pub mod num;
+mod size;
+mod time;
+
+pub use error_chain::{EmptyErrorChain, ErrorChain, error_chain};
+pub use size::{PAGE_SIZE, ParseSizeError, format_bytes, parse_size};
+pub use time::{cpu_ns, format_milliseconds, nanoseconds, now_ns, ns_since};
