@@ -12,7 +12,8 @@ use firn_host::{
 use firn_memory::GuestMemory;
 use firn_snapshot::Snapshot;
 use firn_vmm::{
-    FrozenMachine, Handle, HostConfig, IncompatibleError, Microvm, RestoreError, VcpuThreadError,
+    FrozenMachine, Handle, IncompatibleError, Microvm, RestoreError, VcpuThreadError,
+    open_root_disk,
 };
 
 use crate::commands::invoke::Outcome;
@@ -90,16 +91,9 @@ impl RecordedRun<'_> {
         }
         let instance = session::claim(None)?;
         let identity = Identity::fresh()?;
-        let host = HostConfig {
-            kvm: self.host.kvm.clone(),
-            vsock: instance.vsock_socket(),
-            scratch: std::env::temp_dir(),
-            console: session::console(self.console)?,
-            generation: Some(identity.generation),
-            windows: Vec::new(),
-        };
-        let root = self.root.map(Path::to_owned);
-        let (microvm, _) = Microvm::restore(frozen, memory, &host, root)?;
+        let host = session::host(&instance, session::console(self.console)?, identity.generation)?;
+        let root = open_root_disk(self.snapshot, self.root).map_err(RestoreError::from)?;
+        let (microvm, _) = Microvm::restore(frozen, memory, host, root)?;
         Ok((microvm, instance, identity))
     }
 

@@ -12,8 +12,10 @@ use thiserror::Error;
 
 use firn_host::{ClaimError, Instances, OwnedInstance};
 use firn_vmm::{
-    Console, ControlServer, ControlServerError, End, Handle, Microvm, RunError, VcpuFailure,
+    BindVsockError, Console, ControlServer, ControlServerError, End, Handle, HostConfig, Microvm,
+    RunError, VcpuFailure, VsockListener,
 };
+use uuid::Uuid;
 
 use crate::output;
 
@@ -41,6 +43,12 @@ pub(crate) enum SessionError {
     /// The name is taken, or is none.
     #[error(transparent)]
     Claim(#[from] ClaimError),
+    /// The vsock's socket cannot be made.
+    #[error(transparent)]
+    Vsock(#[from] BindVsockError),
+    /// The directory for temporary files cannot be opened.
+    #[error("cannot open the directory for temporary files, {dir}; set TMPDIR to another one")]
+    Scratch { dir: std::path::PathBuf, source: std::io::Error },
     /// Signals cannot be caught.
     #[error("preparing to catch signals")]
     Signals(#[source] std::io::Error),
@@ -129,6 +137,23 @@ impl Interruption {
     }
 }
 
+/// What a microVM with this instance's name uses of the host.
+pub(crate) fn host(
+    instance: &OwnedInstance,
+    console: Console,
+    generation: Uuid,
+) -> Result<HostConfig, SessionError> {
+    let dir = std::env::temp_dir();
+    let scratch = std::fs::File::open(&dir);
+    Ok(HostConfig {
+        vsock: Some(VsockListener::bind(&instance.vsock_socket())?),
+        scratch: Some(scratch.map_err(|source| SessionError::Scratch { dir, source })?.into()),
+        console,
+        generation: Some(generation),
+        windows: Vec::new(),
+    })
+}
+
 /// Ends this process when its standard input ends, as a signal would: whoever started it holds the other end, and
 /// has gone then, however it went. A process that does not follow the signal is ended all the same.
 pub(crate) fn end_with_input() -> Result<(), SessionError> {
@@ -199,7 +224,7 @@ pub(crate) fn run_until<T: Send, E: Send + From<SessionError>>(
     let handle = microvm.handle();
     *interruption.handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner) =
         Some(handle.clone());
-    let _control = ControlServer::start(&instance.control_socket(), handle.clone())
+    let _control = ControlServer::bind(&instance.control_socket(), handle.clone())
         .map_err(SessionError::from)?;
     let console = microvm.console().clone();
     let alive = AtomicBool::new(true);

@@ -150,10 +150,29 @@ impl DiskInfo {
             source,
         })?;
         let identity = DiskIdentity { len: 0, head: 0, digest: 0 };
-        let mut disk = Self { id, path, identity };
+        let disk = Self { id, path, identity };
         let file = disk.open_unchecked()?;
-        disk.identity = DiskIdentity::of(&file).map_err(|source| disk.read_error(source))?;
-        Ok(disk)
+        disk.identified(&file)
+    }
+
+    /// Describes the disk in an open file; reads all of it. `path` is where a start looks for it: absolute, without links.
+    ///
+    /// # Errors
+    /// [`DiskError`] when it cannot be read, or is not a regular file.
+    pub fn of_file(
+        id: impl Into<String>,
+        path: impl Into<PathBuf>,
+        file: &File,
+    ) -> Result<Self, DiskError> {
+        let identity = DiskIdentity { len: 0, head: 0, digest: 0 };
+        let disk = Self { id: id.into(), path: path.into(), identity };
+        disk.check_kind(file)?;
+        disk.identified(file)
+    }
+
+    fn identified(self, file: &File) -> Result<Self, DiskError> {
+        let identity = DiskIdentity::of(file).map_err(|source| self.read_error(source))?;
+        Ok(Self { identity, ..self })
     }
 
     /// Opens the disk read-only for a start, and checks its length and its first 64 KiB. What follows them is checked by
@@ -163,8 +182,18 @@ impl DiskInfo {
     /// [`DiskError`] when it is not there, cannot be read, or is another than at the freeze.
     pub fn open(&self) -> Result<File, DiskError> {
         let file = self.open_unchecked()?;
-        match self.identity.head_matches(&file) {
-            Ok(true) => Ok(file),
+        self.check_file(&file)?;
+        Ok(file)
+    }
+
+    /// Checks length and first 64 KiB of an open file against the disk's, as [`DiskInfo::open`] does.
+    ///
+    /// # Errors
+    /// [`DiskError`] when it cannot be read, is not a regular file, or differs from the disk at the freeze.
+    pub fn check_file(&self, file: &File) -> Result<(), DiskError> {
+        self.check_kind(file)?;
+        match self.identity.head_matches(file) {
+            Ok(true) => Ok(()),
             Ok(false) => Err(self.changed_error()),
             Err(source) => Err(self.read_error(source)),
         }
@@ -181,18 +210,26 @@ impl DiskInfo {
     }
 
     fn open_unchecked(&self) -> Result<File, DiskError> {
-        let (id, path) = (self.id.clone(), self.path.clone());
         // Without NONBLOCK, a FIFO there would block the open for ever.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let opened = openat(CWD, &path, flags, Mode::empty())
+        let file = openat(CWD, &self.path, flags, Mode::empty())
             .map(File::from)
-            .map_err(io::Error::from)
-            .and_then(|file| Ok((file.metadata()?.is_file(), file)));
-        match opened {
-            Ok((true, file)) => Ok(file),
-            Ok((false, _)) => Err(DiskError::NotAFile { id, path }),
-            Err(source) => Err(DiskError::Open { id, path, source }),
+            .map_err(|errno| self.open_error(errno.into()))?;
+        self.check_kind(&file)?;
+        Ok(file)
+    }
+
+    /// Checks that an open file is a regular one.
+    fn check_kind(&self, file: &File) -> Result<(), DiskError> {
+        match file.metadata() {
+            Ok(metadata) if metadata.is_file() => Ok(()),
+            Ok(_) => Err(DiskError::NotAFile { id: self.id.clone(), path: self.path.clone() }),
+            Err(source) => Err(self.open_error(source)),
         }
+    }
+
+    fn open_error(&self, source: io::Error) -> DiskError {
+        DiskError::Open { id: self.id.clone(), path: self.path.clone(), source }
     }
 
     fn changed_error(&self) -> DiskError {

@@ -1,9 +1,8 @@
 //! Putting a Linux kernel into guest memory, by the 64-bit boot protocol
 //! (`Documentation/arch/x86/boot.rst`).
 
-use std::fs::File;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::io::{self, Seek};
+use std::path::PathBuf;
 
 use linux_loader::loader::bootparam::{boot_e820_entry, boot_params};
 use linux_loader::loader::{self, KernelLoader, elf::Elf};
@@ -14,6 +13,7 @@ use vm_memory::{
 };
 
 use crate::arch::{acpi, boot_regs, layout};
+use crate::open_file::OpenFile;
 
 /// Always on the command line of a Linux guest: a serial console, no waiting after a panic, no PCI
 /// to look for, random numbers from the processor's own instruction (the host adds its own).
@@ -32,7 +32,7 @@ const PAGE: u64 = 4096;
 /// Why a kernel was not loaded.
 #[derive(Debug, Error)]
 pub enum LoadKernelError {
-    /// A file of the boot cannot be opened or read.
+    /// A file of the boot cannot be read.
     #[error("reading {path}")]
     Read {
         /// The file.
@@ -78,8 +78,8 @@ pub enum LoadKernelError {
 
 /// What to load.
 pub(crate) struct Kernel<'a> {
-    pub(crate) kernel: &'a Path,
-    pub(crate) initramfs: &'a Path,
+    pub(crate) kernel: &'a mut OpenFile,
+    pub(crate) initramfs: &'a mut OpenFile,
     pub(crate) cmdline: &'a str,
     pub(crate) vcpus: u8,
     pub(crate) virtio_devices: u32,
@@ -87,7 +87,10 @@ pub(crate) struct Kernel<'a> {
 
 /// Loads kernel, initramfs, command line, boot parameters, page tables and ACPI tables; returns the
 /// address at which the first vCPU starts.
-pub(crate) fn load(memory: &GuestMemoryMmap, kernel: &Kernel<'_>) -> Result<u64, LoadKernelError> {
+pub(crate) fn load(
+    memory: &GuestMemoryMmap,
+    kernel: &mut Kernel<'_>,
+) -> Result<u64, LoadKernelError> {
     let limit = layout::CMDLINE_CAPACITY;
     if kernel.cmdline.len() >= limit {
         return Err(LoadKernelError::CommandLine {
@@ -117,16 +120,15 @@ pub(crate) fn load(memory: &GuestMemoryMmap, kernel: &Kernel<'_>) -> Result<u64,
 
 fn load_elf(
     memory: &GuestMemoryMmap,
-    path: &Path,
+    OpenFile { file, path }: &mut OpenFile,
     low_memory: u64,
 ) -> Result<(u64, u64), LoadKernelError> {
-    let mut file = open(path)?;
     let length = file
         .metadata()
-        .map_err(|source| LoadKernelError::Read { path: path.to_owned(), source })?
+        .map_err(|source| LoadKernelError::Read { path: path.clone(), source })?
         .len();
-    let loaded = Elf::load(memory, None, &mut file, Some(GuestAddress(layout::HIGH_MEMORY)))
-        .map_err(|error| {
+    let loaded = Elf::load(memory, None, file, Some(GuestAddress(layout::HIGH_MEMORY))).map_err(
+        |error| {
             let reason = match error {
                 // Debian's kernels are linked to lie as far up as they are aligned.
                 loader::Error::Elf(loader::elf::Error::ReadKernelImage)
@@ -143,20 +145,21 @@ fn load_elf(
                 loader::Error::Elf(error) => error.to_string(),
                 other => other.to_string(),
             };
-            LoadKernelError::NotElf { path: path.to_owned(), reason }
-        })?;
+            LoadKernelError::NotElf { path: path.clone(), reason }
+        },
+    )?;
     Ok((loaded.kernel_load.raw_value(), loaded.kernel_end))
 }
 
 /// Puts the initramfs as high as it goes, where the kernel's own growth does not reach it.
 fn load_initramfs(
     memory: &GuestMemoryMmap,
-    path: &Path,
+    OpenFile { file, path }: &mut OpenFile,
     kernel_end: u64,
     low_memory: u64,
 ) -> Result<(u64, u64), LoadKernelError> {
-    let mut file = open(path)?;
-    let read_error = |source| LoadKernelError::Read { path: path.to_owned(), source };
+    let read_error = |source| LoadKernelError::Read { path: path.clone(), source };
+    file.rewind().map_err(read_error)?;
     let length = file.metadata().map_err(read_error)?.len();
     let too_little = LoadKernelError::TooLittleMemory { memory: low_memory };
     let Some(start) = low_memory.checked_sub(length).map(|start| start & !(PAGE - 1)) else {
@@ -166,12 +169,8 @@ fn load_initramfs(
         return Err(too_little);
     }
     let count = usize::try_from(length).map_err(|_| too_little)?;
-    memory.read_exact_volatile_from(GuestAddress(start), &mut file, count)?;
+    memory.read_exact_volatile_from(GuestAddress(start), file, count)?;
     Ok((start, length))
-}
-
-fn open(path: &Path) -> Result<File, LoadKernelError> {
-    File::open(path).map_err(|source| LoadKernelError::Read { path: path.to_owned(), source })
 }
 
 fn boot_parameters(memory: &GuestMemoryMmap, rsdp: u64, initramfs: (u64, u64)) -> boot_params {

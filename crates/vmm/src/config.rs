@@ -1,6 +1,6 @@
 //! What a microVM is to be, checked before anything is made.
 
-use std::path::PathBuf;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 use thiserror::Error;
@@ -11,6 +11,8 @@ use firn_base::PAGE_SIZE;
 use crate::arch::cpu_model::CpuModel;
 use crate::bus::MmioDevice;
 use crate::console::Console;
+use crate::open_file::OpenFile;
+use crate::virtio::VsockListener;
 
 /// Most vCPUs of a microVM.
 pub const MAX_VCPUS: u8 = 4;
@@ -18,9 +20,9 @@ pub const MAX_VCPUS: u8 = 4;
 /// A microVM that boots Linux.
 pub struct BootConfig {
     /// The uncompressed ELF kernel.
-    pub kernel: PathBuf,
+    pub kernel: OpenFile,
     /// The initramfs whose `/init` sets the guest up.
-    pub initramfs: PathBuf,
+    pub initramfs: OpenFile,
     /// Words added to [`crate::DEFAULT_CMDLINE`].
     pub cmdline: Option<String>,
     /// Processors, 1 to [`MAX_VCPUS`].
@@ -30,9 +32,9 @@ pub struct BootConfig {
     /// Guest memory, bytes; a multiple of the page size.
     pub memory: u64,
     /// The root file system, read-only.
-    pub root: PathBuf,
+    pub root: OpenFile,
     /// The initial content of the writable disk; the file itself is never written.
-    pub overlay: PathBuf,
+    pub overlay: OpenFile,
     /// What belongs to this process.
     pub host: HostConfig,
 }
@@ -47,14 +49,14 @@ pub struct MmioWindow {
     pub device: Arc<Mutex<dyn MmioDevice>>,
 }
 
-/// What a microVM uses of its host; no part of a snapshot.
+/// What a microVM uses of its host; not part of a snapshot. Everything in it is open, so a microVM is made without any path.
 pub struct HostConfig {
-    /// The KVM device, usually [`crate::KVM_DEVICE`].
-    pub kvm: PathBuf,
-    /// Where the vsock's unix socket is made; it is removed with the microVM.
-    pub vsock: PathBuf,
-    /// Directory for the unlinked file that takes the guest's disk writes.
-    pub scratch: PathBuf,
+    /// Where programs on the host connect to the guest's vsock; required for a guest with disks, which has
+    /// all virtio devices.
+    pub vsock: Option<VsockListener>,
+    /// Directory for the unlinked file that takes the guest's disk writes, opened with `O_RDONLY` or `O_PATH`;
+    /// `None` to keep them in memory.
+    pub scratch: Option<OwnedFd>,
     /// Where the serial console goes.
     pub console: Console,
     /// The VM generation id: a value that no other microVM ever had. A guest that finds a new one

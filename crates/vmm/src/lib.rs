@@ -19,6 +19,7 @@ mod guest_time;
 mod kvm;
 mod kvm_index;
 mod microvm;
+mod open_file;
 pub mod operands;
 pub mod paging;
 mod state;
@@ -50,12 +51,14 @@ pub use microvm::{
     Argument, AssembleError, BootError, Destination, DiskError, End, FreezeError, FreezeReport,
     FreezeRequest, FrozenMachine, GenerationError, GoneError, Handle, IncompatibleError, Microvm,
     PrepareError, RenewError, RestoreError, RestoreReport, RunError, UserRegisters, WireError,
-    WrittenError,
+    WrittenError, open_root_disk,
 };
+pub use open_file::{OpenFile, OpenFileError};
 pub use state::{DecodeStateError, MACHINE_STATE_VERSION};
 pub use stats::{KvmCounters, KvmStats};
 pub use vcpu::observer::{Observer, StoppedVcpu, VcpuThread};
 pub use vcpu::state::{RestoreVcpuError, SaveVcpuError};
 pub use vcpu::{VcpuFailure, VcpuThreadError};
+pub use virtio::{BindVsockError, VsockListener};
 pub use vm::VmError;
 pub use witness::{VcpuWitness, Watch, WatchError, witness};

@@ -1,6 +1,6 @@
 //! From traces to the snapshot of a player that has not begun.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use firn_base::PAGE_SIZE;
 use firn_memory::{AnonymousError, DiscardError, GuestMemory};
@@ -9,8 +9,8 @@ use firn_snapshot::{
     AttachError, FunctionInfo, OpenError, Profile, Snapshot, runs_of, set_profile,
 };
 use firn_vmm::{
-    Console, Destination, FreezeError, FreezeReport, FreezeRequest, HostConfig, Microvm,
-    PrepareError, UserRegisters,
+    Console, Destination, FreezeError, FreezeReport, FreezeRequest, HostConfig, Microvm, OpenKvm,
+    OpenKvmError, PrepareError, UserRegisters,
 };
 use thiserror::Error;
 
@@ -27,6 +27,9 @@ pub enum FreezePlayerError {
     /// There is no room for the player's memory.
     #[error("reserving the player's memory")]
     Reserve(#[from] AnonymousError),
+    /// KVM cannot be used.
+    #[error(transparent)]
+    Kvm(#[from] OpenKvmError),
     /// The microVM could not be made.
     #[error(transparent)]
     Prepare(#[from] PrepareError),
@@ -96,7 +99,7 @@ fn prepare(
         stack: own.stack,
         arguments: [digest, len, 0, 0],
     };
-    let microvm = Microvm::prepare(memory, &[registers], &host(kvm, Vec::new()))?;
+    let microvm = Microvm::prepare(memory, &[registers], OpenKvm::open(kvm)?, host(Vec::new()))?;
     let function = FunctionInfo { name: inputs.names(), handler: super::HANDLER.to_owned() };
     Ok((microvm, function))
 }
@@ -115,12 +118,11 @@ fn report_free(memory: &GuestMemory, inputs: &PlayerInputs) -> Result<(), Discar
     Ok(())
 }
 
-/// What a player's microVM uses of its host: KVM, and windows for its reports. It has no devices.
-pub(super) fn host(kvm: &Path, windows: Vec<firn_vmm::MmioWindow>) -> HostConfig {
+/// What a player's microVM uses of its host: windows for its reports. It has no devices.
+pub(super) fn host(windows: Vec<firn_vmm::MmioWindow>) -> HostConfig {
     HostConfig {
-        kvm: kvm.to_owned(),
-        vsock: PathBuf::new(),
-        scratch: PathBuf::new(),
+        vsock: None,
+        scratch: None,
         console: Console::default(),
         generation: None,
         windows,

@@ -46,9 +46,9 @@ pub fn record(
     let memory = recorder.memory(snapshot)?;
     let watched_at = recorder.watches_at();
     let (window, meters, reports) = window();
-    let host = host(kvm, vec![window]);
+    let host = host(vec![window]);
     let (mut microvm, _) =
-        Microvm::restore(frozen, memory, &host, None).map_err(ReplayError::from)?;
+        Microvm::restore(frozen, memory, host, None).map_err(ReplayError::from)?;
     recorder.begin(snapshot, &microvm.shared_memory())?;
     let recorder = Arc::new(Mutex::new(Some(recorder)));
     let recorded = recorder.clone();

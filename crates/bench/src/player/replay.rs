@@ -144,8 +144,8 @@ pub(super) fn replay_plan(
     let executed = execute(plan, &sources)?;
     let mapped = Instant::now();
     let (window, meters, reports) = window();
-    let host = host(kvm, vec![window]);
-    let (mut microvm, restored) = Microvm::restore(frozen, executed.memory, &host, None)?;
+    let host = host(vec![window]);
+    let (mut microvm, restored) = Microvm::restore(frozen, executed.memory, host, None)?;
     meters.get_or_init(|| Meters {
         kvm: microvm.kvm_counters(),
         memory: microvm.shared_memory(),

@@ -15,7 +15,10 @@ use firn_host::{
     AgentClient, Function, FunctionPathError, IdentifyError, Identity, IdentityError, LoadError,
     LoadOptions,
 };
-use firn_vmm::{BootConfig, BootError, CpuModel, HostConfig, Microvm, Virtualization};
+use firn_vmm::{
+    BootConfig, BootError, CpuModel, Microvm, OpenFile, OpenFileError, OpenKvm, OpenKvmError,
+    Virtualization,
+};
 
 use crate::assets::{GuestFileError, GuestFiles};
 use crate::detach;
@@ -90,6 +93,10 @@ pub(crate) enum BootCommandError {
     #[error(transparent)]
     Session(#[from] SessionError),
     #[error(transparent)]
+    Open(#[from] OpenFileError),
+    #[error(transparent)]
+    Kvm(#[from] OpenKvmError),
+    #[error(transparent)]
     Boot(#[from] BootError),
     #[error("starting the guest's processors")]
     Resume(#[source] firn_vmm::VcpuThreadError),
@@ -146,24 +153,17 @@ pub(crate) fn run(arguments: &BootArgs) -> Result<ExitCode, BootCommandError> {
     let identity = Identity::fresh()?;
     let console = session::console(arguments.console.as_deref())?;
     let config = BootConfig {
-        kernel: arguments.files.kernel.clone(),
-        initramfs: arguments.files.initramfs.clone(),
+        kernel: OpenFile::open(&arguments.files.kernel)?,
+        initramfs: OpenFile::open(&arguments.files.initramfs)?,
         cmdline: arguments.cmdline.clone(),
         vcpus,
         cpu: arguments.cpu,
         memory,
-        root,
-        overlay: arguments.files.overlay.clone(),
-        host: HostConfig {
-            kvm: arguments.host.kvm.clone(),
-            vsock: instance.vsock_socket(),
-            scratch: std::env::temp_dir(),
-            console: console.clone(),
-            generation: Some(identity.generation),
-            windows: Vec::new(),
-        },
+        root: OpenFile::open(&root)?,
+        overlay: OpenFile::open(&arguments.files.overlay)?,
+        host: session::host(&instance, console.clone(), identity.generation)?,
     };
-    let mut microvm = Microvm::boot(&config)?;
+    let mut microvm = Microvm::boot(config, OpenKvm::open(&arguments.host.kvm)?)?;
     microvm.resume().map_err(BootCommandError::Resume)?;
     let started = Instant::now();
     let limit = Duration::from_secs(arguments.time_limit);

@@ -573,15 +573,14 @@ fn monitor_with_a_guest() {
     let reports = Arc::new(Mutex::new(Reports(None)));
     let window = MmioWindow { start: REPORT_ADDRESS, len: PAGE_SIZE, device: reports.clone() };
     let host = HostConfig {
-        kvm: KVM_DEVICE.into(),
-        vsock: PathBuf::new(),
-        scratch: PathBuf::new(),
+        vsock: None,
+        scratch: None,
         console: Console::default(),
         generation: None,
         windows: vec![window],
     };
     let frozen = FrozenMachine::open(&snapshot, KVM_DEVICE.as_ref()).unwrap();
-    let (mut microvm, _) = Microvm::restore(frozen, memory, &host, None).unwrap();
+    let (mut microvm, _) = Microvm::restore(frozen, memory, host, None).unwrap();
     microvm.resume().unwrap();
     println!("resumed");
     assert!(matches!(microvm.run().unwrap(), End::TripleFault));

@@ -11,41 +11,61 @@ use uuid::Uuid;
 use super::{MAX_LINE, Request, Response, Status};
 use crate::microvm::{FreezeRequest, GoneError, Handle, Microvm};
 
-/// The control socket cannot be made.
+/// The control socket cannot be served.
 #[derive(Debug, Error)]
-#[error("making the control socket {path}")]
-pub struct ControlServerError {
-    path: PathBuf,
-    source: io::Error,
+pub enum ControlServerError {
+    /// The socket cannot be bound.
+    #[error("cannot create the control socket {path}")]
+    Bind {
+        /// The socket.
+        path: PathBuf,
+        /// Why the system refused it.
+        source: io::Error,
+    },
+    /// The thread that accepts clients cannot be started.
+    #[error("cannot start the thread of the control socket")]
+    Thread(#[source] io::Error),
 }
 
-/// A control socket that is served by threads of its own; dropping it removes the socket.
+/// A control socket that is served by threads of its own until the process ends.
 #[derive(Debug)]
 pub struct ControlServer {
-    path: PathBuf,
+    /// The socket that this server created and removes when it is dropped.
+    created: Option<PathBuf>,
 }
 
 impl ControlServer {
-    /// Listens on `path` for the microVM behind `handle`.
+    /// Serves the microVM behind `handle` on a socket that is already bound. Dropping the server removes nothing.
     ///
     /// # Errors
-    /// The socket cannot be bound, or no thread can be started.
-    pub fn start(path: &Path, handle: Handle) -> Result<Self, ControlServerError> {
-        let failed = |source| ControlServerError { path: path.to_owned(), source };
-        let listener = UnixListener::bind(path).map_err(failed)?;
-        let server = Self { path: path.to_owned() };
+    /// No thread can be started.
+    pub fn start(listener: UnixListener, handle: Handle) -> Result<Self, ControlServerError> {
         std::thread::Builder::new()
             .name("control".into())
             .spawn(move || accept(&listener, &handle))
-            .map_err(failed)?;
-        Ok(server)
+            .map_err(ControlServerError::Thread)?;
+        Ok(Self { created: None })
+    }
+
+    /// Binds `path` and serves the microVM behind `handle` there. Dropping the server removes the socket.
+    ///
+    /// # Errors
+    /// The socket cannot be bound, or no thread can be started.
+    pub fn bind(path: &Path, handle: Handle) -> Result<Self, ControlServerError> {
+        let listener = UnixListener::bind(path)
+            .map_err(|source| ControlServerError::Bind { path: path.to_owned(), source })?;
+        let created = Self { created: Some(path.to_owned()) };
+        Self::start(listener, handle)?;
+        Ok(created)
     }
 }
 
 impl Drop for ControlServer {
     fn drop(&mut self) {
-        // Gone already, or its directory is: nothing is left over either way.
-        let _ = std::fs::remove_file(&self.path);
+        if let Some(path) = &self.created {
+            // It fails when the socket or its directory is gone already.
+            let _ = std::fs::remove_file(path);
+        }
     }
 }
 

@@ -37,7 +37,7 @@ pub use start::{
     BootError, FrozenMachine, GenerationError, IncompatibleError, RenewError, RestoreError,
     RestoreReport,
 };
-pub use virtio_set::{DiskError, WireError};
+pub use virtio_set::{DiskError, WireError, open_root_disk};
 
 /// A subscriber of a microVM's event loop.
 type Subscriber = Arc<Mutex<dyn MutEventSubscriber + Send>>;

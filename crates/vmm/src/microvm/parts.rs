@@ -1,6 +1,7 @@
 //! The parts of a microVM, made and wired but not yet running.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 
 use event_manager::{EventManager, SubscriberOps};
@@ -83,7 +84,7 @@ pub(super) struct Parts {
 
 impl Parts {
     pub(super) fn assemble(
-        host: &HostConfig,
+        host: HostConfig,
         kvm: OpenKvm,
         memory: GuestMemory,
         vcpus: u8,
@@ -103,11 +104,14 @@ impl Parts {
         let waker: Subscriber = Arc::new(Mutex::new(Waker(inbox.doorbell.clone())));
         events.add_subscriber(waker);
         let devices = match disks {
-            Some(disks) => VirtioSet::wire(host, disks, &vm, &mut bus, &mut events)?,
+            Some(disks) => {
+                let scratch = host.scratch.as_ref().map(AsFd::as_fd);
+                VirtioSet::wire(host.vsock, scratch, disks, &vm, &mut bus, &mut events)?
+            }
             None => VirtioSet::default(),
         };
-        for window in &host.windows {
-            bus.add(window.start, window.len, window.device.clone())?;
+        for window in host.windows {
+            bus.add(window.start, window.len, window.device)?;
         }
 
         let vcpus = (0..vcpus)
@@ -117,7 +121,6 @@ impl Parts {
                     .map_err(|source| AssembleError::Vcpu { vcpu, source })
             })
             .collect::<Result<_, _>>()?;
-        let console = host.console.clone();
         Ok(Self {
             vcpus,
             events,
@@ -127,7 +130,7 @@ impl Parts {
             generation_irq,
             vm,
             kvm,
-            console,
+            console: host.console,
             inbox,
         })
     }

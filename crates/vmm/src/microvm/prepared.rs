@@ -18,7 +18,7 @@ use crate::arch::cpu_model::CpuModel;
 use crate::arch::cpuid;
 use crate::config::{HostConfig, SizeError, check_sizes};
 use crate::console::SerialRegisters;
-use crate::kvm::{OpenKvm, OpenKvmError};
+use crate::kvm::OpenKvm;
 
 /// PE, MP, ET, NE, WP, AM, PG.
 const CR0: u64 = 0x8005_0033;
@@ -61,9 +61,6 @@ pub enum PrepareError {
     /// Sizes that cannot be.
     #[error(transparent)]
     Size(#[from] SizeError),
-    /// KVM cannot be used.
-    #[error(transparent)]
-    Kvm(#[from] OpenKvmError),
     /// The parts could not be put together.
     #[error(transparent)]
     Assemble(#[from] AssembleError),
@@ -89,11 +86,11 @@ impl Microvm {
     pub fn prepare(
         memory: GuestMemory,
         vcpus: &[UserRegisters],
-        host: &HostConfig,
+        kvm: OpenKvm,
+        host: HostConfig,
     ) -> Result<Self, PrepareError> {
         let count = u8::try_from(vcpus.len()).unwrap_or(u8::MAX);
         check_sizes(count, memory.layout().total_bytes())?;
-        let kvm = OpenKvm::open(&host.kvm)?;
         let parts = Parts::assemble(host, kvm, memory, count, None, SerialRegisters::default())?;
         let mut cpuids = Vec::with_capacity(vcpus.len());
         for ((vcpu, fd), registers) in (0u8..).zip(&parts.vcpus).zip(vcpus) {

@@ -16,7 +16,7 @@ use crate::arch::cpu_model::CpuModel;
 use crate::arch::cpuid;
 use crate::config::HostConfig;
 use crate::console::SerialRegisters;
-use crate::kvm::OpenKvm;
+use crate::kvm::{KVM_DEVICE, OpenKvm};
 use crate::testing::Sealed;
 use crate::vcpu::VcpuFailure;
 
@@ -181,7 +181,7 @@ fn sealed(code: &[u8]) -> Sealed {
 }
 
 /// A microVM whose guest may use AVX.
-fn prepare(sealed: &Sealed, vcpus: u8, host: &HostConfig) -> Microvm {
+fn prepare(sealed: &Sealed, vcpus: u8, host: HostConfig) -> Microvm {
     prepare_with(sealed, vcpus, host, |_| ())
 }
 
@@ -189,10 +189,10 @@ fn prepare(sealed: &Sealed, vcpus: u8, host: &HostConfig) -> Microvm {
 fn prepare_with(
     sealed: &Sealed,
     vcpus: u8,
-    host: &HostConfig,
+    host: HostConfig,
     set_late: impl Fn(&VcpuFd),
 ) -> Microvm {
-    let kvm = OpenKvm::open(&host.kvm).unwrap();
+    let kvm = OpenKvm::open(KVM_DEVICE.as_ref()).unwrap();
     let serial = SerialRegisters::default();
     let parts = Parts::assemble(host, kvm, sealed.share(), vcpus, None, serial).unwrap();
     let mut cpuids = Vec::new();
@@ -230,7 +230,7 @@ fn prepare_with(
 fn run(sealed: &Sealed) -> (Microvm, u64) {
     let dir = tempfile::tempdir().unwrap();
     let (host, reports) = host(dir.path());
-    let mut microvm = prepare(sealed, 1, &host);
+    let mut microvm = prepare(sealed, 1, host);
     let ahead = microvm.chunk_copies();
     // The tables' chunk, and the stack's where a descriptor table is said to be.
     assert_eq!((ahead.write_faults, ahead.chunks), (0, 2));
@@ -299,7 +299,7 @@ fn two_vcpus_count_with_one_lock() {
     for _ in 0..5 {
         let dir = tempfile::tempdir().unwrap();
         let (host, reports) = host(dir.path());
-        let mut microvm = prepare(&sealed, 2, &host);
+        let mut microvm = prepare(&sealed, 2, host);
         microvm.resume().unwrap();
         let mut done = [false; 2];
         while done != [true; 2] {
@@ -334,7 +334,7 @@ fn pages_that_kvm_writes_to_and_that_are_named_late_do_no_harm() {
         let dir = tempfile::tempdir().unwrap();
         let (host, reports) = host(dir.path());
         // As if the guest set them after the resume: nothing is copied ahead for them.
-        let mut microvm = prepare_with(&sealed, 1, &host, |fd| {
+        let mut microvm = prepare_with(&sealed, 1, host, |fd| {
             let taken = KVM_PAGES.into_iter().zip(1..).filter(|((index, enabled), place)| {
                 let data = (chunk + PAGE * place) | enabled;
                 let msr = kvm_msr_entry { index: *index, data, ..Default::default() };
@@ -364,7 +364,7 @@ fn a_write_that_nothing_makes_way_for_ends_the_microvm_with_a_report() {
     let sealed = sealed(&firn_sealed_plain());
     let dir = tempfile::tempdir().unwrap();
     let (host, _reports) = host(dir.path());
-    let mut microvm = prepare(&sealed, 1, &host);
+    let mut microvm = prepare(&sealed, 1, host);
     // The host takes the guest's right to a page that is not sealed any more.
     let view = microvm.memory().vm_memory();
     view.write_obj(0_u8, GuestAddress(DATA)).unwrap();

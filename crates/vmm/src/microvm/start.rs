@@ -1,7 +1,7 @@
 //! The two ways a microVM begins: by booting a kernel, or from a snapshot.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 use serde::Serialize;
@@ -24,6 +24,7 @@ use crate::config::{BootConfig, HostConfig, SizeError, check_sizes};
 use crate::console::SerialRegisters;
 use crate::kvm::{Faults, OpenKvm, OpenKvmError};
 use crate::kvm_index::KvmIndex;
+use crate::open_file::OpenFile;
 use crate::state::{DecodeStateError, MachineState};
 use crate::vcpu;
 use crate::vcpu::state::RestoreVcpuError;
@@ -50,9 +51,6 @@ pub enum BootError {
     /// A disk cannot be used.
     #[error(transparent)]
     Disk(#[from] DiskError),
-    /// KVM cannot be used.
-    #[error(transparent)]
-    Kvm(#[from] OpenKvmError),
     /// The host does not have the processor that was asked for.
     #[error(
         "this host's processor or KVM offers no {model} (it lacks {missing}): ask for {best}, or leave it to firn"
@@ -197,12 +195,13 @@ impl Microvm {
     ///
     /// # Errors
     /// See [`BootError`].
-    pub fn boot(config: &BootConfig) -> Result<Self, BootError> {
-        check_sizes(config.vcpus, config.memory)?;
-        let disks = Disks::open(&config.root, &config.overlay)?;
+    pub fn boot(config: BootConfig, kvm: OpenKvm) -> Result<Self, BootError> {
+        let BootConfig { mut kernel, mut initramfs, vcpus, .. } = config;
+        let generation = config.host.generation;
+        check_sizes(vcpus, config.memory)?;
+        let disks = Disks::of_boot(config.root, config.overlay)?;
         let memory = GuestMemory::anonymous(MemoryLayout::for_size(config.memory)?)?;
         let serial = SerialRegisters::default();
-        let kvm = OpenKvm::open(&config.host.kvm)?;
         let offered = kvm.cpuid.as_slice();
         let model = config.cpu.unwrap_or_else(|| CpuModel::best(offered));
         let lacking = model.lacking(offered);
@@ -210,7 +209,7 @@ impl Microvm {
             let missing = cpuid::describe_all(&lacking);
             return Err(BootError::CpuModel { model, missing, best: CpuModel::best(offered) });
         }
-        let parts = Parts::assemble(&config.host, kvm, memory, config.vcpus, Some(disks), serial)?;
+        let parts = Parts::assemble(config.host, kvm, memory, vcpus, Some(disks), serial)?;
 
         let cmdline = match &config.cmdline {
             Some(extra) => format!("{DEFAULT_CMDLINE} {extra}"),
@@ -219,28 +218,23 @@ impl Microvm {
         let guest = parts.vm.memory.vm_memory();
         // A boot's memory is the microVM's own.
         let guest = guest.physical_memory().ok_or(BootError::SealedMemory)?;
-        let kernel = Kernel {
-            kernel: &config.kernel,
-            initramfs: &config.initramfs,
+        let mut kernel = Kernel {
+            kernel: &mut kernel,
+            initramfs: &mut initramfs,
             cmdline: &cmdline,
-            vcpus: config.vcpus,
+            vcpus,
             virtio_devices: parts.devices.len(),
         };
-        let entry = boot::load(guest, &kernel)?;
-        if let Some(generation) = config.host.generation {
+        let entry = boot::load(guest, &mut kernel)?;
+        if let Some(generation) = generation {
             parts.vm.write_generation(generation).map_err(BootError::Generation)?;
         }
 
         let mut cpuids = Vec::with_capacity(parts.vcpus.len());
         for (vcpu, fd) in (0u8..).zip(&parts.vcpus) {
             let failed = |source| BootError::Vcpu { vcpu, source };
-            let list = cpuid::for_vcpu(
-                &parts.kvm.cpuid,
-                model,
-                vcpu,
-                config.vcpus,
-                parts.kvm.tsc_deadline(),
-            );
+            let list =
+                cpuid::for_vcpu(&parts.kvm.cpuid, model, vcpu, vcpus, parts.kvm.tsc_deadline());
             fd.set_cpuid2(&list).map_err(failed)?;
             cpuids.push(list);
             if vcpu == 0 {
@@ -255,15 +249,16 @@ impl Microvm {
 
     /// Makes a microVM from a frozen machine over memory that a plan has laid out;
     /// [`Microvm::resume`] starts it. The guest finds a new generation id and its old vsock
-    /// connections reset.
+    /// connections reset. `root` is the snapshot's root disk, if it has one: [`open_root_disk`](crate::open_root_disk)
+    /// opens it.
     ///
     /// # Errors
     /// See [`RestoreError`].
     pub fn restore(
         frozen: FrozenMachine<'_>,
         memory: GuestMemory,
-        host: &HostConfig,
-        root: Option<PathBuf>,
+        host: HostConfig,
+        root: Option<OpenFile>,
     ) -> Result<(Self, RestoreReport), RestoreError> {
         let begin = Instant::now();
         let FrozenMachine { snapshot, state, kvm } = frozen;
@@ -273,6 +268,7 @@ impl Microvm {
             .filter(|vcpus| u32::from(*vcpus) == description.vcpus)
             .ok_or(RestoreError::Contradiction("its manifest has another number of vCPUs"))?;
         let disks = Disks::of_snapshot(snapshot, root)?;
+        let generation = host.generation;
         let parts = Parts::assemble(host, kvm, memory, vcpus, disks, state.serial)?;
         let assembled = Instant::now();
 
@@ -301,7 +297,7 @@ impl Microvm {
             None => KvmIndex::NotAsked,
         };
         let microvm = parts.start(cpuids, Some(description.id))?;
-        if let Some(generation) = host.generation {
+        if let Some(generation) = generation {
             microvm.announce(generation, &state.vm)?;
         }
         let report = RestoreReport {

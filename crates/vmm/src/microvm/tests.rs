@@ -22,6 +22,8 @@ use crate::bus::MmioDevice;
 use crate::config::{HostConfig, MmioWindow};
 use crate::console::Console;
 use crate::control::{ControlClient, ControlServer, Request, Response};
+use crate::kvm::{KVM_DEVICE, OpenKvm};
+use crate::virtio::VsockListener;
 
 /// Guest-physical addresses; virtual ones are the same.
 const CODE: u64 = 0x20_0000;
@@ -81,9 +83,8 @@ impl MmioDevice for Reports {
 pub(super) fn host(dir: &Path) -> (HostConfig, Receiver<(u64, u64)>) {
     let (sender, receiver) = channel();
     let host = HostConfig {
-        kvm: crate::KVM_DEVICE.into(),
-        vsock: dir.join("vsock.sock"),
-        scratch: dir.to_owned(),
+        vsock: Some(VsockListener::bind(&dir.join("vsock.sock")).unwrap()),
+        scratch: None,
         console: Console::default(),
         generation: Some(Uuid::new_v4()),
         windows: vec![MmioWindow {
@@ -132,7 +133,11 @@ fn expected(vcpu: u8, vcpus: u8, round: u64) -> u64 {
     sum.wrapping_add(2 * round)
 }
 
-fn boot(host: &HostConfig, vcpus: u8, memory: u64) -> Microvm {
+fn kvm() -> OpenKvm {
+    OpenKvm::open(KVM_DEVICE.as_ref()).unwrap()
+}
+
+fn boot(host: HostConfig, vcpus: u8, memory: u64) -> Microvm {
     let memory = GuestMemory::anonymous(MemoryLayout::for_size(memory).unwrap()).unwrap();
     let guest = memory.vm_memory();
     write_page_tables(&guest);
@@ -156,13 +161,13 @@ fn boot(host: &HostConfig, vcpus: u8, memory: u64) -> Microvm {
         }
     };
     let registers: Vec<_> = (0..vcpus).map(registers).collect();
-    Microvm::prepare(memory, &registers, host).unwrap()
+    Microvm::prepare(memory, &registers, kvm(), host).unwrap()
 }
 
-fn thaw(snapshot: &Snapshot, planner: &str, host: &HostConfig) -> Microvm {
+fn thaw(snapshot: &Snapshot, planner: &str, host: HostConfig) -> Microvm {
     let plan = planners::plan(snapshot, &*parse(planner).unwrap()).unwrap();
     let executed = execute(&plan, &Sources::of(snapshot)).unwrap();
-    let frozen = FrozenMachine::open(snapshot, &host.kvm).unwrap();
+    let frozen = FrozenMachine::open_on(snapshot, kvm()).unwrap();
     Microvm::restore(frozen, executed.memory, host, None).unwrap().0
 }
 
@@ -207,7 +212,7 @@ fn freeze_and_thaw(vcpus: u8, planners: &[&str], times: usize) {
     let mut frozen = vec![0; usize::from(vcpus)];
     {
         let (host, reports) = host(dir.path());
-        let mut microvm = boot(&host, vcpus, 64 << 20);
+        let mut microvm = boot(host, vcpus, 64 << 20);
         microvm.resume().unwrap();
         follow(&reports, vcpus, &mut frozen, 5);
         let report = freeze(&mut microvm, &path);
@@ -224,7 +229,7 @@ fn freeze_and_thaw(vcpus: u8, planners: &[&str], times: usize) {
     let files = open_files();
     for time in 0..times {
         let (host, reports) = host(dir.path());
-        let mut microvm = thaw(&snapshot, planners[time % planners.len()], &host);
+        let mut microvm = thaw(&snapshot, planners[time % planners.len()], host);
         microvm.resume().unwrap();
         let mut rounds = frozen.clone();
         follow(&reports, vcpus, &mut rounds, 20);
@@ -262,8 +267,8 @@ fn a_thawed_microvm_freezes_again() {
         let (host, reports) = host(dir.path());
         let snapshot = (generation > 0).then(|| Snapshot::open(&path).unwrap());
         let mut microvm = match &snapshot {
-            None => boot(&host, 1, 16 << 20),
-            Some(snapshot) => thaw(snapshot, "firecracker", &host),
+            None => boot(host, 1, 16 << 20),
+            Some(snapshot) => thaw(snapshot, "firecracker", host),
         };
         microvm.resume().unwrap();
         follow(&reports, 1, &mut rounds, 3);
@@ -284,7 +289,7 @@ fn a_thawed_microvm_freezes_again() {
 fn requests_from_other_threads_reach_a_running_microvm() {
     let dir = tempfile::tempdir().unwrap();
     let (host, reports) = host(dir.path());
-    let mut microvm = boot(&host, 1, 16 << 20);
+    let mut microvm = boot(host, 1, 16 << 20);
     microvm.resume().unwrap();
     let handle = microvm.handle();
     let other = std::thread::spawn(move || {
@@ -308,7 +313,7 @@ const UNDEFINED: [u8; 2] = [0x0f, 0x0b];
 fn a_guest_that_has_ended_is_not_frozen() {
     let dir = tempfile::tempdir().unwrap();
     let (host, _reports) = host(dir.path());
-    let mut microvm = boot(&host, 1, 16 << 20);
+    let mut microvm = boot(host, 1, 16 << 20);
     microvm.memory().vm_memory().write_slice(&UNDEFINED, GuestAddress(CODE)).unwrap();
     microvm.resume().unwrap();
     while !microvm.has_ended() {
@@ -326,15 +331,14 @@ fn a_guest_that_has_ended_is_not_frozen() {
 #[test]
 fn a_microvm_that_has_hardly_begun_can_be_paused_and_dropped() {
     let dir = tempfile::tempdir().unwrap();
-    let (host, reports) = host(dir.path());
     for _ in 0..20 {
-        let mut microvm = boot(&host, 2, 16 << 20);
+        let mut microvm = boot(host(dir.path()).0, 2, 16 << 20);
         microvm.resume().unwrap();
         microvm.pause().unwrap();
         microvm.resume().unwrap();
     }
-    let mut microvm = boot(&host, 2, 16 << 20);
-    while reports.try_recv().is_ok() {}
+    let (host, reports) = host(dir.path());
+    let mut microvm = boot(host, 2, 16 << 20);
     microvm.resume().unwrap();
     microvm.pause().unwrap();
     microvm.resume().unwrap();
@@ -346,9 +350,9 @@ fn a_client_that_goes_away_after_a_freeze_lets_the_guest_go_on() {
     let dir = tempfile::tempdir().unwrap();
     let (host, reports) = host(dir.path());
     let socket = dir.path().join("control.sock");
-    let mut microvm = boot(&host, 1, 16 << 20);
+    let mut microvm = boot(host, 1, 16 << 20);
     microvm.resume().unwrap();
-    let _server = ControlServer::start(&socket, microvm.handle()).unwrap();
+    let _server = ControlServer::bind(&socket, microvm.handle()).unwrap();
     let destination = Destination::Directory(dir.path().join("snapshot"));
     let client = std::thread::spawn(move || {
         let mut rounds = [0];

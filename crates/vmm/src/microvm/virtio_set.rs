@@ -1,7 +1,8 @@
 //! The virtio devices of a microVM: which there are, where, and over which files.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use event_manager::{EventManager, SubscriberOps};
@@ -16,11 +17,10 @@ use super::Subscriber;
 use super::parts::event;
 use crate::arch::layout;
 use crate::bus::{Bus, MmioDevice, OverlapError};
-use crate::config::HostConfig;
+use crate::open_file::{OpenFile, OpenFileError};
 use crate::virtio::{
-    Balloon, BindVsockError, Block, Disk, NewDeviceError, OpenDiskError, OverlayDisk, PageDiscard,
-    ReadOnlyDisk, RestoreDeviceError, Rng, TransportState, VirtioDevice, VirtioMmio, Vsock,
-    VsockListener,
+    Balloon, Block, Disk, NewDeviceError, OpenDiskError, OverlayDisk, PageDiscard, ReadOnlyDisk,
+    RestoreDeviceError, Rng, TransportState, VirtioDevice, VirtioMmio, Vsock, VsockListener,
 };
 use crate::vm::{Vm, VmError};
 
@@ -38,15 +38,25 @@ const GUEST_CID: u64 = 3;
 /// Why a disk cannot be used.
 #[derive(Debug, Error)]
 pub enum DiskError {
-    /// It cannot be opened.
+    /// It is not a disk image.
     #[error(transparent)]
     Open(#[from] OpenDiskError),
-    /// It is not the disk that the snapshot was made with.
-    #[error("opening the snapshot's disk; --root names it where it has moved")]
+    /// The snapshot's root disk cannot be opened.
+    #[error(
+        "cannot open the snapshot's root disk; if the file has moved, pass its new path with --root"
+    )]
+    Root(#[source] OpenFileError),
+    /// The snapshot has a root disk, and the caller opened none: a defect of firn.
+    #[error("the snapshot has a root disk, but no open file was passed for it")]
+    NoRoot,
+    /// The open file is not the disk that the snapshot was made with.
+    #[error(
+        "cannot use the snapshot's root disk; if the file has moved, pass its new path with --root"
+    )]
     OfSnapshot(#[source] firn_snapshot::DiskError),
-    /// The snapshot's writable disk cannot be opened once more.
-    #[error("opening the snapshot's writable disk")]
-    Overlay(#[source] io::Error),
+    /// A disk's descriptor cannot be duplicated.
+    #[error("cannot duplicate the descriptor of a disk")]
+    Duplicate(#[source] io::Error),
     /// The snapshot does not hold what its manifest says.
     #[error("the snapshot has a root disk, but no writable one")]
     NoOverlay,
@@ -61,9 +71,9 @@ pub enum WireError {
     /// A device cannot be made.
     #[error(transparent)]
     Device(#[from] NewDeviceError),
-    /// The vsock's socket cannot be made.
-    #[error(transparent)]
-    BindVsock(#[from] BindVsockError),
+    /// The microVM has disks, and the caller passed no listener for its vsock: a defect of firn.
+    #[error("the microVM has a vsock device, but no listener was passed for it")]
+    NoVsock,
     /// The vsock's sockets cannot be watched.
     #[error("watching the vsock's sockets")]
     Vsock(#[source] io::Error),
@@ -81,10 +91,16 @@ pub enum WireError {
 /// The files behind a microVM's disks.
 pub(super) struct Disks {
     root: ReadOnlyDisk,
-    root_path: PathBuf,
-    /// Known from the snapshot that the microVM was restored from.
-    root_info: Option<DiskInfo>,
+    root_info: RootInfo,
     overlay: OverlayBase,
+}
+
+/// What a manifest says of the root disk.
+enum RootInfo {
+    /// Known from the snapshot that the microVM was restored from.
+    Known(DiskInfo),
+    /// Not digested yet: the disk of a boot, open once more, and its path.
+    Booted(OpenFile),
 }
 
 /// What the writable disk held at first.
@@ -95,41 +111,51 @@ enum OverlayBase {
 
 impl Disks {
     /// The disks of a microVM that boots.
-    pub(super) fn open(root: &Path, overlay: &Path) -> Result<Self, DiskError> {
+    pub(super) fn of_boot(root: OpenFile, overlay: OpenFile) -> Result<Self, DiskError> {
+        let file = root.file.try_clone().map_err(DiskError::Duplicate)?;
         Ok(Self {
-            root: ReadOnlyDisk::open(root)?,
-            root_path: root.to_owned(),
-            root_info: None,
-            overlay: OverlayBase::File(ReadOnlyDisk::open(overlay)?),
+            root_info: RootInfo::Booted(OpenFile { file, path: root.path.clone() }),
+            root: ReadOnlyDisk::new(root)?,
+            overlay: OverlayBase::File(ReadOnlyDisk::new(overlay)?),
         })
     }
 
-    /// The disks of a snapshot's microVM, if it has any; `root` where the root disk has moved.
+    /// The disks of a snapshot's microVM, if it has any; `root` is the open root disk.
     pub(super) fn of_snapshot(
         snapshot: &Snapshot,
-        root: Option<PathBuf>,
+        root: Option<OpenFile>,
     ) -> Result<Option<Self>, DiskError> {
-        let disks = &snapshot.manifest().description.disks;
-        let Some(info) = disks.iter().find(|disk| disk.id == ROOT) else { return Ok(None) };
-        let mut info = info.clone();
-        if let Some(root) = root {
-            info.path = root;
-        }
-        let root = info.open().map_err(DiskError::OfSnapshot)?;
+        let Some(info) = root_info(snapshot) else { return Ok(None) };
+        let root = root.ok_or(DiskError::NoRoot)?;
+        let info = DiskInfo { path: root.path.clone(), ..info.clone() };
+        info.check_file(&root.file).map_err(DiskError::OfSnapshot)?;
         let overlay = match snapshot.overlay().ok_or(DiskError::NoOverlay)? {
             Overlay::File(file) => {
-                let file = file.try_clone().map_err(DiskError::Overlay)?;
-                OverlayBase::File(ReadOnlyDisk::from_file(file, snapshot.path())?)
+                let file = file.try_clone().map_err(DiskError::Duplicate)?;
+                let path = snapshot.path().to_owned();
+                OverlayBase::File(ReadOnlyDisk::new(OpenFile { file, path })?)
             }
             Overlay::Tail(content) => OverlayBase::Extent(content.clone()),
         };
-        Ok(Some(Self {
-            root: ReadOnlyDisk::from_file(root, &info.path)?,
-            root_path: info.path.clone(),
-            root_info: Some(info),
-            overlay,
-        }))
+        Ok(Some(Self { root: ReadOnlyDisk::new(root)?, root_info: RootInfo::Known(info), overlay }))
     }
+}
+
+/// Opens the root disk that a snapshot's manifest names, if it names one; at `moved` where the file has moved since the freeze.
+/// [`Microvm::restore`](super::Microvm::restore) checks that it is the disk of the freeze.
+///
+/// # Errors
+/// The file cannot be opened.
+pub fn open_root_disk(
+    snapshot: &Snapshot,
+    moved: Option<&Path>,
+) -> Result<Option<OpenFile>, DiskError> {
+    let Some(info) = root_info(snapshot) else { return Ok(None) };
+    OpenFile::open(moved.unwrap_or(&info.path)).map(Some).map_err(DiskError::Root)
+}
+
+fn root_info(snapshot: &Snapshot) -> Option<&DiskInfo> {
+    snapshot.manifest().description.disks.iter().find(|disk| disk.id == ROOT)
 }
 
 /// The devices of one microVM, none or all of them, in the order of their windows.
@@ -140,8 +166,7 @@ pub(super) struct VirtioSet {
 }
 
 struct AttachedDisks {
-    root_path: PathBuf,
-    root_info: Option<DiskInfo>,
+    root_info: RootInfo,
     overlay: Arc<Mutex<VirtioMmio<Block>>>,
 }
 
@@ -149,7 +174,8 @@ impl VirtioSet {
     /// Makes every device and connects it: registers to the bus, notifications and interrupt to KVM,
     /// queues to the event loop.
     pub(super) fn wire(
-        host: &HostConfig,
+        vsock: Option<VsockListener>,
+        scratch: Option<BorrowedFd<'_>>,
         disks: Disks,
         vm: &Vm,
         bus: &mut Bus,
@@ -158,17 +184,16 @@ impl VirtioSet {
         let mut wiring = Wiring { vm, bus, events, set: Self::default() };
         wiring.add(Block::new(Disk::ReadOnly(disks.root), ROOT))?;
         let overlay = match disks.overlay {
-            OverlayBase::File(file) => OverlayDisk::new(file, &host.scratch)?,
-            OverlayBase::Extent(content) => OverlayDisk::of_extent(content, &host.scratch)?,
+            OverlayBase::File(file) => OverlayDisk::new(file, scratch)?,
+            OverlayBase::Extent(content) => OverlayDisk::of_extent(content, scratch)?,
         };
         let overlay = wiring.add(Block::new(Disk::Overlay(overlay), OVERLAY))?;
-        let vsock = VsockListener::bind(&host.vsock)?;
+        let vsock = vsock.ok_or(WireError::NoVsock)?;
         wiring.add(Vsock::new(GUEST_CID, vsock).map_err(WireError::Vsock)?)?;
         wiring.add(Rng::new())?;
         wiring.add(Balloon::new(FreePages(vm.memory.clone())))?;
         let mut set = wiring.set;
-        set.disks =
-            Some(AttachedDisks { root_path: disks.root_path, root_info: disks.root_info, overlay });
+        set.disks = Some(AttachedDisks { root_info: disks.root_info, overlay });
         Ok(set)
     }
 
@@ -212,8 +237,10 @@ impl VirtioSet {
     pub(super) fn read_only_disks(&self) -> Result<Vec<DiskInfo>, firn_snapshot::DiskError> {
         match &self.disks {
             None => Ok(Vec::new()),
-            Some(AttachedDisks { root_info: Some(info), .. }) => Ok(vec![info.clone()]),
-            Some(disks) => Ok(vec![DiskInfo::new(ROOT, &disks.root_path)?]),
+            Some(AttachedDisks { root_info: RootInfo::Known(info), .. }) => Ok(vec![info.clone()]),
+            Some(AttachedDisks { root_info: RootInfo::Booted(root), .. }) => {
+                Ok(vec![DiskInfo::of_file(ROOT, &root.path, &root.file)?])
+            }
         }
     }
 

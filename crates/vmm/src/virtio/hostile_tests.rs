@@ -11,6 +11,7 @@ use super::{
     Balloon, Block, Disk, OverlayDisk, PageDiscard, ReadOnlyDisk, Rng, VirtioDevice, Vsock,
     VsockListener,
 };
+use crate::open_file::OpenFile;
 
 /// Where the chains' buffers are: the rest of memory must stay as it is.
 const ARENA: u64 = 0x40_0000;
@@ -151,7 +152,7 @@ fn withstand<D: VirtioDevice + 'static>(device: D, attacks: Vec<Attack>) {
 fn disk(dir: &TempDir) -> ReadOnlyDisk {
     let path = dir.path().join("disk");
     std::fs::write(&path, vec![0x5a; 64 << 10]).unwrap();
-    ReadOnlyDisk::open(&path).unwrap()
+    ReadOnlyDisk::new(OpenFile::open(&path).unwrap()).unwrap()
 }
 
 fn attacks() -> impl Strategy<Value = Vec<Attack>> {
@@ -170,7 +171,7 @@ proptest! {
     #[test]
     fn an_overlay_disk_withstands(attacks in attacks()) {
         let dir = TempDir::new().unwrap();
-        let overlay = OverlayDisk::new(disk(&dir), dir.path()).unwrap();
+        let overlay = OverlayDisk::new(disk(&dir), None).unwrap();
         withstand(Block::new(Disk::Overlay(overlay), "disk"), attacks);
         prop_assert!(std::fs::read(dir.path().join("disk")).unwrap() == vec![0x5a; 64 << 10]);
     }

@@ -6,6 +6,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::testing::{Guest, NEEDS_RESET, STATUS, WRITE};
 use super::{Block, Disk, ReadOnlyDisk, Rng, VirtioDevice};
+use crate::open_file::OpenFile;
 use crate::testing::Sealed;
 
 const CHUNK: u64 = 2 << 20;
@@ -51,7 +52,7 @@ fn a_disk_is_read_into_sealed_memory_and_written_from_it() {
     let path = dir.path().join("disk");
     fs::write(&path, [0x77; 4096]).unwrap();
     let sealed = sealed();
-    let disk = Disk::ReadOnly(ReadOnlyDisk::open(&path).unwrap());
+    let disk = Disk::ReadOnly(ReadOnlyDisk::new(OpenFile::open(&path).unwrap()).unwrap());
     let mut guest = started(Block::new(disk, "disk"), &sealed);
     // The header lies in the rings' chunk, and what is only read is not copied.
     guest.mem.write_slice(&[0; 16], GuestAddress(0x10_0000)).unwrap();

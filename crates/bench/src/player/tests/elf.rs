@@ -12,7 +12,7 @@ use firn_player::format::{PAGE, boot};
 use firn_snapshot::Snapshot;
 use firn_vmm::{
     BootConfig, Console, Destination, End, FreezeRequest, FrozenMachine, HostConfig, KVM_DEVICE,
-    Microvm,
+    Microvm, OpenFile, OpenKvm, VsockListener, open_root_disk,
 };
 use uuid::Uuid;
 
@@ -22,9 +22,8 @@ use crate::traces::{NamedTrace, load};
 
 fn host(dir: &Path) -> HostConfig {
     HostConfig {
-        kvm: KVM_DEVICE.into(),
-        vsock: dir.join("vsock.sock"),
-        scratch: dir.to_owned(),
+        vsock: Some(VsockListener::bind(&dir.join("vsock.sock")).unwrap()),
+        scratch: None,
         console: Console::default(),
         generation: Some(Uuid::new_v4()),
         windows: Vec::new(),
@@ -41,7 +40,7 @@ fn boot_elf(trace: &NamedTrace, dir: &Path) -> Microvm {
     let file = |name: &str, bytes: &[u8]| {
         let path = dir.join(name);
         std::fs::write(&path, bytes).unwrap();
-        path
+        OpenFile::open(&path).unwrap()
     };
     let config = BootConfig {
         kernel: file("player.elf", &player.bytes),
@@ -54,7 +53,7 @@ fn boot_elf(trace: &NamedTrace, dir: &Path) -> Microvm {
         overlay: file("overlay", &[0; 4096]),
         host: host(dir),
     };
-    Microvm::boot(&config).unwrap()
+    Microvm::boot(config, OpenKvm::open(KVM_DEVICE.as_ref()).unwrap()).unwrap()
 }
 
 /// Runs the guest until its console says `word` in a line of its own or as the first of a line; returns the console.
@@ -91,8 +90,9 @@ fn thaw(snapshot: &Snapshot, dir: &Path) -> Microvm {
     let plan = planners::plan(snapshot, &*parse("firecracker").unwrap()).unwrap();
     let executed = execute(&plan, &Sources::of(snapshot)).unwrap();
     let host = host(dir);
-    let frozen = FrozenMachine::open(snapshot, &host.kvm).unwrap();
-    Microvm::restore(frozen, executed.memory, &host, None).unwrap().0
+    let frozen = FrozenMachine::open(snapshot, KVM_DEVICE.as_ref()).unwrap();
+    let root = open_root_disk(snapshot, None).unwrap();
+    Microvm::restore(frozen, executed.memory, host, root).unwrap().0
 }
 
 fn replayed(microvm: &mut Microvm) -> String {

@@ -20,7 +20,8 @@ use firn_memory::{
 };
 use firn_snapshot::{PageSet, Snapshot};
 use firn_vmm::{
-    FrozenMachine, Handle, HostConfig, KvmStats, Microvm, RestoreReport, Virtualization,
+    FrozenMachine, Handle, KvmStats, Microvm, RestoreError, RestoreReport, Virtualization,
+    open_root_disk,
 };
 
 use super::beside::Beside;
@@ -136,16 +137,10 @@ pub(super) fn run(
 
     let instance = session::claim(arguments.name.as_deref())?;
     let identity = Identity::fresh()?;
-    let host = HostConfig {
-        kvm: arguments.host.kvm.clone(),
-        vsock: instance.vsock_socket(),
-        scratch: std::env::temp_dir(),
-        console: session::console(arguments.console.as_deref())?,
-        generation: Some(identity.generation),
-        windows: Vec::new(),
-    };
-    let (mut microvm, restore) =
-        Microvm::restore(frozen, executed.memory, &host, arguments.root.clone())?;
+    let console = session::console(arguments.console.as_deref())?;
+    let host = session::host(&instance, console, identity.generation)?;
+    let root = open_root_disk(snapshot, arguments.root.as_deref()).map_err(RestoreError::from)?;
+    let (mut microvm, restore) = Microvm::restore(frozen, executed.memory, host, root)?;
     microvm.resume().map_err(ThawCommandError::Resume)?;
     let resumed = Instant::now();
 

@@ -2,12 +2,12 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, fallocate, memfd_create, open};
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, fallocate, memfd_create, openat};
 use rustix::io::Errno;
 use thiserror::Error;
 use vm_memory::VolatileSlice;
@@ -16,6 +16,7 @@ use firn_snapshot::ReadAt;
 
 use super::super::chain::to_u64;
 use super::SECTOR;
+use crate::open_file::OpenFile;
 
 /// Bytes of a cluster, the unit of copy-on-write.
 pub(super) const CLUSTER: u64 = 4096;
@@ -25,9 +26,9 @@ const PIECE: usize = 4096;
 /// Why a disk cannot be opened.
 #[derive(Debug, Error)]
 pub enum OpenDiskError {
-    /// The file cannot be opened.
-    #[error("opening the disk {path}")]
-    Open {
+    /// The size of the file cannot be read.
+    #[error("cannot read the size of the disk {path}")]
+    Read {
         /// The disk.
         path: PathBuf,
         /// What went wrong.
@@ -51,13 +52,8 @@ pub enum OpenDiskError {
         size: u64,
     },
     /// There is no place for what the guest will write.
-    #[error("making a temporary file in {dir} for what the guest writes to its disk")]
-    Upper {
-        /// Where it was to be.
-        dir: PathBuf,
-        /// What went wrong.
-        source: io::Error,
-    },
+    #[error("cannot create the temporary file that takes the guest's disk writes")]
+    Upper(#[source] io::Error),
 }
 
 /// What is behind a guest's disk.
@@ -118,31 +114,23 @@ pub struct ReadOnlyDisk {
 }
 
 impl ReadOnlyDisk {
-    /// Opens the raw disk image at `path`.
+    /// The raw disk image in an open file.
     ///
     /// # Errors
     /// See [`OpenDiskError`].
-    pub fn open(path: &Path) -> Result<Self, OpenDiskError> {
-        let failed = |source| OpenDiskError::Open { path: path.to_owned(), source };
-        Self::from_file(File::open(path).map_err(failed)?, path)
-    }
-
-    /// The raw disk image in `file`, which errors call `path`.
-    ///
-    /// # Errors
-    /// See [`OpenDiskError`].
-    pub fn from_file(file: File, path: &Path) -> Result<Self, OpenDiskError> {
-        let failed = |source| OpenDiskError::Open { path: path.to_owned(), source };
+    pub fn new(disk: OpenFile) -> Result<Self, OpenDiskError> {
+        let OpenFile { file, path } = disk;
+        let failed = |source| OpenDiskError::Read { path: path.clone(), source };
         let kind = rustix::fs::fstat(&file).map_err(|errno| failed(errno.into()))?.st_mode;
         let kind = rustix::fs::FileType::from_raw_mode(kind);
         if !(kind.is_file() || kind.is_block_device()) {
-            return Err(OpenDiskError::Kind { path: path.to_owned() });
+            return Err(OpenDiskError::Kind { path });
         }
         // A block device has no size in its metadata.
         let size = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))
             .map_err(|errno| failed(errno.into()))?;
         if size == 0 || !size.is_multiple_of(SECTOR) {
-            return Err(OpenDiskError::Size { path: path.to_owned(), size });
+            return Err(OpenDiskError::Size { path, size });
         }
         Ok(Self { file, size })
     }
@@ -206,37 +194,29 @@ pub struct OverlayDisk {
 }
 
 impl OverlayDisk {
-    /// A writable disk with the content of `base`. What the guest writes goes to a file without a name in
-    /// `dir`, or to memory where the file system of `dir` has no such files.
+    /// A writable disk with the content of `base`. Writes of the guest go to an unlinked file in the open
+    /// directory `scratch`, or to memory where there is no directory or its file system has no unlinked files.
     ///
     /// # Errors
     /// See [`OpenDiskError`].
-    pub fn new(base: ReadOnlyDisk, dir: &Path) -> Result<Self, OpenDiskError> {
-        nameless_file(dir)
-            .map_err(io::Error::from)
-            .and_then(|upper| Self::with_upper(base, upper))
-            .map_err(|source| OpenDiskError::Upper { dir: dir.to_owned(), source })
+    pub fn new(base: ReadOnlyDisk, scratch: Option<BorrowedFd<'_>>) -> Result<Self, OpenDiskError> {
+        Self::over(Base::File(base.file), base.size, scratch).map_err(OpenDiskError::Upper)
     }
 
     /// A writable disk with the content that a snapshot's extent holds, as [`OverlayDisk::new`] makes one of a file.
     ///
     /// # Errors
     /// See [`OpenDiskError`].
-    pub fn of_extent(content: Arc<dyn ReadAt>, dir: &Path) -> Result<Self, OpenDiskError> {
-        let upper = |source| OpenDiskError::Upper { dir: dir.to_owned(), source };
-        let size = content.size().map_err(upper)?;
-        nameless_file(dir)
-            .map_err(io::Error::from)
-            .and_then(|file| Self::over(Base::Extent(content), size, file))
-            .map_err(upper)
+    pub fn of_extent(
+        content: Arc<dyn ReadAt>,
+        scratch: Option<BorrowedFd<'_>>,
+    ) -> Result<Self, OpenDiskError> {
+        let size = content.size().map_err(OpenDiskError::Upper)?;
+        Self::over(Base::Extent(content), size, scratch).map_err(OpenDiskError::Upper)
     }
 
-    /// The same, with `upper`, which is empty, for the changes.
-    pub(super) fn with_upper(base: ReadOnlyDisk, upper: File) -> io::Result<Self> {
-        Self::over(Base::File(base.file), base.size, upper)
-    }
-
-    fn over(base: Base, size: u64, upper: File) -> io::Result<Self> {
+    fn over(base: Base, size: u64, scratch: Option<BorrowedFd<'_>>) -> io::Result<Self> {
+        let upper = unlinked_file(scratch)?;
         upper.set_len(size)?;
         let words = size.div_ceil(CLUSTER).div_ceil(64);
         let words = usize::try_from(words).map_err(io::Error::other)?;
@@ -360,19 +340,17 @@ fn place(cluster: u64) -> (usize, u64) {
     (usize::try_from(cluster / 64).unwrap_or(usize::MAX), cluster % 64)
 }
 
-/// A file without a name, on a file system that can make holes in it.
-fn nameless_file(dir: &Path) -> Result<File, Errno> {
+/// An unlinked file in the open directory `scratch`, on a file system that supports holes; in memory otherwise.
+fn unlinked_file(scratch: Option<BorrowedFd<'_>>) -> Result<File, Errno> {
+    let memory_file = || memfd_create("firn-overlay", MemfdFlags::CLOEXEC).map(File::from);
+    let Some(scratch) = scratch else { return memory_file() };
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let opened = open(dir, flags, Mode::RUSR | Mode::WUSR);
+    let opened = openat(scratch, ".", flags, Mode::RUSR | Mode::WUSR);
     match opened.and_then(|file| punch_hole(&file, 0, CLUSTER).map(|()| file)) {
-        // The answers of a file system, or of a kernel, that knows neither.
+        // The file system or the kernel supports no unlinked files or no holes.
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => memory_file(),
         opened => opened.map(File::from),
     }
-}
-
-pub(super) fn memory_file() -> Result<File, Errno> {
-    memfd_create("firn-overlay", MemfdFlags::CLOEXEC).map(File::from)
 }
 
 fn punch_hole(file: impl AsFd, offset: u64, len: u64) -> Result<(), Errno> {

@@ -1,6 +1,7 @@
 use std::fs;
 use std::fs::File;
 use std::io::Write as _;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -12,6 +13,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::super::testing::{Guest, NEEDS_RESET, STATUS};
 use super::super::{DeviceError, VirtioDevice};
 use super::*;
+use crate::open_file::OpenFile;
 
 const OK: u8 = 0;
 const IOERR: u8 = 1;
@@ -35,14 +37,23 @@ fn image(dir: &TempDir, content: &[u8]) -> std::path::PathBuf {
     path
 }
 
+fn open(path: &Path) -> Result<ReadOnlyDisk, OpenDiskError> {
+    ReadOnlyDisk::new(OpenFile::open(path).unwrap())
+}
+
+/// The directory, open, for the guest's writes.
+fn scratch(dir: &TempDir) -> File {
+    File::open(dir.path()).unwrap()
+}
+
 fn read_only(dir: &TempDir) -> Block {
-    let disk = ReadOnlyDisk::open(&image(dir, &content())).unwrap();
+    let disk = open(&image(dir, &content())).unwrap();
     Block::new(Disk::ReadOnly(disk), "root-of-the-guest, a long name")
 }
 
 fn overlay(dir: &TempDir, content: &[u8]) -> OverlayDisk {
-    let base = ReadOnlyDisk::open(&image(dir, content)).unwrap();
-    OverlayDisk::new(base, dir.path()).unwrap()
+    let base = open(&image(dir, content)).unwrap();
+    OverlayDisk::new(base, Some(scratch(dir).as_fd())).unwrap()
 }
 
 fn writable(dir: &TempDir) -> Block {
@@ -307,29 +318,26 @@ fn a_disk_that_ends_amid_a_cluster_is_whole() {
 #[test]
 fn disks_that_cannot_be_are_refused_when_they_are_opened() {
     let dir = TempDir::new().unwrap();
-    let missing = dir.path().join("missing");
-    assert!(
-        matches!(ReadOnlyDisk::open(&missing), Err(OpenDiskError::Open { path, .. }) if path == missing)
-    );
-    let directory = ReadOnlyDisk::open(dir.path());
+    let directory = open(dir.path());
     assert!(matches!(directory, Err(OpenDiskError::Kind { .. })), "{directory:?}");
-    let character = ReadOnlyDisk::open(Path::new("/dev/null"));
+    let character = open(Path::new("/dev/null"));
     assert!(matches!(character, Err(OpenDiskError::Kind { .. })), "{character:?}");
     for size in [0, 511, 513, 4097] {
         let path = image(&dir, &vec![0; size]);
-        let error = ReadOnlyDisk::open(&path).unwrap_err();
+        let error = open(&path).unwrap_err();
         assert!(error.to_string().contains(&format!("{size} bytes")), "{error}");
     }
-    let base = ReadOnlyDisk::open(&image(&dir, &content())).unwrap();
-    let error = OverlayDisk::new(base, &missing).unwrap_err();
-    assert!(matches!(error, OpenDiskError::Upper { dir, .. } if dir == missing));
+    let base = open(&image(&dir, &content())).unwrap();
+    let no_directory = tempfile::tempfile().unwrap();
+    let error = OverlayDisk::new(base, Some(no_directory.as_fd())).unwrap_err();
+    assert!(matches!(error, OpenDiskError::Upper(_)), "{error:?}");
 }
 
 #[test]
 fn where_there_are_no_nameless_files_memory_serves() {
     let dir = TempDir::new().unwrap();
-    let base = ReadOnlyDisk::open(&image(&dir, &content())).unwrap();
-    let disk = OverlayDisk::with_upper(base, disk::memory_file().unwrap()).unwrap();
+    let base = open(&image(&dir, &content())).unwrap();
+    let disk = OverlayDisk::new(base, None).unwrap();
     let mut guest = Guest::started(Block::new(Disk::Overlay(disk), ""));
     assert_eq!(send(&mut guest, OUT, 1, &[3; 512]), OK);
     assert_eq!(send(&mut guest, DISCARD, 0, &zero_segment(8, 8, 0)), OK);
@@ -345,7 +353,7 @@ fn a_sparse_base_is_read_sparsely() {
     file.set_len(1 << 30).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &[1; 4096], 512 << 20).unwrap();
     file.flush().unwrap();
-    let disk = OverlayDisk::new(ReadOnlyDisk::open(&path).unwrap(), dir.path()).unwrap();
+    let disk = OverlayDisk::new(open(&path).unwrap(), Some(scratch(&dir).as_fd())).unwrap();
     let mut source = disk.content();
     let data = source.next_data(0).unwrap().unwrap();
     assert!(data.start <= 512 << 20 && data.end >= (512 << 20) + 4096);
@@ -358,7 +366,7 @@ fn what_lies_in_an_extent_is_read_and_written_over() {
     let dir = TempDir::new().unwrap();
     let bytes: Vec<u8> = (0..200_192_u32).map(|at| (at / 7).to_le_bytes()[0]).collect();
     let base = Arc::new(File::open(image(&dir, &bytes)).unwrap());
-    let disk = OverlayDisk::of_extent(base, dir.path()).unwrap();
+    let disk = OverlayDisk::of_extent(base, Some(scratch(&dir).as_fd())).unwrap();
     let mut guest = Guest::started(Block::new(Disk::Overlay(disk), "overlay"));
     // Longer than what is copied at once, and no multiple of it.
     assert!(read(&mut guest, 1, 6144) == bytes[512..][..6144]);

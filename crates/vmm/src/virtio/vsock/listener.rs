@@ -37,18 +37,26 @@ pub enum BindVsockError {
 /// A unix socket that stands for the guest's sockets, as in Firecracker: a program connects to it, writes
 /// `CONNECT <port>\n`, reads `OK <number>\n`, and is then connected to that port of the guest. A guest's
 /// connection to port P of the host leads to the socket at the same path with `_P` appended.
-///
-/// Its path is removed when it is dropped.
 #[derive(Debug)]
 pub struct VsockListener {
     listener: UnixListener,
     path: PathBuf,
-    /// Device and inode of what was bound, so that nothing else is removed.
-    identity: (u64, u64),
+    /// Device and inode of the socket that this listener created at `path` and removes when it is dropped.
+    created: Option<(u64, u64)>,
 }
 
 impl VsockListener {
-    /// Binds `path`, which must not exist.
+    /// Uses a socket that is already bound. `path` is where connections of the guest lead to, without the `_P`;
+    /// dropping the listener removes nothing.
+    ///
+    /// # Errors
+    /// The socket cannot be made non-blocking.
+    pub fn new(listener: UnixListener, path: PathBuf) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener, path, created: None })
+    }
+
+    /// Binds `path`, which must not exist. Dropping the listener removes it.
     ///
     /// # Errors
     /// See [`BindVsockError`].
@@ -58,8 +66,8 @@ impl VsockListener {
             _ => BindVsockError::Bind { path: path.to_owned(), source },
         };
         let listener = UnixListener::bind(path).map_err(failed)?;
-        let identity = identity(path).map_err(failed)?;
-        let bound = Self { listener, path: path.to_owned(), identity };
+        let created = Some(identity(path).map_err(failed)?);
+        let bound = Self { listener, path: path.to_owned(), created };
         bound.listener.set_nonblocking(true).map_err(failed)?;
         Ok(bound)
     }
@@ -108,8 +116,8 @@ impl AsFd for VsockListener {
 
 impl Drop for VsockListener {
     fn drop(&mut self) {
-        if identity(&self.path).is_ok_and(|found| found == self.identity) {
-            // Nobody is left to be told if that fails.
+        if self.created.is_some() && identity(&self.path).ok() == self.created {
+            // A failure has no consequence here: a later bind reports a path that still exists.
             let _ = fs::remove_file(&self.path);
         }
     }
