@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::Args;
 use thiserror::Error;
 
-use firn_host::{FunctionSettings, ImageName, ImageNameError};
+use firn_run::{FunctionSettings, ImageName, ImageNameError};
 
 use crate::lab;
 

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
-use firn_host::Instances;
 use firn_pool::{Client, ClientError};
+use firn_run::Instances;
 
 use crate::detach::IN_USE;
 

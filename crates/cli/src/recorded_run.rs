@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use firn_host::{
+use firn_memory::GuestMemory;
+use firn_run::{
     AgentClient, ConnectError, IdentifyError, Identity, IdentityError, Invocation, InvokeError,
 };
-use firn_memory::GuestMemory;
 use firn_snapshot::Snapshot;
 use firn_vmm::{
     FrozenMachine, Handle, IncompatibleError, Microvm, RestoreError, VcpuThreadError,
@@ -84,7 +84,7 @@ impl RecordedRun<'_> {
     fn restore(
         &self,
         memory: GuestMemory,
-    ) -> Result<(Microvm, firn_host::OwnedInstance, Identity), RecordedRunError> {
+    ) -> Result<(Microvm, firn_run::OwnedInstance, Identity), RecordedRunError> {
         let mut frozen = FrozenMachine::open(self.snapshot, &self.host.kvm)?;
         if self.faults_in_vcpu_threads {
             frozen.fault_in_vcpu_threads();

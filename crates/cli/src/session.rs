@@ -10,7 +10,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use thiserror::Error;
 
-use firn_host::{ClaimError, Instances, OwnedInstance};
+use firn_run::{ClaimError, Instances, OwnedInstance};
 use firn_vmm::{
     BindVsockError, Console, ControlServer, ControlServerError, End, Handle, HostConfig, Microvm,
     RunError, VcpuFailure, VsockListener,

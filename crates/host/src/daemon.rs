@@ -17,10 +17,10 @@ use crate::api::{self, ApiError, Credentials};
 use crate::functions::{
     CodeStore, LATEST, Place, Snapshot, SnapshotPlace, State, Target, Version, now, revision,
 };
-use crate::instance::Instances;
 use crate::instances::{Fleet, Images, Launcher, Limits, Standbys, publish};
 use crate::store::{Change, Store, StoreError};
 use crate::telemetry::{Telemetry, TelemetryError};
+use firn_run::Instances;
 
 /// How long requests in flight may take to end when the daemon is asked to.
 const CLOSE_LIMIT: Duration = Duration::from_secs(30);

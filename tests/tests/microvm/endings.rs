@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use firn_host::AgentClient;
+use firn_run::AgentClient;
 use firn_tests::{HELLO, Monitor, Ran, World, frozen, workshop, workshop_folder};
 use rustix::process::Signal;
 use serde_json::json;

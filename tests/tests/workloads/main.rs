@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use firn_host::{Function, FunctionSettings};
+use firn_run::{Function, FunctionSettings};
 use firn_tests::{Daemon, World, zip_of_files};
 use serde_json::{Value, json};
 

@@ -11,7 +11,7 @@ use firn_base::{error_chain, format_milliseconds, nanoseconds, parse_size};
 use serde::Serialize;
 use thiserror::Error;
 
-use firn_host::{
+use firn_run::{
     AgentClient, Function, FunctionPathError, IdentifyError, Identity, IdentityError, LoadError,
     LoadOptions,
 };

@@ -9,7 +9,7 @@ use firn_base::{PAGE_SIZE, format_bytes, format_milliseconds, nanoseconds};
 use serde::Serialize;
 use thiserror::Error;
 
-use firn_host::{
+use firn_run::{
     AgentClient, ConnectError, FindError, IdentifyError, Identity, IdentityError, Instance,
     Instances, PrepareFreezeError, StatusError,
 };

@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use thiserror::Error;
 
 use firn_base::nanoseconds;
-use firn_host::{
+use firn_run::{
     AgentClient, Answer, ConnectError, EventError, FindError, FunctionError, Instances, Invocation,
     InvokeError,
 };

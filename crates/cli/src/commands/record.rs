@@ -12,11 +12,11 @@ use serde::Serialize;
 use tempfile::NamedTempFile;
 use thiserror::Error;
 
-use firn_host::{EventError, Invocation};
 use firn_memory::pager::{PageStore, end_process};
 use firn_memory::recorders::{RecordError, Recorder, Recording};
 use firn_memory::trace::{EncodeTraceError, GapUnit, Trace, TraceError, TraceOrigin};
 use firn_memory::{HostFacts, HostFactsError};
+use firn_run::{EventError, Invocation};
 use firn_snapshot::{OpenError, PageSet, Snapshot, pages_of};
 use firn_vmm::{
     FreePagesError, GoneError, GuestTimeTotals, KvmStats, Microvm, Virtualization, WatchError,

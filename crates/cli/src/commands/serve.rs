@@ -10,8 +10,9 @@ use firn_base::parse_size;
 use thiserror::Error;
 use tracing_subscriber::EnvFilter;
 
-use firn_host::{Credentials, CredentialsError, FunctionSettings, ServeError, ServeOptions};
+use firn_host::{Credentials, CredentialsError, ServeError, ServeOptions};
 use firn_memory::planners::{ParsePlannerError, parse};
+use firn_run::FunctionSettings;
 use firn_vmm::Virtualization;
 
 use crate::assets::{GuestFileError, GuestFiles, cached};

@@ -14,12 +14,12 @@ use opentelemetry::Context;
 
 use super::named::Qualified;
 use super::{ApiError, REPORT, REQUEST_ID, Received, blocking, read};
-use crate::agent::{Answer, EventError, Failed, Invocation};
 use crate::daemon::{Daemon, Found};
 use crate::functions::{Arn, State, Target};
 use crate::instances::{self, Invoked, Report};
 use crate::metrics::Ending;
 use crate::telemetry::{self, Ended};
+use firn_run::{Answer, EventError, Failed, Invocation};
 
 /// How often an event is tried again when its function fails: AWS Lambda's default.
 const RETRIES: u32 = 2;

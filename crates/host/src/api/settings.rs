@@ -4,9 +4,9 @@ use super::error::ApiError;
 use super::types::{FunctionCode, Settings};
 use crate::functions::{Code, CodeStore, LATEST, MAX_ZIP, Runtime, State, Version, now, revision};
 use crate::instances::{IMAGE_VARIABLE, ImageError};
-use crate::settings::ImageName;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use firn_run::ImageName;
 
 /// All environment variables together, in bytes.
 const MAX_ENVIRONMENT: usize = 4096;

@@ -13,9 +13,9 @@ use super::ledger::{Budget, Cost, Ledger};
 use super::members::{Member, Members};
 use super::monitor::{Launcher, Monitor, guest_mib};
 use super::tally::Tallies;
-use crate::agent::AgentClient;
 use crate::functions::{SnapshotPlace, Version};
 use crate::metrics::{Ending, Metrics, StartKind};
+use firn_run::AgentClient;
 
 /// What a monitor takes besides guest memory: its own program, page tables, what the guest writes to its disk at first.
 const MONITOR_BYTES: u64 = 16 << 20;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::functions::Version;
-use crate::settings::{ImageName, ImageNameError};
+use firn_run::{ImageName, ImageNameError};
 
 /// The environment variable of a function's configuration that names its image.
 pub(crate) const IMAGE_VARIABLE: &str = "FIRN_IMAGE";

@@ -18,9 +18,9 @@ use firn_memory::prefer_as_victim;
 
 use super::images::{ImageError, Images};
 use super::standby::Standbys;
-use crate::agent::FunctionError;
 use crate::functions::{Snapshot, SnapshotPlace, Version};
-use crate::instance::{Instance, Instances};
+use firn_run::FunctionError;
+use firn_run::{Instance, Instances};
 
 /// How long a microVM may take to end before it is killed.
 const END_LIMIT: Duration = Duration::from_secs(5);

@@ -13,12 +13,12 @@ use tokio::task::spawn_blocking;
 use super::fleet::{AcquireError, Booking, Fleet, Seat, Vm, Wanted};
 use super::members::usage;
 use super::monitor::{FreezeError, Monitor, StartError, Thawed};
-use crate::agent::{
+use crate::functions::{CodeError, CodeStore, Runtime, Snapshot, Version};
+use crate::metrics::StartKind;
+use firn_run::{
     AgentClient, Answer, ConnectError, Failed, FunctionError, Invocation, InvokeError, LambdaLoad,
     LoadError, PutError,
 };
-use crate::functions::{CodeError, CodeStore, Runtime, Snapshot, Version};
-use crate::metrics::StartKind;
 
 /// Errors after which a microVM is not asked again: its runtime was ended, and with it what it kept.
 const FATAL: [&str; 2] = ["Sandbox.Timedout", "Runtime.ExitError"];

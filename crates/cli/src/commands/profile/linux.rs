@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use firn_host::{EventError, Invocation, PrepareFreezeError};
 use firn_memory::recorders::{Part, ProfileRecordError, ProfileRecorder};
+use firn_run::{EventError, Invocation, PrepareFreezeError};
 use firn_snapshot::{ImageKind, Profile, Snapshot};
 use firn_vmm::{Destination, FreezeError, FreezeRequest, GoneError, Virtualization};
 

@@ -10,7 +10,6 @@ use firn_base::{format_bytes, format_milliseconds, nanoseconds, now_ns};
 use serde::Serialize;
 
 use firn_bench::player::ReplicaCost;
-use firn_host::{AgentClient, Identity, Invocation};
 use firn_memory::compare::{CompareReport, Original};
 use firn_memory::loader::{Loader, LoaderReport};
 use firn_memory::pager::{Pager, PagerReport};
@@ -18,6 +17,7 @@ use firn_memory::planners::{self, Planner};
 use firn_memory::{
     ChunkCopies, ExecuteReport, ProcessCounters, Sources, WriteReport, execute, observe_writes,
 };
+use firn_run::{AgentClient, Identity, Invocation};
 use firn_snapshot::{PageSet, Snapshot};
 use firn_vmm::{
     FrozenMachine, Handle, KvmStats, Microvm, RestoreError, RestoreReport, Virtualization,

@@ -14,10 +14,10 @@ use thiserror::Error;
 
 use firn_base::now_ns;
 use firn_bench::player::ReplayError;
-use firn_host::{ConnectError, EventError, IdentifyError, IdentityError, InvokeError};
 use firn_memory::loader::LoadError;
 use firn_memory::planners::{ParsePlannerError, PlanSnapshotError, Preloaded, parse};
 use firn_memory::{ExecuteError, StepError};
+use firn_run::{ConnectError, EventError, IdentifyError, IdentityError, InvokeError};
 use firn_vmm::{GoneError, IncompatibleError, OpenKvm, RestoreError};
 
 use crate::clock;

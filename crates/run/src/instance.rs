@@ -233,7 +233,8 @@ impl Instances {
     }
 
     /// The sockets of the microVM of a name, whether or not it runs.
-    pub(crate) fn named(&self, name: &str) -> Instance {
+    #[must_use]
+    pub fn named(&self, name: &str) -> Instance {
         Instance { name: name.to_owned(), path: self.base.join(name) }
     }
 
