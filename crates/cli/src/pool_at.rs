@@ -3,16 +3,14 @@
 //! The lock on the medium says who manages it. A manager leaves its socket, or a link to it, where everybody looks who knows the medium:
 //! only while it has the lock, so nobody removes another's.
 
-use std::fs;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
-use firn_pool::{Client, ClientError};
+use firn_pool::{Client, ClientError, FindManagerError};
 use firn_run::Instances;
 
 use crate::detach::IN_USE;
@@ -26,8 +24,8 @@ const PAUSE: Duration = Duration::from_millis(10);
 pub(crate) enum PoolAtError {
     #[error(transparent)]
     Manager(#[from] ClientError),
-    #[error("finding out what {medium} is, and where its manager listens")]
-    Medium { medium: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Find(#[from] FindManagerError),
     #[error("starting a manager for the pool on {medium}")]
     Spawn { medium: PathBuf, source: io::Error },
     #[error("a manager for the pool on {medium} did not start: {said}")]
@@ -43,12 +41,13 @@ pub(crate) struct PoolAt {
 impl PoolAt {
     /// Finds the manager of a pool, or starts one.
     pub(crate) fn open(path: &Path) -> Result<Self, PoolAtError> {
-        let Some(socket) = socket_of(path)? else {
+        let managers = Instances::of_user().managers();
+        let Some(socket) = managers.socket_of(path)? else {
             return Ok(Self { socket: path.to_owned(), _manager: Client::connect(path)? });
         };
         let begin = Instant::now();
         loop {
-            if let Some(manager) = connect(&socket)? {
+            if let Some(manager) = managers.connect(path)? {
                 return Ok(Self { socket, _manager: manager });
             }
             if let Err(said) = start(path, &socket)? {
@@ -64,48 +63,6 @@ impl PoolAt {
     /// Where it listens.
     pub(crate) fn socket(&self) -> &Path {
         &self.socket
-    }
-}
-
-/// The manager of a pool, if one runs; nothing is started.
-pub(crate) fn running(path: &Path) -> Result<Option<Client>, PoolAtError> {
-    match socket_of(path) {
-        Ok(Some(socket)) => connect(&socket),
-        Ok(None) => Ok(Some(Client::connect(path)?)),
-        // Without the directory of sockets there is no manager that could be found there.
-        Err(_) => Ok(None),
-    }
-}
-
-/// Where the manager of a medium is looked for; `None` for what is a manager's socket itself, or nothing.
-pub(crate) fn socket_of(path: &Path) -> Result<Option<PathBuf>, PoolAtError> {
-    let failed = |source| PoolAtError::Medium { medium: path.to_owned(), source };
-    let found = match fs::metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        found => found.map_err(failed)?,
-    };
-    let kind = found.file_type();
-    if kind.is_socket() {
-        return Ok(None);
-    }
-    let medium = if kind.is_char_device() {
-        format!("device-{:x}", found.rdev())
-    } else {
-        format!("{:x}-{:x}", found.dev(), found.ino())
-    };
-    Instances::of_user().manager_socket(&medium).map(Some).map_err(failed)
-}
-
-/// A manager that answers.
-fn connect(socket: &Path) -> Result<Option<Client>, PoolAtError> {
-    let connected = Client::connect(socket).and_then(|mut client| {
-        // One that is just ending closes the connection instead.
-        client.describe()?;
-        Ok(client)
-    });
-    match connected {
-        Err(ClientError::Gone(_) | ClientError::Ended(_)) => Ok(None),
-        connected => Ok(Some(connected?)),
     }
 }
 

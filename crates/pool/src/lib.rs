@@ -43,7 +43,8 @@ pub use extent::Extent;
 pub use layout::{GRANULE, POOL_VERSION};
 pub use manager::{
     ArenaFacts, COPY_CHUNK, ChunkRun, Client, ClientError, ClientWatch, CopyGrant, CopyRule,
-    Description, Grant, MANAGER_VERSION, NoCopy, Refusal, ReplicaGrant, Server, ServerError,
+    Description, FindManagerError, Grant, MANAGER_VERSION, ManagerDirectory, NoCopy, Refusal,
+    RemoveError, ReplicaGrant, Server, ServerError,
 };
 pub use mapped_extent::{MapExtentError, MappedExtent};
 pub use media::simulated;

@@ -3,12 +3,13 @@
 //! The directory is removed with its owner. An owner that was killed leaves it behind, unlocked;
 //! whoever meets it next removes it.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use firn_pool::ManagerDirectory;
 use rustix::fs::{FlockOperation, flock};
 use thiserror::Error;
 
@@ -159,7 +160,7 @@ impl Instances {
         }
         let path = self.base.join(name);
         let failed = |source| ClaimError::Directory { path: path.clone(), source };
-        self.make_base().map_err(failed)?;
+        self.managers().create().map_err(failed)?;
         // Somebody else may look at the same stale directory meanwhile, or sweep it: then this waits
         // for them, or makes it anew.
         let mut attempts = 0;
@@ -203,33 +204,10 @@ impl Instances {
         }
     }
 
-    /// Makes the directory of names, or makes sure that it is this user's alone: whoever else can
-    /// write there could answer in a microVM's place.
-    fn make_base(&self) -> io::Result<()> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.base)?;
-        let metadata = fs::metadata(&self.base)?;
-        let others = metadata.mode() & 0o022 != 0;
-        if others || metadata.uid() != rustix::process::geteuid().as_raw() {
-            return Err(io::Error::new(
-                io::ErrorKind::PermissionDenied,
-                format!(
-                    "others can write to {}; name another with FIRN_RUN_DIR",
-                    self.base.display()
-                ),
-            ));
-        }
-        Ok(())
-    }
-
-    /// Where the manager of a pool listens for those who know its medium alone, by what identifies the medium on this host. The
-    /// directory is made, as for a microVM.
-    ///
-    /// # Errors
-    /// It cannot be made, or others can write there.
-    pub fn manager_socket(&self, medium: &str) -> io::Result<PathBuf> {
-        self.make_base()?;
-        // No name of a microVM has a dot.
-        Ok(self.base.join(format!("pool-{medium}.sock")))
+    /// The directory in which the managers of pools publish their sockets, which is this one.
+    #[must_use]
+    pub fn managers(&self) -> ManagerDirectory {
+        ManagerDirectory::new(self.base.clone())
     }
 
     /// The sockets of the microVM of a name, whether or not it runs.

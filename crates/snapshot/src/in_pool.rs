@@ -113,7 +113,18 @@ impl PooledSnapshot {
     /// # Errors
     /// See [`OpenPooledError`].
     pub fn open(socket: &Path, name: &str, verify: Verify) -> Result<Self, OpenPooledError> {
-        let mut connection = Client::connect(socket)?;
+        Self::open_with(Client::connect(socket)?, name, verify)
+    }
+
+    /// Same as [`PooledSnapshot::open`], with a connection to the pool's manager, which the snapshot keeps.
+    ///
+    /// # Errors
+    /// See [`OpenPooledError`].
+    pub fn open_with(
+        mut connection: Client,
+        name: &str,
+        verify: Verify,
+    ) -> Result<Self, OpenPooledError> {
         let sealed = connection.snapshot(name)?;
         let extent = Arc::new(sealed.map()?);
         let mut snapshot = open(name, medium(&sealed)?, place(&sealed), &extent)?;
@@ -126,7 +137,7 @@ impl PooledSnapshot {
         if checked {
             check_pages(&snapshot, &extent).map_err(|source| OpenPooledError::Damaged {
                 name: name.to_owned(),
-                pool: socket.to_owned(),
+                pool: connection.path().to_owned(),
                 source,
             })?;
             connection.verified(sealed.extent().generation)?;
@@ -148,11 +159,26 @@ impl PooledSnapshot {
         name: &str,
         verify: Verify,
     ) -> Result<Self, OpenPooledError> {
+        Self::open_replica_with(Client::connect(socket)?, name, verify)
+    }
+
+    /// Same as [`PooledSnapshot::open_replica`], with a connection to the pool's manager, which the snapshot keeps.
+    ///
+    /// # Errors
+    /// See [`OpenPooledError`].
+    pub fn open_replica_with(
+        mut connection: Client,
+        name: &str,
+        verify: Verify,
+    ) -> Result<Self, OpenPooledError> {
         // A snapshot of that name may be frozen anew between the two: memory and tail have to be of one freeze.
         for _ in 0..MAX_ATTEMPTS {
-            let mut sealed = Self::open(socket, name, verify)?;
+            let mut sealed = Self::open_with(connection, name, verify)?;
             let granted = sealed.connection.replica(name)?;
             if granted.source.generation != sealed.generation {
+                connection = sealed.connection;
+                connection.release(granted.grant.extent().generation)?;
+                connection.release(sealed.generation)?;
                 continue;
             }
             let memory = &granted.grant;

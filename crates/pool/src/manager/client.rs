@@ -162,6 +162,27 @@ impl Client {
         }
     }
 
+    /// Uses a socket that is already connected to a manager, for a process that inherits or receives the connection. What the manager
+    /// granted to the connection stays granted.
+    #[must_use]
+    pub fn from_stream(stream: UnixStream) -> Self {
+        let peer = stream.peer_addr().ok();
+        let path = peer.and_then(|peer| peer.as_pathname().map(Path::to_owned));
+        Self { path: path.unwrap_or_else(|| PathBuf::from("(a connected socket)")), stream }
+    }
+
+    /// Returns the connected socket, to pass it to another process. What the manager granted to the connection stays granted.
+    #[must_use]
+    pub fn into_stream(self) -> UnixStream {
+        self.stream
+    }
+
+    /// The manager's socket, for messages.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// What the pool is, with a descriptor for reading.
     ///
     /// # Errors

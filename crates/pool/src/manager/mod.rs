@@ -12,6 +12,7 @@
 
 mod client;
 mod copies;
+mod directory;
 mod error;
 mod forecast;
 mod pace;
@@ -29,6 +30,7 @@ use crate::pool::{Imaging, Listing, PageRun, PoolFacts, Recovery};
 
 pub use client::{Client, CopyGrant, Description, Grant, ReplicaGrant};
 pub use copies::{ArenaFacts, COPY_CHUNK, CopyRule, NoCopy};
+pub use directory::{FindManagerError, ManagerDirectory, RemoveError};
 pub use error::{ClientError, Refusal, ServerError};
 pub use server::{ClientWatch, Server};
 

@@ -1,18 +1,13 @@
 //! What operations hand out: each gives up what it holds when it is dropped.
 
 use std::io;
-use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use firn_base::num::{u64_of, usize_of};
-use serde::{Deserialize, Serialize};
 
 use super::error::PublishError;
+use super::imaging::{Imaging, PageRun, Task};
 use super::inner::Inner;
 use crate::extent::Extent;
-use crate::layout::PAGE;
 use crate::mapped_extent::{MapExtentError, MappedExtent};
 use crate::media::Access;
 
@@ -136,41 +131,6 @@ impl Drop for Pin {
     }
 }
 
-/// Bytes that are compared at once: they stay in the processor's cache.
-const PIECE: usize = 64 << 10;
-/// Where a list says what was written, one of so many other pieces is compared all the same.
-const SAMPLE: u64 = 64;
-
-/// What making a replica's memory cost.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Imaging {
-    /// Bytes that were compared.
-    pub compared: u64,
-    /// Bytes that differed and were copied, in pieces of 64 KiB or less.
-    pub copied: u64,
-    /// How long it took.
-    pub duration: Duration,
-    /// How it was known what to compare.
-    #[serde(default)]
-    pub by: ImagedBy,
-}
-
-/// How it is known what of a replica may differ from its snapshot.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ImagedBy {
-    /// It is not: all of it was compared.
-    #[default]
-    Comparing,
-    /// KVM's dirty log and the monitor's own writes, as a list of pages; beside them a sample was compared.
-    List,
-    /// A list that the sample showed to be wrong: then all of it was compared.
-    WrongList,
-}
-
-/// Pages of guest memory that follow each other: the first, and how many.
-pub type PageRun = (u64, u64);
-
 /// An extent for one microVM to run in; dropped, its space is free again.
 #[derive(Debug)]
 pub struct Replica {
@@ -193,46 +153,31 @@ impl Replica {
         self.extent
     }
 
-    /// Makes guest memory what the snapshot's is: compares piece by piece, and copies what differs. Nobody may run in it meanwhile.
-    /// It need not be durable: recovery frees replicas. It is given up with `None` once `stop`, which is asked before each piece, says so.
+    /// Makes guest memory equal to the snapshot's: compares all of it and copies what differs. No microVM may run in the replica
+    /// meanwhile. The result need not be durable, because recovery frees replicas. Returns `None` if `stop`, which is
+    /// called before each piece, returned true.
     pub(crate) fn image_until(&self, stop: impl FnMut() -> bool) -> Option<Imaging> {
-        let begin = Instant::now();
-        let mut work = Work::new(self, stop);
-        work.image(0..self.extent.guest_bytes)?;
-        Some(work.done(begin, ImagedBy::Comparing))
+        self.task().image_all(stop)
     }
 
-    /// The same where a list says which pages may differ: those, and a sample of the others, which moves with `list`, their number. If that
-    /// finds anything, the list is wrong, and all is compared.
+    /// Same as [`Replica::image_until`], but compares only the pages in `written` and a sample of the others, which `list`, the number
+    /// of the list, selects. If the sample finds a difference, all of guest memory is compared.
     pub(crate) fn image_listed(
         &self,
         written: &[PageRun],
         list: u64,
         stop: impl FnMut() -> bool,
     ) -> Option<Imaging> {
-        let size = self.extent.guest_bytes;
-        let pages = written.iter().fold(0_u64, |sum, (_, count)| sum.saturating_add(*count));
-        if pages >= size / PAGE {
-            return self.image_until(stop);
+        self.task().image_listed(written, list, stop)
+    }
+
+    fn task(&self) -> Task<'_> {
+        Task {
+            medium: &**self.inner.medium(),
+            from: self.source.extent.offset,
+            to: self.extent.offset,
+            size: self.extent.guest_bytes,
         }
-        let begin = Instant::now();
-        let mut work = Work::new(self, stop);
-        for (first, count) in written {
-            let bytes = |pages: u64| pages.saturating_mul(PAGE).min(size);
-            work.image(bytes(*first)..bytes(first.saturating_add(*count)))?;
-        }
-        let listed = work.copied;
-        let piece = u64_of(PIECE);
-        let mut at = list % SAMPLE * piece;
-        while at < size {
-            work.image(at..size.min(at + piece))?;
-            at += SAMPLE * piece;
-        }
-        if work.copied == listed {
-            return Some(work.done(begin, ImagedBy::List));
-        }
-        work.image(0..size)?;
-        Some(work.done(begin, ImagedBy::WrongList))
     }
 
     /// The snapshot that it is a replica of, which it pins.
@@ -253,50 +198,6 @@ impl Replica {
 impl Drop for Replica {
     fn drop(&mut self) {
         self.inner.abandon(self.granule);
-    }
-}
-
-/// Making a replica what its snapshot is.
-struct Work<'a, S> {
-    replica: &'a Replica,
-    stop: S,
-    wanted: Vec<u8>,
-    found: Vec<u8>,
-    compared: u64,
-    copied: u64,
-}
-
-impl<'a, S: FnMut() -> bool> Work<'a, S> {
-    fn new(replica: &'a Replica, stop: S) -> Self {
-        let (wanted, found) = (vec![0; PIECE], vec![0; PIECE]);
-        Self { replica, stop, wanted, found, compared: 0, copied: 0 }
-    }
-
-    /// Compares a part of guest memory piece by piece, and copies what differs; `None` where it is to stop.
-    fn image(&mut self, part: Range<u64>) -> Option<()> {
-        let (medium, to) = (self.replica.inner.medium(), self.replica.extent.offset);
-        let from = self.replica.source.extent.offset;
-        let mut at = part.start;
-        while at < part.end {
-            if (self.stop)() {
-                return None;
-            }
-            let len = usize_of((part.end - at).min(u64_of(PIECE)));
-            let (wanted, found) = (&mut self.wanted[..len], &mut self.found[..len]);
-            medium.load(from + at, wanted);
-            medium.load(to + at, found);
-            if wanted != found {
-                medium.store(to + at, wanted);
-                self.copied += u64_of(len);
-            }
-            self.compared += u64_of(len);
-            at += u64_of(len);
-        }
-        Some(())
-    }
-
-    fn done(&self, begin: Instant, by: ImagedBy) -> Imaging {
-        Imaging { compared: self.compared, copied: self.copied, duration: begin.elapsed(), by }
     }
 }
 

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::handles::Imaging;
+use super::imaging::Imaging;
 use super::scan::{extent, extent_range};
 use super::space::gaps;
 use crate::extent::Extent;

@@ -3,6 +3,7 @@
 mod create;
 mod error;
 mod handles;
+mod imaging;
 mod inner;
 mod listing;
 mod problem;
@@ -25,7 +26,8 @@ pub use error::{
     AllocateError, CreateError, LookupError, MediumFailure, OpenError, PublishError, ReclaimError,
     RepairError, ReplicaError,
 };
-pub use handles::{ImagedBy, Imaging, PageRun, Pin, Replica, Staging};
+pub use handles::{Pin, Replica, Staging};
+pub use imaging::{ImagedBy, Imaging, PageRun};
 use inner::Inner;
 pub use listing::{ExtentState, FreePiece, ListedExtent, Listing, PoolFacts, Role};
 pub use problem::Problem;

@@ -6,12 +6,11 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 use firn_pool::{
-    ClientError, CreateError, LookupError, MediumError, MediumFailure, OpenError, ReclaimError,
-    RepairError, ServerError,
+    ClientError, CreateError, FindManagerError, LookupError, MediumError, MediumFailure, OpenError,
+    RemoveError, RepairError, ServerError,
 };
 
 use crate::detach::DetachError;
-use crate::pool_at::PoolAtError;
 
 /// Why a command of `firn pool` failed.
 #[derive(Debug, Error)]
@@ -27,15 +26,15 @@ pub(crate) enum PoolCommandError {
     #[error(transparent)]
     Failure(#[from] MediumFailure),
     #[error(transparent)]
-    Reclaim(#[from] ReclaimError),
-    #[error(transparent)]
     Lookup(#[from] LookupError),
     #[error(transparent)]
     Server(#[from] ServerError),
     #[error(transparent)]
     Client(#[from] ClientError),
     #[error(transparent)]
-    Pool(#[from] PoolAtError),
+    Find(#[from] FindManagerError),
+    #[error(transparent)]
+    Remove(#[from] RemoveError),
     #[error(transparent)]
     Detach(#[from] DetachError),
     #[error("a memfd ends with its process: make and serve it at once, with `firn pool serve`")]

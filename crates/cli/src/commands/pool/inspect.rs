@@ -12,6 +12,7 @@ use firn_pool::{
     Access, ImagedBy, Imaging, ListedExtent, Listing, LookupError, MappedMedium, Pool, Problem,
     RepairReport, Role,
 };
+use firn_run::Instances;
 
 use super::source::{PoolArgs, Source, open};
 use super::{PoolCommandError, map, svg};
@@ -280,10 +281,8 @@ struct Removed {
 }
 
 pub(crate) fn rm(arguments: &RmArgs) -> Result<ExitCode, PoolCommandError> {
-    let freed_bytes = match arguments.pool.source()? {
-        Source::Manager(mut client) => client.reclaim(&arguments.name)?,
-        Source::Medium(path) => open(&path)?.reclaim(&arguments.name)?,
-    };
+    let managers = Instances::of_user().managers();
+    let freed_bytes = managers.remove_snapshot(arguments.pool.path(), &arguments.name)?;
     if arguments.pool.json {
         output::json(&Removed { freed_bytes });
     } else if freed_bytes == 0 {

@@ -14,13 +14,13 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use firn_pool::{Access, Listing, MappedMedium, MediumError, Pool, Recovery, Server};
+use firn_run::Instances;
 
 use super::PoolCommandError;
 use super::create::TableArgs;
 use super::medium::{self, MediumName};
 use crate::detach::{IN_USE, detach};
 use crate::output;
-use crate::pool_at::socket_of;
 
 /// How long a manager that was started on demand stays without clients: the first has to come, and often another follows the last.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -114,7 +114,8 @@ struct Link(Option<PathBuf>);
 impl Link {
     /// This process has the medium: whatever is there, another has left.
     fn make(medium: &Path, arguments: &ServeArgs) -> Result<Self, PoolCommandError> {
-        let Some(link) = socket_of(medium)? else { return Ok(Self(None)) };
+        let managers = Instances::of_user().managers();
+        let Some(link) = managers.socket_of(medium)? else { return Ok(Self(None)) };
         if arguments.on_demand {
             // It is the socket itself.
             let _ = fs::remove_file(&link);

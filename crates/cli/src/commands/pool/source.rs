@@ -11,10 +11,10 @@ use firn_pool::{
     Access, Client, ClientError, Listing, MappedExtent, MappedMedium, MediumError, Pool,
     PoolReader, Problem, Refusal, VerifyReport,
 };
+use firn_run::Instances;
 use firn_snapshot::check_extent;
 
 use super::PoolCommandError;
-use crate::pool_at::running;
 
 /// Names a pool.
 #[derive(Debug, Args)]
@@ -40,7 +40,7 @@ impl PoolArgs {
     }
 
     pub(crate) fn source(&self) -> Result<Source, PoolCommandError> {
-        Ok(match running(&self.path)? {
+        Ok(match Instances::of_user().managers().connect(&self.path)? {
             Some(manager) => Source::Manager(manager),
             None => Source::Medium(self.path.clone()),
         })

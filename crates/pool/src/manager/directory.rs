@@ -1,0 +1,170 @@
+//! Finding the manager of a pool by the path of its medium.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use super::client::Client;
+use super::error::ClientError;
+use crate::media::{Access, MappedMedium, MediumError};
+use crate::pool::{OpenError, Pool, ReclaimError};
+
+/// The directory in which managers publish their sockets, so that clients that know only a pool's medium find its manager.
+///
+/// A path names a pool in one of two ways: it is the medium (a devdax device or a file), or the socket of a manager.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ManagerDirectory {
+    path: PathBuf,
+}
+
+/// Why the manager of a pool was not found.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum FindManagerError {
+    /// The directory cannot be created, or other users can write there.
+    #[error("cannot use the directory of manager sockets {path}")]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// The reason.
+        source: io::Error,
+    },
+    /// The pool's path cannot be examined.
+    #[error("cannot examine the pool's medium {medium}")]
+    Medium {
+        /// The medium.
+        medium: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The manager's socket exists, but connecting to it failed.
+    #[error(transparent)]
+    Manager(#[from] ClientError),
+}
+
+/// Why a snapshot was not removed from a pool.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum RemoveError {
+    /// The pool's manager was not found.
+    #[error(transparent)]
+    Find(#[from] FindManagerError),
+    /// The manager refused, or the connection to it failed.
+    #[error(transparent)]
+    Manager(#[from] ClientError),
+    /// No manager runs and the medium cannot be opened.
+    #[error(transparent)]
+    Medium(#[from] MediumError),
+    /// No manager runs and the pool on the medium cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// No manager runs and the pool on the medium refuses.
+    #[error(transparent)]
+    Reclaim(#[from] ReclaimError),
+}
+
+impl ManagerDirectory {
+    /// The directory at `path`, which need not exist.
+    #[must_use]
+    pub fn new(path: PathBuf) -> Self {
+        Self { path }
+    }
+
+    /// Creates the directory for this user alone. If it exists, checks that no other user can write there: such a user could answer
+    /// in a manager's place.
+    ///
+    /// # Errors
+    /// It cannot be created, or other users can write there.
+    pub fn create(&self) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;
+        let metadata = fs::metadata(&self.path)?;
+        let others = metadata.mode() & 0o022 != 0;
+        if others || metadata.uid() != rustix::process::geteuid().as_raw() {
+            return Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                format!(
+                    "others can write to {}; name another with FIRN_RUN_DIR",
+                    self.path.display()
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    /// The path at which the manager of the pool on `medium` publishes its socket, whether or not it runs. Returns `None` if
+    /// `medium` does not exist or is a socket. Creates the directory if necessary.
+    ///
+    /// # Errors
+    /// [`FindManagerError::Medium`] and [`FindManagerError::Directory`].
+    pub fn socket_of(&self, medium: &Path) -> Result<Option<PathBuf>, FindManagerError> {
+        let found = match fs::metadata(medium) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(source) => {
+                return Err(FindManagerError::Medium { medium: medium.to_owned(), source });
+            }
+            Ok(found) => found,
+        };
+        let kind = found.file_type();
+        if kind.is_socket() {
+            return Ok(None);
+        }
+        self.create()
+            .map_err(|source| FindManagerError::Directory { path: self.path.clone(), source })?;
+        let id = if kind.is_char_device() {
+            format!("device-{:x}", found.rdev())
+        } else {
+            format!("{:x}-{:x}", found.dev(), found.ino())
+        };
+        // Names of microVMs, which may share the directory, have no dot.
+        Ok(Some(self.path.join(format!("pool-{id}.sock"))))
+    }
+
+    /// Connects to the manager of `pool`, a medium or a manager's socket. Returns `None` if `pool` is a medium without a running
+    /// manager. Starts no process.
+    ///
+    /// # Errors
+    /// See [`FindManagerError`].
+    pub fn connect(&self, pool: &Path) -> Result<Option<Client>, FindManagerError> {
+        match self.socket_of(pool) {
+            Ok(Some(socket)) => Ok(connect_running(&socket)?),
+            Ok(None) => Ok(Some(Client::connect(pool)?)),
+            // No manager can publish a socket there.
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// Removes the snapshot `name` from `pool`, a medium or a manager's socket, and returns the bytes that are free immediately. The
+    /// extent of a pinned snapshot is freed when its last pin ends. The manager of the pool does the work. If none runs, this process
+    /// opens the medium for the time of the call. Starts no process.
+    ///
+    /// # Errors
+    /// See [`RemoveError`].
+    pub fn remove_snapshot(&self, pool: &Path, name: &str) -> Result<u64, RemoveError> {
+        if let Some(mut manager) = self.connect(pool)? {
+            return Ok(manager.reclaim(name)?);
+        }
+        let medium = MappedMedium::open(pool, Access::Write)?;
+        Ok(Pool::open(Arc::new(medium))?.reclaim(name)?)
+    }
+}
+
+/// Connects to the manager that publishes `socket`; `None` if none answers.
+fn connect_running(socket: &Path) -> Result<Option<Client>, ClientError> {
+    let connected = Client::connect(socket).and_then(|mut client| {
+        // A manager that is terminating closes the connection instead of answering.
+        client.describe()?;
+        Ok(client)
+    });
+    match connected {
+        Err(ClientError::Gone(_) | ClientError::Ended(_)) => Ok(None),
+        connected => connected.map(Some),
+    }
+}
+
+#[cfg(test)]
+#[path = "directory_tests.rs"]
+mod tests;
