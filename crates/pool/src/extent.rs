@@ -1,22 +1,23 @@
-//! A continuous piece of a pool.
+//! A contiguous part of a pool.
 
 use serde::{Deserialize, Serialize};
 
-/// Where guest memory and its tail are. Offsets are bytes from the medium's begin; `offset`, `tail_offset` and `len` are
-/// multiples of the pool's granule (2 MiB at least), so that guest memory and tail can be mapped apart.
+/// The location of guest memory and its tail. Offsets are in bytes from the beginning of the
+/// medium. `offset`, `tail_offset` and `len` are multiples of the pool's granule (at least 2 MiB),
+/// so guest memory and tail can be mapped separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
-    /// The first byte of guest memory; a multiple of the guest-size class.
+    /// Offset of guest memory; a multiple of the guest-size class.
     pub offset: u64,
-    /// Bytes of guest memory, a multiple of 4096; its regions lie one after the other.
+    /// Bytes of guest memory, a multiple of 4096; its regions are stored one after the other.
     pub guest_bytes: u64,
-    /// The first byte of the tail.
+    /// Offset of the tail.
     pub tail_offset: u64,
     /// Bytes of the tail.
     pub tail_bytes: u64,
-    /// All bytes that the extent takes, both rounded up.
+    /// Bytes of the extent: guest memory and tail, each rounded up.
     pub len: u64,
-    /// Which writing of the pool this is. No two extents of a pool ever have the same, so pool and generation together name its
-    /// content for ever.
+    /// A number that no other extent of the pool ever has. Pool and generation together identify
+    /// the content.
     pub generation: u64,
 }

@@ -1,4 +1,4 @@
-//! An extent in this process's address space.
+//! An extent mapped into this process.
 
 use std::fs::File;
 use std::io;
@@ -9,20 +9,21 @@ use thiserror::Error;
 use crate::extent::Extent;
 use crate::media::{Access, Durability, How, Memory, fence};
 
-/// An extent cannot be mapped.
+/// Why an extent cannot be mapped.
 #[derive(Debug, Error)]
-#[error("mapping the extent at {} of {} bytes", extent.offset, extent.len)]
+#[error("cannot map the extent of {} bytes at {}", extent.len, extent.offset)]
 pub struct MapExtentError {
     /// The extent.
     pub extent: Extent,
-    /// What the system said.
+    /// The system's error.
     pub source: io::Error,
 }
 
-/// Guest memory and tail of an extent, mapped shared; unmapped on drop.
+/// Guest memory and tail of an extent, mapped shared. Dropping it unmaps them.
 ///
-/// Other processes may have the same bytes mapped, so no reference into it is ever made. Offsets are bytes from the begin of guest memory
-/// or of the tail. A range outside, and a write to a mapping for reading, panics.
+/// Other processes may have the same bytes mapped, so no reference points into the mapping. Offsets
+/// are in bytes from the beginning of guest memory or of the tail. A range outside, or a write to a
+/// read-only mapping, panics.
 #[derive(Debug)]
 pub struct MappedExtent {
     memory: Memory,
@@ -32,10 +33,11 @@ pub struct MappedExtent {
 }
 
 impl MappedExtent {
-    /// Maps an extent of the medium behind `descriptor`. `granule` is the pool's, and `durability` the medium's.
+    /// Maps an extent of the medium that `descriptor` refers to. `granule` is the pool's,
+    /// `durability` the medium's.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The extent is invalid, or mapping fails.
     pub fn map(
         descriptor: OwnedFd,
         extent: Extent,
@@ -51,13 +53,15 @@ impl MappedExtent {
                     && room.checked_add(extent.tail_bytes).is_some_and(|end| end <= extent.len)
             });
         if !sound {
-            let what =
-                io::Error::new(io::ErrorKind::InvalidInput, "its numbers contradict each other");
+            let what = io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "its offsets and lengths are inconsistent",
+            );
             return Err(failed(what));
         }
         let file = File::from(descriptor);
         let writable = access == Access::Write;
-        // Durable by cache lines alone: then the file system must have nothing to write either.
+        // Cache-line flushes suffice only if the file system has no unwritten metadata.
         let synchronous = writable && matches!(durability, Durability::CacheLines(_));
         let how = How { writable, synchronous, align: granule };
         let memory = Memory::map(&file, extent.offset, extent.len, how)
@@ -65,13 +69,13 @@ impl MappedExtent {
         Ok(Self { memory, file, extent, durability })
     }
 
-    /// Where it is on the medium.
+    /// Location on the medium.
     #[must_use]
     pub fn extent(&self) -> Extent {
         self.extent
     }
 
-    /// The host-virtual address of guest memory. It is aligned to 2 MiB at least.
+    /// The host-virtual address of guest memory, aligned to at least 2 MiB.
     #[must_use]
     pub fn guest_address(&self) -> *mut u8 {
         self.memory.base()
@@ -85,12 +89,12 @@ impl MappedExtent {
         self.extent.tail_offset - self.extent.offset + within(offset, len, self.extent.tail_bytes)
     }
 
-    /// Copies a part of guest memory out.
+    /// Copies a part of guest memory into `buffer`.
     pub fn read_guest(&self, offset: u64, buffer: &mut [u8]) {
         self.memory.load(self.guest(offset, buffer.len()), buffer);
     }
 
-    /// Copies a part of the tail out.
+    /// Copies a part of the tail into `buffer`.
     pub fn read_tail(&self, offset: u64, buffer: &mut [u8]) {
         self.memory.load(self.tail(offset, buffer.len()), buffer);
     }
@@ -112,18 +116,19 @@ impl MappedExtent {
         self.memory.store(self.tail(offset, bytes.len()), bytes);
     }
 
-    /// Maps every page in this process's page tables now (`MADV_POPULATE_READ`, or `_WRITE` where it is mapped for writing).
+    /// Maps every page in this process's page tables (`MADV_POPULATE_WRITE` for a writable mapping,
+    /// else `MADV_POPULATE_READ`).
     ///
     /// # Errors
-    /// The system refuses: memory is short, or the medium has bad pages.
+    /// There is too little memory, or the medium has bad pages.
     pub fn populate(&self) -> io::Result<()> {
         Ok(self.memory.populate()?)
     }
 
-    /// Makes all that was written durable.
+    /// Makes all written bytes durable.
     ///
     /// # Errors
-    /// The medium is a file and cannot be synced.
+    /// The medium is a file and `fdatasync` fails.
     pub fn flush(&self) -> io::Result<()> {
         match self.durability {
             Durability::CacheLines(instruction) => {

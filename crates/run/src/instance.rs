@@ -3,7 +3,7 @@
 //! The directory is removed with its owner. An owner that was killed leaves it behind, unlocked;
 //! whoever meets it next removes it.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};

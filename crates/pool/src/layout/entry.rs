@@ -1,4 +1,4 @@
-//! A slot of the address table: a word that says what is there, and a name.
+//! A slot of the address table: a state word and a name.
 
 use firn_base::num::{u64_of, usize_of};
 
@@ -11,17 +11,19 @@ const GENERATION_MASK: u64 = (1 << 24) - 1;
 const REMOVED: u64 = 1;
 const AVAILABLE: u64 = 2;
 
-/// What a slot's word says.
+/// A slot's state word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Word {
-    /// Nothing, and no name further on was put there because this slot was taken: a search ends here.
+    /// Empty; a search for a name ends here, because no name was placed further on while this slot
+    /// was used.
     Empty,
-    /// Nothing; a search goes on.
+    /// Empty; a search for a name continues.
     Removed,
     /// The slot's name has a snapshot, which begins at this granule.
     Available {
         granule: u32,
-        /// The lowest 24 bits of its generation, so that a record that took the place of a lost one is noticed.
+        /// The lowest 24 bits of the snapshot's generation, to detect a record that replaced a lost
+        /// one.
         generation: u64,
     },
 }
@@ -42,7 +44,7 @@ impl Word {
         }
     }
 
-    /// Nothing where the word is none of ours.
+    /// Returns `None` for an invalid word.
     pub(crate) fn decode(word: u64) -> Option<Self> {
         let state = word >> STATE_SHIFT & 0xff;
         let granule = u32::try_from(word & u64::from(u32::MAX)).unwrap_or_default();
@@ -54,24 +56,24 @@ impl Word {
         }
     }
 
-    /// Whether it is the word of this snapshot.
+    /// Whether this is the word of the given snapshot.
     pub(crate) fn refers_to(self, granule: u32, generation: u64) -> bool {
         self == Self::available(granule, generation)
     }
 }
 
-/// What a slot holds behind its word.
+/// The name in a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NameBody {
     Name(String),
-    /// Nothing that was ever written whole.
+    /// Not a valid name.
     Damaged,
 }
 
 /// A slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// Nothing where the word is damaged.
+    /// `None` if the word is invalid.
     pub(crate) word: Option<Word>,
     pub(crate) name: NameBody,
 }
@@ -82,11 +84,11 @@ impl Entry {
     }
 }
 
-/// The bytes behind a slot's word: length, CRC, name.
+/// Encodes the bytes after a slot's word: length, CRC, name.
 pub(crate) fn encode_name(name: &str) -> Vec<u8> {
     let head = usize_of(NAME_AT) - 8;
     let mut body = vec![0; head + name.len()];
-    // At most MAX_LONGEST_NAME.
+    // At most `MAX_LONGEST_NAME`.
     let len = u32::try_from(name.len()).unwrap_or(u32::MAX);
     put(&mut body, 0, &len.to_le_bytes());
     put(&mut body, 4, &crc32fast::hash(name.as_bytes()).to_le_bytes());

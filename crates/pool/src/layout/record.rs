@@ -1,4 +1,5 @@
-//! A record of the extent map: one line, which describes the extent that begins at the record's granule.
+//! A record of the extent map: one cache line, which describes the extent that begins at the
+//! record's granule.
 
 use uuid::Uuid;
 
@@ -10,7 +11,7 @@ pub(crate) const FREE: u64 = 0;
 pub(crate) const RECORD_BYTES: usize = 64;
 const USED: u64 = 1;
 
-/// What an extent is for.
+/// The use of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Snapshot,
@@ -28,12 +29,12 @@ pub(crate) struct Record {
     pub(crate) generation: u64,
     /// Seconds since 1970.
     pub(crate) created: u64,
-    /// Of a replica: the generation that it was made from.
+    /// For a replica: the generation of its snapshot.
     pub(crate) source: u64,
 }
 
 impl Record {
-    /// The line; its first 8 bytes are the word that commits it.
+    /// Encodes the line. Its first 8 bytes are the word that commits it.
     pub(crate) fn encode(&self, uuid: Uuid, granule: u32) -> [u8; RECORD_BYTES] {
         let mut line = [0; RECORD_BYTES];
         put(&mut line, 8, &self.guest_bytes.to_le_bytes());
@@ -52,7 +53,7 @@ impl Record {
         line
     }
 
-    /// The record of a line whose word is not [`FREE`]; nothing where it is damaged.
+    /// Decodes a line whose word is not [`FREE`]; `None` if it is damaged.
     pub(crate) fn decode(line: &[u8; RECORD_BYTES], uuid: Uuid, granule: u32) -> Option<Self> {
         if u64_at(line, 0) != word(line, uuid, granule) {
             return None;
@@ -74,8 +75,8 @@ impl Record {
     }
 }
 
-/// The word that says that a record is used. Its CRC covers what the record says and where it belongs, so that the line of another
-/// pool or another granule is no record here.
+/// The word that marks a record as used. Its CRC covers the record and its place, so a line copied
+/// from another pool or granule is invalid.
 fn word(line: &[u8; RECORD_BYTES], uuid: Uuid, granule: u32) -> u64 {
     let mut crc = crc32fast::Hasher::new();
     crc.update(uuid.as_bytes());

@@ -1,5 +1,5 @@
-//! The superblock: what a pool is and where its parts are. It is written at creation and never changes; its twin at the
-//! medium's end is the same bytes.
+//! The superblock: a pool's identity and layout. Creation writes it and it never changes. Its twin
+//! at the end of the medium has the same bytes.
 
 use firn_base::num::{round_down, round_up};
 use thiserror::Error;
@@ -7,24 +7,24 @@ use uuid::Uuid;
 
 use super::{GRANULE, LINE, PAGE, POOL_VERSION, put, u32_at, u64_at};
 
-/// The first word, committed last.
+/// The first word, written last.
 pub(crate) const MAGIC: [u8; 8] = *b"FIRNPOOL";
 /// Bytes.
 pub(crate) const SUPERBLOCK_BYTES: usize = 256;
 const CRC_AT: usize = SUPERBLOCK_BYTES - 4;
 const CLASSES_AT: usize = 64;
-/// Guest-size classes, at most.
+/// Maximum number of guest-size classes.
 pub(crate) const MAX_CLASSES: usize = 8;
-/// Names, at most.
+/// Maximum number of names.
 pub(crate) const MAX_NAMES: u32 = 1 << 20;
-/// Bytes of the longest name that a pool can be made for.
+/// Maximum length of a name in any pool, bytes.
 pub(crate) const MAX_LONGEST_NAME: u32 = 1024;
-/// The generation counter has a line of its own in the superblock's page.
+/// Offset of the generation counter, which has its own line in the superblock's page.
 pub(crate) const COUNTER_AT: u64 = 2048;
-/// In front of a name in its entry: word, length, CRC.
+/// Offset of the name in a slot, after word, length and CRC.
 pub(crate) const NAME_AT: u64 = 16;
 
-/// What a pool is.
+/// A pool's identity and layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Superblock {
     pub(crate) uuid: Uuid,
@@ -38,21 +38,22 @@ pub(crate) struct Superblock {
     pub(crate) longest_name: u32,
     /// Seconds since 1970.
     pub(crate) created: u64,
-    /// Guest-size classes, ascending, bytes: an extent begins at a multiple of the largest that its guest memory fills.
+    /// Guest-size classes in bytes, ascending. An extent is aligned to the largest class that is
+    /// not larger than its guest memory.
     pub(crate) classes: Vec<u64>,
 }
 
-/// Why bytes are no superblock.
+/// Why bytes are not a valid superblock.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub(crate) enum SuperblockError {
-    #[error("it does not begin with firn's mark")]
+    #[error("the magic number does not match")]
     Magic,
-    #[error("version {0}")]
+    #[error("unknown version {0}")]
     Version(u32),
-    #[error("its CRC does not match")]
+    #[error("the CRC does not match")]
     Crc,
-    #[error("its numbers contradict each other")]
-    Contradiction,
+    #[error("its sizes and offsets are inconsistent")]
+    Inconsistent,
 }
 
 impl Superblock {
@@ -78,7 +79,7 @@ impl Superblock {
         if !block.starts_with(&MAGIC) {
             return Err(SuperblockError::Magic);
         }
-        // Mark, version and CRC mean the same in every version.
+        // Magic number, version and CRC have the same place in every version.
         if u32_at(block, CRC_AT) != crc32fast::hash(&block[..CRC_AT]) {
             return Err(SuperblockError::Crc);
         }
@@ -97,10 +98,11 @@ impl Superblock {
             created: u64_at(block, 56),
             classes: classes.take_while(|class| *class != 0).collect(),
         };
-        if superblock.is_sound() { Ok(superblock) } else { Err(SuperblockError::Contradiction) }
+        if superblock.is_sound() { Ok(superblock) } else { Err(SuperblockError::Inconsistent) }
     }
 
-    /// Whether the numbers are in range and the parts fit into the medium; all else here relies on it.
+    /// Whether all values are in range and the parts fit into the medium. The other methods rely on
+    /// this.
     pub(crate) fn is_sound(&self) -> bool {
         let multiples = |class: &u64| class.is_power_of_two() && class.is_multiple_of(self.granule);
         self.granule.is_power_of_two()
@@ -115,7 +117,7 @@ impl Superblock {
             && self.data().is_some()
     }
 
-    /// Slots of the address table: a fourth of them stays free, so that searches are short.
+    /// Number of slots of the address table. A fourth of them stays free to keep searches short.
     pub(crate) fn slots(&self) -> u32 {
         self.names + self.names / 3 + 1
     }
@@ -125,12 +127,12 @@ impl Superblock {
         (NAME_AT + u64::from(self.longest_name)).next_multiple_of(LINE)
     }
 
-    /// Where a slot is.
+    /// Offset of a slot.
     pub(crate) fn slot_at(&self, slot: u32) -> u64 {
         PAGE + self.stride() * u64::from(slot)
     }
 
-    /// Granules of the medium; the extent map has a record for each.
+    /// Number of granules of the medium. The extent map has a record for each.
     pub(crate) fn granules(&self) -> u64 {
         self.size / self.granule
     }
@@ -139,34 +141,34 @@ impl Superblock {
         PAGE + self.stride() * u64::from(self.slots())
     }
 
-    /// Where the record of the extent is that begins at this granule.
+    /// Offset of the record of the extent that begins at this granule.
     pub(crate) fn record_at(&self, granule: u32) -> u64 {
         self.map_at() + LINE * u64::from(granule)
     }
 
-    /// Where the metadata ends, bytes.
+    /// End of the metadata, bytes.
     pub(crate) fn metadata_end(&self) -> u64 {
         self.map_at() + LINE * self.granules()
     }
 
-    /// The granules that extents may have; nothing where there is not one.
+    /// The granules available to extents; `None` if there is none.
     pub(crate) fn data(&self) -> Option<std::ops::Range<u64>> {
         let begin = round_up(self.metadata_end(), self.granule)? / self.granule;
         let end = self.twin_at() / self.granule;
         (begin < end).then_some(begin..end)
     }
 
-    /// Where the twin is.
+    /// Offset of the twin.
     pub(crate) fn twin_at(&self) -> u64 {
         Self::twin_of(self.size)
     }
 
-    /// Where the twin is on a medium of that size: its last page.
+    /// Offset of the twin on a medium of the given size: its last page.
     pub(crate) fn twin_of(size: u64) -> u64 {
         round_down(size, PAGE).saturating_sub(PAGE)
     }
 
-    /// The alignment of an extent for so much guest memory, bytes.
+    /// The alignment in bytes of an extent with this much guest memory.
     pub(crate) fn alignment(&self, guest_bytes: u64) -> u64 {
         let fitting = self.classes.iter().rev().find(|class| **class <= guest_bytes);
         *fitting.unwrap_or(&self.granule)

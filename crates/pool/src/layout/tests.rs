@@ -30,7 +30,7 @@ const RECORD: Record = Record {
 };
 
 #[test]
-fn the_bytes_are_those_of_the_documentation() {
+fn encoding_matches_the_documentation() {
     let block = superblock().encode();
     assert_eq!(&block[..12], b"FIRNPOOL\x01\0\0\0");
     assert_eq!(block[31], 7, "uuid");
@@ -60,7 +60,7 @@ fn the_bytes_are_those_of_the_documentation() {
 }
 
 #[test]
-fn the_parts_lie_one_behind_the_other() {
+fn parts_are_laid_out_in_sequence() {
     let superblock = superblock();
     assert_eq!((superblock.slots(), superblock.stride()), (134, 128));
     assert_eq!(superblock.slot_at(0), 4096);
@@ -73,7 +73,7 @@ fn the_parts_lie_one_behind_the_other() {
 }
 
 #[test]
-fn a_superblock_of_another_version_or_with_senseless_numbers_is_refused() {
+fn superblock_of_another_version_or_with_invalid_values_is_refused() {
     let recode = |change: &dyn Fn(&mut [u8; SUPERBLOCK_BYTES])| {
         let mut block = superblock().encode();
         change(&mut block);
@@ -83,18 +83,18 @@ fn a_superblock_of_another_version_or_with_senseless_numbers_is_refused() {
     };
     assert_eq!(recode(&|block| block[8] = 2), Err(SuperblockError::Version(2)));
     assert_eq!(recode(&|block| block[0] = 0), Err(SuperblockError::Magic));
-    // A medium of two granules has room for the metadata and the twin alone.
+    // A medium of two granules has room only for the metadata and the twin.
     let numbers: [(usize, u64); 6] =
         [(32, 4 << 20), (32, u64::MAX), (40, 0), (40, 3 << 20), (48, 0), (64, GRANULE + 4096)];
     for (at, value) in numbers {
         let refused = recode(&|block| block[at..at + 8].copy_from_slice(&value.to_le_bytes()));
-        assert_eq!(refused, Err(SuperblockError::Contradiction), "{at} {value}");
+        assert_eq!(refused, Err(SuperblockError::Inconsistent), "{at} {value}");
     }
 }
 
 proptest! {
     #[test]
-    fn a_changed_byte_is_noticed(at in 0..SUPERBLOCK_BYTES, change in 1_u8..) {
+    fn changed_byte_is_detected(at in 0..SUPERBLOCK_BYTES, change in 1_u8..) {
         let mut block = superblock().encode();
         block[at] ^= change;
         prop_assert!(Superblock::decode(&block).is_err());
@@ -104,7 +104,7 @@ proptest! {
     }
 
     #[test]
-    fn random_bytes_are_nothing(bytes in proptest::collection::vec(any::<u8>(), 256), granule: u32) {
+    fn random_bytes_are_invalid(bytes in proptest::collection::vec(any::<u8>(), 256), granule: u32) {
         let block: [u8; SUPERBLOCK_BYTES] = bytes[..256].try_into().unwrap();
         prop_assert!(Superblock::decode(&block).is_err());
         let line: [u8; RECORD_BYTES] = bytes[..64].try_into().unwrap();
@@ -113,7 +113,7 @@ proptest! {
     }
 
     #[test]
-    fn words_and_names_come_back(granule: u32, generation: u64, name in "\\PC{1,28}") {
+    fn words_and_names_round_trip(granule: u32, generation: u64, name in "\\PC{1,28}") {
         let word = Word::available(granule, generation);
         prop_assert!(word.refers_to(granule, generation));
         prop_assert!(word.encode() != FREE);

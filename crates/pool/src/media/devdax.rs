@@ -1,4 +1,5 @@
-//! What sysfs says of a devdax device: `stat` gives no size (kernel: `drivers/dax/bus.c`).
+//! Size and alignment of a devdax device from sysfs; `stat` does not report them (kernel:
+//! `drivers/dax/bus.c`).
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -16,7 +17,7 @@ pub(super) struct Sysfs {
 }
 
 impl Sysfs {
-    /// The entry of a character device, or nothing where the device is not a devdax.
+    /// The entry of a character device; `None` if the device is not a devdax.
     pub(super) fn of(device: &Path, stat: &Stat) -> Option<Self> {
         let number = stat.st_rdev;
         let directory = PathBuf::from(format!("/sys/dev/char/{}:{}", major(number), minor(number)));
@@ -32,12 +33,12 @@ impl Sysfs {
         number.map_err(|source| MediumError::Sysfs { device: self.device.clone(), path, source })
     }
 
-    /// Bytes.
+    /// Size, bytes.
     pub(super) fn size(&self) -> Result<u64, MediumError> {
         self.number("size")
     }
 
-    /// Bytes: mappings begin and end at multiples of it.
+    /// Alignment of mappings, bytes.
     pub(super) fn align(&self) -> Result<u64, MediumError> {
         self.number("align")
     }

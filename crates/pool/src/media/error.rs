@@ -1,103 +1,106 @@
-//! Why a medium cannot be used.
+//! Errors of media.
 
 use std::io;
 use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// Why a medium cannot be opened or made.
+/// Why a medium cannot be opened or created.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum MediumError {
-    /// It is not there, or not for this user.
-    #[error("opening the medium {path}")]
+    /// The path does not exist or this user has no access.
+    #[error("cannot open the medium {path}")]
     Open {
         /// Its path.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// It exists already.
-    #[error("{0} exists already: it is used as it is, so give no size, or choose another path")]
+    /// The file already exists.
+    #[error("{0} already exists: omit the size to use the existing file, or choose another path")]
     Exists(PathBuf),
-    /// It is something else.
+    /// The path is not a supported medium.
     #[error(
-        "{path} is {what}, no medium: use a devdax device (ndctl create-namespace --mode=devdax makes \
-         one) or a file"
+        "{path} is {what}: use a devdax device (`ndctl create-namespace --mode=devdax` creates one) or \
+         a file"
     )]
     NoMedium {
         /// Its path.
         path: PathBuf,
-        /// What it is.
+        /// What the path refers to.
         what: &'static str,
     },
-    /// Another process writes it.
+    /// Another process has the medium open for writing.
     #[error(
-        "{0} is in use by another process: end it, or ask the pool's manager by the socket that it serves"
+        "{0} is in use by another process: stop that process, or connect to the pool's manager through \
+         its socket"
     )]
     InUse(PathBuf),
-    /// A manager that ended or was killed had clients, and they are still there.
+    /// Clients of an earlier manager still use the medium.
     #[error(
-        "{0} is still used by processes that an earlier manager served, such as running microVMs: end them first (`fuser {0}` \
-         lists who has it open)"
+        "{0} is still used by clients of an earlier manager, such as running microVMs: stop them first \
+         (`fuser {0}` lists them)"
     )]
     HasClients(PathBuf),
-    /// The kernel does not say how large it is.
-    #[error("reading size and alignment of {device} in {path}")]
+    /// The kernel does not report the device's size or alignment.
+    #[error("cannot read the size or alignment of {device} from {path}")]
     Sysfs {
         /// The device.
         device: PathBuf,
-        /// The file that should say it.
+        /// The sysfs file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// There are not that many bytes.
-    #[error("reserving {size} bytes for {name}")]
+    /// Not enough space or memory.
+    #[error("cannot reserve {size} bytes for {name}")]
     Reserve {
         /// The medium.
         name: String,
         /// Bytes.
         size: u64,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// It cannot be bound to the node.
-    #[error("binding {name} to NUMA node {node}; /sys/devices/system/node lists those with memory")]
+    /// The medium cannot be bound to the NUMA node.
+    #[error(
+        "cannot bind {name} to NUMA node {node}; /sys/devices/system/node/has_memory lists the nodes with memory"
+    )]
     Node {
         /// The medium.
         name: String,
         /// The node.
         node: u32,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Mapping it failed.
-    #[error("mapping the medium {name} of {size} bytes")]
+    /// Mapping the medium failed.
+    #[error("cannot map the {size} bytes of the medium {name}")]
     Map {
         /// The medium.
         name: String,
         /// Bytes.
         size: u64,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Its index could not be built: memory is short, or the medium has bad pages.
-    #[error("mapping every page of {name} (its memory is short or bad)")]
+    /// Building the index failed: too little memory, or the medium has bad pages.
+    #[error("cannot map every page of {name}: too little memory, or the medium has bad pages")]
     Populate {
         /// The medium.
         name: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Less than one granule.
-    #[error("{name} has {size} bytes; a medium has at least {least}")]
+    /// The medium is smaller than one granule.
+    #[error("{name} has {size} bytes; a medium needs at least {least}")]
     TooSmall {
         /// The medium.
         name: String,
-        /// Its bytes.
+        /// Its size, bytes.
         size: u64,
-        /// The least.
+        /// The minimum, bytes.
         least: u64,
     },
 }

@@ -1,4 +1,5 @@
-//! Getting stored bytes out of the processor's caches (Intel SDM 1, 11.4.6; kernel: `arch/x86/lib/usercopy_64.c`).
+//! Writing stored bytes back from the processor's caches (Intel SDM 1, 11.4.6; kernel:
+//! `arch/x86/lib/usercopy_64.c`).
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _mm_sfence};
@@ -7,20 +8,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::layout::LINE;
 
-/// The instruction that writes a cache line back.
+/// An instruction that writes a cache line back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FlushInstruction {
     /// Writes the line back and may keep it cached.
     Clwb,
-    /// Writes the line back and drops it; ordered by a fence only.
+    /// Writes the line back and evicts it; only a fence orders it.
     Clflushopt,
-    /// Writes the line back and drops it; each waits for the one before.
+    /// Writes the line back and evicts it; executes after earlier CLFLUSH instructions.
     Clflush,
 }
 
 impl FlushInstruction {
-    /// The best one that this processor has. Every x86-64 processor has CLFLUSH.
+    /// The best instruction that this processor supports. Every x86-64 processor supports CLFLUSH.
     #[must_use]
     pub fn detect() -> Self {
         const CLFLUSHOPT: u32 = 1 << 23;
@@ -35,18 +36,19 @@ impl FlushInstruction {
         }
     }
 
-    /// Writes back every cache line that holds a byte of the range. [`fence`] waits for them.
+    /// Starts writing back every cache line that overlaps the range. [`fence`] waits for
+    /// completion.
     ///
     /// # Safety
-    /// The range is mapped.
+    /// The range must be mapped.
     pub(crate) unsafe fn flush(self, start: *const u8, len: usize) {
         const STEP: usize = firn_base::num::usize_of(LINE);
         let end = start.addr() + len;
         let mut line = start.wrapping_sub(start.addr() % STEP);
         while line.addr() < end {
             match self {
-                // SAFETY: the line is mapped, by the caller's word and because a mapping has whole pages;
-                // writing it back changes no memory.
+                // SAFETY: the caller guarantees that the range is mapped, and mappings consist of
+                // whole pages, so the line is mapped; writing it back changes no memory.
                 Self::Clwb => unsafe {
                     asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags));
                 },
@@ -64,7 +66,7 @@ impl FlushInstruction {
     }
 }
 
-/// Waits for the stores and flushes before it (SFENCE).
+/// Waits for all earlier stores and flushes (SFENCE).
 pub(crate) fn fence() {
     // SAFETY: every x86-64 processor has SSE, and a fence changes no memory.
     unsafe { _mm_sfence() };

@@ -1,4 +1,4 @@
-//! How large the pages are that a mapping got.
+//! The page size at which the kernel mapped a range.
 
 use std::fs::{self, File};
 use std::io;
@@ -9,10 +9,11 @@ use firn_base::num::u64_of;
 const SMALL: u64 = 4096;
 const HUGE: u64 = 2 << 20;
 
-/// Bytes of the smallest leaf of a populated mapping; 4 KiB where the kernel does not tell.
+/// Bytes of the smallest leaf of a populated mapping; 4 KiB if the kernel does not report it.
 pub(super) fn of_mapping(start: usize, len: u64) -> u64 {
     let huge = scan(u64_of(start), len).unwrap_or_else(|_| {
-        // Before Linux 6.7; of a DAX file it tells nothing. Not as text: a path in it may be any bytes.
+        // For Linux before 6.7, which does not report leaves of DAX files here. The file may
+        // contain paths that are not UTF-8.
         let smaps = fs::read("/proc/self/smaps").unwrap_or_default();
         huge_bytes(&String::from_utf8_lossy(&smaps), start)
     });
@@ -37,7 +38,7 @@ struct ScanArgument {
     return_mask: u64,
 }
 
-/// `struct page_region`: pages that follow each other and are alike.
+/// `struct page_region`: consecutive pages of the same categories.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Region {
@@ -52,7 +53,7 @@ const PAGE_IS_HUGE: u64 = 1 << 6;
 
 const _: () = assert!(size_of::<ScanArgument>() == 0x60);
 
-/// Bytes of a range of this process that are mapped by leaves of 2 MiB or more, as its page tables have it.
+/// Bytes of a range of this process that its page tables map by leaves of 2 MiB or more.
 fn scan(start: u64, len: u64) -> io::Result<u64> {
     let pagemap = File::open("/proc/self/pagemap")?;
     let mut regions = [Region::default(); 64];
@@ -69,7 +70,8 @@ fn scan(start: u64, len: u64) -> io::Result<u64> {
             return_mask: PAGE_IS_HUGE,
             ..ScanArgument::default()
         };
-        // SAFETY: the kernel reads and writes the argument, and as many regions as are announced; it changes no page.
+        // SAFETY: the kernel reads and writes the argument and at most `regions_len` regions; it
+        // changes no page.
         let found = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut argument) };
         let found = usize::try_from(found).map_err(|_| io::Error::last_os_error())?;
         huge += regions.iter().take(found).map(|region| region.end - region.start).sum::<u64>();
@@ -81,11 +83,11 @@ fn scan(start: u64, len: u64) -> io::Result<u64> {
     Ok(huge)
 }
 
-/// Bytes that the mapping at `start` has in leaves of 2 MiB (proc_pid_smaps(5)).
+/// Bytes of the mapping at `start` in leaves of 2 MiB (proc_pid_smaps(5)).
 fn huge_bytes(smaps: &str, start: usize) -> u64 {
     let head = format!("{start:x}-");
     let lines = smaps.lines().skip_while(|line| !line.starts_with(&head)).skip(1);
-    // The next mapping's head begins with an address, all else with a capital letter.
+    // The header of the next mapping begins with an address, all other lines with a capital letter.
     let lines = lines.take_while(|line| line.starts_with(|c: char| c.is_ascii_uppercase()));
     let huge = ["ShmemPmdMapped:", "FilePmdMapped:", "Shared_Hugetlb:", "Private_Hugetlb:"];
     lines

@@ -16,22 +16,22 @@ Shared_Hugetlb:     4096 kB
 ";
 
 #[test]
-fn the_mapping_at_the_address_is_read_and_no_other() {
+fn only_the_mapping_at_the_address_is_read() {
     assert_eq!(huge_bytes(SMAPS, 0x7f00_0000_0000), 2 << 20);
     assert_eq!(huge_bytes(SMAPS, 0x7f00_0040_0000), 4 << 20);
     assert_eq!(huge_bytes(SMAPS, 0x7f00_0080_0000), 0);
 }
 
 #[test]
-fn leaves_are_those_of_the_page_tables() {
+fn leaf_sizes_match_the_page_tables() {
     let file = memfd_create("leaves", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, 4 * HUGE).unwrap();
     let how = How { writable: true, synchronous: false, align: HUGE };
     let map = |offset, len| Memory::map(&file, offset, len, how).unwrap();
     let (first, second) = (map(0, 2 * HUGE), map(2 * HUGE, 2 * HUGE));
-    // Two chunks in pages of 2 MiB, and two in small ones.
+    // Two chunks in pages of 2 MiB and two in small pages.
     if [0, HUGE].into_iter().any(|chunk| first.take_huge(chunk).is_err()) {
-        // Before Linux 6.1, or without memory for them.
+        // Linux before 6.1, or too little memory.
         return;
     }
     first.populate().unwrap();

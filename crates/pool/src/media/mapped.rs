@@ -1,4 +1,4 @@
-//! Media of the kernel, mapped whole.
+//! Devices, files and memfds, each mapped completely.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -25,18 +25,18 @@ use crate::layout::GRANULE;
 const TMPFS: i64 = 0x0102_1994;
 const HUGETLBFS: i64 = 0x9584_58f6;
 
-/// A memfd medium.
+/// Properties of a memfd medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemfdOptions {
     /// Bytes.
     pub size: u64,
-    /// Of huge pages of 2 MiB, which the system must have set aside (`vm.nr_hugepages`).
+    /// Use huge pages of 2 MiB, which must be reserved (`vm.nr_hugepages`).
     pub huge: bool,
-    /// Bound to this NUMA node.
+    /// Bind the memory to this NUMA node.
     pub node: Option<u32>,
 }
 
-/// A device, file or memfd, mapped whole.
+/// A device, file or memfd, mapped completely.
 #[derive(Debug)]
 pub struct MappedMedium {
     memory: Memory,
@@ -46,10 +46,11 @@ pub struct MappedMedium {
 }
 
 impl MappedMedium {
-    /// Opens a devdax device or a file. For writing, it is locked and its index is built.
+    /// Opens a devdax device or a file. Opening for writing locks it and builds its index.
     ///
     /// # Errors
-    /// [`MediumError::InUse`] where another process has it open for writing; others as they say.
+    /// [`MediumError::InUse`] if another process has it open for writing; the other variants of
+    /// [`MediumError`] as documented there.
     pub fn open(path: &Path, access: Access) -> Result<Self, MediumError> {
         let writable = access == Access::Write;
         let open_error = |source| MediumError::Open { path: path.to_owned(), source };
@@ -59,7 +60,7 @@ impl MappedMedium {
         let found = match FileType::from_raw_mode(stat.st_mode) {
             FileType::CharacterDevice => {
                 let sysfs = Sysfs::of(path, &stat)
-                    .ok_or_else(|| no_medium("a character device, but not a devdax"))?;
+                    .ok_or_else(|| no_medium("a character device but not a devdax"))?;
                 Found {
                     kind: MediumKind::Devdax,
                     size: sysfs.size()?,
@@ -72,7 +73,7 @@ impl MappedMedium {
                 let kind = match fs.f_type {
                     TMPFS => MediumKind::Tmpfs,
                     HUGETLBFS => MediumKind::Hugetlbfs,
-                    // Told apart from a DAX file by the mapping that the kernel grants.
+                    // Mapping shows whether this is a DAX file.
                     _ => MediumKind::File,
                 };
                 let page = u64::try_from(fs.f_bsize).unwrap_or(0);
@@ -82,7 +83,7 @@ impl MappedMedium {
                 Found { kind, size, granule, sysfs: None }
             }
             FileType::BlockDevice => return Err(no_medium("a block device")),
-            FileType::Directory => return Err(no_medium("a folder")),
+            FileType::Directory => return Err(no_medium("a directory")),
             FileType::Socket => return Err(no_medium("a socket")),
             _ => return Err(no_medium("neither a devdax device nor a file")),
         };
@@ -92,7 +93,7 @@ impl MappedMedium {
                 Err(Errno::WOULDBLOCK) => return Err(MediumError::InUse(path.to_owned())),
                 Err(errno) => return Err(open_error(errno.into())),
             }
-            // What they use would be free to this process.
+            // Recovery would free the extents that these clients use.
             if has_clients(&file).map_err(open_error)? {
                 return Err(MediumError::HasClients(path.to_owned()));
             }
@@ -100,13 +101,13 @@ impl MappedMedium {
         Self::map(file, path.display().to_string(), found, access, None)
     }
 
-    /// Makes a file of `size` bytes, all of them reserved, and opens it for writing.
+    /// Creates a file of `size` bytes, reserves its space, and opens it for writing.
     ///
     /// # Errors
-    /// [`MediumError::Exists`] where there is one, [`MediumError::Reserve`] where the file system has no room; others as
-    /// they say.
+    /// [`MediumError::Exists`] if the file exists, [`MediumError::Reserve`] if the file system has
+    /// too little space; the other variants as documented there.
     pub fn create_file(path: &Path, size: u64) -> Result<Self, MediumError> {
-        // Guest memory holds the guest's secrets.
+        // Guest memory contains the guest's secrets.
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
         let file = file.map_err(|source| match source.kind() {
             io::ErrorKind::AlreadyExists => MediumError::Exists(path.to_owned()),
@@ -120,16 +121,17 @@ impl MappedMedium {
             })
             .and_then(|()| Self::open(path, Access::Write));
         if opened.is_err() {
-            // It is the one just made, and the error is told already.
+            // This call created the file. The caller gets the original error.
             let _ = std::fs::remove_file(path);
         }
         opened
     }
 
-    /// Makes a memfd, takes all its memory, and seals its size.
+    /// Creates a memfd, allocates all its memory, and seals its size.
     ///
     /// # Errors
-    /// [`MediumError::Reserve`] or [`MediumError::Populate`] where memory or huge pages are short; others as they say.
+    /// [`MediumError::Reserve`] or [`MediumError::Populate`] if there is too little memory or too
+    /// few huge pages; the other variants as documented there.
     pub fn memfd(options: MemfdOptions) -> Result<Self, MediumError> {
         let MemfdOptions { size, huge, node } = options;
         let size = round_down(size, GRANULE);
@@ -160,10 +162,10 @@ impl MappedMedium {
         Self::map(file.into(), name, found, Access::Write, node)
     }
 
-    /// Maps, for reading, a medium of which another process handed over a descriptor and the facts.
+    /// Maps a medium for reading, given a descriptor and the facts from another process.
     ///
     /// # Errors
-    /// The medium has not the size that the facts say, or the system refuses.
+    /// The medium is smaller than the facts state, or mapping fails.
     pub fn from_descriptor(descriptor: OwnedFd, facts: MediumFacts) -> Result<Self, MediumError> {
         let file = File::from(descriptor);
         let map_error = |source: io::Error| MediumError::Map {
@@ -241,7 +243,7 @@ impl MappedMedium {
     }
 }
 
-/// What was found at a path.
+/// Properties of the file at a path.
 #[derive(Debug)]
 struct Found {
     kind: MediumKind,
@@ -250,23 +252,25 @@ struct Found {
     sysfs: Option<Sysfs>,
 }
 
-/// Gives an empty file its size, and has the file system keep room for all of it. tmpfs takes huge pages for whom the mapping
-/// asks for them (`MADV_HUGEPAGE`), and a call that takes memory without one gets small ones as soon as huge ones are
-/// not at hand: there the pages are taken when the medium is mapped, and now it is only seen whether there are enough.
+/// Sets the size of an empty file and reserves its space. tmpfs allocates huge pages only for
+/// mappings with `MADV_HUGEPAGE`; `fallocate` would get small pages as soon as huge pages are not
+/// immediately available. For tmpfs, the pages are therefore allocated when the medium is mapped,
+/// and this function only checks that enough space is free.
 fn reserve(file: &File, size: u64) -> rustix::io::Result<()> {
     let fs = fstatfs(file)?;
     if fs.f_type != TMPFS {
         return fallocate(file, FallocateFlags::empty(), 0, size);
     }
     let block = u64::try_from(fs.f_bsize).unwrap_or(0);
-    // A tmpfs without a limit says that it has no blocks.
+    // A tmpfs without a size limit reports 0 blocks.
     if fs.f_blocks > 0 && fs.f_bavail.saturating_mul(block) < size {
         return Err(Errno::NOSPC);
     }
     ftruncate(file, size)
 }
 
-/// Maps a file with MAP_SYNC, which the kernel grants on DAX file systems alone, or without.
+/// Maps a file with MAP_SYNC, which the kernel supports only on DAX file systems, and otherwise
+/// without it.
 fn map_file(file: &File, size: u64, how: How) -> rustix::io::Result<Memory> {
     match Memory::map(file, 0, size, How { synchronous: true, ..how }) {
         Err(Errno::OPNOTSUPP | Errno::INVAL) => Memory::map(file, 0, size, how),
@@ -274,11 +278,11 @@ fn map_file(file: &File, size: u64, how: How) -> rustix::io::Result<Memory> {
     }
 }
 
-/// Builds the host's page tables at the largest leaf that the medium allows.
+/// Builds the host's page tables with the largest leaves that the medium supports.
 fn build_index(memory: &Memory, kind: MediumKind, granule: u64) -> rustix::io::Result<Index> {
     if matches!(kind, MediumKind::Memfd | MediumKind::Tmpfs) {
         match memory.advise_huge() {
-            // A kernel without transparent huge pages.
+            // EINVAL: a kernel without transparent huge pages.
             Ok(()) | Err(Errno::INVAL) => {}
             Err(errno) => return Err(errno),
         }
@@ -338,7 +342,7 @@ impl Medium for MappedMedium {
     }
 
     fn descriptor(&self, access: Access) -> io::Result<OwnedFd> {
-        // A read lock needs a description for reading: both have it.
+        // The lock is a read lock, so the description must be open for reading in both cases.
         let file = reopen(&self.file, access == Access::Write)?;
         mark_client(&file)?;
         Ok(file.into())

@@ -11,7 +11,7 @@ fn memfd() -> MappedMedium {
 }
 
 #[test]
-fn a_memfd_is_mapped_whole_and_indexed() {
+fn memfd_is_mapped_completely_and_indexed() {
     let medium = memfd();
     let facts = medium.facts();
     assert_eq!(
@@ -32,7 +32,7 @@ fn a_memfd_is_mapped_whole_and_indexed() {
 }
 
 #[test]
-fn a_memfd_takes_the_node_that_there_is_and_refuses_another() {
+fn memfd_binds_to_an_existing_node_only() {
     let options = MemfdOptions { size: SIZE, huge: false, node: Some(0) };
     assert_eq!(MappedMedium::memfd(options).unwrap().facts().name, "memfd on NUMA node 0");
     let error = MappedMedium::memfd(MemfdOptions { node: Some(1000), ..options }).unwrap_err();
@@ -52,7 +52,7 @@ fn descriptors_have_their_own_access() {
 }
 
 #[test]
-fn a_file_has_one_writer_and_readers_beside() {
+fn file_has_one_writer_and_several_readers() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pool");
     let writer = MappedMedium::create_file(&path, SIZE + 5).unwrap();
@@ -63,7 +63,7 @@ fn a_file_has_one_writer_and_readers_beside() {
     assert!(
         matches!(MappedMedium::open(&path, Access::Write).unwrap_err(), MediumError::InUse(p) if p == path)
     );
-    // A descriptor that outlives the writer is not the writer's lock, but a client's.
+    // A descriptor that outlives the writer counts as a client and does not hold the writer's lock.
     let descriptor = writer.descriptor(Access::Write).unwrap();
     let reader = MappedMedium::open(&path, Access::Read).unwrap();
     let mut bytes = [0; 4];
@@ -77,7 +77,7 @@ fn a_file_has_one_writer_and_readers_beside() {
 }
 
 #[test]
-fn a_file_that_exists_is_not_made_again() {
+fn existing_file_is_not_overwritten() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pool");
     std::fs::write(&path, "precious").unwrap();
@@ -91,7 +91,7 @@ fn a_file_that_exists_is_not_made_again() {
 }
 
 #[test]
-fn other_things_are_no_media() {
+fn unsupported_files_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     for path in [folder.path(), "/dev/null".as_ref()] {
         let error = MappedMedium::open(path, Access::Read).unwrap_err();

@@ -1,7 +1,9 @@
-//! Every `unsafe` of this crate that touches a medium: mapping it, reading and writing its bytes.
+//! The module with every `unsafe` block of this crate that touches a medium: mapping it, reading
+//! and writing its bytes.
 //!
-//! Soundness rests on one rule: no Rust reference ever points into a medium. It is read and written by copies through raw
-//! pointers and by atomic words only, so its bytes may change at any time, as other processes make them.
+//! Soundness rests on one rule: no Rust reference points into a medium. Its bytes are accessed only
+//! by copies through raw pointers and by atomic words, so other processes may change them at any
+//! time.
 
 use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd};
@@ -14,10 +16,10 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 
 use super::flush::FlushInstruction;
 
-/// Addresses of a mapping are multiples of this, so that leaves of 2 MiB and 1 GiB are possible.
+/// Maximum address alignment of a mapping, so that leaves of 2 MiB and 1 GiB are possible.
 const HUGE: u64 = 1 << 30;
 
-/// A shared mapping of a part of a file or device, unmapped on drop.
+/// A shared mapping of a part of a file or device. Dropping it unmaps the range.
 #[derive(Debug)]
 pub(crate) struct Memory {
     start: *mut c_void,
@@ -28,30 +30,31 @@ pub(crate) struct Memory {
     synchronous: bool,
 }
 
-// SAFETY: the pointers are only used by copies and atomics of this module; see the module's rule.
+// SAFETY: only copies and atomics of this module use the pointers; see the module's rule.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
-/// How to map.
+/// Mapping options.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct How {
-    /// For writing too.
+    /// Map for reading and writing.
     pub(crate) writable: bool,
-    /// `MAP_SYNC`: the file system's own metadata is durable before a store can reach the page.
+    /// `MAP_SYNC`: the file system makes its own metadata durable before a store can reach the
+    /// page.
     pub(crate) synchronous: bool,
-    /// Address alignment, bytes: the largest leaf that is hoped for.
+    /// Address alignment in bytes: the largest leaf that the mapping can have.
     pub(crate) align: u64,
 }
 
 impl Memory {
-    /// Maps `len` bytes of `file` from `offset` on, shared.
+    /// Maps `len` bytes of `file` from `offset`, shared.
     pub(crate) fn map(file: impl AsFd, offset: u64, len: u64, how: How) -> Result<Self> {
         let align = how.align.min(HUGE);
         let guarded = len.checked_add(align).ok_or(Errno::NOMEM)?;
         let (reserved, len) = (usize_of(guarded), usize_of(len));
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
+        // SAFETY: a new mapping at an address chosen by the kernel touches no other memory.
         let start = unsafe { mmap_anonymous(null_mut(), reserved, ProtFlags::empty(), flags) }?;
         let base = start.cast::<u8>();
         let base = base.wrapping_add(base.align_offset(usize_of(align)));
@@ -64,7 +67,7 @@ impl Memory {
         let mut flags = MapFlags::FIXED;
         flags |=
             if synchronous { MapFlags::SHARED_VALIDATE | MapFlags::SYNC } else { MapFlags::SHARED };
-        // SAFETY: the range lies within our own reservation.
+        // SAFETY: the range lies within this value's reservation.
         unsafe { mmap(base.cast(), len, protection, flags, file, offset) }?;
         Ok(memory)
     }
@@ -74,7 +77,7 @@ impl Memory {
         self.synchronous
     }
 
-    /// Bytes.
+    /// Length in bytes.
     pub(crate) fn len(&self) -> u64 {
         u64_of(self.len)
     }
@@ -84,7 +87,8 @@ impl Memory {
         self.base
     }
 
-    /// The address of a range, which must lie within the mapping: callers have checked what they got from elsewhere.
+    /// The address of a range, which must lie within the mapping. Callers check untrusted ranges
+    /// beforehand.
     fn at(&self, offset: u64, len: u64) -> *mut u8 {
         let within = offset.checked_add(len).is_some_and(|end| end <= self.len());
         assert!(within, "{offset} + {len} is outside of a mapping of {} bytes", self.len);
@@ -92,21 +96,21 @@ impl Memory {
     }
 
     fn at_writable(&self, offset: u64, len: u64) -> *mut u8 {
-        assert!(self.writable, "a mapping for reading is not written");
+        assert!(self.writable, "a read-only mapping must not be written");
         self.at(offset, len)
     }
 
-    /// Copies bytes out.
+    /// Copies bytes from the mapping into `buffer`.
     pub(crate) fn load(&self, offset: u64, buffer: &mut [u8]) {
         let from = self.at(offset, u64_of(buffer.len()));
-        // SAFETY: the range is mapped, and the buffer is our own memory.
+        // SAFETY: the range is mapped, and the buffer is this process's memory.
         unsafe { copy_nonoverlapping(from, buffer.as_mut_ptr(), buffer.len()) };
     }
 
-    /// Copies bytes in.
+    /// Copies bytes into the mapping.
     pub(crate) fn store(&self, offset: u64, bytes: &[u8]) {
         let to = self.at_writable(offset, u64_of(bytes.len()));
-        // SAFETY: the range is mapped for writing, and nothing refers to it.
+        // SAFETY: the range is mapped for writing, and no reference points to it.
         unsafe { copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
@@ -118,22 +122,23 @@ impl Memory {
     }
 
     fn word(&self, address: *mut u8) -> &AtomicU64 {
-        assert!(address.cast::<u64>().is_aligned(), "a word lies at a multiple of 8 bytes");
-        // SAFETY: the word is mapped for as long as `self` lives and aligned, and only atomics reach it at the same time.
+        assert!(address.cast::<u64>().is_aligned(), "a word must be aligned to 8 bytes");
+        // SAFETY: the word is aligned and mapped for as long as `self` lives, and concurrent
+        // accesses are atomic.
         unsafe { AtomicU64::from_ptr(address.cast()) }
     }
 
-    /// Reads an aligned word at once.
+    /// Reads an aligned word atomically.
     pub(crate) fn load_word(&self, offset: u64) -> u64 {
         self.word(self.at(offset, 8)).load(Ordering::Acquire)
     }
 
-    /// Writes an aligned word at once.
+    /// Writes an aligned word atomically.
     pub(crate) fn store_word(&self, offset: u64, value: u64) {
         self.word(self.at_writable(offset, 8)).store(value, Ordering::Release);
     }
 
-    /// Writes the range's cache lines back.
+    /// Starts writing the range's cache lines back.
     pub(crate) fn flush(&self, instruction: FlushInstruction, offset: u64, len: u64) {
         let start = self.at(offset, len);
         // SAFETY: the range is mapped.
@@ -141,33 +146,36 @@ impl Memory {
     }
 
     fn advise(&self, advice: Advice) -> Result<()> {
-        // SAFETY: the range is our mapping; the advice used here maps pages and changes no bytes.
+        // SAFETY: the range is this mapping; the advice used here maps pages and changes no bytes.
         unsafe { madvise(self.base.cast(), self.len, advice) }
     }
 
-    /// Asks for leaves of 2 MiB.
+    /// Requests leaves of 2 MiB.
     pub(crate) fn advise_huge(&self) -> Result<()> {
         self.advise(Advice::LinuxHugepage)
     }
 
-    /// Takes memory for the 2 MiB at `offset`, a multiple of that, in one leaf of zeros, for a new memfd, whatever the system's settings for huge
-    /// pages of shared memory are (`MADV_COLLAPSE`, Linux 6.1).
+    /// Allocates the 2 MiB at `offset`, a multiple of 2 MiB, of a new memfd as one leaf of zeros.
+    /// This works with any system setting for huge pages of shared memory (`MADV_COLLAPSE`, Linux
+    /// 6.1).
     pub(crate) fn take_huge(&self, offset: u64) -> Result<()> {
-        // What has no page is not collapsed.
+        // MADV_COLLAPSE ignores a range without pages.
         self.zero(offset, 8);
         self.advise_chunk(offset, libc::MADV_COLLAPSE)
     }
 
-    /// Takes the 2 MiB at `offset`, a multiple of that, from the huge pages that were set aside, for a new memfd of such pages.
+    /// Allocates the 2 MiB at `offset`, a multiple of 2 MiB, of a new hugetlb memfd from the
+    /// reserved huge pages.
     pub(crate) fn take_set_aside(&self, offset: u64) -> Result<()> {
         self.advise_chunk(offset, libc::MADV_POPULATE_WRITE)
     }
 
-    /// Gives advice that changes no byte, about one leaf.
+    /// Applies advice that changes no byte to one leaf.
     fn advise_chunk(&self, offset: u64, advice: libc::c_int) -> Result<()> {
         const CHUNK: u64 = 2 << 20;
         let chunk = self.at(offset, CHUNK);
-        // SAFETY: the range lies in our mapping; the advice takes pages or moves bytes to others, and changes none.
+        // SAFETY: the range lies in this mapping; the advice allocates pages or moves bytes to
+        // other pages, and changes none.
         if unsafe { libc::madvise(chunk.cast(), usize_of(CHUNK), advice) } == 0 {
             return Ok(());
         }
@@ -175,22 +183,23 @@ impl Memory {
         Err(Errno::from_io_error(&error).unwrap_or(Errno::IO))
     }
 
-    /// Maps every page in this process's page tables: for writing where the mapping is writable.
+    /// Maps every page in this process's page tables, for writing if the mapping is writable.
     pub(crate) fn populate(&self) -> Result<()> {
         let advice =
             if self.writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
         self.advise(advice)
     }
 
-    /// Binds the pages to a NUMA node (`mbind`, MPOL_BIND); shared memory keeps it for all its mappings.
+    /// Binds the pages to a NUMA node (`mbind`, MPOL_BIND). The policy of shared memory applies to
+    /// all its mappings.
     pub(crate) fn bind(&self, node: u32) -> Result<()> {
         const WORDS: usize = 16;
         let mut mask = [0_u64; WORDS];
         let word = mask.get_mut(usize_of(u64::from(node / 64))).ok_or(Errno::INVAL)?;
         *word = 1 << (node % 64);
-        // The kernel takes one bit less than it is told.
+        // The kernel reads one bit less than `maxnode`.
         let bits = WORDS * 64 + 1;
-        // SAFETY: the range is our mapping, and the mask has the bits that are announced.
+        // SAFETY: the range is this mapping, and the mask has `bits` readable bits.
         let failed = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -212,19 +221,19 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: the range is the one that `map` reserved, and nobody uses it any more. Unmapping a whole range that is
-        // mapped cannot fail, and there would be nothing to do about it.
+        // SAFETY: `map` reserved the range, and nothing uses it any more. Unmapping a completely
+        // mapped range does not fail.
         let _ = unsafe { munmap(self.start, self.reserved) };
     }
 }
 
-/// Marks an open file description as a client's, until its last descriptor is closed: a shared lock of its own (fcntl(2), "Open file
-/// description locks"), which does not meddle with flock(2).
+/// Marks an open file description as a client's until its last descriptor is closed, with a shared
+/// open file description lock (fcntl(2)). The lock does not conflict with flock(2).
 pub(crate) fn mark_client(file: &impl AsRawFd) -> std::io::Result<()> {
     lock(file, libc::F_OFD_SETLK, &mut range(libc::F_RDLCK))
 }
 
-/// Whether clients have the file open that another manager let in.
+/// Whether clients of another manager have the file open.
 pub(crate) fn has_clients(file: &impl AsRawFd) -> std::io::Result<bool> {
     let mut range = range(libc::F_WRLCK);
     lock(file, libc::F_OFD_GETLK, &mut range)?;
@@ -234,17 +243,18 @@ pub(crate) fn has_clients(file: &impl AsRawFd) -> std::io::Result<bool> {
 /// A lock on the first byte.
 fn range(kind: i32) -> libc::flock {
     let kind = i16::try_from(kind).unwrap_or_default();
-    // The kernel wants 0 for the process.
+    // The kernel requires `l_pid` 0.
     libc::flock { l_type: kind, l_whence: 0, l_start: 0, l_len: 1, l_pid: 0 }
 }
 
 fn lock(file: &impl AsRawFd, command: i32, range: &mut libc::flock) -> std::io::Result<()> {
-    // SAFETY: the kernel reads and writes the one lock that it is given.
+    // SAFETY: the kernel reads and writes only the given lock.
     let failed = unsafe { libc::fcntl(file.as_raw_fd(), command, std::ptr::from_mut(range)) } != 0;
     if failed { Err(std::io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// A new open file description of the same file, with its own access mode and without the lock of the old one.
+/// Opens a new file description of the same file, with its own access mode and without the lock of
+/// the old one.
 pub(crate) fn reopen(file: &impl AsRawFd, writable: bool) -> std::io::Result<std::fs::File> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     std::fs::OpenOptions::new().read(true).write(writable).open(path)

@@ -1,12 +1,12 @@
-//! Media: the byte-addressable memory that a pool lies on.
+//! Media: the byte-addressable memory that holds a pool.
 //!
-//! | medium | mapped | leaf | made durable by |
+//! | medium | mapping | leaf | durability |
 //! |---|---|---|---|
 //! | devdax character device | `MAP_SHARED` | the device's alignment | cache-line flush, fence |
-//! | file on a DAX file system | `MAP_SHARED_VALIDATE`, `MAP_SYNC` | 2 MiB where the file lies so | cache-line flush, fence |
+//! | file on DAX | `MAP_SHARED_VALIDATE`, `MAP_SYNC` | 2 MiB if aligned | cache-line flush, fence |
 //! | file on another file system | `MAP_SHARED` | no index: page cache | `fdatasync` at each fence |
-//! | file on tmpfs or hugetlbfs | `MAP_SHARED` | as mounted | nothing: it does not outlive the machine's run |
-//! | memfd | `MAP_SHARED` | 4 KiB, or 2 MiB huge pages | nothing: it lives as long as its process |
+//! | file on tmpfs or hugetlbfs | `MAP_SHARED` | as mounted | none: lost when the machine restarts |
+//! | memfd | `MAP_SHARED` | 4 KiB, or 2 MiB huge pages | none: lost when its process exits |
 
 mod devdax;
 mod error;
@@ -29,7 +29,7 @@ pub(crate) use flush::fence;
 pub use mapped::{MappedMedium, MemfdOptions};
 pub(crate) use memory::{How, Memory};
 
-/// What a medium is.
+/// The kind of a medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MediumKind {
@@ -37,15 +37,15 @@ pub enum MediumKind {
     Devdax,
     /// A file on a file system mounted with DAX.
     DaxFile,
-    /// A file on any other file system: the pool's bytes are also page cache.
+    /// A file on any other file system. The page cache holds the pool's bytes, too.
     File,
     /// A file on tmpfs.
     Tmpfs,
-    /// A file on hugetlbfs, or an anonymous one in its huge pages.
+    /// A file on hugetlbfs, or a memfd of huge pages.
     Hugetlbfs,
-    /// An anonymous file in memory, in small pages.
+    /// A memfd of small pages.
     Memfd,
-    /// No medium: a model that tests cut the power of.
+    /// A model of persistent memory that simulates power loss in tests.
     Simulated,
 }
 
@@ -53,105 +53,111 @@ pub enum MediumKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Durability {
-    /// Flushing cache lines with the instruction, then SFENCE.
+    /// Flushing cache lines with this instruction, then SFENCE.
     CacheLines(FlushInstruction),
     /// `fdatasync` at each fence.
     FileSync,
-    /// They need not: the medium does not survive a loss of power.
+    /// No operation: the medium does not survive a loss of power.
     Volatile,
 }
 
 /// The host's page-table entries for a medium, built when it was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Index {
-    /// Bytes that one entry maps: the smallest found.
+    /// Bytes mapped by one entry; with entries of several sizes, the smallest.
     pub leaf: u64,
     /// Entries.
     pub entries: u64,
-    /// How long it took.
+    /// Duration of building the index.
     pub duration: Duration,
 }
 
-/// What is known of a medium.
+/// Properties of a medium.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MediumFacts {
-    /// What it is.
+    /// Kind.
     pub kind: MediumKind,
-    /// Its path, or what stands for it.
+    /// Path, or a description of a medium without a path.
     pub name: String,
-    /// Bytes, a multiple of 2 MiB: a rest is not used.
+    /// Size in bytes, a multiple of 2 MiB. Bytes beyond the last multiple are unused.
     pub size: u64,
-    /// Bytes: mappings begin and end at multiples of it. At least 2 MiB.
+    /// Alignment of mappings in bytes, at least 2 MiB.
     pub granule: u64,
     /// How stored bytes become durable.
     pub durability: Durability,
-    /// The index, where opening built one: not for reading only, and not for a file in the page cache.
+    /// The index, if opening built one. A medium opened for reading, or a file in the page cache,
+    /// has no index.
     pub index: Option<Index>,
 }
 
 impl MediumFacts {
-    /// Bytes of the largest leaf at which this host maps it, as its index shows; 4 KiB where it has none.
+    /// Bytes of the leaves at which this host maps the medium according to its index; 4 KiB without
+    /// an index.
     #[must_use]
     pub fn leaf(&self) -> u64 {
         self.index.map_or(4096, |index| index.leaf)
     }
 
-    /// Whether the kernel copies what is written to private mappings of it. Of a devdax device it has none. Of hugetlbfs it has, but its copies
-    /// are huge pages that were set aside, and once none is left a vCPU that needs one waits for ever where KVM faults
-    /// asynchronously.
+    /// Whether the kernel supports private (copy-on-write) mappings of the medium. devdax does not
+    /// support them. hugetlbfs does, but a copy takes a reserved huge page: when none is left, a
+    /// vCPU that needs one waits forever if KVM handles the fault asynchronously.
     #[must_use]
     pub fn has_private_mappings(&self) -> bool {
         !matches!(self.kind, MediumKind::Devdax | MediumKind::Hugetlbfs | MediumKind::Simulated)
     }
 }
 
-/// What an opened medium or a descriptor of it is for.
+/// Access mode of an opened medium or of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Reading only.
     Read,
-    /// Writing too. A medium has one writer at a time.
+    /// Reading and writing. A medium has one writer at a time.
     Write,
 }
 
 /// Byte-addressable memory of a fixed size.
 ///
-/// Offsets and lengths are bytes. A range outside of the medium, and a store to one that is open for reading, is an error of the
-/// program and panics. Safe to use from several threads; who writes the same bytes at the same time gets a mixture.
+/// Offsets and lengths are in bytes. A range outside the medium, or a store to a medium opened for
+/// reading, is a programming error and panics. The medium may be used from several threads.
+/// Concurrent stores to the same bytes leave a mixture.
 pub trait Medium: Debug + Send + Sync {
-    /// What is known of it.
+    /// The medium's properties.
     fn facts(&self) -> &MediumFacts;
 
-    /// Copies bytes out.
+    /// Copies bytes from the medium into `buffer`.
     fn load(&self, offset: u64, buffer: &mut [u8]);
 
-    /// Reads a word at a multiple of 8 at once.
+    /// Reads the 8-byte word at `offset`, a multiple of 8, atomically.
     fn load_word(&self, offset: u64) -> u64;
 
-    /// Copies bytes in. After a loss of power any of its aligned words may be there or not, until flush and fence.
+    /// Copies bytes into the medium. Until a flush and a fence, a loss of power may lose any of the
+    /// aligned words.
     fn store(&self, offset: u64, bytes: &[u8]);
 
-    /// Writes a word at a multiple of 8 at once: after a loss of power the old or the new one is there.
+    /// Writes the 8-byte word at `offset`, a multiple of 8, atomically: a loss of power leaves the
+    /// old or the new word.
     fn store_word(&self, offset: u64, value: u64);
 
     /// Starts making the range durable.
     fn flush(&self, offset: u64, len: u64);
 
-    /// Waits until all that was flushed is durable.
+    /// Waits until all flushed ranges are durable.
     ///
     /// # Errors
-    /// The medium is a file and cannot be synced.
+    /// The medium is a file and `fdatasync` fails.
     fn fence(&self) -> io::Result<()>;
 
-    /// The size that it has now, rounded as [`MediumFacts::size`] is.
+    /// The medium's current size, rounded as [`MediumFacts::size`] is.
     ///
     /// # Errors
-    /// The system does not tell.
+    /// The system does not report the size.
     fn current_size(&self) -> io::Result<u64>;
 
-    /// A descriptor of its own for another process, which shares no lock with this one.
+    /// Opens a new descriptor of the medium for another process. It shares no lock with this
+    /// process.
     ///
     /// # Errors
-    /// It cannot be opened once more; a simulated medium has none.
+    /// The medium cannot be reopened. A simulated medium has no descriptor.
     fn descriptor(&self, access: Access) -> io::Result<OwnedFd>;
 }

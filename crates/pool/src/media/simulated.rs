@@ -1,13 +1,15 @@
-//! A medium that exists in a test only, and whose power the test cuts.
+//! A model of persistent memory with simulated power loss, for tests.
 //!
-//! It is the hardware's promise and no more: an aligned word is stored at once; a stored word is durable at the latest when its
-//! line was flushed after the store and a fence came after the flush; before that, a line may have been written back at any time
-//! (eviction), with any of the words that were stored into it so far. So what a loss of power leaves is the durable
-//! words plus, for each word with stores that are not fenced, any one of them or none. The words of a line are independent here, which
-//! is weaker than x86 (a line is written back with its stores in order) and allows for a compiler that reorders a copy.
+//! The model guarantees what the hardware guarantees: a store of an aligned word is atomic, and a
+//! stored word is durable after its line was flushed and a fence followed the flush. Before that,
+//! the processor may have written the line back at any time (eviction) with any of the words stored
+//! so far. A loss of power therefore leaves the durable words plus, for each word with unfenced
+//! stores, any one of these stores or none. The words of a line are independent here. This is
+//! weaker than x86, which writes a line back with its stores in order, and covers a compiler that
+//! reorders a copy.
 //!
-//! Between two fences nothing else can happen, so [`SimulatedMedium::epochs`] has what could be lost just before each
-//! fence: the states of all earlier moments of the epoch are among them.
+//! [`SimulatedMedium::epochs`] lists the possible losses just before each fence. The states at all
+//! earlier moments since the previous fence are among them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -21,18 +23,18 @@ use crate::layout::{GRANULE, LINE};
 
 const WORD: u64 = 8;
 
-/// A fault of the medium, to see that a test notices one.
+/// A fault to inject, to check that the tests detect it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Works as it should.
+    /// No fault.
     None,
-    /// Flushes nothing.
+    /// Flushes do nothing.
     NoFlush,
-    /// Waits for nothing.
+    /// Fences do nothing.
     NoFence,
 }
 
-/// A model of persistent memory; it stores only words that are not zero.
+/// A model of persistent memory. It stores only words that are not zero.
 #[derive(Debug)]
 pub struct SimulatedMedium {
     facts: MediumFacts,
@@ -40,7 +42,7 @@ pub struct SimulatedMedium {
     state: Mutex<State>,
 }
 
-/// A word's stores since it was last durable, oldest first, and how many of them were flushed.
+/// The stores to a word since it was last durable, oldest first, and the number of flushed ones.
 #[derive(Clone, Debug, Default)]
 struct Pending {
     values: Vec<u64>,
@@ -56,43 +58,43 @@ struct State {
     recording: bool,
 }
 
-/// What was not durable at one moment.
+/// The words that were not durable at one moment.
 #[derive(Clone, Debug)]
 pub struct Epoch {
     size: u64,
     durable: Arc<HashMap<u64, u64>>,
-    /// A word's offset and what it may hold instead of the durable value.
+    /// A word's offset and the values that it may hold instead of the durable value.
     pending: Vec<(u64, Vec<u64>)>,
 }
 
-/// How thoroughly the states of an epoch are tried.
+/// Limits of the search through the states of an epoch.
 #[derive(Clone, Copy, Debug)]
 pub struct Search {
-    /// Epochs with at most this many states, torn lines included, are tried out.
+    /// Epochs with at most this many states, torn lines included, are searched exhaustively.
     pub states: u64,
-    /// Of others, with at most this many unfenced lines, every subset of whole lines is tried.
+    /// In other epochs with at most this many unfenced lines, every subset of whole lines is tried.
     pub lines: u32,
-    /// And this many random states, torn lines included.
+    /// Number of random states tried in addition, torn lines included.
     pub samples: u32,
-    /// What the random states are drawn from.
+    /// Seed of the random states.
     pub seed: u64,
 }
 
-/// How many states were tried.
+/// Numbers of tried states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tried {
     /// Epochs.
     pub epochs: u64,
-    /// Of them, those whose every state was tried.
+    /// Epochs of which every state was tried.
     pub exhausted: u64,
     /// States, all epochs together.
     pub states: u64,
-    /// The most unfenced lines of an epoch.
+    /// The maximum number of unfenced lines of an epoch.
     pub most_lines: u64,
 }
 
 impl Tried {
-    /// Both together.
+    /// Adds the numbers of another search.
     pub fn add(&mut self, other: Self) {
         self.epochs += other.epochs;
         self.exhausted += other.exhausted;
@@ -130,12 +132,13 @@ impl SimulatedMedium {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on, remembers what each moment could lose.
+    /// Starts recording what each moment could lose.
     pub fn record(&self) {
         self.state().recording = true;
     }
 
-    /// What could be lost before each fence since [`SimulatedMedium::record`], and now. Ends the recording.
+    /// The words that a loss of power could lose before each fence since
+    /// [`SimulatedMedium::record`], and now. Ends the recording.
     #[must_use]
     pub fn epochs(&self) -> Vec<Epoch> {
         let mut state = self.state();
@@ -145,7 +148,7 @@ impl SimulatedMedium {
         std::mem::take(&mut state.epochs)
     }
 
-    /// The medium after a loss of power now that keeps every store.
+    /// A copy of the medium after a loss of power that keeps every store.
     #[must_use]
     pub fn clone_now(&self) -> Self {
         let state = self.state();
@@ -291,7 +294,7 @@ impl Medium for SimulatedMedium {
 }
 
 impl Epoch {
-    /// Calls `check` with media as a loss of power may leave them.
+    /// Calls `check` with the media that a loss of power may leave.
     pub fn try_states(&self, search: &Search, check: &mut dyn FnMut(SimulatedMedium)) -> Tried {
         let lines: BTreeSet<u64> = self.pending.iter().map(|(word, _)| word / LINE).collect();
         let lines: Vec<u64> = lines.into_iter().collect();
@@ -305,7 +308,8 @@ impl Epoch {
         });
         if let Some(all) = all {
             for number in 0..all {
-                // The number's digits, in the mixed base of the words' possibilities, are the choice.
+                // The choice is the digits of the number in the mixed base of the words' possible
+                // values.
                 let mut digits = Vec::with_capacity(self.pending.len());
                 let mut rest = number;
                 for (_, values) in &self.pending {
@@ -333,7 +337,8 @@ impl Epoch {
         tried
     }
 
-    /// A medium where `choice(position, word, number of values)` says which value each unfenced word has: 0 for the durable one.
+    /// A medium in which `choice(position, word, number of values)` selects the value of each
+    /// unfenced word: 0 for the durable value.
     fn medium(&self, choice: &dyn Fn(usize, u64, u64) -> u64) -> SimulatedMedium {
         let mut words = HashMap::clone(&self.durable);
         for (position, (word, values)) in self.pending.iter().enumerate() {
@@ -345,7 +350,7 @@ impl Epoch {
     }
 }
 
-/// A bijection that leaves no trace of order (the finaliser of `SplitMix64`).
+/// A bijection that mixes all bits (the finaliser of `SplitMix64`).
 fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

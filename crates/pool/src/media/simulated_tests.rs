@@ -4,7 +4,7 @@ use super::{Fault, Medium, Search, SimulatedMedium};
 
 const SEARCH: Search = Search { states: 1 << 10, lines: 8, samples: 50, seed: 7 };
 
-/// What two words may hold after a loss of power, over all moments.
+/// The values of two words after a loss of power at any recorded moment.
 fn outcomes(medium: &SimulatedMedium) -> BTreeSet<(u64, u64)> {
     let mut found = BTreeSet::new();
     for epoch in medium.epochs() {
@@ -25,7 +25,7 @@ fn unfenced_words_may_be_lost_in_any_order() {
 }
 
 #[test]
-fn what_is_fenced_stays() {
+fn fenced_words_are_durable() {
     let medium = SimulatedMedium::new(2 << 20);
     medium.record();
     medium.store_word(0, 1);
@@ -36,7 +36,7 @@ fn what_is_fenced_stays() {
 }
 
 #[test]
-fn a_fence_without_a_flush_and_a_store_after_the_flush_promise_nothing() {
+fn unflushed_stores_are_not_durable_after_a_fence() {
     let medium = SimulatedMedium::new(2 << 20);
     medium.record();
     medium.store_word(0, 1);
@@ -57,7 +57,7 @@ fn a_fence_without_a_flush_and_a_store_after_the_flush_promise_nothing() {
 }
 
 #[test]
-fn faults_lose_what_would_have_stayed() {
+fn injected_faults_lose_fenced_words() {
     for fault in [Fault::NoFlush, Fault::NoFence] {
         let medium = SimulatedMedium::faulty(2 << 20, fault);
         medium.store_word(0, 1);
@@ -69,7 +69,7 @@ fn faults_lose_what_would_have_stayed() {
 }
 
 #[test]
-fn bytes_are_kept_at_any_alignment() {
+fn bytes_are_stored_at_any_alignment() {
     let medium = SimulatedMedium::new(2 << 20);
     medium.store(5, b"hello, lines and words");
     let mut bytes = [0; 24];
