@@ -7,18 +7,17 @@ use std::path::PathBuf;
 use clap::Args;
 use thiserror::Error;
 
+use firn_lab::guest_file;
 use firn_run::{FunctionSettings, ImageName, ImageNameError};
-
-use crate::lab;
 
 /// Which files to boot from; by default those that `make guest` built.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct GuestFiles {
     /// Kernel to boot: an uncompressed ELF (vmlinux)
-    #[arg(long, value_name = "FILE", default_value_os_t = cached("vmlinux"), hide_default_value = true)]
+    #[arg(long, value_name = "FILE", default_value_os_t = guest_file("vmlinux"), hide_default_value = true)]
     pub(crate) kernel: PathBuf,
     /// Initramfs that sets the guest up
-    #[arg(long, value_name = "FILE", default_value_os_t = cached("initramfs.cpio"), hide_default_value = true)]
+    #[arg(long, value_name = "FILE", default_value_os_t = guest_file("initramfs.cpio"), hide_default_value = true)]
     pub(crate) initramfs: PathBuf,
     /// The image to run on: a name that `firn image list` shows [default: what the function's function.toml says, or base]
     #[arg(long, value_name = "NAME", conflicts_with = "root", value_parser = image_name)]
@@ -27,7 +26,7 @@ pub(crate) struct GuestFiles {
     #[arg(long, value_name = "FILE")]
     root: Option<PathBuf>,
     /// What the guest's writable disk holds at first; the file itself is never written
-    #[arg(long, value_name = "FILE", default_value_os_t = cached("overlay.ext4"), hide_default_value = true)]
+    #[arg(long, value_name = "FILE", default_value_os_t = guest_file("overlay.ext4"), hide_default_value = true)]
     pub(crate) overlay: PathBuf,
 }
 
@@ -101,16 +100,16 @@ impl GuestFiles {
 /// Where the image of this name lies in firn's cache.
 pub(crate) fn image_file(name: &ImageName) -> PathBuf {
     if *name == ImageName::base() {
-        cached("root.erofs")
+        guest_file("root.erofs")
     } else {
-        cached("images").join(name.as_str()).with_extension("erofs")
+        guest_file("images").join(name.as_str()).with_extension("erofs")
     }
 }
 
 /// The images in firn's cache, by name.
 pub(crate) fn images() -> io::Result<Vec<(ImageName, PathBuf)>> {
     let mut found = vec![ImageName::base()];
-    match fs::read_dir(cached("images")) {
+    match fs::read_dir(guest_file("images")) {
         Ok(entries) => {
             for entry in entries {
                 let name = entry?.file_name().into_string().unwrap_or_default();
@@ -133,9 +132,4 @@ pub(crate) fn images() -> io::Result<Vec<(ImageName, PathBuf)>> {
 
 fn image_name(text: &str) -> Result<ImageName, ImageNameError> {
     text.to_owned().try_into()
-}
-
-/// A file of the guest in firn's cache.
-pub(crate) fn cached(name: &str) -> PathBuf {
-    lab::cache_dir().unwrap_or_default().join("guest").join(name)
 }

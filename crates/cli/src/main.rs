@@ -7,11 +7,9 @@ mod demo;
 mod detach;
 mod event;
 mod host_args;
-mod lab;
 mod output;
 mod pool_at;
 mod recorded_run;
-mod scripts;
 mod session;
 mod snapshot_args;
 
@@ -21,8 +19,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use commands::{
-    bench, boot, doctor, freeze, image, invoke, pager, plan, player, pool, profile, record, serve,
-    standby, thaw, top, verify,
+    bench, boot, doctor, freeze, image, invoke, lab, pager, plan, player, pool, profile, record,
+    serve, standby, thaw, top, verify,
 };
 
 /// Start serverless functions from frozen microVMs.

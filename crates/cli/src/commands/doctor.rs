@@ -10,7 +10,7 @@ use serde::Serialize;
 use firn_memory::HostFacts;
 use firn_vmm::{KVM_DEVICE, Virtualization, open_kvm};
 
-use crate::{assets, lab, output};
+use crate::output;
 
 /// Arguments of `firn doctor`.
 #[derive(Debug, Args)]
@@ -107,7 +107,7 @@ fn hardware() -> Finding {
 
 fn guest_files() -> Finding {
     let missing: Vec<String> = ["vmlinux", "initramfs.cpio", "root.erofs", "overlay.ext4"]
-        .map(assets::cached)
+        .map(firn_lab::guest_file)
         .into_iter()
         .filter(|path| !path.is_file())
         .map(|path| path.display().to_string())
@@ -121,7 +121,7 @@ fn guest_files() -> Finding {
 }
 
 fn lab_built() -> Finding {
-    let result = if lab::is_built() {
+    let result = if firn_lab::is_built() {
         Ok("built".to_owned())
     } else {
         Err(("not built".to_owned(), "run `firn lab build` (needs a Debian mirror)".to_owned()))

@@ -6,9 +6,10 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use thiserror::Error;
 
+use firn_lab::{ImageBuild, ScriptError, guest_file};
+
 use crate::assets;
 use crate::output;
-use crate::scripts::{ScriptError, Scripts};
 
 /// Commands of `firn image`.
 #[derive(Debug, Subcommand)]
@@ -69,11 +70,10 @@ pub(crate) enum ImageCommandError {
 pub(crate) fn run(command: &ImageCommand) -> Result<ExitCode, ImageCommandError> {
     match command {
         ImageCommand::Build(arguments) => {
-            Scripts::unpack()?.run("guest/image.sh", words(arguments))?;
+            firn_lab::build_image(&arguments.into())?;
         }
         ImageCommand::List => {
-            let failed =
-                |source| ImageCommandError::List { path: assets::cached("images"), source };
+            let failed = |source| ImageCommandError::List { path: guest_file("images"), source };
             for (name, path) in assets::images().map_err(failed)? {
                 output::line(&format!("{:16} {}", name.as_str(), path.display()));
             }
@@ -82,18 +82,19 @@ pub(crate) fn run(command: &ImageCommand) -> Result<ExitCode, ImageCommandError>
     Ok(ExitCode::SUCCESS)
 }
 
-/// The script's arguments.
-fn words(arguments: &BuildArgs) -> Vec<String> {
-    let BuildArgs { name, out, from, packages, requirements } = arguments;
-    let Some(out) = out else { return name.iter().cloned().collect() };
-    let mut words = vec!["--out".to_owned(), out.clone(), "--from".to_owned(), from.clone()];
-    if !packages.is_empty() {
-        words.extend(["--packages".to_owned(), packages.join(",")]);
+impl From<&BuildArgs> for ImageBuild {
+    fn from(arguments: &BuildArgs) -> Self {
+        let BuildArgs { name, out, from, packages, requirements } = arguments;
+        match (name, out) {
+            (Some(name), _) => Self::Own(name.clone()),
+            (None, out) => Self::Custom {
+                out: out.clone().unwrap_or_default(),
+                from: from.clone(),
+                packages: packages.clone(),
+                requirements: requirements.clone(),
+            },
+        }
     }
-    if let Some(path) = requirements {
-        words.extend(["--requirements".to_owned(), path.display().to_string()]);
-    }
-    words
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 use clap::Parser;
 
-use super::{BuildArgs, words};
+use super::{BuildArgs, ImageBuild};
 
 #[derive(Parser)]
 struct Line {
@@ -8,23 +8,32 @@ struct Line {
     build: BuildArgs,
 }
 
-fn parsed(line: &str) -> Result<Vec<String>, clap::error::ErrorKind> {
+fn parsed(line: &str) -> Result<ImageBuild, clap::error::ErrorKind> {
     let line = Line::try_parse_from(line.split(' ')).map_err(|error| error.kind())?;
-    Ok(words(&line.build))
+    Ok(ImageBuild::from(&line.build))
+}
+
+fn custom(out: &str, from: &str, packages: &[&str], requirements: Option<&str>) -> ImageBuild {
+    ImageBuild::Custom {
+        out: out.to_owned(),
+        from: from.to_owned(),
+        packages: packages.iter().map(|&package| package.to_owned()).collect(),
+        requirements: requirements.map(Into::into),
+    }
 }
 
 #[test]
-fn the_script_gets_what_was_asked_for() {
-    assert_eq!(parsed("build science").unwrap(), ["science"]);
-    assert_eq!(parsed("build --out mine").unwrap(), ["--out", "mine", "--from", "base"]);
+fn arguments_describe_the_image() {
+    assert_eq!(parsed("build science").unwrap(), ImageBuild::Own("science".to_owned()));
+    assert_eq!(parsed("build --out mine").unwrap(), custom("mine", "base", &[], None));
     let line =
         "build --out ./a.erofs --from science --packages a,b --packages c --requirements r.txt";
-    let asked = "--out ./a.erofs --from science --packages a,b,c --requirements r.txt";
-    assert_eq!(parsed(line).unwrap().join(" "), asked);
+    let image = custom("./a.erofs", "science", &["a", "b", "c"], Some("r.txt"));
+    assert_eq!(parsed(line).unwrap(), image);
 }
 
 #[test]
-fn an_image_is_one_of_firns_or_ones_own() {
+fn own_and_custom_images_exclude_each_other() {
     use clap::error::ErrorKind::{ArgumentConflict, MissingRequiredArgument};
     assert_eq!(parsed("build --packages a").unwrap_err(), MissingRequiredArgument);
     for option in ["--out mine", "--packages a", "--requirements r", "--from science"] {

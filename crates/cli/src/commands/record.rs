@@ -26,7 +26,6 @@ use firn_vmm::{
 use super::invoke::Outcome;
 use crate::event::{self, ReadEventError};
 use crate::host_args::{HostArgs, HostError};
-use crate::lab;
 use crate::output;
 use crate::recorded_run::{RecordedRun, RecordedRunError};
 use crate::session::{Interruption, SessionError};
@@ -278,9 +277,9 @@ fn origin(arguments: &RecordArgs, function: &str) -> Result<TraceOrigin, RecordC
         format!("firn record {function} --invoke @input-{input}.json --input {input}")
     });
     let facts = HostFacts::read()?;
-    let (place, gaps) = if lab::counts_instructions() {
+    let (place, gaps) = if firn_lab::counts_instructions() {
         ("the lab, instructions counted", GapUnit::Instructions)
-    } else if lab::is_here() {
+    } else if firn_lab::is_here() {
         ("the lab", GapUnit::Nanoseconds)
     } else {
         ("a host with hardware KVM", GapUnit::Nanoseconds)

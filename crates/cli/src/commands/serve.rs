@@ -15,7 +15,7 @@ use firn_memory::planners::{ParsePlannerError, parse};
 use firn_run::FunctionSettings;
 use firn_vmm::Virtualization;
 
-use crate::assets::{GuestFileError, GuestFiles, cached};
+use crate::assets::{GuestFileError, GuestFiles};
 use crate::host_args::{HostArgs, HostError};
 use crate::output;
 use crate::pool_at::{PoolAt, PoolAtError};
@@ -160,11 +160,11 @@ pub(crate) fn run(arguments: ServeArgs) -> Result<ExitCode, ServeCommandError> {
         listen: arguments.listen,
         data: match arguments.data {
             Some(data) => data,
-            None => crate::lab::cache_dir().ok_or(ServeCommandError::NoData)?.join("serve"),
+            None => firn_lab::cache_dir().ok_or(ServeCommandError::NoData)?.join("serve"),
         },
         program: std::env::current_exe().map_err(ServeCommandError::Program)?,
         boot_options: [arguments.files.options(), host_options(&arguments.host)].concat(),
-        images: (!arguments.files.name_root()).then(|| cached("images")),
+        images: (!arguments.files.name_root()).then(|| firn_lab::guest_file("images")),
         thaw_options: host_options(&arguments.host),
         standby_options: vec!["--kvm".to_owned(), arguments.host.kvm.display().to_string()],
         standby: arguments.standby.into(),

@@ -10,14 +10,12 @@ use std::process::ExitCode;
 use clap::Args;
 use thiserror::Error;
 
+use firn_lab::{LabError, RunConfig};
 use firn_vmm::{KVM_DEVICE, Virtualization, open_kvm};
 
-use crate::lab::{self, LabError};
+use crate::commands::lab;
 use crate::output;
 use story::StoryError;
-
-/// Set in the lab, where Linux guests run but times mean nothing.
-const LAB_VARIABLE: &str = "FIRN_LAB";
 
 /// Arguments of `firn demo`.
 #[derive(Debug, Args)]
@@ -61,7 +59,7 @@ pub(crate) fn run(arguments: &DemoArgs) -> Result<ExitCode, DemoError> {
     if !arguments.functions.is_dir() {
         return Err(DemoError::Functions(arguments.functions.clone()));
     }
-    let in_lab = std::env::var_os(LAB_VARIABLE).is_some();
+    let in_lab = firn_lab::is_here();
     let virtualization = Virtualization::detect().map_err(DemoError::Cpuinfo)?;
     if virtualization == Virtualization::Software || open_kvm(Path::new(KVM_DEVICE)).is_err() {
         output::note(
@@ -116,5 +114,6 @@ fn in_the_lab(arguments: &DemoArgs) -> Result<ExitCode, LabError> {
         command.push("--json".to_owned());
     }
     command.extend(arguments.names.iter().cloned());
-    lab::run_command(vec![folder], command)
+    let config = RunConfig { inputs: vec![folder], ..RunConfig::new(command) };
+    lab::run_command(&config)
 }

@@ -1,50 +1,51 @@
 //! Runs one command in the lab.
 
-use std::borrow::Cow;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::cache::cache_dir;
-use super::channel::{Kind, ReceiveError, receive};
-use super::machine::{Lab, Machine};
-use super::request::{self, Request};
-use super::{CLOCK, INSTRUCTIONS, LabError, RunArgs};
+use crate::cache::cache_dir;
+use crate::channel::{Kind, ReceiveError, receive};
+use crate::environment::{CLOCK, INSTRUCTIONS};
+use crate::machine::{Lab, Machine};
+use crate::request::{self, Request};
+use crate::{LabError, RunConfig};
 
-/// How long the lab's machine may take to come up. It takes 3 s on an idle computer.
+/// Limit for the boot of the lab's machine. A boot takes 3 s on an idle computer.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
 
-/// What the main thread waits for.
+/// An event that the main thread waits for.
 enum Event {
-    /// L1 is up.
+    /// L1 has booted.
     Ready,
-    /// The channel has nothing more to say.
+    /// The channel has ended.
     Ended(Result<Ending, RelayError>),
-    /// This process got a signal that asks it to end.
+    /// This process received a signal that asks it to stop.
     Signal(i32),
 }
 
-/// How the command in the lab ended.
+/// The command in the lab has exited.
 struct Ending {
     code: u8,
     results: Option<File>,
     captured: Option<Captured>,
 }
 
-/// The command's output, where it is kept instead of passed on.
-#[derive(Default)]
-struct Captured {
-    stdout: Vec<u8>,
-    stderr: Vec<u8>,
+/// The output of a command.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Captured {
+    /// The bytes of its standard output.
+    pub stdout: Vec<u8>,
+    /// The bytes of its standard error.
+    pub stderr: Vec<u8>,
 }
 
-/// The relay of what comes through the channel stopped.
+/// The relay of the channel stopped with an error.
 enum RelayError {
     Receive(ReceiveError),
     Refused(String),
@@ -52,57 +53,59 @@ enum RelayError {
     Results(io::Error),
 }
 
-/// What `firn lab run --json` prints.
-#[derive(Serialize)]
-struct Report<'a> {
-    exit_code: u8,
-    stdout: Cow<'a, str>,
-    stderr: Cow<'a, str>,
+/// The result of a run.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The command's exit code; 128 + n if signal n ended it.
+    pub exit_code: u8,
+    /// The command's output, with [`RunConfig::capture`].
+    pub captured: Option<Captured>,
 }
 
-/// Runs the command in the lab and returns its exit code.
-pub(crate) fn run(arguments: &RunArgs) -> Result<u8, LabError> {
+/// Runs a command in the lab. SIGHUP, SIGINT and SIGTERM to this process stop the lab.
+///
+/// # Errors
+///
+/// The lab itself failed, the command exceeded its limit, or a signal stopped the run; see [`LabError::exit_code`].
+pub fn run(config: &RunConfig) -> Result<Outcome, LabError> {
     let started = Instant::now();
     let lab = Lab::open(cache_dir().ok_or(LabError::NoCache)?)?;
     let prepare = |what| move |source| LabError::Prepare { what, source };
     let (events, received) = mpsc::channel();
     forward_signals(events.clone()).map_err(prepare("its signal handlers"))?;
 
-    let mut environment = arguments.environment.clone();
-    if arguments.icount {
+    let mut environment = config.environment.clone();
+    if config.icount {
         environment.push((CLOCK.to_owned(), INSTRUCTIONS.to_owned()));
     }
-    let request = Request {
-        command: arguments.command.clone(),
-        environment,
-        results: arguments.out.is_some(),
-    };
-    if let Some(folder) = &arguments.out {
-        // Now, and not when the work is done.
+    let request =
+        Request { command: config.command.clone(), environment, results: config.out.is_some() };
+    if let Some(folder) = &config.out {
+        // An error here is reported before the command runs.
         fs::create_dir_all(folder)
             .map_err(|source| LabError::Results { path: folder.clone(), source })?;
     }
     let mut payload = lab.temporary().map_err(prepare("the inputs' disk"))?;
-    request::pack(&mut payload, &request, &arguments.inputs)?;
-    let results = match arguments.out {
+    request::pack(&mut payload, &request, &config.inputs)?;
+    let results = match config.out {
         Some(_) => Some(lab.temporary().map_err(prepare("the results' file"))?),
         None => None,
     };
-    let (mut machine, channel) = Machine::start(&lab, &payload, arguments)?;
+    let (mut machine, channel) = Machine::start(&lab, &payload, config)?;
 
-    // The relay is a thread of its own, so that a caller who does not read our output cannot keep us from ending in time.
-    let captured = arguments.json.then(Captured::default);
+    // The relay has its own thread, so that a blocked standard output does not delay the timeout.
+    let captured = config.capture.then(Captured::default);
     std::thread::spawn(move || {
         let ending = relay(channel, results, captured, &events);
-        // The main thread is gone only when the process ends.
+        // The main thread exits only with the process.
         let _ = events.send(Event::Ended(ending));
     });
-    let limit = arguments.timeout.map(Duration::from_secs);
+    let limit = config.timeout;
     let ending = match wait(&received, started, limit) {
         Stop::Ended(Ok(ending)) => ending,
         Stop::Ended(Err(RelayError::Receive(ReceiveError::Ended))) => {
-            let status = machine.settle().map_err(LabError::Start)?;
-            return Err(LabError::Died { status, console: machine.last_words() });
+            let status = machine.exit_status().map_err(LabError::Start)?;
+            return Err(LabError::Died { status, console: machine.console_tail() });
         }
         Stop::Ended(Err(RelayError::Receive(source))) => return Err(LabError::Channel(source)),
         Stop::Ended(Err(RelayError::Refused(reason))) => return Err(LabError::Refused { reason }),
@@ -117,31 +120,20 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<u8, LabError> {
         Stop::NoBoot => {
             return Err(LabError::NoBoot {
                 seconds: BOOT_LIMIT.as_secs(),
-                console: machine.last_words(),
+                console: machine.console_tail(),
             });
         }
     };
     drop(machine);
 
-    if let (Some(mut archive), Some(folder)) = (ending.results, &arguments.out) {
+    if let (Some(mut archive), Some(folder)) = (ending.results, &config.out) {
         request::unpack_results(&mut archive, folder)
             .map_err(|source| LabError::Results { path: folder.clone(), source })?;
     }
-    if let Some(captured) = ending.captured {
-        let report = Report {
-            exit_code: ending.code,
-            stdout: String::from_utf8_lossy(&captured.stdout),
-            stderr: String::from_utf8_lossy(&captured.stderr),
-        };
-        let mut stdout = io::stdout().lock();
-        serde_json::to_writer(&mut stdout, &report)
-            .map_err(|error| LabError::Output(error.into()))?;
-        writeln!(stdout).map_err(LabError::Output)?;
-    }
-    Ok(ending.code)
+    Ok(Outcome { exit_code: ending.code, captured: ending.captured })
 }
 
-/// Why the wait for the command is over.
+/// The end of the wait for the command.
 enum Stop {
     Ended(Result<Ending, RelayError>),
     Signal(i32),
@@ -166,13 +158,13 @@ fn wait(received: &Receiver<Event>, started: Instant, limit: Option<Duration>) -
             (Ok(Event::Ended(ending)), _) => return Stop::Ended(ending),
             (Ok(Event::Signal(signal)), _) => return Stop::Signal(signal),
             (Err(RecvTimeoutError::Timeout), Some((_, stop))) => return stop,
-            // Only a relay that panicked leaves without a word.
+            // The relay panicked.
             (Err(_), _) => return Stop::Ended(Err(RelayError::Receive(ReceiveError::Ended))),
         }
     }
 }
 
-/// Sends the signals that ask this process to end to the main thread, which ends the lab first.
+/// Sends SIGHUP, SIGINT and SIGTERM to the main thread as events.
 fn forward_signals(events: Sender<Event>) -> io::Result<()> {
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM])?;
     std::thread::spawn(move || {
@@ -185,14 +177,14 @@ fn forward_signals(events: Sender<Event>) -> io::Result<()> {
     Ok(())
 }
 
-/// Passes on what comes through the channel, until its last frame.
+/// Relays the channel's frames up to the last one.
 fn relay(
     mut channel: impl Read,
     mut results: Option<File>,
     mut captured: Option<Captured>,
     events: &Sender<Event>,
 ) -> Result<Ending, RelayError> {
-    // Not `Stdout`, which holds back what does not end in a line feed.
+    // `Stdout` buffers the part after the last line feed.
     let unbuffered = |stream: BorrowedFd<'_>| {
         stream.try_clone_to_owned().map(File::from).map_err(RelayError::Output)
     };
@@ -201,7 +193,7 @@ fn relay(
     let mut content = Vec::new();
     loop {
         match (receive(&mut channel, &mut content).map_err(RelayError::Receive)?, &mut captured) {
-            // A main thread that is gone has ended the process.
+            // Without a main thread the process has exited.
             (Kind::Ready, _) => drop(events.send(Event::Ready)),
             (Kind::Stdout, None) => stdout.write_all(&content).map_err(RelayError::Output)?,
             (Kind::Stderr, None) => stderr.write_all(&content).map_err(RelayError::Output)?,

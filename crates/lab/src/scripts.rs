@@ -1,4 +1,4 @@
-//! The repository's build scripts, which are carried in the program so that it works from any folder.
+//! The repository's build scripts. The program contains them, so that it works from any folder.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -24,22 +24,22 @@ const SCRIPTS: [(&str, &str); 9] = [
     ("guest/initramfs.sh", include_str!("../../../guest/initramfs.sh")),
 ];
 
-/// A build script did not do its work.
+/// A build script failed.
 #[derive(Debug, Error)]
-pub(crate) enum ScriptError {
-    /// It cannot be started.
-    #[error("the build scripts cannot be run; they need bash and a writable temporary folder")]
+pub enum ScriptError {
+    /// The script cannot be started.
+    #[error("cannot run the build scripts: they require bash and a writable temporary folder")]
     Start(#[source] io::Error),
-    /// It failed.
-    #[error("{script} failed ({status}): its messages are above; what was already built is kept")]
+    /// The script exited with an error.
+    #[error("{script} failed ({status}); see its messages above. Finished parts stay in the cache")]
     Failed {
         /// The script.
         script: String,
-        /// How it ended.
+        /// Its exit status.
         status: ExitStatus,
     },
-    /// A signal asked this process to end.
-    #[error("{script} was stopped by signal {signal}; what was already built is kept")]
+    /// This process received a signal that asks it to stop.
+    #[error("{script} was stopped by signal {signal}. Finished parts stay in the cache")]
     Interrupted {
         /// The script.
         script: String,
@@ -48,12 +48,13 @@ pub(crate) enum ScriptError {
     },
 }
 
-/// The scripts in a temporary folder of their own.
+/// The scripts in a temporary folder.
 pub(crate) struct Scripts {
     folder: TempDir,
 }
 
 impl Scripts {
+    /// Writes the scripts into a new temporary folder.
     pub(crate) fn unpack() -> Result<Self, ScriptError> {
         let folder = tempfile::tempdir().map_err(ScriptError::Start)?;
         for (name, text) in SCRIPTS {
@@ -64,8 +65,8 @@ impl Scripts {
         Ok(Self { folder })
     }
 
-    /// Runs a script to its end, or until this process is asked to end. Then what the script started is ended first, so that
-    /// nothing goes on alone and no temporary file is left.
+    /// Runs a script until it exits or this process receives SIGHUP, SIGINT or SIGTERM. On a signal the script's process group
+    /// is terminated first, so that no process and no temporary file remains.
     pub(crate) fn run<S: AsRef<OsStr>>(
         &self,
         script: &str,
@@ -81,7 +82,7 @@ impl Scripts {
             .map_err(ScriptError::Start)?;
         for signal in signals.forever() {
             if signal != SIGCHLD {
-                // An error means that it has ended already.
+                // An error means that the group has already exited.
                 let _ = kill_process_group(Pid::from_child(&child), Signal::TERM);
                 child.wait().map_err(ScriptError::Start)?;
                 return Err(ScriptError::Interrupted { script: script.to_owned(), signal });
@@ -94,6 +95,6 @@ impl Scripts {
                 None => {}
             }
         }
-        Err(ScriptError::Start(io::Error::other("its end was missed")))
+        Err(ScriptError::Start(io::Error::other("the exit of the script was not observed")))
     }
 }

@@ -1,7 +1,7 @@
-//! The one channel from the lab's machine to the caller: frames over a virtio-serial port.
+//! The channel from the lab's machine to the caller: frames over a virtio-serial port.
 //!
 //! A frame is a kind (1 byte), the length of its content (4 bytes, little-endian) and the content. One stream carries the
-//! command's output, its results and its exit code, so the last byte of output has arrived when the exit code has.
+//! command's output, its results and its exit code in this order.
 
 use std::io::{Read, Write};
 use std::sync::{Mutex, PoisonError};
@@ -12,10 +12,10 @@ use thiserror::Error;
 pub(crate) const MAX_CONTENT: usize = 64 * 1024;
 const HEADER: usize = 5;
 
-/// What a frame carries.
+/// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// L1 is up and the command is about to start. Empty.
+    /// L1 has booted and starts the command. Empty.
     Ready,
     /// Bytes of the command's standard output.
     Stdout,
@@ -25,7 +25,7 @@ pub(crate) enum Kind {
     Results,
     /// The exit code, one byte. The last frame.
     Exit,
-    /// Why the lab could not do its work, as text. The last frame.
+    /// The lab's error, as text. The last frame.
     Failure,
 }
 
@@ -47,21 +47,21 @@ impl Kind {
 
 /// A frame could not be received.
 #[derive(Debug, Error)]
-pub(crate) enum ReceiveError {
-    /// The stream ended, between frames or within one.
+pub enum ReceiveError {
+    /// The stream ended between frames or within a frame.
     #[error("the channel from the lab's machine ended early")]
     Ended,
     /// The stream cannot be read.
-    #[error("the channel from the lab's machine cannot be read")]
+    #[error("cannot read the channel from the lab's machine")]
     Read(#[source] std::io::Error),
-    /// What arrived is no frame.
+    /// The data is not a frame.
     #[error(
-        "the channel from the lab's machine carries something else than frames (kind {kind}, length {length})"
+        "the channel from the lab's machine carries data that is not a frame (kind {kind}, length {length})"
     )]
     Malformed {
-        /// The byte where a frame's kind belongs.
+        /// The byte in place of a frame's kind.
         kind: u8,
-        /// The length that followed it.
+        /// The bytes in place of a frame's length.
         length: u32,
     },
 }
@@ -91,7 +91,7 @@ fn read_exact(stream: &mut impl Read, buffer: &mut [u8]) -> Result<(), ReceiveEr
     })
 }
 
-/// The sending end, shared by the threads that relay the command's output.
+/// The sending end. The threads that relay the command's output share it.
 #[derive(Debug)]
 pub(crate) struct Sender<W>(Mutex<W>);
 
@@ -100,7 +100,7 @@ impl<W: Write> Sender<W> {
         Self(Mutex::new(stream))
     }
 
-    /// Sends `content`, in as many frames as it takes (one if it is empty).
+    /// Sends `content` in frames of at most [`MAX_CONTENT`] bytes; one frame if it is empty.
     pub(crate) fn send(&self, kind: Kind, content: &[u8]) -> std::io::Result<()> {
         let mut stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut rest = content;
@@ -119,7 +119,7 @@ impl<W: Write> Sender<W> {
         }
     }
 
-    /// A writer whose every write is sent as frames of `kind`.
+    /// A writer that sends each write as frames of `kind`.
     pub(crate) fn writer(&self, kind: Kind) -> FrameWriter<'_, W> {
         FrameWriter { sender: self, kind }
     }

@@ -2,8 +2,8 @@ use std::io::{Read, Seek};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
-use super::super::channel::{Kind, ReceiveError, Sender};
 use super::{BOOT_LIMIT, Captured, Ending, Event, RelayError, Stop, relay, wait};
+use crate::channel::{Kind, ReceiveError, Sender};
 
 fn stream(frames: &[(Kind, &[u8])]) -> Vec<u8> {
     let mut stream = Vec::new();

@@ -11,10 +11,10 @@ use std::time::Duration;
 use rustix::io::FdFlags;
 use rustix::process::Signal;
 
-use super::devdax::{self, Mode};
-use super::{LabError, RunArgs};
+use crate::devdax::{self, Mode};
+use crate::{LabError, RunConfig};
 
-/// What `firn lab build` made.
+/// The built lab.
 pub(crate) struct Lab {
     cache: PathBuf,
 }
@@ -36,24 +36,24 @@ impl Lab {
         self.cache.join("lab").join(part)
     }
 
-    /// A file without a name: it is gone with the last process that has it open, however that process ends.
+    /// A file without a name. The kernel removes it with the last process that has it open.
     pub(crate) fn temporary(&self) -> io::Result<File> {
         tempfile::tempfile_in(self.path(""))
     }
 }
 
-/// The running machine. Dropped, it is killed.
+/// The running machine. Dropping it kills QEMU.
 pub(crate) struct Machine {
     qemu: Child,
     console: File,
 }
 
 impl Machine {
-    /// Starts QEMU with `payload` as the disk that holds the request, and returns the stream that the lab's side within sends.
+    /// Starts QEMU with `payload` as the disk with the request, and returns the stream of the lab's init.
     pub(crate) fn start(
         lab: &Lab,
         payload: &File,
-        arguments: &RunArgs,
+        config: &RunConfig,
     ) -> Result<(Self, ChildStdout), LabError> {
         let prepare = |what| move |source| LabError::Prepare { what, source };
         let program = File::open("/proc/self/exe").map_err(prepare("firn's own program"))?;
@@ -64,28 +64,28 @@ impl Machine {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(prepare("the images' disk")(error)),
         };
-        let (pmem, pmem_size) = pmem(lab, arguments)?;
-        let fsdax = arguments.fsdax.then(|| fsdax(lab)).transpose()?;
+        let (pmem, pmem_size) = pmem(lab, config)?;
+        let fsdax = config.fsdax.then(|| fsdax(lab)).transpose()?;
         let log = lab.temporary().map_err(prepare("the console's log"))?;
         rustix::fs::fcntl_setfl(&log, rustix::fs::OFlags::APPEND)
             .map_err(|error| prepare("the console's log")(error.into()))?;
 
         let mut command = qemu(lab);
-        command.args(accelerator(arguments.icount));
-        let memory = arguments.memory;
-        // The kernel numbers them from the last: the devdax is the device 0 always.
+        command.args(accelerator(config.icount));
+        let memory = config.memory_mib;
+        // The kernel numbers NVDIMMs from the last one, so the devdax is always device 0.
         let mut nvdimms: Vec<_> = fsdax.iter().map(|(file, size)| (file, *size)).collect();
         nvdimms.push((&pmem, pmem_size));
         let sizes: u64 = nvdimms.iter().map(|(_, size)| size.div_ceil(1 << 20)).sum();
         let most = memory + sizes + 1024;
         command.args(["-m", &format!("{memory}M,slots=3,maxmem={most}M")]);
-        let cpus = if arguments.icount { 1 } else { arguments.cpus };
+        let cpus = if config.icount { 1 } else { config.cpus };
         command.args(["-smp", &cpus.to_string()]);
-        // The order makes them /dev/vda, vdb and so on: `lab/init` relies on it.
+        // In this order they are /dev/vda, /dev/vdb and so on. `lab/init` relies on it.
         let disks = [(&program, "on"), (payload, "on"), (&scratch, "off"), (&guest, "on")];
         for (disk, readonly) in disks.into_iter().chain(images.as_ref().map(|disk| (disk, "on"))) {
             let path = inherited(disk).map_err(prepare("a disk"))?;
-            // By default QEMU stops the machine, for ever and silently, when a disk of the host is full.
+            // By default QEMU stops the machine without a message when the host's disk is full.
             let drive = format!(
                 "if=virtio,format=raw,cache=unsafe,werror=report,readonly={readonly},file={path}"
             );
@@ -104,7 +104,7 @@ impl Machine {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr).process_group(0);
         // SAFETY: between fork and exec the closure only makes one system call, which neither allocates nor locks.
         unsafe {
-            // Not even a firn that is killed leaves its QEMU behind.
+            // QEMU exits with firn, even if firn is killed.
             command.pre_exec(|| {
                 Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?)
             });
@@ -121,8 +121,8 @@ impl Machine {
         self.qemu.wait()
     }
 
-    /// How QEMU ended, for one whose channel has closed: it is ending, or is killed after a moment.
-    pub(crate) fn settle(&mut self) -> io::Result<ExitStatus> {
+    /// QEMU's exit status after its channel has closed. QEMU is killed if it does not exit within a second.
+    pub(crate) fn exit_status(&mut self) -> io::Result<ExitStatus> {
         for _ in 0..20 {
             if let Some(status) = self.qemu.try_wait()? {
                 return Ok(status);
@@ -132,9 +132,9 @@ impl Machine {
         self.stop()
     }
 
-    /// The last lines of what the console and QEMU said.
-    pub(crate) fn last_words(&mut self) -> String {
-        // A panic's headline comes some 40 lines before its end.
+    /// The last lines of the console and of QEMU's messages.
+    pub(crate) fn console_tail(&mut self) -> String {
+        // A kernel panic prints its cause about 40 lines before its end.
         const LINES: usize = 80;
         let mut log = Vec::new();
         if let Err(error) = self.console.rewind().and_then(|()| self.console.read_to_end(&mut log))
@@ -154,13 +154,13 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // An error here means that it has ended already.
+        // An error means that QEMU has already exited.
         let _ = self.stop();
     }
 }
 
-/// How QEMU emulates the processors. An instruction takes 1 ns of the machine's time where they are counted; while none is
-/// executed, time jumps to the next timer.
+/// QEMU's options for the emulation of processors. With `icount` an instruction takes 1 ns of the machine's time, and time
+/// jumps to the next timer while the processor is idle.
 fn accelerator(icount: bool) -> &'static [&'static str] {
     if icount {
         &["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"]
@@ -169,13 +169,13 @@ fn accelerator(icount: bool) -> &'static [&'static str] {
     }
 }
 
-/// QEMU with what is the same in every run.
+/// QEMU with the options that are the same in every run.
 fn qemu(lab: &Lab) -> Command {
     const KERNEL: &str = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off tsc=reliable random.trust_cpu=on \
          cryptomgr.notests initcall_blacklist=jent_mod_init apparmor=0";
     const MACHINE: &str = "-nodefaults -no-user-config -display none -no-reboot \
          -machine q35,nvdimm=on -cpu max";
-    // The console joins QEMU's own messages in the log; the channel is QEMU's standard output.
+    // The console and QEMU's messages go to the log; the channel is QEMU's standard output.
     const PORTS: &str = "-chardev file,id=console,path=/proc/self/fd/2,append=on -serial chardev:console \
          -chardev stdio,id=channel,signal=off -device virtio-serial-pci -device virtserialport,chardev=channel,nr=1";
 
@@ -209,7 +209,7 @@ fn inherited(file: &File) -> io::Result<String> {
     Ok(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// A fresh copy of the formatted scratch disk. Only what is written there is copied; the rest stays a hole.
+/// A sparse copy of the formatted scratch disk.
 fn scratch_disk(lab: &Lab) -> io::Result<File> {
     let mut template = File::open(lab.path("scratch.ext4"))?;
     let mut disk = lab.temporary()?;
@@ -235,7 +235,7 @@ fn fsdax(lab: &Lab) -> Result<(File, u64), LabError> {
     make().map_err(|source| LabError::Prepare { what: "the DAX file system", source })
 }
 
-/// Copies `from` into the file `to` from `offset` on, which is all hole, holes as holes.
+/// Copies `from` into the empty file `to` at `offset`, and keeps holes.
 fn copy_sparse(from: &mut File, to: &mut File, offset: u64) -> io::Result<()> {
     let size = from.metadata()?.len();
     to.set_len(offset + size)?;
@@ -256,11 +256,11 @@ fn copy_sparse(from: &mut File, to: &mut File, offset: u64) -> io::Result<()> {
 }
 
 /// The file behind `/dev/dax0.0` and its size in bytes.
-fn pmem(lab: &Lab, arguments: &RunArgs) -> Result<(File, u64), LabError> {
-    // The device is what follows the information block.
-    let size = (arguments.pmem_size << 20).next_multiple_of(devdax::ALIGNMENT) + devdax::ALIGNMENT;
+fn pmem(lab: &Lab, config: &RunConfig) -> Result<(File, u64), LabError> {
+    // The device starts after the information block.
+    let size = (config.pmem_size_mib << 20).next_multiple_of(devdax::ALIGNMENT) + devdax::ALIGNMENT;
     let uuid = || uuid::Uuid::new_v4().into_bytes();
-    let Some(path) = &arguments.pmem else {
+    let Some(path) = &config.pmem else {
         let prepare = |source| LabError::Prepare { what: "the persistent memory", source };
         let file = lab.temporary().map_err(prepare)?;
         devdax::format(&file, size, uuid(), Mode::Devdax).map_err(prepare)?;
@@ -283,7 +283,7 @@ fn pmem(lab: &Lab, arguments: &RunArgs) -> Result<(File, u64), LabError> {
     Ok((file, size))
 }
 
-/// Creates a formatted file at `path` unless there is one. It gets its name when it is whole.
+/// Creates a formatted file at `path` unless it exists. The file gets its name when it is complete.
 fn create_pmem(path: &Path, size: u64, uuid: [u8; 16]) -> io::Result<()> {
     if fs::exists(path)? {
         return Err(io::ErrorKind::AlreadyExists.into());

@@ -1,21 +1,17 @@
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
-use clap::Parser;
-
-use super::super::{LabError, RunArgs, devdax};
 use super::{Lab, copy_sparse, pmem};
+use crate::{LabError, RunConfig, devdax};
 
-#[derive(Parser)]
-struct Line {
-    #[command(flatten)]
-    arguments: RunArgs,
-}
-
-fn arguments(line: &[&str]) -> RunArgs {
-    let words = ["run"].into_iter().chain(line.iter().copied()).chain(["--", "true"]);
-    Line::try_parse_from(words).unwrap_or_else(|error| panic!("{error}")).arguments
+fn config(pmem: Option<&Path>, pmem_size_mib: u64) -> RunConfig {
+    RunConfig {
+        pmem: pmem.map(Path::to_owned),
+        pmem_size_mib,
+        ..RunConfig::new(vec!["true".to_owned()])
+    }
 }
 
 fn lab(cache: &tempfile::TempDir) -> Lab {
@@ -62,8 +58,7 @@ fn a_copy_is_equal_and_keeps_the_holes() {
 fn persistent_memory_without_a_name_is_formatted_and_leaves_no_file() {
     let cache = tempfile::tempdir().unwrap();
     let lab = lab(&cache);
-    let (file, size) =
-        pmem(&lab, &arguments(&["--pmem-size", "65"])).unwrap_or_else(|error| panic!("{error}"));
+    let (file, size) = pmem(&lab, &config(None, 65)).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(size, 68 << 20, "65 MiB in units of 2 MiB, and 2 MiB for the block");
     assert!(devdax::is_formatted(&file).unwrap());
     assert!(file.metadata().unwrap().blocks() * 512 >= size, "a full disk shows now, not in QEMU");
@@ -75,14 +70,14 @@ fn persistent_memory_with_a_name_is_created_once_and_kept() {
     let cache = tempfile::tempdir().unwrap();
     let lab = lab(&cache);
     let path = cache.path().join("pmem");
-    let line = ["--pmem", path.to_str().unwrap(), "--pmem-size", "64"];
-    let (mut file, size) = pmem(&lab, &arguments(&line)).unwrap_or_else(|error| panic!("{error}"));
+    let (mut file, size) =
+        pmem(&lab, &config(Some(&path), 64)).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(size, 66 << 20);
     file.seek(SeekFrom::Start(4 << 20)).unwrap();
     file.write_all(b"kept").unwrap();
 
-    let line = ["--pmem", path.to_str().unwrap(), "--pmem-size", "128"];
-    let (mut file, size) = pmem(&lab, &arguments(&line)).unwrap_or_else(|error| panic!("{error}"));
+    let (mut file, size) =
+        pmem(&lab, &config(Some(&path), 128)).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(size, 66 << 20, "an existing file keeps its size");
     let mut content = [0; 4];
     file.seek(SeekFrom::Start(4 << 20)).unwrap();
@@ -96,8 +91,7 @@ fn a_file_that_is_not_the_labs_is_left_alone() {
     let lab = lab(&cache);
     let path = cache.path().join("precious");
     fs::write(&path, vec![7; 8192]).unwrap();
-    let line = ["--pmem", path.to_str().unwrap()];
-    let error = pmem(&lab, &arguments(&line)).unwrap_err();
+    let error = pmem(&lab, &config(Some(&path), RunConfig::PMEM_MIB)).unwrap_err();
     assert!(matches!(error, LabError::PmemForeign { .. }), "{error}");
     assert_eq!(fs::read(&path).unwrap(), vec![7; 8192]);
 
@@ -109,7 +103,6 @@ fn a_file_that_is_not_the_labs_is_left_alone() {
         devdax::Mode::Devdax,
     )
     .unwrap();
-    let line = ["--pmem", odd.to_str().unwrap()];
-    let error = pmem(&lab, &arguments(&line)).unwrap_err();
+    let error = pmem(&lab, &config(Some(&odd), RunConfig::PMEM_MIB)).unwrap_err();
     assert!(matches!(error, LabError::PmemSize { size: 67_112_960, .. }), "{error}");
 }

@@ -1,4 +1,4 @@
-//! The lab's side within L1: runs the caller's command and sends back what it writes and how it ends.
+//! The lab's init in L1: runs the caller's command and sends back its output, results and exit code.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -10,29 +10,33 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process_group};
 use thiserror::Error;
 
-use super::LAB;
-use super::channel::{Kind, MAX_CONTENT, Sender};
-use super::request::{self, Request};
+use crate::channel::{Kind, MAX_CONTENT, Sender};
+use crate::environment::LAB;
+use crate::request::{self, Request};
 
 const RESULTS: &str = "/out";
 
-/// The lab's side within L1 failed.
+/// The lab's init failed.
 #[derive(Debug, Error)]
-pub(crate) enum InitError {
+pub enum InitError {
     /// The channel to the caller cannot be opened or written.
     #[error(
-        "the lab's channel {path} failed; `firn lab init` works only within the lab, which runs it by itself"
+        "cannot write to the lab's channel {path}; `firn lab init` works only in the lab, which starts it"
     )]
     Channel {
         /// The device.
         path: String,
-        #[source]
+        /// The cause.
         source: io::Error,
     },
 }
 
 /// Serves one request: `payload` is the device with the request and its files, `channel` the port to the caller.
-pub(crate) fn init(payload: &Path, channel: &Path) -> Result<(), InitError> {
+///
+/// # Errors
+///
+/// The channel cannot be opened or written. Other errors are sent through the channel.
+pub fn init(payload: &Path, channel: &Path) -> Result<(), InitError> {
     let failed = |source| InitError::Channel { path: channel.display().to_string(), source };
     let port = OpenOptions::new().write(true).open(channel).map_err(failed)?;
     let sender = Sender::new(port);
@@ -44,7 +48,7 @@ pub(crate) fn init(payload: &Path, channel: &Path) -> Result<(), InitError> {
                 .map_err(failed)?;
         }
     }
-    // The caller ends L1 as soon as the last frame has arrived; a port closed before that could lose it.
+    // Closing the port could lose the last frame. The caller stops L1 when that frame has arrived.
     std::thread::sleep(Duration::from_secs(60));
     Ok(())
 }
@@ -81,7 +85,7 @@ fn run(request: &Request, sender: &Sender<File>) -> io::Result<u8> {
         .stderr(Stdio::piped());
     let mut child = match command.spawn() {
         Ok(child) => child,
-        // The codes of a shell that cannot start a command.
+        // The exit codes of a shell that cannot start a command.
         Err(error) => {
             sender.send(
                 Kind::Stderr,
@@ -97,7 +101,8 @@ fn run(request: &Request, sender: &Sender<File>) -> io::Result<u8> {
             scope.spawn(|| relay(stderr, Kind::Stderr, sender)),
         ];
         let status = child.wait()?;
-        // Processes that the command left behind hold its pipes open. Process group 1 is kill(2)'s "all but myself and init".
+        // Processes that outlive the command keep its pipes open. For kill(2) process group 1 is all processes except the
+        // caller and init.
         match kill_process_group(Pid::INIT, Signal::KILL) {
             Ok(()) | Err(rustix::io::Errno::SRCH) => {}
             Err(error) => return Err(error.into()),
@@ -122,7 +127,7 @@ fn relay(pipe: Option<impl Read>, kind: Kind, sender: &Sender<File>) -> io::Resu
     }
 }
 
-/// The code that a shell reports: the command's own, or 128 plus the number of the signal that ended it.
+/// The code that a shell reports: the command's exit code, or 128 plus the number of the signal that ended it.
 fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| Some(128 + status.signal()?));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)

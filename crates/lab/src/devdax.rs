@@ -1,4 +1,5 @@
-//! Formats the backing file of an emulated NVDIMM, so that L1 finds `/dev/dax0.0`, or `/dev/pmem1` for a DAX file system, without `ndctl`.
+//! Formats the backing file of an emulated NVDIMM as the namespace of `/dev/dax0.0`, or of `/dev/pmem1` for a DAX file
+//! system, without `ndctl`.
 //!
 //! The kernel recognises a namespace by a 4 KiB information block at offset 4096 (Linux `drivers/nvdimm/pfn.h`,
 //! `struct nd_pfn_sb`; checksum: `nd_fletcher64` in `drivers/nvdimm/core.c`).
@@ -9,12 +10,12 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 
-/// What the namespace becomes.
+/// The kind of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// A character device.
     Devdax,
-    /// A block device whose pages have descriptors, as DAX file systems need.
+    /// A block device whose pages have descriptors, as DAX file systems require.
     Fsdax,
 }
 
@@ -34,7 +35,7 @@ const CHECKSUM: usize = BLOCK - 8;
 /// Alignment of the device, of its data and of the file's size, in bytes.
 pub(crate) const ALIGNMENT: u64 = 2 << 20;
 
-/// Whether `file` carries an intact information block of a devdax namespace.
+/// Whether `file` has an intact information block of a devdax namespace.
 pub(crate) fn is_formatted(file: &File) -> std::io::Result<bool> {
     let mut block = [0; BLOCK];
     match file.read_exact_at(&mut block, BLOCK_OFFSET) {
@@ -45,15 +46,15 @@ pub(crate) fn is_formatted(file: &File) -> std::io::Result<bool> {
     }
 }
 
-/// Makes `file` a namespace of `size` bytes. The first 2 MiB hold the block, the rest is the device.
+/// Formats `file` as a namespace of `size` bytes. The first 2 MiB contain the block, the rest is the device.
 ///
-/// The file system's space for all of it is taken at once: QEMU maps the file, and a disk that is full when a page is written for the
-/// first time would end it with SIGBUS.
+/// All blocks of the file are allocated at once. QEMU maps the file, and a full disk at the first write to a page would end
+/// QEMU with SIGBUS.
 pub(crate) fn format(file: &File, size: u64, uuid: [u8; 16], mode: Mode) -> std::io::Result<()> {
     match fallocate(file, FallocateFlags::empty(), 0, size) {
-        // A file system that cannot set space aside.
+        // The file system has no fallocate.
         Err(Errno::OPNOTSUPP) => file.set_len(size)?,
-        taken => taken?,
+        allocated => allocated?,
     }
     file.write_all_at(&info_block(size, uuid, mode), BLOCK_OFFSET)
 }
@@ -62,7 +63,7 @@ fn info_block(size: u64, uuid: [u8; 16], mode: Mode) -> [u8; BLOCK] {
     const PARENT_UUID: [u8; 16] = [0; 16];
     const FLAGS: u32 = 0;
     const VERSION: [u16; 2] = [1, 4];
-    // The pages' descriptors live in RAM, not on the device.
+    // The pages' descriptors are in RAM, not on the device.
     const MODE_RAM: u32 = 1;
     const START_PAD: u32 = 0;
     const END_TRUNCATE: u32 = 0;
@@ -91,8 +92,8 @@ fn info_block(size: u64, uuid: [u8; 16], mode: Mode) -> [u8; BLOCK] {
     block
 }
 
-/// The kernel's 64-bit Fletcher sum over little-endian 32-bit words of the block. Its last field, the checksum itself, counts
-/// as zero.
+/// The kernel's 64-bit Fletcher sum over the little-endian 32-bit words of the block. The last field, the checksum, counts as
+/// zero.
 fn fletcher64(bytes: &[u8]) -> u64 {
     let (mut low, mut high) = (0_u32, 0_u64);
     let words = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));

@@ -1,4 +1,4 @@
-//! What goes into the lab's machine and what comes back: tar archives.
+//! The lab's inputs and results, as tar archives.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -10,38 +10,38 @@ use thiserror::Error;
 
 const REQUEST: &str = "request.json";
 
-/// What the lab's machine is asked to do.
+/// A request to the lab's init.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Request {
     /// The command and its arguments.
     pub(crate) command: Vec<String>,
     /// Variables added to the command's environment.
     pub(crate) environment: Vec<(String, String)>,
-    /// Whether `/out` is to be sent back.
+    /// Whether the init sends `/out` back.
     pub(crate) results: bool,
 }
 
-/// The caller's files cannot be packed for the lab.
+/// The inputs cannot be packed.
 #[derive(Debug, Error)]
-pub(crate) enum PackError {
+pub enum PackError {
     /// An input cannot be read.
-    #[error("{path} cannot be passed into the lab: check that it exists and is readable")]
+    #[error("cannot pass {path} into the lab: check that it exists and is readable")]
     Input {
         /// The input.
         path: PathBuf,
-        #[source]
+        /// The cause.
         source: io::Error,
     },
-    /// Two inputs would have one name.
+    /// Two inputs have the same name.
     #[error(
-        "two inputs are named {name}: in the lab both would be /in/{name}; rename one, or pass a folder that holds both"
+        "two inputs have the name {name}, and both would be /in/{name} in the lab; rename one, or pass a folder that contains both"
     )]
     SameName {
         /// The name.
         name: String,
     },
     /// The temporary archive cannot be written.
-    #[error("the archive of the lab's inputs cannot be written")]
+    #[error("cannot write the archive of the lab's inputs")]
     Write(#[source] io::Error),
 }
 
@@ -64,7 +64,7 @@ pub(crate) fn pack(
     let mut names = BTreeSet::new();
     for path in inputs {
         let failed = |source| PackError::Input { path: path.clone(), source };
-        // An input that is itself a symbolic link stands for what it points to, under the link's name.
+        // A symbolic link is replaced by its target, under the link's name.
         let real = fs::canonicalize(path).map_err(failed)?;
         let Some(name) =
             path.file_name().or(real.file_name()).map(|name| name.to_string_lossy().into_owned())
@@ -98,20 +98,21 @@ pub(crate) fn unpack(archive: impl Read, root: &Path) -> io::Result<Request> {
             entry.unpack_in(root)?;
         }
     }
-    request
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the archive holds no request"))
+    request.ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidData, "the archive contains no request")
+    })
 }
 
-/// Writes what `folder` holds as a tar archive.
+/// Writes the contents of `folder` as a tar archive.
 pub(crate) fn pack_results(folder: &Path, archive: impl Write) -> io::Result<()> {
     let mut builder =
-        tar::Builder::new(BufWriter::with_capacity(super::channel::MAX_CONTENT, archive));
+        tar::Builder::new(BufWriter::with_capacity(crate::channel::MAX_CONTENT, archive));
     builder.follow_symlinks(false);
     builder.append_dir_all("", folder)?;
     builder.into_inner()?.flush()
 }
 
-/// Unpacks the archive of results into `folder`. Entries that would leave it are skipped.
+/// Unpacks the archive of results into `folder`. Entries outside `folder` are skipped.
 pub(crate) fn unpack_results(archive: &mut File, folder: &Path) -> io::Result<()> {
     archive.rewind()?;
     let mut archive = tar::Archive::new(BufReader::new(archive));

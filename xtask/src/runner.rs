@@ -1,0 +1,144 @@
+//! Runs steps, or lists them.
+
+use std::cell::RefCell;
+use std::fmt::Display;
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use crate::step::Step;
+use crate::{Result, cargo};
+
+/// Runs the steps of a task in order.
+#[derive(Debug)]
+pub(crate) struct Runner {
+    /// In a dry run: the lines of the steps so far.
+    listed: Option<RefCell<Vec<String>>>,
+    /// The value of `FIRN_REQUIRE` for all steps.
+    required: String,
+}
+
+impl Runner {
+    pub(crate) fn new(dry_run: bool, required: String) -> Self {
+        Self { listed: dry_run.then(RefCell::default), required }
+    }
+
+    fn prepare(&self, command: &mut Command) {
+        command.env("FIRN_REQUIRE", &self.required);
+    }
+
+    /// The steps of a dry run.
+    pub(crate) fn listed(&self) -> Vec<String> {
+        self.listed.as_ref().map(|listed| listed.borrow().clone()).unwrap_or_default()
+    }
+
+    /// Whether this is a dry run. Then it lists `text`.
+    fn lists(&self, text: impl Display) -> bool {
+        if let Some(listed) = &self.listed {
+            listed.borrow_mut().push(text.to_string());
+        }
+        self.listed.is_some()
+    }
+
+    /// Runs a step. An exit code other than 0 is an error.
+    pub(crate) fn run(&self, step: &Step) -> Result<()> {
+        self.run_to(step, |_| ())
+    }
+
+    fn run_to(&self, step: &Step, configure: impl FnOnce(&mut Command)) -> Result<()> {
+        if self.lists(step) {
+            return Ok(());
+        }
+        let mut child = step.spawn(|command| {
+            self.prepare(command);
+            configure(command);
+        })?;
+        let status = child.wait()?;
+        if status.success() { Ok(()) } else { Err(format!("failed ({status}): {step}").into()) }
+    }
+
+    /// Runs a step without its standard output.
+    pub(crate) fn run_quietly(&self, step: &Step) -> Result<()> {
+        self.run_to(step, |command| {
+            command.stdout(Stdio::null());
+        })
+    }
+
+    /// Runs a step with its standard output in `file`.
+    pub(crate) fn run_into(&self, step: &Step, file: File) -> Result<()> {
+        self.run_to(step, |command| {
+            command.stdout(file);
+        })
+    }
+
+    /// Runs two steps at the same time. The output of `background` is printed when both have exited.
+    pub(crate) fn run_both(&self, foreground: &Step, background: &Step) -> Result<()> {
+        if self.lists(format_args!("{background} &")) {
+            return self.run(foreground);
+        }
+        let mut output = temporary_file()?;
+        let (stdout, stderr) = (output.try_clone()?, output.try_clone()?);
+        let mut other = Background(background.spawn(|command| {
+            self.prepare(command);
+            command.stdout(stdout).stderr(stderr);
+        })?);
+        let result = self.run(foreground);
+        let status = other.0.wait()?;
+        let mut text = Vec::new();
+        output.rewind()?;
+        output.read_to_end(&mut text)?;
+        std::io::stdout().write_all(&text)?;
+        result?;
+        if status.success() {
+            Ok(())
+        } else {
+            Err(format!("failed ({status}): {background}").into())
+        }
+    }
+
+    /// Builds a program with a cargo command such as `test -p firn --test lab`, and returns its path.
+    pub(crate) fn build(&self, cargo_command: &str, name: &str) -> Result<PathBuf> {
+        let step = cargo::build_step(cargo_command);
+        if self.lists(&step) {
+            return Ok(PathBuf::from(name));
+        }
+        cargo::executable(&step.output()?, name)
+            .ok_or_else(|| format!("cargo names no program {name} for: {step}").into())
+    }
+
+    /// Prints a line for people.
+    pub(crate) fn note(&self, text: &str) {
+        if !self.is_dry() {
+            line(text);
+        }
+    }
+
+    /// Whether this is a dry run.
+    pub(crate) fn is_dry(&self) -> bool {
+        self.listed.is_some()
+    }
+}
+
+/// A child that is killed if it still runs when it is dropped.
+struct Background(Child);
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        // An error means that it has exited.
+        let _ = self.0.kill();
+    }
+}
+
+/// Prints a line. A closed standard output is not an error.
+pub(crate) fn line(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+/// A file without a name.
+fn temporary_file() -> Result<File> {
+    let path = std::env::temp_dir().join(format!("xtask-{}", std::process::id()));
+    let file = File::options().read(true).write(true).create_new(true).open(&path)?;
+    std::fs::remove_file(&path)?;
+    Ok(file)
+}

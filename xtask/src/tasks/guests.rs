@@ -1,0 +1,53 @@
+//! Tests in real guests, under this machine's KVM or in the lab.
+
+use std::path::Path;
+
+use crate::step::Step;
+use crate::{Result, lab};
+
+use super::Context;
+
+/// Modules that test restores by planner. In the lab they run in a machine of their own, beside a second machine with all
+/// other tests: under emulation a second processor makes one machine no faster.
+const RESTORES: [&str; 6] =
+    ["planners::", "pool_thaws::", "hugetlbfs::", "recording::", "dax::", "shapes::"];
+
+pub(super) fn guest_tests(context: &Context) -> Result<()> {
+    let program = build(context)?;
+    if context.host.hardware {
+        return context.runner.run(&native(context, &program));
+    }
+    let others = RESTORES.iter().flat_map(|module| ["--skip", module]);
+    let foreground = in_lab(context, &program).args(others);
+    context.runner.run_both(&foreground, &in_lab(context, &program).args(RESTORES))
+}
+
+pub(super) fn long_guest_tests(context: &Context) -> Result<()> {
+    let program = build(context)?;
+    let step =
+        if context.host.hardware { native(context, &program) } else { in_lab(context, &program) };
+    context.runner.run(&step.arg("--ignored"))
+}
+
+fn build(context: &Context) -> Result<std::path::PathBuf> {
+    let place = if context.host.hardware { "under this machine's KVM" } else { "in the lab" };
+    let program = context.runner.build("test -p firn-tests --test microvm", "microvm")?;
+    context.runner.note(&format!("The guests' tests run {place}."));
+    Ok(program)
+}
+
+fn native(context: &Context, program: &Path) -> Step {
+    Step::new(program).arg("--test-threads=1").env("FIRN", context.paths.firn())
+}
+
+fn in_lab(context: &Context, program: &Path) -> Step {
+    lab::run(&context.paths, "--fsdax --cpus 1 --timeout 3600")
+        .arg("--in")
+        .arg(program)
+        .arg("--in")
+        .arg(context.paths.cache.join("clients"))
+        .args(["--env", "FIRN_REQUIRE=kvm,root,dax", "--env", "FIRN=/bin/firn"])
+        .args(["--env", "FIRN_CLIENTS=/in/clients", "--"])
+        .arg(lab::inside(program))
+        .arg("--test-threads=1")
+}

@@ -1,0 +1,178 @@
+//! The commands of the tasks, for hosts of every kind. They are the commands that the Makefile ran before.
+
+use super::{ALL, Context};
+use crate::host::Host;
+use crate::paths::Paths;
+use crate::runner::Runner;
+
+const JSON: &str = "--no-run --message-format=json-render-diagnostics";
+
+fn host(kvm: bool, hardware: bool) -> Host {
+    Host { kvm, hardware, disk: true, root: true }
+}
+
+fn commands(task: &str, host: Host) -> Vec<String> {
+    let runner = Runner::new(true, host.required());
+    let context = Context { runner, host, paths: Paths::example() };
+    let (.., run) = ALL.iter().find(|(name, ..)| *name == task).unwrap();
+    run(&context).unwrap();
+    context.runner.listed()
+}
+
+#[test]
+fn test_runs_what_the_host_can_run() {
+    let targets =
+        |kvm, hardware| commands("test", host(kvm, hardware)).join(", ").replace("make ", "");
+    assert_eq!(targets(true, true), "lint, unit-tests, guest-tests");
+    assert_eq!(targets(true, false), "lint, unit-tests, lab-tests, guest-tests");
+    assert_eq!(targets(false, false), "lint, unit-tests, monitor-tests, lab-tests, guest-tests");
+    assert_eq!(commands("guests", host(true, true)), ["make guest"]);
+    assert_eq!(commands("guests", host(true, false)), ["make lab"]);
+}
+
+#[test]
+fn unit_tests_skip_what_requires_a_kvm_without_one() {
+    let all = "cargo test --workspace --exclude firn-tests";
+    assert_eq!(commands("unit-tests", host(true, false)), [all]);
+    assert_eq!(
+        commands("unit-tests", host(false, false)),
+        [format!(
+            "{all} -- --skip microvm:: --skip player:: --skip floor:: --skip commands::profile::"
+        )]
+    );
+}
+
+#[test]
+fn monitor_tests_run_modules_and_programs_in_one_lab() {
+    let commands = commands("monitor-tests", host(false, false));
+    let built = [
+        "-p firn-vmm --lib",
+        "-p firn-bench --lib",
+        "-p firn --bin firn",
+        "-p firn --test bad_profiles",
+        "-p firn --test bench",
+        "-p firn --test capacity",
+        "-p firn --test drift",
+        "-p firn --test paged_planners",
+        "-p firn --test pager",
+        "-p firn --test pool_refusals",
+    ];
+    assert_eq!(commands.len(), built.len() + 1);
+    for (command, built) in commands.iter().zip(built) {
+        assert_eq!(*command, format!("cargo test {built} {JSON}"));
+    }
+    assert_eq!(
+        commands[built.len()],
+        "/t/release/firn lab run --cpus 1 --timeout 3600 --in firn_vmm --in firn_bench --in firn --in bad_profiles \
+         --in bench --in capacity --in drift --in paged_planners --in pager --in pool_refusals \
+         --env FIRN_REQUIRE=kvm,root,disk -- sh -c 'mkdir -p /t/debug; ln -s /bin/firn /t/debug/firn; failed=; \
+         for program in /in/firn_vmm /in/firn_bench /in/firn; do $program --test-threads=1 microvm:: player:: floor:: \
+         commands::profile:: || failed=1; done; for program in /in/bad_profiles /in/bench /in/capacity /in/drift \
+         /in/paged_planners /in/pager /in/pool_refusals; do $program --test-threads=1 || failed=1; done; \
+         test -z \"$failed\"'"
+    );
+}
+
+#[test]
+fn lab_tests_run_three_programs() {
+    assert_eq!(
+        commands("lab-tests", host(true, false)),
+        [
+            "cargo test -p firn --test lab --test lab_interrupts --test lab_pool -- --ignored --test-threads=1",
+            &format!("cargo test -p firn-memory --lib {JSON}"),
+            "/t/release/firn lab run --in firn_memory -- /in/firn_memory --ignored recorders::bpf",
+            &format!("cargo test -p firn --test lost {JSON}"),
+            "/t/release/firn lab run --cpus 1 --in lost --env FIRN_REQUIRE=kvm,root,disk -- sh -c \
+             'mkdir -p /t/debug; ln -s /bin/firn /t/debug/firn; /in/lost --test-threads=1'",
+        ]
+    );
+}
+
+#[test]
+fn guest_tests_run_natively_or_in_two_labs() {
+    let build = format!("cargo test -p firn-tests --test microvm {JSON}");
+    assert_eq!(
+        commands("guest-tests", host(true, true)),
+        [build.as_str(), "FIRN=/t/release/firn microvm --test-threads=1"]
+    );
+    assert_eq!(
+        commands("long-guest-tests", host(true, true)),
+        [build.as_str(), "FIRN=/t/release/firn microvm --test-threads=1 --ignored"]
+    );
+    let lab = "/t/release/firn lab run --fsdax --cpus 1 --timeout 3600 --in microvm --in /c/clients \
+               --env FIRN_REQUIRE=kvm,root,dax --env FIRN=/bin/firn --env FIRN_CLIENTS=/in/clients -- \
+               /in/microvm --test-threads=1";
+    assert_eq!(
+        commands("guest-tests", host(true, false)),
+        [
+            build.clone(),
+            format!("{lab} planners:: pool_thaws:: hugetlbfs:: recording:: dax:: shapes:: &"),
+            format!(
+                "{lab} --skip planners:: --skip pool_thaws:: --skip hugetlbfs:: --skip recording:: --skip dax:: \
+                 --skip shapes::"
+            ),
+        ]
+    );
+    assert_eq!(
+        commands("long-guest-tests", host(true, false)),
+        [build, format!("{lab} --ignored")]
+    );
+}
+
+#[test]
+fn workloads_run_natively_or_in_the_lab() {
+    let own = std::env::temp_dir().join(format!("own-{}.erofs", std::process::id()));
+    let own = own.display().to_string();
+    let name = own.rsplit('/').next().unwrap();
+    let image = format!(
+        "/t/release/firn image build --packages python3-yaml --requirements tests/functions/own_image/requirements.txt \
+         --out {own}"
+    );
+    let microvm = format!("cargo test -p firn-tests --test microvm {JSON}");
+    let workloads = format!("cargo test -p firn-tests --test workloads {JSON}");
+    assert_eq!(
+        commands("test-workloads", host(true, true)),
+        [
+            microvm.clone(),
+            "FIRN=/t/release/firn FIRN_INVOCATIONS=1000 microvm serve::crashes".to_owned(),
+            workloads.clone(),
+            image.clone(),
+            format!(
+                "FIRN=/t/release/firn FIRN_FUNCTIONS=/r/guest/functions FIRN_OWN_IMAGE={own} workloads \
+                 --test-threads=1 --nocapture"
+            ),
+        ]
+    );
+    assert_eq!(
+        commands("test-workloads", host(true, false)),
+        [
+            microvm,
+            "/t/release/firn lab run --timeout 3600 --in microvm --env FIRN=/bin/firn --env FIRN_INVOCATIONS=1000 -- \
+             /in/microvm serve::crashes"
+                .to_owned(),
+            workloads,
+            image,
+            format!(
+                "/t/release/firn lab run --timeout 7200 --in workloads --in guest/functions --in {own} \
+                 --env FIRN=/bin/firn --env FIRN_FUNCTIONS=/in/functions --env FIRN_OWN_IMAGE=/in/{name} -- \
+                 /in/workloads --test-threads=1 --nocapture"
+            ),
+        ]
+    );
+}
+
+#[test]
+fn bench_measures_what_the_host_can_measure() {
+    let build = format!("cargo bench -p firn --bench thaw_growth {JSON}");
+    let lab = "/t/release/firn lab run --in thaw_growth --in guest/functions --env FIRN=/bin/firn \
+               --env FIRN_FUNCTIONS=/in/functions -- /in/thaw_growth --bench";
+    let native = "FIRN=/t/release/firn FIRN_FUNCTIONS=guest/functions thaw_growth --bench";
+    let floor = "/t/release/firn bench floor";
+    let huge = "/t/release/firn bench floor --leaves 2m";
+    let thaw = "/t/release/firn bench thaw --trace sequential-read:64M --runs 10";
+    assert_eq!(commands("bench", host(false, false)), [&build, lab]);
+    assert_eq!(commands("bench", host(true, false)), [&build, lab, floor, huge, thaw]);
+    assert_eq!(commands("bench", host(true, true)), [&build, native, floor, huge, thaw]);
+    let user = Host { root: false, ..host(true, true) };
+    assert_eq!(commands("bench", user), [&build, native, floor, thaw]);
+}

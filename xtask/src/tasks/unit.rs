@@ -1,0 +1,71 @@
+//! Unit tests, and tests of single programs, on this machine or in the lab.
+
+use crate::step::Step;
+use crate::{Result, lab};
+
+use super::Context;
+
+/// Modules of unit tests that require a KVM. `unit-tests` skips them without one, and `monitor-tests` runs them in the lab.
+const KVM_MODULES: [&str; 4] = ["microvm::", "player::", "floor::", "commands::profile::"];
+
+/// The unit test programs with those modules: arguments for cargo, and the target's name.
+const KVM_UNIT_TESTS: [(&str, &str); 3] = [
+    ("-p firn-vmm --lib", "firn_vmm"),
+    ("-p firn-bench --lib", "firn_bench"),
+    ("-p firn --bin firn", "firn"),
+];
+
+/// Test programs of the package firn that require a KVM. Without one they pass without a check, and `monitor-tests` runs them
+/// in the lab. The program `lost` is in `lab-tests`, because KVM handles its faults differently there.
+const KVM_PROGRAMS: [&str; 7] =
+    ["bad_profiles", "bench", "capacity", "drift", "paged_planners", "pager", "pool_refusals"];
+
+pub(super) fn unit_tests(context: &Context) -> Result<()> {
+    let mut step = Step::words("cargo test --workspace --exclude firn-tests");
+    if !context.host.kvm {
+        step = step.arg("--").args(KVM_MODULES.iter().flat_map(|module| ["--skip", module]));
+    }
+    context.runner.run(&step)
+}
+
+pub(super) fn monitor_tests(context: &Context) -> Result<()> {
+    let Context { runner, paths, .. } = context;
+    let mut modules = Vec::new();
+    for (package, name) in KVM_UNIT_TESTS {
+        modules.push(runner.build(&format!("test {package}"), name)?);
+    }
+    let mut programs = Vec::new();
+    for name in KVM_PROGRAMS {
+        programs.push(runner.build(&format!("test -p firn --test {name}"), name)?);
+    }
+    let mut step = lab::run(paths, "--cpus 1 --timeout 3600");
+    for program in modules.iter().chain(&programs) {
+        step = step.arg("--in").arg(program);
+    }
+    let names = |programs: &[std::path::PathBuf]| {
+        programs.iter().map(|program| lab::inside(program)).collect::<Vec<_>>().join(" ")
+    };
+    let script = format!(
+        "{}; failed=; for program in {}; do $program --test-threads=1 {} || failed=1; done; \
+         for program in {}; do $program --test-threads=1 || failed=1; done; test -z \"$failed\"",
+        lab::with_firn(paths),
+        names(&modules),
+        KVM_MODULES.join(" "),
+        names(&programs),
+    );
+    runner.run(&step.args(["--env", "FIRN_REQUIRE=kvm,root,disk", "--", "sh", "-c"]).arg(script))
+}
+
+pub(super) fn lab_tests(context: &Context) -> Result<()> {
+    let Context { runner, paths, .. } = context;
+    runner.run(&Step::words(
+        "cargo test -p firn --test lab --test lab_interrupts --test lab_pool -- --ignored --test-threads=1",
+    ))?;
+    let memory = runner.build("test -p firn-memory --lib", "firn_memory")?;
+    let step = lab::run(paths, "").arg("--in").arg(&memory).arg("--").arg(lab::inside(&memory));
+    runner.run(&step.args(["--ignored", "recorders::bpf"]))?;
+    let lost = runner.build("test -p firn --test lost", "lost")?;
+    let script = format!("{}; {} --test-threads=1", lab::with_firn(paths), lab::inside(&lost));
+    let step = lab::run(paths, "--cpus 1").arg("--in").arg(&lost);
+    runner.run(&step.args(["--env", "FIRN_REQUIRE=kvm,root,disk", "--", "sh", "-c"]).arg(script))
+}
