@@ -59,7 +59,7 @@ fn run(mut arguments: Vec<String>) -> Result<()> {
 fn usage() -> String {
     let mut text = "usage: cargo run -q -p xtask -- [--dry-run] TASK\ntasks:".to_owned();
     for (name, purpose, _) in tasks::ALL {
-        text += &format!("\n  {name:18} {purpose}");
+        text += &format!("\n  {name:19} {purpose}");
     }
     text
 }

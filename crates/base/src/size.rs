@@ -6,7 +6,7 @@ use thiserror::Error;
 /// Bytes in a page of guest memory.
 pub const PAGE_SIZE: u64 = 4096;
 
-/// A text that [`parse_size`] does not accept.
+/// A text that [`parse_size()`] does not accept.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{0:?} is not a size: expected a whole number of bytes with an optional suffix K, M or G")]
 pub struct ParseSizeError(String);

@@ -176,7 +176,7 @@ impl DiskInfo {
     }
 
     /// Opens the disk read-only for a start, and checks its length and its first 64 KiB. What follows them is checked by
-    /// [`crate::verify`].
+    /// [`crate::verify()`].
     ///
     /// # Errors
     /// [`DiskError`] when it is not there, cannot be read, or is another than at the freeze.

@@ -14,7 +14,7 @@ use crate::host::Host;
 use crate::paths::Paths;
 use crate::runner::Runner;
 use crate::step::Step;
-use crate::{Result, prose};
+use crate::{Result, prose, unused};
 
 /// What a task works with.
 #[derive(Debug)]
@@ -27,11 +27,12 @@ pub(crate) struct Context {
 type Task = fn(&Context) -> Result<()>;
 
 /// Name, purpose and function of every task.
-pub(crate) const ALL: [(&str, &str, Task); 16] = [
+pub(crate) const ALL: [(&str, &str, Task); 17] = [
     ("guests", "build the files for Linux guests, and the lab if they run there", guests),
     ("test", "run all checks and tests of a change", test),
     ("lint", "check formatting, lints, documentation and dependencies", checks::lint),
     ("prose", "check the style of texts and comments", prose::check),
+    ("unused-dependencies", "find dependencies that no source file uses", unused::check),
     ("deny", "run cargo-deny", checks::deny),
     ("unit-tests", "run every test that needs no Linux guest", unit::unit_tests),
     ("monitor-tests", "run the tests that need a KVM in the lab", unit::monitor_tests),

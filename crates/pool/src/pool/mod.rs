@@ -110,7 +110,7 @@ impl Pool {
     }
 
     /// Allocates an extent for one microVM to run in and to write: guest memory of the snapshot's size, and no tail. Its bytes are
-    /// whatever was there before, until [`Replica::image`]. It is freed when the [`Replica`] is dropped, and by recovery.
+    /// whatever was there before, until the replica is imaged. It is freed when the [`Replica`] is dropped, and by recovery.
     ///
     /// # Errors
     /// See [`ReplicaError`].

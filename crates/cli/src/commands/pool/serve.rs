@@ -36,7 +36,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 Where --pool names a medium that nobody serves, commands start a manager themselves; it ends with its last client. A memfd
 is made, with a pool in it, and ends with this process. Its memory is taken at once; `huge` needs vm.nr_hugepages.")]
 pub(crate) struct ServeArgs {
-    /// A devdax device or a file with a pool, or memfd:SIZE[,huge][,node=N]
+    /// A devdax device or a file with a pool, or `memfd:SIZE[,huge][,node=N]`
     #[arg(long, value_name = "MEDIUM", value_parser = medium::parse)]
     medium: MediumName,
     /// Where clients connect: a unix socket, for this user alone
