@@ -1,0 +1,380 @@
+//! Errors in AWS Lambda's form (a status code, `x-amzn-ErrorType` and a JSON body), and the translation of
+//! the service's errors into them.
+
+use axum::Json;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use firn_agent::protocol::MAX_EVENT_BYTES;
+use firn_control::{
+    AcquireError, AliasError, ChangeError, CodeError, ConfigurationError, DeleteError, Field,
+    FindError, InvokeFailure, LoadFailure, MAX_ENVIRONMENT, MAX_UNPACKED, NotFound, PrepareError,
+    PublishError, RevisionMismatch, StartError, StoreError, TaskFailed, TooManyEvents,
+};
+use firn_run::EventError;
+use serde_json::json;
+
+use super::names::{ParseNameError, Scope};
+use super::{Lambda, REPORT};
+use crate::sigv4::SignatureError;
+
+/// An error of the API.
+#[derive(Debug)]
+pub(crate) struct ApiError {
+    status: StatusCode,
+    kind: &'static str,
+    message: String,
+    reason: Option<&'static str>,
+    /// The report of a request that was run, in JSON.
+    report: Option<String>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        Self { status, kind, message: message.into(), reason: None, report: None }
+    }
+
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "InvalidParameterValueException", message)
+    }
+
+    pub(crate) fn validation(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "ValidationException", message)
+    }
+
+    /// A value does not satisfy a rule, which is an infinitive.
+    pub(crate) fn constraint(field: &str, value: &str, rule: &str) -> Self {
+        Self::validation(format!(
+            "1 validation error detected: Value '{value}' at '{field}' failed to satisfy constraint: Member must {rule}"
+        ))
+    }
+
+    /// The body is not the expected JSON.
+    pub(crate) fn not_json(error: &dyn std::fmt::Display) -> Self {
+        Self::request_content(format!("Could not parse request body into json: {error}"))
+    }
+
+    pub(crate) fn request_content(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "InvalidRequestContentException", message)
+    }
+
+    pub(crate) fn too_large(limit: usize, operation: &str) -> Self {
+        let message =
+            format!("Request must be smaller than {limit} bytes for the {operation} operation");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "RequestEntityTooLargeException", message)
+    }
+
+    /// Invoke has its own error for a request that is too large.
+    pub(crate) fn event_too_large() -> Self {
+        let error = Self::too_large(MAX_EVENT_BYTES, "InvokeFunction");
+        Self { kind: "RequestTooLargeException", ..error }
+    }
+
+    fn not_found(what: &str, arn: impl std::fmt::Display) -> Self {
+        let message = format!("{what} not found: {arn}");
+        Self::new(StatusCode::NOT_FOUND, "ResourceNotFoundException", message)
+    }
+
+    pub(crate) fn no_such_operation() -> Self {
+        let message = "this daemon does not support the operation";
+        Self::new(StatusCode::NOT_FOUND, "UnknownOperationException", message)
+    }
+
+    fn conflict(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::CONFLICT, "ResourceConflictException", message)
+    }
+
+    fn not_ready(function: &impl std::fmt::Display) -> Self {
+        let message = format!(
+            "Lambda is initializing your function. It will be ready to invoke once {function} becomes ACTIVE."
+        );
+        Self::new(StatusCode::CONFLICT, "SnapStartNotReadyException", message)
+    }
+
+    fn snap_start(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "SnapStartException", message)
+    }
+
+    fn throttled(reason: &'static str, message: impl Into<String>) -> Self {
+        let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "TooManyRequestsException", message);
+        Self { reason: Some(reason), ..error }
+    }
+
+    /// The daemon failed. Its log has the error, and the client gets `message`.
+    pub(crate) fn service(error: &(dyn std::error::Error + 'static), message: &str) -> Self {
+        tracing::error!(error, "{message}");
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "ServiceException", message)
+    }
+
+    /// Adds the report of the request, in JSON.
+    pub(crate) fn with_report(self, report: String) -> Self {
+        Self { report: Some(report), ..self }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let fault = if self.status.is_server_error() { "Service" } else { "User" };
+        let mut body = json!({ "Type": fault, "Message": self.message, "message": self.message });
+        if let Some(reason) = self.reason {
+            body["Reason"] = json!(reason);
+        }
+        let report = self.report.map(|report| [(REPORT, report)]);
+        (self.status, [("x-amzn-ErrorType", self.kind)], report, Json(body)).into_response()
+    }
+}
+
+/// An error of an operation, which becomes an error of the API.
+pub(super) trait Translate {
+    /// The error of the API. `scope` completes the ARNs in its text.
+    fn translate(self, scope: &Scope) -> ApiError;
+}
+
+impl Lambda {
+    /// Translates the error of an operation.
+    pub(super) fn error<E: Translate>(&self) -> impl FnOnce(E) -> ApiError {
+        |error| error.translate(&self.scope)
+    }
+}
+
+impl Translate for NotFound {
+    fn translate(self, scope: &Scope) -> ApiError {
+        match self {
+            Self::Function(target) => ApiError::not_found("Function", scope.arn_of(&target)),
+            Self::Alias(target) => ApiError::not_found("Cannot find alias arn", scope.arn_of(&target)),
+        }
+    }
+}
+
+impl Translate for FindError {
+    fn translate(self, scope: &Scope) -> ApiError {
+        match self {
+            Self::NotFound(error) => error.translate(scope),
+            Self::Store(error) => error.into(),
+            Self::Task(error) => error.into(),
+        }
+    }
+}
+
+impl Translate for ChangeError {
+    fn translate(self, scope: &Scope) -> ApiError {
+        match self {
+            Self::Exists(name) => ApiError::conflict(format!("Function already exist: {name}")),
+            Self::NotFound(error) => error.translate(scope),
+            Self::Revision(error) => error.into(),
+            Self::Configuration(error) => error.into(),
+            Self::Code(error) => error.into(),
+            Self::Publish(error) => error.translate(scope),
+            Self::Store(error) => error.into(),
+            Self::Task(error) => error.into(),
+        }
+    }
+}
+
+impl Translate for PublishError {
+    fn translate(self, scope: &Scope) -> ApiError {
+        match self {
+            Self::NotFound(error) => error.translate(scope),
+            Self::Revision(error) => error.into(),
+            Self::Code { expected, actual } => ApiError::invalid(format!(
+                "CodeSHA256 ({expected}) is different from current CodeSHA256 in $LATEST ({actual}). Please try again \
+                 with the CodeSHA256 in $LATEST.",
+            )),
+            Self::Store(error) => error.into(),
+            Self::Task(error) => error.into(),
+        }
+    }
+}
+
+impl Translate for DeleteError {
+    fn translate(self, scope: &Scope) -> ApiError {
+        match self {
+            Self::NotFound(error) => error.translate(scope),
+            Self::Latest => ApiError::invalid(
+                "$LATEST version cannot be deleted without deleting the function.",
+            ),
+            Self::Alias => ApiError::invalid("DeleteAlias deletes an alias"),
+            Self::Aliased { version, alias } => {
+                ApiError::conflict(format!("Version {version} is used by the alias {alias}"))
+            }
+            Self::Store(error) => error.into(),
+            Self::Task(error) => error.into(),
+        }
+    }
+}
+
+impl Translate for AliasError {
+    fn translate(self, scope: &Scope) -> ApiError {
+        match self {
+            Self::NotFound(error) => error.translate(scope),
+            Self::Name(name) => ApiError::validation(format!(
+                "Value '{name}' at 'name' failed to satisfy constraint: letters, digits, hyphens and underscores, and \
+                 not a number"
+            )),
+            Self::Exists(target) => {
+                ApiError::conflict(format!("Alias already exists: {}", scope.arn_of(&target)))
+            }
+            Self::NoVersion => ApiError::validation("FunctionVersion must not be null"),
+            Self::Revision(error) => error.into(),
+            Self::Store(error) => error.into(),
+            Self::Task(error) => error.into(),
+        }
+    }
+}
+
+impl Translate for PrepareError {
+    fn translate(self, scope: &Scope) -> ApiError {
+        match self {
+            Self::NotFound(error) => error.translate(scope),
+            Self::Pending(target) => ApiError::not_ready(&scope.arn_of(&target)),
+            Self::Failed { .. } => ApiError::snap_start(self.to_string()),
+            Self::Utf8(error) => ApiError::not_json(&error),
+            Self::Event(EventError::TooLong { .. }) => ApiError::event_too_large(),
+            Self::Event(EventError::NotJson(error)) => ApiError::not_json(&error),
+            Self::Store(error) => error.into(),
+            Self::Task(error) => error.into(),
+        }
+    }
+}
+
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> Self {
+        Self::service(&error, "the daemon's database failed")
+    }
+}
+
+impl From<TaskFailed> for ApiError {
+    fn from(error: TaskFailed) -> Self {
+        Self::service(&error, "a task of the daemon failed")
+    }
+}
+
+impl From<RevisionMismatch> for ApiError {
+    fn from(_: RevisionMismatch) -> Self {
+        let message = "The RevisionId provided does not match the latest RevisionId.";
+        Self::new(StatusCode::PRECONDITION_FAILED, "PreconditionFailedException", message)
+    }
+}
+
+impl From<TooManyEvents> for ApiError {
+    fn from(error: TooManyEvents) -> Self {
+        Self::throttled("ConcurrentInvocationLimitExceeded", error.to_string())
+    }
+}
+
+impl From<ParseNameError> for ApiError {
+    fn from(error: ParseNameError) -> Self {
+        match error {
+            ParseNameError::Mismatch => Self::invalid(error.to_string()),
+            ParseNameError::Function(_) | ParseNameError::Qualifier(_) => {
+                Self::validation(error.to_string())
+            }
+        }
+    }
+}
+
+impl From<SignatureError> for ApiError {
+    fn from(error: SignatureError) -> Self {
+        let kind = match &error {
+            SignatureError::Missing => "MissingAuthenticationTokenException",
+            SignatureError::UnknownKey => "UnrecognizedClientException",
+            SignatureError::Invalid(_) => "InvalidSignatureException",
+        };
+        Self::new(StatusCode::FORBIDDEN, kind, error.to_string())
+    }
+}
+
+impl From<ConfigurationError> for ApiError {
+    fn from(error: ConfigurationError) -> Self {
+        match error {
+            ConfigurationError::Missing(field) => Self::validation(format!(
+                "1 validation error detected: Value null at '{}' failed to satisfy constraint: Member must not be null",
+                name(field)
+            )),
+            ConfigurationError::Value { field, value, rule } => {
+                Self::constraint(name(field), &value, rule)
+            }
+            ConfigurationError::ReservedVariable(name) => Self::invalid(format!(
+                "Lambda was unable to configure your environment variables because the environment variables you have \
+                 provided contains reserved keys that are currently not supported for modification. Reserved keys used \
+                 in this request: {name}"
+            )),
+            ConfigurationError::EnvironmentTooLarge => Self::invalid(format!(
+                "Lambda was unable to configure your environment variables because the environment variables you have \
+                 provided exceeded the {MAX_ENVIRONMENT} bytes limit."
+            )),
+            ConfigurationError::Image(_) | ConfigurationError::Planner(_) => {
+                Self::invalid(error.to_string())
+            }
+        }
+    }
+}
+
+/// AWS Lambda's name of a part of a configuration.
+fn name(field: Field) -> &'static str {
+    match field {
+        Field::Runtime => "runtime",
+        Field::Handler => "handler",
+        Field::Role => "role",
+        Field::Description => "description",
+        Field::Timeout => "timeout",
+        Field::Memory => "memorySize",
+        Field::Variable => "environment.variables",
+    }
+}
+
+impl From<CodeError> for ApiError {
+    fn from(error: CodeError) -> Self {
+        match error {
+            CodeError::NotZip(_) => Self::invalid(
+                "Could not unzip uploaded file. Please check your file, then try to upload again.",
+            ),
+            CodeError::TooLarge => {
+                Self::invalid(format!("Unzipped size must be smaller than {MAX_UNPACKED} bytes"))
+            }
+            CodeError::Store { .. } => Self::service(&error, "the code cannot be stored"),
+            CodeError::Empty
+            | CodeError::Unreadable { .. }
+            | CodeError::Path(_)
+            | CodeError::Kind(_)
+            | CodeError::Duplicate(_)
+            | CodeError::TooMany => Self::invalid(format!("Could not unzip uploaded file: {error}")),
+        }
+    }
+}
+
+impl From<InvokeFailure> for ApiError {
+    fn from(failure: InvokeFailure) -> Self {
+        match failure {
+            InvokeFailure::Acquire(error) => error.into(),
+            InvokeFailure::Restore(_) => Self::snap_start(failure.to_string()),
+            InvokeFailure::Start(LoadFailure::Start(StartError::Image(error))) => {
+                let status = StatusCode::BAD_GATEWAY;
+                Self::new(status, "InvalidRuntimeException", error.to_string())
+            }
+            InvokeFailure::Start(_)
+            | InvokeFailure::Lost(_)
+            | InvokeFailure::Undelivered(_)
+            | InvokeFailure::Task(_) => Self::service(&failure, "the request was not served"),
+        }
+    }
+}
+
+impl From<AcquireError> for ApiError {
+    fn from(error: AcquireError) -> Self {
+        let text = error.to_string();
+        match error {
+            AcquireError::Concurrency => {
+                Self::throttled("ReservedFunctionConcurrentInvocationLimitExceeded", text)
+            }
+            AcquireError::QueueFull | AcquireError::TimedOut => {
+                Self::throttled("ConcurrentInvocationLimitExceeded", text)
+            }
+            AcquireError::TooLarge => {
+                Self::new(StatusCode::BAD_GATEWAY, "ResourceNotReadyException", text)
+            }
+            AcquireError::Closed => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceException", text)
+            }
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Functions: create, read, change, delete.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::IntoResponse;
+use firn_control::{CodeChange, NewFunction};
+use serde_json::json;
+
+use super::body::{MAX_BODY, MAX_DOCUMENT, json as body_json, zip_file};
+use super::configuration::change;
+use super::documents::{Concurrency, CreateFunction, Settings, UpdateCode, configuration};
+use super::extract::{Qualified, Unqualified, ValidQuery};
+use super::names::parse;
+use super::pages::page;
+use super::{ApiError, Lambda};
+
+pub(super) async fn create(
+    State(lambda): State<Arc<Lambda>>,
+    body: Body,
+) -> Result<impl IntoResponse, ApiError> {
+    let request: CreateFunction = body_json(body, MAX_BODY, "CreateFunction").await?;
+    let publish = request.publish;
+    let new = NewFunction {
+        target: parse(&request.function_name, None)?,
+        zip: zip_file(request.code).await?,
+        configuration: change(request.settings)?,
+        publish,
+    };
+    let version = lambda.control.create_function(new).await.map_err(lambda.error())?;
+    Ok((StatusCode::CREATED, Json(configuration(&lambda.scope, &version, publish))))
+}
+
+pub(super) async fn list(
+    State(lambda): State<Arc<Lambda>>,
+    ValidQuery(query): ValidQuery,
+) -> Result<impl IntoResponse, ApiError> {
+    let all = query.function_version.as_deref() == Some("ALL");
+    let versions = lambda.control.functions(all).await.map_err(lambda.error())?;
+    let items = versions.iter().map(|version| {
+        let key = format!("{}:{}", version.function, version.version);
+        (key, configuration(&lambda.scope, version, all))
+    });
+    let (functions, next) = page(items.collect(), &query);
+    Ok(Json(json!({ "Functions": functions, "NextMarker": next })))
+}
+
+pub(super) async fn get(
+    Qualified { lambda, target }: Qualified,
+) -> Result<impl IntoResponse, ApiError> {
+    let found = lambda.control.find(&target).await.map_err(lambda.error())?;
+    let location = lambda.control.code_path(&found.version).display().to_string();
+    let qualified = target.qualifier().is_some();
+    let mut answer = json!({
+        "Configuration": configuration(&lambda.scope, &found.version, qualified),
+        "Code": { "RepositoryType": "firn", "Location": location },
+    });
+    if let Some(limit) = found.concurrency {
+        answer["Concurrency"] = json!(Concurrency { reserved_concurrent_executions: limit });
+    }
+    Ok(Json(answer))
+}
+
+pub(super) async fn get_configuration(
+    Qualified { lambda, target }: Qualified,
+) -> Result<impl IntoResponse, ApiError> {
+    let found = lambda.control.find(&target).await.map_err(lambda.error())?;
+    let qualified = target.qualifier().is_some();
+    Ok(Json(configuration(&lambda.scope, &found.version, qualified)))
+}
+
+pub(super) async fn update_code(
+    Unqualified { lambda, target, .. }: Unqualified,
+    body: Body,
+) -> Result<impl IntoResponse, ApiError> {
+    let request: UpdateCode = body_json(body, MAX_BODY, "UpdateFunctionCode").await?;
+    // A missing function is reported before an invalid zip file.
+    lambda.control.find(&target).await.map_err(lambda.error())?;
+    let publish = request.publish;
+    let change = CodeChange {
+        zip: zip_file(request.code).await?,
+        publish,
+        dry_run: request.dry_run,
+        revision: request.revision_id,
+    };
+    let version = lambda.control.update_code(&target, change).await.map_err(lambda.error())?;
+    Ok(Json(configuration(&lambda.scope, &version, publish)))
+}
+
+pub(super) async fn update_configuration(
+    Unqualified { lambda, target, .. }: Unqualified,
+    body: Body,
+) -> Result<impl IntoResponse, ApiError> {
+    let mut request: Settings = body_json(body, MAX_DOCUMENT, "UpdateFunctionConfiguration").await?;
+    let revision = request.revision_id.take();
+    let updated = lambda.control.update_configuration(&target, change(request)?, revision).await;
+    let version = updated.map_err(lambda.error())?;
+    Ok(Json(configuration(&lambda.scope, &version, false)))
+}
+
+pub(super) async fn delete(
+    Qualified { lambda, target }: Qualified,
+) -> Result<impl IntoResponse, ApiError> {
+    lambda.control.delete(&target).await.map_err(lambda.error())?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(super) async fn put_concurrency(
+    Unqualified { lambda, target, .. }: Unqualified,
+    body: Body,
+) -> Result<impl IntoResponse, ApiError> {
+    let request: Concurrency = body_json(body, MAX_DOCUMENT, "PutFunctionConcurrency").await?;
+    let limit = Some(request.reserved_concurrent_executions);
+    lambda.control.set_concurrency(&target, limit).await.map_err(lambda.error())?;
+    Ok(Json(request))
+}
+
+pub(super) async fn delete_concurrency(
+    Unqualified { lambda, target, .. }: Unqualified,
+) -> Result<impl IntoResponse, ApiError> {
+    lambda.control.set_concurrency(&target, None).await.map_err(lambda.error())?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(super) async fn get_concurrency(
+    Unqualified { lambda, target, .. }: Unqualified,
+) -> Result<impl IntoResponse, ApiError> {
+    let limit = lambda.control.find(&target).await.map_err(lambda.error())?.concurrency;
+    let limited = limit.map(|limit| json!(Concurrency { reserved_concurrent_executions: limit }));
+    Ok(Json(limited.unwrap_or_else(|| json!({}))))
+}

@@ -1,0 +1,158 @@
+//! Invoke: one request to a function.
+
+use std::time::Duration;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use firn_agent::protocol::{LOG_TAIL_BYTES, MAX_EVENT_BYTES};
+use firn_control::{InvocationReport, InvocationRequest, Invoked, TraceContext};
+use firn_run::{Answer, Failed};
+
+use super::authorize::Received;
+use super::body::read;
+use super::extract::Qualified;
+use super::{ApiError, REPORT, REQUEST_ID};
+
+/// Options in a request's headers.
+struct Options {
+    kind: Kind,
+    tail: bool,
+    client_context: Option<String>,
+    trace_id: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    RequestResponse,
+    Event,
+    DryRun,
+}
+
+pub(super) async fn invoke(
+    Qualified { lambda, target }: Qualified,
+    Extension(Received(received)): Extension<Received>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let options = Options::read(&headers)?;
+    let body = read(body, MAX_EVENT_BYTES, "InvokeFunction").await;
+    let body = body.map_err(|_| ApiError::event_too_large())?;
+    let field =
+        |name: &str| headers.get(name).and_then(|value| Some(value.to_str().ok()?.to_owned()));
+    let request = InvocationRequest {
+        function_arn: lambda.scope.arn_of(&target).to_string(),
+        target,
+        event: body.into(),
+        client_context: options.client_context,
+        trace_id: options.trace_id,
+        trace: TraceContext::read(field),
+        received,
+    };
+    let control = &lambda.control;
+    let prepared = control.prepare(request).await.map_err(lambda.error())?;
+    let version = prepared.version().to_owned();
+    let request_id = prepared.request_id().to_owned();
+    let ids = [
+        (HeaderName::from_static(REQUEST_ID), request_id.clone()),
+        (HeaderName::from_static("x-amz-executed-version"), version.clone()),
+    ];
+    match options.kind {
+        Kind::DryRun => Ok(with_headers(StatusCode::NO_CONTENT, ids, Body::empty())),
+        Kind::Event => {
+            control.accept_event(prepared)?;
+            Ok(with_headers(StatusCode::ACCEPTED, ids, Body::empty()))
+        }
+        Kind::RequestResponse => {
+            let Invoked { outcome, report } = control.invoke(prepared).await;
+            let outcome =
+                outcome.map_err(|failure| ApiError::from(failure).with_report(report.json()))?;
+            Ok(answer(outcome, &report, ids, &request_id, &version, options.tail))
+        }
+    }
+}
+
+impl Options {
+    fn read(headers: &HeaderMap) -> Result<Self, ApiError> {
+        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        let kind = match text("x-amz-invocation-type") {
+            None | Some("RequestResponse") => Kind::RequestResponse,
+            Some("Event") => Kind::Event,
+            Some("DryRun") => Kind::DryRun,
+            Some(other) => {
+                return Err(ApiError::invalid(format!(
+                    "invocation type {other}: expected RequestResponse, Event or DryRun"
+                )));
+            }
+        };
+        let client_context = text("x-amz-client-context").map(decode).transpose()?;
+        Ok(Self {
+            kind,
+            tail: text("x-amz-log-type") == Some("Tail"),
+            client_context,
+            trace_id: text("x-amzn-trace-id").map(ToOwned::to_owned),
+        })
+    }
+}
+
+fn decode(base64: &str) -> Result<String, ApiError> {
+    let refused =
+        || ApiError::request_content("Client context must be a valid Base64-encoded JSON object.");
+    let bytes = STANDARD.decode(base64).map_err(|_| refused())?;
+    let value: serde_json::Value = serde_json::from_slice(&bytes).map_err(|_| refused())?;
+    // The context becomes a header of another request, so it has to be one line.
+    Ok(value.to_string())
+}
+
+fn answer(
+    outcome: Result<Answer, Failed>,
+    report: &InvocationReport,
+    ids: [(HeaderName, String); 2],
+    request_id: &str,
+    version: &str,
+    tail: bool,
+) -> Response {
+    let (body, logs, duration, failed) = match outcome {
+        Ok(answer) => (answer.json, answer.logs, answer.duration, false),
+        Err(failed) => {
+            let body = serde_json::to_string(&failed.error).unwrap_or_default();
+            (body, failed.logs, Duration::from_nanos(report.invoke_ns()), true)
+        }
+    };
+    let mut response = with_headers(StatusCode::OK, ids, Body::from(body));
+    let headers = response.headers_mut();
+    headers.insert("content-type", HeaderValue::from_static("application/json"));
+    if failed {
+        headers.insert("x-amz-function-error", HeaderValue::from_static("Unhandled"));
+    }
+    insert(headers, REPORT, &report.json());
+    if tail {
+        let milliseconds = duration.as_secs_f64() * 1000.0;
+        let log = format!(
+            "START RequestId: {request_id} Version: {version}\n{logs}{}END RequestId: {request_id}\n\
+             REPORT RequestId: {request_id}\tDuration: {milliseconds:.2} ms\n",
+            if logs.is_empty() || logs.ends_with('\n') { "" } else { "\n" },
+        );
+        let kept = &log.as_bytes()[log.len().saturating_sub(LOG_TAIL_BYTES)..];
+        insert(headers, HeaderName::from_static("x-amz-log-result"), &STANDARD.encode(kept));
+    }
+    response
+}
+
+fn with_headers(status: StatusCode, ids: [(HeaderName, String); 2], body: Body) -> Response {
+    let mut response = (status, body).into_response();
+    for (name, value) in ids {
+        insert(response.headers_mut(), name, &value);
+    }
+    response
+}
+
+fn insert(headers: &mut HeaderMap, name: HeaderName, value: &str) {
+    // Omits a value that is not valid in a header.
+    if let Ok(value) = HeaderValue::from_str(value) {
+        headers.insert(name, value);
+    }
+}

@@ -1,0 +1,72 @@
+//! AWS Lambda's REST API over HTTP/1.1.
+//!
+//! Each handler reads a request, calls an operation of [`Control`], and writes the answer. [`error`] maps the
+//! errors of the operations to AWS Lambda's errors.
+
+mod aliases;
+mod authorize;
+mod body;
+mod configuration;
+mod documents;
+mod error;
+mod extract;
+mod functions;
+mod invoke;
+mod names;
+mod pages;
+mod versions;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::http::HeaderName;
+use axum::routing::{get, post, put};
+use firn_control::Control;
+
+pub(crate) use authorize::with_authorization;
+#[cfg(test)]
+pub(crate) use body::MAX_BODY;
+pub(crate) use error::ApiError;
+pub(crate) use names::Scope;
+
+/// The header with a request's id.
+pub(crate) const REQUEST_ID: &str = "x-amzn-requestid";
+
+/// The header with the report of a request, in JSON.
+pub(crate) const REPORT: HeaderName = HeaderName::from_static("x-firn-report");
+
+/// The service behind the API.
+#[derive(Debug)]
+pub(crate) struct Lambda {
+    pub(crate) control: Arc<Control>,
+    /// Region and account in ARNs.
+    pub(crate) scope: Scope,
+}
+
+/// The routes of the API.
+pub(crate) fn routes(lambda: Lambda) -> Router {
+    let one = "/2015-03-31/functions/{name}";
+    let path = |rest: &str| format!("{one}{rest}");
+    Router::new()
+        .route("/2015-03-31/functions", get(functions::list).post(functions::create))
+        .route("/2015-03-31/functions/", get(functions::list).post(functions::create))
+        .route(one, get(functions::get).delete(functions::delete))
+        .route(&path("/code"), put(functions::update_code))
+        .route(
+            &path("/configuration"),
+            get(functions::get_configuration).put(functions::update_configuration),
+        )
+        .route(&path("/versions"), get(versions::list).post(versions::publish))
+        .route(&path("/aliases"), get(aliases::list).post(aliases::create))
+        .route(
+            &path("/aliases/{alias}"),
+            get(aliases::get).put(aliases::update).delete(aliases::delete),
+        )
+        .route(&path("/invocations"), post(invoke::invoke))
+        .route(
+            "/2017-10-31/functions/{name}/concurrency",
+            put(functions::put_concurrency).delete(functions::delete_concurrency),
+        )
+        .route("/2019-09-30/functions/{name}/concurrency", get(functions::get_concurrency))
+        .with_state(Arc::new(lambda))
+}

@@ -1,0 +1,42 @@
+//! Versions: publish and list.
+
+use axum::Json;
+use axum::body::Body;
+use axum::http::StatusCode;
+use axum::response::IntoResponse;
+use firn_control::PublishRequest;
+use serde_json::json;
+
+use super::ApiError;
+use super::body::{MAX_DOCUMENT, parse, read};
+use super::documents::{PublishVersion, configuration};
+use super::extract::Unqualified;
+use super::pages::page;
+
+pub(super) async fn publish(
+    Unqualified { lambda, target, .. }: Unqualified,
+    body: Body,
+) -> Result<impl IntoResponse, ApiError> {
+    let body = read(body, MAX_DOCUMENT, "PublishVersion").await?;
+    let request: PublishVersion =
+        if body.is_empty() { PublishVersion::default() } else { parse(&body)? };
+    let request = PublishRequest {
+        code_sha256: request.code_sha256,
+        description: request.description,
+        revision: request.revision_id,
+    };
+    let version = lambda.control.publish(&target, request).await.map_err(lambda.error())?;
+    Ok((StatusCode::CREATED, Json(configuration(&lambda.scope, &version, true))))
+}
+
+pub(super) async fn list(
+    Unqualified { lambda, target, query, .. }: Unqualified,
+) -> Result<impl IntoResponse, ApiError> {
+    let versions = lambda.control.versions(&target).await.map_err(lambda.error())?;
+    let items = versions
+        .iter()
+        .map(|version| (version.version.clone(), configuration(&lambda.scope, version, true)))
+        .collect();
+    let (versions, next) = page(items, &query);
+    Ok(Json(json!({ "Versions": versions, "NextMarker": next })))
+}

@@ -1,0 +1,20 @@
+//! The daemon's front doors. Each protocol has a folder; `lambda` is AWS Lambda's API over HTTP.
+//!
+//! - [`serve`] runs the daemon: it opens [`firn_control::Control`] and listens;
+//! - [`Credentials`] are the keys with which clients sign their requests;
+//! - [`StatusClient`] reads the status of a daemon.
+
+mod http_client;
+mod lambda;
+mod monitoring;
+mod otlp;
+mod serve;
+mod sigv4;
+mod status_client;
+#[cfg(test)]
+mod tests;
+
+pub use otlp::OtlpError;
+pub use serve::{ServeError, ServeOptions, serve};
+pub use sigv4::{Credentials, CredentialsError};
+pub use status_client::{StatusClient, StatusClientError};

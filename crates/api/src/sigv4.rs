@@ -1,0 +1,288 @@
+//! Signatures of requests: AWS Signature Version 4.
+//!
+//! Source: AWS, "Signature Version 4 signing process". The digest of the payload is always computed from
+//! the payload. Signatures in the query are not supported.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use axum::body::Bytes;
+use axum::http::header::AUTHORIZATION;
+use axum::http::request::Parts;
+use axum::http::{HeaderValue, Request};
+use hmac::{Hmac, KeyInit, Mac};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use sha2::{Digest, Sha256};
+use time::format_description::BorrowedFormatItem;
+use time::macros::format_description;
+use time::{OffsetDateTime, PrimitiveDateTime};
+
+const ALGORITHM: &str = "AWS4-HMAC-SHA256";
+
+/// The service that requests are signed for.
+const SERVICE: &str = "lambda";
+
+/// The region for which firn signs its own requests; the daemon accepts any region.
+const REGION: &str = "us-east-1";
+
+/// The format of x-amz-date.
+const TIME: &[BorrowedFormatItem<'_>] =
+    format_description!("[year][month][day]T[hour][minute][second]Z");
+
+/// The largest difference between the clocks of client and daemon.
+const SKEW: Duration = Duration::from_secs(15 * 60);
+
+/// The escaped characters of a canonical path: all except the unreserved characters (RFC 3986) and slashes.
+const PATH: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
+
+/// The keys that can sign requests: secrets by access key.
+#[derive(Clone)]
+pub struct Credentials(HashMap<String, String>);
+
+/// Credentials cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum CredentialsError {
+    /// The file cannot be read.
+    #[error("cannot read the credentials in {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// The file holds no credentials.
+    #[error(
+        "{} holds no credentials: it needs aws_access_key_id and aws_secret_access_key, as in ~/.aws/credentials",
+        path.display()
+    )]
+    None {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// A request is not signed with one of the keys.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SignatureError {
+    #[error("Missing Authentication Token")]
+    Missing,
+    #[error("The security token included in the request is invalid.")]
+    UnknownKey,
+    #[error("{0}")]
+    Invalid(String),
+}
+
+impl std::fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
+/// A signature in a request's headers.
+struct Signature<'a> {
+    key: &'a str,
+    date: &'a str,
+    region: &'a str,
+    service: &'a str,
+    headers: &'a str,
+    signature: Vec<u8>,
+}
+
+impl Credentials {
+    /// Reads a file in the format of `~/.aws/credentials`: sections, each with `aws_access_key_id` and
+    /// `aws_secret_access_key`.
+    ///
+    /// # Errors
+    /// See [`CredentialsError`].
+    pub fn read(path: &Path) -> Result<Self, CredentialsError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| CredentialsError::Read { path: path.to_owned(), source })?;
+        let found = Self::parse(&text);
+        if found.0.is_empty() {
+            return Err(CredentialsError::None { path: path.to_owned() });
+        }
+        Ok(found)
+    }
+
+    fn parse(text: &str) -> Self {
+        let mut found = HashMap::new();
+        let mut key = None;
+        let mut secret = None;
+        for line in text.lines().map(str::trim) {
+            if line.starts_with('[') {
+                (key, secret) = (None, None);
+            }
+            let Some((name, value)) = line.split_once('=') else { continue };
+            match name.trim() {
+                "aws_access_key_id" => key = Some(value.trim().to_owned()),
+                "aws_secret_access_key" => secret = Some(value.trim().to_owned()),
+                _ => {}
+            }
+            if let (Some(key), Some(secret)) = (&key, &secret) {
+                found.insert(key.clone(), secret.clone());
+            }
+        }
+        Self(found)
+    }
+
+    /// Checks that the request and its body are signed with one of the keys, at about `now`.
+    pub(crate) fn check(
+        &self,
+        request: &Parts,
+        body: &[u8],
+        now: SystemTime,
+    ) -> Result<(), SignatureError> {
+        let header = |name: &str| request.headers.get(name).and_then(|value| value.to_str().ok());
+        let authorization = header("authorization").ok_or(SignatureError::Missing)?;
+        let signature = Signature::parse(authorization)
+            .ok_or_else(|| invalid("the Authorization header cannot be read"))?;
+        let secret = self.0.get(signature.key).ok_or(SignatureError::UnknownKey)?;
+        let time = header("x-amz-date").ok_or_else(|| invalid("x-amz-date is missing"))?;
+        check_time(time, now)?;
+        if signature.service != SERVICE || !time.starts_with(signature.date) {
+            return Err(invalid(
+                "Credential should be scoped to the date and to the service lambda",
+            ));
+        }
+        let signed: Vec<&str> = signature.headers.split(';').collect();
+        if !["host", "x-amz-date"].iter().all(|name| signed.contains(name)) {
+            return Err(invalid("host and x-amz-date must be signed"));
+        }
+        let canonical = canonical_request(request, &signed, body);
+        let scope = [signature.date, signature.region, SERVICE, "aws4_request"];
+        // Compares in constant time.
+        mac_of(secret, time, scope, &canonical).verify_slice(&signature.signature).map_err(|_| {
+            invalid(
+                "The request signature we calculated does not match the signature you provided. Check your AWS Secret \
+                 Access Key and signing method.",
+            )
+        })
+    }
+
+    /// Signs a request with the first key.
+    pub(crate) fn sign(&self, request: &mut Request<Bytes>, now: SystemTime) {
+        let Some((key, secret)) = self.0.iter().min() else { return };
+        // Formatting fails only for years outside 0 to 9999.
+        let time = OffsetDateTime::from(now).format(TIME).unwrap_or_default();
+        let host = request.uri().authority().map_or("", |authority| authority.as_str()).to_owned();
+        let date = &time[..time.len().min(8)];
+        let headers = request.headers_mut();
+        for (name, value) in [("host", &host), ("x-amz-date", &time)] {
+            if let Ok(value) = HeaderValue::from_str(value) {
+                headers.insert(name, value);
+            }
+        }
+        let signed = ["host", "x-amz-date"];
+        let scope = [date, REGION, SERVICE, "aws4_request"];
+        let (parts, body) = std::mem::take(request).into_parts();
+        let canonical = canonical_request(&parts, &signed, &body);
+        let signature = hex(&mac_of(secret, &time, scope, &canonical).finalize().into_bytes());
+        let (scope, signed) = (scope.join("/"), signed.join(";"));
+        let value = format!(
+            "{ALGORITHM} Credential={key}/{scope}, SignedHeaders={signed}, Signature={signature}"
+        );
+        *request = Request::from_parts(parts, body);
+        // If the key is not valid in a header, the daemon refuses the request as unsigned.
+        if let Ok(value) = HeaderValue::from_str(&value) {
+            request.headers_mut().insert(AUTHORIZATION, value);
+        }
+    }
+}
+
+/// The authentication code of the text to sign, under the key that the secret gives for the scope.
+fn mac_of(secret: &str, time: &str, scope: [&str; 4], canonical: &str) -> Hmac<Sha256> {
+    let digest = hex(&Sha256::digest(canonical));
+    let text = format!("{ALGORITHM}\n{time}\n{}\n{digest}", scope.join("/"));
+    let mut key = format!("AWS4{secret}").into_bytes();
+    for part in scope {
+        key = mac(&key, part).finalize().into_bytes().to_vec();
+    }
+    mac(&key, &text)
+}
+
+impl<'a> Signature<'a> {
+    fn parse(header: &'a str) -> Option<Self> {
+        let rest = header.strip_prefix(ALGORITHM)?;
+        let fields: HashMap<&str, &str> =
+            rest.split(',').filter_map(|field| field.trim().split_once('=')).collect();
+        let scope: Vec<&str> = fields.get("Credential")?.split('/').collect();
+        let [key, date, region, service, "aws4_request"] = scope.as_slice() else { return None };
+        let digits = fields.get("Signature")?.as_bytes();
+        let bytes = digits.chunks(2).map(|pair| {
+            u8::from_str_radix(std::str::from_utf8(pair).ok().filter(|pair| pair.len() == 2)?, 16)
+                .ok()
+        });
+        Some(Self {
+            key,
+            date,
+            region,
+            service,
+            headers: fields.get("SignedHeaders")?,
+            signature: bytes.collect::<Option<_>>()?,
+        })
+    }
+}
+
+fn canonical_request(request: &Parts, signed: &[&str], body: &[u8]) -> String {
+    // The path is already escaped on the wire. All services except S3 escape it twice.
+    let path = utf8_percent_encode(request.uri.path(), PATH).to_string();
+    let mut query: Vec<(&str, &str)> = request
+        .uri
+        .query()
+        .unwrap_or_default()
+        .split('&')
+        .filter(|pair| !pair.is_empty())
+        .map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+        .collect();
+    query.sort_unstable();
+    let query: Vec<String> = query.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let mut headers = String::new();
+    for name in signed {
+        let values = request.headers.get_all(*name).iter().map(|value| {
+            let text = String::from_utf8_lossy(value.as_bytes());
+            text.split_whitespace().collect::<Vec<_>>().join(" ")
+        });
+        headers.push_str(&format!("{name}:{}\n", values.collect::<Vec<_>>().join(",")));
+    }
+    format!(
+        "{}\n{path}\n{}\n{headers}\n{}\n{}",
+        request.method,
+        query.join("&"),
+        signed.join(";"),
+        hex(&Sha256::digest(body)),
+    )
+}
+
+fn check_time(text: &str, now: SystemTime) -> Result<(), SignatureError> {
+    let time =
+        PrimitiveDateTime::parse(text, TIME).map_err(|_| invalid("x-amz-date cannot be read"))?;
+    let skew = (OffsetDateTime::from(now) - time.assume_utc()).unsigned_abs();
+    if skew > SKEW {
+        return Err(invalid(&format!(
+            "Signature expired: {text} is {} s from now",
+            skew.as_secs()
+        )));
+    }
+    Ok(())
+}
+
+fn mac(key: &[u8], text: &str) -> Hmac<Sha256> {
+    #[expect(clippy::expect_used, reason = "HMAC accepts keys of any length (RFC 2104)")]
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("a key of any length");
+    mac.update(text.as_bytes());
+    mac
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn invalid(reason: &str) -> SignatureError {
+    SignatureError::Invalid(reason.to_owned())
+}
+
+#[cfg(test)]
+#[path = "sigv4_tests.rs"]
+mod tests;

@@ -1,0 +1,670 @@
+//! The API with its database but without microVMs: the `firn` program is one that fails.
+
+use std::io::{Cursor, Write};
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use axum::http::Request as HttpRequest;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tower::ServiceExt;
+use zip::write::{SimpleFileOptions, ZipWriter};
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use firn_control::{ControlOptions, MAX_ZIP};
+
+use crate::lambda::{MAX_BODY, REPORT, REQUEST_ID};
+use crate::serve::{ServeOptions, open, router, serve};
+use crate::sigv4::Credentials;
+
+/// A daemon's directory.
+struct World {
+    directory: TempDir,
+}
+
+/// A daemon on it.
+struct Client {
+    router: Router,
+}
+
+#[derive(Debug)]
+struct Answer {
+    status: u16,
+    kind: String,
+    headers: axum::http::HeaderMap,
+    body: Value,
+}
+
+impl World {
+    fn new() -> Self {
+        Self { directory: tempfile::tempdir().unwrap() }
+    }
+
+    async fn start(&self) -> Client {
+        self.start_with(|_| {}).await
+    }
+
+    fn options(&self) -> ServeOptions {
+        ServeOptions {
+            listen: (Ipv4Addr::LOCALHOST, 0).into(),
+            account: "123456789012".into(),
+            credentials: None,
+            otlp: None,
+            control: ControlOptions {
+                data: self.directory.path().join("data"),
+                program: "/bin/false".into(),
+                boot_options: Vec::new(),
+                images: Some(self.directory.path().join("images")),
+                thaw_options: Vec::new(),
+                standby_options: Vec::new(),
+                standby: 0,
+                pool: None,
+                planners: vec!["firecracker".into()],
+                memory: 1 << 40,
+                monitors: 9,
+                measured: true,
+                queue: 9,
+                event_pause: Duration::ZERO,
+                queue_wait: Duration::from_secs(60),
+                keep_alive: Duration::from_secs(60),
+                start_limit: Duration::from_secs(60),
+                region: "eu-north-1".into(),
+            },
+        }
+    }
+
+    async fn start_with(&self, change: impl FnOnce(&mut ServeOptions)) -> Client {
+        let mut options = self.options();
+        change(&mut options);
+        let control = open(&options).unwrap();
+        control.recover().await.unwrap();
+        Client { router: router(control, &options) }
+    }
+
+    fn files(&self, folder: &str) -> usize {
+        std::fs::read_dir(self.directory.path().join("data").join(folder)).unwrap().count()
+    }
+}
+
+impl Client {
+    async fn send(&self, request: axum::http::request::Builder, body: impl Into<Body>) -> Answer {
+        let request: HttpRequest<Body> = request.body(body.into()).unwrap();
+        let response = self.router.clone().oneshot(request).await.unwrap();
+        let (parts, body) = response.into_parts();
+        let body = to_bytes(body, usize::MAX).await.unwrap();
+        let text = |name: &str| {
+            parts.headers.get(name).map_or("", |value| value.to_str().unwrap()).to_owned()
+        };
+        assert!(!text(REQUEST_ID).is_empty());
+        Answer {
+            status: parts.status.as_u16(),
+            kind: text("x-amzn-errortype"),
+            body: serde_json::from_slice(&body).unwrap_or_default(),
+            headers: parts.headers,
+        }
+    }
+
+    async fn ask(&self, method: &str, path: &str, body: &Value) -> Answer {
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        self.send(HttpRequest::builder().method(method).uri(path), body).await
+    }
+
+    async fn get(&self, path: &str) -> Answer {
+        self.ask("GET", path, &Value::Null).await
+    }
+
+    async fn create(&self, name: &str, more: &Value) -> Answer {
+        let mut body = creation(name);
+        merge(&mut body, more);
+        self.ask("POST", "/2015-03-31/functions", &body).await
+    }
+
+    async fn created(&self, name: &str) -> Value {
+        self.create(name, &json!({})).await.ok(201)
+    }
+
+    async fn invoke(&self, path: &str, body: &str) -> Answer {
+        let path = format!("/2015-03-31/functions/{path}");
+        self.send(HttpRequest::post(path), body.to_owned()).await
+    }
+
+    /// Waits until a version is not pending.
+    async fn settled(&self, name: &str, version: &str) -> Value {
+        loop {
+            let path = format!("/2015-03-31/functions/{name}/configuration?Qualifier={version}");
+            let found = self.get(&path).await.ok(200);
+            if found["State"] != "Pending" {
+                return found;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+impl Answer {
+    #[track_caller]
+    fn ok(self, status: u16) -> Value {
+        assert_eq!(self.status, status, "{self:?}");
+        self.body
+    }
+
+    /// The report of the request.
+    #[track_caller]
+    fn report(&self) -> Value {
+        serde_json::from_str(self.headers[&REPORT].to_str().unwrap()).unwrap()
+    }
+
+    #[track_caller]
+    fn refused(self, status: u16, kind: &str) -> String {
+        assert_eq!((self.status, self.kind.as_str()), (status, kind), "{self:?}");
+        assert!(self.body["Type"].is_string(), "{self:?}");
+        self.body["Message"].as_str().unwrap().to_owned()
+    }
+}
+
+fn zip_of(source: &str) -> Vec<u8> {
+    let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
+    zip.start_file("handler.py", SimpleFileOptions::default()).unwrap();
+    zip.write_all(source.as_bytes()).unwrap();
+    zip.finish().unwrap().into_inner()
+}
+
+fn code_of(source: &str) -> Value {
+    json!({ "ZipFile": STANDARD.encode(zip_of(source)) })
+}
+
+fn creation(name: &str) -> Value {
+    json!({
+        "FunctionName": name,
+        "Runtime": "python3.11",
+        "Handler": "handler.handler",
+        "Role": "arn:aws:iam::123456789012:role/r",
+        "Code": code_of("x = 1"),
+    })
+}
+
+fn merge(document: &mut Value, more: &Value) {
+    for (name, value) in more.as_object().unwrap() {
+        document[name] = value.clone();
+    }
+}
+
+const ONE: &str = "/2015-03-31/functions/f";
+
+#[tokio::test]
+async fn a_function_is_created_found_and_deleted() {
+    let world = World::new();
+    let client = world.start().await;
+    let more = json!({
+        "Timeout": 30, "MemorySize": 512, "Description": "d",
+        "Environment": { "Variables": { "KEY": "v" } },
+        "SnapStart": { "ApplyOn": "PublishedVersions" },
+    });
+    let created = client.create("f", &more).await.ok(201);
+    let expected = json!({
+        "FunctionName": "f", "Runtime": "python3.11", "Handler": "handler.handler", "Version": "$LATEST",
+        "FunctionArn": "arn:aws:lambda:eu-north-1:123456789012:function:f", "State": "Active", "Timeout": 30,
+        "MemorySize": 512, "Description": "d", "PackageType": "Zip",
+        "SnapStart": { "ApplyOn": "PublishedVersions", "OptimizationStatus": "Off" },
+        "Environment": { "Variables": { "KEY": "v" } },
+    });
+    for (name, value) in expected.as_object().unwrap() {
+        assert_eq!(&created[name], value, "{name}");
+    }
+    let name = "arn:aws:lambda:eu-north-1:123456789012:function:f";
+    for path in [ONE.to_owned(), format!("/2015-03-31/functions/{}", name.replace(':', "%3A"))] {
+        assert_eq!(client.get(&path).await.ok(200)["Configuration"], created);
+        assert_eq!(client.get(&format!("{path}/configuration")).await.ok(200), created);
+    }
+    let again = client.create("f", &json!({})).await;
+    assert!(again.refused(409, "ResourceConflictException").contains("already exist"));
+    assert_eq!(world.files("code"), 1);
+
+    client.ask("DELETE", ONE, &Value::Null).await.ok(204);
+    assert_eq!(world.files("code"), 0);
+    for (method, rest) in
+        [("GET", ""), ("DELETE", ""), ("GET", "/configuration"), ("GET", "/versions")]
+    {
+        let gone = client.ask(method, &format!("{ONE}{rest}"), &Value::Null).await;
+        assert!(gone.refused(404, "ResourceNotFoundException").contains(name));
+    }
+}
+
+#[tokio::test]
+async fn requests_that_lambda_refuses_are_refused() {
+    let world = World::new();
+    let client = world.start().await;
+    let (value, rule) = ("InvalidParameterValueException", "ValidationException");
+    let cases = [
+        (json!({ "FunctionName": "a b" }), rule, "functionName"),
+        (json!({ "FunctionName": "x".repeat(65) }), rule, "functionName"),
+        (json!({ "Runtime": "python2.7" }), value, "python3.11"),
+        (json!({ "Runtime": "python3.12" }), value, "python3.11"),
+        (json!({ "Runtime": null }), rule, "runtime"),
+        (json!({ "Handler": "a b" }), rule, "handler"),
+        (json!({ "Timeout": 901 }), rule, "timeout"),
+        (json!({ "MemorySize": 127 }), rule, "memorySize"),
+        (json!({ "Layers": ["l"] }), value, "Layers"),
+        (json!({ "Architectures": ["arm64"] }), value, "x86_64"),
+        (json!({ "PackageType": "Image" }), value, "zip"),
+        (json!({ "SnapStart": { "ApplyOn": "All" } }), rule, "snapStart"),
+        (json!({ "Environment": { "Variables": { "AWS_REGION": "x" } } }), value, "reserved"),
+        (json!({ "Environment": { "Variables": { "a b": "x" } } }), rule, "environment"),
+        (json!({ "Environment": { "Variables": { "KEY": "x".repeat(4094) } } }), value, "4096"),
+        (
+            json!({ "Environment": { "Variables": { "FIRN_PLANNER": "none" } } }),
+            value,
+            "FIRN_PLANNER",
+        ),
+        (json!({ "Environment": { "Variables": { "FIRN_IMAGE": "../x" } } }), value, "FIRN_IMAGE"),
+        (json!({ "Code": {} }), value, "source"),
+        (json!({ "Code": { "S3Bucket": "b" } }), value, "ZipFile"),
+        (json!({ "Code": { "ZipFile": STANDARD.encode("no zip") } }), value, "unzip"),
+        (json!({ "Code": { "ZipFile": "%" } }), "InvalidRequestContentException", "ZipFile"),
+        (json!({ "Code": 1 }), "InvalidRequestContentException", "parse"),
+    ];
+    for (more, kind, word) in cases {
+        let message = client.create("f", &more).await.refused(400, kind);
+        assert!(message.contains(word), "{more}: {message}");
+    }
+    let broken = client.send(HttpRequest::post("/2015-03-31/functions"), "{").await;
+    broken.refused(400, "InvalidRequestContentException");
+    assert_eq!(client.get("/2015-03-31/functions/").await.ok(200)["Functions"], json!([]));
+    assert_eq!(world.files("code"), 0);
+    for path in ["/", "/2015-03-31/functions/f/nothing", "/2015-03-31/event-source-mappings/"] {
+        client.get(path).await.refused(404, "UnknownOperationException");
+    }
+}
+
+#[tokio::test]
+async fn code_over_the_limit_is_refused() {
+    let world = World::new();
+    let client = world.start().await;
+    client.created("f").await;
+    let zip = STANDARD.encode(vec![0; MAX_ZIP + 1]);
+    let code = format!("{ONE}/code");
+    let long = [
+        client.create("g", &json!({ "Code": { "ZipFile": &zip } })).await,
+        client.ask("PUT", &code, &json!({ "ZipFile": &zip })).await,
+    ];
+    for long in long {
+        let told = long.refused(400, "InvalidParameterValueException");
+        assert_eq!(told, "Zipped size must be smaller than 52428800 bytes");
+    }
+    let requests = [HttpRequest::post("/2015-03-31/functions"), HttpRequest::put(&code)];
+    for (request, operation) in requests.into_iter().zip(["CreateFunction", "UpdateFunctionCode"]) {
+        let longer = client.send(request, vec![b' '; MAX_BODY + 1]).await;
+        let told = longer.refused(413, "RequestEntityTooLargeException");
+        assert!(told.contains(operation), "{told}");
+    }
+    assert_eq!(world.files("code"), 1);
+}
+
+#[tokio::test]
+async fn a_version_is_published_if_something_changed() {
+    let world = World::new();
+    let client = world.start().await;
+    let created = client.created("f").await;
+    let versions = format!("{ONE}/versions");
+    let first = client.ask("POST", &versions, &Value::Null).await.ok(201);
+    assert_eq!((&first["Version"], &first["State"]), (&json!("1"), &json!("Active")));
+    assert_eq!(first["FunctionArn"], "arn:aws:lambda:eu-north-1:123456789012:function:f:1");
+    let same = client.ask("POST", &versions, &json!({ "Description": "x" })).await.ok(201);
+    assert_eq!(same["RevisionId"], first["RevisionId"]);
+
+    let wrong = client.ask("POST", &versions, &json!({ "CodeSha256": "x" })).await;
+    wrong.refused(400, "InvalidParameterValueException");
+    let wrong = client.ask("POST", &versions, &json!({ "RevisionId": "x" })).await;
+    wrong.refused(412, "PreconditionFailedException");
+
+    let code = format!("{ONE}/code");
+    let mut update = code_of("x = 2");
+    update["RevisionId"] = json!("x");
+    client.ask("PUT", &code, &update).await.refused(412, "PreconditionFailedException");
+    update["RevisionId"] = created["RevisionId"].clone();
+    let updated = client.ask("PUT", &code, &update).await.ok(200);
+    assert_ne!(updated["CodeSha256"], created["CodeSha256"]);
+    assert_eq!(world.files("code"), 2, "version 1 has the old code");
+    let second = client.ask("POST", &versions, &json!({ "Description": "two" })).await.ok(201);
+    assert_eq!((&second["Version"], &second["Description"]), (&json!("2"), &json!("two")));
+
+    let listed = client.get(&versions).await.ok(200);
+    let numbers: Vec<&Value> =
+        listed["Versions"].as_array().unwrap().iter().map(|v| &v["Version"]).collect();
+    assert_eq!(numbers, ["$LATEST", "1", "2"]);
+    client.ask("DELETE", &format!("{ONE}?Qualifier=1"), &Value::Null).await.ok(204);
+    assert_eq!(world.files("code"), 1);
+    let gone = client.get(&format!("{ONE}?Qualifier=1")).await;
+    gone.refused(404, "ResourceNotFoundException");
+    let latest = client.ask("DELETE", &format!("{ONE}?Qualifier=$LATEST"), &Value::Null).await;
+    latest.refused(400, "InvalidParameterValueException");
+    client.invoke("f/invocations?Qualifier=3", "1").await.refused(404, "ResourceNotFoundException");
+}
+
+#[tokio::test]
+async fn a_version_that_cannot_be_frozen_reports_the_error() {
+    let world = World::new();
+    let client = world.start().await;
+    let more = json!({ "SnapStart": { "ApplyOn": "PublishedVersions" }, "Publish": true });
+    let created = client.create("f", &more).await.ok(201);
+    assert_eq!((&created["Version"], &created["State"]), (&json!("1"), &json!("Pending")));
+    let settled = client.settled("f", "1").await;
+    assert_eq!(
+        (&settled["State"], &settled["StateReasonCode"]),
+        (&json!("Failed"), &json!("FunctionError"))
+    );
+    assert!(settled["StateReason"].as_str().unwrap().contains("did not start"), "{settled}");
+    let refused = client.invoke("f:1/invocations", "1").await;
+    assert!(refused.refused(400, "SnapStartException").contains("did not start"));
+}
+
+#[tokio::test]
+async fn aliases_name_versions() {
+    let world = World::new();
+    let client = world.start().await;
+    client.created("f").await;
+    client.ask("POST", &format!("{ONE}/versions"), &Value::Null).await.ok(201);
+    let aliases = format!("{ONE}/aliases");
+    let live = json!({ "Name": "live", "FunctionVersion": "1" });
+    let created = client.ask("POST", &aliases, &live).await.ok(201);
+    assert_eq!(created["AliasArn"], "arn:aws:lambda:eu-north-1:123456789012:function:f:live");
+    client.ask("POST", &aliases, &live).await.refused(409, "ResourceConflictException");
+    let number = json!({ "Name": "12", "FunctionVersion": "1" });
+    client.ask("POST", &aliases, &number).await.refused(400, "ValidationException");
+    let missing = json!({ "Name": "m", "FunctionVersion": "9" });
+    client.ask("POST", &aliases, &missing).await.refused(404, "ResourceNotFoundException");
+
+    let one = format!("{aliases}/live");
+    assert_eq!(client.get(&one).await.ok(200), created);
+    let found = client.get(&format!("{ONE}/configuration?Qualifier=live")).await.ok(200);
+    assert_eq!(found["Version"], "1");
+    let used = client.ask("DELETE", &format!("{ONE}?Qualifier=1"), &Value::Null).await;
+    assert!(used.refused(409, "ResourceConflictException").contains("live"));
+    let update = json!({ "FunctionVersion": "$LATEST", "Description": "d" });
+    let updated = client.ask("PUT", &one, &update).await.ok(200);
+    assert_eq!(
+        (&updated["FunctionVersion"], &updated["Description"]),
+        (&json!("$LATEST"), &json!("d"))
+    );
+    let stale = json!({ "Description": "e", "RevisionId": created["RevisionId"] });
+    client.ask("PUT", &one, &stale).await.refused(412, "PreconditionFailedException");
+    assert_eq!(client.get(&aliases).await.ok(200)["Aliases"], json!([updated]));
+    client.ask("DELETE", &one, &Value::Null).await.ok(204);
+    client.get(&one).await.refused(404, "ResourceNotFoundException");
+    client.invoke("f:live/invocations", "1").await.refused(404, "ResourceNotFoundException");
+}
+
+#[tokio::test]
+async fn requests_that_cannot_be_served_report_the_error() {
+    let world = World::new();
+    let client = world.start().await;
+    client.created("f").await;
+    let path = "f/invocations";
+    client.invoke("g/invocations", "1").await.refused(404, "ResourceNotFoundException");
+    client.invoke(path, "{").await.refused(400, "InvalidRequestContentException");
+    let long = " ".repeat(6 << 20) + "1";
+    client.invoke(path, &long).await.refused(413, "RequestTooLargeException");
+    let kind = |kind: &str| {
+        HttpRequest::post(format!("{ONE}/invocations")).header("x-amz-invocation-type", kind)
+    };
+    client.send(kind("Later"), "1").await.refused(400, "InvalidParameterValueException");
+    let context = kind("RequestResponse").header("x-amz-client-context", "%");
+    client.send(context, "1").await.refused(400, "InvalidRequestContentException");
+    client.send(kind("DryRun"), "1").await.ok(204);
+    let accepted = client.send(kind("Event"), "1").await;
+    assert_eq!(
+        (accepted.status, &accepted.headers["x-amz-executed-version"]),
+        (202, &"$LATEST".parse().unwrap())
+    );
+    // The program that runs microVMs fails.
+    let failed = client.invoke(path, "").await;
+    let report = failed.report();
+    assert!(report["start_ns"].as_u64().unwrap() > 0, "{report}");
+    assert!(report["total_ns"].as_u64() > report["start_ns"].as_u64(), "{report}");
+    assert_eq!(report["start"], Value::Null, "{report}");
+    assert_eq!(report["reason"], "no microVM started", "{report}");
+    failed.refused(500, "ServiceException");
+}
+
+#[tokio::test]
+async fn an_image_that_is_not_built_is_reported_to_the_client() {
+    let world = World::new();
+    let client = world.start().await;
+    let on = |image: &str| json!({ "Environment": { "Variables": { "FIRN_IMAGE": image } } });
+    let value = "InvalidParameterValueException";
+    let told = client.create("f", &on("mine")).await.refused(400, value);
+    assert!(told.contains("mine") && told.contains("firn image build"), "{told}");
+    client.get(ONE).await.refused(404, "ResourceNotFoundException");
+    assert_eq!(world.files("code"), 0);
+
+    let image = world.directory.path().join("images/mine.erofs");
+    std::fs::create_dir(image.parent().unwrap()).unwrap();
+    std::fs::write(&image, "").unwrap();
+    client.create("f", &on("mine")).await.ok(201);
+    let configuration = format!("{ONE}/configuration");
+    client.ask("PUT", &configuration, &on("other")).await.refused(400, value);
+    // The program that runs microVMs fails, after the image was found.
+    client.invoke("f/invocations", "1").await.refused(500, "ServiceException");
+
+    std::fs::remove_file(&image).unwrap();
+    let told = client.invoke("f/invocations", "1").await.refused(502, "InvalidRuntimeException");
+    assert!(told.contains("mine") && told.contains("firn image build"), "{told}");
+    client.ask("PUT", &configuration, &json!({ "Timeout": 9 })).await.ok(200);
+    client.ask("PUT", &configuration, &on("base")).await.ok(200);
+    client.invoke("f/invocations", "1").await.refused(500, "ServiceException");
+}
+
+#[tokio::test]
+async fn a_version_without_its_image_is_not_frozen() {
+    let world = World::new();
+    let client = world.start().await;
+    let image = world.directory.path().join("images/mine.erofs");
+    std::fs::create_dir(image.parent().unwrap()).unwrap();
+    std::fs::write(&image, "").unwrap();
+    let more = json!({
+        "Environment": { "Variables": { "FIRN_IMAGE": "mine" } },
+        "SnapStart": { "ApplyOn": "PublishedVersions" },
+    });
+    client.create("f", &more).await.ok(201);
+    std::fs::remove_file(&image).unwrap();
+    client.ask("POST", &format!("{ONE}/versions"), &Value::Null).await.ok(201);
+    let settled = client.settled("f", "1").await;
+    assert!(settled["StateReason"].as_str().unwrap().contains("firn image build"), "{settled}");
+}
+
+#[tokio::test]
+async fn reserved_concurrency_limits_a_function() {
+    let world = World::new();
+    let client = world.start().await;
+    client.created("f").await;
+    let (put, get) = ("/2017-10-31/functions/f/concurrency", "/2019-09-30/functions/f/concurrency");
+    assert_eq!(client.get(get).await.ok(200), json!({}));
+    let none = json!({ "ReservedConcurrentExecutions": 0 });
+    assert_eq!(client.ask("PUT", put, &none).await.ok(200), none);
+    assert_eq!(client.get(get).await.ok(200), none);
+    let throttled = client.invoke("f/invocations", "1").await;
+    assert_eq!(throttled.body["Reason"], "ReservedFunctionConcurrentInvocationLimitExceeded");
+    assert_eq!(throttled.report()["reason"], "Rate Exceeded.");
+    throttled.refused(429, "TooManyRequestsException");
+    client.ask("DELETE", put, &Value::Null).await.ok(204);
+    client.invoke("f/invocations", "1").await.refused(500, "ServiceException");
+    let absent = "/2017-10-31/functions/g/concurrency";
+    client.ask("PUT", absent, &none).await.refused(404, "ResourceNotFoundException");
+    let negative = json!({ "ReservedConcurrentExecutions": -1 });
+    client.ask("PUT", put, &negative).await.refused(400, "InvalidRequestContentException");
+}
+
+#[tokio::test]
+async fn a_request_over_the_reserved_concurrency_is_refused_at_once() {
+    let world = World::new();
+    // A slow program and one microVM. Waiting requests count towards the limit.
+    let place = |name: &str| world.directory.path().join(name);
+    let (text, program, go) = (place("text"), place("slow"), place("go"));
+    let script = format!("#!/bin/sh\nuntil [ -e {} ]; do sleep 0.01; done\nexit 1\n", go.display());
+    std::fs::write(&text, script).unwrap();
+    // Another process writes the program. A child process of another test could inherit this process's
+    // descriptor, and a program that is open for writing cannot be run.
+    let mut install = std::process::Command::new("install");
+    assert!(install.arg(&text).arg(&program).status().unwrap().success());
+    let change = |options: &mut ServeOptions| {
+        options.control.program = program;
+        options.control.monitors = 1;
+    };
+    let client = world.start_with(change).await;
+    let one = json!({ "ReservedConcurrentExecutions": 1 });
+    for name in ["f", "g"] {
+        client.created(name).await;
+        let put = format!("/2017-10-31/functions/{name}/concurrency");
+        client.ask("PUT", &put, &one).await.ok(200);
+    }
+    let begin = |name: &'static str| {
+        let client = Client { router: client.router.clone() };
+        tokio::spawn(async move { client.invoke(&format!("{name}/invocations"), "1").await })
+    };
+    let until = async |field: &str, count: u64| {
+        while client.get("/status").await.ok(200).pointer(field) != Some(&json!(count)) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let starts = begin("f");
+    until("/versions/0/starting", 1).await;
+    let waits = begin("g");
+    until("/queued", 1).await;
+    for path in ["f/invocations", "g/invocations"] {
+        let second = client.invoke(path, "1").await;
+        assert_eq!(second.body["Reason"], "ReservedFunctionConcurrentInvocationLimitExceeded");
+        second.refused(429, "TooManyRequestsException");
+    }
+    std::fs::write(&go, "").unwrap();
+    for first in [starts, waits] {
+        first.await.unwrap().refused(500, "ServiceException");
+    }
+    client.invoke("f/invocations", "1").await.refused(500, "ServiceException");
+}
+
+#[tokio::test]
+async fn a_function_that_never_fits_is_refused_at_once() {
+    let world = World::new();
+    let client = world.start_with(|options| options.control.memory = 128 << 20).await;
+    client.created("f").await;
+    client.invoke("f/invocations", "1").await.refused(502, "ResourceNotReadyException");
+}
+
+#[tokio::test]
+async fn lists_come_in_pages() {
+    let world = World::new();
+    let client = world.start().await;
+    for name in ["a", "b", "c"] {
+        client.created(name).await;
+    }
+    let mut names = Vec::new();
+    let mut marker = String::new();
+    loop {
+        let path = format!("/2015-03-31/functions/?MaxItems=2&FunctionVersion=ALL{marker}");
+        let listed = client.get(&path).await.ok(200);
+        let functions = listed["Functions"].as_array().unwrap();
+        names.extend(functions.iter().map(|f| f["FunctionName"].as_str().unwrap().to_owned()));
+        let Some(next) = listed["NextMarker"].as_str() else { break };
+        marker = format!("&Marker={next}");
+    }
+    assert_eq!(names, ["a", "b", "c"]);
+}
+
+#[tokio::test]
+async fn a_restarted_daemon_keeps_its_functions() {
+    let world = World::new();
+    let client = world.start().await;
+    let created = client.created("f").await;
+    drop(client);
+    // Files that a killed daemon leaves.
+    let data = world.directory.path().join("data");
+    std::fs::create_dir_all(data.join("snapshots/f-1-x.new/inner")).unwrap();
+    std::fs::write(data.join("code/.tmp123"), "x").unwrap();
+    let client = world.start().await;
+    assert_eq!(client.get(&format!("{ONE}/configuration")).await.ok(200), created);
+    assert_eq!((world.files("snapshots"), world.files("code")), (0, 1));
+}
+
+#[tokio::test]
+async fn unsigned_requests_are_refused_if_there_are_credentials() {
+    let world = World::new();
+    let file = world.directory.path().join("credentials");
+    std::fs::write(&file, "aws_access_key_id = a\naws_secret_access_key = b\n").unwrap();
+    let credentials = Credentials::read(&file).unwrap();
+    let client = world.start_with(|options| options.credentials = Some(credentials)).await;
+    for path in ["/2015-03-31/functions/", "/metrics"] {
+        client.get(path).await.refused(403, "MissingAuthenticationTokenException");
+    }
+    std::fs::write(&file, "[default]\n").unwrap();
+    assert!(Credentials::read(&file).unwrap_err().to_string().contains("aws_access_key_id"));
+}
+
+#[test]
+fn a_daemon_without_credentials_listens_on_loopback_only() {
+    let world = World::new();
+    let mut options = world.options();
+    options.listen = (Ipv4Addr::UNSPECIFIED, 0).into();
+    let error = serve(&options, |_| {}).unwrap_err();
+    assert!(error.to_string().contains("credentials"), "{error}");
+}
+
+#[tokio::test]
+async fn metrics_count_the_outcomes_of_requests() {
+    let world = World::new();
+    let client = world.start().await;
+    client.created("f").await;
+    client.invoke("f/invocations", "1").await.refused(500, "ServiceException");
+    let request = HttpRequest::get("/metrics").body(Body::empty()).unwrap();
+    let response = client.router.clone().oneshot(request).await.unwrap();
+    let text = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+    let text = String::from_utf8(text.to_vec()).unwrap();
+    for line in [
+        "firn_invocations_total{function=\"f\",ending=\"failed\"} 1",
+        "firn_start_failures_total 1",
+        "firn_monitors 0",
+        "# EOF",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn the_status_counts_requests_per_version() {
+    let world = World::new();
+    let client = world.start().await;
+    client.created("f").await;
+    client.invoke("f/invocations", "1").await.refused(500, "ServiceException");
+    let status = client.get("/status").await.ok(200);
+    assert_eq!(status["monitors"], json!({ "limit": 9, "running": 0, "standby": 0 }));
+    let version = &status["versions"][0];
+    let counts = ["requests", "failed", "cold", "busy"].map(|name| version[name].as_u64().unwrap());
+    assert_eq!((&version["function"], counts), (&json!("f"), [1, 1, 0, 0]), "{status}");
+}
+
+#[tokio::test]
+async fn an_invalid_query_is_refused() {
+    let world = World::new();
+    let client = world.start().await;
+    client.created("f").await;
+    let value = "InvalidParameterValueException";
+    client.get("/2015-03-31/functions/?MaxItems=many").await.refused(400, value);
+    client.get(&format!("{ONE}/versions?MaxItems=-1")).await.refused(400, value);
+}
+
+#[tokio::test]
+async fn events_over_the_limit_are_refused() {
+    let world = World::new();
+    let client = world.start_with(|options| options.control.queue = 2).await;
+    client.created("f").await;
+    let event = || {
+        let request = HttpRequest::post(format!("{ONE}/invocations"));
+        client.send(request.header("x-amz-invocation-type", "Event"), "1")
+    };
+    // They fail, and are retried after a second.
+    event().await.ok(202);
+    event().await.ok(202);
+    event().await.refused(429, "TooManyRequestsException");
+}

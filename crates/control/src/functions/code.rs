@@ -1,0 +1,194 @@
+//! Stores the zip files with functions' code.
+//!
+//! A zip file is checked when it is uploaded and read when a microVM boots. The host unpacks nothing:
+//! each file goes from the zip file straight to the guest.
+
+use std::fs::{self, File};
+use std::io::{self, Cursor, Read};
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+use zip::ZipArchive;
+use zip::result::ZipError;
+
+use super::Code;
+
+/// The largest zip file, bytes (AWS Lambda's limit for a direct upload).
+pub const MAX_ZIP: usize = 50 << 20;
+
+/// The largest size of all unpacked files of a zip file together, bytes (AWS Lambda's limit).
+pub const MAX_UNPACKED: u64 = 262_144_000;
+
+/// The largest number of files in a zip file. AWS Lambda has no such limit; this one bounds the cost of
+/// a small zip file.
+const MAX_FILES: usize = 65_536;
+
+/// The longest path in a zip file, bytes.
+const MAX_PATH: usize = 1024;
+
+/// A zip file is not valid, or could not be stored.
+#[derive(Debug, thiserror::Error)]
+pub enum CodeError {
+    /// It is not a zip file, or is damaged.
+    #[error("the zip file is not valid")]
+    NotZip(#[source] ZipError),
+    /// It holds no file.
+    #[error("the zip file is empty")]
+    Empty,
+    /// A file in it cannot be read.
+    #[error("{path:?} in the zip file cannot be read")]
+    Unreadable {
+        /// The file.
+        path: String,
+        /// The cause.
+        source: io::Error,
+    },
+    /// A path in it leads out of the function's folder.
+    #[error("{0:?} in the zip file is outside the function's folder")]
+    Path(String),
+    /// It holds a link or a special file.
+    #[error("{0:?} in the zip file is neither a file nor a folder")]
+    Kind(String),
+    /// It holds two files of one name.
+    #[error("the zip file holds two files named {0:?}")]
+    Duplicate(String),
+    /// Its files are too large.
+    #[error("the unpacked files are larger than {MAX_UNPACKED} bytes")]
+    TooLarge,
+    /// It holds too many files.
+    #[error("the zip file holds more than {MAX_FILES} files")]
+    TooMany,
+    /// The host cannot write or read the stored file.
+    #[error("cannot access the stored code {}", path.display())]
+    Store {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+/// A file of a function.
+#[derive(Debug)]
+pub(crate) struct PackageFile {
+    /// Relative, with `/` between components, without `.` and `..`.
+    pub(crate) path: String,
+    pub(crate) executable: bool,
+    pub(crate) contents: Vec<u8>,
+}
+
+/// The folder with the zip files, each named by its digest.
+#[derive(Debug, Clone)]
+pub(crate) struct CodeStore {
+    folder: PathBuf,
+}
+
+impl CodeStore {
+    /// Opens the store in `folder`, which it creates where needed.
+    pub(crate) fn open(folder: PathBuf) -> io::Result<Self> {
+        fs::create_dir_all(&folder)?;
+        Ok(Self { folder })
+    }
+
+    /// The value that [`CodeStore::put`] returns for `zip`.
+    pub(crate) fn code_of(zip: &[u8]) -> Code {
+        let digest = Sha256::digest(zip);
+        let sha256 = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        Code { sha256, size: u64::try_from(zip.len()).unwrap_or(u64::MAX) }
+    }
+
+    /// Checks all of `zip` and stores it.
+    pub(crate) fn put(&self, zip: &[u8]) -> Result<Code, CodeError> {
+        read(Cursor::new(zip), |_| Ok::<_, CodeError>(()))?;
+        let code = Self::code_of(zip);
+        let path = self.path(&code);
+        let failed = |source| CodeError::Store { path: path.clone(), source };
+        if path.exists() {
+            return Ok(code);
+        }
+        let mut file = tempfile::NamedTempFile::new_in(&self.folder).map_err(failed)?;
+        io::Write::write_all(&mut file, zip).map_err(failed)?;
+        file.as_file().sync_all().map_err(failed)?;
+        file.persist(&path).map_err(|error| failed(error.error))?;
+        Ok(code)
+    }
+
+    /// Calls `each` with every file of `code`.
+    pub(crate) fn files<E: From<CodeError>>(
+        &self,
+        code: &Code,
+        each: impl FnMut(PackageFile) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let path = self.path(code);
+        let file =
+            File::open(&path).map_err(|source| CodeError::Store { path: path.clone(), source })?;
+        read(io::BufReader::new(file), each)
+    }
+
+    /// The path of the zip file.
+    pub(crate) fn path(&self, code: &Code) -> PathBuf {
+        self.folder.join(format!("{}.zip", code.sha256))
+    }
+
+    /// Removes all files for which `keep` is false.
+    pub(crate) fn keep(&self, keep: impl Fn(&Path) -> bool) -> io::Result<()> {
+        for entry in fs::read_dir(&self.folder)? {
+            let path = entry?.path();
+            if !keep(&path) {
+                fs::remove_file(path)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads an untrusted zip file.
+fn read<E: From<CodeError>>(
+    zip: impl Read + io::Seek,
+    mut each: impl FnMut(PackageFile) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut archive = ZipArchive::new(zip).map_err(CodeError::NotZip)?;
+    if archive.is_empty() {
+        return Err(CodeError::Empty.into());
+    }
+    if archive.len() > MAX_FILES {
+        return Err(CodeError::TooMany.into());
+    }
+    let mut seen = std::collections::BTreeSet::new();
+    let mut left = MAX_UNPACKED;
+    for index in 0..archive.len() {
+        let mut entry = archive.by_index(index).map_err(CodeError::NotZip)?;
+        let path = entry.name().map_err(CodeError::NotZip)?.into_owned();
+        if entry.is_dir() {
+            continue;
+        }
+        let mode = entry.unix_mode().unwrap_or(0o644);
+        // S_IFMT. Zero if the system that made the zip file has no modes.
+        if !matches!(mode & 0o170_000, 0 | 0o100_000) {
+            return Err(CodeError::Kind(path).into());
+        }
+        let plain = |part: &str| !matches!(part, "" | "." | "..") && part.len() < 256;
+        let inside = path.split('/').all(plain) && !path.contains(['\0', '\\']);
+        if !inside || path.len() > MAX_PATH {
+            return Err(CodeError::Path(path).into());
+        }
+        if !seen.insert(path.clone()) {
+            return Err(CodeError::Duplicate(path).into());
+        }
+        // Does not trust the size in the zip file's directory.
+        let mut contents = Vec::new();
+        let read = (&mut entry).take(left + 1).read_to_end(&mut contents);
+        read.map_err(|source| CodeError::Unreadable { path: path.clone(), source })?;
+        let length = u64::try_from(contents.len()).unwrap_or(u64::MAX);
+        left = left.checked_sub(length).ok_or(CodeError::TooLarge)?;
+        each(PackageFile { path, executable: mode & 0o111 != 0, contents })?;
+    }
+    if seen.is_empty() {
+        return Err(CodeError::Empty.into());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "code_tests.rs"]
+mod tests;

@@ -1,0 +1,98 @@
+use std::io::Write;
+
+use proptest::prelude::{any, prop, proptest};
+use zip::write::{SimpleFileOptions, ZipWriter};
+
+use super::*;
+
+fn zip_of(files: &[(&str, &[u8], u32)]) -> Vec<u8> {
+    let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
+    for (path, contents, mode) in files {
+        let options = SimpleFileOptions::default().unix_permissions(*mode);
+        zip.start_file(*path, options).unwrap();
+        zip.write_all(contents).unwrap();
+    }
+    zip.finish().unwrap().into_inner()
+}
+
+fn store() -> (tempfile::TempDir, CodeStore) {
+    let folder = tempfile::tempdir().unwrap();
+    let store = CodeStore::open(folder.path().join("code")).unwrap();
+    (folder, store)
+}
+
+#[test]
+fn stored_code_is_read_back() {
+    let (_folder, store) = store();
+    let zip = zip_of(&[("handler.py", b"x = 1", 0o644), ("bin/run", b"", 0o755)]);
+    let code = store.put(&zip).unwrap();
+    assert_eq!(store.put(&zip).unwrap(), code);
+    assert_eq!(code.size, u64::try_from(zip.len()).unwrap());
+    let mut found = Vec::new();
+    store
+        .files(&code, |file| {
+            found.push((file.path, file.executable, file.contents));
+            Ok::<_, CodeError>(())
+        })
+        .unwrap();
+    let expected =
+        [("handler.py".to_owned(), false, b"x = 1".to_vec()), ("bin/run".to_owned(), true, vec![])];
+    assert_eq!(found, expected);
+    store.keep(|_| false).unwrap();
+    assert!(!store.path(&code).exists());
+}
+
+#[test]
+fn paths_outside_the_folder_are_refused() {
+    let (_folder, store) = store();
+    for path in ["../x", "/x", "a/../../x", "a//b", "a/./b", "a\\b"] {
+        let error = store.put(&zip_of(&[(path, b"", 0o644)])).unwrap_err();
+        assert!(matches!(error, CodeError::Path(_)), "{path}: {error}");
+    }
+}
+
+#[test]
+fn links_are_refused() {
+    let (_folder, store) = store();
+    let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
+    zip.add_symlink("link", "/etc/passwd", SimpleFileOptions::default()).unwrap();
+    let error = store.put(&zip.finish().unwrap().into_inner()).unwrap_err();
+    assert!(matches!(error, CodeError::Kind(_)), "{error}");
+}
+
+#[test]
+fn a_zip_bomb_is_refused() {
+    let (_folder, store) = store();
+    let half = vec![0; 131_072_001];
+    let zip = zip_of(&[("a", &half, 0o644), ("b", &half, 0o644)]);
+    assert!(zip.len() < 1 << 20);
+    assert!(matches!(store.put(&zip).unwrap_err(), CodeError::TooLarge));
+}
+
+#[test]
+fn invalid_and_damaged_files_are_refused() {
+    let (_folder, store) = store();
+    assert!(matches!(store.put(b"").unwrap_err(), CodeError::NotZip(_)));
+    assert!(matches!(store.put(b"PK and then nothing").unwrap_err(), CodeError::NotZip(_)));
+    let empty = ZipWriter::new(Cursor::new(Vec::new())).finish().unwrap().into_inner();
+    assert!(matches!(store.put(&empty).unwrap_err(), CodeError::Empty));
+    let mut zip = zip_of(&[("handler.py", b"x = 1", 0o644)]);
+    let at = zip.windows(5).position(|bytes| bytes == b"handl").unwrap() + 12;
+    zip[at] ^= 0x40;
+    assert!(store.put(&zip).is_err());
+    assert_eq!(fs::read_dir(&store.folder).unwrap().count(), 0);
+}
+
+proptest! {
+    #[test]
+    fn random_bytes_cause_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..2000), at in 0..200_usize) {
+        let (_folder, store) = store();
+        let _ = store.put(&bytes);
+        let mut zip = zip_of(&[("handler.py", b"x = 1", 0o644)]);
+        for (offset, byte) in bytes.iter().take(3).enumerate() {
+            let index = (at + offset * 7) % zip.len();
+            zip[index] = *byte;
+        }
+        let _ = store.put(&zip);
+    }
+}

@@ -1,0 +1,226 @@
+//! Checks a function's configuration and applies it to a version.
+
+use std::collections::BTreeMap;
+
+use firn_memory::planners::{self, ParsePlannerError};
+use firn_run::ImageName;
+
+use super::images::IMAGE_VARIABLE;
+use super::{
+    Code, ImageError, LATEST, Runtime, Version, VersionState, new_revision, timestamp,
+};
+
+/// The largest size of all environment variables of a function together, bytes.
+pub const MAX_ENVIRONMENT: usize = 4096;
+
+/// The environment variable of a function's configuration that names its planner.
+pub(crate) const PLANNER_VARIABLE: &str = "FIRN_PLANNER";
+
+/// Environment variables that a function's configuration cannot set: those that AWS Lambda reserves,
+/// and those that the guest's agent sets.
+const RESERVED: [&str; 21] = [
+    "_HANDLER",
+    "_X_AMZN_TRACE_ID",
+    "AWS_DEFAULT_REGION",
+    "AWS_REGION",
+    "AWS_EXECUTION_ENV",
+    "AWS_LAMBDA_FUNCTION_NAME",
+    "AWS_LAMBDA_FUNCTION_MEMORY_SIZE",
+    "AWS_LAMBDA_FUNCTION_VERSION",
+    "AWS_LAMBDA_INITIALIZATION_TYPE",
+    "AWS_LAMBDA_LOG_GROUP_NAME",
+    "AWS_LAMBDA_LOG_STREAM_NAME",
+    "AWS_LAMBDA_MAX_CONCURRENCY",
+    "AWS_ACCESS_KEY",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_LAMBDA_RUNTIME_API",
+    "LAMBDA_TASK_ROOT",
+    "LAMBDA_RUNTIME_DIR",
+    "FIRN_INSTANCE_ID",
+    "_LAMBDA_TELEMETRY_LOG_FD",
+];
+
+/// The parts of a configuration to set; `None` leaves a part as it is.
+#[derive(Debug, Clone, Default)]
+pub struct ConfigurationChange {
+    /// What runs the function.
+    pub runtime: Option<Runtime>,
+    /// The entry point: 1 to 128 characters.
+    pub handler: Option<String>,
+    /// An ARN: 1 to 256 bytes.
+    pub role: Option<String>,
+    /// Free text: at most 256 characters.
+    pub description: Option<String>,
+    /// Time limit of a request: 1 to 900 seconds.
+    pub timeout: Option<u32>,
+    /// Memory of the function: 128 to 10240 MiB.
+    pub memory: Option<u32>,
+    /// All environment variables of the function.
+    pub environment: Option<BTreeMap<String, String>>,
+    /// Whether the daemon freezes a snapshot of each published version.
+    pub snap_start: Option<bool>,
+}
+
+/// A part of a configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Field {
+    /// [`ConfigurationChange::runtime`]
+    Runtime,
+    /// [`ConfigurationChange::handler`]
+    Handler,
+    /// [`ConfigurationChange::role`]
+    Role,
+    /// [`ConfigurationChange::description`]
+    Description,
+    /// [`ConfigurationChange::timeout`]
+    Timeout,
+    /// [`ConfigurationChange::memory`]
+    Memory,
+    /// The name or value of a variable in [`ConfigurationChange::environment`].
+    Variable,
+}
+
+/// A configuration is not valid.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigurationError {
+    /// A new function needs this part.
+    #[error("{0:?} is missing")]
+    Missing(Field),
+    /// A value is out of range.
+    #[error("{field:?}: {value:?} must {rule}")]
+    Value {
+        /// The part of the configuration.
+        field: Field,
+        /// The refused value, or the name of the refused variable.
+        value: String,
+        /// What a valid value has to do, as an infinitive.
+        rule: &'static str,
+    },
+    /// The configuration sets a variable that is reserved.
+    #[error("the environment variable {0} is reserved")]
+    ReservedVariable(String),
+    /// The environment variables are larger than [`MAX_ENVIRONMENT`].
+    #[error("the environment variables are larger than {MAX_ENVIRONMENT} bytes")]
+    EnvironmentTooLarge,
+    /// The image that the function names cannot be used.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// The planner that the function names does not exist.
+    #[error("{PLANNER_VARIABLE}: {0}")]
+    Planner(ParsePlannerError),
+}
+
+/// A new function's `$LATEST`: AWS Lambda's defaults, changed by `change`.
+pub(crate) fn new_latest(
+    name: &str,
+    change: ConfigurationChange,
+    code: Code,
+) -> Result<Version, ConfigurationError> {
+    let Some(runtime) = change.runtime else {
+        return Err(ConfigurationError::Missing(Field::Runtime));
+    };
+    for (value, field) in [(&change.handler, Field::Handler), (&change.role, Field::Role)] {
+        if value.is_none() {
+            return Err(ConfigurationError::Missing(field));
+        }
+    }
+    let mut version = Version {
+        function: name.to_owned(),
+        version: LATEST.to_owned(),
+        revision: new_revision(),
+        last_modified: timestamp(),
+        code,
+        runtime,
+        handler: String::new(),
+        role: String::new(),
+        description: String::new(),
+        timeout: 3,
+        memory: 128,
+        environment: BTreeMap::new(),
+        snap_start: false,
+        state: VersionState::Active,
+        snapshot: None,
+    };
+    change.apply(&mut version)?;
+    Ok(version)
+}
+
+impl ConfigurationChange {
+    /// Checks the values and sets them in `version`.
+    pub(crate) fn apply(self, version: &mut Version) -> Result<(), ConfigurationError> {
+        version.runtime = self.runtime.unwrap_or(version.runtime);
+        if let Some(handler) = self.handler {
+            let fits = handler.chars().all(|c| !c.is_whitespace() && !c.is_control());
+            if handler.is_empty() || handler.len() > 128 || !fits {
+                let rule = "have 1 to 128 characters and no space";
+                return Err(refused(Field::Handler, &handler, rule));
+            }
+            version.handler = handler;
+        }
+        if let Some(role) = self.role {
+            if role.is_empty() || role.len() > 256 {
+                return Err(refused(Field::Role, &role, "be an ARN"));
+            }
+            version.role = role;
+        }
+        if let Some(description) = self.description {
+            if description.chars().count() > 256 {
+                let rule = "have at most 256 characters";
+                return Err(refused(Field::Description, "...", rule));
+            }
+            version.description = description;
+        }
+        if let Some(timeout) = self.timeout {
+            if !(1..=900).contains(&timeout) {
+                return Err(refused(Field::Timeout, &timeout, "be between 1 and 900"));
+            }
+            version.timeout = timeout;
+        }
+        if let Some(memory) = self.memory {
+            if !(128..=10_240).contains(&memory) {
+                return Err(refused(Field::Memory, &memory, "be between 128 and 10240"));
+            }
+            version.memory = memory;
+        }
+        if let Some(environment) = self.environment {
+            check_environment(&environment)?;
+            version.environment = environment;
+        }
+        version.snap_start = self.snap_start.unwrap_or(version.snap_start);
+        Ok(())
+    }
+}
+
+fn check_environment(variables: &BTreeMap<String, String>) -> Result<(), ConfigurationError> {
+    for (name, value) in variables {
+        let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+        let begins = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphabetic());
+        if RESERVED.contains(&name.as_str()) {
+            return Err(ConfigurationError::ReservedVariable(name.clone()));
+        }
+        if !begins || name.len() < 2 || !name.bytes().all(word) || value.contains('\0') {
+            return Err(refused(Field::Variable, name, "be [a-zA-Z]([a-zA-Z0-9_])+"));
+        }
+    }
+    let size: usize = variables.iter().map(|(name, value)| name.len() + value.len()).sum();
+    if size > MAX_ENVIRONMENT {
+        return Err(ConfigurationError::EnvironmentTooLarge);
+    }
+    if let Some(image) = variables.get(IMAGE_VARIABLE) {
+        ImageName::try_from(image.clone()).map_err(ImageError::Name)?;
+    }
+    if let Some(planner) = variables.get(PLANNER_VARIABLE) {
+        planners::parse(planner).map_err(ConfigurationError::Planner)?;
+    }
+    Ok(())
+}
+
+fn refused(
+    field: Field,
+    value: &(impl std::fmt::Display + ?Sized),
+    rule: &'static str,
+) -> ConfigurationError {
+    ConfigurationError::Value { field, value: value.to_string(), rule }
+}

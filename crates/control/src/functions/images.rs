@@ -1,0 +1,52 @@
+//! The root images that functions can choose.
+
+use std::path::PathBuf;
+
+use firn_run::{ImageName, ImageNameError};
+
+use super::Version;
+
+/// The environment variable of a function's configuration that names its image.
+pub(crate) const IMAGE_VARIABLE: &str = "FIRN_IMAGE";
+
+/// The images on this host.
+#[derive(Debug)]
+pub(crate) struct Images {
+    /// The folder with a file `NAME.erofs` for each image except the base image. Without a folder,
+    /// all functions run on the same root.
+    pub(crate) folder: Option<PathBuf>,
+}
+
+/// A function's image cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// Its name is not valid.
+    #[error("{IMAGE_VARIABLE}: {0}")]
+    Name(ImageNameError),
+    /// There is no such image.
+    #[error(
+        "{IMAGE_VARIABLE}: the image {name} is not built on this machine: `firn image build {name}` builds one of firn's own, \
+         `firn image build --out {name}` builds your own, `firn image list` lists those that are built"
+    )]
+    Missing {
+        /// The image's name.
+        name: String,
+    },
+}
+
+impl Images {
+    /// The image that `version` runs on, unless it is the base image.
+    pub(crate) fn of(&self, version: &Version) -> Result<Option<ImageName>, ImageError> {
+        let named = version.environment.get(IMAGE_VARIABLE);
+        let (Some(folder), Some(text)) = (&self.folder, named) else { return Ok(None) };
+        let name = ImageName::try_from(text.clone()).map_err(ImageError::Name)?;
+        if name == ImageName::base() {
+            return Ok(None);
+        }
+        if folder.join(name.as_str()).with_extension("erofs").is_file() {
+            Ok(Some(name))
+        } else {
+            Err(ImageError::Missing { name: name.as_str().to_owned() })
+        }
+    }
+}

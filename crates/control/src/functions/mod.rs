@@ -1,0 +1,22 @@
+//! What the daemon knows of a function: its name, configuration, code, image and versions.
+
+mod code;
+mod configuration;
+mod images;
+mod name;
+mod version;
+
+pub use code::{CodeError, MAX_UNPACKED, MAX_ZIP};
+pub(crate) use code::CodeStore;
+pub(crate) use configuration::{PLANNER_VARIABLE, new_latest};
+pub use configuration::{
+    ConfigurationChange, ConfigurationError, Field, MAX_ENVIRONMENT,
+};
+pub use images::ImageError;
+pub(crate) use images::Images;
+pub(crate) use name::is_alias;
+pub use name::{NameError, Target};
+pub use version::{
+    Alias, Code, LATEST, Runtime, SnapshotPlace, Version, VersionSnapshot, VersionState,
+};
+pub(crate) use version::{FunctionRecord, new_revision, timestamp};

@@ -1,0 +1,85 @@
+//! Names of functions, versions and aliases.
+
+use super::LATEST;
+
+/// The longest name of a function, in characters.
+const MAX_NAME: usize = 64;
+
+/// The longest qualifier, in characters.
+const MAX_QUALIFIER: usize = 128;
+
+/// A function, and the version or alias of it that a request names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    name: String,
+    qualifier: Option<String>,
+}
+
+/// A name or qualifier is not valid.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NameError {
+    /// The function's name.
+    #[error(
+        "a function's name has 1 to {MAX_NAME} letters, digits, hyphens or underscores; {0:?} is not valid"
+    )]
+    Function(String),
+    /// The version or alias.
+    #[error(
+        "a version is {LATEST} or a number, an alias has 1 to {MAX_QUALIFIER} letters, digits, hyphens or underscores; \
+         {0:?} is not valid"
+    )]
+    Qualifier(String),
+}
+
+impl Target {
+    /// The function `name`, or its version or alias `qualifier`.
+    ///
+    /// # Errors
+    /// A name is not valid.
+    pub fn new(name: &str, qualifier: Option<&str>) -> Result<Self, NameError> {
+        if !is_word(name, MAX_NAME) {
+            return Err(NameError::Function(name.to_owned()));
+        }
+        if let Some(qualifier) = qualifier.filter(|qualifier| !is_qualifier(qualifier)) {
+            return Err(NameError::Qualifier(qualifier.to_owned()));
+        }
+        Ok(Self { name: name.to_owned(), qualifier: qualifier.map(ToOwned::to_owned) })
+    }
+
+    /// The function's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The version or alias, where the request names one.
+    #[must_use]
+    pub fn qualifier(&self) -> Option<&str> {
+        self.qualifier.as_deref()
+    }
+
+    /// Another version or alias of the same function. The caller has validated `qualifier`, or uses the
+    /// result only in an error.
+    pub(crate) fn with_qualifier(&self, qualifier: impl Into<String>) -> Self {
+        Self { name: self.name.clone(), qualifier: Some(qualifier.into()) }
+    }
+}
+
+/// Whether `name` can name an alias. Numbers cannot, because they name versions.
+#[must_use]
+pub fn is_alias(name: &str) -> bool {
+    is_word(name, MAX_QUALIFIER) && !name.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+fn is_qualifier(text: &str) -> bool {
+    text == LATEST || is_word(text, MAX_QUALIFIER)
+}
+
+fn is_word(text: &str, longest: usize) -> bool {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    (1..=longest).contains(&text.len()) && text.bytes().all(fits)
+}
+
+#[cfg(test)]
+#[path = "name_tests.rs"]
+mod tests;

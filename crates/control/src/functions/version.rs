@@ -1,0 +1,153 @@
+//! A function's versions and aliases, in the form in which the database stores them.
+
+use std::collections::BTreeMap;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+use time::macros::format_description;
+use uuid::Uuid;
+
+/// The name of the unpublished version, the only one that can be changed.
+pub const LATEST: &str = "$LATEST";
+
+/// A function: what all its versions have in common.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct FunctionRecord {
+    /// The number of the next published version.
+    pub(crate) next_version: u64,
+    /// The limit of requests in flight, where the function has one.
+    pub(crate) concurrency: Option<u32>,
+    /// The unpublished version.
+    pub(crate) latest: Version,
+}
+
+/// One version of a function, with everything that its microVMs need.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Version {
+    /// The function's name.
+    pub function: String,
+    /// `$LATEST`, or a number.
+    pub version: String,
+    /// Changes with every change of the version. A microVM belongs to one revision.
+    pub revision: Uuid,
+    /// UTC, as `2026-11-21T17:00:00.000+0000`.
+    pub last_modified: String,
+    /// The zip file with the function's files.
+    pub code: Code,
+    /// What runs the function.
+    pub runtime: Runtime,
+    /// The entry point, in the form that the runtime expects.
+    pub handler: String,
+    /// An ARN that the API stores and returns; the daemon does not use it.
+    pub role: String,
+    /// Free text.
+    pub description: String,
+    /// Time limit of a request, seconds.
+    pub timeout: u32,
+    /// Memory of the function, MiB.
+    pub memory: u32,
+    /// Environment variables of the function.
+    pub environment: BTreeMap<String, String>,
+    /// Whether the daemon freezes a snapshot of each published version.
+    pub snap_start: bool,
+    /// Whether the version can be invoked.
+    pub state: VersionState,
+    /// The snapshot that microVMs of this version are thawed from.
+    pub snapshot: Option<VersionSnapshot>,
+}
+
+/// A version's code.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Code {
+    /// SHA-256 of the zip file, in hexadecimal.
+    pub sha256: String,
+    /// Size of the zip file, bytes.
+    pub size: u64,
+}
+
+impl Code {
+    /// SHA-256 of the zip file, in base64.
+    #[must_use]
+    pub fn sha256_base64(&self) -> String {
+        let digits = self.sha256.as_bytes().chunks_exact(2);
+        let bytes: Vec<u8> = digits
+            .filter_map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok())
+            .collect();
+        STANDARD.encode(bytes)
+    }
+}
+
+/// What runs a function. The serialized form is AWS Lambda's name of the runtime.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Runtime {
+    /// Debian 12's Python with `awslambdaric`.
+    #[serde(rename = "python3.11")]
+    Python311,
+    /// The function's own `bootstrap` program.
+    #[serde(rename = "provided.al2023")]
+    Provided2023,
+    /// The same as [`Runtime::Provided2023`], under an older name.
+    #[serde(rename = "provided.al2")]
+    Provided2,
+}
+
+/// Whether a version can be invoked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum VersionState {
+    /// The daemon is freezing its snapshot.
+    Pending,
+    /// It can be invoked.
+    Active,
+    /// The daemon could not freeze its snapshot.
+    Failed {
+        /// The error and its causes.
+        reason: String,
+    },
+}
+
+/// A version's snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VersionSnapshot {
+    /// Where it is stored.
+    pub place: SnapshotPlace,
+    /// Size of its stored image, bytes.
+    pub bytes: u64,
+    /// The planner that thaws it, unless the function names another.
+    pub planner: String,
+}
+
+/// Where a version's snapshot is stored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SnapshotPlace {
+    /// In the directory of this name among the daemon's snapshots.
+    Directory(String),
+    /// In the daemon's pool, under this name.
+    Pool(String),
+}
+
+/// A second name for a version.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Alias {
+    /// The version that it names.
+    pub version: String,
+    /// Free text.
+    pub description: String,
+    /// Changes with every change of the alias.
+    pub revision: Uuid,
+}
+
+/// The current time, in the form of [`Version::last_modified`].
+pub(crate) fn timestamp() -> String {
+    let form = format_description!(
+        "[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:3]+0000"
+    );
+    // Formatting fails only for years outside 0 to 9999.
+    OffsetDateTime::now_utc().format(form).unwrap_or_default()
+}
+
+/// A new, unique revision.
+pub(crate) fn new_revision() -> Uuid {
+    Uuid::new_v4()
+}

@@ -1,0 +1,100 @@
+use proptest::prelude::{any, prop, proptest};
+
+use super::*;
+
+fn cost(revision: u128, private: u64, shared: u64) -> Cost {
+    Cost { revision: Uuid::from_u128(revision), private, shared }
+}
+
+fn ledger(memory: u64, monitors: usize) -> Ledger {
+    Ledger::new(Budget { memory, monitors, measured: true })
+}
+
+#[test]
+fn a_shared_image_is_counted_once() {
+    let mut ledger = ledger(100, 9);
+    assert!(ledger.reserve(&cost(1, 20, 40)));
+    assert!(ledger.reserve(&cost(1, 20, 40)));
+    assert_eq!((ledger.private_bytes(), ledger.shared_bytes()), (40, 40));
+    assert!(!ledger.reserve(&cost(2, 10, 20)), "another image has no room");
+    assert!(ledger.reserve(&cost(1, 20, 40)));
+    for _ in 0..3 {
+        ledger.release(&cost(1, 20, 40));
+    }
+    assert_eq!((ledger.private_bytes(), ledger.shared_bytes(), ledger.monitors()), (0, 0, 0));
+    assert!(ledger.reserve(&cost(2, 60, 40)));
+}
+
+#[test]
+fn a_microvm_that_can_never_fit_differs_from_one_that_waits() {
+    let mut ledger = ledger(100, 1);
+    assert!(ledger.reserve(&cost(1, 50, 0)));
+    assert!(!ledger.reserve(&cost(2, 10, 0)), "one microVM at a time");
+    assert!(ledger.could_fit(&cost(2, 60, 40)));
+    assert!(!ledger.could_fit(&cost(2, 60, 41)));
+    assert!(!ledger.could_fit(&cost(2, u64::MAX, 1)));
+}
+
+#[test]
+fn reservations_follow_the_measured_memory_use() {
+    const MIB: u64 = 1 << 20;
+    let mut account = ledger(500 * MIB, 99);
+    let worst = cost(1, 192 * MIB, 100 * MIB);
+    assert!(account.reserve(&worst) && account.reserve(&worst) && !account.reserve(&worst));
+    account.record_usage(worst.revision, Usage { private: 14 * MIB, shared: 50 * MIB });
+    account.record_usage(worst.revision, Usage { private: 4 * MIB, shared: 60 * MIB });
+    assert_eq!((account.private_bytes(), account.shared_bytes()), (60 * MIB, 60 * MIB));
+    let more = (0..).take_while(|_| account.reserve(&worst)).count();
+    assert_eq!(more, 12, "(500 - 60) / 30 in all");
+    // A larger measurement raises the reservation of every microVM of the revision, at most to the worst case.
+    account.record_usage(worst.revision, Usage { private: 400 * MIB, shared: 0 });
+    assert!(account.is_over());
+    assert_eq!(account.expected(&worst).private, worst.private);
+    account.forget(worst.revision);
+    assert_eq!(account.expected(&worst), Usage { private: worst.private, shared: worst.shared });
+
+    let mut strict = Ledger::new(Budget { memory: 500 * MIB, monitors: 9, measured: false });
+    strict.record_usage(worst.revision, Usage { private: 1, shared: 1 });
+    assert!(strict.reserve(&worst) && strict.reserve(&worst) && !strict.reserve(&worst));
+}
+
+#[test]
+fn requests_in_flight_are_limited_per_function() {
+    let mut ledger = ledger(1, 1);
+    assert!(ledger.begin_request("f", Some(1)));
+    assert!(!ledger.begin_request("f", Some(1)));
+    assert!(ledger.begin_request("g", Some(1)) && ledger.begin_request("f", None));
+    ledger.end_request("f");
+    assert!(!ledger.begin_request("f", Some(1)));
+    ledger.end_request("f");
+    assert!(!ledger.begin_request("f", Some(0)));
+    assert!(ledger.begin_request("f", Some(1)));
+}
+
+proptest! {
+    #[test]
+    fn reservations_stay_within_the_budget_and_are_all_released(
+        steps in prop::collection::vec((any::<bool>(), 0..4_u128, 0..60_u64), 0..100),
+    ) {
+        let budget = Budget { memory: 200, monitors: 5, measured: true };
+        let mut ledger = Ledger::new(budget);
+        let mut reserved = Vec::new();
+        for (start, revision, usage) in steps {
+            let cost = cost(revision, 50, u64::try_from(revision).unwrap() * 10);
+            if start {
+                let before = ledger.is_over();
+                if ledger.reserve(&cost) {
+                    assert!(!before && !ledger.is_over());
+                    reserved.push(cost);
+                }
+            } else if usage < 30 {
+                ledger.record_usage(cost.revision, Usage { private: usage, shared: usage });
+            } else if let Some(cost) = reserved.pop() {
+                ledger.release(&cost);
+            }
+            assert_eq!(ledger.monitors(), reserved.len());
+        }
+        reserved.iter().for_each(|cost| ledger.release(cost));
+        assert_eq!((ledger.private_bytes(), ledger.shared_bytes()), (0, 0));
+    }
+}

@@ -1,0 +1,26 @@
+//! The daemon's microVMs: one `firn` process each, started for a request, kept for later requests,
+//! ended when idle.
+
+mod fleet;
+mod ledger;
+mod monitor;
+mod report;
+mod request_stats;
+mod requests;
+mod standby;
+mod status;
+mod table;
+mod usage;
+
+pub use fleet::AcquireError;
+pub(crate) use fleet::{Fleet, Limits};
+pub(crate) use monitor::{FreezeError, Launcher};
+pub use monitor::StartError;
+pub use report::InvocationReport;
+#[cfg(test)]
+pub(crate) use report::ProcessUsage;
+pub use requests::{Invoked, InvokeFailure, LoadFailure};
+pub(crate) use requests::{Request, invoke, publish};
+pub use standby::ThawOrder;
+pub(crate) use standby::Standbys;
+pub use status::{DaemonStatus, Latency, MemoryStatus, MonitorsStatus, VersionStatus};

@@ -1,0 +1,366 @@
+//! Serves a request with a microVM, and freezes a version.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use firn_base::nanoseconds;
+use firn_memory::ProcessCounters;
+use tokio::task::{JoinError, spawn_blocking};
+
+use firn_run::{
+    AgentClient, Answer, ConnectError, Failed, FunctionError, Invocation, InvokeError, LambdaLoad,
+    LoadError, PutError,
+};
+
+use super::fleet::{AcquireError, Fleet, Lease, LeaseRequest, Reservation, Vm};
+use super::monitor::{FreezeError, Monitor, StartError, Thawed};
+use super::report::{InvocationReport, ProcessUsage};
+use crate::functions::{CodeError, CodeStore, Runtime, Version, VersionSnapshot};
+use crate::metrics::StartKind;
+
+/// Function errors that end the function's runtime. The microVM serves no more requests.
+const FATAL: [&str; 2] = ["Sandbox.Timedout", "Runtime.ExitError"];
+
+/// One request to a version of a function.
+#[derive(Debug, Clone)]
+pub(crate) struct Request {
+    pub(crate) version: Arc<Version>,
+    /// The function's limit of requests in flight.
+    pub(crate) concurrency: Option<u32>,
+    pub(crate) invocation: Arc<Invocation>,
+    /// When the request's head arrived.
+    pub(crate) received: Instant,
+    /// When the request was read and checked.
+    pub(crate) accepted: Instant,
+}
+
+/// The result of a request.
+#[derive(Debug)]
+pub struct Invoked {
+    /// The function's answer or error, or the daemon's failure.
+    pub outcome: Result<Result<Answer, Failed>, InvokeFailure>,
+    /// What the request cost.
+    pub report: InvocationReport,
+}
+
+/// A request got no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum InvokeFailure {
+    /// It got no microVM.
+    #[error(transparent)]
+    Acquire(#[from] AcquireError),
+    /// The function's after-restore hooks failed.
+    #[error("the function could not be restored: {0}")]
+    Restore(FunctionError),
+    /// Its microVM did not start.
+    #[error("no microVM started")]
+    Start(#[from] LoadFailure),
+    /// Its microVM ended before it answered.
+    #[error("the microVM ended before it answered")]
+    Lost(#[source] InvokeError),
+    /// Its warm microVM had ended before it received the request.
+    #[error("the microVM ended before it received the request")]
+    Undelivered(#[source] InvokeError),
+    /// The task that served it panicked.
+    #[error("the task that served the request failed")]
+    Task(#[from] JoinError),
+}
+
+/// A microVM with the function could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadFailure {
+    /// The microVM did not start.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// The agent did not answer.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The stored code cannot be read.
+    #[error(transparent)]
+    Code(#[from] CodeError),
+    /// The agent did not take a file.
+    #[error(transparent)]
+    Put(#[from] PutError),
+    /// The function was not initialised. [`LoadError::Function`] is an error of the function itself.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The task that loads it panicked.
+    #[error("the task that loads the function failed")]
+    Task(#[from] JoinError),
+}
+
+/// A version was not frozen.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PublishFailure {
+    #[error(transparent)]
+    Acquire(#[from] AcquireError),
+    #[error(transparent)]
+    Load(#[from] LoadFailure),
+    #[error(transparent)]
+    Freeze(#[from] FreezeError),
+}
+
+impl InvokeFailure {
+    /// Whether the request was refused for lack of capacity.
+    #[must_use]
+    pub fn is_throttling(&self) -> bool {
+        matches!(self, Self::Acquire(error) if error.is_throttling())
+    }
+
+    /// Whether a later attempt can succeed: there was no capacity, or the daemon failed.
+    pub(crate) fn is_transient(&self) -> bool {
+        !matches!(self, Self::Restore(_))
+    }
+}
+
+/// Serves one request, from the queue to the answer.
+///
+/// A warm microVM that ended before it received the request is replaced by another. The function
+/// runs at most once.
+pub(crate) async fn invoke(fleet: Arc<Fleet>, code: CodeStore, request: Request) -> Invoked {
+    let Version { function, version, .. } = &*request.version;
+    // Counts until the answer has arrived.
+    let in_flight = fleet.begin_request(function, request.concurrency);
+    loop {
+        let mut report = InvocationReport {
+            accept_ns: nanoseconds(request.accepted - request.received),
+            ..InvocationReport::default()
+        };
+        let outcome = match &in_flight {
+            Ok(_) => serve(&fleet, &code, &request, &mut report).await,
+            Err(error) => Err((*error).into()),
+        };
+        // Each attempt removes a microVM from the fleet, so the loop ends.
+        if let Err(error @ InvokeFailure::Undelivered(_)) = &outcome {
+            let error = error as &dyn std::error::Error;
+            tracing::warn!(function, version, error, "retrying with another microVM");
+            continue;
+        }
+        let total = request.received.elapsed();
+        report.total_ns = nanoseconds(total);
+        report.reason = outcome.as_ref().err().map(ToString::to_string);
+        if let (Ok(_), Some(start)) = (&outcome, report.start) {
+            fleet.metrics.started(start, total.as_secs_f64());
+        }
+        return Invoked { outcome, report };
+    }
+}
+
+/// Serves a request with one microVM, and fills in the report.
+async fn serve(
+    fleet: &Arc<Fleet>,
+    code: &CodeStore,
+    request: &Request,
+    report: &mut InvocationReport,
+) -> Result<Result<Answer, Failed>, InvokeFailure> {
+    let version = &request.version;
+    let lease = fleet.acquire(LeaseRequest { version: Arc::clone(version), new: false }).await;
+    let begin = Instant::now();
+    report.queue_ns = nanoseconds(begin - request.accepted);
+    let vm = match lease? {
+        Lease::Warm(vm) => {
+            report.start = Some(StartKind::warm);
+            *vm
+        }
+        Lease::Start(reservation) => {
+            let started = start(fleet, code, version, reservation, report).await;
+            report.start_ns = nanoseconds(begin.elapsed());
+            match started {
+                Ok(vm) => vm,
+                Err(LoadFailure::Load(LoadError::Function(failed))) => return Ok(Err(failed)),
+                Err(LoadFailure::Start(StartError::Function(error))) => {
+                    return Err(InvokeFailure::Restore(error));
+                }
+                Err(error) => {
+                    fleet.metrics.start_failures.inc();
+                    return Err(error.into());
+                }
+            }
+        }
+    };
+    let warm = report.start == Some(StartKind::warm);
+    let invocation = Arc::clone(&request.invocation);
+    let Vm { monitor, mut agent, reservation } = vm;
+    let before = match monitor.process() {
+        Some(process) if warm => ProcessCounters::of(process).unwrap_or_default(),
+        _ => ProcessCounters::default(),
+    };
+    let sent = Instant::now();
+    let (agent, answered) = spawn_blocking(move || {
+        let answered = agent.invoke(&invocation);
+        (agent, answered)
+    })
+    .await?;
+    report.invoke_ns = nanoseconds(sent.elapsed());
+    report.usage = monitor.process().and_then(|process| ProcessUsage::since(before, process));
+    let vm = Vm { monitor, agent, reservation };
+    match answered {
+        Ok(answer) => {
+            fleet.release(vm);
+            Ok(Ok(answer))
+        }
+        Err(InvokeError::Function(failed)) => {
+            if FATAL.contains(&failed.error.error_type.as_str()) {
+                fleet.end(vm);
+            } else {
+                fleet.release(vm);
+            }
+            Ok(Err(failed))
+        }
+        Err(error) => {
+            fleet.end(vm);
+            Err(if warm && error.is_undelivered() {
+                InvokeFailure::Undelivered(error)
+            } else {
+                InvokeFailure::Lost(error)
+            })
+        }
+    }
+}
+
+/// Boots a version, initialises it, and freezes it.
+pub(crate) async fn publish(
+    fleet: Arc<Fleet>,
+    code: CodeStore,
+    version: Arc<Version>,
+) -> Result<VersionSnapshot, PublishFailure> {
+    let request = LeaseRequest { version: Arc::clone(&version), new: true };
+    let Lease::Start(reservation) = fleet.acquire(request).await? else {
+        return Err(AcquireError::Closed.into());
+    };
+    fleet.publishing(&reservation);
+    let (monitor, _) = fleet.launcher.boot(&version).await.map_err(LoadFailure::from)?;
+    let loaded = load(&fleet, &code, &version, &monitor, true).await;
+    let frozen = match loaded {
+        // The freeze opens its own connection to the agent.
+        Ok(agent) => {
+            drop(agent);
+            let place = fleet.launcher.place(&version);
+            fleet.launcher.freeze(&monitor, place).await.map_err(Into::into)
+        }
+        Err(error) => Err(error.into()),
+    };
+    monitor.end().await;
+    drop(reservation);
+    frozen
+}
+
+/// Starts a microVM with the function: thaws the version's snapshot, or boots if there is none or the thaw
+/// fails.
+async fn start(
+    fleet: &Arc<Fleet>,
+    code: &CodeStore,
+    version: &Arc<Version>,
+    reservation: Reservation,
+    report: &mut InvocationReport,
+) -> Result<Vm, LoadFailure> {
+    if let Some(snapshot) = &version.snapshot {
+        let thawed = thaw(fleet, version, snapshot).await;
+        fleet.stand_by();
+        match thawed {
+            Ok((Thawed { monitor, report: thaw, standby }, agent)) => {
+                fleet.started(&reservation, &monitor);
+                report.start = Some(StartKind::thawed);
+                (report.thaw, report.standby) = (Some(thaw), standby);
+                return Ok(Vm { monitor, agent, reservation });
+            }
+            Err(error @ LoadFailure::Start(StartError::Function(_))) => return Err(error),
+            Err(error) => {
+                report.thaw_failed = true;
+                fleet.metrics.start_failures.inc();
+                tracing::warn!(
+                    function = version.function,
+                    version = version.version,
+                    error = &error as &dyn std::error::Error,
+                    "the thaw failed; booting instead"
+                );
+            }
+        }
+    }
+    let begin = Instant::now();
+    let (monitor, boot) = fleet.launcher.boot(version).await?;
+    let booted = Instant::now();
+    (report.start, report.boot) = (Some(StartKind::cold), Some(boot));
+    report.boot_ns = Some(nanoseconds(booted - begin));
+    let loaded = load(fleet, code, version, &monitor, false).await;
+    report.load_ns = Some(nanoseconds(booted.elapsed()));
+    match loaded {
+        Ok(agent) => {
+            fleet.started(&reservation, &monitor);
+            Ok(Vm { monitor, agent, reservation })
+        }
+        Err(error) => {
+            monitor.end().await;
+            Err(error)
+        }
+    }
+}
+
+async fn thaw(
+    fleet: &Arc<Fleet>,
+    version: &Version,
+    snapshot: &VersionSnapshot,
+) -> Result<(Thawed, AgentClient), LoadFailure> {
+    let thawed = fleet.launcher.thaw(version, snapshot).await?;
+    let (socket, limit) = (thawed.monitor.vsock_socket(), fleet.launcher.start_limit);
+    match spawn_blocking(move || AgentClient::connect(&socket, limit)).await? {
+        Ok(agent) => Ok((thawed, agent)),
+        Err(error) => {
+            thawed.monitor.end().await;
+            Err(error.into())
+        }
+    }
+}
+
+/// Sends a version's code to a booted microVM, and starts the function's runtime.
+async fn load(
+    fleet: &Fleet,
+    code: &CodeStore,
+    version: &Arc<Version>,
+    monitor: &Monitor,
+    snap_start: bool,
+) -> Result<AgentClient, LoadFailure> {
+    let (socket, limit) = (monitor.vsock_socket(), fleet.launcher.start_limit);
+    let (code, version) = (code.clone(), Arc::clone(version));
+    let environment = environment(fleet, &version);
+    let loading = spawn_blocking(move || {
+        let mut agent = AgentClient::connect(&socket, limit)?;
+        let mut first = true;
+        code.files(&version.code, |file| {
+            agent.put(std::mem::take(&mut first), &file.path, file.executable, &file.contents)?;
+            Ok::<_, LoadFailure>(())
+        })?;
+        agent.load_lambda(&LambdaLoad {
+            name: version.function.clone(),
+            version: version.version.clone(),
+            handler: version.handler.clone(),
+            environment,
+            memory_mib: u64::from(version.memory),
+            time_limit: limit,
+            provided: version.runtime != Runtime::Python311,
+            snap_start,
+        })?;
+        Ok(agent)
+    });
+    loading.await?
+}
+
+/// The function's environment, except for the variables that the agent adds.
+fn environment(fleet: &Fleet, version: &Version) -> BTreeMap<String, String> {
+    let mut environment = version.environment.clone();
+    let region = &fleet.launcher.region;
+    let execution = match version.runtime {
+        Runtime::Python311 => "AWS_Lambda_python3.11",
+        Runtime::Provided2023 => "AWS_Lambda_provided.al2023",
+        Runtime::Provided2 => "AWS_Lambda_provided.al2",
+    };
+    for (name, value) in [
+        ("AWS_REGION", region.as_str()),
+        ("AWS_DEFAULT_REGION", region),
+        ("AWS_EXECUTION_ENV", execution),
+    ] {
+        environment.insert(name.to_owned(), value.to_owned());
+    }
+    environment
+}

@@ -1,0 +1,37 @@
+//! Functions, their versions, and the microVMs that serve their requests. This crate knows no protocol.
+//!
+//! [`Control`] is the service: it creates, changes, publishes and deletes functions, and serves
+//! requests. Its operations return domain errors; a front door translates them to its protocol.
+//!
+//! - **functions**: names, configuration, code, versions, aliases, stored in a database;
+//! - **admission**: limits of memory, microVMs, queued requests and requests in flight;
+//! - **placement**: which idle or new microVM serves a request;
+//! - **instances**: one `firn` process per microVM, and standby processes;
+//! - **events**: requests without a waiting client, which the daemon retries;
+//! - [`DaemonStatus`], counters and [`Telemetry`] report what the daemon does.
+
+mod blocking;
+mod functions;
+mod instances;
+mod metrics;
+mod service;
+mod store;
+mod telemetry;
+
+pub use blocking::TaskFailed;
+pub use functions::{
+    Alias, Code, CodeError, ConfigurationChange, ConfigurationError, Field, ImageError, LATEST,
+    MAX_ENVIRONMENT, MAX_UNPACKED, MAX_ZIP, NameError, Runtime, SnapshotPlace, Target, Version,
+    VersionSnapshot, VersionState,
+};
+pub use instances::{
+    AcquireError, DaemonStatus, InvocationReport, InvokeFailure, Invoked, Latency, LoadFailure,
+    MemoryStatus, MonitorsStatus, StartError, ThawOrder, VersionStatus,
+};
+pub use service::{
+    AliasChange, AliasError, ChangeError, CodeChange, Control, ControlOptions, DeleteError,
+    FindError, Found, InvocationRequest, NewFunction, NotFound, OpenError, Prepared, PrepareError,
+    PublishError, PublishRequest, RevisionMismatch, TooManyEvents,
+};
+pub use store::StoreError;
+pub use telemetry::{Telemetry, TraceContext};

@@ -1,0 +1,153 @@
+//! The daemon's counters, in the OpenMetrics text format.
+
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
+
+/// How a request got its microVM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(non_camel_case_types, reason = "the name of a variant is the value of a label")]
+pub enum StartKind {
+    /// A microVM was booted for the request.
+    cold,
+    /// A microVM was thawed for the request.
+    thawed,
+    /// The microVM was running and idle.
+    warm,
+}
+
+impl StartKind {
+    /// Whether a microVM was started for the request.
+    pub(crate) fn is_new(self) -> bool {
+        self != Self::warm
+    }
+
+    /// The name in labels, reports and logs.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::cold => "cold",
+            Self::thawed => "thawed",
+            Self::warm => "warm",
+        }
+    }
+}
+
+/// How a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+#[allow(non_camel_case_types, reason = "the name of a variant is the value of a label")]
+pub(crate) enum Outcome {
+    /// The function answered.
+    answered,
+    /// The function failed.
+    function_error,
+    /// The daemon refused it for lack of capacity.
+    throttled,
+    /// The daemon failed.
+    failed,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Invoked {
+    function: String,
+    ending: Outcome,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Started {
+    start: StartKind,
+}
+
+/// The counters.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    registry: Registry,
+    invocations: Family<Invoked, Counter>,
+    starts: Family<Started, Counter>,
+    durations: Family<Started, Histogram>,
+    pub(crate) start_failures: Counter,
+    pub(crate) monitors: Gauge,
+    pub(crate) standby: Gauge,
+    pub(crate) queued: Gauge,
+    pub(crate) private_bytes: Gauge<u64, AtomicU64>,
+    pub(crate) shared_bytes: Gauge<u64, AtomicU64>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut registry = Registry::with_prefix("firn");
+        let metrics = Self {
+            invocations: Family::default(),
+            starts: Family::default(),
+            // 1 ms to 65 s.
+            durations: Family::new_with_constructor(|| {
+                Histogram::new(exponential_buckets(0.001, 2.0, 17))
+            }),
+            start_failures: Counter::default(),
+            monitors: Gauge::default(),
+            standby: Gauge::default(),
+            queued: Gauge::default(),
+            private_bytes: Gauge::default(),
+            shared_bytes: Gauge::default(),
+            registry: Registry::default(),
+        };
+        registry.register("invocations", "Requests to functions", metrics.invocations.clone());
+        registry.register("starts", "Requests by how they got a microVM", metrics.starts.clone());
+        registry.register_with_unit(
+            "invocation_duration",
+            "From the request's arrival to the answer",
+            Unit::Seconds,
+            metrics.durations.clone(),
+        );
+        registry.register(
+            "start_failures",
+            "MicroVMs that failed to start",
+            metrics.start_failures.clone(),
+        );
+        registry.register("monitors", "Running microVMs", metrics.monitors.clone());
+        registry.register("standby", "Standby monitors", metrics.standby.clone());
+        registry.register("queued", "Requests that wait for a microVM", metrics.queued.clone());
+        registry.register_with_unit(
+            "private_memory",
+            "Reserved memory that microVMs do not share",
+            Unit::Bytes,
+            metrics.private_bytes.clone(),
+        );
+        registry.register_with_unit(
+            "shared_memory",
+            "Reserved memory that microVMs share",
+            Unit::Bytes,
+            metrics.shared_bytes.clone(),
+        );
+        Self { registry, ..metrics }
+    }
+}
+
+impl Metrics {
+    /// Counts a request that got a microVM; `seconds` from its arrival to its answer.
+    pub(crate) fn started(&self, start: StartKind, seconds: f64) {
+        let labels = Started { start };
+        self.starts.get_or_create(&labels).inc();
+        self.durations.get_or_create(&labels).observe(seconds);
+    }
+
+    /// Counts a request that has ended.
+    pub(crate) fn ended(&self, function: &str, ending: Outcome) {
+        let labels = Invoked { function: function.to_owned(), ending };
+        self.invocations.get_or_create(&labels).inc();
+    }
+
+    /// All counters as text.
+    pub(crate) fn text(&self) -> String {
+        let mut text = String::new();
+        // Writing to a string cannot fail.
+        let _ = encode(&mut text, &self.registry);
+        text
+    }
+}

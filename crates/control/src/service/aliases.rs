@@ -1,0 +1,155 @@
+//! Aliases.
+
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use super::Control;
+use super::errors::{AliasError, FindError, NotFound, RevisionMismatch};
+use crate::blocking::blocking;
+use crate::functions::{Alias, LATEST, Target, is_alias, new_revision};
+use crate::store::Change;
+
+/// The parts of an alias to set; `None` leaves a part as it is.
+#[derive(Debug, Default)]
+pub struct AliasChange {
+    /// The version that the alias names.
+    pub version: Option<String>,
+    /// Free text.
+    pub description: Option<String>,
+}
+
+impl Control {
+    /// Creates the alias `alias`. The change has to name a version.
+    ///
+    /// # Errors
+    /// See [`AliasError`].
+    pub async fn create_alias(
+        self: &Arc<Self>,
+        target: &Target,
+        alias: String,
+        new: AliasChange,
+    ) -> Result<Alias, AliasError> {
+        if !is_alias(&alias) {
+            return Err(AliasError::Name(alias));
+        }
+        let (control, target) = (Arc::clone(self), target.clone());
+        blocking(move || {
+            control.store.change(|change| {
+                let name = target.name();
+                if change.function(name)?.is_none() {
+                    return Err(NotFound::Function(target.clone()).into());
+                }
+                if change.alias(name, &alias)?.is_some() {
+                    return Err(AliasError::Exists(target.with_qualifier(alias.as_str())));
+                }
+                if new.version.is_none() {
+                    return Err(AliasError::NoVersion);
+                }
+                let empty = Alias {
+                    version: String::new(),
+                    description: String::new(),
+                    revision: Uuid::nil(),
+                };
+                put(change, &target, &alias, empty, new)
+            })
+        })
+        .await
+    }
+
+    /// An alias of a function.
+    ///
+    /// # Errors
+    /// See [`FindError`].
+    pub async fn alias(self: &Arc<Self>, target: &Target, alias: &str) -> Result<Alias, FindError> {
+        let (control, target, alias) = (Arc::clone(self), target.clone(), alias.to_owned());
+        blocking(move || {
+            let found = control.store.alias(target.name(), &alias)?;
+            Ok(found.ok_or_else(|| NotFound::Alias(target.with_qualifier(alias)))?)
+        })
+        .await
+    }
+
+    /// The aliases of a function, sorted by name.
+    ///
+    /// # Errors
+    /// See [`FindError`].
+    pub async fn aliases(
+        self: &Arc<Self>,
+        target: &Target,
+    ) -> Result<Vec<(String, Alias)>, FindError> {
+        let (control, target) = (Arc::clone(self), target.clone());
+        blocking(move || {
+            control.find_now(&target)?;
+            Ok(control.store.aliases(target.name())?)
+        })
+        .await
+    }
+
+    /// Changes an alias, if its revision is `revision` or `revision` is `None`.
+    ///
+    /// # Errors
+    /// See [`AliasError`].
+    pub async fn update_alias(
+        self: &Arc<Self>,
+        target: &Target,
+        alias: &str,
+        update: AliasChange,
+        revision: Option<String>,
+    ) -> Result<Alias, AliasError> {
+        let (control, target, alias) = (Arc::clone(self), target.clone(), alias.to_owned());
+        blocking(move || {
+            control.store.change(|change| {
+                let found = change.alias(target.name(), &alias)?;
+                let missing = || NotFound::Alias(target.with_qualifier(alias.as_str()));
+                let found = found.ok_or_else(missing)?;
+                let current = found.revision.to_string();
+                if revision.as_ref().is_some_and(|expected| *expected != current) {
+                    return Err(AliasError::Revision(RevisionMismatch));
+                }
+                put(change, &target, &alias, found, update)
+            })
+        })
+        .await
+    }
+
+    /// Deletes an alias, if it exists.
+    ///
+    /// # Errors
+    /// The database failed.
+    pub async fn delete_alias(
+        self: &Arc<Self>,
+        target: &Target,
+        alias: &str,
+    ) -> Result<(), FindError> {
+        let (control, target, alias) = (Arc::clone(self), target.clone(), alias.to_owned());
+        blocking(move || {
+            Ok(control.store.change(|change| change.remove_alias(target.name(), &alias))?)
+        })
+        .await
+    }
+}
+
+/// Applies `update` to `alias` and stores it with a new revision.
+fn put(
+    change: &Change,
+    target: &Target,
+    name: &str,
+    mut alias: Alias,
+    update: AliasChange,
+) -> Result<Alias, AliasError> {
+    if let Some(version) = update.version {
+        let exists = match version.parse() {
+            Ok(number) => change.version(target.name(), number)?.is_some(),
+            Err(_) => version == LATEST,
+        };
+        if !exists {
+            return Err(NotFound::Function(target.with_qualifier(version)).into());
+        }
+        alias.version = version;
+    }
+    alias.description = update.description.unwrap_or(alias.description);
+    alias.revision = new_revision();
+    change.put_alias(target.name(), name, &alias)?;
+    Ok(alias)
+}

@@ -1,0 +1,199 @@
+//! Errors of the service's operations.
+
+use firn_run::EventError;
+
+use crate::blocking::TaskFailed;
+use crate::functions::{CodeError, ConfigurationError, Target};
+use crate::store::StoreError;
+
+/// A function, version or alias does not exist.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotFound {
+    /// The function, or its version or alias that the request names.
+    #[error("the function {0} does not exist")]
+    Function(Target),
+    /// The alias, which is the target's qualifier.
+    #[error("the alias {0} does not exist")]
+    Alias(Target),
+}
+
+/// The revision that the client expects is not the current revision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the revision is not the current revision")]
+pub struct RevisionMismatch;
+
+/// An object was not read.
+#[derive(Debug, thiserror::Error)]
+pub enum FindError {
+    /// It does not exist.
+    #[error(transparent)]
+    NotFound(#[from] NotFound),
+    /// The database failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The operation's task failed.
+    #[error(transparent)]
+    Task(#[from] TaskFailed),
+}
+
+/// A function was not created or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum ChangeError {
+    /// A function of this name exists.
+    #[error("the function {0} already exists")]
+    Exists(String),
+    /// The function does not exist.
+    #[error(transparent)]
+    NotFound(#[from] NotFound),
+    /// Another request has changed the function.
+    #[error(transparent)]
+    Revision(#[from] RevisionMismatch),
+    /// The configuration is not valid.
+    #[error(transparent)]
+    Configuration(#[from] ConfigurationError),
+    /// The code is not valid, or was not stored.
+    #[error(transparent)]
+    Code(#[from] CodeError),
+    /// The function was changed, but not published.
+    #[error(transparent)]
+    Publish(#[from] PublishError),
+    /// The database failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The operation's task failed.
+    #[error(transparent)]
+    Task(#[from] TaskFailed),
+}
+
+/// A version was not published.
+#[derive(Debug, thiserror::Error)]
+pub enum PublishError {
+    /// The function does not exist.
+    #[error(transparent)]
+    NotFound(#[from] NotFound),
+    /// Another request has changed the function.
+    #[error(transparent)]
+    Revision(#[from] RevisionMismatch),
+    /// The code of `$LATEST` is not the code that the client expects.
+    #[error("the digest of the code is {actual}, not {expected}")]
+    Code {
+        /// The client's SHA-256, in base64.
+        expected: String,
+        /// The SHA-256 of the code, in base64.
+        actual: String,
+    },
+    /// The database failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The operation's task failed.
+    #[error(transparent)]
+    Task(#[from] TaskFailed),
+}
+
+/// A function or version was not deleted.
+#[derive(Debug, thiserror::Error)]
+pub enum DeleteError {
+    /// It does not exist.
+    #[error(transparent)]
+    NotFound(#[from] NotFound),
+    /// `$LATEST` is deleted only together with the function.
+    #[error("$LATEST cannot be deleted without the function")]
+    Latest,
+    /// The qualifier names an alias, not a version.
+    #[error("the qualifier names an alias, not a version")]
+    Alias,
+    /// An alias names the version.
+    #[error("the alias {alias} names the version {version}")]
+    Aliased {
+        /// The version.
+        version: String,
+        /// One of its aliases.
+        alias: String,
+    },
+    /// The database failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The operation's task failed.
+    #[error(transparent)]
+    Task(#[from] TaskFailed),
+}
+
+/// An alias was not created or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum AliasError {
+    /// The function, version or alias does not exist.
+    #[error(transparent)]
+    NotFound(#[from] NotFound),
+    /// The name of a new alias is not valid.
+    #[error("{0:?} cannot name an alias")]
+    Name(String),
+    /// The new alias exists.
+    #[error("the alias {0} already exists")]
+    Exists(Target),
+    /// A new alias has to name a version.
+    #[error("the alias names no version")]
+    NoVersion,
+    /// Another request has changed the alias.
+    #[error(transparent)]
+    Revision(#[from] RevisionMismatch),
+    /// The database failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The operation's task failed.
+    #[error(transparent)]
+    Task(#[from] TaskFailed),
+}
+
+/// A request cannot be served in the function's current state, or is not valid.
+#[derive(Debug, thiserror::Error)]
+pub enum PrepareError {
+    /// The function or version does not exist.
+    #[error(transparent)]
+    NotFound(#[from] NotFound),
+    /// The version is being frozen.
+    #[error("the version {0} is not ready")]
+    Pending(Target),
+    /// The version could not be frozen.
+    #[error("the version could not be frozen: {reason}; publish another")]
+    Failed {
+        /// The error and its causes.
+        reason: String,
+    },
+    /// The event is not UTF-8.
+    #[error("the event is not UTF-8")]
+    Utf8(#[from] std::str::Utf8Error),
+    /// The event is too long or not JSON.
+    #[error(transparent)]
+    Event(#[from] EventError),
+    /// The database failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The operation's task failed.
+    #[error(transparent)]
+    Task(#[from] TaskFailed),
+}
+
+impl From<FindError> for ChangeError {
+    fn from(error: FindError) -> Self {
+        match error {
+            FindError::NotFound(error) => error.into(),
+            FindError::Store(error) => error.into(),
+            FindError::Task(error) => error.into(),
+        }
+    }
+}
+
+impl From<FindError> for PrepareError {
+    fn from(error: FindError) -> Self {
+        match error {
+            FindError::NotFound(error) => error.into(),
+            FindError::Store(error) => error.into(),
+            FindError::Task(error) => error.into(),
+        }
+    }
+}
+
+/// Too many events are queued or being served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("too many events wait")]
+pub struct TooManyEvents;

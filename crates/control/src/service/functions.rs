@@ -1,0 +1,342 @@
+//! Functions: create, read, change, delete.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::errors::{ChangeError, DeleteError, FindError, NotFound, RevisionMismatch};
+use super::versions::PublishRequest;
+use super::Control;
+use crate::blocking::blocking;
+use crate::functions::{
+    Code, CodeStore, ConfigurationChange, ConfigurationError, FunctionRecord, LATEST, Target,
+    Version, new_latest, new_revision, timestamp,
+};
+use crate::store::{Change, StoreError};
+
+/// A function to create.
+#[derive(Debug)]
+pub struct NewFunction {
+    /// Its name; the qualifier is not used.
+    pub target: Target,
+    /// Its configuration. The runtime, handler and role are required.
+    pub configuration: ConfigurationChange,
+    /// The zip file with its code.
+    pub zip: Vec<u8>,
+    /// Whether to publish a version.
+    pub publish: bool,
+}
+
+/// New code for `$LATEST`.
+#[derive(Debug)]
+pub struct CodeChange {
+    /// The zip file.
+    pub zip: Vec<u8>,
+    /// Whether to publish a version.
+    pub publish: bool,
+    /// Whether to check the code only.
+    pub dry_run: bool,
+    /// The revision that the client expects.
+    pub revision: Option<String>,
+}
+
+/// The version that a request names.
+#[derive(Debug)]
+pub struct Found {
+    /// The version.
+    pub version: Version,
+    /// The function's limit of requests in flight.
+    pub concurrency: Option<u32>,
+}
+
+impl Control {
+    /// Creates a function. Returns `$LATEST`, or the published version.
+    ///
+    /// # Errors
+    /// See [`ChangeError`].
+    pub async fn create_function(
+        self: &Arc<Self>,
+        new: NewFunction,
+    ) -> Result<Version, ChangeError> {
+        let (control, publish) = (Arc::clone(self), new.publish);
+        let target = new.target.clone();
+        let created = blocking(move || control.create(new)).await?;
+        tracing::info!(function = created.function, "created");
+        if publish {
+            return Ok(self.publish(&target, PublishRequest::default()).await?);
+        }
+        Ok(created)
+    }
+
+    fn create(&self, new: NewFunction) -> Result<Version, ChangeError> {
+        let name = new.target.name();
+        // Cheap checks come before the zip file is read.
+        let latest = new_latest(name, new.configuration, CodeStore::code_of(&new.zip))?;
+        self.check_image(&latest)?;
+        let exists = || ChangeError::Exists(name.to_owned());
+        if self.store.function(name)?.is_some() {
+            return Err(exists());
+        }
+        let _lock = self.code_lock.lock();
+        self.code.put(&new.zip)?;
+        let function = FunctionRecord { next_version: 1, concurrency: None, latest };
+        self.store.change(|change| {
+            if change.function(name)?.is_some() {
+                return Err(exists());
+            }
+            change.put_function(name, &function)?;
+            Ok(())
+        })?;
+        Ok(function.latest)
+    }
+
+    /// `$LATEST` of all functions; with `published`, each followed by its published versions.
+    ///
+    /// # Errors
+    /// The database failed.
+    pub async fn functions(self: &Arc<Self>, published: bool) -> Result<Vec<Version>, FindError> {
+        let control = Arc::clone(self);
+        blocking(move || {
+            let mut versions = Vec::new();
+            for function in control.store.functions()? {
+                let name = function.latest.function.clone();
+                versions.push(function.latest);
+                if published {
+                    versions.extend(control.store.versions(&name)?);
+                }
+            }
+            Ok(versions)
+        })
+        .await
+    }
+
+    /// The version that `target` names.
+    ///
+    /// # Errors
+    /// See [`FindError`].
+    pub async fn find(self: &Arc<Self>, target: &Target) -> Result<Found, FindError> {
+        let (control, target) = (Arc::clone(self), target.clone());
+        blocking(move || control.find_now(&target)).await
+    }
+
+    /// [`Control::find`] on the calling thread, which it blocks.
+    pub(super) fn find_now(&self, target: &Target) -> Result<Found, FindError> {
+        let missing = || NotFound::Function(target.clone());
+        let name = target.name();
+        let function = self.store.function(name)?.ok_or_else(missing)?;
+        let concurrency = function.concurrency;
+        let number = match target.qualifier() {
+            None | Some(LATEST) => {
+                return Ok(Found { version: function.latest, concurrency });
+            }
+            Some(number) if number.bytes().all(|byte| byte.is_ascii_digit()) => number.to_owned(),
+            Some(alias) => self.store.alias(name, alias)?.ok_or_else(missing)?.version,
+        };
+        let version = self.store.version(name, &number)?.ok_or_else(missing)?;
+        Ok(Found { version, concurrency })
+    }
+
+    /// The path of a version's zip file.
+    #[must_use]
+    pub fn code_path(&self, version: &Version) -> PathBuf {
+        self.code.path(&version.code)
+    }
+
+    /// Changes the code of `$LATEST`. Returns it, or the published version.
+    ///
+    /// # Errors
+    /// See [`ChangeError`].
+    pub async fn update_code(
+        self: &Arc<Self>,
+        target: &Target,
+        change: CodeChange,
+    ) -> Result<Version, ChangeError> {
+        let publish = change.publish && !change.dry_run;
+        let updated = blocking({
+            let (control, target) = (Arc::clone(self), target.clone());
+            move || control.change_code(&target, &change)
+        })
+        .await?;
+        self.sweep_code().await;
+        if publish {
+            return Ok(self.publish(target, PublishRequest::default()).await?);
+        }
+        Ok(updated)
+    }
+
+    fn change_code(&self, target: &Target, change: &CodeChange) -> Result<Version, ChangeError> {
+        let _lock = self.code_lock.lock();
+        let code: Code = self.code.put(&change.zip)?;
+        if change.dry_run {
+            let mut version = self.find_now(target)?.version;
+            version.code = code;
+            return Ok(version);
+        }
+        self.change_latest(target, change.revision.as_deref(), |version| {
+            version.code = code;
+            Ok(())
+        })
+    }
+
+    /// Changes the configuration of `$LATEST`, if its revision is `revision` or `revision` is `None`.
+    ///
+    /// # Errors
+    /// See [`ChangeError`].
+    pub async fn update_configuration(
+        self: &Arc<Self>,
+        target: &Target,
+        configuration: ConfigurationChange,
+        revision: Option<String>,
+    ) -> Result<Version, ChangeError> {
+        let (control, target) = (Arc::clone(self), target.clone());
+        blocking(move || {
+            let environment = configuration.environment.is_some();
+            control.change_latest(&target, revision.as_deref(), |version| {
+                configuration.apply(version)?;
+                // A missing image prevents only changes of the environment, which names the image.
+                if environment {
+                    control.check_image(version)?;
+                }
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    /// Limits the requests in flight of a function, or removes the limit.
+    ///
+    /// # Errors
+    /// See [`FindError`].
+    pub async fn set_concurrency(
+        self: &Arc<Self>,
+        target: &Target,
+        limit: Option<u32>,
+    ) -> Result<(), FindError> {
+        let (control, target) = (Arc::clone(self), target.clone());
+        blocking(move || {
+            control.store.change(|change| {
+                let mut function = function::<FindError>(change, &target)?;
+                function.concurrency = limit;
+                Ok(change.put_function(target.name(), &function)?)
+            })
+        })
+        .await
+    }
+
+    /// Deletes a function with its versions and aliases, or the version that `target` names.
+    ///
+    /// # Errors
+    /// See [`DeleteError`].
+    pub async fn delete(self: &Arc<Self>, target: &Target) -> Result<(), DeleteError> {
+        let (control, target) = (Arc::clone(self), target.clone());
+        let deleted = blocking(move || match target.qualifier() {
+            None => control.delete_function(&target),
+            Some(LATEST) => Err(DeleteError::Latest),
+            Some(version) => control.delete_version(&target, version),
+        })
+        .await?;
+        for version in deleted {
+            tracing::info!(function = version.function, version = version.version, "deleted");
+            self.forget(version).await;
+        }
+        self.sweep_code().await;
+        Ok(())
+    }
+
+    fn delete_function(&self, target: &Target) -> Result<Vec<Version>, DeleteError> {
+        self.store.change(|change| {
+            let function = function::<DeleteError>(change, target)?;
+            let mut deleted = change.versions(target.name())?;
+            deleted.iter().try_for_each(|version| self.schedule_purge(change, version))?;
+            deleted.push(function.latest);
+            change.remove_function(target.name())?;
+            Ok(deleted)
+        })
+    }
+
+    fn delete_version(&self, target: &Target, version: &str) -> Result<Vec<Version>, DeleteError> {
+        let Ok(number) = version.parse() else { return Err(DeleteError::Alias) };
+        let name = target.name();
+        self.store.change(|change| {
+            let Some(found) = change.version(name, number)? else {
+                return Err(NotFound::Function(target.clone()).into());
+            };
+            let aliases = change.aliases(name)?;
+            if let Some((alias, _)) = aliases.into_iter().find(|(_, a)| a.version == version) {
+                return Err(DeleteError::Aliased { version: version.to_owned(), alias });
+            }
+            change.remove_version(name, number)?;
+            self.schedule_purge(change, &found)?;
+            Ok(vec![found])
+        })
+    }
+
+    /// Changes `$LATEST`, and ends its microVMs.
+    fn change_latest(
+        &self,
+        target: &Target,
+        expected: Option<&str>,
+        work: impl FnOnce(&mut Version) -> Result<(), ChangeError>,
+    ) -> Result<Version, ChangeError> {
+        let (before, after) = self.store.change(|change| {
+            let mut function = function::<ChangeError>(change, target)?;
+            let before = function.latest.revision;
+            if expected.is_some_and(|expected| expected != before.to_string()) {
+                return Err(ChangeError::Revision(RevisionMismatch));
+            }
+            work(&mut function.latest)?;
+            function.latest.revision = new_revision();
+            function.latest.last_modified = timestamp();
+            change.put_function(target.name(), &function)?;
+            Ok((before, function.latest))
+        })?;
+        self.fleet.retire(before);
+        Ok(after)
+    }
+
+    fn check_image(&self, version: &Version) -> Result<(), ConfigurationError> {
+        self.fleet.launcher.images.of(version)?;
+        Ok(())
+    }
+
+    /// Removes the code that no version uses.
+    pub(super) async fn sweep_code(self: &Arc<Self>) {
+        let control = Arc::clone(self);
+        let swept = blocking(move || {
+            let _lock = control.code_lock.lock();
+            let versions = control.all_versions()?;
+            let used: HashSet<PathBuf> =
+                versions.iter().map(|version| control.code.path(&version.code)).collect();
+            if let Err(error) = control.code.keep(|path| used.contains(path)) {
+                tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    "cannot remove unused code"
+                );
+            }
+            Ok::<_, FindError>(())
+        });
+        if let Err(error) = swept.await {
+            let error: &(dyn std::error::Error + 'static) = &error;
+            tracing::error!(error, "cannot find unused code");
+        }
+    }
+
+    /// All versions of all functions, `$LATEST` included.
+    pub(super) fn all_versions(&self) -> Result<Vec<Version>, StoreError> {
+        let mut versions = Vec::new();
+        for function in self.store.functions()? {
+            versions.extend(self.store.versions(&function.latest.function)?);
+            versions.push(function.latest);
+        }
+        Ok(versions)
+    }
+}
+
+/// The function that `target` names, in a transaction.
+fn function<E: From<StoreError> + From<NotFound>>(
+    change: &Change,
+    target: &Target,
+) -> Result<FunctionRecord, E> {
+    let found = change.function(target.name())?;
+    Ok(found.ok_or_else(|| NotFound::Function(target.clone()))?)
+}

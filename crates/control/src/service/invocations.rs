@@ -1,0 +1,218 @@
+//! Invocations: requests with an answer, and events, which the daemon retries.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use firn_run::Invocation;
+
+use super::errors::{PrepareError, TooManyEvents};
+use super::{Control, Found};
+use crate::functions::{Target, VersionState};
+use crate::instances::{self, InvocationReport, Invoked, Request};
+use crate::metrics::Outcome;
+use crate::telemetry::{Ended, TraceContext};
+
+/// How often an event is retried after an error of its function: AWS Lambda's default.
+const RETRIES: u32 = 2;
+
+/// The first and the longest wait before an event is retried for which there was no capacity: AWS
+/// Lambda's values.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+
+/// How long an event is retried: AWS Lambda's default.
+const MAX_AGE: Duration = Duration::from_secs(6 * 3600);
+
+/// A request to a function.
+#[derive(Debug)]
+pub struct InvocationRequest {
+    /// The function or version.
+    pub target: Target,
+    /// The event: JSON, or empty for `{}`.
+    pub event: Vec<u8>,
+    /// The ARN that the function finds in its context.
+    pub function_arn: String,
+    /// The client's context: JSON in one line.
+    pub client_context: Option<String>,
+    /// The X-Ray trace id.
+    pub trace_id: Option<String>,
+    /// The parent of the request's span.
+    pub trace: TraceContext,
+    /// When the request's head arrived.
+    pub received: Instant,
+}
+
+/// A request that can be served.
+#[derive(Debug)]
+pub struct Prepared {
+    target: Target,
+    found: Found,
+    invocation: Arc<Invocation>,
+    trace: TraceContext,
+    received: Instant,
+}
+
+impl Prepared {
+    /// The request's id.
+    #[must_use]
+    pub fn request_id(&self) -> &str {
+        self.invocation.request_id()
+    }
+
+    /// The version that serves the request.
+    #[must_use]
+    pub fn version(&self) -> &str {
+        &self.found.version.version
+    }
+}
+
+impl Control {
+    /// Finds the version that serves a request, and checks the event.
+    ///
+    /// # Errors
+    /// See [`PrepareError`].
+    pub async fn prepare(
+        self: &Arc<Self>,
+        request: InvocationRequest,
+    ) -> Result<Prepared, PrepareError> {
+        let InvocationRequest { target, event, received, trace, .. } = request;
+        let found = self.find(&target).await?;
+        match &found.version.state {
+            VersionState::Active => {}
+            VersionState::Pending => return Err(PrepareError::Pending(target)),
+            VersionState::Failed { reason } => {
+                return Err(PrepareError::Failed { reason: reason.clone() });
+            }
+        }
+        let event = if event.is_empty() { "{}" } else { std::str::from_utf8(&event)? };
+        let limit = Duration::from_secs(found.version.timeout.into());
+        let invocation = Invocation::new(event, limit)?
+            .with_function_arn(Some(request.function_arn))
+            .with_client_context(request.client_context)
+            .with_trace_id(request.trace_id);
+        Ok(Prepared { target, found, invocation: Arc::new(invocation), trace, received })
+    }
+
+    /// Serves a request. The request continues if the caller drops the future.
+    pub async fn invoke(self: &Arc<Self>, prepared: Prepared) -> Invoked {
+        let control = Arc::clone(self);
+        let Prepared { found, invocation, trace, received, .. } = prepared;
+        let task =
+            tokio::spawn(async move { control.serve(found, invocation, received, &trace).await });
+        task.await.unwrap_or_else(|error| Invoked {
+            outcome: Err(error.into()),
+            report: InvocationReport::default(),
+        })
+    }
+
+    /// Accepts an event and serves it in the background. The daemon retries it as AWS Lambda does: twice
+    /// after an error of the function, and with growing waits if there was no capacity or the daemon failed.
+    ///
+    /// # Errors
+    /// Too many events wait or are being served.
+    pub fn accept_event(self: &Arc<Self>, prepared: Prepared) -> Result<(), TooManyEvents> {
+        let permit = Arc::clone(&self.events).try_acquire_owned().map_err(|_| TooManyEvents)?;
+        let control = Arc::clone(self);
+        tokio::spawn(async move {
+            control.serve_event(prepared).await;
+            drop(permit);
+        });
+        Ok(())
+    }
+
+    async fn serve_event(self: &Arc<Self>, prepared: Prepared) {
+        let Prepared { target, invocation, trace, .. } = prepared;
+        let accepted = Instant::now();
+        let mut failures = 0;
+        let mut pause = FIRST_PAUSE;
+        loop {
+            // The function can change between attempts.
+            let Ok(found) = self.find(&target).await else { return };
+            let invoked = self.serve(found, Arc::clone(&invocation), Instant::now(), &trace).await;
+            let wait = match invoked.outcome {
+                Ok(Ok(_)) => return,
+                Err(error) if error.is_transient() => {
+                    let wait = pause;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    wait
+                }
+                _ => {
+                    failures += 1;
+                    self.event_pause * failures
+                }
+            };
+            if failures > RETRIES || accepted.elapsed() + wait > MAX_AGE {
+                tracing::warn!(
+                    function = target.name(),
+                    request_id = invocation.request_id(),
+                    "dropped an event after its last retry"
+                );
+                return;
+            }
+            tokio::time::sleep(wait).await;
+        }
+    }
+
+    /// Serves a request once, and adds it to the counters, the traces and the log.
+    async fn serve(
+        &self,
+        found: Found,
+        invocation: Arc<Invocation>,
+        received: Instant,
+        parent: &TraceContext,
+    ) -> Invoked {
+        let version = Arc::new(found.version);
+        let request_id = invocation.request_id().to_owned();
+        let request = Request {
+            version: Arc::clone(&version),
+            concurrency: found.concurrency,
+            invocation,
+            received,
+            accepted: Instant::now(),
+        };
+        let (fleet, code) = (Arc::clone(&self.fleet), self.code.clone());
+        let Invoked { outcome, report } = instances::invoke(fleet, code, request).await;
+        let (function, number) = (&version.function, &version.version);
+        let failure = match &outcome {
+            Ok(Ok(_)) => None,
+            Ok(Err(failed)) => Some(failed.error.to_string()),
+            Err(_) => report.reason.clone(),
+        };
+        let failed = failure.is_some();
+        if let Some(telemetry) = &self.telemetry {
+            let (version, request_id, report) = (&*version, request_id.as_str(), &report);
+            telemetry.invocation(&Ended { version, request_id, parent, report, failure });
+        }
+        let json = report.json();
+        match &outcome {
+            Ok(_) => {
+                let end = if failed { Outcome::function_error } else { Outcome::answered };
+                let latency = report.start.map(|start| (start, report.total_ns));
+                self.fleet.count_request(&version, end, latency);
+                tracing::info!(
+                    function,
+                    version = number,
+                    request_id,
+                    failed,
+                    report = json,
+                    "invoked"
+                );
+            }
+            Err(failure) => {
+                let throttled = failure.is_throttling();
+                let end = if throttled { Outcome::throttled } else { Outcome::failed };
+                self.fleet.count_request(&version, end, None);
+                let error: &(dyn std::error::Error + 'static) = failure;
+                tracing::warn!(
+                    function,
+                    version = number,
+                    request_id,
+                    error,
+                    report = json,
+                    "not invoked"
+                );
+            }
+        }
+        Invoked { outcome, report }
+    }
+}

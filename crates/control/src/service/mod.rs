@@ -1,0 +1,180 @@
+//! [`Control`]: the operations of the daemon, without any protocol.
+
+mod aliases;
+mod errors;
+mod functions;
+mod invocations;
+mod snapshots;
+mod versions;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+
+use firn_run::Instances;
+
+pub use aliases::AliasChange;
+pub use errors::{
+    AliasError, ChangeError, DeleteError, FindError, NotFound, PrepareError, PublishError,
+    RevisionMismatch, TooManyEvents,
+};
+pub use functions::{CodeChange, Found, NewFunction};
+pub use invocations::{InvocationRequest, Prepared};
+pub use versions::PublishRequest;
+
+use crate::functions::{CodeStore, Images};
+use crate::instances::{DaemonStatus, Fleet, Launcher, Limits, Standbys};
+use crate::store::{Store, StoreError};
+use crate::telemetry::Telemetry;
+
+/// The configuration of [`Control`].
+#[derive(Debug, Clone)]
+pub struct ControlOptions {
+    /// The directory for the database, code and snapshots, created where needed.
+    pub data: PathBuf,
+    /// The `firn` program, which runs the microVMs.
+    pub program: PathBuf,
+    /// Options for `firn boot`.
+    pub boot_options: Vec<String>,
+    /// The folder with the images that functions can choose with `FIRN_IMAGE`, each a file `NAME.erofs`.
+    /// `None` if all functions run on the same root.
+    pub images: Option<PathBuf>,
+    /// Options for `firn thaw`.
+    pub thaw_options: Vec<String>,
+    /// Options for `firn standby`.
+    pub standby_options: Vec<String>,
+    /// Number of standby monitors.
+    pub standby: usize,
+    /// The socket of the pool for snapshots. `None` to store snapshots in the daemon's directory.
+    pub pool: Option<PathBuf>,
+    /// Planners for functions that do not choose one with `FIRN_PLANNER`, best first. A version uses the
+    /// first planner that can thaw its snapshot on this host.
+    pub planners: Vec<String>,
+    /// Memory (DRAM) limit of all microVMs together, bytes.
+    pub memory: u64,
+    /// Limit of running microVMs.
+    pub monitors: usize,
+    /// Whether the memory reserved for a microVM follows the measured use of its version, once there is a
+    /// measurement. Otherwise the daemon reserves all of guest memory.
+    pub measured: bool,
+    /// Limit of requests that wait for a microVM, and limit of accepted events.
+    pub queue: usize,
+    /// How long the daemon waits before it retries an event after the function's first error. The wait
+    /// before the second retry is twice as long.
+    pub event_pause: Duration,
+    /// How long a request waits for a microVM.
+    pub queue_wait: Duration,
+    /// How long an idle microVM is kept.
+    pub keep_alive: Duration,
+    /// Time limit for a boot, a thaw, and the initialisation of a function.
+    pub start_limit: Duration,
+    /// The region that functions find in their environment.
+    pub region: String,
+}
+
+/// The daemon's state cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Its directory cannot be used.
+    #[error("cannot use the daemon's directory {}", path.display())]
+    Data {
+        /// The directory.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// Its database cannot be used.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// Functions, their versions, and the microVMs that serve their requests.
+#[derive(Debug)]
+pub struct Control {
+    store: Store,
+    code: CodeStore,
+    fleet: Arc<Fleet>,
+    telemetry: Option<Arc<Telemetry>>,
+    /// One permit for each event that can be accepted.
+    events: Arc<Semaphore>,
+    /// How long the daemon waits after a function's first error.
+    event_pause: Duration,
+    /// Held while stored code is not yet part of a version, so that the sweep does not remove it.
+    code_lock: Mutex<()>,
+}
+
+impl Control {
+    /// Opens the daemon's directory. Must run inside a Tokio runtime.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open(
+        options: &ControlOptions,
+        telemetry: Option<Telemetry>,
+    ) -> Result<Arc<Self>, OpenError> {
+        let failed = |source| OpenError::Data { path: options.data.clone(), source };
+        let snapshots = options.data.join("snapshots");
+        std::fs::create_dir_all(&snapshots).map_err(failed)?;
+        let launcher = Launcher {
+            program: options.program.clone(),
+            instances: Instances::of_user(),
+            pool: options.pool.clone(),
+            snapshots,
+            planners: options.planners.clone(),
+            boot_options: options.boot_options.clone(),
+            images: Images { folder: options.images.clone() },
+            thaw_options: options.thaw_options.clone(),
+            standby_options: options.standby_options.clone(),
+            region: options.region.clone(),
+            start_limit: options.start_limit,
+            started: AtomicU64::new(0),
+            standbys: Standbys::new(options.standby),
+        };
+        let limits = Limits {
+            memory: options.memory,
+            monitors: options.monitors,
+            measured: options.measured,
+            queue: options.queue,
+            queue_wait: options.queue_wait,
+            keep_alive: options.keep_alive,
+        };
+        Ok(Arc::new(Self {
+            store: Store::open(&options.data.join("state.redb"))?,
+            code: CodeStore::open(options.data.join("code")).map_err(failed)?,
+            fleet: Fleet::new(launcher, limits),
+            telemetry: telemetry.map(Arc::new),
+            events: Arc::new(Semaphore::new(options.queue)),
+            event_pause: options.event_pause,
+            code_lock: Mutex::new(()),
+        }))
+    }
+
+    /// Stops: refuses new requests, ends all microVMs and waits for that, at most `limit`.
+    pub async fn close(&self, limit: Duration) {
+        self.fleet.close(limit).await;
+    }
+
+    /// Exports the remaining spans. Call this last.
+    pub async fn flush_telemetry(&self) {
+        if let Some(telemetry) = self.telemetry.clone() {
+            // Telemetry logs its own errors.
+            let _ = tokio::task::spawn_blocking(move || telemetry.shut_down()).await;
+        }
+    }
+
+    /// The current status.
+    #[must_use]
+    pub fn status(&self) -> DaemonStatus {
+        self.fleet.status()
+    }
+
+    /// The counters, in the OpenMetrics text format.
+    #[must_use]
+    pub fn metrics(&self) -> String {
+        self.fleet.metrics.text()
+    }
+}

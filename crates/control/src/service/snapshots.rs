@@ -1,0 +1,143 @@
+//! Snapshots of published versions: freeze, purge, and recovery after a restart.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::Arc;
+
+use firn_base::error_chain;
+
+use super::errors::FindError;
+use super::{Control, OpenError};
+use crate::blocking::blocking;
+use crate::functions::{SnapshotPlace, Version, VersionSnapshot, VersionState};
+use crate::instances::publish;
+use crate::store::{Change, StoreError};
+
+impl Control {
+    /// Resumes the work of an earlier daemon: freezes pending versions, and removes unused snapshots and code.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub async fn recover(self: &Arc<Self>) -> Result<(), OpenError> {
+        let mut used = HashSet::new();
+        for version in self.all_versions()? {
+            if let Some(SnapshotPlace::Directory(name)) =
+                version.snapshot.as_ref().map(|snapshot| &snapshot.place)
+            {
+                used.insert(name.clone());
+            }
+            if version.state == VersionState::Pending {
+                tokio::spawn(Arc::clone(self).freeze(version));
+            }
+        }
+        let snapshots = &self.fleet.launcher.snapshots;
+        sweep(snapshots, &used)
+            .map_err(|source| OpenError::Data { path: snapshots.clone(), source })?;
+        for name in self.store.to_purge()? {
+            // Fails if the earlier daemon purged the snapshot just before it ended.
+            let _ = self.fleet.launcher.remove(&SnapshotPlace::Pool(name.clone())).await;
+            self.purged(name).await;
+        }
+        self.sweep_code().await;
+        Ok(())
+    }
+
+    /// Freezes a version, and stores the result.
+    pub(super) async fn freeze(self: Arc<Self>, version: Version) {
+        let (name, number) = (version.function.clone(), version.version.clone());
+        tracing::info!(function = name, version = number, "freezing");
+        let frozen =
+            publish(Arc::clone(&self.fleet), self.code.clone(), Arc::new(version.clone())).await;
+        let (state, snapshot) = match frozen {
+            Ok(snapshot) => {
+                let VersionSnapshot { planner, bytes, .. } = &snapshot;
+                tracing::info!(function = name, version = number, bytes, planner, "frozen");
+                (VersionState::Active, Some(snapshot))
+            }
+            Err(error) => {
+                let error: &(dyn std::error::Error + 'static) = &error;
+                tracing::warn!(function = name, version = number, error, "not frozen");
+                (VersionState::Failed { reason: error_chain(error) }, None)
+            }
+        };
+        let control = Arc::clone(&self);
+        let stored_snapshot = snapshot.clone();
+        let stored = blocking(move || {
+            control.store.change(|change| {
+                let number = version.version.parse().unwrap_or_default();
+                let found = change.version(&version.function, number)?;
+                let Some(found) = found.filter(|found| found.revision == version.revision) else {
+                    return Ok(false);
+                };
+                let changed = Version { state, snapshot: stored_snapshot, ..found };
+                change.put_version(&version.function, number, &changed)?;
+                Ok::<_, FindError>(true)
+            })
+        })
+        .await;
+        // The version was deleted meanwhile, or the database failed: no version uses the snapshot.
+        if !matches!(stored, Ok(true))
+            && let Some(snapshot) = snapshot
+        {
+            self.purge(&snapshot.place).await;
+        }
+    }
+
+    /// Ends the microVMs of a deleted version, and purges its snapshot.
+    pub(super) async fn forget(self: &Arc<Self>, version: Version) {
+        self.fleet.retire(version.revision);
+        if let Some(snapshot) = version.snapshot {
+            self.purge(&snapshot.place).await;
+        }
+    }
+
+    /// Records, in the transaction that deletes a version, that its snapshot in the pool has to be purged.
+    /// The daemon may end before it has purged the snapshot.
+    pub(super) fn schedule_purge(
+        &self,
+        change: &Change,
+        version: &Version,
+    ) -> Result<(), StoreError> {
+        let place = match version.state {
+            // A freeze in progress may still store the snapshot.
+            VersionState::Pending => Some(self.fleet.launcher.place(version)),
+            _ => version.snapshot.as_ref().map(|snapshot| snapshot.place.clone()),
+        };
+        match place {
+            Some(SnapshotPlace::Pool(name)) => change.purge(&name),
+            _ => Ok(()),
+        }
+    }
+
+    async fn purge(self: &Arc<Self>, place: &SnapshotPlace) {
+        if let Err(error) = self.fleet.launcher.remove(place).await {
+            let error: &(dyn std::error::Error + 'static) = &error;
+            tracing::warn!(?place, error, "cannot remove a snapshot");
+        } else if let SnapshotPlace::Pool(name) = place {
+            self.purged(name.clone()).await;
+        }
+    }
+
+    /// Records that a snapshot was purged from the pool.
+    async fn purged(self: &Arc<Self>, name: String) {
+        let control = Arc::clone(self);
+        let recorded =
+            blocking(move || Ok::<_, FindError>(control.store.change(|c| c.purged(&name))?));
+        if let Err(error) = recorded.await {
+            // The next start of the daemon tries to purge the snapshot again, which has no effect.
+            let error: &(dyn std::error::Error + 'static) = &error;
+            tracing::error!(error, "cannot record that a snapshot was purged");
+        }
+    }
+}
+
+/// Removes the directories in `folder` that are not `used`.
+fn sweep(folder: &Path, used: &HashSet<String>) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_name().to_str().is_none_or(|name| !used.contains(name)) {
+            std::fs::remove_dir_all(entry.path())?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,96 @@
+use std::collections::BTreeMap;
+
+use uuid::Uuid;
+
+use super::*;
+use crate::functions::{Code, Runtime, VersionState};
+
+fn version(function: &str, version: &str) -> Version {
+    Version {
+        function: function.into(),
+        version: version.into(),
+        revision: Uuid::new_v4(),
+        last_modified: String::new(),
+        code: Code { sha256: "00".into(), size: 1 },
+        runtime: Runtime::Python311,
+        handler: "h.h".into(),
+        role: String::new(),
+        description: String::new(),
+        timeout: 3,
+        memory: 128,
+        environment: BTreeMap::new(),
+        snap_start: true,
+        state: VersionState::Active,
+        snapshot: None,
+    }
+}
+
+fn create(store: &Store, name: &str) {
+    let function = FunctionRecord { next_version: 3, concurrency: None, latest: version(name, LATEST) };
+    let alias = Alias { version: "1".into(), description: String::new(), revision: Uuid::nil() };
+    store
+        .change(|change| {
+            change.put_function(name, &function)?;
+            change.put_version(name, 1, &version(name, "1"))?;
+            change.put_version(name, 2, &version(name, "2"))?;
+            change.put_alias(name, "live", &alias)
+        })
+        .unwrap();
+}
+
+#[test]
+fn entries_persist_across_reopening() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("state.redb");
+    create(&Store::open(&path).unwrap(), "f");
+    let store = Store::open(&path).unwrap();
+    assert_eq!(store.function("f").unwrap().unwrap().next_version, 3);
+    assert_eq!(store.version("f", "2").unwrap().unwrap().version, "2");
+    assert_eq!(store.version("f", LATEST).unwrap().unwrap().version, LATEST);
+    assert_eq!(store.alias("f", "live").unwrap().unwrap().version, "1");
+    for missing in ["3", "x", "99999999999999999999"] {
+        assert!(store.version("f", missing).unwrap().is_none(), "{missing}");
+    }
+}
+
+#[test]
+fn removing_a_function_removes_only_its_own_entries() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(&folder.path().join("state.redb")).unwrap();
+    for name in ["a", "ab", "b"] {
+        create(&store, name);
+    }
+    assert!(store.change(|change| change.remove_function("a")).unwrap());
+    assert!(!store.change(|change| change.remove_function("a")).unwrap());
+    assert!(store.function("a").unwrap().is_none());
+    assert!(store.versions("a").unwrap().is_empty() && store.aliases("a").unwrap().is_empty());
+    for name in ["ab", "b"] {
+        assert_eq!(store.versions(name).unwrap().len(), 2);
+        assert_eq!(store.aliases(name).unwrap().len(), 1);
+    }
+    assert_eq!(store.functions().unwrap().len(), 2);
+}
+
+#[test]
+fn a_failed_transaction_has_no_effect() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(&folder.path().join("state.redb")).unwrap();
+    create(&store, "f");
+    let failed: Result<(), StoreError> = store.change(|change| {
+        change.remove_function("f")?;
+        Err(StoreError::Entry(serde_json::from_str::<u8>("x").unwrap_err()))
+    });
+    assert!(failed.is_err());
+    assert!(store.function("f").unwrap().is_some());
+}
+
+#[test]
+fn only_one_daemon_opens_a_database() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("state.redb");
+    let held = Store::open(&path).unwrap();
+    let error = Store::open(&path).unwrap_err();
+    assert!(matches!(error, StoreError::InUse { .. }), "{error:?}");
+    drop(held);
+    Store::open(&path).unwrap();
+}
