@@ -119,8 +119,7 @@ pub(crate) fn open(options: &ServeOptions) -> Result<Arc<Control>, ServeError> {
 
 /// All routes of the daemon.
 pub(crate) fn router(control: Arc<Control>, options: &ServeOptions) -> Router {
-    let scope =
-        Scope { region: options.control.region.clone(), account: options.account.clone() };
+    let scope = Scope { region: options.control.region.clone(), account: options.account.clone() };
     let lambda = Lambda { control: Arc::clone(&control), scope };
     let routes = lambda::routes(lambda).merge(monitoring::routes(control));
     lambda::with_authorization(routes, options.credentials.clone())

@@ -30,7 +30,7 @@ pub use instances::{
 };
 pub use service::{
     AliasChange, AliasError, ChangeError, CodeChange, Control, ControlOptions, DeleteError,
-    FindError, Found, InvocationRequest, NewFunction, NotFound, OpenError, Prepared, PrepareError,
+    FindError, Found, InvocationRequest, NewFunction, NotFound, OpenError, PrepareError, Prepared,
     PublishError, PublishRequest, RevisionMismatch, TooManyEvents,
 };
 pub use store::StoreError;

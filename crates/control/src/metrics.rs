@@ -14,7 +14,7 @@ use prometheus_client::registry::{Registry, Unit};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 #[allow(non_camel_case_types, reason = "the name of a variant is the value of a label")]
-pub enum StartKind {
+pub(crate) enum StartKind {
     /// A microVM was booted for the request.
     cold,
     /// A microVM was thawed for the request.

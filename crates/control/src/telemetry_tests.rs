@@ -40,8 +40,12 @@ fn version() -> Version {
 }
 
 fn report(start: StartKind, thaw: Option<Value>) -> InvocationReport {
-    let usage =
-        ProcessUsage { faults: 77, read_bytes: 4096, private_bytes: 2 << 20, shared_bytes: 1 << 20 };
+    let usage = ProcessUsage {
+        faults: 77,
+        read_bytes: 4096,
+        private_bytes: 2 << 20,
+        shared_bytes: 1 << 20,
+    };
     InvocationReport {
         start: Some(start),
         thaw: thaw.map(|thaw| RawValue::from_string(thaw.to_string()).unwrap()),
@@ -106,7 +110,8 @@ fn a_request_has_a_span_and_a_child_span_for_each_part() {
         report: &cold,
         failure: None,
     });
-    let refused = InvocationReport { queue_ns: 1_000, total_ns: 1_500, ..InvocationReport::default() };
+    let refused =
+        InvocationReport { queue_ns: 1_000, total_ns: 1_500, ..InvocationReport::default() };
     telemetry.invocation(&Ended {
         version: &version,
         request_id: "r4",
@@ -140,10 +145,7 @@ fn a_request_has_a_span_and_a_child_span_for_each_part() {
     assert_eq!((root.name.as_ref(), length(root)), ("invoke f", 80_000));
     assert_eq!(attribute(root, "faas.coldstart"), Some(Tagged::Bool(true)));
     assert_eq!(attribute(root, "firn.standby"), Some(Tagged::Bool(true)));
-    assert_eq!(
-        attribute(root, "firn.planner"),
-        Some(Tagged::from("pass_shared"))
-    );
+    assert_eq!(attribute(root, "firn.planner"), Some(Tagged::from("pass_shared")));
     assert_eq!(attribute(root, "firn.faults"), Some(Tagged::I64(77)));
     assert_eq!(attribute(root, "firn.read_bytes"), Some(Tagged::I64(4096)));
     assert_eq!(attribute(root, "firn.kvm_faults"), Some(Tagged::I64(55)));
@@ -155,9 +157,7 @@ fn a_request_has_a_span_and_a_child_span_for_each_part() {
     let parts = children(parts[2]);
     assert_eq!(names(&parts), ["process_start", "load", "plan", "resume", "identify"]);
     assert_eq!(lengths(&parts), [300, 1000, 2000, 5000, 7000]);
-    assert!(
-        parts.windows(2).all(|pair| pair[0].end_time == pair[1].start_time)
-    );
+    assert!(parts.windows(2).all(|pair| pair[0].end_time == pair[1].start_time));
 
     let warm = of("r2");
     assert_eq!(warm.parent_span_id, SpanId::INVALID);

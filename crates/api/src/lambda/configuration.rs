@@ -14,7 +14,8 @@ pub(super) fn change(settings: Settings) -> Result<ConfigurationChange, ApiError
         return Err(ApiError::invalid("PackageType: this daemon accepts only zip files"));
     }
     if settings.layers.is_some_and(|layers| !layers.is_empty()) {
-        let message = "Layers: this daemon does not support layers; put the files into the zip file";
+        let message =
+            "Layers: this daemon does not support layers; put the files into the zip file";
         return Err(ApiError::invalid(message));
     }
     if settings.architectures.is_some_and(|architectures| architectures != ["x86_64"]) {

@@ -140,7 +140,9 @@ impl Translate for NotFound {
     fn translate(self, scope: &Scope) -> ApiError {
         match self {
             Self::Function(target) => ApiError::not_found("Function", scope.arn_of(&target)),
-            Self::Alias(target) => ApiError::not_found("Cannot find alias arn", scope.arn_of(&target)),
+            Self::Alias(target) => {
+                ApiError::not_found("Cannot find alias arn", scope.arn_of(&target))
+            }
         }
     }
 }
@@ -337,7 +339,9 @@ impl From<CodeError> for ApiError {
             | CodeError::Path(_)
             | CodeError::Kind(_)
             | CodeError::Duplicate(_)
-            | CodeError::TooMany => Self::invalid(format!("Could not unzip uploaded file: {error}")),
+            | CodeError::TooMany => {
+                Self::invalid(format!("Could not unzip uploaded file: {error}"))
+            }
         }
     }
 }

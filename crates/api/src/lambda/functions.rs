@@ -94,7 +94,8 @@ pub(super) async fn update_configuration(
     Unqualified { lambda, target, .. }: Unqualified,
     body: Body,
 ) -> Result<impl IntoResponse, ApiError> {
-    let mut request: Settings = body_json(body, MAX_DOCUMENT, "UpdateFunctionConfiguration").await?;
+    let mut request: Settings =
+        body_json(body, MAX_DOCUMENT, "UpdateFunctionConfiguration").await?;
     let revision = request.revision_id.take();
     let updated = lambda.control.update_configuration(&target, change(request)?, revision).await;
     let version = updated.map_err(lambda.error())?;

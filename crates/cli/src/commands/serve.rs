@@ -1,4 +1,4 @@
-//! `firn serve`: functions behind AWS Lambda's API.
+//! `firn serve`: runs the daemon, which serves functions through AWS Lambda's API.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,7 +10,8 @@ use firn_base::parse_size;
 use thiserror::Error;
 use tracing_subscriber::EnvFilter;
 
-use firn_host::{Credentials, CredentialsError, ServeError, ServeOptions};
+use firn_api::{Credentials, CredentialsError, ServeError, ServeOptions};
+use firn_control::ControlOptions;
 use firn_memory::planners::{ParsePlannerError, parse};
 use firn_run::FunctionSettings;
 use firn_vmm::Virtualization;
@@ -20,11 +21,11 @@ use crate::host_args::{HostArgs, HostError};
 use crate::output;
 use crate::pool_at::{PoolAt, PoolAtError};
 
-/// Planners for snapshots in a pool, the best first: `firn` is `pass_shared` with copies of what is written made ahead; both are
-/// refused where the medium can neither be mapped privately nor in chunks.
+/// Planners for snapshots in a pool, best first. `firn` is `pass_shared` that copies pages before the guest
+/// writes them. Both need a medium that supports private mappings or mappings in chunks.
 const BEST_IN_POOL: [&str; 3] = ["firn", "pass_shared", "pass"];
 
-/// Planners for snapshots in a directory, the best first of those that need no recording.
+/// Planners for snapshots in a directory that need no profile, best first.
 const BEST_IN_DIRECTORY: [&str; 2] = ["vanilla_dax", "firecracker"];
 
 /// Arguments of `firn serve`.
@@ -34,48 +35,47 @@ const BEST_IN_DIRECTORY: [&str; 2] = ["vanilla_dax", "firecracker"];
   firn serve --data /srv/firn --pool /dev/dax0.0 --keep-alive 60
   aws --endpoint-url http://127.0.0.1:9700 --region us-east-1 lambda list-functions
 
-A function's own planner and image are the environment variables FIRN_PLANNER and FIRN_IMAGE of its configuration.
-What the daemon does goes to standard error; RUST_LOG chooses how much of it.")]
+A function chooses its planner and image with the environment variables FIRN_PLANNER and FIRN_IMAGE of its
+configuration. The daemon writes its log to standard error; RUST_LOG sets the level.")]
 pub(crate) struct ServeArgs {
     /// Address to listen on
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9700")]
     listen: SocketAddr,
-    /// Directory of the daemon: functions, code, snapshots [default: serve, beside the cache's parts]
+    /// Directory for functions, code and snapshots [default: serve, in the cache directory]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// Keep snapshots in this pool: its medium, whose manager is started where none runs, or its manager's socket
+    /// Store snapshots in this pool: its medium, whose manager is started if it does not run, or its manager's socket
     #[arg(long, value_name = "PATH")]
     pool: Option<PathBuf>,
-    /// How functions are thawed that do not say it [default: the best that this host can do, chosen for each version when it
-    /// is frozen]
+    /// Planner of functions that do not choose one [default: the best that works on this host, chosen for each version when
+    /// it is frozen]
     #[arg(long, value_name = "PLANNER")]
     planner: Option<String>,
-    /// Memory that all microVMs together may take [default: what is available now, less an eighth]
+    /// Memory limit of all microVMs together [default: seven eighths of the available memory]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: Option<u64>,
-    /// MicroVMs at once
+    /// Limit of running microVMs
     #[arg(long, value_name = "N", default_value_t = 256)]
     monitors: usize,
-    /// What a microVM is booked for, of that memory: what those of its version were measured to take, once one has
-    /// answered, or all of guest memory
-    #[arg(long, value_enum, default_value_t = Booking::Measured)]
-    booking: Booking,
-    /// Monitors that stand by, started and empty, for the next thaws
+    /// Memory to reserve for a microVM
+    #[arg(long, value_enum, default_value_t = Reservation::Measured)]
+    booking: Reservation,
+    /// Number of standby monitors, started in advance for the next thaws
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(0..=64))]
     standby: u8,
-    /// Requests that may wait for a microVM; more are turned away. As many events may be in hand
+    /// Limit of requests that wait for a microVM, and limit of accepted events; more are refused
     #[arg(long, value_name = "N", default_value_t = 1000)]
     queue: usize,
-    /// Seconds that a request may wait for a microVM
+    /// Seconds that a request waits for a microVM
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     queue_wait: u64,
-    /// Seconds until an event is tried again whose function failed; twice as many the second time
+    /// Seconds until an event is retried after its function failed; twice as many before the second retry
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     event_pause: u64,
-    /// Seconds that a microVM is kept after its last request
+    /// Seconds that an idle microVM is kept
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     keep_alive: u64,
-    /// Seconds that a microVM may take to start, and a function to initialise
+    /// Time limit in seconds for the start of a microVM and for the initialisation of a function
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=900))]
     start_limit: u64,
     /// Region in the functions' ARNs
@@ -84,13 +84,13 @@ pub(crate) struct ServeArgs {
     /// Account in the functions' ARNs: 12 digits
     #[arg(long, default_value = "000000000000", value_parser = account)]
     account: String,
-    /// Take only requests that are signed with one of the keys in this file, which has the form of ~/.aws/credentials
+    /// Require requests that are signed with one of the keys in this file, in the format of ~/.aws/credentials
     #[arg(long, value_name = "FILE")]
     credentials: Option<PathBuf>,
-    /// Send a span for each invocation to the OpenTelemetry collector at this endpoint, as OTLP over HTTP
+    /// Export a span for each invocation to the OpenTelemetry collector at this endpoint, as OTLP over HTTP
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
     otlp: Option<String>,
-    /// How the log is written
+    /// Format of the log
     #[arg(long, value_enum, default_value_t = Log::Text)]
     log: Log,
     #[command(flatten)]
@@ -100,22 +100,22 @@ pub(crate) struct ServeArgs {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Booking {
-    /// What was measured, and a margin
+enum Reservation {
+    /// The measured use of its version plus a margin, once one of its microVMs has answered a request
     Measured,
-    /// All of guest memory, always
+    /// All of guest memory
     Worst,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Log {
-    /// Lines for people
+    /// Text for people
     Text,
-    /// JSON, one object a line
+    /// One JSON object per line
     Json,
 }
 
-/// Why the daemon did not serve.
+/// The daemon cannot serve.
 #[derive(Debug, Error)]
 pub(crate) enum ServeCommandError {
     #[error(transparent)]
@@ -128,11 +128,11 @@ pub(crate) enum ServeCommandError {
     Pool(#[from] PoolAtError),
     #[error(transparent)]
     Credentials(#[from] CredentialsError),
-    #[error("no folder for functions: HOME and FIRN_CACHE are not set; name one with --data")]
+    #[error("no directory for functions: HOME and FIRN_CACHE are not set; pass one with --data")]
     NoData,
-    #[error("finding this program")]
+    #[error("cannot find the path of this program")]
     Program(#[source] std::io::Error),
-    #[error("reading how much memory is available: name a --memory")]
+    #[error("cannot read how much memory is available; pass a limit with --memory")]
     Memory(#[source] std::io::Error),
     #[error(transparent)]
     Serve(#[from] ServeError),
@@ -149,7 +149,7 @@ pub(crate) fn run(arguments: ServeArgs) -> Result<ExitCode, ServeCommandError> {
     for planner in planners {
         parse(planner)?;
     }
-    // Its manager does not end for want of clients while this lives.
+    // The connection keeps the pool's manager running.
     let _pool = arguments.pool.as_deref().map(PoolAt::open).transpose()?;
     let memory = match arguments.memory {
         Some(memory) => memory,
@@ -158,30 +158,32 @@ pub(crate) fn run(arguments: ServeArgs) -> Result<ExitCode, ServeCommandError> {
     let credentials = arguments.credentials.as_deref().map(Credentials::read).transpose()?;
     let options = ServeOptions {
         listen: arguments.listen,
-        data: match arguments.data {
-            Some(data) => data,
-            None => firn_lab::cache_dir().ok_or(ServeCommandError::NoData)?.join("serve"),
-        },
-        program: std::env::current_exe().map_err(ServeCommandError::Program)?,
-        boot_options: [arguments.files.options(), host_options(&arguments.host)].concat(),
-        images: (!arguments.files.name_root()).then(|| firn_lab::guest_file("images")),
-        thaw_options: host_options(&arguments.host),
-        standby_options: vec!["--kvm".to_owned(), arguments.host.kvm.display().to_string()],
-        standby: arguments.standby.into(),
-        pool: arguments.pool,
-        planners: planners.iter().map(|planner| (*planner).to_owned()).collect(),
-        memory,
-        monitors: arguments.monitors,
-        measured: arguments.booking == Booking::Measured,
-        queue: arguments.queue,
-        event_pause: Duration::from_secs(arguments.event_pause),
-        queue_wait: Duration::from_secs(arguments.queue_wait),
-        keep_alive: Duration::from_secs(arguments.keep_alive),
-        start_limit: Duration::from_secs(arguments.start_limit),
-        region: arguments.region,
         account: arguments.account,
         otlp: arguments.otlp,
         credentials,
+        control: ControlOptions {
+            data: match arguments.data {
+                Some(data) => data,
+                None => firn_lab::cache_dir().ok_or(ServeCommandError::NoData)?.join("serve"),
+            },
+            program: std::env::current_exe().map_err(ServeCommandError::Program)?,
+            boot_options: [arguments.files.options(), host_options(&arguments.host)].concat(),
+            images: (!arguments.files.name_root()).then(|| firn_lab::guest_file("images")),
+            thaw_options: host_options(&arguments.host),
+            standby_options: vec!["--kvm".to_owned(), arguments.host.kvm.display().to_string()],
+            standby: arguments.standby.into(),
+            pool: arguments.pool,
+            planners: planners.iter().map(|planner| (*planner).to_owned()).collect(),
+            memory,
+            monitors: arguments.monitors,
+            measured: arguments.booking == Reservation::Measured,
+            queue: arguments.queue,
+            event_pause: Duration::from_secs(arguments.event_pause),
+            queue_wait: Duration::from_secs(arguments.queue_wait),
+            keep_alive: Duration::from_secs(arguments.keep_alive),
+            start_limit: Duration::from_secs(arguments.start_limit),
+            region: arguments.region,
+        },
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
@@ -189,7 +191,7 @@ pub(crate) fn run(arguments: ServeArgs) -> Result<ExitCode, ServeCommandError> {
         Log::Text => log.with_ansi(false).init(),
         Log::Json => log.json().init(),
     }
-    firn_host::serve(&options, |address| {
+    firn_api::serve(&options, |address| {
         output::line(&format!("firn serves AWS Lambda's API on http://{address}"));
     })?;
     Ok(ExitCode::SUCCESS)
@@ -203,7 +205,7 @@ fn host_options(host: &HostArgs) -> Vec<String> {
     options
 }
 
-/// `MemAvailable` of proc_meminfo(5), in bytes.
+/// `MemAvailable` of proc_meminfo(5), bytes.
 fn available_memory() -> std::io::Result<u64> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
@@ -215,6 +217,6 @@ fn account(text: &str) -> Result<String, String> {
     if text.len() == 12 && text.bytes().all(|byte| byte.is_ascii_digit()) {
         Ok(text.to_owned())
     } else {
-        Err("an account is 12 digits".to_owned())
+        Err("an account has 12 digits".to_owned())
     }
 }

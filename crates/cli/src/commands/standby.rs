@@ -12,7 +12,7 @@ use clap::{Args, Parser};
 use thiserror::Error;
 
 use firn_base::now_ns;
-use firn_host::ThawOrder;
+use firn_control::ThawOrder;
 use firn_vmm::{KVM_DEVICE, OpenKvm};
 
 use super::thaw::{self, Begun, ThawArgs, ThawCommandError};

@@ -6,9 +6,7 @@ use firn_memory::planners::{self, ParsePlannerError};
 use firn_run::ImageName;
 
 use super::images::IMAGE_VARIABLE;
-use super::{
-    Code, ImageError, LATEST, Runtime, Version, VersionState, new_revision, timestamp,
-};
+use super::{Code, ImageError, LATEST, Runtime, Version, VersionState, new_revision, timestamp};
 
 /// The largest size of all environment variables of a function together, bytes.
 pub const MAX_ENVIRONMENT: usize = 4096;

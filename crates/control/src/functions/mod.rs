@@ -6,12 +6,10 @@ mod images;
 mod name;
 mod version;
 
-pub use code::{CodeError, MAX_UNPACKED, MAX_ZIP};
 pub(crate) use code::CodeStore;
+pub use code::{CodeError, MAX_UNPACKED, MAX_ZIP};
+pub use configuration::{ConfigurationChange, ConfigurationError, Field, MAX_ENVIRONMENT};
 pub(crate) use configuration::{PLANNER_VARIABLE, new_latest};
-pub use configuration::{
-    ConfigurationChange, ConfigurationError, Field, MAX_ENVIRONMENT,
-};
 pub use images::ImageError;
 pub(crate) use images::Images;
 pub(crate) use name::is_alias;

@@ -1,5 +1,7 @@
 //! Names of functions, versions and aliases.
 
+use std::fmt;
+
 use super::LATEST;
 
 /// The longest name of a function, in characters.
@@ -65,9 +67,15 @@ impl Target {
     }
 }
 
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)?;
+        self.qualifier.as_ref().map_or(Ok(()), |qualifier| write!(f, ":{qualifier}"))
+    }
+}
+
 /// Whether `name` can name an alias. Numbers cannot, because they name versions.
-#[must_use]
-pub fn is_alias(name: &str) -> bool {
+pub(crate) fn is_alias(name: &str) -> bool {
     is_word(name, MAX_QUALIFIER) && !name.bytes().all(|byte| byte.is_ascii_digit())
 }
 

@@ -14,13 +14,13 @@ mod usage;
 
 pub use fleet::AcquireError;
 pub(crate) use fleet::{Fleet, Limits};
-pub(crate) use monitor::{FreezeError, Launcher};
+pub(crate) use monitor::Launcher;
 pub use monitor::StartError;
 pub use report::InvocationReport;
 #[cfg(test)]
 pub(crate) use report::ProcessUsage;
-pub use requests::{Invoked, InvokeFailure, LoadFailure};
+pub use requests::{InvokeFailure, Invoked, LoadFailure};
 pub(crate) use requests::{Request, invoke, publish};
-pub use standby::ThawOrder;
 pub(crate) use standby::Standbys;
+pub use standby::ThawOrder;
 pub use status::{DaemonStatus, Latency, MemoryStatus, MonitorsStatus, VersionStatus};

@@ -19,7 +19,9 @@ use firn_memory::prefer_as_victim;
 use firn_run::{FunctionError, Instance, Instances};
 
 use super::standby::Standbys;
-use crate::functions::{ImageError, Images, SnapshotPlace, Version, VersionSnapshot};
+use crate::functions::{
+    ImageError, Images, PLANNER_VARIABLE, SnapshotPlace, Version, VersionSnapshot,
+};
 
 /// How long a microVM may take to end before it is killed.
 const END_LIMIT: Duration = Duration::from_secs(5);
@@ -96,20 +98,31 @@ pub(crate) struct Thawed {
     pub(crate) standby: bool,
 }
 
-/// Why a microVM did not start.
+/// A microVM did not start.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum StartError {
-    #[error("firn cannot be started")]
+pub enum StartError {
+    /// The process was not created.
+    #[error("cannot run firn")]
     Spawn(#[source] std::io::Error),
+    /// The function's image cannot be used.
     #[error(transparent)]
     Image(#[from] ImageError),
+    /// The function's after-restore hooks failed.
     #[error("the function failed: {0}")]
     Function(FunctionError),
+    /// The process ended with an error.
     #[error("the microVM did not start ({status}): {complaint}")]
-    Failed { status: ExitStatus, complaint: String },
+    Failed {
+        /// The exit status.
+        status: ExitStatus,
+        /// The text on its standard error.
+        complaint: String,
+    },
+    /// The process exceeded the time limit.
     #[error("the microVM did not start within {0:?}")]
     TimedOut(Duration),
-    #[error("the process that starts the microVM cannot be followed")]
+    /// The output of the process cannot be read.
+    #[error("cannot read the output of the microVM's process")]
     Follow(#[source] std::io::Error),
 }
 
@@ -168,7 +181,7 @@ impl Launcher {
         let begin = now_ns();
         let name = self.new_name();
         let mut arguments = self.common(&name);
-        let planner = version.environment.get("FIRN_PLANNER").unwrap_or(&snapshot.planner);
+        let planner = version.environment.get(PLANNER_VARIABLE).unwrap_or(&snapshot.planner);
         arguments.extend(["--planner", planner].map(OsString::from));
         arguments.extend(self.thaw_options.iter().map(OsString::from));
         arguments.extend(self.place_arguments(&snapshot.place));

@@ -4,9 +4,9 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::Control;
 use super::errors::{ChangeError, DeleteError, FindError, NotFound, RevisionMismatch};
 use super::versions::PublishRequest;
-use super::Control;
 use crate::blocking::blocking;
 use crate::functions::{
     Code, CodeStore, ConfigurationChange, ConfigurationError, FunctionRecord, LATEST, Target,

@@ -154,7 +154,11 @@ impl Change {
         get(&self.0.open_table(FUNCTIONS).map_err(failed)?, name)
     }
 
-    pub(crate) fn put_function(&self, name: &str, function: &FunctionRecord) -> Result<(), StoreError> {
+    pub(crate) fn put_function(
+        &self,
+        name: &str,
+        function: &FunctionRecord,
+    ) -> Result<(), StoreError> {
         put(self.0.open_table(FUNCTIONS).map_err(failed)?, name, function)
     }
 

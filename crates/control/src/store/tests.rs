@@ -26,7 +26,8 @@ fn version(function: &str, version: &str) -> Version {
 }
 
 fn create(store: &Store, name: &str) {
-    let function = FunctionRecord { next_version: 3, concurrency: None, latest: version(name, LATEST) };
+    let function =
+        FunctionRecord { next_version: 3, concurrency: None, latest: version(name, LATEST) };
     let alias = Alias { version: "1".into(), description: String::new(), revision: Uuid::nil() };
     store
         .change(|change| {

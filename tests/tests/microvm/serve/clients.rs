@@ -123,7 +123,7 @@ fn watch(world: &World, daemon: &Daemon) {
     assert_eq!(named.unwrap()["thawed"], 1, "{json}");
     let table = top("--once", &signed);
     let text = table.ok();
-    assert!(text.contains("by-aws") && text.contains("monitors stand by"), "{text}");
+    assert!(text.contains("by-aws") && text.contains("standby monitors"), "{text}");
     top("--once", &[]).refused(&["403", "--credentials"]);
 }
 

@@ -1,4 +1,4 @@
-//! `firn top`: what a daemon is doing.
+//! `firn top`: displays the status of a daemon.
 
 mod screen;
 mod view;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use thiserror::Error;
 
-use firn_host::{Credentials, CredentialsError, StatusClient, StatusClientError};
+use firn_api::{Credentials, CredentialsError, StatusClient, StatusClientError};
 
 use crate::output;
 use view::View;
@@ -23,9 +23,9 @@ use view::View;
   firn top --once
   firn top --endpoint http://10.0.0.7:9700 --credentials ~/.aws/credentials --json
 
-In the terminal, q ends it. Memory is what the monitors' processes have in DRAM, as the kernel counts it.")]
+In the terminal, q exits. Memory is the resident memory of the monitors' processes.")]
 pub(crate) struct TopArgs {
-    /// The daemon
+    /// Endpoint of the daemon
     #[arg(
         long,
         value_name = "URL",
@@ -33,28 +33,28 @@ pub(crate) struct TopArgs {
         default_value = "http://127.0.0.1:9700"
     )]
     endpoint: String,
-    /// Sign requests with the first of the keys in this file, which has the form of ~/.aws/credentials
+    /// Sign requests with the first key in this file, in the format of ~/.aws/credentials
     #[arg(long, value_name = "FILE")]
     credentials: Option<PathBuf>,
-    /// Seconds between two looks at the daemon
+    /// Seconds between two updates
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=3600))]
     interval: u32,
-    /// Look twice, print one table, and end; also where standard output is no terminal
+    /// Print one table after one interval, and exit; the default if standard output is not a terminal
     #[arg(long)]
     once: bool,
-    /// The same as one JSON object
+    /// Print one JSON object after one interval, and exit
     #[arg(long, conflicts_with = "once")]
     json: bool,
 }
 
-/// Why a daemon was not watched.
+/// The status of a daemon was not displayed.
 #[derive(Debug, Error)]
 pub(crate) enum TopError {
     #[error(transparent)]
     Credentials(#[from] CredentialsError),
     #[error(transparent)]
     Client(#[from] StatusClientError),
-    #[error("using the terminal")]
+    #[error("cannot use the terminal")]
     Terminal(#[source] io::Error),
 }
 

@@ -1,4 +1,4 @@
-//! The terminal: drawn anew after each look at the daemon, until q is pressed.
+//! The terminal view: updates in intervals until q is pressed.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -9,12 +9,13 @@ use ratatui::style::{Style, Stylize};
 use ratatui::widgets::{Paragraph, Row, Table};
 use ratatui::{DefaultTerminal, Frame};
 
-use firn_host::{DaemonStatus, StatusClient};
+use firn_api::StatusClient;
+use firn_control::DaemonStatus;
 
 use super::view::{HEAD, View};
 use crate::output::plain;
 
-/// Watches a daemon until q, Esc or Control-C.
+/// Displays the status until q, Esc or Control-C.
 pub(super) fn watch(
     endpoint: &str,
     client: &StatusClient,
@@ -22,12 +23,12 @@ pub(super) fn watch(
     interval: Duration,
 ) -> io::Result<()> {
     let mut terminal = ratatui::try_init()?;
-    let watched = draw_until_asked(&mut terminal, endpoint, client, first, interval);
+    let watched = draw_until_key(&mut terminal, endpoint, client, first, interval);
     ratatui::try_restore()?;
     watched
 }
 
-fn draw_until_asked(
+fn draw_until_key(
     terminal: &mut DefaultTerminal,
     endpoint: &str,
     client: &StatusClient,
@@ -36,9 +37,9 @@ fn draw_until_asked(
 ) -> io::Result<()> {
     let mut before = (first.clone(), Instant::now());
     let mut view = View::of(endpoint, None, first);
-    let mut trouble = None;
+    let mut error = None;
     loop {
-        terminal.draw(|frame| draw(frame, &view, trouble.as_deref()))?;
+        terminal.draw(|frame| draw(frame, &view, error.as_deref()))?;
         let next = Instant::now() + interval;
         while let Some(left) = next.checked_duration_since(Instant::now()) {
             if !event::poll(left)? {
@@ -53,7 +54,7 @@ fn draw_until_asked(
                     }
                 }
                 Event::Resize(..) => {
-                    terminal.draw(|frame| draw(frame, &view, trouble.as_deref()))?;
+                    terminal.draw(|frame| draw(frame, &view, error.as_deref()))?;
                 }
                 _ => {}
             }
@@ -62,20 +63,20 @@ fn draw_until_asked(
             Ok(status) => {
                 view = View::of(endpoint, Some(&before), status.clone());
                 before = (status, Instant::now());
-                trouble = None;
+                error = None;
             }
-            // A daemon that is started again is found again.
-            Err(error) => trouble = Some(error.to_string()),
+            // Keeps the view: the daemon may be restarting.
+            Err(failed) => error = Some(failed.to_string()),
         }
     }
 }
 
-/// Draws a view, and what is wrong with it.
-pub(super) fn draw(frame: &mut Frame<'_>, view: &View, trouble: Option<&str>) {
+/// Draws a view, and the error of the last update.
+pub(super) fn draw(frame: &mut Frame<'_>, view: &View, error: Option<&str>) {
     let parts = [Constraint::Length(3), Constraint::Min(1)];
     let [top, rest] = Layout::vertical(parts).areas(frame.area());
     let [first, second] = view.summary().map(|line| plain(&line));
-    let third = trouble.map(|trouble| plain(trouble).red()).unwrap_or_default();
+    let third = error.map(|error| plain(error).red()).unwrap_or_default();
     frame
         .render_widget(Paragraph::new(vec![first.bold().into(), second.into(), third.into()]), top);
     let rows = view.rows();

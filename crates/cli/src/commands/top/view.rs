@@ -1,11 +1,11 @@
-//! What is shown: a daemon's status, and how much it did since the one before.
+//! The displayed values: a daemon's status, and its rates since the previous status.
 
 use std::time::Instant;
 
 use serde::Serialize;
 
 use firn_base::{format_bytes, format_milliseconds};
-use firn_host::{DaemonStatus, VersionStatus};
+use firn_control::{DaemonStatus, VersionStatus};
 
 use crate::output::table;
 
@@ -28,20 +28,20 @@ pub(super) const HEAD: [&str; 15] = [
     "shared",
 ];
 
-/// Two looks at a daemon.
+/// The difference of two statuses of a daemon.
 #[derive(Debug, Serialize)]
 pub(super) struct View {
     endpoint: String,
-    /// Requests that ended in a second, all versions together.
+    /// Finished requests per second of all versions.
     requests_per_second: f64,
     #[serde(flatten)]
     status: DaemonStatus,
-    /// The same of each version, in the order of `versions`.
+    /// Finished requests per second of each version, in the order of `versions`.
     version_requests_per_second: Vec<f64>,
 }
 
 impl View {
-    /// What `status` says, and what changed since `before`.
+    /// The view of `status`, with rates since `before`.
     pub(super) fn of(
         endpoint: &str,
         before: Option<&(DaemonStatus, Instant)>,
@@ -56,7 +56,7 @@ impl View {
             before.versions.iter().find(same).map_or(0, |old| old.requests)
         };
         let rate = |version: &VersionStatus| {
-            // A daemon that was started again counts anew.
+            // The counters of a restarted daemon start at zero.
             let count = version.requests.saturating_sub(earlier(version));
             f64::from(u32::try_from(count).unwrap_or(u32::MAX)) / seconds.max(1e-3)
         };
@@ -69,13 +69,13 @@ impl View {
         }
     }
 
-    /// What concerns the whole daemon, in two lines.
+    /// A summary of the daemon, in two lines.
     pub(super) fn summary(&self) -> [String; 2] {
         let DaemonStatus { uptime_ns, memory, monitors, queued, .. } = &self.status;
         let seconds = uptime_ns / 1_000_000_000;
         [
             format!(
-                "firn at {}, up {}:{:02}:{:02}; {:.1} requests/s, {queued} wait; {} microVMs of {}, {} monitors stand by",
+                "firn at {}, up {}:{:02}:{:02}; {:.1} requests/s, {queued} waiting; {} of {} microVMs, {} standby monitors",
                 self.endpoint,
                 seconds / 3600,
                 seconds / 60 % 60,
@@ -86,17 +86,17 @@ impl View {
                 monitors.standby,
             ),
             format!(
-                "DRAM: {} private, {} shared; booked {} private and {} shared, of {}",
+                "DRAM: {} private, {} shared; reserved {} private and {} shared, of {}",
                 format_bytes(memory.private),
                 format_bytes(memory.shared),
-                format_bytes(memory.private_booked),
-                format_bytes(memory.shared_booked),
+                format_bytes(memory.private_reserved),
+                format_bytes(memory.shared_reserved),
                 format_bytes(memory.limit),
             ),
         ]
     }
 
-    /// The rows of the table: the busiest first.
+    /// The rows of the table, busiest version first.
     pub(super) fn rows(&self) -> Vec<Vec<String>> {
         let rates = &self.version_requests_per_second;
         let mut versions: Vec<_> = self.status.versions.iter().zip(rates).collect();
@@ -104,7 +104,7 @@ impl View {
         versions.into_iter().map(|(version, rate)| row(version, *rate)).collect()
     }
 
-    /// All of it as text.
+    /// Summary and table as text.
     pub(super) fn text(&self) -> String {
         let [first, second] = self.summary();
         format!("{first}\n{second}\n{}", table(&HEAD, &self.rows()))

@@ -30,21 +30,24 @@ fn view() -> View {
 }
 
 #[test]
-fn rates_are_what_was_counted_since() {
+fn rates_cover_the_time_since_the_previous_status() {
     let view = view();
     assert_eq!(view.version_requests_per_second[0], 0.0);
     let rate = view.version_requests_per_second[1];
     assert!((50.0..=100.0).contains(&rate) && rate == view.requests_per_second, "{rate}");
-    let anew = View::of("x", Some(&(status(100), Instant::now())), status(5));
-    assert_eq!(anew.requests_per_second, 0.0, "a daemon that was started again counts anew");
+    let restarted = View::of("x", Some(&(status(100), Instant::now())), status(5));
+    assert_eq!(
+        restarted.requests_per_second, 0.0,
+        "the counters of a restarted daemon start at zero"
+    );
     assert_eq!(View::of("x", None, status(5)).requests_per_second, 0.0);
 }
 
 #[test]
-fn text_and_json_have_what_people_and_machines_look_for() {
+fn text_and_json_contain_the_important_values() {
     let text = view().text();
     for word in
-        ["up 1:02:03", "9 microVMs of 256, 2 monitors stand by", "9 wait", "12.3 ms", "5.0 MiB"]
+        ["up 1:02:03", "9 of 256 microVMs, 2 standby monitors", "9 waiting", "12.3 ms", "5.0 MiB"]
     {
         assert!(text.contains(word), "{word}: {text}");
     }
@@ -55,7 +58,7 @@ fn text_and_json_have_what_people_and_machines_look_for() {
 }
 
 #[test]
-fn a_terminal_shows_the_same_and_what_is_wrong() {
+fn a_terminal_displays_the_view_and_the_last_error() {
     let mut terminal = Terminal::new(TestBackend::new(160, 8)).unwrap();
     let view = view();
     terminal.draw(|frame| screen::draw(frame, &view, Some("no daemon\u{1b}[2J answers"))).unwrap();
