@@ -272,8 +272,8 @@ fn a_medium_that_changes_under_its_manager_is_written_no_more() {
         let bytes = std::fs::read(&medium).unwrap();
         let freeze =
             ["player", "--pool", text(&socket), "--trace", "sequential-read:4M", "--out", "next"];
-        world.refused(&freeze, &[told, "nothing is written to it any more"]);
-        let told = if resized { told } else { "has failed before" };
+        world.refused(&freeze, &[told, "firn does not write to it any more"]);
+        let told = if resized { told } else { "an earlier operation on the pool's medium" };
         world.refused(&["pool", "rm", "--pool", text(&socket), "player"], &[told]);
         world.refused(&["pool", "gc", "--pool", text(&socket)], &[told]);
         assert!(std::fs::read(&medium).unwrap() == bytes, "something was written");
@@ -328,7 +328,7 @@ fn media_that_hold_no_pool_of_this_firn() {
     each(&small, &["holds no pool", "firn pool create"]);
     make_newer(&world);
     let newer = std::fs::read(&medium).unwrap();
-    each(&medium, &["has version 2, this firn knows 1"]);
+    each(&medium, &["has version 2, this firn supports 1"]);
     let repair = ["pool", "verify", "--repair", "--pool", text(&medium)];
     world.refused(&repair, &["has version 2"]);
     assert!(std::fs::read(&medium).unwrap() == newer, "something was written");

@@ -415,12 +415,12 @@ impl Client {
                 Err(ClientError::Refused { refusal, message })
             }
             Ok(answer) => Ok(answer),
-            Err(WireError::Ended) => Err(ClientError::Ended(self.path.clone())),
+            Err(WireError::Closed) => Err(ClientError::Ended(self.path.clone())),
             Err(WireError::Io(source)) => Err(self.broken(source)),
             Err(WireError::Version(found)) => {
                 Err(ClientError::Version { path: self.path.clone(), found })
             }
-            Err(WireError::Nonsense) => Err(self.nonsense()),
+            Err(WireError::Malformed) => Err(self.nonsense()),
         }
     }
 

@@ -18,7 +18,7 @@ use rustix::io::{Errno, Result};
 use serde::{Deserialize, Serialize};
 
 use super::forecast::Forecast;
-use super::pace::{Pace, be_nice};
+use super::pace::{Pace, lower_priority};
 use crate::extent::Extent;
 use crate::media::{How, Memory};
 use crate::pool::{Pin, Pool};
@@ -383,7 +383,7 @@ fn make_all(shared: &Shared) {
         let pin = pin.filter(|pin| pin.extent().generation == job.key.0);
         let made = pin.map(|pin| {
             let make = || {
-                be_nice();
+                lower_priority();
                 make(&shared.pool, &pin, &job.chunks, &shared.pace)
             };
             std::thread::scope(|scope| {
@@ -442,7 +442,7 @@ fn fill(
     pages: MemfdFlags,
     take: impl Fn(&Memory, u64) -> Result<()>,
 ) -> Result<OwnedFd> {
-    let mut patience = Pace::patience();
+    let mut budget = Pace::budget();
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | pages;
     let file = memfd_create("firn-copy", flags)?;
     ftruncate(&file, bytes(chunks))?;
@@ -451,7 +451,7 @@ fn fill(
     let medium = pool.shared_medium();
     let mut piece = vec![0; PIECE];
     for (place, chunk) in (0_u64..).zip(chunks) {
-        pace.give_way(&mut patience);
+        pace.yield_to_starts(&mut budget);
         take(&memory, place * COPY_CHUNK)?;
         let from = pin.extent().offset + u64::from(*chunk) * COPY_CHUNK;
         for at in (0..COPY_CHUNK).step_by(PIECE) {

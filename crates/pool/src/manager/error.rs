@@ -1,4 +1,4 @@
-//! Why a manager, or a request to one, failed.
+//! Errors of managers and of requests to them.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,22 +6,22 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Why a manager does not serve.
+/// Why a manager cannot start.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ServerError {
-    /// Another manager answers there.
-    #[error("a pool's manager already serves {0}: end it, or choose another socket")]
+    /// Another manager uses the socket.
+    #[error("a pool's manager already listens on {0}: stop it, or choose another socket")]
     Taken(PathBuf),
-    /// Something else is there.
-    #[error("{0} exists and is no socket: choose another path")]
+    /// The path is not a socket.
+    #[error("{0} exists and is not a socket: choose another path")]
     NoSocket(PathBuf),
-    /// It cannot be made.
-    #[error("making the socket {path}")]
+    /// The socket or its thread cannot be created.
+    #[error("cannot create the socket {path}")]
     Socket {
         /// Its path.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -31,13 +31,13 @@ pub enum ServerError {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Refusal {
-    /// No snapshot has the name.
+    /// The name has no snapshot.
     Unknown,
-    /// Its first snapshot, or an update of it, is being written.
+    /// A snapshot of the name is being written.
     BeingWritten,
-    /// There is no room: for the extent or for the name.
+    /// The pool has too little space for the extent, or no slot for the name.
     Full,
-    /// The request makes no sense.
+    /// The request is invalid.
     Invalid,
     /// The pool's medium fails.
     Medium,
@@ -47,25 +47,27 @@ pub enum Refusal {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// Nobody listens.
+    /// No manager listens on the socket.
     #[error(
-        "no pool's manager answers on {0}: start one with `firn pool serve`, or name the pool's medium, whose manager is then started"
+        "no pool's manager answers on {0}: start one with `firn pool serve`, or pass the pool's medium to \
+         start one automatically"
     )]
     Gone(PathBuf),
-    /// The connection broke before the answer.
-    #[error("the pool's manager on {0} ended before it answered")]
+    /// The connection closed before the response.
+    #[error("the pool's manager on {0} closed the connection before its response")]
     Ended(PathBuf),
-    /// Talking to the socket failed.
-    #[error("talking to the pool's manager on {path}")]
+    /// Sending or receiving failed.
+    #[error("cannot communicate with the pool's manager on {path}")]
     Socket {
         /// The socket.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// It speaks another version.
+    /// The manager uses another protocol version.
     #[error(
-        "the pool's manager on {path} speaks version {found} and this firn version {}: start it again with this firn",
+        "the pool's manager on {path} uses protocol version {found} and this firn version {}: restart \
+         the manager with this firn",
         super::MANAGER_VERSION
     )]
     Version {
@@ -74,15 +76,15 @@ pub enum ClientError {
         /// Its version.
         found: u32,
     },
-    /// The answer is none of ours.
-    #[error("the answer on {0} is not that of a pool's manager")]
+    /// The response is not valid.
+    #[error("the response on {0} is not that of a pool's manager")]
     Answer(PathBuf),
     /// The manager refused.
     #[error("{message}")]
     Refused {
-        /// What kind of refusal.
+        /// The kind of refusal.
         refusal: Refusal,
-        /// What the manager says, with the causes.
+        /// The manager's error message, with its causes.
         message: String,
     },
 }

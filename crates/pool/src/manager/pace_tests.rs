@@ -3,32 +3,32 @@ use std::sync::Arc;
 use super::*;
 
 #[test]
-fn without_starts_the_work_does_not_wait() {
+fn work_does_not_pause_without_starts() {
     let pace = Pace::new();
-    let mut patience = Pace::patience();
-    pace.give_way(&mut patience);
-    assert_eq!(patience.0, PATIENCE);
+    let mut budget = Pace::budget();
+    pace.yield_to_starts(&mut budget);
+    assert_eq!(budget.0, MAX_PAUSE);
 }
 
 #[test]
-fn work_waits_for_starts_but_not_for_ever() {
+fn pauses_for_starts_are_bounded() {
     let pace = Pace::new();
-    let mut patience = Pace::patience();
+    let mut budget = Pace::budget();
     pace.start();
-    pace.give_way(&mut patience);
-    assert!(patience.0 < PATIENCE, "{patience:?}");
-    // However many come, it goes on in the end.
-    while !patience.0.is_zero() {
+    pace.yield_to_starts(&mut budget);
+    assert!(budget.0 < MAX_PAUSE, "{budget:?}");
+    // The pauses end even with a continuous stream of starts.
+    while !budget.0.is_zero() {
         pace.start();
-        pace.give_way(&mut patience);
+        pace.yield_to_starts(&mut budget);
     }
 }
 
 #[test]
-fn work_that_is_waited_for_gives_way_to_nobody() {
+fn work_does_not_pause_while_a_caller_waits_for_it() {
     let pace = Arc::new(Pace::new());
-    let mut patience = Pace::patience();
+    let mut budget = Pace::budget();
     pace.start();
-    pace.hurry(|| pace.give_way(&mut patience));
-    assert_eq!(patience.0, PATIENCE);
+    pace.without_pauses(|| pace.yield_to_starts(&mut budget));
+    assert_eq!(budget.0, MAX_PAUSE);
 }

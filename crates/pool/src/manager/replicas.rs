@@ -1,25 +1,29 @@
-//! Replicas that nobody runs in, and how they become what their snapshot is again.
+//! Unused replicas: imaging them for the next microVM.
 //!
-//! A microVM writes its replica. When it ends, a thread of low priority compares the replica with its snapshot and copies what differs, one replica
-//! after the other. A monitor that ends in order may say which pages were written: then those are compared, and a sample of the others. One list that the
-//! sample shows to be wrong is the last that is believed: a next microVM must not start on wrong memory.
+//! A microVM writes to its replica. After the microVM ends, a low-priority thread compares the
+//! replica with its snapshot and copies what differs, one replica at a time. A monitor that exits
+//! normally can report the written pages: then only these pages and a sample of the others are
+//! compared. When the sample shows that a list was incomplete, the manager ignores all later lists,
+//! because a microVM must not start on wrong memory.
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use super::pace::{Pace, be_nice};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::pace::{Pace, lower_priority};
 use crate::pool::{
     AllocateError, ImagedBy, Imaging, Listing, PageRun, Pool, Replica, ReplicaError,
 };
 
-/// The replicas of a pool that nobody runs in.
+/// The unused replicas of a pool.
 #[derive(Debug)]
 pub(super) struct Replicas {
     shared: Arc<Shared>,
-    /// One request images at a time.
+    /// Serialises imaging on behalf of requests.
     turn: Mutex<()>,
     thread: Option<JoinHandle<()>>,
 }
@@ -34,35 +38,35 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Those that are what their snapshot is, and what that took.
+    /// Imaged replicas, and the cost of imaging each.
     ready: Vec<(Replica, Imaging)>,
-    /// Those whose microVMs ended, and what they wrote, where that is known.
+    /// Replicas that are not imaged yet, with the list of written pages if it is known.
     waiting: VecDeque<Returned>,
-    /// Counts lists: each has another sample.
+    /// Counts lists; each list gets another sample.
     lists: u64,
-    /// A list was wrong: none is believed any more.
-    distrusting: bool,
-    /// The one that is made ready just now.
+    /// A list was incomplete: all later lists are ignored.
+    ignore_lists: bool,
+    /// The replica that is being imaged.
     busy: Option<Busy>,
     ended: bool,
 }
 
-/// A replica, and the pages that were written, where that is known.
+/// A replica, and the list of written pages if it is known.
 pub(super) type Returned = (Replica, Option<Vec<PageRun>>);
 
 #[derive(Debug)]
 struct Busy {
     name: String,
-    /// Set where the replica is wanted no more.
+    /// Set when the replica is not needed any more.
     stop: Arc<AtomicBool>,
 }
 
 /// A replica for a microVM.
 pub(super) struct Acquired {
     pub(super) replica: Replica,
-    /// What the request waited for.
+    /// The imaging that the request waited for.
     pub(super) imaging: Imaging,
-    /// What was done before, where it was ready.
+    /// The imaging before the request, if the replica was ready.
     pub(super) prepared: Option<Imaging>,
 }
 
@@ -72,13 +76,13 @@ impl Replicas {
         let shared = Arc::new(Shared { pool, pace, state, changed });
         let working = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("imaging".into()).spawn(move || {
-            be_nice();
+            lower_priority();
             working.serve();
         })?;
         Ok(Self { shared, turn: Mutex::default(), thread: Some(thread) })
     }
 
-    /// A replica of the snapshot of a name. Where none is ready it is made so now.
+    /// A replica of the snapshot of a name. If none is ready, images one.
     pub(super) fn get(&self, name: &str) -> Result<Acquired, ReplicaError> {
         let current = self.shared.pool.lookup(name)?.generation;
         let fits = |replica: &Replica| replica.source().extent().generation == current;
@@ -96,42 +100,42 @@ impl Replicas {
             Some(returned) => returned,
             None => (self.with_room(|| self.shared.pool.replica(name))?, None),
         };
-        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = self.turn.lock();
         let imaging = self.shared.image(&replica, written.as_deref(), || false);
         drop(turn);
         Ok(Acquired { replica, imaging: imaging.unwrap_or_default(), prepared: None })
     }
 
-    /// Takes replicas whose microVMs ended, to make them ready again.
+    /// Takes replicas back after their microVMs ended, to image them.
     pub(super) fn take_back(&self, replicas: impl IntoIterator<Item = Returned>) {
         self.shared.state().waiting.extend(replicas);
         self.shared.changed.notify_all();
     }
 
-    /// Waits until all are ready.
+    /// Waits until all replicas are imaged.
     pub(super) fn settle(&self) {
-        let state = self.shared.state();
+        let mut state = self.shared.state();
         let at_work = |state: &mut State| !state.waiting.is_empty() || state.busy.is_some();
-        drop(self.shared.changed.wait_while(state, at_work));
+        self.shared.changed.wait_while(&mut state, at_work);
     }
 
-    /// Tries again without the replicas that are only kept to be ready, where there is no room.
+    /// Calls `allocate`. If the pool is full, frees all unused replicas and calls it again.
     pub(super) fn with_room<T, E: IsFull>(
         &self,
         allocate: impl Fn() -> Result<T, E>,
     ) -> Result<T, E> {
         match allocate() {
-            Err(error) if error.is_full() && self.give_up(None) > 0 => allocate(),
+            Err(error) if error.is_full() && self.free(None) > 0 => allocate(),
             result => result,
         }
     }
 
-    /// Frees all, or those of the snapshot of a name: how many.
-    pub(super) fn give_up(&self, name: Option<&str>) -> u64 {
+    /// Frees all unused replicas, or those of one snapshot, and returns their number.
+    pub(super) fn free(&self, name: Option<&str>) -> u64 {
         let unwanted = |of: &str| name.is_none_or(|name| name == of);
         let mut state = self.shared.state();
-        let mut given_up = state.take(|replica| unwanted(replica.source().name()));
-        let mut count = given_up.len();
+        let mut freed = state.take(|replica| unwanted(replica.source().name()));
+        let mut count = freed.len();
         if let Some(busy) = state.busy.as_ref().filter(|busy| unwanted(&busy.name)) {
             busy.stop.store(true, Ordering::Relaxed);
             count += 1;
@@ -139,20 +143,16 @@ impl Replicas {
             let is_busy = |state: &mut State| {
                 state.busy.as_ref().is_some_and(|busy| Arc::ptr_eq(&busy.stop, &stopped))
             };
-            state = self
-                .shared
-                .changed
-                .wait_while(state, is_busy)
-                .unwrap_or_else(PoisonError::into_inner);
-            // It may have been done just before.
-            given_up.extend(state.take(|replica| unwanted(replica.source().name())));
+            self.shared.changed.wait_while(&mut state, is_busy);
+            // The thread may have completed it just before it stopped.
+            freed.extend(state.take(|replica| unwanted(replica.source().name())));
         }
         drop(state);
-        drop(given_up);
+        drop(freed);
         firn_base::num::u64_of(count)
     }
 
-    /// Frees those whose snapshot is not current any more.
+    /// Frees unused replicas of snapshots that are not current.
     pub(super) fn drop_stale(&self) {
         let mut state = self.shared.state();
         let stale = state.take(|replica| !self.shared.is_current(replica));
@@ -160,8 +160,8 @@ impl Replicas {
         drop(stale);
     }
 
-    /// Puts into a listing what making replicas ready took.
-    pub(super) fn tell(&self, listing: &mut Listing) {
+    /// Adds the cost of imaging ready replicas to a listing.
+    pub(super) fn add_imaging(&self, listing: &mut Listing) {
         let state = self.shared.state();
         for (replica, imaging) in &state.ready {
             let generation = replica.extent().generation;
@@ -190,7 +190,8 @@ impl Drop for Replicas {
 }
 
 impl State {
-    /// Takes out those that are unwanted. They are freed by dropping them, which is not done under the lock.
+    /// Removes the unwanted replicas. The caller drops them, which frees their extents, without
+    /// holding the lock.
     fn take(&mut self, unwanted: impl Fn(&Replica) -> bool) -> Vec<Replica> {
         let (taken, kept): (VecDeque<_>, _) =
             std::mem::take(&mut self.waiting).into_iter().partition(|(r, _)| unwanted(r));
@@ -203,28 +204,28 @@ impl State {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
-    /// Makes replicas ready until the end.
+    /// Images replicas until the manager ends.
     fn serve(&self) {
         let mut state = self.state();
         loop {
             let nothing = |state: &mut State| state.waiting.is_empty() && !state.ended;
-            state = self.changed.wait_while(state, nothing).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait_while(&mut state, nothing);
             let returned = state.waiting.pop_front().filter(|_| !state.ended);
             let Some((replica, written)) = returned else { return };
             let stop = Arc::new(AtomicBool::new(!self.is_current(&replica)));
             let name = replica.source().name().to_owned();
             state.busy = Some(Busy { name, stop: Arc::clone(&stop) });
             drop(state);
-            let mut patience = Pace::patience();
+            let mut budget = Pace::budget();
             let imaging = self.image(&replica, written.as_deref(), || {
-                self.pace.give_way(&mut patience);
+                self.pace.yield_to_starts(&mut budget);
                 stop.load(Ordering::Relaxed)
             });
             state = self.state();
-            // Its name may have got another snapshot meanwhile.
+            // The name may have been updated in the meantime.
             match imaging.filter(|_| self.is_current(&replica)) {
                 Some(imaging) => state.ready.push((replica, imaging)),
                 None => {
@@ -238,24 +239,24 @@ impl Shared {
         }
     }
 
-    /// Makes a replica what its snapshot is, by the list of what was written if there is one and lists are believed.
+    /// Images a replica. Uses the list of written pages unless lists are ignored.
     fn image(
         &self,
         replica: &Replica,
         written: Option<&[PageRun]>,
         stop: impl FnMut() -> bool,
     ) -> Option<Imaging> {
-        let believed = written.and_then(|written| {
+        let list = written.and_then(|written| {
             let mut state = self.state();
             state.lists += 1;
-            (!state.distrusting).then_some((written, state.lists))
+            (!state.ignore_lists).then_some((written, state.lists))
         });
-        let Some((written, list)) = believed else { return replica.image_until(stop) };
+        let Some((written, list)) = list else { return replica.image_until(stop) };
         let imaging = replica.image_listed(written, list, stop)?;
         if imaging.by == ImagedBy::WrongList {
             let mut state = self.state();
-            state.distrusting = true;
-            // Nor are those lists that seemed to be right.
+            state.ignore_lists = true;
+            // Image again the replicas for which a list was used.
             let listed = |(_, imaging): &mut (Replica, Imaging)| imaging.by == ImagedBy::List;
             let listed: Vec<_> = state.ready.extract_if(.., listed).collect();
             state.waiting.extend(listed.into_iter().map(|(replica, _)| (replica, None)));
@@ -272,7 +273,7 @@ impl Shared {
     }
 }
 
-/// Whether an error says that the pool has no room.
+/// Whether an error means that the pool is full.
 pub(super) trait IsFull {
     fn is_full(&self) -> bool;
 }

@@ -67,7 +67,8 @@ impl Manager {
         self.replicas.take_back(replicas.map(|replica| (replica, None)));
     }
 
-    /// No extent ever has the generation of another, so what is remembered of freed ones is of no use.
+    /// No extent ever has the generation of another, so what is remembered of freed ones is of no
+    /// use.
     fn forget_freed(&self) {
         let listing = self.pool.list();
         let held: HashSet<u64> =
@@ -166,11 +167,11 @@ impl Manager {
             }
             Request::List => {
                 let mut listing = self.pool.list();
-                self.replicas.tell(&mut listing);
+                self.replicas.add_imaging(&mut listing);
                 Ok((Response::Listing { listing, arena: self.copies.facts() }, None))
             }
             Request::Settle => {
-                self.pace.hurry(|| {
+                self.pace.without_pauses(|| {
                     self.replicas.settle();
                     self.copies.settle();
                 });
@@ -178,7 +179,7 @@ impl Manager {
             }
             Request::Reclaim { name } => {
                 // A replica that is ready keeps its snapshot.
-                self.replicas.give_up(Some(&name));
+                self.replicas.free(Some(&name));
                 let bytes = self.pool.reclaim(&name).map_err(|error| match error {
                     ReclaimError::Lookup(error) => refuse_lookup(error),
                     error => (Refusal::Medium, firn_base::error_chain(&error)),
@@ -188,7 +189,7 @@ impl Manager {
                 Ok((Response::Reclaimed { bytes }, None))
             }
             Request::Collect => {
-                let replicas = self.replicas.give_up(None);
+                let replicas = self.replicas.free(None);
                 self.copies.drop_all();
                 let slots = self
                     .pool

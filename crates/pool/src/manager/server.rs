@@ -1,14 +1,15 @@
-//! The manager's side.
+//! The server side of the protocol.
 
 use std::fs;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::fs::{AtFlags, CWD, Mode, chmodat};
 use rustix::net::{
     AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind, listen, shutdown,
@@ -21,14 +22,14 @@ use super::requests::{Grants, Manager};
 use super::wire::{MAX_REQUEST, WireError, receive, send};
 use crate::pool::Pool;
 
-/// Connections at a time.
+/// Maximum number of connections.
 const MAX_CONNECTIONS: usize = 4096;
 const BACKLOG: i32 = 128;
-/// Where no descriptor is left, some may be soon.
+/// Pause before accepting again if no descriptor is available.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A pool's manager, served by threads of its own. Dropping it removes the socket; connections that are open go on until their
-/// clients end them.
+/// A pool's manager, which serves connections in its own threads. Dropping it removes the socket.
+/// Open connections continue until their clients close them.
 #[derive(Debug)]
 pub struct Server {
     path: PathBuf,
@@ -46,35 +47,33 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Clients {
-    /// Connections that are served.
+    /// Number of connections.
     count: usize,
-    /// No more are.
+    /// New connections are refused.
     ended: bool,
 }
 
 impl Shared {
     fn clients(&self) -> MutexGuard<'_, Clients> {
-        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+        self.clients.lock()
     }
 }
 
-/// Waits for the end of a manager's clients, in any thread.
+/// Waits in any thread until a manager has no clients.
 #[derive(Debug)]
 pub struct ClientWatch(Arc<Shared>);
 
 impl ClientWatch {
-    /// Returns once nobody has been connected for `patience`. From then on nobody is served: a connection closes before its first answer.
-    pub fn wait_until_unused(&self, patience: Duration) {
+    /// Returns after the manager had no connection for `idle`. From then on the manager refuses new
+    /// connections: it closes them before its first response.
+    pub fn wait_until_unused(&self, idle: Duration) {
         let mut clients = self.0.clients();
         loop {
             let used = |clients: &mut Clients| clients.count > 0 && !clients.ended;
-            clients =
-                self.0.changed.wait_while(clients, used).unwrap_or_else(PoisonError::into_inner);
+            self.0.changed.wait_while(&mut clients, used);
             let unused = |clients: &mut Clients| clients.count == 0 && !clients.ended;
-            let waited = self.0.changed.wait_timeout_while(clients, patience, unused);
-            let timeout;
-            (clients, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-            if timeout.timed_out() || clients.ended {
+            let waited = self.0.changed.wait_while_for(&mut clients, unused, idle);
+            if clients.ended || (waited.timed_out() && clients.count == 0) {
                 clients.ended = true;
                 return;
             }
@@ -83,7 +82,8 @@ impl ClientWatch {
 }
 
 impl Server {
-    /// Serves `pool` on a socket at `path`, which only the owner of this process may use. A socket that nobody serves is replaced.
+    /// Serves `pool` on a socket at `path`, which only the owner of this process may use. Replaces
+    /// a socket on which no process listens.
     ///
     /// # Errors
     /// See [`ServerError`].
@@ -120,25 +120,25 @@ impl Server {
         Ok(server)
     }
 
-    /// The pool that is served.
+    /// The managed pool.
     #[must_use]
     pub fn pool(&self) -> &Pool {
         self.shared.manager.pool()
     }
 
-    /// Sets how many bytes of DRAM copies that are made ahead may take, ready and in use; an eighth of the host's memory if it
-    /// is not called.
+    /// Sets the maximum size in bytes of DRAM of copies, ready and lent. The default is an eighth
+    /// of the host's memory.
     pub fn set_arena(&self, bytes: u64) {
         self.shared.manager.copies().set_size(bytes);
     }
 
-    /// Connections that are open.
+    /// Number of open connections.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.shared.clients().count
     }
 
-    /// Tells when its clients are gone.
+    /// A handle that waits until the manager has no clients.
     #[must_use]
     pub fn watch(&self) -> ClientWatch {
         ClientWatch(Arc::clone(&self.shared))
@@ -147,11 +147,11 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Gone already, or its folder is: nothing is left over either way.
+        // The socket or its directory may already be removed.
         let _ = fs::remove_file(&self.path);
         self.shared.clients().ended = true;
         self.shared.changed.notify_all();
-        // Ends the wait for the next connection.
+        // Makes `accept` return.
         if shutdown(&self.listener, Shutdown::Both).is_ok()
             && let Some(thread) = self.thread.take()
         {
@@ -160,7 +160,7 @@ impl Drop for Server {
     }
 }
 
-/// A socket that is its owner's before anybody can connect to it.
+/// Creates a socket that is restricted to its owner before a client can connect.
 fn listener(path: &Path) -> io::Result<UnixListener> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
@@ -183,7 +183,7 @@ fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
             if clients.ended {
                 return;
             }
-            // Too many, or without a thread for it: the connection closes, which tells the client.
+            // With too many connections or without a thread, the connection closes.
             if clients.count >= MAX_CONNECTIONS {
                 continue;
             }
@@ -197,12 +197,12 @@ fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
             drop(stream);
             served.0.manager.take_back(grants);
         });
-        // Without a thread the connection is closed already.
+        // If no thread was created, the connection is already closed.
         drop(thread);
     }
 }
 
-/// A connection that counts.
+/// A counted connection.
 struct Served(Arc<Shared>);
 
 impl Drop for Served {
@@ -212,15 +212,15 @@ impl Drop for Served {
     }
 }
 
-/// Serves one connection until it ends, breaks or talks nonsense.
+/// Serves a connection until the client closes it, it fails, or a request is malformed.
 fn serve(stream: &UnixStream, manager: &Manager, grants: &mut Grants) {
     loop {
         let answer = match receive(stream, MAX_REQUEST) {
             Ok(request) => manager.answer(request, grants),
-            Err(WireError::Ended | WireError::Io(_)) => return,
-            Err(error @ (WireError::Version(_) | WireError::Nonsense)) => {
-                // Where the next frame begins is not known any more.
-                let message = format!("the request is not understood: {error}");
+            Err(WireError::Closed | WireError::Io(_)) => return,
+            Err(error @ (WireError::Version(_) | WireError::Malformed)) => {
+                // The beginning of the next frame is unknown.
+                let message = format!("the request is not valid: {error}");
                 let refused = Response::Refused { refusal: Refusal::Invalid, message };
                 let _ = send(stream, &refused, None);
                 return;

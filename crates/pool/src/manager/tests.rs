@@ -41,14 +41,14 @@ impl World {
         Client::connect(&self.path()).unwrap()
     }
 
-    /// Waits until the manager has noticed that clients are gone.
+    /// Waits until the manager has closed the connections of dropped clients.
     fn settle(&self, connections: usize) {
         while self.server.connections() > connections {
             std::thread::yield_now();
         }
     }
 
-    /// Waits until so many replicas are ready, and says what the last of them took.
+    /// Waits until `count` replicas are ready and returns the cost of imaging the last one.
     fn ready(&self, client: &mut Client, count: usize) -> Imaging {
         loop {
             let listing = client.list().unwrap();
@@ -84,7 +84,7 @@ fn refusal(error: &ClientError) -> Refusal {
 }
 
 #[test]
-fn a_snapshot_goes_from_one_client_to_another() {
+fn snapshot_is_shared_between_clients() {
     let world = World::new(8);
     freeze(&mut world.client(), "hello", b"snow");
     let mut client = world.client();
@@ -103,7 +103,7 @@ fn a_snapshot_goes_from_one_client_to_another() {
 }
 
 #[test]
-fn a_pin_lives_as_long_as_its_connection() {
+fn pin_ends_with_its_connection() {
     let world = World::new(8);
     let mut writer = world.client();
     freeze(&mut writer, "hello", b"snow");
@@ -126,7 +126,7 @@ fn a_pin_lives_as_long_as_its_connection() {
 }
 
 #[test]
-fn a_freeze_whose_process_dies_leaves_nothing() {
+fn staging_extent_is_freed_with_its_connection() {
     let world = World::new(8);
     let mut client = world.client();
     client.begin("hello", GUEST, 0).unwrap();
@@ -140,7 +140,7 @@ fn a_freeze_whose_process_dies_leaves_nothing() {
 }
 
 #[test]
-fn replicas_are_made_ready_again_and_give_way() {
+fn replicas_are_imaged_again_and_freed_when_the_pool_is_full() {
     let world = World::new(6);
     let mut client = world.client();
     freeze(&mut client, "hello", b"snow");
@@ -159,13 +159,14 @@ fn replicas_are_made_ready_again_and_give_way() {
     assert_eq!((again.prepared, again.imaging), (Some(told), Imaging::default()));
     assert_eq!(again.grant.extent(), replica.grant.extent());
     again.grant.map().unwrap().read_guest(8192, &mut bytes);
-    assert_eq!(&bytes, b"snow", "what the first run wrote is gone");
+    assert_eq!(&bytes, b"snow", "the replica was imaged after the first run");
     assert_eq!(again.source, client.snapshot("hello").unwrap().extent());
     drop(client);
     world.settle(0);
     assert_eq!(world.count(Role::Replica), 1);
 
-    // Six granules: two of the snapshot, one of the replica. Four more are needed.
+    // The pool has six granules: two for the snapshot and one for the replica. The next extent
+    // needs four.
     let mut client = world.client();
     client.begin("large", 4 * GRANULE, 0).unwrap();
     assert_eq!(world.count(Role::Replica), 0);
@@ -175,11 +176,12 @@ fn replicas_are_made_ready_again_and_give_way() {
 }
 
 #[test]
-fn a_list_of_what_was_written_is_enough_until_one_is_wrong() {
+fn lists_of_written_pages_are_used_until_one_is_incomplete() {
     let world = World::new(8);
     let mut client = world.client();
     freeze(&mut client, "hello", b"snow");
-    // Writes a byte into each of these pages, gives the replica back with a list, and says how it was made ready.
+    // Writes a byte into each of these pages, releases the replica with a list, and returns the
+    // cost of imaging it.
     let mut run = |pages: &[u64], listed: &[PageRun]| {
         let replica = client.replica("hello").unwrap();
         let memory = replica.grant.map().unwrap();
@@ -191,7 +193,7 @@ fn a_list_of_what_was_written_is_enough_until_one_is_wrong() {
         }
         client.give_back(replica.grant.extent().generation, listed).unwrap();
         let imaging = world.ready(&mut client, 1);
-        // Whatever was told, all of it is what the snapshot is.
+        // Whatever the list contained, the replica equals its snapshot.
         let (mut is, mut was) = (vec![1; 2 << 20], vec![2; 2 << 20]);
         memory.read_guest(0, &mut is);
         replica.map_source().unwrap().read_guest(0, &mut was);
@@ -201,12 +203,12 @@ fn a_list_of_what_was_written_is_enough_until_one_is_wrong() {
     let imaging = run(&[2, 3, 400], &[(2, 2), (400, 1)]);
     assert_eq!((imaging.by, imaging.copied), (ImagedBy::List, 3 * 4096));
     assert!(imaging.compared <= 3 * 4096 + (64 << 10), "{imaging:?}");
-    // Lists that name what is not there, or all there is, do no harm.
+    // Lists with pages beyond guest memory, or with all pages, are accepted.
     let imaging = run(&[5], &[(5, 1), (u64::MAX, 1), (511, 1), (1 << 40, 3)]);
     assert_eq!((imaging.by, imaging.copied), (ImagedBy::List, 4096));
     let imaging = run(&[5], &[(0, u64::MAX)]);
     assert_eq!((imaging.by, imaging.compared), (ImagedBy::Comparing, GUEST));
-    // A byte in each piece, and nothing of it told: whatever is looked at shows it.
+    // A byte in each piece with an empty list: any sample finds a difference.
     let all: Vec<u64> = (0..512).collect();
     let imaging = run(&all, &[]);
     assert_eq!(imaging.by, ImagedBy::WrongList);
@@ -217,7 +219,7 @@ fn a_list_of_what_was_written_is_enough_until_one_is_wrong() {
 }
 
 #[test]
-fn many_replicas_that_come_back_at_once_are_all_made_ready_or_free() {
+fn many_replicas_released_at_once_are_all_imaged_or_freed() {
     let world = World::new(12);
     let mut client = world.client();
     freeze(&mut client, "hello", b"snow");
@@ -237,13 +239,13 @@ fn many_replicas_that_come_back_at_once_are_all_made_ready_or_free() {
             world.ready(&mut client, 4);
         }
     }
-    // Also the one that is being compared now.
+    // Including the replica that is being compared.
     assert!(client.collect().unwrap().0 >= 4);
     assert_eq!(world.count(Role::Replica), 0);
 }
 
 #[test]
-fn what_was_checked_is_forgotten_with_its_extent() {
+fn verification_is_forgotten_with_the_extent() {
     let world = World::new(8);
     let mut client = world.client();
     freeze(&mut client, "hello", b"snow");
@@ -256,7 +258,7 @@ fn what_was_checked_is_forgotten_with_its_extent() {
 }
 
 #[test]
-fn an_update_makes_ready_replicas_useless() {
+fn update_frees_ready_replicas() {
     let world = World::new(8);
     let mut client = world.client();
     freeze(&mut client, "hello", b"snow");
@@ -269,7 +271,7 @@ fn an_update_makes_ready_replicas_useless() {
     freeze(&mut client, "hello", b"ice!");
     let mut tail = [0; 4];
     replica.map_source().unwrap().read_tail(0, &mut tail);
-    assert_eq!(&tail, b"snow", "its own snapshot's, not that of the name");
+    assert_eq!(&tail, b"snow", "the tail of its own snapshot, not of the name's current one");
     client.release(running).unwrap();
     client.settle().unwrap();
     assert_eq!((world.count(Role::Replica), world.count(Role::Superseded)), (0, 0));
@@ -285,7 +287,7 @@ fn an_update_makes_ready_replicas_useless() {
 }
 
 #[test]
-fn requests_that_make_no_sense_are_refused() {
+fn invalid_requests_are_refused() {
     let world = World::new(8);
     let mut client = world.client();
     for name in ["", "a\nb", &"x".repeat(200)] {
@@ -296,7 +298,7 @@ fn requests_that_make_no_sense_are_refused() {
     assert_eq!(refusal(&client.commit(1).unwrap_err()), Refusal::Invalid);
     assert_eq!(refusal(&client.reclaim("hello").unwrap_err()), Refusal::Unknown);
     assert_eq!(refusal(&client.replica("hello").unwrap_err()), Refusal::Unknown);
-    // Another connection's extent is not this one's to publish.
+    // A connection cannot publish another connection's extent.
     let mut other = world.client();
     let generation = other.begin("hello", GUEST, 0).unwrap().extent().generation;
     assert_eq!(refusal(&client.commit(generation).unwrap_err()), Refusal::Invalid);
@@ -304,7 +306,7 @@ fn requests_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn a_socket_is_taken_replaced_or_left_alone() {
+fn socket_is_refused_replaced_or_unchanged() {
     let world = World::new(4);
     let pool = world.server.pool().clone();
     let taken = Server::start(&world.path(), pool.clone()).unwrap_err();
@@ -327,7 +329,7 @@ fn a_socket_is_taken_replaced_or_left_alone() {
 
 fn raw(path: &Path, bytes: &[u8]) -> Vec<u8> {
     let mut stream = UnixStream::connect(path).unwrap();
-    // The manager may close before all is written.
+    // The manager may close the connection before everything is written.
     let _ = stream.write_all(bytes);
     let _ = stream.shutdown(std::net::Shutdown::Write);
     let mut answer = Vec::new();
@@ -336,21 +338,21 @@ fn raw(path: &Path, bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn other_versions_and_endless_frames_are_refused() {
+fn other_versions_and_oversized_frames_are_refused() {
     let world = World::new(4);
     let frame = |version: u32, len: u32| {
         [&b"fpmg"[..], &version.to_le_bytes(), &len.to_le_bytes()].concat()
     };
     for bytes in [frame(2, 0), frame(1, MAX_REQUEST + 1), frame(1, 0)] {
         let answer = String::from_utf8_lossy(&raw(&world.path(), &bytes)).into_owned();
-        assert!(answer.contains("the request is not understood"), "{answer}");
+        assert!(answer.contains("the request is not valid"), "{answer}");
     }
     assert_eq!(raw(&world.path(), &frame(1, 100)), b"");
     world.client().list().unwrap();
 }
 
 #[test]
-fn a_descriptor_that_a_client_sends_is_not_kept() {
+fn descriptors_sent_by_clients_are_closed() {
     let world = World::new(4);
     let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let mut client = world.client();
@@ -368,7 +370,7 @@ fn a_descriptor_that_a_client_sends_is_not_kept() {
 }
 
 #[test]
-fn a_file_pool_hands_out_descriptors_without_its_lock() {
+fn descriptors_of_a_file_pool_do_not_share_its_lock() {
     let folder = tempfile::tempdir().unwrap();
     let (path, socket) = (folder.path().join("pool"), folder.path().join("pool.sock"));
     let medium = Arc::new(MappedMedium::create_file(&path, 8 * GRANULE).unwrap());
@@ -385,14 +387,14 @@ fn a_file_pool_hands_out_descriptors_without_its_lock() {
     let pool = server.pool().clone();
     assert!(matches!(MappedMedium::open(&path, Access::Write).unwrap_err(), MediumError::InUse(_)));
     drop((server, pool));
-    // The last thread of a connection may just be ending.
+    // The last connection's thread may still be terminating.
     let open = || loop {
         match MappedMedium::open(&path, Access::Write) {
             Err(MediumError::InUse(_)) => {}
             opened => break opened.map(drop),
         }
     };
-    // What an orphan may use is not given to others.
+    // Space that a remaining client may use is not reused.
     assert!(matches!(open(), Err(MediumError::HasClients(_))));
     let mapped = grant.map().unwrap();
     drop((grant, staging));
@@ -402,12 +404,12 @@ fn a_file_pool_hands_out_descriptors_without_its_lock() {
 }
 
 #[test]
-fn a_manager_without_clients_knows_it_and_serves_nobody_then() {
+fn unused_manager_is_detected_and_refuses_new_clients() {
     let world = World::new(4);
-    let (watch, patience) = (world.server.watch(), std::time::Duration::from_millis(20));
+    let (watch, idle) = (world.server.watch(), std::time::Duration::from_millis(20));
     let mut client = world.client();
     client.list().unwrap();
-    let waiting = std::thread::spawn(move || watch.wait_until_unused(patience));
+    let waiting = std::thread::spawn(move || watch.wait_until_unused(idle));
     let mut second = world.client();
     second.list().unwrap();
     drop(client);
@@ -423,7 +425,7 @@ proptest! {
     #![proptest_config(Config::with_cases(30))]
 
     #[test]
-    fn random_bytes_do_no_harm(bytes in proptest::collection::vec(any::<u8>(), 0..200), framed: bool) {
+    fn random_bytes_are_rejected(bytes in proptest::collection::vec(any::<u8>(), 0..200), framed: bool) {
         let world = World::new(3);
         let mut frame = Vec::new();
         if framed {

@@ -1,4 +1,4 @@
-//! Frames on the socket.
+//! Framing of messages on the socket.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -20,26 +20,26 @@ use crate::layout::{put, u32_at};
 
 const MAGIC: [u8; 4] = *b"fpmg";
 const HEAD: usize = 12;
-/// Bytes of the longest request: one that names some ten thousand runs of chunks.
+/// Maximum size of a request, bytes: one that names about ten thousand runs of chunks.
 pub(super) const MAX_REQUEST: u32 = 1 << 20;
-/// Bytes of the longest response: a listing of some hundred thousand extents.
+/// Maximum size of a response, bytes: a listing of several hundred thousand extents.
 pub(super) const MAX_RESPONSE: u32 = 256 << 20;
 
-/// Why no message was read.
+/// Why no message was received.
 #[derive(Debug, Error)]
 pub(super) enum WireError {
-    /// The other side ended between two frames.
-    #[error("the connection ended")]
-    Ended,
+    /// The peer closed the connection between two frames.
+    #[error("the connection was closed")]
+    Closed,
     #[error(transparent)]
     Io(#[from] io::Error),
-    #[error("version {0}")]
+    #[error("unsupported protocol version {0}")]
     Version(u32),
-    #[error("not a message of a pool's manager")]
-    Nonsense,
+    #[error("not a message of the pool protocol")]
+    Malformed,
 }
 
-/// Sends a message, and a descriptor with it.
+/// Sends a message, with an optional descriptor.
 pub(super) fn send(
     stream: &UnixStream,
     message: &impl Serialize,
@@ -66,7 +66,7 @@ pub(super) fn send(
     stream.write_all(&frame[sent..])
 }
 
-/// Receives a message. A descriptor that comes with it is not taken: the kernel closes it.
+/// Receives a message. The kernel closes a descriptor sent with it.
 pub(super) fn receive<T: DeserializeOwned>(stream: &UnixStream, max: u32) -> Result<T, WireError> {
     let mut head = [0; HEAD];
     let mut reader = stream;
@@ -77,13 +77,13 @@ pub(super) fn receive<T: DeserializeOwned>(stream: &UnixStream, max: u32) -> Res
         }
     };
     if first == 0 {
-        return Err(WireError::Ended);
+        return Err(WireError::Closed);
     }
     reader.read_exact(&mut head[first..])?;
     receive_body(stream, &head, max)
 }
 
-/// Receives a message and the descriptor that comes with it.
+/// Receives a message and the descriptor sent with it.
 pub(super) fn receive_with_descriptor<T: DeserializeOwned>(
     stream: &UnixStream,
     max: u32,
@@ -102,7 +102,7 @@ pub(super) fn receive_with_descriptor<T: DeserializeOwned>(
         }
     }
     if first == 0 {
-        return Err(WireError::Ended);
+        return Err(WireError::Closed);
     }
     let mut reader = stream;
     reader.read_exact(&mut head[first..])?;
@@ -115,7 +115,7 @@ fn receive_body<T: DeserializeOwned>(
     max: u32,
 ) -> Result<T, WireError> {
     if !head.starts_with(&MAGIC) {
-        return Err(WireError::Nonsense);
+        return Err(WireError::Malformed);
     }
     let version = u32_at(head, 4);
     if version != MANAGER_VERSION {
@@ -123,15 +123,15 @@ fn receive_body<T: DeserializeOwned>(
     }
     let len = u32_at(head, 8);
     if len > max {
-        return Err(WireError::Nonsense);
+        return Err(WireError::Malformed);
     }
-    // Memory is taken as bytes come, not as the length says.
+    // The buffer grows with the received bytes, not with the announced length.
     let mut body = Vec::new();
     Read::take(stream, u64::from(len)).read_to_end(&mut body)?;
     if u64_of(body.len()) != u64::from(len) {
         return Err(WireError::Io(io::ErrorKind::UnexpectedEof.into()));
     }
-    serde_json::from_slice(&body[..usize_of(u64::from(len))]).map_err(|_| WireError::Nonsense)
+    serde_json::from_slice(&body[..usize_of(u64::from(len))]).map_err(|_| WireError::Malformed)
 }
 
 #[cfg(test)]

@@ -6,18 +6,19 @@ use super::{MAX_REQUEST, MAX_RESPONSE, receive, receive_with_descriptor, send};
 
 extern "C" fn nothing(_: libc::c_int) {}
 
-/// A signal that interrupts system calls and does nothing else.
+/// Installs a handler that does nothing for a signal that interrupts system calls.
 fn interrupting() -> libc::c_int {
     let signal = libc::SIGRTMIN() + 3;
-    // SAFETY: all zero is a valid, empty action.
+    // SAFETY: an all-zero action is valid and empty.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = nothing as *const () as usize;
-    // SAFETY: the handler does nothing, and without SA_RESTART the system calls that it meets fail.
+    // SAFETY: the handler does nothing. Without SA_RESTART, interrupted system calls fail with
+    // EINTR.
     assert_eq!(unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) }, 0);
     signal
 }
 
-/// Runs `wait` in a thread that is interrupted again and again, then has `go_on` end its wait.
+/// Runs `wait` in a thread that is interrupted repeatedly, then ends its wait with `go_on`.
 fn interrupted<T: Send + 'static>(
     wait: impl FnOnce() -> T + Send + 'static,
     go_on: impl FnOnce(),
@@ -34,7 +35,7 @@ fn interrupted<T: Send + 'static>(
 }
 
 #[test]
-fn a_signal_ends_no_connection() {
+fn signals_do_not_break_connections() {
     let (near, far) = UnixStream::pair().unwrap();
     let request = interrupted(
         move || (receive::<Request>(&far, MAX_REQUEST).unwrap(), far),

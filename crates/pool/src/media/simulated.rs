@@ -14,9 +14,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use firn_base::num::{u64_of, usize_of};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{Access, Durability, FlushInstruction, Medium, MediumFacts, MediumKind};
 use crate::layout::{GRANULE, LINE};
@@ -129,7 +130,7 @@ impl SimulatedMedium {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Starts recording what each moment could lose.

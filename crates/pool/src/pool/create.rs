@@ -1,4 +1,4 @@
-//! Making a pool.
+//! Creating a pool.
 
 use std::io;
 use std::sync::Arc;
@@ -13,17 +13,18 @@ use crate::layout::{
 };
 use crate::media::Medium;
 
-/// What a new pool can hold. All of it is fixed at creation.
+/// Capacity of a new pool, fixed at creation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CreateOptions {
-    /// Names that the address table holds.
+    /// Number of names that the address table holds.
     pub names: u32,
-    /// Bytes of the longest name.
+    /// Maximum length of a name, bytes.
     pub longest_name: u32,
-    /// Guest-size classes, bytes, ascending: an extent begins at a multiple of the largest class that its guest memory fills. Empty:
-    /// one class, the granule. PASS aligns to 1 GiB, which a leaf of 1 GiB needs.
+    /// Guest-size classes in bytes, ascending. An extent is aligned to the largest class that is
+    /// not larger than its guest memory. Empty: one class, the granule. PASS aligns to 1 GiB, which
+    /// leaves of 1 GiB require.
     pub classes: Vec<u64>,
-    /// Overwrite whatever the medium holds.
+    /// Overwrite existing content of the medium.
     pub overwrite: bool,
 }
 
@@ -34,9 +35,10 @@ impl Default for CreateOptions {
 }
 
 impl Pool {
-    /// Makes an empty pool on a medium, which must be open for writing.
+    /// Creates an empty pool on a medium, which must be open for writing.
     ///
-    /// The mark at the begin of the superblock is the commit: after a loss of power before it, the medium holds no pool.
+    /// The magic number at the beginning of the superblock is the commit: after an earlier loss of
+    /// power the medium holds no pool.
     ///
     /// # Errors
     /// See [`CreateError`].
@@ -67,7 +69,7 @@ fn plan(medium: &dyn Medium, options: &CreateOptions) -> Result<Superblock, Crea
     if superblock.is_sound() {
         return Ok(superblock);
     }
-    // With room for anything: what is wrong then are the numbers.
+    // If the same values are invalid on a large medium, the values are wrong, not the size.
     let roomy = Superblock { size: u64::from(u32::MAX) * granule, ..superblock };
     if !roomy.is_sound() {
         return Err(CreateError::Options { granule });
@@ -95,14 +97,14 @@ fn check_empty(medium: &dyn Medium) -> Result<(), CreateError> {
     }
     let mut page = vec![0; usize_of(PAGE)];
     medium.load(0, &mut page);
-    // What a creation left that was cut off has no mark, and is no data.
+    // An interrupted creation leaves no magic number and no data.
     if u64_at(&page, 0) != 0 || (page.iter().any(|byte| *byte != 0) && !is_unfinished(&page)) {
         return Err(not_empty("data".to_owned()));
     }
     Ok(())
 }
 
-/// Whether a page without a mark is all that a superblock's page has otherwise.
+/// Whether a page without a magic number is otherwise a superblock's page.
 fn is_unfinished(page: &[u8]) -> bool {
     let counter = usize_of(COUNTER_AT);
     page[SUPERBLOCK_BYTES..counter].iter().chain(&page[counter + 8..]).all(|byte| *byte == 0)
@@ -110,7 +112,7 @@ fn is_unfinished(page: &[u8]) -> bool {
 
 fn write(medium: &dyn Medium, superblock: &Superblock) -> io::Result<()> {
     let twin = superblock.twin_at();
-    // Whatever is there is no pool any more, before anything of it is overwritten.
+    // Invalidates an existing pool before overwriting parts of it.
     for at in [0, twin] {
         medium.store_word(at, 0);
         medium.flush(at, 8);
@@ -133,7 +135,7 @@ fn write(medium: &dyn Medium, superblock: &Superblock) -> io::Result<()> {
         medium.flush(at, length(&block));
     }
     medium.fence()?;
-    // The twin first: a superblock with a mark has a twin.
+    // The twin first: a superblock with a magic number has a valid twin.
     for at in [twin, 0] {
         medium.store_word(at, u64::from_le_bytes(MAGIC));
         medium.flush(at, 8);

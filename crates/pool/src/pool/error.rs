@@ -1,4 +1,4 @@
-//! Why an operation on a pool failed: one type for each.
+//! Errors of operations on a pool: one type for each operation.
 
 use std::io;
 
@@ -8,52 +8,52 @@ use uuid::Uuid;
 use super::problem::Problem;
 use crate::layout::POOL_VERSION;
 
-/// Why no pool was made.
+/// Why a pool was not created.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CreateError {
-    /// Something is there.
+    /// The medium is not empty.
     #[error(
-        "{name} holds {what}: choose another medium, or overwrite it (`firn pool create --overwrite`)"
+        "{name} contains {what}: choose another medium, or overwrite it (`firn pool create --overwrite`)"
     )]
     NotEmpty {
         /// The medium.
         name: String,
-        /// What it holds.
+        /// What it contains.
         what: String,
     },
-    /// The medium has no room for the metadata and one extent.
+    /// The medium is too small for the metadata and one extent.
     #[error(
-        "{name} has {size} bytes; a pool for {names} names of up to {longest_name} bytes needs at least \
+        "{name} has {size} bytes: a pool for {names} names of up to {longest_name} bytes needs at least \
          {least}"
     )]
     TooSmall {
         /// The medium.
         name: String,
-        /// Its bytes.
+        /// Its size, bytes.
         size: u64,
-        /// Names asked for.
+        /// Requested number of names.
         names: u32,
-        /// Bytes of the longest.
+        /// Requested maximum length of a name, bytes.
         longest_name: u32,
-        /// Bytes that it needs.
+        /// Minimum size, bytes.
         least: u64,
     },
-    /// Numbers that no pool can have.
+    /// The options are out of range.
     #[error(
-        "a pool has 1 to 1048576 names of 1 to 1024 bytes, and up to 8 ascending guest-size classes, each a \
-         power of two and a multiple of {granule} bytes"
+        "invalid options: a pool has 1 to 1048576 names of 1 to 1024 bytes, and up to 8 ascending \
+         guest-size classes, each a power of two and a multiple of {granule} bytes"
     )]
     Options {
         /// The medium's granule, bytes.
         granule: u64,
     },
-    /// Its bytes cannot be made durable.
-    #[error("writing the new pool to {name}")]
+    /// The pool's bytes cannot be made durable.
+    #[error("cannot write the new pool to {name}")]
     Medium {
         /// The medium.
         name: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -62,13 +62,13 @@ pub enum CreateError {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// There is none.
-    #[error("{0} holds no pool: make one with `firn pool create`")]
+    /// The medium contains no pool.
+    #[error("{0} holds no pool: create one with `firn pool create`")]
     NoPool(String),
-    /// Of another version.
+    /// The pool has another version.
     #[error(
-        "the pool on {name} has version {found}, this firn knows {POOL_VERSION}: use the firn that made it, or a \
-         newer one"
+        "the pool on {name} has version {found}, this firn supports {POOL_VERSION}: use the firn version \
+         that created the pool, or a newer one"
     )]
     Version {
         /// The medium.
@@ -76,14 +76,15 @@ pub enum OpenError {
         /// Its version.
         found: u32,
     },
-    /// The superblock is damaged, its twin is whole.
+    /// The superblock is damaged and its twin is intact.
     #[error(
-        "the superblock on {0} is damaged, its twin is whole: restore it with `firn pool verify --repair`"
+        "the superblock on {0} is damaged but its twin is intact: restore it with `firn pool verify \
+         --repair`"
     )]
     Superblock(String),
-    /// The medium is not the one on which the pool was made, or was resized.
+    /// The medium is not the one on which the pool was created, or it was resized.
     #[error(
-        "the pool was made for {pool} bytes and {name} has {medium}: give the medium its size back"
+        "the pool was created for {pool} bytes and {name} has {medium}: restore the size of the medium"
     )]
     Size {
         /// The medium.
@@ -93,10 +94,10 @@ pub enum OpenError {
         /// Bytes now.
         medium: u64,
     },
-    /// The medium can only be mapped in larger pieces than before.
+    /// The medium requires a larger alignment than at creation.
     #[error(
-        "the pool was made in granules of {pool} bytes and {name} is mapped in pieces of {medium}: give the device \
-         its alignment back"
+        "the pool was created with granules of {pool} bytes and {name} requires {medium}: restore the \
+         alignment of the device"
     )]
     Granule {
         /// The medium.
@@ -108,23 +109,23 @@ pub enum OpenError {
     },
     /// The metadata is damaged.
     #[error(
-        "the pool on {name} is damaged: {problem}{}; `firn pool verify` lists all, and with --repair removes what \
-         is lost", more(*.others)
+        "the pool on {name} is damaged: {problem}{}; `firn pool verify` lists all problems, and with \
+         --repair removes lost snapshots", more(*.others)
     )]
     Damaged {
         /// The medium.
         name: String,
         /// The first problem.
         problem: Problem,
-        /// How many there are besides.
+        /// Number of further problems.
         others: usize,
     },
     /// Recovery cannot make its changes durable.
-    #[error("writing to {name}")]
+    #[error("cannot write to {name}")]
     Medium {
         /// The medium.
         name: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -141,22 +142,22 @@ pub enum RepairError {
     #[error(transparent)]
     Open(#[from] OpenError),
     /// The repair cannot be made durable.
-    #[error("writing to {name}")]
+    #[error("cannot write to {name}")]
     Medium {
         /// The medium.
         name: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// The medium under an open pool is not what it was.
+/// Why the medium of an open pool is not usable.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum MediumFailure {
-    /// Another size.
+    /// Its size changed.
     #[error(
-        "the pool's medium {name} had {was} bytes and has {is} now: nothing is written to it any more"
+        "the pool's medium {name} had {was} bytes and has {is} now: firn does not write to it any more"
     )]
     Resized {
         /// The medium.
@@ -166,26 +167,24 @@ pub enum MediumFailure {
         /// Bytes now.
         is: u64,
     },
-    /// Another superblock.
-    #[error("the pool {uuid} on {name} was overwritten: nothing is written to it any more")]
+    /// Its superblock changed.
+    #[error("the pool {uuid} on {name} was overwritten: firn does not write to it any more")]
     Overwritten {
         /// The medium.
         name: String,
         /// The pool that was opened.
         uuid: Uuid,
     },
-    /// It cannot be looked at, or not be synced.
-    #[error(
-        "the pool's medium {name} fails: nothing is written to it any more until it is opened again"
-    )]
+    /// Reading its size or syncing it fails.
+    #[error("the pool's medium {name} fails: firn does not write to it until it is opened again")]
     Io {
         /// The medium.
         name: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// It failed before.
-    #[error("the pool's medium {0} has failed before: open the pool again")]
+    /// An earlier operation failed.
+    #[error("an earlier operation on the pool's medium {0} failed: open the pool again")]
     Earlier(String),
 }
 
@@ -193,41 +192,42 @@ pub enum MediumFailure {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum AllocateError {
-    /// Not a name that this pool can hold.
+    /// The name is not valid in this pool.
     #[error(
-        "{name:?} is no name for a snapshot in this pool: use 1 to {longest} bytes without control characters"
+        "{name:?} is not a valid name in this pool: use 1 to {longest} bytes without control characters"
     )]
     Name {
         /// The name.
         name: String,
-        /// Bytes of the longest name.
+        /// Maximum length of a name, bytes.
         longest: u32,
     },
-    /// No guest has this size.
-    #[error("guest memory of {0} bytes: it is a multiple of 4096, and not 0")]
+    /// The size of guest memory is not valid.
+    #[error("{0} bytes of guest memory are not valid: use a positive multiple of 4096")]
     GuestBytes(u64),
-    /// Somebody writes a snapshot of that name.
-    #[error("a snapshot {0:?} is being written: try again when it is done")]
+    /// A snapshot of this name is being written.
+    #[error("a snapshot {0:?} is being written: retry when it is complete")]
     BeingWritten(String),
     /// The address table is full.
     #[error(
-        "the pool's address table is full ({names} names): reclaim a snapshot, or make a pool for more names"
+        "the pool's address table is full ({names} names): remove a snapshot, or create a pool for more \
+         names"
     )]
     TableFull {
         /// Its capacity.
         names: u32,
     },
-    /// No place is large enough.
+    /// No free piece is large enough.
     #[error(
-        "the pool lacks {missing} bytes: {needed} are needed in one piece, {free} are free in all; reclaim \
-         snapshots or end microVMs that hold replicas"
+        "the pool lacks {missing} bytes: {needed} are needed in one piece, {free} are free in total; \
+         remove snapshots or stop microVMs that hold replicas"
     )]
     Full {
-        /// Bytes that the extent has.
+        /// Size of the extent, bytes.
         needed: u64,
-        /// Bytes that the largest usable free piece lacks.
+        /// Bytes missing in the largest usable free piece.
         missing: u64,
-        /// Free bytes, all pieces together.
+        /// Free bytes in all pieces together.
         free: u64,
     },
     /// The medium fails.
@@ -235,7 +235,7 @@ pub enum AllocateError {
     Medium(#[from] MediumFailure),
 }
 
-/// Why a snapshot was not published. The name has what it had.
+/// Why a snapshot was not published. The name still refers to its previous snapshot, if any.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PublishError {
@@ -244,23 +244,23 @@ pub enum PublishError {
     Medium(#[from] MediumFailure),
 }
 
-/// Why there is no such snapshot to use.
+/// Why a name has no usable snapshot.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum LookupError {
-    /// Unknown.
-    #[error("the pool has no snapshot {0:?}: `firn pool ls` lists those that it has")]
+    /// The name has no snapshot.
+    #[error("the pool has no snapshot {0:?}: `firn pool ls` lists its snapshots")]
     Unknown(String),
-    /// The first one of that name is being written.
-    #[error("the snapshot {0:?} is being written: try again when it is done")]
+    /// The first snapshot of this name is being written.
+    #[error("the snapshot {0:?} is being written: retry when it is complete")]
     BeingWritten(String),
 }
 
-/// Why nothing was reclaimed.
+/// Why nothing was removed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ReclaimError {
-    /// There is no such snapshot.
+    /// The name has no usable snapshot.
     #[error(transparent)]
     Lookup(#[from] LookupError),
     /// The medium fails.
@@ -268,14 +268,14 @@ pub enum ReclaimError {
     Medium(#[from] MediumFailure),
 }
 
-/// Why there is no replica.
+/// Why no replica was allocated.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ReplicaError {
-    /// There is no such snapshot.
+    /// The name has no usable snapshot.
     #[error(transparent)]
     Lookup(#[from] LookupError),
-    /// There is no room for it.
+    /// Allocating its extent failed.
     #[error(transparent)]
     Allocate(#[from] AllocateError),
 }

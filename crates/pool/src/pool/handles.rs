@@ -1,4 +1,4 @@
-//! What operations hand out: each gives up what it holds when it is dropped.
+//! Handles to extents. Dropping a handle releases its extent.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,7 +11,8 @@ use crate::extent::Extent;
 use crate::mapped_extent::{MapExtentError, MappedExtent};
 use crate::media::Access;
 
-/// An extent that is being written. Nobody sees it before [`Staging::publish`]; dropped, its space is free again.
+/// An extent that is being written. It becomes visible with [`Staging::publish`]. Dropping the
+/// value frees the extent.
 #[derive(Debug)]
 pub struct Staging {
     inner: Arc<Inner>,
@@ -27,13 +28,14 @@ impl Staging {
         Self { inner, granule, extent, done: false }
     }
 
-    /// Where it is.
+    /// Location on the medium.
     #[must_use]
     pub fn extent(&self) -> Extent {
         self.extent
     }
 
-    /// Writes a part of guest memory, `offset` bytes from its begin, and starts making it durable.
+    /// Writes to guest memory, `offset` bytes from its beginning, and starts making the bytes
+    /// durable.
     ///
     /// # Panics
     /// The range is not within guest memory.
@@ -41,7 +43,7 @@ impl Staging {
         self.write(self.extent.offset, self.extent.guest_bytes, offset, bytes);
     }
 
-    /// Writes a part of the tail, `offset` bytes from its begin, and starts making it durable.
+    /// Writes to the tail, `offset` bytes from its beginning, and starts making the bytes durable.
     ///
     /// # Panics
     /// The range is not within the tail.
@@ -51,24 +53,29 @@ impl Staging {
 
     fn write(&self, begin: u64, room: u64, offset: u64, bytes: &[u8]) {
         let len = super::scan::length(bytes);
-        assert!(offset.checked_add(len).is_some_and(|end| end <= room), "within the extent");
+        assert!(
+            offset.checked_add(len).is_some_and(|end| end <= room),
+            "the range must be within the extent"
+        );
         self.inner.medium().store(begin + offset, bytes);
         self.inner.medium().flush(begin + offset, len);
     }
 
-    /// The extent mapped for writing. Flush it before [`Staging::publish`].
+    /// Maps the extent for writing. Flush it before [`Staging::publish`].
     ///
     /// # Errors
-    /// The system refuses; a simulated medium cannot be mapped.
+    /// Mapping fails. A simulated medium cannot be mapped.
     pub fn map(&self) -> Result<MappedExtent, MapExtentError> {
         map(&self.inner, self.extent, Access::Write)
     }
 
-    /// Makes the extent the snapshot of its name, in one step. What the name had before stays readable where it is pinned, and is
-    /// freed otherwise. The content must have been flushed ([`MappedExtent::flush`]; the writes of this type are).
+    /// Makes the extent the snapshot of its name, atomically. The name's previous snapshot stays
+    /// readable while it is pinned and is freed afterwards. The content must be flushed before:
+    /// [`MappedExtent::flush`] does it, and the writes of this type are flushed.
     ///
     /// # Errors
-    /// The name has what it had, unless the medium failed at the very last: then the pool must be opened again to know.
+    /// The name keeps its previous snapshot. If the medium failed during the commit, opening the
+    /// pool again shows which snapshot the name has.
     pub fn publish(mut self) -> Result<Extent, PublishError> {
         let extent = self.inner.publish(self.granule)?;
         self.done = true;
@@ -84,7 +91,7 @@ impl Drop for Staging {
     }
 }
 
-/// A snapshot's extent that keeps its bytes for as long as this lives.
+/// A pinned snapshot: its extent keeps its bytes until this value is dropped.
 #[derive(Debug)]
 pub struct Pin {
     inner: Arc<Inner>,
@@ -104,22 +111,22 @@ impl Pin {
         self.granule
     }
 
-    /// Where it is.
+    /// Location on the medium.
     #[must_use]
     pub fn extent(&self) -> Extent {
         self.extent
     }
 
-    /// The name that it was pinned by.
+    /// The name by which it was pinned.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The extent mapped for reading.
+    /// Maps the extent for reading.
     ///
     /// # Errors
-    /// The system refuses; a simulated medium cannot be mapped.
+    /// Mapping fails. A simulated medium cannot be mapped.
     pub fn map(&self) -> Result<MappedExtent, MapExtentError> {
         map(&self.inner, self.extent, Access::Read)
     }
@@ -131,7 +138,7 @@ impl Drop for Pin {
     }
 }
 
-/// An extent for one microVM to run in; dropped, its space is free again.
+/// An extent for one microVM to run in. Dropping it frees the extent.
 #[derive(Debug)]
 pub struct Replica {
     inner: Arc<Inner>,
@@ -147,21 +154,22 @@ impl Replica {
         Self { inner, granule, extent, source }
     }
 
-    /// Where it is.
+    /// Location on the medium.
     #[must_use]
     pub fn extent(&self) -> Extent {
         self.extent
     }
 
-    /// Makes guest memory equal to the snapshot's: compares all of it and copies what differs. No microVM may run in the replica
-    /// meanwhile. The result need not be durable, because recovery frees replicas. Returns `None` if `stop`, which is
-    /// called before each piece, returned true.
+    /// Makes guest memory equal to the snapshot's: compares all of it and copies what differs. No
+    /// microVM may run in the replica meanwhile. The result need not be durable, because recovery
+    /// frees replicas. Returns `None` if `stop`, which is called before each piece, returned true.
     pub(crate) fn image_until(&self, stop: impl FnMut() -> bool) -> Option<Imaging> {
         self.task().image_all(stop)
     }
 
-    /// Same as [`Replica::image_until`], but compares only the pages in `written` and a sample of the others, which `list`, the number
-    /// of the list, selects. If the sample finds a difference, all of guest memory is compared.
+    /// Same as [`Replica::image_until`], but compares only the pages in `written` and a sample of
+    /// the others, which `list`, the number of the list, selects. If the sample finds a difference,
+    /// all of guest memory is compared.
     pub(crate) fn image_listed(
         &self,
         written: &[PageRun],
@@ -180,16 +188,16 @@ impl Replica {
         }
     }
 
-    /// The snapshot that it is a replica of, which it pins.
+    /// The snapshot of which this is a replica. The replica pins it.
     #[must_use]
     pub fn source(&self) -> &Pin {
         &self.source
     }
 
-    /// The extent mapped for writing.
+    /// Maps the extent for writing.
     ///
     /// # Errors
-    /// The system refuses; a simulated medium cannot be mapped.
+    /// Mapping fails. A simulated medium cannot be mapped.
     pub fn map(&self) -> Result<MappedExtent, MapExtentError> {
         map(&self.inner, self.extent, Access::Write)
     }

@@ -11,7 +11,8 @@ use crate::media::Medium;
 
 /// Bytes compared at a time: small enough to stay in the processor's cache.
 const PIECE: usize = 64 << 10;
-/// With a list of written pages, imaging also compares one piece in this many as a check of the list.
+/// With a list of written pages, imaging also compares one piece in this many as a check of the
+/// list.
 const SAMPLE: u64 = 64;
 
 /// What imaging a replica cost.
@@ -35,7 +36,8 @@ pub enum ImagedBy {
     /// No selection: all of guest memory was compared.
     #[default]
     Comparing,
-    /// A list of pages from KVM's dirty log and the monitor's own writes, plus a sample of the other pages.
+    /// A list of pages from KVM's dirty log and the monitor's own writes, plus a sample of the
+    /// other pages.
     List,
     /// A list that the sample showed to be incomplete: all of guest memory was compared afterwards.
     WrongList,
@@ -57,8 +59,8 @@ pub(super) struct Task<'a> {
 }
 
 impl<'a> Task<'a> {
-    /// Compares all of guest memory and copies the pieces that differ. `stop` is called before each piece; the result is
-    /// `None` if it returned true.
+    /// Compares all of guest memory and copies the pieces that differ. `stop` is called before each
+    /// piece; the result is `None` if it returned true.
     pub(super) fn image_all(self, stop: impl FnMut() -> bool) -> Option<Imaging> {
         let begin = Instant::now();
         let mut work = Work::new(self, stop);
@@ -66,8 +68,9 @@ impl<'a> Task<'a> {
         Some(work.done(begin, ImagedBy::Comparing))
     }
 
-    /// Compares the pages in `written` and a sample of the other pages. `list` is the number of the list; it selects the sample. If the
-    /// sample finds a difference, the list is incomplete and all of guest memory is compared.
+    /// Compares the pages in `written` and a sample of the other pages. `list` is the number of the
+    /// list; it selects the sample. If the sample finds a difference, the list is incomplete and
+    /// all of guest memory is compared.
     pub(super) fn image_listed(
         self,
         written: &[PageRun],
@@ -116,7 +119,8 @@ impl<'a, S: FnMut() -> bool> Work<'a, S> {
         Self { task, stop, snapshot, replica, compared: 0, copied: 0 }
     }
 
-    /// Compares a range of guest memory piece by piece and copies the pieces that differ. Returns `None` when `stop` returns true.
+    /// Compares a range of guest memory piece by piece and copies the pieces that differ. Returns
+    /// `None` when `stop` returns true.
     fn image(&mut self, range: Range<u64>) -> Option<()> {
         let Task { medium, from, to, .. } = self.task;
         let mut at = range.start;

@@ -1,10 +1,11 @@
-//! The state of an open pool: a copy of its metadata, and who uses what.
+//! The state of an open pool: a copy of its metadata, and the users of its extents.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use firn_base::num::usize_of;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::error::{LookupError, MediumFailure};
 use super::listing::{Listing, Role};
@@ -26,7 +27,7 @@ pub(super) struct Held {
 #[derive(Clone, Debug)]
 pub(super) struct Slot {
     pub(super) word: Word,
-    /// Whatever name is there, also where the word does not refer to it.
+    /// The name in the slot, even if the word does not refer to it.
     pub(super) name: Option<String>,
 }
 
@@ -38,7 +39,7 @@ pub(super) struct State {
     /// By first granule.
     pub(super) held: BTreeMap<u32, Held>,
     pub(super) next_generation: u64,
-    /// A fence failed: what is durable is not known any more.
+    /// A fence failed: which bytes are durable is unknown.
     pub(super) failed: bool,
 }
 
@@ -63,7 +64,7 @@ impl Inner {
         Self { medium, superblock, state: Mutex::new(state) }
     }
 
-    /// A pool as it was read, without what nothing refers to.
+    /// A pool from its scanned metadata, without unreferenced extents.
     pub(super) fn from_scan(medium: Arc<dyn Medium>, superblock: Superblock, scan: &Scan) -> Self {
         let slots = scan.entries.iter().map(|entry| Slot {
             word: entry.word.unwrap_or(Word::Removed),
@@ -98,10 +99,10 @@ impl Inner {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
-    /// Whether the medium under the pool is still the one that was opened.
+    /// Checks that the medium is still the one that was opened.
     pub(super) fn check(&self, state: &mut State) -> Result<(), MediumFailure> {
         let facts = self.medium.facts();
         let name = || facts.name.clone();
@@ -124,7 +125,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Waits for what was flushed.
+    /// Waits until the flushed bytes are durable.
     pub(super) fn fence(&self, state: &mut State) -> Result<(), MediumFailure> {
         self.medium.fence().map_err(|source| {
             state.failed = true;
@@ -132,7 +133,7 @@ impl Inner {
         })
     }
 
-    /// The commit of a transition: one word, durable on return.
+    /// Commits a transition: stores one word and waits until it is durable.
     pub(super) fn commit(
         &self,
         state: &mut State,
@@ -157,7 +158,7 @@ impl Inner {
             .ok_or_else(|| LookupError::Unknown(name.to_owned()))
     }
 
-    /// Pins the extent of a name; returns its granule.
+    /// Pins the extent of a name and returns its granule.
     pub(super) fn pin(&self, name: &str) -> Result<u32, LookupError> {
         let mut state = self.state();
         let granule = state.published(name)?;
@@ -192,7 +193,7 @@ impl State {
         }
     }
 
-    /// Whether there is a staging extent of that name.
+    /// Whether a staging extent of this name exists.
     pub(super) fn is_being_written(&self, name: &str) -> bool {
         self.held.values().any(|held| {
             held.role == Role::Staging

@@ -1,4 +1,4 @@
-//! What a pool holds, as people and programs are told.
+//! Listing the contents of a pool.
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -10,71 +10,72 @@ use crate::extent::Extent;
 use crate::layout::{Record, Superblock};
 use crate::media::MediumFacts;
 
-/// A state of PASS's address table. (What no extent has is *empty and available*.)
+/// A state in PASS's address table. Free space is *empty and available*.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExtentState {
-    /// A sealed snapshot under its name.
+    /// A sealed snapshot that its name refers to.
     SnapshottedAvailable,
-    /// Being written, being run in, or kept for those who still read it.
+    /// Being written, used as a replica, or kept for its remaining readers.
     SnapshottedUnavailable,
 }
 
-/// What an extent is used for.
+/// The use of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// The snapshot of its name.
+    /// The current snapshot of its name.
     Snapshot,
     /// A snapshot that is being written.
     Staging,
-    /// A snapshot that its name does not refer to any more, kept while it is pinned; freed by recovery.
+    /// A snapshot to which its name does not refer any more. It is kept while it is pinned;
+    /// recovery frees it.
     Superseded,
-    /// A microVM's own.
+    /// A replica, which one microVM uses.
     Replica,
 }
 
 /// An extent of a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListedExtent {
-    /// Its name, where that is whole.
+    /// Its name, if it is valid.
     pub name: Option<String>,
-    /// Its state, as the paper has it.
+    /// Its state, as defined in the paper.
     pub state: ExtentState,
     /// What it is used for.
     pub role: Role,
-    /// Where it is.
+    /// Location on the medium.
     pub extent: Extent,
-    /// When it was allocated, seconds since 1970.
+    /// Time of allocation, seconds since 1970.
     pub created: u64,
-    /// Of a replica: the generation of its snapshot.
+    /// For a replica: the generation of its snapshot.
     pub source: Option<u64>,
-    /// How many have it pinned, where the manager says it.
+    /// Number of pins, if the manager provided the listing.
     pub pins: Option<u32>,
-    /// Of a replica that is ready, where the manager says it: what making it ready took.
+    /// For a ready replica, if the manager provided the listing: the cost of imaging it.
     pub imaging: Option<Imaging>,
 }
 
-/// What a pool is.
+/// Properties of a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolFacts {
-    /// Its identity.
+    /// Identity.
     pub uuid: Uuid,
-    /// Bytes of the medium.
+    /// Size of the medium, bytes.
     pub size: u64,
-    /// Bytes to whose multiples extents and tails are aligned.
+    /// Alignment of extents and tails, bytes.
     pub granule: u64,
-    /// Names that the address table holds.
+    /// Number of names that the address table holds.
     pub names: u32,
-    /// Bytes of the longest name.
+    /// Maximum length of a name, bytes.
     pub longest_name: u32,
     /// Guest-size classes, bytes.
     pub classes: Vec<u64>,
-    /// Seconds since 1970.
+    /// Time of creation, seconds since 1970.
     pub created: u64,
-    /// Where extents may begin and must end, bytes.
+    /// First byte available to extents.
     pub data_begin: u64,
-    /// See `data_begin`.
+    /// End of the bytes available to extents.
     pub data_end: u64,
 }
 
@@ -95,25 +96,25 @@ impl PoolFacts {
     }
 }
 
-/// A free piece of a pool.
+/// A contiguous free piece of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FreePiece {
-    /// Its first byte.
+    /// Offset, bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Length, bytes.
     pub len: u64,
 }
 
-/// All that a pool holds.
+/// The contents of a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listing {
-    /// What the pool is.
+    /// The pool's properties.
     pub pool: PoolFacts,
-    /// What the medium is.
+    /// The medium's properties.
     pub medium: MediumFacts,
-    /// Every extent, in the order of the medium.
+    /// Every extent, in ascending order of offset.
     pub extents: Vec<ListedExtent>,
-    /// What is free, in the order of the medium.
+    /// Free pieces, in ascending order of offset.
     pub free: Vec<FreePiece>,
 }
 
@@ -153,7 +154,7 @@ impl Listing {
         }
     }
 
-    /// Free bytes, all pieces together.
+    /// Free bytes in all pieces together.
     #[must_use]
     pub fn free_bytes(&self) -> u64 {
         self.free.iter().map(|piece| piece.len).sum()

@@ -1,4 +1,4 @@
-//! The pool: its operations and what they hand out.
+//! The pool: its operations and the handles that they return.
 
 mod create;
 mod error;
@@ -37,10 +37,12 @@ pub use repair::RepairReport;
 
 /// A pool that this process may change: PASS's PMEM manager.
 ///
-/// There is one at a time for a medium; others read beside it with [`PoolReader`]. Clones are the same pool. Safe to use
-/// from several threads: transitions are made one after the other.
+/// A medium has at most one `Pool` at a time; other processes can read it concurrently through
+/// [`PoolReader`]. Clones refer to the same pool. A pool can be used from several threads;
+/// transitions are serialised.
 ///
-/// Every transition is stores, flush, fence, then one 8-byte store, flush, fence: `docs/reference/pool-format.md` lists them.
+/// A transition consists of stores, flush, fence, then one 8-byte store, flush, fence.
+/// `docs/reference/pool-format.md` lists the transitions.
 #[derive(Clone, Debug)]
 pub struct Pool {
     inner: Arc<Inner>,
@@ -52,35 +54,36 @@ impl Pool {
         Self { inner: Arc::new(Inner::new(medium, superblock)), recovery: Recovery::default() }
     }
 
-    /// What opening had to put right.
+    /// What recovery changed when the pool was opened.
     #[must_use]
     pub fn recovery(&self) -> Recovery {
         self.recovery
     }
 
-    /// What is known of the medium.
+    /// The medium's properties.
     #[must_use]
     pub fn medium(&self) -> &MediumFacts {
         self.inner.medium().facts()
     }
 
-    /// The medium, for its descriptors.
+    /// The medium, to open descriptors of it.
     #[must_use]
     pub fn shared_medium(&self) -> Arc<dyn Medium> {
         Arc::clone(self.inner.medium())
     }
 
-    /// What the pool is.
+    /// The pool's properties.
     #[must_use]
     pub fn facts(&self) -> PoolFacts {
         PoolFacts::of(self.inner.superblock())
     }
 
-    /// Allocates an extent for a snapshot: `guest_bytes` of guest memory and a tail of `tail_bytes`. The name keeps what it has
-    /// until [`Staging::publish`]. The extent's bytes are whatever was there before: write all of guest memory, zeros too.
+    /// Allocates an extent for a snapshot: `guest_bytes` of guest memory and a tail of
+    /// `tail_bytes`. The name refers to its current snapshot until [`Staging::publish`]. The extent
+    /// contains old bytes: the caller must write all of guest memory, zeros included.
     ///
     /// # Errors
-    /// Nothing was changed; see [`AllocateError`].
+    /// See [`AllocateError`]; nothing was changed.
     pub fn allocate(
         &self,
         name: &str,
@@ -91,26 +94,27 @@ impl Pool {
         Ok(Staging::new(Arc::clone(&self.inner), granule))
     }
 
-    /// Pins the snapshot of a name: its extent keeps its bytes until the pin is dropped, whatever becomes of the name. Pins are in
-    /// this process's memory alone.
+    /// Pins the snapshot of a name: its extent keeps its bytes until the pin is dropped, even if
+    /// the name is updated or removed. Pins exist only in this process's memory.
     ///
     /// # Errors
-    /// There is no such snapshot.
+    /// The name has no snapshot.
     pub fn pin(&self, name: &str) -> Result<Pin, LookupError> {
         let granule = self.inner.pin(name)?;
         Ok(Pin::new(Arc::clone(&self.inner), granule, name.to_owned()))
     }
 
-    /// Where the snapshot of a name is, without pinning it.
+    /// The extent of a name's snapshot, without pinning it.
     ///
     /// # Errors
-    /// There is no such snapshot.
+    /// The name has no snapshot.
     pub fn lookup(&self, name: &str) -> Result<Extent, LookupError> {
         self.inner.lookup(name)
     }
 
-    /// Allocates an extent for one microVM to run in and to write: guest memory of the snapshot's size, and no tail. Its bytes are
-    /// whatever was there before, until the replica is imaged. It is freed when the [`Replica`] is dropped, and by recovery.
+    /// Allocates an extent for one microVM to run in and to write: guest memory of the snapshot's
+    /// size and no tail. It contains old bytes until it is imaged. Dropping the [`Replica`] or
+    /// recovery frees it.
     ///
     /// # Errors
     /// See [`ReplicaError`].
@@ -120,7 +124,8 @@ impl Pool {
         Ok(Replica::new(Arc::clone(&self.inner), granule, source))
     }
 
-    /// Removes a name. Its extent is freed as soon as nobody has it pinned. Returns the bytes that are free at once.
+    /// Removes a name. Its extent is freed when its last pin is dropped. Returns the bytes that are
+    /// free immediately.
     ///
     /// # Errors
     /// See [`ReclaimError`].
@@ -128,8 +133,8 @@ impl Pool {
         self.inner.reclaim(name)
     }
 
-    /// Clears what removed names left in the address table. Returns how many slots were cleared. (Extents need no collection: one is
-    /// freed as soon as nothing refers to it.)
+    /// Clears slots of removed names in the address table and returns their number. Extents need no
+    /// collection, because an extent is freed as soon as nothing refers to it.
     ///
     /// # Errors
     /// The medium fails.
@@ -137,13 +142,13 @@ impl Pool {
         self.inner.gc()
     }
 
-    /// All extents, and what is free.
+    /// All extents and the free space.
     #[must_use]
     pub fn list(&self) -> Listing {
         self.inner.list()
     }
 
-    /// The names that have a snapshot, in no order.
+    /// The names that have a snapshot, in no particular order.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
         self.inner.names()

@@ -1,9 +1,9 @@
-//! What can be wrong with a pool.
+//! Damage that verification finds in a pool.
 
 use serde::Serialize;
 use thiserror::Error;
 
-/// One thing that is wrong.
+/// One problem.
 #[derive(Clone, Debug, Error, PartialEq, Eq, Serialize)]
 #[serde(tag = "problem", rename_all = "snake_case")]
 #[non_exhaustive]
@@ -12,37 +12,35 @@ pub enum Problem {
     #[error("the superblock's twin is damaged")]
     Twin,
     /// The generation counter is behind.
-    #[error("the generation counter says {counter}, and there is a generation {found}")]
+    #[error("the generation counter is {counter}, but generation {found} exists")]
     Counter {
         /// The counter.
         counter: u64,
         /// The highest generation found.
         found: u64,
     },
-    /// A slot's word is none that firn writes.
+    /// A slot's word is invalid.
     #[error("slot {slot} of the address table is damaged")]
     Slot {
         /// The slot.
         slot: u32,
     },
-    /// A snapshot whose name is damaged.
+    /// The name of a snapshot is damaged.
     #[error("the name in slot {slot} of the address table is damaged; its snapshot is lost")]
     Name {
         /// The slot.
         slot: u32,
     },
-    /// A name whose extent is not recorded, or not as its own.
-    #[error("the extent of {name:?} is not recorded as its own; the snapshot is lost")]
+    /// A name's extent has no valid record, or the record belongs to another name.
+    #[error("the extent of {name:?} has no valid record; the snapshot is lost")]
     Extent {
         /// The name.
         name: String,
         /// Its slot.
         slot: u32,
     },
-    /// Two names for the same bytes.
-    #[error(
-        "the extent of {name:?} overlaps that of {other:?}, which is newer; the snapshot is lost"
-    )]
+    /// Two names refer to the same bytes.
+    #[error("the extent of {name:?} overlaps the newer extent of {other:?}; the snapshot is lost")]
     Overlap {
         /// The name.
         name: String,
@@ -51,15 +49,15 @@ pub enum Problem {
         /// The other name.
         other: String,
     },
-    /// The same name twice.
-    #[error("{name:?} is twice in the address table; slot {slot} has the older one")]
+    /// A name occurs twice.
+    #[error("{name:?} occurs twice in the address table; slot {slot} has the older entry")]
     Twice {
         /// The name.
         name: String,
         /// The slot with the older generation.
         slot: u32,
     },
-    /// A search does not come to the name.
+    /// A search does not reach the name.
     #[error("a search for {name:?} ends before its slot {slot}")]
     Unreachable {
         /// The name.
@@ -67,12 +65,12 @@ pub enum Problem {
         /// Its slot.
         slot: u32,
     },
-    /// The content is not what was frozen: what the caller's check said.
-    #[error("the content of {name:?}: {what}")]
+    /// The content of a snapshot is invalid, according to the caller's check.
+    #[error("the content of {name:?} is invalid: {what}")]
     Content {
         /// The name.
         name: String,
-        /// What is wrong.
+        /// Result of the check.
         what: String,
     },
 }

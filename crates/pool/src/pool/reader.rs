@@ -1,4 +1,4 @@
-//! Reading a pool beside the process that changes it.
+//! Reading a pool while another process changes it.
 
 use std::sync::Arc;
 
@@ -12,10 +12,11 @@ use crate::extent::Extent;
 use crate::layout::{Kind, NameBody, Superblock, Word};
 use crate::media::{Medium, MediumFacts};
 
-/// How often metadata is read again that looks wrong and changes all the time.
+/// Number of times that metadata is read again if it looks inconsistent and keeps changing.
 const ATTEMPTS: u32 = 1000;
 
-/// A pool that this process only reads; a manager may change it meanwhile. It needs no lock, and takes damaged pools too.
+/// A pool opened for reading; a manager may change it concurrently. It takes no lock and also reads
+/// damaged pools.
 #[derive(Debug)]
 pub struct PoolReader {
     medium: Arc<dyn Medium>,
@@ -23,18 +24,19 @@ pub struct PoolReader {
     twin: bool,
 }
 
-/// What [`PoolReader::verify`] found.
+/// Result of [`PoolReader::verify`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct VerifyReport {
-    /// All that is wrong.
+    /// The problems found.
     pub problems: Vec<Problem>,
-    /// Snapshots whose content was checked.
+    /// Number of snapshots whose content was checked.
     pub snapshots: u64,
-    /// Extents that no name refers to: being written, run in, still read; or to be freed by the next opening.
+    /// Number of extents to which no name refers: being written, used as replicas, still pinned, or
+    /// to be freed by the next opening.
     pub unreferenced: u64,
 }
 
-/// The bytes of a snapshot in a pool.
+/// Reads the bytes of a snapshot in a pool.
 #[derive(Debug)]
 pub struct ExtentReader<'a> {
     medium: &'a dyn Medium,
@@ -42,13 +44,13 @@ pub struct ExtentReader<'a> {
 }
 
 impl ExtentReader<'_> {
-    /// Where it is.
+    /// Location on the medium.
     #[must_use]
     pub fn extent(&self) -> Extent {
         self.extent
     }
 
-    /// Copies a part of guest memory out.
+    /// Copies a part of guest memory into `buffer`.
     ///
     /// # Panics
     /// The range is not within guest memory.
@@ -56,7 +58,7 @@ impl ExtentReader<'_> {
         self.read(self.extent.offset, self.extent.guest_bytes, offset, buffer);
     }
 
-    /// Copies a part of the tail out.
+    /// Copies a part of the tail into `buffer`.
     ///
     /// # Panics
     /// The range is not within the tail.
@@ -66,7 +68,7 @@ impl ExtentReader<'_> {
 
     fn read(&self, begin: u64, room: u64, offset: u64, buffer: &mut [u8]) {
         let end = offset.checked_add(super::scan::length(buffer));
-        assert!(end.is_some_and(|end| end <= room), "within the extent");
+        assert!(end.is_some_and(|end| end <= room), "the range must be within the extent");
         self.medium.load(begin + offset, buffer);
     }
 }
@@ -75,26 +77,27 @@ impl PoolReader {
     /// Opens the pool on a medium for reading.
     ///
     /// # Errors
-    /// There is no pool, or one that this firn cannot read. Damage behind the superblock is no error here.
+    /// The medium contains no pool, or a pool that this firn version cannot read. Damage beyond the
+    /// superblock is not an error here.
     pub fn open(medium: Arc<dyn Medium>) -> Result<Self, OpenError> {
         let (superblock, twin) = superblock(&*medium)?;
         Ok(Self { medium, superblock, twin })
     }
 
-    /// What the pool is.
+    /// The pool's properties.
     #[must_use]
     pub fn facts(&self) -> PoolFacts {
         PoolFacts::of(&self.superblock)
     }
 
-    /// What is known of the medium.
+    /// The medium's properties.
     #[must_use]
     pub fn medium(&self) -> &MediumFacts {
         self.medium.facts()
     }
 
-    /// All metadata. What looks wrong is read again until it looks right, or the same twice: a transition may have been in the
-    /// middle of it.
+    /// Reads all metadata. Because a transition may be in progress, inconsistent metadata is read
+    /// again until it is consistent or unchanged.
     fn scan(&self) -> (Scan, Vec<Problem>) {
         let mut before = None;
         for _ in 0..ATTEMPTS {
@@ -110,10 +113,10 @@ impl PoolReader {
         (scan, problems)
     }
 
-    /// Searches the address table for a name, as its hash says.
+    /// Looks a name up in the address table by its hash.
     ///
     /// # Errors
-    /// There is no such snapshot.
+    /// The name has no snapshot.
     pub fn lookup(&self, name: &str) -> Result<Extent, LookupError> {
         for slot in search(&self.superblock, name) {
             let mut entry = read_entry(&*self.medium, &self.superblock, slot);
@@ -141,7 +144,7 @@ impl PoolReader {
                 entry = again;
             }
         }
-        // Being written, or moved to another slot meanwhile.
+        // The snapshot is being written, or its name moved to another slot.
         let listing = self.list();
         let mut named =
             listing.extents.iter().filter(|listed| listed.name.as_deref() == Some(name));
@@ -154,7 +157,7 @@ impl PoolReader {
         }
     }
 
-    /// All extents, and what is free.
+    /// All extents and the free space.
     #[must_use]
     pub fn list(&self) -> Listing {
         let (scan, _) = self.scan();
@@ -175,8 +178,9 @@ impl PoolReader {
         Listing::new(&self.superblock, self.medium.facts(), extents)
     }
 
-    /// Checks the pool's own metadata, and each snapshot's content with `check`, which says what is wrong with it. A manager may
-    /// update or reclaim a snapshot meanwhile: pin what must stay, or verify a pool that nobody serves.
+    /// Checks the pool's metadata, and each snapshot's content with `check`, which returns a
+    /// description of a problem. A manager may update or remove a snapshot meanwhile: pin the
+    /// snapshots, or verify a pool that has no manager.
     pub fn verify(
         &self,
         check: &mut dyn FnMut(&str, &ExtentReader<'_>) -> Result<(), String>,

@@ -1,4 +1,4 @@
-//! Opening a pool, and putting right what a loss of power or a kill left.
+//! Opening a pool, and recovery after a loss of power or a killed manager.
 
 use std::io;
 use std::sync::Arc;
@@ -11,23 +11,24 @@ use super::{OpenError, Pool};
 use crate::layout::{FREE, Superblock};
 use crate::media::Medium;
 
-/// What recovery did.
+/// What recovery changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recovery {
-    /// Extents that no name referred to: unsealed, superseded or replicas. They are free now.
+    /// Freed extents: no name referred to them. They were not yet published, superseded, or
+    /// replicas.
     pub freed_extents: u64,
-    /// Their bytes.
+    /// Bytes of the freed extents.
     pub freed_bytes: u64,
-    /// Slots of removed names, cleared.
+    /// Cleared slots of removed names.
     pub cleared_slots: u32,
 }
 
 impl Pool {
-    /// Opens the pool on a medium, which must be open for writing, and recovers it: extents to which no name refers are freed.
-    /// Recovery that is cut off is done again by the next opening.
+    /// Opens the pool on a medium, which must be open for writing, and recovers it: frees the
+    /// extents to which no name refers. The next opening completes an interrupted recovery.
     ///
     /// # Errors
-    /// See [`OpenError`]; nothing was changed then, unless the medium failed.
+    /// See [`OpenError`]. Nothing was changed, unless the medium failed.
     pub fn open(medium: Arc<dyn Medium>) -> Result<Self, OpenError> {
         let (superblock, twin) = superblock(&*medium)?;
         let scan = Scan::read(&*medium, &superblock);
@@ -44,7 +45,8 @@ impl Pool {
     }
 }
 
-/// Frees the extents that no slot's word refers to. Each is a word that may be cleared or not, whatever becomes of the others.
+/// Frees the extents to which no slot's word refers. Clearing one word is independent of clearing
+/// the others, so they may become durable in any order.
 fn free_orphans(
     medium: &dyn Medium,
     superblock: &Superblock,

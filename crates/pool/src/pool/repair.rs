@@ -1,4 +1,4 @@
-//! Making a damaged pool usable again, without what is lost.
+//! Repairing a damaged pool by removing lost snapshots.
 
 use std::sync::Arc;
 
@@ -10,21 +10,23 @@ use super::{OpenError, Pool, RepairError};
 use crate::layout::{COUNTER_AT, MAGIC, Superblock, Word};
 use crate::media::Medium;
 
-/// How far the generation counter is set beyond what was found: generations whose extents are lost must not come back.
+/// Distance by which a repair advances the generation counter beyond the highest generation found,
+/// so that generations of lost extents are not used again.
 const COUNTER_LEAP: u64 = 1 << 32;
 
-/// What a repair did.
+/// What a repair changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RepairReport {
     /// The superblock was restored from its twin.
     pub superblock: bool,
-    /// What was wrong; snapshots that are called lost were removed.
+    /// The problems found. Snapshots described as lost were removed.
     pub problems: Vec<Problem>,
 }
 
 impl Pool {
-    /// Repairs the pool on a medium, which must be open for writing, and opens it. The superblock is restored from its twin; names whose
-    /// snapshots are lost are removed. A repair that is cut off can be done again.
+    /// Repairs the pool on a medium, which must be open for writing, and opens it. Restores the
+    /// superblock from its twin and removes names of lost snapshots. An interrupted repair can be
+    /// repeated.
     ///
     /// # Errors
     /// See [`RepairError`].
@@ -40,7 +42,8 @@ impl Pool {
             }
             Err(error) => return Err(error.into()),
         };
-        // Removing one of two that overlap may show the next; each round removes one name at least.
+        // Removing one of two overlapping extents may reveal another overlap. Each round removes at
+        // least one name.
         loop {
             let scan = Scan::read(&*medium, &superblock);
             let problems = scan.problems(&superblock);
@@ -48,7 +51,7 @@ impl Pool {
                 break;
             }
             for problem in &problems {
-                mend(&*medium, &superblock, &scan, problem);
+                repair_problem(&*medium, &superblock, &scan, problem);
             }
             medium.fence().map_err(failed)?;
             report.problems.extend(problems);
@@ -57,7 +60,7 @@ impl Pool {
     }
 }
 
-/// As creation does: the mark last.
+/// Writes the magic number last, as creation does.
 fn restore_superblock(medium: &dyn Medium) -> std::io::Result<()> {
     let twin = Superblock::twin_of(medium.facts().size);
     let Ok(found) = read_superblock(medium, twin) else { return Ok(()) };
@@ -73,7 +76,7 @@ fn restore_superblock(medium: &dyn Medium) -> std::io::Result<()> {
     medium.fence()
 }
 
-fn mend(medium: &dyn Medium, superblock: &Superblock, scan: &Scan, problem: &Problem) {
+fn repair_problem(medium: &dyn Medium, superblock: &Superblock, scan: &Scan, problem: &Problem) {
     let set = |slot: u32| {
         let at = superblock.slot_at(slot);
         medium.store_word(at, Word::Removed.encode());
@@ -96,7 +99,7 @@ fn mend(medium: &dyn Medium, superblock: &Superblock, scan: &Scan, problem: &Pro
             medium.store_word(COUNTER_AT, found.saturating_add(COUNTER_LEAP));
             medium.flush(COUNTER_AT, 8);
         }
-        // Opening restores the one; the other is the caller's to judge.
+        // Opening the pool restores the twin. The caller handles invalid content.
         Problem::Twin | Problem::Content { .. } => {}
     }
 }

@@ -1,4 +1,4 @@
-//! Reading all of a pool's metadata, and judging it.
+//! Reading and checking the metadata of a pool.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -16,18 +16,18 @@ use crate::layout::{
 };
 use crate::media::Medium;
 
-/// A pool's metadata as it is on the medium.
+/// A pool's metadata as read from the medium.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Scan {
     /// Every slot.
     pub(crate) entries: Vec<Entry>,
-    /// By granule; nothing where a record is damaged.
+    /// By granule; `None` for a damaged record.
     pub(crate) records: BTreeMap<u32, Option<Record>>,
     /// The next generation.
     pub(crate) counter: u64,
 }
 
-/// The superblock, and whether its twin is the same.
+/// Reads the superblock, and whether its twin is equal.
 pub(crate) fn superblock(medium: &dyn Medium) -> Result<(Superblock, bool), OpenError> {
     let facts = medium.facts();
     let name = || facts.name.clone();
@@ -60,14 +60,15 @@ pub(crate) fn read_superblock(medium: &dyn Medium, at: u64) -> Result<Superblock
     Superblock::decode(&block)
 }
 
-/// One slot.
+/// Reads one slot.
 pub(crate) fn read_entry(medium: &dyn Medium, superblock: &Superblock, slot: u32) -> Entry {
     let mut bytes = vec![0; usize_of(superblock.stride())];
     medium.load(superblock.slot_at(slot), &mut bytes);
     Entry::decode(&bytes)
 }
 
-/// The record at a granule, or nothing where no extent begins; inside nothing where it is damaged.
+/// Reads the record at a granule: `None` if no extent begins there, `Some(None)` if the record is
+/// damaged.
 pub(crate) fn read_record(
     medium: &dyn Medium,
     superblock: &Superblock,
@@ -75,10 +76,10 @@ pub(crate) fn read_record(
 ) -> Option<Option<Record>> {
     let mut line = [0; usize_of(LINE)];
     medium.load(superblock.record_at(granule), &mut line);
-    judge_line(&line, superblock, granule)
+    decode_line(&line, superblock, granule)
 }
 
-fn judge_line(
+fn decode_line(
     line: &[u8; usize_of(LINE)],
     superblock: &Superblock,
     granule: u32,
@@ -89,7 +90,7 @@ fn judge_line(
     })
 }
 
-/// The granules of an extent, where they are all within the pool's data.
+/// The granules of an extent, if all of them are within the pool's data.
 pub(crate) fn extent_range(
     superblock: &Superblock,
     granule: u32,
@@ -108,7 +109,7 @@ pub(crate) fn extent_range(
     sound.then_some(range)
 }
 
-/// An extent, as others see it. The record has been judged.
+/// The extent that a valid record describes.
 pub(crate) fn extent(superblock: &Superblock, granule: u32, record: &Record) -> Extent {
     let size = superblock.granule;
     let offset = u64::from(granule) * size;
@@ -123,7 +124,8 @@ pub(crate) fn extent(superblock: &Superblock, granule: u32, record: &Record) -> 
     }
 }
 
-/// The slot at which a search for a name begins: XXH3-64 of its bytes, seed 0.
+/// The slot at which the search for a name begins: XXH3-64 of its bytes with seed 0, modulo the
+/// number of slots.
 pub(crate) fn home_slot(superblock: &Superblock, name: &str) -> u32 {
     let slot = xxh3_64(name.as_bytes()) % u64::from(superblock.slots());
     u32::try_from(slot).unwrap_or_default()
@@ -144,14 +146,14 @@ impl Scan {
         let lines = map.as_chunks::<{ usize_of(LINE) }>().0;
         let mut records = BTreeMap::new();
         for (granule, line) in (0_u32..).zip(lines) {
-            if let Some(record) = judge_line(line, superblock, granule) {
+            if let Some(record) = decode_line(line, superblock, granule) {
                 records.insert(granule, record);
             }
         }
         Self { entries, records, counter: medium.load_word(COUNTER_AT) }
     }
 
-    /// The name in a slot, if it is whole.
+    /// The name in a slot, if it is valid.
     pub(crate) fn name(&self, slot: u32) -> Option<&str> {
         match self.entries.get(usize_of(u64::from(slot))) {
             Some(Entry { name: NameBody::Name(name), .. }) => Some(name),
@@ -159,14 +161,14 @@ impl Scan {
         }
     }
 
-    /// Whether the record is what its slot refers to.
+    /// Whether the record's slot refers to it.
     pub(crate) fn is_published(&self, granule: u32, record: &Record) -> bool {
         let word = self.entries.get(usize_of(u64::from(record.slot))).and_then(|entry| entry.word);
         record.kind == Kind::Snapshot
             && word.is_some_and(|word| word.refers_to(granule, record.generation))
     }
 
-    /// The snapshots: slot, granule and record of each name.
+    /// The snapshots: name, granule and record.
     pub(crate) fn snapshots(&self) -> impl Iterator<Item = (&str, u32, &Record)> {
         self.records.iter().filter_map(|(granule, record)| {
             let record = record.as_ref().filter(|record| self.is_published(*granule, record))?;
@@ -174,7 +176,7 @@ impl Scan {
         })
     }
 
-    /// All that no crash can leave.
+    /// The problems that a crash cannot cause.
     pub(crate) fn problems(&self, superblock: &Superblock) -> Vec<Problem> {
         let mut problems = Vec::new();
         let mut whole: Vec<(&str, u32, u32, &Record)> = Vec::new();
@@ -202,8 +204,8 @@ impl Scan {
                 None => problems.push(Problem::Extent { name: name.clone(), slot }),
             }
         }
-        self.judge_names(superblock, &whole, &mut problems);
-        judge_overlaps(superblock, whole, &mut problems);
+        self.check_names(superblock, &whole, &mut problems);
+        check_overlaps(superblock, whole, &mut problems);
         let found = self.records.values().flatten().map(|record| record.generation).max();
         if let Some(found) = found.filter(|found| *found >= self.counter) {
             problems.push(Problem::Counter { counter: self.counter, found });
@@ -211,7 +213,7 @@ impl Scan {
         problems
     }
 
-    fn judge_names(
+    fn check_names(
         &self,
         superblock: &Superblock,
         whole: &[(&str, u32, u32, &Record)],
@@ -238,7 +240,7 @@ impl Scan {
     }
 }
 
-fn judge_overlaps(
+fn check_overlaps(
     superblock: &Superblock,
     mut whole: Vec<(&str, u32, u32, &Record)>,
     problems: &mut Vec<Problem>,
@@ -265,18 +267,18 @@ fn judge_overlaps(
     }
 }
 
-/// Bytes of a count of granules.
+/// Converts a number of granules to bytes.
 pub(crate) fn bytes_of(superblock: &Superblock, granules: u64) -> u64 {
     granules * superblock.granule
 }
 
-/// How many granules, as the extent map's numbers.
+/// Converts a granule number to the type used in the extent map.
 pub(crate) fn granule_of(number: u64) -> u32 {
-    // A sound superblock has no more than u32::MAX.
+    // A valid superblock has at most `u32::MAX` granules.
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-/// Bytes of a buffer, for lengths on the medium.
+/// Length of a buffer, bytes.
 pub(crate) fn length(bytes: &[u8]) -> u64 {
     u64_of(bytes.len())
 }

@@ -1,12 +1,13 @@
-//! Where an extent fits.
+//! Placement of extents.
 
 use std::ops::Range;
 
-/// The first granule of the best place for `need` granules at a multiple of `align`: the smallest gap that is large enough, the
-/// first of several. `used` has the extents in ascending order. All are counted in granules.
+/// The first granule of the best place for `need` granules at a multiple of `align`: in the
+/// smallest sufficient gap, the first of several. `used` lists the extents in ascending order. All
+/// values are in granules.
 ///
 /// # Errors
-/// How many granules are missing in the place that comes nearest.
+/// The number of granules missing in the largest usable gap.
 pub(crate) fn best_fit(
     used: impl Iterator<Item = Range<u64>>,
     data: &Range<u64>,

@@ -9,7 +9,7 @@ fn fit(used: &[Range<u64>], need: u64, align: u64) -> Result<u64, u64> {
 }
 
 #[test]
-fn the_smallest_gap_that_is_large_enough_is_taken() {
+fn smallest_sufficient_gap_is_used() {
     let used = [3..5, 8..20];
     assert_eq!(gaps(used.iter().cloned(), &(1..31)).collect::<Vec<_>>(), [1..3, 5..8, 20..31]);
     assert_eq!(fit(&used, 2, 1), Ok(1));
@@ -20,7 +20,7 @@ fn the_smallest_gap_that_is_large_enough_is_taken() {
 }
 
 #[test]
-fn what_is_missing_is_told() {
+fn missing_granules_are_reported() {
     let used = [3..5, 8..20];
     assert_eq!(fit(&used, 13, 1), Err(2));
     assert_eq!(fit(&used, 9, 8), Err(2));
@@ -29,9 +29,9 @@ fn what_is_missing_is_told() {
 }
 
 proptest! {
-    /// Against a model that looks at every granule.
+    /// Compares with a model that examines every granule.
     #[test]
-    fn a_place_is_found_where_there_is_one(
+    fn a_place_is_found_if_one_exists(
         taken in proptest::collection::vec(proptest::bool::weighted(0.3), 40),
         need in 1_u64..8,
         align in 0_u32..4,

@@ -1,8 +1,9 @@
-//! The transitions: what is stored, flushed and fenced, in which order.
+//! The transitions: which words are stored, flushed and fenced, and in which order.
 //!
-//! The address table's words alone say which snapshots exist; the extent map's words say which space is taken. An extent
-//! that no word of the table refers to is freed by recovery. So each transition commits with one word, and a loss of
-//! power anywhere leaves the old state or the new one, and at most an extent that recovery frees.
+//! Only the words of the address table determine which snapshots exist; the words of the extent map
+//! determine which space is used. Recovery frees an extent to which no word of the table refers.
+//! Each transition therefore commits with one word: a loss of power leaves the old or the new
+//! state, and at most an extent that recovery frees.
 
 use firn_base::num::usize_of;
 
@@ -56,7 +57,8 @@ impl Inner {
         Ok(granule)
     }
 
-    /// An extent for a microVM that runs in it: guest memory as large as that of the pinned one at `source`.
+    /// Allocates an extent for a replica: guest memory as large as in the pinned extent at
+    /// `source`.
     pub(super) fn allocate_replica(&self, source: u32) -> Result<u32, AllocateError> {
         let mut state = self.state();
         self.check(&mut state)?;
@@ -74,7 +76,8 @@ impl Inner {
         Ok(granule)
     }
 
-    /// A slot for a new name: the first on its search path that has none and to which no extent refers.
+    /// A slot for a new name: the first one on its search path without a name and without an extent
+    /// that refers to it.
     fn free_slot(&self, state: &State, name: &str) -> Result<u32, AllocateError> {
         let names = self.superblock().names;
         let full = AllocateError::TableFull { names };
@@ -92,7 +95,7 @@ impl Inner {
         search(self.superblock(), name).find(is_free).ok_or(full)
     }
 
-    /// The granule at which the extent can begin.
+    /// Finds the granule at which the extent can begin.
     fn place(&self, state: &State, record: &Record) -> Result<u32, AllocateError> {
         let superblock = self.superblock();
         let data = superblock.data().unwrap_or_default();
@@ -110,14 +113,15 @@ impl Inner {
         })
     }
 
-    /// Puts a name into a slot that nothing refers to. Nothing is durable before the next fence, and nothing needs to be.
+    /// Writes a name into a slot to which nothing refers. The next fence makes it durable.
     fn write_name(&self, state: &mut State, slot: u32, name: &str) {
         let at = self.superblock().slot_at(slot);
         let body = encode_name(name);
         self.medium().store(at + 8, &body);
         let entry = &mut state.slots[usize_of(u64::from(slot))];
         if entry.word == Word::Empty {
-            // Names that come to lie behind this slot meanwhile must be found even if this one is never published.
+            // Searches must reach names that are placed beyond this slot, even if this name is
+            // never published.
             self.medium().store_word(at, Word::Removed.encode());
         }
         self.medium().flush(at, 8 + length(&body));
@@ -149,8 +153,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Transition *publish* and *update*: the content, fence; commit: the slot's word. Then the extent that the name had before is
-    /// freed, if nobody has it pinned.
+    /// Transition *publish* and *update*: the content, fence; commit: the slot's word. Then the
+    /// name's previous extent is freed if it is not pinned.
     pub(super) fn publish(&self, granule: u32) -> Result<Extent, PublishError> {
         let mut state = self.state();
         self.check(&mut state)?;
@@ -166,7 +170,8 @@ impl Inner {
         state.set_role(granule, Role::Snapshot);
         if let Word::Available { granule, .. } = old {
             state.set_role(granule, Role::Superseded);
-            // The update is durable. An extent that cannot be freed now is freed when the pool is opened again.
+            // The update is durable. If the extent cannot be freed now, the next opening of the
+            // pool frees it.
             let _ = self.free_if_unused(&mut state, granule);
         }
         Ok(self.extent(granule, &record))
@@ -186,7 +191,8 @@ impl Inner {
         Ok(self.free_if_unused(&mut state, granule)?)
     }
 
-    /// Gives up a pin; a failing medium keeps the extent until the pool is opened again.
+    /// Releases a pin. If the medium fails, the extent stays allocated until the pool is opened
+    /// again.
     pub(super) fn unpin(&self, granule: u32) {
         let mut state = self.state();
         if let Some(held) = state.held.get_mut(&granule) {
@@ -195,14 +201,16 @@ impl Inner {
         let _ = self.free_if_unused(&mut state, granule);
     }
 
-    /// Gives up a staging extent or a replica; a failing medium keeps it until the pool is opened again.
+    /// Releases a staging extent or a replica. If the medium fails, the extent stays allocated
+    /// until the pool is opened again.
     pub(super) fn abandon(&self, granule: u32) {
         let mut state = self.state();
         state.set_role(granule, Role::Superseded);
         let _ = self.free_if_unused(&mut state, granule);
     }
 
-    /// Transition *free*, of an extent to which no slot's word refers; commit: the record's word. Returns the bytes freed.
+    /// Transition *free*, for an extent to which no slot's word refers; commit: the record's word.
+    /// Returns the number of freed bytes.
     fn free_if_unused(&self, state: &mut State, granule: u32) -> Result<u64, MediumFailure> {
         let unused = |held: &&Held| held.role == Role::Superseded && held.pins == 0;
         let Some(held) = state.held.get(&granule).filter(unused) else { return Ok(0) };
@@ -213,14 +221,14 @@ impl Inner {
         Ok(bytes_of(self.superblock(), granules))
     }
 
-    /// Clears removed slots behind which no search has to go on. Each is a word that may be cleared or not, whatever becomes of the
-    /// others of the same fence.
+    /// Clears removed slots at which no search has to continue. Clearing one word is independent of
+    /// clearing the others of the same fence.
     pub(super) fn gc(&self) -> Result<u32, MediumFailure> {
         let mut state = self.state();
         self.check(&mut state)?;
         let slots = state.slots.len();
         let mut cleared = 0;
-        // From the end, twice around: the last slot's follower is the first.
+        // From the end, twice around: the first slot follows the last one.
         for position in (0..2 * slots).rev() {
             let (slot, next) = (position % slots, (position + 1) % slots);
             let number = granule_of(length_of(slot));
@@ -247,9 +255,9 @@ fn length_of(count: usize) -> u64 {
 }
 
 impl State {
-    /// The record of an extent that a handle refers to: it is held for as long as the handle lives.
+    /// The record of an extent that a handle refers to. The extent is held while the handle exists.
     pub(super) fn record(&self, granule: u32) -> Record {
-        assert!(self.held.contains_key(&granule), "a handle's extent is held");
+        assert!(self.held.contains_key(&granule), "the extent of a handle must be held");
         self.held[&granule].record
     }
 

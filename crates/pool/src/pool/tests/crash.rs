@@ -1,4 +1,5 @@
-//! Cuts the power over every transition and over recovery, and looks what is left.
+//! Simulates a loss of power at every moment of each transition and of recovery, and checks the
+//! resulting state.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,21 +12,22 @@ use crate::{OpenError, Pool, PoolReader};
 
 const GRANULES: u64 = 12;
 const SEARCH: Search = Search { states: 1 << 14, lines: 12, samples: 4000, seed: 0x6669_726e };
-/// Recovery clears words, all of which may be lost apart.
+/// Recovery clears words, each of which may be lost independently.
 const RECOVERY: Search = Search { states: 1 << 10, lines: 10, samples: 100, seed: 0x0069_6365 };
 
-/// What may be under each name: versions, or nothing.
+/// The allowed versions of each name; `None` for no snapshot.
 type Allowed<'a> = BTreeMap<&'a str, Vec<Option<u64>>>;
 
-/// Opens what a loss of power left. Returns what is wrong with it.
-fn judge(medium: Arc<SimulatedMedium>, allowed: &Allowed<'_>) -> Result<(), String> {
+/// Opens a pool after a loss of power. Returns a description of an error.
+fn check(medium: Arc<SimulatedMedium>, allowed: &Allowed<'_>) -> Result<(), String> {
     let medium: Arc<dyn Medium> = medium;
-    let pool = Pool::open(Arc::clone(&medium)).map_err(|error| format!("not opened: {error}"))?;
+    let pool = Pool::open(Arc::clone(&medium))
+        .map_err(|error| format!("cannot open the pool: {error}"))?;
     let reader = PoolReader::open(Arc::clone(&medium)).map_err(|error| error.to_string())?;
     for (name, allowed) in allowed {
         let found = match pool.lookup(name) {
             Ok(extent) => match version(&*medium, &extent, name) {
-                None => return Err(format!("{name} is visible and not whole, or mixed")),
+                None => return Err(format!("{name} is visible but incomplete or mixed")),
                 version => version,
             },
             Err(_) => None,
@@ -48,7 +50,8 @@ fn judge(medium: Arc<SimulatedMedium>, allowed: &Allowed<'_>) -> Result<(), Stri
     Ok(())
 }
 
-/// Cuts the power at all moments of `work`, and then at all moments of each recovery. Fails unless everything is as allowed.
+/// Simulates a loss of power at all moments of `work`, and then at all moments of each recovery.
+/// Fails unless every state is allowed.
 fn cut(
     medium: &SimulatedMedium,
     allowed: &Allowed<'_>,
@@ -75,11 +78,11 @@ fn cut_with(
             }
             let state = Arc::new(state);
             state.record();
-            result = judge(Arc::clone(&state), allowed);
+            result = check(Arc::clone(&state), allowed);
             for epoch in state.epochs() {
                 second.add(epoch.try_states(&RECOVERY, &mut |state| {
                     if result.is_ok() {
-                        result = judge(Arc::new(state), allowed)
+                        result = check(Arc::new(state), allowed)
                             .map_err(|what| format!("after a second loss of power: {what}"));
                     }
                 }));
@@ -118,7 +121,8 @@ fn create() {
                     unmarked += 1;
                 }
                 Err(OpenError::NoPool(_)) => {
-                    Pool::create(state, &options()).expect("what was cut off can be made again");
+                    Pool::create(state, &options())
+                        .expect("an interrupted creation can be repeated");
                     none += 1;
                 }
                 Err(error) => panic!("{error}"),
@@ -129,7 +133,7 @@ fn create() {
     assert!(none > 0 && unmarked > 0 && made > 0, "{none} {unmarked} {made}");
 }
 
-/// Creation over an old pool with a snapshot never shows the old snapshot in the new pool.
+/// Creating a pool over an old one never shows the old snapshot in the new pool.
 #[test]
 fn create_over_another() {
     let (medium, pool) = pool(GRANULES);
@@ -170,12 +174,12 @@ fn allocate_and_publish() {
 }
 
 #[test]
-fn allocate_and_give_up() {
+fn allocate_and_abandon() {
     let (medium, pool) = pool(GRANULES);
     publish(&pool, "bystander", 1);
     let allowed = BTreeMap::from([("bystander", vec![Some(1)]), ("new", vec![None])]);
     let work = || write(&pool.allocate("new", GRANULE, 100).unwrap(), "new", 2);
-    report("allocate and give up", &cut(&medium, &allowed, work).unwrap());
+    report("allocate and abandon", &cut(&medium, &allowed, work).unwrap());
 }
 
 #[test]
@@ -187,7 +191,8 @@ fn update() {
     report("update", &cut(&medium, &allowed, || publish(&pool, "name", 2)).unwrap());
 }
 
-/// The space of the old generation is taken at once, for another name: neither may show the other's bytes.
+/// The space of the old generation is reused immediately for another name: neither name may show
+/// the other's bytes.
 #[test]
 fn update_and_reuse() {
     let (medium, pool) = pool(GRANULES);
@@ -203,7 +208,7 @@ fn update_and_reuse() {
 }
 
 #[test]
-fn update_of_a_pinned_snapshot() {
+fn update_pinned_snapshot() {
     let (medium, pool) = pool(GRANULES);
     publish(&pool, "name", 1);
     let pin = pool.pin("name").unwrap();
@@ -230,7 +235,7 @@ fn reclaim() {
 }
 
 #[test]
-fn reclaim_and_another_in_its_place() {
+fn reclaim_and_reuse() {
     let (medium, pool) = pool(GRANULES);
     publish(&pool, "bystander", 1);
     publish(&pool, "name", 1);
@@ -260,7 +265,7 @@ fn replicas() {
     report("a replica, run in and freed", &cut(&medium, &allowed, work).unwrap());
 }
 
-/// Recovery of a pool that was left in the middle of everything.
+/// Recovery of a pool with a pin, a staging extent and a replica.
 #[test]
 fn recovery() {
     let (medium, pool) = pool(GRANULES);
@@ -280,7 +285,7 @@ fn recovery() {
     report("recovery", &cut(&left, &allowed, open).unwrap());
 }
 
-/// A repair that is cut off can be done again, and loses no more.
+/// An interrupted repair can be repeated and loses nothing more.
 #[test]
 fn repair() {
     let (medium, pool) = pool(GRANULES);
@@ -311,23 +316,24 @@ fn repair() {
     self::report("repair", &[tried, Tried::default()]);
 }
 
-/// A life of random transitions, cut at all moments of each.
+/// Random sequences of transitions, with a loss of power at all moments of each.
 #[test]
-fn random_lives() {
-    const LIVES: u64 = 12;
+fn random_sequences() {
+    const SEQUENCES: u64 = 12;
     const STEPS: u64 = 12;
     const SHORT: Search = Search { states: 1 << 8, lines: 7, samples: 60, seed: 0x736e_6f77 };
     let names = ["a", "b", "c"];
     let mut tried = [Tried::default(); 2];
-    for life in 0..LIVES {
+    for sequence in 0..SEQUENCES {
         let (medium, pool) = pool(GRANULES);
         let mut published: BTreeMap<&str, u64> = BTreeMap::new();
         let (mut pins, mut replicas) = (Vec::new(), Vec::new());
         for step in 0..STEPS {
-            let draw = xxhash_rust::xxh3::xxh3_64(&(life << 32 | step).to_le_bytes());
+            let draw = xxhash_rust::xxh3::xxh3_64(&(sequence << 32 | step).to_le_bytes());
             let name = names[firn_base::num::usize_of(draw % 3)];
             let mut after = published.clone();
-            // Of the step's own name what it had, or what the step leads to; of the others what they had.
+            // The step's own name may have its previous or its new version; the other names keep
+            // theirs.
             let mut allowed: Allowed<'_> =
                 names.iter().map(|name| (*name, vec![published.get(name).copied()])).collect();
             let known = allowed.entry(name).or_default();
@@ -368,17 +374,17 @@ fn random_lives() {
             }
         }
     }
-    report("random lives", &tried);
+    report("random sequences", &tried);
 }
 
-/// The test itself: a medium that forgets to flush or to wait must be found out.
+/// Checks the tests themselves: they must detect a medium that ignores flushes or fences.
 #[test]
-fn faults_of_the_medium_are_found_out() {
+fn injected_faults_are_detected() {
     for fault in [Fault::NoFlush, Fault::NoFence] {
         let medium = Arc::new(SimulatedMedium::faulty((GRANULES + 2) * GRANULE, fault));
         let pool = Pool::create(Arc::clone(&medium) as Arc<dyn Medium>, &options()).unwrap();
         let allowed = BTreeMap::from([("new", vec![None, Some(2)])]);
         let found = cut(&medium, &allowed, || publish(&pool, "new", 2));
-        assert!(found.is_err(), "{fault:?} goes unnoticed");
+        assert!(found.is_err(), "{fault:?} is not detected");
     }
 }

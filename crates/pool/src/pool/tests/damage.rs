@@ -1,4 +1,5 @@
-//! Damage that no loss of power leaves: found, told, and repaired without touching what is whole.
+//! Damage that a loss of power does not cause is detected, reported and repaired without affecting
+//! intact snapshots.
 
 use std::sync::Arc;
 
@@ -28,7 +29,7 @@ fn slot_of(pool: &Pool, name: &str) -> u64 {
     at.next().unwrap()
 }
 
-/// Damages a word, and expects that opening refuses, and that repair keeps the other snapshot.
+/// Damages a word and checks that opening fails and that repair keeps the other snapshot.
 fn damaged(
     medium: &Arc<dyn Medium>,
     at: u64,
@@ -50,7 +51,7 @@ fn damaged(
 }
 
 #[test]
-fn a_damaged_slot() {
+fn damaged_slot_is_removed() {
     let (medium, pool) = two();
     let at = slot_of(&pool, "lost");
     drop(pool);
@@ -60,7 +61,7 @@ fn a_damaged_slot() {
 }
 
 #[test]
-fn a_damaged_name() {
+fn damaged_name_is_removed() {
     let (medium, pool) = two();
     let at = slot_of(&pool, "lost");
     drop(pool);
@@ -69,14 +70,14 @@ fn a_damaged_name() {
 }
 
 #[test]
-fn a_damaged_record() {
+fn damaged_record_loses_only_its_snapshot() {
     let (medium, pool) = two();
     let granule = pool.lookup("lost").unwrap().offset / GRANULE;
     let at = pool.inner.superblock().record_at(u32::try_from(granule).unwrap());
     drop(pool);
     let lost =
         |problem: &Problem| matches!(problem, Problem::Extent { name, .. } if name == "lost");
-    // A size that was never written, and the whole record gone.
+    // First an invalid size, then an erased record.
     let pool = damaged(&medium, at + 8, 7 * GRANULE, lost);
     assert_eq!(pool.names(), ["kept"]);
     publish(&pool, "lost", 2);
@@ -85,7 +86,7 @@ fn a_damaged_record() {
 }
 
 #[test]
-fn the_word_of_another_extent_does_not_show_its_bytes() {
+fn slot_with_the_word_of_another_extent_is_removed() {
     let (medium, pool) = two();
     let at = slot_of(&pool, "lost");
     let word = medium.load_word(slot_of(&pool, "kept"));
@@ -99,10 +100,10 @@ fn the_word_of_another_extent_does_not_show_its_bytes() {
 }
 
 #[test]
-fn a_path_that_was_cut_is_mended_without_loss() {
+fn interrupted_search_path_is_repaired_without_loss() {
     let (medium, pool) = pool(12);
     let medium: Arc<dyn Medium> = medium;
-    // Three names in five slots: some of many names has another slot than its first.
+    // With three names in five slots, some name does not get its home slot.
     let mut names = (0..1000).map(|number| format!("name {number}"));
     let home = |name: &str| crate::pool::scan::home_slot(pool.inner.superblock(), name);
     let first = names.next().unwrap();
@@ -123,7 +124,7 @@ fn a_path_that_was_cut_is_mended_without_loss() {
 }
 
 #[test]
-fn a_counter_that_fell_behind_leaps() {
+fn stale_counter_is_advanced() {
     let (medium, pool) = two();
     let before = pool.lookup("kept").unwrap().generation;
     drop(pool);
@@ -134,7 +135,7 @@ fn a_counter_that_fell_behind_leaps() {
 }
 
 #[test]
-fn the_superblock_comes_back_from_its_twin_and_the_twin_from_it() {
+fn superblock_and_twin_are_restored_from_each_other() {
     let (medium, pool) = two();
     let twin = pool.inner.superblock().twin_at();
     let facts = pool.facts();
@@ -160,7 +161,7 @@ fn the_superblock_comes_back_from_its_twin_and_the_twin_from_it() {
 }
 
 #[test]
-fn content_is_judged_by_the_caller() {
+fn content_is_checked_by_the_caller() {
     let (medium, pool) = two();
     let lost = pool.lookup("lost").unwrap();
     medium.store(lost.tail_offset + 56, b"damage");
@@ -177,7 +178,7 @@ fn content_is_judged_by_the_caller() {
 }
 
 #[test]
-fn a_medium_that_changes_under_an_open_pool_is_written_no_more() {
+fn changed_medium_is_not_written() {
     let (medium, pool) = two();
     medium.store_word(16, 0);
     let error = pool.allocate("new", GRANULE, 0).unwrap_err();
@@ -192,7 +193,7 @@ fn a_medium_that_changes_under_an_open_pool_is_written_no_more() {
 }
 
 #[test]
-fn what_was_held_of_a_medium_that_changed_is_not_freed_on_it() {
+fn dropping_a_handle_does_not_write_to_a_changed_medium() {
     let (medium, pool) = two();
     let staging = pool.allocate("new", GRANULE, 0).unwrap();
     let metadata = || {
@@ -207,7 +208,7 @@ fn what_was_held_of_a_medium_that_changed_is_not_freed_on_it() {
 }
 
 #[test]
-fn what_cannot_be_a_pool_is_refused() {
+fn invalid_pool_options_are_refused() {
     let create = |size: u64, options: CreateOptions| {
         let medium: Arc<dyn Medium> = Arc::new(SimulatedMedium::new(size));
         Pool::create(medium, &options).map(drop)
@@ -234,7 +235,7 @@ fn what_cannot_be_a_pool_is_refused() {
 }
 
 #[test]
-fn a_medium_with_something_on_it_is_not_overwritten_unasked() {
+fn medium_with_content_is_not_overwritten_by_default() {
     let (medium, pool) = two();
     drop(pool);
     let again = || Pool::create(Arc::clone(&medium), &options());
@@ -256,7 +257,7 @@ fn pool_end(medium: &Arc<dyn Medium>) -> u64 {
 }
 
 #[test]
-fn a_newer_version_is_told() {
+fn newer_version_is_reported() {
     let (medium, pool) = two();
     drop(pool);
     let mut block = [0; 256];

@@ -1,4 +1,4 @@
-//! What the handles promise while they live.
+//! Guarantees of handles while they exist.
 
 use super::support::{pool, publish, version};
 use crate::layout::GRANULE;
@@ -6,7 +6,7 @@ use crate::media::Medium;
 use crate::{AllocateError, ExtentState, LookupError, ReclaimError, Role};
 
 #[test]
-fn an_old_generation_stays_while_it_is_pinned() {
+fn pinned_generation_survives_an_update() {
     let (medium, pool) = pool(12);
     publish(&pool, "name", 1);
     let pins = [pool.pin("name").unwrap(), pool.pin("name").unwrap()];
@@ -25,7 +25,7 @@ fn an_old_generation_stays_while_it_is_pinned() {
 }
 
 #[test]
-fn a_reclaimed_snapshot_stays_while_it_is_pinned() {
+fn pinned_snapshot_survives_its_removal() {
     let (medium, pool) = pool(12);
     publish(&pool, "name", 1);
     let pin = pool.pin("name").unwrap();
@@ -40,7 +40,7 @@ fn a_reclaimed_snapshot_stays_while_it_is_pinned() {
 }
 
 #[test]
-fn a_name_that_is_removed_while_it_is_frozen_anew_leaves_nothing() {
+fn concurrent_removal_and_update_leave_no_extent() {
     let (_, pool) = pool(12);
     std::thread::scope(|scope| {
         let freezing =
@@ -57,7 +57,7 @@ fn a_name_that_is_removed_while_it_is_frozen_anew_leaves_nothing() {
 }
 
 #[test]
-fn a_name_that_is_being_written_says_so() {
+fn name_that_is_being_written_is_reported() {
     let (_, pool) = pool(12);
     let staging = pool.allocate("name", GRANULE, 0).unwrap();
     assert!(matches!(pool.lookup("name").unwrap_err(), LookupError::BeingWritten(_)));
@@ -70,7 +70,7 @@ fn a_name_that_is_being_written_says_so() {
 }
 
 #[test]
-fn a_replica_has_its_own_space_and_keeps_its_source() {
+fn replica_has_its_own_extent_and_pins_its_snapshot() {
     let (medium, pool) = pool(12);
     publish(&pool, "name", 1);
     let source = pool.lookup("name").unwrap();
@@ -85,7 +85,7 @@ fn a_replica_has_its_own_space_and_keeps_its_source() {
     assert_ne!(mark(extent.offset), mark(source.offset));
     let first = replica.image_until(|| false).unwrap();
     assert_eq!((first.compared, first.copied), (GRANULE, 2 * 65536));
-    assert_eq!(mark(extent.offset + 8), 1, "the generation that it was made from");
+    assert_eq!(mark(extent.offset + 8), 1, "the generation of its snapshot");
     assert_eq!(replica.image_until(|| false).unwrap().copied, 0);
     medium.store_word(extent.offset + 70_000, 7);
     assert_eq!(replica.image_until(|| false).unwrap().copied, 65536);
@@ -98,7 +98,7 @@ fn a_replica_has_its_own_space_and_keeps_its_source() {
 }
 
 #[test]
-fn names_and_sizes_that_no_snapshot_has_are_refused() {
+fn invalid_names_and_sizes_are_refused() {
     let (_, pool) = pool(12);
     for name in ["", "with\nline", &"x".repeat(41)] {
         let error = pool.allocate(name, GRANULE, 0).unwrap_err();

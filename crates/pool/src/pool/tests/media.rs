@@ -1,4 +1,4 @@
-//! Pools on media of the kernel.
+//! Pools on memfds and files.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ fn thaw(pool: &Pool, name: &str, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_pool_in_a_memfd() {
+fn pool_on_a_memfd() {
     let medium = MappedMedium::memfd(MemfdOptions { size: SIZE, huge: false, node: None }).unwrap();
     let pool = Pool::create(Arc::new(medium), &CreateOptions::default()).unwrap();
     freeze(&pool, "hello", b"snow");
@@ -43,7 +43,7 @@ fn a_pool_in_a_memfd() {
 }
 
 #[test]
-fn a_pool_in_a_file_outlives_its_process_and_has_readers_beside() {
+fn pool_on_a_file_is_persistent_and_allows_readers() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pool");
     let medium = Arc::new(MappedMedium::create_file(&path, SIZE).unwrap());
@@ -63,7 +63,7 @@ fn a_pool_in_a_file_outlives_its_process_and_has_readers_beside() {
 }
 
 #[test]
-fn a_file_of_another_size_is_refused() {
+fn resized_file_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pool");
     let medium = Arc::new(MappedMedium::create_file(&path, SIZE).unwrap());
@@ -79,7 +79,7 @@ fn a_file_of_another_size_is_refused() {
 }
 
 #[test]
-fn readers_beside_a_busy_writer_always_find_a_whole_pool() {
+fn concurrent_readers_always_find_a_consistent_pool() {
     let medium = MappedMedium::memfd(MemfdOptions { size: SIZE, huge: false, node: None }).unwrap();
     let pool = Pool::create(Arc::new(medium), &options()).unwrap();
     let publish = |name| pool.allocate(name, 4096, 0).unwrap().publish().unwrap();
@@ -101,7 +101,7 @@ fn readers_beside_a_busy_writer_always_find_a_whole_pool() {
         while !writer.is_finished() {
             assert_eq!(reader.lookup("steady").unwrap(), steady);
             let busy = reader.lookup("busy").unwrap();
-            assert!(busy.generation >= newest, "no older one comes back");
+            assert!(busy.generation >= newest, "generations never decrease");
             newest = busy.generation;
             assert_eq!(reader.verify(&mut |_, _| Ok(())).problems, []);
         }

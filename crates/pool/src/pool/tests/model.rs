@@ -1,4 +1,4 @@
-//! A pool against a model: a map of names, and of what is held.
+//! Compares a pool with a model: a map of names, and the held extents.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What should be there: the version under each name, and of each handle.
+/// The expected state: the version of each name and of each handle.
 #[derive(Default)]
 struct Model {
     published: BTreeMap<&'static str, u64>,
@@ -102,7 +102,7 @@ impl Model {
                 assert_eq!(
                     pool.recovery().freed_extents,
                     0,
-                    "nothing is left when all is given up"
+                    "no extent is left after all handles are dropped"
                 );
             }
         }
@@ -140,8 +140,8 @@ impl Model {
         for name in NAMES {
             let expected = self.published.get(name).copied();
             let found = pool.lookup(name).ok();
-            let beside = reader.lookup(name).ok();
-            assert_eq!(found, beside, "the reader beside sees what the writer sees");
+            let read = reader.lookup(name).ok();
+            assert_eq!(found, read, "a concurrent reader sees the same extents as the writer");
             let found = found.map(|extent| version(&**medium, &extent, name).unwrap());
             assert_eq!(found, expected, "{name}");
         }
@@ -170,7 +170,7 @@ proptest! {
     #![proptest_config(Config::with_cases(200))]
 
     #[test]
-    fn a_pool_is_a_map_of_names(steps in proptest::collection::vec(step(), 1..60)) {
+    fn pool_behaves_as_a_map_of_names(steps in proptest::collection::vec(step(), 1..60)) {
         let (medium, mut pool) = pool(GRANULES);
         let medium: Arc<dyn Medium> = medium;
         let mut model = Model::default();
