@@ -7,8 +7,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -74,10 +75,6 @@ struct State {
     running: Vec<OwnedFd>,
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Interrupt {
     /// From here on SIGINT, SIGTERM and SIGHUP stop the measurement, not the process.
     ///
@@ -90,7 +87,7 @@ impl Interrupt {
         let interrupt = Self { state: state.clone(), signals: signals.handle() };
         std::thread::Builder::new().name("signals".into()).spawn(move || {
             for signal in signals.forever() {
-                let mut state = lock(&state);
+                let mut state = state.lock();
                 state.signal = Some(signal);
                 for process in &state.running {
                     // It may have ended by itself just now.
@@ -104,7 +101,7 @@ impl Interrupt {
     /// The signal that came, if one did.
     #[must_use]
     pub fn signal(&self) -> Option<i32> {
-        lock(&self.state).signal
+        self.state.lock().signal
     }
 
     pub(crate) fn check(&self) -> Result<(), BatchError> {
@@ -140,7 +137,7 @@ impl Drop for Processes<'_> {
             let _ = child.kill();
             let _ = child.wait();
         }
-        lock(&self.interrupt.state).running.clear();
+        self.interrupt.state.lock().running.clear();
     }
 }
 
@@ -189,7 +186,7 @@ impl<'a> Processes<'a> {
         prefer_as_victim(id).map_err(failed)?;
         if let Some(process) = process {
             let process = pidfd_open(process, PidfdFlags::empty());
-            lock(&self.interrupt.state).running.push(process.map_err(|e| failed(e.into()))?);
+            self.interrupt.state.lock().running.push(process.map_err(|e| failed(e.into()))?);
         }
         Ok(())
     }

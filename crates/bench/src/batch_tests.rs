@@ -32,7 +32,7 @@ fn batch(script: &str, preloaded: bool, count: u32) -> Result<Vec<PlayerReport>,
     let hold = || held += 1;
     let result =
         run(&[player(&program, &snapshot, "pass:x=1", preloaded)], count, &interrupt, hold);
-    assert!(lock(&interrupt.state).running.is_empty());
+    assert!(interrupt.state.lock().running.is_empty());
     assert_eq!(held, 1);
     result.map(|(reports, ())| reports)
 }

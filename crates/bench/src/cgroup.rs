@@ -1,48 +1,53 @@
-//! A memory cgroup: how much DRAM the microVMs of a measurement may have together.
+//! A memory cgroup, which limits the DRAM of all microVMs of a measurement together.
 //!
-//! This process goes into a group of its own with a limit, and what it starts from then on is in it too. The kernel
-//! charges a page to the group whose process touches it first: anonymous pages, page tables and KVM's tables of its
-//! members, and the page cache that they fill. What others filled (a pool, by its manager) is charged to them.
-//! (Linux Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst.)
+//! This process moves into a group of its own with a limit, and its later children are in the group too. The kernel charges a page to the
+//! group of the process that touches it first: anonymous pages, page tables and KVM's tables of its members, and the page cache that they
+//! fill. Memory that other processes filled, such as a pool, is charged to them. (Linux Documentation/admin-guide/cgroup-v1/memory.rst and
+//! cgroup-v2.rst.)
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use procfs::process::{MountInfo, Process};
+use procfs::{ProcError, ProcessCGroup};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Why memory is not limited.
+/// Why memory cannot be limited.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CgroupError {
-    /// There is no such controller.
+    /// No memory controller is mounted.
     #[error(
-        "this host has no memory cgroup to be used: neither a mounted version 1 controller nor one of version 2"
+        "cannot limit memory: no memory controller is mounted, neither of cgroup version 1 nor of version 2"
     )]
     NoController,
-    /// A file of the cgroup file system could not be read or written.
-    #[error("limiting memory needs root and a memory cgroup: {path} cannot be used")]
+    /// The groups of this process cannot be read.
+    #[error("cannot limit memory: cannot read the control groups of this process")]
+    Proc(#[from] ProcError),
+    /// A file of the cgroup file system cannot be read or written.
+    #[error("cannot limit memory: cannot use {path}; run as root, with a writable memory cgroup")]
     Io {
         /// The file or directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// A file does not hold what the kernel's documentation says.
-    #[error("{path} does not say {what}")]
+    /// A file does not contain an expected value.
+    #[error("{path} does not contain {what}")]
     Missing {
         /// The file.
         path: PathBuf,
-        /// What was looked for.
+        /// The value.
         what: &'static str,
     },
 }
 
-/// What is charged to a group, in bytes.
+/// Memory that is charged to a group, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupUsage {
-    /// All of it, the kernel's own memory for the group included.
+    /// All of it, including the kernel's own memory for the group.
     pub total: u64,
     /// Anonymous memory.
     pub anonymous: u64,
@@ -50,7 +55,7 @@ pub struct GroupUsage {
     pub page_cache: u64,
 }
 
-/// The two interfaces: names of their files.
+/// Names of files and values in one version of the interface.
 struct Interface {
     limit: &'static str,
     usage: &'static str,
@@ -74,8 +79,8 @@ const V2: Interface = Interface {
     events: "memory.events",
 };
 
-/// A limit that this process and what it starts live under, until it is dropped. Whatever was started has to have ended
-/// by then, or the group stays behind.
+/// A limit on the memory of this process and its later children, until it is dropped. The children must have ended by then; otherwise the
+/// group is not removed.
 #[derive(Debug)]
 pub struct MemoryLimit {
     group: PathBuf,
@@ -90,23 +95,23 @@ impl std::fmt::Debug for Interface {
 }
 
 impl MemoryLimit {
-    /// Puts this process into a new group that may have so many bytes.
+    /// Moves this process into a new group with a limit in bytes.
     ///
     /// # Errors
     ///
-    /// [`CgroupError`]: the process is where it was.
+    /// [`CgroupError`]; the process then stays in its group.
     pub fn enter(bytes: u64) -> Result<Self, CgroupError> {
         let Place { parent, own: before, interface } = current()?;
         let group = parent.join(format!("firn-bench-{}", std::process::id()));
         fs::create_dir(&group).map_err(io(&group))?;
-        // From here on its drop removes the group.
+        // From here on the drop removes the group.
         let limit = Self { group, before, interface };
         write(&limit.group.join(interface.limit), &bytes.to_string())?;
         write(&limit.group.join("cgroup.procs"), "0")?;
         Ok(limit)
     }
 
-    /// What the group is charged with now.
+    /// The memory that is charged to the group now.
     ///
     /// # Errors
     ///
@@ -122,7 +127,7 @@ impl MemoryLimit {
         })
     }
 
-    /// How many processes of the group the kernel has killed for want of memory, those among them that have not ended yet.
+    /// The number of processes of the group that the kernel has killed because memory ran out, including those that have not ended yet.
     ///
     /// # Errors
     ///
@@ -131,7 +136,7 @@ impl MemoryLimit {
         self.value(self.interface.events, "oom_kill")
     }
 
-    /// What a file of the group says of something, in a line of its own.
+    /// A value in a file of the group with one name and value per line.
     fn value(&self, file: &str, what: &'static str) -> Result<u64, CgroupError> {
         let path = self.group.join(file);
         let text = read(&path)?;
@@ -142,57 +147,50 @@ impl MemoryLimit {
 
 impl Drop for MemoryLimit {
     fn drop(&mut self) {
-        // What cannot be undone is left: the group says by its name whose it is.
+        // If this fails the group stays; its name contains this process's id.
         let _ = write(&self.before.join("cgroup.procs"), "0");
         let _ = fs::remove_dir(&self.group);
     }
 }
 
-/// Where a new group goes.
+/// Where a new group is created.
 #[derive(Debug)]
 struct Place {
-    /// The directory of the group above it.
+    /// The directory of its parent.
     parent: PathBuf,
-    /// The directory of the group that this process is in.
+    /// The directory of this process's group.
     own: PathBuf,
     interface: &'static Interface,
 }
 
-/// Where this process can have a group.
+/// Where this process can create a group.
 fn current() -> Result<Place, CgroupError> {
-    let groups = read(Path::new("/proc/self/cgroup"))?;
-    let mounts = read(Path::new("/proc/self/mounts"))?;
-    find(&groups, &mounts).ok_or(CgroupError::NoController)
+    let process = Process::myself()?;
+    find(&process.cgroups()?.0, &process.mountinfo()?.0).ok_or(CgroupError::NoController)
 }
 
-/// The same from what the kernel says: lines `ID:CONTROLLERS:PATH` and lines of mounts.
-fn find(groups: &str, mounts: &str) -> Option<Place> {
-    let path_of = |controller: &str| {
-        groups.lines().find_map(|line| {
-            let mut parts = line.splitn(3, ':').skip(1);
-            let controllers = parts.next()?;
-            let path = parts.next()?.trim_start_matches('/');
-            controllers.split(',').any(|name| name == controller).then_some(path)
-        })
-    };
+/// Where a process in these groups can have a group, in a cgroup file system among these mounts.
+fn find(groups: &[ProcessCGroup], mounts: &[MountInfo]) -> Option<Place> {
+    let v1 = |group: &&ProcessCGroup| group.controllers.iter().any(|name| name == "memory");
+    let v2 = |group: &&ProcessCGroup| group.controllers.is_empty();
+    let path = |group: &ProcessCGroup| group.pathname.trim_start_matches('/').to_owned();
     let mount_of = |kind: &str, option: Option<&str>| {
-        mounts.lines().find_map(|line| {
-            let mut parts = line.split(' ').skip(1);
-            let (place, found, options) = (parts.next()?, parts.next()?, parts.next()?);
-            let fits = option.is_none_or(|option| options.split(',').any(|name| name == option));
-            (found == kind && fits).then(|| PathBuf::from(place))
-        })
+        let fits = |mount: &&MountInfo| {
+            mount.fs_type == kind
+                && option.is_none_or(|name| mount.super_options.contains_key(name))
+        };
+        mounts.iter().find(fits).map(|mount| mount.mount_point.clone())
     };
-    let v1 = || {
-        let own = mount_of("cgroup", Some("memory"))?.join(path_of("memory")?);
-        Some(Place { parent: own.clone(), own, interface: &V1 })
-    };
-    // Below a group that has processes, version 2 gives no child a controller: the new one goes below the root.
-    let v2 = || {
-        let parent = mount_of("cgroup2", None)?;
-        Some(Place { own: parent.join(path_of("")?), parent, interface: &V2 })
-    };
-    v1().or_else(v2)
+    if let Some(mount) = mount_of("cgroup", Some("memory"))
+        && let Some(group) = groups.iter().find(v1)
+    {
+        let own = mount.join(path(group));
+        return Some(Place { parent: own.clone(), own, interface: &V1 });
+    }
+    // In version 2 a group with processes gives its children no controller, so the new group is a child of the root.
+    let parent = mount_of("cgroup2", None)?;
+    let own = parent.join(path(groups.iter().find(v2)?));
+    Some(Place { own, parent, interface: &V2 })
 }
 
 fn read(path: &Path) -> Result<String, CgroupError> {

@@ -1,52 +1,108 @@
-//! What the memory of a microVM costs (PASS 5.3, "Cost-effectiveness").
+//! The cost of a microVM's memory (PASS 5.3, "Cost-effectiveness").
 //!
-//! The paper multiplies what a host uses of each kind of memory by the price of that kind, and compares hosts by microVMs: PASS
-//! with 48 GB of DRAM and 262 GB of PMEM carries twice as many as FaaSnap with 128 GB of DRAM and 512 GB of SSD. Here it is
-//! the same, with what [`Capacities`] counted and with prices that the user names.
+//! The paper multiplies the amount of each kind of memory in a host by the price of that kind, and divides by the number of microVMs: PASS
+//! with 48 GB of DRAM and 262 GB of PMEM carries twice as many as FaaSnap with 128 GB of DRAM and 512 GB of SSD. This module does the same
+//! with the numbers of [`Capacities`] and with prices of the user's choice.
 
+use firn_base::format_bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::capacity::Capacities;
+use crate::text::{number, table};
 
 const GIB: f64 = (1 << 30) as f64;
 
-/// What a GiB costs, in any currency.
+/// Prices of a GiB, in any currency.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Prices {
-    /// Of DRAM.
+    /// DRAM.
     pub dram: f64,
-    /// Of the pool's medium.
+    /// The pool's medium.
     pub pool: f64,
-    /// Of what the snapshots of planners without a pool lie on.
+    /// The storage of snapshots that are in no pool.
     pub storage: f64,
 }
 
-/// What the memory of a budget's microVMs costs.
+/// The cost of the memory of a budget's microVMs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CostRow {
     /// The planner, with all its options.
     pub planner: String,
     /// The trace.
     pub trace: String,
-    /// MicroVMs that there were, all at once.
+    /// MicroVMs that ran at the same time.
     pub microvms: u32,
-    /// Bytes of DRAM: what was charged to them, and the copies that a pool's manager made for them.
+    /// Bytes of DRAM: those charged to them, and the copies that a pool's manager made for them.
     pub dram_bytes: u64,
     /// Bytes of the pool that they used.
     pub pool_bytes: u64,
-    /// Bytes that their snapshot takes where it is in no pool.
+    /// Bytes of storage of their snapshot, if it is in no pool.
     pub storage_bytes: u64,
-    /// What all of that costs.
+    /// Cost of all of it.
     pub total: f64,
-    /// The same for each microVM; none where there was no microVM.
+    /// Cost of each microVM; `None` without microVMs.
     pub of_each: Option<f64>,
-    /// How many times that of the cheapest planner on the trace it is.
+    /// `of_each` divided by that of the cheapest planner on the trace.
     pub to_cheapest: Option<f64>,
 }
 
-/// The costs of all rows of a measurement; `storage` is the bytes that the snapshot takes for planners without a pool.
-#[must_use]
-pub fn costs(capacities: &Capacities, prices: Prices, storage: u64) -> Vec<CostRow> {
+/// The costs of all rows of a measurement.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Costs {
+    /// The prices.
+    pub prices: Prices,
+    /// One for each row of the measurement.
+    pub costs: Vec<CostRow>,
+}
+
+impl Costs {
+    /// The costs of a measurement; `storage` is the bytes of a snapshot that is in no pool.
+    #[must_use]
+    pub fn of(capacities: &Capacities, prices: Prices, storage: u64) -> Self {
+        Self { prices, costs: costs(capacities, prices, storage) }
+    }
+
+    /// A table, with the prices.
+    #[must_use]
+    pub fn text(&self) -> String {
+        const HEAD: [&str; 9] = [
+            "planner",
+            "trace",
+            "microVMs",
+            "DRAM",
+            "pool",
+            "storage",
+            "cost",
+            "cost of each",
+            "relative to cheapest",
+        ];
+        let amount =
+            |amount: Option<f64>| amount.map_or(String::new(), |amount| format!("{amount:.4}"));
+        let row = |cost: &CostRow| {
+            vec![
+                cost.planner.clone(),
+                cost.trace.clone(),
+                cost.microvms.to_string(),
+                format_bytes(cost.dram_bytes),
+                format_bytes(cost.pool_bytes),
+                format_bytes(cost.storage_bytes),
+                amount(Some(cost.total)),
+                amount(cost.of_each),
+                cost.to_cheapest.map_or(String::new(), |times| format!("{times:.2}")),
+            ]
+        };
+        let rows: Vec<Vec<String>> = self.costs.iter().map(row).collect();
+        format!(
+            "{}\nDRAM: charged to the microVMs, and copies made for them; prices of a GiB: DRAM {}, pool {}, storage {}",
+            table(&HEAD, &rows),
+            number(self.prices.dram),
+            number(self.prices.pool),
+            number(self.prices.storage)
+        )
+    }
+}
+
+fn costs(capacities: &Capacities, prices: Prices, storage: u64) -> Vec<CostRow> {
     let rows = capacities.results.iter().map(|row| {
         let dram_bytes = row.carried.usage.total + row.copy_bytes.unwrap_or(0);
         let (pool_bytes, storage_bytes) = match row.pool_bytes {

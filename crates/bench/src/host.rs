@@ -1,4 +1,4 @@
-//! What a result says of the host that it was measured on.
+//! The description of the host in results.
 
 use std::fs;
 use std::io;
@@ -7,16 +7,18 @@ use std::path::{Path, PathBuf};
 
 use firn_memory::{HostFacts, HostFactsError};
 use firn_vmm::Virtualization;
+use procfs::process::{MountInfo, Process};
+use procfs::{CpuInfo, Current, Meminfo, ProcError};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Set in the lab, where counts are true and times are not.
+/// Set in the lab, where counts are valid and times are not.
 const LAB_VARIABLE: &str = "FIRN_LAB";
 
 /// The host, the medium and the build.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Host {
-    /// Processors and memory: `2 x AMD EPYC, 23 GiB`.
+    /// Processors and memory, such as `2 x AMD EPYC, 23 GiB`.
     pub machine: String,
     /// Processors that this process may use.
     pub cpus: u64,
@@ -24,11 +26,11 @@ pub struct Host {
     pub memory_bytes: u64,
     /// The kernel's release.
     pub kernel: String,
-    /// How KVM runs a guest here.
+    /// How KVM runs a guest on it.
     pub kvm: KvmKind,
-    /// File system and device under the snapshot: `ext4 on /dev/vda (virtio disk)`.
+    /// File system and device of the snapshots, such as `ext4 on /dev/vda (virtio disk)`.
     pub medium: String,
-    /// The commit of this build, with `+changes` where the sources had others; `unknown` outside git.
+    /// The commit of this build, with `+changes` if the sources differed from it; `unknown` outside git.
     pub commit: String,
 }
 
@@ -40,7 +42,7 @@ pub enum KvmKind {
     Hardware,
     /// KVM with software page tables.
     Software,
-    /// The lab's KVM, in an emulated machine: times say nothing of performance.
+    /// The lab's KVM, in an emulated machine: times do not measure performance.
     Lab,
 }
 
@@ -49,32 +51,33 @@ impl std::fmt::Display for KvmKind {
         f.write_str(match self {
             Self::Hardware => "hardware KVM",
             Self::Software => "software-paged KVM",
-            Self::Lab => "the lab's KVM (times say nothing of performance)",
+            Self::Lab => "the lab's KVM (times do not measure performance)",
         })
     }
 }
 
-/// Bytes of all KVMs' own page tables on this host (`SecPageTables`, Linux 6.1); 0 where the kernel does not tell.
+/// Bytes of KVM's own page tables of all VMs on this host (`SecPageTables`, since Linux 6.1); 0 on older kernels.
 pub(crate) fn kvm_table_bytes() -> u64 {
-    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let value = meminfo.lines().find_map(|line| line.strip_prefix("SecPageTables:"));
-    let kib = value.and_then(|value| value.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    kib.unwrap_or_default() * 1024
+    let meminfo = Meminfo::current().ok();
+    meminfo.and_then(|meminfo| meminfo.secondary_page_tables).unwrap_or_default()
 }
 
-/// Why the host could not be described.
+/// Why the host cannot be described.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum HostError {
-    /// The kernel does not tell.
+    /// The facts that planners need cannot be read.
     #[error(transparent)]
     Facts(#[from] HostFactsError),
-    /// A file could not be read.
-    #[error("reading {path}")]
+    /// A file in /proc cannot be read or parsed.
+    #[error("cannot describe this host from /proc")]
+    Proc(#[from] ProcError),
+    /// A file cannot be read.
+    #[error("cannot read {path}")]
     Read {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
@@ -84,14 +87,12 @@ impl Host {
     ///
     /// # Errors
     ///
-    /// [`HostError`] when /proc does not answer, or the directory does not exist.
+    /// [`HostError`] if /proc cannot be read, or the directory does not exist.
     pub fn of(directory: &Path) -> Result<Self, HostError> {
-        let read = |path: &str| {
-            fs::read_to_string(path).map_err(|source| HostError::Read { path: path.into(), source })
-        };
         let facts = HostFacts::read()?;
         let cpuinfo = "/proc/cpuinfo";
-        let model = model(&read(cpuinfo)?).unwrap_or_else(|| std::env::consts::ARCH.to_owned());
+        let cpuinfo_read = CpuInfo::current()?;
+        let model = model(&cpuinfo_read);
         let cpus = std::thread::available_parallelism()
             .map_err(|source| HostError::Read { path: cpuinfo.into(), source })?
             .get() as u64;
@@ -110,19 +111,20 @@ impl Host {
         let device = fs::metadata(&canonical)
             .map_err(|source| HostError::Read { path: canonical.clone(), source })?
             .dev();
-        let mount = mount_of(&read("/proc/self/mountinfo")?, &canonical);
+        let mounts = Process::myself()?.mountinfo()?;
+        let mount = mount_of(&mounts.0, &canonical);
         Ok(Self {
             machine: format!("{cpus} x {model}, {} GiB", facts.memory_total >> 30),
             cpus,
             memory_bytes: facts.memory_total,
             kernel: facts.kernel,
             kvm,
-            medium: mount.map_or("unknown".to_owned(), |mount| mount.name(device)),
+            medium: mount.map_or("unknown".to_owned(), |mount| name(mount, device)),
             commit: env!("FIRN_COMMIT").to_owned(),
         })
     }
 
-    /// One line for people.
+    /// One line of text.
     #[must_use]
     pub fn line(&self) -> String {
         let Self { machine, kernel, kvm, medium, commit, .. } = self;
@@ -130,53 +132,36 @@ impl Host {
     }
 }
 
-/// The processor's name in /proc/cpuinfo.
-fn model(cpuinfo: &str) -> Option<String> {
-    let line = cpuinfo.lines().find(|line| line.starts_with("model name"))?;
-    Some(line.split_once(':')?.1.trim().to_owned())
+/// The processor's name; the architecture's if /proc/cpuinfo has none.
+fn model(cpuinfo: &CpuInfo) -> &str {
+    cpuinfo.model_name(0).unwrap_or(std::env::consts::ARCH)
 }
 
-/// A mount, as in /proc/self/mountinfo (proc(5)).
-#[derive(Debug, PartialEq, Eq)]
-struct Mount {
-    file_system: String,
-    source: String,
-    options: String,
-}
-
-/// The mount that a path lies in: the one with the longest mount point, and of several there the last.
-fn mount_of(mountinfo: &str, path: &Path) -> Option<Mount> {
-    let mounts = mountinfo.lines().filter_map(|line| {
-        let (place, kind) = line.split_once(" - ")?;
-        // Spaces in names are written \040.
-        let point = PathBuf::from(place.split(' ').nth(4)?.replace("\\040", " "));
-        let mut kind = kind.split(' ');
-        let mount = Mount {
-            file_system: kind.next()?.to_owned(),
-            source: kind.next()?.to_owned(),
-            options: kind.next().unwrap_or_default().to_owned(),
-        };
-        path.starts_with(&point).then_some((point.components().count(), mount))
+/// The mount that contains a path: the one with the longest mount point, and the last of several there.
+fn mount_of<'a>(mounts: &'a [MountInfo], path: &Path) -> Option<&'a MountInfo> {
+    let containing = mounts.iter().filter_map(|mount| {
+        // Spaces in mount points are encoded as \040 (proc(5)).
+        let point = PathBuf::from(mount.mount_point.to_str()?.replace("\\040", " "));
+        path.starts_with(&point).then(|| (point.components().count(), mount))
     });
-    mounts.max_by_key(|(depth, _)| *depth).map(|(_, mount)| mount)
+    containing.max_by_key(|(depth, _)| *depth).map(|(_, mount)| mount)
 }
 
-impl Mount {
-    /// For people: file system, device, and what kind of device it is.
-    fn name(&self, device: u64) -> String {
-        let Self { file_system, source, options } = self;
-        if file_system == "tmpfs" {
-            let huge = options.split(',').find(|option| option.starts_with("huge="));
-            return huge.map_or("tmpfs".to_owned(), |huge| format!("tmpfs {huge}"));
-        }
-        let dax =
-            if options.split(',').any(|option| option.starts_with("dax")) { " dax" } else { "" };
-        let kind = device_kind(device).map_or(String::new(), |kind| format!(" ({kind})"));
-        format!("{file_system}{dax} on {source}{kind}")
+/// A mount's file system, device, and the kind of that device.
+fn name(mount: &MountInfo, device: u64) -> String {
+    let MountInfo { fs_type, mount_source, super_options, .. } = mount;
+    if fs_type == "tmpfs" {
+        let huge = super_options.get("huge").and_then(Option::as_ref);
+        return huge.map_or("tmpfs".to_owned(), |huge| format!("tmpfs huge={huge}"));
     }
+    let dax =
+        if super_options.keys().any(|option| option.starts_with("dax")) { " dax" } else { "" };
+    let source = mount_source.as_deref().unwrap_or("none");
+    let kind = device_kind(device).map_or(String::new(), |kind| format!(" ({kind})"));
+    format!("{fs_type}{dax} on {source}{kind}")
 }
 
-/// What a block device is, by its place in sysfs.
+/// The kind of a block device, by its path in sysfs.
 fn device_kind(device: u64) -> Option<&'static str> {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let place = fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok()?;
@@ -187,7 +172,7 @@ fn device_kind(device: u64) -> Option<&'static str> {
     if text.contains("/nvme") {
         return Some("NVMe disk");
     }
-    // A partition's queue is its disk's.
+    // A partition has its disk's queue.
     let queue = [place.join("queue"), place.parent()?.join("queue")];
     let rotational = queue.iter().find_map(|q| fs::read_to_string(q.join("rotational")).ok())?;
     Some(if rotational.trim() == "1" { "rotating disk" } else { "solid-state disk" })

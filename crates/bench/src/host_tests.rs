@@ -1,3 +1,5 @@
+use procfs::FromRead;
+
 use super::*;
 
 const MOUNTS: &str = "\
@@ -6,25 +8,28 @@ const MOUNTS: &str = "\
 31 22 0:26 / /srv/a\\040b rw - tmpfs none rw,huge=always
 32 22 259:1 / /pmem rw - ext4 /dev/pmem0 rw,dax=always
 33 30 0:27 / /dev/shm rw - tmpfs tmpfs rw,huge=within_size
-nonsense
 ";
 
-fn name(path: &str) -> String {
-    mount_of(MOUNTS, Path::new(path)).unwrap().name(u64::MAX)
+fn mounts() -> Vec<MountInfo> {
+    MOUNTS.lines().map(|line| MountInfo::from_line(line).unwrap()).collect()
+}
+
+fn name_at(path: &str) -> String {
+    name(mount_of(&mounts(), Path::new(path)).unwrap(), u64::MAX)
 }
 
 #[test]
 fn the_deepest_and_last_mount_counts() {
-    assert_eq!(name("/tmp/x"), "ext4 on /dev/vda");
-    assert_eq!(name("/srv/a b/c"), "tmpfs huge=always");
-    assert_eq!(name("/srv/a bc"), "ext4 on /dev/vda");
-    assert_eq!(name("/pmem"), "ext4 dax on /dev/pmem0");
-    assert_eq!(name("/dev/shm/x"), "tmpfs huge=within_size");
-    assert_eq!(mount_of("", Path::new("/")), None);
+    assert_eq!(name_at("/tmp/x"), "ext4 on /dev/vda");
+    assert_eq!(name_at("/srv/a b/c"), "tmpfs huge=always");
+    assert_eq!(name_at("/srv/a bc"), "ext4 on /dev/vda");
+    assert_eq!(name_at("/pmem"), "ext4 dax on /dev/pmem0");
+    assert_eq!(name_at("/dev/shm/x"), "tmpfs huge=within_size");
+    assert!(mount_of(&[], Path::new("/")).is_none());
 }
 
 #[test]
-fn this_host() {
+fn this_host_can_be_described() {
     let directory = tempfile::tempdir().unwrap();
     let host = Host::of(directory.path()).unwrap();
     assert!(host.cpus > 0 && host.machine.starts_with(&host.cpus.to_string()));
@@ -34,8 +39,9 @@ fn this_host() {
 }
 
 #[test]
-fn the_model_is_named() {
-    let cpuinfo = "processor\t: 0\nmodel name\t: AMD EPYC 9\nflags : fpu\n";
-    assert_eq!(model(cpuinfo).as_deref(), Some("AMD EPYC 9"));
-    assert_eq!(model("processor : 0\n"), None);
+fn the_processor_model_comes_from_cpuinfo() {
+    let cpuinfo = |text: &str| CpuInfo::from_read(text.as_bytes()).unwrap();
+    let named = "processor\t: 0\nmodel name\t: AMD EPYC 9\nflags\t: fpu\n";
+    assert_eq!(model(&cpuinfo(named)), "AMD EPYC 9");
+    assert_eq!(model(&cpuinfo("processor\t: 0\n")), std::env::consts::ARCH);
 }

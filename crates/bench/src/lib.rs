@@ -1,38 +1,56 @@
-//! Experiments of the papers: what is measured, how, and what is made of the numbers.
+//! Measurements of restores: the papers' experiments, their results, tables and pictures.
 //!
 //! The measuring instrument is the [`player`], a freestanding guest that repeats the page accesses of a recorded
-//! [`Trace`](firn_memory::trace::Trace) at native speed on any KVM. [`traces`] finds a trace by its name. [`floor`] is a
-//! bare loop, which says how much of a measurement is the instrument.
+//! [`Trace`](firn_memory::trace::Trace) at native speed on any KVM. [`traces`] loads traces by name.
 //!
-//! A [`Session`] compares planners on players: one process for each microVM, planners in turn, the page cache in a
-//! known state, and no result where a single page was wrong. [`Results`] are its JSON, [`svg`] draws them.
+//! Each measurement is a plain configuration with defaults and a `run` method: [`ThawConfig`] compares planners on players,
+//! [`CapacityConfig`] counts the microVMs in a memory budget, [`PaperConfig`](paper::PaperConfig) repeats the papers' experiments, and
+//! [`FloorConfig`](floor::FloorConfig) measures the overhead of the player itself. Every microVM is a process of its own, the page cache is
+//! in a verified state, and a single wrong page ends a measurement without results. Results are serde types, which render themselves as
+//! text, as Markdown and as SVG. Nothing here prints; a [`Progress`] receives the progress.
 
 mod batch;
 mod cache;
 mod capacity;
 mod cgroup;
-pub mod chart;
 mod cost;
-pub mod experiments;
 pub mod floor;
 mod free_reads;
+mod harness;
 mod host;
+mod medium;
+pub mod paper;
+pub mod picture;
 pub mod player;
-mod results;
+mod players;
+mod progress;
+mod result_file;
+mod saved;
 mod stats;
-pub mod svg;
-pub mod table;
 #[cfg(test)]
 mod testing;
+mod text;
 mod thaw;
 pub mod traces;
 
 pub use batch::{BatchError, Interrupt};
 pub use cache::{Cache, CacheError};
-pub use capacity::{Capacities, Capacity, CapacityError, CapacityRow, Carried};
+pub use capacity::{
+    Budget, Capacities, CapacitiesError, CapacityConfig, CapacityError, CapacityRow, Carried,
+    FillError,
+};
 pub use cgroup::{CgroupError, GroupUsage, MemoryLimit};
-pub use cost::{CostRow, Prices, costs};
+pub use cost::{CostRow, Costs, Prices};
+pub use harness::Harness;
 pub use host::{Host, HostError, KvmKind};
-pub use results::{LeftOut, Noise, Results, Row};
+pub use medium::MediumError;
+pub use players::{FrozenPlayer, LeftOut, PlayersConfig, PlayersError, PooledPlayer, Subject};
+pub use progress::{Progress, Quiet};
+pub use result_file::{ResultFile, ResultFileError};
+pub use saved::ReadResultsError;
 pub use stats::{Comparison, Summary};
-pub use thaw::{Frozen, Pooled, Session, SessionError, Subject};
+pub use text::table;
+pub use thaw::{
+    Noise, Results, Row, Session, SessionError, ThawConfig, ThawError, draw_sessions,
+    sessions_markdown,
+};

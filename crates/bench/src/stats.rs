@@ -1,44 +1,44 @@
-//! What is said of many measurements: median, tail, spread; and of pairs: the ratio of what belongs together.
+//! Statistics of measurements: median, tail and spread, and the comparison of pairs.
+
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 /// Measurements of one quantity, in its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// Half of the measurements are not above it.
+    /// The median.
     pub median: f64,
-    /// 95 % of the measurements are not above it.
+    /// The 95th percentile.
     pub p95: f64,
     /// The smallest.
     pub min: f64,
     /// The largest.
     pub max: f64,
-    /// The distance between the first and the third quartile, as a part of the median: 0.1 says that the
-    /// middle half of the measurements lies within a tenth of the median. 0 where the median is 0.
+    /// The interquartile range divided by the median; 0 if the median is 0.
     pub spread: f64,
 }
 
 impl Summary {
-    /// Of measurements in any order; `None` where there are none, or one is no number.
+    /// Of measurements in any order; `None` without measurements, or if one is not a finite number.
     #[must_use]
     pub fn of(values: &[f64]) -> Option<Self> {
         let sorted = sorted(values)?;
         let median = quantile(&sorted, 0.5);
-        let middle = quantile(&sorted, 0.75) - quantile(&sorted, 0.25);
+        let range = quantile(&sorted, 0.75) - quantile(&sorted, 0.25);
         Some(Self {
             median,
             p95: quantile(&sorted, 0.95),
             min: sorted[0],
             max: sorted[sorted.len() - 1],
-            spread: if median == 0.0 { 0.0 } else { middle / median },
+            spread: if median == 0.0 { 0.0 } else { range / median },
         })
     }
 }
 
-/// What pairs of measurements say of b compared with a: the median of the pairs' ratios or differences, and
-/// how sure it is.
+/// The median of the ratios or differences of pairs of measurements, with its confidence interval.
 ///
-/// Pairs are measured one behind the other, so what changes slowly on the host changes both.
+/// The two measurements of a pair follow each other, so a slow change of the host's load affects both.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
     /// Number of pairs.
@@ -49,15 +49,15 @@ pub struct Comparison {
     pub low: f64,
     /// Upper end of the median's confidence interval.
     pub high: f64,
-    /// How sure the interval is: 0.95 or a little more where there are six pairs or more, less below.
+    /// Confidence of the interval: 0.95 or a little more for six pairs or more, less for fewer pairs.
     pub confidence: f64,
 }
 
 impl Comparison {
-    /// Of one value for each pair. The interval is the one between two order statistics, which assumes nothing
-    /// of how the values are distributed (sign test; Conover, Practical Nonparametric Statistics, 3.2).
+    /// Of one value for each pair. The interval lies between two order statistics, which assumes nothing about the distribution of the
+    /// values (sign test; Conover, Practical Nonparametric Statistics, 3.2).
     ///
-    /// `None` where there are no pairs, or a value is no number.
+    /// `None` without pairs, or if a value is not a finite number.
     #[must_use]
     pub fn of(values: &[f64]) -> Option<Self> {
         let sorted = sorted(values)?;
@@ -70,20 +70,21 @@ impl Comparison {
             confidence,
         })
     }
+}
 
-    /// Whether the interval holds a value.
-    #[must_use]
-    pub fn holds(&self, value: f64) -> bool {
-        (self.low..=self.high).contains(&value)
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { median, low, high, confidence, .. } = self;
+        let confidence = confidence * 100.0;
+        write!(f, "{median:.3} ({low:.3} to {high:.3} with {confidence:.0} % confidence)")
     }
 }
 
-/// How many values lie outside at each end of the narrowest interval between order statistics of `n` values
-/// that holds their median with a probability of at least 0.95, and that probability. With too few values it
-/// is all of them.
+/// The narrowest interval between order statistics of `n` values that contains their median with a probability of at least 0.95: the
+/// number of values outside at each end, and that probability. With too few values the interval spans all of them.
 fn median_interval(n: usize) -> (usize, f64) {
-    // The probability that at most `skipped` of n values are below the median: a sum of terms of the binomial
-    // distribution, by their logarithms, because 0.5^n is nothing for large n.
+    // The probability that at most `skipped` of n values are below the median: a sum of terms of the binomial distribution. It uses
+    // logarithms, because 0.5^n underflows for large n.
     let mut term = -(n as f64);
     let mut at_most = term.exp2();
     let mut skipped = 0;
@@ -98,7 +99,7 @@ fn median_interval(n: usize) -> (usize, f64) {
     }
 }
 
-/// Ascending; `None` where there is nothing to sort, or nothing to sort it by.
+/// The values in ascending order; `None` without values, or if one is not a finite number.
 pub(crate) fn sorted(values: &[f64]) -> Option<Vec<f64>> {
     if values.is_empty() || !values.iter().all(|value| value.is_finite()) {
         return None;
@@ -108,11 +109,9 @@ pub(crate) fn sorted(values: &[f64]) -> Option<Vec<f64>> {
     Some(sorted)
 }
 
-/// The quantile of ascending values, between two of them by their distance (Hyndman and Fan's type 7, as in
-/// NumPy and R).
+/// A quantile of ascending values, interpolated linearly (Hyndman and Fan's type 7, the default of NumPy and R).
 pub(crate) fn quantile(sorted: &[f64], part: f64) -> f64 {
     let at = (sorted.len() - 1) as f64 * part;
-    // The whole part of an index is one.
     let below = (0..sorted.len()).rev().find(|&index| index as f64 <= at).unwrap_or(0);
     let above = (below + 1).min(sorted.len() - 1);
     sorted[below] + (sorted[above] - sorted[below]) * (at - below as f64)

@@ -1,17 +1,17 @@
-//! What tests of several modules share.
+//! Helpers that tests of several modules share.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::cache::Cache;
 use crate::host::{Host, KvmKind};
 use crate::player::PlayerReport;
-use crate::results::{Results, Row, RowHead, Run};
+use crate::thaw::{Results, Row, RowHead, Run};
 
-/// Held by every test that writes a program and starts it: a process that another test starts meanwhile would
-/// have inherited the file, open for writing, and the kernel executes no such file.
+/// Held by every test that writes a program and starts it. A process that another test starts meanwhile would inherit the open file, and the
+/// kernel does not execute a file that is open for writing.
 pub(crate) fn one_at_a_time() -> MutexGuard<'static, ()> {
     static STARTING: Mutex<()> = Mutex::new(());
-    STARTING.lock().unwrap_or_else(PoisonError::into_inner)
+    STARTING.lock()
 }
 
 /// A report as `firn thaw --json` prints it for a player.

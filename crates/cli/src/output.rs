@@ -4,9 +4,10 @@ use std::borrow::Cow;
 use std::error::Error;
 use std::io::Write;
 
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use firn_base::error_chain;
 use serde::Serialize;
+
+pub(crate) use firn_bench::table;
 
 /// Prints a line. A reader that went away is no error of the command's.
 pub(crate) fn line(text: &str) {
@@ -58,19 +59,6 @@ fn escaped(json: &str) -> Cow<'_, str> {
         }
     }
     Cow::Owned(text)
-}
-
-/// A table of text, its first column to the left and all others to the right.
-pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_FULL_CONDENSED);
-    table.set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(head);
-    table.add_rows(rows);
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table.to_string()
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use std::time::Duration;
 use firn_base::{PAGE_SIZE, error_chain};
 use firn_bench::player::{PlayerInputs, PlayerOptions, freeze};
 use firn_bench::traces::{NamedTrace, load};
-use firn_bench::{Cache, Frozen, Host, Interrupt, Session, Subject};
+use firn_bench::{Cache, FrozenPlayer, Host, Interrupt, Quiet, Session, Subject};
 use firn_memory::trace::Access;
 use firn_snapshot::PageSet;
 use firn_vmm::{Destination, KVM_DEVICE, open_kvm};
@@ -341,7 +341,7 @@ fn a_page_that_changed_on_its_medium_fails_the_measurement() {
     image.write_all_at(&[0xee], 77 * 4096 + 2000).unwrap();
     let session = Session {
         program: FIRN.into(),
-        players: vec![Frozen {
+        players: vec![FrozenPlayer {
             trace: name,
             snapshot,
             pooled: None,
@@ -362,7 +362,7 @@ fn a_page_that_changed_on_its_medium_fails_the_measurement() {
     };
     let interrupt = Interrupt::catch().unwrap();
     let host = Host::of(directory.path()).unwrap();
-    let error = error_chain(&session.run(host, &interrupt, |_, _| {}).unwrap_err());
+    let error = error_chain(&session.run(host, &interrupt, &Quiet).unwrap_err());
     assert!(error.contains("firecracker:readahead=on failed on sequential-read:4M in run 1"));
     assert!(error.contains("restored wrong memory") && error.contains("0x4d"), "{error}");
 }

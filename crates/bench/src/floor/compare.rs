@@ -1,4 +1,4 @@
-//! The loop and the player, pair by pair.
+//! Pairs of the loop and the player.
 
 use std::path::PathBuf;
 
@@ -15,74 +15,73 @@ use crate::host::Host;
 use crate::player::PlayerReport;
 use crate::stats::{Comparison, Summary};
 
-/// What is compared.
+/// The loop and the player that are compared.
 #[derive(Clone, Debug)]
-pub struct FloorComparison {
-    /// The `firn` that a player is a process of.
-    pub program: PathBuf,
-    /// The snapshot of a player that touches every page of `range` once, in order, with the same access through the
-    /// same leaves.
-    pub snapshot: PathBuf,
-    /// What both touch.
-    pub range: GuestRange,
-    /// What both do to a page.
-    pub access: FloorAccess,
+pub(super) struct FloorComparison {
+    /// The `firn` program: each player is a process of it.
+    pub(super) program: PathBuf,
+    /// The snapshot of a player that touches every page of `range` once, in order, with the same access through leaves of the same size.
+    pub(super) snapshot: PathBuf,
+    /// The memory that both touch.
+    pub(super) range: GuestRange,
+    /// How both touch a page.
+    pub(super) access: FloorAccess,
     /// Leaves of both guests' page tables.
-    pub leaf: Leaf,
+    pub(super) leaf: Leaf,
     /// The planner that both use.
-    pub planner: String,
-    /// Number of pairs.
-    pub pairs: u32,
+    pub(super) planner: String,
+    /// The number of pairs.
+    pub(super) pairs: u32,
 }
 
-/// What the comparison found. The player's part is its replay: from the resume to its last touch.
+/// The results of the comparison. The player's time is that of its replay, from the resume to its last touch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FloorResults {
-    /// Where it was measured.
+    /// The host, the medium and the build.
     pub host: Host,
     /// The planner that both used.
     pub planner: String,
-    /// Pages that each touches.
+    /// Pages that each of them touches.
     pub pages: u64,
-    /// ns of the loop for each page.
+    /// Time of the loop per page, in ns.
     pub floor_ns_per_page: Summary,
-    /// ns of the player for each page.
+    /// Time of the player per page, in ns.
     pub player_ns_per_page: Summary,
     /// The player divided by the loop, pair by pair.
     pub ratio: Comparison,
-    /// What the player takes more for each page, in ns, pair by pair.
+    /// The player less the loop, in ns per page, pair by pair.
     pub difference_ns_per_page: Comparison,
-    /// KVM's faults of the last pair: the loop's, the player's.
+    /// KVM's faults in the last pair: of the loop, and of the player.
     pub kvm_page_faults: [u64; 2],
-    /// Leaves of 2 MiB in KVM's tables at the end of the last pair: the loop's, the player's.
+    /// Leaves of 2 MiB in KVM's tables at the end of the last pair: of the loop, and of the player.
     pub kvm_pages_2m: [u64; 2],
 }
 
-/// Why there is no comparison.
+/// Why a comparison has no results.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CompareError {
     /// The snapshot cannot be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// There is no such planner.
+    /// The planner cannot be parsed.
     #[error(transparent)]
     Planner(#[from] ParsePlannerError),
-    /// There is no plan.
+    /// The planner has no plan.
     #[error(transparent)]
     Plan(#[from] PlanSnapshotError),
-    /// The plan was not carried out.
+    /// The plan cannot be executed.
     #[error(transparent)]
     Execute(#[from] ExecuteError),
-    /// The page cache is not filled.
+    /// The page cache cannot be filled.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// The loop did not run.
+    /// The loop failed.
     #[error("the loop failed in pair {pair}")]
     Floor {
         /// The pair, from 1.
         pair: u32,
-        /// Why.
+        /// The reason.
         source: FloorError,
     },
     /// The player failed.
@@ -90,23 +89,17 @@ pub enum CompareError {
     Player {
         /// The pair, from 1.
         pair: u32,
-        /// Why.
+        /// The reason.
         source: BatchError,
     },
-    /// No pair was asked for.
+    /// The number of pairs is 0.
     #[error("nothing to compare: give at least one pair")]
     Nothing,
 }
 
 impl FloorComparison {
-    /// Compares: loop and player in turn, each first in every second pair, on a snapshot whose every page is cached.
-    ///
-    /// `done` is called after each pair.
-    ///
-    /// # Errors
-    ///
-    /// [`CompareError`] at the first failure, of a player with a wrong page too.
-    pub fn run(
+    /// Runs the pairs on a fully cached snapshot. Loop and player are first in turn. `done` is called after each pair.
+    pub(super) fn run(
         &self,
         host: Host,
         interrupt: &Interrupt,
@@ -150,7 +143,7 @@ impl FloorComparison {
         })
     }
 
-    /// One run of the loop, on memory as a thaw would have it.
+    /// One run of the loop, on memory that the planner restored.
     fn floor(
         &self,
         snapshot: &Snapshot,
@@ -160,8 +153,9 @@ impl FloorComparison {
         files.prepare(Cache::Cached, false)?;
         let plan = planners::plan(snapshot, &*parse(&self.planner)?)?;
         let executed = execute(&plan, &Sources::of(snapshot))?;
-        run(&executed.memory, self.range, self.access, self.leaf)
-            .map_err(|source| CompareError::Floor { pair, source })
+        let (run, _) = run(&executed.memory, self.range, self.access, self.leaf)
+            .map_err(|source| CompareError::Floor { pair, source })?;
+        Ok(run)
     }
 
     /// One thaw of the player.

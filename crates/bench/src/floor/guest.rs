@@ -1,17 +1,16 @@
-//! The guest of the floor: two loops in ring 3, their page tables, and nothing else.
+//! The guest of the floor: two loops in ring 3, and their page tables.
 
 use std::arch::global_asm;
 
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
-use firn_memory::{GuestRange, GuestView, Leaf};
-
 use firn_base::PAGE_SIZE as PAGE;
+use firn_memory::{GuestRange, GuestView, Leaf};
 
 use super::FloorAccess;
 
-/// Where the page tables lie in the control memory, behind the code; the root comes first.
+/// Offset of the page tables in the control memory, after the code; the root comes first.
 const PAGE_TABLES: u64 = 0x1_0000;
 
 /// Virtual addresses: the code and the report in the first chunk, guest memory from `MEMORY` up.
@@ -25,7 +24,7 @@ const ENTRY: u64 = 0b110_0111;
 const HUGE: u64 = 1 << 7;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
-// rdi: first address, rsi: number of pages, rcx: where to report.
+// rdi: first address, rsi: number of pages, rcx: address of the report.
 global_asm!(
     ".pushsection .rodata.firn_floor, \"a\"",
     "firn_floor_read:",

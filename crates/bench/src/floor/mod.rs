@@ -1,14 +1,15 @@
-//! The floor: what touching guest memory costs when nothing else is done.
+//! The floor: the cost of touching guest memory without any other work.
 //!
-//! A vCPU in ring 3 runs a loop of four instructions that touches one word of every page of a range, and ends with a
-//! store that exits. There is no monitor around it: one VM, one vCPU, two memory slots. Guest memory is whatever a plan
-//! has made of it, so that the loop and a thawed guest touch the same backing. How little slower a replay is says how
-//! much of a measurement is the instrument.
+//! A vCPU in ring 3 runs a loop of four instructions that touches one word of every page of a range, and ends with a store that exits.
+//! There is no monitor around it: one VM, one vCPU, two memory slots. A plan provides the guest memory, so that the loop and a thawed guest
+//! touch the same backing. The difference between the replay and the loop is the overhead of the instrument.
 
 mod compare;
+mod config;
 mod guest;
 
-pub use compare::{CompareError, FloorComparison, FloorResults};
+pub use compare::{CompareError, FloorResults};
+pub use config::{FloorConfig, FloorLeaves, RunFloorError};
 
 use std::path::Path;
 use std::time::Instant;
@@ -23,7 +24,7 @@ use firn_memory::{AnonymousError, GuestMemory, GuestRange, Leaf};
 use firn_snapshot::{LayoutError, MemoryLayout, MemoryRegion};
 use firn_vmm::{KVM_DEVICE, KvmCounters, KvmError, KvmStats, open_kvm};
 
-/// What the loop does to each page.
+/// How the loop touches a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FloorAccess {
     /// Reads a word.
@@ -32,27 +33,25 @@ pub enum FloorAccess {
     Write,
 }
 
-/// What one run of the loop took.
+/// One run of the loop.
 #[derive(Clone, Copy, Debug)]
-pub struct FloorRun {
+struct FloorRun {
     /// Pages touched.
-    pub pages: u64,
+    pages: u64,
     /// From the start of `KVM_RUN` to the store that ended it, in ns.
-    pub ns: u64,
-    /// The sum of the words read, each the first of its page; 0 for writes.
-    pub sum: u64,
-    /// What KVM counted.
-    pub kvm: KvmStats,
+    ns: u64,
+    /// KVM's counters.
+    kvm: KvmStats,
 }
 
-/// Why the loop did not run.
+/// Why the loop failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum FloorError {
-    /// The range is not in one region of guest memory, or is no whole number of leaves.
+    /// The range is not in one region of guest memory, or is not a multiple of the leaf size.
     #[error(
-        "guest memory {range} cannot be touched at {leaf} leaves: it must lie in one region, and \
-         its ends be multiples of the leaf"
+        "the loop cannot touch guest memory {range} through leaves of {leaf}: the range must lie in one region, and its \
+         ends must be multiples of the leaf size"
     )]
     Range {
         /// The range.
@@ -60,31 +59,31 @@ pub enum FloorError {
         /// The guest's leaves.
         leaf: Leaf,
     },
-    /// There is no usable KVM.
+    /// KVM cannot be used.
     #[error(transparent)]
     Kvm(#[from] KvmError),
-    /// KVM refused something.
-    #[error("KVM refused to {operation}")]
+    /// KVM returned an error.
+    #[error("KVM cannot {operation}")]
     Refused {
-        /// What it was asked for.
+        /// The operation.
         operation: &'static str,
-        /// What it said.
+        /// KVM's error.
         source: kvm_ioctls::Error,
     },
-    /// Guest memory reaches too high for anything to lie above it.
+    /// There are no guest-physical addresses above guest memory.
     #[error("no guest-physical addresses are left for the loop's page tables")]
     Places(#[from] LayoutError),
-    /// No memory for the loop and its page tables.
-    #[error("no memory for the loop's page tables")]
+    /// The memory for the loop and its page tables cannot be allocated.
+    #[error("cannot allocate memory for the loop's page tables")]
     Control(#[from] AnonymousError),
-    /// Code and page tables could not be written.
-    #[error("writing the loop and its page tables")]
+    /// Code and page tables cannot be written.
+    #[error("cannot write the loop and its page tables")]
     Load(#[source] GuestMemoryError),
-    /// The loop ended otherwise than by its store.
+    /// The loop did not end with its store.
     #[error("the loop ended in {0} instead of its last store")]
     Exit(String),
-    /// KVM's counters could not be read.
-    #[error("reading KVM's counters")]
+    /// KVM's counters cannot be read.
+    #[error("cannot read KVM's counters")]
     Counters(#[source] std::io::Error),
 }
 
@@ -92,18 +91,14 @@ fn refused(operation: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> FloorEr
     move |source| FloorError::Refused { operation, source }
 }
 
-/// Touches one word of every page of a range of guest memory, in ascending order, through guest leaves of 4 KiB or
-/// 2 MiB, and times it.
-///
-/// # Errors
-///
-/// [`FloorError`] when the range does not fit, or KVM does not run the loop.
-pub fn run(
+/// Touches one word of every page of a range of guest memory, in ascending order, through guest leaves of 4 KiB or 2 MiB, and measures the
+/// time. Also returns the sum of the words that it read; 0 for writes.
+fn run(
     memory: &GuestMemory,
     range: GuestRange,
     access: FloorAccess,
     leaf: Leaf,
-) -> Result<FloorRun, FloorError> {
+) -> Result<(FloorRun, u64), FloorError> {
     let fits = range.len > 0
         && leaf != Leaf::Size1G
         && range.start.is_multiple_of(leaf.bytes())
@@ -135,13 +130,13 @@ pub fn run(
             memory_size: slot.len,
             userspace_addr: slot.host_addr,
         };
-        // SAFETY: the memory is mapped for as long as `memory` and `control` live, which is longer than the VM.
+        // SAFETY: the memory stays mapped while `memory` and `control` live, which is longer than the VM.
         unsafe { vm.set_user_memory_region(region) }.map_err(refused("add a memory slot"))?;
     }
     let mut vcpu = vm.create_vcpu(0).map_err(refused("create a vCPU"))?;
     let cpuid = kvm
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
-        .map_err(refused("say which CPUID it supports"))?;
+        .map_err(refused("list the CPUID that it supports"))?;
     vcpu.set_cpuid2(&cpuid).map_err(refused("set CPUID"))?;
     let mut sregs = vcpu.get_sregs().map_err(refused("read special registers"))?;
     guest::set_ring3(&mut sregs, places);
@@ -160,12 +155,12 @@ pub fn run(
             .map_err(|_| FloorError::Exit(format!("a store of {} bytes", data.len())))?,
         other => return Err(FloorError::Exit(format!("{other:?}"))),
     };
-    Ok(FloorRun {
+    let run = FloorRun {
         pages: range.len / PAGE,
         ns: firn_base::nanoseconds(elapsed),
-        sum,
         kvm: counters.read().map_err(FloorError::Counters)?,
-    })
+    };
+    Ok((run, sum))
 }
 
 #[cfg(test)]

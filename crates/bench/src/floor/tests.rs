@@ -8,7 +8,7 @@ use super::*;
 
 const MIB: u64 = 1 << 20;
 
-/// Guest memory of 16 MiB as a thaw would have it, each page starting with its own number.
+/// Restored guest memory of 16 MiB, each page starting with its own number.
 fn memory() -> GuestMemory {
     let image = tempfile::tempfile().unwrap();
     let layout = MemoryLayout::for_size(16 * MIB).unwrap();
@@ -37,27 +37,27 @@ fn sum(pages: std::ops::Range<u64>) -> u64 {
 }
 
 #[test]
-fn it_touches_every_page_once() {
+fn the_loop_touches_every_page_once() {
     if !has_kvm() {
         return;
     }
     let memory = memory();
     let range = GuestRange { start: 4 * MIB, len: 8 * MIB };
     for leaf in [Leaf::Size4K, Leaf::Size2M] {
-        let read = run(&memory, range, FloorAccess::Read, leaf).unwrap();
-        assert_eq!((read.pages, read.sum), (2048, sum(1024..3072)));
+        let (read, words) = run(&memory, range, FloorAccess::Read, leaf).unwrap();
+        assert_eq!((read.pages, words), (2048, sum(1024..3072)));
         assert!(read.kvm.page_faults > 0 && read.kvm.mapped_pages() >= 2048);
     }
     // Every word is one more now, and no other page was written.
-    let write = run(&memory, range, FloorAccess::Write, Leaf::Size4K).unwrap();
-    assert_eq!((write.pages, write.sum), (2048, 0));
+    let (write, words) = run(&memory, range, FloorAccess::Write, Leaf::Size4K).unwrap();
+    assert_eq!((write.pages, words), (2048, 0));
     let all = GuestRange { start: 0, len: 16 * MIB };
-    let read = run(&memory, all, FloorAccess::Read, Leaf::Size4K).unwrap();
-    assert_eq!(read.sum, sum(0..4096) + 2048);
+    let (_, words) = run(&memory, all, FloorAccess::Read, Leaf::Size4K).unwrap();
+    assert_eq!(words, sum(0..4096) + 2048);
 }
 
 #[test]
-fn ranges_that_do_not_fit_are_refused() {
+fn ranges_that_do_not_fit_are_rejected() {
     let memory = memory();
     for (start, len, leaf) in [
         (0, 0, Leaf::Size4K),

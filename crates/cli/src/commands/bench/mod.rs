@@ -1,54 +1,119 @@
 //! `firn bench`: measurements with the player.
 
-pub(crate) mod capacity;
-pub(crate) mod cost;
-pub(crate) mod floor;
-mod in_pool;
-mod medium;
-pub(crate) mod paper;
+mod capacity;
+mod cost;
+mod floor;
+mod paper;
 mod players;
-mod save;
-pub(crate) mod table;
-mod tables;
-pub(crate) mod thaw;
+mod table;
+mod thaw;
 
+use std::cell::RefCell;
 use std::error::Error;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::Subcommand;
+use anyhow::Context;
+use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use firn_bench::{Harness, Interrupt, Progress, ResultFile, ResultFileError};
+
+use crate::output;
 
 /// Commands of `firn bench`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
-    /// Compare planners: thaws of a player, side by side
+    /// Compare planners on thaws of a player
     Thaw(thaw::BenchThawArgs),
-    /// Count the microVMs that a memory budget carries
+    /// Count the microVMs that fit into a memory budget
     Capacity(capacity::CapacityArgs),
-    /// Put a price on what `firn bench capacity` counted
+    /// Compute the cost of the memory that `firn bench capacity` measured
     Cost(cost::CostArgs),
-    /// Make tables for a document out of what `firn bench thaw --json` wrote
+    /// Make tables for a document from the files of `firn bench thaw --json`
     Table(table::TableArgs),
     /// Run the papers' experiments: data, table and picture of each
     Paper(paper::PaperArgs),
-    /// Compare the player with a bare loop: how much of a measurement is the instrument
+    /// Compare the player with a bare loop, to measure the player's overhead
     Floor(floor::FloorArgs),
 }
 
 pub(crate) fn run(command: &BenchCommand) -> Result<ExitCode, Box<dyn Error>> {
     match command {
-        BenchCommand::Thaw(arguments) => thaw::run(arguments).map_err(Into::into),
-        BenchCommand::Capacity(arguments) => capacity::run(arguments).map_err(Into::into),
-        BenchCommand::Cost(arguments) => cost::run(arguments).map_err(Into::into),
-        BenchCommand::Paper(arguments) => paper::run(arguments).map_err(Into::into),
-        BenchCommand::Table(arguments) => table::run(arguments).map_err(Into::into),
-        BenchCommand::Floor(arguments) => floor::run(arguments).map_err(Into::into),
+        BenchCommand::Thaw(arguments) => thaw::run(arguments)?,
+        BenchCommand::Capacity(arguments) => capacity::run(arguments)?,
+        BenchCommand::Cost(arguments) => cost::run(arguments)?,
+        BenchCommand::Paper(arguments) => paper::run(arguments)?,
+        BenchCommand::Table(arguments) => table::run(arguments)?,
+        BenchCommand::Floor(arguments) => floor::run(arguments)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs measurements with a progress bar on standard error. A signal stops them with an error.
+fn measure<T>(run: impl FnOnce(&Harness<'_>) -> anyhow::Result<T>) -> anyhow::Result<T> {
+    let program = std::env::current_exe().context("cannot find the path of this program")?;
+    let interrupt = Interrupt::catch().context("cannot catch signals")?;
+    let bar = Bar(RefCell::new(ProgressBar::hidden()));
+    run(&Harness { program, interrupt: &interrupt, progress: &bar })
+}
+
+/// A progress bar on standard error, hidden if that is not a terminal.
+struct Bar(RefCell<ProgressBar>);
+
+impl Progress for Bar {
+    fn begin(&self, steps: u64) {
+        let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {eta} {msg}");
+        let bar = ProgressBar::new(steps);
+        self.0.replace(style.map_or(bar.clone(), |style| bar.with_style(style)));
+    }
+
+    fn advance(&self, finished: u64, step: &str) {
+        let bar = self.0.borrow();
+        bar.set_message(step.to_owned());
+        bar.set_position(finished);
+    }
+
+    fn end(&self) {
+        self.0.borrow().finish_and_clear();
+    }
+
+    fn note(&self, text: &str) {
+        self.0.borrow().suspend(|| output::note(&format!("firn: {text}")));
     }
 }
 
-/// A progress bar on standard error; nothing where that is no terminal.
-fn progress(steps: u64) -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {eta} {msg}");
-    let bar = ProgressBar::new(steps);
-    style.map_or(bar.clone(), |style| bar.with_style(style))
+/// Files for the results of a measurement.
+#[derive(Debug, Args)]
+struct FilesArgs {
+    /// Write the results to a file as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Draw the results into a file as SVG
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+}
+
+/// The prepared files.
+struct Files {
+    json: Option<ResultFile>,
+    plot: Option<ResultFile>,
+}
+
+impl FilesArgs {
+    fn prepare(&self) -> Result<Files, ResultFileError> {
+        Ok(Files { json: prepare(self.json.as_deref())?, plot: prepare(self.plot.as_deref())? })
+    }
+}
+
+impl Files {
+    fn write(self, results: &impl Serialize, picture: &str) -> Result<(), ResultFileError> {
+        self.json.map_or(Ok(()), |json| json.write_json(results))?;
+        self.plot.map_or(Ok(()), |plot| plot.write(picture))
+    }
+}
+
+fn prepare(path: Option<&Path>) -> Result<Option<ResultFile>, ResultFileError> {
+    path.map(ResultFile::prepare).transpose()
 }

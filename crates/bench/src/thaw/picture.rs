@@ -1,15 +1,20 @@
 //! Results as a picture: a bar for each planner, split where the guest resumes, with a whisker to the 95th percentile.
 
+use super::results::{Results, Row};
 use crate::cache::Cache;
-use crate::chart::{Bar, Chart, Marks, Panel};
-use crate::results::{Results, Row};
+use crate::picture::chart::{Bar, Chart, Marks, Panel};
+use crate::text::number;
 
-pub use crate::chart::number;
+impl Results {
+    /// A picture as SVG. If there are more microVMs than processors, the bars are processor time for each page, because wall times
+    /// then include waiting for a processor.
+    #[must_use]
+    pub fn draw(&self) -> String {
+        draw(self)
+    }
+}
 
-/// Draws results. Where there are more microVMs than processors, the bars are processor time for each page, because
-/// wall times say little.
-#[must_use]
-pub fn draw(results: &Results) -> String {
+fn draw(results: &Results) -> String {
     let wall = results.results.iter().any(|row| !row.oversubscribed);
     let legend = if wall { vec!["start to resume", "resume to last page"] } else { Vec::new() };
     Chart {
@@ -87,5 +92,5 @@ fn bar(row: &Row) -> Bar {
 }
 
 #[cfg(test)]
-#[path = "svg_tests.rs"]
+#[path = "picture_tests.rs"]
 mod tests;

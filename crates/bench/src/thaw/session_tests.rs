@@ -3,19 +3,20 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
-use firn_base::error_chain;
 use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
 
 use super::*;
+use crate::players::PooledPlayer;
+use crate::progress::Quiet;
 use crate::testing::{REPORT, one_at_a_time};
 
 fn subject(planner: &str) -> Subject {
     Subject { planner: planner.to_owned(), preloads: false, in_pool: false, packs: false }
 }
 
-fn frozen(snapshot: PathBuf) -> Frozen {
+fn frozen(snapshot: PathBuf) -> FrozenPlayer {
     let trace = "t".to_owned();
-    Frozen { trace, snapshot, pooled: None, recorded_on: None, others: Vec::new() }
+    FrozenPlayer { trace, snapshot, pooled: None, recorded_on: None, others: Vec::new() }
 }
 
 /// A session with a program that prints a report, and logs planner by planner that it ran.
@@ -41,12 +42,22 @@ fn session(directory: &std::path::Path, planners: &[&str], runs: u32, script: &s
     }
 }
 
+/// The planners of the finished steps.
+#[derive(Default)]
+struct Seen(RefCell<Vec<String>>);
+
+impl Progress for Seen {
+    fn advance(&self, _: u64, step: &str) {
+        self.0.borrow_mut().push(step.split(' ').next().unwrap().to_owned());
+    }
+}
+
 fn host(directory: &std::path::Path) -> Host {
     Host::of(directory).unwrap()
 }
 
 #[test]
-fn the_order_is_rotated() {
+fn the_order_rotates() {
     let order = |round| rotation(3, round).collect::<Vec<_>>();
     assert_eq!([0, 1, 2, 3].map(order), [[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2]]);
     assert_eq!(rotation(0, 5).count(), 0);
@@ -60,9 +71,9 @@ fn planners_take_turns() {
     let directory = tempfile::tempdir().unwrap();
     let session = session(directory.path(), &["p", "q"], 3, "");
     let interrupt = Interrupt::catch().unwrap();
-    let seen = RefCell::new(Vec::new());
-    let done = |_: &Frozen, subject: &Subject| seen.borrow_mut().push(subject.planner.clone());
-    let results = session.run(host(directory.path()), &interrupt, done).unwrap();
+    let seen = Seen::default();
+    let results = session.run(host(directory.path()), &interrupt, &seen).unwrap();
+    let seen = seen.0;
     assert_eq!(*seen.borrow(), ["p", "q", "q", "p", "p", "q"]);
     assert_eq!(seen.borrow().len() as u64, session.batches());
     let log = fs::read_to_string(directory.path().join("log")).unwrap();
@@ -74,12 +85,12 @@ fn planners_take_turns() {
 }
 
 #[test]
-fn a_planner_named_twice_is_measured_against_itself() {
+fn a_planner_listed_twice_is_compared_with_itself() {
     let _alone = one_at_a_time();
     let directory = tempfile::tempdir().unwrap();
     let session = session(directory.path(), &["p", "q", "p"], 2, "");
     let interrupt = Interrupt::catch().unwrap();
-    let results = session.run(host(directory.path()), &interrupt, |_, _| {}).unwrap();
+    let results = session.run(host(directory.path()), &interrupt, &Quiet).unwrap();
     let labels: Vec<_> = results.results.iter().map(|row| row.label.as_deref()).collect();
     assert_eq!(labels, [Some("a"), None, Some("b")]);
     assert_eq!(results.noise.len(), 1);
@@ -93,8 +104,8 @@ fn one_failure_leaves_no_results() {
     let script = "[ $(wc -l < \"$5/../log\") -lt 4 ] || { echo bad page 7 >&2; exit 1; }";
     let session = session(directory.path(), &["p", "q"], 5, script);
     let interrupt = Interrupt::catch().unwrap();
-    let error = session.run(host(directory.path()), &interrupt, |_, _| {}).unwrap_err();
-    let text = error_chain(&error);
+    let error = session.run(host(directory.path()), &interrupt, &Quiet).unwrap_err();
+    let text = firn_base::error_chain(&error);
     assert!(text.contains("p failed on t in run 2"), "{text}");
     assert!(text.contains("bad page 7"), "{text}");
 }
@@ -105,10 +116,10 @@ fn nothing_to_measure_is_an_error() {
     let directory = tempfile::tempdir().unwrap();
     let interrupt = Interrupt::catch().unwrap();
     let session = Session { runs: 0, ..session(directory.path(), &["p"], 1, "") };
-    let result = session.run(host(directory.path()), &interrupt, |_, _| {});
+    let result = session.run(host(directory.path()), &interrupt, &Quiet);
     assert!(matches!(result, Err(SessionError::Nothing)));
     let session = Session { runs: 1, subjects: Vec::new(), ..session };
-    let result = session.run(host(directory.path()), &interrupt, |_, _| {});
+    let result = session.run(host(directory.path()), &interrupt, &Quiet);
     assert!(matches!(result, Err(SessionError::Nothing)));
 }
 
@@ -121,11 +132,11 @@ fn microvms_of_different_snapshots_take_turns_with_them() {
     let other = directory.path().join("other");
     fs::create_dir(&other).unwrap();
     fs::write(other.join("memory.img"), [1; 8192]).unwrap();
-    let player = Frozen { others: vec![frozen(other.clone())], ..session.players[0].clone() };
+    let player = FrozenPlayer { others: vec![frozen(other.clone())], ..session.players[0].clone() };
     let first = player.snapshot.display().to_string();
     let session = Session { players: vec![player], concurrency: 3, ..session };
     let interrupt = Interrupt::catch().unwrap();
-    let results = session.run(host(directory.path()), &interrupt, |_, _| {}).unwrap();
+    let results = session.run(host(directory.path()), &interrupt, &Quiet).unwrap();
     let places = fs::read_to_string(directory.path().join("places")).unwrap();
     let of = |place: &str| places.lines().filter(|line| *line == place).count();
     assert_eq!((of(&first), of(other.to_str().unwrap())), (2, 1));
@@ -134,7 +145,7 @@ fn microvms_of_different_snapshots_take_turns_with_them() {
 }
 
 #[test]
-fn a_planner_of_a_pool_is_given_the_pool_and_no_page_cache() {
+fn a_planner_of_a_pool_gets_the_pool_and_uses_no_page_cache() {
     let _alone = one_at_a_time();
     let directory = tempfile::tempdir().unwrap();
     let script = format!("echo $5 $6 $7 >> {}", directory.path().join("places").display());
@@ -147,9 +158,10 @@ fn a_planner_of_a_pool_is_given_the_pool_and_no_page_cache() {
     let medium = Arc::new(MappedMedium::memfd(options).unwrap());
     let pool = Pool::create(medium, &CreateOptions::default()).unwrap();
     let _manager = Server::start(&socket, pool).unwrap();
-    session.players[0].pooled = Some(Pooled { socket: socket.clone(), name: "player".to_owned() });
+    session.players[0].pooled =
+        Some(PooledPlayer { socket: socket.clone(), name: "player".to_owned() });
     let interrupt = Interrupt::catch().unwrap();
-    let results = session.run(host(directory.path()), &interrupt, |_, _| {}).unwrap();
+    let results = session.run(host(directory.path()), &interrupt, &Quiet).unwrap();
     let places = fs::read_to_string(directory.path().join("places")).unwrap();
     let snapshot = session.players[0].snapshot.display();
     let pool = socket.display();
@@ -160,7 +172,7 @@ fn a_planner_of_a_pool_is_given_the_pool_and_no_page_cache() {
     assert!(results.results.iter().all(|row| row.runs == 1));
     let caches: Vec<_> = results.results.iter().map(|row| row.cache).collect();
     assert_eq!(caches, [Cache::Cached, Cache::Unused, Cache::Cached]);
-    // What the manager is left to do is told of those who leave it.
+    // Only planners of a pool have a settle time.
     let settled: Vec<_> = results.results.iter().map(|row| row.settle_ms.is_some()).collect();
     assert_eq!(settled, [false, true, false]);
     assert_eq!(results.results[1].batch_page_cache_bytes, 0);

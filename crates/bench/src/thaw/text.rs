@@ -1,44 +1,47 @@
-//! Results for people.
+//! Results of a session as text for a terminal.
 
 use firn_base::format_bytes;
-use firn_bench::svg::number;
-use firn_bench::{Results, Row, Summary};
 
-use super::floor::compared;
-use crate::output;
+use super::results::{Results, Row};
+use crate::stats::Summary;
+use crate::text::{number, table};
 
-pub(super) fn print(results: &Results) {
-    output::line(&results.host.line());
-    let oversubscribed = results.results.iter().any(|row| row.oversubscribed);
-    for (head, row) in [(TIMES, times as fn(&Row) -> Vec<String>), (COUNTS, counts), (DRAM, dram)] {
-        let rows: Vec<Vec<String>> = results.results.iter().map(row).collect();
-        output::line(&output::table(head, &rows));
-    }
-    output::line(
-        "times: median, p95, and spread (distance of the quartiles / median); counts and bytes: medians for one \
-         microVM; DRAM of a run: private memory, copies, page tables, monitors and KVM's tables of all its microVMs, and the page cache once; pool: bytes of the pool, no DRAM of the \
-         microVM's; index and imaging (making a replica what its snapshot is) are part of start to resume; \
-         read of free pages: bytes that a run had read for pages that the guest held free at the freeze (cold page cache); settle: what a run leaves the pool's manager to make ready again, before the next; planners that map from a pool use no page cache",
-    );
-    if oversubscribed {
-        output::line(&format!(
-            "* oversubscribed: more microVMs than this host's {} processors, so wall times hold waiting; CPU ns per \
-             page and DRAM are the result",
-            results.host.cpus
-        ));
-    }
-    for noise in &results.noise {
-        output::line(&format!(
-            "noise: {} on {}, page cache {}, {} as b / as a: {}",
-            noise.planner,
-            noise.trace,
-            noise.cache,
-            noise.of,
-            compared(&noise.ratio)
-        ));
-    }
-    for left_out in &results.left_out {
-        output::line(&format!("left out: {}: {}", left_out.planner, left_out.reason));
+/// What the columns mean.
+const LEGEND: &str = "times: median, p95, and spread (interquartile range / median); counts and bytes: medians for one microVM; DRAM of \
+a run: private memory, copies, page tables, monitors and KVM's tables of all its microVMs, and the page cache once; pool: bytes of the \
+pool, which are not the microVM's DRAM; index and imaging (making a replica equal to its snapshot) are part of start to resume; read of \
+free pages: bytes that a run read for pages that the guest held free at the freeze (cold page cache); settle: time that the pool's \
+manager needs after a run to prepare the next; planners that map from a pool use no page cache";
+
+impl Results {
+    /// All tables, with the host and the meaning of the columns.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut lines = vec![self.host.line()];
+        for (head, row) in
+            [(TIMES, times as fn(&Row) -> Vec<String>), (COUNTS, counts), (DRAM, dram)]
+        {
+            let rows: Vec<Vec<String>> = self.results.iter().map(row).collect();
+            lines.push(table(head, &rows));
+        }
+        lines.push(LEGEND.to_owned());
+        if self.results.iter().any(|row| row.oversubscribed) {
+            lines.push(format!(
+                "* oversubscribed: a run starts more microVMs than this host's {} processors, so wall times include waiting; compare CPU \
+                 ns per page and DRAM",
+                self.host.cpus
+            ));
+        }
+        for noise in &self.noise {
+            lines.push(format!(
+                "noise: {} on {}, page cache {}, {} as b / as a: {}",
+                noise.planner, noise.trace, noise.cache, noise.of, noise.ratio
+            ));
+        }
+        for left_out in &self.left_out {
+            lines.push(format!("left out: {}: {}", left_out.planner, left_out.reason));
+        }
+        lines.join("\n")
     }
 }
 
@@ -47,12 +50,12 @@ fn name(row: &Row) -> String {
     format!("{}{label}", row.planner)
 }
 
-fn place(row: &Row) -> Vec<String> {
+fn origin(row: &Row) -> Vec<String> {
     let snapshots =
         if row.snapshots > 1 { format!(" of {}", row.snapshots) } else { String::new() };
     let runs = format!("{} x {}{snapshots}", row.runs, row.concurrency);
     let trace = match &row.recorded_on {
-        Some(input) => format!("{}, learnt on {input}", row.trace),
+        Some(input) => format!("{}, profile of {input}", row.trace),
         None => row.trace.clone(),
     };
     vec![name(row), trace, row.cache.to_string(), runs]
@@ -83,7 +86,7 @@ fn times(row: &Row) -> Vec<String> {
     let wall = |summary: Summary| {
         [format!("{}{mark}", number(summary.median)), format!("{}{mark}", number(summary.p95))]
     };
-    let mut cells = place(row);
+    let mut cells = origin(row);
     cells.extend(wall(row.start_to_resume_ms));
     cells.extend(wall(row.resume_to_last_page_ms));
     cells.extend(wall(row.total_ms));

@@ -1,4 +1,4 @@
-//! Where players' snapshots are made for a measurement: a directory that is gone afterwards.
+//! Where the snapshots of a measurement are made: a temporary directory.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,21 +11,30 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 use tempfile::TempDir;
 use thiserror::Error;
 
-/// Why there is no place for snapshots.
+/// Why there is no directory for snapshots.
 #[derive(Debug, Error)]
-pub(crate) enum MediumError {
+#[non_exhaustive]
+pub enum MediumError {
+    /// The directory cannot be created.
     #[error(
-        "making a directory for the players' snapshots in {path}: is it there? --dir names another"
+        "cannot create a directory for the players' snapshots in {path}: check that it exists, or name another with \
+         --dir"
     )]
-    Directory { path: PathBuf, source: io::Error },
+    Directory {
+        /// The folder for the directory.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// A tmpfs with huge pages cannot be mounted.
     #[error(
-        "this host does not let firn mount a tmpfs with huge=always, which has the leaves of 2 MiB: it \
-         needs root (CAP_SYS_ADMIN) and a kernel with transparent huge pages"
+        "cannot mount a tmpfs with huge=always for leaves of 2 MiB: run as root (CAP_SYS_ADMIN), on a kernel with \
+         transparent huge pages"
     )]
     HugeTmpfs(#[source] io::Error),
 }
 
-/// A directory in `dir`, or in the folder for temporary files.
+/// Creates a directory in `dir`, or in the directory for temporary files.
 pub(crate) fn directory(dir: Option<&Path>) -> Result<TempDir, MediumError> {
     let folder = dir.map_or_else(std::env::temp_dir, Path::to_owned);
     tempfile::Builder::new()
@@ -36,13 +45,12 @@ pub(crate) fn directory(dir: Option<&Path>) -> Result<TempDir, MediumError> {
 
 /// Whether files in a directory are mapped without a page cache.
 pub(crate) fn is_dax(directory: &Path) -> bool {
-    // Where no file can be made, making the snapshots tells why.
+    // If no file can be created here, making the snapshots reports why.
     let file = tempfile::tempfile_in(directory).and_then(|file| ImageFacts::of(&file));
     file.is_ok_and(|file| file.dax)
 }
 
-/// A directory on a tmpfs of huge pages. This thread and the processes that it starts see it, and nobody else; it
-/// is gone when they are.
+/// A directory on a tmpfs of huge pages. It is visible to this thread and to the processes that it starts, and is unmounted on drop.
 #[derive(Debug)]
 pub(crate) struct HugeTmpfs(TempDir);
 
@@ -50,7 +58,7 @@ impl HugeTmpfs {
     pub(crate) fn mount() -> Result<Self, MediumError> {
         let directory = directory(None)?;
         let mounted = || {
-            // SAFETY: all that this thread loses is to see mounts that others make later.
+            // SAFETY: this thread leaves the process's mount namespace. It only loses sight of later mounts of others.
             unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
             mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
             let data = c"huge=always,size=100%";
@@ -69,7 +77,7 @@ impl HugeTmpfs {
 
 impl Drop for HugeTmpfs {
     fn drop(&mut self) {
-        // Then the directory under it is removed.
+        // The directory itself is removed after this.
         let _ = unmount(self.0.path(), UnmountFlags::DETACH);
     }
 }

@@ -1,120 +1,44 @@
-//! The comparison of planners: thaws of players, interleaved in one session.
+//! One session: planners thaw players in turn, and every microVM is a process.
 
-use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
 use firn_memory::planners::{PackError, ParsePlannerError, pack, parse};
-use firn_pool::{Client, ClientError};
+use firn_pool::ClientError;
 use firn_snapshot::PackedFile;
 use thiserror::Error;
 
+use super::results::{Noise, Results, Row, RowHead, Run};
 use crate::batch::{self, BatchError, Interrupt, Player};
 use crate::cache::{Cache, CacheError, SnapshotFiles};
 use crate::free_reads::{self, FreeReads};
 use crate::host::{self, Host};
-use crate::results::{Noise, Results, Row, RowHead, Run};
+use crate::players::{FrozenPlayer, Subject};
+use crate::progress::{Progress, Steps};
 
-/// What a manager takes at most to notice that a client is gone.
-const NOTICED: Duration = Duration::from_millis(5);
-
-/// A planner that is to be measured.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Subject {
-    /// As it is written, with all its options.
-    pub planner: String,
-    /// Whether its plan preloads the image before the resume.
-    pub preloads: bool,
-    /// Whether it maps the snapshot from a pool.
-    pub in_pool: bool,
-    /// Whether it maps a file that was packed from the image. It is packed before each batch in which it is not what the
-    /// planner needs.
-    pub packs: bool,
-}
-
-/// A player frozen for a trace.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Frozen {
-    /// The trace.
-    pub trace: String,
-    /// The snapshot's directory.
-    pub snapshot: PathBuf,
-    /// The same player in a pool, for the planners that map it from there.
-    pub pooled: Option<Pooled>,
-    /// The input that the profile was recorded on, where there is one.
-    pub recorded_on: Option<String>,
-    /// The same player with other content, in snapshots of their own, for microVMs that are not to share one: those of a batch take
-    /// turns.
-    pub others: Vec<Self>,
-}
-
-/// A snapshot in a pool.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pooled {
-    /// The socket of the pool's manager.
-    pub socket: PathBuf,
-    /// Its name there.
-    pub name: String,
-}
-
-impl Frozen {
-    /// What names the snapshot to `firn thaw`, for a subject.
-    #[must_use]
-    pub fn arguments(&self, subject: &Subject) -> Vec<OsString> {
-        match self.pooled.as_ref().filter(|_| subject.in_pool) {
-            Some(Pooled { socket, name }) => {
-                vec!["--pool".into(), socket.into(), name.into()]
-            }
-            None => vec![self.snapshot.clone().into()],
-        }
-    }
-
-    /// Empties the page cache of the snapshots. What a run left there would have the folios of that run's planner, and they would stay where
-    /// the next runs want all of it cached.
-    fn evict(&self) -> Result<(), SessionError> {
-        for place in std::iter::once(self).chain(&self.others) {
-            let player = |source| SessionError::Player { trace: self.trace.clone(), source };
-            SnapshotFiles::all(&place.snapshot).and_then(|files| files.evict()).map_err(player)?;
-        }
-        Ok(())
-    }
-
-    /// Waits until the pool has ready what it makes ahead: in ns. What a run left to do is part of none that follows.
-    fn settle(&self) -> Result<Option<u64>, ClientError> {
-        let Some(pooled) = &self.pooled else { return Ok(None) };
-        let begin = Instant::now();
-        // The manager sees the end of a microVM's connection a moment after the microVM's end.
-        std::thread::sleep(NOTICED);
-        Client::connect(&pooled.socket)?.settle()?;
-        let ns = begin.elapsed().saturating_sub(NOTICED).as_nanos();
-        Ok(Some(u64::try_from(ns).unwrap_or(u64::MAX)))
-    }
-}
-
-/// What is measured.
+/// A session of measurements.
 #[derive(Clone, Debug)]
 pub struct Session {
-    /// The `firn` that each microVM is a process of.
+    /// The `firn` program: each microVM is a process of it.
     pub program: PathBuf,
     /// Players, measured one after the other.
-    pub players: Vec<Frozen>,
-    /// Planners, measured in turn. One that is named twice is measured against itself.
+    pub players: Vec<FrozenPlayer>,
+    /// Planners, measured in turn. A planner that is listed twice is compared with itself.
     pub subjects: Vec<Subject>,
     /// Runs of each planner on each player.
     pub runs: u32,
-    /// Runs of planners that map from a pool, before those that count: the manager has ready then what such a batch takes.
+    /// Runs before the first measured one, for planners that map from a pool. The manager then has prepared what such a run takes.
     pub warm_up: u32,
-    /// MicroVMs that are started together in a run.
+    /// MicroVMs that start together in a run.
     pub concurrency: u32,
-    /// States of the page cache, measured one after the other: each before each run. Planners that map from a pool use no page cache, and
-    /// have their turns with the first.
+    /// States of the page cache before each run, measured one after the other. Planners that map from a pool use no page cache, and are
+    /// measured with the first state only.
     pub caches: Vec<Cache>,
-    /// Whether the guests measure the time in page faults too, which takes some itself.
+    /// Whether the guests also measure their time in page faults, which takes some time itself.
     pub faults: bool,
 }
 
-/// Why there are no results: nothing is averaged over failures.
+/// Why a session has no results. A single failure ends it, so that no average hides one.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SessionError {
@@ -127,11 +51,11 @@ pub enum SessionError {
         trace: String,
         /// The run, from 1.
         run: u32,
-        /// How.
+        /// The failure.
         source: BatchError,
     },
-    /// The page cache is not as it should be.
-    #[error("{planner} cannot be measured on {trace} in run {run}")]
+    /// The page cache cannot be brought into the required state.
+    #[error("cannot measure {planner} on {trace} in run {run}")]
     Cache {
         /// The planner.
         planner: String,
@@ -139,69 +63,69 @@ pub enum SessionError {
         trace: String,
         /// The run, from 1.
         run: u32,
-        /// Why.
+        /// The reason.
         source: CacheError,
     },
-    /// A planner's name is none.
+    /// A planner cannot be parsed.
     #[error(transparent)]
     Planner(#[from] ParsePlannerError),
     /// The file that a planner maps cannot be packed.
-    #[error("packing what {planner} needs of the player of {trace}")]
+    #[error("cannot pack the file that {planner} maps for the player of {trace}")]
     Pack {
         /// The planner.
         planner: String,
         /// The trace.
         trace: String,
-        /// Why.
+        /// The reason.
         source: Box<PackError>,
     },
-    /// The pool's manager does not answer.
-    #[error("waiting for the pool to be ready")]
+    /// The pool's manager returned an error.
+    #[error("cannot wait for the pool to be ready")]
     Pool(#[from] ClientError),
-    /// The files of a snapshot cannot be opened.
-    #[error("opening the player of {trace}")]
+    /// The files of a snapshot cannot be opened or evicted.
+    #[error("cannot open the player of {trace}")]
     Player {
         /// The trace.
         trace: String,
-        /// Why.
+        /// The reason.
         source: CacheError,
     },
-    /// Nothing was asked for.
+    /// The session is empty.
     #[error("nothing to measure: give at least one planner, one trace and one run")]
     Nothing,
 }
 
 impl Session {
-    /// Batches that [`run`](Self::run) starts, for a progress bar.
-    #[must_use]
-    pub fn batches(&self) -> u64 {
+    /// The number of batches that [`run`](Self::run) starts.
+    fn batches(&self) -> u64 {
         let turns = (0..self.caches.len()).map(|state| self.subjects_of(state).len() as u64);
         let in_pool = self.subjects.iter().filter(|subject| subject.in_pool).count() as u64;
         let warming = in_pool * u64::from(self.warm_up);
         self.players.len() as u64 * (turns.sum::<u64>() * u64::from(self.runs) + warming)
     }
 
-    /// Who has a turn with a state of the page cache.
+    /// The subjects that are measured with a state of the page cache.
     fn subjects_of(&self, state: usize) -> Vec<&Subject> {
         self.subjects.iter().filter(|subject| state == 0 || !subject.in_pool).collect()
     }
 
-    /// Measures. In each run every planner has its turn, in an order that is rotated from run to run, so that what
-    /// changes on the host meets all of them, and none always follows the same other. With several states of the page cache all
-    /// runs with one come before those with the next.
-    ///
-    /// `done` is called after each batch with the planner that it was of.
+    /// Runs all measurements. In each run every planner has its turn, and the order rotates from run to run: a change of the host's load
+    /// then affects all planners, and no planner always follows the same other one. All runs with one state of the page cache come before
+    /// those with the next.
     ///
     /// # Errors
     ///
-    /// [`SessionError`] at the first microVM that fails, and where the page cache cannot be brought into the
-    /// state that was asked for.
+    /// [`SessionError`] at the first microVM that fails, and if the page cache cannot be brought into the required state.
     pub fn run(
         &self,
         host: Host,
         interrupt: &Interrupt,
-        mut done: impl FnMut(&Frozen, &Subject),
+        progress: &dyn Progress,
     ) -> Result<Results, SessionError> {
+        let mut steps = Steps::begin(progress, self.batches());
+        let mut done = |player: &FrozenPlayer, subject: &Subject| {
+            steps.advance(&format!("{} on {}", subject.planner, player.trace));
+        };
         let mut results = Results::at(host);
         results.warm_up = self.warm_up;
         let oversubscribed = u64::from(self.concurrency) > results.host.cpus;
@@ -209,7 +133,9 @@ impl Session {
         let turns = self.players.iter().flat_map(|player| states.clone().map(move |s| (player, s)));
         for (player, (state, cache)) in turns {
             player.settle()?;
-            player.evict()?;
+            player
+                .evict()
+                .map_err(|source| SessionError::Player { trace: player.trace.clone(), source })?;
             let subjects = self.subjects_of(state);
             let mut runs: Vec<Vec<Run>> = subjects.iter().map(|_| Vec::new()).collect();
             for subject in subjects.iter().filter(|subject| subject.in_pool) {
@@ -238,7 +164,7 @@ impl Session {
                     snapshots: self.snapshots_of(player),
                     recorded_on: player.recorded_on.clone().filter(|_| subject.learns()),
                 };
-                // Each later one is compared with the first.
+                // Each later one is compared with the first one.
                 if place > 0 {
                     results.noise.extend(Noise::of(&head, &runs[twins[0]], &runs[index]));
                 }
@@ -248,14 +174,18 @@ impl Session {
         if results.results.is_empty() { Err(SessionError::Nothing) } else { Ok(results) }
     }
 
-    /// How many snapshots the microVMs of a batch are of.
-    fn snapshots_of(&self, player: &Frozen) -> u32 {
+    /// The number of snapshots that the microVMs of a batch are thawed from.
+    fn snapshots_of(&self, player: &FrozenPlayer) -> u32 {
         let all = u32::try_from(player.others.len()).unwrap_or(u32::MAX).saturating_add(1);
         all.min(self.concurrency)
     }
 
-    /// Has the file there that a planner maps, and says which it is.
-    fn pack(&self, place: &Frozen, subject: &Subject) -> Result<Option<PackedFile>, SessionError> {
+    /// Packs the file that a planner maps, and returns which one it is.
+    fn pack(
+        &self,
+        place: &FrozenPlayer,
+        subject: &Subject,
+    ) -> Result<Option<PackedFile>, SessionError> {
         if !subject.packs {
             return Ok(None);
         }
@@ -271,7 +201,7 @@ impl Session {
 
     fn batch(
         &self,
-        player: &Frozen,
+        player: &FrozenPlayer,
         subject: &Subject,
         state: Cache,
         run: u32,
@@ -284,9 +214,9 @@ impl Session {
             run,
             source,
         };
-        let places: Vec<&Frozen> = std::iter::once(player).chain(&player.others).collect();
+        let places: Vec<&FrozenPlayer> = std::iter::once(player).chain(&player.others).collect();
         let (mut files, mut free) = (Vec::new(), Vec::new());
-        // What is cached before a run is not read in it.
+        // A run reads no pages that were cached before it.
         let counts_free = !subject.in_pool && !subject.preloads && state == Cache::Cold;
         for place in &places {
             let packed = self.pack(place, subject)?;
@@ -303,7 +233,7 @@ impl Session {
             let took = files.prepare(cache_of(subject, state), subject.preloads).map_err(cache)?;
             preload_ns = took.map(|ns| ns + preload_ns.unwrap_or_default()).or(preload_ns);
         }
-        // What the page cache holds of the directory is no cost of a planner that does not use it.
+        // A planner of a pool does not use the directory, so cached pages of it are none of its cost.
         let tables = host::kvm_table_bytes();
         let held = || {
             let grown = host::kvm_table_bytes().saturating_sub(tables);
@@ -341,24 +271,17 @@ impl Session {
     }
 }
 
-impl Subject {
-    /// Whether its plans depend on the profile.
-    fn learns(&self) -> bool {
-        parse(&self.planner).is_ok_and(|planner| planner.learns())
-    }
-}
-
-/// The page cache before a run of a subject, of the states that are measured.
+/// The state of the page cache before a run of a subject.
 fn cache_of(subject: &Subject, state: Cache) -> Cache {
     if subject.in_pool { Cache::Unused } else { state }
 }
 
-/// The places of a planner among subjects.
+/// The indices of a planner among the subjects.
 fn twins(subjects: &[&Subject], subject: &Subject) -> Vec<usize> {
     (0..subjects.len()).filter(|&i| subjects[i].planner == subject.planner).collect()
 }
 
-/// The order of `n` subjects in a round: each round starts one later.
+/// The order of `n` subjects in a round: each round starts one subject later.
 fn rotation(n: usize, round: u32) -> impl Iterator<Item = usize> {
     let first = usize::try_from(round).unwrap_or_default().checked_rem(n).unwrap_or_default();
     (first..n).chain(0..first)
@@ -373,5 +296,5 @@ fn label(place: usize) -> String {
 }
 
 #[cfg(test)]
-#[path = "thaw_tests.rs"]
+#[path = "session_tests.rs"]
 mod tests;

@@ -28,7 +28,7 @@ fn outcome(quantity: Quantity, places: &[&str]) -> Outcome {
 }
 
 #[test]
-fn every_experiment_has_a_name_of_its_own_and_parts_that_exist() {
+fn every_experiment_has_a_unique_name_and_known_planners_and_traces() {
     let names: Vec<&str> = EXPERIMENTS.iter().map(|experiment| experiment.name).collect();
     for experiment in EXPERIMENTS {
         assert_eq!(names.iter().filter(|name| **name == experiment.name).count(), 1);
@@ -42,7 +42,7 @@ fn every_experiment_has_a_name_of_its_own_and_parts_that_exist() {
 }
 
 #[test]
-fn profiles_are_of_the_same_input_where_the_paper_s_are() {
+fn profiles_are_of_the_same_input_as_in_the_papers() {
     let same = EXPERIMENTS.iter().filter(|experiment| experiment.same_input);
     let same: Vec<&str> = same.map(|experiment| experiment.name).collect();
     let papers =
@@ -51,7 +51,7 @@ fn profiles_are_of_the_same_input_where_the_paper_s_are() {
 }
 
 #[test]
-fn one_place_is_bars_and_several_are_lines() {
+fn one_place_is_drawn_as_bars_and_several_as_lines() {
     for quantity in [Quantity::Total, Quantity::Dram] {
         let bars = outcome(quantity, &["1"]).draw();
         let lines = outcome(quantity, &["1", "2", "4"]).draw();
@@ -65,7 +65,7 @@ fn one_place_is_bars_and_several_are_lines() {
 }
 
 #[test]
-fn a_planner_without_a_value_at_a_place_leaves_a_gap() {
+fn a_line_has_a_gap_where_a_planner_was_not_measured() {
     let mut outcome = outcome(Quantity::Total, &["1", "2"]);
     outcome.sessions[1].rows.retain(|row| row.planner != "pass");
     let picture = outcome.draw();

@@ -4,7 +4,7 @@ use super::*;
 use crate::testing::well_formed;
 
 #[test]
-fn the_check_finds_what_is_wrong() {
+fn malformed_svg_is_detected() {
     assert!(well_formed("<a x=\"1\"><b/>t &amp; u</a>"));
     for wrong in ["<a>", "<a></b>", "<a>&</a>", "<a x=\"1></a>", "<a>></a>", "<a", "<a></a>x"] {
         assert!(!well_formed(wrong), "{wrong}");
@@ -29,10 +29,10 @@ fn lines(values: Vec<Option<f64>>) -> String {
 }
 
 #[test]
-fn a_line_has_a_point_for_each_value_that_there_is() {
+fn a_line_has_a_point_for_each_value() {
     let svg = lines(vec![Some(1.0), None, Some(3.0)]);
     assert!(well_formed(&svg));
-    assert_eq!(svg.matches("width=\"6.0\"").count(), 2);
+    assert_eq!(svg.matches("width=\"6\"").count(), 2);
     assert!(svg.contains(">one &amp; two<") && svg.contains(">&lt;b&gt;<"), "{svg}");
     assert!(well_formed(&lines(vec![None, None, None])));
 }

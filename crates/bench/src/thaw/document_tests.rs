@@ -1,7 +1,22 @@
-use super::{draw, markdown};
+use super::{draw_sessions as draw, sessions_markdown};
 use crate::cache::Cache;
-use crate::results::Results;
 use crate::testing::sample;
+use crate::thaw::Results;
+
+/// The tables without the padding of their cells.
+fn markdown(sessions: &[Results]) -> String {
+    let text = sessions_markdown(sessions);
+    let lines = text.lines().map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let line = words.join(" ");
+        if line.starts_with("|-") {
+            "|---".repeat(line.matches('|').count() - 1) + "|"
+        } else {
+            line
+        }
+    });
+    lines.map(|line| line + "\n").collect()
+}
 
 /// A session of two microVMs on a cold page cache.
 fn session(planners: &[&str], trace: &str, ms: f64, dense: bool, unsanitised: bool) -> Results {

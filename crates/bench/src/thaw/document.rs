@@ -3,16 +3,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::results::{Results, Row};
 use crate::cache::Cache;
-use crate::chart::{Bar, Chart, Marks, Panel, number};
-use crate::results::{Results, Row};
+use crate::picture::chart::{Bar, Chart, Marks, Panel};
+use crate::players::sanitises;
 use crate::stats::{quantile, sorted};
+use crate::text::{self, number};
 
 /// What the others are compared with in the picture: what is there without any of them.
 const BASE: &str = "firecracker:readahead=on";
 
-/// FaaSnap's paper has a guest that zeroes what it frees: beside guests that do not, it is shown of one that does.
-const SANITISES: &str = "faasnap";
 const MIB: f64 = 1048576.0;
 
 /// How the rows of a table were measured. The papers' comparisons come first.
@@ -51,7 +51,7 @@ const QUANTITIES: [Quantity; 3] = [
 
 /// Markdown: tables for each way in which the sessions measured. Of the same planner, trace and way, the later session counts.
 #[must_use]
-pub fn markdown(sessions: &[Results]) -> String {
+pub fn sessions_markdown(sessions: &[Results]) -> String {
     let mut text = String::new();
     for (shape, rows) in &grouped(sessions) {
         text.push_str(&format!("## {}\n\n", shape.title()));
@@ -65,7 +65,7 @@ pub fn markdown(sessions: &[Results]) -> String {
 /// A picture: for each way in which the sessions measured, how long each planner takes, and how much DRAM, as parts of what Firecracker
 /// takes on the same trace. A bar is the median over the traces, its whisker the middle half of them.
 #[must_use]
-pub fn draw(sessions: &[Results]) -> String {
+pub fn draw_sessions(sessions: &[Results]) -> String {
     let mut panels = Vec::new();
     for (shape, rows) in &grouped(sessions) {
         for (name, value) in QUANTITIES.into_iter().take(2) {
@@ -173,12 +173,6 @@ fn warm(cache: Cache) -> Option<u8> {
     }
 }
 
-/// Whether a planner is shown of guests that zero what they free, also beside guests that do not.
-#[must_use]
-pub fn sanitises(planner: &str) -> bool {
-    planner.starts_with(SANITISES)
-}
-
 /// Nothing, where no row has the quantity.
 fn table(rows: &[&Row], (name, value): Quantity) -> String {
     let rows: Vec<&Row> = rows.iter().copied().filter(|row| value(row).is_some()).collect();
@@ -186,18 +180,17 @@ fn table(rows: &[&Row], (name, value): Quantity) -> String {
     if planners.is_empty() {
         return String::new();
     }
-    let heads = planners.iter().map(|planner| format!(" `{planner}` |")).collect::<String>();
-    let mut text = format!("{name}:\n\n| trace |{heads}\n|{}\n", "---|".repeat(planners.len() + 1));
-    for trace in names(&rows, |row| &row.trace) {
-        text.push_str(&format!("| {trace} |"));
-        for planner in &planners {
-            let cell = row_of(&rows, planner, trace).and_then(value).map_or(String::new(), number);
-            text.push_str(&format!(" {cell} |"));
-        }
-        text.push('\n');
-    }
-    text.push('\n');
-    text
+    let columns = planners.iter().map(|planner| format!("`{planner}`"));
+    let head: Vec<String> = ["trace".to_owned()].into_iter().chain(columns).collect();
+    let head: Vec<&str> = head.iter().map(String::as_str).collect();
+    let lines = names(&rows, |row| &row.trace).into_iter().map(|trace| {
+        let cells = planners.iter().map(|planner| {
+            row_of(&rows, planner, trace).and_then(value).map_or(String::new(), number)
+        });
+        [trace.to_owned()].into_iter().chain(cells).collect()
+    });
+    let lines: Vec<Vec<String>> = lines.collect();
+    format!("{name}:\n\n{}\n", text::markdown(&head, &lines))
 }
 
 /// The names in rows, each once, in their order.
@@ -217,5 +210,5 @@ fn row_of<'a>(rows: &[&'a Row], planner: &str, trace: &str) -> Option<&'a Row> {
 }
 
 #[cfg(test)]
-#[path = "table_tests.rs"]
+#[path = "document_tests.rs"]
 mod tests;

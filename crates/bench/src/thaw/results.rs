@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::cache::Cache;
 use crate::host::Host;
 use crate::player::{PlayerReport, PlayerTimes};
+use crate::players::LeftOut;
 use crate::stats::{Comparison, Summary};
 
 /// What `firn bench thaw` found: `{"host":{…},"results":[…]}`.
@@ -140,15 +141,6 @@ pub struct Noise {
     pub of: String,
     /// b divided by a, run by run: 1 if there were no noise.
     pub ratio: Comparison,
-}
-
-/// A planner that this host cannot run.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LeftOut {
-    /// The planner.
-    pub planner: String,
-    /// Why.
-    pub reason: String,
 }
 
 /// One run: a batch of microVMs.

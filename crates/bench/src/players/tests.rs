@@ -1,9 +1,9 @@
-use firn_bench::traces::names;
+use crate::traces::names;
 
 use super::*;
 
 #[test]
-fn every_trace_learns_on_the_other_input_of_its_function() {
+fn every_trace_is_recorded_on_the_other_input_of_its_function() {
     let carried: Vec<String> = names().filter(|name| !name.ends_with(":SIZE")).collect();
     assert_eq!(carried.len(), 48);
     for name in carried {
@@ -11,13 +11,13 @@ fn every_trace_learns_on_the_other_input_of_its_function() {
         let pair = format!("{function}-{}", if input == "a" { "b" } else { "a" });
         let inputs = inputs(&load(&name).unwrap(), Some(&name)).unwrap();
         let inputs: Vec<&str> = inputs.iter().map(|trace| trace.name.as_str()).collect();
-        // The player is recorded on the last.
+        // The profile is recorded on the last one.
         assert_eq!(inputs, [name.as_str(), pair.as_str()]);
     }
 }
 
 #[test]
-fn a_trace_without_another_input_learns_on_its_own() {
+fn a_trace_without_another_input_is_recorded_on_its_own() {
     assert_eq!(other_input("some/where/f-a.trace").unwrap(), "some/where/f-b.trace");
     assert_eq!(other_input("json-b").unwrap(), "json-a");
     for name in ["sequential-read:1M", "f.trace", "f-c"] {

@@ -1,60 +1,52 @@
-//! The papers' experiments, as far as the traces and this host reach: what is run, and what is made of it.
-//!
-//! Each has the name of its figure or table. What differs from the paper is the same for all of them: functions are
-//! replayed by the player, the host has fewer processors, and the planners are those of one executor, so that they differ
-//! in the restore alone.
-
-use std::collections::BTreeMap;
+//! The list of the papers' experiments. Each has the name of its figure or table.
 
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
 
 use crate::cache::Cache;
-use crate::capacity::Capacities;
-use crate::chart::{Bar, Chart, Line, Marks, Panel, number};
-use crate::host::Host;
-use crate::results::{Results, Row};
+use crate::thaw::Row;
 
 /// An experiment of a paper.
 #[derive(Clone, Copy, Debug)]
 pub struct Experiment {
-    /// Its name on the command line and of its files: `pass-figure-9`.
+    /// Its name on the command line and of its files, such as `pass-figure-9`.
     pub name: &'static str,
-    /// Where it stands.
+    /// The paper, section and figure.
     pub source: &'static str,
-    /// What it shows.
+    /// The subject of the figure.
     pub title: &'static str,
-    /// The planners, as they are written.
+    /// The planners, as `NAME[:KEY=VALUE,...]`.
     pub planners: &'static [&'static str],
     /// The traces.
     pub traces: &'static [&'static str],
     /// The page cache before each run.
     pub cache: Cache,
-    /// Whether the functions' own work between touches is replayed too.
+    /// Whether the recorded work between touches is replayed too.
     pub work: bool,
-    /// Whether all that the guests hold free holds something. FaaSnap is shown of a guest that zeroes what it frees: its paper has one.
+    /// Whether the pages that the guests held free have content. FaaSnap is always measured on sanitised guests, as in its paper.
     pub unsanitised: bool,
-    /// Whether the microVMs of a run are each of a snapshot of its own.
+    /// Whether each microVM of a run is of a snapshot of its own.
     pub different: bool,
-    /// Whether the profiles are recorded on the input that is replayed, not on the function's other one.
+    /// Whether profiles are recorded on the replayed input. Otherwise they are recorded on the function's other input.
     pub same_input: bool,
-    /// How it is run.
+    /// How it runs.
     pub shape: Shape,
     /// The quantity that the paper shows.
     pub quantity: Quantity,
 }
 
-/// How an experiment is run.
+/// How an experiment runs.
 #[derive(Clone, Copy, Debug)]
 pub enum Shape {
-    /// With so many microVMs at once, one number after the other.
+    /// With these numbers of microVMs at once, one after the other.
     Concurrency(&'static [u32]),
-    /// With so many microVMs at once, in memory cgroups of so many bytes, one limit after the other.
+    /// With a number of microVMs at once, in memory cgroups of these sizes in bytes, one after the other.
     Memory(u32, &'static [u64]),
-    /// By filling a memory cgroup of so many bytes with microVMs.
+    /// By filling a memory cgroup of this size in bytes with microVMs.
     Capacity(u64),
 }
 
-/// What is shown of a row.
+/// The quantity that a picture shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Quantity {
@@ -62,14 +54,13 @@ pub enum Quantity {
     Total,
     /// DRAM of a run, MiB.
     Dram,
-    /// Time in page faults beside the time of the whole replay, ms.
+    /// Time in page faults, and the rest of the replay, ms.
     Faults,
 }
 
 impl Quantity {
     /// The quantity of a row, in its unit.
-    #[must_use]
-    pub fn of(self, row: &Row) -> Option<f64> {
+    pub(super) fn of(self, row: &Row) -> Option<f64> {
         match self {
             Self::Total => Some(row.total_ms.median),
             Self::Dram => Some(row.batch_dram_bytes as f64 / f64::from(1 << 20)),
@@ -78,8 +69,7 @@ impl Quantity {
     }
 
     /// Its name and unit.
-    #[must_use]
-    pub fn unit(self) -> &'static str {
+    pub(super) fn unit(self) -> &'static str {
         match self {
             Self::Total => "request to last page, ms",
             Self::Dram => "DRAM of all microVMs, MiB",
@@ -89,7 +79,7 @@ impl Quantity {
 }
 
 const MIB: u64 = 1 << 20;
-/// The systems that PASS compares, and firn's own.
+/// The systems that PASS compares, and `firn`.
 const OF_PASS: &[&str] =
     &["firecracker", "vanilla_dax", "faasnap", "dram_cached", "pass", "pass_shared", "firn"];
 const OF_FAASNAP: &[&str] = &["firecracker", "reap", "faasnap", "dram_cached"];
@@ -101,9 +91,9 @@ const OF_SNAPBPF: &[&str] = &[
     "faasnap",
     "snapbpf",
 ];
-/// Of PASS table 4 and FaaSnap table 2.
+/// The functions of PASS table 4 and FaaSnap table 2.
 const FUNCTIONS: &[&str] = &["compression-a", "image-a", "json-a", "pyaes-a"];
-/// The functions of FaaSnap's figure 6 that traces are carried of.
+/// The functions of FaaSnap's figure 6 for which there are traces.
 const OF_FIGURE_6: &[&str] = &[
     "chameleon-a",
     "chameleon-b",
@@ -124,7 +114,7 @@ const OF_FIGURE_6: &[&str] = &[
     "recognition-a",
     "recognition-b",
 ];
-/// The functions of SnapBPF's figure 3 that traces are carried of.
+/// The functions of SnapBPF's figure 3 for which there are traces.
 const OF_FIGURE_3: &[&str] = &[
     "bert-a",
     "chameleon-a",
@@ -136,7 +126,7 @@ const OF_FIGURE_3: &[&str] = &[
     "rnn-a",
 ];
 
-/// All of them.
+/// All experiments.
 pub const EXPERIMENTS: &[Experiment] = &[
     Experiment {
         name: "pass-table-1",
@@ -358,121 +348,24 @@ pub const EXPERIMENTS: &[Experiment] = &[
     },
 ];
 
-/// What an experiment found.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
-    /// The experiment's name.
-    pub name: String,
-    /// Where it stands.
-    pub source: String,
-    /// What it shows.
-    pub title: String,
-    /// What its picture shows.
-    pub quantity: Quantity,
-    /// Where it was measured.
-    pub host: Host,
-    /// Whether all that the guests held free held something, FaaSnap's excepted.
-    #[serde(default)]
-    pub unsanitised: bool,
-    /// Sessions by their place on the scale: microVMs, or a limit of memory.
-    pub sessions: Vec<Place>,
-    /// Budgets that were filled.
-    pub capacities: Option<Capacities>,
-    /// What was not measured, with the reason.
-    pub left_out: BTreeMap<String, String>,
+/// There is no experiment of this name.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("no experiment is called {0}; `firn bench paper` lists them")]
+pub struct UnknownExperiment(String);
+
+/// Finds experiments by their names; `all` selects every one.
+///
+/// # Errors
+///
+/// [`UnknownExperiment`] at the first unknown name.
+pub fn find(names: &[String]) -> Result<Vec<&'static Experiment>, UnknownExperiment> {
+    let mut found = Vec::new();
+    for name in names {
+        let before = found.len();
+        found.extend(EXPERIMENTS.iter().filter(|e| name == "all" || e.name == name));
+        if found.len() == before {
+            return Err(UnknownExperiment(name.clone()));
+        }
+    }
+    Ok(found)
 }
-
-/// What was measured at one place of the scale.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Place {
-    /// Its name.
-    pub name: String,
-    /// Rows of all planners that got through.
-    pub rows: Vec<Row>,
-}
-
-impl Outcome {
-    /// Takes what a session found.
-    pub fn add(&mut self, place: &str, results: Results) {
-        let left_out = results.left_out.into_iter().map(|left| (left.planner, left.reason));
-        self.left_out.extend(left_out);
-        match self.sessions.iter_mut().find(|session| session.name == place) {
-            Some(session) => session.rows.extend(results.results),
-            None => {
-                let name = place.to_owned();
-                self.sessions.push(Place { name, rows: results.results });
-            }
-        }
-    }
-
-    /// A picture: bars where there is one place, else lines over the places.
-    #[must_use]
-    pub fn draw(&self) -> String {
-        if let Some(capacities) = &self.capacities {
-            return capacities.draw();
-        }
-        let mut traces: Vec<&str> = Vec::new();
-        for row in self.sessions.iter().flat_map(|session| &session.rows) {
-            if !traces.contains(&row.trace.as_str()) {
-                traces.push(&row.trace);
-            }
-        }
-        let panels = traces.into_iter().map(|trace| match &self.sessions[..] {
-            [session] => self.bars(trace, session),
-            sessions => self.lines(trace, sessions),
-        });
-        Chart {
-            title: format!("{} ({})", self.title, self.source),
-            legend: match self.quantity {
-                Quantity::Faults => vec!["in page faults".to_owned(), "the rest".to_owned()],
-                Quantity::Total | Quantity::Dram => Vec::new(),
-            },
-            remark: "medians".to_owned(),
-            panels: panels.collect(),
-            foot: self.host.line(),
-        }
-        .svg()
-    }
-
-    fn bars(&self, trace: &str, session: &Place) -> Panel {
-        let rows = session.rows.iter().filter(|row| row.trace == trace);
-        let bars = rows.map(|row| {
-            let value = self.quantity.of(row).unwrap_or_default();
-            let rest = row.total_ms.median - value;
-            let parts = match self.quantity {
-                Quantity::Faults => vec![(0, value), (1, rest.max(0.0))],
-                Quantity::Total | Quantity::Dram => vec![(0, value)],
-            };
-            let whisker = (self.quantity == Quantity::Total)
-                .then_some((row.total_ms.median, row.total_ms.p95));
-            Bar { name: row.planner.clone(), parts, whisker, value: number(value) }
-        });
-        let (title, unit) = (trace.to_owned(), self.quantity.unit().to_owned());
-        Panel { title, unit, marks: Marks::Bars(bars.collect()) }
-    }
-
-    fn lines(&self, trace: &str, sessions: &[Place]) -> Panel {
-        let mut planners: Vec<&str> = Vec::new();
-        for row in sessions.iter().flat_map(|session| &session.rows) {
-            if row.trace == trace && !planners.contains(&row.planner.as_str()) {
-                planners.push(&row.planner);
-            }
-        }
-        let lines = planners.into_iter().map(|planner| {
-            let values = sessions.iter().map(|session| {
-                let mut rows = session.rows.iter();
-                let row = rows.find(|row| row.planner == planner && row.trace == trace);
-                row.and_then(|row| self.quantity.of(row))
-            });
-            Line { name: planner.to_owned(), values: values.collect() }
-        });
-        let places = sessions.iter().map(|session| session.name.clone()).collect();
-        let title = format!("{trace}: {}", self.quantity.unit());
-        let unit = "by place".to_owned();
-        Panel { title, unit, marks: Marks::Lines(places, lines.collect()) }
-    }
-}
-
-#[cfg(test)]
-#[path = "experiments_tests.rs"]
-mod tests;

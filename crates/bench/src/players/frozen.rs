@@ -1,0 +1,89 @@
+//! Players that were frozen for a measurement, and the planners that thaw them.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use firn_memory::planners::parse;
+use firn_pool::{Client, ClientError};
+
+use crate::cache::{CacheError, SnapshotFiles};
+
+/// The longest time that a manager takes to notice a closed connection.
+const NOTICE: Duration = Duration::from_millis(5);
+
+/// A planner that is measured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subject {
+    /// The planner with all its options, as `NAME[:KEY=VALUE,...]`.
+    pub planner: String,
+    /// Whether its plan preloads the image before the resume.
+    pub preloads: bool,
+    /// Whether it maps the snapshot from a pool.
+    pub in_pool: bool,
+    /// Whether it maps a file that is packed from the image. The file is packed before each batch that does not find it as the
+    /// planner needs it.
+    pub packs: bool,
+}
+
+impl Subject {
+    /// Whether its plans depend on the profile.
+    pub(crate) fn learns(&self) -> bool {
+        parse(&self.planner).is_ok_and(|planner| planner.learns())
+    }
+}
+
+/// A frozen player of a trace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FrozenPlayer {
+    /// The trace.
+    pub trace: String,
+    /// The snapshot's directory.
+    pub snapshot: PathBuf,
+    /// The same player in a pool, for the planners that map it from there.
+    pub pooled: Option<PooledPlayer>,
+    /// The input that the profile was recorded on, if it has a profile.
+    pub recorded_on: Option<String>,
+    /// Players of the same trace with other content, each in a snapshot of its own. The microVMs of a batch take turns with them.
+    pub others: Vec<Self>,
+}
+
+/// The place of a player in a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PooledPlayer {
+    /// The socket of the pool's manager.
+    pub socket: PathBuf,
+    /// The snapshot's name in the pool.
+    pub name: String,
+}
+
+impl FrozenPlayer {
+    /// The arguments that name the snapshot to `firn thaw`, for a subject.
+    pub(crate) fn arguments(&self, subject: &Subject) -> Vec<OsString> {
+        match self.pooled.as_ref().filter(|_| subject.in_pool) {
+            Some(PooledPlayer { socket, name }) => {
+                vec!["--pool".into(), socket.into(), name.into()]
+            }
+            None => vec![self.snapshot.clone().into()],
+        }
+    }
+
+    /// Evicts the snapshots from the page cache. Otherwise pages that an earlier run cached would keep the folio sizes of that run's
+    /// planner in later runs on a full page cache.
+    pub(crate) fn evict(&self) -> Result<(), CacheError> {
+        let mut players = std::iter::once(self).chain(&self.others);
+        players.try_for_each(|player| SnapshotFiles::all(&player.snapshot)?.evict())
+    }
+
+    /// Waits until the pool's manager has prepared everything that it prepares in advance, so that no later run pays for it. Returns the
+    /// time in ns.
+    pub(crate) fn settle(&self) -> Result<Option<u64>, ClientError> {
+        let Some(pooled) = &self.pooled else { return Ok(None) };
+        let begin = Instant::now();
+        // The manager notices a little later than the microVM's end that its connection is closed.
+        std::thread::sleep(NOTICE);
+        Client::connect(&pooled.socket)?.settle()?;
+        let ns = begin.elapsed().saturating_sub(NOTICE).as_nanos();
+        Ok(Some(u64::try_from(ns).unwrap_or(u64::MAX)))
+    }
+}

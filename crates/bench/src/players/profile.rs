@@ -1,0 +1,86 @@
+//! Profiles of players.
+
+use std::path::Path;
+
+use firn_base::error_chain;
+use firn_memory::planners::{Firn, read_chunks, written_chunks};
+use firn_memory::recorders::{self, Part};
+use firn_snapshot::{
+    AttachError, CopyRule, PooledSnapshot, Profile, Run, Snapshot, Verify, set_profile,
+};
+use firn_vmm::{KVM_DEVICE, Virtualization};
+
+use super::PlayersError;
+use super::frozen::{FrozenPlayer, PooledPlayer};
+use crate::player::{PlayerInputs, record};
+use crate::progress::Progress;
+
+/// Records the profile of a player on the last of its inputs. A part that this host cannot record is left out; planners that need
+/// it report that.
+pub(super) fn learn(
+    path: &Path,
+    inputs: &PlayerInputs,
+    progress: &dyn Progress,
+) -> Result<Profile, PlayersError> {
+    let snapshot = Snapshot::open(path)?;
+    let input = inputs.iter().last().map(|trace| trace.name.as_str());
+    let mut profile = snapshot.profile_or_empty()?;
+    // If the trace does not list the free pages, no page counts as free.
+    profile.free.get_or_insert_default();
+    for recorder in recorders::of(&Part::ALL) {
+        let recorded = record(&snapshot, input, recorder, KVM_DEVICE.as_ref(), &mut profile);
+        if let Err(error) = recorded {
+            progress.note(&format!("a part of the profile is left out: {}", error_chain(&error)));
+        }
+    }
+    Ok(profile)
+}
+
+/// Attaches a profile to a player with the same memory layout as the recorded player.
+pub(super) fn attach(
+    player: &FrozenPlayer,
+    profile: &Profile,
+    progress: &dyn Progress,
+) -> Result<(), PlayersError> {
+    let id = Snapshot::open(&player.snapshot)?.manifest().description.id;
+    set_profile(&player.snapshot, &Profile { snapshot: id, ..profile.clone() })?;
+    if let Some(PooledPlayer { socket, name }) = &player.pooled {
+        let pooled = PooledSnapshot::open(socket, name, Verify::Never)?;
+        let snapshot = pooled.snapshot.manifest().description.id;
+        drop(pooled);
+        attach_pooled(socket, name, &Profile { snapshot, ..profile.clone() }, progress)?;
+    }
+    Ok(())
+}
+
+/// Attaches a profile to a snapshot in a pool, and has the manager prepare a copy of the chunks that the profile predicts, for the
+/// next start.
+fn attach_pooled(
+    socket: &Path,
+    name: &str,
+    profile: &Profile,
+    progress: &dyn Progress,
+) -> Result<(), AttachError> {
+    firn_snapshot::set_pooled_profile(socket, name, profile)?;
+    let announced = PooledSnapshot::open(socket, name, Verify::Never);
+    let announced = announced
+        .and_then(|mut pooled| pooled.take_copy(Firn::RULE, |_| Ok(wanted(profile, Firn::RULE))));
+    if let Err(error) = announced {
+        let error = error_chain(&error);
+        progress.note(&format!("chunks are copied at the first start, not in advance: {error}"));
+    }
+    Ok(())
+}
+
+/// The chunks that a rule copies.
+fn wanted(profile: &Profile, rule: CopyRule) -> Vec<Run> {
+    // Chunks that are only read are copied where KVM's page tables are not nested.
+    let read_from = match Virtualization::detect() {
+        Ok(Virtualization::Software) => rule.read,
+        _ => 0,
+    };
+    let mut chunks = written_chunks(profile, rule.written);
+    chunks.extend(read_chunks(profile, read_from));
+    chunks.sort_unstable_by_key(|chunk| chunk.first);
+    chunks
+}

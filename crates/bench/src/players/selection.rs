@@ -1,0 +1,159 @@
+//! The planners of a measurement: those that a list names, less those that `all` leaves out.
+
+use serde::{Deserialize, Serialize};
+
+use firn_base::{PAGE_SIZE, error_chain};
+use firn_memory::HostFacts;
+use firn_memory::planners::{
+    ImageFacts, PlanInput, Planner, Selection, Store, pack, parse, select,
+};
+use firn_snapshot::Snapshot;
+
+use super::PlayersError;
+use super::frozen::{FrozenPlayer, Subject};
+use super::pool::PoolPlayers;
+use crate::traces::NamedTrace;
+
+/// FaaSnap's guest zeroes the pages that it frees. In comparisons of guests that do not, FaaSnap is measured on a guest that does.
+const SANITISES: &str = "faasnap";
+
+/// A planner that was not measured.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftOut {
+    /// The planner.
+    pub planner: String,
+    /// The reason.
+    pub reason: String,
+}
+
+/// Whether a planner's paper has a guest that zeroes the pages that it frees.
+pub(crate) fn sanitises(planner: &str) -> bool {
+    planner.starts_with(SANITISES)
+}
+
+/// Every planner that a list can select, also those that lack something so far.
+pub(super) fn candidates(
+    list: &str,
+    trace: &NamedTrace,
+    dax: bool,
+) -> Result<Vec<Box<dyn Planner>>, PlayersError> {
+    let (layout, zero_map) = (trace.trace.layout(), trace.trace.zero_map());
+    let stored = (layout.pages() - zero_map.count()) * PAGE_SIZE;
+    let image = ImageFacts { len: layout.total_bytes(), stored, dax, extent: None };
+    let host = HostFacts::read()?;
+    let input = PlanInput { layout, image, zero_map, profile: None, snapshot: None, host: &host };
+    Ok(all_of(select(list, &input)?))
+}
+
+fn all_of(selection: Selection) -> Vec<Box<dyn Planner>> {
+    let left_out = selection.left_out.iter().filter_map(|(name, _)| parse(name).ok());
+    let left_out: Vec<_> = left_out.collect();
+    selection.planners.into_iter().chain(left_out).collect()
+}
+
+/// The planners of a list, and those that `all` leaves out because they have no plan for one of the traces.
+pub(super) fn subjects(
+    list: &str,
+    players: &[FrozenPlayer],
+    pool: Option<&PoolPlayers<'_>>,
+) -> Result<(Vec<Subject>, Vec<LeftOut>), PlayersError> {
+    let host = HostFacts::read()?;
+    let (mut subjects, mut left_out) = (Vec::new(), Vec::<LeftOut>::new());
+    for player in players {
+        // The packed files have to exist before the planners are selected. A file that cannot be packed is reported by its plan.
+        let snapshot = Snapshot::open(&player.snapshot)?;
+        let profile = snapshot.profile()?;
+        let (layout, zero_map) = (&snapshot.manifest().layout, snapshot.zero_map());
+        let input = PlanInput {
+            layout,
+            image: ImageFacts::of_snapshot(&snapshot).map_err(PlayersError::Image)?,
+            zero_map,
+            profile: profile.as_ref(),
+            snapshot: Some(&snapshot),
+            host: &host,
+        };
+        let file = input.image;
+        for planner in all_of(select(list, &input)?) {
+            let _ = pack(&player.snapshot, &*planner);
+        }
+        // A snapshot that did not find a packed file does not look for it again.
+        let packed = Snapshot::open(&player.snapshot)?;
+        let input = PlanInput { snapshot: Some(&packed), ..input };
+        let pooled = pool.map(|pool| PlanInput { image: pool.image(file.len), ..input });
+        let mut selection = select(list, &input)?;
+        if let Some(pooled) = &pooled {
+            // A planner without a plan for a directory may have one for a pool.
+            selection.left_out.retain_mut(|(name, reason)| {
+                let Ok(planner) = parse(name) else { return true };
+                match planner.plan(pooled) {
+                    Ok(_) if planner.store() != Store::Directory => {
+                        selection.planners.push(planner);
+                        false
+                    }
+                    Err(other) if planner.store() != Store::Directory => {
+                        *reason = other;
+                        true
+                    }
+                    _ => true,
+                }
+            });
+        }
+        subjects = Vec::new();
+        for planner in &selection.planners {
+            let in_pool = planner.store() != Store::Directory;
+            let input = match (&pooled, in_pool) {
+                (Some(pooled), true) => pooled,
+                (None, true) => return Err(PlayersError::NoPool(planner.name())),
+                (_, false) => &input,
+            };
+            // A planner without a plan fails in its first run, with the reason.
+            let preloads = planner
+                .plan(input)
+                .is_ok_and(|plan| plan.schedule.iter().any(|step| step.work.is_preload()));
+            let packs = planner.packing(input).is_ok_and(|packing| packing.is_some());
+            subjects.push(Subject { planner: planner.name(), preloads, in_pool, packs });
+        }
+        for (planner, reason) in selection.left_out {
+            if left_out.iter().all(|known| known.planner != planner) {
+                left_out.push(LeftOut { planner, reason: error_chain(&reason) });
+            }
+        }
+    }
+    subjects.retain(|subject| left_out.iter().all(|left_out| left_out.planner != subject.planner));
+    Ok((subjects, left_out))
+}
+
+/// Leaves out the planners whose papers have sanitised guests.
+pub(super) fn leave_out_sanitising(subjects: &mut Vec<Subject>, left_out: &mut Vec<LeftOut>) {
+    for Subject { planner, .. } in subjects.extract_if(.., |subject| sanitises(&subject.planner)) {
+        let reason =
+            "its paper has a guest that zeroes what it frees: measure it without --unsanitised";
+        left_out.push(LeftOut { planner, reason: reason.to_owned() });
+    }
+}
+
+/// Leaves out the planners that run in replicas, if the pool has no room for the replicas of a batch.
+pub(super) fn leave_out_without_room(
+    subjects: &mut Vec<Subject>,
+    left_out: &mut Vec<LeftOut>,
+    players: &[FrozenPlayer],
+    pool: &mut PoolPlayers<'_>,
+    microvms: u32,
+) -> Result<(), PlayersError> {
+    for pooled in players.iter().filter_map(|player| player.pooled.as_ref()) {
+        let room = pool.room(pooled)?;
+        if room >= u64::from(microvms) {
+            continue;
+        }
+        let reason = format!(
+            "the pool has room for {room} replicas, and {microvms} microVMs start together"
+        );
+        let replicas = |subject: &mut Subject| {
+            parse(&subject.planner).is_ok_and(|planner| planner.store() == Store::Replica)
+        };
+        for Subject { planner, .. } in subjects.extract_if(.., replicas) {
+            left_out.push(LeftOut { planner, reason: reason.clone() });
+        }
+    }
+    Ok(())
+}

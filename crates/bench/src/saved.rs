@@ -1,0 +1,79 @@
+//! Results that an earlier command wrote as JSON.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use thiserror::Error;
+
+use crate::capacity::Capacities;
+use crate::thaw::Results;
+
+/// Why a file of results cannot be read.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ReadResultsError {
+    /// The file cannot be read.
+    #[error("cannot read {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// The file contains something else.
+    #[error("{path} contains no results: pass a file that `firn bench thaw --json` wrote")]
+    Results {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        source: serde_json::Error,
+    },
+    /// The file contains something else.
+    #[error("{path} contains no capacities: pass a file that `firn bench capacity --json` wrote")]
+    Capacities {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        source: serde_json::Error,
+    },
+}
+
+/// The results of `firn bench capacity`, or of the paper's figure that contains them.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Measured {
+    Paper { capacities: Capacities },
+    Capacity(Capacities),
+}
+
+impl Results {
+    /// Reads the JSON that `firn bench thaw` wrote.
+    ///
+    /// # Errors
+    ///
+    /// [`ReadResultsError`].
+    pub fn read(path: &Path) -> Result<Self, ReadResultsError> {
+        serde_json::from_slice(&read(path)?)
+            .map_err(|source| ReadResultsError::Results { path: path.to_owned(), source })
+    }
+}
+
+impl Capacities {
+    /// Reads the JSON that `firn bench capacity` or `firn bench paper pass-figure-14` wrote.
+    ///
+    /// # Errors
+    ///
+    /// [`ReadResultsError`].
+    pub fn read(path: &Path) -> Result<Self, ReadResultsError> {
+        let measured = serde_json::from_slice(&read(path)?)
+            .map_err(|source| ReadResultsError::Capacities { path: path.to_owned(), source })?;
+        let (Measured::Paper { capacities } | Measured::Capacity(capacities)) = measured;
+        Ok(capacities)
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, ReadResultsError> {
+    fs::read(path).map_err(|source| ReadResultsError::Read { path: path.to_owned(), source })
+}

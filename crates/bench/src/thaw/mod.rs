@@ -1,0 +1,104 @@
+//! The comparison of planners on players, as `firn bench thaw` runs it.
+
+mod document;
+mod picture;
+mod results;
+mod session;
+mod text;
+
+use thiserror::Error;
+
+pub use document::{draw_sessions, sessions_markdown};
+pub use results::{Noise, Results, Row};
+#[cfg(test)]
+pub(crate) use results::{RowHead, Run};
+pub use session::{Session, SessionError};
+
+use crate::cache::Cache;
+use crate::harness::Harness;
+use crate::players::{PlayersConfig, PlayersError};
+
+/// A comparison of planners on players.
+#[derive(Clone, Debug)]
+pub struct ThawConfig {
+    /// The players and planners.
+    pub players: PlayersConfig,
+    /// Runs of each planner on each player.
+    pub runs: u32,
+    /// Runs before the first measured one, for planners that map from a pool. The manager then has prepared what such a run takes.
+    pub warm_up: u32,
+    /// MicroVMs that start together in a run.
+    pub concurrency: u32,
+    /// States of the page cache before each run, measured one after the other.
+    pub caches: Vec<Cache>,
+    /// Whether each microVM of a run is of a snapshot of its own, with other content.
+    pub different_snapshots: bool,
+    /// Whether every planner is measured twice: the difference is noise.
+    pub noise: bool,
+}
+
+impl Default for ThawConfig {
+    fn default() -> Self {
+        Self {
+            players: PlayersConfig::default(),
+            runs: 20,
+            warm_up: 0,
+            concurrency: 1,
+            caches: vec![Cache::Cached],
+            different_snapshots: false,
+            noise: false,
+        }
+    }
+}
+
+/// Why there are no results.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ThawError {
+    /// There are no players to measure.
+    #[error(transparent)]
+    Players(#[from] PlayersError),
+    /// A run failed.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+}
+
+impl ThawConfig {
+    /// Freezes the players, measures, and removes them.
+    ///
+    /// # Errors
+    ///
+    /// [`ThawError`].
+    pub fn run(&self, harness: &Harness<'_>) -> Result<Results, ThawError> {
+        let progress = harness.progress;
+        let mut pool = self.players.connect(progress)?;
+        let snapshots = if self.different_snapshots { self.concurrency } else { 1 };
+        let prepared =
+            self.players.prepare(pool.as_mut(), snapshots, self.concurrency, progress)?;
+        let mut subjects = prepared.subjects.clone();
+        if self.noise {
+            subjects.extend_from_within(..);
+        }
+        let mut caches: Vec<Cache> = Vec::new();
+        for cache in &self.caches {
+            if !caches.contains(cache) {
+                caches.push(*cache);
+            }
+        }
+        let session = Session {
+            program: harness.program.clone(),
+            players: prepared.players.clone(),
+            subjects,
+            runs: self.runs,
+            warm_up: self.warm_up,
+            concurrency: self.concurrency,
+            caches,
+            faults: false,
+        };
+        let mut results = session.run(prepared.host.clone(), harness.interrupt, progress)?;
+        results.left_out = prepared.left_out.clone();
+        results.dense = self.players.dense;
+        results.unsanitised = self.players.unsanitised;
+        Ok(results)
+    }
+}
