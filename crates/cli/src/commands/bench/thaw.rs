@@ -39,7 +39,7 @@ pub(crate) struct BenchThawArgs {
     /// Page cache before each run: no page of the snapshot, or every page; with cached-4k in folios of 4 KiB, as in the
     /// papers' kernels. Several, separated by commas, are measured one after the other
     #[arg(long, default_value = "cached", value_delimiter = ',',
-        value_parser = PossibleValuesParser::new(["cold", "cached", "cached-4k"]).map(cache))]
+        value_parser = PossibleValuesParser::new(["cold", "cached", "cached-4k"]).map(|name| cache(&name)))]
     cache: Vec<Cache>,
     /// Whether the microVMs of a run share a snapshot, or each has one of its own with other content
     #[arg(long, default_value = "same", value_parser = ["same", "different"])]
@@ -51,8 +51,8 @@ pub(crate) struct BenchThawArgs {
     files: FilesArgs,
 }
 
-fn cache(name: String) -> Cache {
-    match name.as_str() {
+fn cache(name: &str) -> Cache {
+    match name {
         "cold" => Cache::Cold,
         "cached" => Cache::Cached,
         _ => Cache::CachedSmall,

@@ -1,36 +1,36 @@
 //! Guest memory as a picture: a row for each 2 MiB, a cell for each page.
 
-use std::fmt::Write;
-
+use firn_bench::picture::{Anchor, Picture, Style};
 use firn_snapshot::{PageSet, Profile, Run};
 
 /// Pages in a row: 2 MiB.
 const ROW: u64 = 512;
 /// Width of a cell.
 const CELL: u64 = 2;
-const MARGIN: u64 = 24;
-const HEAD: u64 = 96;
-/// A tall picture's rows get thinner.
+const MARGIN: f64 = 24.0;
+const HEAD: f64 = 96.0;
+/// The height from which rows get thinner.
 const TALL: u64 = 1600;
 const THICKEST: u64 = 12;
 
+const INK: &str = "#1f2933";
 const ZERO: &str = "#eef1f5";
 const UNTOUCHED: &str = "#c3ccd6";
 const FREE: &str = "#9cc9a0";
 const AHEAD: &str = "#ecd9a0";
 const WRITTEN: &str = "#b4441f";
-/// What was read, from the first to the last: by the order of faults, or by groups where that is not known.
+/// Pages that were read, from the first to the last: by the order of faults, or by groups if that is unknown.
 const READ: [&str; 6] = ["#0d3b66", "#1f5a8c", "#2f6f9f", "#5b95c2", "#8fb9dc", "#b9d6ee"];
 
-/// What a cell shows. Where several hold, the last in this order.
+/// The state of a page. If several apply, a cell shows the last of them in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Untouched,
     Zero,
     Free,
-    /// In a group, and not touched.
+    /// In a group, but not touched.
     Ahead,
-    /// The shade of its time.
+    /// Read; the shade stands for the time.
     Read(usize),
     Written,
 }
@@ -52,14 +52,11 @@ impl State {
 pub(super) fn draw(profile: &Profile, zero: &PageSet, title: &str) -> String {
     let states = states(profile, zero);
     let rows = zero.pages().div_ceil(ROW).max(1);
-    let thickness = (TALL / rows).clamp(1, THICKEST);
-    let (width, height) = (ROW * CELL + 2 * MARGIN, HEAD + rows * thickness + MARGIN);
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" \
-         height=\"{height}\" font-family=\"Helvetica, Arial, sans-serif\">\n\
-         <rect width=\"{width}\" height=\"{height}\" fill=\"#ffffff\"/>\n"
-    );
-    text(&mut svg, MARGIN, 34, 18, title);
+    let thickness = (TALL / rows).clamp(1, THICKEST) as f64;
+    let width = (ROW * CELL) as f64 + 2.0 * MARGIN;
+    let mut picture = Picture::new(width, HEAD + rows as f64 * thickness + MARGIN);
+    let style = |size| Style { size, colour: INK };
+    picture.text((MARGIN, 34.0), style(18.0), Anchor::Start, title);
     let mut at = MARGIN;
     for (name, colours) in [
         ("zero", &[ZERO][..]),
@@ -70,24 +67,25 @@ pub(super) fn draw(profile: &Profile, zero: &PageSet, title: &str) -> String {
         ("written", &[WRITTEN]),
     ] {
         for colour in colours {
-            rectangle(&mut svg, (at, 52), (14, 14), colour);
-            at += 14;
+            picture.rectangle((at, 52.0), (14.0, 14.0), colour, None);
+            at += 14.0;
         }
-        text(&mut svg, at + 6, 64, 13, name);
-        at += 32 + 7 * name.len() as u64;
+        picture.text((at + 6.0, 64.0), style(13.0), Anchor::Start, name);
+        at += 32.0 + 7.0 * name.len() as f64;
     }
-    text(&mut svg, MARGIN, HEAD - 8, 12, "each row is 2 MiB of guest memory, each cell a page");
+    let legend = "each row is 2 MiB of guest memory, each cell a page";
+    picture.text((MARGIN, HEAD - 8.0), style(12.0), Anchor::Start, legend);
     let mut page = 0;
-    for (row, cells) in (0..).zip(states.chunks(512)) {
+    for (row, cells) in states.chunks(512).enumerate() {
         for run in cells.chunk_by(|a, b| a == b) {
-            let place = (MARGIN + (page % ROW) * CELL, HEAD + row * thickness);
-            let size = (run.len() as u64 * CELL, thickness);
-            rectangle(&mut svg, place, size, run[0].colour());
+            let x = MARGIN + ((page % ROW) * CELL) as f64;
+            let place = (x, HEAD + row as f64 * thickness);
+            let size = ((run.len() as u64 * CELL) as f64, thickness);
+            picture.rectangle(place, size, run[0].colour(), None);
             page += run.len() as u64;
         }
     }
-    svg.push_str("</svg>\n");
-    svg
+    picture.into_svg()
 }
 
 fn states(profile: &Profile, zero: &PageSet) -> Vec<State> {
@@ -105,7 +103,7 @@ fn states(profile: &Profile, zero: &PageSet) -> Vec<State> {
     paint(&mut profile.free.iter().flatten(), State::Free);
     let groups = profile.groups.as_deref().unwrap_or_default();
     let shade = |group: usize| group * READ.len() / groups.len().max(1);
-    // Without the fault order nobody knows what of a group was touched.
+    // Without the order of faults it is unknown which pages of a group were touched.
     for (number, group) in groups.iter().enumerate() {
         let state =
             if profile.faults.is_some() { State::Ahead } else { State::Read(shade(number)) };
@@ -120,19 +118,4 @@ fn states(profile: &Profile, zero: &PageSet) -> Vec<State> {
     }
     paint(&mut profile.written.iter().flatten(), State::Written);
     states
-}
-
-fn rectangle(svg: &mut String, (x, y): (u64, u64), (width, height): (u64, u64), colour: &str) {
-    let _ = writeln!(
-        svg,
-        "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" fill=\"{colour}\"/>"
-    );
-}
-
-fn text(svg: &mut String, x: u64, y: u64, size: u64, text: &str) {
-    let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
-    let _ = writeln!(
-        svg,
-        "<text x=\"{x}\" y=\"{y}\" font-size=\"{size}\" fill=\"#1f2933\">{text}</text>"
-    );
 }
