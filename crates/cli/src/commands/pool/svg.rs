@@ -6,7 +6,6 @@ use firn_pool::{Listing, Role};
 
 use super::map::{self, Piece, pieces};
 
-
 const WIDTH: f64 = 960.0;
 const ROW: f64 = 28.0;
 const MARGIN: f64 = 12.0;
