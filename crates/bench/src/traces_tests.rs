@@ -104,7 +104,7 @@ fn what_is_no_trace_is_refused_with_the_names_that_are() {
     let error = load("pyaess").unwrap_err();
     assert!(error.to_string().contains("sequential-read:SIZE"), "{error}");
     assert!(matches!(load("missing.trace"), Err(LoadTraceError::Read { .. })));
-    for size in ["", "M", "64T", "-1", "99999999999999999999", "18446744073709551615G"] {
+    for size in ["", "M", "64X", "-1", "99999999999999999999", "18446744073709551615G"] {
         let name = format!("sequential-read:{size}");
         assert!(matches!(load(&name), Err(LoadTraceError::Size(_))), "{size}");
     }

@@ -63,5 +63,5 @@ fn a_budget_carries_as_many_as_have_room() {
     assert!((stored["costs"][0]["total"].as_f64().unwrap() - total - 1.0).abs() < 1e-9);
     fs::write(&json, "{}").unwrap();
     let refused = String::from_utf8(cost(&[]).stderr).unwrap();
-    assert!(refused.contains("holds no capacities"), "{refused}");
+    assert!(refused.contains("contains no capacities"), "{refused}");
 }

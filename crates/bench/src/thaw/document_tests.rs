@@ -39,8 +39,8 @@ fn planners_are_columns_and_traces_are_rows() {
     other.results[0].batch_free_read_bytes = Some(5 << 20);
     let text = markdown(&[session(&["pass", "reap"], "t", 10.0, true, true), other]);
     let expected = "## 2 microVMs of one snapshot, page cache cold; dense images, unsanitised guest\n\n\
-                    Request to last page, ms:\n\n| trace | `pass` | `reap` |\n|---|---|---|\n| t | 10.0 | 10.0 |\n| u |  | 20.0 |\n\n\
-                    DRAM of all microVMs, MiB:\n\n| trace | `pass` | `reap` |\n|---|---|---|\n| t | 3.00 | 3.00 |\n| u |  | 3.00 |\n\n\
+                    Request to last page, ms:\n\n| trace | `pass` | `reap` |\n|---|---|---|\n| t | 10.0 | 10.0 |\n| u | | 20.0 |\n\n\
+                    DRAM of all microVMs, MiB:\n\n| trace | `pass` | `reap` |\n|---|---|---|\n| t | 3.00 | 3.00 |\n| u | | 3.00 |\n\n\
                     Read of free pages, MiB:\n\n| trace | `reap` |\n|---|---|\n| u | 5.00 |\n\n";
     assert_eq!(text, expected);
 }
