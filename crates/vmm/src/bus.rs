@@ -1,8 +1,9 @@
-//! Where a guest's port and memory-mapped accesses go.
+//! Dispatch of a guest's port and memory-mapped accesses to devices.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use thiserror::Error;
 
 use crate::arch::{acpi, layout};
@@ -10,22 +11,32 @@ use crate::console::SerialPort;
 
 /// Registers in guest-physical memory. Accesses come from vCPU threads, one at a time per device.
 pub trait MmioDevice: Send {
-    /// Answers a read at `offset` bytes into the device's window.
+    /// Handles a read at `offset` bytes in the device's window.
     fn read(&mut self, offset: u64, data: &mut [u8]);
-    /// Takes a write at `offset` bytes into the device's window.
+    /// Handles a write at `offset` bytes in the device's window.
     fn write(&mut self, offset: u64, data: &[u8]);
 }
 
-/// What a guest asks of its power supply.
+impl MmioDevice for Box<dyn MmioDevice> {
+    fn read(&mut self, offset: u64, data: &mut [u8]) {
+        (**self).read(offset, data);
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        (**self).write(offset, data);
+    }
+}
+
+/// A guest's request to its power control registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PowerRequest {
-    /// ACPI S5: the guest shut down.
+    /// ACPI S5: power off.
     Off,
-    /// The ACPI reset register: the guest restarts, which Linux also does after a panic.
+    /// The ACPI reset register: restart. Linux also does so after a panic.
     Reset,
 }
 
-/// Two devices want the same addresses.
+/// The windows of two devices overlap.
 #[derive(Debug, Error)]
 #[error("a device window at {start:#x} of {len} bytes overlaps another")]
 pub struct OverlapError {
@@ -38,7 +49,7 @@ struct Window {
     device: Arc<Mutex<dyn MmioDevice>>,
 }
 
-/// The devices of one microVM, by address. Any vCPU thread may use it.
+/// The devices of one microVM, by address. All vCPU threads use it.
 pub(crate) struct Bus {
     serial: Mutex<SerialPort>,
     windows: BTreeMap<u64, Window>,
@@ -49,7 +60,7 @@ impl Bus {
         Self { serial: Mutex::new(serial), windows: BTreeMap::new() }
     }
 
-    /// Gives `device` the guest-physical addresses from `start`, `len` bytes.
+    /// Maps `device` at the guest-physical address `start`, for `len` bytes.
     pub(crate) fn add(
         &mut self,
         start: u64,
@@ -67,10 +78,10 @@ impl Bus {
     }
 
     pub(crate) fn serial(&self) -> MutexGuard<'_, SerialPort> {
-        self.serial.lock().unwrap_or_else(PoisonError::into_inner)
+        self.serial.lock()
     }
 
-    /// A guest reads a port. What is not there reads as all ones, as on a PC.
+    /// Handles a read of a port. Without a device it returns all ones, as on a PC.
     pub(crate) fn port_read(&self, port: u16, data: &mut [u8]) {
         data.fill(0xff);
         if let (Some(offset), [byte]) = (serial_offset(port), &mut *data) {
@@ -80,11 +91,11 @@ impl Bus {
         }
     }
 
-    /// A guest writes a port.
+    /// Handles a write to a port.
     pub(crate) fn port_write(&self, port: u16, data: &[u8]) -> Option<PowerRequest> {
         let [byte] = *data else { return None };
         if let Some(offset) = serial_offset(port) {
-            // The only error is an interrupt that could not be signalled; the guest polls too.
+            // The only error is an interrupt that cannot be raised; the guest also polls.
             let _ = self.serial().write(offset, byte);
             return None;
         }
@@ -100,18 +111,18 @@ impl Bus {
         }
     }
 
-    /// A guest reads memory without RAM behind it.
+    /// Handles a read at an address without RAM.
     pub(crate) fn mmio_read(&self, address: u64, data: &mut [u8]) {
         data.fill(0xff);
         if let Some((offset, device)) = self.find(address, data.len()) {
-            device.lock().unwrap_or_else(PoisonError::into_inner).read(offset, data);
+            device.lock().read(offset, data);
         }
     }
 
-    /// A guest writes memory without RAM behind it.
+    /// Handles a write at an address without RAM.
     pub(crate) fn mmio_write(&self, address: u64, data: &[u8]) {
         if let Some((offset, device)) = self.find(address, data.len()) {
-            device.lock().unwrap_or_else(PoisonError::into_inner).write(offset, data);
+            device.lock().write(offset, data);
         }
     }
 

@@ -1,7 +1,6 @@
-//! What a microVM is to be, checked before anything is made.
+//! The configuration of a microVM, and checks of it before anything is created.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex};
 
 use thiserror::Error;
 use uuid::Uuid;
@@ -14,82 +13,83 @@ use crate::console::Console;
 use crate::open_file::OpenFile;
 use crate::virtio::VsockListener;
 
-/// Most vCPUs of a microVM.
+/// The most vCPUs of a microVM.
 pub const MAX_VCPUS: u8 = 4;
 
 /// A microVM that boots Linux.
 pub struct BootConfig {
     /// The uncompressed ELF kernel.
     pub kernel: OpenFile,
-    /// The initramfs whose `/init` sets the guest up.
+    /// The initramfs, whose `/init` sets up the guest.
     pub initramfs: OpenFile,
-    /// Words added to [`crate::DEFAULT_CMDLINE`].
+    /// Kernel parameters that are added to [`crate::DEFAULT_CMDLINE`].
     pub cmdline: Option<String>,
-    /// Processors, 1 to [`MAX_VCPUS`].
+    /// Number of vCPUs, 1 to [`MAX_VCPUS`].
     pub vcpus: u8,
-    /// What processor the guest is told of; `None` for the best named model that the host offers.
+    /// The processor model that the guest sees; `None` for the best named model that the host offers.
     pub cpu: Option<CpuModel>,
     /// Guest memory, bytes; a multiple of the page size.
     pub memory: u64,
     /// The root file system, read-only.
     pub root: OpenFile,
-    /// The initial content of the writable disk; the file itself is never written.
+    /// The initial content of the writable disk. The file itself is never written.
     pub overlay: OpenFile,
-    /// What belongs to this process.
+    /// The host's resources.
     pub host: HostConfig,
 }
 
-/// Registers in guest-physical memory that the microVM's owner serves itself.
+/// Registers in guest-physical memory that the caller serves.
 pub struct MmioWindow {
-    /// First guest-physical address; neither RAM nor a virtio device's.
+    /// First guest-physical address, outside RAM and the virtio devices' windows.
     pub start: u64,
     /// Length, bytes.
     pub len: u64,
-    /// What is behind it.
-    pub device: Arc<Mutex<dyn MmioDevice>>,
+    /// The device that serves the window.
+    pub device: Box<dyn MmioDevice>,
 }
 
-/// What a microVM uses of its host; not part of a snapshot. Everything in it is open, so a microVM is made without any path.
+/// What a microVM uses of its host; not part of a snapshot. Everything in it is open, so that a
+/// microVM can be made without access to any path.
 pub struct HostConfig {
-    /// Where programs on the host connect to the guest's vsock; required for a guest with disks, which has
-    /// all virtio devices.
+    /// Where programs on the host connect to the guest's vsock. Required for a guest with disks, which
+    /// has all virtio devices.
     pub vsock: Option<VsockListener>,
-    /// Directory for the unlinked file that takes the guest's disk writes, opened with `O_RDONLY` or `O_PATH`;
-    /// `None` to keep them in memory.
+    /// Directory for the unlinked file that takes the guest's disk writes, open with `O_RDONLY` or
+    /// `O_PATH`; `None` to keep the writes in memory.
     pub scratch: Option<OwnedFd>,
-    /// Where the serial console goes.
+    /// The output of the serial console.
     pub console: Console,
-    /// The VM generation id: a value that no other microVM ever had. A guest that finds a new one
-    /// knows that it is a clone. `None` for a guest without an operating system that would look for
-    /// it: nothing is written into its memory.
+    /// The VM generation id: a value that no other microVM ever had. A guest that reads a new id knows
+    /// that it is a clone. `None` for a guest without an operating system; nothing is written to its
+    /// memory then.
     pub generation: Option<Uuid>,
-    /// Register windows beside those of the virtio devices.
+    /// Register windows in addition to those of the virtio devices.
     pub windows: Vec<MmioWindow>,
 }
 
-/// A microVM of these sizes cannot exist here.
+/// The sizes of a microVM are invalid.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SizeError {
-    /// No memory at all.
-    #[error("guest memory of 0 bytes: give at least 128 MiB")]
+    /// The guest has no memory.
+    #[error("guest memory of 0 bytes is not valid: use at least 128 MiB")]
     NoMemory,
-    /// Not whole pages.
-    #[error("guest memory of {0} bytes is no multiple of the page size, 4096")]
+    /// The size is not a multiple of the page size.
+    #[error("guest memory of {0} bytes is not valid: use a multiple of the page size, 4096")]
     Unaligned(u64),
-    /// More than there is.
-    #[error("guest memory of {wanted} bytes is more than the host's {host} bytes of DRAM")]
+    /// The size exceeds the host's memory.
+    #[error("guest memory of {wanted} bytes exceeds the host's {host} bytes of DRAM")]
     MoreThanHost {
-        /// Bytes asked for.
+        /// Requested bytes.
         wanted: u64,
-        /// Bytes of DRAM that the host has.
+        /// Bytes of DRAM of the host.
         host: u64,
     },
-    /// No or too many processors.
-    #[error("{0} vCPUs: a microVM has 1 to {MAX_VCPUS}")]
+    /// The number of vCPUs is out of range.
+    #[error("{0} vCPUs are not valid: use 1 to {MAX_VCPUS}")]
     Vcpus(u8),
 }
 
-/// Checks the sizes of a microVM against what is possible and what the host has.
+/// Checks the sizes of a microVM, and that the host has as much memory.
 ///
 /// # Errors
 /// See [`SizeError`].

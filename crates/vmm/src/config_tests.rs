@@ -3,7 +3,7 @@ use super::{SizeError, check_sizes_on};
 const HOST: u64 = 8 << 30;
 
 #[test]
-fn sizes_that_cannot_be_are_refused_each_with_its_reason() {
+fn invalid_sizes_are_refused_with_the_reason() {
     assert_eq!(check_sizes_on(1, 0, HOST), Err(SizeError::NoMemory));
     assert_eq!(
         check_sizes_on(1, (128 << 20) + 1, HOST),

@@ -1,10 +1,11 @@
-//! The serial console: a 16550 at COM1, its output kept for error reports and copied to a file.
+//! The serial console: a 16550 at COM1. Its last output is kept for error reports, and copied to a file.
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use vm_superio::Trigger;
@@ -14,10 +15,10 @@ use vmm_sys_util::eventfd::EventFd;
 /// Bytes of output kept for error reports.
 const TAIL_LEN: usize = 16 << 10;
 
-/// Most bytes of the copy: a guest that writes without end must not fill the host's disk.
+/// The most bytes of the copy, so that a guest cannot fill the host's disk.
 const COPY_LEN: u64 = 16 << 20;
 
-/// What the guest wrote to its console; clones see the same output. Any thread may use it.
+/// The guest's console output. Clones refer to the same output, and any thread may use them.
 #[derive(Clone, Default)]
 pub struct Console {
     inner: Arc<Mutex<Inner>>,
@@ -26,7 +27,7 @@ pub struct Console {
 #[derive(Default)]
 struct Inner {
     tail: VecDeque<u8>,
-    /// Ends after [`COPY_LEN`] bytes.
+    /// `None` after [`COPY_LEN`] bytes.
     copy: Option<File>,
     copied: u64,
 }
@@ -41,7 +42,7 @@ impl Console {
     /// The last lines of the output, at most `lines`.
     #[must_use]
     pub fn tail(&self, lines: usize) -> String {
-        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let inner = self.inner.lock();
         let bytes: Vec<u8> = inner.tail.iter().copied().collect();
         let text = String::from_utf8_lossy(&bytes).replace('\r', "");
         let all: Vec<&str> = text.trim_end().lines().collect();
@@ -51,13 +52,13 @@ impl Console {
 
 impl Write for Console {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.inner.lock();
         inner.tail.extend(bytes);
         let excess = inner.tail.len().saturating_sub(TAIL_LEN);
         inner.tail.drain(..excess);
         inner.copied = inner.copied.saturating_add(bytes.len() as u64);
         let full = inner.copied > COPY_LEN;
-        // A full disk under the copy must not stop the guest: the copy ends there.
+        // A full disk must not stop the guest, so an error ends the copy.
         if inner.copy.as_mut().is_some_and(|copy| full || copy.write_all(bytes).is_err()) {
             inner.copy = None;
         }
@@ -83,7 +84,7 @@ impl Trigger for SerialIrq {
 /// The device behind the serial ports.
 pub(crate) type SerialPort = Serial<SerialIrq, NoEvents, Console>;
 
-/// The registers of the serial port, as a snapshot keeps them.
+/// The registers of the serial port, as a snapshot contains them.
 /// Part of the machine state: a change needs a new machine-state version.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SerialRegisters {
@@ -116,9 +117,9 @@ impl From<SerialState> for SerialRegisters {
     }
 }
 
-/// Registers that no serial port can have.
+/// The serial port's registers are invalid.
 #[derive(Debug, Error)]
-#[error("the serial port's input queue of {0} bytes is longer than the device's")]
+#[error("the serial port's input queue of {0} bytes exceeds the device's capacity")]
 pub struct SerialStateError(usize);
 
 impl Default for SerialRegisters {

@@ -5,7 +5,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use super::{COPY_LEN, Console, SerialRegisters, TAIL_LEN};
 
 #[test]
-fn output_without_end_is_kept_and_copied_only_so_far() {
+fn endless_output_is_kept_and_copied_up_to_a_limit() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let mut console = Console::new(Some(file.reopen().unwrap()));
     let piece = vec![b'x'; 1 << 20];
@@ -18,9 +18,9 @@ fn output_without_end_is_kept_and_copied_only_so_far() {
     assert!(console.tail(usize::MAX).len() <= TAIL_LEN);
 }
 
-/// An interrupt on its way is in no snapshot: a port that has one pending raises it again.
+/// A snapshot does not contain an interrupt in flight, so a port with a pending one raises it again.
 #[test]
-fn a_restored_port_repeats_its_interrupt() {
+fn a_restored_port_raises_its_pending_interrupt_again() {
     let transmitter_empty = SerialRegisters {
         interrupt_enable: 0b10,
         interrupt_identification: 0b10,

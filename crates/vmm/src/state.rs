@@ -1,16 +1,16 @@
-//! The machine state of a snapshot: everything of a microVM but its memory and its disks.
+//! The machine state of a snapshot: a microVM without its memory and its disks.
 //!
-//! It has a version of its own, kept by the snapshot's header, outside these bytes. Any change to a
-//! struct that is serialised here needs a new [`MACHINE_STATE_VERSION`].
+//! It has its own version, which the snapshot's header contains, outside these bytes. Any change to a
+//! struct that is serialised here requires a new [`MACHINE_STATE_VERSION`].
 
 use kvm_bindings::{kvm_cpuid_entry2, kvm_irqchip, kvm_msr_entry};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::console::SerialRegisters;
+use crate::kvm::VmState;
 use crate::vcpu::state::VcpuState;
 use crate::virtio::{DeviceState, QueueRegisters, TransportState};
-use crate::vm::VmState;
 
 /// Version of the machine state that this build writes and reads.
 pub const MACHINE_STATE_VERSION: u32 = 1;
@@ -25,13 +25,13 @@ pub(crate) struct MachineState {
     pub(crate) virtio: Vec<TransportState>,
 }
 
-/// Why machine state cannot be read.
+/// Why machine state cannot be decoded.
 #[derive(Debug, Error)]
 pub enum DecodeStateError {
-    /// Written by another version of firn.
+    /// The state was written by another version of firn.
     #[error(
-        "the snapshot's machine state has version {found}, this firn reads version {supported}: \
-         freeze the function again with this firn, or thaw with the one that froze it"
+        "the snapshot's machine state has version {found}, and this firn reads version {supported}: \
+         freeze the function again with this firn, or thaw it with the firn that froze it"
     )]
     Version {
         /// Version in the snapshot's header.
@@ -39,11 +39,11 @@ pub enum DecodeStateError {
         /// Version of this build.
         supported: u32,
     },
-    /// Its checksum held, its content does not parse: a defect of the writer.
-    #[error("the snapshot's machine state does not parse although its checksum holds")]
+    /// The content does not parse although its checksum is correct: a defect of the writer.
+    #[error("cannot parse the snapshot's machine state, although its checksum is correct")]
     Parse(#[source] postcard::Error),
-    /// Bytes are left over after parsing: a defect of the writer.
-    #[error("the snapshot's machine state has {0} bytes too many")]
+    /// Bytes follow the content: a defect of the writer.
+    #[error("{0} excess bytes follow the snapshot's machine state")]
     TrailingBytes(usize),
 }
 
@@ -64,8 +64,8 @@ impl MachineState {
     }
 }
 
-/// Sizes of what version 1 serialises. Where the build fails here, the machine state's format has
-/// changed: raise [`MACHINE_STATE_VERSION`], and add a golden state of the new version beside the old.
+/// Sizes of the structs of version 1. If the build fails here, the format of the machine state has
+/// changed: increment [`MACHINE_STATE_VERSION`], and add a golden state of the new version.
 const _: () = {
     assert!(MACHINE_STATE_VERSION == 1);
     assert!(size_of::<MachineState>() == 160);

@@ -5,16 +5,16 @@ use kvm_bindings::{
 
 use super::{DecodeStateError, MACHINE_STATE_VERSION, MachineState};
 use crate::console::SerialRegisters;
+use crate::kvm::VmState;
 use crate::vcpu::state::VcpuState;
 use crate::virtio::{
     BalloonState, BlockState, DeviceState, QueueRegisters, TransportState, VsockState,
 };
-use crate::vm::VmState;
 
-/// Machine state of version 1 as the first firn wrote it. It never changes.
+/// Machine state of version 1, written by the first firn. It never changes.
 const GOLDEN: &[u8] = include_bytes!("../tests/golden/machine-state-v1.bin");
 
-/// No two values of one type are alike, so that fields that change places are seen.
+/// All values of one type are distinct, so that swapped fields are detected.
 fn state() -> MachineState {
     let queue = QueueRegisters {
         max_size: 256,
@@ -82,9 +82,9 @@ fn state() -> MachineState {
 }
 
 #[test]
-fn version_1_is_written_and_read_as_ever() {
+fn the_encoding_of_version_1_does_not_change() {
     assert_eq!(MACHINE_STATE_VERSION, 1);
-    assert!(state().encode().unwrap() == GOLDEN, "version 1 is encoded in another way than before");
+    assert!(state().encode().unwrap() == GOLDEN, "the encoding of version 1 has changed");
     let decoded = MachineState::decode(1, GOLDEN).unwrap();
     assert!(decoded.encode().unwrap() == GOLDEN);
     assert_eq!(decoded.vcpus[0].regs.rip, 2);

@@ -2,7 +2,7 @@
 
 use std::error::Error as StdError;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use firn_base::{cpu_ns, now_ns};
 use firn_memory::pager::{Pager, PagerReport};
@@ -90,7 +90,7 @@ pub(super) fn window() -> (MmioWindow, Arc<OnceLock<Meters>>, Receiver<Reports>)
     let (ended, reports) = sync_channel(1);
     let meters = Arc::new(OnceLock::new());
     let registers = Registers { meters: meters.clone(), reports: Reports::default(), ended };
-    let device = Arc::new(Mutex::new(registers));
+    let device = Box::new(registers);
     (MmioWindow { start: REPORT_ADDRESS, len: PAGE, device }, meters, reports)
 }
 

@@ -19,8 +19,8 @@ use firn_memory::{HostFacts, HostFactsError};
 use firn_run::{EventError, Invocation};
 use firn_snapshot::{OpenError, PageSet, Snapshot, pages_of};
 use firn_vmm::{
-    FreePagesError, GoneError, GuestTimeTotals, KvmStats, Microvm, Virtualization, WatchError,
-    free_pages, witness,
+    AttributionError, FreePagesError, GoneError, GuestTimeTotals, KvmStats, Microvm,
+    Virtualization, fault_attribution, free_pages,
 };
 
 use super::invoke::Outcome;
@@ -98,7 +98,7 @@ pub(crate) enum RecordCommandError {
     #[error(transparent)]
     Record(#[from] RecordError),
     #[error(transparent)]
-    Watch(#[from] WatchError),
+    Attribution(#[from] AttributionError),
     #[error(transparent)]
     Run(#[from] RecordedRunError),
     #[error(transparent)]
@@ -251,11 +251,11 @@ fn record(
         faults_in_vcpu_threads: true,
     };
     let store = PageStore::of(snapshot).map_err(RecordError::from)?;
-    let (witness, watch) = witness();
+    let (attribution, control) = fault_attribution();
     let layout = &snapshot.manifest().layout;
-    let (memory, recorder) = Recorder::start(store, layout, Box::new(witness), end_process)?;
+    let (memory, recorder) = Recorder::start(store, layout, Box::new(attribution), end_process)?;
     let begin = |microvm: &mut Microvm| {
-        watch.attach(microvm)?;
+        control.attach(microvm)?;
         output::note("firn: the guest waits at every page that it touches for the first time");
         Ok::<_, RecordCommandError>(())
     };
@@ -265,7 +265,7 @@ fn record(
         stats.map_err(RecordCommandError::Stats)
     });
     let recording = recorder.finish()?;
-    let time = watch.finish()?;
+    let time = control.finish()?;
     let (outcome, kvm) = led?;
     Ok(Recorded { outcome, kvm, recording, time })
 }

@@ -538,7 +538,7 @@ fn what_cannot_be_served_at_all_is_said_before_anybody_connects() {
 }
 
 /// Keeps how many wrong pages a player reports.
-struct Reports(Option<u64>);
+struct Reports(Arc<Mutex<Option<u64>>>);
 
 impl MmioDevice for Reports {
     fn read(&mut self, _: u64, data: &mut [u8]) {
@@ -547,11 +547,12 @@ impl MmioDevice for Reports {
 
     fn write(&mut self, offset: u64, data: &[u8]) {
         let value = data.try_into().map(u64::from_le_bytes).unwrap();
+        let mut wrong = self.0.lock().unwrap();
         if offset == register::DONE || offset == register::END {
-            self.0 = Some(self.0.unwrap_or_default() + value);
+            *wrong = Some(wrong.unwrap_or_default() + value);
         }
         if offset == register::WRONG_OWN {
-            self.0 = Some(u64::MAX);
+            *wrong = Some(u64::MAX);
         }
     }
 }
@@ -570,8 +571,9 @@ fn monitor_with_a_guest() {
     let _socket = hand_over(Some(&uffd), &json!(regions).to_string());
     // From here on the pager's alone keeps the memory from being zeros.
     drop(uffd);
-    let reports = Arc::new(Mutex::new(Reports(None)));
-    let window = MmioWindow { start: REPORT_ADDRESS, len: PAGE_SIZE, device: reports.clone() };
+    let wrong = Arc::new(Mutex::new(None));
+    let device = Box::new(Reports(wrong.clone()));
+    let window = MmioWindow { start: REPORT_ADDRESS, len: PAGE_SIZE, device };
     let host = HostConfig {
         vsock: None,
         scratch: None,
@@ -584,7 +586,7 @@ fn monitor_with_a_guest() {
     microvm.resume().unwrap();
     println!("resumed");
     assert!(matches!(microvm.run().unwrap(), End::TripleFault));
-    println!("reads {}", reports.lock().unwrap().0.unwrap());
+    println!("reads {}", wrong.lock().unwrap().unwrap());
 }
 
 /// A folder with a player's snapshot.

@@ -1,8 +1,8 @@
 //! The ACPI tables of a microVM: hardware-reduced, without PCI.
 //!
-//! They describe the processors, the I/O APIC, the serial console, every virtio-mmio device
-//! (Debian's kernels have no `virtio_mmio.device=`), the VM generation id and the event device that
-//! announces a new one, and the registers for power-off and reset. ACPI specification 6.5,
+//! They describe the processors, the I/O APIC, the serial console, every virtio-mmio device (Debian's
+//! kernels do not support `virtio_mmio.device=`), the VM generation id and the event device that
+//! announces a new id, and the registers for power-off and reset. ACPI specification 6.5,
 //! chapters 4.1 (hardware-reduced) and 5; generation id: Microsoft's "Virtual Machine Generation
 //! ID" and the kernel's `drivers/virt/vmgenid.c`.
 
@@ -28,25 +28,25 @@ const OEM_REVISION: u32 = 1;
 pub(crate) const SLEEP_TYPE_S5: u8 = 5;
 /// `SLP_EN` in the sleep control register.
 pub(crate) const SLEEP_ENABLE: u8 = 1 << 5;
-/// What the guest writes to the reset register.
+/// The value that the guest writes to the reset register.
 pub(crate) const RESET_VALUE: u8 = 1;
 /// FADT boot flags: no VGA, no MSI, no PCIe ASPM, no CMOS clock; bits 0 and 1 clear: no legacy
 /// devices, no keyboard controller.
 const NO_VGA_MSI_ASPM_RTC: u16 = 0b11_1100;
 
-/// Why the tables were not written.
+/// Why the tables cannot be written.
 #[derive(Debug, Error)]
 pub enum AcpiError {
-    /// The tables outgrew the memory set aside for them.
-    #[error("the ACPI tables need {needed} bytes, {available} are set aside")]
+    /// The tables exceed their memory.
+    #[error("the ACPI tables require {needed} bytes, and {available} are available")]
     TooLong {
-        /// Bytes that the tables have.
+        /// Bytes of the tables.
         needed: usize,
-        /// Bytes set aside for them.
+        /// Bytes available for them.
         available: usize,
     },
-    /// Guest memory refused the write.
-    #[error("writing the ACPI tables to guest memory")]
+    /// Guest memory cannot be written.
+    #[error("cannot write the ACPI tables to guest memory")]
     Memory(#[source] vm_memory::GuestMemoryError),
 }
 
@@ -180,7 +180,7 @@ impl Aml for VirtioMmio {
         aml::Device::new(
             aml::Path::new(&format!("V{:03}", self.0)),
             vec![
-                // The id under which Linux' virtio_mmio driver knows the device.
+                // The id that Linux' virtio_mmio driver matches.
                 &aml::Name::new("_HID".into(), &"LNRO0005"),
                 &aml::Name::new("_UID".into(), &self.0),
                 &aml::Name::new("_CCA".into(), &aml::ONE),
@@ -215,7 +215,7 @@ impl Aml for GenerationId {
     }
 }
 
-/// The generic event device: its interrupt means "the generation id is new" (Notify 0x80).
+/// The generic event device: its interrupt announces a new generation id (Notify 0x80).
 struct EventDevice;
 
 impl Aml for EventDevice {

@@ -18,7 +18,7 @@ fn u64_at(bytes: &[u8], offset: usize) -> u64 {
 }
 
 #[test]
-fn tables_are_linked_and_their_checksums_hold() {
+fn tables_are_linked_and_have_correct_checksums() {
     let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 2 << 20)]).unwrap();
     let rsdp_address = write_tables(&memory, 4, 5).unwrap();
 

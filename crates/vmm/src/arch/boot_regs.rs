@@ -1,8 +1,8 @@
 //! The state in which a processor enters the kernel: the 64-bit Linux boot protocol
 //! (`Documentation/arch/x86/boot.rst`, "64-bit Boot Protocol").
 //!
-//! Long mode, paging on with the first 4 GiB mapped to themselves, flat segments of the selectors
-//! that the protocol names, `rsi` pointing to the boot parameters.
+//! Long mode, paging with the first 4 GiB identity-mapped, flat segments with the selectors of the
+//! protocol, `rsi` pointing to the boot parameters.
 
 use kvm_bindings::{kvm_dtable, kvm_regs, kvm_segment, kvm_sregs};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
@@ -43,7 +43,7 @@ pub(crate) fn regs(entry: u64) -> kvm_regs {
     }
 }
 
-/// Puts the special registers into long mode over the tables of [`write_tables`].
+/// Sets the special registers to long mode with the tables of [`write_tables`].
 pub(crate) fn set_long_mode(sregs: &mut kvm_sregs) {
     let data = segment(DATA_SELECTOR, 3);
     sregs.cs = kvm_segment { l: 1, db: 0, ..segment(CODE_SELECTOR, 11) };
@@ -73,7 +73,7 @@ fn segment(selector: u16, type_: u8) -> kvm_segment {
     }
 }
 
-/// Writes the GDT and page tables that map the first 4 GiB to themselves at 2 MiB leaves.
+/// Writes the GDT, and page tables that identity-map the first 4 GiB with 2 MiB leaves.
 pub(crate) fn write_tables(memory: &GuestMemoryMmap) -> Result<(), GuestMemoryError> {
     for (index, entry) in (0u64..).zip(GDT) {
         memory.write_obj(entry, GuestAddress(layout::GDT + index * 8))?;

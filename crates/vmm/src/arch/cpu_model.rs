@@ -1,8 +1,9 @@
-//! Processors by name: which instructions a guest is told of, whatever the host has besides.
+//! Named processor models: the instructions that a guest sees, independent of the host's other ones.
 //!
-//! The levels are those of the x86-64 psABI (section 3.1.1, micro-architecture levels). A guest of a named model meets the same
-//! instructions on every host that offers the model, so its programs choose the same code. What only kernels use (paging, time,
-//! interrupts, speculation controls) is left as the host has it: it changes no answer.
+//! The levels are those of the x86-64 psABI (section 3.1.1, micro-architecture levels). A guest of a
+//! named model sees the same instructions on every host that offers the model, so its programs select
+//! the same code. Features that only kernels use (paging, time, interrupts, speculation controls) are
+//! those of the host: they do not change a program's results.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,22 +15,23 @@ use super::cpuid::{
     LEAF_EXTENDED, LEAF_FEATURES, LEAF_SIZES, LEAF_STRUCTURED, LEAF_XSAVE, find, missing,
 };
 
-/// A processor by name.
+/// A processor model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CpuModel {
-    /// All that this host's KVM offers.
+    /// Every feature that this host's KVM offers.
     Host,
     /// The psABI's x86-64-v2: SSE 4.2, POPCNT.
     V2,
-    /// The psABI's x86-64-v3: AVX2, BMI, FMA; and AES, PCLMULQDQ and RDRAND, which all such processors have.
+    /// The psABI's x86-64-v3: AVX2, BMI, FMA; also AES, PCLMULQDQ and RDRAND, which all such processors
+    /// have.
     V3,
-    /// The psABI's x86-64-v4: AVX-512 with BW, CD, DQ and VL, beside what v3 has.
+    /// The psABI's x86-64-v4: v3, and AVX-512 with BW, CD, DQ and VL.
     V4,
 }
 
-/// A text that names no model.
+/// The text is not the name of a model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no processor's name: use host, x86-64-v2, x86-64-v3 or x86-64-v4")]
+#[error("{0:?} is not a processor model: use host, x86-64-v2, x86-64-v3 or x86-64-v4")]
 pub struct CpuModelError(String);
 
 const NAMES: [(CpuModel, &str); 4] = [
@@ -55,14 +57,14 @@ impl FromStr for CpuModel {
     }
 }
 
-/// What the models say of one register.
+/// The models' bits of one CPUID register.
 struct Word {
     leaf: u32,
     subleaf: u32,
     register: CpuidRegister,
-    /// Bits that are the host's affair: for kernels, or of every x86-64 processor.
+    /// Bits that are taken from the host: for kernels only, or present on every x86-64 processor.
     free: u32,
-    /// What v2, v3 and v4 each add.
+    /// The bits that v2, v3 and v4 each add.
     adds: [u32; 3],
 }
 
@@ -81,7 +83,8 @@ const fn word(leaf: u32, subleaf: u32, register: CpuidRegister, free: u32, adds:
 }
 
 const WORDS: [Word; 10] = [
-    // Free: MONITOR, PDCM, PCID, x2APIC, deadline timer, OSXSAVE, hypervisor. v2: SSE3, SSSE3, CMPXCHG16B, SSE4.1, SSE4.2, POPCNT.
+    // Free: MONITOR, PDCM, PCID, x2APIC, deadline timer, OSXSAVE, hypervisor.
+    // v2: SSE3, SSSE3, CMPXCHG16B, SSE4.1, SSE4.2, POPCNT.
     // v3: PCLMULQDQ, FMA, MOVBE, AES, XSAVE, AVX, F16C, RDRAND.
     word(
         LEAF_FEATURES,
@@ -90,7 +93,8 @@ const WORDS: [Word; 10] = [
         bits([3, 15, 17, 21, 24, 27, 31]),
         [bits([0, 9, 13, 19, 20, 23]), bits([1, 12, 22, 25, 26, 28, 29, 30]), 0],
     ),
-    // Free: FSGSBASE, TSC_ADJUST, FDP_EXCPTN_ONLY, SMEP, ERMS, INVPCID, no FPU CS and DS, SMAP, CLFLUSHOPT, CLWB.
+    // Free: FSGSBASE, TSC_ADJUST, FDP_EXCPTN_ONLY, SMEP, ERMS, INVPCID, no FPU CS and DS, SMAP,
+    // CLFLUSHOPT, CLWB.
     // v3: BMI1, AVX2, BMI2. v4: AVX512F, DQ, CD, BW, VL.
     word(
         LEAF_STRUCTURED,
@@ -101,11 +105,11 @@ const WORDS: [Word; 10] = [
     ),
     // Free: UMIP.
     word(LEAF_STRUCTURED, 0, CpuidRegister::Ecx, bits([2]), [0; 3]),
-    // Free: short REP MOVSB, and what tells of and controls speculation.
+    // Free: short REP MOVSB, and speculation controls.
     word(LEAF_STRUCTURED, 0, CpuidRegister::Edx, bits([4, 10, 26, 27, 28, 29, 31]), [0; 3]),
     word(LEAF_STRUCTURED, 1, CpuidRegister::Eax, 0, [0; 3]),
     word(LEAF_STRUCTURED, 1, CpuidRegister::Edx, 0, [0; 3]),
-    // Parts of the XSAVE area. v3: x87, SSE, AVX. v4: the three of AVX-512.
+    // Components of the XSAVE area. v3: x87, SSE, AVX. v4: the three components of AVX-512.
     word(LEAF_XSAVE, 0, CpuidRegister::Eax, 0, [0, bits([0, 1, 2]), bits([5, 6, 7])]),
     // Free: CMP_LEGACY, EXTAPIC, CR8 by LOCK MOV, OSVW, TOPOEXT, PERFCTR_CORE. v2: LAHF. v3: LZCNT.
     word(
@@ -115,17 +119,17 @@ const WORDS: [Word; 10] = [
         bits([1, 3, 4, 9, 22, 23]),
         [bits([0]), bits([5]), 0],
     ),
-    // Free: all but AMD's MMX extensions and 3DNow.
+    // Free: all except AMD's MMX extensions and 3DNow.
     word(LEAF_EXTENDED, 0, CpuidRegister::Edx, !bits([22, 30, 31]), [0; 3]),
-    // Free: all but CLZERO.
+    // Free: all except CLZERO.
     word(LEAF_SIZES, 0, CpuidRegister::Ebx, !bits([0]), [0; 3]),
 ];
 
-/// Leaves of instructions that no model has: processor trace, key locker, AMX, AVX10.
-const FOREIGN: [u32; 5] = [0x14, 0x19, 0x1d, 0x1e, 0x24];
+/// Leaves of features that no model has: processor trace, key locker, AMX, AVX10.
+const EXCLUDED_LEAVES: [u32; 5] = [0x14, 0x19, 0x1d, 0x1e, 0x24];
 
-/// Bytes of the XSAVE area with all parts that a model has: the legacy area and header, then AVX at 576 and AVX-512 up to 2688
-/// (Intel SDM 1, 13.4 and 13.5; AMD lays them out alike).
+/// Bytes of the XSAVE area with all components of a model: the legacy area and header, then AVX at 576
+/// and AVX-512 up to 2688 (Intel SDM 1, 13.4 and 13.5; AMD uses the same layout).
 const fn xsave_bytes(model: CpuModel) -> u32 {
     match model {
         CpuModel::V4 => 2688,
@@ -134,7 +138,7 @@ const fn xsave_bytes(model: CpuModel) -> u32 {
 }
 
 impl Word {
-    /// What `model` has in this register.
+    /// The bits of this register that `model` requires.
     fn required(&self, model: CpuModel) -> u32 {
         let levels = match model {
             CpuModel::Host => 0,
@@ -147,13 +151,13 @@ impl Word {
 }
 
 impl CpuModel {
-    /// The best named model that a host offers, or [`CpuModel::Host`] where it offers none.
+    /// The best named model that a host offers; [`CpuModel::Host`] if it offers none.
     pub(crate) fn best(offered: &[kvm_cpuid_entry2]) -> Self {
         let fits = |model: &Self| model.lacking(offered).is_empty();
         [Self::V4, Self::V3, Self::V2].into_iter().find(fits).unwrap_or(Self::Host)
     }
 
-    /// What the model has and a host does not offer.
+    /// The features of the model that a host does not offer.
     pub(crate) fn lacking(self, offered: &[kvm_cpuid_entry2]) -> Vec<CpuFeatures> {
         let needed: Vec<_> = WORDS
             .iter()
@@ -167,7 +171,7 @@ impl CpuModel {
         missing(&needed, offered)
     }
 
-    /// Takes everything away that the model does not have.
+    /// Clears every feature that the model does not have.
     pub(crate) fn mask(self, cpuid: &mut [kvm_cpuid_entry2]) {
         if self == Self::Host {
             return;
@@ -187,25 +191,25 @@ impl CpuModel {
         }
         let parts = find(cpuid, LEAF_XSAVE, 0).map_or(0, |entry| entry.eax);
         for entry in cpuid {
-            let gone = match (entry.function, entry.index) {
+            let clear = match (entry.function, entry.index) {
                 (LEAF_XSAVE, _) if parts == 0 => true,
                 (LEAF_XSAVE, 0) => {
-                    // The size of the parts that are in use (EBX) is KVM's to say.
+                    // KVM computes the size of the enabled components (EBX).
                     entry.ecx = xsave_bytes(self);
                     entry.edx = 0;
                     false
                 }
                 (LEAF_XSAVE, 1) => {
-                    // XSAVEOPT, XSAVEC, XGETBV of 1, XSAVES; and no parts for the supervisor.
+                    // XSAVEOPT, XSAVEC, XGETBV of 1, XSAVES; no supervisor components.
                     entry.eax &= 0xf;
                     entry.ecx = 0;
                     entry.edx = 0;
                     false
                 }
                 (LEAF_XSAVE, part) => part >= 32 || parts & (1 << part) == 0,
-                (leaf, _) => FOREIGN.contains(&leaf),
+                (leaf, _) => EXCLUDED_LEAVES.contains(&leaf),
             };
-            if gone {
+            if clear {
                 (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0);
             }
         }

@@ -3,9 +3,9 @@ use kvm_bindings::kvm_cpuid_entry2;
 use super::super::cpuid::{
     LEAF_EXTENDED, LEAF_FEATURES, LEAF_SIZES, LEAF_STRUCTURED, LEAF_XSAVE, find,
 };
-use super::{CpuModel, FOREIGN, NAMES, WORDS};
+use super::{CpuModel, EXCLUDED_LEAVES, NAMES, WORDS};
 
-/// A processor that has everything, also what has not been invented.
+/// A processor with every feature bit set, reserved bits included.
 fn everything() -> Vec<kvm_cpuid_entry2> {
     let leaf = |function, index| kvm_cpuid_entry2 {
         function,
@@ -25,7 +25,7 @@ fn everything() -> Vec<kvm_cpuid_entry2> {
         leaf(LEAF_SIZES, 0),
     ];
     leaves.extend((0..64).map(|part| leaf(LEAF_XSAVE, part)));
-    leaves.extend(FOREIGN.map(|function| leaf(function, 0)));
+    leaves.extend(EXCLUDED_LEAVES.map(|function| leaf(function, 0)));
     leaves
 }
 
@@ -36,7 +36,7 @@ fn masked(model: CpuModel) -> Vec<kvm_cpuid_entry2> {
 }
 
 #[test]
-fn names_are_read_as_they_are_written() {
+fn names_round_trip() {
     for (model, name) in NAMES {
         assert_eq!(model.to_string(), name);
         assert_eq!(name.parse(), Ok(model));
@@ -45,7 +45,7 @@ fn names_are_read_as_they_are_written() {
 }
 
 #[test]
-fn what_a_model_has_stays_and_the_rest_goes() {
+fn only_the_features_of_the_model_remain() {
     let v3 = masked(CpuModel::V3);
     let features = find(&v3, LEAF_FEATURES, 0).unwrap().ecx;
     let structured = find(&v3, LEAF_STRUCTURED, 0).unwrap();
@@ -71,7 +71,7 @@ fn what_a_model_has_stays_and_the_rest_goes() {
 }
 
 #[test]
-fn the_area_of_xsave_holds_what_the_model_has() {
+fn the_xsave_area_has_the_components_of_the_model() {
     let parts = |model| {
         let list = masked(model);
         let first = *find(&list, LEAF_XSAVE, 0).unwrap();
@@ -85,12 +85,12 @@ fn the_area_of_xsave_holds_what_the_model_has() {
 }
 
 #[test]
-fn the_host_is_left_as_it_is() {
+fn the_host_model_changes_nothing() {
     assert_eq!(masked(CpuModel::Host), everything());
 }
 
 #[test]
-fn a_model_fits_a_host_that_is_exactly_so_and_names_what_another_lacks() {
+fn a_host_offers_exactly_the_models_whose_features_it_has() {
     for model in [CpuModel::V2, CpuModel::V3, CpuModel::V4] {
         let exactly = masked(model);
         assert_eq!(model.lacking(&exactly), vec![]);
@@ -103,7 +103,7 @@ fn a_model_fits_a_host_that_is_exactly_so_and_names_what_another_lacks() {
 }
 
 #[test]
-fn no_bit_is_both_free_and_a_models() {
+fn no_bit_is_both_free_and_required() {
     for word in &WORDS {
         assert_eq!(word.free & word.required(CpuModel::V4), 0, "{:#x}", word.leaf);
     }

@@ -1,8 +1,8 @@
-//! What processor a guest sees, and whether this host can still provide it.
+//! The CPUID that a guest sees, and whether a host can still provide it.
 //!
-//! A guest gets what `KVM_GET_SUPPORTED_CPUID` offers and its model of processor has, plus what depends on the vCPU. A snapshot
-//! keeps that list; a host that lacks a feature of it must not run the snapshot, for the guest
-//! chose its code by these bits.
+//! A guest gets the intersection of `KVM_GET_SUPPORTED_CPUID` and its processor model, plus values that
+//! depend on the vCPU. A snapshot contains that list. A host that lacks one of its features must not
+//! run the snapshot, because the guest selected its code by these bits.
 
 use firn_snapshot::{CpuFeatures, CpuidRegister};
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
@@ -23,23 +23,23 @@ const LEAF_EXTENDED_2: u32 = 0x8000_0021;
 
 /// CPUID.1:ECX, "running under a hypervisor".
 const HYPERVISOR: u32 = 1 << 31;
-/// CPUID.1:ECX, time-stamp-counter deadline timer, which KVM offers apart.
+/// CPUID.1:ECX, time-stamp-counter deadline timer, which KVM reports as a capability.
 const TSC_DEADLINE: u32 = 1 << 24;
-/// CPUID.1:ECX, OSXSAVE: mirrors CR4, so no property of the host.
+/// CPUID.1:ECX, OSXSAVE: mirrors CR4, so it is not a property of the host.
 const OSXSAVE: u32 = 1 << 27;
-/// CPUID.7:ECX, OSPKE: mirrors CR4, so no property of the host.
+/// CPUID.7:ECX, OSPKE: mirrors CR4, so it is not a property of the host.
 const OSPKE: u32 = 1 << 4;
 /// CPUID.80000001:ECX, SVM: nested guests are not part of a snapshot.
 const SVM: u32 = 1 << 2;
 /// CPUID.1:ECX, VMX: nested guests are not part of a snapshot.
 const VMX: u32 = 1 << 5;
 
-/// A register of a CPUID leaf whose bits are promises about instructions or interfaces.
+/// A register of a CPUID leaf whose bits are features.
 struct FeatureWord {
     leaf: u32,
     subleaf: u32,
     register: CpuidRegister,
-    /// Bits that say nothing about the host.
+    /// Bits that are not properties of the host.
     ignored: u32,
 }
 
@@ -75,7 +75,7 @@ const FEATURE_WORDS: &[FeatureWord] = &[
     word(LEAF_EXTENDED_2, 0, CpuidRegister::Eax, 0),
 ];
 
-/// The CPUID of vCPU `id` of `vcpus`, from what KVM supports on this host and `model` has.
+/// The CPUID of vCPU `id` of `vcpus`, from the features that KVM supports on this host and `model` has.
 pub(crate) fn for_vcpu(
     supported: &CpuId,
     model: CpuModel,
@@ -110,7 +110,7 @@ pub(crate) fn for_vcpu(
     cpuid
 }
 
-/// Readable text for several.
+/// Readable text for several registers.
 pub(crate) fn describe_all(features: &[CpuFeatures]) -> String {
     features.iter().map(describe).collect::<Vec<_>>().join(", ")
 }
@@ -121,7 +121,7 @@ fn describe(features: &CpuFeatures) -> String {
     format!("CPUID {leaf:#x}.{subleaf}:{register:?} bits {bits:#010x}")
 }
 
-/// The promises in a CPUID list: one entry a feature word that has any bit set.
+/// The features of a CPUID list: one entry for each feature word that is not zero.
 pub(crate) fn features(cpuid: &[kvm_cpuid_entry2]) -> Vec<CpuFeatures> {
     FEATURE_WORDS
         .iter()
@@ -138,7 +138,7 @@ pub(crate) fn features(cpuid: &[kvm_cpuid_entry2]) -> Vec<CpuFeatures> {
         .collect()
 }
 
-/// Promises of `needed` that the list `offered` does not hold.
+/// The features of `needed` that the list `offered` lacks.
 pub(crate) fn missing(needed: &[CpuFeatures], offered: &[kvm_cpuid_entry2]) -> Vec<CpuFeatures> {
     needed
         .iter()

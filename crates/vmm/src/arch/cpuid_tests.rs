@@ -9,14 +9,14 @@ fn entry(function: u32, ebx: u32, ecx: u32, edx: u32) -> kvm_cpuid_entry2 {
 }
 
 #[test]
-fn a_host_with_more_features_serves_a_guest_with_fewer() {
+fn a_host_may_have_more_features_than_the_guest() {
     let guest = [entry(LEAF_FEATURES, 0, 0b01, 0b11)];
     let host = [entry(LEAF_FEATURES, 0, 0b11, 0b111)];
     assert_eq!(missing(&features(&guest), &host), vec![]);
 }
 
 #[test]
-fn exactly_the_missing_bits_are_named() {
+fn exactly_the_missing_bits_are_reported() {
     let guest = [entry(LEAF_FEATURES, 0, 0b11, 0), entry(LEAF_STRUCTURED, 0b100, 0, 0)];
     let host = [entry(LEAF_FEATURES, 0, 0b01, 0)];
     let missing = missing(&features(&guest), &host);
@@ -33,7 +33,7 @@ fn exactly_the_missing_bits_are_named() {
 }
 
 #[test]
-fn vendor_is_spelled_as_the_processor_does() {
+fn the_vendor_has_the_spelling_of_the_processor() {
     let leaf = entry(
         0,
         u32::from_le_bytes(*b"Auth"),

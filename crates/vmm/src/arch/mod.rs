@@ -1,7 +1,8 @@
-//! What is particular to x86-64: the memory map, ACPI tables, CPUID and boot registers.
+//! The x86-64 platform: the memory map, ACPI tables, CPUID, and the boot of a Linux kernel.
 
 pub(crate) mod acpi;
 pub(crate) mod boot_regs;
 pub(crate) mod cpu_model;
 pub(crate) mod cpuid;
+pub(crate) mod kernel;
 pub(crate) mod layout;

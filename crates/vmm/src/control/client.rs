@@ -11,29 +11,29 @@ use super::{MAX_LINE, Request, Response};
 /// Why a request to a monitor failed.
 #[derive(Debug, Error)]
 pub enum ControlError {
-    /// Nobody listens: the microVM is gone.
+    /// No process listens: the microVM has ended.
     #[error("no microVM answers on {0}: it has ended, or it never started")]
     Gone(PathBuf),
-    /// The connection broke before the answer.
+    /// The connection broke before the response.
     #[error("the microVM on {0} ended before it answered")]
     Ended(PathBuf),
-    /// Talking to the socket failed.
-    #[error("talking to the microVM on {path}")]
+    /// The socket cannot be used.
+    #[error("cannot communicate with the microVM on {path}")]
     Socket {
         /// The socket.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The answer is not one of ours.
-    #[error("the monitor on {path} gave an answer that this firn does not understand")]
+    /// The response is invalid.
+    #[error("the response of the monitor on {path} is not valid for this version of firn")]
     Answer {
         /// The socket.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why it is invalid.
         source: serde_json::Error,
     },
-    /// The monitor refused.
+    /// The request failed in the monitor.
     #[error("{0}")]
     Refused(String),
 }
@@ -49,7 +49,7 @@ impl ControlClient {
     /// Connects to a monitor.
     ///
     /// # Errors
-    /// [`ControlError::Gone`] when nobody listens on `path`.
+    /// [`ControlError::Gone`] if no process listens on `path`.
     pub fn connect(path: &Path) -> Result<Self, ControlError> {
         match UnixStream::connect(path) {
             Ok(stream) => Ok(Self { path: path.to_owned(), stream: BufReader::new(stream) }),
@@ -65,48 +65,50 @@ impl ControlClient {
         }
     }
 
-    /// Sends a request and waits for its answer.
+    /// Sends a request and waits for its response.
     ///
     /// # Errors
-    /// See [`ControlError`]; a refusal by the monitor is [`ControlError::Refused`].
+    /// See [`ControlError`]; an error of the monitor is [`ControlError::Refused`].
     pub fn request(&mut self, request: &Request) -> Result<Response, ControlError> {
-        let mut text = serde_json::to_vec(request).map_err(|source| self.not_understood(source))?;
+        let mut text =
+            serde_json::to_vec(request).map_err(|source| self.invalid_response(source))?;
         text.push(b'\n');
-        self.stream.get_mut().write_all(&text).map_err(|source| self.broken(source))?;
+        self.stream.get_mut().write_all(&text).map_err(|source| self.socket_error(source))?;
         let mut line = Vec::new();
         let read = self.stream.by_ref().take(MAX_LINE).read_until(b'\n', &mut line);
-        read.map_err(|source| self.broken(source))?;
+        read.map_err(|source| self.socket_error(source))?;
         if line.is_empty() {
             return Err(ControlError::Ended(self.path.clone()));
         }
-        match serde_json::from_slice(&line).map_err(|source| self.not_understood(source))? {
+        match serde_json::from_slice(&line).map_err(|source| self.invalid_response(source))? {
             Response::Error { message } => Err(ControlError::Refused(message)),
             response => Ok(response),
         }
     }
 
-    /// Ends the microVM and waits for the end of its monitor's process, which must be another one
-    /// than this.
+    /// Ends the microVM and waits for the end of its monitor's process, which must not be this process.
     ///
     /// # Errors
     /// See [`ControlError`].
     pub fn stop(mut self) -> Result<(), ControlError> {
         match self.request(&Request::Stop) {
-            // The process may be faster at ending than at answering.
+            // The process may end before it responds.
             Ok(_) | Err(ControlError::Ended(_)) => {}
             Err(error) => return Err(error),
         }
         match io::copy(&mut self.stream, &mut io::sink()) {
-            Err(error) if error.kind() != io::ErrorKind::ConnectionReset => Err(self.broken(error)),
+            Err(error) if error.kind() != io::ErrorKind::ConnectionReset => {
+                Err(self.socket_error(error))
+            }
             _ => Ok(()),
         }
     }
 
-    fn not_understood(&self, source: serde_json::Error) -> ControlError {
+    fn invalid_response(&self, source: serde_json::Error) -> ControlError {
         ControlError::Answer { path: self.path.clone(), source }
     }
 
-    fn broken(&self, source: io::Error) -> ControlError {
+    fn socket_error(&self, source: io::Error) -> ControlError {
         match source.kind() {
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
                 ControlError::Ended(self.path.clone())

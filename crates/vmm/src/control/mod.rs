@@ -1,7 +1,7 @@
-//! The control socket: how another process talks to a microVM's monitor.
+//! The control socket, with which another process controls a microVM.
 //!
-//! A unix stream socket. A client writes one JSON object a line, a [`Request`]; the monitor answers
-//! each with one line, a [`Response`]. Requests of one connection are answered in order.
+//! It is a unix stream socket. A client writes one JSON object on each line, a [`Request`]; the monitor
+//! answers each with one line, a [`Response`], in order.
 
 mod client;
 mod server;
@@ -11,70 +11,70 @@ use uuid::Uuid;
 
 use firn_snapshot::FunctionInfo;
 
+use crate::kvm::KvmStats;
 use crate::microvm::{Destination, FreezeReport};
-use crate::stats::KvmStats;
 
 pub use client::{ControlClient, ControlError};
 pub use server::{ControlServer, ControlServerError};
 
-/// Longest request or response, bytes.
+/// The longest request or response, bytes.
 pub(crate) const MAX_LINE: u64 = 1 << 20;
 
-/// What a client asks for.
+/// A request of a client.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case")]
 pub enum Request {
-    /// How the microVM is.
+    /// Report costs and counters of the microVM.
     Status,
-    /// Pause, save and seal. The microVM stays paused; `resume` or `stop` comes next on the same
-    /// connection. Where the client goes away instead, the guest runs on, under a new generation id.
+    /// Pause, save and seal. The microVM stays paused until `resume` or `stop` on the same connection.
+    /// If the client disconnects instead, the guest continues, with a new generation id.
     Freeze {
-        /// Where the snapshot goes.
+        /// The place of the snapshot.
         destination: Destination,
         /// Write zero pages too, instead of leaving holes.
         dense: bool,
-        /// What the snapshot's manifest says of the function inside.
+        /// The function, as the snapshot's manifest describes it.
         function: Option<FunctionInfo>,
     },
-    /// Let a paused guest run on.
+    /// Resume a paused guest.
     Resume {
-        /// The generation id that it has from now on: its snapshot's clones share the old one.
+        /// The new generation id of the guest, because clones of its snapshot share the old id.
         generation: Uuid,
     },
     /// End the microVM and its process.
     Stop,
 }
 
-/// What a microVM costs and counts now.
+/// The costs and counters of a microVM.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Status {
     /// Process id of the monitor.
     pub pid: u32,
     /// Guest memory, bytes.
     pub memory: u64,
-    /// What of it is in DRAM and belongs to this microVM alone, bytes.
+    /// Guest memory in DRAM that only this microVM uses, bytes.
     pub private: u64,
-    /// What of it is in DRAM and can be shared, bytes.
+    /// Guest memory in DRAM that other microVMs can share, bytes.
     pub shared: u64,
-    /// What KVM counted.
+    /// KVM's counters.
     pub kvm: KvmStats,
-    /// Why devices stopped serving the guest, of those that did.
+    /// The errors of devices that stopped.
     pub device_errors: Vec<String>,
 }
 
-/// What the monitor answers.
+/// A response of the monitor.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "response", rename_all = "snake_case")]
 pub enum Response {
-    /// Done; there is nothing to tell.
+    /// The request succeeded.
     Done,
     /// The answer to [`Request::Status`].
     Status(Box<Status>),
     /// The answer to [`Request::Freeze`].
     Frozen(Box<FreezeReport>),
-    /// It could not be done.
+    /// The request failed.
     Error {
-        /// What was wrong, with its causes.
+        /// The error, with its causes.
         message: String,
     },
 }

@@ -73,17 +73,17 @@ fn accept(listener: &UnixListener, handle: &Handle) {
     for stream in listener.incoming() {
         let Ok(stream) = stream else { continue };
         let handle = handle.clone();
-        // Without a thread for it the connection closes, which tells the client.
+        // Without a thread the connection is closed, which the client reports.
         let _ = std::thread::Builder::new()
             .name("control-client".into())
             .spawn(move || serve(&stream, &handle));
     }
 }
 
-/// Serves one connection until it ends or breaks. No client leaves a paused microVM behind.
+/// Serves one connection until it ends or breaks. A microVM that its client left paused is resumed.
 fn serve(stream: &UnixStream, handle: &Handle) {
     let mut paused = false;
-    // A connection that breaks has nobody left to tell.
+    // An error means that the client disconnected.
     let _ = answer_all(stream, handle, &mut paused);
     if paused {
         answer(Request::Resume { generation: Uuid::new_v4() }, handle);

@@ -5,7 +5,7 @@ use super::{ControlClient, ControlError, Request, Response};
 use crate::microvm::Destination;
 
 #[test]
-fn requests_are_one_json_object_each() {
+fn each_request_is_one_json_object() {
     let freeze = Request::Freeze {
         destination: Destination::Directory("/a/b".into()),
         dense: true,
@@ -19,7 +19,7 @@ fn requests_are_one_json_object_each() {
 }
 
 #[test]
-fn a_socket_that_nobody_serves_means_the_microvm_is_gone() {
+fn a_socket_without_a_listener_means_that_the_microvm_is_gone() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("control.sock");
     assert!(
@@ -41,7 +41,7 @@ fn serve_once(path: &std::path::Path, answer: &'static [u8]) -> std::thread::Joi
 }
 
 #[test]
-fn refusals_endings_and_nonsense_are_told_apart() {
+fn errors_of_the_monitor_closed_connections_and_invalid_responses_differ() {
     let dir = tempfile::tempdir().unwrap();
     type Expected = fn(&ControlError) -> bool;
     let cases: [(&[u8], Expected); 3] = [
@@ -62,7 +62,7 @@ fn refusals_endings_and_nonsense_are_told_apart() {
 }
 
 #[test]
-fn answers_come_back() {
+fn responses_are_returned() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("control.sock");
     let server = serve_once(&path, b"{\"response\":\"done\"}\n");
@@ -72,15 +72,15 @@ fn answers_come_back() {
 }
 
 #[test]
-fn a_microvm_that_ends_before_it_answers_has_stopped_too() {
+fn stopping_succeeds_if_the_microvm_ends_before_it_responds() {
     let dir = tempfile::tempdir().unwrap();
-    for (name, answer) in [("silent", &b""[..]), ("polite", b"{\"response\":\"done\"}\n")] {
+    for (name, answer) in [("silent", &b""[..]), ("responding", b"{\"response\":\"done\"}\n")] {
         let path = dir.path().join(name);
         let server = serve_once(&path, answer);
         ControlClient::connect(&path).unwrap().stop().unwrap();
         server.join().unwrap();
     }
-    let path = dir.path().join("unwilling");
+    let path = dir.path().join("failing");
     let server = serve_once(&path, b"{\"response\":\"error\",\"message\":\"no\"}\n");
     let error = ControlClient::connect(&path).unwrap().stop().unwrap_err();
     assert!(matches!(error, ControlError::Refused(_)), "{error:?}");

@@ -19,18 +19,18 @@ use firn_snapshot::{
 
 use super::Microvm;
 use crate::arch::cpuid;
+use crate::kvm::VmError;
 use crate::state::{MACHINE_STATE_VERSION, MachineState};
 use crate::vcpu::VcpuThreadError;
 use crate::vcpu::state::{SaveVcpuError, msr_indices};
-use crate::vm::VmError;
 
-/// Where a snapshot goes. One that is there already is replaced whole, or not at all.
+/// The place of a new snapshot. An existing snapshot is replaced completely, or not at all.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Destination {
-    /// A directory of its own.
+    /// A directory for this snapshot.
     Directory(PathBuf),
-    /// A pool, straight from guest memory without a file between.
+    /// A pool: guest memory is written to it without a file in between.
     Pool {
         /// The socket of the pool's manager.
         socket: PathBuf,
@@ -48,18 +48,18 @@ impl fmt::Display for Destination {
     }
 }
 
-/// What to freeze into.
+/// A request to freeze.
 #[derive(Clone, Debug)]
 pub struct FreezeRequest {
-    /// Where the snapshot goes.
+    /// The place of the snapshot.
     pub destination: Destination,
-    /// Write zero pages into the directory too, instead of leaving holes; a pool always has them.
+    /// Write zero pages to the directory, instead of leaving holes; a pool always contains them.
     pub dense: bool,
-    /// What the manifest says of the function inside.
+    /// The function, as the manifest describes it.
     pub function: Option<FunctionInfo>,
 }
 
-/// What a freeze wrote, and how long its parts took, in ns.
+/// The output of a freeze, and the durations of its parts, in ns.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct FreezeReport {
     /// Bringing all vCPUs out of guest mode.
@@ -70,9 +70,9 @@ pub struct FreezeReport {
     pub image_ns: u64,
     /// Reading, digesting and writing the guest's disk.
     pub overlay_ns: u64,
-    /// Writing the rest and making all files durable.
+    /// Writing the other parts and making all files durable.
     pub sync_ns: u64,
-    /// Putting the snapshot in its place.
+    /// Moving the snapshot to its place.
     pub publish_ns: u64,
     /// Pages that the image stores.
     pub stored_pages: u64,
@@ -84,42 +84,44 @@ pub struct FreezeReport {
     pub disk_bytes: u64,
 }
 
-/// Why a microVM was not frozen. A snapshot that was there before is whole.
+/// Why a microVM was not frozen. An existing snapshot at the destination is unchanged.
 #[derive(Debug, Error)]
 pub enum FreezeError {
     /// A vCPU did not stop.
-    #[error("pausing the microVM")]
+    #[error("cannot pause the microVM")]
     Pause(#[source] VcpuThreadError),
-    /// Its guest has powered itself off or crashed: nothing of it could run on.
-    #[error("the guest has ended: there is nothing left to freeze")]
+    /// The guest powered itself off or crashed, so no clone could continue.
+    #[error("the guest has ended and cannot be frozen")]
     Ended,
-    /// A vCPU's state could not be read.
-    #[error("saving a vCPU")]
+    /// A vCPU's state cannot be read.
+    #[error("cannot save a vCPU")]
     Vcpu(#[from] SaveVcpuError),
-    /// The state of the virtual machine could not be read.
-    #[error("saving the virtual machine")]
+    /// The state of the virtual machine cannot be read.
+    #[error("cannot save the virtual machine")]
     Vm(#[from] VmError),
-    /// The list of MSRs could not be read.
-    #[error("asking KVM for its list of MSRs")]
+    /// The list of MSRs cannot be read.
+    #[error("cannot read KVM's list of MSRs")]
     MsrList(#[source] kvm_ioctls::Error),
-    /// The machine state could not be encoded.
-    #[error("encoding the machine state")]
+    /// The machine state cannot be encoded.
+    #[error("cannot encode the machine state")]
     Encode(#[source] postcard::Error),
-    /// It is not known which pages of guest memory were touched.
-    #[error("asking the kernel which pages of guest memory were touched")]
+    /// The pages of guest memory that are in use cannot be listed.
+    #[error("cannot read from the kernel which pages of guest memory are in use")]
     Pages(#[source] io::Error),
-    /// It is not known which pages the guest reported free.
-    #[error("asking the kernel which pages that the guest reported free were touched since")]
+    /// The pages that the guest reported free cannot be listed.
+    #[error(
+        "cannot read from the kernel which free pages the guest has used since it reported them"
+    )]
     Reported(#[source] io::Error),
     /// The root disk cannot be described.
-    #[error("describing the root disk")]
+    #[error("cannot describe the root disk")]
     Disk(#[source] firn_snapshot::DiskError),
-    /// The snapshot could not be written.
-    #[error("writing the snapshot {destination}")]
+    /// The snapshot cannot be written.
+    #[error("cannot write the snapshot {destination}")]
     Write {
-        /// Where the snapshot was to be.
+        /// The place of the snapshot.
         destination: Destination,
-        /// What went wrong.
+        /// Why it failed.
         source: firn_snapshot::FreezeError,
     },
 }
@@ -128,7 +130,7 @@ impl Microvm {
     /// Pauses the microVM and writes a snapshot of it. Afterwards it stays paused.
     ///
     /// # Errors
-    /// See [`FreezeError`]; the microVM stays paused then, too, and can be resumed.
+    /// See [`FreezeError`]. The microVM stays paused and can be resumed.
     pub fn freeze(&mut self, request: FreezeRequest) -> Result<FreezeReport, FreezeError> {
         let begin = Instant::now();
         self.pause().map_err(FreezeError::Pause)?;

@@ -1,4 +1,4 @@
-//! Asking a running microVM for something from another thread.
+//! Requests from other threads to a running microVM.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -10,13 +10,13 @@ use super::Microvm;
 
 type Request = Box<dyn FnOnce(&mut Microvm) + Send>;
 
-/// The microVM ended before it could answer.
+/// The microVM ended before it answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the microVM has ended")]
 pub struct GoneError;
 
-/// A way to reach a microVM while [`Microvm::run`] has it. Clones reach the same one; any thread
-/// may use it.
+/// Sends requests to a microVM while [`Microvm::run`] serves it. Clones refer to the same microVM, and
+/// any thread may use them.
 #[derive(Clone)]
 pub struct Handle {
     requests: Sender<Request>,
@@ -24,27 +24,27 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Runs `request` on the microVM's own thread, between two events, and returns its answer.
+    /// Runs `request` on the microVM's own thread, between two events, and returns its result.
     ///
     /// # Errors
-    /// [`GoneError`] when the microVM ended first.
+    /// [`GoneError`] if the microVM ended first.
     pub fn call<T: Send + 'static>(
         &self,
         request: impl FnOnce(&mut Microvm) -> T + Send + 'static,
     ) -> Result<T, GoneError> {
         let (answer, receiver) = channel();
         let request: Request = Box::new(move |microvm| {
-            // Nobody waits any more when this fails.
+            // Fails if the caller has stopped waiting.
             let _ = answer.send(request(microvm));
         });
         self.requests.send(request).map_err(|_| GoneError)?;
-        // Fails only when the counter is full: the microVM is awake then.
+        // The write fails only when the counter is full; the microVM is awake then.
         let _ = self.doorbell.write(1);
         receiver.recv().map_err(|_| GoneError)
     }
 }
 
-/// The microVM's end of its handles.
+/// The microVM's receiver of the requests of its handles.
 pub(super) struct Inbox {
     requests: Receiver<Request>,
     sender: Sender<Request>,
@@ -62,7 +62,7 @@ impl Inbox {
         Handle { requests: self.sender.clone(), doorbell: self.doorbell.clone() }
     }
 
-    /// The next request that waits.
+    /// The next pending request.
     pub(super) fn next(&self) -> Option<Request> {
         self.requests.try_recv().ok()
     }

@@ -1,14 +1,18 @@
-//! One microVM: its parts put together, its event loop, its end.
+//! One microVM: its parts, its event loop, its end.
 
+mod boot;
+mod disks;
 mod freeze;
+mod frozen;
+mod generation;
 mod handle;
 mod parts;
 mod prepared;
-mod start;
+mod restore;
 mod virtio_set;
 mod watchdog;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber};
 use thiserror::Error;
@@ -22,67 +26,95 @@ use firn_snapshot::PageSet;
 use crate::arch::cpu_model::CpuModel;
 use crate::bus::{Bus, PowerRequest};
 use crate::console::Console;
-use crate::stats::{KvmCounters, KvmStats};
+use crate::kvm::{KvmCounters, KvmStats, Vm, VmError};
+use crate::subscriber::Subscriber;
 use crate::vcpu::observer::{Observer, VcpuThread};
 use crate::vcpu::{EndNotice, Vcpu, VcpuEnd, VcpuFailure, VcpuThreadError};
-use crate::vm::{Vm, VmError};
 use handle::Inbox;
 use virtio_set::VirtioSet;
 
+pub use boot::BootError;
+pub use disks::{DiskError, open_root_disk};
 pub use freeze::{Destination, FreezeError, FreezeReport, FreezeRequest};
+pub use frozen::{FrozenMachine, IncompatibleError};
+pub use generation::{GenerationError, RenewError};
 pub use handle::{GoneError, Handle};
 pub use parts::AssembleError;
 pub use prepared::{Argument, PrepareError, UserRegisters};
-pub use start::{
-    BootError, FrozenMachine, GenerationError, IncompatibleError, RenewError, RestoreError,
-    RestoreReport,
-};
-pub use virtio_set::{DiskError, WireError, open_root_disk};
+pub use restore::{RestoreError, RestoreReport};
+pub use virtio_set::WireError;
 
-/// A subscriber of a microVM's event loop.
-type Subscriber = Arc<Mutex<dyn MutEventSubscriber + Send>>;
-
-/// How a microVM came to its end.
+/// How a microVM ended.
 #[derive(Debug)]
 pub enum End {
     /// The guest powered itself off.
     Shutdown,
-    /// The guest reset itself, which Linux also does when it panics. The console tells.
+    /// The guest reset itself. Linux also does so when it panics, and then writes to the console.
     Reset,
     /// The guest triple-faulted.
     TripleFault,
-    /// KVM could not run a vCPU any further.
+    /// KVM cannot run a vCPU any further.
     Failure(VcpuFailure),
     /// [`Microvm::stop`] was called.
     Stopped,
 }
 
-/// Why the event loop broke.
+/// Why the event loop failed.
 #[derive(Debug, Error)]
 pub enum RunError {
     /// The event loop itself failed.
-    #[error("waiting for the microVM's events")]
+    #[error("cannot wait for the microVM's events")]
     Events(#[source] event_manager::Error),
-    /// A vCPU could not be started.
-    #[error("running the microVM")]
+    /// A vCPU cannot be started.
+    #[error("cannot run the microVM")]
     Vcpu(#[from] VcpuThreadError),
 }
 
-/// Why it is not known what was written.
+/// Why the written pages cannot be reported.
 #[derive(Debug, Error)]
 pub enum WrittenError {
     /// A vCPU did not stop.
-    #[error("pausing the microVM")]
+    #[error("cannot pause the microVM")]
     Pause(#[from] VcpuThreadError),
-    /// KVM does not tell.
+    /// KVM does not report them.
     #[error(transparent)]
     Vm(#[from] VmError),
 }
 
-/// A microVM. Its guest runs between [`Microvm::resume`] and [`Microvm::pause`]; its devices are
-/// served by [`Microvm::run`]. Dropping it ends the guest and removes what it made.
+/// A microVM. Its guest runs between [`Microvm::resume`] and [`Microvm::pause`]; [`Microvm::run`]
+/// serves its devices. Dropping it ends the guest and removes what it created.
+///
+/// A thaw plans and lays out guest memory, restores the machine over it, and runs it:
+///
+/// ```no_run
+/// use firn_memory::planners::{parse, plan};
+/// use firn_memory::{Sources, execute};
+/// use firn_snapshot::Snapshot;
+/// use firn_vmm::{
+///     Console, FrozenMachine, HostConfig, KVM_DEVICE, Microvm, OpenKvm, VsockListener, open_root_disk,
+/// };
+///
+/// let snapshot = Snapshot::open("snapshots/hello")?;
+/// let plan = plan(&snapshot, &*parse("firecracker")?)?;
+/// let memory = execute(&plan, &Sources::of(&snapshot))?.memory;
+///
+/// let host = HostConfig {
+///     vsock: Some(VsockListener::bind("hello.vsock".as_ref())?),
+///     scratch: None,
+///     console: Console::default(),
+///     generation: Some(uuid::Uuid::new_v4()),
+///     windows: Vec::new(),
+/// };
+/// let kvm = OpenKvm::open(KVM_DEVICE.as_ref())?;
+/// let frozen = FrozenMachine::open_on(&snapshot, kvm)?;
+/// let root = open_root_disk(&snapshot, None)?;
+/// let (mut microvm, _report) = Microvm::restore(frozen, memory, host, root)?;
+/// microvm.resume()?;
+/// let end = microvm.run()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Microvm {
-    // Fields drop in this order: vCPUs stop before the memory under them goes away.
+    // Fields drop in this order: the vCPUs stop before their memory is unmapped.
     vcpus: Vec<Vcpu>,
     events: EventManager<Subscriber>,
     devices: VirtioSet,
@@ -96,36 +128,33 @@ pub struct Microvm {
     console: Console,
     /// The snapshot that this microVM was restored from.
     parent: Option<Uuid>,
-    /// What its guest was told at its boot.
+    /// The processor model of a boot.
     cpu: Option<CpuModel>,
     stopped: bool,
 }
 
 impl Microvm {
-    /// Lets the guest run.
+    /// Runs the guest.
     ///
     /// # Errors
-    /// A vCPU's thread died.
+    /// A vCPU's thread ended.
     pub fn resume(&mut self) -> Result<(), VcpuThreadError> {
         self.vcpus.iter_mut().try_for_each(Vcpu::run)
     }
 
-    /// Brings all vCPUs out of guest mode. Devices keep their state, requests in flight included.
+    /// Brings all vCPUs out of guest mode. Devices keep their state, including requests in flight.
     ///
     /// # Errors
-    /// A vCPU's thread died.
+    /// A vCPU's thread ended.
     pub fn pause(&mut self) -> Result<(), VcpuThreadError> {
-        // All at once first, so that the pauses overlap.
+        // All vCPUs are kicked first, so that their pauses overlap.
         self.vcpus.iter().for_each(Vcpu::kick);
         self.vcpus.iter_mut().try_for_each(Vcpu::pause)
     }
 
-    /// Shows an observer every interruption of the vCPUs from now on; the guest does not run. Returns the vCPUs' threads,
-    /// in order.
-    ///
-    /// # Errors
-    /// A vCPU's thread died.
-    pub fn observe(
+    /// Calls an observer at every interruption of a vCPU from now on. The guest does not run yet.
+    /// Returns the vCPUs' threads, in order.
+    pub(crate) fn observe(
         &mut self,
         observer: &Arc<dyn Observer>,
     ) -> Result<Vec<VcpuThread>, VcpuThreadError> {
@@ -137,13 +166,13 @@ impl Microvm {
         self.stopped = true;
     }
 
-    /// A way to reach this microVM from other threads while it runs.
+    /// Sends requests to this microVM from other threads while it runs.
     #[must_use]
     pub fn handle(&self) -> Handle {
         self.inbox.handle()
     }
 
-    /// The processor that the guest of a boot was told of; `None` where the microVM was not booted.
+    /// The processor model of a microVM that was booted; `None` for any other.
     #[must_use]
     pub fn cpu_model(&self) -> Option<CpuModel> {
         self.cpu
@@ -155,11 +184,11 @@ impl Microvm {
         &self.console
     }
 
-    /// Gives the guest bytes on its serial port; returns how many it took. The rest did not fit: the guest has to read
-    /// first.
+    /// Sends bytes to the guest's serial port; returns how many fit. The guest must read before the
+    /// rest fits.
     ///
     /// # Errors
-    /// The guest could not be interrupted.
+    /// The interrupt cannot be raised.
     pub fn type_in(&self, bytes: &[u8]) -> std::io::Result<usize> {
         match self.bus.serial().enqueue_raw_bytes(bytes) {
             Ok(taken) => Ok(taken),
@@ -174,13 +203,13 @@ impl Microvm {
         &self.vm.memory
     }
 
-    /// The guest's memory, for work on it in other threads while the guest runs.
+    /// The guest's memory, for other threads that work on it while the guest runs.
     #[must_use]
     pub fn shared_memory(&self) -> Arc<GuestMemory> {
         self.vm.memory.clone()
     }
 
-    /// What the guest's memory costs the host now.
+    /// The host memory that the guest's memory uses now.
     ///
     /// # Errors
     /// /proc/self/smaps cannot be read.
@@ -188,8 +217,8 @@ impl Microvm {
         self.vm.memory.usage()
     }
 
-    /// Pauses the guest, and says which image pages were written since it was restored: by the guest, by KVM or by the monitor;
-    /// `None` where memory does not [track writes](GuestMemory::track_writes).
+    /// Pauses the guest, and returns the image pages that the guest, KVM or the monitor wrote since the
+    /// restore; `None` if the memory does not [track writes](GuestMemory::track_writes).
     ///
     /// # Errors
     /// See [`WrittenError`].
@@ -198,33 +227,33 @@ impl Microvm {
         Ok(self.vm.written()?)
     }
 
-    /// Why devices stopped serving the guest, of those that did: it broke their rules.
+    /// The errors of devices that stopped because the guest violated the virtio specification.
     #[must_use]
     pub fn device_errors(&self) -> Vec<String> {
         self.devices.errors()
     }
 
-    /// What KVM counted since the start.
+    /// KVM's counters since the start.
     ///
     /// # Errors
-    /// A statistics file of KVM's cannot be read.
+    /// A statistics file of KVM cannot be read.
     pub fn kvm_stats(&self) -> std::io::Result<KvmStats> {
         self.counters.read()
     }
 
-    /// What writing to sealed memory took so far; nothing where no memory is sealed.
+    /// The copies of sealed memory so far; none if no memory is sealed.
     #[must_use]
     pub fn chunk_copies(&self) -> ChunkCopies {
         self.vm.memory.vm_memory().chunk_copies()
     }
 
-    /// KVM's counters, to be read in other threads.
+    /// KVM's counters, for other threads.
     #[must_use]
     pub fn kvm_counters(&self) -> Arc<KvmCounters> {
         self.counters.clone()
     }
 
-    /// Serves the devices and requests until the microVM ends.
+    /// Serves devices and requests until the microVM ends.
     ///
     /// # Errors
     /// See [`RunError`].
@@ -243,17 +272,13 @@ impl Microvm {
         }
     }
 
-    fn end(&self) -> MutexGuard<'_, Option<VcpuEnd>> {
-        self.notice.end.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether a vCPU cannot go on. Certain only while paused.
+    /// Whether a vCPU has ended. Reliable only while the microVM is paused.
     fn has_ended(&self) -> bool {
-        self.end().is_some()
+        self.notice.end.lock().is_some()
     }
 
     fn take_end(&self) -> Option<End> {
-        Some(match self.end().take()? {
+        Some(match self.notice.end.lock().take()? {
             VcpuEnd::Power(PowerRequest::Off) => End::Shutdown,
             VcpuEnd::Power(PowerRequest::Reset) => self.unless_lost(End::Reset),
             VcpuEnd::TripleFault => self.unless_lost(End::TripleFault),
@@ -265,8 +290,9 @@ impl Microvm {
         })
     }
 
-    /// A guest whose memory is lost may end in any way: KVM with software page tables takes a page table that it cannot read for
-    /// an empty one, and kernels before 6.8 do not say which page a processor could not have.
+    /// Replaces the end of a guest whose memory is lost, which may end in any way: KVM with software
+    /// page tables treats a page table that it cannot read as empty, and kernels before 6.8 do not
+    /// report the page that a vCPU faulted on.
     fn unless_lost(&self, end: End) -> End {
         match self.memory().lost(None) {
             Some(lost) => End::Failure(VcpuFailure::Memory { address: None, source: Some(lost) }),
@@ -275,12 +301,12 @@ impl Microvm {
     }
 }
 
-/// Wakes the event loop: what woke it is looked at by [`Microvm::run`].
+/// Wakes the event loop; [`Microvm::run`] then checks for requests and the end.
 struct Waker(Arc<EventFd>);
 
 impl MutEventSubscriber for Waker {
     fn process(&mut self, _: Events, _: &mut EventOps<'_>) {
-        // An empty counter means that somebody else took the event.
+        // The counter is empty if the event was already read.
         let _ = self.0.read();
     }
 
@@ -290,6 +316,6 @@ impl MutEventSubscriber for Waker {
 }
 
 #[cfg(test)]
-mod sealed_tests;
+mod cow_tests;
 #[cfg(test)]
 mod tests;

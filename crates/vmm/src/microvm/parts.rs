@@ -1,69 +1,70 @@
-//! The parts of a microVM, made and wired but not yet running.
+//! The parts of a microVM, created and connected but not yet running.
 
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use event_manager::{EventManager, SubscriberOps};
 use kvm_bindings::CpuId;
 use kvm_ioctls::VcpuFd;
+use parking_lot::Mutex;
 use thiserror::Error;
 use uuid::Uuid;
 use vmm_sys_util::eventfd::EventFd;
 
 use firn_memory::GuestMemory;
 
+use super::disks::Disks;
 use super::handle::Inbox;
-use super::virtio_set::{Disks, VirtioSet, WireError};
+use super::virtio_set::{VirtioSet, WireError};
 use super::watchdog::Watchdog;
-use super::{Microvm, Subscriber, Waker};
+use super::{Microvm, Waker};
 use crate::arch::layout;
 use crate::bus::{Bus, OverlapError};
 use crate::config::HostConfig;
 use crate::console::{Console, SerialRegisters, SerialStateError};
-use crate::kvm::OpenKvm;
-use crate::stats::{KvmCounters, StatsFile};
-use crate::vcpu::sealed::SealedMemory;
+use crate::cow::CowMemory;
+use crate::kvm::{KvmCounters, OpenKvm, StatsFile, Vm, VmError};
+use crate::subscriber::Subscriber;
 use crate::vcpu::{EndNotice, Vcpu, VcpuThreadError};
-use crate::vm::{Vm, VmError};
 
-/// Why the parts of a microVM could not be put together.
+/// Why the parts of a microVM cannot be assembled.
 #[derive(Debug, Error)]
 pub enum AssembleError {
-    /// The virtual machine could not be made.
+    /// The virtual machine cannot be created.
     #[error(transparent)]
     Vm(#[from] VmError),
-    /// A vCPU could not be made.
-    #[error("creating vCPU {vcpu}")]
+    /// A vCPU cannot be created.
+    #[error("cannot create vCPU {vcpu}")]
     Vcpu {
         /// Number of the vCPU.
         vcpu: u8,
-        /// What KVM said.
+        /// KVM's error.
         source: kvm_ioctls::Error,
     },
-    /// A vCPU's thread could not be started.
+    /// A vCPU's thread cannot be started.
     #[error(transparent)]
     Thread(#[from] VcpuThreadError),
-    /// An event descriptor could not be made.
-    #[error("making an event descriptor")]
+    /// An event descriptor cannot be created.
+    #[error("cannot create an event descriptor")]
     EventFd(#[source] io::Error),
-    /// The serial port's registers hold what they cannot.
+    /// The serial port's registers are invalid.
     #[error(transparent)]
     Serial(#[from] SerialStateError),
-    /// A virtio device could not be made or connected.
+    /// A virtio device cannot be created or connected.
     #[error(transparent)]
     Wire(#[from] WireError),
     /// Two register windows overlap.
     #[error(transparent)]
     Overlap(#[from] OverlapError),
-    /// The event loop could not be made.
-    #[error("making the event loop")]
+    /// The event loop cannot be created.
+    #[error("cannot create the event loop")]
     Events(#[source] event_manager::Error),
-    /// KVM's statistics could not be opened.
-    #[error("opening KVM's statistics")]
+    /// KVM's statistics cannot be opened.
+    #[error("cannot open KVM's statistics")]
     Stats(#[source] io::Error),
-    /// The timer of the watchdog could not be set.
-    #[error("starting the watchdog")]
+    /// The timer of the watchdog cannot be set.
+    #[error("cannot start the watchdog")]
     Watchdog(#[source] vmm_sys_util::errno::Error),
 }
 
@@ -99,10 +100,11 @@ impl Parts {
         let generation_irq = event().map_err(AssembleError::EventFd)?;
         vm.interrupt(&generation_irq, layout::GENERATION_GSI)?;
 
-        let mut events = EventManager::new().map_err(AssembleError::Events)?;
+        let mut events: EventManager<Subscriber> =
+            EventManager::new().map_err(AssembleError::Events)?;
         let inbox = Inbox::new().map_err(AssembleError::EventFd)?;
-        let waker: Subscriber = Arc::new(Mutex::new(Waker(inbox.doorbell.clone())));
-        events.add_subscriber(waker);
+        let waker = Arc::new(Mutex::new(Waker(inbox.doorbell.clone())));
+        events.add_subscriber(Subscriber::new(waker));
         let devices = match disks {
             Some(disks) => {
                 let scratch = host.scratch.as_ref().map(AsFd::as_fd);
@@ -111,7 +113,7 @@ impl Parts {
             None => VirtioSet::default(),
         };
         for window in host.windows {
-            bus.add(window.start, window.len, window.device)?;
+            bus.add(window.start, window.len, Arc::new(Mutex::new(window.device)))?;
         }
 
         let vcpus = (0..vcpus)
@@ -137,14 +139,14 @@ impl Parts {
 
     /// Starts the vCPUs' threads, paused.
     ///
-    /// `cpuids` are the lists that the vCPUs were given, in order.
+    /// `cpuids` are the CPUID lists of the vCPUs, in order.
     pub(super) fn start(
         mut self,
         cpuids: Vec<CpuId>,
         parent: Option<Uuid>,
     ) -> Result<Microvm, AssembleError> {
-        // A restored port repeats the interrupt that it had pending. Connected only now, the interrupt
-        // controllers' restored state does not wipe it out.
+        // A restored port raises its pending interrupt again. It is connected only now, so that restoring
+        // the interrupt controllers does not discard the interrupt.
         self.vm.interrupt(&self.serial_irq, layout::SERIAL_GSI)?;
         let mut stats = vec![StatsFile::open(&self.vm.fd).map_err(AssembleError::Stats)?];
         let bus = Arc::new(self.bus);
@@ -153,13 +155,13 @@ impl Parts {
         let mut vcpus = Vec::with_capacity(self.vcpus.len());
         for ((id, fd), cpuid) in (0u8..).zip(self.vcpus).zip(cpuids) {
             stats.push(StatsFile::open(&fd).map_err(AssembleError::Stats)?);
-            let memory = SealedMemory::new(self.vm.memory.vm_memory());
+            let memory = CowMemory::new(self.vm.memory.vm_memory());
             vcpus.push(Vcpu::start(id, fd, cpuid, bus.clone(), memory, notice.clone())?);
         }
         let counters = Arc::new(KvmCounters::new(stats));
         let watchdog = Watchdog::start(counters.clone(), notice.clone());
-        let watchdog: Subscriber = Arc::new(Mutex::new(watchdog.map_err(AssembleError::Watchdog)?));
-        self.events.add_subscriber(watchdog);
+        let watchdog = Arc::new(Mutex::new(watchdog.map_err(AssembleError::Watchdog)?));
+        self.events.add_subscriber(Subscriber::new(watchdog));
         Ok(Microvm {
             vcpus,
             events: self.events,

@@ -1,7 +1,8 @@
-//! A microVM that begins in memory prepared by its owner, in ring 3.
+//! A microVM that starts in ring 3, in memory that its caller prepared.
 //!
-//! Such a guest runs natively on any KVM: hardware, or with software page tables, where only ring 0 is emulated. It
-//! has no operating system, no interrupt handlers and no devices but the windows of its owner.
+//! Such a guest runs natively on any KVM: on hardware, and with software page tables, where only ring 0
+//! is emulated. It has no operating system, no interrupt handlers and no devices except its caller's
+//! register windows.
 
 use kvm_bindings::{
     KVM_MP_STATE_RUNNABLE, kvm_dtable, kvm_mp_state, kvm_regs, kvm_segment, kvm_sregs,
@@ -13,11 +14,11 @@ use firn_memory::{CopyChunkError, GuestMemory};
 
 use super::Microvm;
 use super::parts::{AssembleError, Parts};
-use crate::ahead;
 use crate::arch::cpu_model::CpuModel;
 use crate::arch::cpuid;
 use crate::config::{HostConfig, SizeError, check_sizes};
 use crate::console::SerialRegisters;
+use crate::cow::copy_ahead::copy_for_vcpu;
 use crate::kvm::OpenKvm;
 
 /// PE, MP, ET, NE, WP, AM, PG.
@@ -26,19 +27,19 @@ const CR0: u64 = 0x8005_0033;
 const CR4: u64 = 0x620;
 /// Long mode, system calls, no-execute.
 const EFER: u64 = 0xd01;
-/// Interrupts on, and the bit that is always set.
+/// Interrupts enabled, and the reserved bit that is always set.
 const RFLAGS: u64 = 0x202;
 
-/// Where a vCPU in ring 3 begins, in long mode.
+/// The initial registers of a vCPU in ring 3, in long mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UserRegisters {
-    /// Guest-physical address of the top page table. Every level has to carry the user bit.
+    /// Guest-physical address of the top page table. Every level must set the user bit.
     pub page_tables: u64,
     /// Virtual address of the first instruction.
     pub instruction: u64,
     /// The stack pointer.
     pub stack: u64,
-    /// RDI, RSI, RDX and RCX: a function's first arguments.
+    /// RDI, RSI, RDX and RCX: the first arguments of a function.
     pub arguments: [u64; 4],
 }
 
@@ -55,31 +56,31 @@ pub enum Argument {
     Fourth,
 }
 
-/// Why a prepared microVM was not made. Nothing of it is left over.
+/// Why a microVM was not prepared. Everything that the attempt created is removed.
 #[derive(Debug, Error)]
 pub enum PrepareError {
-    /// Sizes that cannot be.
+    /// The sizes are invalid.
     #[error(transparent)]
     Size(#[from] SizeError),
-    /// The parts could not be put together.
+    /// The parts cannot be assembled.
     #[error(transparent)]
     Assemble(#[from] AssembleError),
-    /// Sealed memory could not be copied.
-    #[error("copying ahead what the guest will write")]
+    /// Sealed memory cannot be copied.
+    #[error("cannot copy sealed memory before the start")]
     Copy(#[from] CopyChunkError),
-    /// A vCPU could not be set up.
-    #[error("setting up vCPU {vcpu}")]
+    /// A vCPU cannot be set up.
+    #[error("cannot set up vCPU {vcpu}")]
     Vcpu {
         /// Number of the vCPU.
         vcpu: u8,
-        /// What KVM said.
+        /// KVM's error.
         source: kvm_ioctls::Error,
     },
 }
 
 impl Microvm {
-    /// Makes a microVM of memory that holds program and page tables, with a vCPU for each set of
-    /// registers; [`Microvm::resume`] starts it.
+    /// Makes a microVM from memory that contains a program and page tables, with one vCPU for each set
+    /// of registers; [`Microvm::resume`] starts it.
     ///
     /// # Errors
     /// See [`PrepareError`].
@@ -99,7 +100,7 @@ impl Microvm {
                 CpuModel::Host,
                 vcpu,
                 count,
-                parts.kvm.tsc_deadline(),
+                parts.kvm.has_tsc_deadline(),
             );
             fd.set_cpuid2(&list)
                 .and_then(|()| set(fd, registers))
@@ -108,7 +109,7 @@ impl Microvm {
             if memory.is_sealed() {
                 let registers = fd.get_regs().and_then(|regs| Ok((regs, fd.get_sregs()?)));
                 let registers = registers.map_err(|source| PrepareError::Vcpu { vcpu, source })?;
-                ahead::copy_of_vcpu(&memory, &registers, &[])?;
+                copy_for_vcpu(&memory, &registers, &[])?;
             }
             cpuids.push(list);
         }
@@ -116,7 +117,7 @@ impl Microvm {
     }
 }
 
-/// Gives a vCPU its registers.
+/// Sets the registers of a vCPU.
 pub(super) fn set(fd: &VcpuFd, registers: &UserRegisters) -> Result<(), kvm_ioctls::Error> {
     let before = fd.get_sregs()?;
     let data = segment(0x2b, 3, 0);
@@ -147,7 +148,7 @@ pub(super) fn set(fd: &VcpuFd, registers: &UserRegisters) -> Result<(), kvm_ioct
         rflags: RFLAGS,
         ..Default::default()
     })?;
-    // Only the first vCPU is runnable by itself.
+    // KVM makes only the first vCPU runnable.
     fd.set_mp_state(kvm_mp_state { mp_state: KVM_MP_STATE_RUNNABLE })
 }
 

@@ -1,13 +1,11 @@
-//! A guest that lives in ring 3 from its first instruction runs natively on any KVM, hardware or
-//! software. It walks its pages over and over and reports what it found: a sequence that goes on
-//! without a gap, whatever happens to the microVM in between.
+//! A guest in ring 3 runs natively on any KVM, with hardware or software page tables. It reads all its
+//! pages in rounds and reports their sum: the sequence continues without a gap over freezes and thaws.
 
 use std::arch::global_asm;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -25,7 +23,7 @@ use crate::control::{ControlClient, ControlServer, Request, Response};
 use crate::kvm::{KVM_DEVICE, OpenKvm};
 use crate::virtio::VsockListener;
 
-/// Guest-physical addresses; virtual ones are the same.
+/// Guest-physical addresses, identical to the virtual ones.
 const CODE: u64 = 0x20_0000;
 const PAGE_TABLES: u64 = 0x30_0000;
 const DATA: u64 = 0x40_0000;
@@ -36,7 +34,7 @@ const PAGE: u64 = 4096;
 const PRESENT_WRITABLE_USER: u64 = 0b111;
 const HUGE: u64 = 1 << 7;
 
-// rdi: first page, rsi: number of pages, rcx: where to report, r8: round.
+// rdi: first page, rsi: number of pages, rcx: address of the report, r8: round.
 global_asm!(
     ".globl firn_test_guest",
     ".globl firn_test_guest_end",
@@ -64,7 +62,7 @@ unsafe extern "C" {
 fn guest_code() -> Vec<u8> {
     let (start, end) = (&raw const firn_test_guest, &raw const firn_test_guest_end);
     let len = end.addr() - start.addr();
-    // SAFETY: both labels frame the instructions above, which are constant data of this program.
+    // SAFETY: the labels enclose the instructions above, which are constant data of this program.
     unsafe { std::slice::from_raw_parts(start, len) }.to_vec()
 }
 
@@ -75,7 +73,7 @@ impl MmioDevice for Reports {
 
     fn write(&mut self, offset: u64, data: &[u8]) {
         let value = u64::from_le_bytes(data.try_into().unwrap());
-        // The receiver may be gone while the guest is being stopped.
+        // The receiver may be dropped before the guest stops.
         let _ = self.0.send((offset / PAGE, value));
     }
 }
@@ -90,7 +88,7 @@ pub(super) fn host(dir: &Path) -> (HostConfig, Receiver<(u64, u64)>) {
         windows: vec![MmioWindow {
             start: REPORT,
             len: 4 * PAGE,
-            device: Arc::new(Mutex::new(Reports(sender))),
+            device: Box::new(Reports(sender)),
         }],
     };
     (host, receiver)
@@ -116,18 +114,18 @@ fn write_page_tables(memory: &GuestView) {
     entry(high, REPORT >> 21 & 511, REPORT | PRESENT_WRITABLE_USER | HUGE);
 }
 
-/// The word that the guest finds in a page at first.
+/// The initial value of a page's first word.
 fn word(page: u64) -> u64 {
     page.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// Each vCPU has its own share of the data.
+/// The share of the data that a vCPU reads.
 fn share(vcpu: u8, vcpus: u8) -> std::ops::Range<u64> {
     let pages = DATA_PAGES / u64::from(vcpus);
     u64::from(vcpu) * pages..(u64::from(vcpu) + 1) * pages
 }
 
-/// What vCPU `vcpu` reports in a round: in every round it has written one more to its first page.
+/// What vCPU `vcpu` reports in a round: each round increments the first word of its first page.
 fn expected(vcpu: u8, vcpus: u8, round: u64) -> u64 {
     let sum = share(vcpu, vcpus).fold(0u64, |sum, page| sum.wrapping_add(word(page)));
     sum.wrapping_add(2 * round)
@@ -171,8 +169,7 @@ fn thaw(snapshot: &Snapshot, planner: &str, host: HostConfig) -> Microvm {
     Microvm::restore(frozen, executed.memory, host, None).unwrap().0
 }
 
-/// Checks the next reports of every vCPU against the rounds that they must have; returns how many
-/// rounds each has behind it.
+/// Checks the next `each` reports of every vCPU, and updates their rounds.
 fn follow(reports: &Receiver<(u64, u64)>, vcpus: u8, rounds: &mut [u64], each: u64) {
     let goal: Vec<u64> = rounds.iter().map(|round| round + each).collect();
     while rounds.iter().zip(&goal).any(|(round, goal)| round < goal) {
@@ -205,7 +202,7 @@ fn names(dir: &Path) -> BTreeSet<std::ffi::OsString> {
     std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect()
 }
 
-/// Boots, freezes in the middle of everything, and thaws `times` times.
+/// Boots, freezes while the guest runs, and thaws `times` times.
 fn freeze_and_thaw(vcpus: u8, planners: &[&str], times: usize) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("snapshot");
@@ -216,11 +213,11 @@ fn freeze_and_thaw(vcpus: u8, planners: &[&str], times: usize) {
         microvm.resume().unwrap();
         follow(&reports, vcpus, &mut frozen, 5);
         let report = freeze(&mut microvm, &path);
-        // What was reported up to the pause belongs to the time before the freeze.
+        // Reports up to the pause belong to the time before the freeze.
         for (vcpu, value) in reports.try_iter() {
             check(vcpu, value, vcpus, &mut frozen);
         }
-        // Code, page tables, data and the generation id; no zero page is stored.
+        // Code, page tables, data and the generation id; zero pages are not stored.
         assert!(report.stored_pages < DATA_PAGES + 16, "{report:?}");
         assert_eq!(report.stored_pages + report.zero_pages, (64 << 20) / PAGE);
     }
@@ -238,12 +235,12 @@ fn freeze_and_thaw(vcpus: u8, planners: &[&str], times: usize) {
     assert_eq!(names(dir.path()), before);
 }
 
-// One test, in a process of its own: it counts the process's open files, and other tests open theirs.
+// It runs in its own process, because it counts the process's open files.
 #[test]
-fn fifty_thaws_go_on_where_the_freeze_stopped_and_leave_nothing_behind() {
+fn fifty_thaws_continue_the_frozen_guest_and_leave_nothing_behind() {
     const ALONE: &str = "FIRN_TEST_ALONE";
     if std::env::var_os(ALONE).is_none() {
-        let name = "fifty_thaws_go_on_where_the_freeze_stopped_and_leave_nothing_behind";
+        let name = "fifty_thaws_continue_the_frozen_guest_and_leave_nothing_behind";
         let run = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", &format!("microvm::tests::{name}")])
             .env(ALONE, "1")
@@ -259,7 +256,7 @@ fn fifty_thaws_go_on_where_the_freeze_stopped_and_leave_nothing_behind() {
 }
 
 #[test]
-fn a_thawed_microvm_freezes_again() {
+fn a_thawed_microvm_can_be_frozen_again() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("snapshot");
     let mut rounds = [0];
@@ -272,12 +269,12 @@ fn a_thawed_microvm_freezes_again() {
         };
         microvm.resume().unwrap();
         follow(&reports, 1, &mut rounds, 3);
-        // The snapshot that the microVM runs on is replaced under it.
+        // The snapshot that the microVM uses is replaced.
         freeze(&mut microvm, &path);
         for (vcpu, value) in reports.try_iter() {
             check(vcpu, value, 1, &mut rounds);
         }
-        // It also goes on by itself.
+        // The frozen microVM also continues.
         let mut own = rounds;
         microvm.resume().unwrap();
         follow(&reports, 1, &mut own, 3);
@@ -286,7 +283,7 @@ fn a_thawed_microvm_freezes_again() {
 }
 
 #[test]
-fn requests_from_other_threads_reach_a_running_microvm() {
+fn other_threads_send_requests_to_a_running_microvm() {
     let dir = tempfile::tempdir().unwrap();
     let (host, reports) = host(dir.path());
     let mut microvm = boot(host, 1, 16 << 20);
@@ -306,7 +303,7 @@ fn requests_from_other_threads_reach_a_running_microvm() {
     assert!(handle.call(|_| ()).is_err());
 }
 
-/// An instruction that does not exist. Without anybody to handle it, the guest triple-faults.
+/// An invalid instruction. The guest has no handler, so it triple-faults.
 const UNDEFINED: [u8; 2] = [0x0f, 0x0b];
 
 #[test]
@@ -327,9 +324,9 @@ fn a_guest_that_has_ended_is_not_frozen() {
     assert!(matches!(microvm.run().unwrap(), End::TripleFault));
 }
 
-/// The threads of vCPUs may not have begun yet when they are told to stop again.
+/// The vCPUs' threads may not have started yet when they are paused.
 #[test]
-fn a_microvm_that_has_hardly_begun_can_be_paused_and_dropped() {
+fn a_microvm_can_be_paused_and_dropped_right_after_its_start() {
     let dir = tempfile::tempdir().unwrap();
     for _ in 0..20 {
         let mut microvm = boot(host(dir.path()).0, 2, 16 << 20);
@@ -346,7 +343,7 @@ fn a_microvm_that_has_hardly_begun_can_be_paused_and_dropped() {
 }
 
 #[test]
-fn a_client_that_goes_away_after_a_freeze_lets_the_guest_go_on() {
+fn the_guest_continues_when_a_client_disconnects_after_a_freeze() {
     let dir = tempfile::tempdir().unwrap();
     let (host, reports) = host(dir.path());
     let socket = dir.path().join("control.sock");

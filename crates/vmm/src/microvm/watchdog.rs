@@ -1,8 +1,9 @@
-//! Ends a microVM whose vCPU asks for ever for a page that the host cannot provide.
+//! Ends a microVM whose vCPU faults forever on a page that the host cannot provide.
 //!
-//! A vCPU's thread that touches such a page itself is told: `EFAULT` from `KVM_RUN`. With hardware page tables KVM has a thread of the kernel's touch
-//! a page that is not there at once (asynchronous page faults), and that thread tells nobody what it met. The vCPU asks again, thousands of times a
-//! second, and never leaves `KVM_RUN` (Linux 6.12 and 6.18). KVM's counters show it: faults are taken, and none comes to anything.
+//! If the vCPU's own thread accesses such a page, `KVM_RUN` returns `EFAULT`. With hardware page tables
+//! KVM may let a kernel thread access the missing page (asynchronous page faults), and that thread
+//! reports no error. The vCPU then faults again, thousands of times a second, and never leaves `KVM_RUN`
+//! (Linux 6.12 and 6.18). KVM's counters show this: faults are taken, and none is resolved.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,17 +12,18 @@ use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use vmm_sys_util::errno::Error;
 use vmm_sys_util::timerfd::TimerFd;
 
-use crate::stats::{FaultCounts, KvmCounters};
+use crate::kvm::{FaultCounts, KvmCounters};
 use crate::vcpu::{EndNotice, VcpuEnd, VcpuFailure};
 
-/// Between two looks.
+/// Interval between two checks.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Faults of one vCPU in a period, none of which came to anything: more than a vCPU ever has under way (64), each asked for once.
-const MANY: u64 = 100;
-/// Periods in a row after which the microVM is ended.
+/// Unresolved faults of one vCPU in a period that are too many. A vCPU has at most 64 asynchronous faults
+/// in flight, and each counts once.
+const MAX_UNRESOLVED: u64 = 100;
+/// Consecutive periods after which the microVM is ended.
 const PERIODS: u32 = 2;
 
-/// Looks at the vCPUs' faults from time to time.
+/// Checks the vCPUs' faults periodically.
 pub(super) struct Watchdog {
     timer: TimerFd,
     counters: Arc<KvmCounters>,
@@ -30,7 +32,7 @@ pub(super) struct Watchdog {
 }
 
 impl Watchdog {
-    /// It begins at once.
+    /// Starts the timer.
     pub(super) fn start(counters: Arc<KvmCounters>, notice: Arc<EndNotice>) -> Result<Self, Error> {
         let mut timer = TimerFd::new()?;
         timer.reset(PERIOD, Some(PERIOD))?;
@@ -40,14 +42,14 @@ impl Watchdog {
 
 impl MutEventSubscriber for Watchdog {
     fn process(&mut self, _: Events, _: &mut EventOps<'_>) {
-        // It is said to be readable: nobody waits.
+        // The timer is readable, so this does not block.
         let _ = self.timer.wait();
-        // Without its counters a microVM runs unwatched.
+        // A microVM without counters is not checked.
         let Ok(counts) = self.counters.faults() else { return };
         self.vcpus.resize_with(counts.len(), Watched::default);
-        let mut looks = self.vcpus.iter_mut().zip(counts);
-        if looks.any(|(vcpu, counts)| vcpu.is_stuck(counts)) {
-            // What is lost the owner finds out.
+        let mut pairs = self.vcpus.iter_mut().zip(counts);
+        if pairs.any(|(vcpu, counts)| vcpu.is_stuck(counts)) {
+            // The microVM finds out which memory is lost.
             let failure = VcpuFailure::Memory { address: None, source: None };
             self.notice.give(VcpuEnd::Failure(failure));
         }
@@ -58,21 +60,21 @@ impl MutEventSubscriber for Watchdog {
     }
 }
 
-/// What was seen of one vCPU.
+/// The recent faults of one vCPU.
 #[derive(Default)]
 struct Watched {
     last: FaultCounts,
-    /// Periods in a row without an answer.
-    unanswered: u32,
+    /// Consecutive periods without a resolved fault.
+    unresolved: u32,
 }
 
 impl Watched {
     fn is_stuck(&mut self, now: FaultCounts) -> bool {
         let taken = now.taken.saturating_sub(self.last.taken);
-        let unanswered = taken >= MANY && now.answered == self.last.answered;
-        self.unanswered = if unanswered { self.unanswered + 1 } else { 0 };
+        let unresolved = taken >= MAX_UNRESOLVED && now.resolved == self.last.resolved;
+        self.unresolved = if unresolved { self.unresolved + 1 } else { 0 };
         self.last = now;
-        self.unanswered >= PERIODS
+        self.unresolved >= PERIODS
     }
 }
 

@@ -1,35 +1,33 @@
-//! Looking at a vCPU from inside its own thread, wherever the guest happens to be.
+//! Observation of a vCPU from its own thread, at any instruction of the guest.
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use kvm_ioctls::VcpuFd;
 
-use super::interrupt_signal;
+use super::interrupt::signal;
 
-/// Is shown a vCPU whenever [`VcpuThread::interrupt`] or another signal brought it out of guest mode.
-pub trait Observer: Send + Sync {
-    /// Called in the vCPU's thread. The guest stands still until it returns, before the instruction at its instruction
-    /// pointer; where it was to touch memory that is not there yet, that is the instruction that touches it.
+/// Observes a vCPU each time that [`VcpuThread::interrupt`] or another signal interrupts it.
+pub(crate) trait Observer: Send + Sync {
+    /// Called in the vCPU's thread. Until it returns, the guest is stopped before the instruction at
+    /// its instruction pointer. If the vCPU was waiting for missing memory, that instruction accesses
+    /// it.
     fn interrupted(&self, vcpu: &StoppedVcpu<'_>);
 }
 
 /// A vCPU that is not in guest mode.
-pub struct StoppedVcpu<'a> {
+pub(crate) struct StoppedVcpu<'a> {
     pub(super) fd: &'a VcpuFd,
 }
 
 impl StoppedVcpu<'_> {
-    /// Its general and special registers.
-    ///
-    /// # Errors
-    /// KVM refuses, which it does for no vCPU that runs.
-    pub fn registers(&self) -> Result<(kvm_regs, kvm_sregs), kvm_ioctls::Error> {
+    /// The general and special registers.
+    pub(crate) fn registers(&self) -> Result<(kvm_regs, kvm_sregs), kvm_ioctls::Error> {
         Ok((self.fd.get_regs()?, self.fd.get_sregs()?))
     }
 }
 
 /// The thread of a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct VcpuThread {
+pub(crate) struct VcpuThread {
     id: u32,
 }
 
@@ -38,17 +36,16 @@ impl VcpuThread {
         Self { id: rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs() }
     }
 
-    /// Its system-wide id.
-    #[must_use]
-    pub fn id(self) -> u32 {
+    /// The thread's system-wide id.
+    pub(crate) fn id(self) -> u32 {
         self.id
     }
 
-    /// Brings the vCPU out of guest mode once, or out of KVM where it waits for memory. Without effect where the vCPU
-    /// is in neither.
-    pub fn interrupt(self) {
+    /// Brings the vCPU out of guest mode once, or out of KVM while it waits for memory. It has no
+    /// effect otherwise.
+    pub(crate) fn interrupt(self) {
         let process = rustix::process::getpid().as_raw_nonzero().get();
-        // SAFETY: the signal has a handler since before this thread was started, and none of its own effects.
-        unsafe { libc::syscall(libc::SYS_tgkill, process, self.id, interrupt_signal()) };
+        // SAFETY: the handler of the signal was installed before this thread started, and does nothing.
+        unsafe { libc::syscall(libc::SYS_tgkill, process, self.id, signal()) };
     }
 }

@@ -1,8 +1,8 @@
-//! Everything that makes a vCPU: saved, and put back in the order that the parts depend on.
+//! The state of a vCPU: saving it, and restoring it in the order of its dependencies.
 //!
-//! Order of a restore: CPUID, MP state, registers, special registers, XSAVE, XCRs, debug
-//! registers, local APIC, then MSRs (the deadline timer's MSR needs the APIC in its mode), then
-//! events, then the kvmclock notice. `Documentation/virt/kvm/api.rst` describes each call.
+//! Order of a restore: CPUID, MP state, registers, special registers, XSAVE, XCRs, debug registers,
+//! local APIC, then MSRs (the deadline timer's MSR requires the APIC's mode), then events, then the
+//! kvmclock notice. `Documentation/virt/kvm/api.rst` describes each call.
 
 use kvm_bindings::{
     CpuId, Msrs, kvm_cpuid_entry2, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_msr_entry,
@@ -14,15 +14,15 @@ use thiserror::Error;
 
 const MSR_TSC: u32 = 0x10;
 const MSR_TSC_DEADLINE: u32 = 0x6e0;
-/// Frequencies that differ by less are the same clock, measured twice (parts per million).
+/// Frequencies that differ by less are measurements of the same clock (parts per million).
 const TSC_TOLERANCE_PPM: u64 = 250;
 
-/// One vCPU at rest.
+/// One paused vCPU.
 /// Part of the machine state: a change needs a new machine-state version.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct VcpuState {
-    /// The list that the monitor gave the vCPU. KVM's own copy is no source for it: KVM with
-    /// software page tables answers with the features of the machine around it.
+    /// The list that the monitor set. It is not read back from KVM: KVM with software page tables returns
+    /// the features of the host.
     pub(crate) cpuid: Vec<kvm_cpuid_entry2>,
     pub(crate) mp_state: kvm_mp_state,
     pub(crate) regs: kvm_regs,
@@ -37,31 +37,31 @@ pub(crate) struct VcpuState {
     pub(crate) tsc_khz: u32,
 }
 
-/// Why a vCPU's state was not saved.
+/// Why a vCPU's state cannot be saved.
 #[derive(Debug, Error)]
 pub enum SaveVcpuError {
-    /// KVM refused a part.
-    #[error("reading {part} of vCPU {vcpu}")]
+    /// KVM returns an error for a part.
+    #[error("cannot read {part} of vCPU {vcpu}")]
     Get {
         /// Number of the vCPU.
         vcpu: u8,
-        /// What was asked for.
+        /// The part.
         part: &'static str,
-        /// What KVM said.
+        /// KVM's error.
         source: kvm_ioctls::Error,
     },
-    /// More extended state than a snapshot holds.
+    /// The extended state is larger than a snapshot supports.
     #[error(
-        "the extended state of vCPU {vcpu} has {size} bytes, a snapshot holds 4096: the guest \
-         was given a dynamic feature such as AMX"
+        "the extended state of vCPU {vcpu} has {size} bytes, and a snapshot supports 4096: the guest \
+         has a dynamic feature such as AMX"
     )]
     ExtendedState {
         /// Number of the vCPU.
         vcpu: u8,
-        /// Bytes that KVM asks for.
+        /// Bytes that KVM requires.
         size: i32,
     },
-    /// The list of MSRs is longer than KVM takes at once.
+    /// The list of MSRs is longer than KVM accepts.
     #[error("the list of MSRs of vCPU {vcpu} is too long")]
     MsrList {
         /// Number of the vCPU.
@@ -69,28 +69,28 @@ pub enum SaveVcpuError {
     },
 }
 
-/// Why a vCPU's state was not restored.
+/// Why a vCPU's state cannot be restored.
 #[derive(Debug, Error)]
 pub enum RestoreVcpuError {
-    /// KVM refused a part.
-    #[error("setting {part} of vCPU {vcpu}")]
+    /// KVM returns an error for a part.
+    #[error("cannot set {part} of vCPU {vcpu}")]
     Set {
         /// Number of the vCPU.
         vcpu: u8,
-        /// What was to be set.
+        /// The part.
         part: &'static str,
-        /// What KVM said.
+        /// KVM's error.
         source: kvm_ioctls::Error,
     },
-    /// The CPUID list does not fit KVM's.
-    #[error("the CPUID list of vCPU {vcpu} has {entries} entries, more than KVM takes")]
+    /// The CPUID list is longer than KVM accepts.
+    #[error("the CPUID list of vCPU {vcpu} has {entries} entries, more than KVM accepts")]
     Cpuid {
         /// Number of the vCPU.
         vcpu: u8,
         /// Entries in the snapshot.
         entries: usize,
     },
-    /// An MSR has a value that this host cannot give it.
+    /// This host cannot set an MSR to its value.
     #[error(
         "this host's KVM cannot set MSR {msr:#x} of vCPU {vcpu} to {value:#x}: thaw on a host \
          with the processor and kernel of the freeze"
@@ -103,25 +103,25 @@ pub enum RestoreVcpuError {
         /// Its value in the snapshot.
         value: u64,
     },
-    /// The time-stamp counter would run at another speed.
+    /// The time-stamp counter would run at another frequency.
     #[error(
         "the snapshot's time-stamp counter runs at {snapshot} kHz, this host's at {host} kHz, \
-         and its KVM cannot scale: thaw on a host of the same frequency"
+         and its KVM cannot scale it: thaw on a host with the same frequency"
     )]
     TscFrequency {
         /// kHz at the freeze.
         snapshot: u32,
-        /// kHz here.
+        /// kHz of this host.
         host: u32,
     },
 }
 
-/// The MSRs worth keeping on this host: what `KVM_GET_MSR_INDEX_LIST` names.
+/// The MSRs to save on this host: those of `KVM_GET_MSR_INDEX_LIST`.
 pub(crate) fn msr_indices(kvm: &Kvm) -> Result<Vec<u32>, kvm_ioctls::Error> {
     Ok(kvm.get_msr_index_list()?.as_slice().to_vec())
 }
 
-/// Saves a vCPU that is out of `KVM_RUN` with no exit left to complete.
+/// Saves a vCPU that is out of `KVM_RUN` with every exit completed.
 pub(crate) fn save(
     fd: &VcpuFd,
     vcpu: u8,
@@ -133,7 +133,7 @@ pub(crate) fn save(
     if usize::try_from(xsave_size).is_ok_and(|size| size > size_of::<kvm_xsave>()) {
         return Err(SaveVcpuError::ExtendedState { vcpu, size: xsave_size });
     }
-    // MP state first: reading it lets KVM take in pending INIT and SIPI signals.
+    // MP state first: reading it makes KVM process pending INIT and SIPI signals.
     let mp_state = fd.get_mp_state().map_err(get("the MP state"))?;
     let regs = fd.get_regs().map_err(get("the registers"))?;
     let sregs = fd.get_sregs().map_err(get("the special registers"))?;
@@ -159,8 +159,8 @@ pub(crate) fn save(
     })
 }
 
-/// Reads all MSRs of `indices` that this vCPU has. KVM stops at the first it cannot read (its list
-/// names some that depend on CPUID), so reading goes on behind that one.
+/// Reads all MSRs of `indices` that this vCPU has. KVM stops at the first MSR that it cannot read (some
+/// depend on CPUID), so reading continues after that one.
 fn save_msrs(fd: &VcpuFd, vcpu: u8, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, SaveVcpuError> {
     let mut saved = Vec::with_capacity(indices.len());
     let mut rest = indices;
@@ -179,26 +179,26 @@ fn save_msrs(fd: &VcpuFd, vcpu: u8, indices: &[u32]) -> Result<Vec<kvm_msr_entry
         rest = rest.get(read + 1..).unwrap_or_default();
     }
 
-    // A deadline of 0 may mean that the timer fired and its interrupt was not delivered yet: one
-    // interrupt too many is harmless, a lost one stops the guest.
+    // A deadline of 0 may mean that the timer fired and its interrupt is not delivered yet. An extra
+    // interrupt is harmless, a lost one stops the guest.
     let tsc = saved.iter().find(|msr| msr.index == MSR_TSC).map_or(0, |msr| msr.data);
     for msr in saved.iter_mut().filter(|msr| msr.index == MSR_TSC_DEADLINE && msr.data == 0) {
         msr.data = tsc;
     }
-    // The deadline is compared with the counter, so the counter goes first.
+    // The deadline is compared with the counter, so the counter is set first.
     saved.sort_by_key(|msr| msr.index == MSR_TSC_DEADLINE);
     Ok(saved)
 }
 
-/// What became of a vCPU's state.
+/// The result of restoring a vCPU.
 pub(crate) struct RestoredVcpu {
-    /// The list that the vCPU was given.
+    /// The vCPU's CPUID list.
     pub(crate) cpuid: CpuId,
-    /// MSRs that this host cannot set but that have the right value anyway.
+    /// MSRs that this host cannot set and that already have the right value.
     pub(crate) kept_msrs: Vec<u32>,
 }
 
-/// Puts a saved vCPU back.
+/// Restores a saved vCPU.
 pub(crate) fn restore(
     kvm: &Kvm,
     fd: &VcpuFd,
@@ -213,8 +213,8 @@ pub(crate) fn restore(
     fd.set_mp_state(state.mp_state).map_err(set("the MP state"))?;
     fd.set_regs(&state.regs).map_err(set("the registers"))?;
     fd.set_sregs(&state.sregs).map_err(set("the special registers"))?;
-    // SAFETY: the monitor never enables dynamic features (arch_prctl), and `save` refuses state of
-    // more than 4096 bytes, so KVM reads no further than the struct.
+    // SAFETY: the monitor never enables dynamic features (arch_prctl), and `save` refuses state of more
+    // than 4096 bytes, so KVM reads only the struct.
     unsafe { fd.set_xsave(&state.xsave) }.map_err(set("the extended state"))?;
     fd.set_xcrs(&state.xcrs).map_err(set("the XCRs"))?;
     fd.set_debug_regs(&state.debug_regs).map_err(set("the debug registers"))?;
@@ -223,7 +223,7 @@ pub(crate) fn restore(
     fd.set_vcpu_events(&state.events).map_err(set("the pending events"))?;
     match fd.kvmclock_ctrl() {
         Ok(()) => {}
-        // The guest does not use kvmclock: nobody to tell.
+        // The guest does not use kvmclock.
         Err(error) if error.errno() == libc::EINVAL => {}
         Err(error) => return Err(set("the kvmclock notice")(error)),
     }
@@ -281,7 +281,7 @@ fn restore_msrs(
     Ok(kept)
 }
 
-/// Whether the vCPU has this value already, or has no such MSR and the value is that of reset.
+/// Whether the vCPU already has this value, or has no such MSR and the value is the reset value.
 fn has_value(fd: &VcpuFd, wanted: &kvm_msr_entry) -> bool {
     let entry = kvm_msr_entry { index: wanted.index, ..Default::default() };
     let Ok(mut list) = Msrs::from_entries(&[entry]) else { return false };

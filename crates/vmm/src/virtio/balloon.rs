@@ -34,7 +34,7 @@ const ACTUAL: u64 = 4;
 const POISON: u64 = 12;
 
 /// Takes guest memory back that the guest says it does not use.
-pub trait PageDiscard: Send {
+pub(crate) trait PageDiscard: Send {
     /// Gives the `len` bytes at guest-physical `addr` back to the host, so that they read as zeros and cost
     /// nothing until they are written. Both are multiples of 4096, and the range lies in guest memory.
     ///
@@ -45,16 +45,16 @@ pub trait PageDiscard: Send {
 
 /// What free page reporting gave back, since the monitor started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BalloonCounters {
+pub(crate) struct BalloonCounters {
     /// Bytes given back.
-    pub discarded: u64,
+    pub(crate) discarded: u64,
     /// Ranges that could not be given back.
-    pub failures: u64,
+    pub(crate) failures: u64,
 }
 
 /// A balloon that is never inflated; see the module.
 #[derive(Debug)]
-pub struct Balloon<P> {
+pub(crate) struct Balloon<P> {
     pages: P,
     /// Written by the driver and of no meaning here; it may read it again.
     actual: u32,
@@ -64,13 +64,13 @@ pub struct Balloon<P> {
 
 impl<P: PageDiscard> Balloon<P> {
     /// A device that hands reported ranges to `pages`.
-    pub fn new(pages: P) -> Self {
+    pub(crate) fn new(pages: P) -> Self {
         Self { pages, actual: 0, poison: 0, counters: BalloonCounters::default() }
     }
 
     /// What was given back so far.
-    #[must_use]
-    pub fn counters(&self) -> BalloonCounters {
+    #[cfg(test)]
+    pub(crate) fn counters(&self) -> BalloonCounters {
         self.counters
     }
 

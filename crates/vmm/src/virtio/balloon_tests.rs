@@ -1,4 +1,6 @@
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::super::testing::{BUFFER, Guest, HIGH, HIGH_LEN, NEEDS_RESET, STATUS, WRITE};
 use super::super::{DeviceState, RestoreDeviceError};
@@ -15,7 +17,7 @@ impl PageDiscard for Ledger {
         if self.refuses {
             return Err(std::io::ErrorKind::Unsupported.into());
         }
-        self.ranges.lock().unwrap().push((addr, len));
+        self.ranges.lock().push((addr, len));
         Ok(())
     }
 }
@@ -41,7 +43,7 @@ fn reported_ranges_are_given_back() {
     assert!(report(&mut guest, &[(0x20_0000, 0x20_0000), (HIGH, 4096)]));
     assert!(report(&mut guest, &[(0x60_0000, 0x40_0000)]));
     let expected = [(0x20_0000, 0x20_0000), (HIGH, 4096), (0x60_0000, 0x40_0000)];
-    assert_eq!(*ledger.ranges.lock().unwrap(), expected);
+    assert_eq!(*ledger.ranges.lock(), expected);
     let counters = guest.transport().device().counters();
     assert_eq!(counters, BalloonCounters { discarded: 0x60_1000, failures: 0 });
 }
@@ -60,7 +62,7 @@ fn ranges_that_cannot_be_stop_the_device() {
         let (mut guest, ledger) = guest(0);
         assert!(!report(&mut guest, &[range]), "{range:x?}");
         assert_eq!(guest.get(STATUS) & NEEDS_RESET, NEEDS_RESET);
-        assert_eq!(*ledger.ranges.lock().unwrap(), []);
+        assert_eq!(*ledger.ranges.lock(), []);
     }
 }
 
@@ -82,19 +84,19 @@ fn pages_that_must_keep_a_pattern_are_not_given_back() {
     first.set(0x100 + POISON, 0xaaaa_aaaa);
     assert_eq!(first.get(0x100 + POISON), 0xaaaa_aaaa);
     assert!(report(&mut first, &[(0x40_0000, 4096)]));
-    assert_eq!(*ledger.ranges.lock().unwrap(), [(0x20_0000, 4096)]);
+    assert_eq!(*ledger.ranges.lock(), [(0x20_0000, 4096)]);
 
     // A clone knows the pattern, too.
     let other = Ledger::default();
     let mut thawed = first.restored(Balloon::new(other.clone()), &first.save());
     assert!(report(&mut thawed, &[(0x40_0000, 4096)]));
-    assert_eq!(*other.ranges.lock().unwrap(), []);
+    assert_eq!(*other.ranges.lock(), []);
 
     // Without the feature the register means nothing.
     let (mut third, ledger) = guest(PAGE_POISON);
     third.set(0x100 + POISON, 0xaaaa_aaaa);
     assert!(report(&mut third, &[(0x20_0000, 4096)]));
-    assert_eq!(ledger.ranges.lock().unwrap().len(), 1);
+    assert_eq!(ledger.ranges.lock().len(), 1);
 }
 
 #[test]
@@ -111,8 +113,8 @@ fn nothing_is_given_back_that_was_not_reported() {
     guest.set(0x100 + ACTUAL, 7);
     assert_eq!(guest.get(0x100), 0, "the balloon is to stay empty");
     assert_eq!(guest.get(0x100 + ACTUAL), 7);
-    assert_eq!(*ledger.ranges.lock().unwrap(), []);
-    assert_eq!(*second.ranges.lock().unwrap(), []);
+    assert_eq!(*ledger.ranges.lock(), []);
+    assert_eq!(*second.ranges.lock(), []);
 }
 
 #[test]

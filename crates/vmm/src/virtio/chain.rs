@@ -8,7 +8,7 @@ use firn_memory::GuestView;
 
 /// How a guest's descriptor chain breaks the rules of virtio 1.2, 2.7.
 #[derive(Debug, Error)]
-pub enum ChainFault {
+pub(crate) enum ChainFault {
     /// It is empty, loops, or leads out of its table.
     #[error("the chain does not come to an end within its table")]
     Unterminated,
@@ -60,7 +60,7 @@ pub(crate) struct Segment {
 /// Buffers seen as one run of bytes: no device depends on how a driver cuts its requests
 /// (virtio 1.2, 2.7.4.3).
 #[derive(Debug)]
-pub struct Buffers {
+pub(crate) struct Buffers {
     /// What the device may do with them: guest memory that is written may have to be copied first.
     access: Permissions,
     segments: Vec<Segment>,
@@ -70,12 +70,12 @@ pub struct Buffers {
 /// A request of the guest: every buffer lies in guest memory, those that the device reads come before
 /// those that it writes.
 #[derive(Debug)]
-pub struct Chain {
+pub(crate) struct Chain {
     head: u16,
     /// What the driver gives to the device.
-    pub readable: Buffers,
+    pub(crate) readable: Buffers,
     /// What the device may fill.
-    pub writable: Buffers,
+    pub(crate) writable: Buffers,
 }
 
 impl Chain {
@@ -118,7 +118,7 @@ impl Chain {
 
     /// Index under which the chain goes into the used ring.
     #[must_use]
-    pub fn head(&self) -> u16 {
+    pub(crate) fn head(&self) -> u16 {
         self.head
     }
 }
@@ -140,14 +140,8 @@ impl Buffers {
 
     /// Bytes.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
-    }
-
-    /// Whether there is not a byte.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
     }
 
     /// The buffers themselves, none of them empty.
@@ -160,7 +154,7 @@ impl Buffers {
     ///
     /// # Errors
     /// [`ChainFault::TooShort`] when the buffers end before.
-    pub fn slices<'a>(
+    pub(crate) fn slices<'a>(
         &self,
         mem: &'a GuestView,
         offset: usize,
@@ -206,7 +200,7 @@ impl Buffers {
     ///
     /// # Errors
     /// [`ChainFault::TooShort`] when the buffers end before.
-    pub fn read_at(
+    pub(crate) fn read_at(
         &self,
         mem: &GuestView,
         offset: usize,
@@ -223,7 +217,12 @@ impl Buffers {
     ///
     /// # Errors
     /// [`ChainFault::TooShort`] when the buffers end before.
-    pub fn write_at(&self, mem: &GuestView, offset: usize, data: &[u8]) -> Result<(), ChainFault> {
+    pub(crate) fn write_at(
+        &self,
+        mem: &GuestView,
+        offset: usize,
+        data: &[u8],
+    ) -> Result<(), ChainFault> {
         let mut done = 0;
         for slice in self.slices_for(Permissions::Write, mem, offset, data.len())? {
             done += slice.write(&data[done..], 0).map_err(GuestMemoryError::from)?;

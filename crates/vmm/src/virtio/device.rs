@@ -10,7 +10,7 @@ use super::queue::VirtQueue;
 use super::state::DeviceState;
 
 /// A virtio device behind a [`VirtioMmio`](super::VirtioMmio), which calls it under its lock.
-pub trait VirtioDevice: Send {
+pub(crate) trait VirtioDevice: Send {
     /// The device's number in virtio 1.2, chapter 5.
     fn id(&self) -> u32;
 
@@ -65,18 +65,18 @@ pub trait VirtioDevice: Send {
 
 /// What a device works with during one turn.
 #[derive(Debug)]
-pub struct DeviceContext<'a> {
+pub(crate) struct DeviceContext<'a> {
     /// The guest's memory.
-    pub mem: &'a GuestView,
+    pub(crate) mem: &'a GuestView,
     /// The device's queues, by index.
-    pub queues: &'a mut [VirtQueue],
+    pub(crate) queues: &'a mut [VirtQueue],
     /// Feature bits that driver and device agreed on.
-    pub features: u64,
+    pub(crate) features: u64,
 }
 
 /// Why a device stopped: it serves nothing more until its driver resets it.
 #[derive(Debug, Error)]
-pub enum DeviceError {
+pub(crate) enum DeviceError {
     /// A request breaks the rules.
     #[error("the guest's driver sent a bad request in queue {queue}")]
     Chain {

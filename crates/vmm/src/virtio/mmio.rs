@@ -86,7 +86,7 @@ pub enum NewDeviceError {
 /// Restoring: [`VirtioMmio::restore`] before the vCPUs run, then, once the interrupt is connected,
 /// [`VirtioMmio::kick_all`].
 #[derive(Debug)]
-pub struct VirtioMmio<D: VirtioDevice + ?Sized = dyn VirtioDevice> {
+pub(crate) struct VirtioMmio<D: VirtioDevice + ?Sized = dyn VirtioDevice> {
     mem: GuestView,
     queues: Vec<VirtQueue>,
     notifications: Vec<EventFd>,
@@ -106,7 +106,11 @@ impl<D: VirtioDevice> VirtioMmio<D> {
     ///
     /// # Errors
     /// See [`NewDeviceError`].
-    pub fn new(device: D, mem: GuestView, interrupt: EventFd) -> Result<Self, NewDeviceError> {
+    pub(crate) fn new(
+        device: D,
+        mem: GuestView,
+        interrupt: EventFd,
+    ) -> Result<Self, NewDeviceError> {
         let mut queues = Vec::new();
         let mut notifications = Vec::new();
         for (index, size) in (0..).zip(device.queue_sizes().iter().copied()) {
@@ -136,28 +140,28 @@ impl<D: VirtioDevice> VirtioMmio<D> {
 
 impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
     /// Offset of the register that takes queue notifications: the guest writes a queue's index, 4 bytes.
-    pub const NOTIFY: u64 = 0x50;
+    pub(crate) const NOTIFY: u64 = 0x50;
 
     /// Signalled when the guest notifies the device of a queue, by the queues' indices.
     #[must_use]
-    pub fn notifications(&self) -> &[EventFd] {
+    pub(crate) fn notifications(&self) -> &[EventFd] {
         &self.notifications
     }
 
     /// The device itself.
     #[must_use]
-    pub fn device(&self) -> &D {
+    pub(crate) fn device(&self) -> &D {
         &self.device
     }
 
     /// Why the device stopped, if it did; a reset by the driver forgets it.
     #[must_use]
-    pub fn error(&self) -> Option<&DeviceError> {
+    pub(crate) fn error(&self) -> Option<&DeviceError> {
         self.error.as_ref()
     }
 
     /// The guest reads `data.len()` bytes at byte `offset` of the window.
-    pub fn read(&self, offset: u64, data: &mut [u8]) {
+    pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         if let Some(offset) = offset.checked_sub(u64::from(VIRTIO_MMIO_CONFIG)) {
             let config = self.device.config();
@@ -171,7 +175,7 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
     }
 
     /// The guest writes `data` at byte `offset` of the window.
-    pub fn write(&mut self, offset: u64, data: &[u8]) {
+    pub(crate) fn write(&mut self, offset: u64, data: &[u8]) {
         if let Some(offset) = offset.checked_sub(u64::from(VIRTIO_MMIO_CONFIG)) {
             self.device.write_config(offset, data);
         } else if let Ok(value) = data.try_into().map(u32::from_le_bytes) {
@@ -181,7 +185,7 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
 
     /// Serves every queue, as if the guest had notified the device of each, and repeats an interrupt that
     /// the guest has not acknowledged: notifications and interrupts on their way are in no snapshot.
-    pub fn kick_all(&mut self) {
+    pub(crate) fn kick_all(&mut self) {
         for queue in 0..self.queues.len() {
             self.turn(|device, context| device.process_queue(queue, context));
         }
@@ -192,7 +196,7 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
 
     /// The device's part of the machine state. The vCPUs must be paused.
     #[must_use]
-    pub fn save(&self) -> TransportState {
+    pub(crate) fn save(&self) -> TransportState {
         TransportState {
             status: self.status,
             interrupt_status: self.interrupt_status,
@@ -209,7 +213,7 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
     ///
     /// # Errors
     /// See [`RestoreDeviceError`]; the device is of no use afterwards.
-    pub fn restore(&mut self, state: &TransportState) -> Result<(), RestoreDeviceError> {
+    pub(crate) fn restore(&mut self, state: &TransportState) -> Result<(), RestoreDeviceError> {
         // The device first: its errors say best what is wrong.
         let works = works(state.status);
         self.device.restore(&state.device, works)?;

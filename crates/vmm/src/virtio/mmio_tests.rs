@@ -1,12 +1,15 @@
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use proptest::prelude::*;
 use vm_memory::{Bytes, GuestAddress};
 
+use super::super::chain::ChainFault;
 use super::super::testing::{
     ACKNOWLEDGE, DRIVER, DRIVER_OK, EVENT_IDX, FEATURES_OK, Guest, NEEDS_RESET, STATUS, VERSION_1,
 };
-use super::super::{ChainFault, DeviceState, VirtioDevice};
+use super::super::{DeviceState, VirtioDevice};
 use super::*;
 
 const CONFIG_INTERRUPT: u32 = 2;
@@ -437,7 +440,7 @@ fn devices_of_all_kinds_go_into_one_list() {
     let interrupt = guest.interrupt.try_clone().unwrap();
     let transport = VirtioMmio::new(Mirror::default(), guest.mem.clone(), interrupt).unwrap();
     let any: Arc<Mutex<VirtioMmio>> = Arc::new(Mutex::new(transport));
-    assert_eq!(any.lock().unwrap().device().id(), 42);
+    assert_eq!(any.lock().device().id(), 42);
 }
 
 proptest! {

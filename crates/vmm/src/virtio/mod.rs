@@ -8,29 +8,26 @@
 mod balloon;
 mod block;
 mod chain;
+#[cfg(test)]
+mod cow_tests;
 mod device;
 #[cfg(test)]
 mod hostile_tests;
 mod mmio;
 mod queue;
 mod rng;
-#[cfg(test)]
-mod sealed_tests;
 mod state;
 #[cfg(test)]
 mod testing;
 mod vsock;
 
-pub use balloon::{Balloon, BalloonCounters, PageDiscard};
-pub use block::{
-    Block, Disk, DiskCounters, OpenDiskError, OverlayContent, OverlayDisk, ReadOnlyDisk,
-};
-pub use chain::{Buffers, Chain, ChainFault};
-pub use device::{DeviceContext, DeviceError, RestoreDeviceError, VirtioDevice};
-pub use mmio::{NewDeviceError, VirtioMmio};
-pub use queue::VirtQueue;
-pub use rng::Rng;
-pub use state::{
-    BalloonState, BlockState, DeviceState, QueueRegisters, TransportState, VsockState,
-};
-pub use vsock::{BindVsockError, Vsock, VsockListener};
+pub(crate) use balloon::{Balloon, PageDiscard};
+pub(crate) use block::{Block, Disk, OpenDiskError, OverlayDisk, ReadOnlyDisk};
+pub(crate) use device::{RestoreDeviceError, VirtioDevice};
+pub(crate) use mmio::{NewDeviceError, VirtioMmio};
+pub(crate) use rng::Rng;
+#[cfg(test)]
+pub(crate) use state::{BalloonState, BlockState, VsockState};
+pub(crate) use state::{DeviceState, QueueRegisters, TransportState};
+pub(crate) use vsock::Vsock;
+pub use vsock::{BindVsockError, VsockListener};

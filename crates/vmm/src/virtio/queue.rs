@@ -20,7 +20,7 @@ const BYTES_PER_TURN: u64 = 32 << 20;
 /// 32 MiB of buffers: a guest that refills its queue without end cannot keep the event loop. What is left
 /// is taken up in a later turn.
 #[derive(Debug)]
-pub struct VirtQueue {
+pub(crate) struct VirtQueue {
     index: u16,
     queue: Queue,
     enabled: bool,
@@ -98,7 +98,7 @@ impl VirtQueue {
     ///
     /// # Errors
     /// The guest broke the rules of the queue.
-    pub fn pop(&mut self, mem: &GuestView) -> Result<Option<Chain>, DeviceError> {
+    pub(crate) fn pop(&mut self, mem: &GuestView) -> Result<Option<Chain>, DeviceError> {
         if !self.enabled {
             return Ok(None);
         }
@@ -131,7 +131,7 @@ impl VirtQueue {
     }
 
     /// Puts the chain that [`VirtQueue::pop`] returned last back to where it was.
-    pub fn undo_pop(&mut self) {
+    pub(crate) fn undo_pop(&mut self) {
         self.queue.go_to_previous_position();
         self.chains_left = self.chains_left.saturating_add(1);
     }
@@ -140,7 +140,7 @@ impl VirtQueue {
     ///
     /// # Errors
     /// The guest broke the rules of the queue.
-    pub fn push_used(
+    pub(crate) fn push_used(
         &mut self,
         mem: &GuestView,
         chain: &Chain,
@@ -156,7 +156,7 @@ impl VirtQueue {
     ///
     /// # Errors
     /// The ring is not in guest memory.
-    pub fn available(&self, mem: &GuestView) -> Result<u16, DeviceError> {
+    pub(crate) fn available(&self, mem: &GuestView) -> Result<u16, DeviceError> {
         let index = self.queue.avail_idx(mem, Ordering::Acquire);
         index.map(|index| index.0).map_err(|error| self.ring_error(error))
     }
@@ -166,7 +166,7 @@ impl VirtQueue {
     ///
     /// # Errors
     /// The ring is not in guest memory.
-    pub fn notify_after(&mut self, mem: &GuestView, after: u16) -> Result<(), DeviceError> {
+    pub(crate) fn notify_after(&mut self, mem: &GuestView, after: u16) -> Result<(), DeviceError> {
         if !self.queue.event_idx_enabled() {
             return self
                 .queue

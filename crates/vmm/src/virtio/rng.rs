@@ -14,12 +14,12 @@ const MOST_BYTES: usize = 4096;
 /// Random bytes of the host for the guest. They never come from a snapshot: a request that waits through a
 /// freeze is answered afresh after every thaw.
 #[derive(Debug, Default)]
-pub struct Rng {}
+pub(crate) struct Rng {}
 
 impl Rng {
     /// A device.
     #[must_use]
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::default()
     }
 }

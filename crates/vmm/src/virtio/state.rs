@@ -9,55 +9,55 @@ use virtio_queue::QueueState;
 ///
 /// Any change here needs a new version of the machine state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TransportState {
+pub(crate) struct TransportState {
     /// The device status register.
-    pub status: u32,
+    pub(crate) status: u32,
     /// The interrupt status register.
-    pub interrupt_status: u32,
+    pub(crate) interrupt_status: u32,
     /// Feature bits that the driver accepted.
-    pub driver_features: u64,
+    pub(crate) driver_features: u64,
     /// Which 32 bits of the device's features are in the window.
-    pub device_features_sel: u32,
+    pub(crate) device_features_sel: u32,
     /// Which 32 bits of the driver's features are in the window.
-    pub driver_features_sel: u32,
+    pub(crate) driver_features_sel: u32,
     /// Which queue is in the window.
-    pub queue_sel: u32,
+    pub(crate) queue_sel: u32,
     /// The queues, by index.
-    pub queues: Vec<QueueRegisters>,
+    pub(crate) queues: Vec<QueueRegisters>,
     /// What only this kind of device has.
-    pub device: DeviceState,
+    pub(crate) device: DeviceState,
 }
 
 /// One queue: where its rings are, and how far the device has come in them.
 ///
 /// Any change here needs a new version of the machine state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct QueueRegisters {
+pub(crate) struct QueueRegisters {
     /// Most descriptors that the device offers.
-    pub max_size: u16,
+    pub(crate) max_size: u16,
     /// Descriptors that the driver chose.
-    pub size: u16,
+    pub(crate) size: u16,
     /// Whether the driver finished the setup.
-    pub ready: bool,
+    pub(crate) ready: bool,
     /// Whether both sides use event indices.
-    pub event_idx: bool,
+    pub(crate) event_idx: bool,
     /// Next entry of the available ring.
-    pub next_avail: u16,
+    pub(crate) next_avail: u16,
     /// Next entry of the used ring.
-    pub next_used: u16,
+    pub(crate) next_used: u16,
     /// Guest-physical address of the descriptor table.
-    pub desc_table: u64,
+    pub(crate) desc_table: u64,
     /// Guest-physical address of the available ring.
-    pub avail_ring: u64,
+    pub(crate) avail_ring: u64,
     /// Guest-physical address of the used ring.
-    pub used_ring: u64,
+    pub(crate) used_ring: u64,
 }
 
 /// What only one kind of device has.
 ///
 /// Any change here needs a new version of the machine state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum DeviceState {
+pub(crate) enum DeviceState {
     /// Of a [`Block`](super::Block).
     Block(BlockState),
     /// Of a [`Rng`](super::Rng), which has nothing to remember.
@@ -72,33 +72,33 @@ pub enum DeviceState {
 ///
 /// Any change here needs a new version of the machine state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct VsockState {
+pub(crate) struct VsockState {
     /// The host's port for the next connection that begins there.
-    pub next_port: u32,
+    pub(crate) next_port: u32,
 }
 
 /// What a guest's driver wrote to its balloon.
 ///
 /// Any change here needs a new version of the machine state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BalloonState {
+pub(crate) struct BalloonState {
     /// Pages that the driver says are in the balloon.
-    pub actual: u32,
+    pub(crate) actual: u32,
     /// What free pages hold, four times over.
-    pub poison: u32,
+    pub(crate) poison: u32,
 }
 
 /// What a guest knows of its disk; its content is the snapshot's business.
 ///
 /// Any change here needs a new version of the machine state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BlockState {
+pub(crate) struct BlockState {
     /// Sectors of 512 bytes.
-    pub sectors: u64,
+    pub(crate) sectors: u64,
     /// Whether the guest cannot write.
-    pub read_only: bool,
+    pub(crate) read_only: bool,
     /// The disk's name to the guest, padded with zeros.
-    pub serial: [u8; 20],
+    pub(crate) serial: [u8; 20],
 }
 
 impl From<QueueState> for QueueRegisters {

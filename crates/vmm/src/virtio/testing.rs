@@ -2,7 +2,9 @@
 //!
 //! `virtio_queue`'s own mock cannot wrap its rings around and knows no event indices.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use event_manager::{EventManager, SubscriberOps};
 use vm_memory::{Bytes, GuestAddress};
@@ -12,6 +14,7 @@ use firn_snapshot::{MemoryLayout, MemoryRegion};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{TransportState, VirtioDevice, VirtioMmio};
+use crate::subscriber::Subscriber;
 
 /// Guest memory is `[0, 16 MiB)` and, behind a hole, `[32 MiB, 33 MiB)`.
 pub(super) const HIGH: u64 = 32 << 20;
@@ -106,7 +109,7 @@ pub(super) struct Guest<D: VirtioDevice> {
     pub(super) notifications: usize,
     features: u64,
     transport: Shared<D>,
-    events: EventManager<Shared<D>>,
+    events: EventManager<Subscriber<VirtioMmio<D>>>,
 }
 
 impl<D: VirtioDevice + 'static> Guest<D> {
@@ -124,7 +127,7 @@ impl<D: VirtioDevice + 'static> Guest<D> {
             VirtioMmio::new(device, mem.clone(), interrupt.try_clone().unwrap()).unwrap();
         let transport = Arc::new(Mutex::new(transport));
         let mut events = EventManager::new().unwrap();
-        events.add_subscriber(transport.clone());
+        events.add_subscriber(Subscriber::new(transport.clone()));
         Self { mem, interrupt, rings, notifications: 0, features: 0, transport, events }
     }
 
@@ -201,7 +204,7 @@ impl<D: VirtioDevice + 'static> Guest<D> {
     }
 
     pub(super) fn transport(&self) -> MutexGuard<'_, VirtioMmio<D>> {
-        self.transport.lock().unwrap()
+        self.transport.lock()
     }
 
     pub(super) fn get(&self, offset: u64) -> u32 {

@@ -14,12 +14,12 @@ use super::disk::{OverlayDisk, Place};
 
 /// The content of an [`OverlayDisk`], its holes known. The guest must be paused.
 #[derive(Debug)]
-pub struct OverlayContent<'a>(&'a OverlayDisk);
+pub(crate) struct OverlayContent<'a>(&'a OverlayDisk);
 
 impl OverlayDisk {
     /// The disk as the guest sees it: the base with the guest's changes over it.
     #[must_use]
-    pub fn content(&self) -> OverlayContent<'_> {
+    pub(crate) fn content(&self) -> OverlayContent<'_> {
         OverlayContent(self)
     }
 }

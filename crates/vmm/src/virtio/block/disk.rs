@@ -58,7 +58,7 @@ pub enum OpenDiskError {
 
 /// What is behind a guest's disk.
 #[derive(Debug)]
-pub enum Disk {
+pub(crate) enum Disk {
     /// The guest reads.
     ReadOnly(ReadOnlyDisk),
     /// The guest reads and writes.
@@ -68,7 +68,7 @@ pub enum Disk {
 impl Disk {
     /// Bytes; a multiple of 512.
     #[must_use]
-    pub fn size(&self) -> u64 {
+    pub(crate) fn size(&self) -> u64 {
         match self {
             Self::ReadOnly(disk) => disk.size,
             Self::Overlay(disk) => disk.size(),
@@ -77,7 +77,7 @@ impl Disk {
 
     /// Whether the guest cannot write.
     #[must_use]
-    pub fn is_read_only(&self) -> bool {
+    pub(crate) fn is_read_only(&self) -> bool {
         matches!(self, Self::ReadOnly(_))
     }
 
@@ -108,7 +108,7 @@ impl Disk {
 
 /// A raw disk image that nobody writes to.
 #[derive(Debug)]
-pub struct ReadOnlyDisk {
+pub(crate) struct ReadOnlyDisk {
     pub(super) file: File,
     size: u64,
 }
@@ -118,7 +118,7 @@ impl ReadOnlyDisk {
     ///
     /// # Errors
     /// See [`OpenDiskError`].
-    pub fn new(disk: OpenFile) -> Result<Self, OpenDiskError> {
+    pub(crate) fn new(disk: OpenFile) -> Result<Self, OpenDiskError> {
         let OpenFile { file, path } = disk;
         let failed = |source| OpenDiskError::Read { path: path.clone(), source };
         let kind = rustix::fs::fstat(&file).map_err(|errno| failed(errno.into()))?.st_mode;
@@ -133,12 +133,6 @@ impl ReadOnlyDisk {
             return Err(OpenDiskError::Size { path, size });
         }
         Ok(Self { file, size })
-    }
-
-    /// The image itself. It is open for reading only.
-    #[must_use]
-    pub fn file(&self) -> &File {
-        &self.file
     }
 }
 
@@ -185,7 +179,7 @@ impl Place<'_> {
 /// A disk that the guest writes to without changing its base: changed clusters of 4 KiB live in a sparse
 /// file without a name, which is gone when the monitor is.
 #[derive(Debug)]
-pub struct OverlayDisk {
+pub(crate) struct OverlayDisk {
     base: Base,
     size: u64,
     pub(super) upper: File,
@@ -199,7 +193,10 @@ impl OverlayDisk {
     ///
     /// # Errors
     /// See [`OpenDiskError`].
-    pub fn new(base: ReadOnlyDisk, scratch: Option<BorrowedFd<'_>>) -> Result<Self, OpenDiskError> {
+    pub(crate) fn new(
+        base: ReadOnlyDisk,
+        scratch: Option<BorrowedFd<'_>>,
+    ) -> Result<Self, OpenDiskError> {
         Self::over(Base::File(base.file), base.size, scratch).map_err(OpenDiskError::Upper)
     }
 
@@ -207,7 +204,7 @@ impl OverlayDisk {
     ///
     /// # Errors
     /// See [`OpenDiskError`].
-    pub fn of_extent(
+    pub(crate) fn of_extent(
         content: Arc<dyn ReadAt>,
         scratch: Option<BorrowedFd<'_>>,
     ) -> Result<Self, OpenDiskError> {

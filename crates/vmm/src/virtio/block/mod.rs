@@ -13,9 +13,8 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 use super::device::{DeviceContext, DeviceError, RestoreDeviceError, VirtioDevice};
 use super::state::{BlockState, DeviceState};
 
-pub use content::OverlayContent;
-pub use disk::{Disk, OpenDiskError, OverlayDisk, ReadOnlyDisk};
-pub use request::DiskCounters;
+pub(crate) use disk::{Disk, OpenDiskError, OverlayDisk, ReadOnlyDisk};
+pub(crate) use request::DiskCounters;
 
 /// Bytes of a sector, the unit of virtio-blk whatever the disk's own.
 const SECTOR: u64 = 512;
@@ -32,7 +31,7 @@ const MAX_ZERO_SEGMENTS: u32 = 16;
 
 /// A disk of the guest. Requests are served one after the other, on the event loop's thread.
 #[derive(Debug)]
-pub struct Block {
+pub(crate) struct Block {
     disk: Disk,
     serial: [u8; SERIAL_LEN],
     counters: DiskCounters,
@@ -41,7 +40,7 @@ pub struct Block {
 impl Block {
     /// A device for `disk`, which calls itself `serial` to the guest: the first 20 bytes of it.
     #[must_use]
-    pub fn new(disk: Disk, serial: &str) -> Self {
+    pub(crate) fn new(disk: Disk, serial: &str) -> Self {
         let mut padded = [0; SERIAL_LEN];
         for (to, from) in padded.iter_mut().zip(serial.bytes()) {
             *to = from;
@@ -51,13 +50,13 @@ impl Block {
 
     /// What the guest reads and writes.
     #[must_use]
-    pub fn disk(&self) -> &Disk {
+    pub(crate) fn disk(&self) -> &Disk {
         &self.disk
     }
 
     /// What the guest did with it so far.
-    #[must_use]
-    pub fn counters(&self) -> DiskCounters {
+    #[cfg(test)]
+    pub(crate) fn counters(&self) -> DiskCounters {
         self.counters
     }
 

@@ -20,17 +20,17 @@ const SEGMENT_LEN: usize = 16;
 
 /// What a guest did with a disk, since its monitor started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DiskCounters {
+pub(crate) struct DiskCounters {
     /// Read requests.
-    pub reads: u64,
+    pub(crate) reads: u64,
     /// Bytes that they asked for.
-    pub bytes_read: u64,
+    pub(crate) bytes_read: u64,
     /// Write requests.
-    pub writes: u64,
+    pub(crate) writes: u64,
     /// Bytes that they wrote.
-    pub bytes_written: u64,
+    pub(crate) bytes_written: u64,
     /// Requests of any kind that were answered with an error.
-    pub errors: u64,
+    pub(crate) errors: u64,
 }
 
 /// Why a request is answered with an error. The guest sees only the status byte.

@@ -10,8 +10,8 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 use vm_memory::{Bytes, GuestAddress};
 
+use super::super::device::{DeviceError, VirtioDevice};
 use super::super::testing::{Guest, NEEDS_RESET, STATUS};
-use super::super::{DeviceError, VirtioDevice};
 use super::*;
 use crate::open_file::OpenFile;
 

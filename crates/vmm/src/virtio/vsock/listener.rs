@@ -72,12 +72,6 @@ impl VsockListener {
         Ok(bound)
     }
 
-    /// Where programs connect to.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// The next program that connects; `Ok(None)` when there is none.
     pub(super) fn accept(&self) -> io::Result<Option<OwnedFd>> {
         loop {

@@ -7,7 +7,6 @@ mod packet;
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::path::Path;
 
 use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 
@@ -38,7 +37,7 @@ const TRANSPORT_RESET: [u8; 4] = [0; 4];
 /// had; its listening sockets stay. Until it has done so, it is asked for no new connection: it
 /// would end that one too.
 #[derive(Debug)]
-pub struct Vsock {
+pub(crate) struct Vsock {
     guest_cid: u64,
     muxer: Muxer,
     transport_reset: TransportReset,
@@ -61,20 +60,14 @@ impl Vsock {
     ///
     /// # Errors
     /// The descriptor that watches the sockets cannot be made.
-    pub fn new(guest_cid: u64, listener: VsockListener) -> io::Result<Self> {
+    pub(crate) fn new(guest_cid: u64, listener: VsockListener) -> io::Result<Self> {
         let muxer = Muxer::new(guest_cid, listener)?;
         Ok(Self { guest_cid, muxer, transport_reset: TransportReset::Done })
     }
 
-    /// Where programs on the host connect to.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        self.muxer.listener().path()
-    }
-
     /// Connections that exist now, those that the guest has not answered included.
-    #[must_use]
-    pub fn connections(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn connections(&self) -> usize {
         self.muxer.connections()
     }
 

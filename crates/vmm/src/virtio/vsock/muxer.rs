@@ -77,10 +77,7 @@ impl Muxer {
         self.epoll.as_fd()
     }
 
-    pub(super) fn listener(&self) -> &VsockListener {
-        &self.listener
-    }
-
+    #[cfg(test)]
     pub(super) fn connections(&self) -> usize {
         self.connections.len()
     }

@@ -8,8 +8,8 @@ use proptest::prelude::*;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tempfile::TempDir;
 
+use super::super::device::{DeviceError, VirtioDevice};
 use super::super::testing::{Guest, NEEDS_RESET, STATUS};
-use super::super::{DeviceError, VirtioDevice};
 use super::connection::BUFFER;
 use super::muxer::{FIRST_PORT, MAX_CONNECTIONS};
 use super::packet::{Op, SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
@@ -720,7 +720,7 @@ fn the_socket_is_removed_with_its_device_and_nothing_else_is() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("v");
     let first = device(&dir);
-    assert_eq!(first.path(), path);
+    assert!(path.exists());
     let error = VsockListener::bind(&path).unwrap_err();
     assert!(matches!(error, BindVsockError::Exists { .. }), "{error}");
     assert!(path.exists());

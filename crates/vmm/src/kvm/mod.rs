@@ -1,0 +1,191 @@
+//! KVM: opening it, its virtual machines, its own page tables and its counters.
+
+mod index;
+mod stats;
+mod virtualization;
+mod vm;
+
+use std::io;
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES};
+use kvm_ioctls::{Cap, Kvm};
+use thiserror::Error;
+
+pub use index::KvmIndex;
+pub(crate) use stats::{FaultCounts, StatsFile};
+pub use stats::{KvmCounters, KvmStats};
+pub use virtualization::Virtualization;
+pub use vm::VmError;
+pub(crate) use vm::{Vm, VmState};
+
+/// The device through which the kernel provides KVM.
+pub const KVM_DEVICE: &str = "/dev/kvm";
+
+/// The only stable version of KVM's API.
+const API_VERSION: i32 = 12;
+
+/// Capabilities that the monitor requires.
+const REQUIRED: &[(Cap, &str)] = &[
+    (Cap::Irqchip, "KVM_CAP_IRQCHIP"),
+    (Cap::Ioeventfd, "KVM_CAP_IOEVENTFD"),
+    (Cap::Irqfd, "KVM_CAP_IRQFD"),
+    (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
+    (Cap::SetTssAddr, "KVM_CAP_SET_TSS_ADDR"),
+    (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
+    (Cap::AdjustClock, "KVM_CAP_ADJUST_CLOCK"),
+    (Cap::MpState, "KVM_CAP_MP_STATE"),
+    (Cap::VcpuEvents, "KVM_CAP_VCPU_EVENTS"),
+    (Cap::Debugregs, "KVM_CAP_DEBUGREGS"),
+    (Cap::Xsave, "KVM_CAP_XSAVE"),
+    (Cap::Xcrs, "KVM_CAP_XCRS"),
+    (Cap::ExtCpuid, "KVM_CAP_EXT_CPUID"),
+];
+
+/// Why KVM cannot be used.
+#[derive(Debug, Error)]
+pub enum KvmError {
+    /// There is no KVM device.
+    #[error(
+        "{0} does not exist: load the kvm_intel or kvm_amd module, enable virtualisation in the \
+         firmware, or use the lab (`firn lab run -- firn ...`)"
+    )]
+    Missing(PathBuf),
+    /// The device exists, but this user may not open it.
+    #[error("no permission to open {0}: run as root or join the group that owns it (often `kvm`)")]
+    Permission(PathBuf),
+    /// The device cannot be opened for another reason.
+    #[error("cannot open {path}")]
+    Open {
+        /// The device.
+        path: PathBuf,
+        /// The kernel's error.
+        source: io::Error,
+    },
+    /// An API version other than the stable one.
+    #[error(
+        "{path} cannot be used as KVM: its API version is {version}, {API_VERSION} is required"
+    )]
+    Version {
+        /// The device.
+        path: PathBuf,
+        /// The result of KVM_GET_API_VERSION.
+        version: i32,
+    },
+    /// A capability is missing.
+    #[error("this kernel's KVM has no {0}, which the monitor requires: use Linux 6.1 or newer")]
+    Capability(&'static str),
+}
+
+/// Opens the KVM device and checks that it has every capability that the monitor requires.
+///
+/// # Errors
+/// See [`KvmError`].
+pub fn open(path: &Path) -> Result<Kvm, KvmError> {
+    let c_path = std::ffi::CString::new(path.as_os_str().as_encoded_bytes())
+        .map_err(|_| KvmError::Missing(path.to_owned()))?;
+    let kvm = Kvm::new_with_path(c_path).map_err(|errno| match errno.errno() {
+        libc::ENOENT | libc::ENXIO | libc::ENODEV => KvmError::Missing(path.to_owned()),
+        libc::EACCES | libc::EPERM => KvmError::Permission(path.to_owned()),
+        code => {
+            KvmError::Open { path: path.to_owned(), source: io::Error::from_raw_os_error(code) }
+        }
+    })?;
+    check(&kvm, path)?;
+    Ok(kvm)
+}
+
+/// Checks the API version and the capabilities.
+fn check(kvm: &Kvm, path: &Path) -> Result<(), KvmError> {
+    let version = kvm.get_api_version();
+    if version != API_VERSION {
+        return Err(KvmError::Version { path: path.to_owned(), version });
+    }
+    match REQUIRED.iter().find(|(capability, _)| !kvm.check_extension(*capability)) {
+        Some((_, name)) => Err(KvmError::Capability(name)),
+        None => Ok(()),
+    }
+}
+
+/// Why the frequency of the time-stamp counter is unknown.
+#[derive(Debug, Error)]
+pub enum TscError {
+    /// KVM cannot be used.
+    #[error(transparent)]
+    Open(#[from] KvmError),
+    /// KVM does not report it.
+    #[error("cannot read the frequency of the time-stamp counter from KVM")]
+    Frequency(#[source] kvm_ioctls::Error),
+}
+
+/// Frequency of the time-stamp counter that guests see on this host, kHz (`KVM_GET_TSC_KHZ`).
+///
+/// # Errors
+/// See [`TscError`].
+pub fn tsc_khz(kvm: &Path) -> Result<u32, TscError> {
+    let vm = open(kvm)?.create_vm().map_err(TscError::Frequency)?;
+    let vcpu = vm.create_vcpu(0).map_err(TscError::Frequency)?;
+    vcpu.get_tsc_khz().map_err(TscError::Frequency)
+}
+
+/// The thread that waits for a page of guest memory that is not present.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FaultHandling {
+    /// KVM decides: the vCPU's thread, or a kernel thread (asynchronous page faults).
+    Default,
+    /// Always the thread of the vCPU that accesses the page.
+    InVcpuThreads,
+}
+
+/// An open KVM and the CPUID that it supports: the part of a start that depends on no snapshot.
+pub struct OpenKvm {
+    pub(crate) kvm: Kvm,
+    pub(crate) cpuid: CpuId,
+    pub(crate) fault_handling: FaultHandling,
+}
+
+/// Why KVM cannot be used for a microVM.
+#[derive(Debug, Error)]
+pub enum OpenKvmError {
+    /// KVM cannot be opened, or lacks a capability.
+    #[error(transparent)]
+    Open(#[from] KvmError),
+    /// The supported CPUID cannot be read.
+    #[error("cannot read the CPUID that KVM supports")]
+    Cpuid(#[source] kvm_ioctls::Error),
+}
+
+impl OpenKvm {
+    /// Opens the KVM device at `path`, usually [`KVM_DEVICE`], and reads the CPUID that it supports.
+    ///
+    /// # Errors
+    /// See [`OpenKvmError`].
+    pub fn open(path: &Path) -> Result<Self, OpenKvmError> {
+        Self::of(open(path)?)
+    }
+
+    /// Uses a KVM device that is already open. `path` is its name in error messages.
+    ///
+    /// # Errors
+    /// See [`OpenKvmError`].
+    pub fn from_fd(device: OwnedFd, path: &Path) -> Result<Self, OpenKvmError> {
+        // SAFETY: the descriptor is open, and `Kvm` becomes its only owner.
+        let kvm = unsafe { Kvm::from_raw_fd(device.into_raw_fd()) };
+        check(&kvm, path)?;
+        Self::of(kvm)
+    }
+
+    fn of(kvm: Kvm) -> Result<Self, OpenKvmError> {
+        let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(OpenKvmError::Cpuid)?;
+        Ok(Self { kvm, cpuid, fault_handling: FaultHandling::Default })
+    }
+
+    /// Whether KVM emulates the local APIC timer's deadline mode, which its CPUID does not report.
+    pub(crate) fn has_tsc_deadline(&self) -> bool {
+        self.kvm.check_extension(Cap::TscDeadlineTimer)
+    }
+}
+
+#[cfg(test)]
+mod tests;

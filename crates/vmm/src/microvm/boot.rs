@@ -1,0 +1,124 @@
+//! A microVM that boots a Linux kernel.
+
+use thiserror::Error;
+use vm_memory::{GuestMemory as _, GuestMemoryError};
+
+use firn_memory::{AnonymousError, GuestMemory};
+use firn_snapshot::{LayoutError, MemoryLayout};
+
+use super::Microvm;
+use super::disks::{DiskError, Disks};
+use super::parts::{AssembleError, Parts};
+use crate::arch::cpu_model::CpuModel;
+use crate::arch::kernel::{self, DEFAULT_CMDLINE, Kernel, LoadKernelError};
+use crate::arch::{boot_regs, cpuid};
+use crate::config::{BootConfig, SizeError, check_sizes};
+use crate::console::SerialRegisters;
+use crate::kvm::OpenKvm;
+
+/// Why a microVM did not boot. Everything that the attempt created is removed.
+#[derive(Debug, Error)]
+pub enum BootError {
+    /// The sizes are invalid.
+    #[error(transparent)]
+    Size(#[from] SizeError),
+    /// There is no memory layout of this size.
+    #[error("cannot lay out guest memory")]
+    Layout(#[from] LayoutError),
+    /// Guest memory cannot be reserved.
+    #[error("cannot reserve guest memory")]
+    Memory(#[from] AnonymousError),
+    /// Guest memory belongs to a snapshot: a defect of firn.
+    #[error("a kernel cannot be loaded into the sealed memory of a snapshot")]
+    SealedMemory,
+    /// A disk cannot be used.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// The host does not have the requested processor.
+    #[error(
+        "this host's processor or KVM does not offer {model} (it lacks {missing}): use --cpu {best}, or omit --cpu"
+    )]
+    CpuModel {
+        /// The processor.
+        model: CpuModel,
+        /// The missing features.
+        missing: String,
+        /// The best processor that the host offers.
+        best: CpuModel,
+    },
+    /// The parts cannot be assembled.
+    #[error(transparent)]
+    Assemble(#[from] AssembleError),
+    /// The kernel cannot be loaded.
+    #[error(transparent)]
+    Kernel(#[from] LoadKernelError),
+    /// The guest's generation id cannot be written.
+    #[error("cannot write the VM generation id")]
+    Generation(#[source] GuestMemoryError),
+    /// A vCPU cannot be set up.
+    #[error("cannot set up vCPU {vcpu}")]
+    Vcpu {
+        /// Number of the vCPU.
+        vcpu: u8,
+        /// KVM's error.
+        source: kvm_ioctls::Error,
+    },
+}
+
+impl Microvm {
+    /// Makes a microVM and loads a kernel into it; [`Microvm::resume`] starts it.
+    ///
+    /// # Errors
+    /// See [`BootError`].
+    pub fn boot(config: BootConfig, kvm: OpenKvm) -> Result<Self, BootError> {
+        let BootConfig { mut kernel, mut initramfs, vcpus, .. } = config;
+        let generation = config.host.generation;
+        check_sizes(vcpus, config.memory)?;
+        let disks = Disks::of_boot(config.root, config.overlay)?;
+        let memory = GuestMemory::anonymous(MemoryLayout::for_size(config.memory)?)?;
+        let serial = SerialRegisters::default();
+        let offered = kvm.cpuid.as_slice();
+        let model = config.cpu.unwrap_or_else(|| CpuModel::best(offered));
+        let lacking = model.lacking(offered);
+        if !lacking.is_empty() {
+            let missing = cpuid::describe_all(&lacking);
+            return Err(BootError::CpuModel { model, missing, best: CpuModel::best(offered) });
+        }
+        let parts = Parts::assemble(config.host, kvm, memory, vcpus, Some(disks), serial)?;
+
+        let cmdline = match &config.cmdline {
+            Some(extra) => format!("{DEFAULT_CMDLINE} {extra}"),
+            None => DEFAULT_CMDLINE.to_owned(),
+        };
+        let guest = parts.vm.memory.vm_memory();
+        // The memory of a boot is anonymous, never sealed.
+        let guest = guest.physical_memory().ok_or(BootError::SealedMemory)?;
+        let mut kernel = Kernel {
+            kernel: &mut kernel,
+            initramfs: &mut initramfs,
+            cmdline: &cmdline,
+            vcpus,
+            virtio_devices: parts.devices.len(),
+        };
+        let entry = kernel::load(guest, &mut kernel)?;
+        if let Some(generation) = generation {
+            parts.vm.write_generation(generation).map_err(BootError::Generation)?;
+        }
+
+        let mut cpuids = Vec::with_capacity(parts.vcpus.len());
+        for (vcpu, fd) in (0u8..).zip(&parts.vcpus) {
+            let failed = |source| BootError::Vcpu { vcpu, source };
+            let list =
+                cpuid::for_vcpu(&parts.kvm.cpuid, model, vcpu, vcpus, parts.kvm.has_tsc_deadline());
+            fd.set_cpuid2(&list).map_err(failed)?;
+            cpuids.push(list);
+            if vcpu == 0 {
+                let mut sregs = fd.get_sregs().map_err(failed)?;
+                boot_regs::set_long_mode(&mut sregs);
+                fd.set_sregs(&sregs).map_err(failed)?;
+                fd.set_regs(&boot_regs::regs(entry)).map_err(failed)?;
+            }
+        }
+        Ok(Self { cpu: Some(model), ..parts.start(cpuids, None)? })
+    }
+}

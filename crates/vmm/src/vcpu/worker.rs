@@ -1,0 +1,144 @@
+//! The thread of a vCPU.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
+
+use kvm_bindings::CpuId;
+use kvm_ioctls::{VcpuExit, VcpuFd};
+use parking_lot::Mutex;
+
+use super::EndNotice;
+use super::failure::{VcpuEnd, VcpuFailure};
+use super::interrupt::ImmediateExit;
+use super::observer::{Observer, StoppedVcpu, VcpuThread};
+use super::state::{self, SaveVcpuError, VcpuState};
+use crate::bus::Bus;
+use crate::cow::{CowMemory, WriteFaultError};
+
+/// What a vCPU's thread is to do.
+pub(super) enum Command {
+    Run,
+    Save { msr_indices: Arc<[u32]>, xsave_size: i32 },
+    Observe(Arc<dyn Observer>),
+}
+
+/// The answer to a [`Command`].
+pub(super) enum Answer {
+    /// The vCPU is out of `KVM_RUN` with every exit completed.
+    Paused,
+    Saved(Box<Result<VcpuState, SaveVcpuError>>),
+    Observed(VcpuThread),
+}
+
+pub(super) struct Worker {
+    pub(super) id: u8,
+    pub(super) fd: VcpuFd,
+    pub(super) cpuid: CpuId,
+    pub(super) bus: Arc<Bus>,
+    pub(super) memory: CowMemory,
+    pub(super) notice: Arc<EndNotice>,
+    pub(super) immediate_exit: Arc<Mutex<Option<ImmediateExit>>>,
+    pub(super) observer: Option<Arc<dyn Observer>>,
+}
+
+impl Worker {
+    pub(super) fn serve(&mut self, commands: &Receiver<Command>, answers: &Sender<Answer>) {
+        while let Ok(command) = commands.recv() {
+            let answer = match command {
+                Command::Run => {
+                    if let Some(end) = self.run() {
+                        self.notice.give(end);
+                    }
+                    Answer::Paused
+                }
+                Command::Save { msr_indices, xsave_size } => {
+                    let state =
+                        state::save(&self.fd, self.id, &self.cpuid, &msr_indices, xsave_size);
+                    Answer::Saved(Box::new(state))
+                }
+                Command::Observe(observer) => {
+                    self.observer = Some(observer);
+                    Answer::Observed(VcpuThread::current())
+                }
+            };
+            if answers.send(answer).is_err() {
+                break;
+            }
+        }
+    }
+
+    /// Runs the guest until it is interrupted for a pause (`None`) or cannot continue. At a pause KVM
+    /// has completed the last exit: it does so on entry, before it checks the flag.
+    fn run(&mut self) -> Option<VcpuEnd> {
+        let vcpu = self.id;
+        let failure = loop {
+            match self.fd.run() {
+                Ok(VcpuExit::IoIn(port, data)) => self.bus.port_read(port, data),
+                Ok(VcpuExit::IoOut(port, data)) => {
+                    if let Some(request) = self.bus.port_write(port, data) {
+                        return Some(VcpuEnd::Power(request));
+                    }
+                }
+                Ok(VcpuExit::MmioRead(address, data)) => self.bus.mmio_read(address, data),
+                Ok(VcpuExit::MmioWrite(address, data)) => match self.memory.write(address, data) {
+                    Ok(true) => {}
+                    Ok(false) => self.bus.mmio_write(address, data),
+                    Err(error) => break VcpuFailure::of_write_fault(vcpu, error),
+                },
+                Ok(VcpuExit::Intr) => {}
+                Ok(VcpuExit::Shutdown) => return Some(VcpuEnd::TripleFault),
+                Ok(VcpuExit::FailEntry(reason, _)) => break VcpuFailure::Entry { vcpu, reason },
+                Ok(VcpuExit::InternalError) => {
+                    break VcpuFailure::Internal { vcpu, rip: self.rip() };
+                }
+                Ok(VcpuExit::MemoryFault { gpa, .. }) if self.memory.is_sealed() => {
+                    if let Err(error) = self.resolve(Some(gpa)) {
+                        break VcpuFailure::of_write_fault(vcpu, error);
+                    }
+                }
+                Ok(VcpuExit::MemoryFault { gpa, .. }) => {
+                    break VcpuFailure::Memory { address: Some(gpa), source: None };
+                }
+                Ok(exit) => {
+                    break VcpuFailure::UnknownExit { vcpu, reason: format!("{exit:?}") };
+                }
+                Err(error) if error.errno() == libc::EINTR => {
+                    if let Some(observer) = &self.observer {
+                        observer.interrupted(&StoppedVcpu { fd: &self.fd });
+                    }
+                    if self.is_paused() {
+                        return None;
+                    }
+                }
+                Err(error) if error.errno() == libc::EAGAIN => {}
+                Err(error) if error.errno() == libc::EFAULT && self.memory.is_sealed() => {
+                    if let Err(error) = self.resolve(None) {
+                        break VcpuFailure::of_write_fault(vcpu, error);
+                    }
+                }
+                Err(source) => break VcpuFailure::Run { vcpu, rip: self.rip(), source },
+            }
+        };
+        Some(VcpuEnd::Failure(failure))
+    }
+
+    fn resolve(&mut self, address: Option<u64>) -> Result<(), WriteFaultError> {
+        self.memory.resolve(&self.fd, address)
+    }
+
+    /// Whether the interruption was for a pause.
+    fn is_paused(&self) -> bool {
+        self.immediate_exit.lock().as_ref().is_some_and(ImmediateExit::is_set)
+    }
+
+    fn rip(&self) -> u64 {
+        self.fd.get_regs().map_or(0, |regs| regs.rip)
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // The mapping of the flag is dropped with `fd`, after this, also when the thread panics.
+        *self.immediate_exit.lock() = None;
+    }
+}
