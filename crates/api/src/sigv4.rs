@@ -1,7 +1,7 @@
 //! Signatures of requests: AWS Signature Version 4.
 //!
-//! Source: AWS, "Signature Version 4 signing process". The digest of the payload is always computed from
-//! the payload. Signatures in the query are not supported.
+//! Source: AWS, "Signature Version 4 signing process". The digest of the payload is always computed
+//! from the payload. Signatures in the query are not supported.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,8 @@ const TIME: &[BorrowedFormatItem<'_>] =
 /// The largest difference between the clocks of client and daemon.
 const SKEW: Duration = Duration::from_secs(15 * 60);
 
-/// The escaped characters of a canonical path: all except the unreserved characters (RFC 3986) and slashes.
+/// The escaped characters of a canonical path: all except the unreserved characters (RFC 3986) and
+/// slashes.
 const PATH: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
 
@@ -91,8 +92,8 @@ struct Signature<'a> {
 }
 
 impl Credentials {
-    /// Reads a file in the format of `~/.aws/credentials`: sections, each with `aws_access_key_id` and
-    /// `aws_secret_access_key`.
+    /// Reads a file in the format of `~/.aws/credentials`: sections, each with `aws_access_key_id`
+    /// and `aws_secret_access_key`.
     ///
     /// # Errors
     /// See [`CredentialsError`].

@@ -66,7 +66,8 @@ pub enum StatusClientError {
 }
 
 impl StatusClient {
-    /// A client of the daemon at `endpoint`, a URL. It signs its requests with the first of `credentials`.
+    /// A client of the daemon at `endpoint`, a URL. It signs its requests with the first of
+    /// `credentials`.
     ///
     /// # Errors
     /// See [`StatusClientError`].

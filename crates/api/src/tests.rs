@@ -2,18 +2,23 @@
 
 use std::io::{Cursor, Write};
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::Request as HttpRequest;
+use axum::routing::post;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use prost::Message;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::net::TcpListener;
 use tower::ServiceExt;
 use zip::write::{SimpleFileOptions, ZipWriter};
 
 use axum::Router;
-use axum::body::{Body, to_bytes};
+use axum::body::{Body, Bytes, to_bytes};
 use firn_control::{ControlOptions, MAX_ZIP};
 
 use crate::lambda::{MAX_BODY, REPORT, REQUEST_ID};
@@ -505,8 +510,8 @@ async fn a_request_over_the_reserved_concurrency_is_refused_at_once() {
     let (text, program, go) = (place("text"), place("slow"), place("go"));
     let script = format!("#!/bin/sh\nuntil [ -e {} ]; do sleep 0.01; done\nexit 1\n", go.display());
     std::fs::write(&text, script).unwrap();
-    // Another process writes the program. A child process of another test could inherit this process's
-    // descriptor, and a program that is open for writing cannot be run.
+    // Another process writes the program. A child process of another test could inherit this
+    // process's descriptor, and a program that is open for writing cannot be run.
     let mut install = std::process::Command::new("install");
     assert!(install.arg(&text).arg(&program).status().unwrap().success());
     let change = |options: &mut ServeOptions| {
@@ -667,4 +672,34 @@ async fn events_over_the_limit_are_refused() {
     event().await.ok(202);
     event().await.ok(202);
     event().await.refused(429, "TooManyRequestsException");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collector_receives_the_span_of_a_request() {
+    let (send, mut received) = tokio::sync::mpsc::unbounded_channel();
+    let collect = async move |body: Bytes| send.send(body).unwrap();
+    let collector = Router::new().route("/v1/traces", post(collect));
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let endpoint = format!("http://{}/", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, collector).await });
+
+    let world = World::new();
+    let mut options = world.options();
+    options.otlp = Some(endpoint);
+    let control = open(&options).unwrap();
+    let client = Client { router: router(Arc::clone(&control), &options) };
+    client.created("f").await;
+    let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let request = HttpRequest::post(format!("{ONE}/invocations")).header("traceparent", parent);
+    client.send(request, "1").await.refused(500, "ServiceException");
+    control.flush_telemetry().await;
+
+    let export = ExportTraceServiceRequest::decode(received.recv().await.unwrap()).unwrap();
+    let spans = export.resource_spans.iter().flat_map(|spans| &spans.scope_spans);
+    let spans: Vec<_> = spans.flat_map(|spans| &spans.spans).collect();
+    let root = spans.iter().find(|span| span.name == "invoke f").unwrap();
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    assert_eq!(hex(&root.trace_id), "0af7651916cd43dd8448eb211c80319c");
+    assert_eq!(hex(&root.parent_span_id), "b7ad6b7169203331");
+    assert!(spans.iter().any(|span| span.name == "start"), "{spans:#?}");
 }

@@ -1,4 +1,5 @@
-//! Functions, their versions, and the microVMs that serve their requests. This crate knows no protocol.
+//! Functions, their versions, and the microVMs that serve their requests. This crate knows no
+//! protocol.
 //!
 //! [`Control`] is the service: it creates, changes, publishes and deletes functions, and serves
 //! requests. Its operations return domain errors; a front door translates them to its protocol.

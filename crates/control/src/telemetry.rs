@@ -177,8 +177,8 @@ fn count((name, value): (&'static str, u64)) -> Option<KeyValue> {
 }
 
 impl TraceContext {
-    /// Reads the fields `traceparent` and `tracestate` (W3C Trace Context). `field` returns the value of a
-    /// field. A missing or invalid parent makes the request the root of a new trace.
+    /// Reads the fields `traceparent` and `tracestate` (W3C Trace Context). `field` returns the
+    /// value of a field. A missing or invalid parent makes the request the root of a new trace.
     pub fn read(field: impl Fn(&str) -> Option<String>) -> Self {
         let fields: HashMap<String, String> = ["traceparent", "tracestate"]
             .into_iter()

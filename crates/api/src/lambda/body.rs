@@ -9,7 +9,8 @@ use serde::de::DeserializeOwned;
 use super::ApiError;
 use super::documents::FunctionCode;
 
-/// The largest body of any request, bytes: the largest zip file in base64, and the rest of the document.
+/// The largest body of any request, bytes: the largest zip file in base64, and the rest of the
+/// document.
 pub(crate) const MAX_BODY: usize = MAX_ZIP.div_ceil(3) * 4 + (64 << 10);
 
 /// The largest body of a request without code, bytes.

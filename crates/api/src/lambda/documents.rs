@@ -1,4 +1,5 @@
-//! The documents of the API. Their fields have the names of AWS Lambda's service model (`lambda`, 2015-03-31).
+//! The documents of the API. Their fields have the names of AWS Lambda's service model (`lambda`,
+//! 2015-03-31).
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Errors in AWS Lambda's form (a status code, `x-amzn-ErrorType` and a JSON body), and the translation of
-//! the service's errors into them.
+//! Errors in AWS Lambda's form (a status code, `x-amzn-ErrorType` and a JSON body), and the
+//! translation of the service's errors into them.
 
 use axum::Json;
 use axum::http::StatusCode;

@@ -1,7 +1,7 @@
 //! AWS Lambda's REST API over HTTP/1.1.
 //!
-//! Each handler reads a request, calls an operation of [`Control`], and writes the answer. [`error`] maps the
-//! errors of the operations to AWS Lambda's errors.
+//! Each handler reads a request, calls an operation of [`Control`], and writes the answer.
+//! [`error`] maps the errors of the operations to AWS Lambda's errors.
 
 mod aliases;
 mod authorize;

@@ -1,4 +1,5 @@
-//! AWS Lambda's names of functions: a name, a partial ARN or an ARN, each with or without a qualifier.
+//! AWS Lambda's names of functions: a name, a partial ARN or an ARN, each with or without a
+//! qualifier.
 
 use std::fmt;
 

@@ -5,8 +5,8 @@ use super::extract::Query;
 /// The largest number of entries in a page.
 const MAX_PAGE: usize = 50;
 
-/// One page of a list: the entries after the query's marker, and the marker of the next page, if there is
-/// one. The key of an entry is its marker.
+/// One page of a list: the entries after the query's marker, and the marker of the next page, if
+/// there is one. The key of an entry is its marker.
 pub(super) fn page<T>(items: Vec<(String, T)>, query: &Query) -> (Vec<T>, Option<String>) {
     let after = query.marker.as_deref().unwrap_or_default();
     let at = items.iter().position(|(key, _)| after.is_empty() || key.as_str() == after);

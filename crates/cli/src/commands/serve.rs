@@ -21,8 +21,8 @@ use crate::host_args::{HostArgs, HostError};
 use crate::output;
 use crate::pool_at::{PoolAt, PoolAtError};
 
-/// Planners for snapshots in a pool, best first. `firn` is `pass_shared` that copies pages before the guest
-/// writes them. Both need a medium that supports private mappings or mappings in chunks.
+/// Planners for snapshots in a pool, best first. `firn` is `pass_shared` that copies pages before
+/// the guest writes them. Both need a medium that supports private mappings or mappings in chunks.
 const BEST_IN_POOL: [&str; 3] = ["firn", "pass_shared", "pass"];
 
 /// Planners for snapshots in a directory that need no profile, best first.
@@ -44,11 +44,12 @@ pub(crate) struct ServeArgs {
     /// Directory for functions, code and snapshots [default: serve, in the cache directory]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// Store snapshots in this pool: its medium, whose manager is started if it does not run, or its manager's socket
+    /// Store snapshots in this pool: its medium, whose manager is started if it does not run, or
+    /// its manager's socket
     #[arg(long, value_name = "PATH")]
     pool: Option<PathBuf>,
-    /// Planner of functions that do not choose one [default: the best that works on this host, chosen for each version when
-    /// it is frozen]
+    /// Planner of functions that do not choose one [default: the best that works on this host,
+    /// chosen for each version when it is frozen]
     #[arg(long, value_name = "PLANNER")]
     planner: Option<String>,
     /// Memory limit of all microVMs together [default: seven eighths of the available memory]
@@ -69,7 +70,8 @@ pub(crate) struct ServeArgs {
     /// Seconds that a request waits for a microVM
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     queue_wait: u64,
-    /// Seconds until an event is retried after its function failed; twice as many before the second retry
+    /// Seconds until an event is retried after its function failed; twice as many before the second
+    /// retry
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     event_pause: u64,
     /// Seconds that an idle microVM is kept
@@ -84,10 +86,12 @@ pub(crate) struct ServeArgs {
     /// Account in the functions' ARNs: 12 digits
     #[arg(long, default_value = "000000000000", value_parser = account)]
     account: String,
-    /// Require requests that are signed with one of the keys in this file, in the format of ~/.aws/credentials
+    /// Require requests that are signed with one of the keys in this file, in the format of
+    /// ~/.aws/credentials
     #[arg(long, value_name = "FILE")]
     credentials: Option<PathBuf>,
-    /// Export a span for each invocation to the OpenTelemetry collector at this endpoint, as OTLP over HTTP
+    /// Export a span for each invocation to the OpenTelemetry collector at this endpoint, as OTLP
+    /// over HTTP
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
     otlp: Option<String>,
     /// Format of the log
@@ -101,7 +105,8 @@ pub(crate) struct ServeArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Reservation {
-    /// The measured use of its version plus a margin, once one of its microVMs has answered a request
+    /// The measured use of its version plus a margin, once one of its microVMs has answered a
+    /// request
     Measured,
     /// All of guest memory
     Worst,

@@ -1,7 +1,7 @@
 //! Stores the zip files with functions' code.
 //!
-//! A zip file is checked when it is uploaded and read when a microVM boots. The host unpacks nothing:
-//! each file goes from the zip file straight to the guest.
+//! A zip file is checked when it is uploaded and read when a microVM boots. The host unpacks
+//! nothing: each file goes from the zip file straight to the guest.
 
 use std::fs::{self, File};
 use std::io::{self, Cursor, Read};
@@ -19,8 +19,8 @@ pub const MAX_ZIP: usize = 50 << 20;
 /// The largest size of all unpacked files of a zip file together, bytes (AWS Lambda's limit).
 pub const MAX_UNPACKED: u64 = 262_144_000;
 
-/// The largest number of files in a zip file. AWS Lambda has no such limit; this one bounds the cost of
-/// a small zip file.
+/// The largest number of files in a zip file. AWS Lambda has no such limit; this one bounds the
+/// cost of a small zip file.
 const MAX_FILES: usize = 65_536;
 
 /// The longest path in a zip file, bytes.

@@ -14,8 +14,8 @@ pub const MAX_ENVIRONMENT: usize = 4096;
 /// The environment variable of a function's configuration that names its planner.
 pub(crate) const PLANNER_VARIABLE: &str = "FIRN_PLANNER";
 
-/// Environment variables that a function's configuration cannot set: those that AWS Lambda reserves,
-/// and those that the guest's agent sets.
+/// Environment variables that a function's configuration cannot set: those that AWS Lambda
+/// reserves, and those that the guest's agent sets.
 const RESERVED: [&str; 21] = [
     "_HANDLER",
     "_X_AMZN_TRACE_ID",

@@ -60,8 +60,8 @@ impl Target {
         self.qualifier.as_deref()
     }
 
-    /// Another version or alias of the same function. The caller has validated `qualifier`, or uses the
-    /// result only in an error.
+    /// Another version or alias of the same function. The caller has validated `qualifier`, or uses
+    /// the result only in an error.
     pub(crate) fn with_qualifier(&self, qualifier: impl Into<String>) -> Self {
         Self { name: self.name.clone(), qualifier: Some(qualifier.into()) }
     }

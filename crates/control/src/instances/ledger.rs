@@ -25,7 +25,8 @@ pub(crate) struct Budget {
 pub(crate) struct Cost {
     /// The microVM's revision.
     pub(crate) revision: Uuid,
-    /// Memory that it does not share, bytes: all of guest memory, because a guest can write every page.
+    /// Memory that it does not share, bytes: all of guest memory, because a guest can write every
+    /// page.
     pub(crate) private: u64,
     /// Memory that it shares with the other microVMs of its revision, bytes: the image.
     pub(crate) shared: u64,
@@ -58,7 +59,8 @@ impl Ledger {
         Self { budget, reserved, measured, in_flight }
     }
 
-    /// The memory to reserve for a microVM: the measured use of its revision plus a margin, at most `worst`.
+    /// The memory to reserve for a microVM: the measured use of its revision plus a margin, at most
+    /// `worst`.
     pub(crate) fn expected(&self, worst: &Cost) -> Usage {
         match self.measured.get(&worst.revision).filter(|_| self.budget.measured) {
             None => Usage { private: worst.private, shared: worst.shared },
@@ -99,8 +101,8 @@ impl Ledger {
         }
     }
 
-    /// Records the memory use of a microVM that has answered a request, and adjusts the reservations of its
-    /// revision.
+    /// Records the memory use of a microVM that has answered a request, and adjusts the
+    /// reservations of its revision.
     pub(crate) fn record_usage(&mut self, revision: Uuid, usage: Usage) {
         let measured = self.measured.entry(revision).or_default();
         measured.private = measured.private.max(usage.private);
@@ -118,7 +120,8 @@ impl Ledger {
         self.measured.remove(&revision);
     }
 
-    /// Whether the reservations exceed the limit, which happens when microVMs grow beyond earlier measurements.
+    /// Whether the reservations exceed the limit, which happens when microVMs grow beyond earlier
+    /// measurements.
     pub(crate) fn is_over(&self) -> bool {
         self.bytes() > self.budget.memory
     }

@@ -46,7 +46,8 @@ fn reservations_follow_the_measured_memory_use() {
     assert_eq!((account.private_bytes(), account.shared_bytes()), (60 * MIB, 60 * MIB));
     let more = (0..).take_while(|_| account.reserve(&worst)).count();
     assert_eq!(more, 12, "(500 - 60) / 30 in all");
-    // A larger measurement raises the reservation of every microVM of the revision, at most to the worst case.
+    // A larger measurement raises the reservation of every microVM of the revision, at most to the
+    // worst case.
     account.record_usage(worst.revision, Usage { private: 400 * MIB, shared: 0 });
     assert!(account.is_over());
     assert_eq!(account.expected(&worst).private, worst.private);

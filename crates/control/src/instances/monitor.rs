@@ -318,7 +318,8 @@ impl Launcher {
                     monitor.end().await;
                     Err(StartError::Function(error))
                 }
-                // A firn of another version might say nothing that is JSON: the microVM is good all the same.
+                // A firn of another version might say nothing that is JSON: the microVM is good all
+                // the same.
                 None => Ok((
                     monitor,
                     RawValue::from_string(line).unwrap_or_else(|_| RawValue::NULL.to_owned()),

@@ -82,7 +82,8 @@ pub enum LoadFailure {
     /// The agent did not take a file.
     #[error(transparent)]
     Put(#[from] PutError),
-    /// The function was not initialised. [`LoadError::Function`] is an error of the function itself.
+    /// The function was not initialised. [`LoadError::Function`] is an error of the function
+    /// itself.
     #[error(transparent)]
     Load(#[from] LoadError),
     /// The task that loads it panicked.
@@ -246,8 +247,8 @@ pub(crate) async fn publish(
     frozen
 }
 
-/// Starts a microVM with the function: thaws the version's snapshot, or boots if there is none or the thaw
-/// fails.
+/// Starts a microVM with the function: thaws the version's snapshot, or boots if there is none or
+/// the thaw fails.
 async fn start(
     fleet: &Arc<Fleet>,
     code: &CodeStore,

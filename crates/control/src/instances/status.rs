@@ -82,7 +82,8 @@ pub struct VersionStatus {
     pub thawed: u64,
     /// Requests that found an idle microVM.
     pub warm: u64,
-    /// Latency of the last 256 requests, from arrival to answer; the keys are `cold`, `thawed` and `warm`.
+    /// Latency of the last 256 requests, from arrival to answer; the keys are `cold`, `thawed` and
+    /// `warm`.
     pub latency: BTreeMap<String, Latency>,
 }
 

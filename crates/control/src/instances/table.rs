@@ -27,7 +27,8 @@ pub(super) struct InstanceRecord {
     pub(super) phase: Phase,
     /// Its process, from the first request until the microVM is told to end.
     process: Option<u32>,
-    /// Whether it has answered a request, which touches most of the pages that later requests touch.
+    /// Whether it has answered a request, which touches most of the pages that later requests
+    /// touch.
     answered: bool,
     pub(super) usage: Usage,
 }
@@ -94,8 +95,8 @@ impl InstanceTable {
         self.change(id, |record| (record.phase, record.process) = (Phase::Ending, None));
     }
 
-    /// Stores the measured memory use. Returns the revision if the measurement is representative: the
-    /// microVM still runs and has answered a request.
+    /// Stores the measured memory use. Returns the revision if the measurement is representative:
+    /// the microVM still runs and has answered a request.
     pub(super) fn measured(&mut self, id: InstanceId, usage: Usage) -> Option<Uuid> {
         let record = self.records.get_mut(&id)?;
         record.usage = usage;

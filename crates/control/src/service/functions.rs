@@ -178,7 +178,8 @@ impl Control {
         })
     }
 
-    /// Changes the configuration of `$LATEST`, if its revision is `revision` or `revision` is `None`.
+    /// Changes the configuration of `$LATEST`, if its revision is `revision` or `revision` is
+    /// `None`.
     ///
     /// # Errors
     /// See [`ChangeError`].

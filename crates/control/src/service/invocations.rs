@@ -105,8 +105,9 @@ impl Control {
         })
     }
 
-    /// Accepts an event and serves it in the background. The daemon retries it as AWS Lambda does: twice
-    /// after an error of the function, and with growing waits if there was no capacity or the daemon failed.
+    /// Accepts an event and serves it in the background. The daemon retries it as AWS Lambda does:
+    /// twice after an error of the function, and with growing waits if there was no capacity or the
+    /// daemon failed.
     ///
     /// # Errors
     /// Too many events wait or are being served.

@@ -40,8 +40,8 @@ pub struct ControlOptions {
     pub program: PathBuf,
     /// Options for `firn boot`.
     pub boot_options: Vec<String>,
-    /// The folder with the images that functions can choose with `FIRN_IMAGE`, each a file `NAME.erofs`.
-    /// `None` if all functions run on the same root.
+    /// The folder with the images that functions can choose with `FIRN_IMAGE`, each a file
+    /// `NAME.erofs`. `None` if all functions run on the same root.
     pub images: Option<PathBuf>,
     /// Options for `firn thaw`.
     pub thaw_options: Vec<String>,
@@ -51,20 +51,20 @@ pub struct ControlOptions {
     pub standby: usize,
     /// The socket of the pool for snapshots. `None` to store snapshots in the daemon's directory.
     pub pool: Option<PathBuf>,
-    /// Planners for functions that do not choose one with `FIRN_PLANNER`, best first. A version uses the
-    /// first planner that can thaw its snapshot on this host.
+    /// Planners for functions that do not choose one with `FIRN_PLANNER`, best first. A version
+    /// uses the first planner that can thaw its snapshot on this host.
     pub planners: Vec<String>,
     /// Memory (DRAM) limit of all microVMs together, bytes.
     pub memory: u64,
     /// Limit of running microVMs.
     pub monitors: usize,
-    /// Whether the memory reserved for a microVM follows the measured use of its version, once there is a
-    /// measurement. Otherwise the daemon reserves all of guest memory.
+    /// Whether the memory reserved for a microVM follows the measured use of its version, once
+    /// there is a measurement. Otherwise the daemon reserves all of guest memory.
     pub measured: bool,
     /// Limit of requests that wait for a microVM, and limit of accepted events.
     pub queue: usize,
-    /// How long the daemon waits before it retries an event after the function's first error. The wait
-    /// before the second retry is twice as long.
+    /// How long the daemon waits before it retries an event after the function's first error. The
+    /// wait before the second retry is twice as long.
     pub event_pause: Duration,
     /// How long a request waits for a microVM.
     pub queue_wait: Duration,

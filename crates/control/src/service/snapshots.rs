@@ -14,7 +14,8 @@ use crate::instances::publish;
 use crate::store::{Change, StoreError};
 
 impl Control {
-    /// Resumes the work of an earlier daemon: freezes pending versions, and removes unused snapshots and code.
+    /// Resumes the work of an earlier daemon: freezes pending versions, and removes unused
+    /// snapshots and code.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -91,8 +92,8 @@ impl Control {
         }
     }
 
-    /// Records, in the transaction that deletes a version, that its snapshot in the pool has to be purged.
-    /// The daemon may end before it has purged the snapshot.
+    /// Records, in the transaction that deletes a version, that its snapshot in the pool has to be
+    /// purged. The daemon may end before it has purged the snapshot.
     pub(super) fn schedule_purge(
         &self,
         change: &Change,

@@ -19,8 +19,8 @@ pub struct PublishRequest {
 }
 
 impl Control {
-    /// Publishes `$LATEST` as a new version. If nothing has changed since the last version, returns the last
-    /// version. The snapshot, if the function has one, is frozen in the background.
+    /// Publishes `$LATEST` as a new version. If nothing has changed since the last version, returns
+    /// the last version. The snapshot, if the function has one, is frozen in the background.
     ///
     /// # Errors
     /// See [`PublishError`].

@@ -20,8 +20,8 @@ const VERSIONS: TableDefinition<'_, Numbered, &[u8]> = TableDefinition::new("ver
 /// The key is the function's name and the alias's name, the value is JSON.
 const ALIASES: TableDefinition<'_, Named, &[u8]> = TableDefinition::new("aliases");
 
-/// Names of snapshots in the pool that the daemon has still to purge. The pool itself does not record
-/// which snapshots belong to this daemon.
+/// Names of snapshots in the pool that the daemon has still to purge. The pool itself does not
+/// record which snapshots belong to this daemon.
 const TO_PURGE: TableDefinition<'_, &str, ()> = TableDefinition::new("doomed");
 
 /// The database failed.
@@ -86,8 +86,8 @@ impl Store {
         Ok(store)
     }
 
-    /// Runs `work` in a transaction. The transaction is on disk when this returns `Ok`, and has no effect
-    /// when `work` fails.
+    /// Runs `work` in a transaction. The transaction is on disk when this returns `Ok`, and has no
+    /// effect when `work` fails.
     pub(crate) fn change<T, E: From<StoreError>>(
         &self,
         work: impl FnOnce(&Change) -> Result<T, E>,

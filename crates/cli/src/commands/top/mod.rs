@@ -39,7 +39,8 @@ pub(crate) struct TopArgs {
     /// Seconds between two updates
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=3600))]
     interval: u32,
-    /// Print one table after one interval, and exit; the default if standard output is not a terminal
+    /// Print one table after one interval, and exit; the default if standard output is not a
+    /// terminal
     #[arg(long)]
     once: bool,
     /// Print one JSON object after one interval, and exit

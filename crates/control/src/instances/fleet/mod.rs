@@ -1,4 +1,5 @@
-//! Placement: gives each request an idle microVM, else room for a new one, else a place in the queue.
+//! Placement: gives each request an idle microVM, else room for a new one, else a place in the
+//! queue.
 
 mod status;
 mod watch;
@@ -156,7 +157,8 @@ impl AcquireError {
 }
 
 impl Fleet {
-    /// A fleet without microVMs. It starts the standby monitors, and a task that runs until the fleet is dropped.
+    /// A fleet without microVMs. It starts the standby monitors, and a task that runs until the
+    /// fleet is dropped.
     pub(crate) fn new(launcher: Launcher, limits: Limits) -> Arc<Self> {
         let Limits { memory, monitors, measured, .. } = limits;
         let budget = Budget { memory, monitors, measured };
@@ -190,8 +192,8 @@ impl Fleet {
         fleet
     }
 
-    /// Counts a request of a function as in flight. Fails if `limit` requests of the function are in
-    /// flight or in the queue.
+    /// Counts a request of a function as in flight. Fails if `limit` requests of the function are
+    /// in flight or in the queue.
     pub(crate) fn begin_request(
         self: &Arc<Self>,
         function: &str,

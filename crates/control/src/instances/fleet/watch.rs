@@ -7,7 +7,8 @@ use crate::instances::table::InstanceId;
 use crate::instances::usage::{Usage, usage};
 
 impl Fleet {
-    /// Measures the microVMs, ends those that were idle for too long, and replaces standby monitors.
+    /// Measures the microVMs, ends those that were idle for too long, and replaces standby
+    /// monitors.
     pub(super) fn watch(self: &Arc<Self>) {
         // Reads a file of /proc for each microVM, so without holding the lock.
         let processes = self.state.lock().instances.processes();
