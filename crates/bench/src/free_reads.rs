@@ -37,7 +37,8 @@ impl FreeReads {
 
     /// What of them the page cache holds, and how many the packed file has.
     pub(crate) fn count(&self) -> io::Result<FreePages> {
-        let image = cached(self.snapshot.image(), self.free.pages())?;
+        let image = self.snapshot.image_file().ok_or(io::ErrorKind::NotFound)?;
+        let image = cached(image, self.free.pages())?;
         let mut pages = FreePages {
             cached: self.free.iter().filter(|page| image.get(*page)).count() as u64,
             packed: 0,

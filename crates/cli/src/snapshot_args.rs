@@ -9,8 +9,8 @@ use thiserror::Error;
 use firn_memory::WriteReport;
 use firn_memory::planners::{Firn, Planner, Store, read_chunks, written_chunks};
 use firn_snapshot::{
-    AttachError, CopyRule, OpenError, OpenPooledError, PageSet, PooledSnapshot, Profile, Run,
-    Snapshot, Verify, runs_of,
+    AttachError, CopyRule, Grant, OpenError, OpenPooledError, PageSet, Profile, Run, Snapshot,
+    Verify, open_pooled, open_replica, runs_of,
 };
 use firn_vmm::{Destination, Virtualization};
 
@@ -61,65 +61,64 @@ pub(crate) enum OpenSnapshotError {
     Name(PathBuf),
 }
 
-/// A snapshot, and what keeps its pool from giving it to others.
-pub(crate) enum OpenedSnapshot {
-    Directory(Box<Snapshot>),
-    Pool(Box<PooledSnapshot>),
+/// A snapshot, and what its pool granted for this run.
+pub(crate) struct OpenedSnapshot {
+    snapshot: Snapshot,
+    grant: Option<Grant>,
 }
 
 impl OpenedSnapshot {
     pub(crate) fn snapshot(&self) -> &Snapshot {
-        match self {
-            Self::Directory(snapshot) => snapshot,
-            Self::Pool(pooled) => &pooled.snapshot,
-        }
+        &self.snapshot
     }
 
-    /// What the pool did for a replica, if one was asked for.
+    pub(crate) fn grant(&self) -> Option<&Grant> {
+        self.grant.as_ref()
+    }
+
+    /// The cost of a replica, if one was requested.
     pub(crate) fn replica(&self) -> Option<firn_snapshot::ReplicaReport> {
-        match self {
-            Self::Directory(_) => None,
-            Self::Pool(pooled) => pooled.replica,
-        }
+        self.grant.as_ref()?.replica()
     }
 
-    /// Takes a copy of what the microVM is expected to write, for a planner that runs on copies: from a pool alone.
+    /// Requests copies of what the microVM is expected to write, for a planner that uses copies.
+    /// Only a pool has them.
     pub(crate) fn take_copy(&mut self, planner: &dyn Planner) -> Result<(), OpenSnapshotError> {
-        if let (Self::Pool(pooled), Some(rule)) = (self, planner.copies()) {
-            pooled.take_copy(rule, |snapshot| {
-                Ok(snapshot.profile()?.map(|profile| wanted(&profile, rule)).unwrap_or_default())
+        if let (Some(grant), Some(rule)) = (&mut self.grant, planner.copies()) {
+            grant.take_copy(rule, || {
+                let profile = self.snapshot.profile()?;
+                Ok(profile.map(|profile| wanted(&profile, rule)).unwrap_or_default())
             })?;
         }
         Ok(())
     }
 
-    /// Tells the pool's manager what a run wrote. The run was good without it.
+    /// Reports to the pool's manager what a run wrote. A failure does not affect the run.
     pub(crate) fn wrote(&mut self, writes: Option<&WriteReport>) {
-        if let (Self::Pool(pooled), Some(writes)) = (self, writes)
-            && let Some(rule) = pooled.snapshot.copies().map(|copies| copies.rule)
-            && let Err(error) = pooled.wrote(rule, &used(&pooled.snapshot, rule, &writes.written))
+        if let (Some(grant), Some(writes)) = (&mut self.grant, writes)
+            && let Some(rule) = grant.copies().map(|copies| copies.rule)
+            && let Err(error) =
+                grant.report_writes(rule, &used(&self.snapshot, rule, &writes.written))
         {
             let error = error_chain(&error);
             output::note(&format!("firn: the pool does not learn from this run: {error}"));
         }
     }
 
-    /// Gives a replica back, with what was written to it, where that is known. The memory is not used any more.
+    /// Returns a replica, with what was written to it if that is known. The memory must not be used
+    /// any more.
     pub(crate) fn give_back(&mut self, written: Option<&PageSet>) {
-        if let (Self::Pool(pooled), Some(written)) = (self, written)
-            && let Err(error) = pooled.give_back(written)
+        if let (Some(grant), Some(written)) = (&mut self.grant, written)
+            && let Err(error) = grant.return_replica(written)
         {
             let error = error_chain(&error);
             output::note(&format!("firn: the pool is not told what this run wrote: {error}"));
         }
     }
 
-    /// How long the pool's bytes were checked, ns, where they were.
+    /// The time that the check of the pool's bytes took, in ns, if they were checked.
     pub(crate) fn check_ns(&self) -> Option<u64> {
-        match self {
-            Self::Directory(_) => None,
-            Self::Pool(pooled) => pooled.checked.map(nanoseconds),
-        }
+        self.grant.as_ref()?.check_time().map(nanoseconds)
     }
 }
 
@@ -132,19 +131,17 @@ impl SnapshotArgs {
     /// Opens the snapshot for a planner that maps it from `store`.
     pub(crate) fn open(&self, store: Store) -> Result<OpenedSnapshot, OpenSnapshotError> {
         let Some(pool) = &self.pool else {
-            return Ok(OpenedSnapshot::Directory(Box::new(Snapshot::open(&self.snapshot)?)));
+            return Ok(OpenedSnapshot { snapshot: Snapshot::open(&self.snapshot)?, grant: None });
         };
         // The snapshot has a connection of its own from then on.
         let pool = PoolAt::open(pool)?;
         let socket = pool.socket();
         let name = name(&self.snapshot)?;
-        let pooled = match store {
-            Store::Replica => PooledSnapshot::open_replica(socket, name, self.verify.into())?,
-            Store::Directory | Store::Extent => {
-                PooledSnapshot::open(socket, name, self.verify.into())?
-            }
+        let (snapshot, grant) = match store {
+            Store::Replica => open_replica(socket, name, self.verify.into())?,
+            Store::Directory | Store::Extent => open_pooled(socket, name, self.verify.into())?,
         };
-        Ok(OpenedSnapshot::Pool(Box::new(pooled)))
+        Ok(OpenedSnapshot { snapshot, grant: Some(grant) })
     }
 }
 
@@ -175,9 +172,9 @@ pub(crate) fn set_pooled_profile(
     profile: &Profile,
 ) -> Result<(), AttachError> {
     firn_snapshot::set_pooled_profile(socket, name, profile)?;
-    let announced = PooledSnapshot::open(socket, name, Verify::Never);
-    let announced = announced
-        .and_then(|mut pooled| pooled.take_copy(Firn::RULE, |_| Ok(wanted(profile, Firn::RULE))));
+    let announced = open_pooled(socket, name, Verify::Never).and_then(|(_snapshot, mut grant)| {
+        grant.take_copy(Firn::RULE, || Ok(wanted(profile, Firn::RULE)))
+    });
     if let Err(error) = announced {
         let error = error_chain(&error);
         output::note(&format!("firn: copies are made at the first start, not before: {error}"));

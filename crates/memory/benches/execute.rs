@@ -66,6 +66,7 @@ impl Guest {
             zero_map: &self.zero_map,
             profile: None,
             snapshot: None,
+            copies: None,
             host: &host,
         };
         let plan = parse(planner)?.plan(&input)?;

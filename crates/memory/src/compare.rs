@@ -5,13 +5,12 @@ use std::io;
 
 use firn_base::PAGE_SIZE;
 use firn_base::num::usize_of;
-use firn_snapshot::{PageSet, ReadAt, Run, Snapshot, runs_of};
+use firn_snapshot::{Content, PageSet, ReadAt, Run, Snapshot, runs_of};
 use serde::Serialize;
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::guest_memory::GuestMemory;
-use crate::image::image_of;
 
 /// Pages read at once.
 const PAGES_AT_ONCE: u64 = 256;
@@ -87,23 +86,20 @@ pub fn compare(
     compare_but(memory, image, zero_map, &PageSet::new(zero_map.pages()))
 }
 
-/// What a snapshot says guest memory is, kept apart from it: for a comparison in another thread. Of a snapshot in a pool it must not
-/// outlive what keeps the extent pinned.
+/// What a snapshot says guest memory is, kept apart from it: for a comparison in another thread. For a snapshot in a pool it must not
+/// outlive the grant that keeps the extent pinned.
 #[derive(Debug)]
 pub struct Original {
-    image: Box<dyn ReadAt>,
+    image: Content,
     zero_map: PageSet,
 }
 
 impl Original {
-    /// That of a snapshot in a directory or in a sealed extent. A replica is written by its guest: its original is the sealed extent that
-    /// it was made of.
-    ///
-    /// # Errors
-    ///
-    /// What the kernel said to a second descriptor of the image, or to mapping it.
-    pub fn of(snapshot: &Snapshot) -> io::Result<Self> {
-        Ok(Self { image: image_of(snapshot)?, zero_map: snapshot.zero_map().clone() })
+    /// The image file of a snapshot in a directory, or the sealed extent of one in a pool. The
+    /// original of a replica is the sealed extent that it was copied from.
+    #[must_use]
+    pub fn of(snapshot: &Snapshot) -> Self {
+        Self { image: snapshot.image().clone(), zero_map: snapshot.zero_map().clone() }
     }
 
     /// [`compare`] after the guest ran: image pages that were `written` since are left out.
@@ -116,7 +112,7 @@ impl Original {
         memory: &GuestMemory,
         written: &PageSet,
     ) -> Result<CompareReport, CompareError> {
-        compare_but(memory, &*self.image, &self.zero_map, written)
+        compare_but(memory, &self.image, &self.zero_map, written)
     }
 }
 

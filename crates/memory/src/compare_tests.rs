@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
 use firn_snapshot::{
-    Description, ExtentContents, MemoryLayout, PoolTarget, PooledSnapshot, Verify, write_extent,
+    Description, ExtentContents, MemoryLayout, PoolTarget, Verify, open_replica, write_extent,
 };
 
 use super::*;
@@ -35,16 +35,16 @@ fn a_replica_is_compared_with_the_extent_that_it_was_made_of() {
     };
     write_extent(contents, None, &mut PoolTarget::new(&socket, "it")).unwrap();
 
-    let pooled = PooledSnapshot::open_replica(&socket, "it", Verify::Once).unwrap();
-    let plan = plan(&pooled.snapshot, &*parse("pass").unwrap()).unwrap();
-    let mut memory = execute(&plan, &Sources::of(&pooled.snapshot)).unwrap().memory;
+    let (snapshot, grant) = open_replica(&socket, "it", Verify::Once).unwrap();
+    let plan = plan(&snapshot, Some(&grant), &*parse("pass").unwrap()).unwrap();
+    let mut memory = execute(&plan, &Sources::of(&snapshot, Some(&grant)).unwrap()).unwrap().memory;
     memory.vm_memory().write_slice(&[7; 4096], GuestAddress(700 * PAGE_SIZE)).unwrap();
     memory.vm_memory().write_slice(&[0; 4096], GuestAddress((PAGES - 1) * PAGE_SIZE)).unwrap();
     memory.track_writes();
     memory.vm_memory().write_obj(7u8, GuestAddress(3 * PAGE_SIZE)).unwrap();
     let written = memory.written().unwrap();
 
-    let report = Original::of(&pooled.snapshot).unwrap().compare(&memory, &written).unwrap();
+    let report = Original::of(&snapshot).compare(&memory, &written).unwrap();
     assert_eq!((report.pages, report.written), (PAGES, 1));
     // What was written and not written down.
     assert_eq!(report.first_differing, [700, PAGES - 1]);

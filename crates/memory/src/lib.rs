@@ -23,7 +23,15 @@
 //! let planner = parse("firecracker:readahead=off")?;
 //! let host = HostFacts::read()?;
 //! let facts = ImageFacts::of(&image)?;
-//! let plan = planner.plan(&PlanInput { layout: &layout, image: facts, zero_map: &zero_map, profile: None, snapshot: None, host: &host })?;
+//! let plan = planner.plan(&PlanInput {
+//!     layout: &layout,
+//!     image: facts,
+//!     zero_map: &zero_map,
+//!     profile: None,
+//!     snapshot: None,
+//!     copies: None,
+//!     host: &host,
+//! })?;
 //! let executed = execute(&plan, &Sources::image(&image))?;
 //! assert!(compare(&executed.memory, &image, &zero_map)?.is_equal());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -33,7 +41,6 @@ pub mod compare;
 mod executor;
 mod guest_memory;
 mod host_facts;
-mod image;
 pub mod loader;
 mod lost;
 mod map;
@@ -51,7 +58,8 @@ pub mod uffd;
 mod writes;
 
 pub use executor::{
-    AfterResume, ExecuteError, ExecuteReport, Executed, Sources, StepError, StepReport, execute,
+    AfterResume, ExecuteError, ExecuteReport, Executed, ImageSource, Sources, StepError,
+    StepReport, execute,
 };
 pub use guest_memory::{
     AnonymousError, ChunkCopies, CopyChunkError, DiscardError, GuestMemory, GuestPages, GuestView,

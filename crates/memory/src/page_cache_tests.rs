@@ -53,6 +53,7 @@ fn a_mapped_page_stays() {
         zero_map: &zero_map,
         profile: None,
         snapshot: None,
+        copies: None,
         host: &host,
     };
     let plan = crate::planners::parse("firecracker").unwrap().plan(&input).unwrap();

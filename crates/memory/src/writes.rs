@@ -1,6 +1,5 @@
 //! What a run wrote of what it was expected to write.
 
-use std::fs::File;
 use std::io;
 use std::ops::Range;
 
@@ -11,7 +10,6 @@ use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::guest_memory::GuestMemory;
-use crate::image::Sealed;
 use crate::plan::{Plan, Source};
 
 /// Bytes that are compared at once.
@@ -43,31 +41,28 @@ pub struct ObserveError(#[from] io::Error);
 /// on write; a chunk of a copy when it differs from what it was copied from. The guest may run: what it writes meanwhile
 /// counts or not.
 ///
-/// `medium` is the pool's, which the plan's extent lies in, and `extent` where guest memory begins in it.
+/// `image` is the snapshot's image: the sealed extent.
 ///
 /// # Errors
 ///
-/// [`ObserveError`]: the kernel does not tell, or the medium cannot be mapped.
+/// [`ObserveError`]: the kernel does not tell, or the image cannot be read.
 pub fn observe_writes(
     memory: &GuestMemory,
     plan: &Plan,
     copies: &Copies,
-    medium: &File,
-    extent: u64,
+    image: &dyn ReadAt,
 ) -> Result<WriteReport, ObserveError> {
     let pages = plan.layout.pages();
     let mut written = PageSet::new(pages);
-    let sealed = Sealed::map(medium, extent, plan.layout.total_bytes())?;
     let mut buffers = [vec![0; PIECE], vec![0; PIECE]];
     for segment in &plan.segments {
         let Some(offset) = plan.layout.image_offset(segment.guest.start) else { continue };
-        let image = offset..offset + segment.guest.len;
-        for part in chunk_parts(image) {
+        for part in chunk_parts(offset..offset + segment.guest.len) {
             let guest = segment.guest.start + (part.start - offset);
             let len = part.end - part.start;
             let counts = match segment.source {
                 Source::Copy { .. } => {
-                    differs(memory, guest, &sealed, part.start, len, &mut buffers)?
+                    differs(memory, guest, image, part.start, len, &mut buffers)?
                 }
                 _ => {
                     let private = memory.private_pages(guest, len)?;
@@ -113,7 +108,7 @@ fn chunk_parts(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
 fn differs(
     memory: &GuestMemory,
     guest: u64,
-    sealed: &Sealed,
+    sealed: &dyn ReadAt,
     image: u64,
     len: u64,
     [is, was]: &mut [Vec<u8>; 2],

@@ -1,5 +1,6 @@
 use firn_snapshot::{CopyRule, CopyTable, MemoryLayout};
 use rustix::fs::{MemfdFlags, memfd_create};
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use super::*;
@@ -26,6 +27,20 @@ fn memfd(chunks: impl Iterator<Item = u8>) -> File {
 
 fn run(first: u64, chunks: u64) -> Run {
     Run { first: first * CHUNK_PAGES, pages: chunks * CHUNK_PAGES }
+}
+
+/// The guest memory of an extent in a medium.
+#[derive(Debug)]
+struct Extent<'a>(&'a File);
+
+impl ReadAt for Extent<'_> {
+    fn size(&self) -> io::Result<u64> {
+        Ok(CHUNKS * CHUNK_SIZE)
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        FileExt::read_exact_at(self.0, buf, OFFSET + offset)
+    }
 }
 
 /// A sealed extent, and what a manager copied of it.
@@ -60,18 +75,19 @@ impl World {
             zero_map: &PageSet::new(layout.pages()),
             profile: None,
             snapshot: None,
+            copies: None,
             host: &HostFacts::read().unwrap(),
         };
         firn_plan("firn".into(), &input, Some(&self.copies)).unwrap()
     }
 
     fn restore(&self, copy: Option<&File>) -> GuestMemory {
-        let sources = Sources { copy, ..Sources::image(&self.medium) };
+        let sources = Sources { copy, ..Sources::medium(&self.medium) };
         execute(&self.plan(), &sources).unwrap().memory
     }
 
     fn report(&self, memory: &GuestMemory) -> WriteReport {
-        observe_writes(memory, &self.plan(), &self.copies, &self.medium, OFFSET).unwrap()
+        observe_writes(memory, &self.plan(), &self.copies, &Extent(&self.medium)).unwrap()
     }
 }
 
@@ -143,7 +159,7 @@ fn a_copy_that_is_not_there_or_too_short_is_refused() {
     let world = World::new();
     let short = memfd([byte(1)].into_iter());
     for (copy, is) in [(None, 0), (Some(&short), CHUNK_SIZE)] {
-        let sources = Sources { copy, ..Sources::image(&world.medium) };
+        let sources = Sources { copy, ..Sources::medium(&world.medium) };
         let refused = execute(&world.plan(), &sources).unwrap_err();
         let ExecuteError::CopyTooShort { len, expected } = refused else { panic!("{refused}") };
         assert_eq!((len, expected), (is, 2 * CHUNK_SIZE));

@@ -43,7 +43,7 @@ pub use extent::Extent;
 pub use layout::{GRANULE, POOL_VERSION};
 pub use manager::{
     ArenaFacts, COPY_CHUNK, ChunkRun, Client, ClientError, ClientWatch, CopyGrant, CopyRule,
-    Description, FindManagerError, Grant, MANAGER_VERSION, ManagerDirectory, NoCopy, Refusal,
+    Description, ExtentGrant, FindManagerError, MANAGER_VERSION, ManagerDirectory, NoCopy, Refusal,
     RemoveError, ReplicaGrant, Server, ServerError,
 };
 pub use mapped_extent::{MapExtentError, MappedExtent};

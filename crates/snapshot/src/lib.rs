@@ -22,6 +22,7 @@ mod disk;
 mod error;
 mod extent;
 mod freeze_error;
+mod grant;
 mod image;
 mod in_pool;
 mod layout;
@@ -47,11 +48,12 @@ pub use error::OpenError;
 pub use extent::{ExtentContents, ExtentTarget, write_extent};
 pub use firn_pool::{CopyRule, ImagedBy, NoCopy};
 pub use freeze_error::FreezeError;
-pub use image::{Chunk, PageSource};
-pub use in_pool::{
-    CheckExtentError, OpenPooledError, PoolTarget, PooledSnapshot, ReplicaReport, Verify,
-    check_extent, set_pooled_profile,
+pub use grant::{
+    ExtentPlace, Grant, OpenPooledError, ReplicaReport, Verify, open_pooled, open_pooled_with,
+    open_replica, open_replica_with,
 };
+pub use image::{Chunk, PageSource};
+pub use in_pool::{CheckExtentError, PoolTarget, check_extent, set_pooled_profile};
 pub use layout::{
     CHUNK_PAGES, CHUNK_SIZE, ImageRegion, LayoutError, MAX_MEMORY, MemoryLayout, MemoryRegion,
 };
@@ -63,6 +65,6 @@ pub use packed::{Packed, PackedError, PackedFile, PackedRun, pack, recipe_of};
 pub use page_set::{PageSet, Span};
 pub use profile::{CachedRun, Profile, ProfileError, Run, pages_of, runs_of};
 pub use read_at::ReadAt;
-pub use snapshot::{ExtentPlace, Overlay, Snapshot};
+pub use snapshot::{Content, Snapshot};
 pub use verify::{PageRun, Problem, VerifyError, VerifyReport, verify};
 pub use writer::{SealReport, Writer};

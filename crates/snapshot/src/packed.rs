@@ -328,7 +328,7 @@ fn write(
             let pages = (end - page).min(COPY / PAGE_SIZE);
             let len = pages * PAGE_SIZE;
             let bytes = &mut buf[..usize::try_from(len).unwrap_or(usize::MAX)];
-            snapshot.image().read_exact_at(bytes, page * PAGE_SIZE)?;
+            crate::read_at::ReadAt::read_exact_at(snapshot.image(), bytes, page * PAGE_SIZE)?;
             snapshot.digests().check(page, bytes).map_err(io::Error::other)?;
             file.write_all_at(bytes, to)?;
             to += len;

@@ -192,7 +192,7 @@ proptest! {
         for placed in packed.runs() {
             let (mut is, mut should_be) = ([0; 4096], [0; 4096]);
             packed.file().read_exact_at(&mut is, placed.offset).unwrap();
-            snapshot.image().read_exact_at(&mut should_be, placed.run.first * 4096).unwrap();
+            snapshot.image_file().unwrap().read_exact_at(&mut should_be, placed.run.first * 4096).unwrap();
             prop_assert_eq!(is, should_be);
             prop_assert!(packed.holds(placed.offset, placed.run.first * 4096, 4096));
         }

@@ -14,7 +14,6 @@ use crate::container::{
     CONTAINER_FILE, Header, IMAGE_FILE, NO_PROFILE_VERSION, OVERLAY_FILE,
     PROFILE_VERSION_WITHOUT_LEAVES, Section, decode_zero_map,
 };
-use crate::copies::Copies;
 use crate::digests::Digests;
 use crate::error::OpenError;
 use crate::extent::{Tail, check_dense};
@@ -45,59 +44,39 @@ pub struct Snapshot {
     /// Packed files that were asked for, by their kind.
     packed: [OnceLock<Option<Packed>>; PackedFile::ALL.len()],
     zero_map: PageSet,
-    image: File,
-    /// Where the image lies in `image`, which is a pool's medium then.
-    extent: Option<ExtentPlace>,
-    /// What was copied ahead for the microVM that runs from this.
-    copies: Option<Copies>,
-    overlay: Option<Overlay>,
+    image: Content,
+    overlay: Option<Content>,
     digests: Arc<Digests>,
 }
 
-/// Where an image lies in a pool, and how it can be mapped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ExtentPlace {
-    /// Where guest memory begins in the medium, in bytes.
-    pub offset: u64,
-    /// Bytes of the largest leaf at which this host maps the medium.
-    pub leaf: u64,
-    /// Whether the kernel has private mappings of the medium: a device of persistent memory can only be shared.
-    pub private: bool,
-    /// Of a replica, which belongs to one microVM and is written by it: where the sealed guest memory that it was made of begins in
-    /// the medium, in bytes.
-    pub replica_of: Option<u64>,
-    /// Whether its bytes, or those that a replica was made of, were checked since the medium was opened.
-    pub checked: bool,
-}
-
-/// The writable disk's content at the freeze.
+/// Bytes of a snapshot, opened read-only: its image, or its writable disk's content.
 #[derive(Debug, Clone)]
-pub enum Overlay {
-    /// `overlay.img`, opened read-only.
+pub enum Content {
+    /// A file of the snapshot's directory.
     File(Arc<File>),
-    /// What the tail of an extent holds.
-    Tail(Arc<dyn ReadAt>),
+    /// A part of a pool's extent.
+    Extent(Arc<dyn ReadAt>),
 }
 
-impl ReadAt for Overlay {
+impl ReadAt for Content {
     fn size(&self) -> io::Result<u64> {
         match self {
             Self::File(file) => ReadAt::size(file),
-            Self::Tail(tail) => tail.size(),
+            Self::Extent(extent) => extent.size(),
         }
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         match self {
             Self::File(file) => ReadAt::read_exact_at(file, buf, offset),
-            Self::Tail(tail) => tail.read_exact_at(buf, offset),
+            Self::Extent(extent) => extent.read_exact_at(buf, offset),
         }
     }
 
     fn next_data(&self, offset: u64) -> io::Result<Option<Range<u64>>> {
         match self {
             Self::File(file) => ReadAt::next_data(file, offset),
-            Self::Tail(tail) => tail.next_data(offset),
+            Self::Extent(extent) => extent.next_data(offset),
         }
     }
 }
@@ -130,7 +109,7 @@ impl Snapshot {
         let overlay = match read.manifest.overlay {
             Some(identity) => {
                 let file = open_with_len(dir, path, OVERLAY_FILE, identity.len)?;
-                Some(Overlay::File(Arc::new(file)))
+                Some(Content::File(Arc::new(file)))
             }
             None => None,
         };
@@ -139,24 +118,23 @@ impl Snapshot {
             action: "keep open",
             source,
         })?;
-        let mut snapshot =
-            read.into_snapshot(path, container, container_path, image, None, overlay);
+        let image = Content::File(Arc::new(image));
+        let mut snapshot = read.into_snapshot(path, container, container_path, image, overlay);
         snapshot.dir = Some(dir);
         Ok(snapshot)
     }
 
-    /// Opens the snapshot that the extent of a pool holds, as [`write_extent`](crate::write_extent) wrote it: `medium`
-    /// is the pool's medium, `place` where guest memory lies in it, `tail` the extent's tail. `name` is what errors
-    /// call it.
+    /// Opens the snapshot that the extent of a pool holds, as [`write_extent`](crate::write_extent)
+    /// wrote it: `image` is the extent's guest memory, `tail` its tail, and `name` the snapshot's
+    /// name in errors.
     ///
-    /// The same is read and checked as by [`Snapshot::open`]. The caller keeps the extent pinned.
+    /// It reads and checks the same as [`Snapshot::open`]. The caller keeps the extent pinned.
     ///
     /// # Errors
     /// [`OpenError`] says what is wrong.
     pub fn open_extent(
         name: impl AsRef<Path>,
-        medium: File,
-        place: ExtentPlace,
+        image: Arc<dyn ReadAt>,
         tail: &Arc<dyn ReadAt>,
     ) -> Result<Self, OpenError> {
         let path = name.as_ref();
@@ -164,11 +142,11 @@ impl Snapshot {
         let read = Read::container(&tail.container, path)?;
         check_dense(&read.manifest, path)?;
         let overlay = match read.manifest.overlay {
-            Some(identity) => Some(Overlay::Tail(Arc::new(tail.overlay(identity.len, path)?))),
+            Some(identity) => Some(Content::Extent(Arc::new(tail.overlay(identity.len, path)?))),
             None => None,
         };
-        let container = tail.container;
-        Ok(read.into_snapshot(path, container, path.to_owned(), medium, Some(place), overlay))
+        let (container, image) = (tail.container, Content::Extent(image));
+        Ok(read.into_snapshot(path, container, path.to_owned(), image, overlay))
     }
 
     /// The path that the snapshot was opened by. Another snapshot may have taken its place since.
@@ -250,49 +228,24 @@ impl Snapshot {
         &self.zero_map
     }
 
-    /// What holds the image, opened read-only: `memory.img`, which is as long as the layout's total, or a pool's
-    /// medium, where it lies at [`Snapshot::extent`].
+    /// The image: all of guest memory, region after region.
     #[must_use]
-    pub fn image(&self) -> &File {
+    pub fn image(&self) -> &Content {
         &self.image
     }
 
-    /// Says that what an extent holds was checked, or that it was not.
-    pub(crate) fn set_checked(&mut self, checked: bool) {
-        if let Some(extent) = &mut self.extent {
-            extent.checked = checked;
+    /// The image file, `memory.img`; `None` for a snapshot in a pool.
+    #[must_use]
+    pub fn image_file(&self) -> Option<&File> {
+        match &self.image {
+            Content::File(file) => Some(file),
+            Content::Extent(_) => None,
         }
-    }
-
-    /// Has guest memory lie elsewhere: in a replica of the extent, as much checked as that is.
-    pub(crate) fn run_on(&mut self, medium: File, place: ExtentPlace) {
-        let sealed = self.extent;
-        let checked = sealed.is_some_and(|sealed| sealed.checked);
-        let replica_of = sealed.map(|sealed| sealed.offset);
-        self.image = medium;
-        self.extent = Some(ExtentPlace { checked, replica_of, ..place });
-    }
-
-    /// Where the image lies in a pool's medium; `None` for a snapshot in a directory.
-    #[must_use]
-    pub fn extent(&self) -> Option<ExtentPlace> {
-        self.extent
-    }
-
-    /// Has parts of guest memory lie in a copy.
-    pub(crate) fn run_with(&mut self, copies: Copies) {
-        self.copies = Some(copies);
-    }
-
-    /// What a pool's manager copied ahead for the microVM that runs from this, where it was asked.
-    #[must_use]
-    pub fn copies(&self) -> Option<&Copies> {
-        self.copies.as_ref()
     }
 
     /// The writable disk's content at the freeze.
     #[must_use]
-    pub fn overlay(&self) -> Option<&Overlay> {
+    pub fn overlay(&self) -> Option<&Content> {
         self.overlay.as_ref()
     }
 
@@ -328,9 +281,8 @@ impl Read {
         path: &Path,
         container: impl ReadAt + 'static,
         container_path: PathBuf,
-        image: File,
-        extent: Option<ExtentPlace>,
-        overlay: Option<Overlay>,
+        image: Content,
+        overlay: Option<Content>,
     ) -> Snapshot {
         let Self { header, manifest, machine_state, zero_map } = self;
         let digests_start = header.range(Section::Digests).start;
@@ -350,8 +302,6 @@ impl Read {
             packed: Default::default(),
             zero_map,
             image,
-            extent,
-            copies: None,
             overlay,
             digests,
         }

@@ -211,7 +211,7 @@ fn what_a_guest_freed_is_known_and_what_it_reported_is_never_read() {
     assert!(told.abs_diff(found) < told / 10, "told {told}, found {found}");
 
     let opened = Snapshot::open(&snapshot).unwrap();
-    let (image, pages) = (opened.image(), opened.manifest().layout.pages());
+    let (image, pages) = (opened.image_file().unwrap(), opened.manifest().layout.pages());
     let reported = opened.profile().unwrap().unwrap().reported.unwrap();
     let reported: BTreeSet<u64> = reported.iter().flat_map(Run::range).collect();
     assert!(reported.len() > 1000, "{}", reported.len());

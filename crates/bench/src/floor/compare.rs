@@ -151,8 +151,8 @@ impl FloorComparison {
         pair: u32,
     ) -> Result<FloorRun, CompareError> {
         files.prepare(Cache::Cached, false)?;
-        let plan = planners::plan(snapshot, &*parse(&self.planner)?)?;
-        let executed = execute(&plan, &Sources::of(snapshot))?;
+        let plan = planners::plan(snapshot, None, &*parse(&self.planner)?)?;
+        let executed = execute(&plan, &Sources::of(snapshot, None)?)?;
         let (run, _) = run(&executed.memory, self.range, self.access, self.leaf)
             .map_err(|source| CompareError::Floor { pair, source })?;
         Ok(run)

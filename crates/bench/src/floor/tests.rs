@@ -22,6 +22,7 @@ fn memory() -> GuestMemory {
         zero_map: &PageSet::new(layout.pages()),
         profile: None,
         snapshot: None,
+        copies: None,
         host: &HostFacts::read().unwrap(),
     };
     let plan = parse("firecracker").unwrap().plan(&input).unwrap();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use firn_memory::planners::parse;
 use firn_pool::{Client, CreateOptions, ImagedBy, MappedMedium, MemfdOptions, Pool, Server};
-use firn_snapshot::{CopyRule, NoCopy, PooledSnapshot, Verify};
+use firn_snapshot::{CopyRule, Grant, NoCopy, Snapshot, Verify, open_pooled, open_replica};
 use firn_vmm::{Destination, KVM_DEVICE};
 
 use super::{
@@ -22,10 +22,10 @@ fn manager(dir: &tempfile::TempDir, huge: bool) -> Option<Server> {
     Some(Server::start(&dir.path().join("pool.sock"), pool).unwrap())
 }
 
-fn run(snapshot: &PooledSnapshot, planner: &str) -> Result<PlayerReport, ReplayError> {
+fn run((snapshot, grant): &(Snapshot, Grant), planner: &str) -> Result<PlayerReport, ReplayError> {
     let clock = Clock { begin_ns: 0, request_ns: None, open_ns: 0, hold: None, faults: false };
     let planner = parse(planner).unwrap();
-    replay(&snapshot.snapshot, None, &*planner, KVM_DEVICE.as_ref(), clock)
+    replay(snapshot, Some(grant), None, &*planner, KVM_DEVICE.as_ref(), clock)
 }
 
 #[test]
@@ -41,13 +41,12 @@ fn players_run_from_a_pool_and_leave_its_sealed_bytes_alone() {
             freeze(&inputs, &options, KVM_DEVICE.as_ref(), destination, false).unwrap();
             // Every run checks all its memory, so a byte that the run before it left would be found.
             for _ in 0..2 {
-                let sealed = PooledSnapshot::open(&socket, "player", Verify::Once).unwrap();
+                let sealed = open_pooled(&socket, "player", Verify::Once).unwrap();
                 let report = run(&sealed, "pass_shared").unwrap();
                 assert!(report.pool_bytes + report.private_bytes >= 16 << 20, "{report:?}");
                 let written = trace.contains("write");
                 assert_eq!(report.private_bytes >= 16 << 20, written, "{report:?}");
-                let replica =
-                    PooledSnapshot::open_replica(&socket, "player", Verify::Once).unwrap();
+                let replica = open_replica(&socket, "player", Verify::Once).unwrap();
                 let report = run(&replica, "pass").unwrap();
                 assert_eq!((report.private_bytes, report.shared_bytes), (0, 0), "{report:?}");
             }
@@ -71,8 +70,8 @@ fn what_a_player_wrote_to_its_replica_is_all_that_has_to_be_put_right() {
         }
     };
     for told in [true, true, false] {
-        let mut replica = PooledSnapshot::open_replica(&socket, "player", Verify::Once).unwrap();
-        let leaf = replica.snapshot.extent().unwrap().leaf;
+        let mut replica = open_replica(&socket, "player", Verify::Once).unwrap();
+        let leaf = replica.1.extent().leaf;
         let report = run(&replica, "pass").unwrap();
         // KVM's dirty log is used where it makes no leaf smaller.
         assert_eq!(report.written.is_some(), leaf == 4096);
@@ -81,7 +80,7 @@ fn what_a_player_wrote_to_its_replica_is_all_that_has_to_be_put_right() {
         // All that the trace wrote, and little of the player's own: its stack, its page tables.
         assert!((4096..4096 + 64).contains(&pages), "{pages}");
         if told {
-            replica.give_back(&written).unwrap();
+            replica.1.return_replica(&written).unwrap();
         }
         drop(replica);
         let imaging = ready(&mut client);
@@ -111,8 +110,8 @@ fn players_write_to_copies_that_are_made_ahead_of_them() {
     let inputs = PlayerInputs::new(vec![load(trace).unwrap()]).unwrap();
     freeze(&inputs, &PlayerOptions::default(), KVM_DEVICE.as_ref(), destination, false).unwrap();
     let take = || {
-        let mut snapshot = PooledSnapshot::open(&socket, "player", Verify::Once).unwrap();
-        snapshot.take_copy(RULE, |_| Ok(Vec::new())).unwrap();
+        let mut snapshot = open_pooled(&socket, "player", Verify::Once).unwrap();
+        snapshot.1.take_copy(RULE, || Ok(Vec::new())).unwrap();
         snapshot
     };
     // Nobody recorded a profile: two runs teach what is written. Each checks all its memory.
@@ -122,11 +121,11 @@ fn players_write_to_copies_that_are_made_ahead_of_them() {
         assert!(report.private_bytes >= 16 << 20 && report.copy_bytes == 0, "{report:?}");
         let writes = report.writes.unwrap();
         assert!(writes.predicted == 0 && writes.missed >= 8, "{writes:?}");
-        snapshot.wrote(RULE, &writes.written).unwrap();
+        snapshot.1.report_writes(RULE, &writes.written).unwrap();
     }
     let first = loop {
         let snapshot = take();
-        match snapshot.snapshot.copies().and_then(|copies| copies.absent) {
+        match snapshot.1.copies().and_then(|copies| copies.absent) {
             Some(NoCopy::NoHugePages) => return,
             Some(_) => std::thread::yield_now(),
             None => break snapshot,
@@ -141,7 +140,7 @@ fn players_write_to_copies_that_are_made_ahead_of_them() {
             let (report, snapshot) = run.join().unwrap();
             let writes = report.writes.unwrap();
             assert_eq!((writes.missed, writes.unused), (0, 0), "{writes:?}");
-            if snapshot.snapshot.copies().unwrap().absent.is_none() {
+            if snapshot.1.copies().unwrap().absent.is_none() {
                 assert_eq!((report.private_bytes, writes.copied), (0, writes.predicted));
                 assert!(report.copy_bytes >= 16 << 20);
             }

@@ -42,7 +42,7 @@ fn frozen(dir: &Path, traces: [NamedTrace; 2], sanitised: bool) -> Option<Snapsh
     let options = PlayerOptions { sanitised, ..PlayerOptions::default() };
     freeze(&inputs, &options, KVM_DEVICE.as_ref(), destination, true).unwrap();
     let snapshot = Snapshot::open(&path).unwrap();
-    let cold = evict(snapshot.image()).unwrap().is_cold();
+    let cold = evict(snapshot.image_file().unwrap()).unwrap().is_cold();
     firn_required::has("disk", cold).then_some(snapshot)
 }
 
@@ -58,12 +58,13 @@ fn profile(snapshot: &Snapshot, part: Part) -> Profile {
 /// The player checks every byte of its memory itself.
 fn replayed(path: &Path, planner: &dyn Planner) -> (Snapshot, PlayerReport) {
     let snapshot = Snapshot::open(path).unwrap();
-    assert!(evict(snapshot.image()).unwrap().is_cold());
+    assert!(evict(snapshot.image_file().unwrap()).unwrap().is_cold());
     if let Some(packed) = snapshot.packed(PackedFile::LoadingSet).unwrap() {
         assert!(evict(packed.file()).unwrap().is_cold());
     }
     let clock = Clock { begin_ns: 0, request_ns: None, open_ns: 0, hold: None, faults: false };
-    let report = replay(&snapshot, Some("json-a"), planner, KVM_DEVICE.as_ref(), clock).unwrap();
+    let report =
+        replay(&snapshot, None, Some("json-a"), planner, KVM_DEVICE.as_ref(), clock).unwrap();
     (snapshot, report)
 }
 
@@ -127,13 +128,13 @@ fn snapbpf_loads_the_image_itself_and_never_what_was_free() {
     set_profile(snapshot.path(), &Profile { reported, ..recorded }).unwrap();
     let (again, report) = replayed(snapshot.path(), &*planner);
     assert_eq!(report.zero_bytes, snapshot.zero_map().count() * PAGE);
-    let cached = cached(again.image(), pages).unwrap();
+    let cached = cached(again.image_file().unwrap(), pages).unwrap();
     assert!(cached.iter().all(|page| !snapshot.zero_map().get(page)), "a free page was read");
 }
 
 /// What the page cache holds of some image pages.
 fn cached_of(snapshot: &Snapshot, pages: &PageSet) -> u64 {
-    let cached = cached(snapshot.image(), pages.pages()).unwrap();
+    let cached = cached(snapshot.image_file().unwrap(), pages.pages()).unwrap();
     pages.iter().filter(|page| cached.get(*page)).count() as u64
 }
 

@@ -52,7 +52,7 @@ pub fn record(
     recorder.begin(snapshot, &microvm.shared_memory())?;
     let recorder = Arc::new(Mutex::new(Some(recorder)));
     let recorded = recorder.clone();
-    let image = snapshot.image().try_clone().ok().filter(|_| snapshot.extent().is_none());
+    let image = snapshot.image_file().and_then(|image| image.try_clone().ok());
     meters.get_or_init(|| Meters {
         kvm: microvm.kvm_counters(),
         memory: microvm.shared_memory(),

@@ -14,7 +14,7 @@ use firn_memory::{
     ExecuteError, ExecuteReport, GuestMemory, ObserveError, Plan, Sources, StepError, Work,
     WriteReport, execute, observe_writes,
 };
-use firn_snapshot::Snapshot;
+use firn_snapshot::{Grant, Snapshot};
 use firn_vmm::{
     Argument, End, FrozenMachine, IncompatibleError, Microvm, RestoreError, RunError, VcpuFailure,
     VcpuThreadError,
@@ -105,25 +105,27 @@ pub struct Clock {
 }
 
 /// Thaws the player of a snapshot by a planner, lets it replay a trace and check all its memory, and reports. `input`
-/// names the trace, where it has several; the first without.
+/// names the trace, where it has several; the first without. A snapshot in a pool needs a `grant`.
 ///
 /// # Errors
 /// See [`ReplayError`]; [`ReplayError::Wrong`] names the guest pages that are not what they must be.
 pub fn replay(
     snapshot: &Snapshot,
+    grant: Option<&Grant>,
     input: Option<&str>,
     planner: &dyn Planner,
     kvm: &Path,
     clock: Clock,
 ) -> Result<PlayerReport, ReplayError> {
     let begin = Instant::now();
-    let plan = planners::plan(snapshot, planner)?;
-    replay_plan(snapshot, input, &plan, kvm, clock, begin.elapsed())
+    let plan = planners::plan(snapshot, grant, planner)?;
+    replay_plan(snapshot, grant, input, &plan, kvm, clock, begin.elapsed())
 }
 
 /// The same by a plan that is made already.
 pub(super) fn replay_plan(
     snapshot: &Snapshot,
+    grant: Option<&Grant>,
     input: Option<&str>,
     plan: &Plan,
     kvm: &Path,
@@ -131,7 +133,7 @@ pub(super) fn replay_plan(
     planned: Duration,
 ) -> Result<PlayerReport, ReplayError> {
     let (number, trace) = input_of(snapshot, input)?;
-    let sources = Sources::of(snapshot);
+    let sources = Sources::of(snapshot, grant)?;
     let since = clock.request_ns.unwrap_or(clock.begin_ns);
     // Before everything else: it works beside the rest.
     let loader = Loader::start(plan, &sources, since)?;
@@ -158,7 +160,7 @@ pub(super) fn replay_plan(
     let schedule = executed.after_resume;
     let schedule = std::thread::spawn(move || schedule.run(&memory).map(drop));
     let reports = run(&mut microvm, &reports);
-    let writes = writes(snapshot, plan, &microvm.shared_memory());
+    let writes = writes(snapshot, grant, plan, &microvm.shared_memory());
     // Where it cannot be told, the pool finds out by itself.
     let written = microvm.written().ok().flatten();
     drop(microvm);
@@ -244,13 +246,12 @@ pub(super) fn input_of<'a>(
 /// What was written of what was expected to be, where chunks were copied ahead. The second pass only reads.
 fn writes(
     snapshot: &Snapshot,
+    grant: Option<&Grant>,
     plan: &Plan,
     memory: &GuestMemory,
 ) -> Result<Option<WriteReport>, ObserveError> {
-    let (Some(copies), Some(extent)) = (snapshot.copies(), snapshot.extent()) else {
-        return Ok(None);
-    };
-    observe_writes(memory, plan, copies, snapshot.image(), extent.offset).map(Some)
+    let Some(copies) = grant.and_then(Grant::copies) else { return Ok(None) };
+    observe_writes(memory, plan, copies, snapshot.image()).map(Some)
 }
 
 /// The time of the steps before the resume that do such work.

@@ -6,7 +6,7 @@ use firn_base::error_chain;
 use firn_memory::planners::{Firn, read_chunks, written_chunks};
 use firn_memory::recorders::{self, Part};
 use firn_snapshot::{
-    AttachError, CopyRule, PooledSnapshot, Profile, Run, Snapshot, Verify, set_profile,
+    AttachError, CopyRule, Profile, Run, Snapshot, Verify, open_pooled, set_profile,
 };
 use firn_vmm::{KVM_DEVICE, Virtualization};
 
@@ -45,9 +45,9 @@ pub(super) fn attach(
     let id = Snapshot::open(&player.snapshot)?.manifest().description.id;
     set_profile(&player.snapshot, &Profile { snapshot: id, ..profile.clone() })?;
     if let Some(PooledPlayer { socket, name }) = &player.pooled {
-        let pooled = PooledSnapshot::open(socket, name, Verify::Never)?;
-        let snapshot = pooled.snapshot.manifest().description.id;
-        drop(pooled);
+        let (pooled, grant) = open_pooled(socket, name, Verify::Never)?;
+        let snapshot = pooled.manifest().description.id;
+        drop((pooled, grant));
         attach_pooled(socket, name, &Profile { snapshot, ..profile.clone() }, progress)?;
     }
     Ok(())
@@ -62,9 +62,9 @@ fn attach_pooled(
     progress: &dyn Progress,
 ) -> Result<(), AttachError> {
     firn_snapshot::set_pooled_profile(socket, name, profile)?;
-    let announced = PooledSnapshot::open(socket, name, Verify::Never);
-    let announced = announced
-        .and_then(|mut pooled| pooled.take_copy(Firn::RULE, |_| Ok(wanted(profile, Firn::RULE))));
+    let announced = open_pooled(socket, name, Verify::Never).and_then(|(_snapshot, mut grant)| {
+        grant.take_copy(Firn::RULE, || Ok(wanted(profile, Firn::RULE)))
+    });
     if let Err(error) = announced {
         let error = error_chain(&error);
         progress.note(&format!("chunks are copied at the first start, not in advance: {error}"));

@@ -41,7 +41,15 @@ pub(super) fn candidates(
     let stored = (layout.pages() - zero_map.count()) * PAGE_SIZE;
     let image = ImageFacts { len: layout.total_bytes(), stored, dax, extent: None };
     let host = HostFacts::read()?;
-    let input = PlanInput { layout, image, zero_map, profile: None, snapshot: None, host: &host };
+    let input = PlanInput {
+        layout,
+        image,
+        zero_map,
+        profile: None,
+        snapshot: None,
+        copies: None,
+        host: &host,
+    };
     Ok(all_of(select(list, &input)?))
 }
 
@@ -66,10 +74,11 @@ pub(super) fn subjects(
         let (layout, zero_map) = (&snapshot.manifest().layout, snapshot.zero_map());
         let input = PlanInput {
             layout,
-            image: ImageFacts::of_snapshot(&snapshot).map_err(PlayersError::Image)?,
+            image: ImageFacts::of_snapshot(&snapshot, None).map_err(PlayersError::Image)?,
             zero_map,
             profile: profile.as_ref(),
             snapshot: Some(&snapshot),
+            copies: None,
             host: &host,
         };
         let file = input.image;

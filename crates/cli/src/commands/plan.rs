@@ -71,7 +71,8 @@ pub(crate) fn run(arguments: &PlanArgs) -> Result<ExitCode, PlanCommandError> {
     let opened = arguments.snapshot.open(Store::Extent)?;
     let snapshot = opened.snapshot();
     let host = HostFacts::read()?;
-    let mut image = ImageFacts::of_snapshot(snapshot).map_err(PlanCommandError::Image)?;
+    let mut image =
+        ImageFacts::of_snapshot(snapshot, opened.grant()).map_err(PlanCommandError::Image)?;
     // A thaw by a planner that writes to its extent gets a replica, and one by `firn` a copy. Neither is made for a plan that is only shown.
     if let Some(extent) = &mut image.extent {
         extent.replica = true;
@@ -83,6 +84,7 @@ pub(crate) fn run(arguments: &PlanArgs) -> Result<ExitCode, PlanCommandError> {
         zero_map: snapshot.zero_map(),
         profile: profile.as_ref(),
         snapshot: Some(snapshot),
+        copies: None,
         host: &host,
     };
     let selection = select(list, &input)?;

@@ -250,7 +250,7 @@ fn record(
         interruption,
         faults_in_vcpu_threads: true,
     };
-    let store = PageStore::of(snapshot).map_err(RecordError::from)?;
+    let store = PageStore::of(snapshot);
     let (attribution, control) = fault_attribution();
     let layout = &snapshot.manifest().layout;
     let (memory, recorder) = Recorder::start(store, layout, Box::new(attribution), end_process)?;

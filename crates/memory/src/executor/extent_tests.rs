@@ -63,7 +63,7 @@ fn execute_with(
 ) -> Result<Executed, ExecuteError> {
     let facts = ExtentFacts { offset: OFFSET, leaf, private, replica: true, checked: true };
     let plan = of_extent(facts, |input| parse(planner).unwrap().plan(input));
-    execute(&plan, &Sources::image(medium))
+    execute(&plan, &Sources::medium(medium))
 }
 
 /// The plan of a guest of which nothing is known but where its memory lies.
@@ -78,6 +78,7 @@ fn of_extent(
         zero_map: &PageSet::new(layout.pages()),
         profile: None,
         snapshot: None,
+        copies: None,
         host: &HostFacts::read().unwrap(),
     };
     plan(&input).unwrap()
@@ -99,7 +100,7 @@ fn share_with_copy(medium: &File) -> GuestMemory {
     };
     let plan = of_extent(facts, |input| firn_plan("firn".into(), input, Some(&copies)));
     let sealed = for_reading(medium);
-    let sources = Sources { copy: copies.file.as_ref(), ..Sources::image(&sealed) };
+    let sources = Sources { copy: copies.file.as_ref(), ..Sources::medium(&sealed) };
     execute(&plan, &sources).unwrap().memory
 }
 

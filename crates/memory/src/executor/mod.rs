@@ -8,7 +8,7 @@ use std::fs::File;
 use std::time::Instant;
 
 use firn_base::ns_since;
-use firn_snapshot::{Packed, PackedFile, Snapshot};
+use firn_snapshot::{Grant, Packed, PackedFile, Snapshot};
 use rustix::fs::{OFlags, fcntl_getfl};
 use serde::Serialize;
 use thiserror::Error;
@@ -20,35 +20,80 @@ use crate::plan::{
     Advice, GuestRange, Layer, Leaf, Plan, PlanError, Segment, Sharing, Source, When, Work,
 };
 
-/// What a plan's sources are, on this host.
+/// Where the image of a snapshot is, for mapping.
+#[derive(Clone, Copy, Debug)]
+pub enum ImageSource<'a> {
+    /// The image file of a snapshot in a directory, open for reading. A preload moves its position.
+    File(&'a File),
+    /// The medium of the pool that the plan's extents are in: read-only where the plan shares the
+    /// extent, writable where it maps a replica.
+    Medium(&'a File),
+}
+
+impl<'a> ImageSource<'a> {
+    /// The image file, if it is one.
+    pub(crate) fn file(self) -> Option<&'a File> {
+        match self {
+            Self::File(file) => Some(file),
+            Self::Medium(_) => None,
+        }
+    }
+
+    /// The medium, if it is one.
+    fn medium(self) -> Option<&'a File> {
+        match self {
+            Self::Medium(medium) => Some(medium),
+            Self::File(_) => None,
+        }
+    }
+}
+
+/// The files that a plan's sources are in, on this host.
 #[derive(Clone, Copy, Debug)]
 pub struct Sources<'a> {
-    /// The image: a regular file, open for reading, whose position a preload moves; or the medium of the pool that the
-    /// plan's extents lie in: open for writing too where the plan maps a replica, for reading alone where it shares the extent.
-    pub image: &'a File,
-    /// The snapshot that the image is of, for plans that need more of it: digests, packed files.
+    /// The image.
+    pub image: ImageSource<'a>,
+    /// The snapshot, for plans that need its digests or packed files.
     pub snapshot: Option<&'a Snapshot>,
-    /// The copy that was made ahead for this VM, where there is one.
+    /// The copy that a pool made for this VM, if any.
     pub copy: Option<&'a File>,
-    /// What a pager does that cannot go on.
+    /// What a pager does when it cannot continue.
     pub on_loss: OnLoss,
 }
 
 impl<'a> Sources<'a> {
-    /// Those of an open snapshot: its image, and the packed file that making the plan opened.
-    pub fn of(snapshot: &'a Snapshot) -> Self {
-        let copy = snapshot.copies().and_then(|copies| copies.file.as_ref());
-        let image = snapshot.image();
-        Self { image, snapshot: Some(snapshot), copy, on_loss: end_process }
+    /// The sources of an open snapshot: what a pool granted, or the image file, and the packed file
+    /// that the planner opened.
+    ///
+    /// # Errors
+    ///
+    /// [`ExecuteError::NoGrant`] for a snapshot in a pool without a grant.
+    pub fn of(snapshot: &'a Snapshot, grant: Option<&'a Grant>) -> Result<Self, ExecuteError> {
+        let image = match (grant, snapshot.image_file()) {
+            (Some(grant), _) => ImageSource::Medium(grant.medium()),
+            (None, Some(file)) => ImageSource::File(file),
+            (None, None) => return Err(ExecuteError::NoGrant),
+        };
+        let copy = grant.and_then(Grant::copies).and_then(|copies| copies.file.as_ref());
+        Ok(Self { image, snapshot: Some(snapshot), copy, on_loss: end_process })
     }
 
-    /// The loading-set file, if making the plan opened one.
+    /// The loading-set file, if the planner opened one.
     pub(crate) fn packed(&self) -> Option<&'a Packed> {
         self.snapshot?.opened_packed(PackedFile::LoadingSet)
     }
 
-    /// An image and nothing else.
+    /// An image file and nothing else.
+    #[must_use]
     pub fn image(image: &'a File) -> Self {
+        let image = ImageSource::File(image);
+        Self { image, snapshot: None, copy: None, on_loss: end_process }
+    }
+
+    /// A pool's medium and nothing else.
+    #[must_use]
+    pub fn medium(medium: &'a File) -> Self {
+        let image = ImageSource::Medium(medium);
         Self { image, snapshot: None, copy: None, on_loss: end_process }
     }
 }
@@ -105,6 +150,21 @@ pub enum ExecuteError {
         /// What is wrong with it.
         #[source]
         source: PlanError,
+    },
+    /// A snapshot in a pool has no grant.
+    #[error("the snapshot is in a pool, and the pool granted no extent for this run")]
+    NoGrant,
+    /// The plan maps the extent of a pool, and the image is a file.
+    #[error("the plan of {planner} maps the extent of a pool, but the image is a file")]
+    NoMedium {
+        /// The planner that made it.
+        planner: String,
+    },
+    /// The plan maps the image file, and the image is in a pool.
+    #[error("the plan of {planner} maps an image file, but the image is in a pool")]
+    NoImageFile {
+        /// The planner that made it.
+        planner: String,
     },
     /// The image cannot be looked at, or kept open.
     #[error("cannot examine or duplicate the image's descriptor")]
@@ -212,7 +272,7 @@ pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteEr
 
     plan.validate()
         .map_err(|source| ExecuteError::Plan { planner: plan.planner.clone(), source })?;
-    check_image(plan, sources.image)?;
+    check_image(plan, sources)?;
     check_copy(plan, sources.copy)?;
     check_packed(plan, sources, &mut report)?;
     report.validate_ns = ns_since(begun);
@@ -244,7 +304,7 @@ pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteEr
         Some(Sharing::PrivateCow) => Backing::Extent,
         Some(Sharing::Exclusive) => Backing::Replica,
         None => Backing::Image {
-            file: sources.image.try_clone().map_err(ExecuteError::Image)?,
+            file: image_file(plan, sources)?.try_clone().map_err(ExecuteError::Image)?,
             digests: sources.snapshot.map(|snapshot| snapshot.digests().clone()),
         },
     };
@@ -269,7 +329,7 @@ pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteEr
     let steps = plan.schedule.iter().copied().filter(|step| step.when != When::AtRequest);
     let (before, after): (Vec<_>, Vec<_>) = steps.partition(|step| step.when == When::BeforeResume);
     for (index, step) in before.into_iter().enumerate() {
-        let done = schedule::run(step, &memory, *sources)
+        let done = schedule::run(step, &memory, sources.image.file(), sources.snapshot)
             .map_err(|source| ExecuteError::Step { index, source })?;
         report.preloaded_bytes += done.preloaded_bytes;
         report.steps.push(done);
@@ -277,7 +337,7 @@ pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteEr
     memory.set_indexed(indexed(&report.steps));
     report.schedule_ns = ns_since(part);
 
-    let after_resume = AfterResume::new(after, sources.image).map_err(ExecuteError::Image)?;
+    let after_resume = AfterResume::new(after, sources).map_err(ExecuteError::Image)?;
     report.total_ns = ns_since(begun);
     Ok(Executed { memory, after_resume, report })
 }
@@ -327,20 +387,27 @@ fn check_copy(plan: &Plan, copy: Option<&File>) -> Result<(), ExecuteError> {
     Ok(())
 }
 
-/// Checks that the image has all of guest memory. That an extent lies within its medium is the pool's promise; the
-/// length of a character device cannot be asked for.
-fn check_image(plan: &Plan, image: &File) -> Result<(), ExecuteError> {
-    match extent_sharing(plan) {
-        Some(Sharing::Shared) => return check_sealed(image),
-        Some(Sharing::PrivateCow | Sharing::Exclusive) => return Ok(()),
-        None => {}
+/// Checks that the sources have what the plan maps, and that an image file is as long as guest
+/// memory. The pool guarantees that an extent is within its medium; a character device does not
+/// report its length.
+fn check_image(plan: &Plan, sources: &Sources<'_>) -> Result<(), ExecuteError> {
+    if let Some(sharing) = extent_sharing(plan) {
+        let no_medium = || ExecuteError::NoMedium { planner: plan.planner.clone() };
+        let medium = sources.image.medium().ok_or_else(no_medium)?;
+        return if sharing == Sharing::Shared { check_sealed(medium) } else { Ok(()) };
     }
-    let len = image.metadata().map_err(ExecuteError::Image)?.len();
+    let file = image_file(plan, sources)?;
+    let len = file.metadata().map_err(ExecuteError::Image)?.len();
     let expected = plan.layout.total_bytes();
     if len < expected {
         return Err(ExecuteError::ImageTooShort { len, expected });
     }
     Ok(())
+}
+
+fn image_file<'a>(plan: &Plan, sources: &Sources<'a>) -> Result<&'a File, ExecuteError> {
+    let no_file = || ExecuteError::NoImageFile { planner: plan.planner.clone() };
+    sources.image.file().ok_or_else(no_file)
 }
 
 /// Checks that no mapping of a shared extent can be made writable: the kernel refuses that of a descriptor for reading.
@@ -391,7 +458,8 @@ fn apply(
             mapping.map_zero(addr, layer.guest.len)?;
         }
         Source::Image { offset } => {
-            mapping.map_private(addr, layer.guest.len, sources.image, offset)?;
+            let image = sources.image.file().ok_or(rustix::io::Errno::BADF)?;
+            mapping.map_private(addr, layer.guest.len, image, offset)?;
         }
         Source::Packed { offset, .. } => {
             let packed = sources.packed().ok_or(rustix::io::Errno::BADF)?;
@@ -403,7 +471,8 @@ fn apply(
                 Sharing::PrivateCow => Mapping::map_private,
                 Sharing::Exclusive => Mapping::map_shared,
             };
-            map(mapping, addr, layer.guest.len, sources.image, offset)?;
+            let medium = sources.image.medium().ok_or(rustix::io::Errno::BADF)?;
+            map(mapping, addr, layer.guest.len, medium, offset)?;
         }
         Source::Copy { offset } => {
             let copy = sources.copy.ok_or(rustix::io::Errno::BADF)?;

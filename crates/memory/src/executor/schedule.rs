@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::time::Instant;
 
-use firn_snapshot::{PackedError, PackedFile};
+use firn_snapshot::{PackedError, PackedFile, Snapshot};
 use serde::Serialize;
 use thiserror::Error;
 
@@ -40,6 +40,9 @@ pub enum StepError {
         #[source]
         source: io::Error,
     },
+    /// The plan preloads the image file, and the image is in a pool.
+    #[error("the plan preloads an image file, but the image is in a pool")]
+    NoImageFile,
     /// A packed file could not be installed: no page of it is wrong, but some may be missing.
     #[error("installing {}", packed.name())]
     Install {
@@ -74,13 +77,14 @@ pub enum StepError {
 #[derive(Debug)]
 pub struct AfterResume {
     steps: Vec<Step>,
-    /// There is one when there are steps: a start without any pays for no descriptor.
+    /// The image file, if a step preloads it.
     image: Option<File>,
 }
 
 impl AfterResume {
-    pub(super) fn new(steps: Vec<Step>, image: &File) -> io::Result<Self> {
-        let image = if steps.is_empty() { None } else { Some(image.try_clone()?) };
+    pub(super) fn new(steps: Vec<Step>, sources: &Sources<'_>) -> io::Result<Self> {
+        let preloads = steps.iter().any(|step| step.work.is_preload());
+        let image = sources.image.file().filter(|_| preloads).map(File::try_clone).transpose()?;
         Ok(Self { steps, image })
     }
 
@@ -96,9 +100,8 @@ impl AfterResume {
     /// The first step that fails ends it, with [`StepError`]. The guest is not harmed: these steps only
     /// bring forward what it would wait for.
     pub fn run(self, memory: &GuestMemory) -> Result<Vec<StepReport>, StepError> {
-        let Some(image) = self.image else { return Ok(Vec::new()) };
-        let sources = Sources::image(&image);
-        self.steps.into_iter().map(|step| run(step, memory, sources)).collect()
+        let image = self.image.as_ref();
+        self.steps.into_iter().map(|step| run(step, memory, image, None)).collect()
     }
 }
 
@@ -106,15 +109,16 @@ impl AfterResume {
 pub(super) fn run(
     step: Step,
     memory: &GuestMemory,
-    sources: Sources<'_>,
+    image: Option<&File>,
+    snapshot: Option<&Snapshot>,
 ) -> Result<StepReport, StepError> {
     let begun = Instant::now();
     let (mut preloaded_bytes, mut indexed_bytes) = (0, 0);
     match step.work {
         Work::Preload { image: range } => {
-            preloaded_bytes =
-                page_cache::preload(sources.image, range.offset..range.offset + range.len)
-                    .map_err(|source| StepError::Preload { range, source })?;
+            let image = image.ok_or(StepError::NoImageFile)?;
+            preloaded_bytes = page_cache::preload(image, range.offset..range.offset + range.len)
+                .map_err(|source| StepError::Preload { range, source })?;
         }
         // The loader's: no plan that was validated has one here.
         Work::Load { .. } => {}
@@ -123,7 +127,7 @@ pub(super) fn run(
             indexed_bytes = range.len;
         }
         Work::Install { packed } => {
-            let file = sources.snapshot.map(|snapshot| snapshot.packed(packed)).transpose()?;
+            let file = snapshot.map(|snapshot| snapshot.packed(packed)).transpose()?;
             let (Some(file), Some(pager)) = (file.flatten(), memory.pager()) else {
                 return Err(StepError::NoPacked { packed });
             };

@@ -30,6 +30,7 @@ fn plan_by(planner: &str, layout: &MemoryLayout, image: &File) -> Plan {
         zero_map: &zero_map,
         profile: None,
         snapshot: None,
+        copies: None,
         host: &host,
     };
     parse(planner).unwrap().plan(&input).unwrap()

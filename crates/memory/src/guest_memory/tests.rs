@@ -27,6 +27,7 @@ fn mapped(layout: &MemoryLayout, image: &File) -> GuestMemory {
         zero_map: &zero_map,
         profile: None,
         snapshot: None,
+        copies: None,
         host: &host,
     };
     let plan: Plan = crate::planners::parse("firecracker").unwrap().plan(&input).unwrap();
@@ -223,7 +224,7 @@ fn what_was_written_is_left_out_of_a_comparison() {
     let booted = GuestMemory::anonymous(layout(&[(0, MIB), (4 * MIB, MIB)])).unwrap();
     booted.vm_memory().write_slice(&page_bytes(9, 9), GuestAddress(9 * PAGE)).unwrap();
     let snapshot = freeze(&booted, &dir.path().join("s"), ImageKind::Dense);
-    let mut memory = mapped(&snapshot.manifest().layout, snapshot.image());
+    let mut memory = mapped(&snapshot.manifest().layout, snapshot.image_file().unwrap());
     memory.vm_memory().write_obj(1u8, GuestAddress(0)).unwrap();
     assert_eq!(memory.written(), None);
     memory.track_writes();
@@ -235,7 +236,7 @@ fn what_was_written_is_left_out_of_a_comparison() {
     let written = memory.written().unwrap();
     assert_eq!(written.iter().collect::<Vec<_>>(), [3, 4, 5, 9, 511]);
 
-    let original = crate::compare::Original::of(&snapshot).unwrap();
+    let original = crate::compare::Original::of(&snapshot);
     let compared = original.compare(&memory, &written).unwrap();
     assert_eq!((compared.pages, compared.written), (512, 5));
     // Written before anybody asked.
@@ -257,8 +258,8 @@ fn what_an_image_lost_is_not_frozen_as_zeros_or_as_good() {
     let planner = crate::planners::parse("firecracker").unwrap();
     for kind in [ImageKind::Sparse, ImageKind::Dense] {
         let snapshot = freeze(&booted, &dir.path().join(format!("{kind:?}")), kind);
-        let plan = crate::planners::plan(&snapshot, &*planner).unwrap();
-        let memory = execute(&plan, &Sources::of(&snapshot)).unwrap().memory;
+        let plan = crate::planners::plan(&snapshot, None, &*planner).unwrap();
+        let memory = execute(&plan, &Sources::of(&snapshot, None).unwrap()).unwrap().memory;
         assert_eq!(frozen(&memory), frozen(&booted));
         let refusal = || {
             let mut buf = vec![0; 2 << 20];
@@ -303,17 +304,22 @@ fn a_snapshot_is_thawed_and_frozen_again() {
         let thaw = |snapshot: &Snapshot, planner: &dyn crate::planners::Planner| {
             let input = crate::planners::PlanInput {
                 layout: &snapshot.manifest().layout,
-                image: crate::planners::ImageFacts::of_snapshot(snapshot).unwrap(),
+                image: crate::planners::ImageFacts::of_snapshot(snapshot, None).unwrap(),
                 zero_map: snapshot.zero_map(),
                 profile: None,
                 snapshot: None,
+                copies: None,
                 host: &host,
             };
             let plan = planner.plan(&input).unwrap();
-            let sources = Sources::image(snapshot.image());
+            let sources = Sources::image(snapshot.image_file().unwrap());
             let memory = execute(&plan, &sources).unwrap().memory;
-            let same =
-                crate::compare::compare(&memory, snapshot.image(), snapshot.zero_map()).unwrap();
+            let same = crate::compare::compare(
+                &memory,
+                snapshot.image_file().unwrap(),
+                snapshot.zero_map(),
+            )
+            .unwrap();
             assert!(same.is_equal(), "{}: {same:?}", planner.name());
             // Again, with nothing touched.
             execute(&plan, &sources).unwrap().memory

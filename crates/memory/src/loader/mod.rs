@@ -63,6 +63,9 @@ pub enum LoadError {
     /// The plan loads a packed file, and there is none.
     #[error("the plan loads a packed file, and none was opened")]
     NoPackedFile,
+    /// The plan loads the image file, and the image is in a pool.
+    #[error("the plan loads an image file, but the image is in a pool")]
+    NoImageFile,
     /// The lock cannot be had.
     #[error("locking the file to load")]
     Lock(#[source] io::Error),
@@ -115,7 +118,7 @@ impl Loader {
         }
         let Some(from) = from else { return Ok(None) };
         let file = match from {
-            LoadFile::Image => sources.image,
+            LoadFile::Image => sources.image.file().ok_or(LoadError::NoImageFile)?,
             LoadFile::Packed => sources.packed().ok_or(LoadError::NoPackedFile)?.file(),
         };
         // A lock is of an opening, and so is the state of read-ahead: neither is to be the snapshot's.

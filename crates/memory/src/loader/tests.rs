@@ -25,6 +25,7 @@ fn cold(pages: u64, ranges: &[(u64, u64)]) -> Option<(File, Plan)> {
         zero_map: &PageSet::new(pages),
         profile: None,
         snapshot: None,
+        copies: None,
         host: &HostFacts::read().unwrap(),
     };
     let mut plan = parse("firecracker:readahead=off").unwrap().plan(&input).unwrap();

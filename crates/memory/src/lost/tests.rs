@@ -25,6 +25,7 @@ fn memory(image: &File) -> GuestMemory {
         host: &host,
         profile: None,
         snapshot: None,
+        copies: None,
     };
     let plan = parse("firecracker").unwrap().plan(&input).unwrap();
     execute(&plan, &Sources::image(image)).unwrap().memory

@@ -329,7 +329,7 @@ pub(crate) fn attach(
         areas.push(Area { address, len: range.len, image_offset });
     }
     let policy = plan.pager.as_deref().and_then(PagerPolicy::parse).unwrap_or_default();
-    let (store, pages) = (PageStore::of(snapshot)?, plan.layout.pages());
+    let (store, pages) = (PageStore::of(snapshot), plan.layout.pages());
     Pager::start(PagerJob { uffd, areas, store, pages, policy, on_loss })
 }
 

@@ -6,33 +6,29 @@ use std::sync::Arc;
 
 use firn_base::PAGE_SIZE;
 use firn_base::num::usize_of;
-use firn_snapshot::{CHUNK_PAGES, Digests, ReadAt, Snapshot};
+use firn_snapshot::{CHUNK_PAGES, Content, Digests, ReadAt, Snapshot};
 
 use super::PagerError;
-use crate::image::image_of;
 
 /// An image, and what its pages are compared with.
 #[derive(Debug)]
 pub struct PageStore {
-    image: Box<dyn ReadAt>,
+    image: Content,
     digests: Option<Arc<Digests>>,
 }
 
 impl PageStore {
-    /// The image of a snapshot, with its digests. Of one in a pool it must not outlive what keeps the extent pinned.
-    ///
-    /// # Errors
-    /// [`PagerError::Read`] when its descriptor cannot be duplicated, or its extent not be mapped.
-    pub fn of(snapshot: &Snapshot) -> Result<Self, PagerError> {
-        let image = image_of(snapshot);
-        let image = image.map_err(|source| PagerError::Read { image_page: 0, source })?;
-        Ok(Self { image, digests: Some(snapshot.digests().clone()) })
+    /// The image of a snapshot, with its digests. For a snapshot in a pool it must not outlive the
+    /// grant that keeps the extent pinned.
+    #[must_use]
+    pub fn of(snapshot: &Snapshot) -> Self {
+        Self { image: snapshot.image().clone(), digests: Some(snapshot.digests().clone()) }
     }
 
     /// An image without digests: its pages enter as they are.
     #[must_use]
     pub fn unchecked(image: File) -> Self {
-        Self { image: Box::new(image), digests: None }
+        Self { image: Content::File(Arc::new(image)), digests: None }
     }
 
     /// Reads whole pages, and checks each.

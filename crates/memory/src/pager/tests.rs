@@ -80,7 +80,7 @@ impl Fixture {
     }
 
     fn refused(&self, planner: &str) -> PlannerError {
-        match planners::plan(&self.open(), &*parse(planner).unwrap()) {
+        match planners::plan(&self.open(), None, &*parse(planner).unwrap()) {
             Err(PlanSnapshotError::Planner(error)) => error,
             other => panic!("{other:?}"),
         }
@@ -88,8 +88,8 @@ impl Fixture {
 }
 
 fn restore(snapshot: &Snapshot, planner: &str) -> Result<Executed, ExecuteError> {
-    let plan = planners::plan(snapshot, &*parse(planner).unwrap()).unwrap();
-    execute(&plan, &Sources { on_loss: |_| (), ..Sources::of(snapshot) })
+    let plan = planners::plan(snapshot, None, &*parse(planner).unwrap()).unwrap();
+    execute(&plan, &Sources { on_loss: |_| (), ..Sources::of(snapshot, None).unwrap() })
 }
 
 fn restored(snapshot: &Snapshot, planner: &str) -> GuestMemory {
@@ -118,7 +118,8 @@ fn reap_installs_the_working_set_in_one_read_and_serves_the_rest_page_by_page() 
         };
         assert_eq!(installed, expected);
         assert_eq!(memory.usage().unwrap().private, packed_bytes);
-        let compared = compare(&memory, snapshot.image(), snapshot.zero_map()).unwrap();
+        let compared =
+            compare(&memory, snapshot.image_file().unwrap(), snapshot.zero_map()).unwrap();
         assert!(compared.is_equal(), "{compared:?}");
         let copied_bytes = (PAGES - INSTALLED) * PAGE_SIZE;
         let served = PagerReport { faults: PAGES - INSTALLED, copied_bytes, ..expected };
@@ -136,7 +137,8 @@ fn granules_take_fewer_faults_and_never_overwrite_what_is_there() {
         let view = memory.vm_memory();
         let mine = [6, 100, 767].map(|page| GuestAddress(page * PAGE_SIZE + 8));
         mine.iter().for_each(|address| view.write_obj(77u64, *address).unwrap());
-        let compared = compare(&memory, snapshot.image(), snapshot.zero_map()).unwrap();
+        let compared =
+            compare(&memory, snapshot.image_file().unwrap(), snapshot.zero_map()).unwrap();
         assert_eq!(compared.first_differing, [6, 100, 767]);
         let served = report(&memory);
         assert!(served.faults <= (PAGES / granule + 2) + FAULTS.len() as u64, "{served:?}");
@@ -154,7 +156,7 @@ fn a_pager_that_is_widened_brings_as_much_as_one_can_from_then_on() {
     }
     assert_eq!(report(&memory).copied_bytes, 10 * PAGE_SIZE);
     memory.pager().unwrap().widen();
-    let compared = compare(&memory, snapshot.image(), snapshot.zero_map()).unwrap();
+    let compared = compare(&memory, snapshot.image_file().unwrap(), snapshot.zero_map()).unwrap();
     assert!(compared.is_equal(), "{compared:?}");
     // What is there already cuts a block in two.
     let served = report(&memory);
@@ -171,7 +173,7 @@ fn faast_gives_zeros_for_free_pages_and_the_image_for_all_others() {
         assert_eq!(report(&memory).installed_pages, INSTALLED - 2);
         let mut zeros = snapshot.zero_map().clone();
         FREE.iter().for_each(|(first, pages)| zeros.insert_range(*first..first + pages));
-        let compared = compare(&memory, snapshot.image(), &zeros).unwrap();
+        let compared = compare(&memory, snapshot.image_file().unwrap(), &zeros).unwrap();
         assert!(compared.is_equal(), "{planner}: {compared:?}");
         let served = report(&memory);
         assert_eq!(served.zero_pages, 0, "free memory is none of the pager's");
@@ -208,13 +210,17 @@ fn what_is_given_back_is_zeros_and_what_is_frozen_again_is_whole() {
             for (page, bytes) in (offset / PAGE_SIZE..).zip(frozen.chunks(4096)) {
                 let mut expected = vec![0; 4096];
                 if !zeros.get(page) {
-                    snapshot.image().read_exact_at(&mut expected, page * PAGE_SIZE).unwrap();
+                    snapshot
+                        .image_file()
+                        .unwrap()
+                        .read_exact_at(&mut expected, page * PAGE_SIZE)
+                        .unwrap();
                 }
                 assert!(bytes == expected, "{planner}: page {page}");
             }
         }
         assert_eq!(report(&memory), before);
-        let compared = compare(&memory, snapshot.image(), &zeros).unwrap();
+        let compared = compare(&memory, snapshot.image_file().unwrap(), &zeros).unwrap();
         assert!(compared.is_equal(), "{planner}: {compared:?}");
     }
 }
@@ -308,13 +314,15 @@ fn what_is_missing_or_stale_is_said_with_the_command_that_makes_it() {
     let snapshot = fixture.open();
     let memory = restored(&snapshot, "reap");
     assert_eq!(report(&memory).installed_pages, 0);
-    assert!(compare(&memory, snapshot.image(), snapshot.zero_map()).unwrap().is_equal());
+    assert!(
+        compare(&memory, snapshot.image_file().unwrap(), snapshot.zero_map()).unwrap().is_equal()
+    );
 }
 
 #[test]
 fn plans_say_what_the_pager_serves() {
     let fixture = Fixture::new(ImageKind::Sparse);
-    let plan = planners::plan(&fixture.open(), &*parse("faast:granule=4").unwrap()).unwrap();
+    let plan = planners::plan(&fixture.open(), None, &*parse("faast:granule=4").unwrap()).unwrap();
     assert_eq!(
         (plan.pager.as_deref(), plan.planner.as_str()),
         (Some("granule=4"), "faast:granule=4")
@@ -433,6 +441,6 @@ fn the_packed_files_of_another_snapshot_are_refused() {
         );
         assert!(error.to_string().contains("firn profile pack"), "{error}");
         other.pack(planner);
-        planners::plan(&other.open(), &*parse(planner).unwrap()).unwrap();
+        planners::plan(&other.open(), None, &*parse(planner).unwrap()).unwrap();
     }
 }

@@ -31,9 +31,10 @@ fn groups_of(snapshot: &Snapshot, groups: Vec<Vec<Run>>) {
 fn restore(snapshot: &Snapshot, planner: &str) -> (Plan, ExecuteReport) {
     let snapshot = Snapshot::open(snapshot.path()).unwrap();
     let planner = parse(planner).unwrap();
-    let plan = plan(&snapshot, &*planner).unwrap();
-    let executed = execute(&plan, &Sources::of(&snapshot)).unwrap();
-    let same = compare(&executed.memory, snapshot.image(), snapshot.zero_map()).unwrap();
+    let plan = plan(&snapshot, None, &*planner).unwrap();
+    let executed = execute(&plan, &Sources::of(&snapshot, None).unwrap()).unwrap();
+    let same =
+        compare(&executed.memory, snapshot.image_file().unwrap(), snapshot.zero_map()).unwrap();
     assert!(same.is_equal(), "{same:?}");
     (plan, executed.report)
 }
@@ -111,7 +112,7 @@ fn what_is_missing_or_does_not_fit_names_the_command() {
     let refused = |planner: &str| {
         let snapshot = Snapshot::open(&path).unwrap();
         let PlanSnapshotError::Planner(error) =
-            plan(&snapshot, &*parse(planner).unwrap()).unwrap_err()
+            plan(&snapshot, None, &*parse(planner).unwrap()).unwrap_err()
         else {
             panic!("another error")
         };
@@ -141,10 +142,10 @@ fn pages_of_zero_regions_are_never_read() {
     groups_of(&snapshot, vec![vec![run(0, 8)]]);
     packed(&snapshot, "faasnap").unwrap();
     let snapshot = Snapshot::open(&path).unwrap();
-    let plan = plan(&snapshot, &*parse("faasnap").unwrap()).unwrap();
-    let memory = execute(&plan, &Sources::of(&snapshot)).unwrap().memory.vm_memory();
+    let plan = plan(&snapshot, None, &*parse("faasnap").unwrap()).unwrap();
+    let memory = execute(&plan, &Sources::of(&snapshot, None).unwrap()).unwrap().memory.vm_memory();
     // On tmpfs everything stays cached.
-    if !firn_required::has("disk", evict(snapshot.image()).unwrap().is_cold()) {
+    if !firn_required::has("disk", evict(snapshot.image_file().unwrap()).unwrap().is_cold()) {
         return;
     }
     let major_faults = || ProcessCounters::of_this_thread().unwrap().major_faults;
@@ -157,11 +158,11 @@ fn pages_of_zero_regions_are_never_read() {
     let before = major_faults();
     let touched: Vec<u8> = pages.map(touch).collect();
     assert_eq!(touched, [0; 72]);
-    assert_eq!(residency(snapshot.image()).unwrap().cached, 0);
+    assert_eq!(residency(snapshot.image_file().unwrap()).unwrap().cached, 0);
     assert_eq!(major_faults(), before);
     // What is not zero is read.
     touch(120);
-    assert!(residency(snapshot.image()).unwrap().cached > 0);
+    assert!(residency(snapshot.image_file().unwrap()).unwrap().cached > 0);
     assert!(major_faults() > before);
 }
 
@@ -187,9 +188,9 @@ fn the_packed_file_has_the_last_word_on_what_it_holds() {
     groups_of(&snapshot, vec![vec![run(1, 2)], vec![run(8, 2)]]);
     packed(&snapshot, "faasnap:merge=0").unwrap();
     let snapshot = Snapshot::open(&path).unwrap();
-    let good = plan(&snapshot, &*parse("faasnap:merge=0").unwrap()).unwrap();
+    let good = plan(&snapshot, None, &*parse("faasnap:merge=0").unwrap()).unwrap();
     assert!(matches!(
-        execute(&good, &Sources::image(snapshot.image())),
+        execute(&good, &Sources::image(snapshot.image_file().unwrap())),
         Err(ExecuteError::NoPackedFile { .. })
     ));
     let change = |change: fn(&mut u64, &mut u64)| {
@@ -204,7 +205,7 @@ fn the_packed_file_has_the_last_word_on_what_it_holds() {
                 change(offset, image);
             }
         }
-        execute(&plan, &Sources::of(&snapshot)).unwrap_err()
+        execute(&plan, &Sources::of(&snapshot, None).unwrap()).unwrap_err()
     };
     for change in [
         change(|offset, _| *offset += PAGE_SIZE),
@@ -236,10 +237,11 @@ fn more_mappings_than_a_process_may_have_are_refused() {
             host.max_mappings = crate::planners::SPARE_MAPPINGS + limit;
             parse("faasnap").unwrap().plan(&PlanInput {
                 layout: &snapshot.manifest().layout,
-                image: crate::planners::ImageFacts::of_snapshot(&snapshot).unwrap(),
+                image: crate::planners::ImageFacts::of_snapshot(&snapshot, None).unwrap(),
                 zero_map: snapshot.zero_map(),
                 profile: profile.as_ref(),
                 snapshot: Some(&snapshot),
+                copies: None,
                 host: &host,
             })
         };

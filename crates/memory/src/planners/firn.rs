@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 
 use firn_base::PAGE_SIZE;
-use firn_snapshot::{CHUNK_PAGES, Copies, CopyRule, ImageRegion, PageSet, Profile, Run, Snapshot};
+use firn_snapshot::{CHUNK_PAGES, Copies, CopyRule, ImageRegion, PageSet, Profile, Run};
 
 use super::pass::segments;
 use super::pass_shared::sharing;
@@ -47,7 +47,7 @@ impl Planner for Firn {
     }
 
     fn plan(&self, input: &PlanInput<'_>) -> Result<Plan, PlannerError> {
-        plan(self.name(), input, input.snapshot.and_then(Snapshot::copies))
+        plan(self.name(), input, input.copies)
     }
 }
 

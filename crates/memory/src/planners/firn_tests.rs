@@ -44,6 +44,7 @@ fn plan_of(
         zero_map: &zero_map,
         profile: None,
         snapshot: None,
+        copies: None,
         host: &HostFacts::read().unwrap(),
     };
     plan("firn".into(), &input, copies)
@@ -65,6 +66,7 @@ fn without_anything_expected_it_is_pass_shared() {
         zero_map: &PageSet::new(layout.pages()),
         profile: None,
         snapshot: None,
+        copies: None,
         host: &HostFacts::read().unwrap(),
     };
     let shared = parse("pass_shared").unwrap().plan(&input).unwrap();
@@ -144,6 +146,7 @@ fn a_directory_is_no_pool() {
         zero_map: &PageSet::new(512),
         profile: None,
         snapshot: None,
+        copies: None,
         host: &HostFacts::read().unwrap(),
     };
     assert!(matches!(refused.plan(&input), Err(PlannerError::NoExtent { .. })));

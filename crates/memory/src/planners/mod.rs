@@ -35,7 +35,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use firn_snapshot::{CopyRule, MemoryLayout, OpenError, PageSet, Profile, Snapshot};
+use firn_snapshot::{Copies, CopyRule, Grant, MemoryLayout, OpenError, PageSet, Profile, Snapshot};
 use rustix::fs::{AtFlags, StatxAttributes, StatxFlags, statx};
 use serde::Serialize;
 use thiserror::Error;
@@ -72,13 +72,19 @@ pub struct ExtentFacts {
 }
 
 impl ImageFacts {
-    /// What is known of a snapshot's image, in a directory or in a pool.
+    /// What is known of a snapshot's image: of the extent that a pool granted, or of the image file.
     ///
     /// # Errors
     ///
-    /// What the kernel said to `fstat`.
-    pub fn of_snapshot(snapshot: &Snapshot) -> io::Result<Self> {
-        let Some(place) = snapshot.extent() else { return Self::of(snapshot.image()) };
+    /// The error of `fstat`, or [`NotFound`](io::ErrorKind::NotFound) for a snapshot in a pool
+    /// without a grant.
+    pub fn of_snapshot(snapshot: &Snapshot, grant: Option<&Grant>) -> io::Result<Self> {
+        let Some(place) = grant.map(Grant::extent) else {
+            let image = snapshot.image_file().ok_or_else(|| {
+                io::Error::new(io::ErrorKind::NotFound, "the snapshot has no image file")
+            })?;
+            return Self::of(image);
+        };
         let leaves = [Leaf::Size1G, Leaf::Size2M].into_iter();
         let extent = ExtentFacts {
             offset: place.offset,
@@ -122,6 +128,8 @@ pub struct PlanInput<'a> {
     pub profile: Option<&'a Profile>,
     /// The snapshot itself, for a planner that needs a file packed beside its image ([`Snapshot::packed`]).
     pub snapshot: Option<&'a Snapshot>,
+    /// The copies that a pool made for the run, for a planner that [requests](Planner::copies) them.
+    pub copies: Option<&'a Copies>,
     /// This host.
     pub host: &'a HostFacts,
 }
@@ -293,14 +301,19 @@ pub enum PlanSnapshotError {
     Planner(#[from] PlannerError),
 }
 
-/// The plan that a planner makes for an open snapshot on this host.
+/// The plan that a planner makes for an open snapshot on this host. A snapshot in a pool needs a
+/// `grant`.
 ///
 /// # Errors
 ///
 /// [`PlanSnapshotError`].
-pub fn plan(snapshot: &Snapshot, planner: &dyn Planner) -> Result<Plan, PlanSnapshotError> {
+pub fn plan(
+    snapshot: &Snapshot,
+    grant: Option<&Grant>,
+    planner: &dyn Planner,
+) -> Result<Plan, PlanSnapshotError> {
     let profile = if planner.uses_profile() { snapshot.profile()? } else { None };
-    let image = ImageFacts::of_snapshot(snapshot)
+    let image = ImageFacts::of_snapshot(snapshot, grant)
         .map_err(|source| PlanSnapshotError::Image { path: snapshot.path().to_owned(), source })?;
     Ok(planner.plan(&PlanInput {
         layout: &snapshot.manifest().layout,
@@ -308,6 +321,7 @@ pub fn plan(snapshot: &Snapshot, planner: &dyn Planner) -> Result<Plan, PlanSnap
         zero_map: snapshot.zero_map(),
         profile: profile.as_ref(),
         snapshot: Some(snapshot),
+        copies: grant.and_then(Grant::copies),
         host: &HostFacts::read()?,
     })?)
 }
@@ -352,8 +366,8 @@ pub trait Planner: Send + Sync {
         Ok(None)
     }
 
-    /// Which chunks of 2 MiB have to be copied ahead, where the planner runs on copies: they are asked for before the plan is
-    /// made ([`PooledSnapshot::take_copy`](firn_snapshot::PooledSnapshot::take_copy)).
+    /// Which chunks of 2 MiB the pool copies before the plan is made
+    /// ([`Grant::take_copy`]), for a planner that uses copies.
     fn copies(&self) -> Option<CopyRule> {
         None
     }

@@ -70,10 +70,11 @@ pub fn pack(path: &Path, planner: &dyn Planner) -> Result<Option<PackReport>, Pa
     let profile = snapshot.profile()?;
     let input = PlanInput {
         layout: &snapshot.manifest().layout,
-        image: ImageFacts::of_snapshot(&snapshot).map_err(PackError::Image)?,
+        image: ImageFacts::of_snapshot(&snapshot, None).map_err(PackError::Image)?,
         zero_map: snapshot.zero_map(),
         profile: profile.as_ref(),
         snapshot: Some(&snapshot),
+        copies: None,
         host: &HostFacts::read()?,
     };
     let Some(Packing { file, runs, runs_before_merging, recipe }) = planner.packing(&input)? else {

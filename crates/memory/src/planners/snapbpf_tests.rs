@@ -26,10 +26,11 @@ fn profile_of(snapshot: &Snapshot, cached: &[Run], reported: Option<Vec<Run>>) {
 /// Plans, executes, and compares every page with the image.
 fn restore(snapshot: &Snapshot) -> (Plan, Executed) {
     let snapshot = Snapshot::open(snapshot.path()).unwrap();
-    let plan = plan(&snapshot, &SnapBpf).unwrap();
-    let sources = Sources::of(&snapshot);
+    let plan = plan(&snapshot, None, &SnapBpf).unwrap();
+    let sources = Sources::of(&snapshot, None).unwrap();
     let executed = execute(&plan, &sources).unwrap();
-    let same = compare(&executed.memory, snapshot.image(), snapshot.zero_map()).unwrap();
+    let same =
+        compare(&executed.memory, snapshot.image_file().unwrap(), snapshot.zero_map()).unwrap();
     assert!(same.is_equal(), "{same:?}");
     (plan, executed)
 }
@@ -63,18 +64,18 @@ fn pages_of_the_reported_set_are_never_read() {
     let snapshot = write_snapshot(&path, &layout, &zero_map, ImageKind::Dense, 5);
     let read = |reported: Option<Vec<Run>>| {
         profile_of(&snapshot, &[run(0, 8)], reported);
-        snapshot.image().sync_all().unwrap();
-        if !firn_required::has("disk", evict(snapshot.image()).unwrap().is_cold()) {
+        snapshot.image_file().unwrap().sync_all().unwrap();
+        if !firn_required::has("disk", evict(snapshot.image_file().unwrap()).unwrap().is_cold()) {
             return None;
         }
         let snapshot = Snapshot::open(&path).unwrap();
-        let plan = plan(&snapshot, &SnapBpf).unwrap();
-        let memory = execute(&plan, &Sources::of(&snapshot)).unwrap().memory;
+        let plan = plan(&snapshot, None, &SnapBpf).unwrap();
+        let memory = execute(&plan, &Sources::of(&snapshot, None).unwrap()).unwrap().memory;
         // The guest reads every page.
         for page in 0..256 {
             let _: u8 = memory.vm_memory().read_obj(GuestAddress(page * PAGE_SIZE)).unwrap();
         }
-        let cached = cached(snapshot.image(), 256).unwrap();
+        let cached = cached(snapshot.image_file().unwrap(), 256).unwrap();
         Some(
             cached.spans(32..96).filter(|span| span.set).map(|s| s.pages.end - s.pages.start).sum(),
         )
@@ -91,14 +92,14 @@ fn ten_share_one_load() {
     let path = dir.path().join("s");
     let snapshot = write_snapshot(&path, &layout, &PageSet::new(1024), ImageKind::Dense, 5);
     profile_of(&snapshot, &[run(100, 200), run(7, 1), run(600, 300)], None);
-    if !firn_required::has("disk", evict(snapshot.image()).unwrap().is_cold()) {
+    if !firn_required::has("disk", evict(snapshot.image_file().unwrap()).unwrap().is_cold()) {
         return;
     }
     let reports: Vec<_> = (0..10)
         .map(|_| {
             let snapshot = Snapshot::open(&path).unwrap();
-            let plan = plan(&snapshot, &SnapBpf).unwrap();
-            Loader::start(&plan, &Sources::of(&snapshot), 0).unwrap().unwrap()
+            let plan = plan(&snapshot, None, &SnapBpf).unwrap();
+            Loader::start(&plan, &Sources::of(&snapshot, None).unwrap(), 0).unwrap().unwrap()
         })
         .collect::<Vec<_>>()
         .into_iter()
@@ -116,7 +117,7 @@ fn a_snapshot_without_the_part_names_the_command() {
     let layout = MemoryLayout::for_size(16 * PAGE_SIZE).unwrap();
     let path = dir.path().join("s");
     let snapshot = write_snapshot(&path, &layout, &PageSet::new(16), ImageKind::Sparse, 5);
-    let refused = plan(&snapshot, &SnapBpf).unwrap_err().to_string();
+    let refused = plan(&snapshot, None, &SnapBpf).unwrap_err().to_string();
     assert!(refused.contains("firn profile record --part cache"), "{refused}");
     profile_of(&snapshot, &[], None);
     assert!(restore(&snapshot).0.schedule.is_empty());

@@ -23,6 +23,7 @@ fn with_input<T>(size: u64, stored: u64, f: impl FnOnce(&PlanInput<'_>) -> T) ->
         zero_map: &zero_map,
         profile: None,
         snapshot: None,
+        copies: None,
         host: &host,
     })
 }
@@ -212,6 +213,7 @@ fn plan_in_pool(planner: &str, size: u64, facts: ExtentFacts) -> Result<Plan, Pl
         zero_map: &zero_map,
         profile: None,
         snapshot: None,
+        copies: None,
         host: &host,
     };
     parse(planner).unwrap().plan(&input)

@@ -10,7 +10,7 @@ use firn_base::now_ns;
 use firn_snapshot::{CachedRun, PageSet, Profile, Run, Snapshot};
 
 use super::bpf::{Capture, Entered, Hook};
-use super::profile::{check, cool, planned};
+use super::profile::{check, cool, image_file, planned};
 use super::{Part, ProfileRecordError, ProfileRecorder};
 use crate::guest_memory::GuestMemory;
 use crate::planners::Firecracker;
@@ -31,17 +31,15 @@ impl ProfileRecorder for Cached {
     }
 
     fn memory(&mut self, snapshot: &Snapshot) -> Result<GuestMemory, ProfileRecordError> {
-        if snapshot.extent().is_some() {
-            return Err(ProfileRecordError::NoImageFile { part: Part::Cache });
-        }
+        let image = image_file(snapshot, Part::Cache)?;
         check(snapshot)?;
-        cool(snapshot)?;
-        let hook = Hook::find(snapshot.image())?;
-        // Finding it may have brought a page in.
-        cool(snapshot)?;
+        cool(snapshot, image)?;
+        let hook = Hook::find(image)?;
+        // Finding the hook may have read a page into the cache.
+        cool(snapshot, image)?;
         // What restoring the devices touches is needed by every start.
         let pages = snapshot.manifest().layout.pages();
-        self.capture = Some(Capture::start(&hook, snapshot.image(), pages)?);
+        self.capture = Some(Capture::start(&hook, image, pages)?);
         self.hook = Some(hook);
         planned(snapshot, &Firecracker { readahead: false })
     }

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use firn_snapshot::{PageSet, Profile, Run, Snapshot, runs_of};
 
-use super::profile::{check, cool, planned};
+use super::profile::{check, cool, image_file, planned};
 use super::{Part, ProfileRecordError, ProfileRecorder};
 use crate::guest_memory::GuestMemory;
 use crate::page_cache::cached;
@@ -48,11 +48,9 @@ impl ProfileRecorder for Groups {
     }
 
     fn memory(&mut self, snapshot: &Snapshot) -> Result<GuestMemory, ProfileRecordError> {
-        if snapshot.extent().is_some() {
-            return Err(ProfileRecordError::NoImageFile { part: Part::Groups });
-        }
+        let image = image_file(snapshot, Part::Groups)?;
         check(snapshot)?;
-        cool(snapshot)?;
+        cool(snapshot, image)?;
         planned(snapshot, &Firecracker { readahead: true })
     }
 
@@ -99,7 +97,8 @@ struct Sampler {
 
 impl Sampler {
     fn new(snapshot: &Snapshot) -> Result<Self, ProfileRecordError> {
-        let image = snapshot.image().try_clone().map_err(ProfileRecordError::Image)?;
+        let image = image_file(snapshot, Part::Groups)?;
+        let image = image.try_clone().map_err(ProfileRecordError::Image)?;
         let statm = File::open(STATM).map_err(ProfileRecordError::Resident)?;
         Ok(Self {
             snapshot: snapshot.path().to_owned(),

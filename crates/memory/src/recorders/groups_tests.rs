@@ -40,7 +40,7 @@ fn groups_of_touches() {
     let layout = MemoryLayout::for_size(PAGES * PAGE_SIZE).unwrap();
     let path = dir.path().join("s");
     let snapshot = write_snapshot(&path, &layout, &PageSet::new(PAGES), ImageKind::Dense, 5);
-    if !firn_required::has("disk", evict(snapshot.image()).unwrap().is_cold()) {
+    if !firn_required::has("disk", evict(snapshot.image_file().unwrap()).unwrap().is_cold()) {
         return;
     }
     let memory = Groups::default().memory(&snapshot).unwrap().vm_memory();

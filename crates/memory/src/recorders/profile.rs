@@ -1,6 +1,7 @@
 //! What records the parts of a [`Profile`], and how.
 
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -213,7 +214,8 @@ pub fn of(parts: &[Part]) -> Vec<Box<dyn ProfileRecorder>> {
     recorders
 }
 
-/// Guest memory as a planner lays it out, for recorders that watch an ordinary run.
+/// Guest memory of a snapshot in a directory, as a planner lays it out, for recorders that watch an
+/// ordinary run.
 ///
 /// # Errors
 /// [`ProfileRecordError`].
@@ -221,27 +223,26 @@ pub fn planned(
     snapshot: &Snapshot,
     planner: &dyn Planner,
 ) -> Result<GuestMemory, ProfileRecordError> {
-    let plan = planners::plan(snapshot, planner)?;
-    Ok(execute(&plan, &Sources::of(snapshot))?.memory)
-}
-
-/// Where a run that is served page by page has its pages from, each with its digest.
-pub(super) fn store(snapshot: &Snapshot) -> Result<PageStore, ProfileRecordError> {
-    Ok(PageStore::of(snapshot).map_err(RecordError::from)?)
+    let plan = planners::plan(snapshot, None, planner)?;
+    Ok(execute(&plan, &Sources::of(snapshot, None)?)?.memory)
 }
 
 /// Checks every page of a snapshot's image, which the kernel brings in unchecked in the run to come.
 pub(super) fn check(snapshot: &Snapshot) -> Result<(), ProfileRecordError> {
-    let store = PageStore::of(snapshot);
-    let checked = store.and_then(|store| store.check_all(snapshot.manifest().layout.pages()));
+    let checked = PageStore::of(snapshot).check_all(snapshot.manifest().layout.pages());
     let path = || snapshot.path().to_owned();
     checked.map_err(|source| ProfileRecordError::Check { snapshot: path(), source })
 }
 
-/// Empties the page cache of a snapshot's image.
-pub(super) fn cool(snapshot: &Snapshot) -> Result<(), ProfileRecordError> {
+/// The image file of a snapshot, for a recorder of the page cache.
+pub(super) fn image_file(snapshot: &Snapshot, part: Part) -> Result<&File, ProfileRecordError> {
+    snapshot.image_file().ok_or(ProfileRecordError::NoImageFile { part })
+}
+
+/// Evicts a snapshot's image from the page cache.
+pub(super) fn cool(snapshot: &Snapshot, image: &File) -> Result<(), ProfileRecordError> {
     let path = || snapshot.path().to_owned();
-    let residency = evict(snapshot.image())
+    let residency = evict(image)
         .map_err(|source| ProfileRecordError::PageCache { snapshot: path(), source })?;
     if !residency.is_cold() {
         return Err(ProfileRecordError::NotCold { snapshot: path(), residency });

@@ -9,7 +9,6 @@ use firn_snapshot::{ImageKind, MemoryLayout, MemoryRegion, PageSet, Snapshot};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::marks::marked;
-use super::profile::store;
 use super::{Part, RecordError, Recorder, Recording, Seen, Sighting, Witness, of};
 use crate::GuestMemory;
 use crate::pager::{PageStore, PagerError};
@@ -277,7 +276,7 @@ fn a_page_that_is_not_what_was_frozen_never_enters_and_ends_the_recording() {
     image.write_all_at(&[0xee], 40 * PAGE_SIZE + 4000).unwrap();
     let starts: [fn(_, &_, _, _) -> _; 2] = [Recorder::start, Recorder::of_first_touches];
     for start in starts {
-        let store = store(&snapshot).unwrap();
+        let store = PageStore::of(&snapshot);
         let witness = Box::new(Log::default());
         let (memory, recorder) = start(store, &layout(), witness, |_| ()).unwrap();
         assert!(reads(&memory, 31));

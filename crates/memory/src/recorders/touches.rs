@@ -13,7 +13,6 @@ use firn_base::PAGE_SIZE;
 use firn_snapshot::{MemoryLayout, PageSet, Profile, Run, Snapshot, pages_of, runs_of};
 
 use super::marks::marked;
-use super::profile::store;
 use super::small_leaves::small_leaves;
 use super::{
     Part, ProfileRecordError, ProfileRecorder, RecordError, Recorder, Recording, Seen, Sighting,
@@ -67,18 +66,22 @@ impl ProfileRecorder for Touches {
 
     fn memory(&mut self, snapshot: &Snapshot) -> Result<GuestMemory, ProfileRecordError> {
         let layout = &snapshot.manifest().layout;
-        let recorded =
-            Recorder::of_first_touches(store(snapshot)?, layout, Box::new(NoWitness), end_process);
+        let recorded = Recorder::of_first_touches(
+            PageStore::of(snapshot),
+            layout,
+            Box::new(NoWitness),
+            end_process,
+        );
         let (memory, recorder) = match recorded {
             Err(RecordError::Uffd(UffdError::Features { .. })) => {
                 self.marks = false;
-                Recorder::start(store(snapshot)?, layout, Box::new(NoWitness), end_process)
+                Recorder::start(PageStore::of(snapshot), layout, Box::new(NoWitness), end_process)
             }
             recorded => recorded,
         }?;
         self.running = Some((recorder, layout.clone()));
         if self.parts.contains(&Part::Faults) {
-            self.store = Some(store(snapshot)?);
+            self.store = Some(PageStore::of(snapshot));
         }
         Ok(memory)
     }

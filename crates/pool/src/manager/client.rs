@@ -43,13 +43,13 @@ pub struct Description {
 
 /// An extent, and a descriptor of its medium.
 #[derive(Debug)]
-pub struct Grant {
+pub struct ExtentGrant {
     descriptor: OwnedFd,
     access: Access,
     granted: Granted,
 }
 
-impl Grant {
+impl ExtentGrant {
     /// Where it is.
     #[must_use]
     pub fn extent(&self) -> Extent {
@@ -112,7 +112,7 @@ impl Grant {
 #[derive(Debug)]
 pub struct ReplicaGrant {
     /// Where it is; for writing.
-    pub grant: Grant,
+    pub grant: ExtentGrant,
     /// The snapshot that it is a replica of.
     pub source: Extent,
     /// What was compared and copied while the request waited: nothing where it was ready before.
@@ -200,7 +200,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::Refused`] where there is none; others as they say.
-    pub fn snapshot(&mut self, name: &str) -> Result<Grant, ClientError> {
+    pub fn snapshot(&mut self, name: &str) -> Result<ExtentGrant, ClientError> {
         self.grant(&Request::Snapshot { name: name.to_owned() }, Access::Read)
     }
 
@@ -212,7 +212,7 @@ impl Client {
     pub fn replica(&mut self, name: &str) -> Result<ReplicaGrant, ClientError> {
         match self.request(&Request::Replica { name: name.to_owned() })? {
             (Response::Replica { granted, source, imaging, prepared }, Some(descriptor)) => {
-                let grant = Grant { descriptor, access: Access::Write, granted };
+                let grant = ExtentGrant { descriptor, access: Access::Write, granted };
                 Ok(ReplicaGrant { grant, source, imaging, prepared })
             }
             _ => Err(self.nonsense()),
@@ -286,7 +286,7 @@ impl Client {
         name: &str,
         guest_bytes: u64,
         tail_bytes: u64,
-    ) -> Result<Grant, ClientError> {
+    ) -> Result<ExtentGrant, ClientError> {
         let name = name.to_owned();
         self.grant(&Request::Begin { name, guest_bytes, tail_bytes }, Access::Write)
     }
@@ -399,10 +399,10 @@ impl Client {
         }
     }
 
-    fn grant(&mut self, request: &Request, access: Access) -> Result<Grant, ClientError> {
+    fn grant(&mut self, request: &Request, access: Access) -> Result<ExtentGrant, ClientError> {
         match self.request(request)? {
             (Response::Granted(granted), Some(descriptor)) => {
-                Ok(Grant { descriptor, access, granted })
+                Ok(ExtentGrant { descriptor, access, granted })
             }
             _ => Err(self.nonsense()),
         }

@@ -28,7 +28,7 @@ use crate::extent::Extent;
 use crate::media::{Durability, MediumFacts};
 use crate::pool::{Imaging, Listing, PageRun, PoolFacts, Recovery};
 
-pub use client::{Client, CopyGrant, Description, Grant, ReplicaGrant};
+pub use client::{Client, CopyGrant, Description, ExtentGrant, ReplicaGrant};
 pub use copies::{ArenaFacts, COPY_CHUNK, CopyRule, NoCopy};
 pub use directory::{FindManagerError, ManagerDirectory, RemoveError};
 pub use error::{ClientError, Refusal, ServerError};

@@ -298,7 +298,7 @@ proptest! {
             prop_assert_eq!(snapshot.zero_map().get(page), zero(bytes));
         }
         let mut image = vec![1; memory.bytes.len()];
-        snapshot.image().read_exact_at(&mut image, 0).unwrap();
+        snapshot.image_file().unwrap().read_exact_at(&mut image, 0).unwrap();
         prop_assert!(image == memory.bytes);
         let mut overlay = vec![1; disk_len];
         crate::ReadAt::read_exact_at(snapshot.overlay().unwrap(), &mut overlay, 0).unwrap();

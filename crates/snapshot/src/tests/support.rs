@@ -129,7 +129,7 @@ pub(crate) fn open_generation(path: &Path) -> u8 {
     let id = snapshot.manifest().description.id;
     assert_eq!(id, Uuid::from_u128(u128::from(generation)));
     let mut image = vec![0; 16 * 4096];
-    snapshot.image().read_exact_at(&mut image, 0).unwrap();
+    snapshot.image_file().unwrap().read_exact_at(&mut image, 0).unwrap();
     snapshot.digests().check(0, &image).unwrap();
     assert!(image[15 * 4096..] == [generation; 4096]);
     assert!(!snapshot.zero_map().get(u64::from(generation) % 15));

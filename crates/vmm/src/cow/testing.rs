@@ -34,10 +34,11 @@ impl Sealed {
             zero_map: &PageSet::new(layout.pages()),
             profile: None,
             snapshot: None,
+            copies: None,
             host: &HostFacts::read().unwrap(),
         };
         let plan = parse("pass_shared").unwrap().plan(&input).unwrap();
-        execute(&plan, &Sources::image(&self.medium)).unwrap().memory
+        execute(&plan, &Sources::medium(&self.medium)).unwrap().memory
     }
 
     /// Checks that no byte has changed.

@@ -11,10 +11,9 @@
 //! guest's own pages.
 
 use std::collections::HashMap;
-use std::os::unix::fs::FileExt;
 
 use firn_base::PAGE_SIZE;
-use firn_snapshot::{CHUNK_SIZE, ImageRegion, PageSet, Run, Snapshot, runs_of};
+use firn_snapshot::{CHUNK_SIZE, ImageRegion, PageSet, ReadAt, Run, Snapshot, runs_of};
 use thiserror::Error;
 
 use crate::access::{PageTables, WalkEnd};
@@ -52,7 +51,7 @@ pub enum FreePagesError {
 /// # Errors
 /// See [`FreePagesError`].
 pub fn free_pages(snapshot: &Snapshot) -> Result<Vec<Run>, FreePagesError> {
-    let memory = Memory { snapshot, start: snapshot.extent().map_or(0, |place| place.offset) };
+    let memory = Memory { snapshot };
     let mut found = Err(FreePagesError::NoDescription);
     memory.each_stored_page(|bytes| {
         // Another page may start with the same bytes, such as one of a file or of an old kernel.
@@ -66,8 +65,6 @@ pub fn free_pages(snapshot: &Snapshot) -> Result<Vec<Run>, FreePagesError> {
 /// The memory of the frozen guest.
 struct Memory<'a> {
     snapshot: &'a Snapshot,
-    /// Offset of the image in its file.
-    start: u64,
 }
 
 impl Memory<'_> {
@@ -82,7 +79,7 @@ impl Memory<'_> {
             let (mut at, end) = (run.start * PAGE_SIZE, run.end * PAGE_SIZE);
             while at < end {
                 let len = usize::try_from((end - at).min(CHUNK_SIZE)).unwrap_or_default();
-                self.snapshot.image().read_exact_at(&mut bytes[..len], self.start + at)?;
+                self.snapshot.image().read_exact_at(&mut bytes[..len], at)?;
                 bytes[..len].chunks(4096).for_each(&mut visit);
                 at += len as u64;
             }
@@ -94,7 +91,7 @@ impl Memory<'_> {
     fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), FreePagesError> {
         let offset = self.snapshot.manifest().layout.image_offset(address);
         let offset = offset.ok_or(FreePagesError::Outside(address))?;
-        Ok(self.snapshot.image().read_exact_at(bytes, self.start + offset)?)
+        Ok(self.snapshot.image().read_exact_at(bytes, offset)?)
     }
 
     fn read_word(&self, address: u64) -> Result<u64, FreePagesError> {

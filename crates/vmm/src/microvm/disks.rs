@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use firn_snapshot::{DiskInfo, Overlay, ReadAt, Snapshot};
+use firn_snapshot::{Content, DiskInfo, ReadAt, Snapshot};
 
 use crate::open_file::{OpenFile, OpenFileError};
 use crate::virtio::{OpenDiskError, ReadOnlyDisk};
@@ -93,12 +93,12 @@ impl Disks {
         let info = DiskInfo { path: root.path.clone(), ..info.clone() };
         info.check_file(&root.file).map_err(DiskError::OfSnapshot)?;
         let overlay = match snapshot.overlay().ok_or(DiskError::NoOverlay)? {
-            Overlay::File(file) => {
+            Content::File(file) => {
                 let file = file.try_clone().map_err(DiskError::Duplicate)?;
                 let path = snapshot.path().to_owned();
                 OverlayBase::File(ReadOnlyDisk::new(OpenFile { file, path })?)
             }
-            Overlay::Tail(content) => OverlayBase::Extent(content.clone()),
+            Content::Extent(content) => OverlayBase::Extent(content.clone()),
         };
         Ok(Some(Self { root: ReadOnlyDisk::new(root)?, root_info: RootInfo::Known(info), overlay }))
     }

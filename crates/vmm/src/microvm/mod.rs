@@ -95,8 +95,8 @@ pub enum WrittenError {
 /// };
 ///
 /// let snapshot = Snapshot::open("snapshots/hello")?;
-/// let plan = plan(&snapshot, &*parse("firecracker")?)?;
-/// let memory = execute(&plan, &Sources::of(&snapshot))?.memory;
+/// let plan = plan(&snapshot, None, &*parse("firecracker")?)?;
+/// let memory = execute(&plan, &Sources::of(&snapshot, None)?)?.memory;
 ///
 /// let host = HostConfig {
 ///     vsock: Some(VsockListener::bind("hello.vsock".as_ref())?),

@@ -163,8 +163,8 @@ fn boot(host: HostConfig, vcpus: u8, memory: u64) -> Microvm {
 }
 
 fn thaw(snapshot: &Snapshot, planner: &str, host: HostConfig) -> Microvm {
-    let plan = planners::plan(snapshot, &*parse(planner).unwrap()).unwrap();
-    let executed = execute(&plan, &Sources::of(snapshot)).unwrap();
+    let plan = planners::plan(snapshot, None, &*parse(planner).unwrap()).unwrap();
+    let executed = execute(&plan, &Sources::of(snapshot, None).unwrap()).unwrap();
     let frozen = FrozenMachine::open_on(snapshot, kvm()).unwrap();
     Microvm::restore(frozen, executed.memory, host, None).unwrap().0
 }

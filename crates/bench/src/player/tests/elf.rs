@@ -87,8 +87,8 @@ fn until(microvm: &mut Microvm, word: &str) -> String {
 }
 
 fn thaw(snapshot: &Snapshot, dir: &Path) -> Microvm {
-    let plan = planners::plan(snapshot, &*parse("firecracker").unwrap()).unwrap();
-    let executed = execute(&plan, &Sources::of(snapshot)).unwrap();
+    let plan = planners::plan(snapshot, None, &*parse("firecracker").unwrap()).unwrap();
+    let executed = execute(&plan, &Sources::of(snapshot, None).unwrap()).unwrap();
     let host = host(dir);
     let frozen = FrozenMachine::open(snapshot, KVM_DEVICE.as_ref()).unwrap();
     let root = open_root_disk(snapshot, None).unwrap();

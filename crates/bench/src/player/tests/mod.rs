@@ -37,7 +37,7 @@ fn player(trace: &NamedTrace, options: PlayerOptions, dir: &Path) -> Snapshot {
 
 fn run_by(snapshot: &Snapshot, planner: &dyn Planner) -> Result<PlayerReport, ReplayError> {
     let clock = Clock { begin_ns: 0, request_ns: None, open_ns: 0, hold: None, faults: false };
-    replay(snapshot, None, planner, KVM_DEVICE.as_ref(), clock)
+    replay(snapshot, None, None, planner, KVM_DEVICE.as_ref(), clock)
 }
 
 fn run(snapshot: &Snapshot, planner: &str) -> Result<PlayerReport, ReplayError> {
@@ -96,10 +96,11 @@ fn every_planner_restores_every_kind_of_player() {
         let facts = HostFacts::read().unwrap();
         let input = PlanInput {
             layout: &snapshot.manifest().layout,
-            image: ImageFacts::of_snapshot(&snapshot).unwrap(),
+            image: ImageFacts::of_snapshot(&snapshot, None).unwrap(),
             zero_map: snapshot.zero_map(),
             profile: None,
             snapshot: Some(&snapshot),
+            copies: None,
             host: &facts,
         };
         let planners = select("all", &input).unwrap().planners;
@@ -206,7 +207,7 @@ fn a_player_replays_the_input_that_it_is_thawed_for() {
     assert_eq!(traces_of(snapshot.manifest()), Some(vec!["some", "other"]));
     let clock = Clock { begin_ns: 0, request_ns: None, open_ns: 0, hold: None, faults: false };
     let planner = parse("firecracker").unwrap();
-    let run = |input| replay(&snapshot, input, &*planner, KVM_DEVICE.as_ref(), clock);
+    let run = |input| replay(&snapshot, None, input, &*planner, KVM_DEVICE.as_ref(), clock);
     let image = std::fs::read(path.join("memory.img")).unwrap();
     for (input, NamedTrace { name, trace }) in
         [(None, &traces[0]), (Some("some"), &traces[0]), (Some("other"), &traces[1])]
@@ -424,7 +425,7 @@ fn the_seed_decides_about_the_content() {
         let snapshot = player(&trace, options, dir.path());
         run(&snapshot, "firecracker").unwrap();
         let mut page = [0; 4096];
-        snapshot.image().read_exact_at(&mut page, 17 * PAGE).unwrap();
+        snapshot.image_file().unwrap().read_exact_at(&mut page, 17 * PAGE).unwrap();
         page
     };
     assert_ne!(image(1), image(2));

@@ -111,7 +111,7 @@ pub(crate) enum PagerCommandError {
 fn store(arguments: &PagerArgs) -> Result<(PageStore, u64), PagerCommandError> {
     if let Some(path) = &arguments.snapshot {
         let snapshot = Snapshot::open(path)?;
-        return Ok((PageStore::of(&snapshot)?, snapshot.manifest().layout.total_bytes()));
+        return Ok((PageStore::of(&snapshot), snapshot.manifest().layout.total_bytes()));
     }
     let path = arguments.image.clone().unwrap_or_default();
     let opened = File::open(&path).and_then(|file| Ok((file.metadata()?.len(), file)));

@@ -72,16 +72,16 @@ impl Source {
                     .map_err(|source| MediumError::Open { path: path.clone(), source })?;
                 let granule = reader.facts().granule;
                 Ok(reader.verify(&mut |name, found| {
-                    let again = || file.try_clone().map_err(|error| error.to_string());
+                    let medium = file.try_clone().map_err(|error| error.to_string())?;
                     let extent = MappedExtent::map(
-                        again()?.into(),
+                        medium.into(),
                         found.extent(),
                         granule,
                         facts.durability,
                         Access::Read,
                     );
                     let extent = extent.map_err(|error| error_chain(&error))?;
-                    check_extent(name, again()?, extent).map_err(|error| error_chain(&error))
+                    check_extent(name, extent).map_err(|error| error_chain(&error))
                 }))
             }
             Self::Manager(client) => {
@@ -98,10 +98,7 @@ impl Source {
                     };
                     let checked = grant.map().map_err(|error| error_chain(&error));
                     let checked = checked.and_then(|extent| {
-                        let medium = grant.descriptor().try_clone_to_owned();
-                        let medium = medium.map_err(|error| error.to_string())?;
-                        check_extent(&name, medium.into(), extent)
-                            .map_err(|error| error_chain(&error))
+                        check_extent(&name, extent).map_err(|error| error_chain(&error))
                     });
                     if let Err(what) = checked {
                         report.problems.push(Problem::Content { name, what });

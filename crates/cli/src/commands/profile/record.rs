@@ -127,7 +127,7 @@ pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordError> {
     let parts = if arguments.freeze.is_some() {
         vec![Part::Groups]
     } else if asked.is_empty() && !free {
-        let in_pool = snapshot.extent().is_some();
+        let in_pool = opened.grant().is_some();
         Part::ALL.into_iter().filter(|part| part.in_pools() || !in_pool).collect()
     } else {
         asked

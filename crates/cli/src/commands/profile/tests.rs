@@ -11,7 +11,7 @@ use super::record::{self, RecordArgs, RecordError};
 use super::show::{self, ShowArgs, ShowError};
 use crate::commands::player::{self, PlayerArgs};
 use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
-use firn_snapshot::{PooledSnapshot, Profile, Run, Snapshot, Verify, pages_of, set_profile};
+use firn_snapshot::{Profile, Run, Snapshot, Verify, open_pooled, pages_of, set_profile};
 
 fn arguments<T: Args + FromArgMatches>(words: &[&str]) -> T {
     let command = T::augment_args(clap::Command::new("firn").no_binary_name(true));
@@ -128,13 +128,13 @@ fn a_snapshot_in_a_pool_gets_a_profile_by_one_commit() {
     assert!(error.contains("groups") && error.contains("freeze it into a directory"), "{error}");
     record(&of(&[])).unwrap();
     show(&of(&["--json"])).unwrap();
-    let pooled = PooledSnapshot::open(&socket, "player", Verify::Always).unwrap();
-    let profile = pooled.snapshot.profile().unwrap().unwrap();
+    let (snapshot, _grant) = open_pooled(&socket, "player", Verify::Always).unwrap();
+    let profile = snapshot.profile().unwrap().unwrap();
     assert!(profile.groups.is_none() && profile.faults.is_some());
-    let pages = pooled.snapshot.manifest().layout.pages();
+    let pages = snapshot.manifest().layout.pages();
     let written = pages_of(profile.written.iter().flatten(), pages);
     assert_eq!(written.spans(0..2048).filter(|span| span.set).count(), 1);
-    drop(pooled);
+    drop((snapshot, _grant));
     // Its bytes are right in the new extent, too.
     record(&of(&["--part", "faults"])).unwrap();
 }
@@ -148,8 +148,8 @@ fn a_pool_without_room_for_both_says_how_much_is_missing() {
     make(&[&["--trace", "sequential-write:8M", "--out", "player"], &place[..]].concat());
     let error = record(&[&["player"], &place[..]].concat()).unwrap_err();
     assert!(error_chain(&error).contains("the pool lacks"), "{}", error_chain(&error));
-    let pooled = PooledSnapshot::open(&socket, "player", Verify::Always).unwrap();
-    assert_eq!(pooled.snapshot.profile().unwrap(), None);
+    let (snapshot, _grant) = open_pooled(&socket, "player", Verify::Always).unwrap();
+    assert_eq!(snapshot.profile().unwrap(), None);
 }
 
 #[test]

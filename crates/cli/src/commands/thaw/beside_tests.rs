@@ -21,6 +21,7 @@ fn planned(when: When, work: Work) -> (File, Plan) {
         zero_map: &PageSet::new(LEN / 4096),
         profile: None,
         snapshot: None,
+        copies: None,
         host: &HostFacts::read().unwrap(),
     };
     let mut plan = parse("firecracker").unwrap().plan(&input).unwrap();

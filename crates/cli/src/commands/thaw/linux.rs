@@ -18,7 +18,7 @@ use firn_memory::{
     ChunkCopies, ExecuteReport, ProcessCounters, Sources, WriteReport, execute, observe_writes,
 };
 use firn_run::{AgentClient, Identity, Invocation};
-use firn_snapshot::{PageSet, Snapshot};
+use firn_snapshot::{Grant, PageSet, Snapshot};
 use firn_vmm::{
     FrozenMachine, Handle, KvmStats, Microvm, RestoreError, RestoreReport, Virtualization,
     open_root_disk,
@@ -108,7 +108,7 @@ pub(super) fn run(
     opened: &mut OpenedSnapshot,
     opening: Duration,
 ) -> Result<ExitCode, ThawCommandError> {
-    let snapshot = opened.snapshot();
+    let (snapshot, grant) = (opened.snapshot(), opened.grant());
     arguments.host.require_linux(Virtualization::detect())?;
     let limit = Duration::from_secs(arguments.time_limit);
     let invocation = match &arguments.invoke {
@@ -119,9 +119,9 @@ pub(super) fn run(
     let since = begun.request.unwrap_or(begun.at);
 
     let planning = Instant::now();
-    let plan = planners::plan(snapshot, planner)?;
+    let plan = planners::plan(snapshot, grant, planner)?;
     let planned = Instant::now();
-    let sources = Sources::of(snapshot);
+    let sources = Sources::of(snapshot, grant)?;
     // Before anything is done with KVM: it works beside the rest.
     let loader = Loader::start(&plan, &sources, since)?;
     let frozen = match begun.kvm {
@@ -183,13 +183,12 @@ pub(super) fn run(
             .map_err(ThawCommandError::Measure)?;
         let counters =
             ProcessCounters::read().map_err(|error| ThawCommandError::Measure(Box::new(error)))?;
-        let writes = match (snapshot.copies(), snapshot.extent()) {
-            (Some(copies), Some(extent)) => {
-                let memory = &guest_memory;
-                let writes = observe_writes(memory, &plan, copies, snapshot.image(), extent.offset);
+        let writes = match grant.and_then(Grant::copies) {
+            Some(copies) => {
+                let writes = observe_writes(&guest_memory, &plan, copies, snapshot.image());
                 Some(writes.map_err(|error| ThawCommandError::Measure(Box::new(error)))?)
             }
-            _ => None,
+            None => None,
         };
         let compared = if arguments.compare { Some(compared(handle, snapshot)?) } else { None };
         let serves = invocation.is_none() || arguments.keep;
@@ -244,7 +243,7 @@ pub(super) fn run(
 /// Pauses the guest for good, and compares its memory with the image.
 fn compared(handle: &Handle, snapshot: &Snapshot) -> Result<CompareReport, ThawCommandError> {
     let failed = |error| ThawCommandError::Compare(error);
-    let original = Original::of(snapshot).map_err(|error| failed(error.into()))?;
+    let original = Original::of(snapshot);
     // On the microVM's own thread: meanwhile no device writes.
     let compared = handle.call(move |microvm| {
         let written = microvm.written().map_err(measured)?.unwrap_or_else(|| PageSet::new(0));

@@ -26,7 +26,8 @@ pub(super) fn run(
         faults: arguments.fault_time,
     };
     let input = arguments.input.as_deref();
-    let report = replay(opened.snapshot(), input, planner, &arguments.host.kvm, clock)?;
+    let report =
+        replay(opened.snapshot(), opened.grant(), input, planner, &arguments.host.kvm, clock)?;
     let report = PlayerReport {
         replica: opened.replica().map(ReplicaCost::of),
         check_ns: opened.check_ns(),

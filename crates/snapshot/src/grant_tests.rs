@@ -5,9 +5,12 @@ use std::sync::Arc;
 
 use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
 
-use super::{CheckExtentError, OpenPooledError, PoolTarget, PooledSnapshot, Verify, check_extent};
+use super::{Grant, OpenPooledError, Verify, open_pooled, open_replica};
 use crate::tests::support::{Memory, description, file_with};
-use crate::{ExtentContents, ExtentTarget, FreezeError, Snapshot, write_extent};
+use crate::{
+    CheckExtentError, ExtentContents, ExtentTarget, FreezeError, PoolTarget, ReadAt, Snapshot,
+    check_extent, write_extent,
+};
 
 /// A pool in memory, and its manager.
 struct Managed {
@@ -39,16 +42,25 @@ impl Managed {
         write_extent(contents, None, &mut PoolTarget::new(&self.socket(), name)).map(drop)
     }
 
-    fn open(&self, name: &str) -> Result<PooledSnapshot, OpenPooledError> {
-        PooledSnapshot::open(&self.socket(), name, Verify::Once)
+    fn open(&self, name: &str) -> Result<(Snapshot, Grant), OpenPooledError> {
+        open_pooled(&self.socket(), name, Verify::Once)
     }
 }
 
-fn image(snapshot: &Snapshot) -> Vec<u8> {
+/// The sealed image, and what the grant's extent holds.
+fn images((snapshot, grant): &(Snapshot, Grant)) -> [Vec<u8>; 2] {
     let layout = &snapshot.manifest().layout;
     let mut image = vec![0; usize::try_from(layout.total_bytes()).unwrap()];
-    let place = snapshot.extent().unwrap();
-    FileExt::read_exact_at(snapshot.image(), &mut image, place.offset).unwrap();
+    let mut granted = image.clone();
+    ReadAt::read_exact_at(snapshot.image(), &mut image, 0).unwrap();
+    FileExt::read_exact_at(grant.medium(), &mut granted, grant.extent().offset).unwrap();
+    [image, granted]
+}
+
+/// The image of a sealed extent.
+fn image(opened: &(Snapshot, Grant)) -> Vec<u8> {
+    let [image, granted] = images(opened);
+    assert!(image == granted);
     image
 }
 
@@ -64,14 +76,15 @@ fn snapshots_of_a_pool_are_replaced_whole_and_hold_their_bytes() {
     second.fill(7, 2);
     pool.freeze("hello", &mut second, 2).unwrap();
 
-    let new = pool.open("hello").unwrap().snapshot;
+    let opened = pool.open("hello").unwrap();
+    let new = &opened.0;
     assert_eq!(new.machine_state(), (1, &[2; 64][..]));
-    assert!(image(&new) == second.bytes);
-    new.digests().check(0, &image(&new)).unwrap();
+    assert!(image(&opened) == second.bytes);
+    new.digests().check(0, &image(&opened)).unwrap();
     assert_eq!(new.zero_map().count(), 1499);
     // Who has the old one open still reads it.
-    assert_eq!(old.snapshot.machine_state(), (1, &[1; 64][..]));
-    assert!(image(&old.snapshot) == first.bytes);
+    assert_eq!(old.0.machine_state(), (1, &[1; 64][..]));
+    assert!(image(&old) == first.bytes);
 }
 
 #[test]
@@ -80,17 +93,18 @@ fn a_replica_is_what_the_snapshot_is_and_may_be_written() {
     let mut memory = Memory::zeroed(700);
     memory.fill(7, 2);
     pool.freeze("hello", &mut memory, 1).unwrap();
-    let sealed = pool.open("hello").unwrap().snapshot.extent().unwrap();
+    let sealed = pool.open("hello").unwrap().1.extent();
     assert_eq!(sealed.replica_of, None);
     for _ in 0..3 {
-        let replica = PooledSnapshot::open_replica(&pool.socket(), "hello", Verify::Once).unwrap();
-        assert!(replica.replica.is_some());
-        assert!(image(&replica.snapshot) == memory.bytes);
-        let place = replica.snapshot.extent().unwrap();
+        let replica = open_replica(&pool.socket(), "hello", Verify::Once).unwrap();
+        assert!(replica.1.replica().is_some());
+        assert!(images(&replica) == [memory.bytes.clone(), memory.bytes.clone()]);
+        let place = replica.1.extent();
         assert_eq!(place.replica_of, Some(sealed.offset));
-        replica.snapshot.image().write_all_at(&[9; 8192], place.offset).unwrap();
+        replica.1.medium().write_all_at(&[9; 8192], place.offset).unwrap();
+        assert!(images(&replica)[0] == memory.bytes);
     }
-    assert!(image(&pool.open("hello").unwrap().snapshot) == memory.bytes);
+    assert!(image(&pool.open("hello").unwrap()) == memory.bytes);
 }
 
 #[test]
@@ -102,7 +116,7 @@ fn a_pool_without_room_says_what_is_missing_and_keeps_what_it_has() {
     let error = pool.freeze("hello", &mut Memory::zeroed(16384), 2).unwrap_err();
     let cause = std::error::Error::source(&error).unwrap().to_string();
     assert!(cause.contains("the pool lacks"), "{cause}");
-    assert!(image(&pool.open("hello").unwrap().snapshot) == small.bytes);
+    assert!(image(&pool.open("hello").unwrap()) == small.bytes);
 }
 
 #[test]
@@ -111,7 +125,7 @@ fn a_name_that_is_unknown_and_a_socket_without_a_manager_are_told() {
     let error = pool.open("nobody").unwrap_err().to_string();
     assert!(error.contains("nobody"), "{error}");
     let nowhere = pool.dir.path().join("nowhere");
-    let error = PooledSnapshot::open(&nowhere, "hello", Verify::Once).unwrap_err().to_string();
+    let error = open_pooled(&nowhere, "hello", Verify::Once).unwrap_err().to_string();
     assert!(error.contains("firn pool serve"), "{error}");
 }
 
@@ -152,7 +166,7 @@ fn a_tail_that_claims_more_memory_than_its_extent_has_is_refused() {
     };
     write_extent(contents, None, &mut target).unwrap();
     for verify in [Verify::Once, Verify::Always, Verify::Never] {
-        for open in [PooledSnapshot::open, PooledSnapshot::open_replica] {
+        for open in [open_pooled, open_replica] {
             let error = open(&pool.socket(), "hello", verify).unwrap_err().to_string();
             assert!(error.contains("not as large as that of its extent"), "{error}");
         }
@@ -178,15 +192,15 @@ fn a_damaged_page_is_found_before_anything_runs_on_it() {
     // A page that is zero, in the second chunk.
     damage(&pool, 600);
     for verify in [Verify::Once, Verify::Always] {
-        for open in [PooledSnapshot::open, PooledSnapshot::open_replica] {
+        for open in [open_pooled, open_replica] {
             let error = open(&pool.socket(), "hello", verify).unwrap_err();
             let cause = std::error::Error::source(&error).unwrap().to_string();
             assert!(cause.contains("page 600"), "{error}: {cause}");
         }
     }
-    let unchecked = PooledSnapshot::open(&pool.socket(), "hello", Verify::Never).unwrap();
-    assert!(!unchecked.snapshot.extent().unwrap().checked);
-    assert!(unchecked.checked.is_none());
+    let (_, unchecked) = open_pooled(&pool.socket(), "hello", Verify::Never).unwrap();
+    assert!(!unchecked.extent().checked);
+    assert!(unchecked.check_time().is_none());
 }
 
 #[test]
@@ -203,7 +217,7 @@ fn a_damaged_disk_is_found_by_whoever_checks_all_of_an_extent() {
     write_extent(contents, Some(&mut &disk), &mut target).unwrap();
     let mut client = firn_pool::Client::connect(&pool.socket()).unwrap();
     let sealed = client.snapshot("hello").unwrap();
-    let check = || check_extent("hello", super::medium(&sealed).unwrap(), sealed.map().unwrap());
+    let check = || check_extent("hello", sealed.map().unwrap());
     check().unwrap();
     // The disk's bytes are the last of the tail.
     let extent = sealed.extent();
@@ -220,19 +234,19 @@ fn a_damaged_disk_is_found_by_whoever_checks_all_of_an_extent() {
 fn a_snapshot_is_checked_once_for_each_opening_of_its_medium() {
     let pool = Managed::new(64 << 20);
     pool.freeze("hello", &mut Memory::zeroed(700), 1).unwrap();
-    let open = |verify| PooledSnapshot::open(&pool.socket(), "hello", verify).unwrap();
-    assert!(!open(Verify::Never).snapshot.extent().unwrap().checked);
-    assert!(open(Verify::Once).checked.is_some());
+    let open = |verify| open_pooled(&pool.socket(), "hello", verify).unwrap().1;
+    assert!(!open(Verify::Never).extent().checked);
+    assert!(open(Verify::Once).check_time().is_some());
     for verify in [Verify::Once, Verify::Never] {
         let opened = open(verify);
-        assert!(opened.checked.is_none() && opened.snapshot.extent().unwrap().checked);
+        assert!(opened.check_time().is_none() && opened.extent().checked);
     }
-    assert!(open(Verify::Always).checked.is_some());
-    let replica = PooledSnapshot::open_replica(&pool.socket(), "hello", Verify::Once).unwrap();
-    assert!(replica.checked.is_none() && replica.snapshot.extent().unwrap().checked);
+    assert!(open(Verify::Always).check_time().is_some());
+    let (_, replica) = open_replica(&pool.socket(), "hello", Verify::Once).unwrap();
+    assert!(replica.check_time().is_none() && replica.extent().checked);
     // What is frozen anew is another extent.
     pool.freeze("hello", &mut Memory::zeroed(700), 2).unwrap();
-    assert!(open(Verify::Once).checked.is_some());
+    assert!(open(Verify::Once).check_time().is_some());
 }
 
 #[test]
@@ -253,11 +267,11 @@ fn a_replica_is_never_of_another_freeze_than_its_tail() {
             ended.store(true, std::sync::atomic::Ordering::SeqCst);
         });
         while !ended.load(std::sync::atomic::Ordering::SeqCst) {
-            let opened = PooledSnapshot::open_replica(&pool.socket(), "hello", Verify::Never);
+            let opened = open_replica(&pool.socket(), "hello", Verify::Never);
             // There may be no room beside the two freezes for a moment.
             let Ok(replica) = opened else { continue };
-            let state = replica.snapshot.machine_state().1[0];
-            assert!(image(&replica.snapshot).iter().all(|byte| *byte == state));
+            let state = replica.0.machine_state().1[0];
+            assert!(images(&replica).concat().iter().all(|byte| *byte == state));
         }
     });
 }

@@ -1,0 +1,324 @@
+//! What a pool's manager grants for one run of a snapshot.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use firn_pool::{
+    COPY_CHUNK, ChunkRun, Client, ClientError, CopyGrant, CopyRule, ExtentGrant, Imaging,
+    MapExtentError,
+};
+use thiserror::Error;
+
+use crate::copies::{Copies, CopyTable};
+use crate::digests::DigestError;
+use crate::error::OpenError;
+use crate::in_pool::{check_pages, open_extent};
+use crate::layout::{CHUNK_PAGES, CHUNK_SIZE};
+use crate::page_set::PageSet;
+use crate::profile::Run;
+use crate::snapshot::{MAX_ATTEMPTS, Snapshot};
+
+/// Why a snapshot in a pool was not opened.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum OpenPooledError {
+    /// The manager did not grant it.
+    #[error(transparent)]
+    Manager(#[from] ClientError),
+    /// Its extent could not be mapped.
+    #[error(transparent)]
+    Map(#[from] MapExtentError),
+    /// The medium's descriptor could not be kept.
+    #[error("keeping the descriptor of the pool's medium")]
+    Descriptor(#[source] io::Error),
+    /// What the extent holds is refused.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// Its bytes are not those that were frozen.
+    #[error("the snapshot {name} in the pool at {} is damaged; freeze it again", .pool.display())]
+    Damaged {
+        /// The snapshot.
+        name: String,
+        /// The socket of the pool's manager.
+        pool: PathBuf,
+        /// The first page that is.
+        source: DigestError,
+    },
+}
+
+/// When the bytes of a snapshot in a pool are checked against their digests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verify {
+    /// At each opening.
+    Always,
+    /// At the first opening since the manager opened the medium. After that, no process has the
+    /// extent mapped for writing.
+    Once,
+    /// Never.
+    Never,
+}
+
+/// Where guest memory is in a pool, and how it can be mapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExtentPlace {
+    /// Offset of guest memory in the medium, in bytes.
+    pub offset: u64,
+    /// Bytes of the largest leaf at which this host maps the medium.
+    pub leaf: u64,
+    /// Whether the kernel supports private mappings of the medium. A device of persistent memory
+    /// supports shared mappings only.
+    pub private: bool,
+    /// For a replica, which one microVM owns and writes: the offset in the medium of the sealed
+    /// guest memory that it was copied from, in bytes.
+    pub replica_of: Option<u64>,
+    /// Whether the bytes, or those that the replica was copied from, were checked since the
+    /// manager opened the medium.
+    pub checked: bool,
+}
+
+/// The cost of a replica.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReplicaReport {
+    /// What the manager compared and copied while the request waited. Nothing when the replica
+    /// was ready.
+    pub imaging: Imaging,
+    /// What the manager compared and copied before the request, when the replica was ready.
+    pub prepared: Option<Imaging>,
+}
+
+/// What a pool's manager grants for one run of a [`Snapshot`]: the extent that guest memory is
+/// mapped from, and copies of the chunks that the run is expected to write.
+///
+/// The grant ends when this value is dropped. The snapshot, and memory that is mapped from the
+/// grant, must not outlive it.
+#[derive(Debug)]
+pub struct Grant {
+    medium: File,
+    extent: ExtentPlace,
+    copies: Option<Copies>,
+    replica: Option<ReplicaReport>,
+    check_time: Option<Duration>,
+    /// Generation of the sealed extent.
+    generation: u64,
+    /// Generation of the replica, until it is returned.
+    replica_generation: Option<u64>,
+    connection: Client,
+}
+
+/// Opens the sealed snapshot `name` of the pool whose manager listens on `socket`.
+///
+/// # Errors
+/// See [`OpenPooledError`].
+pub fn open_pooled(
+    socket: &Path,
+    name: &str,
+    verify: Verify,
+) -> Result<(Snapshot, Grant), OpenPooledError> {
+    open_pooled_with(Client::connect(socket)?, name, verify)
+}
+
+/// Same as [`open_pooled`], with a connection to the pool's manager, which the grant keeps.
+///
+/// # Errors
+/// See [`OpenPooledError`].
+pub fn open_pooled_with(
+    mut connection: Client,
+    name: &str,
+    verify: Verify,
+) -> Result<(Snapshot, Grant), OpenPooledError> {
+    let sealed = connection.snapshot(name)?;
+    let mut extent = place(&sealed);
+    let generation = sealed.extent().generation;
+    let snapshot = open_extent(name, &Arc::new(sealed.map()?))?;
+    let check = match verify {
+        Verify::Always => true,
+        Verify::Once => !sealed.is_verified(),
+        Verify::Never => false,
+    };
+    let begin = Instant::now();
+    if check {
+        check_pages(&snapshot).map_err(|source| OpenPooledError::Damaged {
+            name: name.to_owned(),
+            pool: connection.path().to_owned(),
+            source,
+        })?;
+        connection.verified(generation)?;
+        extent.checked = true;
+    }
+    let grant = Grant {
+        medium: medium(&sealed)?,
+        extent,
+        copies: None,
+        replica: None,
+        check_time: check.then(|| begin.elapsed()),
+        generation,
+        replica_generation: None,
+        connection,
+    };
+    Ok((snapshot, grant))
+}
+
+/// Opens a snapshot like [`open_pooled`], with a grant for a replica that the caller may write.
+/// What is checked is the sealed extent that the replica was copied from.
+///
+/// # Errors
+/// See [`OpenPooledError`].
+pub fn open_replica(
+    socket: &Path,
+    name: &str,
+    verify: Verify,
+) -> Result<(Snapshot, Grant), OpenPooledError> {
+    open_replica_with(Client::connect(socket)?, name, verify)
+}
+
+/// Same as [`open_replica`], with a connection to the pool's manager, which the grant keeps.
+///
+/// # Errors
+/// See [`OpenPooledError`].
+pub fn open_replica_with(
+    mut connection: Client,
+    name: &str,
+    verify: Verify,
+) -> Result<(Snapshot, Grant), OpenPooledError> {
+    // A freeze may replace the snapshot between the two requests: memory and tail must come from
+    // the same freeze.
+    for _ in 0..MAX_ATTEMPTS {
+        let (snapshot, mut grant) = open_pooled_with(connection, name, verify)?;
+        let granted = grant.connection.replica(name)?;
+        let memory = &granted.grant;
+        if granted.source.generation != grant.generation {
+            connection = grant.connection;
+            connection.release(memory.extent().generation)?;
+            connection.release(grant.generation)?;
+            continue;
+        }
+        let ExtentPlace { offset, checked, .. } = grant.extent;
+        grant.medium = medium(memory)?;
+        grant.extent = ExtentPlace { checked, replica_of: Some(offset), ..place(memory) };
+        grant.replica_generation = Some(memory.extent().generation);
+        grant.replica =
+            Some(ReplicaReport { imaging: granted.imaging, prepared: granted.prepared });
+        return Ok((snapshot, grant));
+    }
+    Err(OpenError::Replaced { path: name.into(), attempts: MAX_ATTEMPTS }.into())
+}
+
+impl Grant {
+    /// The pool's medium: read-only for a sealed extent, writable for a replica.
+    #[must_use]
+    pub fn medium(&self) -> &File {
+        &self.medium
+    }
+
+    /// Where guest memory is in the medium.
+    #[must_use]
+    pub fn extent(&self) -> ExtentPlace {
+        self.extent
+    }
+
+    /// The copies that [`take_copy`](Self::take_copy) requested.
+    #[must_use]
+    pub fn copies(&self) -> Option<&Copies> {
+        self.copies.as_ref()
+    }
+
+    /// The cost of the replica, if this is one.
+    #[must_use]
+    pub fn replica(&self) -> Option<ReplicaReport> {
+        self.replica
+    }
+
+    /// The time that the check of the snapshot's bytes took, if they were checked.
+    #[must_use]
+    pub fn check_time(&self) -> Option<Duration> {
+        self.check_time
+    }
+
+    /// Requests copies of the chunks that a run of the sealed snapshot is expected to write;
+    /// [`copies`](Self::copies) returns them. Without a ready copy the run is slower but correct.
+    ///
+    /// `expected` returns the image pages, in whole chunks of 2 MiB, that the snapshot's profile
+    /// expects by the rule. It is called only when the manager does not know them.
+    ///
+    /// # Errors
+    /// See [`OpenPooledError`].
+    pub fn take_copy(
+        &mut self,
+        rule: CopyRule,
+        expected: impl FnOnce() -> Result<Vec<Run>, OpenError>,
+    ) -> Result<(), OpenPooledError> {
+        let CopyGrant { expected, copy } =
+            match self.connection.known_copy(self.generation, rule)? {
+                Some(granted) => granted,
+                None => self.connection.copy(self.generation, rule, chunks_of(&expected()?))?,
+            };
+        let expected = expected.into_iter().map(pages_of_chunks).collect();
+        self.copies = Some(match copy {
+            Ok((chunks, file)) => {
+                let table = CopyTable::new(chunks.into_iter().map(pages_of_chunks));
+                Copies { rule, expected, table, file: Some(file.into()), absent: None }
+            }
+            Err(reason) => Copies { rule, expected, absent: Some(reason), ..Copies::default() },
+        });
+        Ok(())
+    }
+
+    /// Returns the replica to the pool. `written` holds all image pages that the guest, KVM or the
+    /// monitor wrote; the memory must not be written any more. Without this call the manager
+    /// compares the whole replica when the grant is dropped.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn return_replica(&mut self, written: &PageSet) -> Result<(), ClientError> {
+        let Some(generation) = self.replica_generation.take() else { return Ok(()) };
+        let written: Vec<_> = written.runs().map(|run| (run.start, run.end - run.start)).collect();
+        self.connection.give_back(generation, &written)
+    }
+
+    /// Reports the image pages, in whole chunks of 2 MiB, that a run wrote or profited from having
+    /// copies of. The manager predicts the next run from them.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn report_writes(&mut self, rule: CopyRule, chunks: &[Run]) -> Result<(), ClientError> {
+        self.connection.wrote(self.generation, rule, chunks_of(chunks))
+    }
+}
+
+const _: () = assert!(CHUNK_SIZE == COPY_CHUNK);
+
+/// The chunks that are wholly in runs of pages.
+fn chunks_of(runs: &[Run]) -> Vec<ChunkRun> {
+    let chunks = runs.iter().filter_map(|run| {
+        let first = run.first.div_ceil(CHUNK_PAGES);
+        let count = (run.range().end / CHUNK_PAGES).checked_sub(first)?;
+        Some((u32::try_from(first).ok()?, u32::try_from(count).ok()?))
+    });
+    chunks.filter(|(_, count)| *count > 0).collect()
+}
+
+fn pages_of_chunks((first, count): ChunkRun) -> Run {
+    Run { first: u64::from(first) * CHUNK_PAGES, pages: u64::from(count) * CHUNK_PAGES }
+}
+
+fn medium(grant: &ExtentGrant) -> Result<File, OpenPooledError> {
+    let medium = grant.descriptor().try_clone_to_owned();
+    medium.map(File::from).map_err(OpenPooledError::Descriptor)
+}
+
+fn place(grant: &ExtentGrant) -> ExtentPlace {
+    ExtentPlace {
+        offset: grant.extent().offset,
+        leaf: grant.leaf(),
+        private: grant.has_private_mappings(),
+        replica_of: None,
+        checked: grant.is_verified(),
+    }
+}
+
+#[cfg(test)]
+#[path = "grant_tests.rs"]
+mod tests;
