@@ -9,7 +9,6 @@ SHELL := /bin/bash
 xtask := cargo xtask
 target := $(or $(CARGO_TARGET_DIR),target)/x86_64-unknown-linux-gnu
 firn := $(target)/release/firn
-agent := $(target)/release/firn-agent
 apt-install := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -qy install
 apt-update := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -q update
 
@@ -36,9 +35,7 @@ build: setup
 
 # The files that a Linux guest boots from.
 guest: build
-	guest/build.sh
-	guest/image.sh base
-	guest/initramfs.sh $(agent)
+	$(firn) lab build --guest-only
 
 # The lab, and the files for guests.
 lab: build

@@ -6,10 +6,10 @@ use std::process::ExitStatus;
 
 use thiserror::Error;
 
+use crate::build::BuildError;
 use crate::channel::ReceiveError;
 use crate::init::InitError;
 use crate::request::PackError;
-use crate::scripts::ScriptError;
 
 /// The lab failed. A command in the lab that fails is not an error: its exit code is the result.
 #[derive(Debug, Error)]
@@ -23,17 +23,9 @@ pub enum LabError {
         /// The missing file.
         missing: PathBuf,
     },
-    /// A build script failed.
+    /// The build failed.
     #[error(transparent)]
-    Script(#[from] ScriptError),
-    /// The guest's agent, which the guest's initramfs needs, is missing.
-    #[error(
-        "the guest's agent {path} is missing: build it with `cargo build --release -p firn-agent`, or `make build`"
-    )]
-    NoAgent {
-        /// The expected path: beside the firn program.
-        path: PathBuf,
-    },
+    Build(#[from] BuildError),
     /// A file of the lab's machine cannot be created or opened.
     #[error("cannot prepare {what} for the lab")]
     Prepare {
@@ -144,8 +136,7 @@ impl LabError {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::TimedOut { .. } => 124,
-            Self::Interrupted { signal }
-            | Self::Script(ScriptError::Interrupted { signal, .. }) => {
+            Self::Interrupted { signal } | Self::Build(BuildError::Interrupted { signal }) => {
                 u8::try_from(128 + signal).unwrap_or(125)
             }
             _ => 125,

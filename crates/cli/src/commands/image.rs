@@ -6,9 +6,10 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use thiserror::Error;
 
-use firn_lab::{ImageBuild, ScriptError, guest_file};
+use firn_lab::{BuildError, ImageBuild, guest_file};
 
 use crate::assets;
+use crate::commands::lab;
 use crate::output;
 
 /// Commands of `firn image`.
@@ -56,7 +57,7 @@ pub(crate) struct BuildArgs {
 pub(crate) enum ImageCommandError {
     /// The build failed.
     #[error(transparent)]
-    Script(#[from] ScriptError),
+    Build(#[from] BuildError),
     /// The cache cannot be listed.
     #[error("the images in {} cannot be listed", .path.display())]
     List {
@@ -70,7 +71,7 @@ pub(crate) enum ImageCommandError {
 pub(crate) fn run(command: &ImageCommand) -> Result<ExitCode, ImageCommandError> {
     match command {
         ImageCommand::Build(arguments) => {
-            firn_lab::build_image(&arguments.into())?;
+            firn_lab::build_image(&arguments.into(), &lab::progress)?;
         }
         ImageCommand::List => {
             let failed = |source| ImageCommandError::List { path: guest_file("images"), source };

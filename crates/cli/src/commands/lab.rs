@@ -7,14 +7,20 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use firn_lab::{LabError, RunConfig, ScriptError};
+use firn_lab::{BuildError, LabError, RunConfig};
 use serde::Serialize;
+
+use crate::output;
 
 /// Commands of `firn lab`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum LabCommand {
     /// Build the lab and the guest's files from Debian packages into firn's cache (without root; keeps what is up to date)
-    Build,
+    Build {
+        /// Build only the guest's files, for a host that runs Linux guests itself
+        #[arg(long)]
+        guest_only: bool,
+    },
     /// Run a command in the lab and exit with its exit code
     #[command(after_help = "\
 In the lab:
@@ -123,9 +129,15 @@ struct Report<'a> {
 /// The lab itself failed, or the run was stopped; see [`LabError::exit_code`].
 pub(crate) fn run(command: LabCommand) -> Result<ExitCode, LabError> {
     match command {
-        LabCommand::Build => {
-            let firn = std::env::current_exe().map_err(ScriptError::Start)?;
-            firn_lab::build(&firn.with_file_name("firn-agent"))?;
+        LabCommand::Build { guest_only } => {
+            let firn = std::env::current_exe().map_err(|source| BuildError::File {
+                action: "find",
+                path: "firn".into(),
+                source,
+            })?;
+            let agent = firn.with_file_name("firn-agent");
+            let build = if guest_only { firn_lab::build_guest } else { firn_lab::build };
+            build(&agent, &progress)?;
             Ok(ExitCode::SUCCESS)
         }
         LabCommand::Run(arguments) => run_command(&arguments.into()),
@@ -134,6 +146,11 @@ pub(crate) fn run(command: LabCommand) -> Result<ExitCode, LabError> {
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+/// Prints a line of a build's progress.
+pub(crate) fn progress(text: &str) {
+    output::note(&format!("firn: {text}"));
 }
 
 /// Runs a command in the lab and prints its report if its output was captured. Returns the command's exit code.

@@ -1,0 +1,91 @@
+//! The contents of firn's own images.
+
+/// An image: its layer below, Debian packages, and wheels that pip installs.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(super) struct Recipe {
+    /// The image that it adds to, by name.
+    pub(super) from: Option<&'static str>,
+    pub(super) packages: &'static [&'static str],
+    /// Arguments of pip.
+    pub(super) wheels: &'static [&'static str],
+    /// Wheels in `/var/runtime`, where AWS Lambda has its runtime.
+    pub(super) runtime_wheels: &'static [&'static str],
+}
+
+/// The recipe of one of firn's images.
+pub(super) fn recipe(name: &str) -> Option<Recipe> {
+    let recipe = match name {
+        "base" => Recipe {
+            from: None,
+            // The runtime interface client is linked with libstdc++6, which a wheel cannot depend on.
+            packages: &[
+                "python3",
+                "python3-pyaes",
+                "python3-chameleon",
+                "python3-jinja2",
+                "libstdc++6",
+            ],
+            wheels: &[],
+            // AWS Lambda's runtime interface client, and the library for its SnapStart hooks.
+            runtime_wheels: &["awslambdaric", "snapshot-restore-py"],
+        },
+        "science" => Recipe {
+            from: Some("base"),
+            packages: &["python3-numpy", "python3-pil", "python3-igraph", "libopenblas0-pthread"],
+            ..Recipe::default()
+        },
+        "learning" => Recipe {
+            from: Some("science"),
+            packages: &["python3-torch", "python3-torchvision", "python3-sklearn"],
+            ..Recipe::default()
+        },
+        "media" => Recipe {
+            from: Some("science"),
+            packages: &["ffmpeg"],
+            // Debian's OpenCV depends on VTK, GDAL and Qt: 700 MB more. This is the last version for Debian's numpy.
+            wheels: &["opencv-python-headless==4.8.1.78"],
+            ..Recipe::default()
+        },
+        _ => return None,
+    };
+    Some(recipe)
+}
+
+/// Packages that no function uses although others depend on them: package managers, and programs for users and desktops. apt is
+/// configured as if they were installed. Programs are linked with none of them, except drivers for graphics cards, which are
+/// loaded only where there is a card.
+pub(super) const UNNEEDED: [&str; 33] = [
+    "adduser",
+    "ca-certificates",
+    "debconf",
+    "dpkg",
+    "fontconfig-config",
+    "iso-codes",
+    "lsb-base",
+    "mailcap",
+    "mime-support",
+    "openssl",
+    "passwd",
+    "perl",
+    "perl-base",
+    "procps",
+    "shared-mime-info",
+    "sysvinit-utils",
+    "tar",
+    "ucf",
+    "gdal-data",
+    "gdal-plugins",
+    "libgl1-mesa-dri",
+    "libllvm15",
+    "libwacom-common",
+    "mariadb-common",
+    "mysql-common",
+    "proj-data",
+    "x11-common",
+    "xkb-data",
+    "libtorch-test",
+    "python3-hypothesis",
+    "python3-lib2to3",
+    "python3-pythran",
+    "python3-sympy",
+];
