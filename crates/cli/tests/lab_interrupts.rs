@@ -136,8 +136,8 @@ fn guest() -> [u16; 2] {
     told
 }
 
-/// QEMU would deliver some twice, the second time whether the guest has interrupts enabled or not: `lab/build.sh` mends it. In the
-/// lab this test is the guest's monitor.
+/// Unpatched QEMU delivers some interrupts twice, the second time even if the guest has interrupts
+/// disabled (`crates/lab/src/build/qemu.rs`). In the lab this test is the guest's monitor.
 #[test]
 #[ignore = "needs the lab: make lab-tests"]
 fn an_interrupt_that_kvm_injects_is_delivered_once() {
