@@ -1,8 +1,10 @@
-//! Byte-addressable memory under firn's own management: the pool, PASS's PMEM manager (PASS, sections 3.3 and 4).
+//! Byte-addressable memory under firn's own management: the pool, PASS's PMEM manager (PASS,
+//! sections 3.3 and 4).
 //!
-//! A [`Medium`] is a devdax device, a file or a memfd, mapped whole. On it lies a [`Pool`]: a superblock and its twin, an extent map, and an
-//! address table from function names to extents, all on the medium. An [`Extent`] is continuous: guest memory, and behind
-//! it a tail that is opaque here. The crate knows nothing of KVM and nothing of snapshots.
+//! A [`Medium`] is a devdax device, a file or a memfd, mapped completely. It holds a [`Pool`]: a
+//! superblock and its twin, an extent map, and an address table from function names to extents. An
+//! [`Extent`] is contiguous: guest memory, followed by a tail that is opaque to this crate. The
+//! crate knows nothing of KVM and nothing of snapshots.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -14,7 +16,7 @@
 //!
 //! let staging = pool.allocate("hello", 2 << 20, 100)?;
 //! let extent = staging.map()?;
-//! extent.zero_guest(0, 2 << 20);
+//! extent.write_guest(0, &vec![0; 2 << 20]);
 //! extent.write_guest(4096, b"guest memory");
 //! extent.write_tail(0, b"machine state");
 //! extent.flush()?;
@@ -27,10 +29,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! One process changes a pool at a time; the kernel's lock on the medium says which. It may serve others ([`Server`], [`Client`]), which get descriptors
-//! of the medium and map extents themselves; others read beside it ([`PoolReader`]). After a
-//! loss of power, or when that process was killed, the next opening finds every sealed snapshot, none that was not sealed, and
-//! all other space free. `docs/reference/pool-format.md` has the bytes, the transitions and how this was tested.
+//! One process at a time changes a pool; the kernel's lock on the medium ensures it. This process
+//! can serve others ([`Server`], [`Client`]), which receive descriptors of the medium and map
+//! extents themselves. Further processes can read the pool concurrently ([`PoolReader`]). After a
+//! loss of power, or after the process was killed, the next opening finds every published snapshot,
+//! no unpublished one, and all other space free. `docs/reference/pool-format.md` specifies the
+//! format, the transitions and their tests.
 
 mod extent;
 mod layout;
@@ -40,13 +44,14 @@ mod media;
 mod pool;
 
 pub use extent::Extent;
-pub use layout::{GRANULE, POOL_VERSION};
+pub use layout::GRANULE;
 pub use manager::{
     ArenaFacts, COPY_CHUNK, ChunkRun, Client, ClientError, ClientWatch, CopyGrant, CopyRule,
-    Description, ExtentGrant, FindManagerError, MANAGER_VERSION, ManagerDirectory, NoCopy, Refusal,
+    Description, ExtentGrant, FindManagerError, ManagerDirectory, NoCopy, Refusal,
     RemoveError, ReplicaGrant, Server, ServerError,
 };
 pub use mapped_extent::{MapExtentError, MappedExtent};
+#[cfg(any(test, feature = "simulated"))]
 pub use media::simulated;
 pub use media::{
     Access, Durability, FlushInstruction, Index, MappedMedium, Medium, MediumError, MediumFacts,

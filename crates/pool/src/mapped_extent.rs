@@ -75,12 +75,6 @@ impl MappedExtent {
         self.extent
     }
 
-    /// The host-virtual address of guest memory, aligned to at least 2 MiB.
-    #[must_use]
-    pub fn guest_address(&self) -> *mut u8 {
-        self.memory.base()
-    }
-
     fn guest(&self, offset: u64, len: usize) -> u64 {
         within(offset, len, self.extent.guest_bytes)
     }
@@ -104,25 +98,9 @@ impl MappedExtent {
         self.memory.store(self.guest(offset, bytes.len()), bytes);
     }
 
-    /// Writes zeros into guest memory.
-    pub fn zero_guest(&self, offset: u64, len: u64) {
-        let end = offset.checked_add(len);
-        assert!(end.is_some_and(|end| end <= self.extent.guest_bytes), "within guest memory");
-        self.memory.zero(offset, len);
-    }
-
     /// Copies bytes into the tail.
     pub fn write_tail(&self, offset: u64, bytes: &[u8]) {
         self.memory.store(self.tail(offset, bytes.len()), bytes);
-    }
-
-    /// Maps every page in this process's page tables (`MADV_POPULATE_WRITE` for a writable mapping,
-    /// else `MADV_POPULATE_READ`).
-    ///
-    /// # Errors
-    /// There is too little memory, or the medium has bad pages.
-    pub fn populate(&self) -> io::Result<()> {
-        Ok(self.memory.populate()?)
     }
 
     /// Makes all written bytes durable.

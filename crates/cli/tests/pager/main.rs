@@ -273,7 +273,7 @@ fn a_server_that_is_killed_takes_its_monitor_with_it() {
     monitor.was_killed();
     let (code, error) = pager.end();
     assert_eq!(code, Some(1));
-    assert!(error.contains("the server was lost (signal: 9"), "{error}");
+    assert!(error.contains("the server process ended unexpectedly (signal: 9"), "{error}");
 }
 
 #[test]
@@ -286,7 +286,7 @@ fn a_guardian_that_is_killed_takes_its_monitor_with_it() {
     assert_eq!(monitor.answer(), None);
     monitor.was_killed();
     let error = pager.complaint();
-    assert!(error.contains("the guardian was lost"), "{error}");
+    assert!(error.contains("the guardian process ended unexpectedly"), "{error}");
     pager.process.wait().unwrap();
 }
 
@@ -310,7 +310,7 @@ fn killed_during_the_handover(sent: bool, stopped: Option<Process>, killed: Proc
     assert!([None, Some(word(900))].contains(&read), "{read:?}");
     monitor.was_killed();
     let error = pager.complaint();
-    assert!(error.contains("was lost") || error.contains("ended before"), "{error}");
+    assert!(error.contains("ended unexpectedly") || error.contains("ended before"), "{error}");
     pager.process.wait().unwrap();
 }
 
@@ -330,7 +330,10 @@ fn a_server_that_is_killed_before_anybody_connects_ends_the_pager() {
     kill_process(pager.server(), Signal::KILL).unwrap();
     let (code, error) = pager.end();
     assert_eq!(code, Some(1));
-    assert!(error.contains("the server ended before it served (signal: 9"), "{error}");
+    assert!(
+        error.contains("the server process ended before it served pages (signal: 9"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -438,7 +441,7 @@ fn a_monitor_of_another_user_is_refused() {
     is_refused(
         start,
         Pager::guardian,
-        "uid 65534 may not kill it if its pager is lost; run the pager as uid 0",
+        "uid 65534 may not kill it if its pager ends; run the pager as uid 0",
     );
 }
 
@@ -527,10 +530,10 @@ fn what_cannot_be_served_at_all_is_said_before_anybody_connects() {
         (output.status.code(), String::from_utf8(output.stderr).unwrap())
     };
     let (code, error) = run(&["--socket", "socket", "--image", "none"]);
-    assert!(code == Some(1) && error.contains("opening the memory file none"), "{error}");
+    assert!(code == Some(1) && error.contains("cannot open the memory file none"), "{error}");
     std::fs::write(folder.path().join("memory"), [0; 4096]).unwrap();
     let (code, error) = run(&["--socket", "memory", "--image", "memory"]);
-    assert!(code == Some(1) && error.contains("listening on memory"), "{error}");
+    assert!(code == Some(1) && error.contains("cannot listen on memory"), "{error}");
     assert!(folder.path().join("memory").exists());
     let (code, error) = run(&["--socket", "socket", "--image", "memory", "--granule", "3"]);
     assert!(code == Some(2) && error.contains("power of two"), "{error}");
@@ -647,7 +650,7 @@ fn lost_under_a_guest(killed: Process) {
     assert_eq!(monitor.answer(), None);
     monitor.was_killed();
     let error = pager.complaint();
-    assert!(error.contains("was lost"), "{error}");
+    assert!(error.contains("ended unexpectedly"), "{error}");
     pager.process.wait().unwrap();
 }
 

@@ -58,7 +58,7 @@ fn a_signal_to_one_process_ends_the_monitor() {
         let number = signal.as_raw();
         let words = format!("ended by signal {number}; the monitor");
         ends_the_monitor(|pager| kill_process(pager.guardian(), signal).unwrap(), &words);
-        let words = format!("the server was lost (signal: {number} ");
+        let words = format!("the server process ended unexpectedly (signal: {number} ");
         ends_the_monitor(|pager| kill_process(pager.server(), signal).unwrap(), &words);
     }
 }
@@ -74,7 +74,7 @@ fn a_process_group_that_is_killed_takes_the_monitor_with_it() {
     assert!([None, Some(word(900))].contains(&read), "{read:?}");
     monitor.was_killed();
     let error = pager.complaint();
-    assert!(error.contains("the guardian was lost"), "{error}");
+    assert!(error.contains("the guardian process ended unexpectedly"), "{error}");
     pager.process.wait().unwrap();
 }
 

@@ -35,7 +35,7 @@ pub use error::{ClientError, Refusal, ServerError};
 pub use server::{ClientWatch, Server};
 
 /// The version of the messages.
-pub const MANAGER_VERSION: u32 = 1;
+const MANAGER_VERSION: u32 = 1;
 
 /// What a client asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

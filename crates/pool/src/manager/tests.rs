@@ -69,7 +69,7 @@ impl World {
 fn freeze(client: &mut Client, name: &str, text: &[u8]) {
     let grant = client.begin(name, GUEST, 100).unwrap();
     let extent = grant.map().unwrap();
-    extent.zero_guest(0, GUEST);
+    extent.write_guest(0, &vec![0; 2 << 20]);
     extent.write_guest(8192, text);
     extent.write_tail(0, text);
     extent.flush().unwrap();

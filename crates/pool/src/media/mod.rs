@@ -14,6 +14,7 @@ mod flush;
 mod leaf;
 mod mapped;
 mod memory;
+#[cfg(any(test, feature = "simulated"))]
 pub mod simulated;
 
 use std::fmt::Debug;

@@ -67,8 +67,7 @@ impl Pool {
     }
 
     /// The medium, to open descriptors of it.
-    #[must_use]
-    pub fn shared_medium(&self) -> Arc<dyn Medium> {
+    pub(crate) fn shared_medium(&self) -> Arc<dyn Medium> {
         Arc::clone(self.inner.medium())
     }
 

@@ -1,11 +1,14 @@
-//! `firn pager`: the page fault handler of another monitor, such as Firecracker with its `Uffd` backend.
+//! `firn pager`: the page fault handler of another monitor, such as Firecracker with its `Uffd`
+//! backend.
 //!
-//! Two processes: this one, the guardian, which takes the connection and then only watches, and a child, the server, which
-//! reads, checks and copies pages. Both have the connection, and with it the monitor's process (pidfd), before anything is
-//! taken from it, and the userfaultfd before one takes it out of the connection. When one of them ends, the other kills
-//! the monitor, and closes nothing before the monitor is gone. So a guest whose pager is lost neither waits for ever nor
-//! gets zeros. Signals that end a process must not end both at once: the server is in a process group of its own, and the
-//! guardian catches those that people and their systems send, and does the same upon one.
+//! Two processes share the work. This one, the guardian, accepts the monitor's connection and then
+//! only watches. Its child, the server, reads, checks and copies pages. Both hold the connection,
+//! and with it a pidfd of the monitor, before either reads from it, and both hold the userfaultfd
+//! before the server receives the message that carries it. When one process ends, the other kills
+//! the monitor and closes its descriptors only after the monitor has ended. A guest that loses its
+//! pager therefore neither waits forever nor reads zeros. A signal must not end both processes at
+//! once: the server has its own process group, and the guardian catches termination signals, kills
+//! the monitor and exits.
 
 mod monitor;
 mod server;
@@ -40,18 +43,18 @@ use wire::{ReceiveError, receive, send};
   firn pager --socket /run/pager.sock --image memory.bin
   firn pager --socket /run/pager.sock --snapshot snapshots/hello
 
-It serves one microVM, and ends with it. Start it before the monitor loads its snapshot; for Firecracker:
+The pager serves one microVM and exits with it. Start it before the monitor loads its snapshot. For Firecracker:
   PUT /snapshot/load {\"snapshot_path\": \"vmstate\", \"mem_backend\": {\"backend_type\": \"Uffd\",
                       \"backend_path\": \"/run/pager.sock\"}, \"resume_vm\": true}
-If the pager is lost or ended by a signal, or a page is not what was frozen, the monitor is killed.")]
+The pager kills the monitor if a pager process dies or receives a termination signal, or if a page is damaged.")]
 pub(crate) struct PagerArgs {
-    /// Where the monitor connects; nothing may be there yet
+    /// Unix socket for the monitor; the path must not exist
     #[arg(long, value_name = "SOCKET", required_unless_present = "serve")]
     socket: Option<PathBuf>,
-    /// A snapshot: its pages are compared with its digests
+    /// Directory of a snapshot, whose pages are checked against its digests
     #[arg(long, value_name = "DIRECTORY")]
     snapshot: Option<PathBuf>,
-    /// A memory file of the monitor's own: its pages enter as they are
+    /// Memory file of the monitor, whose pages are not checked
     #[arg(
         long,
         value_name = "FILE",
@@ -59,47 +62,47 @@ pub(crate) struct PagerArgs {
         required_unless_present = "snapshot"
     )]
     image: Option<PathBuf>,
-    /// Pages that one fault brings: a power of two up to 512
+    /// Pages copied per fault: a power of two up to 512
     #[arg(long, value_name = "PAGES", default_value = "16", value_parser = policy)]
     granule: PagerPolicy,
-    /// The server's process: its guardian is its standard input
+    /// Run as the server process, with its guardian on standard input
     #[arg(long, hide = true, conflicts_with = "socket")]
     serve: bool,
 }
 
 fn policy(pages: &str) -> Result<PagerPolicy, String> {
     let policy = pages.parse().ok().and_then(PagerPolicy::with_granule);
-    policy.ok_or_else(|| "a power of two up to 512 is wanted".to_owned())
+    policy.ok_or_else(|| "expected a power of two up to 512".to_owned())
 }
 
-/// Why a monitor's memory was not served, or not to its end.
+/// Why a monitor's memory was not served until the monitor ended.
 #[derive(Debug, Error)]
 pub(crate) enum PagerCommandError {
     #[error(transparent)]
     Open(#[from] OpenError),
-    #[error("opening the memory file {}", .path.display())]
+    #[error("cannot open the memory file {}", .path.display())]
     Image { path: PathBuf, source: std::io::Error },
-    #[error("listening on {}; if no pager runs there, remove it", .path.display())]
+    #[error("cannot listen on {}; if no pager uses this path, remove it", .path.display())]
     Listen { path: PathBuf, source: std::io::Error },
-    #[error("taking the monitor's connection")]
+    #[error("cannot accept the monitor's connection")]
     Accept(#[source] std::io::Error),
-    #[error("killing the monitor, which has lost its pager")]
+    #[error("cannot kill the monitor, which has no pager any more")]
     Kill(#[source] std::io::Error),
-    #[error("the monitor is killed, for its memory cannot be served")]
+    #[error("the monitor is killed because its memory cannot be served")]
     Handoff(#[source] HandoffError),
-    #[error("starting the server")]
+    #[error("cannot start the server process")]
     Server(#[source] std::io::Error),
-    #[error("the server ended before it served ({0})")]
+    #[error("the server process ended before it served pages ({0})")]
     NotServed(ExitStatus),
-    #[error("the server was lost ({0}), and the monitor was killed")]
-    Lost(ExitStatus),
-    #[error("the guardian was lost, and the monitor was killed")]
-    GuardianLost,
-    #[error("preparing to catch signals")]
+    #[error("the server process ended unexpectedly ({0}), and the monitor was killed")]
+    ServerEnded(ExitStatus),
+    #[error("the guardian process ended unexpectedly, and the monitor was killed")]
+    GuardianEnded,
+    #[error("cannot install signal handlers")]
     Signals(#[source] std::io::Error),
-    #[error("ended by signal {0}; the monitor, if one had connected, was killed")]
+    #[error("terminated by signal {0}; the monitor, if connected, was killed")]
     Signal(i32),
-    #[error("waiting for the monitor or the other process of the pager")]
+    #[error("cannot wait for the monitor or the other process of the pager")]
     Wait(#[source] std::io::Error),
     #[error(transparent)]
     Wire(#[from] ReceiveError),
@@ -107,7 +110,7 @@ pub(crate) enum PagerCommandError {
     Pager(#[from] PagerError),
 }
 
-/// Where pages come from, and how many bytes of them there are.
+/// The source of pages, and its size in bytes.
 fn store(arguments: &PagerArgs) -> Result<(PageStore, u64), PagerCommandError> {
     if let Some(path) = &arguments.snapshot {
         let snapshot = Snapshot::open(path)?;
@@ -128,7 +131,7 @@ pub(crate) fn run(arguments: &PagerArgs) -> Result<ExitCode, PagerCommandError> 
     let mut signals = Signals::catch().map_err(PagerCommandError::Signals)?;
     let listen = |source| PagerCommandError::Listen { path: path.clone(), source };
     let socket = Socket::bind(&path).map_err(listen)?;
-    // Before there is anything to lose.
+    // The server starts before a monitor can connect.
     let mut server = Server::start(arguments).map_err(PagerCommandError::Server)?;
     send(&server.socket, &[socket.listener.as_fd()])?;
     output::line(&format!("firn pager listens on {}", path.display()));
@@ -138,41 +141,44 @@ pub(crate) fn run(arguments: &PagerArgs) -> Result<ExitCode, PagerCommandError> 
         _ => {}
     }
     let (connection, _) = socket.listener.accept().map_err(PagerCommandError::Accept)?;
-    // At once: a guardian that is lost before that leaves nobody who knows the monitor.
-    let told = send(&server.socket, &[connection.as_fd()]);
+    // Sent first: if the guardian ends before this, no process watches the monitor.
+    let sent = send(&server.socket, &[connection.as_fd()]);
     let monitor = match Monitor::of(&connection) {
         Ok(monitor) => monitor,
         Err(error) => return refuse(&connection, &error),
     };
     drop(socket);
     let mut kept = Vec::new();
-    let served = told
+    let served = sent
         .map_err(Into::into)
         .and_then(|()| server.serve(&mut signals, &monitor, &connection, &mut kept));
-    // Whatever came of it.
+    // In every case, also after an error.
     monitor.kill()?;
     match served {
         Ok(true) => server.end().map(|_| ExitCode::SUCCESS),
-        Ok(false) | Err(PagerCommandError::Wire(_)) => Err(PagerCommandError::Lost(server.end()?)),
-        // It may wait for this process: it is not waited for.
+        Ok(false) | Err(PagerCommandError::Wire(_)) => {
+            Err(PagerCommandError::ServerEnded(server.end()?))
+        }
+        // The server may wait for this process, so this process does not wait for it.
         Err(error) => Err(error),
     }
 }
 
-/// Refuses a monitor that could not be killed. It can send nothing more; what it has sent stays open as long as its end of the
-/// connection is: closed, its memory would be zeros.
+/// Refuses a monitor that this process may not kill. The connection is shut down for reading but
+/// stays open until the monitor closes its end, because closing a userfaultfd in it would give the
+/// monitor zeros.
 fn refuse(connection: &UnixStream, error: &MonitorError) -> Result<ExitCode, PagerCommandError> {
-    // It fails where the monitor is gone.
+    // Fails if the monitor has ended.
     let _ = shutdown(connection, Shutdown::Read);
     output::complain(error);
-    // Nothing but the end is waited for.
+    // Waits only for the peer to close the connection.
     let mut wait = [PollFd::new(connection, PollFlags::empty())];
     retry_on_intr(|| poll(&mut wait, None))
         .map_err(|errno| PagerCommandError::Wait(errno.into()))?;
     Ok(ExitCode::FAILURE)
 }
 
-/// Waits until one of some descriptors has something to read, or the other side is gone: which.
+/// Waits until one of the descriptors is readable or its peer has closed it, and returns its index.
 fn wait(descriptors: &[&dyn AsFd]) -> Result<usize, PagerCommandError> {
     let mut waits: Vec<PollFd<'_>> =
         descriptors.iter().map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)).collect();
@@ -181,7 +187,7 @@ fn wait(descriptors: &[&dyn AsFd]) -> Result<usize, PagerCommandError> {
     Ok(waits.iter().position(|wait| !wait.revents().is_empty()).unwrap_or_default())
 }
 
-/// A socket that is removed again.
+/// A listening socket whose path is removed on drop.
 struct Socket<'a> {
     listener: UnixListener,
     path: &'a Path,
@@ -197,13 +203,13 @@ impl<'a> Socket<'a> {
 
 impl Drop for Socket<'_> {
     fn drop(&mut self) {
-        // Who removed it before had a reason.
+        // The path may already be removed.
         let _ = std::fs::remove_file(self.path);
         turn_away(&self.listener);
     }
 }
 
-/// The server's process. It ends when its guardian does, or the monitor.
+/// The server process. It exits with its guardian or the monitor.
 struct Server {
     process: Child,
     socket: OwnedFd,
@@ -226,8 +232,8 @@ impl Server {
         Ok(Self { process, socket })
     }
 
-    /// Has the monitor's memory served. `true`: until the monitor ended; `false`: until the server did. What is `kept` is
-    /// open in both processes.
+    /// Lets the server serve the monitor's memory. Returns `true` when the monitor ended, `false`
+    /// when the server ended. Both processes hold the descriptors in `kept`.
     fn serve(
         &self,
         signals: &mut Signals,
@@ -245,7 +251,7 @@ impl Server {
         if wait(&[signals, &self.socket])? == 0 {
             return Err(signals.error());
         }
-        // It serves.
+        // The server has started serving.
         receive(&self.socket)?;
         match wait(&[signals, monitor, &self.socket])? {
             0 => Err(signals.error()),
@@ -260,7 +266,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended already. Nothing is served any more when a guardian ends.
+        // It may already have ended. No page is served after the guardian ends.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

@@ -1,4 +1,4 @@
-//! The process whose memory is served.
+//! The monitor, the process whose memory the pager serves.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,18 +21,20 @@ use super::{PagerCommandError, wait};
 /// Why a monitor is not served.
 #[derive(Debug, Error)]
 pub(crate) enum MonitorError {
-    #[error("finding the process that connected")]
+    #[error("cannot identify the process that connected")]
     Find(#[source] io::Error),
     #[error(
-        "the process that connected is in another pid namespace, where it cannot be killed: run the pager in the same or in \
-         an outer one"
+        "the process that connected is in another pid namespace and cannot be killed: run the pager in the same or \
+         an outer pid namespace"
     )]
     Elsewhere,
-    #[error("watching the monitor, process {pid}, which is killed if it still has its connection")]
+    #[error(
+        "cannot watch the monitor, process {pid}; it is killed if its connection is still open"
+    )]
     Watch { pid: i32, source: io::Error },
     #[error(
-        "the monitor, process {pid}, is not served and has to be ended: uid {own} may not kill it if its pager is lost; \
-         run the pager as uid {uid}, or as root"
+        "the monitor, process {pid}, is not served and must be stopped: uid {own} may not kill it if its pager ends; \
+         run the pager as uid {uid} or as root"
     )]
     MayNotKill { pid: i32, uid: u32, own: u32, source: io::Error },
 }
@@ -49,19 +51,21 @@ impl AsFd for Monitor {
 }
 
 impl Monitor {
-    /// The process on the other side of a connection, which this process may kill. One that cannot be watched is killed.
+    /// The peer process of a connection, which this process may kill. A process that cannot be
+    /// watched is killed.
     pub(super) fn of(connection: &UnixStream) -> Result<Self, MonitorError> {
         let peer = getsockopt(connection, PeerCredentials);
         let peer = peer.map_err(|errno| MonitorError::Find(errno.into()))?;
-        // (rustix has a pid that is never 0, which the kernel does not promise.)
+        // rustix's `Pid` is never 0, but the kernel reports 0 for a process in another pid
+        // namespace.
         let pid = Pid::from_raw(peer.pid()).ok_or(MonitorError::Elsewhere)?;
         let process = match getsockopt(connection, PeerPidfd) {
-            // Before Linux 6.5.
+            // Linux before 6.5.
             Err(nix::errno::Errno::ENOPROTOOPT) => by_number(connection, pid),
             process => process.map_err(Into::into),
         };
         let process = process.map_err(|source| {
-            // What is said is why it cannot be watched.
+            // The reported error is why the process cannot be watched.
             if !is_closed(connection) {
                 let _ = kill_process(pid, Signal::KILL);
             }
@@ -69,7 +73,7 @@ impl Monitor {
         })?;
         match test_kill_process(pid) {
             Ok(()) => Ok(Self { process }),
-            // It has ended: its number may be another's by now.
+            // The process has ended and its pid may be reused.
             Err(_) if has(&process, PollFlags::IN) => Ok(Self { process }),
             Err(errno) => Err(MonitorError::MayNotKill {
                 pid: peer.pid(),
@@ -87,7 +91,8 @@ impl Monitor {
         }
     }
 
-    /// Kills it, and waits until it is gone: with its memory. So it waits for one that may not be killed any more, too.
+    /// Kills the process and waits until it has ended and its memory is freed. If this process may
+    /// not kill it any more, waits until it ends.
     pub(super) fn kill(&self) -> Result<(), PagerCommandError> {
         let killed = self.signal();
         wait(&[self])?;
@@ -95,8 +100,9 @@ impl Monitor {
     }
 }
 
-/// The process on the other side of a connection, where the kernel names it by a number alone. It may be another's once the
-/// process has ended; then the other side is closed, unless a child of the process has it.
+/// The peer process of a connection, on a kernel that reports only its pid. The pid may be reused
+/// after the process ended. In that case the connection is closed, unless a child of the process
+/// still holds it.
 fn by_number(connection: &UnixStream, pid: Pid) -> io::Result<OwnedFd> {
     let process = pidfd_open(pid, PidfdFlags::empty())?;
     if is_closed(connection) { Err(Errno::SRCH.into()) } else { Ok(process) }
@@ -106,14 +112,15 @@ fn is_closed(connection: &UnixStream) -> bool {
     has(connection, PollFlags::HUP)
 }
 
-/// Whether a descriptor is in a state now.
+/// Whether a descriptor has an event pending.
 fn has(descriptor: impl AsFd, state: PollFlags) -> bool {
     let mut wait = [PollFd::new(&descriptor, state)];
     let polled = retry_on_intr(|| poll(&mut wait, Some(&Timespec::default())));
     polled.is_ok() && wait[0].revents().contains(state)
 }
 
-/// Kills who has connected to a socket, which does not block, and is not served. Whether there was anybody.
+/// Kills the processes that have connected to a non-blocking socket without being served. Returns
+/// whether there was one.
 pub(super) fn turn_away(listener: &UnixListener) -> bool {
     let mut any = false;
     while let Ok((connection, _)) = listener.accept() {
@@ -121,7 +128,8 @@ pub(super) fn turn_away(listener: &UnixListener) -> bool {
         if let Ok(monitor) = Monitor::of(&connection)
             && monitor.signal().is_ok()
         {
-            // Until then its message stays where it is. Nobody else waits for it.
+            // The message stays in the socket until the process ends. No other process waits for
+            // this one.
             let _ = wait(&[&monitor]);
         }
     }

@@ -13,37 +13,38 @@ use super::monitor::{Monitor, turn_away};
 use super::wire::{ReceiveError, receive, send};
 use super::{PagerArgs, PagerCommandError, refuse, store, wait};
 
-/// Receives a monitor from the guardian, and serves its memory until the monitor or the guardian ends.
+/// Receives a monitor's connection from the guardian and serves its memory until the monitor or the
+/// guardian ends.
 pub(super) fn run(arguments: &PagerArgs) -> Result<ExitCode, PagerCommandError> {
     let guardian = stdin();
     let store = store(arguments)?;
-    // It sends the socket that monitors connect to; then a connection; then, when it has the userfaultfd itself, that the
-    // message may be taken.
+    // The guardian sends three messages: the listening socket; the connection; and, once it holds
+    // the userfaultfd itself, permission to receive the monitor's message.
     let Some([listener]) = next(&guardian)? else { return Ok(ExitCode::SUCCESS) };
     let listener = UnixListener::from(listener);
     let Some([connection]) = next(&guardian)? else {
-        // Who is connected to a guardian that was lost has nobody else.
+        // The guardian has ended, so this process handles its connected monitors.
         let any = turn_away(&listener);
-        return if any { Err(PagerCommandError::GuardianLost) } else { Ok(ExitCode::SUCCESS) };
+        return if any { Err(PagerCommandError::GuardianEnded) } else { Ok(ExitCode::SUCCESS) };
     };
     drop(listener);
     let connection = UnixStream::from(connection);
     let monitor = match Monitor::of(&connection) {
         Ok(monitor) => monitor,
         Err(error) => {
-            // The guardian refuses it.
+            // The guardian also refuses it.
             wait(&[&guardian])?;
             return refuse(&connection, &error);
         }
     };
     let mut kept = Vec::new();
     let served = serve(arguments, store, &guardian, &monitor, &connection, &mut kept);
-    // Whatever came of it.
+    // In every case, also after an error.
     monitor.kill()?;
     served
 }
 
-/// The next descriptors of the guardian's; `None` where it has ended.
+/// The next descriptors from the guardian; `None` if it has ended.
 fn next<const COUNT: usize>(
     guardian: &Stdin,
 ) -> Result<Option<[OwnedFd; COUNT]>, PagerCommandError> {
@@ -54,7 +55,7 @@ fn next<const COUNT: usize>(
     }
 }
 
-/// Serves a monitor until it ends. What is `kept` is open in both processes.
+/// Serves a monitor until it ends. Both processes hold the descriptors in `kept`.
 fn serve(
     arguments: &PagerArgs,
     (store, len): (PageStore, u64),
@@ -63,7 +64,7 @@ fn serve(
     connection: &UnixStream,
     kept: &mut Vec<OwnedFd>,
 ) -> Result<ExitCode, PagerCommandError> {
-    let Some([]) = next(guardian)? else { return Err(PagerCommandError::GuardianLost) };
+    let Some([]) = next(guardian)? else { return Err(PagerCommandError::GuardianEnded) };
     *kept = firecracker::peek(connection).map_err(PagerCommandError::Handoff)?;
     let (message, uffd) = firecracker::receive(connection).map_err(PagerCommandError::Handoff)?;
     let areas = firecracker::parse(&message, len).map_err(PagerCommandError::Handoff)?;
@@ -73,15 +74,15 @@ fn serve(
         store,
         pages: len / PAGE_SIZE,
         policy: arguments.granule,
-        // The guardian sees the end of this process, and kills the monitor.
+        // The guardian detects the end of this process and kills the monitor.
         on_loss: end_process,
     })?;
-    // A guardian that is gone is seen at once.
+    // The following wait detects that the guardian has ended.
     let _ = send(guardian, &[]);
     if wait(&[monitor, guardian])? == 0 {
         return Ok(ExitCode::SUCCESS);
     }
     monitor.kill()?;
     drop(pager);
-    Err(PagerCommandError::GuardianLost)
+    Err(PagerCommandError::GuardianEnded)
 }

@@ -1,4 +1,4 @@
-//! The signals that end a pager.
+//! Termination signals of a pager.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,7 +10,7 @@ use signal_hook::iterator::exfiltrator::SignalOnly;
 
 use super::PagerCommandError;
 
-/// Signals that have come: there is something to read when one has.
+/// Caught signals. The descriptor is readable after a signal arrived.
 pub(super) struct Signals(SignalDelivery<UnixStream, SignalOnly>);
 
 impl AsFd for Signals {
@@ -20,14 +20,15 @@ impl AsFd for Signals {
 }
 
 impl Signals {
-    /// From here on these signals do not end this process; a program that it starts has them as they were.
+    /// Catches the signals, so that they do not end this process. Child programs get the default
+    /// actions.
     pub(super) fn catch() -> io::Result<Self> {
         let (read, write) = UnixStream::pair()?;
         let signals = [SIGINT, SIGTERM, SIGHUP, SIGQUIT];
         Ok(Self(SignalDelivery::with_pipe(read, write, SignalOnly, signals)?))
     }
 
-    /// The one that has come.
+    /// The error for the signal that arrived.
     pub(super) fn error(&mut self) -> PagerCommandError {
         PagerCommandError::Signal(self.0.pending().next().unwrap_or_default())
     }

@@ -1,4 +1,5 @@
-//! Messages between guardian and server: their descriptors. Which message it is, is said by their order.
+//! Messages between guardian and server. A message carries descriptors; its position in the
+//! sequence determines its meaning.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -11,13 +12,13 @@ use rustix::net::{
 };
 use thiserror::Error;
 
-/// Most descriptors with a message.
+/// Maximum number of descriptors in a message.
 const MOST: usize = 1;
 
-/// Why a message did not arrive.
+/// Why a message was not received.
 #[derive(Debug, Error)]
 pub(crate) enum ReceiveError {
-    #[error("speaking to the other process of the pager")]
+    #[error("cannot communicate with the other process of the pager")]
     System(#[from] rustix::io::Errno),
     #[error("the other process of the pager ended")]
     Ended,
@@ -30,7 +31,7 @@ pub(super) fn send(to: impl AsFd, descriptors: &[BorrowedFd<'_>]) -> Result<(), 
     if !descriptors.is_empty() {
         ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
     }
-    // A message of no bytes would look like the end.
+    // A message without bytes would be read as the end of the connection.
     let bytes = &[IoSlice::new(&[0])];
     retry_on_intr(|| sendmsg(&to, bytes, &mut ancillary, SendFlags::NOSIGNAL))?;
     Ok(())

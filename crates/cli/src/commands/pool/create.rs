@@ -1,4 +1,4 @@
-//! `firn pool create`: an empty pool.
+//! `firn pool create`: creates an empty pool.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use super::PoolCommandError;
 use super::medium::{self, MediumName};
 use crate::output;
 
-/// What a new pool can hold.
+/// Capacity of a new pool.
 #[derive(Debug, Args)]
 pub(crate) struct TableArgs {
-    /// Names that the pool holds at most
+    /// Maximum number of names
     #[arg(long, value_name = "N", default_value_t = 1024)]
     names: u32,
-    /// Bytes of the longest name
+    /// Maximum length of a name in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 112)]
     longest_name: u32,
-    /// Guest-size class: guest memory of at least this size begins at a multiple of it (1G for leaves of 1 GiB). May be given more
-    /// than once, ascending
+    /// Guest-size class: guest memory of at least this size is aligned to it (1G for leaves of 1
+    /// GiB). May be given more than once, in ascending order
     #[arg(long = "class", value_name = "SIZE", value_parser = parse_size)]
     classes: Vec<u64>,
 }
@@ -44,15 +44,15 @@ impl TableArgs {
   firn pool create --medium /dev/dax0.0
   firn pool create --medium /mnt/dax/pool --size 8G --class 1G")]
 pub(crate) struct CreateArgs {
-    /// A devdax device, or a file
+    /// A devdax device or a file
     #[arg(long, value_name = "MEDIUM", value_parser = medium::parse)]
     medium: MediumName,
-    /// Make the file, of this size
+    /// Create the file with this size
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     size: Option<u64>,
     #[command(flatten)]
     table: TableArgs,
-    /// Overwrite whatever the medium holds
+    /// Overwrite existing content of the medium
     #[arg(long)]
     overwrite: bool,
     /// Print one JSON object
@@ -70,7 +70,7 @@ pub(crate) fn run(arguments: &CreateArgs) -> Result<ExitCode, PoolCommandError> 
     };
     let created = Pool::create(Arc::new(medium), &arguments.table.options(arguments.overwrite));
     if created.is_err() && is_new {
-        // Made for this, and of no use.
+        // This command created the file.
         let _ = std::fs::remove_file(path);
     }
     let pool = created?;
@@ -80,7 +80,7 @@ pub(crate) fn run(arguments: &CreateArgs) -> Result<ExitCode, PoolCommandError> 
     } else {
         let free = format_bytes(listing.free_bytes());
         let (uuid, name) = (listing.pool.uuid, &listing.medium.name);
-        output::line(&format!("made the pool {uuid} on {name}: {free} for snapshots"));
+        output::line(&format!("created the pool {uuid} on {name}: {free} for snapshots"));
     }
     Ok(ExitCode::SUCCESS)
 }

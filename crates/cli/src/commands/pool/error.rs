@@ -37,16 +37,18 @@ pub(crate) enum PoolCommandError {
     Remove(#[from] RemoveError),
     #[error(transparent)]
     Detach(#[from] DetachError),
-    #[error("a memfd ends with its process: make and serve it at once, with `firn pool serve`")]
+    #[error(
+        "a memfd exists only while its process runs: create and serve it with `firn pool serve --medium memfd:SIZE`"
+    )]
     MemfdAlone,
     #[error(
-        "a pool that is served is repaired by opening it: end its manager, then name its medium"
+        "cannot repair a pool that a manager serves: stop the manager, then pass the pool's medium"
     )]
     RepairServed,
-    #[error("preparing to catch signals")]
+    #[error("cannot install signal handlers")]
     Signals(#[source] io::Error),
-    #[error("making {path}, by which the manager is found by its medium's path")]
+    #[error("cannot create the link {path}, through which clients find the manager by its medium")]
     Link { path: PathBuf, source: io::Error },
-    #[error("writing the picture {path}")]
+    #[error("cannot write the picture {path}")]
     Picture { path: PathBuf, source: io::Error },
 }

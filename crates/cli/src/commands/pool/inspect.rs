@@ -51,11 +51,11 @@ fn row(listed: &ListedExtent) -> Vec<String> {
         format!("{:#x}", extent.offset),
         extent.generation.to_string(),
         listed.pins.map(|pins| pins.to_string()).unwrap_or_default(),
-        listed.imaging.map(made_ready).unwrap_or_default(),
+        listed.imaging.map(imaging_text).unwrap_or_default(),
     ]
 }
 
-fn made_ready(imaging: Imaging) -> String {
+fn imaging_text(imaging: Imaging) -> String {
     format!(
         "{}: {} compared, {} copied in {}",
         match imaging.by {
@@ -82,9 +82,9 @@ fn free(listing: &Listing) -> String {
 pub(crate) struct ShowArgs {
     #[command(flatten)]
     pool: PoolArgs,
-    /// Only the snapshot of this name
+    /// Show only the snapshot of this name
     name: Option<String>,
-    /// Draw the map into this file
+    /// Write the map as an SVG file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
@@ -136,14 +136,14 @@ fn facts(listing: &Listing) -> Vec<(&'static str, String)> {
   firn pool verify --pool /dev/dax0.0
   firn pool verify --pool /dev/dax0.0 --repair
 
-Exit code 1 where something is wrong.")]
+The exit code is 1 if there are problems.")]
 pub(crate) struct VerifyArgs {
     #[command(flatten)]
     pool: PoolArgs,
-    /// Restore the superblock from its twin, and remove the names whose snapshots are lost
+    /// Restore the superblock from its twin and remove the names of lost snapshots
     #[arg(long)]
     repair: bool,
-    /// Only the pool's own metadata, and not guest memory, sections and digests of its snapshots
+    /// Check only the pool's metadata, not the guest memory, sections and digests of its snapshots
     #[arg(long)]
     metadata: bool,
 }
@@ -153,14 +153,14 @@ struct Verified {
     whole: bool,
     snapshots: u64,
     unreferenced: u64,
-    problems: Vec<Told>,
+    problems: Vec<ReportedProblem>,
     #[serde(skip_serializing_if = "Option::is_none")]
     repair: Option<RepairReport>,
 }
 
-/// A problem for programs and for people.
+/// A problem as data and as text.
 #[derive(Serialize)]
-struct Told {
+struct ReportedProblem {
     #[serde(flatten)]
     problem: Problem,
     text: String,
@@ -178,12 +178,15 @@ pub(crate) fn verify(arguments: &VerifyArgs) -> Result<ExitCode, PoolCommandErro
     let whole = report.problems.is_empty();
     let code = if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     if arguments.pool.json {
-        let told = |problem: &Problem| Told { problem: problem.clone(), text: problem.to_string() };
+        let reported = |problem: &Problem| ReportedProblem {
+            problem: problem.clone(),
+            text: problem.to_string(),
+        };
         output::json(&Verified {
             whole,
             snapshots: report.snapshots,
             unreferenced: report.unreferenced,
-            problems: report.problems.iter().map(told).collect(),
+            problems: report.problems.iter().map(reported).collect(),
             repair: repaired,
         });
         return Ok(code);
@@ -201,14 +204,10 @@ pub(crate) fn verify(arguments: &VerifyArgs) -> Result<ExitCode, PoolCommandErro
     }
     if whole {
         output::line(&format!(
-            "{} is whole: {} snapshots, {}",
+            "{} is valid: {} snapshots, {}",
             arguments.pool.path().display(),
             report.snapshots,
-            if arguments.metadata {
-                "whose content was not looked at"
-            } else {
-                "every page checked"
-            },
+            if arguments.metadata { "content not checked" } else { "every page checked" },
         ));
     }
     Ok(code)
@@ -226,7 +225,7 @@ pub(crate) struct GcArgs {
 
 #[derive(Serialize)]
 struct Collected {
-    /// Extents that nothing referred to, and replicas that were kept ready.
+    /// Extents without references, and idle replicas.
     freed_extents: u64,
     /// Slots of removed names.
     cleared_slots: u32,
@@ -241,7 +240,8 @@ pub(crate) fn gc(arguments: &GcArgs) -> Result<ExitCode, PoolCommandError> {
             Collected { freed_extents, cleared_slots, free_bytes }
         }
         Source::Medium(path) => {
-            // Recovery is all the collection that a pool needs which nobody serves.
+            // Opening a pool without a manager recovers it, which frees everything that is not
+            // referenced.
             let pool = open(&path)?;
             Collected {
                 freed_extents: pool.recovery().freed_extents,
@@ -276,7 +276,7 @@ pub(crate) struct RmArgs {
 
 #[derive(Serialize)]
 struct Removed {
-    /// Bytes that are free at once; what is pinned is freed later.
+    /// Bytes that are free immediately. The extent of a pinned snapshot is freed later.
     freed_bytes: u64,
 }
 
@@ -286,9 +286,9 @@ pub(crate) fn rm(arguments: &RmArgs) -> Result<ExitCode, PoolCommandError> {
     if arguments.pool.json {
         output::json(&Removed { freed_bytes });
     } else if freed_bytes == 0 {
-        output::line("removed; its extent is freed when the last microVM that uses it has ended");
+        output::line("removed; its extent is freed when the last microVM that uses it exits");
     } else {
-        output::line(&format!("removed; {} are free again", format_bytes(freed_bytes)));
+        output::line(&format!("removed; {} freed", format_bytes(freed_bytes)));
     }
     Ok(ExitCode::SUCCESS)
 }

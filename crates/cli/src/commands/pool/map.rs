@@ -5,22 +5,22 @@ use firn_pool::{Durability, ListedExtent, Listing, MediumFacts, MediumKind, Role
 
 use crate::output;
 
-/// Cells of a row, and of the whole map at most.
+/// Cells per row, and maximum number of cells.
 const COLUMNS: usize = 64;
 const MAX_CELLS: u64 = 64 * 32;
-/// One letter for each snapshot, from the beginning again where there are more.
+/// Letters of snapshots; they repeat after the last one.
 const LETTERS: &[u8; 26] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ";
 
-/// What a piece of a pool is.
+/// The content of a piece of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Piece {
     Metadata,
     Free,
-    /// The number of a listed extent.
+    /// An extent, by its index in the listing.
     Extent(usize),
 }
 
-/// All of a pool, in the order of the medium: first byte, bytes, what it is.
+/// All pieces of a pool in ascending order: offset, length in bytes, content.
 pub(super) fn pieces(listing: &Listing) -> Vec<(u64, u64, Piece)> {
     let pool = &listing.pool;
     let mut pieces = vec![
@@ -36,7 +36,7 @@ pub(super) fn pieces(listing: &Listing) -> Vec<(u64, u64, Piece)> {
     pieces
 }
 
-/// Rows of cells, then what they mean.
+/// Draws rows of cells, followed by a legend.
 pub(super) fn draw(listing: &Listing) -> String {
     let pool = &listing.pool;
     let cell = pool.granule * (pool.size / pool.granule).div_ceil(MAX_CELLS).max(1);
@@ -48,7 +48,7 @@ pub(super) fn draw(listing: &Listing) -> String {
         if number % COLUMNS == 0 {
             text.push_str(&format!("{begin:>#14x}  "));
         }
-        // A cell shows what has most of it.
+        // A cell shows the piece that occupies most of it.
         let within = |(offset, len, _): &&(u64, u64, Piece)| {
             (offset + len).min(begin + cell).saturating_sub(begin.max(*offset))
         };
@@ -91,7 +91,7 @@ fn symbol(listing: &Listing, piece: Piece) -> char {
     }
 }
 
-/// What an extent is, in the paper's words and ours.
+/// Describes the state of an extent in the terms of the paper.
 pub(super) fn role(role: Role) -> &'static str {
     match role {
         Role::Snapshot => "snapshotted, available",
@@ -101,12 +101,12 @@ pub(super) fn role(role: Role) -> &'static str {
     }
 }
 
-/// An extent's name, fit for a terminal.
+/// An extent's name, without control characters.
 pub(super) fn name(listed: &ListedExtent) -> String {
     listed.name.as_deref().map_or_else(|| "(no name)".to_owned(), output::plain)
 }
 
-/// What a medium is.
+/// Describes a medium.
 pub(super) fn kind(medium: &MediumFacts) -> String {
     let kind = match medium.kind {
         MediumKind::Devdax => "devdax",
@@ -121,13 +121,13 @@ pub(super) fn kind(medium: &MediumFacts) -> String {
         Durability::CacheLines(instruction) => {
             format!("durable by {}", format!("{instruction:?}").to_uppercase())
         }
-        Durability::FileSync => "durable by fdatasync; its pages are page cache".to_owned(),
-        Durability::Volatile => "gone when the machine ends".to_owned(),
+        Durability::FileSync => "durable by fdatasync; uses the page cache".to_owned(),
+        Durability::Volatile => "volatile".to_owned(),
     };
     format!("{kind}, {durable}")
 }
 
-/// A count of extents.
+/// Formats a number of extents.
 pub(super) fn extents(count: u64) -> String {
     if count == 1 { "1 extent".to_owned() } else { format!("{count} extents") }
 }

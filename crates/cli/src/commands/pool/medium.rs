@@ -1,4 +1,4 @@
-//! Media as people write them.
+//! Parsing of media on the command line.
 
 use std::path::PathBuf;
 
@@ -24,10 +24,11 @@ pub(crate) fn parse(text: &str) -> Result<MediumName, String> {
         match part.split_once('=') {
             None if part == "huge" => options.huge = true,
             Some(("node", node)) => {
-                let node = node.parse().map_err(|_| format!("{node:?} is no NUMA node"))?;
+                let node =
+                    node.parse().map_err(|_| format!("{node:?} is not a NUMA node number"))?;
                 options.node = Some(node);
             }
-            _ => return Err(format!("{part:?} is no option of a memfd: use huge or node=N")),
+            _ => return Err(format!("{part:?} is not a memfd option: use huge or node=N")),
         }
     }
     Ok(MediumName::Memfd(options))

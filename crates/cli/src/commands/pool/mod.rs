@@ -1,6 +1,6 @@
-//! `firn pool`: the PMEM manager's commands.
+//! `firn pool`: the commands of the PMEM manager.
 //!
-//! A pool is named by its medium's path, or by the socket of the manager that serves it: `--pool PATH`, or `FIRN_POOL`.
+//! `--pool PATH` or `FIRN_POOL` names a pool: the path of its medium, or the socket of its manager.
 
 mod create;
 mod error;
@@ -20,17 +20,17 @@ pub(crate) use error::PoolCommandError;
 /// Commands of `firn pool`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum PoolCommand {
-    /// Make an empty pool on a device or a file
+    /// Create an empty pool on a device or a file
     Create(create::CreateArgs),
-    /// Own a pool: hand out its extents to other commands, until a signal comes
+    /// Manage a pool: grant its extents to other commands until a signal arrives
     Serve(serve::ServeArgs),
     /// List the extents of a pool
     Ls(inspect::LsArgs),
-    /// Show what a pool is, and a map of it
+    /// Show the properties and a map of a pool
     Show(inspect::ShowArgs),
-    /// Check a pool's metadata and its snapshots, or repair it
+    /// Check a pool's metadata and snapshots, or repair it
     Verify(inspect::VerifyArgs),
-    /// Free what nothing refers to
+    /// Free unreferenced extents and idle replicas
     Gc(inspect::GcArgs),
     /// Remove a snapshot
     Rm(inspect::RmArgs),

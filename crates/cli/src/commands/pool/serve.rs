@@ -22,7 +22,8 @@ use super::medium::{self, MediumName};
 use crate::detach::{IN_USE, detach};
 use crate::output;
 
-/// How long a manager that was started on demand stays without clients: the first has to come, and often another follows the last.
+/// How long a manager started on demand runs without clients. Its first client needs time to
+/// connect, and often another client follows the last.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Arguments of `firn pool serve`.
@@ -33,28 +34,29 @@ const PATIENCE: Duration = Duration::from_secs(1);
   firn pool serve --medium /dev/dax0.0 --socket /run/firn-pool.sock --arena 2G
   FIRN_POOL=pool.sock firn pool ls
 
-Where --pool names a medium that nobody serves, commands start a manager themselves; it ends with its last client. A memfd
-is made, with a pool in it, and ends with this process. Its memory is taken at once; `huge` needs vm.nr_hugepages.")]
+If --pool names a medium without a manager, commands start a manager, which exits after its last client.
+A memfd is created with an empty pool and is lost when this process exits. Its memory is allocated
+immediately; `huge` requires vm.nr_hugepages.")]
 pub(crate) struct ServeArgs {
     /// A devdax device or a file with a pool, or `memfd:SIZE[,huge][,node=N]`
     #[arg(long, value_name = "MEDIUM", value_parser = medium::parse)]
     medium: MediumName,
-    /// Where clients connect: a unix socket, for this user alone
+    /// Unix socket for clients, accessible to this user only
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
     #[command(flatten)]
     table: TableArgs,
-    /// The most DRAM that copies made ahead for the planner firn may take, ready and in use; 0: no copies. Default: an eighth
-    /// of this host's memory
+    /// Maximum DRAM for copies made in advance for the planner firn, ready and in use; 0: no
+    /// copies. Default: an eighth of this host's memory
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     arena: Option<u64>,
-    /// Go to the background once it serves
+    /// Run in the background once the manager serves
     #[arg(long)]
     detach: bool,
-    /// End with the last client
+    /// Exit after the last client
     #[arg(long, hide = true)]
     on_demand: bool,
-    /// Print one JSON object once it serves
+    /// Print one JSON object once the manager serves
     #[arg(long)]
     json: bool,
 }
@@ -90,7 +92,7 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<ExitCode, PoolCommandError> {
     if let Some(bytes) = arguments.arena {
         server.set_arena(bytes);
     }
-    say(arguments, server.pool());
+    report_serving(arguments, server.pool());
     if arguments.on_demand {
         let (clients, waiting) = (server.watch(), signals.handle());
         std::thread::Builder::new()
@@ -102,22 +104,23 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<ExitCode, PoolCommandError> {
             .map_err(PoolCommandError::Signals)?;
     }
     signals.forever().next();
-    // In this order, and all of it before the medium's lock goes with the process: then another may make them.
+    // The link and the socket are removed before the process releases the medium's lock. Afterwards
+    // another manager may create them.
     drop(link);
     drop(server);
     Ok(ExitCode::SUCCESS)
 }
 
-/// A link to the socket, where those look who know the medium alone.
+/// A link to the socket for clients that know only the medium.
 struct Link(Option<PathBuf>);
 
 impl Link {
-    /// This process has the medium: whatever is there, another has left.
+    /// This process holds the medium's lock, so an existing link is stale.
     fn make(medium: &Path, arguments: &ServeArgs) -> Result<Self, PoolCommandError> {
         let managers = Instances::of_user().managers();
         let Some(link) = managers.socket_of(medium)? else { return Ok(Self(None)) };
         if arguments.on_demand {
-            // It is the socket itself.
+            // The socket itself has this path.
             let _ = fs::remove_file(&link);
             return Ok(Self(None));
         }
@@ -132,13 +135,13 @@ impl Link {
 impl Drop for Link {
     fn drop(&mut self) {
         if let Some(link) = &self.0 {
-            // Gone already, or its folder is: nothing is left over either way.
+            // The link or its directory may already be removed.
             let _ = fs::remove_file(link);
         }
     }
 }
 
-fn say(arguments: &ServeArgs, pool: &Pool) {
+fn report_serving(arguments: &ServeArgs, pool: &Pool) {
     let (listing, recovery, socket) = (pool.list(), pool.recovery(), arguments.socket.clone());
     if arguments.json {
         output::json(&Serving { pid: std::process::id(), socket, recovery, listing });
@@ -151,7 +154,7 @@ fn say(arguments: &ServeArgs, pool: &Pool) {
             format_bytes(index.leaf),
             format_milliseconds(nanoseconds(index.duration))
         ),
-        None => "no index: it is in the page cache".to_owned(),
+        None => "no index: the medium uses the page cache".to_owned(),
     };
     output::line(&format!(
         "serving {} ({} snapshots, {} free; {index}) on {}",
@@ -162,7 +165,7 @@ fn say(arguments: &ServeArgs, pool: &Pool) {
     ));
     if recovery.freed_extents > 0 {
         output::note(&format!(
-            "firn: recovery freed {} that nothing referred to, {}",
+            "firn: recovery freed {} without references, {}",
             super::map::extents(recovery.freed_extents),
             format_bytes(recovery.freed_bytes)
         ));

@@ -1,4 +1,4 @@
-//! Where a command finds its pool.
+//! Access to a pool through its manager or its medium.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -16,10 +16,10 @@ use firn_snapshot::check_extent;
 
 use super::PoolCommandError;
 
-/// Names a pool.
+/// The pool of a command.
 #[derive(Debug, Args)]
 pub(crate) struct PoolArgs {
-    /// The pool: its medium (a devdax device or a file), or the socket of its manager
+    /// The pool: its medium (a devdax device or a file) or the socket of its manager
     #[arg(long = "pool", value_name = "PATH", env = "FIRN_POOL")]
     path: PathBuf,
     /// Print one JSON object
@@ -27,7 +27,7 @@ pub(crate) struct PoolArgs {
     pub(crate) json: bool,
 }
 
-/// A manager, or a medium.
+/// A pool: its manager, or its medium if no manager runs.
 #[derive(Debug)]
 pub(crate) enum Source {
     Manager(Client),
@@ -48,7 +48,7 @@ impl PoolArgs {
 }
 
 impl Source {
-    /// The pool for reading, beside whoever writes it.
+    /// Opens the pool for reading, concurrently with its manager.
     pub(crate) fn reader(&mut self) -> Result<PoolReader, PoolCommandError> {
         let medium = match self {
             Self::Manager(client) => {
@@ -60,8 +60,8 @@ impl Source {
         Ok(PoolReader::open(Arc::new(medium))?)
     }
 
-    /// Checks the metadata, and the content of each snapshot too where that is asked for. A manager pins what is looked at; on a medium
-    /// it may change meanwhile.
+    /// Checks the metadata and, if `content` is set, the content of each snapshot. With a manager,
+    /// the snapshot is pinned during its check; on a medium it may change meanwhile.
     pub(crate) fn verify(&mut self, content: bool) -> Result<VerifyReport, PoolCommandError> {
         let reader = self.reader()?;
         let facts = reader.medium().clone();
@@ -91,7 +91,7 @@ impl Source {
                     Ok(())
                 });
                 for name in names {
-                    // One that was removed meanwhile is not wrong.
+                    // A snapshot removed meanwhile is not a problem.
                     let grant = match client.snapshot(&name) {
                         Err(ClientError::Refused { refusal: Refusal::Unknown, .. }) => continue,
                         grant => grant?,
@@ -110,7 +110,7 @@ impl Source {
         }
     }
 
-    /// All extents; a manager tells its pins, too.
+    /// Lists all extents. A manager also reports pins.
     pub(crate) fn list(&mut self) -> Result<Listing, PoolCommandError> {
         match self {
             Self::Manager(client) => Ok(client.list()?),
@@ -119,7 +119,7 @@ impl Source {
     }
 }
 
-/// The pool on a medium, for changing it.
+/// Opens the pool on a medium for changing it.
 pub(crate) fn open(path: &Path) -> Result<Pool, PoolCommandError> {
     Ok(Pool::open(Arc::new(MappedMedium::open(path, Access::Write)?))?)
 }

@@ -13,7 +13,8 @@ use super::medium::{MediumName, parse};
 use super::source::Source;
 use super::{map, svg};
 
-/// A pool of nine granules: `snow` twice, pinned in its old version, `<ice>` being written, a replica.
+/// A pool of nine granules: `snow` twice with its old version pinned, `<ice>` being written, and a
+/// replica.
 fn listing(look: impl FnOnce(&Listing)) {
     let medium = Arc::new(SimulatedMedium::new(11 * GRANULE));
     let pool = Pool::create(medium, &CreateOptions::default()).unwrap();
@@ -40,7 +41,7 @@ fn media_are_parsed() {
 }
 
 #[test]
-fn a_map_shows_every_granule() {
+fn map_shows_every_granule() {
     listing(|listing| {
         let text = map::draw(listing);
         assert!(text.starts_with("           0x0  #-A+++~...#\n"), "{text}");
@@ -55,7 +56,7 @@ fn a_map_shows_every_granule() {
 }
 
 #[test]
-fn a_large_pool_has_a_small_map() {
+fn map_of_a_large_pool_is_bounded() {
     let medium = Arc::new(SimulatedMedium::new(40 << 30));
     let pool = Pool::create(medium, &CreateOptions::default()).unwrap();
     pool.allocate("snow", 30 << 30, 0).unwrap().publish().unwrap();
@@ -66,7 +67,7 @@ fn a_large_pool_has_a_small_map() {
 }
 
 #[test]
-fn a_picture_has_every_extent_and_no_raw_names() {
+fn picture_has_every_extent_and_escapes_names() {
     listing(|listing| {
         let picture = svg::draw(listing);
         assert!(picture.starts_with("<svg ") && picture.ends_with("</svg>\n"));
@@ -77,7 +78,7 @@ fn a_picture_has_every_extent_and_no_raw_names() {
 }
 
 #[test]
-fn a_reader_beside_lists_the_same_but_for_pins() {
+fn concurrent_reader_lists_the_same_extents_without_pins() {
     listing(|listing| assert!(listing.extents.iter().all(|listed| listed.pins.is_some())));
     let medium = Arc::new(SimulatedMedium::new(11 * GRANULE));
     let pool = Pool::create(Arc::clone(&medium) as _, &CreateOptions::default()).unwrap();
@@ -88,7 +89,7 @@ fn a_reader_beside_lists_the_same_but_for_pins() {
     drop(staging);
 }
 
-/// Guest memory with a byte in every page but those of the last chunk.
+/// Guest memory with non-zero bytes in every page except those of the last chunk.
 struct Memory {
     layout: MemoryLayout,
 }
@@ -127,11 +128,11 @@ fn every_page_of_a_snapshot_is_checked() {
     write_extent(contents, None, &mut PoolTarget::new(&socket, "hello")).unwrap();
 
     let verify = || {
-        let beside = Source::Medium(path.clone()).verify(true).unwrap();
+        let unmanaged = Source::Medium(path.clone()).verify(true).unwrap();
         let managed = Source::Manager(Client::connect(&socket).unwrap()).verify(true).unwrap();
-        assert_eq!(beside, managed);
-        let texts: Vec<String> = beside.problems.iter().map(ToString::to_string).collect();
-        (beside.snapshots, texts)
+        assert_eq!(unmanaged, managed);
+        let texts: Vec<String> = unmanaged.problems.iter().map(ToString::to_string).collect();
+        (unmanaged.snapshots, texts)
     };
     assert_eq!(verify(), (1, vec![]));
     let extent = server.pool().lookup("hello").unwrap();

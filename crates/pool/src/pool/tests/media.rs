@@ -15,8 +15,7 @@ const SIZE: u64 = 16 * GRANULE;
 fn freeze(pool: &Pool, name: &str, text: &[u8]) {
     let staging = pool.allocate(name, 3 * 4096, 5000).unwrap();
     let extent = staging.map().unwrap();
-    assert!(extent.guest_address().cast::<u64>().is_aligned());
-    extent.zero_guest(0, 3 * 4096);
+    extent.write_guest(0, &[0; 3 * 4096]);
     extent.write_guest(4096, text);
     extent.write_tail(4900, text);
     extent.flush().unwrap();
@@ -25,7 +24,6 @@ fn freeze(pool: &Pool, name: &str, text: &[u8]) {
 
 fn thaw(pool: &Pool, name: &str, len: usize) -> Vec<u8> {
     let extent = pool.pin(name).unwrap().map().unwrap();
-    extent.populate().unwrap();
     let (mut guest, mut tail) = (vec![0; len], vec![0; len]);
     extent.read_guest(4096, &mut guest);
     extent.read_tail(4900, &mut tail);
