@@ -47,8 +47,8 @@ pub use extent::Extent;
 pub use layout::GRANULE;
 pub use manager::{
     ArenaFacts, COPY_CHUNK, ChunkRun, Client, ClientError, ClientWatch, CopyGrant, CopyRule,
-    Description, ExtentGrant, FindManagerError, ManagerDirectory, NoCopy, Refusal,
-    RemoveError, ReplicaGrant, Server, ServerError,
+    Description, ExtentGrant, FindManagerError, ManagerDirectory, NoCopy, Refusal, RemoveError,
+    ReplicaGrant, Server, ServerError,
 };
 pub use mapped_extent::{MapExtentError, MappedExtent};
 #[cfg(any(test, feature = "simulated"))]

@@ -31,7 +31,7 @@ fn ends_the_monitor(send: impl Fn(&Pager), words: &str) {
 #[test]
 fn a_signal_to_the_process_group_ends_the_monitor() {
     for signal in SIGNALS {
-        let words = format!("ended by signal {}; the monitor", signal.as_raw());
+        let words = format!("terminated by signal {}; the monitor", signal.as_raw());
         ends_the_monitor(|pager| kill_process_group(pager.guardian(), signal).unwrap(), &words);
     }
 }
@@ -56,7 +56,7 @@ fn a_signal_to_each_process_ends_the_monitor() {
 fn a_signal_to_one_process_ends_the_monitor() {
     for signal in SIGNALS {
         let number = signal.as_raw();
-        let words = format!("ended by signal {number}; the monitor");
+        let words = format!("terminated by signal {number}; the monitor");
         ends_the_monitor(|pager| kill_process(pager.guardian(), signal).unwrap(), &words);
         let words = format!("the server process ended unexpectedly (signal: {number} ");
         ends_the_monitor(|pager| kill_process(pager.server(), signal).unwrap(), &words);
@@ -89,7 +89,10 @@ fn a_signal_during_the_handover_ends_the_monitor() {
         kill_process_group(pager.guardian(), Signal::TERM).unwrap();
         monitor.was_killed();
         let (code, error) = pager.end();
-        assert!(code == Some(1) && error.contains("ended by signal 15; the monitor"), "{error}");
+        assert!(
+            code == Some(1) && error.contains("terminated by signal 15; the monitor"),
+            "{error}"
+        );
     }
 }
 
@@ -99,6 +102,6 @@ fn a_signal_before_anybody_connects_ends_the_pager() {
         let pager = in_a_group();
         kill_process_group(pager.guardian(), signal).unwrap();
         let (code, error) = pager.end();
-        assert!(code == Some(1) && error.contains("ended by signal"), "{error}");
+        assert!(code == Some(1) && error.contains("terminated by signal"), "{error}");
     }
 }
