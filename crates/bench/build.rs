@@ -1,5 +1,6 @@
-//! Builds the player, a guest that needs other flags than a program of the host, and lists the traces of the
-//! repository, so that the `firn` binary carries both. Names the commit that results are of.
+//! Builds the player, a guest that needs other flags than a program of the host, and lists the
+//! traces of the repository, so that the `firn` binary carries both. Names the commit that results
+//! are of.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -21,7 +22,8 @@ const LINK: [&str; 5] = [
 ];
 
 fn main() -> io::Result<()> {
-    // As it is now, not as it was when this program was built: a target folder may outlive its checkout.
+    // As it is now, not as it was when this program was built: a target folder may outlive its
+    // checkout.
     let here = env::var_os("CARGO_MANIFEST_DIR").ok_or(io::ErrorKind::NotFound)?;
     let root = Path::new(&here).join("../..").canonicalize()?;
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or(io::ErrorKind::NotFound)?);
@@ -30,7 +32,8 @@ fn main() -> io::Result<()> {
     list_traces(&root.join("traces"), &out.join("traces.rs"))
 }
 
-/// Sets `FIRN_COMMIT`: the commit, with `+changes` where the sources have others; `unknown` outside git.
+/// Sets `FIRN_COMMIT`: the commit, with `+changes` where the sources have others; `unknown` outside
+/// git.
 fn name_commit(root: &Path) {
     let commit = git(&["rev-parse", "--short=12", "HEAD"]).map_or("unknown".to_owned(), |commit| {
         let changed = git(&["status", "--porcelain"]).is_none_or(|changes| !changes.is_empty());

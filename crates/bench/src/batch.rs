@@ -60,7 +60,8 @@ pub enum BatchError {
     Interrupted(i32),
 }
 
-/// Stops a measurement when a signal comes: the players that run are killed, and the next step fails.
+/// Stops a measurement when a signal comes: the players that run are killed, and the next step
+/// fails.
 ///
 /// Whoever holds directories to be removed then returns, and removes them.
 #[derive(Debug)]
@@ -172,7 +173,8 @@ impl<'a> Processes<'a> {
         if start.faults {
             command.arg("--fault-time");
         }
-        // A group of its own: a signal from the terminal reaches this process, which then ends them all.
+        // A group of its own: a signal from the terminal reaches this process, which then ends them
+        // all.
         command.args(start.snapshot).arg("--hold").process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child =
@@ -192,10 +194,11 @@ impl<'a> Processes<'a> {
     }
 }
 
-/// Starts `count` players together, of each in turn, waits for all of them, and returns their reports.
+/// Starts `count` players together, of each in turn, waits for all of them, and returns their
+/// reports.
 ///
-/// `held` is called when every player has touched its last page, and none has begun to check all its memory: checking one
-/// brings into the page cache what another may not have touched yet.
+/// `held` is called when every player has touched its last page, and none has begun to check all
+/// its memory: checking one brings into the page cache what another may not have touched yet.
 pub(crate) fn run<T>(
     players: &[Player<'_>],
     count: u32,

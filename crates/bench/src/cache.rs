@@ -1,7 +1,8 @@
 //! The page cache before a run: cold or cached, shown by mincore and not only asked for.
 //!
-//! *Cold*: no page of any file of the snapshot is cached. *Cached*: every page that they store is. For a planner
-//! that preloads, the image is preloaded before the clock starts in both, from storage where it can be evicted.
+//! *Cold*: no page of any file of the snapshot is cached. *Cached*: every page that they store is.
+//! For a planner that preloads, the image is preloaded before the clock starts in both, from
+//! storage where it can be evicted.
 
 use std::fs::{self, File};
 use std::io;
@@ -23,8 +24,8 @@ const IMAGE: &str = "memory.img";
 pub enum Cache {
     /// No page of the snapshot is cached.
     Cold,
-    /// Every page that it stores is cached, in folios as the kernel's read-ahead makes them: of 2 MiB and more where the
-    /// file system has large folios.
+    /// Every page that it stores is cached, in folios as the kernel's read-ahead makes them: of 2
+    /// MiB and more where the file system has large folios.
     Cached,
     /// Every page that it stores is cached, in folios of 4 KiB, as in the kernels of the papers.
     #[serde(rename = "cached_4k")]
@@ -117,8 +118,8 @@ impl SnapshotFiles {
         self.0.iter().try_for_each(|(path, file)| evict(file).map(drop).map_err(io(path)))
     }
 
-    /// Brings the page cache into a state, and has mincore confirm it. With `preload_image` it then preloads the
-    /// image, and returns how long that took in ns, where the image came from storage.
+    /// Brings the page cache into a state, and has mincore confirm it. With `preload_image` it then
+    /// preloads the image, and returns how long that took in ns, where the image came from storage.
     pub(crate) fn prepare(
         &self,
         cache: Cache,
@@ -146,7 +147,8 @@ impl SnapshotFiles {
         Ok(evicted.is_cold().then_some(elapsed))
     }
 
-    /// Reads all of the image, so that the players' check of all their memory, which no clock sees, does not read it page by page.
+    /// Reads all of the image, so that the players' check of all their memory, which no clock sees,
+    /// does not read it page by page.
     pub(crate) fn warm(&self) {
         for (path, image) in self.0.iter().filter(|(path, _)| path.ends_with(IMAGE)) {
             // What is not cached then is read later.
@@ -154,8 +156,8 @@ impl SnapshotFiles {
         }
     }
 
-    /// Bytes of the snapshot that the page cache holds now: DRAM that is there once, however many microVMs map
-    /// it.
+    /// Bytes of the snapshot that the page cache holds now: DRAM that is there once, however many
+    /// microVMs map it.
     pub(crate) fn cached_bytes(&self) -> Result<u64, CacheError> {
         self.0.iter().try_fold(0, |sum, (path, file)| {
             Ok(sum + stored_residency(file).map_err(io(path))?.cached * PAGE_SIZE)
@@ -173,13 +175,15 @@ fn fill(path: &Path, file: &File) -> Result<(), CacheError> {
     fill_by(path, file, || preload(file, 0..len).map(|_| ()))
 }
 
-/// The same by reads of single pages. What was cached before may be in larger folios, so it has to go first.
+/// The same by reads of single pages. What was cached before may be in larger folios, so it has to
+/// go first.
 fn fill_small(path: &Path, file: &File) -> Result<(), CacheError> {
     expect_cold(path, evict(file).map_err(io(path))?)?;
     fill_by(path, file, || preload_small(file).map(|_| ()))
 }
 
-/// A host that reclaims memory before it is short may take a page away at any time, so it gets another chance.
+/// A host that reclaims memory before it is short may take a page away at any time, so it gets
+/// another chance.
 fn fill_by(path: &Path, file: &File, read: impl Fn() -> io::Result<()>) -> Result<(), CacheError> {
     const ATTEMPTS: u32 = 5;
     let mut residency = stored_residency(file).map_err(io(path))?;

@@ -4,7 +4,8 @@ use firn_memory::page_cache::residency;
 
 use super::*;
 
-/// A directory with files of this many pages; `None` where temporary files lie on tmpfs, which cannot evict.
+/// A directory with files of this many pages; `None` where temporary files lie on tmpfs, which
+/// cannot evict.
 fn snapshot(files: &[(&str, usize)]) -> Option<tempfile::TempDir> {
     let directory = tempfile::tempdir().unwrap();
     if !firn_required::is_on_disk(File::open(directory.path()).unwrap()) {

@@ -1,9 +1,10 @@
 //! A memory cgroup, which limits the DRAM of all microVMs of a measurement together.
 //!
-//! This process moves into a group of its own with a limit, and its later children are in the group too. The kernel charges a page to the
-//! group of the process that touches it first: anonymous pages, page tables and KVM's tables of its members, and the page cache that they
-//! fill. Memory that other processes filled, such as a pool, is charged to them. (Linux Documentation/admin-guide/cgroup-v1/memory.rst and
-//! cgroup-v2.rst.)
+//! This process moves into a group of its own with a limit, and its later children are in the group
+//! too. The kernel charges a page to the group of the process that touches it first: anonymous
+//! pages, page tables and KVM's tables of its members, and the page cache that they fill. Memory
+//! that other processes filled, such as a pool, is charged to them. (Linux
+//! Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst.)
 
 use std::fs;
 use std::io;
@@ -79,8 +80,8 @@ const V2: Interface = Interface {
     events: "memory.events",
 };
 
-/// A limit on the memory of this process and its later children, until it is dropped. The children must have ended by then; otherwise the
-/// group is not removed.
+/// A limit on the memory of this process and its later children, until it is dropped. The children
+/// must have ended by then; otherwise the group is not removed.
 #[derive(Debug)]
 pub struct MemoryLimit {
     group: PathBuf,
@@ -127,7 +128,8 @@ impl MemoryLimit {
         })
     }
 
-    /// The number of processes of the group that the kernel has killed because memory ran out, including those that have not ended yet.
+    /// The number of processes of the group that the kernel has killed because memory ran out,
+    /// including those that have not ended yet.
     ///
     /// # Errors
     ///
@@ -187,7 +189,8 @@ fn find(groups: &[ProcessCGroup], mounts: &[MountInfo]) -> Option<Place> {
         let own = mount.join(path(group));
         return Some(Place { parent: own.clone(), own, interface: &V1 });
     }
-    // In version 2 a group with processes gives its children no controller, so the new group is a child of the root.
+    // In version 2 a group with processes gives its children no controller, so the new group is a
+    // child of the root.
     let parent = mount_of("cgroup2", None)?;
     let own = parent.join(path(groups.iter().find(v2)?));
     Some(Place { own, parent, interface: &V2 })

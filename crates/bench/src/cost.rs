@@ -1,8 +1,9 @@
 //! The cost of a microVM's memory (PASS 5.3, "Cost-effectiveness").
 //!
-//! The paper multiplies the amount of each kind of memory in a host by the price of that kind, and divides by the number of microVMs: PASS
-//! with 48 GB of DRAM and 262 GB of PMEM carries twice as many as FaaSnap with 128 GB of DRAM and 512 GB of SSD. This module does the same
-//! with the numbers of [`Capacities`] and with prices of the user's choice.
+//! The paper multiplies the amount of each kind of memory in a host by the price of that kind, and
+//! divides by the number of microVMs: PASS with 48 GB of DRAM and 262 GB of PMEM carries twice as
+//! many as FaaSnap with 128 GB of DRAM and 512 GB of SSD. This module does the same with the
+//! numbers of [`Capacities`] and with prices of the user's choice.
 
 use firn_base::format_bytes;
 use serde::{Deserialize, Serialize};

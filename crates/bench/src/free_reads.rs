@@ -1,5 +1,5 @@
-//! What a batch had read of the pages that the guest's allocator held free at the freeze: work for nothing, for the guest
-//! overwrites such a page before it reads it (SnapBPF 3.2).
+//! What a batch had read of the pages that the guest's allocator held free at the freeze: work for
+//! nothing, for the guest overwrites such a page before it reads it (SnapBPF 3.2).
 
 use std::io;
 use std::path::Path;
@@ -26,8 +26,8 @@ pub(crate) struct FreePages {
 }
 
 impl FreeReads {
-    /// `None` where the snapshot's profile does not say which pages were free, or there is no snapshot: that is told where it is
-    /// thawed.
+    /// `None` where the snapshot's profile does not say which pages were free, or there is no
+    /// snapshot: that is told where it is thawed.
     pub(crate) fn of(snapshot: &Path, packed: Option<PackedFile>) -> Option<Self> {
         let snapshot = Snapshot::open(snapshot).ok()?;
         let free = snapshot.profile().ok()??.free.filter(|free| !free.is_empty())?;
@@ -58,8 +58,9 @@ impl FreeReads {
     }
 }
 
-/// Bytes of free pages that were read: once what the page cache holds of each snapshot, and what every microVM that reads its packed
-/// file past the page cache does. The microVMs take turns with the snapshots.
+/// Bytes of free pages that were read: once what the page cache holds of each snapshot, and what
+/// every microVM that reads its packed file past the page cache does. The microVMs take turns with
+/// the snapshots.
 pub(crate) fn bytes(places: &[FreePages], reports: &[PlayerReport]) -> u64 {
     let cached: u64 = places.iter().map(|pages| pages.cached).sum();
     let direct = |report: &PlayerReport| report.pager.is_some_and(|pager| pager.direct_reads > 0);

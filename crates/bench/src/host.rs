@@ -30,7 +30,8 @@ pub struct Host {
     pub kvm: KvmKind,
     /// File system and device of the snapshots, such as `ext4 on /dev/vda (virtio disk)`.
     pub medium: String,
-    /// The commit of this build, with `+changes` if the sources differed from it; `unknown` outside git.
+    /// The commit of this build, with `+changes` if the sources differed from it; `unknown` outside
+    /// git.
     pub commit: String,
 }
 
@@ -56,7 +57,8 @@ impl std::fmt::Display for KvmKind {
     }
 }
 
-/// Bytes of KVM's own page tables of all VMs on this host (`SecPageTables`, since Linux 6.1); 0 on older kernels.
+/// Bytes of KVM's own page tables of all VMs on this host (`SecPageTables`, since Linux 6.1); 0 on
+/// older kernels.
 pub(crate) fn kvm_table_bytes() -> u64 {
     let meminfo = Meminfo::current().ok();
     meminfo.and_then(|meminfo| meminfo.secondary_page_tables).unwrap_or_default()
@@ -137,7 +139,8 @@ fn model(cpuinfo: &CpuInfo) -> &str {
     cpuinfo.model_name(0).unwrap_or(std::env::consts::ARCH)
 }
 
-/// The mount that contains a path: the one with the longest mount point, and the last of several there.
+/// The mount that contains a path: the one with the longest mount point, and the last of several
+/// there.
 fn mount_of<'a>(mounts: &'a [MountInfo], path: &Path) -> Option<&'a MountInfo> {
     let containing = mounts.iter().filter_map(|mount| {
         // Spaces in mount points are encoded as \040 (proc(5)).

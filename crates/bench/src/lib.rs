@@ -1,13 +1,16 @@
 //! Measurements of restores: the papers' experiments, their results, tables and pictures.
 //!
-//! The measuring instrument is the [`player`], a freestanding guest that repeats the page accesses of a recorded
-//! [`Trace`](firn_memory::trace::Trace) at native speed on any KVM. [`traces`] loads traces by name.
+//! The measuring instrument is the [`player`], a freestanding guest that repeats the page accesses
+//! of a recorded [`Trace`](firn_memory::trace::Trace) at native speed on any KVM. [`traces`] loads
+//! traces by name.
 //!
-//! Each measurement is a plain configuration with defaults and a `run` method: [`ThawConfig`] compares planners on players,
-//! [`CapacityConfig`] counts the microVMs in a memory budget, [`PaperConfig`](paper::PaperConfig) repeats the papers' experiments, and
-//! [`FloorConfig`](floor::FloorConfig) measures the overhead of the player itself. Every microVM is a process of its own, the page cache is
-//! in a verified state, and a single wrong page ends a measurement without results. Results are serde types, which render themselves as
-//! text, as Markdown and as SVG. Nothing here prints; a [`Progress`] receives the progress.
+//! Each measurement is a plain configuration with defaults and a `run` method: [`ThawConfig`]
+//! compares planners on players, [`CapacityConfig`] counts the microVMs in a memory budget,
+//! [`PaperConfig`](paper::PaperConfig) repeats the papers' experiments, and
+//! [`FloorConfig`](floor::FloorConfig) measures the overhead of the player itself. Every microVM is
+//! a process of its own, the page cache is in a verified state, and a single wrong page ends a
+//! measurement without results. Results are serde types, which render themselves as text, as
+//! Markdown and as SVG. Nothing here prints; a [`Progress`] receives the progress.
 
 mod batch;
 mod cache;

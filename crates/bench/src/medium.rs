@@ -50,7 +50,8 @@ pub(crate) fn is_dax(directory: &Path) -> bool {
     file.is_ok_and(|file| file.dax)
 }
 
-/// A directory on a tmpfs of huge pages. It is visible to this thread and to the processes that it starts, and is unmounted on drop.
+/// A directory on a tmpfs of huge pages. It is visible to this thread and to the processes that it
+/// starts, and is unmounted on drop.
 #[derive(Debug)]
 pub(crate) struct HugeTmpfs(TempDir);
 
@@ -58,7 +59,8 @@ impl HugeTmpfs {
     pub(crate) fn mount() -> Result<Self, MediumError> {
         let directory = directory(None)?;
         let mounted = || {
-            // SAFETY: this thread leaves the process's mount namespace. It only loses sight of later mounts of others.
+            // SAFETY: this thread leaves the process's mount namespace. It only loses sight of
+            // later mounts of others.
             unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
             mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
             let data = c"huge=always,size=100%";

@@ -15,7 +15,8 @@ pub trait Progress {
     /// The measurement has ended, with or without an error.
     fn end(&self) {}
 
-    /// Something happened that is not part of the results, such as a part of a profile that could not be recorded.
+    /// Something happened that is not part of the results, such as a part of a profile that could
+    /// not be recorded.
     fn note(&self, text: &str) {
         let _ = text;
     }

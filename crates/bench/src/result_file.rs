@@ -1,4 +1,5 @@
-//! Files of results: checked to be writable before a measurement begins, and written when it is done.
+//! Files of results: checked to be writable before a measurement begins, and written when it is
+//! done.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -73,7 +74,8 @@ impl ResultFile {
     }
 }
 
-/// The permissions of any new file, less the umask. By default only the owner could read a temporary file.
+/// The permissions of any new file, less the umask. By default only the owner could read a
+/// temporary file.
 fn permissions() -> std::fs::Permissions {
     std::os::unix::fs::PermissionsExt::from_mode(0o666)
 }

@@ -38,7 +38,8 @@ impl Summary {
 
 /// The median of the ratios or differences of pairs of measurements, with its confidence interval.
 ///
-/// The two measurements of a pair follow each other, so a slow change of the host's load affects both.
+/// The two measurements of a pair follow each other, so a slow change of the host's load affects
+/// both.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
     /// Number of pairs.
@@ -49,13 +50,15 @@ pub struct Comparison {
     pub low: f64,
     /// Upper end of the median's confidence interval.
     pub high: f64,
-    /// Confidence of the interval: 0.95 or a little more for six pairs or more, less for fewer pairs.
+    /// Confidence of the interval: 0.95 or a little more for six pairs or more, less for fewer
+    /// pairs.
     pub confidence: f64,
 }
 
 impl Comparison {
-    /// Of one value for each pair. The interval lies between two order statistics, which assumes nothing about the distribution of the
-    /// values (sign test; Conover, Practical Nonparametric Statistics, 3.2).
+    /// Of one value for each pair. The interval lies between two order statistics, which assumes
+    /// nothing about the distribution of the values (sign test; Conover, Practical Nonparametric
+    /// Statistics, 3.2).
     ///
     /// `None` without pairs, or if a value is not a finite number.
     #[must_use]
@@ -80,11 +83,12 @@ impl fmt::Display for Comparison {
     }
 }
 
-/// The narrowest interval between order statistics of `n` values that contains their median with a probability of at least 0.95: the
-/// number of values outside at each end, and that probability. With too few values the interval spans all of them.
+/// The narrowest interval between order statistics of `n` values that contains their median with a
+/// probability of at least 0.95: the number of values outside at each end, and that probability.
+/// With too few values the interval spans all of them.
 fn median_interval(n: usize) -> (usize, f64) {
-    // The probability that at most `skipped` of n values are below the median: a sum of terms of the binomial distribution. It uses
-    // logarithms, because 0.5^n underflows for large n.
+    // The probability that at most `skipped` of n values are below the median: a sum of terms of
+    // the binomial distribution. It uses logarithms, because 0.5^n underflows for large n.
     let mut term = -(n as f64);
     let mut at_most = term.exp2();
     let mut skipped = 0;
@@ -109,7 +113,8 @@ pub(crate) fn sorted(values: &[f64]) -> Option<Vec<f64>> {
     Some(sorted)
 }
 
-/// A quantile of ascending values, interpolated linearly (Hyndman and Fan's type 7, the default of NumPy and R).
+/// A quantile of ascending values, interpolated linearly (Hyndman and Fan's type 7, the default of
+/// NumPy and R).
 pub(crate) fn quantile(sorted: &[f64], part: f64) -> f64 {
     let at = (sorted.len() - 1) as f64 * part;
     let below = (0..sorted.len()).rev().find(|&index| index as f64 <= at).unwrap_or(0);

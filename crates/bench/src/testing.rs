@@ -7,8 +7,9 @@ use crate::host::{Host, KvmKind};
 use crate::player::PlayerReport;
 use crate::thaw::{Results, Row, RowHead, Run};
 
-/// Held by every test that writes a program and starts it. A process that another test starts meanwhile would inherit the open file, and the
-/// kernel does not execute a file that is open for writing.
+/// Held by every test that writes a program and starts it. A process that another test starts
+/// meanwhile would inherit the open file, and the kernel does not execute a file that is open for
+/// writing.
 pub(crate) fn one_at_a_time() -> MutexGuard<'static, ()> {
     static STARTING: Mutex<()> = Mutex::new(());
     STARTING.lock()
@@ -69,7 +70,8 @@ pub(crate) fn sample(planner: &str, trace: &str, oversubscribed: bool) -> Result
     Results { results: vec![row], ..Results::at(host) }
 }
 
-/// Whether every element is closed in order, every attribute is quoted, and every `&` begins an entity.
+/// Whether every element is closed in order, every attribute is quoted, and every `&` begins an
+/// entity.
 pub(crate) fn well_formed(svg: &str) -> bool {
     let mut open = Vec::new();
     let mut rest = svg;

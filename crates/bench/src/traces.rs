@@ -77,15 +77,16 @@ pub enum LoadTraceError {
     },
 }
 
-/// What [`load`] takes beside paths: the traces that this program carries, and the forms of those that it makes up.
+/// What [`load`] takes beside paths: the traces that this program carries, and the forms of those
+/// that it makes up.
 pub fn names() -> impl Iterator<Item = String> {
     let embedded = EMBEDDED.iter().map(|(name, _)| (*name).to_owned());
     let made = [SEQUENTIAL_READ, SEQUENTIAL_WRITE].map(|name| format!("{name}:SIZE"));
     embedded.chain(made)
 }
 
-/// Loads a trace: one that this program carries, `sequential-read:SIZE` or `sequential-write:SIZE`, which touch
-/// all of a memory without zero pages once, in order; or the file of a path.
+/// Loads a trace: one that this program carries, `sequential-read:SIZE` or `sequential-write:SIZE`,
+/// which touch all of a memory without zero pages once, in order; or the file of a path.
 ///
 /// # Errors
 /// See [`LoadTraceError`].

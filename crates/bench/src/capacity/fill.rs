@@ -22,8 +22,9 @@ pub(super) struct Fill<'a> {
 }
 
 impl Fill<'_> {
-    /// Fills the budget. `started` is called with the number of running microVMs after each start, and `full` at the end, while all of
-    /// them still run. All microVMs have ended when this returns.
+    /// Fills the budget. `started` is called with the number of running microVMs after each start,
+    /// and `full` at the end, while all of them still run. All microVMs have ended when this
+    /// returns.
     pub(super) fn run<T>(
         &self,
         interrupt: &Interrupt,
@@ -44,8 +45,8 @@ impl Fill<'_> {
             }
             interrupt.check()?;
             let usage = limit.usage()?;
-            // The kernel may have killed any of them. A process that it is about to kill still looks alive, so its count of kills is
-            // checked too.
+            // The kernel may have killed any of them. A process that it is about to kill still
+            // looks alive, so its count of kills is checked too.
             let dead = processes.members.iter_mut().position(Member::has_ended);
             if let Some(dead) = dead.and_then(|dead| u32::try_from(dead).ok()) {
                 let died = || format!("microVM {} was killed: out of memory", dead + 1);
@@ -63,7 +64,8 @@ impl Fill<'_> {
         Ok((carried, full()))
     }
 
-    /// Waits until a microVM has touched its last page. Returns the reason if it does not get that far.
+    /// Waits until a microVM has touched its last page. Returns the reason if it does not get that
+    /// far.
     fn wait(&self, member: &mut Member) -> Result<Option<String>, CapacityError> {
         let patience = self.budget.patience;
         let timeout = Timespec::try_from(patience).ok();

@@ -1,9 +1,10 @@
 //! How many microVMs a memory budget carries (PASS 5.3, "Maximum Concurrency", figure 14).
 //!
-//! MicroVMs of one snapshot start one after the other in a memory cgroup, and all keep running. Each replays its trace and checks every
-//! page that it touches; a microVM that has done so and still runs is counted. The first microVM that does not get that far ends the count:
-//! the kernel kills a process of the group when it cannot give it memory, and a full pool refuses a replica. The pool's manager filled the
-//! pool outside the group, so the pool is a budget of its own.
+//! MicroVMs of one snapshot start one after the other in a memory cgroup, and all keep running.
+//! Each replays its trace and checks every page that it touches; a microVM that has done so and
+//! still runs is counted. The first microVM that does not get that far ends the count: the kernel
+//! kills a process of the group when it cannot give it memory, and a full pool refuses a replica.
+//! The pool's manager filled the pool outside the group, so the pool is a budget of its own.
 
 mod fill;
 
@@ -145,7 +146,8 @@ pub enum CapacitiesError {
 }
 
 impl CapacityConfig {
-    /// Freezes the players, fills the budget with microVMs of each player by each planner in turn, and removes them.
+    /// Freezes the players, fills the budget with microVMs of each player by each planner in turn,
+    /// and removes them.
     ///
     /// # Errors
     ///
@@ -201,7 +203,8 @@ pub(crate) fn fill(
 }
 
 impl Capacities {
-    /// A picture as SVG, with one bar for each planner: the number of microVMs that the budget carried.
+    /// A picture as SVG, with one bar for each planner: the number of microVMs that the budget
+    /// carried.
     #[must_use]
     pub fn draw(&self) -> String {
         let mut traces: Vec<&str> = self.results.iter().map(|row| row.trace.as_str()).collect();

@@ -20,7 +20,8 @@ use crate::stats::{Comparison, Summary};
 pub(super) struct FloorComparison {
     /// The `firn` program: each player is a process of it.
     pub(super) program: PathBuf,
-    /// The snapshot of a player that touches every page of `range` once, in order, with the same access through leaves of the same size.
+    /// The snapshot of a player that touches every page of `range` once, in order, with the same
+    /// access through leaves of the same size.
     pub(super) snapshot: PathBuf,
     /// The memory that both touch.
     pub(super) range: GuestRange,
@@ -34,7 +35,8 @@ pub(super) struct FloorComparison {
     pub(super) pairs: u32,
 }
 
-/// The results of the comparison. The player's time is that of its replay, from the resume to its last touch.
+/// The results of the comparison. The player's time is that of its replay, from the resume to its
+/// last touch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FloorResults {
     /// The host, the medium and the build.
@@ -98,7 +100,8 @@ pub enum CompareError {
 }
 
 impl FloorComparison {
-    /// Runs the pairs on a fully cached snapshot. Loop and player are first in turn. `done` is called after each pair.
+    /// Runs the pairs on a fully cached snapshot. Loop and player are first in turn. `done` is
+    /// called after each pair.
     pub(super) fn run(
         &self,
         host: Host,

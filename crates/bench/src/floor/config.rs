@@ -36,13 +36,15 @@ pub enum FloorLeaves {
 pub struct FloorConfig {
     /// The number of pairs: one run of the loop and one of the player.
     pub pairs: u32,
-    /// Bytes of memory to touch. By default it is 64 MiB with leaves of 4 KiB and 1 GiB with leaves of 2 MiB, which take milliseconds.
+    /// Bytes of memory to touch. By default it is 64 MiB with leaves of 4 KiB and 1 GiB with leaves
+    /// of 2 MiB, which take milliseconds.
     pub memory: Option<u64>,
     /// Leaves of both guests' page tables.
     pub leaves: FloorLeaves,
     /// How both touch a page.
     pub access: FloorAccess,
-    /// The directory in which the player's snapshot is made, with leaves of 4 KiB. By default it is the directory for temporary files.
+    /// The directory in which the player's snapshot is made, with leaves of 4 KiB. By default it is
+    /// the directory for temporary files.
     pub directory: Option<PathBuf>,
 }
 

@@ -18,8 +18,8 @@ const CODE_AT: u64 = 0x40_0000;
 const REPORT_AT: u64 = 0x41_0000;
 const MEMORY: u64 = 1 << 39;
 
-/// Page-table entry bits (AMD64 Architecture Programmer's Manual, volume 2, 5.4.1): present, writable, user,
-/// accessed, dirty.
+/// Page-table entry bits (AMD64 Architecture Programmer's Manual, volume 2, 5.4.1): present,
+/// writable, user, accessed, dirty.
 const ENTRY: u64 = 0b110_0111;
 const HUGE: u64 = 1 << 7;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
@@ -60,8 +60,8 @@ fn code() -> (&'static [u8], usize) {
     (code, write.addr() - read.addr())
 }
 
-/// Bytes of control memory for a range: the code, and a page table for every 2 MiB, rounded up generously for
-/// the levels above.
+/// Bytes of control memory for a range: the code, and a page table for every 2 MiB, rounded up
+/// generously for the levels above.
 pub(super) fn control_bytes(range: GuestRange) -> u64 {
     let tables = range.len.div_ceil(2 << 20) + range.len.div_ceil(1 << 30) + 8;
     PAGE_TABLES + tables * PAGE

@@ -1,8 +1,9 @@
 //! The floor: the cost of touching guest memory without any other work.
 //!
-//! A vCPU in ring 3 runs a loop of four instructions that touches one word of every page of a range, and ends with a store that exits.
-//! There is no monitor around it: one VM, one vCPU, two memory slots. A plan provides the guest memory, so that the loop and a thawed guest
-//! touch the same backing. The difference between the replay and the loop is the overhead of the instrument.
+//! A vCPU in ring 3 runs a loop of four instructions that touches one word of every page of a
+//! range, and ends with a store that exits. There is no monitor around it: one VM, one vCPU, two
+//! memory slots. A plan provides the guest memory, so that the loop and a thawed guest touch the
+//! same backing. The difference between the replay and the loop is the overhead of the instrument.
 
 mod compare;
 mod config;
@@ -91,8 +92,9 @@ fn refused(operation: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> FloorEr
     move |source| FloorError::Refused { operation, source }
 }
 
-/// Touches one word of every page of a range of guest memory, in ascending order, through guest leaves of 4 KiB or 2 MiB, and measures the
-/// time. Also returns the sum of the words that it read; 0 for writes.
+/// Touches one word of every page of a range of guest memory, in ascending order, through guest
+/// leaves of 4 KiB or 2 MiB, and measures the time. Also returns the sum of the words that it read;
+/// 0 for writes.
 fn run(
     memory: &GuestMemory,
     range: GuestRange,
@@ -130,7 +132,8 @@ fn run(
             memory_size: slot.len,
             userspace_addr: slot.host_addr,
         };
-        // SAFETY: the memory stays mapped while `memory` and `control` live, which is longer than the VM.
+        // SAFETY: the memory stays mapped while `memory` and `control` live, which is longer than
+        // the VM.
         unsafe { vm.set_user_memory_region(region) }.map_err(refused("add a memory slot"))?;
     }
     let mut vcpu = vm.create_vcpu(0).map_err(refused("create a vCPU"))?;

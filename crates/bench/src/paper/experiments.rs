@@ -23,11 +23,13 @@ pub struct Experiment {
     pub cache: Cache,
     /// Whether the recorded work between touches is replayed too.
     pub work: bool,
-    /// Whether the pages that the guests held free have content. FaaSnap is always measured on sanitised guests, as in its paper.
+    /// Whether the pages that the guests held free have content. FaaSnap is always measured on
+    /// sanitised guests, as in its paper.
     pub unsanitised: bool,
     /// Whether each microVM of a run is of a snapshot of its own.
     pub different: bool,
-    /// Whether profiles are recorded on the replayed input. Otherwise they are recorded on the function's other input.
+    /// Whether profiles are recorded on the replayed input. Otherwise they are recorded on the
+    /// function's other input.
     pub same_input: bool,
     /// How it runs.
     pub shape: Shape,
@@ -40,7 +42,8 @@ pub struct Experiment {
 pub enum Shape {
     /// With these numbers of microVMs at once, one after the other.
     Concurrency(&'static [u32]),
-    /// With a number of microVMs at once, in memory cgroups of these sizes in bytes, one after the other.
+    /// With a number of microVMs at once, in memory cgroups of these sizes in bytes, one after the
+    /// other.
     Memory(u32, &'static [u64]),
     /// By filling a memory cgroup of this size in bytes with microVMs.
     Capacity(u64),

@@ -1,7 +1,8 @@
 //! The papers' experiments, as far as the traces and this host allow.
 //!
-//! All of them differ from the papers in the same ways: the player replays the functions, the host has fewer processors, and all planners
-//! share one executor, so that they differ in the restore alone.
+//! All of them differ from the papers in the same ways: the player replays the functions, the host
+//! has fewer processors, and all planners share one executor, so that they differ in the restore
+//! alone.
 
 mod experiments;
 mod outcome;
@@ -33,8 +34,8 @@ pub struct PaperConfig {
     pub runs: u32,
     /// The socket of a pool's manager, for the planners that map snapshots from a pool.
     pub pool: Option<PathBuf>,
-    /// The directory in which the snapshots are made, on the medium that is measured. By default it is the directory for temporary
-    /// files.
+    /// The directory in which the snapshots are made, on the medium that is measured. By default it
+    /// is the directory for temporary files.
     pub directory: Option<PathBuf>,
 }
 
@@ -66,7 +67,8 @@ pub enum PaperError {
 }
 
 impl PaperConfig {
-    /// Runs an experiment. A planner that this host cannot run, or that fails, is left out of the results, with the reason.
+    /// Runs an experiment. A planner that this host cannot run, or that fails, is left out of the
+    /// results, with the reason.
     ///
     /// # Errors
     ///
@@ -203,7 +205,8 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Measures all planners in turn. A planner that fails is left out of this place, and the others are measured again.
+    /// Measures all planners in turn. A planner that fails is left out of this place, and the
+    /// others are measured again.
     fn session(
         &self,
         place: &str,

@@ -224,7 +224,8 @@ fn ticks(longest: f64) -> impl Iterator<Item = f64> {
         .take_while(move |tick| *tick <= longest * 1.0001)
 }
 
-/// The distance between ticks: 1, 2 or 5 times a power of ten, so that there are four to ten of them.
+/// The distance between ticks: 1, 2 or 5 times a power of ten, so that there are four to ten of
+/// them.
 fn tick(longest: f64) -> f64 {
     if longest <= 0.0 {
         return 1.0;

@@ -1,4 +1,5 @@
-//! Pictures as SVG. [`Picture`] draws rectangles, lines and text; `chart` draws bars and lines over a scale with it.
+//! Pictures as SVG. [`Picture`] draws rectangles, lines and text; `chart` draws bars and lines over
+//! a scale with it.
 
 pub(crate) mod chart;
 
@@ -44,7 +45,8 @@ impl Picture {
         picture
     }
 
-    /// Adds a rectangle: its upper left corner, its width and height, and a title that viewers show for it.
+    /// Adds a rectangle: its upper left corner, its width and height, and a title that viewers show
+    /// for it.
     pub fn rectangle(
         &mut self,
         at: (f64, f64),
@@ -83,7 +85,8 @@ impl Picture {
             Anchor::Middle => "middle",
             Anchor::End => "end",
         };
-        // The crate's own text element puts its content between line feeds, which some viewers show as spaces.
+        // The crate's own text element puts its content between line feeds, which some viewers show
+        // as spaces.
         let mut element = Element::new("text");
         element.assign("x", rounded(at.0));
         element.assign("y", rounded(at.1));

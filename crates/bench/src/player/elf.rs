@@ -17,8 +17,8 @@ use super::options::PlayerOptions;
 /// `boot.S`, for [`boot::START`].
 const BOOT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/boot.bin"));
 
-/// What other monitors may keep for themselves, up to 1 MiB: tables, the generation id, the BIOS; where QEMU has no
-/// memory at all. The player neither fills nor checks it.
+/// What other monitors may keep for themselves, up to 1 MiB: tables, the generation id, the BIOS;
+/// where QEMU has no memory at all. The player neither fills nor checks it.
 const MONITORS: std::ops::Range<u64> = 0x9_f000..0x10_0000;
 
 const HEADER_LEN: u64 = 64;
@@ -57,8 +57,8 @@ pub enum PlayerElfError {
     Tsc(#[from] TscError),
 }
 
-/// Makes a player that repeats one trace under any monitor. It counts its time with the time-stamp counter, by the
-/// frequency that this host's KVM names.
+/// Makes a player that repeats one trace under any monitor. It counts its time with the time-stamp
+/// counter, by the frequency that this host's KVM names.
 ///
 /// # Errors
 /// See [`PlayerElfError`].
@@ -83,7 +83,8 @@ pub fn elf(
     Ok(PlayerElf { bytes: write(&own), memory })
 }
 
-/// ELF header, program headers, note; then from a page on each: the way there, and the player's region.
+/// ELF header, program headers, note; then from a page on each: the way there, and the player's
+/// region.
 fn write(own: &OwnRegion) -> Vec<u8> {
     let region = own.bytes();
     let way = way_there(own, &region);

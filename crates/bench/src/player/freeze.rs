@@ -47,9 +47,9 @@ pub enum FreezePlayerError {
     Profile(#[from] AttachError),
 }
 
-/// Makes a player that repeats any of `inputs` and freezes it before its first instruction into the snapshot
-/// `destination`; `dense` stores its zero pages in a directory too. Where the traces say which pages the guest held free, the profile of a
-/// snapshot in a directory does, too.
+/// Makes a player that repeats any of `inputs` and freezes it before its first instruction into the
+/// snapshot `destination`; `dense` stores its zero pages in a directory too. Where the traces say
+/// which pages the guest held free, the profile of a snapshot in a directory does, too.
 ///
 /// # Errors
 /// See [`FreezePlayerError`]. A snapshot that was there before is whole then.
@@ -104,8 +104,8 @@ fn prepare(
     Ok((microvm, function))
 }
 
-/// Gives back the pages that are free and zero, as a balloon does whose guest reports every single one. What is free and was not
-/// zero when the trace was recorded had not been reported.
+/// Gives back the pages that are free and zero, as a balloon does whose guest reports every single
+/// one. What is free and was not zero when the trace was recorded had not been reported.
 fn report_free(memory: &GuestMemory, inputs: &PlayerInputs) -> Result<(), DiscardError> {
     let (Some(free), zero) = (inputs.free(), inputs.zero_map(true)) else { return Ok(()) };
     for region in inputs.layout().regions() {

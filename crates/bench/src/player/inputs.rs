@@ -10,8 +10,9 @@ use crate::traces::NamedTrace;
 /// What separates the names of traces in a snapshot's manifest.
 pub(super) const SEPARATOR: char = ',';
 
-/// The inputs of a player: traces of one function, recorded from one snapshot of it, so that one guest memory serves
-/// them all. Which of them a player replays is decided when it is thawed, by a register: its memory does not say.
+/// The inputs of a player: traces of one function, recorded from one snapshot of it, so that one
+/// guest memory serves them all. Which of them a player replays is decided when it is thawed, by a
+/// register: its memory does not say.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlayerInputs {
     first: NamedTrace,
@@ -88,8 +89,8 @@ impl PlayerInputs {
         self.first.trace.layout()
     }
 
-    /// The image pages that are zero: those of the snapshot that was recorded; where nothing was `sanitised`, without those that
-    /// are free, for somebody has left something in them.
+    /// The image pages that are zero: those of the snapshot that was recorded; where nothing was
+    /// `sanitised`, without those that are free, for somebody has left something in them.
     pub(super) fn zero_map(&self, sanitised: bool) -> PageSet {
         let zero = self.first.trace.zero_map();
         match self.free() {

@@ -26,7 +26,8 @@ const HIGH_MEMORY_START: u64 = 4 << 30;
 const OWN_WINDOW: u64 = 512 << 20;
 /// Instructions in a turn of the player's loop for gaps.
 const TURN_INSTRUCTIONS: u64 = 2;
-/// Turns of that loop in a nanosecond: a turn takes one cycle, and 3 GHz is near enough for what was recorded in ns.
+/// Turns of that loop in a nanosecond: a turn takes one cycle, and 3 GHz is near enough for what
+/// was recorded in ns.
 const TURNS_PER_NS: u64 = 3;
 
 /// Why a trace cannot be made into a player.
@@ -64,8 +65,8 @@ pub(super) struct OwnRegion {
     parts: Parts,
     /// Guest-physical address of the top page table.
     pub(super) page_tables: u64,
-    /// What the player gets in its first two registers: the digest of its region up to the stack, and the length of
-    /// that.
+    /// What the player gets in its first two registers: the digest of its region up to the stack,
+    /// and the length of that.
     pub(super) arguments: [u64; 2],
     /// The stack pointer at the first instruction, as at the entry of a function.
     pub(super) stack: u64,
@@ -311,7 +312,8 @@ fn bitmap(set: &PageSet) -> Vec<u8> {
     bytes
 }
 
-/// The page tables at `at`. Small leaves are made for the chunks of 2 MiB that some touch needs them for.
+/// The page tables at `at`. Small leaves are made for the chunks of 2 MiB that some touch needs
+/// them for.
 fn tables(at: u64, own: u64, layout: &MemoryLayout, touches: &[Touch]) -> PageTables {
     let mut tables = PageTables::new(at);
     for offset in (0..OWN_WINDOW).step_by(LEAF_STEP) {

@@ -14,8 +14,9 @@ pub struct PlayerOptions {
     pub gaps: GapFactor,
     /// Decides about the content of memory.
     pub seed: u64,
-    /// Whether pages that the guest held free are zero where the recorded snapshot's are; otherwise all of them hold
-    /// something, as in a guest that has run for long and never zeroed what it freed.
+    /// Whether pages that the guest held free are zero where the recorded snapshot's are; otherwise
+    /// all of them hold something, as in a guest that has run for long and never zeroed what it
+    /// freed.
     pub sanitised: bool,
 }
 
@@ -25,12 +26,12 @@ impl Default for PlayerOptions {
     }
 }
 
-/// Leaves of the guest's own page tables. On a KVM with software page tables a large leaf needs a large one
-/// on both sides; with EPT or NPT the host's side alone decides.
+/// Leaves of the guest's own page tables. On a KVM with software page tables a large leaf needs a
+/// large one on both sides; with EPT or NPT the host's side alone decides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Leaves {
-    /// Each touch through a leaf of the size that was recorded; 1 GiB counts as 2 MiB, for not every processor
-    /// has leaves of 1 GiB.
+    /// Each touch through a leaf of the size that was recorded; 1 GiB counts as 2 MiB, for not
+    /// every processor has leaves of 1 GiB.
     #[default]
     Recorded,
     /// All of 4 KiB.

@@ -37,7 +37,8 @@ impl PageTables {
         self.tables[table][index(at, 21)] = to | LEAF | LARGE;
     }
 
-    /// The table under the levels whose index begins at these bits of an address; made where it is missing.
+    /// The table under the levels whose index begins at these bits of an address; made where it is
+    /// missing.
     fn descend(&mut self, at: u64, levels: &[u32]) -> usize {
         let mut table = 0;
         for shift in levels {

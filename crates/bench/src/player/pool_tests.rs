@@ -39,7 +39,8 @@ fn players_run_from_a_pool_and_leave_its_sealed_bytes_alone() {
             let destination = Destination::Pool { socket: socket.clone(), name: "player".into() };
             let inputs = PlayerInputs::new(vec![load(trace).unwrap()]).unwrap();
             freeze(&inputs, &options, KVM_DEVICE.as_ref(), destination, false).unwrap();
-            // Every run checks all its memory, so a byte that the run before it left would be found.
+            // Every run checks all its memory, so a byte that the run before it left would be
+            // found.
             for _ in 0..2 {
                 let sealed = open_pooled(&socket, "player", Verify::Once).unwrap();
                 let report = run(&sealed, "pass_shared").unwrap();

@@ -1,4 +1,5 @@
-//! Planners that need a profile, on players: recorded on one trace, replayed with the other, from dense images.
+//! Planners that need a profile, on players: recorded on one trace, replayed with the other, from
+//! dense images.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -14,7 +15,8 @@ use firn_vmm::{Destination, KVM_DEVICE};
 use super::{Clock, PlayerInputs, PlayerOptions, PlayerReport, freeze, record, replay};
 use crate::traces::{NamedTrace, load};
 
-/// A dense snapshot of a player with two inputs, on a medium whose files the page cache can let go of.
+/// A dense snapshot of a player with two inputs, on a medium whose files the page cache can let go
+/// of.
 fn player(dir: &Path) -> Option<Snapshot> {
     frozen(dir, ["json-a", "json-b"].map(|name| load(name).unwrap()), true)
 }

@@ -79,7 +79,8 @@ fn faults_and_writes_are_those_of_the_trace_and_of_the_input() {
         // Its stack alone; hardware walks page tables for writing.
         let most = if software { 16 } else { 64 };
         assert!(of_the_player.len() <= most, "{of_the_player:?}");
-        // The player maps a chunk by small leaves where the trace has one there, and by a large one, too.
+        // The player maps a chunk by small leaves where the trace has one there, and by a large
+        // one, too.
         let small: BTreeSet<u64> = trace
             .touches()
             .iter()
@@ -109,8 +110,8 @@ fn groups_hold_what_was_touched_in_order_and_what_was_read_ahead() {
     for page in pages(&traces[0].trace, |_| true) {
         assert!(all.get(page), "page {page:#x} was touched");
     }
-    // Memory is touched in order: 8192 pages cannot have come in one sample, and first pages come first. The last are read
-    // ahead early, because the player's own lie behind them.
+    // Memory is touched in order: 8192 pages cannot have come in one sample, and first pages come
+    // first. The last are read ahead early, because the player's own lie behind them.
     assert!(groups.len() >= 3, "{}", groups.len());
     let first = |page: u64| groups.iter().position(|runs| pages_of(runs, memory).get(page));
     assert!(first(0).unwrap() < first(6000).unwrap());

@@ -21,8 +21,8 @@ pub struct Subject {
     pub preloads: bool,
     /// Whether it maps the snapshot from a pool.
     pub in_pool: bool,
-    /// Whether it maps a file that is packed from the image. The file is packed before each batch that does not find it as the
-    /// planner needs it.
+    /// Whether it maps a file that is packed from the image. The file is packed before each batch
+    /// that does not find it as the planner needs it.
     pub packs: bool,
 }
 
@@ -44,7 +44,8 @@ pub struct FrozenPlayer {
     pub pooled: Option<PooledPlayer>,
     /// The input that the profile was recorded on, if it has a profile.
     pub recorded_on: Option<String>,
-    /// Players of the same trace with other content, each in a snapshot of its own. The microVMs of a batch take turns with them.
+    /// Players of the same trace with other content, each in a snapshot of its own. The microVMs of
+    /// a batch take turns with them.
     pub others: Vec<Self>,
 }
 
@@ -68,15 +69,15 @@ impl FrozenPlayer {
         }
     }
 
-    /// Evicts the snapshots from the page cache. Otherwise pages that an earlier run cached would keep the folio sizes of that run's
-    /// planner in later runs on a full page cache.
+    /// Evicts the snapshots from the page cache. Otherwise pages that an earlier run cached would
+    /// keep the folio sizes of that run's planner in later runs on a full page cache.
     pub(crate) fn evict(&self) -> Result<(), CacheError> {
         let mut players = std::iter::once(self).chain(&self.others);
         players.try_for_each(|player| SnapshotFiles::all(&player.snapshot)?.evict())
     }
 
-    /// Waits until the pool's manager has prepared everything that it prepares in advance, so that no later run pays for it. Returns the
-    /// time in ns.
+    /// Waits until the pool's manager has prepared everything that it prepares in advance, so that
+    /// no later run pays for it. Returns the time in ns.
     pub(crate) fn settle(&self) -> Result<Option<u64>, ClientError> {
         let Some(pooled) = &self.pooled else { return Ok(None) };
         let begin = Instant::now();

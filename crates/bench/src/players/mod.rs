@@ -1,4 +1,5 @@
-//! The players of a measurement: frozen from traces, with profiles, in a directory and, if needed, in a pool.
+//! The players of a measurement: frozen from traces, with profiles, in a directory and, if needed,
+//! in a pool.
 
 mod frozen;
 mod pool;
@@ -36,13 +37,13 @@ use crate::traces::{LoadTraceError, NamedTrace, load};
 /// Which players are measured, and by which planners.
 #[derive(Clone, Debug)]
 pub struct PlayersConfig {
-    /// Planners as `NAME[:KEY=VALUE,...]`, one or several separated by commas in each; `all` selects every planner that this host can
-    /// run.
+    /// Planners as `NAME[:KEY=VALUE,...]`, one or several separated by commas in each; `all`
+    /// selects every planner that this host can run.
     pub planners: Vec<String>,
     /// Traces by the names that [`load`] knows.
     pub traces: Vec<String>,
-    /// The directory in which the snapshots are made, on the medium that is measured. By default it is the directory for temporary
-    /// files.
+    /// The directory in which the snapshots are made, on the medium that is measured. By default it
+    /// is the directory for temporary files.
     pub directory: Option<PathBuf>,
     /// The socket of a pool's manager, for the planners that map snapshots from a pool.
     pub pool: Option<PathBuf>,
@@ -54,7 +55,8 @@ pub struct PlayersConfig {
     pub dense: bool,
     /// Whether the pages that the guests held free have content.
     pub unsanitised: bool,
-    /// Whether profiles are recorded on the replayed input. Otherwise they are recorded on the function's other input, if it has one.
+    /// Whether profiles are recorded on the replayed input. Otherwise they are recorded on the
+    /// function's other input, if it has one.
     pub same_input: bool,
 }
 
@@ -147,11 +149,11 @@ impl PlayersConfig {
         Ok(pool.map(|socket| PoolPlayers::connect(socket, progress)).transpose()?)
     }
 
-    /// Freezes `snapshots` players of each trace, each with other content, in a directory and, if a planner maps snapshots from there, in
-    /// the pool. They get profiles if a planner uses them.
+    /// Freezes `snapshots` players of each trace, each with other content, in a directory and, if a
+    /// planner maps snapshots from there, in the pool. They get profiles if a planner uses them.
     ///
-    /// `all` leaves out planners that run in replicas, if the pool has no room for the replicas of `microvms` microVMs, and on
-    /// unsanitised guests those whose paper has sanitised ones.
+    /// `all` leaves out planners that run in replicas, if the pool has no room for the replicas of
+    /// `microvms` microVMs, and on unsanitised guests those whose paper has sanitised ones.
     pub(crate) fn prepare(
         &self,
         mut pool: Option<&mut PoolPlayers<'_>>,
@@ -216,8 +218,8 @@ impl PlayersConfig {
         Ok(Prepared { players, subjects, left_out, host, _directory: directory })
     }
 
-    /// Freezes a player into each place, each with content of its own. One freeze uses one processor, so as many run at a time as this
-    /// host has processors.
+    /// Freezes a player into each place, each with content of its own. One freeze uses one
+    /// processor, so as many run at a time as this host has processors.
     fn freeze(
         &self,
         places: &[FrozenPlayer],
@@ -260,8 +262,9 @@ impl PlayersConfig {
     }
 }
 
-/// The inputs of a player: its trace, and as the last one the input on which its profile is recorded. That is the function's other
-/// input, `-b` for `-a` and the reverse, if there is one with the same memory.
+/// The inputs of a player: its trace, and as the last one the input on which its profile is
+/// recorded. That is the function's other input, `-b` for `-a` and the reverse, if there is one
+/// with the same memory.
 fn inputs(trace: &NamedTrace, argument: Option<&String>) -> Result<PlayerInputs, PlayersError> {
     let alone = || Ok(PlayerInputs::new(vec![trace.clone()])?);
     let Some(other) = argument.and_then(|argument| other_input(argument)) else { return alone() };

@@ -9,7 +9,8 @@ use firn_pool::{Client, ClientError, ListedExtent, Role};
 use super::frozen::PooledPlayer;
 use crate::progress::Progress;
 
-/// A connection to a pool's manager, and the players that were frozen into the pool. They are removed from it on drop.
+/// A connection to a pool's manager, and the players that were frozen into the pool. They are
+/// removed from it on drop.
 pub(crate) struct PoolPlayers<'a> {
     socket: &'a Path,
     manager: Client,
@@ -22,7 +23,8 @@ pub(crate) struct PoolPlayers<'a> {
 /// The memory that microVMs use of a pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PoolUsage {
-    /// Bytes of the pool: mapped snapshots and replicas in use, without replicas that are only prepared.
+    /// Bytes of the pool: mapped snapshots and replicas in use, without replicas that are only
+    /// prepared.
     pub(crate) pool_bytes: u64,
     /// Bytes of DRAM in the copies that the manager lent to them.
     pub(crate) copy_bytes: u64,
@@ -74,7 +76,8 @@ impl<'a> PoolPlayers<'a> {
         Ok(PoolUsage { pool_bytes, copy_bytes: arena.lent })
     }
 
-    /// How many replicas of a player fit into the pool: into its free space, and in place of replicas that are only prepared.
+    /// How many replicas of a player fit into the pool: into its free space, and in place of
+    /// replicas that are only prepared.
     pub(crate) fn room(&mut self, player: &PooledPlayer) -> Result<u64, ClientError> {
         let listing = self.manager.list()?;
         let its = |listed: &&ListedExtent| listed.name.as_ref() == Some(&player.name);
@@ -102,7 +105,8 @@ impl<'a> PoolPlayers<'a> {
 
 impl Drop for PoolPlayers<'_> {
     fn drop(&mut self) {
-        // Errors here need no report: a manager that has ended took its memfd with it, and a failed freeze left no name.
+        // Errors here need no report: a manager that has ended took its memfd with it, and a failed
+        // freeze left no name.
         let _ = self.manager.collect();
         for name in &self.names {
             if let Err(error) = self.manager.reclaim(name) {

@@ -15,8 +15,8 @@ use super::frozen::{FrozenPlayer, PooledPlayer};
 use crate::player::{PlayerInputs, record};
 use crate::progress::Progress;
 
-/// Records the profile of a player on the last of its inputs. A part that this host cannot record is left out; planners that need
-/// it report that.
+/// Records the profile of a player on the last of its inputs. A part that this host cannot record
+/// is left out; planners that need it report that.
 pub(super) fn learn(
     path: &Path,
     inputs: &PlayerInputs,
@@ -53,8 +53,8 @@ pub(super) fn attach(
     Ok(())
 }
 
-/// Attaches a profile to a snapshot in a pool, and has the manager prepare a copy of the chunks that the profile predicts, for the
-/// next start.
+/// Attaches a profile to a snapshot in a pool, and has the manager prepare a copy of the chunks
+/// that the profile predicts, for the next start.
 fn attach_pooled(
     socket: &Path,
     name: &str,

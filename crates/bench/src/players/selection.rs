@@ -14,7 +14,8 @@ use super::frozen::{FrozenPlayer, Subject};
 use super::pool::PoolPlayers;
 use crate::traces::NamedTrace;
 
-/// FaaSnap's guest zeroes the pages that it frees. In comparisons of guests that do not, FaaSnap is measured on a guest that does.
+/// FaaSnap's guest zeroes the pages that it frees. In comparisons of guests that do not, FaaSnap is
+/// measured on a guest that does.
 const SANITISES: &str = "faasnap";
 
 /// A planner that was not measured.
@@ -59,7 +60,8 @@ fn all_of(selection: Selection) -> Vec<Box<dyn Planner>> {
     selection.planners.into_iter().chain(left_out).collect()
 }
 
-/// The planners of a list, and those that `all` leaves out because they have no plan for one of the traces.
+/// The planners of a list, and those that `all` leaves out because they have no plan for one of the
+/// traces.
 pub(super) fn subjects(
     list: &str,
     players: &[FrozenPlayer],
@@ -68,7 +70,8 @@ pub(super) fn subjects(
     let host = HostFacts::read()?;
     let (mut subjects, mut left_out) = (Vec::new(), Vec::<LeftOut>::new());
     for player in players {
-        // The packed files have to exist before the planners are selected. A file that cannot be packed is reported by its plan.
+        // The packed files have to exist before the planners are selected. A file that cannot be
+        // packed is reported by its plan.
         let snapshot = Snapshot::open(&player.snapshot)?;
         let profile = snapshot.profile()?;
         let (layout, zero_map) = (&snapshot.manifest().layout, snapshot.zero_map());
@@ -141,7 +144,8 @@ pub(super) fn leave_out_sanitising(subjects: &mut Vec<Subject>, left_out: &mut V
     }
 }
 
-/// Leaves out the planners that run in replicas, if the pool has no room for the replicas of a batch.
+/// Leaves out the planners that run in replicas, if the pool has no room for the replicas of a
+/// batch.
 pub(super) fn leave_out_without_room(
     subjects: &mut Vec<Subject>,
     left_out: &mut Vec<LeftOut>,

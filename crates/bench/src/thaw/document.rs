@@ -1,5 +1,5 @@
-//! Results of many sessions as tables for a document: a row for each trace, a column for each planner. And as a picture: what is typical
-//! of each planner.
+//! Results of many sessions as tables for a document: a row for each trace, a column for each
+//! planner. And as a picture: what is typical of each planner.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -49,7 +49,8 @@ const QUANTITIES: [Quantity; 3] = [
     ("Read of free pages, MiB", |row| Some(row.batch_free_read_bytes? as f64 / MIB)),
 ];
 
-/// Markdown: tables for each way in which the sessions measured. Of the same planner, trace and way, the later session counts.
+/// Markdown: tables for each way in which the sessions measured. Of the same planner, trace and
+/// way, the later session counts.
 #[must_use]
 pub fn sessions_markdown(sessions: &[Results]) -> String {
     let mut text = String::new();
@@ -62,8 +63,9 @@ pub fn sessions_markdown(sessions: &[Results]) -> String {
     text
 }
 
-/// A picture: for each way in which the sessions measured, how long each planner takes, and how much DRAM, as parts of what Firecracker
-/// takes on the same trace. A bar is the median over the traces, its whisker the middle half of them.
+/// A picture: for each way in which the sessions measured, how long each planner takes, and how
+/// much DRAM, as parts of what Firecracker takes on the same trace. A bar is the median over the
+/// traces, its whisker the middle half of them.
 #[must_use]
 pub fn draw_sessions(sessions: &[Results]) -> String {
     let mut panels = Vec::new();
@@ -116,8 +118,8 @@ fn bar(rows: &[&Row], planner: &str, value: fn(&Row) -> Option<f64>) -> Option<B
     })
 }
 
-/// Rows by the way in which they were measured, as they are shown: of unsanitised guests with planners beside them whose papers have
-/// sanitised ones.
+/// Rows by the way in which they were measured, as they are shown: of unsanitised guests with
+/// planners beside them whose papers have sanitised ones.
 fn grouped(sessions: &[Results]) -> BTreeMap<Shape, Vec<&Row>> {
     let mut shapes: BTreeMap<Shape, Vec<&Row>> = BTreeMap::new();
     for session in sessions {

@@ -25,7 +25,8 @@ pub struct ThawConfig {
     pub players: PlayersConfig,
     /// Runs of each planner on each player.
     pub runs: u32,
-    /// Runs before the first measured one, for planners that map from a pool. The manager then has prepared what such a run takes.
+    /// Runs before the first measured one, for planners that map from a pool. The manager then has
+    /// prepared what such a run takes.
     pub warm_up: u32,
     /// MicroVMs that start together in a run.
     pub concurrency: u32,

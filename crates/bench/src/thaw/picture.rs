@@ -1,4 +1,5 @@
-//! Results as a picture: a bar for each planner, split where the guest resumes, with a whisker to the 95th percentile.
+//! Results as a picture: a bar for each planner, split where the guest resumes, with a whisker to
+//! the 95th percentile.
 
 use super::results::{Results, Row};
 use crate::cache::Cache;
@@ -6,8 +7,8 @@ use crate::picture::chart::{Bar, Chart, Marks, Panel};
 use crate::text::number;
 
 impl Results {
-    /// A picture as SVG. If there are more microVMs than processors, the bars are processor time for each page, because wall times
-    /// then include waiting for a processor.
+    /// A picture as SVG. If there are more microVMs than processors, the bars are processor time
+    /// for each page, because wall times then include waiting for a processor.
     #[must_use]
     pub fn draw(&self) -> String {
         draw(self)
@@ -27,8 +28,8 @@ fn draw(results: &Results) -> String {
     .svg()
 }
 
-/// Rows that are comparable: one trace, one state of the page cache where it plays a part, one number of microVMs. Where it plays none a
-/// row is in the panel of each state.
+/// Rows that are comparable: one trace, one state of the page cache where it plays a part, one
+/// number of microVMs. Where it plays none a row is in the panel of each state.
 fn panels(rows: &[Row]) -> Vec<Vec<&Row>> {
     let mut panels: Vec<Vec<&Row>> = Vec::new();
     let (used, unused): (Vec<&Row>, Vec<&Row>) =

@@ -32,8 +32,8 @@ pub struct Results {
     pub left_out: Vec<LeftOut>,
 }
 
-/// What was measured of one planner on one trace. Each microVM of each run is one measurement; counts and bytes are
-/// medians over them.
+/// What was measured of one planner on one trace. Each microVM of each run is one measurement;
+/// counts and bytes are medians over them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The planner, with all its options.
@@ -61,7 +61,8 @@ pub struct Row {
     pub pages: u64,
     /// Touches of a replay: pages, and first writes to pages that were read before.
     pub touches: u64,
-    /// Request to a running vCPU: process start, load, plan, execute, resume. Preloading is not part of it.
+    /// Request to a running vCPU: process start, load, plan, execute, resume. Preloading is not
+    /// part of it.
     pub start_to_resume_ms: Summary,
     /// A running vCPU to its last touch.
     pub resume_to_last_page_ms: Summary,
@@ -71,12 +72,15 @@ pub struct Row {
     pub preload_ms: Option<Summary>,
     /// Building the host's index before the resume; a part of `start_to_resume_ms`.
     pub index_ms: Summary,
-    /// Making replicas what their snapshot is, where the start had to wait for it; a part of `start_to_resume_ms`.
+    /// Making replicas what their snapshot is, where the start had to wait for it; a part of
+    /// `start_to_resume_ms`.
     pub imaging_ms: Option<Summary>,
-    /// What a batch left the pool's manager to do, until all that it makes ahead was ready again; a part of no other time.
+    /// What a batch left the pool's manager to do, until all that it makes ahead was ready again; a
+    /// part of no other time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settle_ms: Option<Summary>,
-    /// The part of `resume_to_last_page_ms` that the guest waited for page faults, where it measured that.
+    /// The part of `resume_to_last_page_ms` that the guest waited for page faults, where it
+    /// measured that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault_ms: Option<Summary>,
     /// The replay's time for each page.
@@ -103,10 +107,11 @@ pub struct Row {
     pub private_bytes: u64,
     /// Guest memory in DRAM that one microVM maps from the page cache.
     pub shared_bytes: u64,
-    /// Guest memory that one microVM maps from a pool, a replica of its own included: the pool's bytes, no DRAM of
-    /// the microVM's.
+    /// Guest memory that one microVM maps from a pool, a replica of its own included: the pool's
+    /// bytes, no DRAM of the microVM's.
     pub pool_bytes: u64,
-    /// Copies of chunks of the pool's extent that were made ahead for one microVM: DRAM that belongs to it alone.
+    /// Copies of chunks of the pool's extent that were made ahead for one microVM: DRAM that
+    /// belongs to it alone.
     #[serde(default)]
     pub copy_bytes: u64,
     /// Page tables of one process.
@@ -114,16 +119,19 @@ pub struct Row {
     /// Anonymous memory of one process that is no guest memory.
     #[serde(default)]
     pub monitor_bytes: u64,
-    /// KVM's own tables of all microVMs of a batch (`SecPageTables` of /proc/meminfo: what it grew by). Median over the runs.
+    /// KVM's own tables of all microVMs of a batch (`SecPageTables` of /proc/meminfo: what it grew
+    /// by). Median over the runs.
     #[serde(default)]
     pub batch_kvm_table_bytes: u64,
-    /// DRAM of a batch: private memory, copies, page tables and monitors of all its microVMs, KVM's tables, and once what the page cache holds of
-    /// the snapshot when all have touched their last page, before any checks all its memory (mincore). Median over the runs.
+    /// DRAM of a batch: private memory, copies, page tables and monitors of all its microVMs, KVM's
+    /// tables, and once what the page cache holds of the snapshot when all have touched their last
+    /// page, before any checks all its memory (mincore). Median over the runs.
     pub batch_dram_bytes: u64,
     /// The page cache's part of it.
     pub batch_page_cache_bytes: u64,
-    /// Bytes that a batch had read for pages that the guest's allocator held free at the freeze, from image and packed files, up to the
-    /// last touch; where the page cache was cold before it, and the trace says which pages were free. Median over the runs.
+    /// Bytes that a batch had read for pages that the guest's allocator held free at the freeze,
+    /// from image and packed files, up to the last touch; where the page cache was cold before it,
+    /// and the trace says which pages were free. Median over the runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch_free_read_bytes: Option<u64>,
 }

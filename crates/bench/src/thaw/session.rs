@@ -27,12 +27,13 @@ pub struct Session {
     pub subjects: Vec<Subject>,
     /// Runs of each planner on each player.
     pub runs: u32,
-    /// Runs before the first measured one, for planners that map from a pool. The manager then has prepared what such a run takes.
+    /// Runs before the first measured one, for planners that map from a pool. The manager then has
+    /// prepared what such a run takes.
     pub warm_up: u32,
     /// MicroVMs that start together in a run.
     pub concurrency: u32,
-    /// States of the page cache before each run, measured one after the other. Planners that map from a pool use no page cache, and are
-    /// measured with the first state only.
+    /// States of the page cache before each run, measured one after the other. Planners that map
+    /// from a pool use no page cache, and are measured with the first state only.
     pub caches: Vec<Cache>,
     /// Whether the guests also measure their time in page faults, which takes some time itself.
     pub faults: bool,
@@ -109,13 +110,15 @@ impl Session {
         self.subjects.iter().filter(|subject| state == 0 || !subject.in_pool).collect()
     }
 
-    /// Runs all measurements. In each run every planner has its turn, and the order rotates from run to run: a change of the host's load
-    /// then affects all planners, and no planner always follows the same other one. All runs with one state of the page cache come before
-    /// those with the next.
+    /// Runs all measurements. In each run every planner has its turn, and the order rotates from
+    /// run to run: a change of the host's load then affects all planners, and no planner always
+    /// follows the same other one. All runs with one state of the page cache come before those with
+    /// the next.
     ///
     /// # Errors
     ///
-    /// [`SessionError`] at the first microVM that fails, and if the page cache cannot be brought into the required state.
+    /// [`SessionError`] at the first microVM that fails, and if the page cache cannot be brought
+    /// into the required state.
     pub fn run(
         &self,
         host: Host,
@@ -233,7 +236,8 @@ impl Session {
             let took = files.prepare(cache_of(subject, state), subject.preloads).map_err(cache)?;
             preload_ns = took.map(|ns| ns + preload_ns.unwrap_or_default()).or(preload_ns);
         }
-        // A planner of a pool does not use the directory, so cached pages of it are none of its cost.
+        // A planner of a pool does not use the directory, so cached pages of it are none of its
+        // cost.
         let tables = host::kvm_table_bytes();
         let held = || {
             let grown = host::kvm_table_bytes().saturating_sub(tables);

@@ -35,9 +35,9 @@ a byte there, replays, prints DONE with the pages touched and the nanoseconds th
 that is wrong, and END with their number. Its clock is the time-stamp counter, by the frequency that KVM names on the
 host where the file was made.")]
 pub(crate) struct PlayerArgs {
-    /// A trace that firn carries, sequential-read:SIZE, sequential-write:SIZE, or the path of a .trace file; up to four
-    /// that were recorded from one snapshot: repeat it, or separate them by commas. `firn thaw --input` names the one that is
-    /// replayed
+    /// A trace that firn carries, sequential-read:SIZE, sequential-write:SIZE, or the path of a
+    /// .trace file; up to four that were recorded from one snapshot: repeat it, or separate them by
+    /// commas. `firn thaw --input` names the one that is replayed
     #[arg(long, value_name = "NAME", required = true, value_delimiter = ',')]
     trace: Vec<String>,
     /// Where the snapshot is made, or its name where --pool is given; with --elf, the file
@@ -46,7 +46,8 @@ pub(crate) struct PlayerArgs {
     /// Make an ELF kernel instead, for any monitor that boots Linux
     #[arg(long, conflicts_with_all = ["dense", "pool"])]
     elf: bool,
-    /// Freeze into this pool: its medium, whose manager is started where none runs, or its manager's socket
+    /// Freeze into this pool: its medium, whose manager is started where none runs, or its
+    /// manager's socket
     #[arg(long, value_name = "PATH")]
     pool: Option<PathBuf>,
     /// Leaves of the guest's own page tables: recorded, 4k or 2m
@@ -61,7 +62,8 @@ pub(crate) struct PlayerArgs {
     /// Write zero pages too, instead of leaving holes
     #[arg(long)]
     dense: bool,
-    /// Let every page that the guest held free hold something, where the recorded guest's free pages were zero for the most part
+    /// Let every page that the guest held free hold something, where the recorded guest's free
+    /// pages were zero for the most part
     #[arg(long)]
     unsanitised: bool,
     /// Print one JSON object

@@ -56,7 +56,8 @@ fn boot_elf(trace: &NamedTrace, dir: &Path) -> Microvm {
     Microvm::boot(config, OpenKvm::open(KVM_DEVICE.as_ref()).unwrap()).unwrap()
 }
 
-/// Runs the guest until its console says `word` in a line of its own or as the first of a line; returns the console.
+/// Runs the guest until its console says `word` in a line of its own or as the first of a line;
+/// returns the console.
 fn until(microvm: &mut Microvm, word: &str) -> String {
     microvm.resume().unwrap();
     let console = microvm.console().clone();

@@ -64,7 +64,8 @@ fn touch(page: u64, access: Access, leaf: Leaf) -> Touch {
     Touch { page, access, by: Toucher::Instruction, leaf, gap: page % 7 * 100 }
 }
 
-/// Every kind of touch, of zero pages and others, through every leaf; a third of the pages is not touched.
+/// Every kind of touch, of zero pages and others, through every leaf; a third of the pages is not
+/// touched.
 fn some_trace() -> NamedTrace {
     let zero: Vec<u64> = ZERO.collect();
     let mut touches = Vec::new();

@@ -22,7 +22,8 @@ pub(crate) struct FloorArgs {
     /// Number of pairs: one run of the loop and one of the player
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pairs: u32,
-    /// Memory to touch; default: 64M with leaves of 4k, 1G with leaves of 2m, which take milliseconds
+    /// Memory to touch; default: 64M with leaves of 4k, 1G with leaves of 2m, which take
+    /// milliseconds
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: Option<u64>,
     /// Leaves of both guests' page tables; with 2m the image lies on a tmpfs of huge pages
@@ -34,7 +35,8 @@ pub(crate) struct FloorArgs {
     /// Write the results to a file as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Directory for the player's snapshot, with leaves of 4k; default: the directory for temporary files
+    /// Directory for the player's snapshot, with leaves of 4k; default: the directory for temporary
+    /// files
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }

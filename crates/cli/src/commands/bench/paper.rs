@@ -36,7 +36,8 @@ pub(crate) struct PaperArgs {
     /// Pool for the planners that map snapshots from one: its medium, or its manager's socket
     #[arg(long, value_name = "PATH")]
     pool: Option<PathBuf>,
-    /// Directory for the players' snapshots, on the medium to measure; default: the directory for temporary files
+    /// Directory for the players' snapshots, on the medium to measure; default: the directory for
+    /// temporary files
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }

@@ -12,18 +12,20 @@ use crate::pool_at::PoolAt;
 /// The players that are measured, and the planners.
 #[derive(Debug, Args)]
 pub(super) struct PlayersArgs {
-    /// Planners as NAME[:KEY=VALUE,...], separated by commas; `all` selects every planner that this host can run
+    /// Planners as NAME[:KEY=VALUE,...], separated by commas; `all` selects every planner that this
+    /// host can run
     #[arg(long, value_name = "PLANNER", default_value = "all")]
     planner: Vec<String>,
-    /// A trace that firn contains, sequential-read:SIZE, sequential-write:SIZE, or the path of a .trace file;
-    /// for several traces repeat the option or separate them by commas
+    /// A trace that firn contains, sequential-read:SIZE, sequential-write:SIZE, or the path of a
+    /// .trace file; for several traces repeat the option or separate them by commas
     #[arg(long, value_name = "NAME", required = true, value_delimiter = ',')]
     trace: Vec<String>,
-    /// Directory for the players' snapshots, on the medium to measure; default: the directory for temporary files
+    /// Directory for the players' snapshots, on the medium to measure; default: the directory for
+    /// temporary files
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Pool for the planners that map snapshots from one: its medium, whose manager is started if none runs, or its
-    /// manager's socket. These planners use no page cache
+    /// Pool for the planners that map snapshots from one: its medium, whose manager is started if
+    /// none runs, or its manager's socket. These planners use no page cache
     #[arg(long, value_name = "PATH")]
     pool: Option<PathBuf>,
     /// Leaves of the guest's own page tables: recorded, 4k or 2m
@@ -35,7 +37,8 @@ pub(super) struct PlayersArgs {
     /// Store zero pages in the images too
     #[arg(long)]
     dense: bool,
-    /// Fill the pages that the guest held free with content; most of them were zero in the recorded guest
+    /// Fill the pages that the guest held free with content; most of them were zero in the recorded
+    /// guest
     #[arg(long)]
     unsanitised: bool,
     /// Record profiles on the replayed input, not on the function's other input

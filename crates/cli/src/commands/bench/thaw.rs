@@ -29,19 +29,22 @@ pub(crate) struct BenchThawArgs {
     /// Runs of each planner on each trace
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     runs: u32,
-    /// Runs before the first measured one, for planners that map from a pool: the first run waits for replicas and copies,
-    /// later ones find as many as a run takes
+    /// Runs before the first measured one, for planners that map from a pool: the first run waits
+    /// for replicas and copies, later ones find as many as a run takes
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1000))]
     warm_up: u32,
-    /// MicroVMs that start together in a run; if there are more than processors, compare processor time, not wall time
+    /// MicroVMs that start together in a run; if there are more than processors, compare processor
+    /// time, not wall time
     #[arg(long, value_name = "C", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     concurrency: u32,
-    /// Page cache before each run: no page of the snapshot, or every page; with cached-4k in folios of 4 KiB, as in the
-    /// papers' kernels. Several, separated by commas, are measured one after the other
+    /// Page cache before each run: no page of the snapshot, or every page; with cached-4k in folios
+    /// of 4 KiB, as in the papers' kernels. Several, separated by commas, are measured one after
+    /// the other
     #[arg(long, default_value = "cached", value_delimiter = ',',
         value_parser = PossibleValuesParser::new(["cold", "cached", "cached-4k"]).map(|name| cache(&name)))]
     cache: Vec<Cache>,
-    /// Whether the microVMs of a run share a snapshot, or each has one of its own with other content
+    /// Whether the microVMs of a run share a snapshot, or each has one of its own with other
+    /// content
     #[arg(long, default_value = "same", value_parser = ["same", "different"])]
     snapshots: String,
     /// Measure every planner twice, as a and as b: the difference is noise
