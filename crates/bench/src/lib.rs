@@ -17,6 +17,7 @@ mod cache;
 mod capacity;
 mod cgroup;
 mod cost;
+pub mod demo;
 pub mod floor;
 mod free_reads;
 mod harness;
