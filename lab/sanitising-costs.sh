@@ -1,9 +1,11 @@
 #!/bin/sh
 # What zeroing freed pages costs, in instructions (docs/concepts/faasnap.md). In the lab, as root:
-#   firn lab run --icount --timeout 3600 --in guest/functions --in lab/sanitising-costs.sh -- sh /in/sanitising-costs.sh
-# For each way one JSON object: millions of instructions of the monitor's process, its guest's included. `boot` until the function is loaded;
-# `first_rest` the 20 s after that, and `rest` 20 s after ten requests, when nothing is asked: reporting works there; `request` one of
-# the ten, `function` the guest's own share of it, the medians. Then a thaw of its snapshot: the first request, `thaw_function`.
+# firn lab run --icount --timeout 3600 --in guest/functions --in lab/sanitising-costs.sh -- sh
+# /in/sanitising-costs.sh For each way one JSON object: millions of instructions of the monitor's
+# process, its guest's included. `boot` until the function is loaded; `first_rest` the 20 s after
+# that, and `rest` 20 s after ten requests, when nothing is asked: reporting works there; `request`
+# one of the ten, `function` the guest's own share of it, the medians. Then a thaw of its snapshot:
+# the first request, `thaw_function`.
 set -eu
 function=${1:-json}
 inputs=/in/functions/$function

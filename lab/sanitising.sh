@@ -1,8 +1,9 @@
 #!/bin/sh
-# What zeroing freed pages costs and gains, in counts (docs/concepts/faasnap.md). In the lab, as root:
-#   firn lab run --timeout 3000 --in guest/functions --in lab/sanitising.sh -- sh /in/sanitising.sh [FUNCTION]
-# For each way a function is booted, asked once and frozen; a run of that snapshot is recorded on its other input and frozen
-# again, as FaaSnap does. One JSON object a line: the first snapshot, the second, its loading set.
+# What zeroing freed pages costs and gains, in counts (docs/concepts/faasnap.md). In the lab, as
+# root: firn lab run --timeout 3000 --in guest/functions --in lab/sanitising.sh -- sh
+# /in/sanitising.sh [FUNCTION] For each way a function is booted, asked once and frozen; a run of
+# that snapshot is recorded on its other input and frozen again, as FaaSnap does. One JSON object a
+# line: the first snapshot, the second, its loading set.
 set -eu
 function=${1:-json}
 inputs=/in/functions/$function

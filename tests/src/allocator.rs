@@ -1,5 +1,6 @@
-//! What a frozen Linux guest's page allocator holds free, by a walk of its own: over the allocator's lists, as
-//! `/proc/buddyinfo` counts them. firn itself looks at the array of `struct page` instead.
+//! What a frozen Linux guest's page allocator holds free, by a walk of its own: over the
+//! allocator's lists, as `/proc/buddyinfo` counts them. firn itself looks at the array of `struct
+//! page` instead.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;

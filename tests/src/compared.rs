@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use firn_snapshot::Run;
 use serde_json::Value;
 
-/// Checks that every page that was not written since is the image's. Those of `zeros` may be zero instead.
+/// Checks that every page that was not written since is the image's. Those of `zeros` may be zero
+/// instead.
 #[track_caller]
 pub fn check_memory(report: &Value, zeros: &BTreeSet<u64>) {
     let compared = &report["compared"];

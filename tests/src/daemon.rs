@@ -60,7 +60,8 @@ impl Daemon {
 
     #[track_caller]
     fn listening(world: &World, at: &str, options: &[&str], key: [&'static str; 2]) -> Self {
-        // Generous: a computer may be busy, and a function read hundreds of megabytes of libraries under emulation.
+        // Generous: a computer may be busy, and a function read hundreds of megabytes of libraries
+        // under emulation.
         let serve = world.firn(["serve", "--listen", at, "--start-limit", "900", "--data"]);
         let monitor = serve.arg(world.file("daemon")).args(options).start().ready();
         let (_, address) = monitor.first_line.trim().rsplit_once("http://").unwrap();
@@ -145,7 +146,8 @@ impl Daemon {
         self.ask("POST", "/2015-03-31/functions", &function)
     }
 
-    /// Creates a function of one file for SnapStart, publishes it and waits until version 1 is frozen.
+    /// Creates a function of one file for SnapStart, publishes it and waits until version 1 is
+    /// frozen.
     #[track_caller]
     pub fn publish(&self, name: &str, source: &str) {
         let created = self.create(name, "handler.py", source, &Value::Null);
@@ -168,7 +170,8 @@ impl Daemon {
         }
     }
 
-    /// A Python program of the tests, with the clients from PyPI, as a user would run it against this daemon.
+    /// A Python program of the tests, with the clients from PyPI, as a user would run it against
+    /// this daemon.
     #[track_caller]
     pub fn python(&self, arguments: &[&str]) -> Child {
         let clients = std::env::var_os("FIRN_CLIENTS").map(PathBuf::from);

@@ -16,13 +16,15 @@ fn directory() -> &'static Path {
         }
     }
     DIRECTORY.get_or_init(|| {
-        // SAFETY: the function is safe to call when the program ends: it reads a path and removes what is there.
+        // SAFETY: the function is safe to call when the program ends: it reads a path and removes
+        // what is there.
         unsafe { libc::atexit(remove) };
         tempfile::Builder::new().prefix("e2e-snapshots-").tempdir().unwrap().keep()
     })
 }
 
-/// The snapshot of one of the functions with known answers: booted, asked for its first answer, and frozen. Its microVM is gone.
+/// The snapshot of one of the functions with known answers: booted, asked for its first answer, and
+/// frozen. Its microVM is gone.
 #[track_caller]
 pub fn frozen(function: &Function) -> &'static Path {
     static SNAPSHOTS: [OnceLock<PathBuf>; 2] = [const { OnceLock::new() }; 2];
@@ -40,8 +42,8 @@ pub fn frozen(function: &Function) -> &'static Path {
     })
 }
 
-/// A dense snapshot of hello or json, frozen again after a thaw, with all parts of a profile recorded on input a and the files
-/// of all planners that need one.
+/// A dense snapshot of hello or json, frozen again after a thaw, with all parts of a profile
+/// recorded on input a and the files of all planners that need one.
 #[track_caller]
 pub fn profiled(function: &Function) -> &'static Path {
     static SNAPSHOTS: [OnceLock<PathBuf>; 2] = [const { OnceLock::new() }; 2];

@@ -67,7 +67,8 @@ const TEST_FUNCTIONS: [(&str, &str); 7] = test_functions![
     "unserialisable"
 ];
 
-/// Calls the handler of the module that the event names; all of them are imported before the freeze.
+/// Calls the handler of the module that the event names; all of them are imported before the
+/// freeze.
 const WORKSHOP: &str = "\
 import exits, identity, machine, never_returns, raises, ten_megabytes, unserialisable
 
@@ -83,8 +84,8 @@ impl Function {
     }
 }
 
-/// Writes a function that holds all of `functions`, for what takes time in the lab is booting: its event is
-/// `{"function": name, "event": its event}`.
+/// Writes a function that holds all of `functions`, for what takes time in the lab is booting: its
+/// event is `{"function": name, "event": its event}`.
 pub fn together(parent: &Path, functions: &[Function]) -> PathBuf {
     let module = |function: &Function| format!("its_{}", function.name.replace('-', "_"));
     let modules: Vec<String> = functions.iter().map(module).collect();
@@ -109,7 +110,8 @@ pub fn folder(parent: &Path, name: &str, handler: &str) -> PathBuf {
     folder
 }
 
-/// Writes the function that holds all of the tests' own functions that import: its event is `{"module": name, "event": its event}`.
+/// Writes the function that holds all of the tests' own functions that import: its event is
+/// `{"module": name, "event": its event}`.
 pub fn workshop_folder(parent: &Path) -> PathBuf {
     let made = folder(parent, "workshop", WORKSHOP);
     for (name, handler) in TEST_FUNCTIONS {

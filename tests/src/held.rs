@@ -14,8 +14,8 @@ use std::time::Duration;
 /// Bytes of a `struct fanotify_event_metadata`.
 const EVENT: usize = 24;
 
-/// Holds the reads of a file by threads called `loader` until it is dropped (permission events, fanotify(7)). All others are let through,
-/// page faults among them.
+/// Holds the reads of a file by threads called `loader` until it is dropped (permission events,
+/// fanotify(7)). All others are let through, page faults among them.
 #[derive(Debug)]
 pub struct HeldLoader {
     over: Arc<AtomicBool>,
@@ -63,7 +63,8 @@ impl Drop for HeldLoader {
     }
 }
 
-/// Lets everybody but loaders read, until it is over. Who waits when the group is closed is let through.
+/// Lets everybody but loaders read, until it is over. Who waits when the group is closed is let
+/// through.
 fn answer(mut group: File, over: &AtomicBool, holds: &AtomicBool) {
     let mut held = Vec::new();
     let mut events = [0; 64 * EVENT];

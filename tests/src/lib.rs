@@ -1,7 +1,9 @@
-//! What the end-to-end tests share: a [`World`] to run the real `firn` in, functions with known answers, and one frozen snapshot of each.
+//! What the end-to-end tests share: a [`World`] to run the real `firn` in, functions with known
+//! answers, and one frozen snapshot of each.
 //!
-//! A world is a directory with a run directory, temporary files and a place for a test's own files. When it is dropped, nothing that firn made may
-//! be left in it, and no process: every test checks that.
+//! A world is a directory with a run directory, temporary files and a place for a test's own files.
+//! When it is dropped, nothing that firn made may be left in it, and no process: every test checks
+//! that.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

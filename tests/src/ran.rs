@@ -37,7 +37,8 @@ impl Ran {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:#?}"))
     }
 
-    /// Fails unless it ended with code 1, without a word on its output, and with an error for people that holds all these words.
+    /// Fails unless it ended with code 1, without a word on its output, and with an error for
+    /// people that holds all these words.
     #[track_caller]
     pub fn refused(&self, words: &[&str]) {
         assert_eq!((self.code, self.stdout.as_str()), (1, ""), "{self:#?}");
@@ -59,7 +60,8 @@ impl Ran {
         }
     }
 
-    /// Fails unless it ended with the code for wrong arguments and a text that holds all these words.
+    /// Fails unless it ended with the code for wrong arguments and a text that holds all these
+    /// words.
     #[track_caller]
     pub fn wrong_arguments(&self, words: &[&str]) {
         assert_eq!((self.code, self.stdout.as_str()), (2, ""), "{self:#?}");

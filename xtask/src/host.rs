@@ -34,7 +34,8 @@ impl Host {
         })
     }
 
-    /// The parts of this machine that tests require instead of passing without them (tests/required).
+    /// The parts of this machine that tests require instead of passing without them
+    /// (tests/required).
     pub(crate) fn required(&self) -> String {
         let parts = [(self.kvm, "kvm"), (self.disk, "disk"), (self.root, "root")];
         let found: Vec<&str> =
@@ -42,7 +43,8 @@ impl Host {
         found.join(",")
     }
 
-    /// The make target that builds the files for Linux guests: under this machine's KVM, or in the lab.
+    /// The make target that builds the files for Linux guests: under this machine's KVM, or in the
+    /// lab.
     pub(crate) fn guests(&self) -> &'static str {
         if self.hardware { "guest" } else { "lab" }
     }

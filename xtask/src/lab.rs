@@ -16,7 +16,8 @@ pub(crate) fn inside(input: &Path) -> String {
     format!("/in/{}", input.file_name().unwrap_or_default().to_string_lossy())
 }
 
-/// The script that makes firn available where cargo built it. Tests of the program firn look for it there.
+/// The script that makes firn available where cargo built it. Tests of the program firn look for it
+/// there.
 pub(crate) fn with_firn(paths: &Paths) -> String {
     let built = paths.debug().display().to_string();
     format!("mkdir -p {built}; ln -s /bin/firn {built}/firn")

@@ -1,7 +1,8 @@
 //! The Makefile's targets that need more than a line of shell.
 //!
-//! `cargo run -q -p xtask -- [--dry-run] TASK` from the repository's root. `--dry-run` prints the commands of a task and
-//! runs none of them. Variables such as `TRACES` and `OUT` are read from the environment, where `make` puts them.
+//! `cargo run -q -p xtask -- [--dry-run] TASK` from the repository's root. `--dry-run` prints the
+//! commands of a task and runs none of them. Variables such as `TRACES` and `OUT` are read from the
+//! environment, where `make` puts them.
 
 mod cargo;
 mod host;

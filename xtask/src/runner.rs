@@ -72,7 +72,8 @@ impl Runner {
         })
     }
 
-    /// Runs two steps at the same time. The output of `background` is printed when both have exited.
+    /// Runs two steps at the same time. The output of `background` is printed when both have
+    /// exited.
     pub(crate) fn run_both(&self, foreground: &Step, background: &Step) -> Result<()> {
         if self.lists(format_args!("{background} &")) {
             return self.run(foreground);
@@ -97,7 +98,8 @@ impl Runner {
         }
     }
 
-    /// Builds a program with a cargo command such as `test -p firn --test lab`, and returns its path.
+    /// Builds a program with a cargo command such as `test -p firn --test lab`, and returns its
+    /// path.
     pub(crate) fn build(&self, cargo_command: &str, name: &str) -> Result<PathBuf> {
         let step = cargo::build_step(cargo_command);
         if self.lists(&step) {

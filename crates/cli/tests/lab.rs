@@ -1,4 +1,5 @@
-//! Runs commands in the real lab. `make test` builds the lab and then names these tests, where the lab is used.
+//! Runs commands in the real lab. `make test` builds the lab and then names these tests, where the
+//! lab is used.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::collections::BTreeSet;
@@ -47,8 +48,8 @@ fn state(process: &Path) -> Option<(String, u32)> {
     Some((fields.next()?.to_owned(), fields.next()?.parse().ok()?))
 }
 
-/// Starts an endless command, sends `signal` to firn, and returns firn's exit code and what it complained of. Fails if QEMU or a file is
-/// left.
+/// Starts an endless command, sends `signal` to firn, and returns firn's exit code and what it
+/// complained of. Fails if QEMU or a file is left.
 fn stopped(signal: Signal) -> (Option<i32>, String) {
     let before = lab_files();
     let mut firn = lab(&["--", "sh", "-c", "echo up; sleep 1000"]).spawn().unwrap();
@@ -168,7 +169,8 @@ fn a_run_that_is_stopped_leaves_nothing() {
     assert!(text(&late.stderr).contains("did not end within 5 s"), "{}", text(&late.stderr));
 }
 
-/// A devdax can only be mapped, which no shell does: the guest's Python runs `code` on `dax`, the first 2 MiB of it.
+/// A devdax can only be mapped, which no shell does: the guest's Python runs `code` on `dax`, the
+/// first 2 MiB of it.
 fn python_on_dax(pmem: &str, code: &str) -> Output {
     let script = format!(
         "mkdir /tmp/root && mount -t erofs -o ro,loop /cache/guest/root.erofs /tmp/root && mount -o bind /dev /tmp/root/dev &&
@@ -231,7 +233,8 @@ fn bare_qemu(cpu: &str, kernel: &Path) -> Command {
     command
 }
 
-/// QEMU enters it by PVH, in 32-bit mode. AMD's processors have no sysexit in long mode, Intel's have.
+/// QEMU enters it by PVH, in 32-bit mode. AMD's processors have no sysexit in long mode, Intel's
+/// have.
 #[test]
 #[ignore = "needs the lab: make lab-tests"]
 fn the_players_elf_starts_under_qemu() {

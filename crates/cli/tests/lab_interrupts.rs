@@ -16,12 +16,14 @@ const MEMORY: usize = 1 << 20;
 /// Offsets in the local APIC's page.
 const SPURIOUS_VECTOR: usize = 0xf0;
 const LINT0: usize = 0x350;
-/// What the guest tells: interrupts that were handled, and those that came while interrupts were disabled.
+/// What the guest tells: interrupts that were handled, and those that came while interrupts were
+/// disabled.
 const REPORT: u16 = 0x99;
 const HANDLED: u16 = 400;
 
-// A guest in real mode. A timer (PIT) interrupts it every 0.73 ms (871 of its ticks, vector 0x20), and each interrupt is worked on for 0.2 ms
-// with interrupts disabled, in which nothing leaves guest mode. So the emulator's timers, some hundred in a second, often end in there.
+// A guest in real mode. A timer (PIT) interrupts it every 0.73 ms (871 of its ticks, vector 0x20),
+// and each interrupt is worked on for 0.2 ms with interrupts disabled, in which nothing leaves
+// guest mode. So the emulator's timers, some hundred in a second, often end in there.
 global_asm!(
     ".code16",
     ".globl firn_test_interrupts",
@@ -114,7 +116,8 @@ fn guest() -> [u16; 2] {
     vm.create_pit2(kvm_pit_config::default()).unwrap();
     let mut vcpu = vm.create_vcpu(0).unwrap();
 
-    // The PIC reaches the processor through its local APIC: enabled, its first input an external interrupt.
+    // The PIC reaches the processor through its local APIC: enabled, its first input an external
+    // interrupt.
     let mut apic = vcpu.get_lapic().unwrap();
     apic.regs[SPURIOUS_VECTOR + 1] |= 1;
     apic.regs[LINT0..LINT0 + 4].copy_from_slice(&[0, 7, 0, 0]);

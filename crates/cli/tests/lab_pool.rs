@@ -1,5 +1,6 @@
-//! Pulls the plug of the lab's machine in the middle of freezes into a pool on its /dev/dax0.0, starts it again, and looks what is
-//! left. The lab runs this same program for it. `make lab-tests` names this test.
+//! Pulls the plug of the lab's machine in the middle of freezes into a pool on its /dev/dax0.0,
+//! starts it again, and looks what is left. The lab runs this same program for it. `make lab-tests`
+//! names this test.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 use std::collections::BTreeMap;

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use crate::machine::Lab;
 
-/// firn's cache: `$FIRN_CACHE`, else `firn` in `$XDG_CACHE_HOME`, else `firn` in `$HOME/.cache`. `None` if none of the three
-/// variables is set. The folder may not exist.
+/// firn's cache: `$FIRN_CACHE`, else `firn` in `$XDG_CACHE_HOME`, else `firn` in `$HOME/.cache`.
+/// `None` if none of the three variables is set. The folder may not exist.
 #[must_use]
 pub fn cache_dir() -> Option<PathBuf> {
     let variable =
@@ -15,7 +15,8 @@ pub fn cache_dir() -> Option<PathBuf> {
         .or_else(|| Some(variable("HOME")?.join(".cache/firn")))
 }
 
-/// The path of a guest's file in the cache, such as `vmlinux`. A relative path if there is no cache.
+/// The path of a guest's file in the cache, such as `vmlinux`. A relative path if there is no
+/// cache.
 #[must_use]
 pub fn guest_file(name: &str) -> PathBuf {
     cache_dir().unwrap_or_default().join("guest").join(name)

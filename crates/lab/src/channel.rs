@@ -1,7 +1,7 @@
 //! The channel from the lab's machine to the caller: frames over a virtio-serial port.
 //!
-//! A frame is a kind (1 byte), the length of its content (4 bytes, little-endian) and the content. One stream carries the
-//! command's output, its results and its exit code in this order.
+//! A frame is a kind (1 byte), the length of its content (4 bytes, little-endian) and the content.
+//! One stream carries the command's output, its results and its exit code in this order.
 
 use std::io::{Read, Write};
 use std::sync::{Mutex, PoisonError};

@@ -28,7 +28,8 @@ pub struct RunConfig {
     pub pmem_size_mib: u64,
     /// Whether the machine has a second NVDIMM with an empty ext4 for DAX.
     pub fsdax: bool,
-    /// Whether the command's output is returned instead of being written to this process's own streams.
+    /// Whether the command's output is returned instead of being written to this process's own
+    /// streams.
     pub capture: bool,
 }
 

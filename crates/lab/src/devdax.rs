@@ -1,8 +1,9 @@
-//! Formats the backing file of an emulated NVDIMM as the namespace of `/dev/dax0.0`, or of `/dev/pmem1` for a DAX file
-//! system, without `ndctl`.
+//! Formats the backing file of an emulated NVDIMM as the namespace of `/dev/dax0.0`, or of
+//! `/dev/pmem1` for a DAX file system, without `ndctl`.
 //!
-//! The kernel recognises a namespace by a 4 KiB information block at offset 4096 (Linux `drivers/nvdimm/pfn.h`,
-//! `struct nd_pfn_sb`; checksum: `nd_fletcher64` in `drivers/nvdimm/core.c`).
+//! The kernel recognises a namespace by a 4 KiB information block at offset 4096 (Linux
+//! `drivers/nvdimm/pfn.h`, `struct nd_pfn_sb`; checksum: `nd_fletcher64` in
+//! `drivers/nvdimm/core.c`).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -46,10 +47,11 @@ pub(crate) fn is_formatted(file: &File) -> std::io::Result<bool> {
     }
 }
 
-/// Formats `file` as a namespace of `size` bytes. The first 2 MiB contain the block, the rest is the device.
+/// Formats `file` as a namespace of `size` bytes. The first 2 MiB contain the block, the rest is
+/// the device.
 ///
-/// All blocks of the file are allocated at once. QEMU maps the file, and a full disk at the first write to a page would end
-/// QEMU with SIGBUS.
+/// All blocks of the file are allocated at once. QEMU maps the file, and a full disk at the first
+/// write to a page would end QEMU with SIGBUS.
 pub(crate) fn format(file: &File, size: u64, uuid: [u8; 16], mode: Mode) -> std::io::Result<()> {
     match fallocate(file, FallocateFlags::empty(), 0, size) {
         // The file system has no fallocate.
@@ -92,8 +94,8 @@ fn info_block(size: u64, uuid: [u8; 16], mode: Mode) -> [u8; BLOCK] {
     block
 }
 
-/// The kernel's 64-bit Fletcher sum over the little-endian 32-bit words of the block. The last field, the checksum, counts as
-/// zero.
+/// The kernel's 64-bit Fletcher sum over the little-endian 32-bit words of the block. The last
+/// field, the checksum, counts as zero.
 fn fletcher64(bytes: &[u8]) -> u64 {
     let (mut low, mut high) = (0_u32, 0_u64);
     let words = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));

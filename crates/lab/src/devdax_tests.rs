@@ -10,7 +10,8 @@ fn uuid() -> [u8; 16] {
 
 #[test]
 fn the_block_is_the_one_that_the_kernel_accepts() {
-    // The fields from the UUID on and the checksum, as in a block that Linux 6.12 took for a devdax namespace.
+    // The fields from the UUID on and the checksum, as in a block that Linux 6.12 took for a devdax
+    // namespace.
     let block = info_block(SIZE, uuid(), Mode::Devdax);
     let fields = [
         0x0000_0000_0000_0000_u64, // the parent's UUID

@@ -130,8 +130,9 @@ pub enum LabError {
 }
 
 impl LabError {
-    /// The exit code of a program that reports this error: 124 for a command that exceeded its limit (as with `timeout`), 128
-    /// plus the signal's number when a signal stopped the run, 125 otherwise (the lab itself failed).
+    /// The exit code of a program that reports this error: 124 for a command that exceeded its
+    /// limit (as with `timeout`), 128 plus the signal's number when a signal stopped the run, 125
+    /// otherwise (the lab itself failed).
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {

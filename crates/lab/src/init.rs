@@ -1,4 +1,5 @@
-//! The lab's init in L1: runs the caller's command and sends back its output, results and exit code.
+//! The lab's init in L1: runs the caller's command and sends back its output, results and exit
+//! code.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -31,7 +32,8 @@ pub enum InitError {
     },
 }
 
-/// Serves one request: `payload` is the device with the request and its files, `channel` the port to the caller.
+/// Serves one request: `payload` is the device with the request and its files, `channel` the port
+/// to the caller.
 ///
 /// # Errors
 ///
@@ -101,8 +103,8 @@ fn run(request: &Request, sender: &Sender<File>) -> io::Result<u8> {
             scope.spawn(|| relay(stderr, Kind::Stderr, sender)),
         ];
         let status = child.wait()?;
-        // Processes that outlive the command keep its pipes open. For kill(2) process group 1 is all processes except the
-        // caller and init.
+        // Processes that outlive the command keep its pipes open. For kill(2) process group 1 is
+        // all processes except the caller and init.
         match kill_process_group(Pid::INIT, Signal::KILL) {
             Ok(()) | Err(rustix::io::Errno::SRCH) => {}
             Err(error) => return Err(error.into()),
@@ -127,7 +129,8 @@ fn relay(pipe: Option<impl Read>, kind: Kind, sender: &Sender<File>) -> io::Resu
     }
 }
 
-/// The code that a shell reports: the command's exit code, or 128 plus the number of the signal that ended it.
+/// The code that a shell reports: the command's exit code, or 128 plus the number of the signal
+/// that ended it.
 fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| Some(128 + status.signal()?));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)

@@ -1,8 +1,10 @@
-//! The lab: a Debian machine (L1) with real KVM and a real `/dev/dax0.0`, emulated by QEMU on any x86-64 Linux.
+//! The lab: a Debian machine (L1) with real KVM and a real `/dev/dax0.0`, emulated by QEMU on any
+//! x86-64 Linux.
 //!
-//! [`build()`] makes the lab and the guest's files from Debian packages, in firn's cache, without root. [`run()`] executes one
-//! command in a new machine and returns its exit code. [`build_image`] builds root file systems for functions.
-//! Results and counts measured in the lab are correct; times are not.
+//! [`build()`] makes the lab and the guest's files from Debian packages, in firn's cache, without
+//! root. [`run()`] executes one command in a new machine and returns its exit code. [`build_image`]
+//! builds root file systems for functions. Results and counts measured in the lab are correct;
+//! times are not.
 
 mod build;
 mod cache;

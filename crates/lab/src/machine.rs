@@ -49,7 +49,8 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Starts QEMU with `payload` as the disk with the request, and returns the stream of the lab's init.
+    /// Starts QEMU with `payload` as the disk with the request, and returns the stream of the lab's
+    /// init.
     pub(crate) fn start(
         lab: &Lab,
         payload: &File,
@@ -102,7 +103,8 @@ impl Machine {
 
         let stderr = log.try_clone().map_err(prepare("the console's log"))?;
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr).process_group(0);
-        // SAFETY: between fork and exec the closure only makes one system call, which neither allocates nor locks.
+        // SAFETY: between fork and exec the closure only makes one system call, which neither
+        // allocates nor locks.
         unsafe {
             // QEMU exits with firn, even if firn is killed.
             command.pre_exec(|| {
@@ -121,7 +123,8 @@ impl Machine {
         self.qemu.wait()
     }
 
-    /// QEMU's exit status after its channel has closed. QEMU is killed if it does not exit within a second.
+    /// QEMU's exit status after its channel has closed. QEMU is killed if it does not exit within a
+    /// second.
     pub(crate) fn exit_status(&mut self) -> io::Result<ExitStatus> {
         for _ in 0..20 {
             if let Some(status) = self.qemu.try_wait()? {
@@ -159,8 +162,8 @@ impl Drop for Machine {
     }
 }
 
-/// QEMU's options for the emulation of processors. With `icount` an instruction takes 1 ns of the machine's time, and time
-/// jumps to the next timer while the processor is idle.
+/// QEMU's options for the emulation of processors. With `icount` an instruction takes 1 ns of the
+/// machine's time, and time jumps to the next timer while the processor is idle.
 fn accelerator(icount: bool) -> &'static [&'static str] {
     if icount {
         &["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"]

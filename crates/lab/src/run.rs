@@ -66,7 +66,8 @@ pub struct Outcome {
 ///
 /// # Errors
 ///
-/// The lab itself failed, the command exceeded its limit, or a signal stopped the run; see [`LabError::exit_code`].
+/// The lab itself failed, the command exceeded its limit, or a signal stopped the run; see
+/// [`LabError::exit_code`].
 pub fn run(config: &RunConfig) -> Result<Outcome, LabError> {
     let started = Instant::now();
     let lab = Lab::open(cache_dir().ok_or(LabError::NoCache)?)?;

@@ -1,12 +1,14 @@
 //! What tests may count on finding on this host.
 //!
-//! Some tests need a part that not every host has: `kvm`; `disk`, a folder for temporary files that is no memory; `root`; `dax`, the lab's
-//! `/dev/pmem1`. Where it is missing they pass. `FIRN_REQUIRE` names the parts, separated by commas, that are there: the Makefile sets it to
+//! Some tests need a part that not every host has: `kvm`; `disk`, a folder for temporary files that
+//! is no memory; `root`; `dax`, the lab's `/dev/pmem1`. Where it is missing they pass.
+//! `FIRN_REQUIRE` names the parts, separated by commas, that are there: the Makefile sets it to
 //! what it sees. A test that does not find one of those fails.
 
 use std::os::fd::AsFd;
 
-/// Whether a test's file lies on a medium, so that its pages can leave the page cache: the part `disk`.
+/// Whether a test's file lies on a medium, so that its pages can leave the page cache: the part
+/// `disk`.
 ///
 /// # Panics
 /// `FIRN_REQUIRE` names `disk`, and the file is on a tmpfs or ramfs.

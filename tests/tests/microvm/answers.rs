@@ -10,7 +10,8 @@ fn light_workloads_answer_after_a_thaw() {
     let world = World::default();
     let boot = world.firn(["boot", "--json", "--name", "first"]);
     let mut first = boot.arg(together(&world.work(), &LIGHT)).start().ready();
-    // Not whatever this host has: what the functions' libraries choose by it is the same everywhere.
+    // Not whatever this host has: what the functions' libraries choose by it is the same
+    // everywhere.
     let report: Value = serde_json::from_str(&first.first_line).unwrap();
     let model = report["cpu"].as_str().unwrap();
     assert!(["x86-64-v2", "x86-64-v3", "x86-64-v4"].contains(&model), "{report}");

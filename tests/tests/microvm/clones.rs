@@ -47,7 +47,8 @@ fn clones_thawed_at_once_have_identities_of_their_own() {
             clones.iter().map(|clone| (clone[what].to_string(), ())).collect();
         assert_eq!(values.len(), clones.len(), "{what} is the same twice: {clones:#?}");
     }
-    // A version 1 UUID ends in the clock sequence and the node: they must differ, not the time alone.
+    // A version 1 UUID ends in the clock sequence and the node: they must differ, not the time
+    // alone.
     let nodes: BTreeMap<_, _> = clones
         .iter()
         .map(|clone| (clone["uuid1"].as_str().unwrap()[19..].to_owned(), ()))

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use firn_tests::{HELLO, World, cache, frozen};
 
-/// A copy of a snapshot, in which `memory.img` and `overlay.img` are the same files: only what is replaced may be changed.
+/// A copy of a snapshot, in which `memory.img` and `overlay.img` are the same files: only what is
+/// replaced may be changed.
 fn copy(world: &World, name: &str) -> PathBuf {
     let (from, to) = (frozen(&HELLO), world.file(name));
     fs::create_dir(&to).unwrap();
@@ -63,7 +64,8 @@ fn a_bit_flipped_anywhere_in_what_a_start_reads_is_found() {
     let copy = copy(&world, "copy");
     let file = OpenOptions::new().read(true).write(true).open(copy.join("snapshot.firn")).unwrap();
     let length = file.metadata().unwrap().len();
-    // Header, manifest, machine state, zero map: steps that no section is shorter than, to the end of the file. Digests are checked by verify.
+    // Header, manifest, machine state, zero map: steps that no section is shorter than, to the end
+    // of the file. Digests are checked by verify.
     let mut refusals = 0;
     for offset in [0, 9, 20, 40, 100, 200, 400, 1000, 3000, length / 2, length - 1] {
         let mut byte = [0];

@@ -1,4 +1,5 @@
-//! A pool and snapshots on a real ext4 with DAX: `firn lab run --fsdax` has one. Elsewhere there is nothing to do.
+//! A pool and snapshots on a real ext4 with DAX: `firn lab run --fsdax` has one. Elsewhere there is
+//! nothing to do.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

@@ -55,7 +55,8 @@ fn a_guest_that_powers_off_ends_its_monitor_well() {
     world.firn(["invoke", "it", "{}"]).run().refused(&["no microVM named it is running"]);
 }
 
-/// Of a guest that panicked: the error names it and shows the end of the console, without its control characters.
+/// Of a guest that panicked: the error names it and shows the end of the console, without its
+/// control characters.
 #[track_caller]
 fn told(ran: &Ran) {
     assert_eq!(ran.code, 1, "{ran:#?}");

@@ -1,4 +1,5 @@
-//! A pool in huge pages that were set aside, none of them to spare. The lab's are for the tests; elsewhere there is nothing to do.
+//! A pool in huge pages that were set aside, none of them to spare. The lab's are for the tests;
+//! elsewhere there is nothing to do.
 
 use std::fs;
 
@@ -28,7 +29,8 @@ fn a_pool_of_huge_pages_needs_none_but_its_own() {
     assert_eq!(left(), 0);
     let player = ["player", "--trace", "sequential-write:16M", "--out", "player", "--pool"];
     world.firn(player).arg(&socket).run().ok();
-    // Each checks every byte of its memory. What it writes is copied into memory that is not set aside.
+    // Each checks every byte of its memory. What it writes is copied into memory that is not set
+    // aside.
     for planner in ["pass_shared", "firn", "firn", "firn", "pass"] {
         let thaw = ["thaw", "--json", "--planner", planner, "--pool"];
         let report: Value = world.firn(thaw).arg(&socket).arg("player").run().json();

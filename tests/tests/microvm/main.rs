@@ -1,5 +1,6 @@
-//! Real functions in real microVMs, through the `firn` command alone. The program is the one that `FIRN` names, or `firn` of the PATH; it needs a
-//! KVM that runs Linux guests and the guest's files in firn's cache. `make test` runs this here or in the lab.
+//! Real functions in real microVMs, through the `firn` command alone. The program is the one that
+//! `FIRN` names, or `firn` of the PATH; it needs a KVM that runs Linux guests and the guest's files
+//! in firn's cache. `make test` runs this here or in the lab.
 //!
 //! With `--test-threads=1`: tests share this computer's memory.
 #![allow(

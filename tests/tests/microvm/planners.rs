@@ -1,5 +1,5 @@
-//! Planners that page from a directory, by a profile where they need one: recorded on one input, asked with the other. Whatever
-//! was not written since is the image's.
+//! Planners that page from a directory, by a profile where they need one: recorded on one input,
+//! asked with the other. Whatever was not written since is the image's.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -14,8 +14,9 @@ use firn_tests::{
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-/// All that restore a snapshot in a directory without DAX. A comparison touches every page, and a fault of the pager's for each
-/// takes half a minute in the lab: the pager brings several here, and one where [`PAGE_BY_PAGE`].
+/// All that restore a snapshot in a directory without DAX. A comparison touches every page, and a
+/// fault of the pager's for each takes half a minute in the lab: the pager brings several here, and
+/// one where [`PAGE_BY_PAGE`].
 const PLANNERS: [&str; 7] = [
     "firecracker",
     "firecracker:readahead=off",
@@ -33,8 +34,8 @@ fn count(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("no number: {value}"))
 }
 
-/// Thaws a profiled function by a planner and asks it with input b: the answer, guest memory, and the counters that prove how
-/// it was done.
+/// Thaws a profiled function by a planner and asks it with input b: the answer, guest memory, and
+/// the counters that prove how it was done.
 fn thaw(world: &World, function: &Function, planner: &str, free: &BTreeSet<u64>) -> Value {
     let snapshot = profiled(function);
     let thaw = world.firn(["thaw", "--json", "--compare", "--planner", planner]);

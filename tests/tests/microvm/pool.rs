@@ -1,5 +1,5 @@
-//! A pool whose manager is killed again and again while others freeze into it. In the lab the pool lies on the real
-//! /dev/dax0.0, elsewhere in a file.
+//! A pool whose manager is killed again and again while others freeze into it. In the lab the pool
+//! lies on the real /dev/dax0.0, elsewhere in a file.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -53,10 +53,12 @@ fn serve(world: &World, medium: &Path, socket: &Path) -> Monitor {
     manager.start().ready()
 }
 
-/// What may be under a name: the version that was acknowledged last, and the one that was under way.
+/// What may be under a name: the version that was acknowledged last, and the one that was under
+/// way.
 type Allowed = BTreeMap<&'static str, [Option<u64>; 2]>;
 
-/// Freezes until the manager is gone, or leaves a freeze after so many; counts what was acknowledged.
+/// Freezes until the manager is gone, or leaves a freeze after so many; counts what was
+/// acknowledged.
 fn freeze(
     client: &mut Client,
     mut version: u64,
@@ -123,7 +125,8 @@ fn a_killed_manager_loses_nothing_that_was_published() {
         let mut client = Client::connect(&socket).unwrap();
         orphans += client.describe().unwrap().recovery.freed_extents;
         let done = AtomicU64::new(0);
-        // Later in every round: wherever in a freeze that is, or with one that is written and not published.
+        // Later in every round: wherever in a freeze that is, or with one that is written and not
+        // published.
         let most = if round.is_multiple_of(2) { u64::MAX } else { round };
         std::thread::scope(|scope| {
             let freezing =

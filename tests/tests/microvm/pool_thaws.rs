@@ -1,4 +1,5 @@
-//! Real functions that start straight from a pool: shared by many microVMs, or each on a replica of its own.
+//! Real functions that start straight from a pool: shared by many microVMs, or each on a replica of
+//! its own.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -47,8 +48,8 @@ fn bytes(report: &Value, what: &str) -> u64 {
     report[what].as_u64().unwrap_or_else(|| panic!("no {what}: {report}"))
 }
 
-/// Runs in a replica, and compares all of it with the sealed bytes once the manager has made it ready again: at leaves of 4 KiB by the list
-/// of what KVM and the monitor say was written.
+/// Runs in a replica, and compares all of it with the sealed bytes once the manager has made it
+/// ready again: at leaves of 4 KiB by the list of what KVM and the monitor say was written.
 fn a_replica_becomes_what_its_snapshot_is(world: &World, socket: &Path) {
     let mut client = Client::connect(socket).unwrap();
     let listed = client.describe().unwrap().medium.leaf() == 4096;
@@ -83,7 +84,8 @@ fn one_sealed_snapshot_serves_microvms_at_once_and_keeps_its_bytes() {
     freeze_into(&world, &socket);
     for _ in 0..2 {
         for report in two_at_once(&world, &socket) {
-            // What it wrote is its own; the rest is the pool's, and there once, but for what it has given back.
+            // What it wrote is its own; the rest is the pool's, and there once, but for what it has
+            // given back.
             assert_eq!(bytes(&report, "shared_bytes"), 0, "{report}");
             let mapped = bytes(&report, "private_bytes") + bytes(&report, "pool_bytes");
             assert!((1..=MEMORY).contains(&mapped), "{report}");
@@ -148,7 +150,8 @@ fn a_replica_is_run_in_place_with_both_indexes_complete() {
         }
     }
     if medium.starts_with("/dev") {
-        // The kernel has no private mappings of a device: two share the extent, and the monitors copy what they write.
+        // The kernel has no private mappings of a device: two share the extent, and the monitors
+        // copy what they write.
         let reports = two_at_once(&world, &socket);
         for report in reports {
             let copies = &report["chunk_copies"];
@@ -163,8 +166,8 @@ fn a_replica_is_run_in_place_with_both_indexes_complete() {
     }
 }
 
-/// Freezes a function into a pool, and records it there on input a. It was thawed before, so that its guest has reported its free pages:
-/// what it gives back after the next thaw is not compared.
+/// Freezes a function into a pool, and records it there on input a. It was thawed before, so that
+/// its guest has reported its free pages: what it gives back after the next thaw is not compared.
 fn record_in(world: &World, socket: &Path, function: &Function) {
     let thaw = world.firn(["thaw", "--name", "again"]).arg(frozen(function));
     let mut thawed = thaw.start().ready();

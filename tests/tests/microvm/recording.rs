@@ -17,7 +17,8 @@ fn hello_is_recorded_touch_by_touch() {
     let expected: Value = serde_json::from_str(HELLO.expected_a).unwrap();
     assert_eq!(report["outcome"]["answer"], expected);
 
-    // Reading it checks that every page is one of the guest's, touched first once and written later once.
+    // Reading it checks that every page is one of the guest's, touched first once and written later
+    // once.
     let content = fs::read(&file).unwrap();
     let trace = Trace::decode(&content).unwrap();
     assert_eq!(report["bytes"], content.len());

@@ -61,7 +61,8 @@ fn four_vcpus_of_a_named_model() {
     });
 }
 
-/// The kernel has nearly all of `mebibytes`, and what was written before the freeze is there after it.
+/// The kernel has nearly all of `mebibytes`, and what was written before the freeze is there after
+/// it.
 fn memory(mebibytes: u64) -> impl Fn(&World, &str) {
     move |world, name| {
         let seen = world.ask(name, "machine", &json!({"do": "memory"})).as_u64().unwrap();

@@ -1,5 +1,6 @@
-//! Every function of `guest/functions`, served by the daemon on the image that it names: its answers on both inputs are those that were computed
-//! outside of a microVM. `make test-workloads` runs this here or in the lab; it needs all images. `FIRN_FUNCTIONS` names the folder,
+//! Every function of `guest/functions`, served by the daemon on the image that it names: its
+//! answers on both inputs are those that were computed outside of a microVM. `make test-workloads`
+//! runs this here or in the lab; it needs all images. `FIRN_FUNCTIONS` names the folder,
 //! `FIRN_OWN_IMAGE` an image as a user would make one.
 //!
 //! With `--test-threads=1`: tests share this computer's memory.
@@ -21,8 +22,9 @@ use firn_run::{Function, FunctionSettings};
 use firn_tests::{Daemon, World, zip_of_files};
 use serde_json::{Value, json};
 
-/// Seconds that a boot, the loading of a function, or a request may take: libraries of hundreds of megabytes are read under emulation. A
-/// request takes less than 60 in the lab on a computer that does nothing else, and many times that on a busy one.
+/// Seconds that a boot, the loading of a function, or a request may take: libraries of hundreds of
+/// megabytes are read under emulation. A request takes less than 60 in the lab on a computer that
+/// does nothing else, and many times that on a busy one.
 const LIMIT: u64 = 900;
 
 fn folder() -> PathBuf {

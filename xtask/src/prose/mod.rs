@@ -1,4 +1,5 @@
-//! Checks the style of texts and comments: line lengths, and phrases that plain technical English avoids.
+//! Checks the style of texts and comments: line lengths, and phrases that plain technical English
+//! avoids.
 
 mod markdown;
 mod phrases;
@@ -14,7 +15,8 @@ use crate::tasks::Context;
 use crate::unused::is_test;
 use crate::{Result, runner};
 
-/// The longest line of a Markdown file outside tables, code blocks and lines that are only a link, in characters.
+/// The longest line of a Markdown file outside tables, code blocks and lines that are only a link,
+/// in characters.
 const MARKDOWN_COLUMNS: usize = 120;
 /// The longest line with a comment, in characters.
 const COMMENT_COLUMNS: usize = 100;
@@ -40,8 +42,8 @@ struct Finding {
     message: String,
 }
 
-/// Prints the violations and their number in each crate or folder. Any violation is an error. `FOLDER` limits the check to
-/// paths that begin with its value.
+/// Prints the violations and their number in each crate or folder. Any violation is an error.
+/// `FOLDER` limits the check to paths that begin with its value.
 pub(crate) fn check(context: &Context) -> Result<()> {
     let list = Step::words("git ls-files --cached --others --exclude-standard");
     if context.runner.is_dry() {

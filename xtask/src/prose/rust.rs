@@ -14,8 +14,8 @@ enum State {
     Block(usize),
 }
 
-/// The parts of all lines that are comments, names of functions or, with `literals`, in string literals. Only lines with
-/// comments have a limit of columns.
+/// The parts of all lines that are comments, names of functions or, with `literals`, in string
+/// literals. Only lines with comments have a limit of columns.
 pub(super) fn lines(content: &str, literals: bool) -> Vec<Line<'_>> {
     let mut state = State::Code;
     let mut lines = Vec::new();
@@ -128,7 +128,8 @@ fn code(rest: &str) -> Token<'_> {
     Token::None
 }
 
-/// The length in bytes of the character literal, or of the mark of a lifetime, at the start of `text`.
+/// The length in bytes of the character literal, or of the mark of a lifetime, at the start of
+/// `text`.
 fn character(text: &str) -> usize {
     let mut chars = text.char_indices().skip(1);
     let (first, second) = (chars.next(), chars.next());

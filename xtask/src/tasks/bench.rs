@@ -5,8 +5,8 @@ use crate::{Result, lab};
 
 use super::Context;
 
-/// Measures thaws of a small and a large guest. With a KVM it also compares the player with a bare loop, and the planners with
-/// each other.
+/// Measures thaws of a small and a large guest. With a KVM it also compares the player with a bare
+/// loop, and the planners with each other.
 pub(super) fn bench(context: &Context) -> Result<()> {
     let Context { runner, paths, host } = context;
     let program = runner.build("bench -p firn --bench thaw_growth", "thaw_growth")?;

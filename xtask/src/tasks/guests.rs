@@ -7,8 +7,9 @@ use crate::{Result, lab};
 
 use super::Context;
 
-/// Modules that test restores by planner. In the lab they run in a machine of their own, beside a second machine with all
-/// other tests: under emulation a second processor makes one machine no faster.
+/// Modules that test restores by planner. In the lab they run in a machine of their own, beside a
+/// second machine with all other tests: under emulation a second processor makes one machine no
+/// faster.
 const RESTORES: [&str; 6] =
     ["planners::", "pool_thaws::", "hugetlbfs::", "recording::", "dax::", "shapes::"];
 

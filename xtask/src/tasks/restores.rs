@@ -1,8 +1,9 @@
 //! The table of all restores: every planner on every trace.
 //!
-//! Every session of `firn bench thaw` leaves a JSON file in the folder `OUT`. A session whose file exists is not measured
-//! again, so an interrupted run can be resumed. The papers' images are dense, and their guests do not zero freed pages, except
-//! FaaSnap's; sparse images and sanitised guests are measured in addition.
+//! Every session of `firn bench thaw` leaves a JSON file in the folder `OUT`. A session whose file
+//! exists is not measured again, so an interrupted run can be resumed. The papers' images are
+//! dense, and their guests do not zero freed pages, except FaaSnap's; sparse images and sanitised
+//! guests are measured in addition.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -25,9 +26,9 @@ struct Settings {
     /// Runs of one microVM, and of ten at once.
     runs: String,
     runs_of_ten: String,
-    /// A manager's socket. With a pool the planners are all that this host can run, those that map from a pool included, except
-    /// for sparse images and sanitised guests, because extents have no holes. Ten microVMs then have a warm-up, which makes
-    /// their replicas and copies.
+    /// A manager's socket. With a pool the planners are all that this host can run, those that map
+    /// from a pool included, except for sparse images and sanitised guests, because extents have no
+    /// holes. Ten microVMs then have a warm-up, which makes their replicas and copies.
     pool: Option<String>,
 }
 
@@ -67,8 +68,9 @@ pub(super) fn table(context: &Context) -> Result<()> {
     measure(context, &Settings::of_environment(context, SHAPES, out)?)
 }
 
-/// Every planner on every trace with ten players at once, page cache cold and full. Each player checks every byte of its
-/// memory, and one wrong byte fails its trace. It is a part of the table of all restores, and `OUT` keeps it.
+/// Every planner on every trace with ten players at once, page cache cold and full. Each player
+/// checks every byte of its memory, and one wrong byte fails its trace. It is a part of the table
+/// of all restores, and `OUT` keeps it.
 pub(super) fn matrix(context: &Context) -> Result<()> {
     if !context.host.kvm {
         context.runner.note("the matrix requires this machine's KVM");

@@ -1,4 +1,5 @@
-//! The commands of the tasks, for hosts of every kind. They are the commands that the Makefile ran before.
+//! The commands of the tasks, for hosts of every kind. They are the commands that the Makefile ran
+//! before.
 
 use super::{ALL, Context};
 use crate::host::Host;

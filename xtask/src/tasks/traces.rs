@@ -4,8 +4,8 @@ use crate::{Result, lab};
 
 use super::{Context, entries, variable};
 
-/// Records the traces that are missing, or those of the functions in `FUNCTIONS`. Every function has a lab of its own, so a
-/// failure of one does not affect the traces of the others.
+/// Records the traces that are missing, or those of the functions in `FUNCTIONS`. Every function
+/// has a lab of its own, so a failure of one does not affect the traces of the others.
 pub(super) fn record(context: &Context) -> Result<()> {
     let mut failed = String::new();
     for function in functions(context)? {

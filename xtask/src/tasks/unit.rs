@@ -5,7 +5,8 @@ use crate::{Result, lab};
 
 use super::Context;
 
-/// Modules of unit tests that require a KVM. `unit-tests` skips them without one, and `monitor-tests` runs them in the lab.
+/// Modules of unit tests that require a KVM. `unit-tests` skips them without one, and
+/// `monitor-tests` runs them in the lab.
 const KVM_MODULES: [&str; 4] = ["microvm::", "player::", "floor::", "commands::profile::"];
 
 /// The unit test programs with those modules: arguments for cargo, and the target's name.
@@ -15,8 +16,9 @@ const KVM_UNIT_TESTS: [(&str, &str); 3] = [
     ("-p firn --bin firn", "firn"),
 ];
 
-/// Test programs of the package firn that require a KVM. Without one they pass without a check, and `monitor-tests` runs them
-/// in the lab. The program `lost` is in `lab-tests`, because KVM handles its faults differently there.
+/// Test programs of the package firn that require a KVM. Without one they pass without a check, and
+/// `monitor-tests` runs them in the lab. The program `lost` is in `lab-tests`, because KVM handles
+/// its faults differently there.
 const KVM_PROGRAMS: [&str; 7] =
     ["bad_profiles", "bench", "capacity", "drift", "paged_planners", "pager", "pool_refusals"];
 

@@ -1,4 +1,5 @@
-//! Every function behind the daemon, on its image. Under emulation this takes long (docs/reference/workloads.md).
+//! Every function behind the daemon, on its image. Under emulation this takes long
+//! (docs/reference/workloads.md).
 
 use std::path::Path;
 
@@ -7,8 +8,8 @@ use crate::{Result, lab};
 
 use super::Context;
 
-/// 1,000 requests to the daemon; then every function, and an image with a user's own packages. That image is built each time,
-/// from the sources that this computer's apt and pip are configured with.
+/// 1,000 requests to the daemon; then every function, and an image with a user's own packages. That
+/// image is built each time, from the sources that this computer's apt and pip are configured with.
 pub(super) fn test(context: &Context) -> Result<()> {
     let Context { runner, paths, host } = context;
     let microvm = runner.build("test -p firn-tests --test microvm", "microvm")?;

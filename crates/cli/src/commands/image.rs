@@ -38,7 +38,8 @@ pub(crate) struct BuildArgs {
     /// One of firn's own images: base, science, learning, media
     #[arg(value_name = "NAME", required_unless_present = "out", conflicts_with = "out")]
     name: Option<String>,
-    /// Where your own image goes: a name (a-z, 0-9 and -) for the cache, or a file (a path with a / in it)
+    /// Where your own image goes: a name (a-z, 0-9 and -) for the cache, or a file (a path with a /
+    /// in it)
     #[arg(long, value_name = "NAME|FILE")]
     out: Option<String>,
     /// The image to add to

@@ -15,7 +15,8 @@ use crate::output;
 /// Commands of `firn lab`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum LabCommand {
-    /// Build the lab and the guest's files from Debian packages into firn's cache (without root; keeps what is up to date)
+    /// Build the lab and the guest's files from Debian packages into firn's cache (without root;
+    /// keeps what is up to date)
     Build {
         /// Build only the guest's files, for a host that runs Linux guests itself
         #[arg(long)]
@@ -62,7 +63,8 @@ pub(crate) struct RunArgs {
     /// Processors of the lab's machine
     #[arg(long, value_name = "N", default_value_t = RunConfig::CPUS, value_parser = clap::value_parser!(u8).range(1..=16))]
     cpus: u8,
-    /// Let the lab's clock count instructions, 1 ns each: slower, with one processor, and reproducible
+    /// Let the lab's clock count instructions, 1 ns each: slower, with one processor, and
+    /// reproducible
     #[arg(long, conflicts_with = "cpus")]
     icount: bool,
     /// Stop the command after this many seconds, counted from the start of the lab
@@ -153,7 +155,8 @@ pub(crate) fn progress(text: &str) {
     output::note(&format!("firn: {text}"));
 }
 
-/// Runs a command in the lab and prints its report if its output was captured. Returns the command's exit code.
+/// Runs a command in the lab and prints its report if its output was captured. Returns the
+/// command's exit code.
 ///
 /// # Errors
 ///

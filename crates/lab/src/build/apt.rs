@@ -28,7 +28,8 @@ pub(super) struct Apt {
 }
 
 impl Apt {
-    /// A command of apt's. Its temporary files are in the cache, where the next build removes those of an interrupted one.
+    /// A command of apt's. Its temporary files are in the cache, where the next build removes those
+    /// of an interrupted one.
     pub(super) fn command(&self, name: &str) -> Command {
         let mut command = Command::new(name);
         command.env("TMPDIR", self.folder.join("tmp")).arg("-c").arg(self.folder.join("apt.conf"));
@@ -49,10 +50,12 @@ impl Apt {
         fs::write(&path, text).map_err(BuildError::file("write", &path))
     }
 
-    /// Reads the package lists of the system's own Debian mirror, with the backports suite of the same mirror added.
+    /// Reads the package lists of the system's own Debian mirror, with the backports suite of the
+    /// same mirror added.
     ///
-    /// The Release files name the sources that are Debian's. They are read into separate lists, because the system's lists may
-    /// be empty, and other repositories use the names of Debian's suites.
+    /// The Release files name the sources that are Debian's. They are read into separate lists,
+    /// because the system's lists may be empty, and other repositories use the names of Debian's
+    /// suites.
     fn set_up(folder: PathBuf, runner: &mut Runner) -> Result<Self, BuildError> {
         for part in ["tmp", "lists", "sources"] {
             let part = folder.join(part);
@@ -100,10 +103,11 @@ impl Builder<'_> {
         Ok(apt)
     }
 
-    /// Resolves what `arguments` install, and unpacks those of the packages that `selects` accepts by name into `folder`.
+    /// Resolves what `arguments` install, and unpacks those of the packages that `selects` accepts
+    /// by name into `folder`.
     ///
-    /// Their names and versions are listed in the file `list`. Their descriptions are added to the dpkg status in `folder`, if
-    /// it has one.
+    /// Their names and versions are listed in the file `list`. Their descriptions are added to the
+    /// dpkg status in `folder`, if it has one.
     pub(super) fn unpack(
         &mut self,
         folder: &Path,
@@ -164,8 +168,8 @@ impl Builder<'_> {
     }
 }
 
-/// Names and versions of the packages that a simulation installs. An upgrade, which names the old version first, is not among
-/// them.
+/// Names and versions of the packages that a simulation installs. An upgrade, which names the old
+/// version first, is not among them.
 fn installed(simulation: &str) -> impl Iterator<Item = (&str, &str)> {
     simulation.lines().filter_map(|line| {
         let (name, rest) = line.strip_prefix("Inst ")?.split_once(" (")?;
@@ -174,8 +178,8 @@ fn installed(simulation: &str) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-/// The lines of a list of sources: Debian's suite, its backports from the same mirror, its updates. `is_debian` gets the path of
-/// a source's files without their endings.
+/// The lines of a list of sources: Debian's suite, its backports from the same mirror, its updates.
+/// `is_debian` gets the path of a source's files without their endings.
 fn debian_sources(targets: &str, is_debian: impl Fn(&str) -> bool) -> String {
     let options =
         if Path::new(KEYS).is_file() { format!("[signed-by={KEYS}] ") } else { String::new() };

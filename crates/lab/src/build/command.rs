@@ -23,7 +23,8 @@ pub(super) fn require(programs: &[&str]) -> Result<(), BuildError> {
     Err(BuildError::MissingPrograms { programs: missing.join(", ") })
 }
 
-/// Runs one program after the other. Their standard output goes to standard error unless a caller redirects it.
+/// Runs one program after the other. Their standard output goes to standard error unless a caller
+/// redirects it.
 pub(super) struct Runner {
     signals: Signals,
 }

@@ -13,7 +13,8 @@ use super::{BuildError, Builder};
 
 /// An ext4 without a journal.
 const PLAIN: &str = "-O ^has_journal -m 0 -E lazy_itable_init=1,nodiscard,root_owner=0:0";
-/// An ext4 for DAX: files begin at multiples of 2 MiB, so that the kernel can map them with 2 MiB leaves.
+/// An ext4 for DAX: files begin at multiples of 2 MiB, so that the kernel can map them with 2 MiB
+/// leaves.
 const DAX: &str =
     "-T largefile4 -m 0 -E stride=512,stripe_width=512,nodiscard,lazy_itable_init=1,root_owner=0:0";
 
@@ -61,8 +62,9 @@ impl Builder<'_> {
         Ok(command)
     }
 
-    /// Packs the guest's files into the disks of the lab's machine, if both the guest and the lab are built: one disk with what
-    /// every guest boots from, one with the images other than the base.
+    /// Packs the guest's files into the disks of the lab's machine, if both the guest and the lab
+    /// are built: one disk with what every guest boots from, one with the images other than the
+    /// base.
     pub(super) fn pack_guest(&mut self) -> Result<(), BuildError> {
         let guest = GUEST_FILES.map(|name| self.store.path("guest").join(name));
         let needed = ["lab/l1", "lab/qemu"].map(|part| self.store.path(part));

@@ -79,8 +79,8 @@ impl Builder<'_> {
         self.store.publish("guest/initramfs.cpio", &key)
     }
 
-    /// Packs `root` as the unfinished part `part`, and removes `root`. The archive is not compressed: under emulation unpacking
-    /// takes longer than reading.
+    /// Packs `root` as the unfinished part `part`, and removes `root`. The archive is not
+    /// compressed: under emulation unpacking takes longer than reading.
     pub(super) fn pack_initramfs(&mut self, root: &Path, part: &str) -> Result<(), BuildError> {
         let (file, _) = self.store.fresh_file(part)?;
         let mut command = Command::new("sh");

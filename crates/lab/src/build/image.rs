@@ -252,8 +252,9 @@ impl Builder<'_> {
         self.runner.run(&mut command, "")
     }
 
-    /// Unpacks packages, and those of their dependencies that the root does not have. A root file system needs no maintainer
-    /// scripts, only the packages' files and a few links that the scripts would make.
+    /// Unpacks packages, and those of their dependencies that the root does not have. A root file
+    /// system needs no maintainer scripts, only the packages' files and a few links that the
+    /// scripts would make.
     fn add_packages(&mut self, root: &Root, packages: &[String]) -> Result<(), BuildError> {
         let apt = self.apt()?;
         let status = root.folder.join("var/lib/dpkg/status");
@@ -298,10 +299,11 @@ impl Builder<'_> {
             .run(command.args(arguments), "Check the names, the network and pip's configuration")
     }
 
-    /// Compiles Python's modules. The root is read-only in the guest, so bytecode is made here and never checked against its
-    /// source.
+    /// Compiles Python's modules. The root is read-only in the guest, so bytecode is made here and
+    /// never checked against its source.
     fn compile(&mut self, root: &Root) -> Result<(), BuildError> {
-        // Without its native part, which may fail to load, the client would fail at the first request.
+        // Without its native part, which may fail to load, the client would fail at the first
+        // request.
         if root.folder.join(RUNTIME).is_dir() {
             let mut command = root.python();
             command.env("PYTHONPATH", root.folder.join(RUNTIME));
@@ -428,7 +430,8 @@ fn remove_unused(root: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes the files and folders below `folder` that `selects` accepts. It gets a path, and whether it is a folder.
+/// Removes the files and folders below `folder` that `selects` accepts. It gets a path, and whether
+/// it is a folder.
 fn remove_matching(folder: &Path, selects: &dyn Fn(&Path, bool) -> bool) -> io::Result<()> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

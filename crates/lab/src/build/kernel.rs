@@ -1,7 +1,7 @@
 //! Debian's cloud kernel, and the programs that only the build needs.
 //!
-//! The same kernel, unmodified, serves the lab's machine and the guests. The programs come from Debian packages too, so that a
-//! build depends on few programs of the system.
+//! The same kernel, unmodified, serves the lab's machine and the guests. The programs come from
+//! Debian packages too, so that a build depends on few programs of the system.
 
 use std::fs;
 use std::io;

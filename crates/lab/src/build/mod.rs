@@ -1,8 +1,9 @@
-//! Builds the lab, the guest's files and root file systems from Debian packages, without root and without changes to the
-//! system.
+//! Builds the lab, the guest's files and root file systems from Debian packages, without root and
+//! without changes to the system.
 //!
-//! Everything is built into firn's cache, keyed by a description of what it is made of, and put in place by a rename. An
-//! interrupted build continues with the next call. Two builds of one cache wait for each other.
+//! Everything is built into firn's cache, keyed by a description of what it is made of, and put in
+//! place by a rename. An interrupted build continues with the next call. Two builds of one cache
+//! wait for each other.
 
 mod apt;
 mod command;
@@ -52,7 +53,8 @@ pub fn build_guest(agent: &Path, progress: Progress<'_>) -> Result<(), BuildErro
     Builder::open(progress)?.guest(agent)
 }
 
-/// Builds an image and the layers that it needs. An image in the cache is built again only if its contents changed.
+/// Builds an image and the layers that it needs. An image in the cache is built again only if its
+/// contents changed.
 ///
 /// # Errors
 ///

@@ -58,10 +58,12 @@ fn dependencies(module: &[u8]) -> Vec<String> {
 }
 
 impl Builder<'_> {
-    /// Unpacks kernel modules and their dependencies into `folder`, and lists the files in `folder/order`, each after its
-    /// dependencies. Modules that are built into the kernel are left out.
+    /// Unpacks kernel modules and their dependencies into `folder`, and lists the files in
+    /// `folder/order`, each after its dependencies. Modules that are built into the kernel are left
+    /// out.
     ///
-    /// The package has no `modules.dep`, which depmod writes on installation, so the modules' own information is read.
+    /// The package has no `modules.dep`, which depmod writes on installation, so the modules' own
+    /// information is read.
     pub(super) fn collect_modules(
         &mut self,
         folder: &Path,

@@ -43,13 +43,15 @@ impl Builder<'_> {
     }
 }
 
-/// Keeps QEMU from delivering some interrupts twice. Returns whether the program contained the instruction.
+/// Keeps QEMU from delivering some interrupts twice. Returns whether the program contained the
+/// instruction.
 ///
-/// QEMU delivers an interrupt that KVM injects (`helper_vmrun`, the case `SVM_EVTINJ_TYPE_INTR`, in all versions up to 10.2 at
-/// least), and leaves the vector in `exception_index` like a pending exception. If QEMU leaves its inner loop before the guest's
-/// next exit or exception, as at every timer with `-icount`, it delivers the interrupt again, even if the guest has interrupts
-/// disabled: the guest hangs in a spin lock, or crashes. Only this mistake reads the stored value, so a no-operation replaces the
-/// store. The test is `crates/cli/tests/lab_interrupts.rs`.
+/// QEMU delivers an interrupt that KVM injects (`helper_vmrun`, the case `SVM_EVTINJ_TYPE_INTR`, in
+/// all versions up to 10.2 at least), and leaves the vector in `exception_index` like a pending
+/// exception. If QEMU leaves its inner loop before the guest's next exit or exception, as at every
+/// timer with `-icount`, it delivers the interrupt again, even if the guest has interrupts
+/// disabled: the guest hangs in a spin lock, or crashes. Only this mistake reads the stored value,
+/// so a no-operation replaces the store. The test is `crates/cli/tests/lab_interrupts.rs`.
 fn patch(program: &Path) -> Result<bool, BuildError> {
     let mut bytes = fs::read(program).map_err(BuildError::file("read", program))?;
     let Some(at) = find_store(&bytes) else { return Ok(false) };

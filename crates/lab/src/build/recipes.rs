@@ -17,7 +17,8 @@ pub(super) fn recipe(name: &str) -> Option<Recipe> {
     let recipe = match name {
         "base" => Recipe {
             from: None,
-            // The runtime interface client is linked with libstdc++6, which a wheel cannot depend on.
+            // The runtime interface client is linked with libstdc++6, which a wheel cannot depend
+            // on.
             packages: &[
                 "python3",
                 "python3-pyaes",
@@ -42,7 +43,8 @@ pub(super) fn recipe(name: &str) -> Option<Recipe> {
         "media" => Recipe {
             from: Some("science"),
             packages: &["ffmpeg"],
-            // Debian's OpenCV depends on VTK, GDAL and Qt: 700 MB more. This is the last version for Debian's numpy.
+            // Debian's OpenCV depends on VTK, GDAL and Qt: 700 MB more. This is the last version
+            // for Debian's numpy.
             wheels: &["opencv-python-headless==4.8.1.78"],
             ..Recipe::default()
         },
@@ -51,9 +53,9 @@ pub(super) fn recipe(name: &str) -> Option<Recipe> {
     Some(recipe)
 }
 
-/// Packages that no function uses although others depend on them: package managers, and programs for users and desktops. apt is
-/// configured as if they were installed. Programs are linked with none of them, except drivers for graphics cards, which are
-/// loaded only where there is a card.
+/// Packages that no function uses although others depend on them: package managers, and programs
+/// for users and desktops. apt is configured as if they were installed. Programs are linked with
+/// none of them, except drivers for graphics cards, which are loaded only where there is a card.
 pub(super) const UNNEEDED: [&str; 33] = [
     "adduser",
     "ca-certificates",

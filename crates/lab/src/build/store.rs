@@ -53,8 +53,8 @@ impl Store {
         self.path(part).exists().then(|| text.trim_end_matches('\n').to_owned())
     }
 
-    /// Whether a part is built from what `key` describes. The key names everything that the part is made of, after a number that
-    /// changes with the way of making it.
+    /// Whether a part is built from what `key` describes. The key names everything that the part is
+    /// made of, after a number that changes with the way of making it.
     pub(super) fn is_built(&self, part: &str, key: &str) -> bool {
         self.key(part).is_some_and(|built| built == key)
     }

@@ -1,4 +1,5 @@
-//! boto3 and the aws command, and through them `awslambdaric` in the guest; what people and machines who watch see meanwhile.
+//! boto3 and the aws command, and through them `awslambdaric` in the guest; what people and
+//! machines who watch see meanwhile.
 
 use firn_tests::{Collector, Daemon, World, zip_of};
 use serde_json::{Value, json};

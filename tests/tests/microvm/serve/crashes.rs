@@ -22,7 +22,8 @@ fn kills_cost_their_own_requests_and_nothing_else() {
     assert_eq!(daemon.status()["versions"][0]["publishing"], 1);
     daemon.kill();
     world.assert_nothing_left();
-    // Room for one microVM at worst, 208 MiB and its image: for two by what the first was measured to take.
+    // Room for one microVM at worst, 208 MiB and its image: for two by what the first was measured
+    // to take.
     let daemon = Daemon::start(&world, &["--memory", "400M"]);
     let settled = daemon.settled("sleeper");
     assert_eq!(settled.body["State"], "Active", "{settled:?}");
@@ -96,8 +97,8 @@ fn kills_cost_their_own_requests_and_nothing_else() {
     daemon.end();
 }
 
-/// 100 requests, or as many as `FIRN_INVOCATIONS` says, which let microVMs be thawed, reused and ended by idleness: afterwards the
-/// daemon has the memory, files and processes that it had.
+/// 100 requests, or as many as `FIRN_INVOCATIONS` says, which let microVMs be thawed, reused and
+/// ended by idleness: afterwards the daemon has the memory, files and processes that it had.
 fn many(world: &World, daemon: &Daemon) {
     let count = std::env::var("FIRN_INVOCATIONS").map_or(100, |count| count.parse().unwrap());
     const ROUND: usize = 50;

@@ -45,7 +45,8 @@ fn functions_are_published_into_a_pool_and_thawed_from_it() {
     refused(&daemon.invoke("sleeper:1", &json!({})), 429, "TooManyRequestsException");
     assert_eq!((reply(served).status, reply(waits).status), (200, 200));
 
-    // Killed between the deletion and the removal of the snapshot, for the pool's manager does not answer.
+    // Killed between the deletion and the removal of the snapshot, for the pool's manager does not
+    // answer.
     assert_eq!(snapshots(), 1);
     let managers = processes(&world, "pool");
     let signal = |process: &i32, signal| kill_process(Pid::from_raw(*process).unwrap(), signal);

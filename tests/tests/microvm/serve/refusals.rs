@@ -40,7 +40,8 @@ fn bad_input_is_refused_as_lambda_refuses_it() {
     refused(&invoke("f%20g", "{}"), 400, "ValidationException");
     assert_eq!(daemon.status()["monitors"]["running"], 0, "for none of that a microVM");
 
-    // A zip without the handler is found out when the function begins: at once where it is to be frozen.
+    // A zip without the handler is found out when the function begins: at once where it is to be
+    // frozen.
     let created = daemon.create("without", "other.py", "", &Value::Null);
     assert_eq!(created.status, 201, "{created:?}");
     let settled = daemon.settled("without");

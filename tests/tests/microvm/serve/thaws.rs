@@ -1,4 +1,5 @@
-//! How a version is thawed: by the planner that its function names; and who answers where it cannot be.
+//! How a version is thawed: by the planner that its function names; and who answers where it cannot
+//! be.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -71,7 +72,8 @@ fn a_thaw_goes_by_the_functions_planner_and_a_boot_stands_in_for_one_that_fails(
     assert!(said.iter().all(|line| line.contains("snapshots/own-1-")), "{said:#?}");
 }
 
-/// FaaSnap's loader works beside the guest: a request is let in while storage still keeps it waiting.
+/// FaaSnap's loader works beside the guest: a request is let in while storage still keeps it
+/// waiting.
 #[test]
 fn a_request_is_let_in_before_the_loader_is_done() {
     let world = World::default();
