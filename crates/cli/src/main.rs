@@ -91,7 +91,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    if let Err(error) = firn_memory::report_lost_memory() {
+    if let Err(error) = firn_memory::sigbus::install() {
         output::complain(&error);
         return ExitCode::FAILURE;
     }

@@ -6,11 +6,13 @@ use clap::{Args, ValueEnum};
 use firn_base::{error_chain, nanoseconds};
 use thiserror::Error;
 
-use firn_memory::WriteReport;
-use firn_memory::planners::{Firn, Planner, Store, read_chunks, written_chunks};
+use firn_memory::copy_ahead::{
+    RequestCopyError, Rule, WriteReport, learn, prepare_copies, request_copy,
+};
+use firn_memory::planners::{Planner, Store};
 use firn_snapshot::{
-    AttachError, CopyRule, Grant, OpenError, OpenPooledError, PageSet, Profile, Run, Snapshot,
-    Verify, open_pooled, open_replica, runs_of,
+    AttachError, Grant, OpenError, OpenPooledError, PageSet, Profile, Snapshot, Verify,
+    open_pooled, open_replica,
 };
 use firn_vmm::{Destination, Virtualization};
 
@@ -57,6 +59,8 @@ pub(crate) enum OpenSnapshotError {
     Pool(#[from] OpenPooledError),
     #[error(transparent)]
     Manager(#[from] PoolAtError),
+    #[error(transparent)]
+    Copy(#[from] RequestCopyError),
     #[error("{} is no name of a snapshot in a pool: it is not UTF-8", .0.display())]
     Name(PathBuf),
 }
@@ -84,11 +88,8 @@ impl OpenedSnapshot {
     /// Requests copies of what the microVM is expected to write, for a planner that uses copies.
     /// Only a pool has them.
     pub(crate) fn take_copy(&mut self, planner: &dyn Planner) -> Result<(), OpenSnapshotError> {
-        if let (Some(grant), Some(rule)) = (&mut self.grant, planner.copies()) {
-            grant.take_copy(rule, || {
-                let profile = self.snapshot.profile()?;
-                Ok(profile.map(|profile| wanted(&profile, rule)).unwrap_or_default())
-            })?;
+        if let (Some(grant), Some(rule)) = (&mut self.grant, planner.copy_rule()) {
+            request_copy(&self.snapshot, grant, rule.for_paging(nested_paging()))?;
         }
         Ok(())
     }
@@ -96,9 +97,7 @@ impl OpenedSnapshot {
     /// Reports to the pool's manager what a run wrote. A failure does not affect the run.
     pub(crate) fn wrote(&mut self, writes: Option<&WriteReport>) {
         if let (Some(grant), Some(writes)) = (&mut self.grant, writes)
-            && let Some(rule) = grant.copies().map(|copies| copies.rule)
-            && let Err(error) =
-                grant.report_writes(rule, &used(&self.snapshot, rule, &writes.written))
+            && let Err(error) = learn(&self.snapshot, grant, &writes.written)
         {
             let error = error_chain(&error);
             output::note(&format!("firn: the pool does not learn from this run: {error}"));
@@ -172,46 +171,17 @@ pub(crate) fn set_pooled_profile(
     profile: &Profile,
 ) -> Result<(), AttachError> {
     firn_snapshot::set_pooled_profile(socket, name, profile)?;
-    let announced = open_pooled(socket, name, Verify::Never).and_then(|(_snapshot, mut grant)| {
-        grant.take_copy(Firn::RULE, || Ok(wanted(profile, Firn::RULE)))
-    });
-    if let Err(error) = announced {
+    let rule = Rule::DEFAULT.for_paging(nested_paging());
+    if let Err(error) = prepare_copies(socket, name, rule, profile) {
         let error = error_chain(&error);
         output::note(&format!("firn: copies are made at the first start, not before: {error}"));
     }
     Ok(())
 }
 
-/// The chunks that are copied by a rule.
-fn wanted(profile: &Profile, rule: CopyRule) -> Vec<Run> {
-    let mut chunks = written_chunks(profile, rule.written);
-    chunks.extend(read_chunks(profile, read_from(rule)));
-    chunks.sort_unstable_by_key(|chunk| chunk.first);
-    chunks
-}
-
-/// From how many pages on a chunk is copied that is only read: none is where KVM's page tables are nested.
-fn read_from(rule: CopyRule) -> u64 {
-    match Virtualization::detect() {
-        Ok(Virtualization::Software) => rule.read,
-        _ => 0,
-    }
-}
-
-/// The chunks that a run was right to have a copy of: what it wrote, and what its profile says that it reads.
-fn used(snapshot: &Snapshot, rule: CopyRule, written: &[Run]) -> Vec<Run> {
-    let read_from = read_from(rule);
-    if read_from == 0 {
-        return written.to_vec();
-    }
-    let profile = snapshot.profile().ok().flatten();
-    let read = profile.map(|profile| read_chunks(&profile, read_from)).unwrap_or_default();
-    let end = snapshot.manifest().layout.pages();
-    let mut pages = PageSet::new(end);
-    for run in written.iter().chain(&read).map(Run::range) {
-        pages.insert_range(run.start.min(end)..run.end.min(end));
-    }
-    runs_of(&pages)
+/// Whether KVM uses nested paging on this host.
+fn nested_paging() -> bool {
+    !matches!(Virtualization::detect(), Ok(Virtualization::Software))
 }
 
 /// Where a snapshot goes: the directory `to`, or that name in the pool.

@@ -1,4 +1,4 @@
-//! What planners and the `doctor` command have to know of this host.
+//! Facts about this host that planners and the `doctor` command use.
 
 use std::fs;
 use std::io;
@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::uffd::{Features, Uffd};
 
-/// What this host is, as far as restores depend on it.
+/// Facts about this host on which restores depend.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct HostFacts {
@@ -17,22 +17,22 @@ pub struct HostFacts {
     pub kernel: String,
     /// DRAM in bytes (`MemTotal`).
     pub memory_total: u64,
-    /// DRAM in bytes that can be had without swapping (`MemAvailable`).
+    /// DRAM in bytes that is available without swapping (`MemAvailable`).
     pub memory_available: u64,
-    /// Sizes in bytes of the huge pages that hugetlbfs can have, ascending.
+    /// Sizes in bytes of the huge pages of hugetlbfs, ascending.
     pub huge_page_sizes: Vec<u64>,
     /// When anonymous memory gets transparent huge pages: `always`, `madvise` or `never`; `None` where the
-    /// kernel has none.
+    /// kernel does not support them.
     pub transparent_huge_pages: Option<String>,
     /// The same for shared memory and tmpfs: also `within_size`, `advise`, `deny`, `force`.
     pub shmem_huge_pages: Option<String>,
     /// The most mappings that a process may have (`vm.max_map_count`).
     pub max_mappings: u64,
-    /// Whether this process may serve page faults, also those of the kernel, by userfaultfd.
+    /// Whether this process may serve page faults, including those of the kernel, with userfaultfd.
     pub userfaultfd: bool,
 }
 
-/// Why the host could not be examined.
+/// Why the facts could not be read.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum HostFactsError {
@@ -41,7 +41,7 @@ pub enum HostFactsError {
     Read {
         /// The file.
         path: &'static str,
-        /// What the kernel said.
+        /// The error of the read.
         #[source]
         source: io::Error,
     },
@@ -60,11 +60,11 @@ const HUGE_PAGES: &str = "/sys/kernel/mm/hugepages";
 const THP: &str = "/sys/kernel/mm/transparent_hugepage";
 
 impl HostFacts {
-    /// Examines this host. Nothing is changed.
+    /// Reads the facts, without changing anything.
     ///
     /// # Errors
     ///
-    /// [`HostFactsError`] when /proc does not answer.
+    /// [`HostFactsError`] when /proc cannot be read.
     pub fn read() -> Result<Self, HostFactsError> {
         let meminfo = fs::read_to_string(MEMINFO)
             .map_err(|source| HostFactsError::Read { path: MEMINFO, source })?;
@@ -77,25 +77,20 @@ impl HostFacts {
             huge_page_sizes: huge_page_sizes(),
             transparent_huge_pages: chosen(&Path::new(THP).join("enabled")),
             shmem_huge_pages: chosen(&Path::new(THP).join("shmem_enabled")),
-            max_mappings: max_mappings(),
+            // The kernel's default where /proc has no value.
+            max_mappings: procfs::sys::vm::max_map_count().unwrap_or(65_530),
             userfaultfd: Uffd::open(Features::empty()).is_ok(),
         })
     }
 }
 
-/// The kernel's default where /proc does not say.
-fn max_mappings() -> u64 {
-    let value = fs::read_to_string("/proc/sys/vm/max_map_count").ok();
-    value.and_then(|value| value.trim().parse().ok()).unwrap_or(65_530)
-}
-
-/// The value of a line `MemTotal:   123 kB`.
+/// The value of a line `MemTotal:   123 kB`. Every start reads two of some fifty lines, so they are not all parsed.
 fn kib_of(meminfo: &str, name: &str) -> Option<u64> {
     let mut values = meminfo.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     values.next()?.trim().strip_suffix(" kB")?.parse().ok()
 }
 
-/// From names like `hugepages-2048kB`; none where the kernel has no hugetlbfs.
+/// Parsed from names like `hugepages-2048kB`; empty where the kernel has no hugetlbfs.
 fn huge_page_sizes() -> Vec<u64> {
     let Ok(entries) = fs::read_dir(HUGE_PAGES) else { return Vec::new() };
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());

@@ -10,7 +10,7 @@ fn this_host_has_facts() {
 }
 
 #[test]
-fn files_of_the_kernel_are_read_as_they_are_written() {
+fn files_of_the_kernel_are_parsed() {
     let meminfo =
         "MemTotal:       24683956 kB\nMemFree:         100 kB\nHugePages_Total:       0\n";
     assert_eq!(kib_of(meminfo, "MemTotal"), Some(24_683_956));

@@ -38,11 +38,11 @@
 //! ```
 
 pub mod compare;
+pub mod copy_ahead;
 mod executor;
 mod guest_memory;
 mod host_facts;
 pub mod loader;
-mod lost;
 mod map;
 pub mod page_cache;
 pub mod pager;
@@ -51,11 +51,12 @@ pub mod planners;
 mod process;
 mod range_set;
 pub mod recorders;
+pub mod sigbus;
+mod slot;
 #[cfg(test)]
 mod testing;
 pub mod trace;
 pub mod uffd;
-mod writes;
 
 pub use executor::{
     AfterResume, ExecuteError, ExecuteReport, Executed, ImageSource, Sources, StepError,
@@ -63,13 +64,12 @@ pub use executor::{
 };
 pub use guest_memory::{
     AnonymousError, ChunkCopies, CopyChunkError, DiscardError, GuestMemory, GuestPages, GuestView,
-    MemoryUsage, Slot, UsageError, ViewError,
+    MemoryUsage, UsageError, ViewError,
 };
 pub use host_facts::{HostFacts, HostFactsError};
-pub use lost::{LostMemory, report_lost_memory};
 pub use plan::{
     Advice, GuestRange, ImageRange, Integrity, Layer, Leaf, LoadFile, Plan, PlanError, PlanSummary,
     PlanTable, Segment, Sharing, Source, Step, When, Work,
 };
 pub use process::{ProcessCounters, ProcessCountersError, prefer_as_victim};
-pub use writes::{ObserveError, WriteReport, observe_writes};
+pub use slot::Slot;

@@ -1,4 +1,4 @@
-//! Every `unsafe` of this crate but that of [`uffd`](crate::uffd) and of the handler of [`lost`](crate::lost): reserving address space, mapping into it, advising
+//! Every `unsafe` of this crate but that of [`uffd`](crate::uffd) and of the handler of [`sigbus`](crate::sigbus): reserving address space, mapping into it, advising
 //! the kernel and asking what it holds.
 //!
 //! Soundness rests on one rule: no Rust reference ever points into guest memory. It is read and
@@ -17,7 +17,7 @@ use rustix::mm::{
 };
 use vm_memory::mmap::{MmapRegion, MmapRegionBuilder, MmapRegionError};
 
-use crate::uffd::{Uffd, UffdError, Watch};
+use crate::uffd::{RegisterMode, Uffd, UffdError};
 
 /// A range of address space, reserved without access and unmapped on drop; mappings are laid over
 /// parts of it. Addresses are host-virtual, lengths in bytes; a range outside of it is refused.
@@ -161,7 +161,7 @@ impl Mapping {
         addr: u64,
         len: u64,
         uffd: &Uffd,
-        watch: Watch,
+        mode: RegisterMode,
     ) -> std::result::Result<(), UffdError> {
         let range = addr..addr.saturating_add(len);
         self.advise(addr, len, Advice::LinuxNoHugepage).map_err(|errno| UffdError::Register {
@@ -170,7 +170,7 @@ impl Mapping {
             source: errno.into(),
         })?;
         // SAFETY: the range lies within our own reservation (or `advise` had refused it), into which no reference points.
-        unsafe { uffd.register(range, watch) }
+        unsafe { uffd.register(range, mode) }
     }
 
     /// vm-memory's view of a range. It does not own the mapping: whoever holds it must keep `self`.

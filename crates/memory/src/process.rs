@@ -1,43 +1,32 @@
-//! What a process has read and faulted so far.
+//! Counters of a process: bytes read and page faults.
 
 use std::fs;
 use std::io;
 
+use procfs::ProcError;
+use procfs::process::{Io, Process, Stat};
 use serde::Serialize;
 use thiserror::Error;
 
-/// Counters of a process, all its threads together. Take the difference of two.
+/// Counters of a process, over all its threads. Take the difference of two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ProcessCounters {
-    /// Bytes that storage was made to read (`read_bytes` of /proc/self/io).
+    /// Bytes that were read from storage (`read_bytes` of /proc/self/io).
     pub read_bytes: u64,
-    /// Page faults that needed no storage.
+    /// Page faults that did not wait for storage.
     pub minor_faults: u64,
     /// Page faults that waited for storage.
     pub major_faults: u64,
 }
 
-/// Why the counters could not be read.
+/// Why the counters of a process could not be read.
 #[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum ProcessCountersError {
-    /// A file of /proc could not be read.
-    #[error("cannot read {path}; is /proc mounted?")]
-    Read {
-        /// The file.
-        path: String,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
-    },
-    /// A file of /proc is not as expected.
-    #[error("{path} has no value {name}")]
-    Missing {
-        /// The file.
-        path: String,
-        /// The name of the value.
-        name: &'static str,
-    },
+#[error("cannot read the counters of {process} from /proc")]
+pub struct ProcessCountersError {
+    /// The process.
+    process: String,
+    /// The file, and what is wrong with it.
+    source: ProcError,
 }
 
 impl ProcessCounters {
@@ -45,68 +34,67 @@ impl ProcessCounters {
     ///
     /// # Errors
     ///
-    /// [`ProcessCountersError`] when /proc does not answer.
+    /// [`ProcessCountersError`] when /proc cannot be read.
     pub fn read() -> Result<Self, ProcessCountersError> {
-        Self::read_in("/proc/self")
+        let counters = || {
+            let process = Process::myself()?;
+            Ok(Self::new(&process.io()?, &process.stat()?))
+        };
+        counters().map_err(|source| ProcessCountersError::new("this process", source))
     }
 
     /// Reads the counters of another process of this user.
     ///
     /// # Errors
     ///
-    /// [`ProcessCountersError`] when it has ended, or is not this user's.
+    /// [`ProcessCountersError`] when the process has ended, or belongs to another user.
     pub fn of(process: u32) -> Result<Self, ProcessCountersError> {
-        Self::read_in(&format!("/proc/{process}"))
+        let counters = || {
+            // No process has a number above i32::MAX.
+            let process = Process::new(i32::try_from(process).unwrap_or(i32::MAX))?;
+            Ok(Self::new(&process.io()?, &process.stat()?))
+        };
+        counters()
+            .map_err(|source| ProcessCountersError::new(&format!("process {process}"), source))
     }
 
-    /// Those of this thread alone.
+    /// Reads the counters of the calling thread alone.
     pub(crate) fn of_this_thread() -> Result<Self, ProcessCountersError> {
-        Self::read_in("/proc/thread-self")
+        let counters = || {
+            let thread = rustix::thread::gettid().as_raw_nonzero().get();
+            let thread = Process::myself()?.task_from_tid(thread)?;
+            Ok(Self::new(&thread.io()?, &thread.stat()?))
+        };
+        counters().map_err(|source| ProcessCountersError::new("this thread", source))
     }
 
-    fn read_in(folder: &str) -> Result<Self, ProcessCountersError> {
-        let [io_path, stat_path] = ["io", "stat"].map(|file| format!("{folder}/{file}"));
-        let (io, stat) = (text(&io_path)?, text(&stat_path)?);
-        let missing =
-            |path: &str, name| ProcessCountersError::Missing { path: path.to_owned(), name };
-        let read_bytes = io.lines().find_map(|line| line.strip_prefix("read_bytes: "));
-        let read_bytes = read_bytes.and_then(|value| value.parse().ok());
-        let [minor_faults, major_faults] = faults(&stat);
-        Ok(Self {
-            read_bytes: read_bytes.ok_or_else(|| missing(&io_path, "read_bytes"))?,
-            minor_faults: minor_faults.ok_or_else(|| missing(&stat_path, "minflt"))?,
-            major_faults: major_faults.ok_or_else(|| missing(&stat_path, "majflt"))?,
-        })
+    fn new(io: &Io, stat: &Stat) -> Self {
+        let Io { read_bytes, .. } = *io;
+        Self { read_bytes, minor_faults: stat.minflt, major_faults: stat.majflt }
     }
 }
 
-/// When memory is short, the kernel is to end this process, which runs a microVM, before the one that started it
-/// (proc(5), `oom_score_adj`). Anybody may raise the score of a process of their own. One that has ended needs it no more.
+impl ProcessCountersError {
+    fn new(process: &str, source: ProcError) -> Self {
+        Self { process: process.to_owned(), source }
+    }
+}
+
+/// Has the kernel end a process that runs a microVM, when memory is short, before the process that started it (proc(5),
+/// `oom_score_adj`). Raising the score needs no privileges. A process that has already ended is not an error.
 ///
 /// # Errors
 ///
-/// What the kernel said.
+/// The error of the write to /proc.
 pub fn prefer_as_victim(process: u32) -> io::Result<()> {
     match fs::write(format!("/proc/{process}/oom_score_adj"), "1000") {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        // Between its end and being waited for.
+        // The process has ended and was not waited for yet.
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => {
             Ok(())
         }
         result => result,
     }
-}
-
-fn text(path: &str) -> Result<String, ProcessCountersError> {
-    let failed = |source| ProcessCountersError::Read { path: path.to_owned(), source };
-    fs::read_to_string(path).map_err(failed)
-}
-
-/// Fields 10 and 12 of /proc/self/stat. Field 2, the name, is in parentheses and may hold anything.
-fn faults(stat: &str) -> [Option<u64>; 2] {
-    let behind_name = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
-    let field = |n: usize| behind_name.split(' ').nth(n - 3)?.parse().ok();
-    [field(10), field(12)]
 }
 
 #[cfg(test)]

@@ -46,7 +46,7 @@ mod pool;
 pub use extent::Extent;
 pub use layout::GRANULE;
 pub use manager::{
-    ArenaFacts, COPY_CHUNK, ChunkRun, Client, ClientError, ClientWatch, CopyGrant, CopyRule,
+    ArenaFacts, COPY_CHUNK, ChunkRun, ChunkSet, Client, ClientError, ClientWatch, CopyGrant,
     Description, ExtentGrant, FindManagerError, ManagerDirectory, NoCopy, Refusal, RemoveError,
     ReplicaGrant, Server, ServerError,
 };

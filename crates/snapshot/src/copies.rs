@@ -3,7 +3,7 @@
 use std::fs::File;
 
 use firn_base::PAGE_SIZE;
-use firn_pool::{CopyRule, NoCopy};
+use firn_pool::NoCopy;
 use serde::Serialize;
 
 use crate::profile::Run;
@@ -60,12 +60,12 @@ impl CopyTable {
     }
 }
 
-/// What a pool's manager expects a microVM to write, and what it copied of that ahead.
+/// The chunk set that a microVM was started with, and the copy of it that a pool's manager lent.
 #[derive(Debug, Default)]
 pub struct Copies {
-    /// Which chunks count.
-    pub rule: CopyRule,
-    /// Image pages that are expected to be written, in whole chunks of 2 MiB, ascending.
+    /// The key of the chunk set.
+    pub key: String,
+    /// Image pages of the chunk set, in whole chunks of 2 MiB, ascending.
     pub expected: Vec<Run>,
     /// What the copy holds: nothing where none was ready.
     pub table: CopyTable,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use firn_pool::{
-    COPY_CHUNK, ChunkRun, Client, ClientError, CopyGrant, CopyRule, ExtentGrant, Imaging,
+    COPY_CHUNK, ChunkRun, ChunkSet, Client, ClientError, CopyGrant, ExtentGrant, Imaging,
     MapExtentError,
 };
 use thiserror::Error;
@@ -237,33 +237,52 @@ impl Grant {
         self.check_time
     }
 
-    /// Requests copies of the chunks that a run of the sealed snapshot is expected to write;
-    /// [`copies`](Self::copies) returns them. Without a ready copy the run is slower but correct.
-    ///
-    /// `expected` returns the image pages, in whole chunks of 2 MiB, that the snapshot's profile
-    /// expects by the rule. It is called only when the manager does not know them.
+    /// Takes a copy of the chunk set of a key, where the manager has one ready;
+    /// [`copies`](Self::copies) returns it. Returns `false` where the manager has no such set.
     ///
     /// # Errors
-    /// See [`OpenPooledError`].
-    pub fn take_copy(
-        &mut self,
-        rule: CopyRule,
-        expected: impl FnOnce() -> Result<Vec<Run>, OpenError>,
-    ) -> Result<(), OpenPooledError> {
-        let CopyGrant { expected, copy } =
-            match self.connection.known_copy(self.generation, rule)? {
-                Some(granted) => granted,
-                None => self.connection.copy(self.generation, rule, chunks_of(&expected()?))?,
-            };
-        let expected = expected.into_iter().map(pages_of_chunks).collect();
+    /// See [`ClientError`].
+    pub fn take_copy(&mut self, key: &str) -> Result<bool, ClientError> {
+        let Some(CopyGrant { chunks, copy }) = self.connection.copy(self.generation, key)? else {
+            return Ok(false);
+        };
+        let key = key.to_owned();
+        let expected = chunks.into_iter().map(pages_of_chunks).collect();
         self.copies = Some(match copy {
             Ok((chunks, file)) => {
                 let table = CopyTable::new(chunks.into_iter().map(pages_of_chunks));
-                Copies { rule, expected, table, file: Some(file.into()), absent: None }
+                Copies { key, expected, table, file: Some(file.into()), absent: None }
             }
-            Err(reason) => Copies { rule, expected, absent: Some(reason), ..Copies::default() },
+            Err(reason) => Copies { key, expected, absent: Some(reason), ..Copies::default() },
         });
-        Ok(())
+        Ok(true)
+    }
+
+    /// The revision and the client's state of the chunk set of a key; `None` where the manager has
+    /// no such set.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn chunk_set(&mut self, key: &str) -> Result<Option<(u64, Vec<u8>)>, ClientError> {
+        let set = self.connection.chunk_set(self.generation, key)?;
+        Ok(set.map(|ChunkSet { revision, state, .. }| (revision, state)))
+    }
+
+    /// Stores a chunk set, so that the manager keeps copies of it ready. `chunks` are image pages;
+    /// only whole chunks of 2 MiB count. The set replaces the one of `revision`, or is new where
+    /// `revision` is `None`. Returns `false`, and changes nothing, where the stored set has another
+    /// revision.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn set_chunks(
+        &mut self,
+        key: &str,
+        revision: Option<u64>,
+        chunks: &[Run],
+        state: Vec<u8>,
+    ) -> Result<bool, ClientError> {
+        self.connection.set_chunks(self.generation, key, revision, chunks_of(chunks), state)
     }
 
     /// Returns the replica to the pool. `written` holds all image pages that the guest, KVM or the
@@ -276,15 +295,6 @@ impl Grant {
         let Some(generation) = self.replica_generation.take() else { return Ok(()) };
         let written: Vec<_> = written.runs().map(|run| (run.start, run.end - run.start)).collect();
         self.connection.give_back(generation, &written)
-    }
-
-    /// Reports the image pages, in whole chunks of 2 MiB, that a run wrote or profited from having
-    /// copies of. The manager predicts the next run from them.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
-    pub fn report_writes(&mut self, rule: CopyRule, chunks: &[Run]) -> Result<(), ClientError> {
-        self.connection.wrote(self.generation, rule, chunks_of(chunks))
     }
 }
 

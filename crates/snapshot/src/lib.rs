@@ -46,7 +46,7 @@ pub use digests::{DigestError, Digests};
 pub use disk::{DiskError, DiskIdentity, DiskSource};
 pub use error::OpenError;
 pub use extent::{ExtentContents, ExtentTarget, write_extent};
-pub use firn_pool::{CopyRule, ImagedBy, NoCopy};
+pub use firn_pool::{ClientError, ImagedBy, NoCopy};
 pub use freeze_error::FreezeError;
 pub use grant::{
     ExtentPlace, Grant, OpenPooledError, ReplicaReport, Verify, open_pooled, open_pooled_with,

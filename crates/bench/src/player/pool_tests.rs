@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use firn_memory::copy_ahead::{Rule, learn, request_copy};
 use firn_memory::planners::parse;
 use firn_pool::{Client, CreateOptions, ImagedBy, MappedMedium, MemfdOptions, Pool, Server};
-use firn_snapshot::{CopyRule, Grant, NoCopy, Snapshot, Verify, open_pooled, open_replica};
+use firn_snapshot::{Grant, NoCopy, Snapshot, Verify, open_pooled, open_replica};
 use firn_vmm::{Destination, KVM_DEVICE};
 
 use super::{
@@ -12,7 +13,7 @@ use super::{
 };
 use crate::traces::load;
 
-const RULE: CopyRule = CopyRule { written: 1, read: 0 };
+const RULE: Rule = Rule { written: 1, read: 0 };
 
 /// A pool in memory, and its manager; `None` where this host has no huge pages set aside.
 fn manager(dir: &tempfile::TempDir, huge: bool) -> Option<Server> {
@@ -111,8 +112,9 @@ fn players_write_to_copies_that_are_made_ahead_of_them() {
     let inputs = PlayerInputs::new(vec![load(trace).unwrap()]).unwrap();
     freeze(&inputs, &PlayerOptions::default(), KVM_DEVICE.as_ref(), destination, false).unwrap();
     let take = || {
-        let mut snapshot = open_pooled(&socket, "player", Verify::Once).unwrap();
-        snapshot.1.take_copy(RULE, || Ok(Vec::new())).unwrap();
+        let (snapshot, mut grant) = open_pooled(&socket, "player", Verify::Once).unwrap();
+        request_copy(&snapshot, &mut grant, RULE).unwrap();
+        let snapshot = (snapshot, grant);
         snapshot
     };
     // Nobody recorded a profile: two runs teach what is written. Each checks all its memory.
@@ -122,7 +124,7 @@ fn players_write_to_copies_that_are_made_ahead_of_them() {
         assert!(report.private_bytes >= 16 << 20 && report.copy_bytes == 0, "{report:?}");
         let writes = report.writes.unwrap();
         assert!(writes.predicted == 0 && writes.missed >= 8, "{writes:?}");
-        snapshot.1.report_writes(RULE, &writes.written).unwrap();
+        learn(&snapshot.0, &mut snapshot.1, &writes.written).unwrap();
     }
     let first = loop {
         let snapshot = take();

@@ -6,13 +6,12 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use firn_base::nanoseconds;
-use firn_base::now_ns;
+use firn_base::{nanoseconds, now_ns};
+use firn_memory::copy_ahead;
 use firn_memory::loader::{LoadError, Loader};
 use firn_memory::planners::{self, PlanSnapshotError, Planner};
 use firn_memory::{
-    ExecuteError, ExecuteReport, GuestMemory, ObserveError, Plan, Sources, StepError, Work,
-    WriteReport, execute, observe_writes,
+    ExecuteError, ExecuteReport, GuestMemory, Plan, Sources, StepError, Work, execute,
 };
 use firn_snapshot::{Grant, Snapshot};
 use firn_vmm::{
@@ -160,7 +159,8 @@ pub(super) fn replay_plan(
     let schedule = executed.after_resume;
     let schedule = std::thread::spawn(move || schedule.run(&memory).map(drop));
     let reports = run(&mut microvm, &reports);
-    let writes = writes(snapshot, grant, plan, &microvm.shared_memory());
+    // The second pass only reads.
+    let writes = copy_ahead::observe(&microvm.shared_memory(), plan, snapshot, grant);
     // Where it cannot be told, the pool finds out by itself.
     let written = microvm.written().ok().flatten();
     drop(microvm);
@@ -241,17 +241,6 @@ pub(super) fn input_of<'a>(
         name: input.unwrap_or_default().to_owned(),
         known: traces.join(", "),
     })
-}
-
-/// What was written of what was expected to be, where chunks were copied ahead. The second pass only reads.
-fn writes(
-    snapshot: &Snapshot,
-    grant: Option<&Grant>,
-    plan: &Plan,
-    memory: &GuestMemory,
-) -> Result<Option<WriteReport>, ObserveError> {
-    let Some(copies) = grant.and_then(Grant::copies) else { return Ok(None) };
-    observe_writes(memory, plan, copies, snapshot.image()).map(Some)
 }
 
 /// The time of the steps before the resume that do such work.

@@ -1,8 +1,9 @@
 //! What a replay is reported as.
 
+use firn_memory::ChunkCopies;
+use firn_memory::copy_ahead::WriteReport;
 use firn_memory::loader::LoaderReport;
 use firn_memory::pager::PagerReport;
-use firn_memory::{ChunkCopies, WriteReport};
 use firn_snapshot::{ImagedBy, PageSet, ReplicaReport};
 use firn_vmm::{KvmIndex, KvmStats};
 use serde::{Deserialize, Serialize};

@@ -3,11 +3,9 @@
 use std::path::Path;
 
 use firn_base::error_chain;
-use firn_memory::planners::{Firn, read_chunks, written_chunks};
+use firn_memory::copy_ahead::{Rule, prepare_copies};
 use firn_memory::recorders::{self, Part};
-use firn_snapshot::{
-    AttachError, CopyRule, Profile, Run, Snapshot, Verify, open_pooled, set_profile,
-};
+use firn_snapshot::{AttachError, Profile, Snapshot, Verify, open_pooled, set_profile};
 use firn_vmm::{KVM_DEVICE, Virtualization};
 
 use super::PlayersError;
@@ -62,25 +60,10 @@ fn attach_pooled(
     progress: &dyn Progress,
 ) -> Result<(), AttachError> {
     firn_snapshot::set_pooled_profile(socket, name, profile)?;
-    let announced = open_pooled(socket, name, Verify::Never).and_then(|(_snapshot, mut grant)| {
-        grant.take_copy(Firn::RULE, || Ok(wanted(profile, Firn::RULE)))
-    });
-    if let Err(error) = announced {
+    let nested = !matches!(Virtualization::detect(), Ok(Virtualization::Software));
+    if let Err(error) = prepare_copies(socket, name, Rule::DEFAULT.for_paging(nested), profile) {
         let error = error_chain(&error);
         progress.note(&format!("chunks are copied at the first start, not in advance: {error}"));
     }
     Ok(())
-}
-
-/// The chunks that a rule copies.
-fn wanted(profile: &Profile, rule: CopyRule) -> Vec<Run> {
-    // Chunks that are only read are copied where KVM's page tables are not nested.
-    let read_from = match Virtualization::detect() {
-        Ok(Virtualization::Software) => rule.read,
-        _ => 0,
-    };
-    let mut chunks = written_chunks(profile, rule.written);
-    chunks.extend(read_chunks(profile, read_from));
-    chunks.sort_unstable_by_key(|chunk| chunk.first);
-    chunks
 }

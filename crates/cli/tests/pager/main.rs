@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use firn_base::PAGE_SIZE;
 use firn_memory::GuestMemory;
-use firn_memory::uffd::{Features, Uffd, Watch};
+use firn_memory::uffd::{Features, RegisterMode, Uffd};
 use firn_player::format::{REPORT_ADDRESS, register};
 use firn_snapshot::{Description, ImageKind, MemoryLayout, Snapshot, Writer};
 use firn_vmm::{
@@ -230,7 +230,7 @@ fn hand_over(uffd: Option<&Uffd>, message: &str) -> UnixStream {
 fn monitor() {
     let memory = GuestMemory::anonymous(MemoryLayout::for_size(SIZE).unwrap()).unwrap();
     let uffd = Uffd::open(Features::REMOVE).unwrap();
-    memory.register(&uffd, Watch::MISSING).unwrap();
+    memory.register(&uffd, RegisterMode::MISSING).unwrap();
     let message = std::env::var("MESSAGE").unwrap();
     let mut value: Value = serde_json::from_str(&message).unwrap_or_default();
     for region in value.as_array_mut().into_iter().flatten() {
@@ -567,7 +567,7 @@ fn monitor_with_a_guest() {
     let snapshot = Snapshot::open(std::env::var_os("SNAPSHOT").unwrap()).unwrap();
     let memory = GuestMemory::anonymous(snapshot.manifest().layout.clone()).unwrap();
     let uffd = Uffd::open(Features::REMOVE).unwrap();
-    memory.register(&uffd, Watch::MISSING).unwrap();
+    memory.register(&uffd, RegisterMode::MISSING).unwrap();
     let regions = snapshot.manifest().layout.regions().zip(memory.slots());
     let regions: Vec<_> =
         regions.map(|(at, slot)| region(slot.host_addr, slot.len, at.image_offset)).collect();

@@ -3,7 +3,7 @@
 use std::os::fd::AsRawFd;
 
 use firn_base::PAGE_SIZE;
-use firn_snapshot::{CHUNK_PAGES, Copies, CopyRule, CopyTable, MemoryLayout, PageSet, Run};
+use firn_snapshot::{CHUNK_PAGES, Copies, CopyTable, MemoryLayout, PageSet, Run};
 use rustix::fs::MemfdFlags;
 use vm_memory::{Bytes, GuestAddress};
 
@@ -92,11 +92,10 @@ fn share_with_copy(medium: &File) -> GuestMemory {
     let file = File::from(rustix::fs::memfd_create("copy", MemfdFlags::empty()).unwrap());
     file.set_len(leaf.bytes()).unwrap();
     let copies = Copies {
-        rule: CopyRule { written: 1, read: 0 },
         expected: vec![first],
         table: CopyTable::new([first]),
         file: Some(file),
-        absent: None,
+        ..Copies::default()
     };
     let plan = of_extent(facts, |input| firn_plan("firn".into(), input, Some(&copies)));
     let sealed = for_reading(medium);

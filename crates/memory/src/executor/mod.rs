@@ -1,5 +1,6 @@
 //! The executor: carries out a plan.
 
+mod paged;
 mod schedule;
 
 pub use schedule::{AfterResume, StepError, StepReport};
@@ -15,7 +16,7 @@ use thiserror::Error;
 
 use crate::guest_memory::{Backing, GuestMemory, Reservation, ViewError};
 use crate::map::Mapping;
-use crate::pager::{self, OnLoss, PagerError, end_process};
+use crate::pager::{OnFailure, PagerError, end_process};
 use crate::plan::{
     Advice, GuestRange, Layer, Leaf, Plan, PlanError, Segment, Sharing, Source, When, Work,
 };
@@ -58,7 +59,7 @@ pub struct Sources<'a> {
     /// The copy that a pool made for this VM, if any.
     pub copy: Option<&'a File>,
     /// What a pager does when it cannot continue.
-    pub on_loss: OnLoss,
+    pub on_failure: OnFailure,
 }
 
 impl<'a> Sources<'a> {
@@ -75,7 +76,7 @@ impl<'a> Sources<'a> {
             (None, None) => return Err(ExecuteError::NoGrant),
         };
         let copy = grant.and_then(Grant::copies).and_then(|copies| copies.file.as_ref());
-        Ok(Self { image, snapshot: Some(snapshot), copy, on_loss: end_process })
+        Ok(Self { image, snapshot: Some(snapshot), copy, on_failure: end_process })
     }
 
     /// The loading-set file, if the planner opened one.
@@ -87,14 +88,14 @@ impl<'a> Sources<'a> {
     #[must_use]
     pub fn image(image: &'a File) -> Self {
         let image = ImageSource::File(image);
-        Self { image, snapshot: None, copy: None, on_loss: end_process }
+        Self { image, snapshot: None, copy: None, on_failure: end_process }
     }
 
     /// A pool's medium and nothing else.
     #[must_use]
     pub fn medium(medium: &'a File) -> Self {
         let image = ImageSource::Medium(medium);
-        Self { image, snapshot: None, copy: None, on_loss: end_process }
+        Self { image, snapshot: None, copy: None, on_failure: end_process }
     }
 }
 
@@ -319,7 +320,7 @@ pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteEr
         let snapshot = sources
             .snapshot
             .ok_or_else(|| ExecuteError::NoDigests { planner: plan.planner.clone() })?;
-        let pager = pager::attach(&memory, plan, snapshot, sources.on_loss);
+        let pager = paged::start_pager(&memory, plan, snapshot, sources.on_failure);
         memory.set_pager(pager.map_err(ExecuteError::Pager)?);
     }
     report.map_ns = ns_since(part);

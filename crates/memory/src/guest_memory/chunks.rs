@@ -5,17 +5,19 @@
 //! same host address, so KVM's slots and every view stay as they are.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use firn_base::ns_since;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::{Mapped, Slot};
+use super::Mapped;
 use crate::plan::{GuestRange, Leaf};
 use crate::range_set::RangeSet;
+use crate::slot::Slot;
 
 /// Bytes of a chunk: the granule of a devdax mapping.
 const CHUNK: u64 = Leaf::Size2M.bytes();
@@ -80,8 +82,7 @@ impl Chunks {
 
     /// Copies what is sealed of a range, by whole chunks; returns how many. What of the range is no memory is left out.
     pub(super) fn make_writable(&self, range: GuestRange) -> Result<u64, CopyChunkError> {
-        // A poisoned lock guards a set that is still whole: it changes in one call, after the kernel.
-        let mut anonymous = self.anonymous.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut anonymous = self.anonymous.lock();
         let mut copied = 0;
         for slot in &self.slots {
             let start = range.start.max(slot.guest_addr);

@@ -1,11 +1,10 @@
 //! Giving back memory that the guest reports as free.
 
-use std::sync::PoisonError;
-
 use firn_base::PAGE_SIZE;
 use thiserror::Error;
 
 use super::{Backing, GuestMemory, chunks};
+use crate::slot::Slot;
 
 /// Discards may add this many separate anonymous ranges over memory mapped from a file. Each splits a
 /// mapping in two more, of which a process may have 65,530 by default (`vm.max_map_count`); a guest must not
@@ -84,13 +83,11 @@ impl GuestMemory {
         }
         let outside = DiscardError::OutsideMemory { guest_addr, len };
         let Some(end) = guest_addr.checked_add(len) else { return Err(outside) };
-        let within = |slot: &&super::Slot| {
-            guest_addr >= slot.guest_addr && end <= slot.guest_addr + slot.len
-        };
+        let within =
+            |slot: &&Slot| guest_addr >= slot.guest_addr && end <= slot.guest_addr + slot.len;
         let Some(slot) = self.slots.iter().find(within) else { return Err(outside) };
 
-        // A poisoned lock guards a set that is still whole: it changes in one call, after the kernel.
-        let mut anonymous = self.anonymous.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut anonymous = self.anonymous.lock();
         let parts =
             anonymous.split(guest_addr..end).into_iter().flat_map(|(part, is_anonymous)| {
                 let parts = self.copied.split(part).into_iter();
@@ -122,7 +119,7 @@ impl GuestMemory {
             };
             done.map_err(|e| DiscardError::Kernel { guest_addr, len, source: e.into() })?;
             anonymous.insert(part.clone());
-            self.reported.lock().unwrap_or_else(PoisonError::into_inner).insert(part);
+            self.reported.lock().insert(part);
         }
         Ok(())
     }

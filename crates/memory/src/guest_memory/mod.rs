@@ -15,33 +15,24 @@ pub use view::GuestView;
 
 use std::error::Error as StdError;
 use std::fs::File;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use firn_snapshot::{Digests, MemoryLayout};
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use thiserror::Error;
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionCollectionError, GuestRegionMmap};
 
-use crate::lost::{self, LostMemory, Told};
 use crate::map::Mapping;
 use crate::pager::Pager;
 use crate::plan::{GuestRange, Leaf};
 use crate::range_set::RangeSet;
-use crate::uffd::{Uffd, UffdError, Watch};
+use crate::sigbus::{self, LostBacking, RegisteredSlots};
+use crate::slot::{Slot, host_addr};
+use crate::uffd::{RegisterMode, Uffd, UffdError};
 use chunks::Chunks;
 use written::Written;
-
-/// One range of guest memory as KVM wants it for a memory slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Slot {
-    /// First guest-physical address, in bytes.
-    pub guest_addr: u64,
-    /// Length in bytes.
-    pub len: u64,
-    /// Where it is mapped in this process: congruent to `guest_addr` modulo 2 MiB, so that huge leaves fit.
-    pub host_addr: u64,
-}
 
 /// Why memory for a cold boot could not be had.
 #[derive(Debug, Error)]
@@ -104,7 +95,7 @@ pub struct GuestMemory {
     indexed: Vec<GuestRange>,
     /// Guest addresses that are a copy of the extent, which belongs to this guest.
     copied: RangeSet,
-    _told: Told,
+    _registered: RegisteredSlots,
 }
 
 /// The mapping, and vm-memory's idea of it. If somebody took a region out of that and still has it when this value is
@@ -189,7 +180,7 @@ impl Reservation {
             views.push(view.ok_or(GuestRegionCollectionError::MemoryRegionOverlap)?);
             regions.push(region);
         }
-        let told = Told::of(&slots);
+        let registered = RegisteredSlots::new(&slots);
         let memory = GuestMemoryMmap::from_regions(views)?;
         let mapped = Arc::new(Mapped { memory, regions, mapping, pager: OnceLock::new() });
         let most_ranges = anonymous.len() + discard::MOST_NEW_RANGES;
@@ -209,15 +200,9 @@ impl Reservation {
             most_ranges,
             indexed: Vec::new(),
             copied: RangeSet::default(),
-            _told: told,
+            _registered: registered,
         })
     }
-}
-
-fn host_addr(slots: &[Slot], guest_addr: u64) -> Option<u64> {
-    let slot = slots.iter().rev().find(|slot| slot.guest_addr <= guest_addr)?;
-    let inside = guest_addr - slot.guest_addr;
-    (inside < slot.len).then_some(slot.host_addr + inside)
 }
 
 impl GuestMemory {
@@ -268,13 +253,13 @@ impl GuestMemory {
         self.indexed = ranges;
     }
 
-    /// Why the host cannot provide the guest's page at an address: the byte of the file that is not there any more. Without an address it is
-    /// the first that the files' lengths tell. `None` where it is not mapped from a file, or none is too short.
+    /// Why the host cannot provide the guest's page at an address: the lost byte of the file. Without an address, the first
+    /// lost byte by the lengths of the files. `None` where the page is not mapped from a file, or no file is too short.
     #[must_use]
-    pub fn lost(&self, guest_addr: Option<u64>) -> Option<LostMemory> {
+    pub fn lost_backing(&self, guest_addr: Option<u64>) -> Option<LostBacking> {
         match guest_addr {
-            Some(address) => lost::at(host_addr(&self.slots, address)?),
-            None => lost::anywhere(&self.slots),
+            Some(address) => sigbus::lost_at(host_addr(&self.slots, address)?),
+            None => sigbus::first_lost(&self.slots),
         }
     }
 
@@ -287,11 +272,10 @@ impl GuestMemory {
     /// # Errors
     ///
     /// [`UffdError::Register`].
-    pub fn register(&self, uffd: &Uffd, watch: Watch) -> Result<(), UffdError> {
+    pub fn register(&self, uffd: &Uffd, mode: RegisterMode) -> Result<(), UffdError> {
         let mut slots = self.slots.iter();
-        slots.try_for_each(|slot| {
-            self.mapped.mapping.register(slot.host_addr, slot.len, uffd, watch)
-        })
+        slots
+            .try_for_each(|slot| self.mapped.mapping.register(slot.host_addr, slot.len, uffd, mode))
     }
 
     /// Has faults on a range within one region reported by a userfaultfd, and returns its address in this process.
@@ -299,10 +283,10 @@ impl GuestMemory {
         &self,
         range: GuestRange,
         uffd: &Uffd,
-        watch: Watch,
+        mode: RegisterMode,
     ) -> Result<u64, UffdError> {
         let address = host_addr(&self.slots, range.start).unwrap_or_default();
-        self.mapped.mapping.register(address, range.len, uffd, watch)?;
+        self.mapped.mapping.register(address, range.len, uffd, mode)?;
         Ok(address)
     }
 

@@ -4,7 +4,6 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::sync::PoisonError;
 
 use firn_base::PAGE_SIZE;
 use firn_base::num::usize_of;
@@ -12,8 +11,9 @@ use firn_snapshot::{Chunk, MemoryLayout, PageSet, PageSource, Run, runs_of};
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{Backing, GuestMemory, host_addr};
+use super::{Backing, GuestMemory};
 use crate::page_cache::for_each_stored;
+use crate::slot::host_addr;
 
 /// One entry for each page of this process (Linux, admin-guide/mm/pagemap).
 pub(super) const PAGEMAP: &str = "/proc/self/pagemap";
@@ -71,7 +71,7 @@ impl GuestMemory {
     pub fn reported_free(&self) -> io::Result<Vec<Run>> {
         let pagemap = File::open(PAGEMAP)?;
         let mut free = PageSet::new(self.layout.pages());
-        let reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        let reported = self.reported.lock();
         for region in self.layout.regions() {
             for (part, _) in reported.split(region.guest_range()).into_iter().filter(|(_, is)| *is)
             {
@@ -152,7 +152,7 @@ impl GuestPages<'_> {
             }
         };
         let range = guest_addr..guest_addr + buf.len() as u64;
-        let anonymous = self.memory.anonymous.lock().unwrap_or_else(PoisonError::into_inner);
+        let anonymous = self.memory.anonymous.lock();
         let mut filled = false;
         for (part, is_anonymous) in anonymous.split(range) {
             if is_anonymous {

@@ -132,7 +132,7 @@ fn discarded_memory_is_zero_and_free() {
     // Adjacent, overlapping, and once more: still one range.
     memory.discard(MIB / 2, PAGE).unwrap();
     memory.discard(PAGE, MIB / 2).unwrap();
-    assert_eq!(memory.anonymous.lock().unwrap().len(), 1);
+    assert_eq!(memory.anonymous.lock().len(), 1);
     let mut bytes = vec![9; 1 << 20];
     view.read_slice(&mut bytes, GuestAddress(0)).unwrap();
     let zeros = (1 << 19) + 4096;

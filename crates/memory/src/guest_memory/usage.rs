@@ -1,33 +1,39 @@
-//! What guest memory costs.
+//! The memory usage of a guest.
 
 use std::fs::File;
 
 use firn_base::PAGE_SIZE;
+use procfs::process::Process;
 use serde::Serialize;
 use thiserror::Error;
 
 use super::pages::{FILE, PAGEMAP, PRESENT, SWAPPED, pagemap_entries};
-use super::{Backing, GuestMemory, host_addr};
+use super::{Backing, GuestMemory};
+use crate::slot::host_addr;
 
-/// What a guest's memory costs this host now, in bytes.
+/// The memory that a guest uses on this host, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MemoryUsage {
     /// Mapped by this process's page tables: the sum of the four below. The kernel maps cached neighbours
     /// of a faulting page as well (`fault_around_bytes`), so this can be more than the guest touched.
     pub resident: u64,
-    /// Belongs to this guest alone: anonymous memory and copies of file pages.
+    /// Private to this guest: anonymous memory and copies of file pages.
     pub private: u64,
-    /// Belongs to the page cache, and is there once however many guests map it.
+    /// In the page cache, once for all guests that map it.
     pub shared: u64,
-    /// Belongs to the pool that the snapshot lies in, a replica included: no DRAM of this guest's.
+    /// In the pool of the snapshot, including a replica: no DRAM of this guest.
     pub pool: u64,
-    /// A copy of parts of the extent that was made ahead for this guest: DRAM that belongs to it alone.
+    /// The copy of chunks of the extent that was made ahead for this guest: DRAM that it alone uses.
     pub copies: u64,
     /// Page tables of the whole process.
     pub page_tables: u64,
-    /// Anonymous memory of the process that is no guest memory: what the monitor itself takes. Its program is the page cache's.
+    /// Anonymous memory of the process outside guest memory: that of the monitor itself. Its program is in the page cache.
     pub monitor: u64,
 }
+
+/// One entry of some twenty-five lines for each mapping of this process, of which there may be tens of thousands: two lines of each
+/// entry are parsed, and no map of all of them is built.
+const SMAPS: &str = "/proc/self/smaps";
 
 /// Why the usage could not be read.
 #[derive(Debug, Error)]
@@ -38,47 +44,50 @@ pub enum UsageError {
     Read {
         /// The file.
         path: &'static str,
-        /// What the kernel said.
+        /// The error of the read.
         #[source]
         source: std::io::Error,
     },
+    /// The status of this process could not be read.
+    #[error("cannot read /proc/self/status; is /proc mounted?")]
+    Status(#[source] procfs::ProcError),
 }
 
 impl GuestMemory {
-    /// What guest memory costs now, from /proc/self/smaps. The kernel walks the page tables of the whole
-    /// process for it: milliseconds for a guest that has touched a GiB.
+    /// The usage now, from /proc/self/smaps. The kernel walks the page tables of the whole process, which takes milliseconds
+    /// for a guest that has touched a GiB.
     ///
     /// # Errors
     ///
     /// [`UsageError`] when /proc cannot be read.
     pub fn usage(&self) -> Result<MemoryUsage, UsageError> {
-        let read = |path: &'static str| {
-            std::fs::read_to_string(path).map_err(|source| UsageError::Read { path, source })
-        };
-        let status = read("/proc/self/status")?;
-        let of_status = |name| status.lines().map(|line| field(line, name)).sum::<u64>();
-        let page_tables = of_status("VmPTE:");
+        let status = Process::myself().and_then(|process| process.status());
+        let status = status.map_err(UsageError::Status)?;
+        let page_tables = status.vmpte.unwrap_or(0) * 1024;
         let mut usage = MemoryUsage { page_tables, ..MemoryUsage::default() };
         if matches!(self.backing, Backing::Extent | Backing::Sealed | Backing::Replica) {
             self.count_extent(&mut usage)
                 .map_err(|source| UsageError::Read { path: PAGEMAP, source })?;
         } else {
-            self.count_mappings(&read("/proc/self/smaps")?, &mut usage);
+            let smaps = std::fs::read_to_string(SMAPS)
+                .map_err(|source| UsageError::Read { path: SMAPS, source })?;
+            self.count_mappings(&smaps, &mut usage);
         }
-        usage.monitor = of_status("RssAnon:").saturating_sub(usage.private);
+        let anonymous = status.rssanon.unwrap_or(0) * 1024;
+        usage.monitor = anonymous.saturating_sub(usage.private);
         Ok(usage)
     }
 
     fn count_mappings(&self, smaps: &str, usage: &mut MemoryUsage) {
-        let mut ours = false;
+        let mut is_guest = false;
         for line in smaps.lines() {
             if let Some((start, end)) = mapping_of(line) {
-                // Pages without access lie around guest memory, so no mapping is partly ours.
-                ours = self
+                // Pages without access surround guest memory, so no mapping is partly guest memory.
+                is_guest = self
                     .slots
                     .iter()
                     .any(|slot| start >= slot.host_addr && end <= slot.host_addr + slot.len);
-            } else if ours {
+            } else if is_guest {
                 usage.resident += field(line, "Rss:");
                 usage.private += field(line, "Anonymous:");
             }
@@ -86,7 +95,7 @@ impl GuestMemory {
         usage.shared = usage.resident.saturating_sub(usage.private);
     }
 
-    /// Of `len` bytes within one region, how many pages belong to this guest alone and are no file's.
+    /// The number of private pages among `len` bytes within one region.
     pub(crate) fn private_pages(&self, guest_addr: u64, len: u64) -> std::io::Result<u64> {
         let addr = host_addr(&self.slots, guest_addr).ok_or(std::io::ErrorKind::InvalidInput)?;
         let entries = pagemap_entries(&File::open(PAGEMAP)?, addr, len)?;
@@ -94,10 +103,9 @@ impl GuestMemory {
         Ok(u64::try_from(entries.iter().filter(private).count()).unwrap_or(u64::MAX))
     }
 
-    /// A page of a file that the kernel is just moving reads as swapped, and is the file's still.
-    ///
-    /// smaps tells the pages of a huge page file from copies of them by who else has them mapped, which says nothing of
-    /// who owns them; pagemap says it of each page.
+    /// Counts from pagemap, which has the owner of each page. smaps tells pages of a huge page file from copies of them by the
+    /// number of processes that map them. An entry of a file page that the kernel is moving has the bits of a swapped page and
+    /// of a file.
     fn count_extent(&self, usage: &mut MemoryUsage) -> std::io::Result<()> {
         let pagemap = File::open(PAGEMAP)?;
         for slot in &self.slots {
@@ -123,7 +131,7 @@ impl GuestMemory {
     }
 }
 
-/// The addresses of a mapping from its head line: `7f00-7f10 rw-p …`.
+/// The addresses of a mapping, from the first line of its entry: `7f00-7f10 rw-p …`.
 fn mapping_of(line: &str) -> Option<(u64, u64)> {
     let (start, end) = line.split_once(' ')?.0.split_once('-')?;
     Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))

@@ -1,6 +1,5 @@
 //! Which pages were written, for those who ask what a restore gave and not what was done with it since.
 
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use firn_base::PAGE_SIZE;
@@ -69,7 +68,7 @@ impl GuestMemory {
             let bits = word.load(Ordering::Relaxed);
             (0..64).filter(|bit| bits >> bit & 1 == 1).for_each(|bit| set.insert(first + bit));
         }
-        let reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        let reported = self.reported.lock();
         for region in self.layout.regions() {
             for (part, _) in reported.split(region.guest_range()).iter().filter(|(_, is)| *is) {
                 let page = |addr: u64| (addr - region.guest_addr + region.image_offset) / PAGE_SIZE;

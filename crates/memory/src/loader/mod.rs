@@ -1,12 +1,12 @@
-//! The loader: has the kernel read pages into the page cache while everything else goes on.
+//! The loader: reads pages into the page cache concurrently with the start of a microVM.
 //!
-//! FaaSnap's concurrent paging (4.2): the loader begins when the request arrives, and neither the guest's start nor its
-//! answer waits for its end. A page that the guest touches first is read for the guest; all others are found in the page
-//! cache. However many microVMs of a snapshot start at the same time, one loads: who holds a lock on the file (`flock`). Who
-//! comes when all is loaded finds every page cached and reads nothing.
+//! FaaSnap's concurrent paging (4.2): the loader starts when the request arrives, and neither the guest's start nor its
+//! response waits for the loader. A page that the guest touches before the loader is read for the guest; all other pages are
+//! already in the page cache. One loader runs for each file at a time, whatever the number of microVMs: it holds a lock on the
+//! file (`flock`). A loader that runs later finds every page cached and reads nothing.
 //!
-//! A packed file is read in sequence, without copying ([`preload`]). Ranges of the image are asked for by `POSIX_FADV_WILLNEED`, which reads
-//! nothing beyond them and lets the device have as many requests at once as it takes. docs/concepts/loader.md has the measurement.
+//! A packed file is read in sequence, without copying ([`preload`]). Ranges of the image are requested with `POSIX_FADV_WILLNEED`, which
+//! reads nothing beyond them and allows the device its full queue depth. docs/concepts/loader.md has the measurement.
 
 use std::fs::File;
 use std::io;
@@ -25,26 +25,25 @@ use crate::page_cache::preload;
 use crate::plan::{LoadFile, Plan, When, Work};
 use crate::process::{ProcessCounters, ProcessCountersError};
 
-/// Bytes of one request: the kernel cuts what is asked for at once to the read-ahead of the device, 128 KiB by
-/// default.
+/// Bytes of one request: the kernel limits a request to the read-ahead of the device, 128 KiB by default.
 const REQUEST: u64 = 128 << 10;
 
-/// What a loader did, or is to do.
+/// The work of a loader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoaderReport {
-    /// From the request to its start, ns: what had to come first.
+    /// Time from the request to the start of the loader, ns.
     pub start_ns: u64,
-    /// Whether it got to its end. It has not while it is at work, nor where it failed: then `loaded`, `read_bytes` and `ns` say nothing.
+    /// Whether the loader is done. Otherwise it is running or has failed, and `loaded`, `read_bytes` and `ns` have no meaning.
     pub done: bool,
-    /// Whether this process loaded; otherwise another one was at it.
+    /// Whether this process loaded; otherwise another process held the lock.
     pub loaded: bool,
-    /// Ranges that the plan has it load.
+    /// The number of ranges that the plan loads.
     pub ranges: u64,
-    /// Bytes of these.
+    /// The bytes of these ranges.
     pub bytes: u64,
-    /// Bytes that it made storage read: what was not in the page cache before.
+    /// Bytes read from storage: those that were not in the page cache before.
     pub read_bytes: u64,
-    /// From its start to its last request, ns.
+    /// Time from the start of the loader to its last request, ns.
     pub ns: u64,
 }
 
@@ -53,41 +52,41 @@ pub struct LoaderReport {
 #[non_exhaustive]
 pub enum LoadError {
     /// The file cannot be opened a second time, for a lock of its own.
-    #[error("opening the {file} for the loader; is /proc mounted?")]
+    #[error("cannot open the {file} for the loader; is /proc mounted?")]
     Open {
         /// The file.
         file: LoadFile,
-        /// What the kernel said.
+        /// The error of the open.
         source: io::Error,
     },
-    /// The plan loads a packed file, and there is none.
-    #[error("the plan loads a packed file, and none was opened")]
+    /// The plan loads a packed file, but none is open.
+    #[error("the plan loads a packed file, but none is open")]
     NoPackedFile,
-    /// The plan loads the image file, and the image is in a pool.
+    /// The plan loads the image file, but the image is in a pool.
     #[error("the plan loads an image file, but the image is in a pool")]
     NoImageFile,
-    /// The lock cannot be had.
-    #[error("locking the file to load")]
+    /// The file cannot be locked.
+    #[error("cannot lock the file to load")]
     Lock(#[source] io::Error),
-    /// The kernel reads nothing.
-    #[error("loading {len} bytes at {offset:#x}")]
+    /// A range cannot be read.
+    #[error("cannot load {len} bytes at {offset:#x}")]
     Read {
         /// First byte.
         offset: u64,
         /// Length in bytes.
         len: u64,
-        /// What the kernel said.
+        /// The error of the read.
         source: io::Error,
     },
     /// The counters of the thread cannot be read.
     #[error(transparent)]
     Counters(#[from] ProcessCountersError),
-    /// No thread.
-    #[error("starting the loader's thread")]
+    /// The thread cannot be started.
+    #[error("cannot start the loader's thread")]
     Thread(#[source] io::Error),
 }
 
-/// A loader at work.
+/// A running loader.
 #[derive(Debug)]
 pub struct Loader {
     begun: LoaderReport,
@@ -95,8 +94,8 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// Starts the loader of a plan on a thread of its own; `None` where the plan has it load nothing. The best time is as soon
-    /// as there is a plan: it needs nothing else. `request_ns` is when the request came in, ns of CLOCK_MONOTONIC.
+    /// Starts the loader of a plan on a thread of its own; returns `None` where the plan loads nothing. Start it as soon as the
+    /// plan exists. `request_ns` is the time of the request, ns of CLOCK_MONOTONIC.
     ///
     /// # Errors
     ///
@@ -110,7 +109,7 @@ impl Loader {
         let mut from = None;
         for step in plan.schedule.iter().filter(|step| step.when == When::AtRequest) {
             if let Work::Load { file, offset, len } = step.work {
-                // Plans load from one file.
+                // A plan loads from one file.
                 if *from.get_or_insert(file) == file {
                     ranges.push((offset, len));
                 }
@@ -121,7 +120,7 @@ impl Loader {
             LoadFile::Image => sources.image.file().ok_or(LoadError::NoImageFile)?,
             LoadFile::Packed => sources.packed().ok_or(LoadError::NoPackedFile)?.file(),
         };
-        // A lock is of an opening, and so is the state of read-ahead: neither is to be the snapshot's.
+        // A lock and the state of read-ahead belong to an open file description; the loader must not share the snapshot's.
         let file = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
             .map_err(|source| LoadError::Open { file: from, source })?;
         let begun = LoaderReport {
@@ -136,29 +135,29 @@ impl Loader {
         Ok(Some(Self { begun, thread }))
     }
 
-    /// When it began, and what it is to load. What it does is known when it has ended.
+    /// The start time and the ranges. The results are known when the loader is done.
     #[must_use]
     pub fn begun(&self) -> LoaderReport {
         self.begun
     }
 
-    /// Whether it has ended: [`finish`](Self::finish) does not wait then.
+    /// Whether the loader has ended, so that [`finish`](Self::finish) does not wait.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.thread.is_finished()
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the loader.
     ///
     /// # Errors
     ///
-    /// [`LoadError`]. Pages that were not loaded are read when they are touched.
+    /// [`LoadError`]. Pages that were not loaded are read on their page fault.
     pub fn finish(self) -> Result<LoaderReport, LoadError> {
         self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 }
 
-/// Loads ranges (bytes: offset and length) of a file, in order, unless somebody else does.
+/// Loads ranges (offset and length in bytes) of a file, in order, unless another process holds the lock.
 fn load(
     from: LoadFile,
     file: &File,
@@ -186,7 +185,7 @@ fn load(
     Ok(report)
 }
 
-/// Has the kernel read a range.
+/// Requests a range from the kernel.
 fn request(file: &File, offset: u64, len: u64) -> io::Result<()> {
     let end = offset.saturating_add(len);
     let mut at = offset;

@@ -11,7 +11,7 @@ use crate::testing::{file_on_a_medium, page_bytes};
 
 const PAGE: u64 = 4096;
 
-/// An image that is on its medium and not in the page cache, and a plan that loads these ranges of it.
+/// An image that is not in the page cache, and a plan that loads these ranges of it.
 fn cold(pages: u64, ranges: &[(u64, u64)]) -> Option<(File, Plan)> {
     let mut image = file_on_a_medium()?;
     let bytes: Vec<u8> = (0..pages).flat_map(|page| page_bytes(page, 7)).collect();
@@ -43,7 +43,7 @@ fn run(plan: &Plan, image: &File) -> LoaderReport {
 }
 
 #[test]
-fn what_the_plan_names_is_loaded_and_nothing_else() {
+fn only_the_ranges_of_the_plan_are_loaded() {
     let Some((image, plan)) = cold(2048, &[(1500, 3), (7, 1), (100, 700)]) else { return };
     let request = now_ns();
     let loader =
@@ -63,13 +63,13 @@ fn what_the_plan_names_is_loaded_and_nothing_else() {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
     assert_eq!(residency(&image).unwrap().cached, 704);
-    // All is cached now.
+    // All ranges are cached now.
     let again = run(&plan, &image);
     assert_eq!((again.loaded, again.bytes, again.read_bytes), (true, 704 * PAGE, 0));
 }
 
 #[test]
-fn one_loads_and_the_others_leave_it_to_that_one() {
+fn a_loader_without_the_lock_loads_nothing() {
     let Some((image, plan)) = cold(64, &[(0, 64)]) else { return };
     let holder = File::open(format!("/proc/self/fd/{}", image.as_raw_fd())).unwrap();
     flock(&holder, FlockOperation::NonBlockingLockExclusive).unwrap();
@@ -79,7 +79,7 @@ fn one_loads_and_the_others_leave_it_to_that_one() {
     assert!(residency(&image).unwrap().is_cold());
     drop(holder);
     assert!(run(&plan, &image).loaded);
-    // A loader that is done holds no lock.
+    // A finished loader has released the lock.
     assert!(run(&plan, &image).loaded);
 }
 

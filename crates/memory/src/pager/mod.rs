@@ -6,9 +6,9 @@
 //! userfaultfd over ([`firecracker`]).
 //!
 //! It fails closed. A page that is not what was frozen, an image that shrank, a call that fails: each is told and ends the
-//! process that has the guest ([`OnLoss`]). So is a panic of the thread, where a panic does not end its process at once, as
+//! process that has the guest ([`OnFailure`]). So is a panic of the thread, where a panic does not end its process at once, as
 //! it does in a `firn` that is built for use; one that finds no memory always aborts. Until a process has ended, missing
-//! pages stay missing, and whoever touches one sleeps; where [`OnLoss`] returns they are poisoned, and whoever touches one
+//! pages stay missing, and whoever touches one sleeps; where [`OnFailure`] returns they are poisoned, and whoever touches one
 //! gets an error. The userfaultfd stays open as long as the memory is mapped: the kernel gives zeros for missing pages once
 //! it is closed.
 
@@ -26,18 +26,17 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use firn_base::PAGE_SIZE;
-use firn_snapshot::{DigestError, PageSet, Snapshot};
+use firn_snapshot::{DigestError, PageSet};
+use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, eventfd};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::guest_memory::GuestMemory;
-use crate::plan::{GuestRange, Plan, Source};
-use crate::uffd::{Features, Uffd, UffdError, Watch};
+use crate::uffd::{Uffd, UffdError};
 use serve::Server;
 
 /// Memory that a pager serves, in bytes: whole pages.
@@ -116,7 +115,7 @@ pub enum PagerError {
 
 /// What is done when a pager cannot go on: it has to end the process that has the guest, as [`end_process`] does. If it
 /// returns, the pager poisons what is touched and missing.
-pub type OnLoss = fn(&PagerError);
+pub type OnFailure = fn(&PagerError);
 
 /// Ends this process with exit code 1, and says why on standard error. What it leaves is what a killed process leaves.
 pub fn end_process(error: &PagerError) {
@@ -184,8 +183,7 @@ struct Shared {
 
 impl Shared {
     fn filled(&self) -> MutexGuard<'_, PageSet> {
-        // A set is whole at any time.
-        self.filled.lock().unwrap_or_else(PoisonError::into_inner)
+        self.filled.lock()
     }
 
     /// The parts of a range of image pages that are memory, each with its address.
@@ -213,7 +211,7 @@ pub struct PagerJob {
     /// How faults are answered.
     pub policy: PagerPolicy,
     /// What is done when it cannot go on.
-    pub on_loss: OnLoss,
+    pub on_failure: OnFailure,
 }
 
 /// A running pager. When it is dropped, nobody touches the memory any more: it ends.
@@ -230,7 +228,7 @@ impl Pager {
     /// # Errors
     /// [`PagerError::Wait`], [`PagerError::Thread`].
     pub fn start(job: PagerJob) -> Result<Self, PagerError> {
-        let PagerJob { uffd, mut areas, store, pages, policy, on_loss } = job;
+        let PagerJob { uffd, mut areas, store, pages, policy, on_failure } = job;
         areas.sort_by_key(|area| area.image_offset);
         let shared = Arc::new(Shared {
             uffd,
@@ -248,7 +246,7 @@ impl Pager {
             // After a panic it only poisons, for which what it has counted does not matter.
             let served = catch_unwind(AssertUnwindSafe(|| server.serve()));
             if let Err(error) = served.unwrap_or(Err(PagerError::Panicked)) {
-                on_loss(server.shared().failure.get_or_init(|| error));
+                on_failure(server.shared().failure.get_or_init(|| error));
                 server.poison();
             }
         };
@@ -296,41 +294,6 @@ impl Drop for Pager {
             let _ = thread.join();
         }
     }
-}
-
-/// Has the memory of a plan served by a pager, where the plan says so. Its layers are mapped.
-pub(crate) fn attach(
-    memory: &GuestMemory,
-    plan: &Plan,
-    snapshot: &Snapshot,
-    on_loss: OnLoss,
-) -> Result<Pager, PagerError> {
-    let uffd = Uffd::open(Features::REMOVE)?;
-    let mut ranges: Vec<GuestRange> = Vec::new();
-    for segment in &plan.segments {
-        let guest = segment.guest;
-        if !matches!(segment.source, Source::Pager { .. }) {
-            continue;
-        }
-        match ranges.last_mut() {
-            // A region's end is no place to go on: what follows it lies elsewhere in this process.
-            Some(last)
-                if last.end() == guest.start && memory.is_one_piece(last.start, guest.start) =>
-            {
-                last.len += guest.len;
-            }
-            _ => ranges.push(guest),
-        }
-    }
-    let mut areas = Vec::with_capacity(ranges.len());
-    for range in ranges {
-        let address = memory.register_range(range, &uffd, Watch::MISSING)?;
-        let image_offset = plan.layout.image_offset(range.start).unwrap_or_default();
-        areas.push(Area { address, len: range.len, image_offset });
-    }
-    let policy = plan.pager.as_deref().and_then(PagerPolicy::parse).unwrap_or_default();
-    let (store, pages) = (PageStore::of(snapshot), plan.layout.pages());
-    Pager::start(PagerJob { uffd, areas, store, pages, policy, on_loss })
 }
 
 #[cfg(test)]

@@ -3,15 +3,17 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use firn_snapshot::{
-    Chunk, ImageKind, MemoryLayout, MemoryRegion, PageSource, Profile, Run, set_profile,
+    Chunk, ImageKind, MemoryLayout, MemoryRegion, PageSource, Profile, Run, Snapshot, set_profile,
 };
 use tempfile::TempDir;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
+use crate::plan::Plan;
 use crate::planners::{self, PlanSnapshotError, PlannerError, pack, parse};
 use crate::testing::{freeze, page_bytes};
-use crate::{ExecuteError, Executed, Sources, StepError, compare::compare, execute};
+use crate::uffd::{Features, RegisterMode};
+use crate::{ExecuteError, Executed, GuestMemory, Sources, StepError, compare::compare, execute};
 
 const MIB: u64 = 1 << 20;
 /// Pages of guest memory: 3 MiB, and 2 MiB elsewhere.
@@ -89,7 +91,7 @@ impl Fixture {
 
 fn restore(snapshot: &Snapshot, planner: &str) -> Result<Executed, ExecuteError> {
     let plan = planners::plan(snapshot, None, &*parse(planner).unwrap()).unwrap();
-    execute(&plan, &Sources { on_loss: |_| (), ..Sources::of(snapshot, None).unwrap() })
+    execute(&plan, &Sources { on_failure: |_| (), ..Sources::of(snapshot, None).unwrap() })
 }
 
 fn restored(snapshot: &Snapshot, planner: &str) -> GuestMemory {
@@ -375,7 +377,7 @@ fn a_thread_that_panics_is_told_and_gives_no_zeros() {
     static TOLD: OnceLock<String> = OnceLock::new();
     let memory = GuestMemory::anonymous(MemoryLayout::for_size(MIB).unwrap()).unwrap();
     let uffd = Uffd::open(Features::REMOVE).unwrap();
-    memory.register(&uffd, Watch::MISSING).unwrap();
+    memory.register(&uffd, RegisterMode::MISSING).unwrap();
     let image = tempfile::tempfile().unwrap();
     image.write_all_at(&vec![3; 1 << 20], 0).unwrap();
     let job = PagerJob {
@@ -385,7 +387,7 @@ fn a_thread_that_panics_is_told_and_gives_no_zeros() {
         // Fewer than the area has: when page 200 is noted as filled, that is a panic.
         pages: 200,
         policy: PagerPolicy::default(),
-        on_loss: |error| TOLD.set(error.to_string()).unwrap(),
+        on_failure: |error| TOLD.set(error.to_string()).unwrap(),
     };
     memory.set_pager(Pager::start(job).unwrap());
     assert!(touch(&memory, 199) && touch(&memory, 200));
@@ -401,7 +403,7 @@ fn a_thread_that_panics_is_told_and_gives_no_zeros() {
 fn reported_removals_are_zeros() {
     let memory = GuestMemory::anonymous(MemoryLayout::for_size(MIB).unwrap()).unwrap();
     let uffd = Uffd::open(Features::REMOVE).unwrap();
-    memory.register(&uffd, Watch::MISSING).unwrap();
+    memory.register(&uffd, RegisterMode::MISSING).unwrap();
     let image = tempfile::tempfile().unwrap();
     image.write_all_at(&vec![3; 1 << 20], 0).unwrap();
     let area = Area { address: memory.slots()[0].host_addr, len: MIB, image_offset: 0 };
@@ -411,7 +413,7 @@ fn reported_removals_are_zeros() {
         store: PageStore::unchecked(image),
         pages: 256,
         policy: PagerPolicy::with_granule(16).unwrap(),
-        on_loss: |_| (),
+        on_failure: |_| (),
     };
     memory.set_pager(Pager::start(job).unwrap());
     let byte =

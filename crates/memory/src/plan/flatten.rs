@@ -1,19 +1,18 @@
-//! Flattening: which layer is on top, for every byte of guest memory.
+//! Flattening: the topmost layer of every byte of guest memory.
 
 use std::collections::{BTreeMap, BinaryHeap};
 
 use super::{GuestRange, Layer};
 
-/// A range of guest memory and the index of the layer on top of it.
+/// A range of guest memory and the index of its topmost layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Visible {
     pub(super) guest: GuestRange,
     pub(super) layer: usize,
 }
 
-/// What is visible of the layers when they are applied in order: disjoint ranges in ascending order, at
-/// most two for each layer. A sweep over the layers' ends with a heap of the layers under the sweep:
-/// O(n log n).
+/// The visible ranges of the layers when they are applied in order: disjoint, ascending, at most two for each
+/// layer. A sweep over the layers' ends with a heap of the layers under the sweep: O(n log n).
 pub(super) fn flatten(layers: &[Layer]) -> Vec<Visible> {
     let mut starts: Vec<usize> = (0..layers.len()).collect();
     starts.sort_by_key(|&i| layers[i].guest.start);
@@ -23,8 +22,7 @@ pub(super) fn flatten(layers: &[Layer]) -> Vec<Visible> {
     bounds.dedup();
 
     let mut starts = starts.into_iter().peekable();
-    // The latest of the layers under the sweep is on top. Layers that have ended leave the heap when they
-    // come to its top.
+    // The latest layer under the sweep is on top. Layers that have ended are removed when they reach the top of the heap.
     let mut under: BinaryHeap<usize> = BinaryHeap::new();
     let mut visible: Vec<Visible> = Vec::new();
     for pair in bounds.windows(2) {
@@ -46,22 +44,22 @@ pub(super) fn flatten(layers: &[Layer]) -> Vec<Visible> {
     visible
 }
 
-/// The most ranges that are visible at a time while the layers are applied in order. A later layer may hide many at once, so in the end they can be
-/// far fewer. O(n log n).
+/// The largest number of visible ranges while the layers are applied in order. A later layer may hide many at once, so
+/// the final number can be far smaller. O(n log n).
 pub(super) fn most_visible(layers: &[Layer]) -> usize {
-    // Where each ends, by where it starts.
+    // The end of each range, by its start.
     let mut visible: BTreeMap<u64, u64> = BTreeMap::new();
     let mut most = 0;
     for layer in layers {
         let (start, end) = (layer.guest.start, layer.guest.end());
-        // What starts before the layer and reaches into it is cut.
+        // A range that starts before the layer and reaches into it is cut.
         let before = visible.range_mut(..start).next_back().filter(|(_, before)| **before > start);
         let mut reached = before.map(|(_, before)| std::mem::replace(before, start));
-        // What starts within it goes.
+        // Ranges that start within the layer are removed.
         while let Some((&within, _)) = visible.range(start..end).next() {
             reached = visible.remove(&within);
         }
-        // Of the last of them there may be a rest behind it.
+        // The last of them may continue after the layer.
         if let Some(rest) = reached.filter(|reached| *reached > end) {
             visible.insert(end, rest);
         }

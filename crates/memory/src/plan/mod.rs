@@ -22,7 +22,7 @@ pub struct GuestRange {
 }
 
 impl GuestRange {
-    /// The first byte behind the range; `u64::MAX` where that cannot be said.
+    /// The first byte after the range; `u64::MAX` where it would overflow.
     pub fn end(&self) -> u64 {
         self.start.saturating_add(self.len)
     }
@@ -60,35 +60,35 @@ pub enum Source {
     Zero,
     /// The snapshot's image.
     Image {
-        /// Where the range's first byte is in the image, in bytes.
+        /// The offset of the range's first byte in the image, in bytes.
         offset: u64,
     },
     /// A file that was packed from the image.
     Packed {
-        /// Where the range's first byte is in the packed file, in bytes.
+        /// The offset of the range's first byte in the packed file, in bytes.
         offset: u64,
-        /// Where the same bytes are in the image, in bytes. The file's own table has to say so, too.
+        /// The offset of the same bytes in the image, in bytes. It must match the file's own table.
         image: u64,
     },
     /// The snapshot's extent in a pool, or a replica of it.
     Extent {
-        /// Where the range's first byte is in the pool's medium, in bytes.
+        /// The offset of the range's first byte in the pool's medium, in bytes.
         offset: u64,
     },
-    /// A copy of parts of the snapshot's extent that was made ahead for this VM.
+    /// A copy of chunks of the snapshot's extent that was made ahead for this VM.
     Copy {
-        /// Where the range's first byte is in the copy, in bytes.
+        /// The offset of the range's first byte in the copy, in bytes.
         offset: u64,
     },
-    /// The pager, which takes pages from the image when they are touched, or installs them ahead.
+    /// The pager, which fills pages from the image on a page fault, or installs them in advance.
     Pager {
-        /// Where the range's first byte is in the image, in bytes.
+        /// The offset of the range's first byte in the image, in bytes.
         offset: u64,
     },
 }
 
 impl Source {
-    /// The source of what lies `bytes` further on in a range that starts with this source.
+    /// The source of the byte at offset `bytes` of a range that starts with this source.
     pub(crate) fn advanced(self, bytes: u64) -> Self {
         match self {
             Self::Zero => Self::Zero,
@@ -119,17 +119,17 @@ impl fmt::Display for Source {
     }
 }
 
-/// Who may share the memory of a range.
+/// How VMs share the memory of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Sharing {
-    /// Every VM of the snapshot maps the same memory, and none can write to it: the monitor copies the chunk of 2 MiB that
-    /// a VM is about to write. For media of which the kernel has no private mappings.
+    /// Every VM of the snapshot maps the same memory read-only: the monitor copies the chunk of 2 MiB that a VM is about to
+    /// write. For media that the kernel cannot map privately.
     Shared,
-    /// Every VM of the snapshot reads the same memory; a page that a VM writes is copied for it.
+    /// Every VM of the snapshot maps the same memory; the kernel copies a page that a VM writes.
     PrivateCow,
-    /// The memory belongs to this VM alone.
+    /// Only this VM maps the memory.
     Exclusive,
 }
 
@@ -179,18 +179,17 @@ impl fmt::Display for Leaf {
     }
 }
 
-/// What vouches for the bytes of a range.
+/// How the bytes of a range are verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Integrity {
-    /// The bytes are known to be right when they enter. Zeros are: the zero map that asks for them has
-    /// a checksum of its own.
+    /// The bytes are verified when they are filled in. This includes zeros: the zero map has a checksum of its own.
     CheckedOnFill,
-    /// The bytes are mapped straight from a sealed extent, which was checked since its pool's medium was opened and
-    /// is only read from then on; a replica or a copy was made of one.
+    /// The bytes are mapped from a sealed extent that was verified after its pool's medium was opened and is read-only from then on,
+    /// or from a replica or a copy of it.
     CheckedAtSeal,
-    /// The kernel pages the bytes in from a file, and nothing looks at them.
+    /// The kernel pages the bytes in from a file, without verification.
     Unchecked,
 }
 
@@ -211,24 +210,24 @@ pub struct Segment {
     pub guest: GuestRange,
     /// Where its bytes come from.
     pub source: Source,
-    /// Who may share its memory.
+    /// How VMs share its memory.
     pub sharing: Sharing,
     /// The granule of the host's page tables.
     pub leaf: Leaf,
-    /// What vouches for its bytes.
+    /// How its bytes are verified.
     pub integrity: Integrity,
 }
 
-/// What the kernel is told about the accesses to a layer (`madvise(2)`).
+/// Advice to the kernel about the accesses to a layer (`madvise(2)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Advice {
-    /// Nothing: the kernel reads pages ahead of a fault by its own rules.
+    /// None: the kernel reads ahead by its own rules.
     Normal,
-    /// `MADV_RANDOM`: a fault reads the page it needs.
+    /// `MADV_RANDOM`: a fault reads one page.
     Random,
-    /// `MADV_HUGEPAGE`: a fault on anonymous memory brings 2 MiB of zeros.
+    /// `MADV_HUGEPAGE`: a fault on anonymous memory maps 2 MiB of zeros.
     Huge,
 }
 
@@ -242,18 +241,19 @@ impl fmt::Display for Advice {
     }
 }
 
-/// One mmap, readable and, unless it is shared, writable. Layers are applied in order; where they overlap, the later wins.
+/// One mmap, readable and, unless it is shared, writable. Layers are applied in order; a later layer replaces an earlier one where they
+/// overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Layer {
-    /// The range it is mapped at: whole pages within one region of guest memory.
+    /// The mapped range: whole pages within one region of guest memory.
     pub guest: GuestRange,
     /// What is mapped: `Zero` is anonymous memory, `Image` the image file, `Packed` the packed file, `Extent` the pool's
     /// medium, `Copy` the copy, `Pager` anonymous memory that the pager serves.
     pub source: Source,
-    /// The kind of mapping: `Shared` is `MAP_SHARED` of a medium, for reading alone; `PrivateCow` is `MAP_PRIVATE` of a file or
+    /// The kind of mapping: `Shared` is a read-only `MAP_SHARED` of a medium; `PrivateCow` is `MAP_PRIVATE` of a file or
     /// medium; `Exclusive` is private anonymous memory, or `MAP_SHARED` of a replica or a copy, which this VM writes to.
     pub sharing: Sharing,
-    /// What the kernel is told about accesses.
+    /// Advice to the kernel.
     pub advice: Advice,
 }
 
@@ -261,7 +261,7 @@ pub struct Layer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum When {
-    /// From the request on, beside everything else: neither the restore nor the answer waits for its end. The [loader](crate::loader) does it.
+    /// From the request on, concurrently: neither the restore nor the response waits for it. The [loader](crate::loader) runs it.
     AtRequest,
     /// Before the guest runs.
     BeforeResume,
@@ -303,13 +303,13 @@ impl fmt::Display for LoadFile {
 #[serde(rename_all = "snake_case", tag = "kind")]
 #[non_exhaustive]
 pub enum Work {
-    /// Reads what the image stores of a range into the page cache, by plain reads. Holes are skipped:
-    /// they cost no read when they are touched.
+    /// Reads the stored pages of a range of the image into the page cache, by plain reads. Holes are skipped, because a fault on a
+    /// hole causes no read.
     Preload {
         /// The range of the image: whole pages.
         image: ImageRange,
     },
-    /// Has the kernel read a range of a file into the page cache, once for all microVMs that start at the same time. Only
+    /// Requests a range of a file from the kernel into the page cache, once for all microVMs that start at the same time. Only
     /// [at the request](When::AtRequest).
     Load {
         /// The file.
@@ -319,14 +319,14 @@ pub enum Work {
         /// Length in bytes: whole pages.
         len: u64,
     },
-    /// Builds the host's index of a range before the guest needs it: `MADV_POPULATE_READ`, which maps
-    /// every page for reading and copies none.
+    /// Builds the host's page tables of a range in advance: `MADV_POPULATE_READ`, which maps every page for reading and copies
+    /// none.
     Index {
         /// The range of guest memory: whole pages within one region.
         guest: GuestRange,
     },
-    /// Installs all pages of a packed file into memory that the pager serves: one read past the page cache, a copy for
-    /// each run, one wake. Before the resume.
+    /// Installs all pages of a packed file into memory that the pager serves: one read that bypasses the page cache, a copy for
+    /// each run, one wake. Only before the resume.
     Install {
         /// The file, beside the image.
         packed: PackedFile,
@@ -334,7 +334,7 @@ pub enum Work {
 }
 
 impl Work {
-    /// Whether the restore waits for it to read the image into the page cache.
+    /// Whether it reads the image into the page cache while the restore waits.
     pub fn is_preload(&self) -> bool {
         match self {
             Self::Preload { .. } => true,
@@ -365,25 +365,25 @@ pub struct Step {
     pub work: Work,
 }
 
-/// How guest memory is restored: a planner makes it, [`execute`](crate::execute) carries it out.
+/// How guest memory is restored: a [planner](crate::planners) makes it, [`execute`](crate::execute) carries it out.
 ///
-/// The image is guest memory's regions one behind the other, so an `Image` source of a guest page is
-/// always that page's own place in the image; [`validate`](Self::validate) insists on it.
+/// The image holds the regions of guest memory in succession, so each guest page has one offset in the image;
+/// [`validate`](Self::validate) requires sources to match it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Plan {
-    /// The planner that made it, as written on the command line: `firecracker:readahead=off`.
+    /// The planner that made it, with its options: `firecracker:readahead=off`.
     pub planner: String,
     /// The guest memory it restores.
     pub layout: MemoryLayout,
-    /// Where the copy, if it has one, holds which parts of the image.
+    /// The parts of the image that the copy holds; empty without a copy.
     pub copies: CopyTable,
-    /// What is guaranteed: in ascending order, they tile guest memory exactly once.
+    /// What the plan guarantees. In ascending order, the segments tile guest memory exactly once.
     pub segments: Vec<Segment>,
     /// The mmaps that realise the segments, in the order in which they are applied.
     pub layers: Vec<Layer>,
-    /// What else is done, in order: first the steps at the request, then those before the resume, then the others.
+    /// The other work, in order: the steps at the request, then those before the resume, then those after it.
     pub schedule: Vec<Step>,
-    /// How the pager serves the pages that are its: a [policy](crate::pager::PagerPolicy) by name.
+    /// The [policy](crate::pager::PagerPolicy) of the pager, by name; `None` where no segment has the pager as its source.
     pub pager: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! A plan as tables of text, and in sums.
+//! A plan as text tables and as a summary.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::{Plan, Source};
 /// A table to print: a title, column heads, and rows of as many cells.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanTable {
-    /// What the rows are.
+    /// The title.
     pub title: &'static str,
     /// The heads of the columns.
     pub head: &'static [&'static str],
@@ -17,7 +17,7 @@ pub struct PlanTable {
     pub rows: Vec<Vec<String>>,
 }
 
-/// Bytes of guest memory by what the segments say of them. The names are those of the plan's words.
+/// Bytes of guest memory by the properties of their segments, named as in the plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PlanSummary {
     /// Bytes of guest memory.
@@ -37,7 +37,7 @@ pub struct PlanSummary {
 }
 
 impl Plan {
-    /// The plan in sums. O(number of segments).
+    /// The summary of the plan. O(number of segments).
     pub fn summary(&self) -> PlanSummary {
         let mut summary = PlanSummary {
             layers: self.layers.len() as u64,
@@ -67,7 +67,7 @@ impl Plan {
         summary
     }
 
-    /// The plan as tables: segments, layers and schedule, in the plan's own order.
+    /// The plan as tables: segments, layers and schedule, in the order of the plan.
     pub fn tables(&self) -> [PlanTable; 3] {
         let segments = self.segments.iter().map(|s| {
             vec![

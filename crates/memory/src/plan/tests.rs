@@ -41,7 +41,7 @@ fn image_plan() -> Plan {
     plan_of(&[Kind::Image, Kind::Zero, Kind::Image, Kind::Image])
 }
 
-/// The source and sharing of every page, by applying the layers one after another to every page.
+/// The source and sharing of every page, by applying the layers to every page in succession.
 fn pages_of_layers(plan: &Plan) -> Vec<(u64, Option<(Source, Sharing)>)> {
     let pages = plan.layout.regions().flat_map(|r| r.guest_range().step_by(4096));
     pages
@@ -128,7 +128,7 @@ fn ranges_outside_the_image_are_refused() {
 }
 
 #[test]
-fn what_is_empty_or_misaligned_is_refused() {
+fn empty_and_misaligned_ranges_are_refused() {
     let empty = |what| Err(PlanError::Empty { what, at: MIB });
     let misaligned = |what, at, len| Err(PlanError::Misaligned { what, at, len, align: PAGE });
     let mut plan = image_plan();
@@ -149,7 +149,7 @@ fn what_is_empty_or_misaligned_is_refused() {
 }
 
 #[test]
-fn a_leaf_wants_its_alignment_on_both_sides() {
+fn a_leaf_requires_alignment_in_guest_memory_and_in_the_source() {
     // 2 MiB from 2 MiB up: aligned in guest memory, and in the image when nothing is below it.
     let aligned = |below: u64| {
         let mut regions = vec![firn_snapshot::MemoryRegion { guest_addr: 2 * MIB, len: 2 * MIB }];
@@ -210,7 +210,7 @@ fn sharing_and_integrity_follow_from_the_source() {
 }
 
 #[test]
-fn the_wrong_layer_on_top_is_named() {
+fn a_wrong_topmost_layer_is_named() {
     // All of memory from the image, and the zero page over it.
     let mut plan = image_plan();
     plan.layers[0].guest.len = 4 * PAGE;
@@ -243,7 +243,7 @@ fn a_schedule_has_the_steps_before_the_resume_first() {
 }
 
 #[test]
-fn a_pager_that_does_not_exist_is_refused() {
+fn an_unknown_pager_policy_is_refused() {
     let mut plan = image_plan();
     plan.pager = Some("nobody".to_owned());
     assert_eq!(plan.validate(), Err(PlanError::UnknownPager { name: "nobody".to_owned() }));
@@ -348,7 +348,7 @@ proptest! {
     }
 
     #[test]
-    fn another_pages_bytes_are_refused(plan in plans(), at in any::<Index>(), by in 1..9u64) {
+    fn bytes_of_another_page_are_refused(plan in plans(), at in any::<Index>(), by in 1..9u64) {
         let mut plan = plan;
         let index = at.index(plan.segments.len());
         if let Source::Image { offset: expected } = plan.segments[index].source {
@@ -365,7 +365,7 @@ proptest! {
         prop_assert_eq!(plan.most_mappings(), after.max().unwrap_or(0) as u64);
     }
 
-    /// Layers changed in any way are accepted exactly where every page still comes out right.
+    /// Changed layers are accepted exactly where every page still has its source and sharing.
     #[test]
     fn layers_flatten_to_the_segments(
         plan in plans(),

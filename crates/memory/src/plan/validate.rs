@@ -1,4 +1,4 @@
-//! The check that a plan restores every page once, from the right place.
+//! The check that a plan restores every page exactly once, from the right place.
 
 use firn_base::PAGE_SIZE;
 use thiserror::Error;
@@ -9,11 +9,11 @@ use super::{
 };
 use crate::pager::PagerPolicy;
 
-/// Why a plan is refused. Each is a fault of the planner that made it.
+/// Why a plan is not valid. Each is a defect of the planner that made it.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// A segment, layer or step covers nothing.
+    /// A segment, layer or step is empty.
     #[error("the {what} at {at:#x} is empty")]
     Empty {
         /// Segment, layer or step.
@@ -24,13 +24,13 @@ pub enum PlanError {
     /// A range is not a multiple of its granule.
     #[error("the {what} {at:#x}, length {len:#x}, is not aligned to {align:#x} bytes")]
     Misaligned {
-        /// What is at `at`.
+        /// The kind of the range.
         what: &'static str,
         /// The address or offset, in bytes.
         at: u64,
         /// The length in bytes.
         len: u64,
-        /// What both have to be a multiple of, in bytes.
+        /// The required alignment of both, in bytes.
         align: u64,
     },
     /// A range is not within one region of guest memory.
@@ -46,7 +46,7 @@ pub enum PlanError {
     OutsideImage {
         /// Layer or step.
         what: &'static str,
-        /// What it reads.
+        /// The range that it reads.
         range: ImageRange,
         /// The length of the image in bytes.
         image_len: u64,
@@ -54,7 +54,7 @@ pub enum PlanError {
     /// No segment covers a page.
     #[error("no segment covers guest memory {range}")]
     Gap {
-        /// What is not covered.
+        /// The uncovered range.
         range: GuestRange,
     },
     /// A segment starts before the previous one ends.
@@ -63,7 +63,7 @@ pub enum PlanError {
         /// The later segment.
         range: GuestRange,
     },
-    /// A segment takes its bytes from a place in the image that holds other pages.
+    /// A segment reads other pages of the image than its own.
     #[error(
         "the segment at guest address {guest:#x} reads the image at {offset:#x}, \
          but its pages are at {expected:#x}"
@@ -71,12 +71,12 @@ pub enum PlanError {
     WrongImageOffset {
         /// First byte of the segment.
         guest: u64,
-        /// Where it reads the image.
+        /// The offset in the image that it reads.
         offset: u64,
-        /// Where its pages are in the image.
+        /// The offset of its pages in the image.
         expected: u64,
     },
-    /// A segment takes its bytes from a place in the copy that holds other pages.
+    /// A segment reads other pages of the copy than its own.
     #[error(
         "the segment at guest address {guest:#x} reads the copy at {offset:#x}, \
          but its pages are at {expected:#x}"
@@ -84,12 +84,12 @@ pub enum PlanError {
     WrongCopyOffset {
         /// First byte of the segment.
         guest: u64,
-        /// Where it reads the copy.
+        /// The offset in the copy that it reads.
         offset: u64,
-        /// Where its pages are in the copy.
+        /// The offset of its pages in the copy.
         expected: u64,
     },
-    /// A segment takes pages from the copy that it does not hold.
+    /// The copy does not hold all pages of a segment that reads it.
     #[error("the copy does not hold all of guest memory {range}")]
     NotCopied {
         /// The segment's range.
@@ -105,26 +105,26 @@ pub enum PlanError {
         /// The sharing.
         sharing: Sharing,
     },
-    /// A segment claims an integrity that nothing in the plan provides.
+    /// A segment claims an integrity that its source does not provide.
     #[error("{source_kind} at guest address {guest:#x} is not {integrity}")]
     Integrity {
         /// First byte of the segment.
         guest: u64,
         /// The source.
         source_kind: Source,
-        /// What it claims.
+        /// The claimed integrity.
         integrity: Integrity,
     },
     /// No layer maps a page of a segment.
     #[error("no layer maps guest memory {range}")]
     NotMapped {
-        /// What is not mapped.
+        /// The unmapped range.
         range: GuestRange,
     },
-    /// The layer on top of a page is not what its segment says.
+    /// The topmost layer of a page differs from its segment.
     #[error(
         "guest memory {range} is mapped from {layer_source} ({layer_sharing}), \
-         but its segment says {segment_source} ({segment_sharing})"
+         but its segment is {segment_source} ({segment_sharing})"
     )]
     LayerDiffers {
         /// The range that differs.
@@ -138,28 +138,30 @@ pub enum PlanError {
         /// The sharing of the segment.
         segment_sharing: Sharing,
     },
-    /// A step comes behind one that is done later.
-    #[error("step {index} of the schedule follows one that is done later")]
+    /// A step follows a step that runs later.
+    #[error("step {index} of the schedule follows a step that runs later")]
     StepOrder {
         /// Its index in the schedule.
         index: usize,
     },
-    /// A load that is not at the request, or something else that is.
+    /// A load that is not at the request, or another step that is.
     #[error(
-        "step {index} of the schedule is not at its time: loads are at the request, nothing else is"
+        "step {index} of the schedule runs at the wrong time: loads, and only loads, run at the request"
     )]
     StepTime {
         /// Its index in the schedule.
         index: usize,
     },
-    /// The plan names a pager's policy that does not exist.
-    #[error("no pager's policy is called {name}; there are page and granule=2 to granule=512")]
+    /// The plan names a pager policy that does not exist.
+    #[error("unknown pager policy {name}; use page, or granule=2 to granule=512")]
     UnknownPager {
         /// The name.
         name: String,
     },
-    /// Pages are the pager's, and the plan names none; or the other way round.
-    #[error("the plan has pages for a pager and names none, or names one and has none for it")]
+    /// Segments have the pager as their source but the plan names no policy, or the reverse.
+    #[error(
+        "the plan has pager segments without a pager policy, or a policy without pager segments"
+    )]
     Pager,
     /// A packed file is installed where no pager serves memory, or while the guest runs.
     #[error("step {index} of the schedule installs pages without a pager, or after the resume")]
@@ -170,14 +172,14 @@ pub enum PlanError {
 }
 
 impl Plan {
-    /// Checks that the segments tile guest memory exactly once, each from its own place in the image and
+    /// Checks that the segments tile guest memory exactly once, each from its own pages of the image and
     /// aligned to its leaf; that the layers flatten to the segments; and that the schedule stays within
     /// its sources. O(n log n) in the number of segments, layers and steps
-    /// (a layout has a handful of regions).
+    /// (a layout has few regions).
     ///
     /// # Errors
     ///
-    /// The first fault found, as a [`PlanError`].
+    /// The first defect, as a [`PlanError`].
     pub fn validate(&self) -> Result<(), PlanError> {
         self.check_segments()?;
         self.check_layers()?;
@@ -186,7 +188,7 @@ impl Plan {
         self.check_pager()
     }
 
-    /// The mappings that a process has for the plan at most, while its layers are applied: the kernel may merge some.
+    /// The largest number of mappings while the plan's layers are applied. The kernel may merge some.
     pub(crate) fn most_mappings(&self) -> u64 {
         most_visible(&self.layers) as u64
     }
@@ -233,7 +235,7 @@ impl Plan {
         let provided = match source {
             Source::Zero | Source::Pager { .. } => integrity == Integrity::CheckedOnFill,
             Source::Image { .. } | Source::Packed { .. } => integrity == Integrity::Unchecked,
-            // Whether it was checked is known to who opened it.
+            // Depends on whether the extent was verified when it was opened.
             Source::Extent { .. } | Source::Copy { .. } => {
                 matches!(integrity, Integrity::CheckedAtSeal | Integrity::Unchecked)
             }
@@ -274,7 +276,7 @@ impl Plan {
         Ok(())
     }
 
-    /// A plan's extent segments are of one extent, which is a VM's own or sealed, and sealed ones are mapped in one way.
+    /// Checks that all extent segments have the same sharing: a plan maps one extent, which is either a replica or sealed.
     fn check_extent_sharing(&self, segment: &Segment) -> Result<(), PlanError> {
         let Segment { guest, source, sharing, .. } = *segment;
         let of_extent = |segment: &&Segment| matches!(segment.source, Source::Extent { .. });
@@ -288,8 +290,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Checks that every page of a range is in the copy where the range says that they are. One part of the image that
-    /// the copy holds has all of it, or the next part follows in the image, too.
+    /// Checks that the copy holds every page of a range, in succession from `offset` on. The pages may lie in several parts of the
+    /// copy's table, which follow each other in the image and in the copy.
     fn check_copied(&self, guest: GuestRange, offset: u64) -> Result<(), PlanError> {
         let not_copied = PlanError::NotCopied { range: guest };
         let Some(first) = self.layout.image_offset(guest.start) else { return Err(not_copied) };
@@ -305,8 +307,8 @@ impl Plan {
         if held.sum::<u64>() == guest.len { Ok(()) } else { Err(not_copied) }
     }
 
-    /// Where the pages at `guest_addr` are in the medium, if the first segment that is an extent's has its pages where
-    /// they belong: an extent holds the image in one piece.
+    /// The offset of the pages at `guest_addr` in the medium, relative to the first extent segment: an extent holds the image
+    /// contiguously.
     fn extent_offset(&self, guest_addr: u64) -> Option<u64> {
         let base = self.segments.iter().find_map(|segment| match segment.source {
             Source::Extent { offset } => {
@@ -325,7 +327,7 @@ impl Plan {
                 Source::Image { offset } => {
                     self.check_image("layer", ImageRange { offset, len: layer.guest.len })?;
                 }
-                // What is visible of these is compared with the segments.
+                // The visible ranges of these are compared with the segments.
                 Source::Packed { offset, .. } => {
                     let what = "layer's place in the packed file";
                     aligned(what, offset, layer.guest.len, Leaf::Size4K)?;
@@ -345,8 +347,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Compares what is visible of the layers with the segments. Both are in ascending order, and the
-    /// segments have no gap, so one pass over both sees every difference.
+    /// Compares the visible ranges of the layers with the segments. Both are in ascending order, and the
+    /// segments have no gap, so one pass over both finds every difference.
     fn check_flattened(&self) -> Result<(), PlanError> {
         let visible = flatten(&self.layers);
         let mut visible = visible.iter().peekable();
@@ -354,8 +356,8 @@ impl Plan {
             let mut at = segment.guest.start;
             while at < segment.guest.end() {
                 let rest = GuestRange { start: at, len: segment.guest.end() - at };
-                // Nothing visible lies outside the regions, and the segments tile these: what is
-                // visible next starts here, or a page is missing.
+                // No visible range lies outside the regions, and the segments tile these: the next visible range starts here,
+                // or a page is not mapped.
                 let Some(top) = visible.peek().filter(|v| v.guest.start < rest.end()) else {
                     return Err(PlanError::NotMapped { range: rest });
                 };
@@ -397,7 +399,7 @@ impl Plan {
                 Work::Load { file: LoadFile::Image, offset, len } => {
                     self.check_image("step", ImageRange { offset, len })?;
                 }
-                // How long the file is, its table says: the loader looks.
+                // The loader checks the length of the file.
                 Work::Load { file: LoadFile::Packed, offset, len } => {
                     aligned("step", offset, len, Leaf::Size4K)?;
                 }
@@ -457,12 +459,12 @@ fn aligned(what: &'static str, at: u64, len: u64, leaf: Leaf) -> Result<(), Plan
 
 fn check_sharing(guest: GuestRange, source: Source, sharing: Sharing) -> Result<(), PlanError> {
     let possible = match source {
-        // A copy belongs to one VM, and so does what the pager fills.
+        // One VM maps a copy, and pages that the pager fills.
         Source::Zero | Source::Copy { .. } | Source::Pager { .. } => sharing == Sharing::Exclusive,
-        // A snapshot is immutable: no VM gets the image itself to write to.
+        // A snapshot is immutable: no VM writes to the image itself.
         Source::Image { .. } | Source::Packed { .. } => sharing == Sharing::PrivateCow,
-        // A replica belongs to its VM; of a sealed extent it gets copies, the kernel's or the monitor's. The monitor copies
-        // whole chunks, so nothing else may lie in them.
+        // A VM writes to its replica. Pages of a sealed extent are copied by the kernel, or in whole chunks by the monitor,
+        // so a chunk must hold nothing else.
         Source::Extent { offset } => {
             if sharing == Sharing::Shared {
                 aligned("chunk of shared memory", guest.start, guest.len, Leaf::Size2M)?;

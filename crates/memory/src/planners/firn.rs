@@ -2,20 +2,19 @@
 //!
 //! Beyond PASS. `pass` writes without a fault because its VM has a whole replica; `pass_shared` shares one extent and pays for each page
 //! that is written, and for each leaf that a copy splits. This planner shares the extent at the medium's largest leaf
-//! and takes for the chunks that are expected to be written, and for those alone, a copy of 2 MiB leaves that the pool's
-//! manager made ahead. What is expected comes from the profile and from earlier runs: the manager learns it.
+//! and maps a copy, made before the start in leaves of 2 MiB, over the chunks that are expected to be written
+//! ([`copy_ahead`](crate::copy_ahead)).
 //!
 //! Without a copy (none was ready, or the arena is full) the kernel copies what is written, page by page, as under
 //! `pass_shared`; but expected chunks that are all zero are anonymous memory then, which comes in pages of 2 MiB.
 
-use std::collections::BTreeMap;
-
 use firn_base::PAGE_SIZE;
-use firn_snapshot::{CHUNK_PAGES, Copies, CopyRule, ImageRegion, PageSet, Profile, Run};
+use firn_snapshot::{CHUNK_PAGES, Copies, ImageRegion, PageSet, Run};
 
 use super::pass::segments;
 use super::pass_shared::sharing;
 use super::{ExtentFacts, PlanInput, Planner, PlannerError, Store};
+use crate::copy_ahead::Rule;
 use crate::plan::{
     Advice, GuestRange, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source, Step, When, Work,
 };
@@ -23,14 +22,9 @@ use crate::plan::{
 /// The planner `firn`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Firn {
-    /// Which chunks are copied ahead: those of which a run writes so many pages (`copy=1` to 512), and those of which it only reads,
-    /// and so many through small leaves (`read=1` to 512, or `read=0` for none).
-    pub rule: CopyRule,
-}
-
-impl Firn {
-    /// The default, by measurement (docs/concepts/firn-planner.md): a page that is written splits its whole leaf.
-    pub const RULE: CopyRule = CopyRule { written: 1, read: 32 };
+    /// Which chunks are copied ahead, by their written pages (`copy=1` to 512), and by the pages that a run reads through small
+    /// leaves (`read=1` to 512, or `read=0` for none).
+    pub rule: Rule,
 }
 
 impl Planner for Firn {
@@ -42,54 +36,13 @@ impl Planner for Firn {
         Store::Extent
     }
 
-    fn copies(&self) -> Option<CopyRule> {
+    fn copy_rule(&self) -> Option<Rule> {
         Some(self.rule)
     }
 
     fn plan(&self, input: &PlanInput<'_>) -> Result<Plan, PlannerError> {
         plan(self.name(), input, input.copies)
     }
-}
-
-/// The chunks of which a profile says that at least `from` pages are written, as image pages.
-pub fn written_chunks(profile: &Profile, from: u64) -> Vec<Run> {
-    let counts = pages_by_chunk(profile.written.as_deref().unwrap_or_default());
-    chunks(counts.into_iter().filter(|(_, pages)| *pages >= from).map(|(chunk, _)| chunk))
-}
-
-/// The chunks of which a profile says that at least `from` pages are touched that the guest maps by leaves of 4 KiB, and none is
-/// written, as image pages. With 0 there are none, nor of a profile that does not know the guest's leaves.
-///
-/// They are worth a copy where KVM has software page tables: it makes ready the entries around a fault (Linux `paging_tmpl.h`,
-/// `FNAME(prefetch_gpte)`) in memory alone that this process may write, and sealed bytes are mapped for reading. Each page of
-/// the guest's small leaves costs a fault there. With nested paging a shared leaf of 2 MiB takes one.
-pub fn read_chunks(profile: &Profile, from: u64) -> Vec<Run> {
-    let written = pages_by_chunk(profile.written.as_deref().unwrap_or_default());
-    let small = pages_by_chunk(profile.small_leaves.as_deref().unwrap_or_default());
-    let dense = small
-        .into_iter()
-        .filter(|(chunk, pages)| from > 0 && *pages >= from && !written.contains_key(chunk));
-    chunks(dense.map(|(chunk, _)| chunk))
-}
-
-/// How many pages of each chunk there are in runs that do not overlap.
-fn pages_by_chunk(runs: &[Run]) -> BTreeMap<u64, u64> {
-    let mut counts = BTreeMap::new();
-    for run in runs {
-        let range = run.range();
-        let mut page = range.start;
-        while page < range.end {
-            let chunk = page / CHUNK_PAGES;
-            let end = ((chunk + 1) * CHUNK_PAGES).min(range.end);
-            *counts.entry(chunk).or_default() += end - page;
-            page = end;
-        }
-    }
-    counts
-}
-
-fn chunks(numbers: impl Iterator<Item = u64>) -> Vec<Run> {
-    numbers.map(|chunk| Run { first: chunk * CHUNK_PAGES, pages: CHUNK_PAGES }).collect()
 }
 
 /// A part of guest memory that does not come from the extent.

@@ -25,7 +25,7 @@ fn chunk(first: u64) -> Run {
 fn copies(expected: &[u64], copied: &[u64]) -> Copies {
     let table = CopyTable::new(copied.iter().copied().map(chunk));
     let expected = expected.iter().copied().map(chunk).collect();
-    Copies { rule: Firn::RULE, expected, table, ..Copies::default() }
+    Copies { expected, table, ..Copies::default() }
 }
 
 fn plan_of(
@@ -138,7 +138,7 @@ fn a_medium_without_private_mappings_is_shared_by_chunks_and_needs_no_pool_for_i
 fn a_directory_is_no_pool() {
     let refused = parse("firn:copy=4,read=0").unwrap();
     assert_eq!(refused.name(), "firn:copy=4,read=0");
-    assert_eq!(refused.copies(), Some(CopyRule { written: 4, read: 0 }));
+    assert_eq!(refused.copy_rule(), Some(Rule { written: 4, read: 0 }));
     let layout = MemoryLayout::for_size(CHUNK).unwrap();
     let input = PlanInput {
         layout: &layout,
@@ -150,41 +150,6 @@ fn a_directory_is_no_pool() {
         host: &HostFacts::read().unwrap(),
     };
     assert!(matches!(refused.plan(&input), Err(PlannerError::NoExtent { .. })));
-}
-
-#[test]
-fn a_chunk_counts_from_so_many_written_pages_on() {
-    let runs = [(10, 1), (510, 4), (1030, 2), (1100, 2), (2048, 1024)];
-    let written = runs.map(|(first, pages)| Run { first, pages }).to_vec();
-    let profile = Profile { written: Some(written), ..Profile::default() };
-    let chunks =
-        |from| written_chunks(&profile, from).iter().map(|r| r.first / 512).collect::<Vec<_>>();
-    assert_eq!(chunks(1), [0, 1, 2, 4, 5]);
-    assert_eq!(chunks(3), [0, 2, 4, 5]);
-    assert_eq!(chunks(4), [2, 4, 5]);
-    assert_eq!(chunks(512), [4, 5]);
-    assert!(written_chunks(&Profile::default(), 1).is_empty());
-}
-
-#[test]
-fn a_chunk_that_is_only_read_counts_from_so_many_pages_in_small_leaves_on() {
-    let runs = |runs: &[(u64, u64)]| {
-        Some(runs.iter().map(|(first, pages)| Run { first: *first, pages: *pages }).collect())
-    };
-    let profile = Profile {
-        faults: runs(&[(10, 20), (100, 12), (512, 31), (1024, 512), (1540, 1), (2048, 1024)]),
-        small_leaves: runs(&[(10, 20), (100, 12), (512, 31), (1024, 512), (1540, 1), (2560, 512)]),
-        written: runs(&[(1100, 1)]),
-        ..Profile::default()
-    };
-    let chunks =
-        |from| read_chunks(&profile, from).iter().map(|r| r.first / 512).collect::<Vec<_>>();
-    assert_eq!(chunks(1), [0, 1, 3, 5]);
-    assert_eq!(chunks(32), [0, 5], "chunk 2 is written, and chunk 4 in a large leaf");
-    assert_eq!(chunks(33), [5]);
-    assert!(chunks(0).is_empty());
-    let unknown = Profile { small_leaves: None, ..profile };
-    assert!(read_chunks(&unknown, 1).is_empty());
 }
 
 proptest! {

@@ -18,9 +18,9 @@ pub use dram_cached::DramCached;
 pub use faasnap::FaaSnap;
 pub use faast::Faast;
 pub use firecracker::Firecracker;
+pub use firn::Firn;
 #[cfg(test)]
 pub(crate) use firn::plan as firn_plan;
-pub use firn::{Firn, read_chunks, written_chunks};
 pub use packing::{PackError, PackReport, Packing, pack};
 pub use pass::Pass;
 pub use pass_shared::PassShared;
@@ -35,11 +35,12 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use firn_snapshot::{Copies, CopyRule, Grant, MemoryLayout, OpenError, PageSet, Profile, Snapshot};
+use firn_snapshot::{Copies, Grant, MemoryLayout, OpenError, PageSet, Profile, Snapshot};
 use rustix::fs::{AtFlags, StatxAttributes, StatxFlags, statx};
 use serde::Serialize;
 use thiserror::Error;
 
+use crate::copy_ahead::Rule;
 use crate::host_facts::{HostFacts, HostFactsError};
 use crate::plan::{Leaf, Plan};
 
@@ -354,7 +355,7 @@ pub trait Planner: Send + Sync {
 
     /// Whether a recorded profile makes a difference to a start: to the plan, or to what was copied ahead for it.
     fn learns(&self) -> bool {
-        self.uses_profile() || self.copies().is_some()
+        self.uses_profile() || self.copy_rule().is_some()
     }
 
     /// What goes into the file that is packed for its plans; `None` for a planner without one.
@@ -366,9 +367,9 @@ pub trait Planner: Send + Sync {
         Ok(None)
     }
 
-    /// Which chunks of 2 MiB the pool copies before the plan is made
-    /// ([`Grant::take_copy`]), for a planner that uses copies.
-    fn copies(&self) -> Option<CopyRule> {
+    /// Which chunks of 2 MiB are copied ahead, for a planner that runs on copies: [`request_copy`](crate::copy_ahead::request_copy)
+    /// is called before the plan is made.
+    fn copy_rule(&self) -> Option<Rule> {
         None
     }
 

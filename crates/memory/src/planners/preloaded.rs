@@ -1,8 +1,7 @@
 //! A planner's plan without its preload, for who has preloaded already.
 
-use firn_snapshot::CopyRule;
-
 use super::{Packing, PlanInput, Planner, PlannerError, Store};
+use crate::copy_ahead::Rule;
 use crate::plan::Plan;
 
 /// Another planner's plan, without the steps that preload the image: whoever measures has brought it into
@@ -27,8 +26,8 @@ impl Planner for Preloaded {
         self.0.packing(input)
     }
 
-    fn copies(&self) -> Option<CopyRule> {
-        self.0.copies()
+    fn copy_rule(&self) -> Option<Rule> {
+        self.0.copy_rule()
     }
 
     fn plan(&self, input: &PlanInput<'_>) -> Result<Plan, PlannerError> {

@@ -2,13 +2,14 @@
 
 use std::ops::RangeInclusive;
 
-use firn_snapshot::{CHUNK_PAGES, CopyRule};
+use firn_snapshot::CHUNK_PAGES;
 use thiserror::Error;
 
 use super::{
     DramCached, FaaSnap, Faast, Firecracker, Firn, Pass, PassShared, PlanInput, Planner,
     PlannerError, Reap, SnapBpf, VanillaDax,
 };
+use crate::copy_ahead::Rule;
 use crate::pager::PagerPolicy;
 
 /// A planner's name, the options it takes with their values (the first is the default), and how to make
@@ -135,18 +136,18 @@ const PLANNERS: &[Entry] = &[
         options: &[
             OptionEntry {
                 key: "copy",
-                values: Values::Number { default: Firn::RULE.written, range: 1..=CHUNK_PAGES },
+                values: Values::Number { default: Rule::DEFAULT.written, range: 1..=CHUNK_PAGES },
             },
             OptionEntry {
                 key: "read",
-                values: Values::Number { default: Firn::RULE.read, range: 0..=CHUNK_PAGES },
+                values: Values::Number { default: Rule::DEFAULT.read, range: 0..=CHUNK_PAGES },
             },
         ],
         make: |values| match values {
             [Value::Number(written), Value::Number(read)] => {
-                Box::new(Firn { rule: CopyRule { written: *written, read: *read } })
+                Box::new(Firn { rule: Rule { written: *written, read: *read } })
             }
-            _ => Box::new(Firn { rule: Firn::RULE }),
+            _ => Box::new(Firn { rule: Rule::DEFAULT }),
         },
     },
 ];

@@ -1,7 +1,7 @@
 //! The part `cached` of a profile: which pages of the image entered the page cache, and when (SnapBPF, 3.1).
 //!
-//! The run is one by `firecracker:readahead=off` on a cold page cache, so what enters is what the guest touched. A BPF program
-//! writes down when each page did. The pages are grouped into contiguous ranges, sorted by the earliest access of any of
+//! The run uses `firecracker:readahead=off` on a cold page cache, so that only pages that the guest touches enter. A BPF program
+//! records when each page enters. The pages are grouped into contiguous ranges, sorted by the earliest access of any of
 //! their pages.
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use firn_base::now_ns;
 use firn_snapshot::{CachedRun, PageSet, Profile, Run, Snapshot};
 
 use super::bpf::{Capture, Entered, Hook};
-use super::profile::{check, cool, image_file, planned};
+use super::profile::{check, evict_image, image_file, planned};
 use super::{Part, ProfileRecordError, ProfileRecorder};
 use crate::guest_memory::GuestMemory;
 use crate::planners::Firecracker;
@@ -21,7 +21,7 @@ use firn_base::num::usize_of;
 pub struct Cached {
     hook: Option<Hook>,
     capture: Option<Capture>,
-    /// When the vCPUs began to run, ns of CLOCK_MONOTONIC.
+    /// When the vCPUs started to run, ns of CLOCK_MONOTONIC.
     begun_ns: u64,
 }
 
@@ -33,11 +33,11 @@ impl ProfileRecorder for Cached {
     fn memory(&mut self, snapshot: &Snapshot) -> Result<GuestMemory, ProfileRecordError> {
         let image = image_file(snapshot, Part::Cache)?;
         check(snapshot)?;
-        cool(snapshot, image)?;
+        evict_image(snapshot, image)?;
         let hook = Hook::find(image)?;
-        // Finding the hook may have read a page into the cache.
-        cool(snapshot, image)?;
-        // What restoring the devices touches is needed by every start.
+        // Finding the hook may have cached a page.
+        evict_image(snapshot, image)?;
+        // Includes the pages that the restore of the devices touches: every start needs them.
         let pages = snapshot.manifest().layout.pages();
         self.capture = Some(Capture::start(&hook, image, pages)?);
         self.hook = Some(hook);
@@ -84,7 +84,7 @@ fn ranges(entered: &[Option<Entered>], begun_ns: u64) -> Vec<CachedRun> {
     };
     let ranges = all.runs().map(Run::from);
     let mut ranges: Vec<(u64, Run)> = ranges.map(|run| (earliest(&run), run)).collect();
-    // By the times themselves: what entered before the vCPUs ran is all at 0 in the profile.
+    // Sorted by absolute time: in the profile all pages that entered before the vCPUs ran have the time 0.
     ranges.sort_unstable_by_key(|(at_ns, run)| (*at_ns, run.first));
     let since = |at_ns: u64| at_ns.saturating_sub(begun_ns);
     ranges.into_iter().map(|(at_ns, run)| CachedRun { run, at_ns: since(at_ns) }).collect()

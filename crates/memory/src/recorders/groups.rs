@@ -1,9 +1,9 @@
 //! The part `groups` of a profile: FaaSnap's working-set groups with host page recording (FaaSnap, 4.2 and 4.3).
 //!
-//! The run is one by `firecracker` with the kernel's read-ahead, on a cold page cache. Each time the resident memory of this
-//! process has grown by 1024 pages, mincore says which pages of the image are cached, and those that were not before are
-//! the next group. So a group holds what the guest touched and what the host read ahead, in the order of access as far as
-//! 1024 pages tell it. As there, the resident memory is polled: a group can be larger than 1024 pages.
+//! The run uses `firecracker` with the kernel's read-ahead, on a cold page cache. Each time the resident memory of this
+//! process has grown by 1024 pages, mincore returns which pages of the image are cached; the newly cached pages are the
+//! next group. So a group holds pages that the guest touched and pages that the host read ahead, in the order of access at a
+//! resolution of 1024 pages. As in the paper, the resident memory is polled: a group can be larger than 1024 pages.
 
 use std::fs::File;
 use std::io;
@@ -16,15 +16,15 @@ use std::time::Duration;
 
 use firn_snapshot::{PageSet, Profile, Run, Snapshot, runs_of};
 
-use super::profile::{check, cool, image_file, planned};
+use super::profile::{check, evict_image, image_file, planned};
 use super::{Part, ProfileRecordError, ProfileRecorder};
 use crate::guest_memory::GuestMemory;
 use crate::page_cache::cached;
 use crate::planners::Firecracker;
 
-/// Growth of resident memory after which the page cache is looked at, in pages (FaaSnap, 4.2).
+/// Growth of resident memory after which the page cache is sampled, in pages (FaaSnap, 4.2).
 const GROWTH: u64 = 1024;
-/// How often resident memory is looked at: a native guest touches 1024 pages in some milliseconds.
+/// How often resident memory is polled: a native guest touches 1024 pages in some milliseconds.
 const POLL: Duration = Duration::from_micros(200);
 const STATM: &str = "/proc/self/statm";
 
@@ -37,7 +37,7 @@ pub struct Groups {
 
 #[derive(Debug)]
 struct Sampling {
-    /// Its end is the sampler's end.
+    /// The sampler ends when it is dropped.
     alive: Sender<()>,
     thread: JoinHandle<Result<Vec<Vec<Run>>, ProfileRecordError>>,
 }
@@ -50,7 +50,7 @@ impl ProfileRecorder for Groups {
     fn memory(&mut self, snapshot: &Snapshot) -> Result<GuestMemory, ProfileRecordError> {
         let image = image_file(snapshot, Part::Groups)?;
         check(snapshot)?;
-        cool(snapshot, image)?;
+        evict_image(snapshot, image)?;
         planned(snapshot, &Firecracker { readahead: true })
     }
 

@@ -1,4 +1,4 @@
-//! Which pages of guest memory were written, by the marks in this process's page tables (`PAGEMAP_SCAN`, Linux 6.7:
+//! The pages of guest memory that were written, from the marks in this process's page tables (`PAGEMAP_SCAN`, Linux 6.7:
 //! `Documentation/admin-guide/mm/pagemap.rst`).
 
 use std::fs::File;
@@ -15,15 +15,15 @@ use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 use crate::guest_memory::GuestMemory;
 
 const PAGEMAP: &str = "/proc/self/pagemap";
-/// The call, which linux-raw-sys leaves out.
+/// The ioctl, which linux-raw-sys does not have.
 const PAGEMAP_SCAN: Opcode = opcode::read_write::<pm_scan_arg>(b'f', 16);
 const EMPTY: page_region = page_region { start: 0, end: 0, categories: 0 };
-/// Regions that one call returns.
+/// The number of regions that one call returns at most.
 const BATCH: usize = 64;
 
-/// The image pages that are there and not write-protected. The memory is registered with a userfaultfd that has
-/// [`WRITE_PROTECT_ASYNC`](crate::uffd::Features::WRITE_PROTECT_ASYNC), and a page was protected if it was read first: so these
-/// are those that were written, and not given back since.
+/// The image pages that are present and not write-protected. The memory is registered with a userfaultfd that has
+/// [`WRITE_PROTECT_ASYNC`](crate::uffd::Features::WRITE_PROTECT_ASYNC), and a page that is read first is protected: these
+/// pages were written, and not discarded since.
 pub(super) fn marked(memory: &GuestMemory) -> io::Result<PageSet> {
     let (pagemap, layout) = (File::open(PAGEMAP)?, memory.layout());
     let mut pages = PageSet::new(layout.pages());
@@ -60,9 +60,9 @@ fn scan(pagemap: &File, range: Range<u64>, mut found: impl FnMut(Range<u64>)) ->
         };
         // SAFETY: the value is what PAGEMAP_SCAN takes.
         let operation = unsafe { Updater::<PAGEMAP_SCAN, _>::new(&mut argument) };
-        // SAFETY: the kernel writes the argument, and as many regions as are announced; it changes no page.
+        // SAFETY: the kernel writes the argument and at most `vec_len` regions, and changes no page.
         unsafe { ioctl(pagemap, operation) }?;
-        // What it did not fill ends at 0.
+        // Unused regions end at 0.
         let filled = regions.iter().take_while(|region| region.end > 0);
         filled.for_each(|region| found(region.start..region.end));
         if argument.walk_end <= at {

@@ -1,21 +1,20 @@
-//! Recorders: what an invocation touches, found out while it runs.
+//! Recorders: they record which pages an invocation touches while it runs.
 //!
-//! [`Recorder`] sees every first touch of a page and the first write to a page that was first read, in order, by
-//! userfaultfd over anonymous memory: a page is missing until it is touched, is filled from the image then, and is
-//! write-protected if it was only read. It sees the guest's touches (through KVM) and the monitor's alike.
+//! [`Recorder`] records every first touch of a page and the first write to a page that was read first, in order. It uses
+//! userfaultfd over anonymous memory: a page is missing until it is touched, is then filled from the image, and is
+//! write-protected if it was only read. Touches by the guest (through KVM) and by the monitor are recorded alike.
 //!
-//! As the [pager](crate::pager) it fails closed: each page is compared with its digest before it enters, and what cannot be
-//! served is told and ends the process that has the guest ([`OnLoss`]).
+//! Like the [pager](crate::pager), a recorder fails closed: each page is checked against its digest before it is mapped, and a
+//! failure is reported and ends the process of the guest ([`OnFailure`]).
 //!
-//! Who touches, and through which leaf of the guest's page tables, this crate cannot know: a [`Witness`] says.
+//! This crate cannot attribute a touch to an instruction, a page-table walk or a device: a [`FaultObserver`] does.
 //!
-//! A [`ProfileRecorder`] fills parts of a snapshot's [`Profile`](firn_snapshot::Profile) from one run. [`of`] makes the
+//! A [`ProfileRecorder`] fills parts of a snapshot's [`Profile`](firn_snapshot::Profile) from one run. [`of`] returns the
 //! recorders for a list of parts.
 
 mod bpf;
 mod cached;
 mod groups;
-mod kernel_types;
 mod marks;
 mod profile;
 mod serve;
@@ -41,46 +40,46 @@ use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::guest_memory::{AnonymousError, GuestMemory, GuestView};
-use crate::pager::{OnLoss, PageStore, PagerError};
+use crate::pager::{OnFailure, PageStore, PagerError};
 use crate::plan::Leaf;
 use crate::trace::{Touch, Toucher};
-use crate::uffd::{Features, Uffd, UffdError, Watch};
+use crate::uffd::{Features, RegisterMode, Uffd, UffdError};
 use serve::{PageState, Server};
 
-/// Says who touches guest memory, and how. Called on the recorder's thread.
-pub trait Witness: Send {
-    /// Looks at who touches a page for the first time (or writes it for the first time). The page is not there yet,
-    /// and the toucher waits for it; it is not to go on before [`Witness::release`].
+/// Attributes touches of guest memory to their origin. Called on the recorder's thread.
+pub trait FaultObserver: Send {
+    /// Attributes the first touch of a page, or the first write to it. The page is still missing or protected, and the faulting thread
+    /// waits; it must not continue before [`FaultObserver::release`].
     ///
-    /// `page` is a guest page, `thread` the thread of this process that touches it, by its system-wide id; a touch
-    /// through KVM comes from the vCPU's thread. Only pages in `seen` may be read: any other would wait for the recorder.
-    fn look(&mut self, page: u64, thread: u32, seen: &Seen<'_>) -> Sighting;
+    /// `page` is a guest page; `thread` is the system-wide id of the faulting thread of this process, which is the vCPU's thread
+    /// for a touch through KVM. Only pages in `touched` may be read: reading any other page would wait for the recorder.
+    fn observe(&mut self, page: u64, thread: u32, touched: &TouchedPages<'_>) -> FaultOrigin;
 
-    /// The page is there now: lets the toucher go on.
+    /// The page is present: the faulting thread may continue.
     fn release(&mut self);
 }
 
-/// What a witness saw.
+/// The origin of a touch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sighting {
-    /// Who touches.
+pub struct FaultOrigin {
+    /// What touches the page.
     pub by: Toucher,
-    /// Through which leaf of the guest's page tables; `None` where that is not known.
+    /// The leaf of the guest's page tables; `None` where it is unknown.
     pub leaf: Option<Leaf>,
-    /// What the guest worked since the touch before.
+    /// The guest's work since the previous touch.
     pub gap: u64,
 }
 
-/// The pages that were touched so far: they can be read without waiting.
+/// The pages that were touched so far, which can be read without a fault.
 #[derive(Debug)]
-pub struct Seen<'a> {
+pub struct TouchedPages<'a> {
     view: &'a GuestView,
     layout: &'a MemoryLayout,
     states: &'a [PageState],
 }
 
-impl Seen<'_> {
-    /// Reads bytes at a guest-physical address, within one page; `None` where no page is, or it was not touched.
+impl TouchedPages<'_> {
+    /// Reads bytes at a guest-physical address, within one page; `None` where there is no memory, or the page was not touched.
     #[must_use]
     pub fn read<const N: usize>(&self, address: u64) -> Option<[u8; N]> {
         let page = self.layout.image_offset(address)? / PAGE_SIZE;
@@ -96,36 +95,37 @@ impl Seen<'_> {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RecordError {
-    /// Guest memory could not be had.
+    /// Guest memory could not be mapped.
     #[error(transparent)]
     Memory(#[from] AnonymousError),
-    /// Its faults cannot be served.
+    /// Its faults cannot be resolved.
     #[error(transparent)]
     Uffd(#[from] UffdError),
     /// The recorder's thread cannot be started.
-    #[error("starting the recorder's thread")]
+    #[error("cannot start the recorder's thread")]
     Thread(#[source] std::io::Error),
     /// Waiting failed.
-    #[error("waiting for touches of guest memory")]
+    #[error("cannot wait for faults of guest memory")]
     Wait(#[source] std::io::Error),
-    /// A page is not what was frozen or cannot be read, or faults cannot be answered.
+    /// A page is damaged or cannot be read, or a fault cannot be resolved.
     #[error(transparent)]
     Serve(#[from] PagerError),
-    /// The page tables cannot be asked what was written.
-    #[error("finding out which pages of guest memory were written")]
+    /// The marks of written pages cannot be read.
+    #[error("cannot read from the page tables which pages of guest memory were written")]
     Written(#[source] std::io::Error),
 }
 
 /// The touches of one microVM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recording {
-    /// In order. They satisfy [`Trace::new`](crate::trace::Trace::new).
+    /// The touches, in order. They satisfy [`Trace::new`](crate::trace::Trace::new).
     pub touches: Vec<Touch>,
-    /// How many of them have a leaf that is not known; they count as 4 KiB.
+    /// The number of touches whose leaf is unknown; it is recorded as 4 KiB.
     pub unknown_leaves: u64,
 }
 
-/// Serves the faults of one guest memory, and writes them down. One that is dropped and not finished serves on.
+/// Resolves the faults of one guest memory and records them. A recorder that is dropped without [`finish`](Self::finish) continues to
+/// resolve faults.
 #[derive(Debug)]
 pub struct Recorder {
     thread: JoinHandle<Result<Recording, PagerError>>,
@@ -134,55 +134,56 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Guest memory with these contents, and the recorder of every touch of it. `on_loss` is what is done when it cannot go on.
+    /// Returns guest memory with these contents, and the recorder of every touch of it. `on_failure` is called when the recorder
+    /// cannot continue.
     ///
-    /// The vCPUs must fault in their own threads (no asynchronous page faults of KVM), and there may be only one:
-    /// with more, others run on while a toucher waits, and the order of touches is another one.
+    /// There must be one vCPU, and it must fault in its own thread (no asynchronous page faults of KVM). With several vCPUs the
+    /// others run while one waits, which changes the order of the touches.
     ///
     /// # Errors
     /// See [`RecordError`].
     pub fn start(
         store: PageStore,
         layout: &MemoryLayout,
-        witness: Box<dyn Witness>,
-        on_loss: OnLoss,
+        observer: Box<dyn FaultObserver>,
+        on_failure: OnFailure,
     ) -> Result<(GuestMemory, Self), RecordError> {
-        Self::with(store, layout, witness, on_loss, Features::empty())
+        Self::start_with(store, layout, observer, on_failure, Features::empty())
     }
 
-    /// As [`start`](Self::start), but a write to a page that was read before is none of the touches, and nobody waits for it: what was
-    /// written so is asked of the page tables.
+    /// As [`start`](Self::start), but a write to a page that was read before is not recorded and causes no fault: the kernel
+    /// marks such pages in the page tables.
     ///
     /// # Errors
-    /// See [`RecordError`]: among them a kernel before Linux 6.7.
-    fn of_first_touches(
+    /// See [`RecordError`]; kernels before Linux 6.7 do not support it.
+    fn start_first_touches(
         store: PageStore,
         layout: &MemoryLayout,
-        witness: Box<dyn Witness>,
-        on_loss: OnLoss,
+        observer: Box<dyn FaultObserver>,
+        on_failure: OnFailure,
     ) -> Result<(GuestMemory, Self), RecordError> {
-        Self::with(store, layout, witness, on_loss, Features::WRITE_PROTECT_ASYNC)
+        Self::start_with(store, layout, observer, on_failure, Features::WRITE_PROTECT_ASYNC)
     }
 
-    fn with(
+    fn start_with(
         store: PageStore,
         layout: &MemoryLayout,
-        witness: Box<dyn Witness>,
-        on_loss: OnLoss,
+        observer: Box<dyn FaultObserver>,
+        on_failure: OnFailure,
         more: Features,
     ) -> Result<(GuestMemory, Self), RecordError> {
         let memory = GuestMemory::anonymous(layout.clone())?;
         let features = Features::WRITE_PROTECT | Features::THREAD_ID | Features::REMOVE;
         let uffd = Uffd::open(features | more)?;
-        memory.register(&uffd, Watch::MISSING | Watch::WRITE_PROTECT)?;
+        memory.register(&uffd, RegisterMode::MISSING | RegisterMode::WRITE_PROTECT)?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let stop = eventfd(0, flags).map_err(|errno| RecordError::Wait(errno.into()))?;
         let (stop, recording) = (Arc::new(stop), Arc::new(AtomicBool::new(true)));
         let mut server =
-            Server::new(uffd, &memory, store, witness, stop.clone(), recording.clone());
+            Server::new(uffd, &memory, store, observer, stop.clone(), recording.clone());
         let run = move || {
             server.serve().inspect_err(|error| {
-                on_loss(error);
+                on_failure(error);
                 server.poison();
             })
         };
@@ -193,17 +194,17 @@ impl Recorder {
         Ok((memory, Self { thread, recording, stop }))
     }
 
-    /// Writes no further touch down. Memory is served on.
+    /// Stops recording. Faults are still resolved.
     pub fn stop_recording(&self) {
         self.recording.store(false, Ordering::SeqCst);
     }
 
-    /// Ends it, once nobody touches the memory any more, and returns what it wrote down.
+    /// Ends the recorder and returns its recording. Nothing may access the memory any more.
     ///
     /// # Errors
-    /// What ended it before.
+    /// The failure that ended the recorder before.
     pub fn finish(self) -> Result<Recording, RecordError> {
-        // Fails only when its counter is full: it has been told then.
+        // Fails only when the counter is full, which means that the stop was already requested.
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         Ok(self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?)
     }

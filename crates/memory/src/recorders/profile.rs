@@ -1,4 +1,4 @@
-//! What records the parts of a [`Profile`], and how.
+//! The parts of a [`Profile`], and the interface of their recorders.
 
 use std::fmt;
 use std::fs::File;
@@ -17,7 +17,7 @@ use crate::page_cache::{Residency, evict};
 use crate::pager::{PageStore, PagerError};
 use crate::planners::{self, PlanSnapshotError, Planner};
 
-/// A part of a [`Profile`] that a run of the guest is recorded for.
+/// A part of a [`Profile`] that is recorded from a run of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
     /// [`Profile::faults`].
@@ -31,10 +31,10 @@ pub enum Part {
 }
 
 impl Part {
-    /// All of them.
+    /// All parts.
     pub const ALL: [Self; 4] = [Self::Faults, Self::Writes, Self::Groups, Self::Cache];
 
-    /// As it is written on the command line.
+    /// The name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -45,7 +45,7 @@ impl Part {
         }
     }
 
-    /// Whether it can be recorded of a snapshot in a pool, too: it needs no page cache.
+    /// Whether it can be recorded from a snapshot in a pool: it needs no page cache.
     #[must_use]
     pub const fn in_pools(self) -> bool {
         match self {
@@ -61,9 +61,9 @@ impl fmt::Display for Part {
     }
 }
 
-/// A part was written that there is not.
+/// The text is not the name of a part.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("there is no part {0:?} of a profile: use {known} or free", known = Part::ALL.map(Part::name).join(", "))]
+#[error("a profile has no part {0:?}; use {known} or free", known = Part::ALL.map(Part::name).join(", "))]
 pub struct ParsePartError(String);
 
 impl FromStr for Part {
@@ -79,7 +79,7 @@ impl FromStr for Part {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ProfileRecordError {
-    /// There is no plan for the run.
+    /// The planner returns no plan for the run.
     #[error(transparent)]
     Plan(#[from] PlanSnapshotError),
     /// The plan could not be carried out.
@@ -91,8 +91,8 @@ pub enum ProfileRecordError {
     /// The page cache cannot be watched.
     #[error(transparent)]
     Bpf(#[from] BpfError),
-    /// The page cache does not answer.
-    #[error("finding out what the page cache holds of the image of {}", .snapshot.display())]
+    /// The state of the page cache cannot be read or changed.
+    #[error("cannot read or evict the cached pages of the image of {}", .snapshot.display())]
     PageCache {
         /// The snapshot.
         snapshot: PathBuf,
@@ -101,8 +101,8 @@ pub enum ProfileRecordError {
     },
     /// The image's pages stay in the page cache.
     #[error(
-        "{} of {} pages of the image of {} stay cached after they were evicted, so what a run brings in would not be \
-         seen: stop the microVMs of this snapshot, or copy it to a file system that can evict (not tmpfs)",
+        "{} of {} pages of the image of {} stay cached after an eviction, so the pages that a run brings in cannot be \
+         recorded; stop the microVMs of this snapshot, or copy it to a file system that can evict (not tmpfs)",
         residency.cached,
         residency.pages,
         .snapshot.display()
@@ -110,12 +110,12 @@ pub enum ProfileRecordError {
     NotCold {
         /// The snapshot.
         snapshot: PathBuf,
-        /// What mincore says.
+        /// The cached pages, by mincore.
         residency: Residency,
     },
     /// There is no image file.
     #[error(
-        "{part} are what the page cache takes in of an image file, but this snapshot lies in a pool; freeze it into a \
+        "{part} is recorded from the page cache of an image file, but this snapshot is in a pool; freeze it into a \
          directory, or leave {part} out"
     )]
     NoImageFile {
@@ -123,58 +123,58 @@ pub enum ProfileRecordError {
         part: Part,
     },
     /// The resident memory of this process could not be read.
-    #[error("reading how much memory of this process is resident")]
+    #[error("cannot read the resident memory of this process")]
     Resident(#[source] io::Error),
     /// A recorder's thread could not be started.
-    #[error("starting the recorder's thread")]
+    #[error("cannot start the recorder's thread")]
     Thread(#[source] io::Error),
-    /// The image is not what was frozen.
-    #[error("checking the image of {} before the run", .snapshot.display())]
+    /// The image is damaged.
+    #[error("the check of the image of {} before the run failed", .snapshot.display())]
     Check {
         /// The snapshot.
         snapshot: PathBuf,
-        /// Which page, and why.
+        /// The page, and why it failed.
         source: PagerError,
     },
     /// The image's descriptor could not be duplicated.
-    #[error("opening the image again")]
+    #[error("cannot duplicate the image's descriptor")]
     Image(#[source] io::Error),
 }
 
 impl ProfileRecordError {
-    /// Whether it is this host that refuses, so that other parts can be recorded all the same.
+    /// Whether the cause is a limitation of this host, so that other parts can still be recorded.
     #[must_use]
-    pub fn is_of_the_host(&self) -> bool {
+    pub fn is_host_limitation(&self) -> bool {
         matches!(self, Self::Bpf(_) | Self::NotCold { .. })
     }
 }
 
 /// Records one run of a frozen guest: one thaw in this process, of one input.
 ///
-/// Whoever runs the guest calls [`memory`](Self::memory), restores the machine over it, then [`begin`](Self::begin), resumes,
-/// calls [`end`](Self::end) when the answer is there, stops the guest, and calls [`finish`](Self::finish).
+/// The caller maps guest memory with [`memory`](Self::memory), restores the machine, calls [`begin`](Self::begin), resumes the
+/// guest, calls [`end`](Self::end) after the response, stops the guest, and calls [`finish`](Self::finish).
 pub trait ProfileRecorder: Send {
     /// The parts that it fills.
     fn parts(&self) -> Vec<Part>;
 
-    /// Whether every fault must be met in the vCPU's own thread: KVM's asynchronous page faults, which always ask for a
-    /// page to be written, would be taken for writes.
+    /// Whether every fault must occur in the vCPU's own thread: KVM's asynchronous page faults always request write access and
+    /// would be recorded as writes.
     fn faults_in_vcpu_threads(&self) -> bool {
         false
     }
 
-    /// Guest memory for the run; brings the page cache into the state that the recording needs. Called once.
+    /// Maps guest memory for the run, and brings the page cache into the state that the recording requires. Called once.
     ///
     /// # Errors
-    /// [`ProfileRecordError`]; nothing is left over.
+    /// [`ProfileRecordError`]; nothing stays mapped.
     fn memory(&mut self, snapshot: &Snapshot) -> Result<GuestMemory, ProfileRecordError>;
 
-    /// Where in the kernel it watches, if that depends on the kernel; known once there is [`memory`](Self::memory).
+    /// Where in the kernel the recorder is attached, if that depends on the kernel; known after [`memory`](Self::memory).
     fn watches_at(&self) -> Option<String> {
         None
     }
 
-    /// Right before the vCPUs run.
+    /// Called right before the vCPUs run.
     ///
     /// # Errors
     /// [`ProfileRecordError`].
@@ -184,19 +184,19 @@ pub trait ProfileRecorder: Send {
         memory: &Arc<GuestMemory>,
     ) -> Result<(), ProfileRecordError>;
 
-    /// The last touch was made, or the answer is there: what is touched from here on is no part of the profile. It may be
-    /// called while a vCPU waits, and keeps what fails for [`finish`](Self::finish).
+    /// Ends the recorded part of the run: later touches are not part of the profile. It may be called while a vCPU waits. A failure is
+    /// kept and returned by [`finish`](Self::finish).
     fn end(&mut self);
 
-    /// Fills its parts, once nobody touches guest memory any more. Also ends a recording that was given up: what it
-    /// filled is then thrown away.
+    /// Fills its parts of the profile. Nothing may access guest memory any more. It also ends a recording that was abandoned, whose
+    /// profile the caller discards.
     ///
     /// # Errors
     /// [`ProfileRecordError`]; no part is filled.
     fn finish(self: Box<Self>, profile: &mut Profile) -> Result<(), ProfileRecordError>;
 }
 
-/// The recorders that fill these parts: one for each run that it takes.
+/// The recorders that fill these parts, one for each required run.
 #[must_use]
 pub fn of(parts: &[Part]) -> Vec<Box<dyn ProfileRecorder>> {
     let mut recorders: Vec<Box<dyn ProfileRecorder>> = Vec::new();
@@ -214,7 +214,7 @@ pub fn of(parts: &[Part]) -> Vec<Box<dyn ProfileRecorder>> {
     recorders
 }
 
-/// Guest memory of a snapshot in a directory, as a planner lays it out, for recorders that watch an
+/// Maps guest memory of a snapshot in a directory by a planner, for recorders that observe an
 /// ordinary run.
 ///
 /// # Errors
@@ -227,7 +227,7 @@ pub fn planned(
     Ok(execute(&plan, &Sources::of(snapshot, None)?)?.memory)
 }
 
-/// Checks every page of a snapshot's image, which the kernel brings in unchecked in the run to come.
+/// Checks every page of a snapshot's image, because the kernel maps them unchecked in the run.
 pub(super) fn check(snapshot: &Snapshot) -> Result<(), ProfileRecordError> {
     let checked = PageStore::of(snapshot).check_all(snapshot.manifest().layout.pages());
     let path = || snapshot.path().to_owned();
@@ -240,7 +240,7 @@ pub(super) fn image_file(snapshot: &Snapshot, part: Part) -> Result<&File, Profi
 }
 
 /// Evicts a snapshot's image from the page cache.
-pub(super) fn cool(snapshot: &Snapshot, image: &File) -> Result<(), ProfileRecordError> {
+pub(super) fn evict_image(snapshot: &Snapshot, image: &File) -> Result<(), ProfileRecordError> {
     let path = || snapshot.path().to_owned();
     let residency = evict(image)
         .map_err(|source| ProfileRecordError::PageCache { snapshot: path(), source })?;

@@ -1,4 +1,4 @@
-//! The recorder's thread: waits for faults, fills pages, writes touches down.
+//! The recorder's thread: waits for faults, fills pages and records touches.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -10,21 +10,22 @@ use firn_base::PAGE_SIZE;
 use firn_base::num::usize_of;
 use firn_snapshot::MemoryLayout;
 
-use super::{Recording, Seen, Witness};
-use crate::guest_memory::{GuestMemory, GuestView, Slot};
+use super::{FaultObserver, Recording, TouchedPages};
+use crate::guest_memory::{GuestMemory, GuestView};
 use crate::pager::{PageStore, PagerError, poison, wait};
 use crate::plan::Leaf;
+use crate::slot::Slot;
 use crate::trace::{Access, Touch, Toucher};
 use crate::uffd::{Event, Fault, FaultKind, Fill, Uffd, UffdError};
 
-/// What is known of a page.
+/// The state of a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct PageState {
-    /// It was touched, and its contents are no longer the image's to give.
+    /// It was touched; its contents do not come from the image any more.
     touched: bool,
-    /// It was written.
+    /// It was written to.
     written: bool,
-    /// It is in memory: touched, and not given back since.
+    /// It is present: touched, and not discarded since.
     present: bool,
 }
 
@@ -40,13 +41,13 @@ pub(super) struct Server {
     layout: MemoryLayout,
     view: GuestView,
     store: PageStore,
-    witness: Box<dyn Witness>,
+    observer: Box<dyn FaultObserver>,
     stop: Arc<OwnedFd>,
     active: Arc<AtomicBool>,
     /// By image page.
     states: Vec<PageState>,
     events: VecDeque<Event>,
-    /// The fault that is being answered.
+    /// The address of the fault that is being resolved.
     current: Option<u64>,
     recording: Recording,
 }
@@ -56,7 +57,7 @@ impl Server {
         uffd: Uffd,
         memory: &GuestMemory,
         store: PageStore,
-        witness: Box<dyn Witness>,
+        observer: Box<dyn FaultObserver>,
         stop: Arc<OwnedFd>,
         active: Arc<AtomicBool>,
     ) -> Self {
@@ -68,7 +69,7 @@ impl Server {
             layout,
             view: memory.vm_memory(),
             store,
-            witness,
+            observer,
             stop,
             active,
             states,
@@ -78,7 +79,7 @@ impl Server {
         }
     }
 
-    /// Answers faults until it is told to stop.
+    /// Resolves faults until a stop is requested.
     pub(super) fn serve(&mut self) -> Result<Recording, PagerError> {
         loop {
             let stopped = wait(&self.uffd, &self.stop)?;
@@ -96,13 +97,13 @@ impl Server {
         }
     }
 
-    /// After a failure: whoever touches a page that is missing gets an error.
+    /// After a failure: makes accesses to missing pages end in an error.
     pub(super) fn poison(&mut self) {
         poison(&self.uffd, &self.stop, self.current, std::mem::take(&mut self.events));
     }
 
-    /// Takes the events that wait. Pages that are being given back count as gone from here on: whoever gives them
-    /// back goes on as soon as the event is read.
+    /// Takes the pending events. Pages that are being discarded count as missing from here on: the thread that discards them
+    /// continues as soon as the event is read.
     fn take_events(&mut self) -> Result<(), PagerError> {
         for event in self.uffd.events()? {
             if let Event::Remove(range) = &event {
@@ -128,14 +129,14 @@ impl Server {
     }
 
     fn answer(&mut self, fault: Fault) -> Result<(), PagerError> {
-        // Registered ranges are guest memory, all of it.
+        // All registered ranges are guest memory.
         let Some((page, image)) = self.page_at(fault.address) else { return Ok(()) };
         let range = fault.address..fault.address + PAGE_SIZE;
         let state = self.states[image];
         let writes = fault.kind != FaultKind::MissingRead;
         if state.present && (state.written || !writes) {
-            // Reported twice: a signal woke the toucher, who then met the page that was missing before. Or a page that is
-            // being given back: then it is zero from now on.
+            // The fault was reported twice because a signal woke the thread, or the page is being discarded, and is zero from
+            // now on.
             if fault.kind == FaultKind::WriteProtected {
                 return Ok(self.uffd.wake(range)?);
             }
@@ -160,7 +161,7 @@ impl Server {
         }
         self.states[image] = now;
         if access.is_some() {
-            self.witness.release();
+            self.observer.release();
         }
         if !self.active.load(Ordering::SeqCst) {
             self.fill_ahead(fault.address)?;
@@ -168,7 +169,7 @@ impl Server {
         Ok(())
     }
 
-    /// Puts a page that is missing into memory: the image's, checked, or zeros where it was given back.
+    /// Fills a missing page: with the checked page of the image, or with zeros where it was discarded.
     fn fill(&mut self, image: usize, range: &Range<u64>, now: PageState) -> Result<(), PagerError> {
         let mut content = ZEROS;
         if !self.states[image].touched {
@@ -178,7 +179,7 @@ impl Server {
         self.retried(|uffd| install(uffd, range, &content, fill))
     }
 
-    /// Nobody asks any more what is touched first: the untouched pages after one come with it, up to the next one that was touched.
+    /// After the recording: fills the untouched pages after one, up to the next touched page.
     fn fill_ahead(&mut self, address: u64) -> Result<(), PagerError> {
         let now = PageState { touched: true, written: true, present: true };
         let ahead = address + PAGE_SIZE..address + Leaf::Size2M.bytes();
@@ -194,21 +195,21 @@ impl Server {
     }
 
     fn record(&mut self, page: u64, access: Access, thread: u32) {
-        let seen = Seen { view: &self.view, layout: &self.layout, states: &self.states };
-        let sighting = self.witness.look(page, thread, &seen);
-        if sighting.leaf.is_none() && sighting.by != Toucher::Device {
+        let touched = TouchedPages { view: &self.view, layout: &self.layout, states: &self.states };
+        let origin = self.observer.observe(page, thread, &touched);
+        if origin.leaf.is_none() && origin.by != Toucher::Device {
             self.recording.unknown_leaves += 1;
         }
         self.recording.touches.push(Touch {
             page,
             access,
-            by: sighting.by,
-            leaf: sighting.leaf.unwrap_or(Leaf::Size4K),
-            gap: sighting.gap,
+            by: origin.by,
+            leaf: origin.leaf.unwrap_or(Leaf::Size4K),
+            gap: origin.gap,
         });
     }
 
-    /// Does what may have to wait until the events of memory that is given back are read.
+    /// Repeats an operation until no pending event of discarded memory blocks it.
     fn retried(
         &mut self,
         operation: impl Fn(&Uffd) -> Result<(), UffdError>,
@@ -227,7 +228,7 @@ impl Server {
 
 const ZEROS: [u8; 4096] = [0; 4096];
 
-/// Puts a page where none is. If there is one, or the memory is gone, whoever waits for it goes on.
+/// Fills a missing page. Where a page is present or the memory is unmapped, the waiting threads are woken.
 fn install(uffd: &Uffd, range: &Range<u64>, content: &[u8], fill: Fill) -> Result<(), UffdError> {
     match uffd.copy(range.start, content, fill) {
         Err(UffdError::Present { .. } | UffdError::Unregistered { .. }) => uffd.wake(range.clone()),

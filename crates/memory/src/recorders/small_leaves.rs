@@ -1,11 +1,11 @@
-//! The part `small leaves` of a profile: which of the touched pages the guest maps by leaves of 4 KiB, as its page tables lie in the
+//! The part `small leaves` of a profile: the touched pages that the guest maps by leaves of 4 KiB, from its page tables in the
 //! snapshot.
 //!
-//! Nobody says where those are: each process of a Linux guest has its own, and the registers name one at most. But who reads memory through them
-//! has the processor walk them, which touches them. So they are among the touched pages, and show themselves by what they hold: each entry that is present
-//! (Intel SDM, volume 3, 4.5) names a page of guest memory and was used before (accessed). It is a guess: data that looks so is taken for a table, is itself
-//! not counted, and what it names is; a table whose entries the guest's kernel has aged is overlooked. A chunk is then copied where sharing it would do,
-//! or the reverse.
+//! The locations of the page tables are unknown: each process of a Linux guest has its own, and the registers point to one at
+//! most. But the processor walks, and so touches, every table that is used. A touched page is taken for a table when each of its
+//! present entries (Intel SDM, volume 3, 4.5) points to guest memory and has the accessed bit. This is a heuristic. Data of this
+//! form is taken for a table, is not counted itself, and the pages that it points to are. A table whose accessed bits the guest's
+//! kernel has cleared is missed. The only effect of an error is that a chunk is copied instead of shared, or the reverse.
 
 use firn_base::PAGE_SIZE;
 use firn_base::num::usize_of;
@@ -15,12 +15,11 @@ use crate::pager::{PageStore, PagerError};
 
 const PRESENT: u64 = 1;
 const ACCESSED: u64 = 1 << 5;
-/// In the tables above the lowest: a larger leaf. In the lowest it is a rare type of memory.
+/// In all levels but the lowest: a large leaf. In the lowest level: a rare memory type.
 const LARGE: u64 = 1 << 7;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
-/// The touched pages that a touched table maps, out of image pages. The tables themselves are not among them: the entries that name
-/// them are no leaves.
+/// The touched image pages that a touched table maps. Tables are not included: the entries that point to them are not leaves.
 pub(super) fn small_leaves(
     store: &PageStore,
     layout: &MemoryLayout,
@@ -41,7 +40,7 @@ pub(super) fn small_leaves(
     Ok(small)
 }
 
-/// The image pages that a table names by other than large leaves; `None` where the page is no table.
+/// The image pages that the entries of a table point to, without large leaves; `None` where the page is not a table.
 fn leaves_of(bytes: &[u8; usize_of(PAGE_SIZE)], layout: &MemoryLayout) -> Option<Vec<u64>> {
     let (entries, _) = bytes.as_chunks();
     let present = entries.iter().map(|entry| u64::from_le_bytes(*entry));

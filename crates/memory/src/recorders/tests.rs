@@ -9,7 +9,7 @@ use firn_snapshot::{ImageKind, MemoryLayout, MemoryRegion, PageSet, Snapshot};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::marks::marked;
-use super::{Part, RecordError, Recorder, Recording, Seen, Sighting, Witness, of};
+use super::{FaultObserver, FaultOrigin, Part, RecordError, Recorder, Recording, TouchedPages, of};
 use crate::GuestMemory;
 use crate::pager::{PageStore, PagerError};
 use crate::plan::Leaf;
@@ -18,7 +18,7 @@ use crate::trace::{Access, GapUnit, Touch, Toucher, Trace, TraceOrigin};
 
 const PAGES: u64 = 64;
 
-/// A memory with a hole in it.
+/// A memory of two regions.
 fn layout() -> MemoryLayout {
     let region = |guest_page: u64, pages: u64| MemoryRegion {
         guest_addr: guest_page * PAGE_SIZE,
@@ -27,7 +27,7 @@ fn layout() -> MemoryLayout {
     MemoryLayout::new(vec![region(0, PAGES / 2), region(1000, PAGES / 2)]).unwrap()
 }
 
-/// Every page holds its own number plus one, everywhere; the last half of the file is missing where it is short.
+/// All bytes of each page are its own number plus one.
 fn image(pages: u64) -> File {
     let mut file = tempfile::tempfile().unwrap();
     for page in 0..pages {
@@ -37,22 +37,22 @@ fn image(pages: u64) -> File {
     file
 }
 
-/// Calls of a witness: page and thread, what it read of guest page 1, and releases.
+/// Calls of an observer: page and thread, what it read of guest page 1, and releases.
 #[derive(Debug, PartialEq)]
 enum Call {
-    Look { page: u64, thread: u32, of_page_1: Option<[u8; 2]> },
+    Observe { page: u64, thread: u32, of_page_1: Option<[u8; 2]> },
     Release,
 }
 
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<Call>>>);
 
-impl Witness for Log {
-    fn look(&mut self, page: u64, thread: u32, seen: &Seen<'_>) -> Sighting {
+impl FaultObserver for Log {
+    fn observe(&mut self, page: u64, thread: u32, touched: &TouchedPages<'_>) -> FaultOrigin {
         let mut calls = self.0.lock().unwrap();
-        calls.push(Call::Look { page, thread, of_page_1: seen.read(PAGE_SIZE + 5) });
+        calls.push(Call::Observe { page, thread, of_page_1: touched.read(PAGE_SIZE + 5) });
         let leaf = (page != 2).then_some(Leaf::Size2M);
-        Sighting { by: Toucher::Instruction, leaf, gap: calls.len() as u64 }
+        FaultOrigin { by: Toucher::Instruction, leaf, gap: calls.len() as u64 }
     }
 
     fn release(&mut self) {
@@ -69,8 +69,8 @@ fn record(
     work: impl FnOnce(&GuestMemory, &Recorder),
 ) -> (Log, Result<Recording, RecordError>) {
     let log = Log::default();
-    let (store, witness) = (PageStore::unchecked(image), Box::new(log.clone()));
-    let (memory, recorder) = Recorder::start(store, &layout(), witness, |_| ()).unwrap();
+    let (store, observer) = (PageStore::unchecked(image), Box::new(log.clone()));
+    let (memory, recorder) = Recorder::start(store, &layout(), observer, |_| ()).unwrap();
     work(&memory, &recorder);
     (log, recorder.finish())
 }
@@ -108,9 +108,9 @@ fn touches_are_recorded_once_in_order_and_writes_after_reads_apart() {
     let thread = u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
     let calls = log.0.lock().unwrap();
     for (index, touch) in expected.iter().enumerate() {
-        // The page is there for a later write, and not yet for a first touch.
+        // The page is present at a later write, and missing at a first touch.
         let of_page_1 = (index > 0).then_some([2, 2]);
-        assert_eq!(calls[2 * index], Call::Look { page: touch.page, thread, of_page_1 });
+        assert_eq!(calls[2 * index], Call::Observe { page: touch.page, thread, of_page_1 });
         assert_eq!(calls[2 * index + 1], Call::Release);
     }
 
@@ -125,23 +125,24 @@ fn touches_are_recorded_once_in_order_and_writes_after_reads_apart() {
 }
 
 #[test]
-fn what_is_written_after_it_was_read_is_marked_and_no_touch() {
-    let witness = Box::new(Log::default());
+fn writes_after_reads_are_marked_and_not_recorded_as_touches() {
+    let observer = Box::new(Log::default());
     let store = PageStore::unchecked(image(PAGES));
-    let (memory, recorder) = Recorder::of_first_touches(store, &layout(), witness, |_| ()).unwrap();
+    let (memory, recorder) =
+        Recorder::start_first_touches(store, &layout(), observer, |_| ()).unwrap();
     for page in [1, 2, 1000, 1031] {
         byte(&memory, page);
     }
     write(&memory, 0);
     write(&memory, 1);
     write(&memory, 5);
-    // By the kernel, too; what was written and given back was written.
+    // A write by the kernel counts, and so does a page that is discarded after its write.
     let mut file = image(1);
     memory.vm_memory().read_exact_volatile_from(GuestAddress(2 * PAGE_SIZE), &mut file, 9).unwrap();
     write(&memory, 1031);
     memory.discard(5 * PAGE_SIZE, PAGE_SIZE).unwrap();
     assert_eq!(byte(&memory, 5), 0);
-    // Every second page, so as many parts as pages.
+    // Every second page, so that each page is a range of its own.
     (8..PAGES / 2).step_by(2).for_each(|page| write(&memory, page));
 
     let marked: Vec<u64> = marked(&memory).unwrap().runs().flatten().collect();
@@ -152,7 +153,7 @@ fn what_is_written_after_it_was_read_is_marked_and_no_touch() {
 }
 
 #[test]
-fn what_the_kernel_does_to_memory_is_recorded_too() {
+fn accesses_of_the_kernel_are_recorded() {
     let (_, recording) = record(image(PAGES), |memory, _| {
         let view = memory.vm_memory();
         // read(2) into page 4, write(2) out of page 5.
@@ -168,7 +169,7 @@ fn what_the_kernel_does_to_memory_is_recorded_too() {
 }
 
 #[test]
-fn pages_that_were_given_back_are_zeros_and_no_first_touch() {
+fn discarded_pages_are_zeros_and_not_touched_first_again() {
     let (_, recording) = record(image(PAGES), |memory, _| {
         assert_eq!(byte(memory, 7), 8);
         write(memory, 8);
@@ -186,7 +187,7 @@ fn pages_that_were_given_back_are_zeros_and_no_first_touch() {
 }
 
 #[test]
-fn memory_is_served_after_the_recording_stopped() {
+fn faults_are_resolved_after_the_recording_stopped() {
     let (log, recording) = record(image(PAGES), |memory, recorder| {
         assert_eq!(byte(memory, 3), 4);
         recorder.stop_recording();
@@ -198,20 +199,20 @@ fn memory_is_served_after_the_recording_stopped() {
 }
 
 #[test]
-fn what_follows_a_touch_comes_with_it_once_the_recording_stopped() {
+fn untouched_pages_after_a_fault_are_filled_with_it_once_the_recording_stopped() {
     let (_, recording) = record(image(PAGES), |memory, recorder| {
         assert_eq!(byte(memory, 9), 10);
         write(memory, 12);
         memory.discard(20 * PAGE_SIZE, PAGE_SIZE).unwrap();
         recorder.stop_recording();
-        // Up to a page that was touched; to the end of a region.
+        // Up to a touched page; to the end of a region.
         assert_eq!(byte(memory, 5), 6);
         assert_eq!(byte(memory, 1020), 53);
-        // The next fault waits until the one before it is dealt with.
+        // The next fault waits until the previous fault is resolved.
         assert_eq!(byte(memory, 10), 11);
         assert_eq!(byte(memory, 13), 14);
         assert_eq!(byte(memory, 1000), 33);
-        // The last that comes with it.
+        // The last page that is filled with it.
         assert_eq!(byte(memory, 1019), 52);
         let present = (9 - 5) + 1 + 2 + 1 + (32 - 13);
         assert_eq!(memory.usage().unwrap().private, (present + 32) * PAGE_SIZE);
@@ -243,14 +244,14 @@ fn touches_of_many_threads_are_each_recorded_once() {
     assert_eq!(pages, (0..PAGES / 2).collect::<Vec<_>>());
 }
 
-/// Touches a page in a system call, which gets an error where a thread would get a signal.
+/// Accesses a page in a system call, which returns an error where a thread would receive a signal.
 fn reads(memory: &GuestMemory, page: u64) -> bool {
     let mut sink = tempfile::tempfile().unwrap();
     memory.vm_memory().write_volatile_to(GuestAddress(page * PAGE_SIZE), &mut sink, 4096).is_ok()
 }
 
 #[test]
-fn an_image_that_shrinks_ends_the_recording_and_hangs_nobody() {
+fn an_image_that_shrinks_ends_the_recording_and_no_thread_hangs() {
     let (_, recording) = record(image(1), |memory, _| {
         assert!(reads(memory, 0));
         assert!(!reads(memory, 1), "never zeros");
@@ -262,7 +263,7 @@ fn an_image_that_shrinks_ends_the_recording_and_hangs_nobody() {
     };
 }
 
-/// A dense snapshot, and its image to be damaged.
+/// A dense snapshot, and its image file, writable.
 fn snapshot(path: &Path) -> (Snapshot, File) {
     let zero_map = PageSet::new(PAGES);
     let snapshot = write_snapshot(path, &layout(), &zero_map, ImageKind::Dense, 5);
@@ -270,17 +271,17 @@ fn snapshot(path: &Path) -> (Snapshot, File) {
 }
 
 #[test]
-fn a_page_that_is_not_what_was_frozen_never_enters_and_ends_the_recording() {
+fn a_damaged_page_is_never_mapped_and_ends_the_recording() {
     let dir = tempfile::tempdir().unwrap();
     let (snapshot, image) = snapshot(&dir.path().join("s"));
     image.write_all_at(&[0xee], 40 * PAGE_SIZE + 4000).unwrap();
-    let starts: [fn(_, &_, _, _) -> _; 2] = [Recorder::start, Recorder::of_first_touches];
+    let starts: [fn(_, &_, _, _) -> _; 2] = [Recorder::start, Recorder::start_first_touches];
     for start in starts {
         let store = PageStore::of(&snapshot);
-        let witness = Box::new(Log::default());
-        let (memory, recorder) = start(store, &layout(), witness, |_| ()).unwrap();
+        let observer = Box::new(Log::default());
+        let (memory, recorder) = start(store, &layout(), observer, |_| ()).unwrap();
         assert!(reads(&memory, 31));
-        // The first of what comes with a touch once the recording stopped.
+        // Pages after a touched page are filled with it once the recording stopped.
         recorder.stop_recording();
         assert!(reads(&memory, 1000));
         assert!(!reads(&memory, 1008));
@@ -289,16 +290,16 @@ fn a_page_that_is_not_what_was_frozen_never_enters_and_ends_the_recording() {
     }
 }
 
-/// What the kernel brings in nobody can check while the guest runs.
+/// Pages that the kernel maps cannot be checked while the guest runs.
 #[test]
-fn a_damaged_image_is_found_before_a_run_in_which_the_kernel_brings_it_in() {
+fn a_damaged_image_is_detected_before_a_run_in_which_the_kernel_maps_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let (snapshot, image) = snapshot(&path);
     let refused = |words: &str| {
         for mut recorder in of(&[Part::Groups, Part::Cache]) {
             let error = recorder.memory(&snapshot).unwrap_err();
-            assert!(!error.is_of_the_host(), "{error}");
+            assert!(!error.is_host_limitation(), "{error}");
             assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
             let source = std::error::Error::source(&error).unwrap().to_string();
             assert!(source.starts_with(words), "{source}");

@@ -1,10 +1,10 @@
-//! The parts `faults` and `writes` of a profile: what a run touched, in order, and what it wrote. With the first comes which of it the
-//! guest maps by [small leaves](super::small_leaves).
+//! The parts `faults` and `writes` of a profile: the pages that a run touched, in order, and the pages that it wrote. `faults`
+//! includes which touched pages the guest maps by [small leaves](super::small_leaves).
 //!
-//! Both come from one run with [`Recorder`]. userfaultfd reports a page when it is missing: that is the order of REAP (FaaSnap,
-//! 2.5). A page that is read first is write-protected; the kernel marks the first write to it in the page tables, whoever writes,
-//! guest, kernel or monitor, and PAGEMAP_SCAN finds the marks in the end. Before Linux 6.7, which has neither, each such write
-//! is a fault of its own.
+//! Both come from one run with [`Recorder`]. userfaultfd reports a page when it is missing, which is the order of REAP (FaaSnap,
+//! 2.5). A page that is read first is write-protected. The kernel marks the first write to it in the page tables, for the guest, the
+//! kernel and the monitor alike, and PAGEMAP_SCAN reads the marks at the end. Kernels before Linux 6.7 have neither: there each
+//! such write is a fault of its own.
 
 use std::io;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use firn_snapshot::{MemoryLayout, PageSet, Profile, Run, Snapshot, pages_of, run
 use super::marks::marked;
 use super::small_leaves::small_leaves;
 use super::{
-    Part, ProfileRecordError, ProfileRecorder, RecordError, Recorder, Recording, Seen, Sighting,
-    Witness,
+    FaultObserver, FaultOrigin, Part, ProfileRecordError, ProfileRecorder, RecordError, Recorder,
+    Recording, TouchedPages,
 };
 use crate::guest_memory::GuestMemory;
 use crate::pager::{PageStore, end_process};
@@ -28,13 +28,13 @@ use crate::uffd::UffdError;
 pub struct Touches {
     parts: Vec<Part>,
     running: Option<(Recorder, MemoryLayout)>,
-    /// The snapshot, once more, where the guest's tables are to be looked for: the recorder has its own.
+    /// The snapshot's pages, for the search for page tables; the recorder has a store of its own.
     store: Option<PageStore>,
-    /// Whether the kernel marks what is written, so that no touch says it.
+    /// Whether the kernel marks written pages, so that later writes are not recorded as touches.
     marks: bool,
-    /// Until the recording ends.
+    /// Guest memory, until the recording ends.
     memory: Option<Arc<GuestMemory>>,
-    /// The marks when it ended.
+    /// The marked pages at the end of the recording.
     marked: Option<io::Result<PageSet>>,
 }
 
@@ -44,12 +44,12 @@ impl Touches {
     }
 }
 
-/// A profile does not say who touched.
-struct NoWitness;
+/// A profile does not contain the origin of a touch.
+struct Unattributed;
 
-impl Witness for NoWitness {
-    fn look(&mut self, _: u64, _: u32, _: &Seen<'_>) -> Sighting {
-        Sighting { by: Toucher::Instruction, leaf: None, gap: 0 }
+impl FaultObserver for Unattributed {
+    fn observe(&mut self, _: u64, _: u32, _: &TouchedPages<'_>) -> FaultOrigin {
+        FaultOrigin { by: Toucher::Instruction, leaf: None, gap: 0 }
     }
 
     fn release(&mut self) {}
@@ -66,16 +66,21 @@ impl ProfileRecorder for Touches {
 
     fn memory(&mut self, snapshot: &Snapshot) -> Result<GuestMemory, ProfileRecordError> {
         let layout = &snapshot.manifest().layout;
-        let recorded = Recorder::of_first_touches(
+        let recorded = Recorder::start_first_touches(
             PageStore::of(snapshot),
             layout,
-            Box::new(NoWitness),
+            Box::new(Unattributed),
             end_process,
         );
         let (memory, recorder) = match recorded {
             Err(RecordError::Uffd(UffdError::Features { .. })) => {
                 self.marks = false;
-                Recorder::start(PageStore::of(snapshot), layout, Box::new(NoWitness), end_process)
+                Recorder::start(
+                    PageStore::of(snapshot),
+                    layout,
+                    Box::new(Unattributed),
+                    end_process,
+                )
             }
             recorded => recorded,
         }?;
@@ -86,10 +91,10 @@ impl ProfileRecorder for Touches {
         Ok(memory)
     }
 
-    /// It records since there is memory: what the monitor touches before the resume, it touches in every thaw.
+    /// Recording started with [`memory`](Self::memory): the monitor repeats its touches before the resume in every thaw.
     fn begin(&mut self, _: &Snapshot, memory: &Arc<GuestMemory>) -> Result<(), ProfileRecordError> {
-        let asked = self.marks && self.parts.contains(&Part::Writes);
-        self.memory = asked.then(|| memory.clone());
+        let reads_marks = self.marks && self.parts.contains(&Part::Writes);
+        self.memory = reads_marks.then(|| memory.clone());
         Ok(())
     }
 
@@ -124,7 +129,7 @@ fn image_page(touch: &Touch, layout: &MemoryLayout) -> Option<u64> {
     layout.image_offset(touch.page * PAGE_SIZE).map(|offset| offset / PAGE_SIZE)
 }
 
-/// First touches. Neighbours are one run where they were touched one after the other.
+/// The first touches, in order. Adjacent pages that were touched in succession form one run.
 fn in_order(touches: &[Touch], layout: &MemoryLayout) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     let first = touches.iter().filter(|touch| touch.access != Access::LaterWrite);
@@ -137,7 +142,7 @@ fn in_order(touches: &[Touch], layout: &MemoryLayout) -> Vec<Run> {
     runs
 }
 
-/// What was touched by a write, and what was marked. The first has pages, too, that were given back since.
+/// The pages that were touched by a write, and the marked pages. The former include pages that were discarded since.
 fn written(touches: &[Touch], marked: Option<PageSet>, layout: &MemoryLayout) -> Vec<Run> {
     let mut set = marked.unwrap_or_else(|| PageSet::new(layout.pages()));
     let writes = touches.iter().filter(|touch| touch.access != Access::Read);

@@ -1,16 +1,16 @@
-//! userfaultfd: faults on registered memory as messages, and the calls that answer them.
+//! userfaultfd: page faults on registered memory as messages, and the calls that resolve them.
 //!
 //! A thin layer over the kernel's interface (`Documentation/admin-guide/mm/userfaultfd.rst`, ioctl_userfaultfd(2)).
-//! What it adds: features that are checked, errors that name the address, and messages as values. It holds for any
-//! memory; [`GuestMemory::register`](crate::GuestMemory::register) registers a guest's.
+//! It adds checked features, errors that name the address, and messages as values. It applies to any memory;
+//! [`GuestMemory::register`](crate::GuestMemory::register) registers guest memory.
 //!
 //! The [pager](crate::pager) uses missing pages, their removal, copies, zeros and poison. The
-//! [recorder](crate::recorders) of faults uses write protection and the threads' ids besides, and the one of marks write
-//! protection that the kernel lifts by itself. Minor faults, and [`Uffd::map_present`] (`UFFDIO_CONTINUE`), have no user in firn: they
-//! are for shared memory that another process fills, and are tested as the rest is, on the kernel.
+//! [recorder](crate::recorders) of faults also uses write protection and thread ids, and the recorder of written pages uses
+//! asynchronous write protection, which the kernel lifts itself. Minor faults and [`Uffd::map_present`] (`UFFDIO_CONTINUE`) have no user in firn:
+//! they are for shared memory that another process fills.
 //!
-//! A thread that touches registered memory sleeps until its fault is answered, unless a signal wakes it; the same
-//! fault may then be reported twice. When the [`Uffd`] is closed, sleepers wake and missing pages read as zeros.
+//! A thread that faults on registered memory sleeps until its fault is resolved, unless a signal wakes it; the same
+//! fault may then be reported twice. When the [`Uffd`] is closed, sleeping threads wake and missing pages read as zeros.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -35,44 +35,44 @@ use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 use rustix::mm::UserfaultfdFlags;
 use thiserror::Error;
 
-/// Bytes of a `struct uffd_msg`.
+/// Size of a `struct uffd_msg`, in bytes.
 const MESSAGE: usize = 32;
-/// Messages that one read takes.
+/// The number of messages that one read returns at most.
 const BATCH: usize = 64;
-/// `UFFDIO_WRITEPROTECT_MODE_WP`, which linux-raw-sys leaves out.
+/// `UFFDIO_WRITEPROTECT_MODE_WP`, which linux-raw-sys does not have.
 const WRITEPROTECT: u64 = 1;
-/// The call that linux-raw-sys leaves out (Linux 6.6).
+/// An ioctl that linux-raw-sys does not have (Linux 6.6).
 const UFFDIO_POISON: Opcode = opcode::read_write::<uffdio_poison>(0xaa, 8);
 
 bitflags! {
-    /// What a userfaultfd is asked to be able to do.
+    /// Features of a userfaultfd.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Features: u64 {
         /// Writes to protected pages are reported (Linux 5.7).
         const WRITE_PROTECT = UFFD_FEATURE_PAGEFAULT_FLAG_WP as u64;
-        /// A fault names the thread that met it (Linux 4.14).
+        /// A fault contains the id of its thread (Linux 4.14).
         const THREAD_ID = UFFD_FEATURE_THREAD_ID as u64;
-        /// Pages that are given back (`MADV_DONTNEED`) are reported; who gives them back waits until the report is read.
+        /// Discarded pages (`MADV_DONTNEED`) are reported; the thread that discards them waits until the report is read.
         const REMOVE = UFFD_FEATURE_EVENT_REMOVE as u64;
-        /// Pages of shared memory that are there, but not in the toucher's page tables, are reported (Linux 5.14).
+        /// Faults on pages of shared memory that are present, but not in the page tables of the thread, are reported (Linux 5.14).
         const MINOR_SHARED = UFFD_FEATURE_MINOR_SHMEM as u64;
         /// Pages can be poisoned (Linux 6.6).
         const POISON = UFFD_FEATURE_POISON as u64;
-        /// A write to a protected page is no fault: the kernel lifts the protection and goes on, and the page tables say what was
-        /// written (Linux 6.7).
+        /// A write to a protected page is not reported: the kernel lifts the protection and marks the page as written in the
+        /// page tables (Linux 6.7).
         const WRITE_PROTECT_ASYNC = UFFD_FEATURE_WP_ASYNC as u64;
     }
 }
 
 bitflags! {
-    /// Which faults on a range are reported.
+    /// Which faults on a registered range are reported.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct Watch: u64 {
-        /// Touches of pages that are not there.
+    pub struct RegisterMode: u64 {
+        /// Accesses to missing pages.
         const MISSING = UFFDIO_REGISTER_MODE_MISSING as u64;
         /// Writes to pages that are write-protected.
         const WRITE_PROTECT = UFFDIO_REGISTER_MODE_WP as u64;
-        /// Touches of pages that are there, but not in the toucher's page tables.
+        /// Accesses to pages that are present, but not in the page tables of the thread.
         const MINOR = UFFDIO_REGISTER_MODE_MINOR as u64;
     }
 }
@@ -83,41 +83,41 @@ bitflags! {
     pub struct Fill: u64 {
         /// The first write to them is a fault.
         const WRITE_PROTECTED = UFFDIO_COPY_MODE_WP as u64;
-        /// Who waits for them goes on sleeping until [`Uffd::wake`].
+        /// Threads that wait for the pages sleep until [`Uffd::wake`].
         const DONT_WAKE = UFFDIO_COPY_MODE_DONTWAKE as u64;
     }
 }
 
-/// What happened on registered memory. Addresses are of this process, in bytes.
+/// An event on registered memory. Addresses are those of the process that owns the memory, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A thread sleeps on a page.
+    /// A thread waits for a page.
     Fault(Fault),
-    /// The pages of the range are being given back, and will be missing.
+    /// The pages of the range are being discarded, and will be missing.
     Remove(Range<u64>),
 }
 
-/// A touch that waits for an answer.
+/// A page fault of a waiting thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// First byte of the page.
     pub address: u64,
-    /// What is to be done about it.
+    /// The kind of the fault.
     pub kind: FaultKind,
-    /// The thread that sleeps, by its system-wide id; 0 without [`Features::THREAD_ID`].
+    /// The system-wide id of the waiting thread; 0 without [`Features::THREAD_ID`].
     pub thread: u32,
 }
 
 /// Kinds of faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// The page is not there, and was read.
+    /// A read of a missing page.
     MissingRead,
-    /// The page is not there, and was to be written.
+    /// A write to a missing page.
     MissingWrite,
-    /// The page is there, and is write-protected.
+    /// A write to a write-protected page.
     WriteProtected,
-    /// The page is there, but not in the toucher's page tables: [`Uffd::map_present`] puts it in.
+    /// The page is present, but not in the page tables of the thread: [`Uffd::map_present`] maps it.
     Minor,
 }
 
@@ -125,19 +125,19 @@ pub enum FaultKind {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum UffdError {
-    /// There is none for this process.
+    /// The userfaultfd cannot be opened.
     #[error(
-        "opening a userfaultfd: run as root, or set the sysctl vm.unprivileged_userfaultfd to 1"
+        "cannot open a userfaultfd; run as root, or set the sysctl vm.unprivileged_userfaultfd to 1"
     )]
     Open(#[source] std::io::Error),
-    /// The kernel does not know what it is asked for.
-    #[error("this kernel's userfaultfd lacks {missing:?}: use Linux 6.7 or newer")]
+    /// The kernel does not support a feature.
+    #[error("this kernel's userfaultfd lacks {missing:?}; use Linux 6.7 or newer")]
     Features {
-        /// What is missing.
+        /// The missing features.
         missing: Features,
     },
     /// A range cannot be registered.
-    #[error("registering {len} bytes at {address:#x} with a userfaultfd")]
+    #[error("cannot register {len} bytes at {address:#x} with a userfaultfd")]
     Register {
         /// First byte.
         address: u64,
@@ -147,34 +147,34 @@ pub enum UffdError {
         source: std::io::Error,
     },
     /// Messages cannot be read.
-    #[error("reading the messages of a userfaultfd")]
+    #[error("cannot read the messages of a userfaultfd")]
     Read(#[source] std::io::Error),
-    /// A message of a kind that was not asked for.
-    #[error("the userfaultfd reports {0:#x}, which was not asked for")]
+    /// A message of an unexpected kind.
+    #[error("the userfaultfd reports an event of the unexpected kind {0:#x}")]
     Unexpected(u8),
-    /// Somebody is giving memory back: read the events, then try again.
-    #[error("memory at {address:#x} is being given back: read the userfaultfd's events first")]
+    /// A thread is discarding memory: read the events, then try again.
+    #[error("memory at {address:#x} is being discarded; read the userfaultfd's events first")]
     Changing {
         /// First byte that is not done.
         address: u64,
     },
-    /// A page was there already; it was left as it is.
-    #[error("the page at {address:#x} is there already")]
+    /// A page is already present and was not changed.
+    #[error("the page at {address:#x} is already present")]
     Present {
         /// First byte that is not done.
         address: u64,
     },
-    /// Something else was mapped there meanwhile, or nothing: whoever waits has to be woken, and meets that.
+    /// The memory was unmapped or mapped again. Waiting threads must be woken; they then access what is mapped there.
     #[error("the memory at {address:#x} is no longer registered with the userfaultfd")]
     Unregistered {
         /// First byte that is not done.
         address: u64,
     },
-    /// The process that the memory is of has ended.
-    #[error("the process whose pages a userfaultfd serves has ended")]
+    /// The process that owns the memory has ended.
+    #[error("the process that owns the registered memory has ended")]
     ProcessEnded,
     /// Pages cannot be filled.
-    #[error("filling pages at {address:#x} through a userfaultfd")]
+    #[error("cannot fill pages at {address:#x} through a userfaultfd")]
     Fill {
         /// First byte that is not done.
         address: u64,
@@ -182,15 +182,15 @@ pub enum UffdError {
         source: std::io::Error,
     },
     /// The protection of pages cannot be changed.
-    #[error("changing the write protection of pages at {address:#x} through a userfaultfd")]
+    #[error("cannot change the write protection of pages at {address:#x} through a userfaultfd")]
     Protect {
         /// First byte.
         address: u64,
         /// What the kernel said.
         source: std::io::Error,
     },
-    /// Sleeping threads cannot be woken.
-    #[error("waking the threads that wait for pages at {address:#x}")]
+    /// Waiting threads cannot be woken.
+    #[error("cannot wake the threads that wait for pages at {address:#x}")]
     Wake {
         /// First byte.
         address: u64,
@@ -206,14 +206,14 @@ pub struct Uffd {
 }
 
 impl AsFd for Uffd {
-    /// To wait for events: readable while there are some.
+    /// The descriptor, to wait for events: it is readable while events are pending.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
 impl Uffd {
-    /// Opens a userfaultfd that serves faults of user space and of the kernel, with these features.
+    /// Opens a userfaultfd for faults of user space and of the kernel, with these features.
     ///
     /// # Errors
     /// [`UffdError::Open`], [`UffdError::Features`].
@@ -221,20 +221,20 @@ impl Uffd {
         let fd = open().map_err(|errno| UffdError::Open(errno.into()))?;
         let mut api = uffdio_api { api: UFFD_API.into(), features: features.bits(), ioctls: 0 };
         // SAFETY: the value is what UFFDIO_API takes; it changes no memory but the value.
-        let asked = unsafe { call::<UFFDIO_API, _>(&fd, &mut api) };
-        match asked {
+        let agreed = unsafe { call::<UFFDIO_API, _>(&fd, &mut api) };
+        match agreed {
             Ok(()) => Ok(Self { fd }),
-            // The kernel refuses all when it lacks one, and leaves nothing in the value: a second one tells.
+            // The kernel refuses the call when it lacks any feature, and does not return its own features: a second call does.
             Err(Errno::INVAL) => Err(UffdError::Features { missing: features - offered()? }),
             Err(errno) => Err(UffdError::Open(errno.into())),
         }
     }
 
-    /// Takes over one that another process has opened and registered its memory with. Addresses are of that process; the
-    /// features are those that it asked for.
+    /// Takes over a userfaultfd that another process has opened and registered its memory with. Addresses and features are those
+    /// of that process.
     ///
     /// # Errors
-    /// [`UffdError::Open`] when it cannot be kept from blocking.
+    /// [`UffdError::Open`] when it cannot be made non-blocking.
     pub fn of(fd: OwnedFd) -> Result<Self, UffdError> {
         let flags = fcntl_getfl(&fd).map_err(|errno| UffdError::Open(errno.into()))?;
         fcntl_setfl(&fd, flags | OFlags::NONBLOCK)
@@ -242,15 +242,15 @@ impl Uffd {
         Ok(Self { fd })
     }
 
-    /// Has faults on whole pages of this process reported, until they are unmapped.
+    /// Registers whole pages of this process: faults on them are reported until they are unmapped.
     ///
     /// # Safety
-    /// No Rust reference points into the range: its contents come from whoever answers, at any time.
+    /// No Rust reference points into the range: its contents may change at any time.
     ///
     /// # Errors
-    /// [`UffdError::Register`]: not whole pages, not mapped, or memory of a kind that cannot be watched.
-    pub unsafe fn register(&self, range: Range<u64>, watch: Watch) -> Result<(), UffdError> {
-        let mut value = uffdio_register { range: span(&range), mode: watch.bits(), ioctls: 0 };
+    /// [`UffdError::Register`]: not whole pages, not mapped, or memory of a kind that cannot be registered.
+    pub unsafe fn register(&self, range: Range<u64>, mode: RegisterMode) -> Result<(), UffdError> {
+        let mut value = uffdio_register { range: span(&range), mode: mode.bits(), ioctls: 0 };
         // SAFETY: the value is what UFFDIO_REGISTER takes; the caller answers for the range.
         unsafe { call::<UFFDIO_REGISTER, _>(&self.fd, &mut value) }.map_err(|errno| {
             UffdError::Register {
@@ -261,7 +261,7 @@ impl Uffd {
         })
     }
 
-    /// The events that wait, oldest first; none where nothing happened. Never blocks.
+    /// The pending events, oldest first. Never blocks.
     ///
     /// # Errors
     /// [`UffdError::Read`], [`UffdError::Unexpected`].
@@ -274,7 +274,7 @@ impl Uffd {
         }
     }
 
-    /// Fills missing pages with bytes, whole pages, and wakes who waits for them.
+    /// Fills whole missing pages with bytes, and wakes the threads that wait for them.
     ///
     /// # Errors
     /// [`UffdError::Changing`], [`UffdError::Present`], [`UffdError::Unregistered`], [`UffdError::Fill`]: pages before the
@@ -296,7 +296,7 @@ impl Uffd {
         })
     }
 
-    /// Fills missing pages with zeros, which cost no DRAM until they are written, and wakes who waits for them.
+    /// Fills missing pages with zeros, which use no DRAM until they are written, and wakes the threads that wait for them.
     ///
     /// # Errors
     /// As [`Uffd::copy`].
@@ -311,7 +311,7 @@ impl Uffd {
         })
     }
 
-    /// Puts pages of shared memory that are there into the page tables, and wakes who waits for them.
+    /// Maps present pages of shared memory in the page tables, and wakes the threads that wait for them.
     ///
     /// # Errors
     /// As [`Uffd::copy`].
@@ -320,14 +320,14 @@ impl Uffd {
         until_full(start, len, |done| {
             let range = uffdio_range { start: start + done, len: len - done };
             let mut value = uffdio_continue { range, mode: 0, mapped: 0 };
-            // SAFETY: the value is what UFFDIO_CONTINUE takes; it maps what the memory's file holds already.
+            // SAFETY: the value is what UFFDIO_CONTINUE takes; it maps the bytes that the memory's file already holds.
             let mapped = unsafe { call::<UFFDIO_CONTINUE, _>(&self.fd, &mut value) };
             (value.mapped, mapped)
         })
     }
 
-    /// Marks missing pages as lost, and wakes who waits for them: touching one is SIGBUS, or the error EFAULT of a system
-    /// call, for good.
+    /// Poisons missing pages, and wakes the threads that wait for them: every later access ends in SIGBUS, or in the error EFAULT of
+    /// a system call.
     ///
     /// # Errors
     /// As [`Uffd::copy`].
@@ -342,7 +342,7 @@ impl Uffd {
         })
     }
 
-    /// Protects pages that are there against writing, or lifts the protection and wakes who waits for that.
+    /// Write-protects present pages, or lifts the protection and wakes the threads that wait for it.
     ///
     /// # Errors
     /// [`UffdError::Changing`], [`UffdError::Protect`].
@@ -357,7 +357,7 @@ impl Uffd {
         })
     }
 
-    /// Wakes the threads that wait for pages of a range; they touch them again.
+    /// Wakes the threads that wait for pages of a range; they repeat their access.
     ///
     /// # Errors
     /// [`UffdError::Wake`].
@@ -374,7 +374,7 @@ fn open() -> Result<OwnedFd, Errno> {
     unsafe { rustix::mm::userfaultfd(UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK) }
 }
 
-/// What this kernel offers.
+/// The features of this kernel.
 fn offered() -> Result<Features, UffdError> {
     let fd = open().map_err(|errno| UffdError::Open(errno.into()))?;
     let mut api = uffdio_api { api: UFFD_API.into(), features: 0, ioctls: 0 };
@@ -387,9 +387,9 @@ fn offered() -> Result<Features, UffdError> {
 /// # Safety
 /// `T` is what the operation takes, and what it does to other memory is sound.
 unsafe fn call<const OPERATION: Opcode, T>(fd: &OwnedFd, value: &mut T) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the type.
     let operation = unsafe { Updater::<OPERATION, T>::new(value) };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the effects are sound.
     unsafe { ioctl(fd, operation) }
 }
 
@@ -397,8 +397,8 @@ fn span(range: &Range<u64>) -> uffdio_range {
     uffdio_range { start: range.start, len: range.end.saturating_sub(range.start) }
 }
 
-/// Goes on with an operation that may stop half-way. It is told how many bytes are done, and says how many more it did;
-/// the kernel reports such a stop as EAGAIN, and its cause only when asked to go on.
+/// Repeats an operation that may stop early, until all bytes are done. The operation takes the number of bytes done so far and
+/// returns how many more it did. The kernel returns EAGAIN for an early stop, and the cause of the stop on the next call.
 fn until_full(
     address: u64,
     len: u64,
@@ -407,7 +407,7 @@ fn until_full(
     let mut done = 0;
     loop {
         let (more, result) = operation(done);
-        // What is not done at all is a negative number, the error's.
+        // The kernel stores a negative error number where it did nothing.
         let more = u64::try_from(more).unwrap_or(0);
         done += more;
         let address = address + done;

@@ -5,11 +5,11 @@ use firn_snapshot::MemoryLayout;
 use rustix::event::{PollFd, PollFlags, poll};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{Event, Fault, FaultKind, Features, Fill, Uffd, UffdError, Watch};
+use super::{Event, Fault, FaultKind, Features, Fill, RegisterMode, Uffd, UffdError};
 use crate::GuestMemory;
 
 const ALL: Features = Features::WRITE_PROTECT.union(Features::THREAD_ID).union(Features::REMOVE);
-const BOTH: Watch = Watch::MISSING.union(Watch::WRITE_PROTECT);
+const BOTH: RegisterMode = RegisterMode::MISSING.union(RegisterMode::WRITE_PROTECT);
 
 fn registered(features: Features) -> (GuestMemory, Uffd, u64) {
     let memory = GuestMemory::anonymous(MemoryLayout::for_size(1 << 20).unwrap()).unwrap();
@@ -151,7 +151,7 @@ fn shared_pages_that_are_there_are_mapped_when_they_are_touched() {
     let base = mapped.addr() as u64;
     let uffd = Uffd::open(Features::MINOR_SHARED).unwrap();
     // SAFETY: no reference points into the mapping.
-    unsafe { uffd.register(base..base + 8192, Watch::MINOR) }.unwrap();
+    unsafe { uffd.register(base..base + 8192, RegisterMode::MINOR) }.unwrap();
     std::thread::scope(|scope| {
         let toucher = scope.spawn(move || {
             let first = std::ptr::with_exposed_provenance::<u8>(usize::try_from(base).unwrap());

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use uuid::Uuid;
 
-use super::copies::{ArenaFacts, CopyRule, NoCopy};
+use super::copies::{ArenaFacts, NoCopy};
 use super::error::ClientError;
 use super::wire::{MAX_RESPONSE, WireError, receive_with_descriptor, send};
 use super::{ChunkRun, Granted, Request, Response};
@@ -132,11 +132,22 @@ impl ReplicaGrant {
     }
 }
 
-/// What a manager expects a microVM to write, and has copied of it.
+/// A chunk set of a snapshot, as a client stored it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChunkSet {
+    /// Names this state of the set, for [`Client::set_chunks`].
+    pub revision: u64,
+    /// The chunks of guest memory that the manager keeps copies of.
+    pub chunks: Vec<ChunkRun>,
+    /// The client's own state.
+    pub state: Vec<u8>,
+}
+
+/// A chunk set, and a copy of it where one was ready.
 #[derive(Debug)]
 pub struct CopyGrant {
-    /// The chunks of guest memory that are expected to be written.
-    pub expected: Vec<ChunkRun>,
+    /// The chunks of the set.
+    pub chunks: Vec<ChunkRun>,
     /// The chunks that the copy holds, packed one behind the other in this order, and the copy: a memfd in pages of 2 MiB, for
     /// one microVM alone. Or why there is none.
     pub copy: Result<(Vec<ChunkRun>, OwnedFd), NoCopy>,
@@ -219,59 +230,60 @@ impl Client {
         }
     }
 
-    /// A copy of the chunks that a microVM of a snapshot is expected to write, where one was made ahead; this connection has
-    /// the snapshot. `profile` is what its profile says of them; runs teach the manager more (see [`Client::wrote`]). What is learnt of
-    /// one `rule` is no use for another.
+    /// A copy of a chunk set of a snapshot that this connection has pinned, where one is ready; `None` where there is no set of
+    /// this key.
     ///
     /// # Errors
-    /// See [`ClientError`]. That there is no copy is none.
-    pub fn copy(
-        &mut self,
-        generation: u64,
-        rule: CopyRule,
-        profile: Vec<ChunkRun>,
-    ) -> Result<CopyGrant, ClientError> {
-        let granted = self.ask_copy(&Request::Copy { generation, rule, profile: Some(profile) })?;
-        granted.ok_or_else(|| self.nonsense())
-    }
-
-    /// The same where the manager knows already what the profile says; `None` where it does not.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
-    pub fn known_copy(
-        &mut self,
-        generation: u64,
-        rule: CopyRule,
-    ) -> Result<Option<CopyGrant>, ClientError> {
-        self.ask_copy(&Request::Copy { generation, rule, profile: None })
-    }
-
-    fn ask_copy(&mut self, request: &Request) -> Result<Option<CopyGrant>, ClientError> {
-        match self.request(request)? {
-            (Response::Copy { expected, copied: Ok(chunks) }, Some(descriptor)) => {
-                Ok(Some(CopyGrant { expected, copy: Ok((chunks, descriptor)) }))
+    /// See [`ClientError`]. A missing copy is not an error.
+    pub fn copy(&mut self, generation: u64, key: &str) -> Result<Option<CopyGrant>, ClientError> {
+        match self.request(&Request::Copy { generation, key: key.to_owned() })? {
+            (Response::Copy { chunks, copied: Ok(copied) }, Some(descriptor)) => {
+                Ok(Some(CopyGrant { chunks, copy: Ok((copied, descriptor)) }))
             }
-            (Response::Copy { expected, copied: Err(reason) }, _) => {
-                Ok(Some(CopyGrant { expected, copy: Err(reason) }))
+            (Response::Copy { chunks, copied: Err(reason) }, _) => {
+                Ok(Some(CopyGrant { chunks, copy: Err(reason) }))
             }
-            (Response::ProfileWanted, _) => Ok(None),
+            (Response::NoChunkSet, _) => Ok(None),
             _ => Err(self.nonsense()),
         }
     }
 
-    /// Tells which chunks a run of a snapshot wrote, or was right to have a copy of, so that the manager foresees the next. This connection has the snapshot.
+    /// A chunk set of a snapshot that this connection has pinned; `None` where there is no set of this key.
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub fn wrote(
+    pub fn chunk_set(
         &mut self,
         generation: u64,
-        rule: CopyRule,
+        key: &str,
+    ) -> Result<Option<ChunkSet>, ClientError> {
+        match self.request(&Request::ChunkSet { generation, key: key.to_owned() })? {
+            (Response::ChunkSet { revision, chunks, state }, _) => {
+                Ok(Some(ChunkSet { revision, chunks, state }))
+            }
+            (Response::NoChunkSet, _) => Ok(None),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// Stores a chunk set for a snapshot that this connection has pinned, so that the manager keeps copies of the chunks ready.
+    /// It replaces the set of `revision`, or is a new set where `revision` is `None`. Returns `false`, and changes nothing,
+    /// where the stored set is of another revision. `key` has at most 128 bytes.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn set_chunks(
+        &mut self,
+        generation: u64,
+        key: &str,
+        revision: Option<u64>,
         chunks: Vec<ChunkRun>,
-    ) -> Result<(), ClientError> {
-        match self.request(&Request::Wrote { generation, rule, chunks })? {
-            (Response::Noted, _) => Ok(()),
+        state: Vec<u8>,
+    ) -> Result<bool, ClientError> {
+        let key = key.to_owned();
+        match self.request(&Request::SetChunks { generation, key, revision, chunks, state })? {
+            (Response::Noted, _) => Ok(true),
+            (Response::OtherRevision, _) => Ok(false),
             _ => Err(self.nonsense()),
         }
     }

@@ -1,11 +1,14 @@
-//! Copies of the chunks that a snapshot's microVMs write, made before they start: the arena.
+//! Copies of chunk sets of sealed extents, made in advance: the arena.
 //!
-//! A copy holds some chunks of a sealed extent, packed one behind the other, in a memfd of pages of 2 MiB. A microVM maps it
+//! Clients register chunk sets. A set belongs to a snapshot and a key that the client chooses; the manager attaches no meaning
+//! to the key, to the choice of the chunks or to the state that the client stores beside them.
+//!
+//! A copy holds the chunks of a set, packed one behind the other, in a memfd of pages of 2 MiB. A microVM maps it
 //! shared, in place of the extent's own chunks, and writes without a fault and without a copy. A copy is lent to one
-//! microVM and never used again: nothing that it wrote, and no descriptor that it kept, reaches another. The next one is
+//! microVM and never used again: nothing that it wrote, and no descriptor that it kept, reaches another. The next copy is
 //! made in the background.
 //!
-//! Copies are DRAM. What all of them take, ready and lent, stays within the arena's size.
+//! Copies are DRAM. Ready and lent copies together stay within the arena's size.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -17,7 +20,6 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use rustix::io::{Errno, Result};
 use serde::{Deserialize, Serialize};
 
-use super::forecast::Forecast;
 use super::pace::{Pace, lower_priority};
 use crate::extent::Extent;
 use crate::media::{How, Memory};
@@ -28,8 +30,8 @@ pub const COPY_CHUNK: u64 = 2 << 20;
 /// Copies that are kept ready of each snapshot: one for the next start, and one for a start that comes while that is made
 /// again.
 const READY: usize = 2;
-/// Snapshots that are remembered: each is a list of chunks.
-const MOST_KNOWN: usize = 1024;
+/// Chunk sets that are kept; the set that was requested least recently is dropped for a new one.
+const MOST_SETS: usize = 1024;
 /// Bytes that are copied at once: they stay in the processor's cache.
 const PIECE: usize = 64 << 10;
 
@@ -48,7 +50,7 @@ pub struct ArenaFacts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NoCopy {
-    /// Nothing is expected to be written.
+    /// The chunk set is empty.
     Unneeded,
     /// None is ready; it is being made.
     BeingMade,
@@ -58,25 +60,22 @@ pub enum NoCopy {
     NoHugePages,
 }
 
-/// Which chunks a planner has copied ahead. The manager only keeps apart what it learns of each rule.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
-pub struct CopyRule {
-    /// How many pages of a chunk have to be written.
-    pub written: u64,
-    /// How many have to be touched through leaves of 4 KiB, in a chunk that is only read; 0: no such chunk is copied.
-    pub read: u64,
-}
+/// The generation of a snapshot, and the client's key.
+pub(super) type Key = (u64, String);
 
-/// A snapshot, and which chunks its planner wants.
-pub(super) type Key = (u64, CopyRule);
+/// A chunk set as its clients see it.
+#[derive(Debug)]
+pub(super) struct StoredSet {
+    pub(super) revision: u64,
+    pub(super) chunks: Vec<u32>,
+    pub(super) state: Vec<u8>,
+}
 
 /// What a start is given.
 #[derive(Debug)]
 pub(super) struct Loan {
-    /// The chunks that it is expected to write, ascending.
-    pub(super) expected: Vec<u32>,
+    /// The chunks of the set, ascending.
+    pub(super) chunks: Vec<u32>,
     /// The copy, or why there is none.
     pub(super) copy: std::result::Result<Lent, NoCopy>,
 }
@@ -95,8 +94,8 @@ impl Drop for Lent {
     fn drop(&mut self) {
         let mut state = self.shared.state();
         state.lent -= bytes(&self.chunks);
-        for known in state.known.values_mut() {
-            known.failed = known.failed.filter(|failed| *failed != NoCopy::ArenaFull);
+        for set in state.sets.values_mut() {
+            set.failed = set.failed.filter(|failed| *failed != NoCopy::ArenaFull);
         }
         self.shared.wake(state);
     }
@@ -124,7 +123,7 @@ struct State {
     /// Bytes of copies that are ready, or being made.
     ready: u64,
     lent: u64,
-    known: HashMap<Key, Known>,
+    sets: HashMap<Key, ChunkSet>,
     /// Counts requests.
     now: u64,
     /// There may be work.
@@ -133,18 +132,21 @@ struct State {
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct ChunkSet {
     name: String,
-    /// Whole chunks of guest memory.
-    chunks: u64,
-    forecast: Forecast,
+    /// The chunks to copy, ascending.
+    chunks: Vec<u32>,
+    /// The client's own state.
+    state: Vec<u8>,
+    /// Counts replacements of the set, over all sets.
+    revision: u64,
     ready: Vec<Ready>,
     /// A copy of these chunks is being made.
     making: bool,
     /// Why the last one was not made.
     failed: Option<NoCopy>,
-    /// When it was last asked for.
-    asked: u64,
+    /// When it was last requested.
+    requested: u64,
 }
 
 #[derive(Debug)]
@@ -211,74 +213,91 @@ impl Copies {
         ArenaFacts { size: state.size, ready: state.ready, lent: state.lent }
     }
 
-    /// Lends a copy to a start from the snapshot of a pin. `seed` is what its profile names; `None` where that is needed first.
-    pub(super) fn lend(&self, pin: &Pin, rule: CopyRule, seed: Option<&[u32]>) -> Option<Loan> {
+    /// The set of a snapshot and a key; `None` where there is none.
+    pub(super) fn set(&self, key: &Key) -> Option<StoredSet> {
+        let state = self.shared.state();
+        let set = state.sets.get(key)?;
+        let (chunks, client) = (set.chunks.clone(), set.state.clone());
+        Some(StoredSet { revision: set.revision, chunks, state: client })
+    }
+
+    /// Stores the set of a key for the snapshot of a pin, in place of the set of `revision`, or as a new set. Returns `false`, and
+    /// changes nothing, where the stored set has another revision. Ready copies of other chunks are dropped and made anew.
+    pub(super) fn replace(
+        &self,
+        pin: &Pin,
+        key: &str,
+        revision: Option<u64>,
+        mut chunks: Vec<u32>,
+        client: Vec<u8>,
+    ) -> bool {
         let Extent { generation, guest_bytes, .. } = pin.extent();
+        chunks.retain(|chunk| u64::from(*chunk) < guest_bytes / COPY_CHUNK);
+        let key = (generation, key.to_owned());
         let mut state = self.shared.state();
-        if seed.is_none() && !state.known.contains_key(&(generation, rule)) {
-            return None;
+        if state.sets.get(&key).map(|set| set.revision) != revision {
+            return false;
+        }
+        if revision.is_none() && state.sets.len() >= MOST_SETS {
+            state.forget_oldest();
         }
         state.now += 1;
         let now = state.now;
-        if !state.known.contains_key(&(generation, rule)) && state.known.len() >= MOST_KNOWN {
-            state.forget_oldest();
+        let set = state.sets.entry(key.clone()).or_default();
+        set.revision = now;
+        set.state = client;
+        if revision.is_none() {
+            pin.name().clone_into(&mut set.name);
+            set.requested = now;
         }
-        let known = state.known.entry((generation, rule)).or_default();
-        known.name = pin.name().to_owned();
-        known.asked = now;
-        known.chunks = guest_bytes / COPY_CHUNK;
-        let whole = known.chunks;
-        if let Some(seed) = seed {
-            let seed = seed.iter().copied().filter(|chunk| u64::from(*chunk) < whole);
-            known.forecast.seed(&seed.collect::<Vec<_>>());
+        if revision.is_none() || set.chunks != chunks {
+            set.chunks = chunks;
+            state.drop_ready(|other, _| *other == key);
+            self.shared.wake(state);
         }
-        let expected = known.forecast.expected();
-        let copy = match known.ready.pop() {
+        true
+    }
+
+    /// Lends a copy of a set to a start from the snapshot of a pin; `None` where there is no such set.
+    pub(super) fn lend(&self, pin: &Pin, key: &str) -> Option<Loan> {
+        let key = (pin.extent().generation, key.to_owned());
+        let mut state = self.shared.state();
+        let now = state.now + 1;
+        let set = state.sets.get_mut(&key)?;
+        set.requested = now;
+        let chunks = set.chunks.clone();
+        let copy = match set.ready.pop() {
             Some(Ready { chunks, file }) => {
                 let bytes = bytes(&chunks);
                 state.ready -= bytes;
                 state.lent += bytes;
                 Ok(Lent { chunks, file: Some(file), shared: self.shared.clone() })
             }
-            None if expected.is_empty() => Err(NoCopy::Unneeded),
+            None if chunks.is_empty() => Err(NoCopy::Unneeded),
             // It is tried again now.
-            None => Err(known.failed.take().unwrap_or(NoCopy::BeingMade)),
+            None => Err(set.failed.take().unwrap_or(NoCopy::BeingMade)),
         };
+        state.now = now;
         self.shared.wake(state);
-        Some(Loan { expected, copy })
-    }
-
-    /// Learns which chunks a run wrote. Copies of other chunks than those that are now expected are made anew.
-    pub(super) fn observe(&self, key: Key, written: &[u32]) {
-        let mut state = self.shared.state();
-        let Some(known) = state.known.get_mut(&key) else { return };
-        let before = known.forecast.expected();
-        let whole = known.chunks;
-        let written: Vec<u32> =
-            written.iter().copied().filter(|chunk| u64::from(*chunk) < whole).collect();
-        known.forecast.observe(&written);
-        if known.forecast.expected() != before {
-            state.drop_ready(|other, _| *other == key);
-            self.shared.wake(state);
-        }
+        Some(Loan { chunks, copy })
     }
 
     /// Gives up what is of snapshots that are not current any more.
     pub(super) fn drop_stale(&self) {
         let mut state = self.shared.state();
-        let current = |key: &Key, known: &Known| {
-            let current = self.shared.pool.lookup(&known.name);
+        let current = |key: &Key, set: &ChunkSet| {
+            let current = self.shared.pool.lookup(&set.name);
             current.is_ok_and(|current| current.generation == key.0)
         };
-        state.drop_ready(|key, known| !current(key, known));
-        state.known.retain(|key, known| current(key, known));
+        state.drop_ready(|key, set| !current(key, set));
+        state.sets.retain(|key, set| current(key, set));
     }
 
-    /// Gives up what is ready, and what was learnt.
+    /// Drops all sets and their ready copies.
     pub(super) fn drop_all(&self) {
         let mut state = self.shared.state();
         state.drop_ready(|_, _| true);
-        state.known.clear();
+        state.sets.clear();
     }
 }
 
@@ -294,68 +313,69 @@ impl Drop for Copies {
 }
 
 impl State {
-    fn drop_ready(&mut self, which: impl Fn(&Key, &Known) -> bool) {
-        for (key, known) in &mut self.known {
-            if which(key, known) {
-                self.ready -= known.ready.drain(..).map(|ready| bytes(&ready.chunks)).sum::<u64>();
+    fn drop_ready(&mut self, which: impl Fn(&Key, &ChunkSet) -> bool) {
+        for (key, set) in &mut self.sets {
+            if which(key, set) {
+                self.ready -= set.ready.drain(..).map(|ready| bytes(&ready.chunks)).sum::<u64>();
             }
         }
     }
 
     fn forget_oldest(&mut self) {
-        let oldest = self.known.iter().min_by_key(|(_, known)| known.asked).map(|(key, _)| *key);
-        if let Some(oldest) = oldest {
+        let oldest = self.sets.iter().min_by_key(|(_, set)| set.requested);
+        if let Some(oldest) = oldest.map(|(key, _)| key.clone()) {
             self.drop_ready(|key, _| *key == oldest);
-            self.known.remove(&oldest);
+            self.sets.remove(&oldest);
         }
     }
 
-    /// What is to be made next: of those who asked last first.
-    fn next(&mut self) -> Option<Job> {
-        let mut keys: Vec<(u64, Key)> =
-            self.known.iter().map(|(k, known)| (known.asked, *k)).collect();
+    /// The keys in the order of their last request, the oldest first.
+    fn by_request(&self) -> Vec<(u64, Key)> {
+        let mut keys: Vec<_> =
+            self.sets.iter().map(|(key, set)| (set.requested, key.clone())).collect();
         keys.sort_unstable();
-        keys.into_iter().rev().find_map(|(asked, key)| self.job(key, asked))
+        keys
     }
 
-    fn job(&mut self, key: Key, asked: u64) -> Option<Job> {
+    /// The copy to make next: of the set that was requested last.
+    fn next(&mut self) -> Option<Job> {
+        self.by_request().into_iter().rev().find_map(|(requested, key)| self.job(key, requested))
+    }
+
+    fn job(&mut self, key: Key, requested: u64) -> Option<Job> {
         let (size, held) = (self.size, self.ready + self.lent);
-        let known = self.known.get_mut(&key)?;
-        if known.ready.len() >= READY || known.making || known.failed.is_some() {
+        let set = self.sets.get_mut(&key)?;
+        if set.ready.len() >= READY || set.making || set.failed.is_some() {
             return None;
         }
-        let mut chunks = known.forecast.expected();
+        let mut chunks = set.chunks.clone();
         // What is larger than the arena is copied in part.
         chunks.truncate(usize_of(size / COPY_CHUNK));
         let wanted = bytes(&chunks);
         if wanted == 0 {
-            known.failed = (!known.forecast.expected().is_empty()).then_some(NoCopy::ArenaFull);
+            set.failed = (!set.chunks.is_empty()).then_some(NoCopy::ArenaFull);
             return None;
         }
         if held + wanted > size {
             // A spare copy is not worth another snapshot's.
-            if !known.ready.is_empty() {
+            if !set.ready.is_empty() {
                 return None;
             }
-            self.make_room(asked, wanted);
+            self.make_room(requested, wanted);
             if self.ready + self.lent + wanted > size {
-                self.known.get_mut(&key)?.failed = Some(NoCopy::ArenaFull);
+                self.sets.get_mut(&key)?.failed = Some(NoCopy::ArenaFull);
                 return None;
             }
         }
-        let known = self.known.get_mut(&key)?;
-        known.making = true;
+        let set = self.sets.get_mut(&key)?;
+        set.making = true;
         self.ready += wanted;
-        Some(Job { key, name: known.name.clone(), chunks })
+        Some(Job { name: set.name.clone(), key, chunks })
     }
 
-    /// Drops copies of snapshots that were asked for before `asked`, oldest first, until so much is free.
-    fn make_room(&mut self, asked: u64, wanted: u64) {
-        let mut older: Vec<(u64, Key)> =
-            self.known.iter().map(|(k, known)| (known.asked, *k)).collect();
-        older.retain(|(other, _)| *other < asked);
-        older.sort_unstable();
-        for (_, key) in older {
+    /// Drops copies of sets that were requested before `requested`, oldest first, until `wanted` bytes are free.
+    fn make_room(&mut self, requested: u64, wanted: u64) {
+        for (_, key) in self.by_request().into_iter().filter(|(other, _)| *other < requested) {
             if self.ready + self.lent + wanted <= self.size {
                 return;
             }
@@ -403,24 +423,21 @@ impl State {
         let Job { key, chunks, .. } = job;
         let wanted = bytes(&chunks);
         self.ready -= wanted;
-        let Some(known) = self.known.get_mut(&key) else { return };
-        known.making = false;
+        let Some(set) = self.sets.get_mut(&key) else { return };
+        set.making = false;
         let limit = usize_of(self.size / COPY_CHUNK);
-        let mut expected = known.forecast.expected();
-        expected.truncate(limit);
+        let current = &set.chunks[..limit.min(set.chunks.len())];
         match made {
-            // Meanwhile something else may be expected.
-            Some(Ok(file))
-                if expected == chunks && self.ready + self.lent + wanted <= self.size =>
-            {
-                known.ready.push(Ready { chunks, file });
+            // The set may have been replaced meanwhile.
+            Some(Ok(file)) if current == chunks && self.ready + self.lent + wanted <= self.size => {
+                set.ready.push(Ready { chunks, file });
                 self.ready += wanted;
             }
             Some(Ok(_)) => {}
-            Some(Err(_)) => known.failed = Some(NoCopy::NoHugePages),
+            Some(Err(_)) => set.failed = Some(NoCopy::NoHugePages),
             None => {
                 self.drop_ready(|other, _| *other == key);
-                self.known.remove(&key);
+                self.sets.remove(&key);
             }
         }
     }

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use tempfile::TempDir;
 
 use super::*;
-use crate::{ChunkRun, Client, CreateOptions, GRANULE, MappedMedium, MemfdOptions, Pool, Server};
+use crate::{
+    ChunkRun, Client, CopyGrant, CreateOptions, GRANULE, MappedMedium, MemfdOptions, Pool, Server,
+};
 
 const CHUNKS: u64 = 6;
-const RULE: CopyRule = CopyRule { written: 1, read: 0 };
+const KEY: &str = "written=1";
 
 struct World {
     folder: TempDir,
@@ -57,14 +59,24 @@ fn byte(chunk: u64) -> u8 {
     u8::try_from(chunk + 1).unwrap()
 }
 
-/// Asks until a copy is there; `None` where this host has no huge pages to spare.
+/// Requests a copy, of these chunks where there is no set yet.
+fn request(client: &mut Client, generation: u64, chunks: &[ChunkRun]) -> CopyGrant {
+    loop {
+        if let Some(grant) = client.copy(generation, KEY).unwrap() {
+            return grant;
+        }
+        client.set_chunks(generation, KEY, None, chunks.to_vec(), Vec::new()).unwrap();
+    }
+}
+
+/// Requests until a copy is there; `None` where this host has no free huge pages.
 fn copy(
     client: &mut Client,
     generation: u64,
-    profile: &[ChunkRun],
+    chunks: &[ChunkRun],
 ) -> Option<(Vec<ChunkRun>, File)> {
     loop {
-        match client.copy(generation, RULE, profile.to_vec()).unwrap().copy {
+        match request(client, generation, chunks).copy {
             Ok((chunks, file)) => return Some((chunks, file.into())),
             Err(NoCopy::BeingMade | NoCopy::ArenaFull) => std::thread::yield_now(),
             Err(NoCopy::NoHugePages) => return None,
@@ -174,7 +186,7 @@ fn the_arena_is_never_larger_than_it_may_be() {
     check(&file, [0, 1]);
     let (mut second, generation) = world.pinned("other");
     let refused = loop {
-        match second.copy(generation, RULE, vec![(3, 1)]).unwrap().copy {
+        match request(&mut second, generation, &[(3, 1)]).copy {
             Err(NoCopy::BeingMade) => std::thread::yield_now(),
             other => break other.map(drop),
         }
@@ -188,37 +200,44 @@ fn the_arena_is_never_larger_than_it_may_be() {
     assert!(arena.ready + arena.lent <= arena.size, "{arena:?}");
     world.server.set_arena(0);
     assert!(matches!(
-        world.pinned("hello").0.copy(generation, RULE, vec![]).unwrap_err(),
+        world.pinned("hello").0.copy(generation, KEY).unwrap_err(),
         crate::ClientError::Refused { .. }
     ));
 }
 
 #[test]
-fn what_runs_write_is_learnt_and_what_they_do_not_is_forgotten() {
+fn a_set_is_replaced_by_revision_and_its_copies_with_it() {
     let world = World::new();
     world.freeze("hello");
-    // A profile of one input, and runs of another.
-    let (a, b) = (vec![(0, 2)], vec![(3, 1), (5, 1)]);
     let (mut client, generation) = world.pinned("hello");
-    assert!(client.known_copy(generation, RULE).unwrap().is_none(), "nobody has told its profile");
-    let mut expected = Vec::new();
-    for _ in 0..6 {
-        let (mut client, generation) = world.pinned("hello");
-        expected.push(client.copy(generation, RULE, a.clone()).unwrap().expected);
-        client.wrote(generation, RULE, b.clone()).unwrap();
-    }
-    assert_eq!(expected[0], a);
-    assert_eq!(expected[1], a, "one run may be an exception");
-    assert_eq!(expected[2], [(0, 2), (3, 1), (5, 1)]);
-    assert_eq!(expected[5], b);
-    assert_eq!(client.known_copy(generation, RULE).unwrap().unwrap().expected, b);
-    let (mut client, generation) = world.pinned("hello");
-    let other = client.copy(generation, CopyRule { written: 4, ..RULE }, Vec::new()).unwrap();
-    assert!(other.expected.is_empty(), "learnt of other numbers of pages");
-    assert_eq!(other.copy.map(drop), Err(NoCopy::Unneeded));
-    let Some((chunks, file)) = copy(&mut client, generation, &a) else { return };
-    assert_eq!(chunks, b);
+    assert!(client.copy(generation, KEY).unwrap().is_none());
+    assert!(client.chunk_set(generation, KEY).unwrap().is_none());
+    assert!(!client.set_chunks(generation, KEY, Some(1), vec![(0, 2)], vec![1]).unwrap());
+    assert!(client.set_chunks(generation, KEY, None, vec![(0, 2)], vec![1]).unwrap());
+    assert!(!client.set_chunks(generation, KEY, None, vec![(1, 1)], vec![2]).unwrap());
+    let (mut other, _) = world.pinned("hello");
+    let old = other.chunk_set(generation, KEY).unwrap().unwrap();
+    assert_eq!((old.chunks.as_slice(), old.state.as_slice()), (&[(0, 2)][..], &[1][..]));
+    let _ = copy(&mut client, generation, &[]);
+    let new = vec![(3, 1), (5, 1)];
+    let revision = Some(old.revision);
+    assert!(other.set_chunks(generation, KEY, revision, new.clone(), vec![3, 4]).unwrap());
+    assert!(!client.set_chunks(generation, KEY, revision, vec![], vec![]).unwrap());
+    assert_eq!(client.chunk_set(generation, KEY).unwrap().unwrap().state, [3, 4]);
+    assert!(client.copy(generation, "another key").unwrap().is_none());
+    assert_eq!(request(&mut client, generation, &[]).chunks, new);
+    let Some((chunks, file)) = copy(&mut client, generation, &[]) else { return };
+    assert_eq!(chunks, new);
     check(&file, [3, 5]);
+}
+
+#[test]
+fn a_key_that_is_too_long_is_refused() {
+    let world = World::new();
+    world.freeze("hello");
+    let (mut client, generation) = world.pinned("hello");
+    let refused = client.set_chunks(generation, &"k".repeat(129), None, vec![], vec![]);
+    assert!(matches!(refused, Err(crate::ClientError::Refused { .. })), "{refused:?}");
 }
 
 #[test]
@@ -233,22 +252,22 @@ fn nothing_is_kept_of_a_snapshot_that_is_not_current() {
         std::thread::yield_now();
     }
     let (mut new, current) = world.pinned("hello");
-    assert!(new.copy(generation, RULE, vec![(0, 1)]).is_err(), "it does not have that extent");
-    assert_eq!(new.copy(current, RULE, Vec::new()).unwrap().copy.map(drop), Err(NoCopy::Unneeded));
+    assert!(new.copy(generation, KEY).is_err(), "it does not have that extent");
+    assert!(new.copy(current, KEY).unwrap().is_none());
+    assert_eq!(request(&mut new, current, &[]).copy.map(drop), Err(NoCopy::Unneeded));
     // The old one is still lent, and its snapshot pinned.
     assert_eq!(world.arena().lent, COPY_CHUNK);
     new.reclaim("hello").unwrap();
 }
 
 #[test]
-fn chunks_that_the_guest_has_not_are_left_out() {
+fn chunks_beyond_guest_memory_are_left_out() {
     let world = World::new();
     world.freeze("hello");
     let (mut client, generation) = world.pinned("hello");
     let far = vec![(5, u32::MAX), (u32::MAX, u32::MAX)];
-    assert_eq!(client.copy(generation, RULE, far.clone()).unwrap().expected, [(5, 1)]);
-    for _ in 0..2 {
-        client.wrote(generation, RULE, far.clone()).unwrap();
-    }
-    assert_eq!(client.copy(generation, RULE, Vec::new()).unwrap().expected, [(5, 1)]);
+    assert_eq!(request(&mut client, generation, &far).chunks, [(5, 1)]);
+    let set = client.chunk_set(generation, KEY).unwrap().unwrap();
+    assert!(client.set_chunks(generation, KEY, Some(set.revision), far, Vec::new()).unwrap());
+    assert_eq!(request(&mut client, generation, &[]).chunks, [(5, 1)]);
 }

@@ -14,7 +14,6 @@ mod client;
 mod copies;
 mod directory;
 mod error;
-mod forecast;
 mod pace;
 mod replicas;
 mod requests;
@@ -28,14 +27,14 @@ use crate::extent::Extent;
 use crate::media::{Durability, MediumFacts};
 use crate::pool::{Imaging, Listing, PageRun, PoolFacts, Recovery};
 
-pub use client::{Client, CopyGrant, Description, ExtentGrant, ReplicaGrant};
-pub use copies::{ArenaFacts, COPY_CHUNK, CopyRule, NoCopy};
+pub use client::{ChunkSet, Client, CopyGrant, Description, ExtentGrant, ReplicaGrant};
+pub use copies::{ArenaFacts, COPY_CHUNK, NoCopy};
 pub use directory::{FindManagerError, ManagerDirectory, RemoveError};
 pub use error::{ClientError, Refusal, ServerError};
 pub use server::{ClientWatch, Server};
 
 /// The version of the messages.
-const MANAGER_VERSION: u32 = 1;
+const MANAGER_VERSION: u32 = 2;
 
 /// What a client asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,11 +48,18 @@ enum Request {
     Replica { name: String },
     /// An extent to freeze into, with a descriptor for writing.
     Begin { name: String, guest_bytes: u64, tail_bytes: u64 },
-    /// A copy, made ahead, of the chunks that a microVM of a snapshot that this connection has pinned is expected to write. What
-    /// its profile names is needed once.
-    Copy { generation: u64, rule: CopyRule, profile: Option<Vec<ChunkRun>> },
-    /// Which chunks it wrote, or was right to have a copy of.
-    Wrote { generation: u64, rule: CopyRule, chunks: Vec<ChunkRun> },
+    /// A copy, made in advance, of a chunk set of a snapshot that this connection has pinned.
+    Copy { generation: u64, key: String },
+    /// The chunk set itself.
+    ChunkSet { generation: u64, key: String },
+    /// Store a chunk set in place of the set of a revision, or as a new set.
+    SetChunks {
+        generation: u64,
+        key: String,
+        revision: Option<u64>,
+        chunks: Vec<ChunkRun>,
+        state: Vec<u8>,
+    },
     /// Publish what was written and flushed.
     Commit { generation: u64 },
     /// The bytes of a snapshot that this connection has pinned were checked, and found good.
@@ -79,8 +85,10 @@ enum Response {
     Described { pool: PoolFacts, medium: MediumFacts, recovery: Recovery, pid: u32 },
     Granted(Granted),
     Replica { granted: Granted, source: Extent, imaging: Imaging, prepared: Option<Imaging> },
-    Copy { expected: Vec<ChunkRun>, copied: Result<Vec<ChunkRun>, NoCopy> },
-    ProfileWanted,
+    Copy { chunks: Vec<ChunkRun>, copied: Result<Vec<ChunkRun>, NoCopy> },
+    ChunkSet { revision: u64, chunks: Vec<ChunkRun>, state: Vec<u8> },
+    NoChunkSet,
+    OtherRevision,
     Published { extent: Extent },
     Noted,
     Released,

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::copies::{Copies, Lent};
+use super::copies::{Copies, Lent, StoredSet};
 use super::error::Refusal;
 use super::pace::Pace;
 use super::replicas::{Acquired, Replicas};
@@ -21,6 +21,8 @@ use crate::pool::{
 const MAX_GRANTS: usize = 4096;
 /// Chunks that a request may name: those of 1 TiB.
 const MAX_CHUNKS: usize = 1 << 19;
+/// Bytes of the longest key of a chunk set.
+const MAX_KEY: usize = 128;
 
 /// A pool, and what its manager keeps in memory about it.
 #[derive(Debug)]
@@ -105,12 +107,11 @@ impl Manager {
                 Ok((Response::Noted, None))
             }
             Request::Replica { name } => self.replica(&name, grants),
-            Request::Copy { generation, rule, profile } => {
+            Request::Copy { generation, key } => {
                 grants.check_room()?;
                 let pin = grants.pin(generation)?;
-                let profile = profile.as_deref().map(chunks_of);
-                let Some(loan) = self.copies.lend(pin, rule, profile.as_deref()) else {
-                    return Ok((Response::ProfileWanted, None));
+                let Some(loan) = self.copies.lend(pin, &key) else {
+                    return Ok((Response::NoChunkSet, None));
                 };
                 let (copied, descriptor) = match loan.copy {
                     Ok(mut lent) => {
@@ -120,12 +121,26 @@ impl Manager {
                     }
                     Err(reason) => (Err(reason), None),
                 };
-                Ok((Response::Copy { expected: runs_of(&loan.expected), copied }, descriptor))
+                Ok((Response::Copy { chunks: runs_of(&loan.chunks), copied }, descriptor))
             }
-            Request::Wrote { generation, rule, chunks } => {
+            Request::ChunkSet { generation, key } => {
                 grants.pin(generation)?;
-                self.copies.observe((generation, rule), &chunks_of(&chunks));
-                Ok((Response::Noted, None))
+                let Some(StoredSet { revision, chunks, state }) =
+                    self.copies.set(&(generation, key))
+                else {
+                    return Ok((Response::NoChunkSet, None));
+                };
+                Ok((Response::ChunkSet { revision, chunks: runs_of(&chunks), state }, None))
+            }
+            Request::SetChunks { generation, key, revision, chunks, state } => {
+                let pin = grants.pin(generation)?;
+                if key.len() > MAX_KEY {
+                    let message = format!("the key of a chunk set has at most {MAX_KEY} bytes");
+                    return Err((Refusal::Invalid, message));
+                }
+                let chunks = chunks_of(&chunks);
+                let stored = self.copies.replace(pin, &key, revision, chunks, state);
+                Ok((if stored { Response::Noted } else { Response::OtherRevision }, None))
             }
             Request::Begin { name, guest_bytes, tail_bytes } => {
                 grants.check_room()?;

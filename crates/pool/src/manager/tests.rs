@@ -9,7 +9,7 @@ use rustix::fs::{OFlags, fcntl_getfl};
 use tempfile::TempDir;
 
 use super::wire::{MAX_REQUEST, send};
-use super::{Client, ClientError, Refusal, Request, Server, ServerError};
+use super::{Client, ClientError, MANAGER_VERSION, Refusal, Request, Server, ServerError};
 use crate::{
     Access, CreateOptions, GRANULE, ImagedBy, Imaging, MappedMedium, MediumError, MemfdOptions,
     PageRun, Pool, PoolReader, Role,
@@ -343,11 +343,12 @@ fn other_versions_and_oversized_frames_are_refused() {
     let frame = |version: u32, len: u32| {
         [&b"fpmg"[..], &version.to_le_bytes(), &len.to_le_bytes()].concat()
     };
-    for bytes in [frame(2, 0), frame(1, MAX_REQUEST + 1), frame(1, 0)] {
+    let (is, other) = (MANAGER_VERSION, MANAGER_VERSION + 1);
+    for bytes in [frame(other, 0), frame(is, MAX_REQUEST + 1), frame(is, 0)] {
         let answer = String::from_utf8_lossy(&raw(&world.path(), &bytes)).into_owned();
         assert!(answer.contains("the request is not valid"), "{answer}");
     }
-    assert_eq!(raw(&world.path(), &frame(1, 100)), b"");
+    assert_eq!(raw(&world.path(), &frame(is, 100)), b"");
     world.client().list().unwrap();
 }
 

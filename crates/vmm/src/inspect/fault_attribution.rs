@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use firn_base::PAGE_SIZE;
 use firn_memory::Leaf;
-use firn_memory::recorders::{Seen, Sighting, Witness};
+use firn_memory::recorders::{FaultObserver, FaultOrigin, TouchedPages};
 use firn_memory::trace::Toucher;
 use parking_lot::{Condvar, Mutex};
 use thiserror::Error;
@@ -141,10 +141,10 @@ impl AttributionControl {
     }
 }
 
-impl Witness for FaultAttribution {
-    fn look(&mut self, page: u64, thread: u32, seen: &Seen<'_>) -> Sighting {
+impl FaultObserver for FaultAttribution {
+    fn observe(&mut self, page: u64, thread: u32, seen: &TouchedPages<'_>) -> FaultOrigin {
         let mut state = self.shared.state.lock();
-        let mut sighting = Sighting { by: Toucher::Device, leaf: None, gap: 0 };
+        let mut origin = FaultOrigin { by: Toucher::Device, leaf: None, gap: 0 };
         if let Some(vcpu) = state.thread.filter(|vcpu| vcpu.id() == thread) {
             state.stop = Stop::Requested;
             vcpu.interrupt();
@@ -156,7 +156,7 @@ impl Witness for FaultAttribution {
                 _ => None,
             };
             if let Some(registers) = registers {
-                (sighting.by, sighting.leaf) = attribute(page, &registers, seen);
+                (origin.by, origin.leaf) = attribute(page, &registers, seen);
                 state.tables = PageTables::of(&registers.1);
             } else {
                 state.stop = Stop::None;
@@ -165,11 +165,11 @@ impl Witness for FaultAttribution {
         let State { time, tables, error, .. } = &mut *state;
         if let Some(time) = time {
             match time.take(|rip| tables.is_some_and(|tables| halted(rip, tables, seen))) {
-                Ok(gap) => sighting.gap = gap,
+                Ok(gap) => origin.gap = gap,
                 Err(first) => drop(error.get_or_insert(first.into())),
             }
         }
-        sighting
+        origin
     }
 
     fn release(&mut self) {
@@ -186,7 +186,7 @@ impl Drop for FaultAttribution {
 
 /// The part of the next instruction or interrupt delivery that accesses a page, and the leaf that
 /// maps the page.
-fn attribute(page: u64, registers: &Registers, seen: &Seen<'_>) -> (Toucher, Option<Leaf>) {
+fn attribute(page: u64, registers: &Registers, seen: &TouchedPages<'_>) -> (Toucher, Option<Leaf>) {
     let unknown = (Toucher::Instruction, None);
     let Some(tables) = PageTables::of(&registers.1) else { return unknown };
     let instruction = accessed_by_instruction(registers, tables, seen);
@@ -200,7 +200,7 @@ fn find(
     page: u64,
     addresses: Vec<u64>,
     tables: PageTables,
-    seen: &Seen<'_>,
+    seen: &TouchedPages<'_>,
 ) -> Option<(Toucher, Leaf)> {
     let mut walked = None;
     for address in addresses {
@@ -219,12 +219,12 @@ fn find(
 }
 
 /// Whether a vCPU at this instruction pointer has halted: the instruction before it is HLT.
-fn halted(rip: u64, tables: PageTables, seen: &Seen<'_>) -> bool {
+fn halted(rip: u64, tables: PageTables, seen: &TouchedPages<'_>) -> bool {
     seen.read_linear(rip.wrapping_sub(1), tables) == Some(HLT)
 }
 
-impl PhysicalMemory for Seen<'_> {
+impl PhysicalMemory for TouchedPages<'_> {
     fn read<const N: usize>(&self, address: u64) -> Option<[u8; N]> {
-        Seen::read(self, address)
+        TouchedPages::read(self, address)
     }
 }

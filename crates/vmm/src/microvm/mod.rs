@@ -283,7 +283,7 @@ impl Microvm {
             VcpuEnd::Power(PowerRequest::Reset) => self.unless_lost(End::Reset),
             VcpuEnd::TripleFault => self.unless_lost(End::TripleFault),
             VcpuEnd::Failure(VcpuFailure::Memory { address, .. }) => {
-                let source = self.memory().lost(address);
+                let source = self.memory().lost_backing(address);
                 End::Failure(VcpuFailure::Memory { address, source })
             }
             VcpuEnd::Failure(failure) => self.unless_lost(End::Failure(failure)),
@@ -294,7 +294,7 @@ impl Microvm {
     /// page tables treats a page table that it cannot read as empty, and kernels before 6.8 do not
     /// report the page that a vCPU faulted on.
     fn unless_lost(&self, end: End) -> End {
-        match self.memory().lost(None) {
+        match self.memory().lost_backing(None) {
             Some(lost) => End::Failure(VcpuFailure::Memory { address: None, source: Some(lost) }),
             None => end,
         }

@@ -1,7 +1,8 @@
 //! Why a vCPU stops for good.
 
 use firn_base::PAGE_SIZE;
-use firn_memory::{CopyChunkError, LostMemory};
+use firn_memory::CopyChunkError;
+use firn_memory::sigbus::LostBacking;
 use thiserror::Error;
 
 use crate::bus::PowerRequest;
@@ -37,7 +38,7 @@ pub enum VcpuFailure {
         /// Guest-physical address, if KVM reported it.
         address: Option<u64>,
         /// The memory that the host lost, if known.
-        source: Option<LostMemory>,
+        source: Option<LostBacking>,
     },
     /// The guest wrote to sealed memory, and the page that it wrote was not found.
     #[error(

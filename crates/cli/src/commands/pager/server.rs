@@ -75,7 +75,7 @@ fn serve(
         pages: len / PAGE_SIZE,
         policy: arguments.granule,
         // The guardian detects the end of this process and kills the monitor.
-        on_loss: end_process,
+        on_failure: end_process,
     })?;
     // The following wait detects that the guardian has ended.
     let _ = send(guardian, &[]);

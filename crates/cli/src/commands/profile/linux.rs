@@ -89,7 +89,7 @@ pub(super) fn record(
         let recorder = Mutex::new(recorder);
         let outcome = run(snapshot, guest, &recorder, &invocation, limit, &interruption);
         let outcome = match outcome {
-            Err(RunLinuxError::Recorder(error)) if guest.lenient && error.is_of_the_host() => {
+            Err(RunLinuxError::Recorder(error)) if guest.lenient && error.is_host_limitation() => {
                 left_out(&parts, &error);
                 continue;
             }

@@ -151,7 +151,9 @@ pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordError> {
         for recorder in recorders {
             let parts = recorder.parts();
             match record(snapshot, input, recorder, &arguments.host.kvm, &mut profile) {
-                Err(RecordReplayError::Recorder(error)) if lenient && error.is_of_the_host() => {
+                Err(RecordReplayError::Recorder(error))
+                    if lenient && error.is_host_limitation() =>
+                {
                     left_out(&parts, &error);
                 }
                 done => {

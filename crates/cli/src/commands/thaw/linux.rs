@@ -11,12 +11,11 @@ use serde::Serialize;
 
 use firn_bench::player::ReplicaCost;
 use firn_memory::compare::{CompareReport, Original};
+use firn_memory::copy_ahead::{self, WriteReport};
 use firn_memory::loader::{Loader, LoaderReport};
 use firn_memory::pager::{Pager, PagerReport};
 use firn_memory::planners::{self, Planner};
-use firn_memory::{
-    ChunkCopies, ExecuteReport, ProcessCounters, Sources, WriteReport, execute, observe_writes,
-};
+use firn_memory::{ChunkCopies, ExecuteReport, ProcessCounters, Sources, execute};
 use firn_run::{AgentClient, Identity, Invocation};
 use firn_snapshot::{Grant, PageSet, Snapshot};
 use firn_vmm::{
@@ -183,13 +182,8 @@ pub(super) fn run(
             .map_err(ThawCommandError::Measure)?;
         let counters =
             ProcessCounters::read().map_err(|error| ThawCommandError::Measure(Box::new(error)))?;
-        let writes = match grant.and_then(Grant::copies) {
-            Some(copies) => {
-                let writes = observe_writes(&guest_memory, &plan, copies, snapshot.image());
-                Some(writes.map_err(|error| ThawCommandError::Measure(Box::new(error)))?)
-            }
-            None => None,
-        };
+        let writes = copy_ahead::observe(&guest_memory, &plan, snapshot, grant)
+            .map_err(|error| ThawCommandError::Measure(Box::new(error)))?;
         let compared = if arguments.compare { Some(compared(handle, snapshot)?) } else { None };
         let serves = invocation.is_none() || arguments.keep;
         // Nobody is served any more: the rest of the report is waited for.

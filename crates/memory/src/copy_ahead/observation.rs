@@ -1,54 +1,68 @@
-//! What a run wrote of what it was expected to write.
+//! Which chunks a run wrote, and which of those were expected.
 
 use std::io;
 use std::ops::Range;
 
 use firn_base::num::usize_of;
-use firn_snapshot::{CHUNK_PAGES, CHUNK_SIZE, Copies, NoCopy, PageSet, ReadAt, Run, runs_of};
+use firn_snapshot::{
+    CHUNK_PAGES, CHUNK_SIZE, Copies, Grant, NoCopy, PageSet, ReadAt, Run, Snapshot, runs_of,
+};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress};
 
+use super::Rule;
 use crate::guest_memory::GuestMemory;
 use crate::plan::{Plan, Source};
 
 /// Bytes that are compared at once.
 const PIECE: usize = 64 << 10;
 
-/// What a planner that runs on copies expected to be written, and what was. Chunks are 2 MiB.
+/// Which chunks (2 MiB) a run was expected to write, and which it wrote.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WriteReport {
-    /// Why there was no copy, where chunks were expected to be written and none was ready.
+    /// Why there was no copy.
     pub no_copy: Option<NoCopy>,
     /// Chunks that were expected to be written.
     pub predicted: u64,
-    /// Chunks of which a copy was ready: DRAM of this microVM, 2 MiB each.
+    /// Chunks in the copy that was ready: DRAM of this microVM, 2 MiB each.
     pub copied: u64,
-    /// Chunks that were written and not expected: what the kernel copied page by page.
+    /// Chunks that were written and not expected: the kernel copied them page by page.
     pub missed: u64,
-    /// Chunks that were expected and not written; with them those that were copied because much of them is read.
+    /// Chunks that were expected and not written, and chunks that the rule selected because they are read.
     pub unused: u64,
     /// The chunks that were written, as runs of image pages.
     pub written: Vec<Run>,
 }
 
-/// Why it is not known what a run wrote.
+/// Why the written chunks are not known.
 #[derive(Debug, Error)]
-#[error("finding out what the guest wrote")]
+#[error("cannot find out what the guest wrote")]
 pub struct ObserveError(#[from] io::Error);
 
-/// Finds out which chunks a guest has written. A chunk of the extent counts when at least `copies.rule.written` of its pages were copied
-/// on write; a chunk of a copy when it differs from what it was copied from. The guest may run: what it writes meanwhile
-/// counts or not.
-///
-/// `image` is the snapshot's image: the sealed extent.
+/// Finds out which chunks a guest has written. A chunk of the extent counts when at least as many of its pages were copied on
+/// write as the rule requires; a chunk of a copy counts when it differs from the extent. The guest may run: a concurrent write
+/// may or may not count. Returns `None` for a grant for which no copy was requested.
 ///
 /// # Errors
 ///
-/// [`ObserveError`]: the kernel does not tell, or the image cannot be read.
-pub fn observe_writes(
+/// [`ObserveError`]: the kernel does not report private pages, or the image cannot be read.
+pub fn observe(
     memory: &GuestMemory,
     plan: &Plan,
+    snapshot: &Snapshot,
+    grant: Option<&Grant>,
+) -> Result<Option<WriteReport>, ObserveError> {
+    let Some(copies) = grant.and_then(Grant::copies) else { return Ok(None) };
+    let Some(rule) = Rule::of_key(&copies.key) else { return Ok(None) };
+    observe_extent(memory, plan, rule, copies, snapshot.image()).map(Some)
+}
+
+/// [`observe`] for an image, which is the sealed extent.
+fn observe_extent(
+    memory: &GuestMemory,
+    plan: &Plan,
+    rule: Rule,
     copies: &Copies,
     image: &dyn ReadAt,
 ) -> Result<WriteReport, ObserveError> {
@@ -66,7 +80,7 @@ pub fn observe_writes(
                 }
                 _ => {
                     let private = memory.private_pages(guest, len)?;
-                    private >= copies.rule.written
+                    private >= rule.written
                 }
             };
             if counts {
@@ -104,7 +118,7 @@ fn chunk_parts(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
-/// Whether `len` bytes of guest memory differ from the sealed image.
+/// Whether `len` bytes of guest memory differ from the sealed extent.
 fn differs(
     memory: &GuestMemory,
     guest: u64,
@@ -127,5 +141,5 @@ fn differs(
 }
 
 #[cfg(test)]
-#[path = "writes_tests.rs"]
+#[path = "observation_tests.rs"]
 mod tests;

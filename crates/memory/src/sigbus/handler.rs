@@ -1,6 +1,7 @@
-//! SIGBUS: what is told, and the end of the process.
+//! The handler of SIGBUS: reports the lost page and ends the process.
 //!
-//! A handler may call little (signal-safety(7)): it formats into an array, makes system calls, and touches no heap and no lock.
+//! A handler may only call async-signal-safe functions (signal-safety(7)): it formats into an array and makes system calls, and
+//! uses neither heap nor locks.
 
 use std::fmt::{self, Write};
 use std::io;
@@ -13,12 +14,12 @@ use firn_base::PAGE_SIZE;
 use libc::{c_int, c_void, siginfo_t};
 
 use super::maps;
-use crate::guest_memory::Slot;
+use crate::slot::Slot;
 
-/// Slots of guest memory whose pages a report can name. What is more is reported by its host address alone.
-const MOST: usize = 16;
+/// The number of slots of guest memory whose pages a report can name. Others are reported by their host address alone.
+const MAX_SLOTS: usize = 16;
 
-/// A slot of guest memory: all 0 where there is none.
+/// A slot of guest memory; all 0 in a free entry.
 #[derive(Debug)]
 struct Entry {
     host: AtomicU64,
@@ -27,21 +28,21 @@ struct Entry {
     len: AtomicU64,
 }
 
-static ENTRIES: [Entry; MOST] =
+static ENTRIES: [Entry; MAX_SLOTS] =
     [const { Entry { host: AtomicU64::new(0), guest: AtomicU64::new(0), len: AtomicU64::new(0) } };
-        MOST];
+        MAX_SLOTS];
 
-/// Slots of guest memory that reports can name pages of, until it is dropped.
+/// Slots of guest memory whose pages reports can name, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Told(Vec<&'static Entry>);
+pub(crate) struct RegisteredSlots(Vec<&'static Entry>);
 
-impl Told {
-    pub(crate) fn of(slots: &[Slot]) -> Self {
-        Self(slots.iter().filter_map(enter).collect())
+impl RegisteredSlots {
+    pub(crate) fn new(slots: &[Slot]) -> Self {
+        Self(slots.iter().filter_map(register).collect())
     }
 }
 
-impl Drop for Told {
+impl Drop for RegisteredSlots {
     fn drop(&mut self) {
         for entry in &self.0 {
             entry.len.store(0, Ordering::Release);
@@ -50,15 +51,15 @@ impl Drop for Told {
     }
 }
 
-fn enter(slot: &Slot) -> Option<&'static Entry> {
+fn register(slot: &Slot) -> Option<&'static Entry> {
     ENTRIES.iter().find(|entry| {
         let order = Ordering::AcqRel;
-        let taken = entry.host.compare_exchange(0, slot.host_addr, order, Ordering::Relaxed);
-        if taken.is_ok() {
+        let claimed = entry.host.compare_exchange(0, slot.host_addr, order, Ordering::Relaxed);
+        if claimed.is_ok() {
             entry.guest.store(slot.guest_addr, Ordering::Relaxed);
             entry.len.store(slot.len, Ordering::Release);
         }
-        taken.is_ok()
+        claimed.is_ok()
     })
 }
 
@@ -72,18 +73,18 @@ fn guest_page(address: u64) -> Option<u64> {
     })
 }
 
-/// Has this process end with a line on standard error and exit code 1 when it touches mapped memory that is not there any more
-/// (SIGBUS), instead of being killed without a word. What it leaves is what a killed process leaves.
+/// Installs a handler that ends this process with a line on standard error and exit code 1 when it accesses mapped memory
+/// whose backing is lost. As with a kill, nothing is cleaned up.
 ///
 /// # Errors
 /// The handler cannot be installed.
-pub fn report_lost_memory() -> io::Result<()> {
+pub fn install() -> io::Result<()> {
     // SAFETY: all zeros is an empty mask and no flags.
     let mut action: libc::sigaction = unsafe { zeroed() };
     action.sa_sigaction = on_sigbus as extern "C" fn(c_int, *mut siginfo_t, *mut c_void) as usize;
-    // The second one, by the handler itself, kills.
+    // A second SIGBUS, in the handler itself, kills the process.
     action.sa_flags = libc::SA_SIGINFO | libc::SA_RESETHAND;
-    // SAFETY: the handler keeps to what a handler may do.
+    // SAFETY: the handler only calls async-signal-safe functions.
     let failed = unsafe { libc::sigaction(libc::SIGBUS, &raw const action, null_mut()) } != 0;
     if failed {
         return Err(io::Error::last_os_error());
@@ -92,22 +93,22 @@ pub fn report_lost_memory() -> io::Result<()> {
 }
 
 extern "C" fn on_sigbus(signal: c_int, info: *mut siginfo_t, _: *mut c_void) {
-    // SAFETY: the kernel passes what it tells of the signal, and nobody else has it.
+    // SAFETY: the kernel passes a valid siginfo, which nothing else refers to.
     let info = unsafe { &*info };
     if info.si_code <= 0 {
-        // Another process sent it. Its default action is in force again.
+        // Another process sent the signal; SA_RESETHAND has restored the default action.
         // SAFETY: raising a signal touches no memory.
         unsafe { libc::raise(signal) };
         return;
     }
-    // SAFETY: it is SIGBUS, of the kernel's, which has an address.
+    // SAFETY: a SIGBUS that the kernel generated has an address.
     let address = unsafe { info.si_addr() };
     let report = Report::of(address.addr() as u64);
     // SAFETY: standard error may be closed, and then the write fails.
     let stderr = unsafe { BorrowedFd::borrow_raw(libc::STDERR_FILENO) };
-    // There is nobody else to tell.
+    // A failure cannot be reported anywhere else.
     let _ = rustix::io::write(stderr, report.bytes());
-    // SAFETY: it ends the process, and runs nothing of it.
+    // SAFETY: it ends the process and runs no code of it.
     unsafe { libc::_exit(1) };
 }
 
@@ -120,7 +121,7 @@ struct Report {
 impl Report {
     fn of(address: u64) -> Self {
         let mut report = Self { text: [0; 1024], len: 0 };
-        // Writing to it does not fail.
+        // `write_str` below always succeeds.
         let _ = report.describe(address);
         report
     }
@@ -145,7 +146,7 @@ impl Report {
         )
     }
 
-    /// Puts bytes in, without what a terminal takes as a command.
+    /// Appends bytes, as far as there is room, with `?` in place of control characters.
     fn push(&mut self, bytes: &[u8]) {
         for byte in bytes {
             let Some(place) = self.text.get_mut(self.len) else { return };
@@ -167,5 +168,5 @@ impl Write for Report {
 }
 
 #[cfg(test)]
-#[path = "signal_tests.rs"]
+#[path = "handler_tests.rs"]
 mod tests;

@@ -17,8 +17,8 @@ fn lines_of_the_kernel_are_parsed() {
 }
 
 #[test]
-fn all_of_this_process_is_seen() {
-    let here = all_of_this_process_is_seen as fn() as usize as u64;
+fn the_mapping_of_this_program_is_visited() {
+    let here = the_mapping_of_this_program_is_visited as fn() as usize as u64;
     let mut found = Vec::new();
     scan(|mapped| {
         if (mapped.start..mapped.end).contains(&here) {
@@ -32,7 +32,7 @@ fn all_of_this_process_is_seen() {
 
 proptest! {
     #[test]
-    fn random_lines_do_no_harm(line in proptest::collection::vec(any::<u8>(), 0..100)) {
+    fn any_line_is_parsed_or_skipped(line in proptest::collection::vec(any::<u8>(), 0..100)) {
         let _ = parse(&line);
     }
 }

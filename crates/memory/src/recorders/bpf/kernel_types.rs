@@ -1,18 +1,18 @@
-//! Where a program at the kernel's function `filemap_add_folio` finds what it reads, by the kernel's own description of its types
-//! (BTF): they differ from one kernel to the next.
+//! The offsets that a program at the kernel's function `filemap_add_folio` reads from, which differ between kernels. They come from
+//! the kernel's own description of its types (BTF).
 
 use btfparse::{Integer32Value, Offset, Readable, TypeInformation, TypeVariant};
 
 const KERNEL: &str = "/sys/kernel/btf/vmlinux";
 /// `int filemap_add_folio(struct address_space *mapping, struct folio *folio, pgoff_t index, gfp_t gfp)`, of every kernel since
-/// 5.16. Its arguments, and then what it returned, are 8 bytes each in what the program is given.
+/// 5.16. The program's context holds the arguments and then the result, 8 bytes each.
 const FUNCTION: &str = "filemap_add_folio";
 const ARGUMENTS: [&str; 4] = ["mapping", "folio", "index", "gfp"];
 
-/// The function, and offsets in bytes of what is reached from its arguments.
+/// The function, and offsets in bytes of fields that are reached from its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct AddFolio {
-    /// Its number among the kernel's types.
+pub(in crate::recorders) struct AddFolio {
+    /// Its BTF id.
     pub(super) id: u32,
     /// `address_space.host`, the inode.
     pub(super) inode: i16,
@@ -24,9 +24,9 @@ pub(super) struct AddFolio {
     pub(super) device: i16,
     /// `folio.flags`.
     pub(super) flags: i16,
-    /// The bit of the flags that a folio of several pages has.
+    /// The bit of the flags that is set for a folio of several pages.
     pub(super) large: i32,
-    /// The byte of such a folio that is its order.
+    /// The byte of such a folio that holds its order.
     pub(super) order: i16,
 }
 
@@ -36,7 +36,7 @@ impl AddFolio {
     pub(super) const INDEX: i16 = 16;
     pub(super) const RETURNED: i16 = 32;
 
-    /// Those of the running kernel; `None` where it describes none, or others.
+    /// Those of the running kernel; `None` where it has no BTF, or a different function.
     pub(super) fn find() -> Option<Self> {
         Self::of(std::fs::read(KERNEL).ok()?)
     }
@@ -82,7 +82,7 @@ impl AddFolio {
             device: offset("super_block", "s_dev")?,
             flags: offset("folio", "flags")?,
             large: large.filter(|bit| (0..64).contains(bit))?,
-            // Since 6.6 it is the lowest byte of the second page's flags.
+            // Since 6.6 the order is the lowest byte of the second page's flags.
             order: offset("folio", "_folio_order").or_else(|| offset("folio", "_flags_1"))?,
         })
     }

@@ -1,4 +1,4 @@
-use firn_snapshot::{CopyRule, CopyTable, MemoryLayout};
+use firn_snapshot::{CopyTable, MemoryLayout};
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,6 +10,7 @@ use crate::plan::Leaf;
 use crate::planners::{ExtentFacts, ImageFacts, PlanInput, firn_plan};
 
 const CHUNKS: u64 = 6;
+const RULE: Rule = Rule { written: 2, read: 0 };
 /// Where the extent begins in its medium.
 const OFFSET: u64 = CHUNK_SIZE;
 
@@ -56,8 +57,7 @@ impl World {
         let table = CopyTable::new([run(1, 1), run(3, 1)]);
         let file = Some(memfd([1, 3].into_iter().map(byte)));
         let expected = vec![run(1, 1), run(3, 2)];
-        let rule = CopyRule { written: 2, read: 0 };
-        Self { medium, copies: Copies { rule, expected, table, file, absent: None } }
+        Self { medium, copies: Copies { expected, table, file, ..Copies::default() } }
     }
 
     fn plan(&self) -> Plan {
@@ -87,7 +87,7 @@ impl World {
     }
 
     fn report(&self, memory: &GuestMemory) -> WriteReport {
-        observe_writes(memory, &self.plan(), &self.copies, &Extent(&self.medium)).unwrap()
+        observe_extent(memory, &self.plan(), RULE, &self.copies, &Extent(&self.medium)).unwrap()
     }
 }
 
@@ -127,7 +127,7 @@ fn two_guests_of_one_extent_have_copies_of_their_own_and_the_extent_keeps_its_by
 }
 
 #[test]
-fn what_was_written_is_told_from_what_was_expected() {
+fn written_chunks_are_told_from_expected_ones() {
     let world = World::new();
     let memory = world.restore(world.copies.file.as_ref());
     assert_eq!(world.report(&memory).unused, 3);

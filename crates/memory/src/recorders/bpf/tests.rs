@@ -35,7 +35,7 @@ fn the_fields_are_found_by_name_and_size() {
 }
 
 #[test]
-fn every_jump_out_ends_at_the_end() {
+fn every_exit_jumps_to_the_end() {
     let function = AddFolio {
         id: 1,
         inode: 0,
@@ -49,7 +49,7 @@ fn every_jump_out_ends_at_the_end() {
     let tracepoint = Hook::Tracepoint(Tracepoint::parse(FORMAT).unwrap());
     for (hook, expected) in [(tracepoint, 5), (Hook::Function(function), 6)] {
         let program = program(&hook, 7, 1 << 40, 100, 3);
-        // Of those that jump, all but the one over the order of a folio of one page.
+        // All jumps but the one that skips the order of a folio of one page.
         let jumps = (0..).zip(&program).filter(|(_, insn)| {
             [5, 6].contains(&(insn.code & 7)) && insn.offset > 0 && insn.registers != 3
         });
@@ -60,14 +60,14 @@ fn every_jump_out_ends_at_the_end() {
 }
 
 #[test]
-fn what_is_written_down_is_decoded() {
+fn entries_of_the_map_are_decoded() {
     assert_eq!(entered(0), None);
     assert_eq!(entered(1 << 6), Some(Entered { at_ns: 1, pages: 1 }));
     assert_eq!(entered(641 << 6 | 4), Some(Entered { at_ns: 641, pages: 16 }));
-    assert_eq!(entered(u64::MAX).unwrap().pages, 1 << 30, "an order that no folio has");
+    assert_eq!(entered(u64::MAX).unwrap().pages, 1 << 30, "no folio has such an order");
 }
 
-/// A cold file of so many pages.
+/// A cold file of `pages` pages.
 fn cold_file(pages: usize) -> Option<File> {
     let mut file = file_on_a_medium()?;
     file.write_all(&vec![1; pages * 4096]).unwrap();
@@ -76,7 +76,7 @@ fn cold_file(pages: usize) -> Option<File> {
     Some(file)
 }
 
-/// Without root there is nothing to see; anything else is a defect.
+/// Skips the test without root; any other error is a defect.
 fn permitted<T>(result: Result<T, BpfError>) -> Option<T> {
     match result {
         Ok(value) => Some(value),
@@ -109,7 +109,7 @@ fn read(file: &File, page: u64) {
 }
 
 #[test]
-fn the_pages_that_enter_are_written_down_and_no_others() {
+fn only_the_pages_that_enter_are_recorded() {
     let (Some(file), Some(other)) = (cold_file(64), cold_file(64)) else { return };
     let Some(hook) = permitted(Hook::find(&file)) else { return };
     for file in [&file, &other] {
@@ -125,11 +125,15 @@ fn the_pages_that_enter_are_written_down_and_no_others() {
     read(&file, 20);
     let entered = capture.entered().unwrap();
     let expected = [40, 3, 41];
-    assert_eq!(in_order(&entered), expected, "62 is beyond what is watched, 20 came after the end");
+    assert_eq!(
+        in_order(&entered),
+        expected,
+        "62 is beyond the watched range, 20 came after the end"
+    );
     assert!(entered.iter().flatten().all(|entered| entered.pages == 1));
 }
 
-/// The kernel of the lab lets programs be at functions.
+/// The kernel of the lab allows programs at functions.
 #[test]
 #[ignore = "in the lab: make lab-tests"]
 fn the_function_and_the_tracepoint_see_the_same() {

@@ -1,26 +1,26 @@
-//! /proc/self/maps, read without the heap: a signal handler looks there, too.
+//! /proc/self/maps, read without heap allocation: the signal handler reads it, too.
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{Errno, read, retry_on_intr};
 
-/// Bytes of the longest line that is read: a path of `PATH_MAX` and what stands before it.
-const LONGEST: usize = 4096 + 128;
+/// Bytes of the longest line: a path of `PATH_MAX` and the fields before it.
+const MAX_LINE: usize = 4096 + 128;
 
 /// A mapping. Addresses are host-virtual, in bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Mapped<'a> {
     pub(super) start: u64,
     pub(super) end: u64,
-    /// Where its first byte lies in the file.
+    /// The offset of its first byte in the file.
     pub(super) offset: u64,
     /// The file, empty for anonymous memory.
     pub(super) path: &'a [u8],
 }
 
-/// Shows each mapping of this process to `see`, until it returns `true`. Async-signal-safe if `see` is.
-pub(super) fn scan(mut see: impl FnMut(&Mapped<'_>) -> bool) -> rustix::io::Result<()> {
+/// Calls `visit` for each mapping of this process until it returns `true`. Async-signal-safe if `visit` is.
+pub(super) fn scan(mut visit: impl FnMut(&Mapped<'_>) -> bool) -> rustix::io::Result<()> {
     let maps = open(c"/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    let mut buffer = [0; LONGEST];
+    let mut buffer = [0; MAX_LINE];
     let mut filled = 0;
     loop {
         let count = retry_on_intr(|| read(&maps, &mut buffer[filled..]))?;
@@ -30,7 +30,7 @@ pub(super) fn scan(mut see: impl FnMut(&Mapped<'_>) -> bool) -> rustix::io::Resu
         filled += count;
         let mut begin = 0;
         while let Some(len) = buffer[begin..filled].iter().position(|byte| *byte == b'\n') {
-            if parse(&buffer[begin..begin + len]).is_some_and(|mapped| see(&mapped)) {
+            if parse(&buffer[begin..begin + len]).is_some_and(|mapped| visit(&mapped)) {
                 return Ok(());
             }
             begin += len + 1;
@@ -56,10 +56,10 @@ fn parse(line: &[u8]) -> Option<Mapped<'_>> {
     next(b' ')?;
     let offset = hexadecimal(next(b' ')?)?;
     next(b' ')?;
-    // The kernel ends an anonymous mapping's line with a blank.
+    // A space ends the inode of an anonymous mapping, too.
     let _inode = next(b' ')?;
     let path = rest.trim_ascii_start();
-    // `[heap]` and the like are no files.
+    // Special mappings such as `[heap]` are not files.
     let path = if path.starts_with(b"/") { path } else { &[] };
     Some(Mapped { start, end, offset, path })
 }

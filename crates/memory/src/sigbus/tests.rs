@@ -7,10 +7,10 @@ use firn_snapshot::{MemoryLayout, PageSet};
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::planners::{ImageFacts, PlanInput, parse};
-use crate::{GuestMemory, HostFacts, Sources, execute, report_lost_memory};
+use crate::{GuestMemory, HostFacts, Sources, execute, sigbus};
 
 const SIZE: u64 = 8 << 20;
-const NAME: &str = "lost::tests::a_lost_page_ends_the_process_with_a_report";
+const NAME: &str = "sigbus::tests::a_lost_page_ends_the_process_with_a_report";
 const IMAGE: &str = "FIRN_TEST_IMAGE";
 
 /// Guest memory mapped from an image.
@@ -39,19 +39,19 @@ fn image(path: &PathBuf) -> File {
 }
 
 #[test]
-fn what_is_lost_is_found() {
+fn lost_bytes_are_found() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("memory.img");
     let image = image(&path);
     let memory = memory(&image);
-    assert_eq!(memory.lost(None), None);
+    assert_eq!(memory.lost_backing(None), None);
     image.set_len(SIZE - 0x3000).unwrap();
-    let lost = memory.lost(None).unwrap();
+    let lost = memory.lost_backing(None).unwrap();
     assert_eq!((&lost.file, lost.offset, lost.len), (&path, SIZE - 0x3000, Some(SIZE - 0x3000)));
-    let lost = memory.lost(Some(SIZE - 0x1000)).unwrap();
+    let lost = memory.lost_backing(Some(SIZE - 0x1000)).unwrap();
     assert_eq!((lost.offset, lost.len), (SIZE - 0x1000, Some(SIZE - 0x3000)));
-    assert_eq!(memory.lost(Some(0x1000)).unwrap().len, None);
-    assert_eq!(memory.lost(Some(SIZE)), None);
+    assert_eq!(memory.lost_backing(Some(0x1000)).unwrap().len, None);
+    assert_eq!(memory.lost_backing(Some(SIZE)), None);
     let text = lost.to_string();
     assert!(text.contains("memory.img is lost: the file was truncated to 8376320 bytes"), "{text}");
 }
@@ -61,7 +61,7 @@ fn a_lost_page_ends_the_process_with_a_report() {
     if let Some(path) = env::var_os(IMAGE) {
         let image = image(&PathBuf::from(path));
         let memory = memory(&image);
-        report_lost_memory().unwrap();
+        sigbus::install().unwrap();
         image.set_len(0x5000).unwrap();
         let view = memory.vm_memory();
         assert_eq!(view.read_obj::<u64>(GuestAddress(0x4ff8)).unwrap(), 0);

@@ -1,0 +1,162 @@
+//! A BPF program that records when each page of one file enters the page cache.
+//!
+//! SnapBPF (3.1) hooks the kernel where it adds pages to the page cache. Here the program runs at the end of the function
+//! `filemap_add_folio` (fexit) where the kernel allows it, and otherwise at the tracepoint
+//! `filemap:mm_filemap_add_to_page_cache` inside that function. The program has some thirty instructions and is assembled here,
+//! so firn needs neither a compiler for BPF nor a library that loads its output. Its map is an array with an entry for each page
+//! of the file: the time of the first entry and, in the lowest bits, the order of the folio that starts at the page.
+
+mod kernel_types;
+mod program;
+mod syscalls;
+mod tracepoint;
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use firn_base::PAGE_SIZE;
+use rustix::fs::{fstat, major, minor};
+use thiserror::Error;
+
+use crate::map::Mapping;
+use kernel_types::AddFolio;
+use program::{ORDER_BITS, program};
+use syscalls::{
+    attach_to_function, attach_to_tracepoint, create_map, load_fexit, load_tracepoint, read_map,
+};
+use tracepoint::Tracepoint;
+
+/// Why the page cache cannot be watched.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum BpfError {
+    /// The tracepoint cannot be looked up.
+    #[error(
+        "cannot look up the tracepoint filemap:mm_filemap_add_to_page_cache; run as root, on a kernel with tracepoints"
+    )]
+    Tracepoint(#[source] io::Error),
+    /// The tracepoint's record lacks a field.
+    #[error("the tracepoint filemap:mm_filemap_add_to_page_cache has no field {0} on this kernel")]
+    Field(&'static str),
+    /// The file cannot be examined.
+    #[error("cannot examine the file to watch")]
+    File(#[source] io::Error),
+    /// The kernel refuses the map or the program.
+    #[error("the kernel refuses the BPF {what}; run as root, on a kernel with BPF")]
+    Refused {
+        /// Map or program.
+        what: &'static str,
+        /// The error of the system call.
+        source: io::Error,
+    },
+    /// The program cannot be attached.
+    #[error("cannot attach the BPF program to the tracepoint")]
+    Attach(#[source] io::Error),
+    /// The map cannot be read.
+    #[error("cannot read the entries that the BPF program recorded")]
+    Read(#[source] io::Error),
+}
+
+/// When a page entered the page cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entered {
+    /// The time, ns of CLOCK_MONOTONIC.
+    pub(super) at_ns: u64,
+    /// The number of pages that entered with it, itself included.
+    pub(super) pages: u64,
+}
+
+/// The attached program. It is detached on drop.
+#[derive(Debug)]
+pub(super) struct Capture {
+    map: OwnedFd,
+    pages: u32,
+    attached: Option<OwnedFd>,
+}
+
+impl Capture {
+    /// Starts to watch the first `pages` pages of a file.
+    pub(super) fn start(hook: &Hook, file: &File, pages: u64) -> Result<Self, BpfError> {
+        let stat = fstat(file).map_err(|errno| BpfError::File(errno.into()))?;
+        // The kernel's internal encoding, which differs from that of user space.
+        let device = major(stat.st_dev) << 20 | minor(stat.st_dev);
+        let pages = u32::try_from(pages).unwrap_or(u32::MAX).min(i32::MAX.unsigned_abs());
+        let map = create_map(pages).map_err(|source| BpfError::Refused { what: "map", source })?;
+        let program = program(hook, device, stat.st_ino, pages, map.as_raw_fd());
+        let program = match hook {
+            Hook::Function(function) => load_fexit(&program, function.id),
+            Hook::Tracepoint(_) => load_tracepoint(&program),
+        };
+        let program = program.map_err(|source| BpfError::Refused { what: "program", source })?;
+        let attached = match hook {
+            Hook::Function(_) => attach_to_function(&program),
+            Hook::Tracepoint(tracepoint) => attach_to_tracepoint(tracepoint.id, &program),
+        };
+        Ok(Self { map, pages, attached: Some(attached.map_err(BpfError::Attach)?) })
+    }
+
+    /// Stops watching.
+    pub(super) fn stop(&mut self) {
+        self.attached = None;
+    }
+
+    /// The first entry of each page; `None` for a page that did not enter.
+    pub(super) fn entered(&self) -> Result<Vec<Option<Entered>>, BpfError> {
+        let values = read_map(&self.map, self.pages).map_err(BpfError::Read)?;
+        Ok(values.into_iter().map(entered).collect())
+    }
+}
+
+/// Where the program is attached.
+#[derive(Debug)]
+pub(super) enum Hook {
+    Function(AddFolio),
+    Tracepoint(Tracepoint),
+}
+
+impl Hook {
+    /// Chooses the function where the kernel allows it, otherwise the tracepoint. The page cache must not hold pages of the file;
+    /// its first page may be cached afterwards.
+    pub(super) fn find(file: &File) -> Result<Self, BpfError> {
+        let function = AddFolio::find().map(Self::Function);
+        match function.filter(|function| function.sees_a_fault(file).is_ok_and(|seen| seen)) {
+            Some(function) => Ok(function),
+            None => Ok(Self::Tracepoint(Tracepoint::find()?)),
+        }
+    }
+
+    /// Whether a program at this place runs when a fault brings a page in. A kernel may refuse programs at functions, and its
+    /// compiler may have inlined the function into its callers.
+    fn sees_a_fault(&self, file: &File) -> Result<bool, BpfError> {
+        let fault = || -> io::Result<()> {
+            let page = Mapping::reserve(PAGE_SIZE, PAGE_SIZE)?;
+            page.map_private(page.base(), PAGE_SIZE, file, 0)?;
+            page.advise_random(page.base(), PAGE_SIZE)?;
+            Ok(page.populate_read(page.base(), PAGE_SIZE)?)
+        };
+        let capture = Capture::start(self, file, 1)?;
+        fault().map_err(BpfError::File)?;
+        Ok(capture.entered()?.iter().flatten().count() == 1)
+    }
+}
+
+impl fmt::Display for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Function(_) => "the end of filemap_add_folio (fexit)",
+            Self::Tracepoint(_) => "the tracepoint filemap:mm_filemap_add_to_page_cache",
+        })
+    }
+}
+
+/// Decodes an entry of the map.
+fn entered(value: u64) -> Option<Entered> {
+    let order = (1 << ORDER_BITS) - 1;
+    let entered = Entered { at_ns: value >> ORDER_BITS, pages: 1 << (value & order).min(30) };
+    (value != 0).then_some(entered)
+}
+
+#[cfg(test)]
+mod tests;
