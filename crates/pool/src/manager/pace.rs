@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Time for which a start has the processors to itself. Most functions of the papers have touched
-/// their last page by then (docs/results/firn-planner.md).
+/// their last page by then (docs/concepts/firn-planner.md).
 const START: Duration = Duration::from_millis(25);
 /// Maximum total pause for one replica or copy, however many starts are requested: a later start
 /// needs it.
