@@ -11,7 +11,7 @@ use std::str::FromStr;
 use firn_snapshot::{CpuFeatures, CpuidRegister};
 use kvm_bindings::kvm_cpuid_entry2;
 
-use super::cpuid::{
+use super::cpu_features::{
     LEAF_EXTENDED, LEAF_FEATURES, LEAF_SIZES, LEAF_STRUCTURED, LEAF_XSAVE, find, missing,
 };
 

@@ -1,6 +1,6 @@
 use kvm_bindings::kvm_cpuid_entry2;
 
-use super::super::cpuid::{
+use super::super::cpu_features::{
     LEAF_EXTENDED, LEAF_FEATURES, LEAF_SIZES, LEAF_STRUCTURED, LEAF_XSAVE, find,
 };
 use super::{CpuModel, EXCLUDED_LEAVES, NAMES, WORDS};

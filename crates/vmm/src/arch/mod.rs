@@ -2,6 +2,7 @@
 
 pub(crate) mod acpi;
 pub(crate) mod boot_regs;
+pub(crate) mod cpu_features;
 pub(crate) mod cpu_model;
 pub(crate) mod cpuid;
 pub(crate) mod kernel;

@@ -11,7 +11,7 @@ use super::disks::{DiskError, Disks};
 use super::parts::{AssembleError, Parts};
 use crate::arch::cpu_model::CpuModel;
 use crate::arch::kernel::{self, DEFAULT_CMDLINE, Kernel, LoadKernelError};
-use crate::arch::{boot_regs, cpuid};
+use crate::arch::{boot_regs, cpu_features, cpuid};
 use crate::config::{BootConfig, SizeError, check_sizes};
 use crate::console::SerialRegisters;
 use crate::kvm::OpenKvm;
@@ -81,7 +81,7 @@ impl Microvm {
         let model = config.cpu.unwrap_or_else(|| CpuModel::best(offered));
         let lacking = model.lacking(offered);
         if !lacking.is_empty() {
-            let missing = cpuid::describe_all(&lacking);
+            let missing = cpu_features::describe_all(&lacking);
             return Err(BootError::CpuModel { model, missing, best: CpuModel::best(offered) });
         }
         let parts = Parts::assemble(config.host, kvm, memory, vcpus, Some(disks), serial)?;

@@ -18,6 +18,7 @@ use firn_snapshot::{
 };
 
 use super::Microvm;
+use crate::arch::cpu_features::features;
 use crate::arch::cpuid;
 use crate::kvm::VmError;
 use crate::state::{MACHINE_STATE_VERSION, MachineState};
@@ -236,7 +237,7 @@ impl Microvm {
                 .unwrap_or_default(),
             firn_version: env!("CARGO_PKG_VERSION").to_owned(),
             vcpus: u32::try_from(state.vcpus.len()).unwrap_or(u32::MAX),
-            cpu: CpuRequirement { vendor, brand, features: cpuid::features(cpuid) },
+            cpu: CpuRequirement { vendor, brand, features: features(cpuid) },
             disks: self.devices.read_only_disks().map_err(FreezeError::Disk)?,
             function,
         })

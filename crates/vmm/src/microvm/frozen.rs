@@ -7,6 +7,7 @@ use kvm_bindings::kvm_cpuid_entry2;
 use thiserror::Error;
 
 use super::Argument;
+use crate::arch::cpu_features::{describe_all, missing};
 use crate::arch::cpu_model::CpuModel;
 use crate::arch::cpuid;
 use crate::kvm::{FaultHandling, OpenKvm, OpenKvmError};
@@ -122,10 +123,10 @@ fn check_cpu(
         let snapshot = required.vendor.clone();
         return Err(IncompatibleError::CpuVendor { snapshot, host: vendor });
     }
-    let missing = cpuid::missing(&required.features, offered);
+    let missing = missing(&required.features, offered);
     if missing.is_empty() {
         return Ok(());
     }
-    let missing = cpuid::describe_all(&missing);
+    let missing = describe_all(&missing);
     Err(IncompatibleError::CpuFeatures { brand: required.brand.clone(), missing })
 }

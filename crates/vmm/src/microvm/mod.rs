@@ -315,6 +315,11 @@ impl MutEventSubscriber for Waker {
     }
 }
 
+/// An event descriptor for an interrupt or a notification.
+fn event() -> std::io::Result<EventFd> {
+    EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
+}
+
 #[cfg(test)]
 mod cow_tests;
 #[cfg(test)]

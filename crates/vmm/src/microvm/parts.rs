@@ -18,7 +18,7 @@ use super::disks::Disks;
 use super::handle::Inbox;
 use super::virtio_set::{VirtioSet, WireError};
 use super::watchdog::Watchdog;
-use super::{Microvm, Waker};
+use super::{Microvm, Waker, event};
 use crate::arch::layout;
 use crate::bus::{Bus, OverlapError};
 use crate::config::HostConfig;
@@ -179,9 +179,4 @@ impl Parts {
             stopped: false,
         })
     }
-}
-
-/// An event descriptor for an interrupt or a notification.
-pub(super) fn event() -> io::Result<EventFd> {
-    EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
 }

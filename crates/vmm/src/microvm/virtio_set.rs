@@ -14,7 +14,7 @@ use firn_memory::GuestMemory;
 use firn_snapshot::{DiskInfo, DiskSource};
 
 use super::disks::{Disks, OverlayBase, ROOT, RootInfo};
-use super::parts::event;
+use super::event;
 use crate::arch::layout;
 use crate::bus::{Bus, MmioDevice, OverlapError};
 use crate::kvm::{Vm, VmError};

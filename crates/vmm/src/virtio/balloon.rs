@@ -1,74 +1,75 @@
-//! Balloon device (virtio 1.2, 5.5), for free page reporting alone.
+//! Balloon device (virtio 1.2, 5.5), for free page reporting only.
 //!
-//! The balloon itself stays empty: the device never asks for a page. What it is for is the reporting
-//! queue, in which the guest names ranges of memory that it does not use; their owner gives them back to
-//! the host, and from then on they read as zeros.
+//! The balloon itself stays empty: the device never requests a page. In the reporting queue the guest
+//! reports ranges of memory that it does not use. The device discards them, and they read as zeros from
+//! then on.
 //!
-//! Linux turns reporting off when it wants freed pages to hold something (`init_on_free`, page poisoning)
-//! unless the device also offers `VIRTIO_BALLOON_F_PAGE_POISON`; then it tells what they are to hold. With
-//! `init_on_free` that is zero, just what reported pages hold afterwards. With anything else
-//! the device acknowledges reports and gives nothing back, which the specification allows (5.5.6.7).
+//! Linux disables reporting if it fills free pages (`init_on_free`, page poisoning), unless the device
+//! offers `VIRTIO_BALLOON_F_PAGE_POISON`; Linux then writes the fill value to the device. With
+//! `init_on_free` the value is zero, which discarded pages contain. With any other value the device
+//! acknowledges reports and discards nothing, as the specification permits (5.5.6.7).
 
 use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
 
 use super::chain::{ChainFault, Segment};
-use super::device::{DeviceContext, DeviceError, RestoreDeviceError, VirtioDevice};
+use super::device::{DeviceContext, VirtioDevice};
+use super::error::{DeviceError, RestoreDeviceError};
 use super::state::{BalloonState, DeviceState};
 
-/// `VIRTIO_BALLOON_F_PAGE_POISON`: the driver says what free pages hold.
+/// `VIRTIO_BALLOON_F_PAGE_POISON`: the driver writes the fill value of free pages.
 const PAGE_POISON: u32 = 4;
 /// `VIRTIO_BALLOON_F_REPORTING`: the driver reports free pages.
 const REPORTING: u32 = 5;
 
-/// Linux gives up on reporting below 32, and uses no more.
+/// Linux disables reporting below 32, and uses no more.
 const QUEUE_SIZE: u16 = 128;
-/// Queues for inflating and deflating come first. The specification puts two optional ones, which this device
-/// does not offer, before the reporting queue; drivers count only those that are there.
+/// The queues for inflating and deflating precede it. The specification has two more optional queues
+/// before the reporting queue, which this device does not offer and drivers therefore do not count.
 const REPORTING_QUEUE: usize = 2;
 
 /// Bytes of a page.
 const PAGE: u64 = 4096;
 
-/// Offsets in `struct virtio_balloon_config` (5.5.4), the registers that the driver writes.
+/// Offsets of the writable registers in `struct virtio_balloon_config` (5.5.4).
 const ACTUAL: u64 = 4;
 const POISON: u64 = 12;
 
-/// Takes guest memory back that the guest says it does not use.
+/// Discards guest memory that the guest does not use.
 pub(crate) trait PageDiscard: Send {
-    /// Gives the `len` bytes at guest-physical `addr` back to the host, so that they read as zeros and cost
-    /// nothing until they are written. Both are multiples of 4096, and the range lies in guest memory.
+    /// Returns the `len` bytes at guest-physical `addr` to the host, so that they read as zeros and use no
+    /// memory until they are written. Both are multiples of 4096, and the range is in guest memory.
     ///
     /// # Errors
-    /// Nothing, or only a part, was given back. The guest loses nothing by it.
+    /// The range is not, or only partly, discarded, which does not harm the guest.
     fn discard(&self, addr: u64, len: u64) -> std::io::Result<()>;
 }
 
-/// What free page reporting gave back, since the monitor started.
+/// The work of free page reporting since the monitor started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BalloonCounters {
-    /// Bytes given back.
+    /// Bytes discarded.
     pub(crate) discarded: u64,
-    /// Ranges that could not be given back.
+    /// Ranges that could not be discarded.
     pub(crate) failures: u64,
 }
 
-/// A balloon that is never inflated; see the module.
+/// A balloon that is never inflated.
 #[derive(Debug)]
 pub(crate) struct Balloon<P> {
     pages: P,
-    /// Written by the driver and of no meaning here; it may read it again.
+    /// Written by the driver, which may read it again. The device does not use it.
     actual: u32,
     poison: u32,
     counters: BalloonCounters,
 }
 
 impl<P: PageDiscard> Balloon<P> {
-    /// A device that hands reported ranges to `pages`.
+    /// A device that passes reported ranges to `pages`.
     pub(crate) fn new(pages: P) -> Self {
         Self { pages, actual: 0, poison: 0, counters: BalloonCounters::default() }
     }
 
-    /// What was given back so far.
+    /// The work so far.
     #[cfg(test)]
     pub(crate) fn counters(&self) -> BalloonCounters {
         self.counters
@@ -101,7 +102,7 @@ impl<P: PageDiscard> VirtioDevice for Balloon<P> {
     }
 
     fn config(&self) -> Vec<u8> {
-        // `num_pages`, the size wished for, is none, ever; the third is for a feature that is not offered.
+        // `num_pages`, the requested size, is always 0; the third belongs to a feature that is not offered.
         [0, self.actual, 0, self.poison].into_iter().flat_map(u32::to_le_bytes).collect()
     }
 
@@ -120,11 +121,11 @@ impl<P: PageDiscard> VirtioDevice for Balloon<P> {
         context: &mut DeviceContext<'_>,
     ) -> Result<(), DeviceError> {
         let poisoned = context.features & 1 << PAGE_POISON != 0 && self.poison != 0;
-        let gives_back =
+        let discards =
             index == REPORTING_QUEUE && context.features & 1 << REPORTING != 0 && !poisoned;
         let Some(queue) = context.queues.get_mut(index) else { return Ok(()) };
         while let Some(chain) = queue.pop(context.mem)? {
-            if gives_back {
+            if discards {
                 for segment in chain.writable.segments() {
                     self.report(*segment).map_err(|fault| queue.chain_error(fault))?;
                 }

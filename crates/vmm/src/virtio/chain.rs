@@ -1,18 +1,19 @@
-//! Descriptor chains of a guest, checked before any device looks at them.
+//! Descriptor chains of a guest, validated before any device uses them.
 
 use thiserror::Error;
 use virtio_queue::DescriptorChain;
 use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryError, Permissions, VolatileSlice};
 
+use firn_base::num::{u64_of, usize_of};
 use firn_memory::GuestView;
 
-/// How a guest's descriptor chain breaks the rules of virtio 1.2, 2.7.
+/// Why a guest's descriptor chain violates virtio 1.2, 2.7.
 #[derive(Debug, Error)]
 pub(crate) enum ChainFault {
-    /// It is empty, loops, or leads out of its table.
-    #[error("the chain does not come to an end within its table")]
+    /// The chain is empty, loops, or leaves its table.
+    #[error("the chain does not end within its table")]
     Unterminated,
-    /// It has more buffers than the queue has descriptors.
+    /// The chain has more buffers than the queue has descriptors.
     #[error("the chain has more than {limit} buffers")]
     TooLong {
         /// Size of the queue.
@@ -21,31 +22,31 @@ pub(crate) enum ChainFault {
     /// A device-readable buffer follows a device-writable one.
     #[error("a device-readable buffer follows a device-writable one")]
     Order,
-    /// A buffer is not guest memory.
-    #[error("a buffer of {len} bytes at {addr:#x} is not guest memory")]
+    /// A buffer is outside guest memory.
+    #[error("a buffer of {len} bytes at {addr:#x} is outside guest memory")]
     Outside {
         /// Guest-physical address.
         addr: u64,
         /// Bytes.
         len: u32,
     },
-    /// The device needs more bytes than the buffers have.
-    #[error("the device needs {needed} bytes of buffers and finds {found}")]
+    /// The buffers are too short.
+    #[error("the device requires {needed} bytes of buffers, and the chain has {found}")]
     TooShort {
-        /// Bytes that the device needs.
+        /// Bytes that the device requires.
         needed: usize,
-        /// Bytes that are there.
+        /// Bytes of the chain.
         found: usize,
     },
-    /// The device does not take this kind of buffer, size or alignment.
-    #[error("a buffer of {len} bytes at {addr:#x} is none that this queue takes")]
+    /// The buffer's size or alignment is invalid for this queue.
+    #[error("a buffer of {len} bytes at {addr:#x} is not valid for this queue")]
     Unsuitable {
         /// Guest-physical address.
         addr: u64,
         /// Bytes.
         len: u32,
     },
-    /// Guest memory that was there is not accessible.
+    /// Guest memory cannot be accessed.
     #[error("guest memory cannot be accessed")]
     Memory(#[from] GuestMemoryError),
 }
@@ -57,29 +58,29 @@ pub(crate) struct Segment {
     pub(crate) len: u32,
 }
 
-/// Buffers seen as one run of bytes: no device depends on how a driver cuts its requests
-/// (virtio 1.2, 2.7.4.3).
+/// Buffers as one sequence of bytes: no device depends on the boundaries of the buffers (virtio 1.2,
+/// 2.7.4.3).
 #[derive(Debug)]
 pub(crate) struct Buffers {
-    /// What the device may do with them: guest memory that is written may have to be copied first.
+    /// The device's access to them. Sealed guest memory is copied before it is written.
     access: Permissions,
     segments: Vec<Segment>,
     len: usize,
 }
 
-/// A request of the guest: every buffer lies in guest memory, those that the device reads come before
-/// those that it writes.
+/// A request of the guest. Every buffer is in guest memory, and the device-readable buffers precede the
+/// device-writable ones.
 #[derive(Debug)]
 pub(crate) struct Chain {
     head: u16,
-    /// What the driver gives to the device.
+    /// The buffers that the device reads.
     pub(crate) readable: Buffers,
-    /// What the device may fill.
+    /// The buffers that the device writes.
     pub(crate) writable: Buffers,
 }
 
 impl Chain {
-    /// Reads a chain of at most `limit` buffers out of its table.
+    /// Parses a chain of at most `limit` buffers.
     pub(crate) fn parse(
         mem: &GuestView,
         mut descriptors: DescriptorChain<&GuestView>,
@@ -91,8 +92,8 @@ impl Chain {
             writable: Buffers::of(Permissions::ReadWrite),
         };
         for count in 0..=limit {
-            // The iterator ends silently at whatever it cannot follow; a chain that is whole ends with
-            // a descriptor that has no next, and returns below.
+            // The iterator ends without an error at an invalid descriptor. A complete chain ends with a
+            // descriptor without a next one, and returns below.
             let descriptor = descriptors.next().ok_or(ChainFault::Unterminated)?;
             if count == limit {
                 break;
@@ -105,7 +106,7 @@ impl Chain {
             } else {
                 return Err(ChainFault::Order);
             };
-            let len = to_usize(segment.len);
+            let len = usize_of(segment.len.into());
             if len > 0 && !GuestMemory::check_range(mem, segment.addr, len, access) {
                 return Err(ChainFault::Outside { addr: segment.addr.0, len: segment.len });
             }
@@ -116,7 +117,7 @@ impl Chain {
         Err(ChainFault::TooLong { limit })
     }
 
-    /// Index under which the chain goes into the used ring.
+    /// The chain's index in the used ring.
     #[must_use]
     pub(crate) fn head(&self) -> u16 {
         self.head
@@ -128,32 +129,31 @@ impl Buffers {
         Self { access, segments: Vec::new(), len: 0 }
     }
 
-    /// Adds a buffer, and says what may be done with it.
+    /// Adds a buffer, and returns the device's access to it.
     fn push(&mut self, segment: Segment) -> Permissions {
         if segment.len > 0 {
-            // A chain's descriptors sum up to less than 2^32 bytes: virtio_queue ends it before.
-            self.len = self.len.saturating_add(to_usize(segment.len));
+            // virtio_queue ends a chain before its sum reaches 2^32 bytes.
+            self.len = self.len.saturating_add(usize_of(segment.len.into()));
             self.segments.push(segment);
         }
         self.access
     }
 
-    /// Bytes.
+    /// Length in bytes.
     #[must_use]
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// The buffers themselves, none of them empty.
+    /// The buffers, none of them empty.
     pub(crate) fn segments(&self) -> &[Segment] {
         &self.segments
     }
 
-    /// The `len` bytes from `offset` on, as slices of guest memory: for reading, and those of the writable buffers for
-    /// writing, too.
+    /// The `len` bytes at `offset`, as slices of guest memory. Slices of writable buffers may be written.
     ///
     /// # Errors
-    /// [`ChainFault::TooShort`] when the buffers end before.
+    /// [`ChainFault::TooShort`] if the buffers are too short.
     pub(crate) fn slices<'a>(
         &self,
         mem: &'a GuestView,
@@ -177,7 +177,7 @@ impl Buffers {
         let mut slices = Vec::new();
         let (mut skip, mut left) = (offset, len);
         for segment in &self.segments {
-            let size = to_usize(segment.len);
+            let size = usize_of(segment.len.into());
             if left == 0 {
                 break;
             }
@@ -186,7 +186,7 @@ impl Buffers {
                 continue;
             }
             let part = left.min(size - skip);
-            let addr = segment.addr.0.saturating_add(to_u64(skip));
+            let addr = segment.addr.0.saturating_add(u64_of(skip));
             for slice in mem.get_slices(GuestAddress(addr), part, access)? {
                 slices.push(slice?);
             }
@@ -196,10 +196,10 @@ impl Buffers {
         Ok(slices)
     }
 
-    /// Copies the bytes from `offset` on into `data`.
+    /// Copies the bytes at `offset` to `data`.
     ///
     /// # Errors
-    /// [`ChainFault::TooShort`] when the buffers end before.
+    /// [`ChainFault::TooShort`] if the buffers are too short.
     pub(crate) fn read_at(
         &self,
         mem: &GuestView,
@@ -213,10 +213,10 @@ impl Buffers {
         Ok(())
     }
 
-    /// Copies `data` to the bytes from `offset` on.
+    /// Copies `data` to the bytes at `offset`.
     ///
     /// # Errors
-    /// [`ChainFault::TooShort`] when the buffers end before.
+    /// [`ChainFault::TooShort`] if the buffers are too short.
     pub(crate) fn write_at(
         &self,
         mem: &GuestView,
@@ -229,16 +229,6 @@ impl Buffers {
         }
         Ok(())
     }
-}
-
-/// A descriptor's length as a size of the host, which is 64-bit.
-pub(crate) fn to_usize(len: u32) -> usize {
-    usize::try_from(len).unwrap_or(usize::MAX)
-}
-
-/// A size of the host as an offset in a file or in guest memory.
-pub(crate) fn to_u64(len: usize) -> u64 {
-    u64::try_from(len).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

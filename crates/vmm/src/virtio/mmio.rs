@@ -28,7 +28,8 @@ use vm_memory::GuestAddress;
 use firn_memory::GuestView;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use super::device::{DeviceContext, DeviceError, RestoreDeviceError, VirtioDevice};
+use super::device::{DeviceContext, VirtioDevice};
+use super::error::{DeviceError, RestoreDeviceError};
 use super::queue::VirtQueue;
 use super::state::TransportState;
 
@@ -36,7 +37,7 @@ use super::state::TransportState;
 const MAGIC: u32 = 0x7472_6976;
 /// The version of modern devices.
 const VERSION: u32 = 2;
-/// "firn", little-endian. Drivers do not look at it.
+/// "firn", little-endian. Drivers ignore it.
 const VENDOR: u32 = 0x6e72_6966;
 /// Identifies the event loop's events of [`VirtioDevice::event_source`]; queues use their indices.
 const DEVICE_EVENT: u32 = u32::MAX;
@@ -57,34 +58,35 @@ const DRIVER_STATUS: u32 = VIRTIO_CONFIG_S_ACKNOWLEDGE
     | VIRTIO_CONFIG_S_DRIVER_OK
     | VIRTIO_CONFIG_S_FAILED;
 
-/// Why a device cannot be made.
+/// Why a device cannot be created.
 #[derive(Debug, Error)]
 pub enum NewDeviceError {
-    /// The device asks for a queue that cannot be.
-    #[error("a queue of {size} descriptors cannot be")]
+    /// The size of a queue is invalid: a defect of firn.
+    #[error("a queue of {size} descriptors is invalid")]
     Queue {
-        /// The size asked for.
+        /// The size.
         size: u16,
-        /// What is wrong with it.
+        /// Why it is invalid.
         source: virtio_queue::Error,
     },
-    /// No event descriptor for a queue's notifications.
-    #[error("making an event descriptor for a queue")]
+    /// The event descriptor of a queue's notifications cannot be created.
+    #[error("cannot create an event descriptor for a queue")]
     EventFd(#[source] io::Error),
 }
 
 /// A device and its MMIO transport.
 ///
-/// The owner shares it as `Arc<Mutex<VirtioMmio<…>>>`, which the event loop takes as a subscriber and
-/// vCPU threads call for the guest's accesses to the register window. Per queue there is an event
-/// descriptor that KVM signals when the guest writes the queue's index to [`VirtioMmio::NOTIFY`].
+/// The owner shares it as `Arc<Mutex<VirtioMmio<…>>>`: the event loop subscribes to it, and vCPU threads
+/// call it for the guest's accesses to the register window. Each queue has an event descriptor that KVM
+/// signals when the guest writes the queue's index to [`VirtioMmio::NOTIFY`].
 ///
-/// A guest may access any register in any order and width, and put anything into its queues. What breaks
-/// the rules is ignored or, in a queue, stops the device: the status register says that it needs a reset,
-/// the guest is told by a configuration interrupt, and nothing more happens until then.
+/// A guest may access any register in any order and width, and may write anything to its queues. Invalid
+/// accesses are ignored. An invalid queue or request stops the device: the status register then reports
+/// that it needs a reset, a configuration interrupt notifies the guest, and the device does nothing until
+/// the reset.
 ///
-/// Restoring: [`VirtioMmio::restore`] before the vCPUs run, then, once the interrupt is connected,
-/// [`VirtioMmio::kick_all`].
+/// A restore calls [`VirtioMmio::restore`] before the vCPUs run, then [`VirtioMmio::kick_all`] once the
+/// interrupt is connected.
 #[derive(Debug)]
 pub(crate) struct VirtioMmio<D: VirtioDevice + ?Sized = dyn VirtioDevice> {
     mem: GuestView,
@@ -102,7 +104,7 @@ pub(crate) struct VirtioMmio<D: VirtioDevice + ?Sized = dyn VirtioDevice> {
 }
 
 impl<D: VirtioDevice> VirtioMmio<D> {
-    /// Puts `device` behind a transport. `interrupt` is signalled to interrupt the guest.
+    /// A transport for `device`, which signals `interrupt` to interrupt the guest.
     ///
     /// # Errors
     /// See [`NewDeviceError`].
@@ -139,10 +141,10 @@ impl<D: VirtioDevice> VirtioMmio<D> {
 }
 
 impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
-    /// Offset of the register that takes queue notifications: the guest writes a queue's index, 4 bytes.
+    /// Offset of the notification register, to which the guest writes a queue's index, 4 bytes.
     pub(crate) const NOTIFY: u64 = 0x50;
 
-    /// Signalled when the guest notifies the device of a queue, by the queues' indices.
+    /// The event descriptors of the queues' notifications, by the queues' indices.
     #[must_use]
     pub(crate) fn notifications(&self) -> &[EventFd] {
         &self.notifications
@@ -154,13 +156,13 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
         &self.device
     }
 
-    /// Why the device stopped, if it did; a reset by the driver forgets it.
+    /// Why the device stopped, if it did. A reset by the driver clears it.
     #[must_use]
     pub(crate) fn error(&self) -> Option<&DeviceError> {
         self.error.as_ref()
     }
 
-    /// The guest reads `data.len()` bytes at byte `offset` of the window.
+    /// Handles a read of `data.len()` bytes at byte `offset` of the window.
     pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         if let Some(offset) = offset.checked_sub(u64::from(VIRTIO_MMIO_CONFIG)) {
@@ -174,7 +176,7 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
         }
     }
 
-    /// The guest writes `data` at byte `offset` of the window.
+    /// Handles a write of `data` at byte `offset` of the window.
     pub(crate) fn write(&mut self, offset: u64, data: &[u8]) {
         if let Some(offset) = offset.checked_sub(u64::from(VIRTIO_MMIO_CONFIG)) {
             self.device.write_config(offset, data);
@@ -183,8 +185,8 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
         }
     }
 
-    /// Serves every queue, as if the guest had notified the device of each, and repeats an interrupt that
-    /// the guest has not acknowledged: notifications and interrupts on their way are in no snapshot.
+    /// Serves every queue as after a notification, and raises an interrupt again that the guest has not
+    /// acknowledged: a snapshot contains no notifications and interrupts in flight.
     pub(crate) fn kick_all(&mut self) {
         for queue in 0..self.queues.len() {
             self.turn(|device, context| device.process_queue(queue, context));
@@ -209,12 +211,12 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
         }
     }
 
-    /// Takes over the state of an equal device. Guest memory must hold what it held at the save.
+    /// Restores the state of an equal device. Guest memory must have the content of the save.
     ///
     /// # Errors
-    /// See [`RestoreDeviceError`]; the device is of no use afterwards.
+    /// See [`RestoreDeviceError`]. The device must not be used afterwards.
     pub(crate) fn restore(&mut self, state: &TransportState) -> Result<(), RestoreDeviceError> {
-        // The device first: its errors say best what is wrong.
+        // The device first, because its errors are the most specific.
         let works = works(state.status);
         self.device.restore(&state.device, works)?;
         if state.queues.len() != self.queues.len() {
@@ -223,7 +225,7 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
                 saved: state.queues.len(),
             });
         }
-        // Before they are agreed on, a driver may have written anything.
+        // Before the negotiation ends, a driver may have written any value.
         let agreed = state.status & VIRTIO_CONFIG_S_FEATURES_OK != 0;
         let missing = state.driver_features & !self.offered_features();
         if agreed && missing != 0 {
@@ -273,8 +275,8 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
             | VIRTIO_MMIO_SHM_LEN_HIGH
             | VIRTIO_MMIO_SHM_BASE_LOW
             | VIRTIO_MMIO_SHM_BASE_HIGH => u32::MAX,
-            // Registers that are written only, those of legacy devices, and the configuration's generation:
-            // it changes by the driver's own hand alone.
+            // Write-only registers, those of legacy devices, and the configuration's generation: only the
+            // driver changes the configuration.
             _ => 0,
         }
     }
@@ -314,8 +316,8 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
         index(self.queue_sel).and_then(|index| self.queues.get(index))
     }
 
-    /// Registers of the selected queue, which the driver may set between features and start, while the
-    /// queue is not ready (4.2.3.2).
+    /// Sets a register of the selected queue. The driver may do so between feature negotiation and start,
+    /// while the queue is not ready (4.2.3.2).
     fn set_up_queue(&mut self, offset: u32, value: u32) {
         let phase = VIRTIO_CONFIG_S_FEATURES_OK | VIRTIO_CONFIG_S_DRIVER_OK;
         if self.status & (phase | VIRTIO_CONFIG_S_NEEDS_RESET) != VIRTIO_CONFIG_S_FEATURES_OK {
@@ -336,7 +338,7 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
         let high = |address: u64| GuestAddress(address & 0xffff_ffff | u64::from(value) << 32);
         let set = match offset {
             VIRTIO_MMIO_QUEUE_NUM => {
-                // Not a power of two, or too large: 0 is neither, and refused in the same way.
+                // A size that does not fit becomes 0, which is refused like any other invalid size.
                 ring.try_set_size(u16::try_from(value).unwrap_or(0))
             }
             VIRTIO_MMIO_QUEUE_DESC_LOW => ring.try_set_desc_table_address(low(ring.desc_table())),
@@ -364,7 +366,7 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
             self.reset();
             return;
         }
-        // Only a reset takes bits away (2.1.1).
+        // Only a reset clears bits (2.1.1).
         if self.status & DRIVER_STATUS & !value != 0 {
             return;
         }
@@ -386,7 +388,7 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
         }
     }
 
-    /// A device of ours works with modern drivers only, and only with what it offered.
+    /// Whether the driver is a modern one and accepted only offered features.
     fn features_fit(&self) -> bool {
         self.driver_features & !self.offered_features() == 0
             && self.driver_features & 1 << VIRTIO_F_VERSION_1 != 0
@@ -433,7 +435,7 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
         notify(&self.interrupt);
     }
 
-    /// One turn of the device: its work, then what the guest must be told of it.
+    /// One turn of the device: its work, then the interrupt for the guest.
     fn turn(
         &mut self,
         work: impl FnOnce(&mut D, &mut DeviceContext<'_>) -> Result<(), DeviceError>,
@@ -483,20 +485,20 @@ impl<D: VirtioDevice + ?Sized> MutEventSubscriber for VirtioMmio<D> {
         } else if let Some(queue) = index(events.data())
             && let Some(event) = self.notifications.get(queue)
         {
-            // The counter does not matter; an empty one means that there is nothing to do twice.
+            // The value of the counter does not matter. It is empty if the event was already read.
             let _ = event.read();
             self.turn(|device, context| device.process_queue(queue, context));
         }
     }
 }
 
-/// Whether the driver has started and neither side has given up.
+/// Whether the driver has started and neither side has failed.
 fn works(status: u32) -> bool {
-    let given_up = VIRTIO_CONFIG_S_FAILED | VIRTIO_CONFIG_S_NEEDS_RESET;
-    status & (VIRTIO_CONFIG_S_DRIVER_OK | given_up) == VIRTIO_CONFIG_S_DRIVER_OK
+    let failed = VIRTIO_CONFIG_S_FAILED | VIRTIO_CONFIG_S_NEEDS_RESET;
+    status & (VIRTIO_CONFIG_S_DRIVER_OK | failed) == VIRTIO_CONFIG_S_DRIVER_OK
 }
 
-/// Which 32 bits of `features` a selector shows; there are 64.
+/// The 32 of 64 feature bits that a selector selects.
 fn half(features: u64, selector: u32) -> u32 {
     let shifted = if selector < 2 { features >> (32 * selector) } else { 0 };
     u32::try_from(shifted & 0xffff_ffff).unwrap_or(0)
@@ -507,7 +509,7 @@ fn index(register: u32) -> Option<usize> {
 }
 
 fn notify(event: &EventFd) {
-    // Fails only when the counter is full, and then the other side is yet to see 2^64 - 2 events.
+    // The write fails only when the counter is full; the other side has pending events then.
     let _ = event.write(1);
 }
 

@@ -1,9 +1,9 @@
 //! Virtio devices over MMIO: block, vsock, entropy, balloon.
 //!
-//! Virtio 1.2, modern devices only. [`VirtioMmio`] is one device behind its register window; it owns
-//! the device's queues and is shared, in a mutex, between the vCPU threads (registers) and the event
-//! loop (queues, sockets). Guests are hostile: see [`VirtioMmio`] for what becomes of one that breaks
-//! the rules. `docs/reference/devices.md` says which features are offered, and why.
+//! Virtio 1.2, modern devices only. [`VirtioMmio`] is one device behind its register window. It owns the
+//! device's queues. A mutex shares it between the vCPU threads (registers) and the event loop (queues,
+//! sockets). Guests are hostile: [`VirtioMmio`] describes what happens if one violates the
+//! specification. `docs/reference/devices.md` lists the offered features with their reasons.
 
 mod balloon;
 mod block;
@@ -11,6 +11,7 @@ mod chain;
 #[cfg(test)]
 mod cow_tests;
 mod device;
+mod error;
 #[cfg(test)]
 mod hostile_tests;
 mod mmio;
@@ -23,7 +24,8 @@ mod vsock;
 
 pub(crate) use balloon::{Balloon, PageDiscard};
 pub(crate) use block::{Block, Disk, OpenDiskError, OverlayDisk, ReadOnlyDisk};
-pub(crate) use device::{RestoreDeviceError, VirtioDevice};
+pub(crate) use device::VirtioDevice;
+pub(crate) use error::RestoreDeviceError;
 pub(crate) use mmio::{NewDeviceError, VirtioMmio};
 pub(crate) use rng::Rng;
 #[cfg(test)]

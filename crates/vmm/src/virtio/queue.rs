@@ -1,24 +1,25 @@
-//! One queue of a device, with limits on what a guest can make its monitor do in one go.
+//! One queue of a device, with limits on the work of one turn.
 
 use std::sync::atomic::Ordering;
 
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
+use firn_base::num::u64_of;
 use firn_memory::GuestView;
 
-use super::chain::{Chain, ChainFault, to_u64};
-use super::device::{DeviceError, RestoreDeviceError};
+use super::chain::{Chain, ChainFault};
+use super::error::{DeviceError, RestoreDeviceError};
 use super::state::QueueRegisters;
 
-/// Bytes of buffers after which a device yields to the other users of the event loop.
+/// Bytes of buffers after which a device yields the event loop.
 const BYTES_PER_TURN: u64 = 32 << 20;
 
 /// A split virtqueue (virtio 1.2, 2.7).
 ///
 /// A turn of the device takes at most as many chains as the queue has descriptors, and stops soon after
-/// 32 MiB of buffers: a guest that refills its queue without end cannot keep the event loop. What is left
-/// is taken up in a later turn.
+/// 32 MiB of buffers, so that a guest that keeps refilling its queue cannot block the event loop. A later
+/// turn takes the rest.
 #[derive(Debug)]
 pub(crate) struct VirtQueue {
     index: u16,
@@ -43,7 +44,7 @@ impl VirtQueue {
         })
     }
 
-    /// The registers behind the transport's queue setup.
+    /// The registers that the transport sets up.
     pub(crate) fn setup(&mut self) -> &mut Queue {
         &mut self.queue
     }
@@ -56,7 +57,7 @@ impl VirtQueue {
         self.queue.ready()
     }
 
-    /// Lets the device use the queue, if the driver set it up.
+    /// Enables the queue if the driver set it up; returns false if the setup is invalid.
     pub(crate) fn enable(&mut self, event_idx: bool, mem: &GuestView) -> bool {
         self.queue.set_event_idx(event_idx);
         self.enabled = self.queue.ready() && self.queue.is_valid(mem);
@@ -72,7 +73,7 @@ impl VirtQueue {
         self.enabled = false;
     }
 
-    /// Begins a turn of the device.
+    /// Starts a turn of the device.
     pub(crate) fn begin(&mut self) {
         self.chains_left = self.queue.size();
         self.bytes_left = BYTES_PER_TURN;
@@ -85,7 +86,7 @@ impl VirtQueue {
         self.unfinished
     }
 
-    /// Whether the driver wants an interrupt for what this turn put into the used ring.
+    /// Whether the driver requires an interrupt for the used entries of this turn.
     pub(crate) fn needs_interrupt(&mut self, mem: &GuestView) -> Result<bool, DeviceError> {
         if !self.used {
             return Ok(false);
@@ -93,17 +94,17 @@ impl VirtQueue {
         self.queue.needs_notification(mem).map_err(|error| self.ring_error(error))
     }
 
-    /// The driver's next request; `None` when there is none, or when this turn has taken enough. When
-    /// there is none, the driver will notify the device of the next.
+    /// The driver's next request; `None` if there is none or the turn's limit is reached. If there is
+    /// none, the driver will notify the device of the next one.
     ///
     /// # Errors
-    /// The guest broke the rules of the queue.
+    /// The queue or the request is invalid.
     pub(crate) fn pop(&mut self, mem: &GuestView) -> Result<Option<Chain>, DeviceError> {
         if !self.enabled {
             return Ok(None);
         }
-        // A second look, for a request that came while notifications were being switched on. There is
-        // no third: the ring's index is the guest's to move to and fro.
+        // The second check finds a request that arrived while notifications were being enabled. There is
+        // no third check, because the guest can change the ring's index at any time.
         for _ in 0..2 {
             if self.chains_left == 0 || self.bytes_left == 0 {
                 break;
@@ -116,7 +117,7 @@ impl VirtQueue {
                 let chain = Chain::parse(mem, descriptors, self.queue.size())
                     .map_err(|fault| self.chain_error(fault))?;
                 self.chains_left -= 1;
-                let bytes = to_u64(chain.readable.len() + chain.writable.len());
+                let bytes = u64_of(chain.readable.len() + chain.writable.len());
                 self.bytes_left = self.bytes_left.saturating_sub(bytes);
                 return Ok(Some(chain));
             }
@@ -130,16 +131,16 @@ impl VirtQueue {
         Ok(None)
     }
 
-    /// Puts the chain that [`VirtQueue::pop`] returned last back to where it was.
+    /// Undoes the last [`VirtQueue::pop`].
     pub(crate) fn undo_pop(&mut self) {
         self.queue.go_to_previous_position();
         self.chains_left = self.chains_left.saturating_add(1);
     }
 
-    /// Hands a chain back to the driver, with `written` bytes in its writable buffers.
+    /// Returns a chain to the driver, with `written` bytes in its writable buffers.
     ///
     /// # Errors
-    /// The guest broke the rules of the queue.
+    /// The queue is invalid.
     pub(crate) fn push_used(
         &mut self,
         mem: &GuestView,
@@ -155,17 +156,17 @@ impl VirtQueue {
     /// The index up to which the driver has made requests available, modulo 2^16.
     ///
     /// # Errors
-    /// The ring is not in guest memory.
+    /// The ring is outside guest memory.
     pub(crate) fn available(&self, mem: &GuestView) -> Result<u16, DeviceError> {
         let index = self.queue.avail_idx(mem, Ordering::Acquire);
         index.map(|index| index.0).map_err(|error| self.ring_error(error))
     }
 
-    /// Asks the driver for a notification of the request that will have the index `after`, even while
-    /// earlier ones wait.
+    /// Requests a notification for the request with the index `after`, even while earlier ones are
+    /// pending.
     ///
     /// # Errors
-    /// The ring is not in guest memory.
+    /// The ring is outside guest memory.
     pub(crate) fn notify_after(&mut self, mem: &GuestView, after: u16) -> Result<(), DeviceError> {
         if !self.queue.event_idx_enabled() {
             return self
@@ -174,8 +175,8 @@ impl VirtQueue {
                 .map(|_| ())
                 .map_err(|error| self.ring_error(error));
         }
-        // virtio_queue can ask only for the request after the last one taken. `avail_event` follows the
-        // used ring: virtio 1.2, 2.7.8.
+        // virtio_queue supports this only for the request after the last one taken. `avail_event` follows
+        // the used ring: virtio 1.2, 2.7.8.
         let offset = 4 + 8 * u64::from(self.queue.size());
         let addr = GuestAddress(self.queue.used_ring().saturating_add(offset));
         mem.store(after.to_le(), addr, Ordering::SeqCst)

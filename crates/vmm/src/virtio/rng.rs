@@ -3,16 +3,17 @@
 use rustix::rand::{GetRandomFlags, getrandom};
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 
-use super::device::{DeviceContext, DeviceError, RestoreDeviceError, VirtioDevice};
+use super::device::{DeviceContext, VirtioDevice};
+use super::error::{DeviceError, RestoreDeviceError};
 use super::state::DeviceState;
 
 const QUEUE_SIZE: u16 = 64;
-/// Most bytes that one request gets: a guest cannot keep its monitor busy with random bytes, and a
-/// driver asks again for what it lacks. Linux asks for 64 at a time.
-const MOST_BYTES: usize = 4096;
+/// The most bytes for one request, to limit the monitor's work. A driver requests the rest again. Linux
+/// requests 64 bytes at a time.
+const MAX_BYTES: usize = 4096;
 
-/// Random bytes of the host for the guest. They never come from a snapshot: a request that waits through a
-/// freeze is answered afresh after every thaw.
+/// Random bytes of the host for the guest. They never come from a snapshot: a request that is pending at a
+/// freeze gets new bytes after each thaw.
 #[derive(Debug, Default)]
 pub(crate) struct Rng {}
 
@@ -47,10 +48,10 @@ impl VirtioDevice for Rng {
         context: &mut DeviceContext<'_>,
     ) -> Result<(), DeviceError> {
         let Some(queue) = context.queues.get_mut(index) else { return Ok(()) };
-        let mut random = [0; MOST_BYTES];
+        let mut random = [0; MAX_BYTES];
         while let Some(chain) = queue.pop(context.mem)? {
-            let wanted = chain.writable.len().min(MOST_BYTES);
-            // Up to 256 bytes come whole, more may be cut short by a signal.
+            let wanted = chain.writable.len().min(MAX_BYTES);
+            // A signal may shorten requests of more than 256 bytes.
             let got = getrandom(&mut random[..wanted], GetRandomFlags::empty())
                 .map_err(|errno| DeviceError::Entropy(errno.into()))?;
             chain

@@ -1,13 +1,13 @@
 //! The devices' part of a snapshot's machine state.
 //!
-//! Any change to a struct here changes the machine state's format: raise its version with it.
+//! Any change to a struct here changes the format of the machine state and requires a new version.
 
 use serde::{Deserialize, Serialize};
 use virtio_queue::QueueState;
 
-/// A device and its transport, as a snapshot holds them.
+/// A device and its transport.
 ///
-/// Any change here needs a new version of the machine state.
+/// Any change here requires a new version of the machine state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TransportState {
     /// The device status register.
@@ -16,26 +16,26 @@ pub(crate) struct TransportState {
     pub(crate) interrupt_status: u32,
     /// Feature bits that the driver accepted.
     pub(crate) driver_features: u64,
-    /// Which 32 bits of the device's features are in the window.
+    /// Selects 32 bits of the device's features.
     pub(crate) device_features_sel: u32,
-    /// Which 32 bits of the driver's features are in the window.
+    /// Selects 32 bits of the driver's features.
     pub(crate) driver_features_sel: u32,
-    /// Which queue is in the window.
+    /// The selected queue.
     pub(crate) queue_sel: u32,
     /// The queues, by index.
     pub(crate) queues: Vec<QueueRegisters>,
-    /// What only this kind of device has.
+    /// State of this kind of device.
     pub(crate) device: DeviceState,
 }
 
-/// One queue: where its rings are, and how far the device has come in them.
+/// One queue: the addresses of its rings, and the device's positions in them.
 ///
-/// Any change here needs a new version of the machine state.
+/// Any change here requires a new version of the machine state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct QueueRegisters {
-    /// Most descriptors that the device offers.
+    /// The most descriptors that the device offers.
     pub(crate) max_size: u16,
-    /// Descriptors that the driver chose.
+    /// The number of descriptors that the driver chose.
     pub(crate) size: u16,
     /// Whether the driver finished the setup.
     pub(crate) ready: bool,
@@ -53,14 +53,14 @@ pub(crate) struct QueueRegisters {
     pub(crate) used_ring: u64,
 }
 
-/// What only one kind of device has.
+/// State of one kind of device.
 ///
-/// Any change here needs a new version of the machine state.
+/// Any change here requires a new version of the machine state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum DeviceState {
     /// Of a [`Block`](super::Block).
     Block(BlockState),
-    /// Of a [`Rng`](super::Rng), which has nothing to remember.
+    /// Of a [`Rng`](super::Rng), which has no state.
     Rng,
     /// Of a [`Balloon`](super::Balloon).
     Balloon(BalloonState),
@@ -68,29 +68,29 @@ pub(crate) enum DeviceState {
     Vsock(VsockState),
 }
 
-/// What outlives a guest's connections, which are in no snapshot.
+/// The socket device. A snapshot does not contain connections.
 ///
-/// Any change here needs a new version of the machine state.
+/// Any change here requires a new version of the machine state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct VsockState {
-    /// The host's port for the next connection that begins there.
+    /// The host's port of the next connection from the host.
     pub(crate) next_port: u32,
 }
 
-/// What a guest's driver wrote to its balloon.
+/// The registers that a guest's driver wrote to its balloon.
 ///
-/// Any change here needs a new version of the machine state.
+/// Any change here requires a new version of the machine state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BalloonState {
-    /// Pages that the driver says are in the balloon.
+    /// The driver's number of pages in the balloon.
     pub(crate) actual: u32,
-    /// What free pages hold, four times over.
+    /// The byte that fills free pages, repeated four times.
     pub(crate) poison: u32,
 }
 
-/// What a guest knows of its disk; its content is the snapshot's business.
+/// The properties of a disk. The snapshot stores its content separately.
 ///
-/// Any change here needs a new version of the machine state.
+/// Any change here requires a new version of the machine state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BlockState {
     /// Sectors of 512 bytes.

@@ -7,17 +7,17 @@ use std::ops::Range;
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
+use firn_base::num::u64_of;
 use firn_snapshot::DiskSource;
 
-use super::super::chain::to_u64;
 use super::disk::{OverlayDisk, Place};
 
-/// The content of an [`OverlayDisk`], its holes known. The guest must be paused.
+/// The content of an [`OverlayDisk`] with its holes. The guest must be paused.
 #[derive(Debug)]
 pub(crate) struct OverlayContent<'a>(&'a OverlayDisk);
 
 impl OverlayDisk {
-    /// The disk as the guest sees it: the base with the guest's changes over it.
+    /// The disk as the guest sees it: the base with the guest's changes.
     #[must_use]
     pub(crate) fn content(&self) -> OverlayContent<'_> {
         OverlayContent(self)
@@ -51,8 +51,8 @@ impl DiskSource for OverlayContent<'_> {
     fn read(&mut self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         let mut done = 0;
         while done < buf.len() {
-            let at = offset + to_u64(done);
-            let (place, len) = self.0.extent(at, to_u64(buf.len() - done));
+            let at = offset + u64_of(done);
+            let (place, len) = self.0.extent(at, u64_of(buf.len() - done));
             let len = usize::try_from(len).map_err(io::Error::other)?;
             place.read_exact_at(&mut buf[done..done + len], at)?;
             done += len;
@@ -61,12 +61,12 @@ impl DiskSource for OverlayContent<'_> {
     }
 }
 
-/// The first range between `start` and `end` that is no hole of `file`.
+/// The first range between `start` and `end` that is not a hole of `file`.
 fn data_of(file: &File, start: u64, end: u64) -> io::Result<Option<Range<u64>>> {
     let data = match seek(file, SeekFrom::Data(start)) {
         Ok(data) if data < end => data,
         Ok(_) | Err(Errno::NXIO) => return Ok(None),
-        // A file system that does not know its holes.
+        // The file system does not support holes.
         Err(Errno::INVAL) => return Ok(Some(start..end)),
         Err(errno) => return Err(errno.into()),
     };

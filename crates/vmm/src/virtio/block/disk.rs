@@ -1,4 +1,4 @@
-//! What is behind a guest's disk: a file, or a file and what the guest changed of it.
+//! The storage of a guest's disk: a file, or a file and the guest's changes to it.
 
 use std::fs::File;
 use std::io;
@@ -12,15 +12,15 @@ use rustix::io::Errno;
 use thiserror::Error;
 use vm_memory::VolatileSlice;
 
+use firn_base::num::u64_of;
 use firn_snapshot::ReadAt;
 
-use super::super::chain::to_u64;
 use super::SECTOR;
 use crate::open_file::OpenFile;
 
 /// Bytes of a cluster, the unit of copy-on-write.
 pub(super) const CLUSTER: u64 = 4096;
-/// Bytes that are copied at once of an extent, however long a request of the guest is.
+/// Bytes of an extent that are copied at a time.
 const PIECE: usize = 4096;
 
 /// Why a disk cannot be opened.
@@ -31,19 +31,19 @@ pub enum OpenDiskError {
     Read {
         /// The disk.
         path: PathBuf,
-        /// What went wrong.
+        /// The system's error.
         source: io::Error,
     },
-    /// It is no file that can be read at any offset.
-    #[error("the disk {path} is neither a file nor a block device: give a raw disk image")]
+    /// The file cannot be read at arbitrary offsets.
+    #[error("the disk {path} is neither a regular file nor a block device: use a raw disk image")]
     Kind {
-        /// What was given.
+        /// The disk.
         path: PathBuf,
     },
-    /// It is empty, or ends amid a sector.
+    /// The file is empty, or its size is not a multiple of the sector size.
     #[error(
-        "the disk {path} has {size} bytes, which is no positive multiple of 512: it is truncated or no \
-         raw disk image; make it again"
+        "the disk {path} has {size} bytes, which is not a positive multiple of 512: it is truncated or \
+         not a raw disk image; create it again"
     )]
     Size {
         /// The disk.
@@ -51,22 +51,22 @@ pub enum OpenDiskError {
         /// Its size.
         size: u64,
     },
-    /// There is no place for what the guest will write.
+    /// The file for the guest's writes cannot be created.
     #[error("cannot create the temporary file that takes the guest's disk writes")]
     Upper(#[source] io::Error),
 }
 
-/// What is behind a guest's disk.
+/// The storage of a guest's disk.
 #[derive(Debug)]
 pub(crate) enum Disk {
-    /// The guest reads.
+    /// A disk that the guest reads.
     ReadOnly(ReadOnlyDisk),
-    /// The guest reads and writes.
+    /// A disk that the guest reads and writes.
     Overlay(OverlayDisk),
 }
 
 impl Disk {
-    /// Bytes; a multiple of 512.
+    /// Size in bytes; a multiple of 512.
     #[must_use]
     pub(crate) fn size(&self) -> u64 {
         match self {
@@ -81,7 +81,7 @@ impl Disk {
         matches!(self, Self::ReadOnly(_))
     }
 
-    /// Fills `slice` from `offset` on.
+    /// Fills `slice` from the bytes at `offset`.
     pub(super) fn read_at(&self, offset: u64, slice: &VolatileSlice<'_>) -> io::Result<()> {
         match self {
             Self::ReadOnly(disk) => read_volatile_at(&disk.file, offset, slice),
@@ -89,7 +89,7 @@ impl Disk {
         }
     }
 
-    /// Writes `slice` from `offset` on.
+    /// Writes `slice` at `offset`.
     pub(super) fn write_at(&mut self, offset: u64, slice: &VolatileSlice<'_>) -> io::Result<()> {
         match self {
             Self::ReadOnly(_) => Err(io::ErrorKind::ReadOnlyFilesystem.into()),
@@ -97,7 +97,7 @@ impl Disk {
         }
     }
 
-    /// Writes `len` zeros from `offset` on.
+    /// Writes `len` zeros at `offset`.
     pub(super) fn write_zeroes(&mut self, offset: u64, len: u64) -> io::Result<()> {
         match self {
             Self::ReadOnly(_) => Err(io::ErrorKind::ReadOnlyFilesystem.into()),
@@ -106,7 +106,7 @@ impl Disk {
     }
 }
 
-/// A raw disk image that nobody writes to.
+/// A raw disk image that does not change.
 #[derive(Debug)]
 pub(crate) struct ReadOnlyDisk {
     pub(super) file: File,
@@ -136,15 +136,15 @@ impl ReadOnlyDisk {
     }
 }
 
-/// What an overlay disk held at first.
+/// The initial content of an overlay disk.
 #[derive(Debug)]
 enum Base {
     File(File),
-    /// What lies in a snapshot's extent, which is no file.
+    /// In a snapshot's extent, which is not a file of its own.
     Extent(Arc<dyn ReadAt>),
 }
 
-/// Where a part of an overlay disk lies.
+/// The location of a part of an overlay disk.
 #[derive(Clone, Copy)]
 pub(super) enum Place<'a> {
     File(&'a File),
@@ -166,7 +166,7 @@ impl Place<'_> {
                 let mut buf = vec![0; slice.len().min(PIECE)];
                 for done in (0..slice.len()).step_by(PIECE) {
                     let buf = &mut buf[..PIECE.min(slice.len() - done)];
-                    let (done, len) = (to_u64(done), to_u64(buf.len()));
+                    let (done, len) = (u64_of(done), u64_of(buf.len()));
                     extent.read_exact_at(buf, offset + done)?;
                     subslice(slice, done, len)?.copy_from(buf);
                 }
@@ -176,14 +176,14 @@ impl Place<'_> {
     }
 }
 
-/// A disk that the guest writes to without changing its base: changed clusters of 4 KiB live in a sparse
-/// file without a name, which is gone when the monitor is.
+/// A disk that the guest writes to without changing its base. Changed clusters of 4 KiB are in a sparse
+/// unlinked file, which the kernel removes when the monitor ends.
 #[derive(Debug)]
 pub(crate) struct OverlayDisk {
     base: Base,
     size: u64,
     pub(super) upper: File,
-    /// One bit per cluster: set when `upper` has it, at the offset that it has on the disk.
+    /// One bit per cluster: set if `upper` contains it, at its offset on the disk.
     changed: Vec<u64>,
 }
 
@@ -200,7 +200,8 @@ impl OverlayDisk {
         Self::over(Base::File(base.file), base.size, scratch).map_err(OpenDiskError::Upper)
     }
 
-    /// A writable disk with the content that a snapshot's extent holds, as [`OverlayDisk::new`] makes one of a file.
+    /// A writable disk with the content in a snapshot's extent. Writes go to the same place as with
+    /// [`OverlayDisk::new`].
     ///
     /// # Errors
     /// See [`OpenDiskError`].
@@ -245,7 +246,7 @@ impl OverlayDisk {
         }
     }
 
-    /// What holds the byte at `offset`, and how many bytes of the `len` from there on it holds.
+    /// The location of the byte at `offset`, and how many of the `len` bytes from there it contains.
     pub(super) fn extent(&self, offset: u64, len: u64) -> (Place<'_>, u64) {
         let changed = self.is_changed(offset / CLUSTER);
         let mut end = (offset / CLUSTER + 1) * CLUSTER;
@@ -257,7 +258,7 @@ impl OverlayDisk {
     }
 
     fn read_at(&self, offset: u64, slice: &VolatileSlice<'_>) -> io::Result<()> {
-        let len = to_u64(slice.len());
+        let len = u64_of(slice.len());
         let mut done = 0;
         while done < len {
             let (place, part) = self.extent(offset + done, len - done);
@@ -268,7 +269,7 @@ impl OverlayDisk {
     }
 
     fn write_at(&mut self, offset: u64, slice: &VolatileSlice<'_>) -> io::Result<()> {
-        let len = to_u64(slice.len());
+        let len = u64_of(slice.len());
         let mut done = 0;
         while done < len {
             let at = offset + done;
@@ -302,14 +303,14 @@ impl OverlayDisk {
         Ok(())
     }
 
-    /// How many of the `len` bytes at `offset` to write next: as many whole clusters as there are, or
-    /// else a part of one cluster.
+    /// How many of the `len` bytes at `offset` to write next, and whether they are complete clusters: as
+    /// many complete clusters as possible, or a part of one cluster.
     fn split(&self, offset: u64, len: u64) -> (bool, u64) {
         let within = offset % CLUSTER;
         if within != 0 {
             return (false, len.min(CLUSTER - within));
         }
-        // The last cluster may be cut off by the end of the disk.
+        // The end of the disk may truncate the last cluster.
         if offset + len == self.size() {
             return (true, len);
         }
@@ -317,7 +318,7 @@ impl OverlayDisk {
         if whole == 0 { (false, len) } else { (true, whole) }
     }
 
-    /// Makes sure that `upper` has `cluster`.
+    /// Copies `cluster` to `upper` unless it is there already.
     fn copy_up(&mut self, cluster: u64) -> io::Result<()> {
         if self.is_changed(cluster) {
             return Ok(());
@@ -332,7 +333,7 @@ impl OverlayDisk {
     }
 }
 
-/// Word and bit of a cluster in the map of changed ones.
+/// The word and the bit of a cluster in the map of changed clusters.
 fn place(cluster: u64) -> (usize, u64) {
     (usize::try_from(cluster / 64).unwrap_or(usize::MAX), cluster % 64)
 }
@@ -360,16 +361,16 @@ fn subslice<'a>(slice: &VolatileSlice<'a>, start: u64, len: u64) -> io::Result<V
     slice.subslice(start, len).map_err(io::Error::other)
 }
 
-/// Fills all of `slice` from `file`, straight into guest memory. The end of the file is an error.
+/// Fills all of `slice` from `file`, directly into guest memory. The end of the file is an error.
 fn read_volatile_at(file: &File, offset: u64, slice: &VolatileSlice<'_>) -> io::Result<()> {
     transfer(slice, offset, io::ErrorKind::UnexpectedEof, |data, len, offset| {
         // SAFETY: `data` is valid for writes of `len` bytes: `transfer` takes both from a slice of guest
-        // memory that it holds. The guest may write there meanwhile, which only the kernel sees.
+        // memory that it holds. Only the kernel accesses the bytes, so concurrent guest writes are fine.
         unsafe { libc::pread64(file.as_raw_fd(), data.cast(), len, offset) }
     })
 }
 
-/// Writes all of `slice` to `file`, straight from guest memory.
+/// Writes all of `slice` to `file`, directly from guest memory.
 fn write_volatile_at(file: &File, offset: u64, slice: &VolatileSlice<'_>) -> io::Result<()> {
     transfer(slice, offset, io::ErrorKind::WriteZero, |data, len, offset| {
         // SAFETY: `data` is valid for reads of `len` bytes, as above.
@@ -386,7 +387,7 @@ fn transfer(
     let mut done = 0;
     while done < slice.len() {
         let rest = slice.offset(done).map_err(io::Error::other)?;
-        let at = i64::try_from(offset + to_u64(done)).map_err(io::Error::other)?;
+        let at = i64::try_from(offset + u64_of(done)).map_err(io::Error::other)?;
         match usize::try_from(call(rest.ptr_guard_mut().as_ptr(), rest.len(), at)) {
             Ok(0) => return Err(no_progress.into()),
             Ok(bytes) => done += bytes,

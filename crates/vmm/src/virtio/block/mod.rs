@@ -10,26 +10,27 @@ use virtio_bindings::virtio_blk::{
 };
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 
-use super::device::{DeviceContext, DeviceError, RestoreDeviceError, VirtioDevice};
+use super::device::{DeviceContext, VirtioDevice};
+use super::error::{DeviceError, RestoreDeviceError};
 use super::state::{BlockState, DeviceState};
 
 pub(crate) use disk::{Disk, OpenDiskError, OverlayDisk, ReadOnlyDisk};
 pub(crate) use request::DiskCounters;
 
-/// Bytes of a sector, the unit of virtio-blk whatever the disk's own.
+/// Bytes of a sector, the unit of virtio-blk, independent of the disk's own.
 const SECTOR: u64 = 512;
 /// Bytes of a disk's name (5.2.6).
 const SERIAL_LEN: usize = 20;
 const QUEUE_SIZE: u16 = 256;
-/// Data buffers of a request: a chain is not longer than the queue, and two of its descriptors hold the
-/// request's header and its status.
+/// The most data buffers of a request: a chain is not longer than the queue, and two of its descriptors
+/// are the request's header and its status.
 const SEG_MAX: u32 = 254;
-/// Sectors that one segment of a discard or write-zeroes request may name: 128 MiB.
+/// The most sectors of one segment of a discard or write-zeroes request: 128 MiB.
 const MAX_ZERO_SECTORS: u32 = 1 << 18;
-/// Segments of one discard or write-zeroes request.
+/// The most segments of one discard or write-zeroes request.
 const MAX_ZERO_SEGMENTS: u32 = 16;
 
-/// A disk of the guest. Requests are served one after the other, on the event loop's thread.
+/// A disk of the guest. It serves requests in sequence, on the event loop's thread.
 #[derive(Debug)]
 pub(crate) struct Block {
     disk: Disk,
@@ -38,7 +39,7 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// A device for `disk`, which calls itself `serial` to the guest: the first 20 bytes of it.
+    /// A device for `disk`. Its serial number for the guest is the first 20 bytes of `serial`.
     #[must_use]
     pub(crate) fn new(disk: Disk, serial: &str) -> Self {
         let mut padded = [0; SERIAL_LEN];
@@ -48,13 +49,13 @@ impl Block {
         Self { disk, serial: padded, counters: DiskCounters::default() }
     }
 
-    /// What the guest reads and writes.
+    /// The disk.
     #[must_use]
     pub(crate) fn disk(&self) -> &Disk {
         &self.disk
     }
 
-    /// What the guest did with it so far.
+    /// The requests so far.
     #[cfg(test)]
     pub(crate) fn counters(&self) -> DiskCounters {
         self.counters
@@ -125,7 +126,7 @@ impl VirtioDevice for Block {
             let Self { disk, serial, counters } = self;
             request::serve(disk, serial, counters, context.mem, &chain)
                 .map_err(|fault| queue.chain_error(fault))?;
-            // All of it even after an error, as QEMU does: the status is at the end.
+            // The full length even after an error, as QEMU does: the status is at the end.
             queue.push_used(context.mem, &chain, chain.writable.len())?;
         }
         Ok(())

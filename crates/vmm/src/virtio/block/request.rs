@@ -2,6 +2,7 @@
 
 use std::io;
 
+use firn_base::num::u64_of;
 use firn_memory::GuestView;
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD,
@@ -9,7 +10,7 @@ use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_T_WRITE_ZEROES, VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
 };
 
-use super::super::chain::{Chain, ChainFault, to_u64};
+use super::super::chain::{Chain, ChainFault};
 use super::disk::Disk;
 use super::{MAX_ZERO_SECTORS, MAX_ZERO_SEGMENTS, SECTOR, SERIAL_LEN};
 
@@ -18,22 +19,22 @@ const HEADER_LEN: usize = 16;
 /// Bytes of a segment of a discard or write-zeroes request: sector, sectors, flags.
 const SEGMENT_LEN: usize = 16;
 
-/// What a guest did with a disk, since its monitor started.
+/// The requests of a guest to a disk, since its monitor started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DiskCounters {
     /// Read requests.
     pub(crate) reads: u64,
-    /// Bytes that they asked for.
+    /// Bytes read.
     pub(crate) bytes_read: u64,
     /// Write requests.
     pub(crate) writes: u64,
-    /// Bytes that they wrote.
+    /// Bytes written.
     pub(crate) bytes_written: u64,
-    /// Requests of any kind that were answered with an error.
+    /// Requests of any kind that failed.
     pub(crate) errors: u64,
 }
 
-/// Why a request is answered with an error. The guest sees only the status byte.
+/// Why a request fails. The guest sees only the status byte.
 enum Refusal {
     Unsupported,
     Bad,
@@ -66,7 +67,7 @@ pub(super) fn serve(
 ) -> Result<(), ChainFault> {
     let mut header = [0; HEADER_LEN];
     chain.readable.read_at(mem, 0, &mut header)?;
-    // The status is the last byte, wherever the driver cuts its buffers.
+    // The status is the last byte, independent of the buffers' boundaries.
     let Some(data_len) = chain.writable.len().checked_sub(1) else {
         return Err(ChainFault::TooShort { needed: 1, found: 0 });
     };
@@ -79,14 +80,13 @@ pub(super) fn serve(
     let answer = match kind {
         VIRTIO_BLK_T_IN => request.read(sector).inspect(|()| {
             counters.reads += 1;
-            counters.bytes_read += to_u64(data_len);
+            counters.bytes_read += u64_of(data_len);
         }),
         VIRTIO_BLK_T_OUT => request.write(sector).map(|bytes| {
             counters.writes += 1;
             counters.bytes_written += bytes;
         }),
-        // Nothing to do: what a guest writes lives as long as its monitor and no longer. A freeze
-        // writes it out and syncs.
+        // Nothing to do: writes exist only as long as the monitor, and a freeze stores and syncs them.
         VIRTIO_BLK_T_FLUSH => Ok(()),
         VIRTIO_BLK_T_GET_ID => request.identify(serial),
         VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => request.zero(kind),
@@ -115,22 +115,22 @@ struct Request<'a> {
 
 impl Request<'_> {
     fn read(&mut self, sector: u64) -> Result<(), Refusal> {
-        let mut offset = self.byte_range(sector, to_u64(self.data_len))?;
+        let mut offset = self.byte_range(sector, u64_of(self.data_len))?;
         for slice in self.chain.writable.slices(self.mem, 0, self.data_len)? {
             self.disk.read_at(offset, &slice)?;
-            offset += to_u64(slice.len());
+            offset += u64_of(slice.len());
         }
         Ok(())
     }
 
     fn write(&mut self, sector: u64) -> Result<u64, Refusal> {
         let len = self.chain.readable.len() - HEADER_LEN;
-        let mut offset = self.byte_range(sector, to_u64(len))?;
+        let mut offset = self.byte_range(sector, u64_of(len))?;
         for slice in self.chain.readable.slices(self.mem, HEADER_LEN, len)? {
             self.disk.write_at(offset, &slice)?;
-            offset += to_u64(slice.len());
+            offset += u64_of(slice.len());
         }
-        Ok(to_u64(len))
+        Ok(u64_of(len))
     }
 
     fn identify(&self, serial: &[u8; SERIAL_LEN]) -> Result<(), Refusal> {
@@ -171,7 +171,7 @@ impl Request<'_> {
         Ok(())
     }
 
-    /// The disk offset of `sector`, if `len` bytes from there are whole sectors of the disk.
+    /// The disk offset of `sector`, if `len` bytes from there are complete sectors of the disk.
     fn byte_range(&self, sector: u64, len: u64) -> Result<u64, Refusal> {
         let offset = sector.checked_mul(SECTOR).ok_or(Refusal::Bad)?;
         let end = offset.checked_add(len).ok_or(Refusal::Bad)?;

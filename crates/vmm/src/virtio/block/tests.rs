@@ -10,7 +10,8 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::super::device::{DeviceError, VirtioDevice};
+use super::super::device::VirtioDevice;
+use super::super::error::DeviceError;
 use super::super::testing::{Guest, NEEDS_RESET, STATUS};
 use super::*;
 use crate::open_file::OpenFile;

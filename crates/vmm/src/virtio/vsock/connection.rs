@@ -9,8 +9,8 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 
 use super::packet::{Op, SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
 
-/// Bytes from the guest that a connection keeps for a program on the host that does not read them yet. The
-/// guest is never told of more room.
+/// Bytes from the guest that a connection buffers for a program on the host. The guest never gets more
+/// credit.
 pub(super) const BUFFER: u32 = 128 << 10;
 
 /// The two ends of a connection.
@@ -20,75 +20,75 @@ pub(super) struct Ports {
     pub(super) guest: u32,
 }
 
-/// A packet to the guest, but for what all of a connection's packets have in common.
+/// The fields of a packet to the guest that differ between packets of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Outgoing {
     pub(super) op: Op,
     pub(super) flags: u32,
 }
 
-/// How far a connection is.
+/// The phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// A program on the host wants it, the guest is not asked yet.
-    Wanted,
-    /// The guest is asked.
-    Asked,
-    /// The guest wants it and the host agreed; the guest is not told yet.
+    /// A program on the host requested it, and the request is not sent to the guest yet.
+    Pending,
+    /// The request is sent to the guest.
+    Requested,
+    /// The guest requested it and the host accepted; the response is not sent yet.
     Accepted,
-    /// Both agreed.
+    /// Both sides accepted.
     Open,
-    /// The guest is to be told that it is over.
+    /// A reset must be sent to the guest.
     Broken,
-    /// The guest has forgotten it, and a program on the host has not read all that the guest sent.
+    /// The guest has dropped it, and the program on the host has not read all of the guest's data.
     Lingering,
 }
 
-/// A connection. Its socket is not blocking; what the socket is ready for is learnt from edge-triggered
-/// events and unlearnt when a call would block.
+/// A connection. Its socket is non-blocking. Edge-triggered events set `readable` and `writable`, and a call
+/// that would block clears them.
 #[derive(Debug)]
 pub(super) struct Connection {
     ports: Ports,
     stream: OwnedFd,
     phase: Phase,
-    /// Whether it waits in the muxer's list of those that have something to send.
+    /// Whether it is in the muxer's queue of connections with packets.
     pub(super) queued: bool,
 
     readable: bool,
-    /// The program on the host sends no more, and all of it was read.
+    /// The program on the host sends no more, and all its data was read.
     host_ended: bool,
     /// Bytes sent to the guest, modulo 2^32.
     sent: u32,
     guest_room: u32,
     guest_forwarded: u32,
-    /// The guest was asked for credit since its last credit.
-    credit_asked: bool,
+    /// A credit request was sent since the guest's last credit.
+    credit_requested: bool,
 
     writable: bool,
     /// The program on the host receives no more.
     host_gone: bool,
     buffer: VecDeque<u8>,
-    /// Bytes taken from the guest, modulo 2^32.
+    /// Bytes received from the guest, modulo 2^32.
     received: u32,
-    /// Of them, those that have left `buffer`.
+    /// Received bytes that have left `buffer`, modulo 2^32.
     forwarded: u32,
-    /// What the guest was told of `forwarded`.
-    forwarded_told: u32,
+    /// The value of `forwarded` in the last packet to the guest.
+    forwarded_sent: u32,
     credit_owed: bool,
 
     guest_shutdown: u32,
-    shutdown_told: u32,
-    /// The program on the host was told that the guest sends no more.
-    end_passed_on: bool,
+    shutdown_sent: u32,
+    /// The socket's write side was shut down, because the guest sends no more.
+    write_shut_down: bool,
 }
 
 impl Connection {
-    /// One that a program on the host asks for.
+    /// A connection that a program on the host requests.
     pub(super) fn from_host(ports: Ports, stream: OwnedFd) -> Self {
-        Self::new(ports, stream, Phase::Wanted)
+        Self::new(ports, stream, Phase::Pending)
     }
 
-    /// One that the guest asks for and a program on the host has agreed to.
+    /// A connection that the guest requests and a program on the host accepted.
     pub(super) fn from_guest(ports: Ports, stream: OwnedFd) -> Self {
         Self::new(ports, stream, Phase::Accepted)
     }
@@ -104,17 +104,17 @@ impl Connection {
             sent: 0,
             guest_room: 0,
             guest_forwarded: 0,
-            credit_asked: false,
+            credit_requested: false,
             writable: true,
             host_gone: false,
             buffer: VecDeque::new(),
             received: 0,
             forwarded: 0,
-            forwarded_told: 0,
+            forwarded_sent: 0,
             credit_owed: false,
             guest_shutdown: 0,
-            shutdown_told: 0,
-            end_passed_on: false,
+            shutdown_sent: 0,
+            write_shut_down: false,
         }
     }
 
@@ -122,23 +122,23 @@ impl Connection {
         self.forwarded
     }
 
-    /// Whether the guest knows nothing of it.
+    /// Whether the guest has received no packet of it.
     pub(super) fn is_unknown_to_guest(&self) -> bool {
-        self.phase == Phase::Wanted
+        self.phase == Phase::Pending
     }
 
-    /// Whether it is of no use to either side: the program that asked for it went away before the guest
-    /// learnt of it, or the guest ended it and everything has arrived.
+    /// Whether it can be removed: the program that requested it disconnected before the request was sent, or
+    /// the guest ended it and all data has arrived.
     pub(super) fn is_done(&self) -> bool {
         match self.phase {
-            Phase::Wanted => self.host_gone,
+            Phase::Pending => self.host_gone,
             Phase::Lingering => self.buffer.is_empty(),
             _ => false,
         }
     }
 
-    /// The guest ended it at once. What it sent before it said that it sends no more still arrives: Linux
-    /// does not wait for a slow reader for longer than 8 seconds.
+    /// Handles a reset from the guest. Data that the guest sent before a shutdown still arrives: Linux waits at
+    /// most 8 seconds for a slow reader.
     pub(super) fn on_reset(&mut self) {
         if self.guest_shutdown & SHUTDOWN_SEND == 0 {
             self.buffer = VecDeque::new();
@@ -146,34 +146,34 @@ impl Connection {
         self.phase = Phase::Lingering;
     }
 
-    /// The guest is to be told that it is over; nothing else happens any more.
-    pub(super) fn break_off(&mut self) {
+    /// Ends the connection with a reset to the guest.
+    pub(super) fn reset(&mut self) {
         self.phase = Phase::Broken;
         self.buffer = VecDeque::new();
     }
 
-    /// Takes over what the guest says about its room.
+    /// Sets the guest's credit.
     pub(super) fn set_credit(&mut self, buf_alloc: u32, fwd_cnt: u32) {
         if (buf_alloc, fwd_cnt) != (self.guest_room, self.guest_forwarded) {
-            self.credit_asked = false;
+            self.credit_requested = false;
         }
         self.guest_room = buf_alloc;
         self.guest_forwarded = fwd_cnt;
     }
 
-    /// The guest agreed to a connection that it was asked for.
+    /// Handles the guest's acceptance of a requested connection.
     pub(super) fn on_response(&mut self) {
-        if self.phase != Phase::Asked {
-            self.break_off();
+        if self.phase != Phase::Requested {
+            self.reset();
             return;
         }
         self.phase = Phase::Open;
         self.readable = true;
-        // As Firecracker: the program's next line is the answer to its `CONNECT`. A socket that is fresh has
-        // room for it.
+        // As in Firecracker, the program's next line is the response to its `CONNECT`. A new socket has room
+        // for it.
         let line = format!("OK {}\n", self.ports.host);
         if send(&self.stream, line.as_bytes(), SendFlags::NOSIGNAL) != Ok(line.len()) {
-            self.break_off();
+            self.reset();
         }
     }
 
@@ -184,33 +184,33 @@ impl Connection {
             && len <= BUFFER - self.received.wrapping_sub(self.forwarded)
     }
 
-    /// The guest sent `data`, which [`Connection::accepts`] allowed.
+    /// Handles data from the guest, which [`Connection::accepts`] permitted.
     pub(super) fn on_data(&mut self, data: &[u8]) {
         self.received = self.received.wrapping_add(length(data));
         self.buffer.extend(data);
         self.flush();
     }
 
-    /// The guest will send no more, or receive no more, or both.
+    /// Handles the guest's shutdown of one or both directions.
     pub(super) fn on_shutdown(&mut self, flags: u32) {
         if self.phase != Phase::Open {
-            self.break_off();
+            self.reset();
             return;
         }
         if flags & !self.guest_shutdown & SHUTDOWN_RECEIVE != 0 {
-            // Fails when the program is gone, and then nobody needs to know.
+            // Fails if the program has disconnected.
             let _ = shutdown(&self.stream, Shutdown::Read);
         }
         self.guest_shutdown |= flags & SHUTDOWN_BOTH;
         self.flush();
     }
 
-    /// The guest asks how much room there is.
+    /// Handles the guest's credit request.
     pub(super) fn on_credit_request(&mut self) {
         self.credit_owed = true;
     }
 
-    /// The socket became ready for something.
+    /// Handles events of the socket.
     pub(super) fn on_event(&mut self, events: EventFlags) {
         let ended = EventFlags::HUP | EventFlags::ERR;
         if events.intersects(EventFlags::IN | EventFlags::RDHUP | ended) {
@@ -218,8 +218,8 @@ impl Connection {
         }
         if events.intersects(ended) {
             self.host_gone = true;
-            if self.phase == Phase::Asked {
-                self.break_off();
+            if self.phase == Phase::Requested {
+                self.reset();
             }
         }
         if events.intersects(EventFlags::OUT | ended) {
@@ -228,8 +228,8 @@ impl Connection {
         }
     }
 
-    /// Hands as much of the buffer to the program on the host as it takes, and then the end, if the guest
-    /// has ended.
+    /// Sends the buffer to the program on the host, as far as its socket has room, and then the end if the
+    /// guest has ended.
     fn flush(&mut self) {
         while self.writable && !self.host_gone && !self.buffer.is_empty() {
             let (front, _) = self.buffer.as_slices();
@@ -247,11 +247,11 @@ impl Connection {
             return;
         }
         if self.phase == Phase::Open && self.guest_shutdown == SHUTDOWN_BOTH {
-            // The last of a clean end (5.10.6.6.1): everything has arrived.
-            self.break_off();
-        } else if self.guest_shutdown & SHUTDOWN_SEND != 0 && !self.end_passed_on {
+            // The last step of a clean disconnect (5.10.6.6.1): all data has arrived.
+            self.reset();
+        } else if self.guest_shutdown & SHUTDOWN_SEND != 0 && !self.write_shut_down {
             let _ = shutdown(&self.stream, Shutdown::Write);
-            self.end_passed_on = true;
+            self.write_shut_down = true;
         }
     }
 
@@ -259,8 +259,8 @@ impl Connection {
         self.buffer.drain(..bytes);
         // A buffer is at most 128 KiB.
         self.forwarded = self.forwarded.wrapping_add(u32::try_from(bytes).unwrap_or(BUFFER));
-        // Told early enough that a guest that sends all the time never has to stop.
-        if self.forwarded.wrapping_sub(self.forwarded_told) >= BUFFER / 2 {
+        // Sent early enough that a guest that sends continuously never stalls.
+        if self.forwarded.wrapping_sub(self.forwarded_sent) >= BUFFER / 2 {
             self.credit_owed = true;
         }
     }
@@ -270,86 +270,86 @@ impl Connection {
         self.guest_room.saturating_sub(self.sent.wrapping_sub(self.guest_forwarded))
     }
 
-    fn wants_to_read(&self) -> bool {
+    fn can_read(&self) -> bool {
         self.phase == Phase::Open
             && self.readable
             && !self.host_ended
             && self.guest_shutdown & SHUTDOWN_RECEIVE == 0
     }
 
-    /// What the guest is to know about the host's end.
+    /// The shutdown flags of the host's side.
     fn shutdown_due(&self) -> u32 {
         let send = if self.host_ended { SHUTDOWN_SEND } else { 0 };
         let receive = if self.host_gone { SHUTDOWN_RECEIVE } else { 0 };
         send | receive
     }
 
-    /// Whether [`Connection::next_packet`] may have a packet. While `hold` is set, the guest is not asked
-    /// for new connections.
+    /// Whether [`Connection::next_packet`] may return a packet. While `hold` is set, requests for new
+    /// connections are held back.
     pub(super) fn has_work(&self, hold: bool) -> bool {
         match self.phase {
-            Phase::Wanted => !hold,
-            Phase::Asked | Phase::Lingering => false,
+            Phase::Pending => !hold,
+            Phase::Requested | Phase::Lingering => false,
             Phase::Accepted | Phase::Broken => true,
             Phase::Open => {
-                (self.wants_to_read() && (self.credit() > 0 || !self.credit_asked))
+                (self.can_read() && (self.credit() > 0 || !self.credit_requested))
                     || self.credit_owed
-                    || self.shutdown_due() != self.shutdown_told
+                    || self.shutdown_due() != self.shutdown_sent
             }
         }
     }
 
-    /// The next packet for the guest. A data packet's data, at most `most` bytes, goes into `data`, which is
-    /// empty before.
+    /// The next packet for the guest. A data packet's data, at most `max` bytes, is stored in `data`, which must
+    /// be empty.
     pub(super) fn next_packet(
         &mut self,
         hold: bool,
-        most: usize,
+        max: usize,
         data: &mut Vec<u8>,
     ) -> Option<Outgoing> {
-        let packet = |op| Some(Outgoing { op, flags: 0 });
+        let plain = |op| Some(Outgoing { op, flags: 0 });
         match self.phase {
-            Phase::Wanted if hold => return None,
-            Phase::Wanted => {
-                self.phase = Phase::Asked;
-                return packet(Op::Request);
+            Phase::Pending if hold => return None,
+            Phase::Pending => {
+                self.phase = Phase::Requested;
+                return plain(Op::Request);
             }
             Phase::Accepted => {
                 self.phase = Phase::Open;
                 self.readable = true;
-                return packet(Op::Response);
+                return plain(Op::Response);
             }
-            Phase::Broken => return packet(Op::Reset),
-            Phase::Asked | Phase::Lingering => return None,
+            Phase::Broken => return plain(Op::Reset),
+            Phase::Requested | Phase::Lingering => return None,
             Phase::Open => {}
         }
-        if self.wants_to_read() && self.credit() > 0 {
-            self.read(most, data);
+        if self.can_read() && self.credit() > 0 {
+            self.read(max, data);
         }
-        // Every packet tells the guest how far its data has come.
-        let answer = if !data.is_empty() {
-            packet(Op::Data)
-        } else if self.shutdown_due() != self.shutdown_told {
-            self.shutdown_told = self.shutdown_due();
-            Some(Outgoing { op: Op::Shutdown, flags: self.shutdown_told })
+        // Every packet carries `forwarded`.
+        let packet = if !data.is_empty() {
+            plain(Op::Data)
+        } else if self.shutdown_due() != self.shutdown_sent {
+            self.shutdown_sent = self.shutdown_due();
+            Some(Outgoing { op: Op::Shutdown, flags: self.shutdown_sent })
         } else if self.credit_owed {
-            packet(Op::CreditUpdate)
-        } else if self.wants_to_read() && !self.credit_asked {
-            self.credit_asked = true;
-            packet(Op::CreditRequest)
+            plain(Op::CreditUpdate)
+        } else if self.can_read() && !self.credit_requested {
+            self.credit_requested = true;
+            plain(Op::CreditRequest)
         } else {
             None
         };
-        if answer.is_some() {
+        if packet.is_some() {
             self.credit_owed = false;
-            self.forwarded_told = self.forwarded;
+            self.forwarded_sent = self.forwarded;
         }
-        answer
+        packet
     }
 
-    fn read(&mut self, most: usize, data: &mut Vec<u8>) {
-        let most = usize::try_from(self.credit()).unwrap_or(most).min(most);
-        data.resize(most, 0);
+    fn read(&mut self, max: usize, data: &mut Vec<u8>) {
+        let len = usize::try_from(self.credit()).unwrap_or(max).min(max);
+        data.resize(len, 0);
         let read = loop {
             match recv(&self.stream, &mut data[..], RecvFlags::DONTWAIT) {
                 Err(Errno::INTR) => {}
@@ -371,7 +371,7 @@ impl Connection {
     }
 }
 
-/// The length of a packet's data, which fits.
+/// The length of a packet's data, which is far below 2^32.
 fn length(data: &[u8]) -> u32 {
     u32::try_from(data.len()).unwrap_or(u32::MAX)
 }

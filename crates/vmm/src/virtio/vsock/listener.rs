@@ -1,4 +1,4 @@
-//! The host's end of a guest's sockets: a unix socket.
+//! The host's side of a guest's sockets: a unix socket.
 
 use std::ffi::OsString;
 use std::fs;
@@ -12,31 +12,32 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use thiserror::Error;
 
-/// Why the socket for a guest's connections cannot be made.
+/// Why the socket for a guest's connections cannot be created.
 #[derive(Debug, Error)]
 pub enum BindVsockError {
-    /// Something is there already.
+    /// The path exists.
     #[error(
-        "the socket {path} exists: another microVM uses it, or one left it when it was killed; give \
-         another path, or remove it if no microVM uses it"
+        "the socket {path} exists: another microVM uses it, or a microVM was killed and left it; use \
+         another path, or remove the socket if no microVM uses it"
     )]
     Exists {
         /// The socket's path.
         path: PathBuf,
     },
-    /// It cannot be bound.
-    #[error("making the socket {path}")]
+    /// The socket cannot be bound.
+    #[error("cannot create the socket {path}")]
     Bind {
         /// The socket's path.
         path: PathBuf,
-        /// What went wrong.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// A unix socket that stands for the guest's sockets, as in Firecracker: a program connects to it, writes
-/// `CONNECT <port>\n`, reads `OK <number>\n`, and is then connected to that port of the guest. A guest's
-/// connection to port P of the host leads to the socket at the same path with `_P` appended.
+/// A unix socket through which programs on the host reach the guest's sockets, as in Firecracker. A program
+/// connects to it, writes `CONNECT <port>\n`, reads `OK <number>\n`, and is then connected to that port of
+/// the guest. A connection of the guest to port P of the host leads to the unix socket at the same path
+/// with `_P` appended.
 #[derive(Debug)]
 pub struct VsockListener {
     listener: UnixListener,
@@ -46,8 +47,8 @@ pub struct VsockListener {
 }
 
 impl VsockListener {
-    /// Uses a socket that is already bound. `path` is where connections of the guest lead to, without the `_P`;
-    /// dropping the listener removes nothing.
+    /// Uses a socket that is already bound. `path` is the prefix of the sockets that connections of the
+    /// guest lead to. Dropping the listener removes nothing.
     ///
     /// # Errors
     /// The socket cannot be made non-blocking.
@@ -72,7 +73,7 @@ impl VsockListener {
         Ok(bound)
     }
 
-    /// The next program that connects; `Ok(None)` when there is none.
+    /// The next program that connects; `Ok(None)` if there is none.
     pub(super) fn accept(&self) -> io::Result<Option<OwnedFd>> {
         loop {
             match self.listener.accept() {
@@ -89,8 +90,8 @@ impl VsockListener {
         }
     }
 
-    /// Connects to the program on the host that serves `port` for the guest. Never blocks: one that does not
-    /// accept counts as absent.
+    /// Connects to the program on the host that serves `port` for the guest. It never blocks: a program that
+    /// does not accept is treated as absent.
     pub(super) fn connect_out(&self, port: u32) -> Result<OwnedFd, Errno> {
         let mut path = OsString::from(&self.path);
         path.push(format!("_{port}"));

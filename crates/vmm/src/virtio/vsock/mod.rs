@@ -8,10 +8,12 @@ mod packet;
 use std::io;
 use std::os::fd::BorrowedFd;
 
+use firn_base::num::usize_of;
 use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 
-use super::chain::{ChainFault, to_usize};
-use super::device::{DeviceContext, DeviceError, RestoreDeviceError, VirtioDevice};
+use super::chain::ChainFault;
+use super::device::{DeviceContext, VirtioDevice};
+use super::error::{DeviceError, RestoreDeviceError};
 use super::state::{DeviceState, VsockState};
 use muxer::Muxer;
 use packet::{HEADER_LEN, Header};
@@ -24,18 +26,18 @@ const RX: usize = 0;
 const TX: usize = 1;
 const EVENT: usize = 2;
 
-/// Most data in one packet to the guest, as in Linux's own packets.
-const MOST_DATA: usize = 64 << 10;
-/// `VIRTIO_VSOCK_F_STREAM`: stream sockets, which this device has alone.
+/// The most data in one packet to the guest, as in Linux's own packets.
+const MAX_DATA: usize = 64 << 10;
+/// `VIRTIO_VSOCK_F_STREAM`: stream sockets, the only type of this device.
 const STREAM: u32 = 0;
 /// `struct virtio_vsock_event` with `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET`, the only event.
 const TRANSPORT_RESET: [u8; 4] = [0; 4];
 
 /// Streams between host and guest, over a [`VsockListener`].
 ///
-/// Connections do not live through a freeze. A restored guest is told so (5.10.6.7) and ends those that it
-/// had; its listening sockets stay. Until it has done so, it is asked for no new connection: it
-/// would end that one too.
+/// Connections do not survive a freeze. A transport reset event (5.10.6.7) makes a restored guest end its
+/// connections; its listening sockets stay. Until then the device requests no new connection, because the
+/// guest would end it too.
 #[derive(Debug)]
 pub(crate) struct Vsock {
     guest_cid: u64,
@@ -43,15 +45,15 @@ pub(crate) struct Vsock {
     transport_reset: TransportReset,
 }
 
-/// How far a restored guest is with ending its old connections.
+/// The state of a restored guest's transport reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TransportReset {
-    /// There are none.
+    /// The guest has no old connections.
     Done,
-    /// The event is to be sent.
+    /// The event must be sent.
     Due,
-    /// The event was sent when the driver had offered event buffers up to this index. Linux offers the buffer
-    /// again once it has ended its connections.
+    /// The event was sent when the driver had offered event buffers up to this index. Linux offers the
+    /// buffer again after it has ended its connections.
     Sent { offered: u16 },
 }
 
@@ -59,13 +61,13 @@ impl Vsock {
     /// A device for the guest with context id `guest_cid`, reached through `listener`.
     ///
     /// # Errors
-    /// The descriptor that watches the sockets cannot be made.
+    /// The epoll descriptor cannot be created.
     pub(crate) fn new(guest_cid: u64, listener: VsockListener) -> io::Result<Self> {
         let muxer = Muxer::new(guest_cid, listener)?;
         Ok(Self { guest_cid, muxer, transport_reset: TransportReset::Done })
     }
 
-    /// Connections that exist now, those that the guest has not answered included.
+    /// The number of connections, including those that the guest has not answered.
     #[cfg(test)]
     pub(crate) fn connections(&self) -> usize {
         self.muxer.connections()
@@ -86,7 +88,7 @@ impl Vsock {
                     .writable
                     .write_at(context.mem, 0, &TRANSPORT_RESET)
                     .map_err(|fault| queue.chain_error(fault))?;
-                // Before the driver can see the event, and answer.
+                // Before the driver can see the event and respond.
                 let offered = queue.available(context.mem)?;
                 queue.notify_after(context.mem, offered)?;
                 queue.push_used(context.mem, &chain, TRANSPORT_RESET.len())?;
@@ -101,7 +103,7 @@ impl Vsock {
         Ok(())
     }
 
-    /// Takes packets from the guest.
+    /// Handles packets from the guest.
     fn receive(&mut self, context: &mut DeviceContext<'_>) -> Result<(), DeviceError> {
         let Some(queue) = context.queues.get_mut(TX) else { return Ok(()) };
         while let Some(chain) = queue.pop(context.mem)? {
@@ -109,7 +111,7 @@ impl Vsock {
             let mut header = [0; HEADER_LEN];
             let taken = packet.read_at(context.mem, 0, &mut header).and_then(|()| {
                 let header = Header::from_bytes(&header);
-                let needed = HEADER_LEN.saturating_add(to_usize(header.len));
+                let needed = HEADER_LEN.saturating_add(usize_of(header.len.into()));
                 if needed > packet.len() {
                     return Err(ChainFault::TooShort { needed, found: packet.len() });
                 }
@@ -121,7 +123,7 @@ impl Vsock {
         Ok(())
     }
 
-    /// Gives packets to the guest, as many as there are and it has buffers for.
+    /// Sends pending packets to the guest while it has buffers.
     fn send(&mut self, context: &mut DeviceContext<'_>) -> Result<(), DeviceError> {
         let Some(queue) = context.queues.get_mut(RX) else { return Ok(()) };
         while self.muxer.has_packets()
@@ -129,10 +131,10 @@ impl Vsock {
         {
             let buffer = &chain.writable;
             let too_short = ChainFault::TooShort { needed: HEADER_LEN + 1, found: buffer.len() };
-            let Some(most) = buffer.len().checked_sub(HEADER_LEN).filter(|most| *most > 0) else {
+            let Some(room) = buffer.len().checked_sub(HEADER_LEN).filter(|room| *room > 0) else {
                 return Err(queue.chain_error(too_short));
             };
-            let Some((header, data)) = self.muxer.next_packet(most.min(MOST_DATA)) else {
+            let Some((header, data)) = self.muxer.next_packet(room.min(MAX_DATA)) else {
                 queue.undo_pop();
                 break;
             };

@@ -1,33 +1,34 @@
-//! All connections of a guest, and the way from a packet to a connection and back.
+//! All connections of a guest, and the dispatch of packets to them.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use firn_base::num::usize_of;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 use rustix::time::Timespec;
 
-use super::super::chain::{ChainFault, to_usize};
+use super::super::chain::ChainFault;
 use super::connection::{BUFFER, Connection, Outgoing, Ports};
 use super::listener::VsockListener;
 use super::packet::{HOST_CID, Header, Op, TYPE_STREAM};
 
-/// Most connections at a time, those that programs on the host have begun to ask for included.
+/// The most connections at a time, including programs on the host that have not named a port yet.
 pub(super) const MAX_CONNECTIONS: usize = 1024;
-/// Most resets that wait for packets without a connection. A guest that provokes more has to do without.
+/// The most pending resets for packets without a connection. Further ones are dropped.
 const MAX_RESETS: usize = 256;
-/// Events taken at a time.
+/// Events read at a time.
 const EVENTS: usize = 64;
-/// The host's ports for connections that begin on the host, as in Firecracker.
+/// The host's ports of connections from the host, as in Firecracker.
 pub(super) const FIRST_PORT: u32 = 1 << 30;
 const LAST_PORT: u32 = (1 << 31) - 1;
-/// `VMADDR_PORT_ANY`, which no connection has. As the host's port it marks programs that have not said yet
-/// which port of the guest they want, and the listener.
+/// `VMADDR_PORT_ANY`, which no connection has. As the host's port it marks the listener, and programs that
+/// have not named a port of the guest yet.
 const ANY_PORT: u32 = u32::MAX;
-/// The longest first line of a program is `CONNECT 4294967295\n`.
-const LONGEST_LINE: usize = 32;
+/// Bytes for a program's first line, of which the longest is `CONNECT 4294967295\n`.
+const LINE_CAPACITY: usize = 32;
 
 /// The connections of one guest.
 #[derive(Debug)]
@@ -35,18 +36,18 @@ pub(super) struct Muxer {
     guest_cid: u64,
     listener: VsockListener,
     epoll: OwnedFd,
-    /// Programs may be waiting to be accepted.
+    /// Whether programs may be waiting for an accept.
     accepting: bool,
-    /// Programs that have connected but not said where to, by a number of their own.
-    greeting: HashMap<u32, OwnedFd>,
-    next_greeting: u32,
+    /// Programs that have connected but not named a port yet, by number.
+    pending: HashMap<u32, OwnedFd>,
+    next_pending: u32,
     connections: HashMap<Ports, Connection>,
     next_port: u32,
-    /// Connections that may have a packet for the guest, each once, served in turn.
+    /// Connections that may have a packet for the guest, each once, in the order of service.
     ready: VecDeque<Ports>,
-    /// Packets that belonged to no connection, by the context id that they were sent to.
+    /// Packets without a connection, by the context id that they were sent to.
     resets: VecDeque<(u64, Ports)>,
-    /// Whether the guest is not to be asked for connections now.
+    /// Whether requests for new connections are held back.
     hold: bool,
     data: Vec<u8>,
 }
@@ -61,8 +62,8 @@ impl Muxer {
             listener,
             epoll,
             accepting: false,
-            greeting: HashMap::new(),
-            next_greeting: 0,
+            pending: HashMap::new(),
+            next_pending: 0,
             connections: HashMap::new(),
             next_port: FIRST_PORT,
             ready: VecDeque::new(),
@@ -72,7 +73,7 @@ impl Muxer {
         })
     }
 
-    /// Readable when [`Muxer::poll`] has something to do.
+    /// Readable when [`Muxer::poll`] has work.
     pub(super) fn event_source(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
@@ -86,20 +87,20 @@ impl Muxer {
         self.next_port
     }
 
-    /// Makes the next connection from the host begin at `port`, so that a restored guest does not see a
-    /// pair of ports again that it used before.
+    /// Sets the host's port of the next connection from the host, so that a restored guest does not see a
+    /// pair of ports again.
     pub(super) fn set_next_port(&mut self, port: u32) {
         self.next_port = port.clamp(FIRST_PORT, LAST_PORT);
     }
 
-    /// Whether the guest is not to be asked for connections.
+    /// Sets whether requests for new connections are held back.
     pub(super) fn set_hold(&mut self, hold: bool) {
         self.hold = hold;
         let all: Vec<Ports> = self.connections.keys().copied().collect();
-        all.into_iter().for_each(|ports| self.settle(ports));
+        all.into_iter().for_each(|ports| self.update(ports));
     }
 
-    /// The guest's driver knows of no connection any more. Those that it was not asked for yet remain.
+    /// Drops all connections after a reset of the driver, except those that it was not asked for yet.
     pub(super) fn reset(&mut self) {
         self.connections.retain(|_, connection| connection.is_unknown_to_guest());
         self.resets.clear();
@@ -107,11 +108,11 @@ impl Muxer {
         self.ready.retain(|ports| connections.contains_key(ports));
     }
 
-    /// Takes events of the host's sockets.
+    /// Handles events of the host's sockets.
     pub(super) fn poll(&mut self) {
         let mut events = Vec::with_capacity(EVENTS);
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // Interrupted: whatever there is will be seen at the next call.
+        // After an interruption, the next call returns the events.
         let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&now));
         for event in events {
             let ports = from_token(event.data);
@@ -119,11 +120,11 @@ impl Muxer {
             if ports.host != ANY_PORT {
                 if let Some(connection) = self.connections.get_mut(&ports) {
                     connection.on_event(flags);
-                    self.settle(ports);
+                    self.update(ports);
                 }
             } else if ports.guest != ANY_PORT {
                 let ended = flags.intersects(EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR);
-                self.greet(ports.guest, ended);
+                self.read_port(ports.guest, ended);
             } else {
                 self.accepting = true;
             }
@@ -136,51 +137,52 @@ impl Muxer {
     fn accept(&mut self) {
         loop {
             match self.listener.accept() {
-                Ok(Some(stream)) => self.welcome(stream),
+                Ok(Some(stream)) => self.add_pending(stream),
                 Ok(None) => {
                     self.accepting = false;
                     return;
                 }
-                // Out of file descriptors: tried again with the next event, which may have freed one.
+                // Out of file descriptors: the next event, after which one may be free, tries again.
                 Err(_) => return,
             }
         }
     }
 
     fn is_full(&self) -> bool {
-        self.connections.len() + self.greeting.len() >= MAX_CONNECTIONS
+        self.connections.len() + self.pending.len() >= MAX_CONNECTIONS
     }
 
-    /// A program connected. One too many is turned away by closing its socket.
-    fn welcome(&mut self, stream: OwnedFd) {
+    /// Adds a program that connected. Above the limit its socket is closed.
+    fn add_pending(&mut self, stream: OwnedFd) {
         if self.is_full() {
             return;
         }
-        let number = self.next_greeting;
-        self.next_greeting = (number + 1) % ANY_PORT;
+        let number = self.next_pending;
+        self.next_pending = (number + 1) % ANY_PORT;
         let token = token(Ports { host: ANY_PORT, guest: number });
         let interest = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
         if epoll::add(&self.epoll, &stream, token, interest).is_ok() {
-            self.greeting.insert(number, stream);
-            self.greet(number, false);
+            self.pending.insert(number, stream);
+            self.read_port(number, false);
         }
     }
 
-    /// Reads where a program wants to go, once its first line is complete; `ended` when it writes no more.
-    fn greet(&mut self, number: u32, ended: bool) {
-        let Some(stream) = self.greeting.get(&number) else { return };
-        // What follows the line is for the guest: it stays in the socket.
-        let mut line = [0; LONGEST_LINE];
+    /// Reads a program's first line, which names a port of the guest, once the line is complete. `ended` is
+    /// true if the program writes no more.
+    fn read_port(&mut self, number: u32, ended: bool) {
+        let Some(stream) = self.pending.get(&number) else { return };
+        // Bytes after the line are for the guest and stay in the socket.
+        let mut line = [0; LINE_CAPACITY];
         let peeked = match recv(stream, &mut line[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
             Ok((bytes, _)) => bytes,
             Err(Errno::AGAIN | Errno::INTR) if !ended => return,
             Err(_) => 0,
         };
         let end = line[..peeked].iter().position(|byte| *byte == b'\n');
-        if end.is_none() && (1..LONGEST_LINE).contains(&peeked) && !ended {
+        if end.is_none() && (1..LINE_CAPACITY).contains(&peeked) && !ended {
             return;
         }
-        let Some(stream) = self.greeting.remove(&number) else { return };
+        let Some(stream) = self.pending.remove(&number) else { return };
         let Some((end, port)) = end.and_then(|end| Some((end, parse_connect(&line[..end])?)))
         else {
             return;
@@ -195,12 +197,12 @@ impl Muxer {
         let interest = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         if epoll::modify(&self.epoll, &stream, token(ports), interest).is_ok() {
             self.connections.insert(ports, Connection::from_host(ports, stream));
-            self.settle(ports);
+            self.update(ports);
         }
     }
 
     fn free_ports(&mut self, guest: u32) -> Option<Ports> {
-        // One more port than there can be connections: one is free.
+        // One more port than connections, so one of them is free.
         for _ in 0..=MAX_CONNECTIONS {
             let ports = Ports { host: self.next_port, guest };
             self.next_port = if ports.host >= LAST_PORT { FIRST_PORT } else { ports.host + 1 };
@@ -211,13 +213,13 @@ impl Muxer {
         None
     }
 
-    /// Takes a packet from the guest; `read` copies its data.
+    /// Handles a packet from the guest; `read` copies its data.
     pub(super) fn on_packet(
         &mut self,
         header: &Header,
         read: impl FnOnce(&mut [u8]) -> Result<(), ChainFault>,
     ) -> Result<(), ChainFault> {
-        // Nobody to answer: the driver does not know its own address.
+        // The packet has a wrong source address, so there is no address for a response.
         if header.src_cid != self.guest_cid {
             return Ok(());
         }
@@ -226,7 +228,7 @@ impl Muxer {
         if op == Some(Op::Reset) {
             if let Some(connection) = self.connections.get_mut(&ports) {
                 connection.on_reset();
-                self.settle(ports);
+                self.update(ports);
             }
         } else if header.dst_cid != HOST_CID || header.kind != TYPE_STREAM {
             self.refuse(header.dst_cid, ports);
@@ -238,28 +240,28 @@ impl Muxer {
                 Some(Op::Response) => connection.on_response(),
                 Some(Op::Data) if connection.accepts(header.len) => {
                     self.data.clear();
-                    self.data.resize(to_usize(header.len), 0);
+                    self.data.resize(usize_of(header.len.into()), 0);
                     read(&mut self.data)?;
                     connection.on_data(&self.data);
                 }
                 Some(Op::Shutdown) => connection.on_shutdown(header.flags),
                 Some(Op::CreditUpdate) => {}
                 Some(Op::CreditRequest) => connection.on_credit_request(),
-                // More data than there is room for, or an operation that does not exist.
-                _ => connection.break_off(),
+                // More data than the buffer has room for, or an invalid operation.
+                _ => connection.reset(),
             }
-            self.settle(ports);
+            self.update(ports);
         } else {
             self.refuse(HOST_CID, ports);
         }
         Ok(())
     }
 
-    /// The guest wants to connect to a program on the host.
+    /// Handles the guest's request for a connection to a program on the host.
     fn connect_out(&mut self, header: &Header, ports: Ports) {
         if let Some(connection) = self.connections.get_mut(&ports) {
-            connection.break_off();
-            self.settle(ports);
+            connection.reset();
+            self.update(ports);
             return;
         }
         let refused = self.is_full() || ports.host == ANY_PORT;
@@ -270,21 +272,21 @@ impl Muxer {
                 let mut connection = Connection::from_guest(ports, stream);
                 connection.set_credit(header.buf_alloc, header.fwd_cnt);
                 self.connections.insert(ports, connection);
-                self.settle(ports);
+                self.update(ports);
             }
             _ => self.refuse(HOST_CID, ports),
         }
     }
 
-    /// Answers a packet to `cid` that belongs to no connection.
+    /// Queues a reset for a packet to `cid` without a connection.
     fn refuse(&mut self, cid: u64, ports: Ports) {
         if self.resets.len() < MAX_RESETS {
             self.resets.push_back((cid, ports));
         }
     }
 
-    /// Looks after a connection to which something happened.
-    fn settle(&mut self, ports: Ports) {
+    /// Removes or queues a connection after a change.
+    fn update(&mut self, ports: Ports) {
         let Some(connection) = self.connections.get_mut(&ports) else { return };
         if connection.is_done() {
             self.remove(ports);
@@ -301,13 +303,13 @@ impl Muxer {
         }
     }
 
-    /// Whether [`Muxer::next_packet`] may have one.
+    /// Whether [`Muxer::next_packet`] may return a packet.
     pub(super) fn has_packets(&self) -> bool {
         !(self.resets.is_empty() && self.ready.is_empty())
     }
 
-    /// The next packet for the guest, with at most `most` bytes of data, which must be positive.
-    pub(super) fn next_packet(&mut self, most: usize) -> Option<(Header, &[u8])> {
+    /// The next packet for the guest, with at most `max` bytes of data, which must be positive.
+    pub(super) fn next_packet(&mut self, max: usize) -> Option<(Header, &[u8])> {
         self.data.clear();
         if let Some((cid, ports)) = self.resets.pop_front() {
             let packet = Outgoing { op: Op::Reset, flags: 0 };
@@ -316,14 +318,14 @@ impl Muxer {
         while let Some(ports) = self.ready.pop_front() {
             let Some(connection) = self.connections.get_mut(&ports) else { continue };
             connection.queued = false;
-            let Some(packet) = connection.next_packet(self.hold, most, &mut self.data) else {
+            let Some(packet) = connection.next_packet(self.hold, max, &mut self.data) else {
                 continue;
             };
             let forwarded = connection.forwarded();
             if packet.op == Op::Reset {
                 self.remove(ports);
             } else {
-                self.settle(ports);
+                self.update(ports);
             }
             return Some((self.header(HOST_CID, ports, packet, forwarded), &self.data));
         }
@@ -336,7 +338,7 @@ impl Muxer {
             dst_cid: self.guest_cid,
             src_port: ports.host,
             dst_port: ports.guest,
-            // As long as a buffer of the guest at most.
+            // The data is not longer than a buffer of the guest.
             len: u32::try_from(self.data.len()).unwrap_or(u32::MAX),
             kind: TYPE_STREAM,
             op: packet.op.number(),
@@ -347,7 +349,7 @@ impl Muxer {
     }
 }
 
-/// `CONNECT <port>`, without its newline; capitals do not matter, as in Firecracker.
+/// Parses `CONNECT <port>` without its newline, case-insensitively, as in Firecracker.
 fn parse_connect(line: &[u8]) -> Option<u32> {
     let mut words = std::str::from_utf8(line).ok()?.split_ascii_whitespace();
     let connect = words.next()?.eq_ignore_ascii_case("connect");

@@ -4,16 +4,16 @@
 pub(super) const HEADER_LEN: usize = 44;
 /// The host's context id.
 pub(super) const HOST_CID: u64 = 2;
-/// The one type of socket here: `VIRTIO_VSOCK_TYPE_STREAM`.
+/// `VIRTIO_VSOCK_TYPE_STREAM`, the only supported type of socket.
 pub(super) const TYPE_STREAM: u16 = 1;
-/// In a shutdown packet: its sender receives no more.
+/// In a shutdown packet: the sender receives no more.
 pub(super) const SHUTDOWN_RECEIVE: u32 = 1;
-/// In a shutdown packet: its sender sends no more.
+/// In a shutdown packet: the sender sends no more.
 pub(super) const SHUTDOWN_SEND: u32 = 2;
 /// Both directions.
 pub(super) const SHUTDOWN_BOTH: u32 = SHUTDOWN_RECEIVE | SHUTDOWN_SEND;
 
-/// What a packet is for.
+/// The operation of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Op {
     Request,
@@ -59,14 +59,14 @@ pub(super) struct Header {
     pub(super) dst_cid: u64,
     pub(super) src_port: u32,
     pub(super) dst_port: u32,
-    /// Bytes of data behind the header.
+    /// Bytes of data after the header.
     pub(super) len: u32,
     pub(super) kind: u16,
     pub(super) op: u16,
     pub(super) flags: u32,
-    /// Bytes that the sender has room for.
+    /// Bytes of the sender's receive buffer.
     pub(super) buf_alloc: u32,
-    /// Bytes that have left that room, modulo 2^32.
+    /// Bytes that have left that buffer, modulo 2^32.
     pub(super) fwd_cnt: u32,
 }
 

@@ -8,7 +8,8 @@ use proptest::prelude::*;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tempfile::TempDir;
 
-use super::super::device::{DeviceError, VirtioDevice};
+use super::super::device::VirtioDevice;
+use super::super::error::DeviceError;
 use super::super::testing::{Guest, NEEDS_RESET, STATUS};
 use super::connection::BUFFER;
 use super::muxer::{FIRST_PORT, MAX_CONNECTIONS};

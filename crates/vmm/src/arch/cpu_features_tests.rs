@@ -2,7 +2,8 @@ use kvm_bindings::kvm_cpuid_entry2;
 
 use firn_snapshot::CpuidRegister;
 
-use super::{LEAF_FEATURES, LEAF_STRUCTURED, describe_all, features, missing, vendor_and_brand};
+use super::super::cpuid::vendor_and_brand;
+use super::{LEAF_FEATURES, LEAF_STRUCTURED, describe_all, features, missing};
 
 fn entry(function: u32, ebx: u32, ecx: u32, edx: u32) -> kvm_cpuid_entry2 {
     kvm_cpuid_entry2 { function, ebx, ecx, edx, ..Default::default() }
