@@ -26,7 +26,8 @@ pub struct BootConfig {
     pub cmdline: Option<String>,
     /// Number of vCPUs, 1 to [`MAX_VCPUS`].
     pub vcpus: u8,
-    /// The processor model that the guest sees; `None` for the best named model that the host offers.
+    /// The processor model that the guest sees; `None` for the best named model that the host
+    /// offers.
     pub cpu: Option<CpuModel>,
     /// Guest memory, bytes; a multiple of the page size.
     pub memory: u64,
@@ -51,17 +52,17 @@ pub struct MmioWindow {
 /// What a microVM uses of its host; not part of a snapshot. Everything in it is open, so that a
 /// microVM can be made without access to any path.
 pub struct HostConfig {
-    /// Where programs on the host connect to the guest's vsock. Required for a guest with disks, which
-    /// has all virtio devices.
+    /// Where programs on the host connect to the guest's vsock. Required for a guest with disks,
+    /// which has all virtio devices.
     pub vsock: Option<VsockListener>,
     /// Directory for the unlinked file that takes the guest's disk writes, open with `O_RDONLY` or
     /// `O_PATH`; `None` to keep the writes in memory.
     pub scratch: Option<OwnedFd>,
     /// The output of the serial console.
     pub console: Console,
-    /// The VM generation id: a value that no other microVM ever had. A guest that reads a new id knows
-    /// that it is a clone. `None` for a guest without an operating system; nothing is written to its
-    /// memory then.
+    /// The VM generation id: a value that no other microVM ever had. A guest that reads a new id
+    /// knows that it is a clone. `None` for a guest without an operating system; nothing is written
+    /// to its memory then.
     pub generation: Option<Uuid>,
     /// Register windows in addition to those of the virtio devices.
     pub windows: Vec<MmioWindow>,

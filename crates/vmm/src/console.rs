@@ -1,4 +1,5 @@
-//! The serial console: a 16550 at COM1. Its last output is kept for error reports, and copied to a file.
+//! The serial console: a 16550 at COM1. Its last output is kept for error reports, and copied to a
+//! file.
 
 use std::collections::VecDeque;
 use std::fs::File;

@@ -18,7 +18,8 @@ fn endless_output_is_kept_and_copied_up_to_a_limit() {
     assert!(console.tail(usize::MAX).len() <= TAIL_LEN);
 }
 
-/// A snapshot does not contain an interrupt in flight, so a port with a pending one raises it again.
+/// A snapshot does not contain an interrupt in flight, so a port with a pending one raises it
+/// again.
 #[test]
 fn a_restored_port_raises_its_pending_interrupt_again() {
     let transmitter_empty = SerialRegisters {

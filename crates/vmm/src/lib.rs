@@ -1,9 +1,10 @@
 //! The microVM monitor: KVM, boot, devices, machine state.
 //!
-//! One process runs one microVM. [`Microvm::boot`] makes it from a kernel, [`Microvm::prepare`] from
-//! memory with a guest in ring 3, [`Microvm::restore`] from a snapshot over memory that a plan laid
-//! out. [`Microvm::run`] serves it until its [`End`], and [`Microvm::freeze`] writes a snapshot. Other
-//! threads use it through a [`Handle`], other processes through its [`ControlServer`].
+//! One process runs one microVM. [`Microvm::boot`] makes it from a kernel, [`Microvm::prepare`]
+//! from memory with a guest in ring 3, [`Microvm::restore`] from a snapshot over memory that a plan
+//! laid out. [`Microvm::run`] serves it until its [`End`], and [`Microvm::freeze`] writes a
+//! snapshot. Other threads use it through a [`Handle`], other processes through its
+//! [`ControlServer`].
 //!
 //! The guest is hostile: the monitor validates everything that the guest writes. The monitor knows
 //! nothing of functions.

@@ -1,7 +1,7 @@
 //! The machine state of a snapshot: a microVM without its memory and its disks.
 //!
-//! It has its own version, which the snapshot's header contains, outside these bytes. Any change to a
-//! struct that is serialised here requires a new [`MACHINE_STATE_VERSION`].
+//! It has its own version, which the snapshot's header contains, outside these bytes. Any change to
+//! a struct that is serialised here requires a new [`MACHINE_STATE_VERSION`].
 
 use kvm_bindings::{kvm_cpuid_entry2, kvm_irqchip, kvm_msr_entry};
 use serde::{Deserialize, Serialize};

@@ -69,7 +69,8 @@ pub(crate) fn written_by_instruction(
     operands.into_iter().filter(|operand| operand.write).flat_map(pages).collect()
 }
 
-/// What the instruction at the instruction pointer accesses: its own bytes, its operands, the stack.
+/// What the instruction at the instruction pointer accesses: its own bytes, its operands, the
+/// stack.
 pub(crate) fn accessed_by_instruction(
     registers: &Registers,
     tables: PageTables,
@@ -82,7 +83,8 @@ pub(crate) fn accessed_by_instruction(
     found
 }
 
-/// What the delivery of an interrupt or an exception accesses: descriptor tables, task state, stacks.
+/// What the delivery of an interrupt or an exception accesses: descriptor tables, task state,
+/// stacks.
 pub(crate) fn accessed_by_delivery(
     registers: &Registers,
     tables: PageTables,

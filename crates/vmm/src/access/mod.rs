@@ -1,4 +1,5 @@
-//! The guest memory that a vCPU accesses: page tables, operands of an instruction, delivery of an interrupt.
+//! The guest memory that a vCPU accesses: page tables, operands of an instruction, delivery of an
+//! interrupt.
 //!
 //! Everything here reads what the guest wrote, so nothing is trusted: every walk and every operand
 //! is bounded.

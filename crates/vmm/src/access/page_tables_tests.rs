@@ -13,8 +13,8 @@ fn sregs(cr3: u64, cr4: u64) -> kvm_sregs {
     kvm_sregs { cr0, cr3, cr4, efer, ..Default::default() }
 }
 
-/// Tables at 0x1000, 0x2000, …, one for each level; entry 1 of each points to the next table, entry 2 of
-/// the lower levels maps a page.
+/// Tables at 0x1000, 0x2000, …, one for each level; entry 1 of each points to the next table, entry
+/// 2 of the lower levels maps a page.
 fn memory() -> BTreeMap<u64, u64> {
     let entry = |table: u64, index: u64| table + 8 * index;
     BTreeMap::from([

@@ -1,10 +1,10 @@
 //! The ACPI tables of a microVM: hardware-reduced, without PCI.
 //!
-//! They describe the processors, the I/O APIC, the serial console, every virtio-mmio device (Debian's
-//! kernels do not support `virtio_mmio.device=`), the VM generation id and the event device that
-//! announces a new id, and the registers for power-off and reset. ACPI specification 6.5,
-//! chapters 4.1 (hardware-reduced) and 5; generation id: Microsoft's "Virtual Machine Generation
-//! ID" and the kernel's `drivers/virt/vmgenid.c`.
+//! They describe the processors, the I/O APIC, the serial console, every virtio-mmio device
+//! (Debian's kernels do not support `virtio_mmio.device=`), the VM generation id and the event
+//! device that announces a new id, and the registers for power-off and reset. ACPI specification
+//! 6.5, chapters 4.1 (hardware-reduced) and 5; generation id: Microsoft's "Virtual Machine
+//! Generation ID" and the kernel's `drivers/virt/vmgenid.c`.
 
 use acpi_tables::Aml;
 use acpi_tables::aml;

@@ -1,7 +1,7 @@
 //! The processor features of a CPUID list, and whether a host has them.
 //!
-//! A snapshot contains the features of its guest's CPUID. A host that lacks one of them must not run the
-//! snapshot, because the guest selected its code by these bits.
+//! A snapshot contains the features of its guest's CPUID. A host that lacks one of them must not
+//! run the snapshot, because the guest selected its code by these bits.
 
 use firn_snapshot::{CpuFeatures, CpuidRegister};
 use kvm_bindings::kvm_cpuid_entry2;

@@ -1,9 +1,10 @@
-//! Named processor models: the instructions that a guest sees, independent of the host's other ones.
+//! Named processor models: the instructions that a guest sees, independent of the host's other
+//! ones.
 //!
-//! The levels are those of the x86-64 psABI (section 3.1.1, micro-architecture levels). A guest of a
-//! named model sees the same instructions on every host that offers the model, so its programs select
-//! the same code. Features that only kernels use (paging, time, interrupts, speculation controls) are
-//! those of the host: they do not change a program's results.
+//! The levels are those of the x86-64 psABI (section 3.1.1, micro-architecture levels). A guest of
+//! a named model sees the same instructions on every host that offers the model, so its programs
+//! select the same code. Features that only kernels use (paging, time, interrupts, speculation
+//! controls) are those of the host: they do not change a program's results.
 
 use std::fmt;
 use std::str::FromStr;
@@ -22,8 +23,8 @@ pub enum CpuModel {
     Host,
     /// The psABI's x86-64-v2: SSE 4.2, POPCNT.
     V2,
-    /// The psABI's x86-64-v3: AVX2, BMI, FMA; also AES, PCLMULQDQ and RDRAND, which all such processors
-    /// have.
+    /// The psABI's x86-64-v3: AVX2, BMI, FMA; also AES, PCLMULQDQ and RDRAND, which all such
+    /// processors have.
     V3,
     /// The psABI's x86-64-v4: v3, and AVX-512 with BW, CD, DQ and VL.
     V4,
@@ -128,8 +129,8 @@ const WORDS: [Word; 10] = [
 /// Leaves of features that no model has: processor trace, key locker, AMX, AVX10.
 const EXCLUDED_LEAVES: [u32; 5] = [0x14, 0x19, 0x1d, 0x1e, 0x24];
 
-/// Bytes of the XSAVE area with all components of a model: the legacy area and header, then AVX at 576
-/// and AVX-512 up to 2688 (Intel SDM 1, 13.4 and 13.5; AMD uses the same layout).
+/// Bytes of the XSAVE area with all components of a model: the legacy area and header, then AVX at
+/// 576 and AVX-512 up to 2688 (Intel SDM 1, 13.4 and 13.5; AMD uses the same layout).
 const fn xsave_bytes(model: CpuModel) -> u32 {
     match model {
         CpuModel::V4 => 2688,

@@ -1,5 +1,5 @@
-//! The CPUID that a guest sees: the intersection of `KVM_GET_SUPPORTED_CPUID` and its processor model,
-//! plus values that depend on the vCPU.
+//! The CPUID that a guest sees: the intersection of `KVM_GET_SUPPORTED_CPUID` and its processor
+//! model, plus values that depend on the vCPU.
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 
@@ -19,7 +19,8 @@ const SVM: u32 = 1 << 2;
 /// CPUID.1:ECX, VMX: nested guests are not part of a snapshot.
 const VMX: u32 = 1 << 5;
 
-/// The CPUID of vCPU `id` of `vcpus`, from the features that KVM supports on this host and `model` has.
+/// The CPUID of vCPU `id` of `vcpus`, from the features that KVM supports on this host and `model`
+/// has.
 pub(crate) fn for_vcpu(
     supported: &CpuId,
     model: CpuModel,

@@ -15,8 +15,9 @@ use vm_memory::{
 use super::{acpi, boot_regs, layout};
 use crate::open_file::OpenFile;
 
-/// The start of every Linux guest's command line: a serial console, an immediate reset after a panic, no
-/// probing for PCI, and random numbers from the processor's instruction (the host adds its own).
+/// The start of every Linux guest's command line: a serial console, an immediate reset after a
+/// panic, no probing for PCI, and random numbers from the processor's instruction (the host adds
+/// its own).
 pub const DEFAULT_CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=acpi mitigations=off \
                                    tsc=reliable random.trust_cpu=on pci=off";
 
@@ -150,7 +151,8 @@ fn load_elf(
     Ok((loaded.kernel_load.raw_value(), loaded.kernel_end))
 }
 
-/// Loads the initramfs at the highest possible address, away from the memory that the kernel uses early.
+/// Loads the initramfs at the highest possible address, away from the memory that the kernel uses
+/// early.
 fn load_initramfs(
     memory: &GuestMemoryMmap,
     OpenFile { file, path }: &mut OpenFile,

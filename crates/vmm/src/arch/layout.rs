@@ -1,8 +1,8 @@
 //! The map of guest-physical memory.
 //!
-//! Memory below 1 MiB is laid out as Linux expects it on a PC. Device registers are in the 1 GiB gap
-//! below 4 GiB, which [`firn_snapshot::MemoryLayout::for_size`] leaves free. A snapshot depends on these
-//! addresses: a change requires a new machine-state version.
+//! Memory below 1 MiB is laid out as Linux expects it on a PC. Device registers are in the 1 GiB
+//! gap below 4 GiB, which [`firn_snapshot::MemoryLayout::for_size`] leaves free. A snapshot depends
+//! on these addresses: a change requires a new machine-state version.
 
 /// Boot GDT (64-bit Linux boot protocol), bytes.
 pub(crate) const GDT: u64 = 0x500;

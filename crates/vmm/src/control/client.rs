@@ -86,7 +86,8 @@ impl ControlClient {
         }
     }
 
-    /// Ends the microVM and waits for the end of its monitor's process, which must not be this process.
+    /// Ends the microVM and waits for the end of its monitor's process, which must not be this
+    /// process.
     ///
     /// # Errors
     /// See [`ControlError`].

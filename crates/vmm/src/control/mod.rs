@@ -1,7 +1,7 @@
 //! The control socket, with which another process controls a microVM.
 //!
-//! It is a unix stream socket. A client writes one JSON object on each line, a [`Request`]; the monitor
-//! answers each with one line, a [`Response`], in order.
+//! It is a unix stream socket. A client writes one JSON object on each line, a [`Request`]; the
+//! monitor answers each with one line, a [`Response`], in order.
 
 mod client;
 mod server;
@@ -26,8 +26,9 @@ pub(crate) const MAX_LINE: u64 = 1 << 20;
 pub enum Request {
     /// Report costs and counters of the microVM.
     Status,
-    /// Pause, save and seal. The microVM stays paused until `resume` or `stop` on the same connection.
-    /// If the client disconnects instead, the guest continues, with a new generation id.
+    /// Pause, save and seal. The microVM stays paused until `resume` or `stop` on the same
+    /// connection. If the client disconnects instead, the guest continues, with a new generation
+    /// id.
     Freeze {
         /// The place of the snapshot.
         destination: Destination,

@@ -35,7 +35,8 @@ pub struct ControlServer {
 }
 
 impl ControlServer {
-    /// Serves the microVM behind `handle` on a socket that is already bound. Dropping the server removes nothing.
+    /// Serves the microVM behind `handle` on a socket that is already bound. Dropping the server
+    /// removes nothing.
     ///
     /// # Errors
     /// No thread can be started.
@@ -47,7 +48,8 @@ impl ControlServer {
         Ok(Self { created: None })
     }
 
-    /// Binds `path` and serves the microVM behind `handle` there. Dropping the server removes the socket.
+    /// Binds `path` and serves the microVM behind `handle` there. Dropping the server removes the
+    /// socket.
     ///
     /// # Errors
     /// The socket cannot be bound, or no thread can be started.

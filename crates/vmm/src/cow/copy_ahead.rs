@@ -1,10 +1,10 @@
 //! The part of sealed guest memory that is copied before the guest starts.
 //!
-//! KVM itself writes some pages of a guest and reports no error if it cannot: its clocks, steal time,
-//! the flags of asynchronous faults and of interrupts. Other pages are written so certainly that
-//! waiting for the fault costs time: page tables, which nested paging walks for writing, stacks,
-//! descriptor tables, the rings of virtio queues. The guest chooses all these addresses, so their
-//! number is bounded, and addresses outside guest memory are skipped.
+//! KVM itself writes some pages of a guest and reports no error if it cannot: its clocks, steal
+//! time, the flags of asynchronous faults and of interrupts. Other pages are written so certainly
+//! that waiting for the fault costs time: page tables, which nested paging walks for writing,
+//! stacks, descriptor tables, the rings of virtio queues. The guest chooses all these addresses, so
+//! their number is bounded, and addresses outside guest memory are skipped.
 
 use firn_memory::{CopyChunkError, GuestRange, GuestView};
 use kvm_bindings::kvm_msr_entry;

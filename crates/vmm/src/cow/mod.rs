@@ -1,7 +1,8 @@
 //! Copy-on-write over sealed guest memory, which the host maps read-only.
 //!
-//! A sealed chunk of 2 MiB is copied before its first write: [`copy_ahead`] copies what is certainly
-//! written before the guest starts, [`CowMemory`] copies the rest when the guest writes to it.
+//! A sealed chunk of 2 MiB is copied before its first write: [`copy_ahead`] copies what is
+//! certainly written before the guest starts, [`CowMemory`] copies the rest when the guest writes
+//! to it.
 
 pub(crate) mod copy_ahead;
 mod write_faults;

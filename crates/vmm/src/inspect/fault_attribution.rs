@@ -2,10 +2,10 @@
 //! instruction, the processor's page walk or a device accesses the missing page.
 //!
 //! When the vCPU accesses a page that is not present, its thread sleeps in KVM with the instruction
-//! not executed. [`FaultAttribution`] interrupts the thread, reads the registers in it, and searches
-//! for the page among what the next instruction accesses: its own bytes, its operands, the stack, the
-//! processor's tables, and the page tables on the way to each. A thread that cannot be interrupted
-//! is in a copy operation of KVM.
+//! not executed. [`FaultAttribution`] interrupts the thread, reads the registers in it, and
+//! searches for the page among what the next instruction accesses: its own bytes, its operands, the
+//! stack, the processor's tables, and the page tables on the way to each. A thread that cannot be
+//! interrupted is in a copy operation of KVM.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -94,8 +94,8 @@ impl Observer for Shared {
     }
 }
 
-/// Attributes the faults of a microVM with one vCPU. Until [`AttributionControl::attach`] every fault
-/// is attributed to the monitor.
+/// Attributes the faults of a microVM with one vCPU. Until [`AttributionControl::attach`] every
+/// fault is attributed to the monitor.
 pub struct FaultAttribution {
     shared: Arc<Shared>,
 }

@@ -1,14 +1,14 @@
 //! The free pages of a frozen Linux guest, from the metadata of its page allocator in the snapshot.
 //!
 //! Linux describes itself for crash dumps in a page of text, the vmcoreinfo
-//! (`Documentation/admin-guide/kdump/vmcoreinfo.rst`), which is found by its first bytes. It has the
-//! addresses, sizes and offsets that lead to the array of `struct page`. A page of type "buddy" starts
-//! a free block of `1 << private` pages (`include/linux/page-flags.h`, `mm/page_alloc.c`). Pages on
-//! per-CPU lists have no such mark and count as in use.
+//! (`Documentation/admin-guide/kdump/vmcoreinfo.rst`), which is found by its first bytes. It has
+//! the addresses, sizes and offsets that lead to the array of `struct page`. A page of type "buddy"
+//! starts a free block of `1 << private` pages (`include/linux/page-flags.h`, `mm/page_alloc.c`).
+//! Pages on per-CPU lists have no such mark and count as in use.
 //!
-//! Every number comes from the guest and is checked: an address outside guest memory is an error, and
-//! a block that is not aligned or leaves its region is not free. Wrong metadata affects only the
-//! guest's own pages.
+//! Every number comes from the guest and is checked: an address outside guest memory is an error,
+//! and a block that is not aligned or leaves its region is not free. Wrong metadata affects only
+//! the guest's own pages.
 
 use std::collections::HashMap;
 
@@ -22,7 +22,8 @@ use crate::access::{PageTables, WalkEnd};
 const BEGIN: &[u8] = b"OSRELEASE=";
 /// Linear address at which the kernel's text and data are mapped (`__START_KERNEL_map`).
 const KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
-/// In a `section_mem_map`: the section has an array of `struct page`. The flags are in the low 6 bits.
+/// In a `section_mem_map`: the section has an array of `struct page`. The flags are in the low 6
+/// bits.
 const HAS_MEM_MAP: u64 = 2;
 const SECTION_FLAGS: u64 = 0x3f;
 /// Most orders of any Linux.
@@ -108,8 +109,8 @@ impl Memory<'_> {
 #[derive(Debug)]
 struct Kernel {
     tables: PageTables,
-    /// The array of pointers to `struct mem_section`. The vmcoreinfo has the value of this variable, not its
-    /// address.
+    /// The array of pointers to `struct mem_section`. The vmcoreinfo has the value of this
+    /// variable, not its address.
     mem_section: u64,
     roots: u64,
     section_size: u64,
@@ -163,7 +164,8 @@ impl Kernel {
         kernel.check()
     }
 
-    /// Checks what the walk requires: each `struct page` lies within one page, and its fields within it.
+    /// Checks what the walk requires: each `struct page` lies within one page, and its fields
+    /// within it.
     fn check(self) -> Result<Self, FreePagesError> {
         let divides = |size: u64| size >= 8 && PAGE_SIZE.is_multiple_of(size);
         let within = |offset: u64, len: u64, size: u64| offset.is_multiple_of(len) && offset < size;
@@ -213,8 +215,8 @@ impl Kernel {
         Ok(free)
     }
 
-    /// The address of `struct page` number 0, as encoded for a section's pages; `None` if the section has no
-    /// array.
+    /// The address of `struct page` number 0, as encoded for a section's pages; `None` if the
+    /// section has no array.
     fn map_of(&self, memory: &Memory<'_>, section: u64) -> Result<Option<u64>, FreePagesError> {
         let in_root = PAGE_SIZE / self.section_size;
         let (root, inside) = (section / in_root, section % in_root);

@@ -6,8 +6,8 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
 
-/// The layout of a guest of 4 MiB, by guest-physical address. The first 2 MiB are mapped where Linux maps
-/// itself.
+/// The layout of a guest of 4 MiB, by guest-physical address. The first 2 MiB are mapped where
+/// Linux maps itself.
 const DESCRIPTION: u64 = 0x1000;
 const TABLES: u64 = 0x2000;
 const ROOTS: u64 = 0x6000;

@@ -1,5 +1,5 @@
-//! How long a vCPU computes: its time in guest mode, measured with KVM's tracepoints `kvm_entry` and
-//! `kvm_exit`, without the time that the host spends in between.
+//! How long a vCPU computes: its time in guest mode, measured with KVM's tracepoints `kvm_entry`
+//! and `kvm_exit`, without the time that the host spends in between.
 //!
 //! Each stay in guest mode includes the way from the first tracepoint into the guest and from the
 //! guest to the second. The shortest stay of all is taken for that way and is subtracted from every

@@ -1,4 +1,5 @@
-//! KVM's own page tables, filled before the guest runs: the second index beside the host's page tables.
+//! KVM's own page tables, filled before the guest runs: the second index beside the host's page
+//! tables.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -22,8 +23,8 @@ ioctl_iowr_nr!(KVM_PRE_FAULT_MEMORY, KVMIO, 0xd5, kvm_pre_fault_memory);
 pub enum KvmIndex {
     /// The plan has no complete index.
     NotAsked,
-    /// This kernel's KVM cannot fill its tables in advance (`KVM_PRE_FAULT_MEMORY`, Linux 6.12): the
-    /// guest's faults fill them.
+    /// This kernel's KVM cannot fill its tables in advance (`KVM_PRE_FAULT_MEMORY`, Linux 6.12):
+    /// the guest's faults fill them.
     None,
     /// The tables were filled.
     Built {
@@ -34,7 +35,8 @@ pub enum KvmIndex {
     },
 }
 
-/// Fills KVM's tables for ranges of guest memory whose host index is complete. The vCPU does not run.
+/// Fills KVM's tables for ranges of guest memory whose host index is complete. The vCPU does not
+/// run.
 ///
 /// An error of KVM is ignored: KVM maps the rest when the guest faults.
 pub(super) fn build(kvm: &Kvm, vcpu: &VcpuFd, ranges: &[GuestRange]) -> KvmIndex {

@@ -157,7 +157,8 @@ pub enum OpenKvmError {
 }
 
 impl OpenKvm {
-    /// Opens the KVM device at `path`, usually [`KVM_DEVICE`], and reads the CPUID that it supports.
+    /// Opens the KVM device at `path`, usually [`KVM_DEVICE`], and reads the CPUID that it
+    /// supports.
     ///
     /// # Errors
     /// See [`OpenKvmError`].

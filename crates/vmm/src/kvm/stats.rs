@@ -45,7 +45,8 @@ impl KvmStats {
 pub(crate) struct FaultCounts {
     /// Faults that KVM took; 0 before Linux 6.0.
     pub(crate) taken: u64,
-    /// Faults that had a result: an entry of KVM's tables, an emulated access, a fault of the guest.
+    /// Faults that had a result: an entry of KVM's tables, an emulated access, a fault of the
+    /// guest.
     pub(crate) resolved: u64,
 }
 

@@ -47,8 +47,8 @@ pub(crate) struct VmState {
 }
 
 impl VmState {
-    /// Whether the guest accepts interrupts at a pin of the I/O APIC. A guest without a handler must
-    /// not get the interrupt.
+    /// Whether the guest accepts interrupts at a pin of the I/O APIC. A guest without a handler
+    /// must not get the interrupt.
     pub(crate) fn accepts(&self, gsi: u32) -> bool {
         let Some(chip) = self.irqchips.iter().find(|chip| chip.chip_id == KVM_IRQCHIP_IOAPIC)
         else {
@@ -63,8 +63,8 @@ impl VmState {
     }
 }
 
-/// A virtual machine and the guest memory of its slots. KVM accesses that memory until the last vCPU
-/// is dropped, so the owner drops its vCPUs first.
+/// A virtual machine and the guest memory of its slots. KVM accesses that memory until the last
+/// vCPU is dropped, so the owner drops its vCPUs first.
 pub(crate) struct Vm {
     pub(crate) fd: VmFd,
     pub(crate) memory: Arc<GuestMemory>,
@@ -73,8 +73,8 @@ pub(crate) struct Vm {
 impl Vm {
     /// Creates a virtual machine over `memory`.
     ///
-    /// Slots are added before the irqchip: after it, each slot waits for a grace period of the kernel
-    /// of several milliseconds.
+    /// Slots are added before the irqchip: after it, each slot waits for a grace period of the
+    /// kernel of several milliseconds.
     pub(crate) fn create(kvm: &OpenKvm, memory: Arc<GuestMemory>) -> Result<Self, VmError> {
         let fd = kvm.kvm.create_vm().map_err(failed("create a virtual machine"))?;
         if kvm.fault_handling == FaultHandling::InVcpuThreads {
@@ -95,8 +95,8 @@ impl Vm {
                 memory_size: region.len,
                 userspace_addr: region.host_addr,
             };
-            // SAFETY: `memory` owns this mapping and lives as long as the VM; the slots come from its
-            // layout, so they do not overlap.
+            // SAFETY: `memory` owns this mapping and lives as long as the VM; the slots come from
+            // its layout, so they do not overlap.
             unsafe { fd.set_user_memory_region(region) }.map_err(failed("add a memory slot"))?;
         }
         fd.create_irq_chip().map_err(failed("create the interrupt controllers"))?;
@@ -126,8 +126,8 @@ impl Vm {
             .map_err(failed("connect a queue's notification"))
     }
 
-    /// The image pages that the guest, KVM or the monitor wrote since the start; `None` if the memory
-    /// does not [track writes](GuestMemory::track_writes). All vCPUs are paused.
+    /// The image pages that the guest, KVM or the monitor wrote since the start; `None` if the
+    /// memory does not [track writes](GuestMemory::track_writes). All vCPUs are paused.
     pub(crate) fn written(&self) -> Result<Option<PageSet>, VmError> {
         if self.memory.tracks_writes() {
             self.memory.note_written(&self.log()?);
@@ -137,8 +137,8 @@ impl Vm {
 
     /// Fills KVM's tables for what the plan indexes. No vCPU runs yet.
     ///
-    /// KVM logs a page as dirty when it maps it writable. Pages mapped in advance are not written, so
-    /// if the memory tracks writes, the log is cleared afterwards.
+    /// KVM logs a page as dirty when it maps it writable. Pages mapped in advance are not written,
+    /// so if the memory tracks writes, the log is cleared afterwards.
     pub(crate) fn fill_index(&self, kvm: &Kvm, vcpu: &VcpuFd) -> Result<KvmIndex, VmError> {
         if !self.memory.tracks_writes() {
             return Ok(index::build(kvm, vcpu, self.memory.indexed()));
@@ -180,8 +180,8 @@ impl Vm {
         Ok(VmState { irqchips, clock })
     }
 
-    /// Restores interrupt controllers and clock. The guest's monotonic time continues from the freeze;
-    /// its agent sets the wall clock.
+    /// Restores interrupt controllers and clock. The guest's monotonic time continues from the
+    /// freeze; its agent sets the wall clock.
     pub(crate) fn restore(&self, state: &VmState) -> Result<(), VmError> {
         for chip in &state.irqchips {
             self.fd.set_irqchip(chip).map_err(failed("set an interrupt controller"))?;

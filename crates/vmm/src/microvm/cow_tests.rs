@@ -20,8 +20,8 @@ use crate::cow::testing::Sealed;
 use crate::kvm::{KVM_DEVICE, OpenKvm};
 use crate::vcpu::VcpuFailure;
 
-/// Guest-physical addresses, identical to the virtual ones. All memory that the tests write is sealed at first,
-/// except for the chunk with the page tables.
+/// Guest-physical addresses, identical to the virtual ones. All memory that the tests write is
+/// sealed at first, except for the chunk with the page tables.
 const MEMORY: u64 = 16 << 20;
 const CHUNK: u64 = 2 << 20;
 const PAGE_TABLES: u64 = 0;
@@ -53,7 +53,8 @@ macro_rules! program {
                 static END: u8;
             }
             let (start, end) = (&raw const START, &raw const END);
-            // SAFETY: the labels enclose the instructions above, which are constant data of this program.
+            // SAFETY: the labels enclose the instructions above, which are constant data of this
+            // program.
             unsafe { std::slice::from_raw_parts(start, end.addr() - start.addr()) }.to_vec()
         }
     };
@@ -241,7 +242,8 @@ fn run(sealed: &Sealed) -> (Microvm, u64) {
     (microvm, report.1)
 }
 
-/// Runs a program twice in sequence on the same sealed bytes, and checks its report and the number of its copies.
+/// Runs a program twice in sequence on the same sealed bytes, and checks its report and the number
+/// of its copies.
 fn check(code: &[u8], report: u64, chunks: u64) {
     let sealed = sealed(code);
     for _ in 0..2 {
@@ -315,8 +317,8 @@ fn two_vcpus_increment_one_counter() {
     }
 }
 
-/// The MSRs with which a guest registers a page that KVM writes (`Documentation/virt/kvm/x86/msr.rst`), and the bit that
-/// enables it.
+/// The MSRs with which a guest registers a page that KVM writes
+/// (`Documentation/virt/kvm/x86/msr.rst`), and the bit that enables it.
 const KVM_PAGES: [(u32, u64); 5] = [
     // Wall clock, system time, asynchronous page faults, steal time, end of interrupt
     (0x4b56_4d00, 0),

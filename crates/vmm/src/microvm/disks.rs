@@ -104,9 +104,9 @@ impl Disks {
     }
 }
 
-/// Opens the root disk that a snapshot's manifest names, if it names one; at `moved` if the file has
-/// moved since the freeze. [`Microvm::restore`](super::Microvm::restore) checks that it is the disk
-/// of the freeze.
+/// Opens the root disk that a snapshot's manifest names, if it names one; at `moved` if the file
+/// has moved since the freeze. [`Microvm::restore`](super::Microvm::restore) checks that it is the
+/// disk of the freeze.
 ///
 /// # Errors
 /// The file cannot be opened.

@@ -81,9 +81,9 @@ impl<'a> FrozenMachine<'a> {
 }
 
 impl FrozenMachine<'_> {
-    /// Changes an argument of the first instruction, in the registers of the first vCPU. This is for
-    /// a guest that was [prepared](super::Microvm::prepare) and frozen before its first instruction.
-    /// Its memory is unchanged.
+    /// Changes an argument of the first instruction, in the registers of the first vCPU. This is
+    /// for a guest that was [prepared](super::Microvm::prepare) and frozen before its first
+    /// instruction. Its memory is unchanged.
     pub fn set_argument(&mut self, argument: Argument, value: u64) {
         if let Some(vcpu) = self.state.vcpus.first_mut() {
             let registers = &mut vcpu.regs;
@@ -105,8 +105,8 @@ impl FrozenMachine<'_> {
     /// Makes the vCPU's own thread wait for every missing page of guest memory. By default a kernel
     /// thread may wait, while KVM halts the vCPU or lets the guest run another task.
     ///
-    /// KVM has no option for this, but it does so if the guest's halts do not exit: HLT then stays in
-    /// guest mode.
+    /// KVM has no option for this, but it does so if the guest's halts do not exit: HLT then stays
+    /// in guest mode.
     pub fn fault_in_vcpu_threads(&mut self) {
         self.kvm.fault_handling = FaultHandling::InVcpuThreads;
         let msrs = self.state.vcpus.iter_mut().flat_map(|vcpu| &mut vcpu.msrs);

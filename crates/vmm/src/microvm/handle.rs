@@ -15,8 +15,8 @@ type Request = Box<dyn FnOnce(&mut Microvm) + Send>;
 #[error("the microVM has ended")]
 pub struct GoneError;
 
-/// Sends requests to a microVM while [`Microvm::run`] serves it. Clones refer to the same microVM, and
-/// any thread may use them.
+/// Sends requests to a microVM while [`Microvm::run`] serves it. Clones refer to the same microVM,
+/// and any thread may use them.
 #[derive(Clone)]
 pub struct Handle {
     requests: Sender<Request>,

@@ -90,9 +90,8 @@ pub enum WrittenError {
 /// use firn_memory::planners::{parse, plan};
 /// use firn_memory::{Sources, execute};
 /// use firn_snapshot::Snapshot;
-/// use firn_vmm::{
-///     Console, FrozenMachine, HostConfig, KVM_DEVICE, Microvm, OpenKvm, VsockListener, open_root_disk,
-/// };
+/// use firn_vmm::{Console, FrozenMachine, HostConfig, KVM_DEVICE, Microvm, OpenKvm, VsockListener};
+/// use firn_vmm::open_root_disk;
 ///
 /// let snapshot = Snapshot::open("snapshots/hello")?;
 /// let plan = plan(&snapshot, None, &*parse("firecracker")?)?;
@@ -217,8 +216,8 @@ impl Microvm {
         self.vm.memory.usage()
     }
 
-    /// Pauses the guest, and returns the image pages that the guest, KVM or the monitor wrote since the
-    /// restore; `None` if the memory does not [track writes](GuestMemory::track_writes).
+    /// Pauses the guest, and returns the image pages that the guest, KVM or the monitor wrote since
+    /// the restore; `None` if the memory does not [track writes](GuestMemory::track_writes).
     ///
     /// # Errors
     /// See [`WrittenError`].
@@ -290,9 +289,9 @@ impl Microvm {
         })
     }
 
-    /// Replaces the end of a guest whose memory is lost, which may end in any way: KVM with software
-    /// page tables treats a page table that it cannot read as empty, and kernels before 6.8 do not
-    /// report the page that a vCPU faulted on.
+    /// Replaces the end of a guest whose memory is lost, which may end in any way: KVM with
+    /// software page tables treats a page table that it cannot read as empty, and kernels before
+    /// 6.8 do not report the page that a vCPU faulted on.
     fn unless_lost(&self, end: End) -> End {
         match self.memory().lost_backing(None) {
             Some(lost) => End::Failure(VcpuFailure::Memory { address: None, source: Some(lost) }),

@@ -145,8 +145,8 @@ impl Parts {
         cpuids: Vec<CpuId>,
         parent: Option<Uuid>,
     ) -> Result<Microvm, AssembleError> {
-        // A restored port raises its pending interrupt again. It is connected only now, so that restoring
-        // the interrupt controllers does not discard the interrupt.
+        // A restored port raises its pending interrupt again. It is connected only now, so that
+        // restoring the interrupt controllers does not discard the interrupt.
         self.vm.interrupt(&self.serial_irq, layout::SERIAL_GSI)?;
         let mut stats = vec![StatsFile::open(&self.vm.fd).map_err(AssembleError::Stats)?];
         let bus = Arc::new(self.bus);

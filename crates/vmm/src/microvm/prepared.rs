@@ -1,8 +1,8 @@
 //! A microVM that starts in ring 3, in memory that its caller prepared.
 //!
-//! Such a guest runs natively on any KVM: on hardware, and with software page tables, where only ring 0
-//! is emulated. It has no operating system, no interrupt handlers and no devices except its caller's
-//! register windows.
+//! Such a guest runs natively on any KVM: on hardware, and with software page tables, where only
+//! ring 0 is emulated. It has no operating system, no interrupt handlers and no devices except its
+//! caller's register windows.
 
 use kvm_bindings::{
     KVM_MP_STATE_RUNNABLE, kvm_dtable, kvm_mp_state, kvm_regs, kvm_segment, kvm_sregs,
@@ -79,8 +79,8 @@ pub enum PrepareError {
 }
 
 impl Microvm {
-    /// Makes a microVM from memory that contains a program and page tables, with one vCPU for each set
-    /// of registers; [`Microvm::resume`] starts it.
+    /// Makes a microVM from memory that contains a program and page tables, with one vCPU for each
+    /// set of registers; [`Microvm::resume`] starts it.
     ///
     /// # Errors
     /// See [`PrepareError`].

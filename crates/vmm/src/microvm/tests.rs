@@ -1,5 +1,6 @@
-//! A guest in ring 3 runs natively on any KVM, with hardware or software page tables. It reads all its
-//! pages in rounds and reports their sum: the sequence continues without a gap over freezes and thaws.
+//! A guest in ring 3 runs natively on any KVM, with hardware or software page tables. It reads all
+//! its pages in rounds and reports their sum: the sequence continues without a gap over freezes and
+//! thaws.
 
 use std::arch::global_asm;
 use std::collections::BTreeSet;

@@ -1,4 +1,5 @@
-//! The virtio devices of a microVM: their order, their windows, their connection to KVM and the event loop.
+//! The virtio devices of a microVM: their order, their windows, their connection to KVM and the
+//! event loop.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -72,8 +73,8 @@ struct AttachedDisks {
 }
 
 impl VirtioSet {
-    /// Creates every device and connects it: registers to the bus, notifications and interrupt to KVM,
-    /// queues to the event loop.
+    /// Creates every device and connects it: registers to the bus, notifications and interrupt to
+    /// KVM, queues to the event loop.
     pub(super) fn wire(
         vsock: Option<VsockListener>,
         scratch: Option<BorrowedFd<'_>>,
@@ -139,7 +140,8 @@ impl VirtioSet {
         self.disks.iter().map(|disks| disks.root_info.describe()).collect()
     }
 
-    /// Passes the writable disk's content, as the guest sees it, to `read`; `None` if there is no such disk.
+    /// Passes the writable disk's content, as the guest sees it, to `read`; `None` if there is no
+    /// such disk.
     pub(super) fn with_overlay<T>(&self, read: impl FnOnce(Option<&mut dyn DiskSource>) -> T) -> T {
         let Some(disks) = &self.disks else { return read(None) };
         match disks.overlay.lock().device().disk() {

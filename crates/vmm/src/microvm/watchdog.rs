@@ -1,9 +1,10 @@
 //! Ends a microVM whose vCPU faults forever on a page that the host cannot provide.
 //!
-//! If the vCPU's own thread accesses such a page, `KVM_RUN` returns `EFAULT`. With hardware page tables
-//! KVM may let a kernel thread access the missing page (asynchronous page faults), and that thread
-//! reports no error. The vCPU then faults again, thousands of times a second, and never leaves `KVM_RUN`
-//! (Linux 6.12 and 6.18). KVM's counters show this: faults are taken, and none is resolved.
+//! If the vCPU's own thread accesses such a page, `KVM_RUN` returns `EFAULT`. With hardware page
+//! tables KVM may let a kernel thread access the missing page (asynchronous page faults), and that
+//! thread reports no error. The vCPU then faults again, thousands of times a second, and never
+//! leaves `KVM_RUN` (Linux 6.12 and 6.18). KVM's counters show this: faults are taken, and none is
+//! resolved.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,8 +18,8 @@ use crate::vcpu::{EndNotice, VcpuEnd, VcpuFailure};
 
 /// Interval between two checks.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Unresolved faults of one vCPU in a period that are too many. A vCPU has at most 64 asynchronous faults
-/// in flight, and each counts once.
+/// Unresolved faults of one vCPU in a period that are too many. A vCPU has at most 64 asynchronous
+/// faults in flight, and each counts once.
 const MAX_UNRESOLVED: u64 = 100;
 /// Consecutive periods after which the microVM is ended.
 const PERIODS: u32 = 2;

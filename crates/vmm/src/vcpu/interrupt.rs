@@ -38,7 +38,8 @@ impl ImmediateExit {
     }
 
     pub(super) fn set(&self, value: u8) {
-        // SAFETY: the caller holds the mutex, which contains this value only while the mapping exists.
+        // SAFETY: the caller holds the mutex, which contains this value only while the mapping
+        // exists.
         unsafe { &*self.0 }.store(value, Ordering::SeqCst);
     }
 

@@ -7,9 +7,9 @@ use super::interrupt::signal;
 
 /// Observes a vCPU each time that [`VcpuThread::interrupt`] or another signal interrupts it.
 pub(crate) trait Observer: Send + Sync {
-    /// Called in the vCPU's thread. Until it returns, the guest is stopped before the instruction at
-    /// its instruction pointer. If the vCPU was waiting for missing memory, that instruction accesses
-    /// it.
+    /// Called in the vCPU's thread. Until it returns, the guest is stopped before the instruction
+    /// at its instruction pointer. If the vCPU was waiting for missing memory, that instruction
+    /// accesses it.
     fn interrupted(&self, vcpu: &StoppedVcpu<'_>);
 }
 
@@ -45,7 +45,8 @@ impl VcpuThread {
     /// effect otherwise.
     pub(crate) fn interrupt(self) {
         let process = rustix::process::getpid().as_raw_nonzero().get();
-        // SAFETY: the handler of the signal was installed before this thread started, and does nothing.
+        // SAFETY: the handler of the signal was installed before this thread started, and does
+        // nothing.
         unsafe { libc::syscall(libc::SYS_tgkill, process, self.id, signal()) };
     }
 }

@@ -21,8 +21,8 @@ const TSC_TOLERANCE_PPM: u64 = 250;
 /// Part of the machine state: a change needs a new machine-state version.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct VcpuState {
-    /// The list that the monitor set. It is not read back from KVM: KVM with software page tables returns
-    /// the features of the host.
+    /// The list that the monitor set. It is not read back from KVM: KVM with software page tables
+    /// returns the features of the host.
     pub(crate) cpuid: Vec<kvm_cpuid_entry2>,
     pub(crate) mp_state: kvm_mp_state,
     pub(crate) regs: kvm_regs,
@@ -159,8 +159,8 @@ pub(crate) fn save(
     })
 }
 
-/// Reads all MSRs of `indices` that this vCPU has. KVM stops at the first MSR that it cannot read (some
-/// depend on CPUID), so reading continues after that one.
+/// Reads all MSRs of `indices` that this vCPU has. KVM stops at the first MSR that it cannot read
+/// (some depend on CPUID), so reading continues after that one.
 fn save_msrs(fd: &VcpuFd, vcpu: u8, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, SaveVcpuError> {
     let mut saved = Vec::with_capacity(indices.len());
     let mut rest = indices;
@@ -179,8 +179,8 @@ fn save_msrs(fd: &VcpuFd, vcpu: u8, indices: &[u32]) -> Result<Vec<kvm_msr_entry
         rest = rest.get(read + 1..).unwrap_or_default();
     }
 
-    // A deadline of 0 may mean that the timer fired and its interrupt is not delivered yet. An extra
-    // interrupt is harmless, a lost one stops the guest.
+    // A deadline of 0 may mean that the timer fired and its interrupt is not delivered yet. An
+    // extra interrupt is harmless, a lost one stops the guest.
     let tsc = saved.iter().find(|msr| msr.index == MSR_TSC).map_or(0, |msr| msr.data);
     for msr in saved.iter_mut().filter(|msr| msr.index == MSR_TSC_DEADLINE && msr.data == 0) {
         msr.data = tsc;
@@ -213,8 +213,8 @@ pub(crate) fn restore(
     fd.set_mp_state(state.mp_state).map_err(set("the MP state"))?;
     fd.set_regs(&state.regs).map_err(set("the registers"))?;
     fd.set_sregs(&state.sregs).map_err(set("the special registers"))?;
-    // SAFETY: the monitor never enables dynamic features (arch_prctl), and `save` refuses state of more
-    // than 4096 bytes, so KVM reads only the struct.
+    // SAFETY: the monitor never enables dynamic features (arch_prctl), and `save` refuses state of
+    // more than 4096 bytes, so KVM reads only the struct.
     unsafe { fd.set_xsave(&state.xsave) }.map_err(set("the extended state"))?;
     fd.set_xcrs(&state.xcrs).map_err(set("the XCRs"))?;
     fd.set_debug_regs(&state.debug_regs).map_err(set("the debug registers"))?;

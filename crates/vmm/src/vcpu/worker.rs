@@ -67,8 +67,8 @@ impl Worker {
         }
     }
 
-    /// Runs the guest until it is interrupted for a pause (`None`) or cannot continue. At a pause KVM
-    /// has completed the last exit: it does so on entry, before it checks the flag.
+    /// Runs the guest until it is interrupted for a pause (`None`) or cannot continue. At a pause
+    /// KVM has completed the last exit: it does so on entry, before it checks the flag.
     fn run(&mut self) -> Option<VcpuEnd> {
         let vcpu = self.id;
         let failure = loop {

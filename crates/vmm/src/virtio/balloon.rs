@@ -1,13 +1,13 @@
 //! Balloon device (virtio 1.2, 5.5), for free page reporting only.
 //!
-//! The balloon itself stays empty: the device never requests a page. In the reporting queue the guest
-//! reports ranges of memory that it does not use. The device discards them, and they read as zeros from
-//! then on.
+//! The balloon itself stays empty: the device never requests a page. In the reporting queue the
+//! guest reports ranges of memory that it does not use. The device discards them, and they read as
+//! zeros from then on.
 //!
-//! Linux disables reporting if it fills free pages (`init_on_free`, page poisoning), unless the device
-//! offers `VIRTIO_BALLOON_F_PAGE_POISON`; Linux then writes the fill value to the device. With
-//! `init_on_free` the value is zero, which discarded pages contain. With any other value the device
-//! acknowledges reports and discards nothing, as the specification permits (5.5.6.7).
+//! Linux disables reporting if it fills free pages (`init_on_free`, page poisoning), unless the
+//! device offers `VIRTIO_BALLOON_F_PAGE_POISON`; Linux then writes the fill value to the device.
+//! With `init_on_free` the value is zero, which discarded pages contain. With any other value the
+//! device acknowledges reports and discards nothing, as the specification permits (5.5.6.7).
 
 use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
 
@@ -23,8 +23,9 @@ const REPORTING: u32 = 5;
 
 /// Linux disables reporting below 32, and uses no more.
 const QUEUE_SIZE: u16 = 128;
-/// The queues for inflating and deflating precede it. The specification has two more optional queues
-/// before the reporting queue, which this device does not offer and drivers therefore do not count.
+/// The queues for inflating and deflating precede it. The specification has two more optional
+/// queues before the reporting queue, which this device does not offer and drivers therefore do not
+/// count.
 const REPORTING_QUEUE: usize = 2;
 
 /// Bytes of a page.
@@ -36,8 +37,9 @@ const POISON: u64 = 12;
 
 /// Discards guest memory that the guest does not use.
 pub(crate) trait PageDiscard: Send {
-    /// Returns the `len` bytes at guest-physical `addr` to the host, so that they read as zeros and use no
-    /// memory until they are written. Both are multiples of 4096, and the range is in guest memory.
+    /// Returns the `len` bytes at guest-physical `addr` to the host, so that they read as zeros and
+    /// use no memory until they are written. Both are multiples of 4096, and the range is in guest
+    /// memory.
     ///
     /// # Errors
     /// The range is not, or only partly, discarded, which does not harm the guest.
@@ -102,7 +104,8 @@ impl<P: PageDiscard> VirtioDevice for Balloon<P> {
     }
 
     fn config(&self) -> Vec<u8> {
-        // `num_pages`, the requested size, is always 0; the third belongs to a feature that is not offered.
+        // `num_pages`, the requested size, is always 0; the third belongs to a feature that is not
+        // offered.
         [0, self.actual, 0, self.poison].into_iter().flat_map(u32::to_le_bytes).collect()
     }
 

@@ -38,7 +38,7 @@ fn report(guest: &mut Guest<Balloon<Ledger>>, ranges: &[(u64, u32)]) -> bool {
 }
 
 #[test]
-fn reported_ranges_are_given_back() {
+fn reported_ranges_are_discarded() {
     let (mut guest, ledger) = guest(0);
     assert!(report(&mut guest, &[(0x20_0000, 0x20_0000), (HIGH, 4096)]));
     assert!(report(&mut guest, &[(0x60_0000, 0x40_0000)]));
@@ -49,7 +49,7 @@ fn reported_ranges_are_given_back() {
 }
 
 #[test]
-fn ranges_that_cannot_be_stop_the_device() {
+fn invalid_ranges_stop_the_device() {
     let bad = [
         (0x20_0001, 4096),
         (0x20_0000, 4095),
@@ -67,7 +67,7 @@ fn ranges_that_cannot_be_stop_the_device() {
 }
 
 #[test]
-fn what_cannot_be_given_back_stays() {
+fn ranges_that_cannot_be_discarded_are_counted() {
     let ledger = Ledger { refuses: true, ..Ledger::default() };
     let mut guest = Guest::started(Balloon::new(ledger));
     assert!(report(&mut guest, &[(0x20_0000, 4096)]));
@@ -76,7 +76,7 @@ fn what_cannot_be_given_back_stays() {
 }
 
 #[test]
-fn pages_that_must_keep_a_pattern_are_not_given_back() {
+fn pages_with_a_fill_value_are_not_discarded() {
     let (mut first, ledger) = guest(0);
     // init_on_free: freed pages are zeros.
     first.set(0x100 + POISON, 0);
@@ -86,13 +86,13 @@ fn pages_that_must_keep_a_pattern_are_not_given_back() {
     assert!(report(&mut first, &[(0x40_0000, 4096)]));
     assert_eq!(*ledger.ranges.lock(), [(0x20_0000, 4096)]);
 
-    // A clone knows the pattern, too.
+    // A clone has the fill value too.
     let other = Ledger::default();
     let mut thawed = first.restored(Balloon::new(other.clone()), &first.save());
     assert!(report(&mut thawed, &[(0x40_0000, 4096)]));
     assert_eq!(*other.ranges.lock(), []);
 
-    // Without the feature the register means nothing.
+    // Without the feature the register has no effect.
     let (mut third, ledger) = guest(PAGE_POISON);
     third.set(0x100 + POISON, 0xaaaa_aaaa);
     assert!(report(&mut third, &[(0x20_0000, 4096)]));
@@ -100,10 +100,10 @@ fn pages_that_must_keep_a_pattern_are_not_given_back() {
 }
 
 #[test]
-fn nothing_is_given_back_that_was_not_reported() {
+fn only_reported_ranges_are_discarded() {
     let (mut silent, ledger) = guest(REPORTING);
     assert!(report(&mut silent, &[(0x20_0000, 4096)]));
-    // Inflating and deflating: lists of page numbers, accepted and of no effect.
+    // Inflating and deflating: lists of page numbers, accepted without effect.
     let (mut guest, second) = guest(0);
     for queue in [0, 1] {
         assert_eq!(guest.request(queue, &[&[1, 0, 0, 0, 2, 0, 0, 0]], &[]), b"");
@@ -111,14 +111,14 @@ fn nothing_is_given_back_that_was_not_reported() {
         assert_eq!(guest.request(queue, &[], &[room]), b"");
     }
     guest.set(0x100 + ACTUAL, 7);
-    assert_eq!(guest.get(0x100), 0, "the balloon is to stay empty");
+    assert_eq!(guest.get(0x100), 0, "the balloon stays empty");
     assert_eq!(guest.get(0x100 + ACTUAL), 7);
     assert_eq!(*ledger.ranges.lock(), []);
     assert_eq!(*second.ranges.lock(), []);
 }
 
 #[test]
-fn another_device_s_state_is_refused() {
+fn the_state_of_another_device_is_refused() {
     let result = Balloon::new(Ledger::default()).restore(&DeviceState::Rng, true);
     assert!(matches!(result, Err(RestoreDeviceError::OtherDevice { id: 5 })));
 }

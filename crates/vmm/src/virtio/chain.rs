@@ -58,8 +58,8 @@ pub(crate) struct Segment {
     pub(crate) len: u32,
 }
 
-/// Buffers as one sequence of bytes: no device depends on the boundaries of the buffers (virtio 1.2,
-/// 2.7.4.3).
+/// Buffers as one sequence of bytes: no device depends on the boundaries of the buffers (virtio
+/// 1.2, 2.7.4.3).
 #[derive(Debug)]
 pub(crate) struct Buffers {
     /// The device's access to them. Sealed guest memory is copied before it is written.
@@ -68,8 +68,8 @@ pub(crate) struct Buffers {
     len: usize,
 }
 
-/// A request of the guest. Every buffer is in guest memory, and the device-readable buffers precede the
-/// device-writable ones.
+/// A request of the guest. Every buffer is in guest memory, and the device-readable buffers precede
+/// the device-writable ones.
 #[derive(Debug)]
 pub(crate) struct Chain {
     head: u16,
@@ -92,8 +92,8 @@ impl Chain {
             writable: Buffers::of(Permissions::ReadWrite),
         };
         for count in 0..=limit {
-            // The iterator ends without an error at an invalid descriptor. A complete chain ends with a
-            // descriptor without a next one, and returns below.
+            // The iterator ends without an error at an invalid descriptor. A complete chain ends
+            // with a descriptor without a next one, and returns below.
             let descriptor = descriptors.next().ok_or(ChainFault::Unterminated)?;
             if count == limit {
                 break;
@@ -150,7 +150,8 @@ impl Buffers {
         &self.segments
     }
 
-    /// The `len` bytes at `offset`, as slices of guest memory. Slices of writable buffers may be written.
+    /// The `len` bytes at `offset`, as slices of guest memory. Slices of writable buffers may be
+    /// written.
     ///
     /// # Errors
     /// [`ChainFault::TooShort`] if the buffers are too short.

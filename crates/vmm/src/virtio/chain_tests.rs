@@ -17,7 +17,7 @@ fn memory() -> GuestView {
 
 type Descriptor = (u64, u32, u16, u16);
 
-/// Parses the chain that begins at `head` of this table.
+/// Parses the chain that starts at `head` of this table.
 fn parse(mem: &GuestView, table: &[Descriptor], head: u16) -> Result<Chain, ChainFault> {
     for (index, (addr, len, flags, next)) in (0..).zip(table) {
         let entry = TABLE + 16 * index;
@@ -42,7 +42,7 @@ const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
 #[test]
-fn a_chain_is_split_into_what_is_read_and_what_is_written() {
+fn a_chain_is_split_into_readable_and_writable_buffers() {
     let table = [
         (0x4000, 10, NEXT, 1),
         (0x5000, 0, NEXT, 2),
@@ -54,11 +54,11 @@ fn a_chain_is_split_into_what_is_read_and_what_is_written() {
     assert_eq!(chain.readable.len(), 10);
     assert_eq!(chain.writable.len(), 50);
     assert_eq!(chain.writable.segments().len(), 2);
-    assert_eq!(chain.readable.segments().len(), 1, "an empty buffer counts for nothing");
+    assert_eq!(chain.readable.segments().len(), 1, "an empty buffer is skipped");
 }
 
 #[test]
-fn broken_chains_are_refused() {
+fn invalid_chains_are_refused() {
     let mem = memory();
     let loops = [(0x4000, 1, NEXT, 1), (0x4000, 1, NEXT, 0)];
     assert!(matches!(parse(&mem, &loops, 0), Err(ChainFault::Unterminated)));
@@ -83,7 +83,7 @@ fn broken_chains_are_refused() {
 }
 
 #[test]
-fn a_chain_by_an_indirect_table_is_not_longer_than_the_queue() {
+fn a_chain_in_an_indirect_table_is_not_longer_than_the_queue() {
     let mem = memory();
     let entries = 2 * u64::from(SIZE);
     for entry in 0..entries {
@@ -97,14 +97,14 @@ fn a_chain_by_an_indirect_table_is_not_longer_than_the_queue() {
     let len = u32::try_from(16 * entries).unwrap();
     let fault = parse(&mem, &[(0x8000, len, INDIRECT, 0)], 0).unwrap_err();
     assert!(matches!(fault, ChainFault::TooLong { limit: SIZE }));
-    // The last entries alone are as long as the queue.
+    // The last entries are as many as the queue's descriptors.
     let chain =
         parse(&mem, &[(0x8000 + 16 * u64::from(SIZE), len / 2, INDIRECT, 0)], 0).unwrap_err();
-    assert!(matches!(chain, ChainFault::Unterminated), "its links count from its own beginning");
+    assert!(matches!(chain, ChainFault::Unterminated), "links are indices in the indirect table");
 }
 
 #[test]
-fn bytes_go_across_buffers() {
+fn bytes_cross_buffers() {
     let mem = memory();
     let table = [
         (0x4000, 3, NEXT, 1),
@@ -141,7 +141,8 @@ fn descriptor() -> impl Strategy<Value = Descriptor> {
 }
 
 proptest! {
-    /// Whatever a table holds: a chain that is accepted is in guest memory, in order and within limits.
+    /// For any content of the table, an accepted chain is in guest memory, in order and within the
+    /// limits.
     #[test]
     fn an_accepted_chain_keeps_the_rules(
         table in prop::collection::vec(descriptor(), usize::from(SIZE)),

@@ -1,4 +1,5 @@
-//! Devices that fill buffers of a guest whose memory is sealed: their writes go through the same copies as the guest's.
+//! Devices that write to sealed guest memory: their writes use the same copies as the guest's
+//! writes.
 
 use std::fs;
 
@@ -10,7 +11,7 @@ use crate::cow::testing::Sealed;
 use crate::open_file::OpenFile;
 
 const CHUNK: u64 = 2 << 20;
-/// The border of two chunks, far from rings and the harness's own buffers.
+/// The boundary of two chunks, apart from the rings and the buffers of the test driver.
 const BORDER: u64 = 6 * CHUNK;
 
 fn started<D: VirtioDevice + 'static>(device: D, sealed: &Sealed) -> Guest<D> {
@@ -31,7 +32,7 @@ fn bytes<const N: usize>(guest: &Guest<impl VirtioDevice + 'static>, address: u6
 }
 
 #[test]
-fn random_bytes_over_the_border_of_two_chunks() {
+fn random_bytes_across_two_chunks() {
     let sealed = sealed();
     let mut guest = started(Rng::new(), &sealed);
     guest.add_raw(0, &[(BORDER - 32, 64, WRITE)]);
@@ -40,7 +41,7 @@ fn random_bytes_over_the_border_of_two_chunks() {
     assert_ne!(bytes::<32>(&guest, BORDER - 32), [0x11; 32]);
     assert_ne!(bytes::<32>(&guest, BORDER), [0x11; 32]);
     assert_eq!(bytes::<32>(&guest, BORDER + 32), [0x11; 32]);
-    // The rings' chunk, which the driver wrote first, and the two of the buffer.
+    // The chunk of the rings, which the driver wrote first, and the two chunks of the buffer.
     assert_eq!(guest.mem.chunk_copies().chunks, 3);
     drop(guest);
     sealed.check();
@@ -54,7 +55,7 @@ fn a_disk_is_read_into_sealed_memory_and_written_from_it() {
     let sealed = sealed();
     let disk = Disk::ReadOnly(ReadOnlyDisk::new(OpenFile::open(&path).unwrap()).unwrap());
     let mut guest = started(Block::new(disk, "disk"), &sealed);
-    // The header lies in the rings' chunk, and what is only read is not copied.
+    // The header is in the chunk of the rings. Chunks that are only read are not copied.
     guest.mem.write_slice(&[0; 16], GuestAddress(0x10_0000)).unwrap();
     let status = BORDER + CHUNK;
     let request = [(0x10_0000, 16, 0), (BORDER - 512, 1024, WRITE), (status, 1, WRITE)];
@@ -65,7 +66,7 @@ fn a_disk_is_read_into_sealed_memory_and_written_from_it() {
     assert_eq!(bytes::<32>(&guest, BORDER + 480), [0x77; 32]);
     assert_eq!(bytes::<2>(&guest, status), [0, 0x11]);
     assert_eq!(guest.mem.chunk_copies().chunks, 4);
-    // A write of the guest's to a read-only disk: an error, for which a status is written and nothing else.
+    // A guest write to a read-only disk fails: only the status is written.
     let request = [(2 * CHUNK, 16, 0), (3 * CHUNK, 512, 0), (status, 1, WRITE)];
     guest.add_raw(0, &request);
     guest.kick(0);

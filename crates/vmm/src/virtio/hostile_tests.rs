@@ -1,4 +1,4 @@
-//! Guests that put anything into the queues of every device.
+//! Guests that write arbitrary data to the queues of every device.
 
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -13,13 +13,13 @@ use super::{
 };
 use crate::open_file::OpenFile;
 
-/// Where the chains' buffers are: the rest of memory must stay as it is.
+/// The memory of the chains' buffers. The rest of memory must not change.
 const ARENA: u64 = 0x40_0000;
 const ARENA_LEN: u64 = 0x2_0000;
-/// Descriptors in use, from the first on.
+/// The number of descriptors in use.
 const TABLE: usize = 24;
 
-/// Gives nothing back, so that memory can be compared.
+/// Discards nothing, so that memory can be compared.
 struct Keep;
 
 impl PageDiscard for Keep {
@@ -37,9 +37,9 @@ struct Attack {
     /// Address, length, flags, next.
     table: Vec<(u64, u32, u16, u16)>,
     heads: Vec<u16>,
-    /// Of the arena: most bytes are zeros, so that headers make sense now and then.
+    /// Content of the arena: most bytes are zeros, so that some headers are valid.
     bytes: Vec<(u64, Vec<u8>)>,
-    /// Moves the available index by this much on top.
+    /// Added to the available index.
     jump: u16,
 }
 
@@ -89,7 +89,7 @@ fn all_of(mem: &GuestView) -> Vec<u8> {
     all
 }
 
-/// Where in `all_of` a range of guest memory is, or nowhere.
+/// The position of a range of guest memory in `all_of`, if it is there.
 fn place(addr: u64, len: u64) -> std::ops::Range<usize> {
     let start = match addr {
         HIGH.. => addr - HIGH + (16 << 20),
@@ -103,10 +103,10 @@ fn place(addr: u64, len: u64) -> std::ops::Range<usize> {
     }
 }
 
-/// Runs the attacks, and checks that the device wrote nowhere but to writable buffers and used rings.
+/// Runs the attacks, and checks that the device wrote only to writable buffers and used rings.
 fn withstand<D: VirtioDevice + 'static>(device: D, attacks: Vec<Attack>) {
     let mut guest = Guest::started(device);
-    // A device may take chains of another queue than the one it was notified of.
+    // A device may take chains from other queues than the notified one.
     let mut tables = vec![Vec::new(); guest.rings.len()];
     for attack in attacks {
         let queue = attack.queue % guest.rings.len();
@@ -142,10 +142,10 @@ fn withstand<D: VirtioDevice + 'static>(device: D, attacks: Vec<Attack>) {
             before[place.clone()].fill(0);
             after[place].fill(0);
         }
-        // An indirect table may name any memory as writable.
-        assert!(indirect || before == after, "written where the driver did not allow it");
+        // An indirect table may declare any memory writable.
+        assert!(indirect || before == after, "the device wrote outside writable buffers");
         let state = guest.save();
-        guest.transport().restore(&state).expect("any state can be frozen and thawed");
+        guest.transport().restore(&state).expect("every state can be saved and restored");
     }
 }
 
@@ -163,13 +163,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn a_read_only_disk_withstands(attacks in attacks()) {
+    fn a_read_only_disk_withstands_attacks(attacks in attacks()) {
         let dir = TempDir::new().unwrap();
         withstand(Block::new(Disk::ReadOnly(disk(&dir)), "disk"), attacks);
     }
 
     #[test]
-    fn an_overlay_disk_withstands(attacks in attacks()) {
+    fn an_overlay_disk_withstands_attacks(attacks in attacks()) {
         let dir = TempDir::new().unwrap();
         let overlay = OverlayDisk::new(disk(&dir), None).unwrap();
         withstand(Block::new(Disk::Overlay(overlay), "disk"), attacks);
@@ -177,17 +177,17 @@ proptest! {
     }
 
     #[test]
-    fn a_random_number_generator_withstands(attacks in attacks()) {
+    fn a_random_number_generator_withstands_attacks(attacks in attacks()) {
         withstand(Rng::new(), attacks);
     }
 
     #[test]
-    fn a_balloon_withstands(attacks in attacks()) {
+    fn a_balloon_withstands_attacks(attacks in attacks()) {
         withstand(Balloon::new(Keep), attacks);
     }
 
     #[test]
-    fn a_socket_device_withstands(attacks in attacks()) {
+    fn a_socket_device_withstands_attacks(attacks in attacks()) {
         let dir = TempDir::new().unwrap();
         let listener = VsockListener::bind(&dir.path().join("v")).unwrap();
         withstand(Vsock::new(3, listener).unwrap(), attacks);

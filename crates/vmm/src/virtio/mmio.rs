@@ -76,17 +76,17 @@ pub enum NewDeviceError {
 
 /// A device and its MMIO transport.
 ///
-/// The owner shares it as `Arc<Mutex<VirtioMmio<…>>>`: the event loop subscribes to it, and vCPU threads
-/// call it for the guest's accesses to the register window. Each queue has an event descriptor that KVM
-/// signals when the guest writes the queue's index to [`VirtioMmio::NOTIFY`].
+/// The owner shares it as `Arc<Mutex<VirtioMmio<…>>>`: the event loop subscribes to it, and vCPU
+/// threads call it for the guest's accesses to the register window. Each queue has an event
+/// descriptor that KVM signals when the guest writes the queue's index to [`VirtioMmio::NOTIFY`].
 ///
-/// A guest may access any register in any order and width, and may write anything to its queues. Invalid
-/// accesses are ignored. An invalid queue or request stops the device: the status register then reports
-/// that it needs a reset, a configuration interrupt notifies the guest, and the device does nothing until
-/// the reset.
+/// A guest may access any register in any order and width, and may write anything to its queues.
+/// Invalid accesses are ignored. An invalid queue or request stops the device: the status register
+/// then reports that it needs a reset, a configuration interrupt notifies the guest, and the device
+/// does nothing until the reset.
 ///
-/// A restore calls [`VirtioMmio::restore`] before the vCPUs run, then [`VirtioMmio::kick_all`] once the
-/// interrupt is connected.
+/// A restore calls [`VirtioMmio::restore`] before the vCPUs run, then [`VirtioMmio::kick_all`] once
+/// the interrupt is connected.
 #[derive(Debug)]
 pub(crate) struct VirtioMmio<D: VirtioDevice + ?Sized = dyn VirtioDevice> {
     mem: GuestView,
@@ -185,8 +185,8 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
         }
     }
 
-    /// Serves every queue as after a notification, and raises an interrupt again that the guest has not
-    /// acknowledged: a snapshot contains no notifications and interrupts in flight.
+    /// Serves every queue as after a notification, and raises an interrupt again that the guest has
+    /// not acknowledged: a snapshot contains no notifications and interrupts in flight.
     pub(crate) fn kick_all(&mut self) {
         for queue in 0..self.queues.len() {
             self.turn(|device, context| device.process_queue(queue, context));
@@ -275,8 +275,8 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
             | VIRTIO_MMIO_SHM_LEN_HIGH
             | VIRTIO_MMIO_SHM_BASE_LOW
             | VIRTIO_MMIO_SHM_BASE_HIGH => u32::MAX,
-            // Write-only registers, those of legacy devices, and the configuration's generation: only the
-            // driver changes the configuration.
+            // Write-only registers, those of legacy devices, and the configuration's generation:
+            // only the driver changes the configuration.
             _ => 0,
         }
     }
@@ -316,8 +316,8 @@ impl<D: VirtioDevice + ?Sized> VirtioMmio<D> {
         index(self.queue_sel).and_then(|index| self.queues.get(index))
     }
 
-    /// Sets a register of the selected queue. The driver may do so between feature negotiation and start,
-    /// while the queue is not ready (4.2.3.2).
+    /// Sets a register of the selected queue. The driver may do so between feature negotiation and
+    /// start, while the queue is not ready (4.2.3.2).
     fn set_up_queue(&mut self, offset: u32, value: u32) {
         let phase = VIRTIO_CONFIG_S_FEATURES_OK | VIRTIO_CONFIG_S_DRIVER_OK;
         if self.status & (phase | VIRTIO_CONFIG_S_NEEDS_RESET) != VIRTIO_CONFIG_S_FEATURES_OK {

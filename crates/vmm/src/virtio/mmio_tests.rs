@@ -16,13 +16,13 @@ const CONFIG_INTERRUPT: u32 = 2;
 const QUEUE_INTERRUPT: u32 = 1;
 const FEATURE: u64 = 1 << 3;
 
-/// A device with two queues: it answers what it reads, backwards.
+/// A device with two queues, which returns the bytes that it reads in reverse order.
 #[derive(Debug, Default)]
 struct Mirror {
     config: [u8; 6],
     resets: usize,
     served: usize,
-    /// After each chain, pretends that a hostile guest makes this many more available.
+    /// After each chain, acts as a hostile guest that makes this many more available.
     refill: u16,
 }
 
@@ -99,16 +99,16 @@ fn a_driver_recognises_the_device() {
 }
 
 #[test]
-fn features_are_negotiated_in_two_windows() {
+fn features_are_negotiated_in_two_halves() {
     let mut guest = Guest::new(Mirror::default());
     assert_eq!(guest.offered(), FEATURE | EVENT_IDX | VERSION_1);
     guest.set(0x14, 2);
-    assert_eq!(guest.get(0x10), 0, "there are only 64 features");
+    assert_eq!(guest.get(0x10), 0, "there are 64 feature bits");
 
     guest.set(STATUS, ACKNOWLEDGE);
     guest.accept(FEATURE | VERSION_1);
     guest.set(STATUS, ACKNOWLEDGE | DRIVER | FEATURES_OK);
-    assert_eq!(guest.get(STATUS), ACKNOWLEDGE | DRIVER, "what came before DRIVER does not count");
+    assert_eq!(guest.get(STATUS), ACKNOWLEDGE | DRIVER, "features before DRIVER are ignored");
 
     for refused in [FEATURE, VERSION_1 | 1 << 40, 0, u64::MAX] {
         guest.accept(refused);
@@ -121,11 +121,11 @@ fn features_are_negotiated_in_two_windows() {
 
     guest.accept(u64::MAX);
     guest.set(STATUS, ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK);
-    assert_eq!(guest.transport().save().driver_features, VERSION_1, "too late to change");
+    assert_eq!(guest.transport().save().driver_features, VERSION_1, "features are final");
 }
 
 #[test]
-fn steps_of_initialisation_keep_their_order() {
+fn initialisation_steps_are_accepted_in_order_only() {
     let mut guest = Guest::new(Mirror::default());
     for early in [DRIVER, DRIVER_OK, FEATURES_OK | DRIVER_OK] {
         guest.set(STATUS, early);
@@ -134,13 +134,13 @@ fn steps_of_initialisation_keep_their_order() {
     guest.set(STATUS, ACKNOWLEDGE | DRIVER_OK);
     assert_eq!(guest.get(STATUS), ACKNOWLEDGE);
     guest.set(STATUS, DRIVER);
-    assert_eq!(guest.get(STATUS), ACKNOWLEDGE, "only a reset takes bits away");
+    assert_eq!(guest.get(STATUS), ACKNOWLEDGE, "only a reset clears bits");
     guest.set(STATUS, 0);
     assert_eq!(guest.get(STATUS), 0);
 }
 
 #[test]
-fn a_request_is_answered_and_interrupts_once() {
+fn a_request_is_served_and_raises_one_interrupt() {
     for without in [0, EVENT_IDX] {
         let mut guest = Guest::started_without(Mirror::default(), without);
         assert_eq!(guest.request(0, &[b"ab", b"cde"], &[3, 8]), b"edcba");
@@ -167,8 +167,8 @@ fn event_indices_save_notifications_and_interrupts() {
     }
     guest.kick(0);
     assert_eq!(guest.notifications, 1);
-    assert_eq!(guest.interrupts(), 1, "four answers, one interrupt");
-    // The driver has not looked at its used ring since, so it does not want to hear of more.
+    assert_eq!(guest.interrupts(), 1, "four requests, one interrupt");
+    // The driver has not read its used ring since, so it gets no further interrupt.
     for _ in 0..4 {
         guest.add(0, &[b"x"], &[1]);
         guest.kick(0);
@@ -178,10 +178,10 @@ fn event_indices_save_notifications_and_interrupts() {
 }
 
 #[test]
-fn queues_are_set_up_in_their_phase_only() {
+fn queues_are_set_up_only_after_feature_negotiation() {
     let mut guest = Guest::new(Mirror::default());
     guest.set(0x44, 1);
-    assert_eq!(guest.get(0x44), 0, "before features");
+    assert_eq!(guest.get(0x44), 0, "before the negotiation");
     guest.negotiate(0);
     guest.set(0x30, 7);
     guest.set(0x44, 1);
@@ -189,14 +189,14 @@ fn queues_are_set_up_in_their_phase_only() {
     guest.set_up_queues();
     guest.set(0x30, 0);
     guest.set(0x38, 2);
-    assert_eq!(guest.transport().save().queues[0].size, 16, "it is ready, and stays as it is");
+    assert_eq!(guest.transport().save().queues[0].size, 16, "a ready queue does not change");
     guest.set(STATUS, guest.get(STATUS) | DRIVER_OK);
     guest.set(0x44, 0);
     assert_eq!(guest.get(0x44), 1, "after the start");
 }
 
 #[test]
-fn a_queue_that_cannot_be_stops_the_device() {
+fn an_invalid_queue_size_stops_the_device() {
     let bad: [(u64, u32); 8] = [
         (0x38, 0),
         (0x38, 3),
@@ -220,7 +220,7 @@ fn a_queue_that_cannot_be_stops_the_device() {
 }
 
 #[test]
-fn a_queue_outside_of_memory_is_found_at_the_start() {
+fn a_queue_outside_guest_memory_stops_the_device_at_its_start() {
     let mut guest = Guest::new(Mirror::default());
     guest.negotiate(0);
     guest.set(0x30, 0);
@@ -233,13 +233,13 @@ fn a_queue_outside_of_memory_is_found_at_the_start() {
 }
 
 #[test]
-fn a_bad_request_stops_the_device_until_a_reset() {
+fn an_invalid_request_stops_the_device_until_a_reset() {
     let mut guest = Guest::started(Mirror::default());
     guest.add(0, &[b"fine"], &[4]);
     guest.add(0, &[b"no room for an answer"], &[4]);
     guest.add(0, &[b"fine"], &[4]);
     guest.kick(0);
-    assert_eq!(guest.used(0).unwrap().data, b"enif", "what came before it is answered");
+    assert_eq!(guest.used(0).unwrap().data, b"enif", "earlier requests are served");
     assert_eq!(guest.used(0), None);
     assert_eq!(guest.get(STATUS) & NEEDS_RESET, NEEDS_RESET);
     assert_eq!(guest.get(0x60) & CONFIG_INTERRUPT, CONFIG_INTERRUPT);
@@ -267,7 +267,7 @@ fn a_bad_request_stops_the_device_until_a_reset() {
 }
 
 #[test]
-fn heads_and_indices_that_cannot_be_stop_the_device() {
+fn invalid_heads_and_indices_stop_the_device() {
     let mut guest = Guest::started(Mirror::default());
     guest.offer(0, 16);
     guest.kick(0);
@@ -309,12 +309,12 @@ fn nothing_is_served_before_the_start() {
 }
 
 #[test]
-fn a_queue_that_is_refilled_without_end_does_not_keep_the_event_loop() {
+fn a_queue_that_is_refilled_continuously_does_not_block_the_event_loop() {
     let mut guest = Guest::started(Mirror { refill: 1, ..Mirror::default() });
     guest.add(0, &[b"x"], &[1]);
     guest.set(0x50, 0);
     for round in 1..=5 {
-        assert_eq!(guest.run_once(), 1, "it asks for another turn");
+        assert_eq!(guest.run_once(), 1, "another turn is due");
         assert_eq!(guest.transport().device().served, 16 * round);
     }
 }
@@ -323,7 +323,7 @@ fn a_queue_that_is_refilled_without_end_does_not_keep_the_event_loop() {
 fn many_bytes_take_several_turns() {
     let mut guest = Guest::started(Mirror::default());
     for _ in 0..3 {
-        // The same 16 MiB, read and answered over themselves: their content does not matter.
+        // The same 16 MiB is read and written; the content does not matter.
         guest.add_raw(0, &[(0x20_0000, 0xd0_0000, 0), (0x20_0000, 0xd0_0000, 2)]);
     }
     guest.set(0x50, 0);
@@ -334,7 +334,7 @@ fn many_bytes_take_several_turns() {
 }
 
 #[test]
-fn configuration_is_read_and_written_in_any_width() {
+fn configuration_space_allows_any_access_width() {
     let mut guest = Guest::new(Mirror::default());
     guest.transport().write(0x101, &[1, 2, 3]);
     guest.transport().write(0x105, &[9, 9, 9, 9]);
@@ -356,7 +356,7 @@ fn requests_in_flight_are_served_after_a_restore() {
         let mut guest = Guest::started_without(Mirror::default(), without);
         assert_eq!(guest.request(0, &[b"before"], &[6]), b"erofeb");
         guest.set(0x64, QUEUE_INTERRUPT);
-        // Made available and never notified of: the notification is lost with the monitor.
+        // Made available without a notification, which is lost with the monitor.
         guest.add(0, &[b"one"], &[3]);
         guest.add(1, &[b"two"], &[3]);
         let state = guest.save();
@@ -370,7 +370,7 @@ fn requests_in_flight_are_served_after_a_restore() {
 }
 
 #[test]
-fn an_interrupt_that_was_not_acknowledged_is_repeated() {
+fn an_unacknowledged_interrupt_is_raised_again_after_a_restore() {
     let mut guest = Guest::started(Mirror::default());
     guest.request(0, &[b"x"], &[1]);
     let state = guest.save();
@@ -383,7 +383,7 @@ fn an_interrupt_that_was_not_acknowledged_is_repeated() {
 }
 
 #[test]
-fn a_device_that_needs_a_reset_still_does_after_a_restore() {
+fn a_restored_device_still_needs_its_reset() {
     let mut guest = Guest::started(Mirror::default());
     guest.offer(0, 99);
     guest.kick(0);
@@ -395,7 +395,7 @@ fn a_device_that_needs_a_reset_still_does_after_a_restore() {
 }
 
 #[test]
-fn states_that_cannot_be_are_refused() {
+fn invalid_states_are_refused() {
     let guest = Guest::started(Mirror::default());
     let good = guest.save();
     let refused = |change: &dyn Fn(&mut TransportState)| {
@@ -435,7 +435,7 @@ fn states_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn devices_of_all_kinds_go_into_one_list() {
+fn transports_of_different_devices_share_one_type() {
     let guest = Guest::new(Mirror::default());
     let interrupt = guest.interrupt.try_clone().unwrap();
     let transport = VirtioMmio::new(Mirror::default(), guest.mem.clone(), interrupt).unwrap();
@@ -444,7 +444,7 @@ fn devices_of_all_kinds_go_into_one_list() {
 }
 
 proptest! {
-    /// Any accesses at all: no panic, and whatever state they lead to can be saved and restored.
+    /// After any accesses the state can be saved and restored, and nothing panics.
     #[test]
     fn registers_take_anything(
         accesses in prop::collection::vec(

@@ -1,9 +1,10 @@
 //! Virtio devices over MMIO: block, vsock, entropy, balloon.
 //!
-//! Virtio 1.2, modern devices only. [`VirtioMmio`] is one device behind its register window. It owns the
-//! device's queues. A mutex shares it between the vCPU threads (registers) and the event loop (queues,
-//! sockets). Guests are hostile: [`VirtioMmio`] describes what happens if one violates the
-//! specification. `docs/reference/devices.md` lists the offered features with their reasons.
+//! Virtio 1.2, modern devices only. [`VirtioMmio`] is one device behind its register window. It
+//! owns the device's queues. A mutex shares it between the vCPU threads (registers) and the event
+//! loop (queues, sockets). Guests are hostile: [`VirtioMmio`] describes what happens if one
+//! violates the specification. `docs/reference/devices.md` lists the offered features with their
+//! reasons.
 
 mod balloon;
 mod block;

@@ -17,9 +17,9 @@ const BYTES_PER_TURN: u64 = 32 << 20;
 
 /// A split virtqueue (virtio 1.2, 2.7).
 ///
-/// A turn of the device takes at most as many chains as the queue has descriptors, and stops soon after
-/// 32 MiB of buffers, so that a guest that keeps refilling its queue cannot block the event loop. A later
-/// turn takes the rest.
+/// A turn of the device takes at most as many chains as the queue has descriptors, and stops soon
+/// after 32 MiB of buffers, so that a guest that keeps refilling its queue cannot block the event
+/// loop. A later turn takes the rest.
 #[derive(Debug)]
 pub(crate) struct VirtQueue {
     index: u16,
@@ -94,8 +94,8 @@ impl VirtQueue {
         self.queue.needs_notification(mem).map_err(|error| self.ring_error(error))
     }
 
-    /// The driver's next request; `None` if there is none or the turn's limit is reached. If there is
-    /// none, the driver will notify the device of the next one.
+    /// The driver's next request; `None` if there is none or the turn's limit is reached. If there
+    /// is none, the driver will notify the device of the next one.
     ///
     /// # Errors
     /// The queue or the request is invalid.
@@ -103,8 +103,8 @@ impl VirtQueue {
         if !self.enabled {
             return Ok(None);
         }
-        // The second check finds a request that arrived while notifications were being enabled. There is
-        // no third check, because the guest can change the ring's index at any time.
+        // The second check finds a request that arrived while notifications were being enabled.
+        // There is no third check, because the guest can change the ring's index at any time.
         for _ in 0..2 {
             if self.chains_left == 0 || self.bytes_left == 0 {
                 break;
@@ -175,8 +175,8 @@ impl VirtQueue {
                 .map(|_| ())
                 .map_err(|error| self.ring_error(error));
         }
-        // virtio_queue supports this only for the request after the last one taken. `avail_event` follows
-        // the used ring: virtio 1.2, 2.7.8.
+        // virtio_queue supports this only for the request after the last one taken. `avail_event`
+        // follows the used ring: virtio 1.2, 2.7.8.
         let offset = 4 + 8 * u64::from(self.queue.size());
         let addr = GuestAddress(self.queue.used_ring().saturating_add(offset));
         mem.store(after.to_le(), addr, Ordering::SeqCst)

@@ -8,12 +8,12 @@ use super::error::{DeviceError, RestoreDeviceError};
 use super::state::DeviceState;
 
 const QUEUE_SIZE: u16 = 64;
-/// The most bytes for one request, to limit the monitor's work. A driver requests the rest again. Linux
-/// requests 64 bytes at a time.
+/// The most bytes for one request, to limit the monitor's work. A driver requests the rest again.
+/// Linux requests 64 bytes at a time.
 const MAX_BYTES: usize = 4096;
 
-/// Random bytes of the host for the guest. They never come from a snapshot: a request that is pending at a
-/// freeze gets new bytes after each thaw.
+/// Random bytes of the host for the guest. They never come from a snapshot: a request that is
+/// pending at a freeze gets new bytes after each thaw.
 #[derive(Debug, Default)]
 pub(crate) struct Rng {}
 

@@ -9,12 +9,12 @@ fn buffers_are_filled_with_random_bytes() {
     let second = guest.request(0, &[], &[40, 24]);
     assert_eq!((first.len(), second.len()), (64, 64));
     assert_ne!(first, second);
-    // Sixteen zeros in a row do not happen by chance.
+    // Sixteen consecutive zeros do not occur by chance.
     assert!(second.chunks(16).all(|part| part != [0; 16]));
 }
 
 #[test]
-fn one_request_gets_a_page_at_most() {
+fn one_request_gets_at_most_a_page() {
     let mut guest = Guest::started(Rng::new());
     assert_eq!(guest.request(0, &[], &[8192, 8192]).len(), 4096);
     assert_eq!(guest.request(0, &[b"not for reading"], &[]).len(), 0);
@@ -22,7 +22,7 @@ fn one_request_gets_a_page_at_most() {
 }
 
 #[test]
-fn a_request_that_waits_through_a_freeze_gets_other_bytes_in_every_clone() {
+fn a_request_that_is_pending_at_a_freeze_gets_other_bytes_in_each_clone() {
     let mut guest = Guest::started(Rng::new());
     guest.add(0, &[], &[32]);
     let state = guest.save();
@@ -35,7 +35,7 @@ fn a_request_that_waits_through_a_freeze_gets_other_bytes_in_every_clone() {
 }
 
 #[test]
-fn another_device_s_state_is_refused() {
+fn the_state_of_another_device_is_refused() {
     let other = DeviceState::Balloon(BalloonState { actual: 0, poison: 0 });
     let result = Rng::new().restore(&other, true);
     assert!(matches!(result, Err(RestoreDeviceError::OtherDevice { id: 4 })));

@@ -1,6 +1,7 @@
-//! A guest's driver, for tests: it sets a device up by its registers and shares real rings with it.
+//! A guest's driver, for tests: it sets up a device with its registers and shares real rings with
+//! it.
 //!
-//! `virtio_queue`'s own mock cannot wrap its rings around and knows no event indices.
+//! The mock of `virtio_queue` supports neither rings that wrap around nor event indices.
 
 use std::sync::Arc;
 
@@ -16,12 +17,12 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use super::{TransportState, VirtioDevice, VirtioMmio};
 use crate::subscriber::Subscriber;
 
-/// Guest memory is `[0, 16 MiB)` and, behind a hole, `[32 MiB, 33 MiB)`.
+/// Guest memory is `[0, 16 MiB)` and, after a hole, `[32 MiB, 33 MiB)`.
 pub(super) const HIGH: u64 = 32 << 20;
 pub(super) const HIGH_LEN: u64 = 1 << 20;
-/// Every descriptor has a buffer of its own.
+/// Every descriptor has its own buffer.
 pub(super) const BUFFER: u64 = 8192;
-/// Rings of queue `n` are at `n * RINGS`, buffers from `BUFFERS` on.
+/// Rings of queue `n` are at `n * RINGS`, buffers start at `BUFFERS`.
 const RINGS: u64 = 0x1_0000;
 const BUFFERS: u64 = 0x10_0000;
 
@@ -54,7 +55,7 @@ pub(super) fn memory_of(ranges: &[(u64, u64)]) -> GuestView {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Used {
     pub(super) head: u16,
-    /// What the device wrote into the writable buffers.
+    /// The bytes that the device wrote to the writable buffers.
     pub(super) data: Vec<u8>,
 }
 
@@ -65,12 +66,12 @@ pub(super) struct Ring {
     pub(super) base: u64,
     buffers: u64,
     free: Vec<u16>,
-    /// Descriptors of each chain under way, by its head.
+    /// Descriptors of each chain in flight, by its head.
     chains: Vec<Vec<(u64, u32, u16)>>,
     indices: Vec<Vec<u16>>,
     avail: u16,
     seen: u16,
-    /// Value of the available index when the driver last looked whether to notify.
+    /// The available index when the driver last checked whether to notify.
     kicked: u16,
 }
 
@@ -113,12 +114,12 @@ pub(super) struct Guest<D: VirtioDevice> {
 }
 
 impl<D: VirtioDevice + 'static> Guest<D> {
-    /// A guest whose driver has not touched `device`.
+    /// A guest whose driver has not accessed `device`.
     pub(super) fn new(device: D) -> Self {
         Self::with_memory(device, memory())
     }
 
-    /// The same over other memory.
+    /// The same with other memory.
     pub(super) fn with_memory(device: D, mem: GuestView) -> Self {
         let interrupt = EventFd::new(EFD_NONBLOCK).unwrap();
         let rings =
@@ -131,7 +132,7 @@ impl<D: VirtioDevice + 'static> Guest<D> {
         Self { mem, interrupt, rings, notifications: 0, features: 0, transport, events }
     }
 
-    /// A guest whose driver has started `device`, with all features that it offers but `without`.
+    /// A guest whose driver has started `device`, with all offered features except `without`.
     pub(super) fn started_without(device: D, without: u64) -> Self {
         let mut guest = Self::new(device);
         guest.start(without);
@@ -149,7 +150,7 @@ impl<D: VirtioDevice + 'static> Guest<D> {
         Self::started_without(device, 0)
     }
 
-    /// Up to FEATURES_OK.
+    /// Initialises the device up to FEATURES_OK.
     pub(super) fn negotiate(&mut self, without: u64) {
         self.set(STATUS, ACKNOWLEDGE);
         self.set(STATUS, ACKNOWLEDGE | DRIVER);
@@ -189,7 +190,7 @@ impl<D: VirtioDevice + 'static> Guest<D> {
         }
     }
 
-    /// The same, ignoring that the device may not accept it.
+    /// The same, without a check that the device accepts it.
     pub(super) fn set_up_queues_if_possible(&mut self) {
         for index in 0..self.rings.len() {
             self.set(0x30, u32::try_from(index).unwrap());
@@ -197,7 +198,7 @@ impl<D: VirtioDevice + 'static> Guest<D> {
         }
     }
 
-    /// Begins anew with empty rings, as a driver does after a reset.
+    /// Starts again with empty rings, as a driver does after a reset.
     pub(super) fn forget_rings(&mut self) {
         self.rings =
             (0..).zip(&self.rings).map(|(index, ring)| Ring::new(index, ring.size)).collect();
@@ -239,7 +240,7 @@ impl<D: VirtioDevice + 'static> Guest<D> {
         head
     }
 
-    /// Puts `head` into the available ring, whatever it is.
+    /// Puts `head` into the available ring, valid or not.
     pub(super) fn offer(&mut self, queue: usize, head: u16) {
         let ring = &mut self.rings[queue];
         let slot = ring.avail_ring() + 4 + 2 * u64::from(ring.avail % ring.size);
@@ -271,7 +272,7 @@ impl<D: VirtioDevice + 'static> Guest<D> {
         self.add_raw(queue, &descriptors)
     }
 
-    /// Notifies the device if it wants to be, as Linux would, and lets the event loop work.
+    /// Notifies the device if it requires a notification, as Linux does, and runs the event loop.
     pub(super) fn kick(&mut self, queue: usize) {
         let ring = &mut self.rings[queue];
         let (old, new) = (ring.kicked, ring.avail);
@@ -291,7 +292,7 @@ impl<D: VirtioDevice + 'static> Guest<D> {
         self.run();
     }
 
-    /// Lets the event loop work until it has nothing to do.
+    /// Runs the event loop until it has no events.
     pub(super) fn run(&mut self) {
         while self.events.run_with_timeout(0).unwrap() > 0 {}
     }
@@ -301,7 +302,7 @@ impl<D: VirtioDevice + 'static> Guest<D> {
         self.events.run_with_timeout(0).unwrap()
     }
 
-    /// The next chain that the device has used, and the bytes that it claims to have written.
+    /// The next chain that the device has used, and the number of bytes that it reports as written.
     fn used_entry(&mut self, queue: usize) -> Option<(u16, u32)> {
         let ring = &mut self.rings[queue];
         let index: u16 = self.mem.read_obj(GuestAddress(ring.used_ring() + 2)).unwrap();
@@ -312,19 +313,19 @@ impl<D: VirtioDevice + 'static> Guest<D> {
         let id: u32 = self.mem.read_obj(GuestAddress(entry)).unwrap();
         let len: u32 = self.mem.read_obj(GuestAddress(entry + 4)).unwrap();
         ring.seen = ring.seen.wrapping_add(1);
-        // Asks for an interrupt after the next one.
+        // Requests an interrupt after the next one.
         let event = ring.avail_ring() + 4 + 2 * u64::from(ring.size);
         self.mem.write_obj(ring.seen, GuestAddress(event)).unwrap();
 
         let head = u16::try_from(id).unwrap();
         let mut indices = std::mem::take(&mut ring.indices[usize::from(head)]);
-        assert!(!indices.is_empty(), "used, but never made available: {head}");
+        assert!(!indices.is_empty(), "used without being available: {head}");
         indices.reverse();
         ring.free.append(&mut indices);
         Some((head, len))
     }
 
-    /// As [`Guest::used`], for chains whose buffers are none.
+    /// Like [`Guest::used`], for chains with invalid buffers.
     pub(super) fn used_len(&mut self, queue: usize) -> Option<u32> {
         self.used_entry(queue).map(|(_, len)| len)
     }
@@ -342,11 +343,15 @@ impl<D: VirtioDevice + 'static> Guest<D> {
             self.mem.read_slice(&mut part, GuestAddress(*addr)).unwrap();
             data.extend(part);
         }
-        assert_eq!(data.len(), usize::try_from(len).unwrap(), "more written than there is room");
+        assert_eq!(
+            data.len(),
+            usize::try_from(len).unwrap(),
+            "more bytes written than the buffers have"
+        );
         Some(Used { head, data })
     }
 
-    /// Sends one chain and expects it back at once.
+    /// Sends one chain, which the device must use at once.
     pub(super) fn request(
         &mut self,
         queue: usize,
@@ -355,25 +360,24 @@ impl<D: VirtioDevice + 'static> Guest<D> {
     ) -> Vec<u8> {
         let head = self.add(queue, readable, writable);
         self.kick(queue);
-        let used = self.used(queue).expect("the device answers");
+        let used = self.used(queue).expect("the device uses the chain");
         assert_eq!(used.head, head);
         assert_eq!(self.used(queue), None);
         used.data
     }
 
-    /// Interrupts since the last look.
+    /// Interrupts since the last call.
     pub(super) fn interrupts(&self) -> u64 {
         self.interrupt.read().unwrap_or(0)
     }
 
     pub(super) fn save(&self) -> TransportState {
-        // Through bytes, as in a snapshot.
+        // Encoded and decoded, as in a snapshot.
         let bytes = postcard::to_stdvec(&self.transport().save()).unwrap();
         postcard::from_bytes(&bytes).unwrap()
     }
 
-    /// The guest, thawed with `device` from what it was at `state`. What the device wrote to guest memory since is
-    /// there all the same.
+    /// The guest, thawed with `device` from `state`. Guest memory keeps later writes of the device.
     pub(super) fn restored(&self, device: D, state: &TransportState) -> Self {
         let mut guest = Self::with_memory(device, self.mem.clone());
         guest.rings.clone_from(&self.rings);

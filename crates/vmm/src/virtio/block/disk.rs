@@ -176,8 +176,8 @@ impl Place<'_> {
     }
 }
 
-/// A disk that the guest writes to without changing its base. Changed clusters of 4 KiB are in a sparse
-/// unlinked file, which the kernel removes when the monitor ends.
+/// A disk that the guest writes to without changing its base. Changed clusters of 4 KiB are in a
+/// sparse unlinked file, which the kernel removes when the monitor ends.
 #[derive(Debug)]
 pub(crate) struct OverlayDisk {
     base: Base,
@@ -188,8 +188,9 @@ pub(crate) struct OverlayDisk {
 }
 
 impl OverlayDisk {
-    /// A writable disk with the content of `base`. Writes of the guest go to an unlinked file in the open
-    /// directory `scratch`, or to memory where there is no directory or its file system has no unlinked files.
+    /// A writable disk with the content of `base`. Writes of the guest go to an unlinked file in
+    /// the open directory `scratch`, or to memory where there is no directory or its file system
+    /// has no unlinked files.
     ///
     /// # Errors
     /// See [`OpenDiskError`].
@@ -246,7 +247,8 @@ impl OverlayDisk {
         }
     }
 
-    /// The location of the byte at `offset`, and how many of the `len` bytes from there it contains.
+    /// The location of the byte at `offset`, and how many of the `len` bytes from there it
+    /// contains.
     pub(super) fn extent(&self, offset: u64, len: u64) -> (Place<'_>, u64) {
         let changed = self.is_changed(offset / CLUSTER);
         let mut end = (offset / CLUSTER + 1) * CLUSTER;
@@ -303,8 +305,8 @@ impl OverlayDisk {
         Ok(())
     }
 
-    /// How many of the `len` bytes at `offset` to write next, and whether they are complete clusters: as
-    /// many complete clusters as possible, or a part of one cluster.
+    /// How many of the `len` bytes at `offset` to write next, and whether they are complete
+    /// clusters: as many complete clusters as possible, or a part of one cluster.
     fn split(&self, offset: u64, len: u64) -> (bool, u64) {
         let within = offset % CLUSTER;
         if within != 0 {
@@ -338,7 +340,8 @@ fn place(cluster: u64) -> (usize, u64) {
     (usize::try_from(cluster / 64).unwrap_or(usize::MAX), cluster % 64)
 }
 
-/// An unlinked file in the open directory `scratch`, on a file system that supports holes; in memory otherwise.
+/// An unlinked file in the open directory `scratch`, on a file system that supports holes; in
+/// memory otherwise.
 fn unlinked_file(scratch: Option<BorrowedFd<'_>>) -> Result<File, Errno> {
     let memory_file = || memfd_create("firn-overlay", MemfdFlags::CLOEXEC).map(File::from);
     let Some(scratch) = scratch else { return memory_file() };
@@ -364,8 +367,9 @@ fn subslice<'a>(slice: &VolatileSlice<'a>, start: u64, len: u64) -> io::Result<V
 /// Fills all of `slice` from `file`, directly into guest memory. The end of the file is an error.
 fn read_volatile_at(file: &File, offset: u64, slice: &VolatileSlice<'_>) -> io::Result<()> {
     transfer(slice, offset, io::ErrorKind::UnexpectedEof, |data, len, offset| {
-        // SAFETY: `data` is valid for writes of `len` bytes: `transfer` takes both from a slice of guest
-        // memory that it holds. Only the kernel accesses the bytes, so concurrent guest writes are fine.
+        // SAFETY: `data` is valid for writes of `len` bytes: `transfer` takes both from a slice of
+        // guest memory that it holds. Only the kernel accesses the bytes, so concurrent guest
+        // writes are fine.
         unsafe { libc::pread64(file.as_raw_fd(), data.cast(), len, offset) }
     })
 }

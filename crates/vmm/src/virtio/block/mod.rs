@@ -22,8 +22,8 @@ const SECTOR: u64 = 512;
 /// Bytes of a disk's name (5.2.6).
 const SERIAL_LEN: usize = 20;
 const QUEUE_SIZE: u16 = 256;
-/// The most data buffers of a request: a chain is not longer than the queue, and two of its descriptors
-/// are the request's header and its status.
+/// The most data buffers of a request: a chain is not longer than the queue, and two of its
+/// descriptors are the request's header and its status.
 const SEG_MAX: u32 = 254;
 /// The most sectors of one segment of a discard or write-zeroes request: 128 MiB.
 const MAX_ZERO_SECTORS: u32 = 1 << 18;

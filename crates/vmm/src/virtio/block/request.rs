@@ -86,7 +86,8 @@ pub(super) fn serve(
             counters.writes += 1;
             counters.bytes_written += bytes;
         }),
-        // Nothing to do: writes exist only as long as the monitor, and a freeze stores and syncs them.
+        // Nothing to do: writes exist only as long as the monitor, and a freeze stores and syncs
+        // them.
         VIRTIO_BLK_T_FLUSH => Ok(()),
         VIRTIO_BLK_T_GET_ID => request.identify(serial),
         VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => request.zero(kind),

@@ -27,7 +27,7 @@ const GET_ID: u32 = 8;
 const DISCARD: u32 = 11;
 const WRITE_ZEROES: u32 = 13;
 
-/// A disk of 64 sectors; each begins with its number.
+/// A disk of 64 sectors. Each starts with its number.
 fn content() -> Vec<u8> {
     (0..64_u8).flat_map(|sector| [vec![sector; 8], vec![0xee; 504]].concat()).collect()
 }
@@ -42,7 +42,7 @@ fn open(path: &Path) -> Result<ReadOnlyDisk, OpenDiskError> {
     ReadOnlyDisk::new(OpenFile::open(path).unwrap())
 }
 
-/// The directory, open, for the guest's writes.
+/// The open directory for the guest's writes.
 fn scratch(dir: &TempDir) -> File {
     File::open(dir.path()).unwrap()
 }
@@ -84,7 +84,7 @@ fn read(guest: &mut Guest<Block>, sector: u64, len: u32) -> Vec<u8> {
     answer
 }
 
-/// All of the disk, as a freeze reads it.
+/// The content of the disk, as a freeze reads it.
 fn flattened(disk: &OverlayDisk) -> Vec<u8> {
     let mut source = disk.content();
     let mut all = vec![0; usize::try_from(source.size().unwrap()).unwrap()];
@@ -106,7 +106,7 @@ fn with_disk<T>(guest: &Guest<Block>, look: impl FnOnce(&OverlayDisk) -> T) -> T
 }
 
 #[test]
-fn features_and_configuration_say_what_the_disk_is() {
+fn features_and_configuration_describe_the_disk() {
     let dir = TempDir::new().unwrap();
     let config = read_only(&dir).config();
     assert_eq!(config[..8], 64_u64.to_le_bytes());
@@ -130,7 +130,7 @@ fn sectors_are_read() {
 }
 
 #[test]
-fn a_request_may_be_cut_anywhere() {
+fn buffers_of_a_request_may_have_any_boundaries() {
     let dir = TempDir::new().unwrap();
     let mut guest = Guest::started(read_only(&dir));
     let header = header(IN, 7);
@@ -144,7 +144,7 @@ fn a_request_may_be_cut_anywhere() {
 }
 
 #[test]
-fn what_is_not_there_is_an_error() {
+fn sectors_beyond_the_end_are_an_error() {
     let dir = TempDir::new().unwrap();
     let mut guest = Guest::started(writable(&dir));
     for (sector, len) in [(64, 512), (63, 1024), (u64::MAX, 512), (u64::MAX / 512, 512), (0, 100)] {
@@ -159,7 +159,7 @@ fn what_is_not_there_is_an_error() {
 }
 
 #[test]
-fn a_read_only_disk_stays_as_it_is() {
+fn a_read_only_disk_does_not_change() {
     let dir = TempDir::new().unwrap();
     let mut guest = Guest::started(read_only(&dir));
     assert_eq!(send(&mut guest, OUT, 0, &[1; 512]), IOERR);
@@ -170,7 +170,7 @@ fn a_read_only_disk_stays_as_it_is() {
 }
 
 #[test]
-fn the_name_is_twenty_bytes() {
+fn the_serial_number_has_twenty_bytes() {
     let dir = TempDir::new().unwrap();
     let mut guest = Guest::started(read_only(&dir));
     let answer = guest.request(0, &[&header(GET_ID, 0)], &[20, 1]);
@@ -193,20 +193,20 @@ fn requests_without_header_or_status_stop_the_device() {
 }
 
 #[test]
-fn a_base_that_shrinks_under_a_running_guest_is_an_error_of_its_reads() {
+fn a_base_that_shrinks_while_the_guest_runs_causes_read_errors() {
     let dir = TempDir::new().unwrap();
     let mut guest = Guest::started(writable(&dir));
     assert_eq!(send(&mut guest, OUT, 40, &[9; 512]), OK);
     File::options().write(true).open(dir.path().join("disk")).unwrap().set_len(8192).unwrap();
     assert_eq!(guest.request(0, &[&header(IN, 20)], &[512, 1]).last(), Some(&IOERR));
-    assert_eq!(send(&mut guest, OUT, 20, &[9; 512]), IOERR, "half a cluster needs its other half");
+    assert_eq!(send(&mut guest, OUT, 20, &[9; 512]), IOERR, "a partial cluster requires the base");
     assert_eq!(read(&mut guest, 40, 512), [9; 512]);
-    assert_eq!(send(&mut guest, OUT, 24, &[8; 4096]), OK, "a whole cluster needs nothing");
+    assert_eq!(send(&mut guest, OUT, 24, &[8; 4096]), OK, "a complete cluster does not");
     assert_eq!(read(&mut guest, 24, 4096), [8; 4096]);
 }
 
 #[test]
-fn writes_change_what_is_read_and_nothing_else() {
+fn writes_change_only_what_the_guest_reads() {
     let dir = TempDir::new().unwrap();
     let mut guest = Guest::started(writable(&dir));
     let mut model = content();
@@ -226,11 +226,11 @@ fn writes_change_what_is_read_and_nothing_else() {
     let counters = guest.transport().device().counters();
     assert_eq!((counters.writes, counters.bytes_written), (5, 512 + 4096 + 8192 + 4096 + 512));
     drop(guest);
-    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "the disk alone is left");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "only the disk is left");
 }
 
 #[test]
-fn discarded_and_zeroed_sectors_read_as_zeros_and_take_no_space() {
+fn discarded_and_zeroed_sectors_read_as_zeros_and_use_no_space() {
     let dir = TempDir::new().unwrap();
     let mut guest = Guest::started(writable(&dir));
     let mut model = content();
@@ -246,14 +246,14 @@ fn discarded_and_zeroed_sectors_read_as_zeros_and_take_no_space() {
     assert_eq!(send(&mut guest, WRITE_ZEROES, 0, &zero_segment(50, 14, 1)), OK);
     zero(&mut model, 50, 14);
     assert_eq!(with_disk(&guest, flattened), model);
-    // Sectors 8 to 31 are three clusters without a byte in any file.
+    // Sectors 8 to 31 are three clusters without data in any file.
     with_disk(&guest, |disk| {
         assert_eq!(disk.content().next_data(8 * 512).unwrap().unwrap().start, 32 * 512);
     });
 }
 
 #[test]
-fn a_hole_among_the_changes_is_a_hole_of_the_disk() {
+fn a_zeroed_cluster_is_a_hole_of_the_disk() {
     let dir = TempDir::new().unwrap();
     let mut guest = Guest::started(writable(&dir));
     assert_eq!(send(&mut guest, DISCARD, 0, &zero_segment(8, 8, 0)), OK);
@@ -261,13 +261,13 @@ fn a_hole_among_the_changes_is_a_hole_of_the_disk() {
     with_disk(&guest, |disk| {
         let mut source = disk.content();
         assert_eq!(source.next_data(0).unwrap(), Some(0..4096));
-        assert_eq!(source.next_data(4096).unwrap(), Some(8192..12288), "the base's");
-        assert_eq!(source.next_data(12288).unwrap(), Some(12288..16384), "the guest's");
+        assert_eq!(source.next_data(4096).unwrap(), Some(8192..12288), "data of the base");
+        assert_eq!(source.next_data(12288).unwrap(), Some(12288..16384), "data of the guest");
     });
 }
 
 #[test]
-fn zeroing_keeps_to_the_limits_that_it_tells() {
+fn zeroing_enforces_the_limits_of_the_configuration() {
     let dir = TempDir::new().unwrap();
     let mut guest = Guest::started(writable(&dir));
     let refused = [
@@ -287,7 +287,7 @@ fn zeroing_keeps_to_the_limits_that_it_tells() {
 }
 
 #[test]
-fn a_disk_that_ends_amid_a_cluster_is_whole() {
+fn a_disk_may_end_within_a_cluster() {
     let dir = TempDir::new().unwrap();
     let mut disk = overlay(&dir, &content()[..9 * 512]);
     let mem = super::super::testing::memory();
@@ -317,7 +317,7 @@ fn a_disk_that_ends_amid_a_cluster_is_whole() {
 }
 
 #[test]
-fn disks_that_cannot_be_are_refused_when_they_are_opened() {
+fn invalid_disks_are_refused() {
     let dir = TempDir::new().unwrap();
     let directory = open(dir.path());
     assert!(matches!(directory, Err(OpenDiskError::Kind { .. })), "{directory:?}");
@@ -335,7 +335,7 @@ fn disks_that_cannot_be_are_refused_when_they_are_opened() {
 }
 
 #[test]
-fn where_there_are_no_nameless_files_memory_serves() {
+fn without_a_scratch_directory_writes_go_to_memory() {
     let dir = TempDir::new().unwrap();
     let base = open(&image(&dir, &content())).unwrap();
     let disk = OverlayDisk::new(base, None).unwrap();
@@ -347,7 +347,7 @@ fn where_there_are_no_nameless_files_memory_serves() {
 }
 
 #[test]
-fn a_sparse_base_is_read_sparsely() {
+fn holes_of_the_base_are_holes_of_the_disk() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("disk");
     let mut file = File::create(&path).unwrap();
@@ -363,13 +363,13 @@ fn a_sparse_base_is_read_sparsely() {
 }
 
 #[test]
-fn what_lies_in_an_extent_is_read_and_written_over() {
+fn content_in_an_extent_is_read_and_overlaid() {
     let dir = TempDir::new().unwrap();
     let bytes: Vec<u8> = (0..200_192_u32).map(|at| (at / 7).to_le_bytes()[0]).collect();
     let base = Arc::new(File::open(image(&dir, &bytes)).unwrap());
     let disk = OverlayDisk::of_extent(base, Some(scratch(&dir).as_fd())).unwrap();
     let mut guest = Guest::started(Block::new(Disk::Overlay(disk), "overlay"));
-    // Longer than what is copied at once, and no multiple of it.
+    // Longer than the unit of copying, and not a multiple of it.
     assert!(read(&mut guest, 1, 6144) == bytes[512..][..6144]);
     assert_eq!(send(&mut guest, OUT, 200, &[9; 512]), OK);
     let expected = [&bytes[..200 * 512], &[9; 512], &bytes[201 * 512..]].concat();
@@ -377,7 +377,7 @@ fn what_lies_in_an_extent_is_read_and_written_over() {
 }
 
 #[test]
-fn a_restore_needs_the_same_disk() {
+fn a_restore_requires_the_same_disk() {
     let dir = TempDir::new().unwrap();
     let guest = Guest::started(writable(&dir));
     let state = guest.save();
@@ -416,10 +416,10 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-    /// An overlay disk behaves as an array of bytes, and its base never changes. Its 61 sectors end amid a
-    /// cluster.
+    /// An overlay disk behaves as an array of bytes, and its base never changes. Its 61 sectors end
+    /// within a cluster.
     #[test]
-    fn an_overlay_disk_is_an_array(steps in prop::collection::vec(step(), 1..40)) {
+    fn an_overlay_disk_behaves_as_an_array(steps in prop::collection::vec(step(), 1..40)) {
         let dir = TempDir::new().unwrap();
         let base = content()[..61 * 512].to_vec();
         let mut guest = Guest::started(Block::new(Disk::Overlay(overlay(&dir, &base)), "x"));

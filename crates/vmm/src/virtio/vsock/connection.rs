@@ -9,8 +9,8 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 
 use super::packet::{Op, SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
 
-/// Bytes from the guest that a connection buffers for a program on the host. The guest never gets more
-/// credit.
+/// Bytes from the guest that a connection buffers for a program on the host. The guest never gets
+/// more credit.
 pub(super) const BUFFER: u32 = 128 << 10;
 
 /// The two ends of a connection.
@@ -44,8 +44,8 @@ enum Phase {
     Lingering,
 }
 
-/// A connection. Its socket is non-blocking. Edge-triggered events set `readable` and `writable`, and a call
-/// that would block clears them.
+/// A connection. Its socket is non-blocking. Edge-triggered events set `readable` and `writable`,
+/// and a call that would block clears them.
 #[derive(Debug)]
 pub(super) struct Connection {
     ports: Ports,
@@ -127,8 +127,8 @@ impl Connection {
         self.phase == Phase::Pending
     }
 
-    /// Whether it can be removed: the program that requested it disconnected before the request was sent, or
-    /// the guest ended it and all data has arrived.
+    /// Whether it can be removed: the program that requested it disconnected before the request was
+    /// sent, or the guest ended it and all data has arrived.
     pub(super) fn is_done(&self) -> bool {
         match self.phase {
             Phase::Pending => self.host_gone,
@@ -137,8 +137,8 @@ impl Connection {
         }
     }
 
-    /// Handles a reset from the guest. Data that the guest sent before a shutdown still arrives: Linux waits at
-    /// most 8 seconds for a slow reader.
+    /// Handles a reset from the guest. Data that the guest sent before a shutdown still arrives:
+    /// Linux waits at most 8 seconds for a slow reader.
     pub(super) fn on_reset(&mut self) {
         if self.guest_shutdown & SHUTDOWN_SEND == 0 {
             self.buffer = VecDeque::new();
@@ -169,8 +169,8 @@ impl Connection {
         }
         self.phase = Phase::Open;
         self.readable = true;
-        // As in Firecracker, the program's next line is the response to its `CONNECT`. A new socket has room
-        // for it.
+        // As in Firecracker, the program's next line is the response to its `CONNECT`. A new socket
+        // has room for it.
         let line = format!("OK {}\n", self.ports.host);
         if send(&self.stream, line.as_bytes(), SendFlags::NOSIGNAL) != Ok(line.len()) {
             self.reset();
@@ -228,8 +228,8 @@ impl Connection {
         }
     }
 
-    /// Sends the buffer to the program on the host, as far as its socket has room, and then the end if the
-    /// guest has ended.
+    /// Sends the buffer to the program on the host, as far as its socket has room, and then the end
+    /// if the guest has ended.
     fn flush(&mut self) {
         while self.writable && !self.host_gone && !self.buffer.is_empty() {
             let (front, _) = self.buffer.as_slices();
@@ -284,8 +284,8 @@ impl Connection {
         send | receive
     }
 
-    /// Whether [`Connection::next_packet`] may return a packet. While `hold` is set, requests for new
-    /// connections are held back.
+    /// Whether [`Connection::next_packet`] may return a packet. While `hold` is set, requests for
+    /// new connections are held back.
     pub(super) fn has_work(&self, hold: bool) -> bool {
         match self.phase {
             Phase::Pending => !hold,
@@ -299,8 +299,8 @@ impl Connection {
         }
     }
 
-    /// The next packet for the guest. A data packet's data, at most `max` bytes, is stored in `data`, which must
-    /// be empty.
+    /// The next packet for the guest. A data packet's data, at most `max` bytes, is stored in
+    /// `data`, which must be empty.
     pub(super) fn next_packet(
         &mut self,
         hold: bool,

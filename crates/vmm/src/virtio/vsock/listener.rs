@@ -34,21 +34,22 @@ pub enum BindVsockError {
     },
 }
 
-/// A unix socket through which programs on the host reach the guest's sockets, as in Firecracker. A program
-/// connects to it, writes `CONNECT <port>\n`, reads `OK <number>\n`, and is then connected to that port of
-/// the guest. A connection of the guest to port P of the host leads to the unix socket at the same path
-/// with `_P` appended.
+/// A unix socket through which programs on the host reach the guest's sockets, as in Firecracker. A
+/// program connects to it, writes `CONNECT <port>\n`, reads `OK <number>\n`, and is then connected
+/// to that port of the guest. A connection of the guest to port P of the host leads to the unix
+/// socket at the same path with `_P` appended.
 #[derive(Debug)]
 pub struct VsockListener {
     listener: UnixListener,
     path: PathBuf,
-    /// Device and inode of the socket that this listener created at `path` and removes when it is dropped.
+    /// Device and inode of the socket that this listener created at `path` and removes when it is
+    /// dropped.
     created: Option<(u64, u64)>,
 }
 
 impl VsockListener {
-    /// Uses a socket that is already bound. `path` is the prefix of the sockets that connections of the
-    /// guest lead to. Dropping the listener removes nothing.
+    /// Uses a socket that is already bound. `path` is the prefix of the sockets that connections of
+    /// the guest lead to. Dropping the listener removes nothing.
     ///
     /// # Errors
     /// The socket cannot be made non-blocking.
@@ -90,8 +91,8 @@ impl VsockListener {
         }
     }
 
-    /// Connects to the program on the host that serves `port` for the guest. It never blocks: a program that
-    /// does not accept is treated as absent.
+    /// Connects to the program on the host that serves `port` for the guest. It never blocks: a
+    /// program that does not accept is treated as absent.
     pub(super) fn connect_out(&self, port: u32) -> Result<OwnedFd, Errno> {
         let mut path = OsString::from(&self.path);
         path.push(format!("_{port}"));

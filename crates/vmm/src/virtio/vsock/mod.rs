@@ -1,4 +1,5 @@
-//! Socket device (virtio 1.2, 5.10): streams between programs on the host and programs in the guest.
+//! Socket device (virtio 1.2, 5.10): streams between programs on the host and programs in the
+//! guest.
 
 mod connection;
 mod listener;
@@ -35,9 +36,9 @@ const TRANSPORT_RESET: [u8; 4] = [0; 4];
 
 /// Streams between host and guest, over a [`VsockListener`].
 ///
-/// Connections do not survive a freeze. A transport reset event (5.10.6.7) makes a restored guest end its
-/// connections; its listening sockets stay. Until then the device requests no new connection, because the
-/// guest would end it too.
+/// Connections do not survive a freeze. A transport reset event (5.10.6.7) makes a restored guest
+/// end its connections; its listening sockets stay. Until then the device requests no new
+/// connection, because the guest would end it too.
 #[derive(Debug)]
 pub(crate) struct Vsock {
     guest_cid: u64,
@@ -52,8 +53,8 @@ enum TransportReset {
     Done,
     /// The event must be sent.
     Due,
-    /// The event was sent when the driver had offered event buffers up to this index. Linux offers the
-    /// buffer again after it has ended its connections.
+    /// The event was sent when the driver had offered event buffers up to this index. Linux offers
+    /// the buffer again after it has ended its connections.
     Sent { offered: u16 },
 }
 

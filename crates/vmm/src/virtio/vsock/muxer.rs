@@ -24,8 +24,8 @@ const EVENTS: usize = 64;
 /// The host's ports of connections from the host, as in Firecracker.
 pub(super) const FIRST_PORT: u32 = 1 << 30;
 const LAST_PORT: u32 = (1 << 31) - 1;
-/// `VMADDR_PORT_ANY`, which no connection has. As the host's port it marks the listener, and programs that
-/// have not named a port of the guest yet.
+/// `VMADDR_PORT_ANY`, which no connection has. As the host's port it marks the listener, and
+/// programs that have not named a port of the guest yet.
 const ANY_PORT: u32 = u32::MAX;
 /// Bytes for a program's first line, of which the longest is `CONNECT 4294967295\n`.
 const LINE_CAPACITY: usize = 32;
@@ -87,8 +87,8 @@ impl Muxer {
         self.next_port
     }
 
-    /// Sets the host's port of the next connection from the host, so that a restored guest does not see a
-    /// pair of ports again.
+    /// Sets the host's port of the next connection from the host, so that a restored guest does not
+    /// see a pair of ports again.
     pub(super) fn set_next_port(&mut self, port: u32) {
         self.next_port = port.clamp(FIRST_PORT, LAST_PORT);
     }
@@ -100,7 +100,8 @@ impl Muxer {
         all.into_iter().for_each(|ports| self.update(ports));
     }
 
-    /// Drops all connections after a reset of the driver, except those that it was not asked for yet.
+    /// Drops all connections after a reset of the driver, except those that it was not asked for
+    /// yet.
     pub(super) fn reset(&mut self) {
         self.connections.retain(|_, connection| connection.is_unknown_to_guest());
         self.resets.clear();
@@ -142,7 +143,8 @@ impl Muxer {
                     self.accepting = false;
                     return;
                 }
-                // Out of file descriptors: the next event, after which one may be free, tries again.
+                // Out of file descriptors: the next event, after which one may be free, tries
+                // again.
                 Err(_) => return,
             }
         }
@@ -167,8 +169,8 @@ impl Muxer {
         }
     }
 
-    /// Reads a program's first line, which names a port of the guest, once the line is complete. `ended` is
-    /// true if the program writes no more.
+    /// Reads a program's first line, which names a port of the guest, once the line is complete.
+    /// `ended` is true if the program writes no more.
     fn read_port(&mut self, number: u32, ended: bool) {
         let Some(stream) = self.pending.get(&number) else { return };
         // Bytes after the line are for the guest and stay in the socket.

@@ -1,4 +1,4 @@
-//! The guest's end of the sockets, scripted.
+//! A scripted guest's side of the sockets.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -14,21 +14,21 @@ use super::{EVENT, RX, TX, Vsock, VsockListener};
 pub(super) const CID: u64 = 3;
 /// The port that the scripted guest listens on.
 pub(super) const PORT: u32 = 1024;
-/// Bytes of a buffer for packets to the guest, as Linux has them.
+/// Bytes of a buffer for packets to the guest, as in Linux.
 pub(super) const RX_BUFFER: u32 = 4096;
-/// Longer than any test takes; only a failure waits for it.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than any test; only a failing test waits for it.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A guest whose driver is a test.
 pub(super) struct Peer {
     pub(super) guest: Guest<Vsock>,
     pub(super) dir: TempDir,
-    /// What the guest tells of its room.
+    /// The size of the guest's buffer.
     pub(super) buf_alloc: u32,
     pub(super) fwd_cnt: u32,
 }
 
-/// A connection, as the guest knows it.
+/// The ports of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ends {
     pub(super) host: u32,
@@ -40,7 +40,7 @@ pub(super) fn device(dir: &TempDir) -> Vsock {
 }
 
 impl Peer {
-    /// Started, with buffers for packets and for events.
+    /// A started guest with buffers for packets and for events.
     pub(super) fn new() -> Self {
         let mut peer = Self::without_buffers();
         peer.fill(64);
@@ -79,12 +79,12 @@ impl Peer {
     /// A program on the host connects.
     pub(super) fn client(&mut self) -> UnixStream {
         let client = UnixStream::connect(self.path()).unwrap();
-        client.set_read_timeout(Some(PATIENCE)).unwrap();
-        client.set_write_timeout(Some(PATIENCE)).unwrap();
+        client.set_read_timeout(Some(TIMEOUT)).unwrap();
+        client.set_write_timeout(Some(TIMEOUT)).unwrap();
         client
     }
 
-    /// A program on the host asks for [`PORT`], and the guest agrees.
+    /// A program on the host requests [`PORT`], and the guest accepts.
     pub(super) fn connect(&mut self) -> (UnixStream, Ends) {
         let mut client = self.client();
         client.write_all(format!("CONNECT {PORT}\n").as_bytes()).unwrap();
@@ -96,7 +96,7 @@ impl Peer {
     }
 
     pub(super) fn expect_request(&mut self) -> Ends {
-        let (header, data) = self.receive().expect("the guest is asked");
+        let (header, data) = self.receive().expect("a request for the guest");
         assert_eq!((header.op, header.dst_port), (Op::Request.number(), PORT));
         assert_eq!((header.src_cid, header.dst_cid, header.kind), (HOST_CID, CID, TYPE_STREAM));
         assert!(data.is_empty());
@@ -130,14 +130,14 @@ impl Peer {
         while self.guest.used(TX).is_some() {}
     }
 
-    /// The next packet, whose buffer goes back to the device.
+    /// The next packet; its buffer is returned to the device.
     pub(super) fn receive(&mut self) -> Option<(Header, Vec<u8>)> {
         let packet = self.take()?;
         self.fill(1);
         Some(packet)
     }
 
-    /// The next packet, whose buffer does not.
+    /// The next packet; its buffer is not returned to the device.
     pub(super) fn take(&mut self) -> Option<(Header, Vec<u8>)> {
         let mut bytes = self.guest.used(RX)?.data;
         let data = bytes.split_off(HEADER_LEN);
@@ -146,7 +146,7 @@ impl Peer {
         Some((header, data))
     }
 
-    /// The next packet is this.
+    /// Checks the next packet, and returns its data.
     pub(super) fn expect(&mut self, ends: Ends, op: Op, flags: u32) -> Vec<u8> {
         let (header, data) = self.receive().unwrap_or_else(|| panic!("a packet {op:?}"));
         assert_eq!(Op::from_number(header.op), Some(op));
@@ -174,14 +174,14 @@ pub(super) fn read_line(client: &mut UnixStream) -> String {
     String::from_utf8(line).unwrap()
 }
 
-/// Nothing more comes: the other side has ended.
+/// Checks that the other side has ended without more data.
 pub(super) fn expect_end(client: &mut UnixStream) {
     let mut rest = Vec::new();
     client.read_to_end(&mut rest).unwrap();
     assert_eq!(rest, b"");
 }
 
-/// Bytes that tell where they belong.
+/// Bytes that depend on their position.
 pub(super) fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| u8::try_from(at * 31 % 251).unwrap()).collect()
 }

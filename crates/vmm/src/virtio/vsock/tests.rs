@@ -40,7 +40,7 @@ fn a_connection_carries_bytes_both_ways() {
 }
 
 #[test]
-fn what_follows_the_first_line_is_for_the_guest() {
+fn bytes_after_the_first_line_are_for_the_guest() {
     let mut peer = Peer::new();
     let mut client = peer.client();
     client.write_all(b"conn").unwrap();
@@ -56,7 +56,7 @@ fn what_follows_the_first_line_is_for_the_guest() {
 }
 
 #[test]
-fn a_first_line_of_another_kind_ends_the_connection() {
+fn an_invalid_first_line_ends_the_connection() {
     let mut peer = Peer::new();
     let lines: [&[u8]; 8] = [
         b"CONNECT\n",
@@ -72,7 +72,7 @@ fn a_first_line_of_another_kind_ends_the_connection() {
         let mut client = peer.client();
         client.write_all(line).unwrap();
         peer.guest.run();
-        // Closed with bytes unread counts as a reset of the connection.
+        // Closing a socket with unread bytes resets the connection.
         let mut rest = Vec::new();
         let end = client.read_to_end(&mut rest);
         assert!(rest.is_empty(), "{line:?} {end:?}");
@@ -93,7 +93,7 @@ fn a_guest_that_does_not_listen_ends_the_connection() {
     assert_eq!(peer.connections(), 0);
 }
 
-/// Sends `data` from the guest as far as it is allowed to, `read` telling how much credit has come.
+/// Sends `data` from the guest as far as its credit allows; `read` consumes data on the host.
 struct Sender {
     data: Vec<u8>,
     sent: usize,
@@ -116,7 +116,7 @@ impl Sender {
 }
 
 #[test]
-fn megabytes_go_both_ways_through_little_room() {
+fn megabytes_pass_both_ways_through_small_buffers() {
     const LEN: usize = 3 << 20;
     let mut peer = Peer::new();
     peer.buf_alloc = 10_000;
@@ -146,7 +146,7 @@ fn megabytes_go_both_ways_through_little_room() {
         };
         received.extend(data);
         let outstanding = received.len() - usize::try_from(peer.fwd_cnt).unwrap();
-        assert!(outstanding <= 10_000, "never more than the guest has room for");
+        assert!(outstanding <= 10_000, "the guest's credit is exceeded");
         ended |= header.op == Op::Shutdown.number() && header.flags & SHUTDOWN_SEND != 0;
         if outstanding >= 7_000 {
             peer.fwd_cnt = u32::try_from(received.len()).unwrap();
@@ -168,7 +168,7 @@ fn megabytes_go_both_ways_through_little_room() {
 }
 
 #[test]
-fn the_guest_is_asked_for_room_once() {
+fn credit_is_requested_once() {
     let mut peer = Peer::new();
     peer.buf_alloc = 3;
     let (mut client, ends) = peer.connect();
@@ -182,7 +182,7 @@ fn the_guest_is_asked_for_room_once() {
     peer.send(ends, Op::CreditUpdate, 0, &[]);
     assert_eq!(peer.expect(ends, Op::Data, 0), b"de");
     peer.expect(ends, Op::CreditRequest, 0);
-    // More taken than was ever sent: no room, as far as the device can tell.
+    // The guest reports more forwarded bytes than were sent: the device sees no credit.
     peer.fwd_cnt = 1 << 31;
     peer.send(ends, Op::CreditUpdate, 0, &[]);
     peer.expect(ends, Op::CreditRequest, 0);
@@ -192,7 +192,7 @@ fn the_guest_is_asked_for_room_once() {
 }
 
 #[test]
-fn the_device_tells_its_room_when_it_is_asked() {
+fn the_device_answers_a_credit_request() {
     let mut peer = Peer::new();
     let (_client, ends) = peer.connect();
     peer.send(ends, Op::Data, 0, &[1; 1000]);
@@ -204,7 +204,7 @@ fn the_device_tells_its_room_when_it_is_asked() {
 }
 
 #[test]
-fn a_program_that_does_not_read_gets_no_more_than_a_buffer() {
+fn data_for_a_program_that_does_not_read_is_limited_by_the_buffer() {
     let mut peer = Peer::new();
     let (mut client, ends) = peer.connect();
     let mut sender = Sender { data: pattern(4 << 20), sent: 0, allowed: 0 };
@@ -213,14 +213,14 @@ fn a_program_that_does_not_read_gets_no_more_than_a_buffer() {
     while let Some((header, _)) = peer.receive() {
         sender.push(&mut peer, ends, Some(header));
     }
-    // The socket holds something, too, how much is the kernel's business.
+    // The socket also buffers data; the kernel decides how much.
     assert!(sender.sent < sender.data.len());
     peer.send(ends, Op::CreditRequest, 0, &[]);
     let (header, _) = peer.receive().unwrap();
     let forwarded = usize::try_from(header.fwd_cnt).unwrap();
     assert!(sender.sent - forwarded > usize::try_from(BUFFER / 2).unwrap());
 
-    // Once it reads, everything arrives.
+    // When the program reads, all data arrives.
     let expected = sender.data.clone();
     let reader = thread::spawn(move || {
         let mut all = vec![0; expected.len()];
@@ -239,11 +239,11 @@ fn a_program_that_does_not_read_gets_no_more_than_a_buffer() {
 }
 
 #[test]
-fn a_guest_that_sends_more_than_it_may_is_cut_off() {
+fn a_guest_that_exceeds_its_credit_is_disconnected() {
     let mut peer = Peer::new();
     let (mut client, ends) = peer.connect();
     let mut left = usize::try_from(BUFFER).unwrap();
-    // Nobody reads: the socket's own buffer fills up, and then the device's.
+    // The program does not read, so the socket's buffer fills up, and then the device's.
     let mut sent = 0;
     loop {
         peer.send(ends, Op::Data, 0, &[7; 8192]);
@@ -254,7 +254,7 @@ fn a_guest_that_sends_more_than_it_may_is_cut_off() {
             }
             left = usize::try_from(header.fwd_cnt + header.buf_alloc).unwrap();
         }
-        assert!(sent <= left, "what exceeds the room is answered with a reset");
+        assert!(sent <= left, "data beyond the credit causes a reset");
     }
     assert_eq!(peer.connections(), 0);
     let mut rest = Vec::new();
@@ -263,7 +263,7 @@ fn a_guest_that_sends_more_than_it_may_is_cut_off() {
 }
 
 #[test]
-fn a_program_ends_its_half_and_still_hears_the_guest() {
+fn a_program_may_shut_down_its_direction_and_still_receive() {
     let mut peer = Peer::new();
     let (mut client, ends) = peer.connect();
     client.write_all(b"all I have to say").unwrap();
@@ -282,7 +282,7 @@ fn a_program_ends_its_half_and_still_hears_the_guest() {
 }
 
 #[test]
-fn the_guest_ends_its_half_and_still_hears_the_program() {
+fn the_guest_may_shut_down_its_direction_and_still_receive() {
     let mut peer = Peer::new();
     let (mut client, ends) = peer.connect();
     peer.send(ends, Op::Data, 0, b"last words");
@@ -301,11 +301,11 @@ fn the_guest_ends_its_half_and_still_hears_the_program() {
 }
 
 #[test]
-fn a_guest_that_receives_no_more_is_sent_no_more() {
+fn a_guest_that_receives_no_more_gets_no_more_data() {
     let mut peer = Peer::new();
     let (mut client, ends) = peer.connect();
     peer.send(ends, Op::Shutdown, SHUTDOWN_RECEIVE, &[]);
-    let refused = client.write_all(b"anybody there?").unwrap_err();
+    let refused = client.write_all(b"no reader").unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::BrokenPipe);
     peer.guest.run();
     peer.send(ends, Op::Data, 0, b"yes");
@@ -315,7 +315,7 @@ fn a_guest_that_receives_no_more_is_sent_no_more() {
 }
 
 #[test]
-fn what_the_guest_sent_before_its_end_arrives_however_late_it_is_read() {
+fn data_before_a_shutdown_arrives_even_if_it_is_read_late() {
     let mut peer = Peer::new();
     let (mut client, ends) = peer.connect();
     let mut sender = Sender { data: pattern(2 << 20), sent: 0, allowed: 0 };
@@ -326,7 +326,7 @@ fn what_the_guest_sent_before_its_end_arrives_however_late_it_is_read() {
     }
     peer.send(ends, Op::Shutdown, SHUTDOWN_BOTH, &[]);
     peer.expect_nothing();
-    // Linux loses patience after 8 seconds.
+    // Linux resets the connection after 8 seconds.
     peer.send(ends, Op::Reset, 0, &[]);
     let sent = sender.sent;
     let reader = thread::spawn(move || {
@@ -343,7 +343,7 @@ fn what_the_guest_sent_before_its_end_arrives_however_late_it_is_read() {
 }
 
 #[test]
-fn a_reset_without_an_end_drops_what_was_not_read() {
+fn a_reset_without_a_shutdown_drops_unread_data() {
     let mut peer = Peer::new();
     let (client, ends) = peer.connect();
     let mut sender = Sender { data: pattern(2 << 20), sent: 0, allowed: 0 };
@@ -355,9 +355,9 @@ fn a_reset_without_an_end_drops_what_was_not_read() {
 }
 
 #[test]
-fn programs_may_go_away_at_any_time() {
+fn programs_may_disconnect_at_any_time() {
     let mut peer = Peer::new();
-    // Before their first line, amid it, and before the guest is asked.
+    // Before their first line, within it, and before the request is sent.
     drop(peer.client());
     peer.guest.run();
     peer.client().write_all(b"CONN").unwrap();
@@ -365,12 +365,12 @@ fn programs_may_go_away_at_any_time() {
     peer.client().write_all(b"CONNECT 1024\n").unwrap();
     peer.guest.run();
     while let Some((header, _)) = peer.receive() {
-        // Whoever was asked for is also told that it is over.
+        // A request that was sent is followed by a reset.
         assert!([Op::Request.number(), Op::Reset.number()].contains(&header.op));
     }
     assert_eq!(peer.connections(), 0);
 
-    // Before the guest has answered.
+    // Before the guest's response.
     let mut client = peer.client();
     client.write_all(b"CONNECT 1024\n").unwrap();
     peer.guest.run();
@@ -381,7 +381,7 @@ fn programs_may_go_away_at_any_time() {
     peer.send(ends, Op::Response, 0, &[]);
     peer.expect(ends, Op::Reset, 0);
 
-    // Amid a conversation.
+    // While the connection is open.
     let (mut client, ends) = peer.connect();
     client.write_all(b"by the way").unwrap();
     drop(client);
@@ -395,7 +395,7 @@ fn programs_may_go_away_at_any_time() {
 }
 
 #[test]
-fn packets_wait_for_buffers() {
+fn packets_are_queued_until_the_guest_has_buffers() {
     let mut peer = Peer::without_buffers();
     let mut client = peer.client();
     client.write_all(b"CONNECT 1024\nhello").unwrap();
@@ -411,7 +411,7 @@ fn packets_wait_for_buffers() {
 }
 
 #[test]
-fn a_program_that_connects_before_the_driver_starts_is_kept_waiting() {
+fn a_program_that_connects_before_the_driver_starts_waits() {
     let dir = TempDir::new().unwrap();
     let mut guest = Guest::new(device(&dir));
     let mut client = UnixStream::connect(dir.path().join("v")).unwrap();
@@ -426,7 +426,7 @@ fn a_program_that_connects_before_the_driver_starts_is_kept_waiting() {
     let ends = peer.expect_request();
     peer.send(ends, Op::Response, 0, &[]);
     assert_eq!(read_line(&mut client), format!("OK {}\n", ends.host));
-    // But a driver that forgets a connection ends it.
+    // A reset of the driver ends its connections.
     peer.guest.set(STATUS, 0);
     expect_end(&mut client);
 }
@@ -446,14 +446,14 @@ fn a_guest_connects_to_a_program_on_the_host() {
     program.write_all(b"to the guest").unwrap();
     peer.guest.run();
     assert_eq!(peer.expect(ends, Op::Data, 0), b"to the guest");
-    // The same pair of ports again cannot be.
+    // The same pair of ports is refused.
     peer.send(ends, Op::Request, 0, &[]);
     peer.expect(ends, Op::Reset, 0);
     assert_eq!(peer.connections(), 0);
 }
 
 #[test]
-fn a_guest_that_connects_to_nobody_is_refused() {
+fn a_guest_that_connects_to_no_listener_is_refused() {
     let mut peer = Peer::new();
     fs::write(peer.dir.path().join("v_53"), "no socket").unwrap();
     for host in [52, 53, u32::MAX] {
@@ -465,7 +465,7 @@ fn a_guest_that_connects_to_nobody_is_refused() {
 }
 
 #[test]
-fn packets_that_belong_to_nothing_are_answered_with_resets() {
+fn packets_without_a_connection_cause_resets() {
     let mut peer = Peer::new();
     let ends = Ends { host: 1, guest: 2 };
     for op in [Op::Response, Op::Data, Op::Shutdown, Op::CreditUpdate, Op::CreditRequest] {
@@ -484,7 +484,7 @@ fn packets_that_belong_to_nothing_are_answered_with_resets() {
 }
 
 #[test]
-fn packets_out_of_turn_end_a_connection() {
+fn unexpected_packets_end_a_connection() {
     let wrong: [(u16, u32, &[u8]); 4] = [
         (Op::Response.number(), 0, &[]),
         (Op::Request.number(), 0, &[]),
@@ -500,7 +500,7 @@ fn packets_out_of_turn_end_a_connection() {
         expect_end(&mut client);
         assert_eq!(peer.connections(), 0);
     }
-    // Before the guest has agreed, and after it has ended.
+    // Before the guest's response, and after its shutdown.
     for op in [Op::Data, Op::Shutdown] {
         let mut peer = Peer::new();
         let mut client = peer.client();
@@ -518,7 +518,7 @@ fn packets_out_of_turn_end_a_connection() {
 }
 
 #[test]
-fn resets_that_a_guest_provokes_are_not_kept_without_end() {
+fn the_number_of_pending_resets_is_limited() {
     let mut peer = Peer::without_buffers();
     for port in 0..2000 {
         peer.send(Ends { host: 1, guest: port }, Op::Data, 0, &[]);
@@ -532,7 +532,7 @@ fn resets_that_a_guest_provokes_are_not_kept_without_end() {
 }
 
 #[test]
-fn packets_that_are_none_stop_the_device() {
+fn invalid_packets_stop_the_device() {
     let headers = Header::from_bytes(&[0; HEADER_LEN]).to_bytes();
     let mut too_long = headers;
     too_long[24..28].copy_from_slice(&5_u32.to_le_bytes());
@@ -559,7 +559,7 @@ fn packets_that_are_none_stop_the_device() {
 }
 
 #[test]
-fn a_packet_may_be_cut_anywhere() {
+fn buffers_of_a_packet_may_have_any_boundaries() {
     let mut peer = Peer::new();
     let (mut client, ends) = peer.connect();
     let header = peer.header(ends, Op::Data, 0, 5).to_bytes();
@@ -576,7 +576,7 @@ fn a_packet_may_be_cut_anywhere() {
 }
 
 #[test]
-fn a_busy_connection_leaves_room_for_others() {
+fn a_busy_connection_does_not_block_others() {
     let mut peer = Peer::new();
     let (mut busy, busy_ends) = peer.connect();
     let (mut quiet, quiet_ends) = peer.connect();
@@ -597,8 +597,8 @@ fn a_busy_connection_leaves_room_for_others() {
 }
 
 #[test]
-fn there_are_not_more_connections_than_there_may_be() {
-    // Both ends of every connection are in this process.
+fn the_number_of_connections_is_limited() {
+    // This process holds both ends of every connection.
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     setrlimit(Resource::Nofile, limit).unwrap();
@@ -610,7 +610,7 @@ fn there_are_not_more_connections_than_there_may_be() {
         if clients.len() % 2 == 0 {
             clients.push(peer.connect().0);
         } else {
-            // Undecided ones count, too.
+            // Programs that have not named a port count too.
             clients.push(peer.client());
             peer.guest.run();
         }
@@ -626,7 +626,7 @@ fn there_are_not_more_connections_than_there_may_be() {
     peer.guest.run();
     clients.push(peer.connect().0);
 
-    // Those that went away amid their first line take no place.
+    // Programs that disconnected within their first line do not count.
     drop(clients);
     for _ in 0..=MAX_CONNECTIONS {
         peer.client().write_all(b"CONN").unwrap();
@@ -642,7 +642,7 @@ fn there_are_not_more_connections_than_there_may_be() {
 fn connections_end_with_a_thaw_and_listeners_stay() {
     let mut peer = Peer::new();
     let (_client, old) = peer.connect();
-    // On its way to the host when the guest is frozen.
+    // In flight to the host at the freeze.
     let lost = peer.header(old, Op::Data, 0, 4).to_bytes();
     peer.guest.add(TX, &[&lost, b"lost"], &[]);
 
@@ -653,7 +653,7 @@ fn connections_end_with_a_thaw_and_listeners_stay() {
     while thawed.guest.used(TX).is_some() {}
     thawed.expect(old, Op::Reset, 0);
 
-    // Not asked for anything before it has ended its connections.
+    // No request is sent before the guest has ended its connections.
     let mut client = thawed.client();
     client.write_all(b"CONNECT 1024\n").unwrap();
     thawed.guest.run();
@@ -663,17 +663,21 @@ fn connections_end_with_a_thaw_and_listeners_stay() {
     let notifications = thawed.guest.notifications;
     thawed.guest.add(EVENT, &[], &[4]);
     thawed.guest.kick(EVENT);
-    assert_eq!(thawed.guest.notifications, notifications + 1, "the device asked to be told");
+    assert_eq!(
+        thawed.guest.notifications,
+        notifications + 1,
+        "the device requested a notification"
+    );
     let new = thawed.expect_request();
-    assert_ne!(new.host, old.host, "a pair of ports that the guest has not seen");
+    assert_ne!(new.host, old.host, "the pair of ports is new to the guest");
     thawed.send(new, Op::Response, 0, &[]);
     assert_eq!(read_line(&mut client), format!("OK {}\n", new.host));
     client.write_all(b"hello again").unwrap();
     thawed.guest.run();
     assert_eq!(thawed.expect(new, Op::Data, 0), b"hello again");
-    assert_eq!(thawed.guest.used(EVENT), None, "one event is enough");
+    assert_eq!(thawed.guest.used(EVENT), None, "one event is sent");
 
-    // And once more.
+    // A second thaw.
     let mut again = thawed.thawed();
     assert_eq!(again.guest.used(EVENT).unwrap().data, TRANSPORT_RESET);
     again.guest.add(EVENT, &[], &[4]);
@@ -682,7 +686,7 @@ fn connections_end_with_a_thaw_and_listeners_stay() {
 }
 
 #[test]
-fn a_thawed_guest_without_event_buffers_is_told_later() {
+fn a_thawed_guest_without_event_buffers_gets_the_event_later() {
     let mut peer = Peer::without_buffers();
     peer.fill(8);
     let mut thawed = peer.thawed();
@@ -700,7 +704,7 @@ fn a_thawed_guest_without_event_buffers_is_told_later() {
 }
 
 #[test]
-fn a_guest_that_had_not_started_is_told_nothing() {
+fn a_guest_that_had_not_started_gets_no_event() {
     let dir = TempDir::new().unwrap();
     let guest = Guest::new(device(&dir));
     let other = TempDir::new().unwrap();
@@ -717,7 +721,7 @@ fn a_guest_that_had_not_started_is_told_nothing() {
 }
 
 #[test]
-fn the_socket_is_removed_with_its_device_and_nothing_else_is() {
+fn only_the_device_s_own_socket_is_removed() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("v");
     let first = device(&dir);
@@ -730,7 +734,7 @@ fn the_socket_is_removed_with_its_device_and_nothing_else_is() {
 
     let second = device(&dir);
     fs::remove_file(&path).unwrap();
-    fs::write(&path, "somebody else's").unwrap();
+    fs::write(&path, "another file").unwrap();
     drop(second);
     assert!(path.exists());
 
@@ -782,10 +786,10 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
-    /// Whatever programs and guest do, and in whatever order: nothing panics, nothing is stuck, and in the end
-    /// nothing is left.
+    /// For any actions of programs and guest in any order, nothing panics or hangs, and no
+    /// connection is left at the end.
     #[test]
-    fn any_conversation_ends(steps in prop::collection::vec(step(), 1..60)) {
+    fn any_sequence_of_actions_ends(steps in prop::collection::vec(step(), 1..60)) {
         let mut peer = Peer::new();
         let mut clients: Vec<Option<UnixStream>> = vec![None, None, None, None];
         for step in steps {
@@ -797,7 +801,7 @@ proptest! {
                         *place = Some(client);
                     }
                 }
-                // Any of these may fail; what matters is what the device makes of it.
+                // Each action may fail; only the device's behaviour is checked.
                 Step::Write(client, data) => {
                     let _ = clients[client].as_mut().map(|client| client.write(&data));
                 }
