@@ -1,22 +1,26 @@
 #!/bin/sh
-# What zeroing freed pages costs, in instructions (docs/concepts/faasnap.md). In the lab, as root:
-# firn lab run --icount --timeout 3600 --in guest/functions --in lab/sanitising-costs.sh -- sh
-# /in/sanitising-costs.sh For each way one JSON object: millions of instructions of the monitor's
-# process, its guest's included. `boot` until the function is loaded; `first_rest` the 20 s after
-# that, and `rest` 20 s after ten requests, when nothing is asked: reporting works there; `request`
-# one of the ten, `function` the guest's own share of it, the medians. Then a thaw of its snapshot:
-# the first request, `thaw_function`.
+# The cost of zeroing freed pages, in instructions (docs/concepts/faasnap.md). In the lab, as root:
+#   firn lab run --icount --timeout 3600 --in guest/functions --in lab/sanitising-costs.sh -- \
+#       sh /in/sanitising-costs.sh [FUNCTION]
+# Prints one JSON object for each way, in millions of instructions of the monitor's process, the
+# guest's included:
+#   boot            until the function is loaded
+#   first_rest      the 20 s after the boot
+#   request         one of ten requests
+#   function        the guest's own share of a request, the median
+#   rest            20 s without requests, after the ten; the guest reports free pages meanwhile
+#   thaw_function   the first request after a thaw of the snapshot
 set -eu
 function=${1:-json}
 inputs=/in/functions/$function
 folder=$(mktemp -d)
 
-# What the threads of a process have executed. The lab's clock counts instructions.
+# Instructions that the threads of the monitor have executed. The lab's clock counts them.
 executed() {
     cat /proc/"$pid"/task/*/schedstat | awk '{sum += $1} END {printf "%d", sum / 1e6}'
 }
 
-# The middle one of the lines that are numbers, in millions.
+# The median of the lines, in millions.
 median() {
     sort -n | awk '{of[NR] = $1} END {printf "%.2f", of[int((NR + 1) / 2)] / 1e6}'
 }
@@ -43,7 +47,7 @@ measure() {
     rm -r "$folder/$name"
 }
 
-# Without the balloon's driver nothing is reported.
+# Without the balloon's driver the guest reports no free pages.
 measure none module_blacklist=virtio_balloon
 measure init-on-free "init_on_free=1 module_blacklist=virtio_balloon"
 measure reporting quiet

@@ -1,9 +1,10 @@
 #!/bin/sh
-# What zeroing freed pages costs and gains, in counts (docs/concepts/faasnap.md). In the lab, as
-# root: firn lab run --timeout 3000 --in guest/functions --in lab/sanitising.sh -- sh
-# /in/sanitising.sh [FUNCTION] For each way a function is booted, asked once and frozen; a run of
-# that snapshot is recorded on its other input and frozen again, as FaaSnap does. One JSON object a
-# line: the first snapshot, the second, its loading set.
+# The cost and gain of zeroing freed pages, in counts (docs/concepts/faasnap.md). In the lab, as root:
+#   firn lab run --timeout 3000 --in guest/functions --in lab/sanitising.sh -- \
+#       sh /in/sanitising.sh [FUNCTION]
+# For each way a function is booted, invoked once and frozen. A run of that snapshot is recorded on
+# the other input and frozen again, as FaaSnap does. Prints JSON objects, one per line: the first
+# snapshot, the second, and its loading set.
 set -eu
 function=${1:-json}
 inputs=/in/functions/$function
@@ -13,7 +14,7 @@ measure() {
     name=$1 of=$2 words=$3
     firn boot --name "$name" --detach --cmdline "$words" "$of" >"$folder/log"
     firn invoke "$name" "@$inputs/input-a.json" >"$folder/log"
-    # The guest reports every two seconds.
+    # The guest reports free pages every two seconds.
     sleep 10
     echo "{\"way\": \"$name\", \"function\": \"$function\"}"
     firn freeze --dense --json "$name" "$folder/$name"
@@ -24,7 +25,7 @@ measure() {
     rm -r "$folder/$name" "$folder/$name-2"
 }
 
-# Without the balloon's driver nothing is reported.
+# Without the balloon's driver the guest reports no free pages.
 measure none "$inputs" module_blacklist=virtio_balloon
 measure init-on-free "$inputs" "init_on_free=1 module_blacklist=virtio_balloon"
 measure reporting "$inputs" quiet

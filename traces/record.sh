@@ -1,21 +1,20 @@
 #!/bin/sh
-# record.sh FUNCTION: records the traces of a function. It runs in the lab, where `make traces`
-# starts it. The function is booted and frozen once, and both inputs are recorded from that
-# snapshot.
+# record.sh FUNCTION: records the traces of a function. `make traces` starts it in the lab. The
+# function is booted and frozen once, and both inputs are recorded from that snapshot.
 set -eu
 function=$1
 folder=/in/functions/$function
 
-# exact: what of an answer is the same on every processor: all but the numbers that function.toml
-# has a tolerance for. Those are what `make test-workloads` compares.
+# exact: removes from an answer the numbers for which function.toml has a tolerance. The rest is the
+# same on every processor. `make test-workloads` compares the numbers.
 exact() {
     inexact=$(sed -n '/^\[tolerance\]/,$ s/ = .*//p' "$folder/function.toml" | tr '\n' '|')
     sed -E "s/\"(${inexact%|})\": [^,}]*//g"
 }
 
-# once INPUT: records one invocation. A QEMU that the lab could not mend (docs/start/lab.md) loses
-# its guest now and then: such a recording fails, leaves no trace, and is made again. A wrong answer
-# is not. The time limit is the lab's: 120,000 million instructions.
+# once INPUT: records one invocation. With an unpatched QEMU (docs/start/lab.md) a guest may hang:
+# such a recording fails, leaves no trace, and is repeated. A wrong answer is not. The time limit is
+# in the lab's time: 120,000 million instructions.
 once() {
     exact <"$folder/expected-$1.json" >expected
     for attempt in 1 2 3; do
@@ -32,8 +31,7 @@ once() {
 }
 
 firn boot --name one --time-limit 900 --detach "$folder"
-# The kernel's own start-up work goes on for a while. In this lab a guest that is idle waits in no
-# time.
+# The kernel's own start-up work takes a while. In this lab the time of an idle guest passes at once.
 sleep 20
 firn freeze one snapshot
 for input in a b; do

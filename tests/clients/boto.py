@@ -1,4 +1,4 @@
-"""What a user of boto3 does: create, publish, invoke, change, delete. Prints one JSON object with what was seen."""
+"""Uses a daemon with boto3: create, publish, invoke, change, delete. Prints the results as JSON."""
 
 import base64
 import concurrent.futures
@@ -74,7 +74,8 @@ def invoke(event, **options):
     log = base64.b64decode(answer.get("LogResult", "")).decode()
     report = json.loads(headers.get("x-firn-report", "{}"))
     body = json.loads(answer["Payload"].read() or "null")
-    return {"body": body, "error": answer.get("FunctionError"), "status": answer["StatusCode"], "log": log, "report": report}
+    error = answer.get("FunctionError")
+    return {"body": body, "error": error, "status": answer["StatusCode"], "log": log, "report": report}
 
 
 def code_of(call, **options):
@@ -91,7 +92,7 @@ def wait(version):
 
 
 def another(key, secret):
-    """What somebody with other credentials is told."""
+    """The error code of a client with other credentials."""
     other = boto3.client("lambda", endpoint_url=endpoint, config=config, aws_access_key_id=key, aws_secret_access_key=secret)
     return code_of(other.list_functions)
 
@@ -119,7 +120,7 @@ client.create_alias(FunctionName="greeter", Name="live", FunctionVersion="1")
 
 seen["first"] = invoke({"name": "Ada"}, Qualifier="live", LogType="Tail")
 seen["raised"] = invoke({"raise": "x"}, Qualifier="live")
-# One microVM runs, and its function outstays its time.
+# The function of the one microVM that runs exceeds its time limit.
 seen["slow"] = invoke({"sleep": 60}, Qualifier="live")
 seen["next"] = invoke({"name": "Bo"}, Qualifier="live")
 seen["dry"] = invoke({}, Qualifier="live", InvocationType="DryRun")
@@ -149,7 +150,7 @@ while len(seen.get("attempts", [])) < 3 and time.time() < deadline:
     try:
         seen["attempts"] = invoke({"attempts": True}, Qualifier="live")["body"]
     except client.exceptions.TooManyRequestsException:
-        pass  # The event is being tried again, and one request is the limit.
+        pass  # The event is being retried, and one request is the limit.
 client.put_function_concurrency(FunctionName="greeter", ReservedConcurrentExecutions=0)
 seen["throttled"] = code_of(client.invoke, FunctionName="greeter", Qualifier="live")
 

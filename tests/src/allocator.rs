@@ -1,5 +1,5 @@
-//! What a frozen Linux guest's page allocator holds free, by a walk of its own: over the
-//! allocator's lists, as `/proc/buddyinfo` counts them. firn itself looks at the array of `struct
+//! The free pages of a frozen Linux guest, from a walk over the
+//! allocator's lists, as `/proc/buddyinfo` counts them. firn itself reads the array of `struct
 //! page` instead.
 
 use std::collections::{BTreeSet, HashMap};
@@ -8,9 +8,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 const PAGE: u64 = 4096;
-/// Where the kernel's own text and data are mapped from.
+/// The start of the mapping of the kernel's text and data.
 const KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
-/// The array of `struct page` begins at such an address, and is shorter.
+/// Alignment of the array of `struct page`, and the limit of its size.
 const STRUCTS: u64 = 1 << 30;
 const PRESENT: u64 = 1;
 const LARGE: u64 = 1 << 7;
@@ -21,9 +21,9 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 pub struct FreeLists {
     /// Page numbers of all free blocks.
     pub pages: BTreeSet<u64>,
-    /// Free blocks on the lists, by order.
+    /// Number of free blocks on the lists, by order.
     pub blocks: Vec<u64>,
-    /// What the kernel itself counts of them, by order: the sums of `/proc/buddyinfo`.
+    /// The kernel's own count of them, by order: the sums of `/proc/buddyinfo`.
     pub counted: Vec<u64>,
 }
 
@@ -40,7 +40,7 @@ impl Guest {
         u64::from_le_bytes(bytes)
     }
 
-    /// Where four levels of page tables lead.
+    /// The guest-physical address that four levels of page tables map `address` to.
     fn physical(&self, address: u64) -> u64 {
         let mut table = self.tables;
         for shift in [39, 30, 21, 12] {
@@ -55,7 +55,7 @@ impl Guest {
         unreachable!()
     }
 
-    /// A word at an address of the kernel's.
+    /// The word at a kernel address.
     fn at(&self, address: u64) -> u64 {
         self.word(self.physical(address))
     }
@@ -110,7 +110,7 @@ pub fn free_lists(snapshot: &Path) -> FreeLists {
             let zone = node + size("OFFSET(pglist_data.node_zones)") + zone * size("SIZE(zone)");
             for (order, index) in (0..orders).zip(0..) {
                 let area = zone + size("OFFSET(zone.free_area)") + order * area_size;
-                // `nr_free` comes after the lists.
+                // `nr_free` follows the lists.
                 counted[index] += guest.at(area + area_size - 8);
                 for list in 0..lists {
                     let head = area + size("OFFSET(free_area.free_list)") + list * list_size;

@@ -1,4 +1,4 @@
-//! A collector of OpenTelemetry spans, as little of one as a test needs.
+//! A minimal collector of OpenTelemetry spans.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message;
 
-/// Listens until the test's process ends.
+/// Listens until the test's process exits.
 #[derive(Debug)]
 pub struct Collector {
     address: String,
@@ -16,7 +16,7 @@ pub struct Collector {
 }
 
 impl Collector {
-    /// Begins to listen.
+    /// Starts to listen.
     pub fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -33,18 +33,18 @@ impl Collector {
         Self { address, spans }
     }
 
-    /// Where it takes spans.
+    /// The endpoint for spans.
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// What it was sent so far.
+    /// The spans received so far.
     pub fn spans(&self) -> Vec<Span> {
         self.spans.lock().unwrap().clone()
     }
 }
 
-/// Takes one request, and answers it.
+/// Receives one request and replies to it.
 fn request(stream: TcpStream) -> ExportTraceServiceRequest {
     let mut reader = BufReader::new(stream);
     let mut length = 0;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use firn_snapshot::Run;
 use serde_json::Value;
 
-/// Checks that every page that was not written since is the image's. Those of `zeros` may be zero
+/// Checks that every page that the run did not write equals the image. Pages in `zeros` may be zero
 /// instead.
 #[track_caller]
 pub fn check_memory(report: &Value, zeros: &BTreeSet<u64>) {
@@ -15,6 +15,6 @@ pub fn check_memory(report: &Value, zeros: &BTreeSet<u64>) {
     let found: BTreeSet<u64> = runs.iter().flat_map(Run::range).collect();
     assert_eq!(count("differing"), found.len() as u64, "{report}");
     assert!(found.is_subset(zeros), "in use, and zero: {:?}", found.difference(zeros).next());
-    // Most of guest memory was compared, and the guest did write.
+    // Most of guest memory was compared, and the guest wrote pages.
     assert!((100..count("pages") / 2).contains(&count("written")), "{report}");
 }

@@ -1,4 +1,4 @@
-//! A running `firn serve`, and the clients that talk to it.
+//! A running `firn serve`, and its clients.
 
 use std::ffi::OsString;
 use std::io::{Cursor, Read, Write};
@@ -26,25 +26,25 @@ pub struct Daemon {
     key: [&'static str; 2],
 }
 
-/// An answer of the API.
+/// A reply of the API.
 #[derive(Debug, Clone)]
 pub struct Reply {
     /// The status code.
     pub status: u16,
     /// The head, in lower case.
     pub head: String,
-    /// The body; null where it is no JSON.
+    /// The body; null if it is not JSON.
     pub body: Value,
 }
 
 impl Daemon {
-    /// Starts a daemon whose directory is in the world's own place.
+    /// Starts a daemon with its directory in the world.
     #[track_caller]
     pub fn start(world: &World, options: &[&str]) -> Self {
         Self::listening(world, "127.0.0.1:0", options, ["any", "any"])
     }
 
-    /// Starts one that other machines could reach, and that takes signed requests alone.
+    /// Starts a daemon on all addresses, which accepts only signed requests.
     #[track_caller]
     pub fn start_guarded(world: &World, options: &[&str]) -> Self {
         let key = ["AKIDTEST", "the+secret/of=AKIDTEST"];
@@ -60,15 +60,15 @@ impl Daemon {
 
     #[track_caller]
     fn listening(world: &World, at: &str, options: &[&str], key: [&'static str; 2]) -> Self {
-        // Generous: a computer may be busy, and a function read hundreds of megabytes of libraries
-        // under emulation.
+        // The limits are long: a function may read hundreds of megabytes of libraries under
+        // emulation on a busy computer.
         let serve = world.firn(["serve", "--listen", at, "--start-limit", "900", "--data"]);
         let monitor = serve.arg(world.file("daemon")).args(options).start().ready();
         let (_, address) = monitor.first_line.trim().rsplit_once("http://").unwrap();
         Self { address: address.replace("0.0.0.0", "127.0.0.1"), monitor, key }
     }
 
-    /// Where clients find it.
+    /// Its URL.
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
     }
@@ -78,7 +78,7 @@ impl Daemon {
         self.monitor.pid()
     }
 
-    /// Asks it to end, fails unless it ends well, and returns its log.
+    /// Stops it with SIGTERM and returns its log. Fails unless it exits with code 0.
     #[track_caller]
     pub fn end(mut self) -> String {
         self.monitor.signal(Signal::TERM);
@@ -87,7 +87,7 @@ impl Daemon {
         ran.stderr
     }
 
-    /// What it is doing.
+    /// Its status.
     #[track_caller]
     pub fn status(&self) -> Value {
         let status = self.ask("GET", "/status", &Value::Null);
@@ -101,13 +101,13 @@ impl Daemon {
         self.monitor.end()
     }
 
-    /// Sends a request, and does not wait for an answer.
+    /// Sends a request without waiting for the reply.
     #[track_caller]
     pub fn send(&self, method: &str, path: &str, body: &str) -> TcpStream {
         self.send_part(method, path, body, body.len())
     }
 
-    /// Sends a request that announces a body of `length` bytes, and of that no more than `body`.
+    /// Sends a request that announces a body of `length` bytes and contains only `body`.
     #[track_caller]
     pub fn send_part(&self, method: &str, path: &str, body: &str, length: usize) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
@@ -120,7 +120,7 @@ impl Daemon {
         stream
     }
 
-    /// Sends a request and waits for the answer.
+    /// Sends a request and waits for the reply.
     #[track_caller]
     pub fn ask(&self, method: &str, path: &str, body: &Value) -> Reply {
         let body = if body.is_null() { String::new() } else { body.to_string() };
@@ -133,7 +133,7 @@ impl Daemon {
         self.ask("POST", &format!("/2015-03-31/functions/{function}/invocations"), event)
     }
 
-    /// Asks for a function of one file, by default for SnapStart and with a version 1.
+    /// Creates a function of one file, by default with SnapStart and a version 1.
     pub fn create(&self, name: &str, file: &str, source: &str, more: &Value) -> Reply {
         let mut function = json!({
             "FunctionName": name, "Runtime": "python3.11", "Handler": "handler.handler", "Role": "arn:any",
@@ -156,7 +156,7 @@ impl Daemon {
         assert_eq!(settled.body["State"], "Active", "{settled:?}");
     }
 
-    /// Waits until version 1 of a function is frozen, or is found not to be.
+    /// Waits until version 1 of a function is frozen or has failed.
     #[track_caller]
     pub fn settled(&self, name: &str) -> Reply {
         let path = format!("/2015-03-31/functions/{name}/configuration?Qualifier=1");
@@ -170,8 +170,7 @@ impl Daemon {
         }
     }
 
-    /// A Python program of the tests, with the clients from PyPI, as a user would run it against
-    /// this daemon.
+    /// Starts a Python program of the tests with the clients from PyPI, configured for this daemon.
     #[track_caller]
     pub fn python(&self, arguments: &[&str]) -> Child {
         let clients = std::env::var_os("FIRN_CLIENTS").map(PathBuf::from);
@@ -204,7 +203,7 @@ impl Daemon {
 }
 
 impl Reply {
-    /// What the request cost, by the daemon's own account.
+    /// The daemon's report on the request.
     #[track_caller]
     pub fn report(&self) -> Value {
         let line = self.head.lines().find_map(|line| line.strip_prefix("x-firn-report: "));
@@ -212,7 +211,7 @@ impl Reply {
     }
 }
 
-/// Reads an answer to its end.
+/// Reads a reply to its end.
 #[track_caller]
 pub fn reply(mut stream: TcpStream) -> Reply {
     let mut text = Vec::new();
@@ -224,12 +223,12 @@ pub fn reply(mut stream: TcpStream) -> Reply {
     Reply { status, head: head.to_lowercase(), body }
 }
 
-/// A zip file with one file, which may be executed.
+/// A zip file with one executable file.
 pub fn zip_of(file: &str, source: &str) -> Vec<u8> {
     zip_of_files([(file, source.as_bytes())])
 }
 
-/// A zip file with these files, which may be executed.
+/// A zip file with these executable files.
 pub fn zip_of_files<'a>(files: impl IntoIterator<Item = (&'a str, &'a [u8])>) -> Vec<u8> {
     let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
     for (path, contents) in files {
@@ -239,7 +238,7 @@ pub fn zip_of_files<'a>(files: impl IntoIterator<Item = (&'a str, &'a [u8])>) ->
     zip.finish().unwrap().into_inner()
 }
 
-/// The guests' root file system, where it is mounted because this machine has no Python: the lab.
+/// The guests' root file system. The lab mounts it because it has no Python of its own.
 fn python_home() -> Option<PathBuf> {
     static HOME: OnceLock<Option<PathBuf>> = OnceLock::new();
     HOME.get_or_init(|| {
@@ -259,7 +258,7 @@ fn python_home() -> Option<PathBuf> {
     .clone()
 }
 
-/// How Python is started.
+/// The command for Python.
 fn python() -> &'static [OsString] {
     static COMMAND: OnceLock<Vec<OsString>> = OnceLock::new();
     COMMAND.get_or_init(|| match python_home() {

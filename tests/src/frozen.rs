@@ -8,7 +8,7 @@ use crate::{Function, HELLO, JSON, World};
 
 static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
 
-/// Where the shared snapshots lie; removed when the test program ends.
+/// The folder of the shared snapshots. It is removed when the test program exits.
 fn directory() -> &'static Path {
     extern "C" fn remove() {
         if let Some(directory) = DIRECTORY.get() {
@@ -16,15 +16,15 @@ fn directory() -> &'static Path {
         }
     }
     DIRECTORY.get_or_init(|| {
-        // SAFETY: the function is safe to call when the program ends: it reads a path and removes
-        // what is there.
+        // SAFETY: the function is safe to call at exit: it reads a path and removes
+        // that folder.
         unsafe { libc::atexit(remove) };
         tempfile::Builder::new().prefix("e2e-snapshots-").tempdir().unwrap().keep()
     })
 }
 
-/// The snapshot of one of the functions with known answers: booted, asked for its first answer, and
-/// frozen. Its microVM is gone.
+/// The snapshot of a function with known answers: booted, invoked once with its first event, and
+/// frozen. Its microVM has ended.
 #[track_caller]
 pub fn frozen(function: &Function) -> &'static Path {
     static SNAPSHOTS: [OnceLock<PathBuf>; 2] = [const { OnceLock::new() }; 2];
@@ -66,7 +66,7 @@ pub fn profiled(function: &Function) -> &'static Path {
     })
 }
 
-/// The snapshot of the workshop, which holds the tests' own functions: see [`workshop_folder`].
+/// The snapshot of the workshop, which contains the tests' own functions: see [`workshop_folder`].
 #[track_caller]
 pub fn workshop() -> &'static Path {
     static SNAPSHOT: OnceLock<PathBuf> = OnceLock::new();

@@ -1,4 +1,4 @@
-//! The functions, as part of the test program: it runs where the repository is not.
+//! The functions, as part of the test program, because it also runs without the repository.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,11 +11,11 @@ pub struct Function {
     handler: &'static str,
     /// The event before the freeze.
     pub input_a: &'static str,
-    /// The answer to it, byte by byte.
+    /// The exact answer to it.
     pub expected_a: &'static str,
     /// The event after a thaw.
     pub input_b: &'static str,
-    /// The answer to it, byte by byte.
+    /// The exact answer to it.
     pub expected_b: &'static str,
 }
 
@@ -35,7 +35,7 @@ macro_rules! function {
     };
 }
 
-/// The papers' functions that need nothing but the base image, and little time.
+/// The papers' functions that run on the base image in little time.
 pub const LIGHT: [Function; 5] = [
     function!("chameleon"),
     function!("compression"),
@@ -67,7 +67,7 @@ const TEST_FUNCTIONS: [(&str, &str); 7] = test_functions![
     "unserialisable"
 ];
 
-/// Calls the handler of the module that the event names; all of them are imported before the
+/// Calls the handler of the module that the event names. All modules are imported before the
 /// freeze.
 const WORKSHOP: &str = "\
 import exits, identity, machine, never_returns, raises, ten_megabytes, unserialisable
@@ -78,13 +78,13 @@ def handler(event, context):
 ";
 
 impl Function {
-    /// Writes the function into a folder of its name below `parent`, and returns the folder.
+    /// Writes the function into the folder `parent`/NAME, and returns that folder.
     pub fn write(&self, parent: &Path) -> PathBuf {
         folder(parent, self.name, self.handler)
     }
 }
 
-/// Writes a function that holds all of `functions`, for what takes time in the lab is booting: its
+/// Writes one function that contains all of `functions`, because boots take long in the lab. Its
 /// event is `{"function": name, "event": its event}`.
 pub fn together(parent: &Path, functions: &[Function]) -> PathBuf {
     let module = |function: &Function| format!("its_{}", function.name.replace('-', "_"));
@@ -110,7 +110,7 @@ pub fn folder(parent: &Path, name: &str, handler: &str) -> PathBuf {
     folder
 }
 
-/// Writes the function that holds all of the tests' own functions that import: its event is
+/// Writes one function that contains the tests' own functions. Its event is
 /// `{"module": name, "event": its event}`.
 pub fn workshop_folder(parent: &Path) -> PathBuf {
     let made = folder(parent, "workshop", WORKSHOP);

@@ -1,4 +1,4 @@
-//! A loader that is held back, as by storage that does not answer.
+//! A loader whose reads are blocked, as by storage that does not respond.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -14,8 +14,8 @@ use std::time::Duration;
 /// Bytes of a `struct fanotify_event_metadata`.
 const EVENT: usize = 24;
 
-/// Holds the reads of a file by threads called `loader` until it is dropped (permission events,
-/// fanotify(7)). All others are let through, page faults among them.
+/// Blocks the reads of a file by threads named `loader` until it is dropped (permission events,
+/// fanotify(7)). Other reads pass, page faults included.
 #[derive(Debug)]
 pub struct HeldLoader {
     over: Arc<AtomicBool>,
@@ -24,15 +24,15 @@ pub struct HeldLoader {
 }
 
 impl HeldLoader {
-    /// Holds the loaders of a file.
+    /// Blocks the loaders of a file.
     #[track_caller]
     pub fn of(file: &Path) -> Self {
         let flags =
             libc::FAN_CLASS_CONTENT | libc::FAN_CLOEXEC | libc::FAN_NONBLOCK | libc::FAN_REPORT_TID;
-        // SAFETY: no pointers.
+        // SAFETY: the call has no pointers.
         let group = unsafe { libc::fanotify_init(flags, libc::O_RDONLY.cast_unsigned()) };
         assert!(group >= 0, "{}", std::io::Error::last_os_error());
-        // SAFETY: a descriptor that was just made, and that nobody else has.
+        // SAFETY: the descriptor is new and has no other owner.
         let group = File::from(unsafe { OwnedFd::from_raw_fd(group) });
         let path = CString::new(file.as_os_str().as_bytes()).unwrap();
         let (descriptor, mask) = (group.as_raw_fd(), libc::FAN_ACCESS_PERM);
@@ -47,7 +47,7 @@ impl HeldLoader {
         Self { over, holds, thread: Some(thread) }
     }
 
-    /// Whether a loader waits.
+    /// Whether a loader is blocked.
     #[must_use]
     pub fn holds(&self) -> bool {
         self.holds.load(Ordering::SeqCst)
@@ -63,8 +63,8 @@ impl Drop for HeldLoader {
     }
 }
 
-/// Lets everybody but loaders read, until it is over. Who waits when the group is closed is let
-/// through.
+/// Allows all reads but those of loaders until `over` is set. Closing the group allows the blocked
+/// reads.
 fn answer(mut group: File, over: &AtomicBool, holds: &AtomicBool) {
     let mut held = Vec::new();
     let mut events = [0; 64 * EVENT];
@@ -81,7 +81,7 @@ fn answer(mut group: File, over: &AtomicBool, holds: &AtomicBool) {
             let word = |at: usize| i32::from_ne_bytes([0, 1, 2, 3].map(|byte| event[at + byte]));
             let (descriptor, thread) = (word(16), word(20));
             assert!(descriptor >= 0, "the queue of events is full");
-            // SAFETY: the kernel made it for this event, and nobody else has it.
+            // SAFETY: the kernel made the descriptor for this event, and it has no other owner.
             let file = unsafe { OwnedFd::from_raw_fd(descriptor) };
             let name = std::fs::read_to_string(format!("/proc/{thread}/comm")).unwrap_or_default();
             if name.trim_end() == "loader" {

@@ -2,7 +2,7 @@
 //! answers, and one frozen snapshot of each.
 //!
 //! A world is a directory with a run directory, temporary files and a place for a test's own files.
-//! When it is dropped, nothing that firn made may be left in it, and no process: every test checks
+//! When a world is dropped, no file and no process of firn may remain: every test checks
 //! that.
 #![allow(
     clippy::unwrap_used,

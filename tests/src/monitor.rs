@@ -10,12 +10,12 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::Ran;
 use crate::world::{LIMIT, code, reader, wait};
 
-/// A running monitor. One that is dropped is asked to end.
+/// A running monitor. Dropping it stops it with SIGTERM.
 #[derive(Debug)]
 pub struct Monitor {
     command: String,
     child: Child,
-    /// Its first line; empty where it ended without one.
+    /// Its first line; empty if it exited without one.
     pub first_line: String,
     stdout: Option<JoinHandle<String>>,
     stderr: Option<JoinHandle<String>>,
@@ -29,7 +29,7 @@ impl Monitor {
         let stdout = std::thread::spawn(move || {
             let mut text = String::new();
             pipe.read_line(&mut text).unwrap();
-            // A test that has failed meanwhile does not listen.
+            // The receiver of a failed test is gone.
             let _ = first.send(text.clone());
             pipe.read_to_string(&mut text).unwrap();
             text
@@ -45,7 +45,7 @@ impl Monitor {
         Self { command, child, first_line, stdout: Some(stdout), stderr: Some(stderr) }
     }
 
-    /// Fails unless the monitor got as far as to say that the microVM is ready.
+    /// Fails unless the monitor reported that the microVM is ready.
     #[track_caller]
     pub fn ready(mut self) -> Self {
         if self.first_line.is_empty() {
@@ -64,7 +64,7 @@ impl Monitor {
         kill_process(self.pid(), signal).unwrap();
     }
 
-    /// Waits for its end, and returns what it came to.
+    /// Waits until it exits, and returns its result.
     #[track_caller]
     pub fn end(&mut self) -> Ran {
         let status = wait(&self.command, &mut self.child);

@@ -1,35 +1,35 @@
-//! What a command came to.
+//! The result of a command.
 
 use serde_json::Value;
 
-/// A command that ended.
+/// A command that has exited.
 #[derive(Debug)]
 pub struct Ran {
     /// The command, for messages.
     pub command: String,
-    /// Its exit code; 128 + n where signal n ended it.
+    /// Its exit code; 128 + n if signal n ended it.
     pub code: i32,
-    /// What it said.
+    /// Its standard output.
     pub stdout: String,
-    /// What it complained of.
+    /// Its standard error.
     pub stderr: String,
 }
 
 impl Ran {
-    /// What it said; fails unless it went well.
+    /// Its output. Fails unless its exit code is 0.
     #[track_caller]
     pub fn ok(&self) -> &str {
         assert_eq!(self.code, 0, "{self:#?}");
         &self.stdout
     }
 
-    /// What it said, as JSON; fails unless it went well.
+    /// Its output as JSON. Fails unless its exit code is 0.
     #[track_caller]
     pub fn json(&self) -> Value {
         serde_json::from_str(self.ok()).unwrap_or_else(|error| panic!("{error}: {self:#?}"))
     }
 
-    /// The function's error; fails unless the function failed, with all these words in its error.
+    /// The function's error. Fails unless the function failed, with all these words in its error.
     #[track_caller]
     pub fn function_error(&self, words: &[&str]) -> Value {
         assert_eq!(self.code, 3, "{self:#?}");
@@ -37,8 +37,8 @@ impl Ran {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:#?}"))
     }
 
-    /// Fails unless it ended with code 1, without a word on its output, and with an error for
-    /// people that holds all these words.
+    /// Fails unless it exited with code 1, without output, and with an error that contains all
+    /// these words.
     #[track_caller]
     pub fn refused(&self, words: &[&str]) {
         assert_eq!((self.code, self.stdout.as_str()), (1, ""), "{self:#?}");
@@ -53,14 +53,14 @@ impl Ran {
             !text.contains("panicked") && !text.contains("Error {"),
             "not for people: {self:#?}"
         );
-        // An error's text is followed by its cause's: neither may say what the other says.
+        // An error's text is followed by its cause's. The two may not repeat each other.
         let parts: Vec<&str> = text.trim_end().split(": ").collect();
         for (at, part) in parts.iter().enumerate() {
             assert!(!parts[..at].contains(part), "says {part:?} twice: {self:#?}");
         }
     }
 
-    /// Fails unless it ended with the code for wrong arguments and a text that holds all these
+    /// Fails unless it exited with the code for wrong arguments and a text that contains all these
     /// words.
     #[track_caller]
     pub fn wrong_arguments(&self, words: &[&str]) {

@@ -1,4 +1,4 @@
-//! A directory of its own for each test, and the real firn in it.
+//! A separate directory for each test, with the real firn.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -13,11 +13,11 @@ use tempfile::TempDir;
 
 use crate::{Monitor, Ran};
 
-/// No command takes so long, not even in the lab on a busy computer: one that does hangs.
+/// The limit for a command, even in the lab on a busy computer.
 pub(crate) const LIMIT: Duration = Duration::from_secs(600);
 pub(crate) const PAUSE: Duration = Duration::from_millis(10);
 
-/// A directory in which firn runs, and which it has to leave as it was.
+/// A directory for firn. firn must leave it unchanged.
 #[derive(Debug)]
 pub struct World {
     directory: TempDir,
@@ -34,7 +34,7 @@ impl Default for World {
 }
 
 impl World {
-    /// The place of the test's own files.
+    /// The folder of the test's own files.
     pub fn work(&self) -> PathBuf {
         self.directory.path().join("work")
     }
@@ -44,12 +44,12 @@ impl World {
         self.work().join(name)
     }
 
-    /// A file for credentials, of the form of `~/.aws/credentials`.
+    /// A file for credentials, in the format of `~/.aws/credentials`.
     pub fn credentials(&self) -> PathBuf {
         self.file("credentials")
     }
 
-    /// Where running microVMs have their sockets.
+    /// The folder of the running microVMs' sockets.
     pub fn run_directory(&self) -> PathBuf {
         self.directory.path().join("run")
     }
@@ -70,19 +70,19 @@ impl World {
         Firn(command)
     }
 
-    /// An answer of the workshop's module to an event, from a running microVM.
+    /// The answer of a module of the workshop to an event, from a running microVM.
     #[track_caller]
     pub fn ask(&self, name: &str, module: &str, event: &serde_json::Value) -> serde_json::Value {
         self.ask_for_anything(name, module, event).json()
     }
 
-    /// What the workshop's module does with an event, in a running microVM.
+    /// Invokes a module of the workshop with an event, in a running microVM.
     pub fn ask_for_anything(&self, name: &str, module: &str, event: &serde_json::Value) -> Ran {
         let event = workshop_event(module, event);
         self.firn(["invoke", "--time-limit", "60", name, &event]).run()
     }
 
-    /// An answer of the workshop's module to an event, from a fresh clone.
+    /// The answer of a module of the workshop to an event, from a new clone.
     #[track_caller]
     pub fn thaw_and_ask(
         &self,
@@ -106,7 +106,7 @@ impl World {
         pids.filter(has_mark).collect()
     }
 
-    /// What firn has made outside of the test's own place: files, sockets, processes.
+    /// Files, sockets and processes of firn outside the folder of the test's own files.
     pub fn leftovers(&self) -> Vec<String> {
         let mut found = Vec::new();
         for folder in ["run", "tmp"] {
@@ -116,7 +116,7 @@ impl World {
         found
     }
 
-    /// Fails if firn leaves anything. A process that is just ending may do so.
+    /// Fails if files or processes of firn remain. Processes that are exiting get time to exit.
     #[track_caller]
     pub fn assert_nothing_left(&self) {
         let begin = Instant::now();
@@ -147,7 +147,7 @@ fn workshop_event(module: &str, event: &serde_json::Value) -> String {
 }
 
 fn list(folder: &Path, found: &mut Vec<String>) {
-    // What is gone meanwhile is not left.
+    // A file may be removed during the walk.
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         found.push(entry.path().display().to_string());
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -175,14 +175,14 @@ impl Firn {
         self
     }
 
-    /// Changes what `Command` can and this type does not.
+    /// Changes properties that only `Command` offers.
     #[must_use]
     pub fn with(mut self, change: impl FnOnce(&mut Command) -> &mut Command) -> Self {
         change(&mut self.0);
         self
     }
 
-    /// Runs it to its end. One that hangs is killed, and fails the test.
+    /// Runs it until it exits. A command that hangs is killed and fails the test.
     #[track_caller]
     pub fn run(self) -> Ran {
         let (name, child) = self.spawn();
@@ -196,7 +196,7 @@ impl Firn {
         Monitor::new(name, child)
     }
 
-    /// Starts it, and waits for nothing.
+    /// Starts it without waiting.
     #[track_caller]
     pub fn spawn(mut self) -> (String, Child) {
         let words: Vec<_> = self.0.get_args().map(OsStr::to_string_lossy).collect();
@@ -206,7 +206,7 @@ impl Firn {
     }
 }
 
-/// Reads what a started command says, and waits for its end.
+/// Reads the output of a started command, and waits until it exits.
 #[track_caller]
 fn finish(command: String, mut child: Child) -> Ran {
     let (stdout, stderr) = (reader(child.stdout.take()), reader(child.stderr.take()));
@@ -215,7 +215,7 @@ fn finish(command: String, mut child: Child) -> Ran {
     Ran { command, code: code(status), stdout, stderr }
 }
 
-/// Waits for the end of a process; kills one that hangs, and fails.
+/// Waits until a process exits. Kills one that hangs, and fails.
 #[track_caller]
 pub(crate) fn wait(command: &str, child: &mut Child) -> ExitStatus {
     let begin = Instant::now();
@@ -236,7 +236,7 @@ pub(crate) fn code(status: ExitStatus) -> i32 {
     status.code().or(status.signal().map(|signal| 128 + signal)).unwrap()
 }
 
-/// Reads a pipe to its end in a thread of its own, so that nobody waits for a full pipe.
+/// Reads a pipe to its end in a separate thread, so that a full pipe blocks no writer.
 pub(crate) fn reader(pipe: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<String> {
     std::thread::spawn(move || {
         let mut text = Vec::new();

@@ -1,5 +1,4 @@
-//! Runs commands in the real lab. `make test` builds the lab and then names these tests, where the
-//! lab is used.
+//! Runs commands in the real lab. `make lab-tests` builds the lab and runs these tests.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::collections::BTreeSet;
@@ -30,26 +29,26 @@ fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
 }
 
-/// Where firn keeps what it has built.
+/// firn's cache.
 fn cache() -> PathBuf {
     let cache = std::env::var_os("FIRN_CACHE").map(PathBuf::from);
     cache.unwrap_or_else(|| Path::new(&std::env::var_os("HOME").unwrap()).join(".cache/firn"))
 }
 
-/// What lies in the folder where the lab is kept and where a run has its temporary files.
+/// The files in the lab's folder, where a run also has its temporary files.
 fn lab_files() -> BTreeSet<PathBuf> {
     fs::read_dir(cache().join("lab")).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
-/// State and parent of a process, or nothing once it is gone.
+/// State and parent of a process, if it exists.
 fn state(process: &Path) -> Option<(String, u32)> {
     let stat = fs::read_to_string(process.join("stat")).ok()?;
     let mut fields = stat.rsplit_once(") ")?.1.split(' ');
     Some((fields.next()?.to_owned(), fields.next()?.parse().ok()?))
 }
 
-/// Starts an endless command, sends `signal` to firn, and returns firn's exit code and what it
-/// complained of. Fails if QEMU or a file is left.
+/// Starts an endless command, sends `signal` to firn, and returns firn's exit code and its
+/// standard error. Fails if QEMU or a file remains.
 fn stopped(signal: Signal) -> (Option<i32>, String) {
     let before = lab_files();
     let mut firn = lab(&["--", "sh", "-c", "echo up; sleep 1000"]).spawn().unwrap();
@@ -65,7 +64,7 @@ fn stopped(signal: Signal) -> (Option<i32>, String) {
     firn.stderr.take().unwrap().read_to_string(&mut complaint).unwrap();
     let code = firn.wait().unwrap().code();
     for child in children {
-        // One that firn could not wait for, being killed itself, may take a moment to be reaped.
+        // If firn is killed, init reaps QEMU after a moment.
         while state(&child).is_some_and(|(state, _)| state != "Z") {
             std::thread::yield_now();
         }
@@ -76,8 +75,8 @@ fn stopped(signal: Signal) -> (Option<i32>, String) {
 
 #[test]
 #[ignore = "needs the lab: make lab-tests"]
-fn a_lab_that_counts_instructions_says_so_and_has_one_processor() {
-    // In 1000 s of sleep nothing is executed.
+fn a_lab_that_counts_instructions_sets_its_variable_and_has_one_processor() {
+    // No instruction is executed in 1000 s of sleep.
     let script = "nproc; echo $FIRN_LAB_CLOCK; sleep 1000; ls /dev/kvm";
     let ran = output(&["--icount", "--", "sh", "-c", script]);
     assert_eq!(text(&ran.stdout), "1\ninstructions\n/dev/kvm\n");
@@ -132,7 +131,7 @@ fn the_lab_has_what_a_command_needs() {
 
 #[test]
 #[ignore = "needs the lab: make lab-tests"]
-fn two_runs_at_once_do_not_meet_and_each_has_its_ending() {
+fn two_runs_at_once_are_separate() {
     let killed =
         lab(&["--", "sh", "-c", "echo one > /scratch/file; cat /scratch/file; kill -9 $$"])
             .spawn()
@@ -151,7 +150,7 @@ fn two_runs_at_once_do_not_meet_and_each_has_its_ending() {
 
 #[test]
 #[ignore = "needs the lab: make lab-tests"]
-fn a_run_that_is_stopped_leaves_nothing() {
+fn a_stopped_run_leaves_nothing() {
     let (code, complaint) = stopped(Signal::TERM);
     assert_eq!(
         (code, complaint.as_str()),
@@ -169,7 +168,7 @@ fn a_run_that_is_stopped_leaves_nothing() {
     assert!(text(&late.stderr).contains("did not end within 5 s"), "{}", text(&late.stderr));
 }
 
-/// A devdax can only be mapped, which no shell does: the guest's Python runs `code` on `dax`, the
+/// A devdax must be mapped, so the guest's Python runs `code` on `dax`, the
 /// first 2 MiB of it.
 fn python_on_dax(pmem: &str, code: &str) -> Output {
     let script = format!(
@@ -200,7 +199,7 @@ fn persistent_memory_outlives_the_machine() {
 
 #[test]
 #[ignore = "needs the lab: make lab-tests"]
-fn a_machine_that_dies_is_no_failed_command() {
+fn a_machine_that_dies_is_an_error_of_the_lab() {
     let died = output(&["--", "sh", "-c", "echo c > /proc/sysrq-trigger; sleep 1000"]);
     assert_eq!(died.status.code(), Some(125));
     let complaint = text(&died.stderr);

@@ -1,4 +1,4 @@
-//! The lab's emulated processor gives a guest each interrupt once.
+//! The lab's emulated processor delivers each interrupt to a guest once.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 use std::arch::global_asm;
@@ -8,7 +8,7 @@ use kvm_bindings::{kvm_pit_config, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuExit};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
-/// Where the guest's code lies.
+/// The address of the guest's code.
 const CODE: u64 = 0x1000;
 /// The entry of the interrupt table for vector 0x20: offset and segment.
 const VECTOR: u64 = 0x20 * 4;
@@ -16,14 +16,14 @@ const MEMORY: usize = 1 << 20;
 /// Offsets in the local APIC's page.
 const SPURIOUS_VECTOR: usize = 0xf0;
 const LINT0: usize = 0x350;
-/// What the guest tells: interrupts that were handled, and those that came while interrupts were
+/// The ports for the guest's report: handled interrupts, and those that came while interrupts were
 /// disabled.
 const REPORT: u16 = 0x99;
 const HANDLED: u16 = 400;
 
 // A guest in real mode. A timer (PIT) interrupts it every 0.73 ms (871 of its ticks, vector 0x20),
-// and each interrupt is worked on for 0.2 ms with interrupts disabled, in which nothing leaves
-// guest mode. So the emulator's timers, some hundred in a second, often end in there.
+// and each handler runs for 0.2 ms with interrupts disabled and without exits from
+// guest mode. So the emulator's timers, some hundred in a second, often expire during a handler.
 global_asm!(
     ".code16",
     ".globl firn_test_interrupts",
@@ -52,7 +52,7 @@ global_asm!(
     "out 0x40, al",
     "mov al, 3",
     "out 0x40, al",
-    // esi: handlers that have begun and not ended; ebx: handled; edi: begun within another.
+    // esi: active handlers; ebx: handled; edi: started within another handler.
     "xor esi, esi",
     "xor ebx, ebx",
     "xor edi, edi",
@@ -89,7 +89,7 @@ unsafe extern "C" {
     static firn_test_interrupts_end: u8;
 }
 
-/// The guest's code, and where in it the handler begins.
+/// The guest's code, and the offset of the handler.
 fn code() -> (&'static [u8], u64) {
     let (start, end) = (&raw const firn_test_interrupts, &raw const firn_test_interrupts_end);
     let handler = (&raw const firn_test_interrupts_handler).addr() - start.addr();
@@ -97,7 +97,7 @@ fn code() -> (&'static [u8], u64) {
     (unsafe { std::slice::from_raw_parts(start, end.addr() - start.addr()) }, handler as u64)
 }
 
-/// Runs the guest until it has told both numbers.
+/// Runs the guest until it has reported both numbers.
 fn guest() -> [u16; 2] {
     let kvm = Kvm::new().unwrap();
     let vm = kvm.create_vm().unwrap();

@@ -1,6 +1,6 @@
-//! Pulls the plug of the lab's machine in the middle of freezes into a pool on its /dev/dax0.0,
-//! starts it again, and looks what is left. The lab runs this same program for it. `make lab-tests`
-//! names this test.
+//! Kills the lab's machine during freezes into a pool on its /dev/dax0.0,
+//! starts it again, and checks the pool. The lab runs this same program. `make lab-tests`
+//! runs this test.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ const FROZEN: &str = "frozen ";
 const FOUND: &str = "found ";
 const NAME: &str = "a_pool_outlives_a_machine_that_is_killed_while_it_freezes";
 
-/// A version that is in every page and in the tail.
+/// Writes a version into every page and into the tail.
 fn write(extent: &MappedExtent, version: u64) {
     let page: Vec<u8> = version.to_le_bytes().repeat(512);
     for at in (0..GRANULE).step_by(page.len()) {
@@ -33,7 +33,7 @@ fn write(extent: &MappedExtent, version: u64) {
     extent.flush().unwrap();
 }
 
-/// The version of a whole content.
+/// The version in a complete extent.
 fn version(content: &ExtentReader<'_>) -> Result<u64, String> {
     let (mut tail, mut page) = (vec![0; 4096], vec![0; 4096]);
     content.read_tail(0, &mut tail);
@@ -46,7 +46,7 @@ fn version(content: &ExtentReader<'_>) -> Result<u64, String> {
     Ok(u64::from_le_bytes(tail[..8].try_into().unwrap()))
 }
 
-/// In the lab: tells what is there, then freezes until the machine dies.
+/// In the lab: reports the snapshots, then freezes until the machine is killed.
 fn in_the_lab(from: u64) {
     let open = |access| Arc::new(MappedMedium::open(Path::new("/dev/dax0.0"), access).unwrap());
     if from > 0 {
@@ -77,7 +77,7 @@ fn in_the_lab(from: u64) {
     }
 }
 
-/// Tells the test outside of the lab.
+/// Sends a line to the test outside of the lab.
 fn say(text: &str) {
     let mut stdout = std::io::stdout();
     writeln!(stdout, "{text}").unwrap();
@@ -107,7 +107,7 @@ fn a_pool_outlives_a_machine_that_is_killed_while_it_freezes() {
     }
     let here = tempfile::tempdir().unwrap();
     let pmem = here.path().join("pmem");
-    // Of each name: what was acknowledged last.
+    // The last acknowledged version of each name.
     let mut last: BTreeMap<String, u64> = BTreeMap::new();
     for round in 0..=ROUNDS {
         let from = round << 32;
@@ -132,9 +132,9 @@ fn a_pool_outlives_a_machine_that_is_killed_while_it_freezes() {
                 frozen += 1;
             }
         }
-        // QEMU dies with it, wherever the machine is by now.
+        // QEMU exits with it, at any point of the machine's work.
         firn.kill().unwrap();
-        // What it said meanwhile was done, too.
+        // Freezes that were reported meanwhile are acknowledged too.
         for line in lines.map_while(Result::ok) {
             if let Some((name, version)) =
                 line.strip_prefix(FROZEN).and_then(|line| line.split_once(' '))
@@ -148,7 +148,7 @@ fn a_pool_outlives_a_machine_that_is_killed_while_it_freezes() {
     assert_eq!(last.len(), NAMES.len());
 }
 
-/// What is found is at least as new as what was acknowledged.
+/// Checks that every found version is at least as new as the acknowledged one.
 #[track_caller]
 fn check(found: &BTreeMap<String, u64>, last: &BTreeMap<String, u64>) {
     for (name, version) in last {

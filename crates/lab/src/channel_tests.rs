@@ -23,7 +23,7 @@ fn sent(frames: &[(Kind, Vec<u8>)]) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn what_is_sent_is_received(frames in proptest::collection::vec((kinds(), proptest::collection::vec(any::<u8>(), 0..300)), 0..20)) {
+    fn frames_arrive_as_sent(frames in proptest::collection::vec((kinds(), proptest::collection::vec(any::<u8>(), 0..300)), 0..20)) {
         let stream = sent(&frames);
         let mut rest = stream.as_slice();
         let mut content = Vec::new();
@@ -35,7 +35,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_end_in_an_error_and_cost_no_more_than_a_frame(bytes in proptest::collection::vec(any::<u8>(), 0..4000)) {
+    fn random_bytes_end_in_an_error_within_the_memory_of_a_frame(bytes in proptest::collection::vec(any::<u8>(), 0..4000)) {
         let mut rest = bytes.as_slice();
         let mut content = Vec::new();
         while receive(&mut rest, &mut content).is_ok() {}
@@ -57,7 +57,7 @@ fn long_content_is_cut_into_frames() {
 }
 
 #[test]
-fn what_is_no_frame_is_named() {
+fn invalid_frames_are_reported() {
     let mut content = Vec::new();
     let unknown = receive(&mut [99, 0, 0, 0, 0].as_slice(), &mut content);
     assert!(matches!(unknown, Err(ReceiveError::Malformed { kind: 99, length: 0 })));

@@ -9,9 +9,9 @@ fn uuid() -> [u8; 16] {
 }
 
 #[test]
-fn the_block_is_the_one_that_the_kernel_accepts() {
-    // The fields from the UUID on and the checksum, as in a block that Linux 6.12 took for a devdax
-    // namespace.
+fn the_block_is_one_that_the_kernel_accepts() {
+    // The fields from the UUID on and the checksum, as in a block that Linux 6.12 accepts for a
+    // devdax namespace.
     let block = info_block(SIZE, uuid(), Mode::Devdax);
     let fields = [
         0x0000_0000_0000_0000_u64, // the parent's UUID
@@ -33,7 +33,7 @@ fn the_block_is_the_one_that_the_kernel_accepts() {
 }
 
 #[test]
-fn a_formatted_file_is_known_and_a_damaged_or_foreign_one_is_not() {
+fn a_formatted_file_is_recognised_and_a_damaged_or_foreign_one_is_not() {
     let file = tempfile::tempfile().unwrap();
     assert!(!is_formatted(&file).unwrap(), "an empty file");
     file.set_len(SIZE).unwrap();

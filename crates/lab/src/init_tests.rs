@@ -4,7 +4,7 @@ use std::process::ExitStatus;
 use super::exit_code;
 
 #[test]
-fn an_exit_code_is_kept_and_a_signal_is_added_to_128() {
+fn exit_codes_pass_and_signals_are_added_to_128() {
     for (raw, expected) in
         [(0, 0), (7 << 8, 7), (255 << 8, 255), (9, 137), (15, 143), (0x80 | 6, 134)]
     {

@@ -25,7 +25,7 @@ fn lab(cache: &tempfile::TempDir) -> Lab {
 }
 
 #[test]
-fn a_lab_that_is_not_built_says_what_to_do() {
+fn a_missing_lab_is_an_error_with_the_remedy() {
     let cache = tempfile::tempdir().unwrap();
     let error = Lab::open(cache.path().to_owned()).err().unwrap();
     assert!(matches!(error, LabError::NotBuilt { .. }));
@@ -86,7 +86,7 @@ fn persistent_memory_with_a_name_is_created_once_and_kept() {
 }
 
 #[test]
-fn a_file_that_is_not_the_labs_is_left_alone() {
+fn a_foreign_file_is_not_changed() {
     let cache = tempfile::tempdir().unwrap();
     let lab = lab(&cache);
     let path = cache.path().join("precious");

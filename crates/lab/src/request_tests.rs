@@ -49,7 +49,7 @@ fn the_request_and_the_inputs_arrive() {
 }
 
 #[test]
-fn inputs_that_cannot_be_passed_are_named() {
+fn invalid_inputs_are_reported() {
     let here = tempfile::tempdir().unwrap();
     let mut archive = tempfile::tempfile().unwrap();
     let missing = here.path().join("missing");
@@ -79,7 +79,7 @@ fn results_come_back_and_stay_in_their_folder() {
     fs::write(there.path().join("sub/result"), "42").unwrap();
     let mut archive = tempfile::tempfile().unwrap();
     pack_results(there.path(), &archive).unwrap();
-    // What runs in the lab may be hostile: an entry that names a place outside the folder.
+    // A command in the lab may be hostile: an entry that names a path outside the folder.
     archive.seek(SeekFrom::End(-1024)).unwrap();
     let mut header = tar::Header::new_gnu();
     header.as_old_mut().name[..9].copy_from_slice(b"../escape");

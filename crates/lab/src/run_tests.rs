@@ -44,31 +44,31 @@ fn a_relayed_run_has_its_output_results_and_code() {
 }
 
 #[test]
-fn a_channel_that_ends_early_is_no_success() {
+fn a_channel_that_ends_early_is_an_error() {
     let (ending, _) = relayed(&stream(&[(Kind::Ready, b""), (Kind::Stdout, b"so far")]));
     assert!(matches!(ending, Err(RelayError::Receive(ReceiveError::Ended))));
 }
 
 #[test]
-fn a_failure_within_the_lab_is_passed_on() {
+fn a_failure_in_the_lab_is_returned() {
     let (ending, _) = relayed(&stream(&[(Kind::Failure, b"no room")]));
     assert!(matches!(ending, Err(RelayError::Refused(reason)) if reason == "no room"));
 }
 
 #[test]
-fn the_wait_ends_by_the_nearer_limit() {
+fn the_wait_ends_at_the_nearer_limit() {
     let (events, received) = mpsc::channel();
     let now = Instant::now();
     assert!(matches!(wait(&received, now, Some(Duration::ZERO)), Stop::TimedOut));
     let Some(long_ago) = now.checked_sub(BOOT_LIMIT) else { return };
     assert!(matches!(wait(&received, long_ago, None), Stop::NoBoot));
-    // Once L1 is up, only the command's own limit counts.
+    // After the boot, only the command's own limit applies.
     events.send(Event::Ready).unwrap();
     assert!(matches!(wait(&received, long_ago, Some(BOOT_LIMIT)), Stop::TimedOut));
 }
 
 #[test]
-fn the_wait_ends_by_a_signal_or_a_lost_relay() {
+fn the_wait_ends_on_a_signal_or_a_lost_relay() {
     let (events, received) = mpsc::channel();
     events.send(Event::Signal(15)).unwrap();
     assert!(matches!(wait(&received, Instant::now(), None), Stop::Signal(15)));

@@ -1,4 +1,4 @@
-"""Ends its process in one of the ways that there are."""
+"""Ends its process in the way that the event names."""
 
 import os
 import signal

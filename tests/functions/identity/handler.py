@@ -1,4 +1,4 @@
-"""Shows what two clones of one snapshot must not share."""
+"""Returns state that two clones of one snapshot must not share."""
 
 import os
 import random

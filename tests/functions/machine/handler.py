@@ -1,4 +1,4 @@
-"""Looks at the machine that it runs on, and does things to it."""
+"""Reports on its machine and changes it."""
 
 import ctypes
 import hashlib
@@ -10,7 +10,7 @@ def handler(event, context):
 
 
 def processors():
-    """How many processors the kernel shows, and on which of them a program can run."""
+    """The number of processors that the kernel shows, and those that a program can run on."""
     with open("/proc/cpuinfo") as info:
         shown = sum(line.startswith("processor") for line in info)
     ran = []
@@ -39,7 +39,7 @@ def fill(mebibytes):
 
 
 def exhaust(mebibytes):
-    """Takes memory in one step: where there is not enough, nothing but memory is waited for."""
+    """Allocates memory in one step, so that without enough memory it waits for nothing else."""
     return len(b"\xff" * (mebibytes << 20))
 
 
@@ -84,6 +84,6 @@ def say(text):
 
 
 def rename(name):
-    """Takes a name that the kernel shows when it reports on this process."""
+    """Sets the name that the kernel prints in reports on this process."""
     PR_SET_NAME = 15
     ctypes.CDLL(None).prctl(PR_SET_NAME, ctypes.create_string_buffer(name.encode("latin-1")), 0, 0, 0)

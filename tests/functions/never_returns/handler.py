@@ -1,4 +1,4 @@
-"""Answers, or never returns, as the event says."""
+"""Returns, or never returns, as the event requires."""
 
 import os
 import time
@@ -10,6 +10,6 @@ def handler(event, context):
     if event["return"]:
         return "returned"
     print("waiting")
-    # Not even a test that is killed leaves this process behind.
+    # The process exits with its agent, even if the test is killed.
     while os.getppid() == AGENT:
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Needs an image of its own: YAML from a Debian package, MessagePack from a wheel, both with parts that are not Python."""
+"""Requires a custom image: YAML from a Debian package, MessagePack from a wheel, both with native code."""
 
 import msgpack
 import msgpack._cmsgpack

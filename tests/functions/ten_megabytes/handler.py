@@ -1,4 +1,4 @@
-"""Returns a string that takes `event` bytes as JSON."""
+"""Returns a string of `event` bytes as JSON."""
 
 
 def handler(event, context):

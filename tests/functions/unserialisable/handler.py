@@ -1,4 +1,4 @@
-"""Returns one of the values that JSON cannot hold."""
+"""Returns a value that JSON cannot represent."""
 
 
 def handler(event, context):

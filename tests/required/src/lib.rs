@@ -1,13 +1,13 @@
-//! What tests may count on finding on this host.
+//! The parts of this host that tests require.
 //!
-//! Some tests need a part that not every host has: `kvm`; `disk`, a folder for temporary files that
-//! is no memory; `root`; `dax`, the lab's `/dev/pmem1`. Where it is missing they pass.
-//! `FIRN_REQUIRE` names the parts, separated by commas, that are there: the Makefile sets it to
-//! what it sees. A test that does not find one of those fails.
+//! Some tests require a part that not every host has: `kvm`; `disk`, a folder for temporary files
+//! on a disk; `root`; `dax`, the lab's `/dev/pmem1`. Without it they pass.
+//! `FIRN_REQUIRE` names the parts of this host, separated by commas (`xtask/src/host.rs` sets it).
+//! A test that does not find one of those fails.
 
 use std::os::fd::AsFd;
 
-/// Whether a test's file lies on a medium, so that its pages can leave the page cache: the part
+/// Whether a test's file is on a disk, so that its pages can leave the page cache: the part
 /// `disk`.
 ///
 /// # Panics

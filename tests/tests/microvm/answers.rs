@@ -1,4 +1,4 @@
-//! Functions answer right after a thaw, and however often.
+//! Functions return correct answers after a thaw, and after many thaws.
 
 use std::fs;
 
@@ -10,8 +10,8 @@ fn light_workloads_answer_after_a_thaw() {
     let world = World::default();
     let boot = world.firn(["boot", "--json", "--name", "first"]);
     let mut first = boot.arg(together(&world.work(), &LIGHT)).start().ready();
-    // Not whatever this host has: what the functions' libraries choose by it is the same
-    // everywhere.
+    // A fixed processor model, so that the functions' libraries choose the same code
+    // on every host.
     let report: Value = serde_json::from_str(&first.first_line).unwrap();
     let model = report["cpu"].as_str().unwrap();
     assert!(["x86-64-v2", "x86-64-v3", "x86-64-v4"].contains(&model), "{report}");
@@ -30,7 +30,7 @@ fn light_workloads_answer_after_a_thaw() {
 }
 
 #[test]
-fn a_report_tells_times_counts_and_the_answer() {
+fn a_report_has_times_counts_and_the_answer() {
     let world = World::default();
     let thaw = world.firn(["thaw", "--json", "--invoke", JSON.input_b, "--name", "told"]);
     let report =
@@ -60,7 +60,7 @@ fn events_come_from_arguments_files_and_standard_input() {
     assert_eq!(thaw("-").with(|command| command.stdin(input)).run().ok(), HELLO.expected_b);
 }
 
-/// What grows when something is not given back: in the system, and in this world.
+/// Resources that grow with every leak: of the system, and of this world.
 fn held(world: &World) -> Vec<(&'static str, Vec<String>)> {
     let names = |folder: &str| {
         let entries = fs::read_dir(folder).unwrap();
@@ -72,7 +72,7 @@ fn held(world: &World) -> Vec<(&'static str, Vec<String>)> {
     let firns = names("/proc").into_iter().filter(|name| {
         fs::read_to_string(format!("/proc/{name}/comm")).is_ok_and(|comm| comm == "firn\n")
     });
-    // Of unix sockets only those with a name: others come and go with whoever talks to whom.
+    // Unix sockets with a name only: the number of others changes with each connection.
     let sockets = fs::read_to_string("/proc/net/unix").unwrap();
     let sockets = sockets.lines().filter_map(|line| line.split_whitespace().nth(7));
     vec![
@@ -85,7 +85,7 @@ fn held(world: &World) -> Vec<(&'static str, Vec<String>)> {
 }
 
 #[test]
-fn fifty_thaws_in_a_row_answer_right_and_leave_nothing() {
+fn fifty_thaws_in_a_row_answer_correctly_and_leave_nothing() {
     let snapshot = frozen(&HELLO);
     let world = World::default();
     let before = held(&world);
@@ -103,7 +103,7 @@ fn fifty_thaws_in_a_row_answer_right_and_leave_nothing() {
     }
     world.assert_nothing_left();
     assert_eq!(held(&world), before);
-    // Other programs open files and write, too, but 40 thaws that each kept one would show.
+    // Other programs open files and write too, but a leak in each of 40 thaws would show.
     assert!(
         open() - files_early < 40,
         "{files_early} open files after 10 thaws, {} after 50",

@@ -1,4 +1,4 @@
-//! Clones of one snapshot differ where they must, and see nothing of each other.
+//! Clones of one snapshot have separate identities and separate memory.
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -28,7 +28,7 @@ fn clones_thawed_at_once_have_identities_of_their_own() {
 
     for clone in &clones {
         let time = clone["time"].as_f64().unwrap();
-        // The guest reads the clock between: seconds of grace for how the two clocks run.
+        // The guest reads its clock between. The two clocks may differ by seconds.
         assert!((before - 2.0..after + 2.0).contains(&time), "{before} to {after}: {clone}");
         assert_eq!(clone["host_name"], clone["instance_id"]);
     }
@@ -57,7 +57,7 @@ fn clones_thawed_at_once_have_identities_of_their_own() {
 }
 
 #[test]
-fn clones_do_not_see_what_others_write() {
+fn clones_do_not_see_the_writes_of_other_clones() {
     let world = World::default();
     let snapshot = workshop();
     let files = ["/tmp/note", "/tmp/another"];
@@ -82,7 +82,7 @@ fn clones_do_not_see_what_others_write() {
 }
 
 #[test]
-fn what_was_written_before_the_freeze_is_there_after_the_thaw() {
+fn files_written_before_the_freeze_exist_after_the_thaw() {
     let world = World::default();
     let snapshot = world.file("snapshot");
     let mut first = world.firn(["thaw", "--name", "first"]).arg(workshop()).start().ready();
@@ -101,7 +101,7 @@ fn what_was_written_before_the_freeze_is_there_after_the_thaw() {
         let read = world.ask("second", "machine", &json!({"do": "read_again", "path": file}));
         assert!(read == text, "{file}");
     }
-    // The snapshot that the first was thawed from knows nothing of it.
+    // The first snapshot is unchanged.
     let gone =
         json!({"module": "machine", "event": {"do": "read", "path": "/tmp/long"}}).to_string();
     let ran = world.firn(["thaw", "--invoke", &gone]).arg(workshop()).run();

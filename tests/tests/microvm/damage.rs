@@ -1,4 +1,4 @@
-//! What is no whole snapshot is refused, and nothing is started.
+//! Damaged and incomplete snapshots are refused, and no microVM is started.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use firn_tests::{HELLO, World, cache, frozen};
 
-/// A copy of a snapshot, in which `memory.img` and `overlay.img` are the same files: only what is
-/// replaced may be changed.
+/// A copy of a snapshot with links to `memory.img` and `overlay.img`. A test may replace files but
+/// not change them.
 fn copy(world: &World, name: &str) -> PathBuf {
     let (from, to) = (frozen(&HELLO), world.file(name));
     fs::create_dir(&to).unwrap();
@@ -18,7 +18,7 @@ fn copy(world: &World, name: &str) -> PathBuf {
     to
 }
 
-/// Neither thawed nor planned.
+/// Fails unless thaw and plan refuse the snapshot.
 #[track_caller]
 fn refused(world: &World, snapshot: &Path, words: &[&str]) {
     world.firn(["thaw", "--invoke", HELLO.input_b]).arg(snapshot).run().refused(words);
@@ -47,7 +47,7 @@ fn a_whole_snapshot_is_planned_by_all_planners() {
 }
 
 #[test]
-fn what_is_no_snapshot_is_refused() {
+fn files_that_are_not_snapshots_are_refused() {
     let world = World::default();
     refused(&world, &world.file("nothing"), &["no snapshot at", "nothing"]);
     fs::create_dir(world.file("folder")).unwrap();
@@ -59,12 +59,12 @@ fn what_is_no_snapshot_is_refused() {
 }
 
 #[test]
-fn a_bit_flipped_anywhere_in_what_a_start_reads_is_found() {
+fn a_flipped_bit_in_the_data_that_a_start_reads_is_found() {
     let world = World::default();
     let copy = copy(&world, "copy");
     let file = OpenOptions::new().read(true).write(true).open(copy.join("snapshot.firn")).unwrap();
     let length = file.metadata().unwrap().len();
-    // Header, manifest, machine state, zero map: steps that no section is shorter than, to the end
+    // Header, manifest, machine state, zero map, in steps shorter than any section, to the end
     // of the file. Digests are checked by verify.
     let mut refusals = 0;
     for offset in [0, 9, 20, 40, 100, 200, 400, 1000, 3000, length / 2, length - 1] {
@@ -94,7 +94,7 @@ fn missing_and_cut_files_are_named() {
         let copy = copy(&world, &format!("without-{name}"));
         fs::remove_file(copy.join(name)).unwrap();
         refused(&world, &copy, &[name, "is missing"]);
-        // Cut short by one page, and by all of it.
+        // Truncated by one page, and to nothing.
         let whole = fs::metadata(frozen(&HELLO).join(name)).unwrap().len();
         for length in [whole - 4096, 0] {
             fs::File::create(copy.join(name)).unwrap().set_len(length).unwrap();
@@ -150,7 +150,7 @@ fn a_changed_root_is_refused() {
 }
 
 #[test]
-fn planners_that_are_none_are_refused() {
+fn invalid_planners_are_refused() {
     let world = World::default();
     for command in ["thaw", "plan"] {
         let run = |planner| world.firn([command, "--planner", planner]).arg(frozen(&HELLO)).run();

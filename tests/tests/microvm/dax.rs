@@ -1,5 +1,5 @@
-//! A pool and snapshots on a real ext4 with DAX: `firn lab run --fsdax` has one. Elsewhere there is
-//! nothing to do.
+//! A pool and snapshots on a real ext4 with DAX, as `firn lab run --fsdax` has. On other hosts
+//! these tests pass.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -39,7 +39,7 @@ impl Drop for Dax {
     }
 }
 
-/// A copy without the pages of zeros.
+/// A copy without zero pages.
 fn copy(from: &Path, to: &Path) {
     fs::create_dir(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
@@ -66,13 +66,13 @@ fn thaw(world: &World, function: &Function, words: &[&str]) -> Value {
     report
 }
 
-/// Guest memory is the file's, and nothing of it in the page cache.
+/// Guest memory is mapped from the file, and the page cache contains none of it.
 fn vanilla(world: &World, function: &Function, snapshot: &Path) {
     let words = ["--compare", "--planner", "vanilla_dax", snapshot.to_str().unwrap()];
     let report = thaw(world, function, &words);
     check_memory(&report, &BTreeSet::new());
     assert_eq!(report["shared_bytes"], 0, "{report}");
-    // The system may have dropped a page of the program's.
+    // The kernel may have dropped a page of the program.
     assert!(report["read_bytes"].as_u64().unwrap() < 1 << 20, "{report}");
 }
 
@@ -88,7 +88,7 @@ fn a_dax_file_system_holds_pools_and_images_without_a_page_cache() {
     let serve = ["pool", "serve", "--json", "--medium", &medium, "--socket", &socket];
     let mut manager = world.firn(serve).start().ready();
     let listing = world.firn(["pool", "ls", "--json", "--pool", &medium]).run().json();
-    // MAP_SYNC was granted, and the file lies so that leaves are huge.
+    // MAP_SYNC is in use, and the file's alignment allows huge leaves.
     assert_eq!(listing["medium"]["kind"], "dax_file", "{listing}");
     assert_eq!(listing["medium"]["index"]["leaf"], 2 * MIB, "{listing}");
     assert!(listing["medium"]["durability"]["cache_lines"].is_string(), "{listing}");
@@ -98,11 +98,11 @@ fn a_dax_file_system_holds_pools_and_images_without_a_page_cache() {
     world.firn(["freeze", "--pool", &medium, "first", "hello"]).run().ok();
     monitor.end().ok();
     let report = thaw(&world, &HELLO, &["--planner", "pass_shared", "--pool", &medium, "hello"]);
-    // Reads at leaves of 2 MiB, straight from the medium; writes copied by the kernel, 4 KiB each.
+    // Reads use leaves of 2 MiB on the medium; the kernel copies writes, 4 KiB each.
     assert_eq!(report["shared_bytes"], 0, "{report}");
     assert!(report["kvm"]["pages_2m"].as_u64().unwrap() > 0, "{report}");
     assert_eq!(report["chunk_copies"]["chunks"], 0, "{report}");
-    // By the chunk it would be 50 MiB (docs/concepts/devdax-sharing.md).
+    // With chunks it would be 50 MiB (docs/concepts/devdax-sharing.md).
     let private = report["private_bytes"].as_u64().unwrap();
     assert!((1..32 * MIB).contains(&private), "{report}");
     world.firn(["pool", "verify", "--pool", &medium]).run().ok();

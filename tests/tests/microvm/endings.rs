@@ -1,4 +1,4 @@
-//! However a microVM ends, it says so and leaves nothing.
+//! Every end of a microVM is reported and leaves nothing behind.
 
 use std::time::Duration;
 
@@ -25,13 +25,13 @@ fn signals_end_a_microvm_in_order() {
 }
 
 #[test]
-fn a_signal_in_the_middle_of_a_boot_is_told() {
+fn a_signal_during_a_boot_is_reported() {
     let world = World::default();
     let boot = world.firn(["boot", "--name", "it", "--console"]).arg(world.file("console"));
     let (_, mut child) = boot.arg(HELLO.write(&world.work())).spawn();
-    // Once it has a console it has a microVM.
+    // The microVM exists as soon as its console exists.
     while std::fs::metadata(world.file("console")).map_or(0, |file| file.len()) == 0 {
-        assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
+        assert!(child.try_wait().unwrap().is_none(), "it exited without a signal");
         std::thread::sleep(Duration::from_millis(20));
     }
     rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::TERM).unwrap();
@@ -42,7 +42,7 @@ fn a_signal_in_the_middle_of_a_boot_is_told() {
 }
 
 #[test]
-fn a_guest_that_powers_off_ends_its_monitor_well() {
+fn a_guest_that_powers_off_ends_its_monitor_with_code_0() {
     let world = World::default();
     let mut monitor = thawed(&world);
     let socket = world.run_directory().join("it/vsock.sock");
@@ -55,10 +55,10 @@ fn a_guest_that_powers_off_ends_its_monitor_well() {
     world.firn(["invoke", "it", "{}"]).run().refused(&["no microVM named it is running"]);
 }
 
-/// Of a guest that panicked: the error names it and shows the end of the console, without its
+/// After a panic the error contains the end of the console, without its
 /// control characters.
 #[track_caller]
-fn told(ran: &Ran) {
+fn reports_panic(ran: &Ran) {
     assert_eq!(ran.code, 1, "{ran:#?}");
     for words in ["firn: error: the guest reset itself", "Kernel panic", "panic_on_oom", "[31mred"]
     {
@@ -68,7 +68,7 @@ fn told(ran: &Ran) {
 }
 
 #[test]
-fn a_guest_that_panics_is_told_with_the_end_of_its_console() {
+fn a_panic_is_reported_with_the_end_of_the_console() {
     let world = World::default();
     let boot = world.firn(["boot", "--name", "it", "--memory", "128M", "--cmdline"]);
     let boot = boot
@@ -80,17 +80,17 @@ fn a_guest_that_panics_is_told_with_the_end_of_its_console() {
     world.firn(["freeze", "--keep", "it", "snapshot"]).run().ok();
     let more = json!({"do": "exhaust", "mebibytes": 400});
     world.ask_for_anything("it", "machine", &more).refused(&["the request got no answer"]);
-    told(&monitor.end());
+    reports_panic(&monitor.end());
     world.assert_nothing_left();
 
     let event = json!({"module": "machine", "event": more}).to_string();
     let ran = world.firn(["thaw", "--invoke", &event, "snapshot"]).run();
     assert_eq!(ran.stdout, "");
-    told(&ran);
+    reports_panic(&ran);
 }
 
 #[test]
-fn a_guest_that_does_not_come_up_is_told_with_the_end_of_its_console() {
+fn a_failed_boot_is_reported_with_the_end_of_the_console() {
     let world = World::default();
     let boot = world.firn(["boot", "--time-limit", "5", "--cmdline"]);
     let boot = boot.arg("loglevel=7 rdinit=/nonesuch root=/dev/nonesuch rootwait");
@@ -102,12 +102,15 @@ fn a_guest_that_does_not_come_up_is_told_with_the_end_of_its_console() {
 }
 
 #[test]
-fn what_a_killed_monitor_leaves_is_swept_by_the_next() {
+fn files_of_a_killed_monitor_are_removed_by_the_next() {
     let world = World::default();
     let mut monitor = thawed(&world);
     monitor.signal(Signal::KILL);
     assert_eq!(monitor.end().code, 128 + 9);
-    assert!(world.run_directory().join("it").exists(), "nothing was left: this test tests nothing");
+    assert!(
+        world.run_directory().join("it").exists(),
+        "no file was left, so this test checks nothing"
+    );
     world.firn(["invoke", "it", "{}"]).run().refused(&["no microVM named it is running"]);
     world.assert_nothing_left();
 

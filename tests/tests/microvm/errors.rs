@@ -1,4 +1,4 @@
-//! What a function may do wrong: its error is the answer, and the microVM goes on.
+//! Errors of functions are answers, and the microVM continues.
 
 use firn_tests::{Monitor, World, folder, workshop};
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ fn thawed(world: &World) -> Monitor {
     world.firn(["thaw", "--name", "it"]).arg(workshop()).start().ready()
 }
 
-/// Asks for what fails, and returns the function's error.
+/// Invokes a function that fails, and returns its error.
 #[track_caller]
 fn error(world: &World, module: &str, event: &Value) -> Value {
     world.ask_for_anything("it", module, event).function_error(&[])
@@ -39,7 +39,7 @@ fn errors_of_functions_are_answers() {
     let large = error(&world, "ten_megabytes", &json!(10 << 20));
     assert_eq!(large["errorType"], "Function.ResponseSizeTooLarge");
     assert!(large["errorMessage"].as_str().unwrap().contains("10485760"), "{large}");
-    // The largest answer that there may be arrives whole.
+    // The largest permitted answer arrives complete.
     let most = world.ask("it", "ten_megabytes", &json!(6_291_556));
     assert!(most == "x".repeat(6_291_554), "{} bytes", most.as_str().unwrap_or("").len());
     goes_on(&world);
@@ -72,7 +72,7 @@ fn a_function_that_never_returns_is_stopped_at_its_time_limit() {
 }
 
 #[test]
-fn what_a_function_says_does_not_reach_the_terminal_as_controls() {
+fn control_characters_of_a_function_do_not_reach_the_terminal() {
     let world = World::default();
     let _monitor = thawed(&world);
     let painted = "\u{1b}[31mred\u{7}\u{9b}2J";
@@ -86,7 +86,7 @@ fn what_a_function_says_does_not_reach_the_terminal_as_controls() {
 }
 
 #[test]
-fn events_that_are_no_json_are_refused() {
+fn events_that_are_not_json_are_refused() {
     let world = World::default();
     let _monitor = thawed(&world);
     for event in ["", "{", "nonsense", "{} {}", "'single'", "{\"a\": NaN}"] {

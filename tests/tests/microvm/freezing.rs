@@ -1,4 +1,4 @@
-//! Freezes that go on, are refused, or are killed half-way.
+//! Freezes that continue the microVM, are refused, or are killed.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ fn answers(world: &World, name: &str) {
     assert_eq!(world.firn(["invoke", name, HELLO.input_b]).run().ok(), HELLO.expected_b);
 }
 
-/// Files of a directory, its own and those below.
+/// The files of a directory and its subdirectories.
 fn files(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).unwrap();
     let mut names: Vec<_> =
@@ -25,7 +25,7 @@ fn files(directory: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_microvm_that_is_kept_goes_on_answering() {
+fn a_microvm_that_is_kept_continues_to_answer() {
     let world = World::default();
     let _monitor = thawed(&world, "kept");
     for _ in 0..2 {
@@ -39,7 +39,7 @@ fn a_microvm_that_is_kept_goes_on_answering() {
 }
 
 #[test]
-fn a_refused_freeze_costs_nothing() {
+fn a_refused_freeze_changes_nothing() {
     let world = World::default();
     let _monitor = thawed(&world, "it");
     fs::create_dir(world.file("own")).unwrap();
@@ -70,9 +70,9 @@ fn a_monitor_killed_in_a_freeze_leaves_the_snapshot_before_it() {
 
     let mut second = thawed(&world, "second");
     let (_, mut freeze) = world.firn(["freeze", "second", "snapshot"]).spawn();
-    // Half-way: something is written beside the old snapshot, and not yet in its place.
+    // During the freeze: a new file exists beside the old snapshot, not yet in its place.
     while files(&world.work()).len() == 1 {
-        assert!(freeze.try_wait().unwrap().is_none(), "the freeze was done before it was seen");
+        assert!(freeze.try_wait().unwrap().is_none(), "the freeze ended before it was observed");
     }
     second.signal(Signal::KILL);
     assert_eq!(second.end().code, 128 + 9);
@@ -85,7 +85,7 @@ fn a_monitor_killed_in_a_freeze_leaves_the_snapshot_before_it() {
     world.firn(["verify", "snapshot"]).run().ok();
     let thaw = world.firn(["thaw", "--invoke", HELLO.input_b, "snapshot"]);
     assert_eq!(thaw.run().ok(), HELLO.expected_b);
-    // What the killed one left beside it goes with the next freeze.
+    // The next freeze removes the files of the killed one.
     let mut third = thawed(&world, "third");
     world.firn(["freeze", "third", "snapshot"]).run().ok();
     third.end().ok();

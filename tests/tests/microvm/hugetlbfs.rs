@@ -1,5 +1,5 @@
-//! A pool in huge pages that were set aside, none of them to spare. The lab's are for the tests;
-//! elsewhere there is nothing to do.
+//! A pool in reserved huge pages, with no free page left. The lab reserves huge pages for the
+//! tests; on other hosts these tests pass.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 const MIB: u64 = 1 << 20;
 const SET_ASIDE: &str = "/proc/sys/vm/nr_hugepages";
 
-/// How many huge pages are left.
+/// The number of free huge pages.
 fn left() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("HugePages_Free:")).unwrap();
@@ -17,7 +17,7 @@ fn left() -> u64 {
 }
 
 #[test]
-fn a_pool_of_huge_pages_needs_none_but_its_own() {
+fn a_pool_of_huge_pages_needs_only_its_own() {
     if std::env::var_os("FIRN_LAB").is_none() {
         return;
     }
@@ -29,8 +29,8 @@ fn a_pool_of_huge_pages_needs_none_but_its_own() {
     assert_eq!(left(), 0);
     let player = ["player", "--trace", "sequential-write:16M", "--out", "player", "--pool"];
     world.firn(player).arg(&socket).run().ok();
-    // Each checks every byte of its memory. What it writes is copied into memory that is not set
-    // aside.
+    // Each player checks every byte of its memory. Its writes are copied into memory that is not
+    // reserved.
     for planner in ["pass_shared", "firn", "firn", "firn", "pass"] {
         let thaw = ["thaw", "--json", "--planner", planner, "--pool"];
         let report: Value = world.firn(thaw).arg(&socket).arg("player").run().json();

@@ -1,4 +1,4 @@
-//! Real functions in real microVMs, through the `firn` command alone. The program is the one that
+//! Real functions in real microVMs, run with the `firn` command. The program is the one that
 //! `FIRN` names, or `firn` of the PATH; it needs a KVM that runs Linux guests and the guest's files
 //! in firn's cache. `make test` runs this here or in the lab.
 //!

@@ -1,5 +1,5 @@
-//! Planners that page from a directory, by a profile where they need one: recorded on one input,
-//! asked with the other. Whatever was not written since is the image's.
+//! Planners that page from a directory. Profiles are recorded on one input, and the function is
+//! invoked with the other. Every page that the run did not write equals the image.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -14,9 +14,9 @@ use firn_tests::{
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-/// All that restore a snapshot in a directory without DAX. A comparison touches every page, and a
-/// fault of the pager's for each takes half a minute in the lab: the pager brings several here, and
-/// one where [`PAGE_BY_PAGE`].
+/// All planners for a snapshot in a directory without DAX. A comparison touches every page, and a
+/// pager fault for each page takes half a minute in the lab, so the pager installs several pages
+/// for each fault here, and one with [`PAGE_BY_PAGE`].
 const PLANNERS: [&str; 7] = [
     "firecracker",
     "firecracker:readahead=off",
@@ -27,15 +27,15 @@ const PLANNERS: [&str; 7] = [
     "snapbpf",
 ];
 
-/// As the papers have them.
+/// The papers' configurations.
 const PAGE_BY_PAGE: [&str; 2] = ["reap", "faast"];
 
 fn count(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("no number: {value}"))
 }
 
-/// Thaws a profiled function by a planner and asks it with input b: the answer, guest memory, and
-/// the counters that prove how it was done.
+/// Thaws a profiled function with a planner and invokes it with input b. Checks the answer, guest
+/// memory, and the planner's counters.
 fn thaw(world: &World, function: &Function, planner: &str, free: &BTreeSet<u64>) -> Value {
     let snapshot = profiled(function);
     let thaw = world.firn(["thaw", "--json", "--compare", "--planner", planner]);
@@ -118,7 +118,7 @@ fn four_at_once_by_faasnap_load_once() {
     assert!(sum <= count(&reports[0]["execute"]["packed_bytes"]), "{reports:?}");
 }
 
-/// Its end is waited for by the end of a process alone.
+/// Only the exit of the process waits for the loader's end.
 #[test]
 fn no_start_and_no_answer_waits_for_a_loader() {
     let world = World::default();
@@ -153,10 +153,10 @@ fn four_at_once_by_every_planner() {
     }
 }
 
-/// As above; the loading-set file without merging is another one.
+/// The same with `merge=0`, which has a separate loading-set file.
 #[test]
 #[ignore = "long: make test-full"]
-fn four_at_once_by_faasnap_that_merges_nothing() {
+fn four_at_once_by_faasnap_without_merging() {
     let world = World::default();
     let pack = |planner| {
         let pack = world.firn(["profile", "pack", "--planner", planner]);
@@ -167,7 +167,7 @@ fn four_at_once_by_faasnap_that_merges_nothing() {
     pack("faasnap");
 }
 
-/// What the snapshot's profile has as free.
+/// The free pages in the snapshot's profile.
 fn recorded_free(snapshot: &Path) -> BTreeSet<u64> {
     let profile = Snapshot::open(snapshot).unwrap().profile().unwrap().unwrap();
     profile.free.unwrap().iter().flat_map(Run::range).collect()
@@ -181,9 +181,9 @@ fn free_pages_are_those_on_the_allocators_lists() {
     assert!(lists.pages.len() > 10_000, "{lists:?}");
 }
 
-/// Two processors, so lists of single processors, and memory that was full and was freed again.
+/// Two processors, so that per-CPU lists exist, and memory that was full and was freed again.
 #[test]
-fn what_a_guest_freed_is_known_and_what_it_reported_is_never_read() {
+fn freed_pages_are_known_and_reported_pages_are_never_read() {
     let world = World::default();
     let snapshot = world.file("snapshot");
     let boot = world.firn(["boot", "--name", "first", "--vcpus", "2", "--cmdline"]);
@@ -207,7 +207,7 @@ fn what_a_guest_freed_is_known_and_what_it_reported_is_never_read() {
         let counts = zone.split_whitespace().skip(4).map(|count| count.parse::<u64>().unwrap());
         counts.zip(0..).map(|(count, order)| count << order).collect::<Vec<_>>()
     });
-    // The guest collected garbage and wrote its files back in between.
+    // The guest collects garbage and writes its files back in between.
     let (told, found): (u64, _) = (counts.sum(), lists.pages.len() as u64);
     assert!(told.abs_diff(found) < told / 10, "told {told}, found {found}");
 
@@ -225,12 +225,12 @@ fn what_a_guest_freed_is_known_and_what_it_reported_is_never_read() {
         let zeros = count(&report["execute"]["zero_bytes"]) / 4096;
         (read(&reported), read(&lists.pages), zeros)
     };
-    // Without read-ahead too the guest allocates what was free, and the image is read for it.
+    // Without read-ahead too, the guest allocates free pages, and the image is read for them.
     let (of_reported, of_free, _) = read("firecracker:readahead=off");
     assert!(of_reported > 1000, "{of_reported} of {}", reported.len());
     let (none, fewer, zeros) = read("snapbpf");
     assert_eq!((none, zeros), (0, reported.len() as u64));
-    // What was free and not reported is the image's, until the guest reports it.
+    // Free pages that are not reported equal the image until the guest reports them.
     assert!(fewer < of_free, "{fewer}, {of_free} by demand");
 }
 
@@ -247,7 +247,7 @@ fn a_profile_is_recorded_and_shown() {
     for part in ["faults", "writes", "groups", "cache", "free"] {
         assert!(parts.contains(&part), "{part}: {summary}");
     }
-    // The guest touches less than the host reads ahead for it, and writes less than it touches.
+    // The guest touches fewer pages than the host reads ahead, and writes fewer than it touches.
     assert!(count(&summary["groups"]) > 1, "{summary}");
     assert!(count(&summary["read_pages"]) > 100, "{summary}");
     assert!(count(&summary["read_ahead_pages"]) > 0, "{summary}");

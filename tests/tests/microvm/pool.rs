@@ -1,5 +1,5 @@
-//! A pool whose manager is killed again and again while others freeze into it. In the lab the pool
-//! lies on the real /dev/dax0.0, elsewhere in a file.
+//! A pool whose manager is killed repeatedly while clients freeze into it. In the lab the pool
+//! is on the real /dev/dax0.0, elsewhere in a file.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ const GUEST: u64 = GRANULE;
 const TAIL: u64 = 5000;
 const PAGE: u64 = 4096;
 
-/// A version that is in every page.
+/// Writes a version into every page.
 fn write(extent: &MappedExtent, version: u64) {
     let bytes = version.to_le_bytes();
     for page in (0..GUEST).step_by(4096) {
@@ -26,7 +26,7 @@ fn write(extent: &MappedExtent, version: u64) {
     extent.flush().unwrap();
 }
 
-/// The version of an extent's content; fails if it is not whole.
+/// The version in an extent. Fails if it is not the same in all pages.
 fn version(read_guest: impl Fn(u64, &mut [u8]), read_tail: impl Fn(u64, &mut [u8])) -> u64 {
     let mut tail = [0; 8];
     read_tail(TAIL - 8, &mut tail);
@@ -53,12 +53,12 @@ fn serve(world: &World, medium: &Path, socket: &Path) -> Monitor {
     manager.start().ready()
 }
 
-/// What may be under a name: the version that was acknowledged last, and the one that was under
-/// way.
+/// The versions that a name may have: the last acknowledged one, and the one that was in
+/// progress.
 type Allowed = BTreeMap<&'static str, [Option<u64>; 2]>;
 
-/// Freezes until the manager is gone, or leaves a freeze after so many; counts what was
-/// acknowledged.
+/// Freezes until the manager is killed, or abandons a freeze after this many. Counts the
+/// acknowledged freezes.
 fn freeze(
     client: &mut Client,
     mut version: u64,
@@ -89,7 +89,7 @@ fn freeze(
     }
 }
 
-/// What a kill left, before recovery: every snapshot is whole, and none is older than acknowledged.
+/// Checks the pool before recovery: every snapshot is complete and as new as acknowledged.
 fn check(medium: &Path, allowed: &mut Allowed) {
     let medium = MappedMedium::open(medium, Access::Read).unwrap();
     let reader = PoolReader::open(Arc::new(medium)).unwrap();
@@ -125,7 +125,7 @@ fn a_killed_manager_loses_nothing_that_was_published() {
         let mut client = Client::connect(&socket).unwrap();
         orphans += client.describe().unwrap().recovery.freed_extents;
         let done = AtomicU64::new(0);
-        // Later in every round: wherever in a freeze that is, or with one that is written and not
+        // Later in every round, at any point of a freeze, or with one that is written and not
         // published.
         let most = if round.is_multiple_of(2) { u64::MAX } else { round };
         std::thread::scope(|scope| {
@@ -143,7 +143,7 @@ fn a_killed_manager_loses_nothing_that_was_published() {
         check(&medium, &mut allowed);
     }
     assert!(orphans >= ROUNDS / 2 - 1, "{orphans}");
-    // The next manager removes what the last, killed one left in the run directory.
+    // The next manager removes the files of the killed one from the run directory.
     let mut manager = serve(&world, &medium, &socket);
     manager.signal(Signal::TERM);
     manager.end().ok();

@@ -1,5 +1,5 @@
-//! Real functions that start straight from a pool: shared by many microVMs, or each on a replica of
-//! its own.
+//! Real functions that start from a pool, with a shared snapshot or with a replica for each
+//! microVM.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 const MEMORY: u64 = 256 * MIB;
-/// All that restore a snapshot in a pool.
+/// All planners for a snapshot in a pool.
 const PLANNERS: [&str; 3] = ["pass", "pass_shared", "firn"];
 
 fn serve(world: &World, medium: &str, socket: &Path) -> Monitor {
@@ -18,7 +18,7 @@ fn serve(world: &World, medium: &str, socket: &Path) -> Monitor {
     manager.start().ready()
 }
 
-/// Boots hello, and freezes it straight into the pool.
+/// Boots hello and freezes it into the pool.
 fn freeze_into(world: &World, socket: &Path) {
     let boot = world.firn(["boot", "--name", "first", "--memory", "256M"]);
     let mut monitor = boot.arg(HELLO.write(&world.work())).start().ready();
@@ -48,8 +48,8 @@ fn bytes(report: &Value, what: &str) -> u64 {
     report[what].as_u64().unwrap_or_else(|| panic!("no {what}: {report}"))
 }
 
-/// Runs in a replica, and compares all of it with the sealed bytes once the manager has made it
-/// ready again: at leaves of 4 KiB by the list of what KVM and the monitor say was written.
+/// Runs in a replica, and compares all of it with the sealed bytes when the manager has made it
+/// ready again: with 4 KiB leaves, by the list of pages that KVM and the monitor wrote.
 fn a_replica_becomes_what_its_snapshot_is(world: &World, socket: &Path) {
     let mut client = Client::connect(socket).unwrap();
     let listed = client.describe().unwrap().medium.leaf() == 4096;
@@ -84,8 +84,8 @@ fn one_sealed_snapshot_serves_microvms_at_once_and_keeps_its_bytes() {
     freeze_into(&world, &socket);
     for _ in 0..2 {
         for report in two_at_once(&world, &socket) {
-            // What it wrote is its own; the rest is the pool's, and there once, but for what it has
-            // given back.
+            // Written pages are private. The rest is the pool's, in memory once, except what the
+            // guest has returned.
             assert_eq!(bytes(&report, "shared_bytes"), 0, "{report}");
             let mapped = bytes(&report, "private_bytes") + bytes(&report, "pool_bytes");
             assert!((1..=MEMORY).contains(&mapped), "{report}");
@@ -95,7 +95,7 @@ fn one_sealed_snapshot_serves_microvms_at_once_and_keeps_its_bytes() {
         }
     }
     a_replica_becomes_what_its_snapshot_is(&world, &socket);
-    // A planner of a directory has nothing to page from, and an unknown name is told.
+    // A planner for directories and an unknown name are refused.
     let thaw = |words: [&str; 2]| {
         let thaw = ["thaw", "--planner", words[0], "--invoke", "{}", "--pool"];
         world.firn(thaw).arg(&socket).arg(words[1]).run()
@@ -104,7 +104,7 @@ fn one_sealed_snapshot_serves_microvms_at_once_and_keeps_its_bytes() {
     thaw(["pass_shared", "nobody"]).refused(&["nobody"]);
 }
 
-/// The lab's /dev/dax0.0; elsewhere a file.
+/// The lab's /dev/dax0.0, elsewhere a file.
 fn medium(world: &World) -> PathBuf {
     let make = |medium: &Path, options: &[&str]| {
         world.firn(["pool", "create", "--medium"]).arg(medium).args(options).run().ok();
@@ -126,7 +126,7 @@ fn a_replica_is_run_in_place_with_both_indexes_complete() {
     let medium = medium(&world);
     let manager = serve(&world, medium.to_str().unwrap(), &socket);
     freeze_into(&world, &socket);
-    // The first has to wait for its replica; what it wrote is gone before the next one runs.
+    // The first run waits for its replica. Its writes are reverted before the next run.
     for _ in 0..3 {
         let report = thaw(&world, &socket, "pass");
         assert_eq!(bytes(&report, "private_bytes"), 0, "{report}");
@@ -138,11 +138,11 @@ fn a_replica_is_run_in_place_with_both_indexes_complete() {
             .map(|step| bytes(step, "indexed_bytes"))
             .sum();
         assert_eq!(indexed, MEMORY, "{report}");
-        // Where the kernel can fill KVM's own tables ahead, all of guest memory is in them.
+        // If the kernel can fill KVM's tables in advance, they map all of guest memory.
         let built = &report["restore"]["kvm_index"]["built"]["bytes"];
         assert!(built.is_null() || *built == MEMORY, "{report}");
         if medium.starts_with("/dev") {
-            // Real devdax under nested paging: the leaves are those of the device.
+            // Real devdax under nested paging: the leaves are as large as the device's.
             assert!(
                 report["kvm"]["pages_2m"].as_u64().unwrap() >= MEMORY / (2 * MIB) - 8,
                 "{report}"
@@ -150,8 +150,8 @@ fn a_replica_is_run_in_place_with_both_indexes_complete() {
         }
     }
     if medium.starts_with("/dev") {
-        // The kernel has no private mappings of a device: two share the extent, and the monitors
-        // copy what they write.
+        // The kernel has no private mappings of a device: two microVMs share the extent, and the
+        // monitors copy the pages that they write.
         let reports = two_at_once(&world, &socket);
         for report in reports {
             let copies = &report["chunk_copies"];
@@ -166,8 +166,9 @@ fn a_replica_is_run_in_place_with_both_indexes_complete() {
     }
 }
 
-/// Freezes a function into a pool, and records it there on input a. It was thawed before, so that
-/// its guest has reported its free pages: what it gives back after the next thaw is not compared.
+/// Freezes a function into a pool, and records it there on input a. It is thawed once before, so
+/// that the guest has reported its free pages: pages that it returns after the next thaw are not
+/// compared.
 fn record_in(world: &World, socket: &Path, function: &Function) {
     let thaw = world.firn(["thaw", "--name", "again"]).arg(frozen(function));
     let mut thawed = thaw.start().ready();
@@ -177,7 +178,7 @@ fn record_in(world: &World, socket: &Path, function: &Function) {
     world.firn(record).arg(socket).arg(function.name).run().ok();
 }
 
-/// Asks with input b: the answer, guest memory, and what proves how it was done.
+/// Invokes it with input b. Checks the answer, guest memory, and the planner's counters.
 fn compare(world: &World, socket: &Path, function: &Function, planner: &str) -> Value {
     let report = ask(world, socket, function, &["--compare", "--planner", planner]);
     check_memory(&report, &BTreeSet::new());
@@ -188,7 +189,7 @@ fn compare(world: &World, socket: &Path, function: &Function, planner: &str) -> 
             assert_eq!((private, copied), (0, 0), "{report}");
         }
         "pass_shared" => assert!(private > 0 && copied == 0, "{report}"),
-        // By the profile.
+        // With the profile.
         _ => assert!(bytes(&report["writes"], "predicted") > 0, "{report}"),
     }
     report
@@ -199,7 +200,7 @@ fn by_every_planner(world: &World, function: &Function, medium: &str) {
     let _manager = serve(world, medium, &socket);
     record_in(world, &socket, function);
     for planner in PLANNERS {
-        // Where the manager has a copy ready, `firn` runs on it.
+        // If the manager has a ready copy, `firn` uses it.
         Client::connect(&socket).unwrap().settle().unwrap();
         let report = compare(world, &socket, function, planner);
         assert_eq!(bytes(&report, "copy_bytes") > 0, planner == "firn", "{report}");
@@ -211,7 +212,7 @@ fn hello_by_every_planner_of_a_pool() {
     by_every_planner(&World::default(), &HELLO, "memfd:640M");
 }
 
-/// On the lab's device the monitors copy what is written, elsewhere the kernel does.
+/// On the lab's device the monitors copy written pages, elsewhere the kernel does.
 #[test]
 fn json_by_every_planner_of_a_pool() {
     let world = World::default();
@@ -219,7 +220,7 @@ fn json_by_every_planner_of_a_pool() {
     by_every_planner(&world, &JSON, medium.to_str().unwrap());
 }
 
-/// Slow, so for `make test-full`. The pool has room for four replicas beside what they are made of.
+/// Slow, so for `make test-full`. The pool has space for four replicas beside their snapshots.
 #[test]
 #[ignore = "long: make test-full"]
 fn four_at_once_by_every_planner_of_a_pool() {

@@ -1,4 +1,4 @@
-//! A recorded invocation is a trace of what the guest touched, and answers as any other does.
+//! A recorded invocation produces a trace of the touched pages, and its answer is unchanged.
 
 use std::fs;
 
@@ -17,8 +17,8 @@ fn hello_is_recorded_touch_by_touch() {
     let expected: Value = serde_json::from_str(HELLO.expected_a).unwrap();
     assert_eq!(report["outcome"]["answer"], expected);
 
-    // Reading it checks that every page is one of the guest's, touched first once and written later
-    // once.
+    // The reader checks that every page is in guest memory, is touched first once, and is written
+    // later at most once.
     let content = fs::read(&file).unwrap();
     let trace = Trace::decode(&content).unwrap();
     assert_eq!(report["bytes"], content.len());
@@ -31,11 +31,12 @@ fn hello_is_recorded_touch_by_touch() {
         |wanted: &dyn Fn(&Touch) -> bool| touches.iter().filter(|touch| wanted(touch)).count();
     assert_eq!(report["touches"], touches.len());
     assert_eq!(report["pages"], trace.touched_pages());
-    // Whoever touches by an instruction or a walk meets a fault of KVM's; the monitor does not.
+    // Touches by instructions and page walks cause KVM faults; touches by the monitor do not.
     let by_guest = count(&|touch| touch.by != Toucher::Device);
     let faults = usize::try_from(report["kvm"]["page_faults"].as_u64().unwrap()).unwrap();
     assert!(by_guest > 500 && by_guest.abs_diff(faults) < faults / 10, "{by_guest}: {report}");
-    // Linux maps itself by large leaves, and programs by small ones; it reads more than it writes.
+    // Linux maps itself with large leaves and programs with small ones, and reads more than it
+    // writes.
     let unknown = report["unknown_leaves"].as_u64().unwrap();
     assert!(unknown < trace.touched_pages() / 50, "{report}");
     assert!(count(&|touch| touch.leaf == Leaf::Size2M) > 100);
@@ -45,13 +46,13 @@ fn hello_is_recorded_touch_by_touch() {
     let first = |access| count(&|touch: &Touch| touch.access == access);
     assert!(first(Access::Read) > first(Access::Write));
     assert!(first(Access::LaterWrite) > 50);
-    // It works between most touches, and in all less than it is in guest mode.
+    // There are gaps between most touches, and their sum is less than the time in guest mode.
     assert!(count(&|touch| touch.gap > 0) > touches.len() / 4);
     assert_eq!(report["worked"], touches.iter().map(|touch| touch.gap).sum::<u64>());
 }
 
 #[test]
-fn what_fails_leaves_no_trace() {
+fn a_failed_recording_leaves_no_trace() {
     let world = World::default();
     let file = world.file("failed.trace");
     let event = json!({"module": "raises", "event": {}}).to_string();
@@ -76,7 +77,7 @@ fn read_list_reads_what_it_made_and_mmap_writes_one_byte_a_page() {
         let event = format!(r#"{{"function": "{}", "event": {event}}}"#, function.name);
         world.firn(["invoke", "small", &event]).run()
     };
-    // The first words of pages 0 and 1 on, as the function makes them.
+    // The first words of the pages from 0 and 1 on, as the function writes them.
     let word = |page: u64| ((page * 2_654_435_761 + 1) % (1 << 32)) | 1;
     let sum: u64 = (0..256).map(word).sum();
     let answer = invoke(&READ_LIST, r#"{"mebibytes": 1}"#).json();

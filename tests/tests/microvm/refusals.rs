@@ -1,4 +1,4 @@
-//! What cannot be booted or run is refused, with the reason and the way out.
+//! Refused commands report the reason and the remedy.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -6,14 +6,14 @@ use std::os::unix::process::CommandExt;
 
 use firn_tests::{Firn, HELLO, World, cache, folder, frozen};
 
-/// A boot of hello with options, which nothing must come of.
+/// A boot of hello with options that must be refused.
 #[track_caller]
 fn boot(world: &World, options: &[&str]) -> Firn {
     world.firn(["boot"]).args(options).arg(HELLO.write(&world.work()))
 }
 
 #[test]
-fn files_that_are_missing_or_no_kernels() {
+fn missing_files_and_invalid_kernels() {
     let world = World::default();
     let root = cache().join("root.erofs");
     boot(&world, &["--kernel", root.to_str().unwrap()]).run().refused(&[
@@ -21,7 +21,7 @@ fn files_that_are_missing_or_no_kernels() {
         "no ELF",
         "vmlinux",
     ]);
-    // As a bzImage begins: a boot sector, and "HdrS" at 0x202.
+    // The start of a bzImage: a boot sector, and "HdrS" at 0x202.
     let mut packed = vec![0; 1 << 20];
     packed[0x1fe..0x200].copy_from_slice(&[0x55, 0xaa]);
     packed[0x202..0x206].copy_from_slice(b"HdrS");
@@ -41,14 +41,14 @@ fn files_that_are_missing_or_no_kernels() {
 }
 
 #[test]
-fn disks_that_are_cut() {
+fn truncated_disks() {
     let world = World::default();
     let root = fs::read(cache().join("root.erofs")).unwrap();
     fs::write(world.file("odd"), &root[..100_000]).unwrap();
     boot(&world, &["--root", "odd"]).run().refused(&["odd", "multiple of 512", "truncated"]);
     fs::write(world.file("empty"), "").unwrap();
     boot(&world, &["--root", "empty"]).run().refused(&["empty", "0 bytes"]);
-    // A whole number of sectors: only the guest can tell.
+    // A whole number of sectors: only the guest detects the truncation.
     fs::write(world.file("half"), &root[..root.len() / 2 / 4096 * 4096]).unwrap();
     let ran = boot(&world, &["--root", "half"]).run();
     assert_eq!((ran.code, ran.stdout.as_str()), (1, ""), "{ran:#?}");
@@ -58,7 +58,7 @@ fn disks_that_are_cut() {
 }
 
 #[test]
-fn sizes_that_cannot_be() {
+fn invalid_sizes() {
     let world = World::default();
     let host = rustix::system::sysinfo();
     let host = host.totalram * u64::from(host.mem_unit);
@@ -83,7 +83,7 @@ fn sizes_that_cannot_be() {
 }
 
 #[test]
-fn functions_that_are_none() {
+fn invalid_functions() {
     let world = World::default();
     let boot = |path: &str| world.firn(["boot", path]).run();
     boot("missing").refused(&["missing does not exist", "a function's folder"]);
@@ -99,7 +99,7 @@ fn functions_that_are_none() {
 }
 
 #[test]
-fn names_that_are_taken_or_none() {
+fn names_in_use_and_invalid_names() {
     let world = World::default();
     let _monitor = world.firn(["thaw", "--name", "taken"]).arg(frozen(&HELLO)).start().ready();
     let taken = ["a microVM named taken is already running", "another name"];
@@ -115,7 +115,7 @@ fn names_that_are_taken_or_none() {
 }
 
 #[test]
-fn kvm_that_is_missing_or_none() {
+fn missing_and_invalid_kvm_devices() {
     let world = World::default();
     let missing = ["/dev/nonesuch does not exist", "kvm_intel or kvm_amd"];
     boot(&world, &["--kvm", "/dev/nonesuch"]).run().refused(&missing);
@@ -125,12 +125,12 @@ fn kvm_that_is_missing_or_none() {
     boot(&world, &["--kvm", "/dev/null"]).run().refused(&["/dev/null is not a usable KVM"]);
 }
 
-/// "nobody".
+/// The user `nobody`.
 const USER: u32 = 65534;
 
-/// As a user who may read everything but not use KVM.
+/// As a user that may read all files but not use KVM.
 #[test]
-fn kvm_that_is_not_permitted() {
+fn kvm_without_permission() {
     if !firn_required::has("root", rustix::process::geteuid().is_root()) {
         // Only root can become another user.
         return;
@@ -141,9 +141,9 @@ fn kvm_that_is_not_permitted() {
     for folder in [run, tmp] {
         std::os::unix::fs::chown(folder, Some(USER), Some(USER)).unwrap();
     }
-    // Files that this user may read; it does not come to what is in them.
+    // Files that this user may read. The boot fails before it reads them.
     fs::write(world.file("zeros"), [0; 4096]).unwrap();
-    // A device like /dev/kvm, for root alone: that of this machine may be open to all.
+    // A device like /dev/kvm, for root only: this machine's may be open to all users.
     let device = world.file("kvm");
     let kvm = fs::metadata("/dev/kvm").unwrap();
     let number = std::os::unix::fs::MetadataExt::rdev(&kvm);
@@ -156,7 +156,7 @@ fn kvm_that_is_not_permitted() {
 }
 
 #[test]
-fn wrong_arguments_are_told_with_the_right_ones() {
+fn wrong_arguments_are_reported_with_the_usage() {
     let world = World::default();
     world.firn(["freeze"]).run().wrong_arguments(&["SNAPSHOT", "Usage"]);
     world.firn(["thaw", "--keep", "snapshot"]).run().wrong_arguments(&["--invoke"]);

@@ -1,4 +1,4 @@
-//! Sizes of microVMs: processors, memory, and what their snapshots take on disk.
+//! Sizes of microVMs: processors, memory, and the size of their snapshots on disk.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -9,7 +9,7 @@ use serde_json::json;
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
 
-/// Boots the workshop with options, and asks before the freeze and after the thaw.
+/// Boots the workshop with options, and invokes it before the freeze and after the thaw.
 fn cycle(options: &[&str], check: impl Fn(&World, &str)) {
     let world = World::default();
     let snapshot = world.file("snapshot");
@@ -61,7 +61,7 @@ fn four_vcpus_of_a_named_model() {
     });
 }
 
-/// The kernel has nearly all of `mebibytes`, and what was written before the freeze is there after
+/// The kernel has nearly all of `mebibytes`, and data written before the freeze exists after
 /// it.
 fn memory(mebibytes: u64) -> impl Fn(&World, &str) {
     move |world, name| {
@@ -80,18 +80,21 @@ fn memory_of_2_gib() {
     cycle(&["--memory", "2G"], memory(2048));
 }
 
-/// Guest memory above 3 GiB lies above 4 GiB.
+/// Guest memory beyond 3 GiB starts at 4 GiB.
 #[test]
 fn memory_on_both_sides_of_the_gap() {
     let host = rustix::system::sysinfo();
     let wanted = 3328;
     let there = host.totalram * u64::from(host.mem_unit) / MIB;
-    assert!(there > wanted, "this test needs a machine of more than {wanted} MiB, it has {there}");
+    assert!(
+        there > wanted,
+        "this test needs a machine with more than {wanted} MiB, it has {there}"
+    );
     cycle(&["--memory", "3328M"], memory(wanted));
 }
 
 #[test]
-fn the_image_of_a_fresh_guest_takes_its_nonzero_pages_alone() {
+fn the_image_of_a_new_guest_contains_only_nonzero_pages() {
     let world = World::default();
     let boot = world.firn(["boot", "--name", "fresh", "--memory", "512M"]);
     let mut monitor = boot.arg(HELLO.write(&world.work())).start().ready();

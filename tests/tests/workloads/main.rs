@@ -1,7 +1,7 @@
-//! Every function of `guest/functions`, served by the daemon on the image that it names: its
-//! answers on both inputs are those that were computed outside of a microVM. `make test-workloads`
-//! runs this here or in the lab; it needs all images. `FIRN_FUNCTIONS` names the folder,
-//! `FIRN_OWN_IMAGE` an image as a user would make one.
+//! Every function of `guest/functions`, served by the daemon on the image that it names. Its
+//! answers on both inputs equal those computed outside of a microVM. `make test-workloads`
+//! runs it here or in the lab; it needs all images. `FIRN_FUNCTIONS` names the folder,
+//! `FIRN_OWN_IMAGE` an image with a user's own packages.
 //!
 //! With `--test-threads=1`: tests share this computer's memory.
 #![allow(
@@ -9,7 +9,7 @@
     clippy::expect_used,
     clippy::panic,
     clippy::print_stdout,
-    reason = "a test that cannot go on fails; one that takes minutes says how long it took"
+    reason = "a test that cannot go on fails; a test that takes minutes prints its duration"
 )]
 
 use std::fs;
@@ -22,9 +22,9 @@ use firn_run::{Function, FunctionSettings};
 use firn_tests::{Daemon, World, zip_of_files};
 use serde_json::{Value, json};
 
-/// Seconds that a boot, the loading of a function, or a request may take: libraries of hundreds of
+/// Limit in seconds for a boot, the loading of a function, and a request: libraries of hundreds of
 /// megabytes are read under emulation. A request takes less than 60 in the lab on a computer that
-/// does nothing else, and many times that on a busy one.
+/// is otherwise idle, and many times that on a busy one.
 const LIMIT: u64 = 900;
 
 fn folder() -> PathBuf {
@@ -35,7 +35,7 @@ fn read(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
-/// Whether an answer is the expected one: equal, but for the numbers that may be off by so much.
+/// Whether an answer equals the expected one, within the tolerances for numbers.
 fn fits(answer: &Value, expected: &Value, settings: &FunctionSettings) -> bool {
     let (Some(answer), Some(expected)) = (answer.as_object(), expected.as_object()) else {
         return answer == expected;
@@ -69,7 +69,7 @@ fn check(function: &Function, folder: &Path, input: &str, answer: &Value) {
     );
 }
 
-/// Behind AWS Lambda's API: published with SnapStart, thawed for the first request.
+/// Served with AWS Lambda's API: published with SnapStart, thawed for the first request.
 #[track_caller]
 fn served(name: &str) {
     let (function, folder) = function(name);
@@ -167,7 +167,7 @@ workloads! {
 }
 
 #[test]
-fn none_is_left_out() {
+fn every_function_has_a_test() {
     let mut found: Vec<_> = fs::read_dir(folder())
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -185,7 +185,7 @@ fn one_on_each_image_by_hand() {
 
 #[test]
 fn a_function_uses_what_its_own_image_adds() {
-    let image = std::env::var("FIRN_OWN_IMAGE").expect("the Makefile says how to build it");
+    let image = std::env::var("FIRN_OWN_IMAGE").expect("make test-workloads sets it");
     let world = World::default();
     let daemon = Daemon::start(&world, &["--root", &image]);
     daemon.publish("own", include_str!("../../functions/own_image/handler.py"));

@@ -53,7 +53,10 @@ pub(super) fn of(text: &str) -> Vec<Phrase> {
 fn contains(text: &str, phrase: &str) -> bool {
     let part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || "_-".contains(c));
     text.match_indices(phrase).any(|(start, _)| {
-        !part(text[..start].chars().next_back())
-            && !part(text[start + phrase.len()..].chars().next())
+        let (before, after) = (&text[..start], &text[start + phrase.len()..]);
+        // `name:x` is data, such as a line of /etc/passwd.
+        let field = after.strip_prefix(':').and_then(|rest| rest.chars().next());
+        let field = field.is_some_and(|next| !next.is_whitespace());
+        !part(before.chars().next_back()) && !part(after.chars().next()) && !field
     })
 }

@@ -26,14 +26,14 @@ pub(crate) struct DoctorArgs {
     json: bool,
 }
 
-/// One thing that was looked at.
+/// One property of the host.
 #[derive(Debug, Serialize)]
 struct Finding {
-    /// What was looked at.
+    /// The property.
     what: &'static str,
-    /// Whether it is as it should be.
+    /// Whether it is as required.
     good: bool,
-    /// What was found.
+    /// The state found.
     found: String,
     /// How to get what is missing.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -83,8 +83,8 @@ fn finding(what: &'static str, result: Result<String, (String, String)>) -> Find
 fn kvm() -> Finding {
     let result = match open_kvm(Path::new(KVM_DEVICE)) {
         Ok(kvm) => Ok(format!("{KVM_DEVICE}, API version {}", kvm.get_api_version())),
-        // Its text names the way out already.
-        Err(error) => Err((error_chain(&error), "see what was found".to_owned())),
+        // The error's text contains the remedy.
+        Err(error) => Err((error_chain(&error), "see the error above".to_owned())),
     };
     finding("KVM", result)
 }
@@ -99,7 +99,7 @@ fn hardware() -> Finding {
                 .to_owned(),
         )),
         Err(error) => {
-            Err((format!("/proc/cpuinfo cannot be read: {error}"), "mount /proc".to_owned()))
+            Err((format!("cannot read /proc/cpuinfo: {error}"), "mount /proc".to_owned()))
         }
     };
     finding("hardware virtualisation", result)
@@ -159,7 +159,7 @@ fn host_facts() -> Vec<Finding> {
     ]
 }
 
-/// Byte-addressable memory as a device; a host without any lacks nothing that it needs.
+/// Byte-addressable memory as a device. It is optional.
 fn devdax() -> Finding {
     let mut names: Vec<String> = std::fs::read_dir("/dev")
         .into_iter()
@@ -181,7 +181,7 @@ fn print(diagnosis: &Diagnosis) {
     }
     output::line(match diagnosis.linux_guests {
         "host" => "microVMs with Linux run on this host",
-        "lab" => "microVMs with Linux run in the lab, where times mean nothing",
-        _ => "microVMs with Linux run nowhere yet: see what is missing",
+        "lab" => "microVMs with Linux run in the lab, where times are not meaningful",
+        _ => "microVMs with Linux cannot run yet; see the missing items above",
     });
 }

@@ -17,10 +17,10 @@ use crate::output;
 pub(crate) enum ImageCommand {
     /// Build an image into firn's cache, or into a file
     #[command(after_help = "\
-An image is a root file system for functions, in the form that microVMs boot from (erofs). It holds its layer (--from),
-Debian packages and what they need, and what pip installs of a list of requirements (wheels only). Needs a Debian system and
-no root. firn's own images are base, science (numpy, igraph, PIL), learning (science with torch, torchvision, scikit-learn)
-and media (science with ffmpeg and OpenCV).
+An image is a root file system for functions, in the format that microVMs boot from (erofs). It contains the layer below
+it (--from), Debian packages with their dependencies, and the wheels that pip installs for a list of requirements. The
+build requires a Debian system and works without root. firn's own images are base, science (numpy, igraph, PIL), learning
+(science with torch, torchvision, scikit-learn) and media (science with ffmpeg and OpenCV).
 
 Examples:
   firn image build learning
@@ -38,8 +38,7 @@ pub(crate) struct BuildArgs {
     /// One of firn's own images: base, science, learning, media
     #[arg(value_name = "NAME", required_unless_present = "out", conflicts_with = "out")]
     name: Option<String>,
-    /// Where your own image goes: a name (a-z, 0-9 and -) for the cache, or a file (a path with a /
-    /// in it)
+    /// Output of a custom image: a name (a-z, 0-9 and -) for the cache, or a file (a path with a /)
     #[arg(long, value_name = "NAME|FILE")]
     out: Option<String>,
     /// The image to add to
@@ -53,18 +52,18 @@ pub(crate) struct BuildArgs {
     requirements: Option<PathBuf>,
 }
 
-/// Why there is no image.
+/// A command of `firn image` failed.
 #[derive(Debug, Error)]
 pub(crate) enum ImageCommandError {
     /// The build failed.
     #[error(transparent)]
     Build(#[from] BuildError),
     /// The cache cannot be listed.
-    #[error("the images in {} cannot be listed", .path.display())]
+    #[error("cannot list the images in {}", .path.display())]
     List {
         /// The folder.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
 }

@@ -1,5 +1,5 @@
-//! boto3 and the aws command, and through them `awslambdaric` in the guest; what people and
-//! machines who watch see meanwhile.
+//! boto3 and the aws command, with `awslambdaric` in the guest, and the daemon's status, metrics
+//! and traces meanwhile.
 
 use firn_tests::{Collector, Daemon, World, zip_of};
 use serde_json::{Value, json};
@@ -109,7 +109,7 @@ fn boto3_and_the_aws_command_work_unmodified() {
     }
 }
 
-/// What `firn top` says of the daemon.
+/// Checks the output of `firn top`.
 #[track_caller]
 fn watch(world: &World, daemon: &Daemon) {
     let credentials = world.credentials();
@@ -128,7 +128,7 @@ fn watch(world: &World, daemon: &Daemon) {
     top("--once", &[]).refused(&["403", "--credentials"]);
 }
 
-/// One function, by the aws command alone.
+/// One function, with the aws command only.
 #[track_caller]
 fn aws(world: &World, daemon: &Daemon) {
     let zip = |name: &str, source: &str| {

@@ -1,4 +1,4 @@
-//! What is killed costs its own requests and nothing else, and many requests leave nothing behind.
+//! A kill affects only the requests of the killed process, and many requests leave nothing behind.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,9 +12,9 @@ use super::{SLEEPER, adds_up, kill, process, processes, until};
 const PATH: &str = "/2015-03-31/functions/sleeper:1/invocations";
 
 #[test]
-fn kills_cost_their_own_requests_and_nothing_else() {
+fn kills_affect_only_their_own_requests() {
     let world = World::default();
-    // The daemon in the middle of a freeze, whose microVM runs: the next one does it anew.
+    // The daemon is killed during a freeze: the next daemon repeats the freeze.
     let daemon = Daemon::start(&world, &["--standby", "0"]);
     let created = daemon.create("sleeper", "handler.py", SLEEPER, &Value::Null);
     assert_eq!(created.body["State"], "Pending", "{created:?}");
@@ -22,13 +22,13 @@ fn kills_cost_their_own_requests_and_nothing_else() {
     assert_eq!(daemon.status()["versions"][0]["publishing"], 1);
     daemon.kill();
     world.assert_nothing_left();
-    // Room for one microVM at worst, 208 MiB and its image: for two by what the first was measured
-    // to take.
+    // Memory for one microVM at worst, 208 MiB and its image, and for two by the measured use of
+    // the first.
     let daemon = Daemon::start(&world, &["--memory", "400M"]);
     let settled = daemon.settled("sleeper");
     assert_eq!(settled.body["State"], "Active", "{settled:?}");
 
-    // Monitors in the middle of requests.
+    // Monitors are killed during requests.
     let first = daemon.invoke("sleeper:1", &json!({}));
     let report = first.report();
     assert_eq!(report["standby"], true, "{report}");
@@ -48,7 +48,7 @@ fn kills_cost_their_own_requests_and_nothing_else() {
     adds_up(&report);
     assert_eq!((spared.status, &spared.body["who"]), (200, &json!("spared")), "{spared:?}");
 
-    // One that is about to take a request, and all that stand by: nobody notices.
+    // An idle instance and all standby monitors are killed: no request fails.
     let warm = process(&spared.report());
     kill_process(Pid::from_raw(warm).unwrap(), Signal::STOP).unwrap();
     let anew = daemon.send("POST", PATH, r#"{"anew": 1}"#);
@@ -59,7 +59,7 @@ fn kills_cost_their_own_requests_and_nothing_else() {
     assert_eq!((anew.status, &anew.body["anew"]), (200, &json!(1)), "{anew:?}");
     assert_eq!(anew.report()["start"], "thawed", "{anew:?}");
 
-    // A client that goes away while its function runs: the function runs on.
+    // A client disconnects while its function runs: the function continues.
     let answered = |status: &Value| {
         let count = |name: &str| status["versions"][0][name].as_u64().unwrap();
         count("requests") - count("failed") - count("throttled") - count("function_errors")
@@ -70,7 +70,7 @@ fn kills_cost_their_own_requests_and_nothing_else() {
     drop(gone);
     until(&daemon, |status| answered(status) == before + 1);
 
-    // Requests that are cut off: as if they had never been sent.
+    // Truncated requests have no effect.
     let functions = "/2015-03-31/functions";
     drop(daemon.send_part("POST", PATH, r#"{"cut": "#, 100));
     drop(daemon.send_part("POST", functions, r#"{"FunctionName": "#, 1 << 20));
@@ -83,7 +83,7 @@ fn kills_cost_their_own_requests_and_nothing_else() {
         listed.body["Functions"].as_array().unwrap().iter().map(|f| &f["FunctionName"]).collect();
     assert_eq!(names, ["sleeper"]);
 
-    // The daemon in the middle of a request: its microVMs go with it, its functions stay.
+    // The daemon is killed during a request: its microVMs end, its functions remain.
     let lost = daemon.send("POST", PATH, r#"{"sleep": 100}"#);
     std::thread::sleep(Duration::from_millis(500));
     daemon.kill();
@@ -97,8 +97,8 @@ fn kills_cost_their_own_requests_and_nothing_else() {
     daemon.end();
 }
 
-/// 100 requests, or as many as `FIRN_INVOCATIONS` says, which let microVMs be thawed, reused and
-/// ended by idleness: afterwards the daemon has the memory, files and processes that it had.
+/// 100 requests, or `FIRN_INVOCATIONS`, for which microVMs are thawed, reused and
+/// ended when idle. Afterwards the daemon has as much memory, files and processes as before.
 fn many(world: &World, daemon: &Daemon) {
     let count = std::env::var("FIRN_INVOCATIONS").map_or(100, |count| count.parse().unwrap());
     const ROUND: usize = 50;
@@ -113,7 +113,7 @@ fn many(world: &World, daemon: &Daemon) {
                 });
             }
         });
-        // By idleness. What was used of those that stand by is started anew.
+        // Idle instances end, and used standby monitors are replaced.
         until(daemon, |status| {
             let monitors = &status["monitors"];
             (&monitors["running"], &monitors["standby"]) == (&json!(0), &json!(4))
@@ -127,7 +127,7 @@ fn many(world: &World, daemon: &Daemon) {
     let after = Held::by(world, daemon);
     assert_eq!((after.processes, after.descriptors), (before.processes, before.descriptors));
     assert_eq!(after.files, before.files);
-    // The allocator's and the log's ups and downs.
+    // The allocator's and the log's sizes vary.
     assert!(after.memory < before.memory + (2 << 20), "{} {}", before.memory, after.memory);
     let status = daemon.status();
     for what in ["private", "shared", "private_booked", "shared_booked"] {
@@ -135,7 +135,7 @@ fn many(world: &World, daemon: &Daemon) {
     }
 }
 
-/// What a daemon holds.
+/// The resources of a daemon.
 #[derive(Debug)]
 struct Held {
     processes: usize,

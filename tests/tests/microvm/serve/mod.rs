@@ -1,4 +1,4 @@
-//! The daemon, with the clients that people have.
+//! The daemon with its users' clients.
 
 mod clients;
 mod crashes;
@@ -13,7 +13,7 @@ use firn_tests::{Daemon, Reply, World};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// Answers with what it is told to, after the seconds that it is told to sleep.
+/// Returns the value in its event, after the seconds in its event.
 const SLEEPER: &str = "\
 import time
 
@@ -23,7 +23,7 @@ def handler(event, context):
     return event
 ";
 
-/// Fails unless the daemon refused a request, with this status and error.
+/// Fails unless the daemon refused a request with this status and error.
 #[track_caller]
 fn refused(reply: &Reply, status: u16, kind: &str) {
     assert_eq!(reply.status, status, "{reply:?}");
@@ -31,7 +31,7 @@ fn refused(reply: &Reply, status: u16, kind: &str) {
     assert!(reply.head.contains(&kind) && reply.body["Message"].is_string(), "{reply:?}");
 }
 
-/// Fails unless a report accounts for its request's time, and for no more than that.
+/// Fails unless the parts of a report add up to its request's time.
 #[track_caller]
 fn adds_up(report: &Value) {
     let ns = |name: &str| report[name].as_u64().unwrap_or_else(|| panic!("{name}: {report}"));
@@ -46,7 +46,7 @@ fn adds_up(report: &Value) {
     assert!((1..=ns("start_ns")).contains(&of_start), "{report}");
 }
 
-/// Waits until the daemon's status is as it should become.
+/// Waits until the daemon's status satisfies `is`.
 #[track_caller]
 fn until(daemon: &Daemon, is: impl Fn(&Value) -> bool) {
     let begin = Instant::now();
@@ -60,11 +60,11 @@ fn until(daemon: &Daemon, is: impl Fn(&Value) -> bool) {
     }
 }
 
-/// Kills a process, and waits until it has gone.
+/// Kills a process, and waits until it has exited.
 #[track_caller]
 fn kill(process: i32) {
     kill_process(Pid::from_raw(process).unwrap(), Signal::KILL).unwrap();
-    // Its memory is taken down before its parent learns of its end.
+    // The kernel frees its memory before its parent can observe the exit.
     let stat = || std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     while stat().rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z')) {
         std::thread::sleep(Duration::from_millis(10));

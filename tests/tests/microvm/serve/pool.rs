@@ -1,4 +1,4 @@
-//! A pool behind the daemon.
+//! A daemon with a pool.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,8 @@ fn functions_are_published_into_a_pool_and_thawed_from_it() {
     assert_eq!(report["thaw"]["planner"], "firn:copy=1,read=32", "{report}");
     assert!(report["thaw"]["pool_bytes"].as_u64().unwrap() > 0, "{report}");
     assert_eq!(report["thaw"]["shared_bytes"], 0, "{report}");
-    // Killed, it finds the function again. Deleted, its snapshot leaves the pool.
+    // A killed daemon finds the function again. Deleting the function removes its snapshot from the
+    // pool.
     daemon.kill();
     world.assert_nothing_left();
     let daemon = Daemon::start(
@@ -36,7 +37,7 @@ fn functions_are_published_into_a_pool_and_thawed_from_it() {
     );
     assert_eq!(daemon.invoke("sleeper:1", &json!({})).report()["start"], "thawed");
 
-    // One microVM at a time: a second request waits, a third is turned away.
+    // One microVM at a time: a second request waits, a third is refused.
     let path = "/2015-03-31/functions/sleeper:1/invocations";
     let served = daemon.send("POST", path, r#"{"sleep": 3}"#);
     until(&daemon, |status| status["versions"][0]["busy"] == 1);
@@ -45,8 +46,8 @@ fn functions_are_published_into_a_pool_and_thawed_from_it() {
     refused(&daemon.invoke("sleeper:1", &json!({})), 429, "TooManyRequestsException");
     assert_eq!((reply(served).status, reply(waits).status), (200, 200));
 
-    // Killed between the deletion and the removal of the snapshot, for the pool's manager does not
-    // answer.
+    // The daemon is killed between the deletion and the removal of the snapshot, while the pool's
+    // manager does not respond.
     assert_eq!(snapshots(), 1);
     let managers = processes(&world, "pool");
     let signal = |process: &i32, signal| kill_process(Pid::from_raw(*process).unwrap(), signal);

@@ -1,4 +1,4 @@
-//! What no client should send.
+//! Invalid requests.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::refused;
 
 #[test]
-fn bad_input_is_refused_as_lambda_refuses_it() {
+fn invalid_requests_get_aws_lambdas_errors() {
     let world = World::default();
     let daemon = Daemon::start(&world, &[]);
     let functions = "/2015-03-31/functions";
@@ -25,7 +25,7 @@ fn bad_input_is_refused_as_lambda_refuses_it() {
     let listed = daemon.ask("GET", functions, &Value::Null);
     assert_eq!(listed.body["Functions"], json!([]), "nothing of that is left");
 
-    // A function of which nothing is started.
+    // A function without a running instance.
     assert_eq!(create("f", &zip_of("handler.py", "def handler(e, c): return e")).status, 201);
     refused(&create("f", &zip_of("handler.py", "")), 409, "ResourceConflictException");
     let invoke = |name: &str, body: &str| {
@@ -40,7 +40,7 @@ fn bad_input_is_refused_as_lambda_refuses_it() {
     refused(&invoke("f%20g", "{}"), 400, "ValidationException");
     assert_eq!(daemon.status()["monitors"]["running"], 0, "for none of that a microVM");
 
-    // A zip without the handler is found out when the function begins: at once where it is to be
+    // A zip without the handler fails when the function starts: at once if the version is to be
     // frozen.
     let created = daemon.create("without", "other.py", "", &Value::Null);
     assert_eq!(created.status, 201, "{created:?}");

@@ -1,5 +1,4 @@
-//! How a version is thawed: by the planner that its function names; and who answers where it cannot
-//! be.
+//! A version is thawed with the planner that its function names, or booted if the thaw fails.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -8,7 +7,7 @@ use serde_json::json;
 
 use super::{SLEEPER, adds_up, kill, process, processes};
 
-/// A runtime of its own: asks for requests, one after another, and answers them.
+/// A custom runtime: fetches requests one after another, and replies to them.
 const BOOTSTRAP: &str = r#"#!/usr/bin/python3 -u
 import json, os, urllib.request
 
@@ -25,7 +24,7 @@ while True:
 "#;
 
 #[test]
-fn a_thaw_goes_by_the_functions_planner_and_a_boot_stands_in_for_one_that_fails() {
+fn a_thaw_uses_the_functions_planner_and_a_boot_replaces_a_failed_thaw() {
     let world = World::default();
     let daemon = Daemon::start(&world, &["--standby", "0"]);
     let own = json!({
@@ -46,7 +45,7 @@ fn a_thaw_goes_by_the_functions_planner_and_a_boot_stands_in_for_one_that_fails(
     assert_eq!(report["thaw"]["planner"], "dram_cached", "{report}");
     assert_eq!((&report["thaw_failed"], &report["standby"]), (&json!(false), &json!(false)));
 
-    // Damaged in what a start reads, and gone: never an answer out of that.
+    // Snapshots that are damaged or missing are never used.
     let snapshots = world.file("daemon/snapshots");
     let snapshot = std::fs::read_dir(&snapshots).unwrap().next().unwrap().unwrap().path();
     kill(process(&report));
@@ -72,10 +71,10 @@ fn a_thaw_goes_by_the_functions_planner_and_a_boot_stands_in_for_one_that_fails(
     assert!(said.iter().all(|line| line.contains("snapshots/own-1-")), "{said:#?}");
 }
 
-/// FaaSnap's loader works beside the guest: a request is let in while storage still keeps it
-/// waiting.
+/// FaaSnap's loader runs while the guest runs: a request is served while storage blocks
+/// the loader.
 #[test]
-fn a_request_is_let_in_before_the_loader_is_done() {
+fn a_request_is_served_before_the_loader_is_done() {
     let world = World::default();
     let daemon = Daemon::start(&world, &["--standby", "1"]);
     let planner = json!({ "Environment": { "Variables": { "FIRN_PLANNER": "faasnap" } } });
