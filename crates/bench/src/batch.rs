@@ -18,7 +18,7 @@ use thiserror::Error;
 use firn_base::now_ns;
 use firn_memory::prefer_as_victim;
 
-use crate::player::PlayerReport;
+use firn_run::StartReport;
 
 /// Tells a process when its request came in, in ns of CLOCK_MONOTONIC.
 const REQUEST_VARIABLE: &str = "FIRN_REQUEST_NS";
@@ -204,7 +204,7 @@ pub(crate) fn run<T>(
     count: u32,
     interrupt: &Interrupt,
     held: impl FnOnce() -> T,
-) -> Result<(Vec<PlayerReport>, T), BatchError> {
+) -> Result<(Vec<StartReport>, T), BatchError> {
     let mut processes = Processes::new(interrupt);
     interrupt.check()?;
     for (number, player) in (1..=count).zip(players.iter().cycle()) {
@@ -238,7 +238,7 @@ impl Member {
     }
 
     /// Waits for its end.
-    pub(crate) fn report(&mut self) -> Result<PlayerReport, BatchError> {
+    pub(crate) fn report(&mut self) -> Result<StartReport, BatchError> {
         let member = self.number;
         let start = |source| BatchError::Start { member, source };
         self.stdout.read_to_string(&mut self.printed).map_err(start)?;

@@ -22,7 +22,7 @@ fn program(directory: &Path, script: &str) -> PathBuf {
     path
 }
 
-fn batch(script: &str, preloaded: bool, count: u32) -> Result<Vec<PlayerReport>, BatchError> {
+fn batch(script: &str, preloaded: bool, count: u32) -> Result<Vec<StartReport>, BatchError> {
     let _alone = one_at_a_time();
     let directory = tempfile::tempdir().unwrap();
     let interrupt = Interrupt::catch().unwrap();
@@ -46,8 +46,9 @@ fn every_process_reports() {
     let reports = batch(&printing(REPORT), false, 3).unwrap();
     assert_eq!(reports.len(), 3);
     let report = &reports[0];
-    assert_eq!((report.pages, report.touches), (10, 11));
-    assert_eq!(report.times.replay_ns, 600_000);
+    let replay = report.replay.as_ref().unwrap();
+    assert_eq!((replay.pages, replay.touches), (10, 11));
+    assert_eq!(report.times.replay_ns, Some(600_000));
 }
 
 #[test]

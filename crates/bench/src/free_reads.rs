@@ -8,7 +8,7 @@ use firn_base::PAGE_SIZE;
 use firn_memory::page_cache::cached;
 use firn_snapshot::{PackedFile, PageSet, Snapshot, pages_of};
 
-use crate::player::PlayerReport;
+use firn_run::StartReport;
 
 /// The free pages of a snapshot, and where a planner may read them from.
 #[derive(Debug)]
@@ -61,9 +61,10 @@ impl FreeReads {
 /// Bytes of free pages that were read: once what the page cache holds of each snapshot, and what
 /// every microVM that reads its packed file past the page cache does. The microVMs take turns with
 /// the snapshots.
-pub(crate) fn bytes(places: &[FreePages], reports: &[PlayerReport]) -> u64 {
+pub(crate) fn bytes(places: &[FreePages], reports: &[StartReport]) -> u64 {
     let cached: u64 = places.iter().map(|pages| pages.cached).sum();
-    let direct = |report: &PlayerReport| report.pager.is_some_and(|pager| pager.direct_reads > 0);
+    let direct =
+        |report: &StartReport| report.counters.pager.is_some_and(|pager| pager.direct_reads > 0);
     let read = reports.iter().zip(places.iter().cycle()).filter(|(report, _)| direct(report));
     (cached + read.map(|(_, pages)| pages.packed).sum::<u64>()) * PAGE_SIZE
 }

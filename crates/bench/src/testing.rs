@@ -1,10 +1,10 @@
 //! Helpers that tests of several modules share.
 
+use firn_run::StartReport;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::cache::Cache;
 use crate::host::{Host, KvmKind};
-use crate::player::PlayerReport;
 use crate::thaw::{Results, Row, RowHead, Run};
 
 /// Held by every test that writes a program and starts it. A process that another test starts
@@ -19,13 +19,13 @@ pub(crate) fn one_at_a_time() -> MutexGuard<'static, ()> {
 pub(crate) const REPORT: &str = r#"{"trace":"t","planner":"firecracker:readahead=on","touches":11,"pages":10,
 "times":{"process_start_ns":1,"load_ns":20,"plan_ns":300,"execute_ns":3000,"preload_ns":0,"index_ns":0,
 "resume_ns":50000,"replay_ns":600000,"total_ns":654321,"verify_ns":7},
-"kvm_index":"not_asked","kvm":{"page_faults":12,"exits":13,"pages_4k":10,"pages_2m":0,"pages_1g":0},
+"kvm":{"page_faults":12,"exits":13,"pages_4k":10,"pages_2m":0,"pages_1g":0},
 "minor_faults":14,"major_faults":2,"read_bytes":8192,"private_bytes":4096,"shared_bytes":40960,"pool_bytes":0,
 "page_table_bytes":12288,"cpu_ns":500000}"#;
 
-fn report(replay_ns: u64) -> PlayerReport {
-    let mut report: PlayerReport = serde_json::from_str(REPORT).unwrap();
-    report.times.replay_ns = replay_ns;
+fn report(replay_ns: u64) -> StartReport {
+    let mut report: StartReport = serde_json::from_str(REPORT).unwrap();
+    report.times.replay_ns = Some(replay_ns);
     report
 }
 

@@ -9,8 +9,6 @@ mod event;
 mod host_args;
 mod output;
 mod pool_at;
-mod recorded_run;
-mod session;
 mod snapshot_args;
 
 use std::error::Error;
@@ -19,8 +17,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use commands::{
-    bench, boot, doctor, freeze, image, invoke, lab, pager, plan, player, pool, profile, record,
-    serve, standby, thaw, top, verify,
+    bench, boot, doctor, freeze, image, invoke, lab, monitor, pager, plan, player, pool, profile,
+    record, serve, thaw, top, verify,
 };
 
 /// Start serverless functions from frozen microVMs.
@@ -66,9 +64,9 @@ enum Command {
     Profile(profile::ProfileCommand),
     /// Thaw with a recorder, invoke once, and write down every page that was touched
     Record(record::RecordArgs),
-    /// Wait for the order of what to thaw, then do as `firn thaw`: for the daemon
+    /// Run a microVM for the process that started this one, which sends the request over standard input
     #[command(hide = true)]
-    Standby(standby::StandbyArgs),
+    Monitor(monitor::MonitorArgs),
     /// Serve functions behind AWS Lambda's API
     Serve(serve::ServeArgs),
     /// Watch what a daemon is doing
@@ -98,8 +96,8 @@ fn main() -> ExitCode {
     let result: Result<ExitCode, Box<dyn Error>> = match Cli::parse().command {
         Command::Boot(arguments) => boot::run(&arguments).map_err(Into::into),
         Command::Freeze(arguments) => freeze::run(&arguments).map_err(Into::into),
-        Command::Thaw(arguments) => thaw::run(&arguments, thaw::Begun::now()).map_err(Into::into),
-        Command::Standby(arguments) => standby::run(&arguments).map_err(Into::into),
+        Command::Thaw(arguments) => thaw::run(&arguments).map_err(Into::into),
+        Command::Monitor(arguments) => Ok(monitor::run(&arguments)),
         Command::Invoke(arguments) => invoke::run(&arguments).map_err(Into::into),
         Command::Pager(arguments) => pager::run(&arguments).map_err(Into::into),
         Command::Plan(arguments) => plan::run(&arguments).map_err(Into::into),

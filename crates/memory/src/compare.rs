@@ -6,7 +6,7 @@ use std::io;
 use firn_base::PAGE_SIZE;
 use firn_base::num::usize_of;
 use firn_snapshot::{Content, PageSet, ReadAt, Run, Snapshot, runs_of};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress};
 
@@ -18,7 +18,7 @@ const PAGES_AT_ONCE: u64 = 256;
 const MOST_NAMED: usize = 16;
 
 /// How guest memory differs from the image.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CompareReport {
     /// Pages of guest memory.
     pub pages: u64,

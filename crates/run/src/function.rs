@@ -7,13 +7,15 @@ use std::path::{Path, PathBuf};
 
 use firn_agent::protocol::{MAX_FUNCTION_BYTES, MAX_FUNCTION_FILES};
 
+use serde::{Deserialize, Serialize};
+
 use crate::settings::{FunctionSettings, SETTINGS_FILE, SettingsError};
 
 /// The file that a function's folder has to hold, less its ending.
 const MODULE: &str = "handler";
 
 /// A Python function: `handler(event, context)` as AWS Lambda calls it.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Function {
     name: String,
     handler: String,

@@ -210,6 +210,11 @@ impl Instances {
         ManagerDirectory::new(self.base.clone())
     }
 
+    /// The name of a microVM of this process that was given none.
+    pub(crate) fn unnamed() -> String {
+        format!("vm-{}", std::process::id())
+    }
+
     /// The sockets of the microVM of a name, whether or not it runs.
     #[must_use]
     pub fn named(&self, name: &str) -> Instance {

@@ -1,25 +1,72 @@
 //! The life of a microVM.
 //!
-//! - [`Function`] is a Python function on disk, checked and ready to be sent to a guest;
-//! - [`FunctionSettings`] is what a function requires of its microVM: image, memory, vCPUs;
-//! - [`AgentClient`] is the client of the agent in one guest, through the monitor's vsock socket;
+//! A start is a sequence of states, each made from the one before:
+//!
+//! ```text
+//! StartSpec → Source → Planned → Mapped → Restored → Running → StartReport
+//! ```
+//!
+//! - [`StartSpec`] names what to start; the descriptors that it refers to come with it as [`Descriptors`];
+//! - [`Source`] is the opened snapshot, from a directory or a pool;
+//! - [`Planned`] has the plan, [`Mapped`] guest memory, [`Restored`] the machine, [`Running`] runs;
+//! - [`StartReport`] tells what was done, what it took and what it cost; [`StartError`] why it failed.
+//!
+//! [`start`] goes through all of them in this process. [`monitor::Monitor`] has a process of its own do it, by the same spec, with
+//! the same report and the same error. Two kinds of guest are started: Linux with firn's agent, and the [`player`].
+//! [`RecordedRun`] and [`player::record`] run a guest under a recorder, and [`freeze`] ends a life with a snapshot.
+//!
+//! What a running microVM with Linux is reached by:
 //! - [`Instances`] are the running microVMs of this user, by name;
-//! - [`Identity`] is what makes one clone of a snapshot differ from every other.
+//! - [`AgentClient`] is the client of the agent in one guest, through the monitor's vsock socket;
+//! - [`Identity`] is what makes one clone of a snapshot differ from every other;
+//! - [`Function`] is a Python function on disk, ready to be sent to a guest.
 //!
 //! Nothing that a guest sends is trusted: every wait has a limit, every message a largest size.
 
 mod agent;
+mod background;
+mod descriptors;
+mod error;
+mod freeze;
 mod function;
+mod guest;
 mod identity;
 mod instance;
+mod life;
+mod linux;
+pub mod monitor;
+mod outcome;
+pub mod player;
+mod recorded;
+mod report;
+mod session;
 mod settings;
+mod source;
+mod spec;
+mod start;
 
 pub use agent::{
     AgentClient, Answer, ConnectError, EventError, ExchangeError, Failed, FunctionError,
     IdentifyError, Invocation, InvokeError, LambdaLoad, LoadError, LoadOptions, PrepareFreezeError,
     PutError, Refusal, RefusalKind, ShutdownError, Status, StatusError,
 };
+pub use descriptors::{Descriptors, Slot};
+pub use error::StartError;
+pub use freeze::{FreezeInstanceError, FreezeInstanceReport, freeze};
 pub use function::{Function, FunctionPathError};
+pub use guest::Listener;
 pub use identity::{Identity, IdentityError};
 pub use instance::{ClaimError, FindError, Instance, Instances, MAX_NAME, OwnedInstance};
+pub use life::{Clock, KvmDevice, Mapped, Planned, Restored, Running};
+pub use linux::require_linux;
+pub use outcome::Outcome;
+pub use recorded::RecordedRun;
+pub use report::{Counters, REPORT_VERSION, Replay, ReplicaCost, StartReport, StartTimes};
+pub use session::{ConsoleTail, Interruption, end_with};
 pub use settings::{FunctionSettings, ImageName, ImageNameError, SETTINGS_FILE, SettingsError};
+pub use source::{Source, set_pooled_profile};
+pub use spec::{
+    BootSpec, HostSpec, InvokeSpec, OpenedFile, Origin, ReplaySpec, SPEC_VERSION, Serving, Sockets,
+    SourceSpec, StartSpec, ThawSpec,
+};
+pub use start::start;

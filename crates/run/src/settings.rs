@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// The file's name.
 pub const SETTINGS_FILE: &str = "function.toml";
 
 /// What a function says of itself in [`SETTINGS_FILE`]. Everything may be left out.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FunctionSettings {
     /// The root file system that it runs on: a name of `firn image`.
@@ -43,8 +43,8 @@ impl FunctionSettings {
 pub struct SettingsError(#[from] toml::de::Error);
 
 /// The name of an image in firn's cache: 1 to 64 of a-z, 0-9 and -, not starting with -.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct ImageName(String);
 
 impl ImageName {
@@ -66,6 +66,12 @@ impl ImageName {
 #[error("{name:?} cannot name an image: use 1 to 64 of a-z, 0-9 and -")]
 pub struct ImageNameError {
     name: String,
+}
+
+impl From<ImageName> for String {
+    fn from(name: ImageName) -> Self {
+        name.0
+    }
 }
 
 impl TryFrom<String> for ImageName {

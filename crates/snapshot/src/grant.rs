@@ -10,6 +10,7 @@ use firn_pool::{
     COPY_CHUNK, ChunkRun, ChunkSet, Client, ClientError, CopyGrant, ExtentGrant, Imaging,
     MapExtentError,
 };
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::copies::{Copies, CopyTable};
@@ -50,7 +51,8 @@ pub enum OpenPooledError {
 }
 
 /// When the bytes of a snapshot in a pool are checked against their digests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Verify {
     /// At each opening.
     Always,

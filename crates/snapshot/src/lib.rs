@@ -65,6 +65,6 @@ pub use packed::{Packed, PackedError, PackedFile, PackedRun, pack, recipe_of};
 pub use page_set::{PageSet, Span};
 pub use profile::{CachedRun, Profile, ProfileError, Run, pages_of, runs_of};
 pub use read_at::ReadAt;
-pub use snapshot::{Content, Snapshot};
+pub use snapshot::{Content, Snapshot, open_directory};
 pub use verify::{PageRun, Problem, VerifyError, VerifyReport, verify};
 pub use writer::{SealReport, Writer};

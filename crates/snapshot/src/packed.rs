@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use firn_base::PAGE_SIZE;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use uuid::Uuid;
 use xxhash_rust::xxh3::xxh3_64;
@@ -32,7 +32,7 @@ const ENTRY: usize = 16;
 const COPY: u64 = 1 << 20;
 
 /// A file that is packed from a snapshot's image by its profile, so that it can be read in order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PackedFile {
     /// REAP's working-set file (FaaSnap, 2.5; SnapBPF, 2.1).

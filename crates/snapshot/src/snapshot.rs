@@ -101,6 +101,19 @@ impl Snapshot {
         Err(OpenError::Replaced { path: path.into(), attempts: MAX_ATTEMPTS })
     }
 
+    /// Opens a snapshot in a directory that is open already, as [`open_directory`] opens it. `path` is its path: where another
+    /// snapshot takes the place of this one meanwhile, that one is opened.
+    ///
+    /// # Errors
+    /// [`OpenError`] says what is wrong.
+    pub fn open_at(directory: OwnedFd, path: impl AsRef<Path>) -> Result<Self, OpenError> {
+        let path = path.as_ref();
+        match Self::open_in(&directory, path) {
+            Err(_) if was_replaced(&directory, path) => Self::open(path),
+            result => result,
+        }
+    }
+
     fn open_in(dir: &OwnedFd, path: &Path) -> Result<Self, OpenError> {
         let container_path = path.join(CONTAINER_FILE);
         let container = open_container(dir, path)?;
@@ -306,6 +319,14 @@ impl Read {
             digests,
         }
     }
+}
+
+/// Opens the directory of a snapshot, for [`Snapshot::open_at`].
+///
+/// # Errors
+/// There is no directory at the path, or it cannot be opened.
+pub fn open_directory(path: &Path) -> Result<OwnedFd, OpenError> {
+    open_dir(path)
 }
 
 /// Opens the directory of a snapshot.

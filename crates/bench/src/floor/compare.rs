@@ -12,8 +12,8 @@ use super::{FloorAccess, FloorError, FloorRun, run};
 use crate::batch::{self, BatchError, Interrupt, Player};
 use crate::cache::{Cache, CacheError, SnapshotFiles};
 use crate::host::Host;
-use crate::player::PlayerReport;
 use crate::stats::{Comparison, Summary};
+use firn_run::StartReport;
 
 /// The loop and the player that are compared.
 #[derive(Clone, Debug)]
@@ -99,6 +99,12 @@ pub enum CompareError {
     Nothing,
 }
 
+/// Time of the timed loop for each page that the player touched.
+fn ns_per_page(player: &StartReport) -> f64 {
+    let pages = player.replay.as_ref().map_or(0, |replay| replay.pages);
+    player.times.replay_ns.unwrap_or_default() as f64 / pages.max(1) as f64
+}
+
 impl FloorComparison {
     /// Runs the pairs on a fully cached snapshot. Loop and player are first in turn. `done` is
     /// called after each pair.
@@ -126,10 +132,7 @@ impl FloorComparison {
         };
         let floor_ns: Vec<f64> =
             floors.iter().map(|floor| floor.ns as f64 / floor.pages as f64).collect();
-        let player_ns: Vec<f64> = players
-            .iter()
-            .map(|player| player.times.replay_ns as f64 / player.pages.max(1) as f64)
-            .collect();
+        let player_ns: Vec<f64> = players.iter().map(ns_per_page).collect();
         let pairs = || player_ns.iter().zip(&floor_ns);
         let ratios: Vec<f64> = pairs().map(|(player, floor)| player / floor).collect();
         let differences: Vec<f64> = pairs().map(|(player, floor)| player - floor).collect();
@@ -141,8 +144,8 @@ impl FloorComparison {
             player_ns_per_page: Summary::of(&player_ns).ok_or(CompareError::Nothing)?,
             ratio: Comparison::of(&ratios).ok_or(CompareError::Nothing)?,
             difference_ns_per_page: Comparison::of(&differences).ok_or(CompareError::Nothing)?,
-            kvm_page_faults: [floor.kvm.page_faults, player.kvm.page_faults],
-            kvm_pages_2m: [floor.kvm.pages_2m, player.kvm.pages_2m],
+            kvm_page_faults: [floor.kvm.page_faults, player.counters.kvm.page_faults],
+            kvm_pages_2m: [floor.kvm.pages_2m, player.counters.kvm.pages_2m],
         })
     }
 
@@ -167,7 +170,7 @@ impl FloorComparison {
         files: &SnapshotFiles,
         pair: u32,
         interrupt: &Interrupt,
-    ) -> Result<PlayerReport, CompareError> {
+    ) -> Result<StartReport, CompareError> {
         files.prepare(Cache::Cached, false)?;
         batch::run(
             &[Player {

@@ -9,8 +9,8 @@ use firn_snapshot::{
     AttachError, FunctionInfo, OpenError, Profile, Snapshot, runs_of, set_profile,
 };
 use firn_vmm::{
-    Console, Destination, FreezeError, FreezeReport, FreezeRequest, HostConfig, Microvm, OpenKvm,
-    OpenKvmError, PrepareError, UserRegisters,
+    Destination, FreezeError, FreezeReport, FreezeRequest, Microvm, OpenKvm, OpenKvmError,
+    PrepareError, UserRegisters,
 };
 use thiserror::Error;
 
@@ -99,8 +99,14 @@ fn prepare(
         stack: own.stack,
         arguments: [digest, len, 0, 0],
     };
-    let microvm = Microvm::prepare(memory, &[registers], OpenKvm::open(kvm)?, host(Vec::new()))?;
-    let function = FunctionInfo { name: inputs.names(), handler: super::HANDLER.to_owned() };
+    let microvm = Microvm::prepare(
+        memory,
+        &[registers],
+        OpenKvm::open(kvm)?,
+        firn_run::player::host(Vec::new()),
+    )?;
+    let function =
+        FunctionInfo { name: inputs.names(), handler: firn_run::player::HANDLER.to_owned() };
     Ok((microvm, function))
 }
 
@@ -116,15 +122,4 @@ fn report_free(memory: &GuestMemory, inputs: &PlayerInputs) -> Result<(), Discar
         }
     }
     Ok(())
-}
-
-/// What a player's microVM uses of its host: windows for its reports. It has no devices.
-pub(super) fn host(windows: Vec<firn_vmm::MmioWindow>) -> HostConfig {
-    HostConfig {
-        vsock: None,
-        scratch: None,
-        console: Console::default(),
-        generation: None,
-        windows,
-    }
 }

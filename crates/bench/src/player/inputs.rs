@@ -2,13 +2,11 @@
 
 use firn_memory::trace::Trace;
 use firn_player::format::INPUTS;
+use firn_run::player::SEPARATOR;
 use firn_snapshot::{MemoryLayout, PageSet};
 use thiserror::Error;
 
 use crate::traces::NamedTrace;
-
-/// What separates the names of traces in a snapshot's manifest.
-pub(super) const SEPARATOR: char = ',';
 
 /// The inputs of a player: traces of one function, recorded from one snapshot of it, so that one
 /// guest memory serves them all. Which of them a player replays is decided when it is thawed, by a

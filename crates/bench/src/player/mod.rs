@@ -11,34 +11,12 @@ mod inputs;
 mod memory;
 mod options;
 mod page_tables;
-mod record;
-mod registers;
-mod replay;
-mod report;
 
 pub use elf::{PlayerElf, PlayerElfError, elf};
 pub use freeze::{FreezePlayerError, freeze};
 pub use inputs::{PlayerInputs, PlayerInputsError};
 pub use memory::PlayerMemoryError;
 pub use options::{GapFactor, Leaves, ParseOptionError, PlayerOptions};
-pub use record::{RecordReplayError, record};
-pub use replay::{Clock, ReplayError, replay};
-pub use report::{PlayerReport, PlayerTimes, ReplicaCost};
-
-use firn_snapshot::Manifest;
-
-/// The handler in the manifest of a player's snapshot. No function has it: a function's is
-/// `module.attribute`.
-const HANDLER: &str = "player";
-
-/// The names of the traces that a snapshot's player can repeat; `None` where the snapshot is not of
-/// a player.
-#[must_use]
-pub fn traces_of(manifest: &Manifest) -> Option<Vec<&str>> {
-    let function = manifest.description.function.as_ref()?;
-    (function.handler == HANDLER && manifest.description.disks.is_empty())
-        .then(|| function.name.split(inputs::SEPARATOR).collect())
-}
 
 #[cfg(test)]
 mod pool_tests;

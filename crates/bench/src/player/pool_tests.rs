@@ -1,16 +1,17 @@
 //! Players that run straight from a pool of this process.
 
+use std::path::Path;
 use std::sync::Arc;
 
-use firn_memory::copy_ahead::{Rule, learn, request_copy};
+use firn_memory::copy_ahead::{Rule, request_copy};
 use firn_memory::planners::parse;
 use firn_pool::{Client, CreateOptions, ImagedBy, MappedMedium, MemfdOptions, Pool, Server};
-use firn_snapshot::{Grant, NoCopy, Snapshot, Verify, open_pooled, open_replica};
+use firn_run::player::replay;
+use firn_run::{Clock, ReplaySpec, Source, StartError, StartReport};
+use firn_snapshot::{NoCopy, PageSet, Verify, open_pooled, open_replica};
 use firn_vmm::{Destination, KVM_DEVICE};
 
-use super::{
-    Clock, Leaves, PlayerInputs, PlayerOptions, PlayerReport, ReplayError, freeze, replay,
-};
+use super::{Leaves, PlayerInputs, PlayerOptions, freeze};
 use crate::traces::load;
 
 const RULE: Rule = Rule { written: 1, read: 0 };
@@ -23,10 +24,20 @@ fn manager(dir: &tempfile::TempDir, huge: bool) -> Option<Server> {
     Some(Server::start(&dir.path().join("pool.sock"), pool).unwrap())
 }
 
-fn run((snapshot, grant): &(Snapshot, Grant), planner: &str) -> Result<PlayerReport, ReplayError> {
-    let clock = Clock { begin_ns: 0, request_ns: None, open_ns: 0, hold: None, faults: false };
+fn run(source: &Source, planner: &str) -> Result<(StartReport, Option<PageSet>), StartError> {
     let planner = parse(planner).unwrap();
-    replay(snapshot, Some(grant), None, &*planner, KVM_DEVICE.as_ref(), clock)
+    let kvm = Path::new(KVM_DEVICE).into();
+    replay(source, &ReplaySpec::default(), &*planner, kvm, &Clock::now())
+}
+
+fn pooled(socket: &Path) -> Source {
+    let (snapshot, grant) = open_pooled(socket, "player", Verify::Once).unwrap();
+    Source::new(snapshot, Some(grant))
+}
+
+fn replica(socket: &Path) -> Source {
+    let (snapshot, grant) = open_replica(socket, "player", Verify::Once).unwrap();
+    Source::new(snapshot, Some(grant))
 }
 
 #[test]
@@ -43,14 +54,19 @@ fn players_run_from_a_pool_and_leave_its_sealed_bytes_alone() {
             // Every run checks all its memory, so a byte that the run before it left would be
             // found.
             for _ in 0..2 {
-                let sealed = open_pooled(&socket, "player", Verify::Once).unwrap();
-                let report = run(&sealed, "pass_shared").unwrap();
-                assert!(report.pool_bytes + report.private_bytes >= 16 << 20, "{report:?}");
+                let (report, _) = run(&pooled(&socket), "pass_shared").unwrap();
+                assert!(
+                    report.counters.pool_bytes + report.counters.private_bytes >= 16 << 20,
+                    "{report:?}"
+                );
                 let written = trace.contains("write");
-                assert_eq!(report.private_bytes >= 16 << 20, written, "{report:?}");
-                let replica = open_replica(&socket, "player", Verify::Once).unwrap();
-                let report = run(&replica, "pass").unwrap();
-                assert_eq!((report.private_bytes, report.shared_bytes), (0, 0), "{report:?}");
+                assert_eq!(report.counters.private_bytes >= 16 << 20, written, "{report:?}");
+                let (report, _) = run(&replica(&socket), "pass").unwrap();
+                assert_eq!(
+                    (report.counters.private_bytes, report.counters.shared_bytes),
+                    (0, 0),
+                    "{report:?}"
+                );
             }
         }
     }
@@ -72,17 +88,17 @@ fn what_a_player_wrote_to_its_replica_is_all_that_has_to_be_put_right() {
         }
     };
     for told in [true, true, false] {
-        let mut replica = open_replica(&socket, "player", Verify::Once).unwrap();
-        let leaf = replica.1.extent().leaf;
-        let report = run(&replica, "pass").unwrap();
+        let mut replica = replica(&socket);
+        let leaf = replica.grant().unwrap().extent().leaf;
+        let (_, written) = run(&replica, "pass").unwrap();
         // KVM's dirty log is used where it makes no leaf smaller.
-        assert_eq!(report.written.is_some(), leaf == 4096);
-        let Some(written) = report.written else { return };
+        assert_eq!(written.is_some(), leaf == 4096);
+        let Some(written) = written else { return };
         let pages = written.count();
         // All that the trace wrote, and little of the player's own: its stack, its page tables.
         assert!((4096..4096 + 64).contains(&pages), "{pages}");
         if told {
-            replica.1.return_replica(&written).unwrap();
+            assert!(replica.give_back(None, Some(&written)).is_empty());
         }
         drop(replica);
         let imaging = ready(&mut client);
@@ -114,21 +130,23 @@ fn players_write_to_copies_that_are_made_ahead_of_them() {
     let take = || {
         let (snapshot, mut grant) = open_pooled(&socket, "player", Verify::Once).unwrap();
         request_copy(&snapshot, &mut grant, RULE).unwrap();
-        let snapshot = (snapshot, grant);
-        snapshot
+        Source::new(snapshot, Some(grant))
     };
     // Nobody recorded a profile: two runs teach what is written. Each checks all its memory.
     for _ in 0..2 {
         let mut snapshot = take();
-        let report = run(&snapshot, "firn").unwrap();
-        assert!(report.private_bytes >= 16 << 20 && report.copy_bytes == 0, "{report:?}");
+        let (report, _) = run(&snapshot, "firn").unwrap();
+        assert!(
+            report.counters.private_bytes >= 16 << 20 && report.counters.copy_bytes == 0,
+            "{report:?}"
+        );
         let writes = report.writes.unwrap();
         assert!(writes.predicted == 0 && writes.missed >= 8, "{writes:?}");
-        learn(&snapshot.0, &mut snapshot.1, &writes.written).unwrap();
+        assert!(snapshot.give_back(Some(&writes), None).is_empty());
     }
     let first = loop {
         let snapshot = take();
-        match snapshot.1.copies().and_then(|copies| copies.absent) {
+        match snapshot.grant().unwrap().copies().and_then(|copies| copies.absent) {
             Some(NoCopy::NoHugePages) => return,
             Some(_) => std::thread::yield_now(),
             None => break snapshot,
@@ -138,14 +156,14 @@ fn players_write_to_copies_that_are_made_ahead_of_them() {
     let second = take();
     std::thread::scope(|scope| {
         let runs = [first, second]
-            .map(|snapshot| scope.spawn(move || (run(&snapshot, "firn").unwrap(), snapshot)));
+            .map(|snapshot| scope.spawn(move || (run(&snapshot, "firn").unwrap().0, snapshot)));
         for run in runs {
             let (report, snapshot) = run.join().unwrap();
             let writes = report.writes.unwrap();
             assert_eq!((writes.missed, writes.unused), (0, 0), "{writes:?}");
-            if snapshot.1.copies().unwrap().absent.is_none() {
-                assert_eq!((report.private_bytes, writes.copied), (0, writes.predicted));
-                assert!(report.copy_bytes >= 16 << 20);
+            if snapshot.grant().unwrap().copies().unwrap().absent.is_none() {
+                assert_eq!((report.counters.private_bytes, writes.copied), (0, writes.predicted));
+                assert!(report.counters.copy_bytes >= 16 << 20);
             }
         }
     });

@@ -9,10 +9,12 @@ use firn_memory::planners::{Planner, pack, parse};
 use firn_memory::recorders::{Part, of};
 use firn_memory::trace::Access;
 use firn_player::format::PAGE;
+use firn_run::player::{record, replay};
+use firn_run::{Clock, ReplaySpec, Source, StartReport};
 use firn_snapshot::{PackedFile, PageSet, Profile, Snapshot, pages_of, runs_of, set_profile};
 use firn_vmm::{Destination, KVM_DEVICE};
 
-use super::{Clock, PlayerInputs, PlayerOptions, PlayerReport, freeze, record, replay};
+use super::{PlayerInputs, PlayerOptions, freeze};
 use crate::traces::{NamedTrace, load};
 
 /// A dense snapshot of a player with two inputs, on a medium whose files the page cache can let go
@@ -51,23 +53,26 @@ fn frozen(dir: &Path, traces: [NamedTrace; 2], sanitised: bool) -> Option<Snapsh
 fn profile(snapshot: &Snapshot, part: Part) -> Profile {
     let mut profile = Snapshot::open(snapshot.path()).unwrap().profile_or_empty().unwrap();
     for recorder in of(&[part]) {
-        record(snapshot, Some("json-b"), recorder, KVM_DEVICE.as_ref(), &mut profile).unwrap();
+        let source = Source::open_directory(snapshot.path()).unwrap();
+        let kvm = Path::new(KVM_DEVICE).into();
+        record(&source, Some("json-b"), recorder, kvm, &mut profile).unwrap();
     }
     set_profile(snapshot.path(), &profile).unwrap();
     profile
 }
 
 /// The player checks every byte of its memory itself.
-fn replayed(path: &Path, planner: &dyn Planner) -> (Snapshot, PlayerReport) {
+fn replayed(path: &Path, planner: &dyn Planner) -> (Snapshot, StartReport) {
     let snapshot = Snapshot::open(path).unwrap();
     assert!(evict(snapshot.image_file().unwrap()).unwrap().is_cold());
     if let Some(packed) = snapshot.packed(PackedFile::LoadingSet).unwrap() {
         assert!(evict(packed.file()).unwrap().is_cold());
     }
-    let clock = Clock { begin_ns: 0, request_ns: None, open_ns: 0, hold: None, faults: false };
-    let report =
-        replay(&snapshot, None, Some("json-a"), planner, KVM_DEVICE.as_ref(), clock).unwrap();
-    (snapshot, report)
+    let source = Source::new(snapshot, None);
+    let spec = ReplaySpec { input: Some("json-a".to_owned()), ..ReplaySpec::default() };
+    let kvm = Path::new(KVM_DEVICE).into();
+    let (report, _) = replay(&source, &spec, planner, kvm, &Clock::now()).unwrap();
+    (Snapshot::open(path).unwrap(), report)
 }
 
 #[test]
@@ -81,17 +86,20 @@ fn faasnap_runs_on_a_loading_set_of_the_other_input() {
         let packed = pack(snapshot.path(), &*planner).unwrap().unwrap();
         let (_, report) = replayed(snapshot.path(), &*planner);
         assert_eq!(
-            (report.packed_regions, report.packed_bytes),
+            (report.execute.packed_regions, report.execute.packed_bytes),
             (packed.runs, packed.pages * PAGE)
         );
         // What is merged with the loading set is no longer anonymous.
         let zero = snapshot.zero_map().count() * PAGE;
-        assert!(report.zero_bytes <= zero && report.zero_bytes > zero / 2, "{report:?}");
+        assert!(
+            report.execute.zero_bytes <= zero && report.execute.zero_bytes > zero / 2,
+            "{report:?}"
+        );
         let loader = report.loader.unwrap();
         assert_eq!((loader.loaded, loader.ranges, loader.bytes), (true, 1, packed.pages * PAGE));
         // FaaSnap 4.2: it begins at the request, before the monitor.
         let times = &report.times;
-        let monitor = times.load_ns + times.execute_ns + times.resume_ns + times.replay_ns;
+        let monitor = times.load_ns + times.execute_ns + times.resume_ns + times.replay_ns.unwrap();
         assert!(loader.start_ns <= times.total_ns - monitor, "{report:?}");
         // The guest may have been before it.
         assert!(loader.read_bytes <= loader.bytes);
@@ -121,7 +129,7 @@ fn snapbpf_loads_the_image_itself_and_never_what_was_free() {
     }
     let planner = parse("snapbpf").unwrap();
     let (_, report) = replayed(snapshot.path(), &*planner);
-    assert_eq!((report.packed_bytes, report.zero_bytes), (0, 0));
+    assert_eq!((report.execute.packed_bytes, report.execute.zero_bytes), (0, 0));
     let loader = report.loader.unwrap();
     assert_eq!((loader.loaded, loader.bytes), (true, captured.count() * PAGE));
 
@@ -129,7 +137,7 @@ fn snapbpf_loads_the_image_itself_and_never_what_was_free() {
     let reported = Some(runs_of(snapshot.zero_map()));
     set_profile(snapshot.path(), &Profile { reported, ..recorded }).unwrap();
     let (again, report) = replayed(snapshot.path(), &*planner);
-    assert_eq!(report.zero_bytes, snapshot.zero_map().count() * PAGE);
+    assert_eq!(report.execute.zero_bytes, snapshot.zero_map().count() * PAGE);
     let cached = cached(again.image_file().unwrap(), pages).unwrap();
     assert!(cached.iter().all(|page| !snapshot.zero_map().get(page)), "a free page was read");
 }
@@ -151,7 +159,7 @@ fn faast_serves_zeros_for_what_the_guest_held_free() {
         let packed = pack(snapshot.path(), &*planner).unwrap().unwrap();
         // The player has checked all its memory by then.
         let (_, report) = replayed(snapshot.path(), &*planner);
-        (packed.pages, report.pager.unwrap(), report.zero_bytes)
+        (packed.pages, report.counters.pager.unwrap(), report.execute.zero_bytes)
     });
     let of_b = load("json-b").unwrap().trace;
     let written = of_b.touches().iter().filter(|touch| touch.access == Access::Write).count();
@@ -178,6 +186,6 @@ fn snapbpf_never_reads_what_the_guest_had_reported_free() {
     assert!(reported.count() > 100);
     assert!(reported.iter().all(|page| free.get(page) && snapshot.zero_map().get(page)));
     let (again, report) = replayed(snapshot.path(), &*parse("snapbpf").unwrap());
-    assert_eq!(report.zero_bytes, reported.count() * PAGE);
-    assert_eq!((report.packed_bytes, cached_of(&again, &reported)), (0, 0));
+    assert_eq!(report.execute.zero_bytes, reported.count() * PAGE);
+    assert_eq!((report.execute.packed_bytes, cached_of(&again, &reported)), (0, 0));
 }

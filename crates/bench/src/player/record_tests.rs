@@ -8,10 +8,12 @@ use firn_memory::page_cache::evict;
 use firn_memory::recorders::{Part, ProfileRecordError, of};
 use firn_memory::trace::{Access, Trace};
 use firn_player::format::PAGE;
+use firn_run::Source;
+use firn_run::player::{RecordRunError, record};
 use firn_snapshot::{CHUNK_PAGES, Profile, Run, Snapshot, pages_of};
 use firn_vmm::{Destination, KVM_DEVICE, Virtualization};
 
-use super::{PlayerInputs, PlayerOptions, RecordReplayError, freeze, record};
+use super::{PlayerInputs, PlayerOptions, freeze};
 use crate::traces::{NamedTrace, load};
 
 fn player(traces: &[&str], dir: &Path) -> (Vec<NamedTrace>, Snapshot) {
@@ -27,7 +29,9 @@ fn recorded(snapshot: &Snapshot, input: &str, parts: &[Part]) -> Profile {
     let id = snapshot.manifest().description.id;
     let mut profile = Profile::of(id);
     for recorder in of(parts) {
-        record(snapshot, Some(input), recorder, KVM_DEVICE.as_ref(), &mut profile).unwrap();
+        let source = Source::open_directory(snapshot.path()).unwrap();
+        let kvm = Path::new(KVM_DEVICE).into();
+        record(&source, Some(input), recorder, kvm, &mut profile).unwrap();
     }
     profile.check(id, snapshot.manifest().layout.pages()).unwrap();
     profile
@@ -142,8 +146,10 @@ fn a_recording_that_fails_leaves_the_profile_as_it_was() {
         let before = Profile { inputs: vec!["b".into()], ..Profile::default() };
         let mut profile = before.clone();
         let recorder = of(&[part]).remove(0);
-        match record(&snapshot, None, recorder, KVM_DEVICE.as_ref(), &mut profile) {
-            Err(RecordReplayError::Recorder(ProfileRecordError::Check { source, .. })) => {
+        let source = Source::open_directory(snapshot.path()).unwrap();
+        let kvm = Path::new(KVM_DEVICE).into();
+        match record(&source, None, recorder, kvm, &mut profile) {
+            Err(RecordRunError::Recorder(ProfileRecordError::Check { source, .. })) => {
                 assert!(source.to_string().starts_with("page 77 of the image"), "{source}");
             }
             other => panic!("{other:?}"),

@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::cache::Cache;
 use crate::host::Host;
-use crate::player::{PlayerReport, PlayerTimes};
 use crate::players::LeftOut;
 use crate::stats::{Comparison, Summary};
+use firn_run::StartReport;
 
 /// What `firn bench thaw` found: `{"host":{…},"results":[…]}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -155,7 +155,7 @@ pub struct Noise {
 #[derive(Debug)]
 pub(crate) struct Run {
     /// What its microVMs reported; at least one.
-    pub(crate) reports: Vec<PlayerReport>,
+    pub(crate) reports: Vec<StartReport>,
     /// The preload before the clock.
     pub(crate) preload_ns: Option<u64>,
     /// What the pool's manager did after it, until all was ready again.
@@ -203,12 +203,12 @@ fn one() -> u32 {
 impl Row {
     /// Of all runs of one planner on one trace; `None` where there are none.
     pub(crate) fn of(head: RowHead, runs: &[Run]) -> Option<Self> {
-        let reports: Vec<&PlayerReport> = runs.iter().flat_map(|run| &run.reports).collect();
+        let reports: Vec<&StartReport> = runs.iter().flat_map(|run| &run.reports).collect();
         let first = reports.first()?;
-        let summary = |value: &dyn Fn(&PlayerReport) -> f64| {
+        let summary = |value: &dyn Fn(&StartReport) -> f64| {
             Summary::of(&reports.iter().map(|report| value(report)).collect::<Vec<_>>())
         };
-        let count = |value: &dyn Fn(&PlayerReport) -> u64| {
+        let count = |value: &dyn Fn(&StartReport) -> u64| {
             median_of(reports.iter().map(|report| value(report)).collect())
         };
         let preloads: Vec<f64> =
@@ -242,32 +242,32 @@ impl Row {
             cache,
             runs: u32::try_from(runs.len()).unwrap_or(u32::MAX),
             oversubscribed,
-            pages: first.pages,
-            touches: first.touches,
-            start_to_resume_ms: summary(&|r| milliseconds(start_to_resume_ns(r)))?,
-            resume_to_last_page_ms: summary(&|r| milliseconds(r.times.replay_ns))?,
+            pages: pages(first),
+            touches: first.replay.as_ref().map_or(0, |replay| replay.touches),
+            start_to_resume_ms: summary(&|r| milliseconds(r.times.start_to_resume_ns()))?,
+            resume_to_last_page_ms: summary(&|r| milliseconds(replay_ns(r)))?,
             total_ms: summary(&total_ms)?,
             preload_ms: Summary::of(&preloads),
             index_ms: summary(&|r| milliseconds(r.times.index_ns))?,
             imaging_ms: Summary::of(&imagings),
             settle_ms: Summary::of(&settles),
             fault_ms: Summary::of(&faults),
-            ns_per_page: summary(&|r| per_page(r.times.replay_ns, r.pages))?,
-            cpu_ns_per_page: summary(&|r| per_page(r.cpu_ns, r.pages))?,
-            cpu_ms: summary(&|r| milliseconds(r.cpu_ns))?,
-            kvm_page_faults: count(&|r| r.kvm.page_faults),
-            kvm_exits: count(&|r| r.kvm.exits),
-            kvm_pages_4k: count(&|r| r.kvm.pages_4k),
-            kvm_pages_2m: count(&|r| r.kvm.pages_2m),
-            minor_faults: count(&|r| r.minor_faults),
-            major_faults: count(&|r| r.major_faults),
-            read_bytes: count(&|r| r.read_bytes),
-            private_bytes: count(&|r| r.private_bytes),
-            shared_bytes: count(&|r| r.shared_bytes),
-            pool_bytes: count(&|r| r.pool_bytes),
-            copy_bytes: count(&|r| r.copy_bytes),
-            page_table_bytes: count(&|r| r.page_table_bytes),
-            monitor_bytes: count(&|r| r.monitor_bytes),
+            ns_per_page: summary(&|r| per_page(replay_ns(r), pages(r)))?,
+            cpu_ns_per_page: summary(&|r| per_page(r.counters.cpu_ns, pages(r)))?,
+            cpu_ms: summary(&|r| milliseconds(r.counters.cpu_ns))?,
+            kvm_page_faults: count(&|r| r.counters.kvm.page_faults),
+            kvm_exits: count(&|r| r.counters.kvm.exits),
+            kvm_pages_4k: count(&|r| r.counters.kvm.pages_4k),
+            kvm_pages_2m: count(&|r| r.counters.kvm.pages_2m),
+            minor_faults: count(&|r| r.counters.minor_faults),
+            major_faults: count(&|r| r.counters.major_faults),
+            read_bytes: count(&|r| r.counters.read_bytes),
+            private_bytes: count(&|r| r.counters.private_bytes),
+            shared_bytes: count(&|r| r.counters.shared_bytes),
+            pool_bytes: count(&|r| r.counters.pool_bytes),
+            copy_bytes: count(&|r| r.counters.copy_bytes),
+            page_table_bytes: count(&|r| r.counters.page_table_bytes),
+            monitor_bytes: count(&|r| r.counters.monitor_bytes),
             batch_kvm_table_bytes: median_of(runs.iter().map(|run| run.kvm_table_bytes).collect()),
             batch_dram_bytes: median_of(runs.iter().map(Run::dram_bytes).collect()),
             batch_page_cache_bytes: median_of(runs.iter().map(|run| run.cached_bytes).collect()),
@@ -282,16 +282,23 @@ impl Row {
 
 impl Run {
     fn dram_bytes(&self) -> u64 {
-        let own = |r: &PlayerReport| {
-            r.private_bytes + r.copy_bytes + r.page_table_bytes + r.monitor_bytes
+        let own = |r: &StartReport| {
+            r.counters.private_bytes
+                + r.counters.copy_bytes
+                + r.counters.page_table_bytes
+                + r.counters.monitor_bytes
         };
         self.reports.iter().map(own).sum::<u64>() + self.kvm_table_bytes + self.cached_bytes
     }
 
     /// The quantity that is compared between a and b: the median over the batch.
     fn compared(&self, oversubscribed: bool) -> Option<f64> {
-        let value = |report: &PlayerReport| {
-            if oversubscribed { per_page(report.cpu_ns, report.pages) } else { total_ms(report) }
+        let value = |report: &StartReport| {
+            if oversubscribed {
+                per_page(report.counters.cpu_ns, pages(report))
+            } else {
+                total_ms(report)
+            }
         };
         Some(Summary::of(&self.reports.iter().map(value).collect::<Vec<_>>())?.median)
     }
@@ -314,15 +321,17 @@ impl Noise {
     }
 }
 
-/// Request to a running vCPU.
-fn start_to_resume_ns(report: &PlayerReport) -> u64 {
-    let PlayerTimes { process_start_ns, load_ns, plan_ns, execute_ns, resume_ns, .. } =
-        report.times;
-    process_start_ns.unwrap_or_default() + load_ns + plan_ns + execute_ns + resume_ns
+/// Pages that a player touched.
+fn pages(report: &StartReport) -> u64 {
+    report.replay.as_ref().map_or(0, |replay| replay.pages)
 }
 
-fn total_ms(report: &PlayerReport) -> f64 {
-    milliseconds(start_to_resume_ns(report) + report.times.replay_ns)
+fn replay_ns(report: &StartReport) -> u64 {
+    report.times.replay_ns.unwrap_or_default()
+}
+
+fn total_ms(report: &StartReport) -> f64 {
+    milliseconds(report.times.start_to_resume_ns() + replay_ns(report))
 }
 
 fn milliseconds(ns: u64) -> f64 {

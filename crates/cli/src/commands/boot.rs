@@ -1,29 +1,24 @@
 //! `firn boot`: a function in a microVM, from nothing.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Args;
-use firn_base::{error_chain, format_milliseconds, nanoseconds, parse_size};
-use serde::Serialize;
 use thiserror::Error;
 
+use firn_base::{format_milliseconds, now_ns, parse_size};
 use firn_run::{
-    AgentClient, Function, FunctionPathError, IdentifyError, Identity, IdentityError, LoadError,
-    LoadOptions,
+    BootSpec, Clock, Descriptors, Function, FunctionPathError, HostSpec, KvmDevice, Listener,
+    OpenedFile, Origin, StartError, StartReport, StartSpec,
 };
-use firn_vmm::{
-    BootConfig, BootError, CpuModel, Microvm, OpenFile, OpenFileError, OpenKvm, OpenKvmError,
-    Virtualization,
-};
+use firn_vmm::CpuModel;
 
 use crate::assets::{GuestFileError, GuestFiles};
+use crate::clock;
 use crate::detach;
 use crate::output;
-use crate::session::{self, After, ConsoleTail, Interruption, SessionError};
 
 /// Guest memory of a function that says nothing about it, bytes.
 const DEFAULT_MEMORY: u64 = 256 << 20;
@@ -68,9 +63,6 @@ pub(crate) struct BootArgs {
     /// Print one JSON object when the function is loaded
     #[arg(long)]
     json: bool,
-    /// End with standard input, as with a signal
-    #[arg(long, hide = true)]
-    end_with_input: bool,
     #[command(flatten)]
     files: GuestFiles,
     #[command(flatten)]
@@ -83,144 +75,87 @@ pub(crate) enum BootCommandError {
     #[error(transparent)]
     Detach(#[from] detach::DetachError),
     #[error(transparent)]
-    Host(#[from] crate::host_args::HostError),
-    #[error(transparent)]
     Function(#[from] FunctionPathError),
     #[error(transparent)]
     GuestFile(#[from] GuestFileError),
     #[error(transparent)]
-    Identity(#[from] IdentityError),
-    #[error(transparent)]
-    Session(#[from] SessionError),
-    #[error(transparent)]
-    Open(#[from] OpenFileError),
-    #[error(transparent)]
-    Kvm(#[from] OpenKvmError),
-    #[error(transparent)]
-    Boot(#[from] BootError),
-    #[error("starting the guest's processors")]
-    Resume(#[source] firn_vmm::VcpuThreadError),
-    /// The causes are part of the reason, so that the console comes last.
-    #[error("{reason}{console}")]
-    NoAgent { reason: String, console: ConsoleTail },
-    #[error(transparent)]
-    Identify(#[from] IdentifyError),
-    #[error(transparent)]
-    Load(#[from] LoadError),
-}
-
-/// How a cold boot went; times in ns.
-#[derive(Debug, Serialize)]
-pub(crate) struct BootReport {
-    /// Name of the microVM.
-    pub(crate) name: String,
-    /// Process id of its monitor.
-    pub(crate) pid: u32,
-    /// Name of the function.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) function: Option<String>,
-    /// Guest memory, bytes.
-    pub(crate) memory: u64,
-    /// The guest's processor: a named model, or host.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) cpu: Option<String>,
-    /// Start of the command to a running vCPU.
-    pub(crate) start_ns: u64,
-    /// Running vCPU to an agent that answers.
-    pub(crate) boot_ns: u64,
-    /// Function sent to function imported.
-    pub(crate) load_ns: u64,
+    Start(#[from] StartError),
 }
 
 pub(crate) fn run(arguments: &BootArgs) -> Result<ExitCode, BootCommandError> {
-    let begin = Instant::now();
-    arguments.host.require_linux(Virtualization::detect())?;
+    let clock = Clock { begun_ns: now_ns(), request_ns: clock::request() };
     let function = arguments.function.as_deref().map(Function::from_path).transpose()?;
     let settings =
         function.as_ref().map(|function| function.settings().clone()).unwrap_or_default();
     let root = arguments.files.check(&settings)?;
-    let asked = settings.memory_mib.map(|mib| mib.saturating_mul(1 << 20));
-    let memory = arguments.memory.or(asked).unwrap_or(DEFAULT_MEMORY);
-    let vcpus = arguments.vcpus.or(settings.vcpus).unwrap_or(1);
+    let required = settings.memory_mib.map(|mib| mib.saturating_mul(1 << 20));
     if arguments.detach {
         return Ok(detach::detach()?);
     }
-    let interruption = Interruption::catch()?;
-    if arguments.end_with_input {
-        session::end_with_input()?;
-    }
-    let instance = session::claim(arguments.name.as_deref())?;
-    let identity = Identity::fresh()?;
-    let console = session::console(arguments.console.as_deref())?;
-    let config = BootConfig {
-        kernel: OpenFile::open(&arguments.files.kernel)?,
-        initramfs: OpenFile::open(&arguments.files.initramfs)?,
+    let mut descriptors = Descriptors::default();
+    let mut open = |path: &Path| OpenedFile::open(path, &mut descriptors);
+    let boot = BootSpec {
+        kernel: open(&arguments.files.kernel)?,
+        initramfs: open(&arguments.files.initramfs)?,
+        root: open(&root)?,
+        overlay: open(&arguments.files.overlay)?,
         cmdline: arguments.cmdline.clone(),
-        vcpus,
-        cpu: arguments.cpu,
-        memory,
-        root: OpenFile::open(&root)?,
-        overlay: OpenFile::open(&arguments.files.overlay)?,
-        host: session::host(&instance, console.clone(), identity.generation)?,
+        vcpus: arguments.vcpus.or(settings.vcpus).unwrap_or(1),
+        cpu: arguments.cpu.map(|model| model.to_string()),
+        memory: arguments.memory.or(required).unwrap_or(DEFAULT_MEMORY),
+        function,
     };
-    let mut microvm = Microvm::boot(config, OpenKvm::open(&arguments.host.kvm)?)?;
-    microvm.resume().map_err(BootCommandError::Resume)?;
-    let started = Instant::now();
+    let (name, console) = (arguments.name.clone(), arguments.console.as_deref());
+    let host = HostSpec {
+        software_kvm: arguments.host.software_kvm,
+        ..HostSpec::claiming(name, console, &mut descriptors)?
+    };
     let limit = Duration::from_secs(arguments.time_limit);
-    let cpu = microvm.cpu_model().map(|model| model.to_string());
-
-    session::run(microvm, &instance, &interruption, |_, alive| {
-        let mut agent =
-            AgentClient::wait_for(&instance.vsock_socket(), limit, || alive.load(Ordering::SeqCst))
-                .map_err(|error| BootCommandError::NoAgent {
-                    reason: error_chain(&error),
-                    console: ConsoleTail::of(&console),
-                })?;
-        let booted = Instant::now();
-        agent.identify(&identity, limit)?;
-        let options = LoadOptions {
-            time_limit: limit,
-            memory_mib: memory >> 20,
-            environment: BTreeMap::new(),
-        };
-        if let Some(function) = &function {
-            agent.load(function, &options)?;
-        }
-        let report = BootReport {
-            name: instance.name().to_owned(),
-            pid: std::process::id(),
-            function: function.as_ref().map(|function| function.name().to_owned()),
-            memory,
-            cpu,
-            start_ns: nanoseconds(started - begin),
-            boot_ns: nanoseconds(booted - started),
-            load_ns: nanoseconds(booted.elapsed()),
-        };
-        if arguments.json {
-            output::json(&report);
-        } else {
-            print(&report);
-        }
-        Ok::<_, BootCommandError>(((), After::Serve))
-    })?;
+    let spec = StartSpec::new(Origin::Boot(boot), host, limit);
+    let kvm = KvmDevice::Path(arguments.host.kvm.clone());
+    let listener: Arc<dyn Listener> = Arc::new(Printer { json: arguments.json });
+    firn_run::start(spec, descriptors, kvm, clock, &listener)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn print(report: &BootReport) {
+/// Prints what a boot reports.
+struct Printer {
+    json: bool,
+}
+
+impl Listener for Printer {
+    fn started(&self, report: &StartReport) {
+        if self.json {
+            output::json(report);
+        } else {
+            print(report);
+        }
+    }
+
+    fn note(&self, text: &str) {
+        output::note(&format!("firn: {text}"));
+    }
+}
+
+fn print(report: &StartReport) {
+    let name = report.name.as_deref().unwrap_or_default();
+    let function = match &report.function {
+        Some(function) => format!("{function} is loaded"),
+        None => "booted without a function".to_owned(),
+    };
+    let times = &report.times;
+    let parts = [
+        ("start", Some(times.start_to_resume_ns())),
+        ("boot", times.boot_ns),
+        ("load", times.function_ns),
+    ];
+    let parts: Vec<String> = parts
+        .into_iter()
+        .filter_map(|(part, ns)| Some(format!("{part} {}", format_milliseconds(ns?))))
+        .collect();
+    let (parts, pid) = (parts.join(", "), report.pid);
+    output::line(&format!("{name}: {function} ({parts}); process {pid}"));
     output::line(&format!(
-        "{}: {} (start {}, boot {}, load {}); process {}",
-        report.name,
-        report.function.as_ref().map_or_else(
-            || "booted without a function".to_owned(),
-            |function| format!("{function} is loaded"),
-        ),
-        format_milliseconds(report.start_ns),
-        format_milliseconds(report.boot_ns),
-        format_milliseconds(report.load_ns),
-        report.pid,
-    ));
-    output::line(&format!(
-        "ask it with `firn invoke {0} EVENT`, freeze it with `firn freeze {0} DIRECTORY`",
-        report.name
+        "ask it with `firn invoke {name} EVENT`, freeze it with `firn freeze {name} DIRECTORY`"
     ));
 }

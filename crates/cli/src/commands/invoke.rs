@@ -5,13 +5,11 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
-use serde_json::value::RawValue;
 use thiserror::Error;
 
 use firn_base::nanoseconds;
 use firn_run::{
-    AgentClient, Answer, ConnectError, EventError, FindError, FunctionError, Instances, Invocation,
-    InvokeError,
+    AgentClient, ConnectError, EventError, FindError, Instances, Invocation, InvokeError, Outcome,
 };
 
 use crate::event::{self, ReadEventError};
@@ -59,57 +57,21 @@ pub(crate) enum InvokeCommandError {
     Invoke(InvokeError),
 }
 
-/// What came of a request.
-#[derive(Debug, Serialize)]
-pub(crate) struct Outcome {
-    /// The function's answer.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) answer: Option<Box<RawValue>>,
-    /// Its error.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) error: Option<FunctionError>,
-    /// The end of what it printed.
-    pub(crate) logs: String,
-    /// Time in the function, by the guest's clock, ns; 0 where it failed.
-    pub(crate) function_ns: u64,
+/// The exit code of a command that ends with an outcome.
+pub(crate) fn exit_code(outcome: &Outcome) -> u8 {
+    if outcome.error.is_some() { FUNCTION_FAILED } else { 0 }
 }
 
-impl Outcome {
-    /// What came of a request that reached the function, also where the function failed.
-    pub(crate) fn of(result: Result<Answer, InvokeError>) -> Result<Self, InvokeError> {
-        match result {
-            Ok(answer) => Ok(Self {
-                function_ns: nanoseconds(answer.duration),
-                // The client passes on only what parsed as JSON.
-                answer: RawValue::from_string(answer.json).ok(),
-                error: None,
-                logs: answer.logs,
-            }),
-            Err(InvokeError::Function(failed)) => Ok(Self {
-                answer: None,
-                error: Some(failed.error),
-                logs: failed.logs,
-                function_ns: 0,
-            }),
-            Err(error) => Err(error),
-        }
+/// Prints answer or error, and logs, for people.
+pub(crate) fn print(outcome: &Outcome) {
+    let logs = output::plain(&outcome.logs);
+    if !logs.is_empty() {
+        output::note(logs.trim_end());
     }
-
-    pub(crate) fn exit_code(&self) -> ExitCode {
-        if self.error.is_some() { ExitCode::from(FUNCTION_FAILED) } else { ExitCode::SUCCESS }
-    }
-
-    /// Prints answer or error, and logs, for people.
-    pub(crate) fn print(&self) {
-        let logs = output::plain(&self.logs);
-        if !logs.is_empty() {
-            output::note(logs.trim_end());
-        }
-        match (&self.answer, &self.error) {
-            (Some(answer), _) => output::json_text(answer.get()),
-            (None, Some(error)) => output::json(error),
-            (None, None) => {}
-        }
+    match (&outcome.answer, &outcome.error) {
+        (Some(answer), _) => output::json_text(answer.get()),
+        (None, Some(error)) => output::json(error),
+        (None, None) => {}
     }
 }
 
@@ -133,7 +95,7 @@ pub(crate) fn run(arguments: &InvokeArgs) -> Result<ExitCode, InvokeCommandError
         let total_ns = nanoseconds(begin.elapsed());
         output::json(&Report { request_id: invocation.request_id(), total_ns, outcome: &outcome });
     } else {
-        outcome.print();
+        print(&outcome);
     }
-    Ok(outcome.exit_code())
+    Ok(ExitCode::from(exit_code(&outcome)))
 }

@@ -8,9 +8,7 @@ use firn_base::error_chain;
 use serde::Serialize;
 use thiserror::Error;
 
-use firn_memory::planners::{
-    ImageFacts, ParsePlannerError, PlanInput, PlannerError, Store, select,
-};
+use firn_memory::planners::{ImageFacts, ParsePlannerError, PlanInput, PlannerError, select};
 use firn_memory::{HostFacts, HostFactsError, Plan};
 use firn_snapshot::OpenError;
 
@@ -68,7 +66,7 @@ struct LeftOut {
 pub(crate) fn run(arguments: &PlanArgs) -> Result<ExitCode, PlanCommandError> {
     let list = arguments.planner.as_deref();
     let list = list.unwrap_or_else(|| arguments.snapshot.default_planner());
-    let opened = arguments.snapshot.open(Store::Extent)?;
+    let opened = arguments.snapshot.open()?;
     let snapshot = opened.snapshot();
     let host = HostFacts::read()?;
     let mut image =

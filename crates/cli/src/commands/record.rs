@@ -16,19 +16,17 @@ use firn_memory::pager::{PageStore, end_process};
 use firn_memory::recorders::{RecordError, Recorder, Recording};
 use firn_memory::trace::{EncodeTraceError, GapUnit, Trace, TraceError, TraceOrigin};
 use firn_memory::{HostFacts, HostFactsError};
-use firn_run::{EventError, Invocation};
-use firn_snapshot::{OpenError, PageSet, Snapshot, pages_of};
+use firn_run::{EventError, Interruption, Invocation, Outcome, RecordedRun, Source, StartError};
+use firn_snapshot::{PageSet, Snapshot, pages_of};
 use firn_vmm::{
-    AttributionError, FreePagesError, GoneError, GuestTimeTotals, KvmStats, Microvm,
-    Virtualization, fault_attribution, free_pages,
+    AttributionError, FreePagesError, GoneError, GuestTimeTotals, Handle, KvmStats, Microvm,
+    fault_attribution, free_pages,
 };
 
-use super::invoke::Outcome;
+use super::invoke;
 use crate::event::{self, ReadEventError};
-use crate::host_args::{HostArgs, HostError};
+use crate::host_args::HostArgs;
 use crate::output;
-use crate::recorded_run::{RecordedRun, RecordedRunError};
-use crate::session::{Interruption, SessionError};
 
 /// Permissions of a trace's file.
 const READABLE: u32 = 0o644;
@@ -78,15 +76,11 @@ pub(crate) struct RecordArgs {
 #[derive(Debug, Error)]
 pub(crate) enum RecordCommandError {
     #[error(transparent)]
-    Host(#[from] HostError),
-    #[error(transparent)]
     Read(#[from] ReadEventError),
     #[error(transparent)]
     Event(#[from] EventError),
     #[error(transparent)]
-    Session(#[from] SessionError),
-    #[error(transparent)]
-    Open(#[from] OpenError),
+    Start(#[from] StartError),
     #[error(
         "the snapshot has {0} vCPUs, and touches have an order on one only: freeze the function with --vcpus 1"
     )]
@@ -99,8 +93,6 @@ pub(crate) enum RecordCommandError {
     Record(#[from] RecordError),
     #[error(transparent)]
     Attribution(#[from] AttributionError),
-    #[error(transparent)]
-    Run(#[from] RecordedRunError),
     #[error(transparent)]
     Gone(#[from] GoneError),
     #[error("finding the pages that the guest held free")]
@@ -157,11 +149,11 @@ struct Recorded {
 }
 
 pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordCommandError> {
-    arguments.host.require_linux(Virtualization::detect())?;
     let limit = Duration::from_secs(arguments.time_limit);
     let invocation = Invocation::new(&event::read(&arguments.invoke)?, limit)?;
     let interruption = Interruption::catch()?;
-    let snapshot = Snapshot::open(&arguments.snapshot)?;
+    let source = Source::open_directory(&arguments.snapshot)?;
+    let snapshot = source.snapshot();
     let manifest = snapshot.manifest();
     if manifest.description.vcpus != 1 {
         return Err(RecordCommandError::Vcpus(manifest.description.vcpus));
@@ -170,14 +162,14 @@ pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordCommandError
     let origin = origin(arguments, &function.name)?;
     // What cannot be written is found out before minutes of recording.
     let file = aside(&arguments.out)?;
-    let free = free(&snapshot)?;
+    let free = free(snapshot)?;
 
     let Recorded { outcome, kvm, recording, time } =
-        record(arguments, &snapshot, &invocation, limit, &interruption)?;
+        record(arguments, &source, &invocation, limit, &interruption)?;
     if outcome.error.is_some() {
         output::note("firn: the function failed: no trace is written");
-        outcome.print();
-        return Ok(outcome.exit_code());
+        invoke::print(&outcome);
+        return Ok(ExitCode::from(invoke::exit_code(&outcome)));
     }
     let worked = recording.touches.iter().map(|touch| touch.gap).sum();
     let mut trace = Trace::new(
@@ -235,14 +227,15 @@ fn free(snapshot: &Snapshot) -> Result<Option<PageSet>, FreePagesError> {
 /// Thaws with a recorder, identifies, invokes, and ends the microVM.
 fn record(
     arguments: &RecordArgs,
-    snapshot: &Snapshot,
+    source: &Source,
     invocation: &Invocation,
     limit: Duration,
     interruption: &Interruption,
 ) -> Result<Recorded, RecordCommandError> {
     let run = RecordedRun {
-        snapshot,
-        host: &arguments.host,
+        source,
+        kvm: &arguments.host.kvm,
+        software_kvm: arguments.host.software_kvm,
         root: arguments.root.as_deref(),
         console: arguments.console.as_deref(),
         invocation,
@@ -250,20 +243,21 @@ fn record(
         interruption,
         faults_in_vcpu_threads: true,
     };
-    let store = PageStore::of(snapshot);
+    let store = PageStore::of(source.snapshot());
     let (attribution, control) = fault_attribution();
-    let layout = &snapshot.manifest().layout;
+    let layout = &source.snapshot().manifest().layout;
     let (memory, recorder) = Recorder::start(store, layout, Box::new(attribution), end_process)?;
     let begin = |microvm: &mut Microvm| {
         control.attach(microvm)?;
         output::note("firn: the guest waits at every page that it touches for the first time");
         Ok::<_, RecordCommandError>(())
     };
-    let led = run.run(memory, begin, |_, handle, _| {
+    let answered = |_: &Outcome, handle: &Handle, _| {
         recorder.stop_recording();
         let stats = handle.call(|microvm| microvm.kvm_stats())?;
         stats.map_err(RecordCommandError::Stats)
-    });
+    };
+    let led = run.run(memory, begin, answered, |text| output::note(&format!("firn: {text}")));
     let recording = recorder.finish()?;
     let time = control.finish()?;
     let (outcome, kvm) = led?;
@@ -317,7 +311,7 @@ fn unwritten(path: &Path, source: std::io::Error) -> RecordCommandError {
 }
 
 fn print(report: &Report) {
-    report.outcome.print();
+    invoke::print(&report.outcome);
     let unit = match report.gaps {
         GapUnit::Instructions => "instructions",
         GapUnit::Nanoseconds => "ns in guest mode",

@@ -13,11 +13,10 @@ use tracing_subscriber::EnvFilter;
 use firn_api::{Credentials, CredentialsError, ServeError, ServeOptions};
 use firn_control::ControlOptions;
 use firn_memory::planners::{ParsePlannerError, parse};
-use firn_run::FunctionSettings;
-use firn_vmm::Virtualization;
+use firn_run::{FunctionSettings, StartError, require_linux};
 
 use crate::assets::{GuestFileError, GuestFiles};
-use crate::host_args::{HostArgs, HostError};
+use crate::host_args::HostArgs;
 use crate::output;
 use crate::pool_at::{PoolAt, PoolAtError};
 
@@ -124,7 +123,7 @@ enum Log {
 #[derive(Debug, Error)]
 pub(crate) enum ServeCommandError {
     #[error(transparent)]
-    Host(#[from] HostError),
+    Host(#[from] StartError),
     #[error(transparent)]
     GuestFile(#[from] GuestFileError),
     #[error(transparent)]
@@ -144,7 +143,7 @@ pub(crate) enum ServeCommandError {
 }
 
 pub(crate) fn run(arguments: ServeArgs) -> Result<ExitCode, ServeCommandError> {
-    arguments.host.require_linux(Virtualization::detect())?;
+    require_linux(arguments.host.software_kvm, &arguments.host.kvm)?;
     arguments.files.check(&FunctionSettings::default())?;
     let planners: &[&str] = match (&arguments.planner, &arguments.pool) {
         (Some(planner), _) => &[planner],

@@ -11,7 +11,7 @@ use std::time::Instant;
 use firn_base::ns_since;
 use firn_snapshot::{Grant, Packed, PackedFile, Snapshot};
 use rustix::fs::{OFlags, fcntl_getfl};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::guest_memory::{Backing, GuestMemory, Reservation, ViewError};
@@ -111,7 +111,7 @@ pub struct Executed {
 }
 
 /// What executing a plan took. Times are in nanoseconds.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecuteReport {
     /// Checking the plan and its sources.
     pub validate_ns: u64,

@@ -5,7 +5,7 @@ use std::io;
 use std::time::Instant;
 
 use firn_snapshot::{PackedError, PackedFile, Snapshot};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::{Sources, ns_since};
@@ -15,7 +15,7 @@ use crate::pager::PagerError;
 use crate::plan::{GuestRange, ImageRange, Step, Work};
 
 /// What a step took.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepReport {
     /// The step.
     pub step: Step,

@@ -10,10 +10,10 @@ pub use validate::PlanError;
 use std::fmt;
 
 use firn_snapshot::{CopyTable, MemoryLayout, PackedFile};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A range of guest-physical memory, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct GuestRange {
     /// First byte.
     pub start: u64,
@@ -36,7 +36,7 @@ impl fmt::Display for GuestRange {
 }
 
 /// A range of the image, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ImageRange {
     /// First byte.
     pub offset: u64,
@@ -258,7 +258,7 @@ pub struct Layer {
 }
 
 /// When a step runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum When {
     /// From the request on, concurrently: neither the restore nor the response waits for it. The [loader](crate::loader) runs it.
@@ -280,7 +280,7 @@ impl fmt::Display for When {
 }
 
 /// A file that a loader reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LoadFile {
     /// The image.
@@ -299,7 +299,7 @@ impl fmt::Display for LoadFile {
 }
 
 /// What a step does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 #[non_exhaustive]
 pub enum Work {
@@ -357,7 +357,7 @@ impl fmt::Display for Work {
 }
 
 /// One step of a schedule.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Step {
     /// When it runs.
     pub when: When,

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use firn_base::nanoseconds;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use firn_memory::{CopyChunkError, GuestMemory};
@@ -51,7 +51,7 @@ pub enum RestoreError {
 }
 
 /// The work and the durations of a restore of machine state.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RestoreReport {
     /// Creating the VM, its slots, irqchip, devices and vCPUs, ns.
     pub assemble_ns: u64,

@@ -12,15 +12,14 @@ use firn_memory::{
     Advice, GuestRange, HostFacts, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source,
 };
 use firn_player::format::{PAGE, TOUCHED_WORD};
+use firn_run::player::{replay, traces_of};
+use firn_run::{Clock, ReplaySpec, StartError, StartReport};
 use firn_snapshot::{MemoryLayout, MemoryRegion, PageSet, Run, Snapshot};
 use firn_vmm::{Destination, KVM_DEVICE};
 use proptest::prelude::{Just, Strategy, any, prop_oneof, proptest};
 use proptest::test_runner::Config;
 
-use super::{
-    Clock, Leaves, PlayerInputs, PlayerOptions, PlayerReport, ReplayError, freeze, replay,
-    traces_of,
-};
+use super::{Leaves, PlayerInputs, PlayerOptions, freeze};
 use crate::traces::{NamedTrace, load};
 
 /// Pages of the memory of [`some_trace`].
@@ -35,12 +34,22 @@ fn player(trace: &NamedTrace, options: PlayerOptions, dir: &Path) -> Snapshot {
     Snapshot::open(&path).unwrap()
 }
 
-fn run_by(snapshot: &Snapshot, planner: &dyn Planner) -> Result<PlayerReport, ReplayError> {
-    let clock = Clock { begin_ns: 0, request_ns: None, open_ns: 0, hold: None, faults: false };
-    replay(snapshot, None, None, planner, KVM_DEVICE.as_ref(), clock)
+fn run_by(snapshot: &Snapshot, planner: &dyn Planner) -> Result<StartReport, StartError> {
+    run_input(snapshot, None, planner)
 }
 
-fn run(snapshot: &Snapshot, planner: &str) -> Result<PlayerReport, ReplayError> {
+fn run_input(
+    snapshot: &Snapshot,
+    input: Option<&str>,
+    planner: &dyn Planner,
+) -> Result<StartReport, StartError> {
+    let source = firn_run::Source::open_directory(snapshot.path()).unwrap();
+    let spec = ReplaySpec { input: input.map(str::to_owned), ..ReplaySpec::default() };
+    let kvm = Path::new(KVM_DEVICE).into();
+    replay(&source, &spec, planner, kvm, &Clock::now()).map(|(report, _)| report)
+}
+
+fn run(snapshot: &Snapshot, planner: &str) -> Result<StartReport, StartError> {
     run_by(snapshot, &*parse(planner).unwrap())
 }
 
@@ -108,12 +117,18 @@ fn every_planner_restores_every_kind_of_player() {
         assert!(planners.len() > 2);
         for planner in planners {
             let report = run_by(&snapshot, &*planner).unwrap();
-            assert_eq!(report.trace, "some");
+            assert_eq!(report.replay.as_ref().unwrap().trace, "some");
             assert_eq!(report.planner, planner.name());
-            assert_eq!(report.touches, trace.trace.touches().len() as u64);
-            assert_eq!(report.pages, trace.trace.touched_pages());
-            assert!(report.private_bytes >= trace.trace.written_pages() * PAGE, "{report:?}");
-            assert!(report.kvm.page_faults > 0 && report.cpu_ns > 0, "{report:?}");
+            assert_eq!(report.replay.as_ref().unwrap().touches, trace.trace.touches().len() as u64);
+            assert_eq!(report.replay.as_ref().unwrap().pages, trace.trace.touched_pages());
+            assert!(
+                report.counters.private_bytes >= trace.trace.written_pages() * PAGE,
+                "{report:?}"
+            );
+            assert!(
+                report.counters.kvm.page_faults > 0 && report.counters.cpu_ns > 0,
+                "{report:?}"
+            );
         }
     }
 }
@@ -129,7 +144,7 @@ fn damage(snapshot: &Snapshot, page: u64, offset: u64) {
 
 fn refusal(snapshot: &Snapshot) -> String {
     match run(snapshot, "firecracker") {
-        Err(ReplayError::Wrong { wrong, .. }) => wrong,
+        Err(StartError::Wrong { wrong, .. }) => wrong,
         other => panic!("{other:?}"),
     }
 }
@@ -206,18 +221,17 @@ fn a_player_replays_the_input_that_it_is_thawed_for() {
     freeze(&inputs, &PlayerOptions::default(), KVM_DEVICE.as_ref(), destination, false).unwrap();
     let snapshot = Snapshot::open(&path).unwrap();
     assert_eq!(traces_of(snapshot.manifest()), Some(vec!["some", "other"]));
-    let clock = Clock { begin_ns: 0, request_ns: None, open_ns: 0, hold: None, faults: false };
     let planner = parse("firecracker").unwrap();
-    let run = |input| replay(&snapshot, None, input, &*planner, KVM_DEVICE.as_ref(), clock);
+    let run = |input| run_input(&snapshot, input, &*planner);
     let image = std::fs::read(path.join("memory.img")).unwrap();
     for (input, NamedTrace { name, trace }) in
         [(None, &traces[0]), (Some("some"), &traces[0]), (Some("other"), &traces[1])]
     {
         let report = run(input).unwrap();
-        assert_eq!(report.trace, *name);
-        assert_eq!(report.touches, trace.touches().len() as u64);
-        assert_eq!(report.pages, trace.touched_pages());
-        assert!(report.private_bytes >= trace.written_pages() * PAGE, "{report:?}");
+        assert_eq!(report.replay.as_ref().unwrap().trace, *name);
+        assert_eq!(report.replay.as_ref().unwrap().touches, trace.touches().len() as u64);
+        assert_eq!(report.replay.as_ref().unwrap().pages, trace.touched_pages());
+        assert!(report.counters.private_bytes >= trace.written_pages() * PAGE, "{report:?}");
     }
     assert!(std::fs::read(path.join("memory.img")).unwrap() == image);
     let error = run(Some("none")).unwrap_err().to_string();
@@ -323,7 +337,7 @@ fn a_planner_that_skips_work_is_found_out() {
         (9, "guest pages in the second pass: 1 (0x9)"),
     ] {
         match run_by(&snapshot, &Skipping { first, pages: 1 }) {
-            Err(ReplayError::Wrong { planner, wrong }) => {
+            Err(StartError::Wrong { planner, wrong }) => {
                 assert_eq!((planner.as_str(), wrong.as_str()), ("skipping", expected));
             }
             other => panic!("{other:?}"),
@@ -346,7 +360,7 @@ fn free_trace() -> NamedTrace {
 fn skipped(snapshot: &Snapshot, first: u64, pages: u64) -> Result<(), String> {
     match run_by(snapshot, &Skipping { first, pages }) {
         Ok(_) => Ok(()),
-        Err(ReplayError::Wrong { wrong, .. }) => Err(wrong),
+        Err(StartError::Wrong { wrong, .. }) => Err(wrong),
         Err(other) => panic!("{other:?}"),
     }
 }
@@ -413,7 +427,7 @@ fn large_guests_and_several_regions_are_replayed() {
         let dir = tempfile::tempdir().unwrap();
         let snapshot = player(&trace, PlayerOptions::default(), dir.path());
         let report = run(&snapshot, "firecracker").unwrap();
-        assert_eq!(report.touches, trace.trace.touches().len() as u64);
+        assert_eq!(report.replay.as_ref().unwrap().touches, trace.trace.touches().len() as u64);
     }
 }
 
@@ -469,6 +483,6 @@ proptest! {
         let options = PlayerOptions { seed, gaps, ..PlayerOptions::default() };
         let snapshot = player(&trace, options, dir.path());
         let report = run(&snapshot, "firecracker:readahead=off").unwrap();
-        assert_eq!(report.pages, trace.trace.touched_pages());
+        assert_eq!(report.replay.as_ref().unwrap().pages, trace.trace.touched_pages());
     }
 }

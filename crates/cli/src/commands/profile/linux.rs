@@ -8,17 +8,18 @@ use std::time::Duration;
 use thiserror::Error;
 
 use firn_memory::recorders::{Part, ProfileRecordError, ProfileRecorder};
-use firn_run::{EventError, Invocation, PrepareFreezeError};
-use firn_snapshot::{ImageKind, Profile, Snapshot};
-use firn_vmm::{Destination, FreezeError, FreezeRequest, GoneError, Virtualization};
+use firn_run::{
+    EventError, Interruption, Invocation, Outcome, PrepareFreezeError, RecordedRun, Source,
+    StartError,
+};
+use firn_snapshot::{ImageKind, Profile};
+use firn_vmm::{Destination, FreezeError, FreezeRequest, GoneError};
 
 use super::{left_out, watched};
-use crate::commands::invoke::Outcome;
+use crate::commands::invoke;
 use crate::event::{self, ReadEventError};
-use crate::host_args::{HostArgs, HostError};
+use crate::host_args::HostArgs;
 use crate::output;
-use crate::recorded_run::{RecordedRun, RecordedRunError};
-use crate::session::{Interruption, SessionError};
 
 /// Why a run was not recorded.
 #[derive(Debug, Error)]
@@ -26,17 +27,13 @@ pub(crate) enum RunLinuxError {
     #[error("the snapshot holds a function, which is recorded while it answers: give --invoke")]
     NoEvent,
     #[error(transparent)]
-    Host(#[from] HostError),
-    #[error(transparent)]
     Read(#[from] ReadEventError),
     #[error(transparent)]
     Event(#[from] EventError),
     #[error(transparent)]
-    Session(#[from] SessionError),
-    #[error(transparent)]
     Recorder(#[from] ProfileRecordError),
     #[error(transparent)]
-    Run(#[from] RecordedRunError),
+    Start(#[from] StartError),
     #[error(transparent)]
     Prepare(#[from] PrepareFreezeError),
     #[error(transparent)]
@@ -71,12 +68,11 @@ pub(super) enum Runs {
 
 /// Thaws once for each recorder, and puts what they find into `profile`.
 pub(super) fn record(
-    snapshot: &Snapshot,
+    source: &Source,
     guest: &Guest<'_>,
     recorders: Vec<Box<dyn ProfileRecorder>>,
     profile: &mut Profile,
 ) -> Result<Runs, RunLinuxError> {
-    guest.host.require_linux(Virtualization::detect())?;
     let limit = Duration::from_secs(guest.time_limit);
     let event = event::read(guest.event.ok_or(RunLinuxError::NoEvent)?)?;
     let invocation = Invocation::new(&event, limit)?;
@@ -87,7 +83,7 @@ pub(super) fn record(
         let names: Vec<&str> = parts.iter().copied().map(Part::name).collect();
         output::note(&format!("firn: a run is recorded for {}", names.join(", ")));
         let recorder = Mutex::new(recorder);
-        let outcome = run(snapshot, guest, &recorder, &invocation, limit, &interruption);
+        let outcome = run(source, guest, &recorder, &invocation, limit, &interruption);
         let outcome = match outcome {
             Err(RunLinuxError::Recorder(error)) if guest.lenient && error.is_host_limitation() => {
                 left_out(&parts, &error);
@@ -99,8 +95,8 @@ pub(super) fn record(
         recorder.finish(profile)?;
         let outcome = outcome?;
         if outcome.error.is_some() {
-            outcome.print();
-            return Ok(Runs::Failed(outcome.exit_code()));
+            invoke::print(&outcome);
+            return Ok(Runs::Failed(ExitCode::from(invoke::exit_code(&outcome))));
         }
         recorded += 1;
     }
@@ -113,17 +109,19 @@ pub(super) fn record(
 
 /// One recorded run, up to a microVM that has ended.
 fn run(
-    snapshot: &Snapshot,
+    source: &Source,
     guest: &Guest<'_>,
     recorder: &Mutex<Box<dyn ProfileRecorder>>,
     invocation: &Invocation,
     limit: Duration,
     interruption: &Interruption,
 ) -> Result<Outcome, RunLinuxError> {
+    let snapshot = source.snapshot();
     let with = || recorder.lock().unwrap_or_else(PoisonError::into_inner);
     let run = RecordedRun {
-        snapshot,
-        host: guest.host,
+        source,
+        kvm: &guest.host.kvm,
+        software_kvm: guest.host.software_kvm,
         root: guest.root,
         console: None,
         invocation,
@@ -150,6 +148,7 @@ fn run(
             handle.call(move |microvm| microvm.freeze(request))??;
             Ok::<_, RunLinuxError>(())
         },
+        |text| output::note(&format!("firn: {text}")),
     )?;
     Ok(outcome)
 }

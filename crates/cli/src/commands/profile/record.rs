@@ -9,9 +9,9 @@ use clap::Args;
 use thiserror::Error;
 
 use firn_base::error_chain;
-use firn_bench::player::{RecordReplayError, record, traces_of};
-use firn_memory::planners::{FaaSnap, PackError, Store, pack};
+use firn_memory::planners::{FaaSnap, PackError, pack};
 use firn_memory::recorders::{self, ParsePartError, Part};
+use firn_run::player::{RecordRunError, record, traces_of};
 use firn_snapshot::{AttachError, OpenError, Profile, Run, Snapshot, set_profile};
 use firn_vmm::{FreePagesError, free_pages};
 
@@ -82,7 +82,7 @@ pub(crate) enum RecordError {
     #[error("a player is asked nothing: leave --invoke out, and name its trace with --input")]
     InvokedPlayer,
     #[error(transparent)]
-    Replay(#[from] RecordReplayError),
+    Replay(#[from] RecordRunError),
     #[error(transparent)]
     Linux(#[from] RunLinuxError),
     #[error(transparent)]
@@ -114,7 +114,7 @@ pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordError> {
     let free = arguments.part.iter().any(|part| part == FREE);
     let others = arguments.part.iter().filter(|part| *part != FREE);
     let asked = others.map(|part| part.parse()).collect::<Result<Vec<Part>, _>>()?;
-    let opened = arguments.snapshot.open(Store::Extent)?;
+    let opened = arguments.snapshot.open()?;
     let snapshot = opened.snapshot();
     if arguments.freeze.is_some() && (free || asked.iter().any(|part| *part != Part::Groups)) {
         return Err(RecordError::FreezeParts);
@@ -150,10 +150,14 @@ pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordError> {
         let input = arguments.input.as_deref();
         for recorder in recorders {
             let parts = recorder.parts();
-            match record(snapshot, input, recorder, &arguments.host.kvm, &mut profile) {
-                Err(RecordReplayError::Recorder(error))
-                    if lenient && error.is_host_limitation() =>
-                {
+            match record(
+                &opened,
+                input,
+                recorder,
+                arguments.host.kvm.as_path().into(),
+                &mut profile,
+            ) {
+                Err(RecordRunError::Recorder(error)) if lenient && error.is_host_limitation() => {
                     left_out(&parts, &error);
                 }
                 done => {
@@ -177,7 +181,7 @@ pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordError> {
             freeze,
             lenient,
         };
-        match linux::record(snapshot, &guest, recorders, &mut profile)? {
+        match linux::record(&opened, &guest, recorders, &mut profile)? {
             Runs::Recorded(runs) => recorded = runs,
             Runs::Failed(failed) => {
                 output::note("firn: the function failed: no profile is written");

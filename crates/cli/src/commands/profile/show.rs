@@ -6,7 +6,6 @@ use std::process::ExitCode;
 use clap::Args;
 use thiserror::Error;
 
-use firn_memory::planners::Store;
 use firn_snapshot::OpenError;
 
 use super::picture;
@@ -48,7 +47,7 @@ pub(crate) enum ShowError {
 }
 
 pub(crate) fn run(arguments: &ShowArgs) -> Result<ExitCode, ShowError> {
-    let opened = arguments.snapshot.open(Store::Extent)?;
+    let opened = arguments.snapshot.open()?;
     let snapshot = opened.snapshot();
     let none = || ShowError::NoProfile(snapshot.path().to_owned());
     let profile = snapshot.profile()?.ok_or_else(none)?;

@@ -37,9 +37,10 @@ fn a_loader_that_fails_fails_nothing() {
     let (pipe, _writer) = std::io::pipe().unwrap();
     let loader = Loader::start(&plan, &Sources::image(&OwnedFd::from(pipe).into()), 0).unwrap();
     let executed = execute(&plan, &Sources::image(&image)).unwrap();
-    let mut beside = Beside::start(executed.after_resume, Arc::new(executed.memory), loader);
-    beside.finish().unwrap();
-    let loaded = beside.loaded().unwrap();
+    let mut background =
+        Background::start(Some(executed.after_resume), Arc::new(executed.memory), loader);
+    background.finish().unwrap();
+    let loaded = background.loaded().unwrap();
     assert_eq!((loaded.done, loaded.ranges, loaded.bytes), (false, 1, LEN));
 }
 
@@ -49,13 +50,14 @@ fn what_the_loader_did_is_known_once_it_has_ended() {
     let (image, plan) = planned(When::AtRequest, work);
     let loader = Loader::start(&plan, &Sources::image(&image), 0).unwrap();
     let executed = execute(&plan, &Sources::image(&image)).unwrap();
-    let mut beside = Beside::start(executed.after_resume, Arc::new(executed.memory), loader);
-    while !beside.loaded().unwrap().done {
+    let mut background =
+        Background::start(Some(executed.after_resume), Arc::new(executed.memory), loader);
+    while !background.loaded().unwrap().done {
         std::thread::yield_now();
     }
-    assert!(beside.loaded().unwrap().loaded);
-    beside.finish().unwrap();
-    assert!(beside.loaded().unwrap().done);
+    assert!(background.loaded().unwrap().loaded);
+    background.finish().unwrap();
+    assert!(background.loaded().unwrap().done);
 }
 
 #[test]
@@ -64,8 +66,9 @@ fn a_step_that_fails_is_a_failed_restore() {
     let (image, plan) = planned(When::AfterResume, Work::Index { guest });
     let executed = execute(&plan, &Sources::image(&image)).unwrap();
     image.set_len(4096).unwrap();
-    let mut beside = Beside::start(executed.after_resume, Arc::new(executed.memory), None);
-    assert_eq!(beside.loaded(), None);
-    let error = beside.finish().unwrap_err();
+    let mut background =
+        Background::start(Some(executed.after_resume), Arc::new(executed.memory), None);
+    assert_eq!(background.loaded(), None);
+    let error = background.finish().unwrap_err();
     assert!(matches!(error, StepError::Index { .. }), "{error}");
 }

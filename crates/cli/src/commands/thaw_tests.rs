@@ -21,7 +21,7 @@ fn make(words: &[&str], out: &Path) -> Result<(), PlayerCommandError> {
 
 fn thaw(words: &[&str], snapshot: &Path) -> Result<(), ThawCommandError> {
     let words = [words, &[snapshot.to_str().unwrap()]].concat();
-    thaw::run(&arguments::<ThawArgs>(&words), thaw::Begun::now()).map(drop)
+    thaw::run(&arguments::<ThawArgs>(&words)).map(drop)
 }
 
 #[test]

@@ -1,51 +1,38 @@
-//! The monitor's side of a player's reports.
+//! The monitor's side of a player's reports: registers in a window of guest-physical memory.
 
-use std::error::Error as StdError;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 
-use firn_base::{cpu_ns, now_ns};
-use firn_memory::pager::{Pager, PagerReport};
-use firn_memory::{ChunkCopies, GuestMemory, MemoryUsage, ProcessCounters};
+use firn_base::{ErrorChain, cpu_ns, now_ns};
+use firn_memory::pager::Pager;
+use firn_memory::{GuestMemory, ProcessCounters};
 use firn_player::format::{PAGE, REPORT_ADDRESS, REPORTED_PAGES, register};
-use firn_vmm::{KvmCounters, KvmStats, MmioDevice, MmioWindow};
+use firn_vmm::{KvmCounters, MmioDevice, MmioWindow};
 
-/// Why something was not measured.
-pub(super) type MeasureError = Box<dyn StdError + Send + Sync>;
-
-/// What is read at the end of the timed loop, while the guest waits for its store.
-pub(super) struct Counters {
-    pub(super) kvm: KvmStats,
-    pub(super) process: ProcessCounters,
-    pub(super) chunk_copies: ChunkCopies,
-    pub(super) memory: MemoryUsage,
-    pub(super) cpu_ns: u64,
-    /// Where a pager serves guest memory.
-    pub(super) pager: Option<PagerReport>,
-}
+use crate::report::Counters;
 
 /// What a player has reported.
 #[derive(Default)]
-pub(super) struct Reports {
+pub(crate) struct Reports {
     /// When the timed loop ended, ns of CLOCK_MONOTONIC, and what was counted then.
-    pub(super) done: Option<(u64, Result<Counters, MeasureError>)>,
-    pub(super) touches: u64,
-    pub(super) pages: u64,
+    pub(crate) done: Option<(u64, Result<Counters, ErrorChain>)>,
+    pub(crate) touches: u64,
+    pub(crate) pages: u64,
     /// How long the touches took, in ticks of the time-stamp counter, where that was asked for.
-    pub(super) waited: u64,
-    pub(super) wrong_in_loop: Wrong,
-    pub(super) wrong_in_pass: Wrong,
+    pub(crate) waited: u64,
+    pub(crate) wrong_in_loop: Wrong,
+    pub(crate) wrong_in_pass: Wrong,
     /// The player's own region is wrong.
-    pub(super) wrong_own: bool,
+    pub(crate) wrong_own: bool,
     /// When the second pass ended, ns of CLOCK_MONOTONIC.
-    pub(super) ended_ns: u64,
+    pub(crate) ended_ns: u64,
 }
 
 /// Wrong pages: how many, and the first of them.
 #[derive(Default)]
-pub(super) struct Wrong {
-    pub(super) count: u64,
-    pub(super) pages: Vec<u64>,
+pub(crate) struct Wrong {
+    pub(crate) count: u64,
+    pub(crate) pages: Vec<u64>,
 }
 
 impl Wrong {
@@ -58,34 +45,35 @@ impl Wrong {
 }
 
 /// What the counters are read from, known once the microVM is made.
-pub(super) struct Meters {
-    pub(super) kvm: Arc<KvmCounters>,
-    pub(super) memory: Arc<GuestMemory>,
+pub(crate) struct Meters {
+    pub(crate) kvm: Arc<KvmCounters>,
+    pub(crate) memory: Arc<GuestMemory>,
     /// Called once they are read.
-    pub(super) hold: Option<Box<dyn Fn() + Send + Sync>>,
+    pub(crate) hold: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl Meters {
-    fn read(&self) -> Result<Counters, MeasureError> {
-        // First what goes on by being read.
+    fn read(&self) -> Result<Counters, ErrorChain> {
+        // First what reading changes.
         let cpu_ns = cpu_ns();
-        let process = ProcessCounters::read()?;
-        let chunk_copies = self.memory.vm_memory().chunk_copies();
+        let process = ProcessCounters::read().map_err(|error| ErrorChain::of(&error))?;
+        let copies = self.memory.vm_memory().chunk_copies();
         let pager = self.memory.pager().map(Pager::report);
-        let (kvm, memory) = (self.kvm.read()?, self.memory.usage()?);
-        Ok(Counters { cpu_ns, process, kvm, chunk_copies, pager, memory })
+        let kvm = self.kvm.read().map_err(|error| ErrorChain::of(&error))?;
+        let memory = self.memory.usage().map_err(|error| ErrorChain::of(&error))?;
+        Ok(Counters::new(cpu_ns, &process, kvm, copies, &memory, pager))
     }
 }
 
 /// The registers; the reports leave them when the player has ended.
-pub(super) struct Registers {
+pub(crate) struct Registers {
     meters: Arc<OnceLock<Meters>>,
     reports: Reports,
     ended: SyncSender<Reports>,
 }
 
 /// The window of the registers, where their meters go, and where the reports come out.
-pub(super) fn window() -> (MmioWindow, Arc<OnceLock<Meters>>, Receiver<Reports>) {
+pub(crate) fn window() -> (MmioWindow, Arc<OnceLock<Meters>>, Receiver<Reports>) {
     // One end is enough: a guest may report as many as it wants.
     let (ended, reports) = sync_channel(1);
     let meters = Arc::new(OnceLock::new());
@@ -107,7 +95,7 @@ impl MmioDevice for Registers {
             register::DONE => {
                 let counters = match self.meters.get() {
                     Some(meters) => meters.read(),
-                    None => Err("the guest ran before it could be measured".into()),
+                    None => Err(ErrorChain::new("the guest ran before it could be measured")),
                 };
                 if reports.done.is_none()
                     && let Some(hold) = self.meters.get().and_then(|meters| meters.hold.as_ref())

@@ -1,0 +1,24 @@
+//! `firn monitor`: a monitor that another process of firn started, and tells what to do.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+
+use firn_vmm::KVM_DEVICE;
+
+/// Arguments of `firn monitor`.
+#[derive(Debug, Args)]
+pub(crate) struct MonitorArgs {
+    /// The KVM device
+    #[arg(long, value_name = "DEVICE", default_value = KVM_DEVICE)]
+    kvm: PathBuf,
+}
+
+pub(crate) fn run(arguments: &MonitorArgs) -> ExitCode {
+    match firn_run::monitor::serve(&arguments.kvm) {
+        Ok(()) => ExitCode::SUCCESS,
+        // The process that started this one has the error.
+        Err(_) => ExitCode::FAILURE,
+    }
+}

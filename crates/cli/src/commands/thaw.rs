@@ -1,0 +1,238 @@
+//! `firn thaw`: a microVM from a snapshot.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use clap::Args;
+use thiserror::Error;
+
+use firn_base::{format_bytes, format_milliseconds, now_ns};
+use firn_memory::planners::{ParsePlannerError, parse};
+use firn_run::{
+    Clock, Descriptors, HostSpec, InvokeSpec, KvmDevice, Listener, OpenedFile, Origin, ReplaySpec,
+    StartError, StartReport, StartSpec, ThawSpec,
+};
+
+use crate::clock;
+use crate::commands::invoke::{self, FUNCTION_FAILED};
+use crate::detach;
+use crate::event::{self, ReadEventError};
+use crate::host_args::HostArgs;
+use crate::output;
+use crate::snapshot_args::{OpenSnapshotError, SnapshotArgs};
+
+/// Arguments of `firn thaw`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firn thaw --invoke '{\"name\": \"Ada\"}' snapshots/hello
+  firn thaw --name h1 --detach snapshots/hello
+  firn thaw --planner firecracker:readahead=off --invoke @event.json --json snapshots/hello
+  firn thaw --pool pool.sock --planner pass --invoke '{}' hello
+
+With --invoke the microVM answers one request and ends. Without it, the microVM runs until it is stopped.
+Any number of microVMs can be thawed from one snapshot at the same time. A snapshot that `firn player` made replays its
+trace, checks all its memory and ends; it uses only the options --planner, --input and --json.")]
+pub(crate) struct ThawArgs {
+    #[command(flatten)]
+    snapshot: SnapshotArgs,
+    /// Name of the microVM: a-z, 0-9 and -
+    #[arg(long)]
+    name: Option<String>,
+    /// Where guest memory comes from, as NAME[:KEY=VALUE,...]; see `firn plan --planner all`
+    /// [default: firecracker, or firn from a pool]
+    #[arg(long, value_name = "PLANNER")]
+    planner: Option<String>,
+    /// The image is in the page cache: leave out what the planner would preload
+    #[arg(long, hide = true)]
+    preloaded: bool,
+    /// A player: print `held` after its last touch, and check all memory once standard input is closed
+    #[arg(long, hide = true)]
+    hold: bool,
+    /// A player: measure the time in page faults too; that takes some time itself
+    #[arg(long, hide = true)]
+    fault_time: bool,
+    /// A player with several traces: the trace to replay [default: its first]
+    #[arg(long, value_name = "TRACE", conflicts_with = "invoke")]
+    input: Option<String>,
+    /// Send this event first: JSON, @FILE, or - for standard input
+    #[arg(long, value_name = "EVENT")]
+    invoke: Option<String>,
+    /// After --invoke, keep the microVM running
+    #[arg(long, requires = "invoke")]
+    keep: bool,
+    /// Time limit in seconds for the guest to wake, and for the function to answer
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    time_limit: u64,
+    /// The root file system, where it has moved since the freeze
+    #[arg(long, value_name = "FILE")]
+    root: Option<PathBuf>,
+    /// Copy the guest's serial console to a file
+    #[arg(long, value_name = "FILE")]
+    console: Option<PathBuf>,
+    /// Return once the microVM is awake, and keep it running in the background
+    #[arg(long)]
+    detach: bool,
+    /// After the answer, compare guest memory with the image: every page that was not written since
+    #[arg(long, requires_all = ["invoke", "json"])]
+    compare: bool,
+    /// Print one JSON object: times, counts, memory, and the answer
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
+/// Why a snapshot was not thawed.
+#[derive(Debug, Error)]
+pub(crate) enum ThawCommandError {
+    #[error(transparent)]
+    Detach(#[from] detach::DetachError),
+    #[error(transparent)]
+    Read(#[from] ReadEventError),
+    #[error(transparent)]
+    Planner(#[from] ParsePlannerError),
+    #[error(transparent)]
+    Open(#[from] OpenSnapshotError),
+    #[error(transparent)]
+    Start(#[from] StartError),
+}
+
+pub(crate) fn run(arguments: &ThawArgs) -> Result<ExitCode, ThawCommandError> {
+    let clock = Clock { begun_ns: now_ns(), request_ns: clock::request() };
+    let planner = arguments.planner.as_deref();
+    let planner = planner.unwrap_or_else(|| arguments.snapshot.default_planner());
+    parse(planner)?;
+    if arguments.detach {
+        return Ok(detach::detach()?);
+    }
+    let event = arguments.invoke.as_deref().map(event::read).transpose()?;
+    let invoke =
+        event.map(|event| InvokeSpec { event, keep: arguments.keep, compare: arguments.compare });
+    let mut descriptors = Descriptors::default();
+    let source = arguments.snapshot.source(&mut descriptors)?;
+    let root = arguments.root.as_deref().map(|path| OpenedFile::open(path, &mut descriptors));
+    let replay = ReplaySpec {
+        input: arguments.input.clone(),
+        hold: arguments.hold,
+        fault_time: arguments.fault_time,
+    };
+    let thaw = ThawSpec {
+        source,
+        planner: planner.to_owned(),
+        preloaded: arguments.preloaded,
+        root: root.transpose()?,
+        invoke,
+        replay,
+    };
+    let (name, console) = (arguments.name.clone(), arguments.console.as_deref());
+    let host = HostSpec {
+        software_kvm: arguments.host.software_kvm,
+        ..HostSpec::claiming(name, console, &mut descriptors)?
+    };
+    let limit = Duration::from_secs(arguments.time_limit);
+    let spec = StartSpec::new(Origin::Thaw(thaw), host, limit);
+    let kvm = KvmDevice::Path(arguments.host.kvm.clone());
+    let printer = Arc::new(Printer { json: arguments.json, exit_code: AtomicU8::new(0) });
+    let listener: Arc<dyn Listener> = printer.clone();
+    match firn_run::start(spec, descriptors, kvm, clock, &listener) {
+        Ok(()) => Ok(ExitCode::from(printer.exit_code.load(Ordering::SeqCst))),
+        // The function's own failure, of its after-restore hooks, is an answer.
+        Err(StartError::Function(error)) => {
+            output::json(&error);
+            Ok(ExitCode::from(FUNCTION_FAILED))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Prints what a start reports.
+struct Printer {
+    json: bool,
+    exit_code: AtomicU8,
+}
+
+impl Listener for Printer {
+    fn started(&self, report: &StartReport) {
+        if let Some(outcome) = &report.outcome {
+            self.exit_code.store(invoke::exit_code(outcome), Ordering::SeqCst);
+        }
+        if self.json {
+            output::json(report);
+        } else {
+            print(report);
+        }
+    }
+
+    fn held(&self) {
+        output::line("held");
+        // Standard input that cannot be read is closed.
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+    }
+
+    fn note(&self, text: &str) {
+        output::note(&format!("firn: {text}"));
+    }
+}
+
+/// Prints a report for people.
+fn print(report: &StartReport) {
+    let parts: Vec<String> = report
+        .times
+        .parts()
+        .into_iter()
+        .map(|(name, ns)| format!("{name} {}", format_milliseconds(ns)))
+        .collect();
+    let (counters, parts) = (&report.counters, parts.join(", "));
+    let total = format_milliseconds(report.times.total_ns);
+    let memory = format!(
+        "{} read, {} private, {} shared, {} of a pool, {} copied ahead",
+        format_bytes(counters.read_bytes),
+        format_bytes(counters.private_bytes),
+        format_bytes(counters.shared_bytes),
+        format_bytes(counters.pool_bytes),
+        format_bytes(counters.copy_bytes),
+    );
+    if let Some(replay) = &report.replay {
+        let replay_ns = report.times.replay_ns.unwrap_or_default();
+        output::line(&format!(
+            "{} thawed by {} in {total}: {parts}; {} touches of {} pages, {} ns a page; {} KVM faults, {} exits, {} minor and \
+             {} major faults, {memory}, {} of page tables, {} of processors; all memory checked in {}",
+            replay.trace,
+            report.planner,
+            replay.touches,
+            replay.pages,
+            replay_ns.checked_div(replay.pages).unwrap_or_default(),
+            counters.kvm.page_faults,
+            counters.kvm.exits,
+            counters.minor_faults,
+            counters.major_faults,
+            format_bytes(counters.page_table_bytes),
+            format_milliseconds(counters.cpu_ns),
+            format_milliseconds(report.times.verify_ns.unwrap_or_default()),
+        ));
+        return;
+    }
+    if let Some(outcome) = &report.outcome {
+        invoke::print(outcome);
+    }
+    let summary = format!(
+        "{}: thawed by {} in {total}: {parts}; {} guest pages, {} KVM faults, {memory}",
+        report.name.as_deref().unwrap_or_default(),
+        report.planner,
+        counters.guest_pages,
+        counters.kvm.page_faults,
+    );
+    // The first line on standard output reports that the microVM is ready. Where there is an answer, that line is the answer.
+    if report.outcome.is_some() {
+        output::note(&summary);
+    } else {
+        output::line(&summary);
+    }
+}
+
+#[cfg(test)]
+#[path = "thaw_tests.rs"]
+mod tests;

@@ -1,0 +1,53 @@
+//! The open files that a start request refers to.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::StartError;
+
+/// The place of a descriptor among those that come with a [`StartSpec`](crate::StartSpec).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Slot(u32);
+
+/// The descriptors of a start request, each of which is taken once.
+#[derive(Debug, Default)]
+pub struct Descriptors(Vec<Option<OwnedFd>>);
+
+impl Descriptors {
+    /// Adds a descriptor and returns its slot.
+    pub fn add(&mut self, descriptor: impl Into<OwnedFd>) -> Slot {
+        let slot = u32::try_from(self.0.len()).unwrap_or(u32::MAX);
+        self.0.push(Some(descriptor.into()));
+        Slot(slot)
+    }
+
+    /// Takes the descriptor in a slot.
+    ///
+    /// # Errors
+    /// [`StartError::Spec`]: no descriptor came for the slot, or it was taken before.
+    pub(crate) fn take(&mut self, slot: Slot) -> Result<OwnedFd, StartError> {
+        let index = usize::try_from(slot.0).unwrap_or(usize::MAX);
+        let descriptor = self.0.get_mut(index).and_then(Option::take);
+        descriptor
+            .ok_or_else(|| StartError::Spec(format!("no descriptor came for slot {}", slot.0)))
+    }
+
+    /// The same for an optional slot of a file.
+    pub(crate) fn take_file(&mut self, slot: Option<Slot>) -> Result<Option<File>, StartError> {
+        slot.map(|slot| self.take(slot).map(File::from)).transpose()
+    }
+
+    /// All descriptors, in the order of their slots.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.0.iter().flatten()
+    }
+}
+
+impl From<Vec<OwnedFd>> for Descriptors {
+    fn from(descriptors: Vec<OwnedFd>) -> Self {
+        Self(descriptors.into_iter().map(Some).collect())
+    }
+}

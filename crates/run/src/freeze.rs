@@ -1,0 +1,111 @@
+//! A running microVM into a snapshot.
+
+use std::time::{Duration, Instant};
+
+use firn_base::ns_since;
+use firn_snapshot::FunctionInfo;
+use firn_vmm::{ControlClient, ControlError, Destination, FreezeReport, Request, Response};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::agent::{AgentClient, ConnectError, IdentifyError, PrepareFreezeError, StatusError};
+use crate::identity::{Identity, IdentityError};
+use crate::instance::Instance;
+
+/// How long a guest may take to prepare for its freeze, or to take a new identity.
+const GUEST_LIMIT: Duration = Duration::from_secs(60);
+
+/// Why a microVM was not frozen. It runs on, if it still can.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum FreezeInstanceError {
+    /// The agent cannot be reached.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The agent does not report its state.
+    #[error(transparent)]
+    Status(#[from] StatusError),
+    /// The guest did not prepare.
+    #[error(transparent)]
+    Prepare(#[from] PrepareFreezeError),
+    /// The monitor cannot be reached, or the snapshot was not written.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// The monitor's answer is not one to a freeze.
+    #[error("the monitor's answer does not belong to a freeze")]
+    Answer,
+    /// The kernel gave no random bytes for an identity.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// The guest that runs on did not take its new identity.
+    #[error(transparent)]
+    Identify(#[from] IdentifyError),
+}
+
+/// What a freeze did. Its JSON is part of that of `firn freeze --json`.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct FreezeInstanceReport {
+    /// Preparing the guest, ns.
+    pub prepare_ns: u64,
+    /// All of it, until the snapshot is in its place, ns.
+    pub total_ns: u64,
+    /// What the monitor did.
+    #[serde(flatten)]
+    pub report: FreezeReport,
+}
+
+/// Freezes a running microVM. It ends with that, unless `keep` lets it run on as one that differs from the clones of its
+/// snapshot. `dense` writes zero pages too.
+///
+/// # Errors
+/// See [`FreezeInstanceError`].
+pub fn freeze(
+    instance: &Instance,
+    destination: Destination,
+    dense: bool,
+    keep: bool,
+) -> Result<FreezeInstanceReport, FreezeInstanceError> {
+    let begin = Instant::now();
+    let mut control = ControlClient::connect(&instance.control_socket())?;
+    let mut agent = AgentClient::connect(&instance.vsock_socket(), GUEST_LIMIT)?;
+    let status = agent.status()?;
+    let function = status.function.zip(status.handler);
+    let function = function.map(|(name, handler)| FunctionInfo { name, handler });
+    let request = Request::Freeze { destination, dense, function };
+    let frozen = prepare_and_freeze(agent, &mut control, &request);
+    let total_ns = ns_since(begin);
+    if keep || frozen.is_err() {
+        let resumed = resume(&mut control, instance);
+        // The first failure is the one to report.
+        if frozen.is_ok() {
+            resumed?;
+        }
+    } else {
+        control.stop()?;
+    }
+    let (prepared, report) = frozen?;
+    let prepare_ns = firn_base::nanoseconds(prepared - begin);
+    Ok(FreezeInstanceReport { prepare_ns, total_ns, report })
+}
+
+/// Returns when the guest was ready, and what the freeze wrote.
+fn prepare_and_freeze(
+    agent: AgentClient,
+    control: &mut ControlClient,
+    request: &Request,
+) -> Result<(Instant, FreezeReport), FreezeInstanceError> {
+    agent.prepare_freeze(GUEST_LIMIT)?;
+    let prepared = Instant::now();
+    match control.request(request)? {
+        Response::Frozen(report) => Ok((prepared, *report)),
+        _ => Err(FreezeInstanceError::Answer),
+    }
+}
+
+/// Lets a paused microVM run on with a new identity.
+fn resume(control: &mut ControlClient, instance: &Instance) -> Result<(), FreezeInstanceError> {
+    let identity = Identity::fresh()?;
+    control.request(&Request::Resume { generation: identity.generation })?;
+    let mut agent = AgentClient::connect(&instance.vsock_socket(), GUEST_LIMIT)?;
+    Ok(agent.identify(&identity, GUEST_LIMIT)?)
+}

@@ -1,0 +1,57 @@
+//! The kinds of guest: Linux, and the player.
+
+use std::sync::Arc;
+
+use firn_memory::copy_ahead::WriteReport;
+use firn_snapshot::PageSet;
+use firn_vmm::{HostConfig, Microvm, OpenFile};
+
+use crate::descriptors::Descriptors;
+use crate::error::StartError;
+use crate::life::{Mapped, Running};
+use crate::report::StartReport;
+use crate::source::Source;
+
+/// What a start reports, and what it waits for, while it goes on. Methods are called from several threads.
+pub trait Listener: Send + Sync {
+    /// The microVM is ready, has answered, or, a player, has ended with every page correct.
+    fn started(&self, report: &StartReport);
+
+    /// A player has touched its last page. It checks all its memory when this returns.
+    fn held(&self) {}
+
+    /// Something that people should know and that fails nothing.
+    fn note(&self, text: &str);
+}
+
+/// A kind of guest: what it needs of its host, and how its run goes from running vCPUs to its end.
+pub(crate) trait GuestKind: Sized {
+    /// Changes the machine before it is restored. Returns what the microVM uses of its host, and its root disk.
+    fn prepare(
+        &mut self,
+        source: &Source,
+        mapped: &mut Mapped<'_>,
+        descriptors: &mut Descriptors,
+    ) -> Result<(HostConfig, Option<OpenFile>), StartError>;
+
+    /// Looks at the complete microVM before its vCPUs run.
+    fn restored(&mut self, _microvm: &Microvm, _listener: &Arc<dyn Listener>) {}
+
+    /// Follows the running microVM to its end.
+    fn follow(
+        self,
+        running: Running<'_>,
+        listener: &Arc<dyn Listener>,
+    ) -> Result<Ended, StartError>;
+}
+
+/// A run that has ended.
+#[derive(Default)]
+pub(crate) struct Ended {
+    /// The report, where it was not given to the listener before the end.
+    pub(crate) report: Option<Box<StartReport>>,
+    /// What the run wrote, where it ran on copies.
+    pub(crate) writes: Option<WriteReport>,
+    /// The image pages that were written, where that was logged.
+    pub(crate) written: Option<PageSet>,
+}

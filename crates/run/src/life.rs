@@ -1,0 +1,322 @@
+//! The states of a start: each is made from the one before, and only so.
+//!
+//! [`Source`] → [`Planned`] → [`Mapped`] → [`Restored`] → [`Running`] → [`StartReport`].
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use firn_base::{ErrorChain, cpu_ns, nanoseconds, now_ns};
+use firn_memory::copy_ahead::{WriteReport, observe};
+use firn_memory::loader::Loader;
+use firn_memory::pager::Pager;
+use firn_memory::planners::{self, Planner};
+use firn_memory::{AfterResume, GuestMemory, Plan, ProcessCounters, Sources, execute};
+use firn_snapshot::{Grant, Snapshot};
+use firn_vmm::{FrozenMachine, HostConfig, Microvm, OpenFile, OpenKvm};
+
+use crate::background::Background;
+use crate::error::StartError;
+use crate::report::{Counters, REPORT_VERSION, ReplicaCost, StartReport, StartTimes};
+use crate::source::Source;
+
+/// When a start began.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    /// When the process got its order, ns of CLOCK_MONOTONIC: at its first line, or on receipt of the spec in a standby monitor.
+    pub begun_ns: u64,
+    /// When the request came in, if known, ns of CLOCK_MONOTONIC.
+    pub request_ns: Option<u64>,
+}
+
+impl Clock {
+    /// Starts now, by a request whose time is not known.
+    #[must_use]
+    pub fn now() -> Self {
+        Self { begun_ns: now_ns(), request_ns: None }
+    }
+
+    /// The moment from which `total_ns` counts.
+    pub(crate) fn since(&self) -> u64 {
+        self.request_ns.unwrap_or(self.begun_ns)
+    }
+
+    pub(crate) fn process_start_ns(&self) -> Option<u64> {
+        self.request_ns.map(|request| self.begun_ns.saturating_sub(request))
+    }
+}
+
+/// The KVM of this process.
+pub enum KvmDevice {
+    /// Open already: a standby monitor opens it before there is anything to start.
+    Open(OpenKvm),
+    /// To be opened.
+    Path(std::path::PathBuf),
+}
+
+impl KvmDevice {
+    /// The device's path, for what is checked before it is opened.
+    pub(crate) fn path(&self) -> &Path {
+        match self {
+            Self::Open(_) => Path::new(firn_vmm::KVM_DEVICE),
+            Self::Path(path) => path,
+        }
+    }
+
+    pub(crate) fn open(self) -> Result<OpenKvm, firn_vmm::OpenKvmError> {
+        match self {
+            Self::Open(kvm) => Ok(kvm),
+            Self::Path(path) => OpenKvm::open(&path),
+        }
+    }
+}
+
+impl From<&Path> for KvmDevice {
+    fn from(path: &Path) -> Self {
+        Self::Path(path.to_owned())
+    }
+}
+
+/// A plan for a source. Its loader works already.
+pub struct Planned<'a> {
+    source: &'a Source,
+    plan: Plan,
+    loader: Option<Loader>,
+    report: StartReport,
+    since: u64,
+}
+
+/// Guest memory as the plan has it before the resume, and the machine to restore.
+pub struct Mapped<'a> {
+    source: &'a Source,
+    plan: Option<Plan>,
+    machine: FrozenMachine<'a>,
+    memory: GuestMemory,
+    loader: Option<Loader>,
+    after_resume: Option<AfterResume>,
+    report: StartReport,
+    since: u64,
+}
+
+/// A microVM with all its state whose vCPUs do not run.
+pub struct Restored<'a> {
+    /// The microVM.
+    pub microvm: Microvm,
+    source: &'a Source,
+    plan: Option<Plan>,
+    loader: Option<Loader>,
+    after_resume: Option<AfterResume>,
+    report: StartReport,
+    begin: Instant,
+    since: u64,
+}
+
+/// A microVM whose vCPUs run.
+pub struct Running<'a> {
+    /// The microVM.
+    pub microvm: Microvm,
+    /// What is known of the start.
+    pub run: Run<'a>,
+}
+
+/// The part of a running start that other threads use while the microVM's thread serves it.
+pub struct Run<'a> {
+    pub(crate) source: Option<&'a Source>,
+    pub(crate) plan: Option<Plan>,
+    pub(crate) background: Background,
+    pub(crate) memory: Arc<GuestMemory>,
+    pub(crate) report: StartReport,
+    /// When the vCPUs began to run.
+    pub(crate) resumed: Instant,
+    pub(crate) resumed_ns: u64,
+    /// The moment from which `total_ns` counts.
+    pub(crate) since: u64,
+}
+
+impl Source {
+    /// Makes the plan, and starts the loader, which works beside the rest of the start.
+    ///
+    /// # Errors
+    /// [`StartError::Plan`], [`StartError::Load`].
+    pub fn plan(&self, planner: &dyn Planner, clock: &Clock) -> Result<Planned<'_>, StartError> {
+        let begin = Instant::now();
+        let plan = planners::plan(self.snapshot(), self.grant(), planner)?;
+        let plan_ns = nanoseconds(begin.elapsed());
+        self.planned(plan, plan_ns, clock)
+    }
+
+    /// The same with a plan that is made already.
+    ///
+    /// # Errors
+    /// [`StartError::Load`].
+    pub fn planned(
+        &self,
+        plan: Plan,
+        plan_ns: u64,
+        clock: &Clock,
+    ) -> Result<Planned<'_>, StartError> {
+        let loader =
+            Loader::start(&plan, &Sources::of(self.snapshot(), self.grant())?, clock.since())?;
+        let mut report = self.report(clock);
+        report.planner.clone_from(&plan.planner);
+        report.times.plan_ns = plan_ns;
+        Ok(Planned { source: self, plan, loader, report, since: clock.since() })
+    }
+
+    /// The state after the plan and its execution for a recorder, which has guest memory of its own.
+    ///
+    /// # Errors
+    /// [`StartError::Incompatible`].
+    pub fn recorded(
+        &self,
+        memory: GuestMemory,
+        kvm: KvmDevice,
+        clock: &Clock,
+    ) -> Result<Mapped<'_>, StartError> {
+        let (machine, mut report) = (open_machine(self.snapshot(), kvm)?, self.report(clock));
+        report.planner = "recorder".to_owned();
+        Ok(Mapped {
+            source: self,
+            plan: None,
+            machine,
+            memory,
+            loader: None,
+            after_resume: None,
+            report,
+            since: clock.since(),
+        })
+    }
+
+    fn report(&self, clock: &Clock) -> StartReport {
+        let snapshot = self.snapshot();
+        StartReport {
+            snapshot: Some(snapshot.path().to_owned()),
+            memory: snapshot.manifest().layout.total_bytes(),
+            check_ns: self.grant().and_then(Grant::check_time).map(nanoseconds),
+            replica: self.grant().and_then(Grant::replica).map(ReplicaCost::from),
+            times: StartTimes {
+                process_start_ns: clock.process_start_ns(),
+                load_ns: nanoseconds(self.opening),
+                ..StartTimes::default()
+            },
+            ..StartReport::empty()
+        }
+    }
+}
+
+fn open_machine(snapshot: &Snapshot, kvm: KvmDevice) -> Result<FrozenMachine<'_>, StartError> {
+    let kvm = kvm.open().map_err(firn_vmm::IncompatibleError::from)?;
+    Ok(FrozenMachine::open_on(snapshot, kvm)?)
+}
+
+impl<'a> Planned<'a> {
+    /// The plan.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Checks that this host can run the machine, and executes the plan up to the resume.
+    ///
+    /// # Errors
+    /// [`StartError::Incompatible`], [`StartError::Execute`].
+    pub fn map(self, kvm: KvmDevice) -> Result<Mapped<'a>, StartError> {
+        let Self { source, plan, loader, mut report, since } = self;
+        let begin = Instant::now();
+        let machine = open_machine(source.snapshot(), kvm)?;
+        let loaded = Instant::now();
+        let executed = execute(&plan, &Sources::of(source.snapshot(), source.grant())?)?;
+        report.times.load_ns += nanoseconds(loaded - begin);
+        report.times.execute_ns = nanoseconds(loaded.elapsed());
+        report.times.set_steps(&executed.report);
+        report.execute = executed.report;
+        Ok(Mapped {
+            source,
+            plan: Some(plan),
+            machine,
+            memory: executed.memory,
+            loader,
+            after_resume: Some(executed.after_resume),
+            report,
+            since,
+        })
+    }
+}
+
+impl<'a> Mapped<'a> {
+    /// Guest memory.
+    pub fn memory_mut(&mut self) -> &mut GuestMemory {
+        &mut self.memory
+    }
+
+    /// The machine, to change what a guest starts with.
+    pub fn machine_mut(&mut self) -> &mut FrozenMachine<'a> {
+        &mut self.machine
+    }
+
+    /// Makes the microVM and restores its state. `root` is its root disk, if it has one.
+    ///
+    /// # Errors
+    /// [`StartError::Restore`].
+    pub fn restore(
+        self,
+        host: HostConfig,
+        root: Option<OpenFile>,
+    ) -> Result<Restored<'a>, StartError> {
+        let begin = Instant::now();
+        let Self { source, plan, machine, memory, loader, after_resume, mut report, since } = self;
+        let (microvm, restored) = Microvm::restore(machine, memory, host, root)?;
+        report.restore = Some(restored);
+        Ok(Restored { microvm, source, plan, loader, after_resume, report, begin, since })
+    }
+}
+
+impl<'a> Restored<'a> {
+    /// Starts the vCPUs, and with them what the plan has after the resume.
+    ///
+    /// # Errors
+    /// [`StartError::Resume`].
+    pub fn resume(self) -> Result<Running<'a>, StartError> {
+        let Self { mut microvm, source, plan, loader, after_resume, mut report, begin, since } =
+            self;
+        microvm.resume()?;
+        let (resumed, resumed_ns) = (Instant::now(), now_ns());
+        report.times.resume_ns = nanoseconds(resumed - begin);
+        let memory = microvm.shared_memory();
+        let background = Background::start(after_resume, memory.clone(), loader);
+        let source = Some(source);
+        let run = Run { source, plan, background, memory, report, resumed, resumed_ns, since };
+        Ok(Running { microvm, run })
+    }
+}
+
+impl Run<'_> {
+    /// Writes of the guest to sealed memory, where it ran on copies: what was expected, and what was written.
+    pub(crate) fn writes(&self) -> Result<Option<WriteReport>, StartError> {
+        let (Some(source), Some(plan)) = (self.source, &self.plan) else { return Ok(None) };
+        let writes = observe(&self.memory, plan, source.snapshot(), source.grant());
+        writes.map_err(|error| StartError::Measure(ErrorChain::of(&error)))
+    }
+
+    /// Sets `total_ns` to now.
+    pub(crate) fn total_now(&mut self) {
+        self.report.times.total_ns = now_ns().saturating_sub(self.since);
+    }
+}
+
+/// Reads the counters of a microVM, in its own thread.
+pub(crate) fn counters(microvm: &mut Microvm) -> Result<Counters, ErrorChain> {
+    // First what reading changes.
+    let cpu_ns = cpu_ns();
+    let process = ProcessCounters::read().map_err(|error| ErrorChain::of(&error))?;
+    let kvm = microvm.kvm_stats().map_err(|error| ErrorChain::of(&error))?;
+    let usage = microvm.memory_usage().map_err(|error| ErrorChain::of(&error))?;
+    let pager = microvm.memory().pager().map(Pager::report);
+    Ok(Counters::new(cpu_ns, &process, kvm, microvm.chunk_copies(), &usage, pager))
+}
+
+impl StartReport {
+    pub(crate) fn empty() -> Self {
+        Self { version: REPORT_VERSION, pid: std::process::id(), ..Self::default() }
+    }
+}

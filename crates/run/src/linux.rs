@@ -1,0 +1,336 @@
+//! Guests with Linux: booted or thawed, identified, asked, served.
+
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use firn_base::{ErrorChain, error_chain, nanoseconds};
+use firn_memory::compare::{CompareReport, Original};
+use firn_snapshot::{PageSet, Snapshot};
+use firn_vmm::{
+    BootConfig, Console, Handle, HostConfig, Microvm, OpenFile, Virtualization, VsockListener,
+    open_root_disk,
+};
+
+use crate::agent::{AgentClient, Invocation, LoadError, LoadOptions};
+use crate::background::Background;
+use crate::descriptors::Descriptors;
+use crate::error::StartError;
+use crate::function::Function;
+use crate::guest::{Ended, GuestKind, Listener};
+use crate::identity::Identity;
+use crate::instance::{Instances, OwnedInstance};
+use crate::life::{Clock, KvmDevice, Mapped, Run, Running, counters};
+use crate::outcome::Outcome;
+use crate::report::StartReport;
+use crate::session::{self, After, ConsoleTail, Interruption};
+use crate::source::Source;
+use crate::spec::{BootSpec, HostSpec, OpenedFile, Serving, Sockets, StartSpec, ThawSpec};
+
+/// A guest with Linux, and what its monitor serves it with.
+pub(crate) struct Linux {
+    host: Option<HostConfig>,
+    served: Served,
+    limit: Duration,
+    interruption: Interruption,
+    request: Request,
+}
+
+/// What the guest is asked once it runs.
+enum Request {
+    /// A boot: load a function, if there is one.
+    Load { function: Option<Box<Function>>, memory_mib: u64 },
+    /// A thaw: answer an event, if there is one.
+    Invoke { invocation: Option<Invocation>, keep: bool, compare: bool, root: Option<OpenedFile> },
+}
+
+impl Linux {
+    pub(crate) fn of_thaw(
+        spec: &StartSpec,
+        thaw: &ThawSpec,
+        kvm: &KvmDevice,
+        descriptors: &mut Descriptors,
+    ) -> Result<Self, StartError> {
+        let invoke = thaw.invoke.as_ref();
+        let invocation =
+            invoke.map(|invoke| Invocation::new(&invoke.event, spec.time_limit)).transpose()?;
+        let request = Request::Invoke {
+            invocation,
+            keep: invoke.is_none_or(|invoke| invoke.keep),
+            compare: invoke.is_some_and(|invoke| invoke.compare),
+            root: thaw.root.clone(),
+        };
+        Self::new(spec, request, kvm, descriptors)
+    }
+
+    fn new(
+        spec: &StartSpec,
+        request: Request,
+        kvm: &KvmDevice,
+        descriptors: &mut Descriptors,
+    ) -> Result<Self, StartError> {
+        require_linux(spec.host.software_kvm, kvm.path())?;
+        let interruption = Interruption::catch()?;
+        let (host, served) = serve(&spec.host, descriptors)?;
+        Ok(Self { host: Some(host), served, limit: spec.time_limit, interruption, request })
+    }
+
+    fn take_host(&mut self) -> Result<HostConfig, StartError> {
+        let host = self.host.take();
+        host.ok_or_else(|| StartError::Spec("a guest's host is used once".to_owned()))
+    }
+}
+
+/// What a monitor serves a guest with.
+pub(crate) struct Served {
+    pub(crate) name: String,
+    pub(crate) control: UnixListener,
+    vsock_path: PathBuf,
+    console: Console,
+    identity: Identity,
+    /// The name, where this process has claimed it.
+    _claimed: Option<OwnedInstance>,
+}
+
+/// Takes what a microVM uses of its host from the descriptors, with a fresh identity for the clone.
+pub(crate) fn serve(
+    spec: &HostSpec,
+    descriptors: &mut Descriptors,
+) -> Result<(HostConfig, Served), StartError> {
+    let identity = Identity::fresh()?;
+    let console = Console::new(descriptors.take_file(spec.console)?);
+    let (claimed, sockets) = match &spec.serving {
+        Serving::Owned(sockets) => (None, sockets.clone()),
+        Serving::Claim(name) => {
+            let name = name.clone().unwrap_or_else(Instances::unnamed);
+            let claimed = Instances::of_user().claim(&name)?;
+            let sockets = Sockets::bind(&claimed, descriptors)?;
+            (Some(claimed), sockets)
+        }
+    };
+    let Sockets { name, control, vsock, vsock_path, scratch } = sockets;
+    let control = UnixListener::from(descriptors.take(control)?);
+    let vsock = UnixListener::from(descriptors.take(vsock)?);
+    let vsock = VsockListener::new(vsock, vsock_path.clone())
+        .map_err(|error| StartError::path("listen on", &vsock_path, error))?;
+    let host = HostConfig {
+        vsock: Some(vsock),
+        scratch: scratch.map(|slot| descriptors.take(slot)).transpose()?,
+        console: console.clone(),
+        generation: Some(identity.generation),
+        windows: Vec::new(),
+    };
+    Ok((host, Served { name, control, vsock_path, console, identity, _claimed: claimed }))
+}
+
+impl Served {
+    /// Waits for the guest's agent, and gives the clone its identity. Returns when the agent answered.
+    pub(crate) fn identify(
+        &self,
+        limit: Duration,
+        alive: &AtomicBool,
+    ) -> Result<(AgentClient, Instant), StartError> {
+        let agent = AgentClient::wait_for(&self.vsock_path, limit, || alive.load(Ordering::SeqCst));
+        let mut agent = agent.map_err(|error| StartError::NoAgent {
+            reason: error_chain(&error),
+            console: ConsoleTail::of(&self.console),
+        })?;
+        let ready = Instant::now();
+        agent.identify(&self.identity, limit)?;
+        Ok((agent, ready))
+    }
+}
+
+impl GuestKind for Linux {
+    fn prepare(
+        &mut self,
+        source: &Source,
+        mapped: &mut Mapped<'_>,
+        descriptors: &mut Descriptors,
+    ) -> Result<(HostConfig, Option<OpenFile>), StartError> {
+        let Request::Invoke { compare, root, .. } = &mut self.request else {
+            return Ok((self.take_host()?, None));
+        };
+        if *compare {
+            mapped.memory_mut().track_writes();
+        }
+        let root = match root.take() {
+            Some(moved) => Some(moved.take(descriptors)?),
+            None => open_root_disk(source.snapshot(), None)?,
+        };
+        Ok((self.take_host()?, root))
+    }
+
+    fn follow(
+        self,
+        running: Running<'_>,
+        listener: &Arc<dyn Listener>,
+    ) -> Result<Ended, StartError> {
+        let Self { served, limit, interruption, request, .. } = self;
+        let Running { microvm, mut run } = running;
+        run.report.name = Some(served.name.clone());
+        let (run, served) = (&mut run, &served);
+        let mut written = None;
+        let lead = |handle: &Handle, alive: &AtomicBool| {
+            let (mut agent, ready) = served.identify(limit, alive)?;
+            let identified = Instant::now();
+            let times = &mut run.report.times;
+            let serves = match request {
+                Request::Load { function, memory_mib } => {
+                    times.boot_ns = Some(nanoseconds(ready - run.resumed));
+                    times.identify_ns = Some(nanoseconds(identified - ready));
+                    if let Some(function) = function {
+                        load(&mut agent, &function, limit, memory_mib)?;
+                        times.function_ns = Some(nanoseconds(identified.elapsed()));
+                        run.report.function = Some(function.name().to_owned());
+                    }
+                    run.total_now();
+                    run.report.counters = measured(handle)?;
+                    true
+                }
+                Request::Invoke { invocation, keep, compare, .. } => {
+                    times.identify_ns = Some(nanoseconds(identified - run.resumed));
+                    if let Some(invocation) = &invocation {
+                        let outcome = Outcome::of(agent.invoke(invocation));
+                        run.report.outcome = Some(outcome.map_err(invoke_failed)?);
+                        run.report.times.invoke_ns = Some(nanoseconds(identified.elapsed()));
+                    }
+                    run.total_now();
+                    run.report.counters = measured(handle)?;
+                    run.report.writes = run.writes()?;
+                    if let Some(source) = run.source.filter(|_| compare) {
+                        run.report.compared = Some(compared(handle, source.snapshot())?);
+                    }
+                    keep
+                }
+            };
+            // A microVM that does not serve can wait for the rest of its report.
+            if !serves {
+                run.background.finish()?;
+            }
+            run.report.loader = run.background.loaded();
+            listener.started(&run.report);
+            finish(&mut run.background, listener)?;
+            let after = if serves { After::Serve } else { After::Stop };
+            Ok::<_, StartError>((run.report.writes.take(), after))
+        };
+        let note = |text: &str| listener.note(text);
+        let writes =
+            session::run(microvm, &served.control, &interruption, lead, note, |microvm| {
+                // Where it is not known, the pool finds out by comparing.
+                written = microvm.written().ok().flatten();
+            })?;
+        Ok(Ended { report: None, writes, written })
+    }
+}
+
+/// Waits for the steps and the loader: other processes may rely on this one's loading, so it does not end before.
+fn finish(background: &mut Background, listener: &Arc<dyn Listener>) -> Result<(), StartError> {
+    background.finish()?;
+    if let Some(failure) = background.loader_failure() {
+        listener.note(&failure);
+    }
+    Ok(())
+}
+
+/// Boots the microVM of a spec, and serves it to its end.
+pub(crate) fn boot(
+    spec: &StartSpec,
+    boot: BootSpec,
+    mut descriptors: Descriptors,
+    kvm: KvmDevice,
+    clock: &Clock,
+    listener: &Arc<dyn Listener>,
+) -> Result<(), StartError> {
+    let function = boot.function.map(Box::new);
+    let request = Request::Load { function, memory_mib: boot.memory >> 20 };
+    let cpu = boot.cpu.as_deref().map(str::parse).transpose();
+    let cpu = cpu.map_err(|error: firn_vmm::CpuModelError| StartError::Spec(error.to_string()))?;
+    let mut guest = Linux::new(spec, request, &kvm, &mut descriptors)?;
+    let config = BootConfig {
+        kernel: boot.kernel.take(&mut descriptors)?,
+        initramfs: boot.initramfs.take(&mut descriptors)?,
+        cmdline: boot.cmdline,
+        vcpus: boot.vcpus,
+        cpu,
+        memory: boot.memory,
+        root: boot.root.take(&mut descriptors)?,
+        overlay: boot.overlay.take(&mut descriptors)?,
+        host: guest.take_host()?,
+    };
+    let mut microvm = Microvm::boot(config, kvm.open()?)?;
+    microvm.resume()?;
+    let (resumed, resumed_ns) = (Instant::now(), firn_base::now_ns());
+    let mut report = StartReport::empty();
+    report.memory = boot.memory;
+    report.cpu = microvm.cpu_model().map(|model| model.to_string());
+    report.times.process_start_ns = clock.process_start_ns();
+    report.times.resume_ns = resumed_ns.saturating_sub(clock.begun_ns);
+    let memory = microvm.shared_memory();
+    let background = Background::start(None, memory.clone(), None);
+    let since = clock.since();
+    let run =
+        Run { source: None, plan: None, background, memory, report, resumed, resumed_ns, since };
+    guest.follow(Running { microvm, run }, listener).map(drop)
+}
+
+/// Refuses early what would fail late: a guest with Linux where the KVM behind `device` cannot run one. `software_kvm` lets it
+/// try without hardware virtualisation.
+///
+/// # Errors
+/// [`StartError::NoHardware`].
+pub fn require_linux(software_kvm: bool, device: &Path) -> Result<(), StartError> {
+    // A device that cannot be opened has a better error of its own.
+    if software_kvm || !device.exists() {
+        return Ok(());
+    }
+    match Virtualization::detect() {
+        Ok(Virtualization::Hardware) => Ok(()),
+        Ok(Virtualization::Software) => Err(StartError::NoHardware),
+        Err(error) => Err(StartError::path("read", "/proc/cpuinfo".as_ref(), error)),
+    }
+}
+
+fn load(
+    agent: &mut AgentClient,
+    function: &Function,
+    time_limit: Duration,
+    memory_mib: u64,
+) -> Result<(), StartError> {
+    let options = LoadOptions { time_limit, memory_mib, environment: Default::default() };
+    match agent.load(function, &options) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(load_failed(&error)),
+    }
+}
+
+fn load_failed(error: &LoadError) -> StartError {
+    StartError::LoadFunction(ErrorChain::of(error))
+}
+
+pub(crate) fn invoke_failed(error: crate::agent::InvokeError) -> StartError {
+    StartError::Invoke(ErrorChain::of(&error))
+}
+
+/// The counters, read in the microVM's own thread.
+pub(crate) fn measured(handle: &Handle) -> Result<crate::report::Counters, StartError> {
+    handle.call(counters)?.map_err(StartError::Measure)
+}
+
+/// Pauses the guest for good, and compares its memory with the image.
+fn compared(handle: &Handle, snapshot: &Snapshot) -> Result<CompareReport, StartError> {
+    let original = Original::of(snapshot);
+    // In the microVM's own thread: meanwhile no device writes.
+    let compared = handle.call(move |microvm| {
+        let written = microvm.written().map_err(|error| failed(&error))?;
+        let written = written.unwrap_or_else(|| PageSet::new(0));
+        original.compare(microvm.memory(), &written).map_err(|error| failed(&error))
+    })?;
+    compared
+}
+
+fn failed(error: &dyn std::error::Error) -> StartError {
+    StartError::Compare(ErrorChain::of(error))
+}

@@ -1,0 +1,58 @@
+//! A monitor in a process of its own, and the messages between it and the process that started it.
+//!
+//! The two ends of a `SOCK_SEQPACKET` socket exchange [`Order`]s and [`Event`]s, as JSON; descriptors go with an order. The
+//! monitor's end is its standard input, so the monitor ends when the process that started it does. A monitor that has no order
+//! stands by: it has KVM open.
+//!
+//! ```text
+//! owner                                 monitor
+//!   ── Start(StartSpec) + descriptors ──▶
+//!   ◀── Held ────────────────────────────   a player that is to wait
+//!   ── Release ─────────────────────────▶
+//!   ◀── Note(text) ──────────────────────   any number of them
+//!   ◀── Started(StartReport) ────────────   or Failed(StartError)
+//! ```
+
+mod connection;
+mod process;
+mod serve;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::StartError;
+use crate::report::StartReport;
+use crate::spec::StartSpec;
+
+pub use process::{MONITOR_COMMAND, Monitor};
+pub use serve::serve;
+
+/// What a monitor is told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Order {
+    /// Start a microVM. The descriptors of the spec come with the order.
+    Start(Box<StartSpec>),
+    /// Open the snapshot of the spec and plan, without a start.
+    Plan(Box<StartSpec>),
+    /// Let a player that was [held](Event::Held) check its memory.
+    Release,
+}
+
+/// What a monitor reports.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Event {
+    /// The microVM is ready, has answered, or, a player, has ended.
+    Started(Box<StartReport>),
+    /// The planner has a plan for the snapshot.
+    Planned,
+    /// A player has touched its last page and waits for [`Order::Release`].
+    Held,
+    /// Something that people should know.
+    Note(String),
+    /// The microVM did not start, or failed.
+    Failed(StartError),
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,245 @@
+//! The side of the process that starts a monitor.
+
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use firn_base::{ErrorChain, now_ns};
+use firn_memory::prefer_as_victim;
+use thiserror::Error;
+
+use super::connection::{Connection, ReceiveError};
+use super::{Event, Order};
+use crate::descriptors::Descriptors;
+use crate::error::StartError;
+use crate::report::StartReport;
+use crate::spec::StartSpec;
+
+/// The command of the firn program that runs a monitor.
+pub const MONITOR_COMMAND: &str = "monitor";
+
+/// Bytes that are kept of what a monitor writes to standard error.
+const MAX_STDERR: u64 = 64 << 10;
+/// How often the end of a process is looked for.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// A monitor's process and the connection to it. Dropped, the process is killed.
+#[derive(Debug)]
+pub struct Monitor {
+    child: Child,
+    connection: Option<Connection>,
+    stderr: Option<JoinHandle<Vec<u8>>>,
+    notes: Vec<String>,
+}
+
+/// A monitor's process cannot be used.
+#[derive(Debug, Error)]
+enum MonitorError {
+    #[error("cannot start a monitor")]
+    Spawn(#[source] std::io::Error),
+    #[error("cannot send the request to the monitor")]
+    Send(#[source] std::io::Error),
+    #[error(transparent)]
+    Receive(#[from] ReceiveError),
+    #[error("the monitor sent a message out of order")]
+    Order,
+    #[error("the monitor ended ({status}): {stderr}")]
+    Ended { status: ExitStatus, stderr: String },
+}
+
+impl From<MonitorError> for StartError {
+    fn from(error: MonitorError) -> Self {
+        Self::Monitor(ErrorChain::of(&error))
+    }
+}
+
+/// What a monitor that was told to start does next.
+#[derive(Debug)]
+pub enum Progress {
+    /// The start is done.
+    Started(Box<StartReport>),
+    /// A player waits for its [release](Monitor::release).
+    Held,
+}
+
+impl Monitor {
+    /// Starts a monitor: `program` is a firn, `kvm` the KVM device. It stands by until it is told what to start. It is the
+    /// kernel's first victim where memory runs out, and in a process group of its own, so that signals from a terminal reach
+    /// this process alone.
+    ///
+    /// # Errors
+    /// [`StartError::Monitor`].
+    pub fn spawn(program: &Path, kvm: &Path) -> Result<Self, StartError> {
+        let (connection, theirs) = Connection::pair().map_err(MonitorError::Spawn)?;
+        let mut command = Command::new(program);
+        command.arg(MONITOR_COMMAND).arg("--kvm").arg(kvm).process_group(0);
+        command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(MonitorError::Spawn)?;
+        // The command holds the monitor's end: dropped, the monitor's end is the monitor's alone.
+        drop(command);
+        let pipe = child.stderr.take();
+        let read = move || {
+            let mut text = Vec::new();
+            if let Some(mut pipe) = pipe {
+                // A pipe that cannot be read has ended.
+                let _ = (&mut pipe).take(MAX_STDERR).read_to_end(&mut text);
+                let _ = std::io::copy(&mut pipe, &mut std::io::sink());
+            }
+            text
+        };
+        let mut monitor =
+            Self { child, connection: Some(connection), stderr: None, notes: Vec::new() };
+        let thread = std::thread::Builder::new().name("monitor-stderr".into()).spawn(read);
+        monitor.stderr = Some(thread.map_err(MonitorError::Spawn)?);
+        prefer_as_victim(monitor.pid()).map_err(MonitorError::Spawn)?;
+        Ok(monitor)
+    }
+
+    /// The monitor's process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether the process runs.
+    pub fn is_alive(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Tells the monitor to start a microVM; its report comes with [`Monitor::progress`]. A spec without the time of the
+    /// request gets the present time.
+    ///
+    /// # Errors
+    /// [`StartError::Monitor`].
+    pub fn start(&mut self, spec: StartSpec, descriptors: Descriptors) -> Result<(), StartError> {
+        let request_ns = spec.request_ns.or_else(|| Some(now_ns()));
+        self.send(&Order::Start(Box::new(StartSpec { request_ns, ..spec })), &descriptors)
+    }
+
+    /// Waits for the report of the start, or for a player that waits; at most for `limit`.
+    ///
+    /// # Errors
+    /// The monitor's own [`StartError`]; [`StartError::TimedOut`]; [`StartError::Monitor`], where the monitor ended without a
+    /// report.
+    pub fn progress(&mut self, limit: Option<Duration>) -> Result<Progress, StartError> {
+        match self.receive(limit)? {
+            Event::Started(report) => Ok(Progress::Started(report)),
+            Event::Held => Ok(Progress::Held),
+            _ => Err(MonitorError::Order.into()),
+        }
+    }
+
+    /// The same where a player is not to wait.
+    ///
+    /// # Errors
+    /// See [`Monitor::progress`].
+    pub fn started(&mut self, limit: Option<Duration>) -> Result<Box<StartReport>, StartError> {
+        match self.progress(limit)? {
+            Progress::Started(report) => Ok(report),
+            Progress::Held => Err(MonitorError::Order.into()),
+        }
+    }
+
+    /// Lets a player that waits check its memory.
+    ///
+    /// # Errors
+    /// [`StartError::Monitor`].
+    pub fn release(&mut self) -> Result<(), StartError> {
+        self.send(&Order::Release, &Descriptors::default())
+    }
+
+    /// Has the monitor open the snapshot of a spec and plan. The monitor ends with that.
+    ///
+    /// # Errors
+    /// Why there is no plan; else as [`Monitor::progress`].
+    pub fn plan(
+        mut self,
+        spec: StartSpec,
+        descriptors: Descriptors,
+        limit: Duration,
+    ) -> Result<(), StartError> {
+        self.send(&Order::Plan(Box::new(spec)), &descriptors)?;
+        match self.receive(Some(limit))? {
+            Event::Planned => Ok(()),
+            _ => Err(MonitorError::Order.into()),
+        }
+    }
+
+    /// Notes of the monitor for people, since the last call.
+    pub fn take_notes(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notes)
+    }
+
+    /// Lets the microVM end, and waits for that; kills the process after `limit`.
+    pub fn end(mut self, limit: Duration) {
+        self.connection = None;
+        let begin = Instant::now();
+        while self.is_alive() && begin.elapsed() < limit {
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Waits for the end of a monitor that ends by itself: a player, or a microVM that was told to stop.
+    ///
+    /// # Errors
+    /// [`StartError::Monitor`], where it failed after its report.
+    pub fn wait(mut self) -> Result<(), StartError> {
+        let status = self.child.wait().map_err(MonitorError::Spawn)?;
+        if status.success() {
+            return Ok(());
+        }
+        Err(self.ended(status))
+    }
+
+    fn send(&mut self, order: &Order, descriptors: &Descriptors) -> Result<(), StartError> {
+        let Some(connection) = &self.connection else {
+            return Err(MonitorError::Order.into());
+        };
+        match connection.send(order, descriptors) {
+            Ok(()) => Ok(()),
+            Err(error) => match self.child.try_wait() {
+                Ok(Some(status)) => Err(self.ended(status)),
+                _ => Err(MonitorError::Send(error).into()),
+            },
+        }
+    }
+
+    fn receive(&mut self, limit: Option<Duration>) -> Result<Event, StartError> {
+        loop {
+            let Some(connection) = &self.connection else {
+                return Err(MonitorError::Order.into());
+            };
+            match connection.receive(limit) {
+                Ok((Event::Note(text), _)) => self.notes.push(text),
+                Ok((Event::Failed(error), _)) => return Err(error),
+                Ok((event, _)) => return Ok(event),
+                Err(ReceiveError::Closed) => {
+                    let status = self.child.wait().map_err(MonitorError::Spawn)?;
+                    return Err(self.ended(status));
+                }
+                Err(ReceiveError::TimedOut) => {
+                    let _ = self.child.kill();
+                    return Err(StartError::TimedOut(limit.unwrap_or_default().as_secs()));
+                }
+                Err(error) => return Err(MonitorError::from(error).into()),
+            }
+        }
+    }
+
+    fn ended(&mut self, status: ExitStatus) -> StartError {
+        let stderr = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
+        let stderr = String::from_utf8_lossy(&stderr).trim().to_owned();
+        MonitorError::Ended { status, stderr }.into()
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        // Fails where it has ended; then it is only waited for.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,113 @@
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::time::Duration;
+
+use super::connection::{Connection, ReceiveError};
+use super::*;
+use crate::descriptors::Descriptors;
+use crate::spec::{HostSpec, InvokeSpec, Origin, ReplaySpec, SourceSpec, ThawSpec};
+
+/// A spec of a snapshot whose directory is in the first slot.
+fn spec(event: String, descriptors: &mut Descriptors, directory: File) -> StartSpec {
+    let source =
+        SourceSpec::Directory { directory: descriptors.add(directory), path: "snapshot".into() };
+    let thaw = ThawSpec {
+        source,
+        planner: "firecracker:readahead=off".to_owned(),
+        preloaded: true,
+        root: None,
+        invoke: Some(InvokeSpec { event, keep: true, compare: false }),
+        replay: ReplaySpec::default(),
+    };
+    StartSpec::new(Origin::Thaw(thaw), HostSpec::default(), Duration::from_secs(7))
+}
+
+#[test]
+fn a_spec_arrives_with_its_descriptors_and_an_event_of_6_mib() {
+    let (ours, theirs) = Connection::pair().unwrap();
+    let theirs = Connection::of(theirs);
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(b"snapshot").unwrap();
+    let mut descriptors = Descriptors::default();
+    let event = format!("\"{}\"", "x".repeat(6 << 20));
+    let sent = spec(event.clone(), &mut descriptors, file);
+    let receiver = std::thread::spawn(move || theirs.receive::<Order>(None).unwrap());
+    ours.send(&Order::Start(Box::new(sent)), &descriptors).unwrap();
+    let (order, mut descriptors) = receiver.join().unwrap();
+    let Order::Start(spec) = order else { panic!("{order:?}") };
+    let Origin::Thaw(thaw) = spec.origin else { panic!("{spec:?}") };
+    assert_eq!(thaw.invoke.unwrap().event, event);
+    assert_eq!((spec.time_limit, thaw.preloaded), (Duration::from_secs(7), true));
+    let SourceSpec::Directory { directory, .. } = thaw.source else { panic!() };
+    let mut file = File::from(descriptors.take(directory).unwrap());
+    let mut text = String::new();
+    file.rewind().unwrap();
+    file.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "snapshot");
+    // Each slot is taken once.
+    let error = descriptors.take(directory).unwrap_err();
+    assert!(matches!(error, StartError::Spec(_)), "{error}");
+}
+
+#[test]
+fn a_report_and_an_error_arrive_as_they_were_sent() {
+    let (ours, theirs) = Connection::pair().unwrap();
+    let theirs = Connection::of(theirs);
+    let mut report = StartReport::empty();
+    report.planner = "pass".to_owned();
+    report.times.identify_ns = Some(5);
+    report.counters.private_bytes = 4096;
+    let no_descriptors = Descriptors::default();
+    ours.send(&Event::Started(Box::new(report)), &no_descriptors).unwrap();
+    let wrong = StartError::Wrong { planner: "pass".to_owned(), wrong: "0x1000".to_owned() };
+    ours.send(&Event::Failed(wrong), &no_descriptors).unwrap();
+    let (event, _) = theirs.receive(None).unwrap();
+    let Event::Started(report) = event else { panic!("{event:?}") };
+    let found = (report.planner.as_str(), report.times.identify_ns, report.counters.private_bytes);
+    assert_eq!(found, ("pass", Some(5), 4096));
+    let (event, _) = theirs.receive(None).unwrap();
+    let Event::Failed(StartError::Wrong { planner, wrong }) = event else { panic!("{event:?}") };
+    assert_eq!((planner.as_str(), wrong.as_str()), ("pass", "0x1000"));
+}
+
+#[test]
+fn an_error_keeps_its_causes_across_processes() {
+    let (ours, theirs) = Connection::pair().unwrap();
+    let missing = File::open("/nowhere/kernel").unwrap_err();
+    let sent = StartError::path("open", "/nowhere/kernel".as_ref(), missing);
+    let text = firn_base::error_chain(&sent);
+    ours.send(&Event::Failed(sent), &Descriptors::default()).unwrap();
+    let (event, _) = Connection::of(theirs).receive(None).unwrap();
+    let Event::Failed(error) = event else { panic!("{event:?}") };
+    assert_eq!(firn_base::error_chain(&error), text);
+    assert!(text.contains("cannot open /nowhere/kernel: No such file"), "{text}");
+}
+
+#[test]
+fn a_closed_connection_a_timeout_and_nonsense_are_told_apart() {
+    let (ours, theirs) = Connection::pair().unwrap();
+    let limit = Some(Duration::from_millis(1));
+    assert!(matches!(ours.receive::<Event>(limit), Err(ReceiveError::TimedOut)));
+    for packet in [&b"\0{"[..], b"\x02{}", b"\0\"unknown\""] {
+        rustix::net::send(&theirs, packet, rustix::net::SendFlags::empty()).unwrap();
+        assert!(matches!(ours.receive::<Event>(None), Err(ReceiveError::Invalid(_))));
+    }
+    drop(theirs);
+    assert!(matches!(ours.receive::<Event>(None), Err(ReceiveError::Closed)));
+}
+
+#[test]
+fn a_spec_of_another_version_is_refused() {
+    struct Nothing;
+    impl crate::Listener for Nothing {
+        fn started(&self, _: &StartReport) {}
+        fn note(&self, _: &str) {}
+    }
+    let mut descriptors = Descriptors::default();
+    let spec = spec("1".to_owned(), &mut descriptors, tempfile::tempfile().unwrap());
+    let spec = StartSpec { version: 99, ..spec };
+    let listener: std::sync::Arc<dyn crate::Listener> = std::sync::Arc::new(Nothing);
+    let kvm = crate::KvmDevice::from(std::path::Path::new("/dev/kvm"));
+    let error = crate::start(spec, descriptors, kvm, crate::Clock::now(), &listener).unwrap_err();
+    assert!(error.to_string().contains("version 99"), "{error}");
+}

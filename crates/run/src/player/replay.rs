@@ -1,0 +1,209 @@
+//! From a player's snapshot to its report.
+
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, OnceLock};
+
+use firn_memory::GuestMemory;
+use firn_memory::planners::Planner;
+use firn_snapshot::PageSet;
+use firn_vmm::{Argument, End, FrozenMachine, HostConfig, Microvm, OpenFile};
+
+use super::registers::{Meters, Reports, Wrong, window};
+use super::{host, traces_of};
+use crate::descriptors::Descriptors;
+use crate::error::StartError;
+use crate::guest::{Ended, GuestKind, Listener};
+use crate::life::{Clock, KvmDevice, Mapped, Running};
+use crate::report::{Replay, StartReport};
+use crate::source::Source;
+use crate::spec::ReplaySpec;
+use crate::start::live;
+
+/// Which of the first instruction's arguments says which input is replayed.
+const INPUT_ARGUMENT: Argument = Argument::Third;
+/// Which of them says whether the guest measures how long its touches take.
+const TIMED_ARGUMENT: Argument = Argument::Fourth;
+
+/// A player that is thawed.
+pub(crate) struct Player {
+    input: u64,
+    pub(super) trace: String,
+    fault_time: bool,
+    hold: bool,
+    tsc_khz: u32,
+    window: Option<(Arc<OnceLock<Meters>>, Receiver<Reports>)>,
+}
+
+impl Player {
+    pub(crate) fn new(source: &Source, spec: &ReplaySpec) -> Result<Self, StartError> {
+        let traces = traces_of(source.snapshot().manifest()).ok_or(StartError::NotPlayer)?;
+        let input = spec.input.as_deref();
+        let mut numbered = (0..).zip(&traces);
+        let found = numbered.find(|(_, name)| input.is_none_or(|input| input == **name));
+        let (input, trace) = found.ok_or_else(|| StartError::NoInput {
+            name: input.unwrap_or_default().to_owned(),
+            known: traces.join(", "),
+        })?;
+        Ok(Self {
+            input,
+            trace: (*trace).to_owned(),
+            fault_time: spec.fault_time,
+            hold: spec.hold,
+            tsc_khz: 0,
+            window: None,
+        })
+    }
+
+    /// Sets the machine up for the trace; its host has the window of the registers.
+    pub(super) fn set_up(&mut self, machine: &mut FrozenMachine<'_>) -> HostConfig {
+        machine.set_argument(INPUT_ARGUMENT, self.input);
+        machine.set_argument(TIMED_ARGUMENT, self.fault_time.into());
+        self.tsc_khz = machine.tsc_khz();
+        let (window, meters, reports) = window();
+        self.window = Some((meters, reports));
+        host(vec![window])
+    }
+
+    /// Connects the registers with the microVM. `hold` is called when the timed loop has ended and everything is counted,
+    /// before the second pass, which touches memory that the trace does not.
+    pub(super) fn connect(&mut self, microvm: &Microvm, hold: Option<Box<dyn Fn() + Send + Sync>>) {
+        if let Some((meters, _)) = &self.window {
+            meters.get_or_init(|| Meters {
+                kvm: microvm.kvm_counters(),
+                memory: microvm.shared_memory(),
+                hold,
+            });
+        }
+    }
+
+    /// Serves the player until it ends itself, by a triple fault, as it does when it has reported everything.
+    pub(super) fn run(&self, microvm: &mut Microvm) -> Result<Reports, StartError> {
+        match microvm.run()? {
+            End::TripleFault => {
+                let reports = self.window.as_ref().and_then(|(_, reports)| reports.try_recv().ok());
+                reports.ok_or(StartError::Ended)
+            }
+            End::Failure(failure) => Err(failure.into()),
+            End::Shutdown | End::Reset | End::Stopped => Err(StartError::Ended),
+        }
+    }
+}
+
+impl GuestKind for Player {
+    fn prepare(
+        &mut self,
+        _source: &Source,
+        mapped: &mut Mapped<'_>,
+        _descriptors: &mut Descriptors,
+    ) -> Result<(HostConfig, Option<OpenFile>), StartError> {
+        Ok((self.set_up(mapped.machine_mut()), None))
+    }
+
+    fn restored(&mut self, microvm: &Microvm, listener: &Arc<dyn Listener>) {
+        let hold = self.hold.then(|| held(listener.clone(), microvm.shared_memory()));
+        self.connect(microvm, hold);
+    }
+
+    fn follow(
+        self,
+        running: Running<'_>,
+        _listener: &Arc<dyn Listener>,
+    ) -> Result<Ended, StartError> {
+        let Running { mut microvm, mut run } = running;
+        let reports = self.run(&mut microvm);
+        let writes = run.writes();
+        // Where it is not known, the pool finds out by comparing.
+        let written = microvm.written().ok().flatten();
+        drop(microvm);
+        run.background.finish()?;
+        if let Some(failure) = run.background.loader_failure() {
+            return Err(StartError::Load(firn_base::ErrorChain::new(failure)));
+        }
+        let mut reports = reports?;
+        let (done_ns, counters) = reports.done.take().ok_or(StartError::Ended)?;
+        check(&reports, &run.report.planner)?;
+        let counters = counters.map_err(StartError::Measure)?;
+        let writes = writes?;
+        let mut report = run.report;
+        let times = &mut report.times;
+        times.replay_ns = Some(done_ns.saturating_sub(run.resumed_ns));
+        times.total_ns = done_ns.saturating_sub(run.since);
+        times.fault_ns = self.fault_time.then(|| ticks_ns(reports.waited, self.tsc_khz));
+        times.verify_ns = Some(reports.ended_ns.saturating_sub(done_ns));
+        report.loader = run.background.loaded();
+        report.counters = counters;
+        report.writes.clone_from(&writes);
+        let (touches, pages) = (reports.touches, reports.pages);
+        report.replay = Some(Replay { trace: self.trace, touches, pages });
+        Ok(Ended { report: Some(Box::new(report)), writes, written })
+    }
+}
+
+/// The second pass touches all memory: from then on it does not matter how a pager serves it.
+fn held(listener: Arc<dyn Listener>, memory: Arc<GuestMemory>) -> Box<dyn Fn() + Send + Sync> {
+    Box::new(move || {
+        if let Some(pager) = memory.pager() {
+            pager.widen();
+        }
+        listener.held();
+    })
+}
+
+/// Thaws the player of a source by a planner, lets it replay a trace and check all its memory, and returns its report, with
+/// the image pages that were written, where they were logged. The source keeps what a pool granted.
+///
+/// # Errors
+/// See [`StartError`]; [`StartError::Wrong`] names the guest pages with wrong contents.
+pub fn replay(
+    source: &Source,
+    spec: &ReplaySpec,
+    planner: &dyn Planner,
+    kvm: KvmDevice,
+    clock: &Clock,
+) -> Result<(StartReport, Option<PageSet>), StartError> {
+    let player = Player::new(source, spec)?;
+    let listener: Arc<dyn Listener> = Arc::new(Silent);
+    let ended = live(player, source, planner, kvm, clock, Descriptors::default(), &listener)?;
+    let report = ended.report.ok_or(StartError::Ended)?;
+    Ok((*report, ended.written))
+}
+
+/// The report and the error say all that a replay in this process has to tell.
+struct Silent;
+
+impl Listener for Silent {
+    fn started(&self, _: &StartReport) {}
+    fn note(&self, _: &str) {}
+}
+
+/// Whether a player that has ended found everything right in the memory that `planner` restored.
+pub(super) fn check(reports: &Reports, planner: &str) -> Result<(), StartError> {
+    if !reports.wrong_own && reports.wrong_in_loop.count == 0 && reports.wrong_in_pass.count == 0 {
+        return Ok(());
+    }
+    Err(StartError::Wrong { planner: planner.to_owned(), wrong: describe(reports) })
+}
+
+fn describe(reports: &Reports) -> String {
+    let list = |what: &str, wrong: &Wrong| {
+        let pages: Vec<String> = wrong.pages.iter().map(|page| format!("{page:#x}")).collect();
+        let more = if wrong.count > wrong.pages.len() as u64 { " and more" } else { "" };
+        format!("{what} {} ({}{more})", wrong.count, pages.join(", "))
+    };
+    if reports.wrong_own {
+        return "the player's own lists, program or page tables, above the trace's memory"
+            .to_owned();
+    }
+    let lists = [
+        ("guest pages in the timed loop:", &reports.wrong_in_loop),
+        ("guest pages in the second pass:", &reports.wrong_in_pass),
+    ];
+    let lists = lists.into_iter().filter(|(_, wrong)| wrong.count > 0);
+    lists.map(|(what, wrong)| list(what, wrong)).collect::<Vec<_>>().join("; ")
+}
+
+/// Ticks of a time-stamp counter in ns.
+fn ticks_ns(ticks: u64, khz: u32) -> u64 {
+    let ns = u128::from(ticks) * 1_000_000 / u128::from(khz.max(1));
+    u64::try_from(ns).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,162 @@
+//! The snapshot of a start, opened.
+
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use firn_base::error_chain;
+use firn_memory::copy_ahead::{Rule, WriteReport, learn, prepare_copies, request_copy};
+use firn_memory::planners::{Planner, Store};
+use firn_pool::Client;
+use firn_snapshot::{
+    AttachError, Grant, PageSet, Profile, Snapshot, Verify, open_pooled, open_pooled_with,
+    open_replica_with,
+};
+use firn_vmm::Virtualization;
+
+use crate::descriptors::Descriptors;
+use crate::error::StartError;
+use crate::spec::SourceSpec;
+
+/// A snapshot, and what its pool granted for one start.
+///
+/// This is the first state of a start: the next is [`Planned`](crate::Planned). Memory that is mapped from a source must not
+/// outlive it.
+pub struct Source {
+    snapshot: Snapshot,
+    /// What the pool granted; `None` for a snapshot in a directory.
+    grant: Option<Grant>,
+    /// What it took to open, the verification of a pool's bytes included.
+    pub(crate) opening: Duration,
+}
+
+impl Source {
+    /// Opens the snapshot that a spec names, for a planner: of a pool it takes what the planner maps, a replica or the sealed
+    /// extent, and a copy of the chunks that the guest is expected to write, where the planner runs on one.
+    ///
+    /// # Errors
+    /// [`StartError::Open`].
+    pub fn open(
+        spec: &SourceSpec,
+        planner: &dyn Planner,
+        descriptors: &mut Descriptors,
+    ) -> Result<Self, StartError> {
+        let begin = Instant::now();
+        let source = match spec {
+            SourceSpec::Directory { directory, path } => {
+                let directory = descriptors.take(*directory)?;
+                Self::new(Snapshot::open_at(directory, path)?, None)
+            }
+            SourceSpec::Pool { manager, name, verify } => {
+                let stream = UnixStream::from(descriptors.take(*manager)?);
+                let manager = Client::from_stream(stream);
+                let (snapshot, grant) = open_granted(manager, name, *verify, planner)?;
+                Self::new(snapshot, Some(grant))
+            }
+        };
+        Ok(Self { opening: begin.elapsed(), ..source })
+    }
+
+    /// The snapshot in a directory.
+    ///
+    /// # Errors
+    /// [`StartError::Open`].
+    pub fn open_directory(path: &Path) -> Result<Self, StartError> {
+        let begin = Instant::now();
+        let source = Self::new(Snapshot::open(path)?, None);
+        Ok(Self { opening: begin.elapsed(), ..source })
+    }
+
+    /// The snapshot `name` in the pool whose manager listens on `socket`, to look at: its sealed extent, without a copy.
+    ///
+    /// # Errors
+    /// [`StartError::Open`].
+    pub fn open_sealed(socket: &Path, name: &str, verify: Verify) -> Result<Self, StartError> {
+        let begin = Instant::now();
+        let (snapshot, grant) = open_pooled(socket, name, verify)?;
+        Ok(Self { opening: begin.elapsed(), ..Self::new(snapshot, Some(grant)) })
+    }
+
+    /// A snapshot that is open already, and what its pool granted.
+    #[must_use]
+    pub fn new(snapshot: Snapshot, grant: Option<Grant>) -> Self {
+        Self { snapshot, grant, opening: Duration::ZERO }
+    }
+
+    /// The snapshot.
+    #[must_use]
+    pub fn snapshot(&self) -> &Snapshot {
+        &self.snapshot
+    }
+
+    /// What the pool granted.
+    #[must_use]
+    pub fn grant(&self) -> Option<&Grant> {
+        self.grant.as_ref()
+    }
+
+    /// Gives back what a pool granted, once the microVM has ended: a replica with the pages that were written to it, where
+    /// they are known, and to the prediction the chunks that the run wrote. The run succeeded whether or not this does: a
+    /// failure is returned as a note.
+    pub fn give_back(
+        &mut self,
+        writes: Option<&WriteReport>,
+        written: Option<&PageSet>,
+    ) -> Vec<String> {
+        let Some(grant) = &mut self.grant else { return Vec::new() };
+        let mut notes = Vec::new();
+        if let Some(writes) = writes
+            && let Err(error) = learn(&self.snapshot, grant, &writes.written)
+        {
+            let error = error_chain(&error);
+            notes.push(format!("the pool does not learn from this run: {error}"));
+        }
+        if let Some(written) = written
+            && let Err(error) = grant.return_replica(written)
+        {
+            let error = error_chain(&error);
+            notes.push(format!("the pool does not know what this run wrote: {error}"));
+        }
+        notes
+    }
+}
+
+fn open_granted(
+    manager: Client,
+    name: &str,
+    verify: Verify,
+    planner: &dyn Planner,
+) -> Result<(Snapshot, Grant), StartError> {
+    let (snapshot, mut grant) = match planner.store() {
+        Store::Replica => open_replica_with(manager, name, verify)?,
+        Store::Directory | Store::Extent => open_pooled_with(manager, name, verify)?,
+    };
+    if let Some(rule) = planner.copy_rule() {
+        request_copy(&snapshot, &mut grant, rule.for_paging(nested_paging()))?;
+    }
+    Ok((snapshot, grant))
+}
+
+/// Whether KVM uses nested paging on this host.
+fn nested_paging() -> bool {
+    !matches!(Virtualization::detect(), Ok(Virtualization::Software))
+}
+
+/// Attaches a profile to a snapshot in a pool, and has the manager prepare a copy of the chunks that the profile predicts, for
+/// the next start. Returns a note where that failed: the first start then prepares the copy.
+///
+/// # Errors
+/// [`AttachError`]; the snapshot is as it was.
+pub fn set_pooled_profile(
+    socket: &Path,
+    name: &str,
+    profile: &Profile,
+) -> Result<Option<String>, AttachError> {
+    firn_snapshot::set_pooled_profile(socket, name, profile)?;
+    let rule = Rule::DEFAULT.for_paging(nested_paging());
+    let prepared = prepare_copies(socket, name, rule, profile);
+    Ok(prepared.err().map(|error| {
+        let error = error_chain(&error);
+        format!("copies are made at the first start, not in advance: {error}")
+    }))
+}

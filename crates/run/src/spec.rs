@@ -1,0 +1,277 @@
+//! What is to be started.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use firn_pool::Client;
+use firn_snapshot::Verify;
+use rustix::fs::{Mode, OFlags, open};
+use serde::{Deserialize, Serialize};
+
+use crate::descriptors::{Descriptors, Slot};
+use crate::error::StartError;
+use crate::function::Function;
+use crate::instance::Instance;
+
+/// Version of [`StartSpec`] and of everything else that crosses between a monitor and the process that starts it.
+pub const SPEC_VERSION: u32 = 1;
+
+/// A request to start one microVM.
+///
+/// It names no file that the monitor opens for itself: what the monitor uses of the host comes as descriptors, which the spec
+/// refers to by [`Slot`]. Paths are for messages, and for sockets that guests connect to.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct StartSpec {
+    /// [`SPEC_VERSION`] of the sender.
+    pub version: u32,
+    /// When the request came in, ns of CLOCK_MONOTONIC, if known.
+    pub request_ns: Option<u64>,
+    /// What the microVM uses of its host.
+    pub host: HostSpec,
+    /// Limit for each of: the guest's agent answers, the function loads, the function answers.
+    pub time_limit: Duration,
+    /// Where the microVM comes from.
+    pub origin: Origin,
+}
+
+/// What a microVM uses of its host. A player uses nothing of it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct HostSpec {
+    /// Whether Linux is tried where the processor has no hardware virtualisation (a PVM guest kernel runs there).
+    pub software_kvm: bool,
+    /// The sockets of the microVM, and the directory for its disk writes.
+    pub serving: Serving,
+    /// The file that gets a copy of the guest's serial console.
+    pub console: Option<Slot>,
+}
+
+/// Where a microVM comes from.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// A kernel.
+    Boot(BootSpec),
+    /// A snapshot.
+    Thaw(ThawSpec),
+}
+
+/// How a microVM gets its name, its sockets and its directory for disk writes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Serving {
+    /// The process that runs the microVM claims a name: this one, or one made of its process id.
+    Claim(Option<String>),
+    /// The process that sends the request owns the name, and has bound the sockets.
+    Owned(Sockets),
+}
+
+impl Default for Serving {
+    fn default() -> Self {
+        Self::Claim(None)
+    }
+}
+
+/// The sockets of one microVM, bound by the process that owns its name.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Sockets {
+    /// The microVM's name.
+    pub name: String,
+    /// The control socket, listening.
+    pub control: Slot,
+    /// The socket for connections to the guest, listening.
+    pub vsock: Slot,
+    /// The path of the latter. A guest's connection to port P of the host leads to the socket at this path with `_P` appended.
+    pub vsock_path: PathBuf,
+    /// The directory for the guest's disk writes; `None` keeps them in memory.
+    pub scratch: Option<Slot>,
+}
+
+/// A microVM that boots Linux.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct BootSpec {
+    /// The uncompressed ELF kernel.
+    pub kernel: OpenedFile,
+    /// The initramfs.
+    pub initramfs: OpenedFile,
+    /// The root file system, read-only.
+    pub root: OpenedFile,
+    /// The initial contents of the writable disk.
+    pub overlay: OpenedFile,
+    /// Words added to the kernel's command line.
+    pub cmdline: Option<String>,
+    /// Number of vCPUs.
+    pub vcpus: u8,
+    /// The guest's processor model; `None` for the best that the host offers.
+    pub cpu: Option<String>,
+    /// Guest memory, bytes.
+    pub memory: u64,
+    /// The function to load once the guest runs. Without one the guest waits for it.
+    pub function: Option<Function>,
+}
+
+/// A file that came open, and its path for messages and manifests.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct OpenedFile {
+    /// The file.
+    pub slot: Slot,
+    /// Its absolute path, without links.
+    pub path: PathBuf,
+}
+
+/// A microVM that is restored from a snapshot.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ThawSpec {
+    /// The snapshot.
+    pub source: SourceSpec,
+    /// The planner, as `NAME[:KEY=VALUE,...]`.
+    pub planner: String,
+    /// Whether the image is in the page cache already, so that the plan's own preload is left out.
+    pub preloaded: bool,
+    /// The root disk, where it is not at the path in the snapshot's manifest.
+    pub root: Option<OpenedFile>,
+    /// What a guest with Linux is asked.
+    pub invoke: Option<InvokeSpec>,
+    /// How a player replays.
+    pub replay: ReplaySpec,
+}
+
+/// One request to the function of a thawed guest.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct InvokeSpec {
+    /// The event, as JSON text.
+    pub event: String,
+    /// Whether the microVM runs on after the answer.
+    pub keep: bool,
+    /// Whether guest memory is compared with the image after the answer.
+    pub compare: bool,
+}
+
+/// How a player replays. It matters to a player's snapshot only.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct ReplaySpec {
+    /// The trace, where the player has several; the first without.
+    pub input: Option<String>,
+    /// Whether the player waits for its release once the last page is touched, before it checks all its memory.
+    pub hold: bool,
+    /// Whether the guest measures the time in page faults, which takes some time itself.
+    pub fault_time: bool,
+}
+
+/// Where a snapshot is.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SourceSpec {
+    /// In a directory.
+    Directory {
+        /// The directory, open.
+        directory: Slot,
+        /// Its path, for messages.
+        path: PathBuf,
+    },
+    /// In a pool.
+    Pool {
+        /// A connection to the pool's manager.
+        manager: Slot,
+        /// The snapshot's name.
+        name: String,
+        /// When its bytes are verified.
+        verify: Verify,
+    },
+}
+
+impl SourceSpec {
+    /// A snapshot in a directory.
+    ///
+    /// # Errors
+    /// [`StartError::Open`]: the directory cannot be opened.
+    pub fn directory(path: &Path, descriptors: &mut Descriptors) -> Result<Self, StartError> {
+        let directory = descriptors.add(firn_snapshot::open_directory(path)?);
+        Ok(Self::Directory { directory, path: path.to_owned() })
+    }
+
+    /// A snapshot in the pool whose manager listens on `socket`.
+    ///
+    /// # Errors
+    /// [`StartError::Open`]: the manager does not answer.
+    pub fn pool(
+        socket: &Path,
+        name: &str,
+        verify: Verify,
+        descriptors: &mut Descriptors,
+    ) -> Result<Self, StartError> {
+        let manager = descriptors.add(Client::connect(socket)?.into_stream());
+        Ok(Self::Pool { manager, name: name.to_owned(), verify })
+    }
+}
+
+impl OpenedFile {
+    /// Opens a file for reading.
+    ///
+    /// # Errors
+    /// [`StartError::Host`]: it cannot be opened.
+    pub fn open(path: &Path, descriptors: &mut Descriptors) -> Result<Self, StartError> {
+        let opened = firn_vmm::OpenFile::open(path)?;
+        Ok(Self { slot: descriptors.add(opened.file), path: opened.path })
+    }
+
+    pub(crate) fn take(
+        self,
+        descriptors: &mut Descriptors,
+    ) -> Result<firn_vmm::OpenFile, StartError> {
+        Ok(firn_vmm::OpenFile { file: descriptors.take(self.slot)?.into(), path: self.path })
+    }
+}
+
+impl StartSpec {
+    /// A request for a start of `origin`.
+    #[must_use]
+    pub fn new(origin: Origin, host: HostSpec, time_limit: Duration) -> Self {
+        Self { version: SPEC_VERSION, request_ns: None, host, time_limit, origin }
+    }
+}
+
+impl Sockets {
+    /// Binds the sockets of a microVM whose name the caller has claimed, and opens the directory for temporary files.
+    ///
+    /// # Errors
+    /// [`StartError::Host`] names what cannot be bound or opened.
+    pub fn bind(instance: &Instance, descriptors: &mut Descriptors) -> Result<Self, StartError> {
+        let bind = |path: &Path| {
+            UnixListener::bind(path).map_err(|error| StartError::path("bind", path, error))
+        };
+        let (control, vsock_path) = (instance.control_socket(), instance.vsock_socket());
+        Ok(Self {
+            name: instance.name().to_owned(),
+            control: descriptors.add(bind(&control)?),
+            vsock: descriptors.add(bind(&vsock_path)?),
+            vsock_path,
+            scratch: Some(descriptors.add(open_scratch(&std::env::temp_dir())?)),
+        })
+    }
+}
+
+impl HostSpec {
+    /// A microVM that claims its name itself, and whose console is copied to a file, which is created or emptied.
+    ///
+    /// # Errors
+    /// [`StartError::Host`]: the file cannot be created.
+    pub fn claiming(
+        name: Option<String>,
+        console: Option<&Path>,
+        descriptors: &mut Descriptors,
+    ) -> Result<Self, StartError> {
+        let create = |path: &Path| {
+            File::create(path).map_err(|error| StartError::path("create", path, error))
+        };
+        let console = console.map(create).transpose()?.map(|file| descriptors.add(file));
+        Ok(Self { software_kvm: false, serving: Serving::Claim(name), console })
+    }
+}
+
+fn open_scratch(path: &Path) -> Result<OwnedFd, StartError> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    open(path, flags, Mode::empty()).map_err(|error| StartError::path("open", path, error.into()))
+}
