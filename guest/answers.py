@@ -1,7 +1,7 @@
-"""Calls a function outside of any microVM: python3 answers.py FOLDER [write]
+"""Calls a function without a microVM: python3 answers.py DIRECTORY [write]
 
-With `write` its answers become expected-a.json and expected-b.json; without, they are printed with the seconds that they took. It has to
-run on the image that the function needs, for instance in a chroot of it.
+With `write`, stores its answers as expected-a.json and expected-b.json. Without it, prints them with
+their durations in seconds. Run it on the image that the function needs, for instance in a chroot.
 """
 
 import json
@@ -17,7 +17,7 @@ sys.path[:0] = [str(folder), *(str(folder / other) for other in reversed(others)
 sys.dont_write_bytecode = True
 
 begin = time.monotonic()
-from handler import handler  # noqa: E402  (the path is known only now)
+from handler import handler  # noqa: E402  (the import path is set above)
 
 loaded = time.monotonic() - begin
 for which in "ab":

@@ -1,4 +1,5 @@
-//! The agent stays in every guest's memory, and so in every snapshot: without symbols it is a third of the size.
+//! The agent stays in every guest's memory, and therefore in every snapshot. Without symbols its
+//! size is a third.
 
 fn main() {
     println!("cargo::rustc-link-arg-bins=-Wl,--strip-all");

@@ -1,4 +1,5 @@
-# After clone.py: starts AWS Lambda's runtime interface client, unmodified, as `python -m awslambdaric HANDLER` does.
+# Follows clone.py. Starts AWS Lambda's unmodified runtime interface client, as
+# `python -m awslambdaric HANDLER` does.
 import socket
 
 
@@ -13,7 +14,7 @@ def start():
     if os.environ["AWS_LAMBDA_INITIALIZATION_TYPE"] == "snap-start":
         import snapshot_restore_py
 
-        # First of all after-restore hooks; last of all before-snapshot hooks, which run in reverse.
+        # The first after-restore hook, and the last before-snapshot hook, because those run in reverse.
         snapshot_restore_py.register_before_snapshot(collect)
         snapshot_restore_py.register_after_restore(after_restore)
     from awslambdaric.__main__ import main

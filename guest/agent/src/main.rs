@@ -1,7 +1,7 @@
 //! `firn-agent`: the first process of a microVM.
 //!
-//! It runs as `/init` of the initramfs: sets the machine up, switches to the root file system and
-//! serves requests over vsock from a child process, while it collects orphans itself.
+//! It runs as `/init` of the initramfs, sets the machine up and switches to the root file system. A
+//! child process serves requests over vsock, while the first process reaps orphans.
 
 mod init;
 
@@ -18,19 +18,19 @@ use rustix::system::{RebootCommand, reboot};
 use rustix::time::{ClockId, clock_gettime};
 use vsock::{VMADDR_CID_ANY, VsockListener};
 
-/// The user that functions run as: none of the root file system's own.
+/// The user id of functions, which the root file system does not use.
 const FUNCTION_USER: u32 = 1000;
 
-/// Where AWS Lambda serves the Runtime API, too.
+/// The address of the Runtime API, as on AWS Lambda.
 const RUNTIME_API: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9001));
 
 fn main() -> ExitCode {
     if !rustix::process::getpid().is_init() {
-        console("this is the first process of a microVM and does nothing anywhere else");
+        console("firn-agent only runs as the first process of a microVM");
         return ExitCode::from(2);
     }
     if let Err(error) = init::set_up() {
-        return give_up(explain(&error));
+        return fail(explain(&error));
     }
     match init::fork() {
         Ok(init::Side::Child) => match serve() {
@@ -42,9 +42,9 @@ fn main() -> ExitCode {
         },
         Ok(init::Side::Parent(server)) => {
             let end = init::reap_until(server);
-            give_up(format_args!("the server ended: {end}"))
+            fail(format_args!("the server ended: {end}"))
         }
-        Err(error) => give_up(format_args!("cannot start the server: {error}")),
+        Err(error) => fail(format_args!("cannot start the server: {error}")),
     }
 }
 
@@ -65,24 +65,24 @@ fn serve() -> io::Result<()> {
     Ok(())
 }
 
-/// Says why on the console and restarts the machine, which ends the monitor and tells it apart from
-/// a machine that was asked to power off.
-fn give_up(reason: impl Display) -> ExitCode {
+/// Prints the reason on the console and restarts the machine. The monitor then exits and can
+/// distinguish the failure from a requested power-off.
+fn fail(reason: impl Display) -> ExitCode {
     console(reason);
     if let Err(error) = reboot(RebootCommand::Restart) {
         console(format_args!("cannot restart: {error}"));
     }
-    // The end of the first process makes the kernel panic.
+    // The kernel panics when the first process exits.
     ExitCode::FAILURE
 }
 
-/// An error's text and those of its causes.
+/// The text of an error and its causes.
 fn explain(error: &(dyn Error + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |&error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 fn console(line: impl Display) {
-    // Where the console is gone there is nobody left to tell.
+    // Without a console there is no way to report an error.
     let _ = writeln!(io::stderr(), "firn-agent: {line}");
 }

@@ -1,9 +1,9 @@
-"""The Python side of firn-agent: one function, one message at a time, on a socket of its own.
+"""The Python part of firn-agent: runs one function and handles one message at a time.
 
-The agent passes that socket as standard input and this source by `-c`. A message is a frame (u32
-little-endian length, then JSON): an object with one key. `invoke` is followed by a second frame that
-holds the event alone, so that an event that cannot be read is an error of that request and of
-nothing else. Names and texts of errors are those of AWS Lambda's Python runtime.
+The agent passes a socket as standard input and this source by `-c`. A message is a frame (u32
+little-endian length, then JSON): an object with one key. After `invoke`, a second frame contains
+only the event, so that an unreadable event fails only its own request. Names and texts of errors
+are those of AWS Lambda's Python runtime.
 """
 
 import importlib
@@ -16,14 +16,14 @@ import sys
 import time
 import traceback
 
-MESSAGE_LIMIT = 16384  # characters of an error's text
-TRACE_LIMIT = 64  # frames of a trace, the innermost
+MESSAGE_LIMIT = 16384  # maximum number of characters of an error's text
+TRACE_LIMIT = 64  # maximum number of stack frames, innermost ones
 FROZEN = "<frozen importlib._bootstrap%s>"
 OWN_FILES = {"<string>", importlib.__file__, FROZEN % "", FROZEN % "_external"}
 
 
 class Context:
-    """What a handler gets as its second argument, with the names that AWS Lambda uses."""
+    """The second argument of a handler, with the attributes that AWS Lambda defines."""
 
     function_version = "$LATEST"
     identity = None
@@ -44,7 +44,7 @@ class Context:
 
 
 class Fault(Exception):
-    """An error that the runtime itself finds."""
+    """An error that the runtime itself detects."""
 
     def __init__(self, kind, text, trace=()):
         super().__init__(text)
@@ -52,12 +52,12 @@ class Fault(Exception):
 
 
 def printable(text):
-    """Text that UTF-8 can hold: Python's may contain lone surrogates."""
+    """Text without lone surrogates, which Python strings may contain but UTF-8 cannot encode."""
     return text[:MESSAGE_LIMIT].encode("utf-8", "replace").decode("utf-8")
 
 
 def describe(error):
-    """`error` in AWS Lambda's form, without the frames that lead to the function."""
+    """`error` in AWS Lambda's form, without the stack frames outside the function."""
     if isinstance(error, Fault):
         kind, trace = error.kind, error.trace
     else:
@@ -106,7 +106,7 @@ def invoke(function, header, event, limit):
         raise Fault("Runtime.UnmarshalError", "Unable to unmarshal input: %s" % error)
     answer = function(event, Context(header["request_id"], deadline))
     try:
-        # NaN and the infinities have no JSON form; AWS Lambda lets them through as invalid JSON.
+        # NaN and the infinities have no JSON form. AWS Lambda returns invalid JSON for them.
         text = json.dumps(answer, allow_nan=False)
     except Exception as error:
         raise Fault("Runtime.MarshalError", "Unable to marshal response: %s" % error)
@@ -131,7 +131,7 @@ class Channel:
         while view:
             got = self.socket.recv_into(view)
             if not got:
-                os._exit(0)  # the agent is gone
+                os._exit(0)  # the agent has exited
             view = view[got:]
         return data
 

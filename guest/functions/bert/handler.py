@@ -1,7 +1,7 @@
-"""FaaSMem's bert: BERT-base reads a sentence and guesses its masked word.
+"""FaaSMem's bert: BERT-base predicts the masked word of a sentence.
 
 The architecture is that of Devlin et al., 2019 (12 layers of 768, 12 heads, 30,522 words of vocabulary, 110 million weights),
-written on torch's own modules, with weights drawn from a seed.
+written with torch's own modules, with random weights from a seed.
 """
 
 import torch
@@ -25,7 +25,7 @@ class Bert(nn.Module):
         self.layers = nn.TransformerEncoder(layer, LAYERS)
 
     def forward(self, tokens, asked):
-        """How likely each word of the vocabulary is at position `asked`, as logits."""
+        """Logits of the words of the vocabulary at position `asked`."""
         places = torch.arange(len(tokens))
         seen = self.words(tokens) + self.positions(places) + self.segments(torch.zeros_like(places))
         read = self.layers(self.norm(seen).unsqueeze(0))[0]

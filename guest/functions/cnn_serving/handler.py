@@ -1,6 +1,7 @@
-"""FunctionBench's cnn_image_classification: SqueezeNet says what is in a JPEG picture.
+"""FunctionBench's cnn_image_classification: SqueezeNet classifies a JPEG picture.
 
-The paper runs it on TensorFlow; here it is torchvision's SqueezeNet 1.1, which is the same network, with weights drawn from a seed.
+The paper uses TensorFlow. This function uses torchvision's SqueezeNet 1.1, which is the same network,
+with random weights from a seed.
 """
 
 import io

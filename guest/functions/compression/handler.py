@@ -1,6 +1,6 @@
-"""FunctionBench's compression: writes a file, packs it, and checks that it can be unpacked again.
+"""FunctionBench's compression: writes a file, compresses it, and checks its decompression.
 
-The file is text made from the event, of words that repeat as those of a language do.
+The file is text generated from the event, with repeated words as in natural language.
 """
 
 import hashlib

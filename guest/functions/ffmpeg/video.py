@@ -3,7 +3,7 @@
 import os
 import subprocess
 
-# No code of FFmpeg's that is exact on some processors only; one thread, so that nothing is cut differently.
+# Bit-exact code only, and one thread, so that the result is the same on every machine.
 EXACT = ["-threads", "1", "-fflags", "+bitexact", "-flags", "+bitexact", "-sws_flags", "bitexact+accurate_rnd", "-idct", "simple"]
 
 
@@ -12,7 +12,7 @@ def ffmpeg(*arguments):
 
 
 def video(seed, quantizer):
-    """The path of the video; it is made once. A smaller quantizer makes a larger file."""
+    """The path of the video, which is made once. A smaller quantizer makes a larger file."""
     path = "/tmp/video-%d-%d.avi" % (seed, quantizer)
     if not os.path.exists(path):
         source = "testsrc2=size=854x480:rate=24:duration=1,noise=all_seed=%d:alls=8,hue=h=%d" % (seed, seed * 40)

@@ -1,4 +1,4 @@
-"""SeBS's graph-bfs: makes a graph and walks it breadth first, with igraph."""
+"""SeBS's graph-bfs: generates a graph and traverses it breadth first, with igraph."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""SeBS's dynamic-html, which FaaSMem calls html_serving: fills a page's template, with Jinja."""
+"""SeBS's dynamic-html, which FaaSMem calls html_serving: renders a page's template with Jinja."""
 
 import datetime
 import hashlib

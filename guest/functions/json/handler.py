@@ -1,6 +1,6 @@
-"""FunctionBench's json_dumps_loads: reads a JSON document and writes it again, indented.
+"""FunctionBench's json_dumps_loads: parses a JSON document and serialises it, indented.
 
-FunctionBench downloads the document. This one makes it from the event, so that the answer is known
+FunctionBench downloads the document. This function generates it from the event, so that the answer is known
 and no network is needed.
 """
 

@@ -1,4 +1,4 @@
-"""FunctionBench's model serving by logistic regression: is this review a good one? With scikit-learn.
+"""FunctionBench's model serving by logistic regression: classifies a review, with scikit-learn.
 
 The model is trained when the function is loaded; FunctionBench loads one from a file.
 """

@@ -1,4 +1,4 @@
-"""FunctionBench's model_training: a logistic regression learns what good reviews look like, with scikit-learn."""
+"""FunctionBench's model_training: trains a logistic regression on reviews, with scikit-learn."""
 
 from model import trained
 from reviews import reviews

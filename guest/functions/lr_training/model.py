@@ -1,4 +1,4 @@
-"""Which mark does a review go with? Words weighed by TF-IDF, and a logistic regression, as in FunctionBench."""
+"""Classifies reviews with TF-IDF and a logistic regression, as in FunctionBench."""
 
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression

@@ -1,6 +1,6 @@
 """FunctionBench's matmul: multiplies two square matrices of random numbers, with numpy.
 
-The numbers are whole and small, so the product is exact whatever order it is added up in.
+The numbers are small integers, so the product is exact in any order of summation.
 """
 
 import numpy

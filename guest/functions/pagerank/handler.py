@@ -1,4 +1,4 @@
-"""SeBS's graph-pagerank: makes a graph and ranks its vertices, with igraph."""
+"""SeBS's graph-pagerank: generates a graph and ranks its vertices, with igraph."""
 
 from graph import graph
 

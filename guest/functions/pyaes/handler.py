@@ -1,6 +1,6 @@
 """FunctionBench's pyaes: encrypts and decrypts a message with AES-CTR, in pure Python.
 
-FunctionBench draws the message at random. This one takes key and message from the event, so that
+FunctionBench draws the message at random. This function takes key and message from the event, so that
 the answer is known.
 """
 

@@ -1,7 +1,7 @@
-"""FaaSnap's synthetic read-list: reads a list of 512 MiB that was made before the freeze, once, a page at a time.
+"""FaaSnap's synthetic read-list: reads a list of 512 MiB that exists before the freeze, once, a page at a time.
 
-The list is made when the module is imported, of half the machine's memory and 512 MiB at most, so that a small
-machine has a small one. The event says how much of it is read.
+Importing the module makes the list. Its size is limited by the machine's memory and at most 512 MiB.
+The event sets how much of it is read.
 """
 
 import os
@@ -11,17 +11,17 @@ MOST = 512 << 20
 
 
 def memory():
-    """Bytes of memory that the machine has."""
+    """Bytes of the machine's memory."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def first_word(page):
-    """What the page of this number begins with: never zero, so that no page is a zero page."""
+    """The first word of a page: never zero, so that no page is a zero page."""
     return (page * 2654435761 + 1) % 2**32 | 1
 
 
 def made(size):
-    """A list of `size` bytes: every page begins with a word of its own."""
+    """A list of `size` bytes in which every page begins with a different word."""
     made = bytearray(size)
     words = memoryview(made).cast("I")
     for page in range(size // PAGE):
@@ -29,7 +29,7 @@ def made(size):
     return words
 
 
-# 1 GiB of machine, of which the kernel keeps some for itself, has a list of 512 MiB.
+# A machine of 1 GiB, of which the kernel reserves a part, gets a list of 512 MiB.
 LIST = made(MOST if memory() > MOST * 3 // 2 else memory() // 4 // PAGE * PAGE)
 
 

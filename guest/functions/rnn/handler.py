@@ -1,6 +1,7 @@
-"""FunctionBench's rnn_generate_character_level: a recurrent network makes up names in a language, letter by letter.
+"""FunctionBench's rnn_generate_character_level: a recurrent network generates names in a language, letter by letter.
 
-FunctionBench loads a trained network from a file; the weights of this one are drawn from a seed, so its names are gibberish.
+FunctionBench loads a trained network from a file. This function uses random weights from a seed, so its
+names are meaningless.
 """
 
 import string

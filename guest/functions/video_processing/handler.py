@@ -1,4 +1,4 @@
-"""FunctionBench's video_processing: OpenCV takes the colours out of a video, frame by frame."""
+"""FunctionBench's video_processing: OpenCV converts a video to grayscale, frame by frame."""
 
 import os
 

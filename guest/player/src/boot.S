@@ -1,16 +1,16 @@
-# From a monitor's entry in ring 0 to the player in ring 3. At 1 MiB, in memory that the player fills once it runs: it
-# is needed once. The builder finds everything by its offset.
+# From a monitor's entry in ring 0 to the player in ring 3. The image is at 1 MiB, in memory that the player
+# overwrites, because it runs only once. The builder accesses its parts by offset.
 
 .section .boot, "awx"
 .code64
 
-# 0: what the builder fills in.
+# 0: words that the builder fills in.
 page_tables:    .quad 0
 instruction:    .quad 0
 stack:          .quad 0
 arguments:      .quad 0, 0
 
-# 0x100: entry by the 64-bit Linux boot protocol: long mode, this page mapped to itself.
+# 0x100: entry of the 64-bit Linux boot protocol: long mode, identity mapping of this page.
 .org 0x100
 entry:
         leaq boot_stack(%rip), %rsp
@@ -27,23 +27,23 @@ entry:
         movq %rax, %cr0
         movw $0x40, %ax
         ltr %ax
-        movl $0x174, %ecx               # SYSENTER_CS, from which sysexit takes ring 3's selectors
+        movl $0x174, %ecx               # SYSENTER_CS, from which sysexit derives ring 3's selectors
         movl $0x10, %eax
         xorl %edx, %edx
         wrmsr
         pushfq
         popq %rax
-        andq $~0x200, %rax              # no interrupts: nobody would handle them
+        andq $~0x200, %rax              # interrupts off: there are no handlers
         orq $0x3000, %rax               # IOPL 3: ring 3 may use the serial port. KVM with software page tables
-                                        # does not keep it, but looks into the task state segment
+                                        # does not keep it, but reads the task state segment
         pushq %rax
         popfq
         movq instruction(%rip), %rdx
         movq stack(%rip), %rcx
         movq arguments(%rip), %rdi
         movq arguments + 8(%rip), %rsi
-        # KVM with software page tables emulates ring 0 and knows no other way to an outer ring. AMD's processors
-        # know no sysexit in long mode: there it raises #UD, and `refused` goes on.
+        # KVM with software page tables emulates ring 0 and supports no other switch to an outer ring. AMD
+        # processors do not support sysexit in long mode: it raises #UD, and `refused` continues.
         sysexitq
 
 # 0x200: #UD.
@@ -56,7 +56,7 @@ refused:
         pushq %rdx
         iretq
 
-# 0x280: entry by the PVH protocol: 32-bit, paging off.
+# 0x280: entry of the PVH protocol: 32-bit, paging off.
 .org 0x280
 .code32
 pvh_entry:
@@ -98,7 +98,7 @@ idt_pointer:
         .word idt_pointer - idt - 1
         .quad idt
 
-# 0x1000: the top page table once more, where a 32-bit register reaches it; the builder fills it in.
+# 0x1000: a copy of the top page table at an address of 32 bits; the builder fills it in.
 .org 0x1000
 low_table:
 

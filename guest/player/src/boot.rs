@@ -1,4 +1,4 @@
-//! The way from another monitor's entry to the player. `crates/bench/build.rs` builds it.
+//! The boot code that other monitors enter before the player. `crates/bench/build.rs` builds it.
 #![no_std]
 #![no_main]
 

@@ -1,11 +1,10 @@
-//! The second pass: every byte of the trace's memory, and filling it in the first place.
+//! The second pass, which checks every byte of the trace's memory; and filling that memory.
 
 use crate::format::{
     Header, Input, OWN, PAGE, PAGE_WORDS, STEP, TOUCHED_WORD, Window, digested, word, written_word,
 };
 
-/// The pages of the trace's memory, each with its number among them, but for those of which nothing can be
-/// checked.
+/// The pages of the trace's memory, each with its index, without the pages that cannot be checked.
 fn pages(header: &Header) -> impl Iterator<Item = (u64, u64)> + '_ {
     let pages = header.regions.iter().flat_map(|region| region.page..region.page + region.pages);
     let unchecked = header.unchecked_start..header.unchecked_start + header.unchecked_len;
@@ -14,7 +13,7 @@ fn pages(header: &Header) -> impl Iterator<Item = (u64, u64)> + '_ {
         .filter(move |(_, page)| page * PAGE < unchecked.start || (page + 1) * PAGE > unchecked.end)
 }
 
-/// Where a word of a page is.
+/// Virtual address of a word of a page.
 fn address(page: u64, index: u64) -> u64 {
     Window::Large.base() + page * PAGE + index * 8
 }
@@ -22,22 +21,22 @@ fn address(page: u64, index: u64) -> u64 {
 /// Whether bit `index` of a bitmap is set.
 fn bit(map: u64, index: u64) -> bool {
     let place = (map + index / 8) as *const u8;
-    // SAFETY: the header's builder made a bit for every page of the trace's memory.
+    // SAFETY: the builder of the header wrote a bit for every page of the trace's memory.
     let byte = unsafe { place.read_volatile() };
     byte >> (index % 8) & 1 == 1
 }
 
-/// A page's first word and the difference from each word to the next, before the touches.
+/// A page's first word before the touches, and the difference between consecutive words.
 fn content(header: &Header, index: u64, page: u64) -> (u64, u64) {
     if bit(header.zero_map, index) { (0, 0) } else { (word(header.seed, page, 0), STEP) }
 }
 
-/// Whether a page may be zero whatever it held: `index` is its number among the trace's.
+/// Whether a page may be zero instead of its content. `index` is its index in the trace's memory.
 fn is_free(header: &Header, index: u64) -> bool {
     header.free_map != 0 && bit(header.free_map, index)
 }
 
-/// The same of a guest page.
+/// Same as [`is_free`], for a guest page number.
 pub(crate) fn is_free_page(header: &Header, page: u64) -> bool {
     let mut before = 0;
     for region in header.regions {
@@ -49,21 +48,21 @@ pub(crate) fn is_free_page(header: &Header, page: u64) -> bool {
     false
 }
 
-/// Gives every page its content.
+/// Fills every page with its content.
 pub(crate) fn fill(header: &Header) {
     for (index, page) in pages(header) {
         let (mut value, step) = content(header, index, page);
         for index in 0..PAGE_WORDS {
             let place = address(page, index) as *mut u64;
-            // SAFETY: the page tables map the trace's memory, and nothing of this program lies there.
+            // SAFETY: the page tables map the trace's memory, and this program uses none of it.
             unsafe { place.write_volatile(value) };
             value = value.wrapping_add(step);
         }
     }
 }
 
-/// Compares every word with what it must hold after the touches of an input; calls `wrong` with each page that
-/// differs and returns how many do.
+/// Compares every word with its expected value after the touches of an input. Calls `wrong` with
+/// each page that differs and returns their number.
 pub(crate) fn check(header: &Header, input: &Input, mut wrong: impl FnMut(u64)) -> u64 {
     let mut count = 0;
     for (index, page) in pages(header) {
@@ -95,8 +94,9 @@ fn is_right(header: &Header, input: &Input, index: u64, page: u64) -> bool {
     from_content == 0 || (from_zeros == 0 && is_free(header, index))
 }
 
-/// How those words of a page that are `checked`, by guest-physical address, differ from its content after the touches, and from
-/// zeros: 0 where they do not. All memory goes through these loops, so they decide nothing that can be decided before.
+/// Differences of the words of a page from its content after the touches, and from zeros: 0 if
+/// there are none. Only words whose guest-physical address is `checked` count. The second pass runs
+/// these loops over all memory, so they contain no decision that can be made beforehand.
 #[inline(always)]
 fn differences(
     header: &Header,

@@ -1,4 +1,4 @@
-//! The serial port, COM1: polled, from ring 3 with I/O privilege level 3.
+//! The serial port COM1, polled, in ring 3 with I/O privilege level 3.
 
 use core::arch::asm;
 
@@ -9,13 +9,13 @@ const TRANSMITTER_EMPTY: u8 = 1 << 5;
 
 fn read(port: u16) -> u8 {
     let value;
-    // SAFETY: these ports have no effect on memory.
+    // SAFETY: accesses to these ports do not affect memory.
     unsafe { asm!("in al, dx", in("dx") port, out("al") value, options(nomem, nostack)) };
     value
 }
 
 fn write(port: u16, value: u8) {
-    // SAFETY: these ports have no effect on memory.
+    // SAFETY: accesses to these ports do not affect memory.
     unsafe { asm!("out dx, al", in("dx") port, in("al") value, options(nomem, nostack)) };
 }
 
@@ -25,7 +25,7 @@ pub(crate) fn wait() {
     read(DATA);
 }
 
-/// A line: a word, and numbers in decimal.
+/// Writes a line: a word, and numbers in decimal.
 pub(crate) fn line(text: &[u8], numbers: &[u64]) {
     text.iter().copied().for_each(put);
     for number in numbers {

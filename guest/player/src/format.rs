@@ -1,64 +1,65 @@
-//! What the builder of a player's memory and the player agree on.
+//! The memory format shared by the player and the builder of its memory.
 //!
-//! Guest memory is the trace's, filled from page number and seed, and above it one region more, the player's own:
-//! header, program, bitmaps of zero and of free pages; touches, gaps and a bitmap of written pages for each input; page tables and
-//! stack. Virtual addresses: the player's own region
-//! at [`OWN`], the trace's memory twice, at the windows of [`Window`], which differ in their leaves.
+//! Guest memory consists of the trace's memory, filled according to page number and seed, and one
+//! more region above it, the player's own region. The own region holds the header, the program,
+//! bitmaps of zero and of free pages; touches, gaps and a bitmap of written pages for each input;
+//! page tables and the stack. The page tables map the own region at [`OWN`], and the trace's memory
+//! twice, at the windows of [`Window`], with leaves of different sizes.
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
 /// Words of 8 bytes in a page.
 pub const PAGE_WORDS: u64 = PAGE / 8;
-/// Where the player sees its own region: first the [`Header`], then the program.
+/// Virtual address of the player's own region: first the [`Header`], then the program.
 pub const OWN: u64 = 0x4000_0000;
-/// Offset of the program in its region, and of its first instruction.
+/// Offset of the program, and of its first instruction, in the own region.
 pub const PROGRAM: u64 = PAGE;
-/// Offset in the player's region of a task state segment that allows ring 3 all ports below 0x400; after the header, in
-/// its page.
+/// Offset in the own region of a task state segment that allows ring 3 all ports below 0x400. It
+/// follows the header in the same page.
 pub const TASK_STATE: u64 = 0x800;
-/// Offset in the task state segment of the two bytes that say where its bitmap of ports begins: [`PORTS`].
+/// Offset in the task state segment of the two-byte offset of its port bitmap: [`PORTS`].
 pub const PORTS_BASE: u64 = 102;
-/// Offset in the task state segment of the bitmap of ports, where a 0 allows.
+/// Offset in the task state segment of the port bitmap, in which a 0 bit allows access.
 pub const PORTS: u64 = 104;
-/// Bytes of that bitmap. A byte of ones has to follow it.
+/// Bytes of the port bitmap. A byte of ones must follow it.
 pub const PORTS_LEN: u64 = 0x400 / 8;
 /// Bytes of the stack.
 pub const STACK: u64 = 16 * PAGE;
-/// Where the player sees the registers to which it reports.
+/// Virtual address of the report registers.
 pub const REPORT: u64 = 0x7ffe_0000;
-/// Guest-physical address of these registers, which is no memory.
+/// Guest-physical address of the report registers, which are not memory.
 pub const REPORT_ADDRESS: u64 = 0xd800_0000;
 
-/// The word of a page that the timed loop reads or writes. Not the first: monitors keep a generation id at the
-/// start of a page.
+/// The word of a page that the timed loop reads or writes. It is not the first word, because
+/// monitors write a generation id at the start of a page.
 pub const TOUCHED_WORD: u64 = PAGE_WORDS / 2;
-/// Most wrong pages that are reported by number, for each of the two checks.
+/// Maximum number of wrong pages reported by number, for each of the two checks.
 pub const REPORTED_PAGES: usize = 16;
 
-/// Most regions of a trace's memory.
+/// Maximum number of regions of a trace's memory.
 pub const REGIONS: usize = 4;
-/// Most inputs, each with a trace of its own, that one player can replay.
+/// Maximum number of inputs of a player, each with its own trace.
 pub const INPUTS: usize = 4;
 
-/// Content of word `index` of guest page `page`, where the page is not zero. Every word of a memory has
-/// another: the factor is odd, so the product is a permutation.
+/// Content of word `index` of guest page `page`, for a page that is not zero. All words of a memory
+/// have different values: the factor is odd, so the product is a permutation.
 #[inline]
 #[must_use]
 pub const fn word(seed: u64, page: u64, index: u64) -> u64 {
     seed.wrapping_add((page * PAGE_WORDS + index + 1).wrapping_mul(STEP))
 }
 
-/// Difference of a word's content to the one before it.
+/// Difference between consecutive words.
 pub const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// What a touch that writes leaves in [`TOUCHED_WORD`] of its page.
+/// The value that a write stores into [`TOUCHED_WORD`] of its page.
 #[inline]
 #[must_use]
 pub const fn written_word(seed: u64, page: u64) -> u64 {
     !word(seed, page, TOUCHED_WORD)
 }
 
-/// What a touch does.
+/// The kind of a touch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Reads a word and compares it with the page's content.
@@ -67,11 +68,11 @@ pub enum Kind {
     ReadZero,
     /// Writes a word.
     Write,
-    /// Reads a word that nobody knows.
+    /// Reads a word of unknown content.
     ReadUnknown,
 }
 
-/// The mapping through which a touch goes.
+/// The mapping that a touch uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Window {
     /// Leaves of 4 KiB.
@@ -81,7 +82,7 @@ pub enum Window {
 }
 
 impl Window {
-    /// Virtual address at which the trace's guest-physical address 0 is seen.
+    /// Virtual address of the trace's guest-physical address 0.
     #[inline]
     #[must_use]
     pub const fn base(self) -> u64 {
@@ -96,10 +97,11 @@ const SMALL: u64 = 1 << 45;
 const KIND_BITS: u32 = 2;
 const WINDOW_BIT: u32 = 1 << KIND_BITS;
 const PAGE_SHIFT: u32 = KIND_BITS + 1;
-/// Guest pages that a touch can name: 2 TiB.
+/// Maximum number of guest pages that a touch can address: 2 TiB.
 pub const MOST_PAGES: u64 = 1 << (32 - PAGE_SHIFT);
 
-/// A touch, packed: four bytes, so that the faults on the list itself stay below 4 ns a touch.
+/// A touch, packed into four bytes, so that the page faults on the list itself cost less than 4 ns
+/// per touch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Touch(u32);
 
@@ -121,14 +123,14 @@ impl Touch {
         Some(Self(page << PAGE_SHIFT | window | kind))
     }
 
-    /// From memory.
+    /// Decodes a touch.
     #[inline]
     #[must_use]
     pub const fn from_bits(bits: u32) -> Self {
         Self(bits)
     }
 
-    /// As it lies in memory.
+    /// Encodes the value.
     #[must_use]
     pub const fn bits(self) -> u32 {
         self.0
@@ -141,7 +143,7 @@ impl Touch {
         u64::from(self.0 >> PAGE_SHIFT)
     }
 
-    /// What it does.
+    /// The kind.
     #[inline]
     #[must_use]
     pub fn kind(self) -> Kind {
@@ -153,14 +155,15 @@ impl Touch {
         }
     }
 
-    /// The mapping through which it goes.
+    /// The mapping that it uses.
     #[inline]
     #[must_use]
     pub fn window(self) -> Window {
         if self.0 & WINDOW_BIT == 0 { Window::Small } else { Window::Large }
     }
 
-    /// The virtual address of the word that it reads or writes. Without branches: it is in the timed loop.
+    /// The virtual address of the word that it reads or writes. Without branches, because it is
+    /// part of the timed loop.
     #[inline]
     #[must_use]
     pub fn address(self) -> u64 {
@@ -169,8 +172,9 @@ impl Touch {
     }
 }
 
-/// The digest of the player's region up to its stack, word by word: `digest = digested(digest, word)`, from 0. The
-/// player gets it in a register, which no restore of memory can change.
+/// The digest of the player's own region up to its stack, word by word: `digest = digested(digest,
+/// word)`, starting at 0. The player receives the expected digest in a register, which a restore of
+/// memory cannot change.
 #[inline]
 #[must_use]
 pub const fn digested(digest: u64, word: u64) -> u64 {
@@ -182,18 +186,19 @@ pub const fn digested(digest: u64, word: u64) -> u64 {
 pub struct Region {
     /// First guest page.
     pub page: u64,
-    /// Number of pages; 0 where there is no region.
+    /// Number of pages; 0 for an unused entry.
     pub pages: u64,
 }
 
-/// What one input of the function touches: a player replays one of its inputs.
+/// The touches of one input of the function. A player replays one of its inputs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Input {
-    /// The touches, four bytes each.
+    /// Virtual address of the touches, four bytes each.
     pub touches: u64,
     /// Number of touches.
     pub touch_count: u64,
-    /// A word of four bytes for each touch: turns of a loop of two instructions before it. 0: no gaps.
+    /// Virtual address of the gaps, four bytes for each touch: iterations of a two-instruction loop
+    /// before it. 0: no gaps.
     pub gaps: u64,
     /// Bitmap of the pages that the touches write.
     pub written_map: u64,
@@ -203,16 +208,16 @@ pub struct Input {
 
 macro_rules! header {
     ($($(#[$doc:meta])* $field:ident,)*) => {
-        /// All that the player has to know: at the start of its region, as little-endian words.
+        /// The player's parameters: at the start of its own region, as little-endian words.
         ///
-        /// Addresses are virtual. Bit `n` of a bitmap is page `n` of the trace's memory, its regions one after
-        /// the other.
+        /// Addresses are virtual. Bit `n` of a bitmap is page `n` of the trace's memory, whose
+        /// regions are numbered consecutively.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Header {
             $($(#[$doc])* pub $field: u64,)*
             /// The traces' memory.
             pub regions: [Region; REGIONS],
-            /// The inputs; those that the player does not have are all zeros.
+            /// The inputs; unused entries are all zeros.
             pub inputs: [Input; INPUTS],
         }
 
@@ -220,7 +225,7 @@ macro_rules! header {
         pub const HEADER_WORDS: usize = [$(stringify!($field)),*].len() + 2 * REGIONS + 5 * INPUTS;
 
         impl Header {
-            /// As it lies in memory.
+            /// Encodes the value.
             #[must_use]
             pub fn to_words(&self) -> [u64; HEADER_WORDS] {
                 let mut words = [0; HEADER_WORDS];
@@ -234,7 +239,7 @@ macro_rules! header {
                 words
             }
 
-            /// From memory: `word` returns the word of an index.
+            /// Decodes a header: `word` returns the word of an index.
             pub fn from_words(word: impl Fn(usize) -> u64) -> Self {
                 let mut index = 0;
                 let mut next = || {
@@ -258,28 +263,29 @@ macro_rules! header {
 }
 
 header! {
-    /// Decides about the content of memory.
+    /// Seed of the content of memory.
     seed,
     /// Bitmap of the pages that are zero.
     zero_map,
-    /// Bitmap of the pages whose content nobody needs: they may hold what they held, or zeros. 0: there are none.
+    /// Bitmap of free pages: they may hold their content or zeros. 0: no free pages.
     free_map,
-    /// Guest-physical start of what monitors write themselves, and nobody can check.
+    /// Guest-physical start of a range that monitors write, which cannot be checked.
     unchecked_start,
-    /// Length of it in bytes; a multiple of 8. A page that lies in it whole is neither filled nor checked.
+    /// Length of that range in bytes, a multiple of 8. A page that lies completely in it is neither
+    /// filled nor checked.
     unchecked_len,
-    /// Where it reports: 0 to the registers at [`REPORT`], 1 to the serial port, as text.
+    /// Destination of reports: 0 for the registers at [`REPORT`], 1 for the serial port, as text.
     reports,
     /// Frequency of the time-stamp counter in kHz, for reports in ns on the serial port.
     tsc_khz,
 }
 
-/// The way from another monitor's entry to the player: `boot.S`, a flat image. Offsets are in it.
+/// The boot code for other monitors: `boot.S`, a flat image. Offsets are relative to it.
 pub mod boot {
     /// Guest-physical and virtual address of the image.
     pub const START: u64 = 0x10_0000;
-    /// Offset of five words: guest-physical address of the top page table; and the player's first instruction,
-    /// stack and two arguments.
+    /// Offset of five words: guest-physical address of the top page table; and the player's first
+    /// instruction, stack and two arguments.
     pub const WORDS: u64 = 0;
     /// Offset of the entry by the 64-bit Linux boot protocol.
     pub const ENTRY: u64 = 0x100;
@@ -291,7 +297,7 @@ pub mod boot {
     pub const LEN: u64 = 0x3000;
 }
 
-/// Registers at [`REPORT`], each of 8 bytes; all are only written.
+/// Registers at [`REPORT`], 8 bytes each, write-only.
 pub mod register {
     /// The timed loop has ended; the value is the number of wrong pages in it.
     pub const DONE: u64 = 0;
@@ -303,12 +309,14 @@ pub mod register {
     pub const TOUCHES: u64 = 24;
     /// The value is the number of pages that were touched.
     pub const PAGES: u64 = 32;
-    /// The player's own region is wrong: its lists, program or page tables; so no other report counts.
+    /// The player's own region is damaged (its lists, program or page tables), so all other reports
+    /// are invalid.
     pub const WRONG_OWN: u64 = 40;
-    /// The second pass has ended; the value is the number of wrong pages in it. Nothing follows.
+    /// The second pass has ended; the value is the number of wrong pages in it. It is the last
+    /// report.
     pub const END: u64 = 48;
-    /// How long the touches took beyond what the fastest of them takes, in ticks of the time-stamp counter, where that was
-    /// asked for.
+    /// The total time of the touches minus their number times the fastest one, in ticks of the
+    /// time-stamp counter, if requested.
     pub const WAITED: u64 = 56;
 }
 

@@ -4,7 +4,7 @@ use super::{HEADER_WORDS, Header, Kind, MOST_PAGES, PAGE, TOUCHED_WORD, Touch, W
 
 proptest! {
     #[test]
-    fn a_touch_comes_back_as_it_was_packed(
+    fn touches_round_trip(
         page in 0..MOST_PAGES,
         kind in prop_oneof![Just(Kind::Read), Just(Kind::ReadZero), Just(Kind::Write), Just(Kind::ReadUnknown)],
         window in prop_oneof![Just(Window::Small), Just(Window::Large)],
@@ -15,7 +15,7 @@ proptest! {
     }
 
     #[test]
-    fn a_header_comes_back_as_it_was_written(words in proptest::collection::vec(any::<u64>(), HEADER_WORDS)) {
+    fn headers_round_trip(words in proptest::collection::vec(any::<u64>(), HEADER_WORDS)) {
         let header = Header::from_words(|index| words[index]);
         prop_assert_eq!(&header.to_words()[..], &words[..]);
     }
@@ -30,7 +30,7 @@ proptest! {
 }
 
 #[test]
-fn a_page_that_does_not_fit_is_refused() {
+fn page_numbers_out_of_range_are_refused() {
     assert!(Touch::new(MOST_PAGES, Kind::Read, Window::Small).is_none());
     assert!(Touch::new(u64::MAX, Kind::Read, Window::Small).is_none());
 }

@@ -1,4 +1,4 @@
-//! What the guest does, from its first instruction to its last.
+//! The guest's program, from its first instruction to its last.
 
 use core::arch::asm;
 use core::arch::x86_64::_rdtsc;
@@ -8,21 +8,23 @@ use crate::console;
 use crate::format::{Header, Input, OWN, REPORT, REPORTED_PAGES, register};
 use crate::replay::{Wrong, replay, replay_timed};
 
-/// The whole life of the guest.
+/// Runs the guest to its end.
 ///
-/// `digest` is that of the first `len` bytes of the player's own region. `input` is the number of the input that is
-/// replayed; with a serial port it is the first. `timed` is 1 where the time of each touch is measured.
+/// `digest` is the digest of the first `len` bytes of the player's own region. `input` is the
+/// number of the input to replay; with reports to a serial port it is always the first. `timed` is
+/// 1 to measure the time of each touch.
 ///
 /// # Safety
-/// Memory is as [`format`](mod@crate::format) describes it, and nobody else uses any of it.
+/// Memory has the layout that [`format`](mod@crate::format) describes, and only this function uses
+/// it.
 pub unsafe fn run(digest: u64, len: u64, input: u64, timed: u64) -> ! {
     let header = Header::from_words(|index| {
         let place = (OWN as *const u64).wrapping_add(index);
-        // SAFETY: the caller says so.
+        // SAFETY: the caller guarantees the layout of memory.
         unsafe { place.read_volatile() }
     });
     let own_is_right = || own_digest(len) == digest;
-    // The way there from another monitor's entry leaves something else in the register.
+    // The boot code for other monitors leaves another value in the register.
     let input = if header.reports == 0 { input } else { 0 };
     let Some(input) = usize::try_from(input).ok().and_then(|input| header.inputs.get(input)) else {
         end()
@@ -33,9 +35,9 @@ pub unsafe fn run(digest: u64, len: u64, input: u64, timed: u64) -> ! {
     }
 }
 
-/// Ends the guest by a triple fault: an undefined instruction, and nobody to handle it.
+/// Ends the guest by a triple fault: an undefined instruction without a handler.
 pub fn end() -> ! {
-    // SAFETY: this is the end, as it says.
+    // SAFETY: the instruction does not return.
     unsafe { asm!("ud2", options(noreturn)) };
 }
 
@@ -52,7 +54,7 @@ fn report_to_registers(
         replay(header, input, &mut wrong);
         0
     };
-    // Here the monitor's clock stops.
+    // The monitor stops its clock here.
     report(register::DONE, wrong.count);
     wrong.pages().for_each(|page| report(register::WRONG_IN_LOOP, page));
     report(register::WAITED, waited);
@@ -73,7 +75,7 @@ fn report_to_registers(
 }
 
 fn report(register: u64, value: u64) {
-    // SAFETY: the page tables map the registers; no memory is there.
+    // SAFETY: the page tables map the registers, which are not memory.
     unsafe { ((REPORT + register) as *mut u64).write_volatile(value) };
 }
 
@@ -104,7 +106,7 @@ pub(crate) fn time() -> u64 {
     unsafe { _rdtsc() }
 }
 
-/// In two parts, so that no product overflows.
+/// Computed in two parts to avoid overflow.
 fn nanoseconds(ticks: u64, khz: u64) -> u64 {
     const SCALE: u64 = 1_000_000;
     let Some(whole) = ticks.checked_div(khz) else { return 0 };

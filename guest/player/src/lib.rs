@@ -1,8 +1,9 @@
-//! The player: a guest without an operating system, in ring 3 from its first instruction, that repeats the page
-//! accesses of a recorded function and checks what it reads.
+//! The player: a guest without an operating system, in ring 3 from its first instruction, that
+//! replays the page accesses of a recorded function and checks the data that it reads.
 //!
-//! This crate is two things. [`format`](mod@format) is what the builder of its memory (`firn_bench::player`) and the guest agree on.
-//! [`run`] is the guest; `main.rs` wraps it into a freestanding program, which `crates/bench/build.rs` builds.
+//! This crate has two parts. [`format`](mod@format) is the interface between the builder of the
+//! player's memory (`firn_bench::player`) and the guest. [`run`] is the guest; `main.rs` wraps it
+//! into a freestanding program, which `crates/bench/build.rs` builds.
 #![no_std]
 
 mod check;

@@ -7,7 +7,7 @@ use crate::check::is_free_page;
 use crate::format::{Header, Input, Kind, REPORTED_PAGES, TOUCHED_WORD, Touch, word, written_word};
 use crate::guest::time;
 
-/// Wrong pages: how many, and the first of them.
+/// Wrong pages: their number, and the first of them.
 pub(crate) struct Wrong {
     pub(crate) count: u64,
     pages: [u64; REPORTED_PAGES],
@@ -43,8 +43,8 @@ pub(crate) fn replay(header: &Header, input: &Input, wrong: &mut Wrong) {
     }
 }
 
-/// The same, and returns how long the touches took beyond what the fastest of them takes, in ticks of the time-stamp
-/// counter.
+/// Same as [`replay`], and returns the total time of the touches minus their number times the
+/// fastest one, in ticks of the time-stamp counter.
 pub(crate) fn replay_timed(header: &Header, input: &Input, wrong: &mut Wrong) -> u64 {
     let (mut sum, mut fastest, mut count) = (0, u64::MAX, 0);
     let timed = |touch: &mut dyn FnMut()| {
@@ -68,11 +68,12 @@ pub(crate) fn replay_timed(header: &Header, input: &Input, wrong: &mut Wrong) ->
 #[inline(always)]
 fn gap(input: &Input, index: u64) {
     let place = (input.gaps + index * 4) as *const u32;
-    // SAFETY: the header's builder made a word for each touch.
+    // SAFETY: the builder of the header wrote a word for each touch.
     spin(unsafe { place.read_volatile() });
 }
 
-/// Several loops are made of this, so that the one without gaps has no trace of them, and none of times.
+/// Generic, so that the compiled loop without gaps contains no code for gaps, and the untimed loops
+/// none for times.
 #[inline(always)]
 fn replay_with(
     header: &Header,
@@ -85,7 +86,7 @@ fn replay_with(
     for index in 0..touch_count {
         gap(index);
         let place = (touches + index * 4) as *const u32;
-        // SAFETY: the header's builder made `touch_count` touches.
+        // SAFETY: the builder of the header wrote `touch_count` touches.
         let touch = Touch::from_bits(unsafe { place.read_volatile() });
         let place = touch.address() as *mut u64;
         let expected = match touch.kind() {
@@ -93,8 +94,8 @@ fn replay_with(
             Kind::ReadZero | Kind::ReadUnknown => 0,
             Kind::Write => {
                 let written = written_word(seed, touch.page());
-                // SAFETY: the page tables map the trace's memory in both windows, and nothing of this
-                // program lies there.
+                // SAFETY: the page tables map the trace's memory in both windows, and this program
+                // uses none of it.
                 around(&mut || unsafe { place.write_volatile(written) });
                 continue;
             }
@@ -111,11 +112,11 @@ fn replay_with(
     }
 }
 
-/// Two instructions a turn, and nothing else.
+/// Executes two instructions per iteration.
 #[inline(always)]
 fn spin(turns: u32) {
     if turns != 0 {
-        // SAFETY: it changes one register and the flags.
+        // SAFETY: the loop changes one register and the flags.
         unsafe {
             asm!("2: dec {0:e}", "jnz 2b", inout(reg) turns => _, options(nomem, nostack));
         }

@@ -1,4 +1,4 @@
-//! The root file system: a read-only disk under a writable one.
+//! The root file system: an overlay of a read-only disk and a writable disk.
 
 use std::fs;
 use std::io;
@@ -10,14 +10,15 @@ use rustix::mount::MountFlags;
 
 use super::{SetUpError, attach, attach_with, make_dir};
 
-/// How long a disk may take to appear after the modules are in. Long: the machine may be emulated.
+/// Time limit for a disk to appear after the modules are inserted. It is long because the machine
+/// may be emulated.
 const DISK_LIMIT: Duration = Duration::from_secs(30);
 
-/// Where the assembled root is mounted before the switch.
+/// Mount point of the assembled root before the switch.
 pub(super) const NEW_ROOT: &str = "/root";
 
-/// Mounts an overlay of `/dev/vda` (erofs, read-only) and `/dev/vdb` (ext4) on [`NEW_ROOT`]. Where
-/// the monitor attached one disk only, what is written stays in memory.
+/// Mounts an overlay of `/dev/vda` (erofs, read-only) and `/dev/vdb` (ext4) on [`NEW_ROOT`]. If the
+/// monitor attached only one disk, written files stay in memory.
 pub(super) fn assemble_root() -> Result<(), SetUpError> {
     if !appears("/dev/vda") {
         return Err(SetUpError::NoRootDisk { seconds: DISK_LIMIT.as_secs() });
@@ -42,19 +43,19 @@ pub(super) fn assemble_root() -> Result<(), SetUpError> {
     attach_with("overlay", "overlay", NEW_ROOT, MountFlags::NOATIME, Some(options))
 }
 
-/// Finds a root disk that was cut short. The mount alone reads no more than its first blocks.
+/// Detects a truncated root disk. Mounting it only reads its first blocks.
 fn check_root() -> Result<(), SetUpError> {
     let unreadable = |source| SetUpError::Path { path: "/sys/class/block/vda/size".into(), source };
     let sectors = fs::read_to_string("/sys/class/block/vda/size").map_err(unreadable)?;
     let sectors: u64 = sectors.trim().parse().map_err(|e| unreadable(io::Error::other(e)))?;
     let system = rustix::fs::statvfs("/lower").map_err(|error| unreadable(error.into()))?;
-    // The kernel counts disks in sectors of 512 bytes, whatever the disk does.
+    // The kernel counts sectors of 512 bytes, regardless of the disk's sector size.
     let (has, needs) =
         (sectors.saturating_mul(512), system.f_blocks.saturating_mul(system.f_frsize));
     if has < needs { Err(SetUpError::RootTooShort { has, needs }) } else { Ok(()) }
 }
 
-/// Waits for a device node. Devices are probed beside the first process.
+/// Waits for a device node. Devices are probed concurrently with the first process.
 fn appears(path: &str) -> bool {
     let deadline = Instant::now() + DISK_LIMIT;
     while !Path::new(path).exists() {
@@ -66,8 +67,8 @@ fn appears(path: &str) -> bool {
     true
 }
 
-/// The number of virtio block devices that the monitor attached, whether or not they have a node
-/// yet (device id 2: Virtio 1.2, section 5.2).
+/// The number of virtio block devices that the monitor attached, including those without a device
+/// node (device id 2: Virtio 1.2, section 5.2).
 fn block_devices() -> usize {
     let Ok(devices) = fs::read_dir("/sys/bus/virtio/devices") else { return 0 };
     devices

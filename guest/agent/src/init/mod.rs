@@ -1,4 +1,4 @@
-//! From the initramfs to the root file system.
+//! Setting the machine up: from the initramfs to the root file system.
 
 mod disks;
 mod modules;
@@ -24,12 +24,12 @@ pub(crate) enum SetUpError {
     Module { name: String, source: io::Error },
     #[error(
         "the root disk /dev/vda did not appear within {seconds} s: \
-         the monitor has to attach it as the first virtio-blk device"
+         attach it as the first virtio-blk device"
     )]
     NoRootDisk { seconds: u64 },
     #[error(
-        "the root disk /dev/vda has {has} bytes and its file system needs {needs}: \
-         it was cut short, build or copy it again"
+        "the root disk /dev/vda is truncated: it has {has} bytes and its file system needs {needs}; \
+         build or copy it again"
     )]
     RootTooShort { has: u64, needs: u64 },
     #[error("the monitor attached a second disk, but /dev/vdb did not appear within {seconds} s")]
@@ -42,8 +42,8 @@ pub(crate) enum SetUpError {
     HostName { source: io::Error },
 }
 
-/// Mounts what a program expects, inserts the modules, puts the root file system together from the
-/// disks and makes it the root.
+/// Mounts the usual file systems, inserts the kernel modules, assembles the root file system from
+/// the disks and switches to it.
 pub(crate) fn set_up() -> Result<(), SetUpError> {
     for path in ["/proc", "/sys", "/dev"] {
         make_dir(path)?;
@@ -93,7 +93,7 @@ fn make_dir(path: &str) -> Result<(), SetUpError> {
     std::fs::create_dir_all(path).map_err(|source| SetUpError::Path { path: path.into(), source })
 }
 
-/// Lets every user write to the folder, as on any Linux.
+/// Allows every user to write to the directory, as usual on Linux.
 fn open_to_all(path: &str) -> Result<(), SetUpError> {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(Path::new(path), std::fs::Permissions::from_mode(0o1777))

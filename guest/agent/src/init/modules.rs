@@ -8,13 +8,13 @@ use rustix::system::finit_module;
 
 use super::SetUpError;
 
-/// The folder of the initramfs that holds the modules, and the list of them in the file `order`.
-const FOLDER: &str = "/modules";
+/// The directory of the initramfs with the modules and their list, the file `order`.
+const DIRECTORY: &str = "/modules";
 
-/// Inserts the modules that `/modules/order` names, one file name a line, in that order. Without
-/// that file there are none to insert.
+/// Inserts the modules listed in `/modules/order`, one file name per line, in that order. If the
+/// file does not exist, there are no modules.
 pub(super) fn insert_all() -> Result<(), SetUpError> {
-    let path = format!("{FOLDER}/order");
+    let path = format!("{DIRECTORY}/order");
     let order = match fs::read_to_string(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         order => order.map_err(|source| SetUpError::Module { name: path, source })?,
@@ -26,10 +26,10 @@ pub(super) fn insert_all() -> Result<(), SetUpError> {
 }
 
 fn insert(name: &str) -> io::Result<()> {
-    let file = File::open(format!("{FOLDER}/{name}"))?;
+    let file = File::open(format!("{DIRECTORY}/{name}"))?;
     match finit_module(&file, c"", 0) {
-        // Present already: built in, or named twice; or left out by the kernel's command line (`module_blacklist=`). What needs a
-        // module that was left out says so itself.
+        // EEXIST: the module is built in or listed twice. EPERM: the kernel's command line excludes
+        // it (`module_blacklist=`). A later step reports an error if it needs an excluded module.
         Ok(()) | Err(Errno::EXIST | Errno::PERM) => Ok(()),
         Err(error) => Err(error.into()),
     }

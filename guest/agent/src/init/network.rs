@@ -4,9 +4,10 @@ use std::io;
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
 
-/// Brings `lo` up: functions talk to themselves on 127.0.0.1.
+/// Brings `lo` up: functions use 127.0.0.1 internally.
 pub(super) fn loopback_up() -> io::Result<()> {
-    // Any socket of the family takes the request; an unbound address needs no interface.
+    // Any socket of the family accepts the request. Binding to the unspecified address needs no
+    // interface.
     let socket = UdpSocket::bind("0.0.0.0:0")?;
     // SAFETY: ifreq is plain data, for which zeros are valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };

@@ -1,4 +1,4 @@
-//! The first process and its one child.
+//! The first process and its child, the server.
 
 use std::fmt::{self, Display};
 use std::io;
@@ -6,10 +6,10 @@ use std::io;
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, WaitStatus, wait};
 
-/// Which process [`fork`] returned in.
+/// The process in which [`fork`] returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
-    /// The first process, with the child's number.
+    /// The first process, with the child's pid.
     Parent(Pid),
     /// The child.
     Child,
@@ -19,13 +19,14 @@ pub(crate) enum Side {
 #[derive(Debug)]
 pub(crate) enum End {
     Status(WaitStatus),
-    Lost(Errno),
+    WaitFailed(Errno),
 }
 
-/// Splits off the process that serves. The first process must collect every orphan of the machine,
-/// and the server waits for its own children by number: in one process each would take the other's.
+/// Forks the server process. The first process must reap every orphan of the machine, and the
+/// server waits for its own children by pid; in a single process, each would reap the other's
+/// children.
 pub(crate) fn fork() -> io::Result<Side> {
-    // SAFETY: this process has one thread, so the child may go on with any code.
+    // SAFETY: this process has one thread, so the child may run any code.
     let child = unsafe { libc::fork() };
     if child < 0 {
         return Err(io::Error::last_os_error());
@@ -33,13 +34,13 @@ pub(crate) fn fork() -> io::Result<Side> {
     Ok(Pid::from_raw(child).map_or(Side::Child, Side::Parent))
 }
 
-/// Collects children until `child` ends.
+/// Reaps children until `child` ends.
 pub(crate) fn reap_until(child: Pid) -> End {
     loop {
         match wait(WaitOptions::empty()) {
             Ok(Some((pid, status))) if pid == child => return End::Status(status),
             Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return End::Lost(error),
+            Err(error) => return End::WaitFailed(error),
         }
     }
 }
@@ -52,7 +53,7 @@ impl Display for End {
                 (_, Some(signal)) => write!(f, "signal {signal}"),
                 _ => write!(f, "{status:?}"),
             },
-            Self::Lost(error) => write!(f, "{error}"),
+            Self::WaitFailed(error) => write!(f, "{error}"),
         }
     }
 }

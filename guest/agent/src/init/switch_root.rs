@@ -1,4 +1,4 @@
-//! The change from the initramfs to the assembled root.
+//! Switching from the initramfs to the assembled root.
 
 use std::fs;
 use std::io;
@@ -11,7 +11,7 @@ use rustix::process::{chdir, chroot};
 use super::SetUpError;
 use super::disks::NEW_ROOT;
 
-/// Moves the mounts over, frees the initramfs and makes [`NEW_ROOT`] the root, as switch_root(8).
+/// Moves the mounts, frees the initramfs and makes [`NEW_ROOT`] the root, as switch_root(8) does.
 pub(super) fn switch_root() -> Result<(), SetUpError> {
     for path in ["/proc", "/sys", "/dev"] {
         let target = format!("{NEW_ROOT}{path}");
@@ -29,8 +29,8 @@ pub(super) fn switch_root() -> Result<(), SetUpError> {
     enter().map_err(|error: rustix::io::Errno| SetUpError::SwitchRoot { source: error.into() })
 }
 
-/// Removes the files of the initramfs, which would otherwise stay in memory, and so in every
-/// snapshot. What is mounted over it is left alone.
+/// Removes the files of the initramfs, which would otherwise stay in memory and in every snapshot.
+/// Does not touch other file systems mounted below it.
 fn free_initramfs() -> io::Result<()> {
     let device = fs::symlink_metadata("/")?.dev();
     for entry in fs::read_dir("/")? {

@@ -1,10 +1,10 @@
-//! Bytes inside JSON.
+//! Byte strings in JSON.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
-/// Bytes that travel as a base64 string.
+/// Bytes encoded as a base64 string.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Base64Bytes(pub Vec<u8>);
 

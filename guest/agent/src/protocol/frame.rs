@@ -8,21 +8,21 @@ use serde::de::DeserializeOwned;
 /// Why a frame could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
-    /// The peer ended the connection between two frames.
+    /// The peer closed the connection between two frames.
     #[error("the peer closed the connection")]
     Closed,
-    /// The peer ended the connection, and has not read all that it was sent: the kernel says so of sockets in one machine
-    /// (`unix_release_sock` in Linux's `net/unix/af_unix.c`).
-    #[error("the peer closed the connection before it had read everything")]
+    /// The peer closed the connection before it had read all sent bytes. The kernel reports this
+    /// for Unix sockets (`unix_release_sock` in Linux's `net/unix/af_unix.c`).
+    #[error("the peer closed the connection before it had read all sent bytes")]
     Reset,
-    /// The peer ended the connection inside a frame.
-    #[error("the peer closed the connection in the middle of a message")]
+    /// The peer closed the connection inside a frame.
+    #[error("the peer closed the connection inside a message")]
     Truncated,
-    /// The time limit passed.
-    #[error("the peer did not answer within the time limit")]
+    /// The time limit was exceeded.
+    #[error("the peer did not respond within the time limit")]
     TimedOut,
-    /// The frame is longer than this direction allows.
-    #[error("a message of {length} bytes is over the limit of {limit} bytes")]
+    /// The frame exceeds the limit of its direction.
+    #[error("a message of {length} bytes exceeds the limit of {limit} bytes")]
     TooLong {
         /// The frame's length in bytes, without the length field.
         length: usize,
@@ -48,10 +48,10 @@ impl From<io::Error> for FrameError {
 /// Why a message could not be received.
 #[derive(Debug, thiserror::Error)]
 pub enum ReceiveError {
-    /// No whole frame came.
+    /// No complete frame was received.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// The frame holds no message of this protocol.
+    /// The frame does not contain a message of this protocol.
     #[error("the peer sent a message that is not of this protocol")]
     Malformed(#[source] serde_json::Error),
 }
@@ -62,16 +62,17 @@ pub enum SendError {
     /// The frame was not sent.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// The message has no JSON form.
-    #[error("the message cannot be written as JSON")]
+    /// The message cannot be encoded as JSON.
+    #[error("the message cannot be encoded as JSON")]
     Unwritable(#[source] serde_json::Error),
 }
 
-/// Reads one frame of at most `limit` bytes. Memory is taken as bytes arrive, never by the length
-/// that the peer announces.
+/// Reads one frame of at most `limit` bytes. The buffer grows with the received bytes, not with the
+/// announced length.
 ///
 /// # Errors
-/// [`FrameError::Closed`] where the peer ended before the first byte; the other kinds as named.
+/// [`FrameError::Closed`] if the peer closed the connection before the first byte; other variants
+/// as documented there.
 pub fn read_frame(reader: &mut impl Read, limit: usize) -> Result<Vec<u8>, FrameError> {
     let mut header = [0; 4];
     let mut have = 0;
@@ -100,7 +101,7 @@ pub fn read_frame(reader: &mut impl Read, limit: usize) -> Result<Vec<u8>, Frame
 /// Writes `payload` as one frame.
 ///
 /// # Errors
-/// [`FrameError::TooLong`] over `limit`: nothing is written then.
+/// [`FrameError::TooLong`] if the payload exceeds `limit`. Nothing is written in that case.
 pub fn write_frame(
     writer: &mut impl Write,
     payload: &[u8],
@@ -115,7 +116,7 @@ pub fn write_frame(
 /// Sends `message` as one frame.
 ///
 /// # Errors
-/// As [`write_frame`], and where the message has no JSON form.
+/// As [`write_frame`], and [`SendError::Unwritable`] if the message cannot be encoded as JSON.
 pub fn send<T: Serialize>(
     writer: &mut impl Write,
     message: &T,
@@ -129,7 +130,7 @@ pub fn send<T: Serialize>(
 /// Receives one message of at most `limit` bytes.
 ///
 /// # Errors
-/// As [`read_frame`], and [`ReceiveError::Malformed`] where the frame is no `T`.
+/// As [`read_frame`], and [`ReceiveError::Malformed`] if the frame does not contain a `T`.
 pub fn receive<T: DeserializeOwned>(
     reader: &mut impl Read,
     limit: usize,
@@ -138,8 +139,8 @@ pub fn receive<T: DeserializeOwned>(
     serde_json::from_slice(&payload).map_err(ReceiveError::Malformed)
 }
 
-/// Fills in the length in the first four bytes of `frame` and writes all of it in one go: a header
-/// that travels alone costs the guest one more interrupt.
+/// Writes the length into the first four bytes of `frame` and sends the frame with one write: a
+/// separate header would cost the guest another interrupt.
 fn finish(writer: &mut impl Write, mut frame: Vec<u8>, limit: usize) -> Result<(), FrameError> {
     let length = frame.len() - 4;
     let too_long = FrameError::TooLong { length, limit };

@@ -7,7 +7,7 @@ use proptest::prelude::{ProptestConfig, any, proptest};
 
 use super::*;
 
-/// Gives its bytes in pieces of `step`, as a socket may.
+/// Returns its bytes in pieces of `step`, as a socket may.
 struct Pieces<'a> {
     bytes: &'a [u8],
     step: usize,
@@ -26,7 +26,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn frames_survive_any_cut(payloads in vec(vec(any::<u8>(), 0..300), 0..4), step in 1_usize..40) {
+    fn frames_are_reassembled_from_any_pieces(payloads in vec(vec(any::<u8>(), 0..300), 0..4), step in 1_usize..40) {
         let mut bytes = Vec::new();
         for payload in &payloads {
             write_frame(&mut bytes, payload, 300).unwrap();
@@ -55,7 +55,7 @@ proptest! {
     }
 
     #[test]
-    fn bytes_survive_base64(bytes in vec(any::<u8>(), 0..100)) {
+    fn base64_round_trips(bytes in vec(any::<u8>(), 0..100)) {
         let sent = Base64Bytes(bytes);
         let text = serde_json::to_string(&sent).unwrap();
         assert_eq!(serde_json::from_str::<Base64Bytes>(&text).unwrap(), sent);
@@ -63,7 +63,7 @@ proptest! {
 }
 
 #[test]
-fn an_announced_length_over_the_limit_is_refused_before_anything_is_read() {
+fn announced_length_over_the_limit_is_refused_before_reading() {
     let mut bytes: &[u8] = &[1, 1, 0, 0, 9, 9];
     match read_frame(&mut bytes, 256) {
         Err(FrameError::TooLong { length: 257, limit: 256 }) => {}
@@ -73,13 +73,13 @@ fn an_announced_length_over_the_limit_is_refused_before_anything_is_read() {
 }
 
 #[test]
-fn an_announced_length_takes_no_memory_before_the_bytes_come() {
+fn announced_length_allocates_no_memory_before_bytes_arrive() {
     let mut bytes: &[u8] = &[0, 0, 0, 0xC0, 1, 2, 3];
     assert!(matches!(read_frame(&mut bytes, usize::MAX), Err(FrameError::Truncated)));
 }
 
 #[test]
-fn a_frame_that_is_cut_short_is_no_frame() {
+fn truncated_frame_is_an_error() {
     let mut whole = Vec::new();
     write_frame(&mut whole, b"abc", 3).unwrap();
     for end in 1..whole.len() {
@@ -89,7 +89,7 @@ fn a_frame_that_is_cut_short_is_no_frame() {
 }
 
 #[test]
-fn a_message_over_the_limit_is_not_sent_in_part() {
+fn message_over_the_limit_is_not_sent_partially() {
     let mut sent = Vec::new();
     let error = send(&mut sent, &"abcd", 5).unwrap_err();
     assert!(matches!(error, SendError::Frame(FrameError::TooLong { length: 6, limit: 5 })));
@@ -97,7 +97,7 @@ fn a_message_over_the_limit_is_not_sent_in_part() {
 }
 
 #[test]
-fn a_peer_that_drips_bytes_does_not_hold_the_reader() {
+fn slow_sender_does_not_delay_the_reader_beyond_the_deadline() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     (&theirs).write_all(&[9, 0, 0, 0, 1]).unwrap();
     let deadline = Instant::now() + Duration::from_millis(20);
@@ -108,7 +108,7 @@ fn a_peer_that_drips_bytes_does_not_hold_the_reader() {
 }
 
 #[test]
-fn a_peer_that_does_not_read_does_not_hold_the_writer() {
+fn slow_reader_does_not_delay_the_writer_beyond_the_deadline() {
     let (ours, _theirs) = UnixStream::pair().unwrap();
     let deadline = Instant::now() + Duration::from_millis(20);
     let payload = vec![0; 8 << 20];
@@ -116,9 +116,10 @@ fn a_peer_that_does_not_read_does_not_hold_the_writer() {
     assert!(matches!(error, FrameError::TimedOut), "{error:?}");
 }
 
-/// What is on the wire is fixed: snapshots with older agents are spoken to by newer hosts.
+/// The encoding is fixed, because newer hosts communicate with the older agents in existing
+/// snapshots.
 #[test]
-fn the_messages_of_version_1_do_not_change() {
+fn encoding_of_version_1_is_stable() {
     let event = || RawValue::from_string(r#"{"b": 1, "a": [1.50]}"#.into()).unwrap();
     let failed = Failed {
         error: FunctionError {

@@ -1,11 +1,11 @@
-//! A stream whose every call ends by one point in time.
+//! A stream with a deadline.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// Reads and writes a stream until a deadline, so that a peer that sends a byte now and then cannot
-/// hold the caller longer. Past it, calls fail with [`io::ErrorKind::TimedOut`].
+/// Reads and writes a stream until a deadline, so that a peer that sends single bytes cannot delay
+/// the caller further. After the deadline, calls fail with [`io::ErrorKind::TimedOut`].
 #[derive(Debug)]
 pub struct Timed<'a> {
     stream: &'a UnixStream,
@@ -13,7 +13,7 @@ pub struct Timed<'a> {
 }
 
 impl<'a> Timed<'a> {
-    /// Bounds `stream` by `deadline`.
+    /// Applies `deadline` to `stream`.
     #[must_use]
     pub fn new(stream: &'a UnixStream, deadline: Instant) -> Self {
         Self { stream, deadline }
@@ -25,7 +25,7 @@ impl<'a> Timed<'a> {
     }
 }
 
-/// Linux reports a socket's own timeout as EAGAIN.
+/// Linux reports a socket timeout as EAGAIN.
 fn name_timeout(error: io::Error) -> io::Error {
     if error.kind() == io::ErrorKind::WouldBlock { io::ErrorKind::TimedOut.into() } else { error }
 }

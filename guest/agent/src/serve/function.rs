@@ -10,16 +10,16 @@ use crate::protocol::{
     Load, MAX_FUNCTION_BYTES, MAX_FUNCTION_FILES, MAX_TIME_LIMIT_MS, Put, RuntimeKind,
 };
 
-/// Why a function was not taken in.
+/// Why a function's files were not written.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WriteError {
-    #[error("cannot clear the function's folder {folder}")]
+    #[error("cannot clear the function's directory {folder}")]
     Clear { folder: PathBuf, source: io::Error },
     #[error("cannot write {path}")]
     Write { path: PathBuf, source: io::Error },
 }
 
-/// Checks everything about `load` that does not need the file system.
+/// Checks the parts of `load` that do not need the file system.
 pub(crate) fn check(load: &Load) -> Result<(), String> {
     let name_byte = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     if load.name.is_empty() || load.name.len() > 64 || !load.name.bytes().all(name_byte) {
@@ -32,7 +32,7 @@ pub(crate) fn check(load: &Load) -> Result<(), String> {
     let total: usize = load.files.values().map(|bytes| bytes.0.len()).sum();
     if total > MAX_FUNCTION_BYTES {
         return Err(format!(
-            "the function's files have {total} bytes; at most {MAX_FUNCTION_BYTES} are taken"
+            "the function's files have {total} bytes; the limit is {MAX_FUNCTION_BYTES}"
         ));
     }
     load.files.keys().try_for_each(|path| check_path(path))?;
@@ -41,7 +41,7 @@ pub(crate) fn check(load: &Load) -> Result<(), String> {
         return Err("a version is 1 to 64 printable characters".into());
     }
     if load.snap_start && load.runtime == RuntimeKind::Own {
-        return Err("SnapStart is for the runtimes of AWS Lambda".into());
+        return Err("SnapStart requires a runtime of AWS Lambda".into());
     }
     for (name, value) in &load.environment {
         if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
@@ -51,20 +51,22 @@ pub(crate) fn check(load: &Load) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks everything about `put` that does not need the file system.
+/// Checks the parts of `put` that do not need the file system.
 pub(crate) fn check_put(put: &Put) -> Result<(), String> {
     if put.contents.0.len() > MAX_FUNCTION_BYTES {
-        return Err(format!("at most {MAX_FUNCTION_BYTES} bytes of a file are taken at once"));
+        return Err(format!("one part of a file has at most {MAX_FUNCTION_BYTES} bytes"));
     }
     check_path(&put.path)
 }
 
 fn check_path(path: &str) -> Result<(), String> {
     let plain = Path::new(path).components().all(|part| matches!(part, Component::Normal(_)));
-    // `components` forgives `a//b`, `a/./b` and `a/`.
+    // `components` normalises `a//b`, `a/./b` and `a/`.
     let spelt = path.split('/').all(|part| !matches!(part, "" | "." | "..") && part.len() < 256);
     if !plain || !spelt || path.contains('\0') || path.len() > 1024 {
-        return Err(format!("the path {path:?} does not stay inside the function's folder"));
+        return Err(format!(
+            "the path {path:?} is not a valid path inside the function's directory"
+        ));
     }
     Ok(())
 }
@@ -78,7 +80,7 @@ pub(crate) fn check_time_limit(time_limit_ms: u64) -> Result<(), String> {
     }
 }
 
-/// Makes `folder` empty.
+/// Creates `folder`, or removes its content.
 fn clear(folder: &Path) -> Result<(), WriteError> {
     let failed = |source| WriteError::Clear { folder: folder.to_owned(), source };
     match fs::remove_dir_all(folder) {
@@ -105,8 +107,8 @@ pub(crate) fn put(put: &Put, folder: &Path) -> Result<(), WriteError> {
     write().map_err(|source| WriteError::Write { path: path.clone(), source })
 }
 
-/// Puts the files of `load`, which was [checked](check), into `folder` in place of what is there. One
-/// without files takes what was [put] there.
+/// Replaces the content of `folder` with the files of `load`, which was [checked](check). Without
+/// files, keeps the files that were [put] there.
 pub(crate) fn write(load: &Load, folder: &Path) -> Result<(), WriteError> {
     if load.files.is_empty() {
         return fs::create_dir_all(folder)
@@ -124,7 +126,7 @@ pub(crate) fn write(load: &Load, folder: &Path) -> Result<(), WriteError> {
     Ok(())
 }
 
-/// The environment that the function sees: AWS Lambda's names, then the caller's.
+/// The environment of the function: AWS Lambda's variables, then the caller's.
 pub(crate) fn environment(
     load: &Load,
     folder: &Path,
@@ -150,7 +152,7 @@ pub(crate) fn environment(
     environment
 }
 
-/// The name of this instance's log in AWS Lambda's form, less the date.
+/// The name of this instance's log stream in AWS Lambda's form, without the date.
 pub(crate) fn log_stream_name(version: &str, instance_id: Option<&str>) -> String {
     format!("[{version}]{}", instance_id.unwrap_or_default())
 }

@@ -1,4 +1,4 @@
-//! The function that is loaded, the process that runs it, and whether requests are let in.
+//! The loaded function, its runtime process, and the gate that admits requests.
 
 use std::io;
 use std::process::ExitStatus;
@@ -14,28 +14,28 @@ use crate::protocol::{
     MAX_EVENT_BYTES, MIN_ENTROPY_BYTES, Put, Refusal, RefusalKind, Reply,
 };
 
-/// How long the runtime may take to tidy up for a freeze, or to reseed itself after a thaw. Past
-/// it, it is started anew. Generous: a thawed runtime reads all its pages from the snapshot's
-/// medium, and the whole machine may be emulated.
+/// Time limit for the runtime to prepare for a freeze or to reseed itself after a thaw. After it,
+/// the runtime is restarted. The limit is generous: a thawed runtime reads all its pages from the
+/// snapshot's medium, and the machine may be emulated.
 const HOUSEKEEPING_LIMIT: Duration = Duration::from_secs(60);
 
-/// AWS Lambda's name for a runtime that ended or went astray.
+/// AWS Lambda's name for a runtime that exited or violated its protocol.
 const EXIT_ERROR: &str = "Runtime.ExitError";
 
-const BROKEN_CHANNEL: &str = "Runtime wrote a message that is none, and was killed";
+const BROKEN_CHANNEL: &str = "Runtime wrote an invalid message and was killed";
 
-/// Whether requests are let in.
+/// Whether requests are admitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Gate {
     /// The machine has booted and has no identity yet.
     Unidentified,
-    /// Requests are let in.
+    /// Requests are admitted.
     Open,
     /// The machine is about to be frozen, is frozen, or is a clone that has no identity yet.
     Frozen,
 }
 
-/// One function in one runtime. Used by one caller at a time.
+/// One function in one runtime, used by one caller at a time.
 #[derive(Debug)]
 pub(crate) struct Instance {
     config: RuntimeConfig,
@@ -47,7 +47,7 @@ pub(crate) struct Instance {
     instance_id: Option<String>,
 }
 
-/// Why the instance did not do what was asked.
+/// Why the instance did not perform an operation.
 #[derive(Debug)]
 pub(crate) enum Failure {
     Refused(Refusal),
@@ -67,7 +67,7 @@ pub(crate) fn refusal(kind: RefusalKind, message: impl Into<String>) -> Failure 
     Failure::Refused(Refusal { kind, message: message.into() })
 }
 
-/// A refusal for a failed system call; `what` names what was tried.
+/// A refusal for a failed system call; `what` describes the operation.
 fn system(what: &str, error: &dyn std::error::Error) -> Failure {
     let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
     refusal(RefusalKind::System, format!("{what}: {reason}"))
@@ -86,10 +86,13 @@ impl Instance {
         }
     }
 
-    /// Writes a part of a function's files. The function that was loaded is gone then.
+    /// Writes a part of a function's files and unloads the current function.
     pub(crate) fn put(&mut self, put: &Put) -> Result<(), Failure> {
         if self.gate == Gate::Frozen {
-            return Err(refusal(RefusalKind::Frozen, "the guest is frozen: identify it first"));
+            return Err(refusal(
+                RefusalKind::Frozen,
+                "the guest is frozen: send an identify request first",
+            ));
         }
         function::check_put(put).map_err(|reason| refusal(RefusalKind::BadRequest, reason))?;
         self.load = None;
@@ -98,10 +101,13 @@ impl Instance {
             .map_err(|error: WriteError| system(&error.to_string(), &error))
     }
 
-    /// Takes a function in, in place of an earlier one.
+    /// Loads a function in place of the current one.
     pub(crate) fn load(&mut self, load: Load) -> Result<Loaded, Failure> {
         if self.gate == Gate::Frozen {
-            return Err(refusal(RefusalKind::Frozen, "the guest is frozen: identify it first"));
+            return Err(refusal(
+                RefusalKind::Frozen,
+                "the guest is frozen: send an identify request first",
+            ));
         }
         function::check(&load).map_err(|reason| refusal(RefusalKind::BadRequest, reason))?;
         self.load = None;
@@ -112,18 +118,18 @@ impl Instance {
         let mut runtime = self.start(&load)?;
         let logs = runtime.take_logs();
         self.runtime = Some(runtime);
-        // The files are on the disk now; a restart needs the rest.
+        // The files are on disk; a restart needs the other fields.
         self.load = Some(Load { files: Default::default(), ..load });
         Ok(Loaded { duration_ns: nanoseconds(started.elapsed()), logs })
     }
 
-    /// Gives one event to the function.
+    /// Passes one event to the function.
     pub(crate) fn invoke(&mut self, invoke: &Invoke) -> Result<Answered, Failure> {
         self.check_open()?;
         function::check_time_limit(invoke.time_limit_ms)
             .map_err(|reason| refusal(RefusalKind::BadRequest, reason))?;
         if invoke.event.get().len() > MAX_EVENT_BYTES {
-            let reason = format!("the event is over the limit of {MAX_EVENT_BYTES} bytes");
+            let reason = format!("the event exceeds the limit of {MAX_EVENT_BYTES} bytes");
             return Err(refusal(RefusalKind::BadRequest, reason));
         }
         let mut runtime = self.take_runtime()?;
@@ -156,8 +162,8 @@ impl Instance {
         }
     }
 
-    /// Closes the gate and leaves the guest fit to be frozen: the runtime is running and tidy, and
-    /// file systems are written back.
+    /// Closes the gate and prepares the guest for a freeze: the runtime runs and has collected its
+    /// garbage, and file systems are synced.
     pub(crate) fn prepare_freeze(&mut self, machine: &dyn Machine) -> Result<(), Failure> {
         self.gate = Gate::Frozen;
         if self.load.is_some() {
@@ -165,13 +171,13 @@ impl Instance {
             let deadline = Instant::now() + HOUSEKEEPING_LIMIT;
             match runtime.collect(deadline) {
                 Ok(Outcome::Done) => {}
-                Ok(_) => return Err(unfit("it broke its channel")),
+                Ok(_) => return Err(not_freezable("it violated the protocol of its channel")),
                 Err(error @ ExchangeError::NotRestorable) => {
-                    // Nothing is wrong with it: it goes on with the machine.
+                    // The runtime is intact and continues to run.
                     self.runtime = Some(runtime);
-                    return Err(unfit(&error.to_string()));
+                    return Err(not_freezable(&error.to_string()));
                 }
-                Err(error) => return Err(unfit(&error.to_string())),
+                Err(error) => return Err(not_freezable(&error.to_string())),
             }
             runtime.take_logs();
             self.runtime = Some(runtime);
@@ -190,7 +196,7 @@ impl Instance {
         if !(MIN_ENTROPY_BYTES..=MAX_ENTROPY_BYTES).contains(&entropy.len()) {
             let count = entropy.len();
             let reason = format!(
-                "{count} bytes of entropy: {MIN_ENTROPY_BYTES} to {MAX_ENTROPY_BYTES} are needed"
+                "{count} bytes of entropy are not valid: send {MIN_ENTROPY_BYTES} to {MAX_ENTROPY_BYTES}"
             );
             return Err(refusal(RefusalKind::BadRequest, reason));
         }
@@ -199,11 +205,11 @@ impl Instance {
             return Err(refusal(RefusalKind::BadRequest, reason));
         }
         if self.gate == Gate::Frozen && self.generation == Some(identify.generation) {
-            let reason = "this generation is that of the machine before the freeze: \
-                          every thaw needs a new one";
+            let reason = "the generation is the one before the freeze: \
+                          use a new generation for every thaw";
             return Err(refusal(RefusalKind::Frozen, reason));
         }
-        // Where a step fails, the gate stays shut.
+        // If a step fails, the gate stays closed.
         self.gate = Gate::Frozen;
         machine.reseed(entropy).map_err(|e| system("cannot reseed the kernel", &e))?;
         machine
@@ -229,12 +235,12 @@ impl Instance {
         self.load.as_ref().map(|load| load.handler.as_str())
     }
 
-    /// The identity that was given last.
+    /// The current identity.
     pub(crate) fn instance_id(&self) -> Option<&str> {
         self.instance_id.as_deref()
     }
 
-    /// Whether requests are let in.
+    /// Whether requests are admitted.
     pub(crate) fn is_open(&self) -> bool {
         self.gate == Gate::Open
     }
@@ -243,7 +249,7 @@ impl Instance {
         if self.is_open() { Ok(()) } else { Err(not_identified()) }
     }
 
-    /// Where it may be, a runtime that cannot reseed itself is replaced by a new process, which shares
+    /// A runtime that cannot reseed itself is replaced if possible by a new process, which shares
     /// no state with other clones.
     fn reseed_runtime(&mut self) -> Result<(), Failure> {
         let Some(mut runtime) = self.runtime.take() else { return Ok(()) };
@@ -269,14 +275,17 @@ impl Instance {
         Ok(())
     }
 
-    /// The running runtime, or a new one in place of one that ended. The caller puts it back where
-    /// it may be used again.
+    /// Takes the running runtime, or starts a new one if it has exited. The caller puts it back if
+    /// it can be used again.
     fn take_runtime(&mut self) -> Result<Runtime, Failure> {
         if let Some(runtime) = self.runtime.take() {
             return Ok(runtime);
         }
         let Some(load) = self.load.clone() else {
-            return Err(refusal(RefusalKind::NotLoaded, "no function is loaded: load one first"));
+            return Err(refusal(
+                RefusalKind::NotLoaded,
+                "no function is loaded: send a load request first",
+            ));
         };
         self.start(&load)
     }
@@ -302,11 +311,11 @@ impl Instance {
 }
 
 pub(crate) fn not_identified() -> Failure {
-    let reason = "this machine has no identity yet: identify it first";
+    let reason = "this machine has no identity yet: send an identify request first";
     refusal(RefusalKind::NotIdentified, reason)
 }
 
-/// Ends a runtime that gave no outcome and says why, in AWS Lambda's words.
+/// Ends a runtime that returned no outcome and returns the reason in AWS Lambda's terms.
 fn ended(
     mut runtime: Runtime,
     error: &ExchangeError,
@@ -348,12 +357,12 @@ fn exit_text(end: io::Result<Option<ExitStatus>>) -> String {
     }
 }
 
-fn unfit(reason: &str) -> Failure {
-    let reason = format!("the runtime is not fit to be frozen: {reason}");
+fn not_freezable(reason: &str) -> Failure {
+    let reason = format!("the runtime cannot be frozen: {reason}");
     refusal(RefusalKind::System, reason)
 }
 
-/// Whether `name` is one label of a host name, in lower case (RFC 1123, section 2.1).
+/// Whether `name` is one label of a host name in lower case (RFC 1123, section 2.1).
 fn is_host_name(name: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     (1..64).contains(&name.len())

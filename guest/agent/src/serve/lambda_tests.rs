@@ -1,10 +1,10 @@
-//! Functions behind the Runtime API. The runtime is a small `bootstrap` in Python, which calls the API as `awslambdaric`
-//! does; that itself runs in the tests with microVMs.
+//! Functions that use the Runtime API. The runtime is a small `bootstrap` in Python, which calls
+//! the API as `awslambdaric` does. The tests with microVMs run `awslambdaric` itself.
 
 use super::*;
 use crate::protocol::{Put, RuntimeKind};
 
-/// Fetches requests and answers with what `handle` says, after the calls that SnapStart has.
+/// Fetches requests and answers as `HANDLE` defines, after the calls of SnapStart.
 const BOOTSTRAP: &str = r#"#!/usr/bin/python3 -u
 import http.client, json, os, sys, urllib.parse
 api = http.client.HTTPConnection(os.environ["AWS_LAMBDA_RUNTIME_API"])
@@ -81,7 +81,7 @@ fn prepare_freeze(guest: &TestGuest) -> Reply {
 }
 
 #[test]
-fn a_bootstrap_answers_one_request_after_another() {
+fn bootstrap_answers_requests_in_sequence() {
     let (_guest, mut host) = ECHO.start(false);
     for turn in 0..3 {
         let answered = host.answered(&json!({ "turn": turn }));
@@ -91,7 +91,7 @@ fn a_bootstrap_answers_one_request_after_another() {
 }
 
 #[test]
-fn it_is_told_about_the_request() {
+fn bootstrap_gets_the_headers_of_the_request() {
     let handle = "answer = {k: v for k, v in headers.items() if k.startswith('Lambda-Runtime-')}";
     let (_guest, mut host) = Custom { handle, ..ECHO }.start(false);
     let reply = host.ask(&Request::Invoke(Invoke {
@@ -117,14 +117,14 @@ fn it_is_told_about_the_request() {
 }
 
 #[test]
-fn it_has_the_environment_of_its_version() {
+fn bootstrap_gets_the_environment_of_its_version() {
     let handle = "answer = [os.environ[k] for k in ('AWS_LAMBDA_FUNCTION_VERSION', '_HANDLER', 'AWS_LAMBDA_LOG_STREAM_NAME')]";
     let (_guest, mut host) = Custom { handle, ..ECHO }.start(false);
     assert_eq!(host.answer(&json!(1)), json!(["7", "handler.handler", "[7]i-1"]));
 }
 
 #[test]
-fn after_restore_runs_once_and_before_the_first_request() {
+fn after_restore_hooks_run_once_before_the_first_request() {
     let (guest, mut host) = ECHO.start(true);
     let early = refused(host.ask_function(&json!(0)));
     assert_eq!(early.kind, RefusalKind::NotIdentified);
@@ -136,7 +136,7 @@ fn after_restore_runs_once_and_before_the_first_request() {
 }
 
 #[test]
-fn only_a_function_for_snap_start_can_be_frozen() {
+fn only_a_snap_start_function_can_be_frozen() {
     let (guest, mut host) = ECHO.start(false);
     let refusal = refused(prepare_freeze(&guest));
     assert!(refusal.message.contains("SnapStart"), "{refusal:?}");
@@ -145,7 +145,7 @@ fn only_a_function_for_snap_start_can_be_frozen() {
 }
 
 #[test]
-fn an_after_restore_hook_that_fails_keeps_the_gate_closed() {
+fn failed_after_restore_hook_keeps_the_gate_closed() {
     let after = "body = json.dumps({'errorType': 'HookError', 'errorMessage': 'no', 'stackTrace': []})\n\
                  call('POST', 'restore/error', body)\nsys.exit(65)";
     let (guest, mut host) = Custom { after, ..ECHO }.start(true);
@@ -160,7 +160,7 @@ fn an_after_restore_hook_that_fails_keeps_the_gate_closed() {
 }
 
 #[test]
-fn errors_are_passed_on_as_they_were_posted() {
+fn posted_errors_are_returned() {
     let handle = "if event == 'plain':\n    \
                       call('POST', 'invocation/%s/error' % request, 'no JSON', {'Lambda-Runtime-Function-Error-Type': 'Odd'})\n\
                   else:\n    \
@@ -180,7 +180,7 @@ fn errors_are_passed_on_as_they_were_posted() {
 }
 
 #[test]
-fn a_function_that_does_not_load_says_why() {
+fn init_errors_are_returned() {
     let setup = "call('POST', 'init/error', json.dumps({'errorType': 'Runtime.ImportModuleError', 'errorMessage': 'm'})); sys.exit(1)";
     let guest = TestGuest::start();
     let mut host = guest.connect();
@@ -194,7 +194,7 @@ fn a_function_that_does_not_load_says_why() {
 }
 
 #[test]
-fn calls_that_are_not_due_are_refused() {
+fn calls_out_of_sequence_are_refused() {
     let handle = "statuses = [call('POST', 'invocation/other/response', '1')[0].status, call('GET', 'nothing')[0].status]\n\
                   answer = statuses";
     let (_guest, mut host) = Custom { handle, ..ECHO }.start(false);
@@ -202,7 +202,7 @@ fn calls_that_are_not_due_are_refused() {
 }
 
 #[test]
-fn a_runtime_that_forgets_its_request_is_ended_and_started_again() {
+fn runtime_that_abandons_its_request_is_killed_and_restarted() {
     let handle = "if event == 1: continue\nif event == 2: sys.exit(4)\nanswer = event";
     let (_guest, mut host) = Custom { handle, ..ECHO }.start(false);
     assert_eq!(host.failed(&json!(1)).error.error_type, "Runtime.ExitError");
@@ -211,7 +211,7 @@ fn a_runtime_that_forgets_its_request_is_ended_and_started_again() {
 }
 
 #[test]
-fn answers_that_are_too_long_or_no_json_are_errors() {
+fn answers_that_are_too_long_or_not_json_are_errors() {
     let handle = "if event == 'long':\n    \
                       answered = call('POST', 'invocation/%s/response' % request, b'1' * 6291557)[0].status\n    \
                       assert answered == 413\n    continue\n\
@@ -223,7 +223,7 @@ fn answers_that_are_too_long_or_no_json_are_errors() {
 }
 
 #[test]
-fn what_is_put_stays_in_the_functions_folder() {
+fn put_files_stay_in_the_functions_directory() {
     let guest = TestGuest::start();
     let mut host = guest.connect();
     for path in ["../x", "/x", "a//b", "", "a/./b"] {

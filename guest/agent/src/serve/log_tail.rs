@@ -1,4 +1,4 @@
-//! The end of what the function printed.
+//! The last part of the function's output.
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,7 @@ pub(crate) struct LogTail {
 }
 
 impl LogTail {
-    /// Appends `bytes`; none at all means that there will never be more.
+    /// Appends `bytes`. An empty slice marks the end of the output.
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.ended |= bytes.is_empty();
         self.received =
@@ -23,17 +23,17 @@ impl LogTail {
         self.bytes.drain(..excess);
     }
 
-    /// Bytes pushed ever.
+    /// Total number of bytes pushed.
     pub(crate) fn received(&self) -> u64 {
         self.received
     }
 
-    /// Whether there will never be more.
+    /// Whether the output has ended.
     pub(crate) fn ended(&self) -> bool {
         self.ended
     }
 
-    /// Takes the text out. Bytes that are no UTF-8 become U+FFFD.
+    /// Takes the text. Bytes that are not UTF-8 become U+FFFD.
     pub(crate) fn take(&mut self) -> String {
         let bytes = std::mem::take(&mut self.bytes);
         String::from_utf8_lossy(&Vec::from(bytes)).into_owned()

@@ -1,4 +1,4 @@
-//! What the server does to the machine around it.
+//! Operations of the server on the machine.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -8,34 +8,34 @@ use rustix::time::{ClockId, Timespec};
 
 use crate::protocol::MAX_ENTROPY_BYTES;
 
-/// The machine that the server runs on. Tests put another in the guest's place.
+/// The machine that the server runs on. Tests replace it.
 pub trait Machine: Send + Sync {
-    /// Adds `entropy` (at most [`MAX_ENTROPY_BYTES`]) to the kernel's random generator and makes it
-    /// take a new state at once, so that no later byte follows from the state before.
+    /// Adds `entropy` (at most [`MAX_ENTROPY_BYTES`]) to the kernel's random generator and reseeds
+    /// it immediately, so that later random bytes do not depend on the previous state.
     ///
     /// # Errors
-    /// Where the kernel refuses.
+    /// The system call fails.
     fn reseed(&self, entropy: &[u8]) -> io::Result<()>;
 
     /// Sets the wall clock, in nanoseconds since 1970-01-01 UTC.
     ///
     /// # Errors
-    /// Where the kernel refuses.
+    /// The system call fails.
     fn set_clock(&self, wall_clock_ns: u64) -> io::Result<()>;
 
     /// Sets the host name.
     ///
     /// # Errors
-    /// Where the kernel refuses.
+    /// The system call fails.
     fn set_host_name(&self, name: &str) -> io::Result<()>;
 
-    /// Writes back what file systems hold in memory.
+    /// Writes cached file system data to the disks.
     fn sync(&self);
 
-    /// Powers the machine off. Returns only where that fails.
+    /// Powers the machine off. Returns only on failure.
     ///
     /// # Errors
-    /// Where the kernel refuses.
+    /// The system call fails.
     fn power_off(&self) -> io::Result<()>;
 }
 

@@ -1,12 +1,10 @@
-//! The server behind the protocol.
+//! The server that implements the protocol.
 //!
-//! One thread per connection reads requests; what touches the function goes through one queue, in
-//! the order in which it came, one at a time. A request's time limit counts from its own start, not
-//! from when it joined the queue.
+//! One thread per connection reads requests. Operations on the function run one at a time in the
+//! order of their arrival. A request's time limit counts from its own start, not from its arrival.
 
 mod function;
 mod instance;
-mod line;
 mod log_tail;
 mod machine;
 mod runtime;
@@ -14,13 +12,14 @@ mod runtime;
 mod tests;
 
 use std::io::{self, Read, Write};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use parking_lot::{FairMutex, Mutex};
+
 use instance::{Failure, Instance, not_identified, refusal};
-use line::{Line, Turn};
 pub use machine::{Guest, Machine};
 pub use runtime::RuntimeConfig;
 
@@ -29,18 +28,19 @@ use crate::protocol::{
     ReceiveError, RefusalKind, Reply, Request, Status, receive, send,
 };
 
-/// How long to wait before the next connection is accepted after one could not be.
+/// Pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The server: one function, its runtime, and the machine that they run on.
+/// The server: one function, its runtime, and the machine.
 pub struct Server {
-    instance: Line<Instance>,
+    /// A fair mutex serves callers in the order of their arrival.
+    instance: FairMutex<Instance>,
     machine: Box<dyn Machine>,
-    /// Whether requests may join the queue. The queue's own state decides; this only spares
-    /// requests the wait, and lets those that wait in front of a freeze go.
+    /// Whether requests are accepted. The instance's gate is authoritative; this flag refuses
+    /// requests early and releases requests that wait behind a freeze.
     admits: AtomicBool,
     invocations: AtomicU64,
-    /// What [`Request::Status`] shows, so that it need not wait in the queue.
+    /// The data of [`Request::Status`], so that it does not wait for the instance.
     shown: Mutex<Shown>,
 }
 
@@ -51,20 +51,20 @@ struct Shown {
     instance_id: Option<String>,
 }
 
-/// What becomes of a connection after a reply.
+/// What happens to a connection after a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
-    GoOn,
+    Continue,
     Close,
     PowerOff,
 }
 
 impl Server {
-    /// A server without a function, whose gate is closed.
+    /// A server without a function, with a closed gate.
     #[must_use]
     pub fn new(config: RuntimeConfig, machine: Box<dyn Machine>) -> Self {
         Self {
-            instance: Line::new(Instance::new(config)),
+            instance: FairMutex::new(Instance::new(config)),
             machine,
             admits: AtomicBool::new(false),
             invocations: AtomicU64::new(0),
@@ -72,7 +72,7 @@ impl Server {
         }
     }
 
-    /// Serves the connections that `incoming` yields, each on a thread of its own, until it ends.
+    /// Serves the connections of `incoming`, each in its own thread, until `incoming` ends.
     pub fn serve<S>(self: &Arc<Self>, incoming: impl IntoIterator<Item = io::Result<S>>)
     where
         S: Read + Write + Send + 'static,
@@ -85,13 +85,13 @@ impl Server {
                 })
             });
             if started.is_err() {
-                // No descriptors or no memory for now. The peer sees its connection closed.
+                // Temporarily no descriptors or memory. The peer's connection is closed.
                 thread::sleep(ACCEPT_PAUSE);
             }
         }
     }
 
-    /// Serves one connection until either side ends it.
+    /// Serves one connection until either side closes it.
     fn serve_one(&self, stream: &mut (impl Read + Write)) {
         let mut greeted = false;
         loop {
@@ -102,11 +102,11 @@ impl Server {
                 }
                 Ok(request) if greeted => self.answer(request),
                 Ok(_) => {
-                    let reason = "the first request of a connection has to be hello";
+                    let reason = "the first request of a connection must be hello";
                     (refusal(RefusalKind::Version, reason).into(), Next::Close)
                 }
                 Err(ReceiveError::Malformed(error)) => {
-                    let reason = format!("the request cannot be read: {error}");
+                    let reason = format!("the request is not valid: {error}");
                     (refusal(RefusalKind::BadRequest, reason).into(), Next::Close)
                 }
                 Err(ReceiveError::Frame(_)) => return,
@@ -115,7 +115,7 @@ impl Server {
             if next == Next::PowerOff {
                 self.power_off();
             }
-            if sent.is_err() || next != Next::GoOn {
+            if sent.is_err() || next != Next::Continue {
                 return;
             }
         }
@@ -125,34 +125,34 @@ impl Server {
         match request {
             Request::Hello { oldest, newest } => hello(oldest, newest),
             Request::Put(put) => {
-                let mut turn = self.instance.wait();
-                let stored = turn.put(&put);
-                self.show(&turn);
-                drop(turn);
-                (stored.map_or_else(Reply::from, |()| Reply::Stored), Next::GoOn)
+                let mut instance = self.instance.lock();
+                let stored = instance.put(&put);
+                self.show(&instance);
+                drop(instance);
+                (stored.map_or_else(Reply::from, |()| Reply::Stored), Next::Continue)
             }
             Request::Load(load) => {
-                let mut turn = self.instance.wait();
-                let loaded = turn.load(load);
-                self.show(&turn);
-                drop(turn);
-                (loaded.map_or_else(Reply::from, Reply::Loaded), Next::GoOn)
+                let mut instance = self.instance.lock();
+                let loaded = instance.load(load);
+                self.show(&instance);
+                drop(instance);
+                (loaded.map_or_else(Reply::from, Reply::Loaded), Next::Continue)
             }
-            Request::Invoke(invoke) => (self.invoke(&invoke), Next::GoOn),
+            Request::Invoke(invoke) => (self.invoke(&invoke), Next::Continue),
             Request::PrepareFreeze => {
                 self.admits.store(false, Ordering::SeqCst);
-                let mut turn = self.instance.wait();
-                let prepared = turn.prepare_freeze(self.machine.as_ref());
-                // An identity that was queued in front of this has let requests in again.
+                let mut instance = self.instance.lock();
+                let prepared = instance.prepare_freeze(self.machine.as_ref());
+                // A queued identify request may have opened the gate before.
                 self.admits.store(false, Ordering::SeqCst);
-                drop(turn);
+                drop(instance);
                 match prepared {
                     Ok(()) => (Reply::ReadyToFreeze, Next::Close),
-                    Err(failure) => (failure.into(), Next::GoOn),
+                    Err(failure) => (failure.into(), Next::Continue),
                 }
             }
-            Request::Identify(identify) => (self.identify(&identify), Next::GoOn),
-            Request::Status => (Reply::Status(self.status()), Next::GoOn),
+            Request::Identify(identify) => (self.identify(&identify), Next::Continue),
+            Request::Status => (Reply::Status(self.status()), Next::Continue),
             Request::Shutdown => (Reply::ShuttingDown, Next::PowerOff),
         }
     }
@@ -161,7 +161,7 @@ impl Server {
         if !self.admits.load(Ordering::SeqCst) {
             return not_identified().into();
         }
-        let answered = self.instance.wait().invoke(invoke);
+        let answered = self.instance.lock().invoke(invoke);
         if !matches!(answered, Err(Failure::Refused(_))) {
             self.invocations.fetch_add(1, Ordering::Relaxed);
         }
@@ -169,23 +169,23 @@ impl Server {
     }
 
     fn identify(&self, identify: &Identify) -> Reply {
-        let mut turn = self.instance.wait();
-        let identified = turn.identify(identify, self.machine.as_ref());
-        self.admits.store(turn.is_open(), Ordering::SeqCst);
-        self.show(&turn);
-        drop(turn);
+        let mut instance = self.instance.lock();
+        let identified = instance.identify(identify, self.machine.as_ref());
+        self.admits.store(instance.is_open(), Ordering::SeqCst);
+        self.show(&instance);
+        drop(instance);
         identified.map_or_else(Reply::from, |()| Reply::Identified)
     }
 
-    fn show(&self, turn: &Turn<'_, Instance>) {
-        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
-        shown.function = turn.function().map(ToOwned::to_owned);
-        shown.handler = turn.handler().map(ToOwned::to_owned);
-        shown.instance_id = turn.instance_id().map(ToOwned::to_owned);
+    fn show(&self, instance: &Instance) {
+        let mut shown = self.shown.lock();
+        shown.function = instance.function().map(ToOwned::to_owned);
+        shown.handler = instance.handler().map(ToOwned::to_owned);
+        shown.instance_id = instance.instance_id().map(ToOwned::to_owned);
     }
 
     fn status(&self) -> Status {
-        let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let shown = self.shown.lock();
         Status {
             agent: env!("CARGO_PKG_VERSION").to_owned(),
             function: shown.function.clone(),
@@ -196,25 +196,25 @@ impl Server {
         }
     }
 
-    /// Does not wait for the function: it may never return.
+    /// Does not wait for the function, which may never return.
     fn power_off(&self) {
         self.admits.store(false, Ordering::SeqCst);
         self.machine.sync();
         if let Err(error) = self.machine.power_off() {
-            // The console is all that is left to say it on.
+            // The error can only be printed on the console.
             let _ = writeln!(io::stderr(), "firn-agent: cannot power off: {error}");
         }
     }
 }
 
-/// Picks the newest version that both sides speak.
+/// Selects the newest version that both sides support.
 fn hello(oldest: u32, newest: u32) -> (Reply, Next) {
     let version = newest.min(NEWEST_VERSION);
     if version >= oldest.max(OLDEST_VERSION) {
-        return (Reply::Hello { version }, Next::GoOn);
+        return (Reply::Hello { version }, Next::Continue);
     }
     let reason = format!(
-        "this agent speaks versions {OLDEST_VERSION} to {NEWEST_VERSION} of the protocol, \
+        "this agent supports protocol versions {OLDEST_VERSION} to {NEWEST_VERSION}, \
          the host {oldest} to {newest}"
     );
     (refusal(RefusalKind::Version, reason).into(), Next::Close)

@@ -1,5 +1,5 @@
-//! The server as an ordinary process: a Unix socket in vsock's place, a recorder in the machine's.
-//! They need `python3` in `PATH`, as the guest does.
+//! Tests of the server in an ordinary process, with a Unix socket instead of vsock and a recorder
+//! instead of the machine. They need `python3` in `PATH`, as the guest does.
 
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
@@ -20,17 +20,17 @@ use crate::protocol::{
 
 const TIME_LIMIT_MS: u64 = 120_000;
 
-/// Remembers what was done to it.
+/// Records the operations on the machine.
 #[derive(Debug, Default, Clone)]
 struct Recorder(Arc<Mutex<Vec<String>>>);
 
 impl Recorder {
     fn note(&self, what: impl Into<String>) {
-        self.0.lock().unwrap().push(what.into());
+        self.0.lock().push(what.into());
     }
 
     fn take(&self) -> Vec<String> {
-        std::mem::take(&mut self.0.lock().unwrap())
+        std::mem::take(&mut self.0.lock())
     }
 }
 
@@ -63,7 +63,7 @@ impl Machine for Recorder {
     }
 }
 
-/// A server, and connections to it. Ends with its last connection.
+/// A server with connections to it. It ends with its last connection.
 struct TestGuest {
     machine: Recorder,
     connect: mpsc::Sender<io::Result<UnixStream>>,
@@ -153,7 +153,7 @@ impl Host {
     }
 }
 
-/// A guest whose function runs until it is told to finish.
+/// A guest whose function runs until `finish` is called.
 struct Running {
     guest: TestGuest,
     request: thread::JoinHandle<Value>,
@@ -252,7 +252,7 @@ mod answers {
     use super::*;
 
     #[test]
-    fn a_function_answers_what_it_is_asked() {
+    fn function_answers_events() {
         let (_guest, mut host) = TestGuest::with(ECHO);
         let long = json!("x".repeat(300_000));
         for event in [json!(null), json!({"a": [1, 2.5, "ü\u{1F600}", true]}), long] {
@@ -261,7 +261,7 @@ mod answers {
     }
 
     #[test]
-    fn a_function_sees_its_context_and_environment() {
+    fn function_gets_context_and_environment() {
         let guest = TestGuest::start();
         let mut host = guest.connect();
         let mut load = load(
@@ -296,7 +296,7 @@ mod answers {
     }
 
     #[test]
-    fn output_is_returned_and_cannot_break_the_channel() {
+    fn output_is_returned_and_does_not_affect_the_channel() {
         let (_guest, mut host) = TestGuest::with(
             "import os, sys\n\
              def handler(event, context):\n\
@@ -311,7 +311,7 @@ mod answers {
     }
 
     #[test]
-    fn more_output_than_a_pipe_holds_leaves_its_tail() {
+    fn long_output_is_truncated_to_its_tail() {
         let (_guest, mut host) = TestGuest::with(
             "def handler(event, context):\n\
              \x20   for i in range(20000): print('line', i)\n",
@@ -322,7 +322,7 @@ mod answers {
     }
 
     #[test]
-    fn a_function_may_close_its_output() {
+    fn function_may_close_its_output() {
         let (_guest, mut host) = TestGuest::with(
             "import os\n\
              def handler(event, context):\n\
@@ -333,7 +333,7 @@ mod answers {
     }
 
     #[test]
-    fn a_second_function_takes_the_place_of_the_first() {
+    fn second_function_replaces_the_first() {
         let (_guest, mut host) = TestGuest::with(ECHO);
         let mut second = load("import os\ndef handler(event, context): return os.listdir()");
         second.files.insert("only.txt".into(), Base64Bytes::default());
@@ -349,7 +349,7 @@ mod failures {
     use super::*;
 
     #[test]
-    fn an_exception_is_returned_with_type_message_and_trace() {
+    fn exception_is_returned_with_type_message_and_trace() {
         let (_guest, mut host) = TestGuest::with(RAISES);
         let error = host.failed(&json!(1)).error;
         assert_eq!(error.error_type, "KeyError");
@@ -360,7 +360,7 @@ mod failures {
     }
 
     #[test]
-    fn exceptions_that_cannot_be_printed_or_are_endless_are_returned_too() {
+    fn unprintable_and_endless_exceptions_are_returned() {
         let (_guest, mut host) = TestGuest::with(
             "class Mute(Exception):\n\
              \x20   def __str__(self): raise ValueError\n\
@@ -380,7 +380,7 @@ mod failures {
     }
 
     #[test]
-    fn a_function_that_does_not_import_says_so() {
+    fn import_errors_are_returned() {
         let error = load_error(load(IMPORT_ERROR));
         assert_eq!(error.error_type, "Runtime.ImportModuleError");
         let text = "Unable to import module 'handler': No module named 'no_such_module'";
@@ -411,7 +411,7 @@ mod failures {
     }
 
     #[test]
-    fn a_function_that_failed_to_load_leaves_none() {
+    fn failed_load_leaves_no_function() {
         let guest = TestGuest::start();
         let mut host = guest.connect();
         host.load(ECHO);
@@ -421,7 +421,7 @@ mod failures {
     }
 
     #[test]
-    fn answers_that_json_cannot_hold_are_errors() {
+    fn answers_without_a_json_form_are_errors() {
         let (_guest, mut host) = TestGuest::with(UNSERIALISABLE);
         for event in ["set", "bytes", "nan", "infinity", "loop", "nested", "key"] {
             let error = host.failed(&json!(event)).error;
@@ -431,7 +431,7 @@ mod failures {
     }
 
     #[test]
-    fn an_answer_may_be_as_long_as_the_limit_and_no_longer() {
+    fn answer_length_is_limited() {
         let (_guest, mut host) = TestGuest::with(TEN_MEGABYTES);
         let answered = host.answered(&json!(MAX_ANSWER_BYTES));
         assert_eq!(answered.answer.get().len(), MAX_ANSWER_BYTES);
@@ -442,7 +442,7 @@ mod failures {
     }
 
     #[test]
-    fn an_event_that_python_cannot_read_is_an_error_of_its_request_alone() {
+    fn unreadable_event_fails_only_its_request() {
         let (_guest, mut host) = TestGuest::with("def handler(event, context): return 1");
         let deep = "[".repeat(200_000) + &"]".repeat(200_000);
         let deep = Request::Invoke(Invoke {
@@ -461,7 +461,7 @@ mod failures {
     }
 
     #[test]
-    fn a_function_that_never_returns_is_ended_and_started_again() {
+    fn function_that_exceeds_its_time_limit_is_killed_and_restarted() {
         let (_guest, mut host) = TestGuest::with(NEVER_RETURNS);
         match host.ask(&invoke(&json!({"return": false}), 2_000)) {
             Reply::Failed(failed) => {
@@ -476,7 +476,7 @@ mod failures {
     }
 
     #[test]
-    fn a_function_that_is_ended_takes_its_children_with_it() {
+    fn children_of_a_killed_function_are_killed() {
         let (_guest, mut host) = TestGuest::with(
             "import subprocess, time\n\
              def handler(event, context):\n\
@@ -487,7 +487,7 @@ mod failures {
             panic!("the function returned")
         };
         let child: u32 = failed.logs.trim().parse().unwrap();
-        // An orphan that nobody collects stays as a zombie.
+        // An unreaped orphan stays a zombie.
         let lives = || {
             std::fs::read_to_string(format!("/proc/{child}/stat"))
                 .is_ok_and(|stat| !stat.contains(") Z "))
@@ -498,7 +498,7 @@ mod failures {
     }
 
     #[test]
-    fn a_runtime_that_ends_is_an_error_and_started_again() {
+    fn runtime_that_exits_is_an_error_and_restarted() {
         let (_guest, mut host) = TestGuest::with(EXITS);
         for (event, text) in [
             ("sys.exit", "Runtime exited with error: exit status: 3"),
@@ -518,7 +518,7 @@ mod failures {
     }
 
     #[test]
-    fn a_function_that_writes_to_the_channel_is_ended() {
+    fn function_that_writes_to_the_channel_is_killed() {
         let (_guest, mut host) = TestGuest::with(
             "import os, stat, struct, time\n\
              def handler(event, context):\n\
@@ -542,7 +542,7 @@ mod failures {
         ] {
             let error = host.failed(&json!(bytes)).error;
             assert_eq!(error.error_type, "Runtime.ExitError", "{bytes:?}");
-            assert!(error.error_message.contains("wrote a message that is none"), "{error:?}");
+            assert!(error.error_message.contains("wrote an invalid message"), "{error:?}");
             assert_eq!(host.answer(&json!(null)), json!("fine"));
         }
     }
@@ -556,7 +556,7 @@ mod gate {
     }
 
     #[test]
-    fn no_request_is_let_in_before_an_identity() {
+    fn requests_are_refused_before_an_identity() {
         let guest = TestGuest::start();
         let mut host = guest.connect();
         host.load(ECHO);
@@ -566,7 +566,7 @@ mod gate {
     }
 
     #[test]
-    fn a_freeze_closes_the_gate_until_a_new_identity_is_there() {
+    fn freeze_closes_the_gate_until_a_new_identity() {
         let (guest, mut host) = TestGuest::with(ECHO);
         guest.machine.take();
         ready_to_freeze(&host.ask(&Request::PrepareFreeze));
@@ -578,7 +578,7 @@ mod gate {
         assert_eq!(refused(host.ask_function(&json!(1))).kind, RefusalKind::NotIdentified);
         assert_eq!(refused(host.ask(&Request::Load(load(ECHO)))).kind, RefusalKind::Frozen);
         let same = host.ask(&Request::Identify(identity(1)));
-        assert_eq!(refused(same).kind, RefusalKind::Frozen, "the generation of before the freeze");
+        assert_eq!(refused(same).kind, RefusalKind::Frozen, "the generation before the freeze");
         assert_eq!(refused(host.ask_function(&json!(1))).kind, RefusalKind::NotIdentified);
 
         host.identify(2);
@@ -587,7 +587,7 @@ mod gate {
     }
 
     #[test]
-    fn an_identity_that_is_not_taken_leaves_the_gate_closed() {
+    fn refused_identity_leaves_the_gate_closed() {
         let (guest, mut host) = TestGuest::with(ECHO);
         let attempts = [
             (
@@ -613,7 +613,7 @@ mod gate {
     }
 
     #[test]
-    fn a_freeze_waits_for_what_is_in_flight_and_lets_nothing_else_in() {
+    fn freeze_waits_for_requests_in_flight_and_refuses_others() {
         let running = Running::start();
         let mut second = running.guest.connect();
         let mut third = running.guest.connect();
@@ -641,7 +641,7 @@ mod gate {
     }
 
     #[test]
-    fn a_freeze_starts_a_runtime_that_had_ended_again() {
+    fn freeze_restarts_a_runtime_that_had_exited() {
         let (guest, mut host) = TestGuest::with(
             "import os\n\
              born = os.getpid()\n\
@@ -652,9 +652,9 @@ mod gate {
         assert_eq!(guest.connect().identify(2), ());
     }
 
-    /// Without the reseeding, all that is compared here would be the same in every clone.
+    /// Without reseeding, all compared values would be equal in every clone.
     #[test]
-    fn an_identity_replaces_the_random_state_of_the_running_process() {
+    fn identity_replaces_the_random_state_of_the_running_process() {
         let guest = TestGuest::start();
         let mut host = guest.connect();
         host.load(
@@ -685,11 +685,11 @@ mod gate {
             })
         };
         assert_eq!(before, expected("i-1"));
-        assert_eq!(after, expected("i-2"), "the same process, another identity");
+        assert_eq!(after, expected("i-2"), "the same process with another identity");
     }
 
     #[test]
-    fn a_runtime_that_cannot_reseed_is_replaced() {
+    fn runtime_that_cannot_reseed_is_replaced() {
         let (guest, mut host) = TestGuest::with(
             "import os, random\n\
              def handler(event, context):\n\
@@ -706,7 +706,7 @@ mod gate {
     }
 
     #[test]
-    fn the_identity_function_shows_the_identity() {
+    fn identity_function_returns_the_identity() {
         let (_guest, mut host) = TestGuest::with(IDENTITY);
         let (one, other) = (host.answer(&json!(1)), host.answer(&json!(1)));
         assert_eq!(one["instance_id"], json!("i-1"));
@@ -728,21 +728,21 @@ mod requests {
     }
 
     #[test]
-    fn a_connection_starts_with_hello() {
+    fn connection_must_start_with_hello() {
         let (refusal, closed) = reply_to(&Request::Status);
         assert_eq!((refusal.kind, closed), (RefusalKind::Version, true));
     }
 
     #[test]
-    fn a_host_of_another_age_is_refused() {
+    fn host_without_a_common_version_is_refused() {
         let (refusal, closed) = reply_to(&Request::Hello { oldest: 3, newest: 9 });
         assert_eq!((refusal.kind, closed), (RefusalKind::Version, true));
         assert!(refusal.message.contains("3 to 9"), "{}", refusal.message);
-        assert_eq!(hello(0, 9).1, Next::GoOn, "the newest version that both know");
+        assert_eq!(hello(0, 9).1, Next::Continue, "the newest common version");
     }
 
     #[test]
-    fn what_is_no_request_ends_the_connection() {
+    fn invalid_request_ends_the_connection() {
         let guest = TestGuest::start();
         let mut host = guest.connect();
         write_frame(&mut host.0, b"{\"no_such_request\":1}", MAX_REQUEST_LENGTH).unwrap();
@@ -757,7 +757,7 @@ mod requests {
     }
 
     #[test]
-    fn an_event_over_the_limit_is_refused() {
+    fn event_over_the_limit_is_refused() {
         let (_guest, mut host) = TestGuest::with(ECHO);
         let refusal = refused(host.ask_function(&json!("x".repeat(MAX_EVENT_BYTES))));
         assert_eq!(refusal.kind, RefusalKind::BadRequest);
@@ -769,7 +769,7 @@ mod requests {
     }
 
     #[test]
-    fn a_function_stays_inside_its_folder() {
+    fn files_stay_inside_the_functions_directory() {
         let with_path = |path: &str| {
             let mut load = load(ECHO);
             load.files.insert(path.into(), Base64Bytes::default());
@@ -784,7 +784,7 @@ mod requests {
     }
 
     #[test]
-    fn a_function_that_breaks_a_limit_is_refused() {
+    fn function_that_exceeds_a_limit_is_refused() {
         let refusals = [
             Load { name: String::new(), ..load(ECHO) },
             Load { name: "a b".into(), ..load(ECHO) },
@@ -810,7 +810,7 @@ mod requests {
     }
 
     #[test]
-    fn a_function_that_cannot_be_written_is_refused() {
+    fn function_that_cannot_be_written_is_refused() {
         let guest = TestGuest::start();
         let mut host = guest.connect();
         let mut load = load(ECHO);
@@ -821,7 +821,7 @@ mod requests {
     }
 
     #[test]
-    fn the_machine_powers_off_even_while_the_function_runs() {
+    fn machine_powers_off_while_the_function_runs() {
         let running = Running::start();
         let mut other = running.guest.connect();
         running.guest.machine.take();
@@ -833,18 +833,17 @@ mod requests {
 }
 
 #[test]
-fn the_queue_serves_in_order() {
-    let line = Line::new(Vec::new());
-    let first = line.wait();
+fn instance_serves_callers_in_the_order_of_their_arrival() {
+    let order = FairMutex::new(Vec::new());
+    let first = order.lock();
     thread::scope(|scope| {
-        let line = &line;
+        let order = &order;
         for number in 0..8 {
-            scope.spawn(move || line.wait().push(number));
-            while line.waiting() < number + 1 {
-                thread::yield_now();
-            }
+            scope.spawn(move || order.lock().push(number));
+            // The thread waits for the lock by then.
+            thread::sleep(Duration::from_millis(50));
         }
         drop(first);
     });
-    assert_eq!(*line.wait(), [0, 1, 2, 3, 4, 5, 6, 7]);
+    assert_eq!(*order.lock(), [0, 1, 2, 3, 4, 5, 6, 7]);
 }

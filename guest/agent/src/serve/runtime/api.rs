@@ -1,14 +1,15 @@
 //! AWS Lambda's Runtime API over HTTP, for one runtime at a time.
 //!
-//! Source: AWS Lambda Developer Guide, "Using the Lambda runtime API"; `/restore/next` and `/restore/error` as AWS Lambda's
-//! runtime interface clients call them for SnapStart.
+//! Source: AWS Lambda Developer Guide, "Using the Lambda runtime API"; `/restore/next` and
+//! `/restore/error` as used by AWS Lambda's runtime interface clients for SnapStart.
 
 use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use tiny_http::{Method, Request, Response, Server};
 
@@ -16,36 +17,37 @@ use crate::protocol::MAX_ANSWER_BYTES;
 
 const PREFIX: &str = "/2018-06-01/runtime/";
 
-/// The header that names the kind of an error.
+/// The header with the kind of an error.
 const ERROR_TYPE: &str = "Lambda-Runtime-Function-Error-Type";
 
-/// The longest body that is read, in bytes. Longer ones end here: what is over the limit of an answer is an error.
+/// Maximum length of a body that is read, in bytes. Longer bodies are truncated, which makes an
+/// answer exceed its limit.
 const MAX_BODY: u64 = 1 + MAX_ANSWER_BYTES as u64;
 
-/// A call of the runtime that needs an answer from whoever runs it.
+/// A call of the runtime that needs a response.
 pub(super) struct Call {
     pub(super) kind: CallKind,
     request: Request,
 }
 
-/// What a runtime calls for.
+/// The kind of a call.
 #[derive(Debug)]
 pub(super) enum CallKind {
-    /// The next request, please.
+    /// Requests the next event.
     Next,
-    /// Ready to be frozen; answered after the restore.
+    /// Ready to be frozen. The response is sent after the restore.
     RestoreNext,
-    /// The answer to a request.
+    /// The answer to an event.
     Response { request_id: String, body: Vec<u8> },
-    /// A request's error.
+    /// The error of an event.
     InvocationError { request_id: String, posted: PostedError },
-    /// The function does not load, or its before-snapshot hooks failed.
+    /// Loading the function or its before-snapshot hooks failed.
     InitError(PostedError),
     /// The function's after-restore hooks failed.
     RestoreError(PostedError),
 }
 
-/// An error as it was posted.
+/// A posted error.
 #[derive(Debug)]
 pub(super) struct PostedError {
     pub(super) kind: Option<String>,
@@ -59,49 +61,49 @@ impl std::fmt::Debug for Call {
 }
 
 impl Call {
-    /// Answers with a document and headers of the API.
+    /// Responds with a document and headers of the API.
     pub(super) fn answer(self, headers: &[(&str, &str)], body: &str) {
         let mut response = Response::from_string(body);
         for (name, value) in [("Content-Type", "application/json")].iter().chain(headers) {
-            // A value that no header can hold is left out.
+            // Values that are not valid in a header are omitted.
             if let Ok(header) = tiny_http::Header::from_bytes(*name, *value) {
                 response.add_header(header);
             }
         }
-        // A runtime that is gone is found out by its end.
+        // If the runtime has exited, waiting for it detects that.
         let _ = self.request.respond(response);
     }
 
-    /// Takes note of what was posted.
+    /// Acknowledges a posted document.
     pub(super) fn accept(self) {
         respond(self.request, 202, r#"{"status":"OK"}"#);
     }
 
-    /// Refuses the call, with a status code of HTTP.
+    /// Refuses the call with an HTTP status code.
     pub(super) fn refuse(self, status: u16, kind: &str, message: &str) {
         refuse(self.request, status, kind, message);
     }
 }
 
-/// The server, on a thread of its own for as long as the agent runs.
+/// The server, which runs in its own thread as long as the agent.
 #[derive(Debug)]
 pub(crate) struct RuntimeApi {
     address: SocketAddr,
-    runtime: Arc<Mutex<Option<Line>>>,
+    runtime: Arc<Mutex<Option<Connection>>>,
 }
 
-/// The way to the runtime that is running now.
+/// The channel to the current runtime.
 #[derive(Debug)]
-struct Line {
+struct Connection {
     calls: Sender<Call>,
-    bell: OwnedFd,
+    event: OwnedFd,
 }
 
 /// The calls of one runtime.
 #[derive(Debug)]
 pub(super) struct Calls {
     calls: Receiver<Call>,
-    bell: OwnedFd,
+    event: OwnedFd,
 }
 
 impl RuntimeApi {
@@ -109,65 +111,65 @@ impl RuntimeApi {
     pub(super) fn serve(address: SocketAddr) -> io::Result<Self> {
         let server = Server::http(address).map_err(io::Error::other)?;
         let address = server.server_addr().to_ip().ok_or(io::ErrorKind::AddrNotAvailable)?;
-        let runtime = Arc::<Mutex<Option<Line>>>::default();
+        let runtime = Arc::<Mutex<Option<Connection>>>::default();
         let current = Arc::clone(&runtime);
         std::thread::Builder::new().name("runtime-api".into()).spawn(move || {
             for request in server.incoming_requests() {
-                pass_on(request, &current);
+                forward(request, &current);
             }
         })?;
         Ok(Self { address, runtime })
     }
 
-    /// Where it listens.
+    /// The address of the server.
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The calls of the runtime that is started next. Those of an earlier one are refused from now on.
+    /// The calls of the next runtime. From now on the calls of earlier runtimes are dropped.
     pub(super) fn connect(&self) -> io::Result<Calls> {
-        let bell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+        let event = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
         let (sender, calls) = channel();
-        let line = Line { calls: sender, bell: bell.try_clone()? };
-        *self.runtime.lock().unwrap_or_else(PoisonError::into_inner) = Some(line);
-        Ok(Calls { calls, bell })
+        let connection = Connection { calls: sender, event: event.try_clone()? };
+        *self.runtime.lock() = Some(connection);
+        Ok(Calls { calls, event })
     }
 }
 
 impl Calls {
-    /// The next call, if there is one.
+    /// The next call, if any.
     pub(super) fn take(&self) -> Option<Call> {
         let call = self.calls.try_recv().ok();
         if call.is_none() {
-            // Fails where the bell has not rung since.
-            let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+            // Fails if no call arrived since.
+            let _ = rustix::io::read(&self.event, &mut [0; 8]);
         }
         call
     }
 
-    /// Can be read when a call has come since [`Calls::take`] had none.
-    pub(super) fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+    /// A descriptor that is readable if a call arrived since [`Calls::take`] returned none.
+    pub(super) fn event(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
     }
 }
 
-fn pass_on(mut request: Request, runtime: &Mutex<Option<Line>>) {
+fn forward(mut request: Request, runtime: &Mutex<Option<Connection>>) {
     let kind = match read(&mut request) {
         Ok(Some(kind)) => kind,
-        Ok(None) => return refuse(request, 404, "Runtime.NotFound", "no such call of the API"),
+        Ok(None) => return refuse(request, 404, "Runtime.NotFound", "the API has no such call"),
         Err(error) => {
             return refuse(request, 400, "Runtime.BadRequest", &error.to_string());
         }
     };
-    let runtime = runtime.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(line) = &*runtime else { return };
-    // Fails where the runtime was ended: then nobody waits for an answer.
-    if line.calls.send(Call { kind, request }).is_ok() {
-        let _ = rustix::io::write(&line.bell, &1_u64.to_ne_bytes());
+    let runtime = runtime.lock();
+    let Some(connection) = &*runtime else { return };
+    // Fails if the runtime was ended. In that case no process waits for the response.
+    if connection.calls.send(Call { kind, request }).is_ok() {
+        let _ = rustix::io::write(&connection.event, &1_u64.to_ne_bytes());
     }
 }
 
-/// What a request asks for; nothing where the API has no such call.
+/// Decodes a request; `None` if the API has no such call.
 fn read(request: &mut Request) -> io::Result<Option<CallKind>> {
     let Some(path) = request.url().strip_prefix(PREFIX) else { return Ok(None) };
     let parts: Vec<String> = path.split('/').map(ToOwned::to_owned).collect();
@@ -207,6 +209,6 @@ fn refuse(request: Request, status: u16, kind: &str, message: &str) {
 }
 
 fn respond(request: Request, status: u16, body: &str) {
-    // A runtime that is gone is found out by its end.
+    // If the runtime has exited, waiting for it detects that.
     let _ = request.respond(Response::from_string(body).with_status_code(status));
 }

@@ -1,4 +1,4 @@
-//! A process that speaks AWS Lambda's Runtime API: `awslambdaric`, or a function's own `bootstrap`.
+//! A process that uses AWS Lambda's Runtime API: `awslambdaric`, or a function's own `bootstrap`.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,16 +13,16 @@ use super::process::Process;
 use super::{ExchangeError, Outcome, RuntimeConfig};
 use crate::protocol::{FunctionError, Invoke, Load, MAX_ANSWER_BYTES, RuntimeKind};
 
-/// What Python runs: identity for clones, then AWS Lambda's runtime interface client as it is.
+/// The Python program: identity for clones, then AWS Lambda's unmodified runtime interface client.
 const BOOTSTRAP: &str = concat!(include_str!("../../clone.py"), include_str!("../../bootstrap.py"));
 
-/// The most characters of an error's texts that are passed on.
+/// Maximum number of characters of an error's texts that are returned.
 const MAX_TEXT: usize = 16_384;
 
-/// The error of a runtime that posts something that is none.
+/// The error type for a posted document that is not an error.
 const UNKNOWN_ERROR: &str = "Runtime.Unknown";
 
-/// A running process that fetches its requests.
+/// A running process that fetches its events.
 #[derive(Debug)]
 pub(crate) struct LambdaRuntime {
     process: Process,
@@ -30,7 +30,7 @@ pub(crate) struct LambdaRuntime {
     waiting: Option<Call>,
 }
 
-/// What AWS Lambda's runtimes find in their environment, besides what every function does.
+/// Adds the environment variables of AWS Lambda's runtimes.
 pub(super) fn add_environment(
     environment: &mut BTreeMap<String, String>,
     config: &RuntimeConfig,
@@ -45,7 +45,7 @@ pub(super) fn add_environment(
         ("LAMBDA_RUNTIME_DIR", runtime_dir.clone()),
     ];
     environment.extend(own.map(|(name, value)| (name.to_owned(), value)));
-    // As AWS Lambda does: the function may set its own.
+    // The function may set its own, as in AWS Lambda.
     environment.entry("PYTHONPATH".to_owned()).or_insert(runtime_dir);
 }
 
@@ -69,7 +69,7 @@ impl LambdaRuntime {
         Ok(Self { process: Process::start(command, config, environment)?, calls, waiting: None })
     }
 
-    /// Waits until the runtime asks for its first request, or to be restored.
+    /// Waits until the runtime requests its first event or its restore.
     pub(super) fn init(
         &mut self,
         snap_start: bool,
@@ -86,7 +86,7 @@ impl LambdaRuntime {
         Ok(Outcome::Done)
     }
 
-    /// Whether the runtime waits to be restored.
+    /// Checks that the runtime waits for its restore.
     pub(super) fn check_restorable(&self) -> Result<Outcome, ExchangeError> {
         match self.waiting.as_ref().map(|call| &call.kind) {
             Some(CallKind::RestoreNext) => Ok(Outcome::Done),
@@ -94,7 +94,7 @@ impl LambdaRuntime {
         }
     }
 
-    /// Lets the runtime run its after-restore hooks, and waits until it asks for a request.
+    /// Lets the runtime run its after-restore hooks, and waits until it requests an event.
     pub(super) fn restore(&mut self, deadline: Instant) -> Result<Outcome, ExchangeError> {
         match self.waiting.take() {
             Some(call) if matches!(call.kind, CallKind::RestoreNext) => call.answer(&[], "{}"),
@@ -124,7 +124,7 @@ impl LambdaRuntime {
             None => self.call(deadline)?,
         };
         match next.kind {
-            CallKind::Next => hand_out(next, invoke, deadline),
+            CallKind::Next => respond_with_event(next, invoke, deadline),
             CallKind::RestoreNext => {
                 self.waiting = Some(next);
                 return Err(ExchangeError::NotRestored);
@@ -154,14 +154,14 @@ impl LambdaRuntime {
                     return Ok(answer);
                 }
                 CallKind::InvocationError { .. } => return Ok(Outcome::Error(self.posted(call))),
-                // The runtime gave the request up without a word.
+                // The runtime abandoned the request without a response.
                 _ => return Err(self.stray(call)),
             }
         }
     }
 
     pub(super) fn take_logs(&mut self) -> String {
-        self.process.take_logs(self.calls.bell())
+        self.process.take_logs(self.calls.event())
     }
 
     pub(super) fn end(&mut self) -> io::Result<Option<ExitStatus>> {
@@ -178,8 +178,8 @@ impl LambdaRuntime {
             if ended {
                 return Err(ExchangeError::Ended);
             }
-            // A process that has ended may have called before: it is looked for once more.
-            ended = self.process.wait(self.calls.bell(), Some(deadline))?.ended;
+            // The process may have made a call before it ended, so check once more.
+            ended = self.process.wait(self.calls.event(), Some(deadline))?.ended;
         }
     }
 
@@ -195,15 +195,15 @@ impl LambdaRuntime {
         found
     }
 
-    /// A call that the runtime must not make now.
+    /// Refuses a call that is not valid in the current state.
     fn stray(&mut self, call: Call) -> ExchangeError {
-        call.refuse(403, "InvalidStateTransition", "this call is not due now");
+        call.refuse(403, "InvalidStateTransition", "this call is not valid in the current state");
         ExchangeError::Broken
     }
 }
 
-/// Answers a call for the next request with one.
-fn hand_out(call: Call, invoke: &Invoke, deadline: Instant) {
+/// Responds to a request for the next event.
+fn respond_with_event(call: Call, invoke: &Invoke, deadline: Instant) {
     let left = deadline.saturating_duration_since(Instant::now());
     let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or(Duration::ZERO);
     let deadline_ms = (now + left).as_millis().to_string();
@@ -226,7 +226,7 @@ fn answer(body: &[u8]) -> Outcome {
     let text = String::from_utf8(body.to_vec()).map_err(|error| error.to_string());
     let json = text.and_then(|text| {
         if text.trim().is_empty() {
-            // What a runtime posts for "nothing".
+            // Runtimes post an empty body for a missing result.
             return Ok(RawValue::NULL.to_owned());
         }
         RawValue::from_string(text).map_err(|error| error.to_string())
@@ -257,7 +257,7 @@ fn read_error(posted: &PostedError) -> FunctionError {
     found
 }
 
-/// The most frames of an error's trace that are passed on.
+/// Maximum number of stack frames of an error that are returned.
 const MAX_FRAMES: usize = 64;
 
 fn error(kind: &str, message: String) -> FunctionError {

@@ -1,4 +1,5 @@
-//! The processes that run the function: the agent's own Python runtime, or one that speaks AWS Lambda's Runtime API.
+//! The processes that run the function: the agent's own Python runtime, or a runtime that uses AWS
+//! Lambda's Runtime API.
 
 mod api;
 mod lambda;
@@ -22,22 +23,23 @@ use crate::protocol::{
     FrameError, FunctionError, Invoke, Load, ReceiveError, RuntimeKind, SendError,
 };
 
-/// How the runtime is started.
+/// Configuration of the runtime.
 #[derive(Debug, Clone)]
 pub struct RuntimeConfig {
     /// The Python interpreter, version 3.9 or newer: a path, or a name to look up in `PATH`.
     pub python: PathBuf,
-    /// The folder that the function's files are written to. Everything in it is removed before.
+    /// The directory for the function's files. Its previous content is removed.
     pub task_dir: PathBuf,
-    /// The folder with AWS Lambda's runtime interface client for Python.
+    /// The directory with AWS Lambda's runtime interface client for Python.
     pub runtime_dir: PathBuf,
-    /// Where the Runtime API is served; the kernel chooses a port in place of port 0.
+    /// The address of the Runtime API. The kernel chooses a port in place of port 0.
     pub runtime_api: SocketAddr,
-    /// The user and group that the function runs as; the agent's own where there is none.
+    /// The user and group id of the function; `None` for the agent's own.
     pub user: Option<u32>,
 }
 
-/// What a runtime answers. The function shares its process, so nothing here is to be trusted.
+/// An outcome reported by a runtime. The function shares its process, so the content is not
+/// trusted.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Done,
@@ -46,24 +48,24 @@ pub(crate) enum Outcome {
     Error(FunctionError),
 }
 
-/// Why the runtime gave no [`Outcome`]. It has to be ended then.
+/// Why the runtime returned no [`Outcome`]. It must be ended, unless the variant states otherwise.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExchangeError {
-    #[error("the runtime did not answer in time")]
+    #[error("the runtime did not respond within the time limit")]
     TimedOut,
-    #[error("the runtime ended")]
+    #[error("the runtime exited")]
     Ended,
-    #[error("the function broke the runtime's channel")]
+    #[error("the function violated the protocol of the runtime's channel")]
     Broken,
-    #[error("the runtime waits for no restore: load the function for SnapStart")]
+    #[error("the runtime does not support a restore: load the function with SnapStart")]
     NotRestorable,
-    #[error("the runtime waits for a restore")]
+    #[error("the runtime has not been restored")]
     NotRestored,
     #[error("the runtime's channel failed")]
     Io(#[source] io::Error),
 }
 
-/// A running runtime. It and its process group are killed when this is dropped.
+/// A running runtime. Dropping it kills it and its process group.
 #[derive(Debug)]
 pub(crate) enum Runtime {
     Own(OwnRuntime),
@@ -71,7 +73,7 @@ pub(crate) enum Runtime {
 }
 
 impl Runtime {
-    /// Starts the process with `environment` and nothing else from the agent's own.
+    /// Starts the process with only `environment` as its environment.
     pub(crate) fn start(
         config: &RuntimeConfig,
         api: &mut Option<RuntimeApi>,
@@ -103,7 +105,7 @@ impl Runtime {
         }
     }
 
-    /// Gives one event to the function and waits for the outcome.
+    /// Passes one event to the function and waits for the outcome.
     pub(crate) fn invoke(
         &mut self,
         invoke: &Invoke,
@@ -115,7 +117,7 @@ impl Runtime {
         }
     }
 
-    /// Leaves the process fit to be frozen.
+    /// Prepares the process for a freeze.
     pub(crate) fn collect(&mut self, deadline: Instant) -> Result<Outcome, ExchangeError> {
         match self {
             Self::Own(runtime) => runtime.collect(deadline),
@@ -132,13 +134,13 @@ impl Runtime {
     ) -> Result<Outcome, ExchangeError> {
         match self {
             Self::Own(runtime) => runtime.reseed(instance_id, log_stream_name, deadline),
-            // Its hooks take the identity from the host name.
+            // Its hooks read the identity from the host name.
             Self::Lambda(runtime) => runtime.restore(deadline),
         }
     }
 
-    /// Whether a new process is as good as this one when this one cannot reseed itself. One that waits
-    /// to be restored has hooks to run, and is what was frozen.
+    /// Whether a new process can replace this one if it cannot reseed itself. A process that waits
+    /// for its restore cannot be replaced, because its hooks belong to the frozen state.
     pub(crate) fn is_replaceable(&self) -> bool {
         match self {
             Self::Own(_) => true,
@@ -146,7 +148,7 @@ impl Runtime {
         }
     }
 
-    /// Takes what the function printed since the last call: its last bytes, as text.
+    /// Takes the last part of the function's output since the previous call, as text.
     pub(crate) fn take_logs(&mut self) -> String {
         match self {
             Self::Own(runtime) => runtime.take_logs(),
@@ -154,8 +156,8 @@ impl Runtime {
         }
     }
 
-    /// Waits for a runtime whose channel closed, kills it where it goes on, and says how it ended:
-    /// `None` where it had to be killed.
+    /// Waits for a runtime whose channel closed, and kills it after a grace period. Returns its
+    /// status, or `None` if it was killed.
     pub(crate) fn end(&mut self) -> io::Result<Option<ExitStatus>> {
         match self {
             Self::Own(runtime) => runtime.end(),

@@ -17,13 +17,13 @@ use crate::protocol::{
     receive, send, write_frame,
 };
 
-/// The Python side of the channel.
+/// The Python program.
 const SOURCE: &str = concat!(include_str!("../../clone.py"), include_str!("../../runtime.py"));
 
-/// The longest message to the runtime that is not an event, in bytes.
+/// Maximum length of a message to the runtime other than an event, in bytes.
 const MAX_MESSAGE: usize = 64 << 10;
 
-/// What the agent says to the runtime.
+/// A message to the runtime.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Message<'a> {
@@ -33,7 +33,7 @@ enum Message<'a> {
     Collect {},
 }
 
-/// What the runtime answers. The function shares its process, so nothing here is to be trusted.
+/// A reply of the runtime. The function shares its process, so the content is not trusted.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Reply {
@@ -56,8 +56,8 @@ impl OwnRuntime {
     ) -> io::Result<Self> {
         let (channel, theirs) = UnixStream::pair()?;
         let mut command = Command::new(&config.python);
-        // -I: nothing from the environment or the current folder changes how Python itself starts.
-        // -u: what the function prints is there when it ends, however it ends.
+        // -I: the environment and the current directory do not affect the start of Python. -u:
+        // output is written immediately, so that it is complete however the function ends.
         command.args(["-I", "-u", "-c", SOURCE]).stdin(Stdio::from(OwnedFd::from(theirs)));
         Ok(Self { process: Process::start(command, config, environment)?, channel })
     }
@@ -107,8 +107,8 @@ impl OwnRuntime {
         self.process.end()
     }
 
-    /// Sends `message`, with `event` after it where there is one, and waits for the outcome.
-    /// Meanwhile, what the function prints goes to the log tail.
+    /// Sends `message`, followed by `event` if present, and waits for the outcome. Meanwhile the
+    /// function's output goes to the log tail.
     fn exchange(
         &mut self,
         message: &Message<'_>,
@@ -120,7 +120,8 @@ impl OwnRuntime {
             let mut channel = Timed::new(&self.channel, deadline);
             write_frame(&mut channel, event.as_bytes(), MAX_EVENT_BYTES)?;
         }
-        // A process that has ended may have left a reply; a child of its own may keep the channel open.
+        // A process that has ended may have left a reply, and its children may keep the channel
+        // open.
         let mut ended = false;
         loop {
             let ready = self.process.wait(self.channel.as_fd(), Some(deadline))?;

@@ -1,4 +1,4 @@
-//! A process of the function, and what it prints.
+//! A process of the function and its output.
 
 use std::collections::BTreeMap;
 use std::io::{self, PipeReader, Read};
@@ -13,11 +13,11 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open
 use super::{ExchangeError, RuntimeConfig};
 use crate::serve::log_tail::LogTail;
 
-/// How long a runtime may take to die after its channel closed, before it is killed. A process
-/// closes its files shortly before it can be waited for.
+/// Grace period for a runtime to exit after its channel closed, before it is killed. A process
+/// closes its files shortly before it can be reaped.
 const EXIT_GRACE: Duration = Duration::from_secs(5);
 
-/// A running process. It and its process group are killed when this is dropped.
+/// A running process. Dropping it kills it and its process group.
 #[derive(Debug)]
 pub(super) struct Process {
     child: Child,
@@ -27,18 +27,18 @@ pub(super) struct Process {
     reaped: bool,
 }
 
-/// What has something to say.
+/// The descriptors that are ready.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ready {
-    /// The descriptor that the caller waits for.
+    /// The caller's descriptor is readable.
     pub(super) channel: bool,
-    /// The process, which has ended.
+    /// The process has ended.
     pub(super) ended: bool,
 }
 
 impl Process {
-    /// Starts `command` with `environment` and nothing else from the agent's own, in the function's
-    /// folder, in a process group of its own.
+    /// Starts `command` with only `environment` as its environment, in the function's directory and
+    /// in its own process group.
     pub(super) fn start(
         mut command: Command,
         config: &RuntimeConfig,
@@ -61,8 +61,8 @@ impl Process {
         }
     }
 
-    /// Waits until `channel` can be read, the process has ended, or it prints something, which goes
-    /// to the log tail. Without a deadline it does not wait.
+    /// Waits until `channel` is readable, the process has ended, or it writes output, which goes to
+    /// the log tail. Returns immediately without a deadline.
     pub(super) fn wait(
         &mut self,
         channel: BorrowedFd<'_>,
@@ -79,7 +79,7 @@ impl Process {
             PollFd::new(&self.end, PollFlags::IN),
             PollFd::from_borrowed_fd(self.output.as_fd(), PollFlags::IN),
         ];
-        // A function that closed its output leaves a pipe that is always ready: look at it no more.
+        // The pipe of a closed output is always ready, so it is not polled any more.
         let watched = if self.tail.ended() { &mut files[..2] } else { &mut files[..] };
         match poll(watched, Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -94,10 +94,10 @@ impl Process {
         Ok(Ready { channel, ended })
     }
 
-    /// Takes what the function printed since the last call: its last bytes, as text.
+    /// Takes the last part of the function's output since the previous call, as text.
     pub(super) fn take_logs(&mut self, channel: BorrowedFd<'_>) -> String {
-        // What a runtime printed before its reply is in the pipe by then; a pipe holds 64 KiB, so
-        // this ends even where a thread goes on printing.
+        // Output written before the reply is already in the pipe. A pipe holds 64 KiB, so this loop
+        // ends even if a thread continues to write.
         for _ in 0..8 {
             let before = self.tail.received();
             if self.wait(channel, None).is_err() || self.tail.received() == before {
@@ -107,12 +107,12 @@ impl Process {
         self.tail.take()
     }
 
-    /// Waits for a process that closed its channel, kills it where it goes on, and says how it
-    /// ended: `None` where it had to be killed.
+    /// Waits for a process that closed its channel, and kills it after a grace period. Returns its
+    /// status, or `None` if it was killed.
     pub(super) fn end(&mut self) -> io::Result<Option<ExitStatus>> {
         let deadline = Instant::now() + EXIT_GRACE;
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        // Left unreaped (NOWAIT), so that its number still names its process group.
+        // Not reaped (NOWAIT), so that its pid still identifies its process group.
         let ended_alone = loop {
             if rustix::process::waitid(WaitId::Pid(Pid::from_child(&self.child)), options)?
                 .is_some()
@@ -129,7 +129,7 @@ impl Process {
     }
 
     fn kill(&mut self) -> io::Result<ExitStatus> {
-        // Fails only where the group is gone, which is what is wanted.
+        // Fails only if the group does not exist any more.
         let _ = rustix::process::kill_process_group(Pid::from_child(&self.child), Signal::KILL);
         self.reaped = true;
         self.child.wait()
@@ -138,7 +138,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Once reaped, its number may be another process's.
+        // After reaping, the pid may be reused.
         if !self.reaped {
             let _ = self.kill();
         }
