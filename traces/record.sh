@@ -31,7 +31,7 @@ once() {
 }
 
 firn boot --name one --time-limit 900 --detach "$folder"
-# The kernel's own start-up work takes a while. In this lab the time of an idle guest passes at once.
+# The kernel's own start-up work takes a while. In this lab idle time passes at once.
 sleep 20
 firn freeze one snapshot
 for input in a b; do

@@ -1,4 +1,4 @@
-"""Requires a custom image: YAML from a Debian package, MessagePack from a wheel, both with native code."""
+"""Requires a custom image: YAML from a Debian package, MessagePack from a wheel."""
 
 import msgpack
 import msgpack._cmsgpack

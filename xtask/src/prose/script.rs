@@ -5,16 +5,22 @@ use super::{COMMENT_COLUMNS, Line};
 /// Comments that begin with `#`; in Python files docstrings too.
 pub(super) fn lines(content: &str, python: bool) -> Vec<Line<'_>> {
     let mut lines = Vec::new();
-    let mut docstring = false;
+    // Within a string literal of several lines: whether it is a docstring.
+    let mut literal: Option<bool> = None;
     for (index, line) in content.lines().enumerate() {
-        let marks = line.matches("\"\"\"").count();
-        let starts = python && !docstring && line.trim_start().starts_with("\"\"\"");
-        let text = if docstring || starts {
-            docstring = if docstring { marks == 0 } else { marks == 1 };
+        let mark = "\"\"\"";
+        let odd = python && line.matches(mark).count() % 2 == 1;
+        let starts = python && literal.is_none() && line.trim_start().starts_with(mark);
+        let text = if starts || literal == Some(true) {
             Some(line.trim().trim_matches('"'))
+        } else if literal == Some(false) || (index == 0 && line.starts_with("#!")) {
+            None
         } else {
-            comment(line).filter(|_| !(index == 0 && line.starts_with("#!")))
+            comment(line)
         };
+        if odd {
+            literal = if literal.is_none() { Some(starts) } else { None };
+        }
         lines.extend(text.map(|text| Line {
             number: index + 1,
             columns: Some((line.chars().count(), COMMENT_COLUMNS)),

@@ -73,6 +73,8 @@ fn script_comments_are_checked_and_code_is_not() {
     assert_eq!(lines_of("a.sh", script), [2, 5]);
     let python = "\"\"\"Who.\"\"\"\nwho = 1\ndef f():\n    \"\"\"A\n    who\n    \"\"\"\n    who = \"who\"\n";
     assert_eq!(lines_of("a.py", python), [1, 5]);
+    let literal = "A = \"\"\"\nwho\n\"\"\"\nwho = 1  # who\n";
+    assert_eq!(lines_of("a.py", literal), [4]);
 }
 
 #[test]

@@ -71,3 +71,7 @@ pub(super) fn lab_tests(context: &Context) -> Result<()> {
     let step = lab::run(paths, "--cpus 1").arg("--in").arg(&lost);
     runner.run(&step.args(["--env", "FIRN_REQUIRE=kvm,root,disk", "--", "sh", "-c"]).arg(script))
 }
+
+#[cfg(test)]
+#[path = "unit_tests.rs"]
+mod tests;
