@@ -1,6 +1,5 @@
-//! Builds the player, a guest that needs other flags than a program of the host, and lists the
-//! traces of the repository, so that the `firn` binary carries both. Names the commit that results
-//! are of.
+//! Builds the player, a guest that needs other compiler flags than a program of the host, and lists
+//! the repository's traces. The `firn` binary contains both. Sets the commit that results name.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -12,7 +11,7 @@ use std::process::Command;
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// A flat image without anything of the host's.
+/// Flags for a flat image without the host's runtime.
 const LINK: [&str; 5] = [
     "link-arg=-nostartfiles",
     "link-arg=-nostdlib",
@@ -22,8 +21,7 @@ const LINK: [&str; 5] = [
 ];
 
 fn main() -> io::Result<()> {
-    // As it is now, not as it was when this program was built: a target folder may outlive its
-    // checkout.
+    // The current path: a target folder may be used by another checkout later.
     let here = env::var_os("CARGO_MANIFEST_DIR").ok_or(io::ErrorKind::NotFound)?;
     let root = Path::new(&here).join("../..").canonicalize()?;
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or(io::ErrorKind::NotFound)?);
@@ -32,7 +30,7 @@ fn main() -> io::Result<()> {
     list_traces(&root.join("traces"), &out.join("traces.rs"))
 }
 
-/// Sets `FIRN_COMMIT`: the commit, with `+changes` where the sources have others; `unknown` outside
+/// Sets `FIRN_COMMIT`: the commit, with `+changes` if the sources differ from it; `unknown` outside
 /// git.
 fn name_commit(root: &Path) {
     let commit = git(&["rev-parse", "--short=12", "HEAD"]).map_or("unknown".to_owned(), |commit| {
@@ -40,7 +38,7 @@ fn name_commit(root: &Path) {
         if changed { format!("{commit}+changes") } else { commit }
     });
     println!("cargo::rustc-env=FIRN_COMMIT={commit}");
-    // What the answer depends on: the commit, and the sources.
+    // The commit and the sources decide the result.
     if let Some(log) = git(&["rev-parse", "--path-format=absolute", "--git-path", "logs/HEAD"]) {
         println!("cargo::rerun-if-changed={log}");
     }
@@ -49,7 +47,7 @@ fn name_commit(root: &Path) {
     }
 }
 
-/// What git prints, where there is a git and a repository.
+/// The output of git; `None` without git or outside a repository.
 fn git(arguments: &[&str]) -> Option<String> {
     let output = Command::new("git").args(arguments).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;

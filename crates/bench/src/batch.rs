@@ -1,4 +1,4 @@
-//! Players as processes: a batch of them is started together, and all of them have to succeed.
+//! Players as processes: a batch of them starts together, and all of them must succeed.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -20,21 +20,21 @@ use firn_memory::prefer_as_victim;
 
 use firn_run::StartReport;
 
-/// Tells a process when its request came in, in ns of CLOCK_MONOTONIC.
+/// Passes the time of the request to a process, in ns of CLOCK_MONOTONIC.
 const REQUEST_VARIABLE: &str = "FIRN_REQUEST_NS";
-/// What a player prints when it has touched its last page.
+/// A player prints this when it has touched its last page.
 pub(crate) const HELD: &str = "held\n";
 
-/// Why a batch is no measurement.
+/// Why a batch is not a measurement.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BatchError {
-    /// A process could not be started, or waited for.
-    #[error("starting microVM {member} of the batch")]
+    /// A process cannot be started, or cannot be waited for.
+    #[error("cannot start microVM {member} of the batch")]
     Start {
         /// Its number in the batch, from 1.
         member: u32,
-        /// What the kernel said.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// A microVM failed.
@@ -42,17 +42,17 @@ pub enum BatchError {
     Failed {
         /// Its number in the batch, from 1.
         member: u32,
-        /// How its process ended.
+        /// The exit status of its process.
         status: String,
-        /// What it said on standard error.
+        /// Its standard error.
         reason: String,
     },
-    /// A microVM's report is none.
-    #[error("microVM {member} of the batch printed no report")]
+    /// A microVM's report is not valid.
+    #[error("microVM {member} of the batch printed no valid report")]
     Report {
         /// Its number in the batch, from 1.
         member: u32,
-        /// What is wrong with what it printed.
+        /// The error in its output.
         source: serde_json::Error,
     },
     /// A signal ended the measurement.
@@ -60,10 +60,9 @@ pub enum BatchError {
     Interrupted(i32),
 }
 
-/// Stops a measurement when a signal comes: the players that run are killed, and the next step
-/// fails.
+/// Stops a measurement on a signal: the running players are killed, and the next step fails.
 ///
-/// Whoever holds directories to be removed then returns, and removes them.
+/// The measurement then returns, and temporary directories are removed.
 #[derive(Debug)]
 pub struct Interrupt {
     state: Arc<Mutex<State>>,
@@ -77,11 +76,12 @@ struct State {
 }
 
 impl Interrupt {
-    /// From here on SIGINT, SIGTERM and SIGHUP stop the measurement, not the process.
+    /// From here on SIGINT, SIGTERM and SIGHUP stop the measurement instead of the process.
     ///
     /// # Errors
     ///
-    /// What the kernel said to catching signals, or to a new thread.
+    /// The error of the operating system, if signals cannot be caught or a thread cannot be
+    /// started.
     pub fn catch() -> io::Result<Self> {
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
         let state = Arc::<Mutex<State>>::default();
@@ -91,7 +91,7 @@ impl Interrupt {
                 let mut state = state.lock();
                 state.signal = Some(signal);
                 for process in &state.running {
-                    // It may have ended by itself just now.
+                    // It may have ended just now.
                     let _ = pidfd_send_signal(process, Signal::KILL);
                 }
             }
@@ -99,7 +99,7 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// The signal that came, if one did.
+    /// The signal that arrived, if one did.
     #[must_use]
     pub fn signal(&self) -> Option<i32> {
         self.state.lock().signal
@@ -116,25 +116,25 @@ impl Drop for Interrupt {
     }
 }
 
-/// The processes of a batch, killed and waited for when it is given up.
+/// The processes of a batch. They are killed and waited for on drop.
 pub(crate) struct Processes<'a> {
     pub(crate) members: VecDeque<Member>,
     interrupt: &'a Interrupt,
 }
 
-/// A process, and what it prints.
+/// A process, and its output.
 pub(crate) struct Member {
     pub(crate) number: u32,
     pub(crate) child: Child,
     pub(crate) stdout: BufReader<ChildStdout>,
-    /// What was read of it.
+    /// The output that was read so far.
     pub(crate) printed: String,
 }
 
 impl Drop for Processes<'_> {
     fn drop(&mut self) {
         for Member { child, .. } in &mut self.members {
-            // One that has ended is only waited for.
+            // A process that has ended is only waited for.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -142,17 +142,17 @@ impl Drop for Processes<'_> {
     }
 }
 
-/// A player that is to be started.
+/// A player to start.
 #[derive(Clone, Copy)]
 pub(crate) struct Player<'a> {
-    /// The `firn` that it is a process of.
+    /// The `firn` program that it is a process of.
     pub(crate) program: &'a Path,
-    /// What names the snapshot.
+    /// The arguments that name the snapshot.
     pub(crate) snapshot: &'a [OsString],
     pub(crate) planner: &'a str,
-    /// The image is in the page cache already: a plan's own preload is left out.
+    /// Whether the image is in the page cache already, so that the plan's own preload is skipped.
     pub(crate) preloaded: bool,
-    /// Whether it measures the time in page faults too.
+    /// Whether it also measures its time in page faults.
     pub(crate) faults: bool,
 }
 
@@ -161,7 +161,7 @@ impl<'a> Processes<'a> {
         Self { members: VecDeque::new(), interrupt }
     }
 
-    /// Starts one more, with a number from 1.
+    /// Starts one more process, with a number from 1.
     pub(crate) fn start(&mut self, start: Player<'_>, number: u32) -> Result<(), BatchError> {
         let member = number;
         let failed = |source| BatchError::Start { member, source };
@@ -173,8 +173,8 @@ impl<'a> Processes<'a> {
         if start.faults {
             command.arg("--fault-time");
         }
-        // A group of its own: a signal from the terminal reaches this process, which then ends them
-        // all.
+        // Each process has a group of its own. A signal from the terminal then reaches only this
+        // process, which ends them all.
         command.args(start.snapshot).arg("--hold").process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child =
@@ -194,11 +194,11 @@ impl<'a> Processes<'a> {
     }
 }
 
-/// Starts `count` players together, of each in turn, waits for all of them, and returns their
-/// reports.
+/// Starts `count` players together, taking turns with `players`, waits for all of them, and returns
+/// their reports.
 ///
-/// `held` is called when every player has touched its last page, and none has begun to check all
-/// its memory: checking one brings into the page cache what another may not have touched yet.
+/// `held` is called when every player has touched its last page and none checks all its memory yet:
+/// that check reads pages into the page cache that other players may not have touched.
 pub(crate) fn run<T>(
     players: &[Player<'_>],
     count: u32,
@@ -209,12 +209,12 @@ pub(crate) fn run<T>(
     interrupt.check()?;
     for (number, player) in (1..=count).zip(players.iter().cycle()) {
         processes.start(*player, number)?;
-        // A signal that came before the process was listed has not ended it.
+        // A signal before this process was listed has not ended it.
         interrupt.check()?;
     }
     for Member { number, stdout, printed, .. } in &mut processes.members {
         let member = *number;
-        // One that has failed prints nothing.
+        // A failed process prints nothing.
         stdout.read_line(printed).map_err(|source| BatchError::Start { member, source })?;
     }
     let held = held();
@@ -222,7 +222,7 @@ pub(crate) fn run<T>(
         drop(child.stdin.take());
     }
     let mut reports = Vec::new();
-    // Reports and errors are smaller than a pipe, so none waits for another to be read.
+    // Reports and errors are smaller than a pipe, so no process waits for another to be read.
     while let Some(member) = processes.members.front_mut() {
         reports.push(member.report());
         processes.members.pop_front();
@@ -232,7 +232,7 @@ pub(crate) fn run<T>(
 }
 
 impl Member {
-    /// Whether its process has ended, or cannot be asked for.
+    /// Whether its process has ended, or its state is unknown.
     pub(crate) fn has_ended(&mut self) -> bool {
         !matches!(self.child.try_wait(), Ok(None))
     }

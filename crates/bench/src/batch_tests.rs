@@ -14,7 +14,7 @@ fn player<'a>(
     Player { program, snapshot, planner, preloaded, faults: false }
 }
 
-/// A program that behaves as a script says; it can read its arguments.
+/// A program that runs a script with its arguments.
 fn program(directory: &Path, script: &str) -> PathBuf {
     let path = directory.join("firn");
     fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
@@ -52,7 +52,7 @@ fn every_process_reports() {
 }
 
 #[test]
-fn nobody_checks_memory_before_all_have_touched_their_last_page() {
+fn no_player_checks_memory_before_all_have_touched_their_last_page() {
     let _alone = one_at_a_time();
     let directory = tempfile::tempdir().unwrap();
     let held_and_checked = "echo > $5/held-$$; echo held; cat >/dev/null; echo > $5/checked-$$";
@@ -72,7 +72,7 @@ fn nobody_checks_memory_before_all_have_touched_their_last_page() {
 }
 
 #[test]
-fn arguments_say_what_is_measured() {
+fn arguments_name_the_planner_and_the_snapshot() {
     let script = "echo \"$1 $2 $3 $4 $5 ${FIRN_REQUEST_NS:+request}\" >&2; exit 1";
     let error = batch(script, true, 1).unwrap_err();
     let text = error.to_string();

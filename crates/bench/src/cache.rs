@@ -1,8 +1,8 @@
-//! The page cache before a run: cold or cached, shown by mincore and not only asked for.
+//! The page cache before a run: cold or fully cached, as verified with mincore.
 //!
-//! *Cold*: no page of any file of the snapshot is cached. *Cached*: every page that they store is.
-//! For a planner that preloads, the image is preloaded before the clock starts in both, from
-//! storage where it can be evicted.
+//! *Cold*: no page of any file of the snapshot is cached. *Cached*: every page that the files store
+//! is cached. In both states, the image is preloaded before the measured time for a planner that
+//! preloads, from storage if it can be evicted.
 
 use std::fs::{self, File};
 use std::io;
@@ -15,7 +15,7 @@ use firn_snapshot::PackedFile;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// The file of a snapshot that holds guest memory.
+/// The file with guest memory in a snapshot.
 const IMAGE: &str = "memory.img";
 
 /// State of the page cache before a run.
@@ -24,13 +24,13 @@ const IMAGE: &str = "memory.img";
 pub enum Cache {
     /// No page of the snapshot is cached.
     Cold,
-    /// Every page that it stores is cached, in folios as the kernel's read-ahead makes them: of 2
-    /// MiB and more where the file system has large folios.
+    /// Every page that it stores is cached, in folios as the kernel's read-ahead makes them: 2 MiB
+    /// and more if the file system has large folios.
     Cached,
-    /// Every page that it stores is cached, in folios of 4 KiB, as in the kernels of the papers.
+    /// Every page that it stores is cached, in folios of 4 KiB, as in the papers' kernels.
     #[serde(rename = "cached_4k")]
     CachedSmall,
-    /// It plays no part: the planner maps the snapshot from a pool.
+    /// It has no effect: the planner maps the snapshot from a pool.
     Unused,
 }
 
@@ -45,47 +45,47 @@ impl std::fmt::Display for Cache {
     }
 }
 
-/// Why the page cache is not as a run needs it.
+/// Why the page cache cannot be brought into a state.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CacheError {
-    /// A file could not be opened, read or asked for.
-    #[error("preparing the page cache of {path}")]
+    /// A file cannot be opened, read or evicted, or mincore fails.
+    #[error("cannot prepare the page cache of {path}")]
     Io {
         /// The file, or the directory of the snapshot.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// Pages stay.
+    /// Pages stay cached.
     #[error(
-        "{} of {} pages of {path} stay cached after they were evicted, so nothing would be cold: \
-         does a process map the file, or is it on tmpfs? Use --cache cached, or another --dir",
+        "{} of {} pages of {path} stay cached after eviction, so the cache cannot be cold: check that \
+         no process maps the file and that it is not on tmpfs, or use --cache cached or another --dir",
         residency.cached,
         residency.pages
     )]
     NotCold {
         /// The file.
         path: PathBuf,
-        /// What mincore says.
+        /// The result of mincore.
         residency: Residency,
     },
-    /// Pages are missing.
+    /// Pages are not cached.
     #[error(
-        "only {} of {} stored pages of {path} are cached after they were read: has this host \
-         enough free memory?",
+        "only {} of {} stored pages of {path} are cached after they were read: check that this host \
+         has enough free memory",
         residency.cached,
         residency.pages
     )]
     NotCached {
         /// The file.
         path: PathBuf,
-        /// What mincore says.
+        /// The result of mincore.
         residency: Residency,
     },
 }
 
-/// The files of a snapshot, whose pages are evicted and preloaded.
+/// The open files of a snapshot.
 #[derive(Debug)]
 pub(crate) struct SnapshotFiles(Vec<(PathBuf, File)>);
 
@@ -103,7 +103,8 @@ impl SnapshotFiles {
         Ok(Self(files))
     }
 
-    /// The same without packed files that are not `used`: they are another planner's.
+    /// Opens every file of a snapshot except packed files that are not `used`, which other planners
+    /// map.
     pub(crate) fn open(snapshot: &Path, used: Option<PackedFile>) -> Result<Self, CacheError> {
         let mut files = Self::all(snapshot)?;
         files.0.retain(|(path, _)| {
@@ -113,13 +114,13 @@ impl SnapshotFiles {
         Ok(files)
     }
 
-    /// Empties the page cache of them, as far as it can be.
+    /// Evicts their pages, as far as possible.
     pub(crate) fn evict(&self) -> Result<(), CacheError> {
         self.0.iter().try_for_each(|(path, file)| evict(file).map(drop).map_err(io(path)))
     }
 
-    /// Brings the page cache into a state, and has mincore confirm it. With `preload_image` it then
-    /// preloads the image, and returns how long that took in ns, where the image came from storage.
+    /// Brings the page cache into a state, and verifies it with mincore. With `preload_image` it
+    /// then preloads the image, and returns the time in ns if the image came from storage.
     pub(crate) fn prepare(
         &self,
         cache: Cache,
@@ -147,17 +148,16 @@ impl SnapshotFiles {
         Ok(evicted.is_cold().then_some(elapsed))
     }
 
-    /// Reads all of the image, so that the players' check of all their memory, which no clock sees,
-    /// does not read it page by page.
+    /// Reads all of the image into the page cache. The players then check all their memory, outside
+    /// the measured time, without reading it page by page.
     pub(crate) fn warm(&self) {
         for (path, image) in self.0.iter().filter(|(path, _)| path.ends_with(IMAGE)) {
-            // What is not cached then is read later.
+            // A page that is not cached now is read later.
             let _ = fill(path, image);
         }
     }
 
-    /// Bytes of the snapshot that the page cache holds now: DRAM that is there once, however many
-    /// microVMs map it.
+    /// Bytes of the snapshot in the page cache: DRAM that all microVMs share.
     pub(crate) fn cached_bytes(&self) -> Result<u64, CacheError> {
         self.0.iter().try_fold(0, |sum, (path, file)| {
             Ok(sum + stored_residency(file).map_err(io(path))?.cached * PAGE_SIZE)
@@ -169,21 +169,21 @@ fn io(path: &Path) -> impl FnOnce(io::Error) -> CacheError {
     move |source| CacheError::Io { path: path.to_owned(), source }
 }
 
-/// Reads what a file stores into the page cache, and has mincore confirm it.
+/// Reads the stored pages of a file into the page cache, and verifies that with mincore.
 fn fill(path: &Path, file: &File) -> Result<(), CacheError> {
     let len = file.metadata().map_err(io(path))?.len();
     fill_by(path, file, || preload(file, 0..len).map(|_| ()))
 }
 
-/// The same by reads of single pages. What was cached before may be in larger folios, so it has to
-/// go first.
+/// Does the same with reads of single pages. Cached pages may be in larger folios, so they are
+/// evicted first.
 fn fill_small(path: &Path, file: &File) -> Result<(), CacheError> {
     expect_cold(path, evict(file).map_err(io(path))?)?;
     fill_by(path, file, || preload_small(file).map(|_| ()))
 }
 
-/// A host that reclaims memory before it is short may take a page away at any time, so it gets
-/// another chance.
+/// Reads until every page is cached. A host may reclaim pages at any time, so several attempts are
+/// made.
 fn fill_by(path: &Path, file: &File, read: impl Fn() -> io::Result<()>) -> Result<(), CacheError> {
     const ATTEMPTS: u32 = 5;
     let mut residency = stored_residency(file).map_err(io(path))?;

@@ -4,8 +4,8 @@ use firn_memory::page_cache::residency;
 
 use super::*;
 
-/// A directory with files of this many pages; `None` where temporary files lie on tmpfs, which
-/// cannot evict.
+/// A directory with files of this many pages; `None` if temporary files are on tmpfs, which cannot
+/// evict.
 fn snapshot(files: &[(&str, usize)]) -> Option<tempfile::TempDir> {
     let directory = tempfile::tempdir().unwrap();
     if !firn_required::is_on_disk(File::open(directory.path()).unwrap()) {
@@ -24,7 +24,7 @@ fn residency_of(directory: &Path, name: &str) -> Residency {
 }
 
 #[test]
-fn what_mincore_says_decides() {
+fn mincore_determines_the_state() {
     let path = Path::new("x");
     let some = Residency { pages: 10, cached: 3 };
     let none = Residency { pages: 10, cached: 0 };
@@ -41,7 +41,7 @@ fn what_mincore_says_decides() {
 }
 
 #[test]
-fn cold_and_cached_are_made_and_shown() {
+fn both_states_are_prepared_and_verified() {
     let Some(directory) = snapshot(&[("snapshot.firn", 2), (IMAGE, 300)]) else { return };
     let files = SnapshotFiles::open(directory.path(), None).unwrap();
     assert_eq!(files.prepare(Cache::Cold, false).unwrap(), None);
@@ -55,9 +55,9 @@ fn cold_and_cached_are_made_and_shown() {
     assert_eq!(files.cached_bytes().unwrap(), 302 * 4096);
 }
 
-/// What a run of one planner left is not what the next ones find where all is to be cached.
+/// Cached pages of one planner's run do not stay for the next planner's runs on a full page cache.
 #[test]
-fn nothing_is_left_of_what_was_cached() {
+fn no_cached_page_is_left() {
     let Some(directory) = snapshot(&[(PackedFile::LoadingSet.name(), 5), (IMAGE, 300)]) else {
         return;
     };
@@ -82,7 +82,7 @@ fn a_packed_file_counts_for_the_planner_that_uses_it() {
 }
 
 #[test]
-fn what_stays_cached_is_an_error() {
+fn pages_that_stay_cached_are_an_error() {
     let Some(directory) = snapshot(&[(IMAGE, 16)]) else { return };
     let files = SnapshotFiles::open(directory.path(), None).unwrap();
     files.prepare(Cache::Cached, false).unwrap();
@@ -107,7 +107,7 @@ fn what_stays_cached_is_an_error() {
 }
 
 #[test]
-fn a_missing_snapshot_is_named() {
+fn a_missing_snapshot_is_named_in_the_error() {
     let error = SnapshotFiles::open(Path::new("/nowhere/at-all"), None).unwrap_err();
     assert!(error.to_string().contains("/nowhere/at-all"));
 }

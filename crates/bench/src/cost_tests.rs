@@ -4,7 +4,7 @@ use crate::testing::sample;
 
 use super::{Prices, costs};
 
-/// What the paper says, in GB: DRAM, and what lies in a pool where there is one.
+/// The paper's numbers, in GB: DRAM, and the pool's memory if there is one.
 fn row(planner: &str, microvms: u32, dram: u64, pool: Option<u64>) -> CapacityRow {
     let usage = GroupUsage { total: dram << 30, ..GroupUsage::default() };
     CapacityRow {
@@ -24,8 +24,8 @@ fn capacities(results: Vec<CapacityRow>) -> Capacities {
 const PAPER: Prices = Prices { dram: 16.61, pool: 7.85, storage: 0.35 };
 
 #[test]
-fn the_paper_s_ratios_follow_from_the_paper_s_numbers() {
-    // FaaSnap's snapshots lie on 512 GB of SSD.
+fn the_papers_ratios_follow_from_its_numbers() {
+    // FaaSnap's snapshots are on 512 GB of SSD.
     let of = capacities(vec![row("pass", 200, 48, Some(262)), row("faasnap", 100, 128, None)]);
     let rows = costs(&of, PAPER, 512 << 30);
     assert!((rows[0].total - 2853.98).abs() < 0.01, "{rows:?}");
@@ -33,14 +33,14 @@ fn the_paper_s_ratios_follow_from_the_paper_s_numbers() {
     assert_eq!(rows[0].to_cheapest, Some(1.0));
     let faasnap = rows[1].to_cheapest.unwrap();
     assert!((1.6..1.65).contains(&faasnap), "{faasnap}");
-    // Vanilla's lie on 130 GB of PMEM.
+    // Vanilla's snapshots are on 130 GB of PMEM.
     let of = capacities(vec![row("pass", 200, 48, Some(262)), row("vanilla", 100, 128, None)]);
     let vanilla = costs(&of, Prices { storage: 7.85, ..PAPER }, 130 << 30)[1].to_cheapest.unwrap();
     assert!((2.2..2.25).contains(&vanilla), "{vanilla}");
 }
 
 #[test]
-fn copies_are_dram_and_nothing_divides_by_nothing() {
+fn copies_are_dram_and_no_cost_is_divided_by_zero() {
     let mut with_copies = row("firn", 10, 1, Some(1));
     with_copies.copy_bytes = Some(1 << 30);
     let rows = costs(&capacities(vec![with_copies, row("pass", 0, 1, Some(1))]), PAPER, 1 << 40);

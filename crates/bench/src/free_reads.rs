@@ -1,5 +1,5 @@
-//! What a batch had read of the pages that the guest's allocator held free at the freeze: work for
-//! nothing, for the guest overwrites such a page before it reads it (SnapBPF 3.2).
+//! Bytes that a batch read for pages that the guest's allocator held free at the freeze. These
+//! reads are wasted: the guest overwrites such a page before it reads it (SnapBPF 3.2).
 
 use std::io;
 use std::path::Path;
@@ -10,7 +10,7 @@ use firn_snapshot::{PackedFile, PageSet, Snapshot, pages_of};
 
 use firn_run::StartReport;
 
-/// The free pages of a snapshot, and where a planner may read them from.
+/// The free pages of a snapshot, and the files from which a planner may read them.
 #[derive(Debug)]
 pub(crate) struct FreeReads {
     snapshot: Snapshot,
@@ -18,7 +18,7 @@ pub(crate) struct FreeReads {
     free: PageSet,
 }
 
-/// What page cache and packed file hold of them, before anything is asked of the microVMs.
+/// The number of free pages in the page cache and in the packed file.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct FreePages {
     cached: u64,
@@ -26,8 +26,8 @@ pub(crate) struct FreePages {
 }
 
 impl FreeReads {
-    /// `None` where the snapshot's profile does not say which pages were free, or there is no
-    /// snapshot: that is told where it is thawed.
+    /// `None` if the snapshot's profile does not list the free pages, or if there is no snapshot;
+    /// the thaw then reports that.
     pub(crate) fn of(snapshot: &Path, packed: Option<PackedFile>) -> Option<Self> {
         let snapshot = Snapshot::open(snapshot).ok()?;
         let free = snapshot.profile().ok()??.free.filter(|free| !free.is_empty())?;
@@ -35,7 +35,7 @@ impl FreeReads {
         Some(Self { snapshot, packed, free })
     }
 
-    /// What of them the page cache holds, and how many the packed file has.
+    /// Counts the free pages in the page cache and in the packed file.
     pub(crate) fn count(&self) -> io::Result<FreePages> {
         let image = self.snapshot.image_file().ok_or(io::ErrorKind::NotFound)?;
         let image = cached(image, self.free.pages())?;
@@ -58,8 +58,8 @@ impl FreeReads {
     }
 }
 
-/// Bytes of free pages that were read: once what the page cache holds of each snapshot, and what
-/// every microVM that reads its packed file past the page cache does. The microVMs take turns with
+/// Bytes of free pages that were read: those in the page cache once for each snapshot, and those of
+/// the packed file for each microVM that reads it past the page cache. The microVMs take turns with
 /// the snapshots.
 pub(crate) fn bytes(places: &[FreePages], reports: &[StartReport]) -> u64 {
     let cached: u64 = places.iter().map(|pages| pages.cached).sum();

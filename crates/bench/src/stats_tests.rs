@@ -25,7 +25,7 @@ fn known_values() {
 }
 
 #[test]
-fn nothing_is_said_of_nothing() {
+fn there_is_no_summary_without_values() {
     assert_eq!(Summary::of(&[]), None);
     assert_eq!(Summary::of(&[1.0, f64::NAN]), None);
     assert_eq!(Comparison::of(&[f64::INFINITY]), None);
@@ -33,7 +33,7 @@ fn nothing_is_said_of_nothing() {
 }
 
 #[test]
-fn intervals_are_those_of_the_tables() {
+fn intervals_match_published_tables() {
     // Conover's table of confidence intervals for the median: n, values outside at each end.
     for (n, skipped) in [(6, 0), (8, 0), (9, 1), (12, 2), (20, 5), (30, 9), (40, 13), (5000, 2430)]
     {
@@ -47,7 +47,7 @@ fn intervals_are_those_of_the_tables() {
 }
 
 #[test]
-fn a_comparison_says_how_sure_it_is() {
+fn a_comparison_has_a_confidence() {
     let ratios: Vec<f64> = (1..=30).map(|i| 0.9 + f64::from(i) * 0.01).collect();
     let comparison = Comparison::of(&ratios).unwrap();
     assert_eq!(comparison.pairs, 30);

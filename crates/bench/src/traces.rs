@@ -1,4 +1,4 @@
-//! Traces by name: of the repository, of a file, or made up.
+//! Traces by name: built-in traces, generated traces, and files.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use firn_memory::trace::{
 };
 use firn_snapshot::{LayoutError, MemoryLayout, PageSet};
 
-/// The traces that this program carries: names and files.
+/// The built-in traces: names and contents.
 const EMBEDDED: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/traces.rs"));
 
 const SEQUENTIAL_READ: &str = "sequential-read";
@@ -21,13 +21,13 @@ const SEQUENTIAL_WRITE: &str = "sequential-write";
 /// A trace and its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedTrace {
-    /// As it was asked for; of a file, its name without folder and ending.
+    /// The requested name; for a file, its name without folder and extension.
     pub name: String,
     /// The trace.
     pub trace: Trace,
 }
 
-/// Why there is no trace of a name.
+/// Why a trace cannot be loaded.
 #[derive(Debug, Error)]
 pub enum LoadTraceError {
     /// No trace has this name.
@@ -37,56 +37,58 @@ pub enum LoadTraceError {
     Unknown {
         /// The name.
         name: String,
-        /// What could have been asked for.
+        /// The known names.
         known: String,
     },
-    /// A file could not be read.
-    #[error("reading {path}")]
+    /// A file cannot be read.
+    #[error("cannot read {path}")]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
-    /// A file is no trace.
-    #[error("{name} cannot be used")]
+    /// A file is not a valid trace.
+    #[error("{name} is not a valid trace")]
     Decode {
         /// The file, or the name.
         name: String,
-        /// Why.
+        /// The reason.
         source: DecodeTraceError,
     },
-    /// The size of a trace that is made up is none.
-    #[error("{0:?} is no size: write a number of bytes, with K, M or G behind it, as in 64M")]
+    /// The size of a generated trace is not valid.
+    #[error(
+        "{0:?} is not a valid size: expected bytes with an optional suffix K, M or G, such as 64M"
+    )]
     Size(String),
-    /// No guest memory has that size.
-    #[error("making {name}")]
+    /// Guest memory cannot have that size.
+    #[error("cannot generate {name}")]
     Layout {
         /// The name.
         name: String,
-        /// Why.
+        /// The reason.
         source: LayoutError,
     },
-    /// The touches that were made up are no trace: a defect.
-    #[error("making {name}")]
+    /// The generated touches are not a valid trace: a defect.
+    #[error("cannot generate {name}")]
     Touches {
         /// The name.
         name: String,
-        /// Why.
+        /// The reason.
         source: TraceError,
     },
 }
 
-/// What [`load`] takes beside paths: the traces that this program carries, and the forms of those
-/// that it makes up.
+/// The names that [`load`] knows: the built-in traces, and the forms of generated ones.
 pub fn names() -> impl Iterator<Item = String> {
     let embedded = EMBEDDED.iter().map(|(name, _)| (*name).to_owned());
     let made = [SEQUENTIAL_READ, SEQUENTIAL_WRITE].map(|name| format!("{name}:SIZE"));
     embedded.chain(made)
 }
 
-/// Loads a trace: one that this program carries, `sequential-read:SIZE` or `sequential-write:SIZE`,
-/// which touch all of a memory without zero pages once, in order; or the file of a path.
+/// Loads a built-in trace, a generated one, or the file at a path. The generated traces
+/// `sequential-read:SIZE` and `sequential-write:SIZE` touch all of a memory without zero pages
+/// once, in order.
 ///
 /// # Errors
 /// See [`LoadTraceError`].
@@ -130,7 +132,7 @@ fn sequential(name: &str, size: &str, access: Access) -> Result<NamedTrace, Load
         function: name.to_owned(),
         input: String::new(),
         command: format!("firn player --trace {name}"),
-        host: "made up, not recorded".to_owned(),
+        host: "generated, not recorded".to_owned(),
         gaps: GapUnit::Instructions,
     };
     let zero_map = PageSet::new(layout.pages());

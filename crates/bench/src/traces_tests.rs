@@ -7,7 +7,7 @@ use firn_memory::trace::{Access, GapUnit};
 use super::{EMBEDDED, LoadTraceError, load, names};
 
 #[test]
-fn made_up_traces_touch_every_page_once_in_order() {
+fn generated_traces_touch_every_page_once_in_order() {
     for (name, access) in
         [("sequential-read:16M", Access::Read), ("sequential-write:16384K", Access::Write)]
     {
@@ -21,7 +21,7 @@ fn made_up_traces_touch_every_page_once_in_order() {
 }
 
 #[test]
-fn every_trace_that_is_carried_can_be_loaded() {
+fn every_built_in_trace_can_be_loaded() {
     for name in names().filter(|name| !name.ends_with(":SIZE")) {
         assert_eq!(load(&name).unwrap().name, name);
     }
@@ -50,7 +50,7 @@ fn grouped(number: u64) -> String {
     groups.join(",")
 }
 
-/// The table of `traces/README.md`: what each trace holds, and where its function comes from.
+/// The table of `traces/README.md`: the content of each trace, and the source of its function.
 fn table() -> String {
     let functions = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest/functions");
     let mut table = String::new();
@@ -80,7 +80,7 @@ fn table() -> String {
 }
 
 #[test]
-fn the_readme_says_what_every_trace_holds() {
+fn the_readme_describes_every_trace() {
     let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces/README.md");
     let readme = fs::read_to_string(readme).unwrap();
     let table = table();
@@ -100,7 +100,7 @@ fn a_file_is_loaded_by_its_path() {
 }
 
 #[test]
-fn what_is_no_trace_is_refused_with_the_names_that_are() {
+fn an_unknown_trace_is_rejected_with_the_known_names() {
     let error = load("pyaess").unwrap_err();
     assert!(error.to_string().contains("sequential-read:SIZE"), "{error}");
     assert!(matches!(load("missing.trace"), Err(LoadTraceError::Read { .. })));

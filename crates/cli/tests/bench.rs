@@ -421,7 +421,7 @@ fn what_cannot_be_measured_is_said() {
     };
     let some = "sequential-read:4M";
     refused(&["thaw", "--trace", "nothing"], 1, "there is no trace \"nothing\"");
-    refused(&["thaw", "--trace", "sequential-read:4X"], 1, "\"4X\" is no size");
+    refused(&["thaw", "--trace", "sequential-read:4X"], 1, "\"4X\" is not a valid size");
     refused(&["thaw", "--planner", "swift", "--trace", some], 1, "no planner is called \"swift\"");
     refused(&["thaw", "--trace", some, "--runs", "0"], 2, "--runs");
     refused(&["thaw", "--trace", some, "--concurrency", "0"], 2, "--concurrency");

@@ -353,7 +353,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
 
 /// There is no experiment of this name.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("no experiment is called {0}; `firn bench paper` lists them")]
+#[error("no experiment has the name {0:?}; `firn bench paper` lists the names")]
 pub struct UnknownExperiment(String);
 
 /// Finds experiments by their names; `all` selects every one.

@@ -2,7 +2,7 @@
 //! (`Documentation/arch/x86/boot.rst`) and for PVH
 //! (<https://xenbits.xen.org/docs/unstable/misc/pvh.html>), which QEMU starts.
 //!
-//! It carries the player's own region and `boot.S`. The trace's memory it fills itself.
+//! It contains the player's own region and `boot.S`. The player fills the trace's memory itself.
 
 use std::path::Path;
 
@@ -14,11 +14,11 @@ use super::inputs::PlayerInputs;
 use super::memory::{OwnRegion, PlayerMemoryError, Surroundings};
 use super::options::PlayerOptions;
 
-/// `boot.S`, for [`boot::START`].
+/// `boot.S`, linked for [`boot::START`].
 const BOOT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/boot.bin"));
 
-/// What other monitors may keep for themselves, up to 1 MiB: tables, the generation id, the BIOS;
-/// where QEMU has no memory at all. The player neither fills nor checks it.
+/// Memory up to 1 MiB that other monitors use for tables, the generation id and the BIOS, or that
+/// QEMU does not provide. The player neither fills nor checks it.
 const MONITORS: std::ops::Range<u64> = 0x9_f000..0x10_0000;
 
 const HEADER_LEN: u64 = 64;
@@ -30,7 +30,7 @@ const PT_NOTE: u32 = 4;
 const ALL: u32 = 7;
 /// `XEN_ELFNOTE_PHYS32_ENTRY`: the PVH entry.
 const PVH_NOTE: u32 = 18;
-/// End of the low region of guest memory: behind it comes a gap of 1 GiB.
+/// End of the low region of guest memory, before a gap of 1 GiB.
 const LOW_MEMORY_END: u64 = 3 << 30;
 const GAP: u64 = 1 << 30;
 
@@ -39,26 +39,26 @@ const GAP: u64 = 1 << 30;
 pub struct PlayerElf {
     /// The file.
     pub bytes: Vec<u8>,
-    /// Guest memory that it needs, bytes, with nothing else in it.
+    /// Bytes of guest memory that it needs for itself.
     pub memory: u64,
 }
 
-/// Why there is no ELF.
+/// Why an ELF kernel cannot be built.
 #[derive(Debug, Error)]
 pub enum PlayerElfError {
-    /// More than one trace: nothing tells such a player which to replay.
-    #[error("an ELF replays one trace, not {0}: make one of each")]
+    /// More than one trace: an ELF kernel has no register that selects one.
+    #[error("an ELF kernel replays one trace, not {0}: build one for each trace")]
     Inputs(usize),
-    /// The trace cannot be made into a player.
+    /// The player's memory cannot be built from the trace.
     #[error(transparent)]
     Memory(#[from] PlayerMemoryError),
-    /// The frequency of the time-stamp counter is not known.
+    /// The frequency of the time-stamp counter is unknown.
     #[error(transparent)]
     Tsc(#[from] TscError),
 }
 
-/// Makes a player that repeats one trace under any monitor. It counts its time with the time-stamp
-/// counter, by the frequency that this host's KVM names.
+/// Builds a player that replays one trace under any monitor. It measures time with the time-stamp
+/// counter, at the frequency that this host's KVM reports.
 ///
 /// # Errors
 /// See [`PlayerElfError`].
@@ -83,8 +83,8 @@ pub fn elf(
     Ok(PlayerElf { bytes: write(&own), memory })
 }
 
-/// ELF header, program headers, note; then from a page on each: the way there, and the player's
-/// region.
+/// ELF header, program headers and note; then the boot code and the player's region, each from a
+/// page boundary.
 fn write(own: &OwnRegion) -> Vec<u8> {
     let region = own.bytes();
     let way = way_there(own, &region);
@@ -99,7 +99,8 @@ fn write(own: &OwnRegion) -> Vec<u8> {
     file.extend(1_u32.to_le_bytes());
     file.extend([boot::START + boot::ENTRY, HEADER_LEN, 0].map(u64::to_le_bytes).concat());
     file.extend(0_u32.to_le_bytes());
-    // Lengths of this header and of a program header, their number; no sections.
+    // Lengths of this header and of a program header, and the number of program headers; no
+    // sections.
     file.extend([64_u16, 56, 3, 64, 0, 0].map(u16::to_le_bytes).concat());
     for (type_, at, address, len) in [
         (PT_LOAD, way_at, boot::START, way.len() as u64),
@@ -118,7 +119,7 @@ fn write(own: &OwnRegion) -> Vec<u8> {
     file
 }
 
-/// The image of `boot.S`, filled in.
+/// The image of `boot.S` with its parameters.
 fn way_there(own: &OwnRegion, region: &[u8]) -> Vec<u8> {
     let mut image = BOOT.to_vec();
     image.resize(index(boot::LEN), 0);
@@ -138,7 +139,7 @@ fn note() -> Vec<u8> {
     note
 }
 
-/// A constant as an index; on the 64-bit hosts of KVM it always fits.
+/// A constant as an index. It always fits on the 64-bit hosts of KVM.
 fn index(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
 }

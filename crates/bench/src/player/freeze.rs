@@ -1,4 +1,4 @@
-//! From traces to the snapshot of a player that has not begun.
+//! Builds a player from traces, and freezes it before its first instruction.
 
 use std::path::Path;
 
@@ -18,38 +18,39 @@ use super::inputs::PlayerInputs;
 use super::memory::{OwnRegion, PlayerMemoryError, Surroundings, fill};
 use super::options::PlayerOptions;
 
-/// Why no snapshot of a player was made.
+/// Why a player cannot be frozen.
 #[derive(Debug, Error)]
 pub enum FreezePlayerError {
-    /// The traces cannot be made into a player.
+    /// The player's memory cannot be built from the traces.
     #[error(transparent)]
     Memory(#[from] PlayerMemoryError),
-    /// There is no room for the player's memory.
-    #[error("reserving the player's memory")]
+    /// The player's memory cannot be allocated.
+    #[error("cannot allocate the player's memory")]
     Reserve(#[from] AnonymousError),
     /// KVM cannot be used.
     #[error(transparent)]
     Kvm(#[from] OpenKvmError),
-    /// The microVM could not be made.
+    /// The microVM cannot be created.
     #[error(transparent)]
     Prepare(#[from] PrepareError),
-    /// Its free pages could not be given back.
-    #[error("giving back the player's free pages")]
+    /// Its free pages cannot be discarded.
+    #[error("cannot discard the player's free pages")]
     Discard(#[from] DiscardError),
-    /// The snapshot could not be written.
+    /// The snapshot cannot be written.
     #[error(transparent)]
     Freeze(#[from] FreezeError),
-    /// The snapshot that was just written is refused.
+    /// The written snapshot cannot be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// Its free pages could not be put into its profile.
+    /// Its free pages cannot be added to its profile.
     #[error(transparent)]
     Profile(#[from] AttachError),
 }
 
-/// Makes a player that repeats any of `inputs` and freezes it before its first instruction into the
-/// snapshot `destination`; `dense` stores its zero pages in a directory too. Where the traces say
-/// which pages the guest held free, the profile of a snapshot in a directory does, too.
+/// Builds a player that replays any of `inputs`, and freezes it before its first instruction into
+/// the snapshot `destination`. With `dense`, a snapshot in a directory stores zero pages too. If
+/// the traces list the pages that the guest held free, the profile of a snapshot in a directory
+/// lists them too.
 ///
 /// # Errors
 /// See [`FreezePlayerError`]. A snapshot that was there before is whole then.
@@ -74,13 +75,13 @@ pub fn freeze(
     Ok(report)
 }
 
-/// A player before its first instruction, and what its manifest says of it.
+/// A player before its first instruction, and its description for the manifest.
 fn prepare(
     inputs: &PlayerInputs,
     options: &PlayerOptions,
     kvm: &Path,
 ) -> Result<(Microvm, FunctionInfo), FreezePlayerError> {
-    // The monitor writes nothing into a player's memory, so every byte of it is checked.
+    // The monitor does not write to a player's memory, so the player checks every byte of it.
     let surroundings = Surroundings { unchecked: (0, 0), boot: false, reports: 0, tsc_khz: 0 };
     let own = OwnRegion::new(inputs, options, surroundings)?;
     let memory = GuestMemory::anonymous(own.layout(inputs).map_err(PlayerMemoryError::from)?)?;
@@ -110,8 +111,8 @@ fn prepare(
     Ok((microvm, function))
 }
 
-/// Gives back the pages that are free and zero, as a balloon does whose guest reports every single
-/// one. What is free and was not zero when the trace was recorded had not been reported.
+/// Discards the pages that are free and zero, as a balloon does whose guest reports every free
+/// page. Free pages that were not zero at the recording had not been reported.
 fn report_free(memory: &GuestMemory, inputs: &PlayerInputs) -> Result<(), DiscardError> {
     let (Some(free), zero) = (inputs.free(), inputs.zero_map(true)) else { return Ok(()) };
     for region in inputs.layout().regions() {

@@ -8,9 +8,9 @@ use thiserror::Error;
 
 use crate::traces::NamedTrace;
 
-/// The inputs of a player: traces of one function, recorded from one snapshot of it, so that one
-/// guest memory serves them all. Which of them a player replays is decided when it is thawed, by a
-/// register: its memory does not say.
+/// The inputs of a player: traces of one function that were recorded from one snapshot of it, so
+/// that they share one guest memory. A register selects the replayed trace at the thaw; the memory
+/// does not depend on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlayerInputs {
     first: NamedTrace,
@@ -21,16 +21,16 @@ pub struct PlayerInputs {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PlayerInputsError {
-    /// There is none, or there are more than a player knows.
-    #[error("a player has 1 to {INPUTS} traces, not {0}")]
+    /// The number of traces is not supported.
+    #[error("a player replays 1 to {INPUTS} traces, not {0}")]
     Number(usize),
-    /// A name that cannot be told from several.
-    #[error("the trace's name {0:?} has a comma in it, which separates names: rename the file")]
+    /// A name contains the separator.
+    #[error("the name of trace {0:?} contains a comma, which separates names: rename the file")]
     Name(String),
-    /// Two have one name.
-    #[error("trace {0} is named twice: a thaw could not say which one it replays")]
+    /// Two traces have the same name.
+    #[error("trace {0} is listed twice: a thaw selects a trace by its name, so names must differ")]
     Twice(String),
-    /// They are of different guest memories.
+    /// The traces are of different guest memories.
     #[error(
         "{other} is of another guest memory than {first} (size, or which pages are zero or free): record both from one \
          snapshot, or make a player of each"
@@ -38,13 +38,13 @@ pub enum PlayerInputsError {
     OtherMemory {
         /// Name of the first trace.
         first: String,
-        /// Name of the other one.
+        /// Name of the other trace.
         other: String,
     },
 }
 
 impl PlayerInputs {
-    /// The inputs of these traces, in this order; the first is replayed where none is named.
+    /// Uses these traces as inputs, in this order. A thaw that names no input replays the first.
     ///
     /// # Errors
     /// See [`PlayerInputsError`].
@@ -72,12 +72,12 @@ impl PlayerInputs {
         Ok(inputs)
     }
 
-    /// All of them.
+    /// All traces.
     pub fn iter(&self) -> impl Iterator<Item = &NamedTrace> {
         std::iter::once(&self.first).chain(&self.others)
     }
 
-    /// Their names, as a snapshot's manifest has them.
+    /// Their names, in the form of a snapshot's manifest.
     pub(super) fn names(&self) -> String {
         let names: Vec<&str> = self.iter().map(|trace| trace.name.as_str()).collect();
         names.join(&SEPARATOR.to_string())
@@ -87,8 +87,8 @@ impl PlayerInputs {
         self.first.trace.layout()
     }
 
-    /// The image pages that are zero: those of the snapshot that was recorded; where nothing was
-    /// `sanitised`, without those that are free, for somebody has left something in them.
+    /// The image pages that are zero: those of the recorded snapshot, and without `sanitised` only
+    /// those that the guest did not hold free.
     pub(super) fn zero_map(&self, sanitised: bool) -> PageSet {
         let zero = self.first.trace.zero_map();
         match self.free() {
@@ -102,7 +102,7 @@ impl PlayerInputs {
         }
     }
 
-    /// The image pages that the guest held free at the freeze, where that is known.
+    /// The image pages that the guest held free at the freeze, if the trace lists them.
     pub(super) fn free(&self) -> Option<&PageSet> {
         self.first.trace.free()
     }

@@ -1,4 +1,4 @@
-//! A player's memory: the traces', and a region of the player's own above it.
+//! A player's memory: the memory of its traces, and a region of its own above it.
 
 use firn_memory::trace::{Access, GapUnit, Trace};
 use firn_memory::{GuestView, Leaf};
@@ -16,68 +16,70 @@ use super::options::{GapFactor, Leaves, PlayerOptions};
 use super::page_tables::{LARGE_LEAF, PageTables};
 use crate::traces::NamedTrace;
 
-/// The player as it runs: a flat image for [`OWN`] + [`PROGRAM`].
+/// The player's program: a flat image at [`OWN`] + [`PROGRAM`].
 const PLAYER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/player.bin"));
 
-/// From here to 4 GiB lie devices.
+/// Start of the address range of devices, which ends at 4 GiB.
 const LOW_MEMORY_END: u64 = 3 << 30;
 const HIGH_MEMORY_START: u64 = 4 << 30;
-/// How much of the player's own region it can see.
+/// The part of the player's own region that the player maps.
 const OWN_WINDOW: u64 = 512 << 20;
-/// Instructions in a turn of the player's loop for gaps.
-const TURN_INSTRUCTIONS: u64 = 2;
-/// Turns of that loop in a nanosecond: a turn takes one cycle, and 3 GHz is near enough for what
-/// was recorded in ns.
-const TURNS_PER_NS: u64 = 3;
+/// Instructions in an iteration of the player's loop for gaps.
+const ITERATION_INSTRUCTIONS: u64 = 2;
+/// Iterations of that loop in a nanosecond: an iteration takes one cycle, and 3 GHz is close enough
+/// for gaps that were recorded in ns.
+const ITERATIONS_PER_NS: u64 = 3;
 
-/// Why a trace cannot be made into a player.
+/// Why a player's memory cannot be built.
 #[derive(Debug, Error)]
 pub enum PlayerMemoryError {
-    /// More regions than the player knows.
-    #[error("the trace's memory has {0} regions, the player knows {REGIONS}")]
+    /// The trace's memory has more regions than the player supports.
+    #[error("the trace's memory has {0} regions, but the player supports {REGIONS}")]
     Regions(usize),
-    /// Pages that a touch cannot name.
-    #[error("the trace's memory reaches to page {0:#x}, the player's touches to {MOST_PAGES:#x}")]
-    TooHigh(u64),
-    /// More touches than fit.
+    /// The trace's memory has page numbers that do not fit into a touch.
     #[error(
-        "the {touches} touches need {bytes} bytes of lists and page tables, the player can see \
+        "the trace's memory reaches to page {0:#x}, but the player supports pages up to {MOST_PAGES:#x}"
+    )]
+    TooHigh(u64),
+    /// The touches do not fit into the player's own region.
+    #[error(
+        "the {touches} touches need {bytes} bytes of lists and page tables, but the player can map \
          {OWN_WINDOW}: record a shorter invocation"
     )]
     TooManyTouches {
         /// Number of touches.
         touches: usize,
-        /// Bytes of the player's region.
+        /// Required bytes of the player's own region.
         bytes: u64,
     },
-    /// There is no layout with the player's region.
-    #[error("laying out the player's memory")]
+    /// The layout with the player's own region is not valid.
+    #[error("cannot lay out the player's memory")]
     Layout(#[from] LayoutError),
-    /// Guest memory refused a write.
-    #[error("filling the player's memory")]
+    /// Guest memory cannot be written.
+    #[error("cannot fill the player's memory")]
     Write(#[from] GuestMemoryError),
 }
 
-/// A player's own region, laid out and filled; the traces' memory is filled by [`fill`].
+/// A player's own region, with its content. [`fill`] fills the traces' memory.
 pub(super) struct OwnRegion {
     /// Guest-physical start, a multiple of 2 MiB.
     pub(super) start: u64,
     parts: Parts,
     /// Guest-physical address of the top page table.
     pub(super) page_tables: u64,
-    /// What the player gets in its first two registers: the digest of its region up to the stack,
-    /// and the length of that.
+    /// The player's first two registers: the digest of its region up to the stack, and the length
+    /// of that part.
     pub(super) arguments: [u64; 2],
     /// The stack pointer at the first instruction, as at the entry of a function.
     pub(super) stack: u64,
 }
 
-/// What the player's monitor decides.
+/// Properties that depend on the player's monitor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Surroundings {
-    /// Guest-physical start and length of what nobody can check.
+    /// Guest-physical start and length of the memory that the player does not check.
     pub(super) unchecked: (u64, u64),
-    /// Whether the first 2 MiB are also mapped to themselves, for the way there from ring 0.
+    /// Whether the first 2 MiB are also identity-mapped, for the boot code in ring 0.
     pub(super) boot: bool,
     /// [`Header::reports`].
     pub(super) reports: u64,
@@ -86,7 +88,7 @@ pub(super) struct Surroundings {
 }
 
 impl OwnRegion {
-    /// The region of a player that repeats any of `inputs`.
+    /// The region of a player that replays any of `inputs`.
     pub(super) fn new(
         inputs: &PlayerInputs,
         options: &PlayerOptions,
@@ -170,21 +172,21 @@ impl OwnRegion {
         Ok(Self { start, parts, page_tables, arguments, stack })
     }
 
-    /// The traces' memory and this region.
+    /// The layout of the traces' memory and this region.
     pub(super) fn layout(&self, inputs: &PlayerInputs) -> Result<MemoryLayout, LayoutError> {
         let mut regions = Vec::<MemoryRegion>::from(inputs.layout().clone());
-        // Whole large leaves, so that the player's own lists can have some too.
+        // The region ends at a multiple of 2 MiB, so that it can be mapped by large leaves.
         let len = self.len().next_multiple_of(LARGE_LEAF);
         regions.push(MemoryRegion { guest_addr: self.start, len });
         MemoryLayout::new(regions)
     }
 
-    /// The length of what is in it, bytes.
+    /// The length of its content in bytes.
     pub(super) fn len(&self) -> u64 {
         self.parts.end
     }
 
-    /// All that is in it.
+    /// Its content.
     pub(super) fn bytes(&self) -> Vec<u8> {
         self.parts.bytes()
     }
@@ -195,7 +197,7 @@ impl OwnRegion {
     }
 }
 
-/// Fills the traces' memory as the player expects it.
+/// Fills the traces' memory with the content that the player expects.
 pub(super) fn fill(
     memory: &GuestView,
     inputs: &PlayerInputs,
@@ -222,14 +224,14 @@ pub(super) fn fill(
     Ok(())
 }
 
-/// Parts of a region: offset and bytes. Each that is added begins with a page.
+/// Parts of a region, as offset and bytes. Each added part starts at a page boundary.
 struct Parts {
     parts: Vec<(u64, Vec<u8>)>,
     end: u64,
 }
 
 impl Parts {
-    /// Adds a part and returns where the player sees it.
+    /// Adds a part, and returns its address in the player's address space.
     fn add(&mut self, bytes: impl IntoIterator<Item = u8>) -> u64 {
         let offset = self.end;
         let bytes: Vec<u8> = bytes.into_iter().collect();
@@ -248,13 +250,13 @@ impl Parts {
     }
 }
 
-/// What the player makes of these bytes of its region.
+/// The digest that the player computes of these bytes of its region.
 fn digest(bytes: &[u8]) -> u64 {
     let (words, _) = bytes.as_chunks();
     words.iter().fold(0, |digest, word| digested(digest, u64::from_le_bytes(*word)))
 }
 
-/// The touches as the player has them.
+/// The touches in the player's encoding.
 fn touches(
     trace: &Trace,
     zero_map: &PageSet,
@@ -280,14 +282,14 @@ fn touches(
     trace.touches().iter().map(pack).collect()
 }
 
-/// Turns of the player's loop before each touch.
+/// Iterations of the player's gap loop before each touch.
 fn gaps(trace: &Trace, factor: GapFactor) -> Vec<u32> {
-    let turns = |gap: u64| match trace.origin().gaps {
-        GapUnit::Instructions => factor.scale(gap) / TURN_INSTRUCTIONS,
-        GapUnit::Nanoseconds => factor.scale(gap).saturating_mul(TURNS_PER_NS),
+    let iterations = |gap: u64| match trace.origin().gaps {
+        GapUnit::Instructions => factor.scale(gap) / ITERATION_INSTRUCTIONS,
+        GapUnit::Nanoseconds => factor.scale(gap).saturating_mul(ITERATIONS_PER_NS),
     };
     let touches = trace.touches().iter();
-    touches.map(|touch| u32::try_from(turns(touch.gap)).unwrap_or(u32::MAX)).collect()
+    touches.map(|touch| u32::try_from(iterations(touch.gap)).unwrap_or(u32::MAX)).collect()
 }
 
 /// The image pages that the touches write.
@@ -312,8 +314,7 @@ fn bitmap(set: &PageSet) -> Vec<u8> {
     bytes
 }
 
-/// The page tables at `at`. Small leaves are made for the chunks of 2 MiB that some touch needs
-/// them for.
+/// The page tables at `at`. Chunks of 2 MiB are mapped by small leaves if a touch needs them.
 fn tables(at: u64, own: u64, layout: &MemoryLayout, touches: &[Touch]) -> PageTables {
     let mut tables = PageTables::new(at);
     for offset in (0..OWN_WINDOW).step_by(LEAF_STEP) {
@@ -343,7 +344,7 @@ fn tables(at: u64, own: u64, layout: &MemoryLayout, touches: &[Touch]) -> PageTa
     tables
 }
 
-/// Offset in a page of the word that a touch reads.
+/// Offset of the word in a page that a touch reads.
 const WORD: u64 = TOUCHED_WORD * 8;
 const LEAF_STEP: usize = 2 << 20;
 const PAGE_STEP: usize = 4096;

@@ -36,7 +36,7 @@ fn region(bytes: u64) -> Result<OwnRegion, PlayerMemoryError> {
 }
 
 #[test]
-fn gaps_become_turns_and_are_scaled() {
+fn gaps_are_scaled_and_become_iterations() {
     let instructions = trace(1 << 20, GapUnit::Instructions, &[0, 1, 1000, u64::MAX]);
     assert_eq!(gaps(&instructions, "0".parse().unwrap()), [0; 4]);
     assert_eq!(gaps(&instructions, "1".parse().unwrap()), [0, 0, 500, u32::MAX]);
@@ -47,7 +47,7 @@ fn gaps_become_turns_and_are_scaled() {
 }
 
 #[test]
-fn the_players_region_lies_above_the_traces_and_not_among_the_devices() {
+fn the_players_region_is_above_the_traces_and_not_among_the_devices() {
     let mega = 1 << 20;
     assert_eq!(region(64 * mega).unwrap().start, 64 * mega);
     assert_eq!(region(65 * mega).unwrap().start, 66 * mega);
@@ -58,6 +58,6 @@ fn the_players_region_lies_above_the_traces_and_not_among_the_devices() {
 }
 
 #[test]
-fn memory_that_a_touch_cannot_name_is_refused() {
+fn memory_with_too_high_page_numbers_is_rejected() {
     assert!(matches!(region(4 << 40), Err(PlayerMemoryError::TooHigh(_))));
 }

@@ -1,9 +1,9 @@
-//! The player: the guest that repeats a trace, from trace to report.
+//! The player: a guest that replays a recorded trace and reports what it measured.
 //!
-//! [`freeze`] makes the guest's memory from a trace, or from several of one function, and freezes
-//! it before its first instruction: an ordinary snapshot. [`replay`] thaws one by any planner, runs
-//! it to its end and reports. [`elf`](elf()) makes the same guest for other monitors. The guest is
-//! the crate `firn_player`, which this crate carries as a program.
+//! [`freeze`] builds the guest's memory from a trace, or from several traces of one function, and
+//! freezes it before its first instruction into an ordinary snapshot. [`replay`] thaws it by any
+//! planner, runs it to its end and reports. [`elf`](elf()) builds the same guest for other
+//! monitors. The guest is the crate `firn_player`; this crate embeds it as a program.
 
 mod elf;
 mod freeze;

@@ -1,22 +1,22 @@
-//! What can be chosen of a player.
+//! Options of a player.
 
 use std::fmt;
 use std::str::FromStr;
 
 use thiserror::Error;
 
-/// How a player is made from a trace.
+/// How a player is built from a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlayerOptions {
     /// Leaves of the guest's own page tables.
     pub leaves: Leaves,
-    /// How much of the gaps between touches is kept.
+    /// The factor for the gaps between touches.
     pub gaps: GapFactor,
-    /// Decides about the content of memory.
+    /// The seed of the content of memory.
     pub seed: u64,
-    /// Whether pages that the guest held free are zero where the recorded snapshot's are; otherwise
-    /// all of them hold something, as in a guest that has run for long and never zeroed what it
-    /// freed.
+    /// Whether pages that the guest held free are zero if they were zero in the recorded snapshot.
+    /// Otherwise all of them have content, as in a guest that has run for long and never zeroed
+    /// what it freed.
     pub sanitised: bool,
 }
 
@@ -26,28 +26,30 @@ impl Default for PlayerOptions {
     }
 }
 
-/// Leaves of the guest's own page tables. On a KVM with software page tables a large leaf needs a
-/// large one on both sides; with EPT or NPT the host's side alone decides.
+/// Leaves of the guest's own page tables. On a KVM with software page tables a mapping is large
+/// only if guest and host both use a large leaf; with EPT or NPT the host's leaf alone decides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Leaves {
-    /// Each touch through a leaf of the size that was recorded; 1 GiB counts as 2 MiB, for not
-    /// every processor has leaves of 1 GiB.
+    /// The recorded leaf of each touch. 1 GiB counts as 2 MiB, because not every processor has
+    /// leaves of 1 GiB.
     #[default]
     Recorded,
-    /// All of 4 KiB.
+    /// Leaves of 4 KiB only.
     All4K,
-    /// All of 2 MiB.
+    /// Leaves of 2 MiB only.
     All2M,
 }
 
-/// An option was written in a way that it does not have.
+/// Why an option cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ParseOptionError {
-    /// Not a kind of leaves.
-    #[error("{0:?} are no leaves: use recorded, 4k or 2m")]
+    /// The leaves are unknown.
+    #[error("leaves {0:?} are unknown: use recorded, 4k or 2m")]
     Leaves(String),
-    /// Not a factor.
-    #[error("{0:?} is no factor: use 0 to {MOST_FACTOR}, with up to three decimals, as in 0.5")]
+    /// The factor is not valid.
+    #[error(
+        "factor {0:?} is not valid: use 0 to {MOST_FACTOR}, with up to three decimals, such as 0.5"
+    )]
     Factor(String),
 }
 
@@ -74,16 +76,16 @@ const MOST_FACTOR: u32 = 1000;
 const DECIMALS: usize = 3;
 const UNIT: u32 = 1000;
 
-/// What the gaps of a trace are multiplied with, exact to a thousandth.
+/// A factor for the gaps of a trace, exact to a thousandth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GapFactor {
     thousandths: u32,
 }
 
 impl GapFactor {
-    /// No gaps: faults alone.
+    /// No gaps, to measure page faults alone.
     pub const NONE: Self = Self { thousandths: 0 };
-    /// The gaps as they were recorded.
+    /// The recorded gaps.
     pub const FULL: Self = Self { thousandths: UNIT };
 
     /// A gap, scaled; at most `u64::MAX`.

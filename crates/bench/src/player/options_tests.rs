@@ -1,7 +1,7 @@
 use super::{GapFactor, Leaves};
 
 #[test]
-fn leaves_are_read_as_they_are_written() {
+fn leaves_are_parsed_from_their_text() {
     for leaves in [Leaves::Recorded, Leaves::All4K, Leaves::All2M] {
         assert_eq!(leaves.to_string().parse(), Ok(leaves));
     }

@@ -1,10 +1,10 @@
-//! The guest's page tables, built page by page before there is a guest.
+//! The guest's page tables, built before the guest exists.
 
 use firn_player::format::PAGE;
 
-/// Present, writable, for ring 3, accessed: at every level.
+/// Present, writable, user and accessed, at every level.
 const TABLE: u64 = 0b10_0111;
-/// As above, and dirty: with both set ahead, no walk ever writes to the tables.
+/// The same, and dirty. With accessed and dirty set, a page walk never writes to the tables.
 const LEAF: u64 = TABLE | 1 << 6;
 const LARGE: u64 = 1 << 7;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
@@ -13,7 +13,7 @@ const ENTRIES: usize = 512;
 /// Bytes of a large leaf.
 pub(super) const LARGE_LEAF: u64 = 2 << 20;
 
-/// Page tables that lie one after the other in guest memory, the top one first.
+/// Contiguous page tables in guest memory, the top one first.
 pub(super) struct PageTables {
     start: u64,
     tables: Vec<[u64; ENTRIES]>,
@@ -37,8 +37,8 @@ impl PageTables {
         self.tables[table][index(at, 21)] = to | LEAF | LARGE;
     }
 
-    /// The table under the levels whose index begins at these bits of an address; made where it is
-    /// missing.
+    /// The table below the levels whose index starts at these bits of an address. Missing tables
+    /// are added.
     fn descend(&mut self, at: u64, levels: &[u32]) -> usize {
         let mut table = 0;
         for shift in levels {
@@ -59,13 +59,13 @@ impl PageTables {
         self.start + table as u64 * PAGE
     }
 
-    /// The tables as they lie in memory.
+    /// The content of the tables in memory.
     pub(super) fn into_bytes(self) -> Vec<u8> {
         self.tables.iter().flatten().flat_map(|entry| entry.to_le_bytes()).collect()
     }
 }
 
-/// An address's index in a table; the index begins at bit `shift`.
+/// An address's index in a table; the index starts at bit `shift`.
 fn index(at: u64, shift: u32) -> usize {
     usize::try_from(at >> shift & 511).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Players that run straight from a pool of this process.
+//! Players that map their memory from a pool of this process.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::traces::load;
 
 const RULE: Rule = Rule { written: 1, read: 0 };
 
-/// A pool in memory, and its manager; `None` where this host has no huge pages set aside.
+/// A pool in memory, and its manager; `None` without huge pages on this host.
 fn manager(dir: &tempfile::TempDir, huge: bool) -> Option<Server> {
     let options = MemfdOptions { size: 256 << 20, huge, node: None };
     let medium = Arc::new(MappedMedium::memfd(options).ok()?);
@@ -41,7 +41,7 @@ fn replica(socket: &Path) -> Source {
 }
 
 #[test]
-fn players_run_from_a_pool_and_leave_its_sealed_bytes_alone() {
+fn players_run_from_a_pool_and_do_not_change_its_sealed_bytes() {
     for (huge, leaves) in [(false, Leaves::All4K), (true, Leaves::All2M)] {
         let dir = tempfile::tempdir().unwrap();
         let Some(_manager) = manager(&dir, huge) else { continue };
@@ -51,8 +51,7 @@ fn players_run_from_a_pool_and_leave_its_sealed_bytes_alone() {
             let destination = Destination::Pool { socket: socket.clone(), name: "player".into() };
             let inputs = PlayerInputs::new(vec![load(trace).unwrap()]).unwrap();
             freeze(&inputs, &options, KVM_DEVICE.as_ref(), destination, false).unwrap();
-            // Every run checks all its memory, so a byte that the run before it left would be
-            // found.
+            // Every run checks all its memory, so it would find a byte that an earlier run changed.
             for _ in 0..2 {
                 let (report, _) = run(&pooled(&socket), "pass_shared").unwrap();
                 assert!(
@@ -73,7 +72,7 @@ fn players_run_from_a_pool_and_leave_its_sealed_bytes_alone() {
 }
 
 #[test]
-fn what_a_player_wrote_to_its_replica_is_all_that_has_to_be_put_right() {
+fn only_the_written_pages_of_a_replica_are_repaired() {
     let dir = tempfile::tempdir().unwrap();
     let _manager = manager(&dir, false).unwrap();
     let socket = dir.path().join("pool.sock");
@@ -91,11 +90,11 @@ fn what_a_player_wrote_to_its_replica_is_all_that_has_to_be_put_right() {
         let mut replica = replica(&socket);
         let leaf = replica.grant().unwrap().extent().leaf;
         let (_, written) = run(&replica, "pass").unwrap();
-        // KVM's dirty log is used where it makes no leaf smaller.
+        // KVM's dirty log is used if it splits no large leaf.
         assert_eq!(written.is_some(), leaf == 4096);
         let Some(written) = written else { return };
         let pages = written.count();
-        // All that the trace wrote, and little of the player's own: its stack, its page tables.
+        // All pages that the trace wrote, and a few of the player's own: its stack and page tables.
         assert!((4096..4096 + 64).contains(&pages), "{pages}");
         if told {
             assert!(replica.give_back(None, Some(&written)).is_empty());
@@ -104,7 +103,7 @@ fn what_a_player_wrote_to_its_replica_is_all_that_has_to_be_put_right() {
         let imaging = ready(&mut client);
         assert_eq!(imaging.by == ImagedBy::List, told, "{imaging:?}");
         assert!(imaging.copied >= 16 << 20, "{imaging:?}");
-        // All of it is what the snapshot is: the list left nothing out.
+        // The whole replica equals its snapshot: the list is complete.
         let replica = client.replica("player").unwrap();
         let (is, was) = (replica.grant.map().unwrap(), replica.map_source().unwrap());
         let (mut here, mut there) = (vec![0; 2 << 20], vec![0; 2 << 20]);
@@ -119,7 +118,7 @@ fn what_a_player_wrote_to_its_replica_is_all_that_has_to_be_put_right() {
 }
 
 #[test]
-fn players_write_to_copies_that_are_made_ahead_of_them() {
+fn players_write_to_copies_that_are_made_in_advance() {
     let dir = tempfile::tempdir().unwrap();
     let _manager = manager(&dir, false).unwrap();
     let socket = dir.path().join("pool.sock");
@@ -132,7 +131,7 @@ fn players_write_to_copies_that_are_made_ahead_of_them() {
         request_copy(&snapshot, &mut grant, RULE).unwrap();
         Source::new(snapshot, Some(grant))
     };
-    // Nobody recorded a profile: two runs teach what is written. Each checks all its memory.
+    // There is no profile: two runs teach the manager what is written. Each checks all its memory.
     for _ in 0..2 {
         let mut snapshot = take();
         let (report, _) = run(&snapshot, "firn").unwrap();
@@ -152,7 +151,7 @@ fn players_write_to_copies_that_are_made_ahead_of_them() {
             None => break snapshot,
         }
     };
-    // Two at once, of one sealed extent.
+    // Two at once, from one sealed extent.
     let second = take();
     std::thread::scope(|scope| {
         let runs = [first, second]

@@ -17,13 +17,13 @@ use firn_vmm::{Destination, KVM_DEVICE};
 use super::{PlayerInputs, PlayerOptions, freeze};
 use crate::traces::{NamedTrace, load};
 
-/// A dense snapshot of a player with two inputs, on a medium whose files the page cache can let go
-/// of.
+/// A dense snapshot of a player with two inputs, on a medium whose files can be evicted from the
+/// page cache.
 fn player(dir: &Path) -> Option<Snapshot> {
     frozen(dir, ["json-a", "json-b"].map(|name| load(name).unwrap()), true)
 }
 
-/// The same, with pages that are free: those that either input writes before it reads them.
+/// The same with free pages: those that either input writes before it reads them.
 fn player_with_free_pages(dir: &Path, sanitised: bool) -> Option<(Snapshot, PageSet)> {
     let mut traces = ["json-a", "json-b"].map(|name| load(name).unwrap());
     let layout = traces[0].trace.layout().clone();
@@ -89,7 +89,7 @@ fn faasnap_runs_on_a_loading_set_of_the_other_input() {
             (report.execute.packed_regions, report.execute.packed_bytes),
             (packed.runs, packed.pages * PAGE)
         );
-        // What is merged with the loading set is no longer anonymous.
+        // Pages that are merged with the loading set are not anonymous.
         let zero = snapshot.zero_map().count() * PAGE;
         assert!(
             report.execute.zero_bytes <= zero && report.execute.zero_bytes > zero / 2,
@@ -97,11 +97,11 @@ fn faasnap_runs_on_a_loading_set_of_the_other_input() {
         );
         let loader = report.loader.unwrap();
         assert_eq!((loader.loaded, loader.ranges, loader.bytes), (true, 1, packed.pages * PAGE));
-        // FaaSnap 4.2: it begins at the request, before the monitor.
+        // FaaSnap 4.2: the loader starts at the request, before the monitor.
         let times = &report.times;
         let monitor = times.load_ns + times.execute_ns + times.resume_ns + times.replay_ns.unwrap();
         assert!(loader.start_ns <= times.total_ns - monitor, "{report:?}");
-        // The guest may have been before it.
+        // The guest may have touched the pages before the loader.
         assert!(loader.read_bytes <= loader.bytes);
         runs.push((packed.runs, packed.runs_before_merging));
     }
@@ -142,7 +142,7 @@ fn snapbpf_loads_the_image_itself_and_never_what_was_free() {
     assert!(cached.iter().all(|page| !snapshot.zero_map().get(page)), "a free page was read");
 }
 
-/// What the page cache holds of some image pages.
+/// The number of some image pages in the page cache.
 fn cached_of(snapshot: &Snapshot, pages: &PageSet) -> u64 {
     let cached = cached(snapshot.image_file().unwrap(), pages.pages()).unwrap();
     pages.iter().filter(|page| cached.get(*page)).count() as u64
@@ -165,7 +165,7 @@ fn faast_serves_zeros_for_what_the_guest_held_free() {
     let written = of_b.touches().iter().filter(|touch| touch.access == Access::Write).count();
     assert_eq!(reap.0 - faast.0, written as u64, "not in the working set");
     assert_eq!((reap.2, faast.2), (0, free.count() * PAGE));
-    // A free page is no fault of the pager's.
+    // The pager serves no fault for a free page.
     let first_touches = |name| {
         let trace = load(name).unwrap().trace;
         let first = trace.touches().iter().filter(|touch| touch.access != Access::LaterWrite);

@@ -1,4 +1,4 @@
-//! Profiles of players: what is recorded is what the trace says.
+//! Profiles of players match their traces.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -37,7 +37,7 @@ fn recorded(snapshot: &Snapshot, input: &str, parts: &[Part]) -> Profile {
     profile
 }
 
-/// A directory whose files the page cache can let go of: none on tmpfs.
+/// A directory whose files can be evicted from the page cache; not on tmpfs.
 fn directory_on_a_medium() -> Option<tempfile::TempDir> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file");
@@ -66,7 +66,7 @@ fn faults_and_writes_are_those_of_the_trace_and_of_the_input() {
         let profile = recorded(&snapshot, name, &[Part::Faults, Part::Writes]);
         assert_eq!(profile.inputs, [name.as_str()]);
         assert_eq!(profile.groups, None);
-        // The player's own pages lie above the trace's.
+        // The player's own pages are above the trace's.
         let own = trace.layout().pages();
         let faults = flat(profile.faults.as_ref().unwrap());
         let (traced, of_the_player): (Vec<u64>, Vec<u64>) =
@@ -80,11 +80,11 @@ fn faults_and_writes_are_those_of_the_trace_and_of_the_input() {
         let expected: BTreeSet<u64> =
             pages(trace, |access| access != Access::Read).into_iter().collect();
         assert!(traced == expected.into_iter().collect::<Vec<_>>(), "{name}");
-        // Its stack alone; hardware walks page tables for writing.
+        // Only its stack; hardware walks page tables for writing.
         let most = if software { 16 } else { 64 };
         assert!(of_the_player.len() <= most, "{of_the_player:?}");
-        // The player maps a chunk by small leaves where the trace has one there, and by a large
-        // one, too.
+        // The player maps a chunk by small leaves if the trace has a small leaf in it, and by a
+        // large one too.
         let small: BTreeSet<u64> = trace
             .touches()
             .iter()
@@ -104,7 +104,7 @@ fn faults_and_writes_are_those_of_the_trace_and_of_the_input() {
 }
 
 #[test]
-fn groups_hold_what_was_touched_in_order_and_what_was_read_ahead() {
+fn groups_contain_touched_pages_in_order_and_pages_read_ahead() {
     let Some(dir) = directory_on_a_medium() else { return };
     let (traces, snapshot) = player(&["sequential-read:32M"], dir.path());
     let profile = recorded(&snapshot, &traces[0].name, &[Part::Groups]);
@@ -114,8 +114,9 @@ fn groups_hold_what_was_touched_in_order_and_what_was_read_ahead() {
     for page in pages(&traces[0].trace, |_| true) {
         assert!(all.get(page), "page {page:#x} was touched");
     }
-    // Memory is touched in order: 8192 pages cannot have come in one sample, and first pages come
-    // first. The last are read ahead early, because the player's own lie behind them.
+    // Memory is touched in order: 8192 pages cannot arrive in one sample, and the first pages
+    // arrive first. The last pages are read ahead early, because the player's own pages follow
+    // them.
     assert!(groups.len() >= 3, "{}", groups.len());
     let first = |page: u64| groups.iter().position(|runs| pages_of(runs, memory).get(page));
     assert!(first(0).unwrap() < first(6000).unwrap());
@@ -123,7 +124,7 @@ fn groups_hold_what_was_touched_in_order_and_what_was_read_ahead() {
 }
 
 #[test]
-fn groups_of_a_recorded_function_hold_all_that_it_touched() {
+fn groups_of_a_recorded_function_contain_every_touched_page() {
     let Some(dir) = directory_on_a_medium() else { return };
     let (traces, snapshot) = player(&["json-a", "json-b"], dir.path());
     let profile = recorded(&snapshot, "json-b", &[Part::Groups]);
@@ -136,7 +137,7 @@ fn groups_of_a_recorded_function_hold_all_that_it_touched() {
 }
 
 #[test]
-fn a_recording_that_fails_leaves_the_profile_as_it_was() {
+fn a_failed_recording_leaves_the_profile_unchanged() {
     use std::os::unix::fs::FileExt;
     let dir = tempfile::tempdir().unwrap();
     let (_, snapshot) = player(&["sequential-read:4M"], dir.path());

@@ -1,5 +1,5 @@
-//! Results of many sessions as tables for a document: a row for each trace, a column for each
-//! planner. And as a picture: what is typical of each planner.
+//! Results of many sessions for a document: Markdown tables with a row for each trace and a column
+//! for each planner, and a picture of each planner's median.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,37 +10,37 @@ use crate::players::sanitises;
 use crate::stats::{quantile, sorted};
 use crate::text::{self, number};
 
-/// What the others are compared with in the picture: what is there without any of them.
+/// The planner that the picture compares all others with.
 const BASE: &str = "firecracker:readahead=on";
 
 const MIB: f64 = 1048576.0;
 
-/// How the rows of a table were measured. The papers' comparisons come first.
+/// The conditions under which the rows of a table were measured. The papers' conditions come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Shape {
+struct Conditions {
     sanitised: bool,
     sparse: bool,
     concurrency: u32,
     snapshots: u32,
-    warm: u8,
+    cache_order: u8,
 }
 
-impl Shape {
+impl Conditions {
     fn title(self) -> String {
-        let Self { sanitised, sparse, concurrency, snapshots, warm } = self;
+        let Self { sanitised, sparse, concurrency, snapshots, cache_order } = self;
         let microvms = match (concurrency, snapshots) {
             (1, _) => "One microVM".to_owned(),
             (_, 1) => format!("{concurrency} microVMs of one snapshot"),
             _ => format!("{concurrency} microVMs of {snapshots} snapshots"),
         };
-        let cache = ["cold", "cached", "cached in 4 KiB"][usize::from(warm)];
+        let cache = ["cold", "cached", "cached in 4 KiB"][usize::from(cache_order)];
         let images = if sparse { "sparse" } else { "dense" };
         let guest = if sanitised { "sanitised" } else { "unsanitised" };
         format!("{microvms}, page cache {cache}; {images} images, {guest} guest")
     }
 }
 
-/// A quantity: its name and unit, and its value of a row.
+/// A quantity: its name and unit, and the function that reads it from a row.
 type Quantity = (&'static str, fn(&Row) -> Option<f64>);
 
 const QUANTITIES: [Quantity; 3] = [
@@ -49,13 +49,13 @@ const QUANTITIES: [Quantity; 3] = [
     ("Read of free pages, MiB", |row| Some(row.batch_free_read_bytes? as f64 / MIB)),
 ];
 
-/// Markdown: tables for each way in which the sessions measured. Of the same planner, trace and
-/// way, the later session counts.
+/// Markdown tables for each set of conditions. If sessions measured the same planner and trace
+/// under the same conditions, the last one counts.
 #[must_use]
 pub fn sessions_markdown(sessions: &[Results]) -> String {
     let mut text = String::new();
-    for (shape, rows) in &grouped(sessions) {
-        text.push_str(&format!("## {}\n\n", shape.title()));
+    for (conditions, rows) in &grouped(sessions) {
+        text.push_str(&format!("## {}\n\n", conditions.title()));
         for quantity in QUANTITIES {
             text.push_str(&table(rows, quantity));
         }
@@ -63,24 +63,24 @@ pub fn sessions_markdown(sessions: &[Results]) -> String {
     text
 }
 
-/// A picture: for each way in which the sessions measured, how long each planner takes, and how
-/// much DRAM, as parts of what Firecracker takes on the same trace. A bar is the median over the
-/// traces, its whisker the middle half of them.
+/// A picture as SVG: for each set of conditions, the time and the DRAM of each planner relative to
+/// Firecracker's on the same trace. A bar is the median over the traces, its whisker the
+/// interquartile range.
 #[must_use]
 pub fn draw_sessions(sessions: &[Results]) -> String {
     let mut panels = Vec::new();
-    for (shape, rows) in &grouped(sessions) {
+    for (conditions, rows) in &grouped(sessions) {
         for (name, value) in QUANTITIES.into_iter().take(2) {
             let bars: Vec<Bar> = names(rows, |row| &row.planner)
                 .into_iter()
                 .filter_map(|planner| bar(rows, planner, value))
                 .collect();
             if bars.len() > 1 {
-                // Its unit is of no ratio.
+                // A ratio has no unit.
                 let name = name.split(',').next().unwrap_or(name);
                 panels.push(Panel {
-                    title: format!("{name}: {}", shape.title()),
-                    unit: format!("parts of {BASE}"),
+                    title: format!("{name}: {}", conditions.title()),
+                    unit: format!("relative to {BASE}"),
                     marks: Marks::Bars(bars),
                 });
             }
@@ -93,16 +93,16 @@ pub fn draw_sessions(sessions: &[Results]) -> String {
         }
     }
     Chart {
-        title: "All restores beside Firecracker".to_owned(),
+        title: "All restores relative to Firecracker".to_owned(),
         legend: Vec::new(),
-        remark: "bars: medians over the traces; whiskers: the middle half of them".to_owned(),
+        remark: "bars: medians over the traces; whiskers: interquartile ranges".to_owned(),
         panels,
         foot: hosts.join("; "),
     }
     .svg()
 }
 
-/// A planner beside Firecracker, over all traces that both were measured on.
+/// A planner relative to Firecracker, over all traces that both were measured on.
 fn bar(rows: &[&Row], planner: &str, value: fn(&Row) -> Option<f64>) -> Option<Bar> {
     let ratio =
         |trace| Some(value(row_of(rows, planner, trace)?)? / value(row_of(rows, BASE, trace)?)?);
@@ -118,55 +118,61 @@ fn bar(rows: &[&Row], planner: &str, value: fn(&Row) -> Option<f64>) -> Option<B
     })
 }
 
-/// Rows by the way in which they were measured, as they are shown: of unsanitised guests with
-/// planners beside them whose papers have sanitised ones.
-fn grouped(sessions: &[Results]) -> BTreeMap<Shape, Vec<&Row>> {
-    let mut shapes: BTreeMap<Shape, Vec<&Row>> = BTreeMap::new();
+/// Rows by their conditions. Tables of unsanitised guests also show planners whose papers have
+/// sanitised guests, measured on those.
+fn grouped(sessions: &[Results]) -> BTreeMap<Conditions, Vec<&Row>> {
+    let mut groups: BTreeMap<Conditions, Vec<&Row>> = BTreeMap::new();
     for session in sessions {
-        let all: BTreeSet<u8> = session.results.iter().filter_map(|row| warm(row.cache)).collect();
+        let all: BTreeSet<u8> =
+            session.results.iter().filter_map(|row| cache_order(row.cache)).collect();
         for row in &session.results {
-            // Planners that map from a pool use no page cache: theirs are all of the session's.
-            let measured = match warm(row.cache) {
-                Some(warm) => vec![warm],
+            // Planners that map from a pool use no page cache, so their rows belong to every state
+            // of the session.
+            let measured = match cache_order(row.cache) {
+                Some(cache_order) => vec![cache_order],
                 None if all.is_empty() => vec![0],
                 None => all.iter().copied().collect(),
             };
-            for warm in measured {
-                let shape = Shape {
+            for cache_order in measured {
+                let conditions = Conditions {
                     sanitised: !session.unsanitised,
                     sparse: !session.dense,
                     concurrency: row.concurrency,
                     snapshots: row.snapshots,
-                    warm,
+                    cache_order,
                 };
-                shapes.entry(shape).or_default().push(row);
+                groups.entry(conditions).or_default().push(row);
             }
         }
     }
-    let shown = shapes.iter().filter_map(|(shape, rows)| {
-        let beside = Shape { sanitised: !shape.sanitised, ..*shape };
-        let beside = shapes.get(&beside).map_or(&[][..], Vec::as_slice);
-        // One that was measured for the tables of unsanitised guests alone needs none of its own.
-        if shape.sanitised && !beside.is_empty() && rows.iter().all(|row| sanitises(&row.planner)) {
+    let shown = groups.iter().filter_map(|(conditions, rows)| {
+        let counterpart = Conditions { sanitised: !conditions.sanitised, ..*conditions };
+        let counterpart = groups.get(&counterpart).map_or(&[][..], Vec::as_slice);
+        // Sanitised rows that were only measured for the tables of unsanitised guests get no table
+        // of their own.
+        if conditions.sanitised
+            && !counterpart.is_empty()
+            && rows.iter().all(|row| sanitises(&row.planner))
+        {
             return None;
         }
-        let sanitised: Vec<&Row> = beside
+        let sanitised: Vec<&Row> = counterpart
             .iter()
             .copied()
-            .filter(|row| !shape.sanitised && sanitises(&row.planner))
+            .filter(|row| !conditions.sanitised && sanitises(&row.planner))
             .collect();
         let rows = if sanitised.is_empty() {
             rows.clone()
         } else {
             rows.iter().copied().filter(|row| !sanitises(&row.planner)).chain(sanitised).collect()
         };
-        Some((*shape, rows))
+        Some((*conditions, rows))
     });
     shown.collect()
 }
 
-/// A state of the page cache as a place in the order of tables, where it plays a part.
-fn warm(cache: Cache) -> Option<u8> {
+/// The position of a state of the page cache in the order of tables; `None` if it has no effect.
+fn cache_order(cache: Cache) -> Option<u8> {
     match cache {
         Cache::Cold => Some(0),
         Cache::Cached => Some(1),
@@ -175,7 +181,7 @@ fn warm(cache: Cache) -> Option<u8> {
     }
 }
 
-/// Nothing, where no row has the quantity.
+/// A table of one quantity; empty if no row has it.
 fn table(rows: &[&Row], (name, value): Quantity) -> String {
     let rows: Vec<&Row> = rows.iter().copied().filter(|row| value(row).is_some()).collect();
     let planners = names(&rows, |row| &row.planner);
@@ -195,7 +201,7 @@ fn table(rows: &[&Row], (name, value): Quantity) -> String {
     format!("{name}:\n\n{}\n", text::markdown(&head, &lines))
 }
 
-/// The names in rows, each once, in their order.
+/// The names in rows, without duplicates, in order.
 fn names<'a>(rows: &[&'a Row], name: impl Fn(&'a Row) -> &'a str) -> Vec<&'a str> {
     let mut names = Vec::new();
     for name in rows.iter().map(|row| name(row)) {
@@ -206,7 +212,7 @@ fn names<'a>(rows: &[&'a Row], name: impl Fn(&'a Row) -> &'a str) -> Vec<&'a str
     names
 }
 
-/// The later one of a planner and a trace.
+/// The last row of a planner and a trace.
 fn row_of<'a>(rows: &[&'a Row], planner: &str, trace: &str) -> Option<&'a Row> {
     rows.iter().rev().copied().find(|row| row.planner == planner && row.trace == trace)
 }

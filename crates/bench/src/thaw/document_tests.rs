@@ -46,7 +46,7 @@ fn planners_are_columns_and_traces_are_rows() {
 }
 
 #[test]
-fn faasnap_is_shown_of_a_sanitised_guest() {
+fn faasnap_is_shown_on_a_sanitised_guest() {
     let all = session(&["reap", "faasnap:merge=32"], "t", 10.0, true, true);
     let alone = session(&["faasnap:merge=32"], "t", 7.0, true, false);
     let sparse = session(&["reap", "faasnap:merge=32"], "t", 5.0, false, false);
@@ -60,14 +60,14 @@ fn faasnap_is_shown_of_a_sanitised_guest() {
 }
 
 #[test]
-fn a_row_that_was_measured_again_replaces_the_first() {
+fn a_later_row_replaces_an_earlier_one() {
     let of = |ms| session(&["reap"], "t", ms, false, false);
     let text = markdown(&[of(1.0), of(2.0)]);
     assert!(text.contains("| t | 2.00 |") && !text.contains("| t | 1.00 |"), "{text}");
 }
 
 #[test]
-fn a_planner_without_a_page_cache_is_beside_all_that_were_measured_with_it() {
+fn a_planner_without_a_page_cache_is_in_the_tables_of_all_its_states() {
     let mut both = session(&["pass", "reap"], "t", 1.0, true, true);
     let mut cached = both.results[1].clone();
     cached.cache = Cache::Cached;
@@ -80,7 +80,7 @@ fn a_planner_without_a_page_cache_is_beside_all_that_were_measured_with_it() {
 }
 
 #[test]
-fn the_picture_shows_parts_of_firecracker() {
+fn the_picture_shows_ratios_to_firecracker() {
     let traces = [("t", 10.0), ("u", 40.0)];
     let sessions: Vec<Results> = traces
         .into_iter()
@@ -89,11 +89,11 @@ fn the_picture_shows_parts_of_firecracker() {
             [firecracker, session(&["reap"], trace, 20.0, true, true)]
         })
         .collect();
-    // 2 and 0.5 of it; 3 MiB of 3 MiB.
+    // Ratios of 2 and 0.5; 3 MiB of 3 MiB.
     let picture = draw(&sessions);
     assert!(picture.contains("1.25 (0.88 to 1.62)"), "{picture}");
     assert!(picture.contains("1.00 (1.00 to 1.00)"), "{picture}");
     assert!(picture.contains("Request to last page: 2 microVMs"), "{picture}");
-    // Nothing to compare with.
-    assert!(!draw(&[session(&["reap"], "t", 1.0, true, true)]).contains("parts of"));
+    // Without Firecracker there is nothing to compare with.
+    assert!(!draw(&[session(&["reap"], "t", 1.0, true, true)]).contains("relative to firecracker"));
 }

@@ -1,5 +1,5 @@
-//! Results as a picture: a bar for each planner, split where the guest resumes, with a whisker to
-//! the 95th percentile.
+//! Results as a picture: a bar for each planner, divided at the resume, with a whisker to the 95th
+//! percentile.
 
 use super::results::{Results, Row};
 use crate::cache::Cache;
@@ -28,8 +28,8 @@ fn draw(results: &Results) -> String {
     .svg()
 }
 
-/// Rows that are comparable: one trace, one state of the page cache where it plays a part, one
-/// number of microVMs. Where it plays none a row is in the panel of each state.
+/// Comparable rows: one trace, one state of the page cache, one number of microVMs. A row without a
+/// page cache is in the panel of each state.
 fn panels(rows: &[Row]) -> Vec<Vec<&Row>> {
     let mut panels: Vec<Vec<&Row>> = Vec::new();
     let (used, unused): (Vec<&Row>, Vec<&Row>) =

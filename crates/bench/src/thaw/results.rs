@@ -8,44 +8,45 @@ use crate::players::LeftOut;
 use crate::stats::{Comparison, Summary};
 use firn_run::StartReport;
 
-/// What `firn bench thaw` found: `{"host":{…},"results":[…]}`.
+/// The results of `firn bench thaw`: `{"host":{…},"results":[…]}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Results {
-    /// Where it was measured.
+    /// The host, the medium and the build.
     pub host: Host,
-    /// Whether the images had no holes; who froze the players says so.
+    /// Whether the images stored zero pages too.
     #[serde(default)]
     pub dense: bool,
-    /// Whether every page that the guests held free held something; who froze the players says so.
+    /// Whether the pages that the guests held free had content.
     #[serde(default)]
     pub unsanitised: bool,
-    /// Runs of planners that map from a pool, before those that count.
+    /// Runs before the first measured one, of planners that map from a pool.
     #[serde(default)]
     pub warm_up: u32,
-    /// One for each planner and trace, in the order in which they were named.
+    /// One row for each planner and trace, in the order in which they were listed.
     pub results: Vec<Row>,
-    /// The instrument's own noise, where a planner was measured twice.
+    /// The noise of the measurement, if planners were measured twice.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub noise: Vec<Noise>,
-    /// Planners that `all` left out.
+    /// Planners that were not measured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<LeftOut>,
 }
 
-/// What was measured of one planner on one trace. Each microVM of each run is one measurement;
+/// The measurements of one planner on one trace. Each microVM of each run is one measurement;
 /// counts and bytes are medians over them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The planner, with all its options.
     pub planner: String,
-    /// `a` or `b`, where the planner was measured twice.
+    /// `a` or `b`, if the planner was measured twice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
     /// The trace.
     pub trace: String,
-    /// MicroVMs that were started together.
+    /// MicroVMs that started together.
     pub concurrency: u32,
-    /// How many snapshots they are of: 1, or copies with other content that they take turns with.
+    /// The number of snapshots of these microVMs: 1, or copies with other content that the microVMs
+    /// take turns with.
     #[serde(default = "one")]
     pub snapshots: u32,
     /// The input that the planner's profile was recorded on.
@@ -55,7 +56,8 @@ pub struct Row {
     pub cache: Cache,
     /// Number of runs: batches of `concurrency` microVMs.
     pub runs: u32,
-    /// More microVMs than processors: wall times then say how long a microVM waited for its turn.
+    /// Whether there were more microVMs than processors: wall times then include waiting for a
+    /// processor.
     pub oversubscribed: bool,
     /// Pages that a replay touches.
     pub pages: u64,
@@ -68,24 +70,24 @@ pub struct Row {
     pub resume_to_last_page_ms: Summary,
     /// The sum of both.
     pub total_ms: Summary,
-    /// Reading the image into the page cache before the clock, where the planner does that.
+    /// Reading the image into the page cache before the measured time, if the planner does that.
     pub preload_ms: Option<Summary>,
     /// Building the host's index before the resume; a part of `start_to_resume_ms`.
     pub index_ms: Summary,
-    /// Making replicas what their snapshot is, where the start had to wait for it; a part of
+    /// Making replicas equal to their snapshot, if the start waited for that; a part of
     /// `start_to_resume_ms`.
     pub imaging_ms: Option<Summary>,
-    /// What a batch left the pool's manager to do, until all that it makes ahead was ready again; a
-    /// part of no other time.
+    /// The time that the pool's manager needed after a batch until it had prepared everything that
+    /// it prepares in advance; a part of no other time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settle_ms: Option<Summary>,
-    /// The part of `resume_to_last_page_ms` that the guest waited for page faults, where it
-    /// measured that.
+    /// The part of `resume_to_last_page_ms` that the guest waited for page faults, if it measured
+    /// that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault_ms: Option<Summary>,
-    /// The replay's time for each page.
+    /// The replay's time per page.
     pub ns_per_page: Summary,
-    /// The process's processor time for each page.
+    /// The process's processor time per page.
     pub cpu_ns_per_page: Summary,
     /// The process's processor time.
     pub cpu_ms: Summary,
@@ -97,46 +99,46 @@ pub struct Row {
     pub kvm_pages_4k: u64,
     /// Leaves of 2 MiB in KVM's tables at the end.
     pub kvm_pages_2m: u64,
-    /// Page faults of the process that needed no storage.
+    /// Page faults of the process that did not read from storage.
     pub minor_faults: u64,
-    /// Page faults of the process that waited for storage.
+    /// Page faults of the process that read from storage.
     pub major_faults: u64,
-    /// Bytes that the process made storage read.
+    /// Bytes that the process read from storage.
     pub read_bytes: u64,
     /// Guest memory in DRAM that belongs to one microVM alone.
     pub private_bytes: u64,
     /// Guest memory in DRAM that one microVM maps from the page cache.
     pub shared_bytes: u64,
-    /// Guest memory that one microVM maps from a pool, a replica of its own included: the pool's
-    /// bytes, no DRAM of the microVM's.
+    /// Guest memory that one microVM maps from a pool, including a replica of its own. It is memory
+    /// of the pool, not DRAM of the microVM.
     pub pool_bytes: u64,
-    /// Copies of chunks of the pool's extent that were made ahead for one microVM: DRAM that
+    /// Copies of chunks of the pool's extent that were made in advance for one microVM: DRAM that
     /// belongs to it alone.
     #[serde(default)]
     pub copy_bytes: u64,
     /// Page tables of one process.
     pub page_table_bytes: u64,
-    /// Anonymous memory of one process that is no guest memory.
+    /// Anonymous memory of one process that is not guest memory.
     #[serde(default)]
     pub monitor_bytes: u64,
-    /// KVM's own tables of all microVMs of a batch (`SecPageTables` of /proc/meminfo: what it grew
-    /// by). Median over the runs.
+    /// Growth of KVM's own page tables for all microVMs of a batch (`SecPageTables` of
+    /// /proc/meminfo). Median over the runs.
     #[serde(default)]
     pub batch_kvm_table_bytes: u64,
     /// DRAM of a batch: private memory, copies, page tables and monitors of all its microVMs, KVM's
-    /// tables, and once what the page cache holds of the snapshot when all have touched their last
-    /// page, before any checks all its memory (mincore). Median over the runs.
+    /// tables, and once the snapshot's pages in the page cache (mincore). It is read when all
+    /// microVMs have touched their last page and none checks its memory yet. Median over the runs.
     pub batch_dram_bytes: u64,
     /// The page cache's part of it.
     pub batch_page_cache_bytes: u64,
-    /// Bytes that a batch had read for pages that the guest's allocator held free at the freeze,
-    /// from image and packed files, up to the last touch; where the page cache was cold before it,
-    /// and the trace says which pages were free. Median over the runs.
+    /// Bytes that a batch read, up to the last touch, from image and packed files for pages that
+    /// the guest's allocator held free at the freeze. Present if the page cache was cold and the
+    /// trace lists the free pages. Median over the runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch_free_read_bytes: Option<u64>,
 }
 
-/// One planner measured against itself: what differs is the instrument's noise.
+/// A planner compared with itself: the difference is the noise of the measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Noise {
     /// The planner.
@@ -145,30 +147,31 @@ pub struct Noise {
     pub trace: String,
     /// The page cache before each run.
     pub cache: Cache,
-    /// What is compared: `total_ms`, or `cpu_ns_per_page` where wall times mean little.
+    /// The compared quantity: `total_ms`, or `cpu_ns_per_page` if there were more microVMs than
+    /// processors.
     pub of: String,
-    /// b divided by a, run by run: 1 if there were no noise.
+    /// b divided by a, run by run; 1 without noise.
     pub ratio: Comparison,
 }
 
 /// One run: a batch of microVMs.
 #[derive(Debug)]
 pub(crate) struct Run {
-    /// What its microVMs reported; at least one.
+    /// Reports of its microVMs; at least one.
     pub(crate) reports: Vec<StartReport>,
-    /// The preload before the clock.
+    /// Time of the preload before the measured time.
     pub(crate) preload_ns: Option<u64>,
-    /// What the pool's manager did after it, until all was ready again.
+    /// Time that the pool's manager needed afterwards to prepare the next run.
     pub(crate) settle_ns: Option<u64>,
-    /// What the page cache held of the snapshot when all had touched their last page.
+    /// Bytes of the snapshot in the page cache when all had touched their last page.
     pub(crate) cached_bytes: u64,
-    /// What was read for free pages, where that can be told.
+    /// Bytes that were read for free pages, if that is known.
     pub(crate) free_bytes: Option<u64>,
-    /// What KVM's tables had grown by then.
+    /// Growth of KVM's tables when all had touched their last page.
     pub(crate) kvm_table_bytes: u64,
 }
 
-/// What is the same for all runs of a row.
+/// The conditions that all runs of a row share.
 #[derive(Clone, Debug)]
 pub(crate) struct RowHead {
     pub(crate) planner: String,
@@ -182,7 +185,7 @@ pub(crate) struct RowHead {
 }
 
 impl Results {
-    /// None yet.
+    /// No results yet.
     pub(crate) fn at(host: Host) -> Self {
         Self {
             host,
@@ -201,7 +204,7 @@ fn one() -> u32 {
 }
 
 impl Row {
-    /// Of all runs of one planner on one trace; `None` where there are none.
+    /// A row from all runs of one planner on one trace; `None` without runs.
     pub(crate) fn of(head: RowHead, runs: &[Run]) -> Option<Self> {
         let reports: Vec<&StartReport> = runs.iter().flat_map(|run| &run.reports).collect();
         let first = reports.first()?;
@@ -305,7 +308,7 @@ impl Run {
 }
 
 impl Noise {
-    /// Of the runs of a planner as a and as b, the same number of each.
+    /// The noise from the runs of a planner as a and as b, the same number of each.
     pub(crate) fn of(head: &RowHead, a: &[Run], b: &[Run]) -> Option<Self> {
         let compared = |run: &Run| run.compared(head.oversubscribed);
         let ratios = a.iter().zip(b).map(|(a, b)| Some(compared(b)? / compared(a)?));

@@ -4,7 +4,7 @@ use super::*;
 use crate::testing::{head, run, sample};
 
 #[test]
-fn a_row_is_made_of_every_microvm_of_every_run() {
+fn a_row_summarises_every_microvm_of_every_run() {
     let row = Row::of(head(None, false), &[run(&[100, 300]), run(&[200, 600])]).unwrap();
     assert_eq!((row.runs, row.concurrency, row.pages, row.touches), (2, 2, 10, 11));
     assert_eq!(row.ns_per_page.median, 25.0);
@@ -15,14 +15,14 @@ fn a_row_is_made_of_every_microvm_of_every_run() {
     assert_eq!(row.cpu_ns_per_page.median, 50_000.0);
     assert_eq!((row.kvm_page_faults, row.kvm_exits, row.major_faults), (12, 13, 2));
     assert_eq!((row.private_bytes, row.shared_bytes, row.page_table_bytes), (4096, 40960, 12288));
-    // Two microVMs of one snapshot: what the page cache holds is there once.
+    // Two microVMs of one snapshot share its pages in the page cache.
     assert_eq!(row.batch_dram_bytes, 2 * (4096 + 12288) + 8192);
     assert_eq!(row.preload_ms, None);
     assert!(Row::of(head(None, false), &[]).is_none());
 }
 
 #[test]
-fn noise_is_the_ratio_of_runs_that_belong_together() {
+fn noise_is_the_ratio_of_paired_runs() {
     let a: Vec<Run> = [1_000_000, 2_000_000, 4_000_000].map(|ns| run(&[ns])).into();
     let b: Vec<Run> = [2_053_321, 2_000_000, 4_000_000].map(|ns| run(&[ns])).into();
     let noise = Noise::of(&head(None, false), &a, &b).unwrap();

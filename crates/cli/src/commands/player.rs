@@ -1,4 +1,4 @@
-//! `firn player`: the measuring guest, made from a trace.
+//! `firn player`: build the measuring guest from a trace.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -28,42 +28,41 @@ use crate::snapshot_args::{OpenSnapshotError, destination};
   firn thaw --input json-b snapshots/json
   firn player --elf --trace pyaes-a --out player.elf
 
-The player repeats the page accesses of a recorded function and checks what it reads; it runs natively on any KVM.
+The player repeats the page accesses of a recorded function and checks what it reads. It runs natively on any KVM.
 
-With --elf it starts under any monitor as a kernel, fills its memory, prints READY on the first serial port, waits for
-a byte there, replays, prints DONE with the pages touched and the nanoseconds that it took, BAD with each guest page
-that is wrong, and END with their number. Its clock is the time-stamp counter, by the frequency that KVM names on the
-host where the file was made.")]
+With --elf any monitor starts it as a kernel. It fills its memory, prints READY on the first serial port, waits for a byte
+there, replays, and prints DONE with the touched pages and the nanoseconds, BAD with each wrong guest page, and END with
+their number. Its clock is the time-stamp counter, at the frequency that KVM reports on the host that built the file.")]
 pub(crate) struct PlayerArgs {
-    /// A trace that firn carries, sequential-read:SIZE, sequential-write:SIZE, or the path of a
-    /// .trace file; up to four that were recorded from one snapshot: repeat it, or separate them by
-    /// commas. `firn thaw --input` names the one that is replayed
+    /// A trace that firn contains, sequential-read:SIZE, sequential-write:SIZE, or the path of a
+    /// .trace file; up to four traces that were recorded from one snapshot: repeat the option, or
+    /// separate them by commas. `firn thaw --input` selects one
     #[arg(long, value_name = "NAME", required = true, value_delimiter = ',')]
     trace: Vec<String>,
-    /// Where the snapshot is made, or its name where --pool is given; with --elf, the file
+    /// Directory for the snapshot, or its name with --pool; the file with --elf
     #[arg(long, value_name = "PATH")]
     out: PathBuf,
-    /// Make an ELF kernel instead, for any monitor that boots Linux
+    /// Build an ELF kernel instead, for any monitor that boots Linux
     #[arg(long, conflicts_with_all = ["dense", "pool"])]
     elf: bool,
-    /// Freeze into this pool: its medium, whose manager is started where none runs, or its
-    /// manager's socket
+    /// Freeze into this pool: its medium, whose manager is started if none runs, or its manager's
+    /// socket
     #[arg(long, value_name = "PATH")]
     pool: Option<PathBuf>,
     /// Leaves of the guest's own page tables: recorded, 4k or 2m
     #[arg(long, value_name = "LEAVES", default_value_t = Leaves::Recorded)]
     leaves: Leaves,
-    /// What the recorded work between touches is multiplied with; 0: faults alone
+    /// Factor for the recorded work between touches; 0 measures page faults alone
     #[arg(long, value_name = "FACTOR", default_value_t = GapFactor::NONE)]
     gaps: GapFactor,
-    /// Decides about the content of memory
+    /// Seed of the content of memory
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u64,
-    /// Write zero pages too, instead of leaving holes
+    /// Store zero pages too
     #[arg(long)]
     dense: bool,
-    /// Let every page that the guest held free hold something, where the recorded guest's free
-    /// pages were zero for the most part
+    /// Fill the pages that the guest held free with content; most of them were zero in the recorded
+    /// guest
     #[arg(long)]
     unsanitised: bool,
     /// Print one JSON object
@@ -74,7 +73,7 @@ pub(crate) struct PlayerArgs {
     kvm: PathBuf,
 }
 
-/// Why there is no player.
+/// Why a player cannot be built.
 #[derive(Debug, Error)]
 pub(crate) enum PlayerCommandError {
     #[error(transparent)]
@@ -89,11 +88,11 @@ pub(crate) enum PlayerCommandError {
     Freeze(#[from] FreezePlayerError),
     #[error(transparent)]
     Elf(#[from] PlayerElfError),
-    #[error("writing {path}")]
+    #[error("cannot write {path}")]
     Write { path: PathBuf, source: std::io::Error },
 }
 
-/// What a trace has to replay.
+/// The size of a trace.
 #[derive(Serialize)]
 struct InputAnswer {
     trace: String,
@@ -130,7 +129,7 @@ struct Answer {
 struct ElfAnswer {
     inputs: Vec<InputAnswer>,
     elf: PathBuf,
-    /// Guest memory that it needs, bytes.
+    /// Bytes of guest memory that it needs.
     memory: u64,
 }
 
@@ -180,7 +179,7 @@ fn make_elf(
         output::json(&answer);
     } else {
         output::line(&format!(
-            "a player of {} in {}; it needs {} MiB of guest memory, and what its monitor puts beside it",
+            "a player of {} in {}; it needs {} MiB of guest memory, plus the memory that its monitor uses",
             InputAnswer::describe(&answer.inputs),
             answer.elf.display(),
             answer.memory.div_ceil(1 << 20),

@@ -56,15 +56,15 @@ fn boot_elf(trace: &NamedTrace, dir: &Path) -> Microvm {
     Microvm::boot(config, OpenKvm::open(KVM_DEVICE.as_ref()).unwrap()).unwrap()
 }
 
-/// Runs the guest until its console says `word` in a line of its own or as the first of a line;
-/// returns the console.
+/// Runs the guest until its console prints `word` as a line or as the first word of a line; returns
+/// the console.
 fn until(microvm: &mut Microvm, word: &str) -> String {
     microvm.resume().unwrap();
     let console = microvm.console().clone();
     let handle = microvm.handle();
     let (word, (sender, text)) = (word.to_owned(), channel());
     let waiter = std::thread::spawn(move || {
-        // A guest that says nothing within a minute has failed.
+        // A guest that prints nothing within a minute has failed.
         for _ in 0..6000 {
             let text = console.tail(100);
             if text.lines().any(|line| line.split(' ').next() == Some(&word)) {
@@ -145,7 +145,7 @@ fn the_elf_replays_without_a_freeze() {
 }
 
 #[test]
-fn the_elf_holds_what_the_loaders_of_other_monitors_look_for() {
+fn the_elf_has_what_the_loaders_of_other_monitors_require() {
     let player = elf(&one(&some_trace()), &PlayerOptions::default(), KVM_DEVICE.as_ref()).unwrap();
     let word = |at: usize| u64::from_le_bytes(player.bytes[at..at + 8].try_into().unwrap());
     assert_eq!(&player.bytes[..4], b"\x7fELF");
@@ -155,7 +155,7 @@ fn the_elf_holds_what_the_loaders_of_other_monitors_look_for() {
     assert_eq!(&player.bytes[note + 12..note + 16], b"Xen\0");
     assert_eq!(word(note + 16), boot::START + boot::PVH_ENTRY);
     assert_eq!(player.bytes[0x1280], 0xbc, "the entry is an instruction, mov to esp");
-    // The trace's 8 MiB, and the player's own behind it.
+    // The trace's 8 MiB, and the player's own region above it.
     assert!(player.memory > 8 << 20 && player.memory < 9 << 20);
 
     let both = PlayerInputs::new(vec![some_trace(), another_trace()]).unwrap();

@@ -1,4 +1,4 @@
-//! Real players under this host's KVM: right memory passes, wrong memory is found.
+//! Real players on this host's KVM: correct memory passes, wrong memory is detected.
 
 mod elf;
 
@@ -73,7 +73,7 @@ fn touch(page: u64, access: Access, leaf: Leaf) -> Touch {
     Touch { page, access, by: Toucher::Instruction, leaf, gap: page % 7 * 100 }
 }
 
-/// Every kind of touch, of zero pages and others, through every leaf; a third of the pages is not
+/// Every kind of touch, of zero pages and others, through every leaf. A third of the pages is not
 /// touched.
 fn some_trace() -> NamedTrace {
     let zero: Vec<u64> = ZERO.collect();
@@ -150,11 +150,11 @@ fn refusal(snapshot: &Snapshot) -> String {
 }
 
 #[test]
-fn a_wrong_page_fails_the_run_wherever_it_is() {
+fn a_wrong_page_anywhere_fails_the_run() {
     let cases = [
         (7, TOUCHED_WORD * 8, "pages in the timed loop: 1 (0x7); "),
         (7, TOUCHED_WORD * 8, "pages in the second pass: 1 (0x7)"),
-        // Of a page that is read, another byte than the loop reads.
+        // A byte of a read page that the loop does not read.
         (7, 0, "pages in the second pass: 1 (0x7)"),
         (7, PAGE - 1, "pages in the second pass: 1 (0x7)"),
         // A page that no touch reads, the last page, a zero page, and a page that is written.
@@ -163,7 +163,7 @@ fn a_wrong_page_fails_the_run_wherever_it_is() {
         (1027, TOUCHED_WORD * 8, "pages in the timed loop: 1 (0x403); "),
         (1026, 8, "pages in the second pass: 1 (0x402)"),
         (5, 16, "pages in the second pass: 1 (0x5)"),
-        // Where the monitor writes the generation id of a Linux guest.
+        // The place where the monitor writes a Linux guest's generation id.
         (0xc0, 0, "pages in the second pass: 1 (0xc0)"),
     ];
     let trace = some_trace();
@@ -178,7 +178,7 @@ fn a_wrong_page_fails_the_run_wherever_it_is() {
 
 /// The header, the touches, the bitmaps and the page tables; the program too, where it still runs.
 #[test]
-fn a_player_that_is_damaged_itself_never_passes() {
+fn a_damaged_player_never_passes() {
     let trace = some_trace();
     let mut found = 0;
     for page in 0..40 {
@@ -199,7 +199,7 @@ fn a_player_that_is_damaged_itself_never_passes() {
     assert!(found > 8, "{found}");
 }
 
-/// As [`some_trace`], in the other order, with other pages written and others left out.
+/// Like [`some_trace`] in reverse order, with other pages written and others left out.
 fn another_trace() -> NamedTrace {
     let NamedTrace { trace, .. } = some_trace();
     let touches = (0..PAGES).filter(|page| page % 7 != 0).map(|page| {
@@ -212,7 +212,7 @@ fn another_trace() -> NamedTrace {
 }
 
 #[test]
-fn a_player_replays_the_input_that_it_is_thawed_for() {
+fn a_player_replays_the_input_that_the_thaw_names() {
     let traces = [some_trace(), another_trace()];
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("snapshot");
@@ -243,7 +243,7 @@ fn a_player_replays_the_input_that_it_is_thawed_for() {
 }
 
 #[test]
-fn traces_of_different_memories_are_no_inputs_of_one_player() {
+fn traces_of_different_memories_cannot_share_a_player() {
     let trace = some_trace();
     let refused = |traces| PlayerInputs::new(traces).unwrap_err().to_string();
     let zero = named(trace.trace.layout().clone(), &[], Vec::new());
@@ -260,7 +260,7 @@ fn traces_of_different_memories_are_no_inputs_of_one_player() {
     assert!(refused(vec![comma]).contains("comma"));
 }
 
-/// The traces of one function that firn carries, whose two inputs were recorded from one snapshot.
+/// Built-in traces of one function, whose two inputs were recorded from one snapshot.
 #[test]
 fn recorded_inputs_of_one_function_share_a_player() {
     let traces = ["json-a", "json-b"].map(|name| load(name).unwrap());
@@ -268,7 +268,7 @@ fn recorded_inputs_of_one_function_share_a_player() {
 }
 
 #[test]
-fn pages_that_changed_places_are_found() {
+fn swapped_pages_are_detected() {
     let dir = tempfile::tempdir().unwrap();
     let snapshot = player(&some_trace(), PlayerOptions::default(), dir.path());
     let path = snapshot.path().join("memory.img");
@@ -291,7 +291,7 @@ fn many_wrong_pages_are_counted_and_the_first_are_named() {
     assert!(wrong.ends_with("and more)"), "{wrong}");
 }
 
-/// Serves pages from `first` on as zeros that the image has content for.
+/// Serves pages from `first` on as zeros although the image has content for them.
 struct Skipping {
     first: u64,
     pages: u64,
@@ -327,7 +327,7 @@ impl Planner for Skipping {
 }
 
 #[test]
-fn a_planner_that_skips_work_is_found_out() {
+fn a_planner_that_skips_work_is_detected() {
     let dir = tempfile::tempdir().unwrap();
     let snapshot = player(&some_trace(), PlayerOptions::default(), dir.path());
     // One page that is read, one that is only written, one that is not touched.
@@ -343,11 +343,11 @@ fn a_planner_that_skips_work_is_found_out() {
             other => panic!("{other:?}"),
         }
     }
-    // Zero pages may be served as zeros.
+    // Serving zero pages as zeros is correct.
     run_by(&snapshot, &Skipping { first: ZERO.start, pages: 512 }).unwrap();
 }
 
-/// Pages that are free: some of them read, some written, some neither; some zero, from 1024 on.
+/// Free pages: some read, some written, some neither; those from 1024 on are partly zero.
 const FREE: std::ops::Range<u64> = 1000..1048;
 
 fn free_trace() -> NamedTrace {
@@ -366,7 +366,7 @@ fn skipped(snapshot: &Snapshot, first: u64, pages: u64) -> Result<(), String> {
 }
 
 #[test]
-fn free_pages_may_be_the_images_or_zeros_and_nothing_else() {
+fn free_pages_have_the_image_s_content_or_zeros() {
     for (sanitised, zero) in [(true, ZERO.start..FREE.end), (false, 0..0)] {
         let dir = tempfile::tempdir().unwrap();
         let options = PlayerOptions { sanitised, ..PlayerOptions::default() };
@@ -382,10 +382,10 @@ fn free_pages_may_be_the_images_or_zeros_and_nothing_else() {
 
         run(&snapshot, "firecracker").unwrap();
         skipped(&snapshot, FREE.start, FREE.end - FREE.start).unwrap();
-        // One page more, on either side of those that are not zero anyway.
+        // One more page on either side of those that are zero anyway.
         let wrong = skipped(&snapshot, FREE.start - 1, 2).unwrap_err();
         assert!(wrong.ends_with("in the second pass: 1 (0x3e7)"), "{wrong}");
-        // Neither the image's nor zeros: a page that is read, and one that is not touched.
+        // Neither the image's content nor zeros: a page that is read, and one that is not touched.
         for (page, in_loop) in [(1001, true), (1002, false)] {
             damage(&snapshot, page, TOUCHED_WORD * 8);
             let wrong = refusal(&snapshot);
@@ -397,7 +397,7 @@ fn free_pages_may_be_the_images_or_zeros_and_nothing_else() {
 }
 
 #[test]
-fn a_snapshot_that_is_no_players_is_refused() {
+fn a_snapshot_that_is_not_of_a_player_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let snapshot = player(&some_trace(), PlayerOptions::default(), dir.path());
     let mut manifest = snapshot.manifest().clone();
@@ -432,7 +432,7 @@ fn large_guests_and_several_regions_are_replayed() {
 }
 
 #[test]
-fn the_seed_decides_about_the_content() {
+fn the_seed_determines_the_content() {
     let image = |seed| {
         let dir = tempfile::tempdir().unwrap();
         let trace = load("sequential-read:1M").unwrap();
