@@ -80,7 +80,7 @@ pub enum LoadTraceError {
 }
 
 /// The names that [`load`] knows: the built-in traces, and the forms of generated ones.
-pub fn names() -> impl Iterator<Item = String> {
+pub(crate) fn names() -> impl Iterator<Item = String> {
     let embedded = EMBEDDED.iter().map(|(name, _)| (*name).to_owned());
     let made = [SEQUENTIAL_READ, SEQUENTIAL_WRITE].map(|name| format!("{name}:SIZE"));
     embedded.chain(made)

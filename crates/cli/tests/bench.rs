@@ -39,7 +39,7 @@ fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
 }
 
-/// A directory whose files can leave the page cache, where there is one and a KVM.
+/// A directory whose files can be evicted from the page cache, if there is one and a KVM.
 fn directory_on_disk() -> Option<TempDir> {
     let directory = tempfile::tempdir().unwrap();
     let file = fs::File::open(directory.path()).unwrap();
@@ -51,7 +51,7 @@ fn files(directory: &Path) -> usize {
 }
 
 #[test]
-fn two_planners_side_by_side() {
+fn two_planners_are_compared() {
     if !has_kvm() {
         return;
     }
@@ -100,7 +100,7 @@ fn two_planners_side_by_side() {
 }
 
 #[test]
-fn a_planner_against_itself_cold_and_in_pairs() {
+fn a_planner_is_compared_with_itself_on_a_cold_cache() {
     let Some(directory) = directory_on_disk() else { return };
     let json = directory.path().join("r.json");
     let mut arguments = vec!["thaw", "--planner", "firecracker,dram_cached", "--noise"];
@@ -113,7 +113,7 @@ fn a_planner_against_itself_cold_and_in_pairs() {
     let rows = json["results"].as_array().unwrap();
     let labels: Vec<_> = rows.iter().map(|row| row["label"].as_str().unwrap()).collect();
     assert_eq!(labels, ["a", "a", "b", "b"]);
-    // One reads from storage while the guest waits, the other did before the clock started.
+    // One planner reads from storage while the guest waits, the other before the measured time.
     assert!(rows[0]["preload_ms"].is_null());
     assert!(rows[1]["preload_ms"]["median"].as_f64() > Some(0.0));
     assert!(rows.iter().all(|row| row["private_bytes"].as_u64().unwrap() >= 4 << 20));
@@ -123,9 +123,10 @@ fn a_planner_against_itself_cold_and_in_pairs() {
     assert!(text(&output.stdout).contains("noise: firecracker:readahead=on"));
 }
 
-/// Pages that json writes before it reads them count as free: no planner needs to read them, and who knows it does not.
+/// Pages that json writes before it reads them count as free: no planner needs to read them, and
+/// planners that know them do not.
 #[test]
-fn what_is_read_of_free_pages_is_counted() {
+fn reads_of_free_pages_are_counted() {
     let Some(directory) = directory_on_disk() else { return };
     let traces = ["json-a", "json-b"].map(|name| load(name).unwrap());
     let layout = traces[0].trace.layout().clone();
@@ -162,8 +163,8 @@ fn what_is_read_of_free_pages_is_counted() {
     let json: Value = serde_json::from_slice(&fs::read(path("r.json")).unwrap()).unwrap();
     let read = |row: &Value| row["batch_free_read_bytes"].as_u64().unwrap();
     let read: Vec<u64> = json["results"].as_array().unwrap().iter().map(read).collect();
-    // One by one as they are touched, into a page cache that both share; those of the other input in one read of each; what the
-    // kernel reads ahead around others.
+    // One by one as they are touched, into a page cache that both share; those of the other input
+    // in one read for each microVM; and those that the kernel reads ahead around others.
     let [on_demand, ahead, zeros] = read[..] else { panic!("{read:?}") };
     assert!(on_demand > 100 * PAGE_SIZE && ahead > 200 * PAGE_SIZE, "{read:?}");
     assert!(zeros * 2 < on_demand, "{read:?}");
@@ -171,7 +172,7 @@ fn what_is_read_of_free_pages_is_counted() {
 
 /// FaaSnap's paper has a guest that zeroes what it frees.
 #[test]
-fn all_of_an_unsanitised_guest_has_no_faasnap() {
+fn all_leaves_out_faasnap_on_an_unsanitised_guest() {
     let Some(directory) = directory_on_disk() else { return };
     let measured = |more: &[&str]| {
         let json = directory.path().join("r.json");
@@ -187,11 +188,14 @@ fn all_of_an_unsanitised_guest_has_no_faasnap() {
     };
     assert!(measured(&[]));
     assert!(!measured(&["--unsanitised"]));
-    assert!(measured(&["--unsanitised", "--planner", "faasnap"]), "who names it gets it");
+    assert!(
+        measured(&["--unsanitised", "--planner", "faasnap"]),
+        "a planner that is listed by name is measured"
+    );
 }
 
 #[test]
-fn what_a_trace_does_not_touch_costs_no_dram() {
+fn untouched_pages_take_no_dram() {
     let Some(directory) = directory_on_disk() else { return };
     let json = directory.path().join("r.json");
     let mut arguments = vec!["thaw", "--planner", "firecracker:readahead=off,dram_cached"];
@@ -203,7 +207,7 @@ fn what_a_trace_does_not_touch_costs_no_dram() {
     let json: Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
     let count = |row: usize, key: &str| json["results"][row][key].as_u64().unwrap();
     assert!(count(0, "major_faults") > 500 && count(1, "major_faults") < 50);
-    // All memory is checked in the end, but counted is what the trace touched.
+    // All memory is checked at the end, but only touched pages are counted.
     assert!(count(0, "batch_page_cache_bytes") * 2 < count(1, "batch_page_cache_bytes"));
 }
 
@@ -248,7 +252,7 @@ impl Drop for Pool {
 }
 
 #[test]
-fn planners_of_a_pool_beside_one_of_a_directory() {
+fn planners_of_a_pool_are_compared_with_one_of_a_directory() {
     if !has_kvm() {
         return;
     }
@@ -285,7 +289,7 @@ fn planners_of_a_pool_beside_one_of_a_directory() {
 }
 
 #[test]
-fn all_has_no_planner_whose_replicas_do_not_fit_together() {
+fn all_leaves_out_planners_whose_replicas_do_not_fit_into_the_pool() {
     if !has_kvm() {
         return;
     }
@@ -311,7 +315,7 @@ fn all_has_no_planner_whose_replicas_do_not_fit_together() {
 }
 
 #[test]
-fn a_planner_of_a_pool_without_a_pool_is_told_where_to_get_one() {
+fn a_planner_of_a_pool_needs_a_pool() {
     if !has_kvm() {
         return;
     }
@@ -368,7 +372,7 @@ fn a_page_that_changed_on_its_medium_fails_the_measurement() {
 }
 
 #[test]
-fn a_signal_leaves_nothing() {
+fn a_signal_leaves_no_files() {
     if !has_kvm() {
         return;
     }
@@ -393,7 +397,7 @@ fn a_signal_leaves_nothing() {
 }
 
 #[test]
-fn the_floor() {
+fn the_player_is_compared_with_the_loop() {
     if !has_kvm() {
         return;
     }
@@ -412,12 +416,12 @@ fn the_floor() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_said() {
-    let refused = |arguments: &[&str], code: i32, said: &str| {
+fn invalid_arguments_are_rejected() {
+    let refused = |arguments: &[&str], code: i32, text_of_error: &str| {
         let output = output(arguments);
         assert_eq!(output.status.code(), Some(code), "{arguments:?}");
-        let said_so = text(&output.stderr);
-        assert!(said_so.contains(said), "{arguments:?}: {said_so}");
+        let error = text(&output.stderr);
+        assert!(error.contains(text_of_error), "{arguments:?}: {error}");
     };
     let some = "sequential-read:4M";
     refused(&["thaw", "--trace", "nothing"], 1, "there is no trace \"nothing\"");

@@ -1,4 +1,4 @@
-//! `firn bench capacity` as a process, with real players in a real cgroup: where there is a KVM, and for root.
+//! `firn bench capacity` as a process, with real players in a real cgroup: requires KVM and root.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fs;
@@ -8,7 +8,7 @@ use firn_bench::{CgroupError, MemoryLimit};
 use firn_vmm::{KVM_DEVICE, open_kvm};
 use serde_json::Value;
 
-/// Whether this process may limit the memory of others. It goes into a group and out again.
+/// Whether this process may limit the memory of others. It enters a group and leaves it again.
 fn can_limit() -> bool {
     let entered = MemoryLimit::enter(1 << 30);
     !matches!(entered, Err(CgroupError::NoController | CgroupError::Io { .. }))
@@ -19,7 +19,7 @@ fn groups() -> String {
 }
 
 #[test]
-fn a_budget_carries_as_many_as_have_room() {
+fn a_budget_is_filled_with_microvms() {
     let before = groups();
     if !firn_required::has("kvm", open_kvm(KVM_DEVICE.as_ref()).is_ok()) || !can_limit() {
         return;
@@ -44,7 +44,7 @@ fn a_budget_carries_as_many_as_have_room() {
     assert!(row["end"].is_string(), "{row}");
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "the player is gone");
 
-    // What they were charged with has a price.
+    // The charged memory has a price.
     let cost = |more: &[&str]| {
         let words = ["bench", "cost", "--json", "--dram-price", "16", "--pool-price", "8"];
         let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
