@@ -14,8 +14,8 @@ use super::frozen::{FrozenPlayer, PooledPlayer};
 use crate::player::PlayerInputs;
 use crate::progress::Progress;
 
-/// Records the profile of a player on the last of its inputs. A part that this host cannot record is left out; planners that need
-/// it report that.
+/// Records the profile of a player on the last of its inputs. A part that this host cannot record
+/// is left out; planners that need it report that.
 pub(super) fn learn(
     path: &Path,
     inputs: &PlayerInputs,
