@@ -11,9 +11,13 @@
 
 mod error_chain;
 pub mod num;
+mod range;
+mod range_set;
 mod size;
 mod time;
 
 pub use error_chain::{EmptyErrorChain, ErrorChain, error_chain};
+pub use range::{GuestRange, ImageRange, PageRange};
+pub use range_set::RangeSet;
 pub use size::{PAGE_SIZE, ParseSizeError, format_bytes, parse_size};
 pub use time::{cpu_ns, format_milliseconds, nanoseconds, now_ns, ns_since};

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use firn_base::PAGE_SIZE;
 use firn_memory::page_cache::cached;
-use firn_snapshot::{PackedFile, PageSet, Snapshot, pages_of};
+use firn_snapshot::{PackedFile, PageSet, Snapshot};
 
 use firn_run::StartReport;
 
@@ -31,7 +31,7 @@ impl FreeReads {
     pub(crate) fn of(snapshot: &Path, packed: Option<PackedFile>) -> Option<Self> {
         let snapshot = Snapshot::open(snapshot).ok()?;
         let free = snapshot.profile().ok()??.free.filter(|free| !free.is_empty())?;
-        let free = pages_of(&free, snapshot.manifest().layout.pages());
+        let free = PageSet::of(&free, snapshot.manifest().layout.pages());
         Some(Self { snapshot, packed, free })
     }
 

@@ -6,7 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use firn_snapshot::{Profile, Run, Snapshot, set_profile};
+use firn_base::PageRange;
+use firn_snapshot::{Profile, Snapshot, set_profile};
 use firn_vmm::{KVM_DEVICE, open_kvm};
 use tempfile::TempDir;
 use uuid::Uuid;
@@ -76,8 +77,8 @@ impl Player {
     }
 }
 
-fn run(first: u64, pages: u64) -> Run {
-    Run { first, pages }
+fn run(first: u64, pages: u64) -> PageRange {
+    PageRange { first, pages }
 }
 
 /// Puts a profile into a container as it is: firn itself refuses to write one that is not its snapshot's. The header has 32 bytes,
@@ -111,7 +112,7 @@ fn a_profile_that_is_not_the_snapshots_is_refused_and_recorded_anew() {
     let faults = || Some(vec![run(0, 4)]);
     let of_another = Profile { faults: faults(), ..Profile::of(Uuid::from_u128(7)) };
     let pages = Snapshot::open(player.path()).unwrap().manifest().layout.pages();
-    let all = |runs: Vec<Run>| Profile {
+    let all = |runs: Vec<PageRange>| Profile {
         faults: Some(runs.clone()),
         groups: Some(vec![runs.clone()]),
         cached: Some(vec![firn_snapshot::CachedRun { run: runs[0], at_ns: 0 }]),

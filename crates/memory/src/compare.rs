@@ -3,9 +3,9 @@
 use std::fs::File;
 use std::io;
 
-use firn_base::PAGE_SIZE;
 use firn_base::num::usize_of;
-use firn_snapshot::{Content, PageSet, ReadAt, Run, Snapshot, runs_of};
+use firn_base::{PAGE_SIZE, PageRange};
+use firn_snapshot::{Content, PageSet, ReadAt, Snapshot};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress};
@@ -29,7 +29,7 @@ pub struct CompareReport {
     /// The first of them (guest-physical address / 4096), at most 16.
     pub first_differing: Vec<u64>,
     /// Those of them that are all zero, ascending; image pages. The others hold something else.
-    pub zeros: Vec<Run>,
+    pub zeros: Vec<PageRange>,
 }
 
 impl CompareReport {
@@ -166,7 +166,7 @@ fn compare_but(
             inside += bytes as u64;
         }
     }
-    report.zeros = runs_of(&zeros);
+    report.zeros = zeros.to_ranges();
     Ok(report)
 }
 

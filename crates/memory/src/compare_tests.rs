@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use firn_base::PageRange;
 use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
 use firn_snapshot::{
     Description, ExtentContents, MemoryLayout, PoolTarget, Verify, open_replica, write_extent,
@@ -48,7 +49,7 @@ fn a_replica_is_compared_with_the_extent_that_it_was_made_of() {
     assert_eq!((report.pages, report.written), (PAGES, 1));
     // What was written and not written down.
     assert_eq!(report.first_differing, [700, PAGES - 1]);
-    assert_eq!(report.zeros, [Run { first: PAGES - 1, pages: 1 }]);
+    assert_eq!(report.zeros, [PageRange { first: PAGES - 1, pages: 1 }]);
     // The other pages are the sealed extent's.
     assert_eq!(report.differing, 2);
 }

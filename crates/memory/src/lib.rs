@@ -49,7 +49,6 @@ pub mod pager;
 mod plan;
 pub mod planners;
 mod process;
-mod range_set;
 pub mod recorders;
 pub mod sigbus;
 mod slot;
@@ -68,8 +67,8 @@ pub use guest_memory::{
 };
 pub use host_facts::{HostFacts, HostFactsError};
 pub use plan::{
-    Advice, GuestRange, ImageRange, Integrity, Layer, Leaf, LoadFile, Plan, PlanError, PlanSummary,
-    PlanTable, Segment, Sharing, Source, Step, When, Work,
+    Advice, Integrity, Layer, Leaf, LoadFile, Plan, PlanError, PlanSummary, PlanTable, Segment,
+    Sharing, Source, Step, When, Work,
 };
 pub use process::{ProcessCounters, ProcessCountersError, prefer_as_victim};
 pub use slot::Slot;

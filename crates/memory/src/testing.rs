@@ -3,15 +3,14 @@
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
 
-use firn_base::PAGE_SIZE;
+use firn_base::{GuestRange, ImageRange, PAGE_SIZE};
 use firn_snapshot::{CopyTable, MemoryLayout, MemoryRegion, PageSet};
 use proptest::collection::vec;
 use proptest::prelude::{Just, Strategy, any};
 use proptest::sample::{Index, select};
 
 use crate::plan::{
-    Advice, GuestRange, ImageRange, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source, Step,
-    When, Work,
+    Advice, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source, Step, When, Work,
 };
 
 /// One to three regions of up to 40 pages, anywhere.

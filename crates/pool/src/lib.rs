@@ -59,7 +59,7 @@ pub use media::{
 };
 pub use pool::{
     AllocateError, CreateError, CreateOptions, ExtentReader, ExtentState, FreePiece, ImagedBy,
-    Imaging, ListedExtent, Listing, LookupError, MediumFailure, OpenError, PageRun, Pin, Pool,
-    PoolFacts, PoolReader, Problem, PublishError, ReclaimError, Recovery, RepairError,
-    RepairReport, Replica, ReplicaError, Role, Staging, VerifyReport,
+    Imaging, ListedExtent, Listing, LookupError, MediumFailure, OpenError, Pin, Pool, PoolFacts,
+    PoolReader, Problem, PublishError, ReclaimError, Recovery, RepairError, RepairReport, Replica,
+    ReplicaError, Role, Staging, VerifyReport,
 };

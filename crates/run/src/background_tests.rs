@@ -2,8 +2,9 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 
+use firn_base::GuestRange;
 use firn_memory::planners::{ImageFacts, PlanInput, parse};
-use firn_memory::{GuestRange, HostFacts, LoadFile, Plan, Sources, Step, When, Work, execute};
+use firn_memory::{HostFacts, LoadFile, Plan, Sources, Step, When, Work, execute};
 use firn_snapshot::{MemoryLayout, PageSet};
 
 use super::*;

@@ -1,14 +1,15 @@
 use std::fs;
 
+use firn_base::PageRange;
 use uuid::Uuid;
 
 use super::*;
-use crate::profile::{CachedRun, Run};
+use crate::profile::CachedRun;
 use crate::tests::support::{destination, freeze_generation, names_in, open_generation};
 use crate::{Snapshot, verify};
 
 fn profile() -> Profile {
-    let run = |first, pages| Run { first, pages };
+    let run = |first, pages| PageRange { first, pages };
     Profile {
         inputs: vec!["a".into()],
         faults: Some(vec![run(7, 2), run(1, 1)]),

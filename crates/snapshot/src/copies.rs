@@ -2,24 +2,22 @@
 
 use std::fs::File;
 
-use firn_base::PAGE_SIZE;
+use firn_base::{PAGE_SIZE, PageRange};
 use firn_pool::NoCopy;
 use serde::Serialize;
-
-use crate::profile::Run;
 
 /// Which parts of an image a copy holds: packed one behind the other, in ascending order of the image.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct CopyTable {
     /// Each part, and where it begins in the copy, in bytes.
-    parts: Vec<(Run, u64)>,
+    parts: Vec<(PageRange, u64)>,
 }
 
 impl CopyTable {
     /// The table of a copy that holds these parts, which have to be in ascending order and apart from each other: what is
     /// not is left out, with all that follows.
     #[must_use]
-    pub fn new(parts: impl IntoIterator<Item = Run>) -> Self {
+    pub fn new(parts: impl IntoIterator<Item = PageRange>) -> Self {
         let (mut end, mut place) = (0, 0_u64);
         let mut table = Vec::new();
         for part in parts {
@@ -34,7 +32,7 @@ impl CopyTable {
     }
 
     /// The parts, in image pages, each with where it begins in the copy, in bytes.
-    pub fn parts(&self) -> impl Iterator<Item = (Run, u64)> {
+    pub fn parts(&self) -> impl Iterator<Item = (PageRange, u64)> {
         self.parts.iter().copied()
     }
 
@@ -66,7 +64,7 @@ pub struct Copies {
     /// The key of the chunk set.
     pub key: String,
     /// Image pages of the chunk set, in whole chunks of 2 MiB, ascending.
-    pub expected: Vec<Run>,
+    pub expected: Vec<PageRange>,
     /// What the copy holds: nothing where none was ready.
     pub table: CopyTable,
     /// The copy, which belongs to the microVM alone; to be mapped shared, at leaves of 2 MiB.

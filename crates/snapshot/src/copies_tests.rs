@@ -1,7 +1,9 @@
+use firn_base::PageRange;
+
 use super::*;
 
-fn run(first: u64, pages: u64) -> Run {
-    Run { first, pages }
+fn run(first: u64, pages: u64) -> PageRange {
+    PageRange { first, pages }
 }
 
 #[test]

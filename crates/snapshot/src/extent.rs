@@ -396,7 +396,7 @@ impl Tail {
             if run.start < end || run.end <= run.start || run.end > len {
                 return Err(malformed("the runs of its disk are not in order within the disk"));
             }
-            runs.push(Run { disk: run.clone(), at });
+            runs.push(StoredRange { disk: run.clone(), at });
             end = run.end;
             // Runs that are longer than any tail cannot end where the tail does.
             at = at.saturating_add(run.end - run.start);
@@ -413,11 +413,11 @@ impl Tail {
 pub(crate) struct OverlayInTail {
     tail: Arc<dyn ReadAt>,
     len: u64,
-    runs: Vec<Run>,
+    runs: Vec<StoredRange>,
 }
 
 #[derive(Debug)]
-struct Run {
+struct StoredRange {
     disk: Range<u64>,
     /// Where its bytes begin in the tail.
     at: u64,

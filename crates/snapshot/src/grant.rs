@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use firn_base::PageRange;
 use firn_pool::{
     COPY_CHUNK, ChunkRun, ChunkSet, Client, ClientError, CopyGrant, ExtentGrant, Imaging,
     MapExtentError,
@@ -19,7 +20,6 @@ use crate::error::OpenError;
 use crate::in_pool::{check_pages, open_extent};
 use crate::layout::{CHUNK_PAGES, CHUNK_SIZE};
 use crate::page_set::PageSet;
-use crate::profile::Run;
 use crate::snapshot::{MAX_ATTEMPTS, Snapshot};
 
 /// Why a snapshot in a pool was not opened.
@@ -281,7 +281,7 @@ impl Grant {
         &mut self,
         key: &str,
         revision: Option<u64>,
-        chunks: &[Run],
+        chunks: &[PageRange],
         state: Vec<u8>,
     ) -> Result<bool, ClientError> {
         self.connection.set_chunks(self.generation, key, revision, chunks_of(chunks), state)
@@ -295,15 +295,14 @@ impl Grant {
     /// See [`ClientError`].
     pub fn return_replica(&mut self, written: &PageSet) -> Result<(), ClientError> {
         let Some(generation) = self.replica_generation.take() else { return Ok(()) };
-        let written: Vec<_> = written.runs().map(|run| (run.start, run.end - run.start)).collect();
-        self.connection.give_back(generation, &written)
+        self.connection.give_back(generation, &written.to_ranges())
     }
 }
 
 const _: () = assert!(CHUNK_SIZE == COPY_CHUNK);
 
 /// The chunks that are wholly in runs of pages.
-fn chunks_of(runs: &[Run]) -> Vec<ChunkRun> {
+fn chunks_of(runs: &[PageRange]) -> Vec<ChunkRun> {
     let chunks = runs.iter().filter_map(|run| {
         let first = run.first.div_ceil(CHUNK_PAGES);
         let count = (run.range().end / CHUNK_PAGES).checked_sub(first)?;
@@ -312,8 +311,8 @@ fn chunks_of(runs: &[Run]) -> Vec<ChunkRun> {
     chunks.filter(|(_, count)| *count > 0).collect()
 }
 
-fn pages_of_chunks((first, count): ChunkRun) -> Run {
-    Run { first: u64::from(first) * CHUNK_PAGES, pages: u64::from(count) * CHUNK_PAGES }
+fn pages_of_chunks((first, count): ChunkRun) -> PageRange {
+    PageRange { first: u64::from(first) * CHUNK_PAGES, pages: u64::from(count) * CHUNK_PAGES }
 }
 
 fn medium(grant: &ExtentGrant) -> Result<File, OpenPooledError> {

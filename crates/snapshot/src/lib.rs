@@ -62,9 +62,9 @@ pub use manifest::{
     ImageKind, Manifest,
 };
 pub use packed::{Packed, PackedError, PackedFile, PackedRun, pack, recipe_of};
-pub use page_set::{PageSet, Span};
-pub use profile::{CachedRun, Profile, ProfileError, Run, pages_of, runs_of};
+pub use page_set::PageSet;
+pub use profile::{CachedRun, Profile, ProfileError};
 pub use read_at::ReadAt;
 pub use snapshot::{Content, Snapshot, open_directory};
-pub use verify::{PageRun, Problem, VerifyError, VerifyReport, verify};
+pub use verify::{Problem, VerifyError, VerifyReport, verify};
 pub use writer::{SealReport, Writer};

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use firn_base::PAGE_SIZE;
+use firn_base::{PAGE_SIZE, PageRange};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use uuid::Uuid;
@@ -19,7 +19,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::attach::{AttachError, set_packed};
 use crate::digests::{DigestError, Digests, PAGE_LEN};
 use crate::error::OpenError;
-use crate::profile::{ProfileError, Run, check_runs};
+use crate::profile::{ProfileError, check_runs};
 use crate::snapshot::Snapshot;
 
 const MAGIC: [u8; 8] = *b"firnpack";
@@ -79,7 +79,7 @@ impl PackedFile {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PackedRun {
     /// Which image pages they are.
-    pub run: Run,
+    pub run: PageRange,
     /// Where the first of them lies in the packed file, in bytes: a multiple of a page.
     pub offset: u64,
 }
@@ -284,7 +284,12 @@ impl Packed {
 ///
 /// # Errors
 /// [`AttachError`]; the snapshot is as it was.
-pub fn pack(path: &Path, kind: PackedFile, recipe: u64, runs: &[Run]) -> Result<(), AttachError> {
+pub fn pack(
+    path: &Path,
+    kind: PackedFile,
+    recipe: u64,
+    runs: &[PageRange],
+) -> Result<(), AttachError> {
     let snapshot = Snapshot::open(path)?;
     let manifest = snapshot.manifest();
     let table = |source| AttachError::Table { path: path.into(), source };
@@ -299,7 +304,7 @@ fn write(
     kind: PackedFile,
     id: Uuid,
     recipe: u64,
-    runs: &[Run],
+    runs: &[PageRange],
 ) -> io::Result<()> {
     let table: Vec<u8> = runs
         .iter()
@@ -343,19 +348,22 @@ fn data_start(runs: u64) -> u64 {
     PAGE_SIZE + (runs * ENTRY as u64).next_multiple_of(PAGE_SIZE)
 }
 
-fn decode(table: &[u8]) -> Vec<Run> {
+fn decode(table: &[u8]) -> Vec<PageRange> {
     let (entries, _) = table.as_chunks::<ENTRY>();
     let run = |entry: &[u8; ENTRY]| {
         let mut fields = Fields(entry);
-        Run { first: u64::from_le_bytes(fields.take()), pages: u64::from_le_bytes(fields.take()) }
+        PageRange {
+            first: u64::from_le_bytes(fields.take()),
+            pages: u64::from_le_bytes(fields.take()),
+        }
     };
     entries.iter().map(run).collect()
 }
 
 /// Runs that lie behind each other from `start` on.
-fn place(runs: Vec<Run>, start: u64) -> Vec<PackedRun> {
+fn place(runs: Vec<PageRange>, start: u64) -> Vec<PackedRun> {
     let mut offset = start;
-    let place = |run: Run| {
+    let place = |run: PageRange| {
         let packed = PackedRun { run, offset };
         offset += run.pages * PAGE_SIZE;
         packed

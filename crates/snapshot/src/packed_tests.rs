@@ -1,5 +1,6 @@
 use std::fs;
 
+use firn_base::PageRange;
 use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
 
 use super::*;
@@ -10,8 +11,8 @@ use crate::{Description, ImageKind};
 
 const KIND: PackedFile = PackedFile::LoadingSet;
 
-fn run(first: u64, pages: u64) -> Run {
-    Run { first, pages }
+fn run(first: u64, pages: u64) -> PageRange {
+    PageRange { first, pages }
 }
 
 /// Sixteen pages that are told apart by their bytes; page 3 is zero.
@@ -118,7 +119,7 @@ fn a_file_of_another_length_is_refused() {
 }
 
 /// A packed file with right CRCs and this table.
-fn forged(id: Uuid, table: &[Run], pages: u64) -> Vec<u8> {
+fn forged(id: Uuid, table: &[PageRange], pages: u64) -> Vec<u8> {
     let bytes: Vec<u8> = table
         .iter()
         .flat_map(|r| [r.first.to_le_bytes(), r.pages.to_le_bytes()].concat())
@@ -185,7 +186,7 @@ proptest! {
     fn every_page_is_where_the_table_says(firsts in proptest::sample::subsequence((0..16u64).collect::<Vec<_>>(), 1..16)) {
         let (_dir, path) = destination();
         freeze_distinct(&path, ImageKind::Dense);
-        let runs: Vec<Run> = firsts.iter().rev().map(|first| run(*first, 1)).collect();
+        let runs: Vec<PageRange> = firsts.iter().rev().map(|first| run(*first, 1)).collect();
         pack(&path, KIND, 1, &runs).unwrap();
         let snapshot = Snapshot::open(&path).unwrap();
         let packed = snapshot.packed(KIND).unwrap().unwrap();

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use firn_base::PageRange;
+
 /// Pages that one word of the bitmap holds.
 const WORD_BITS: u64 = 64;
 
@@ -15,15 +17,6 @@ pub struct PageSet {
     pages: u64,
 }
 
-/// A maximal run of pages that are all in a [`PageSet`], or all not.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Span {
-    /// The pages.
-    pub pages: Range<u64>,
-    /// Whether they are in the set.
-    pub set: bool,
-}
-
 impl PageSet {
     /// The empty set out of `pages` pages. It takes `pages / 8` bytes of memory.
     ///
@@ -34,6 +27,18 @@ impl PageSet {
     pub fn new(pages: u64) -> Self {
         let words = usize::try_from(pages.div_ceil(WORD_BITS)).expect("bitmap fits in memory");
         Self { words: vec![0; words], pages }
+    }
+
+    /// The pages of `ranges`, out of `pages` pages. Pages beyond are left out.
+    #[must_use]
+    pub fn of<'a>(ranges: impl IntoIterator<Item = &'a PageRange>, pages: u64) -> Self {
+        let mut set = Self::new(pages);
+        for Range { start, end } in ranges.into_iter().map(PageRange::range) {
+            if start < pages {
+                set.insert_range(start..end.min(pages));
+            }
+        }
+        set
     }
 
     /// How many pages the set is out of: members are in `0..pages()`.
@@ -76,31 +81,48 @@ impl PageSet {
         self.words.iter().map(|word| u64::from(word.count_ones())).sum()
     }
 
-    /// Tiles `range` (cut at `pages()`) with maximal runs of pages in the set and not in it, ascending.
-    pub fn spans(&self, range: Range<u64>) -> impl Iterator<Item = Span> + '_ {
+    /// Splits `range`, cut at `pages()`, into maximal ranges of pages in the set and not in it:
+    /// ascending, each with whether it is in the set.
+    pub fn split(&self, range: Range<u64>) -> impl Iterator<Item = (Range<u64>, bool)> + '_ {
         let end = range.end.min(self.pages);
         let mut page = range.start;
         std::iter::from_fn(move || {
             let start = page;
             let set = (start < end).then(|| self.get(start))?;
             page = self.run_end(start, end, set);
-            Some(Span { pages: start..page, set })
+            Some((start..page, set))
         })
     }
 
-    /// The maximal runs of pages in the set, ascending.
-    pub fn runs(&self) -> impl Iterator<Item = Range<u64>> + '_ {
-        self.spans(0..self.pages).filter(|span| span.set).map(|span| span.pages)
+    /// The maximal ranges of pages of `range` in the set, ascending.
+    pub fn ranges_in(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
+        self.split(range).filter(|(_, set)| *set).map(|(pages, _)| pages)
     }
 
-    /// The maximal runs of pages not in the set, ascending.
+    /// The maximal ranges of pages of `range` not in the set, ascending.
+    pub fn gaps_in(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
+        self.split(range).filter(|(_, set)| !set).map(|(pages, _)| pages)
+    }
+
+    /// The maximal ranges of pages in the set, ascending.
+    pub fn ranges(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        self.ranges_in(0..self.pages)
+    }
+
+    /// The maximal ranges of pages not in the set, ascending.
     pub fn gaps(&self) -> impl Iterator<Item = Range<u64>> + '_ {
-        self.spans(0..self.pages).filter(|span| !span.set).map(|span| span.pages)
+        self.gaps_in(0..self.pages)
+    }
+
+    /// The set as a list of page ranges, ascending.
+    #[must_use]
+    pub fn to_ranges(&self) -> Vec<PageRange> {
+        self.ranges().map(PageRange::from).collect()
     }
 
     /// The pages in the set, ascending.
     pub fn iter(&self) -> impl Iterator<Item = u64> + '_ {
-        self.runs().flatten()
+        self.ranges().flatten()
     }
 
     /// First page from `start` on, at most `end`, whose membership is not `set`.

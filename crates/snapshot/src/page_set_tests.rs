@@ -2,20 +2,20 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
 
-use super::{PageSet, Span};
+use super::PageSet;
 
 #[test]
 fn spans_tile_a_range() {
     let mut set = PageSet::new(300);
     set.insert_range(60..130);
     set.insert(299);
-    let spans: Vec<_> = set.spans(10..400).collect();
-    let span = |pages, set| Span { pages, set };
+    let spans: Vec<_> = set.split(10..400).collect();
+    let span = |pages, set| (pages, set);
     assert_eq!(
         spans,
         [span(10..60, false), span(60..130, true), span(130..299, false), span(299..300, true)]
     );
-    assert_eq!(set.runs().collect::<Vec<_>>(), [60..130, 299..300]);
+    assert_eq!(set.ranges().collect::<Vec<_>>(), [60..130, 299..300]);
     assert_eq!(set.gaps().collect::<Vec<_>>(), [0..60, 130..299]);
     assert_eq!(set.count(), 71);
 }
@@ -27,7 +27,7 @@ fn nothing_lies_past_the_end() {
     assert!(set.get(63));
     assert!(!set.get(64));
     assert!(!set.get(u64::MAX));
-    assert_eq!(PageSet::new(0).runs().count(), 0);
+    assert_eq!(PageSet::new(0).ranges().count(), 0);
 }
 
 #[test]
@@ -63,10 +63,10 @@ proptest! {
         prop_assert_eq!(set.count(), model.len() as u64);
         prop_assert!((0..pages).all(|page| set.get(page) == model.contains(&page)));
         prop_assert_eq!(PageSet::from_bytes(&set.to_bytes(), pages), Some(set.clone()));
-        let spans: Vec<_> = set.spans(0..pages).collect();
+        let spans: Vec<_> = set.split(0..pages).collect();
         for pair in spans.windows(2) {
-            prop_assert_eq!(pair[0].pages.end, pair[1].pages.start);
-            prop_assert_eq!(pair[0].set, !pair[1].set);
+            prop_assert_eq!(pair[0].0.end, pair[1].0.start);
+            prop_assert_eq!(pair[0].1, !pair[1].1);
         }
     }
 }

@@ -7,8 +7,7 @@
 //! All pages are image pages (offset in the image / 4096). Every type here is part of the profile version, which the
 //! assertion at the end of the file guards.
 
-use std::ops::Range;
-
+use firn_base::PageRange;
 use postcard_schema::Schema;
 use postcard_schema::key::hash::fnv1a64::hash_ty_path;
 use serde::{Deserialize, Serialize};
@@ -26,52 +25,29 @@ pub struct Profile {
     /// What the runs were given: names of inputs, for people to read.
     pub inputs: Vec<String>,
     /// Which pages were touched, in the order of their first touch (userfaultfd). No page is in it twice.
-    pub faults: Option<Vec<Run>>,
+    pub faults: Option<Vec<PageRange>>,
     /// Working-set groups (FaaSnap, 4.2): pages that became resident, the host's read-ahead among them, by the
     /// sample of mincore that first saw them. No page is in two groups.
-    pub groups: Option<Vec<Vec<Run>>>,
+    pub groups: Option<Vec<Vec<PageRange>>>,
     /// Which pages were written, ascending.
-    pub written: Option<Vec<Run>>,
+    pub written: Option<Vec<PageRange>>,
     /// Which pages entered the page cache (SnapBPF, 3.1), in the order in which they did. No page is in it twice.
     pub cached: Option<Vec<CachedRun>>,
     /// Which pages the guest's allocator held free at the freeze, by its own metadata, ascending.
-    pub free: Option<Vec<Run>>,
+    pub free: Option<Vec<PageRange>>,
     /// Which pages the guest had reported free (free page reporting) at the freeze and not touched since, ascending. They
     /// are zero in the image.
-    pub reported: Option<Vec<Run>>,
+    pub reported: Option<Vec<PageRange>>,
     /// Which of the pages that were touched the guest's page tables mapped by leaves of 4 KiB at the freeze, ascending, as far as the tables
     /// were recognised. The others are mapped by larger leaves, or were mapped later.
-    pub small_leaves: Option<Vec<Run>>,
-}
-
-/// Pages that follow each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Schema)]
-pub struct Run {
-    /// The first image page.
-    pub first: u64,
-    /// How many they are: 1 at least.
-    pub pages: u64,
-}
-
-impl Run {
-    /// Their numbers.
-    #[must_use]
-    pub fn range(&self) -> Range<u64> {
-        self.first..self.first.saturating_add(self.pages)
-    }
-}
-
-impl From<Range<u64>> for Run {
-    fn from(range: Range<u64>) -> Self {
-        Self { first: range.start, pages: range.end.saturating_sub(range.start) }
-    }
+    pub small_leaves: Option<Vec<PageRange>>,
 }
 
 /// Pages that entered the page cache together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Schema)]
 pub struct CachedRun {
     /// The pages.
-    pub run: Run,
+    pub run: PageRange,
     /// When the first of them did, in ns since the guest was resumed.
     pub at_ns: u64,
 }
@@ -134,7 +110,7 @@ impl Profile {
         if self.snapshot != snapshot {
             return Err(ProfileError::OtherSnapshot { found: self.snapshot, expected: snapshot });
         }
-        let runs = |part, runs: &Option<Vec<Run>>, ascending| {
+        let runs = |part, runs: &Option<Vec<PageRange>>, ascending| {
             runs.as_ref().map_or(Ok(()), |runs| check_runs(part, runs.iter(), pages, ascending))
         };
         runs("the fault order", &self.faults, false)?;
@@ -153,29 +129,10 @@ impl Profile {
     }
 }
 
-/// The pages of some runs, out of `pages`. Runs beyond are cut.
-#[must_use]
-pub fn pages_of<'a>(runs: impl IntoIterator<Item = &'a Run>, pages: u64) -> PageSet {
-    let mut set = PageSet::new(pages);
-    for run in runs {
-        let range = run.range();
-        if range.start < pages {
-            set.insert_range(range.start..range.end.min(pages));
-        }
-    }
-    set
-}
-
-/// Runs of the pages in a set, ascending.
-#[must_use]
-pub fn runs_of(set: &PageSet) -> Vec<Run> {
-    set.runs().map(Run::from).collect()
-}
-
 /// Checks that runs are not empty, within `pages` pages, and name none twice.
 pub(crate) fn check_runs<'a>(
     part: &'static str,
-    runs: impl Iterator<Item = &'a Run>,
+    runs: impl Iterator<Item = &'a PageRange>,
     pages: u64,
     ascending: bool,
 ) -> Result<(), ProfileError> {
@@ -190,9 +147,9 @@ pub(crate) fn check_runs<'a>(
         if range.end > pages {
             return Err(ProfileError::Beyond { part, page: range.end - 1, pages });
         }
-        let repeated = seen.spans(range.clone()).find(|span| span.set);
-        if let Some(span) = repeated {
-            return Err(ProfileError::Repeated { part, page: span.pages.start });
+        let repeated = seen.ranges_in(range.clone()).next();
+        if let Some(repeated) = repeated {
+            return Err(ProfileError::Repeated { part, page: repeated.start });
         }
         if ascending && page < end {
             return Err(ProfileError::Repeated { part, page });

@@ -1,7 +1,9 @@
+use firn_base::PageRange;
+
 use super::*;
 
-fn run(first: u64, pages: u64) -> Run {
-    Run { first, pages }
+fn run(first: u64, pages: u64) -> PageRange {
+    PageRange { first, pages }
 }
 
 const ID: Uuid = Uuid::from_u128(5);
@@ -13,7 +15,7 @@ fn check(edit: impl FnOnce(&mut Profile)) -> Result<(), ProfileError> {
 }
 
 /// Each part with these runs in it, and what it is called.
-fn parts(runs: &[Run]) -> [(&'static str, Profile); 7] {
+fn parts(runs: &[PageRange]) -> [(&'static str, Profile); 7] {
     let own = || Profile::of(ID);
     let some = || Some(runs.to_vec());
     let groups = runs.iter().map(|run| vec![*run]).collect();
@@ -71,6 +73,6 @@ fn another_snapshots_profile_is_refused() {
 #[test]
 fn sets_and_runs_are_the_same_pages() {
     let runs = [run(2, 3), run(7, 1), run(14, 9)];
-    let set = pages_of(&runs, 16);
-    assert_eq!(runs_of(&set), [run(2, 3), run(7, 1), run(14, 2)]);
+    let set = PageSet::of(&runs, 16);
+    assert_eq!(set.to_ranges(), [run(2, 3), run(7, 1), run(14, 2)]);
 }

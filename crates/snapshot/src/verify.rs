@@ -1,6 +1,5 @@
 //! Checking every byte of a snapshot.
 
-use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use firn_base::PAGE_SIZE;
+use firn_base::{GuestRange, PAGE_SIZE};
 use thiserror::Error;
 
 use crate::container::{
@@ -79,12 +78,12 @@ pub enum Problem {
     #[error(transparent)]
     Digests(#[from] DigestError),
     /// Pages that are not those that were frozen.
-    #[error("{IMAGE_FILE}: {total} damaged pages, at guest-physical {}", list_runs(.runs, *.total))]
+    #[error("{IMAGE_FILE}: {total} damaged pages, at guest-physical {}", list_ranges(.runs, *.total))]
     Pages {
         /// Damaged pages.
         total: u64,
         /// The first runs of them, by guest-physical address.
-        runs: Vec<PageRun>,
+        runs: Vec<GuestRange>,
     },
     /// Part of a file cannot be read.
     #[error("{} cannot be read at offset {offset:#x}", .path.display())]
@@ -117,15 +116,6 @@ pub enum Problem {
     /// A read-only disk is missing, or not the one that the microVM was frozen with.
     #[error(transparent)]
     Disk(#[from] DiskError),
-}
-
-/// Adjacent pages of guest memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PageRun {
-    /// Guest-physical address of the first.
-    pub guest_addr: u64,
-    /// How many they are.
-    pub pages: u64,
 }
 
 /// The files of a snapshot that could be opened, and what of `snapshot.firn` could be decoded.
@@ -473,15 +463,12 @@ impl<'a> ImageCheck<'a> {
 }
 
 /// The runs of a set of image pages, by guest-physical address; a run never spans two regions.
-fn guest_runs(pages: &PageSet, layout: &MemoryLayout) -> impl Iterator<Item = PageRun> {
+fn guest_runs(pages: &PageSet, layout: &MemoryLayout) -> impl Iterator<Item = GuestRange> {
     layout.regions().flat_map(move |region| {
-        let range = region.image_range();
-        pages.spans(range.start / PAGE_SIZE..range.end / PAGE_SIZE).filter(|span| span.set).map(
-            move |span| PageRun {
-                guest_addr: region.guest_addr + span.pages.start * PAGE_SIZE - region.image_offset,
-                pages: span.pages.end - span.pages.start,
-            },
-        )
+        pages.ranges_in(region.image_pages()).map(move |pages| GuestRange {
+            start: region.guest_addr + pages.start * PAGE_SIZE - region.image_offset,
+            len: (pages.end - pages.start) * PAGE_SIZE,
+        })
     })
 }
 
@@ -500,18 +487,16 @@ fn list(problems: &[Problem]) -> String {
     text
 }
 
-fn list_runs(runs: &[PageRun], total: u64) -> String {
-    let listed: u64 = runs.iter().map(|run| run.pages).sum();
-    let runs = runs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-    if listed < total { format!("{runs} and {} more", total - listed) } else { runs }
+fn list_ranges(ranges: &[GuestRange], total: u64) -> String {
+    let listed: u64 = ranges.iter().map(GuestRange::pages).sum();
+    let ranges = ranges.iter().map(page_addresses).collect::<Vec<_>>().join(", ");
+    if listed < total { format!("{ranges} and {} more", total - listed) } else { ranges }
 }
 
-impl fmt::Display for PageRun {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#x}", self.guest_addr)?;
-        if self.pages > 1 {
-            write!(f, "-{:#x}", self.guest_addr + self.pages * PAGE_SIZE - 1)?;
-        }
-        Ok(())
+/// The address of a page, or the first and the last address of several.
+fn page_addresses(range: &GuestRange) -> String {
+    match range.pages() {
+        0 | 1 => format!("{:#x}", range.start),
+        _ => format!("{:#x}-{:#x}", range.start, range.end() - 1),
     }
 }

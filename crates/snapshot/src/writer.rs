@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use firn_base::PageRange;
+
 use crate::container::{
     CONTAINER_FILE, CONTAINER_VERSION, Header, IMAGE_FILE, NO_PROFILE_VERSION, OVERLAY_FILE,
     PROFILE_VERSION, Section,
@@ -13,7 +15,7 @@ use crate::image::{
     PageSource, SparseFile, StoredFile, WrittenImage, is_zero, write_image, write_nonzero,
 };
 use crate::manifest::{Description, ImageInfo, ImageKind, Manifest};
-use crate::profile::{Profile, Run};
+use crate::profile::Profile;
 use crate::staging::Staging;
 
 /// Writes one snapshot aside and publishes it whole.
@@ -27,7 +29,7 @@ pub struct Writer {
     staging: Staging,
     image: Option<(WrittenImage, StoredFile)>,
     overlay: Option<(DiskIdentity, StoredFile)>,
-    reported: Vec<Run>,
+    reported: Vec<PageRange>,
     image_time: Duration,
     overlay_time: Duration,
 }
@@ -112,7 +114,7 @@ impl Writer {
     }
 
     /// Says which image pages the guest had reported free and not touched since, ascending. They are put into a profile.
-    pub fn set_reported(&mut self, reported: Vec<Run>) {
+    pub fn set_reported(&mut self, reported: Vec<PageRange>) {
         self.reported = reported;
     }
 

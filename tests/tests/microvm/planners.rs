@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::Path;
 
+use firn_base::PageRange;
 use firn_memory::page_cache::{cached, evict};
-use firn_snapshot::{Run, Snapshot};
+use firn_snapshot::Snapshot;
 use firn_tests::{
     Function, HELLO, HeldLoader, JSON, World, at_once, check_memory, free_lists, profiled,
     workshop_folder,
@@ -170,7 +171,7 @@ fn four_at_once_by_faasnap_without_merging() {
 /// The free pages in the snapshot's profile.
 fn recorded_free(snapshot: &Path) -> BTreeSet<u64> {
     let profile = Snapshot::open(snapshot).unwrap().profile().unwrap().unwrap();
-    profile.free.unwrap().iter().flat_map(Run::range).collect()
+    profile.free.unwrap().iter().flat_map(PageRange::range).collect()
 }
 
 #[test]
@@ -214,7 +215,7 @@ fn freed_pages_are_known_and_reported_pages_are_never_read() {
     let opened = Snapshot::open(&snapshot).unwrap();
     let (image, pages) = (opened.image_file().unwrap(), opened.manifest().layout.pages());
     let reported = opened.profile().unwrap().unwrap().reported.unwrap();
-    let reported: BTreeSet<u64> = reported.iter().flat_map(Run::range).collect();
+    let reported: BTreeSet<u64> = reported.iter().flat_map(PageRange::range).collect();
     assert!(reported.len() > 1000, "{}", reported.len());
     let read = |planner: &str| {
         assert!(evict(image).unwrap().is_cold());

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
+use firn_base::GuestRange;
 use firn_memory::planners::{self, ParsePlannerError, PlanSnapshotError, parse};
-use firn_memory::{ExecuteError, GuestRange, Leaf, Sources, execute};
+use firn_memory::{ExecuteError, Leaf, Sources, execute};
 use firn_snapshot::{OpenError, Snapshot};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;

@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use firn_base::GuestRange;
 use tempfile::TempDir;
 use thiserror::Error;
 
-use firn_memory::{GuestRange, Leaf};
+use firn_memory::Leaf;
 use firn_vmm::{Destination, KVM_DEVICE};
 
 use super::FloorAccess;

@@ -5,8 +5,8 @@ use std::arch::global_asm;
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
-use firn_base::PAGE_SIZE as PAGE;
-use firn_memory::{GuestRange, GuestView, Leaf};
+use firn_base::{GuestRange, PAGE_SIZE as PAGE};
+use firn_memory::{GuestView, Leaf};
 
 use super::FloorAccess;
 

@@ -20,8 +20,8 @@ use kvm_ioctls::VcpuExit;
 use thiserror::Error;
 use vm_memory::GuestMemoryError;
 
-use firn_base::PAGE_SIZE as PAGE;
-use firn_memory::{AnonymousError, GuestMemory, GuestRange, Leaf};
+use firn_base::{GuestRange, PAGE_SIZE as PAGE};
+use firn_memory::{AnonymousError, GuestMemory, Leaf};
 use firn_snapshot::{LayoutError, MemoryLayout, MemoryRegion};
 use firn_vmm::{KVM_DEVICE, KvmCounters, KvmError, KvmStats, open_kvm};
 

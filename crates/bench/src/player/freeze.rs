@@ -5,9 +5,7 @@ use std::path::Path;
 use firn_base::PAGE_SIZE;
 use firn_memory::{AnonymousError, DiscardError, GuestMemory};
 use firn_player::format::{OWN, PROGRAM};
-use firn_snapshot::{
-    AttachError, FunctionInfo, OpenError, Profile, Snapshot, runs_of, set_profile,
-};
+use firn_snapshot::{AttachError, FunctionInfo, OpenError, Profile, Snapshot, set_profile};
 use firn_vmm::{
     Destination, FreezeError, FreezeReport, FreezeRequest, Microvm, OpenKvm, OpenKvmError,
     PrepareError, UserRegisters,
@@ -70,7 +68,7 @@ pub fn freeze(
     if let (Some(path), Some(free)) = (path, inputs.free()) {
         let snapshot = Snapshot::open(&path)?;
         let profile = snapshot.profile_or_empty()?;
-        set_profile(&path, &Profile { free: Some(runs_of(free)), ..profile })?;
+        set_profile(&path, &Profile { free: Some(free.to_ranges()), ..profile })?;
     }
     Ok(report)
 }
@@ -116,10 +114,10 @@ fn prepare(
 fn report_free(memory: &GuestMemory, inputs: &PlayerInputs) -> Result<(), DiscardError> {
     let (Some(free), zero) = (inputs.free(), inputs.zero_map(true)) else { return Ok(()) };
     for region in inputs.layout().regions() {
-        let free = free.spans(region.image_pages()).filter(|span| span.set);
-        for span in free.flat_map(|span| zero.spans(span.pages)).filter(|span| span.set) {
-            let start = span.pages.start * PAGE_SIZE - region.image_offset + region.guest_addr;
-            memory.discard(start, (span.pages.end - span.pages.start) * PAGE_SIZE)?;
+        let free = free.ranges_in(region.image_pages());
+        for pages in free.flat_map(|pages| zero.ranges_in(pages)) {
+            let start = pages.start * PAGE_SIZE - region.image_offset + region.guest_addr;
+            memory.discard(start, (pages.end - pages.start) * PAGE_SIZE)?;
         }
     }
     Ok(())

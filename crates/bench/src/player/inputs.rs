@@ -94,8 +94,8 @@ impl PlayerInputs {
         match self.free() {
             Some(free) if !sanitised => {
                 let mut rest = PageSet::new(zero.pages());
-                let used = free.gaps().flat_map(|gap| zero.spans(gap));
-                used.filter(|span| span.set).for_each(|span| rest.insert_range(span.pages));
+                let used = free.gaps().flat_map(|used| zero.ranges_in(used));
+                used.for_each(|pages| rest.insert_range(pages));
                 rest
             }
             _ => zero.clone(),

@@ -209,8 +209,7 @@ pub(super) fn fill(
         let ImageRegion { guest_addr, .. } = region;
         let pages = region.image_pages();
         let first = pages.start;
-        let spans = zero_map.spans(pages);
-        for page in spans.filter(|span| !span.set).flat_map(|span| span.pages) {
+        for page in zero_map.gaps_in(pages).flatten() {
             let address = guest_addr + (page - first) * PAGE;
             let mut value = word(seed, address / PAGE, 0);
             bytes.clear();

@@ -11,7 +11,7 @@ use firn_memory::trace::Access;
 use firn_player::format::PAGE;
 use firn_run::player::{record, replay};
 use firn_run::{Clock, ReplaySpec, Source, StartReport};
-use firn_snapshot::{PackedFile, PageSet, Profile, Snapshot, pages_of, runs_of, set_profile};
+use firn_snapshot::{PackedFile, PageSet, Profile, Snapshot, set_profile};
 use firn_vmm::{Destination, KVM_DEVICE};
 
 use super::{PlayerInputs, PlayerOptions, freeze};
@@ -122,7 +122,7 @@ fn snapbpf_loads_the_image_itself_and_never_what_was_free() {
     assert!(captured.is_sorted_by_key(|range| range.at_ns));
     let pages = snapshot.manifest().layout.pages();
     let of_trace = load("json-b").unwrap().trace;
-    let captured = pages_of(captured.iter().map(|range| &range.run), pages);
+    let captured = PageSet::of(captured.iter().map(|range| &range.run), pages);
     for touch in of_trace.touches() {
         let page = of_trace.layout().image_offset(touch.page * PAGE).unwrap() / PAGE;
         assert!(captured.get(page), "page {page:#x} was touched");
@@ -134,7 +134,7 @@ fn snapbpf_loads_the_image_itself_and_never_what_was_free() {
     assert_eq!((loader.loaded, loader.bytes), (true, captured.count() * PAGE));
 
     // As if the guest had reported all its zero pages.
-    let reported = Some(runs_of(snapshot.zero_map()));
+    let reported = Some(snapshot.zero_map().to_ranges());
     set_profile(snapshot.path(), &Profile { reported, ..recorded }).unwrap();
     let (again, report) = replayed(snapshot.path(), &*planner);
     assert_eq!(report.execute.zero_bytes, snapshot.zero_map().count() * PAGE);
@@ -182,7 +182,7 @@ fn snapbpf_never_reads_what_the_guest_had_reported_free() {
     let dir = tempfile::tempdir().unwrap();
     let Some((snapshot, free)) = player_with_free_pages(dir.path(), true) else { return };
     let recorded = profile(&snapshot, Part::Cache);
-    let reported = pages_of(recorded.reported.as_ref().unwrap(), free.pages());
+    let reported = PageSet::of(recorded.reported.as_ref().unwrap(), free.pages());
     assert!(reported.count() > 100);
     assert!(reported.iter().all(|page| free.get(page) && snapshot.zero_map().get(page)));
     let (again, report) = replayed(snapshot.path(), &*parse("snapbpf").unwrap());

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use firn_base::PageRange;
 use firn_memory::Leaf;
 use firn_memory::page_cache::evict;
 use firn_memory::recorders::{Part, ProfileRecordError, of};
@@ -10,7 +11,7 @@ use firn_memory::trace::{Access, Trace};
 use firn_player::format::PAGE;
 use firn_run::Source;
 use firn_run::player::{RecordRunError, record};
-use firn_snapshot::{CHUNK_PAGES, Profile, Run, Snapshot, pages_of};
+use firn_snapshot::{CHUNK_PAGES, PageSet, Profile, Snapshot};
 use firn_vmm::{Destination, KVM_DEVICE, Virtualization};
 
 use super::{PlayerInputs, PlayerOptions, freeze};
@@ -52,8 +53,8 @@ fn pages(trace: &Trace, of: impl Fn(Access) -> bool) -> Vec<u64> {
     touches.map(|touch| trace.layout().image_offset(touch.page * PAGE).unwrap() / PAGE).collect()
 }
 
-fn flat(runs: &[Run]) -> Vec<u64> {
-    runs.iter().flat_map(Run::range).collect()
+fn flat(runs: &[PageRange]) -> Vec<u64> {
+    runs.iter().flat_map(PageRange::range).collect()
 }
 
 #[test]
@@ -110,7 +111,7 @@ fn groups_contain_touched_pages_in_order_and_pages_read_ahead() {
     let profile = recorded(&snapshot, &traces[0].name, &[Part::Groups]);
     let groups = profile.groups.unwrap();
     let memory = snapshot.manifest().layout.pages();
-    let all = pages_of(groups.iter().flatten(), memory);
+    let all = PageSet::of(groups.iter().flatten(), memory);
     for page in pages(&traces[0].trace, |_| true) {
         assert!(all.get(page), "page {page:#x} was touched");
     }
@@ -118,7 +119,7 @@ fn groups_contain_touched_pages_in_order_and_pages_read_ahead() {
     // arrive first. The last pages are read ahead early, because the player's own pages follow
     // them.
     assert!(groups.len() >= 3, "{}", groups.len());
-    let first = |page: u64| groups.iter().position(|runs| pages_of(runs, memory).get(page));
+    let first = |page: u64| groups.iter().position(|runs| PageSet::of(runs, memory).get(page));
     assert!(first(0).unwrap() < first(6000).unwrap());
     assert!((profile.faults, profile.written) == (None, None));
 }
@@ -129,7 +130,7 @@ fn groups_of_a_recorded_function_contain_every_touched_page() {
     let (traces, snapshot) = player(&["json-a", "json-b"], dir.path());
     let profile = recorded(&snapshot, "json-b", &[Part::Groups]);
     let all =
-        pages_of(profile.groups.iter().flatten().flatten(), snapshot.manifest().layout.pages());
+        PageSet::of(profile.groups.iter().flatten().flatten(), snapshot.manifest().layout.pages());
     let trace = &traces[1].trace;
     let touched = pages(trace, |_| true);
     let missing = touched.iter().filter(|page| !all.get(**page) && !trace.zero_map().get(**page));

@@ -17,7 +17,7 @@ use firn_memory::recorders::{RecordError, Recorder, Recording};
 use firn_memory::trace::{EncodeTraceError, GapUnit, Trace, TraceError, TraceOrigin};
 use firn_memory::{HostFacts, HostFactsError};
 use firn_run::{EventError, Interruption, Invocation, Outcome, RecordedRun, Source, StartError};
-use firn_snapshot::{PageSet, Snapshot, pages_of};
+use firn_snapshot::{PageSet, Snapshot};
 use firn_vmm::{
     AttributionError, FreePagesError, GoneError, GuestTimeTotals, Handle, KvmStats, Microvm,
     fault_attribution, free_pages,
@@ -212,7 +212,7 @@ pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordCommandError
 /// The pages that the guest held free at the freeze. A guest whose kernel does not describe itself is recorded without.
 fn free(snapshot: &Snapshot) -> Result<Option<PageSet>, FreePagesError> {
     match free_pages(snapshot) {
-        Ok(runs) => Ok(Some(pages_of(&runs, snapshot.manifest().layout.pages()))),
+        Ok(runs) => Ok(Some(PageSet::of(&runs, snapshot.manifest().layout.pages()))),
         Err(error @ (FreePagesError::NoDescription | FreePagesError::Unknown(_))) => {
             output::note(&format!(
                 "firn: the trace is without free pages: {}",

@@ -19,8 +19,9 @@ pub use rule::Rule;
 
 use std::path::Path;
 
+use firn_base::PageRange;
 use firn_snapshot::{
-    ClientError, Grant, OpenError, OpenPooledError, Profile, Run, Snapshot, Verify, open_pooled,
+    ClientError, Grant, OpenError, OpenPooledError, Profile, Snapshot, Verify, open_pooled,
 };
 use prediction::Prediction;
 use thiserror::Error;
@@ -63,7 +64,11 @@ pub fn request_copy(
 /// # Errors
 ///
 /// [`ClientError`]: the pool's manager failed. Later starts use the prediction without this run.
-pub fn learn(snapshot: &Snapshot, grant: &mut Grant, written: &[Run]) -> Result<(), ClientError> {
+pub fn learn(
+    snapshot: &Snapshot,
+    grant: &mut Grant,
+    written: &[PageRange],
+) -> Result<(), ClientError> {
     let Some(rule) = grant.copies().and_then(|copies| Rule::of_key(&copies.key)) else {
         return Ok(());
     };

@@ -3,10 +3,9 @@
 use std::io;
 use std::ops::Range;
 
+use firn_base::PageRange;
 use firn_base::num::usize_of;
-use firn_snapshot::{
-    CHUNK_PAGES, CHUNK_SIZE, Copies, Grant, NoCopy, PageSet, ReadAt, Run, Snapshot, runs_of,
-};
+use firn_snapshot::{CHUNK_PAGES, CHUNK_SIZE, Copies, Grant, NoCopy, PageSet, ReadAt, Snapshot};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress};
@@ -32,7 +31,7 @@ pub struct WriteReport {
     /// Chunks that were expected and not written, and chunks that the rule selected because they are read.
     pub unused: u64,
     /// The chunks that were written, as runs of image pages.
-    pub written: Vec<Run>,
+    pub written: Vec<PageRange>,
 }
 
 /// Why the written chunks are not known.
@@ -103,7 +102,7 @@ fn observe_extent(
         copied: copies.table.bytes() / CHUNK_SIZE,
         missed: chunks(&|page| written.get(page) && !expected.get(page)),
         unused: chunks(&|page| expected.get(page) && !written.get(page)),
-        written: runs_of(&written),
+        written: written.to_ranges(),
     })
 }
 

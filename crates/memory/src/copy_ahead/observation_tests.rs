@@ -1,3 +1,4 @@
+use firn_base::PageRange;
 use firn_snapshot::{CopyTable, MemoryLayout};
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::File;
@@ -26,8 +27,8 @@ fn memfd(chunks: impl Iterator<Item = u8>) -> File {
     file
 }
 
-fn run(first: u64, chunks: u64) -> Run {
-    Run { first: first * CHUNK_PAGES, pages: chunks * CHUNK_PAGES }
+fn run(first: u64, chunks: u64) -> PageRange {
+    PageRange { first: first * CHUNK_PAGES, pages: chunks * CHUNK_PAGES }
 }
 
 /// The guest memory of an extent in a medium.

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use firn_snapshot::{CHUNK_PAGES, Run};
+use firn_base::PageRange;
+use firn_snapshot::CHUNK_PAGES;
 
 /// The highest score of a chunk, and the initial score of a chunk that the profile selects.
 const FULL: u8 = 8;
@@ -41,10 +42,10 @@ impl Prediction {
     }
 
     /// The chunks that the next run is expected to write, as image pages, ascending.
-    pub(super) fn expected(&self) -> Vec<Run> {
+    pub(super) fn expected(&self) -> Vec<PageRange> {
         let expected = self.scores.iter().filter(|(_, score)| **score >= EXPECTED);
         let first = expected.map(|(chunk, _)| u64::from(*chunk) * CHUNK_PAGES);
-        first.map(|first| Run { first, pages: CHUNK_PAGES }).collect()
+        first.map(|first| PageRange { first, pages: CHUNK_PAGES }).collect()
     }
 
     /// The state, for a pool's manager to store.
@@ -79,9 +80,9 @@ impl Prediction {
 const MOST_CHUNKS: u64 = firn_snapshot::MAX_MEMORY / firn_snapshot::CHUNK_SIZE;
 
 /// The numbers of the whole chunks in ascending runs of image pages, out of `pages`.
-pub(super) fn chunks_of(runs: &[Run], pages: u64) -> Vec<u32> {
+pub(super) fn chunks_of(runs: &[PageRange], pages: u64) -> Vec<u32> {
     let whole =
-        |run: &Run| run.first.div_ceil(CHUNK_PAGES)..run.range().end.min(pages) / CHUNK_PAGES;
+        |run: &PageRange| run.first.div_ceil(CHUNK_PAGES)..run.range().end.min(pages) / CHUNK_PAGES;
     runs.iter().flat_map(whole).filter_map(|chunk| u32::try_from(chunk).ok()).collect()
 }
 

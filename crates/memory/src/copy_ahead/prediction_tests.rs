@@ -1,3 +1,4 @@
+use firn_base::PageRange;
 use proptest::collection::vec;
 use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
 
@@ -44,9 +45,12 @@ fn runs_of_another_input_than_the_profile_replace_its_chunks() {
 
 #[test]
 fn only_whole_chunks_of_guest_memory_count() {
-    let runs = [Run { first: 1, pages: 1030 }, Run { first: 2048, pages: u64::MAX - 2048 }];
+    let runs =
+        [PageRange { first: 1, pages: 1030 }, PageRange { first: 2048, pages: u64::MAX - 2048 }];
     assert_eq!(chunks_of(&runs, 6 * CHUNK_PAGES + 7), [1, 4, 5]);
-    assert!(chunks_of(&[Run { first: 10 * CHUNK_PAGES, pages: 512 }], CHUNK_PAGES).is_empty());
+    assert!(
+        chunks_of(&[PageRange { first: 10 * CHUNK_PAGES, pages: 512 }], CHUNK_PAGES).is_empty()
+    );
 }
 
 #[test]

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use firn_snapshot::{CHUNK_PAGES, PageSet, Profile, Run, runs_of};
+use firn_base::PageRange;
+use firn_snapshot::{CHUNK_PAGES, PageSet, Profile};
 
 /// Which chunks of 2 MiB are copied ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,7 +32,7 @@ impl Rule {
 
     /// The chunks that the rule selects from a profile, as image pages, ascending.
     #[must_use]
-    pub fn chunks(self, profile: &Profile) -> Vec<Run> {
+    pub fn chunks(self, profile: &Profile) -> Vec<PageRange> {
         let mut chunks = self.written_chunks(profile);
         chunks.extend(self.read_chunks(profile));
         chunks.sort_unstable_by_key(|chunk| chunk.first);
@@ -52,26 +53,26 @@ impl Rule {
     /// The chunks that a run wrote, and those of the profile that it reads, out of `pages` image pages.
     pub(super) fn with_read_chunks(
         self,
-        written: &[Run],
+        written: &[PageRange],
         profile: &Profile,
         pages: u64,
-    ) -> Vec<Run> {
+    ) -> Vec<PageRange> {
         let mut set = PageSet::new(pages);
-        for run in written.iter().chain(&self.read_chunks(profile)).map(Run::range) {
+        for run in written.iter().chain(&self.read_chunks(profile)).map(PageRange::range) {
             set.insert_range(run.start.min(pages)..run.end.min(pages));
         }
-        runs_of(&set)
+        set.to_ranges()
     }
 
     /// The chunks of which the profile has enough written pages.
-    fn written_chunks(self, profile: &Profile) -> Vec<Run> {
+    fn written_chunks(self, profile: &Profile) -> Vec<PageRange> {
         let counts = pages_by_chunk(profile.written.as_deref().unwrap_or_default());
         chunks(counts.into_iter().filter(|(_, pages)| *pages >= self.written).map(|(at, _)| at))
     }
 
     /// The chunks of which the profile has enough pages in small leaves, and no written page. A profile without small leaves
     /// has none.
-    fn read_chunks(self, profile: &Profile) -> Vec<Run> {
+    fn read_chunks(self, profile: &Profile) -> Vec<PageRange> {
         if self.read == 0 {
             return Vec::new();
         }
@@ -85,7 +86,7 @@ impl Rule {
 }
 
 /// The number of pages of each chunk in runs that do not overlap.
-fn pages_by_chunk(runs: &[Run]) -> BTreeMap<u64, u64> {
+fn pages_by_chunk(runs: &[PageRange]) -> BTreeMap<u64, u64> {
     let mut counts = BTreeMap::new();
     for run in runs {
         let range = run.range();
@@ -100,8 +101,8 @@ fn pages_by_chunk(runs: &[Run]) -> BTreeMap<u64, u64> {
     counts
 }
 
-fn chunks(numbers: impl Iterator<Item = u64>) -> Vec<Run> {
-    numbers.map(|chunk| Run { first: chunk * CHUNK_PAGES, pages: CHUNK_PAGES }).collect()
+fn chunks(numbers: impl Iterator<Item = u64>) -> Vec<PageRange> {
+    numbers.map(|chunk| PageRange { first: chunk * CHUNK_PAGES, pages: CHUNK_PAGES }).collect()
 }
 
 #[cfg(test)]

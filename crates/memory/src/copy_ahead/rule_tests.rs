@@ -1,9 +1,11 @@
+use firn_base::PageRange;
+
 use super::*;
 
 #[test]
 fn a_chunk_is_selected_by_the_number_of_its_written_pages() {
     let runs = [(10, 1), (510, 4), (1030, 2), (1100, 2), (2048, 1024)];
-    let written = runs.map(|(first, pages)| Run { first, pages }).to_vec();
+    let written = runs.map(|(first, pages)| PageRange { first, pages }).to_vec();
     let profile = Profile { written: Some(written), ..Profile::default() };
     let chunks = |from| {
         Rule { written: from, read: 0 }
@@ -22,7 +24,7 @@ fn a_chunk_is_selected_by_the_number_of_its_written_pages() {
 #[test]
 fn a_chunk_that_is_only_read_is_selected_by_its_pages_in_small_leaves() {
     let runs = |runs: &[(u64, u64)]| {
-        Some(runs.iter().map(|(first, pages)| Run { first: *first, pages: *pages }).collect())
+        Some(runs.iter().map(|(first, pages)| PageRange { first: *first, pages: *pages }).collect())
     };
     let profile = Profile {
         faults: runs(&[(10, 20), (100, 12), (512, 31), (1024, 512), (1540, 1), (2048, 1024)]),
@@ -47,7 +49,7 @@ fn a_chunk_that_is_only_read_is_selected_by_its_pages_in_small_leaves() {
 
 #[test]
 fn chunks_are_ascending_and_only_software_page_tables_need_copies_of_read_ones() {
-    let runs = |first| Some(vec![Run { first, pages: 600 }]);
+    let runs = |first| Some(vec![PageRange { first, pages: 600 }]);
     let profile = Profile { written: runs(2048), small_leaves: runs(512), ..Profile::default() };
     let chunks = |nested| {
         let chunks = Rule::DEFAULT.for_paging(nested).chunks(&profile);
@@ -59,11 +61,11 @@ fn chunks_are_ascending_and_only_software_page_tables_need_copies_of_read_ones()
 
 #[test]
 fn a_read_chunk_of_the_profile_is_used_by_every_run() {
-    let small_leaves = Some(vec![Run { first: 512, pages: 512 }]);
+    let small_leaves = Some(vec![PageRange { first: 512, pages: 512 }]);
     let profile = Profile { small_leaves, ..Profile::default() };
-    let written = [Run { first: 0, pages: 512 }, Run { first: 1536, pages: 512 }];
+    let written = [PageRange { first: 0, pages: 512 }, PageRange { first: 1536, pages: 512 }];
     let used = Rule::DEFAULT.with_read_chunks(&written, &profile, 1600);
-    assert_eq!(used, [Run { first: 0, pages: 1024 }, Run { first: 1536, pages: 64 }]);
+    assert_eq!(used, [PageRange { first: 0, pages: 1024 }, PageRange { first: 1536, pages: 64 }]);
 }
 
 #[test]

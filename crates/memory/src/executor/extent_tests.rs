@@ -2,8 +2,8 @@
 
 use std::os::fd::AsRawFd;
 
-use firn_base::PAGE_SIZE;
-use firn_snapshot::{CHUNK_PAGES, Copies, CopyTable, MemoryLayout, PageSet, Run};
+use firn_base::{PAGE_SIZE, PageRange};
+use firn_snapshot::{CHUNK_PAGES, Copies, CopyTable, MemoryLayout, PageSet};
 use rustix::fs::MemfdFlags;
 use vm_memory::{Bytes, GuestAddress};
 
@@ -88,7 +88,7 @@ fn of_extent(
 fn share_with_copy(medium: &File) -> GuestMemory {
     let leaf = Leaf::Size2M;
     let facts = ExtentFacts { offset: OFFSET, leaf, private: false, replica: false, checked: true };
-    let first = Run { first: 0, pages: CHUNK_PAGES };
+    let first = PageRange { first: 0, pages: CHUNK_PAGES };
     let file = File::from(rustix::fs::memfd_create("copy", MemfdFlags::empty()).unwrap());
     file.set_len(leaf.bytes()).unwrap();
     let copies = Copies {

@@ -8,7 +8,7 @@ pub use schedule::{AfterResume, StepError, StepReport};
 use std::fs::File;
 use std::time::Instant;
 
-use firn_base::ns_since;
+use firn_base::{GuestRange, ns_since};
 use firn_snapshot::{Grant, Packed, PackedFile, Snapshot};
 use rustix::fs::{OFlags, fcntl_getfl};
 use serde::{Deserialize, Serialize};
@@ -17,9 +17,7 @@ use thiserror::Error;
 use crate::guest_memory::{Backing, GuestMemory, Reservation, ViewError};
 use crate::map::Mapping;
 use crate::pager::{OnFailure, PagerError, end_process};
-use crate::plan::{
-    Advice, GuestRange, Layer, Leaf, Plan, PlanError, Segment, Sharing, Source, When, Work,
-};
+use crate::plan::{Advice, Layer, Leaf, Plan, PlanError, Segment, Sharing, Source, When, Work};
 
 /// Where the image of a snapshot is, for mapping.
 #[derive(Clone, Copy, Debug)]

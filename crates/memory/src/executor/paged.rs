@@ -1,10 +1,11 @@
 //! Memory that a pager serves.
 
+use firn_base::GuestRange;
 use firn_snapshot::Snapshot;
 
 use crate::guest_memory::GuestMemory;
 use crate::pager::{Area, OnFailure, PageStore, Pager, PagerError, PagerJob, PagerPolicy};
-use crate::plan::{GuestRange, Plan, Source};
+use crate::plan::{Plan, Source};
 use crate::uffd::{Features, RegisterMode, Uffd};
 
 /// Starts a pager for the segments of a plan that have one as their source. The plan's layers are mapped.

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::time::Instant;
 
+use firn_base::{GuestRange, ImageRange};
 use firn_snapshot::{PackedError, PackedFile, Snapshot};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -12,7 +13,7 @@ use super::{Sources, ns_since};
 use crate::guest_memory::GuestMemory;
 use crate::page_cache;
 use crate::pager::PagerError;
-use crate::plan::{GuestRange, ImageRange, Step, Work};
+use crate::plan::{Step, Work};
 
 /// What a step took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

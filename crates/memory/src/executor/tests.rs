@@ -3,6 +3,7 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use firn_base::{GuestRange, ImageRange};
 use firn_snapshot::{MemoryLayout, MemoryRegion, PageSet};
 use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
 use proptest::sample::Index;
@@ -12,7 +13,7 @@ use super::*;
 use crate::HostFacts;
 use crate::compare::compare;
 use crate::page_cache;
-use crate::plan::{GuestRange, ImageRange, Segment, Step, Work};
+use crate::plan::{Segment, Step, Work};
 use crate::planners::{ImageFacts, PlanInput, parse};
 use crate::testing::{Kind, file_on_a_medium, page_bytes, plans, segment, write_image};
 

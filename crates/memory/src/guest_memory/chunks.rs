@@ -9,14 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use firn_base::ns_since;
+use firn_base::{GuestRange, RangeSet, ns_since};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::Mapped;
-use crate::plan::{GuestRange, Leaf};
-use crate::range_set::RangeSet;
+use crate::plan::Leaf;
 use crate::slot::Slot;
 
 /// Bytes of a chunk: the granule of a devdax mapping.

@@ -17,6 +17,7 @@ use std::error::Error as StdError;
 use std::fs::File;
 use std::sync::{Arc, OnceLock};
 
+use firn_base::{GuestRange, RangeSet};
 use firn_snapshot::{Digests, MemoryLayout};
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -26,8 +27,7 @@ use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionCollectionError, Guest
 
 use crate::map::Mapping;
 use crate::pager::Pager;
-use crate::plan::{GuestRange, Leaf};
-use crate::range_set::RangeSet;
+use crate::plan::Leaf;
 use crate::sigbus::{self, LostBacking, RegisteredSlots};
 use crate::slot::{Slot, host_addr};
 use crate::uffd::{RegisterMode, Uffd, UffdError};

@@ -5,9 +5,9 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use firn_base::PAGE_SIZE;
 use firn_base::num::usize_of;
-use firn_snapshot::{Chunk, MemoryLayout, PageSet, PageSource, Run, runs_of};
+use firn_base::{PAGE_SIZE, PageRange};
+use firn_snapshot::{Chunk, MemoryLayout, PageSet, PageSource};
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress};
 
@@ -68,7 +68,7 @@ impl GuestMemory {
     /// # Errors
     ///
     /// What the kernel said to /proc/self/pagemap.
-    pub fn reported_free(&self) -> io::Result<Vec<Run>> {
+    pub fn reported_free(&self) -> io::Result<Vec<PageRange>> {
         let pagemap = File::open(PAGEMAP)?;
         let mut free = PageSet::new(self.layout.pages());
         let reported = self.reported.lock();
@@ -83,7 +83,7 @@ impl GuestMemory {
                 untouched.for_each(|(page, _)| free.insert(page));
             }
         }
-        Ok(runs_of(&free))
+        Ok(free.to_ranges())
     }
 }
 

@@ -214,7 +214,7 @@ fn what_was_reported_and_not_touched_since_is_known() {
     memory.discard(0, 8 * PAGE).unwrap();
     memory.discard(4 * MIB + 2 * PAGE, 2 * PAGE).unwrap();
     memory.vm_memory().write_obj(0u8, GuestAddress(3 * PAGE)).unwrap();
-    let run = |first, pages| firn_snapshot::Run { first, pages };
+    let run = |first, pages| firn_base::PageRange { first, pages };
     assert_eq!(memory.reported_free().unwrap(), [run(0, 3), run(4, 4), run(258, 2)]);
 }
 
@@ -244,7 +244,7 @@ fn what_was_written_is_left_out_of_a_comparison() {
     let none = firn_snapshot::PageSet::new(512);
     let compared = original.compare(&memory, &none).unwrap();
     assert_eq!((compared.written, compared.differing), (0, 6));
-    assert_eq!(compared.zeros, [firn_snapshot::Run { first: 9, pages: 1 }]);
+    assert_eq!(compared.zeros, [firn_base::PageRange { first: 9, pages: 1 }]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
+use firn_base::GuestRange;
 use vm_memory::bitmap::BS;
 use vm_memory::guest_memory::GuestMemorySliceIterator;
 use vm_memory::{
@@ -13,7 +14,6 @@ use vm_memory::{
 use super::Mapped;
 use super::chunks::{ChunkCopies, Chunks, CopyChunkError};
 use super::written::Written;
-use crate::plan::GuestRange;
 
 /// A view of guest memory, for vm-memory's traits: devices, boot code and vCPUs read and write through it.
 ///

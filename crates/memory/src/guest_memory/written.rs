@@ -54,7 +54,7 @@ impl GuestMemory {
     /// Puts down image pages that KVM says were written. Without [tracking](Self::track_writes) nothing is done.
     pub fn note_written(&self, pages: &PageSet) {
         let Some(written) = &self.written else { return };
-        pages.runs().flatten().for_each(|page| written.insert(page));
+        pages.iter().for_each(|page| written.insert(page));
     }
 
     /// The image pages that may have been written through views, that were [noted](Self::note_written), and those that the guest

@@ -2,8 +2,9 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
+use firn_base::PageRange;
 use firn_snapshot::{
-    Chunk, ImageKind, MemoryLayout, MemoryRegion, PageSource, Profile, Run, Snapshot, set_profile,
+    Chunk, ImageKind, MemoryLayout, MemoryRegion, PageSource, Profile, Snapshot, set_profile,
 };
 use tempfile::TempDir;
 use vm_memory::{Bytes, GuestAddress};
@@ -24,8 +25,8 @@ const INSTALLED: u64 = 51;
 /// Free pages: two of them were touched by earlier runs.
 const FREE: [(u64, u64); 3] = [(600, 50), (768, 2), (1000, 10)];
 
-fn runs<const N: usize>(runs: [(u64, u64); N]) -> Option<Vec<Run>> {
-    Some(runs.map(|(first, pages)| Run { first, pages }).to_vec())
+fn runs<const N: usize>(runs: [(u64, u64); N]) -> Option<Vec<PageRange>> {
+    Some(runs.map(|(first, pages)| PageRange { first, pages }).to_vec())
 }
 
 struct Fixture {

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BinaryHeap};
 
-use super::{GuestRange, Layer};
+use firn_base::GuestRange;
+
+use super::Layer;
 
 /// A range of guest memory and the index of its topmost layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

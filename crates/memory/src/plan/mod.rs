@@ -9,47 +9,9 @@ pub use validate::PlanError;
 
 use std::fmt;
 
+use firn_base::{GuestRange, ImageRange};
 use firn_snapshot::{CopyTable, MemoryLayout, PackedFile};
 use serde::{Deserialize, Serialize};
-
-/// A range of guest-physical memory, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct GuestRange {
-    /// First byte.
-    pub start: u64,
-    /// Length in bytes.
-    pub len: u64,
-}
-
-impl GuestRange {
-    /// The first byte after the range; `u64::MAX` where it would overflow.
-    pub fn end(&self) -> u64 {
-        self.start.saturating_add(self.len)
-    }
-}
-
-/// `0x100000-0x200000`, end excluded.
-impl fmt::Display for GuestRange {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#x}-{:#x}", self.start, self.end())
-    }
-}
-
-/// A range of the image, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct ImageRange {
-    /// First byte.
-    pub offset: u64,
-    /// Length in bytes.
-    pub len: u64,
-}
-
-/// `0x100000-0x200000`, end excluded.
-impl fmt::Display for ImageRange {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#x}-{:#x}", self.offset, self.offset.saturating_add(self.len))
-    }
-}
 
 /// Where the bytes of a range come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]

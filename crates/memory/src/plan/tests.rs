@@ -1,3 +1,4 @@
+use firn_base::{GuestRange, ImageRange};
 use proptest::prelude::{Just, Strategy, any, prop_assert, prop_assert_eq, proptest};
 use proptest::sample::Index;
 

@@ -1,12 +1,10 @@
 //! The check that a plan restores every page exactly once, from the right place.
 
-use firn_base::PAGE_SIZE;
+use firn_base::{GuestRange, ImageRange, PAGE_SIZE};
 use thiserror::Error;
 
 use super::flatten::{flatten, most_visible};
-use super::{
-    GuestRange, ImageRange, Integrity, Leaf, LoadFile, Plan, Segment, Sharing, Source, When, Work,
-};
+use super::{Integrity, Leaf, LoadFile, Plan, Segment, Sharing, Source, When, Work};
 use crate::pager::PagerPolicy;
 
 /// Why a plan is not valid. Each is a defect of the planner that made it.

@@ -3,8 +3,10 @@
 //! The papers' reference point: no read from storage is left, only minor faults that map cached pages (FaaSnap
 //! 3.1 and 3.3, "Cached"; PASS 2.2, "DRAM-cached", whose footprint is the whole memory file).
 
+use firn_base::ImageRange;
+
 use super::{Firecracker, PlanInput, Planner, PlannerError};
-use crate::plan::{ImageRange, Plan, Step, When, Work};
+use crate::plan::{Plan, Step, When, Work};
 
 /// The planner `dram_cached`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

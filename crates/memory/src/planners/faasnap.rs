@@ -9,16 +9,13 @@
 
 use std::ops::Range;
 
-use firn_base::PAGE_SIZE;
-use firn_snapshot::{
-    CopyTable, ImageRegion, MemoryLayout, Packed, PackedFile, PackedRun, PageSet, Run, pages_of,
-};
+use firn_base::{GuestRange, PAGE_SIZE, PageRange};
+use firn_snapshot::{CopyTable, ImageRegion, MemoryLayout, Packed, PackedFile, PackedRun, PageSet};
 
 use super::packing::{Packing, recipe};
 use super::{PlanInput, Planner, PlannerError, check_mappings};
 use crate::plan::{
-    Advice, GuestRange, Integrity, Layer, Leaf, LoadFile, Plan, Segment, Sharing, Source, Step,
-    When, Work,
+    Advice, Integrity, Layer, Leaf, LoadFile, Plan, Segment, Sharing, Source, Step, When, Work,
 };
 
 /// The planner `faasnap`.
@@ -36,11 +33,11 @@ impl FaaSnap {
     pub const MOST_MERGE: u64 = 1 << 20;
 
     /// What the loading-set file is packed by.
-    fn recipe(self, groups: &[Vec<Run>]) -> u64 {
+    fn recipe(self, groups: &[Vec<PageRange>]) -> u64 {
         recipe(&("faasnap", self.merge, groups))
     }
 
-    fn groups<'a>(&self, input: &PlanInput<'a>) -> Result<&'a [Vec<Run>], PlannerError> {
+    fn groups<'a>(&self, input: &PlanInput<'a>) -> Result<&'a [Vec<PageRange>], PlannerError> {
         let groups = input.profile.and_then(|profile| profile.groups.as_deref());
         groups.ok_or_else(|| PlannerError::NoProfile {
             planner: self.name(),
@@ -132,9 +129,9 @@ fn map_region(plan: &mut Plan, region: &ImageRegion, loaded: &[PackedRun], zero_
     let layer =
         |guest, source| Layer { guest, source, sharing: sharing(source), advice: Advice::Normal };
     plan.layers.push(layer(guest(&pages), Source::Zero));
-    for stored in zero_map.spans(pages.clone()).filter(|span| !span.set) {
-        let source = Source::Image { offset: stored.pages.start * PAGE_SIZE };
-        plan.layers.push(layer(guest(&stored.pages), source));
+    for stored in zero_map.gaps_in(pages.clone()) {
+        let source = Source::Image { offset: stored.start * PAGE_SIZE };
+        plan.layers.push(layer(guest(&stored), source));
     }
     let mut at = pages.start;
     let first = loaded.partition_point(|packed| packed.run.range().end <= pages.start);
@@ -158,10 +155,10 @@ fn unloaded(
     zero_map: &PageSet,
     guest: impl Fn(&Range<u64>) -> GuestRange,
 ) -> impl Iterator<Item = Segment> {
-    zero_map.spans(pages).map(move |span| {
-        let offset = span.pages.start * PAGE_SIZE;
-        let source = if span.set { Source::Zero } else { Source::Image { offset } };
-        segment(guest(&span.pages), source)
+    zero_map.split(pages).map(move |(pages, zero)| {
+        let offset = pages.start * PAGE_SIZE;
+        let source = if zero { Source::Zero } else { Source::Image { offset } };
+        segment(guest(&pages), source)
     })
 }
 
@@ -177,19 +174,19 @@ fn segment(guest: GuestRange, source: Source) -> Segment {
 
 /// The regions of a loading set, sorted by group and address.
 struct LoadingSet {
-    runs: Vec<Run>,
+    runs: Vec<PageRange>,
     /// How many they were before neighbours were merged.
     before_merging: u64,
 }
 
 /// The working set without its zero pages, in regions that are merged where fewer than `merge` pages lie between them.
 fn loading_set(
-    groups: &[Vec<Run>],
+    groups: &[Vec<PageRange>],
     zero_map: &PageSet,
     layout: &MemoryLayout,
     merge: u64,
 ) -> LoadingSet {
-    let working_set = pages_of(groups.iter().flatten(), zero_map.pages());
+    let working_set = PageSet::of(groups.iter().flatten(), zero_map.pages());
     // Which group a page is of, by its run's first page.
     let mut group_of: Vec<(u64, usize)> = Vec::new();
     for (group, runs) in groups.iter().enumerate() {
@@ -199,15 +196,10 @@ fn loading_set(
     let mut before_merging = 0;
     let mut regions: Vec<(usize, Range<u64>)> = Vec::new();
     for region in layout.regions() {
-        let image = region.image_range();
         // No region reaches over a gap of guest memory.
         let mut merging = false;
-        for run in working_set.spans(image.start / PAGE_SIZE..image.end / PAGE_SIZE) {
-            if !run.set {
-                continue;
-            }
-            for stored in zero_map.spans(run.pages).filter(|span| !span.set) {
-                let pages = stored.pages;
+        for touched in working_set.ranges_in(region.image_pages()) {
+            for pages in zero_map.gaps_in(touched) {
                 let group = lowest_group(&group_of, groups, &pages);
                 let last = regions.last_mut().filter(|_| merging);
                 let gap = last.as_ref().map(|(_, last)| pages.start - last.end);
@@ -231,7 +223,7 @@ fn loading_set(
 }
 
 /// The lowest group of pages that are all in some group.
-fn lowest_group(group_of: &[(u64, usize)], groups: &[Vec<Run>], pages: &Range<u64>) -> usize {
+fn lowest_group(group_of: &[(u64, usize)], groups: &[Vec<PageRange>], pages: &Range<u64>) -> usize {
     let first = group_of.partition_point(|(first, _)| *first <= pages.start).saturating_sub(1);
     let of_pages = group_of[first..].iter().take_while(|(first, _)| *first < pages.end);
     of_pages.map(|(_, group)| *group).min().unwrap_or(groups.len())

@@ -1,3 +1,4 @@
+use firn_base::PageRange;
 use firn_snapshot::{ImageKind, MemoryRegion, Profile, Snapshot, set_profile};
 use proptest::collection::vec;
 use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
@@ -10,19 +11,19 @@ use crate::planners::{PackError, PackReport, PlanSnapshotError, pack, parse, pla
 use crate::testing::{layouts, write_snapshot};
 use crate::{ExecuteError, ExecuteReport, PlanError, ProcessCounters, Sources, execute};
 
-fn run(first: u64, pages: u64) -> Run {
-    Run { first, pages }
+fn run(first: u64, pages: u64) -> PageRange {
+    PageRange { first, pages }
 }
 
-fn zeros(pages: u64, runs: &[Run]) -> PageSet {
-    pages_of(runs, pages)
+fn zeros(pages: u64, runs: &[PageRange]) -> PageSet {
+    PageSet::of(runs, pages)
 }
 
 fn layout(pages: u64) -> MemoryLayout {
     MemoryLayout::for_size(pages * PAGE_SIZE).unwrap()
 }
 
-fn groups_of(snapshot: &Snapshot, groups: Vec<Vec<Run>>) {
+fn groups_of(snapshot: &Snapshot, groups: Vec<Vec<PageRange>>) {
     let id = snapshot.manifest().description.id;
     set_profile(snapshot.path(), &Profile { groups: Some(groups), ..Profile::of(id) }).unwrap();
 }
@@ -268,7 +269,7 @@ proptest! {
         let mut zero_map = PageSet::new(pages);
         (0..pages).filter(|page| !stored[at(*page)]).for_each(|page| zero_map.insert(page));
         // Group 0 is: not in the working set.
-        let groups: Vec<Vec<Run>> = (1..6)
+        let groups: Vec<Vec<PageRange>> = (1..6)
             .map(|n| (0..pages).filter(|page| group[at(*page)] == n).map(|page| run(page, 1)).collect())
             .collect();
         let dir = tempfile::tempdir().unwrap();

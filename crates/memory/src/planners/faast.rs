@@ -6,14 +6,14 @@
 //! allocator in the snapshot. Free pages are in no working-set file, and are anonymous memory that the pager has nothing to do with: the
 //! kernel answers a fault on one.
 
-use firn_base::PAGE_SIZE;
-use firn_snapshot::{PackedFile, Run, pages_of};
+use firn_base::{GuestRange, PAGE_SIZE, PageRange};
+use firn_snapshot::{PackedFile, PageSet};
 
 use super::packing::{Packing, recipe};
 use super::reap::{faults, merged, plan};
 use super::{PlanInput, Planner, PlannerError};
 use crate::pager::PagerPolicy;
-use crate::plan::{Advice, GuestRange, Layer, Plan, Segment, Source};
+use crate::plan::{Advice, Layer, Plan, Segment, Source};
 
 /// The planner `faast`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct Faast {
 }
 
 impl Faast {
-    fn free<'a>(&self, input: &PlanInput<'a>) -> Result<&'a [Run], PlannerError> {
+    fn free<'a>(&self, input: &PlanInput<'a>) -> Result<&'a [PageRange], PlannerError> {
         let free = input.profile.and_then(|profile| profile.free.as_deref());
         free.ok_or_else(|| PlannerError::NoProfile {
             planner: self.name(),
@@ -46,17 +46,17 @@ impl Planner for Faast {
     fn plan(&self, input: &PlanInput<'_>) -> Result<Plan, PlannerError> {
         let free = self.free(input)?;
         let mut plan = plan(input, self, self.policy)?;
-        let free = pages_of(free, input.layout.pages());
+        let free = PageSet::of(free, input.layout.pages());
         let regions = input.layout.regions().zip(std::mem::take(&mut plan.segments));
         for (region, whole) in regions {
-            for span in free.spans(region.image_pages()) {
-                let offset = span.pages.start * PAGE_SIZE;
+            for (pages, free) in free.split(region.image_pages()) {
+                let offset = pages.start * PAGE_SIZE;
                 let start = region.guest_addr + (offset - region.image_offset);
-                let len = (span.pages.end - span.pages.start) * PAGE_SIZE;
+                let len = (pages.end - pages.start) * PAGE_SIZE;
                 let guest = GuestRange { start, len };
-                let source = if span.set { Source::Zero } else { Source::Pager { offset } };
+                let source = if free { Source::Zero } else { Source::Pager { offset } };
                 plan.segments.push(Segment { guest, source, ..whole });
-                if span.set {
+                if free {
                     let (sharing, advice) = (whole.sharing, Advice::Normal);
                     plan.layers.push(Layer { guest, source, sharing, advice });
                 }
@@ -68,10 +68,9 @@ impl Planner for Faast {
     /// The pages of the faults that were not free, in their order.
     fn packing(&self, input: &PlanInput<'_>) -> Result<Option<Packing>, PlannerError> {
         let (faults, free) = (faults(input, &self.name())?, self.free(input)?);
-        let free_pages = pages_of(free, input.layout.pages());
+        let free_pages = PageSet::of(free, input.layout.pages());
         let used = faults.iter().flat_map(|run| {
-            let spans = free_pages.spans(run.range()).filter(|span| !span.set);
-            spans.map(|span| Run::from(span.pages)).collect::<Vec<_>>()
+            free_pages.gaps_in(run.range()).map(PageRange::from).collect::<Vec<_>>()
         });
         Ok(Some(Packing {
             file: PackedFile::UsedWorkingSet,

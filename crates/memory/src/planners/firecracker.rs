@@ -4,10 +4,11 @@
 //! the guest (PASS 3.2, "lazy loading"; FaaSnap 3.1, "Firecracker"). With the kernel's read-ahead on, this
 //! is SnapBPF's Linux-RA; with it off, its Linux-NoRA (SnapBPF 4).
 
+use firn_base::GuestRange;
 use firn_snapshot::CopyTable;
 
 use super::{PlanInput, Planner, PlannerError};
-use crate::plan::{Advice, GuestRange, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source};
+use crate::plan::{Advice, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source};
 
 /// The planner `firecracker`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

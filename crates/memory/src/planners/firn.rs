@@ -8,15 +8,15 @@
 //! Without a copy (none was ready, or the arena is full) the kernel copies what is written, page by page, as under
 //! `pass_shared`; but expected chunks that are all zero are anonymous memory then, which comes in pages of 2 MiB.
 
-use firn_base::PAGE_SIZE;
-use firn_snapshot::{CHUNK_PAGES, Copies, ImageRegion, PageSet, Run};
+use firn_base::{GuestRange, PAGE_SIZE, PageRange};
+use firn_snapshot::{CHUNK_PAGES, Copies, ImageRegion, PageSet};
 
 use super::pass::segments;
 use super::pass_shared::sharing;
 use super::{ExtentFacts, PlanInput, Planner, PlannerError, Store};
 use crate::copy_ahead::Rule;
 use crate::plan::{
-    Advice, GuestRange, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source, Step, When, Work,
+    Advice, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source, Step, When, Work,
 };
 
 /// The planner `firn`.
@@ -89,7 +89,7 @@ fn own_parts(
     if bases.iter().any(|base| !base.is_multiple_of(Leaf::Size2M.bytes())) {
         return Vec::new();
     }
-    let within = |run: Run| {
+    let within = |run: PageRange| {
         let start = (run.first * PAGE_SIZE).max(region.image_offset);
         let end = (run.range().end.saturating_mul(PAGE_SIZE)).min(region.image_offset + region.len);
         // A chunk that the region has in part stays the extent's.
@@ -110,7 +110,7 @@ fn own_parts(
     for range in copies.expected.iter().copied().filter_map(within) {
         for start in range.step_by(firn_base::num::usize_of(Leaf::Size2M.bytes())) {
             let first = start / PAGE_SIZE;
-            let zero = |pages| zero_map.spans(pages).all(|span| span.set);
+            let zero = |pages| zero_map.gaps_in(pages).next().is_none();
             if copies.table.place(start).is_none() && zero(first..first + CHUNK_PAGES) {
                 let guest = guest(start, Leaf::Size2M.bytes());
                 match own.last_mut() {

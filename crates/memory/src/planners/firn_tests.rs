@@ -1,3 +1,4 @@
+use firn_base::PageRange;
 use firn_snapshot::{CopyTable, MemoryLayout, MemoryRegion};
 use proptest::collection::btree_set;
 use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
@@ -18,8 +19,8 @@ const EXTENT: ExtentFacts = ExtentFacts {
     checked: true,
 };
 
-fn chunk(first: u64) -> Run {
-    Run { first: first * CHUNK_PAGES, pages: CHUNK_PAGES }
+fn chunk(first: u64) -> PageRange {
+    PageRange { first: first * CHUNK_PAGES, pages: CHUNK_PAGES }
 }
 
 fn copies(expected: &[u64], copied: &[u64]) -> Copies {
@@ -120,7 +121,7 @@ fn a_wrong_place_in_the_copy_is_refused() {
     short.copies = CopyTable::new([chunk(1)]);
     assert!(matches!(short.validate().unwrap_err(), PlanError::NotCopied { .. }));
     let mut part = good;
-    part.copies = CopyTable::new([chunk(1), Run { first: 4 * CHUNK_PAGES, pages: 511 }]);
+    part.copies = CopyTable::new([chunk(1), PageRange { first: 4 * CHUNK_PAGES, pages: 511 }]);
     assert!(matches!(part.validate().unwrap_err(), PlanError::NotCopied { .. }));
 }
 

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use firn_snapshot::{AttachError, OpenError, PackedFile, Run, Snapshot, recipe_of};
+use firn_base::PageRange;
+use firn_snapshot::{AttachError, OpenError, PackedFile, Snapshot, recipe_of};
 use serde::Serialize;
 use thiserror::Error;
 
@@ -14,7 +15,7 @@ pub struct Packing {
     /// The file.
     pub file: PackedFile,
     /// Which pages, in which order.
-    pub runs: Vec<Run>,
+    pub runs: Vec<PageRange>,
     /// How many runs they were before neighbours were merged.
     pub runs_before_merging: u64,
     /// What decided it: the part of the profile and the options, by [`recipe_of`].

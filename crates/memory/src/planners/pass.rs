@@ -4,11 +4,12 @@
 //! page cache or file system; the complete address index is built before the guest runs and lives as long as the VM. The
 //! region is a replica of the snapshot's extent, for a run writes to it.
 
+use firn_base::GuestRange;
 use firn_snapshot::{CopyTable, ImageRegion};
 
 use super::{ExtentFacts, PlanInput, Planner, PlannerError, Store};
 use crate::plan::{
-    Advice, GuestRange, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source, Step, When, Work,
+    Advice, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source, Step, When, Work,
 };
 
 /// The planner `pass`.

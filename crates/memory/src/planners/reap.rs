@@ -12,13 +12,14 @@
 //! What differs: every page is compared with its digest as it enters. `granule` (1 by default, as in the papers) says how
 //! many pages a fault brings.
 
-use firn_snapshot::{CopyTable, PackedFile, Run};
+use firn_base::{GuestRange, PageRange};
+use firn_snapshot::{CopyTable, PackedFile};
 
 use super::packing::{Packing, recipe};
 use super::{PlanInput, Planner, PlannerError};
 use crate::pager::PagerPolicy;
 use crate::plan::{
-    Advice, GuestRange, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source, Step, When, Work,
+    Advice, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source, Step, When, Work,
 };
 
 /// The planner `reap`.
@@ -56,7 +57,10 @@ impl Planner for Reap {
 }
 
 /// The faults of earlier runs.
-pub(super) fn faults<'a>(input: &PlanInput<'a>, planner: &str) -> Result<&'a [Run], PlannerError> {
+pub(super) fn faults<'a>(
+    input: &PlanInput<'a>,
+    planner: &str,
+) -> Result<&'a [PageRange], PlannerError> {
     let faults = input.profile.and_then(|profile| profile.faults.as_deref());
     faults.ok_or_else(|| PlannerError::NoProfile {
         planner: planner.to_owned(),
@@ -124,8 +128,8 @@ fn check_packed(
 }
 
 /// Runs in the same order, those that go on where the one before ends being one with it.
-pub(super) fn merged(runs: impl Iterator<Item = Run>) -> Vec<Run> {
-    let mut merged: Vec<Run> = Vec::new();
+pub(super) fn merged(runs: impl Iterator<Item = PageRange>) -> Vec<PageRange> {
+    let mut merged: Vec<PageRange> = Vec::new();
     for run in runs {
         match merged.last_mut() {
             Some(last) if last.range().end == run.first => last.pages += run.pages,

@@ -11,13 +11,12 @@
 
 use std::ops::Range;
 
-use firn_base::PAGE_SIZE;
-use firn_snapshot::{CopyTable, ImageRegion, PageSet, pages_of};
+use firn_base::{GuestRange, PAGE_SIZE};
+use firn_snapshot::{CopyTable, ImageRegion, PageSet};
 
 use super::{PlanInput, Planner, PlannerError, check_mappings};
 use crate::plan::{
-    Advice, GuestRange, Integrity, Layer, Leaf, LoadFile, Plan, Segment, Sharing, Source, Step,
-    When, Work,
+    Advice, Integrity, Layer, Leaf, LoadFile, Plan, Segment, Sharing, Source, Step, When, Work,
 };
 
 /// The planner `snapbpf`.
@@ -44,13 +43,13 @@ impl Planner for SnapBpf {
             return Err(PlannerError::NoProfile { planner, part, option: "cache" });
         };
         let free = free_pages(profile.reported.as_deref().unwrap_or_default(), input.zero_map);
-        let load = cached.iter().flat_map(|cached| free.spans(cached.run.range()));
+        let load = cached.iter().flat_map(|cached| free.gaps_in(cached.run.range()));
         let mut plan = Plan {
             planner,
             layout: input.layout.clone(),
             segments: Vec::new(),
             layers: Vec::new(),
-            schedule: load.filter(|span| !span.set).map(|span| step(&span.pages)).collect(),
+            schedule: load.map(|pages| step(&pages)).collect(),
             pager: None,
             copies: CopyTable::default(),
         };
@@ -63,12 +62,11 @@ impl Planner for SnapBpf {
 }
 
 /// The pages that were reported free. The zero map has the last word: a page that is not zero was written since.
-fn free_pages(reported: &[firn_snapshot::Run], zero_map: &PageSet) -> PageSet {
-    let reported = pages_of(reported, zero_map.pages());
+fn free_pages(reported: &[firn_base::PageRange], zero_map: &PageSet) -> PageSet {
+    let reported = PageSet::of(reported, zero_map.pages());
     let mut free = PageSet::new(zero_map.pages());
-    for run in reported.runs() {
-        let zeros = zero_map.spans(run).filter(|span| span.set);
-        zeros.for_each(|span| free.insert_range(span.pages));
+    for pages in reported.ranges() {
+        zero_map.ranges_in(pages).for_each(|zeros| free.insert_range(zeros));
     }
     free
 }
@@ -84,23 +82,22 @@ fn map_region(plan: &mut Plan, region: &ImageRegion, free: &PageSet) {
         start: region.guest_addr + pages.start * PAGE_SIZE - region.image_offset,
         len: (pages.end - pages.start) * PAGE_SIZE,
     };
-    let image = region.image_range();
     let source = |page: u64| Source::Image { offset: page * PAGE_SIZE };
     plan.layers.push(Layer {
         guest: GuestRange { start: region.guest_addr, len: region.len },
-        source: source(image.start / PAGE_SIZE),
+        source: source(region.image_pages().start),
         sharing: Sharing::PrivateCow,
         advice: Advice::Random,
     });
-    for span in free.spans(image.start / PAGE_SIZE..image.end / PAGE_SIZE) {
-        let guest = guest(&span.pages);
-        let (source, sharing, integrity) = if span.set {
+    for (pages, free) in free.split(region.image_pages()) {
+        let guest = guest(&pages);
+        let (source, sharing, integrity) = if free {
             (Source::Zero, Sharing::Exclusive, Integrity::CheckedOnFill)
         } else {
-            (source(span.pages.start), Sharing::PrivateCow, Integrity::Unchecked)
+            (source(pages.start), Sharing::PrivateCow, Integrity::Unchecked)
         };
         plan.segments.push(Segment { guest, source, sharing, leaf: Leaf::Size4K, integrity });
-        if span.set {
+        if free {
             plan.layers.push(Layer { guest, source, sharing, advice: Advice::Normal });
         }
     }

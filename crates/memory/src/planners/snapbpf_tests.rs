@@ -1,6 +1,7 @@
+use firn_base::PageRange;
 use vm_memory::{Bytes, GuestAddress};
 
-use firn_snapshot::{CachedRun, ImageKind, MemoryLayout, Profile, Run, Snapshot, set_profile};
+use firn_snapshot::{CachedRun, ImageKind, MemoryLayout, Profile, Snapshot, set_profile};
 use proptest::collection::vec;
 use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
 
@@ -12,11 +13,11 @@ use crate::planners::plan;
 use crate::testing::{layouts, write_snapshot};
 use crate::{Executed, Sources, execute};
 
-fn run(first: u64, pages: u64) -> Run {
-    Run { first, pages }
+fn run(first: u64, pages: u64) -> PageRange {
+    PageRange { first, pages }
 }
 
-fn profile_of(snapshot: &Snapshot, cached: &[Run], reported: Option<Vec<Run>>) {
+fn profile_of(snapshot: &Snapshot, cached: &[PageRange], reported: Option<Vec<PageRange>>) {
     let cached = (0..).zip(cached).map(|(at_ns, run)| CachedRun { run: *run, at_ns }).collect();
     let id = snapshot.manifest().description.id;
     let profile = Profile { cached: Some(cached), reported, ..Profile::of(id) };
@@ -39,7 +40,7 @@ fn restore(snapshot: &Snapshot) -> (Plan, Executed) {
 fn the_image_is_loaded_in_the_order_of_first_access_and_free_pages_are_anonymous() {
     let dir = tempfile::tempdir().unwrap();
     let layout = MemoryLayout::for_size(64 * PAGE_SIZE).unwrap();
-    let zero_map = pages_of(&[run(8, 8)], 64);
+    let zero_map = PageSet::of(&[run(8, 8)], 64);
     let path = dir.path().join("s");
     let snapshot = write_snapshot(&path, &layout, &zero_map, ImageKind::Dense, 5);
     // Page 16 is not zero: the guest has written it since it reported it.
@@ -59,10 +60,10 @@ fn pages_of_the_reported_set_are_never_read() {
     let dir = tempfile::tempdir().unwrap();
     let layout = MemoryLayout::for_size(256 * PAGE_SIZE).unwrap();
     let free = [run(32, 64)];
-    let zero_map = pages_of(&free, 256);
+    let zero_map = PageSet::of(&free, 256);
     let path = dir.path().join("s");
     let snapshot = write_snapshot(&path, &layout, &zero_map, ImageKind::Dense, 5);
-    let read = |reported: Option<Vec<Run>>| {
+    let read = |reported: Option<Vec<PageRange>>| {
         profile_of(&snapshot, &[run(0, 8)], reported);
         snapshot.image_file().unwrap().sync_all().unwrap();
         if !firn_required::has("disk", evict(snapshot.image_file().unwrap()).unwrap().is_cold()) {
@@ -76,9 +77,7 @@ fn pages_of_the_reported_set_are_never_read() {
             let _: u8 = memory.vm_memory().read_obj(GuestAddress(page * PAGE_SIZE)).unwrap();
         }
         let cached = cached(snapshot.image_file().unwrap(), 256).unwrap();
-        Some(
-            cached.spans(32..96).filter(|span| span.set).map(|s| s.pages.end - s.pages.start).sum(),
-        )
+        Some(cached.ranges_in(32..96).map(|pages| pages.end - pages.start).sum())
     };
     let Some(pages) = read(Some(free.to_vec())) else { return };
     let without: Option<u64> = read(None);
@@ -145,8 +144,8 @@ proptest! {
         let dir = tempfile::tempdir().unwrap();
         let kind = if dense { ImageKind::Dense } else { ImageKind::Sparse };
         let snapshot = write_snapshot(&dir.path().join("s"), &layout, &zero_map, kind, 9);
-        let cached = firn_snapshot::runs_of(&set(&|page| cached[at(page)]));
-        let free = firn_snapshot::runs_of(&set(&|page| reported[at(page)]));
+        let cached = set(&|page| cached[at(page)]).to_ranges();
+        let free = set(&|page| reported[at(page)]).to_ranges();
         profile_of(&snapshot, &cached, Some(free));
         let (plan, executed) = restore(&snapshot);
         let free = set(&|page| reported[at(page)] && !stored[at(page)]).count();

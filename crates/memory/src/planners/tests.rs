@@ -1,7 +1,8 @@
+use firn_base::ImageRange;
 use proptest::prelude::{prop_assert_eq, proptest};
 
 use super::*;
-use crate::plan::{Advice, ImageRange, Integrity, Sharing, Source, Work};
+use crate::plan::{Advice, Integrity, Sharing, Source, Work};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;

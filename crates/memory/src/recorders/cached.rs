@@ -6,8 +6,8 @@
 
 use std::sync::Arc;
 
-use firn_base::now_ns;
-use firn_snapshot::{CachedRun, PageSet, Profile, Run, Snapshot};
+use firn_base::{PageRange, now_ns};
+use firn_snapshot::{CachedRun, PageSet, Profile, Snapshot};
 
 use super::bpf::{Capture, Entered, Hook};
 use super::profile::{check, evict_image, image_file, planned};
@@ -78,12 +78,12 @@ fn ranges(entered: &[Option<Entered>], begun_ns: u64) -> Vec<CachedRun> {
             all.insert_range(first..first.saturating_add(entered.pages).min(pages));
         }
     }
-    let earliest = |run: &Run| {
+    let earliest = |run: &PageRange| {
         let of_run = &entered[usize_of(run.range().start)..usize_of(run.range().end)];
         of_run.iter().flatten().map(|entered| entered.at_ns).min().unwrap_or(0)
     };
-    let ranges = all.runs().map(Run::from);
-    let mut ranges: Vec<(u64, Run)> = ranges.map(|run| (earliest(&run), run)).collect();
+    let ranges = all.ranges().map(PageRange::from);
+    let mut ranges: Vec<(u64, PageRange)> = ranges.map(|run| (earliest(&run), run)).collect();
     // Sorted by absolute time: in the profile all pages that entered before the vCPUs ran have the time 0.
     ranges.sort_unstable_by_key(|(at_ns, run)| (*at_ns, run.first));
     let since = |at_ns: u64| at_ns.saturating_sub(begun_ns);

@@ -1,3 +1,5 @@
+use firn_base::PageRange;
+
 use super::*;
 
 #[test]
@@ -11,7 +13,7 @@ fn ranges_are_contiguous_and_sorted_by_their_earliest_page() {
     // Four pages at once, and eight of which only two are the file's.
     enter(20, 3_000, 4);
     enter(30, 500, 8);
-    let range = |first, pages, at_ns| CachedRun { run: Run { first, pages }, at_ns };
+    let range = |first, pages, at_ns| CachedRun { run: PageRange { first, pages }, at_ns };
     let expected = [range(30, 2, 0), range(1, 3, 200), range(10, 1, 1_200), range(20, 4, 2_200)];
     assert_eq!(ranges(&entered, 800), expected);
     assert_eq!(ranges(&[], 0), []);

@@ -14,7 +14,8 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use firn_snapshot::{PageSet, Profile, Run, Snapshot, runs_of};
+use firn_base::PageRange;
+use firn_snapshot::{PageSet, Profile, Snapshot};
 
 use super::profile::{check, evict_image, image_file, planned};
 use super::{Part, ProfileRecordError, ProfileRecorder};
@@ -32,14 +33,14 @@ const STATM: &str = "/proc/self/statm";
 #[derive(Debug, Default)]
 pub struct Groups {
     sampling: Option<Sampling>,
-    sampled: Option<Result<Vec<Vec<Run>>, ProfileRecordError>>,
+    sampled: Option<Result<Vec<Vec<PageRange>>, ProfileRecordError>>,
 }
 
 #[derive(Debug)]
 struct Sampling {
     /// The sampler ends when it is dropped.
     alive: Sender<()>,
-    thread: JoinHandle<Result<Vec<Vec<Run>>, ProfileRecordError>>,
+    thread: JoinHandle<Result<Vec<Vec<PageRange>>, ProfileRecordError>>,
 }
 
 impl ProfileRecorder for Groups {
@@ -92,7 +93,7 @@ struct Sampler {
     /// Resident pages of this process at the last sample.
     resident: u64,
     seen: PageSet,
-    groups: Vec<Vec<Run>>,
+    groups: Vec<Vec<PageRange>>,
 }
 
 impl Sampler {
@@ -113,7 +114,7 @@ impl Sampler {
     fn run(
         mut self,
         ended: &std::sync::mpsc::Receiver<()>,
-    ) -> Result<Vec<Vec<Run>>, ProfileRecordError> {
+    ) -> Result<Vec<Vec<PageRange>>, ProfileRecordError> {
         while ended.recv_timeout(POLL) == Err(RecvTimeoutError::Timeout) {
             self.poll()?;
         }
@@ -137,15 +138,14 @@ impl Sampler {
             ProfileRecordError::PageCache { snapshot: self.snapshot.clone(), source }
         })?;
         let mut group = PageSet::new(pages);
-        for run in cached.runs() {
-            let fresh = self.seen.spans(run).filter(|span| !span.set);
-            fresh.for_each(|span| group.insert_range(span.pages));
+        for pages in cached.ranges() {
+            self.seen.gaps_in(pages).for_each(|fresh| group.insert_range(fresh));
         }
-        let runs = runs_of(&group);
+        let runs = group.to_ranges();
         if !runs.is_empty() {
             self.groups.push(runs);
         }
-        group.runs().for_each(|run| self.seen.insert_range(run));
+        group.ranges().for_each(|pages| self.seen.insert_range(pages));
         Ok(())
     }
 }

@@ -3,7 +3,7 @@ use std::ops::Range;
 use std::process::Command;
 
 use firn_base::PAGE_SIZE;
-use firn_snapshot::{ImageKind, MemoryLayout, pages_of};
+use firn_snapshot::{ImageKind, MemoryLayout, PageSet};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
@@ -64,7 +64,7 @@ fn groups_of_touches() {
     let (alive, ended) = channel();
     drop(alive);
     let groups = sampler.run(&ended).unwrap();
-    let groups: Vec<PageSet> = groups.iter().map(|runs| pages_of(runs, PAGES)).collect();
+    let groups: Vec<PageSet> = groups.iter().map(|runs| PageSet::of(runs, PAGES)).collect();
 
     assert_eq!(groups.len(), 3);
     for (group, touched) in [

@@ -9,8 +9,8 @@
 use std::io;
 use std::sync::Arc;
 
-use firn_base::PAGE_SIZE;
-use firn_snapshot::{MemoryLayout, PageSet, Profile, Run, Snapshot, pages_of, runs_of};
+use firn_base::{PAGE_SIZE, PageRange};
+use firn_snapshot::{MemoryLayout, PageSet, Profile, Snapshot};
 
 use super::marks::marked;
 use super::small_leaves::small_leaves;
@@ -112,9 +112,9 @@ impl ProfileRecorder for Touches {
         let Recording { touches, .. } = recorder.finish()?;
         if let Some(store) = self.store {
             let faults = in_order(&touches, &layout);
-            let touched = pages_of(&faults, layout.pages());
+            let touched = PageSet::of(&faults, layout.pages());
             let small = small_leaves(&store, &layout, &touched).map_err(RecordError::from)?;
-            profile.small_leaves = Some(runs_of(&small));
+            profile.small_leaves = Some(small.to_ranges());
             profile.faults = Some(faults);
         }
         if self.parts.contains(&Part::Writes) {
@@ -130,22 +130,22 @@ fn image_page(touch: &Touch, layout: &MemoryLayout) -> Option<u64> {
 }
 
 /// The first touches, in order. Adjacent pages that were touched in succession form one run.
-fn in_order(touches: &[Touch], layout: &MemoryLayout) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
+fn in_order(touches: &[Touch], layout: &MemoryLayout) -> Vec<PageRange> {
+    let mut runs: Vec<PageRange> = Vec::new();
     let first = touches.iter().filter(|touch| touch.access != Access::LaterWrite);
     for page in first.filter_map(|touch| image_page(touch, layout)) {
         match runs.last_mut() {
             Some(last) if last.range().end == page => last.pages += 1,
-            _ => runs.push(Run { first: page, pages: 1 }),
+            _ => runs.push(PageRange { first: page, pages: 1 }),
         }
     }
     runs
 }
 
 /// The pages that were touched by a write, and the marked pages. The former include pages that were discarded since.
-fn written(touches: &[Touch], marked: Option<PageSet>, layout: &MemoryLayout) -> Vec<Run> {
+fn written(touches: &[Touch], marked: Option<PageSet>, layout: &MemoryLayout) -> Vec<PageRange> {
     let mut set = marked.unwrap_or_else(|| PageSet::new(layout.pages()));
     let writes = touches.iter().filter(|touch| touch.access != Access::Read);
     writes.filter_map(|touch| image_page(touch, layout)).for_each(|page| set.insert(page));
-    runs_of(&set)
+    set.to_ranges()
 }

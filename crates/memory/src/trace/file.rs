@@ -185,11 +185,11 @@ impl Columns {
 /// Lengths of a set's runs: pages in it, pages that are not, and so on, the first perhaps 0.
 fn runs(set: &PageSet) -> Vec<u64> {
     let mut runs = Vec::new();
-    for span in set.spans(0..set.pages()) {
-        if runs.is_empty() && !span.set {
+    for (pages, set) in set.split(0..set.pages()) {
+        if runs.is_empty() && !set {
             runs.push(0);
         }
-        runs.push(span.pages.end - span.pages.start);
+        runs.push(pages.end - pages.start);
     }
     runs
 }

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use firn_base::PageRange;
 use uuid::Uuid;
 
 use super::copies::{ArenaFacts, NoCopy};
@@ -14,7 +15,7 @@ use super::{ChunkRun, Granted, Request, Response};
 use crate::extent::Extent;
 use crate::mapped_extent::{MapExtentError, MappedExtent};
 use crate::media::{Access, MediumFacts};
-use crate::pool::{Imaging, Listing, PageRun, PoolFacts, Recovery};
+use crate::pool::{Imaging, Listing, PoolFacts, Recovery};
 
 /// Runs of pages that fit into a request, whatever their numbers are.
 const MOST_RUNS: usize = 20_000;
@@ -355,11 +356,11 @@ impl Client {
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub fn give_back(&mut self, generation: u64, written: &[PageRun]) -> Result<(), ClientError> {
+    pub fn give_back(&mut self, generation: u64, written: &[PageRange]) -> Result<(), ClientError> {
         if written.len() > MOST_RUNS {
             return self.release(generation);
         }
-        let written = written.to_vec();
+        let written = written.iter().map(|range| (range.first, range.pages)).collect();
         match self.request(&Request::GiveBack { generation, written })? {
             (Response::Released, _) => Ok(()),
             _ => Err(self.nonsense()),

@@ -25,7 +25,7 @@ use uuid::Uuid;
 
 use crate::extent::Extent;
 use crate::media::{Durability, MediumFacts};
-use crate::pool::{Imaging, Listing, PageRun, PoolFacts, Recovery};
+use crate::pool::{Imaging, Listing, PoolFacts, Recovery};
 
 pub use client::{ChunkSet, Client, CopyGrant, Description, ExtentGrant, ReplicaGrant};
 pub use copies::{ArenaFacts, COPY_CHUNK, NoCopy};
@@ -67,7 +67,7 @@ enum Request {
     /// Give up a pin, a staging extent or a replica.
     Release { generation: u64 },
     /// Give up a replica, of which these pages alone were written.
-    GiveBack { generation: u64, written: Vec<PageRun> },
+    GiveBack { generation: u64, written: Vec<(u64, u64)> },
     /// Answered when replicas of runs that ended, and copies, are ready.
     Settle,
     /// All extents.

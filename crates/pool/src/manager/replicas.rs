@@ -12,12 +12,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
+use firn_base::PageRange;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::pace::{Pace, lower_priority};
-use crate::pool::{
-    AllocateError, ImagedBy, Imaging, Listing, PageRun, Pool, Replica, ReplicaError,
-};
+use crate::pool::{AllocateError, ImagedBy, Imaging, Listing, Pool, Replica, ReplicaError};
 
 /// The unused replicas of a pool.
 #[derive(Debug)]
@@ -52,7 +51,7 @@ struct State {
 }
 
 /// A replica, and the list of written pages if it is known.
-pub(super) type Returned = (Replica, Option<Vec<PageRun>>);
+pub(super) type Returned = (Replica, Option<Vec<PageRange>>);
 
 #[derive(Debug)]
 struct Busy {
@@ -243,7 +242,7 @@ impl Shared {
     fn image(
         &self,
         replica: &Replica,
-        written: Option<&[PageRun]>,
+        written: Option<&[PageRange]>,
         stop: impl FnMut() -> bool,
     ) -> Option<Imaging> {
         let list = written.and_then(|written| {

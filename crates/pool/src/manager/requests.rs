@@ -5,6 +5,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use firn_base::PageRange;
+
 use super::copies::{Copies, Lent, StoredSet};
 use super::error::Refusal;
 use super::pace::Pace;
@@ -175,9 +177,10 @@ impl Manager {
                 Ok((Response::Released, None))
             }
             Request::GiveBack { generation, written } => {
+                let written = written.into_iter().map(|(first, pages)| PageRange { first, pages });
                 let replica = grants.replicas.remove(&generation);
                 let replica = replica.ok_or_else(|| not_held(generation))?;
-                self.replicas.take_back([(replica, Some(written))]);
+                self.replicas.take_back([(replica, Some(written.collect()))]);
                 Ok((Response::Released, None))
             }
             Request::List => {

@@ -3,6 +3,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use firn_base::PageRange;
 use proptest::prelude::{any, proptest};
 use proptest::test_runner::Config;
 use rustix::fs::{OFlags, fcntl_getfl};
@@ -12,7 +13,7 @@ use super::wire::{MAX_REQUEST, send};
 use super::{Client, ClientError, MANAGER_VERSION, Refusal, Request, Server, ServerError};
 use crate::{
     Access, CreateOptions, GRANULE, ImagedBy, Imaging, MappedMedium, MediumError, MemfdOptions,
-    PageRun, Pool, PoolReader, Role,
+    Pool, PoolReader, Role,
 };
 
 const GUEST: u64 = GRANULE;
@@ -182,7 +183,7 @@ fn lists_of_written_pages_are_used_until_one_is_incomplete() {
     freeze(&mut client, "hello", b"snow");
     // Writes a byte into each of these pages, releases the replica with a list, and returns the
     // cost of imaging it.
-    let mut run = |pages: &[u64], listed: &[PageRun]| {
+    let mut run = |pages: &[u64], listed: &[(u64, u64)]| {
         let replica = client.replica("hello").unwrap();
         let memory = replica.grant.map().unwrap();
         let mut bytes = [0; 4];
@@ -191,7 +192,9 @@ fn lists_of_written_pages_are_used_until_one_is_incomplete() {
         for page in pages {
             memory.write_guest(page * 4096 + 1, &[7]);
         }
-        client.give_back(replica.grant.extent().generation, listed).unwrap();
+        let listed: Vec<_> =
+            listed.iter().map(|&(first, pages)| PageRange { first, pages }).collect();
+        client.give_back(replica.grant.extent().generation, &listed).unwrap();
         let imaging = world.ready(&mut client, 1);
         // Whatever the list contained, the replica equals its snapshot.
         let (mut is, mut was) = (vec![1; 2 << 20], vec![2; 2 << 20]);

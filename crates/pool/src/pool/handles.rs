@@ -4,8 +4,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use firn_base::PageRange;
+
 use super::error::PublishError;
-use super::imaging::{Imaging, PageRun, Task};
+use super::imaging::{Imaging, Task};
 use super::inner::Inner;
 use crate::extent::Extent;
 use crate::mapped_extent::{MapExtentError, MappedExtent};
@@ -172,7 +174,7 @@ impl Replica {
     /// all of guest memory is compared.
     pub(crate) fn image_listed(
         &self,
-        written: &[PageRun],
+        written: &[PageRange],
         list: u64,
         stop: impl FnMut() -> bool,
     ) -> Option<Imaging> {

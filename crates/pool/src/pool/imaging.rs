@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use firn_base::PageRange;
 use firn_base::num::{u64_of, usize_of};
 use serde::{Deserialize, Serialize};
 
@@ -43,9 +44,6 @@ pub enum ImagedBy {
     WrongList,
 }
 
-/// A run of consecutive pages of guest memory: the first page and the number of pages.
-pub type PageRun = (u64, u64);
-
 /// Two equally large parts of a medium: a snapshot's guest memory and the replica to image from it.
 #[derive(Clone, Copy)]
 pub(super) struct Task<'a> {
@@ -73,20 +71,20 @@ impl<'a> Task<'a> {
     /// all of guest memory is compared.
     pub(super) fn image_listed(
         self,
-        written: &[PageRun],
+        written: &[PageRange],
         list: u64,
         stop: impl FnMut() -> bool,
     ) -> Option<Imaging> {
         let size = self.size;
-        let pages = written.iter().fold(0_u64, |sum, (_, count)| sum.saturating_add(*count));
+        let pages = written.iter().fold(0_u64, |sum, range| sum.saturating_add(range.pages));
         if pages >= size / PAGE {
             return self.image_all(stop);
         }
         let begin = Instant::now();
         let mut work = Work::new(self, stop);
-        for (first, count) in written {
+        for Range { start, end } in written.iter().map(PageRange::range) {
             let bytes = |pages: u64| pages.saturating_mul(PAGE).min(size);
-            work.image(bytes(*first)..bytes(first.saturating_add(*count)))?;
+            work.image(bytes(start)..bytes(end))?;
         }
         let listed = work.copied;
         let piece = u64_of(PIECE);

@@ -27,7 +27,7 @@ pub use error::{
     RepairError, ReplicaError,
 };
 pub use handles::{Pin, Replica, Staging};
-pub use imaging::{ImagedBy, Imaging, PageRun};
+pub use imaging::{ImagedBy, Imaging};
 use inner::Inner;
 pub use listing::{ExtentState, FreePiece, ListedExtent, Listing, PoolFacts, Role};
 pub use problem::Problem;

@@ -159,7 +159,7 @@ fn bad_pages_are_named_by_guest_address() {
     }
     let found = problems(&path);
     let [Problem::Pages { total, runs }] = &found[..] else { panic!("{found:?}") };
-    let runs: Vec<_> = runs.iter().map(|run| (run.guest_addr, run.pages)).collect();
+    let runs: Vec<_> = runs.iter().map(|run| (run.start, run.pages())).collect();
     assert_eq!((*total, runs), (4, vec![(0xa000, 2), (0xd000, 1), (1 << 32, 1)]));
     let text = verify(&path, &mut |_, _| ()).unwrap_err().to_string();
     assert!(text.contains("0xa000-0xbfff, 0xd000, 0x100000000"), "{text}");

@@ -6,7 +6,8 @@
 //! stacks, descriptor tables, the rings of virtio queues. The guest chooses all these addresses, so
 //! their number is bounded, and addresses outside guest memory are skipped.
 
-use firn_memory::{CopyChunkError, GuestRange, GuestView};
+use firn_base::GuestRange;
+use firn_memory::{CopyChunkError, GuestView};
 use kvm_bindings::kvm_msr_entry;
 
 use super::write_faults::physical;

@@ -12,7 +12,8 @@
 //! Other vCPUs keep running: the bytes of a chunk do not change before the copy, and no vCPU can
 //! write to the chunk until the copy is in place.
 
-use firn_memory::{CopyChunkError, GuestRange, GuestView};
+use firn_base::GuestRange;
+use firn_memory::{CopyChunkError, GuestView};
 use kvm_ioctls::VcpuFd;
 use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions};
 

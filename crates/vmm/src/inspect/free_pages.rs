@@ -12,8 +12,8 @@
 
 use std::collections::HashMap;
 
-use firn_base::PAGE_SIZE;
-use firn_snapshot::{CHUNK_SIZE, ImageRegion, PageSet, ReadAt, Run, Snapshot, runs_of};
+use firn_base::{PAGE_SIZE, PageRange};
+use firn_snapshot::{CHUNK_SIZE, ImageRegion, PageSet, ReadAt, Snapshot};
 use thiserror::Error;
 
 use crate::access::{PageTables, WalkEnd};
@@ -51,7 +51,7 @@ pub enum FreePagesError {
 ///
 /// # Errors
 /// See [`FreePagesError`].
-pub fn free_pages(snapshot: &Snapshot) -> Result<Vec<Run>, FreePagesError> {
+pub fn free_pages(snapshot: &Snapshot) -> Result<Vec<PageRange>, FreePagesError> {
     let memory = Memory { snapshot };
     let mut found = Err(FreePagesError::NoDescription);
     memory.each_stored_page(|bytes| {
@@ -60,7 +60,7 @@ pub fn free_pages(snapshot: &Snapshot) -> Result<Vec<Run>, FreePagesError> {
             found = Kernel::of(bytes).and_then(|kernel| kernel.free_pages(&memory));
         }
     })?;
-    found.map(|free| runs_of(&free))
+    found.map(|free| free.to_ranges())
 }
 
 /// The memory of the frozen guest.

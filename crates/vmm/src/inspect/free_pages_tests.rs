@@ -1,3 +1,4 @@
+use firn_base::PageRange;
 use firn_memory::GuestMemory;
 use firn_snapshot::{Description, ImageKind, MemoryLayout, Writer};
 use proptest::prelude::{any, proptest};
@@ -69,7 +70,7 @@ impl Guest {
         (dir, snapshot)
     }
 
-    fn found(&self) -> Result<Vec<Run>, FreePagesError> {
+    fn found(&self) -> Result<Vec<PageRange>, FreePagesError> {
         free_pages(&self.frozen().1)
     }
 }
@@ -87,7 +88,7 @@ fn only_valid_free_blocks_are_found() {
     guest.free(4, u64::MAX);
     // In use, with a value in the field that holds the order of a free block.
     guest.word(STRUCTS + 900 * 64 + 40, 1);
-    let run = |first, pages| Run { first, pages };
+    let run = |first, pages| PageRange { first, pages };
     assert_eq!(guest.found().unwrap(), [run(256, 16), run(512, 257), run(1023, 1)]);
 }
 
@@ -96,7 +97,7 @@ fn a_page_that_only_starts_like_a_vmcoreinfo_is_skipped() {
     let guest = Guest::new(&description());
     guest.write(0, b"OSRELEASE=5.10\nSIZE(page)=64\n");
     guest.free(600, 0);
-    assert_eq!(guest.found().unwrap(), [Run { first: 600, pages: 1 }]);
+    assert_eq!(guest.found().unwrap(), [PageRange { first: 600, pages: 1 }]);
 }
 
 #[test]

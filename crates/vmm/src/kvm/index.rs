@@ -11,9 +11,7 @@ use serde::{Deserialize, Serialize};
 use vmm_sys_util::ioctl::ioctl_with_mut_ref;
 use vmm_sys_util::ioctl_iowr_nr;
 
-use firn_memory::GuestRange;
-
-use firn_base::nanoseconds;
+use firn_base::{GuestRange, nanoseconds};
 
 ioctl_iowr_nr!(KVM_PRE_FAULT_MEMORY, KVMIO, 0xd5, kvm_pre_fault_memory);
 

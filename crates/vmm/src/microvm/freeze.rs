@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use firn_base::nanoseconds;
+use firn_base::{PageRange, nanoseconds};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use uuid::Uuid;
 
 use firn_memory::GuestPages;
 use firn_snapshot::{
-    CpuRequirement, Description, ExtentContents, FunctionInfo, ImageKind, PoolTarget, Run,
-    SealReport, Writer, write_extent,
+    CpuRequirement, Description, ExtentContents, FunctionInfo, ImageKind, PoolTarget, SealReport,
+    Writer, write_extent,
 };
 
 use super::Microvm;
@@ -176,7 +176,7 @@ impl Microvm {
         path: &Path,
         kind: ImageKind,
         mut pages: GuestPages<'_>,
-        reported: Vec<Run>,
+        reported: Vec<PageRange>,
         description: Description,
         machine_state: &[u8],
     ) -> Result<SealReport, firn_snapshot::FreezeError> {

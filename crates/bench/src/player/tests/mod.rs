@@ -6,15 +6,14 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use firn_base::{GuestRange, PageRange};
 use firn_memory::planners::{ImageFacts, PlanInput, Planner, PlannerError, parse, select};
 use firn_memory::trace::{Access, GapUnit, Touch, Toucher, Trace, TraceOrigin};
-use firn_memory::{
-    Advice, GuestRange, HostFacts, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source,
-};
+use firn_memory::{Advice, HostFacts, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source};
 use firn_player::format::{PAGE, TOUCHED_WORD};
 use firn_run::player::{replay, traces_of};
 use firn_run::{Clock, ReplaySpec, StartError, StartReport};
-use firn_snapshot::{MemoryLayout, MemoryRegion, PageSet, Run, Snapshot};
+use firn_snapshot::{MemoryLayout, MemoryRegion, PageSet, Snapshot};
 use firn_vmm::{Destination, KVM_DEVICE};
 use proptest::prelude::{Just, Strategy, any, prop_oneof, proptest};
 use proptest::test_runner::Config;
@@ -376,8 +375,8 @@ fn free_pages_have_the_image_s_content_or_zeros() {
         assert!(zeros(FREE).eq(zero.clone()), "{sanitised}");
         assert!(zeros(FREE.end..ZERO.end).eq(FREE.end..ZERO.end), "zero, and in use");
         let profile = snapshot.profile().unwrap().unwrap();
-        assert_eq!(profile.free, Some(vec![Run::from(FREE)]));
-        let reported = (!zero.is_empty()).then(|| vec![Run::from(zero)]);
+        assert_eq!(profile.free, Some(vec![PageRange::from(FREE)]));
+        let reported = (!zero.is_empty()).then(|| vec![PageRange::from(zero)]);
         assert_eq!(profile.reported, reported);
 
         run(&snapshot, "firecracker").unwrap();

@@ -1,7 +1,8 @@
 //! Guest memory as a picture: a row for each 2 MiB, a cell for each page.
 
+use firn_base::PageRange;
 use firn_bench::picture::{Anchor, Picture, Style};
-use firn_snapshot::{PageSet, Profile, Run};
+use firn_snapshot::{PageSet, Profile};
 
 /// Pages in a row: 2 MiB.
 const ROW: u64 = 512;
@@ -91,14 +92,14 @@ pub(super) fn draw(profile: &Profile, zero: &PageSet, title: &str) -> String {
 fn states(profile: &Profile, zero: &PageSet) -> Vec<State> {
     let pages = usize::try_from(zero.pages()).unwrap_or(usize::MAX);
     let mut states = vec![State::Untouched; pages];
-    let mut paint = |runs: &mut dyn Iterator<Item = &Run>, state: State| {
-        for page in runs.flat_map(Run::range).filter_map(|page| usize::try_from(page).ok()) {
+    let mut paint = |runs: &mut dyn Iterator<Item = &PageRange>, state: State| {
+        for page in runs.flat_map(PageRange::range).filter_map(|page| usize::try_from(page).ok()) {
             if let Some(place) = states.get_mut(page) {
                 *place = state;
             }
         }
     };
-    let zero: Vec<Run> = zero.runs().map(Run::from).collect();
+    let zero: Vec<PageRange> = zero.to_ranges();
     paint(&mut zero.iter(), State::Zero);
     paint(&mut profile.free.iter().flatten(), State::Free);
     let groups = profile.groups.as_deref().unwrap_or_default();

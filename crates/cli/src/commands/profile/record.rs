@@ -8,11 +8,11 @@ use std::process::ExitCode;
 use clap::Args;
 use thiserror::Error;
 
-use firn_base::error_chain;
+use firn_base::{PageRange, error_chain};
 use firn_memory::planners::{FaaSnap, PackError, pack};
 use firn_memory::recorders::{self, ParsePartError, Part};
 use firn_run::player::{RecordRunError, record, traces_of};
-use firn_snapshot::{AttachError, OpenError, Profile, Run, Snapshot, set_profile};
+use firn_snapshot::{AttachError, OpenError, Profile, Snapshot, set_profile};
 use firn_vmm::{FreePagesError, free_pages};
 
 use super::linux::{self, RunLinuxError, Runs};
@@ -228,7 +228,7 @@ fn give_second(path: &Path, recorded: &Profile) -> Result<Summary, RecordError> 
 
 /// The pages that the guest's allocator held free. A player's traces say which they were, and its profile has had them since it was
 /// made.
-fn free_runs(snapshot: &Snapshot) -> Result<Vec<Run>, FreePagesError> {
+fn free_runs(snapshot: &Snapshot) -> Result<Vec<PageRange>, FreePagesError> {
     if traces_of(snapshot.manifest()).is_some() {
         let profile = snapshot.profile().ok().flatten();
         return Ok(profile.and_then(|profile| profile.free).unwrap_or_default());

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use firn_base::{PAGE_SIZE, format_bytes};
+use firn_base::{PAGE_SIZE, PageRange, format_bytes};
 use serde::Serialize;
 
-use firn_snapshot::{PageSet, Profile, Run, Snapshot, pages_of};
+use firn_snapshot::{PageSet, Profile, Snapshot};
 use uuid::Uuid;
 
 use crate::output;
@@ -49,8 +49,8 @@ impl Summary {
         let manifest = snapshot.manifest();
         let pages = manifest.layout.pages();
         let zero = snapshot.zero_map();
-        let part = |part, runs: Vec<&Run>| {
-            let set = pages_of(runs.iter().copied(), pages);
+        let part = |part, runs: Vec<&PageRange>| {
+            let set = PageSet::of(runs.iter().copied(), pages);
             let zero_pages = common(&set, zero);
             let runs = runs.len();
             PartSummary {
@@ -61,9 +61,9 @@ impl Summary {
                 zero_pages,
             }
         };
-        let of = |name, runs: Option<Vec<&Run>>| runs.map(|runs| part(name, runs));
-        let set = |runs: Option<Vec<&Run>>| runs.map(|runs| pages_of(runs, pages));
-        let flat = |groups: &'_ Option<Vec<Vec<Run>>>| {
+        let of = |name, runs: Option<Vec<&PageRange>>| runs.map(|runs| part(name, runs));
+        let set = |runs: Option<Vec<&PageRange>>| runs.map(|runs| PageSet::of(runs, pages));
+        let flat = |groups: &'_ Option<Vec<Vec<PageRange>>>| {
             groups.as_ref().map(|groups| groups.iter().flatten().copied().collect::<Vec<_>>())
         };
         let grouped = flat(&profile.groups);
@@ -124,8 +124,7 @@ impl Summary {
 
 /// How many pages are in both sets.
 fn common(a: &PageSet, b: &PageSet) -> u64 {
-    let spans = a.runs().flat_map(|run| b.spans(run).filter(|span| span.set).collect::<Vec<_>>());
-    spans.map(|span| span.pages.end - span.pages.start).sum()
+    a.ranges().flat_map(|range| b.ranges_in(range)).map(|range| range.end - range.start).sum()
 }
 
 impl fmt::Display for Summary {

@@ -4,14 +4,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use clap::{Args, FromArgMatches};
-use firn_base::error_chain;
+use firn_base::{PageRange, error_chain};
 
 use super::pack::{self, PackArgs, PackCommandError};
 use super::record::{self, RecordArgs, RecordError};
 use super::show::{self, ShowArgs, ShowError};
 use crate::commands::player::{self, PlayerArgs};
 use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
-use firn_snapshot::{Profile, Run, Snapshot, Verify, open_pooled, pages_of, set_profile};
+use firn_snapshot::{PageSet, Profile, Snapshot, Verify, open_pooled, set_profile};
 
 fn arguments<T: Args + FromArgMatches>(words: &[&str]) -> T {
     let command = T::augment_args(clap::Command::new("firn").no_binary_name(true));
@@ -99,8 +99,10 @@ fn a_profile_that_is_not_the_snapshots_or_empty_is_refused() {
         other.contains("was recorded of snapshot") && other.contains("record it anew"),
         "{other}"
     );
-    let with =
-        |first, pages| Profile { faults: Some(vec![Run { first, pages }]), ..Profile::of(id) };
+    let with = |first, pages| Profile {
+        faults: Some(vec![PageRange { first, pages }]),
+        ..Profile::of(id)
+    };
     assert!(refused(&with(1 << 30, 1)).contains("guest memory has"));
     assert!(refused(&with(3, 0)).contains("empty run"));
     set_profile(&path, &Profile::of(id)).unwrap();
@@ -132,8 +134,8 @@ fn a_snapshot_in_a_pool_gets_a_profile_by_one_commit() {
     let profile = snapshot.profile().unwrap().unwrap();
     assert!(profile.groups.is_none() && profile.faults.is_some());
     let pages = snapshot.manifest().layout.pages();
-    let written = pages_of(profile.written.iter().flatten(), pages);
-    assert_eq!(written.spans(0..2048).filter(|span| span.set).count(), 1);
+    let written = PageSet::of(profile.written.iter().flatten(), pages);
+    assert_eq!(written.ranges_in(0..2048).count(), 1);
     drop((snapshot, _grant));
     // Its bytes are right in the new extent, too.
     record(&of(&["--part", "faults"])).unwrap();
@@ -163,7 +165,8 @@ fn a_loading_set_is_packed_once_and_anew_for_other_options() {
     assert!(refused.to_string().contains("firn profile record --part groups"), "{refused}");
     assert!(matches!(pack("firecracker"), Err(PackCommandError::Nothing(_))));
     let id = Snapshot::open(&path).unwrap().manifest().description.id;
-    let groups = Some(vec![vec![Run { first: 0, pages: 2 }, Run { first: 9, pages: 1 }]]);
+    let groups =
+        Some(vec![vec![PageRange { first: 0, pages: 2 }, PageRange { first: 9, pages: 1 }]]);
     set_profile(&path, &Profile { groups, ..Profile::of(id) }).unwrap();
     let file = || std::fs::read(path.join("loading-set.img")).unwrap();
     pack("faasnap").unwrap();

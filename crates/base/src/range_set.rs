@@ -1,15 +1,19 @@
-//! A set of addresses, kept as disjoint ranges.
+//! A set of numbers, kept as disjoint ranges.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Disjoint ranges that do not touch each other: their starts and their ends.
+/// A set of numbers, such as addresses, as disjoint ranges that are not adjacent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct RangeSet(BTreeMap<u64, u64>);
+pub struct RangeSet(
+    /// The start and the end of each range.
+    BTreeMap<u64, u64>,
+);
 
 impl RangeSet {
-    /// Adds a range, and merges it with those it overlaps or touches. O(log n) for each range merged.
-    pub(crate) fn insert(&mut self, mut range: Range<u64>) {
+    /// Adds a range and merges it with the ranges that it overlaps or is adjacent to, in O(log n) per
+    /// merged range.
+    pub fn insert(&mut self, mut range: Range<u64>) {
         while let Some((&start, &end)) = self.0.range(..=range.end).next_back() {
             if end < range.start {
                 break;
@@ -20,8 +24,10 @@ impl RangeSet {
         self.0.insert(range.start, range.end);
     }
 
-    /// The parts of a range in ascending order, each with whether the set holds it.
-    pub(crate) fn split(&self, range: Range<u64>) -> Vec<(Range<u64>, bool)> {
+    /// Splits a range at the ends of the set's ranges: ascending parts, each with whether it is in
+    /// the set.
+    #[must_use]
+    pub fn split(&self, range: Range<u64>) -> Vec<(Range<u64>, bool)> {
         let before = self.0.range(..range.start).next_back();
         let within = self.0.range(range.start..range.end);
         let mut parts = Vec::new();
@@ -44,8 +50,15 @@ impl RangeSet {
     }
 
     /// Number of ranges.
-    pub(crate) fn len(&self) -> usize {
+    #[must_use]
+    pub fn len(&self) -> usize {
         self.0.len()
+    }
+
+    /// Whether the set is empty.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 }
 

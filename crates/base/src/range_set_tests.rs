@@ -5,9 +5,9 @@ use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
 use super::*;
 
 proptest! {
-    /// Against a set of single numbers.
+    /// Compares with a set of single numbers.
     #[test]
-    fn it_holds_what_was_inserted(
+    fn a_range_set_holds_what_was_inserted(
         ranges in proptest::collection::vec((0u64..60, 1u64..12), 0..20),
         asked in (0u64..60, 1u64..30),
     ) {
@@ -18,7 +18,7 @@ proptest! {
         let asked = asked.0..asked.0 + asked.1;
         let mut at = asked.start;
         for (part, held) in set.split(asked.clone()) {
-            prop_assert_eq!(part.start, at, "the parts tile what was asked for");
+            prop_assert_eq!(part.start, at, "the parts tile the range");
             prop_assert!(part.start < part.end);
             prop_assert!(part.clone().all(|n| model.contains(&n) == held));
             at = part.end;
