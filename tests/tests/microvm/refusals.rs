@@ -18,7 +18,7 @@ fn missing_files_and_invalid_kernels() {
     let root = cache().join("root.erofs");
     boot(&world, &["--kernel", root.to_str().unwrap()]).run().refused(&[
         "root.erofs is not a bootable kernel",
-        "no ELF",
+        "not an ELF file",
         "vmlinux",
     ]);
     // The start of a bzImage: a boot sector, and "HdrS" at 0x202.
@@ -66,7 +66,7 @@ fn invalid_sizes() {
     let memory = |size: &str| boot(&world, &[&format!("--memory={size}")]).run();
     memory("0").refused(&["guest memory of 0 bytes", "128 MiB"]);
     memory("4097").refused(&["4097 bytes", "multiple of the page size"]);
-    memory(&more).refused(&[&more, "more than the host's", &host.to_string()]);
+    memory(&more).refused(&[&more, "exceeds the host's", &host.to_string()]);
     for small in ["4096", "16M", "64M"] {
         memory(small).refused(&["too small", "128 MiB"]);
     }
@@ -122,7 +122,7 @@ fn missing_and_invalid_kvm_devices() {
     boot(&world, &["--kvm", "/dev/nonesuch", "--detach"]).run().refused(&missing);
     let thaw = world.firn(["thaw", "--kvm", "/dev/nonesuch"]).arg(frozen(&HELLO));
     thaw.run().refused(&missing);
-    boot(&world, &["--kvm", "/dev/null"]).run().refused(&["/dev/null is not a usable KVM"]);
+    boot(&world, &["--kvm", "/dev/null"]).run().refused(&["/dev/null cannot be used as KVM"]);
 }
 
 /// The user `nobody`.
