@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
 use firn_base::ErrorChain;
-use firn_vmm::{Console, ControlServer, End, Handle, Microvm};
+use firn_vmm::{Console, End, Handle, Microvm, serve_control};
 use parking_lot::Mutex;
 use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
@@ -142,7 +142,7 @@ pub(crate) fn run<T: Send, E: Send + From<StartError>>(
     let handle = microvm.handle();
     *interruption.handle.lock() = Some(handle.clone());
     let control = control.try_clone().map_err(|error| StartError::session("listen", error))?;
-    let _control = ControlServer::start(control, handle.clone()).map_err(StartError::from)?;
+    serve_control(control, handle.clone()).map_err(StartError::from)?;
     let console = microvm.console().clone();
     let alive = AtomicBool::new(true);
     if interruption.signal().is_some() {

@@ -14,7 +14,7 @@ use crate::open_file::OpenFile;
 use crate::virtio::VsockListener;
 
 /// The most vCPUs of a microVM.
-pub const MAX_VCPUS: u8 = 4;
+pub(crate) const MAX_VCPUS: u8 = 4;
 
 /// A microVM that boots Linux.
 pub struct BootConfig {
@@ -22,9 +22,9 @@ pub struct BootConfig {
     pub kernel: OpenFile,
     /// The initramfs, whose `/init` sets up the guest.
     pub initramfs: OpenFile,
-    /// Kernel parameters that are added to [`crate::DEFAULT_CMDLINE`].
+    /// Kernel parameters that are added to the default command line.
     pub cmdline: Option<String>,
-    /// Number of vCPUs, 1 to [`MAX_VCPUS`].
+    /// Number of vCPUs, 1 to 4.
     pub vcpus: u8,
     /// The processor model that the guest sees; `None` for the best named model that the host
     /// offers.
@@ -94,7 +94,7 @@ pub enum SizeError {
 ///
 /// # Errors
 /// See [`SizeError`].
-pub fn check_sizes(vcpus: u8, memory: u64) -> Result<(), SizeError> {
+pub(crate) fn check_sizes(vcpus: u8, memory: u64) -> Result<(), SizeError> {
     let info = rustix::system::sysinfo();
     check_sizes_on(vcpus, memory, info.totalram * u64::from(info.mem_unit))
 }

@@ -3,8 +3,8 @@
 //! One process runs one microVM. [`Microvm::boot`] makes it from a kernel, [`Microvm::prepare`]
 //! from memory with a guest in ring 3, [`Microvm::restore`] from a snapshot over memory that a plan
 //! laid out. [`Microvm::run`] serves it until its [`End`], and [`Microvm::freeze`] writes a
-//! snapshot. Other threads use it through a [`Handle`], other processes through its
-//! [`ControlServer`].
+//! snapshot. Other threads use it through a [`Handle`], other processes through a control socket
+//! ([`serve_control`]).
 //!
 //! The guest is hostile: the monitor validates everything that the guest writes. The monitor knows
 //! nothing of functions.
@@ -27,12 +27,13 @@ mod virtio;
 
 pub use arch::acpi::AcpiError;
 pub use arch::cpu_model::{CpuModel, CpuModelError};
-pub use arch::kernel::{DEFAULT_CMDLINE, LoadKernelError};
+pub use arch::kernel::LoadKernelError;
 pub use bus::{MmioDevice, OverlapError};
-pub use config::{BootConfig, HostConfig, MAX_VCPUS, MmioWindow, SizeError, check_sizes};
+pub use config::{BootConfig, HostConfig, MmioWindow, SizeError};
 pub use console::{Console, SerialStateError};
-pub use control::{ControlClient, ControlError, ControlServer, ControlServerError};
-pub use control::{Request, Response, Status};
+pub use control::{
+    ControlClient, ControlError, ControlServerError, Request, Response, Status, serve_control,
+};
 pub use inspect::{
     AttributionControl, AttributionError, FaultAttribution, FreePagesError, GuestTimeError,
     GuestTimeTotals, fault_attribution, free_pages,
@@ -48,7 +49,7 @@ pub use microvm::{
     WrittenError, open_root_disk,
 };
 pub use open_file::{OpenFile, OpenFileError};
-pub use state::{DecodeStateError, MACHINE_STATE_VERSION};
+pub use state::DecodeStateError;
 pub use vcpu::state::{RestoreVcpuError, SaveVcpuError};
 pub use vcpu::{VcpuFailure, VcpuThreadError};
 pub use virtio::{BindVsockError, VsockListener};

@@ -13,7 +13,7 @@ use crate::vcpu::state::VcpuState;
 use crate::virtio::{DeviceState, QueueRegisters, TransportState};
 
 /// Version of the machine state that this build writes and reads.
-pub const MACHINE_STATE_VERSION: u32 = 1;
+pub(crate) const MACHINE_STATE_VERSION: u32 = 1;
 
 /// The machine state.
 #[derive(Debug, Serialize, Deserialize)]

@@ -23,7 +23,8 @@ use firn_memory::uffd::{Features, RegisterMode, Uffd};
 use firn_player::format::{REPORT_ADDRESS, register};
 use firn_snapshot::{Description, ImageKind, MemoryLayout, Snapshot, Writer};
 use firn_vmm::{
-    Console, End, FrozenMachine, HostConfig, KVM_DEVICE, Microvm, MmioDevice, MmioWindow, open_kvm,
+    Console, End, FrozenMachine, HostConfig, KVM_DEVICE, Microvm, MmioDevice, MmioWindow, OpenKvm,
+    open_kvm,
 };
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Pid, Signal, geteuid, kill_process};
@@ -584,7 +585,8 @@ fn monitor_with_a_guest() {
         generation: None,
         windows: vec![window],
     };
-    let frozen = FrozenMachine::open(&snapshot, KVM_DEVICE.as_ref()).unwrap();
+    let frozen =
+        FrozenMachine::open_on(&snapshot, OpenKvm::open(KVM_DEVICE.as_ref()).unwrap()).unwrap();
     let (mut microvm, _) = Microvm::restore(frozen, memory, host, None).unwrap();
     microvm.resume().unwrap();
     println!("resumed");

@@ -18,7 +18,7 @@ use crate::open_file::OpenFile;
 /// The start of every Linux guest's command line: a serial console, an immediate reset after a
 /// panic, no probing for PCI, and random numbers from the processor's instruction (the host adds
 /// its own).
-pub const DEFAULT_CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=acpi mitigations=off \
+pub(crate) const DEFAULT_CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=acpi mitigations=off \
                                    tsc=reliable random.trust_cpu=on pci=off";
 
 const E820_RAM: u32 = 1;

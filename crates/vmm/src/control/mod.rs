@@ -15,7 +15,7 @@ use crate::kvm::KvmStats;
 use crate::microvm::{Destination, FreezeReport};
 
 pub use client::{ControlClient, ControlError};
-pub use server::{ControlServer, ControlServerError};
+pub use server::{ControlServerError, serve_control};
 
 /// The longest request or response, bytes.
 pub(crate) const MAX_LINE: u64 = 1 << 20;

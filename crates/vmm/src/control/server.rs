@@ -2,7 +2,6 @@
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
 
 use firn_base::error_chain;
 use thiserror::Error;
@@ -11,64 +10,21 @@ use uuid::Uuid;
 use super::{MAX_LINE, Request, Response, Status};
 use crate::microvm::{FreezeRequest, GoneError, Handle, Microvm};
 
-/// The control socket cannot be served.
+/// The thread of the control socket cannot be started.
 #[derive(Debug, Error)]
-pub enum ControlServerError {
-    /// The socket cannot be bound.
-    #[error("cannot create the control socket {path}")]
-    Bind {
-        /// The socket.
-        path: PathBuf,
-        /// Why the system refused it.
-        source: io::Error,
-    },
-    /// The thread that accepts clients cannot be started.
-    #[error("cannot start the thread of the control socket")]
-    Thread(#[source] io::Error),
-}
+#[error("cannot start the thread of the control socket")]
+pub struct ControlServerError(#[source] io::Error);
 
-/// A control socket that is served by threads of its own until the process ends.
-#[derive(Debug)]
-pub struct ControlServer {
-    /// The socket that this server created and removes when it is dropped.
-    created: Option<PathBuf>,
-}
-
-impl ControlServer {
-    /// Serves the microVM behind `handle` on a socket that is already bound. Dropping the server
-    /// removes nothing.
-    ///
-    /// # Errors
-    /// No thread can be started.
-    pub fn start(listener: UnixListener, handle: Handle) -> Result<Self, ControlServerError> {
-        std::thread::Builder::new()
-            .name("control".into())
-            .spawn(move || accept(&listener, &handle))
-            .map_err(ControlServerError::Thread)?;
-        Ok(Self { created: None })
-    }
-
-    /// Binds `path` and serves the microVM behind `handle` there. Dropping the server removes the
-    /// socket.
-    ///
-    /// # Errors
-    /// The socket cannot be bound, or no thread can be started.
-    pub fn bind(path: &Path, handle: Handle) -> Result<Self, ControlServerError> {
-        let listener = UnixListener::bind(path)
-            .map_err(|source| ControlServerError::Bind { path: path.to_owned(), source })?;
-        let created = Self { created: Some(path.to_owned()) };
-        Self::start(listener, handle)?;
-        Ok(created)
-    }
-}
-
-impl Drop for ControlServer {
-    fn drop(&mut self) {
-        if let Some(path) = &self.created {
-            // It fails when the socket or its directory is gone already.
-            let _ = std::fs::remove_file(path);
-        }
-    }
+/// Serves the microVM behind `handle` on a bound control socket, in threads of its own, until the
+/// process ends.
+///
+/// # Errors
+/// No thread can be started.
+pub fn serve_control(listener: UnixListener, handle: Handle) -> Result<(), ControlServerError> {
+    let spawned = std::thread::Builder::new()
+        .name("control".into())
+        .spawn(move || accept(&listener, &handle));
+    spawned.map(drop).map_err(ControlServerError)
 }
 
 fn accept(listener: &UnixListener, handle: &Handle) {

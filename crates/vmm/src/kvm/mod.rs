@@ -6,7 +6,6 @@ mod virtualization;
 mod vm;
 
 use std::io;
-use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES};
@@ -92,19 +91,13 @@ pub fn open(path: &Path) -> Result<Kvm, KvmError> {
             KvmError::Open { path: path.to_owned(), source: io::Error::from_raw_os_error(code) }
         }
     })?;
-    check(&kvm, path)?;
-    Ok(kvm)
-}
-
-/// Checks the API version and the capabilities.
-fn check(kvm: &Kvm, path: &Path) -> Result<(), KvmError> {
     let version = kvm.get_api_version();
     if version != API_VERSION {
         return Err(KvmError::Version { path: path.to_owned(), version });
     }
     match REQUIRED.iter().find(|(capability, _)| !kvm.check_extension(*capability)) {
         Some((_, name)) => Err(KvmError::Capability(name)),
-        None => Ok(()),
+        None => Ok(kvm),
     }
 }
 
@@ -163,21 +156,7 @@ impl OpenKvm {
     /// # Errors
     /// See [`OpenKvmError`].
     pub fn open(path: &Path) -> Result<Self, OpenKvmError> {
-        Self::of(open(path)?)
-    }
-
-    /// Uses a KVM device that is already open. `path` is its name in error messages.
-    ///
-    /// # Errors
-    /// See [`OpenKvmError`].
-    pub fn from_fd(device: OwnedFd, path: &Path) -> Result<Self, OpenKvmError> {
-        // SAFETY: the descriptor is open, and `Kvm` becomes its only owner.
-        let kvm = unsafe { Kvm::from_raw_fd(device.into_raw_fd()) };
-        check(&kvm, path)?;
-        Self::of(kvm)
-    }
-
-    fn of(kvm: Kvm) -> Result<Self, OpenKvmError> {
+        let kvm = open(path)?;
         let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(OpenKvmError::Cpuid)?;
         Ok(Self { kvm, cpuid, fault_handling: FaultHandling::Default })
     }

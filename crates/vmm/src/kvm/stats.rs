@@ -3,18 +3,19 @@
 
 use std::fs::File;
 use std::io;
+use std::mem::offset_of;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 
+use kvm_bindings::{KVMIO, kvm_stats_desc, kvm_stats_header};
 use serde::{Deserialize, Serialize};
 use vmm_sys_util::ioctl::ioctl;
 use vmm_sys_util::ioctl_io_nr;
 
-ioctl_io_nr!(KVM_GET_STATS_FD, 0xae, 0xce);
+ioctl_io_nr!(KVM_GET_STATS_FD, KVMIO, 0xce);
 
-const HEADER_LEN: usize = 24;
 /// Bytes of a descriptor before its name.
-const DESCRIPTOR_LEN: usize = 16;
+const DESCRIPTOR_LEN: usize = size_of::<kvm_stats_desc>();
 
 /// KVM's counters of one microVM since its creation.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -121,11 +122,13 @@ impl StatsFile {
 
     /// The values of counters; 0 for those that this kernel does not have.
     pub(crate) fn read<const N: usize>(&self, names: [&str; N]) -> io::Result<[u64; N]> {
-        let mut header = [0u8; HEADER_LEN];
+        let mut header = [0u8; size_of::<kvm_stats_header>()];
         self.0.read_exact_at(&mut header, 0)?;
         let word = |at: usize| u32_at(&header, at);
-        let (name_len, count) = (word(4), word(8));
-        let (descriptors_at, data_at) = (u64::from(word(16)), u64::from(word(20)));
+        let name_len = word(offset_of!(kvm_stats_header, name_size));
+        let count = word(offset_of!(kvm_stats_header, num_desc));
+        let descriptors_at = u64::from(word(offset_of!(kvm_stats_header, desc_offset)));
+        let data_at = u64::from(word(offset_of!(kvm_stats_header, data_offset)));
 
         let stride = DESCRIPTOR_LEN + name_len as usize;
         let mut descriptors = vec![0u8; stride * count as usize];
@@ -138,7 +141,8 @@ impl StatsFile {
                 continue;
             };
             let mut value = [0u8; 8];
-            self.0.read_exact_at(&mut value, data_at + u64::from(u32_at(descriptor, 8)))?;
+            let offset = u32_at(descriptor, offset_of!(kvm_stats_desc, offset));
+            self.0.read_exact_at(&mut value, data_at + u64::from(offset))?;
             values[wanted] = u64::from_le_bytes(value);
         }
         Ok(values)

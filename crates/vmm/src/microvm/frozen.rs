@@ -1,7 +1,5 @@
 //! The machine of a snapshot, before its restore.
 
-use std::path::Path;
-
 use firn_snapshot::{CpuRequirement, Snapshot};
 use kvm_bindings::kvm_cpuid_entry2;
 use thiserror::Error;
@@ -58,14 +56,6 @@ pub struct FrozenMachine<'a> {
 }
 
 impl<'a> FrozenMachine<'a> {
-    /// Opens the KVM device at `kvm`, and continues as [`FrozenMachine::open_on`].
-    ///
-    /// # Errors
-    /// See [`IncompatibleError`].
-    pub fn open(snapshot: &'a Snapshot, kvm: &Path) -> Result<Self, IncompatibleError> {
-        Self::open_on(snapshot, OpenKvm::open(kvm)?)
-    }
-
     /// Parses the machine state of a snapshot, and checks that this host has the processor features
     /// that its guest uses. Nothing is created yet.
     ///

@@ -188,7 +188,7 @@ impl Microvm {
     ///
     /// # Errors
     /// The interrupt cannot be raised.
-    pub fn type_in(&self, bytes: &[u8]) -> std::io::Result<usize> {
+    pub fn write_serial(&self, bytes: &[u8]) -> std::io::Result<usize> {
         match self.bus.serial().enqueue_raw_bytes(bytes) {
             Ok(taken) => Ok(taken),
             Err(SerialError::Trigger(error) | SerialError::IOError(error)) => Err(error),

@@ -4,6 +4,7 @@
 
 use std::arch::global_asm;
 use std::collections::BTreeSet;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -20,7 +21,7 @@ use super::{Destination, End, FreezeError, FreezeRequest, FrozenMachine, Microvm
 use crate::bus::MmioDevice;
 use crate::config::{HostConfig, MmioWindow};
 use crate::console::Console;
-use crate::control::{ControlClient, ControlServer, Request, Response};
+use crate::control::{ControlClient, Request, Response, serve_control};
 use crate::kvm::{KVM_DEVICE, OpenKvm};
 use crate::virtio::VsockListener;
 
@@ -350,7 +351,7 @@ fn the_guest_continues_when_a_client_disconnects_after_a_freeze() {
     let socket = dir.path().join("control.sock");
     let mut microvm = boot(host, 1, 16 << 20);
     microvm.resume().unwrap();
-    let _server = ControlServer::bind(&socket, microvm.handle()).unwrap();
+    serve_control(UnixListener::bind(&socket).unwrap(), microvm.handle()).unwrap();
     let destination = Destination::Directory(dir.path().join("snapshot"));
     let client = std::thread::spawn(move || {
         let mut rounds = [0];

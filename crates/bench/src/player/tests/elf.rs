@@ -91,13 +91,14 @@ fn thaw(snapshot: &Snapshot, dir: &Path) -> Microvm {
     let plan = planners::plan(snapshot, None, &*parse("firecracker").unwrap()).unwrap();
     let executed = execute(&plan, &Sources::of(snapshot, None).unwrap()).unwrap();
     let host = host(dir);
-    let frozen = FrozenMachine::open(snapshot, KVM_DEVICE.as_ref()).unwrap();
+    let frozen =
+        FrozenMachine::open_on(snapshot, OpenKvm::open(KVM_DEVICE.as_ref()).unwrap()).unwrap();
     let root = open_root_disk(snapshot, None).unwrap();
     Microvm::restore(frozen, executed.memory, host, root).unwrap().0
 }
 
 fn replayed(microvm: &mut Microvm) -> String {
-    assert_eq!(microvm.type_in(b"g").unwrap(), 1);
+    assert_eq!(microvm.write_serial(b"g").unwrap(), 1);
     until(microvm, "END")
 }
 
