@@ -52,7 +52,7 @@ pub(crate) fn run(command: &BenchCommand) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 /// Runs measurements with a progress bar on standard error. A signal stops them with an error.
-fn measure<T>(run: impl FnOnce(&Harness<'_>) -> anyhow::Result<T>) -> anyhow::Result<T> {
+pub(crate) fn measure<T>(run: impl FnOnce(&Harness<'_>) -> anyhow::Result<T>) -> anyhow::Result<T> {
     let program = std::env::current_exe().context("cannot find the path of this program")?;
     let interrupt = Interrupt::catch().context("cannot catch signals")?;
     let bar = Bar(RefCell::new(ProgressBar::hidden()));
