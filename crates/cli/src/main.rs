@@ -11,7 +11,6 @@ mod output;
 mod pool_at;
 mod snapshot_args;
 
-use std::error::Error;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -90,38 +89,38 @@ enum Command {
 
 fn main() -> ExitCode {
     if let Err(error) = firn_memory::sigbus::install() {
-        output::complain(&error);
+        output::print_error(&error);
         return ExitCode::FAILURE;
     }
-    let result: Result<ExitCode, Box<dyn Error>> = match Cli::parse().command {
-        Command::Boot(arguments) => boot::run(&arguments).map_err(Into::into),
-        Command::Freeze(arguments) => freeze::run(&arguments).map_err(Into::into),
-        Command::Thaw(arguments) => thaw::run(&arguments).map_err(Into::into),
+    let result: anyhow::Result<ExitCode> = match Cli::parse().command {
+        Command::Boot(arguments) => boot::run(&arguments),
+        Command::Freeze(arguments) => freeze::run(&arguments),
+        Command::Thaw(arguments) => thaw::run(&arguments),
         Command::Monitor(arguments) => Ok(monitor::run(&arguments)),
-        Command::Invoke(arguments) => invoke::run(&arguments).map_err(Into::into),
+        Command::Invoke(arguments) => invoke::run(&arguments),
         Command::Pager(arguments) => pager::run(&arguments).map_err(Into::into),
-        Command::Plan(arguments) => plan::run(&arguments).map_err(Into::into),
-        Command::Player(arguments) => player::run(&arguments).map_err(Into::into),
-        Command::Pool(command) => pool::run(&command).map_err(Into::into),
+        Command::Plan(arguments) => plan::run(&arguments),
+        Command::Player(arguments) => player::run(&arguments),
+        Command::Pool(command) => pool::run(&command),
         Command::Profile(command) => profile::run(&command),
-        Command::Record(arguments) => record::run(&arguments).map_err(Into::into),
-        Command::Serve(arguments) => serve::run(arguments).map_err(Into::into),
+        Command::Record(arguments) => record::run(&arguments),
+        Command::Serve(arguments) => serve::run(arguments),
         Command::Top(arguments) => top::run(&arguments).map_err(Into::into),
         Command::Verify(arguments) => verify::run(&arguments).map_err(Into::into),
         Command::Image(command) => image::run(&command).map_err(Into::into),
         Command::Doctor(arguments) => Ok(doctor::run(&arguments)),
         Command::Bench(command) => bench::run(&command),
-        Command::Demo(arguments) => demo::run(&arguments).map_err(Into::into),
+        Command::Demo(arguments) => demo::run(&arguments),
         Command::Lab(command) => match lab::run(command) {
             Ok(code) => Ok(code),
             Err(error) => {
-                output::complain(&error);
+                output::print_error(&error);
                 return ExitCode::from(error.exit_code());
             }
         },
     };
     result.unwrap_or_else(|error| {
-        output::complain(&*error);
+        output::print_error(&*error);
         ExitCode::FAILURE
     })
 }

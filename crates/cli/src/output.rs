@@ -33,7 +33,7 @@ pub(crate) fn json_text(text: &str) {
 }
 
 /// Prints an error with its causes, whose texts may be a guest's.
-pub(crate) fn complain(error: &dyn Error) {
+pub(crate) fn print_error(error: &dyn Error) {
     note(&format!("firn: error: {}", plain(&error_chain(error))));
 }
 

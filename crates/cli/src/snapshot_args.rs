@@ -2,15 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::Context;
 use clap::{Args, ValueEnum};
-use thiserror::Error;
 
-use firn_run::{Descriptors, Source, SourceSpec, StartError, set_pooled_profile};
-use firn_snapshot::{AttachError, Profile, Verify};
+use firn_run::{Descriptors, Source, SourceSpec, set_pooled_profile};
+use firn_snapshot::{Profile, Verify};
 use firn_vmm::Destination;
 
 use crate::output;
-use crate::pool_at::{PoolAt, PoolAtError};
+use crate::pool_at::PoolAt;
 
 /// A snapshot.
 #[derive(Debug, Clone, Args)]
@@ -43,17 +43,6 @@ impl From<VerifyArg> for Verify {
     }
 }
 
-/// Why a snapshot was not opened.
-#[derive(Debug, Error)]
-pub(crate) enum OpenSnapshotError {
-    #[error(transparent)]
-    Open(#[from] StartError),
-    #[error(transparent)]
-    Manager(#[from] PoolAtError),
-    #[error("{} is not a name of a snapshot in a pool: it is not UTF-8", .0.display())]
-    Name(PathBuf),
-}
-
 impl SnapshotArgs {
     /// The planner where none is named: the best one for a snapshot without a profile.
     pub(crate) fn default_planner(&self) -> &'static str {
@@ -61,10 +50,7 @@ impl SnapshotArgs {
     }
 
     /// The snapshot for a start.
-    pub(crate) fn source(
-        &self,
-        descriptors: &mut Descriptors,
-    ) -> Result<SourceSpec, OpenSnapshotError> {
+    pub(crate) fn source(&self, descriptors: &mut Descriptors) -> anyhow::Result<SourceSpec> {
         let Some(pool) = &self.pool else {
             return Ok(SourceSpec::directory(&self.snapshot, descriptors)?);
         };
@@ -74,7 +60,7 @@ impl SnapshotArgs {
     }
 
     /// Opens the snapshot to look at it; of a pool, its sealed extent.
-    pub(crate) fn open(&self) -> Result<Source, OpenSnapshotError> {
+    pub(crate) fn open(&self) -> anyhow::Result<Source> {
         let Some(pool) = &self.pool else {
             return Ok(Source::open_directory(&self.snapshot)?);
         };
@@ -83,22 +69,13 @@ impl SnapshotArgs {
     }
 }
 
-/// Why a snapshot did not get its new profile.
-#[derive(Debug, Error)]
-pub(crate) enum SetProfileError {
-    #[error(transparent)]
-    Name(#[from] OpenSnapshotError),
-    #[error(transparent)]
-    Attach(#[from] AttachError),
-}
-
 impl SnapshotArgs {
     /// Puts a profile into the snapshot. In a pool, that takes a second extent until the first is not used any more.
-    pub(crate) fn set_profile(&self, profile: &Profile) -> Result<(), SetProfileError> {
+    pub(crate) fn set_profile(&self, profile: &Profile) -> anyhow::Result<()> {
         let Some(pool) = &self.pool else {
             return Ok(firn_snapshot::set_profile(&self.snapshot, profile)?);
         };
-        let pool = PoolAt::open(pool).map_err(OpenSnapshotError::from)?;
+        let pool = PoolAt::open(pool)?;
         if let Some(note) = set_pooled_profile(pool.socket(), name(&self.snapshot)?, profile)? {
             output::note(&format!("firn: {note}"));
         }
@@ -107,15 +84,14 @@ impl SnapshotArgs {
 }
 
 /// Where a snapshot goes: the directory `to`, or that name in the pool.
-pub(crate) fn destination(
-    pool: Option<&PoolAt>,
-    to: &Path,
-) -> Result<Destination, OpenSnapshotError> {
+pub(crate) fn destination(pool: Option<&PoolAt>, to: &Path) -> anyhow::Result<Destination> {
     let Some(pool) = pool else { return Ok(Destination::Directory(to.to_owned())) };
     Ok(Destination::Pool { socket: pool.socket().to_owned(), name: name(to)?.to_owned() })
 }
 
 /// The name of a snapshot in a pool.
-fn name(argument: &Path) -> Result<&str, OpenSnapshotError> {
-    argument.to_str().ok_or_else(|| OpenSnapshotError::Name(argument.to_owned()))
+fn name(argument: &Path) -> anyhow::Result<&str> {
+    argument.to_str().with_context(|| {
+        format!("{} cannot name a snapshot in a pool: it is not UTF-8", argument.display())
+    })
 }

@@ -6,16 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use thiserror::Error;
 
 use firn_base::{format_milliseconds, now_ns, parse_size};
 use firn_run::{
-    BootSpec, Clock, Descriptors, Function, FunctionPathError, HostSpec, KvmDevice, Listener,
-    OpenedFile, Origin, StartError, StartReport, StartSpec,
+    BootSpec, Clock, Descriptors, Function, HostSpec, KvmDevice, Listener, OpenedFile, Origin,
+    StartReport, StartSpec,
 };
 use firn_vmm::CpuModel;
 
-use crate::assets::{GuestFileError, GuestFiles};
+use crate::assets::GuestFiles;
 use crate::clock;
 use crate::detach;
 use crate::output;
@@ -69,20 +68,7 @@ pub(crate) struct BootArgs {
     host: crate::host_args::HostArgs,
 }
 
-/// Why a function was not booted.
-#[derive(Debug, Error)]
-pub(crate) enum BootCommandError {
-    #[error(transparent)]
-    Detach(#[from] detach::DetachError),
-    #[error(transparent)]
-    Function(#[from] FunctionPathError),
-    #[error(transparent)]
-    GuestFile(#[from] GuestFileError),
-    #[error(transparent)]
-    Start(#[from] StartError),
-}
-
-pub(crate) fn run(arguments: &BootArgs) -> Result<ExitCode, BootCommandError> {
+pub(crate) fn run(arguments: &BootArgs) -> anyhow::Result<ExitCode> {
     let clock = Clock { begun_ns: now_ns(), request_ns: clock::request() };
     let function = arguments.function.as_deref().map(Function::from_path).transpose()?;
     let settings =

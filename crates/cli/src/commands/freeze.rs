@@ -3,16 +3,16 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::{Context, bail};
 use clap::Args;
 use serde::Serialize;
-use thiserror::Error;
 
 use firn_base::{PAGE_SIZE, format_bytes, format_milliseconds};
-use firn_run::{FindError, FreezeInstanceError, FreezeInstanceReport, Instances, freeze};
+use firn_run::{FreezeInstanceReport, Instances, freeze};
 
 use crate::output;
-use crate::pool_at::{PoolAt, PoolAtError};
-use crate::snapshot_args::{OpenSnapshotError, destination};
+use crate::pool_at::PoolAt;
+use crate::snapshot_args::destination;
 
 /// Arguments of `firn freeze`.
 #[derive(Debug, Args)]
@@ -41,23 +41,6 @@ pub(crate) struct FreezeArgs {
     json: bool,
 }
 
-/// Why a microVM was not frozen.
-#[derive(Debug, Error)]
-pub(crate) enum FreezeCommandError {
-    #[error(transparent)]
-    Find(#[from] FindError),
-    #[error(transparent)]
-    Pool(#[from] PoolAtError),
-    #[error(transparent)]
-    Name(#[from] OpenSnapshotError),
-    #[error("cannot find the absolute path of {path}")]
-    Path { path: PathBuf, source: std::io::Error },
-    #[error("cannot make a snapshot in {0}: it is not a directory; create it first")]
-    NoParent(PathBuf),
-    #[error(transparent)]
-    Freeze(#[from] FreezeInstanceError),
-}
-
 #[derive(Serialize)]
 struct Answer {
     /// Directory of the snapshot, or its name in the pool.
@@ -66,11 +49,11 @@ struct Answer {
     report: FreezeInstanceReport,
 }
 
-pub(crate) fn run(arguments: &FreezeArgs) -> Result<ExitCode, FreezeCommandError> {
+pub(crate) fn run(arguments: &FreezeArgs) -> anyhow::Result<ExitCode> {
     // The monitor has a working directory of its own.
     let absolute = |path: &Path| {
         std::path::absolute(path)
-            .map_err(|source| FreezeCommandError::Path { path: path.to_owned(), source })
+            .with_context(|| format!("cannot find the absolute path of {}", path.display()))
     };
     let (snapshot, pool) = match &arguments.pool {
         Some(pool) => (arguments.snapshot.clone(), Some(PoolAt::open(&absolute(pool)?)?)),
@@ -79,7 +62,10 @@ pub(crate) fn run(arguments: &FreezeArgs) -> Result<ExitCode, FreezeCommandError
     if pool.is_none()
         && let Some(parent) = snapshot.parent().filter(|parent| !parent.is_dir())
     {
-        return Err(FreezeCommandError::NoParent(parent.to_owned()));
+        bail!(
+            "cannot create a snapshot in {}: it is not a directory; create it first",
+            parent.display()
+        );
     }
     let destination = destination(pool.as_ref(), &snapshot)?;
     let instance = Instances::of_user().find(&arguments.name)?;

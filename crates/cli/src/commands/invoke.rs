@@ -5,14 +5,11 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
-use thiserror::Error;
 
 use firn_base::nanoseconds;
-use firn_run::{
-    AgentClient, ConnectError, EventError, FindError, Instances, Invocation, InvokeError, Outcome,
-};
+use firn_run::{AgentClient, Instances, Invocation, Outcome};
 
-use crate::event::{self, ReadEventError};
+use crate::event;
 use crate::output;
 
 /// How long the connection to the agent may take.
@@ -42,21 +39,6 @@ pub(crate) struct InvokeArgs {
     json: bool,
 }
 
-/// Why there is no answer.
-#[derive(Debug, Error)]
-pub(crate) enum InvokeCommandError {
-    #[error(transparent)]
-    Read(#[from] ReadEventError),
-    #[error(transparent)]
-    Event(#[from] EventError),
-    #[error(transparent)]
-    Find(#[from] FindError),
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    #[error(transparent)]
-    Invoke(InvokeError),
-}
-
 /// The exit code of a command that ends with an outcome.
 pub(crate) fn exit_code(outcome: &Outcome) -> u8 {
     if outcome.error.is_some() { FUNCTION_FAILED } else { 0 }
@@ -84,13 +66,13 @@ struct Report<'a> {
     outcome: &'a Outcome,
 }
 
-pub(crate) fn run(arguments: &InvokeArgs) -> Result<ExitCode, InvokeCommandError> {
+pub(crate) fn run(arguments: &InvokeArgs) -> anyhow::Result<ExitCode> {
     let event = event::read(&arguments.event)?;
     let invocation = Invocation::new(&event, Duration::from_secs(arguments.time_limit))?;
     let instance = Instances::of_user().find(&arguments.name)?;
     let mut agent = AgentClient::connect(&instance.vsock_socket(), CONNECT_LIMIT)?;
     let begin = Instant::now();
-    let outcome = Outcome::of(agent.invoke(&invocation)).map_err(InvokeCommandError::Invoke)?;
+    let outcome = Outcome::of(agent.invoke(&invocation))?;
     if arguments.json {
         let total_ns = nanoseconds(begin.elapsed());
         output::json(&Report { request_id: invocation.request_id(), total_ns, outcome: &outcome });

@@ -1,19 +1,17 @@
 //! `firn plan`: what a thaw would do, without doing it.
 
-use std::io;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::Args;
 use firn_base::error_chain;
 use serde::Serialize;
-use thiserror::Error;
 
-use firn_memory::planners::{ImageFacts, ParsePlannerError, PlanInput, PlannerError, select};
-use firn_memory::{HostFacts, HostFactsError, Plan};
-use firn_snapshot::OpenError;
+use firn_memory::planners::{ImageFacts, PlanInput, select};
+use firn_memory::{HostFacts, Plan};
 
 use crate::output;
-use crate::snapshot_args::{OpenSnapshotError, SnapshotArgs};
+use crate::snapshot_args::SnapshotArgs;
 
 /// Arguments of `firn plan`.
 #[derive(Debug, Args)]
@@ -34,23 +32,6 @@ pub(crate) struct PlanArgs {
     json: bool,
 }
 
-/// Why there is no plan.
-#[derive(Debug, Error)]
-pub(crate) enum PlanCommandError {
-    #[error(transparent)]
-    Open(#[from] OpenSnapshotError),
-    #[error(transparent)]
-    Profile(#[from] OpenError),
-    #[error(transparent)]
-    HostFacts(#[from] HostFactsError),
-    #[error("reading how the snapshot's image is stored")]
-    Image(#[source] io::Error),
-    #[error(transparent)]
-    Planner(#[from] ParsePlannerError),
-    #[error(transparent)]
-    Plan(#[from] PlannerError),
-}
-
 #[derive(Serialize)]
 struct Answer {
     plans: Vec<Plan>,
@@ -63,14 +44,14 @@ struct LeftOut {
     reason: String,
 }
 
-pub(crate) fn run(arguments: &PlanArgs) -> Result<ExitCode, PlanCommandError> {
+pub(crate) fn run(arguments: &PlanArgs) -> anyhow::Result<ExitCode> {
     let list = arguments.planner.as_deref();
     let list = list.unwrap_or_else(|| arguments.snapshot.default_planner());
     let opened = arguments.snapshot.open()?;
     let snapshot = opened.snapshot();
     let host = HostFacts::read()?;
-    let mut image =
-        ImageFacts::of_snapshot(snapshot, opened.grant()).map_err(PlanCommandError::Image)?;
+    let mut image = ImageFacts::of_snapshot(snapshot, opened.grant())
+        .context("cannot read how the snapshot's image is stored")?;
     // A thaw by a planner that writes to its extent gets a replica, and one by `firn` a copy. Neither is made for a plan that is only shown.
     if let Some(extent) = &mut image.extent {
         extent.replica = true;

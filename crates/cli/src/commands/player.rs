@@ -3,20 +3,17 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::Args;
 use serde::Serialize;
-use thiserror::Error;
 
-use firn_bench::player::{
-    FreezePlayerError, GapFactor, Leaves, PlayerElfError, PlayerInputs, PlayerInputsError,
-    PlayerOptions, elf, freeze,
-};
-use firn_bench::traces::{LoadTraceError, NamedTrace, load};
+use firn_bench::player::{GapFactor, Leaves, PlayerInputs, PlayerOptions, elf, freeze};
+use firn_bench::traces::{NamedTrace, load};
 use firn_vmm::{FreezeReport, KVM_DEVICE};
 
 use crate::output;
-use crate::pool_at::{PoolAt, PoolAtError};
-use crate::snapshot_args::{OpenSnapshotError, destination};
+use crate::pool_at::PoolAt;
+use crate::snapshot_args::destination;
 
 /// Arguments of `firn player`.
 #[derive(Debug, Args)]
@@ -73,25 +70,6 @@ pub(crate) struct PlayerArgs {
     kvm: PathBuf,
 }
 
-/// Why a player cannot be built.
-#[derive(Debug, Error)]
-pub(crate) enum PlayerCommandError {
-    #[error(transparent)]
-    Trace(#[from] LoadTraceError),
-    #[error(transparent)]
-    Inputs(#[from] PlayerInputsError),
-    #[error(transparent)]
-    Pool(#[from] PoolAtError),
-    #[error(transparent)]
-    Name(#[from] OpenSnapshotError),
-    #[error(transparent)]
-    Freeze(#[from] FreezePlayerError),
-    #[error(transparent)]
-    Elf(#[from] PlayerElfError),
-    #[error("cannot write {path}")]
-    Write { path: PathBuf, source: std::io::Error },
-}
-
 /// The size of a trace.
 #[derive(Serialize)]
 struct InputAnswer {
@@ -133,7 +111,7 @@ struct ElfAnswer {
     memory: u64,
 }
 
-pub(crate) fn run(arguments: &PlayerArgs) -> Result<ExitCode, PlayerCommandError> {
+pub(crate) fn run(arguments: &PlayerArgs) -> anyhow::Result<ExitCode> {
     let traces = arguments.trace.iter().map(|name| load(name)).collect::<Result<_, _>>()?;
     let inputs = PlayerInputs::new(traces)?;
     let options = PlayerOptions {
@@ -168,12 +146,11 @@ fn make_elf(
     arguments: &PlayerArgs,
     inputs: &PlayerInputs,
     options: &PlayerOptions,
-) -> Result<ExitCode, PlayerCommandError> {
+) -> anyhow::Result<ExitCode> {
     let elf = elf(inputs, options, &arguments.kvm)?;
     let path = arguments.out.clone();
-    if let Err(source) = std::fs::write(&path, &elf.bytes) {
-        return Err(PlayerCommandError::Write { path, source });
-    }
+    std::fs::write(&path, &elf.bytes)
+        .with_context(|| format!("cannot write {}", path.display()))?;
     let answer = ElfAnswer { inputs: InputAnswer::of(inputs), elf: path, memory: elf.memory };
     if arguments.json {
         output::json(&answer);

@@ -6,25 +6,25 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::{Context, bail};
 use clap::Args;
 use firn_base::{error_chain, format_bytes};
 use serde::Serialize;
 use tempfile::NamedTempFile;
-use thiserror::Error;
 
+use firn_memory::HostFacts;
 use firn_memory::pager::{PageStore, end_process};
-use firn_memory::recorders::{RecordError, Recorder, Recording};
-use firn_memory::trace::{EncodeTraceError, GapUnit, Trace, TraceError, TraceOrigin};
-use firn_memory::{HostFacts, HostFactsError};
-use firn_run::{EventError, Interruption, Invocation, Outcome, RecordedRun, Source, StartError};
+use firn_memory::HostFacts;
+use firn_memory::recorders::{Recorder, Recording};
+use firn_memory::trace::{GapUnit, Trace, TraceOrigin};
+use firn_run::{Interruption, Invocation, Outcome, RecordedRun, Source};
 use firn_snapshot::{PageSet, Snapshot};
 use firn_vmm::{
-    AttributionError, FreePagesError, GoneError, GuestTimeTotals, Handle, KvmStats, Microvm,
-    fault_attribution, free_pages,
+    FreePagesError, GuestTimeTotals, Handle, KvmStats, Microvm, fault_attribution, free_pages,
 };
 
 use super::invoke;
-use crate::event::{self, ReadEventError};
+use crate::event;
 use crate::host_args::HostArgs;
 use crate::output;
 
@@ -72,41 +72,6 @@ pub(crate) struct RecordArgs {
     host: HostArgs,
 }
 
-/// Why nothing was recorded.
-#[derive(Debug, Error)]
-pub(crate) enum RecordCommandError {
-    #[error(transparent)]
-    Read(#[from] ReadEventError),
-    #[error(transparent)]
-    Event(#[from] EventError),
-    #[error(transparent)]
-    Start(#[from] StartError),
-    #[error(
-        "the snapshot has {0} vCPUs, and touches have an order on one only: freeze the function with --vcpus 1"
-    )]
-    Vcpus(u32),
-    #[error("the snapshot holds no function: freeze one with `firn freeze`")]
-    NoFunction,
-    #[error(transparent)]
-    HostFacts(#[from] HostFactsError),
-    #[error(transparent)]
-    Record(#[from] RecordError),
-    #[error(transparent)]
-    Attribution(#[from] AttributionError),
-    #[error(transparent)]
-    Gone(#[from] GoneError),
-    #[error("finding the pages that the guest held free")]
-    Free(#[from] FreePagesError),
-    #[error("reading KVM's counters")]
-    Stats(#[source] std::io::Error),
-    #[error("the recorded touches are no trace: a defect of firn")]
-    Trace(#[from] TraceError),
-    #[error(transparent)]
-    Encode(#[from] EncodeTraceError),
-    #[error("writing the trace to {path}")]
-    Write { path: PathBuf, source: std::io::Error },
-}
-
 /// What was recorded.
 #[derive(Debug, Serialize)]
 struct Report {
@@ -148,7 +113,7 @@ struct Recorded {
     time: GuestTimeTotals,
 }
 
-pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordCommandError> {
+pub(crate) fn run(arguments: &RecordArgs) -> anyhow::Result<ExitCode> {
     let limit = Duration::from_secs(arguments.time_limit);
     let invocation = Invocation::new(&event::read(&arguments.invoke)?, limit)?;
     let interruption = Interruption::catch()?;
@@ -156,9 +121,16 @@ pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordCommandError
     let snapshot = source.snapshot();
     let manifest = snapshot.manifest();
     if manifest.description.vcpus != 1 {
-        return Err(RecordCommandError::Vcpus(manifest.description.vcpus));
+        bail!(
+            "the snapshot has {} vCPUs, and touches are ordered on one vCPU only: freeze the function with --vcpus 1",
+            manifest.description.vcpus
+        );
     }
-    let function = manifest.description.function.as_ref().ok_or(RecordCommandError::NoFunction)?;
+    let function = manifest
+        .description
+        .function
+        .as_ref()
+        .context("the snapshot holds no function: freeze one with `firn freeze`")?;
     let origin = origin(arguments, &function.name)?;
     // What cannot be written is found out before minutes of recording.
     let file = aside(&arguments.out)?;
@@ -210,7 +182,7 @@ pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordCommandError
 }
 
 /// The pages that the guest held free at the freeze. A guest whose kernel does not describe itself is recorded without.
-fn free(snapshot: &Snapshot) -> Result<Option<PageSet>, FreePagesError> {
+fn free(snapshot: &Snapshot) -> anyhow::Result<Option<PageSet>> {
     match free_pages(snapshot) {
         Ok(runs) => Ok(Some(PageSet::of(&runs, snapshot.manifest().layout.pages()))),
         Err(error @ (FreePagesError::NoDescription | FreePagesError::Unknown(_))) => {
@@ -220,7 +192,7 @@ fn free(snapshot: &Snapshot) -> Result<Option<PageSet>, FreePagesError> {
             ));
             Ok(None)
         }
-        Err(error) => Err(error),
+        Err(error) => Err(error).context("cannot find the pages that the guest held free"),
     }
 }
 
@@ -231,7 +203,7 @@ fn record(
     invocation: &Invocation,
     limit: Duration,
     interruption: &Interruption,
-) -> Result<Recorded, RecordCommandError> {
+) -> anyhow::Result<Recorded> {
     let run = RecordedRun {
         source,
         kvm: &arguments.host.kvm,
@@ -250,12 +222,12 @@ fn record(
     let begin = |microvm: &mut Microvm| {
         control.attach(microvm)?;
         output::note("firn: the guest waits at every page that it touches for the first time");
-        Ok::<_, RecordCommandError>(())
+        Ok::<_, anyhow::Error>(())
     };
     let answered = |_: &Outcome, handle: &Handle, _| {
         recorder.stop_recording();
         let stats = handle.call(|microvm| microvm.kvm_stats())?;
-        stats.map_err(RecordCommandError::Stats)
+        stats.context("cannot read KVM's counters")
     };
     let led = run.run(memory, begin, answered, |text| output::note(&format!("firn: {text}")));
     let recording = recorder.finish()?;
@@ -265,7 +237,7 @@ fn record(
 }
 
 /// Where the trace comes from. No path of this machine is part of it.
-fn origin(arguments: &RecordArgs, function: &str) -> Result<TraceOrigin, RecordCommandError> {
+fn origin(arguments: &RecordArgs, function: &str) -> anyhow::Result<TraceOrigin> {
     let command = arguments.command.clone().unwrap_or_else(|| {
         let input = &arguments.input;
         format!("firn record {function} --invoke @input-{input}.json --input {input}")
@@ -288,26 +260,26 @@ fn origin(arguments: &RecordArgs, function: &str) -> Result<TraceOrigin, RecordC
 }
 
 /// Makes a file beside its place; dropped, it is removed.
-fn aside(path: &Path) -> Result<NamedTempFile, RecordCommandError> {
+fn aside(path: &Path) -> anyhow::Result<NamedTempFile> {
     let folder =
         path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    NamedTempFile::new_in(folder).map_err(|source| unwritten(path, source))
+    NamedTempFile::new_in(folder).with_context(|| unwritten(path))
 }
 
 /// Puts the file into its place, whole.
-fn publish(mut file: NamedTempFile, bytes: &[u8], path: &Path) -> Result<(), RecordCommandError> {
-    let put = || {
+fn publish(mut file: NamedTempFile, bytes: &[u8], path: &Path) -> anyhow::Result<()> {
+    let put = || -> std::io::Result<()> {
         file.write_all(bytes)?;
         file.as_file().set_permissions(std::fs::Permissions::from_mode(READABLE))?;
         file.as_file().sync_all()?;
         file.persist(path).map_err(|error| error.error)?;
         Ok(())
     };
-    put().map_err(|source| unwritten(path, source))
+    put().with_context(|| unwritten(path))
 }
 
-fn unwritten(path: &Path, source: std::io::Error) -> RecordCommandError {
-    RecordCommandError::Write { path: path.to_owned(), source }
+fn unwritten(path: &Path) -> String {
+    format!("cannot write the trace to {}", path.display())
 }
 
 fn print(report: &Report) {

@@ -5,20 +5,20 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::Context;
 use clap::{Args, ValueEnum};
 use firn_base::parse_size;
-use thiserror::Error;
 use tracing_subscriber::EnvFilter;
 
-use firn_api::{Credentials, CredentialsError, ServeError, ServeOptions};
+use firn_api::{Credentials, ServeOptions};
 use firn_control::ControlOptions;
-use firn_memory::planners::{ParsePlannerError, parse};
-use firn_run::{FunctionSettings, StartError, require_linux};
+use firn_memory::planners::parse;
+use firn_run::{FunctionSettings, require_linux};
 
-use crate::assets::{GuestFileError, GuestFiles};
+use crate::assets::GuestFiles;
 use crate::host_args::HostArgs;
 use crate::output;
-use crate::pool_at::{PoolAt, PoolAtError};
+use crate::pool_at::PoolAt;
 
 /// Planners for snapshots in a pool, best first. `firn` is `pass_shared` that copies pages before
 /// the guest writes them. Both need a medium that supports private mappings or mappings in chunks.
@@ -119,30 +119,7 @@ enum Log {
     Json,
 }
 
-/// The daemon cannot serve.
-#[derive(Debug, Error)]
-pub(crate) enum ServeCommandError {
-    #[error(transparent)]
-    Host(#[from] StartError),
-    #[error(transparent)]
-    GuestFile(#[from] GuestFileError),
-    #[error(transparent)]
-    Planner(#[from] ParsePlannerError),
-    #[error(transparent)]
-    Pool(#[from] PoolAtError),
-    #[error(transparent)]
-    Credentials(#[from] CredentialsError),
-    #[error("no directory for functions: HOME and FIRN_CACHE are not set; pass one with --data")]
-    NoData,
-    #[error("cannot find the path of this program")]
-    Program(#[source] std::io::Error),
-    #[error("cannot read how much memory is available; pass a limit with --memory")]
-    Memory(#[source] std::io::Error),
-    #[error(transparent)]
-    Serve(#[from] ServeError),
-}
-
-pub(crate) fn run(arguments: ServeArgs) -> Result<ExitCode, ServeCommandError> {
+pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
     require_linux(arguments.host.software_kvm, &arguments.host.kvm)?;
     arguments.files.check(&FunctionSettings::default())?;
     let planners: &[&str] = match (&arguments.planner, &arguments.pool) {
@@ -157,7 +134,12 @@ pub(crate) fn run(arguments: ServeArgs) -> Result<ExitCode, ServeCommandError> {
     let _pool = arguments.pool.as_deref().map(PoolAt::open).transpose()?;
     let memory = match arguments.memory {
         Some(memory) => memory,
-        None => available_memory().map_err(ServeCommandError::Memory)? / 8 * 7,
+        None => {
+            available_memory()
+                .context("cannot read how much memory is available; pass a limit with --memory")?
+                / 8
+                * 7
+        }
     };
     let credentials = arguments.credentials.as_deref().map(Credentials::read).transpose()?;
     let options = ServeOptions {
@@ -168,9 +150,11 @@ pub(crate) fn run(arguments: ServeArgs) -> Result<ExitCode, ServeCommandError> {
         control: ControlOptions {
             data: match arguments.data {
                 Some(data) => data,
-                None => firn_lab::cache_dir().ok_or(ServeCommandError::NoData)?.join("serve"),
+                None => firn_lab::cache_dir().context(
+                    "no directory for functions: HOME and FIRN_CACHE are not set; pass one with --data",
+                )?.join("serve"),
             },
-            program: std::env::current_exe().map_err(ServeCommandError::Program)?,
+            program: std::env::current_exe().context("cannot find the path of this program")?,
             boot_options: [arguments.files.options(), host_options(&arguments.host)].concat(),
             images: (!arguments.files.name_root()).then(|| firn_lab::guest_file("images")),
             thaw_options: host_options(&arguments.host),

@@ -7,10 +7,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use clap::Args;
-use thiserror::Error;
 
 use firn_base::{format_bytes, format_milliseconds, now_ns};
-use firn_memory::planners::{ParsePlannerError, parse};
+use firn_memory::planners::parse;
 use firn_run::{
     Clock, Descriptors, HostSpec, InvokeSpec, KvmDevice, Listener, OpenedFile, Origin, ReplaySpec,
     StartError, StartReport, StartSpec, ThawSpec,
@@ -19,10 +18,10 @@ use firn_run::{
 use crate::clock;
 use crate::commands::invoke::{self, FUNCTION_FAILED};
 use crate::detach;
-use crate::event::{self, ReadEventError};
+use crate::event;
 use crate::host_args::HostArgs;
 use crate::output;
-use crate::snapshot_args::{OpenSnapshotError, SnapshotArgs};
+use crate::snapshot_args::SnapshotArgs;
 
 /// Arguments of `firn thaw`.
 #[derive(Debug, Args)]
@@ -85,22 +84,7 @@ pub(crate) struct ThawArgs {
     host: HostArgs,
 }
 
-/// Why a snapshot was not thawed.
-#[derive(Debug, Error)]
-pub(crate) enum ThawCommandError {
-    #[error(transparent)]
-    Detach(#[from] detach::DetachError),
-    #[error(transparent)]
-    Read(#[from] ReadEventError),
-    #[error(transparent)]
-    Planner(#[from] ParsePlannerError),
-    #[error(transparent)]
-    Open(#[from] OpenSnapshotError),
-    #[error(transparent)]
-    Start(#[from] StartError),
-}
-
-pub(crate) fn run(arguments: &ThawArgs) -> Result<ExitCode, ThawCommandError> {
+pub(crate) fn run(arguments: &ThawArgs) -> anyhow::Result<ExitCode> {
     let clock = Clock { begun_ns: now_ns(), request_ns: clock::request() };
     let planner = arguments.planner.as_deref();
     let planner = planner.unwrap_or_else(|| arguments.snapshot.default_planner());

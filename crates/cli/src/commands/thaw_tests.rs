@@ -6,20 +6,20 @@ use std::path::Path;
 
 use clap::{Args, FromArgMatches};
 
-use crate::commands::player::{self, PlayerArgs, PlayerCommandError};
-use crate::commands::thaw::{self, ThawArgs, ThawCommandError};
+use crate::commands::player::{self, PlayerArgs};
+use crate::commands::thaw::{self, ThawArgs};
 
 fn arguments<T: Args + FromArgMatches>(words: &[&str]) -> T {
     let command = T::augment_args(clap::Command::new("firn").no_binary_name(true));
     T::from_arg_matches(&command.try_get_matches_from(words).unwrap()).unwrap()
 }
 
-fn make(words: &[&str], out: &Path) -> Result<(), PlayerCommandError> {
+fn make(words: &[&str], out: &Path) -> anyhow::Result<()> {
     let words = [words, &["--out", out.to_str().unwrap()]].concat();
     player::run(&arguments::<PlayerArgs>(&words)).map(drop)
 }
 
-fn thaw(words: &[&str], snapshot: &Path) -> Result<(), ThawCommandError> {
+fn thaw(words: &[&str], snapshot: &Path) -> anyhow::Result<()> {
     let words = [words, &[snapshot.to_str().unwrap()]].concat();
     thaw::run(&arguments::<ThawArgs>(&words)).map(drop)
 }

@@ -9,7 +9,7 @@ mod table;
 mod thaw;
 
 use std::cell::RefCell;
-use std::error::Error;
+
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -39,7 +39,7 @@ pub(crate) enum BenchCommand {
     Floor(floor::FloorArgs),
 }
 
-pub(crate) fn run(command: &BenchCommand) -> Result<ExitCode, Box<dyn Error>> {
+pub(crate) fn run(command: &BenchCommand) -> anyhow::Result<ExitCode> {
     match command {
         BenchCommand::Thaw(arguments) => thaw::run(arguments)?,
         BenchCommand::Capacity(arguments) => capacity::run(arguments)?,

@@ -170,7 +170,7 @@ pub(crate) fn run(arguments: &PagerArgs) -> Result<ExitCode, PagerCommandError> 
 fn refuse(connection: &UnixStream, error: &MonitorError) -> Result<ExitCode, PagerCommandError> {
     // Fails if the monitor has ended.
     let _ = shutdown(connection, Shutdown::Read);
-    output::complain(error);
+    output::print_error(error);
     // Waits only for the peer to close the connection.
     let mut wait = [PollFd::new(connection, PollFlags::empty())];
     retry_on_intr(|| poll(&mut wait, None))

@@ -3,12 +3,12 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use anyhow::bail;
 use clap::Args;
 use firn_base::{format_bytes, parse_size};
 
 use firn_pool::{Access, CreateOptions, MappedMedium, Pool};
 
-use super::PoolCommandError;
 use super::medium::{self, MediumName};
 use crate::output;
 
@@ -60,9 +60,11 @@ pub(crate) struct CreateArgs {
     json: bool,
 }
 
-pub(crate) fn run(arguments: &CreateArgs) -> Result<ExitCode, PoolCommandError> {
+pub(crate) fn run(arguments: &CreateArgs) -> anyhow::Result<ExitCode> {
     let MediumName::Path(path) = &arguments.medium else {
-        return Err(PoolCommandError::MemfdAlone);
+        bail!(
+            "a memfd exists only while its process runs: create and serve it with `firn pool serve --medium memfd:SIZE`"
+        );
     };
     let (medium, is_new) = match arguments.size {
         Some(size) => (MappedMedium::create_file(path, size)?, true),

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use anyhow::{Context, bail};
 use clap::Args;
 use firn_base::{format_bytes, format_milliseconds, nanoseconds};
 use serde::Serialize;
@@ -15,7 +16,7 @@ use firn_pool::{
 use firn_run::Instances;
 
 use super::source::{PoolArgs, Source, open};
-use super::{PoolCommandError, map, svg};
+use super::{map, svg};
 use crate::output;
 
 /// Arguments of `firn pool ls`.
@@ -28,7 +29,7 @@ pub(crate) struct LsArgs {
     pool: PoolArgs,
 }
 
-pub(crate) fn ls(arguments: &LsArgs) -> Result<ExitCode, PoolCommandError> {
+pub(crate) fn ls(arguments: &LsArgs) -> anyhow::Result<ExitCode> {
     let listing = arguments.pool.source()?.list()?;
     if arguments.pool.json {
         output::json(&listing);
@@ -89,12 +90,12 @@ pub(crate) struct ShowArgs {
     svg: Option<PathBuf>,
 }
 
-pub(crate) fn show(arguments: &ShowArgs) -> Result<ExitCode, PoolCommandError> {
+pub(crate) fn show(arguments: &ShowArgs) -> anyhow::Result<ExitCode> {
     let mut source = arguments.pool.source()?;
     let mut listing = source.list()?;
     if let Some(path) = &arguments.svg {
         std::fs::write(path, svg::draw(&listing))
-            .map_err(|source| PoolCommandError::Picture { path: path.clone(), source })?;
+            .with_context(|| format!("cannot write the picture {}", path.display()))?;
     }
     if let Some(name) = &arguments.name {
         listing.extents.retain(|listed| listed.name.as_ref() == Some(name));
@@ -166,11 +167,15 @@ struct ReportedProblem {
     text: String,
 }
 
-pub(crate) fn verify(arguments: &VerifyArgs) -> Result<ExitCode, PoolCommandError> {
+pub(crate) fn verify(arguments: &VerifyArgs) -> anyhow::Result<ExitCode> {
     let mut source = arguments.pool.source()?;
     let mut repaired = None;
     if arguments.repair {
-        let Source::Medium(path) = &source else { return Err(PoolCommandError::RepairServed) };
+        let Source::Medium(path) = &source else {
+            bail!(
+                "cannot repair a pool that a manager serves: stop the manager, then pass the pool's medium"
+            );
+        };
         let medium = Arc::new(MappedMedium::open(path, Access::Write)?);
         repaired = Some(Pool::repair(medium)?.1);
     }
@@ -232,7 +237,7 @@ struct Collected {
     free_bytes: u64,
 }
 
-pub(crate) fn gc(arguments: &GcArgs) -> Result<ExitCode, PoolCommandError> {
+pub(crate) fn gc(arguments: &GcArgs) -> anyhow::Result<ExitCode> {
     let collected = match arguments.pool.source()? {
         Source::Manager(mut client) => {
             let (freed_extents, cleared_slots) = client.collect()?;
@@ -280,7 +285,7 @@ struct Removed {
     freed_bytes: u64,
 }
 
-pub(crate) fn rm(arguments: &RmArgs) -> Result<ExitCode, PoolCommandError> {
+pub(crate) fn rm(arguments: &RmArgs) -> anyhow::Result<ExitCode> {
     let managers = Instances::of_user().managers();
     let freed_bytes = managers.remove_snapshot(arguments.pool.path(), &arguments.name)?;
     if arguments.pool.json {

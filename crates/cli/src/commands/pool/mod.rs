@@ -3,7 +3,6 @@
 //! `--pool PATH` or `FIRN_POOL` names a pool: the path of its medium, or the socket of its manager.
 
 mod create;
-mod error;
 mod inspect;
 mod map;
 mod medium;
@@ -14,8 +13,6 @@ mod svg;
 use std::process::ExitCode;
 
 use clap::Subcommand;
-
-pub(crate) use error::PoolCommandError;
 
 /// Commands of `firn pool`.
 #[derive(Debug, Subcommand)]
@@ -36,7 +33,7 @@ pub(crate) enum PoolCommand {
     Rm(inspect::RmArgs),
 }
 
-pub(crate) fn run(command: &PoolCommand) -> Result<ExitCode, PoolCommandError> {
+pub(crate) fn run(command: &PoolCommand) -> anyhow::Result<ExitCode> {
     match command {
         PoolCommand::Create(arguments) => create::run(arguments),
         PoolCommand::Serve(arguments) => serve::run(arguments),

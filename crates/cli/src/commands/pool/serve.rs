@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context;
 use clap::Args;
 use firn_base::{format_bytes, format_milliseconds, nanoseconds, parse_size};
 use serde::Serialize;
@@ -16,7 +17,6 @@ use signal_hook::iterator::Signals;
 use firn_pool::{Access, Listing, MappedMedium, MediumError, Pool, Recovery, Server};
 use firn_run::Instances;
 
-use super::PoolCommandError;
 use super::create::TableArgs;
 use super::medium::{self, MediumName};
 use crate::detach::{IN_USE, detach};
@@ -70,15 +70,16 @@ struct Serving {
     listing: Listing,
 }
 
-pub(crate) fn run(arguments: &ServeArgs) -> Result<ExitCode, PoolCommandError> {
+pub(crate) fn run(arguments: &ServeArgs) -> anyhow::Result<ExitCode> {
     if arguments.detach {
         return Ok(detach()?);
     }
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(PoolCommandError::Signals)?;
+    let mut signals =
+        Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot install signal handlers")?;
     let (pool, link) = match &arguments.medium {
         MediumName::Path(path) => match MappedMedium::open(path, Access::Write) {
             Err(error @ MediumError::InUse(_)) if arguments.on_demand => {
-                output::complain(&error);
+                output::print_error(&error);
                 return Ok(ExitCode::from(IN_USE));
             }
             medium => (Pool::open(Arc::new(medium?))?, Link::make(path, arguments)?),
@@ -101,7 +102,7 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<ExitCode, PoolCommandError> {
                 clients.wait_until_unused(PATIENCE);
                 waiting.close();
             })
-            .map_err(PoolCommandError::Signals)?;
+            .context("cannot install signal handlers")?;
     }
     signals.forever().next();
     // The link and the socket are removed before the process releases the medium's lock. Afterwards
@@ -116,7 +117,7 @@ struct Link(Option<PathBuf>);
 
 impl Link {
     /// This process holds the medium's lock, so an existing link is stale.
-    fn make(medium: &Path, arguments: &ServeArgs) -> Result<Self, PoolCommandError> {
+    fn make(medium: &Path, arguments: &ServeArgs) -> anyhow::Result<Self> {
         let managers = Instances::of_user().managers();
         let Some(link) = managers.socket_of(medium)? else { return Ok(Self(None)) };
         if arguments.on_demand {
@@ -124,10 +125,15 @@ impl Link {
             let _ = fs::remove_file(&link);
             return Ok(Self(None));
         }
-        let failed = |source| PoolCommandError::Link { path: link.clone(), source };
-        let socket = std::path::absolute(&arguments.socket).map_err(failed)?;
+        let failed = || {
+            format!(
+                "cannot create the link {}, through which clients find the manager by its medium",
+                link.display()
+            )
+        };
+        let socket = std::path::absolute(&arguments.socket).with_context(failed)?;
         let _ = fs::remove_file(&link);
-        symlink(socket, &link).map_err(failed)?;
+        symlink(socket, &link).with_context(failed)?;
         Ok(Self(Some(link)))
     }
 }

@@ -14,8 +14,6 @@ use firn_pool::{
 use firn_run::Instances;
 use firn_snapshot::check_extent;
 
-use super::PoolCommandError;
-
 /// The pool of a command.
 #[derive(Debug, Args)]
 pub(crate) struct PoolArgs {
@@ -39,7 +37,7 @@ impl PoolArgs {
         &self.path
     }
 
-    pub(crate) fn source(&self) -> Result<Source, PoolCommandError> {
+    pub(crate) fn source(&self) -> anyhow::Result<Source> {
         Ok(match Instances::of_user().managers().connect(&self.path)? {
             Some(manager) => Source::Manager(manager),
             None => Source::Medium(self.path.clone()),
@@ -49,7 +47,7 @@ impl PoolArgs {
 
 impl Source {
     /// Opens the pool for reading, concurrently with its manager.
-    pub(crate) fn reader(&mut self) -> Result<PoolReader, PoolCommandError> {
+    pub(crate) fn reader(&mut self) -> anyhow::Result<PoolReader> {
         let medium = match self {
             Self::Manager(client) => {
                 let described = client.describe()?;
@@ -62,7 +60,7 @@ impl Source {
 
     /// Checks the metadata and, if `content` is set, the content of each snapshot. With a manager,
     /// the snapshot is pinned during its check; on a medium it may change meanwhile.
-    pub(crate) fn verify(&mut self, content: bool) -> Result<VerifyReport, PoolCommandError> {
+    pub(crate) fn verify(&mut self, content: bool) -> anyhow::Result<VerifyReport> {
         let reader = self.reader()?;
         let facts = reader.medium().clone();
         match self {
@@ -111,7 +109,7 @@ impl Source {
     }
 
     /// Lists all extents. A manager also reports pins.
-    pub(crate) fn list(&mut self) -> Result<Listing, PoolCommandError> {
+    pub(crate) fn list(&mut self) -> anyhow::Result<Listing> {
         match self {
             Self::Manager(client) => Ok(client.list()?),
             Self::Medium(_) => Ok(self.reader()?.list()),
@@ -120,6 +118,6 @@ impl Source {
 }
 
 /// Opens the pool on a medium for changing it.
-pub(crate) fn open(path: &Path) -> Result<Pool, PoolCommandError> {
+pub(crate) fn open(path: &Path) -> anyhow::Result<Pool> {
     Ok(Pool::open(Arc::new(MappedMedium::open(path, Access::Write)?))?)
 }

@@ -5,42 +5,18 @@ use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use thiserror::Error;
+use anyhow::Context;
 
 use firn_memory::recorders::{Part, ProfileRecordError, ProfileRecorder};
-use firn_run::{
-    EventError, Interruption, Invocation, Outcome, PrepareFreezeError, RecordedRun, Source,
-    StartError,
-};
+use firn_run::{Interruption, Invocation, Outcome, RecordedRun, Source};
 use firn_snapshot::{ImageKind, Profile};
-use firn_vmm::{Destination, FreezeError, FreezeRequest, GoneError};
+use firn_vmm::{Destination, FreezeRequest};
 
 use super::{left_out, watched};
 use crate::commands::invoke;
-use crate::event::{self, ReadEventError};
+use crate::event;
 use crate::host_args::HostArgs;
 use crate::output;
-
-/// Why a run was not recorded.
-#[derive(Debug, Error)]
-pub(crate) enum RunLinuxError {
-    #[error("the snapshot holds a function, which is recorded while it answers: give --invoke")]
-    NoEvent,
-    #[error(transparent)]
-    Read(#[from] ReadEventError),
-    #[error(transparent)]
-    Event(#[from] EventError),
-    #[error(transparent)]
-    Recorder(#[from] ProfileRecordError),
-    #[error(transparent)]
-    Start(#[from] StartError),
-    #[error(transparent)]
-    Prepare(#[from] PrepareFreezeError),
-    #[error(transparent)]
-    Freeze(#[from] FreezeError),
-    #[error(transparent)]
-    Gone(#[from] GoneError),
-}
 
 /// What is thawed, and what it is asked.
 pub(super) struct Guest<'a> {
@@ -72,9 +48,11 @@ pub(super) fn record(
     guest: &Guest<'_>,
     recorders: Vec<Box<dyn ProfileRecorder>>,
     profile: &mut Profile,
-) -> Result<Runs, RunLinuxError> {
+) -> anyhow::Result<Runs> {
     let limit = Duration::from_secs(guest.time_limit);
-    let event = event::read(guest.event.ok_or(RunLinuxError::NoEvent)?)?;
+    let event = event::read(guest.event.context(
+        "the snapshot holds a function, which is recorded while it answers: give --invoke",
+    )?)?;
     let invocation = Invocation::new(&event, limit)?;
     let interruption = Interruption::catch()?;
     let mut recorded = 0;
@@ -85,8 +63,8 @@ pub(super) fn record(
         let recorder = Mutex::new(recorder);
         let outcome = run(source, guest, &recorder, &invocation, limit, &interruption);
         let outcome = match outcome {
-            Err(RunLinuxError::Recorder(error)) if guest.lenient && error.is_host_limitation() => {
-                left_out(&parts, &error);
+            Err(error) if guest.lenient && is_host_limitation(&error) => {
+                left_out(&parts, &*error);
                 continue;
             }
             outcome => outcome,
@@ -107,6 +85,11 @@ pub(super) fn record(
     Ok(Runs::Recorded(recorded))
 }
 
+/// Whether the recorder failed because of what this host lacks.
+fn is_host_limitation(error: &anyhow::Error) -> bool {
+    error.downcast_ref().is_some_and(ProfileRecordError::is_host_limitation)
+}
+
 /// One recorded run, up to a microVM that has ended.
 fn run(
     source: &Source,
@@ -115,7 +98,7 @@ fn run(
     invocation: &Invocation,
     limit: Duration,
     interruption: &Interruption,
-) -> Result<Outcome, RunLinuxError> {
+) -> anyhow::Result<Outcome> {
     let snapshot = source.snapshot();
     let with = || recorder.lock().unwrap_or_else(PoisonError::into_inner);
     let run = RecordedRun {
@@ -146,7 +129,7 @@ fn run(
                 function: snapshot.manifest().description.function.clone(),
             };
             handle.call(move |microvm| microvm.freeze(request))??;
-            Ok::<_, RunLinuxError>(())
+            Ok::<_, anyhow::Error>(())
         },
         |text| output::note(&format!("firn: {text}")),
     )?;

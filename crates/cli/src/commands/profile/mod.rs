@@ -7,13 +7,12 @@ mod record;
 mod show;
 mod summary;
 
-use std::error::Error as StdError;
 use std::process::ExitCode;
 
 use clap::Subcommand;
 
 use firn_base::error_chain;
-use firn_memory::recorders::{Part, ProfileRecordError};
+use firn_memory::recorders::Part;
 
 use crate::output;
 
@@ -28,22 +27,22 @@ pub(crate) enum ProfileCommand {
     Show(show::ShowArgs),
 }
 
-pub(crate) fn run(command: &ProfileCommand) -> Result<ExitCode, Box<dyn StdError>> {
+pub(crate) fn run(command: &ProfileCommand) -> anyhow::Result<ExitCode> {
     match command {
-        ProfileCommand::Record(arguments) => record::run(arguments).map_err(Into::into),
-        ProfileCommand::Pack(arguments) => pack::run(arguments).map_err(Into::into),
-        ProfileCommand::Show(arguments) => show::run(arguments).map_err(Into::into),
+        ProfileCommand::Record(arguments) => record::run(arguments),
+        ProfileCommand::Pack(arguments) => pack::run(arguments),
+        ProfileCommand::Show(arguments) => show::run(arguments),
     }
 }
 
-/// Says that nobody asked for these parts, and why they are not there.
-fn left_out(parts: &[Part], error: &ProfileRecordError) {
+/// Notes that parts that were not requested are left out, and why.
+fn left_out(parts: &[Part], error: &(dyn std::error::Error + 'static)) {
     let names: Vec<&str> = parts.iter().copied().map(Part::name).collect();
     let reason = error_chain(error);
     output::note(&format!("firn: left out: {}: {}", names.join(", "), output::plain(&reason)));
 }
 
-/// Says where in the kernel a recorder watches, if that depends on the kernel.
+/// Notes where in the kernel a recorder is attached, if that depends on the kernel.
 fn watched(at: Option<&str>) {
     if let Some(at) = at {
         output::note(&format!("firn: the page cache is watched at {at}"));

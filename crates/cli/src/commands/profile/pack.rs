@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::Args;
-use thiserror::Error;
 
-use firn_memory::planners::{PackError, ParsePlannerError, pack, parse};
+use firn_memory::planners::{pack, parse};
 
 use crate::output;
 
@@ -16,7 +16,7 @@ use crate::output;
   firn profile pack --planner faasnap snapshots/hello
   firn profile pack --planner faasnap:merge=0 --json snapshots/hello
 
-A snapshot has one file of each kind: packing for other options replaces it. One that was packed from the same stays.")]
+A snapshot has one file of each kind. Packing with other options replaces it; a file that was packed with the same options stays.")]
 pub(crate) struct PackArgs {
     /// Directory of the snapshot
     snapshot: PathBuf,
@@ -28,21 +28,12 @@ pub(crate) struct PackArgs {
     json: bool,
 }
 
-/// Why nothing was packed.
-#[derive(Debug, Error)]
-pub(crate) enum PackCommandError {
-    #[error(transparent)]
-    Planner(#[from] ParsePlannerError),
-    #[error(transparent)]
-    Pack(#[from] PackError),
-    #[error("{0} maps no file of its own: there is nothing to pack")]
-    Nothing(String),
-}
-
-pub(crate) fn run(arguments: &PackArgs) -> Result<ExitCode, PackCommandError> {
+pub(crate) fn run(arguments: &PackArgs) -> anyhow::Result<ExitCode> {
     let planner = parse(&arguments.planner)?;
     let report = pack(&arguments.snapshot, &*planner)?;
-    let report = report.ok_or_else(|| PackCommandError::Nothing(planner.name()))?;
+    let report = report.with_context(|| {
+        format!("{} maps no packed file, so there is nothing to pack", planner.name())
+    })?;
     if arguments.json {
         output::json(&report);
     } else {

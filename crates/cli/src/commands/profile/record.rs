@@ -5,22 +5,22 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::{Context, bail};
 use clap::Args;
-use thiserror::Error;
 
 use firn_base::{PageRange, error_chain};
-use firn_memory::planners::{FaaSnap, PackError, pack};
-use firn_memory::recorders::{self, ParsePartError, Part};
+use firn_memory::planners::{FaaSnap, pack};
+use firn_memory::recorders::{self, Part};
 use firn_run::player::{RecordRunError, record, traces_of};
-use firn_snapshot::{AttachError, OpenError, Profile, Snapshot, set_profile};
-use firn_vmm::{FreePagesError, free_pages};
+use firn_snapshot::{Profile, Snapshot, set_profile};
+use firn_vmm::free_pages;
 
-use super::linux::{self, RunLinuxError, Runs};
+use super::linux::{self, Runs};
 use super::summary::Summary;
 use super::{left_out, watched};
 use crate::host_args::HostArgs;
 use crate::output;
-use crate::snapshot_args::{OpenSnapshotError, SetProfileError, SnapshotArgs};
+use crate::snapshot_args::SnapshotArgs;
 
 /// The part that needs no run.
 const FREE: &str = "free";
@@ -72,56 +72,21 @@ pub(crate) struct RecordArgs {
     host: HostArgs,
 }
 
-/// Why there is no new profile.
-#[derive(Debug, Error)]
-pub(crate) enum RecordError {
-    #[error(transparent)]
-    Part(#[from] ParsePartError),
-    #[error(transparent)]
-    Open(#[from] OpenSnapshotError),
-    #[error("a player is asked nothing: leave --invoke out, and name its trace with --input")]
-    InvokedPlayer,
-    #[error(transparent)]
-    Replay(#[from] RecordRunError),
-    #[error(transparent)]
-    Linux(#[from] RunLinuxError),
-    #[error(transparent)]
-    Set(#[from] SetProfileError),
-    #[error("finding the guest's free pages")]
-    Free(#[from] FreePagesError),
-    #[error("--freeze goes with the part groups alone, which is of the run that is frozen")]
-    FreezeParts,
-    #[error(
-        "--freeze is for functions: after a replay a player's memory is not what a replay starts from, so a player is its \
-         own second snapshot"
-    )]
-    FreezePlayer,
-    #[error("--freeze names the snapshot that is recorded, {}: give the second one a directory of its own", .0.display())]
-    FreezeOnto(PathBuf),
-    #[error("the second snapshot cannot be {}: make the directory that it is to be in", .0.display())]
-    NoParent(PathBuf),
-    #[error("nothing was recorded: this host refuses every part")]
-    Nothing,
-    #[error(transparent)]
-    Second(#[from] AttachError),
-    #[error(transparent)]
-    OpenSecond(#[from] OpenError),
-    #[error(transparent)]
-    Pack(#[from] PackError),
-}
-
-pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordError> {
+pub(crate) fn run(arguments: &RecordArgs) -> anyhow::Result<ExitCode> {
     let free = arguments.part.iter().any(|part| part == FREE);
     let others = arguments.part.iter().filter(|part| *part != FREE);
     let asked = others.map(|part| part.parse()).collect::<Result<Vec<Part>, _>>()?;
     let opened = arguments.snapshot.open()?;
     let snapshot = opened.snapshot();
     if arguments.freeze.is_some() && (free || asked.iter().any(|part| *part != Part::Groups)) {
-        return Err(RecordError::FreezeParts);
+        bail!("--freeze goes with the part groups alone, which belongs to the run that is frozen");
     }
     if let Some(second) = arguments.freeze.as_deref().filter(|path| is_same(path, snapshot.path()))
     {
-        return Err(RecordError::FreezeOnto(second.to_owned()));
+        bail!(
+            "--freeze names the snapshot that is recorded, {}: give the second snapshot a directory of its own",
+            second.display()
+        );
     }
     let lenient = asked.is_empty() && arguments.freeze.is_none();
     let parts = if arguments.freeze.is_some() {
@@ -142,10 +107,13 @@ pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordError> {
         // The free pages alone: nothing runs.
     } else if traces_of(snapshot.manifest()).is_some() {
         if arguments.invoke.is_some() {
-            return Err(RecordError::InvokedPlayer);
+            bail!("a player answers no event: leave --invoke out, and name its trace with --input");
         }
         if arguments.freeze.is_some() {
-            return Err(RecordError::FreezePlayer);
+            bail!(
+                "--freeze is for functions: a player's memory after a replay is not the memory that a replay starts from, so \
+                 a player is its own second snapshot"
+            );
         }
         let input = arguments.input.as_deref();
         for recorder in recorders {
@@ -170,7 +138,10 @@ pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordError> {
         let freeze = arguments.freeze.as_deref();
         let parent = freeze.and_then(Path::parent);
         if parent.is_some_and(|parent| parent != Path::new("") && !parent.is_dir()) {
-            return Err(RecordError::NoParent(freeze.unwrap_or(Path::new("")).to_owned()));
+            bail!(
+                "the second snapshot cannot be {}: create the directory that contains it first",
+                freeze.unwrap_or(Path::new("")).display()
+            );
         }
         let guest = linux::Guest {
             host: &arguments.host,
@@ -190,7 +161,7 @@ pub(crate) fn run(arguments: &RecordArgs) -> Result<ExitCode, RecordError> {
         }
     }
     if recorded == 0 && !free {
-        return Err(RecordError::Nothing);
+        bail!("nothing was recorded: this host refuses every part");
     }
     let summary = match &arguments.freeze {
         Some(second) => give_second(second, &profile)?,
@@ -214,7 +185,7 @@ fn is_same(one: &Path, other: &Path) -> bool {
 }
 
 /// Gives the second snapshot the groups of the run that it was frozen after, and its loading-set file.
-fn give_second(path: &Path, recorded: &Profile) -> Result<Summary, RecordError> {
+fn give_second(path: &Path, recorded: &Profile) -> anyhow::Result<Summary> {
     let second = Snapshot::open(path)?;
     let profile = Profile {
         inputs: recorded.inputs.clone(),
@@ -228,12 +199,12 @@ fn give_second(path: &Path, recorded: &Profile) -> Result<Summary, RecordError> 
 
 /// The pages that the guest's allocator held free. A player's traces say which they were, and its profile has had them since it was
 /// made.
-fn free_runs(snapshot: &Snapshot) -> Result<Vec<PageRange>, FreePagesError> {
+fn free_runs(snapshot: &Snapshot) -> anyhow::Result<Vec<PageRange>> {
     if traces_of(snapshot.manifest()).is_some() {
         let profile = snapshot.profile().ok().flatten();
         return Ok(profile.and_then(|profile| profile.free).unwrap_or_default());
     }
-    free_pages(snapshot)
+    free_pages(snapshot).context("cannot find the guest's free pages")
 }
 
 /// The profile that the new parts go into. One that cannot be used is no reason not to record another.

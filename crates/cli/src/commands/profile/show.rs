@@ -3,15 +3,13 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::{Context, ensure};
 use clap::Args;
-use thiserror::Error;
-
-use firn_snapshot::OpenError;
 
 use super::picture;
 use super::summary::Summary;
 use crate::output;
-use crate::snapshot_args::{OpenSnapshotError, SnapshotArgs};
+use crate::snapshot_args::SnapshotArgs;
 
 /// Arguments of `firn profile show`.
 #[derive(Debug, Args)]
@@ -31,30 +29,18 @@ pub(crate) struct ShowArgs {
     plot: Option<PathBuf>,
 }
 
-/// Why no profile is shown.
-#[derive(Debug, Error)]
-pub(crate) enum ShowError {
-    #[error(transparent)]
-    Open(#[from] OpenSnapshotError),
-    #[error(transparent)]
-    Profile(#[from] OpenError),
-    #[error("the snapshot {} has no profile: record one with `firn profile record`", .0.display())]
-    NoProfile(PathBuf),
-    #[error("the profile of {} is empty: record one with `firn profile record`", .0.display())]
-    Empty(PathBuf),
-    #[error("writing {path}")]
-    Write { path: PathBuf, source: std::io::Error },
-}
-
-pub(crate) fn run(arguments: &ShowArgs) -> Result<ExitCode, ShowError> {
+pub(crate) fn run(arguments: &ShowArgs) -> anyhow::Result<ExitCode> {
     let opened = arguments.snapshot.open()?;
     let snapshot = opened.snapshot();
-    let none = || ShowError::NoProfile(snapshot.path().to_owned());
-    let profile = snapshot.profile()?.ok_or_else(none)?;
+    let path = snapshot.path().display();
+    let profile = snapshot.profile()?.with_context(|| {
+        format!("the snapshot {path} has no profile: record one with `firn profile record`")
+    })?;
     let summary = Summary::of(&profile, snapshot);
-    if summary.is_empty() {
-        return Err(ShowError::Empty(snapshot.path().to_owned()));
-    }
+    ensure!(
+        !summary.is_empty(),
+        "the profile of {path} is empty: record one with `firn profile record`"
+    );
     if arguments.json {
         output::json(&summary);
     } else {
@@ -63,7 +49,7 @@ pub(crate) fn run(arguments: &ShowArgs) -> Result<ExitCode, ShowError> {
     if let Some(path) = &arguments.plot {
         let picture = picture::draw(&profile, snapshot.zero_map(), &summary.title());
         std::fs::write(path, picture)
-            .map_err(|source| ShowError::Write { path: path.clone(), source })?;
+            .with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(ExitCode::SUCCESS)
 }

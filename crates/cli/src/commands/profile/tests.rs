@@ -6,9 +6,9 @@ use std::sync::Arc;
 use clap::{Args, FromArgMatches};
 use firn_base::{PageRange, error_chain};
 
-use super::pack::{self, PackArgs, PackCommandError};
-use super::record::{self, RecordArgs, RecordError};
-use super::show::{self, ShowArgs, ShowError};
+use super::pack::{self, PackArgs};
+use super::record::{self, RecordArgs};
+use super::show::{self, ShowArgs};
 use crate::commands::player::{self, PlayerArgs};
 use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
 use firn_snapshot::{PageSet, Profile, Snapshot, Verify, open_pooled, set_profile};
@@ -26,11 +26,11 @@ fn make(words: &[&str]) {
     player::run(&arguments::<PlayerArgs>(words)).unwrap();
 }
 
-fn record(words: &[&str]) -> Result<(), RecordError> {
+fn record(words: &[&str]) -> anyhow::Result<()> {
     record::run(&arguments::<RecordArgs>(words)).map(drop)
 }
 
-fn show(words: &[&str]) -> Result<(), ShowError> {
+fn show(words: &[&str]) -> anyhow::Result<()> {
     show::run(&arguments::<ShowArgs>(words)).map(drop)
 }
 
@@ -76,7 +76,7 @@ fn what_cannot_be_recorded_is_said() {
     make(&["--trace", "sequential-read:4M", "--out", text(&path)]);
     let refused = |words: &[&str]| {
         let words = [&[text(&path)], words].concat();
-        error_chain(&record(&words).unwrap_err())
+        error_chain(&*record(&words).unwrap_err())
     };
     assert!(refused(&["--part", "order"]).contains("use faults, writes, groups"));
     assert!(refused(&["--invoke", "{}"]).contains("leave --invoke out"));
@@ -126,7 +126,7 @@ fn a_snapshot_in_a_pool_gets_a_profile_by_one_commit() {
     let place = ["--pool", text(&socket)];
     make(&[&["--trace", "sequential-write:8M", "--out", "player"], &place[..]].concat());
     let of = |command: &[&'static str]| [&["player"], &place[..], command].concat();
-    let error = error_chain(&record(&of(&["--part", "groups"])).unwrap_err());
+    let error = error_chain(&*record(&of(&["--part", "groups"])).unwrap_err());
     assert!(error.contains("groups") && error.contains("freeze it into a directory"), "{error}");
     record(&of(&[])).unwrap();
     show(&of(&["--json"])).unwrap();
@@ -149,7 +149,7 @@ fn a_pool_without_room_for_both_says_how_much_is_missing() {
     let place = ["--pool", text(&socket)];
     make(&[&["--trace", "sequential-write:8M", "--out", "player"], &place[..]].concat());
     let error = record(&[&["player"], &place[..]].concat()).unwrap_err();
-    assert!(error_chain(&error).contains("the pool lacks"), "{}", error_chain(&error));
+    assert!(error_chain(&*error).contains("the pool lacks"), "{}", error_chain(&*error));
     let (snapshot, _grant) = open_pooled(&socket, "player", Verify::Always).unwrap();
     assert_eq!(snapshot.profile().unwrap(), None);
 }
@@ -163,7 +163,8 @@ fn a_loading_set_is_packed_once_and_anew_for_other_options() {
         |planner: &str| pack::run(&arguments::<PackArgs>(&[text(&path), "--planner", planner]));
     let refused = pack("faasnap").unwrap_err();
     assert!(refused.to_string().contains("firn profile record --part groups"), "{refused}");
-    assert!(matches!(pack("firecracker"), Err(PackCommandError::Nothing(_))));
+    let error = pack("firecracker").unwrap_err().to_string();
+    assert!(error.contains("nothing to pack"), "{error}");
     let id = Snapshot::open(&path).unwrap().manifest().description.id;
     let groups =
         Some(vec![vec![PageRange { first: 0, pages: 2 }, PageRange { first: 9, pages: 1 }]]);
