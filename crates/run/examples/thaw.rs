@@ -39,5 +39,5 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let spec = StartSpec::new(Origin::Thaw(thaw), HostSpec::default(), Duration::from_secs(60));
     let (kvm, listener) = (Path::new("/dev/kvm").into(), Arc::new(Printer) as Arc<dyn Listener>);
-    Ok(start(spec, descriptors, kvm, Clock::now(), &listener)?)
+    Ok(start(&spec, descriptors, kvm, Clock::now(), &listener)?)
 }

@@ -14,7 +14,7 @@ use firn_vmm::{
     open_root_disk,
 };
 
-use crate::agent::{AgentClient, Invocation, LoadError, LoadOptions};
+use crate::agent::{AgentClient, Invocation, InvokeError, LoadError, LoadOptions};
 use crate::background::Background;
 use crate::descriptors::Descriptors;
 use crate::error::StartError;
@@ -194,7 +194,7 @@ impl GuestKind for Linux {
                     times.identify_ns = Some(nanoseconds(identified - run.resumed));
                     if let Some(invocation) = &invocation {
                         let outcome = Outcome::of(agent.invoke(invocation));
-                        run.report.outcome = Some(outcome.map_err(invoke_failed)?);
+                        run.report.outcome = Some(outcome.map_err(|error| invoke_failed(&error))?);
                         run.report.times.invoke_ns = Some(nanoseconds(identified.elapsed()));
                     }
                     run.total_now();
@@ -238,26 +238,26 @@ fn finish(background: &mut Background, listener: &Arc<dyn Listener>) -> Result<(
 /// Boots the microVM of a spec, and serves it to its end.
 pub(crate) fn boot(
     spec: &StartSpec,
-    boot: BootSpec,
+    boot: &BootSpec,
     mut descriptors: Descriptors,
     kvm: KvmDevice,
     clock: &Clock,
     listener: &Arc<dyn Listener>,
 ) -> Result<(), StartError> {
-    let function = boot.function.map(Box::new);
+    let function = boot.function.clone().map(Box::new);
     let request = Request::Load { function, memory_mib: boot.memory >> 20 };
     let cpu = boot.cpu.as_deref().map(str::parse).transpose();
     let cpu = cpu.map_err(|error: firn_vmm::CpuModelError| StartError::Spec(error.to_string()))?;
     let mut guest = Linux::new(spec, request, &kvm, &mut descriptors)?;
     let config = BootConfig {
-        kernel: boot.kernel.take(&mut descriptors)?,
-        initramfs: boot.initramfs.take(&mut descriptors)?,
-        cmdline: boot.cmdline,
+        kernel: boot.kernel.clone().take(&mut descriptors)?,
+        initramfs: boot.initramfs.clone().take(&mut descriptors)?,
+        cmdline: boot.cmdline.clone(),
         vcpus: boot.vcpus,
         cpu,
         memory: boot.memory,
-        root: boot.root.take(&mut descriptors)?,
-        overlay: boot.overlay.take(&mut descriptors)?,
+        root: boot.root.clone().take(&mut descriptors)?,
+        overlay: boot.overlay.clone().take(&mut descriptors)?,
         host: guest.take_host()?,
     };
     let mut microvm = Microvm::boot(config, kvm.open()?)?;
@@ -310,8 +310,8 @@ fn load_failed(error: &LoadError) -> StartError {
     StartError::LoadFunction(ErrorChain::of(error))
 }
 
-pub(crate) fn invoke_failed(error: crate::agent::InvokeError) -> StartError {
-    StartError::Invoke(ErrorChain::of(&error))
+pub(crate) fn invoke_failed(error: &InvokeError) -> StartError {
+    StartError::Invoke(ErrorChain::of(error))
 }
 
 /// The counters, read in the microVM's own thread.
@@ -323,12 +323,11 @@ pub(crate) fn measured(handle: &Handle) -> Result<crate::report::Counters, Start
 fn compared(handle: &Handle, snapshot: &Snapshot) -> Result<CompareReport, StartError> {
     let original = Original::of(snapshot);
     // In the microVM's own thread: meanwhile no device writes.
-    let compared = handle.call(move |microvm| {
+    handle.call(move |microvm| {
         let written = microvm.written().map_err(|error| failed(&error))?;
         let written = written.unwrap_or_else(|| PageSet::new(0));
         original.compare(microvm.memory(), &written).map_err(|error| failed(&error))
-    })?;
-    compared
+    })?
 }
 
 fn failed(error: &dyn std::error::Error) -> StartError {

@@ -69,7 +69,8 @@ impl RecordedRun<'_> {
         let running = restored.resume()?;
         let lead = |handle: &Handle, alive: &AtomicBool| {
             let (mut agent, _) = served.identify(self.limit, alive)?;
-            let outcome = Outcome::of(agent.invoke(self.invocation)).map_err(invoke_failed)?;
+            let outcome = Outcome::of(agent.invoke(self.invocation))
+                .map_err(|error| invoke_failed(&error))?;
             let answered = answered(&outcome, handle, agent)?;
             Ok(((outcome, answered), After::Stop))
         };

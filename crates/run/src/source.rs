@@ -45,7 +45,7 @@ impl Source {
         let source = match spec {
             SourceSpec::Directory { directory, path } => {
                 let directory = descriptors.take(*directory)?;
-                Self::new(Snapshot::open_at(directory, path)?, None)
+                Self::new(Snapshot::open_at(&directory, path)?, None)
             }
             SourceSpec::Pool { manager, name, verify } => {
                 let stream = UnixStream::from(descriptors.take(*manager)?);

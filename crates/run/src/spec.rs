@@ -53,7 +53,7 @@ pub struct HostSpec {
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
     /// A kernel.
-    Boot(BootSpec),
+    Boot(Box<BootSpec>),
     /// A snapshot.
     Thaw(ThawSpec),
 }

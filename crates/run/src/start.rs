@@ -18,7 +18,7 @@ use crate::spec::{Origin, SPEC_VERSION, StartSpec, ThawSpec};
 /// # Errors
 /// See [`StartError`]. Nothing of the microVM is left over.
 pub fn start(
-    spec: StartSpec,
+    spec: &StartSpec,
     descriptors: Descriptors,
     kvm: KvmDevice,
     clock: Clock,
@@ -30,9 +30,9 @@ pub fn start(
         return Err(StartError::Spec(text));
     }
     let clock = Clock { request_ns: clock.request_ns.or(spec.request_ns), ..clock };
-    match spec.origin.clone() {
-        Origin::Boot(boot) => linux::boot(&spec, boot, descriptors, kvm, &clock, listener),
-        Origin::Thaw(thaw) => thaw_snapshot(&spec, &thaw, descriptors, kvm, &clock, listener),
+    match &spec.origin {
+        Origin::Boot(boot) => linux::boot(spec, boot, descriptors, kvm, &clock, listener),
+        Origin::Thaw(thaw) => thaw_snapshot(spec, thaw, descriptors, kvm, &clock, listener),
     }
 }
 

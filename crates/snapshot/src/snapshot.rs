@@ -106,10 +106,10 @@ impl Snapshot {
     ///
     /// # Errors
     /// [`OpenError`] says what is wrong.
-    pub fn open_at(directory: OwnedFd, path: impl AsRef<Path>) -> Result<Self, OpenError> {
+    pub fn open_at(directory: &OwnedFd, path: impl AsRef<Path>) -> Result<Self, OpenError> {
         let path = path.as_ref();
-        match Self::open_in(&directory, path) {
-            Err(_) if was_replaced(&directory, path) => Self::open(path),
+        match Self::open_in(directory, path) {
+            Err(_) if was_replaced(directory, path) => Self::open(path),
             result => result,
         }
     }

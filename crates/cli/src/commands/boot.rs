@@ -76,7 +76,7 @@ pub(crate) fn run(arguments: &BootArgs) -> anyhow::Result<ExitCode> {
     let root = arguments.files.check(&settings)?;
     let required = settings.memory_mib.map(|mib| mib.saturating_mul(1 << 20));
     if arguments.detach {
-        return Ok(detach::detach()?);
+        return detach::detach();
     }
     let mut descriptors = Descriptors::default();
     let mut open = |path: &Path| OpenedFile::open(path, &mut descriptors);
@@ -97,10 +97,10 @@ pub(crate) fn run(arguments: &BootArgs) -> anyhow::Result<ExitCode> {
         ..HostSpec::claiming(name, console, &mut descriptors)?
     };
     let limit = Duration::from_secs(arguments.time_limit);
-    let spec = StartSpec::new(Origin::Boot(boot), host, limit);
+    let spec = StartSpec::new(Origin::Boot(Box::new(boot)), host, limit);
     let kvm = KvmDevice::Path(arguments.host.kvm.clone());
     let listener: Arc<dyn Listener> = Arc::new(Printer { json: arguments.json });
-    firn_run::start(spec, descriptors, kvm, clock, &listener)?;
+    firn_run::start(&spec, descriptors, kvm, clock, &listener)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -90,7 +90,7 @@ pub(crate) fn run(arguments: &ThawArgs) -> anyhow::Result<ExitCode> {
     let planner = planner.unwrap_or_else(|| arguments.snapshot.default_planner());
     parse(planner)?;
     if arguments.detach {
-        return Ok(detach::detach()?);
+        return detach::detach();
     }
     let event = arguments.invoke.as_deref().map(event::read).transpose()?;
     let invoke =
@@ -121,7 +121,7 @@ pub(crate) fn run(arguments: &ThawArgs) -> anyhow::Result<ExitCode> {
     let kvm = KvmDevice::Path(arguments.host.kvm.clone());
     let printer = Arc::new(Printer { json: arguments.json, exit_code: AtomicU8::new(0) });
     let listener: Arc<dyn Listener> = printer.clone();
-    match firn_run::start(spec, descriptors, kvm, clock, &listener) {
+    match firn_run::start(&spec, descriptors, kvm, clock, &listener) {
         Ok(()) => Ok(ExitCode::from(printer.exit_code.load(Ordering::SeqCst))),
         // The function's own failure, of its after-restore hooks, is an answer.
         Err(StartError::Function(error)) => {

@@ -159,9 +159,9 @@ impl Stage<'_> {
         let host = HostSpec { serving, ..HostSpec::default() };
         let spec = StartSpec {
             request_ns: Some(begin),
-            ..StartSpec::new(Origin::Boot(boot), host, LIMIT)
+            ..StartSpec::new(Origin::Boot(Box::new(boot)), host, LIMIT)
         };
-        monitor.start(spec, descriptors)?;
+        monitor.start(spec, &descriptors)?;
         let report = monitor.started(Some(LIMIT * 2)).context("the boot failed")?;
         let instance = Instances::of_user().find(&microvm)?;
         let sent = now_ns();
@@ -213,7 +213,7 @@ impl Stage<'_> {
                 request_ns: Some(request_ns),
                 ..StartSpec::new(Origin::Thaw(thaw), HostSpec::default(), LIMIT)
             };
-            monitor.start(spec, descriptors)?;
+            monitor.start(spec, &descriptors)?;
             let report =
                 monitor.started(Some(LIMIT * 2)).with_context(|| format!("{step} failed"))?;
             self.check(&step, report.outcome.as_ref(), "expected-b.json")?;

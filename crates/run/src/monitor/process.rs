@@ -114,9 +114,9 @@ impl Monitor {
     ///
     /// # Errors
     /// [`StartError::Monitor`].
-    pub fn start(&mut self, spec: StartSpec, descriptors: Descriptors) -> Result<(), StartError> {
+    pub fn start(&mut self, spec: StartSpec, descriptors: &Descriptors) -> Result<(), StartError> {
         let request_ns = spec.request_ns.or_else(|| Some(now_ns()));
-        self.send(&Order::Start(Box::new(StartSpec { request_ns, ..spec })), &descriptors)
+        self.send(&Order::Start(Box::new(StartSpec { request_ns, ..spec })), descriptors)
     }
 
     /// Waits for the report of the start, or for a player that waits; at most for `limit`.
@@ -158,10 +158,10 @@ impl Monitor {
     pub fn plan(
         mut self,
         spec: StartSpec,
-        descriptors: Descriptors,
+        descriptors: &Descriptors,
         limit: Duration,
     ) -> Result<(), StartError> {
-        self.send(&Order::Plan(Box::new(spec)), &descriptors)?;
+        self.send(&Order::Plan(Box::new(spec)), descriptors)?;
         match self.receive(Some(limit))? {
             Event::Planned => Ok(()),
             _ => Err(MonitorError::Order.into()),

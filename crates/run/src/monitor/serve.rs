@@ -82,7 +82,7 @@ pub fn serve(kvm: &Path) -> Result<(), StartError> {
             let kvm = opened.map_or_else(|| KvmDevice::from(kvm), KvmDevice::Open);
             let clock = Clock { begun_ns, request_ns: spec.request_ns };
             let listener: Arc<dyn Listener> = reporter.clone();
-            start(*spec, descriptors, kvm, clock, &listener)
+            start(&spec, descriptors, kvm, clock, &listener)
         }
         Order::Plan(spec) => plan(&spec, descriptors).map(|()| reporter.send(&Event::Planned)),
         Order::Release => Err(StartError::Spec("the first order is to release".to_owned())),

@@ -108,6 +108,6 @@ fn a_spec_of_another_version_is_refused() {
     let spec = StartSpec { version: 99, ..spec };
     let listener: std::sync::Arc<dyn crate::Listener> = std::sync::Arc::new(Nothing);
     let kvm = crate::KvmDevice::from(std::path::Path::new("/dev/kvm"));
-    let error = crate::start(spec, descriptors, kvm, crate::Clock::now(), &listener).unwrap_err();
+    let error = crate::start(&spec, descriptors, kvm, crate::Clock::now(), &listener).unwrap_err();
     assert!(error.to_string().contains("version 99"), "{error}");
 }

@@ -72,7 +72,7 @@ struct Serving {
 
 pub(crate) fn run(arguments: &ServeArgs) -> anyhow::Result<ExitCode> {
     if arguments.detach {
-        return Ok(detach()?);
+        return detach();
     }
     let mut signals =
         Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot install signal handlers")?;
