@@ -14,7 +14,6 @@ use tempfile::NamedTempFile;
 
 use firn_memory::HostFacts;
 use firn_memory::pager::{PageStore, end_process};
-use firn_memory::HostFacts;
 use firn_memory::recorders::{Recorder, Recording};
 use firn_memory::trace::{GapUnit, Trace, TraceOrigin};
 use firn_run::{Interruption, Invocation, Outcome, RecordedRun, Source};
