@@ -81,7 +81,7 @@ fn freeze(
             match frozen {
                 Ok(None) => return,
                 Ok(Some(_)) => known[0] = Some(version),
-                Err(ClientError::Ended(_)) => return,
+                Err(ClientError::Closed(_)) => return,
                 Err(error) => panic!("{error}"),
             }
             done.fetch_add(1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! A client's side.
+//! The client side of the protocol.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,32 +17,60 @@ use crate::mapped_extent::{MapExtentError, MappedExtent};
 use crate::media::{Access, MediumFacts};
 use crate::pool::{Imaging, Listing, PoolFacts, Recovery};
 
-/// Runs of pages that fit into a request, whatever their numbers are.
+/// Maximum number of runs of pages in a request. They fit into a request whatever their numbers
+/// are.
 const MOST_RUNS: usize = 20_000;
 
-/// A connection to a pool's manager. What it was granted is given up when it is dropped: keep it for as long as the extents are used.
+/// A connection to a pool's manager. Dropping it releases its grants, so keep it while the granted
+/// extents are used.
+///
+/// ```
+/// use std::sync::Arc;
+/// use firn_pool::{Client, CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
+///
+/// let options = MemfdOptions { size: 16 << 20, huge: false, node: None };
+/// let medium = Arc::new(MappedMedium::memfd(options)?);
+/// let pool = Pool::create(medium, &CreateOptions::default())?;
+/// let directory = tempfile::tempdir()?;
+/// let socket = directory.path().join("pool.sock");
+/// let server = Server::start(&socket, pool)?;
+///
+/// let mut writer = Client::connect(&socket)?;
+/// let staging = writer.begin("hello", 2 << 20, 16)?;
+/// let extent = staging.map()?;
+/// extent.write_guest(0, &vec![1; 2 << 20]);
+/// extent.write_tail(0, b"machine state");
+/// extent.flush()?;
+/// writer.commit(staging.extent().generation)?;
+///
+/// let mut reader = Client::connect(&socket)?;
+/// let mut state = [0; 13];
+/// reader.snapshot("hello")?.map()?.read_tail(0, &mut state);
+/// assert_eq!(&state, b"machine state");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Client {
     path: PathBuf,
     stream: UnixStream,
 }
 
-/// What a manager says of its pool.
+/// The properties of a managed pool.
 #[derive(Debug)]
 pub struct Description {
-    /// What the pool is.
+    /// The pool's properties.
     pub pool: PoolFacts,
-    /// What the medium is.
+    /// The medium's properties.
     pub medium: MediumFacts,
-    /// What opening had to put right.
+    /// What recovery changed when the pool was opened.
     pub recovery: Recovery,
-    /// The manager's process.
+    /// The manager's pid.
     pub pid: u32,
-    /// The medium, for reading.
+    /// A descriptor of the medium for reading.
     pub descriptor: OwnedFd,
 }
 
-/// An extent, and a descriptor of its medium.
+/// A granted extent with a descriptor of its medium.
 #[derive(Debug)]
 pub struct ExtentGrant {
     descriptor: OwnedFd,
@@ -51,52 +79,54 @@ pub struct ExtentGrant {
 }
 
 impl ExtentGrant {
-    /// Where it is.
+    /// Location on the medium.
     #[must_use]
     pub fn extent(&self) -> Extent {
         self.granted.extent
     }
 
-    /// The pool's identity: with the extent's generation it names the content for ever.
+    /// The pool's identity. Together with the extent's generation it identifies the content.
     #[must_use]
     pub fn pool(&self) -> Uuid {
         self.granted.pool
     }
 
-    /// Bytes to whose multiples the extent's parts are aligned.
+    /// Alignment of the extent's parts, bytes.
     #[must_use]
     pub fn granule(&self) -> u64 {
         self.granted.granule
     }
 
-    /// Whether a client has checked its bytes since the medium was opened.
+    /// Whether a client has checked the extent's bytes since the medium was opened.
     #[must_use]
     pub fn is_verified(&self) -> bool {
         self.granted.verified
     }
 
-    /// Bytes of the largest leaf at which this host maps the medium.
+    /// Bytes of the largest leaf with which this host maps the medium.
     #[must_use]
     pub fn leaf(&self) -> u64 {
         self.granted.leaf
     }
 
-    /// Whether the kernel has private mappings of the medium.
+    /// Whether the kernel supports private mappings of the medium.
     #[must_use]
     pub fn has_private_mappings(&self) -> bool {
         self.granted.private_mappings
     }
 
-    /// The medium: `O_RDONLY` for a snapshot, `O_RDWR` for a staging extent or a replica.
+    /// The medium's descriptor: `O_RDONLY` for a snapshot, `O_RDWR` for a staging extent or a
+    /// replica.
     #[must_use]
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
 
-    /// The extent in this process's address space, which may outlive the grant, but not what it is granted for: the connection.
+    /// Maps the extent. The mapping may outlive this value, but its content is only guaranteed
+    /// while the connection is open.
     ///
     /// # Errors
-    /// The system refuses.
+    /// Mapping fails.
     pub fn map(&self) -> Result<MappedExtent, MapExtentError> {
         self.map_extent(self.granted.extent, self.access)
     }
@@ -109,48 +139,48 @@ impl ExtentGrant {
     }
 }
 
-/// A replica, and what it cost to make it.
+/// A granted replica, and the cost of imaging it.
 #[derive(Debug)]
 pub struct ReplicaGrant {
-    /// Where it is; for writing.
+    /// The replica's extent, for writing.
     pub grant: ExtentGrant,
-    /// The snapshot that it is a replica of.
+    /// The snapshot of which it is a replica.
     pub source: Extent,
-    /// What was compared and copied while the request waited: nothing where it was ready before.
+    /// The imaging while the request waited; none if the replica was ready.
     pub imaging: Imaging,
-    /// What was compared and copied before, where it was ready: after the run of the last who had it.
+    /// The imaging before the request, after the previous run, if the replica was ready.
     pub prepared: Option<Imaging>,
 }
 
 impl ReplicaGrant {
-    /// The snapshot that it is a replica of, mapped for reading. The replica keeps it pinned: the name may have another one by now, so
-    /// do not ask for it by name.
+    /// Maps the snapshot of which it is a replica for reading. The replica keeps this snapshot
+    /// pinned. The name may already refer to a newer snapshot, so do not look it up by name.
     ///
     /// # Errors
-    /// The system refuses.
+    /// Mapping fails.
     pub fn map_source(&self) -> Result<MappedExtent, MapExtentError> {
         self.grant.map_extent(self.source, Access::Read)
     }
 }
 
-/// A chunk set of a snapshot, as a client stored it.
+/// A chunk set of a snapshot, as stored by a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChunkSet {
-    /// Names this state of the set, for [`Client::set_chunks`].
+    /// Identifies this state of the set, for [`Client::set_chunks`].
     pub revision: u64,
     /// The chunks of guest memory that the manager keeps copies of.
     pub chunks: Vec<ChunkRun>,
-    /// The client's own state.
+    /// State stored by the client.
     pub state: Vec<u8>,
 }
 
-/// A chunk set, and a copy of it where one was ready.
+/// A chunk set, and a copy of it if one was ready.
 #[derive(Debug)]
 pub struct CopyGrant {
     /// The chunks of the set.
     pub chunks: Vec<ChunkRun>,
-    /// The chunks that the copy holds, packed one behind the other in this order, and the copy: a memfd in pages of 2 MiB, for
-    /// one microVM alone. Or why there is none.
+    /// The chunks in the copy, packed in this order, and the copy: a memfd of pages of 2 MiB, for
+    /// one microVM only. Otherwise why there is none.
     pub copy: Result<(Vec<ChunkRun>, OwnedFd), NoCopy>,
 }
 
@@ -158,7 +188,7 @@ impl Client {
     /// Connects to a manager.
     ///
     /// # Errors
-    /// [`ClientError::Gone`] where nobody listens.
+    /// [`ClientError::NotRunning`] if no manager listens on `path`.
     pub fn connect(path: &Path) -> Result<Self, ClientError> {
         match UnixStream::connect(path) {
             Ok(stream) => Ok(Self { path: path.to_owned(), stream }),
@@ -168,14 +198,14 @@ impl Client {
                     io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
                 ) =>
             {
-                Err(ClientError::Gone(path.to_owned()))
+                Err(ClientError::NotRunning(path.to_owned()))
             }
             Err(source) => Err(ClientError::Socket { path: path.to_owned(), source }),
         }
     }
 
-    /// Uses a socket that is already connected to a manager, for a process that inherits or receives the connection. What the manager
-    /// granted to the connection stays granted.
+    /// Uses a socket that is already connected to a manager, for a process that inherits or
+    /// receives the connection. What the manager granted to the connection stays granted.
     #[must_use]
     pub fn from_stream(stream: UnixStream) -> Self {
         let peer = stream.peer_addr().ok();
@@ -183,7 +213,8 @@ impl Client {
         Self { path: path.unwrap_or_else(|| PathBuf::from("(a connected socket)")), stream }
     }
 
-    /// Returns the connected socket, to pass it to another process. What the manager granted to the connection stays granted.
+    /// Returns the connected socket, to pass it to another process. What the manager granted to the
+    /// connection stays granted.
     #[must_use]
     pub fn into_stream(self) -> UnixStream {
         self.stream
@@ -195,7 +226,7 @@ impl Client {
         &self.path
     }
 
-    /// What the pool is, with a descriptor for reading.
+    /// Returns the properties of the pool, with a descriptor for reading.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -204,35 +235,36 @@ impl Client {
             (Response::Described { pool, medium, recovery, pid }, Some(descriptor)) => {
                 Ok(Description { pool, medium, recovery, pid, descriptor })
             }
-            _ => Err(self.nonsense()),
+            _ => Err(self.unexpected_response()),
         }
     }
 
-    /// The snapshot of a name, pinned until [`Client::release`] or the connection's end.
+    /// Pins the snapshot of a name until [`Client::release`] or the end of the connection.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] where there is none; others as they say.
+    /// [`ClientError::Refused`] if the name has no snapshot; other variants as documented there.
     pub fn snapshot(&mut self, name: &str) -> Result<ExtentGrant, ClientError> {
         self.grant(&Request::Snapshot { name: name.to_owned() }, Access::Read)
     }
 
-    /// A replica of the snapshot of a name for one microVM to run in, until [`Client::release`] or the connection's end. Where none is
-    /// ready it is made now.
+    /// Returns a replica of the snapshot of a name for one microVM, until [`Client::release`] or
+    /// the end of the connection. If none is ready, the manager images one.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] where there is no such snapshot or no room; others as they say.
+    /// [`ClientError::Refused`] if the name has no snapshot or the pool is full; other variants as
+    /// documented there.
     pub fn replica(&mut self, name: &str) -> Result<ReplicaGrant, ClientError> {
         match self.request(&Request::Replica { name: name.to_owned() })? {
             (Response::Replica { granted, source, imaging, prepared }, Some(descriptor)) => {
                 let grant = ExtentGrant { descriptor, access: Access::Write, granted };
                 Ok(ReplicaGrant { grant, source, imaging, prepared })
             }
-            _ => Err(self.nonsense()),
+            _ => Err(self.unexpected_response()),
         }
     }
 
-    /// A copy of a chunk set of a snapshot that this connection has pinned, where one is ready; `None` where there is no set of
-    /// this key.
+    /// Returns a copy of a chunk set of a snapshot that this connection has pinned, if one is
+    /// ready; `None` if there is no set with this key.
     ///
     /// # Errors
     /// See [`ClientError`]. A missing copy is not an error.
@@ -245,11 +277,12 @@ impl Client {
                 Ok(Some(CopyGrant { chunks, copy: Err(reason) }))
             }
             (Response::NoChunkSet, _) => Ok(None),
-            _ => Err(self.nonsense()),
+            _ => Err(self.unexpected_response()),
         }
     }
 
-    /// A chunk set of a snapshot that this connection has pinned; `None` where there is no set of this key.
+    /// Returns a chunk set of a snapshot that this connection has pinned; `None` if there is no set
+    /// with this key.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -263,13 +296,14 @@ impl Client {
                 Ok(Some(ChunkSet { revision, chunks, state }))
             }
             (Response::NoChunkSet, _) => Ok(None),
-            _ => Err(self.nonsense()),
+            _ => Err(self.unexpected_response()),
         }
     }
 
-    /// Stores a chunk set for a snapshot that this connection has pinned, so that the manager keeps copies of the chunks ready.
-    /// It replaces the set of `revision`, or is a new set where `revision` is `None`. Returns `false`, and changes nothing,
-    /// where the stored set is of another revision. `key` has at most 128 bytes.
+    /// Stores a chunk set for a snapshot that this connection has pinned, so that the manager keeps
+    /// copies of the chunks ready. The set replaces the one of `revision`, or is new if `revision`
+    /// is `None`. Returns `false` and changes nothing if the stored set has another revision. `key`
+    /// has at most 128 bytes.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -285,15 +319,16 @@ impl Client {
         match self.request(&Request::SetChunks { generation, key, revision, chunks, state })? {
             (Response::Noted, _) => Ok(true),
             (Response::OtherRevision, _) => Ok(false),
-            _ => Err(self.nonsense()),
+            _ => Err(self.unexpected_response()),
         }
     }
 
-    /// An extent to freeze into. Its bytes are whatever was there before: write all of guest memory, zeros too, and the tail; then
-    /// [`MappedExtent::flush`], then [`Client::commit`].
+    /// Allocates an extent to freeze into. It contains old bytes: write all of guest memory, zeros
+    /// included, and the tail, then call [`MappedExtent::flush`] and [`Client::commit`].
     ///
     /// # Errors
-    /// [`ClientError::Refused`] where there is no room, or somebody else writes that name; others as they say.
+    /// [`ClientError::Refused`] if the pool is full or another client writes a snapshot of this
+    /// name; other variants as documented there.
     pub fn begin(
         &mut self,
         name: &str,
@@ -304,55 +339,56 @@ impl Client {
         self.grant(&Request::Begin { name, guest_bytes, tail_bytes }, Access::Write)
     }
 
-    /// Publishes what was written into an extent of [`Client::begin`] and flushed.
+    /// Publishes an extent of [`Client::begin`] whose content is flushed.
     ///
     /// # Errors
-    /// See [`ClientError`]; the name has what it had.
+    /// See [`ClientError`]; the name keeps its previous snapshot.
     pub fn commit(&mut self, generation: u64) -> Result<Extent, ClientError> {
         match self.request(&Request::Commit { generation })? {
             (Response::Published { extent }, _) => Ok(extent),
-            _ => Err(self.nonsense()),
+            _ => Err(self.unexpected_response()),
         }
     }
 
-    /// Says that the bytes of a snapshot that this connection has were checked and are good: until the medium is opened again nobody
-    /// has to check them.
+    /// Reports that the bytes of a snapshot that this connection has pinned were checked and are
+    /// valid. Clients need not check them again until the medium is reopened.
     ///
     /// # Errors
     /// See [`ClientError`].
     pub fn verified(&mut self, generation: u64) -> Result<(), ClientError> {
         match self.request(&Request::Verified { generation })? {
             (Response::Noted, _) => Ok(()),
-            _ => Err(self.nonsense()),
+            _ => Err(self.unexpected_response()),
         }
     }
 
-    /// Gives up what was granted under a generation.
+    /// Releases the grant of a generation.
     ///
     /// # Errors
     /// See [`ClientError`].
     pub fn release(&mut self, generation: u64) -> Result<(), ClientError> {
         match self.request(&Request::Release { generation })? {
             (Response::Released, _) => Ok(()),
-            _ => Err(self.nonsense()),
+            _ => Err(self.unexpected_response()),
         }
     }
 
-    /// Waits until the manager has all ready that it makes ahead: replicas of microVMs that ended, and copies. It then does that
-    /// as fast as it can, without regard for starts.
+    /// Waits until the manager has imaged released replicas and made copies. The manager does not
+    /// pause for starts meanwhile.
     ///
     /// # Errors
     /// See [`ClientError`].
     pub fn settle(&mut self) -> Result<(), ClientError> {
         match self.request(&Request::Settle)? {
             (Response::Noted, _) => Ok(()),
-            _ => Err(self.nonsense()),
+            _ => Err(self.unexpected_response()),
         }
     }
 
-    /// Gives up a replica, and says which pages of its guest memory were written: all that the guest wrote, by KVM's dirty log, and
-    /// all that its monitor did. Nobody may write to it any more. The manager looks at these pages alone, and at a sample of
-    /// the others; a list that is too long for a message is left out.
+    /// Releases a replica with the list of written pages of its guest memory: the guest's writes,
+    /// from KVM's dirty log, and the monitor's writes. No process may write to the replica any
+    /// more. The manager compares only these pages and a sample of the others. A list that is too
+    /// long for a request is omitted.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -363,11 +399,11 @@ impl Client {
         let written = written.iter().map(|range| (range.first, range.pages)).collect();
         match self.request(&Request::GiveBack { generation, written })? {
             (Response::Released, _) => Ok(()),
-            _ => Err(self.nonsense()),
+            _ => Err(self.unexpected_response()),
         }
     }
 
-    /// All extents, and what is free.
+    /// Lists all extents and the free space.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -375,7 +411,7 @@ impl Client {
         Ok(self.list_all()?.0)
     }
 
-    /// What the arena of copies holds.
+    /// Returns the usage of the arena of copies.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -386,29 +422,30 @@ impl Client {
     fn list_all(&mut self) -> Result<(Listing, ArenaFacts), ClientError> {
         match self.request(&Request::List)? {
             (Response::Listing { listing, arena }, _) => Ok((listing, arena)),
-            _ => Err(self.nonsense()),
+            _ => Err(self.unexpected_response()),
         }
     }
 
-    /// Removes a name; its extent is freed once nobody has it pinned. Returns the bytes that are free at once.
+    /// Removes a name. Its extent is freed when its last pin is released. Returns the bytes that
+    /// are free immediately.
     ///
     /// # Errors
     /// See [`ClientError`].
     pub fn reclaim(&mut self, name: &str) -> Result<u64, ClientError> {
         match self.request(&Request::Reclaim { name: name.to_owned() })? {
             (Response::Reclaimed { bytes }, _) => Ok(bytes),
-            _ => Err(self.nonsense()),
+            _ => Err(self.unexpected_response()),
         }
     }
 
-    /// Frees replicas that are only kept to be ready, and clears removed slots: how many of each.
+    /// Frees unused replicas and clears removed slots. Returns the number of each.
     ///
     /// # Errors
     /// See [`ClientError`].
     pub fn collect(&mut self) -> Result<(u64, u32), ClientError> {
         match self.request(&Request::Collect)? {
             (Response::Collected { slots, replicas }, _) => Ok((replicas, slots)),
-            _ => Err(self.nonsense()),
+            _ => Err(self.unexpected_response()),
         }
     }
 
@@ -417,7 +454,7 @@ impl Client {
             (Response::Granted(granted), Some(descriptor)) => {
                 Ok(ExtentGrant { descriptor, access, granted })
             }
-            _ => Err(self.nonsense()),
+            _ => Err(self.unexpected_response()),
         }
     }
 
@@ -428,24 +465,24 @@ impl Client {
                 Err(ClientError::Refused { refusal, message })
             }
             Ok(answer) => Ok(answer),
-            Err(WireError::Closed) => Err(ClientError::Ended(self.path.clone())),
+            Err(WireError::Closed) => Err(ClientError::Closed(self.path.clone())),
             Err(WireError::Io(source)) => Err(self.broken(source)),
             Err(WireError::Version(found)) => {
                 Err(ClientError::Version { path: self.path.clone(), found })
             }
-            Err(WireError::Malformed) => Err(self.nonsense()),
+            Err(WireError::Malformed) => Err(self.unexpected_response()),
         }
     }
 
-    fn nonsense(&self) -> ClientError {
-        ClientError::Answer(self.path.clone())
+    fn unexpected_response(&self) -> ClientError {
+        ClientError::UnexpectedResponse(self.path.clone())
     }
 
     fn broken(&self, source: io::Error) -> ClientError {
         match source.kind() {
             io::ErrorKind::BrokenPipe
             | io::ErrorKind::ConnectionReset
-            | io::ErrorKind::UnexpectedEof => ClientError::Ended(self.path.clone()),
+            | io::ErrorKind::UnexpectedEof => ClientError::Closed(self.path.clone()),
             _ => ClientError::Socket { path: self.path.clone(), source },
         }
     }

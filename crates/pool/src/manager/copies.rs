@@ -1,21 +1,23 @@
 //! Copies of chunk sets of sealed extents, made in advance: the arena.
 //!
-//! Clients register chunk sets. A set belongs to a snapshot and a key that the client chooses; the manager attaches no meaning
-//! to the key, to the choice of the chunks or to the state that the client stores beside them.
+//! Clients store chunk sets. A set belongs to a snapshot and a key that the client chooses. The
+//! manager does not interpret the key, the choice of the chunks, or the state that the client
+//! stores with them.
 //!
-//! A copy holds the chunks of a set, packed one behind the other, in a memfd of pages of 2 MiB. A microVM maps it
-//! shared, in place of the extent's own chunks, and writes without a fault and without a copy. A copy is lent to one
-//! microVM and never used again: nothing that it wrote, and no descriptor that it kept, reaches another. The next copy is
-//! made in the background.
+//! A copy holds the chunks of a set, packed in order, in a memfd of pages of 2 MiB. A microVM maps
+//! it shared, in place of the extent's chunks, so its writes cause neither page faults nor copies.
+//! A copy is lent to one microVM and never reused: its writes, and a descriptor that it kept, do
+//! not affect other microVMs. The manager makes the next copy in the background.
 //!
-//! Copies are DRAM. Ready and lent copies together stay within the arena's size.
+//! Copies use DRAM. Ready and lent copies together stay within the size of the arena.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use firn_base::num::{u64_of, usize_of};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::{Errno, Result};
 use serde::{Deserialize, Serialize};
@@ -27,43 +29,43 @@ use crate::pool::{Pin, Pool};
 
 /// Bytes of a chunk.
 pub const COPY_CHUNK: u64 = 2 << 20;
-/// Copies that are kept ready of each snapshot: one for the next start, and one for a start that comes while that is made
-/// again.
+/// Number of copies kept ready of each set: one for the next start, and one for a start while the
+/// first is being replaced.
 const READY: usize = 2;
-/// Chunk sets that are kept; the set that was requested least recently is dropped for a new one.
+/// Maximum number of chunk sets. The least recently requested set is dropped for a new one.
 const MOST_SETS: usize = 1024;
-/// Bytes that are copied at once: they stay in the processor's cache.
+/// Bytes copied at a time: small enough to stay in the processor's cache.
 const PIECE: usize = 64 << 10;
 
-/// What the arena holds, in bytes of DRAM.
+/// Usage of the arena, in bytes of DRAM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArenaFacts {
-    /// What it may hold at most.
+    /// Maximum size.
     pub size: u64,
-    /// Copies that are ready, or being made.
+    /// Copies that are ready or being made.
     pub ready: u64,
-    /// Copies that microVMs have.
+    /// Copies lent to microVMs.
     pub lent: u64,
 }
 
-/// Why a start gets no copy. Its writes are copied by the kernel, page by page.
+/// Why a start gets no copy. The kernel then copies written pages one by one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NoCopy {
     /// The chunk set is empty.
     Unneeded,
-    /// None is ready; it is being made.
+    /// No copy is ready; one is being made.
     BeingMade,
     /// The arena is full.
     ArenaFull,
-    /// The system has no memory in pages of 2 MiB.
+    /// The system cannot allocate pages of 2 MiB.
     NoHugePages,
 }
 
 /// The generation of a snapshot, and the client's key.
 pub(super) type Key = (u64, String);
 
-/// A chunk set as its clients see it.
+/// A chunk set as returned to clients.
 #[derive(Debug)]
 pub(super) struct StoredSet {
     pub(super) revision: u64,
@@ -71,7 +73,7 @@ pub(super) struct StoredSet {
     pub(super) state: Vec<u8>,
 }
 
-/// What a start is given.
+/// A chunk set lent to a start.
 #[derive(Debug)]
 pub(super) struct Loan {
     /// The chunks of the set, ascending.
@@ -80,12 +82,12 @@ pub(super) struct Loan {
     pub(super) copy: std::result::Result<Lent, NoCopy>,
 }
 
-/// A copy that a microVM has; its bytes are the arena's again when this is dropped.
+/// A lent copy. Dropping it returns its bytes to the arena.
 #[derive(Debug)]
 pub(super) struct Lent {
     /// The chunks, ascending.
     pub(super) chunks: Vec<u32>,
-    /// The copy. The connection sends it and keeps nothing.
+    /// The copy. It is sent to the client and not kept.
     pub(super) file: Option<OwnedFd>,
     shared: Arc<Shared>,
 }
@@ -120,13 +122,13 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     size: u64,
-    /// Bytes of copies that are ready, or being made.
+    /// Bytes of copies that are ready or being made.
     ready: u64,
     lent: u64,
     sets: HashMap<Key, ChunkSet>,
     /// Counts requests.
     now: u64,
-    /// There may be work.
+    /// There may be copies to make.
     busy: bool,
     ended: bool,
 }
@@ -138,14 +140,14 @@ struct ChunkSet {
     chunks: Vec<u32>,
     /// The client's own state.
     state: Vec<u8>,
-    /// Counts replacements of the set, over all sets.
+    /// Number of the last replacement, unique over all sets.
     revision: u64,
     ready: Vec<Ready>,
     /// A copy of these chunks is being made.
     making: bool,
-    /// Why the last one was not made.
+    /// Why the last copy was not made.
     failed: Option<NoCopy>,
-    /// When it was last requested.
+    /// Number of its last request.
     requested: u64,
 }
 
@@ -155,7 +157,7 @@ struct Ready {
     file: OwnedFd,
 }
 
-/// A copy to be made.
+/// A copy to make.
 struct Job {
     key: Key,
     name: String,
@@ -164,10 +166,10 @@ struct Job {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
-    /// Has the worker look for work.
+    /// Wakes the worker.
     fn wake(&self, mut state: MutexGuard<'_, State>) {
         state.busy = true;
         drop(state);
@@ -176,7 +178,7 @@ impl Shared {
 }
 
 impl Copies {
-    /// An arena of an eighth of the host's memory.
+    /// Creates an arena of an eighth of the host's memory.
     pub(super) fn new(pool: Pool, pace: Arc<Pace>) -> Self {
         let size = rustix::system::sysinfo();
         let size = u64::from(size.mem_unit).saturating_mul(size.totalram) / 8;
@@ -184,7 +186,7 @@ impl Copies {
         let (work, done) = (Condvar::new(), Condvar::new());
         let shared = Arc::new(Shared { pool, pace, state, work, done });
         let own = shared.clone();
-        // Without a thread no copy is ever ready, and all starts do without.
+        // Without a thread no copy is ever ready, and all starts run without copies.
         let worker = std::thread::Builder::new()
             .name("pool-copies".into())
             .spawn(move || make_all(&own))
@@ -192,7 +194,7 @@ impl Copies {
         Self { shared, worker }
     }
 
-    /// Sets what it may hold at most. What is lent stays.
+    /// Sets the maximum size. Lent copies are not affected.
     pub(super) fn set_size(&self, size: u64) {
         let mut state = self.shared.state();
         state.size = size;
@@ -200,11 +202,11 @@ impl Copies {
         self.shared.wake(state);
     }
 
-    /// Waits until all that can be made are ready.
+    /// Waits until all possible copies are ready.
     pub(super) fn settle(&self) {
         if self.worker.is_some() {
-            let state = self.shared.state();
-            drop(self.shared.done.wait_while(state, |state| state.busy && !state.ended));
+            let mut state = self.shared.state();
+            self.shared.done.wait_while(&mut state, |state| state.busy && !state.ended);
         }
     }
 
@@ -221,8 +223,9 @@ impl Copies {
         Some(StoredSet { revision: set.revision, chunks, state: client })
     }
 
-    /// Stores the set of a key for the snapshot of a pin, in place of the set of `revision`, or as a new set. Returns `false`, and
-    /// changes nothing, where the stored set has another revision. Ready copies of other chunks are dropped and made anew.
+    /// Stores the set of a key for a pinned snapshot, in place of the set of `revision`, or as a
+    /// new set. Returns `false` and changes nothing if the stored set has another revision. Ready
+    /// copies of other chunks are dropped and replaced.
     pub(super) fn replace(
         &self,
         pin: &Pin,
@@ -258,7 +261,7 @@ impl Copies {
         true
     }
 
-    /// Lends a copy of a set to a start from the snapshot of a pin; `None` where there is no such set.
+    /// Lends a copy of a set to a start of a pinned snapshot; `None` if there is no such set.
     pub(super) fn lend(&self, pin: &Pin, key: &str) -> Option<Loan> {
         let key = (pin.extent().generation, key.to_owned());
         let mut state = self.shared.state();
@@ -274,7 +277,7 @@ impl Copies {
                 Ok(Lent { chunks, file: Some(file), shared: self.shared.clone() })
             }
             None if chunks.is_empty() => Err(NoCopy::Unneeded),
-            // It is tried again now.
+            // The worker retries now.
             None => Err(set.failed.take().unwrap_or(NoCopy::BeingMade)),
         };
         state.now = now;
@@ -282,7 +285,7 @@ impl Copies {
         Some(Loan { chunks, copy })
     }
 
-    /// Gives up what is of snapshots that are not current any more.
+    /// Drops the sets and copies of snapshots that are not current.
     pub(super) fn drop_stale(&self) {
         let mut state = self.shared.state();
         let current = |key: &Key, set: &ChunkSet| {
@@ -306,7 +309,7 @@ impl Drop for Copies {
         self.shared.state().ended = true;
         self.shared.work.notify_all();
         if let Some(worker) = self.worker.take() {
-            // A worker that panicked has told why.
+            // A panic of the worker was already reported.
             let _ = worker.join();
         }
     }
@@ -349,7 +352,7 @@ impl State {
             return None;
         }
         let mut chunks = set.chunks.clone();
-        // What is larger than the arena is copied in part.
+        // A set larger than the arena is copied partially.
         chunks.truncate(usize_of(size / COPY_CHUNK));
         let wanted = bytes(&chunks);
         if wanted == 0 {
@@ -357,7 +360,7 @@ impl State {
             return None;
         }
         if held + wanted > size {
-            // A spare copy is not worth another snapshot's.
+            // A second copy does not evict copies of other sets.
             if !set.ready.is_empty() {
                 return None;
             }
@@ -373,7 +376,8 @@ impl State {
         Some(Job { name: set.name.clone(), key, chunks })
     }
 
-    /// Drops copies of sets that were requested before `requested`, oldest first, until `wanted` bytes are free.
+    /// Drops copies of sets that were requested before `requested`, oldest first, until `wanted`
+    /// bytes are free.
     fn make_room(&mut self, requested: u64, wanted: u64) {
         for (_, key) in self.by_request().into_iter().filter(|(other, _)| *other < requested) {
             if self.ready + self.lent + wanted <= self.size {
@@ -388,14 +392,15 @@ fn bytes(chunks: &[u32]) -> u64 {
     u64_of(chunks.len()) * COPY_CHUNK
 }
 
-/// Makes copies until the arena ends. What takes long is done by threads of low priority, which never hold the lock.
+/// Makes copies until the arena ends. Long operations run in low-priority threads, which do not
+/// hold the lock.
 fn make_all(shared: &Shared) {
     let mut state = shared.state();
     while !state.ended {
         let Some(job) = state.next() else {
             state.busy = false;
             shared.done.notify_all();
-            state = shared.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+            shared.work.wait(&mut state);
             continue;
         };
         drop(state);
@@ -418,7 +423,7 @@ fn make_all(shared: &Shared) {
 }
 
 impl State {
-    /// Takes over what was made, or why not; `None` where the snapshot is not current any more.
+    /// Stores a completed copy or the failure; `None` if the snapshot is not current any more.
     fn finished(&mut self, job: Job, made: Option<Result<OwnedFd>>) {
         let Job { key, chunks, .. } = job;
         let wanted = bytes(&chunks);
@@ -443,11 +448,11 @@ impl State {
     }
 }
 
-/// A memfd of huge pages with these chunks of an extent: of those that the host has set aside where enough are free, for they come from
-/// memory that nobody else had, and need not be found.
+/// Makes a memfd of huge pages with these chunks of an extent. It uses reserved huge pages if
+/// enough are free, because allocating them is cheap.
 fn make(pool: &Pool, pin: &Pin, chunks: &[u32], pace: &Pace) -> Result<OwnedFd> {
-    let set_aside = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
-    fill(pool, pin, chunks, pace, set_aside, Memory::take_set_aside)
+    let reserved = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+    fill(pool, pin, chunks, pace, reserved, Memory::take_reserved)
         .or_else(|_| fill(pool, pin, chunks, pace, MemfdFlags::empty(), Memory::take_huge))
 }
 
@@ -473,7 +478,7 @@ fn fill(
         let from = pin.extent().offset + u64::from(*chunk) * COPY_CHUNK;
         for at in (0..COPY_CHUNK).step_by(PIECE) {
             medium.load(from + at, &mut piece);
-            // Fresh memory is zero.
+            // New memory is zero.
             if piece.iter().any(|byte| *byte != 0) {
                 memory.store(place * COPY_CHUNK + at, &piece);
             }

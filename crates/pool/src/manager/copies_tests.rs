@@ -32,7 +32,7 @@ impl World {
         Client::connect(&self.folder.path().join("pool.sock")).unwrap()
     }
 
-    /// Freezes a snapshot whose chunks are told apart by their bytes.
+    /// Freezes a snapshot whose chunks contain different bytes.
     fn freeze(&self, name: &str) {
         let mut client = self.client();
         let grant = client.begin(name, CHUNKS * COPY_CHUNK, 16).unwrap();
@@ -43,7 +43,7 @@ impl World {
         client.commit(grant.extent().generation).unwrap();
     }
 
-    /// A client that has the snapshot.
+    /// A client that has pinned the snapshot.
     fn pinned(&self, name: &str) -> (Client, u64) {
         let mut client = self.client();
         let generation = client.snapshot(name).unwrap().extent().generation;
@@ -59,7 +59,7 @@ fn byte(chunk: u64) -> u8 {
     u8::try_from(chunk + 1).unwrap()
 }
 
-/// Requests a copy, of these chunks where there is no set yet.
+/// Requests a copy. Stores these chunks if there is no set yet.
 fn request(client: &mut Client, generation: u64, chunks: &[ChunkRun]) -> CopyGrant {
     loop {
         if let Some(grant) = client.copy(generation, KEY).unwrap() {
@@ -69,7 +69,7 @@ fn request(client: &mut Client, generation: u64, chunks: &[ChunkRun]) -> CopyGra
     }
 }
 
-/// Requests until a copy is there; `None` where this host has no free huge pages.
+/// Requests a copy until one is ready; `None` if this host has no free huge pages.
 fn copy(
     client: &mut Client,
     generation: u64,
@@ -85,7 +85,7 @@ fn copy(
     }
 }
 
-/// Checks that a copy holds nothing but these chunks.
+/// Checks that a copy consists of these chunks.
 fn check(file: &File, chunks: impl IntoIterator<Item = u64>) {
     let mut at = 0;
     let mut bytes = vec![0; usize_of(COPY_CHUNK)];
@@ -97,7 +97,7 @@ fn check(file: &File, chunks: impl IntoIterator<Item = u64>) {
     assert_eq!(file.metadata().unwrap().len(), at);
 }
 
-/// Writes into a copy as a microVM does. Files of huge pages that were set aside have no write(2).
+/// Writes into a copy as a microVM does. Files of reserved huge pages do not support write(2).
 fn write(file: &File, offset: u64, len: usize) {
     let how = How { writable: true, synchronous: false, align: COPY_CHUNK };
     let memory = Memory::map(file, 0, file.metadata().unwrap().len(), how).unwrap();
@@ -105,14 +105,14 @@ fn write(file: &File, offset: u64, len: usize) {
 }
 
 #[test]
-fn a_copy_comes_from_huge_pages_that_were_set_aside_where_there_are_enough() {
+fn copies_use_reserved_huge_pages_if_enough_are_free() {
     const HUGETLBFS: i64 = 0x9584_58f6;
     let kib = |name: &str| {
         let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name)).unwrap_or(" 0 kB");
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
     };
-    // More than all tests of this file take at once, or none at all.
+    // Enough for all tests of this file, or none.
     let expected = match (kib("HugePages_Free:"), kib("HugePages_Total:")) {
         (257.., _) => true,
         (_, 0) => false,
@@ -123,12 +123,12 @@ fn a_copy_comes_from_huge_pages_that_were_set_aside_where_there_are_enough() {
     let (mut client, generation) = world.pinned("hello");
     let Some((_, file)) = copy(&mut client, generation, &[(0, 3)]) else { return };
     check(&file, 0..3);
-    let set_aside = rustix::fs::fstatfs(&file).unwrap().f_type == HUGETLBFS;
-    assert_eq!(set_aside, expected);
+    let reserved = rustix::fs::fstatfs(&file).unwrap().f_type == HUGETLBFS;
+    assert_eq!(reserved, expected);
 }
 
 #[test]
-fn a_copy_is_lent_once_and_the_next_has_none_of_its_bytes() {
+fn copies_are_not_reused() {
     let world = World::new();
     world.freeze("hello");
     let (mut first, generation) = world.pinned("hello");
@@ -136,7 +136,7 @@ fn a_copy_is_lent_once_and_the_next_has_none_of_its_bytes() {
     let Some((chunks, used)) = copy(&mut first, generation, &profile) else { return };
     assert_eq!(chunks, profile);
     check(&used, [1, 2, 4]);
-    // A run that writes everything, and keeps the descriptor after its end.
+    // A run that writes all chunks and keeps the descriptor after its end.
     write(&used, 0, usize_of(3 * COPY_CHUNK));
     assert!(used.set_len(COPY_CHUNK).is_err(), "its size is sealed");
     drop(first);
@@ -157,7 +157,7 @@ fn a_copy_is_lent_once_and_the_next_has_none_of_its_bytes() {
 }
 
 #[test]
-fn two_at_once_have_a_copy_each_and_one_that_is_killed_gives_its_bytes_back() {
+fn concurrent_starts_get_their_own_copies_and_return_their_bytes() {
     let world = World::new();
     world.freeze("hello");
     let [(mut one, generation), (mut two, _)] = [(); 2].map(|()| world.pinned("hello"));
@@ -174,14 +174,14 @@ fn two_at_once_have_a_copy_each_and_one_that_is_killed_gives_its_bytes_back() {
 }
 
 #[test]
-fn the_arena_is_never_larger_than_it_may_be() {
+fn arena_stays_within_its_size() {
     let world = World::new();
     world.freeze("hello");
     world.freeze("other");
     world.server.set_arena(2 * COPY_CHUNK);
     let (mut client, generation) = world.pinned("hello");
     let Some((chunks, file)) = copy(&mut client, generation, &[(0, 5)]) else { return };
-    // What does not fit is left to the kernel.
+    // Chunks that do not fit are not copied.
     assert_eq!(chunks, [(0, 2)]);
     check(&file, [0, 1]);
     let (mut second, generation) = world.pinned("other");
@@ -194,7 +194,7 @@ fn the_arena_is_never_larger_than_it_may_be() {
     assert_eq!(refused, Err(NoCopy::ArenaFull));
     assert_eq!(world.arena(), ArenaFacts { size: 2 * COPY_CHUNK, ready: 0, lent: 2 * COPY_CHUNK });
     drop(client);
-    // There is room again, and what is asked for now has it, though the other was made first.
+    // There is space again, and the last requested set gets it.
     assert!(copy(&mut second, generation, &[(3, 1)]).is_some());
     let arena = world.arena();
     assert!(arena.ready + arena.lent <= arena.size, "{arena:?}");
@@ -206,7 +206,7 @@ fn the_arena_is_never_larger_than_it_may_be() {
 }
 
 #[test]
-fn a_set_is_replaced_by_revision_and_its_copies_with_it() {
+fn set_and_copies_are_replaced_by_revision() {
     let world = World::new();
     world.freeze("hello");
     let (mut client, generation) = world.pinned("hello");
@@ -232,7 +232,7 @@ fn a_set_is_replaced_by_revision_and_its_copies_with_it() {
 }
 
 #[test]
-fn a_key_that_is_too_long_is_refused() {
+fn key_that_is_too_long_is_refused() {
     let world = World::new();
     world.freeze("hello");
     let (mut client, generation) = world.pinned("hello");

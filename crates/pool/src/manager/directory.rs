@@ -13,9 +13,11 @@ use super::error::ClientError;
 use crate::media::{Access, MappedMedium, MediumError};
 use crate::pool::{OpenError, Pool, ReclaimError};
 
-/// The directory in which managers publish their sockets, so that clients that know only a pool's medium find its manager.
+/// The directory in which managers publish their sockets, so that clients that know only a pool's
+/// medium find its manager.
 ///
-/// A path names a pool in one of two ways: it is the medium (a devdax device or a file), or the socket of a manager.
+/// A path names a pool in one of two ways: it is the medium (a devdax device or a file), or the
+/// socket of a manager.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ManagerDirectory {
     path: PathBuf,
@@ -74,8 +76,8 @@ impl ManagerDirectory {
         Self { path }
     }
 
-    /// Creates the directory for this user alone. If it exists, checks that no other user can write there: such a user could answer
-    /// in a manager's place.
+    /// Creates the directory for this user alone. If it exists, checks that no other user can write
+    /// there: such a user could answer in a manager's place.
     ///
     /// # Errors
     /// It cannot be created, or other users can write there.
@@ -95,8 +97,9 @@ impl ManagerDirectory {
         Ok(())
     }
 
-    /// The path at which the manager of the pool on `medium` publishes its socket, whether or not it runs. Returns `None` if
-    /// `medium` does not exist or is a socket. Creates the directory if necessary.
+    /// The path at which the manager of the pool on `medium` publishes its socket, whether or not
+    /// it runs. Returns `None` if `medium` does not exist or is a socket. Creates the directory if
+    /// necessary.
     ///
     /// # Errors
     /// [`FindManagerError::Medium`] and [`FindManagerError::Directory`].
@@ -123,8 +126,8 @@ impl ManagerDirectory {
         Ok(Some(self.path.join(format!("pool-{id}.sock"))))
     }
 
-    /// Connects to the manager of `pool`, a medium or a manager's socket. Returns `None` if `pool` is a medium without a running
-    /// manager. Starts no process.
+    /// Connects to the manager of `pool`, a medium or a manager's socket. Returns `None` if `pool`
+    /// is a medium without a running manager. Starts no process.
     ///
     /// # Errors
     /// See [`FindManagerError`].
@@ -137,9 +140,10 @@ impl ManagerDirectory {
         }
     }
 
-    /// Removes the snapshot `name` from `pool`, a medium or a manager's socket, and returns the bytes that are free immediately. The
-    /// extent of a pinned snapshot is freed when its last pin ends. The manager of the pool does the work. If none runs, this process
-    /// opens the medium for the time of the call. Starts no process.
+    /// Removes the snapshot `name` from `pool`, a medium or a manager's socket, and returns the
+    /// bytes that are free immediately. The extent of a pinned snapshot is freed when its last pin
+    /// ends. The manager of the pool does the work. If none runs, this process opens the medium for
+    /// the time of the call. Starts no process.
     ///
     /// # Errors
     /// See [`RemoveError`].
@@ -160,7 +164,7 @@ fn connect_running(socket: &Path) -> Result<Option<Client>, ClientError> {
         Ok(client)
     });
     match connected {
-        Err(ClientError::Gone(_) | ClientError::Ended(_)) => Ok(None),
+        Err(ClientError::NotRunning(_) | ClientError::Closed(_)) => Ok(None),
         connected => connected.map(Some),
     }
 }

@@ -54,7 +54,7 @@ fn a_manager_is_found_by_its_medium_or_its_socket() {
     assert_eq!(refusal, Refusal::Unknown);
 
     let nothing = directory.connect(&folder.path().join("nothing")).unwrap_err();
-    let gone = matches!(nothing, FindManagerError::Manager(ClientError::Gone(_)));
+    let gone = matches!(nothing, FindManagerError::Manager(ClientError::NotRunning(_)));
     assert!(gone, "{nothing}");
 }
 
@@ -75,5 +75,5 @@ fn a_connected_socket_serves_a_client() {
     let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
     drop(other);
     let error = Client::from_stream(one).describe().unwrap_err();
-    assert!(matches!(error, ClientError::Ended(_)), "{error}");
+    assert!(matches!(error, ClientError::Closed(_)), "{error}");
 }

@@ -12,10 +12,10 @@ use thiserror::Error;
 pub enum ServerError {
     /// Another manager uses the socket.
     #[error("a pool's manager already listens on {0}: stop it, or choose another socket")]
-    Taken(PathBuf),
+    InUse(PathBuf),
     /// The path is not a socket.
     #[error("{0} exists and is not a socket: choose another path")]
-    NoSocket(PathBuf),
+    NotASocket(PathBuf),
     /// The socket or its thread cannot be created.
     #[error("cannot create the socket {path}")]
     Socket {
@@ -52,10 +52,10 @@ pub enum ClientError {
         "no pool's manager answers on {0}: start one with `firn pool serve`, or pass the pool's medium to \
          start one automatically"
     )]
-    Gone(PathBuf),
+    NotRunning(PathBuf),
     /// The connection closed before the response.
     #[error("the pool's manager on {0} closed the connection before its response")]
-    Ended(PathBuf),
+    Closed(PathBuf),
     /// Sending or receiving failed.
     #[error("cannot communicate with the pool's manager on {path}")]
     Socket {
@@ -78,7 +78,7 @@ pub enum ClientError {
     },
     /// The response is not valid.
     #[error("the response on {0} is not that of a pool's manager")]
-    Answer(PathBuf),
+    UnexpectedResponse(PathBuf),
     /// The manager refused.
     #[error("{message}")]
     Refused {

@@ -1,14 +1,17 @@
-//! The manager: one process owns a pool, the others ask it.
+//! The manager: one process owns a pool and serves other processes.
 //!
-//! A unix stream socket. Both sides write frames: 4 bytes `fpmg`, the version (4 bytes), the length of what follows (4 bytes), all
-//! little-endian, then one JSON value, a [`Request`] or a [`Response`]. Requests of a connection are answered in order; a descriptor comes
-//! with its response (`SCM_RIGHTS`).
+//! The protocol uses a unix stream socket. Both sides write frames: 4 bytes `fpmg`, the version (4
+//! bytes), the length of the rest (4 bytes), all little-endian, then one JSON value, a [`Request`]
+//! or a [`Response`]. The manager responds to the requests of a connection in order. A descriptor
+//! is sent with its response (`SCM_RIGHTS`).
 //!
-//! What a connection was granted (pins, staging extents, replicas) is given up when it ends, however its process ends.
+//! The manager releases the grants of a connection (pins, staging extents, replicas) when the
+//! connection ends, also when its process was killed.
 //!
-//! Only the manager writes metadata. A descriptor for reading cannot be mapped for writing. One for writing, which a freeze and a
-//! replica need, is for the whole medium: the kernel cannot confine it to an extent. So who may connect is who may write the
-//! pool: the socket is for its owner alone (mode 0600).
+//! Only the manager writes metadata. A descriptor for reading cannot be mapped for writing. A
+//! descriptor for writing, which a freeze and a replica need, gives access to the whole medium: the
+//! kernel cannot confine it to an extent. Every process that can connect can therefore write the
+//! pool, so the socket is restricted to its owner (mode 0600).
 
 mod client;
 mod copies;
@@ -33,14 +36,14 @@ pub use directory::{FindManagerError, ManagerDirectory, RemoveError};
 pub use error::{ClientError, Refusal, ServerError};
 pub use server::{ClientWatch, Server};
 
-/// The version of the messages.
+/// The version of the protocol.
 const MANAGER_VERSION: u32 = 2;
 
-/// What a client asks for.
+/// A request of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Request {
-    /// What the pool and its medium are, with a descriptor for reading.
+    /// The properties of the pool and its medium, with a descriptor for reading.
     Describe,
     /// The snapshot of a name, pinned, with a descriptor for reading.
     Snapshot { name: String },
@@ -50,7 +53,7 @@ enum Request {
     Begin { name: String, guest_bytes: u64, tail_bytes: u64 },
     /// A copy, made in advance, of a chunk set of a snapshot that this connection has pinned.
     Copy { generation: u64, key: String },
-    /// The chunk set itself.
+    /// A chunk set of such a snapshot.
     ChunkSet { generation: u64, key: String },
     /// Store a chunk set in place of the set of a revision, or as a new set.
     SetChunks {
@@ -60,25 +63,25 @@ enum Request {
         chunks: Vec<ChunkRun>,
         state: Vec<u8>,
     },
-    /// Publish what was written and flushed.
+    /// Publish a staging extent whose content is flushed.
     Commit { generation: u64 },
-    /// The bytes of a snapshot that this connection has pinned were checked, and found good.
+    /// Record that the bytes of a snapshot that this connection has pinned are valid.
     Verified { generation: u64 },
-    /// Give up a pin, a staging extent or a replica.
+    /// Release a pin, a staging extent or a replica.
     Release { generation: u64 },
-    /// Give up a replica, of which these pages alone were written.
+    /// Release a replica, with the list of its written pages.
     GiveBack { generation: u64, written: Vec<(u64, u64)> },
-    /// Answered when replicas of runs that ended, and copies, are ready.
+    /// Respond when released replicas are imaged and copies are ready.
     Settle,
-    /// All extents.
+    /// List all extents.
     List,
     /// Remove a name.
     Reclaim { name: String },
-    /// Free what is only kept to be ready, and clear removed slots.
+    /// Free unused replicas and copies, and clear removed slots.
     Collect,
 }
 
-/// What the manager answers.
+/// A response of the manager.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Response {
@@ -98,10 +101,10 @@ enum Response {
     Refused { refusal: Refusal, message: String },
 }
 
-/// Chunks of 2 MiB of guest memory that follow each other: the first, and how many.
+/// A run of consecutive chunks of 2 MiB of guest memory: the first chunk and the number of chunks.
 pub type ChunkRun = (u32, u32);
 
-/// An extent and what is needed to map it.
+/// An extent and the information to map it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Granted {
     pool: Uuid,

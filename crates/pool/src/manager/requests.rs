@@ -1,11 +1,12 @@
-//! What a manager does for its connections, request by request.
+//! Handling of requests.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use firn_base::PageRange;
+use firn_base::{PageRange, error_chain};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::copies::{Copies, Lent, StoredSet};
 use super::error::Refusal;
@@ -19,14 +20,14 @@ use crate::pool::{
     Staging,
 };
 
-/// What one connection may hold at a time.
+/// Maximum number of grants of one connection.
 const MAX_GRANTS: usize = 4096;
-/// Chunks that a request may name: those of 1 TiB.
+/// Maximum number of chunks in a request: those of 1 TiB.
 const MAX_CHUNKS: usize = 1 << 19;
-/// Bytes of the longest key of a chunk set.
+/// Maximum length of the key of a chunk set, bytes.
 const MAX_KEY: usize = 128;
 
-/// A pool, and what its manager keeps in memory about it.
+/// A pool and its manager's state in memory.
 #[derive(Debug)]
 pub(super) struct Manager {
     pool: Pool,
@@ -37,7 +38,7 @@ pub(super) struct Manager {
     verified: Mutex<HashSet<u64>>,
 }
 
-/// What a connection holds, by generation.
+/// The grants of a connection, by generation.
 #[derive(Debug, Default)]
 pub(super) struct Grants {
     pins: Vec<Pin>,
@@ -64,15 +65,14 @@ impl Manager {
         &self.copies
     }
 
-    /// Takes back what a connection held that ended.
+    /// Releases the grants of a connection that ended.
     pub(super) fn take_back(&self, mut grants: Grants) {
-        // Nobody says what was written.
+        // The written pages are unknown.
         let replicas = std::mem::take(&mut grants.replicas).into_values();
         self.replicas.take_back(replicas.map(|replica| (replica, None)));
     }
 
-    /// No extent ever has the generation of another, so what is remembered of freed ones is of no
-    /// use.
+    /// Forgets the checks of freed extents. Generations are never reused.
     fn forget_freed(&self) {
         let listing = self.pool.list();
         let held: HashSet<u64> =
@@ -81,10 +81,10 @@ impl Manager {
     }
 
     fn verified(&self) -> MutexGuard<'_, HashSet<u64>> {
-        self.verified.lock().unwrap_or_else(PoisonError::into_inner)
+        self.verified.lock()
     }
 
-    /// Answers one request of a connection that holds `grants`.
+    /// Handles one request of a connection that holds `grants`.
     pub(super) fn answer(&self, request: Request, grants: &mut Grants) -> Answer {
         match request {
             Request::Describe => {
@@ -157,10 +157,10 @@ impl Manager {
             Request::Commit { generation } => {
                 let staging = grants.stagings.remove(&generation);
                 let staging = staging.ok_or_else(|| not_held(generation))?;
-                let extent = staging.publish().map_err(|error: PublishError| {
-                    (Refusal::Medium, firn_base::error_chain(&error))
-                })?;
-                // What is ready of an older generation is of no use any more.
+                let extent = staging
+                    .publish()
+                    .map_err(|error: PublishError| (Refusal::Medium, error_chain(&error)))?;
+                // Ready replicas and copies of an older generation are obsolete.
                 self.replicas.drop_stale();
                 self.forget_freed();
                 self.copies.drop_stale();
@@ -196,11 +196,11 @@ impl Manager {
                 Ok((Response::Noted, None))
             }
             Request::Reclaim { name } => {
-                // A replica that is ready keeps its snapshot.
+                // A ready replica pins its snapshot.
                 self.replicas.free(Some(&name));
                 let bytes = self.pool.reclaim(&name).map_err(|error| match error {
                     ReclaimError::Lookup(error) => refuse_lookup(error),
-                    error => (Refusal::Medium, firn_base::error_chain(&error)),
+                    error => (Refusal::Medium, error_chain(&error)),
                 })?;
                 self.forget_freed();
                 self.copies.drop_stale();
@@ -209,10 +209,8 @@ impl Manager {
             Request::Collect => {
                 let replicas = self.replicas.free(None);
                 self.copies.drop_all();
-                let slots = self
-                    .pool
-                    .gc()
-                    .map_err(|error| (Refusal::Medium, firn_base::error_chain(&error)))?;
+                let slots =
+                    self.pool.gc().map_err(|error| (Refusal::Medium, error_chain(&error)))?;
                 self.forget_freed();
                 Ok((Response::Collected { slots, replicas }, None))
             }
@@ -252,7 +250,7 @@ impl Manager {
         let descriptor = self.pool.shared_medium().descriptor(access);
         descriptor.map_err(|error| {
             let medium = &self.pool.medium().name;
-            (Refusal::Medium, format!("opening {medium} for a client: {error}"))
+            (Refusal::Medium, format!("cannot open {medium} for a client: {error}"))
         })
     }
 }
@@ -273,7 +271,7 @@ impl Grants {
     }
 }
 
-/// Chunk by chunk; runs that reach beyond any extent are cut.
+/// Expands runs into ascending chunks, limited to `MAX_CHUNKS` per run.
 fn chunks_of(runs: &[ChunkRun]) -> Vec<u32> {
     let mut chunks: Vec<u32> = Vec::new();
     for (first, count) in runs {
@@ -285,7 +283,7 @@ fn chunks_of(runs: &[ChunkRun]) -> Vec<u32> {
     chunks
 }
 
-/// Runs of ascending chunks.
+/// Combines ascending chunks into runs.
 fn runs_of(chunks: &[u32]) -> Vec<ChunkRun> {
     let mut runs: Vec<ChunkRun> = Vec::new();
     for chunk in chunks {
@@ -298,7 +296,7 @@ fn runs_of(chunks: &[u32]) -> Vec<ChunkRun> {
 }
 
 fn not_held(generation: u64) -> (Refusal, String) {
-    (Refusal::Invalid, format!("this connection holds no such extent of generation {generation}"))
+    (Refusal::Invalid, format!("this connection has no grant of generation {generation}"))
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "as map_err has it")]
@@ -307,7 +305,7 @@ fn refuse_lookup(error: LookupError) -> (Refusal, String) {
         LookupError::Unknown(_) => Refusal::Unknown,
         LookupError::BeingWritten(_) => Refusal::BeingWritten,
     };
-    (refusal, firn_base::error_chain(&error))
+    (refusal, error_chain(&error))
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "as map_err has it")]
@@ -318,5 +316,5 @@ fn refuse_allocate(error: AllocateError) -> (Refusal, String) {
         AllocateError::TableFull { .. } | AllocateError::Full { .. } => Refusal::Full,
         AllocateError::Medium(_) => Refusal::Medium,
     };
-    (refusal, firn_base::error_chain(&error))
+    (refusal, error_chain(&error))
 }

@@ -91,10 +91,10 @@ impl Server {
         let socket_error = |source| ServerError::Socket { path: path.to_owned(), source };
         match fs::symlink_metadata(path) {
             Ok(found) if !found.file_type().is_socket() => {
-                return Err(ServerError::NoSocket(path.to_owned()));
+                return Err(ServerError::NotASocket(path.to_owned()));
             }
             Ok(_) if UnixStream::connect(path).is_ok() => {
-                return Err(ServerError::Taken(path.to_owned()));
+                return Err(ServerError::InUse(path.to_owned()));
             }
             Ok(_) => fs::remove_file(path).map_err(socket_error)?,
             Err(_) => {}

@@ -313,14 +313,14 @@ fn socket_is_refused_replaced_or_unchanged() {
     let world = World::new(4);
     let pool = world.server.pool().clone();
     let taken = Server::start(&world.path(), pool.clone()).unwrap_err();
-    assert!(matches!(taken, ServerError::Taken(_)), "{taken}");
+    assert!(matches!(taken, ServerError::InUse(_)), "{taken}");
     let file = world.folder.path().join("file");
     std::fs::write(&file, "precious").unwrap();
     let refused = Server::start(&file, pool.clone()).unwrap_err();
-    assert!(matches!(refused, ServerError::NoSocket(_)), "{refused}");
+    assert!(matches!(refused, ServerError::NotASocket(_)), "{refused}");
     let stale = world.folder.path().join("stale");
     drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
-    assert!(matches!(Client::connect(&stale).unwrap_err(), ClientError::Gone(_)));
+    assert!(matches!(Client::connect(&stale).unwrap_err(), ClientError::NotRunning(_)));
     let server = Server::start(&stale, pool).unwrap();
     use std::os::unix::fs::PermissionsExt;
     let mode = std::fs::metadata(&stale).unwrap().permissions().mode();
@@ -422,7 +422,7 @@ fn unused_manager_is_detected_and_refuses_new_clients() {
     drop(second);
     waiting.join().unwrap();
     let late = Client::connect(&world.path()).and_then(|mut client| client.list().map(drop));
-    assert!(matches!(late, Err(ClientError::Ended(_) | ClientError::Gone(_))), "{late:?}");
+    assert!(matches!(late, Err(ClientError::Closed(_) | ClientError::NotRunning(_))), "{late:?}");
 }
 
 proptest! {
@@ -433,7 +433,8 @@ proptest! {
         let world = World::new(3);
         let mut frame = Vec::new();
         if framed {
-            frame.extend(b"fpmg\x01\0\0\0");
+            frame.extend(b"fpmg");
+            frame.extend(MANAGER_VERSION.to_le_bytes());
             frame.extend(u32::try_from(bytes.len()).unwrap().to_le_bytes());
         }
         frame.extend(&bytes);

@@ -166,7 +166,7 @@ impl Memory {
 
     /// Allocates the 2 MiB at `offset`, a multiple of 2 MiB, of a new hugetlb memfd from the
     /// reserved huge pages.
-    pub(crate) fn take_set_aside(&self, offset: u64) -> Result<()> {
+    pub(crate) fn take_reserved(&self, offset: u64) -> Result<()> {
         self.advise_chunk(offset, libc::MADV_POPULATE_WRITE)
     }
 
