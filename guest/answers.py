@@ -1,7 +1,8 @@
 """Calls a function without a microVM: python3 answers.py DIRECTORY [write]
 
-With `write`, stores its answers as expected-a.json and expected-b.json. Without it, prints them with
-their durations in seconds. Run it on the image that the function needs, for instance in a chroot.
+With `write`, stores its answers as expected-a.json and expected-b.json. Without it, prints them
+with their durations in seconds. Run it on the image that the function needs, for instance in a
+chroot.
 """
 
 import json

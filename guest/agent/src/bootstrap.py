@@ -14,7 +14,8 @@ def start():
     if os.environ["AWS_LAMBDA_INITIALIZATION_TYPE"] == "snap-start":
         import snapshot_restore_py
 
-        # The first after-restore hook, and the last before-snapshot hook, because those run in reverse.
+        # The first after-restore hook, and the last before-snapshot hook, because those run in
+        # reverse.
         snapshot_restore_py.register_before_snapshot(collect)
         snapshot_restore_py.register_after_restore(after_restore)
     from awslambdaric.__main__ import main

@@ -1,5 +1,5 @@
-"""Steps that every clone of a Python process performs. Precedes the agent's own runtime and the bootstrap
-of AWS Lambda's runtime."""
+"""Steps that every clone of a Python process performs. Precedes the agent's own runtime and the
+bootstrap of AWS Lambda's runtime."""
 
 import gc
 import os
@@ -7,8 +7,8 @@ import sys
 
 
 def reseed(instance_id, log_stream_name):
-    """Replaces the random state that clones of this process would share. Other modules keep no random
-    state, or get it from the kernel each time."""
+    """Replaces the random state that clones of this process would share. Other modules keep no
+    random state, or get it from the kernel each time."""
     os.environ["FIRN_INSTANCE_ID"] = instance_id
     os.environ["AWS_LAMBDA_LOG_STREAM_NAME"] = log_stream_name
     loaded = sys.modules.get
@@ -28,7 +28,7 @@ def reseed(instance_id, log_stream_name):
 
 
 def collect():
-    """Minimises the garbage in a snapshot, and excludes existing objects from later collections: each
-    write of the collector to them would copy a page in every clone."""
+    """Minimises the garbage in a snapshot, and excludes existing objects from later collections:
+    each write of the collector to them would copy a page in every clone."""
     gc.collect()
     gc.freeze()

@@ -1,7 +1,7 @@
 """FaaSMem's bert: BERT-base predicts the masked word of a sentence.
 
-The architecture is that of Devlin et al., 2019 (12 layers of 768, 12 heads, 30,522 words of vocabulary, 110 million weights),
-written with torch's own modules, with random weights from a seed.
+The architecture is that of Devlin et al., 2019 (12 layers of 768, 12 heads, 30,522 words of
+vocabulary, 110 million weights), written with torch's own modules, with random weights from a seed.
 """
 
 import torch

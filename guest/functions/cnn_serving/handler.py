@@ -1,7 +1,7 @@
 """FunctionBench's cnn_image_classification: SqueezeNet classifies a JPEG picture.
 
-The paper uses TensorFlow. This function uses torchvision's SqueezeNet 1.1, which is the same network,
-with random weights from a seed.
+The paper uses TensorFlow. This function uses torchvision's SqueezeNet 1.1, which is the same
+network, with random weights from a seed.
 """
 
 import io

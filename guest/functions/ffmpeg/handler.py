@@ -1,6 +1,7 @@
 """Sprocket's grayscale filter, as FaaSnap uses it: ffmpeg converts a video to grayscale.
 
-The videos of inputs A and B are made when the function is loaded. The papers download them from a store.
+The videos of inputs A and B are made when the function is loaded. The papers download them from a
+store.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """FunctionBench's json_dumps_loads: parses a JSON document and serialises it, indented.
 
-FunctionBench downloads the document. This function generates it from the event, so that the answer is known
-and no network is needed.
+FunctionBench downloads the document. This function generates it from the event, so that the answer
+is known and no network is needed.
 """
 
 import hashlib

@@ -1,4 +1,5 @@
-"""Reviews of food with a rating, instead of the Amazon data set that FunctionBench downloads. Deterministic per seed."""
+"""Reviews of food with a rating, instead of the Amazon data set that FunctionBench downloads.
+Deterministic per seed."""
 
 COMMON = ["the", "this", "coffee", "tea", "dog", "chocolate", "box", "ordered", "it", "a", "of", "flavor", "taste", "bag", "my", "was", "and"]
 GOOD = ["great", "love", "delicious", "best", "perfect", "fresh", "favorite", "excellent", "smooth", "recommend"]

@@ -1,4 +1,5 @@
-"""FaaSnap's synthetic mmap: maps anonymous memory, 512 MiB of it, and writes one byte into every page."""
+"""FaaSnap's synthetic mmap: maps anonymous memory, 512 MiB of it, and writes one byte into every
+page."""
 
 import mmap
 

@@ -1,7 +1,7 @@
 """FunctionBench's pyaes: encrypts and decrypts a message with AES-CTR, in pure Python.
 
-FunctionBench draws the message at random. This function takes key and message from the event, so that
-the answer is known.
+FunctionBench draws the message at random. This function takes key and message from the event, so
+that the answer is known.
 """
 
 import hashlib

@@ -1,7 +1,8 @@
-"""FaaSnap's synthetic read-list: reads a list of 512 MiB that exists before the freeze, once, a page at a time.
+"""FaaSnap's synthetic read-list: reads a list of 512 MiB that exists before the freeze, once, a
+page at a time.
 
-Importing the module makes the list. Its size is limited by the machine's memory and at most 512 MiB.
-The event sets how much of it is read.
+Importing the module makes the list. Its size is limited by the machine's memory and at most 512
+MiB. The event sets how much of it is read.
 """
 
 import os

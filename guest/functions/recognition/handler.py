@@ -1,7 +1,7 @@
 """FunctionBench's and SeBS's image recognition: ResNet-50 classifies a JPEG picture.
 
-The architecture is torchvision's. The weights are random, so the class is meaningless, but the work is that
-of a trained network.
+The architecture is torchvision's. The weights are random, so the class is meaningless, but the work
+is that of a trained network.
 """
 
 import io

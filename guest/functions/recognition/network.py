@@ -1,4 +1,5 @@
-"""Networks with the architectures of the papers and random weights from a seed, because none can be downloaded.
+"""Networks with the architectures of the papers and random weights from a seed, because none can be
+downloaded.
 
 Weights are integers scaled by powers of two, so they are the same on every machine.
 """
@@ -15,7 +16,8 @@ def seeded(network, seed):
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             if parameter.dim() > 1:
-                # Uniform, with the variance that preserves the scale of activations (He et al., 2015).
+                # Uniform, with the variance that preserves the scale of activations (He et al.,
+                # 2015).
                 bound = math.sqrt(6 / parameter[0].numel())
                 drawn = random.random(parameter.numel(), dtype=numpy.float32).reshape(parameter.shape)
                 parameter.copy_(torch.from_numpy(drawn).mul_(2 * bound).sub_(bound))

@@ -1,7 +1,8 @@
-"""FunctionBench's rnn_generate_character_level: a recurrent network generates names in a language, letter by letter.
+"""FunctionBench's rnn_generate_character_level: a recurrent network generates names in a language,
+letter by letter.
 
-FunctionBench loads a trained network from a file. This function uses random weights from a seed, so its
-names are meaningless.
+FunctionBench loads a trained network from a file. This function uses random weights from a seed, so
+its names are meaningless.
 """
 
 import string

@@ -1,4 +1,4 @@
-//! The on-medium format of a pool, which `docs/reference/pool-format.md` specifies. All integers are
+//! The on-medium format of a pool. `docs/reference/pool-format.md` specifies it. All integers are
 //! little-endian.
 
 mod entry;

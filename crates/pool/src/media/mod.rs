@@ -4,8 +4,8 @@
 //! |---|---|---|---|
 //! | devdax character device | `MAP_SHARED` | the device's alignment | cache-line flush, fence |
 //! | file on DAX | `MAP_SHARED_VALIDATE`, `MAP_SYNC` | 2 MiB if aligned | cache-line flush, fence |
-//! | file on another file system | `MAP_SHARED` | no index: page cache | `fdatasync` at each fence |
-//! | file on tmpfs or hugetlbfs | `MAP_SHARED` | as mounted | none: lost when the machine restarts |
+//! | file, no DAX | `MAP_SHARED` | no index: page cache | `fdatasync` at each fence |
+//! | tmpfs or hugetlbfs | `MAP_SHARED` | as mounted | none: lost when the machine restarts |
 //! | memfd | `MAP_SHARED` | 4 KiB, or 2 MiB huge pages | none: lost when its process exits |
 
 mod devdax;
