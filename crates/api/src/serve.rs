@@ -79,36 +79,41 @@ pub fn serve(options: &ServeOptions, ready: impl FnOnce(SocketAddr)) -> Result<(
         .enable_all()
         .build()
         .map_err(ServeError::System)?;
-    runtime.block_on(async {
-        let control = open(options)?;
-        let mut interrupt = signal(SignalKind::interrupt()).map_err(ServeError::System)?;
-        let mut terminate = signal(SignalKind::terminate()).map_err(ServeError::System)?;
-        let address = options.listen;
-        let listener = TcpListener::bind(address).await;
-        let listener = listener.map_err(|source| ServeError::Listen { address, source })?;
-        control.recover().await?;
-        let address = listener.local_addr().map_err(ServeError::System)?;
-        ready(address);
-        tracing::info!(%address, "listening");
-        let (stop, stopped) = oneshot::channel::<()>();
-        let served = axum::serve(listener, router(Arc::clone(&control), options))
-            .with_graceful_shutdown(async move { drop(stopped.await) });
-        let mut serving = tokio::spawn(served.into_future());
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-            ended = &mut serving => {
-                return ended.unwrap_or_else(|lost| Err(lost.into())).map_err(ServeError::System);
-            }
+    let served = runtime.block_on(run(options, ready));
+    // Does not wait for the guests of requests that are still in flight: they end with this process.
+    runtime.shutdown_background();
+    served
+}
+
+async fn run(options: &ServeOptions, ready: impl FnOnce(SocketAddr)) -> Result<(), ServeError> {
+    let control = open(options)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(ServeError::System)?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(ServeError::System)?;
+    let address = options.listen;
+    let listener = TcpListener::bind(address).await;
+    let listener = listener.map_err(|source| ServeError::Listen { address, source })?;
+    control.recover().await?;
+    let address = listener.local_addr().map_err(ServeError::System)?;
+    ready(address);
+    tracing::info!(%address, "listening");
+    let (stop, stopped) = oneshot::channel::<()>();
+    let served = axum::serve(listener, router(Arc::clone(&control), options))
+        .with_graceful_shutdown(async move { drop(stopped.await) });
+    let mut serving = tokio::spawn(served.into_future());
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+        ended = &mut serving => {
+            return ended.unwrap_or_else(|lost| Err(lost.into())).map_err(ServeError::System);
         }
-        tracing::info!("stopping");
-        // Fails if the server has stopped meanwhile.
-        let _ = stop.send(());
-        control.close(CLOSE_LIMIT).await;
-        let _ = timeout(ANSWER_LIMIT, serving).await;
-        control.flush_telemetry().await;
-        Ok(())
-    })
+    }
+    tracing::info!("stopping");
+    // Fails if the server has stopped meanwhile.
+    let _ = stop.send(());
+    control.close(CLOSE_LIMIT).await;
+    let _ = timeout(ANSWER_LIMIT, serving).await;
+    control.flush_telemetry().await;
+    Ok(())
 }
 
 /// Opens the service. Must run inside a Tokio runtime.

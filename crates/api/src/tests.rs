@@ -19,7 +19,7 @@ use zip::write::{SimpleFileOptions, ZipWriter};
 
 use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
-use firn_control::{ControlOptions, MAX_ZIP};
+use firn_control::{BootFiles, ControlOptions, MAX_ZIP};
 
 use crate::lambda::{MAX_BODY, REPORT, REQUEST_ID};
 use crate::serve::{ServeOptions, open, router, serve};
@@ -61,10 +61,15 @@ impl World {
             control: ControlOptions {
                 data: self.directory.path().join("data"),
                 program: "/bin/false".into(),
-                boot_options: Vec::new(),
+                kvm: "/dev/kvm".into(),
+                software_kvm: false,
+                boot_files: BootFiles {
+                    kernel: "/bin/false".into(),
+                    initramfs: "/bin/false".into(),
+                    root: "/bin/false".into(),
+                    overlay: "/bin/false".into(),
+                },
                 images: Some(self.directory.path().join("images")),
-                thaw_options: Vec::new(),
-                standby_options: Vec::new(),
                 standby: 0,
                 pool: None,
                 planners: vec!["firecracker".into()],

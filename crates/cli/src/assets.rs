@@ -75,22 +75,6 @@ impl GuestFiles {
 }
 
 impl GuestFiles {
-    /// The options that name these files, for another `firn boot`.
-    pub(crate) fn options(&self) -> Vec<String> {
-        let mut options = Vec::new();
-        let mut add = |name: &str, value: String| options.extend([name.to_owned(), value]);
-        add("--kernel", self.kernel.display().to_string());
-        add("--initramfs", self.initramfs.display().to_string());
-        add("--overlay", self.overlay.display().to_string());
-        if let Some(root) = &self.root {
-            add("--root", root.display().to_string());
-        }
-        if let Some(image) = &self.image {
-            add("--image", image.as_str().to_owned());
-        }
-        options
-    }
-
     /// Whether they name the root file system.
     pub(crate) fn name_root(&self) -> bool {
         self.root.is_some() || self.image.is_some()

@@ -9,9 +9,6 @@ use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// Exit code of a manager that was started on demand while another process has the medium (`EX_TEMPFAIL`).
-pub(crate) const IN_USE: u8 = 75;
-
 /// Starts this command again without `--detach`, in a session of its own, and forwards its output until it is ready or fails.
 ///
 /// It is ready when it prints its first line; later output is discarded. Until then a signal to this process ends it too: no

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 
-use firn_run::{Descriptors, Source, SourceSpec, set_pooled_profile};
+use firn_run::{Descriptors, PoolManager, Source, SourceSpec, set_pooled_profile};
 use firn_snapshot::{Profile, Verify};
 use firn_vmm::Destination;
 
 use crate::output;
-use crate::pool_at::PoolAt;
+use crate::pool_at;
 
 /// A snapshot.
 #[derive(Debug, Clone, Args)]
@@ -54,7 +54,7 @@ impl SnapshotArgs {
         let Some(pool) = &self.pool else {
             return Ok(SourceSpec::directory(&self.snapshot, descriptors)?);
         };
-        let pool = PoolAt::open(pool)?;
+        let pool = pool_at::open(pool)?;
         let name = name(&self.snapshot)?;
         Ok(SourceSpec::pool(pool.socket(), name, self.verify.into(), descriptors)?)
     }
@@ -64,7 +64,7 @@ impl SnapshotArgs {
         let Some(pool) = &self.pool else {
             return Ok(Source::open_directory(&self.snapshot)?);
         };
-        let pool = PoolAt::open(pool)?;
+        let pool = pool_at::open(pool)?;
         Ok(Source::open_sealed(pool.socket(), name(&self.snapshot)?, self.verify.into())?)
     }
 }
@@ -75,7 +75,7 @@ impl SnapshotArgs {
         let Some(pool) = &self.pool else {
             return Ok(firn_snapshot::set_profile(&self.snapshot, profile)?);
         };
-        let pool = PoolAt::open(pool)?;
+        let pool = pool_at::open(pool)?;
         if let Some(note) = set_pooled_profile(pool.socket(), name(&self.snapshot)?, profile)? {
             output::note(&format!("firn: {note}"));
         }
@@ -84,7 +84,7 @@ impl SnapshotArgs {
 }
 
 /// Where a snapshot goes: the directory `to`, or that name in the pool.
-pub(crate) fn destination(pool: Option<&PoolAt>, to: &Path) -> anyhow::Result<Destination> {
+pub(crate) fn destination(pool: Option<&PoolManager>, to: &Path) -> anyhow::Result<Destination> {
     let Some(pool) = pool else { return Ok(Destination::Directory(to.to_owned())) };
     Ok(Destination::Pool { socket: pool.socket().to_owned(), name: name(to)?.to_owned() })
 }

@@ -26,8 +26,8 @@ pub use functions::{
     VersionSnapshot, VersionState,
 };
 pub use instances::{
-    AcquireError, DaemonStatus, InvocationReport, InvokeFailure, Invoked, Latency, LoadFailure,
-    MemoryStatus, MonitorsStatus, StartError, ThawOrder, VersionStatus,
+    AcquireError, BootFiles, DaemonStatus, InvocationReport, InvokeFailure, Invoked, Latency,
+    LaunchError, LoadFailure, MemoryStatus, MonitorsStatus, VersionStatus,
 };
 pub use service::{
     AliasChange, AliasError, ChangeError, CodeChange, Control, ControlOptions, DeleteError,

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
 
+use firn_run::{StartReport, StartTimes};
 use opentelemetry::propagation::TextMapPropagator;
 use opentelemetry::trace::{
     Span, SpanBuilder, SpanKind, Status, TraceContextExt, Tracer, TracerProvider,
@@ -14,20 +15,9 @@ use opentelemetry::{Context, KeyValue};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, SpanExporter};
-use serde_json::Value;
 
 use crate::functions::Version;
 use crate::instances::InvocationReport;
-
-/// The parts of a thaw, in order.
-const PARTS: [&str; 6] = ["process_start", "load", "plan", "execute", "resume", "identify"];
-
-/// Attributes of a thaw: the number's path in the thaw's report, and the attribute's name.
-const NUMBERS: [(&str, &str); 3] = [
-    ("/kvm/page_faults", "firn.kvm_faults"),
-    ("/pool_bytes", "firn.pool_bytes"),
-    ("/copy_bytes", "firn.copy_bytes"),
-];
 
 /// Exports a span for each request.
 #[derive(Debug)]
@@ -74,8 +64,6 @@ impl Telemetry {
             KeyValue::new("faas.version", version.version.clone()),
             KeyValue::new("faas.invocation_id", ended.request_id.to_owned()),
         ];
-        let thaw: Option<Value> =
-            report.thaw.as_ref().and_then(|thaw| serde_json::from_str(thaw.get()).ok());
         if let Some(start) = report.start {
             attributes.push(KeyValue::new("faas.coldstart", start.is_new()));
             attributes.push(KeyValue::new("firn.start", start.name()));
@@ -91,12 +79,14 @@ impl Telemetry {
             ];
             attributes.extend(numbers.into_iter().filter_map(count));
         }
-        if let Some(thaw) = &thaw {
-            let planner = thaw["planner"].as_str().map(ToOwned::to_owned);
-            attributes.extend(planner.map(|planner| KeyValue::new("firn.planner", planner)));
-            let number =
-                |(place, name): (&str, &'static str)| count((name, thaw.pointer(place)?.as_u64()?));
-            attributes.extend(NUMBERS.into_iter().filter_map(number));
+        if let Some(thaw) = &report.thaw {
+            attributes.push(KeyValue::new("firn.planner", thaw.planner.clone()));
+            let numbers = [
+                ("firn.kvm_faults", thaw.counters.kvm.page_faults),
+                ("firn.pool_bytes", thaw.counters.pool_bytes),
+                ("firn.copy_bytes", thaw.counters.copy_bytes),
+            ];
+            attributes.extend(numbers.into_iter().filter_map(count));
         }
         let root = SpanBuilder::from_name(format!("invoke {}", version.function))
             .with_kind(SpanKind::Server)
@@ -107,18 +97,12 @@ impl Telemetry {
             root.set_status(Status::error(failure.clone()));
         }
         let context = ended.parent.0.with_span(root);
-        self.parts(&context, begin, report, thaw.as_ref());
+        self.parts(&context, begin, report);
         context.span().end_with_timestamp(end);
     }
 
     /// Exports the child spans of a request.
-    fn parts(
-        &self,
-        context: &Context,
-        begin: SystemTime,
-        report: &InvocationReport,
-        thaw: Option<&Value>,
-    ) {
+    fn parts(&self, context: &Context, begin: SystemTime, report: &InvocationReport) {
         let accepted = begin + Duration::from_nanos(report.accept_ns);
         self.part(context, "accept", begin, accepted);
         let queued = accepted + Duration::from_nanos(report.queue_ns);
@@ -128,11 +112,9 @@ impl Telemetry {
             let start = self.child(context, "start", queued);
             let start = context.with_span(start);
             let mut at = queued;
-            for part in PARTS {
-                let ns = thaw.and_then(|thaw| thaw.pointer(&format!("/times/{part}_ns"))?.as_u64());
-                let Some(ns) = ns else { continue };
+            for (name, ns) in report.thaw.iter().flat_map(|thaw| thaw_parts(thaw)) {
                 let next = at + Duration::from_nanos(ns);
-                self.part(&start, part, at, next);
+                self.part(&start, name, at, next);
                 at = next;
             }
             // A failed thaw comes before the boot.
@@ -170,6 +152,20 @@ impl Telemetry {
             tracing::warn!(error, "cannot export the last spans");
         }
     }
+}
+
+/// The measured parts of a thaw in order, ns.
+fn thaw_parts(report: &StartReport) -> impl Iterator<Item = (&'static str, u64)> {
+    let StartTimes { process_start_ns, load_ns, plan_ns, execute_ns, resume_ns, .. } = report.times;
+    let parts = [
+        ("process_start", process_start_ns),
+        ("load", Some(load_ns)),
+        ("plan", Some(plan_ns)),
+        ("execute", Some(execute_ns)),
+        ("resume", Some(resume_ns)),
+        ("identify", report.times.identify_ns),
+    ];
+    parts.into_iter().filter_map(|(name, ns)| Some((name, ns.filter(|ns| *ns > 0)?)))
 }
 
 fn count((name, value): (&'static str, u64)) -> Option<KeyValue> {

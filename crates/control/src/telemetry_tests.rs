@@ -5,7 +5,7 @@ use opentelemetry::trace::{SpanContext, SpanId, TraceId};
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::SpanData;
 use parking_lot::Mutex;
-use serde_json::value::RawValue;
+use serde_json::Value;
 
 use super::*;
 use crate::functions::Runtime;
@@ -39,7 +39,7 @@ fn version() -> Version {
     serde_json::from_value(latest).unwrap()
 }
 
-fn report(start: StartKind, thaw: Option<Value>) -> InvocationReport {
+fn report(start: StartKind, thaw: Option<StartReport>) -> InvocationReport {
     let usage = ProcessUsage {
         faults: 77,
         read_bytes: 4096,
@@ -48,7 +48,7 @@ fn report(start: StartKind, thaw: Option<Value>) -> InvocationReport {
     };
     InvocationReport {
         start: Some(start),
-        thaw: thaw.map(|thaw| RawValue::from_string(thaw.to_string()).unwrap()),
+        thaw: thaw.map(Box::new),
         usage: Some(usage),
         accept_ns: 500,
         queue_ns: 1_000,
@@ -77,10 +77,18 @@ fn a_request_has_a_span_and_a_child_span_for_each_part() {
     let parent_id = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
     let parent = TraceContext::read(|name| (name == "traceparent").then(|| parent_id.to_owned()));
     let root = TraceContext::read(|_| None);
-    let thaw = serde_json::json!({
-        "planner": "pass_shared", "pool_bytes": 8192, "kvm": { "page_faults": 55 },
-        "times": { "process_start_ns": 300, "load_ns": 1000, "plan_ns": 2000, "resume_ns": 5000, "identify_ns": 7000, "total_ns": 15300 },
-    });
+    let mut thaw = StartReport { planner: "pass_shared".to_owned(), ..StartReport::default() };
+    thaw.counters.pool_bytes = 8192;
+    thaw.counters.kvm.page_faults = 55;
+    thaw.times = StartTimes {
+        process_start_ns: Some(300),
+        load_ns: 1000,
+        plan_ns: 2000,
+        resume_ns: 5000,
+        identify_ns: Some(7000),
+        total_ns: 15300,
+        ..StartTimes::default()
+    };
     let thawed = report(StartKind::thawed, Some(thaw));
     telemetry.invocation(&Ended {
         version: &version,

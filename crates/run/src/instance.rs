@@ -296,6 +296,24 @@ fn is_alive_or_swept(path: &Path) -> bool {
     false
 }
 
+/// Removes the sockets of a microVM when dropped, if the owner of its name has ended. The microVM's
+/// process has one, because an owner that was killed removes nothing.
+#[derive(Debug)]
+pub(crate) struct SweepAfterOwner(PathBuf);
+
+impl SweepAfterOwner {
+    /// For the microVM with a socket at `socket`.
+    pub(crate) fn new(socket: &Path) -> Option<Self> {
+        socket.parent().map(|directory| Self(directory.to_owned()))
+    }
+}
+
+impl Drop for SweepAfterOwner {
+    fn drop(&mut self) {
+        is_alive_or_swept(&self.0);
+    }
+}
+
 /// Removes the directory of a microVM, by whoever holds its lock. The lock goes after the sockets: from
 /// then on the name can be claimed, and what a new owner makes is not touched. What cannot be
 /// removed is swept by the next who looks.

@@ -1,7 +1,9 @@
 use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use super::{ClaimError, FindError, Instances};
+use rustix::fs::{FlockOperation, flock};
+
+use super::{ClaimError, FindError, Instances, OwnedInstance, SweepAfterOwner};
 
 #[test]
 fn a_name_is_taken_until_its_owner_lets_go_and_nothing_stays() {
@@ -109,4 +111,20 @@ fn nobody_removes_what_a_living_owner_holds() {
     assert!(claims.load(Ordering::SeqCst) > 0);
     assert!(instances.running().unwrap().is_empty());
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_microvm_removes_its_sockets_after_its_owner() {
+    let folder = tempfile::tempdir().unwrap();
+    let instances = Instances::in_directory(folder.path().to_owned());
+    let owned = instances.claim("a").unwrap();
+    let sweep = || SweepAfterOwner::new(&instances.named("a").vsock_socket());
+    drop(sweep());
+    assert_eq!(instances.running().unwrap().len(), 1);
+    // The state that a killed owner leaves: the directory without a lock holder.
+    let OwnedInstance { instance, _lock: lock } = &owned;
+    flock(lock, FlockOperation::Unlock).unwrap();
+    assert!(instance.path.exists());
+    drop(sweep());
+    assert!(!instance.path.exists());
 }

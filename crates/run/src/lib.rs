@@ -37,6 +37,7 @@ mod linux;
 pub mod monitor;
 mod outcome;
 pub mod player;
+mod pool_manager;
 mod recorded;
 mod report;
 mod session;
@@ -60,6 +61,7 @@ pub use instance::{ClaimError, FindError, Instance, Instances, MAX_NAME, OwnedIn
 pub use life::{Clock, KvmDevice, Mapped, Planned, Restored, Running};
 pub use linux::require_linux;
 pub use outcome::Outcome;
+pub use pool_manager::{MANAGER_IN_USE, PoolManager, PoolManagerError};
 pub use recorded::RecordedRun;
 pub use report::{Counters, REPORT_VERSION, Replay, ReplicaCost, StartReport, StartTimes};
 pub use session::{ConsoleTail, Interruption, end_with};

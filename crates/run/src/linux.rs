@@ -21,7 +21,7 @@ use crate::error::StartError;
 use crate::function::Function;
 use crate::guest::{Ended, GuestKind, Listener};
 use crate::identity::Identity;
-use crate::instance::{Instances, OwnedInstance};
+use crate::instance::{Instances, OwnedInstance, SweepAfterOwner};
 use crate::life::{Clock, KvmDevice, Mapped, Run, Running, counters};
 use crate::outcome::Outcome;
 use crate::report::StartReport;
@@ -90,8 +90,9 @@ pub(crate) struct Served {
     vsock_path: PathBuf,
     console: Console,
     identity: Identity,
-    /// The name, where this process has claimed it.
+    /// The name, if this process has claimed it.
     _claimed: Option<OwnedInstance>,
+    _sweep: Option<SweepAfterOwner>,
 }
 
 /// Takes what a microVM uses of its host from the descriptors, with a fresh identity for the clone.
@@ -101,13 +102,15 @@ pub(crate) fn serve(
 ) -> Result<(HostConfig, Served), StartError> {
     let identity = Identity::fresh()?;
     let console = Console::new(descriptors.take_file(spec.console)?);
-    let (claimed, sockets) = match &spec.serving {
-        Serving::Owned(sockets) => (None, sockets.clone()),
+    let (claimed, sweep, sockets) = match &spec.serving {
+        Serving::Owned(sockets) => {
+            (None, SweepAfterOwner::new(&sockets.vsock_path), sockets.clone())
+        }
         Serving::Claim(name) => {
             let name = name.clone().unwrap_or_else(Instances::unnamed);
             let claimed = Instances::of_user().claim(&name)?;
             let sockets = Sockets::bind(&claimed, descriptors)?;
-            (Some(claimed), sockets)
+            (Some(claimed), None, sockets)
         }
     };
     let Sockets { name, control, vsock, vsock_path, scratch } = sockets;
@@ -122,7 +125,8 @@ pub(crate) fn serve(
         generation: Some(identity.generation),
         windows: Vec::new(),
     };
-    Ok((host, Served { name, control, vsock_path, console, identity, _claimed: claimed }))
+    let (_claimed, _sweep) = (claimed, sweep);
+    Ok((host, Served { name, control, vsock_path, console, identity, _claimed, _sweep }))
 }
 
 impl Served {

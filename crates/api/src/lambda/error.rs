@@ -7,8 +7,8 @@ use axum::response::{IntoResponse, Response};
 use firn_agent::protocol::MAX_EVENT_BYTES;
 use firn_control::{
     AcquireError, AliasError, ChangeError, CodeError, ConfigurationError, DeleteError, Field,
-    FindError, InvokeFailure, LoadFailure, MAX_ENVIRONMENT, MAX_UNPACKED, NotFound, PrepareError,
-    PublishError, RevisionMismatch, StartError, StoreError, TaskFailed, TooManyEvents,
+    FindError, InvokeFailure, LaunchError, LoadFailure, MAX_ENVIRONMENT, MAX_UNPACKED, NotFound,
+    PrepareError, PublishError, RevisionMismatch, StoreError, TaskFailed, TooManyEvents,
 };
 use firn_run::EventError;
 use serde_json::json;
@@ -351,7 +351,7 @@ impl From<InvokeFailure> for ApiError {
         match failure {
             InvokeFailure::Acquire(error) => error.into(),
             InvokeFailure::Restore(_) => Self::snap_start(failure.to_string()),
-            InvokeFailure::Start(LoadFailure::Start(StartError::Image(error))) => {
+            InvokeFailure::Start(LoadFailure::Start(LaunchError::Image(error))) => {
                 let status = StatusCode::BAD_GATEWAY;
                 Self::new(status, "InvalidRuntimeException", error.to_string())
             }

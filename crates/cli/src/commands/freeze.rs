@@ -11,7 +11,7 @@ use firn_base::{PAGE_SIZE, format_bytes, format_milliseconds};
 use firn_run::{FreezeInstanceReport, Instances, freeze};
 
 use crate::output;
-use crate::pool_at::PoolAt;
+use crate::pool_at;
 use crate::snapshot_args::destination;
 
 /// Arguments of `firn freeze`.
@@ -56,7 +56,7 @@ pub(crate) fn run(arguments: &FreezeArgs) -> anyhow::Result<ExitCode> {
             .with_context(|| format!("cannot find the absolute path of {}", path.display()))
     };
     let (snapshot, pool) = match &arguments.pool {
-        Some(pool) => (arguments.snapshot.clone(), Some(PoolAt::open(&absolute(pool)?)?)),
+        Some(pool) => (arguments.snapshot.clone(), Some(pool_at::open(&absolute(pool)?)?)),
         None => (absolute(&arguments.snapshot)?, None),
     };
     if pool.is_none()

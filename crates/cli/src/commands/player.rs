@@ -12,7 +12,7 @@ use firn_bench::traces::{NamedTrace, load};
 use firn_vmm::{FreezeReport, KVM_DEVICE};
 
 use crate::output;
-use crate::pool_at::PoolAt;
+use crate::pool_at;
 use crate::snapshot_args::destination;
 
 /// Arguments of `firn player`.
@@ -123,7 +123,7 @@ pub(crate) fn run(arguments: &PlayerArgs) -> anyhow::Result<ExitCode> {
     if arguments.elf {
         return make_elf(arguments, &inputs, &options);
     }
-    let pool = arguments.pool.as_deref().map(PoolAt::open).transpose()?;
+    let pool = arguments.pool.as_deref().map(pool_at::open).transpose()?;
     let destination = destination(pool.as_ref(), &arguments.out)?;
     let freeze = freeze(&inputs, &options, &arguments.kvm, destination, arguments.dense)?;
     let answer =

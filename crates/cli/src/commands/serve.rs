@@ -11,14 +11,13 @@ use firn_base::parse_size;
 use tracing_subscriber::EnvFilter;
 
 use firn_api::{Credentials, ServeOptions};
-use firn_control::ControlOptions;
+use firn_control::{BootFiles, ControlOptions};
 use firn_memory::planners::parse;
 use firn_run::{FunctionSettings, require_linux};
 
 use crate::assets::GuestFiles;
 use crate::host_args::HostArgs;
 use crate::output;
-use crate::pool_at::PoolAt;
 
 /// Planners for snapshots in a pool, best first. `firn` is `pass_shared` that copies pages before
 /// the guest writes them. Both need a medium that supports private mappings or mappings in chunks.
@@ -121,7 +120,7 @@ enum Log {
 
 pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
     require_linux(arguments.host.software_kvm, &arguments.host.kvm)?;
-    arguments.files.check(&FunctionSettings::default())?;
+    let root = arguments.files.check(&FunctionSettings::default())?;
     let planners: &[&str] = match (&arguments.planner, &arguments.pool) {
         (Some(planner), _) => &[planner],
         (None, Some(_)) => &BEST_IN_POOL,
@@ -130,8 +129,6 @@ pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
     for planner in planners {
         parse(planner)?;
     }
-    // The connection keeps the pool's manager running.
-    let _pool = arguments.pool.as_deref().map(PoolAt::open).transpose()?;
     let memory = match arguments.memory {
         Some(memory) => memory,
         None => {
@@ -142,6 +139,7 @@ pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
         }
     };
     let credentials = arguments.credentials.as_deref().map(Credentials::read).transpose()?;
+    let names_root = arguments.files.name_root();
     let options = ServeOptions {
         listen: arguments.listen,
         account: arguments.account,
@@ -155,10 +153,15 @@ pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
                 )?.join("serve"),
             },
             program: std::env::current_exe().context("cannot find the path of this program")?,
-            boot_options: [arguments.files.options(), host_options(&arguments.host)].concat(),
-            images: (!arguments.files.name_root()).then(|| firn_lab::guest_file("images")),
-            thaw_options: host_options(&arguments.host),
-            standby_options: vec!["--kvm".to_owned(), arguments.host.kvm.display().to_string()],
+            kvm: arguments.host.kvm,
+            software_kvm: arguments.host.software_kvm,
+            boot_files: BootFiles {
+                kernel: arguments.files.kernel,
+                initramfs: arguments.files.initramfs,
+                root,
+                overlay: arguments.files.overlay,
+            },
+            images: (!names_root).then(|| firn_lab::guest_file("images")),
             standby: arguments.standby.into(),
             pool: arguments.pool,
             planners: planners.iter().map(|planner| (*planner).to_owned()).collect(),
@@ -183,14 +186,6 @@ pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
         output::line(&format!("firn serves AWS Lambda's API on http://{address}"));
     })?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn host_options(host: &HostArgs) -> Vec<String> {
-    let mut options = vec!["--kvm".to_owned(), host.kvm.display().to_string()];
-    if host.software_kvm {
-        options.push("--software-kvm".to_owned());
-    }
-    options
 }
 
 /// `MemAvailable` of proc_meminfo(5), bytes.

@@ -35,16 +35,17 @@ pub enum ImageError {
 }
 
 impl Images {
-    /// The image that `version` runs on, unless it is the base image.
-    pub(crate) fn of(&self, version: &Version) -> Result<Option<ImageName>, ImageError> {
+    /// The file of the image that `version` runs on, unless it is the base image.
+    pub(crate) fn of(&self, version: &Version) -> Result<Option<PathBuf>, ImageError> {
         let named = version.environment.get(IMAGE_VARIABLE);
         let (Some(folder), Some(text)) = (&self.folder, named) else { return Ok(None) };
         let name = ImageName::try_from(text.clone()).map_err(ImageError::Name)?;
         if name == ImageName::base() {
             return Ok(None);
         }
-        if folder.join(name.as_str()).with_extension("erofs").is_file() {
-            Ok(Some(name))
+        let path = folder.join(name.as_str()).with_extension("erofs");
+        if path.is_file() {
+            Ok(Some(path))
         } else {
             Err(ImageError::Missing { name: name.as_str().to_owned() })
         }

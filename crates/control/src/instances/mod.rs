@@ -2,8 +2,10 @@
 //! ended when idle.
 
 mod fleet;
+mod launcher;
 mod ledger;
-mod monitor;
+mod microvm;
+mod pool;
 mod report;
 mod request_stats;
 mod requests;
@@ -14,13 +16,13 @@ mod usage;
 
 pub use fleet::AcquireError;
 pub(crate) use fleet::{Fleet, Limits};
-pub(crate) use monitor::Launcher;
-pub use monitor::StartError;
+pub(crate) use launcher::Launcher;
+pub use launcher::{BootFiles, LaunchError};
+pub(crate) use pool::SnapshotPool;
 pub use report::InvocationReport;
 #[cfg(test)]
 pub(crate) use report::ProcessUsage;
 pub use requests::{InvokeFailure, Invoked, LoadFailure};
 pub(crate) use requests::{Request, invoke, publish};
 pub(crate) use standby::Standbys;
-pub use standby::ThawOrder;
 pub use status::{DaemonStatus, Latency, MemoryStatus, MonitorsStatus, VersionStatus};

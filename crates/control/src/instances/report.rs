@@ -1,8 +1,8 @@
 //! The report of a request: what it cost and how it got its microVM.
 
 use firn_memory::ProcessCounters;
+use firn_run::StartReport;
 use serde::Serialize;
-use serde_json::value::RawValue;
 
 use super::usage::usage;
 use crate::metrics::StartKind;
@@ -36,12 +36,12 @@ pub struct InvocationReport {
     pub(crate) load_ns: Option<u64>,
     /// Whether the microVM runs in a standby monitor.
     pub(crate) standby: bool,
-    /// The report of `firn thaw`.
+    /// The report of the thaw.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) thaw: Option<Box<RawValue>>,
-    /// The report of `firn boot`.
+    pub(crate) thaw: Option<Box<StartReport>>,
+    /// The report of the boot.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) boot: Option<Box<RawValue>>,
+    pub(crate) boot: Option<Box<StartReport>>,
     /// What the microVM's process used, if it still ran after the answer.
     #[serde(rename = "taken", skip_serializing_if = "Option::is_none")]
     pub(crate) usage: Option<ProcessUsage>,

@@ -14,7 +14,8 @@ use firn_run::{
 };
 
 use super::fleet::{AcquireError, Fleet, Lease, LeaseRequest, Reservation, Vm};
-use super::monitor::{FreezeError, Monitor, StartError, Thawed};
+use super::launcher::{FreezeError, LaunchError, Thawed};
+use super::microvm::Microvm;
 use super::report::{InvocationReport, ProcessUsage};
 use crate::functions::{CodeError, CodeStore, Runtime, Version, VersionSnapshot};
 use crate::metrics::StartKind;
@@ -72,7 +73,7 @@ pub enum InvokeFailure {
 pub enum LoadFailure {
     /// The microVM did not start.
     #[error(transparent)]
-    Start(#[from] StartError),
+    Start(#[from] LaunchError),
     /// The agent did not answer.
     #[error(transparent)]
     Connect(#[from] ConnectError),
@@ -170,7 +171,7 @@ async fn serve(
             match started {
                 Ok(vm) => vm,
                 Err(LoadFailure::Load(LoadError::Function(failed))) => return Ok(Err(failed)),
-                Err(LoadFailure::Start(StartError::Function(error))) => {
+                Err(LoadFailure::Start(LaunchError::Function(error))) => {
                     return Err(InvokeFailure::Restore(error));
                 }
                 Err(error) => {
@@ -182,8 +183,8 @@ async fn serve(
     };
     let warm = report.start == Some(StartKind::warm);
     let invocation = Arc::clone(&request.invocation);
-    let Vm { monitor, mut agent, reservation } = vm;
-    let before = match monitor.process() {
+    let Vm { mut microvm, mut agent, reservation } = vm;
+    let before = match microvm.process() {
         Some(process) if warm => ProcessCounters::of(process).unwrap_or_default(),
         _ => ProcessCounters::default(),
     };
@@ -194,8 +195,8 @@ async fn serve(
     })
     .await?;
     report.invoke_ns = nanoseconds(sent.elapsed());
-    report.usage = monitor.process().and_then(|process| ProcessUsage::since(before, process));
-    let vm = Vm { monitor, agent, reservation };
+    report.usage = microvm.process().and_then(|process| ProcessUsage::since(before, process));
+    let vm = Vm { microvm, agent, reservation };
     match answered {
         Ok(answer) => {
             fleet.release(vm);
@@ -231,18 +232,18 @@ pub(crate) async fn publish(
         return Err(AcquireError::Closed.into());
     };
     fleet.publishing(&reservation);
-    let (monitor, _) = fleet.launcher.boot(&version).await.map_err(LoadFailure::from)?;
-    let loaded = load(&fleet, &code, &version, &monitor, true).await;
+    let (microvm, _) = fleet.launcher.boot(&version).await.map_err(LoadFailure::from)?;
+    let loaded = load(&fleet, &code, &version, &microvm, true).await;
     let frozen = match loaded {
         // The freeze opens its own connection to the agent.
         Ok(agent) => {
             drop(agent);
             let place = fleet.launcher.place(&version);
-            fleet.launcher.freeze(&monitor, place).await.map_err(Into::into)
+            fleet.launcher.freeze(&microvm, place).await.map_err(Into::into)
         }
         Err(error) => Err(error.into()),
     };
-    monitor.end().await;
+    microvm.end().await;
     drop(reservation);
     frozen
 }
@@ -260,13 +261,13 @@ async fn start(
         let thawed = thaw(fleet, version, snapshot).await;
         fleet.stand_by();
         match thawed {
-            Ok((Thawed { monitor, report: thaw, standby }, agent)) => {
-                fleet.started(&reservation, &monitor);
+            Ok((Thawed { mut microvm, report: thaw, standby }, agent)) => {
+                fleet.started(&reservation, microvm.process());
                 report.start = Some(StartKind::thawed);
                 (report.thaw, report.standby) = (Some(thaw), standby);
-                return Ok(Vm { monitor, agent, reservation });
+                return Ok(Vm { microvm, agent, reservation });
             }
-            Err(error @ LoadFailure::Start(StartError::Function(_))) => return Err(error),
+            Err(error @ LoadFailure::Start(LaunchError::Function(_))) => return Err(error),
             Err(error) => {
                 report.thaw_failed = true;
                 fleet.metrics.start_failures.inc();
@@ -280,19 +281,19 @@ async fn start(
         }
     }
     let begin = Instant::now();
-    let (monitor, boot) = fleet.launcher.boot(version).await?;
+    let (mut microvm, boot) = fleet.launcher.boot(version).await?;
     let booted = Instant::now();
     (report.start, report.boot) = (Some(StartKind::cold), Some(boot));
     report.boot_ns = Some(nanoseconds(booted - begin));
-    let loaded = load(fleet, code, version, &monitor, false).await;
+    let loaded = load(fleet, code, version, &microvm, false).await;
     report.load_ns = Some(nanoseconds(booted.elapsed()));
     match loaded {
         Ok(agent) => {
-            fleet.started(&reservation, &monitor);
-            Ok(Vm { monitor, agent, reservation })
+            fleet.started(&reservation, microvm.process());
+            Ok(Vm { microvm, agent, reservation })
         }
         Err(error) => {
-            monitor.end().await;
+            microvm.end().await;
             Err(error)
         }
     }
@@ -304,11 +305,11 @@ async fn thaw(
     snapshot: &VersionSnapshot,
 ) -> Result<(Thawed, AgentClient), LoadFailure> {
     let thawed = fleet.launcher.thaw(version, snapshot).await?;
-    let (socket, limit) = (thawed.monitor.vsock_socket(), fleet.launcher.start_limit);
+    let (socket, limit) = (thawed.microvm.vsock_socket(), fleet.launcher.start_limit);
     match spawn_blocking(move || AgentClient::connect(&socket, limit)).await? {
         Ok(agent) => Ok((thawed, agent)),
         Err(error) => {
-            thawed.monitor.end().await;
+            thawed.microvm.end().await;
             Err(error.into())
         }
     }
@@ -319,10 +320,10 @@ async fn load(
     fleet: &Fleet,
     code: &CodeStore,
     version: &Arc<Version>,
-    monitor: &Monitor,
+    microvm: &Microvm,
     snap_start: bool,
 ) -> Result<AgentClient, LoadFailure> {
-    let (socket, limit) = (monitor.vsock_socket(), fleet.launcher.start_limit);
+    let (socket, limit) = (microvm.vsock_socket(), fleet.launcher.start_limit);
     let (code, version) = (code.clone(), Arc::clone(version));
     let environment = environment(fleet, &version);
     let loading = spawn_blocking(move || {

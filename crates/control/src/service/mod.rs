@@ -15,7 +15,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-use firn_run::Instances;
+use firn_run::{Instances, PoolManagerError};
 
 pub use aliases::AliasChange;
 pub use errors::{
@@ -27,7 +27,7 @@ pub use invocations::{InvocationRequest, Prepared};
 pub use versions::PublishRequest;
 
 use crate::functions::{CodeStore, Images};
-use crate::instances::{DaemonStatus, Fleet, Launcher, Limits, Standbys};
+use crate::instances::{BootFiles, DaemonStatus, Fleet, Launcher, Limits, SnapshotPool, Standbys};
 use crate::store::{Store, StoreError};
 use crate::telemetry::Telemetry;
 
@@ -38,18 +38,19 @@ pub struct ControlOptions {
     pub data: PathBuf,
     /// The `firn` program, which runs the microVMs.
     pub program: PathBuf,
-    /// Options for `firn boot`.
-    pub boot_options: Vec<String>,
+    /// The KVM device.
+    pub kvm: PathBuf,
+    /// Whether to start Linux guests without hardware virtualisation.
+    pub software_kvm: bool,
+    /// The files that microVMs boot from.
+    pub boot_files: BootFiles,
     /// The folder with the images that functions can choose with `FIRN_IMAGE`, each a file
     /// `NAME.erofs`. `None` if all functions run on the same root.
     pub images: Option<PathBuf>,
-    /// Options for `firn thaw`.
-    pub thaw_options: Vec<String>,
-    /// Options for `firn standby`.
-    pub standby_options: Vec<String>,
     /// Number of standby monitors.
     pub standby: usize,
-    /// The socket of the pool for snapshots. `None` to store snapshots in the daemon's directory.
+    /// The pool for snapshots: its medium, or its manager's socket. `None` to store snapshots in the
+    /// daemon's directory.
     pub pool: Option<PathBuf>,
     /// Planners for functions that do not choose one with `FIRN_PLANNER`, best first. A version
     /// uses the first planner that can thaw its snapshot on this host.
@@ -90,6 +91,9 @@ pub enum OpenError {
     /// Its database cannot be used.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The pool's manager cannot be reached.
+    #[error(transparent)]
+    Pool(#[from] PoolManagerError),
 }
 
 /// Functions, their versions, and the microVMs that serve their requests.
@@ -117,18 +121,27 @@ impl Control {
         telemetry: Option<Telemetry>,
     ) -> Result<Arc<Self>, OpenError> {
         let failed = |source| OpenError::Data { path: options.data.clone(), source };
-        let snapshots = options.data.join("snapshots");
+        // Monitors have another working directory.
+        let data = std::path::absolute(&options.data).map_err(failed)?;
+        let snapshots = data.join("snapshots");
         std::fs::create_dir_all(&snapshots).map_err(failed)?;
+        let pool = match &options.pool {
+            Some(path) => {
+                let path = std::path::absolute(path).map_err(failed)?;
+                Some(SnapshotPool::open(&options.program, &path)?)
+            }
+            None => None,
+        };
         let launcher = Launcher {
             program: options.program.clone(),
             instances: Instances::of_user(),
-            pool: options.pool.clone(),
+            pool,
             snapshots,
             planners: options.planners.clone(),
-            boot_options: options.boot_options.clone(),
+            kvm: options.kvm.clone(),
+            software_kvm: options.software_kvm,
+            boot_files: options.boot_files.clone(),
             images: Images { folder: options.images.clone() },
-            thaw_options: options.thaw_options.clone(),
-            standby_options: options.standby_options.clone(),
             region: options.region.clone(),
             start_limit: options.start_limit,
             started: AtomicU64::new(0),
@@ -143,8 +156,8 @@ impl Control {
             keep_alive: options.keep_alive,
         };
         Ok(Arc::new(Self {
-            store: Store::open(&options.data.join("state.redb"))?,
-            code: CodeStore::open(options.data.join("code")).map_err(failed)?,
+            store: Store::open(&data.join("state.redb"))?,
+            code: CodeStore::open(data.join("code")).map_err(failed)?,
             fleet: Fleet::new(launcher, limits),
             telemetry: telemetry.map(Arc::new),
             events: Arc::new(Semaphore::new(options.queue)),

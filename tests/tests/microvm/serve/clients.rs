@@ -86,7 +86,7 @@ fn boto3_and_the_aws_command_work_unmodified() {
     for invoked in [first, raised, second] {
         adds_up(&invoked["report"]);
     }
-    assert!(second["report"]["boot"]["boot_ns"].as_u64().unwrap() > 0, "{second}");
+    assert!(second["report"]["boot"]["times"]["boot_ns"].as_u64().unwrap() > 0, "{second}");
     let faults = |report: &Value| report["taken"]["faults"].as_u64().unwrap();
     let (booted, raised) = (faults(&second["report"]), faults(&raised["report"]));
     assert!(raised < booted, "a warm one's are those of one request: {raised}, {booted}");

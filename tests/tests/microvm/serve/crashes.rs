@@ -44,7 +44,7 @@ fn kills_affect_only_their_own_requests() {
     assert!(doomed.head.contains("x-amzn-errortype: serviceexception"), "{doomed:?}");
     let report = doomed.report();
     let said = (&report["start"], &report["reason"]);
-    assert_eq!(said, (&json!("warm"), &json!("the microvm was lost while it answered")));
+    assert_eq!(said, (&json!("warm"), &json!("the microvm ended before it answered")));
     adds_up(&report);
     assert_eq!((spared.status, &spared.body["who"]), (200, &json!("spared")), "{spared:?}");
 
@@ -53,7 +53,7 @@ fn kills_affect_only_their_own_requests() {
     kill_process(Pid::from_raw(warm).unwrap(), Signal::STOP).unwrap();
     let anew = daemon.send("POST", PATH, r#"{"anew": 1}"#);
     until(&daemon, |status| status["versions"][0]["busy"] == 1);
-    processes(&world, "standby").into_iter().filter(|process| *process != warm).for_each(kill);
+    processes(&world, "monitor").into_iter().filter(|process| *process != warm).for_each(kill);
     kill(warm);
     let anew = reply(anew);
     assert_eq!((anew.status, &anew.body["anew"]), (200, &json!(1)), "{anew:?}");

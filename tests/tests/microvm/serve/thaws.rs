@@ -63,7 +63,7 @@ fn a_thaw_uses_the_functions_planner_and_a_boot_replaces_a_failed_thaw() {
         let report = cold.report();
         assert_eq!((&report["start"], &report["thaw_failed"]), (&json!("cold"), &json!(true)));
         adds_up(&report);
-        processes(&world, "boot").into_iter().for_each(kill);
+        processes(&world, "monitor").into_iter().for_each(kill);
     }
     let log = daemon.end();
     let said: Vec<&str> = log.lines().filter(|line| line.contains("booting instead")).collect();

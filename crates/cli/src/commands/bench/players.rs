@@ -6,8 +6,9 @@ use clap::Args;
 
 use firn_bench::PlayersConfig;
 use firn_bench::player::{GapFactor, Leaves};
+use firn_run::PoolManager;
 
-use crate::pool_at::PoolAt;
+use crate::pool_at;
 
 /// The players that are measured, and the planners.
 #[derive(Debug, Args)]
@@ -47,14 +48,14 @@ pub(super) struct PlayersArgs {
 }
 
 /// The socket of a pool's manager, which is kept running as long as the second value lives.
-pub(super) fn open(pool: Option<&Path>) -> anyhow::Result<(Option<PathBuf>, Option<PoolAt>)> {
-    let pool = pool.map(PoolAt::open).transpose()?;
+pub(super) fn open(pool: Option<&Path>) -> anyhow::Result<(Option<PathBuf>, Option<PoolManager>)> {
+    let pool = pool.map(pool_at::open).transpose()?;
     Ok((pool.as_ref().map(|pool| pool.socket().to_owned()), pool))
 }
 
 impl PlayersArgs {
     /// Opens the pool, and converts the arguments.
-    pub(super) fn config(&self) -> anyhow::Result<(PlayersConfig, Option<PoolAt>)> {
+    pub(super) fn config(&self) -> anyhow::Result<(PlayersConfig, Option<PoolManager>)> {
         let (socket, pool) = open(self.pool.as_deref())?;
         let config = PlayersConfig {
             planners: self.planner.clone(),

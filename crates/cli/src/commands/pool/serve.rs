@@ -15,11 +15,11 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use firn_pool::{Access, Listing, MappedMedium, MediumError, Pool, Recovery, Server};
-use firn_run::Instances;
+use firn_run::{Instances, MANAGER_IN_USE};
 
 use super::create::TableArgs;
 use super::medium::{self, MediumName};
-use crate::detach::{IN_USE, detach};
+use crate::detach::detach;
 use crate::output;
 
 /// How long a manager started on demand runs without clients. Its first client needs time to
@@ -80,7 +80,7 @@ pub(crate) fn run(arguments: &ServeArgs) -> anyhow::Result<ExitCode> {
         MediumName::Path(path) => match MappedMedium::open(path, Access::Write) {
             Err(error @ MediumError::InUse(_)) if arguments.on_demand => {
                 output::print_error(&error);
-                return Ok(ExitCode::from(IN_USE));
+                return Ok(ExitCode::from(MANAGER_IN_USE));
             }
             medium => (Pool::open(Arc::new(medium?))?, Link::make(path, arguments)?),
         },

@@ -16,8 +16,9 @@ use uuid::Uuid;
 
 use firn_run::AgentClient;
 
+use super::launcher::{Launcher, guest_mib};
 use super::ledger::{Budget, Cost, Ledger};
-use super::monitor::{Launcher, Monitor, guest_mib};
+use super::microvm::Microvm;
 use super::request_stats::RequestStats;
 use super::table::{InstanceId, InstanceTable};
 use crate::functions::{SnapshotPlace, Version};
@@ -47,7 +48,7 @@ pub(crate) struct Limits {
 /// All microVMs of the daemon.
 #[derive(Debug)]
 pub(crate) struct Fleet {
-    pub(crate) launcher: Launcher,
+    pub(crate) launcher: Arc<Launcher>,
     pub(crate) metrics: Metrics,
     limits: Limits,
     runtime: Handle,
@@ -99,7 +100,7 @@ pub(crate) struct LeaseRequest {
 /// A running microVM and its reservation.
 #[derive(Debug)]
 pub(crate) struct Vm {
-    pub(crate) monitor: Monitor,
+    pub(crate) microvm: Microvm,
     pub(crate) agent: AgentClient,
     pub(crate) reservation: Reservation,
 }
@@ -172,7 +173,7 @@ impl Fleet {
             closed: false,
         };
         let fleet = Arc::new(Self {
-            launcher,
+            launcher: Arc::new(launcher),
             metrics: Metrics::default(),
             limits,
             runtime: Handle::current(),
@@ -252,9 +253,9 @@ impl Fleet {
         self.dispatch();
     }
 
-    /// Records that a microVM has started for a request.
-    pub(crate) fn started(&self, reservation: &Reservation, monitor: &Monitor) {
-        self.state.lock().instances.started(reservation.instance, monitor.process());
+    /// Records that a microVM has started for a request, in this process.
+    pub(crate) fn started(&self, reservation: &Reservation, process: Option<u32>) {
+        self.state.lock().instances.started(reservation.instance, process);
     }
 
     /// Records that a microVM starts to be frozen.
@@ -290,10 +291,10 @@ impl Fleet {
 
     /// Ends a microVM. Its reservation is released after its process has ended.
     async fn end_and_wait(self: Arc<Self>, vm: Vm) {
-        let Vm { monitor, reservation, agent } = vm;
+        let Vm { microvm, reservation, agent } = vm;
         drop(agent);
         self.state.lock().instances.ending(reservation.instance);
-        monitor.end().await;
+        microvm.end().await;
         drop(reservation);
     }
 
@@ -348,7 +349,7 @@ impl Fleet {
         }
         let revision = state.revisions.get_mut(&request.version.revision)?;
         while let Some(mut idle) = revision.idle.pop() {
-            if idle.vm.monitor.is_alive() {
+            if idle.vm.microvm.is_alive() {
                 return Some(idle.vm);
             }
             self.end(idle.vm);
@@ -379,10 +380,10 @@ impl Fleet {
         state.evicting += 1;
         let fleet = Arc::clone(self);
         self.runtime.spawn(async move {
-            let Vm { monitor, reservation, agent } = idle.vm;
+            let Vm { microvm, reservation, agent } = idle.vm;
             drop(agent);
             fleet.state.lock().instances.ending(reservation.instance);
-            monitor.end().await;
+            microvm.end().await;
             fleet.state.lock().evicting -= 1;
             drop(reservation);
         });

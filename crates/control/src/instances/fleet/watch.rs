@@ -40,7 +40,7 @@ impl Fleet {
     fn end_idle(self: &Arc<Self>, state: &mut State) {
         for revision in state.revisions.values_mut() {
             let keep = |idle: &mut Idle| {
-                idle.since.elapsed() < self.limits.keep_alive && idle.vm.monitor.is_alive()
+                idle.since.elapsed() < self.limits.keep_alive && idle.vm.microvm.is_alive()
             };
             let (kept, over) = std::mem::take(&mut revision.idle)
                 .into_iter()

@@ -1,0 +1,381 @@
+//! Starts microVMs, and freezes and removes their snapshots.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use firn_base::{PAGE_SIZE, now_ns};
+use firn_pool::RemoveError;
+use firn_run::monitor::Monitor;
+use firn_run::{
+    BootSpec, Descriptors, FreezeInstanceError, FunctionError, HostSpec, Instances, OpenedFile,
+    Origin, PoolManagerError, ReplaySpec, Serving, Sockets, SourceSpec, StartReport, StartSpec,
+    ThawSpec,
+};
+use firn_snapshot::Verify;
+use firn_vmm::Destination;
+use tokio::time::timeout;
+
+use super::microvm::{END_LIMIT, Microvm};
+use super::pool::SnapshotPool;
+use super::standby::Standbys;
+use crate::blocking::{TaskFailed, blocking};
+use crate::functions::{
+    ImageError, Images, PLANNER_VARIABLE, SnapshotPlace, Version, VersionSnapshot,
+};
+
+/// Memory of a guest besides the function's memory, for its kernel and the agent, MiB.
+const GUEST_MIB: u32 = 64;
+
+/// The files that microVMs boot from.
+#[derive(Debug, Clone)]
+pub struct BootFiles {
+    /// The uncompressed ELF kernel.
+    pub kernel: PathBuf,
+    /// The initramfs.
+    pub initramfs: PathBuf,
+    /// The root file system of functions that choose no image.
+    pub root: PathBuf,
+    /// The initial contents of the writable disk.
+    pub overlay: PathBuf,
+}
+
+/// Starts microVMs.
+#[derive(Debug)]
+pub(crate) struct Launcher {
+    /// The `firn` program.
+    pub(crate) program: PathBuf,
+    /// The KVM device.
+    pub(crate) kvm: PathBuf,
+    /// Whether to start Linux guests without hardware virtualisation.
+    pub(crate) software_kvm: bool,
+    pub(crate) boot_files: BootFiles,
+    pub(crate) images: Images,
+    /// The names of running microVMs.
+    pub(crate) instances: Instances,
+    /// The pool for snapshots.
+    pub(crate) pool: Option<SnapshotPool>,
+    /// The directory for snapshots, if there is no pool.
+    pub(crate) snapshots: PathBuf,
+    /// Planners for functions that choose none, best first.
+    pub(crate) planners: Vec<String>,
+    /// The region that functions find in their environment.
+    pub(crate) region: String,
+    /// Time limit for a boot or a thaw.
+    pub(crate) start_limit: Duration,
+    /// The number of microVMs started so far.
+    pub(crate) started: AtomicU64,
+    pub(crate) standbys: Standbys,
+}
+
+/// A thawed microVM.
+#[derive(Debug)]
+pub(crate) struct Thawed {
+    pub(crate) microvm: Microvm,
+    pub(crate) report: Box<StartReport>,
+    /// Whether it runs in a standby monitor.
+    pub(crate) standby: bool,
+}
+
+/// A microVM did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// The function's image cannot be used.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// The function's after-restore hooks failed.
+    #[error("the function failed: {0}")]
+    Function(FunctionError),
+    /// The microVM's monitor reported an error.
+    #[error("the microVM did not start")]
+    Start(#[source] firn_run::StartError),
+    /// The snapshot is in a pool, but the daemon has none.
+    #[error("the snapshot {0:?} is in a pool; start the daemon with --pool")]
+    NoPool(String),
+    /// The pool's manager cannot be reached.
+    #[error(transparent)]
+    Pool(#[from] PoolManagerError),
+    /// The task that starts the microVM failed.
+    #[error(transparent)]
+    Task(#[from] TaskFailed),
+}
+
+/// A microVM was not frozen.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FreezeError {
+    #[error("cannot freeze the microVM")]
+    Freeze(#[from] FreezeInstanceError),
+    #[error("the freeze took longer than {0:?}")]
+    TimedOut(Duration),
+    /// The last planner's error.
+    #[error("no planner can thaw the snapshot")]
+    Plan(#[source] LaunchError),
+    #[error("the snapshot's place is not available")]
+    Place(#[source] LaunchError),
+    #[error(transparent)]
+    Task(#[from] TaskFailed),
+}
+
+/// A snapshot was not removed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RemoveSnapshotError {
+    #[error("cannot remove the snapshot's directory")]
+    Directory(#[source] std::io::Error),
+    #[error("cannot remove the snapshot from the pool")]
+    Pool(#[from] RemoveError),
+    #[error("the snapshot is in a pool; start the daemon with --pool")]
+    NoPool,
+    #[error("the removal of the snapshot took longer than {0:?}")]
+    TimedOut(Duration),
+    #[error(transparent)]
+    Task(#[from] TaskFailed),
+}
+
+impl From<firn_run::StartError> for LaunchError {
+    fn from(error: firn_run::StartError) -> Self {
+        match error {
+            firn_run::StartError::Function(error) => Self::Function(error),
+            error => Self::Start(error),
+        }
+    }
+}
+
+/// Guest memory of a microVM of `version`, MiB.
+pub(crate) fn guest_mib(version: &Version) -> u32 {
+    version.memory + GUEST_MIB
+}
+
+impl Launcher {
+    /// Boots a microVM without a function.
+    pub(crate) async fn boot(
+        self: &Arc<Self>,
+        version: &Version,
+    ) -> Result<(Microvm, Box<StartReport>), LaunchError> {
+        let request_ns = now_ns();
+        let root = match self.images.of(version)? {
+            Some(path) => path,
+            None => self.boot_files.root.clone(),
+        };
+        let memory = u64::from(guest_mib(version)) << 20;
+        let launcher = Arc::clone(self);
+        blocking(move || {
+            let monitor = launcher.spawn()?;
+            let files = &launcher.boot_files;
+            let mut descriptors = Descriptors::default();
+            let mut open = |path| OpenedFile::open(path, &mut descriptors);
+            let boot = BootSpec {
+                kernel: open(&files.kernel)?,
+                initramfs: open(&files.initramfs)?,
+                root: open(&root)?,
+                overlay: open(&files.overlay)?,
+                cmdline: None,
+                vcpus: 1,
+                cpu: None,
+                memory,
+                function: None,
+            };
+            let microvm =
+                launcher.send(monitor, Origin::Boot(Box::new(boot)), descriptors, request_ns)?;
+            Ok(launcher.wait(microvm)?)
+        })
+        .await
+    }
+
+    /// Thaws a microVM, in a standby monitor if there is one.
+    pub(crate) async fn thaw(
+        self: &Arc<Self>,
+        version: &Version,
+        snapshot: &VersionSnapshot,
+    ) -> Result<Thawed, LaunchError> {
+        let request_ns = now_ns();
+        let planner = version.environment.get(PLANNER_VARIABLE).unwrap_or(&snapshot.planner);
+        let (planner, place) = (planner.clone(), snapshot.place.clone());
+        let launcher = Arc::clone(self);
+        blocking(move || {
+            let mut standby = launcher.standbys.take();
+            loop {
+                let mut descriptors = Descriptors::default();
+                let thaw = launcher.thaw_spec(&place, &planner, &mut descriptors)?;
+                let is_standby = standby.is_some();
+                let monitor = match standby.take() {
+                    Some(monitor) => monitor,
+                    None => launcher.spawn()?,
+                };
+                match launcher.send(monitor, Origin::Thaw(thaw), descriptors, request_ns) {
+                    // The standby monitor has just ended.
+                    Err(_) if is_standby => standby = launcher.standbys.take(),
+                    sent => {
+                        let (microvm, report) = launcher.wait(sent?)?;
+                        return Ok(Thawed { microvm, report, standby: is_standby });
+                    }
+                }
+            }
+        })
+        .await
+    }
+
+    /// Starts standby monitors until there are enough. Blocks for the time of a few forks.
+    pub(crate) fn stand_by(&self) {
+        self.standbys.fill(|| self.spawn());
+    }
+
+    /// Freezes a microVM, which ends.
+    pub(crate) async fn freeze(
+        self: &Arc<Self>,
+        microvm: &Microvm,
+        place: SnapshotPlace,
+    ) -> Result<VersionSnapshot, FreezeError> {
+        let (launcher, instance) = (Arc::clone(self), (*microvm.instance).clone());
+        let frozen_place = place.clone();
+        let freezing = blocking(move || {
+            let destination = match frozen_place {
+                SnapshotPlace::Directory(name) => {
+                    Destination::Directory(launcher.snapshots.join(name))
+                }
+                SnapshotPlace::Pool(name) => {
+                    let socket = launcher.pool_socket(&name).map_err(FreezeError::Place)?;
+                    Destination::Pool { socket, name }
+                }
+            };
+            Ok::<_, FreezeError>(firn_run::freeze(&instance, destination, false, false)?)
+        });
+        let frozen = timeout(self.start_limit, freezing).await;
+        let frozen = frozen.map_err(|_| FreezeError::TimedOut(self.start_limit))??;
+        let planner = self.choose_planner(&place).await?;
+        let bytes = frozen.report.stored_pages.saturating_mul(PAGE_SIZE);
+        Ok(VersionSnapshot { place, bytes, planner })
+    }
+
+    /// The first planner that makes a plan for a snapshot on this host. A monitor makes the plan, because
+    /// the daemon does not parse snapshots.
+    async fn choose_planner(
+        self: &Arc<Self>,
+        place: &SnapshotPlace,
+    ) -> Result<String, FreezeError> {
+        let (launcher, place) = (Arc::clone(self), place.clone());
+        let planning = move || {
+            let plan = |planner: &str| {
+                let mut descriptors = Descriptors::default();
+                let thaw = launcher.thaw_spec(&place, planner, &mut descriptors)?;
+                let limit = launcher.start_limit;
+                let spec = StartSpec::new(Origin::Thaw(thaw), HostSpec::default(), limit);
+                Ok::<_, LaunchError>(launcher.spawn()?.plan(spec, &descriptors, limit)?)
+            };
+            let mut refused = Ok(String::new());
+            for planner in &launcher.planners {
+                match plan(planner) {
+                    Ok(()) => return Ok(planner.clone()),
+                    Err(error) => refused = Err(FreezeError::Plan(error)),
+                }
+            }
+            refused
+        };
+        blocking(planning).await
+    }
+
+    /// Removes a snapshot.
+    pub(crate) async fn remove(
+        self: &Arc<Self>,
+        place: &SnapshotPlace,
+    ) -> Result<(), RemoveSnapshotError> {
+        let (launcher, place) = (Arc::clone(self), place.clone());
+        let removing = blocking(move || match place {
+            SnapshotPlace::Directory(name) => {
+                match std::fs::remove_dir_all(launcher.snapshots.join(name)) {
+                    Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                        Err(RemoveSnapshotError::Directory(error))
+                    }
+                    _ => Ok(()),
+                }
+            }
+            SnapshotPlace::Pool(name) => {
+                let pool = launcher.pool.as_ref().ok_or(RemoveSnapshotError::NoPool)?;
+                Ok(pool.remove(&name)?)
+            }
+        });
+        let removed = timeout(self.start_limit, removing).await;
+        removed.map_err(|_| RemoveSnapshotError::TimedOut(self.start_limit))?
+    }
+
+    /// The place of a new snapshot.
+    pub(crate) fn place(&self, version: &Version) -> SnapshotPlace {
+        let name =
+            format!("{}-{}-{}", version.function, version.version, version.revision.simple());
+        match self.pool {
+            Some(_) => SnapshotPlace::Pool(name),
+            None => SnapshotPlace::Directory(name),
+        }
+    }
+
+    fn spawn(&self) -> Result<Monitor, firn_run::StartError> {
+        Monitor::spawn(&self.program, &self.kvm)
+    }
+
+    fn thaw_spec(
+        &self,
+        place: &SnapshotPlace,
+        planner: &str,
+        descriptors: &mut Descriptors,
+    ) -> Result<ThawSpec, LaunchError> {
+        let source = match place {
+            SnapshotPlace::Directory(name) => {
+                SourceSpec::directory(&self.snapshots.join(name), descriptors)?
+            }
+            SnapshotPlace::Pool(name) => {
+                SourceSpec::pool(&self.pool_socket(name)?, name, Verify::Once, descriptors)?
+            }
+        };
+        Ok(ThawSpec {
+            source,
+            planner: planner.to_owned(),
+            preloaded: false,
+            root: None,
+            invoke: None,
+            replay: ReplaySpec::default(),
+        })
+    }
+
+    fn pool_socket(&self, snapshot: &str) -> Result<PathBuf, LaunchError> {
+        let pool = self.pool.as_ref().ok_or_else(|| LaunchError::NoPool(snapshot.to_owned()))?;
+        Ok(pool.socket()?)
+    }
+
+    /// Sends a start request to a monitor.
+    fn send(
+        &self,
+        monitor: Monitor,
+        origin: Origin,
+        mut descriptors: Descriptors,
+        request_ns: u64,
+    ) -> Result<Microvm, firn_run::StartError> {
+        let number = self.started.fetch_add(1, Ordering::Relaxed);
+        let instance = self.instances.claim(&format!("serve-{}-{number}", std::process::id()))?;
+        let sockets = Sockets::bind(&instance, &mut descriptors)?;
+        let host = HostSpec {
+            software_kvm: self.software_kvm,
+            serving: Serving::Owned(sockets),
+            console: None,
+        };
+        let spec = StartSpec {
+            request_ns: Some(request_ns),
+            ..StartSpec::new(origin, host, self.start_limit)
+        };
+        let mut microvm = Microvm { monitor, instance };
+        microvm.monitor.start(spec, &descriptors)?;
+        Ok(microvm)
+    }
+
+    /// Waits for the report of a start.
+    fn wait(
+        &self,
+        mut microvm: Microvm,
+    ) -> Result<(Microvm, Box<StartReport>), firn_run::StartError> {
+        // The monitor has the same limit for its guest. This limit is for a monitor that hangs.
+        let started = microvm.monitor.started(Some(self.start_limit + END_LIMIT));
+        for note in microvm.monitor.take_notes() {
+            tracing::info!(instance = microvm.instance.name(), note);
+        }
+        Ok((microvm, started?))
+    }
+}

@@ -1,0 +1,47 @@
+//! The process of one microVM.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use firn_run::OwnedInstance;
+use firn_run::monitor::Monitor;
+use tokio::task::spawn_blocking;
+
+/// How long a microVM takes to end before it is killed.
+pub(super) const END_LIMIT: Duration = Duration::from_secs(5);
+
+/// A microVM's process and its name. Dropping it kills the process and removes its sockets.
+#[derive(Debug)]
+pub(crate) struct Microvm {
+    // Dropped first, so that the name is free only after the process has ended.
+    pub(super) monitor: Monitor,
+    pub(super) instance: OwnedInstance,
+}
+
+impl Microvm {
+    /// Its process, if it runs.
+    pub(crate) fn process(&mut self) -> Option<u32> {
+        self.is_alive().then(|| self.monitor.pid())
+    }
+
+    /// The socket for connections to the guest.
+    pub(crate) fn vsock_socket(&self) -> PathBuf {
+        self.instance.vsock_socket()
+    }
+
+    /// Whether its process runs.
+    pub(crate) fn is_alive(&mut self) -> bool {
+        self.monitor.is_alive()
+    }
+
+    /// Ends the microVM and waits for that.
+    pub(crate) async fn end(self) {
+        let end = move || {
+            let Self { monitor, instance } = self;
+            monitor.end(END_LIMIT);
+            drop(instance);
+        };
+        // Ending does not panic, and the runtime does not cancel blocking tasks.
+        let _ = spawn_blocking(end).await;
+    }
+}

@@ -1,0 +1,123 @@
+//! The manager of a pool, started on demand.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use firn_pool::{Client, ClientError, FindManagerError};
+use rustix::net::{RecvFlags, recv};
+use thiserror::Error;
+
+use crate::instance::Instances;
+
+/// Exit code of a manager that was started on demand while another process has the medium open
+/// (`EX_TEMPFAIL`).
+pub const MANAGER_IN_USE: u8 = 75;
+
+/// How long to wait for another process that opens or closes the medium.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// The manager of a pool cannot be reached.
+#[derive(Debug, Error)]
+pub enum PoolManagerError {
+    /// The manager does not answer.
+    #[error(transparent)]
+    Manager(#[from] ClientError),
+    /// The manager of a medium cannot be found.
+    #[error(transparent)]
+    Find(#[from] FindManagerError),
+    /// The program of the manager cannot be run.
+    #[error("cannot start a manager for the pool on {}", medium.display())]
+    Spawn {
+        /// The medium.
+        medium: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The manager failed.
+    #[error("a manager for the pool on {} did not start: {stderr}", medium.display())]
+    Start {
+        /// The medium.
+        medium: PathBuf,
+        /// The manager's error.
+        stderr: String,
+    },
+}
+
+/// A connection to the manager of a pool. A manager that was started on demand runs at least as long as
+/// the connection.
+#[derive(Debug)]
+pub struct PoolManager {
+    socket: PathBuf,
+    connection: UnixStream,
+}
+
+impl PoolManager {
+    /// Connects to the manager of `pool`, which is a medium or a manager's socket. If no manager of a
+    /// medium runs, starts one with the firn program at `program`.
+    ///
+    /// # Errors
+    /// See [`PoolManagerError`].
+    pub fn open(program: &Path, pool: &Path) -> Result<Self, PoolManagerError> {
+        let managers = Instances::of_user().managers();
+        let Some(socket) = managers.socket_of(pool)? else {
+            let connection = Client::connect(pool)?.into_stream();
+            return Ok(Self { socket: pool.to_owned(), connection });
+        };
+        let begin = Instant::now();
+        loop {
+            if let Some(manager) = managers.connect(pool)? {
+                return Ok(Self { socket, connection: manager.into_stream() });
+            }
+            if let Err(stderr) = start(program, pool, &socket)? {
+                // Another process starts a manager, or a manager is ending.
+                if begin.elapsed() > PATIENCE {
+                    return Err(PoolManagerError::Start { medium: pool.to_owned(), stderr });
+                }
+                std::thread::sleep(PAUSE);
+            }
+        }
+    }
+
+    /// The manager's socket.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Whether the manager has the connection open. Does not wait for the manager.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        let mut byte = [0];
+        let received = recv(&self.connection, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT);
+        !matches!(received, Ok((_, 0)) | Err(rustix::io::Errno::CONNRESET))
+    }
+}
+
+/// Starts a manager. `Ok(Err)` has its error if another process has the medium open.
+fn start(
+    program: &Path,
+    medium: &Path,
+    socket: &Path,
+) -> Result<Result<(), String>, PoolManagerError> {
+    let output = Command::new(program)
+        .args(["pool", "serve", "--detach", "--on-demand", "--medium"])
+        .arg(medium)
+        .arg("--socket")
+        .arg(socket)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|source| PoolManagerError::Spawn { medium: medium.to_owned(), source })?;
+    if output.status.success() {
+        return Ok(Ok(()));
+    }
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let stderr = stderr.trim().trim_start_matches("firn: error: ").to_owned();
+    if output.status.code() == Some(i32::from(MANAGER_IN_USE)) {
+        return Ok(Err(stderr));
+    }
+    Err(PoolManagerError::Start { medium: medium.to_owned(), stderr })
+}
