@@ -1,6 +1,6 @@
 //! The daemon's front doors. Each protocol has a folder; `lambda` is AWS Lambda's API over HTTP.
 //!
-//! - [`serve`] runs the daemon: it opens [`firn_control::Control`] and listens;
+//! - [`serve()`] runs the daemon: it opens [`firn_control::Control`] and listens;
 //! - [`Credentials`] are the keys with which clients sign their requests;
 //! - [`StatusClient`] reads the status of a daemon.
 

@@ -129,7 +129,7 @@ pub struct PlanInput<'a> {
     pub profile: Option<&'a Profile>,
     /// The snapshot itself, for a planner that needs a file packed beside its image ([`Snapshot::packed`]).
     pub snapshot: Option<&'a Snapshot>,
-    /// The copies that a pool made for the run, for a planner that [requests](Planner::copies) them.
+    /// The copies that a pool made for the run, for a planner that requests them.
     pub copies: Option<&'a Copies>,
     /// This host.
     pub host: &'a HostFacts,
