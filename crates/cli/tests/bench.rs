@@ -426,7 +426,7 @@ fn invalid_arguments_are_rejected() {
     let some = "sequential-read:4M";
     refused(&["thaw", "--trace", "nothing"], 1, "there is no trace \"nothing\"");
     refused(&["thaw", "--trace", "sequential-read:4X"], 1, "\"4X\" is not a valid size");
-    refused(&["thaw", "--planner", "swift", "--trace", some], 1, "no planner is called \"swift\"");
+    refused(&["thaw", "--planner", "swift", "--trace", some], 1, "unknown planner \"swift\"");
     refused(&["thaw", "--trace", some, "--runs", "0"], 2, "--runs");
     refused(&["thaw", "--trace", some, "--concurrency", "0"], 2, "--concurrency");
     refused(&["thaw", "--trace", some, "--cache", "warm"], 2, "cold, cached");

@@ -1,5 +1,6 @@
-//! What planning and executing a restore takes for a small and for a large guest, with every other thing equal:
-//! a start's own work must not grow with guest memory. `cargo bench -p firn-memory` prints a table.
+//! Measures planning and executing a restore for a small and for a large guest with otherwise equal
+//! parameters: the work of a start must not grow with guest memory. `cargo bench -p firn-memory`
+//! prints a table.
 
 use std::error::Error;
 use std::fs::File;
@@ -14,7 +15,7 @@ const SIZES_MIB: [u64; 2] = [256, 2048];
 const RUNS: usize = 501;
 const PLANNERS: [&str; 2] = ["firecracker", "firecracker:readahead=off"];
 
-/// What is measured of a run, in order.
+/// The measured parts of a run, in order.
 const PARTS: [&str; 7] = ["host facts", "plan", "execute", "- reserve", "- map", "unmap", "all"];
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -24,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let [small, large] = guests;
         let (small, large) = (small?, large?);
         let mut runs = [Vec::new(), Vec::new()];
-        // Interleaved, so that what disturbs one size disturbs the other.
+        // Interleaved, so that disturbances affect both sizes.
         for _ in 0..RUNS {
             runs[0].push(small.restore(planner)?);
             runs[1].push(large.restore(planner)?);
@@ -40,7 +41,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A guest and its image, all a hole: no page of it is read.
+/// A guest and its image, which is one hole: no page of it is read.
 struct Guest {
     layout: MemoryLayout,
     zero_map: PageSet,
@@ -55,7 +56,7 @@ impl Guest {
         Ok(Self { zero_map: PageSet::new(layout.pages()), layout, image })
     }
 
-    /// Plans, executes and unmaps, and says what each part took.
+    /// Plans, executes and unmaps, and returns the time of each part.
     fn restore(&self, planner: &str) -> Result<[Duration; PARTS.len()], Box<dyn Error>> {
         let begun = Instant::now();
         let host = HostFacts::read()?;

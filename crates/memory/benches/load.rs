@@ -1,5 +1,5 @@
-//! How pages get into the page cache soonest: `cargo bench -p firn-memory --bench load` prints a table. The file lies in the folder
-//! for temporary files, which must be on a medium.
+//! Measures the ways to read pages into the page cache: `cargo bench -p firn-memory --bench load`
+//! prints a table. The directory for temporary files, which holds the file, must be on storage.
 
 use std::error::Error;
 use std::fs::File;
@@ -15,10 +15,10 @@ use rustix::fs::{Advice, fadvise};
 
 const SIZE: u64 = 256 << 20;
 const RUNS: usize = 5;
-/// When what is still missing is asked for again.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// The time after which missing pages are requested again.
+const RETRY_AFTER: Duration = Duration::from_millis(500);
 
-/// Asks for ranges (offset, length) of a file.
+/// Requests ranges (offset, length) of a file.
 type Method = fn(&File, &[(u64, u64)]) -> io::Result<()>;
 
 fn willneed(file: &File, ranges: &[(u64, u64)]) -> io::Result<()> {
@@ -31,7 +31,7 @@ fn willneed(file: &File, ranges: &[(u64, u64)]) -> io::Result<()> {
     Ok(())
 }
 
-/// As the loader reads a packed file.
+/// The method with which the loader reads a packed file.
 fn send(file: &File, ranges: &[(u64, u64)]) -> io::Result<()> {
     ranges.iter().try_for_each(|&(at, len)| preload(file, at..at + len).map(drop))
 }
@@ -48,14 +48,14 @@ fn read(file: &File, ranges: &[(u64, u64)]) -> io::Result<()> {
     Ok(())
 }
 
-/// readahead(2), which is what WILLNEED comes to in the kernel.
+/// readahead(2), which the kernel also uses for WILLNEED.
 fn read_ahead(file: &File, ranges: &[(u64, u64)]) -> io::Result<()> {
     for &(offset, len) in ranges {
         for at in (offset..offset + len).step_by(128 << 10) {
             let len = (offset + len - at).min(128 << 10);
             let (at, len) = (i64::try_from(at), usize::try_from(len));
             let (at, len) = (at.map_err(io::Error::other)?, len.map_err(io::Error::other)?);
-            // SAFETY: the descriptor is the file's; no memory is given.
+            // SAFETY: the call takes a descriptor and touches no memory.
             if unsafe { libc::readahead(file.as_raw_fd(), at, len) } != 0 {
                 return Err(io::Error::last_os_error());
             }
@@ -85,8 +85,8 @@ fn uring(file: &File, ranges: &[(u64, u64)]) -> io::Result<()> {
             let buffer = buffers[index << 17..].as_mut_ptr();
             let read = opcode::Read::new(types::Fd(file.as_raw_fd()), buffer, len).offset(at);
             let entry = read.build().user_data(index as u64);
-            // SAFETY: each request has a part of the buffers for itself, of its length or longer; the buffers and the file
-            // are there until all requests have ended.
+            // SAFETY: each request has a separate part of the buffers, at least of its length; the
+            // buffers and the file exist until all requests have ended.
             unsafe { ring.submission().push(&entry) }.map_err(io::Error::other)?;
         }
         if free.len() == DEPTH {
@@ -118,10 +118,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         file.write_all(&bytes)?;
     }
     if !evict(&file)?.is_cold() {
-        writeln!(out, "the folder for temporary files is in memory: set TMPDIR")?;
+        writeln!(out, "the directory for temporary files is in memory; set TMPDIR")?;
         return Ok(());
     }
-    // Eight pages of every sixteen.
+    // Eight of every sixteen pages.
     let scattered: Vec<(u64, u64)> = (0..SIZE).step_by(64 << 10).map(|at| (at, 32 << 10)).collect();
     for (shape, ranges) in [("in sequence", vec![(0, SIZE)]), ("8 pages of 16", scattered)] {
         let pages = ranges.iter().map(|(_, len)| len / 4096).sum::<u64>();
@@ -138,18 +138,18 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// From the first request until `pages` pages are cached.
+/// The time from the first request until `pages` pages are cached.
 fn measure(file: &File, ranges: &[(u64, u64)], pages: u64, method: Method) -> io::Result<Duration> {
     evict(file)?;
     let begun = Instant::now();
     method(file, ranges)?;
-    let mut asked = Instant::now();
+    let mut requested = Instant::now();
     while residency(file)?.cached < pages {
         std::thread::sleep(Duration::from_micros(100));
-        // Reading ahead is a wish: now and then the kernel leaves some pages out.
-        if asked.elapsed() > PATIENCE {
+        // Read-ahead is a hint: the kernel may skip some pages.
+        if requested.elapsed() > RETRY_AFTER {
             method(file, ranges)?;
-            asked = Instant::now();
+            requested = Instant::now();
         }
     }
     Ok(begun.elapsed())

@@ -14,21 +14,21 @@ use crate::guest_memory::GuestMemory;
 
 /// Pages read at once.
 const PAGES_AT_ONCE: u64 = 256;
-/// Most differing pages that a report names.
-const MOST_NAMED: usize = 16;
+/// The largest number of differing pages that a report lists.
+const MAX_LISTED: usize = 16;
 
 /// How guest memory differs from the image.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CompareReport {
     /// Pages of guest memory.
     pub pages: u64,
-    /// Those of them that were written since, and so not compared.
+    /// Pages that were written since the restore, and are not compared.
     pub written: u64,
     /// Pages that differ.
     pub differing: u64,
-    /// The first of them (guest-physical address / 4096), at most 16.
+    /// The first differing pages (guest-physical address / 4096), at most 16.
     pub first_differing: Vec<u64>,
-    /// Those of them that are all zero, ascending; image pages. The others hold something else.
+    /// The differing pages that are all zero, as image pages, ascending.
     pub zeros: Vec<PageRange>,
 }
 
@@ -39,7 +39,7 @@ impl CompareReport {
     }
 }
 
-/// Why the comparison could not be made.
+/// Why the comparison failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CompareError {
@@ -56,7 +56,7 @@ pub enum CompareError {
     Image {
         /// The offset in bytes.
         offset: u64,
-        /// What the kernel said.
+        /// The error of the read.
         #[source]
         source: io::Error,
     },
@@ -65,29 +65,30 @@ pub enum CompareError {
     Memory {
         /// The guest-physical address.
         guest_addr: u64,
-        /// What vm-memory said.
+        /// The error of vm-memory.
         #[source]
         source: vm_memory::GuestMemoryError,
     },
 }
 
-/// Compares every page of guest memory with what the snapshot says it is: zeros where the zero map says so,
-/// else the image's bytes. It reads, and so maps, all of guest memory; it takes no KVM. Only meaningful while
-/// no guest runs.
+/// Compares every page of guest memory with the snapshot: zeros for pages in the zero map,
+/// otherwise the bytes of the image. It reads, and so maps, all guest memory, and does not need
+/// KVM. The guest must not run.
 ///
 /// # Errors
 ///
-/// [`CompareError`] when something cannot be read. A page that differs is no error, but in the report.
+/// [`CompareError`] when a page cannot be read. A difference is not an error; the report contains
+/// it.
 pub fn compare(
     memory: &GuestMemory,
     image: &File,
     zero_map: &PageSet,
 ) -> Result<CompareReport, CompareError> {
-    compare_but(memory, image, zero_map, &PageSet::new(zero_map.pages()))
+    compare_without(memory, image, zero_map, &PageSet::new(zero_map.pages()))
 }
 
-/// What a snapshot says guest memory is, kept apart from it: for a comparison in another thread. For a snapshot in a pool it must not
-/// outlive the grant that keeps the extent pinned.
+/// The image and the zero map of a snapshot, for a comparison in another thread. For a snapshot in
+/// a pool it must not outlive the grant that keeps the extent pinned.
 #[derive(Debug)]
 pub struct Original {
     image: Content,
@@ -102,7 +103,7 @@ impl Original {
         Self { image: snapshot.image().clone(), zero_map: snapshot.zero_map().clone() }
     }
 
-    /// [`compare`] after the guest ran: image pages that were `written` since are left out.
+    /// [`compare`] after the guest ran: image pages in `written` are not compared.
     ///
     /// # Errors
     ///
@@ -112,11 +113,11 @@ impl Original {
         memory: &GuestMemory,
         written: &PageSet,
     ) -> Result<CompareReport, CompareError> {
-        compare_but(memory, &self.image, &self.zero_map, written)
+        compare_without(memory, &self.image, &self.zero_map, written)
     }
 }
 
-fn compare_but(
+fn compare_without(
     memory: &GuestMemory,
     image: &dyn ReadAt,
     zero_map: &PageSet,
@@ -159,7 +160,7 @@ fn compare_but(
                 if is.iter().all(|byte| *byte == 0) {
                     zeros.insert(image_page);
                 }
-                if report.first_differing.len() < MOST_NAMED {
+                if report.first_differing.len() < MAX_LISTED {
                     report.first_differing.push(guest_addr / PAGE_SIZE + page);
                 }
             }

@@ -47,9 +47,9 @@ fn a_replica_is_compared_with_the_extent_that_it_was_made_of() {
 
     let report = Original::of(&snapshot).compare(&memory, &written).unwrap();
     assert_eq!((report.pages, report.written), (PAGES, 1));
-    // What was written and not written down.
+    // A write that is not logged.
     assert_eq!(report.first_differing, [700, PAGES - 1]);
     assert_eq!(report.zeros, [PageRange { first: PAGES - 1, pages: 1 }]);
-    // The other pages are the sealed extent's.
+    // The other pages equal the sealed extent.
     assert_eq!(report.differing, 2);
 }

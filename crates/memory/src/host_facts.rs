@@ -21,8 +21,8 @@ pub struct HostFacts {
     pub memory_available: u64,
     /// Sizes in bytes of the huge pages of hugetlbfs, ascending.
     pub huge_page_sizes: Vec<u64>,
-    /// When anonymous memory gets transparent huge pages: `always`, `madvise` or `never`; `None` where the
-    /// kernel does not support them.
+    /// When anonymous memory gets transparent huge pages: `always`, `madvise` or `never`; `None`
+    /// where the kernel does not support them.
     pub transparent_huge_pages: Option<String>,
     /// The same for shared memory and tmpfs: also `within_size`, `advise`, `deny`, `force`.
     pub shmem_huge_pages: Option<String>,
@@ -84,7 +84,8 @@ impl HostFacts {
     }
 }
 
-/// The value of a line `MemTotal:   123 kB`. Every start reads two of some fifty lines, so they are not all parsed.
+/// The value of a line `MemTotal:   123 kB`. Every start reads two of some fifty lines, so they are
+/// not all parsed.
 fn kib_of(meminfo: &str, name: &str) -> Option<u64> {
     let mut values = meminfo.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     values.next()?.trim().strip_suffix(" kB")?.parse().ok()

@@ -1,14 +1,13 @@
 //! Restore plans: the planners that make them and the executor that carries them out.
 //!
-//! A restore answers one question: where does each page of guest memory come from, when, and who may share
-//! it? The answer is a [`Plan`]: segments that tile guest memory exactly once, the layers (mmaps) that
-//! realise them, and a schedule of what else is done. A [`Planner`](planners::Planner) makes it of a snapshot
-//! and what is known of the host; [`execute`] checks it and carries it out, and the result is the
-//! [`GuestMemory`] that a microVM runs on. What differs between the restore systems of the papers is then a
-//! planner each.
+//! A restore answers one question: where does each page of guest memory come from, when, and who
+//! may share it? The answer is a [`Plan`]: segments that tile guest memory exactly once, the layers
+//! (mmaps) that realise them, and a schedule of other work. A [`Planner`](planners::Planner) makes
+//! it from a snapshot and facts about the host. [`execute`] checks and executes it, and returns the
+//! [`GuestMemory`] that a microVM runs on. Each restore system of the papers is one planner.
 //!
-//! Nothing here needs KVM: a plan can be executed in any process, and [`compare`](compare::compare)d page by
-//! page with the image.
+//! This crate does not need KVM: a plan can be executed in any process, and
+//! [compared](compare::compare) page by page with the image.
 //!
 //! ```
 //! use firn_memory::planners::{ImageFacts, PlanInput, parse};

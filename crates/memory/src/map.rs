@@ -1,9 +1,9 @@
-//! Every `unsafe` of this crate but that of [`uffd`](crate::uffd) and of the handler of [`sigbus`](crate::sigbus): reserving address space, mapping into it, advising
-//! the kernel and asking what it holds.
+//! The `unsafe` code for memory mappings: reserving address space, mapping into it, advising the
+//! kernel, and reading mincore.
 //!
 //! Soundness rests on one rule: no Rust reference ever points into guest memory. It is read and
-//! written only through vm-memory's volatile accesses, so pages may change under them at any time,
-//! be replaced, or be given back, as a running guest does all day.
+//! written only through vm-memory's volatile accesses, so pages may change, be replaced or be
+//! discarded at any time.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -19,10 +19,10 @@ use vm_memory::mmap::{MmapRegion, MmapRegionBuilder, MmapRegionError};
 
 use crate::uffd::{RegisterMode, Uffd, UffdError};
 
-/// A range of address space, reserved without access and unmapped on drop; mappings are laid over
-/// parts of it. Addresses are host-virtual, lengths in bytes; a range outside of it is refused.
+/// A range of address space, reserved without access and unmapped on drop. Mappings replace
+/// parts of it. Addresses are host-virtual, lengths in bytes; a range outside it is an error.
 ///
-/// Safe to share between threads: the kernel serialises changes of mappings.
+/// It is safe to share between threads: the kernel serialises changes of mappings.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     start: *mut c_void,
@@ -32,15 +32,15 @@ pub(crate) struct Mapping {
     kept: bool,
 }
 
-// SAFETY: the pointers are only handed to the kernel or to vm-memory; see the module's rule.
+// SAFETY: the pointers are only passed to the kernel or to vm-memory; see the module's rule.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Reserves `len` bytes whose base is a multiple of `align` (a power of two of at least a page),
-    /// with at least a page without access at either end, so that the kernel never merges guest
-    /// memory with a neighbour's mapping.
+    /// Reserves `len` bytes whose base is a multiple of `align` (a power of two of at least a
+    /// page), with at least a page without access at either end, so that the kernel never merges
+    /// guest memory with an adjacent mapping.
     pub(crate) fn reserve(len: u64, align: u64) -> Result<Self> {
         let guarded = len.checked_add(2 * align).ok_or(Errno::NOMEM)?;
         let (reserved, align) = (usize_of(guarded), usize_of(align));
@@ -57,7 +57,7 @@ impl Mapping {
         self.kept = true;
     }
 
-    /// The address of the first byte, aligned as it was reserved.
+    /// The address of the first byte, with the requested alignment.
     pub(crate) fn base(&self) -> u64 {
         self.base.addr() as u64
     }
@@ -71,7 +71,8 @@ impl Mapping {
         Ok((self.base.wrapping_add(usize_of(offset)).cast(), usize_of(len)))
     }
 
-    /// Replaces the range with fresh private anonymous memory: zeros that cost nothing until touched.
+    /// Replaces the range with new private anonymous memory: zeros that use no DRAM until they are
+    /// touched.
     pub(crate) fn map_zero(&self, addr: u64, len: u64) -> Result<()> {
         let (ptr, len) = self.range(addr, len)?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
@@ -87,7 +88,7 @@ impl Mapping {
         unsafe { mmap(ptr, len, ProtFlags::READ | ProtFlags::WRITE, flags, file, from) }.map(drop)
     }
 
-    /// Replaces the range with a shared mapping of a file: what is written here is written there.
+    /// Replaces the range with a shared writable mapping of a file.
     pub(crate) fn map_shared(&self, addr: u64, len: u64, file: &File, from: u64) -> Result<()> {
         let (ptr, len) = self.range(addr, len)?;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
@@ -95,7 +96,7 @@ impl Mapping {
         unsafe { mmap(ptr, len, ProtFlags::READ | ProtFlags::WRITE, flags, file, from) }.map(drop)
     }
 
-    /// Replaces the range with a shared mapping of a file that cannot be written through.
+    /// Replaces the range with a shared read-only mapping of a file.
     pub(crate) fn map_sealed(&self, addr: u64, len: u64, file: &File, from: u64) -> Result<()> {
         let (ptr, len) = self.range(addr, len)?;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
@@ -103,23 +104,28 @@ impl Mapping {
         unsafe { mmap(ptr, len, ProtFlags::READ, flags, file, from) }.map(drop)
     }
 
-    /// Replaces the range, which nobody can write to, with private anonymous memory that holds the same bytes: a huge page
-    /// where the kernel has one. `len` is a power of two, and `addr` a multiple of it.
+    /// Replaces the range, which must be read-only, with private anonymous memory that holds the
+    /// same bytes: a huge page where the kernel has one. `len` is a power of two, and `addr` a
+    /// multiple of it.
     ///
-    /// The copy is whole before it takes the place, in one call during which the kernel lets nobody fault: readers see the
-    /// same bytes throughout, KVM's included, which is told to forget the old pages (its MMU notifier).
+    /// The copy is complete before one call moves it to the range, during which the kernel blocks
+    /// page faults. Readers see the same bytes at any time, including KVM, whose MMU notifier drops
+    /// the old pages.
     pub(crate) fn copy_in_place(&self, addr: u64, len: u64) -> Result<()> {
         let (place, bytes) = self.range(addr, len)?;
         let copy = Scratch::new(bytes)?;
-        // SAFETY: both ranges are mapped and `bytes` long, one readable and constant, the other ours alone.
+        // SAFETY: both ranges are mapped and `bytes` long; one is read-only, the other is private
+        // to this function.
         unsafe { copy_nonoverlapping(place.cast::<u8>(), copy.start.cast(), bytes) };
         let flags = MremapFlags::MAYMOVE;
-        // SAFETY: the copy is ours, and its new place lies within our own reservation.
+        // SAFETY: the copy is private to this function, and its new place lies within our own
+        // reservation.
         let moved = unsafe { mremap_fixed(copy.start, bytes, bytes, flags, place) };
         if let Err(error) = moved {
-            // The kernel may have unmapped the place before it failed. Nothing else may come to lie there.
+            // The kernel may have unmapped the range before it failed. No other mapping may take
+            // its place.
             let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
-            // SAFETY: a mapping that replaces none touches no other memory.
+            // SAFETY: a mapping that replaces no other touches no other memory.
             let _ = unsafe { mmap_anonymous(place, bytes, ProtFlags::empty(), flags) };
             return Err(error);
         }
@@ -134,12 +140,12 @@ impl Mapping {
         unsafe { madvise(ptr, len, advice) }
     }
 
-    /// `MADV_RANDOM`: the kernel reads no page ahead of a fault.
+    /// `MADV_RANDOM`: the kernel does not read ahead on a fault.
     pub(crate) fn advise_random(&self, addr: u64, len: u64) -> Result<()> {
         self.advise(addr, len, Advice::Random)
     }
 
-    /// `MADV_HUGEPAGE`: a fault on anonymous memory may bring a leaf of 2 MiB.
+    /// `MADV_HUGEPAGE`: a fault on anonymous memory may map a leaf of 2 MiB.
     pub(crate) fn advise_huge(&self, addr: u64, len: u64) -> Result<()> {
         self.advise(addr, len, Advice::LinuxHugepage)
     }
@@ -154,8 +160,8 @@ impl Mapping {
         self.advise(addr, len, Advice::LinuxDontNeed)
     }
 
-    /// Has the faults on a range reported by a userfaultfd. Its pages stay single ones: a huge page would hide the
-    /// touches of the others that it brings.
+    /// Registers a range with a userfaultfd. Huge pages are disabled: a fault on one would fill
+    /// pages that were not touched.
     pub(crate) fn register(
         &self,
         addr: u64,
@@ -169,11 +175,13 @@ impl Mapping {
             len,
             source: errno.into(),
         })?;
-        // SAFETY: the range lies within our own reservation (or `advise` had refused it), into which no reference points.
+        // SAFETY: the range lies within our own reservation (or `advise` had refused it), into
+        // which no reference points.
         unsafe { uffd.register(range, mode) }
     }
 
-    /// vm-memory's view of a range. It does not own the mapping: whoever holds it must keep `self`.
+    /// vm-memory's region of a range. It does not own the mapping: the caller must keep `self` as
+    /// long as the region.
     pub(crate) fn region(
         &self,
         addr: u64,
@@ -183,8 +191,8 @@ impl Mapping {
         let builder = MmapRegionBuilder::new(len)
             .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
             .with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_NORESERVE);
-        // SAFETY: the range lies within our reservation, which `GuestMemory` keeps mapped for as long
-        // as a view exists.
+        // SAFETY: the range lies within our reservation, which `GuestMemory` keeps mapped for as
+        // long as a view exists.
         unsafe { builder.with_raw_mmap_pointer(ptr.cast()) }.build()
     }
 }
@@ -194,13 +202,13 @@ impl Drop for Mapping {
         if self.kept {
             return;
         }
-        // SAFETY: the range is the one that `reserve` got, and nobody uses it any more. Unmapping a
-        // whole range that is mapped cannot fail, and there would be nothing to do about it.
+        // SAFETY: the range is the one that `reserve` mapped, and it is not used any more.
+        // Unmapping a whole mapped range cannot fail.
         let _ = unsafe { munmap(self.start, self.reserved) };
     }
 }
 
-/// Anonymous memory of this process's own, as long as it is aligned, and populated.
+/// Populated anonymous memory of `len` bytes, aligned to `len`.
 struct Scratch {
     start: *mut c_void,
     len: usize,
@@ -218,18 +226,19 @@ impl Scratch {
         let scratch = Self { start, len };
         for (at, len) in [(0, before), (before + len, len - before)] {
             if len > 0 {
-                // SAFETY: a part of what was just mapped, and outside of `scratch`.
+                // SAFETY: a part of the new mapping, outside `scratch`.
                 unsafe { munmap(all.cast::<u8>().wrapping_add(at).cast(), len) }?;
             }
         }
-        // SAFETY: the range is ours alone. A kernel without huge pages refuses, and has small ones.
+        // SAFETY: the range is private to this value. A kernel without huge pages refuses, and uses
+        // small ones.
         let _ = unsafe { madvise(start, len, Advice::LinuxHugepage) };
         // SAFETY: as above; it holds zeros before and after.
         unsafe { madvise(start, len, Advice::LinuxPopulateWrite) }?;
         Ok(scratch)
     }
 
-    /// Its memory lies elsewhere now.
+    /// Forgets the memory, which was moved to another address.
     fn moved(self) {
         std::mem::forget(self);
     }
@@ -237,7 +246,8 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // SAFETY: the range is ours, and nobody uses it any more. That cannot fail.
+        // SAFETY: the range is private to this value, and it is not used any more. That cannot
+        // fail.
         let _ = unsafe { munmap(self.start, self.len) };
     }
 }

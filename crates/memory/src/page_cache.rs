@@ -1,6 +1,6 @@
-//! What the page cache holds of a file: asking, filling and emptying it.
+//! The page cache of a file: residency, preload and eviction.
 //!
-//! All functions are for regular files. Those that look for what a file stores move its file position.
+//! All functions are for regular files. Functions that look for stored data move the file position.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -17,19 +17,19 @@ use serde::Serialize;
 
 use crate::map;
 
-/// Bytes that one call of mincore looks at.
+/// Bytes that one call of mincore examines.
 const WINDOW: u64 = 256 << 20;
 /// Bytes of one request of a preload.
 const READ: u64 = 1 << 20;
-/// Attempts at evicting a file.
+/// The number of attempts to evict a file.
 const EVICTIONS: u32 = 10;
 
-/// How many pages of a file the page cache holds.
+/// The number of pages of a file that are in the page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Residency {
-    /// Pages that were looked at.
+    /// Examined pages.
     pub pages: u64,
-    /// Those of them that are cached.
+    /// Examined pages that are cached.
     pub cached: u64,
 }
 
@@ -45,23 +45,24 @@ impl Residency {
     }
 }
 
-/// How many of a file's pages, holes included, the page cache holds (`mincore(2)`). Touches none.
+/// The number of a file's pages, including holes, that are in the page cache (`mincore(2)`). No
+/// page is touched.
 ///
-/// The kernel tells the truth to the file's owner, to root and to those who may write to the file; to others
-/// it says that every page is cached.
+/// The kernel only reports the residency to the file's owner, to root and to processes that may
+/// write to the file; to others it reports every page as cached.
 ///
 /// # Errors
 ///
-/// What the kernel said to `fstat`, `mmap` or `mincore`.
+/// The error of `fstat`, `mmap` or `mincore`.
 pub fn residency(file: &File) -> io::Result<Residency> {
     count(file, 0..file.metadata()?.len())
 }
 
-/// As [`residency`], for the pages that the file stores: holes are left out.
+/// As [`residency`], without holes.
 ///
 /// # Errors
 ///
-/// What the kernel said to `fstat`, `lseek`, `mmap` or `mincore`.
+/// The error of `fstat`, `lseek`, `mmap` or `mincore`.
 pub fn stored_residency(file: &File) -> io::Result<Residency> {
     let mut sum = Residency::default();
     for_each_stored(file, 0..file.metadata()?.len(), |stored| {
@@ -73,12 +74,12 @@ pub fn stored_residency(file: &File) -> io::Result<Residency> {
     Ok(sum)
 }
 
-/// Which of the first `pages` pages of a file, holes included, the page cache holds (`mincore(2)`). Touches none; see
-/// [`residency`] for who is told the truth.
+/// The cached pages among the first `pages` pages of a file, including holes (`mincore(2)`). No
+/// page is touched; see [`residency`] for the required permissions.
 ///
 /// # Errors
 ///
-/// What the kernel said to `mmap` or `mincore`.
+/// The error of `mmap` or `mincore`.
 pub fn cached(file: &File, pages: u64) -> io::Result<PageSet> {
     let mut set = PageSet::new(pages);
     let mut at = 0;
@@ -98,16 +99,17 @@ pub fn cached(file: &File, pages: u64) -> io::Result<PageSet> {
     Ok(set)
 }
 
-/// Reads what the file stores of a range (bytes, whole pages) into the page cache, and returns how many
-/// bytes that is.
+/// Reads the stored data of a range (in bytes, whole pages) into the page cache, and returns its
+/// length in bytes.
 ///
-/// It sends the file to /dev/null (`sendfile(2)`): each page is brought into the page cache and waited for, as by a read, while readahead(2) and
-/// posix_fadvise(2) only ask for it; none is copied, and one that is there already costs next to nothing.
+/// It sends the file to /dev/null (`sendfile(2)`): like a read, this waits until each page is
+/// cached, while readahead(2) and posix_fadvise(2) only request it. No page is copied, and a page
+/// that is already cached costs almost nothing.
 ///
 /// # Errors
 ///
-/// What the kernel said to opening /dev/null, to `lseek` or `sendfile`; [`io::ErrorKind::UnexpectedEof`] for a range beyond the end of
-/// the file.
+/// The error of opening /dev/null, `lseek` or `sendfile`; [`io::ErrorKind::UnexpectedEof`] for a
+/// range beyond the end of the file.
 pub fn preload(file: &File, range: Range<u64>) -> io::Result<u64> {
     let nowhere = OpenOptions::new().write(true).open("/dev/null")?;
     let mut read = 0;
@@ -125,13 +127,14 @@ pub fn preload(file: &File, range: Range<u64>) -> io::Result<u64> {
     Ok(read)
 }
 
-/// As [`preload`] of all that the file stores, in reads of one page without read-ahead: the page cache then holds the file in
-/// folios of 4 KiB, where it held none of it before. A file system with large folios reads larger ones ahead otherwise, which
-/// a host may map by larger leaves. It takes a request to storage for each page.
+/// As [`preload`] for all stored data, in reads of one page without read-ahead: a file that was not
+/// cached is then cached in folios of 4 KiB. Otherwise a file system with large folios reads ahead
+/// in larger folios, which a host may map by larger leaves. It takes one request to storage for
+/// each page.
 ///
 /// # Errors
 ///
-/// What the kernel said to `fstat`, `lseek`, `posix_fadvise` or `pread`.
+/// The error of `fstat`, `lseek`, `posix_fadvise` or `pread`.
 pub fn preload_small(file: &File) -> io::Result<u64> {
     let len = file.metadata()?.len();
     let mut page = vec![0; usize_of(PAGE_SIZE)];
@@ -149,15 +152,15 @@ pub fn preload_small(file: &File) -> io::Result<u64> {
     result.map(|()| read)
 }
 
-/// Drops a file's pages from the page cache, and says what is left: pages that a process maps stay. A page that a processor
-/// is just putting on the kernel's lists stays too, or one that the kernel has taken off them to reclaim it, so attempts are
-/// made for up to a second.
+/// Evicts a file's pages from the page cache, and returns the remaining residency: pages that a
+/// process maps stay. A page that a processor is adding to the kernel's lists, or that the kernel
+/// has removed from them to reclaim it, stays, too; so the eviction is retried for up to a second.
 ///
 /// # Errors
 ///
-/// What the kernel said to `fdatasync`, `posix_fadvise`, or to [`residency`].
+/// The error of `fdatasync`, `posix_fadvise`, or [`residency`].
 pub fn evict(file: &File) -> io::Result<Residency> {
-    // Pages that are not yet on the medium would stay.
+    // Dirty pages cannot be evicted.
     fdatasync(file)?;
     for attempt in 0..EVICTIONS {
         fadvise(file, 0, None, Advice::DontNeed)?;
@@ -184,8 +187,8 @@ fn count(file: &File, range: Range<u64>) -> io::Result<Residency> {
     Ok(sum)
 }
 
-/// Calls `each` for what a file stores of a range, in ascending order, widened to whole pages within the
-/// range.
+/// Calls `each` for the stored parts of a range of a file, in ascending order, extended to whole
+/// pages within the range.
 pub(crate) fn for_each_stored(
     file: &File,
     range: Range<u64>,

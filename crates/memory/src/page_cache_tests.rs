@@ -18,7 +18,7 @@ fn a_file_is_evicted_and_preloaded() {
 }
 
 #[test]
-fn holes_are_counted_and_preloaded_apart() {
+fn holes_are_counted_and_not_preloaded() {
     let file = tempfile::tempfile().unwrap();
     file.set_len(1 << 20).unwrap();
     assert_eq!(preload(&file, 0..1 << 20).unwrap(), 0);

@@ -80,8 +80,9 @@ impl ProcessCountersError {
     }
 }
 
-/// Has the kernel end a process that runs a microVM, when memory is short, before the process that started it (proc(5),
-/// `oom_score_adj`). Raising the score needs no privileges. A process that has already ended is not an error.
+/// Has the kernel end a process that runs a microVM, when memory is short, before the process that
+/// started it (proc(5), `oom_score_adj`). Raising the score needs no privileges. A process that has
+/// already ended is not an error.
 ///
 /// # Errors
 ///

@@ -7,7 +7,8 @@ pub struct Slot {
     pub guest_addr: u64,
     /// Length in bytes.
     pub len: u64,
-    /// Where it is mapped in this process: congruent to `guest_addr` modulo 2 MiB, so that huge leaves fit.
+    /// Where it is mapped in this process: congruent to `guest_addr` modulo 2 MiB, so that huge
+    /// leaves fit.
     pub host_addr: u64,
 }
 

@@ -13,7 +13,7 @@ use crate::plan::{
     Advice, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source, Step, When, Work,
 };
 
-/// One to three regions of up to 40 pages, anywhere.
+/// One to three regions of up to 40 pages, at any address.
 pub(crate) fn layouts() -> impl Strategy<Value = MemoryLayout> {
     vec((select(vec![0, 1, 3, 512, 700]), 1u64..40), 1..=3).prop_map(|regions| {
         let mut next = 0;
@@ -26,8 +26,8 @@ pub(crate) fn layouts() -> impl Strategy<Value = MemoryLayout> {
     })
 }
 
-/// Plans that validate: random tilings, realised by layers that overlap in an order that matters, over a few
-/// layers that end up hidden.
+/// Valid plans: random tilings, realised by overlapping layers whose order matters, over a few
+/// layers that are hidden in the end.
 pub(crate) fn plans() -> impl Strategy<Value = Plan> {
     layouts().prop_flat_map(|layout| {
         let pages = usize::try_from(layout.pages()).unwrap();
@@ -87,7 +87,7 @@ pub(crate) fn segment(layout: &MemoryLayout, guest: GuestRange, kind: Kind) -> S
     }
 }
 
-/// The layer that maps what a segment says, over a range that starts before or with the segment.
+/// The layer that realises a segment, over a range that starts at or before the segment.
 fn layer(layout: &MemoryLayout, guest: GuestRange, kind: Kind, random: bool) -> Layer {
     let Segment { source, sharing, .. } = segment(layout, guest, kind);
     let advice = if random { Advice::Random } else { Advice::Normal };
@@ -117,8 +117,8 @@ fn segments(layout: &MemoryLayout, cuts: &[bool], kinds: &[Kind]) -> Vec<Segment
     segments
 }
 
-/// Layers in a random order. Each covers its segment, and reaches over those neighbours in its region that
-/// are laid later.
+/// Layers in a random order. Each covers its segment, and also adjacent segments of its region
+/// whose layers are applied later.
 fn layers(
     layout: &MemoryLayout,
     segments: &[Segment],
@@ -188,8 +188,8 @@ pub(crate) fn page_bytes(page: u64, seed: u8) -> Vec<u8> {
     bytes
 }
 
-/// Writes an image for a plan, and the zero map that goes with it: the pages of its `Zero` segments. These pages
-/// hold other bytes than zero in the image, so that a wrong source shows.
+/// Writes an image for a plan, and the zero map that goes with it: the pages of its `Zero`
+/// segments. These pages hold other bytes than zero in the image, so that a wrong source shows.
 pub(crate) fn write_image(plan: &Plan, file: &mut File, seed: u8) -> PageSet {
     let pages = plan.layout.pages();
     file.seek(SeekFrom::Start(0)).unwrap();
@@ -203,14 +203,14 @@ pub(crate) fn write_image(plan: &Plan, file: &mut File, seed: u8) -> PageSet {
     zero_map
 }
 
-/// A file without a name whose pages are on a medium, so that they can be evicted; `None` where the directory
+/// An unnamed file on storage, whose pages can be evicted; `None` where the directory
 /// for temporary files is in memory.
 pub(crate) fn file_on_a_medium() -> Option<File> {
     let file = tempfile::tempfile().unwrap();
     firn_required::is_on_disk(&file).then_some(file)
 }
 
-/// Memory of `layout` whose pages hold [`page_bytes`], those of `zero_map` zeros.
+/// Memory of `layout` whose pages hold [`page_bytes`], or zeros where they are in `zero_map`.
 struct Pages<'a> {
     layout: &'a MemoryLayout,
     zero_map: &'a PageSet,
@@ -238,7 +238,7 @@ impl firn_snapshot::PageSource for Pages<'_> {
     }
 }
 
-/// A snapshot at `path` whose pages hold [`page_bytes`], those of `zero_map` zeros.
+/// A snapshot at `path` whose pages hold [`page_bytes`], or zeros where they are in `zero_map`.
 pub(crate) fn write_snapshot(
     path: &std::path::Path,
     layout: &MemoryLayout,
@@ -257,7 +257,7 @@ pub(crate) fn write_snapshot(
     firn_snapshot::Snapshot::open(path).unwrap()
 }
 
-/// Freezes guest memory into `dir`, and opens what was frozen.
+/// Freezes guest memory into `dir`, and opens the snapshot.
 pub(crate) fn freeze(
     memory: &crate::GuestMemory,
     dir: &std::path::Path,

@@ -517,7 +517,7 @@ fn a_message_that_cannot_be_served_ends_the_monitor_with_a_report() {
     let socket = pager.socket();
     let monitor = Monitor::at(&socket, &json!([]), &[("ALONE", "1")]);
     let (code, error) = pager.end();
-    assert!(code == Some(1) && error.contains("comes with 0 descriptors"), "{error}");
+    assert!(code == Some(1) && error.contains("has 0 descriptors"), "{error}");
     monitor.was_killed();
 }
 

@@ -1,11 +1,13 @@
-//! Copies that exist before a microVM starts: what the planner [`firn`](crate::planners::Firn) runs on.
+//! Copies that exist before a microVM starts: what the planner `firn` runs
+//! on.
 //!
-//! A pool's manager keeps copies of some chunks (2 MiB) of a sealed extent. A microVM maps its copy in place of those chunks and
-//! writes without a page fault. The manager stores chunk sets under keys and attaches no meaning to either. This module
-//! decides which chunks a set holds:
+//! A pool's manager keeps copies of some chunks (2 MiB) of a sealed extent. A microVM maps its copy
+//! in place of those chunks and writes without a page fault. The manager stores chunk sets under
+//! keys and attaches no meaning to either. This module decides which chunks a set holds:
 //!
 //! - a [`Rule`] selects chunks from a recorded profile, and is the key of the set;
-//! - a prediction starts with these chunks and changes with what each run wrote. The manager stores its state;
+//! - a prediction starts with these chunks and changes with what each run wrote. The manager stores
+//!   its state;
 //! - [`observe`] finds out what a run wrote.
 //!
 //! A start calls [`request_copy`] before it plans; after the run, [`learn`] updates the prediction.
@@ -38,8 +40,8 @@ pub enum RequestCopyError {
     Profile(#[from] OpenError),
 }
 
-/// Takes a copy of the chunks that a run is expected to write, where the pool's manager has one ready:
-/// [`Grant::copies`] returns it then. The first request for a snapshot and a rule stores the
+/// Takes a copy of the chunks that a run is expected to write, where the pool's manager has one
+/// ready: [`Grant::copies`] returns it then. The first request for a snapshot and a rule stores the
 /// chunk set that the snapshot's profile gives. Without a copy the kernel copies page by page.
 ///
 /// # Errors
@@ -58,8 +60,8 @@ pub fn request_copy(
     Ok(())
 }
 
-/// Updates the prediction with the chunks that a run wrote ([`WriteReport::written`]), for the next runs by the same rule.
-/// Without a [requested](request_copy) copy nothing is done.
+/// Updates the prediction with the chunks that a run wrote ([`WriteReport::written`]), for the next
+/// runs by the same rule. Without a [requested](request_copy) copy nothing is done.
 ///
 /// # Errors
 ///
@@ -74,7 +76,8 @@ pub fn learn(
     };
     let pages = snapshot.manifest().layout.pages();
     let used = match snapshot.profile() {
-        // The copy of a chunk that is mostly read serves the run, although the run does not write to it.
+        // The copy of a chunk that is mostly read serves the run, although the run does not write
+        // to it.
         Ok(Some(profile)) if rule.read > 0 => rule.with_read_chunks(written, &profile, pages),
         _ => written.to_vec(),
     };
@@ -90,7 +93,8 @@ pub fn learn(
     Ok(())
 }
 
-/// Has the pool's manager make copies by a new profile of the snapshot `name`, so that the next start finds one ready.
+/// Has the pool's manager make copies by a new profile of the snapshot `name`, so that the next
+/// start finds one ready.
 ///
 /// # Errors
 ///

@@ -28,7 +28,8 @@ pub struct WriteReport {
     pub copied: u64,
     /// Chunks that were written and not expected: the kernel copied them page by page.
     pub missed: u64,
-    /// Chunks that were expected and not written, and chunks that the rule selected because they are read.
+    /// Chunks that were expected and not written, and chunks that the rule selected because they
+    /// are read.
     pub unused: u64,
     /// The chunks that were written, as runs of image pages.
     pub written: Vec<PageRange>,
@@ -39,9 +40,10 @@ pub struct WriteReport {
 #[error("cannot find out what the guest wrote")]
 pub struct ObserveError(#[from] io::Error);
 
-/// Finds out which chunks a guest has written. A chunk of the extent counts when at least as many of its pages were copied on
-/// write as the rule requires; a chunk of a copy counts when it differs from the extent. The guest may run: a concurrent write
-/// may or may not count. Returns `None` for a grant for which no copy was requested.
+/// Finds out which chunks a guest has written. A chunk of the extent counts when at least as many
+/// of its pages were copied on write as the rule requires; a chunk of a copy counts when it differs
+/// from the extent. The guest may run: a concurrent write may or may not count. Returns `None` for
+/// a grant for which no copy was requested.
 ///
 /// # Errors
 ///

@@ -12,7 +12,7 @@ use crate::planners::{ExtentFacts, ImageFacts, PlanInput, firn_plan};
 
 const CHUNKS: u64 = 6;
 const RULE: Rule = Rule { written: 2, read: 0 };
-/// Where the extent begins in its medium.
+/// The offset of the extent in its medium.
 const OFFSET: u64 = CHUNK_SIZE;
 
 fn byte(chunk: u64) -> u8 {
@@ -45,7 +45,7 @@ impl ReadAt for Extent<'_> {
     }
 }
 
-/// A sealed extent, and what a manager copied of it.
+/// A sealed extent, and a copy of some of its chunks.
 struct World {
     medium: File,
     copies: Copies,
@@ -101,7 +101,7 @@ fn write(memory: &GuestMemory, page: u64, value: u8) {
 }
 
 #[test]
-fn two_guests_of_one_extent_have_copies_of_their_own_and_the_extent_keeps_its_bytes() {
+fn two_guests_of_one_extent_have_separate_copies_and_the_extent_is_unchanged() {
     let world = World::new();
     let other = memfd([1, 3].into_iter().map(byte));
     let (one, two) = (world.restore(world.copies.file.as_ref()), world.restore(Some(&other)));
@@ -144,7 +144,7 @@ fn written_chunks_are_told_from_expected_ones() {
 }
 
 #[test]
-fn what_a_guest_gives_back_of_a_copy_stays_its_own() {
+fn discarded_memory_of_a_copy_is_unchanged() {
     let world = World::new();
     let memory = world.restore(world.copies.file.as_ref());
     write(&memory, CHUNK_PAGES, 0x77);
@@ -156,7 +156,7 @@ fn what_a_guest_gives_back_of_a_copy_stays_its_own() {
 }
 
 #[test]
-fn a_copy_that_is_not_there_or_too_short_is_refused() {
+fn a_missing_or_short_copy_is_refused() {
     let world = World::new();
     let short = memfd([byte(1)].into_iter());
     for (copy, is) in [(None, 0), (Some(&short), CHUNK_SIZE)] {
@@ -168,7 +168,7 @@ fn a_copy_that_is_not_there_or_too_short_is_refused() {
 }
 
 #[test]
-fn a_guest_with_copies_is_frozen_as_it_is() {
+fn a_freeze_reads_copied_chunks() {
     use firn_snapshot::{Chunk, PageSource};
     let world = World::new();
     let memory = world.restore(world.copies.file.as_ref());
@@ -177,7 +177,7 @@ fn a_guest_with_copies_is_frozen_as_it_is() {
     let mut buf = vec![0; usize_of(CHUNK_SIZE)];
     for chunk in 0..CHUNKS {
         let Chunk::Bytes(bytes) = pages.chunk(chunk * CHUNK_SIZE, &mut buf).unwrap() else {
-            panic!("chunk {chunk} is said to be zero");
+            panic!("chunk {chunk} is zero");
         };
         assert_eq!(bytes[9], if chunk == 1 { 0x77 } else { byte(chunk) });
         assert_eq!(bytes[4096 + 9], byte(chunk));

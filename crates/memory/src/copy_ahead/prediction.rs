@@ -12,8 +12,8 @@ const EXPECTED: u8 = 4;
 /// The increase for a run that wrote the chunk. One such run is not enough, two in a row are.
 const GAIN: u8 = 3;
 
-/// Scores of chunks, by the runs so far. Each run that does not write a chunk lowers its score: a chunk that the profile
-/// selected is not expected any more after five such runs.
+/// Scores of chunks, by the runs so far. Each run that does not write a chunk lowers its score: a
+/// chunk that the profile selected is not expected any more after five such runs.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Prediction {
     scores: BTreeMap<u32, u8>,
@@ -57,7 +57,8 @@ impl Prediction {
                 _ => runs.push((*chunk, 1, *score)),
             }
         }
-        // Encoding integers into memory cannot fail; an empty state would only start the prediction anew.
+        // Encoding integers into memory cannot fail; an empty state would only start the prediction
+        // anew.
         postcard::to_stdvec(&runs).unwrap_or_default()
     }
 
@@ -66,7 +67,7 @@ impl Prediction {
         let (runs, rest): (Vec<ScoredRun>, _) = postcard::take_from_bytes(state).ok()?;
         let mut scores = BTreeMap::new();
         for (first, count, score) in runs {
-            let end = first.checked_add(count).filter(|end| u64::from(*end) <= MOST_CHUNKS)?;
+            let end = first.checked_add(count).filter(|end| u64::from(*end) <= MAX_CHUNKS)?;
             if !(1..=FULL).contains(&score) {
                 return None;
             }
@@ -76,8 +77,8 @@ impl Prediction {
     }
 }
 
-/// Chunks of the largest guest memory.
-const MOST_CHUNKS: u64 = firn_snapshot::MAX_MEMORY / firn_snapshot::CHUNK_SIZE;
+/// The number of chunks of the largest guest memory.
+const MAX_CHUNKS: u64 = firn_snapshot::MAX_MEMORY / firn_snapshot::CHUNK_SIZE;
 
 /// The numbers of the whole chunks in ascending runs of image pages, out of `pages`.
 pub(super) fn chunks_of(runs: &[PageRange], pages: u64) -> Vec<u32> {

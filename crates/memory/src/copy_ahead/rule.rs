@@ -10,21 +10,23 @@ use firn_snapshot::{CHUNK_PAGES, PageSet, Profile};
 pub struct Rule {
     /// The least number of pages of a chunk that a run writes, 1 to 512.
     pub written: u64,
-    /// The least number of pages of a chunk that a run touches through leaves of 4 KiB, where it writes none; 0 selects no such
-    /// chunk.
+    /// The least number of pages of a chunk that a run touches through leaves of 4 KiB, where it
+    /// writes none; 0 selects no such chunk.
     pub read: u64,
 }
 
 impl Rule {
-    /// The default, by measurement (docs/concepts/firn-planner.md): a page that is written splits its whole leaf.
+    /// The default, by measurement (docs/concepts/firn-planner.md): a page that is written splits
+    /// its whole leaf.
     pub const DEFAULT: Self = Self { written: 1, read: 32 };
 
-    /// The rule on a host with nested paging (VT-x, SVM), or without it: chunks that are only read are copied for KVM's software
-    /// page tables alone.
+    /// The rule on a host with nested paging (VT-x, SVM), or without it: chunks that are only read
+    /// are copied for KVM's software page tables alone.
     ///
-    /// Those prefetch the entries around a fault (Linux `paging_tmpl.h`, `FNAME(prefetch_gpte)`) only in memory that this
-    /// process may write, and sealed bytes are mapped for reading. So each page of the guest's small leaves costs a page fault.
-    /// With nested paging a shared leaf of 2 MiB takes one.
+    /// Those prefetch the entries around a fault (Linux `paging_tmpl.h`, `FNAME(prefetch_gpte)`)
+    /// only in memory that this process may write, and sealed bytes are mapped for reading. So each
+    /// page of the guest's small leaves costs a page fault. With nested paging a shared leaf of 2
+    /// MiB takes one.
     #[must_use]
     pub fn for_paging(self, nested: bool) -> Self {
         Self { read: if nested { 0 } else { self.read }, ..self }
@@ -50,7 +52,8 @@ impl Rule {
         Some(Self { written: written.parse().ok()?, read: read.parse().ok()? })
     }
 
-    /// The chunks that a run wrote, and those of the profile that it reads, out of `pages` image pages.
+    /// The chunks that a run wrote, and those of the profile that it reads, out of `pages` image
+    /// pages.
     pub(super) fn with_read_chunks(
         self,
         written: &[PageRange],
@@ -70,8 +73,8 @@ impl Rule {
         chunks(counts.into_iter().filter(|(_, pages)| *pages >= self.written).map(|(at, _)| at))
     }
 
-    /// The chunks of which the profile has enough pages in small leaves, and no written page. A profile without small leaves
-    /// has none.
+    /// The chunks of which the profile has enough pages in small leaves, and no written page. A
+    /// profile without small leaves has none.
     fn read_chunks(self, profile: &Profile) -> Vec<PageRange> {
         if self.read == 0 {
             return Vec::new();

@@ -1,5 +1,6 @@
 //! Plans over the extent of a pool, on the media that this host has.
 
+use std::fs::File;
 use std::os::fd::AsRawFd;
 
 use firn_base::{PAGE_SIZE, PageRange};
@@ -13,14 +14,14 @@ use crate::planners::{ExtentFacts, ImageFacts, PlanInput, PlannerError, firn_pla
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 8 * MIB;
-/// Where the extent begins in its medium.
+/// The offset of the extent in its medium.
 const OFFSET: u64 = 4 * MIB;
 
 fn byte(page: u64) -> u8 {
     u8::try_from(page % 251).unwrap() + 1
 }
 
-/// A medium of memory with an extent whose pages are told apart by their bytes, and dirt around it.
+/// A medium in memory, with an extent whose pages have different bytes, and other data around it.
 fn medium(flags: MemfdFlags) -> Option<File> {
     let medium = File::from(rustix::fs::memfd_create("medium", flags).ok()?);
     medium.set_len(OFFSET + SIZE + 2 * MIB).unwrap();
@@ -29,7 +30,7 @@ fn medium(flags: MemfdFlags) -> Option<File> {
     let reservation = Reservation::new(&layout, Leaf::Size2M).unwrap();
     let host = reservation.host_addr(0).unwrap();
     reservation.mapping.map_shared(host, layout.total_bytes(), &medium, 0).unwrap();
-    // Without a reserve of huge pages, touching one would kill this process; populating says so.
+    // Without reserved huge pages an access would kill this process; populating returns an error.
     reservation.mapping.populate_read(host, layout.total_bytes()).ok()?;
     let memory = reservation.finish(layout, Backing::Extent, Default::default()).unwrap();
     let view = memory.vm_memory();
@@ -45,12 +46,12 @@ fn restore(planner: &str, medium: &File, leaf: Leaf) -> Executed {
     execute_with(planner, medium, leaf, true).unwrap()
 }
 
-/// Another descriptor of a medium, for reading alone.
+/// A read-only descriptor of a medium.
 fn for_reading(medium: &File) -> File {
     File::open(format!("/proc/self/fd/{}", medium.as_raw_fd())).unwrap()
 }
 
-/// As it is on devdax, of which the kernel has no private mappings.
+/// Shares the extent as on devdax, which the kernel cannot map privately.
 fn share(medium: &File, leaf: Leaf) -> GuestMemory {
     execute_with("pass_shared", &for_reading(medium), leaf, false).unwrap().memory
 }
@@ -66,7 +67,7 @@ fn execute_with(
     execute(&plan, &Sources::medium(medium))
 }
 
-/// The plan of a guest of which nothing is known but where its memory lies.
+/// The plan of a guest with only the facts about its extent.
 fn of_extent(
     facts: ExtentFacts,
     plan: impl FnOnce(&PlanInput<'_>) -> Result<Plan, PlannerError>,
@@ -136,7 +137,7 @@ fn a_sealed_extent_is_shared_and_never_written() {
 }
 
 #[test]
-fn a_replica_is_written_in_place_and_costs_no_dram() {
+fn a_replica_is_written_in_place_and_uses_no_dram() {
     for (medium, leaf) in media() {
         let memory = restore("pass", &medium, leaf).memory;
         memory.vm_memory().write_obj(7_u8, GuestAddress(5 * PAGE_SIZE)).unwrap();
@@ -169,7 +170,7 @@ fn memory_in_a_pool_is_frozen_as_it_is() {
         let mut buf = vec![0; 2 << 20];
         for chunk in 0..SIZE / (2 * MIB) {
             let Chunk::Bytes(bytes) = pages.chunk(chunk * 2 * MIB, &mut buf).unwrap() else {
-                panic!("chunk {chunk} is said to be zero");
+                panic!("chunk {chunk} is zero");
             };
             for (page, bytes) in (chunk * 512..).zip(bytes.chunks(4096)) {
                 assert_eq!(bytes[0], if page == 5 { 7 } else { byte(page) });
@@ -180,7 +181,7 @@ fn memory_in_a_pool_is_frozen_as_it_is() {
 }
 
 #[test]
-fn what_a_guest_gives_back_of_a_sealed_extent_is_zero_and_of_a_replica_stays_the_pools() {
+fn discarded_memory_is_zero_in_a_sealed_extent_and_unchanged_in_a_replica() {
     for (medium, leaf) in media() {
         let (page, len) = (2 * MIB / PAGE_SIZE, 2 * MIB);
         let shared = restore("pass_shared", &medium, leaf).memory;
@@ -198,7 +199,7 @@ fn what_a_guest_gives_back_of_a_sealed_extent_is_zero_and_of_a_replica_stays_the
 }
 
 #[test]
-fn sealed_memory_cannot_be_written_but_by_copies_of_its_chunks() {
+fn sealed_memory_is_only_written_through_copies_of_its_chunks() {
     for (medium, leaf) in media() {
         // Neither this mapping nor any other of the descriptor can be made writable.
         let reader = for_reading(&medium);
@@ -213,7 +214,7 @@ fn sealed_memory_cannot_be_written_but_by_copies_of_its_chunks() {
         let [one, other] = [(); 2].map(|()| share(&medium, leaf));
         let written = [5, 513, 1023];
         for page in written {
-            // Two bytes, in two chunks where the page is a chunk's last.
+            // Two bytes, which are in two chunks for the last page of a chunk.
             one.vm_memory()
                 .write_obj(0x0707_u16, GuestAddress((page + 1) * PAGE_SIZE - 1))
                 .unwrap();
@@ -241,7 +242,7 @@ fn sealed_memory_cannot_be_written_but_by_copies_of_its_chunks() {
     }
 }
 
-/// Of devdax, too, a guest runs on a copy, wherever that lies.
+/// A copy also replaces chunks of devdax.
 #[test]
 fn memory_beside_a_copy_is_sealed() {
     let medium = medium(MemfdFlags::empty()).unwrap();
@@ -278,10 +279,10 @@ fn readers_see_the_same_bytes_while_a_chunk_is_replaced() {
 }
 
 #[test]
-fn what_a_guest_gives_back_of_sealed_chunks_is_zero_where_they_are_whole() {
+fn discarded_sealed_memory_is_zero_for_whole_chunks() {
     for (medium, leaf) in media() {
         let memory = share(&medium, leaf);
-        // A part of a chunk; one chunk and a part; all of a chunk that was copied.
+        // A part of a chunk; one chunk and a part; a whole copied chunk.
         memory.discard(0, PAGE_SIZE).unwrap();
         memory.discard(2 * MIB, 3 * MIB).unwrap();
         memory.vm_memory().write_obj(7_u8, GuestAddress(6 * MIB)).unwrap();
@@ -306,7 +307,7 @@ fn sealed_memory_is_frozen_as_the_guest_sees_it() {
         let mut buf = vec![0; 2 << 20];
         for chunk in 0..SIZE / (2 * MIB) {
             let Chunk::Bytes(bytes) = pages.chunk(chunk * 2 * MIB, &mut buf).unwrap() else {
-                panic!("chunk {chunk} is said to be zero");
+                panic!("chunk {chunk} is zero");
             };
             for (page, bytes) in (chunk * 512..).zip(bytes.chunks(4096)) {
                 assert_eq!(bytes[0], if page == 5 { 7 } else { byte(page) });

@@ -8,7 +8,8 @@ use crate::pager::{Area, OnFailure, PageStore, Pager, PagerError, PagerJob, Page
 use crate::plan::{Plan, Source};
 use crate::uffd::{Features, RegisterMode, Uffd};
 
-/// Starts a pager for the segments of a plan that have one as their source. The plan's layers are mapped.
+/// Starts a pager for the segments of a plan that have one as their source. The plan's layers are
+/// mapped.
 pub(super) fn start_pager(
     memory: &GuestMemory,
     plan: &Plan,

@@ -15,12 +15,12 @@ use crate::page_cache;
 use crate::pager::PagerError;
 use crate::plan::{Step, Work};
 
-/// What a step took.
+/// The cost of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepReport {
     /// The step.
     pub step: Step,
-    /// Nanoseconds.
+    /// Its duration, ns.
     pub ns: u64,
     /// Bytes read into the page cache.
     pub preloaded_bytes: u64,
@@ -35,9 +35,9 @@ pub enum StepError {
     /// The image could not be read.
     #[error("cannot preload {range} of the image")]
     Preload {
-        /// What was to be read.
+        /// The range to read.
         range: ImageRange,
-        /// What the kernel said.
+        /// The error of the madvise.
         #[source]
         source: io::Error,
     },
@@ -45,15 +45,15 @@ pub enum StepError {
     #[error("the plan preloads an image file, but the image is in a pool")]
     NoImageFile,
     /// A packed file could not be installed: no page of it is wrong, but some may be missing.
-    #[error("installing {}", packed.name())]
+    #[error("cannot install {}", packed.name())]
     Install {
         /// The file.
         packed: PackedFile,
-        /// Why.
+        /// The cause.
         #[source]
         source: PagerError,
     },
-    /// A packed file is refused.
+    /// A packed file is not valid.
     #[error(transparent)]
     Packed(#[from] PackedError),
     /// There is no such packed file, or no pager to install it.
@@ -65,16 +65,16 @@ pub enum StepError {
     /// The index could not be built.
     #[error("cannot build the index of guest memory {range}")]
     Index {
-        /// What was to be mapped.
+        /// The range to map.
         range: GuestRange,
-        /// What the kernel said.
+        /// The error of the read.
         #[source]
         source: io::Error,
     },
 }
 
-/// The steps that are to run while the guest does, in order. It holds the image open by itself and can be
-/// sent to another thread.
+/// The steps to run while the guest runs, in order. It keeps its own descriptor of the image and
+/// can be sent to another thread.
 #[derive(Debug)]
 pub struct AfterResume {
     steps: Vec<Step>,
@@ -94,19 +94,19 @@ impl AfterResume {
         &self.steps
     }
 
-    /// Runs the steps and returns what each took.
+    /// Runs the steps and returns the cost of each.
     ///
     /// # Errors
     ///
-    /// The first step that fails ends it, with [`StepError`]. The guest is not harmed: these steps only
-    /// bring forward what it would wait for.
+    /// [`StepError`] of the first step that fails; later steps are not run. The guest is not
+    /// affected: the steps only do in advance what a page fault would do.
     pub fn run(self, memory: &GuestMemory) -> Result<Vec<StepReport>, StepError> {
         let image = self.image.as_ref();
         self.steps.into_iter().map(|step| run(step, memory, image, None)).collect()
     }
 }
 
-/// Runs one step of a plan that was validated.
+/// Runs one step of a validated plan.
 pub(super) fn run(
     step: Step,
     memory: &GuestMemory,
@@ -121,7 +121,7 @@ pub(super) fn run(
             preloaded_bytes = page_cache::preload(image, range.offset..range.offset + range.len)
                 .map_err(|source| StepError::Preload { range, source })?;
         }
-        // The loader's: no plan that was validated has one here.
+        // The loader runs it: a validated plan has none here.
         Work::Load { .. } => {}
         Work::Index { guest: range } => {
             memory.build_index(range).map_err(|e| StepError::Index { range, source: e.into() })?;

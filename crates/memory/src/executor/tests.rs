@@ -1,4 +1,4 @@
-use std::fs;
+use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -13,14 +13,14 @@ use super::*;
 use crate::HostFacts;
 use crate::compare::compare;
 use crate::page_cache;
-use crate::plan::{Segment, Step, Work};
+use crate::plan::{PlanError, Segment, Step, Work};
 use crate::planners::{ImageFacts, PlanInput, parse};
 use crate::testing::{Kind, file_on_a_medium, page_bytes, plans, segment, write_image};
 
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
 
-/// The plan that a planner makes of an image without zero pages.
+/// The plan of a planner for an image without zero pages.
 fn plan_by(planner: &str, layout: &MemoryLayout, image: &File) -> Plan {
     let host = HostFacts::read().unwrap();
     let zero_map = PageSet::new(layout.pages());
@@ -37,7 +37,7 @@ fn plan_by(planner: &str, layout: &MemoryLayout, image: &File) -> Plan {
     parse(planner).unwrap().plan(&input).unwrap()
 }
 
-/// An image of `pages` pages at the start of `file`, none zero, on its medium.
+/// Writes an image of `pages` pages without zero pages to the start of `file`, and to storage.
 fn fill(file: &mut File, pages: u64) {
     let bytes: Vec<u8> = (0..pages).flat_map(|page| page_bytes(page, 7)).collect();
     file.write_all(&bytes).unwrap();
@@ -50,14 +50,14 @@ fn read_page(memory: &GuestMemory, guest_addr: u64) -> Vec<u8> {
     bytes
 }
 
-/// How many mappings of this file the process has.
+/// The number of mappings of this file in the process.
 fn mappings_of(path: &Path) -> usize {
     let path = path.to_str().unwrap();
     fs::read_to_string("/proc/self/maps").unwrap().lines().filter(|l| l.ends_with(path)).count()
 }
 
 #[test]
-fn on_demand_restores_read_nothing_ahead_of_the_guest() {
+fn on_demand_restores_prefetch_nothing() {
     let Some(mut image) = file_on_a_medium() else { return };
     let layout = MemoryLayout::for_size(8 * MIB).unwrap();
     fill(&mut image, layout.pages());
@@ -86,7 +86,7 @@ fn readahead_reads_more_than_the_guest_touches() {
 }
 
 #[test]
-fn dram_cached_leaves_no_stored_page_to_storage() {
+fn dram_cached_preloads_every_stored_page() {
     // 64 KiB stored, 64 KiB hole, and so on: holes of any size are skipped.
     let on_a_medium = file_on_a_medium();
     let evictable = on_a_medium.is_some();
@@ -137,7 +137,7 @@ fn an_index_is_built_for_reading_and_copies_nothing() {
 }
 
 #[test]
-fn what_is_wrong_is_said_and_nothing_stays_mapped() {
+fn errors_name_the_defect_and_nothing_stays_mapped() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("memory.img");
     fs::write(&path, vec![1; 1 << 20]).unwrap();
@@ -165,7 +165,7 @@ fn what_is_wrong_is_said_and_nothing_stays_mapped() {
 
     truncated.set_len(MIB).unwrap();
     truncated.write_all_at(&[1; 4096], 0).unwrap();
-    // A descriptor for writing alone can be neither mapped nor read.
+    // A write-only descriptor can be neither mapped nor read.
     let refused = execute(&good, &Sources::image(&truncated)).unwrap_err();
     assert!(matches!(refused, ExecuteError::Layer { index: 0, .. }), "{refused}");
     let mut preload = good.clone();
@@ -199,7 +199,7 @@ fn a_restore_of_two_regions_takes_as_many_calls_as_of_a_small_one() {
 }
 
 #[test]
-fn the_largest_leaf_decides_how_addresses_agree() {
+fn host_and_guest_addresses_are_congruent_modulo_the_largest_leaf() {
     let image = tempfile::tempfile().unwrap();
     let layout = MemoryLayout::new(vec![
         MemoryRegion { guest_addr: 3 * PAGE, len: PAGE },
@@ -236,8 +236,8 @@ fn many_threads_may_execute_one_plan() {
 }
 
 proptest! {
-    /// Whatever the plan: guest memory is what the snapshot says, the guest's writes stay its own, and what it
-    /// gives back reads as zeros.
+    /// For any plan: guest memory equals the snapshot, the guest's writes are private, and
+    /// discarded memory reads as zeros.
     #[test]
     fn random_plans_restore_every_page(
         plan in plans(),
@@ -257,7 +257,7 @@ proptest! {
         prop_assert!(report.is_equal(), "{report:?}");
         prop_assert_eq!(report.pages, plan.layout.pages());
 
-        // What every page should be, by image page.
+        // The expected contents of every page, by image page.
         let pages = plan.layout.pages();
         let mut expected: Vec<Vec<u8>> = (0..pages)
             .map(|p| if zero_map.get(p) { vec![0; 4096] } else { page_bytes(p, seed) })
@@ -291,7 +291,7 @@ proptest! {
     }
 
     #[test]
-    fn a_comparison_names_the_pages_that_differ(
+    fn a_comparison_lists_the_differing_pages(
         plan in plans(),
         changed in proptest::collection::btree_set(0..40u64, 1..20),
     ) {

@@ -1,8 +1,8 @@
-//! Copy-on-write by chunk, for memory of which the kernel has no private mappings (devdax).
+//! Copy-on-write by chunk, for media that the kernel cannot map privately (devdax).
 //!
-//! Such memory is mapped shared and for reading alone, from a descriptor for reading: neither the guest nor this process
-//! can write to it. Whoever is about to write asks for a copy of the chunk first. The copy takes the chunk's place at the
-//! same host address, so KVM's slots and every view stay as they are.
+//! Such memory is mapped shared and read-only, from a read-only descriptor: neither the guest nor
+//! this process can write to it. Before a write, the chunk is copied. The copy replaces the chunk
+//! at the same host address, so KVM's slots and all views stay valid.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,20 +21,21 @@ use crate::slot::Slot;
 /// Bytes of a chunk: the granule of a devdax mapping.
 const CHUNK: u64 = Leaf::Size2M.bytes();
 
-/// What was copied of sealed memory, because it was to be written: by the guest, by the monitor, or ahead of the start.
+/// Copies of sealed chunks that were made before a write: by the guest, by the monitor, or before
+/// the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChunkCopies {
     /// Chunks of 2 MiB that were copied.
     pub chunks: u64,
-    /// Their bytes: private memory of this guest's.
+    /// Their bytes: private memory of this guest.
     pub bytes: u64,
-    /// How long that took in all, ns.
+    /// Total time of the copies, ns.
     pub ns: u64,
-    /// Writes of the guest's that ended `KVM_RUN`, over all vCPUs.
+    /// Writes of the guest that ended `KVM_RUN`, over all vCPUs.
     pub write_faults: u64,
 }
 
-/// Why sealed memory cannot be written. It is as it was.
+/// Why a sealed chunk was not copied. It is unchanged.
 #[derive(Debug, Error)]
 #[error(
     "cannot copy the 2 MiB of sealed guest memory at {guest_addr:#x}; is DRAM free, and vm.max_map_count high enough?"
@@ -42,16 +43,16 @@ pub struct ChunkCopies {
 pub struct CopyChunkError {
     /// First byte of the chunk.
     guest_addr: u64,
-    /// What the kernel said.
+    /// The error of the system call.
     source: std::io::Error,
 }
 
-/// Sealed memory, and what is not sealed any more.
+/// Sealed memory, and the chunks of it that were copied.
 #[derive(Debug)]
 pub(super) struct Chunks {
     mapped: Arc<Mapped>,
     slots: Vec<Slot>,
-    /// Whatever is not in this set is sealed.
+    /// All memory outside this set is sealed.
     anonymous: Arc<Mutex<RangeSet>>,
     copied: AtomicU64,
     ns: AtomicU64,
@@ -79,7 +80,8 @@ impl Chunks {
         self.write_faults.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Copies what is sealed of a range, by whole chunks; returns how many. What of the range is no memory is left out.
+    /// Copies the sealed chunks of a range and returns their number. Addresses outside guest memory
+    /// are ignored.
     pub(super) fn make_writable(&self, range: GuestRange) -> Result<u64, CopyChunkError> {
         let mut anonymous = self.anonymous.lock();
         let mut copied = 0;
@@ -89,7 +91,7 @@ impl Chunks {
             if start >= end {
                 continue;
             }
-            // A chunk is sealed as a whole or not at all, so no two parts have one in common.
+            // A chunk is sealed as a whole or not at all, so no two parts share one.
             let sealed =
                 anonymous.split(start..end).into_iter().filter(|(_, anonymous)| !anonymous);
             for (part, _) in sealed {
@@ -113,7 +115,7 @@ impl Chunks {
     }
 }
 
-/// The whole chunks of a range; empty where there is none.
+/// The whole chunks of a range; may be empty.
 pub(super) fn within(range: Range<u64>) -> Range<u64> {
     let start = range.start.next_multiple_of(CHUNK);
     start..(range.end - range.end % CHUNK).max(start)

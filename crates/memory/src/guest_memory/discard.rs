@@ -1,4 +1,4 @@
-//! Giving back memory that the guest reports as free.
+//! Discarding memory that the guest reports as free.
 
 use firn_base::PAGE_SIZE;
 use thiserror::Error;
@@ -6,12 +6,12 @@ use thiserror::Error;
 use super::{Backing, GuestMemory, chunks};
 use crate::slot::Slot;
 
-/// Discards may add this many separate anonymous ranges over memory mapped from a file. Each splits a
-/// mapping in two more, of which a process may have 65,530 by default (`vm.max_map_count`); a guest must not
-/// use up what its monitor needs.
-pub(super) const MOST_NEW_RANGES: usize = 8192;
+/// The number of separate anonymous ranges that discards may add over memory mapped from a file.
+/// Each adds up to two mappings, of which a process may have 65,530 by default
+/// (`vm.max_map_count`); a guest must not exhaust the mappings of its monitor.
+pub(super) const MAX_NEW_RANGES: usize = 8192;
 
-/// Why memory was not given back. It keeps its contents where the error does not say otherwise.
+/// Why memory was not discarded. It keeps its contents unless the error states otherwise.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum DiscardError {
@@ -47,36 +47,34 @@ pub enum DiscardError {
         /// Separate anonymous ranges in guest memory.
         ranges: usize,
     },
-    /// The kernel refused; a part of the range may read as zeros already.
+    /// The system call failed; a part of the range may already read as zeros.
     #[error("cannot discard {len:#x} bytes at guest address {guest_addr:#x}")]
     Kernel {
         /// First byte.
         guest_addr: u64,
         /// Length in bytes.
         len: u64,
-        /// What the kernel said.
+        /// The error of the system call.
         #[source]
         source: std::io::Error,
     },
 }
 
 impl GuestMemory {
-    /// Gives back `len` bytes at `guest_addr`, whole pages within one region: from now on they read as
-    /// zeros, never as what the image holds there, and cost no DRAM until they are touched again.
+    /// Discards `len` bytes at `guest_addr`, whole pages within one region: from now on they read
+    /// as zeros, not as the bytes of the image, and use no DRAM until they are touched again.
     ///
-    /// A replica in a pool stays as it is: it is no DRAM, and the guest would come back to DRAM. So does a copy, which the
-    /// guest would have to come back to in small pages. Whoever reports a page as
-    /// free does not care what it holds.
+    /// Some memory keeps its contents, which a guest that reports a page as free does not use: a
+    /// replica in a pool, because it uses no DRAM; a copy, because the guest would get small pages
+    /// for it; and a part of a sealed chunk that was not copied.
     ///
-    /// So does a part of a sealed chunk that was not copied.
-    ///
-    /// For free page reporting (virtio 1.2, 5.5.6.6). The range may come from the guest as it is: nothing
-    /// about it is trusted. It may be called while vCPUs run; a write of the guest into the range that is
-    /// under way may be lost or stay.
+    /// It serves free page reporting (virtio 1.2, 5.5.6.6). The range may come unchecked from the
+    /// guest. It may be called while vCPUs run; a concurrent write of the guest into the range may
+    /// be lost or kept.
     ///
     /// # Errors
     ///
-    /// [`DiscardError`]; a caller may go on, the guest loses nothing.
+    /// [`DiscardError`]; the caller may continue, and the guest loses no data.
     pub fn discard(&self, guest_addr: u64, len: u64) -> Result<(), DiscardError> {
         if len == 0 || !guest_addr.is_multiple_of(PAGE_SIZE) || !len.is_multiple_of(PAGE_SIZE) {
             return Err(DiscardError::Misaligned { guest_addr, len });
@@ -98,7 +96,7 @@ impl GuestMemory {
                 continue;
             }
             let ranges = anonymous.len();
-            // Sealed memory is taken away by whole chunks; a part of one costs no DRAM either.
+            // Sealed memory is replaced by whole chunks; a part of one uses no DRAM.
             let part = match self.backing {
                 Backing::Sealed if !is_anonymous => chunks::within(part),
                 _ => part,
@@ -114,7 +112,7 @@ impl GuestMemory {
             let done = if is_anonymous {
                 self.mapped.mapping.drop_pages(addr, part_len)
             } else {
-                // Dropping the private copies alone would bring the image's bytes back.
+                // Dropping only the private copies would make the image's bytes visible again.
                 self.mapped.mapping.map_zero(addr, part_len)
             };
             done.map_err(|e| DiscardError::Kernel { guest_addr, len, source: e.into() })?;

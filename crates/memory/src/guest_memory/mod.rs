@@ -5,7 +5,7 @@ mod discard;
 mod pages;
 mod usage;
 mod view;
-mod written;
+mod write_log;
 
 pub use chunks::{ChunkCopies, CopyChunkError};
 pub use discard::DiscardError;
@@ -32,20 +32,20 @@ use crate::sigbus::{self, LostBacking, RegisteredSlots};
 use crate::slot::{Slot, host_addr};
 use crate::uffd::{RegisterMode, Uffd, UffdError};
 use chunks::Chunks;
-use written::Written;
+use write_log::WriteLog;
 
-/// Why memory for a cold boot could not be had.
+/// Why memory for a cold boot could not be mapped.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum AnonymousError {
-    /// No address space.
+    /// Address space cannot be reserved.
     #[error(
         "cannot reserve {bytes} bytes of address space for guest memory; is its size right, or `ulimit -v` set?"
     )]
     Reserve {
-        /// Bytes asked for.
+        /// The length in bytes.
         bytes: u64,
-        /// What the kernel said.
+        /// The error of the mmap.
         #[source]
         source: std::io::Error,
     },
@@ -56,80 +56,80 @@ pub enum AnonymousError {
         guest_addr: u64,
         /// Its length in bytes.
         len: u64,
-        /// What the kernel said.
+        /// The error of the mmap.
         #[source]
         source: std::io::Error,
     },
     /// vm-memory refuses the regions.
-    #[error("guest memory cannot be handed to vm-memory")]
+    #[error("vm-memory refuses the regions of guest memory")]
     View(#[source] ViewError),
 }
 
-/// What vm-memory said to the regions of guest memory.
+/// The error of vm-memory for the regions of guest memory.
 pub type ViewError = Box<dyn StdError + Send + Sync>;
 
 /// The memory of one guest, mapped into this process until it is dropped.
 ///
-/// Every region of the layout lies in one reservation of address space, with pages without access around
-/// it. All methods may be called from any thread, also while vCPUs run.
+/// Every region of the layout lies in one reservation of address space, surrounded by pages without
+/// access. All methods may be called from any thread, including while vCPUs run.
 ///
-/// It stays mapped as long as this value or a view handed out by [`vm_memory`](Self::vm_memory) lives.
+/// It stays mapped as long as this value or a view from [`vm_memory`](Self::vm_memory) exists.
 #[derive(Debug)]
 pub struct GuestMemory {
     layout: MemoryLayout,
     slots: Vec<Slot>,
     mapped: Arc<Mapped>,
     backing: Backing,
-    /// Guest addresses that are anonymous memory; everything else is mapped from the backing, at
-    /// its own place.
+    /// Guest addresses that are anonymous memory; all others are mapped from the backing.
     anonymous: Arc<Mutex<RangeSet>>,
-    /// Where the backing is sealed: what copies a chunk before it is written.
+    /// Copies a chunk before it is written, where the backing is sealed.
     chunks: Option<Arc<Chunks>>,
     /// Guest addresses that the guest has reported free since it was mapped.
     reported: Mutex<RangeSet>,
-    /// The pages that this process writes, where that is asked for.
-    written: Option<Arc<Written>>,
-    /// The most ranges that `anonymous` may have.
+    /// The log of written pages, where writes are tracked.
+    written: Option<Arc<WriteLog>>,
+    /// The largest number of ranges that `anonymous` may have.
     most_ranges: usize,
     /// Ranges whose index was built before the guest runs.
     indexed: Vec<GuestRange>,
-    /// Guest addresses that are a copy of the extent, which belongs to this guest.
+    /// Guest addresses that are mapped from this guest's copy of the extent.
     copied: RangeSet,
     _registered: RegisteredSlots,
 }
 
-/// The mapping, and vm-memory's idea of it. If somebody took a region out of that and still has it when this value is
-/// dropped, the mapping is kept until the process ends: a region never dangles.
+/// The mapping, and vm-memory's regions of it. If a region is still referenced when this value is
+/// dropped, the mapping is kept until the process ends, so that no region dangles.
 #[derive(Debug)]
 struct Mapped {
     memory: GuestMemoryMmap,
     regions: Vec<Arc<MmapRegion>>,
     mapping: Mapping,
-    /// After the mapping: a pager serves it as long as it is there.
+    /// Dropped after the mapping: the pager serves it as long as it exists.
     pager: OnceLock<Pager>,
 }
 
-/// What the memory that is not anonymous is mapped from.
+/// The backing of memory that is not anonymous.
 #[derive(Debug)]
 pub(crate) enum Backing {
-    /// There is no such memory.
+    /// All memory is anonymous.
     None,
-    /// The image, and what its pages are compared with where they are read.
+    /// The image, with the digests of its pages.
     Image {
         /// The file.
         file: File,
-        /// Those of its snapshot, where the plan's sources have one.
+        /// The digests of its snapshot, where the plan's sources have one.
         digests: Option<Arc<Digests>>,
     },
-    /// The sealed extent of a snapshot, which others map, too.
+    /// The sealed extent of a snapshot, mapped privately.
     Extent,
-    /// The same, and not even this process can write to it: what is to be written is copied by chunk.
+    /// The sealed extent of a snapshot, mapped shared and read-only: chunks are copied before they
+    /// are written.
     Sealed,
-    /// A replica of an extent, which belongs to this guest.
+    /// A replica of an extent, which only this guest maps.
     Replica,
 }
 
-/// Address space for a guest, with nothing mapped in it yet.
+/// Reserved address space for a guest.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     pub(crate) mapping: Mapping,
@@ -137,14 +137,14 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
-    /// Reserves room for every region of a layout, where host and guest addresses are congruent modulo
-    /// `align`, and at least modulo 2 MiB.
+    /// Reserves address space for every region of a layout. Host and guest addresses are congruent
+    /// modulo `align`, and at least modulo 2 MiB.
     pub(crate) fn new(layout: &MemoryLayout, align: Leaf) -> Result<Self, Errno> {
         let align = align.max(Leaf::Size2M).bytes();
         let mut end = 0u64;
         let mut offsets = Vec::new();
         for region in layout.regions() {
-            // The next offset that is congruent to the region's address, and leaves a gap.
+            // The next offset that is congruent to the region's address, after a gap.
             let offset = end.next_multiple_of(align) + region.guest_addr % align;
             end = offset.checked_add(region.len + align).ok_or(Errno::NOMEM)?;
             offsets.push(offset);
@@ -159,12 +159,13 @@ impl Reservation {
         Ok(Self { mapping, slots })
     }
 
-    /// Where `guest_addr` is mapped; `None` where the guest has no memory.
+    /// The host address of `guest_addr`; `None` where the guest has no memory.
     pub(crate) fn host_addr(&self, guest_addr: u64) -> Option<u64> {
         host_addr(&self.slots, guest_addr)
     }
 
-    /// Guest memory over what has been mapped: anonymous memory at these guest addresses, the backing elsewhere.
+    /// Guest memory over the mapped layers: anonymous memory at these guest addresses, the backing
+    /// elsewhere.
     pub(crate) fn finish(
         self,
         layout: MemoryLayout,
@@ -183,7 +184,7 @@ impl Reservation {
         let registered = RegisteredSlots::new(&slots);
         let memory = GuestMemoryMmap::from_regions(views)?;
         let mapped = Arc::new(Mapped { memory, regions, mapping, pager: OnceLock::new() });
-        let most_ranges = anonymous.len() + discard::MOST_NEW_RANGES;
+        let most_ranges = anonymous.len() + discard::MAX_NEW_RANGES;
         let anonymous = Arc::new(Mutex::new(anonymous));
         let sealed = matches!(backing, Backing::Sealed);
         let chunks =
@@ -206,8 +207,8 @@ impl Reservation {
 }
 
 impl GuestMemory {
-    /// Memory for a cold boot: private anonymous memory, all zeros, of which only what the guest touches
-    /// costs DRAM. Transparent huge pages are left to the host's setting.
+    /// Memory for a cold boot: private anonymous memory, all zeros, which uses DRAM only for pages
+    /// that the guest touches. The host's setting for transparent huge pages applies.
     ///
     /// # Errors
     ///
@@ -233,18 +234,19 @@ impl GuestMemory {
         &self.layout
     }
 
-    /// The ranges to make KVM memory slots of: one for each region, in ascending order.
+    /// The ranges for KVM memory slots: one for each region, in ascending order.
     pub fn slots(&self) -> &[Slot] {
         &self.slots
     }
 
-    /// The view of guest memory through which the monitor reads and writes it. Clones are cheap.
+    /// The view through which the monitor reads and writes guest memory. Clones are cheap.
     pub fn vm_memory(&self) -> GuestView {
         GuestView::new(self.mapped.clone(), self.chunks.clone(), self.written.clone())
     }
 
-    /// The ranges, ascending, whose index the plan had built before the resume. KVM's own tables are a second index: who
-    /// runs the guest builds it for the same ranges where it can.
+    /// The ranges, ascending, whose page tables the plan built before the resume. KVM's own tables
+    /// are a second index, which the caller prefaults for the same ranges where the kernel supports
+    /// it.
     pub fn indexed(&self) -> &[GuestRange] {
         &self.indexed
     }
@@ -253,8 +255,9 @@ impl GuestMemory {
         self.indexed = ranges;
     }
 
-    /// Why the host cannot provide the guest's page at an address: the lost byte of the file. Without an address, the first
-    /// lost byte by the lengths of the files. `None` where the page is not mapped from a file, or no file is too short.
+    /// Why the host cannot provide the guest's page at an address: the lost byte of the file.
+    /// Without an address, the first lost byte by the lengths of the files. `None` where the page
+    /// is not mapped from a file, or no file is too short.
     #[must_use]
     pub fn lost_backing(&self, guest_addr: Option<u64>) -> Option<LostBacking> {
         match guest_addr {
@@ -267,7 +270,7 @@ impl GuestMemory {
         self.copied = ranges;
     }
 
-    /// Has faults on all of it reported by a userfaultfd, and keeps it in pages of 4 KiB.
+    /// Registers all memory with a userfaultfd, in pages of 4 KiB.
     ///
     /// # Errors
     ///
@@ -278,7 +281,8 @@ impl GuestMemory {
             .try_for_each(|slot| self.mapped.mapping.register(slot.host_addr, slot.len, uffd, mode))
     }
 
-    /// Has faults on a range within one region reported by a userfaultfd, and returns its address in this process.
+    /// Registers a range within one region with a userfaultfd, and returns its address in this
+    /// process.
     pub(crate) fn register_range(
         &self,
         range: GuestRange,
@@ -290,19 +294,20 @@ impl GuestMemory {
         Ok(address)
     }
 
-    /// Whether two guest addresses are in one region, and so as far from each other in this process.
+    /// Whether two guest addresses are in one region, so that their distance is the same in this
+    /// process.
     pub(crate) fn is_one_piece(&self, one: u64, other: u64) -> bool {
         let slot = |address| self.slots.iter().rev().find(|slot| slot.guest_addr <= address);
         slot(one) == slot(other)
     }
 
-    /// Has this memory keep its pager.
+    /// Stores the pager that serves this memory.
     pub(crate) fn set_pager(&self, pager: Pager) {
-        // Memory has one: it is made and given its pager in one place.
+        // The executor, the only caller, sets it once.
         let _ = self.mapped.pager.set(pager);
     }
 
-    /// The pager that serves this memory, if one does.
+    /// The pager that serves this memory, if any.
     #[must_use]
     pub fn pager(&self) -> Option<&Pager> {
         self.mapped.pager.get()
@@ -321,7 +326,7 @@ impl Drop for Mapped {
         for region in self.regions.drain(..) {
             if Arc::into_inner(region).is_none() {
                 self.mapping.keep();
-                // What is still mapped is still served.
+                // Memory that stays mapped must still be served.
                 if let Some(pager) = self.pager.take() {
                     std::mem::forget(pager);
                 }

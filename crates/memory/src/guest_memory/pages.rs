@@ -1,4 +1,4 @@
-//! Guest memory as a freeze reads it.
+//! The pages of guest memory, for a freeze.
 
 use std::fs::File;
 use std::io;
@@ -15,59 +15,60 @@ use super::{Backing, GuestMemory};
 use crate::page_cache::for_each_stored;
 use crate::slot::host_addr;
 
-/// One entry for each page of this process (Linux, admin-guide/mm/pagemap).
+/// A file with one entry for each page of this process (Linux, admin-guide/mm/pagemap).
 pub(super) const PAGEMAP: &str = "/proc/self/pagemap";
-/// Bytes of one entry.
+/// Size of an entry, in bytes.
 const ENTRY: usize = 8;
-/// Of an entry: the page is a file's, or shared anonymous memory.
+/// Bit of an entry: the page belongs to a file or is shared anonymous memory.
 pub(super) const FILE: u64 = 1 << 61;
-/// Of an entry: the page is swapped out.
+/// Bit of an entry: the page is swapped out.
 pub(super) const SWAPPED: u64 = 1 << 62;
-/// Of an entry: the page is in memory, and in this process's page tables.
+/// Bit of an entry: the page is present in this process's page tables.
 pub(super) const PRESENT: u64 = 1 << 63;
 
 /// The pages of a paused guest, for [`Writer`](firn_snapshot::Writer).
 ///
-/// A page that is in no page table holds what it was mapped from: zeros, or what the image stores. These are
-/// told apart by /proc/self/pagemap, and not touched: reading all of guest memory
-/// costs the guest no DRAM. What is read of the image is compared with the snapshot's digests, as far as the plan's sources have
-/// them: the new snapshot's digests would vouch for damaged bytes.
+/// A page that is in no page table has the contents of its mapping: zeros, or the bytes of the
+/// image. /proc/self/pagemap identifies such pages, and they are read from the image without a page
+/// fault, so reading all guest memory uses no DRAM. Pages from the image are checked against the
+/// snapshot's digests, where the plan's sources have them, because the new snapshot's digests would
+/// otherwise cover damaged bytes.
 #[derive(Debug)]
 pub struct GuestPages<'a> {
     memory: &'a GuestMemory,
     pagemap: File,
 }
 
-/// The image does not have all of guest memory any more.
+/// The image is shorter than guest memory.
 #[derive(Debug, Error)]
 #[error(
-    "the image has {len} bytes, and the microVM's memory needs {needed}: the file was cut short while it was used"
+    "the image has {len} bytes, but the microVM's memory needs {needed}: the file was truncated while it was in use"
 )]
 struct TruncatedImage {
     /// Its length in bytes.
     len: u64,
-    /// Where the memory that is mapped from it ends.
+    /// The end of the memory that is mapped from it.
     needed: u64,
 }
 
 impl GuestMemory {
-    /// The pages of this memory, to be frozen. The guest must not run while they are read.
+    /// The pages of this memory, for a freeze. The guest must not run while they are read.
     ///
     /// # Errors
     ///
-    /// What the kernel said to opening /proc/self/pagemap.
+    /// The error of opening /proc/self/pagemap.
     pub fn pages(&self) -> io::Result<GuestPages<'_>> {
         Ok(GuestPages { memory: self, pagemap: File::open(PAGEMAP)? })
     }
 }
 
 impl GuestMemory {
-    /// Image pages that the guest reported free ([`discard`](GuestMemory::discard)) and that nobody has touched since,
-    /// ascending: they are zeros. What the guest knows of them is used, and nothing is read.
+    /// The image pages that the guest reported free ([`discard`](GuestMemory::discard)) and that
+    /// were not touched since, ascending: they are zeros. No page is read.
     ///
     /// # Errors
     ///
-    /// What the kernel said to /proc/self/pagemap.
+    /// The error of reading /proc/self/pagemap.
     pub fn reported_free(&self) -> io::Result<Vec<PageRange>> {
         let pagemap = File::open(PAGEMAP)?;
         let mut free = PageSet::new(self.layout.pages());
@@ -112,7 +113,8 @@ impl PageSource for GuestPages<'_> {
 }
 
 impl GuestPages<'_> {
-    /// Reads whole pages within one region into a buffer of zeros; `false` when it wrote nothing to it.
+    /// Reads whole pages within one region into a buffer of zeros; returns `false` when the buffer
+    /// is unchanged.
     fn read(&self, guest_addr: u64, image_offset: u64, buf: &mut [u8]) -> io::Result<bool> {
         let touched = self.touched(guest_addr, buf.len() as u64)?;
         let mut filled = false;
@@ -132,19 +134,20 @@ impl GuestPages<'_> {
         Ok(filled)
     }
 
-    /// For each page, whether this process has it in its page tables or in swap.
+    /// For each page, whether it is in this process's page tables or in swap.
     fn touched(&self, guest_addr: u64, len: u64) -> io::Result<Vec<bool>> {
         let addr = host_addr(&self.memory.slots, guest_addr).ok_or(io::ErrorKind::InvalidInput)?;
         let entries = pagemap_entries(&self.pagemap, addr, len)?;
         Ok(entries.into_iter().map(|entry| entry & (PRESENT | SWAPPED) != 0).collect())
     }
 
-    /// Reads pages that are as they were mapped into a buffer of zeros; `false` when all are zeros.
+    /// Reads untouched pages from their mapping into a buffer of zeros; returns `false` when all
+    /// are zeros.
     fn read_untouched(&self, guest_addr: u64, offset: u64, buf: &mut [u8]) -> io::Result<bool> {
         let (image, digests) = match &self.memory.backing {
             Backing::None => return Ok(false),
             Backing::Image { file, digests } => (file, digests),
-            // Reading it through its mapping costs no DRAM.
+            // Reading through the mapping uses no DRAM.
             Backing::Extent | Backing::Sealed | Backing::Replica => {
                 let memory = &self.memory.mapped.memory;
                 memory.read_slice(buf, GuestAddress(guest_addr)).map_err(io::Error::other)?;

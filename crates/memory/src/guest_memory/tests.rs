@@ -40,7 +40,7 @@ fn private_and_shared(memory: &GuestMemory) -> (u64, u64) {
     (private, shared)
 }
 
-/// All of guest memory as a freeze sees it.
+/// All guest memory as a freeze reads it.
 fn frozen(memory: &GuestMemory) -> Vec<u8> {
     let mut pages = memory.pages().unwrap();
     let total = pages.layout().total_bytes();
@@ -57,8 +57,8 @@ fn frozen(memory: &GuestMemory) -> Vec<u8> {
 }
 
 #[test]
-fn memory_for_a_cold_boot_is_zero_and_costs_what_is_touched() {
-    // Below 2 MiB, so that no huge page makes more of a page.
+fn memory_for_a_cold_boot_is_zero_and_uses_dram_only_for_touched_pages() {
+    // Below 2 MiB, so that no huge page is used.
     let memory = GuestMemory::anonymous(layout(&[(0, MIB), (4096 * MIB, MIB)])).unwrap();
     assert_eq!(memory.usage().unwrap().resident, 0);
     let view = memory.vm_memory();
@@ -83,7 +83,7 @@ fn slots_are_the_regions_at_congruent_addresses() {
 
 #[test]
 fn too_much_memory_is_refused() {
-    // More than 47 bits of addresses hold, though no more than a layout may have in each guest.
+    // Layouts of valid size, but together more than 47 bits of addresses.
     let most = MemoryLayout::for_size(firn_snapshot::MAX_MEMORY).unwrap();
     let guests: Vec<_> = (0..40).map(|_| GuestMemory::anonymous(most.clone())).collect();
     let refused = guests.into_iter().find_map(Result::err).unwrap();
@@ -129,7 +129,7 @@ fn discarded_memory_is_zero_and_free() {
 
     memory.discard(0, MIB / 2).unwrap();
     assert_eq!(memory.usage().unwrap().private, 0);
-    // Adjacent, overlapping, and once more: still one range.
+    // Adjacent, overlapping, and repeated: still one range.
     memory.discard(MIB / 2, PAGE).unwrap();
     memory.discard(PAGE, MIB / 2).unwrap();
     assert_eq!(memory.anonymous.lock().len(), 1);
@@ -164,7 +164,7 @@ fn hostile_discards_are_refused() {
 }
 
 #[test]
-fn a_guest_cannot_use_up_its_monitors_mappings() {
+fn a_guest_cannot_exhaust_the_mappings_of_its_monitor() {
     let image = tempfile::tempfile().unwrap();
     let size = 80 * MIB;
     image.set_len(size).unwrap();
@@ -176,13 +176,13 @@ fn a_guest_cannot_use_up_its_monitors_mappings() {
             Err(refused) => break refused,
         }
     };
-    assert_eq!(usize::try_from(ranges).unwrap(), discard::MOST_NEW_RANGES);
+    assert_eq!(usize::try_from(ranges).unwrap(), discard::MAX_NEW_RANGES);
     assert!(matches!(refused, DiscardError::TooManyRanges { .. }), "{refused}");
     memory.discard(0, PAGE).unwrap();
 }
 
 #[test]
-fn freezing_touches_nothing_that_the_guest_did_not() {
+fn a_freeze_touches_no_page_that_the_guest_did_not_touch() {
     let image = tempfile::tempfile().unwrap();
     let layout = layout(&[(0, 3 * MIB), (8 * MIB, 5 * MIB)]);
     image.set_len(layout.total_bytes()).unwrap();
@@ -194,7 +194,7 @@ fn freezing_touches_nothing_that_the_guest_did_not() {
     assert_eq!(frozen(&memory), expected);
     assert_eq!(memory.usage().unwrap().resident, 0);
 
-    // The guest reads a page, writes one, and gives one back that the image stores.
+    // The guest reads a page, writes one, and discards one that the image stores.
     let view = memory.vm_memory();
     assert_eq!(view.read_obj::<u64>(GuestAddress(PAGE)).unwrap(), 1);
     view.write_obj(77u8, GuestAddress(12 * MIB)).unwrap();
@@ -207,7 +207,7 @@ fn freezing_touches_nothing_that_the_guest_did_not() {
 }
 
 #[test]
-fn what_was_reported_and_not_touched_since_is_known() {
+fn pages_that_were_reported_free_and_not_touched_since_are_listed() {
     let memory = GuestMemory::anonymous(layout(&[(0, MIB), (4 * MIB, MIB)])).unwrap();
     assert!(memory.reported_free().unwrap().is_empty(), "nothing was reported");
     memory.vm_memory().write_obj(1u8, GuestAddress(0)).unwrap();
@@ -219,7 +219,7 @@ fn what_was_reported_and_not_touched_since_is_known() {
 }
 
 #[test]
-fn what_was_written_is_left_out_of_a_comparison() {
+fn written_pages_are_not_compared() {
     let dir = tempfile::tempdir().unwrap();
     let booted = GuestMemory::anonymous(layout(&[(0, MIB), (4 * MIB, MIB)])).unwrap();
     booted.vm_memory().write_slice(&page_bytes(9, 9), GuestAddress(9 * PAGE)).unwrap();
@@ -239,7 +239,7 @@ fn what_was_written_is_left_out_of_a_comparison() {
     let original = crate::compare::Original::of(&snapshot);
     let compared = original.compare(&memory, &written).unwrap();
     assert_eq!((compared.pages, compared.written), (512, 5));
-    // Written before anybody asked.
+    // Written before tracking starts.
     assert_eq!((compared.differing, compared.first_differing), (1, vec![0]));
     let none = firn_snapshot::PageSet::new(512);
     let compared = original.compare(&memory, &none).unwrap();
@@ -248,7 +248,7 @@ fn what_was_written_is_left_out_of_a_comparison() {
 }
 
 #[test]
-fn what_an_image_lost_is_not_frozen_as_zeros_or_as_good() {
+fn a_freeze_refuses_truncated_and_damaged_images() {
     let dir = tempfile::tempdir().unwrap();
     let booted = GuestMemory::anonymous(layout(&[(0, 4 * MIB)])).unwrap();
     for page in [5, 600] {
@@ -288,7 +288,8 @@ fn untouched_memory_is_not_read_for_a_freeze() {
     assert_eq!(private_and_shared(&memory), (PAGE, 0));
 }
 
-/// Boot, freeze, thaw, run on, freeze again, thaw again: by every planner, from sparse and dense images.
+/// Boot, freeze, thaw, run, freeze again, thaw again: with every planner, from sparse and dense
+/// images.
 #[test]
 fn a_snapshot_is_thawed_and_frozen_again() {
     let dir = tempfile::tempdir().unwrap();
@@ -321,7 +322,7 @@ fn a_snapshot_is_thawed_and_frozen_again() {
             )
             .unwrap();
             assert!(same.is_equal(), "{}: {same:?}", planner.name());
-            // Again, with nothing touched.
+            // Again, without touching a page.
             execute(&plan, &sources).unwrap().memory
         };
         for planner in ["firecracker", "firecracker:readahead=off", "dram_cached"] {
@@ -333,14 +334,14 @@ fn a_snapshot_is_thawed_and_frozen_again() {
             memory.discard(0, PAGE).unwrap();
             let second = freeze(&memory, &dir.path().join("second"), kind);
             assert_eq!(second.zero_map().pages() - second.zero_map().count(), 5);
-            assert!(second.zero_map().get(0), "what was given back is zero");
+            assert!(second.zero_map().get(0), "a discarded page is zero");
             assert_eq!(frozen(&thaw(&second, &*planner)), frozen(&memory));
         }
     }
 }
 
 proptest! {
-    /// What a freeze reads is what the guest would read, whatever the plan, the writes and the discards.
+    /// A freeze reads what the guest would read, for any plan, writes and discards.
     #[test]
     fn a_freeze_reads_what_the_guest_would(
         plan in plans(),
@@ -357,7 +358,7 @@ proptest! {
             view.write_obj(byte, GuestAddress(guest_addr)).unwrap();
         }
         for (page, len) in discards {
-            // Some reach beyond their region, and are refused.
+            // Some extend beyond their region and are refused.
             let guest_addr = plan.layout.guest_addr(page % pages * PAGE).unwrap();
             let _ = memory.discard(guest_addr, len * PAGE);
         }

@@ -14,8 +14,9 @@ use crate::slot::host_addr;
 /// The memory that a guest uses on this host, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MemoryUsage {
-    /// Mapped by this process's page tables: the sum of the four below. The kernel maps cached neighbours
-    /// of a faulting page as well (`fault_around_bytes`), so this can be more than the guest touched.
+    /// Mapped by this process's page tables: the sum of the four below. The kernel maps cached
+    /// neighbours of a faulting page as well (`fault_around_bytes`), so this can be more than the
+    /// guest touched.
     pub resident: u64,
     /// Private to this guest: anonymous memory and copies of file pages.
     pub private: u64,
@@ -23,16 +24,18 @@ pub struct MemoryUsage {
     pub shared: u64,
     /// In the pool of the snapshot, including a replica: no DRAM of this guest.
     pub pool: u64,
-    /// The copy of chunks of the extent that was made ahead for this guest: DRAM that it alone uses.
+    /// The copy of chunks of the extent that was made ahead for this guest: DRAM that it alone
+    /// uses.
     pub copies: u64,
     /// Page tables of the whole process.
     pub page_tables: u64,
-    /// Anonymous memory of the process outside guest memory: that of the monitor itself. Its program is in the page cache.
+    /// Anonymous memory of the process outside guest memory: that of the monitor itself. Its
+    /// program is in the page cache.
     pub monitor: u64,
 }
 
-/// One entry of some twenty-five lines for each mapping of this process, of which there may be tens of thousands: two lines of each
-/// entry are parsed, and no map of all of them is built.
+/// One entry of some twenty-five lines for each mapping of this process, of which there may be tens
+/// of thousands: two lines of each entry are parsed, and no map of all of them is built.
 const SMAPS: &str = "/proc/self/smaps";
 
 /// Why the usage could not be read.
@@ -54,8 +57,8 @@ pub enum UsageError {
 }
 
 impl GuestMemory {
-    /// The usage now, from /proc/self/smaps. The kernel walks the page tables of the whole process, which takes milliseconds
-    /// for a guest that has touched a GiB.
+    /// The usage now, from /proc/self/smaps. The kernel walks the page tables of the whole process,
+    /// which takes milliseconds for a guest that has touched a GiB.
     ///
     /// # Errors
     ///
@@ -103,9 +106,9 @@ impl GuestMemory {
         Ok(u64::try_from(entries.iter().filter(private).count()).unwrap_or(u64::MAX))
     }
 
-    /// Counts from pagemap, which has the owner of each page. smaps tells pages of a huge page file from copies of them by the
-    /// number of processes that map them. An entry of a file page that the kernel is moving has the bits of a swapped page and
-    /// of a file.
+    /// Counts from pagemap, which has the owner of each page. smaps tells pages of a huge page file
+    /// from copies of them by the number of processes that map them. An entry of a file page that
+    /// the kernel is moving has the bits of a swapped page and of a file.
     fn count_extent(&self, usage: &mut MemoryUsage) -> std::io::Result<()> {
         let pagemap = File::open(PAGEMAP)?;
         for slot in &self.slots {

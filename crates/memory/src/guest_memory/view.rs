@@ -1,4 +1,4 @@
-//! The way in which a monitor reads and writes guest memory.
+//! The view through which a monitor reads and writes guest memory.
 
 use std::io;
 use std::sync::Arc;
@@ -13,53 +13,54 @@ use vm_memory::{
 
 use super::Mapped;
 use super::chunks::{ChunkCopies, Chunks, CopyChunkError};
-use super::written::Written;
+use super::write_log::WriteLog;
 
-/// A view of guest memory, for vm-memory's traits: devices, boot code and vCPUs read and write through it.
+/// A view of guest memory with vm-memory's traits: devices, boot code and vCPUs read and write
+/// through it.
 ///
-/// Who wants bytes says whether it will write them. Sealed memory (see [`Sharing::Shared`](crate::Sharing)) is copied before
-/// a slice of it is handed out for writing, so that no way through vm-memory leads to a write of the sealed bytes: that
+/// A caller requests read or write access. Sealed memory (see [`Sharing::Shared`](crate::Sharing))
+/// is copied before a slice of it is returned for writing, because a write to the sealed bytes
 /// would end this process.
 #[derive(Clone, Debug)]
 pub struct GuestView {
     mapped: Arc<Mapped>,
     chunks: Option<Arc<Chunks>>,
-    written: Option<Arc<Written>>,
+    written: Option<Arc<WriteLog>>,
 }
 
 impl GuestView {
     pub(super) fn new(
         mapped: Arc<Mapped>,
         chunks: Option<Arc<Chunks>>,
-        written: Option<Arc<Written>>,
+        written: Option<Arc<WriteLog>>,
     ) -> Self {
         Self { mapped, chunks, written }
     }
 
-    /// Whether parts of this memory have to be copied before they are written.
+    /// Whether parts of this memory must be copied before they are written.
     pub fn is_sealed(&self) -> bool {
         self.chunks.is_some()
     }
 
-    /// Copies what is sealed of a range, by chunks of 2 MiB, so that the guest, KVM and the monitor can write to it; returns
-    /// how many chunks it copied. What of the range is not guest memory is left out. It may be called from any thread while
-    /// vCPUs run: they read the same bytes before, meanwhile and after.
+    /// Copies the sealed chunks of a range, so that the guest, KVM and the monitor can write to it.
+    /// Returns the number of copied chunks. Addresses outside guest memory are ignored. It may be
+    /// called from any thread while vCPUs run: they read the same bytes at any time.
     ///
     /// # Errors
     ///
-    /// [`CopyChunkError`]: the guest cannot go on.
+    /// [`CopyChunkError`]: the guest cannot continue.
     pub fn make_writable(&self, range: GuestRange) -> Result<u64, CopyChunkError> {
         self.chunks.as_ref().map_or(Ok(0), |chunks| chunks.make_writable(range))
     }
 
-    /// Counts a write of the guest's that ended in the monitor, for [`ChunkCopies::write_faults`].
+    /// Counts a write of the guest that exited to the monitor, for [`ChunkCopies::write_faults`].
     pub fn count_write_fault(&self) {
         if let Some(chunks) = &self.chunks {
             chunks.count_write_fault();
         }
     }
 
-    /// What was copied so far of sealed memory, because it was to be written; nothing of any other memory.
+    /// The copies of sealed chunks so far; zero for memory that is not sealed.
     pub fn chunk_copies(&self) -> ChunkCopies {
         self.chunks.as_ref().map(|chunks| chunks.copies()).unwrap_or_default()
     }
@@ -90,7 +91,7 @@ impl GuestMemory for GuestView {
         Ok(GuestMemoryBackend::get_slices(&self.mapped.memory, addr, count))
     }
 
-    /// Memory that needs no copies and whose writes nobody wants to know, as boot code has it.
+    /// The memory itself, where it needs no copies and its writes are not logged.
     fn physical_memory(&self) -> Option<&Self::PhysicalMemory> {
         let plain = !self.is_sealed() && self.written.is_none();
         plain.then_some(&self.mapped.memory)

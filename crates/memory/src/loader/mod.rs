@@ -1,12 +1,14 @@
 //! The loader: reads pages into the page cache concurrently with the start of a microVM.
 //!
-//! FaaSnap's concurrent paging (4.2): the loader starts when the request arrives, and neither the guest's start nor its
-//! response waits for the loader. A page that the guest touches before the loader is read for the guest; all other pages are
-//! already in the page cache. One loader runs for each file at a time, whatever the number of microVMs: it holds a lock on the
-//! file (`flock`). A loader that runs later finds every page cached and reads nothing.
+//! FaaSnap's concurrent paging (4.2): the loader starts when the request arrives, and neither the
+//! guest's start nor its response waits for the loader. A page that the guest touches before the
+//! loader is read for the guest; all other pages are already in the page cache. One loader runs for
+//! each file at a time, whatever the number of microVMs: it holds a lock on the file (`flock`). A
+//! loader that runs later finds every page cached and reads nothing.
 //!
-//! A packed file is read in sequence, without copying ([`preload`]). Ranges of the image are requested with `POSIX_FADV_WILLNEED`, which
-//! reads nothing beyond them and allows the device its full queue depth. docs/concepts/loader.md has the measurement.
+//! A packed file is read in sequence, without copying ([`preload`]). Ranges of the image are
+//! requested with `POSIX_FADV_WILLNEED`, which reads nothing beyond them and allows the device its
+//! full queue depth. docs/concepts/loader.md has the measurement.
 
 use std::fs::File;
 use std::io;
@@ -25,7 +27,8 @@ use crate::page_cache::preload;
 use crate::plan::{LoadFile, Plan, When, Work};
 use crate::process::{ProcessCounters, ProcessCountersError};
 
-/// Bytes of one request: the kernel limits a request to the read-ahead of the device, 128 KiB by default.
+/// Bytes of one request: the kernel limits a request to the read-ahead of the device, 128 KiB by
+/// default.
 const REQUEST: u64 = 128 << 10;
 
 /// The work of a loader.
@@ -33,7 +36,8 @@ const REQUEST: u64 = 128 << 10;
 pub struct LoaderReport {
     /// Time from the request to the start of the loader, ns.
     pub start_ns: u64,
-    /// Whether the loader is done. Otherwise it is running or has failed, and `loaded`, `read_bytes` and `ns` have no meaning.
+    /// Whether the loader is done. Otherwise it is running or has failed, and `loaded`,
+    /// `read_bytes` and `ns` have no meaning.
     pub done: bool,
     /// Whether this process loaded; otherwise another process held the lock.
     pub loaded: bool,
@@ -94,8 +98,9 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// Starts the loader of a plan on a thread of its own; returns `None` where the plan loads nothing. Start it as soon as the
-    /// plan exists. `request_ns` is the time of the request, ns of CLOCK_MONOTONIC.
+    /// Starts the loader of a plan on a thread of its own; returns `None` where the plan loads
+    /// nothing. Start it as soon as the plan exists. `request_ns` is the time of the request, ns of
+    /// CLOCK_MONOTONIC.
     ///
     /// # Errors
     ///
@@ -120,7 +125,8 @@ impl Loader {
             LoadFile::Image => sources.image.file().ok_or(LoadError::NoImageFile)?,
             LoadFile::Packed => sources.packed().ok_or(LoadError::NoPackedFile)?.file(),
         };
-        // A lock and the state of read-ahead belong to an open file description; the loader must not share the snapshot's.
+        // A lock and the state of read-ahead belong to an open file description; the loader must
+        // not share the snapshot's.
         let file = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
             .map_err(|source| LoadError::Open { file: from, source })?;
         let begun = LoaderReport {
@@ -157,7 +163,8 @@ impl Loader {
     }
 }
 
-/// Loads ranges (offset and length in bytes) of a file, in order, unless another process holds the lock.
+/// Loads ranges (offset and length in bytes) of a file, in order, unless another process holds the
+/// lock.
 fn load(
     from: LoadFile,
     file: &File,

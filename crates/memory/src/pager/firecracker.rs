@@ -1,7 +1,8 @@
-//! The message by which Firecracker hands its guest's memory to a page fault handler (its `Uffd` backend).
+//! The message with which Firecracker passes its guest's memory to a page fault handler (its `Uffd`
+//! backend).
 //!
-//! One message on a Unix socket: a JSON array that says which memory is which part of the memory file, with the
-//! userfaultfd beside it (SCM_RIGHTS). Then it is silent. Nothing about the message is trusted.
+//! It is one message on a Unix socket: a JSON array that maps memory to parts of the memory file,
+//! with the userfaultfd attached (SCM_RIGHTS). The message is not trusted.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -16,41 +17,41 @@ use thiserror::Error;
 
 use super::Area;
 
-/// Most bytes of a message. A region takes about 150.
-const LONGEST: usize = 64 << 10;
-/// Most regions that a guest's memory has.
-const MOST_REGIONS: usize = 64;
-/// A monitor sends the message in one piece; nobody waits longer than this for the rest of it.
-const PATIENCE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+/// The longest message, in bytes. A region takes about 150.
+const MAX_MESSAGE: usize = 64 << 10;
+/// The largest number of regions of guest memory.
+const MAX_REGIONS: usize = 64;
+/// The timeout for the rest of a message, which a monitor sends in one piece.
+const TIMEOUT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
-/// Why a message is refused.
+/// Why a message is not valid.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum HandoffError {
     /// It cannot be received.
-    #[error("receiving the monitor's message")]
+    #[error("cannot receive the monitor's message")]
     Receive(#[source] std::io::Error),
-    /// It does not come to an end.
-    #[error("the monitor's message is longer than {LONGEST} bytes, or does not end")]
+    /// It is too long, or does not end in time.
+    #[error("the monitor's message is longer than {MAX_MESSAGE} bytes, or does not end")]
     TooLong,
-    /// There is no userfaultfd with it.
-    #[error("the monitor's message comes with {0} descriptors, not with one userfaultfd")]
+    /// No userfaultfd is attached.
+    #[error("the monitor's message has {0} descriptors; expected one userfaultfd")]
     Descriptors(usize),
-    /// It is no such array.
-    #[error("the monitor's message is no JSON array of memory regions")]
+    /// It is not such an array.
+    #[error("the monitor's message is not a JSON array of memory regions")]
     Json(#[source] serde_json::Error),
-    /// It names no memory, or too much.
-    #[error("the monitor's message names {0} memory regions; there are 1 to {MOST_REGIONS}")]
+    /// It contains no region, or too many.
+    #[error("the monitor's message has {0} memory regions; expected 1 to {MAX_REGIONS}")]
     Count(usize),
     /// A region is not whole pages of 4 KiB.
     #[error(
-        "memory region {index} of the monitor's message is not of whole pages of 4096 bytes, or of huge pages"
+        "memory region {index} of the monitor's message is not whole pages of 4096 bytes; huge pages are not supported"
     )]
     Pages {
         /// Number of the region, from 0.
         index: usize,
     },
-    /// A region is no part of the image.
+    /// A region is not a part of the image.
     #[error(
         "memory region {index} of the monitor's message ends at byte {end:#x} of the memory file, which has {len:#x}: \
          is this the memory file of its snapshot?"
@@ -58,7 +59,7 @@ pub enum HandoffError {
     Beyond {
         /// Number of the region, from 0.
         index: usize,
-        /// Where it would end; the largest number where that cannot be said.
+        /// The end of the region; `u64::MAX` where it overflows.
         end: u64,
         /// Bytes of the image.
         len: u64,
@@ -68,7 +69,8 @@ pub enum HandoffError {
     Overlap(usize, usize),
 }
 
-/// A region as Firecracker describes it. `page_size_kib` is what older ones have, with bytes in it.
+/// A region as Firecracker describes it. Older versions have `page_size_kib`, which also contains
+/// bytes.
 #[derive(Debug, Deserialize)]
 struct Region {
     base_host_virt_addr: u64,
@@ -86,13 +88,13 @@ impl Region {
     }
 }
 
-/// The memory that a message names, checked against an image of `len` bytes.
+/// The memory of a message, checked against an image of `len` bytes.
 ///
 /// # Errors
-/// [`HandoffError`] says what is wrong with it.
+/// [`HandoffError`] where the message is not valid.
 pub fn parse(message: &[u8], len: u64) -> Result<Vec<Area>, HandoffError> {
     let regions: Vec<Region> = serde_json::from_slice(message).map_err(HandoffError::Json)?;
-    if regions.is_empty() || regions.len() > MOST_REGIONS {
+    if regions.is_empty() || regions.len() > MAX_REGIONS {
         return Err(HandoffError::Count(regions.len()));
     }
     let mut areas: Vec<Area> = Vec::with_capacity(regions.len());
@@ -123,8 +125,8 @@ pub fn parse(message: &[u8], len: u64) -> Result<Vec<Area>, HandoffError> {
     Ok(areas)
 }
 
-/// Duplicates the descriptors that come with the message that is there, and leaves it where it is: they stay open whatever
-/// becomes of the message.
+/// Duplicates the descriptors of the pending message without receiving it: they stay open even if
+/// the message is refused.
 ///
 /// # Errors
 /// [`HandoffError::Receive`].
@@ -134,15 +136,16 @@ pub fn peek(connection: impl AsFd) -> Result<Vec<OwnedFd>, HandoffError> {
     Ok(descriptors)
 }
 
-/// Receives a message and the userfaultfd from a connection. When it is refused, the descriptors that came are closed: whose
-/// memory they are must be gone by then, or [`peek`] have duplicated them.
+/// Receives a message and the userfaultfd from a connection. When the message is refused, its
+/// descriptors are closed: the process that owns the memory must have ended by then, or [`peek`]
+/// must have duplicated them.
 ///
 /// # Errors
-/// [`HandoffError`] says what is wrong with it.
+/// [`HandoffError`] where the message is not valid.
 pub fn receive(connection: impl AsFd) -> Result<(Vec<u8>, OwnedFd), HandoffError> {
     let (mut message, mut descriptors) = (Vec::new(), Vec::new());
     while receive_part(connection.as_fd(), RecvFlags::empty(), &mut message, &mut descriptors)? {
-        // The array is there as soon as it parses, or cannot any more.
+        // The array is complete when it parses, or fails for another reason than its end.
         match serde_json::from_slice::<serde::de::IgnoredAny>(&message) {
             Err(error) if error.is_eof() => {}
             _ => break,
@@ -154,7 +157,7 @@ pub fn receive(connection: impl AsFd) -> Result<(Vec<u8>, OwnedFd), HandoffError
     }
 }
 
-/// Receives what is there of a message; `false` where the other side has said all.
+/// Receives the next part of a message; returns `false` at the end of the stream.
 fn receive_part(
     connection: impl AsFd,
     flags: RecvFlags,
@@ -162,14 +165,14 @@ fn receive_part(
     descriptors: &mut Vec<OwnedFd>,
 ) -> Result<bool, HandoffError> {
     let failed = |errno: Errno| HandoffError::Receive(errno.into());
-    if message.len() >= LONGEST {
+    if message.len() >= MAX_MESSAGE {
         return Err(HandoffError::TooLong);
     }
     let mut wait = [PollFd::new(&connection, PollFlags::IN)];
-    if retry_on_intr(|| poll(&mut wait, Some(&PATIENCE))).map_err(failed)? == 0 {
+    if retry_on_intr(|| poll(&mut wait, Some(&TIMEOUT))).map_err(failed)? == 0 {
         return Err(HandoffError::TooLong);
     }
-    let mut bytes = vec![0; LONGEST - message.len()];
+    let mut bytes = vec![0; MAX_MESSAGE - message.len()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let received = retry_on_intr(|| {

@@ -31,12 +31,12 @@ fn the_regions_of_a_message_are_areas() {
 }
 
 #[test]
-fn what_is_wrong_with_a_message_is_said() {
+fn the_defect_of_a_message_is_named() {
     for (message, words) in [
-        (json!([]), "names 0 memory regions"),
-        (json!(vec![region(0, 4096, 0); 65]), "names 65 memory regions"),
-        (json!({}), "no JSON array"),
-        (json!([{"size": 4096}]), "no JSON array"),
+        (json!([]), "has 0 memory regions"),
+        (json!(vec![region(0, 4096, 0); 65]), "has 65 memory regions"),
+        (json!({}), "not a JSON array"),
+        (json!([{"size": 4096}]), "not a JSON array"),
         (json!([region(MIB, 0, 0)]), "whole pages"),
         (json!([region(MIB + 8, 4096, 0)]), "whole pages"),
         (json!([region(MIB, 4097, 0)]), "whole pages"),
@@ -67,7 +67,7 @@ fn send(to: &UnixStream, bytes: &[u8], descriptors: &[&Uffd]) {
 }
 
 #[test]
-fn a_message_comes_whole_or_in_parts_with_its_userfaultfd() {
+fn a_message_is_received_whole_or_in_parts_with_its_userfaultfd() {
     let message = json!([region(MIB, MIB, 0)]).to_string();
     let uffd = Uffd::open(Features::empty()).unwrap();
     let (mut monitor, handler) = UnixStream::pair().unwrap();
@@ -96,7 +96,7 @@ fn a_message_without_one_userfaultfd_is_refused() {
     send(&monitor, b"[]", &[&uffd, &uffd]);
     let error = receive(&handler).unwrap_err();
     assert!(matches!(error, HandoffError::Descriptors(2)), "{error}");
-    // The other side goes away, or goes on for ever.
+    // The other side closes the connection, or never ends the message.
     send(&monitor, b"[", &[&uffd]);
     drop(monitor);
     let (message, _) = receive(&handler).unwrap();
@@ -114,7 +114,7 @@ fn a_message_without_one_userfaultfd_is_refused() {
 
 proptest! {
     #[test]
-    fn random_messages_do_no_harm(
+    fn any_message_is_parsed_or_refused(
         bytes in proptest::collection::vec(any::<u8>(), 0..200),
         numbers in proptest::collection::vec((any::<u64>(), any::<u64>(), any::<u64>()), 0..4),
     ) {

@@ -1,4 +1,4 @@
-//! Installing the pages of a packed file before they are touched.
+//! Installing the pages of a packed file before their page faults.
 
 use std::fs::File;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use rustix::io::{Errno, pread, retry_on_intr};
 use super::{Area, Pager, PagerError, Shared, add};
 use crate::uffd::{Fill, UffdError};
 
-/// Bytes of a file at an address that `O_DIRECT` takes.
+/// A buffer at an address that is aligned for `O_DIRECT`.
 struct Aligned {
     room: Vec<u8>,
     start: usize,
@@ -22,7 +22,7 @@ struct Aligned {
 
 impl Aligned {
     fn new(len: u64) -> Self {
-        // Zeroed by the kernel when it is touched: nothing is written twice.
+        // The kernel provides zeroed pages on first access, so the zeroing costs no second write.
         let room = vec![0; usize_of(len + PAGE_SIZE)];
         let start =
             room.as_ptr().addr().next_multiple_of(usize_of(PAGE_SIZE)) - room.as_ptr().addr();
@@ -35,11 +35,11 @@ impl Aligned {
 }
 
 impl Pager {
-    /// Reads all pages of a packed file at once, past the page cache, checks them, installs each run of them, and wakes
-    /// whoever waits for any (REAP; FaaSnap, 2.5).
+    /// Reads all pages of a packed file at once, bypassing the page cache, checks them, installs
+    /// each run, and wakes the threads that wait for any of them (REAP; FaaSnap, 2.5).
     ///
     /// # Errors
-    /// [`PagerError`]: some pages may be installed, none of them wrong.
+    /// [`PagerError`]: some pages may be installed, all of them checked.
     pub fn install(&self, packed: &Packed) -> Result<(), PagerError> {
         let shared = &*self.shared;
         let data = packed.data();
@@ -67,7 +67,7 @@ impl Pager {
                 shared.filled().insert_range(part);
             }
         }
-        // One call for all areas: what lies between them is nobody's to wait for.
+        // One call for all areas: no thread waits for addresses between them.
         let ends = shared.areas.iter().map(Area::addresses);
         let all = ends.reduce(|all, area| all.start.min(area.start)..all.end.max(area.end));
         let Some(all) = all else { return Ok(()) };
@@ -77,14 +77,14 @@ impl Pager {
 }
 
 impl Shared {
-    /// Installs pages, and wakes nobody. Those that are there stay as they are.
+    /// Installs pages without waking threads. Present pages are not changed.
     fn put(&self, mut address: u64, mut bytes: &[u8]) -> Result<(), PagerError> {
         while !bytes.is_empty() {
             let present = match self.uffd.copy(address, bytes, Fill::DONT_WAKE) {
                 Ok(()) => address + bytes.len() as u64,
                 Err(UffdError::Present { address }) => address,
                 Err(UffdError::Changing { .. }) => {
-                    // The pager's thread reads what is being given back.
+                    // The pager's thread reads the event of the discarded pages.
                     std::thread::yield_now();
                     continue;
                 }
@@ -99,8 +99,9 @@ impl Shared {
     }
 }
 
-/// Reads bytes of a file past the page cache, and says in how many reads: 0 where its file system can only read through
-/// the page cache. One read takes up to 2 GiB. An error without a number is a file that ends early.
+/// Reads bytes of a file, bypassing the page cache, and returns the number of reads: 0 where the
+/// file system only supports reads through the page cache. One read returns up to 2 GiB.
+/// `Err(None)` means that the file ends early.
 fn read(file: &File, range: Range<u64>, bytes: &mut [u8]) -> Result<u64, Option<Errno>> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC;

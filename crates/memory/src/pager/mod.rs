@@ -1,16 +1,17 @@
-//! The pager: fills the missing pages of registered memory when they are touched, each checked first.
+//! The pager: fills missing pages of registered memory on a page fault, after checking each page.
 //!
-//! Memory that a plan has served by the pager is anonymous and registered with a userfaultfd. A thread waits for its
-//! faults, reads the page that is missing from the image, compares it with its digest, and copies it in. A page that is
-//! given back (`MADV_DONTNEED`) is zeros from then on. The memory may be this process's, or another's that handed its
-//! userfaultfd over ([`firecracker`]).
+//! Memory that the pager serves is anonymous and registered with a userfaultfd. A thread waits for
+//! its faults, reads the missing page from the image, checks it against its digest, and copies it
+//! in. A page that is discarded (`MADV_DONTNEED`) reads as zeros from then on. The memory may
+//! belong to this process, or to another process that passed its userfaultfd ([`firecracker`]).
 //!
-//! It fails closed. A page that is not what was frozen, an image that shrank, a call that fails: each is told and ends the
-//! process that has the guest ([`OnFailure`]). So is a panic of the thread, where a panic does not end its process at once, as
-//! it does in a `firn` that is built for use; one that finds no memory always aborts. Until a process has ended, missing
-//! pages stay missing, and whoever touches one sleeps; where [`OnFailure`] returns they are poisoned, and whoever touches one
-//! gets an error. The userfaultfd stays open as long as the memory is mapped: the kernel gives zeros for missing pages once
-//! it is closed.
+//! The pager fails closed. A damaged page, an image that shrank, or a failed system call is
+//! reported and ends the process of the guest ([`OnFailure`]). A panic of the thread is handled in
+//! the same way, in builds in which a panic does not abort the process. Until the process has
+//! ended, missing pages stay missing and a thread that accesses one sleeps. Where [`OnFailure`]
+//! returns, missing pages are poisoned and an access returns an error. The userfaultfd stays open
+//! as long as the memory is mapped, because the kernel returns zeros for missing pages once it is
+//! closed.
 
 pub mod firecracker;
 mod install;
@@ -39,14 +40,14 @@ use thiserror::Error;
 use crate::uffd::{Uffd, UffdError};
 use serve::Server;
 
-/// Memory that a pager serves, in bytes: whole pages.
+/// Memory that a pager serves: whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Area {
-    /// Where it begins in the process that has it.
+    /// Its first address in the process that owns it.
     pub address: u64,
-    /// Its length.
+    /// Its length in bytes.
     pub len: u64,
-    /// Where the image holds its first byte.
+    /// The offset of its first byte in the image, in bytes.
     pub image_offset: u64,
 }
 
@@ -60,20 +61,18 @@ impl Area {
     }
 }
 
-/// Why a pager cannot go on. The guest that it serves must not run any more.
+/// Why a pager cannot continue. The guest that it serves must not run any more.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PagerError {
-    /// Faults cannot be read or answered.
+    /// Faults cannot be read or resolved.
     #[error(transparent)]
     Uffd(#[from] UffdError),
-    /// A page is not what was frozen, or cannot be compared.
+    /// A page is damaged, or cannot be checked.
     #[error(transparent)]
     Page(#[from] DigestError),
-    /// The image or a packed file ends before a page that it has to hold.
-    #[error(
-        "page {image_page} of the image is not there any more: {file} shrank while it was in use"
-    )]
+    /// The image or a packed file ends before a page that it must hold.
+    #[error("page {image_page} of the image is missing: {file} shrank while it was in use")]
     Truncated {
         /// The image page.
         image_page: u64,
@@ -81,43 +80,44 @@ pub enum PagerError {
         file: &'static str,
     },
     /// The image cannot be read.
-    #[error("reading page {image_page} of the image")]
+    #[error("cannot read page {image_page} of the image")]
     Read {
         /// The image page.
         image_page: u64,
-        /// What the system said.
+        /// The error of the read.
         source: std::io::Error,
     },
     /// A packed file cannot be read.
-    #[error("reading {file}")]
+    #[error("cannot read {file}")]
     Packed {
         /// The file.
         file: String,
-        /// What the system said.
+        /// The error of the read.
         source: std::io::Error,
     },
-    /// Waiting failed.
-    #[error("waiting for faults of guest memory")]
+    /// Waiting for faults failed.
+    #[error("cannot wait for faults of guest memory")]
     Wait(#[source] std::io::Error),
-    /// A fault elsewhere.
-    #[error("a fault at {address:#x}, which is not memory that the pager serves")]
-    Elsewhere {
+    /// A fault outside the served memory.
+    #[error("page fault at {address:#x}, outside the memory that the pager serves")]
+    OutsideMemory {
         /// The address.
         address: u64,
     },
-    /// The thread panicked, and said why on standard error: a defect.
+    /// The thread panicked, with a message on standard error: a defect.
     #[error("the pager's thread panicked")]
     Panicked,
     /// The thread cannot be started.
-    #[error("starting the pager's thread")]
+    #[error("cannot start the pager's thread")]
     Thread(#[source] std::io::Error),
 }
 
-/// What is done when a pager cannot go on: it has to end the process that has the guest, as [`end_process`] does. If it
-/// returns, the pager poisons what is touched and missing.
+/// Called when a pager cannot continue: it must end the process of the guest, as [`end_process`]
+/// does. If it returns, the pager poisons missing pages that are accessed.
 pub type OnFailure = fn(&PagerError);
 
-/// Ends this process with exit code 1, and says why on standard error. What it leaves is what a killed process leaves.
+/// Ends this process with exit code 1 and an error on standard error. As with a kill, nothing is
+/// cleaned up.
 pub fn end_process(error: &PagerError) {
     use std::io::Write;
     let mut text = format!("firn: error: the microVM was ended: {error}");
@@ -127,27 +127,27 @@ pub fn end_process(error: &PagerError) {
         cause = error.source();
     }
     text.push('\n');
-    // There is nobody else to tell.
+    // A failure cannot be reported anywhere else.
     let _ = std::io::stderr().write_all(text.as_bytes());
     std::process::exit(1);
 }
 
-/// What a pager has done so far.
+/// The work of a pager so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PagerReport {
-    /// Faults that were answered one by one.
+    /// Faults that were resolved one by one.
     pub faults: u64,
-    /// Bytes that faults had copied in, from the image.
+    /// Bytes that were copied from the image for faults.
     pub copied_bytes: u64,
-    /// Pages that faults had filled with zeros: those that were given back.
+    /// Discarded pages that were filled with zeros for faults.
     pub zero_pages: u64,
-    /// Reads of packed files that went past the page cache (`O_DIRECT`).
+    /// Reads of packed files that bypassed the page cache (`O_DIRECT`).
     pub direct_reads: u64,
-    /// Bytes read of packed files, past the page cache or not.
+    /// Bytes read from packed files, with or without the page cache.
     pub packed_bytes: u64,
-    /// Pages that were installed ahead of their faults.
+    /// Pages that were installed before their faults.
     pub installed_pages: u64,
-    /// Calls that then woke whoever waited for any of them.
+    /// Calls that woke the threads that waited for any of them.
     pub install_wakes: u64,
 }
 
@@ -166,16 +166,16 @@ fn add(counter: &AtomicU64, number: u64) {
     counter.fetch_add(number, Ordering::Relaxed);
 }
 
-/// What a pager's thread and its owner share.
+/// The state that a pager's thread and its owner share.
 #[derive(Debug)]
 struct Shared {
     uffd: Uffd,
     /// Ascending by image page.
     areas: Vec<Area>,
     store: PageStore,
-    /// Image pages that were filled: a granule need not read them again.
+    /// Image pages that were filled: a granule does not read them again.
     filled: Mutex<PageSet>,
-    /// Pages that a fault brings at most.
+    /// The largest number of pages that a fault fills.
     granule: AtomicU64,
     counters: Counters,
     failure: OnceLock<PagerError>,
@@ -186,7 +186,7 @@ impl Shared {
         self.filled.lock()
     }
 
-    /// The parts of a range of image pages that are memory, each with its address.
+    /// The parts of a range of image pages that are served memory, each with its address.
     fn parts(&self, pages: Range<u64>) -> impl Iterator<Item = (u64, Range<u64>)> + '_ {
         self.areas.iter().filter_map(move |area| {
             let here = area.image_pages();
@@ -197,24 +197,24 @@ impl Shared {
     }
 }
 
-/// What a pager is to serve, and how.
+/// The memory and the policy of a pager.
 #[derive(Debug)]
 pub struct PagerJob {
-    /// With which the memory was registered for missing pages.
+    /// The userfaultfd with which the memory was registered for missing pages.
     pub uffd: Uffd,
     /// The memory.
     pub areas: Vec<Area>,
-    /// Where its pages come from.
+    /// The source of its pages.
     pub store: PageStore,
-    /// Pages of the image.
+    /// The number of pages of the image.
     pub pages: u64,
-    /// How faults are answered.
+    /// How faults are resolved.
     pub policy: PagerPolicy,
-    /// What is done when it cannot go on.
+    /// Called when the pager cannot continue.
     pub on_failure: OnFailure,
 }
 
-/// A running pager. When it is dropped, nobody touches the memory any more: it ends.
+/// A running pager. It ends when it is dropped; nothing may access the memory then.
 #[derive(Debug)]
 pub struct Pager {
     shared: Arc<Shared>,
@@ -223,7 +223,7 @@ pub struct Pager {
 }
 
 impl Pager {
-    /// Starts the thread that answers faults.
+    /// Starts the thread that resolves faults.
     ///
     /// # Errors
     /// [`PagerError::Wait`], [`PagerError::Thread`].
@@ -243,7 +243,7 @@ impl Pager {
         let stop = Arc::new(eventfd(0, flags).map_err(|errno| PagerError::Wait(errno.into()))?);
         let mut server = Server::new(shared.clone(), PageSet::new(pages), stop.clone());
         let run = move || {
-            // After a panic it only poisons, for which what it has counted does not matter.
+            // After a panic the server only poisons, which does not use its counters.
             let served = catch_unwind(AssertUnwindSafe(|| server.serve()));
             if let Err(error) = served.unwrap_or(Err(PagerError::Panicked)) {
                 on_failure(server.shared().failure.get_or_init(|| error));
@@ -257,7 +257,7 @@ impl Pager {
         Ok(Self { shared, stop, thread: Some(thread) })
     }
 
-    /// What it has done so far.
+    /// The work so far.
     #[must_use]
     pub fn report(&self) -> PagerReport {
         let counters = &self.shared.counters;
@@ -273,12 +273,12 @@ impl Pager {
         }
     }
 
-    /// From now on a fault brings as many pages as one can, [`PagerPolicy::MOST`]: for who is about to touch all memory.
+    /// Sets the granule to the largest, 512 pages, before all memory is accessed.
     pub fn widen(&self) {
-        self.shared.granule.store(PagerPolicy::MOST, Ordering::Relaxed);
+        self.shared.granule.store(PagerPolicy::MAX_GRANULE, Ordering::Relaxed);
     }
 
-    /// Why it cannot go on, where it cannot.
+    /// Why the pager cannot continue, if it failed.
     #[must_use]
     pub fn failure(&self) -> Option<&PagerError> {
         self.shared.failure.get()
@@ -287,10 +287,10 @@ impl Pager {
 
 impl Drop for Pager {
     fn drop(&mut self) {
-        // Fails only when its counter is full: it has been told then.
+        // Fails only when the counter is full, which means that the stop was already requested.
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
-            // What it died of was told by itself.
+            // The thread reported its failure itself.
             let _ = thread.join();
         }
     }

@@ -1,32 +1,34 @@
-//! How faults are answered.
+//! How faults are resolved.
 
 use std::fmt;
 
-/// How many pages one fault brings: those of the aligned block of so many image pages that are missing and, like the page itself, to be
-/// zeros or the image's. Written `page` for one, else `granule=N`, a power of two up to 512.
+/// The granule of a fault: the number of image pages of the aligned block whose missing pages one
+/// fault fills. All of them are filled from the same source as the faulting page, which is zeros or
+/// the image. Its text form is `page` for one page, otherwise `granule=N`, a power of two up to
+/// 512.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PagerPolicy {
     granule: u64,
 }
 
 impl Default for PagerPolicy {
-    /// Page by page.
+    /// One page.
     fn default() -> Self {
         Self { granule: 1 }
     }
 }
 
 impl PagerPolicy {
-    /// Most pages that one fault brings: 2 MiB.
-    pub const MOST: u64 = 512;
+    /// The largest granule, in pages: 2 MiB.
+    pub(crate) const MAX_GRANULE: u64 = 512;
 
-    /// One that brings `pages` at a fault; `None` where that is no power of two up to 512.
+    /// The policy with this granule; `None` unless it is a power of two up to 512.
     #[must_use]
     pub fn with_granule(pages: u64) -> Option<Self> {
-        (pages.is_power_of_two() && pages <= Self::MOST).then_some(Self { granule: pages })
+        (pages.is_power_of_two() && pages <= Self::MAX_GRANULE).then_some(Self { granule: pages })
     }
 
-    /// The policy of this name.
+    /// The policy of this text form.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         let policy = match name.strip_prefix("granule=") {
@@ -34,11 +36,11 @@ impl PagerPolicy {
             None if name == "page" => Self::default(),
             None => return None,
         };
-        // One way to write each.
+        // Each policy has one text form.
         (policy.to_string() == name).then_some(policy)
     }
 
-    /// Pages that one fault brings at most.
+    /// The granule, in pages.
     #[must_use]
     pub fn granule(self) -> u64 {
         self.granule

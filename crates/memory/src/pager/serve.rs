@@ -1,4 +1,4 @@
-//! The pager's thread: waits for faults, and fills pages.
+//! The pager's thread: waits for faults and fills pages.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -17,13 +17,13 @@ use crate::uffd::{Event, Fill, Uffd, UffdError};
 
 pub(super) struct Server {
     shared: Arc<Shared>,
-    /// Image pages that are zeros when they are touched: those that were given back.
+    /// Image pages that were discarded, and are filled with zeros.
     zeros: PageSet,
     stop: Arc<OwnedFd>,
     events: VecDeque<Event>,
-    /// Room for a granule, made when it is needed.
+    /// A buffer for a granule, allocated on first use.
     bytes: Vec<u8>,
-    /// The fault that is being answered.
+    /// The address of the fault that is being resolved.
     current: Option<u64>,
 }
 
@@ -37,7 +37,7 @@ impl Server {
         &self.shared
     }
 
-    /// Answers faults until it is told to stop, or the process that has the memory ends.
+    /// Resolves faults until a stop is requested, or the process that owns the memory ends.
     pub(super) fn serve(&mut self) -> Result<(), PagerError> {
         while self.wait()? {
             while let Some(event) = self.events.pop_front() {
@@ -51,20 +51,21 @@ impl Server {
         Ok(())
     }
 
-    /// After a failure: whoever touches a page that is missing gets an error.
+    /// After a failure: makes accesses to missing pages end in an error.
     pub(super) fn poison(&mut self) {
         poison(&self.shared.uffd, &self.stop, self.current, std::mem::take(&mut self.events));
     }
 
-    /// Waits for events and takes them; `false` when it was told to stop and nothing waits.
+    /// Waits for events and takes them; returns `false` when a stop was requested and no event is
+    /// pending.
     fn wait(&mut self) -> Result<bool, PagerError> {
         let stopped = wait(&self.shared.uffd, &self.stop)?;
         self.take_events()?;
         Ok(!stopped || !self.events.is_empty())
     }
 
-    /// Takes the events that wait. Pages that are being given back count as zeros from here on: whoever gives them back
-    /// goes on as soon as the event is read.
+    /// Takes the pending events. Pages that are being discarded count as zeros from here on: the
+    /// thread that discards them continues as soon as the event is read.
     fn take_events(&mut self) -> Result<(), PagerError> {
         for event in self.shared.uffd.events()? {
             if let Event::Remove(range) = &event {
@@ -83,12 +84,14 @@ impl Server {
         Ok(())
     }
 
+    /// Resolves a fault.
     fn answer(&mut self, address: u64) -> Result<(), PagerError> {
         self.current = Some(address);
         add(&self.shared.counters.faults, 1);
         loop {
             match self.fill(address) {
-                // Who gives memory back waits until that is read; what the page has to be may be another thing then.
+                // The thread that discards memory waits until its event is read; the page may
+                // have to be zero afterwards.
                 Err(PagerError::Uffd(UffdError::Changing { .. })) => {
                     self.take_events()?;
                     std::thread::yield_now();
@@ -104,7 +107,7 @@ impl Server {
 
     fn fill(&mut self, address: u64) -> Result<(), PagerError> {
         let area = self.shared.areas.iter().find(|area| area.addresses().contains(&address));
-        let area = *area.ok_or(PagerError::Elsewhere { address })?;
+        let area = *area.ok_or(PagerError::OutsideMemory { address })?;
         let image_page = (area.image_offset + (address - area.address)) / PAGE_SIZE;
         let page = address..address + PAGE_SIZE;
         let zeros = self.zeros.get(image_page);
@@ -118,7 +121,7 @@ impl Server {
         }
         let content = (!zeros).then_some(&self.bytes[..]);
         match self.put(range.clone(), content, &page) {
-            // Something else is mapped in a part of the block: then the page alone.
+            // A part of the block is mapped otherwise: fill only the page.
             Err(PagerError::Uffd(UffdError::Unregistered { .. })) if range != page => {
                 let content = content.map(|bytes| &bytes[usize_of(page.start - first)..]);
                 self.put(page.clone(), content, &page)
@@ -131,7 +134,8 @@ impl Server {
         }
     }
 
-    /// The pages that a fault on one brings, out of those of its area: all of them zeros, or none.
+    /// The pages that a fault on one of them fills, within its area: either all zeros, or all from
+    /// the image.
     fn block(&self, image_page: u64, area: Range<u64>, zeros: bool) -> Range<u64> {
         let granule = self.shared.granule.load(Ordering::Relaxed);
         let start = (image_page - image_page % granule).max(area.start);
@@ -143,8 +147,8 @@ impl Server {
         first..last + 1
     }
 
-    /// Fills a range, with the first of these bytes or with zeros. Pages that are there stay as they are; who waits for
-    /// `page` is woken, and meets what is there.
+    /// Fills a range with the first bytes of `content`, or with zeros. Present pages are not
+    /// changed. Threads that wait for `page` are woken even where it is already present.
     fn put(
         &self,
         range: Range<u64>,
@@ -160,7 +164,7 @@ impl Server {
         while at < range.end {
             let rest = at..range.end;
             let inside = |address| usize_of(address - range.start);
-            // Counted first: who waits goes on before this thread does.
+            // Counted first: a waiting thread may continue before this thread does.
             add(counter, (rest.end - at) / unit);
             let filled = match content {
                 Some(bytes) => uffd.copy(at, &bytes[inside(at)..inside(range.end)], Fill::empty()),
@@ -195,7 +199,7 @@ impl Server {
     }
 }
 
-/// Waits for events of a userfaultfd, and says whether its server was told to stop.
+/// Waits for events of a userfaultfd, and returns whether a stop was requested.
 pub(crate) fn wait(uffd: &Uffd, stop: &OwnedFd) -> Result<bool, PagerError> {
     let mut wait = [
         PollFd::from_borrowed_fd(uffd.as_fd(), PollFlags::IN),
@@ -207,8 +211,8 @@ pub(crate) fn wait(uffd: &Uffd, stop: &OwnedFd) -> Result<bool, PagerError> {
     }
 }
 
-/// After a failure, until the server is told to stop: whoever touches a page that is missing, or waits for one already, gets an
-/// error. Where the kernel cannot poison, it sleeps.
+/// After a failure, until a stop is requested: makes accesses to missing pages, including pending
+/// ones, end in an error. Where the kernel cannot poison pages, the accessing threads sleep.
 pub(crate) fn poison(
     uffd: &Uffd,
     stop: &OwnedFd,

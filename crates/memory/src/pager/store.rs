@@ -1,4 +1,4 @@
-//! Where a pager's pages come from, and a recorder's.
+//! The source of the pages of pagers and recorders.
 
 use std::fs::File;
 use std::io;
@@ -10,7 +10,7 @@ use firn_snapshot::{CHUNK_PAGES, Content, Digests, ReadAt, Snapshot};
 
 use super::PagerError;
 
-/// An image, and what its pages are compared with.
+/// An image, with the digests of its pages.
 #[derive(Debug)]
 pub struct PageStore {
     image: Content,
@@ -25,13 +25,13 @@ impl PageStore {
         Self { image: snapshot.image().clone(), digests: Some(snapshot.digests().clone()) }
     }
 
-    /// An image without digests: its pages enter as they are.
+    /// An image without digests: its pages are not checked.
     #[must_use]
     pub fn unchecked(image: File) -> Self {
         Self { image: Content::File(Arc::new(image)), digests: None }
     }
 
-    /// Reads whole pages, and checks each.
+    /// Reads whole pages and checks each.
     pub(crate) fn read(&self, image_page: u64, bytes: &mut [u8]) -> Result<(), PagerError> {
         let read = self.image.read_exact_at(bytes, image_page * PAGE_SIZE);
         read.map_err(|source| match source.kind() {
@@ -51,7 +51,7 @@ impl PageStore {
         }
     }
 
-    /// Reads and checks all of its `pages`: for a run in which the kernel brings them in, and nobody can check them then.
+    /// Reads and checks all `pages`, before a run in which the kernel maps them unchecked.
     pub(crate) fn check_all(&self, pages: u64) -> Result<(), PagerError> {
         let mut bytes = vec![0; usize_of(CHUNK_PAGES * PAGE_SIZE)];
         for first in (0..pages).step_by(usize_of(CHUNK_PAGES)) {

@@ -17,7 +17,7 @@ use crate::uffd::{Features, RegisterMode};
 use crate::{ExecuteError, Executed, GuestMemory, Sources, StepError, compare::compare, execute};
 
 const MIB: u64 = 1 << 20;
-/// Pages of guest memory: 3 MiB, and 2 MiB elsewhere.
+/// Pages of guest memory: 3 MiB in one region and 2 MiB in another.
 const PAGES: u64 = 1280;
 /// Runs of the profile's faults: out of order, adjacent, and over the end of a region.
 const FAULTS: [(u64, u64); 6] = [(5, 3), (2, 1), (3, 2), (100, 1), (766, 4), (1240, 40)];
@@ -131,12 +131,12 @@ fn reap_installs_the_working_set_in_one_read_and_serves_the_rest_page_by_page() 
 }
 
 #[test]
-fn granules_take_fewer_faults_and_never_overwrite_what_is_there() {
+fn granules_take_fewer_faults_and_never_overwrite_present_pages() {
     let fixture = Fixture::new(ImageKind::Dense);
     let snapshot = fixture.open();
     for granule in [4, 16, 64, 512] {
         let memory = restored(&snapshot, &format!("reap:granule={granule}"));
-        // What the guest wrote stays, though it lies within granules.
+        // Pages that the guest wrote keep their contents, although they lie within granules.
         let view = memory.vm_memory();
         let mine = [6, 100, 767].map(|page| GuestAddress(page * PAGE_SIZE + 8));
         mine.iter().for_each(|address| view.write_obj(77u64, *address).unwrap());
@@ -150,7 +150,7 @@ fn granules_take_fewer_faults_and_never_overwrite_what_is_there() {
 }
 
 #[test]
-fn a_pager_that_is_widened_brings_as_much_as_one_can_from_then_on() {
+fn a_widened_pager_fills_the_largest_granule_from_then_on() {
     let fixture = Fixture::new(ImageKind::Dense);
     let snapshot = fixture.open();
     let memory = restored(&snapshot, "reap");
@@ -161,14 +161,14 @@ fn a_pager_that_is_widened_brings_as_much_as_one_can_from_then_on() {
     memory.pager().unwrap().widen();
     let compared = compare(&memory, snapshot.image_file().unwrap(), snapshot.zero_map()).unwrap();
     assert!(compared.is_equal(), "{compared:?}");
-    // What is there already cuts a block in two.
+    // Present pages split a block in two.
     let served = report(&memory);
     assert!(served.faults < 10 + 16, "{served:?}");
     assert_eq!(served.copied_bytes, (PAGES - INSTALLED) * PAGE_SIZE);
 }
 
 #[test]
-fn faast_gives_zeros_for_free_pages_and_the_image_for_all_others() {
+fn faast_maps_zeros_for_free_pages_and_the_image_for_all_others() {
     let fixture = Fixture::new(ImageKind::Dense);
     let snapshot = fixture.open();
     for planner in ["faast", "faast:granule=64"] {
@@ -179,13 +179,13 @@ fn faast_gives_zeros_for_free_pages_and_the_image_for_all_others() {
         let compared = compare(&memory, snapshot.image_file().unwrap(), &zeros).unwrap();
         assert!(compared.is_equal(), "{planner}: {compared:?}");
         let served = report(&memory);
-        assert_eq!(served.zero_pages, 0, "free memory is none of the pager's");
+        assert_eq!(served.zero_pages, 0, "the pager does not serve free memory");
         assert_eq!(served.copied_bytes, (PAGES - 62 - (INSTALLED - 2)) * PAGE_SIZE);
     }
 }
 
 #[test]
-fn what_is_given_back_is_zeros_and_what_is_frozen_again_is_whole() {
+fn discarded_pages_are_zeros_and_a_second_freeze_is_complete() {
     let fixture = Fixture::new(ImageKind::Dense);
     let snapshot = fixture.open();
     for planner in ["reap", "faast", "reap:granule=512"] {
@@ -200,7 +200,7 @@ fn what_is_given_back_is_zeros_and_what_is_frozen_again_is_whole() {
         if planner == "faast" {
             FREE.iter().for_each(|(first, pages)| zeros.insert_range(*first..first + pages));
         }
-        // A freeze sees the same, without touching what is missing.
+        // A freeze reads the same bytes, without touching missing pages.
         let before = report(&memory);
         let mut pages = memory.pages().unwrap();
         let mut buf = vec![0; 2 << 20];
@@ -228,7 +228,7 @@ fn what_is_given_back_is_zeros_and_what_is_frozen_again_is_whole() {
     }
 }
 
-/// Touches a page in a system call, which gets an error where a thread would get a signal.
+/// Accesses a page in a system call, which returns an error where a thread would receive a signal.
 fn touch(memory: &GuestMemory, page: u64) -> bool {
     let mut file = tempfile::tempfile().unwrap();
     let view = memory.vm_memory();
@@ -237,7 +237,7 @@ fn touch(memory: &GuestMemory, page: u64) -> bool {
 }
 
 #[test]
-fn a_page_that_is_not_what_was_frozen_never_enters() {
+fn a_damaged_page_is_never_mapped() {
     let fixture = Fixture::new(ImageKind::Dense);
     fixture.damage("memory.img", 20 * PAGE_SIZE + 4000);
     let snapshot = fixture.open();
@@ -248,14 +248,14 @@ fn a_page_that_is_not_what_was_frozen_never_enters() {
         assert!(!touch(&memory, first));
         let failure = memory.pager().unwrap().failure().unwrap().to_string();
         assert!(failure.starts_with("page 20 of the image is damaged"), "{failure}");
-        // It gives no page any more, good or bad.
+        // The pager fills no page any more, damaged or not.
         assert!(!touch(&memory, 300));
         assert!(touch(&memory, 90));
     }
 }
 
 #[test]
-fn an_image_that_shrinks_is_an_error_and_no_zeros() {
+fn an_image_that_shrinks_is_an_error_and_not_zeros() {
     let fixture = Fixture::new(ImageKind::Dense);
     let snapshot = fixture.open();
     let memory = restored(&snapshot, "reap");
@@ -268,14 +268,14 @@ fn an_image_that_shrinks_is_an_error_and_no_zeros() {
 }
 
 #[test]
-fn a_damaged_packed_file_is_found_before_the_guest_runs() {
+fn a_damaged_packed_file_is_detected_before_the_guest_runs() {
     let fixture = Fixture::new(ImageKind::Dense);
     fixture.damage("working-set.img", 3 * PAGE_SIZE + 9);
     let refused = restore(&fixture.open(), "reap").unwrap_err();
     let ExecuteError::Step { source: StepError::Install { source, .. }, .. } = refused else {
         panic!("{refused}");
     };
-    // The second page of the first run, which is that of pages 5 to 7.
+    // The second page of the first run, which holds pages 5 to 7.
     assert!(
         matches!(source, PagerError::Page(DigestError::Mismatch { image_page: 6 })),
         "{source}"
@@ -288,7 +288,7 @@ fn a_damaged_packed_file_is_found_before_the_guest_runs() {
 }
 
 #[test]
-fn what_is_missing_or_stale_is_said_with_the_command_that_makes_it() {
+fn errors_name_the_command_that_makes_a_missing_or_stale_file() {
     let fixture = Fixture::new(ImageKind::Sparse);
     let profile = fixture.profile();
     fixture.set_profile(&Profile { faults: runs([(1, 1)]), ..profile.clone() });
@@ -311,7 +311,7 @@ fn what_is_missing_or_stale_is_said_with_the_command_that_makes_it() {
     std::fs::remove_file(fixture.path().join("working-set.img")).unwrap();
     let error = fixture.refused("reap").to_string();
     assert!(error.contains("working-set.img") && error.contains("firn profile pack"), "{error}");
-    // An empty working set is one.
+    // An empty working set is valid.
     fixture.set_profile(&Profile { faults: Some(Vec::new()), ..profile });
     fixture.pack("reap");
     let snapshot = fixture.open();
@@ -323,7 +323,7 @@ fn what_is_missing_or_stale_is_said_with_the_command_that_makes_it() {
 }
 
 #[test]
-fn plans_say_what_the_pager_serves() {
+fn plans_list_the_segments_of_the_pager() {
     let fixture = Fixture::new(ImageKind::Sparse);
     let plan = planners::plan(&fixture.open(), None, &*parse("faast:granule=4").unwrap()).unwrap();
     assert_eq!(
@@ -345,9 +345,10 @@ fn plans_say_what_the_pager_serves() {
     }
 }
 
-/// Threads that touch the same pages while another gives them back: every page is the image's or zeros, and nobody sleeps for ever.
+/// Threads touch the same pages while another discards them: every page equals the image or zeros,
+/// and no thread hangs.
 #[test]
-fn many_touch_what_one_gives_back() {
+fn many_threads_touch_pages_that_one_discards() {
     let fixture = Fixture::new(ImageKind::Dense);
     let snapshot = fixture.open();
     for planner in ["reap", "reap:granule=64", "faast:granule=16"] {
@@ -374,8 +375,8 @@ fn many_touch_what_one_gives_back() {
 }
 
 #[test]
-fn a_thread_that_panics_is_told_and_gives_no_zeros() {
-    static TOLD: OnceLock<String> = OnceLock::new();
+fn a_panic_of_the_thread_is_reported_and_leaves_no_zeros() {
+    static REPORTED: OnceLock<String> = OnceLock::new();
     let memory = GuestMemory::anonymous(MemoryLayout::for_size(MIB).unwrap()).unwrap();
     let uffd = Uffd::open(Features::REMOVE).unwrap();
     memory.register(&uffd, RegisterMode::MISSING).unwrap();
@@ -385,21 +386,21 @@ fn a_thread_that_panics_is_told_and_gives_no_zeros() {
         uffd,
         areas: vec![Area { address: memory.slots()[0].host_addr, len: MIB, image_offset: 0 }],
         store: PageStore::unchecked(image),
-        // Fewer than the area has: when page 200 is noted as filled, that is a panic.
+        // Fewer pages than the area has: marking page 200 as filled panics.
         pages: 200,
         policy: PagerPolicy::default(),
-        on_failure: |error| TOLD.set(error.to_string()).unwrap(),
+        on_failure: |error| REPORTED.set(error.to_string()).unwrap(),
     };
     memory.set_pager(Pager::start(job).unwrap());
     assert!(touch(&memory, 199) && touch(&memory, 200));
-    // An error, not zeros: the userfaultfd is open still, after the loss was told.
+    // An error, not zeros: the userfaultfd is still open after the failure was reported.
     assert!(!touch(&memory, 5) && !touch(&memory, 201));
-    assert_eq!(TOLD.get().unwrap(), "the pager's thread panicked");
+    assert_eq!(REPORTED.get().unwrap(), "the pager's thread panicked");
     assert!(matches!(memory.pager().unwrap().failure(), Some(PagerError::Panicked)));
     assert!(touch(&memory, 199), "what is there stays");
 }
 
-/// Another process gives memory back by `MADV_DONTNEED`, which is reported.
+/// Another process discards memory with `MADV_DONTNEED`, which is reported.
 #[test]
 fn reported_removals_are_zeros() {
     let memory = GuestMemory::anonymous(MemoryLayout::for_size(MIB).unwrap()).unwrap();
@@ -420,10 +421,10 @@ fn reported_removals_are_zeros() {
     let byte =
         |page: u64| memory.vm_memory().read_obj::<u8>(GuestAddress(page * PAGE_SIZE)).unwrap();
     assert_eq!((byte(0), byte(1)), (3, 3));
-    // Memory that is anonymous from the start is given back so.
+    // Anonymous memory is discarded in this way.
     memory.discard(PAGE_SIZE, 20 * PAGE_SIZE).unwrap();
     assert_eq!([byte(0), byte(1), byte(20), byte(21)], [3, 0, 0, 3]);
-    // Page 1 had come with page 0, and comes alone now; 16 to 20 come together.
+    // Page 1 was filled with page 0, and is now filled alone; 16 to 20 are filled together.
     assert_eq!(report(&memory).zero_pages, 6);
 }
 
@@ -439,7 +440,7 @@ fn the_packed_files_of_another_snapshot_are_refused() {
         let reason =
             format!("{} was packed of snapshot {found}, this one is {expected}", path.display());
         assert!(
-            matches!(&error, PlannerError::PackedFile { reason: said, .. } if said.contains(&reason)),
+            matches!(&error, PlannerError::PackedFile { reason: found, .. } if found.contains(&reason)),
             "{error}"
         );
         assert!(error.to_string().contains("firn profile pack"), "{error}");

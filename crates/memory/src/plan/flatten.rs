@@ -13,8 +13,9 @@ pub(super) struct Visible {
     pub(super) layer: usize,
 }
 
-/// The visible ranges of the layers when they are applied in order: disjoint, ascending, at most two for each
-/// layer. A sweep over the layers' ends with a heap of the layers under the sweep: O(n log n).
+/// The visible ranges of the layers when they are applied in order: disjoint, ascending, at most
+/// two for each layer. A sweep over the layers' ends with a heap of the layers under the sweep: O(n
+/// log n).
 pub(super) fn flatten(layers: &[Layer]) -> Vec<Visible> {
     let mut starts: Vec<usize> = (0..layers.len()).collect();
     starts.sort_by_key(|&i| layers[i].guest.start);
@@ -24,7 +25,8 @@ pub(super) fn flatten(layers: &[Layer]) -> Vec<Visible> {
     bounds.dedup();
 
     let mut starts = starts.into_iter().peekable();
-    // The latest layer under the sweep is on top. Layers that have ended are removed when they reach the top of the heap.
+    // The latest layer under the sweep is on top. Layers that have ended are removed when they
+    // reach the top of the heap.
     let mut under: BinaryHeap<usize> = BinaryHeap::new();
     let mut visible: Vec<Visible> = Vec::new();
     for pair in bounds.windows(2) {
@@ -46,8 +48,8 @@ pub(super) fn flatten(layers: &[Layer]) -> Vec<Visible> {
     visible
 }
 
-/// The largest number of visible ranges while the layers are applied in order. A later layer may hide many at once, so
-/// the final number can be far smaller. O(n log n).
+/// The largest number of visible ranges while the layers are applied in order. A later layer may
+/// hide many at once, so the final number can be far smaller. O(n log n).
 pub(super) fn most_visible(layers: &[Layer]) -> usize {
     // The end of each range, by its start.
     let mut visible: BTreeMap<u64, u64> = BTreeMap::new();

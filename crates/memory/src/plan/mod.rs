@@ -86,8 +86,8 @@ impl fmt::Display for Source {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Sharing {
-    /// Every VM of the snapshot maps the same memory read-only: the monitor copies the chunk of 2 MiB that a VM is about to
-    /// write. For media that the kernel cannot map privately.
+    /// Every VM of the snapshot maps the same memory read-only: the monitor copies the chunk of 2
+    /// MiB that a VM is about to write. For media that the kernel cannot map privately.
     Shared,
     /// Every VM of the snapshot maps the same memory; the kernel copies a page that a VM writes.
     PrivateCow,
@@ -146,10 +146,11 @@ impl fmt::Display for Leaf {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Integrity {
-    /// The bytes are verified when they are filled in. This includes zeros: the zero map has a checksum of its own.
+    /// The bytes are verified when they are filled in. This includes zeros: the zero map has a
+    /// checksum of its own.
     CheckedOnFill,
-    /// The bytes are mapped from a sealed extent that was verified after its pool's medium was opened and is read-only from then on,
-    /// or from a replica or a copy of it.
+    /// The bytes are mapped from a sealed extent that was verified after its pool's medium was
+    /// opened and is read-only from then on, or from a replica or a copy of it.
     CheckedAtSeal,
     /// The kernel pages the bytes in from a file, without verification.
     Unchecked,
@@ -203,17 +204,19 @@ impl fmt::Display for Advice {
     }
 }
 
-/// One mmap, readable and, unless it is shared, writable. Layers are applied in order; a later layer replaces an earlier one where they
-/// overlap.
+/// One mmap, readable and, unless it is shared, writable. Layers are applied in order; a later
+/// layer replaces an earlier one where they overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Layer {
     /// The mapped range: whole pages within one region of guest memory.
     pub guest: GuestRange,
-    /// What is mapped: `Zero` is anonymous memory, `Image` the image file, `Packed` the packed file, `Extent` the pool's
-    /// medium, `Copy` the copy, `Pager` anonymous memory that the pager serves.
+    /// What is mapped: `Zero` is anonymous memory, `Image` the image file, `Packed` the packed
+    /// file, `Extent` the pool's medium, `Copy` the copy, `Pager` anonymous memory that the pager
+    /// serves.
     pub source: Source,
-    /// The kind of mapping: `Shared` is a read-only `MAP_SHARED` of a medium; `PrivateCow` is `MAP_PRIVATE` of a file or
-    /// medium; `Exclusive` is private anonymous memory, or `MAP_SHARED` of a replica or a copy, which this VM writes to.
+    /// The kind of mapping: `Shared` is a read-only `MAP_SHARED` of a medium; `PrivateCow` is
+    /// `MAP_PRIVATE` of a file or medium; `Exclusive` is private anonymous memory, or `MAP_SHARED`
+    /// of a replica or a copy, which this VM writes to.
     pub sharing: Sharing,
     /// Advice to the kernel.
     pub advice: Advice,
@@ -223,7 +226,8 @@ pub struct Layer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum When {
-    /// From the request on, concurrently: neither the restore nor the response waits for it. The [loader](crate::loader) runs it.
+    /// From the request on, concurrently: neither the restore nor the response waits for it. The
+    /// [loader](crate::loader) runs it.
     AtRequest,
     /// Before the guest runs.
     BeforeResume,
@@ -265,14 +269,14 @@ impl fmt::Display for LoadFile {
 #[serde(rename_all = "snake_case", tag = "kind")]
 #[non_exhaustive]
 pub enum Work {
-    /// Reads the stored pages of a range of the image into the page cache, by plain reads. Holes are skipped, because a fault on a
-    /// hole causes no read.
+    /// Reads the stored pages of a range of the image into the page cache, by plain reads. Holes
+    /// are skipped, because a fault on a hole causes no read.
     Preload {
         /// The range of the image: whole pages.
         image: ImageRange,
     },
-    /// Requests a range of a file from the kernel into the page cache, once for all microVMs that start at the same time. Only
-    /// [at the request](When::AtRequest).
+    /// Requests a range of a file from the kernel into the page cache, once for all microVMs that
+    /// start at the same time. Only [at the request](When::AtRequest).
     Load {
         /// The file.
         file: LoadFile,
@@ -281,14 +285,14 @@ pub enum Work {
         /// Length in bytes: whole pages.
         len: u64,
     },
-    /// Builds the host's page tables of a range in advance: `MADV_POPULATE_READ`, which maps every page for reading and copies
-    /// none.
+    /// Builds the host's page tables of a range in advance: `MADV_POPULATE_READ`, which maps every
+    /// page for reading and copies none.
     Index {
         /// The range of guest memory: whole pages within one region.
         guest: GuestRange,
     },
-    /// Installs all pages of a packed file into memory that the pager serves: one read that bypasses the page cache, a copy for
-    /// each run, one wake. Only before the resume.
+    /// Installs all pages of a packed file into memory that the pager serves: one read that
+    /// bypasses the page cache, a copy for each run, one wake. Only before the resume.
     Install {
         /// The file, beside the image.
         packed: PackedFile,
@@ -327,10 +331,34 @@ pub struct Step {
     pub work: Work,
 }
 
-/// How guest memory is restored: a [planner](crate::planners) makes it, [`execute`](crate::execute) carries it out.
+/// How guest memory is restored: a [planner](crate::planners) makes it, [`execute`](crate::execute)
+/// carries it out.
 ///
-/// The image holds the regions of guest memory in succession, so each guest page has one offset in the image;
-/// [`validate`](Self::validate) requires sources to match it.
+/// The image holds the regions of guest memory in succession, so each guest page has one offset in
+/// the image; [`validate`](Self::validate) requires sources to match it.
+///
+/// # Examples
+///
+/// ```
+/// use firn_memory::planners::{ImageFacts, PlanInput, parse};
+/// use firn_memory::{HostFacts, Sharing};
+/// use firn_snapshot::{MemoryLayout, PageSet};
+///
+/// let layout = MemoryLayout::for_size(4 << 20)?;
+/// let plan = parse("firecracker")?.plan(&PlanInput {
+///     layout: &layout,
+///     image: ImageFacts { len: 4 << 20, stored: 4 << 20, dax: false, extent: None },
+///     zero_map: &PageSet::new(layout.pages()),
+///     profile: None,
+///     snapshot: None,
+///     copies: None,
+///     host: &HostFacts::read()?,
+/// })?;
+/// plan.validate()?;
+/// assert_eq!(plan.segments[0].sharing, Sharing::PrivateCow);
+/// assert_eq!(plan.summary().by_source["image"], 4 << 20);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Plan {
     /// The planner that made it, with its options: `firecracker:readahead=off`.
@@ -343,9 +371,11 @@ pub struct Plan {
     pub segments: Vec<Segment>,
     /// The mmaps that realise the segments, in the order in which they are applied.
     pub layers: Vec<Layer>,
-    /// The other work, in order: the steps at the request, then those before the resume, then those after it.
+    /// The other work, in order: the steps at the request, then those before the resume, then those
+    /// after it.
     pub schedule: Vec<Step>,
-    /// The [policy](crate::pager::PagerPolicy) of the pager, by name; `None` where no segment has the pager as its source.
+    /// The [policy](crate::pager::PagerPolicy) of the pager, by name; `None` where no segment has
+    /// the pager as its source.
     pub pager: Option<String>,
 }
 

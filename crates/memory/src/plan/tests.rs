@@ -8,7 +8,8 @@ use crate::testing::{Kind, plans, segment};
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
 
-/// A plan of the given kinds, a page each, in one region from 1 MiB up, with a layer for each segment.
+/// A plan of the given kinds, a page each, in one region from 1 MiB up, with a layer for each
+/// segment.
 fn plan_of(kinds: &[Kind]) -> Plan {
     let regions =
         vec![firn_snapshot::MemoryRegion { guest_addr: MIB, len: kinds.len() as u64 * PAGE }];
@@ -246,11 +247,12 @@ fn a_schedule_has_the_steps_before_the_resume_first() {
 #[test]
 fn an_unknown_pager_policy_is_refused() {
     let mut plan = image_plan();
-    plan.pager = Some("nobody".to_owned());
-    assert_eq!(plan.validate(), Err(PlanError::UnknownPager { name: "nobody".to_owned() }));
+    plan.pager = Some("unknown".to_owned());
+    assert_eq!(plan.validate(), Err(PlanError::UnknownPager { name: "unknown".to_owned() }));
 }
 
-/// Nested layers, each a page shorter at both ends, would take hours if validation were quadratic or worse.
+/// Nested layers, each a page shorter at both ends, would take hours if validation were quadratic
+/// or worse.
 #[test]
 fn deeply_nested_layers_validate() {
     let depth = 100_000;

@@ -170,10 +170,10 @@ pub enum PlanError {
 }
 
 impl Plan {
-    /// Checks that the segments tile guest memory exactly once, each from its own pages of the image and
-    /// aligned to its leaf; that the layers flatten to the segments; and that the schedule stays within
-    /// its sources. O(n log n) in the number of segments, layers and steps
-    /// (a layout has few regions).
+    /// Checks that the segments tile guest memory exactly once, each from its own pages of the
+    /// image and aligned to its leaf; that the layers flatten to the segments; and that the
+    /// schedule stays within its sources. O(n log n) in the number of segments, layers and steps (a
+    /// layout has few regions).
     ///
     /// # Errors
     ///
@@ -186,7 +186,8 @@ impl Plan {
         self.check_pager()
     }
 
-    /// The largest number of mappings while the plan's layers are applied. The kernel may merge some.
+    /// The largest number of mappings while the plan's layers are applied. The kernel may merge
+    /// some.
     pub(crate) fn most_mappings(&self) -> u64 {
         most_visible(&self.layers) as u64
     }
@@ -274,7 +275,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Checks that all extent segments have the same sharing: a plan maps one extent, which is either a replica or sealed.
+    /// Checks that all extent segments have the same sharing: a plan maps one extent, which is
+    /// either a replica or sealed.
     fn check_extent_sharing(&self, segment: &Segment) -> Result<(), PlanError> {
         let Segment { guest, source, sharing, .. } = *segment;
         let of_extent = |segment: &&Segment| matches!(segment.source, Source::Extent { .. });
@@ -288,8 +290,9 @@ impl Plan {
         Ok(())
     }
 
-    /// Checks that the copy holds every page of a range, in succession from `offset` on. The pages may lie in several parts of the
-    /// copy's table, which follow each other in the image and in the copy.
+    /// Checks that the copy holds every page of a range, in succession from `offset` on. The pages
+    /// may lie in several parts of the copy's table, which follow each other in the image and in
+    /// the copy.
     fn check_copied(&self, guest: GuestRange, offset: u64) -> Result<(), PlanError> {
         let not_copied = PlanError::NotCopied { range: guest };
         let Some(first) = self.layout.image_offset(guest.start) else { return Err(not_copied) };
@@ -305,8 +308,8 @@ impl Plan {
         if held.sum::<u64>() == guest.len { Ok(()) } else { Err(not_copied) }
     }
 
-    /// The offset of the pages at `guest_addr` in the medium, relative to the first extent segment: an extent holds the image
-    /// contiguously.
+    /// The offset of the pages at `guest_addr` in the medium, relative to the first extent segment:
+    /// an extent holds the image contiguously.
     fn extent_offset(&self, guest_addr: u64) -> Option<u64> {
         let base = self.segments.iter().find_map(|segment| match segment.source {
             Source::Extent { offset } => {
@@ -345,8 +348,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Compares the visible ranges of the layers with the segments. Both are in ascending order, and the
-    /// segments have no gap, so one pass over both finds every difference.
+    /// Compares the visible ranges of the layers with the segments. Both are in ascending order,
+    /// and the segments have no gap, so one pass over both finds every difference.
     fn check_flattened(&self) -> Result<(), PlanError> {
         let visible = flatten(&self.layers);
         let mut visible = visible.iter().peekable();
@@ -354,8 +357,8 @@ impl Plan {
             let mut at = segment.guest.start;
             while at < segment.guest.end() {
                 let rest = GuestRange { start: at, len: segment.guest.end() - at };
-                // No visible range lies outside the regions, and the segments tile these: the next visible range starts here,
-                // or a page is not mapped.
+                // No visible range lies outside the regions, and the segments tile these: the next
+                // visible range starts here, or a page is not mapped.
                 let Some(top) = visible.peek().filter(|v| v.guest.start < rest.end()) else {
                     return Err(PlanError::NotMapped { range: rest });
                 };
@@ -461,8 +464,8 @@ fn check_sharing(guest: GuestRange, source: Source, sharing: Sharing) -> Result<
         Source::Zero | Source::Copy { .. } | Source::Pager { .. } => sharing == Sharing::Exclusive,
         // A snapshot is immutable: no VM writes to the image itself.
         Source::Image { .. } | Source::Packed { .. } => sharing == Sharing::PrivateCow,
-        // A VM writes to its replica. Pages of a sealed extent are copied by the kernel, or in whole chunks by the monitor,
-        // so a chunk must hold nothing else.
+        // A VM writes to its replica. Pages of a sealed extent are copied by the kernel, or in
+        // whole chunks by the monitor, so a chunk must hold nothing else.
         Source::Extent { offset } => {
             if sharing == Sharing::Shared {
                 aligned("chunk of shared memory", guest.start, guest.len, Leaf::Size2M)?;

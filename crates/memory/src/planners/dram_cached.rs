@@ -1,7 +1,9 @@
-//! `dram_cached`: the memory file in the page cache before the start, then as `firecracker`.
+//! `dram_cached`: the memory file is read into the page cache before the start, then mapped as by
+//! `firecracker`.
 //!
-//! The papers' reference point: no read from storage is left, only minor faults that map cached pages (FaaSnap
-//! 3.1 and 3.3, "Cached"; PASS 2.2, "DRAM-cached", whose footprint is the whole memory file).
+//! The papers' reference point: no reads from storage remain, only minor faults that map cached
+//! pages (FaaSnap 3.1 and 3.3, "Cached"; PASS 2.2, "DRAM-cached", whose footprint is the whole
+//! memory file).
 
 use firn_base::ImageRange;
 
@@ -10,14 +12,14 @@ use crate::plan::{Plan, Step, When, Work};
 
 /// The planner `dram_cached`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DramCached;
+pub(crate) struct DramCached;
 
 impl Planner for DramCached {
     fn name(&self) -> String {
         "dram_cached".to_owned()
     }
 
-    /// As [`Firecracker`]'s, and one step that preloads the image.
+    /// The plan of [`Firecracker`], with one step that preloads the image.
     fn plan(&self, input: &PlanInput<'_>) -> Result<Plan, PlannerError> {
         if input.image.extent.is_some() {
             return Err(PlannerError::NoFile { planner: self.name() });

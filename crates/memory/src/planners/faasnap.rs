@@ -1,11 +1,14 @@
-//! `faasnap`: zero pages anonymous, the loading set from a file of its own that a loader reads while the guest runs.
+//! `faasnap`: zero pages are anonymous, and the loading set is in a file of its own that a loader
+//! reads while the guest runs.
 //!
-//! FaaSnap (4.2 to 4.8). The working set is what was in memory when runs were sampled, in groups by the sample that first saw a
-//! page. The *loading set* is the working set without zero pages (4.6). Its regions that lie closer than `merge` pages are
-//! merged with what is between them, as it is in the image; a region's group is the lowest of its pages; sorted by group and
-//! address they are packed into one file (4.7). Guest memory is mapped in three layers, each over the one before (4.8): all
-//! of it anonymous, then the regions that are not zero from the image, then the loading set from its file. A loader reads the
-//! file in sequence from the request on (4.2), once for all microVMs of a snapshot.
+//! FaaSnap (4.2 to 4.8). The working set is the set of pages that were in memory when runs were
+//! sampled, in groups by the first sample of a page. The *loading set* is the working set without
+//! zero pages (4.6). Regions with a gap of fewer than `merge` pages are merged, including the gap;
+//! a region's group is the lowest group of its pages; sorted by group and address, the regions are
+//! packed into one file (4.7). Guest memory is mapped in three layers, each over the one before
+//! (4.8): all memory anonymous, then the regions that are not zero from the image, then the loading
+//! set from its file. A loader reads the file in sequence from the request on (4.2), once for all
+//! microVMs of a snapshot.
 
 use std::ops::Range;
 
@@ -21,7 +24,7 @@ use crate::plan::{
 /// The planner `faasnap`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaaSnap {
-    /// Regions of the loading set with fewer pages than this between them are merged; 0 merges none
+    /// Regions of the loading set with a gap of fewer pages than this are merged; 0 merges none
     /// (`merge=32`).
     pub merge: u64,
 }
@@ -29,10 +32,10 @@ pub struct FaaSnap {
 impl FaaSnap {
     /// The paper's merge distance (4.6), in pages.
     pub const MERGE: u64 = 32;
-    /// The largest that can be asked for, in pages.
-    pub const MOST_MERGE: u64 = 1 << 20;
+    /// The largest merge distance, in pages.
+    pub(crate) const MAX_MERGE: u64 = 1 << 20;
 
-    /// What the loading-set file is packed by.
+    /// The recipe of the loading-set file.
     fn recipe(self, groups: &[Vec<PageRange>]) -> u64 {
         recipe(&("faasnap", self.merge, groups))
     }
@@ -100,7 +103,7 @@ impl Planner for FaaSnap {
         for region in input.layout.regions() {
             map_region(&mut plan, &region, &loaded, input.zero_map);
         }
-        // The layers of a kind go one over the other: anonymous memory, the image, the loading set.
+        // Layers in the order of their sources: anonymous memory, the image, the loading set.
         plan.layers.sort_by_key(|layer| match layer.source {
             Source::Zero => 0,
             Source::Packed { .. } => 2,
@@ -111,7 +114,7 @@ impl Planner for FaaSnap {
     }
 }
 
-/// The loader reads the file in sequence.
+/// The step in which the loader reads the file in sequence.
 fn load(packed: &Packed) -> Vec<Step> {
     let Range { start: offset, end } = packed.data();
     let work = Work::Load { file: LoadFile::Packed, offset, len: end - offset };
@@ -149,7 +152,7 @@ fn map_region(plan: &mut Plan, region: &ImageRegion, loaded: &[PackedRun], zero_
     plan.segments.extend(unloaded(at..pages.end, zero_map, guest));
 }
 
-/// The segments of pages that are not in the loading set: zeros anonymous, the others from the image.
+/// The segments of pages outside the loading set: anonymous for zeros, otherwise from the image.
 fn unloaded(
     pages: Range<u64>,
     zero_map: &PageSet,
@@ -175,11 +178,12 @@ fn segment(guest: GuestRange, source: Source) -> Segment {
 /// The regions of a loading set, sorted by group and address.
 struct LoadingSet {
     runs: Vec<PageRange>,
-    /// How many they were before neighbours were merged.
+    /// The number of regions before merging.
     before_merging: u64,
 }
 
-/// The working set without its zero pages, in regions that are merged where fewer than `merge` pages lie between them.
+/// The working set without its zero pages, in regions that are merged where their gap is smaller
+/// than `merge` pages.
 fn loading_set(
     groups: &[Vec<PageRange>],
     zero_map: &PageSet,
@@ -187,7 +191,7 @@ fn loading_set(
     merge: u64,
 ) -> LoadingSet {
     let working_set = PageSet::of(groups.iter().flatten(), zero_map.pages());
-    // Which group a page is of, by its run's first page.
+    // The group of each run, by the first page of the run.
     let mut group_of: Vec<(u64, usize)> = Vec::new();
     for (group, runs) in groups.iter().enumerate() {
         group_of.extend(runs.iter().map(|run| (run.first, group)));
@@ -196,7 +200,7 @@ fn loading_set(
     let mut before_merging = 0;
     let mut regions: Vec<(usize, Range<u64>)> = Vec::new();
     for region in layout.regions() {
-        // No region reaches over a gap of guest memory.
+        // A region of the loading set lies within one region of guest memory.
         let mut merging = false;
         for touched in working_set.ranges_in(region.image_pages()) {
             for pages in zero_map.gaps_in(touched) {

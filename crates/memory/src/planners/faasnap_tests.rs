@@ -52,7 +52,7 @@ fn the_loading_set_is_the_working_set_without_zeros_by_group_and_address() {
         let set = loading_set(&groups, &zero_map, &layout(128), merge);
         (set.runs, set.before_merging)
     };
-    // Page 104 goes with the region of its neighbours, whose lowest group is 0.
+    // Page 104 is merged into a region whose lowest group is 0.
     let unmerged = vec![run(40, 2), run(100, 5), run(0, 1), run(2, 1)];
     assert_eq!(set(0), (unmerged.clone(), 4));
     assert_eq!(set(1), (unmerged, 4), "a page between them is not fewer than one");
@@ -63,7 +63,7 @@ fn the_loading_set_is_the_working_set_without_zeros_by_group_and_address() {
 }
 
 #[test]
-fn no_region_reaches_over_a_gap_of_guest_memory() {
+fn no_region_spans_a_gap_of_guest_memory() {
     let region = |guest_addr, pages| MemoryRegion { guest_addr, len: pages * PAGE_SIZE };
     let layout = MemoryLayout::new(vec![region(0, 8), region(1 << 20, 8)]).unwrap();
     let set = loading_set(&[vec![run(6, 4)]], &zeros(16, &[]), &layout, 32);
@@ -89,7 +89,7 @@ fn three_layers_flatten_to_the_four_types_of_pages() {
         (0, image(0)),
         (10, Source::Zero),
         (30, image(30)),
-        // A zero page that was merged is what the image has there.
+        // A zero page in a merged region is mapped from the packed file.
         (32, loaded(2, 32)),
         (35, image(35)),
         (40, loaded(0, 40)),
@@ -106,7 +106,7 @@ fn three_layers_flatten_to_the_four_types_of_pages() {
 }
 
 #[test]
-fn what_is_missing_or_does_not_fit_names_the_command() {
+fn errors_name_the_command_that_makes_a_missing_or_stale_file() {
     let dir = tempfile::tempdir().unwrap();
     let (path, zero_map) = (dir.path().join("s"), zeros(16, &[]));
     let snapshot = write_snapshot(&path, &layout(16), &zero_map, ImageKind::Sparse, 5);
@@ -128,12 +128,12 @@ fn what_is_missing_or_does_not_fit_names_the_command() {
     restore(&snapshot, "faasnap");
     assert!(refused("faasnap:merge=0").contains("firn profile pack --planner faasnap:merge=0"));
     groups_of(&snapshot, vec![vec![run(1, 3)]]);
-    assert!(refused("faasnap").contains("by another profile"));
+    assert!(refused("faasnap").contains("from another profile"));
     assert!(!packed(&snapshot, "faasnap").unwrap().was_there);
     restore(&snapshot, "faasnap");
 }
 
-/// A dense image has the zero pages on storage, too.
+/// A dense image stores zero pages, too.
 #[test]
 fn pages_of_zero_regions_are_never_read() {
     let dir = tempfile::tempdir().unwrap();
@@ -145,7 +145,7 @@ fn pages_of_zero_regions_are_never_read() {
     let snapshot = Snapshot::open(&path).unwrap();
     let plan = plan(&snapshot, None, &*parse("faasnap").unwrap()).unwrap();
     let memory = execute(&plan, &Sources::of(&snapshot, None).unwrap()).unwrap().memory.vm_memory();
-    // On tmpfs everything stays cached.
+    // On tmpfs every page stays cached.
     if !firn_required::has("disk", evict(snapshot.image_file().unwrap()).unwrap().is_cold()) {
         return;
     }
@@ -161,14 +161,14 @@ fn pages_of_zero_regions_are_never_read() {
     assert_eq!(touched, [0; 72]);
     assert_eq!(residency(snapshot.image_file().unwrap()).unwrap().cached, 0);
     assert_eq!(major_faults(), before);
-    // What is not zero is read.
+    // Pages that are not zero are read.
     touch(120);
     assert!(residency(snapshot.image_file().unwrap()).unwrap().cached > 0);
     assert!(major_faults() > before);
 }
 
 #[test]
-fn an_empty_profile_is_a_plan_that_loads_nothing() {
+fn the_plan_of_an_empty_profile_loads_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let zero_map = zeros(16, &[run(3, 4)]);
@@ -180,9 +180,9 @@ fn an_empty_profile_is_a_plan_that_loads_nothing() {
     assert_eq!((report.packed_bytes, report.zero_bytes), (0, 4 * PAGE_SIZE));
 }
 
-/// A plan whose segments name another place in the packed file than the file's own table is not carried out.
+/// A plan whose segments do not match the packed file's own table is not executed.
 #[test]
-fn the_packed_file_has_the_last_word_on_what_it_holds() {
+fn segments_must_match_the_table_of_the_packed_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let snapshot = write_snapshot(&path, &layout(16), &zeros(16, &[]), ImageKind::Sparse, 5);
@@ -226,7 +226,7 @@ fn more_mappings_than_a_process_may_have_are_refused() {
     let mut zero_map = PageSet::new(64);
     (0..64).step_by(2).for_each(|page| zero_map.insert(page));
     write_snapshot(&path, &layout(64), &zero_map, ImageKind::Sparse, 5);
-    // In the end as many, or two: one merged region hides all that was mapped before it.
+    // The final number is equal or two: one merged region hides all mappings before it.
     for (groups, segments) in [(vec![], 64), (vec![vec![run(0, 64)]], 2)] {
         let snapshot = Snapshot::open(&path).unwrap();
         groups_of(&snapshot, groups);
@@ -255,7 +255,7 @@ fn more_mappings_than_a_process_may_have_are_refused() {
 proptest! {
     #![proptest_config(proptest::test_runner::Config::with_cases(100))]
 
-    /// Whatever the layout, the zero pages, the profile and the distance: every page is the image's.
+    /// Every page equals the image, for any layout, zero pages, profile and merge distance.
     #[test]
     fn random_profiles_restore_every_page(
         layout in layouts(),
@@ -268,7 +268,7 @@ proptest! {
         let at = |page: u64| usize::try_from(page).unwrap();
         let mut zero_map = PageSet::new(pages);
         (0..pages).filter(|page| !stored[at(*page)]).for_each(|page| zero_map.insert(page));
-        // Group 0 is: not in the working set.
+        // Group 0 means: not in the working set.
         let groups: Vec<Vec<PageRange>> = (1..6)
             .map(|n| (0..pages).filter(|page| group[at(*page)] == n).map(|page| run(page, 1)).collect())
             .collect();
@@ -279,7 +279,7 @@ proptest! {
         let planner = format!("faasnap:merge={merge}");
         packed(&snapshot, &planner).unwrap();
         let (plan, report) = restore(&snapshot, &planner);
-        // The whole loading set is loaded, and of zero pages only what lies between its regions.
+        // The whole loading set is loaded, and zero pages only in gaps of its regions.
         let mut loaded = PageSet::new(pages);
         for segment in &plan.segments {
             if let Source::Packed { image, .. } = segment.source {

@@ -1,10 +1,11 @@
-//! `faast`: as REAP, and the guest's free memory is zeros.
+//! `faast`: as REAP, with anonymous memory for the guest's free pages.
 //!
-//! Faast (SnapBPF 2.1) "relies on the allocator metadata of the VM kernel to identify pages that are not actively used in
-//! the snapshot and routes faults for these pages to anonymous memory": the guest overwrites them before it reads them, so
-//! what the image holds of them is never read. The set is the profile's part `free`, found by a walk of the guest's own
-//! allocator in the snapshot. Free pages are in no working-set file, and are anonymous memory that the pager has nothing to do with: the
-//! kernel answers a fault on one.
+//! Faast (SnapBPF 2.1) "relies on the allocator metadata of the VM kernel to identify pages that
+//! are not actively used in the snapshot and routes faults for these pages to anonymous memory":
+//! the guest overwrites them before it reads them, so their contents in the image are never read.
+//! The set is the profile's part `free`, found by a walk of the guest's own allocator in the
+//! snapshot. Free pages are not in the working-set file. They are anonymous memory outside the
+//! pager: the kernel resolves a fault on one.
 
 use firn_base::{GuestRange, PAGE_SIZE, PageRange};
 use firn_snapshot::{PackedFile, PageSet};
@@ -17,9 +18,10 @@ use crate::plan::{Advice, Layer, Plan, Segment, Source};
 
 /// The planner `faast`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Faast {
-    /// How faults outside of the working set are served (`granule=`, a power of two up to 512; 1 by default).
-    pub policy: PagerPolicy,
+pub(crate) struct Faast {
+    /// How faults outside the working set are served (`granule=`, a power of two up to 512; 1 by
+    /// default).
+    pub(crate) policy: PagerPolicy,
 }
 
 impl Faast {
@@ -42,7 +44,7 @@ impl Planner for Faast {
         true
     }
 
-    /// As [`Reap`](super::Reap)'s, with anonymous memory for each run of free pages.
+    /// The plan of [`Reap`](super::Reap), with anonymous memory for each run of free pages.
     fn plan(&self, input: &PlanInput<'_>) -> Result<Plan, PlannerError> {
         let free = self.free(input)?;
         let mut plan = plan(input, self, self.policy)?;
@@ -65,7 +67,7 @@ impl Planner for Faast {
         Ok(plan)
     }
 
-    /// The pages of the faults that were not free, in their order.
+    /// The pages of the faults without free pages, in their order.
     fn packing(&self, input: &PlanInput<'_>) -> Result<Option<Packing>, PlannerError> {
         let (faults, free) = (faults(input, &self.name())?, self.free(input)?);
         let free_pages = PageSet::of(free, input.layout.pages());

@@ -1,8 +1,8 @@
-//! `firecracker`: the memory file mapped privately, and every page on demand.
+//! `firecracker`: the memory file is mapped privately, and every page is read on demand.
 //!
-//! Firecracker's own restore maps the memory file `MAP_PRIVATE | MAP_NORESERVE` and reads nothing ahead of
-//! the guest (PASS 3.2, "lazy loading"; FaaSnap 3.1, "Firecracker"). With the kernel's read-ahead on, this
-//! is SnapBPF's Linux-RA; with it off, its Linux-NoRA (SnapBPF 4).
+//! Firecracker's own restore maps the memory file `MAP_PRIVATE | MAP_NORESERVE` and prefetches
+//! nothing (PASS 3.2, "lazy loading"; FaaSnap 3.1, "Firecracker"). With the kernel's read-ahead on,
+//! this is SnapBPF's Linux-RA; with it off, its Linux-NoRA (SnapBPF 4).
 
 use firn_base::GuestRange;
 use firn_snapshot::CopyTable;
@@ -12,10 +12,10 @@ use crate::plan::{Advice, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source
 
 /// The planner `firecracker`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Firecracker {
-    /// Whether the kernel may read pages ahead of a fault (`readahead=on|off`, on by default). Off is
+pub(crate) struct Firecracker {
+    /// Whether the kernel may read ahead on a fault (`readahead=on|off`, on by default). Off is
     /// `MADV_RANDOM`.
-    pub readahead: bool,
+    pub(crate) readahead: bool,
 }
 
 impl Planner for Firecracker {

@@ -1,12 +1,14 @@
-//! `firn`: what is read is shared, what is written was copied before the start.
+//! `firn`: chunks that a run reads are shared; chunks that it writes are copied before the start.
 //!
-//! Beyond PASS. `pass` writes without a fault because its VM has a whole replica; `pass_shared` shares one extent and pays for each page
-//! that is written, and for each leaf that a copy splits. This planner shares the extent at the medium's largest leaf
-//! and maps a copy, made before the start in leaves of 2 MiB, over the chunks that are expected to be written
+//! It extends PASS. `pass` writes without a fault because its VM has a whole replica; `pass_shared`
+//! shares one extent and has a fault for each page that is written, and for each leaf that a copy
+//! splits. This planner shares the extent at the medium's largest leaf and maps a copy, made before
+//! the start in leaves of 2 MiB, over the chunks that are expected to be written
 //! ([`copy_ahead`](crate::copy_ahead)).
 //!
-//! Without a copy (none was ready, or the arena is full) the kernel copies what is written, page by page, as under
-//! `pass_shared`; but expected chunks that are all zero are anonymous memory then, which comes in pages of 2 MiB.
+//! Without a copy (none was ready, or the arena is full) the kernel copies written pages one by
+//! one, as with `pass_shared`. Expected chunks that are all zero are then anonymous memory in pages
+//! of 2 MiB.
 
 use firn_base::{GuestRange, PAGE_SIZE, PageRange};
 use firn_snapshot::{CHUNK_PAGES, Copies, ImageRegion, PageSet};
@@ -21,10 +23,10 @@ use crate::plan::{
 
 /// The planner `firn`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Firn {
-    /// Which chunks are copied ahead, by their written pages (`copy=1` to 512), and by the pages that a run reads through small
-    /// leaves (`read=1` to 512, or `read=0` for none).
-    pub rule: Rule,
+pub(crate) struct Firn {
+    /// Which chunks are copied ahead, by their written pages (`copy=1` to 512), and by the pages
+    /// that a run reads through small leaves (`read=1` to 512, or `read=0` for none).
+    pub(crate) rule: Rule,
 }
 
 impl Planner for Firn {
@@ -45,9 +47,9 @@ impl Planner for Firn {
     }
 }
 
-/// A part of guest memory that does not come from the extent.
+/// A part of guest memory that is not mapped from the extent.
 #[derive(Clone, Copy, Debug)]
-struct Own {
+struct PrivatePart {
     guest: GuestRange,
     source: Source,
 }
@@ -71,20 +73,21 @@ pub(crate) fn plan(
         pager: None,
     };
     for region in input.layout.regions() {
-        let own = copies.map(|copies| own_parts(region, extent, copies, input.zero_map));
+        let own = copies.map(|copies| private_parts(region, extent, copies, input.zero_map));
         add_region(&mut plan, region, extent, sharing, &own.unwrap_or_default());
     }
     Ok(plan)
 }
 
-/// What of a region is its VM's own, ascending: what the copy holds, and the expected chunks of zeros that it does not.
-fn own_parts(
+/// The parts of a region that only this VM maps, ascending: those in the copy, and expected chunks
+/// of zeros outside it.
+fn private_parts(
     region: ImageRegion,
     extent: ExtentFacts,
     copies: &Copies,
     zero_map: &PageSet,
-) -> Vec<Own> {
-    // A chunk of the image that is no chunk of guest memory, or of the medium, has no leaf.
+) -> Vec<PrivatePart> {
+    // Chunks of the image, guest memory and the medium must coincide.
     let bases = [region.guest_addr, region.image_offset, extent.offset];
     if bases.iter().any(|base| !base.is_multiple_of(Leaf::Size2M.bytes())) {
         return Vec::new();
@@ -92,7 +95,7 @@ fn own_parts(
     let within = |run: PageRange| {
         let start = (run.first * PAGE_SIZE).max(region.image_offset);
         let end = (run.range().end.saturating_mul(PAGE_SIZE)).min(region.image_offset + region.len);
-        // A chunk that the region has in part stays the extent's.
+        // A chunk that is only partly in the region stays mapped from the extent.
         let end = end - end % Leaf::Size2M.bytes();
         (start < end).then_some(start..end)
     };
@@ -100,12 +103,12 @@ fn own_parts(
         start: region.guest_addr + (start - region.image_offset),
         len,
     };
-    let mut own: Vec<Own> = Vec::new();
+    let mut own: Vec<PrivatePart> = Vec::new();
     for (run, place) in copies.table.parts() {
         let Some(range) = within(run) else { continue };
         let offset = place + (range.start - run.first * PAGE_SIZE);
         let guest = guest(range.start, range.end - range.start);
-        own.push(Own { guest, source: Source::Copy { offset } });
+        own.push(PrivatePart { guest, source: Source::Copy { offset } });
     }
     for range in copies.expected.iter().copied().filter_map(within) {
         for start in range.step_by(firn_base::num::usize_of(Leaf::Size2M.bytes())) {
@@ -119,7 +122,7 @@ fn own_parts(
                     {
                         last.guest.len += guest.len;
                     }
-                    _ => own.push(Own { guest, source: Source::Zero }),
+                    _ => own.push(PrivatePart { guest, source: Source::Zero }),
                 }
             }
         }
@@ -128,14 +131,14 @@ fn own_parts(
     own
 }
 
-/// Maps a region from the extent, and its VM's own parts over it; indexes all but what is anonymous, which has nothing to
-/// index.
+/// Maps a region from the extent and the private parts over it, and indexes all but anonymous
+/// memory, which has no pages yet.
 fn add_region(
     plan: &mut Plan,
     region: ImageRegion,
     extent: ExtentFacts,
     sharing: Sharing,
-    own: &[Own],
+    own: &[PrivatePart],
 ) {
     let start = region.guest_addr;
     let integrity = if extent.checked { Integrity::CheckedAtSeal } else { Integrity::Unchecked };
@@ -153,7 +156,7 @@ fn add_region(
         let part = ImageRegion { guest_addr: from, image_offset, len: to - from };
         (to > from).then(|| segments(part, extent, sharing)).into_iter().flatten()
     };
-    for Own { guest, source } in own.iter().copied() {
+    for PrivatePart { guest, source } in own.iter().copied() {
         plan.segments.extend(shared(at, guest.start));
         let (leaf, sharing) = (Leaf::Size2M, Sharing::Exclusive);
         let (integrity, advice) = match source {

@@ -58,7 +58,7 @@ fn source_at(plan: &Plan, guest: u64) -> (Source, Sharing) {
 }
 
 #[test]
-fn without_anything_expected_it_is_pass_shared() {
+fn without_expected_chunks_the_plan_is_that_of_pass_shared() {
     let layout = MemoryLayout::for_size(5 << 30).unwrap();
     let plan = plan_of(&layout, EXTENT, &[], None).unwrap();
     let input = PlanInput {
@@ -79,19 +79,19 @@ fn without_anything_expected_it_is_pass_shared() {
 }
 
 #[test]
-fn copies_come_from_the_copy_and_what_is_left_from_the_extent() {
+fn copied_chunks_come_from_the_copy_and_all_others_from_the_extent() {
     let layout = MemoryLayout::for_size(16 * MIB).unwrap();
     let plan = plan_of(&layout, EXTENT, &[3, 5], Some(&copies(&[1, 2, 5], &[1, 2]))).unwrap();
     assert_eq!(plan.validate(), Ok(()));
     let is = |chunk: u64| source_at(&plan, chunk * CHUNK + 4096);
     assert_eq!(is(0), (Source::Extent { offset: 64 * MIB + 4096 }, Sharing::PrivateCow));
     assert_eq!(is(2), (Source::Copy { offset: CHUNK + 4096 }, Sharing::Exclusive));
-    // Zeros that nobody expects to be written are read from the extent.
+    // Zeros that are not expected to be written are read from the extent.
     assert_eq!(is(3).0, Source::Extent { offset: 64 * MIB + 3 * CHUNK + 4096 });
     assert_eq!(is(5), (Source::Zero, Sharing::Exclusive));
     let huge = plan.layers.iter().filter(|layer| layer.advice == Advice::Huge);
     assert_eq!(huge.map(|layer| layer.guest.len).sum::<u64>(), CHUNK);
-    // What is anonymous has nothing to index.
+    // Anonymous memory is not indexed.
     let indexed = plan.schedule.iter().map(|step| match step.work {
         Work::Index { guest } => guest,
         ref other => panic!("{other:?}"),
@@ -101,7 +101,7 @@ fn copies_come_from_the_copy_and_what_is_left_from_the_extent() {
 }
 
 #[test]
-fn a_wrong_place_in_the_copy_is_refused() {
+fn a_wrong_offset_in_the_copy_is_refused() {
     let layout = MemoryLayout::for_size(16 * MIB).unwrap();
     let good = plan_of(&layout, EXTENT, &[], Some(&copies(&[1, 4], &[1, 4]))).unwrap();
     let copied = |plan: &mut Plan, from: Source, to: Source| {
@@ -116,7 +116,7 @@ fn a_wrong_place_in_the_copy_is_refused() {
         matches!(refused, PlanError::WrongCopyOffset { offset: 0, expected: CHUNK, .. }),
         "{refused}"
     );
-    // A copy that holds less than the plan wants.
+    // A copy that holds less than the plan requires.
     let mut short = good.clone();
     short.copies = CopyTable::new([chunk(1)]);
     assert!(matches!(short.validate().unwrap_err(), PlanError::NotCopied { .. }));
@@ -126,7 +126,7 @@ fn a_wrong_place_in_the_copy_is_refused() {
 }
 
 #[test]
-fn a_medium_without_private_mappings_is_shared_by_chunks_and_needs_no_pool_for_its_copies() {
+fn a_medium_without_private_mappings_is_shared_by_chunks_beside_the_copy() {
     let device = ExtentFacts { private: false, ..EXTENT };
     let layout = MemoryLayout::for_size(16 * MIB).unwrap();
     let plan = plan_of(&layout, device, &[], Some(&copies(&[1], &[1]))).unwrap();
@@ -136,7 +136,7 @@ fn a_medium_without_private_mappings_is_shared_by_chunks_and_needs_no_pool_for_i
 }
 
 #[test]
-fn a_directory_is_no_pool() {
+fn a_snapshot_in_a_directory_is_refused() {
     let refused = parse("firn:copy=4,read=0").unwrap();
     assert_eq!(refused.name(), "firn:copy=4,read=0");
     assert_eq!(refused.copy_rule(), Some(Rule { written: 4, read: 0 }));
@@ -155,7 +155,7 @@ fn a_directory_is_no_pool() {
 
 proptest! {
     #[test]
-    fn any_write_set_makes_a_plan_that_validates_and_takes_every_page_from_its_place(
+    fn plans_of_random_write_sets_are_valid_and_read_every_page_from_its_own_offset(
         sizes in select(vec![vec![16], vec![7, 9], vec![5, 3, 1]]),
         crooked in select(vec![0_u64, 4096]),
         expected in btree_set(0..20_u64, 0..20),
@@ -176,7 +176,7 @@ proptest! {
         let copies = copies(&expected, &copied);
         let extent = ExtentFacts { private, ..EXTENT };
         let Ok(plan) = plan_of(&layout, extent, &zero, Some(&copies)) else {
-            // Only a medium without private mappings, of a guest that is not whole chunks.
+            // Only on a medium without private mappings, for a guest that is not whole chunks.
             prop_assert!(!private && crooked > 0);
             return Ok(());
         };

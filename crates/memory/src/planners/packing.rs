@@ -1,4 +1,4 @@
-//! Files that planners have packed from an image.
+//! Files that are packed from an image for planners.
 
 use std::path::Path;
 
@@ -9,50 +9,50 @@ use thiserror::Error;
 
 use super::{HostFacts, HostFactsError, ImageFacts, PlanInput, Planner, PlannerError};
 
-/// What goes into a packed file.
+/// The contents of a packed file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packing {
     /// The file.
     pub file: PackedFile,
-    /// Which pages, in which order.
+    /// The pages, in order.
     pub runs: Vec<PageRange>,
-    /// How many runs they were before neighbours were merged.
+    /// The number of runs before merging.
     pub runs_before_merging: u64,
-    /// What decided it: the part of the profile and the options, by [`recipe_of`].
+    /// The [`recipe_of`] the part of the profile and the options.
     pub recipe: u64,
 }
 
-/// What was packed.
+/// The result of packing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PackReport {
-    /// The planner that it is for, with its options.
+    /// The planner, with its options.
     pub planner: String,
     /// The file.
     pub file: PackedFile,
-    /// Runs of pages in it.
+    /// The number of runs of pages in it.
     pub runs: u64,
-    /// How many they were before neighbours were merged.
+    /// The number of runs before merging.
     pub runs_before_merging: u64,
-    /// Pages in it.
+    /// The number of pages in it.
     pub pages: u64,
-    /// Whether the file was there already, packed from the same.
+    /// Whether the file already existed with the same recipe.
     pub was_there: bool,
 }
 
-/// Why nothing was packed. The snapshot is as it was.
+/// Why nothing was packed. The snapshot is unchanged.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PackError {
-    /// The snapshot or its profile is refused.
+    /// The snapshot or its profile is not valid.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The host could not be examined.
+    /// The facts about the host could not be read.
     #[error(transparent)]
     Host(#[from] HostFactsError),
-    /// How the image is stored could not be found out.
-    #[error("reading how the snapshot's image is stored")]
+    /// The facts about the image could not be read.
+    #[error("cannot examine the snapshot's image")]
     Image(#[source] std::io::Error),
-    /// The planner lacks something.
+    /// The planner returns no packing.
     #[error(transparent)]
     Planner(#[from] PlannerError),
     /// The file could not be written.
@@ -60,8 +60,8 @@ pub enum PackError {
     Write(#[from] AttachError),
 }
 
-/// Packs the file that a planner maps, from the image of the snapshot at `path` and by its profile; `None` for a planner
-/// without one. A file that was packed from the same stays.
+/// Packs the file that a planner maps, from the image and the profile of the snapshot at `path`.
+/// Returns `None` for a planner without a packed file. A file with the same recipe is kept.
 ///
 /// # Errors
 ///
@@ -81,7 +81,7 @@ pub fn pack(path: &Path, planner: &dyn Planner) -> Result<Option<PackReport>, Pa
     let Some(Packing { file, runs, runs_before_merging, recipe }) = planner.packing(&input)? else {
         return Ok(None);
     };
-    // One that is damaged is not there.
+    // A damaged file is packed anew.
     let packed = snapshot.packed(file).ok().flatten();
     let was_there = packed.is_some_and(|packed| packed.recipe() == recipe);
     if !was_there {
@@ -97,7 +97,7 @@ pub fn pack(path: &Path, planner: &dyn Planner) -> Result<Option<PackReport>, Pa
     }))
 }
 
-/// [`recipe_of`]; what is packed of a profile that cannot be encoded is never found again.
+/// [`recipe_of`]; a file from a profile that cannot be encoded is never reused.
 pub(super) fn recipe(by: &impl Serialize) -> u64 {
     recipe_of(by).unwrap_or(u64::MAX)
 }

@@ -1,8 +1,9 @@
-//! `pass`: an extent of a pool for each VM, mapped shared, its index complete before the start.
+//! `pass`: one extent of a pool for each VM, mapped shared, with a complete index before the start.
 //!
-//! PASS gives a VM a region of persistent memory of its own (PASS 3 and 4): guest memory is the region, zero-copy, without
-//! page cache or file system; the complete address index is built before the guest runs and lives as long as the VM. The
-//! region is a replica of the snapshot's extent, for a run writes to it.
+//! PASS gives each VM a region of persistent memory of its own (PASS 3 and 4). Guest memory is the
+//! region, without copies, page cache or file system. The complete address index is built before
+//! the guest runs and lives as long as the VM. The region is a replica of the snapshot's extent,
+//! because the run writes to it.
 
 use firn_base::GuestRange;
 use firn_snapshot::{CopyTable, ImageRegion};
@@ -14,7 +15,7 @@ use crate::plan::{
 
 /// The planner `pass`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pass;
+pub(crate) struct Pass;
 
 impl Planner for Pass {
     fn name(&self) -> String {
@@ -37,7 +38,8 @@ impl Planner for Pass {
     }
 }
 
-/// The plan that maps an extent in one piece for each region of guest memory, and indexes all of it before the resume.
+/// The plan that maps an extent with one layer for each region of guest memory, and indexes all of
+/// it before the resume.
 pub(super) fn whole_extent(
     planner: String,
     input: &PlanInput<'_>,
@@ -63,7 +65,7 @@ pub(super) fn whole_extent(
     plan
 }
 
-/// A region, or a part of one, at the extent's leaf, and what no whole leaf is at its end at 4 KiB.
+/// A region, or a part of one, at the largest leaf that fits; the remainder at its end at 4 KiB.
 pub(super) fn segments(
     region: ImageRegion,
     extent: ExtentFacts,

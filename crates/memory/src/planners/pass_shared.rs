@@ -1,8 +1,9 @@
 //! `pass_shared`: one sealed extent of a pool serves many VMs.
 //!
-//! Beyond PASS, which gives each VM a region: every VM maps the same extent, reads go straight to it, and what a VM writes is
-//! copied: by the kernel, 4 KiB at a time where the medium allows, or, of media that the kernel only maps shared, by the
-//! monitor in chunks of 2 MiB. Nobody has a writable mapping of the sealed bytes.
+//! It extends PASS, which gives each VM a region. Every VM maps the same extent and reads from it
+//! directly. Pages that a VM writes are copied: by the kernel at 4 KiB where the medium supports
+//! private mappings, otherwise by the monitor in chunks of 2 MiB. No process has a writable mapping
+//! of the sealed bytes.
 
 use super::pass::whole_extent;
 use super::{ExtentFacts, PlanInput, Planner, PlannerError, Store};
@@ -10,7 +11,7 @@ use crate::plan::{Leaf, Plan, Sharing};
 
 /// The planner `pass_shared`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PassShared;
+pub(crate) struct PassShared;
 
 impl Planner for PassShared {
     fn name(&self) -> String {
@@ -31,7 +32,7 @@ impl Planner for PassShared {
     }
 }
 
-/// How a sealed extent is shared on its medium.
+/// The sharing of a sealed extent on its medium.
 pub(super) fn sharing(
     planner: &str,
     input: &PlanInput<'_>,
@@ -44,7 +45,7 @@ pub(super) fn sharing(
     Ok(sharing)
 }
 
-/// Whether any 2 MiB of the extent can be replaced by a copy.
+/// Whether every chunk of 2 MiB of the extent can be replaced by a copy.
 fn has_chunks(input: &PlanInput<'_>, extent: ExtentFacts) -> bool {
     let chunk = Leaf::Size2M;
     let mut regions = input.layout.regions();

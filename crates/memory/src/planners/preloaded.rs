@@ -1,15 +1,15 @@
-//! A planner's plan without its preload, for who has preloaded already.
+//! A planner's plan without its preload, for an image that is already in the page cache.
 
 use super::{Packing, PlanInput, Planner, PlannerError, Store};
 use crate::copy_ahead::Rule;
 use crate::plan::Plan;
 
-/// Another planner's plan, without the steps that preload the image: whoever measures has brought it into
-/// the page cache before the clock started, once for all microVMs of a snapshot.
+/// Another planner's plan, without the steps that preload the image. A measurement preloads the
+/// image before its clock starts, once for all microVMs of a snapshot.
 pub struct Preloaded(pub Box<dyn Planner>);
 
 impl Planner for Preloaded {
-    /// The other planner's.
+    /// The name of the other planner.
     fn name(&self) -> String {
         self.0.name()
     }

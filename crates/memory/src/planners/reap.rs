@@ -1,16 +1,18 @@
-//! `reap`: the working set of earlier runs installed before the guest runs, every other page by userfaultfd.
+//! `reap`: the working set of earlier runs is installed before the guest runs; every other page is
+//! served by userfaultfd.
 //!
-//! REAP (FaaSnap 2.5; SnapBPF 2.1) records the pages of an invocation in the order of their faults and saves them in a
-//! compact working-set file. "In subsequent invocations, the working set pages are prefetched and installed in the guest
-//! memory, reducing the number of later page faults and disk reads. The working set pages […] can be fetched in a single
-//! batch read" (FaaSnap 2.5). That is done first: REAP "loads the entire working set file into memory immediately before
-//! executing the function" (FaaSnap 3.1), and its "fetching process includes not only synchronously reading the working
-//! set, but also installing the pages" (FaaSnap 6.4). So the step comes before the resume. The read is direct, past the
-//! page cache (SnapBPF 2.1). "Pages that are not in the working set file" are handled "at user level" (FaaSnap 3.1), one
-//! by one, from the memory file.
+//! REAP (FaaSnap 2.5; SnapBPF 2.1) records the pages of an invocation in the order of their faults
+//! and saves them in a compact working-set file. "In subsequent invocations, the working set pages
+//! are prefetched and installed in the guest memory, reducing the number of later page faults and
+//! disk reads. The working set pages […] can be fetched in a single batch read" (FaaSnap 2.5). REAP
+//! "loads the entire working set file into memory immediately before executing the function"
+//! (FaaSnap 3.1), and its "fetching process includes not only synchronously reading the working
+//! set, but also installing the pages" (FaaSnap 6.4). So the step runs before the resume. The read
+//! is direct and bypasses the page cache (SnapBPF 2.1). "Pages that are not in the working set
+//! file" are handled "at user level" (FaaSnap 3.1), one by one, from the memory file.
 //!
-//! What differs: every page is compared with its digest as it enters. `granule` (1 by default, as in the papers) says how
-//! many pages a fault brings.
+//! Difference to the papers: every page is checked against its digest. `granule` (1 by default, as
+//! in the papers) is the number of pages that a fault fills.
 
 use firn_base::{GuestRange, PageRange};
 use firn_snapshot::{CopyTable, PackedFile};
@@ -24,9 +26,10 @@ use crate::plan::{
 
 /// The planner `reap`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reap {
-    /// How faults outside of the working set are served (`granule=`, a power of two up to 512; 1 by default).
-    pub policy: PagerPolicy,
+pub(crate) struct Reap {
+    /// How faults outside the working set are served (`granule=`, a power of two up to 512; 1 by
+    /// default).
+    pub(crate) policy: PagerPolicy,
 }
 
 impl Planner for Reap {
@@ -38,12 +41,13 @@ impl Planner for Reap {
         true
     }
 
-    /// One segment and one layer for each region of guest memory, and the step that installs the working set.
+    /// One segment and one layer for each region of guest memory, and the step that installs the
+    /// working set.
     fn plan(&self, input: &PlanInput<'_>) -> Result<Plan, PlannerError> {
         plan(input, self, self.policy)
     }
 
-    /// The pages of the faults, in their order, those that follow each other in one run.
+    /// The pages of the faults, in their order, with adjacent pages in one run.
     fn packing(&self, input: &PlanInput<'_>) -> Result<Option<Packing>, PlannerError> {
         let faults = faults(input, &self.name())?;
         let runs = merged(faults.iter().copied());
@@ -69,7 +73,8 @@ pub(super) fn faults<'a>(
     })
 }
 
-/// A plan in which the pager serves all of guest memory, and a planner's working set is installed first.
+/// A plan in which the pager serves all guest memory, and the planner's working set is installed
+/// first.
 pub(super) fn plan(
     input: &PlanInput<'_>,
     by: &dyn Planner,
@@ -111,7 +116,7 @@ pub(super) fn plan(
     })
 }
 
-/// Checks that the packed file is there, and packed of the same.
+/// Checks that the packed file exists and has the same recipe.
 fn check_packed(
     input: &PlanInput<'_>,
     planner: &str,
@@ -127,7 +132,7 @@ fn check_packed(
     }
 }
 
-/// Runs in the same order, those that go on where the one before ends being one with it.
+/// Merges each run with the previous run where it starts at its end. The order is kept.
 pub(super) fn merged(runs: impl Iterator<Item = PageRange>) -> Vec<PageRange> {
     let mut merged: Vec<PageRange> = Vec::new();
     for run in runs {

@@ -1,13 +1,16 @@
-//! `snapbpf`: the image mapped privately without read-ahead, and the pages of earlier runs prefetched from the image itself.
+//! `snapbpf`: the image is mapped privately without read-ahead, and the pages of earlier runs are
+//! prefetched from the image itself.
 //!
-//! SnapBPF (3.1): what entered the page cache in an earlier run was captured as offsets, grouped into contiguous ranges and sorted by
-//! first access; at a start these ranges are read into the page cache in that order. There is no second file, and the page
-//! cache shares every page between the microVMs of a snapshot. The paper's BPF program issues the reads by a kernel
-//! function of its own; here the loader does, by `POSIX_FADV_WILLNEED`, range by range.
+//! SnapBPF (3.1): the pages that entered the page cache in an earlier run were captured as offsets,
+//! grouped into contiguous ranges and sorted by first access. At a start these ranges are read into
+//! the page cache in that order. There is no second file, and the page cache shares every page
+//! between the microVMs of a snapshot. The paper's BPF program issues the reads through a kernel
+//! function of its own; here the loader issues them with `POSIX_FADV_WILLNEED`, range by range.
 //!
-//! SnapBPF (3.2) marks pages as the guest allocates them, in a changed guest and a changed KVM, so that they never read the
-//! snapshot. Here pages that the guest had reported free at the freeze are anonymous: it was the guest's allocator that said so, and no
-//! page's contents were looked at. docs/concepts/snapbpf.md says what differs.
+//! SnapBPF (3.2) marks pages when the guest allocates them, with a changed guest and a changed KVM,
+//! so that they are never read from the snapshot. Here pages that the guest's allocator had
+//! reported free at the freeze are anonymous; page contents are not examined.
+//! docs/concepts/snapbpf.md lists the differences.
 
 use std::ops::Range;
 
@@ -21,7 +24,7 @@ use crate::plan::{
 
 /// The planner `snapbpf`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SnapBpf;
+pub(crate) struct SnapBpf;
 
 impl Planner for SnapBpf {
     fn name(&self) -> String {
@@ -61,7 +64,7 @@ impl Planner for SnapBpf {
     }
 }
 
-/// The pages that were reported free. The zero map has the last word: a page that is not zero was written since.
+/// The pages that were reported free and are zero: a page that is not zero was written since.
 fn free_pages(reported: &[firn_base::PageRange], zero_map: &PageSet) -> PageSet {
     let reported = PageSet::of(reported, zero_map.pages());
     let mut free = PageSet::new(zero_map.pages());
@@ -76,7 +79,8 @@ fn step(pages: &Range<u64>) -> Step {
     Step { when: When::AtRequest, work: Work::Load { file: LoadFile::Image, offset, len } }
 }
 
-/// One layer of the image for the region, and over it one of anonymous memory for each run of free pages.
+/// Maps the region with one layer of the image, and a layer of anonymous memory over each run of
+/// free pages.
 fn map_region(plan: &mut Plan, region: &ImageRegion, free: &PageSet) {
     let guest = |pages: &Range<u64>| GuestRange {
         start: region.guest_addr + pages.start * PAGE_SIZE - region.image_offset,

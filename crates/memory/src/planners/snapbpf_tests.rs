@@ -43,7 +43,7 @@ fn the_image_is_loaded_in_the_order_of_first_access_and_free_pages_are_anonymous
     let zero_map = PageSet::of(&[run(8, 8)], 64);
     let path = dir.path().join("s");
     let snapshot = write_snapshot(&path, &layout, &zero_map, ImageKind::Dense, 5);
-    // Page 16 is not zero: the guest has written it since it reported it.
+    // Page 16 is not zero: the guest has written it after reporting it.
     profile_of(&snapshot, &[run(40, 3), run(2, 8)], Some(vec![run(9, 8)]));
     let (plan, executed) = restore(&snapshot);
     assert_eq!(plan.schedule, [step(&(40..43)), step(&(2..9))], "free pages are not loaded");
@@ -111,7 +111,7 @@ fn ten_share_one_load() {
 }
 
 #[test]
-fn a_snapshot_without_the_part_names_the_command() {
+fn the_error_for_a_missing_part_names_the_command() {
     let dir = tempfile::tempdir().unwrap();
     let layout = MemoryLayout::for_size(16 * PAGE_SIZE).unwrap();
     let path = dir.path().join("s");

@@ -2,12 +2,12 @@ use firn_base::ImageRange;
 use proptest::prelude::{prop_assert_eq, proptest};
 
 use super::*;
-use crate::plan::{Advice, Integrity, Sharing, Source, Work};
+use crate::plan::{Advice, Integrity, Leaf, Sharing, Source, Work};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// A plan for a guest of this size, of an image that is stored whole.
+/// A plan for a guest of this size, for an image without holes.
 fn plan(planner: &str, size: u64) -> Result<Plan, PlannerError> {
     with_input(size, size, |input| parse(planner).unwrap().plan(input))
 }
@@ -69,7 +69,7 @@ fn dram_cached_is_firecracker_with_the_image_preloaded() {
 }
 
 #[test]
-fn vanilla_is_firecracker_on_a_dax_file_system_alone() {
+fn vanilla_dax_is_firecracker_restricted_to_dax_file_systems() {
     let refused = plan("vanilla_dax", GIB).unwrap_err();
     assert_eq!(refused, PlannerError::NoDax { planner: "vanilla_dax".to_owned() });
     let plan = with_input(GIB, GIB, |input| {
@@ -84,7 +84,7 @@ fn vanilla_is_firecracker_on_a_dax_file_system_alone() {
 }
 
 #[test]
-fn a_preloaded_plan_differs_in_nothing_else() {
+fn a_preloaded_plan_differs_only_in_its_preload() {
     for planner in ["firecracker:readahead=off", "dram_cached"] {
         let whole = plan(planner, GIB).unwrap();
         let without =
@@ -96,7 +96,7 @@ fn a_preloaded_plan_differs_in_nothing_else() {
 }
 
 #[test]
-fn an_image_that_dram_cannot_hold_is_refused() {
+fn an_image_larger_than_dram_is_refused() {
     let (needed, total) = (16 * GIB + 1, 16 * GIB);
     let planner = "dram_cached".to_owned();
     let refused = PlannerError::TooLittleMemory { planner, needed, total };
@@ -118,14 +118,14 @@ fn an_image_that_dram_cannot_hold_is_refused() {
             "firn:copy=1,read=32",
         ];
         assert_eq!(others, expected);
-        // Named, it is selected, and the error comes with the plan.
+        // A named planner is selected, and its error is reported with the plan.
         assert_eq!(select("dram_cached", input).unwrap().planners.len(), 1);
     });
     with_input(32 * GIB, total, |input| assert!(DramCached.plan(input).is_ok()));
 }
 
 #[test]
-fn lists_of_planners() {
+fn lists_select_planners() {
     with_input(MIB, MIB, |input| {
         let names = |list: &str| -> Vec<String> {
             select(list, input).unwrap().planners.iter().map(|p| p.name()).collect()
@@ -142,10 +142,10 @@ fn lists_of_planners() {
 }
 
 #[test]
-fn what_is_not_known_is_said_with_what_is() {
+fn errors_list_the_known_names_options_and_values() {
     assert_eq!(
         refused("firecraker"),
-        "no planner is called \"firecraker\"; there are: firecracker, dram_cached, vanilla_dax, faasnap, snapbpf, \
+        "unknown planner \"firecraker\"; use one of firecracker, dram_cached, vanilla_dax, faasnap, snapbpf, \
          reap, faast, pass, pass_shared, firn"
     );
     assert_eq!(
@@ -154,16 +154,16 @@ fn what_is_not_known_is_said_with_what_is() {
     );
     assert_eq!(
         refused("firecracker:readahead=maybe"),
-        "option readahead of planner firecracker cannot be \"maybe\"; it can be on or off"
+        "option readahead of planner firecracker cannot be \"maybe\"; use on or off"
     );
     assert_eq!(
         refused("firecracker:readahead"),
-        "option readahead of planner firecracker cannot be \"\"; it can be on or off"
+        "option readahead of planner firecracker cannot be \"\"; use on or off"
     );
     for wrong in ["x", "", "-1", "+1", "1048577", "99999999999999999999"] {
         assert_eq!(
             refused(&format!("faasnap:merge={wrong}")),
-            format!("option merge of planner faasnap cannot be {wrong:?}; it can be 0 to 1048576")
+            format!("option merge of planner faasnap cannot be {wrong:?}; use 0 to 1048576")
         );
     }
     assert_eq!(
@@ -177,7 +177,7 @@ fn what_is_not_known_is_said_with_what_is() {
 }
 
 #[test]
-fn names_are_written_as_they_are_parsed() {
+fn names_are_parsed_to_the_same_planner() {
     for entry in [
         "firecracker",
         "firecracker:readahead=off",
@@ -202,7 +202,7 @@ proptest! {
     }
 }
 
-/// A plan for a guest of this size that lies in a pool's medium at 64 MiB.
+/// A plan for a guest of this size at offset 64 MiB of a pool's medium.
 fn plan_in_pool(planner: &str, size: u64, facts: ExtentFacts) -> Result<Plan, PlannerError> {
     let layout = MemoryLayout::for_size(size).unwrap();
     let zero_map = PageSet::new(layout.pages());
@@ -253,7 +253,7 @@ fn pool_planners_map_the_extent_and_index_all_of_it_before_the_resume() {
 }
 
 #[test]
-fn a_device_is_shared_without_private_mappings() {
+fn an_extent_on_a_device_is_mapped_shared() {
     let device = ExtentFacts { private: false, ..EXTENT };
     let plan = plan_in_pool("pass_shared", 4 * GIB, device).unwrap();
     assert_eq!(plan.validate(), Ok(()));
@@ -263,7 +263,7 @@ fn a_device_is_shared_without_private_mappings() {
 }
 
 #[test]
-fn what_was_not_checked_is_not_called_so() {
+fn an_unverified_extent_is_unchecked() {
     let unchecked = ExtentFacts { checked: false, ..EXTENT };
     for planner in ["pass", "pass_shared"] {
         let plan = plan_in_pool(planner, 64 * MIB, unchecked).unwrap();
@@ -273,7 +273,7 @@ fn what_was_not_checked_is_not_called_so() {
 }
 
 #[test]
-fn a_leaf_is_only_claimed_where_the_extent_is_aligned_to_it() {
+fn a_leaf_requires_an_aligned_extent() {
     let misplaced = ExtentFacts { offset: 64 * MIB + 4096, ..EXTENT };
     let plan = plan_in_pool("pass_shared", 64 * MIB, misplaced).unwrap();
     assert_eq!(plan.validate(), Ok(()));
@@ -284,7 +284,7 @@ fn a_leaf_is_only_claimed_where_the_extent_is_aligned_to_it() {
 }
 
 #[test]
-fn a_planner_that_lacks_what_it_needs_says_so() {
+fn errors_name_the_missing_requirement() {
     let sealed = ExtentFacts { replica: false, ..EXTENT };
     let giant = ExtentFacts { private: false, leaf: Leaf::Size1G, ..EXTENT };
     let misplaced = ExtentFacts { private: false, offset: 4096, ..EXTENT };

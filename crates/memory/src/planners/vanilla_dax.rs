@@ -1,14 +1,16 @@
-//! `vanilla_dax`: the memory file on a DAX file system, mapped privately, and every page on demand.
+//! `vanilla_dax`: the memory file is on a DAX file system and mapped privately, every page on
+//! demand.
 //!
-//! PASS's "Vanilla" (PASS 5.1): as [`firecracker`](super::Firecracker), but what a fault maps is the medium itself: the page cache holds none of
-//! it. How large a leaf a DAX fault makes is the file system's affair: 2 MiB where the file lies so.
+//! PASS's "Vanilla" (PASS 5.1): as [`firecracker`](super::Firecracker), but a fault maps the medium
+//! itself, without the page cache. The file system chooses the leaf of a DAX fault: 2 MiB where the
+//! file's extents are aligned.
 
 use super::{Firecracker, PlanInput, Planner, PlannerError};
 use crate::plan::Plan;
 
 /// The planner `vanilla_dax`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct VanillaDax;
+pub(crate) struct VanillaDax;
 
 impl Planner for VanillaDax {
     fn name(&self) -> String {

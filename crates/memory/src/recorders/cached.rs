@@ -1,8 +1,9 @@
-//! The part `cached` of a profile: which pages of the image entered the page cache, and when (SnapBPF, 3.1).
+//! The part `cached` of a profile: which pages of the image entered the page cache, and when
+//! (SnapBPF, 3.1).
 //!
-//! The run uses `firecracker:readahead=off` on a cold page cache, so that only pages that the guest touches enter. A BPF program
-//! records when each page enters. The pages are grouped into contiguous ranges, sorted by the earliest access of any of
-//! their pages.
+//! The run uses `firecracker:readahead=off` on a cold page cache, so that only pages that the guest
+//! touches enter. A BPF program records when each page enters. The pages are grouped into
+//! contiguous ranges, sorted by the earliest access of any of their pages.
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use firn_base::num::usize_of;
 
 /// Records the part `cached`.
 #[derive(Debug, Default)]
-pub struct Cached {
+pub(crate) struct Cached {
     hook: Option<Hook>,
     capture: Option<Capture>,
     /// When the vCPUs started to run, ns of CLOCK_MONOTONIC.
@@ -84,7 +85,8 @@ fn ranges(entered: &[Option<Entered>], begun_ns: u64) -> Vec<CachedRun> {
     };
     let ranges = all.ranges().map(PageRange::from);
     let mut ranges: Vec<(u64, PageRange)> = ranges.map(|run| (earliest(&run), run)).collect();
-    // Sorted by absolute time: in the profile all pages that entered before the vCPUs ran have the time 0.
+    // Sorted by absolute time: in the profile all pages that entered before the vCPUs ran have the
+    // time 0.
     ranges.sort_unstable_by_key(|(at_ns, run)| (*at_ns, run.first));
     let since = |at_ns: u64| at_ns.saturating_sub(begun_ns);
     ranges.into_iter().map(|(at_ns, run)| CachedRun { run, at_ns: since(at_ns) }).collect()

@@ -10,7 +10,7 @@ fn ranges_are_contiguous_and_sorted_by_their_earliest_page() {
     enter(2, 1_000, 1);
     enter(3, 9_000, 1);
     enter(10, 2_000, 1);
-    // Four pages at once, and eight of which only two are the file's.
+    // A folio of four pages, and one of eight of which only two are in the file.
     enter(20, 3_000, 4);
     enter(30, 500, 8);
     let range = |first, pages, at_ns| CachedRun { run: PageRange { first, pages }, at_ns };
@@ -20,13 +20,13 @@ fn ranges_are_contiguous_and_sorted_by_their_earliest_page() {
 }
 
 #[test]
-fn what_entered_before_the_guest_ran_is_in_the_order_in_which_it_did() {
+fn pages_that_entered_before_the_guest_ran_keep_their_order() {
     let mut entered = vec![None; 32];
     let mut enter = |page: usize, at_ns| entered[page] = Some(Entered { at_ns, pages: 1 });
     enter(3, 1_003);
     enter(9, 1_001);
     enter(12, 1_002);
-    // At once.
+    // At the same time.
     enter(25, 1_000);
     enter(20, 1_000);
     let ranges = ranges(&entered, 1_002);

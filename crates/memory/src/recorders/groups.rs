@@ -1,9 +1,11 @@
-//! The part `groups` of a profile: FaaSnap's working-set groups with host page recording (FaaSnap, 4.2 and 4.3).
+//! The part `groups` of a profile: FaaSnap's working-set groups with host page recording (FaaSnap,
+//! 4.2 and 4.3).
 //!
-//! The run uses `firecracker` with the kernel's read-ahead, on a cold page cache. Each time the resident memory of this
-//! process has grown by 1024 pages, mincore returns which pages of the image are cached; the newly cached pages are the
-//! next group. So a group holds pages that the guest touched and pages that the host read ahead, in the order of access at a
-//! resolution of 1024 pages. As in the paper, the resident memory is polled: a group can be larger than 1024 pages.
+//! The run uses `firecracker` with the kernel's read-ahead, on a cold page cache. Each time the
+//! resident memory of this process has grown by 1024 pages, mincore returns which pages of the
+//! image are cached; the newly cached pages are the next group. So a group holds pages that the
+//! guest touched and pages that the host read ahead, in the order of access at a resolution of 1024
+//! pages. As in the paper, the resident memory is polled: a group can be larger than 1024 pages.
 
 use std::fs::File;
 use std::io;
@@ -31,7 +33,7 @@ const STATM: &str = "/proc/self/statm";
 
 /// Records the part `groups`.
 #[derive(Debug, Default)]
-pub struct Groups {
+pub(crate) struct Groups {
     sampling: Option<Sampling>,
     sampled: Option<Result<Vec<Vec<PageRange>>, ProfileRecordError>>,
 }

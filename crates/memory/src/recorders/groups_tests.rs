@@ -13,13 +13,15 @@ use crate::testing::write_snapshot;
 const NAME: &str = "recorders::groups::tests::a_group_ends_as_resident_memory_grows_by_1024_pages";
 const ALONE: &str = "FIRN_TEST_ALONE";
 const PAGES: u64 = 32768;
-/// Where memory is touched, last to first, so that addresses do not tell: the kernel, which on some disks reads 2048 pages ahead, gets from none to
-/// another.
+/// The touched places, from last to first, so that the order of addresses differs from the order of
+/// access. The kernel, which reads up to 2048 pages ahead on some disks, does not reach from one
+/// place to the next.
 const PLACES: [u64; 4] = [26_112, 16_384, 8192, 0];
-/// Pages that resident memory is above or below what ends a group: the kernel counts some late, and maps some neighbours.
+/// The tolerance of a group's size in pages: the kernel counts some pages late, and maps some
+/// adjacent pages.
 const MARGIN: u64 = 256;
 
-/// In a process of its own: other tests have resident memory, too.
+/// Runs in a process of its own: other tests have resident memory, too.
 #[test]
 fn a_group_ends_as_resident_memory_grows_by_1024_pages() {
     if env::var_os(ALONE).is_some() {
@@ -30,9 +32,9 @@ fn a_group_ends_as_resident_memory_grows_by_1024_pages() {
         .env(ALONE, "1")
         .output()
         .unwrap();
-    let (said, error) = (&output.stdout, String::from_utf8_lossy(&output.stderr));
+    let (stdout, error) = (&output.stdout, String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{error}");
-    assert!(String::from_utf8_lossy(said).contains("1 passed"), "{error}");
+    assert!(String::from_utf8_lossy(stdout).contains("1 passed"), "{error}");
 }
 
 fn groups_of_touches() {
@@ -78,7 +80,7 @@ fn groups_of_touches() {
             assert_eq!(found, [group], "page {page}");
         }
     }
-    // One page was touched, and the kernel read others with it; to the next place it does not get.
+    // One page was touched, and the kernel read others with it, but not up to the next place.
     let about = |pages: Range<u64>| pages.filter(|page| groups[1].get(*page)).count();
     assert!(about(alone - GROWTH..alone + GROWTH) > 1);
     let untouched = first - GROWTH - 2000..first - GROWTH;

@@ -1,5 +1,5 @@
-//! The pages of guest memory that were written, from the marks in this process's page tables (`PAGEMAP_SCAN`, Linux 6.7:
-//! `Documentation/admin-guide/mm/pagemap.rst`).
+//! The pages of guest memory that were written, from the marks in this process's page tables
+//! (`PAGEMAP_SCAN`, Linux 6.7: `Documentation/admin-guide/mm/pagemap.rst`).
 
 use std::fs::File;
 use std::io;
@@ -21,9 +21,9 @@ const EMPTY: page_region = page_region { start: 0, end: 0, categories: 0 };
 /// The number of regions that one call returns at most.
 const BATCH: usize = 64;
 
-/// The image pages that are present and not write-protected. The memory is registered with a userfaultfd that has
-/// [`WRITE_PROTECT_ASYNC`](crate::uffd::Features::WRITE_PROTECT_ASYNC), and a page that is read first is protected: these
-/// pages were written, and not discarded since.
+/// The image pages that are present and not write-protected. The memory is registered with a
+/// userfaultfd that has [`WRITE_PROTECT_ASYNC`](crate::uffd::Features::WRITE_PROTECT_ASYNC), and a
+/// page that is read first is protected: these pages were written, and not discarded since.
 pub(super) fn marked(memory: &GuestMemory) -> io::Result<PageSet> {
     let (pagemap, layout) = (File::open(PAGEMAP)?, memory.layout());
     let mut pages = PageSet::new(layout.pages());
@@ -60,7 +60,8 @@ fn scan(pagemap: &File, range: Range<u64>, mut found: impl FnMut(Range<u64>)) ->
         };
         // SAFETY: the value is what PAGEMAP_SCAN takes.
         let operation = unsafe { Updater::<PAGEMAP_SCAN, _>::new(&mut argument) };
-        // SAFETY: the kernel writes the argument and at most `vec_len` regions, and changes no page.
+        // SAFETY: the kernel writes the argument and at most `vec_len` regions, and changes no
+        // page.
         unsafe { ioctl(pagemap, operation) }?;
         // Unused regions end at 0.
         let filled = regions.iter().take_while(|region| region.end > 0);

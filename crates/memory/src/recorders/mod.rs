@@ -1,16 +1,19 @@
 //! Recorders: they record which pages an invocation touches while it runs.
 //!
-//! [`Recorder`] records every first touch of a page and the first write to a page that was read first, in order. It uses
-//! userfaultfd over anonymous memory: a page is missing until it is touched, is then filled from the image, and is
-//! write-protected if it was only read. Touches by the guest (through KVM) and by the monitor are recorded alike.
+//! [`Recorder`] records every first touch of a page and the first write to a page that was read
+//! first, in order. It uses userfaultfd over anonymous memory: a page is missing until it is
+//! touched, is then filled from the image, and is write-protected if it was only read. Touches by
+//! the guest (through KVM) and by the monitor are recorded alike.
 //!
-//! Like the [pager](crate::pager), a recorder fails closed: each page is checked against its digest before it is mapped, and a
-//! failure is reported and ends the process of the guest ([`OnFailure`]).
+//! Like the [pager](crate::pager), a recorder fails closed: each page is checked against its digest
+//! before it is mapped, and a failure is reported and ends the process of the guest
+//! ([`OnFailure`]).
 //!
-//! This crate cannot attribute a touch to an instruction, a page-table walk or a device: a [`FaultObserver`] does.
+//! This crate cannot attribute a touch to an instruction, a page-table walk or a device: a
+//! [`FaultObserver`] does.
 //!
-//! A [`ProfileRecorder`] fills parts of a snapshot's [`Profile`](firn_snapshot::Profile) from one run. [`of`] returns the
-//! recorders for a list of parts.
+//! A [`ProfileRecorder`] fills parts of a snapshot's [`Profile`](firn_snapshot::Profile) from one
+//! run. [`of`] returns the recorders for a list of parts.
 
 mod bpf;
 mod cached;
@@ -22,10 +25,10 @@ mod small_leaves;
 mod touches;
 
 pub use bpf::BpfError;
-pub use cached::Cached;
-pub use groups::Groups;
-pub use profile::{ParsePartError, Part, ProfileRecordError, ProfileRecorder, of, planned};
-pub use touches::Touches;
+use cached::Cached;
+use groups::Groups;
+pub use profile::{ParsePartError, Part, ProfileRecordError, ProfileRecorder, of};
+use touches::Touches;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -48,11 +51,13 @@ use serve::{PageState, Server};
 
 /// Attributes touches of guest memory to their origin. Called on the recorder's thread.
 pub trait FaultObserver: Send {
-    /// Attributes the first touch of a page, or the first write to it. The page is still missing or protected, and the faulting thread
-    /// waits; it must not continue before [`FaultObserver::release`].
+    /// Attributes the first touch of a page, or the first write to it. The page is still missing or
+    /// protected, and the faulting thread waits; it must not continue before
+    /// [`FaultObserver::release`].
     ///
-    /// `page` is a guest page; `thread` is the system-wide id of the faulting thread of this process, which is the vCPU's thread
-    /// for a touch through KVM. Only pages in `touched` may be read: reading any other page would wait for the recorder.
+    /// `page` is a guest page; `thread` is the system-wide id of the faulting thread of this
+    /// process, which is the vCPU's thread for a touch through KVM. Only pages in `touched` may be
+    /// read: reading any other page would wait for the recorder.
     fn observe(&mut self, page: u64, thread: u32, touched: &TouchedPages<'_>) -> FaultOrigin;
 
     /// The page is present: the faulting thread may continue.
@@ -79,7 +84,8 @@ pub struct TouchedPages<'a> {
 }
 
 impl TouchedPages<'_> {
-    /// Reads bytes at a guest-physical address, within one page; `None` where there is no memory, or the page was not touched.
+    /// Reads bytes at a guest-physical address, within one page; `None` where there is no memory,
+    /// or the page was not touched.
     #[must_use]
     pub fn read<const N: usize>(&self, address: u64) -> Option<[u8; N]> {
         let page = self.layout.image_offset(address)? / PAGE_SIZE;
@@ -124,8 +130,8 @@ pub struct Recording {
     pub unknown_leaves: u64,
 }
 
-/// Resolves the faults of one guest memory and records them. A recorder that is dropped without [`finish`](Self::finish) continues to
-/// resolve faults.
+/// Resolves the faults of one guest memory and records them. A recorder that is dropped without
+/// [`finish`](Self::finish) continues to resolve faults.
 #[derive(Debug)]
 pub struct Recorder {
     thread: JoinHandle<Result<Recording, PagerError>>,
@@ -134,11 +140,12 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Returns guest memory with these contents, and the recorder of every touch of it. `on_failure` is called when the recorder
-    /// cannot continue.
+    /// Returns guest memory with these contents, and the recorder of every touch of it.
+    /// `on_failure` is called when the recorder cannot continue.
     ///
-    /// There must be one vCPU, and it must fault in its own thread (no asynchronous page faults of KVM). With several vCPUs the
-    /// others run while one waits, which changes the order of the touches.
+    /// There must be one vCPU, and it must fault in its own thread (no asynchronous page faults of
+    /// KVM). With several vCPUs the others run while one waits, which changes the order of the
+    /// touches.
     ///
     /// # Errors
     /// See [`RecordError`].
@@ -151,8 +158,8 @@ impl Recorder {
         Self::start_with(store, layout, observer, on_failure, Features::empty())
     }
 
-    /// As [`start`](Self::start), but a write to a page that was read before is not recorded and causes no fault: the kernel
-    /// marks such pages in the page tables.
+    /// As [`start`](Self::start), but a write to a page that was read before is not recorded and
+    /// causes no fault: the kernel marks such pages in the page tables.
     ///
     /// # Errors
     /// See [`RecordError`]; kernels before Linux 6.7 do not support it.

@@ -96,7 +96,7 @@ pub enum ProfileRecordError {
     PageCache {
         /// The snapshot.
         snapshot: PathBuf,
-        /// What the kernel said.
+        /// The error of the system call.
         source: io::Error,
     },
     /// The image's pages stay in the page cache.
@@ -151,25 +151,28 @@ impl ProfileRecordError {
 
 /// Records one run of a frozen guest: one thaw in this process, of one input.
 ///
-/// The caller maps guest memory with [`memory`](Self::memory), restores the machine, calls [`begin`](Self::begin), resumes the
-/// guest, calls [`end`](Self::end) after the response, stops the guest, and calls [`finish`](Self::finish).
+/// The caller maps guest memory with [`memory`](Self::memory), restores the machine, calls
+/// [`begin`](Self::begin), resumes the guest, calls [`end`](Self::end) after the response, stops
+/// the guest, and calls [`finish`](Self::finish).
 pub trait ProfileRecorder: Send {
     /// The parts that it fills.
     fn parts(&self) -> Vec<Part>;
 
-    /// Whether every fault must occur in the vCPU's own thread: KVM's asynchronous page faults always request write access and
-    /// would be recorded as writes.
+    /// Whether every fault must occur in the vCPU's own thread: KVM's asynchronous page faults
+    /// always request write access and would be recorded as writes.
     fn faults_in_vcpu_threads(&self) -> bool {
         false
     }
 
-    /// Maps guest memory for the run, and brings the page cache into the state that the recording requires. Called once.
+    /// Maps guest memory for the run, and brings the page cache into the state that the recording
+    /// requires. Called once.
     ///
     /// # Errors
     /// [`ProfileRecordError`]; nothing stays mapped.
     fn memory(&mut self, snapshot: &Snapshot) -> Result<GuestMemory, ProfileRecordError>;
 
-    /// Where in the kernel the recorder is attached, if that depends on the kernel; known after [`memory`](Self::memory).
+    /// Where in the kernel the recorder is attached, if that depends on the kernel; known after
+    /// [`memory`](Self::memory).
     fn watches_at(&self) -> Option<String> {
         None
     }
@@ -184,12 +187,12 @@ pub trait ProfileRecorder: Send {
         memory: &Arc<GuestMemory>,
     ) -> Result<(), ProfileRecordError>;
 
-    /// Ends the recorded part of the run: later touches are not part of the profile. It may be called while a vCPU waits. A failure is
-    /// kept and returned by [`finish`](Self::finish).
+    /// Ends the recorded part of the run: later touches are not part of the profile. It may be
+    /// called while a vCPU waits. A failure is kept and returned by [`finish`](Self::finish).
     fn end(&mut self);
 
-    /// Fills its parts of the profile. Nothing may access guest memory any more. It also ends a recording that was abandoned, whose
-    /// profile the caller discards.
+    /// Fills its parts of the profile. Nothing may access guest memory any more. It also ends a
+    /// recording that was abandoned, whose profile the caller discards.
     ///
     /// # Errors
     /// [`ProfileRecordError`]; no part is filled.
@@ -219,7 +222,7 @@ pub fn of(parts: &[Part]) -> Vec<Box<dyn ProfileRecorder>> {
 ///
 /// # Errors
 /// [`ProfileRecordError`].
-pub fn planned(
+pub(super) fn planned(
     snapshot: &Snapshot,
     planner: &dyn Planner,
 ) -> Result<GuestMemory, ProfileRecordError> {

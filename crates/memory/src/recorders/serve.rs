@@ -102,8 +102,8 @@ impl Server {
         poison(&self.uffd, &self.stop, self.current, std::mem::take(&mut self.events));
     }
 
-    /// Takes the pending events. Pages that are being discarded count as missing from here on: the thread that discards them
-    /// continues as soon as the event is read.
+    /// Takes the pending events. Pages that are being discarded count as missing from here on: the
+    /// thread that discards them continues as soon as the event is read.
     fn take_events(&mut self) -> Result<(), PagerError> {
         for event in self.uffd.events()? {
             if let Event::Remove(range) = &event {
@@ -135,8 +135,8 @@ impl Server {
         let state = self.states[image];
         let writes = fault.kind != FaultKind::MissingRead;
         if state.present && (state.written || !writes) {
-            // The fault was reported twice because a signal woke the thread, or the page is being discarded, and is zero from
-            // now on.
+            // The fault was reported twice because a signal woke the thread, or the page is being
+            // discarded, and is zero from now on.
             if fault.kind == FaultKind::WriteProtected {
                 return Ok(self.uffd.wake(range)?);
             }
@@ -169,7 +169,8 @@ impl Server {
         Ok(())
     }
 
-    /// Fills a missing page: with the checked page of the image, or with zeros where it was discarded.
+    /// Fills a missing page: with the checked page of the image, or with zeros where it was
+    /// discarded.
     fn fill(&mut self, image: usize, range: &Range<u64>, now: PageState) -> Result<(), PagerError> {
         let mut content = ZEROS;
         if !self.states[image].touched {
@@ -228,7 +229,8 @@ impl Server {
 
 const ZEROS: [u8; 4096] = [0; 4096];
 
-/// Fills a missing page. Where a page is present or the memory is unmapped, the waiting threads are woken.
+/// Fills a missing page. Where a page is present or the memory is unmapped, the waiting threads are
+/// woken.
 fn install(uffd: &Uffd, range: &Range<u64>, content: &[u8], fill: Fill) -> Result<(), UffdError> {
     match uffd.copy(range.start, content, fill) {
         Err(UffdError::Present { .. } | UffdError::Unregistered { .. }) => uffd.wake(range.clone()),

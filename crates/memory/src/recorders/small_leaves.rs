@@ -1,11 +1,13 @@
-//! The part `small leaves` of a profile: the touched pages that the guest maps by leaves of 4 KiB, from its page tables in the
-//! snapshot.
+//! The part `small leaves` of a profile: the touched pages that the guest maps by leaves of 4 KiB,
+//! from its page tables in the snapshot.
 //!
-//! The locations of the page tables are unknown: each process of a Linux guest has its own, and the registers point to one at
-//! most. But the processor walks, and so touches, every table that is used. A touched page is taken for a table when each of its
-//! present entries (Intel SDM, volume 3, 4.5) points to guest memory and has the accessed bit. This is a heuristic. Data of this
-//! form is taken for a table, is not counted itself, and the pages that it points to are. A table whose accessed bits the guest's
-//! kernel has cleared is missed. The only effect of an error is that a chunk is copied instead of shared, or the reverse.
+//! The locations of the page tables are unknown: each process of a Linux guest has its own, and the
+//! registers point to one at most. But the processor walks, and so touches, every table that is
+//! used. A touched page is taken for a table when each of its present entries (Intel SDM, volume 3,
+//! 4.5) points to guest memory and has the accessed bit. This is a heuristic. Data of this form is
+//! taken for a table, is not counted itself, and the pages that it points to are. A table whose
+//! accessed bits the guest's kernel has cleared is missed. The only effect of an error is that a
+//! chunk is copied instead of shared, or the reverse.
 
 use firn_base::PAGE_SIZE;
 use firn_base::num::usize_of;
@@ -19,7 +21,8 @@ const ACCESSED: u64 = 1 << 5;
 const LARGE: u64 = 1 << 7;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
-/// The touched image pages that a touched table maps. Tables are not included: the entries that point to them are not leaves.
+/// The touched image pages that a touched table maps. Tables are not included: the entries that
+/// point to them are not leaves.
 pub(super) fn small_leaves(
     store: &PageStore,
     layout: &MemoryLayout,
@@ -40,7 +43,8 @@ pub(super) fn small_leaves(
     Ok(small)
 }
 
-/// The image pages that the entries of a table point to, without large leaves; `None` where the page is not a table.
+/// The image pages that the entries of a table point to, without large leaves; `None` where the
+/// page is not a table.
 fn leaves_of(bytes: &[u8; usize_of(PAGE_SIZE)], layout: &MemoryLayout) -> Option<Vec<u64>> {
     let (entries, _) = bytes.as_chunks();
     let present = entries.iter().map(|entry| u64::from_le_bytes(*entry));

@@ -8,7 +8,7 @@ use super::*;
 const FLAGS: u64 = 0b110_0111;
 const NX: u64 = 1 << 63;
 
-/// Guest memory of 64 pages, and of 64 at 4 GiB.
+/// Guest memory of 64 pages, and of 64 pages at 4 GiB.
 fn layout() -> MemoryLayout {
     let region = |guest_addr| MemoryRegion { guest_addr, len: 64 * PAGE_SIZE };
     MemoryLayout::new(vec![region(0), region(1 << 32)]).unwrap()
@@ -27,38 +27,39 @@ fn leaves(pages: &[(u64, Vec<u64>)], touched: &[u64]) -> Vec<u64> {
 }
 
 #[test]
-fn what_a_touched_table_maps_and_was_touched_has_a_small_leaf() {
+fn touched_pages_of_a_touched_table_have_small_leaves() {
     let entry = |address: u64| address | FLAGS | NX;
     let top = vec![entry(2 * PAGE_SIZE)];
     let table =
         vec![entry(10 * PAGE_SIZE), 0, entry((1 << 32) + 3 * PAGE_SIZE), entry(12 * PAGE_SIZE)];
     let pages = [(1, top), (2, table)];
-    // Page 12 was not touched; 20 is mapped by nobody; the second table is named by the first, and no leaf.
+    // Page 12 was not touched; no table maps page 20; the first table points to the second, which
+    // is not a leaf.
     assert_eq!(leaves(&pages, &[1, 2, 10, 20, 67]), [10, 67]);
-    // A table that nobody walked maps nothing that was touched through it.
+    // A table without accessed bits was not used.
     assert_eq!(leaves(&pages, &[1, 10, 20, 67]), [0; 0]);
 }
 
 /// Reference counts, small numbers and pointers.
 #[test]
-fn ordinary_data_is_no_table() {
+fn ordinary_data_is_not_a_table() {
     let table = vec![(10 * PAGE_SIZE) | FLAGS];
     let data = vec![1, 3, 0x11, 0x7fff_1234_5678, 9];
     assert_eq!(leaves(&[(1, table), (10, data)], &[0, 1, 10]), [10]);
 }
 
 #[test]
-fn large_leaves_are_none() {
+fn large_leaves_are_not_small_leaves() {
     let table = vec![FLAGS | LARGE, (10 * PAGE_SIZE) | FLAGS];
     assert_eq!(leaves(&[(1, table)], &[0, 1, 10]), [10]);
 }
 
 #[test]
-fn a_page_that_names_one_beyond_memory_is_no_table() {
+fn a_page_with_an_entry_beyond_memory_is_not_a_table() {
     for beyond in [64 * PAGE_SIZE, (1 << 32) + 64 * PAGE_SIZE, 1 << 51] {
         let data = vec![(10 * PAGE_SIZE) | FLAGS, beyond | FLAGS];
         assert_eq!(leaves(&[(1, data)], &[1, 10]), [0; 0]);
-        // What is not present may be anything.
+        // Entries that are not present may have any value.
         let table = vec![(10 * PAGE_SIZE) | FLAGS, beyond];
         assert_eq!(leaves(&[(1, table)], &[1, 10]), [10]);
     }
@@ -66,7 +67,7 @@ fn a_page_that_names_one_beyond_memory_is_no_table() {
 
 proptest::proptest! {
     #[test]
-    fn a_table_counts_where_no_entry_leads_out_of_memory(
+    fn a_page_is_a_table_if_all_entries_point_to_memory(
         entries in proptest::collection::vec((0..70u64, proptest::bool::ANY), 1..512),
     ) {
         let touched: Vec<u64> = (0..128).collect();

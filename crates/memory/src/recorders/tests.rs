@@ -308,5 +308,5 @@ fn a_damaged_image_is_detected_before_a_run_in_which_the_kernel_maps_it() {
     image.write_all_at(&[0xee], 40 * PAGE_SIZE + 4000).unwrap();
     refused("page 40 of the image is damaged");
     image.set_len(39 * PAGE_SIZE).unwrap();
-    refused("page 39 of the image is not there any more");
+    refused("page 39 of the image is missing");
 }

@@ -1,9 +1,11 @@
-//! The parts `faults` and `writes` of a profile: the pages that a run touched, in order, and the pages that it wrote. `faults`
-//! includes which touched pages the guest maps by [small leaves](super::small_leaves).
+//! The parts `faults` and `writes` of a profile: the pages that a run touched, in order, and the
+//! pages that it wrote. `faults` includes which touched pages the guest maps by [small
+//! leaves](super::small_leaves).
 //!
-//! Both come from one run with [`Recorder`]. userfaultfd reports a page when it is missing, which is the order of REAP (FaaSnap,
-//! 2.5). A page that is read first is write-protected. The kernel marks the first write to it in the page tables, for the guest, the
-//! kernel and the monitor alike, and PAGEMAP_SCAN reads the marks at the end. Kernels before Linux 6.7 have neither: there each
+//! Both come from one run with [`Recorder`]. userfaultfd reports a page when it is missing, which
+//! is the order of REAP (FaaSnap, 2.5). A page that is read first is write-protected. The kernel
+//! marks the first write to it in the page tables, for the guest, the kernel and the monitor alike,
+//! and PAGEMAP_SCAN reads the marks at the end. Kernels before Linux 6.7 have neither: there each
 //! such write is a fault of its own.
 
 use std::io;
@@ -25,7 +27,7 @@ use crate::uffd::UffdError;
 
 /// Records the parts `faults` and `writes`, or one of them.
 #[derive(Debug)]
-pub struct Touches {
+pub(crate) struct Touches {
     parts: Vec<Part>,
     running: Option<(Recorder, MemoryLayout)>,
     /// The snapshot's pages, for the search for page tables; the recorder has a store of its own.
@@ -91,7 +93,8 @@ impl ProfileRecorder for Touches {
         Ok(memory)
     }
 
-    /// Recording started with [`memory`](Self::memory): the monitor repeats its touches before the resume in every thaw.
+    /// Recording started with [`memory`](Self::memory): the monitor repeats its touches before the
+    /// resume in every thaw.
     fn begin(&mut self, _: &Snapshot, memory: &Arc<GuestMemory>) -> Result<(), ProfileRecordError> {
         let reads_marks = self.marks && self.parts.contains(&Part::Writes);
         self.memory = reads_marks.then(|| memory.clone());
@@ -142,7 +145,8 @@ fn in_order(touches: &[Touch], layout: &MemoryLayout) -> Vec<PageRange> {
     runs
 }
 
-/// The pages that were touched by a write, and the marked pages. The former include pages that were discarded since.
+/// The pages that were touched by a write, and the marked pages. The former include pages that were
+/// discarded since.
 fn written(touches: &[Touch], marked: Option<PageSet>, layout: &MemoryLayout) -> Vec<PageRange> {
     let mut set = marked.unwrap_or_else(|| PageSet::new(layout.pages()));
     let writes = touches.iter().filter(|touch| touch.access != Access::Read);

@@ -1,7 +1,7 @@
 //! The handler of SIGBUS: reports the lost page and ends the process.
 //!
-//! A handler may only call async-signal-safe functions (signal-safety(7)): it formats into an array and makes system calls, and
-//! uses neither heap nor locks.
+//! A handler may only call async-signal-safe functions (signal-safety(7)): it formats into an array
+//! and makes system calls, and uses neither heap nor locks.
 
 use std::fmt::{self, Write};
 use std::io;
@@ -16,7 +16,8 @@ use libc::{c_int, c_void, siginfo_t};
 use super::maps;
 use crate::slot::Slot;
 
-/// The number of slots of guest memory whose pages a report can name. Others are reported by their host address alone.
+/// The number of slots of guest memory whose pages a report can name. Others are reported by their
+/// host address alone.
 const MAX_SLOTS: usize = 16;
 
 /// A slot of guest memory; all 0 in a free entry.
@@ -73,8 +74,8 @@ fn guest_page(address: u64) -> Option<u64> {
     })
 }
 
-/// Installs a handler that ends this process with a line on standard error and exit code 1 when it accesses mapped memory
-/// whose backing is lost. As with a kill, nothing is cleaned up.
+/// Installs a handler that ends this process with a line on standard error and exit code 1 when it
+/// accesses mapped memory whose backing is lost. As with a kill, nothing is cleaned up.
 ///
 /// # Errors
 /// The handler cannot be installed.

@@ -17,7 +17,8 @@ pub(super) struct Mapped<'a> {
     pub(super) path: &'a [u8],
 }
 
-/// Calls `visit` for each mapping of this process until it returns `true`. Async-signal-safe if `visit` is.
+/// Calls `visit` for each mapping of this process until it returns `true`. Async-signal-safe if
+/// `visit` is.
 pub(super) fn scan(mut visit: impl FnMut(&Mapped<'_>) -> bool) -> rustix::io::Result<()> {
     let maps = open(c"/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let mut buffer = [0; MAX_LINE];

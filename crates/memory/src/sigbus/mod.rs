@@ -1,11 +1,13 @@
 //! Guest memory whose backing is lost: the file was truncated, or the device failed.
 //!
-//! An access of this process ends in SIGBUS, an access of the guest in `EFAULT` from `KVM_RUN` (mmap(2), "Errors"; KVM's API,
-//! section 5, `KVM_EXIT_MEMORY_FAULT`). Either ends the microVM, because only the lost bytes could take their place. Where KVM
-//! retries forever instead of returning `EFAULT`, the monitor's watchdog ends the microVM.
+//! An access of this process ends in SIGBUS, an access of the guest in `EFAULT` from `KVM_RUN`
+//! (mmap(2), "Errors"; KVM's API, section 5, `KVM_EXIT_MEMORY_FAULT`). Either ends the microVM,
+//! because only the lost bytes could take their place. Where KVM retries forever instead of
+//! returning `EFAULT`, the monitor's watchdog ends the microVM.
 //!
-//! Limitation: the kernel does not report every loss. The rest of the page in which a file was truncated reads as zeros, and so
-//! does a file that was truncated and extended again. Images must not be written while microVMs run from them.
+//! Limitation: the kernel does not report every loss. The rest of the page in which a file was
+//! truncated reads as zeros, and so does a file that was truncated and extended again. Images must
+//! not be written while microVMs run from them.
 
 mod handler;
 mod maps;

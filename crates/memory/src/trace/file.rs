@@ -1,4 +1,4 @@
-//! A trace as a file: columns of small numbers, deflated.
+//! The file format of a trace: deflated columns of small numbers.
 
 use std::io::Read;
 
@@ -11,50 +11,52 @@ use thiserror::Error;
 use super::{Access, Touch, Toucher, Trace, TraceError, TraceOrigin};
 use crate::plan::Leaf;
 
-/// The version of a trace's file that this firn writes. It reads those before it, too.
-pub const TRACE_VERSION: u32 = 2;
+/// The version of the file format that this firn writes. It also reads earlier versions.
+pub(super) const TRACE_VERSION: u32 = 2;
 
-/// The first version. Its body ends with the columns: nothing is known of free pages.
+/// The first version. Its body ends with the columns and has no free pages.
 const WITHOUT_FREE: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"FIRNTRCE";
-/// Magic, version and CRC-32 of what follows.
+/// Magic, version and CRC-32 of the rest.
 const HEADER_LEN: usize = 16;
-/// Most bytes that a body may unfold to: a guest of 16 GiB with every page touched stays below it.
+/// The largest inflated body, in bytes: enough for a guest of 16 GiB with every page touched.
 const MAX_BODY: u64 = 256 << 20;
 
 /// Why a trace was not encoded.
 #[derive(Debug, Error)]
 pub enum EncodeTraceError {
     /// Its parts could not be encoded.
-    #[error("encoding the trace's columns")]
+    #[error("cannot encode the trace's columns")]
     Columns(#[source] postcard::Error),
     /// It could not be compressed.
-    #[error("compressing the trace")]
+    #[error("cannot compress the trace")]
     Compress(#[source] std::io::Error),
-    /// It is larger than what is read again.
-    #[error("a trace of {0} bytes, at most {MAX_BODY} are read again: record a shorter invocation")]
+    /// It is larger than the limit for reading.
+    #[error(
+        "the trace has {0} bytes, but only {MAX_BODY} can be read; record a shorter invocation"
+    )]
     TooLarge(usize),
 }
 
-/// Why bytes are no trace.
+/// Why bytes are not a valid trace.
 #[derive(Debug, Error)]
 pub enum DecodeTraceError {
-    /// Other bytes than a trace starts with.
-    #[error("this is no trace: it does not start with {:?}", String::from_utf8_lossy(&MAGIC))]
+    /// The magic is missing.
+    #[error("this is not a trace: it does not start with {:?}", String::from_utf8_lossy(&MAGIC))]
     Magic,
-    /// Written by another firn.
+    /// The version is not supported.
     #[error(
-        "a trace of version {0}, this firn reads {WITHOUT_FREE} to {TRACE_VERSION}: record it again, or use a newer firn"
+        "the trace has version {0}, but this firn reads {WITHOUT_FREE} to {TRACE_VERSION}; record it again, or use a newer firn"
     )]
     Version(u32),
     /// The bytes changed since they were written.
     #[error("the trace is damaged: its checksum is wrong")]
     Checksum,
-    /// The body does not unfold.
-    #[error("the trace's body cannot be unfolded")]
-    Unfold(#[source] std::io::Error),
-    /// The body unfolds to more than any trace has.
+    /// The body cannot be inflated.
+    #[error("the trace's body cannot be inflated")]
+    Inflate(#[source] std::io::Error),
+    /// The inflated body is larger than any trace.
     #[error("the trace's body is larger than {MAX_BODY} bytes")]
     TooLarge,
     /// The columns cannot be read.
@@ -63,19 +65,20 @@ pub enum DecodeTraceError {
     /// The columns contradict each other.
     #[error("the trace's columns contradict each other: {0}")]
     Contradiction(&'static str),
-    /// The touches are no trace.
-    #[error("the trace's touches are wrong")]
+    /// The touches are not valid.
+    #[error("the trace's touches are not valid")]
     Touches(#[from] TraceError),
 }
 
-/// The body begins with these; from version 2 on the runs of the free set follow, where it is known. A column each compresses far better than a row each.
+/// The start of the body. From version 2 on, the optional runs of the free set follow. Columns
+/// compress far better than rows.
 #[derive(Serialize, Deserialize)]
 struct Columns {
     origin: TraceOrigin,
     layout: MemoryLayout,
     /// The zero map, as [`runs`].
     runs: Vec<u64>,
-    /// Difference of each page to the one before it.
+    /// The difference of each page to the previous page.
     pages: Vec<i64>,
     /// Access, toucher and leaf of each touch.
     kinds: Vec<u8>,
@@ -83,7 +86,7 @@ struct Columns {
 }
 
 impl Trace {
-    /// The trace as a file's bytes.
+    /// Encodes the trace as the bytes of a file.
     ///
     /// # Errors
     /// See [`EncodeTraceError`].
@@ -118,7 +121,7 @@ impl Trace {
         Ok(file)
     }
 
-    /// Reads a trace from a file's bytes.
+    /// Decodes a trace from the bytes of a file.
     ///
     /// # Errors
     /// See [`DecodeTraceError`].
@@ -141,7 +144,7 @@ impl Trace {
         DeflateDecoder::new(packed)
             .take(MAX_BODY + 1)
             .read_to_end(&mut body)
-            .map_err(DecodeTraceError::Unfold)?;
+            .map_err(DecodeTraceError::Inflate)?;
         if body.len() as u64 > MAX_BODY {
             return Err(DecodeTraceError::TooLarge);
         }
@@ -182,7 +185,8 @@ impl Columns {
     }
 }
 
-/// Lengths of a set's runs: pages in it, pages that are not, and so on, the first perhaps 0.
+/// The lengths of alternating runs of pages in the set and not in it, starting with pages in it
+/// (possibly 0).
 fn runs(set: &PageSet) -> Vec<u64> {
     let mut runs = Vec::new();
     for (pages, set) in set.split(0..set.pages()) {
@@ -211,7 +215,8 @@ const ACCESSES: [Access; 3] = [Access::Read, Access::Write, Access::LaterWrite];
 const TOUCHERS: [Toucher; 3] = [Toucher::Instruction, Toucher::Walk, Toucher::Device];
 const LEAVES: [Leaf; 3] = [Leaf::Size4K, Leaf::Size2M, Leaf::Size1G];
 
-/// Access in bits 0 and 1, toucher in bits 2 and 3, leaf in bits 4 and 5: places in the lists above.
+/// Access in bits 0 and 1, toucher in bits 2 and 3, leaf in bits 4 and 5, as indexes of the lists
+/// above.
 fn kind(touch: Touch) -> u8 {
     let access = match touch.access {
         Access::Read => 0,

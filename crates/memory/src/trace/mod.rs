@@ -1,16 +1,17 @@
 //! Traces: the page accesses of one invocation of a real function.
 //!
-//! A trace says which guest pages an invocation touched for the first time after a thaw, in order, and which of
-//! the pages that it first read it wrote later; what else a touch needs to be repeated (the size of the guest's
-//! own leaf, the work since the touch before); and which pages of the snapshot are zero. The player repeats it
-//! without the function, without Linux, on any KVM. It may also say which pages the guest's allocator held free.
+//! A trace lists the guest pages that an invocation touched for the first time after a thaw, in
+//! order, and the pages that it read first and wrote later. It contains the data that a replay of a
+//! touch needs (the size of the guest's own leaf, the work since the previous touch), the zero
+//! pages of the snapshot and, optionally, the pages that the guest's allocator held free. The
+//! player replays it without the function, without Linux, on any KVM.
 //!
-//! A file holds the magic, a version, and a deflated body behind its CRC-32. The CRC finds damage; against a hostile file stand the bounds
-//! of what is unfolded and the checks of [`Trace::new`].
+//! A file holds the magic, a version, and a deflated body after its CRC-32. The CRC detects damage.
+//! The limit on the inflated size and the checks of [`Trace::new`] protect against hostile files.
 
 mod file;
 
-pub use file::{DecodeTraceError, EncodeTraceError, TRACE_VERSION};
+pub use file::{DecodeTraceError, EncodeTraceError};
 
 use firn_base::PAGE_SIZE;
 use firn_snapshot::{MemoryLayout, PageSet};
@@ -19,7 +20,7 @@ use thiserror::Error;
 
 use crate::plan::Leaf;
 
-/// The page accesses of one invocation, in order, and the memory in which they happened.
+/// The page accesses of one invocation, in order, and the guest memory that they belong to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
     origin: TraceOrigin,
@@ -29,7 +30,7 @@ pub struct Trace {
     free: Option<PageSet>,
 }
 
-/// Where a trace comes from: enough to record it again.
+/// The origin of a trace: enough to record it again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceOrigin {
     /// Name of the function.
@@ -40,15 +41,15 @@ pub struct TraceOrigin {
     pub command: String,
     /// The host on which it was recorded: kind of KVM, processor, kernel.
     pub host: String,
-    /// What [`Touch::gap`] counts.
+    /// The unit of [`Touch::gap`].
     pub gaps: GapUnit,
 }
 
-/// What the gap between two touches counts.
+/// The unit of the gap between two touches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GapUnit {
-    /// Instructions of the guest: the lab's clock counts them.
+    /// Instructions of the guest, which the lab's clock counts.
     Instructions,
     /// Nanoseconds in guest mode.
     Nanoseconds,
@@ -59,18 +60,18 @@ pub enum GapUnit {
 pub struct Touch {
     /// The guest page: guest-physical address / 4096.
     pub page: u64,
-    /// What was done to it.
+    /// The kind of access.
     pub access: Access,
-    /// Who did it.
+    /// What touched the page.
     pub by: Toucher,
-    /// The size of the leaf of the guest's own page tables through which it was done; 4 KiB where no leaf was
-    /// used, or where it is not known.
+    /// The leaf of the guest's own page tables through which the page was touched; 4 KiB where no
+    /// leaf was used, or where it is unknown.
     pub leaf: Leaf,
-    /// What the guest worked since the touch before it, in the trace's [`GapUnit`].
+    /// The guest's work since the previous touch, in the trace's [`GapUnit`].
     pub gap: u64,
 }
 
-/// What a touch does to its page.
+/// The kind of access of a touch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// The first touch is a read, or an instruction fetch.
@@ -81,7 +82,7 @@ pub enum Access {
     LaterWrite,
 }
 
-/// Who touches a page.
+/// What touches a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Toucher {
     /// An instruction of the guest.
@@ -92,7 +93,7 @@ pub enum Toucher {
     Device,
 }
 
-/// Why touches are no trace of a guest memory.
+/// Why touches are not a valid trace.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum TraceError {
     /// The zero map belongs to another memory.
@@ -106,13 +107,13 @@ pub enum TraceError {
     /// The free set belongs to another memory.
     #[error("a free set of {free} pages for guest memory of {memory} pages")]
     FreeSet {
-        /// Pages of which the free set speaks.
+        /// Pages of the free set.
         free: u64,
         /// Pages of guest memory.
         memory: u64,
     },
     /// A page outside guest memory.
-    #[error("touch {index} is of guest page {page:#x}, where no guest memory is")]
+    #[error("touch {index} is of guest page {page:#x}, which is outside guest memory")]
     Outside {
         /// Index of the touch.
         index: usize,
@@ -121,7 +122,7 @@ pub enum TraceError {
     },
     /// A page is touched for the first time twice, or written a second time.
     #[error(
-        "touch {index}, of guest page {page:#x}, is no first touch and no first write after a read"
+        "touch {index}, of guest page {page:#x}, is neither a first touch nor a first write after a read"
     )]
     Repeated {
         /// Index of the touch.
@@ -132,11 +133,12 @@ pub enum TraceError {
 }
 
 impl Trace {
-    /// A trace of touches in memory of this layout, whose zero pages (image pages) are in `zero_map`.
+    /// A trace of touches in memory of this layout, whose zero pages (image pages) are in
+    /// `zero_map`.
     ///
     /// # Errors
-    /// [`TraceError`]: every page lies in memory, is touched first once, and written later at most once, after a
-    /// first read.
+    /// [`TraceError`] unless every page is in guest memory, has one first touch, and at most one
+    /// later write, after a first read.
     pub fn new(
         origin: TraceOrigin,
         layout: MemoryLayout,
@@ -166,10 +168,10 @@ impl Trace {
         Ok(Self { origin, layout, zero_map, touches, free: None })
     }
 
-    /// The same trace, and the image pages that the guest's allocator held free at the freeze.
+    /// The trace with the image pages that the guest's allocator held free at the freeze.
     ///
     /// # Errors
-    /// [`TraceError::FreeSet`] where it is the set of another memory.
+    /// [`TraceError::FreeSet`] where the set belongs to another memory.
     pub fn with_free(mut self, free: PageSet) -> Result<Self, TraceError> {
         let memory = self.layout.pages();
         if free.pages() != memory {
@@ -179,7 +181,7 @@ impl Trace {
         Ok(self)
     }
 
-    /// Where the trace comes from.
+    /// The origin of the trace.
     #[must_use]
     pub fn origin(&self) -> &TraceOrigin {
         &self.origin
@@ -197,8 +199,8 @@ impl Trace {
         &self.zero_map
     }
 
-    /// The image pages that the guest's allocator held free at the freeze: a guest does not need what they hold. `None` where
-    /// that is not known.
+    /// The image pages that the guest's allocator held free at the freeze: the guest does not use
+    /// their contents. `None` where they are unknown.
     #[must_use]
     pub fn free(&self) -> Option<&PageSet> {
         self.free.as_ref()
@@ -210,20 +212,20 @@ impl Trace {
         &self.touches
     }
 
-    /// How many pages were touched.
+    /// The number of touched pages.
     #[must_use]
     pub fn touched_pages(&self) -> u64 {
         self.touches.iter().filter(|touch| touch.access != Access::LaterWrite).count() as u64
     }
 
-    /// How many pages were written.
+    /// The number of written pages.
     #[must_use]
     pub fn written_pages(&self) -> u64 {
         self.touches.iter().filter(|touch| touch.access != Access::Read).count() as u64
     }
 }
 
-/// The image page of a guest page; `None` where no memory is.
+/// The image page of a guest page; `None` outside guest memory.
 fn image_page(layout: &MemoryLayout, page: u64) -> Option<u64> {
     let address = page.checked_mul(PAGE_SIZE)?;
     layout.image_offset(address).map(|offset| offset / PAGE_SIZE)

@@ -69,7 +69,7 @@ fn a_zero_map_of_another_memory_is_refused() {
 }
 
 #[test]
-fn a_damaged_file_is_refused_wherever_the_damage_is() {
+fn a_file_with_any_damaged_byte_is_refused() {
     let file = trace(vec![touch(5, Access::Read)]).unwrap().encode().unwrap();
     for at in 0..file.len() {
         let mut damaged = file.clone();
@@ -90,7 +90,7 @@ fn a_free_set_of_another_memory_is_refused() {
     assert_eq!(refused, Err(TraceError::FreeSet { free: 1, memory: PAGES }));
 }
 
-/// The file with this version, and what `change` makes of its body.
+/// The file with this version and a body changed by `change`.
 fn changed(file: &[u8], version: u8, change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut body = Vec::new();
     let mut decoder = flate2::read::DeflateDecoder::new(&file[16..]);
@@ -110,9 +110,9 @@ fn file_of(version: u8, body: &[u8]) -> Vec<u8> {
     file
 }
 
-/// Its body ended with the columns.
+/// The body of the first version ends with the columns.
 #[test]
-fn a_file_of_the_first_version_is_read_and_says_nothing_of_free_pages() {
+fn a_file_of_the_first_version_has_no_free_pages() {
     let trace = trace(vec![touch(5, Access::Read)]).unwrap();
     let first = changed(&trace.encode().unwrap(), 1, |body| assert_eq!(body.pop(), Some(0)));
     let decoded = Trace::decode(&first).unwrap();
@@ -131,7 +131,7 @@ fn a_free_set_that_does_not_fit_the_memory_or_is_missing_is_refused() {
     assert!(matches!(Trace::decode(&short), Err(DecodeTraceError::Columns(_))));
 }
 
-/// Touches of different pages, in any order, with what may follow them.
+/// Touches of different pages, in any order, some with a later write.
 fn touches() -> impl Strategy<Value = Vec<Touch>> {
     let by = prop_oneof![Just(Toucher::Instruction), Just(Toucher::Walk), Just(Toucher::Device)];
     let leaf = prop_oneof![Just(Leaf::Size4K), Just(Leaf::Size2M), Just(Leaf::Size1G)];
@@ -155,7 +155,7 @@ fn touches() -> impl Strategy<Value = Vec<Touch>> {
 
 proptest! {
     #[test]
-    fn a_file_gives_the_trace_back(
+    fn a_trace_survives_its_file(
         touches in touches(),
         zero in proptest::collection::vec(0..PAGES, 0..200),
         free in proptest::option::of(proptest::collection::vec(0..PAGES, 0..200)),

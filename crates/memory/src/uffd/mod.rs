@@ -1,16 +1,19 @@
 //! userfaultfd: page faults on registered memory as messages, and the calls that resolve them.
 //!
-//! A thin layer over the kernel's interface (`Documentation/admin-guide/mm/userfaultfd.rst`, ioctl_userfaultfd(2)).
-//! It adds checked features, errors that name the address, and messages as values. It applies to any memory;
-//! [`GuestMemory::register`](crate::GuestMemory::register) registers guest memory.
+//! A thin layer over the kernel's interface (`Documentation/admin-guide/mm/userfaultfd.rst`,
+//! ioctl_userfaultfd(2)). It adds checked features, errors that name the address, and messages as
+//! values. It applies to any memory; [`GuestMemory::register`](crate::GuestMemory::register)
+//! registers guest memory.
 //!
 //! The [pager](crate::pager) uses missing pages, their removal, copies, zeros and poison. The
-//! [recorder](crate::recorders) of faults also uses write protection and thread ids, and the recorder of written pages uses
-//! asynchronous write protection, which the kernel lifts itself. Minor faults and [`Uffd::map_present`] (`UFFDIO_CONTINUE`) have no user in firn:
-//! they are for shared memory that another process fills.
+//! [recorder](crate::recorders) of faults also uses write protection and thread ids, and the
+//! recorder of written pages uses asynchronous write protection, which the kernel lifts itself.
+//! Minor faults and [`Uffd::map_present`] (`UFFDIO_CONTINUE`) have no user in firn: they are for
+//! shared memory that another process fills.
 //!
-//! A thread that faults on registered memory sleeps until its fault is resolved, unless a signal wakes it; the same
-//! fault may then be reported twice. When the [`Uffd`] is closed, sleeping threads wake and missing pages read as zeros.
+//! A thread that faults on registered memory sleeps until its fault is resolved, unless a signal
+//! wakes it; the same fault may then be reported twice. When the [`Uffd`] is closed, sleeping
+//! threads wake and missing pages read as zeros.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -52,14 +55,16 @@ bitflags! {
         const WRITE_PROTECT = UFFD_FEATURE_PAGEFAULT_FLAG_WP as u64;
         /// A fault contains the id of its thread (Linux 4.14).
         const THREAD_ID = UFFD_FEATURE_THREAD_ID as u64;
-        /// Discarded pages (`MADV_DONTNEED`) are reported; the thread that discards them waits until the report is read.
+        /// Discarded pages (`MADV_DONTNEED`) are reported; the thread that discards them waits
+        /// until the report is read.
         const REMOVE = UFFD_FEATURE_EVENT_REMOVE as u64;
-        /// Faults on pages of shared memory that are present, but not in the page tables of the thread, are reported (Linux 5.14).
+        /// Faults on pages of shared memory that are present, but not in the page tables of the
+        /// thread, are reported (Linux 5.14).
         const MINOR_SHARED = UFFD_FEATURE_MINOR_SHMEM as u64;
         /// Pages can be poisoned (Linux 6.6).
         const POISON = UFFD_FEATURE_POISON as u64;
-        /// A write to a protected page is not reported: the kernel lifts the protection and marks the page as written in the
-        /// page tables (Linux 6.7).
+        /// A write to a protected page is not reported: the kernel lifts the protection and marks
+        /// the page as written in the page tables (Linux 6.7).
         const WRITE_PROTECT_ASYNC = UFFD_FEATURE_WP_ASYNC as u64;
     }
 }
@@ -88,7 +93,8 @@ bitflags! {
     }
 }
 
-/// An event on registered memory. Addresses are those of the process that owns the memory, in bytes.
+/// An event on registered memory. Addresses are those of the process that owns the memory, in
+/// bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A thread waits for a page.
@@ -117,7 +123,8 @@ pub enum FaultKind {
     MissingWrite,
     /// A write to a write-protected page.
     WriteProtected,
-    /// The page is present, but not in the page tables of the thread: [`Uffd::map_present`] maps it.
+    /// The page is present, but not in the page tables of the thread: [`Uffd::map_present`] maps
+    /// it.
     Minor,
 }
 
@@ -143,7 +150,7 @@ pub enum UffdError {
         address: u64,
         /// Length in bytes.
         len: u64,
-        /// What the kernel said.
+        /// The error of the system call.
         source: std::io::Error,
     },
     /// Messages cannot be read.
@@ -164,7 +171,8 @@ pub enum UffdError {
         /// First byte that is not done.
         address: u64,
     },
-    /// The memory was unmapped or mapped again. Waiting threads must be woken; they then access what is mapped there.
+    /// The memory was unmapped or mapped again. Waiting threads must be woken; they then access
+    /// what is mapped there.
     #[error("the memory at {address:#x} is no longer registered with the userfaultfd")]
     Unregistered {
         /// First byte that is not done.
@@ -178,7 +186,7 @@ pub enum UffdError {
     Fill {
         /// First byte that is not done.
         address: u64,
-        /// What the kernel said.
+        /// The error of the system call.
         source: std::io::Error,
     },
     /// The protection of pages cannot be changed.
@@ -186,7 +194,7 @@ pub enum UffdError {
     Protect {
         /// First byte.
         address: u64,
-        /// What the kernel said.
+        /// The error of the system call.
         source: std::io::Error,
     },
     /// Waiting threads cannot be woken.
@@ -194,7 +202,7 @@ pub enum UffdError {
     Wake {
         /// First byte.
         address: u64,
-        /// What the kernel said.
+        /// The error of the system call.
         source: std::io::Error,
     },
 }
@@ -224,14 +232,15 @@ impl Uffd {
         let agreed = unsafe { call::<UFFDIO_API, _>(&fd, &mut api) };
         match agreed {
             Ok(()) => Ok(Self { fd }),
-            // The kernel refuses the call when it lacks any feature, and does not return its own features: a second call does.
+            // The kernel refuses the call when it lacks any feature, and does not return its own
+            // features: a second call does.
             Err(Errno::INVAL) => Err(UffdError::Features { missing: features - offered()? }),
             Err(errno) => Err(UffdError::Open(errno.into())),
         }
     }
 
-    /// Takes over a userfaultfd that another process has opened and registered its memory with. Addresses and features are those
-    /// of that process.
+    /// Takes over a userfaultfd that another process has opened and registered its memory with.
+    /// Addresses and features are those of that process.
     ///
     /// # Errors
     /// [`UffdError::Open`] when it cannot be made non-blocking.
@@ -248,7 +257,8 @@ impl Uffd {
     /// No Rust reference points into the range: its contents may change at any time.
     ///
     /// # Errors
-    /// [`UffdError::Register`]: not whole pages, not mapped, or memory of a kind that cannot be registered.
+    /// [`UffdError::Register`]: not whole pages, not mapped, or memory of a kind that cannot be
+    /// registered.
     pub unsafe fn register(&self, range: Range<u64>, mode: RegisterMode) -> Result<(), UffdError> {
         let mut value = uffdio_register { range: span(&range), mode: mode.bits(), ioctls: 0 };
         // SAFETY: the value is what UFFDIO_REGISTER takes; the caller answers for the range.
@@ -277,8 +287,8 @@ impl Uffd {
     /// Fills whole missing pages with bytes, and wakes the threads that wait for them.
     ///
     /// # Errors
-    /// [`UffdError::Changing`], [`UffdError::Present`], [`UffdError::Unregistered`], [`UffdError::Fill`]: pages before the
-    /// address are done; [`UffdError::ProcessEnded`].
+    /// [`UffdError::Changing`], [`UffdError::Present`], [`UffdError::Unregistered`],
+    /// [`UffdError::Fill`]: pages before the address are done; [`UffdError::ProcessEnded`].
     pub fn copy(&self, address: u64, bytes: &[u8], fill: Fill) -> Result<(), UffdError> {
         let (source, len) = (bytes.as_ptr().addr() as u64, bytes.len() as u64);
         until_full(address, len, |done| {
@@ -289,14 +299,16 @@ impl Uffd {
                 mode: fill.bits(),
                 copy: 0,
             };
-            // SAFETY: the value is what UFFDIO_COPY takes, and its source lies in `bytes`; the kernel fills missing pages
-            // of registered ranges alone, into which no references point.
+            // SAFETY: the value is what UFFDIO_COPY takes, and its source lies in `bytes`; the
+            // kernel fills missing pages of registered ranges alone, into which no references
+            // point.
             let copied = unsafe { call::<UFFDIO_COPY, _>(&self.fd, &mut value) };
             (value.copy, copied)
         })
     }
 
-    /// Fills missing pages with zeros, which use no DRAM until they are written, and wakes the threads that wait for them.
+    /// Fills missing pages with zeros, which use no DRAM until they are written, and wakes the
+    /// threads that wait for them.
     ///
     /// # Errors
     /// As [`Uffd::copy`].
@@ -311,7 +323,8 @@ impl Uffd {
         })
     }
 
-    /// Maps present pages of shared memory in the page tables, and wakes the threads that wait for them.
+    /// Maps present pages of shared memory in the page tables, and wakes the threads that wait for
+    /// them.
     ///
     /// # Errors
     /// As [`Uffd::copy`].
@@ -320,14 +333,15 @@ impl Uffd {
         until_full(start, len, |done| {
             let range = uffdio_range { start: start + done, len: len - done };
             let mut value = uffdio_continue { range, mode: 0, mapped: 0 };
-            // SAFETY: the value is what UFFDIO_CONTINUE takes; it maps the bytes that the memory's file already holds.
+            // SAFETY: the value is what UFFDIO_CONTINUE takes; it maps the bytes that the memory's
+            // file already holds.
             let mapped = unsafe { call::<UFFDIO_CONTINUE, _>(&self.fd, &mut value) };
             (value.mapped, mapped)
         })
     }
 
-    /// Poisons missing pages, and wakes the threads that wait for them: every later access ends in SIGBUS, or in the error EFAULT of
-    /// a system call.
+    /// Poisons missing pages, and wakes the threads that wait for them: every later access ends in
+    /// SIGBUS, or in the error EFAULT of a system call.
     ///
     /// # Errors
     /// As [`Uffd::copy`].
@@ -336,13 +350,15 @@ impl Uffd {
         until_full(start, len, |done| {
             let range = uffdio_range { start: start + done, len: len - done };
             let mut value = uffdio_poison { range, mode: 0, updated: 0 };
-            // SAFETY: the value is what UFFDIO_POISON takes; pages that are missing become unusable, no others.
+            // SAFETY: the value is what UFFDIO_POISON takes; pages that are missing become
+            // unusable, no others.
             let poisoned = unsafe { call::<UFFDIO_POISON, _>(&self.fd, &mut value) };
             (value.updated, poisoned)
         })
     }
 
-    /// Write-protects present pages, or lifts the protection and wakes the threads that wait for it.
+    /// Write-protects present pages, or lifts the protection and wakes the threads that wait for
+    /// it.
     ///
     /// # Errors
     /// [`UffdError::Changing`], [`UffdError::Protect`].
@@ -397,8 +413,9 @@ fn span(range: &Range<u64>) -> uffdio_range {
     uffdio_range { start: range.start, len: range.end.saturating_sub(range.start) }
 }
 
-/// Repeats an operation that may stop early, until all bytes are done. The operation takes the number of bytes done so far and
-/// returns how many more it did. The kernel returns EAGAIN for an early stop, and the cause of the stop on the next call.
+/// Repeats an operation that may stop early, until all bytes are done. The operation takes the
+/// number of bytes done so far and returns how many more it did. The kernel returns EAGAIN for an
+/// early stop, and the cause of the stop on the next call.
 fn until_full(
     address: u64,
     len: u64,

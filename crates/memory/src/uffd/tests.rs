@@ -19,7 +19,7 @@ fn registered(features: Features) -> (GuestMemory, Uffd, u64) {
     (memory, uffd, base)
 }
 
-/// The next event, waited for.
+/// Waits for the next event.
 fn next(uffd: &Uffd) -> Event {
     loop {
         if let Some(event) = uffd.events().unwrap().into_iter().next() {
@@ -34,7 +34,7 @@ fn thread_id() -> u32 {
 }
 
 #[test]
-fn a_read_then_a_write_are_two_faults_of_the_thread_that_touches() {
+fn a_read_and_then_a_write_are_two_faults_of_the_accessing_thread() {
     let (memory, uffd, base) = registered(ALL);
     let view = memory.vm_memory();
     std::thread::scope(|scope| {
@@ -59,7 +59,7 @@ fn a_read_then_a_write_are_two_faults_of_the_thread_that_touches() {
 }
 
 #[test]
-fn a_first_write_is_told_from_a_read_and_wakes_when_asked_to() {
+fn a_first_write_is_reported_as_a_write_and_woken_on_request() {
     let (memory, uffd, base) = registered(Features::empty());
     let view = memory.vm_memory();
     std::thread::scope(|scope| {
@@ -75,7 +75,7 @@ fn a_first_write_is_told_from_a_read_and_wakes_when_asked_to() {
 }
 
 #[test]
-fn zeros_fill_pages_and_a_page_that_is_there_stays_as_it_is() {
+fn zeros_fill_missing_pages_and_present_pages_are_unchanged() {
     let (memory, uffd, base) = registered(ALL);
     uffd.copy(base + PAGE_SIZE, &[3; 4096], Fill::empty()).unwrap();
     let refused = uffd.zero(base..base + 3 * PAGE_SIZE).unwrap_err();
@@ -91,7 +91,7 @@ fn zeros_fill_pages_and_a_page_that_is_there_stays_as_it_is() {
 }
 
 #[test]
-fn pages_that_are_given_back_are_reported_and_missing_again() {
+fn discarded_pages_are_reported_and_missing_again() {
     let (memory, uffd, base) = registered(ALL);
     uffd.copy(base, &[3; 4096], Fill::empty()).unwrap();
     std::thread::scope(|scope| {
@@ -108,30 +108,30 @@ fn pages_that_are_given_back_are_reported_and_missing_again() {
 }
 
 #[test]
-fn what_cannot_be_done_names_the_address() {
+fn errors_name_the_address() {
     let uffd = Uffd::open(ALL).unwrap();
-    // SAFETY: nothing is mapped there, which the kernel says.
+    // SAFETY: nothing is mapped there, so the kernel returns an error.
     let refused = unsafe { uffd.register(4096..8192, BOTH) }.unwrap_err();
-    assert_eq!(refused.to_string(), "registering 4096 bytes at 0x1000 with a userfaultfd");
+    assert_eq!(refused.to_string(), "cannot register 4096 bytes at 0x1000 with a userfaultfd");
     let refused = uffd.copy(1 << 20, &[0; 4096], Fill::empty()).unwrap_err();
     assert!(matches!(refused, UffdError::Unregistered { address: 0x10_0000 }), "{refused}");
 }
 
 #[test]
-fn a_feature_that_no_kernel_has_is_named() {
+fn an_unsupported_feature_is_named() {
     let unknown = Features::from_bits_retain(1 << 63);
     let refused = Uffd::open(ALL | unknown).unwrap_err();
     assert!(matches!(refused, UffdError::Features { missing } if missing == unknown), "{refused}");
 }
 
 #[test]
-fn a_poisoned_page_is_an_error_for_whoever_touches_it() {
+fn an_access_to_a_poisoned_page_is_an_error() {
     let (memory, uffd, base) = registered(Features::POISON);
     uffd.copy(base, &[3; 4096], Fill::empty()).unwrap();
     uffd.poison(base + PAGE_SIZE..base + 2 * PAGE_SIZE).unwrap();
     let refused = uffd.poison(base..base + PAGE_SIZE).unwrap_err();
     assert!(matches!(refused, UffdError::Present { address } if address == base), "{refused}");
-    // The kernel touches it here, so that it is an error and not a signal.
+    // A system call accesses it, which returns an error where a thread would receive a signal.
     let view = memory.vm_memory();
     let mut file = tempfile::tempfile().unwrap();
     view.write_volatile_to(GuestAddress(0), &mut file, 4096).unwrap();
@@ -139,7 +139,7 @@ fn a_poisoned_page_is_an_error_for_whoever_touches_it() {
 }
 
 #[test]
-fn shared_pages_that_are_there_are_mapped_when_they_are_touched() {
+fn present_shared_pages_are_mapped_on_a_minor_fault() {
     use rustix::fs::{MemfdFlags, memfd_create};
     use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
     use std::os::unix::fs::FileExt;
@@ -168,7 +168,7 @@ fn shared_pages_that_are_there_are_mapped_when_they_are_touched() {
 }
 
 #[test]
-fn one_that_another_opened_is_taken_over() {
+fn a_userfaultfd_of_another_owner_is_taken_over() {
     let (memory, uffd, base) = registered(Features::empty());
     let taken = Uffd::of(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
     drop(uffd);

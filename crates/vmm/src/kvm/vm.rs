@@ -130,7 +130,7 @@ impl Vm {
     /// memory does not [track writes](GuestMemory::track_writes). All vCPUs are paused.
     pub(crate) fn written(&self) -> Result<Option<PageSet>, VmError> {
         if self.memory.tracks_writes() {
-            self.memory.note_written(&self.log()?);
+            self.memory.mark_written(&self.log()?);
         }
         Ok(self.memory.written())
     }
@@ -143,7 +143,7 @@ impl Vm {
         if !self.memory.tracks_writes() {
             return Ok(index::build(kvm, vcpu, self.memory.indexed()));
         }
-        self.memory.note_written(&self.log()?);
+        self.memory.mark_written(&self.log()?);
         let index = index::build(kvm, vcpu, self.memory.indexed());
         self.log()?;
         Ok(index)

@@ -1,11 +1,12 @@
-//! The offsets that a program at the kernel's function `filemap_add_folio` reads from, which differ between kernels. They come from
-//! the kernel's own description of its types (BTF).
+//! The offsets that a program at the kernel's function `filemap_add_folio` reads from, which differ
+//! between kernels. They come from the kernel's own description of its types (BTF).
 
 use btfparse::{Integer32Value, Offset, Readable, TypeInformation, TypeVariant};
 
 const KERNEL: &str = "/sys/kernel/btf/vmlinux";
-/// `int filemap_add_folio(struct address_space *mapping, struct folio *folio, pgoff_t index, gfp_t gfp)`, of every kernel since
-/// 5.16. The program's context holds the arguments and then the result, 8 bytes each.
+/// `int filemap_add_folio(struct address_space *mapping, struct folio *folio, pgoff_t index, gfp_t
+/// gfp)`, of every kernel since 5.16. The program's context holds the arguments and then the
+/// result, 8 bytes each.
 const FUNCTION: &str = "filemap_add_folio";
 const ARGUMENTS: [&str; 4] = ["mapping", "folio", "index", "gfp"];
 

@@ -8,7 +8,8 @@ const ENUM: u32 = 6;
 const FUNC: u32 = 12;
 const FUNC_PROTO: u32 = 13;
 
-/// A description of types, as the kernel lays it out (Documentation/bpf/btf.rst). Types count from 1.
+/// A description of types in the format of the kernel (Documentation/bpf/btf.rst). Types are
+/// numbered from 1.
 struct Description {
     types: Vec<u32>,
     names: Vec<u8>,
@@ -21,7 +22,8 @@ impl Description {
         if name.is_empty() { 0 } else { at }
     }
 
-    /// `size` is a type's number, for kinds that have one. Of each member: name and two numbers, or one.
+    /// `size` is the size or the type's number, depending on the kind. Each member has a name and
+    /// one or two numbers.
     fn add(&mut self, kind: u32, name: &str, size: u32, members: &[(&str, &[u32])]) {
         let vlen = u32::try_from(members.len()).unwrap();
         let record = [self.name(name), kind << 24 | vlen, size];
@@ -43,13 +45,13 @@ impl Description {
     }
 }
 
-/// A kernel with these arguments of the function and this name of what holds a folio's order.
+/// A kernel with these arguments of the function and this name of the field with a folio's order.
 fn kernel(arguments: [&str; 4], order: &str) -> Vec<u8> {
     let mut kernel = Description { types: Vec::new(), names: vec![0] };
     kernel.add(INT, "unsigned long", 8, &[]);
     kernel.types.push(64);
     kernel.add(PTR, "", 4, &[]);
-    // 3: a variable's type of the same name as a structure.
+    // 3: a typedef with the name of a structure.
     kernel.add(ENUM, "folio", 4, &[("SOMETHING", &[5])]);
     kernel.add(STRUCT, "address_space", 16, &[("host", &[6, 0]), ("a_ops", &[2, 64])]);
     kernel.add(STRUCT, "super_block", 24, &[("s_list", &[1, 0]), ("s_dev", &[1, 128])]);
@@ -69,7 +71,7 @@ fn kernel(arguments: [&str; 4], order: &str) -> Vec<u8> {
 }
 
 #[test]
-fn fields_are_found_where_the_kernel_has_them() {
+fn offsets_are_read_from_the_description() {
     let expected = AddFolio {
         id: 12,
         inode: 0,
@@ -86,7 +88,7 @@ fn fields_are_found_where_the_kernel_has_them() {
 }
 
 #[test]
-fn another_function_or_another_folio_is_not_guessed_at() {
+fn a_different_function_or_folio_is_refused() {
     assert_eq!(AddFolio::of(kernel(["folio", "mapping", "index", "gfp"], "_flags_1")), None);
     assert_eq!(AddFolio::of(kernel(ARGUMENTS, "_order")), None);
     let whole = kernel(ARGUMENTS, "_flags_1");

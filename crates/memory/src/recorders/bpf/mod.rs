@@ -1,10 +1,11 @@
 //! A BPF program that records when each page of one file enters the page cache.
 //!
-//! SnapBPF (3.1) hooks the kernel where it adds pages to the page cache. Here the program runs at the end of the function
-//! `filemap_add_folio` (fexit) where the kernel allows it, and otherwise at the tracepoint
-//! `filemap:mm_filemap_add_to_page_cache` inside that function. The program has some thirty instructions and is assembled here,
-//! so firn needs neither a compiler for BPF nor a library that loads its output. Its map is an array with an entry for each page
-//! of the file: the time of the first entry and, in the lowest bits, the order of the folio that starts at the page.
+//! SnapBPF (3.1) hooks the kernel where it adds pages to the page cache. Here the program runs at
+//! the end of the function `filemap_add_folio` (fexit) where the kernel allows it, and otherwise at
+//! the tracepoint `filemap:mm_filemap_add_to_page_cache` inside that function. The program has some
+//! thirty instructions and is assembled here, so firn needs neither a compiler for BPF nor a
+//! library that loads its output. Its map is an array with an entry for each page of the file: the
+//! time of the first entry and, in the lowest bits, the order of the folio that starts at the page.
 
 mod kernel_types;
 mod program;
@@ -117,8 +118,8 @@ pub(super) enum Hook {
 }
 
 impl Hook {
-    /// Chooses the function where the kernel allows it, otherwise the tracepoint. The page cache must not hold pages of the file;
-    /// its first page may be cached afterwards.
+    /// Chooses the function where the kernel allows it, otherwise the tracepoint. The page cache
+    /// must not hold pages of the file; its first page may be cached afterwards.
     pub(super) fn find(file: &File) -> Result<Self, BpfError> {
         let function = AddFolio::find().map(Self::Function);
         match function.filter(|function| function.sees_a_fault(file).is_ok_and(|seen| seen)) {
@@ -127,8 +128,8 @@ impl Hook {
         }
     }
 
-    /// Whether a program at this place runs when a fault brings a page in. A kernel may refuse programs at functions, and its
-    /// compiler may have inlined the function into its callers.
+    /// Whether a program at this place runs when a fault brings a page in. A kernel may refuse
+    /// programs at functions, and its compiler may have inlined the function into its callers.
     fn sees_a_fault(&self, file: &File) -> Result<bool, BpfError> {
         let fault = || -> io::Result<()> {
             let page = Mapping::reserve(PAGE_SIZE, PAGE_SIZE)?;

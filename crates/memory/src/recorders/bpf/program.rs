@@ -6,7 +6,8 @@ use super::Hook;
 use super::kernel_types::AddFolio;
 use super::tracepoint::Tracepoint;
 
-/// The low bits of a map entry, which hold the folio's order. The others are ns of CLOCK_MONOTONIC, enough for nine years.
+/// The low bits of a map entry, which hold the folio's order. The others are ns of CLOCK_MONOTONIC,
+/// enough for nine years.
 pub(super) const ORDER_BITS: u8 = 6;
 
 // Helper functions of the kernel (linux/bpf.h).
@@ -35,7 +36,8 @@ fn load_immediate(dst: u8, src: u8, value: u64) -> [Insn; 2] {
     [insn(0x18, dst, src, 0, half([a, b, c, d])), insn(0, 0, 0, 0, half([e, f, g, h]))]
 }
 
-// Registers: 0 is the result, 1 to 5 are arguments, 6 to 9 are preserved over calls, 10 is the frame pointer.
+// Registers: 0 is the result, 1 to 5 are arguments, 6 to 9 are preserved over calls, 10 is the
+// frame pointer.
 const LDX_U8: u8 = 0x71;
 const LDX_U32: u8 = 0x61;
 const LDX_U64: u8 = 0x79;
@@ -59,7 +61,8 @@ const PSEUDO_MAP_FD: u8 = 1;
 /// A placeholder for the offset of the end of the program.
 const END: i16 = i16::MAX;
 
-/// Continues only for the file, with the page's index in register 7 and the folio's order in register 8.
+/// Continues only for the file, with the page's index in register 7 and the folio's order in
+/// register 8.
 fn at_function(at: &AddFolio, device: u32, inode: u64) -> Vec<Insn> {
     let mut program = vec![
         insn(LDX_U64, 2, 1, AddFolio::RETURNED, 0),
@@ -100,7 +103,8 @@ fn at_tracepoint(at: &Tracepoint, device: u32, inode: u64) -> Vec<Insn> {
     program
 }
 
-/// `if (page is of the file && index < pages) { entry = &map[index]; if (!*entry) *entry = now << 6 | order; }`
+/// `if (page is of the file && index < pages) { entry = &map[index]; if (!*entry) *entry = now << 6
+/// | order; }`
 pub(super) fn program(hook: &Hook, device: u32, inode: u64, pages: u32, map: RawFd) -> Vec<Insn> {
     let mut program = match hook {
         Hook::Function(function) => at_function(function, device, inode),

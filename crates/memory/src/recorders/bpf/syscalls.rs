@@ -78,8 +78,9 @@ struct LookupBatch {
 
 /// bpf(2) with attributes of a type of this module.
 fn bpf<T>(command: libc::c_int, attributes: &mut T) -> io::Result<libc::c_long> {
-    // SAFETY: the kernel reads and writes the attributes, whose size is an argument, and the buffers that they point to, which
-    // the callers keep alive and whose sizes the attributes contain.
+    // SAFETY: the kernel reads and writes the attributes, whose size is an argument, and the
+    // buffers that they point to, which the callers keep alive and whose sizes the attributes
+    // contain.
     let result = unsafe {
         libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attributes), size_of::<T>())
     };

@@ -1,4 +1,4 @@
-//! Which pages were written, for those who ask what a restore gave and not what was done with it since.
+//! The log of written pages: for the repair of replicas, and for comparisons after the guest ran.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,20 +8,21 @@ use firn_snapshot::{MemoryLayout, PageSet};
 
 use super::GuestMemory;
 
-/// The pages that were handed out for writing, a bit for each.
+/// One bit for each page that may have been written.
 #[derive(Debug)]
-pub(super) struct Written {
+pub(super) struct WriteLog {
     layout: MemoryLayout,
     words: Box<[AtomicU64]>,
 }
 
-impl Written {
+impl WriteLog {
     fn new(layout: &MemoryLayout) -> Self {
         let words = (0..layout.pages().div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
         Self { layout: layout.clone(), words }
     }
 
-    /// Marks the pages of `len` bytes at a guest-physical address. What is no guest memory is left out.
+    /// Marks the pages of `len` bytes at a guest-physical address. Addresses outside guest memory
+    /// are ignored.
     pub(super) fn mark(&self, guest_addr: u64, len: u64) {
         let end = guest_addr.saturating_add(len);
         for region in self.layout.regions() {
@@ -40,25 +41,28 @@ impl Written {
 }
 
 impl GuestMemory {
-    /// Has every write through a [view](Self::vm_memory) that is taken from now on written down, page by page.
+    /// Starts to log writes: every write through a [view](Self::vm_memory) that is taken from now
+    /// on, by page.
     pub fn track_writes(&mut self) {
-        self.written = Some(Written::new(&self.layout).into());
+        self.written = Some(WriteLog::new(&self.layout).into());
     }
 
-    /// Whether writes are written down: then KVM has to log the guest's, too.
+    /// Whether writes are logged; KVM must log the guest's writes then.
     #[must_use]
     pub fn tracks_writes(&self) -> bool {
         self.written.is_some()
     }
 
-    /// Puts down image pages that KVM says were written. Without [tracking](Self::track_writes) nothing is done.
-    pub fn note_written(&self, pages: &PageSet) {
+    /// Logs image pages that KVM reports as written. Without [tracking](Self::track_writes) nothing
+    /// is done.
+    pub fn mark_written(&self, pages: &PageSet) {
         let Some(written) = &self.written else { return };
         pages.iter().for_each(|page| written.insert(page));
     }
 
-    /// The image pages that may have been written through views, that were [noted](Self::note_written), and those that the guest
-    /// has given back: what they held is gone. `None` where that was not [asked for](Self::track_writes).
+    /// The image pages that may have been written through views, that were
+    /// [marked](Self::mark_written), and that the guest has discarded, because their contents are
+    /// lost. `None` without [tracking](Self::track_writes).
     #[must_use]
     pub fn written(&self) -> Option<PageSet> {
         let written = self.written.as_ref()?;

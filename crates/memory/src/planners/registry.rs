@@ -1,4 +1,4 @@
-//! Planners as they are written: `name[:key=value,…]`.
+//! The registry of planners by name: `name[:key=value,…]`.
 
 use std::ops::RangeInclusive;
 
@@ -12,8 +12,7 @@ use super::{
 use crate::copy_ahead::Rule;
 use crate::pager::PagerPolicy;
 
-/// A planner's name, the options it takes with their values (the first is the default), and how to make
-/// it of one value for each option.
+/// A planner's name, its options, and its constructor, which takes one value for each option.
 struct Entry {
     name: &'static str,
     options: &'static [OptionEntry],
@@ -25,17 +24,17 @@ struct OptionEntry {
     values: Values,
 }
 
-/// What an option can be.
+/// The values of an option.
 enum Values {
     /// One of these words; the first is the default.
     Words(&'static [&'static str]),
     /// A number out of a range.
     Number { default: u64, range: RangeInclusive<u64> },
-    /// A power of two up to this; 1 is the default.
-    Power { most: u64 },
+    /// A power of two up to `max`; 1 is the default.
+    Power { max: u64 },
 }
 
-/// What an option is.
+/// A value of an option.
 #[derive(Clone, Copy, PartialEq)]
 enum Value {
     Word(&'static str),
@@ -51,23 +50,23 @@ impl Values {
         }
     }
 
-    fn parse(&self, written: &str) -> Option<Value> {
+    fn parse(&self, text: &str) -> Option<Value> {
         match self {
             Self::Words(words) => {
-                words.iter().find(|word| **word == written).map(|word| Value::Word(word))
+                words.iter().find(|word| **word == text).map(|word| Value::Word(word))
             }
             Self::Number { range, .. } => {
-                let digits = written.bytes().all(|byte| byte.is_ascii_digit());
-                let number = written.parse().ok().filter(|number| digits && range.contains(number));
+                let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+                let number = text.parse().ok().filter(|number| digits && range.contains(number));
                 number.map(Value::Number)
             }
-            Self::Power { most } => Self::Number { default: 1, range: 1..=*most }
-                .parse(written)
+            Self::Power { max } => Self::Number { default: 1, range: 1..=*max }
+                .parse(text)
                 .filter(|value| matches!(value, Value::Number(n) if n.is_power_of_two())),
         }
     }
 
-    /// The values that `all` stands for: every word; of numbers, the default.
+    /// The values that `all` selects: every word; for numbers, the default.
     fn all(&self) -> Vec<Value> {
         match self {
             Self::Words(words) => words.iter().map(|word| Value::Word(word)).collect(),
@@ -76,18 +75,19 @@ impl Values {
         }
     }
 
+    /// The possible values, as text for an error.
     fn known(&self, or: &str) -> String {
         match self {
             Self::Words(words) => words.join(or),
             Self::Number { range, .. } => format!("{} to {}", range.start(), range.end()),
-            Self::Power { most } => format!("a power of two up to {most}"),
+            Self::Power { max } => format!("a power of two up to {max}"),
         }
     }
 }
 
-/// Pages that one fault brings: the papers' systems bring one.
+/// Pages that one fault fills: the papers' systems fill one.
 const GRANULE: &[OptionEntry] =
-    &[OptionEntry { key: "granule", values: Values::Power { most: PagerPolicy::MOST } }];
+    &[OptionEntry { key: "granule", values: Values::Power { max: PagerPolicy::MAX_GRANULE } }];
 
 /// The value of `granule`.
 fn granule(values: &[Value]) -> PagerPolicy {
@@ -111,7 +111,7 @@ const PLANNERS: &[Entry] = &[
         name: "faasnap",
         options: &[OptionEntry {
             key: "merge",
-            values: Values::Number { default: FaaSnap::MERGE, range: 0..=FaaSnap::MOST_MERGE },
+            values: Values::Number { default: FaaSnap::MERGE, range: 0..=FaaSnap::MAX_MERGE },
         }],
         make: |values| match values {
             [Value::Number(merge)] => Box::new(FaaSnap { merge: *merge }),
@@ -152,16 +152,16 @@ const PLANNERS: &[Entry] = &[
     },
 ];
 
-/// Why a text names no planner.
+/// Why a text does not name a planner.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ParsePlannerError {
     /// No planner has this name.
-    #[error("no planner is called {name:?}; there are: {known}")]
+    #[error("unknown planner {name:?}; use one of {known}")]
     UnknownPlanner {
         /// The name.
         name: String,
-        /// The names that exist.
+        /// The known names.
         known: String,
     },
     /// The planner has no such option.
@@ -171,11 +171,11 @@ pub enum ParsePlannerError {
         planner: &'static str,
         /// The option.
         option: String,
-        /// Its options with their values.
+        /// The known options with their values.
         known: String,
     },
-    /// The option has no such value.
-    #[error("option {option} of planner {planner} cannot be {value:?}; it can be {known}")]
+    /// The value is not valid.
+    #[error("option {option} of planner {planner} cannot be {value:?}; use {known}")]
     UnknownValue {
         /// The planner.
         planner: &'static str,
@@ -183,7 +183,7 @@ pub enum ParsePlannerError {
         option: &'static str,
         /// The value.
         value: String,
-        /// The values it can have.
+        /// The possible values.
         known: String,
     },
     /// The option is given twice.
@@ -196,15 +196,27 @@ pub enum ParsePlannerError {
     },
 }
 
-/// The planner that a text names: `firecracker`, `firecracker:readahead=off`.
+/// Returns the planner that a text names: `firecracker`, `firecracker:readahead=off`.
 ///
 /// # Errors
 ///
-/// [`ParsePlannerError`], which lists what is allowed.
-pub fn parse(written: &str) -> Result<Box<dyn Planner>, ParsePlannerError> {
-    let (name, options) = match written.split_once(':') {
+/// [`ParsePlannerError`], which lists the known names, options or values.
+///
+/// # Examples
+///
+/// ```
+/// use firn_memory::planners::parse;
+///
+/// let planner = parse("faasnap:merge=0")?;
+/// assert_eq!(planner.name(), "faasnap:merge=0");
+/// assert!(planner.uses_profile());
+/// assert!(parse("faasnap:marge=0").is_err());
+/// # Ok::<(), firn_memory::planners::ParsePlannerError>(())
+/// ```
+pub fn parse(text: &str) -> Result<Box<dyn Planner>, ParsePlannerError> {
+    let (name, options) = match text.split_once(':') {
         Some((name, options)) => (name, Some(options)),
-        None => (written, None),
+        None => (text, None),
     };
     let entry = PLANNERS.iter().find(|entry| entry.name == name).ok_or_else(|| {
         let known: Vec<_> = PLANNERS.iter().map(|entry| entry.name).collect();
@@ -226,8 +238,8 @@ pub fn parse(written: &str) -> Result<Box<dyn Planner>, ParsePlannerError> {
 
 impl Entry {
     /// The index of an option written `key=value`, and its value.
-    fn parse_option(&self, written: &str) -> Result<(usize, Value), ParsePlannerError> {
-        let (key, value) = written.split_once('=').unwrap_or((written, ""));
+    fn parse_option(&self, text: &str) -> Result<(usize, Value), ParsePlannerError> {
+        let (key, value) = text.split_once('=').unwrap_or((text, ""));
         let index = self.options.iter().position(|option| option.key == key);
         let index = index.ok_or_else(|| ParsePlannerError::UnknownOption {
             planner: self.name,
@@ -252,7 +264,8 @@ impl Entry {
         options.collect::<Vec<_>>().join(", ")
     }
 
-    /// The planner in every combination of its options' values, defaults first; numbers stay at their default.
+    /// The planner in every combination of its options' values, defaults first; numbers stay at
+    /// their default.
     fn variants(&self) -> Vec<Box<dyn Planner>> {
         let mut combinations: Vec<Vec<Value>> = vec![Vec::new()];
         for option in self.options {
@@ -268,25 +281,25 @@ impl Entry {
 
 /// Planners selected for a snapshot on this host.
 pub struct Selection {
-    /// Those that make a plan, in the order given.
+    /// The selected planners, in the order of the list.
     pub planners: Vec<Box<dyn Planner>>,
-    /// Those that `all` leaves out, with the reason.
+    /// The planners that `all` excludes, with the reason.
     pub left_out: Vec<(String, PlannerError)>,
 }
 
-/// The planners that a list names, separated by commas: `firecracker:readahead=off,dram_cached`. A part
-/// with `=` and without `:` goes on with the options of the planner before it. `all` is every planner with
-/// every word of its options that makes a plan of `input`; a planner that is named is selected even if
-/// it makes none, so that its error is seen where the plan is made.
+/// The planners of a list, separated by commas: `firecracker:readahead=off,dram_cached`. A part
+/// with `=` and without `:` is a further option of the planner before it. `all` selects every
+/// planner, with every word of its options, that returns a plan for `input`. A planner that is
+/// named is selected even if it returns none, so that its error is reported when the plan is made.
 ///
 /// # Errors
 ///
-/// [`ParsePlannerError`] of the first name that is wrong.
+/// [`ParsePlannerError`] of the first part that is not valid.
 pub fn select(list: &str, input: &PlanInput<'_>) -> Result<Selection, ParsePlannerError> {
     let mut selection = Selection { planners: Vec::new(), left_out: Vec::new() };
-    for written in split_list(list) {
-        if written != "all" {
-            selection.planners.push(parse(&written)?);
+    for name in split_list(list) {
+        if name != "all" {
+            selection.planners.push(parse(&name)?);
             continue;
         }
         for planner in PLANNERS.iter().flat_map(Entry::variants) {
