@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use zip::write::{SimpleFileOptions, ZipWriter};
 
 use crate::world::LIMIT;
-use crate::{Monitor, Ran, World, cache};
+use crate::{Monitor, Outcome, World, cache};
 
 /// A daemon in a world.
 #[derive(Debug)]
@@ -96,7 +96,7 @@ impl Daemon {
     }
 
     /// Kills it.
-    pub fn kill(mut self) -> Ran {
+    pub fn kill(mut self) -> Outcome {
         self.monitor.signal(Signal::KILL);
         self.monitor.end()
     }

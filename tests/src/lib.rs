@@ -13,18 +13,19 @@
 
 mod allocator;
 mod at_once;
+mod blocked_loader;
 mod collector;
 mod compared;
 mod daemon;
 mod frozen;
 mod function;
-mod held;
 mod monitor;
-mod ran;
+mod outcome;
 mod world;
 
 pub use allocator::{FreeLists, free_lists};
 pub use at_once::at_once;
+pub use blocked_loader::BlockedLoader;
 pub use collector::Collector;
 pub use compared::check_memory;
 pub use daemon::{Daemon, Reply, reply, zip_of, zip_of_files};
@@ -32,7 +33,6 @@ pub use frozen::{frozen, profiled, workshop};
 pub use function::{
     Function, HELLO, JSON, LIGHT, MMAP, READ_LIST, folder, together, workshop_folder,
 };
-pub use held::HeldLoader;
 pub use monitor::Monitor;
-pub use ran::Ran;
+pub use outcome::Outcome;
 pub use world::{Firn, World, cache};

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::Ran;
+use crate::Outcome;
 use crate::world::{LIMIT, code, reader, wait};
 
 /// A running monitor. Dropping it stops it with SIGTERM.
@@ -66,11 +66,11 @@ impl Monitor {
 
     /// Waits until it exits, and returns its result.
     #[track_caller]
-    pub fn end(&mut self) -> Ran {
+    pub fn end(&mut self) -> Outcome {
         let status = wait(&self.command, &mut self.child);
         let text = |thread: &mut Option<JoinHandle<String>>| thread.take().unwrap().join().unwrap();
         let (stdout, stderr) = (text(&mut self.stdout), text(&mut self.stderr));
-        Ran { command: self.command.clone(), code: code(status), stdout, stderr }
+        Outcome { command: self.command.clone(), code: code(status), stdout, stderr }
     }
 }
 

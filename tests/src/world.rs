@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::{Monitor, Ran};
+use crate::{Monitor, Outcome};
 
 /// The limit for a command, even in the lab on a busy computer.
 pub(crate) const LIMIT: Duration = Duration::from_secs(600);
@@ -77,7 +77,7 @@ impl World {
     }
 
     /// Invokes a module of the workshop with an event, in a running microVM.
-    pub fn ask_for_anything(&self, name: &str, module: &str, event: &serde_json::Value) -> Ran {
+    pub fn ask_for_anything(&self, name: &str, module: &str, event: &serde_json::Value) -> Outcome {
         let event = workshop_event(module, event);
         self.firn(["invoke", "--time-limit", "60", name, &event]).run()
     }
@@ -184,7 +184,7 @@ impl Firn {
 
     /// Runs it until it exits. A command that hangs is killed and fails the test.
     #[track_caller]
-    pub fn run(self) -> Ran {
+    pub fn run(self) -> Outcome {
         let (name, child) = self.spawn();
         finish(name, child)
     }
@@ -208,11 +208,11 @@ impl Firn {
 
 /// Reads the output of a started command, and waits until it exits.
 #[track_caller]
-fn finish(command: String, mut child: Child) -> Ran {
+fn finish(command: String, mut child: Child) -> Outcome {
     let (stdout, stderr) = (reader(child.stdout.take()), reader(child.stderr.take()));
     let status = wait(&command, &mut child);
     let (stdout, stderr) = (stdout.join().unwrap(), stderr.join().unwrap());
-    Ran { command, code: code(status), stdout, stderr }
+    Outcome { command, code: code(status), stdout, stderr }
 }
 
 /// Waits until a process exits. Kills one that hangs, and fails.

@@ -60,8 +60,8 @@ fn stopped(signal: Signal) -> (Option<i32>, String) {
         .collect();
     assert_eq!(children.len(), 1, "QEMU is firn's one child");
     kill_process(Pid::from_child(&firn), signal).unwrap();
-    let mut complaint = String::new();
-    firn.stderr.take().unwrap().read_to_string(&mut complaint).unwrap();
+    let mut error = String::new();
+    firn.stderr.take().unwrap().read_to_string(&mut error).unwrap();
     let code = firn.wait().unwrap().code();
     for child in children {
         // If firn is killed, init reaps QEMU after a moment.
@@ -70,7 +70,7 @@ fn stopped(signal: Signal) -> (Option<i32>, String) {
         }
     }
     assert_eq!(lab_files(), before);
-    (code, complaint)
+    (code, error)
 }
 
 #[test]
@@ -151,21 +151,21 @@ fn two_runs_at_once_are_separate() {
 #[test]
 #[ignore = "needs the lab: make lab-tests"]
 fn a_stopped_run_leaves_nothing() {
-    let (code, complaint) = stopped(Signal::TERM);
+    let (code, error) = stopped(Signal::TERM);
     assert_eq!(
-        (code, complaint.as_str()),
+        (code, error.as_str()),
         (Some(143), "firn: error: the lab was stopped by signal 15\n")
     );
-    let (code, complaint) = stopped(Signal::INT);
+    let (code, error) = stopped(Signal::INT);
     assert_eq!(
-        (code, complaint.as_str()),
+        (code, error.as_str()),
         (Some(130), "firn: error: the lab was stopped by signal 2\n")
     );
     let (code, _) = stopped(Signal::KILL);
     assert_eq!(code, None);
     let late = output(&["--timeout", "5", "--", "sleep", "1000"]);
     assert_eq!(late.status.code(), Some(124));
-    assert!(text(&late.stderr).contains("did not end within 5 s"), "{}", text(&late.stderr));
+    assert!(text(&late.stderr).contains("did not exit within 5 s"), "{}", text(&late.stderr));
 }
 
 /// A devdax must be mapped, so the guest's Python runs `code` on `dax`, the
@@ -202,9 +202,9 @@ fn persistent_memory_outlives_the_machine() {
 fn a_machine_that_dies_is_an_error_of_the_lab() {
     let died = output(&["--", "sh", "-c", "echo c > /proc/sysrq-trigger; sleep 1000"]);
     assert_eq!(died.status.code(), Some(125));
-    let complaint = text(&died.stderr);
-    assert!(complaint.contains("ended before the command did"), "{complaint}");
-    assert!(complaint.contains("Kernel panic - not syncing: sysrq triggered crash"), "{complaint}");
+    let error = text(&died.stderr);
+    assert!(error.contains("stopped before the command exited"), "{error}");
+    assert!(error.contains("Kernel panic - not syncing: sysrq triggered crash"), "{error}");
 }
 
 /// The lab's QEMU with nothing but a kernel, whose serial port is standard input and output.

@@ -61,7 +61,7 @@ fn events_come_from_arguments_files_and_standard_input() {
 }
 
 /// Resources that grow with every leak: of the system, and of this world.
-fn held(world: &World) -> Vec<(&'static str, Vec<String>)> {
+fn resources(world: &World) -> Vec<(&'static str, Vec<String>)> {
     let names = |folder: &str| {
         let entries = fs::read_dir(folder).unwrap();
         let mut names: Vec<String> =
@@ -88,7 +88,7 @@ fn held(world: &World) -> Vec<(&'static str, Vec<String>)> {
 fn fifty_thaws_in_a_row_answer_correctly_and_leave_nothing() {
     let snapshot = frozen(&HELLO);
     let world = World::default();
-    let before = held(&world);
+    let before = resources(&world);
     let open = || fs::read_to_string("/proc/sys/fs/file-nr").unwrap();
     let open = || open().split_whitespace().next().unwrap().parse::<i64>().unwrap();
     let space = || rustix::fs::statvfs(snapshot).unwrap().f_bfree;
@@ -102,7 +102,7 @@ fn fifty_thaws_in_a_row_answer_correctly_and_leave_nothing() {
         }
     }
     world.assert_nothing_left();
-    assert_eq!(held(&world), before);
+    assert_eq!(resources(&world), before);
     // Other programs open files and write too, but a leak in each of 40 thaws would show.
     assert!(
         open() - files_early < 40,

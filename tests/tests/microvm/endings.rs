@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use firn_run::AgentClient;
-use firn_tests::{HELLO, Monitor, Ran, World, frozen, workshop, workshop_folder};
+use firn_tests::{HELLO, Monitor, Outcome, World, frozen, workshop, workshop_folder};
 use rustix::process::Signal;
 use serde_json::json;
 
@@ -58,7 +58,7 @@ fn a_guest_that_powers_off_ends_its_monitor_with_code_0() {
 /// After a panic the error contains the end of the console, without its
 /// control characters.
 #[track_caller]
-fn reports_panic(ran: &Ran) {
+fn reports_panic(ran: &Outcome) {
     assert_eq!(ran.code, 1, "{ran:#?}");
     for words in ["firn: error: the guest reset itself", "Kernel panic", "panic_on_oom", "[31mred"]
     {

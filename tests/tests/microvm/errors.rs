@@ -14,7 +14,7 @@ fn error(world: &World, module: &str, event: &Value) -> Value {
 }
 
 #[track_caller]
-fn goes_on(world: &World) {
+fn continues(world: &World) {
     assert_eq!(world.ask("it", "never_returns", &json!({"return": true})), "returned");
 }
 
@@ -27,14 +27,14 @@ fn errors_of_functions_are_answers() {
     assert_eq!(raised["errorMessage"], "'missing'");
     let trace = raised["stackTrace"].as_array().unwrap();
     assert!(trace.last().unwrap().as_str().unwrap().contains("in inner"), "{raised}");
-    goes_on(&world);
+    continues(&world);
 
     for what in ["set", "bytes", "nan", "infinity", "loop", "nested", "key"] {
         let error = error(&world, "unserialisable", &json!(what));
         assert_eq!(error["errorType"], "Runtime.MarshalError", "{what}: {error}");
         assert!(error["errorMessage"].as_str().unwrap().len() > 20, "{what}: {error}");
     }
-    goes_on(&world);
+    continues(&world);
 
     let large = error(&world, "ten_megabytes", &json!(10 << 20));
     assert_eq!(large["errorType"], "Function.ResponseSizeTooLarge");
@@ -42,7 +42,7 @@ fn errors_of_functions_are_answers() {
     // The largest permitted answer arrives complete.
     let most = world.ask("it", "ten_megabytes", &json!(6_291_556));
     assert!(most == "x".repeat(6_291_554), "{} bytes", most.as_str().unwrap_or("").len());
-    goes_on(&world);
+    continues(&world);
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn a_function_that_ends_its_process_is_started_again() {
         let error = error(&world, "exits", &json!(how));
         assert_eq!(error["errorType"], "Runtime.ExitError", "{how}: {error}");
         assert!(error["errorMessage"].as_str().unwrap().contains(status), "{how}: {error}");
-        goes_on(&world);
+        continues(&world);
     }
 }
 
@@ -66,7 +66,7 @@ fn a_function_that_never_returns_is_stopped_at_its_time_limit() {
     let error = ran.function_error(&["timed out after 2.00 seconds"]);
     assert_eq!(error["errorType"], "Sandbox.Timedout");
     assert_eq!(ran.stderr, "waiting\n", "what it printed");
-    goes_on(&world);
+    continues(&world);
     let thaw = world.firn(["thaw", "--time-limit", "5", "--invoke", &event]).arg(workshop()).run();
     assert_eq!(thaw.function_error(&["timed out"])["errorType"], "Sandbox.Timedout");
 }
@@ -99,7 +99,7 @@ fn events_that_are_not_json_are_refused() {
     std::fs::write(&large, format!("\"{}\"", "x".repeat(6 << 20))).unwrap();
     let ran = world.firn(["invoke", "it", "@large.json"]).run();
     ran.refused(&["the event has 6291458 bytes", "at most 6291456"]);
-    goes_on(&world);
+    continues(&world);
 }
 
 #[test]

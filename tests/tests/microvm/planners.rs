@@ -9,7 +9,7 @@ use firn_base::PageRange;
 use firn_memory::page_cache::{cached, evict};
 use firn_snapshot::Snapshot;
 use firn_tests::{
-    Function, HELLO, HeldLoader, JSON, World, at_once, check_memory, free_lists, profiled,
+    BlockedLoader, Function, HELLO, JSON, World, at_once, check_memory, free_lists, profiled,
     workshop_folder,
 };
 use rustix::process::Signal;
@@ -125,7 +125,7 @@ fn no_start_and_no_answer_waits_for_a_loader() {
     let world = World::default();
     let snapshot = profiled(&HELLO);
     let thaw = || world.firn(["thaw", "--planner", "faasnap"]);
-    let held = HeldLoader::of(&snapshot.join("loading-set.img"));
+    let held = BlockedLoader::of(&snapshot.join("loading-set.img"));
     let mut serves = thaw().args(["--json", "--name", "it"]).arg(snapshot).start().ready();
     let report: Value = serde_json::from_str(&serves.first_line).unwrap();
     assert_eq!(report["loader"]["done"], false, "{report}");
@@ -136,7 +136,7 @@ fn no_start_and_no_answer_waits_for_a_loader() {
     serves.signal(Signal::TERM);
     serves.end().ok();
 
-    let held = HeldLoader::of(&snapshot.join("loading-set.img"));
+    let held = BlockedLoader::of(&snapshot.join("loading-set.img"));
     let mut answers = thaw().args(["--invoke", HELLO.input_b]).arg(snapshot).start().ready();
     assert_eq!(answers.first_line, HELLO.expected_b);
     assert!(held.holds());

@@ -120,11 +120,11 @@ fn many(world: &World, daemon: &Daemon) {
         });
     };
     round();
-    let before = Held::by(world, daemon);
+    let before = Resources::of(world, daemon);
     for _ in 0..count / ROUND - 1 {
         round();
     }
-    let after = Held::by(world, daemon);
+    let after = Resources::of(world, daemon);
     assert_eq!((after.processes, after.descriptors), (before.processes, before.descriptors));
     assert_eq!(after.files, before.files);
     // The allocator's and the log's sizes vary.
@@ -137,7 +137,7 @@ fn many(world: &World, daemon: &Daemon) {
 
 /// The resources of a daemon.
 #[derive(Debug)]
-struct Held {
+struct Resources {
     processes: usize,
     descriptors: usize,
     /// Anonymous memory, bytes.
@@ -145,8 +145,8 @@ struct Held {
     files: Vec<String>,
 }
 
-impl Held {
-    fn by(world: &World, daemon: &Daemon) -> Self {
+impl Resources {
+    fn of(world: &World, daemon: &Daemon) -> Self {
         let process = Path::new("/proc").join(daemon.pid().as_raw_nonzero().to_string());
         let status = std::fs::read_to_string(process.join("status")).unwrap();
         let anonymous = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();

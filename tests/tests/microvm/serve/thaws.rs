@@ -2,7 +2,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use firn_tests::{Daemon, HeldLoader, World, zip_of};
+use firn_tests::{BlockedLoader, Daemon, World, zip_of};
 use serde_json::json;
 
 use super::{SLEEPER, adds_up, kill, process, processes};
@@ -88,7 +88,7 @@ fn a_request_is_served_before_the_loader_is_done() {
     record.arg(event.to_string()).arg(&snapshot).run().ok();
     world.firn(["profile", "pack", "--planner", "faasnap"]).arg(&snapshot).run().ok();
 
-    let held = HeldLoader::of(&snapshot.join("loading-set.img"));
+    let held = BlockedLoader::of(&snapshot.join("loading-set.img"));
     let answer = daemon.invoke("own:1", &event);
     assert_eq!((answer.status, &answer.body), (200, &event), "{answer:?}");
     let report = answer.report();

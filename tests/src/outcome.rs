@@ -4,7 +4,7 @@ use serde_json::Value;
 
 /// A command that has exited.
 #[derive(Debug)]
-pub struct Ran {
+pub struct Outcome {
     /// The command, for messages.
     pub command: String,
     /// Its exit code; 128 + n if signal n ended it.
@@ -15,7 +15,7 @@ pub struct Ran {
     pub stderr: String,
 }
 
-impl Ran {
+impl Outcome {
     /// Its output. Fails unless its exit code is 0.
     #[track_caller]
     pub fn ok(&self) -> &str {

@@ -17,13 +17,13 @@ const EVENT: usize = 24;
 /// Blocks the reads of a file by threads named `loader` until it is dropped (permission events,
 /// fanotify(7)). Other reads pass, page faults included.
 #[derive(Debug)]
-pub struct HeldLoader {
+pub struct BlockedLoader {
     over: Arc<AtomicBool>,
     holds: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl HeldLoader {
+impl BlockedLoader {
     /// Blocks the loaders of a file.
     #[track_caller]
     pub fn of(file: &Path) -> Self {
@@ -54,7 +54,7 @@ impl HeldLoader {
     }
 }
 
-impl Drop for HeldLoader {
+impl Drop for BlockedLoader {
     fn drop(&mut self) {
         self.over.store(true, Ordering::SeqCst);
         if let Some(thread) = self.thread.take() {
