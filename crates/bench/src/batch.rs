@@ -1,59 +1,58 @@
 //! Players as processes: a batch of them starts together, and all of them must succeed.
 
 use std::collections::VecDeque;
-use std::ffi::OsString;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
+use firn_base::now_ns;
+use firn_run::monitor::{Monitor, Progress};
+use firn_run::{
+    Descriptors, HostSpec, Origin, ReplaySpec, SourceSpec, StartError, StartReport, StartSpec,
+    ThawSpec,
+};
+use firn_snapshot::Verify;
+use firn_vmm::KVM_DEVICE;
 use parking_lot::Mutex;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use thiserror::Error;
 
-use firn_base::now_ns;
-use firn_memory::prefer_as_victim;
+use crate::players::{Place, PooledPlayer};
 
-use firn_run::StartReport;
-
-/// Passes the time of the request to a process, in ns of CLOCK_MONOTONIC.
-const REQUEST_VARIABLE: &str = "FIRN_REQUEST_NS";
-/// A player prints this when it has touched its last page.
-pub(crate) const HELD: &str = "held\n";
+/// A limit for guests with Linux. Players have none.
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Why a batch is not a measurement.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BatchError {
-    /// A process cannot be started, or cannot be waited for.
-    #[error("cannot start microVM {member} of the batch")]
+    /// A microVM cannot be started.
+    #[error("cannot start microVM {instance} of the batch")]
     Start {
         /// Its number in the batch, from 1.
-        member: u32,
-        /// The error of the operating system.
-        source: io::Error,
+        instance: u32,
+        /// The reason.
+        source: Box<StartError>,
     },
     /// A microVM failed.
-    #[error("microVM {member} of the batch failed ({status}): {reason}")]
+    #[error("microVM {instance} of the batch failed")]
     Failed {
         /// Its number in the batch, from 1.
-        member: u32,
-        /// The exit status of its process.
-        status: String,
-        /// Its standard error.
-        reason: String,
+        instance: u32,
+        /// The reason.
+        source: Box<StartError>,
     },
-    /// A microVM's report is not valid.
-    #[error("microVM {member} of the batch printed no valid report")]
-    Report {
+    /// A process cannot be watched.
+    #[error("cannot watch the process of microVM {instance} of the batch")]
+    Watch {
         /// Its number in the batch, from 1.
-        member: u32,
-        /// The error in its output.
-        source: serde_json::Error,
+        instance: u32,
+        /// The error of the operating system.
+        source: io::Error,
     },
     /// A signal ended the measurement.
     #[error("ended by signal {0}")]
@@ -116,28 +115,23 @@ impl Drop for Interrupt {
     }
 }
 
-/// The processes of a batch. They are killed and waited for on drop.
-pub(crate) struct Processes<'a> {
-    pub(crate) members: VecDeque<Member>,
+/// The microVMs of a batch. They are killed and waited for on drop.
+pub(crate) struct Batch<'a> {
+    pub(crate) instances: VecDeque<Instance>,
     interrupt: &'a Interrupt,
 }
 
-/// A process, and its output.
-pub(crate) struct Member {
+/// A microVM in a process of its own.
+pub(crate) struct Instance {
     pub(crate) number: u32,
-    pub(crate) child: Child,
-    pub(crate) stdout: BufReader<ChildStdout>,
-    /// The output that was read so far.
-    pub(crate) printed: String,
+    monitor: Monitor,
+    /// Its end, if it ended before it touched its last page.
+    ended: Option<Result<Box<StartReport>, StartError>>,
 }
 
-impl Drop for Processes<'_> {
+impl Drop for Batch<'_> {
     fn drop(&mut self) {
-        for Member { child, .. } in &mut self.members {
-            // A process that has ended is only waited for.
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        self.instances.clear();
         self.interrupt.state.lock().running.clear();
     }
 }
@@ -147,8 +141,7 @@ impl Drop for Processes<'_> {
 pub(crate) struct Player<'a> {
     /// The `firn` program that it is a process of.
     pub(crate) program: &'a Path,
-    /// The arguments that name the snapshot.
-    pub(crate) snapshot: &'a [OsString],
+    pub(crate) snapshot: Place<'a>,
     pub(crate) planner: &'a str,
     /// Whether the image is in the page cache already, so that the plan's own preload is skipped.
     pub(crate) preloaded: bool,
@@ -156,39 +149,49 @@ pub(crate) struct Player<'a> {
     pub(crate) faults: bool,
 }
 
-impl<'a> Processes<'a> {
+impl Player<'_> {
+    /// Starts the microVM's process, and sends it the request. The measured time begins here.
+    fn start(&self) -> Result<Monitor, StartError> {
+        let request_ns = Some(now_ns());
+        let mut monitor = Monitor::spawn(self.program, KVM_DEVICE.as_ref())?;
+        let mut descriptors = Descriptors::default();
+        let source = match self.snapshot {
+            Place::Directory(path) => SourceSpec::directory(path, &mut descriptors),
+            Place::Pool(PooledPlayer { socket, name }) => {
+                SourceSpec::pool(socket, name, Verify::Once, &mut descriptors)
+            }
+        };
+        let thaw = ThawSpec {
+            source: source?,
+            planner: self.planner.to_owned(),
+            preloaded: self.preloaded,
+            root: None,
+            invoke: None,
+            replay: ReplaySpec { input: None, hold: true, fault_time: self.faults },
+        };
+        let spec = StartSpec::new(Origin::Thaw(thaw), HostSpec::default(), TIME_LIMIT);
+        monitor.start(StartSpec { request_ns, ..spec }, descriptors)?;
+        Ok(monitor)
+    }
+}
+
+impl<'a> Batch<'a> {
     pub(crate) fn new(interrupt: &'a Interrupt) -> Self {
-        Self { members: VecDeque::new(), interrupt }
+        Self { instances: VecDeque::new(), interrupt }
     }
 
-    /// Starts one more process, with a number from 1.
-    pub(crate) fn start(&mut self, start: Player<'_>, number: u32) -> Result<(), BatchError> {
-        let member = number;
-        let failed = |source| BatchError::Start { member, source };
-        let mut command = Command::new(start.program);
-        command.args(["thaw", "--json", "--planner", start.planner]);
-        if start.preloaded {
-            command.arg("--preloaded");
-        }
-        if start.faults {
-            command.arg("--fault-time");
-        }
-        // Each process has a group of its own. A signal from the terminal then reaches only this
-        // process, which ends them all.
-        command.args(start.snapshot).arg("--hold").process_group(0);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child =
-            command.env(REQUEST_VARIABLE, now_ns().to_string()).spawn().map_err(failed)?;
-        let process = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        let stdout = child.stdout.take().ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
-        let stdout = BufReader::new(stdout);
-        let printed = String::new();
-        let id = child.id();
-        self.members.push_back(Member { number, child, stdout, printed });
-        prefer_as_victim(id).map_err(failed)?;
+    /// Starts one more microVM, with a number from 1.
+    pub(crate) fn start(&mut self, player: Player<'_>, number: u32) -> Result<(), BatchError> {
+        let instance = number;
+        let monitor = player
+            .start()
+            .map_err(|source| BatchError::Start { instance, source: Box::new(source) })?;
+        let process = i32::try_from(monitor.pid()).ok().and_then(Pid::from_raw);
+        self.instances.push_back(Instance { number, monitor, ended: None });
         if let Some(process) = process {
-            let process = pidfd_open(process, PidfdFlags::empty());
-            self.interrupt.state.lock().running.push(process.map_err(|e| failed(e.into()))?);
+            let process = pidfd_open(process, PidfdFlags::empty())
+                .map_err(|source| BatchError::Watch { instance, source: source.into() })?;
+            self.interrupt.state.lock().running.push(process);
         }
         Ok(())
     }
@@ -205,54 +208,61 @@ pub(crate) fn run<T>(
     interrupt: &Interrupt,
     held: impl FnOnce() -> T,
 ) -> Result<(Vec<StartReport>, T), BatchError> {
-    let mut processes = Processes::new(interrupt);
+    let mut batch = Batch::new(interrupt);
     interrupt.check()?;
     for (number, player) in (1..=count).zip(players.iter().cycle()) {
-        processes.start(*player, number)?;
+        batch.start(*player, number)?;
         // A signal before this process was listed has not ended it.
         interrupt.check()?;
     }
-    for Member { number, stdout, printed, .. } in &mut processes.members {
-        let member = *number;
-        // A failed process prints nothing.
-        stdout.read_line(printed).map_err(|source| BatchError::Start { member, source })?;
+    for instance in &mut batch.instances {
+        instance.wait_until_held(None);
     }
     let held = held();
-    for Member { child, .. } in &mut processes.members {
-        drop(child.stdin.take());
+    for instance in &mut batch.instances {
+        instance.release();
     }
     let mut reports = Vec::new();
-    // Reports and errors are smaller than a pipe, so no process waits for another to be read.
-    while let Some(member) = processes.members.front_mut() {
-        reports.push(member.report());
-        processes.members.pop_front();
+    while let Some(instance) = batch.instances.pop_front() {
+        reports.push(instance.report());
     }
     interrupt.check()?;
     Ok((reports.into_iter().collect::<Result<_, _>>()?, held))
 }
 
-impl Member {
+impl Instance {
+    /// Waits until the player has touched its last page, at most for `limit`. Returns the end of a
+    /// microVM that ends before that.
+    pub(crate) fn wait_until_held(
+        &mut self,
+        limit: Option<Duration>,
+    ) -> Option<&Result<Box<StartReport>, StartError>> {
+        self.ended = match self.monitor.progress(limit) {
+            Ok(Progress::Held) => None,
+            Ok(Progress::Started(report)) => Some(Ok(report)),
+            Err(error) => Some(Err(error)),
+        };
+        self.ended.as_ref()
+    }
+
     /// Whether its process has ended, or its state is unknown.
     pub(crate) fn has_ended(&mut self) -> bool {
-        !matches!(self.child.try_wait(), Ok(None))
+        !self.monitor.is_alive()
+    }
+
+    /// Lets the player check all its memory.
+    fn release(&mut self) {
+        if self.ended.is_none() {
+            self.ended = self.monitor.release().err().map(Err);
+        }
     }
 
     /// Waits for its end.
-    pub(crate) fn report(&mut self) -> Result<StartReport, BatchError> {
-        let member = self.number;
-        let start = |source| BatchError::Start { member, source };
-        self.stdout.read_to_string(&mut self.printed).map_err(start)?;
-        let mut reason = Vec::new();
-        if let Some(stderr) = &mut self.child.stderr {
-            stderr.read_to_end(&mut reason).map_err(start)?;
-        }
-        let status = self.child.wait().map_err(start)?;
-        if !status.success() {
-            let reason = String::from_utf8_lossy(&reason).trim().to_owned();
-            return Err(BatchError::Failed { member, status: status.to_string(), reason });
-        }
-        let report = self.printed.strip_prefix(HELD).unwrap_or(&self.printed);
-        serde_json::from_str(report).map_err(|source| BatchError::Report { member, source })
+    fn report(self) -> Result<StartReport, BatchError> {
+        let Self { number: instance, mut monitor, ended } = self;
+        let ended = ended.unwrap_or_else(|| monitor.started(None));
+        let report = ended.and_then(|report| monitor.wait().map(|()| *report));
+        report.map_err(|source| BatchError::Failed { instance, source: Box::new(source) })
     }
 }
 

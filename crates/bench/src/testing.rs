@@ -1,7 +1,18 @@
 //! Helpers that tests of several modules share.
 
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio, exit};
+
 use firn_run::StartReport;
 use parking_lot::{Mutex, MutexGuard};
+use rustix::process::{Signal, getpid, kill_process};
+use serde_json::{Value, json};
 
 use crate::cache::Cache;
 use crate::host::{Host, KvmKind};
@@ -13,6 +24,75 @@ use crate::thaw::{Results, Row, RowHead, Run};
 pub(crate) fn one_at_a_time() -> MutexGuard<'static, ()> {
     static STARTING: Mutex<()> = Mutex::new(());
     STARTING.lock()
+}
+
+/// Tells a process of [`monitor_program`] its script.
+const SCRIPT: &str = "FIRN_TEST_SCRIPT";
+
+/// A program that speaks a monitor's protocol, and gets its behaviour from a shell script. `$1` of
+/// the script is the planner, `$2` the snapshot's directory, or `pool` with the name in `$3`, and
+/// `$ORDER` the request as JSON. A line `held` on its output is the event of that name: its input
+/// ends with the release. The rest of its output is the report.
+pub(crate) fn monitor_program(directory: &Path, script: &str) -> PathBuf {
+    let (path, script_path) = (directory.join("firn"), directory.join("script"));
+    fs::write(&script_path, script).unwrap();
+    let test = std::env::current_exe().unwrap();
+    let command = format!(
+        "#!/bin/sh\n{SCRIPT}={} exec {} --exact testing::a_monitor_follows_its_script --nocapture\n",
+        script_path.display(),
+        test.display()
+    );
+    fs::write(&path, command).unwrap();
+    fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+    path
+}
+
+/// The process of [`monitor_program`]; in a test run of its own it does nothing.
+#[test]
+fn a_monitor_follows_its_script() {
+    let Some(script) = std::env::var_os(SCRIPT) else { return };
+    let connection = UnixDatagram::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
+    let mut packet = vec![0; 64 << 10];
+    let len = connection.recv(&mut packet).unwrap();
+    // The first byte marks the last packet of a message.
+    let order: Value = serde_json::from_slice(&packet[1..len]).unwrap();
+    let thaw = &order["start"]["origin"]["thaw"];
+    let mut words = vec![thaw["planner"].as_str().unwrap()];
+    match (&thaw["source"]["directory"]["path"], &thaw["source"]["pool"]["name"]) {
+        (Value::String(path), _) => words.push(path),
+        (_, Value::String(name)) => words.extend(["pool", name]),
+        other => panic!("{other:?}"),
+    }
+    let mut child = Command::new("sh")
+        .arg(script)
+        .args(words)
+        .env("ORDER", order.to_string())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let send = |event: Value| {
+        let message = [&[0], event.to_string().as_bytes()].concat();
+        connection.send(&message).unwrap();
+    };
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut report = String::new();
+    stdout.read_line(&mut report).unwrap();
+    if report == "held\n" {
+        report.clear();
+        send(json!("held"));
+        connection.recv(&mut packet).unwrap();
+    }
+    drop(child.stdin.take());
+    stdout.read_to_string(&mut report).unwrap();
+    let status = child.wait().unwrap();
+    if status.success() {
+        send(json!({ "started": serde_json::from_str::<Value>(&report).unwrap() }));
+    }
+    if status.signal().is_some() {
+        kill_process(getpid(), Signal::KILL).unwrap();
+    }
+    exit(status.code().unwrap_or(1));
 }
 
 /// A report as `firn thaw --json` prints it for a player.

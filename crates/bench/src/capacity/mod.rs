@@ -176,7 +176,7 @@ pub(crate) fn fill(
                 let pack = || Ok(pack(&player.snapshot, &*parse(&planner)?)?);
                 pack().map_err(|source| FillError::Pack { planner: planner.clone(), source })?;
             }
-            let snapshot = &player.arguments(subject);
+            let snapshot = player.place(subject);
             let mut in_pool = pool.as_deref_mut().filter(|_| subject.in_pool);
             if let Some(pool) = &mut in_pool {
                 pool.settle()?;

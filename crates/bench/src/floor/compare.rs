@@ -13,6 +13,7 @@ use super::{FloorAccess, FloorError, FloorRun, run};
 use crate::batch::{self, BatchError, Interrupt, Player};
 use crate::cache::{Cache, CacheError, SnapshotFiles};
 use crate::host::Host;
+use crate::players::Place;
 use crate::stats::{Comparison, Summary};
 use firn_run::StartReport;
 
@@ -176,7 +177,7 @@ impl FloorComparison {
         batch::run(
             &[Player {
                 program: &self.program,
-                snapshot: &[self.snapshot.clone().into()],
+                snapshot: Place::Directory(&self.snapshot),
                 planner: &self.planner,
                 preloaded: false,
                 faults: false,

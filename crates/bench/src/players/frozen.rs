@@ -1,7 +1,6 @@
 //! Players that were frozen for a measurement, and the planners that thaw them.
 
-use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use firn_memory::planners::parse;
@@ -58,14 +57,19 @@ pub struct PooledPlayer {
     pub name: String,
 }
 
+/// Where the snapshot of a player is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place<'a> {
+    Directory(&'a Path),
+    Pool(&'a PooledPlayer),
+}
+
 impl FrozenPlayer {
-    /// The arguments that name the snapshot to `firn thaw`, for a subject.
-    pub(crate) fn arguments(&self, subject: &Subject) -> Vec<OsString> {
+    /// The snapshot that a subject maps.
+    pub(crate) fn place(&self, subject: &Subject) -> Place<'_> {
         match self.pooled.as_ref().filter(|_| subject.in_pool) {
-            Some(PooledPlayer { socket, name }) => {
-                vec!["--pool".into(), socket.into(), name.into()]
-            }
-            None => vec![self.snapshot.clone().into()],
+            Some(pooled) => Place::Pool(pooled),
+            None => Place::Directory(&self.snapshot),
         }
     }
 

@@ -21,6 +21,7 @@ use firn_pool::ClientError;
 use firn_snapshot::{AttachError, OpenError, OpenPooledError};
 use firn_vmm::{Destination, KVM_DEVICE};
 
+pub(crate) use frozen::Place;
 pub use frozen::{FrozenPlayer, PooledPlayer, Subject};
 pub(crate) use pool::{PoolPlayers, PoolUsage};
 pub use selection::LeftOut;

@@ -251,12 +251,11 @@ impl Session {
             }
             (grown, cached, free)
         };
-        let arguments: Vec<_> = places.iter().map(|place| place.arguments(subject)).collect();
-        let batch: Vec<Player<'_>> = arguments
+        let batch: Vec<Player<'_>> = places
             .iter()
-            .map(|snapshot| Player {
+            .map(|place| Player {
                 program: &self.program,
-                snapshot,
+                snapshot: place.place(subject),
                 planner: &subject.planner,
                 preloaded: subject.preloads,
                 faults: self.faults,

@@ -1,6 +1,5 @@
 use std::cell::RefCell;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
 use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
@@ -8,7 +7,7 @@ use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
 use super::*;
 use crate::players::PooledPlayer;
 use crate::progress::Quiet;
-use crate::testing::{REPORT, one_at_a_time};
+use crate::testing::{REPORT, monitor_program, one_at_a_time};
 
 fn subject(planner: &str) -> Subject {
     Subject { planner: planner.to_owned(), preloads: false, in_pool: false, packs: false }
@@ -21,12 +20,9 @@ fn frozen(snapshot: PathBuf) -> FrozenPlayer {
 
 /// A session with a program that prints a report, and logs planner by planner that it ran.
 fn session(directory: &std::path::Path, planners: &[&str], runs: u32, script: &str) -> Session {
-    let program = directory.join("firn");
     let log = directory.join("log");
-    let script =
-        format!("#!/bin/sh\necho $4 >> {}\n{script}\ncat <<'END'\n{REPORT}\nEND\n", log.display());
-    fs::write(&program, script).unwrap();
-    fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    let script = format!("echo $1 >> {}\n{script}\ncat <<'END'\n{REPORT}\nEND\n", log.display());
+    let program = monitor_program(directory, &script);
     let snapshot = directory.join("snapshot");
     fs::create_dir(&snapshot).unwrap();
     fs::write(snapshot.join("memory.img"), [1; 4096]).unwrap();
@@ -101,7 +97,7 @@ fn a_planner_listed_twice_is_compared_with_itself() {
 fn one_failure_leaves_no_results() {
     let _alone = one_at_a_time();
     let directory = tempfile::tempdir().unwrap();
-    let script = "[ $(wc -l < \"$5/../log\") -lt 4 ] || { echo bad page 7 >&2; exit 1; }";
+    let script = "[ $(wc -l < \"$2/../log\") -lt 4 ] || { echo bad page 7 >&2; exit 1; }";
     let session = session(directory.path(), &["p", "q"], 5, script);
     let interrupt = Interrupt::catch().unwrap();
     let error = session.run(host(directory.path()), &interrupt, &Quiet).unwrap_err();
@@ -127,7 +123,7 @@ fn nothing_to_measure_is_an_error() {
 fn microvms_of_different_snapshots_take_turns_with_them() {
     let _alone = one_at_a_time();
     let directory = tempfile::tempdir().unwrap();
-    let script = format!("echo $5 >> {}", directory.path().join("places").display());
+    let script = format!("echo $2 >> {}", directory.path().join("places").display());
     let session = session(directory.path(), &["p"], 1, &script);
     let other = directory.path().join("other");
     fs::create_dir(&other).unwrap();
@@ -148,7 +144,7 @@ fn microvms_of_different_snapshots_take_turns_with_them() {
 fn a_planner_of_a_pool_gets_the_pool_and_uses_no_page_cache() {
     let _alone = one_at_a_time();
     let directory = tempfile::tempdir().unwrap();
-    let script = format!("echo $5 $6 $7 >> {}", directory.path().join("places").display());
+    let script = format!("echo $2 $3 >> {}", directory.path().join("places").display());
     let mut session = session(directory.path(), &["p"], 1, &script);
     session.subjects.push(Subject { in_pool: true, ..subject("q") });
     session.caches = vec![Cache::Cached, Cache::Cached];
@@ -164,9 +160,8 @@ fn a_planner_of_a_pool_gets_the_pool_and_uses_no_page_cache() {
     let results = session.run(host(directory.path()), &interrupt, &Quiet).unwrap();
     let places = fs::read_to_string(directory.path().join("places")).unwrap();
     let snapshot = session.players[0].snapshot.display();
-    let pool = socket.display();
-    let of_pool = format!("--pool {pool} player\n");
-    let of_file = format!("{snapshot} --hold\n");
+    let of_pool = "pool player\n";
+    let of_file = format!("{snapshot}\n");
     assert_eq!(places, format!("{}{of_file}{of_pool}{of_file}", of_pool.repeat(2)));
     assert_eq!((session.batches(), results.warm_up), (5, 2));
     assert!(results.results.iter().all(|row| row.runs == 1));

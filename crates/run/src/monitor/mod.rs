@@ -23,7 +23,7 @@ use crate::error::StartError;
 use crate::report::StartReport;
 use crate::spec::StartSpec;
 
-pub use process::{MONITOR_COMMAND, Monitor};
+pub use process::{MONITOR_COMMAND, Monitor, Progress};
 pub use serve::serve;
 
 /// What a monitor is told.
