@@ -170,7 +170,7 @@ impl Player<'_> {
             replay: ReplaySpec { input: None, hold: true, fault_time: self.faults },
         };
         let spec = StartSpec::new(Origin::Thaw(thaw), HostSpec::default(), TIME_LIMIT);
-        monitor.start(StartSpec { request_ns, ..spec }, descriptors)?;
+        monitor.start(StartSpec { request_ns, ..spec }, &descriptors)?;
         Ok(monitor)
     }
 }
