@@ -104,7 +104,7 @@ async fn run(options: &ServeOptions, ready: impl FnOnce(SocketAddr)) -> Result<(
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
         ended = &mut serving => {
-            return ended.unwrap_or_else(|lost| Err(lost.into())).map_err(ServeError::System);
+            return ended.unwrap_or_else(|failed| Err(failed.into())).map_err(ServeError::System);
         }
     }
     tracing::info!("stopping");

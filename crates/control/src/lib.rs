@@ -1,4 +1,4 @@
-//! Functions, their versions, and the microVMs that serve their requests. This crate knows no
+//! Functions, their versions, and the microVMs that serve their requests. This crate contains no
 //! protocol.
 //!
 //! [`Control`] is the service: it creates, changes, publishes and deletes functions, and serves

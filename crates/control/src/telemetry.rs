@@ -120,8 +120,8 @@ impl Telemetry {
             // A failed thaw comes before the boot.
             if let (Some(boot), Some(load)) = (report.boot_ns, report.load_ns) {
                 let booted = started.checked_sub(Duration::from_nanos(load)).unwrap_or(queued);
-                let asked = booted.checked_sub(Duration::from_nanos(boot)).unwrap_or(queued);
-                self.part(&start, "boot", asked, booted);
+                let requested = booted.checked_sub(Duration::from_nanos(boot)).unwrap_or(queued);
+                self.part(&start, "boot", requested, booted);
                 self.part(&start, "load", booted, started);
             }
             start.span().end_with_timestamp(started);

@@ -18,7 +18,7 @@ use crate::sigv4::Credentials;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Received(pub(super) Instant);
 
-/// Adds the check of signatures, where there are credentials, and the errors for unknown paths.
+/// Adds the check of signatures, if there are credentials, and the errors for unknown paths.
 pub(crate) fn with_authorization(routes: Router, credentials: Option<Credentials>) -> Router {
     routes
         .fallback(async || ApiError::no_such_operation())

@@ -358,7 +358,11 @@ impl From<InvokeFailure> for ApiError {
             InvokeFailure::Start(_)
             | InvokeFailure::Lost(_)
             | InvokeFailure::Undelivered(_)
-            | InvokeFailure::Task(_) => Self::service(&failure, "the request was not served"),
+            | InvokeFailure::Task(_) => {
+                // The service has logged the failure.
+                let status = StatusCode::INTERNAL_SERVER_ERROR;
+                Self::new(status, "ServiceException", "the request was not served")
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What the daemon knows of a function: its name, configuration, code, image and versions.
+//! The model of a function: name, configuration, code, image and versions.
 
 mod code;
 mod configuration;

@@ -17,7 +17,7 @@ pub const LATEST: &str = "$LATEST";
 pub(crate) struct FunctionRecord {
     /// The number of the next published version.
     pub(crate) next_version: u64,
-    /// The limit of requests in flight, where the function has one.
+    /// The limit of requests in flight, if the function has one.
     pub(crate) concurrency: Option<u32>,
     /// The unpublished version.
     pub(crate) latest: Version,

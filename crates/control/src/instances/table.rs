@@ -25,7 +25,7 @@ pub(super) struct InstanceRecord {
     pub(super) version: String,
     pub(super) revision: Uuid,
     pub(super) phase: Phase,
-    /// Its process, from the first request until the microVM is told to end.
+    /// Its process, from the first request until the daemon ends the microVM.
     process: Option<u32>,
     /// Whether it has answered a request, which touches most of the pages that later requests
     /// touch.
@@ -90,7 +90,7 @@ impl InstanceTable {
         self.change(id, |record| (record.phase, record.answered) = (Phase::Idle, true));
     }
 
-    /// The microVM was told to end. Its process id is dropped, because the kernel reuses it.
+    /// The daemon ends the microVM. Its process id is dropped, because the kernel reuses it.
     pub(super) fn ending(&mut self, id: InstanceId) {
         self.change(id, |record| (record.phase, record.process) = (Phase::Ending, None));
     }
