@@ -51,6 +51,11 @@ fn cache(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
 
 #[cfg(test)]
 impl Paths {
+    /// Paths with a target folder that a test has made.
+    pub(crate) fn with_target(target: PathBuf) -> Self {
+        Self { target, ..Self::example() }
+    }
+
     /// Short paths for tests.
     pub(crate) fn example() -> Self {
         Self { root: "/r".into(), target: "/t".into(), cache: "/c".into() }

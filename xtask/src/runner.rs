@@ -144,3 +144,7 @@ fn temporary_file() -> Result<File> {
     std::fs::remove_file(&path)?;
     Ok(file)
 }
+
+#[cfg(test)]
+#[path = "runner_tests.rs"]
+mod tests;

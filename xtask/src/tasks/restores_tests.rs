@@ -1,4 +1,24 @@
-use super::{PLANNERS, SHAPES, Settings, sessions};
+use std::fs;
+use std::path::Path;
+
+use super::{PLANNERS, SHAPES, Settings, measure, sessions};
+use crate::host::Host;
+use crate::paths::Paths;
+use crate::runner::Runner;
+use crate::step::Step;
+use crate::tasks::Context;
+
+/// A program in place of firn. A measurement writes its file, except that of a trace named `bad`. A
+/// table lists its files.
+const FIRN: &str = r#"#!/bin/sh
+log=$(dirname "$0")/log
+echo "$*" >>"$log"
+case $* in
+    *"--trace bad "*) exit 1 ;;
+    "bench thaw"*) echo {} >"$4" ;;
+    "bench table"*) shift 2; echo "$#" ;;
+esac
+"#;
 
 fn lines(shapes: &str, pool: Option<&str>) -> Vec<String> {
     let settings = Settings {
@@ -62,4 +82,38 @@ fn an_unknown_shape_is_an_error() {
         error,
         "there is no shape eleven; the shapes are one, ten, different, sparse, sanitised"
     );
+}
+
+fn context(target: &Path) -> Context {
+    fs::create_dir_all(target.join("release")).unwrap();
+    // A program that this process writes is busy while another test's child inherits it.
+    let write = "printf %s \"$2\" >\"$1\"; chmod +x \"$1\"";
+    let step = Step::new("sh").args(["-c", write, "sh"]).arg(target.join("release/firn")).arg(FIRN);
+    assert!(step.succeeds().unwrap());
+    let host = Host { kvm: true, hardware: false, disk: true, root: true };
+    let paths = Paths::with_target(target.to_owned());
+    Context { runner: Runner::new(false, String::new()), host, paths }
+}
+
+#[test]
+fn a_session_with_a_result_is_not_measured_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let context = context(folder.path());
+    let mut settings = Settings {
+        out: folder.path().join("out"),
+        traces: vec!["bad".to_owned(), "json-a".to_owned()],
+        shapes: vec!["sparse".to_owned()],
+        planners: PLANNERS.to_owned(),
+        runs: "1".to_owned(),
+        runs_of_ten: "1".to_owned(),
+        pool: None,
+    };
+    let error = measure(&context, &settings).unwrap_err().to_string();
+    assert_eq!(error, "failed: bad.sparse");
+    assert_eq!(fs::read_to_string(folder.path().join("out/restores.md")).unwrap(), "1\n");
+    settings.traces.remove(0);
+    measure(&context, &settings).unwrap();
+    let log = fs::read_to_string(folder.path().join("release/log")).unwrap();
+    let thaws = log.lines().filter(|line| line.starts_with("bench thaw")).count();
+    assert_eq!((thaws, log.lines().count()), (2, 4));
 }
