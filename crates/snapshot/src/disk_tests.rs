@@ -1,9 +1,10 @@
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 
 use proptest::prelude::{any, prop_assert_eq, proptest};
 
-use super::{DiskSource, scan};
+use super::{DiskError, DiskInfo, DiskSource, scan};
 
 /// A disk whose data lies in the given ranges, as a copy-on-write device merges base and upper file.
 struct Merged {
@@ -85,4 +86,19 @@ proptest! {
         prop_assert_eq!(found, identity(&mut plain));
         prop_assert_eq!(copy == bytes, true);
     }
+}
+
+#[test]
+fn an_open_file_is_described_and_checked_like_its_path() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    std::fs::write(&path, [7; 4096]).unwrap();
+    let file = File::open(&path).unwrap();
+    let disk = DiskInfo::new("root", &path).unwrap();
+    assert_eq!(DiskInfo::of_file("root", &disk.path, &file).unwrap(), disk);
+    disk.check_file(&file).unwrap();
+    std::fs::write(&path, [8; 4096]).unwrap();
+    assert!(matches!(disk.check_file(&file), Err(DiskError::Changed { .. })));
+    let directory = File::open(dir.path()).unwrap();
+    assert!(matches!(disk.check_file(&directory), Err(DiskError::NotAFile { .. })));
 }

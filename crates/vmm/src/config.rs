@@ -60,8 +60,8 @@ pub struct HostConfig {
     pub scratch: Option<OwnedFd>,
     /// The output of the serial console.
     pub console: Console,
-    /// The VM generation id: a value that no other microVM ever had. A guest that reads a new id
-    /// knows that it is a clone. `None` for a guest without an operating system; nothing is written
+    /// The VM generation id: a value that no other microVM ever had. A new id tells a guest that it
+    /// is a clone. `None` for a guest without an operating system; nothing is written
     /// to its memory then.
     pub generation: Option<Uuid>,
     /// Register windows in addition to those of the virtio devices.

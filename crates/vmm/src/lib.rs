@@ -6,8 +6,8 @@
 //! snapshot. Other threads use it through a [`Handle`], other processes through a control socket
 //! ([`serve_control`]).
 //!
-//! The guest is hostile: the monitor validates everything that the guest writes. The monitor knows
-//! nothing of functions.
+//! The guest is hostile: the monitor validates everything that the guest writes. The crate does
+//! not depend on functions or the daemon.
 
 mod access;
 mod arch;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// A file that is open for reading, and the path that error messages and manifests give it.
+/// A file that is open for reading, and its path for error messages and manifests.
 ///
 /// Its open file description must not be shared with another process: loading a kernel moves the
 /// position in the file.

@@ -55,7 +55,7 @@ enum Stop {
     /// The thread runs.
     #[default]
     None,
-    /// The thread was asked to stop.
+    /// A stop of the thread is requested.
     Requested,
     /// The thread is stopped with these registers.
     Stopped(Box<Registers>),
@@ -100,7 +100,7 @@ pub struct FaultAttribution {
     shared: Arc<Shared>,
 }
 
-/// Controls a [`FaultAttribution`] that was given to a recorder.
+/// Controls a [`FaultAttribution`] that a recorder owns.
 pub struct AttributionControl {
     shared: Arc<Shared>,
 }

@@ -1,5 +1,5 @@
-//! KVM's own page tables, filled before the guest runs: the second index beside the host's page
-//! tables.
+//! KVM's own page tables, filled before the guest runs. They are the second index, after the host's
+//! page tables.
 
 use std::io;
 use std::os::fd::AsRawFd;

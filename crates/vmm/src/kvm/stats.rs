@@ -55,7 +55,7 @@ pub(crate) struct FaultCounts {
 pub struct KvmCounters(Vec<StatsFile>);
 
 impl KvmCounters {
-    /// Opens the statistics of a VM and its vCPUs, given by their descriptors.
+    /// Opens the statistics of a VM and its vCPUs.
     ///
     /// # Errors
     /// KVM_GET_STATS_FD fails.

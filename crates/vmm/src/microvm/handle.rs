@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use thiserror::Error;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::Microvm;
+use super::{Microvm, event};
 
 type Request = Box<dyn FnOnce(&mut Microvm) + Send>;
 
@@ -54,7 +54,7 @@ pub(super) struct Inbox {
 impl Inbox {
     pub(super) fn new() -> std::io::Result<Self> {
         let (sender, requests) = channel();
-        let doorbell = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
+        let doorbell = Arc::new(event()?);
         Ok(Self { requests, sender, doorbell })
     }
 

@@ -100,7 +100,7 @@ impl Muxer {
         all.into_iter().for_each(|ports| self.update(ports));
     }
 
-    /// Drops all connections after a reset of the driver, except those that it was not asked for
+    /// Drops all connections after a reset of the driver, except those whose request was not sent
     /// yet.
     pub(super) fn reset(&mut self) {
         self.connections.retain(|_, connection| connection.is_unknown_to_guest());

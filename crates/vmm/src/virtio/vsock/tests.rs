@@ -742,6 +742,21 @@ fn only_the_device_s_own_socket_is_removed() {
     assert!(matches!(VsockListener::bind(&long), Err(BindVsockError::Bind { .. })));
 }
 
+#[test]
+fn a_socket_that_the_caller_bound_is_used_and_not_removed() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("v");
+    let bound = UnixListener::bind(&path).unwrap();
+    let mut guest =
+        Guest::started(Vsock::new(CID, VsockListener::new(bound, path.clone()).unwrap()).unwrap());
+    let mut client = UnixStream::connect(&path).unwrap();
+    client.write_all(b"CONNECT 1024\n").unwrap();
+    guest.run();
+    assert_eq!(guest.transport().device().connections(), 1);
+    drop(guest);
+    assert!(path.exists());
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Client,
