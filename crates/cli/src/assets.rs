@@ -19,7 +19,8 @@ pub(crate) struct GuestFiles {
     /// Initramfs that sets the guest up
     #[arg(long, value_name = "FILE", default_value_os_t = guest_file("initramfs.cpio"), hide_default_value = true)]
     pub(crate) initramfs: PathBuf,
-    /// The image to run on: a name that `firn image list` shows [default: what the function's function.toml says, or base]
+    /// The image to run on: a name that `firn image list` shows [default: what the function's
+    /// function.toml says, or base]
     #[arg(long, value_name = "NAME", conflicts_with = "root", value_parser = image_name)]
     image: Option<ImageName>,
     /// Root file system, in place of an image; the guest sees it read-only
@@ -44,7 +45,8 @@ pub(crate) enum GuestFileError {
 }
 
 impl GuestFiles {
-    /// The root file system for a function; finds early what is missing, while it is known what each file is for.
+    /// The root file system for a function; finds early what is missing, while it is known what
+    /// each file is for.
     pub(crate) fn check(&self, settings: &FunctionSettings) -> Result<PathBuf, GuestFileError> {
         let image = self.image.as_ref().or(settings.image.as_ref());
         let named = match (&self.root, image) {

@@ -1,6 +1,7 @@
 //! When a request came in, in ns of CLOCK_MONOTONIC.
 
-/// Names the moment at which a request came in, by [`firn_base::now_ns`] of the process that got it.
+/// Names the moment at which a request came in, by [`firn_base::now_ns`] of the process that got
+/// it.
 pub(crate) const REQUEST_VARIABLE: &str = "FIRN_REQUEST_NS";
 
 /// When the request came in, if whoever started this process said so.

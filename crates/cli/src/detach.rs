@@ -9,10 +9,11 @@ use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// Starts this command again without `--detach`, in a session of its own, and forwards its output until it is ready or fails.
+/// Starts this command again without `--detach`, in a session of its own, and forwards its output
+/// until it is ready or fails.
 ///
-/// It is ready when it prints its first line; later output is discarded. Until then a signal to this process ends it too: no
-/// terminal reaches its session.
+/// It is ready when it prints its first line; later output is discarded. Until then a signal to
+/// this process ends it too: no terminal reaches its session.
 pub(crate) fn detach() -> anyhow::Result<ExitCode> {
     let executable = std::env::current_exe().context("cannot find the path of this program")?;
     let arguments = std::env::args_os().skip(1).filter(|argument| argument != "--detach");

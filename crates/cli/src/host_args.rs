@@ -12,7 +12,8 @@ pub(crate) struct HostArgs {
     /// The KVM device
     #[arg(long, value_name = "DEVICE", default_value = KVM_DEVICE, hide = true)]
     pub(crate) kvm: PathBuf,
-    /// Try even where the processor has no hardware virtualisation (a PVM guest kernel may run there)
+    /// Try even where the processor has no hardware virtualisation (a PVM guest kernel may run
+    /// there)
     #[arg(long)]
     pub(crate) software_kvm: bool,
 }

@@ -63,7 +63,8 @@ enum Command {
     Profile(profile::ProfileCommand),
     /// Thaw with a recorder, invoke once, and write down every page that was touched
     Record(record::RecordArgs),
-    /// Run a microVM for the process that started this one, which sends the request over standard input
+    /// Run a microVM for the process that started this one, which sends the request over standard
+    /// input
     #[command(hide = true)]
     Monitor(monitor::MonitorArgs),
     /// Serve functions behind AWS Lambda's API
@@ -82,7 +83,8 @@ enum Command {
     Bench(bench::BenchCommand),
     /// Show the whole way: boot, freeze, thaw, invoke, with every answer checked
     Demo(demo::DemoArgs),
-    /// An emulated Debian machine with real KVM and a real /dev/dax0.0, for computers that lack them
+    /// An emulated Debian machine with real KVM and a real /dev/dax0.0, for computers that lack
+    /// them
     #[command(subcommand)]
     Lab(lab::LabCommand),
 }

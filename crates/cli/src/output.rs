@@ -37,8 +37,8 @@ pub(crate) fn print_error(error: &dyn Error) {
     note(&format!("firn: error: {}", plain(&error_chain(error))));
 }
 
-/// A text without control characters other than line feeds and tabs: what a guest wrote must not reach
-/// the terminal as control sequences.
+/// A text without control characters other than line feeds and tabs: what a guest wrote must not
+/// reach the terminal as control sequences.
 pub(crate) fn plain(text: &str) -> String {
     text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
 }

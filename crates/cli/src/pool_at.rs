@@ -1,5 +1,5 @@
-//! A pool on the command line: the socket of its manager, or its medium, whose manager is started if
-//! it does not run.
+//! A pool on the command line: the socket of its manager, or its medium, whose manager is started
+//! if it does not run.
 
 use std::path::Path;
 

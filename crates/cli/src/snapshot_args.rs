@@ -17,11 +17,12 @@ use crate::pool_at;
 pub(crate) struct SnapshotArgs {
     /// Directory of the snapshot, or its name where --pool is given
     snapshot: PathBuf,
-    /// The pool that the snapshot is in: its medium, whose manager is started where none runs, or its manager's socket
+    /// The pool that the snapshot is in: its medium, whose manager is started where none runs, or
+    /// its manager's socket
     #[arg(long, value_name = "PATH")]
     pool: Option<PathBuf>,
-    /// When the bytes of a snapshot in a pool are checked: at each thaw, once for each opening of the pool's medium, or
-    /// never
+    /// When the bytes of a snapshot in a pool are checked: at each thaw, once for each opening of
+    /// the pool's medium, or never
     #[arg(long, default_value = "once", requires = "pool")]
     verify: VerifyArg,
 }
@@ -70,7 +71,8 @@ impl SnapshotArgs {
 }
 
 impl SnapshotArgs {
-    /// Puts a profile into the snapshot. In a pool, that takes a second extent until the first is not used any more.
+    /// Puts a profile into the snapshot. In a pool, that takes a second extent until the first is
+    /// not used any more.
     pub(crate) fn set_profile(&self, profile: &Profile) -> anyhow::Result<()> {
         let Some(pool) = &self.pool else {
             return Ok(firn_snapshot::set_profile(&self.snapshot, profile)?);

@@ -1,5 +1,5 @@
-//! What a user may do to profiles and packed files, through the program: each ends in a clear error or in a right replay, and the
-//! player checks every byte by itself.
+//! What a user may do to profiles and packed files, through the program: each ends in a clear error
+//! or in a right replay, and the player checks every byte by itself.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fs;
@@ -81,8 +81,9 @@ fn run(first: u64, pages: u64) -> PageRange {
     PageRange { first, pages }
 }
 
-/// Puts a profile into a container as it is: firn itself refuses to write one that is not its snapshot's. The header has 32 bytes,
-/// an entry of 24 for each of five sections, and its CRC; the profile's is the fourth section.
+/// Puts a profile into a container as it is: firn itself refuses to write one that is not its
+/// snapshot's. The header has 32 bytes, an entry of 24 for each of five sections, and its CRC; the
+/// profile's is the fourth section.
 fn forge(snapshot: &Path, profile: &Profile) {
     let file = snapshot.join("snapshot.firn");
     let bytes = fs::read(&file).unwrap();

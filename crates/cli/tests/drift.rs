@@ -1,4 +1,5 @@
-//! The planner `firn`, with the profile of another input: what it expects is corrected by the runs themselves.
+//! The planner `firn`, with the profile of another input: what it expects is corrected by the runs
+//! themselves.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 use std::io::{BufRead, BufReader};
@@ -99,7 +100,8 @@ fn the_profile_of_another_input_is_corrected_and_so_is_what_was_learnt() {
     assert!(first.predicted == 0 && first.missed > 8 && first.copied == 0, "{first:?}");
     pool.json(&["profile", "record", "--part", "writes", "--input", "json-a", "json"]);
 
-    // The profile is right of its own input from the first run on, and wrong of the other one: the report says by how much.
+    // The profile is right of its own input from the first run on, and wrong of the other one: the
+    // report says by how much.
     let own = pool.thaw("json-a");
     assert!(own.predicted > 8 && (own.missed, own.unused) == (0, 0), "{own:?}");
     let other = pool.thaw("json-b");

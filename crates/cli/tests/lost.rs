@@ -84,7 +84,8 @@ fn an_image_that_shrinks_ends_its_microvm() {
     assert!(error.contains("the host cannot provide ") && error.contains(&lost), "{error}");
 }
 
-/// A dense snapshot of a player that replays one input, with the profile of another and the file of a planner.
+/// A dense snapshot of a player that replays one input, with the profile of another and the file of
+/// a planner.
 fn packed(planner: &str, part: &str) -> (TempDir, PathBuf) {
     let folder = TempDir::new().unwrap();
     let snapshot = folder.path().join("player");
@@ -110,7 +111,8 @@ fn an_image_that_shrinks_ends_the_microvm_that_a_pager_serves() {
     }
 }
 
-/// A thread of a `firn` that is built for use ends the process when it panics; when it finds no memory, of any.
+/// A thread of a `firn` that is built for use ends the process when it panics; when it finds no
+/// memory, of any.
 #[test]
 fn a_pager_that_aborts_ends_its_microvm() {
     if !has_kvm() {

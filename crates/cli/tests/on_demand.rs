@@ -60,7 +60,8 @@ impl World {
         self.firn(&["thaw", "--pool", self.medium().to_str().unwrap(), "snow"])
     }
 
-    /// The manager on its socket, kept for as long as the client lives; started again where it has just ended.
+    /// The manager on its socket, kept for as long as the client lives; started again where it has
+    /// just ended.
     fn manager(&self) -> (Client, u32) {
         loop {
             if let Some(socket) = self.sockets().first()

@@ -350,7 +350,8 @@ fn a_medium_that_another_process_manages_is_left_alone() {
     world.ok(&["pool", "verify", "--pool", text(&medium)]);
 }
 
-/// The mappings and the descriptors of the medium that a process has: `rw-p`, `flags: 0100000` and the like.
+/// The mappings and the descriptors of the medium that a process has: `rw-p`, `flags: 0100000` and
+/// the like.
 fn holds(process: u32, medium: &Path) -> (Vec<String>, Vec<u32>) {
     let proc = PathBuf::from(format!("/proc/{process}"));
     let maps = std::fs::read_to_string(proc.join("maps")).unwrap();

@@ -1,5 +1,5 @@
-//! Work that goes on beside the guest: the steps that the plan has after the resume, and the loader. A start does not wait for
-//! it before the guest is ready or has answered.
+//! Work that goes on beside the guest: the steps that the plan has after the resume, and the
+//! loader. A start does not wait for it before the guest is ready or has answered.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -38,8 +38,9 @@ impl Background {
         self.loader.as_ref().map(Loader::begun).or(self.loaded)
     }
 
-    /// Waits for the end of all. A restore whose schedule fails is a failed restore. A failure of the loader is not: a page that
-    /// it did not load is read when it is touched ([`Background::loader_failure`]).
+    /// Waits for the end of all. A restore whose schedule fails is a failed restore. A failure of
+    /// the loader is not: a page that it did not load is read when it is touched
+    /// ([`Background::loader_failure`]).
     pub(crate) fn finish(&mut self) -> Result<(), StepError> {
         if let Some(schedule) = self.schedule.take() {
             schedule.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;

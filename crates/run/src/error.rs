@@ -12,8 +12,9 @@ use crate::session::ConsoleTail;
 
 /// Why a microVM did not start, or ended before it was to end.
 ///
-/// Variants that a caller acts on carry fields. The others carry the causes as text ([`ErrorChain`]), so that the same error
-/// reaches the command line, the daemon and a test, in one process or from another.
+/// Variants that a caller acts on carry fields. The others carry the causes as text
+/// ([`ErrorChain`]), so that the same error reaches the command line, the daemon and a test, in one
+/// process or from another.
 #[derive(Clone, Debug, Error, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

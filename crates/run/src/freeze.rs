@@ -54,8 +54,8 @@ pub struct FreezeInstanceReport {
     pub report: FreezeReport,
 }
 
-/// Freezes a running microVM. It ends with that, unless `keep` lets it run on as one that differs from the clones of its
-/// snapshot. `dense` writes zero pages too.
+/// Freezes a running microVM. It ends with that, unless `keep` lets it run on as one that differs
+/// from the clones of its snapshot. `dense` writes zero pages too.
 ///
 /// # Errors
 /// See [`FreezeInstanceError`].

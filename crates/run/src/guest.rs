@@ -12,7 +12,8 @@ use crate::life::{Mapped, Running};
 use crate::report::StartReport;
 use crate::source::Source;
 
-/// What a start reports, and what it waits for, while it goes on. Methods are called from several threads.
+/// What a start reports, and what it waits for, while it goes on. Methods are called from several
+/// threads.
 pub trait Listener: Send + Sync {
     /// The microVM is ready, has answered, or, a player, has ended with every page correct.
     fn started(&self, report: &StartReport);
@@ -26,7 +27,8 @@ pub trait Listener: Send + Sync {
 
 /// A kind of guest: what it needs of its host, and how its run goes from running vCPUs to its end.
 pub(crate) trait GuestKind: Sized {
-    /// Changes the machine before it is restored. Returns what the microVM uses of its host, and its root disk.
+    /// Changes the machine before it is restored. Returns what the microVM uses of its host, and
+    /// its root disk.
     fn prepare(
         &mut self,
         source: &Source,

@@ -161,8 +161,8 @@ impl Instances {
         let path = self.base.join(name);
         let failed = |source| ClaimError::Directory { path: path.clone(), source };
         self.managers().create().map_err(failed)?;
-        // Somebody else may look at the same stale directory meanwhile, or sweep it: then this waits
-        // for them, or makes it anew.
+        // Somebody else may look at the same stale directory meanwhile, or sweep it: then this
+        // waits for them, or makes it anew.
         let mut attempts = 0;
         loop {
             attempts += 1;
@@ -288,8 +288,9 @@ fn is_alive_or_swept(path: &Path) -> bool {
     if flock(&lock, FlockOperation::NonBlockingLockShared).is_err() {
         return true;
     }
-    // Alone, so that the name cannot be claimed meanwhile. Whoever holds the lock now sweeps, too, or
-    // claims; and a lock that is not in the directory any more is no leave to touch what is there now.
+    // Alone, so that the name cannot be claimed meanwhile. Whoever holds the lock now sweeps, too,
+    // or claims; and a lock that is not in the directory any more is no leave to touch what is
+    // there now.
     if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() && is_current(&lock, path) {
         remove(path);
     }
@@ -314,8 +315,8 @@ impl Drop for SweepAfterOwner {
     }
 }
 
-/// Removes the directory of a microVM, by whoever holds its lock. The lock goes after the sockets: from
-/// then on the name can be claimed, and what a new owner makes is not touched. What cannot be
+/// Removes the directory of a microVM, by whoever holds its lock. The lock goes after the sockets:
+/// from then on the name can be claimed, and what a new owner makes is not touched. What cannot be
 /// removed is swept by the next who looks.
 fn remove(path: &Path) {
     for file in [CONTROL, VSOCK, LOCK] {

@@ -6,10 +6,12 @@
 //! StartSpec → Source → Planned → Mapped → Restored → Running → StartReport
 //! ```
 //!
-//! - [`StartSpec`] names what to start; the descriptors that it refers to come with it as [`Descriptors`];
+//! - [`StartSpec`] names what to start; the descriptors that it refers to come with it as
+//!   [`Descriptors`];
 //! - [`Source`] is the opened snapshot, from a directory or a pool;
 //! - [`Planned`] has the plan, [`Mapped`] guest memory, [`Restored`] the machine, [`Running`] runs;
-//! - [`StartReport`] tells what was done, what it took and what it cost; [`StartError`] why it failed.
+//! - [`StartReport`] tells what was done, what it took and what it cost; [`StartError`] why it
+//!   failed.
 //!
 //! [`start()`] goes through all of them in this process. [`monitor::Monitor`] has a process of its own do it, by the same spec, with
 //! the same report and the same error. Two kinds of guest are started: Linux with firn's agent, and the [`player`].

@@ -23,7 +23,8 @@ use crate::source::Source;
 /// When a start began.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
-    /// When the process got its order, ns of CLOCK_MONOTONIC: at its first line, or on receipt of the spec in a standby monitor.
+    /// When the process got its order, ns of CLOCK_MONOTONIC: at its first line, or on receipt of
+    /// the spec in a standby monitor.
     pub begun_ns: u64,
     /// When the request came in, if known, ns of CLOCK_MONOTONIC.
     pub request_ns: Option<u64>,
@@ -163,7 +164,8 @@ impl Source {
         Ok(Planned { source: self, plan, loader, report, since: clock.since() })
     }
 
-    /// The state after the plan and its execution for a recorder, which has guest memory of its own.
+    /// The state after the plan and its execution for a recorder, which has guest memory of its
+    /// own.
     ///
     /// # Errors
     /// [`StartError::Incompatible`].
@@ -291,7 +293,8 @@ impl<'a> Restored<'a> {
 }
 
 impl Run<'_> {
-    /// Writes of the guest to sealed memory, where it ran on copies: what was expected, and what was written.
+    /// Writes of the guest to sealed memory, where it ran on copies: what was expected, and what
+    /// was written.
     pub(crate) fn writes(&self) -> Result<Option<WriteReport>, StartError> {
         let (Some(source), Some(plan)) = (self.source, &self.plan) else { return Ok(None) };
         let writes = observe(&self.memory, plan, source.snapshot(), source.grant());

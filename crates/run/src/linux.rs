@@ -130,7 +130,8 @@ pub(crate) fn serve(
 }
 
 impl Served {
-    /// Waits for the guest's agent, and gives the clone its identity. Returns when the agent answered.
+    /// Waits for the guest's agent, and gives the clone its identity. Returns when the agent
+    /// answered.
     pub(crate) fn identify(
         &self,
         limit: Duration,
@@ -230,7 +231,8 @@ impl GuestKind for Linux {
     }
 }
 
-/// Waits for the steps and the loader: other processes may rely on this one's loading, so it does not end before.
+/// Waits for the steps and the loader: other processes may rely on this one's loading, so it does
+/// not end before.
 fn finish(background: &mut Background, listener: &Arc<dyn Listener>) -> Result<(), StartError> {
     background.finish()?;
     if let Some(failure) = background.loader_failure() {
@@ -280,8 +282,8 @@ pub(crate) fn boot(
     guest.follow(Running { microvm, run }, listener).map(drop)
 }
 
-/// Refuses early what would fail late: a guest with Linux where the KVM behind `device` cannot run one. `software_kvm` lets it
-/// try without hardware virtualisation.
+/// Refuses early what would fail late: a guest with Linux where the KVM behind `device` cannot run
+/// one. `software_kvm` lets it try without hardware virtualisation.
 ///
 /// # Errors
 /// [`StartError::NoHardware`].

@@ -47,8 +47,8 @@ pub enum PoolManagerError {
     },
 }
 
-/// A connection to the manager of a pool. A manager that was started on demand runs at least as long as
-/// the connection.
+/// A connection to the manager of a pool. A manager that was started on demand runs at least as
+/// long as the connection.
 #[derive(Debug)]
 pub struct PoolManager {
     socket: PathBuf,
@@ -56,8 +56,8 @@ pub struct PoolManager {
 }
 
 impl PoolManager {
-    /// Connects to the manager of `pool`, which is a medium or a manager's socket. If no manager of a
-    /// medium runs, starts one with the firn program at `program`.
+    /// Connects to the manager of `pool`, which is a medium or a manager's socket. If no manager of
+    /// a medium runs, starts one with the firn program at `program`.
     ///
     /// # Errors
     /// See [`PoolManagerError`].

@@ -40,8 +40,9 @@ pub struct RecordedRun<'a> {
 }
 
 impl RecordedRun<'_> {
-    /// Restores the machine over `memory`, calls `begin` right before its vCPUs run, invokes, and calls `answered`; then the
-    /// microVM ends. `note` gets the errors of devices that stopped serving the guest.
+    /// Restores the machine over `memory`, calls `begin` right before its vCPUs run, invokes, and
+    /// calls `answered`; then the microVM ends. `note` gets the errors of devices that stopped
+    /// serving the guest.
     ///
     /// # Errors
     /// [`StartError`], or what `begin` or `answered` returned.

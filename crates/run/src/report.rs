@@ -19,9 +19,10 @@ pub const REPORT_VERSION: u32 = 1;
 
 /// One start of a microVM: how it was done, what it took, what it cost.
 ///
-/// The command line prints it, the daemon and its telemetry read it, the benchmark and the tests measure with it. Its JSON is
-/// that of `firn boot --json` and `firn thaw --json`. Counters are of the whole process since it began. They are read when the
-/// guest is ready, when it has answered, or, for a player, when its timed loop ends.
+/// The command line prints it, the daemon and its telemetry read it, the benchmark and the tests
+/// measure with it. Its JSON is that of `firn boot --json` and `firn thaw --json`. Counters are of
+/// the whole process since it began. They are read when the guest is ready, when it has answered,
+/// or, for a player, when its timed loop ends.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct StartReport {
     /// [`REPORT_VERSION`].
@@ -50,7 +51,8 @@ pub struct StartReport {
     pub planner: String,
     /// Times.
     pub times: StartTimes,
-    /// Verification of the bytes of a snapshot in a pool, where this start had to do it, ns; part of `load_ns`.
+    /// Verification of the bytes of a snapshot in a pool, where this start had to do it, ns; part
+    /// of `load_ns`.
     #[serde(default)]
     pub check_ns: Option<u64>,
     /// What it took to have a replica, where the planner runs on one; part of `load_ns`.
@@ -59,7 +61,8 @@ pub struct StartReport {
     /// What executing the plan did.
     #[serde(default)]
     pub execute: ExecuteReport,
-    /// What the loader did, where the plan has one. A start does not wait for it, so it may be at work still.
+    /// What the loader did, where the plan has one. A start does not wait for it, so it may be at
+    /// work still.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loader: Option<LoaderReport>,
     /// What restoring the machine did.
@@ -96,10 +99,11 @@ pub struct Replay {
 /// Times of a start, ns, in the order in which they pass.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct StartTimes {
-    /// Request to the first line of the program, or, in a standby monitor, to the receipt of the spec; where the time of the
-    /// request is known.
+    /// Request to the first line of the program, or, in a standby monitor, to the receipt of the
+    /// spec; where the time of the request is known.
     pub process_start_ns: Option<u64>,
-    /// A thaw: reading the snapshot's header, machine state and zero map, and checking that this host can run it.
+    /// A thaw: reading the snapshot's header, machine state and zero map, and checking that this
+    /// host can run it.
     #[serde(default)]
     pub load_ns: u64,
     /// Making the plan.
@@ -134,8 +138,8 @@ pub struct StartTimes {
     /// A player: running vCPUs to the store that ends the timed loop.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replay_ns: Option<u64>,
-    /// The part of `replay_ns` that the touches took beyond the time of the fastest, where the guest measured it: the time in
-    /// page faults.
+    /// The part of `replay_ns` that the touches took beyond the time of the fastest, where the
+    /// guest measured it: the time in page faults.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault_ns: Option<u64>,
     /// Request (or program start) to the last of the above.
@@ -213,7 +217,8 @@ pub struct Counters {
     pub shared_bytes: u64,
     /// Guest memory that is the pool's, a replica included, bytes: none of the microVM's DRAM.
     pub pool_bytes: u64,
-    /// Copies of chunks of the pool's extent that were made ahead for this microVM, bytes: DRAM that belongs to it alone.
+    /// Copies of chunks of the pool's extent that were made ahead for this microVM, bytes: DRAM
+    /// that belongs to it alone.
     #[serde(default)]
     pub copy_bytes: u64,
     /// Page tables of the process, bytes.

@@ -99,8 +99,9 @@ impl Drop for Interruption {
     }
 }
 
-/// Ends this process with SIGTERM once `owner` returns: the other end of what it reads was closed, so the process that
-/// started this one has ended. A process that does not follow the signal is ended all the same.
+/// Ends this process with SIGTERM once `owner` returns: the other end of what it reads was closed,
+/// so the process that started this one has ended. A process that does not follow the signal is
+/// ended all the same.
 ///
 /// # Errors
 /// [`StartError::Session`]: no thread can be started.
@@ -127,10 +128,12 @@ impl Drop for StopOnDrop {
     }
 }
 
-/// Serves a microVM in this thread and runs `lead` in another, until both are done; then calls `last` on the microVM.
+/// Serves a microVM in this thread and runs `lead` in another, until both are done; then calls
+/// `last` on the microVM.
 ///
-/// `lead` gets a handle, and whether the microVM still runs. Its error ends the microVM. Where the microVM ended first, the
-/// error is the cause of that. `note` gets the errors of devices that stopped serving the guest.
+/// `lead` gets a handle, and whether the microVM still runs. Its error ends the microVM. Where the
+/// microVM ended first, the error is the cause of that. `note` gets the errors of devices that
+/// stopped serving the guest.
 pub(crate) fn run<T: Send, E: Send + From<StartError>>(
     mut microvm: Microvm,
     control: &UnixListener,

@@ -20,10 +20,11 @@ pub struct FunctionSettings {
     pub vcpus: Option<u8>,
     /// Where it comes from, for people.
     pub source: Option<String>,
-    /// Other functions' folders, relative to this one, whose files this function has too. Of files of one name the later folder's is
-    /// taken, and this function's own before all.
+    /// Other functions' folders, relative to this one, whose files this function has too. Of files
+    /// of one name the later folder's is taken, and this function's own before all.
     pub files_of: Vec<PathBuf>,
-    /// How far a number of the answer may be off the expected one on another processor, by its key. What has none is the same everywhere.
+    /// How far a number of the answer may be off the expected one on another processor, by its key.
+    /// What has none is the same everywhere.
     pub tolerance: BTreeMap<String, f64>,
 }
 

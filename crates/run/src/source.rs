@@ -20,8 +20,8 @@ use crate::spec::SourceSpec;
 
 /// A snapshot, and what its pool granted for one start.
 ///
-/// This is the first state of a start: the next is [`Planned`](crate::Planned). Memory that is mapped from a source must not
-/// outlive it.
+/// This is the first state of a start: the next is [`Planned`](crate::Planned). Memory that is
+/// mapped from a source must not outlive it.
 pub struct Source {
     snapshot: Snapshot,
     /// What the pool granted; `None` for a snapshot in a directory.
@@ -31,8 +31,9 @@ pub struct Source {
 }
 
 impl Source {
-    /// Opens the snapshot that a spec names, for a planner: of a pool it takes what the planner maps, a replica or the sealed
-    /// extent, and a copy of the chunks that the guest is expected to write, where the planner runs on one.
+    /// Opens the snapshot that a spec names, for a planner: of a pool it takes what the planner
+    /// maps, a replica or the sealed extent, and a copy of the chunks that the guest is expected to
+    /// write, where the planner runs on one.
     ///
     /// # Errors
     /// [`StartError::Open`].
@@ -67,7 +68,8 @@ impl Source {
         Ok(Self { opening: begin.elapsed(), ..source })
     }
 
-    /// The snapshot `name` in the pool whose manager listens on `socket`, to look at: its sealed extent, without a copy.
+    /// The snapshot `name` in the pool whose manager listens on `socket`, to look at: its sealed
+    /// extent, without a copy.
     ///
     /// # Errors
     /// [`StartError::Open`].
@@ -95,9 +97,9 @@ impl Source {
         self.grant.as_ref()
     }
 
-    /// Gives back what a pool granted, once the microVM has ended: a replica with the pages that were written to it, where
-    /// they are known, and to the prediction the chunks that the run wrote. The run succeeded whether or not this does: a
-    /// failure is returned as a note.
+    /// Gives back what a pool granted, once the microVM has ended: a replica with the pages that
+    /// were written to it, where they are known, and to the prediction the chunks that the run
+    /// wrote. The run succeeded whether or not this does: a failure is returned as a note.
     pub fn give_back(
         &mut self,
         writes: Option<&WriteReport>,
@@ -142,8 +144,9 @@ fn nested_paging() -> bool {
     !matches!(Virtualization::detect(), Ok(Virtualization::Software))
 }
 
-/// Attaches a profile to a snapshot in a pool, and has the manager prepare a copy of the chunks that the profile predicts, for
-/// the next start. Returns a note where that failed: the first start then prepares the copy.
+/// Attaches a profile to a snapshot in a pool, and has the manager prepare a copy of the chunks
+/// that the profile predicts, for the next start. Returns a note where that failed: the first start
+/// then prepares the copy.
 ///
 /// # Errors
 /// [`AttachError`]; the snapshot is as it was.

@@ -16,13 +16,15 @@ use crate::error::StartError;
 use crate::function::Function;
 use crate::instance::Instance;
 
-/// Version of [`StartSpec`] and of everything else that crosses between a monitor and the process that starts it.
+/// Version of [`StartSpec`] and of everything else that crosses between a monitor and the process
+/// that starts it.
 pub const SPEC_VERSION: u32 = 1;
 
 /// A request to start one microVM.
 ///
-/// It names no file that the monitor opens for itself: what the monitor uses of the host comes as descriptors, which the spec
-/// refers to by [`Slot`]. Paths are for messages, and for sockets that guests connect to.
+/// It names no file that the monitor opens for itself: what the monitor uses of the host comes as
+/// descriptors, which the spec refers to by [`Slot`]. Paths are for messages, and for sockets that
+/// guests connect to.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StartSpec {
     /// [`SPEC_VERSION`] of the sender.
@@ -40,7 +42,8 @@ pub struct StartSpec {
 /// What a microVM uses of its host. A player uses nothing of it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct HostSpec {
-    /// Whether Linux is tried where the processor has no hardware virtualisation (a PVM guest kernel runs there).
+    /// Whether Linux is tried where the processor has no hardware virtualisation (a PVM guest
+    /// kernel runs there).
     pub software_kvm: bool,
     /// The sockets of the microVM, and the directory for its disk writes.
     pub serving: Serving,
@@ -83,7 +86,8 @@ pub struct Sockets {
     pub control: Slot,
     /// The socket for connections to the guest, listening.
     pub vsock: Slot,
-    /// The path of the latter. A guest's connection to port P of the host leads to the socket at this path with `_P` appended.
+    /// The path of the latter. A guest's connection to port P of the host leads to the socket at
+    /// this path with `_P` appended.
     pub vsock_path: PathBuf,
     /// The directory for the guest's disk writes; `None` keeps them in memory.
     pub scratch: Option<Slot>,
@@ -154,7 +158,8 @@ pub struct InvokeSpec {
 pub struct ReplaySpec {
     /// The trace, where the player has several; the first without.
     pub input: Option<String>,
-    /// Whether the player waits for its release once the last page is touched, before it checks all its memory.
+    /// Whether the player waits for its release once the last page is touched, before it checks all
+    /// its memory.
     pub hold: bool,
     /// Whether the guest measures the time in page faults, which takes some time itself.
     pub fault_time: bool,
@@ -234,7 +239,8 @@ impl StartSpec {
 }
 
 impl Sockets {
-    /// Binds the sockets of a microVM whose name the caller has claimed, and opens the directory for temporary files.
+    /// Binds the sockets of a microVM whose name the caller has claimed, and opens the directory
+    /// for temporary files.
     ///
     /// # Errors
     /// [`StartError::Host`] names what cannot be bound or opened.
@@ -254,7 +260,8 @@ impl Sockets {
 }
 
 impl HostSpec {
-    /// A microVM that claims its name itself, and whose console is copied to a file, which is created or emptied.
+    /// A microVM that claims its name itself, and whose console is copied to a file, which is
+    /// created or emptied.
     ///
     /// # Errors
     /// [`StartError::Host`]: the file cannot be created.

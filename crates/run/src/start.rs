@@ -13,7 +13,8 @@ use crate::player::{Player, traces_of};
 use crate::source::Source;
 use crate::spec::{Origin, SPEC_VERSION, StartSpec, ThawSpec};
 
-/// Starts the microVM of a spec in this process, and serves it to its end. `listener` gets the report once it is ready.
+/// Starts the microVM of a spec in this process, and serves it to its end. `listener` gets the
+/// report once it is ready.
 ///
 /// # Errors
 /// See [`StartError`]. Nothing of the microVM is left over.

@@ -33,7 +33,8 @@ const DEFAULT_MEMORY: u64 = 256 << 20;
 
 The microVM runs until it is stopped: by Ctrl-C, `firn freeze`, or its own end.")]
 pub(crate) struct BootArgs {
-    /// The function: a directory with handler.py, or one Python file; none, and the guest waits for one
+    /// The function: a directory with handler.py, or one Python file; none, and the guest waits for
+    /// one
     function: Option<PathBuf>,
     /// Name of the microVM: a-z, 0-9 and -
     #[arg(long)]
@@ -44,7 +45,8 @@ pub(crate) struct BootArgs {
     /// Number of vCPUs, 1 to 4 [default: what the function's function.toml says, or 1]
     #[arg(long, value_name = "N")]
     vcpus: Option<u8>,
-    /// The guest's processor: x86-64-v2, x86-64-v3, x86-64-v4, or host for all that this one has [default: the best of the named]
+    /// The guest's processor: x86-64-v2, x86-64-v3, x86-64-v4, or host for all that this one has
+    /// [default: the best of the named]
     #[arg(long, value_name = "MODEL")]
     cpu: Option<CpuModel>,
     /// Seconds that booting, and then loading the function, may take

@@ -27,7 +27,8 @@ pub(crate) struct FreezeArgs {
     name: String,
     /// Directory of the snapshot, or its name where --pool is given
     snapshot: PathBuf,
-    /// Freeze straight into this pool: its medium, whose manager is started where none runs, or its manager's socket
+    /// Freeze straight into this pool: its medium, whose manager is started where none runs, or its
+    /// manager's socket
     #[arg(long, value_name = "PATH")]
     pool: Option<PathBuf>,
     /// Let the microVM run on afterwards, instead of ending it

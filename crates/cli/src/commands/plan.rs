@@ -52,7 +52,8 @@ pub(crate) fn run(arguments: &PlanArgs) -> anyhow::Result<ExitCode> {
     let host = HostFacts::read()?;
     let mut image = ImageFacts::of_snapshot(snapshot, opened.grant())
         .context("cannot read how the snapshot's image is stored")?;
-    // A thaw by a planner that writes to its extent gets a replica, and one by `firn` a copy. Neither is made for a plan that is only shown.
+    // A thaw by a planner that writes to its extent gets a replica, and one by `firn` a copy.
+    // Neither is made for a plan that is only shown.
     if let Some(extent) = &mut image.extent {
         extent.replica = true;
     }

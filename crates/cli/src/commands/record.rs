@@ -1,4 +1,5 @@
-//! `firn record`: one invocation of a frozen function, with every page that it touches written down as a trace.
+//! `firn record`: one invocation of a frozen function, with every page that it touches written down
+//! as a trace.
 
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -180,7 +181,8 @@ pub(crate) fn run(arguments: &RecordArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The pages that the guest held free at the freeze. A guest whose kernel does not describe itself is recorded without.
+/// The pages that the guest held free at the freeze. A guest whose kernel does not describe itself
+/// is recorded without.
 fn free(snapshot: &Snapshot) -> anyhow::Result<Option<PageSet>> {
     match free_pages(snapshot) {
         Ok(runs) => Ok(Some(PageSet::of(&runs, snapshot.manifest().layout.pages()))),

@@ -47,7 +47,8 @@ pub(crate) struct ThawArgs {
     /// The image is in the page cache: leave out what the planner would preload
     #[arg(long, hide = true)]
     preloaded: bool,
-    /// A player: print `held` after its last touch, and check all memory once standard input is closed
+    /// A player: print `held` after its last touch, and check all memory once standard input is
+    /// closed
     #[arg(long, hide = true)]
     hold: bool,
     /// A player: measure the time in page faults too; that takes some time itself
@@ -209,7 +210,8 @@ fn print(report: &StartReport) {
         counters.guest_pages,
         counters.kvm.page_faults,
     );
-    // The first line on standard output reports that the microVM is ready. Where there is an answer, that line is the answer.
+    // The first line on standard output reports that the microVM is ready. Where there is an
+    // answer, that line is the answer.
     if report.outcome.is_some() {
         output::note(&summary);
     } else {

@@ -1,4 +1,5 @@
-//! `firn demo`: an end-to-end run of a few functions with every answer checked, and a comparison of planners on players.
+//! `firn demo`: an end-to-end run of a few functions with every answer checked, and a comparison of
+//! planners on players.
 
 mod scenario;
 mod table;

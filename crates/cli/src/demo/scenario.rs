@@ -1,4 +1,5 @@
-//! One function's scenario: boot, ask, freeze to files and into a pool, thaw again and again in new processes.
+//! One function's scenario: boot, ask, freeze to files and into a pool, thaw again and again in new
+//! processes.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! `firn pager` and monitors that hand their memory over as Firecracker does. A monitor is this program again, in a process of its own: the
-//! test `monitor`, which is ignored otherwise.
+//! `firn pager` and monitors that hand their memory over as Firecracker does. A monitor is this
+//! program again, in a process of its own: the test `monitor`, which is ignored otherwise.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::print_stdout, reason = "what the other process says")]
 
@@ -131,7 +131,8 @@ impl Monitor {
         Self::of("monitor", &variables)
     }
 
-    /// One that is connected to a pager and has sent its message; or not, and waits for a line before it does.
+    /// One that is connected to a pager and has sent its message; or not, and waits for a line
+    /// before it does.
     fn connected(pager: &Pager, sent: bool) -> Self {
         let more: &[_] = if sent { &[] } else { &[("LATE", "1")] };
         let mut monitor = Self::at(&pager.socket(), &whole(0), more);
@@ -225,7 +226,8 @@ fn hand_over(uffd: Option<&Uffd>, message: &str) -> UnixStream {
     socket
 }
 
-/// Reads the pages that standard input names. The message has its memory at address 0; it is somewhere else.
+/// Reads the pages that standard input names. The message has its memory at address 0; it is
+/// somewhere else.
 #[test]
 #[ignore = "the other process of these tests"]
 fn monitor() {
@@ -241,7 +243,8 @@ fn monitor() {
     let message = if value.is_null() { message } else { value.to_string() };
     let with = std::env::var_os("ALONE").is_none();
     let _socket = hand_over(with.then_some(&uffd), &message);
-    // Firecracker's own descriptor stays open, too; here the pager's alone keeps the memory from being zeros.
+    // Firecracker's own descriptor stays open, too; here the pager's alone keeps the memory from
+    // being zeros.
     drop(uffd);
     for line in std::io::stdin().lines() {
         let page: u64 = line.unwrap().parse().unwrap();
@@ -291,8 +294,9 @@ fn a_guardian_that_is_killed_takes_its_monitor_with_it() {
     pager.process.wait().unwrap();
 }
 
-/// Kills guardian or server while a monitor that has sent its message or not is taken over. Whichever is stopped holds that
-/// up: the guardian before it accepts, the server before it takes the message.
+/// Kills guardian or server while a monitor that has sent its message or not is taken over.
+/// Whichever is stopped holds that up: the guardian before it accepts, the server before it takes
+/// the message.
 fn killed_during_the_handover(sent: bool, stopped: Option<Process>, killed: Process) {
     let mut pager = Pager::of_image(&["--granule", "1"]);
     let (stopped, killed) = (stopped.map(|process| process(&pager)), killed(&pager));
@@ -366,7 +370,8 @@ fn with_number(pid: Pid) -> Option<Child> {
     })
 }
 
-/// Whether a process lives on that got the number of a monitor which has ended since it connected; `None` where there is none.
+/// Whether a process lives on that got the number of a monitor which has ended since it connected;
+/// `None` where there is none.
 fn lives_on_with_the_number() -> Option<bool> {
     let pager = Pager::of_image(&[]);
     kill_process(pager.guardian(), Signal::STOP).unwrap();
@@ -394,7 +399,8 @@ fn whoever_has_got_the_monitors_number_lives_on() {
     }
 }
 
-/// Starts a pager that cannot kill its monitor, and sees the monitor refused with `words`, before and after its message.
+/// Starts a pager that cannot kill its monitor, and sees the monitor refused with `words`, before
+/// and after its message.
 fn is_refused(start: impl Fn() -> Pager, guardian: Process, words: &str) {
     for sent in [false, true] {
         let mut pager = start();
@@ -432,7 +438,8 @@ fn a_monitor_of_another_user_is_refused() {
         let folder = memory_file();
         set_permissions(folder.path(), Permissions::from_mode(0o777)).unwrap();
         let firn = folder.path().join("firn");
-        // Another process copies it: no child of another thread's has it open for writing, which keeps it from being run.
+        // Another process copies it: no child of another thread's has it open for writing, which
+        // keeps it from being run.
         let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_firn")).arg(&firn).status();
         assert!(copied.unwrap().success());
         let mut command = Command::new(firn);

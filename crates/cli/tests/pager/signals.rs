@@ -1,4 +1,5 @@
-//! Signals that people and service managers send: to the process group, to each process, to one of the two.
+//! Signals that people and service managers send: to the process group, to each process, to one of
+//! the two.
 
 use rustix::process::kill_process_group;
 

@@ -46,7 +46,8 @@ pub struct LoadOptions {
     pub environment: BTreeMap<String, String>,
 }
 
-/// A function for one of AWS Lambda's runtimes, whose files were [put](AgentClient::put) into the guest.
+/// A function for one of AWS Lambda's runtimes, whose files were [put](AgentClient::put) into the
+/// guest.
 #[derive(Debug, Clone)]
 pub struct LambdaLoad {
     /// Its name.
@@ -150,7 +151,8 @@ impl AgentClient {
     /// between two tries whether the microVM is still there to be waited for.
     ///
     /// # Errors
-    /// [`ConnectError::NeverListened`] after `limit`, [`ConnectError::Ended`] where `alive` says no.
+    /// [`ConnectError::NeverListened`] after `limit`, [`ConnectError::Ended`] where `alive` says
+    /// no.
     pub fn wait_for(
         socket: &Path,
         limit: Duration,
@@ -203,8 +205,8 @@ impl AgentClient {
         )
     }
 
-    /// Writes a file of a function, for [`AgentClient::load_lambda`]. The `first` one removes those of an
-    /// earlier function.
+    /// Writes a file of a function, for [`AgentClient::load_lambda`]. The `first` one removes those
+    /// of an earlier function.
     ///
     /// # Errors
     /// [`PutError::Refused`] where the guest cannot write it.
@@ -238,7 +240,8 @@ impl AgentClient {
         }
     }
 
-    /// Loads the function whose files were [put](AgentClient::put) there. Returns what it printed meanwhile.
+    /// Loads the function whose files were [put](AgentClient::put) there. Returns what it printed
+    /// meanwhile.
     ///
     /// # Errors
     /// [`LoadError::Function`] where the function does not initialise.

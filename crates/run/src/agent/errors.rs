@@ -209,7 +209,8 @@ pub enum ShutdownError {
 }
 
 impl InvokeError {
-    /// Whether the microVM was gone before it had all of the request: its function has not seen it, and another may be asked.
+    /// Whether the microVM was gone before it had all of the request: its function has not seen it,
+    /// and another may be asked.
     #[must_use]
     pub fn is_undelivered(&self) -> bool {
         matches!(self, Self::Exchange(ExchangeError::Undelivered))

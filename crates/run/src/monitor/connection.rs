@@ -94,7 +94,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Receives a message, with its descriptors. Waits for as long as `limit` between packets, if there is a limit.
+    /// Receives a message, with its descriptors. Waits for as long as `limit` between packets, if
+    /// there is a limit.
     pub(super) fn receive<T: DeserializeOwned>(
         &self,
         limit: Option<Duration>,

@@ -66,9 +66,9 @@ pub enum Progress {
 }
 
 impl Monitor {
-    /// Starts a monitor: `program` is a firn, `kvm` the KVM device. It stands by until it is told what to start. It is the
-    /// kernel's first victim where memory runs out, and in a process group of its own, so that signals from a terminal reach
-    /// this process alone.
+    /// Starts a monitor: `program` is a firn, `kvm` the KVM device. It stands by until it is told
+    /// what to start. It is the kernel's first victim where memory runs out, and in a process group
+    /// of its own, so that signals from a terminal reach this process alone.
     ///
     /// # Errors
     /// [`StartError::Monitor`].
@@ -109,8 +109,8 @@ impl Monitor {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Tells the monitor to start a microVM; its report comes with [`Monitor::progress`]. A spec without the time of the
-    /// request gets the present time.
+    /// Tells the monitor to start a microVM; its report comes with [`Monitor::progress`]. A spec
+    /// without the time of the request gets the present time.
     ///
     /// # Errors
     /// [`StartError::Monitor`].
@@ -122,8 +122,8 @@ impl Monitor {
     /// Waits for the report of the start, or for a player that waits; at most for `limit`.
     ///
     /// # Errors
-    /// The monitor's own [`StartError`]; [`StartError::TimedOut`]; [`StartError::Monitor`], where the monitor ended without a
-    /// report.
+    /// The monitor's own [`StartError`]; [`StartError::TimedOut`]; [`StartError::Monitor`], where
+    /// the monitor ended without a report.
     pub fn progress(&mut self, limit: Option<Duration>) -> Result<Progress, StartError> {
         match self.receive(limit)? {
             Event::Started(report) => Ok(Progress::Started(report)),
@@ -182,7 +182,8 @@ impl Monitor {
         }
     }
 
-    /// Waits for the end of a monitor that ends by itself: a player, or a microVM that was told to stop.
+    /// Waits for the end of a monitor that ends by itself: a player, or a microVM that was told to
+    /// stop.
     ///
     /// # Errors
     /// [`StartError::Monitor`], where it failed after its report.

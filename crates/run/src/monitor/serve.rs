@@ -50,8 +50,9 @@ impl Listener for Reporter {
     }
 }
 
-/// Runs a monitor: waits on standard input for an order, carries it out, and reports. Returns once the microVM has ended; the
-/// error was reported already. Without an order it returns when standard input is closed.
+/// Runs a monitor: waits on standard input for an order, carries it out, and reports. Returns once
+/// the microVM has ended; the error was reported already. Without an order it returns when standard
+/// input is closed.
 ///
 /// # Errors
 /// What failed.

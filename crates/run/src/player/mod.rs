@@ -1,7 +1,8 @@
-//! The player, thawed: the guest that repeats the page accesses of a recorded function, and checks what it reads.
+//! The player, thawed: the guest that repeats the page accesses of a recorded function, and checks
+//! what it reads.
 //!
-//! The guest is the crate `firn_player`. Its snapshot is an ordinary one. A register says which of its traces it replays; it
-//! reports through a window of registers and ends by a triple fault.
+//! The guest is the crate `firn_player`. Its snapshot is an ordinary one. A register says which of
+//! its traces it replays; it reports through a window of registers and ends by a triple fault.
 
 mod record;
 mod registers;
@@ -14,13 +15,15 @@ pub use record::{RecordRunError, record};
 pub(crate) use replay::Player;
 pub use replay::replay;
 
-/// The handler in the manifest of a player's snapshot. No function has it: a function's is `module.attribute`.
+/// The handler in the manifest of a player's snapshot. No function has it: a function's is
+/// `module.attribute`.
 pub const HANDLER: &str = "player";
 
 /// What separates the names of traces in the manifest of a player's snapshot.
 pub const SEPARATOR: char = ',';
 
-/// The names of the traces that a snapshot's player can repeat; `None` where the snapshot is not of a player.
+/// The names of the traces that a snapshot's player can repeat; `None` where the snapshot is not of
+/// a player.
 #[must_use]
 pub fn traces_of(manifest: &Manifest) -> Option<Vec<&str>> {
     let function = manifest.description.function.as_ref()?;

@@ -25,13 +25,14 @@ pub enum RecordRunError {
     Recorder(#[from] ProfileRecordError),
 }
 
-/// Thaws the player of a source over the recorder's memory, lets it replay a trace (the first, where `input` names none) up
-/// to its last touch under the recorder, and then check all its memory. The recorder's parts go into `profile`, and the
-/// trace's name among its inputs. Returns where in the kernel the recorder watched, if that depends on the kernel.
+/// Thaws the player of a source over the recorder's memory, lets it replay a trace (the first,
+/// where `input` names none) up to its last touch under the recorder, and then check all its
+/// memory. The recorder's parts go into `profile`, and the trace's name among its inputs. Returns
+/// where in the kernel the recorder watched, if that depends on the kernel.
 ///
 /// # Errors
-/// See [`RecordRunError`]; `profile` stays as it was. A page that differs from what was frozen ends this process where the
-/// recorder serves memory.
+/// See [`RecordRunError`]; `profile` stays as it was. A page that differs from what was frozen ends
+/// this process where the recorder serves memory.
 pub fn record(
     source: &Source,
     input: Option<&str>,
@@ -58,8 +59,8 @@ pub fn record(
         if let Some(recorder) = recorded.lock().as_mut() {
             recorder.end();
         }
-        // The check of all memory is no part of the run, so it need not wait for storage at each page. A page that is not
-        // cached then is read later.
+        // The check of all memory is no part of the run, so it need not wait for storage at each
+        // page. A page that is not cached then is read later.
         if let Some(image) = &image {
             let _ = image.metadata().and_then(|file| preload(image, 0..file.len()));
         }

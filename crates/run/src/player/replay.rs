@@ -64,8 +64,8 @@ impl Player {
         host(vec![window])
     }
 
-    /// Connects the registers with the microVM. `hold` is called when the timed loop has ended and everything is counted,
-    /// before the second pass, which touches memory that the trace does not.
+    /// Connects the registers with the microVM. `hold` is called when the timed loop has ended and
+    /// everything is counted, before the second pass, which touches memory that the trace does not.
     pub(super) fn connect(&mut self, microvm: &Microvm, hold: Option<Box<dyn Fn() + Send + Sync>>) {
         if let Some((meters, _)) = &self.window {
             meters.get_or_init(|| Meters {
@@ -76,7 +76,8 @@ impl Player {
         }
     }
 
-    /// Serves the player until it ends itself, by a triple fault, as it does when it has reported everything.
+    /// Serves the player until it ends itself, by a triple fault, as it does when it has reported
+    /// everything.
     pub(super) fn run(&self, microvm: &mut Microvm) -> Result<Reports, StartError> {
         match microvm.run()? {
             End::TripleFault => {
@@ -149,8 +150,9 @@ fn held(listener: Arc<dyn Listener>, memory: Arc<GuestMemory>) -> Box<dyn Fn() +
     })
 }
 
-/// Thaws the player of a source by a planner, lets it replay a trace and check all its memory, and returns its report, with
-/// the image pages that were written, where they were logged. The source keeps what a pool granted.
+/// Thaws the player of a source by a planner, lets it replay a trace and check all its memory, and
+/// returns its report, with the image pages that were written, where they were logged. The source
+/// keeps what a pool granted.
 ///
 /// # Errors
 /// See [`StartError`]; [`StartError::Wrong`] names the guest pages with wrong contents.

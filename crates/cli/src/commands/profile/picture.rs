@@ -20,7 +20,8 @@ const UNTOUCHED: &str = "#c3ccd6";
 const FREE: &str = "#9cc9a0";
 const AHEAD: &str = "#ecd9a0";
 const WRITTEN: &str = "#b4441f";
-/// Pages that were read, from the first to the last: by the order of faults, or by groups if that is unknown.
+/// Pages that were read, from the first to the last: by the order of faults, or by groups if that
+/// is unknown.
 const READ: [&str; 6] = ["#0d3b66", "#1f5a8c", "#2f6f9f", "#5b95c2", "#8fb9dc", "#b9d6ee"];
 
 /// The state of a page. If several apply, a cell shows the last of them in this order.

@@ -1,4 +1,5 @@
-//! `firn profile record`: one thaw for each recorder, and what they found as the snapshot's profile.
+//! `firn profile record`: one thaw for each recorder, and what they found as the snapshot's
+//! profile.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -50,13 +51,15 @@ pub(crate) struct RecordArgs {
     /// What the function is asked: JSON, @FILE, or - for standard input
     #[arg(long, value_name = "EVENT")]
     invoke: Option<String>,
-    /// A player: the trace that it replays, the first where none is named. A function: the event's name in the profile
+    /// A player: the trace that it replays, the first where none is named. A function: the event's
+    /// name in the profile
     #[arg(long, value_name = "NAME")]
     input: Option<String>,
     /// What is recorded, separated by commas; default: all that can be of this snapshot
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     part: Vec<String>,
-    /// FaaSnap: after the answer freeze the guest into a second snapshot, which gets the groups and their loading-set file
+    /// FaaSnap: after the answer freeze the guest into a second snapshot, which gets the groups and
+    /// their loading-set file
     #[arg(long, value_name = "DIRECTORY", conflicts_with = "pool")]
     freeze: Option<PathBuf>,
     /// Seconds that the guest may take to wake, and the function to answer
@@ -184,7 +187,8 @@ fn is_same(one: &Path, other: &Path) -> bool {
     place(one).is_some_and(|one| place(other) == Some(one))
 }
 
-/// Gives the second snapshot the groups of the run that it was frozen after, and its loading-set file.
+/// Gives the second snapshot the groups of the run that it was frozen after, and its loading-set
+/// file.
 fn give_second(path: &Path, recorded: &Profile) -> anyhow::Result<Summary> {
     let second = Snapshot::open(path)?;
     let profile = Profile {
@@ -197,8 +201,8 @@ fn give_second(path: &Path, recorded: &Profile) -> anyhow::Result<Summary> {
     Ok(Summary::of(&profile, &second))
 }
 
-/// The pages that the guest's allocator held free. A player's traces say which they were, and its profile has had them since it was
-/// made.
+/// The pages that the guest's allocator held free. A player's traces say which they were, and its
+/// profile has had them since it was made.
 fn free_runs(snapshot: &Snapshot) -> anyhow::Result<Vec<PageRange>> {
     if traces_of(snapshot.manifest()).is_some() {
         let profile = snapshot.profile().ok().flatten();
@@ -207,7 +211,8 @@ fn free_runs(snapshot: &Snapshot) -> anyhow::Result<Vec<PageRange>> {
     free_pages(snapshot).context("cannot find the guest's free pages")
 }
 
-/// The profile that the new parts go into. One that cannot be used is no reason not to record another.
+/// The profile that the new parts go into. One that cannot be used is no reason not to record
+/// another.
 fn before(snapshot: &Snapshot) -> Profile {
     snapshot.profile_or_empty().unwrap_or_else(|error| {
         output::note(&format!(

@@ -31,7 +31,8 @@ pub(super) struct Summary {
     read_pages: Option<u64>,
     /// Pages that are zero in the image and were touched, where faults were recorded.
     zero_pages_touched: Option<u64>,
-    /// Pages that the host read ahead: in a group and not touched, where both were recorded. The runs may differ.
+    /// Pages that the host read ahead: in a group and not touched, where both were recorded. The
+    /// runs may differ.
     read_ahead_pages: Option<u64>,
 }
 
