@@ -20,7 +20,7 @@ pub(crate) struct GuestFiles {
     #[arg(long, value_name = "FILE", default_value_os_t = guest_file("initramfs.cpio"), hide_default_value = true)]
     pub(crate) initramfs: PathBuf,
     /// The image to run on: a name that `firn image list` shows [default: what the function's
-    /// function.toml says, or base]
+    /// function.toml sets, or base]
     #[arg(long, value_name = "NAME", conflicts_with = "root", value_parser = image_name)]
     image: Option<ImageName>,
     /// Root file system, in place of an image; the guest sees it read-only

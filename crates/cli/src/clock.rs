@@ -4,7 +4,7 @@
 /// it.
 pub(crate) const REQUEST_VARIABLE: &str = "FIRN_REQUEST_NS";
 
-/// When the request came in, if whoever started this process said so.
+/// When the request came in, if the process that started this one has set the variable.
 pub(crate) fn request() -> Option<u64> {
     std::env::var(REQUEST_VARIABLE).ok()?.parse().ok()
 }

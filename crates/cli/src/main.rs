@@ -81,7 +81,7 @@ enum Command {
     /// Measure restores with the player
     #[command(subcommand)]
     Bench(bench::BenchCommand),
-    /// Show the whole way: boot, freeze, thaw, invoke, with every answer checked
+    /// Run an end-to-end demo: boot, freeze, thaw, invoke, with every answer checked
     Demo(demo::DemoArgs),
     /// An emulated Debian machine with real KVM and a real /dev/dax0.0, for computers that lack
     /// them

@@ -6,12 +6,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use firn_agent::protocol::{MAX_FUNCTION_BYTES, MAX_FUNCTION_FILES};
-
 use serde::{Deserialize, Serialize};
 
 use crate::settings::{FunctionSettings, SETTINGS_FILE, SettingsError};
 
-/// The file that a function's folder has to hold, less its ending.
+/// The required file in a function's folder, without its extension.
 const MODULE: &str = "handler";
 
 /// A Python function: `handler(event, context)` as AWS Lambda calls it.
@@ -58,8 +57,8 @@ pub enum FunctionPathError {
         /// The folder.
         path: PathBuf,
     },
-    /// The function's settings cannot be understood.
-    #[error("{} does not say what the function needs", path.display())]
+    /// The function's settings are not valid.
+    #[error("{} has settings that are not valid", path.display())]
     Settings {
         /// The settings' file.
         path: PathBuf,
@@ -72,7 +71,7 @@ pub enum FunctionPathError {
         /// The name.
         name: String,
     },
-    /// The function has something that is neither file nor folder, or a name that is no UTF-8.
+    /// The function has something that is neither file nor folder, or a name that is not UTF-8.
     #[error(
         "{} cannot be sent to a guest: a function is made of plain files and folders with UTF-8 names",
         path.display()
@@ -166,7 +165,7 @@ impl Function {
         &self.files
     }
 
-    /// What it asks of its microVM.
+    /// What it requires of its microVM.
     #[must_use]
     pub fn settings(&self) -> &FunctionSettings {
         &self.settings
@@ -181,7 +180,7 @@ fn read_settings(folder: &Path) -> Result<FunctionSettings, FunctionPathError> {
             FunctionSettings::parse(&text)
                 .map_err(|source| FunctionPathError::Settings { path, source })
         }
-        // What is no file cannot be sent either, and is refused as such.
+        // Only files can be sent.
         Ok(_) => Ok(FunctionSettings::default()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(FunctionSettings::default()),
         Err(error) => Err(unreadable(&path)(error)),
@@ -218,7 +217,7 @@ impl Files<'_> {
 
     fn add_file(&mut self, path: &Path, name: String) -> Result<(), FunctionPathError> {
         // Symbolic links to files are followed, those to folders are not: they may form a circle.
-        // Looked at before it is opened: to open a pipe may take for ever.
+        // The type is checked before the file is opened: opening a pipe may block forever.
         let metadata = fs::metadata(path).map_err(unreadable(path))?;
         if !metadata.is_file() {
             return Err(FunctionPathError::NotPlain { path: path.to_owned() });

@@ -6,7 +6,7 @@ use firn_agent::protocol::MIN_ENTROPY_BYTES;
 use rustix::rand::{GetRandomFlags, getrandom};
 use uuid::Uuid;
 
-/// Bytes of entropy that a clone gets: twice what it needs at least.
+/// Bytes of entropy that a clone gets: twice the required minimum.
 const ENTROPY_BYTES: usize = 2 * MIN_ENTROPY_BYTES;
 
 /// The identity of one clone. The wall clock belongs to it too; it is read when the identity is
@@ -30,7 +30,7 @@ impl Identity {
     /// An identity that no other clone has.
     ///
     /// # Errors
-    /// Where the kernel gives no random bytes.
+    /// The kernel gives no random bytes.
     pub fn fresh() -> Result<Self, IdentityError> {
         let mut generation = [0; 16];
         let mut entropy = [0; ENTROPY_BYTES];

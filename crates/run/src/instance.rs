@@ -1,7 +1,7 @@
 //! Names of running microVMs: each has a directory with its sockets, owned by its process.
 //!
-//! The directory is removed with its owner. An owner that was killed leaves it behind, unlocked;
-//! whoever meets it next removes it.
+//! The owner removes the directory when it ends. An owner that was killed leaves it behind,
+//! unlocked; the next process that finds it removes it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -33,11 +33,11 @@ pub struct Instance {
 #[derive(Debug)]
 pub struct OwnedInstance {
     instance: Instance,
-    // Held until after the directory is removed: the lock says that the owner lives.
+    // Held until after the directory is removed: a lock that is held shows that the owner runs.
     _lock: File,
 }
 
-/// Why a name cannot be taken.
+/// Why a name cannot be claimed.
 #[derive(Debug, Error)]
 pub enum ClaimError {
     /// Not a name.
@@ -50,11 +50,11 @@ pub enum ClaimError {
     #[error("a microVM named {0} is already running: choose another name, or stop it first")]
     Taken(String),
     /// The directory cannot be made.
-    #[error("making {path} for the microVM's sockets")]
+    #[error("cannot create {path} for the microVM's sockets")]
     Directory {
         /// The directory.
         path: PathBuf,
-        /// What the system said.
+        /// The cause.
         source: io::Error,
     },
 }
@@ -71,11 +71,11 @@ pub enum FindError {
         running: Vec<String>,
     },
     /// The directory of names cannot be read.
-    #[error("reading {path}")]
+    #[error("cannot read {path}")]
     Directory {
         /// The directory.
         path: PathBuf,
-        /// What the system said.
+        /// The cause.
         source: io::Error,
     },
 }
@@ -150,7 +150,7 @@ impl Instances {
         Self::in_directory(base)
     }
 
-    /// Takes a name for a microVM of this process.
+    /// Claims a name for a microVM of this process.
     ///
     /// # Errors
     /// See [`ClaimError`].
@@ -161,8 +161,8 @@ impl Instances {
         let path = self.base.join(name);
         let failed = |source| ClaimError::Directory { path: path.clone(), source };
         self.managers().create().map_err(failed)?;
-        // Somebody else may look at the same stale directory meanwhile, or sweep it: then this
-        // waits for them, or makes it anew.
+        // Another process may inspect or remove the same stale directory: then this waits, or
+        // creates it again.
         let mut attempts = 0;
         loop {
             attempts += 1;
@@ -270,7 +270,7 @@ fn lock_file(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).truncate(false).write(true).open(path.join(LOCK))
 }
 
-/// Whether `lock` is still the lock of the directory, and not of one that was swept.
+/// Whether `lock` is still the lock of the directory, and not of one that was removed.
 fn is_current(lock: &File, path: &Path) -> bool {
     let (Ok(ours), Ok(theirs)) = (lock.metadata(), fs::metadata(path.join(LOCK))) else {
         return false;
@@ -281,16 +281,16 @@ fn is_current(lock: &File, path: &Path) -> bool {
 /// Whether a microVM's process holds this directory; if none does, the directory is removed.
 fn is_alive_or_swept(path: &Path) -> bool {
     let Ok(lock) = File::open(path.join(LOCK)) else {
-        // Being made, or being removed: only an empty directory may go.
+        // It is being created or removed: only an empty directory may be removed.
         let _ = fs::remove_dir(path);
         return false;
     };
     if flock(&lock, FlockOperation::NonBlockingLockShared).is_err() {
         return true;
     }
-    // Alone, so that the name cannot be claimed meanwhile. Whoever holds the lock now sweeps, too,
-    // or claims; and a lock that is not in the directory any more is no leave to touch what is
-    // there now.
+    // The lock is exclusive, so that no process claims the name at the same time. A process that
+    // holds the lock also removes, or claims. A lock that is no longer in the directory gives no
+    // right to touch its present contents.
     if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() && is_current(&lock, path) {
         remove(path);
     }
@@ -315,9 +315,9 @@ impl Drop for SweepAfterOwner {
     }
 }
 
-/// Removes the directory of a microVM, by whoever holds its lock. The lock goes after the sockets:
-/// from then on the name can be claimed, and what a new owner makes is not touched. What cannot be
-/// removed is swept by the next who looks.
+/// Removes the directory of a microVM. The caller holds its lock. The lock is removed after the
+/// sockets: from then on the name can be claimed, and the files of a new owner are not touched. The
+/// next process that lists the names removes what remains.
 fn remove(path: &Path) {
     for file in [CONTROL, VSOCK, LOCK] {
         let _ = fs::remove_file(path.join(file));

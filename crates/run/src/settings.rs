@@ -1,4 +1,4 @@
-//! What a function asks of its microVM, in the file `function.toml` beside its code.
+//! What a function requires of its microVM, in the file `function.toml` beside its code.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// The file's name.
 pub const SETTINGS_FILE: &str = "function.toml";
 
-/// What a function says of itself in [`SETTINGS_FILE`]. Everything may be left out.
+/// The settings of a function in [`SETTINGS_FILE`]. All are optional.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FunctionSettings {
@@ -20,11 +20,11 @@ pub struct FunctionSettings {
     pub vcpus: Option<u8>,
     /// Where it comes from, for people.
     pub source: Option<String>,
-    /// Other functions' folders, relative to this one, whose files this function has too. Of files
-    /// of one name the later folder's is taken, and this function's own before all.
+    /// Folders of other functions, relative to this one, whose files this function has too. Of
+    /// several files with one name the last folder's counts, and this function's own before all.
     pub files_of: Vec<PathBuf>,
-    /// How far a number of the answer may be off the expected one on another processor, by its key.
-    /// What has none is the same everywhere.
+    /// By key: how far a number in the answer may differ from the expected one on another
+    /// processor. Numbers without an entry are the same everywhere.
     pub tolerance: BTreeMap<String, f64>,
 }
 
@@ -38,7 +38,7 @@ impl FunctionSettings {
     }
 }
 
-/// A text that holds no settings.
+/// The text is not valid settings.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct SettingsError(#[from] toml::de::Error);
@@ -49,7 +49,7 @@ pub struct SettingsError(#[from] toml::de::Error);
 pub struct ImageName(String);
 
 impl ImageName {
-    /// The image that has Python and little else: what a function gets that names none.
+    /// The image with Python and little else, for functions that name none.
     #[must_use]
     pub fn base() -> Self {
         Self("base".to_owned())

@@ -19,7 +19,7 @@ use crate::clock;
 use crate::detach;
 use crate::output;
 
-/// Guest memory of a function that says nothing about it, bytes.
+/// Guest memory of a function without a setting for it, bytes.
 const DEFAULT_MEMORY: u64 = 256 << 20;
 
 /// Arguments of `firn boot`.
@@ -39,10 +39,10 @@ pub(crate) struct BootArgs {
     /// Name of the microVM: a-z, 0-9 and -
     #[arg(long)]
     name: Option<String>,
-    /// Guest memory, such as 256M or 2G [default: what the function's function.toml says, or 256M]
+    /// Guest memory, such as 256M or 2G [default: what the function's function.toml sets, or 256M]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: Option<u64>,
-    /// Number of vCPUs, 1 to 4 [default: what the function's function.toml says, or 1]
+    /// Number of vCPUs, 1 to 4 [default: what the function's function.toml sets, or 1]
     #[arg(long, value_name = "N")]
     vcpus: Option<u8>,
     /// The guest's processor: x86-64-v2, x86-64-v3, x86-64-v4, or host for all that this one has

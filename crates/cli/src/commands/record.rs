@@ -53,7 +53,7 @@ pub(crate) struct RecordArgs {
     /// The trace's file; one that exists is replaced
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// What the trace says it was made by, where that is another command
+    /// The command that the trace names as its source, where that is another one
     #[arg(long, value_name = "COMMAND")]
     command: Option<String>,
     /// Seconds that the guest may take to wake, and the function to answer
@@ -86,7 +86,7 @@ struct Report {
     pages: u64,
     /// Guest pages that were written.
     written_pages: u64,
-    /// Guest pages that the allocator held free at the freeze, where its kernel says which.
+    /// Guest pages that the allocator held free at the freeze, where its kernel describes them.
     free_pages: Option<u64>,
     /// Touches through a leaf that could not be found out; the trace has 4 KiB for them.
     unknown_leaves: u64,

@@ -22,9 +22,8 @@ use super::errors::{
 use crate::function::Function;
 use crate::identity::Identity;
 
-/// What the guest gets on top of a time limit before the host gives it up, if not
-/// [set](AgentClient::set_grace) otherwise: time for the queue, for a runtime that is started
-/// again, and for a guest that is slowed down by faults.
+/// The default of what [`AgentClient::set_grace`] sets: how much longer than a time limit the host
+/// waits. It covers the queue, a runtime that is started again, and page faults of the guest.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// A connection to the agent of one microVM. One request at a time; several connections may be
@@ -62,7 +61,7 @@ pub struct LambdaLoad {
     pub memory_mib: u64,
     /// How long the runtime may take to start and to initialise the function.
     pub time_limit: Duration,
-    /// Whether it brings its own `bootstrap`, and is no Python.
+    /// Whether it has its own `bootstrap` program, and is not Python.
     pub provided: bool,
     /// Whether it is to be frozen before its first request.
     pub snap_start: bool,
@@ -96,7 +95,7 @@ impl Invocation {
     /// from the function's start, and the agent takes 1 ms to 15 minutes.
     ///
     /// # Errors
-    /// Where `event` is no JSON, or over 6 MiB.
+    /// `event` is not JSON, or is over 6 MiB.
     pub fn new(event: &str, time_limit: Duration) -> Result<Self, EventError> {
         if event.len() > MAX_EVENT_BYTES {
             return Err(EventError::TooLong { length: event.len() });
@@ -112,7 +111,7 @@ impl Invocation {
         })
     }
 
-    /// Tells the function by which ARN it was asked for.
+    /// Sets the ARN by which the function was invoked, which the function sees.
     #[must_use]
     pub fn with_function_arn(self, function_arn: Option<String>) -> Self {
         Self { function_arn, ..self }
@@ -124,7 +123,7 @@ impl Invocation {
         Self { client_context, ..self }
     }
 
-    /// Makes the request a part of a trace.
+    /// Makes the request part of a trace.
     #[must_use]
     pub fn with_trace_id(self, trace_id: Option<String>) -> Self {
         Self { trace_id, ..self }
@@ -141,18 +140,18 @@ impl AgentClient {
     /// Connects through the monitor's vsock socket at `socket` to an agent that listens already.
     ///
     /// # Errors
-    /// [`ConnectError::Gone`] or [`ConnectError::NotListening`] at once where there is none.
+    /// [`ConnectError::Gone`] or [`ConnectError::NotListening`], at once, if there is none.
     pub fn connect(socket: &Path, limit: Duration) -> Result<Self, ConnectError> {
         let deadline = after(limit);
         Self::greet(try_connect(socket, deadline)?, deadline, limit)
     }
 
-    /// Connects as soon as the agent of a microVM that is starting listens. `alive` is asked
-    /// between two tries whether the microVM is still there to be waited for.
+    /// Connects as soon as the agent of a microVM that is starting listens. Between two tries,
+    /// `alive` returns whether the microVM still runs.
     ///
     /// # Errors
-    /// [`ConnectError::NeverListened`] after `limit`, [`ConnectError::Ended`] where `alive` says
-    /// no.
+    /// [`ConnectError::NeverListened`] after `limit`, [`ConnectError::Ended`] if `alive`
+    /// returns false.
     pub fn wait_for(
         socket: &Path,
         limit: Duration,
@@ -174,7 +173,7 @@ impl AgentClient {
         }
     }
 
-    /// Sets what the guest gets on top of each time limit before it is given up.
+    /// Sets how much longer than each time limit the host waits for the guest.
     pub fn set_grace(&mut self, grace: Duration) {
         self.grace = grace;
     }
@@ -182,7 +181,7 @@ impl AgentClient {
     /// Loads `function` in place of an earlier one. Returns what it printed meanwhile.
     ///
     /// # Errors
-    /// [`LoadError::Function`] where the function does not import.
+    /// [`LoadError::Function`] if the function does not import.
     pub fn load(
         &mut self,
         function: &Function,
@@ -209,7 +208,7 @@ impl AgentClient {
     /// of an earlier function.
     ///
     /// # Errors
-    /// [`PutError::Refused`] where the guest cannot write it.
+    /// [`PutError::Refused`] if the guest cannot write it.
     pub fn put(
         &mut self,
         first: bool,
@@ -244,7 +243,7 @@ impl AgentClient {
     /// meanwhile.
     ///
     /// # Errors
-    /// [`LoadError::Function`] where the function does not initialise.
+    /// [`LoadError::Function`] if the function does not initialise.
     pub fn load_lambda(&mut self, load: &LambdaLoad) -> Result<String, LoadError> {
         let runtime = if load.provided { RuntimeKind::Provided } else { RuntimeKind::Python };
         self.send_load(
@@ -275,8 +274,8 @@ impl AgentClient {
     /// Sends one request and waits for the answer.
     ///
     /// # Errors
-    /// [`InvokeError::Function`] where the function fails, is too slow or answers too much;
-    /// [`InvokeError::Refused`] where no function is loaded or the clone has no identity.
+    /// [`InvokeError::Function`] if the function fails, is too slow or its answer is too long;
+    /// [`InvokeError::Refused`] if no function is loaded or the clone has no identity.
     pub fn invoke(&mut self, invocation: &Invocation) -> Result<Answer, InvokeError> {
         let request = Request::Invoke(Invoke {
             request_id: invocation.request_id.clone(),
@@ -300,12 +299,12 @@ impl AgentClient {
         }
     }
 
-    /// Gets the guest ready to be frozen, within `limit`: no request is let in any more, nothing is
-    /// in flight, file systems are written back. Ends the connection, and waits for the guest's end
-    /// of it, so that no snapshot holds half of one.
+    /// Prepares the guest for a freeze, within `limit`: it admits no more requests, none is in
+    /// flight, and file systems are written back. Closes the connection and waits until the guest
+    /// has closed its end, so that no snapshot contains a half-open connection.
     ///
     /// # Errors
-    /// The guest stays closed to requests even then, until it is [identified](Self::identify).
+    /// After an error, too, the guest admits no request until it is [identified](Self::identify).
     pub fn prepare_freeze(mut self, limit: Duration) -> Result<(), PrepareFreezeError> {
         match self.exchange(&Request::PrepareFreeze, limit)? {
             Reply::ReadyToFreeze => Ok(self.wait_for_end(limit)?),
@@ -315,11 +314,11 @@ impl AgentClient {
         }
     }
 
-    /// Gives the clone its `identity` and the host's wall clock, within `limit`. From its
-    /// acknowledgement on, requests are let in.
+    /// Gives the clone its `identity` and the host's wall clock, within `limit`. Once it has
+    /// acknowledged, it admits requests.
     ///
     /// # Errors
-    /// The clone lets no request in then.
+    /// After an error the clone admits no request.
     pub fn identify(&mut self, identity: &Identity, limit: Duration) -> Result<(), IdentifyError> {
         let clock = SystemTime::UNIX_EPOCH.elapsed().map_err(|_| IdentifyError::Clock)?;
         let request = Request::Identify(Identify {
@@ -336,10 +335,10 @@ impl AgentClient {
         }
     }
 
-    /// Asks what the agent is doing.
+    /// Requests the agent's status.
     ///
     /// # Errors
-    /// Where no reply comes within the grace.
+    /// No reply comes within the grace period.
     pub fn status(&mut self) -> Result<Status, StatusError> {
         match self.exchange(&Request::Status, Duration::ZERO)? {
             Reply::Status(status) => Ok(status),
@@ -347,10 +346,10 @@ impl AgentClient {
         }
     }
 
-    /// Powers the guest off, whatever its function is doing.
+    /// Powers the guest off, also while its function runs.
     ///
     /// # Errors
-    /// Where no reply comes within the grace.
+    /// No reply comes within the grace period.
     pub fn shut_down(mut self) -> Result<(), ShutdownError> {
         match self.exchange(&Request::Shutdown, Duration::ZERO)? {
             Reply::ShuttingDown => Ok(()),
@@ -358,7 +357,7 @@ impl AgentClient {
         }
     }
 
-    /// Sends `request` and waits for its reply for `limit` and the grace.
+    /// Sends `request` and waits for its reply for `limit` and the grace period.
     fn exchange(&mut self, request: &Request, limit: Duration) -> Result<Reply, ExchangeError> {
         let limit = limit.saturating_add(self.grace);
         self.exchange_until(request, after(limit), limit)
@@ -388,9 +387,9 @@ impl AgentClient {
         ExchangeError::Unexpected
     }
 
-    /// A late reply must not be taken for that of the next request.
+    /// A late reply must not be taken for the reply to the next request.
     fn close(&mut self) {
-        // Fails where the peer has closed it.
+        // Fails if the peer has closed it.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 

@@ -1,7 +1,7 @@
-//! The way to the agent through the monitor's vsock socket.
+//! Connections to the agent through the monitor's vsock socket.
 //!
-//! As Firecracker's: a client writes `CONNECT <port>\n`, reads `OK <number>\n`, and has the stream.
-//! The monitor closes the connection where nothing listens on the port.
+//! The protocol is Firecracker's: a client writes `CONNECT <port>\n`, reads `OK <number>\n`, and is
+//! then connected to the port. The monitor closes the connection if nothing listens on the port.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -22,7 +22,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(32);
 /// The longest answer to `CONNECT`: `OK`, a number of 10 digits and a line end fit.
 const LONGEST_GREETING: usize = 32;
 
-/// No wait is longer: far more than any time limit, and far from the end of the clock.
+/// The longest wait: longer than any time limit, and short enough that no clock overflows.
 const LONGEST_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The point in time `limit` from now.
@@ -57,7 +57,8 @@ pub(super) fn try_connect(socket: &Path, deadline: Instant) -> Result<UnixStream
     if accepted { Ok(stream) } else { Err(ConnectError::NotAMonitor { socket: socket.to_owned() }) }
 }
 
-/// Tries until the agent listens, the `limit` is over, or `alive` says that the microVM has ended.
+/// Tries until the agent listens, the `limit` is over, or `alive` returns that the microVM has
+/// ended.
 pub(super) fn connect_until(
     socket: &Path,
     limit: Duration,
@@ -82,7 +83,7 @@ pub(super) fn connect_until(
     }
 }
 
-/// Reads up to a line end, and no byte more: those belong to the agent.
+/// Reads up to a line end, and no byte more: later bytes come from the agent.
 fn read_line(stream: &mut impl Read) -> io::Result<Vec<u8>> {
     let mut line = Vec::new();
     while line.len() < LONGEST_GREETING {

@@ -8,7 +8,7 @@ use firn_agent::protocol::{
     Failed, FrameError, MAX_EVENT_BYTES, ReceiveError, Refusal, RefusalKind, SendError,
 };
 
-/// No connection to the agent came about.
+/// The agent cannot be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// Nothing listens on the monitor's socket.
@@ -27,15 +27,15 @@ pub enum ConnectError {
         /// Why.
         source: io::Error,
     },
-    /// The monitor is there, the agent is not (yet).
-    #[error("the microVM behind {} runs no agent that listens (yet)", socket.display())]
+    /// The monitor runs, and no agent listens (yet).
+    #[error("no agent listens (yet) in the microVM behind {}", socket.display())]
     NotListening {
         /// The monitor's vsock socket.
         socket: PathBuf,
     },
     /// No agent listened in time.
     #[error(
-        "the agent behind {} did not listen within {limit:?}: the microVM's console says how far it came",
+        "the agent behind {} did not listen within {limit:?}: the microVM's console shows how far it booted",
         socket.display()
     )]
     NeverListened {
@@ -43,30 +43,30 @@ pub enum ConnectError {
         socket: PathBuf,
         /// How long was waited.
         limit: Duration,
-        /// What the last try came to.
+        /// The error of the last try.
         source: Box<ConnectError>,
     },
-    /// The microVM ended while it was waited for.
-    #[error("the microVM behind {} ended before its agent listened: its console says why", socket.display())]
+    /// The microVM ended during the wait.
+    #[error("the microVM behind {} ended before its agent listened: its console shows why", socket.display())]
     Ended {
         /// The monitor's vsock socket.
         socket: PathBuf,
     },
-    /// Something else than a monitor answers on the socket.
+    /// The socket is not a monitor's.
     #[error("{} is not the vsock socket of a microVM: it does not answer CONNECT with OK", socket.display())]
     NotAMonitor {
         /// The socket.
         socket: PathBuf,
     },
-    /// Agent and host speak no version of the protocol in common.
-    #[error("the agent and this program do not understand each other: {}; freeze the function again with this version", .0.message)]
+    /// Agent and host have no version of the protocol in common.
+    #[error("the agent and this program have no protocol version in common: {}; freeze the function again with this version", .0.message)]
     Version(Refusal),
-    /// The agent did not greet.
-    #[error("the agent did not greet")]
+    /// The agent did not send its greeting.
+    #[error("the agent did not send its greeting")]
     Hello(#[source] ExchangeError),
 }
 
-/// A request got no reply that counts. The connection is closed then.
+/// A request got no valid reply. The connection is closed.
 #[derive(Debug, thiserror::Error)]
 pub enum ExchangeError {
     /// No reply in time.
@@ -78,27 +78,27 @@ pub enum ExchangeError {
     /// The guest closed the connection, or was ended.
     #[error("the guest closed the connection")]
     Closed,
-    /// The guest was gone before it had all of the request, so it has done nothing about it.
-    #[error("the guest was gone before it had the request")]
+    /// The guest ended before it received the whole request, so it has not acted on it.
+    #[error("the guest ended before it received the request")]
     Undelivered,
-    /// The request is longer than the agent takes.
-    #[error("the request has {length} bytes, and the agent takes at most {limit}")]
+    /// The request is longer than the agent accepts.
+    #[error("the request has {length} bytes, and the agent accepts at most {limit}")]
     TooLong {
         /// The request's length in bytes.
         length: usize,
         /// The limit in bytes.
         limit: usize,
     },
-    /// The guest announced a longer reply than is ever due.
-    #[error("the guest announced a reply of {length} bytes, and at most {limit} are taken")]
+    /// The guest announced a longer reply than any valid one.
+    #[error("the guest announced a reply of {length} bytes, and at most {limit} are valid")]
     ReplyTooLong {
         /// The announced length in bytes.
         length: usize,
         /// The limit in bytes.
         limit: usize,
     },
-    /// The guest sent something that is no reply.
-    #[error("the guest sent something that is no reply")]
+    /// The guest sent a message that is not a reply.
+    #[error("the guest sent a message that is not a reply")]
     Malformed(#[source] serde_json::Error),
     /// The guest sent a reply to another request.
     #[error("the guest sent a reply that does not belong to the request")]
@@ -111,11 +111,11 @@ pub enum ExchangeError {
 /// The text cannot be sent as an event.
 #[derive(Debug, thiserror::Error)]
 pub enum EventError {
-    /// The text is no JSON.
+    /// The text is not JSON.
     #[error("the event is not JSON")]
     NotJson(#[source] serde_json::Error),
     /// The text is too long.
-    #[error("the event has {length} bytes, and a function takes at most {MAX_EVENT_BYTES}")]
+    #[error("the event has {length} bytes, and a function accepts at most {MAX_EVENT_BYTES}")]
     TooLong {
         /// Its length in bytes.
         length: usize,
@@ -126,9 +126,9 @@ pub enum EventError {
 #[derive(Debug, thiserror::Error)]
 pub enum PutError {
     /// The agent refused.
-    #[error("the guest does not take the function's files: {}", .0.message)]
+    #[error("the guest does not accept the function's files: {}", .0.message)]
     Refused(Refusal),
-    /// No reply that counts came.
+    /// No valid reply came.
     #[error("the function's files were not acknowledged")]
     Exchange(#[from] ExchangeError),
 }
@@ -140,10 +140,10 @@ pub enum LoadError {
     #[error("the function does not load: {}", .0.error)]
     Function(Failed),
     /// The agent refused.
-    #[error("the agent does not take the function: {}", .0.message)]
+    #[error("the agent does not accept the function: {}", .0.message)]
     Refused(Refusal),
-    /// No reply that counts came.
-    #[error("the function's load got no answer")]
+    /// No valid reply came.
+    #[error("the request to load the function got no answer")]
     Exchange(#[from] ExchangeError),
 }
 
@@ -153,10 +153,10 @@ pub enum InvokeError {
     /// The function failed, or did not answer in time.
     #[error("the function failed: {}", .0.error)]
     Function(Failed),
-    /// The request was not let in.
-    #[error("the request was not let in: {}", .0.message)]
+    /// The guest did not admit the request.
+    #[error("the guest did not admit the request: {}", .0.message)]
     Refused(Refusal),
-    /// No reply that counts came.
+    /// No valid reply came.
     #[error("the request got no answer")]
     Exchange(#[from] ExchangeError),
 }
@@ -165,12 +165,12 @@ pub enum InvokeError {
 #[derive(Debug, thiserror::Error)]
 pub enum PrepareFreezeError {
     /// The function's runtime ended before and does not start again.
-    #[error("the guest cannot be frozen, for its function does not load again: {}", .0.error)]
+    #[error("the guest cannot be frozen, because its function does not load again: {}", .0.error)]
     Function(Failed),
     /// The agent refused.
     #[error("the guest cannot be frozen: {}", .0.message)]
     Refused(Refusal),
-    /// No reply that counts came.
+    /// No valid reply came.
     #[error("the preparation for the freeze got no answer")]
     Exchange(#[from] ExchangeError),
 }
@@ -178,52 +178,52 @@ pub enum PrepareFreezeError {
 /// The clone has no identity: it must not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentifyError {
-    /// The runtime could not take the identity over and does not start again.
-    #[error("the clone takes no identity, for its function does not load again: {}", .0.error)]
+    /// The runtime could not apply the identity and does not start again.
+    #[error("the clone does not accept its identity, because its function does not load again: {}", .0.error)]
     Function(Failed),
     /// The agent refused.
-    #[error("the clone takes no identity: {}", .0.message)]
+    #[error("the clone does not accept its identity: {}", .0.message)]
     Refused(Refusal),
     /// The host's clock is before 1970 or after 2554.
     #[error("the host's clock is out of range: set it")]
     Clock,
-    /// No reply that counts came.
+    /// No valid reply came.
     #[error("the identity was not acknowledged")]
     Exchange(#[from] ExchangeError),
 }
 
-/// The agent did not say what it is doing.
+/// The agent did not report its status.
 #[derive(Debug, thiserror::Error)]
 pub enum StatusError {
-    /// No reply that counts came.
-    #[error("the agent does not say what it is doing")]
+    /// No valid reply came.
+    #[error("the agent does not report its status")]
     Exchange(#[from] ExchangeError),
 }
 
 /// The guest did not acknowledge that it powers off.
 #[derive(Debug, thiserror::Error)]
 pub enum ShutdownError {
-    /// No reply that counts came.
+    /// No valid reply came.
     #[error("the guest does not acknowledge that it powers off")]
     Exchange(#[from] ExchangeError),
 }
 
 impl InvokeError {
-    /// Whether the microVM was gone before it had all of the request: its function has not seen it,
-    /// and another may be asked.
+    /// Whether the microVM ended before it received the whole request: its function has not seen
+    /// it, so the request may go to another microVM.
     #[must_use]
     pub fn is_undelivered(&self) -> bool {
         matches!(self, Self::Exchange(ExchangeError::Undelivered))
     }
 
-    /// Whether the request was kept out because the clone has no identity yet.
+    /// Whether the request was not admitted because the clone has no identity yet.
     #[must_use]
     pub fn is_not_identified(&self) -> bool {
         matches!(self, Self::Refused(refusal) if refusal.kind == RefusalKind::NotIdentified)
     }
 }
 
-/// What went wrong while sending, for a peer that was given `limit`.
+/// The error of a send with a time limit.
 pub(super) fn sending(error: SendError, limit: Duration) -> ExchangeError {
     match error {
         SendError::Frame(FrameError::TooLong { length, limit }) => {
@@ -234,7 +234,7 @@ pub(super) fn sending(error: SendError, limit: Duration) -> ExchangeError {
     }
 }
 
-/// What went wrong while receiving, from a peer that was given `limit`.
+/// The error of a receive with a time limit.
 pub(super) fn receiving(error: ReceiveError, limit: Duration) -> ExchangeError {
     match error {
         ReceiveError::Frame(error) => framing(error, limit),

@@ -26,7 +26,7 @@ use crate::spec::StartSpec;
 pub use process::{MONITOR_COMMAND, Monitor, Progress};
 pub use serve::serve;
 
-/// What a monitor is told.
+/// A message to a monitor.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Order {

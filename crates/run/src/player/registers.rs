@@ -36,7 +36,7 @@ pub(crate) struct Wrong {
 }
 
 impl Wrong {
-    /// A guest may report whatever it wants: no more is kept than a player reports.
+    /// A guest may report anything: no more is kept than a player reports.
     fn add(&mut self, page: u64) {
         if self.pages.len() < REPORTED_PAGES {
             self.pages.push(page);
@@ -114,7 +114,7 @@ impl MmioDevice for Registers {
             register::END => {
                 reports.wrong_in_pass.count = value;
                 reports.ended_ns = now;
-                // The player has ended before, or nobody waits any more, when this fails.
+                // This fails if the player has ended before, or if no receiver is left.
                 let _ = self.ended.try_send(std::mem::take(reports));
             }
             _ => {}

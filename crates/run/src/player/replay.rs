@@ -19,9 +19,9 @@ use crate::source::Source;
 use crate::spec::ReplaySpec;
 use crate::start::live;
 
-/// Which of the first instruction's arguments says which input is replayed.
+/// The argument of the first instruction that selects the input.
 const INPUT_ARGUMENT: Argument = Argument::Third;
-/// Which of them says whether the guest measures how long its touches take.
+/// The argument that selects whether the guest measures the duration of its touches.
 const TIMED_ARGUMENT: Argument = Argument::Fourth;
 
 /// A player that is thawed.
