@@ -1,0 +1,122 @@
+//! Monitors in processes of their own, by typed requests: requires KVM of any kind.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use firn_run::monitor::{Monitor, Progress};
+use firn_run::{
+    Descriptors, HostSpec, Origin, ReplaySpec, SourceSpec, StartError, StartSpec, ThawSpec,
+};
+use firn_vmm::{KVM_DEVICE, open_kvm};
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+fn monitor() -> Monitor {
+    Monitor::spawn(env!("CARGO_BIN_EXE_firn").as_ref(), KVM_DEVICE.as_ref()).unwrap()
+}
+
+/// A player in `directory`; `None` without KVM.
+fn player(directory: &Path) -> Option<PathBuf> {
+    if !firn_required::has("kvm", open_kvm(KVM_DEVICE.as_ref()).is_ok()) {
+        return None;
+    }
+    let snapshot = directory.join("snapshot");
+    let made = Command::new(env!("CARGO_BIN_EXE_firn"))
+        .args(["player", "--trace", "sequential-read:4M", "--dense", "--out"])
+        .arg(&snapshot)
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    Some(snapshot)
+}
+
+fn spec(snapshot: &Path, planner: &str, hold: bool, descriptors: &mut Descriptors) -> StartSpec {
+    let thaw = ThawSpec {
+        source: SourceSpec::directory(snapshot, descriptors).unwrap(),
+        planner: planner.to_owned(),
+        preloaded: false,
+        root: None,
+        invoke: None,
+        replay: ReplaySpec { hold, ..ReplaySpec::default() },
+    };
+    StartSpec::new(Origin::Thaw(thaw), HostSpec::default(), LIMIT)
+}
+
+/// Starts a player, and waits for its report.
+fn thaw(snapshot: &Path, planner: &str) -> Result<u64, StartError> {
+    let (mut monitor, mut descriptors) = (monitor(), Descriptors::default());
+    let spec = spec(snapshot, planner, false, &mut descriptors);
+    monitor.start(spec, &descriptors)?;
+    let report = monitor.started(Some(LIMIT))?;
+    monitor.wait()?;
+    Ok(report.replay.unwrap().pages)
+}
+
+#[test]
+fn a_monitor_reports_a_start_and_a_typed_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(snapshot) = player(directory.path()) else { return };
+    assert_eq!(thaw(&snapshot, "dram_cached").unwrap(), 1024);
+    let error = thaw(&snapshot, "no such planner").unwrap_err();
+    assert!(matches!(error, StartError::Planner(_)), "{error:?}");
+    let image = OpenOptions::new().write(true).open(snapshot.join("memory.img")).unwrap();
+    image.write_all_at(&[1], 0x2a_0000).unwrap();
+    match thaw(&snapshot, "firecracker").unwrap_err() {
+        StartError::Wrong { planner, wrong } => {
+            assert_eq!(planner, "firecracker:readahead=on");
+            assert!(wrong.contains("(0x2a0)"), "{wrong}");
+        }
+        error => panic!("{error:?}"),
+    }
+    std::fs::remove_file(snapshot.join("snapshot.firn")).unwrap();
+    let error = thaw(&snapshot, "firecracker").unwrap_err();
+    assert!(matches!(error, StartError::Open(_)), "{error:?}");
+}
+
+#[test]
+fn a_player_that_is_held_waits_for_its_release() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(snapshot) = player(directory.path()) else { return };
+    let (mut monitor, mut descriptors) = (monitor(), Descriptors::default());
+    let spec = spec(&snapshot, "firecracker", true, &mut descriptors);
+    monitor.start(spec, &descriptors).unwrap();
+    assert!(matches!(monitor.progress(Some(LIMIT)).unwrap(), Progress::Held));
+    assert!(monitor.is_alive());
+    monitor.release().unwrap();
+    assert!(matches!(monitor.progress(Some(LIMIT)).unwrap(), Progress::Started(_)));
+    monitor.wait().unwrap();
+}
+
+#[test]
+fn a_plan_is_made_without_a_start() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(snapshot) = player(directory.path()) else { return };
+    let plan = |planner: &str| {
+        let mut descriptors = Descriptors::default();
+        let spec = spec(&snapshot, planner, false, &mut descriptors);
+        monitor().plan(spec, &descriptors, LIMIT)
+    };
+    plan("firecracker").unwrap();
+    let error = plan("pass_shared").unwrap_err();
+    assert!(matches!(error, StartError::Plan(_)), "{error:?}");
+}
+
+#[test]
+fn a_monitor_ends_with_its_connection() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(snapshot) = player(directory.path()) else { return };
+    // One without an order, and one whose player waits.
+    let mut held = monitor();
+    let mut descriptors = Descriptors::default();
+    held.start(spec(&snapshot, "firecracker", true, &mut descriptors), &descriptors).unwrap();
+    assert!(matches!(held.progress(Some(LIMIT)).unwrap(), Progress::Held));
+    for monitor in [monitor(), held] {
+        let begin = Instant::now();
+        monitor.end(LIMIT);
+        assert!(begin.elapsed() < LIMIT, "it had to be killed");
+    }
+}
