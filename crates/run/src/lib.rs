@@ -13,9 +13,10 @@
 //! - [`StartReport`] tells what was done, what it took and what it cost; [`StartError`] why it
 //!   failed.
 //!
-//! [`start()`] goes through all of them in this process. [`monitor::Monitor`] has a process of its own do it, by the same spec, with
-//! the same report and the same error. Two kinds of guest are started: Linux with firn's agent, and the [`player`].
-//! [`RecordedRun`] and [`player::record`] run a guest under a recorder, and [`freeze()`] ends a life with a snapshot.
+//! [`start()`] goes through all of them in this process. [`monitor::Monitor`] has a process of its
+//! own do it, by the same spec, with the same report and the same error. Two kinds of guest are
+//! started: Linux with firn's agent, and the [`player`]. [`RecordedRun`] and [`player::record`] run
+//! a guest under a recorder, and [`freeze()`] ends a life with a snapshot.
 //!
 //! What a running microVM with Linux is reached by:
 //! - [`Instances`] are the running microVMs of this user, by name;

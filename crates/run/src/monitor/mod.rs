@@ -1,8 +1,8 @@
 //! A monitor in a process of its own, and the messages between it and the process that started it.
 //!
-//! The two ends of a `SOCK_SEQPACKET` socket exchange orders and events, as JSON; descriptors go with an order. The
-//! monitor's end is its standard input, so the monitor ends when the process that started it does. A monitor that has no order
-//! stands by: it has KVM open.
+//! The two ends of a `SOCK_SEQPACKET` socket exchange orders and events, as JSON; descriptors go
+//! with an order. The monitor's end is its standard input, so the monitor ends when the process
+//! that started it does. A monitor that has no order waits as a standby monitor: it has KVM open.
 //!
 //! ```text
 //! owner                                 monitor
