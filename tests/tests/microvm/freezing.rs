@@ -48,7 +48,7 @@ fn a_refused_freeze_changes_nothing() {
     let cases = [
         ("own", ["own exists and is not a snapshot", "left alone"]),
         ("a-file", ["a-file exists and is not a snapshot", "left alone"]),
-        ("no-folder/snapshot", ["no-folder is no directory", "make it first"]),
+        ("no-folder/snapshot", ["no-folder: it is not a directory", "create it first"]),
         ("/", ["cannot be a snapshot's directory", "ends in a name"]),
     ];
     for (destination, words) in cases {
