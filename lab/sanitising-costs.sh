@@ -1,5 +1,5 @@
 #!/bin/sh
-# The cost of zeroing freed pages, in instructions (docs/concepts/faasnap.md). In the lab, as root:
+# Cost of zeroing freed pages, in instructions (docs/concepts/faasnap.md). In the lab, as root:
 #   firn lab run --icount --timeout 3600 --in guest/functions --in lab/sanitising-costs.sh -- \
 #       sh /in/sanitising-costs.sh [FUNCTION]
 # Prints one JSON object for each way, in millions of instructions of the monitor's process, the

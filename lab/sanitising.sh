@@ -1,5 +1,5 @@
 #!/bin/sh
-# The cost and gain of zeroing freed pages, in counts (docs/concepts/faasnap.md). In the lab, as root:
+# Cost and gain of zeroing freed pages, in counts (docs/concepts/faasnap.md). In the lab, as root:
 #   firn lab run --timeout 3000 --in guest/functions --in lab/sanitising.sh -- \
 #       sh /in/sanitising.sh [FUNCTION]
 # For each way a function is booted, invoked once and frozen. A run of that snapshot is recorded on

@@ -80,7 +80,8 @@ pub fn serve(options: &ServeOptions, ready: impl FnOnce(SocketAddr)) -> Result<(
         .build()
         .map_err(ServeError::System)?;
     let served = runtime.block_on(run(options, ready));
-    // Does not wait for the guests of requests that are still in flight: they end with this process.
+    // Does not wait for the guests of requests that are still in flight: they end with this
+    // process.
     runtime.shutdown_background();
     served
 }

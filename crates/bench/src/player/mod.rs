@@ -1,9 +1,9 @@
 //! The player: a guest that replays a recorded trace and reports what it measured.
 //!
 //! [`freeze()`] builds the guest's memory from a trace, or from several traces of one function, and
-//! freezes it before its first instruction into an ordinary snapshot. [`elf`](elf()) builds the same
-//! guest for other monitors. [`firn_run::player`] thaws and records players. The guest is the crate
-//! `firn_player`; this crate embeds it as a program.
+//! freezes it before its first instruction into an ordinary snapshot. [`elf`](elf()) builds the
+//! same guest for other monitors. [`firn_run::player`] thaws and records players. The guest is the
+//! crate `firn_player`; this crate embeds it as a program.
 
 mod elf;
 mod freeze;

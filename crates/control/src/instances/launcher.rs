@@ -247,8 +247,8 @@ impl Launcher {
         Ok(VersionSnapshot { place, bytes, planner })
     }
 
-    /// The first planner that makes a plan for a snapshot on this host. A monitor makes the plan, because
-    /// the daemon does not parse snapshots.
+    /// The first planner that makes a plan for a snapshot on this host. A monitor makes the plan,
+    /// because the daemon does not parse snapshots.
     async fn choose_planner(
         self: &Arc<Self>,
         place: &SnapshotPlace,

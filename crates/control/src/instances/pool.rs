@@ -17,8 +17,8 @@ pub(crate) struct SnapshotPool {
 }
 
 impl SnapshotPool {
-    /// Connects to the manager of the pool at `path`, a medium or a manager's socket. Starts the manager
-    /// of a medium if it does not run: a process of the firn program at `program`.
+    /// Connects to the manager of the pool at `path`, a medium or a manager's socket. Starts the
+    /// manager of a medium if it does not run: a process of the firn program at `program`.
     pub(crate) fn open(program: &Path, path: &Path) -> Result<Self, PoolManagerError> {
         let manager = Mutex::new(PoolManager::open(program, path)?);
         Ok(Self { program: program.to_owned(), path: path.to_owned(), manager })

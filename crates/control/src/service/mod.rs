@@ -49,8 +49,8 @@ pub struct ControlOptions {
     pub images: Option<PathBuf>,
     /// Number of standby monitors.
     pub standby: usize,
-    /// The pool for snapshots: its medium, or its manager's socket. `None` to store snapshots in the
-    /// daemon's directory.
+    /// The pool for snapshots: its medium, or its manager's socket. `None` to store snapshots in
+    /// the daemon's directory.
     pub pool: Option<PathBuf>,
     /// Planners for functions that do not choose one with `FIRN_PLANNER`, best first. A version
     /// uses the first planner that can thaw its snapshot on this host.
