@@ -25,7 +25,7 @@ pub struct ProcessCounters {
 pub struct ProcessCountersError {
     /// The process.
     process: String,
-    /// The file, and what is wrong with it.
+    /// The file and its error.
     source: ProcError,
 }
 

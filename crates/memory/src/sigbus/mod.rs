@@ -24,7 +24,7 @@ use crate::slot::Slot;
 pub(crate) use handler::RegisteredSlots;
 pub use handler::install;
 
-/// A byte of a mapped file that is not there any more.
+/// A byte of a mapped file that is lost.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("byte {offset:#x} of {} is lost: {}", file.display(), reason(*len))]
 pub struct LostBacking {
