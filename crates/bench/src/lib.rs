@@ -11,6 +11,18 @@
 //! a process of its own, the page cache is in a verified state, and a single wrong page ends a
 //! measurement without results. Results are serde types, which render themselves as text, as
 //! Markdown and as SVG. Nothing here prints; a [`Progress`] receives the progress.
+//!
+//! ```no_run
+//! use firn_bench::{Harness, Interrupt, PlayersConfig, Quiet, ThawConfig};
+//!
+//! let interrupt = Interrupt::catch()?;
+//! let program = "target/release/firn".into();
+//! let harness = Harness { program, interrupt: &interrupt, progress: &Quiet };
+//! let players = PlayersConfig { traces: vec!["json-a".to_owned()], ..PlayersConfig::default() };
+//! let results = ThawConfig { players, runs: 3, ..ThawConfig::default() }.run(&harness)?;
+//! println!("{}", results.text());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod batch;
 mod cache;
