@@ -22,8 +22,7 @@ mod telemetry;
 pub use blocking::TaskFailed;
 pub use functions::{
     Alias, Code, CodeError, ConfigurationChange, ConfigurationError, Field, ImageError, LATEST,
-    MAX_ENVIRONMENT, MAX_UNPACKED, MAX_ZIP, NameError, Runtime, SnapshotPlace, Target, Version,
-    VersionSnapshot, VersionState,
+    MAX_ENVIRONMENT, MAX_UNPACKED, MAX_ZIP, NameError, Runtime, Target, Version, VersionState,
 };
 pub use instances::{
     AcquireError, BootFiles, DaemonStatus, InvocationReport, InvokeFailure, Invoked, Latency,

@@ -14,7 +14,5 @@ pub use images::ImageError;
 pub(crate) use images::Images;
 pub(crate) use name::is_alias;
 pub use name::{NameError, Target};
-pub use version::{
-    Alias, Code, LATEST, Runtime, SnapshotPlace, Version, VersionSnapshot, VersionState,
-};
-pub(crate) use version::{FunctionRecord, new_revision, timestamp};
+pub use version::{Alias, Code, LATEST, Runtime, Version, VersionState};
+pub(crate) use version::{FunctionRecord, SnapshotPlace, VersionSnapshot, new_revision, timestamp};

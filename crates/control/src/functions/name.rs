@@ -11,6 +11,15 @@ const MAX_NAME: usize = 64;
 const MAX_QUALIFIER: usize = 128;
 
 /// A function, and the version or alias of it that a request names.
+///
+/// ```
+/// use firn_control::Target;
+///
+/// let target = Target::new("resize", Some("live"))?;
+/// assert_eq!((target.name(), target.qualifier()), ("resize", Some("live")));
+/// assert!(Target::new("../resize", None).is_err());
+/// # Ok::<(), firn_control::NameError>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
     name: String,

@@ -55,7 +55,7 @@ pub struct Version {
     /// Whether the version can be invoked.
     pub state: VersionState,
     /// The snapshot that microVMs of this version are thawed from.
-    pub snapshot: Option<VersionSnapshot>,
+    pub(crate) snapshot: Option<VersionSnapshot>,
 }
 
 /// A version's code.
@@ -109,18 +109,18 @@ pub enum VersionState {
 
 /// A version's snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct VersionSnapshot {
+pub(crate) struct VersionSnapshot {
     /// Where it is stored.
-    pub place: SnapshotPlace,
+    pub(crate) place: SnapshotPlace,
     /// Size of its stored image, bytes.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// The planner that thaws it, unless the function names another.
-    pub planner: String,
+    pub(crate) planner: String,
 }
 
 /// Where a version's snapshot is stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum SnapshotPlace {
+pub(crate) enum SnapshotPlace {
     /// In the directory of this name among the daemon's snapshots.
     Directory(String),
     /// In the daemon's pool, under this name.
