@@ -1,7 +1,8 @@
-//! Putting what was learnt of a snapshot's runs beside it: its profile, and files packed from its image.
+//! Attaching data of earlier runs to a snapshot: its profile, and files packed from its image.
 //!
-//! Each goes in by one rename within the snapshot's directory, after it was written and synced in a staging directory.
-//! Image, machine state and manifest stay as they were frozen; who has the snapshot open keeps what it has.
+//! Each file is written and synced in a staging directory, then renamed into the snapshot's
+//! directory. Image, machine state and manifest do not change. A process that has the snapshot open
+//! keeps the old files.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -9,29 +10,30 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use crate::container::{CONTAINER_FILE, Entry, Header, PROFILE_VERSION, Section};
-use crate::error::OpenError;
+use crate::container::{Entry, Header};
+use crate::decode::decode_manifest;
+use crate::directory::{open_container, open_directory};
+use crate::error::{OpenError, OpenPooledError};
+use crate::files::{CONTAINER_FILE, PackedFile};
 use crate::freeze_error::FreezeError;
-use crate::grant::OpenPooledError;
 use crate::image::SparseFile;
 use crate::manifest::Manifest;
-use crate::packed::PackedFile;
 use crate::profile::{Profile, ProfileError};
 use crate::read_at::ReadAt;
-use crate::snapshot::{decode_manifest, open_container, open_dir};
+use crate::section::{PROFILE_VERSION, Section};
 use crate::staging::Staging;
 
-/// Most bytes copied at once.
+/// Maximum number of bytes copied at once.
 pub(crate) const COPY: usize = 1 << 20;
 
-/// Why nothing was put beside a snapshot. It is as it was.
+/// Why data was not attached to a snapshot. The snapshot is unchanged.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum AttachError {
-    /// The snapshot is refused.
+    /// The snapshot cannot be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The pool does not give the snapshot.
+    /// The snapshot in the pool cannot be opened.
     #[error(transparent)]
     Pool(#[from] OpenPooledError),
     /// The profile is not one of this snapshot.
@@ -39,7 +41,7 @@ pub enum AttachError {
     Profile {
         /// The snapshot's directory.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: ProfileError,
     },
     /// The pages to pack are not pages of this snapshot.
@@ -47,7 +49,7 @@ pub enum AttachError {
     Table {
         /// The snapshot's directory.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: ProfileError,
     },
     /// The profile cannot be encoded.
@@ -58,13 +60,13 @@ pub enum AttachError {
     Write(#[from] FreezeError),
 }
 
-/// Puts a profile into the snapshot at `path`, in the place of the one it has. Packed files of the old profile stay: they
-/// name the profile that they were packed by.
+/// Replaces the profile of the snapshot at `path`. Packed files of the old profile remain; their
+/// header identifies the profile that they were packed by.
 ///
 /// # Errors
-/// [`AttachError`]; the snapshot is as it was.
+/// [`AttachError`]; the snapshot is unchanged.
 pub fn set_profile(path: &Path, profile: &Profile) -> Result<(), AttachError> {
-    let dir = open_dir(path)?;
+    let dir = open_directory(path)?;
     let container_path = path.join(CONTAINER_FILE);
     let container = open_container(&dir, path)?;
     let new = WithProfile::of(&container, &container_path, profile)?;
@@ -79,10 +81,10 @@ pub fn set_profile(path: &Path, profile: &Profile) -> Result<(), AttachError> {
     Ok(staging.move_into(&dir, CONTAINER_FILE)?)
 }
 
-/// Takes bytes for an offset.
+/// Writes bytes at an offset.
 pub(crate) type Put<'a> = dyn FnMut(u64, &[u8]) -> Result<(), FreezeError> + 'a;
 
-/// A container as it is with another profile.
+/// A container with a new profile.
 pub(crate) struct WithProfile {
     pub(crate) header: Header,
     pub(crate) manifest: Manifest,
@@ -91,7 +93,7 @@ pub(crate) struct WithProfile {
 }
 
 impl WithProfile {
-    /// The container at `path` with this profile, which has to be one of its snapshot.
+    /// The container at `path` with this profile, which must match its snapshot.
     pub(crate) fn of(
         container: &dyn ReadAt,
         path: &Path,
@@ -109,7 +111,7 @@ impl WithProfile {
         Ok(Self { header, manifest, old, profile })
     }
 
-    /// Writes it, with all other sections as they are in `container`.
+    /// Writes the container; all other sections are copied from `container`.
     pub(crate) fn write(
         &self,
         container: &dyn ReadAt,
@@ -129,16 +131,16 @@ impl WithProfile {
     }
 }
 
-/// Puts a packed file beside the snapshot at `path`, in the place of the one it has. `write` fills it, from its beginning.
+/// Replaces a packed file of the snapshot at `path`. `write` writes its content from offset 0.
 ///
 /// # Errors
-/// [`AttachError`]; the snapshot is as it was.
+/// [`AttachError`]; the snapshot is unchanged.
 pub(crate) fn set_packed(
     path: &Path,
     kind: PackedFile,
     write: impl FnOnce(&File) -> std::io::Result<()>,
 ) -> Result<(), AttachError> {
-    let dir: OwnedFd = open_dir(path)?;
+    let dir: OwnedFd = open_directory(path)?;
     open_container(&dir, path)?;
     let staging = Staging::create(path)?;
     let file = staging.create_file(kind.name())?;

@@ -1,51 +1,22 @@
-//! `snapshot.firn`: the header, which holds versions, lengths and CRCs, and the sections behind it.
+//! `snapshot.firn`: the header with versions, lengths and CRCs, followed by the sections.
 //!
 //! The byte layout is in `docs/reference/snapshot-format.md`.
 
-use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
-use firn_base::PAGE_SIZE;
-
 use crate::error::OpenError;
 use crate::freeze_error::FreezeError;
-use crate::layout::{CHUNK_PAGES, MAX_MEMORY};
-use crate::packed::PackedFile;
-use crate::page_set::PageSet;
 use crate::read_at::ReadAt;
-
-/// Version of the container: the header, the manifest, the zero map, the digests and the image.
-pub const CONTAINER_VERSION: u32 = 1;
-/// Version of the profile section.
-pub const PROFILE_VERSION: u32 = 3;
-/// The version before: a profile without its last part.
-pub(crate) const PROFILE_VERSION_WITHOUT_LEAVES: u32 = 2;
-/// The version of a profile section that is empty: nothing was recorded yet.
-pub(crate) const NO_PROFILE_VERSION: u32 = 1;
-
-/// File that holds all of a snapshot but image and overlay.
-pub(crate) const CONTAINER_FILE: &str = "snapshot.firn";
-/// File that holds guest memory.
-pub(crate) const IMAGE_FILE: &str = "memory.img";
-/// File that holds the writable disk.
-pub(crate) const OVERLAY_FILE: &str = "overlay.img";
-/// Every file that a snapshot may consist of.
-pub(crate) const FILES: [&str; 6] = [
-    CONTAINER_FILE,
-    IMAGE_FILE,
-    OVERLAY_FILE,
-    PackedFile::WorkingSet.name(),
-    PackedFile::LoadingSet.name(),
-    PackedFile::UsedWorkingSet.name(),
-];
+use crate::section::{
+    CONTAINER_VERSION, MAX_HEADER_LEN, NO_PROFILE_VERSION, PROFILE_VERSION, Section,
+};
 
 /// First bytes of `snapshot.firn`, in every version.
 pub(crate) const MAGIC: [u8; 16] = *b"firn snapshot\n\0\0";
-/// Bytes that mean the same in every version: magic, container version, header length.
+/// Bytes with the same meaning in every version: magic, container version, header length.
 const PREAMBLE_LEN: usize = 24;
-/// Longest header that any version may have; it bounds what is read before the CRC is known to be right.
-const MAX_HEADER_LEN: usize = 4096;
+
 /// Bytes of the CRC-32 that ends the header.
 const CRC_LEN: usize = 4;
 /// Bytes of one entry of the section table: name (8), version (4), CRC-32 (4), length (8).
@@ -55,7 +26,8 @@ const TABLE_START: usize = PREAMBLE_LEN + 8;
 /// Length of the header of this version.
 pub(crate) const HEADER_LEN: usize = TABLE_START + Section::TABLE.len() * ENTRY_LEN + CRC_LEN;
 
-/// Architecture of this host, as ELF's `e_machine` names it; 0 where firn does not run.
+/// Architecture of this host, as ELF's `e_machine` names it; 0 on architectures that firn does not
+/// support.
 pub(crate) const HOST_ARCHITECTURE: u32 = if cfg!(target_arch = "x86_64") {
     62
 } else if cfg!(target_arch = "aarch64") {
@@ -63,71 +35,6 @@ pub(crate) const HOST_ARCHITECTURE: u32 = if cfg!(target_arch = "x86_64") {
 } else {
     0
 };
-
-/// A part of `snapshot.firn`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Section {
-    /// Versions, architecture, and the table of the sections.
-    Header,
-    /// The [`crate::Manifest`].
-    Manifest,
-    /// State of vCPUs and devices, opaque to this crate.
-    MachineState,
-    /// Which pages of the image are zero.
-    ZeroMap,
-    /// What earlier runs touched.
-    Profile,
-    /// A digest for each page of the image.
-    Digests,
-}
-
-impl Section {
-    /// The sections behind the header, in the order of table and file.
-    pub(crate) const TABLE: [Self; 5] =
-        [Self::Manifest, Self::MachineState, Self::ZeroMap, Self::Profile, Self::Digests];
-
-    /// Name in the section table.
-    fn tag(self) -> [u8; 8] {
-        *match self {
-            Self::Header => b"header\0\0",
-            Self::Manifest => b"manifest",
-            Self::MachineState => b"machine\0",
-            Self::ZeroMap => b"zeromap\0",
-            Self::Profile => b"profile\0",
-            Self::Digests => b"digests\0",
-        }
-    }
-
-    /// Most bytes that the section may have. It bounds what a reader allocates for a hostile file.
-    pub(crate) const fn max_len(self) -> u64 {
-        match self {
-            Self::Header => MAX_HEADER_LEN as u64,
-            Self::Manifest => 1 << 20,
-            Self::MachineState => 64 << 20,
-            Self::ZeroMap => MAX_MEMORY / PAGE_SIZE / 8,
-            Self::Profile => 64 << 20,
-            Self::Digests => digests_len(MAX_MEMORY / PAGE_SIZE),
-        }
-    }
-}
-
-impl fmt::Display for Section {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Header => "header",
-            Self::Manifest => "manifest",
-            Self::MachineState => "machine state",
-            Self::ZeroMap => "zero map",
-            Self::Profile => "profile",
-            Self::Digests => "digests",
-        })
-    }
-}
-
-/// Length in bytes of the digests of `pages` pages: 8 bytes for a page, 4 for each chunk's CRC.
-pub(crate) const fn digests_len(pages: u64) -> u64 {
-    pages * 8 + pages.div_ceil(CHUNK_PAGES) * 4
-}
 
 /// One entry of the section table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -187,7 +94,7 @@ impl Header {
         Ok(Self { architecture: HOST_ARCHITECTURE, entries })
     }
 
-    /// Gives a section another entry.
+    /// Replaces the entry of a section.
     pub(crate) fn set(&mut self, entry: Entry) -> Result<(), FreezeError> {
         let (section, max) = (entry.section, entry.section.max_len());
         if entry.len > max {
@@ -200,7 +107,7 @@ impl Header {
         Ok(())
     }
 
-    /// Reads the header of `file`, and checks all that it says against itself and the file's length.
+    /// Reads the header of `file` and checks that it is consistent and matches the file's length.
     pub(crate) fn read(file: &dyn ReadAt, path: &Path) -> Result<Self, OpenError> {
         let io = |source| OpenError::Io { path: path.into(), action: "read", source };
         let file_len = file.size().map_err(io)?;
@@ -230,7 +137,7 @@ impl Header {
         Ok(header)
     }
 
-    /// Decodes the header at the start of `bytes`, which are the file's first 4096 (or all it has).
+    /// Decodes the header at the start of `bytes`, which are the file's first 4096 (or fewer).
     fn decode(bytes: &[u8], path: &Path) -> Result<Self, OpenError> {
         let damaged = || OpenError::Damaged { path: path.into(), section: Section::Header };
         let truncated = |expected: usize| OpenError::Truncated {
@@ -271,7 +178,7 @@ impl Header {
         Self::decode_table(&bytes[..body], path)
     }
 
-    /// Decodes what follows the preamble of a version 1 header, its CRC left out.
+    /// Decodes what follows the preamble of a version 1 header, without its CRC.
     fn decode_table(bytes: &[u8], path: &Path) -> Result<Self, OpenError> {
         let malformed =
             |reason| OpenError::Malformed { path: path.into(), section: Section::Header, reason };
@@ -334,8 +241,8 @@ impl Header {
         &self.entries[index.unwrap_or_default()]
     }
 
-    /// Where `section` lies in the file. The sections follow the header and each other without gaps; their
-    /// lengths are bounded, so the sum cannot overflow.
+    /// The range of `section` in the file. The sections follow the header and each other without
+    /// gaps; their lengths are bounded, so the sum cannot overflow.
     pub(crate) fn range(&self, section: Section) -> Range<u64> {
         let mut start = HEADER_LEN as u64;
         for entry in &self.entries {
@@ -371,15 +278,6 @@ impl Header {
         }
         Ok(bytes)
     }
-}
-
-/// The zero map of a section's bytes, for an image of `pages` pages.
-pub(crate) fn decode_zero_map(bytes: &[u8], pages: u64, path: &Path) -> Result<PageSet, OpenError> {
-    PageSet::from_bytes(bytes, pages).ok_or_else(|| OpenError::Malformed {
-        path: path.into(),
-        section: Section::ZeroMap,
-        reason: "it does not have one bit for each page of guest memory",
-    })
 }
 
 fn u32_at(bytes: &[u8], offset: usize) -> u32 {

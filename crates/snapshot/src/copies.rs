@@ -1,4 +1,4 @@
-//! Parts of an image that a pool's manager copied ahead for one microVM.
+//! Parts of an image that a pool's manager copied in advance for one microVM.
 
 use std::fs::File;
 
@@ -6,16 +6,16 @@ use firn_base::{PAGE_SIZE, PageRange};
 use firn_pool::NoCopy;
 use serde::Serialize;
 
-/// Which parts of an image a copy holds: packed one behind the other, in ascending order of the image.
+/// The parts of an image that a copy contains, one after the other in ascending order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct CopyTable {
-    /// Each part, and where it begins in the copy, in bytes.
+    /// Each part and its offset in the copy, in bytes.
     parts: Vec<(PageRange, u64)>,
 }
 
 impl CopyTable {
-    /// The table of a copy that holds these parts, which have to be in ascending order and apart from each other: what is
-    /// not is left out, with all that follows.
+    /// The table of a copy with these parts, which must be ascending and must not overlap. The
+    /// first part that breaks this rule and all parts after it are left out.
     #[must_use]
     pub fn new(parts: impl IntoIterator<Item = PageRange>) -> Self {
         let (mut end, mut place) = (0, 0_u64);
@@ -31,24 +31,24 @@ impl CopyTable {
         Self { parts: table }
     }
 
-    /// The parts, in image pages, each with where it begins in the copy, in bytes.
+    /// The parts in image pages, each with its offset in the copy in bytes.
     pub fn parts(&self) -> impl Iterator<Item = (PageRange, u64)> {
         self.parts.iter().copied()
     }
 
-    /// Whether it holds nothing.
+    /// Whether the copy is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty()
     }
 
-    /// Bytes that the copy takes.
+    /// Size of the copy in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.parts.last().map_or(0, |(part, place)| place + part.pages * PAGE_SIZE)
     }
 
-    /// Where the bytes at an offset of the image are in the copy, if it holds them.
+    /// The offset in the copy of the bytes at an image offset, if the copy contains them.
     #[must_use]
     pub fn place(&self, image_offset: u64) -> Option<u64> {
         let page = image_offset / PAGE_SIZE;
@@ -58,18 +58,18 @@ impl CopyTable {
     }
 }
 
-/// The chunk set that a microVM was started with, and the copy of it that a pool's manager lent.
+/// The chunk set of a microVM, and the copy of it that a pool's manager lent.
 #[derive(Debug, Default)]
 pub struct Copies {
     /// The key of the chunk set.
     pub key: String,
     /// Image pages of the chunk set, in whole chunks of 2 MiB, ascending.
     pub expected: Vec<PageRange>,
-    /// What the copy holds: nothing where none was ready.
+    /// The parts in the copy; empty if no copy was ready.
     pub table: CopyTable,
-    /// The copy, which belongs to the microVM alone; to be mapped shared, at leaves of 2 MiB.
+    /// The copy, which only this microVM uses; map it shared, at leaves of 2 MiB.
     pub file: Option<File>,
-    /// Why there is none.
+    /// Why there is no copy.
     pub absent: Option<NoCopy>,
 }
 

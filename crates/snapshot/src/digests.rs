@@ -8,9 +8,9 @@ use firn_base::PAGE_SIZE;
 use thiserror::Error;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::container::digests_len;
 use crate::layout::CHUNK_PAGES;
 use crate::read_at::ReadAt;
+use crate::section::digests_len;
 
 /// Bytes in a page, for slices.
 pub(crate) const PAGE_LEN: usize = 4096;
@@ -20,9 +20,10 @@ const DIGEST_LEN: usize = 8;
 
 /// The digests of a snapshot's pages.
 ///
-/// They are stored in one record for each chunk of 2 MiB: an XXH3-64 digest for each page, then a CRC-32 of the
-/// chunk's index and those digests. A record is read and checked when a page of its chunk is first asked for,
-/// and kept (8 bytes for each page). Shared references may be used by many threads.
+/// They are stored in one record for each chunk of 2 MiB: an XXH3-64 digest for each page, then a
+/// CRC-32 of the chunk's index and those digests. A record is read and checked when a page of its
+/// chunk is first requested, and then kept in memory (8 bytes for each page). Several threads may
+/// use one value.
 #[derive(Debug)]
 pub struct Digests {
     file: Box<dyn ReadAt>,
@@ -33,14 +34,14 @@ pub struct Digests {
     records: OnceLock<Box<[Record]>>,
 }
 
-/// The digests of one chunk's pages, once they were read.
+/// The digests of one chunk's pages, after they were read.
 type Record = OnceLock<Box<[u64]>>;
 
-/// Why pages were not found good.
+/// Why a check of pages failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum DigestError {
-    /// A page's bytes are not those that were frozen.
+    /// A page differs from the frozen one.
     #[error(
         "page {image_page} of the image is damaged: its digest does not match; run firn verify on the \
          snapshot, and freeze again"
@@ -49,7 +50,7 @@ pub enum DigestError {
         /// The first bad page, by its number in the image.
         image_page: u64,
     },
-    /// The record that holds the digests is itself damaged.
+    /// The record with the digests is damaged.
     #[error("{}: the digests of chunk {chunk} are damaged: their CRC does not match; freeze again", .path.display())]
     DamagedRecord {
         /// The file.
@@ -62,14 +63,14 @@ pub enum DigestError {
         "{bytes} bytes from page {image_page} are not whole pages of an image of {pages} pages"
     )]
     OutOfRange {
-        /// First page asked for.
+        /// The first requested page.
         image_page: u64,
         /// Bytes given.
         bytes: usize,
         /// Pages of the image.
         pages: u64,
     },
-    /// The operating system refused.
+    /// The operating system returned an error.
     #[error("cannot read the digests in {}", .path.display())]
     Io {
         /// The file.
@@ -84,10 +85,12 @@ impl Digests {
         Self { file: Box::new(file), path, start, pages, records: OnceLock::new() }
     }
 
-    /// Checks `bytes`, one or more whole pages, against the digests of the image's pages from `image_page` on.
+    /// Checks `bytes`, one or more whole pages, against the digests of the image's pages starting
+    /// at `image_page`.
     ///
     /// # Errors
-    /// [`DigestError::Mismatch`] names the first bad page; other variants say why nothing could be compared.
+    /// [`DigestError::Mismatch`] contains the first bad page; the other variants report why pages
+    /// could not be compared.
     pub fn check(&self, image_page: u64, bytes: &[u8]) -> Result<(), DigestError> {
         let out_of_range =
             || DigestError::OutOfRange { image_page, bytes: bytes.len(), pages: self.pages };
@@ -105,7 +108,7 @@ impl Digests {
         Ok(())
     }
 
-    /// The digests of `chunk`'s pages; `chunk` is one of the image's.
+    /// The digests of `chunk`'s pages; `chunk` must be within the image.
     fn record(&self, chunk: u64) -> Result<&[u64], DigestError> {
         let chunks = usize::try_from(self.pages.div_ceil(CHUNK_PAGES)).unwrap_or(usize::MAX);
         let records = self.records.get_or_init(|| (0..chunks).map(|_| Record::new()).collect());
@@ -117,7 +120,7 @@ impl Digests {
         Ok(slot.get_or_init(|| record))
     }
 
-    /// Reads and checks the record of `chunk`, one of the image's, and does not keep it.
+    /// Reads and checks the record of `chunk`, which must be within the image, without keeping it.
     pub(crate) fn read_record(&self, chunk: u64) -> Result<Box<[u64]>, DigestError> {
         let first_page = chunk * CHUNK_PAGES;
         let pages = (self.pages - first_page).min(CHUNK_PAGES);
@@ -156,7 +159,7 @@ pub(crate) fn index_in_chunk(image_page: u64) -> usize {
     usize::try_from(image_page % CHUNK_PAGES).unwrap_or(usize::MAX)
 }
 
-/// The chunk's index is covered too: a record in another's place is found.
+/// The CRC covers the chunk's index, so a record in the wrong place is detected.
 fn record_crc(chunk: u64, digests: &[u8]) -> u32 {
     let mut crc = crc32fast::Hasher::new();
     crc.update(&chunk.to_le_bytes());

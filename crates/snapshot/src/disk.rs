@@ -1,58 +1,43 @@
-//! Disks: reading them with their holes, and telling them apart by digest.
+//! Disks: reading them without their holes, and identifying them by digest.
 
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use postcard_schema::Schema;
-use rustix::fs::{CWD, Mode, OFlags, SeekFrom, openat, seek};
-use rustix::io::Errno;
-use serde::{Deserialize, Serialize};
+use rustix::fs::{CWD, Mode, OFlags, openat};
 use thiserror::Error;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::freeze_error::FreezeError;
-use crate::manifest::DiskInfo;
+use crate::manifest::{DiskIdentity, DiskInfo};
+use crate::read_at::{ReadAt, next_data};
 
 /// Bytes that one inner digest of a disk covers (2 MiB).
 const BLOCK_SIZE: u64 = 2 << 20;
-/// Bytes at the start of a disk that [`DiskIdentity::head`] covers. A file system's superblock, with its
-/// UUID and its times, is among them.
+/// Bytes at the start of a disk that [`DiskIdentity::head`] covers. They include a file system's
+/// superblock with its UUID and timestamps.
 const HEAD_SIZE: usize = 64 << 10;
-
-/// What a disk holds, by length and digests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Schema)]
-pub struct DiskIdentity {
-    /// Length in bytes.
-    pub len: u64,
-    /// XXH3-64 of the first 64 KiB (or of all, when shorter): cheap enough to check at every start.
-    pub head: u64,
-    /// Digest of all: XXH3-64 over the XXH3-64 digests (little-endian) of the disk's blocks of 2 MiB. Two levels,
-    /// so that holes cost nothing.
-    pub digest: u64,
-}
 
 /// A disk that can be read from start to end.
 pub trait DiskSource {
     /// Length in bytes. It must not change while the disk is read.
     ///
     /// # Errors
-    /// Whatever keeps the length from being known.
+    /// Any error of determining the length.
     fn size(&mut self) -> io::Result<u64>;
 
-    /// The first range at or after `offset` that may hold other bytes than 0, cut at `offset`; `None` when there
-    /// is none before the end.
+    /// The first range at or after `offset` that may contain nonzero bytes, cut at `offset`; `None`
+    /// if all bytes up to the end are zero.
     ///
     /// # Errors
-    /// Whatever keeps the disk from being read.
+    /// Any error of reading the disk.
     fn next_data(&mut self, offset: u64) -> io::Result<Option<Range<u64>>>;
 
-    /// Fills `buf` from `offset`; the caller stays within the disk.
+    /// Fills `buf` from `offset`; the range must be within the disk.
     ///
     /// # Errors
-    /// Whatever keeps the disk from being read.
+    /// Any error of reading the disk.
     fn read(&mut self, buf: &mut [u8], offset: u64) -> io::Result<()>;
 }
 
@@ -75,35 +60,35 @@ impl DiskSource for &File {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum DiskError {
-    /// It cannot be opened.
+    /// The disk cannot be opened.
     #[error("disk {id} cannot be opened at {}", .path.display())]
     Open {
         /// Name of the disk.
         id: String,
-        /// Where it is expected.
+        /// The expected path.
         path: PathBuf,
         /// Why it failed.
         source: io::Error,
     },
-    /// It is a directory, a device, a pipe.
+    /// The path is not a regular file.
     #[error("disk {id}: {} is not a regular file; give the file that holds the disk", .path.display())]
     NotAFile {
         /// Name of the disk.
         id: String,
-        /// Where it lies.
+        /// The path.
         path: PathBuf,
     },
-    /// It cannot be read.
+    /// The disk cannot be read.
     #[error("disk {id} cannot be read from {}", .path.display())]
     Read {
         /// Name of the disk.
         id: String,
-        /// Where it lies.
+        /// The path.
         path: PathBuf,
         /// Why it failed.
         source: io::Error,
     },
-    /// It does not hold what it held at the freeze.
+    /// The content differs from that at the freeze.
     #[error(
         "disk {id}: {} is not what it was at the freeze (length or digest differ); put that file back, \
          or freeze again",
@@ -112,21 +97,21 @@ pub enum DiskError {
     Changed {
         /// Name of the disk.
         id: String,
-        /// Where it lies.
+        /// The path.
         path: PathBuf,
     },
 }
 
 impl DiskIdentity {
-    /// Reads all of `file` (its holes apart) and digests it. The file's position is moved.
+    /// Reads and digests all of `file` except its holes. The file's position is moved.
     ///
     /// # Errors
-    /// Whatever keeps the file from being read.
+    /// Any error of reading the file.
     pub fn of(file: &File) -> io::Result<Self> {
         scan(&mut &*file, |_, _| Ok(()))
     }
 
-    /// Whether `file` has this length and these first 64 KiB.
+    /// Whether `file` has this length and the same first 64 KiB.
     fn head_matches(&self, file: &File) -> io::Result<bool> {
         if file.metadata()?.len() != self.len {
             return Ok(false);
@@ -155,7 +140,8 @@ impl DiskInfo {
         disk.identified(&file)
     }
 
-    /// Describes the disk in an open file; reads all of it. `path` is where a start looks for it: absolute, without links.
+    /// Describes the disk in an open file; reads all of it. `path` is the path at which a start
+    /// opens it: absolute, without links.
     ///
     /// # Errors
     /// [`DiskError`] when it cannot be read, or is not a regular file.
@@ -175,21 +161,23 @@ impl DiskInfo {
         Ok(Self { identity, ..self })
     }
 
-    /// Opens the disk read-only for a start, and checks its length and its first 64 KiB. What follows them is checked by
-    /// [`crate::verify()`].
+    /// Opens the disk read-only for a start, and checks its length and its first 64 KiB.
+    /// [`crate::verify()`] checks the rest.
     ///
     /// # Errors
-    /// [`DiskError`] when it is not there, cannot be read, or is another than at the freeze.
+    /// [`DiskError`] when it is missing, cannot be read, or differs from the disk at the freeze.
     pub fn open(&self) -> Result<File, DiskError> {
         let file = self.open_unchecked()?;
         self.check_file(&file)?;
         Ok(file)
     }
 
-    /// Checks length and first 64 KiB of an open file against the disk's, as [`DiskInfo::open`] does.
+    /// Checks length and first 64 KiB of an open file against the disk's, as [`DiskInfo::open`]
+    /// does.
     ///
     /// # Errors
-    /// [`DiskError`] when it cannot be read, is not a regular file, or differs from the disk at the freeze.
+    /// [`DiskError`] when it cannot be read, is not a regular file, or differs from the disk at the
+    /// freeze.
     pub fn check_file(&self, file: &File) -> Result<(), DiskError> {
         self.check_kind(file)?;
         match self.identity.head_matches(file) {
@@ -199,7 +187,7 @@ impl DiskInfo {
         }
     }
 
-    /// Checks all of the disk. `progress` is called with the bytes done.
+    /// Checks all of the disk. `progress` receives the number of bytes read so far.
     pub(crate) fn check(&self, progress: &mut dyn FnMut(u64)) -> Result<(), DiskError> {
         let file = self.open()?;
         match digest_with_progress(&file, progress) {
@@ -210,7 +198,7 @@ impl DiskInfo {
     }
 
     fn open_unchecked(&self) -> Result<File, DiskError> {
-        // Without NONBLOCK, a FIFO there would block the open for ever.
+        // Without NONBLOCK, a FIFO there would block the open forever.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = openat(CWD, &self.path, flags, Mode::empty())
             .map(File::from)
@@ -241,7 +229,7 @@ impl DiskInfo {
     }
 }
 
-/// The identity of `file`; `progress` is called with the bytes done.
+/// The identity of `file`; `progress` receives the number of bytes read so far.
 pub(crate) fn digest_with_progress(
     file: &File,
     progress: &mut dyn FnMut(u64),
@@ -252,8 +240,8 @@ pub(crate) fn digest_with_progress(
     })
 }
 
-/// Reads `source` from start to end, hands each block that may hold data to `block` (offset, bytes), and
-/// returns the identity of the whole.
+/// Reads `source` from start to end, passes each block that may contain data to `block` (offset,
+/// bytes), and returns the identity of the whole.
 pub(crate) fn scan<E: From<io::Error>>(
     source: &mut dyn DiskSource,
     mut block: impl FnMut(u64, &[u8]) -> Result<(), E>,
@@ -310,21 +298,33 @@ pub(crate) fn scan<E: From<io::Error>>(
     Ok(DiskIdentity { len, head, digest: digest.digest() })
 }
 
-/// The first range of `file` at or after `offset` that is no hole.
-pub(crate) fn next_data(file: &File, offset: u64) -> io::Result<Option<Range<u64>>> {
-    let start = match seek(file, SeekFrom::Data(offset)) {
-        Ok(start) => start,
-        Err(Errno::NXIO) => return Ok(None),
-        Err(error) => return Err(error.into()),
-    };
-    Ok(Some(start..seek(file, SeekFrom::Hole(start))?))
-}
-
 fn head_len(len: u64) -> usize {
     usize::try_from(len).map_or(HEAD_SIZE, |len| len.min(HEAD_SIZE))
 }
 
-/// What can go wrong while a disk is read and what it holds is written elsewhere.
+/// Bytes as a disk.
+struct Disk<'a>(&'a dyn ReadAt);
+
+impl DiskSource for Disk<'_> {
+    fn size(&mut self) -> io::Result<u64> {
+        self.0.size()
+    }
+
+    fn next_data(&mut self, offset: u64) -> io::Result<Option<Range<u64>>> {
+        self.0.next_data(offset)
+    }
+
+    fn read(&mut self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.0.read_exact_at(buf, offset)
+    }
+}
+
+/// The identity of a writable disk's content.
+pub(crate) fn identity_of(disk: &dyn ReadAt) -> io::Result<DiskIdentity> {
+    scan(&mut Disk(disk), |_, _| Ok(()))
+}
+
+/// An error of copying a disk.
 pub(crate) enum ScanError {
     Read(io::Error),
     Write(FreezeError),

@@ -6,7 +6,8 @@ use proptest::prelude::{any, prop_assert_eq, proptest};
 
 use super::{DiskError, DiskInfo, DiskSource, scan};
 
-/// A disk whose data lies in the given ranges, as a copy-on-write device merges base and upper file.
+/// A disk whose data lies in the given ranges, as a copy-on-write device merges base and upper
+/// file.
 struct Merged {
     bytes: Vec<u8>,
     data: Vec<Range<u64>>,

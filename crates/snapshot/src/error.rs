@@ -1,14 +1,16 @@
-//! Why a snapshot is refused.
+//! Errors of opening a snapshot.
 
 use std::io;
 use std::path::PathBuf;
 
+use firn_pool::{ClientError, MapExtentError};
 use thiserror::Error;
 
-use crate::container::Section;
+use crate::digests::DigestError;
 use crate::profile::ProfileError;
+use crate::section::Section;
 
-/// Why [`crate::Snapshot::open`] refuses a snapshot. Nothing has been written or started then.
+/// Why [`crate::Snapshot::open`] failed. Nothing was written or started.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -18,12 +20,12 @@ pub enum OpenError {
         /// The snapshot's directory.
         path: PathBuf,
     },
-    /// What lies there is something else.
+    /// The path is not a snapshot.
     #[error("{} is not a snapshot: {reason}; give a directory that firn freeze made", .path.display())]
     NotASnapshot {
         /// The directory, or the file in it.
         path: PathBuf,
-        /// What shows it.
+        /// The reason.
         reason: &'static str,
     },
     /// A file of the snapshot is missing.
@@ -32,13 +34,13 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
     },
-    /// A file of the snapshot is a link, a directory, a device.
+    /// A file of the snapshot is not a regular file.
     #[error("{} is not a regular file: a snapshot holds its files themselves, not links to them", .path.display())]
     NotAFile {
         /// The file.
         path: PathBuf,
     },
-    /// A file is shorter than it must be.
+    /// A file is too short.
     #[error(
         "{}{} is truncated: {actual} bytes of {expected}; copy the snapshot again, or freeze again",
         .path.display(), section_suffix(*.section)
@@ -46,14 +48,14 @@ pub enum OpenError {
     Truncated {
         /// The file.
         path: PathBuf,
-        /// The first section that is cut, for `snapshot.firn`.
+        /// The first truncated section, for `snapshot.firn`.
         section: Option<Section>,
-        /// Length that the file must have, in bytes.
+        /// Expected length in bytes.
         expected: u64,
-        /// Length that it has, in bytes.
+        /// Actual length in bytes.
         actual: u64,
     },
-    /// A file is longer than it must be.
+    /// A file is too long.
     #[error(
         "{} is too long: {actual} bytes instead of {expected}; it belongs to another snapshot, or was \
          appended to: copy the snapshot again, or freeze again",
@@ -62,12 +64,12 @@ pub enum OpenError {
     TooLong {
         /// The file.
         path: PathBuf,
-        /// Length that the file must have, in bytes.
+        /// Expected length in bytes.
         expected: u64,
-        /// Length that it has, in bytes.
+        /// Actual length in bytes.
         actual: u64,
     },
-    /// A section's bytes are not those that were written.
+    /// A section's CRC does not match.
     #[error("{}: the {section} is damaged: its CRC does not match; copy the snapshot again, or freeze again", .path.display())]
     Damaged {
         /// The file.
@@ -75,29 +77,29 @@ pub enum OpenError {
         /// The section.
         section: Section,
     },
-    /// A section's CRC is right, but what it says cannot be.
+    /// A section's CRC matches, but its content is invalid.
     #[error("{}: the {section} is malformed: {reason}; freeze again, or report a bug", .path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
         /// The section.
         section: Section,
-        /// What is wrong.
+        /// The reason.
         reason: &'static str,
     },
-    /// A section claims a length that no snapshot has.
+    /// A section's length is more than the maximum.
     #[error("{}: the {section} claims {len} bytes; at most {max} are allowed; freeze again, or report a bug", .path.display())]
     TooLarge {
         /// The file.
         path: PathBuf,
         /// The section.
         section: Section,
-        /// Length claimed, in bytes.
+        /// The section's length in bytes.
         len: u64,
-        /// Length allowed, in bytes.
+        /// The maximum length in bytes.
         max: u64,
     },
-    /// Written in a container version that this firn does not read.
+    /// The container version is not supported.
     #[error(
         "{} has container version {found}; this firn reads version {supported}: thaw it with the firn \
          that froze it, or freeze again",
@@ -108,10 +110,10 @@ pub enum OpenError {
         path: PathBuf,
         /// Version of the file.
         found: u32,
-        /// Version that is read.
+        /// Supported version.
         supported: u32,
     },
-    /// The profile has a version that this firn does not read.
+    /// The profile version is not supported.
     #[error(
         "{} has profile version {found}; this firn reads version {supported}: thaw it with the firn \
          that froze it, or freeze again",
@@ -122,18 +124,18 @@ pub enum OpenError {
         path: PathBuf,
         /// Version of the file.
         found: u32,
-        /// Version that is read.
+        /// Supported version.
         supported: u32,
     },
-    /// The profile is not one of this snapshot.
+    /// The profile does not match the snapshot.
     #[error("{} holds a profile that cannot be used", .path.display())]
     Profile {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: ProfileError,
     },
-    /// Frozen on another architecture.
+    /// The snapshot was frozen on another architecture.
     #[error(
         "{} was frozen on {}; this host is {}: thaw it on a host of its own architecture",
         .path.display(), architecture_name(*.found), architecture_name(*.host)
@@ -146,23 +148,51 @@ pub enum OpenError {
         /// Architecture of this host, as ELF's `e_machine`.
         host: u32,
     },
-    /// Each attempt found another snapshot in the place of the one it had begun to read.
+    /// The snapshot was replaced during every attempt to open it.
     #[error("{} was replaced {attempts} times while it was opened; try again when no freeze runs", .path.display())]
     Replaced {
         /// The snapshot's directory.
         path: PathBuf,
-        /// How often it was tried.
+        /// Number of attempts.
         attempts: u32,
     },
-    /// The operating system refused.
+    /// The operating system returned an error.
     #[error("cannot {action} {}", .path.display())]
     Io {
         /// The file or directory.
         path: PathBuf,
-        /// What was tried.
+        /// The failed action.
         action: &'static str,
         /// Why it failed.
         source: io::Error,
+    },
+}
+
+/// Why a snapshot in a pool cannot be opened.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum OpenPooledError {
+    /// The manager returned an error.
+    #[error(transparent)]
+    Manager(#[from] ClientError),
+    /// The extent cannot be mapped.
+    #[error(transparent)]
+    Map(#[from] MapExtentError),
+    /// The medium's descriptor cannot be duplicated.
+    #[error("keeping the descriptor of the pool's medium")]
+    Descriptor(#[source] io::Error),
+    /// The content of the extent is invalid.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The guest memory is damaged.
+    #[error("the snapshot {name} in the pool at {} is damaged; freeze it again", .pool.display())]
+    Damaged {
+        /// The snapshot.
+        name: String,
+        /// The socket of the pool's manager.
+        pool: PathBuf,
+        /// The first damaged page.
+        source: DigestError,
     },
 }
 

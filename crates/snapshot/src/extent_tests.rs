@@ -6,9 +6,10 @@ use std::sync::Arc;
 use proptest::prelude::{any, proptest};
 
 use super::{ExtentContents, ExtentTarget, MAX_RUNS, OverlayRuns, Tail, TailHeader, write_extent};
-use crate::container::{Header, Section};
-use crate::disk::DiskIdentity;
+use crate::container::Header;
 use crate::image::ImageSink;
+use crate::manifest::DiskIdentity;
+use crate::section::Section;
 use crate::tests::support::{Memory, description, file_with};
 use crate::{DiskSource, FreezeError, OpenError, ReadAt, SealReport, Snapshot};
 

@@ -1,23 +1,23 @@
-//! Why a snapshot could not be written.
+//! Errors of writing a snapshot.
 
 use std::io;
 use std::path::PathBuf;
 
 use thiserror::Error;
 
-use crate::container::Section;
+use crate::section::Section;
 
-/// Why [`crate::Writer`] gave up. The destination is as it was before.
+/// Why writing a snapshot failed. The destination is unchanged.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum FreezeError {
-    /// The destination has no last name, as `/` and `..` have none.
+    /// The destination does not end in a name, like `/` and `..`.
     #[error("{} cannot be a snapshot's directory: give a path that ends in a name", .path.display())]
     BadDestination {
         /// The destination.
         path: PathBuf,
     },
-    /// The directory that the snapshot shall lie in cannot be opened.
+    /// The parent directory cannot be opened.
     #[error("the snapshot's parent directory {} cannot be opened; create it first", .path.display())]
     Parent {
         /// The parent directory.
@@ -25,12 +25,12 @@ pub enum FreezeError {
         /// Why it failed.
         source: io::Error,
     },
-    /// The destination exists, and is something else than a snapshot.
+    /// The destination exists and is not a snapshot.
     #[error("{} exists and is not a snapshot: {reason}; it was left alone: choose another path, or remove it", .path.display())]
     NotASnapshot {
         /// The destination.
         path: PathBuf,
-        /// What shows it.
+        /// The reason.
         reason: &'static str,
     },
     /// The file system cannot swap two directories in one step.
@@ -43,13 +43,13 @@ pub enum FreezeError {
         /// The destination.
         path: PathBuf,
     },
-    /// Other processes kept changing the destination.
+    /// Other processes changed the destination during every attempt.
     #[error("{} was changed by other processes again and again; try again when they are done", .path.display())]
     Contended {
         /// The destination.
         path: PathBuf,
     },
-    /// No space, or a quota reached.
+    /// There is no space left, or a quota is reached.
     #[error(
         "no space (or quota) to write {}: it needs {needed} bytes, and {available} are available; free \
          some, or choose another file system",
@@ -58,9 +58,9 @@ pub enum FreezeError {
     NoSpace {
         /// The file.
         path: PathBuf,
-        /// Bytes that the whole file takes.
+        /// Size of the whole file in bytes.
         needed: u64,
-        /// Bytes that there were for it.
+        /// Bytes that were available.
         available: u64,
     },
     /// Guest memory could not be read.
@@ -71,16 +71,16 @@ pub enum FreezeError {
         /// Why it failed.
         source: io::Error,
     },
-    /// The source of guest memory gave another number of bytes than a chunk has.
+    /// The source of guest memory returned the wrong number of bytes.
     #[error(
         "the source of guest memory gave {actual} bytes instead of {expected} at offset {image_offset:#x} of the image"
     )]
     ChunkLength {
         /// Offset in the image.
         image_offset: u64,
-        /// Bytes asked for.
+        /// Requested bytes.
         expected: usize,
-        /// Bytes given.
+        /// Returned bytes.
         actual: usize,
     },
     /// The writable disk could not be read.
@@ -92,7 +92,7 @@ pub enum FreezeError {
     /// [`crate::Writer::seal`] before [`crate::Writer::write_image`].
     #[error("a snapshot without an image of guest memory cannot be sealed: write the image first")]
     NoImage,
-    /// A disk's path that the manifest cannot hold.
+    /// A disk's path is not UTF-8.
     #[error("the path of disk {} is not UTF-8: rename the file", .path.display())]
     PathNotUtf8 {
         /// The disk's path.
@@ -104,39 +104,39 @@ pub enum FreezeError {
         /// Why it failed.
         source: postcard::Error,
     },
-    /// A section is larger than a reader accepts.
+    /// A section is larger than the maximum.
     #[error("the {section} has {len} bytes; a snapshot holds at most {max}")]
     TooLarge {
         /// The section.
         section: Section,
         /// Its length in bytes.
         len: usize,
-        /// Most bytes allowed.
+        /// The maximum length in bytes.
         max: u64,
     },
     /// The extent of a pool could not be written.
     #[error("cannot {action} the snapshot's extent")]
     Extent {
-        /// What was tried.
+        /// The failed action.
         action: &'static str,
         /// Why it failed.
         source: io::Error,
     },
-    /// What is not zero of the writable disk lies in more pieces than a reader accepts.
+    /// The writable disk's data is in more pieces than the maximum.
     #[error(
         "the writable disk's data lies in more than {max} pieces, the most that a snapshot in a pool has: freeze \
          into a directory, or free some of the disk's space in the guest (fstrim)"
     )]
     TooManyRuns {
-        /// Most pieces allowed.
+        /// The maximum number of pieces.
         max: u64,
     },
-    /// The operating system refused.
+    /// The operating system returned an error.
     #[error("cannot {action} {}", .path.display())]
     Io {
         /// The file or directory.
         path: PathBuf,
-        /// What was tried.
+        /// The failed action.
         action: &'static str,
         /// Why it failed.
         source: io::Error,

@@ -1,54 +1,23 @@
 //! What a pool's manager grants for one run of a snapshot.
 
 use std::fs::File;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use firn_base::PageRange;
 use firn_pool::{
     COPY_CHUNK, ChunkRun, ChunkSet, Client, ClientError, CopyGrant, ExtentGrant, Imaging,
-    MapExtentError,
 };
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
 use crate::copies::{Copies, CopyTable};
-use crate::digests::DigestError;
-use crate::error::OpenError;
+use crate::directory::MAX_ATTEMPTS;
+use crate::error::{OpenError, OpenPooledError};
 use crate::in_pool::{check_pages, open_extent};
 use crate::layout::{CHUNK_PAGES, CHUNK_SIZE};
 use crate::page_set::PageSet;
-use crate::snapshot::{MAX_ATTEMPTS, Snapshot};
-
-/// Why a snapshot in a pool was not opened.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum OpenPooledError {
-    /// The manager did not grant it.
-    #[error(transparent)]
-    Manager(#[from] ClientError),
-    /// Its extent could not be mapped.
-    #[error(transparent)]
-    Map(#[from] MapExtentError),
-    /// The medium's descriptor could not be kept.
-    #[error("keeping the descriptor of the pool's medium")]
-    Descriptor(#[source] io::Error),
-    /// What the extent holds is refused.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    /// Its bytes are not those that were frozen.
-    #[error("the snapshot {name} in the pool at {} is damaged; freeze it again", .pool.display())]
-    Damaged {
-        /// The snapshot.
-        name: String,
-        /// The socket of the pool's manager.
-        pool: PathBuf,
-        /// The first page that is.
-        source: DigestError,
-    },
-}
+use crate::snapshot::Snapshot;
 
 /// When the bytes of a snapshot in a pool are checked against their digests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

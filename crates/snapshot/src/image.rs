@@ -1,4 +1,4 @@
-//! One pass over bytes that are mostly zero: finds the zero pages and writes the others.
+//! Writing an image in one pass: finds the zero pages and writes the others.
 
 use std::fs::File;
 use std::io;
@@ -8,39 +8,41 @@ use std::path::PathBuf;
 use firn_base::PAGE_SIZE;
 use rustix::fs::fstatvfs;
 
-use crate::container::digests_len;
 use crate::digests::{PAGE_LEN, append_record, page_digest};
 use crate::freeze_error::FreezeError;
 use crate::layout::{CHUNK_SIZE, MemoryLayout};
 use crate::manifest::{ImageInfo, ImageKind};
 use crate::page_set::PageSet;
+use crate::section::digests_len;
 
 /// Guest memory, to be frozen. The guest must not run meanwhile.
 pub trait PageSource {
-    /// Where guest memory lies. It must be the same for the whole freeze.
+    /// The layout of guest memory. It must not change during the freeze.
     fn layout(&self) -> &MemoryLayout;
 
-    /// The guest memory at `image_offset`, a multiple of 2 MiB, for `buf.len()` bytes: a chunk, or what is left at
-    /// the image's end. Where regions do not end on a multiple of 2 MiB of the image, a chunk spans two.
+    /// The guest memory at `image_offset`, a multiple of 2 MiB, for `buf.len()` bytes: a chunk, or
+    /// the rest at the image's end. If a region does not end at a multiple of 2 MiB of the image, a
+    /// chunk spans two regions.
     ///
-    /// A source that has the bytes in memory returns them as they lie there; another fills `buf` and returns it.
-    /// One that knows that none of the chunk was ever touched says so, and it is not read.
+    /// A source that has the bytes in memory returns a reference to them. Another source fills
+    /// `buf` and returns it. A source that knows that the chunk was never touched returns
+    /// [`Chunk::Zero`].
     ///
     /// # Errors
-    /// Whatever keeps the memory from being read; the freeze then ends.
+    /// Any error of reading the memory; it ends the freeze.
     fn chunk<'a>(&'a mut self, image_offset: u64, buf: &'a mut [u8]) -> io::Result<Chunk<'a>>;
 }
 
-/// What a [`PageSource`] gives for one chunk.
+/// The content of one chunk of a [`PageSource`].
 #[derive(Debug, Clone, Copy)]
 pub enum Chunk<'a> {
     /// All bytes are 0.
     Zero,
-    /// The bytes, as many as were asked for.
+    /// The requested bytes.
     Bytes(&'a [u8]),
 }
 
-/// What a pass over guest memory found.
+/// The result of writing an image.
 #[derive(Debug)]
 pub(crate) struct WrittenImage {
     pub(crate) layout: MemoryLayout,
@@ -52,7 +54,7 @@ pub(crate) struct WrittenImage {
 
 /// A file that is written in runs, with holes between them.
 ///
-/// After the file system is full it only counts, so that the error can say what is needed in all.
+/// After the file system is full it only counts bytes, so that the error can report the total size.
 #[derive(Debug)]
 pub(crate) struct SparseFile {
     file: File,
@@ -62,7 +64,7 @@ pub(crate) struct SparseFile {
 }
 
 impl SparseFile {
-    /// Takes an empty file and gives it its length, all hole.
+    /// Takes an empty file and gives it its length, without data.
     pub(crate) fn new(file: File, path: PathBuf, len: u64) -> Result<Self, FreezeError> {
         file.set_len(len).map_err(|source| FreezeError::Io {
             path: path.clone(),
@@ -86,7 +88,7 @@ impl SparseFile {
         Ok(())
     }
 
-    /// Ends the writing: an error if not all of it had space, else the file and the bytes written.
+    /// Finishes the file. It returns an error if the file system was full.
     pub(crate) fn finish(self) -> Result<StoredFile, FreezeError> {
         if self.full {
             return Err(no_space(&self.file, self.path, self.needed));
@@ -99,17 +101,17 @@ impl SparseFile {
     }
 }
 
-/// A file whose bytes are written, and not yet on the medium.
+/// A file that is written but not synced.
 #[derive(Debug)]
 pub(crate) struct StoredFile {
     pub(crate) file: File,
     pub(crate) path: PathBuf,
-    /// Bytes written to it, holes not counted.
+    /// Bytes written, without holes.
     pub(crate) written: u64,
 }
 
 impl StoredFile {
-    /// Makes it durable, and returns the bytes that it takes on the medium.
+    /// Syncs the file and returns the bytes that it occupies on the medium.
     pub(crate) fn sync(&self) -> Result<u64, FreezeError> {
         let result = self.file.sync_all().and_then(|()| self.file.metadata());
         match result {
@@ -122,9 +124,9 @@ impl StoredFile {
     }
 }
 
-/// Where an image goes.
+/// The destination of an image.
 pub(crate) trait ImageSink {
-    /// Takes bytes of the image from `offset` on.
+    /// Writes bytes of the image at `offset`.
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), FreezeError>;
 }
 
@@ -134,7 +136,8 @@ impl ImageSink for SparseFile {
     }
 }
 
-/// Streams guest memory into `out`, which has the layout's length, and finds its zero pages and digests on the way.
+/// Streams guest memory into `out`, which has the layout's length, and computes its zero map and
+/// digests.
 pub(crate) fn write_image(
     out: &mut impl ImageSink,
     source: &mut dyn PageSource,
@@ -193,8 +196,8 @@ pub(crate) fn write_image(
     Ok(WrittenImage { layout, info, zero_map, digests })
 }
 
-/// Writes the pages of `bytes` (4 KiB each, the last may be short) for which `is_zero` is false, adjacent
-/// ones at once.
+/// Writes the pages of `bytes` (4 KiB each, the last may be short) for which `is_zero` is false,
+/// adjacent pages at once.
 pub(crate) fn write_nonzero(
     out: &mut impl ImageSink,
     offset: u64,
@@ -218,7 +221,8 @@ pub(crate) fn write_nonzero(
     Ok(())
 }
 
-/// Whether all bytes are 0. Blocks of 64 bytes, so that the compiler uses vectors and stops early.
+/// Whether all bytes are 0. It compares blocks of 64 bytes, so that the compiler uses vector
+/// instructions and the loop stops early.
 pub(crate) fn is_zero(bytes: &[u8]) -> bool {
     let (blocks, rest) = bytes.as_chunks::<64>();
     blocks.iter().all(|block| block.iter().fold(0, |any, byte| any | byte) == 0)
@@ -229,7 +233,7 @@ fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// What there was for `file`: what is free now, and what the file itself has taken.
+/// The space that was available for `file` is the free space plus what the file itself occupies.
 fn no_space(file: &File, path: PathBuf, needed: u64) -> FreezeError {
     let free = fstatvfs(file).map_or(0, |stat| stat.f_bavail.saturating_mul(stat.f_frsize));
     let taken = file.metadata().map_or(0, |metadata| metadata.blocks() * 512);

@@ -11,30 +11,31 @@ use firn_pool::{Client, MappedExtent};
 use thiserror::Error;
 
 use crate::attach::AttachError;
-use crate::container::Section;
 use crate::digests::DigestError;
-use crate::error::OpenError;
-use crate::extent::{ExtentTarget, Tail, identity_of, write_with_profile};
-use crate::grant::OpenPooledError;
+use crate::disk::identity_of;
+use crate::error::{OpenError, OpenPooledError};
+use crate::extent::{ExtentTarget, write_with_profile};
 use crate::layout::CHUNK_SIZE;
 use crate::profile::Profile;
 use crate::read_at::ReadAt;
+use crate::section::Section;
 use crate::snapshot::Snapshot;
+use crate::tail::Tail;
 
-/// Why what an extent holds is not good.
+/// Why the check of an extent failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CheckExtentError {
-    /// Its tail is refused.
+    /// The tail is invalid.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// Its guest memory is not what was frozen.
+    /// Guest memory is damaged.
     #[error(transparent)]
     Digest(#[from] DigestError),
-    /// Its writable disk is not what was frozen.
+    /// The writable disk is damaged.
     #[error("the writable disk is damaged: its digest does not match")]
     Overlay,
-    /// Its writable disk cannot be read.
+    /// The writable disk cannot be read.
     #[error("the writable disk cannot be read")]
     ReadOverlay(#[source] io::Error),
 }
@@ -86,11 +87,13 @@ pub(crate) fn open_extent(name: &str, extent: &Arc<MappedExtent>) -> Result<Snap
     Ok(snapshot)
 }
 
-/// Puts a profile into the sealed snapshot `name` of the pool whose manager listens on `socket`, in the place of the one it has:
-/// a new extent is written, and gets the name by one commit. Who has the old one mapped keeps it.
+/// Replaces the profile of the sealed snapshot `name` of the pool whose manager listens on
+/// `socket`. It writes a new extent and publishes it under the name in one step. Processes that
+/// have the old extent mapped keep it.
 ///
 /// # Errors
-/// [`AttachError`]; the snapshot is as it was. Where the pool has no room for both extents it says how much is missing.
+/// [`AttachError`]; the snapshot is unchanged. If the pool has no space for both extents, the error
+/// reports how much is missing.
 pub fn set_pooled_profile(socket: &Path, name: &str, profile: &Profile) -> Result<(), AttachError> {
     let path = Path::new(name);
     let sealed_extent = || -> Result<_, OpenPooledError> {
@@ -106,7 +109,7 @@ pub fn set_pooled_profile(socket: &Path, name: &str, profile: &Profile) -> Resul
     write_with_profile(&tail, path, profile, read, &mut target)
 }
 
-/// A target for what was made of one generation: it replaces no other.
+/// A target that only replaces the generation that its content was made from.
 struct Update<'a> {
     target: PoolTarget,
     socket: &'a Path,
@@ -181,7 +184,7 @@ impl ReadAt for MappedTail {
     }
 }
 
-/// A name in a pool that a snapshot is frozen into, through the pool's manager.
+/// The name in a pool that a snapshot is frozen to, through the pool's manager.
 #[derive(Debug)]
 pub struct PoolTarget {
     socket: PathBuf,
@@ -197,7 +200,7 @@ struct Staging {
 }
 
 impl PoolTarget {
-    /// The snapshot will have the name `name` in the pool whose manager listens on `socket`.
+    /// A target for the name `name` in the pool whose manager listens on `socket`.
     #[must_use]
     pub fn new(socket: &Path, name: &str) -> Self {
         Self { socket: socket.to_owned(), name: name.to_owned(), staging: None }

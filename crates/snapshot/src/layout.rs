@@ -1,4 +1,4 @@
-//! Where guest memory lies: guest-physical regions and their place in the image.
+//! The layout of guest memory: guest-physical regions and their offsets in the image.
 
 use std::ops::Range;
 
@@ -11,17 +11,18 @@ use thiserror::Error;
 pub const CHUNK_PAGES: u64 = 512;
 /// Bytes in a chunk.
 pub const CHUNK_SIZE: u64 = CHUNK_PAGES * PAGE_SIZE;
-/// Most guest memory that a snapshot can hold, in bytes (4 TiB). It bounds what a hostile manifest makes
-/// a reader allocate.
+/// Maximum size of guest memory in bytes (4 TiB). It limits what a reader allocates for a hostile
+/// manifest.
 pub const MAX_MEMORY: u64 = 4 << 40;
 
-/// End of the first region: from here to 4 GiB lie devices (local APIC, I/O APIC, virtio-mmio).
+/// End of the first region: devices are between here and 4 GiB (local APIC, I/O APIC, virtio-mmio).
 const LOW_MEMORY_END: u64 = 3 << 30;
 /// Start of the second region.
 const HIGH_MEMORY_START: u64 = 4 << 30;
-/// Guest-physical addresses have at most 52 bits (AMD64 Architecture Programmer's Manual, volume 2, 5.1).
+/// Guest-physical addresses have at most 52 bits (AMD64 Architecture Programmer's Manual, volume 2,
+/// 5.1).
 const GUEST_ADDRESS_END: u64 = 1 << 52;
-/// A machine has a handful of regions; the bound keeps a hostile manifest's list short.
+/// Maximum number of regions. It limits the list in a hostile manifest.
 const MAX_REGIONS: usize = 64;
 
 /// A range of guest-physical memory that is RAM.
@@ -33,14 +34,14 @@ pub struct MemoryRegion {
     pub len: u64,
 }
 
-/// A [`MemoryRegion`] and its place in the image.
+/// A [`MemoryRegion`] and its offset in the image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ImageRegion {
     /// First guest-physical address.
     pub guest_addr: u64,
     /// Length in bytes.
     pub len: u64,
-    /// Offset in the image of the region's first byte.
+    /// Offset of the region's first byte in the image.
     pub image_offset: u64,
 }
 
@@ -51,13 +52,13 @@ impl ImageRegion {
         self.guest_addr..self.guest_addr + self.len
     }
 
-    /// The offsets in the image that the region takes.
+    /// The region's range in the image, in bytes.
     #[must_use]
     pub fn image_range(&self) -> Range<u64> {
         self.image_offset..self.image_offset + self.len
     }
 
-    /// The image pages that the region takes.
+    /// The region's image pages.
     #[must_use]
     pub fn image_pages(&self) -> Range<u64> {
         let Range { start, end } = self.image_range();
@@ -65,26 +66,26 @@ impl ImageRegion {
     }
 }
 
-/// The guest's RAM: regions in ascending order, page-aligned, apart from each other, at least one.
+/// The guest's RAM: at least one region; ascending, page-aligned and without overlap.
 ///
 /// The image is their concatenation. A value of this type is always valid: decoding checks it too.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(try_from = "Vec<MemoryRegion>", into = "Vec<MemoryRegion>")]
 pub struct MemoryLayout(Vec<MemoryRegion>);
 
-/// Why a list of regions, or a size, is no layout of guest memory.
+/// Why a list of regions or a size is not a valid layout of guest memory.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum LayoutError {
-    /// No memory at all.
+    /// The size is 0.
     #[error("guest memory of 0 bytes: give at least one page of 4096 bytes")]
     Empty,
-    /// A size that is no whole number of pages.
+    /// The size is not a multiple of the page size.
     #[error("guest memory of {0} bytes is not a multiple of the page size, 4096 bytes")]
     SizeNotPageAligned(u64),
-    /// More than [`MAX_MEMORY`].
+    /// The size is more than [`MAX_MEMORY`].
     #[error("guest memory of {0} bytes: a snapshot holds at most {MAX_MEMORY} bytes (4 TiB)")]
     TooLarge(u64),
-    /// A region that is empty, not page-aligned, or ends past the 52-bit guest-physical addresses.
+    /// A region is empty, is not page-aligned, or ends past the 52-bit guest-physical addresses.
     #[error(
         "memory region at {guest_addr:#x} of {len:#x} bytes: start and length must be multiples of 4096, \
          the length not 0, the end at most 2^52"
@@ -95,7 +96,7 @@ pub enum LayoutError {
         /// Length in bytes.
         len: u64,
     },
-    /// A region that starts before the one in front of it ends.
+    /// A region starts before the previous region ends.
     #[error(
         "memory region at {guest_addr:#x} starts before the one in front of it ends, at {previous_end:#x}"
     )]
@@ -105,17 +106,17 @@ pub enum LayoutError {
         /// Guest-physical end of the earlier region.
         previous_end: u64,
     },
-    /// More regions than any machine has.
+    /// There are more regions than allowed.
     #[error("{0} memory regions: at most {MAX_REGIONS} are allowed")]
     TooManyRegions(usize),
 }
 
 impl MemoryLayout {
-    /// Checks `regions` and makes them a layout.
+    /// Makes a layout of `regions`.
     ///
     /// # Errors
-    /// [`LayoutError`] when there is none, when they are not page-aligned, ascending and apart, or when
-    /// they are too many or too large.
+    /// [`LayoutError`] when there are no regions or too many, when they are not page-aligned, not
+    /// ascending or overlap, or when they are too large.
     pub fn new(regions: Vec<MemoryRegion>) -> Result<Self, LayoutError> {
         if regions.is_empty() {
             return Err(LayoutError::Empty);
@@ -135,7 +136,7 @@ impl MemoryLayout {
                 return Err(LayoutError::NotAscending { guest_addr, previous_end });
             }
             previous_end = end;
-            // Regions are apart and end below 2^52, so the sum cannot overflow.
+            // Regions do not overlap and end below 2^52, so the sum cannot overflow.
             total += len;
         }
         if total > MAX_MEMORY {
@@ -144,11 +145,11 @@ impl MemoryLayout {
         Ok(Self(regions))
     }
 
-    /// The layout that firn gives a guest of `bytes` of memory: `[0, min(bytes, 3 GiB))`, and the rest
-    /// from 4 GiB up.
+    /// The layout that firn gives a guest of `bytes` of memory: `[0, min(bytes, 3 GiB))`, and the
+    /// rest starting at 4 GiB.
     ///
     /// # Errors
-    /// [`LayoutError`] when `bytes` is 0, no multiple of [`PAGE_SIZE`], or above [`MAX_MEMORY`].
+    /// [`LayoutError`] when `bytes` is 0, not a multiple of [`PAGE_SIZE`], or above [`MAX_MEMORY`].
     pub fn for_size(bytes: u64) -> Result<Self, LayoutError> {
         if bytes == 0 {
             return Err(LayoutError::Empty);
@@ -185,7 +186,7 @@ impl MemoryLayout {
         self.pages().div_ceil(CHUNK_PAGES)
     }
 
-    /// The regions in ascending order, each with its place in the image.
+    /// The regions in ascending order, each with its offset in the image.
     pub fn regions(&self) -> impl Iterator<Item = ImageRegion> + '_ {
         self.0.iter().scan(0, |next_offset, &MemoryRegion { guest_addr, len }| {
             let image_offset = *next_offset;
@@ -194,7 +195,8 @@ impl MemoryLayout {
         })
     }
 
-    /// The offset in the image of guest-physical address `guest_addr`; `None` where no RAM is.
+    /// The offset in the image of guest-physical address `guest_addr`; `None` if there is no RAM at
+    /// the address.
     #[must_use]
     pub fn image_offset(&self, guest_addr: u64) -> Option<u64> {
         self.regions()

@@ -1,38 +1,46 @@
 //! The snapshot format: a frozen microVM as a directory.
 //!
-//! - `snapshot.firn`: a header, then sections with version, length and CRC: manifest, machine state, zero map, profile,
-//!   digests.
-//! - `memory.img`: the image, guest memory with its regions one after the other; zero pages are holes.
-//! - `overlay.img`: the writable disk, when the microVM had one.
+//! - `snapshot.firn`: a header, then sections with version, length and CRC: manifest, machine
+//!   state, zero map, profile, digests.
+//! - `memory.img`: the image, guest memory with its regions one after the other; zero pages are
+//!   holes.
+//! - `overlay.img`: the writable disk, if the microVM had one.
 //!
-//! - `working-set.img`, `loading-set.img`: files packed from the image by the profile, when there are any.
+//! - `working-set.img`, `loading-set.img`: files packed from the image by the profile, if any.
 //!
-//! [`Writer`] writes a snapshot aside and publishes it in one step. [`Snapshot::open`] reads what a start needs (header,
-//! manifest, machine state, zero map), so its work does not depend on how much memory the guest stored.
-//! [`Digests`] check pages when they are used. The byte layout is in `docs/reference/snapshot-format.md`.
+//! [`Writer`] writes a snapshot to a staging directory and publishes it in one step.
+//! [`Snapshot::open`] reads what a start needs (header, manifest, machine state, zero map), so its
+//! cost does not depend on the size of guest memory. [`Digests`] check pages when they are used.
+//! The byte layout is in `docs/reference/snapshot-format.md`.
 //!
-//! The crate knows nothing of KVM: machine state is bytes with a version of their own. All integers are little-endian,
-//! a page has 4096 bytes.
+//! The crate does not use KVM: machine state is opaque bytes with their own version. All integers
+//! are little-endian, a page has 4096 bytes.
 
 mod attach;
 mod container;
 mod copies;
+mod decode;
 mod digests;
+mod directory;
 mod disk;
 mod error;
 mod extent;
+mod files;
 mod freeze_error;
 mod grant;
 mod image;
 mod in_pool;
 mod layout;
 mod manifest;
+mod pack;
 mod packed;
 mod page_set;
 mod profile;
 mod read_at;
+mod section;
 mod snapshot;
 mod staging;
+mod tail;
 mod verify;
 mod writer;
 
@@ -40,17 +48,18 @@ mod writer;
 mod tests;
 
 pub use attach::{AttachError, set_profile};
-pub use container::{CONTAINER_VERSION, PROFILE_VERSION, Section};
 pub use copies::{Copies, CopyTable};
 pub use digests::{DigestError, Digests};
-pub use disk::{DiskError, DiskIdentity, DiskSource};
-pub use error::OpenError;
+pub use directory::open_directory;
+pub use disk::{DiskError, DiskSource};
+pub use error::{OpenError, OpenPooledError};
 pub use extent::{ExtentContents, ExtentTarget, write_extent};
+pub use files::PackedFile;
 pub use firn_pool::{ClientError, ImagedBy, NoCopy};
 pub use freeze_error::FreezeError;
 pub use grant::{
-    ExtentPlace, Grant, OpenPooledError, ReplicaReport, Verify, open_pooled, open_pooled_with,
-    open_replica, open_replica_with,
+    ExtentPlace, Grant, ReplicaReport, Verify, open_pooled, open_pooled_with, open_replica,
+    open_replica_with,
 };
 pub use image::{Chunk, PageSource};
 pub use in_pool::{CheckExtentError, PoolTarget, check_extent, set_pooled_profile};
@@ -58,13 +67,15 @@ pub use layout::{
     CHUNK_PAGES, CHUNK_SIZE, ImageRegion, LayoutError, MAX_MEMORY, MemoryLayout, MemoryRegion,
 };
 pub use manifest::{
-    CpuFeatures, CpuRequirement, CpuidRegister, Description, DiskInfo, FunctionInfo, ImageInfo,
-    ImageKind, Manifest,
+    CpuFeatures, CpuRequirement, CpuidRegister, Description, DiskIdentity, DiskInfo, FunctionInfo,
+    ImageInfo, ImageKind, Manifest,
 };
-pub use packed::{Packed, PackedError, PackedFile, PackedRun, pack, recipe_of};
+pub use pack::{pack, recipe_of};
+pub use packed::{Packed, PackedError, PackedRun};
 pub use page_set::PageSet;
 pub use profile::{CachedRun, Profile, ProfileError};
 pub use read_at::ReadAt;
-pub use snapshot::{Content, Snapshot, open_directory};
+pub use section::{CONTAINER_VERSION, PROFILE_VERSION, Section};
+pub use snapshot::{Content, Snapshot};
 pub use verify::{Problem, VerifyError, VerifyReport, verify};
 pub use writer::{SealReport, Writer};

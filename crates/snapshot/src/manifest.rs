@@ -1,7 +1,7 @@
-//! What a snapshot says of itself: the manifest section, encoded with postcard.
+//! The manifest section: the description of a snapshot, encoded with postcard.
 //!
-//! Every type here is part of the container version. The assertion at the end of the file fails the build
-//! when one of them changes and the version does not.
+//! Every type here is part of the container version. An assertion at the end of the file fails the
+//! build when a type changes without a new version.
 
 use std::path::PathBuf;
 
@@ -10,21 +10,20 @@ use postcard_schema::key::hash::fnv1a64::hash_ty_path;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::container::CONTAINER_VERSION;
-use crate::disk::DiskIdentity;
 use crate::freeze_error::FreezeError;
 use crate::layout::MemoryLayout;
+use crate::section::CONTAINER_VERSION;
 
-/// The manifest: all that a snapshot says of itself beside machine state, zero map and digests.
+/// The manifest: everything in a snapshot except machine state, zero map, profile and digests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct Manifest {
-    /// What the monitor said of the microVM.
+    /// The monitor's description of the microVM.
     pub description: Description,
-    /// Where guest memory lies; the image is as long as its total.
+    /// The layout of guest memory. The image has the layout's total size.
     pub layout: MemoryLayout,
     /// How the image is stored.
     pub image: ImageInfo,
-    /// The writable disk's content at the freeze (`overlay.img`), when the microVM had one.
+    /// The writable disk's content at the freeze (`overlay.img`), if the microVM had one.
     pub overlay: Option<DiskIdentity>,
 }
 
@@ -39,35 +38,35 @@ impl Manifest {
     }
 }
 
-/// The part of the manifest that the monitor gives to [`crate::Writer::seal`].
+/// The part of the manifest that the monitor passes to [`crate::Writer::seal`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct Description {
-    /// Name of this one freeze; no two snapshots share it.
+    /// Unique identifier of this freeze.
     pub id: Uuid,
-    /// The snapshot that the frozen microVM was itself thawed from.
+    /// The snapshot that the frozen microVM was thawed from.
     pub parent: Option<Uuid>,
     /// When the microVM was frozen, in ns since the Unix epoch.
     pub created_ns: u64,
-    /// Version of the firn that froze it, for people to read.
+    /// Version of firn at the freeze, for information.
     pub firn_version: String,
     /// Number of vCPUs.
     pub vcpus: u32,
-    /// What a host's CPU must have to run the guest on.
+    /// The requirements on a host's CPU.
     pub cpu: CpuRequirement,
-    /// The read-only disks, in the order of the guest's devices. They lie outside the snapshot.
+    /// The read-only disks, in the order of the guest's devices. They are not part of the snapshot.
     pub disks: Vec<DiskInfo>,
     /// The function that the guest has loaded.
     pub function: Option<FunctionInfo>,
 }
 
-/// What a host's CPU must have. This crate carries it; the monitor compares it with the host.
+/// The requirements on a host's CPU. The monitor compares them with the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct CpuRequirement {
     /// Vendor string of CPUID leaf 0, such as `AuthenticAMD`.
     pub vendor: String,
-    /// Brand string of CPUID leaves 0x80000002 to 4, for people to read.
+    /// Brand string of CPUID leaves 0x80000002 to 4, for information.
     pub brand: String,
-    /// Feature bits that the guest was shown.
+    /// Feature bits that the guest saw.
     pub features: Vec<CpuFeatures>,
 }
 
@@ -97,15 +96,27 @@ pub enum CpuidRegister {
     Edx,
 }
 
-/// A read-only disk that lies outside the snapshot, such as the root file system.
+/// A read-only disk that is not part of the snapshot, such as the root file system.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct DiskInfo {
     /// Name of the disk, unique within the microVM.
     pub id: String,
-    /// Where the file was at the freeze; absolute, and UTF-8.
+    /// The path of the file at the freeze; absolute and UTF-8.
     pub path: PathBuf,
-    /// What it held.
+    /// Its content at the freeze.
     pub identity: DiskIdentity,
+}
+
+/// The identity of a disk's content: length and digests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Schema)]
+pub struct DiskIdentity {
+    /// Length in bytes.
+    pub len: u64,
+    /// XXH3-64 of the first 64 KiB (or of all, if shorter). Every start checks it.
+    pub head: u64,
+    /// Digest of all: XXH3-64 over the XXH3-64 digests (little-endian) of the disk's blocks of 2
+    /// MiB. The two levels avoid reading holes.
+    pub digest: u64,
 }
 
 /// The function that the guest has loaded.
@@ -131,11 +142,11 @@ pub struct ImageInfo {
 pub enum ImageKind {
     /// Zero pages are holes in the file.
     Sparse,
-    /// Every page is written, for media that hold no holes.
+    /// Every page is written, for media without holes.
     Dense,
 }
 
-/// Fingerprint of the manifest's fields, in order, with all they contain, for each container version.
+/// Fingerprint of the manifest's fields, in order and recursively, for each container version.
 const SCHEMAS: [(u32, u64); 1] = [(1, 0x6015f54170250fbe)];
 
 const _: () = {

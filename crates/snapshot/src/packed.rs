@@ -1,8 +1,9 @@
-//! Packed files: pages of a snapshot's image in the order in which a restore reads them, beside the image.
+//! Packed files: pages of a snapshot's image in the order in which a restore reads them.
 //!
-//! REAP's working-set file (FaaSnap, 2.5) and FaaSnap's loading-set file (FaaSnap, 4.7) are such files. One begins with a
-//! page of header, which says of which snapshot it is and by which profile it was packed, and the table of its runs,
-//! under a CRC each; then come the pages, in the table's order. Every page was compared with its digest when it was packed.
+//! REAP's working-set file (FaaSnap, 2.5) and FaaSnap's loading-set file (FaaSnap, 4.7) are such
+//! files. A packed file begins with a header of one page, which identifies the snapshot and the
+//! profile, and the table of its runs, each with a CRC. The pages follow in the table's order.
+//! Packing compares every page with its digest.
 
 use std::fs::File;
 use std::io;
@@ -11,80 +12,33 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use firn_base::{PAGE_SIZE, PageRange};
-use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use uuid::Uuid;
-use xxhash_rust::xxh3::xxh3_64;
 
-use crate::attach::{AttachError, set_packed};
 use crate::digests::{DigestError, Digests, PAGE_LEN};
 use crate::error::OpenError;
+use crate::files::PackedFile;
 use crate::profile::{ProfileError, check_runs};
-use crate::snapshot::Snapshot;
 
-const MAGIC: [u8; 8] = *b"firnpack";
-const VERSION: u32 = 1;
-/// Bytes of the header that hold something; its CRC follows.
-const HEADER: usize = 56;
+pub(crate) const MAGIC: [u8; 8] = *b"firnpack";
+pub(crate) const VERSION: u32 = 1;
+/// Bytes of the header before its CRC.
+pub(crate) const HEADER: usize = 56;
 /// Bytes of a run in the table: first page and number of pages.
 const ENTRY: usize = 16;
-/// Most bytes copied at once.
-const COPY: u64 = 1 << 20;
+/// Maximum number of bytes copied at once.
+pub(crate) const COPY: u64 = 1 << 20;
 
-/// A file that is packed from a snapshot's image by its profile, so that it can be read in order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum PackedFile {
-    /// REAP's working-set file (FaaSnap, 2.5; SnapBPF, 2.1).
-    WorkingSet,
-    /// FaaSnap's loading-set file (FaaSnap, 4.7).
-    LoadingSet,
-    /// Faast's working-set file: REAP's without the pages that the guest's allocator held free (SnapBPF, 2.1).
-    UsedWorkingSet,
-}
-
-impl PackedFile {
-    /// All kinds.
-    pub const ALL: [Self; 3] = [Self::WorkingSet, Self::LoadingSet, Self::UsedWorkingSet];
-
-    /// Its place among all kinds.
-    pub(crate) const fn index(self) -> usize {
-        match self {
-            Self::WorkingSet => 0,
-            Self::LoadingSet => 1,
-            Self::UsedWorkingSet => 2,
-        }
-    }
-
-    /// Its name in the snapshot's directory.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::WorkingSet => "working-set.img",
-            Self::LoadingSet => "loading-set.img",
-            Self::UsedWorkingSet => "working-set-used.img",
-        }
-    }
-
-    const fn code(self) -> u32 {
-        match self {
-            Self::WorkingSet => 1,
-            Self::LoadingSet => 2,
-            Self::UsedWorkingSet => 3,
-        }
-    }
-}
-
-/// Pages of the image that lie behind each other in a packed file, too.
+/// Consecutive image pages that are consecutive in a packed file too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PackedRun {
-    /// Which image pages they are.
+    /// The image pages.
     pub run: PageRange,
-    /// Where the first of them lies in the packed file, in bytes: a multiple of a page.
+    /// Offset of the first page in the packed file, in bytes; a multiple of the page size.
     pub offset: u64,
 }
 
-/// An open packed file whose header and table were checked. Shared references may be used by many threads.
+/// An open packed file whose header and table were checked. Several threads may use one value.
 #[derive(Debug)]
 pub struct Packed {
     file: File,
@@ -94,7 +48,7 @@ pub struct Packed {
     data: Range<u64>,
 }
 
-/// Why a packed file is refused. The snapshot beside it is not touched by that.
+/// Why a packed file cannot be used. The snapshot itself is not affected.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PackedError {
@@ -106,36 +60,36 @@ pub enum PackedError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
-    /// It is no packed file, of another version, or damaged.
+    /// The file is not a packed file, has another version, or is damaged.
     #[error("{} cannot be used: {reason}; pack it anew", .path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         reason: &'static str,
     },
-    /// It was packed of another snapshot.
+    /// The file was packed from another snapshot.
     #[error("{} was packed of snapshot {found}, this one is {expected}; pack it anew", .path.display())]
     OtherSnapshot {
         /// The file.
         path: PathBuf,
         /// The snapshot that it names.
         found: Uuid,
-        /// The snapshot beside it.
+        /// The snapshot in the same directory.
         expected: Uuid,
     },
-    /// Its table breaks a rule.
+    /// The table is invalid.
     #[error("{} has a wrong table; pack it anew", .path.display())]
     Table {
         /// The file.
         path: PathBuf,
-        /// The rule.
+        /// The reason.
         source: ProfileError,
     },
-    /// It is shorter or longer than its table says.
+    /// The length does not match the table.
     #[error("{} has {len} bytes, by its table {expected}; pack it anew", .path.display())]
     Length {
         /// The file.
@@ -147,16 +101,9 @@ pub enum PackedError {
     },
 }
 
-/// The number that stands for what a file is packed by: the part of the profile, and every option that decides what goes in.
-///
-/// # Errors
-/// Never for the types of a profile.
-pub fn recipe_of(by: &impl Serialize) -> Result<u64, postcard::Error> {
-    Ok(xxh3_64(&postcard::to_stdvec(by)?))
-}
-
 impl Packed {
-    /// Checks a file that was opened beside a snapshot with this id, whose image has `pages` pages.
+    /// Checks an open file in the directory of the snapshot with this id, whose image has `pages`
+    /// pages.
     pub(crate) fn read(
         file: File,
         path: PathBuf,
@@ -193,7 +140,8 @@ impl Packed {
         if found != id {
             return Err(PackedError::OtherSnapshot { path, found, expected: id });
         }
-        // No page is in it twice, so there are no more runs than pages: that bounds what is read.
+        // No page occurs twice, so there are at most as many runs as pages. This limits what is
+        // read.
         let table_len = count.min(pages + 1) * ENTRY as u64;
         if count > pages || len < PAGE_SIZE + table_len {
             return Err(malformed("its table is longer than it can be"));
@@ -221,25 +169,25 @@ impl Packed {
         &self.file
     }
 
-    /// Its path, for messages.
+    /// Its path, for error messages.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it was packed by, by [`recipe_of`].
+    /// The recipe that it was packed with, see [`recipe_of`](crate::recipe_of).
     #[must_use]
     pub fn recipe(&self) -> u64 {
         self.recipe
     }
 
-    /// The runs, in the order in which they lie in the file.
+    /// The runs, in file order.
     #[must_use]
     pub fn runs(&self) -> &[PackedRun] {
         &self.runs
     }
 
-    /// The bytes of the file that hold pages.
+    /// The byte range of the pages in the file.
     #[must_use]
     pub fn data(&self) -> Range<u64> {
         self.data.clone()
@@ -268,7 +216,8 @@ impl Packed {
         Ok(damaged)
     }
 
-    /// Whether `len` bytes at `offset` of the file (both whole pages) are the image's at `image_offset`.
+    /// Whether `len` bytes at `offset` of the file (multiples of the page size) are the image's
+    /// bytes at `image_offset`.
     #[must_use]
     pub fn holds(&self, offset: u64, image_offset: u64, len: u64) -> bool {
         let index = self.runs.partition_point(|packed| packed.offset <= offset);
@@ -279,72 +228,8 @@ impl Packed {
     }
 }
 
-/// Packs pages of the image of the snapshot at `path` into a file beside it, in the place of the one it has: these runs,
-/// in this order. `recipe` is what [`recipe_of`] gave for what they come from. Every page is compared with its digest.
-///
-/// # Errors
-/// [`AttachError`]; the snapshot is as it was.
-pub fn pack(
-    path: &Path,
-    kind: PackedFile,
-    recipe: u64,
-    runs: &[PageRange],
-) -> Result<(), AttachError> {
-    let snapshot = Snapshot::open(path)?;
-    let manifest = snapshot.manifest();
-    let table = |source| AttachError::Table { path: path.into(), source };
-    check_runs("the table", runs.iter(), manifest.layout.pages(), false).map_err(table)?;
-    let id = manifest.description.id;
-    set_packed(path, kind, |file| write(file, &snapshot, kind, id, recipe, runs))
-}
-
-fn write(
-    file: &File,
-    snapshot: &Snapshot,
-    kind: PackedFile,
-    id: Uuid,
-    recipe: u64,
-    runs: &[PageRange],
-) -> io::Result<()> {
-    let table: Vec<u8> = runs
-        .iter()
-        .flat_map(|run| [run.first.to_le_bytes(), run.pages.to_le_bytes()].concat())
-        .collect();
-    let count = runs.len() as u64;
-    let mut header = Vec::with_capacity(HEADER + 4);
-    header.extend(MAGIC);
-    header.extend(VERSION.to_le_bytes());
-    header.extend(kind.code().to_le_bytes());
-    header.extend(id.as_bytes());
-    header.extend(recipe.to_le_bytes());
-    header.extend(count.to_le_bytes());
-    header.extend(crc32fast::hash(&table).to_le_bytes());
-    header.extend([0; 4]);
-    header.extend(crc32fast::hash(&header).to_le_bytes());
-    file.write_all_at(&header, 0)?;
-    file.write_all_at(&table, PAGE_SIZE)?;
-    // A file without pages is as long as its header and table say, too.
-    file.set_len(data_start(count))?;
-    let mut buf = vec![0; usize::try_from(COPY).unwrap_or(usize::MAX)];
-    let mut to = data_start(count);
-    for run in runs {
-        let (mut page, end) = (run.first, run.first + run.pages);
-        while page < end {
-            let pages = (end - page).min(COPY / PAGE_SIZE);
-            let len = pages * PAGE_SIZE;
-            let bytes = &mut buf[..usize::try_from(len).unwrap_or(usize::MAX)];
-            crate::read_at::ReadAt::read_exact_at(snapshot.image(), bytes, page * PAGE_SIZE)?;
-            snapshot.digests().check(page, bytes).map_err(io::Error::other)?;
-            file.write_all_at(bytes, to)?;
-            to += len;
-            page += pages;
-        }
-    }
-    Ok(())
-}
-
-/// Where the pages begin behind a table of `runs` runs.
-fn data_start(runs: u64) -> u64 {
+/// Offset of the pages after a table of `runs` runs.
+pub(crate) fn data_start(runs: u64) -> u64 {
     PAGE_SIZE + (runs * ENTRY as u64).next_multiple_of(PAGE_SIZE)
 }
 
@@ -360,7 +245,7 @@ fn decode(table: &[u8]) -> Vec<PageRange> {
     entries.iter().map(run).collect()
 }
 
-/// Runs that lie behind each other from `start` on.
+/// Runs that are stored one after the other, starting at `start`.
 fn place(runs: Vec<PageRange>, start: u64) -> Vec<PackedRun> {
     let mut offset = start;
     let place = |run: PageRange| {
@@ -375,7 +260,7 @@ fn place(runs: Vec<PageRange>, start: u64) -> Vec<PackedRun> {
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
-    /// The next `N` bytes; zeros where there are none left.
+    /// The next `N` bytes; zeros after the end.
     fn take<const N: usize>(&mut self) -> [u8; N] {
         let Some((field, rest)) = self.0.split_first_chunk::<N>() else { return [0; N] };
         self.0 = rest;

@@ -7,7 +7,7 @@ use super::*;
 use crate::tests::support::{
     Memory, description, destination, freeze, freeze_generation, names_in, open_generation,
 };
-use crate::{Description, ImageKind};
+use crate::{AttachError, Description, ImageKind, Snapshot, pack};
 
 const KIND: PackedFile = PackedFile::LoadingSet;
 

@@ -12,13 +12,13 @@ const WORD_BITS: u64 = 64;
 /// The zero map of a snapshot is one: page `n` of the image is in the set when it is all zero.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PageSet {
-    /// Bit `n % 64` of word `n / 64` stands for page `n`; bits past `pages` are 0.
+    /// Bit `n % 64` of word `n / 64` represents page `n`; bits past `pages` are 0.
     words: Vec<u64>,
     pages: u64,
 }
 
 impl PageSet {
-    /// The empty set out of `pages` pages. It takes `pages / 8` bytes of memory.
+    /// The empty set out of `pages` pages. It uses `pages / 8` bytes of memory.
     ///
     /// # Panics
     /// When the bitmap exceeds the address space; [`crate::MAX_MEMORY`] keeps layouts far below.
@@ -41,19 +41,19 @@ impl PageSet {
         set
     }
 
-    /// How many pages the set is out of: members are in `0..pages()`.
+    /// The number of pages that the set is out of: members are in `0..pages()`.
     #[must_use]
     pub fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// Whether `page` is in the set; `false` from `pages()` on.
+    /// Whether `page` is in the set; `false` for pages at or after `pages()`.
     #[must_use]
     pub fn get(&self, page: u64) -> bool {
         page < self.pages && self.words[word_index(page)] & bit(page) != 0
     }
 
-    /// Puts `page` into the set.
+    /// Adds `page` to the set.
     ///
     /// # Panics
     /// When `page` is not below `pages()`.
@@ -61,7 +61,7 @@ impl PageSet {
         self.insert_range(page..page + 1);
     }
 
-    /// Puts all of `range` into the set.
+    /// Adds all of `range` to the set.
     ///
     /// # Panics
     /// When `range` ends past `pages()`.
@@ -75,7 +75,7 @@ impl PageSet {
         }
     }
 
-    /// How many pages are in the set.
+    /// The number of pages in the set.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.words.iter().map(|word| u64::from(word.count_ones())).sum()
@@ -125,7 +125,7 @@ impl PageSet {
         self.ranges().flatten()
     }
 
-    /// First page from `start` on, at most `end`, whose membership is not `set`.
+    /// The first page at or after `start`, at most `end`, whose membership is not `set`.
     fn run_end(&self, start: u64, end: u64, set: bool) -> u64 {
         let mut page = start;
         while page < end {
@@ -140,20 +140,20 @@ impl PageSet {
         end
     }
 
-    /// Bytes that [`Self::to_bytes`] gives for a set out of `pages` pages.
+    /// Bytes that [`Self::to_bytes`] returns for a set out of `pages` pages.
     pub(crate) fn encoded_len(pages: u64) -> u64 {
         pages.div_ceil(8)
     }
 
-    /// The bitmap: bit `n % 8` of byte `n / 8` stands for page `n`; bits past the last page are 0.
+    /// The bitmap: bit `n % 8` of byte `n / 8` represents page `n`; bits past the last page are 0.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes: Vec<u8> = self.words.iter().flat_map(|word| word.to_le_bytes()).collect();
         bytes.truncate(usize::try_from(Self::encoded_len(self.pages)).unwrap_or(usize::MAX));
         bytes
     }
 
-    /// The set out of `pages` pages that [`Self::to_bytes`] encoded; `None` when `bytes` has another
-    /// length or bits past the last page.
+    /// The set out of `pages` pages that [`Self::to_bytes`] encoded; `None` when `bytes` has
+    /// another length or bits past the last page.
     pub(crate) fn from_bytes(bytes: &[u8], pages: u64) -> Option<Self> {
         if u64::try_from(bytes.len()) != Ok(Self::encoded_len(pages)) {
             return None;
@@ -175,7 +175,7 @@ impl PageSet {
 }
 
 fn word_index(page: u64) -> usize {
-    // Lossless where it matters: a page of an existing bitmap has its word in memory.
+    // The conversion is lossless: the word of a page in an existing bitmap is in memory.
     usize::try_from(page / WORD_BITS).unwrap_or(usize::MAX)
 }
 
@@ -183,7 +183,7 @@ fn bit(page: u64) -> u64 {
     1 << (page % WORD_BITS)
 }
 
-/// The bits of `page`'s word that stand for `page..end`, and the first page after them.
+/// The bits of `page`'s word that represent `page..end`, and the first page after them.
 fn word_mask(page: u64, end: u64) -> (u64, u64) {
     let first = page % WORD_BITS;
     let next = (page - first + WORD_BITS).min(end);

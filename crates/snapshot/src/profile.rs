@@ -1,11 +1,11 @@
 //! The profile section: what earlier runs of a function touched, encoded with postcard.
 //!
-//! A profile is made after its snapshot, from runs of it, and is put into the snapshot's container by
-//! [`set_profile`](crate::set_profile). Image and machine state stay as they are. Each recorder makes one part of it, and
-//! a planner that needs a part which is not there says so.
+//! A profile is recorded from runs of a snapshot and stored in its container by
+//! [`set_profile`](crate::set_profile). Image and machine state do not change. Each recorder makes
+//! one part of the profile. A planner returns an error when a part that it needs is missing.
 //!
-//! All pages are image pages (offset in the image / 4096). Every type here is part of the profile version, which the
-//! assertion at the end of the file guards.
+//! All pages are image pages (offset in the image / 4096). Every type here is part of the profile
+//! version, which an assertion at the end of the file checks.
 
 use firn_base::PageRange;
 use postcard_schema::Schema;
@@ -14,32 +14,35 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use uuid::Uuid;
 
-use crate::container::PROFILE_VERSION;
 use crate::page_set::PageSet;
+use crate::section::PROFILE_VERSION;
 
 /// What earlier runs of a snapshot touched.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct Profile {
-    /// The snapshot whose runs these were: [`Description::id`](crate::Description).
+    /// The recorded snapshot: [`Description::id`](crate::Description).
     pub snapshot: Uuid,
-    /// What the runs were given: names of inputs, for people to read.
+    /// Names of the runs' inputs, for information.
     pub inputs: Vec<String>,
-    /// Which pages were touched, in the order of their first touch (userfaultfd). No page is in it twice.
+    /// Touched pages in the order of their first touch (userfaultfd). No page occurs twice.
     pub faults: Option<Vec<PageRange>>,
-    /// Working-set groups (FaaSnap, 4.2): pages that became resident, the host's read-ahead among them, by the
-    /// sample of mincore that first saw them. No page is in two groups.
+    /// Working-set groups (FaaSnap, 4.2): pages that became resident, including the host's
+    /// read-ahead, grouped by the mincore sample that first reported them. No page is in two
+    /// groups.
     pub groups: Option<Vec<Vec<PageRange>>>,
-    /// Which pages were written, ascending.
+    /// Written pages, ascending.
     pub written: Option<Vec<PageRange>>,
-    /// Which pages entered the page cache (SnapBPF, 3.1), in the order in which they did. No page is in it twice.
+    /// Pages that entered the page cache (SnapBPF, 3.1), in that order. No page occurs twice.
     pub cached: Option<Vec<CachedRun>>,
-    /// Which pages the guest's allocator held free at the freeze, by its own metadata, ascending.
+    /// Pages that the guest's allocator held free at the freeze according to its metadata,
+    /// ascending.
     pub free: Option<Vec<PageRange>>,
-    /// Which pages the guest had reported free (free page reporting) at the freeze and not touched since, ascending. They
-    /// are zero in the image.
+    /// Pages that the guest had reported free (free page reporting) and not touched until the
+    /// freeze, ascending. They are zero in the image.
     pub reported: Option<Vec<PageRange>>,
-    /// Which of the pages that were touched the guest's page tables mapped by leaves of 4 KiB at the freeze, ascending, as far as the tables
-    /// were recognised. The others are mapped by larger leaves, or were mapped later.
+    /// Touched pages that the guest's page tables mapped by 4 KiB leaves at the freeze, ascending,
+    /// as far as the tables were recognised. Other pages are mapped by larger leaves or were mapped
+    /// later.
     pub small_leaves: Option<Vec<PageRange>>,
 }
 
@@ -48,23 +51,23 @@ pub struct Profile {
 pub struct CachedRun {
     /// The pages.
     pub run: PageRange,
-    /// When the first of them did, in ns since the guest was resumed.
+    /// When the first page entered, in ns after the guest was resumed.
     pub at_ns: u64,
 }
 
-/// Why a profile cannot be one of its snapshot.
+/// Why a profile does not match its snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ProfileError {
-    /// It was recorded of another snapshot.
+    /// The profile was recorded from another snapshot.
     #[error("the profile was recorded of snapshot {found}, this one is {expected}; record it anew")]
     OtherSnapshot {
         /// The snapshot that it names.
         found: Uuid,
-        /// The snapshot that it was to be used with.
+        /// The snapshot to use it with.
         expected: Uuid,
     },
-    /// It names no page at all, or an empty run.
+    /// A run is empty.
     #[error("{part} of the profile holds an empty run at page {page:#x}; record it anew")]
     EmptyRun {
         /// The part.
@@ -72,7 +75,7 @@ pub enum ProfileError {
         /// The run's first page.
         page: u64,
     },
-    /// It names pages that guest memory does not have.
+    /// A page is beyond guest memory.
     #[error(
         "{part} of the profile names page {page:#x}, guest memory has {pages:#x} pages; record it anew"
     )]
@@ -84,12 +87,12 @@ pub enum ProfileError {
         /// Pages of guest memory.
         pages: u64,
     },
-    /// A page is in a part twice, or out of order.
+    /// A page occurs twice or out of order.
     #[error("{part} of the profile names page {page:#x} twice, or out of order; record it anew")]
     Repeated {
         /// The part.
         part: &'static str,
-        /// The first page that is.
+        /// The first such page.
         page: u64,
     },
 }
@@ -101,8 +104,9 @@ impl Profile {
         Self { snapshot, ..Self::default() }
     }
 
-    /// Checks that it is of the snapshot with this id and that every part keeps its rules for guest memory of `pages`
-    /// pages. What [`Snapshot::profile`](crate::Snapshot::profile) returns was checked.
+    /// Checks that the profile belongs to the snapshot with this id and that every part is valid
+    /// for guest memory of `pages` pages. [`Snapshot::profile`](crate::Snapshot::profile) returns
+    /// checked profiles.
     ///
     /// # Errors
     /// The first [`ProfileError`] found.
@@ -129,7 +133,7 @@ impl Profile {
     }
 }
 
-/// Checks that runs are not empty, within `pages` pages, and name none twice.
+/// Checks that no run is empty, that all are within `pages` pages, and that no page occurs twice.
 pub(crate) fn check_runs<'a>(
     part: &'static str,
     runs: impl Iterator<Item = &'a PageRange>,
@@ -160,7 +164,8 @@ pub(crate) fn check_runs<'a>(
     Ok(())
 }
 
-/// Fingerprint of the profile's fields, in order, with all they contain, for each profile version that has any.
+/// Fingerprint of the profile's fields, in order and recursively, for each profile version with
+/// fields.
 const SCHEMAS: [(u32, u64); 2] = [(2, 0x46072a3e074b99ca), (3, 0xda164fdec57d1cbd)];
 
 const _: () = {

@@ -1,4 +1,4 @@
-//! Bytes that are read at an offset: a file, or the tail of an extent in a pool.
+//! Reading bytes at an offset, from a file or from an extent of a pool.
 
 use std::fmt::Debug;
 use std::fs::File;
@@ -6,27 +6,31 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-/// Bytes that do not change and can be read from any thread.
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
+
+/// Immutable bytes that any thread can read.
 ///
-/// A character device of persistent memory can only be mapped, so what is in a pool is no file.
+/// A character device of persistent memory can only be mapped, so a snapshot in a pool is not read
+/// as a file.
 pub trait ReadAt: Debug + Send + Sync {
-    /// How many there are.
+    /// The number of bytes.
     ///
     /// # Errors
-    /// Whatever keeps the length from being known.
+    /// Any error of determining the length.
     fn size(&self) -> io::Result<u64>;
 
-    /// Fills `buf` from `offset` on.
+    /// Fills `buf` with the bytes at `offset`.
     ///
     /// # Errors
-    /// Whatever keeps the bytes from being read; `UnexpectedEof` where they end before.
+    /// Any error of reading; `UnexpectedEof` when the range is beyond the end.
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
 
-    /// The first range at or after `offset` that may hold other bytes than 0, cut at `offset`; `None` when there is
-    /// none. As long as nobody knows better, all of them may.
+    /// The first range at or after `offset` that may contain nonzero bytes, cut at `offset`; `None`
+    /// if all bytes are zero. The default implementation returns everything up to the end.
     ///
     /// # Errors
-    /// Whatever keeps the bytes from being looked at.
+    /// Any error of examining the bytes.
     fn next_data(&self, offset: u64) -> io::Result<Option<Range<u64>>> {
         let size = self.size()?;
         Ok((offset < size).then_some(offset..size))
@@ -43,7 +47,7 @@ impl ReadAt for File {
     }
 
     fn next_data(&self, offset: u64) -> io::Result<Option<Range<u64>>> {
-        crate::disk::next_data(self, offset)
+        next_data(self, offset)
     }
 }
 
@@ -61,11 +65,11 @@ impl<T: ReadAt + ?Sized> ReadAt for std::sync::Arc<T> {
     }
 }
 
-/// A range of other bytes.
+/// A part of other bytes.
 #[derive(Debug)]
 pub(crate) struct Part<T> {
     pub(crate) whole: T,
-    /// Within the whole.
+    /// The range within the whole.
     pub(crate) range: Range<u64>,
 }
 
@@ -84,4 +88,14 @@ impl<T: ReadAt> ReadAt for Part<T> {
             _ => Err(io::ErrorKind::UnexpectedEof.into()),
         }
     }
+}
+
+/// The first range of `file` at or after `offset` that is not a hole.
+pub(crate) fn next_data(file: &File, offset: u64) -> io::Result<Option<Range<u64>>> {
+    let start = match seek(file, SeekFrom::Data(offset)) {
+        Ok(start) => start,
+        Err(Errno::NXIO) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    Ok(Some(start..seek(file, SeekFrom::Hole(start))?))
 }

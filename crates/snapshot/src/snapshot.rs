@@ -3,33 +3,34 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, fstat, openat, statat};
-use rustix::io::Errno;
-
-use crate::container::{
-    CONTAINER_FILE, Header, IMAGE_FILE, NO_PROFILE_VERSION, OVERLAY_FILE,
-    PROFILE_VERSION_WITHOUT_LEAVES, Section, decode_zero_map,
-};
+use crate::container::Header;
+use crate::decode::{check_consistent, decode_manifest, decode_profile, decode_zero_map};
 use crate::digests::Digests;
+use crate::directory::{
+    MAX_ATTEMPTS, open_container, open_directory, open_file, open_with_len, was_replaced,
+};
 use crate::error::OpenError;
-use crate::extent::{Tail, check_dense};
-use crate::manifest::{ImageKind, Manifest};
-use crate::packed::{Packed, PackedError, PackedFile};
+use crate::files::{CONTAINER_FILE, IMAGE_FILE, OVERLAY_FILE, PackedFile};
+use crate::manifest::Manifest;
+use crate::packed::{Packed, PackedError};
 use crate::page_set::PageSet;
 use crate::profile::Profile;
 use crate::read_at::ReadAt;
+use crate::section::{NO_PROFILE_VERSION, PROFILE_VERSION_WITHOUT_LEAVES, Section};
+use crate::tail::{Tail, check_dense};
 
-/// How often opening starts anew because the snapshot was replaced meanwhile.
-pub(crate) const MAX_ATTEMPTS: u32 = 64;
+/// The postcard encoding of a missing part.
+const ABSENT: u8 = 0;
 
 /// An open snapshot.
 ///
-/// Its files were opened through one descriptor of the directory and are never written again, so it stays whole
-/// and the same when the directory is replaced or removed. Shared references may be used by many threads.
+/// It is immutable: its files were opened through one descriptor of the directory and are never
+/// written again, so it stays valid when the directory is replaced or removed. What a pool grants
+/// for one run of it is a [`Grant`](crate::Grant). Several threads may use one value.
 #[derive(Debug)]
 pub struct Snapshot {
     path: PathBuf,
@@ -39,9 +40,9 @@ pub struct Snapshot {
     header: Header,
     container: Arc<dyn ReadAt>,
     container_path: PathBuf,
-    /// The directory, where it lies in one.
+    /// The directory, if the snapshot is in one.
     dir: Option<OwnedFd>,
-    /// Packed files that were asked for, by their kind.
+    /// Packed files that were requested, by kind.
     packed: [OnceLock<Option<Packed>>; PackedFile::ALL.len()],
     zero_map: PageSet,
     image: Content,
@@ -84,15 +85,16 @@ impl ReadAt for Content {
 impl Snapshot {
     /// Opens the snapshot in directory `path`.
     ///
-    /// Header, manifest, machine state and zero map are read, their CRCs checked before they are decoded. The image
-    /// and the overlay are opened, and their lengths checked; their bytes are not read.
+    /// It reads header, manifest, machine state and zero map, and checks their CRCs before it
+    /// decodes them. It opens the image and the overlay and checks their lengths, but does not read
+    /// them.
     ///
     /// # Errors
-    /// [`OpenError`] says what is wrong; each kind of damage has its own variant.
+    /// [`OpenError`]; each kind of damage has its own variant.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, OpenError> {
         let path = path.as_ref();
         for _ in 0..MAX_ATTEMPTS {
-            let dir = open_dir(path)?;
+            let dir = open_directory(path)?;
             match Self::open_in(&dir, path) {
                 Err(_) if was_replaced(&dir, path) => {}
                 result => return result,
@@ -101,11 +103,11 @@ impl Snapshot {
         Err(OpenError::Replaced { path: path.into(), attempts: MAX_ATTEMPTS })
     }
 
-    /// Opens a snapshot in a directory that is open already, as [`open_directory`] opens it. `path` is its path: where another
-    /// snapshot takes the place of this one meanwhile, that one is opened.
+    /// Opens a snapshot in a directory that is open already, as [`open_directory`] opens it. `path`
+    /// is its path: if another snapshot replaces this one during the call, that one is opened.
     ///
     /// # Errors
-    /// [`OpenError`] says what is wrong.
+    /// See [`OpenError`].
     pub fn open_at(directory: &OwnedFd, path: impl AsRef<Path>) -> Result<Self, OpenError> {
         let path = path.as_ref();
         match Self::open_in(directory, path) {
@@ -128,7 +130,7 @@ impl Snapshot {
         };
         let dir = dir.try_clone().map_err(|source| OpenError::Io {
             path: path.into(),
-            action: "keep open",
+            action: "duplicate the descriptor of",
             source,
         })?;
         let image = Content::File(Arc::new(image));
@@ -144,7 +146,7 @@ impl Snapshot {
     /// It reads and checks the same as [`Snapshot::open`]. The caller keeps the extent pinned.
     ///
     /// # Errors
-    /// [`OpenError`] says what is wrong.
+    /// See [`OpenError`].
     pub fn open_extent(
         name: impl AsRef<Path>,
         image: Arc<dyn ReadAt>,
@@ -162,7 +164,7 @@ impl Snapshot {
         Ok(read.into_snapshot(path, container, path.to_owned(), image, overlay))
     }
 
-    /// The path that the snapshot was opened by. Another snapshot may have taken its place since.
+    /// The path that the snapshot was opened at. The path may name another snapshot by now.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -174,16 +176,18 @@ impl Snapshot {
         &self.manifest
     }
 
-    /// The machine state's version and its bytes, CRC checked. The caller compares the version with those it reads.
+    /// The version of the machine state and its bytes, whose CRC was checked. The caller checks the
+    /// version.
     #[must_use]
     pub fn machine_state(&self) -> (u32, &[u8]) {
         (self.machine_state_version, &self.machine_state)
     }
 
-    /// What earlier runs touched, if any was recorded. It is read when it is asked for.
+    /// Reads the profile of earlier runs; `None` if none was recorded.
     ///
     /// # Errors
-    /// [`OpenError`] when the section is damaged, does not decode, or is not a profile of this snapshot.
+    /// [`OpenError`] when the section is damaged, does not decode, or is not a profile of this
+    /// snapshot.
     pub fn profile(&self) -> Result<Option<Profile>, OpenError> {
         let path = &self.container_path;
         let version = self.header.entry(Section::Profile).version;
@@ -197,7 +201,7 @@ impl Snapshot {
         decode_profile(&bytes, &self.manifest, path).map(Some)
     }
 
-    /// The [profile](Self::profile), or an empty one of this snapshot to put into it what was learnt.
+    /// The [profile](Self::profile), or an empty profile of this snapshot.
     ///
     /// # Errors
     /// As [`profile`](Self::profile).
@@ -205,8 +209,8 @@ impl Snapshot {
         Ok(self.profile()?.unwrap_or_else(|| Profile::of(self.manifest.description.id)))
     }
 
-    /// A file that was packed from the image beside it; `None` where there is none, as in a pool. It is opened, and its
-    /// header and table checked, when it is first asked for.
+    /// A file that was packed from the image; `None` if there is none, as in a pool. The first call
+    /// opens it and checks its header and table.
     ///
     /// # Errors
     /// [`PackedError`] when it is damaged, or not of this snapshot.
@@ -219,7 +223,7 @@ impl Snapshot {
         Ok(slot.get_or_init(|| packed).as_ref())
     }
 
-    /// The packed file, if it was asked for before, and there is one.
+    /// The packed file, if [`packed`](Self::packed) returned it before.
     #[must_use]
     pub fn opened_packed(&self, kind: PackedFile) -> Option<&Packed> {
         self.packed[kind.index()].get()?.as_ref()
@@ -262,14 +266,14 @@ impl Snapshot {
         self.overlay.as_ref()
     }
 
-    /// The digests of the image's pages. They are read when they are asked for.
+    /// The digests of the image's pages. They are read on demand.
     #[must_use]
     pub fn digests(&self) -> &Arc<Digests> {
         &self.digests
     }
 }
 
-/// What is read of the container at every start.
+/// The sections that every start reads.
 struct Read {
     header: Header,
     manifest: Manifest,
@@ -319,140 +323,4 @@ impl Read {
             digests,
         }
     }
-}
-
-/// Opens the directory of a snapshot, for [`Snapshot::open_at`].
-///
-/// # Errors
-/// There is no directory at the path, or it cannot be opened.
-pub fn open_directory(path: &Path) -> Result<OwnedFd, OpenError> {
-    open_dir(path)
-}
-
-/// Opens the directory of a snapshot.
-pub(crate) fn open_dir(path: &Path) -> Result<OwnedFd, OpenError> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    openat(CWD, path, flags, Mode::empty()).map_err(|errno| match errno {
-        Errno::NOENT => OpenError::NotFound { path: path.into() },
-        Errno::NOTDIR => {
-            OpenError::NotASnapshot { path: path.into(), reason: "it is not a directory" }
-        }
-        errno => OpenError::Io { path: path.into(), action: "open", source: errno.into() },
-    })
-}
-
-/// Whether `path` no longer names the directory `dir`.
-pub(crate) fn was_replaced(dir: &OwnedFd, path: &Path) -> bool {
-    match (fstat(dir), statat(CWD, path, AtFlags::empty())) {
-        (Ok(opened), Ok(named)) => (opened.st_dev, opened.st_ino) != (named.st_dev, named.st_ino),
-        (Ok(_), Err(Errno::NOENT)) => true,
-        _ => false,
-    }
-}
-
-/// Opens `snapshot.firn`; a directory without it is no snapshot, unless it holds the other files of one.
-pub(crate) fn open_container(dir: &OwnedFd, path: &Path) -> Result<File, OpenError> {
-    open_file(dir, path, CONTAINER_FILE).map_err(|error| match error {
-        OpenError::MissingFile { .. }
-            if statat(dir, IMAGE_FILE, AtFlags::SYMLINK_NOFOLLOW).is_err() =>
-        {
-            OpenError::NotASnapshot { path: path.into(), reason: "it holds no snapshot.firn" }
-        }
-        error => error,
-    })
-}
-
-/// Opens regular file `name` of the directory for reading, and checks its length.
-pub(crate) fn open_with_len(
-    dir: &OwnedFd,
-    path: &Path,
-    name: &str,
-    expected: u64,
-) -> Result<File, OpenError> {
-    let file = open_file(dir, path, name)?;
-    let path = path.join(name);
-    let actual = file
-        .metadata()
-        .map_err(|source| OpenError::Io { path: path.clone(), action: "stat", source })?
-        .len();
-    if actual < expected {
-        return Err(OpenError::Truncated { path, section: None, expected, actual });
-    }
-    if actual > expected {
-        return Err(OpenError::TooLong { path, expected, actual });
-    }
-    Ok(file)
-}
-
-pub(crate) fn open_file(dir: &OwnedFd, path: &Path, name: &str) -> Result<File, OpenError> {
-    // Without NONBLOCK, a FIFO of that name would block the open for ever.
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let fd = openat(dir.as_fd(), name, flags, Mode::empty()).map_err(|errno| {
-        let path = path.join(name);
-        match errno {
-            Errno::NOENT => OpenError::MissingFile { path },
-            Errno::LOOP | Errno::NXIO => OpenError::NotAFile { path },
-            errno => OpenError::Io { path, action: "open", source: errno.into() },
-        }
-    })?;
-    let file = File::from(fd);
-    match file.metadata() {
-        Ok(metadata) if metadata.is_file() => Ok(file),
-        Ok(_) => Err(OpenError::NotAFile { path: path.join(name) }),
-        Err(source) => Err(OpenError::Io { path: path.join(name), action: "stat", source }),
-    }
-}
-
-/// Decodes the manifest of a section whose CRC is right.
-pub(crate) fn decode_manifest(bytes: &[u8], path: &Path) -> Result<Manifest, OpenError> {
-    match postcard::take_from_bytes(bytes) {
-        Ok((manifest, [])) => Ok(manifest),
-        _ => Err(OpenError::Malformed {
-            path: path.into(),
-            section: Section::Manifest,
-            reason: "it does not decode",
-        }),
-    }
-}
-
-/// A part that is not there, as postcard encodes it.
-const ABSENT: u8 = 0;
-
-/// Decodes a profile whose CRC is right, and checks that it is one of the manifest's snapshot.
-pub(crate) fn decode_profile(
-    bytes: &[u8],
-    manifest: &Manifest,
-    path: &Path,
-) -> Result<Profile, OpenError> {
-    let Ok((profile, [])) = postcard::take_from_bytes::<Profile>(bytes) else {
-        let (section, reason) = (Section::Profile, "it does not decode");
-        return Err(OpenError::Malformed { path: path.into(), section, reason });
-    };
-    profile
-        .check(manifest.description.id, manifest.layout.pages())
-        .map_err(|source| OpenError::Profile { path: path.into(), source })?;
-    Ok(profile)
-}
-
-/// Checks that the sections speak of the same image.
-pub(crate) fn check_consistent(
-    header: &Header,
-    manifest: &Manifest,
-    zero_map: &PageSet,
-    path: &Path,
-) -> Result<(), OpenError> {
-    let malformed =
-        |section, reason| Err(OpenError::Malformed { path: path.into(), section, reason });
-    let pages = manifest.layout.pages();
-    let stored = match manifest.image.kind {
-        ImageKind::Sparse => pages - zero_map.count(),
-        ImageKind::Dense => pages,
-    };
-    if manifest.image.stored_pages != stored {
-        return malformed(Section::Manifest, "its count of stored pages contradicts the zero map");
-    }
-    if header.entry(Section::Digests).len != crate::container::digests_len(pages) {
-        return malformed(Section::Digests, "its length is not that of one digest for each page");
-    }
-    Ok(())
 }

@@ -1,7 +1,8 @@
-//! Writing a snapshot aside and publishing it in one step.
+//! Writing a snapshot to a staging directory and publishing it in one step.
 //!
-//! A staging directory lies beside the destination, under a name that only this module makes, and is locked
-//! (flock) while its owner lives. One without a lock is what a killed freeze left: the next freeze there removes it.
+//! A staging directory is in the same parent directory as the destination, has a name that only
+//! this module uses, and is locked (flock) while its owner runs. A staging directory without a lock
+//! was left by a killed freeze; the next freeze removes it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -17,37 +18,39 @@ use rustix::io::Errno;
 use rustix::path::Arg;
 use uuid::Uuid;
 
-use crate::container::{CONTAINER_FILE, FILES, MAGIC};
+use crate::container::MAGIC;
+use crate::files::{CONTAINER_FILE, FILES};
 use crate::freeze_error::FreezeError;
 
 /// Staging directories are named PREFIX, a UUID, SUFFIX.
 const PREFIX: &str = ".firn-";
 const SUFFIX: &str = ".partial";
-/// How often a directory is made anew because a sweep took it before it was locked, and how often publishing
-/// is tried when others replace the destination at the same time.
+/// Maximum number of attempts to create a directory when another freeze removes it before it is
+/// locked, and to publish when other processes replace the destination at the same time.
 const MAX_ATTEMPTS: u32 = 64;
 const DIR_FLAGS: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// A locked directory beside the destination, removed on drop unless it was published.
+/// A locked directory next to the destination, removed on drop unless it was published.
 #[derive(Debug)]
 pub(crate) struct Staging {
     destination: PathBuf,
     destination_name: OsString,
     parent_path: PathBuf,
     parent: OwnedFd,
-    /// Open for as long as the lock must hold.
+    /// Open while the lock is needed.
     dir: OwnedFd,
     name: String,
     published: bool,
 }
 
 impl Staging {
-    /// Makes a staging directory for `destination`, after removing what killed freezes left beside it.
+    /// Makes a staging directory for `destination`, after removing those that killed freezes left
+    /// there.
     pub(crate) fn create(destination: &Path) -> Result<Self, FreezeError> {
-        // Without a slash at its end, which would hide a link.
+        // A slash at the end would hide a link.
         let destination = &destination.components().collect::<PathBuf>();
-        // A link to a snapshot keeps pointing to it: the snapshot is replaced, not the link.
+        // If the destination is a link, the snapshot is replaced, not the link.
         let destination = match destination.symlink_metadata() {
             Ok(metadata) if metadata.is_symlink() => destination
                 .canonicalize()
@@ -71,7 +74,7 @@ impl Staging {
         sweep(&parent);
         for _ in 0..MAX_ATTEMPTS {
             let name = format!("{PREFIX}{}{SUFFIX}", Uuid::new_v4());
-            // Guest memory holds the guest's secrets.
+            // Guest memory contains the guest's secrets.
             mkdirat(&parent, &name, Mode::RWXU)
                 .map_err(|errno| io_error(&parent_path.join(&name), "create", errno.into()))?;
             if let Some(dir) = lock(&parent, &name)
@@ -92,17 +95,17 @@ impl Staging {
         Err(FreezeError::Contended { path: destination })
     }
 
-    /// Where the snapshot will be.
+    /// The destination.
     pub(crate) fn destination(&self) -> &Path {
         &self.destination
     }
 
-    /// The path that file `name` will have, for errors: people know the destination, not the staging directory.
+    /// The path that file `name` will have, for errors.
     pub(crate) fn path_of(&self, name: &str) -> PathBuf {
         self.destination.join(name)
     }
 
-    /// Creates file `name`, for writing by its owner alone.
+    /// Creates file `name`, that only its owner can read and write.
     pub(crate) fn create_file(&self, name: &str) -> Result<File, FreezeError> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let fd = openat(&self.dir, name, flags, Mode::RUSR | Mode::WUSR)
@@ -110,14 +113,16 @@ impl Staging {
         Ok(fd.into())
     }
 
-    /// Puts one of its files, which is synced, into the snapshot that is open as `dir`, in the place of what has its name.
+    /// Moves a synced file into the snapshot that is open as `dir`, and replaces the file of that
+    /// name.
     pub(crate) fn move_into(self, dir: &OwnedFd, name: &str) -> Result<(), FreezeError> {
         renameat(&self.dir, name, dir, name)
             .and_then(|()| fsync(dir))
             .map_err(|errno| io_error(&self.path_of(name), "put in place", errno.into()))
     }
 
-    /// Puts the directory, whose files are synced, in the destination's place, and removes what was there.
+    /// Publishes the directory, whose files are synced, at the destination, and removes the
+    /// previous snapshot.
     pub(crate) fn publish(mut self) -> Result<(), FreezeError> {
         let sync = |fd: &OwnedFd, path: &Path| {
             fsync(fd).map_err(|errno| io_error(path, "sync", errno.into()))
@@ -127,18 +132,18 @@ impl Staging {
         self.published = true;
         sync(&self.parent, &self.parent_path)?;
         if replaced && let Ok(old) = openat(&self.parent, &self.name, DIR_FLAGS, Mode::empty()) {
-            // The new snapshot is in place: what cannot be removed now is swept by the next freeze.
+            // The new snapshot is in place: the next freeze removes what cannot be removed now.
             remove_dir(&self.parent, &old, &self.name);
         }
         Ok(())
     }
 
-    /// Renames the directory to the destination; returns whether a snapshot was there, which then has the staging
-    /// directory's name.
+    /// Renames the directory to the destination; returns whether there was a snapshot, which then
+    /// has the staging directory's name.
     fn rename(&self) -> Result<bool, FreezeError> {
         let (parent, name) = (&self.parent, &self.destination_name);
         for _ in 0..MAX_ATTEMPTS {
-            // A directory is never renamed onto one that holds files, so this replaces nothing.
+            // rename(2) does not replace a directory that contains files.
             match renameat(parent, &self.name, parent, name) {
                 Ok(()) => return Ok(false),
                 Err(Errno::EXIST | Errno::NOTEMPTY | Errno::NOTDIR) => {}
@@ -147,7 +152,7 @@ impl Staging {
             check_replaceable(parent, name, &self.destination)?;
             match renameat_with(parent, &self.name, parent, name, RenameFlags::EXCHANGE) {
                 Ok(()) => return Ok(true),
-                // Removed since: the plain rename works again.
+                // The destination was removed: a plain rename works again.
                 Err(Errno::NOENT) => {}
                 Err(Errno::INVAL | Errno::NOSYS) => {
                     return Err(FreezeError::ExchangeUnsupported {
@@ -169,8 +174,8 @@ impl Drop for Staging {
     }
 }
 
-/// Opens and locks a staging directory; `None` when another has the lock, or when the name is no longer this
-/// directory's once it is locked.
+/// Opens and locks a staging directory; `None` when another has the lock, or when the name is no
+/// longer this directory's once it is locked.
 fn lock(parent: &OwnedFd, name: &str) -> Result<Option<OwnedFd>, Errno> {
     let dir = match openat(parent, name, DIR_FLAGS, Mode::empty()) {
         Err(Errno::NOENT) => return Ok(None),
@@ -191,15 +196,16 @@ fn is_at(dir: &OwnedFd, parent: &OwnedFd, name: impl Arg) -> bool {
     }
 }
 
-/// Removes the staging directories in `parent` whose owners are gone. What fails is left: it harms nothing but space.
+/// Removes the staging directories in `parent` whose owners do not run any more. Errors are
+/// ignored: the directories only use space.
 fn sweep(parent: &OwnedFd) {
     let Ok(entries) = Dir::read_from(parent) else { return };
     for entry in entries.flatten() {
         let Some(name) = entry.file_name().to_str().ok().filter(|name| is_staging(name)) else {
             continue;
         };
-        // The lock is taken first and the name looked at again then: a directory that its owner published in
-        // between has another name by now, and is left alone.
+        // The name is checked again under the lock: a directory that its owner published in between
+        // has another name and is kept.
         if let Ok(Some(dir)) = lock(parent, name) {
             remove_dir(parent, &dir, name);
         }
@@ -212,8 +218,8 @@ fn is_staging(name: &str) -> bool {
         .is_some_and(|uuid| Uuid::try_parse(uuid).is_ok())
 }
 
-/// Removes a directory of a snapshot and nothing else: known files by name, then the directory, which stays when
-/// it holds others.
+/// Removes a snapshot's directory: known files by name, then the directory, which remains if it
+/// contains other files.
 fn remove_dir(parent: &OwnedFd, dir: &OwnedFd, name: &str) {
     for file in FILES {
         let _ = unlinkat(dir, file, AtFlags::empty());
@@ -221,7 +227,7 @@ fn remove_dir(parent: &OwnedFd, dir: &OwnedFd, name: &str) {
     let _ = unlinkat(parent, name, AtFlags::REMOVEDIR);
 }
 
-/// Checks that the destination is absent, or a snapshot and nothing more.
+/// Checks that the destination does not exist or is a snapshot without other files.
 fn check_replaceable(parent: &OwnedFd, name: &OsStr, path: &Path) -> Result<(), FreezeError> {
     for _ in 0..MAX_ATTEMPTS {
         let dir = match openat(parent, name, DIR_FLAGS, Mode::empty()) {
@@ -233,7 +239,7 @@ fn check_replaceable(parent: &OwnedFd, name: &OsStr, path: &Path) -> Result<(), 
             Ok(dir) => dir,
         };
         match check_is_snapshot(&dir, path) {
-            // Replaced by another freeze meanwhile: what was looked at is being removed.
+            // Another freeze replaced the destination: the examined directory is being removed.
             Err(_) if !is_at(&dir, parent, name) => {}
             result => return result,
         }
@@ -241,7 +247,7 @@ fn check_replaceable(parent: &OwnedFd, name: &OsStr, path: &Path) -> Result<(), 
     Err(FreezeError::Contended { path: path.into() })
 }
 
-/// Checks that `dir` holds a snapshot's files and no others.
+/// Checks that `dir` contains a snapshot's files and no others.
 fn check_is_snapshot(dir: &OwnedFd, path: &Path) -> Result<(), FreezeError> {
     let io = |errno: Errno| io_error(path, "look at", errno.into());
     for entry in Dir::read_from(dir).map_err(io)? {

@@ -6,40 +6,42 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use firn_base::{GuestRange, PAGE_SIZE};
+use parking_lot::Mutex;
 use thiserror::Error;
 
-use crate::container::{
-    CONTAINER_FILE, Header, IMAGE_FILE, OVERLAY_FILE, Section, decode_zero_map,
-};
+use crate::container::Header;
+use crate::decode::{check_consistent, decode_manifest, decode_zero_map};
 use crate::digests::{DigestError, Digests, PAGE_LEN, page_digest};
-use crate::disk::{DiskError, DiskIdentity, digest_with_progress, next_data};
+use crate::directory::{
+    MAX_ATTEMPTS, open_container, open_directory, open_file, open_with_len, was_replaced,
+};
+use crate::disk::{DiskError, digest_with_progress};
 use crate::error::OpenError;
+use crate::files::{CONTAINER_FILE, IMAGE_FILE, OVERLAY_FILE, PackedFile};
 use crate::image::is_zero;
 use crate::layout::{CHUNK_PAGES, CHUNK_SIZE, MemoryLayout};
-use crate::manifest::Manifest;
-use crate::packed::{Packed, PackedError, PackedFile};
+use crate::manifest::{DiskIdentity, Manifest};
+use crate::packed::{Packed, PackedError};
 use crate::page_set::PageSet;
-use crate::snapshot::{
-    MAX_ATTEMPTS, check_consistent, decode_manifest, open_container, open_dir, open_file,
-    open_with_len, was_replaced,
-};
+use crate::read_at::next_data;
+use crate::section::Section;
 
-/// Most threads that check the image; each has a buffer of 2 MiB.
+/// Maximum number of threads that check the image; each has a buffer of 2 MiB.
 const MAX_THREADS: usize = 4;
-/// Runs of bad pages, and read errors of the image, that are listed; what exceeds them is only counted.
+/// Maximum number of listed runs of bad pages and of listed read errors. Further ones are only
+/// counted.
 const MAX_LISTED: usize = 16;
 
-/// What [`verify`] checked and found good.
+/// The result of a successful [`verify`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VerifyReport {
     /// Pages of the image, each checked against its digest and the zero map.
     pub pages: u64,
-    /// Pages of them that are zero.
+    /// The zero pages among them.
     pub zero_pages: u64,
     /// Pages of the files that were packed from the image, each checked against its digest.
     pub packed_pages: u64,
@@ -49,12 +51,12 @@ pub struct VerifyReport {
     pub duration: Duration,
 }
 
-/// Why [`verify`] does not find a snapshot good.
+/// Why [`verify`] failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum VerifyError {
-    /// It cannot be looked into at all: no snapshot, or one of a version or architecture that this firn does not read,
-    /// or with a damaged header.
+    /// The snapshot cannot be examined: it does not exist, has an unsupported version or
+    /// architecture, or has a damaged header.
     #[error(transparent)]
     Open(#[from] OpenError),
     /// Parts of it are damaged.
@@ -62,22 +64,22 @@ pub enum VerifyError {
     Damaged {
         /// The snapshot's directory.
         path: PathBuf,
-        /// All that was found.
+        /// All problems found.
         problems: Vec<Problem>,
     },
 }
 
-/// One thing that is wrong with a snapshot.
+/// One problem of a snapshot.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Problem {
-    /// A section or a file, as opening would report it.
+    /// A section or a file is damaged, as opening reports it.
     #[error(transparent)]
     Part(#[from] OpenError),
-    /// The digests of a chunk cannot be used, so its pages were not compared.
+    /// The digests of a chunk are damaged, so its pages were not compared.
     #[error(transparent)]
     Digests(#[from] DigestError),
-    /// Pages that are not those that were frozen.
+    /// Pages differ from the frozen ones.
     #[error("{IMAGE_FILE}: {total} damaged pages, at guest-physical {}", list_ranges(.runs, *.total))]
     Pages {
         /// Damaged pages.
@@ -95,13 +97,13 @@ pub enum Problem {
         /// Why it failed.
         source: io::Error,
     },
-    /// The writable disk is not the one that was frozen.
+    /// The writable disk differs from the frozen one.
     #[error("{OVERLAY_FILE} is damaged: its digest does not match")]
     Overlay,
-    /// A packed file is none of this snapshot.
+    /// A packed file cannot be used.
     #[error(transparent)]
     Packed(#[from] PackedError),
-    /// Pages of a packed file that are not those that were frozen.
+    /// Pages of a packed file differ from the frozen ones.
     #[error(
         "{file}: {total} damaged pages, the first is page {first:#x} of the image; pack it anew"
     )]
@@ -113,12 +115,12 @@ pub enum Problem {
         /// The first of them, by its number in the image.
         first: u64,
     },
-    /// A read-only disk is missing, or not the one that the microVM was frozen with.
+    /// A read-only disk is missing, or differs from the one at the freeze.
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
 
-/// The files of a snapshot that could be opened, and what of `snapshot.firn` could be decoded.
+/// The files of a snapshot that could be opened, and the decoded parts of `snapshot.firn`.
 struct Parts {
     path: PathBuf,
     container: File,
@@ -131,14 +133,15 @@ struct Parts {
     problems: Vec<Problem>,
 }
 
-/// Checks all of the snapshot in directory `path`: every section, every page of the image against its digest and the
-/// zero map, every page of the files that were packed from it, and the overlay and the read-only disks against theirs.
+/// Checks all of the snapshot in directory `path`: every section, every page of the image against
+/// its digest and the zero map, every page of the packed files, and the digests of the overlay and
+/// the read-only disks.
 ///
-/// `progress` is called from this thread with the bytes done so far and the bytes in all. It is read-only, and may
-/// run while the snapshot is in use.
+/// `progress` is called from this thread with the bytes checked so far and the total. Verification
+/// only reads, and may run while the snapshot is in use.
 ///
 /// # Errors
-/// [`VerifyError`]; it lists all damage, not just the first.
+/// [`VerifyError`]; it lists all damage.
 pub fn verify(
     path: impl AsRef<Path>,
     progress: &mut dyn FnMut(u64, u64),
@@ -192,10 +195,10 @@ pub fn verify(
     Ok(report)
 }
 
-/// Opens all that can be opened, from one snapshot.
+/// Opens everything that can be opened.
 fn open_parts(path: &Path) -> Result<Parts, OpenError> {
     for _ in 0..MAX_ATTEMPTS {
-        let dir = open_dir(path)?;
+        let dir = open_directory(path)?;
         let parts = open_parts_in(&dir, path);
         let whole = parts.as_ref().is_ok_and(|parts| parts.problems.is_empty());
         if whole || !was_replaced(&dir, path) {
@@ -257,7 +260,7 @@ fn open_parts_in(dir: &OwnedFd, path: &Path) -> Result<Parts, OpenError> {
 }
 
 impl Parts {
-    /// Checks the CRC of all digests together, without holding them all.
+    /// Checks the CRC of the digests section in pieces.
     fn check_digests_section(&self) -> Result<(), OpenError> {
         let (path, section) = (self.path.join(CONTAINER_FILE), Section::Digests);
         let mut crc = crc32fast::Hasher::new();
@@ -307,7 +310,7 @@ impl Parts {
         }
     }
 
-    /// Checks the packed files, and returns how many pages are in them.
+    /// Checks the packed files, and returns the number of pages in them.
     fn check_packed(&mut self, manifest: &Manifest) -> u64 {
         if self.packed.is_empty() {
             return 0;
@@ -343,7 +346,7 @@ impl Parts {
     }
 }
 
-/// The check of all pages of an image, shared by the threads that do it.
+/// The check of all pages of an image, shared by its threads.
 struct ImageCheck<'a> {
     image: &'a File,
     path: PathBuf,
@@ -356,7 +359,7 @@ struct ImageCheck<'a> {
     found: Mutex<Found>,
 }
 
-/// What the threads found.
+/// The problems that the threads found.
 struct Found {
     bad_pages: PageSet,
     problems: Vec<Problem>,
@@ -384,19 +387,18 @@ impl<'a> ImageCheck<'a> {
         }
     }
 
-    /// Checks all chunks, on several threads of which this is one.
+    /// Checks all chunks on several threads, including this one.
     fn run(self, progress: &mut dyn FnMut(u64)) -> Vec<Problem> {
         let threads = thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS));
         thread::scope(|scope| {
             for _ in 1..threads {
-                // Without the thread, the others do its part.
+                // If the thread cannot start, the others do its work.
                 let _ =
                     thread::Builder::new().spawn_scoped(scope, || self.check_chunks(&mut |_| ()));
             }
             self.check_chunks(progress);
         });
-        let Found { bad_pages, mut problems } =
-            self.found.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let Found { bad_pages, mut problems } = self.found.into_inner();
         let total = bad_pages.count();
         if total > 0 {
             let runs = guest_runs(&bad_pages, self.layout).take(MAX_LISTED).collect();
@@ -444,21 +446,17 @@ impl<'a> ImageCheck<'a> {
                 record[index] == if zero { self.zero_digest } else { page_digest(page) }
             });
             if !digest_matches || zero != self.zero_map.get(image_page) {
-                self.lock().bad_pages.insert(image_page);
+                self.found.lock().bad_pages.insert(image_page);
             }
         }
         Ok(())
     }
 
     fn note(&self, problem: Problem) {
-        let problems = &mut self.lock().problems;
+        let problems = &mut self.found.lock().problems;
         if problems.len() < MAX_LISTED {
             problems.push(problem);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Found> {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -472,7 +470,7 @@ fn guest_runs(pages: &PageSet, layout: &MemoryLayout) -> impl Iterator<Item = Gu
     })
 }
 
-/// Problems, each on a line of its own with all its causes.
+/// Formats problems, one per line, with all causes.
 fn list(problems: &[Problem]) -> String {
     use std::error::Error;
     let mut text = String::new();

@@ -5,25 +5,25 @@ use std::time::{Duration, Instant};
 
 use firn_base::PageRange;
 
-use crate::container::{
-    CONTAINER_FILE, CONTAINER_VERSION, Header, IMAGE_FILE, NO_PROFILE_VERSION, OVERLAY_FILE,
-    PROFILE_VERSION, Section,
-};
-use crate::disk::{DiskIdentity, DiskSource, ScanError, scan};
+use crate::container::Header;
+use crate::disk::{DiskSource, ScanError, scan};
+use crate::files::{CONTAINER_FILE, IMAGE_FILE, OVERLAY_FILE};
 use crate::freeze_error::FreezeError;
 use crate::image::{
     PageSource, SparseFile, StoredFile, WrittenImage, is_zero, write_image, write_nonzero,
 };
-use crate::manifest::{Description, ImageInfo, ImageKind, Manifest};
+use crate::manifest::{Description, DiskIdentity, ImageInfo, ImageKind, Manifest};
 use crate::profile::Profile;
+use crate::section::{CONTAINER_VERSION, NO_PROFILE_VERSION, PROFILE_VERSION, Section};
 use crate::staging::Staging;
 
-/// Writes one snapshot aside and publishes it whole.
+/// Writes one snapshot to a staging directory and publishes it in one step.
 ///
-/// [`Writer::create`], [`Writer::write_image`], [`Writer::write_overlay`] when the microVM has a writable disk, and
-/// [`Writer::seal`]. Until the seal the destination stays as it is; a writer that is dropped before it, or whose process is
-/// killed, leaves the previous snapshot whole. A dropped writer removes what it wrote; a killed one's is removed by the
-/// next [`Writer::create`] for the same parent directory.
+/// [`Writer::create`], [`Writer::write_image`], [`Writer::write_overlay`] if the microVM has a
+/// writable disk, and [`Writer::seal`]. The destination does not change before the seal; if the
+/// writer is dropped or its process is killed, the previous snapshot remains. A dropped writer
+/// removes its files. The next [`Writer::create`] for the same parent directory removes the files
+/// of a killed one.
 #[derive(Debug)]
 pub struct Writer {
     staging: Staging,
@@ -34,7 +34,7 @@ pub struct Writer {
     overlay_time: Duration,
 }
 
-/// What a freeze wrote and how long its parts took.
+/// What a freeze wrote and the time of each part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SealReport {
     /// Pages that the image stores.
@@ -43,7 +43,7 @@ pub struct SealReport {
     pub zero_pages: u64,
     /// Bytes written to all files.
     pub bytes_written: u64,
-    /// Bytes that all files take on the medium.
+    /// Bytes that all files occupy on the medium.
     pub disk_bytes: u64,
     /// Time to read, digest and write guest memory.
     pub image: Duration,
@@ -51,7 +51,7 @@ pub struct SealReport {
     pub overlay: Duration,
     /// Time to write `snapshot.firn` and to make all files durable.
     pub sync: Duration,
-    /// Time to put the snapshot in its place and to remove the one it replaces.
+    /// Time to publish the snapshot and to remove the previous one.
     pub publish: Duration,
 }
 
@@ -59,8 +59,8 @@ impl Writer {
     /// Begins a snapshot that will be at `destination`. Its parent directory must exist.
     ///
     /// # Errors
-    /// [`FreezeError::NotASnapshot`] when something else than a snapshot is there, with nothing written; others when
-    /// no directory can be made beside it.
+    /// [`FreezeError::NotASnapshot`] when the destination exists and is not a snapshot, other
+    /// variants when no staging directory can be created.
     pub fn create(destination: impl AsRef<Path>) -> Result<Self, FreezeError> {
         Ok(Self {
             staging: Staging::create(destination.as_ref())?,
@@ -72,12 +72,13 @@ impl Writer {
         })
     }
 
-    /// Writes the image: reads guest memory once, chunk by chunk, and finds zero pages and digests in the same pass.
+    /// Writes the image: reads guest memory once, chunk by chunk, and finds zero pages and digests
+    /// in the same pass.
     ///
-    /// It takes memory for the digests: 1/512 of guest memory. Call it once.
+    /// It uses memory for the digests: 1/512 of guest memory. Call it once.
     ///
     /// # Errors
-    /// [`FreezeError`] when guest memory cannot be read or the file not be written.
+    /// [`FreezeError`] when guest memory cannot be read or the file cannot be written.
     pub fn write_image(
         &mut self,
         source: &mut dyn PageSource,
@@ -92,10 +93,11 @@ impl Writer {
         Ok(info)
     }
 
-    /// Writes the writable disk's content. Blocks of 4 KiB that are all zero become holes. Call it once.
+    /// Writes the writable disk's content. Blocks of 4 KiB that are all zero become holes. Call it
+    /// once.
     ///
     /// # Errors
-    /// [`FreezeError`] when the disk cannot be read or the file not be written.
+    /// [`FreezeError`] when the disk cannot be read or the file cannot be written.
     pub fn write_overlay(
         &mut self,
         source: &mut dyn DiskSource,
@@ -113,16 +115,17 @@ impl Writer {
         Ok(identity)
     }
 
-    /// Says which image pages the guest had reported free and not touched since, ascending. They are put into a profile.
+    /// Sets the image pages that the guest had reported free and not touched since, ascending. They
+    /// become part of a profile.
     pub fn set_reported(&mut self, reported: Vec<PageRange>) {
         self.reported = reported;
     }
 
-    /// Writes `snapshot.firn`, makes every file durable, and puts the snapshot in its place in one step. One that
-    /// is there is replaced and removed; who has it open keeps it.
+    /// Writes `snapshot.firn`, makes every file durable, and publishes the snapshot in one step. An
+    /// existing snapshot is replaced and removed; processes that have it open keep it.
     ///
     /// # Errors
-    /// [`FreezeError`]; the destination is then as it was before, unless the error is that its parent directory
+    /// [`FreezeError`]; the destination is unchanged, unless the error is that its parent directory
     /// could not be synced.
     pub fn seal(
         mut self,
@@ -171,7 +174,7 @@ impl Writer {
         })
     }
 
-    /// Where the snapshot will be; links are resolved.
+    /// The destination, with links resolved.
     #[must_use]
     pub fn destination(&self) -> &Path {
         self.staging.destination()
@@ -181,7 +184,7 @@ impl Writer {
         SparseFile::new(self.staging.create_file(name)?, self.staging.path_of(name), len)
     }
 
-    /// Writes header and sections, in the order of the section table. Equal input gives equal bytes.
+    /// Writes header and sections, in the order of the section table. The output is deterministic.
     fn write_container(
         &self,
         sections: &[(Section, u32, &[u8]); Section::TABLE.len()],

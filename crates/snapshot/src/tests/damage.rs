@@ -10,7 +10,8 @@ use proptest::test_runner::Config;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::support::{Memory, description, destination, freeze, freeze_generation};
-use crate::container::{HEADER_LEN, Header, Section};
+use crate::container::{HEADER_LEN, Header};
+use crate::section::Section;
 use crate::{ImageKind, OpenError, Problem, Snapshot, VerifyError, verify};
 
 fn open_error(path: &Path) -> OpenError {

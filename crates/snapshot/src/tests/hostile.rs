@@ -8,7 +8,8 @@ use proptest::prelude::{any, prop_assert, proptest};
 use proptest::test_runner::Config;
 
 use super::support::{destination, freeze_generation};
-use crate::container::{Entry, HOST_ARCHITECTURE, Header, Section};
+use crate::container::{Entry, HOST_ARCHITECTURE, Header};
+use crate::section::Section;
 use crate::{CONTAINER_VERSION, ImageKind, Manifest, OpenError, PROFILE_VERSION, Snapshot, verify};
 
 /// The sections of a container, to be changed and written with CRCs that are right.

@@ -1,0 +1,91 @@
+//! Opening a snapshot's directory and the files in it.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, fstat, openat, statat};
+use rustix::io::Errno;
+
+use crate::error::OpenError;
+use crate::files::{CONTAINER_FILE, IMAGE_FILE};
+
+/// Maximum number of attempts to open a snapshot that is being replaced.
+pub(crate) const MAX_ATTEMPTS: u32 = 64;
+
+/// Opens the directory of a snapshot, for [`Snapshot::open_at`](crate::Snapshot::open_at).
+///
+/// # Errors
+/// [`OpenError`] when there is no directory at the path, or when it cannot be opened.
+pub fn open_directory(path: &Path) -> Result<OwnedFd, OpenError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    openat(CWD, path, flags, Mode::empty()).map_err(|errno| match errno {
+        Errno::NOENT => OpenError::NotFound { path: path.into() },
+        Errno::NOTDIR => {
+            OpenError::NotASnapshot { path: path.into(), reason: "it is not a directory" }
+        }
+        errno => OpenError::Io { path: path.into(), action: "open", source: errno.into() },
+    })
+}
+
+/// Whether `path` no longer names the directory `dir`.
+pub(crate) fn was_replaced(dir: &OwnedFd, path: &Path) -> bool {
+    match (fstat(dir), statat(CWD, path, AtFlags::empty())) {
+        (Ok(opened), Ok(named)) => (opened.st_dev, opened.st_ino) != (named.st_dev, named.st_ino),
+        (Ok(_), Err(Errno::NOENT)) => true,
+        _ => false,
+    }
+}
+
+/// Opens `snapshot.firn`. A directory without this file and without an image is not a snapshot.
+pub(crate) fn open_container(dir: &OwnedFd, path: &Path) -> Result<File, OpenError> {
+    open_file(dir, path, CONTAINER_FILE).map_err(|error| match error {
+        OpenError::MissingFile { .. }
+            if statat(dir, IMAGE_FILE, AtFlags::SYMLINK_NOFOLLOW).is_err() =>
+        {
+            OpenError::NotASnapshot { path: path.into(), reason: "it holds no snapshot.firn" }
+        }
+        error => error,
+    })
+}
+
+/// Opens regular file `name` of the directory for reading, and checks its length.
+pub(crate) fn open_with_len(
+    dir: &OwnedFd,
+    path: &Path,
+    name: &str,
+    expected: u64,
+) -> Result<File, OpenError> {
+    let file = open_file(dir, path, name)?;
+    let path = path.join(name);
+    let actual = file
+        .metadata()
+        .map_err(|source| OpenError::Io { path: path.clone(), action: "stat", source })?
+        .len();
+    if actual < expected {
+        return Err(OpenError::Truncated { path, section: None, expected, actual });
+    }
+    if actual > expected {
+        return Err(OpenError::TooLong { path, expected, actual });
+    }
+    Ok(file)
+}
+
+pub(crate) fn open_file(dir: &OwnedFd, path: &Path, name: &str) -> Result<File, OpenError> {
+    // Without NONBLOCK, a FIFO of that name would block the open forever.
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let fd = openat(dir.as_fd(), name, flags, Mode::empty()).map_err(|errno| {
+        let path = path.join(name);
+        match errno {
+            Errno::NOENT => OpenError::MissingFile { path },
+            Errno::LOOP | Errno::NXIO => OpenError::NotAFile { path },
+            errno => OpenError::Io { path, action: "open", source: errno.into() },
+        }
+    })?;
+    let file = File::from(fd);
+    match file.metadata() {
+        Ok(metadata) if metadata.is_file() => Ok(file),
+        Ok(_) => Err(OpenError::NotAFile { path: path.join(name) }),
+        Err(source) => Err(OpenError::Io { path: path.join(name), action: "stat", source }),
+    }
+}
