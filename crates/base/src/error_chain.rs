@@ -5,7 +5,8 @@ use std::iter::successors;
 
 use serde::{Deserialize, Serialize};
 
-/// Most errors that an [`ErrorChain`] holds. The bound limits what a chain from another process costs.
+/// Most errors that an [`ErrorChain`] holds. The bound limits what a chain from another process
+/// costs.
 const MAX_LENGTH: usize = 32;
 
 /// The text of an error and the texts of its causes, separated by colons.

@@ -1,4 +1,5 @@
-//! What every other crate of firn uses: the page size, sizes, durations, error chains and number casts.
+//! What every other crate of firn uses: the page size, sizes, durations, error chains and number
+//! casts.
 //!
 //! ```
 //! use firn_base::{PAGE_SIZE, format_bytes, parse_size};

@@ -11,8 +11,8 @@ pub struct RangeSet(
 );
 
 impl RangeSet {
-    /// Adds a range and merges it with the ranges that it overlaps or is adjacent to, in O(log n) per
-    /// merged range.
+    /// Adds a range and merges it with the ranges that it overlaps or is adjacent to, in O(log n)
+    /// per merged range.
     pub fn insert(&mut self, mut range: Range<u64>) {
         while let Some((&start, &end)) = self.0.range(..=range.end).next_back() {
             if end < range.start {

@@ -159,7 +159,7 @@ fn a_page_beyond_memory_is_refused_in_every_part() {
     ] {
         forge(&player.path(), &forged);
         let said = format!(
-            "{part} of the profile names page {pages:#x}, guest memory has {pages:#x} pages; record it anew"
+            "{part} of the profile names page {pages:#x}, guest memory has {pages:#x} pages; record it again"
         );
         player.refused(&["profile", "show", "s"], &[&said]);
         for (planner, _) in LEARNERS {

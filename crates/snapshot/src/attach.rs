@@ -45,7 +45,7 @@ pub enum AttachError {
         source: ProfileError,
     },
     /// The pages to pack are not pages of this snapshot.
-    #[error("{} cannot be packed so", .path.display())]
+    #[error("the page list to pack does not match {}", .path.display())]
     Table {
         /// The snapshot's directory.
         path: PathBuf,
@@ -53,7 +53,7 @@ pub enum AttachError {
         source: ProfileError,
     },
     /// The profile cannot be encoded.
-    #[error("the profile cannot be encoded: a defect of firn")]
+    #[error("the profile cannot be encoded: this is a bug in firn")]
     Encode(#[source] postcard::Error),
     /// It could not be written.
     #[error(transparent)]

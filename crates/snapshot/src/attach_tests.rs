@@ -23,7 +23,7 @@ fn profile() -> Profile {
 }
 
 #[test]
-fn a_profile_goes_in_and_the_rest_stays() {
+fn a_profile_is_attached_and_other_sections_are_unchanged() {
     let (dir, path) = destination();
     freeze_generation(&path, 3);
     let before = Snapshot::open(&path).unwrap();
@@ -71,7 +71,7 @@ fn a_profile_of_version_2_has_all_but_the_last_part() {
 }
 
 #[test]
-fn a_profile_that_is_not_its_own_changes_nothing() {
+fn a_profile_of_another_snapshot_changes_nothing() {
     let (_dir, path) = destination();
     freeze_generation(&path, 3);
     let bytes = fs::read(path.join("snapshot.firn")).unwrap();
@@ -81,7 +81,7 @@ fn a_profile_that_is_not_its_own_changes_nothing() {
 }
 
 #[test]
-fn a_damaged_profile_is_found_when_it_is_asked_for() {
+fn a_damaged_profile_is_found_when_it_is_read() {
     let (_dir, path) = destination();
     freeze_generation(&path, 3);
     set_profile(&path, &profile()).unwrap();

@@ -7,7 +7,7 @@ fn run(first: u64, pages: u64) -> PageRange {
 }
 
 #[test]
-fn parts_lie_one_behind_the_other() {
+fn parts_of_a_copy_are_consecutive() {
     let table = CopyTable::new([run(512, 512), run(2048, 1024)]);
     assert_eq!(table.bytes(), 1536 * PAGE_SIZE);
     assert_eq!(table.place(512 * PAGE_SIZE), Some(0));
@@ -19,7 +19,7 @@ fn parts_lie_one_behind_the_other() {
 }
 
 #[test]
-fn nothing_is_in_a_table_twice() {
+fn a_copy_table_has_no_duplicates() {
     let table = CopyTable::new([run(512, 512), run(600, 1), run(4096, 1)]);
     assert_eq!(table.parts().collect::<Vec<_>>(), [(run(512, 512), 0)]);
     assert!(CopyTable::new([run(0, 0)]).is_empty());

@@ -90,7 +90,7 @@ pub enum DiskError {
     },
     /// The content differs from that at the freeze.
     #[error(
-        "disk {id}: {} is not what it was at the freeze (length or digest differ); put that file back, \
+        "disk {id}: {} differs from the disk at the freeze (length or digest); restore that file, \
          or freeze again",
         .path.display()
     )]

@@ -179,7 +179,7 @@ pub enum OpenPooledError {
     #[error(transparent)]
     Map(#[from] MapExtentError),
     /// The medium's descriptor cannot be duplicated.
-    #[error("keeping the descriptor of the pool's medium")]
+    #[error("cannot duplicate the descriptor of the pool's medium")]
     Descriptor(#[source] io::Error),
     /// The content of the extent is invalid.
     #[error(transparent)]

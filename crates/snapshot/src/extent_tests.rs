@@ -128,7 +128,7 @@ fn open(medium: &File, tail: Vec<u8>) -> Result<Snapshot, OpenError> {
 }
 
 #[test]
-fn an_extent_that_was_dirty_holds_the_memory_and_all_else() {
+fn a_dirty_extent_contains_the_frozen_snapshot() {
     let mut memory = memory();
     let (extent, report) = freeze(&mut memory, Some(&disk()));
     assert_eq!((report.stored_pages, report.zero_pages), (PAGES, PAGES - 4));
@@ -177,7 +177,7 @@ impl DiskSource for Counted {
 }
 
 #[test]
-fn a_tail_is_as_long_as_what_is_in_it_and_a_disk_goes_there_in_pieces() {
+fn a_tail_has_its_exact_length_and_the_disk_is_copied_in_pieces() {
     let mut disk = vec![3; 9 << 20];
     disk[4096..3 << 20].fill(0);
     let mut counted = Counted { disk: disk.clone(), longest: 0 };
@@ -202,7 +202,7 @@ fn a_tail_is_as_long_as_what_is_in_it_and_a_disk_goes_there_in_pieces() {
 }
 
 #[test]
-fn a_full_pool_is_told_and_nothing_is_published() {
+fn a_full_pool_is_reported_and_nothing_is_published() {
     let mut extent = Extent { full: true, ..Extent::default() };
     let error = freeze_into(&mut extent, &mut memory(), None).unwrap_err();
     assert_eq!(error.to_string(), "cannot allocate the snapshot's extent");
@@ -241,7 +241,7 @@ fn a_tail_that_ends_early_is_refused() {
 }
 
 #[test]
-fn a_disk_in_more_pieces_than_are_read_again_is_not_frozen() {
+fn a_disk_in_too_many_pieces_is_refused() {
     let identity = DiskIdentity { len: 0, head: 0, digest: 0 };
     let mut runs = OverlayRuns { identity, runs: Vec::new() };
     for run in 0..MAX_RUNS {

@@ -44,7 +44,7 @@ pub enum FreezeError {
         path: PathBuf,
     },
     /// Other processes changed the destination during every attempt.
-    #[error("{} was changed by other processes again and again; try again when they are done", .path.display())]
+    #[error("{} was changed by other processes during every attempt; try again when they are done", .path.display())]
     Contended {
         /// The destination.
         path: PathBuf,

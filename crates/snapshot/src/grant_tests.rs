@@ -65,7 +65,7 @@ fn image(opened: &(Snapshot, Grant)) -> Vec<u8> {
 }
 
 #[test]
-fn snapshots_of_a_pool_are_replaced_whole_and_hold_their_bytes() {
+fn pooled_snapshots_are_replaced_in_one_step_and_keep_their_bytes() {
     let pool = Managed::new(64 << 20);
     let mut first = Memory::zeroed(1500);
     first.bytes.fill(1);
@@ -108,7 +108,7 @@ fn a_replica_is_what_the_snapshot_is_and_may_be_written() {
 }
 
 #[test]
-fn a_pool_without_room_says_what_is_missing_and_keeps_what_it_has() {
+fn a_full_pool_reports_the_missing_space_and_keeps_its_snapshots() {
     let pool = Managed::new(32 << 20);
     let mut small = Memory::zeroed(512);
     small.fill(3, 9);
@@ -120,7 +120,7 @@ fn a_pool_without_room_says_what_is_missing_and_keeps_what_it_has() {
 }
 
 #[test]
-fn a_name_that_is_unknown_and_a_socket_without_a_manager_are_told() {
+fn unknown_names_and_sockets_without_a_manager_are_reported() {
     let pool = Managed::new(32 << 20);
     let error = pool.open("nobody").unwrap_err().to_string();
     assert!(error.contains("nobody"), "{error}");
@@ -204,7 +204,7 @@ fn a_damaged_page_is_found_before_anything_runs_on_it() {
 }
 
 #[test]
-fn a_damaged_disk_is_found_by_whoever_checks_all_of_an_extent() {
+fn the_check_of_an_extent_finds_a_damaged_disk() {
     let pool = Managed::new(64 << 20);
     let disk = file_with(&[&[0; 8192][..], &[3; 4096]].concat());
     let contents = ExtentContents {

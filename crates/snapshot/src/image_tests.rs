@@ -14,7 +14,7 @@ fn full() -> SparseFile {
 }
 
 #[test]
-fn no_space_names_what_is_needed_in_all() {
+fn a_full_file_system_reports_the_total_size() {
     for (kind, expected) in [(ImageKind::Sparse, 3 * 4096), (ImageKind::Dense, 2000 * 4096)] {
         let mut memory = Memory::zeroed(2000);
         for page in [0, 700, 1999] {

@@ -64,7 +64,7 @@ pub enum PackedError {
         source: io::Error,
     },
     /// The file is not a packed file, has another version, or is damaged.
-    #[error("{} cannot be used: {reason}; pack it anew", .path.display())]
+    #[error("{} cannot be used: {reason}; pack it again", .path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
@@ -72,7 +72,7 @@ pub enum PackedError {
         reason: &'static str,
     },
     /// The file was packed from another snapshot.
-    #[error("{} was packed of snapshot {found}, this one is {expected}; pack it anew", .path.display())]
+    #[error("{} was packed from snapshot {found}, this one is {expected}; pack it again", .path.display())]
     OtherSnapshot {
         /// The file.
         path: PathBuf,
@@ -82,7 +82,7 @@ pub enum PackedError {
         expected: Uuid,
     },
     /// The table is invalid.
-    #[error("{} has a wrong table; pack it anew", .path.display())]
+    #[error("{} has an invalid table; pack it again", .path.display())]
     Table {
         /// The file.
         path: PathBuf,
@@ -90,7 +90,7 @@ pub enum PackedError {
         source: ProfileError,
     },
     /// The length does not match the table.
-    #[error("{} has {len} bytes, by its table {expected}; pack it anew", .path.display())]
+    #[error("{} has {len} bytes, but its table requires {expected}; pack it again", .path.display())]
     Length {
         /// The file.
         path: PathBuf,
@@ -121,7 +121,7 @@ impl Packed {
         file.read_exact_at(&mut header, 0).map_err(read)?;
         let mut fields = Fields(&header);
         if fields.take() != MAGIC {
-            return Err(malformed("it is no packed file of firn"));
+            return Err(malformed("it is not a packed file of firn"));
         }
         if u32::from_le_bytes(fields.take()) != VERSION {
             return Err(malformed("it is of another version"));

@@ -63,7 +63,7 @@ fn pages_lie_in_the_order_of_the_table() {
 }
 
 #[test]
-fn a_packed_file_lies_beside_its_snapshot_and_goes_with_it() {
+fn a_packed_file_is_removed_with_its_snapshot() {
     let (dir, path) = destination();
     freeze_generation(&path, 3);
     assert!(Snapshot::open(&path).unwrap().packed(KIND).unwrap().is_none());
@@ -210,7 +210,7 @@ fn verify_looks_into_packed_files() {
     let file = path.join(KIND.name());
     let whole = fs::read(&file).unwrap();
     let page = "loading-set.img: 1 damaged pages, the first is page 0xa";
-    for (at, told) in [(8192 + 4096 + 7, page), (3, "it is no packed file of firn")] {
+    for (at, told) in [(8192 + 4096 + 7, page), (3, "it is not a packed file of firn")] {
         let mut bytes = whole.clone();
         bytes[at] ^= 1;
         fs::write(&file, bytes).unwrap();

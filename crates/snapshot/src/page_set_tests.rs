@@ -5,7 +5,7 @@ use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
 use super::PageSet;
 
 #[test]
-fn spans_tile_a_range() {
+fn split_tiles_a_range() {
     let mut set = PageSet::new(300);
     set.insert_range(60..130);
     set.insert(299);
@@ -21,7 +21,7 @@ fn spans_tile_a_range() {
 }
 
 #[test]
-fn nothing_lies_past_the_end() {
+fn no_page_is_past_the_end() {
     let mut set = PageSet::new(64);
     set.insert_range(0..64);
     assert!(set.get(63));

@@ -60,7 +60,9 @@ pub struct CachedRun {
 #[non_exhaustive]
 pub enum ProfileError {
     /// The profile was recorded from another snapshot.
-    #[error("the profile was recorded of snapshot {found}, this one is {expected}; record it anew")]
+    #[error(
+        "the profile was recorded of snapshot {found}, this one is {expected}; record it again"
+    )]
     OtherSnapshot {
         /// The snapshot that it names.
         found: Uuid,
@@ -68,7 +70,7 @@ pub enum ProfileError {
         expected: Uuid,
     },
     /// A run is empty.
-    #[error("{part} of the profile holds an empty run at page {page:#x}; record it anew")]
+    #[error("{part} of the profile holds an empty run at page {page:#x}; record it again")]
     EmptyRun {
         /// The part.
         part: &'static str,
@@ -77,7 +79,7 @@ pub enum ProfileError {
     },
     /// A page is beyond guest memory.
     #[error(
-        "{part} of the profile names page {page:#x}, guest memory has {pages:#x} pages; record it anew"
+        "{part} of the profile names page {page:#x}, guest memory has {pages:#x} pages; record it again"
     )]
     Beyond {
         /// The part.
@@ -88,7 +90,7 @@ pub enum ProfileError {
         pages: u64,
     },
     /// A page occurs twice or out of order.
-    #[error("{part} of the profile names page {page:#x} twice, or out of order; record it anew")]
+    #[error("{part} of the profile names page {page:#x} twice, or out of order; record it again")]
     Repeated {
         /// The part.
         part: &'static str,

@@ -10,7 +10,7 @@ fn names_in(dir: &std::path::Path) -> Vec<String> {
 }
 
 #[test]
-fn what_a_killed_freeze_left_is_swept() {
+fn files_of_a_killed_freeze_are_removed() {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir(dir.path().join(LITTER)).unwrap();
     fs::write(dir.path().join(LITTER).join("memory.img"), b"half").unwrap();

@@ -105,7 +105,7 @@ pub enum Problem {
     Packed(#[from] PackedError),
     /// Pages of a packed file differ from the frozen ones.
     #[error(
-        "{file}: {total} damaged pages, the first is page {first:#x} of the image; pack it anew"
+        "{file}: {total} damaged pages, the first is page {first:#x} of the image; pack it again"
     )]
     PackedPages {
         /// The file's name.

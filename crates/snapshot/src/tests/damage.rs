@@ -32,7 +32,8 @@ fn flip(path: &Path, offset: u64, mask: u8) {
     file.write_all_at(&[byte[0] ^ mask], offset).unwrap();
 }
 
-/// Whether the snapshot passes for good: it opens and verifies. What opening refuses, verifying must too.
+/// Whether the snapshot passes for good: it opens and verifies. What opening refuses, verifying
+/// must too.
 fn passes(path: &Path) -> bool {
     let opens = Snapshot::open(path).is_ok();
     let verifies = verify(path, &mut |_, _| ()).is_ok();
@@ -226,7 +227,7 @@ fn all_problems_are_listed() {
 }
 
 #[test]
-fn what_is_no_snapshot_is_named() {
+fn a_path_that_is_not_a_snapshot_is_reported() {
     let (dir, path) = destination();
     assert!(matches!(open_error(&path), OpenError::NotFound { .. }));
     fs::write(&path, b"a file").unwrap();

@@ -17,8 +17,8 @@ const V1: [(&str, &[u8]); 3] = [
     ("snapshot.firn", include_bytes!("../../tests/golden/v1/snapshot.firn")),
 ];
 
-/// What the golden snapshots were frozen from: two regions with three pages that are not zero, an overlay, and
-/// a read-only disk that no host has.
+/// What the golden snapshots were frozen from: two regions with three pages that are not zero, an
+/// overlay, and a read-only disk that no host has.
 fn freeze_golden(path: &Path) {
     let region = |guest_addr, pages| MemoryRegion { guest_addr, len: pages * PAGE_SIZE };
     let layout = MemoryLayout::new(vec![region(0, 4), region(1 << 32, 2)]).unwrap();

@@ -1,5 +1,5 @@
-//! Files whose CRCs are right and whose content is not: each is refused, none panics or makes a reader allocate
-//! more than the file holds.
+//! Files whose CRCs are right and whose content is not: each is refused, none panics or makes a
+//! reader allocate more than the file holds.
 
 use std::fs;
 use std::path::Path;
@@ -147,7 +147,7 @@ fn a_header_that_contradicts_the_version_is_refused() {
 }
 
 #[test]
-fn a_profile_that_does_not_decode_is_refused_when_it_is_asked_for() {
+fn a_profile_that_does_not_decode_is_refused_when_it_is_read() {
     let (_dir, path) = destination();
     freeze_generation(&path, 1);
     let mut sections = Sections::read(&path);

@@ -13,7 +13,7 @@ use super::support::{
 };
 use crate::{FreezeError, ImageKind, Snapshot, Writer, verify};
 
-/// Where the child of [`a_killed_freeze_leaves_the_previous_snapshot_whole`] freezes to.
+/// Where the child of [`a_killed_freeze_leaves_the_previous_snapshot_intact`] freezes to.
 const CHILD_DESTINATION: &str = "FIRN_TEST_FREEZE_TO";
 
 #[test]
@@ -41,7 +41,7 @@ fn a_link_to_a_snapshot_stays_a_link() {
 }
 
 #[test]
-fn what_is_no_snapshot_is_left_alone() {
+fn a_destination_that_is_not_a_snapshot_is_not_changed() {
     let (dir, path) = destination();
     let refused = |what: &str| {
         let error = Writer::create(&path).unwrap_err();
@@ -140,7 +140,7 @@ fn each_open_gets_one_generation_while_others_replace() {
 }
 
 #[test]
-fn a_killed_freeze_leaves_the_previous_snapshot_whole() {
+fn a_killed_freeze_leaves_the_previous_snapshot_intact() {
     let (dir, path) = destination();
     freeze_generation(&path, 1);
     // Kills spread over the loop of freezes; the odd step lets them fall on every part of it.
@@ -165,7 +165,7 @@ fn a_killed_freeze_leaves_the_previous_snapshot_whole() {
 
 /// The child of the test above: replaces one snapshot again and again.
 #[test]
-#[ignore = "a_killed_freeze_leaves_the_previous_snapshot_whole starts and kills it"]
+#[ignore = "a_killed_freeze_leaves_the_previous_snapshot_intact starts and kills it"]
 fn freeze_until_killed() {
     let Some(path) = std::env::var_os(CHILD_DESTINATION).map(PathBuf::from) else { return };
     println!("freezing");

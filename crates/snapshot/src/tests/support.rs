@@ -120,7 +120,8 @@ pub(crate) fn freeze_generation(path: &Path, generation: u8) {
     freeze(path, &mut memory, ImageKind::Sparse, Some(&overlay), description, &state);
 }
 
-/// Opens what [`freeze_generation`] wrote, checks that all its parts are of one generation, and returns it.
+/// Opens what [`freeze_generation`] wrote, checks that all its parts are of one generation, and
+/// returns it.
 pub(crate) fn open_generation(path: &Path) -> u8 {
     let snapshot = Snapshot::open(path).unwrap();
     let (_, state) = snapshot.machine_state();

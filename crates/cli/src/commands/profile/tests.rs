@@ -96,7 +96,7 @@ fn a_profile_that_is_not_the_snapshots_or_empty_is_refused() {
     let refused = |profile: &Profile| error_chain(&set_profile(&path, profile).unwrap_err());
     let other = refused(&Profile::of(uuid::Uuid::from_u128(7)));
     assert!(
-        other.contains("was recorded of snapshot") && other.contains("record it anew"),
+        other.contains("was recorded of snapshot") && other.contains("record it again"),
         "{other}"
     );
     let with = |first, pages| Profile {
