@@ -267,8 +267,8 @@ fn a_packed_file_of_another_snapshot_is_refused() {
         player.good(&["profile", "pack", "--planner", planner, "other"]);
         fs::copy(player.folder.path().join("other").join(file), player.file(file)).unwrap();
         let way_out = format!("firn profile pack --planner {planner}");
-        player.refused(thaw, &[file, "was packed of snapshot", &way_out]);
-        player.refused(&["verify", "s"], &[file, "was packed of snapshot"]);
+        player.refused(thaw, &[file, "was packed from snapshot", &way_out]);
+        player.refused(&["verify", "s"], &[file, "was packed from snapshot"]);
         player.good(pack);
         player.good(thaw);
         player.good(&["verify", "s"]);

@@ -144,7 +144,7 @@ fn a_changed_root_is_refused() {
     let file = OpenOptions::new().write(true).open(&root).unwrap();
     let whole = file.metadata().unwrap().len();
     file.set_len(whole / 2 / 4096 * 4096).unwrap();
-    thaw().refused(&["root", "not what it was at the freeze"]);
+    thaw().refused(&["root", "differs from the disk at the freeze"]);
     fs::remove_file(&root).unwrap();
     thaw().refused(&["root.erofs", "No such file"]);
 }

@@ -438,7 +438,7 @@ fn the_packed_files_of_another_snapshot_are_refused() {
         std::fs::copy(one.path().join(file), &path).unwrap();
         let error = other.refused(planner);
         let reason =
-            format!("{} was packed of snapshot {found}, this one is {expected}", path.display());
+            format!("{} was packed from snapshot {found}, this one is {expected}", path.display());
         assert!(
             matches!(&error, PlannerError::PackedFile { reason: found, .. } if found.contains(&reason)),
             "{error}"
