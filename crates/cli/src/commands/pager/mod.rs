@@ -7,7 +7,7 @@
 //! before the server receives the message that carries it. When one process ends, the other kills
 //! the monitor and closes its descriptors only after the monitor has ended. A guest that loses its
 //! pager therefore neither waits forever nor reads zeros. A signal must not end both processes at
-//! once: the server has its own process group, and the guardian catches termination signals, kills
+//! once: the server has its own session, and the guardian catches termination signals, kills
 //! the monitor and exits.
 
 mod monitor;
@@ -227,7 +227,13 @@ impl Server {
         if let Some(image) = &arguments.image {
             command.arg("--image").arg(image);
         }
-        command.stdin(Stdio::from(of_server)).stdout(Stdio::null()).process_group(0);
+        command.stdin(Stdio::from(of_server)).stdout(Stdio::null());
+        // A session, not only a process group: the kernel sends SIGHUP to a stopped process whose
+        // group loses its last parent of the same session, so a stopped server would end with its
+        // guardian.
+        //
+        // SAFETY: setsid(2) is async-signal-safe and changes no memory.
+        unsafe { command.pre_exec(|| Ok(rustix::process::setsid().map(drop)?)) };
         let process = command.spawn()?;
         Ok(Self { process, socket })
     }
