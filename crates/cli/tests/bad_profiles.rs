@@ -293,7 +293,7 @@ fn a_loading_set_that_does_not_match_is_refused() {
     // By another profile.
     let other = Profile { groups: Some(vec![vec![run(7, 9)]]), ..player.profile() };
     set_profile(&own, &other).unwrap();
-    player.refused(thaw, &["by another profile", way_out]);
+    player.refused(thaw, &["from another profile", way_out]);
     player.give_groups();
     player.good(thaw);
 
