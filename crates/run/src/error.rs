@@ -8,7 +8,7 @@ use firn_base::ErrorChain;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::session::ConsoleTail;
+use crate::console_tail::ConsoleTail;
 
 /// Why a microVM did not start, or ended before it was to end.
 ///

@@ -28,6 +28,7 @@
 
 mod agent;
 mod background;
+mod console_tail;
 mod descriptors;
 mod error;
 mod freeze;
@@ -54,6 +55,7 @@ pub use agent::{
     IdentifyError, Invocation, InvokeError, LambdaLoad, LoadError, LoadOptions, PrepareFreezeError,
     PutError, Refusal, RefusalKind, ShutdownError, Status, StatusError,
 };
+pub use console_tail::ConsoleTail;
 pub use descriptors::{Descriptors, Slot};
 pub use error::StartError;
 pub use freeze::{FreezeInstanceError, FreezeInstanceReport, freeze};
@@ -67,7 +69,7 @@ pub use outcome::Outcome;
 pub use pool_manager::{MANAGER_IN_USE, PoolManager, PoolManagerError};
 pub use recorded::RecordedRun;
 pub use report::{Counters, REPORT_VERSION, Replay, ReplicaCost, StartReport, StartTimes};
-pub use session::{ConsoleTail, Interruption, end_with};
+pub use session::{Interruption, end_with};
 pub use settings::{FunctionSettings, ImageName, ImageNameError, SETTINGS_FILE, SettingsError};
 pub use source::{Source, set_pooled_profile};
 pub use spec::{

@@ -16,6 +16,7 @@ use firn_vmm::{
 
 use crate::agent::{AgentClient, Invocation, InvokeError, LoadError, LoadOptions};
 use crate::background::Background;
+use crate::console_tail::ConsoleTail;
 use crate::descriptors::Descriptors;
 use crate::error::StartError;
 use crate::function::Function;
@@ -25,7 +26,7 @@ use crate::instance::{Instances, OwnedInstance, SweepAfterOwner};
 use crate::life::{Clock, KvmDevice, Mapped, Run, Running, counters};
 use crate::outcome::Outcome;
 use crate::report::StartReport;
-use crate::session::{self, After, ConsoleTail, Interruption};
+use crate::session::{self, After, Interruption};
 use crate::source::Source;
 use crate::spec::{BootSpec, HostSpec, OpenedFile, Serving, Sockets, StartSpec, ThawSpec};
 

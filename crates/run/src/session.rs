@@ -6,21 +6,17 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
 use firn_base::ErrorChain;
-use firn_vmm::{Console, End, Handle, Microvm, serve_control};
+use firn_vmm::{End, Handle, Microvm, serve_control};
 use parking_lot::Mutex;
 use rustix::process::{Signal, getpid, kill_process};
-use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::console_tail::ConsoleTail;
 use crate::error::StartError;
 
 /// How long a process may take to end after its owner has.
 const END_LIMIT: Duration = Duration::from_secs(10);
-
-/// Lines of the guest's console that an error reports.
-/// A panic of Linux, from its reason to its last line, has about 50.
-const CONSOLE_LINES: usize = 60;
 
 /// What happens once the microVM is ready and the leading thread has done its work.
 pub(crate) enum After {
@@ -28,27 +24,6 @@ pub(crate) enum After {
     Serve,
     /// End the microVM.
     Stop,
-}
-
-/// The end of the guest's console output, for an error's text.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct ConsoleTail(String);
-
-impl ConsoleTail {
-    pub(crate) fn of(console: &Console) -> Self {
-        Self(console.tail(CONSOLE_LINES))
-    }
-}
-
-impl std::fmt::Display for ConsoleTail {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.0.is_empty() {
-            write!(f, "; its console is empty")
-        } else {
-            write!(f, "; the end of its console:\n  {}", self.0.replace('\n', "\n  "))
-        }
-    }
 }
 
 /// Signals that end the microVM of this process. They are caught from before the microVM exists.
