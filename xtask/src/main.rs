@@ -5,6 +5,7 @@
 //! environment, where `make` puts them.
 
 mod cargo;
+mod context;
 mod host;
 mod lab;
 mod paths;
@@ -18,10 +19,10 @@ use std::error::Error;
 use std::io::Write;
 use std::process::ExitCode;
 
+use context::Context;
 use host::Host;
 use paths::Paths;
 use runner::Runner;
-use tasks::Context;
 
 type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 

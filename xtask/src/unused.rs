@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::Result;
+use crate::context::Context;
 use crate::step::Step;
-use crate::tasks::Context;
 
 /// Lists every unused dependency of the workspace as an error.
 pub(crate) fn check(context: &Context) -> Result<()> {

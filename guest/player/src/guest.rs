@@ -1,12 +1,12 @@
 //! The guest's program, from its first instruction to its last.
 
 use core::arch::asm;
-use core::arch::x86_64::_rdtsc;
 
 use crate::check::{check, fill, own_digest};
 use crate::console;
 use crate::format::{Header, Input, OWN, REPORT, REPORTED_PAGES, register};
 use crate::replay::{Wrong, replay, replay_timed};
+use crate::time::time;
 
 /// Runs the guest to its end.
 ///
@@ -98,12 +98,6 @@ fn report_to_console(header: &Header, input: &Input, own_is_right: impl Fn() -> 
     loop {
         core::hint::spin_loop();
     }
-}
-
-/// Ticks of the time-stamp counter.
-pub(crate) fn time() -> u64 {
-    // SAFETY: the processor has a time-stamp counter, and ring 3 may read it.
-    unsafe { _rdtsc() }
 }
 
 /// Computed in two parts to avoid overflow.

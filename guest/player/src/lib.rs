@@ -11,5 +11,6 @@ mod console;
 pub mod format;
 mod guest;
 mod replay;
+mod time;
 
 pub use guest::{end, run};

@@ -5,7 +5,7 @@ use core::hint::cold_path;
 
 use crate::check::is_free_page;
 use crate::format::{Header, Input, Kind, REPORTED_PAGES, TOUCHED_WORD, Touch, word, written_word};
-use crate::guest::time;
+use crate::time::time;
 
 /// Wrong pages: their number, and the first of them.
 pub(crate) struct Wrong {

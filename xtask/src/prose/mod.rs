@@ -10,8 +10,8 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs;
 
+use crate::context::Context;
 use crate::step::Step;
-use crate::tasks::Context;
 use crate::unused::is_test;
 use crate::{Result, runner};
 

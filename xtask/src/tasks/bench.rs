@@ -3,7 +3,7 @@
 use crate::step::Step;
 use crate::{Result, lab};
 
-use super::Context;
+use crate::context::Context;
 
 /// Measures thaws of a small and a large guest. With a KVM it also compares the player with a bare
 /// loop, and the planners with each other.

@@ -4,7 +4,7 @@ use crate::host::has_program;
 use crate::step::Step;
 use crate::{Result, unused};
 
-use super::Context;
+use crate::context::Context;
 
 pub(super) fn lint(context: &Context) -> Result<()> {
     let runner = &context.runner;

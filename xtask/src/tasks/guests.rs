@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::step::Step;
 use crate::{Result, lab};
 
-use super::Context;
+use crate::context::Context;
 
 /// Modules that test restores by planner. In the lab they run in a machine of their own, beside a
 /// second machine with all other tests: under emulation a second processor makes one machine no

@@ -10,19 +10,10 @@ mod workloads;
 
 use std::path::Path;
 
+use crate::context::Context;
 use crate::host::Host;
-use crate::paths::Paths;
-use crate::runner::Runner;
 use crate::step::Step;
 use crate::{Result, prose, unused};
-
-/// What a task works with.
-#[derive(Debug)]
-pub(crate) struct Context {
-    pub(crate) runner: Runner,
-    pub(crate) host: Host,
-    pub(crate) paths: Paths,
-}
 
 type Task = fn(&Context) -> Result<()>;
 

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use crate::step::Step;
 use crate::{Result, runner};
 
-use super::{Context, entries, variable};
+use super::{entries, variable};
+use crate::context::Context;
 
 /// Planners are named, so that one that cannot run fails its session.
 const PLANNERS: &str = "firecracker,firecracker:readahead=off,dram_cached,snapbpf,reap,faast";

@@ -2,11 +2,11 @@ use std::fs;
 use std::path::Path;
 
 use super::{PLANNERS, SHAPES, Settings, measure, sessions};
+use crate::context::Context;
 use crate::host::Host;
 use crate::paths::Paths;
 use crate::runner::Runner;
 use crate::step::Step;
-use crate::tasks::Context;
 
 /// A program in place of firn. A measurement writes its file, except that of a trace named `bad`. A
 /// table lists its files.

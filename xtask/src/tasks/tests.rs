@@ -1,7 +1,8 @@
 //! The commands of the tasks, for hosts of every kind. They are the commands that the Makefile ran
 //! before.
 
-use super::{ALL, Context};
+use super::ALL;
+use crate::context::Context;
 use crate::host::Host;
 use crate::paths::Paths;
 use crate::runner::Runner;

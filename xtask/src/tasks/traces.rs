@@ -2,7 +2,8 @@
 
 use crate::{Result, lab};
 
-use super::{Context, entries, variable};
+use super::{entries, variable};
+use crate::context::Context;
 
 /// Records the traces that are missing, or those of the functions in `FUNCTIONS`. Every function
 /// has a lab of its own, so a failure of one does not affect the traces of the others.

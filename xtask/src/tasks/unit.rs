@@ -3,7 +3,7 @@
 use crate::step::Step;
 use crate::{Result, lab};
 
-use super::Context;
+use crate::context::Context;
 
 /// Modules of unit tests that require a KVM. `unit-tests` skips them without one, and
 /// `monitor-tests` runs them in the lab.

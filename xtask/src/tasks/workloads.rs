@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::step::Step;
 use crate::{Result, lab};
 
-use super::Context;
+use crate::context::Context;
 
 /// 1,000 requests to the daemon; then every function, and an image with a user's own packages. That
 /// image is built each time, from the sources that this computer's apt and pip are configured with.
