@@ -44,16 +44,10 @@ pub(crate) struct ThawArgs {
     /// [default: firecracker, or firn from a pool]
     #[arg(long, value_name = "PLANNER")]
     planner: Option<String>,
-    /// The image is in the page cache: leave out what the planner would preload
-    #[arg(long, hide = true)]
-    preloaded: bool,
     /// A player: print `held` after its last touch, and check all memory once standard input is
     /// closed
     #[arg(long, hide = true)]
     hold: bool,
-    /// A player: measure the time in page faults too; that takes some time itself
-    #[arg(long, hide = true)]
-    fault_time: bool,
     /// A player with several traces: the trace to replay [default: its first]
     #[arg(long, value_name = "TRACE", conflicts_with = "invoke")]
     input: Option<String>,
@@ -99,15 +93,12 @@ pub(crate) fn run(arguments: &ThawArgs) -> anyhow::Result<ExitCode> {
     let mut descriptors = Descriptors::default();
     let source = arguments.snapshot.source(&mut descriptors)?;
     let root = arguments.root.as_deref().map(|path| OpenedFile::open(path, &mut descriptors));
-    let replay = ReplaySpec {
-        input: arguments.input.clone(),
-        hold: arguments.hold,
-        fault_time: arguments.fault_time,
-    };
+    let replay =
+        ReplaySpec { input: arguments.input.clone(), hold: arguments.hold, fault_time: false };
     let thaw = ThawSpec {
         source,
         planner: planner.to_owned(),
-        preloaded: arguments.preloaded,
+        preloaded: false,
         root: root.transpose()?,
         invoke,
         replay,
