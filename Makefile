@@ -65,7 +65,7 @@ test: setup
 # matrix an hour.
 test-full: test long-guest-tests matrix
 
-# Formatting, clippy, documentation, unused dependencies.
+# Formatting, clippy, documentation, unused dependencies, the style of texts.
 lint: setup
 	$(xtask) lint
 

@@ -131,7 +131,7 @@ fn a_profile_that_is_not_the_snapshots_is_refused_and_recorded_anew() {
             }
         }
         player.refused(&["profile", "show", "s"], &[word]);
-        // Who does not use it does not care, and it can be recorded anew.
+        // A planner that does not use it is not affected, and it can be recorded again.
         player.good(&["thaw", "--planner", "firecracker", "s"]);
     }
     let (code, error) = player.run(&["profile", "record", "--part", "faults", "s"]);
@@ -311,7 +311,7 @@ fn a_loading_set_that_does_not_match_is_refused() {
         bytes[at] ^= 1;
         refused(&bytes);
     }
-    // What the kernel pages in is unchecked, and the plan says so; verify finds it.
+    // Pages from the kernel are unchecked, as the plan shows; verify finds the damage.
     let mut bytes = whole.clone();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&file, bytes).unwrap();

@@ -227,7 +227,7 @@ impl Pool {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        // Its first line says that it serves.
+        // Its first line reports that it serves.
         let mut line = String::new();
         BufReader::new(manager.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         assert!(line.contains("serving"), "{line}");

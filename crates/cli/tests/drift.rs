@@ -62,7 +62,8 @@ impl Pool {
         }
     }
 
-    /// Runs an input until what is written is what was expected; says in which run that was.
+    /// Runs an input until the written chunks are the expected ones; returns the number of that
+    /// run.
     fn settle(&self, input: &str) -> u32 {
         let mut run = |_: &u32| {
             let writes = self.thaw(input);
@@ -101,7 +102,7 @@ fn the_profile_of_another_input_is_corrected_and_so_is_what_was_learnt() {
     pool.json(&["profile", "record", "--part", "writes", "--input", "json-a", "json"]);
 
     // The profile is right of its own input from the first run on, and wrong of the other one: the
-    // report says by how much.
+    // report shows by how much.
     let own = pool.thaw("json-a");
     assert!(own.predicted > 8 && (own.missed, own.unused) == (0, 0), "{own:?}");
     let other = pool.thaw("json-b");

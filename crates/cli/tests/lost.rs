@@ -44,7 +44,7 @@ fn begun(command: &mut Command) -> Child {
     child
 }
 
-/// The end of a player that goes on to look at all its memory; what it says.
+/// The end of a player that continues with a check of all its memory, and its output.
 fn ended(mut player: Child) -> (String, ExitStatus) {
     drop(player.stdin.take());
     let output = player.wait_with_output().unwrap();
@@ -207,7 +207,7 @@ fn a_medium_that_shrinks_ends_its_microvms_and_leaves_the_pool_readable() {
 }
 
 #[test]
-fn a_lost_extent_is_told_from_a_pool_that_stands() {
+fn a_lost_extent_is_reported_while_the_pool_remains() {
     if !has_kvm() {
         return;
     }

@@ -1,4 +1,4 @@
-//! Managers that are started because somebody needs them.
+//! Managers that are started on demand.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::path::{Path, PathBuf};
@@ -55,7 +55,7 @@ impl World {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Asks for a snapshot that is not there: what is told says whether a manager was reached.
+    /// Requests a snapshot that does not exist: the error shows whether a manager was reached.
     fn ask(&self) -> Command {
         self.firn(&["thaw", "--pool", self.medium().to_str().unwrap(), "snow"])
     }
@@ -81,7 +81,7 @@ fn reached(output: &Output) {
 }
 
 fn is_alive(pid: u32) -> bool {
-    // One that nobody has waited for is a zombie.
+    // A process without a wait is a zombie.
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
 
@@ -112,7 +112,7 @@ fn one_manager_for_many_clients_that_come_at_once_ended_with_the_last() {
     drop(client);
     wait_for_end(pid);
     assert!(world.sockets().is_empty());
-    // What is left of one that was killed is in nobody's way.
+    // The remains of a killed manager do not block the next one.
     let (client, pid) = world.manager();
     kill_process(Pid::from_raw(pid.try_into().unwrap()).unwrap(), Signal::KILL).unwrap();
     wait_for_end(pid);
@@ -140,7 +140,7 @@ fn a_manager_that_was_started_by_hand_is_found_by_its_medium() {
 }
 
 #[test]
-fn what_has_no_pool_is_told_at_once() {
+fn a_medium_without_a_pool_is_an_error_at_once() {
     let world = World::new();
     std::fs::write(world.medium(), vec![0; 8 << 20]).unwrap();
     let output = world.ask().output().unwrap();

@@ -1,4 +1,5 @@
-//! What a pool refuses, as its users meet it: each is told why, and leaves the pool as it was.
+//! What a pool refuses, at the command line: each error names the reason, and the pool does not
+//! change.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fs::{File, OpenOptions};
@@ -65,7 +66,7 @@ impl World {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Runs what has to fail, and says nothing but one line with all of `parts`.
+    /// Runs a command that must fail and print nothing but one line with all of `parts`.
     #[track_caller]
     fn refused(&self, arguments: &[&str], parts: &[&str]) {
         let output = self.run(arguments);
@@ -96,12 +97,12 @@ impl World {
     fn listing(&self) -> Value {
         let listing = self.ok(&["pool", "ls", "--json", "--pool", text(&self.medium())]);
         let mut listing: Value = serde_json::from_str(&listing).unwrap();
-        // A manager says how long its index took.
+        // A manager reports how long its index took.
         listing.as_object_mut().unwrap().remove("medium");
         listing
     }
 
-    /// Changes the medium beside whoever has it open.
+    /// Changes the medium while another process has it open.
     fn overwrite(&self, at: u64, bytes: &[u8]) {
         let file = OpenOptions::new().write(true).open(self.medium()).unwrap();
         file.write_all_at(bytes, at).unwrap();
@@ -205,7 +206,7 @@ fn a_byte_that_changed_while_the_pool_was_closed_is_found_before_anything_runs()
             refused(planner, verify);
         }
     }
-    // Who does not look, runs on it: the player finds it in the end.
+    // Without verification the run starts, and the player finds the page at its end.
     let words = thaw("pass_shared", "never");
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     world.refused(&words, &["restored wrong memory", "0x4d"]);
@@ -220,7 +221,7 @@ fn a_byte_that_changed_while_the_pool_was_closed_is_found_before_anything_runs()
 }
 
 #[test]
-fn a_byte_that_changes_later_is_found_by_who_looks_always() {
+fn a_byte_that_changes_later_is_found_by_verify_always() {
     if !has_kvm() {
         return;
     }
@@ -237,7 +238,7 @@ fn a_byte_that_changes_later_is_found_by_who_looks_always() {
 }
 
 #[test]
-fn a_full_pool_says_what_is_missing_and_changes_nothing() {
+fn a_full_pool_reports_the_missing_space_and_changes_nothing() {
     if !has_kvm() {
         return;
     }
@@ -345,7 +346,7 @@ fn a_medium_that_another_process_manages_is_left_alone() {
     let create = ["pool", "create", "--overwrite", "--medium", text(&medium)];
     world.refused(&create, &["in use by another process"]);
     assert!(!other.exists());
-    // Who reads is served, or reads beside.
+    // A reader is served by the manager, or reads the medium itself.
     world.ok(&["pool", "ls", "--pool", text(&medium)]);
     world.ok(&["pool", "verify", "--pool", text(&medium)]);
 }

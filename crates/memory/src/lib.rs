@@ -1,7 +1,7 @@
 //! Restore plans: the planners that make them and the executor that carries them out.
 //!
-//! A restore answers one question: where does each page of guest memory come from, when, and who
-//! may share it? The answer is a [`Plan`]: segments that tile guest memory exactly once, the layers
+//! A restore answers one question: where does each page of guest memory come from, when, and which
+//! VMs share it? The answer is a [`Plan`]: segments that tile guest memory exactly once, the layers
 //! (mmaps) that realise them, and a schedule of other work. A [`Planner`](planners::Planner) makes
 //! it from a snapshot and facts about the host. [`execute`] checks and executes it, and returns the
 //! [`GuestMemory`] that a microVM runs on. Each restore system of the papers is one planner.

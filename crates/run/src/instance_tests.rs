@@ -70,7 +70,7 @@ fn a_directory_that_others_can_write_to_is_refused() {
 }
 
 #[test]
-fn nobody_removes_what_a_living_owner_holds() {
+fn the_directory_of_a_running_owner_is_not_removed() {
     let dir = tempfile::tempdir().unwrap();
     let instances = Instances::in_directory(dir.path().to_owned());
     let (owners, claims) = (AtomicU32::new(0), AtomicU32::new(0));

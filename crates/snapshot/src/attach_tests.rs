@@ -37,8 +37,8 @@ fn a_profile_is_attached_and_other_sections_are_unchanged() {
     assert_eq!(names_in(dir.path()), ["snapshot"]);
 }
 
-/// The profile section of [`profile`] as firn wrote it before profiles said through which leaves a
-/// guest reads.
+/// The profile section of [`profile`] as firn wrote it before profiles recorded through which
+/// leaves a guest reads.
 #[rustfmt::skip]
 const VERSION_2: [u8; 47] = [
     16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3,

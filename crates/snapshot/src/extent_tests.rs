@@ -85,7 +85,7 @@ fn memory() -> Memory {
     memory
 }
 
-/// A disk with data at both ends and in the middle, and holes between.
+/// A disk with data at both ends and in the centre, and holes between.
 fn disk() -> Vec<u8> {
     let mut disk = vec![0; 5 << 20];
     disk[..100].fill(1);

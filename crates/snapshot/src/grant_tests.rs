@@ -82,7 +82,7 @@ fn pooled_snapshots_are_replaced_in_one_step_and_keep_their_bytes() {
     assert!(image(&opened) == second.bytes);
     new.digests().check(0, &image(&opened)).unwrap();
     assert_eq!(new.zero_map().count(), 1499);
-    // Who has the old one open still reads it.
+    // A reader of the old one still reads it.
     assert_eq!(old.0.machine_state(), (1, &[1; 64][..]));
     assert!(image(&old) == first.bytes);
 }

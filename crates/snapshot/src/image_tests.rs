@@ -37,7 +37,7 @@ fn all_zero_memory_needs_no_space() {
 
 proptest! {
     #[test]
-    fn zero_is_told_from_any_other(len in 0_usize..300, spot in any::<usize>(), byte in any::<u8>()) {
+    fn a_zero_page_differs_from_any_other(len in 0_usize..300, spot in any::<usize>(), byte in any::<u8>()) {
         let mut bytes = vec![0; len];
         if len > 0 {
             bytes[spot % len] = byte;

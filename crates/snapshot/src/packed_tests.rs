@@ -15,7 +15,7 @@ fn run(first: u64, pages: u64) -> PageRange {
     PageRange { first, pages }
 }
 
-/// Sixteen pages that are told apart by their bytes; page 3 is zero.
+/// Sixteen pages with different bytes; page 3 is zero.
 fn freeze_distinct(path: &Path, kind: ImageKind) {
     let mut memory = Memory::zeroed(16);
     for page in (0..16).filter(|page| *page != 3) {
@@ -183,7 +183,7 @@ proptest! {
     }
 
     #[test]
-    fn every_page_is_where_the_table_says(firsts in proptest::sample::subsequence((0..16u64).collect::<Vec<_>>(), 1..16)) {
+    fn every_page_is_where_the_table_places_it(firsts in proptest::sample::subsequence((0..16u64).collect::<Vec<_>>(), 1..16)) {
         let (_dir, path) = destination();
         freeze_distinct(&path, ImageKind::Dense);
         let runs: Vec<PageRange> = firsts.iter().rev().map(|first| run(*first, 1)).collect();

@@ -199,6 +199,6 @@ pub(crate) fn check_dense(manifest: &Manifest, path: &Path) -> Result<(), OpenEr
     Err(OpenError::Malformed {
         path: path.into(),
         section: Section::Manifest,
-        reason: "an extent stores every page, but it says that the image has holes",
+        reason: "an extent stores every page, but its manifest has an image with holes",
     })
 }

@@ -1,10 +1,9 @@
 //! Checks of the source code that run no tests.
 
+use crate::context::Context;
 use crate::host::has_program;
 use crate::step::Step;
-use crate::{Result, unused};
-
-use crate::context::Context;
+use crate::{Result, prose, unused};
 
 pub(super) fn lint(context: &Context) -> Result<()> {
     let runner = &context.runner;
@@ -12,7 +11,8 @@ pub(super) fn lint(context: &Context) -> Result<()> {
     runner.run(&Step::words("cargo clippy --workspace --all-targets -- -D warnings"))?;
     let doc = Step::words("cargo doc --workspace --no-deps --document-private-items --quiet");
     runner.run(&doc.env("RUSTDOCFLAGS", "-D warnings"))?;
-    unused::check(context)
+    unused::check(context)?;
+    prose::check(context)
 }
 
 /// cargo-deny: licences, versions, sources and advisories.

@@ -136,7 +136,7 @@ impl Monitor {
     fn connected(pager: &Pager, sent: bool) -> Self {
         let more: &[_] = if sent { &[] } else { &[("LATE", "1")] };
         let mut monitor = Self::at(&pager.socket(), &whole(0), more);
-        monitor.says(if sent { "sent" } else { "connected" }).unwrap();
+        monitor.printed(if sent { "sent" } else { "connected" }).unwrap();
         monitor
     }
 
@@ -152,17 +152,17 @@ impl Monitor {
 
     /// What it reads at the beginning of a page; `None` when it is killed meanwhile.
     fn read(&mut self, page: u64) -> Option<u64> {
-        // One that is gone says nothing.
+        // A pager that has ended prints nothing.
         let _ = writeln!(self.input.as_mut().unwrap(), "{page}");
         self.answer()
     }
 
     fn answer(&mut self) -> Option<u64> {
-        self.says("reads ").map(|number| number.parse().unwrap())
+        self.printed("reads ").map(|number| number.parse().unwrap())
     }
 
-    /// What it says behind a word; `None` when it ends meanwhile.
-    fn says(&mut self, word: &str) -> Option<String> {
+    /// What it prints after a word; `None` if it ends before that.
+    fn printed(&mut self, word: &str) -> Option<String> {
         let mut line = String::new();
         while self.output.read_line(&mut line).unwrap() > 0 {
             if let Some((_, rest)) = line.split_once(word) {
@@ -203,7 +203,7 @@ fn whole(at: u64) -> Value {
     json!([region(at, SIZE / 2, 0), region(at + SIZE / 2, SIZE / 2, SIZE / 2)])
 }
 
-/// Exit code of a monitor whose message nobody takes.
+/// Exit code of a monitor whose message is not accepted.
 const NOBODY: i32 = 3;
 
 fn hand_over(uffd: Option<&Uffd>, message: &str) -> UnixStream {
@@ -286,7 +286,7 @@ fn a_guardian_that_is_killed_takes_its_monitor_with_it() {
     let mut monitor = Monitor::start(&pager, whole);
     assert_eq!(monitor.read(3), Some(word(3)));
     pager.process.kill().unwrap();
-    // It says nothing any more, though it could.
+    // It sends nothing more, although it could.
     assert_eq!(monitor.answer(), None);
     monitor.was_killed();
     let error = pager.complaint();
@@ -342,7 +342,7 @@ fn a_server_that_is_killed_before_anybody_connects_ends_the_pager() {
 }
 
 #[test]
-fn whoever_connects_beside_the_monitor_is_turned_away() {
+fn a_second_connection_beside_the_monitor_is_refused() {
     let pager = Pager::of_image(&["--granule", "1"]);
     kill_process(pager.guardian(), Signal::STOP).unwrap();
     let mut monitor = Monitor::connected(&pager, true);
@@ -393,7 +393,7 @@ fn lives_on_with_the_number() -> Option<bool> {
 }
 
 #[test]
-fn whoever_has_got_the_monitors_number_lives_on() {
+fn a_process_with_the_reused_pid_of_the_monitor_survives() {
     if firn_required::has("root", geteuid().is_root()) {
         assert_eq!((0..5).find_map(|_| lives_on_with_the_number()), Some(true));
     }
@@ -412,7 +412,7 @@ fn is_refused(start: impl Fn() -> Pager, guardian: Process, words: &str) {
         BufReader::new(pager.process.stderr.as_mut().unwrap()).read_line(&mut line).unwrap();
         assert!(line.contains(words), "{line}");
         if !sent {
-            // Its message finds nobody any more.
+            // Its message has no receiver any more.
             assert_eq!(monitor.read(3), None);
             assert_eq!(monitor.end().code(), Some(NOBODY));
         } else {
@@ -529,7 +529,7 @@ fn a_message_that_cannot_be_served_ends_the_monitor_with_a_report() {
 }
 
 #[test]
-fn what_cannot_be_served_at_all_is_said_before_anybody_connects() {
+fn an_image_that_cannot_be_served_is_an_error_before_a_connection() {
     let folder = TempDir::new().unwrap();
     let run = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
@@ -568,7 +568,7 @@ impl MmioDevice for Reports {
     }
 }
 
-/// Runs a player on memory that the pager serves, and says how many wrong pages it found.
+/// Runs a player on memory that the pager serves, and returns how many wrong pages it found.
 #[test]
 #[ignore = "the other process of these tests"]
 fn monitor_with_a_guest() {
@@ -650,7 +650,7 @@ fn lost_under_a_guest(killed: Process) {
     let mut pager = Pager::start(folder, &["--snapshot", "player", "--granule", "1"]);
     let (server, killed) = (pager.server(), killed(&pager));
     let mut monitor = guest(&pager);
-    monitor.says("resumed").unwrap();
+    monitor.printed("resumed").unwrap();
     kill_process(server, Signal::STOP).unwrap();
     kill_process(killed, Signal::KILL).unwrap();
     // A server that was killed feels nothing of it.

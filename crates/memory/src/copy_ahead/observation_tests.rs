@@ -128,7 +128,7 @@ fn two_guests_of_one_extent_have_separate_copies_and_the_extent_is_unchanged() {
 }
 
 #[test]
-fn written_chunks_are_told_from_expected_ones() {
+fn written_and_expected_chunks_differ() {
     let world = World::new();
     let memory = world.restore(world.copies.file.as_ref());
     assert_eq!(world.report(&memory).unused, 3);

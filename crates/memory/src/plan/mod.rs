@@ -1,4 +1,4 @@
-//! The plan: where each page of guest memory comes from, when, and who may share it.
+//! The plan: where each page of guest memory comes from, when, and which VMs share it.
 
 mod flatten;
 mod table;

@@ -69,7 +69,7 @@ impl Place {
         });
     }
 
-    /// Serves one connection by `guest`, after the monitor said `greeting`.
+    /// Serves one connection by `guest`, after the monitor's `greeting`.
     fn serve_once(&self, greeting: &'static [u8], guest: fn(UnixStream)) {
         let listener = UnixListener::bind(self.socket()).unwrap();
         thread::spawn(move || {
@@ -271,7 +271,7 @@ fn a_guest_that_never_replies_is_given_up_and_not_asked_again() {
 }
 
 #[test]
-fn a_request_that_was_not_read_to_its_end_is_told_from_one_that_was() {
+fn an_unread_request_differs_from_one_that_was_read() {
     fn greet(mut stream: &UnixStream) {
         receive::<Request>(&mut stream, MAX_REQUEST_LENGTH).unwrap();
         write_frame(&mut stream, br#"{"hello":{"version":1}}"#, 100).unwrap();

@@ -66,9 +66,9 @@ pub enum Progress {
 }
 
 impl Monitor {
-    /// Starts a monitor: `program` is a firn, `kvm` the KVM device. It waits until it is told
-    /// what to start. It is the kernel's first victim where memory runs out, and in a process group
-    /// of its own, so that signals from a terminal reach this process alone.
+    /// Starts a monitor: `program` is a firn, `kvm` the KVM device. It waits until it gets an order
+    /// for what to start. It is the kernel's first victim where memory runs out, and in a process
+    /// group of its own, so that signals from a terminal reach this process alone.
     ///
     /// # Errors
     /// [`StartError::Monitor`].

@@ -84,7 +84,7 @@ fn an_error_keeps_its_causes_across_processes() {
 }
 
 #[test]
-fn a_closed_connection_a_timeout_and_nonsense_are_told_apart() {
+fn a_closed_connection_a_timeout_and_nonsense_are_different_errors() {
     let (ours, theirs) = Connection::pair().unwrap();
     let limit = Some(Duration::from_millis(1));
     assert!(matches!(ours.receive::<Event>(limit), Err(ReceiveError::TimedOut)));

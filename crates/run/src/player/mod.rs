@@ -1,8 +1,8 @@
 //! The player, thawed: the guest that repeats the page accesses of a recorded function, and checks
 //! what it reads.
 //!
-//! The guest is the crate `firn_player`. Its snapshot is an ordinary one. A register says which of
-//! its traces it replays; it reports through a window of registers and ends by a triple fault.
+//! The guest is the crate `firn_player`. Its snapshot is an ordinary one. A register selects which
+//! of its traces it replays; it reports through a window of registers and ends by a triple fault.
 
 mod record;
 mod registers;

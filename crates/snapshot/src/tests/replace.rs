@@ -1,4 +1,4 @@
-//! A snapshot is replaced whole or not at all, whoever reads it or is killed meanwhile.
+//! A snapshot is replaced as a whole or not at all, also with readers and with killed writers.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -24,7 +24,7 @@ fn a_snapshot_is_replaced() {
     freeze_generation(&path, 2);
     assert_eq!(open_generation(&path), 2);
     assert_eq!(names_in(dir.path()), ["snapshot"]);
-    // Who has the old one open keeps it.
+    // A reader of the old one keeps it.
     old.digests().check(15, &[1; 4096]).unwrap();
 }
 

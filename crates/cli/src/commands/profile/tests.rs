@@ -70,7 +70,7 @@ fn parts_are_recorded_kept_and_shown() {
 }
 
 #[test]
-fn what_cannot_be_recorded_is_said() {
+fn a_part_that_cannot_be_recorded_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("snapshot");
     make(&["--trace", "sequential-read:4M", "--out", text(&path)]);
@@ -142,7 +142,7 @@ fn a_snapshot_in_a_pool_gets_a_profile_by_one_commit() {
 }
 
 #[test]
-fn a_pool_without_room_for_both_says_how_much_is_missing() {
+fn a_pool_without_room_for_both_reports_how_much_is_missing() {
     let dir = tempfile::tempdir().unwrap();
     let _manager = pool(dir.path(), 24);
     let socket = dir.path().join("pool.sock");
