@@ -58,7 +58,7 @@ fn the_working_set_of_another_input_is_installed_and_the_rest_is_served() {
         assert!(installed > 1000, "{report}");
         assert_eq!(counter(&report, "zero_pages"), 0, "{report}");
         assert_eq!(
-            report["zero_bytes"].as_u64() > Some(0),
+            report["execute"]["zero_bytes"].as_u64() > Some(0),
             planner.starts_with("faast"),
             "{report}"
         );

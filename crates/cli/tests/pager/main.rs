@@ -478,7 +478,7 @@ fn an_image_that_shrinks_ends_the_monitor_with_a_report() {
     assert_eq!(monitor.read(512), None);
     monitor.was_killed();
     let (code, error) = pager.end();
-    assert!(code == Some(1) && error.contains("page 512 of the image is not there"), "{error}");
+    assert!(code == Some(1) && error.contains("page 512 of the image is missing"), "{error}");
 }
 
 #[test]
@@ -507,7 +507,7 @@ fn a_page_that_is_not_what_was_frozen_ends_the_monitor_with_a_report() {
 #[test]
 fn a_message_that_cannot_be_served_ends_the_monitor_with_a_report() {
     let cases: [Case; 4] = [
-        (|_| json!({"memory": 1}), "no JSON array"),
+        (|_| json!({"memory": 1}), "not a JSON array"),
         (|at| json!([region(at, 2 * SIZE, 0)]), "ends at byte 0x1000000 of the memory file"),
         (|at| json!([region(at, 8192, 0), region(at + 4096, 8192, 16384)]), "0 and 1"),
         (|at| json!([region(at, 4096, 12)]), "whole pages"),
