@@ -55,6 +55,7 @@ fn monitor_tests_run_modules_and_programs_in_one_lab() {
         "-p firn --test bench",
         "-p firn --test capacity",
         "-p firn --test drift",
+        "-p firn --test monitor",
         "-p firn --test paged_planners",
         "-p firn --test pager",
         "-p firn --test pool_refusals",
@@ -66,10 +67,10 @@ fn monitor_tests_run_modules_and_programs_in_one_lab() {
     assert_eq!(
         commands[built.len()],
         "/t/release/firn lab run --cpus 1 --timeout 3600 --in firn_vmm --in firn_bench --in firn --in bad_profiles \
-         --in bench --in capacity --in drift --in paged_planners --in pager --in pool_refusals \
+         --in bench --in capacity --in drift --in monitor --in paged_planners --in pager --in pool_refusals \
          --env FIRN_REQUIRE=kvm,root,disk -- sh -c 'mkdir -p /t/debug; ln -s /bin/firn /t/debug/firn; failed=; \
          for program in /in/firn_vmm /in/firn_bench /in/firn; do $program --test-threads=1 microvm:: player:: floor:: \
-         commands::profile:: || failed=1; done; for program in /in/bad_profiles /in/bench /in/capacity /in/drift \
+         commands::profile:: || failed=1; done; for program in /in/bad_profiles /in/bench /in/capacity /in/drift /in/monitor \
          /in/paged_planners /in/pager /in/pool_refusals; do $program --test-threads=1 || failed=1; done; \
          test -z \"$failed\"'"
     );

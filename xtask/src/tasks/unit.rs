@@ -19,8 +19,16 @@ const KVM_UNIT_TESTS: [(&str, &str); 3] = [
 /// Test programs of the package firn that require a KVM. Without one they pass without a check, and
 /// `monitor-tests` runs them in the lab. The program `lost` is in `lab-tests`, because KVM handles
 /// its faults differently there.
-const KVM_PROGRAMS: [&str; 7] =
-    ["bad_profiles", "bench", "capacity", "drift", "paged_planners", "pager", "pool_refusals"];
+const KVM_PROGRAMS: [&str; 8] = [
+    "bad_profiles",
+    "bench",
+    "capacity",
+    "drift",
+    "monitor",
+    "paged_planners",
+    "pager",
+    "pool_refusals",
+];
 
 pub(super) fn unit_tests(context: &Context) -> Result<()> {
     let mut step = Step::words("cargo test --workspace --exclude firn-tests");

@@ -152,13 +152,16 @@ fn read_only_disks_are_checked() {
     fs::write(&base, &changed).unwrap();
     disk.open().unwrap();
     let text = verify(&path, &mut |_, _| ()).unwrap_err().to_string();
-    assert!(text.contains("disk root") && text.contains("not what it was"), "{text}");
+    assert!(
+        text.contains("disk root") && text.contains("differs from the disk at the freeze"),
+        "{text}"
+    );
 
     changed[1000] = 8;
     fs::write(&base, &changed).unwrap();
-    assert!(disk.open().unwrap_err().to_string().contains("not what it was"));
+    assert!(disk.open().unwrap_err().to_string().contains("differs from the disk at the freeze"));
     fs::write(&base, &changed[..100_000]).unwrap();
-    assert!(disk.open().unwrap_err().to_string().contains("not what it was"));
+    assert!(disk.open().unwrap_err().to_string().contains("differs from the disk at the freeze"));
     fs::remove_file(&base).unwrap();
     assert!(disk.open().unwrap_err().to_string().contains("cannot be opened"));
     let text = verify(&path, &mut |_, _| ()).unwrap_err().to_string();
