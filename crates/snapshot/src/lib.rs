@@ -1,9 +1,9 @@
 //! The snapshot format: a frozen microVM as a directory.
 //!
 //! - `snapshot.firn`: a header, then sections with version, length and CRC: manifest, machine
-//! state, zero map, profile, digests.
+//!   state, zero map, profile, digests.
 //! - `memory.img`: the image, guest memory with its regions one after the other; zero pages are
-//! holes.
+//!   holes.
 //! - `overlay.img`: the writable disk, if the microVM had one.
 //!
 //! - `working-set.img`, `loading-set.img`: files packed from the image by the profile, if any.
