@@ -9,6 +9,7 @@ use firn_vmm::{HostConfig, Microvm, OpenFile};
 use crate::descriptors::Descriptors;
 use crate::error::StartError;
 use crate::life::{Mapped, Running};
+use crate::outcome::Outcome;
 use crate::report::StartReport;
 use crate::source::Source;
 
@@ -17,6 +18,10 @@ use crate::source::Source;
 pub trait Listener: Send + Sync {
     /// The microVM is ready, has answered, or, a player, has ended with every page correct.
     fn started(&self, report: &StartReport);
+
+    /// The function has answered. The report follows once its rest is known, which can take as long
+    /// as a loader works.
+    fn answered(&self, _outcome: &Outcome) {}
 
     /// A player has touched its last page. It checks all its memory when this returns.
     fn held(&self) {}

@@ -200,10 +200,15 @@ impl GuestKind for Linux {
                     times.identify_ns = Some(nanoseconds(identified - run.resumed));
                     if let Some(invocation) = &invocation {
                         let outcome = Outcome::of(agent.invoke(invocation));
-                        run.report.outcome = Some(outcome.map_err(|error| invoke_failed(&error))?);
+                        let outcome = outcome.map_err(|error| invoke_failed(&error))?;
                         run.report.times.invoke_ns = Some(nanoseconds(identified.elapsed()));
+                        run.total_now();
+                        listener.answered(&outcome);
+                        run.report.outcome = Some(outcome);
                     }
-                    run.total_now();
+                    if run.report.outcome.is_none() {
+                        run.total_now();
+                    }
                     run.report.counters = measured(handle)?;
                     run.report.writes = run.writes()?;
                     if let Some(source) = run.source.filter(|_| compare) {

@@ -11,8 +11,8 @@ use clap::Args;
 use firn_base::{format_bytes, format_milliseconds, now_ns};
 use firn_memory::planners::parse;
 use firn_run::{
-    Clock, Descriptors, HostSpec, InvokeSpec, KvmDevice, Listener, OpenedFile, Origin, ReplaySpec,
-    StartError, StartReport, StartSpec, ThawSpec,
+    Clock, Descriptors, HostSpec, InvokeSpec, KvmDevice, Listener, OpenedFile, Origin, Outcome,
+    ReplaySpec, StartError, StartReport, StartSpec, ThawSpec,
 };
 
 use crate::clock;
@@ -131,10 +131,14 @@ struct Printer {
 }
 
 impl Listener for Printer {
-    fn started(&self, report: &StartReport) {
-        if let Some(outcome) = &report.outcome {
-            self.exit_code.store(invoke::exit_code(outcome), Ordering::SeqCst);
+    fn answered(&self, outcome: &Outcome) {
+        self.exit_code.store(invoke::exit_code(outcome), Ordering::SeqCst);
+        if !self.json {
+            invoke::print(outcome);
         }
+    }
+
+    fn started(&self, report: &StartReport) {
         if self.json {
             output::json(report);
         } else {
@@ -190,9 +194,6 @@ fn print(report: &StartReport) {
             format_milliseconds(report.times.verify_ns.unwrap_or_default()),
         ));
         return;
-    }
-    if let Some(outcome) = &report.outcome {
-        invoke::print(outcome);
     }
     let summary = format!(
         "{}: thawed by {} in {total}: {parts}; {} guest pages, {} KVM faults, {memory}",
