@@ -68,7 +68,8 @@ fn functions_are_published_into_a_pool_and_thawed_from_it() {
     drop(deleted);
     managers.iter().for_each(|manager| signal(manager, Signal::CONT).unwrap());
     // Monitors end, and remove their sockets, after the daemon that started them.
-    wait(&|| processes(&world, "monitor").is_empty());
+    let left = || std::panic::AssertUnwindSafe(|| world.assert_nothing_left());
+    wait(&|| std::panic::catch_unwind(left()).is_ok());
     world.assert_nothing_left();
     assert_eq!(snapshots(), 1);
     let daemon = Daemon::start(&world, &["--pool", &medium, "--standby", "0"]);
