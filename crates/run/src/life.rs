@@ -13,7 +13,7 @@ use firn_memory::pager::Pager;
 use firn_memory::planners::{self, Planner};
 use firn_memory::{AfterResume, GuestMemory, Plan, ProcessCounters, Sources, execute};
 use firn_snapshot::{Grant, Snapshot};
-use firn_vmm::{FrozenMachine, HostConfig, Microvm, OpenFile, OpenKvm};
+use firn_vmm::{FrozenMachine, HostConfig, KvmCounters, Microvm, OpenFile, OpenKvm};
 
 use crate::background::Background;
 use crate::error::StartError;
@@ -309,13 +309,22 @@ impl Run<'_> {
 
 /// Reads the counters of a microVM, in its own thread.
 pub(crate) fn counters(microvm: &mut Microvm) -> Result<Counters, ErrorChain> {
+    read_counters(&microvm.kvm_counters(), microvm.memory())
+}
+
+/// Reads the counters of this process and of its microVM.
+pub(crate) fn read_counters(
+    kvm: &KvmCounters,
+    memory: &GuestMemory,
+) -> Result<Counters, ErrorChain> {
     // First what reading changes.
     let cpu_ns = cpu_ns();
     let process = ProcessCounters::read().map_err(|error| ErrorChain::of(&error))?;
-    let kvm = microvm.kvm_stats().map_err(|error| ErrorChain::of(&error))?;
-    let usage = microvm.memory_usage().map_err(|error| ErrorChain::of(&error))?;
-    let pager = microvm.memory().pager().map(Pager::report);
-    Ok(Counters::new(cpu_ns, &process, kvm, microvm.chunk_copies(), &usage, pager))
+    let copies = memory.vm_memory().chunk_copies();
+    let pager = memory.pager().map(Pager::report);
+    let kvm = kvm.read().map_err(|error| ErrorChain::of(&error))?;
+    let usage = memory.usage().map_err(|error| ErrorChain::of(&error))?;
+    Ok(Counters::new(cpu_ns, &process, kvm, copies, &usage, pager))
 }
 
 impl StartReport {

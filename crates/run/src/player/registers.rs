@@ -3,12 +3,12 @@
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 
-use firn_base::{ErrorChain, cpu_ns, now_ns};
-use firn_memory::pager::Pager;
-use firn_memory::{GuestMemory, ProcessCounters};
+use firn_base::{ErrorChain, now_ns};
+use firn_memory::GuestMemory;
 use firn_player::format::{PAGE, REPORT_ADDRESS, REPORTED_PAGES, register};
 use firn_vmm::{KvmCounters, MmioDevice, MmioWindow};
 
+use crate::life::read_counters;
 use crate::report::Counters;
 
 /// What a player has reported.
@@ -52,19 +52,6 @@ pub(crate) struct Meters {
     pub(crate) hold: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
-impl Meters {
-    fn read(&self) -> Result<Counters, ErrorChain> {
-        // First what reading changes.
-        let cpu_ns = cpu_ns();
-        let process = ProcessCounters::read().map_err(|error| ErrorChain::of(&error))?;
-        let copies = self.memory.vm_memory().chunk_copies();
-        let pager = self.memory.pager().map(Pager::report);
-        let kvm = self.kvm.read().map_err(|error| ErrorChain::of(&error))?;
-        let memory = self.memory.usage().map_err(|error| ErrorChain::of(&error))?;
-        Ok(Counters::new(cpu_ns, &process, kvm, copies, &memory, pager))
-    }
-}
-
 /// The registers; the reports leave them when the player has ended.
 pub(crate) struct Registers {
     meters: Arc<OnceLock<Meters>>,
@@ -94,7 +81,7 @@ impl MmioDevice for Registers {
         match offset {
             register::DONE => {
                 let counters = match self.meters.get() {
-                    Some(meters) => meters.read(),
+                    Some(meters) => read_counters(&meters.kvm, &meters.memory),
                     None => Err(ErrorChain::new("the guest ran before it could be measured")),
                 };
                 if reports.done.is_none()
