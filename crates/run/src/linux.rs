@@ -22,7 +22,7 @@ use crate::error::StartError;
 use crate::function::Function;
 use crate::guest::{Ended, GuestKind, Listener};
 use crate::identity::Identity;
-use crate::instance::{Instances, OwnedInstance, SweepAfterOwner};
+use crate::instance::{Instances, OwnedInstance};
 use crate::life::{Clock, KvmDevice, Mapped, Run, Running, counters};
 use crate::outcome::Outcome;
 use crate::report::StartReport;
@@ -93,7 +93,6 @@ pub(crate) struct Served {
     identity: Identity,
     /// The name, if this process has claimed it.
     _claimed: Option<OwnedInstance>,
-    _sweep: Option<SweepAfterOwner>,
 }
 
 /// Takes what a microVM uses of its host from the descriptors, with a fresh identity for the clone.
@@ -103,15 +102,13 @@ pub(crate) fn serve(
 ) -> Result<(HostConfig, Served), StartError> {
     let identity = Identity::fresh()?;
     let console = Console::new(descriptors.take_file(spec.console)?);
-    let (claimed, sweep, sockets) = match &spec.serving {
-        Serving::Owned(sockets) => {
-            (None, SweepAfterOwner::new(&sockets.vsock_path), sockets.clone())
-        }
+    let (_claimed, sockets) = match &spec.serving {
+        Serving::Owned(sockets) => (None, sockets.clone()),
         Serving::Claim(name) => {
             let name = name.clone().unwrap_or_else(Instances::unnamed);
             let claimed = Instances::of_user().claim(&name)?;
             let sockets = Sockets::bind(&claimed, descriptors)?;
-            (Some(claimed), None, sockets)
+            (Some(claimed), sockets)
         }
     };
     let Sockets { name, control, vsock, vsock_path, scratch } = sockets;
@@ -126,8 +123,7 @@ pub(crate) fn serve(
         generation: Some(identity.generation),
         windows: Vec::new(),
     };
-    let (_claimed, _sweep) = (claimed, sweep);
-    Ok((host, Served { name, control, vsock_path, console, identity, _claimed, _sweep }))
+    Ok((host, Served { name, control, vsock_path, console, identity, _claimed }))
 }
 
 impl Served {

@@ -14,11 +14,12 @@ use super::{Event, Order};
 use crate::descriptors::Descriptors;
 use crate::error::StartError;
 use crate::guest::Listener;
+use crate::instance::SweepAfterOwner;
 use crate::life::{Clock, KvmDevice};
 use crate::report::StartReport;
 use crate::session::end_with;
 use crate::source::Source;
-use crate::spec::{Origin, StartSpec};
+use crate::spec::{Origin, Serving, StartSpec};
 use crate::start::start;
 
 /// Sends what happens to the process that started this one.
@@ -68,6 +69,9 @@ pub fn serve(kvm: &Path) -> Result<(), StartError> {
         Err(error) => return Err(StartError::Monitor(ErrorChain::of(&error))),
     };
     let begun_ns = now_ns();
+    // Dropped last: the end of a start may wait for the pool's manager, and the owner may be killed
+    // meanwhile.
+    let _sweep = sweep_after(&order);
     let (release, released) = sync_channel(1);
     let reader = connection.clone();
     end_with(move || {
@@ -89,6 +93,12 @@ pub fn serve(kvm: &Path) -> Result<(), StartError> {
         Order::Release => Err(StartError::Spec("the first order is to release".to_owned())),
     };
     done.inspect_err(|error| reporter.send(&Event::Failed(error.clone())))
+}
+
+fn sweep_after(order: &Order) -> Option<SweepAfterOwner> {
+    let Order::Start(spec) = order else { return None };
+    let Serving::Owned(sockets) = &spec.host.serving else { return None };
+    SweepAfterOwner::new(&sockets.vsock_path)
 }
 
 fn plan(spec: &StartSpec, mut descriptors: Descriptors) -> Result<(), StartError> {

@@ -46,8 +46,8 @@ fn functions_are_published_into_a_pool_and_thawed_from_it() {
     refused(&daemon.invoke("sleeper:1", &json!({})), 429, "TooManyRequestsException");
     assert_eq!((reply(served).status, reply(waits).status), (200, 200));
 
-    // The daemon is killed between the deletion and the removal of the snapshot, while the pool's
-    // manager does not respond.
+    // Daemon and manager are killed between the deletion and the removal of the snapshot: the
+    // manager does not respond meanwhile, and a monitor and the daemon wait for it.
     assert_eq!(snapshots(), 1);
     let managers = processes(&world, "pool");
     let signal = |process: &i32, signal| kill_process(Pid::from_raw(*process).unwrap(), signal);
@@ -55,26 +55,19 @@ fn functions_are_published_into_a_pool_and_thawed_from_it() {
     let one = "/2015-03-31/functions/sleeper";
     let deleted = daemon.send("DELETE", one, "");
     let begin = Instant::now();
-    let wait = |what: &dyn Fn() -> bool| {
-        while !what() {
-            assert!(begin.elapsed() < Duration::from_secs(60));
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    };
-    wait(&|| daemon.ask("GET", one, &Value::Null).status == 404);
-    // The daemon waits for the manager now.
-    std::thread::sleep(Duration::from_millis(500));
+    while daemon.ask("GET", one, &Value::Null).status != 404 {
+        assert!(begin.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(50));
+    }
     let log = daemon.kill().stderr;
     drop(deleted);
-    managers.iter().for_each(|manager| signal(manager, Signal::CONT).unwrap());
-    // Monitors end, and remove their sockets, after the daemon that started them.
-    let left = || std::panic::AssertUnwindSafe(|| world.assert_nothing_left());
-    wait(&|| std::panic::catch_unwind(left()).is_ok());
-    world.assert_nothing_left();
+    managers.iter().for_each(|manager| signal(manager, Signal::KILL).unwrap());
     assert_eq!(snapshots(), 1);
     let daemon = Daemon::start(&world, &["--pool", &medium, "--standby", "0"]);
     assert_eq!(snapshots(), 0);
     daemon.end();
+    // Not even the sockets of the monitor that waited: it ended after its daemon.
+    world.assert_nothing_left();
     let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let invoked: Vec<Value> = lines.filter(|line| line["fields"]["message"] == "invoked").collect();
     assert_eq!(invoked.len(), 3, "{log}");
