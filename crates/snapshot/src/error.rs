@@ -35,7 +35,7 @@ pub enum OpenError {
         path: PathBuf,
     },
     /// A file of the snapshot is not a regular file.
-    #[error("{} is not a regular file: a snapshot holds its files themselves, not links to them", .path.display())]
+    #[error("{} is not a regular file: a snapshot must not contain links; copy the file itself", .path.display())]
     NotAFile {
         /// The file.
         path: PathBuf,
@@ -57,8 +57,8 @@ pub enum OpenError {
     },
     /// A file is too long.
     #[error(
-        "{} is too long: {actual} bytes instead of {expected}; it belongs to another snapshot, or was \
-         appended to: copy the snapshot again, or freeze again",
+        "{} is too long: {actual} bytes instead of {expected}; it belongs to another snapshot, or data \
+        was appended; copy the snapshot again, or freeze again",
         .path.display()
     )]
     TooLong {
@@ -88,7 +88,7 @@ pub enum OpenError {
         reason: &'static str,
     },
     /// A section's length is more than the maximum.
-    #[error("{}: the {section} claims {len} bytes; at most {max} are allowed; freeze again, or report a bug", .path.display())]
+    #[error("{}: the {section} has a length of {len} bytes; at most {max} are allowed; freeze again, or report a bug", .path.display())]
     TooLarge {
         /// The file.
         path: PathBuf,
@@ -128,7 +128,7 @@ pub enum OpenError {
         supported: u32,
     },
     /// The profile does not match the snapshot.
-    #[error("{} holds a profile that cannot be used", .path.display())]
+    #[error("the profile in {} is invalid", .path.display())]
     Profile {
         /// The file.
         path: PathBuf,
@@ -137,7 +137,7 @@ pub enum OpenError {
     },
     /// The snapshot was frozen on another architecture.
     #[error(
-        "{} was frozen on {}; this host is {}: thaw it on a host of its own architecture",
+        "{} was frozen on {}; this host is {}: thaw it on a host with the architecture of the snapshot",
         .path.display(), architecture_name(*.found), architecture_name(*.host)
     )]
     Architecture {
@@ -149,7 +149,7 @@ pub enum OpenError {
         host: u32,
     },
     /// The snapshot was replaced during every attempt to open it.
-    #[error("{} was replaced {attempts} times while it was opened; try again when no freeze runs", .path.display())]
+    #[error("{} was replaced {attempts} times while it was opened; try again when no freeze is running", .path.display())]
     Replaced {
         /// The snapshot's directory.
         path: PathBuf,

@@ -26,7 +26,7 @@ pub enum FreezeError {
         source: io::Error,
     },
     /// The destination exists and is not a snapshot.
-    #[error("{} exists and is not a snapshot: {reason}; it was left alone: choose another path, or remove it", .path.display())]
+    #[error("{} exists and is not a snapshot: {reason}; it was not changed; choose another path, or remove it", .path.display())]
     NotASnapshot {
         /// The destination.
         path: PathBuf,
@@ -44,7 +44,7 @@ pub enum FreezeError {
         path: PathBuf,
     },
     /// Other processes changed the destination during every attempt.
-    #[error("{} was changed by other processes during every attempt; try again when they are done", .path.display())]
+    #[error("other processes changed {} during every attempt; try again when no other process changes it", .path.display())]
     Contended {
         /// The destination.
         path: PathBuf,
@@ -52,7 +52,7 @@ pub enum FreezeError {
     /// There is no space left, or a quota is reached.
     #[error(
         "no space (or quota) to write {}: it needs {needed} bytes, and {available} are available; free \
-         some, or choose another file system",
+        space, or choose another file system",
         .path.display()
     )]
     NoSpace {
@@ -73,7 +73,7 @@ pub enum FreezeError {
     },
     /// The source of guest memory returned the wrong number of bytes.
     #[error(
-        "the source of guest memory gave {actual} bytes instead of {expected} at offset {image_offset:#x} of the image"
+        "the source of guest memory returned {actual} bytes instead of {expected} at offset {image_offset:#x} of the image"
     )]
     ChunkLength {
         /// Offset in the image.
@@ -124,8 +124,8 @@ pub enum FreezeError {
     },
     /// The writable disk's data is in more pieces than the maximum.
     #[error(
-        "the writable disk's data lies in more than {max} pieces, the most that a snapshot in a pool has: freeze \
-         into a directory, or free some of the disk's space in the guest (fstrim)"
+        "the writable disk's data is in more than {max} pieces, the maximum for a snapshot in a pool: freeze into \
+        a directory, or free space on the disk in the guest (fstrim)"
     )]
     TooManyRuns {
         /// The maximum number of pieces.

@@ -25,7 +25,7 @@ fn files(directory: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_microvm_that_is_kept_continues_to_answer() {
+fn a_microvm_kept_after_a_freeze_continues_to_answer() {
     let world = World::default();
     let _monitor = thawed(&world, "kept");
     for _ in 0..2 {
@@ -46,8 +46,8 @@ fn a_refused_freeze_changes_nothing() {
     fs::write(world.file("own/precious"), "text").unwrap();
     fs::write(world.file("a-file"), "text").unwrap();
     let cases = [
-        ("own", ["own exists and is not a snapshot", "left alone"]),
-        ("a-file", ["a-file exists and is not a snapshot", "left alone"]),
+        ("own", ["own exists and is not a snapshot", "not changed"]),
+        ("a-file", ["a-file exists and is not a snapshot", "not changed"]),
         ("no-folder/snapshot", ["no-folder: it is not a directory", "create it first"]),
         ("/", ["cannot be a snapshot's directory", "ends in a name"]),
     ];
@@ -57,11 +57,11 @@ fn a_refused_freeze_changes_nothing() {
     }
     assert_eq!(files(&world.work()), ["a-file", "own"]);
     assert_eq!(fs::read(world.file("own/precious")).unwrap(), b"text");
-    world.firn(["freeze", "nobody", "snapshot"]).run().refused(&["no microVM named nobody", "it"]);
+    world.firn(["freeze", "other", "snapshot"]).run().refused(&["no microVM named other", "it"]);
 }
 
 #[test]
-fn a_monitor_killed_in_a_freeze_leaves_the_snapshot_before_it() {
+fn a_monitor_killed_during_a_freeze_leaves_the_previous_snapshot() {
     let world = World::default();
     let mut first = thawed(&world, "first");
     world.firn(["freeze", "first", "snapshot"]).run().ok();
@@ -93,7 +93,7 @@ fn a_monitor_killed_in_a_freeze_leaves_the_snapshot_before_it() {
 }
 
 #[test]
-fn thaws_while_a_snapshot_is_replaced_get_the_old_or_the_new() {
+fn thaws_during_a_replacement_use_the_old_or_the_new_snapshot() {
     let world = World::default();
     let snapshot = world.file("snapshot");
     let mut old = world.firn(["thaw", "--name", "old"]).arg(frozen(&JSON)).start().ready();
@@ -118,7 +118,7 @@ fn thaws_while_a_snapshot_is_replaced_get_the_old_or_the_new() {
 }
 
 #[test]
-fn a_clone_outlives_its_snapshot() {
+fn a_clone_runs_after_its_snapshot_is_removed() {
     let world = World::default();
     let mut first = thawed(&world, "first");
     world.firn(["freeze", "first", "snapshot"]).run().ok();
