@@ -37,8 +37,7 @@ fn a_profile_is_attached_and_other_sections_are_unchanged() {
     assert_eq!(names_in(dir.path()), ["snapshot"]);
 }
 
-/// The profile section of [`profile`] as firn wrote it before profiles recorded through which
-/// leaves a guest reads.
+/// The profile section of [`profile`] in version 2, which has no set of small leaves.
 #[rustfmt::skip]
 const VERSION_2: [u8; 47] = [
     16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3,
@@ -52,7 +51,7 @@ const VERSION_2: [u8; 47] = [
 ];
 
 #[test]
-fn a_profile_of_version_2_has_all_but_the_last_part() {
+fn a_profile_of_version_2_has_all_parts_but_the_last() {
     let (_dir, path) = destination();
     freeze_generation(&path, 3);
     let file = path.join("snapshot.firn");

@@ -35,7 +35,7 @@ fn identity(disk: &mut Merged) -> super::DiskIdentity {
 }
 
 #[test]
-fn a_source_that_goes_backwards_is_refused() {
+fn a_source_with_descending_offsets_is_refused() {
     struct Backwards;
     impl DiskSource for Backwards {
         fn size(&mut self) -> io::Result<u64> {
@@ -59,7 +59,7 @@ fn an_empty_disk_has_an_identity() {
 }
 
 proptest! {
-    /// However the data is cut into ranges, what is handed on and the identity are the same.
+    /// The division of the data into ranges affects neither the written data nor the identity.
     #[test]
     fn ranges_do_not_matter(
         len in 1_u64..5_000_000,

@@ -13,7 +13,7 @@ use crate::section::Section;
 use crate::tests::support::{Memory, description, file_with};
 use crate::{DiskSource, FreezeError, OpenError, ReadAt, SealReport, Snapshot};
 
-/// An extent in vectors, full of what was in it before.
+/// An extent in vectors, which initially contains old bytes.
 #[derive(Default)]
 struct Extent {
     memory: Vec<u8>,
@@ -153,13 +153,13 @@ fn a_dirty_extent_contains_the_frozen_snapshot() {
     assert!(overlay.read_exact_at(&mut part, disk().len() as u64 - 29).is_err());
 }
 
-/// A disk that counts the longest piece that is asked for at once.
-struct Counted {
+/// A disk that records the length of the longest read.
+struct RecordedReads {
     disk: Vec<u8>,
     longest: usize,
 }
 
-impl DiskSource for Counted {
+impl DiskSource for RecordedReads {
     fn size(&mut self) -> io::Result<u64> {
         Ok(self.disk.len() as u64)
     }
@@ -180,7 +180,7 @@ impl DiskSource for Counted {
 fn a_tail_has_its_exact_length_and_the_disk_is_copied_in_pieces() {
     let mut disk = vec![3; 9 << 20];
     disk[4096..3 << 20].fill(0);
-    let mut counted = Counted { disk: disk.clone(), longest: 0 };
+    let mut counted = RecordedReads { disk: disk.clone(), longest: 0 };
     let mut extent = Extent::default();
     let contents = ExtentContents {
         memory: &mut memory(),
@@ -192,7 +192,7 @@ fn a_tail_has_its_exact_length_and_the_disk_is_copied_in_pieces() {
     assert!(counted.longest <= 2 << 20, "{}", counted.longest);
     let guest = PAGES * 4096;
     assert_eq!(report.bytes_written, guest + extent.tail.len() as u64);
-    // No page of zeros of the disk is in it, and little else than the disk.
+    // The tail contains no zero page of the disk, and few bytes besides the disk's data.
     let data = (6 << 20) + 4096;
     assert!((data..data + 100_000).contains(&extent.tail.len()), "{}", extent.tail.len());
     let snapshot = open(&medium(&extent), extent.tail).unwrap();
@@ -210,7 +210,7 @@ fn a_full_pool_is_reported_and_nothing_is_published() {
 }
 
 #[test]
-fn a_microvm_without_a_disk_has_none() {
+fn a_snapshot_without_a_disk_has_no_overlay() {
     let (extent, _) = freeze(&mut memory(), None);
     assert!(open(&medium(&extent), extent.tail).unwrap().overlay().is_none());
 }
@@ -247,14 +247,14 @@ fn a_disk_in_too_many_pieces_is_refused() {
     for run in 0..MAX_RUNS {
         runs.write(run * 2, &[1]).unwrap();
     }
-    // What goes on in the last piece is no other one.
+    // Data that continues the last piece is not a new piece.
     runs.write(MAX_RUNS * 2 - 1, &[1]).unwrap();
     let error = runs.write(MAX_RUNS * 2 + 1, &[1]).unwrap_err();
     assert!(matches!(error, FreezeError::TooManyRuns { max: MAX_RUNS }), "{error}");
 }
 
 #[test]
-fn runs_as_long_as_a_number_can_be_are_refused() {
+fn runs_of_the_maximum_length_are_refused() {
     let longest = 1..u64::MAX;
     let header = TailHeader { container_len: 0, runs: vec![longest], data_len: 0 };
     let tail: Arc<dyn ReadAt> = Arc::new(Bytes(header.encode()));

@@ -47,7 +47,7 @@ impl Managed {
     }
 }
 
-/// The sealed image, and what the grant's extent holds.
+/// The sealed image, and the bytes of the grant's extent.
 fn images((snapshot, grant): &(Snapshot, Grant)) -> [Vec<u8>; 2] {
     let layout = &snapshot.manifest().layout;
     let mut image = vec![0; usize::try_from(layout.total_bytes()).unwrap()];
@@ -71,7 +71,7 @@ fn pooled_snapshots_are_replaced_in_one_step_and_keep_their_bytes() {
     first.bytes.fill(1);
     pool.freeze("hello", &mut first, 1).unwrap();
     let old = pool.open("hello").unwrap();
-    // The next one is all zero but for a page; whatever space it gets was full of others.
+    // The next snapshot is zero except for one page; its extent may contain old bytes.
     let mut second = Memory::zeroed(1500);
     second.fill(7, 2);
     pool.freeze("hello", &mut second, 2).unwrap();
@@ -82,13 +82,13 @@ fn pooled_snapshots_are_replaced_in_one_step_and_keep_their_bytes() {
     assert!(image(&opened) == second.bytes);
     new.digests().check(0, &image(&opened)).unwrap();
     assert_eq!(new.zero_map().count(), 1499);
-    // A reader of the old one still reads it.
+    // A reader of the old snapshot still reads the old bytes.
     assert_eq!(old.0.machine_state(), (1, &[1; 64][..]));
     assert!(image(&old) == first.bytes);
 }
 
 #[test]
-fn a_replica_is_what_the_snapshot_is_and_may_be_written() {
+fn a_replica_equals_its_snapshot_and_may_be_written() {
     let pool = Managed::new(64 << 20);
     let mut memory = Memory::zeroed(700);
     memory.fill(7, 2);
@@ -122,14 +122,14 @@ fn a_full_pool_reports_the_missing_space_and_keeps_its_snapshots() {
 #[test]
 fn unknown_names_and_sockets_without_a_manager_are_reported() {
     let pool = Managed::new(32 << 20);
-    let error = pool.open("nobody").unwrap_err().to_string();
-    assert!(error.contains("nobody"), "{error}");
+    let error = pool.open("unknown").unwrap_err().to_string();
+    assert!(error.contains("unknown"), "{error}");
     let nowhere = pool.dir.path().join("nowhere");
     let error = open_pooled(&nowhere, "hello", Verify::Once).unwrap_err().to_string();
     assert!(error.contains("firn pool serve"), "{error}");
 }
 
-/// Takes the first page of guest memory alone.
+/// Stores only the first page of guest memory.
 struct FirstPage(PoolTarget);
 
 impl ExtentTarget for FirstPage {
@@ -155,7 +155,7 @@ impl ExtentTarget for FirstPage {
 }
 
 #[test]
-fn a_tail_that_claims_more_memory_than_its_extent_has_is_refused() {
+fn a_tail_that_declares_more_memory_than_its_extent_has_is_refused() {
     let pool = Managed::new(32 << 20);
     let mut target = FirstPage(PoolTarget::new(&pool.socket(), "hello"));
     let contents = ExtentContents {
@@ -173,23 +173,23 @@ fn a_tail_that_claims_more_memory_than_its_extent_has_is_refused() {
     }
 }
 
-/// Changes a byte of the sealed snapshot, as a medium that fails would.
+/// Changes a byte of the sealed snapshot, like a failing medium.
 fn damage(pool: &Managed, page: u64) {
     let mut client = firn_pool::Client::connect(&pool.socket()).unwrap();
     let offset = client.snapshot("hello").unwrap().extent().offset;
-    // A staging extent's descriptor is for the whole medium.
+    // The descriptor of a staging extent covers the whole medium.
     let staging = client.begin("other", 4096, 0).unwrap();
     let medium = std::fs::File::from(staging.descriptor().try_clone_to_owned().unwrap());
     medium.write_all_at(&[0x5a], offset + page * 4096 + 7).unwrap();
 }
 
 #[test]
-fn a_damaged_page_is_found_before_anything_runs_on_it() {
+fn a_damaged_page_is_found_before_a_start() {
     let pool = Managed::new(64 << 20);
     let mut memory = Memory::zeroed(700);
     memory.fill(7, 2);
     pool.freeze("hello", &mut memory, 1).unwrap();
-    // A page that is zero, in the second chunk.
+    // A zero page in the second chunk.
     damage(&pool, 600);
     for verify in [Verify::Once, Verify::Always] {
         for open in [open_pooled, open_replica] {
@@ -219,14 +219,14 @@ fn the_check_of_an_extent_finds_a_damaged_disk() {
     let sealed = client.snapshot("hello").unwrap();
     let check = || check_extent("hello", sealed.map().unwrap());
     check().unwrap();
-    // The disk's bytes are the last of the tail.
+    // The disk's bytes are at the end of the tail.
     let extent = sealed.extent();
     let staging = client.begin("other", 4096, 0).unwrap();
     let medium = std::fs::File::from(staging.descriptor().try_clone_to_owned().unwrap());
     medium.write_all_at(&[4], extent.tail_offset + extent.tail_bytes - 1).unwrap();
     let error = check().unwrap_err();
     assert!(matches!(error, CheckExtentError::Overlay), "{error}");
-    // A start reads no disk.
+    // A start does not read the disk.
     pool.open("hello").unwrap();
 }
 
@@ -244,13 +244,13 @@ fn a_snapshot_is_checked_once_for_each_opening_of_its_medium() {
     assert!(open(Verify::Always).check_time().is_some());
     let (_, replica) = open_replica(&pool.socket(), "hello", Verify::Once).unwrap();
     assert!(replica.check_time().is_none() && replica.extent().checked);
-    // What is frozen anew is another extent.
+    // A new freeze creates another extent.
     pool.freeze("hello", &mut Memory::zeroed(700), 2).unwrap();
     assert!(open(Verify::Once).check_time().is_some());
 }
 
 #[test]
-fn a_replica_is_never_of_another_freeze_than_its_tail() {
+fn a_replica_and_its_tail_are_of_the_same_freeze() {
     let pool = Managed::new(64 << 20);
     let freeze = |byte: u8| {
         let mut memory = Memory::zeroed(64);
@@ -268,7 +268,7 @@ fn a_replica_is_never_of_another_freeze_than_its_tail() {
         });
         while !ended.load(std::sync::atomic::Ordering::SeqCst) {
             let opened = open_replica(&pool.socket(), "hello", Verify::Never);
-            // There may be no room beside the two freezes for a moment.
+            // Two freezes at once may temporarily leave no space for a replica.
             let Ok(replica) = opened else { continue };
             let state = replica.0.machine_state().1[0];
             assert!(images(&replica).concat().iter().all(|byte| *byte == state));

@@ -10,7 +10,7 @@ fn region(guest_addr: u64, len: u64) -> MemoryRegion {
 }
 
 #[test]
-fn small_guest_is_one_region() {
+fn a_small_guest_has_one_region() {
     let layout = MemoryLayout::for_size(256 << 20).unwrap();
     let expected = ImageRegion { guest_addr: 0, len: 256 << 20, image_offset: 0 };
     assert_eq!(layout.regions().collect::<Vec<_>>(), [expected]);
@@ -42,7 +42,7 @@ fn last_chunk_may_be_short() {
 }
 
 #[test]
-fn sizes_that_are_refused() {
+fn invalid_sizes_are_refused() {
     assert_eq!(MemoryLayout::for_size(0), Err(LayoutError::Empty));
     assert_eq!(MemoryLayout::for_size(4097), Err(LayoutError::SizeNotPageAligned(4097)));
     let too_large = MAX_MEMORY + PAGE_SIZE;
@@ -51,7 +51,7 @@ fn sizes_that_are_refused() {
 }
 
 #[test]
-fn region_lists_that_are_refused() {
+fn invalid_region_lists_are_refused() {
     let bad = |guest_addr, len| Err(LayoutError::BadRegion { guest_addr, len });
     assert_eq!(MemoryLayout::new(vec![]), Err(LayoutError::Empty));
     assert_eq!(MemoryLayout::new(vec![region(0, 0)]), bad(0, 0));

@@ -31,7 +31,7 @@ fn open_packed(path: &Path) -> Result<Vec<PackedRun>, PackedError> {
 }
 
 #[test]
-fn pages_lie_in_the_order_of_the_table() {
+fn pages_are_stored_in_the_order_of_the_table() {
     for kind in [ImageKind::Sparse, ImageKind::Dense] {
         let (_dir, path) = destination();
         freeze_distinct(&path, kind);
@@ -53,7 +53,7 @@ fn pages_lie_in_the_order_of_the_table() {
         assert_eq!(firsts, [10, 11, 3, 0, 5]);
         assert!(packed.holds(8192, 9 * 4096, 8192));
         assert!(packed.holds(12288, 10 * 4096, 4096));
-        assert!(!packed.holds(12288, 10 * 4096, 8192), "the next page is another run's");
+        assert!(!packed.holds(12288, 10 * 4096, 8192), "the next page belongs to another run");
         assert!(!packed.holds(12288, 9 * 4096, 4096));
         assert!(!packed.holds(0, 9 * 4096, 4096));
         assert!(!packed.holds(8192, 9 * 4096, u64::MAX - 4095));
@@ -92,13 +92,13 @@ fn a_file_of_another_snapshot_or_kind_is_refused() {
 }
 
 #[test]
-fn what_cannot_be_packed_changes_nothing() {
+fn a_failed_pack_changes_nothing() {
     let (_dir, path) = destination();
     freeze_distinct(&path, ImageKind::Sparse);
     for runs in [vec![run(15, 2)], vec![run(1, 0)], vec![run(1, 2), run(2, 1)]] {
         assert!(matches!(pack(&path, KIND, 1, &runs), Err(AttachError::Table { .. })), "{runs:?}");
     }
-    // A page whose bytes are not what was frozen goes into no packed file.
+    // A damaged page is not packed.
     let image = fs::OpenOptions::new().write(true).open(path.join("memory.img")).unwrap();
     image.write_all_at(b"damage", 5 * 4096).unwrap();
     pack(&path, KIND, 1, &[run(5, 1)]).unwrap_err();
@@ -118,7 +118,7 @@ fn a_file_of_another_length_is_refused() {
     }
 }
 
-/// A packed file with right CRCs and this table.
+/// A packed file with correct CRCs and this table.
 fn forged(id: Uuid, table: &[PageRange], pages: u64) -> Vec<u8> {
     let bytes: Vec<u8> = table
         .iter()
@@ -142,7 +142,7 @@ fn forged(id: Uuid, table: &[PageRange], pages: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_table_that_breaks_a_rule_is_refused_though_its_crc_is_right() {
+fn an_invalid_table_with_a_correct_crc_is_refused() {
     let (_dir, path) = destination();
     freeze_distinct(&path, ImageKind::Sparse);
     let id = Uuid::from_u128(9);
@@ -162,7 +162,7 @@ fn a_table_that_breaks_a_rule_is_refused_though_its_crc_is_right() {
 proptest! {
     #![proptest_config(proptest::test_runner::Config::with_cases(64))]
     #[test]
-    fn no_changed_byte_of_header_or_table_passes(at in 0usize..92, flip in 1u8..) {
+    fn every_changed_byte_of_header_or_table_is_refused(at in 0usize..92, flip in 1u8..) {
         let (_dir, path) = destination();
         freeze_distinct(&path, ImageKind::Sparse);
         pack(&path, KIND, 1, &[run(4, 2), run(1, 1)]).unwrap();
@@ -175,7 +175,7 @@ proptest! {
     }
 
     #[test]
-    fn no_file_of_random_bytes_does_harm(bytes in proptest::collection::vec(any::<u8>(), 0..9000)) {
+    fn files_of_random_bytes_are_refused(bytes in proptest::collection::vec(any::<u8>(), 0..9000)) {
         let (_dir, path) = destination();
         freeze_distinct(&path, ImageKind::Sparse);
         fs::write(path.join(KIND.name()), bytes).unwrap();
@@ -201,7 +201,7 @@ proptest! {
 }
 
 #[test]
-fn verify_looks_into_packed_files() {
+fn verify_checks_packed_files() {
     let (_dir, path) = destination();
     freeze_distinct(&path, ImageKind::Sparse);
     assert_eq!(crate::verify(&path, &mut |_, _| ()).unwrap().packed_pages, 0);
@@ -210,11 +210,11 @@ fn verify_looks_into_packed_files() {
     let file = path.join(KIND.name());
     let whole = fs::read(&file).unwrap();
     let page = "loading-set.img: 1 damaged pages, the first is page 0xa";
-    for (at, told) in [(8192 + 4096 + 7, page), (3, "it is not a packed file of firn")] {
+    for (at, expected) in [(8192 + 4096 + 7, page), (3, "it is not a packed file of firn")] {
         let mut bytes = whole.clone();
         bytes[at] ^= 1;
         fs::write(&file, bytes).unwrap();
         let error = crate::verify(&path, &mut |_, _| ()).unwrap_err().to_string();
-        assert!(error.contains(told), "{error}");
+        assert!(error.contains(expected), "{error}");
     }
 }

@@ -5,7 +5,7 @@ use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
 use super::PageSet;
 
 #[test]
-fn split_tiles_a_range() {
+fn split_covers_a_range_without_gaps() {
     let mut set = PageSet::new(300);
     set.insert_range(60..130);
     set.insert(299);
@@ -21,7 +21,7 @@ fn split_tiles_a_range() {
 }
 
 #[test]
-fn no_page_is_past_the_end() {
+fn pages_past_the_end_are_not_in_a_set() {
     let mut set = PageSet::new(64);
     set.insert_range(0..64);
     assert!(set.get(63));
@@ -37,7 +37,7 @@ fn insert_past_the_end_panics() {
 }
 
 #[test]
-fn bytes_of_another_length_or_with_stray_bits_are_refused() {
+fn bytes_of_another_length_or_with_bits_past_the_end_are_refused() {
     assert!(PageSet::from_bytes(&[0xff, 0x01], 9).is_some());
     assert!(PageSet::from_bytes(&[0xff, 0x02], 9).is_none());
     assert!(PageSet::from_bytes(&[0xff], 9).is_none());
@@ -48,7 +48,7 @@ fn bytes_of_another_length_or_with_stray_bits_are_refused() {
 
 proptest! {
     #[test]
-    fn behaves_as_a_set(
+    fn a_page_set_equals_a_set_of_numbers(
         pages in 1_u64..400,
         edits in proptest::collection::vec((0_u64..400, 0_u64..100), 0..12),
     ) {

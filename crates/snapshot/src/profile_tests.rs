@@ -14,7 +14,7 @@ fn check(edit: impl FnOnce(&mut Profile)) -> Result<(), ProfileError> {
     profile.check(ID, 16)
 }
 
-/// Each part with these runs in it, and what it is called.
+/// For each part, its name and a profile with these runs in that part.
 fn parts(runs: &[PageRange]) -> [(&'static str, Profile); 7] {
     let own = || Profile::of(ID);
     let some = || Some(runs.to_vec());
@@ -32,7 +32,7 @@ fn parts(runs: &[PageRange]) -> [(&'static str, Profile); 7] {
 }
 
 #[test]
-fn pages_out_of_place_are_refused_in_every_part() {
+fn pages_beyond_guest_memory_are_refused_in_every_part() {
     for (runs, page) in [
         (&[run(14, 3)][..], 16),
         (&[run(0, 2), run(14, 3)], 16),
@@ -49,7 +49,7 @@ fn pages_out_of_place_are_refused_in_every_part() {
 }
 
 #[test]
-fn a_page_is_in_a_part_once_and_sets_ascend() {
+fn repeated_pages_empty_runs_and_descending_sets_are_refused() {
     let part = "the fault order";
     assert_eq!(check(|p| p.faults = Some(vec![run(9, 1), run(3, 2)])), Ok(()));
     let twice = Some(vec![run(3, 2), run(0, 4)]);
@@ -64,14 +64,14 @@ fn a_page_is_in_a_part_once_and_sets_ascend() {
 }
 
 #[test]
-fn another_snapshots_profile_is_refused() {
+fn a_profile_of_another_snapshot_is_refused() {
     let found = Uuid::from_u128(6);
     let error = Profile::of(found).check(ID, 16).unwrap_err();
     assert_eq!(error, ProfileError::OtherSnapshot { found, expected: ID });
 }
 
 #[test]
-fn sets_and_runs_are_the_same_pages() {
+fn a_set_of_runs_contains_their_pages() {
     let runs = [run(2, 3), run(7, 1), run(14, 9)];
     let set = PageSet::of(&runs, 16);
     assert_eq!(set.to_ranges(), [run(2, 3), run(7, 1), run(14, 2)]);

@@ -2,8 +2,8 @@ use std::fs;
 
 use super::{Staging, is_staging};
 
-/// A directory as a killed freeze leaves it: it has the name, and no lock.
-const LITTER: &str = ".firn-0d9e61b9-ae6f-4d2a-9d0c-1f8a0b6d3f1e.partial";
+/// The directory of a killed freeze: it has the name of a staging directory, and no lock.
+const STALE: &str = ".firn-0d9e61b9-ae6f-4d2a-9d0c-1f8a0b6d3f1e.partial";
 
 fn names_in(dir: &std::path::Path) -> Vec<String> {
     crate::tests::support::names_in(dir)
@@ -12,8 +12,8 @@ fn names_in(dir: &std::path::Path) -> Vec<String> {
 #[test]
 fn files_of_a_killed_freeze_are_removed() {
     let dir = tempfile::tempdir().unwrap();
-    fs::create_dir(dir.path().join(LITTER)).unwrap();
-    fs::write(dir.path().join(LITTER).join("memory.img"), b"half").unwrap();
+    fs::create_dir(dir.path().join(STALE)).unwrap();
+    fs::write(dir.path().join(STALE).join("memory.img"), b"half").unwrap();
     let staging = Staging::create(&dir.path().join("snapshot")).unwrap();
     assert_eq!(names_in(dir.path()).len(), 1);
     drop(staging);
@@ -32,24 +32,24 @@ fn a_locked_directory_is_not_swept() {
 }
 
 #[test]
-fn only_its_own_files_are_ever_removed() {
+fn only_files_of_a_freeze_are_removed() {
     let dir = tempfile::tempdir().unwrap();
-    let litter = dir.path().join(LITTER);
-    fs::create_dir(&litter).unwrap();
-    fs::write(litter.join("notes"), b"mine").unwrap();
+    let stale = dir.path().join(STALE);
+    fs::create_dir(&stale).unwrap();
+    fs::write(stale.join("notes"), b"mine").unwrap();
     fs::create_dir(dir.path().join(".firn-cache.partial")).unwrap();
     fs::create_dir(dir.path().join("elsewhere")).unwrap();
     fs::write(dir.path().join("elsewhere/memory.img"), b"mine").unwrap();
     let link = ".firn-2d9e61b9-ae6f-4d2a-9d0c-1f8a0b6d3f1e.partial";
     std::os::unix::fs::symlink("elsewhere", dir.path().join(link)).unwrap();
     drop(Staging::create(&dir.path().join("snapshot")).unwrap());
-    assert_eq!(names_in(&litter), ["notes"]);
-    assert_eq!(names_in(dir.path()), [LITTER, link, ".firn-cache.partial", "elsewhere"]);
+    assert_eq!(names_in(&stale), ["notes"]);
+    assert_eq!(names_in(dir.path()), [STALE, link, ".firn-cache.partial", "elsewhere"]);
     assert_eq!(names_in(&dir.path().join("elsewhere")), ["memory.img"]);
 }
 
 #[test]
-fn a_directory_that_was_swept_before_it_was_locked_is_noticed() {
+fn a_directory_that_was_removed_before_its_lock_is_detected() {
     let dir = tempfile::tempdir().unwrap();
     let parent = rustix::fs::openat(
         rustix::fs::CWD,
@@ -58,17 +58,17 @@ fn a_directory_that_was_swept_before_it_was_locked_is_noticed() {
         rustix::fs::Mode::empty(),
     )
     .unwrap();
-    assert!(super::lock(&parent, LITTER).unwrap().is_none());
-    fs::create_dir(dir.path().join(LITTER)).unwrap();
-    let lock = super::lock(&parent, LITTER).unwrap();
+    assert!(super::lock(&parent, STALE).unwrap().is_none());
+    fs::create_dir(dir.path().join(STALE)).unwrap();
+    let lock = super::lock(&parent, STALE).unwrap();
     assert!(lock.is_some());
-    assert!(super::lock(&parent, LITTER).unwrap().is_none());
+    assert!(super::lock(&parent, STALE).unwrap().is_none());
 }
 
 #[test]
-fn names_of_staging_directories() {
-    assert!(is_staging(LITTER));
-    for other in [".firn-.partial", ".firn-x.partial", "snapshot", ".firn", &LITTER[1..]] {
+fn staging_directories_are_recognised_by_their_names() {
+    assert!(is_staging(STALE));
+    for other in [".firn-.partial", ".firn-x.partial", "snapshot", ".firn", &STALE[1..]] {
         assert!(!is_staging(other), "{other}");
     }
 }

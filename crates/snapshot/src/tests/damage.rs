@@ -1,4 +1,4 @@
-//! No damage is taken for a good snapshot, and each kind is named.
+//! Damaged snapshots are refused, and the error names the kind of damage.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileExt, symlink};
@@ -32,8 +32,8 @@ fn flip(path: &Path, offset: u64, mask: u8) {
     file.write_all_at(&[byte[0] ^ mask], offset).unwrap();
 }
 
-/// Whether the snapshot passes for good: it opens and verifies. What opening refuses, verifying
-/// must too.
+/// Whether the snapshot opens and verifies. `verify` must refuse every snapshot that `open`
+/// refuses.
 fn passes(path: &Path) -> bool {
     let opens = Snapshot::open(path).is_ok();
     let verifies = verify(path, &mut |_, _| ()).is_ok();
@@ -42,7 +42,7 @@ fn passes(path: &Path) -> bool {
 }
 
 #[test]
-fn no_flipped_bit_of_the_container_passes() {
+fn every_flipped_bit_of_the_container_is_found() {
     let (_dir, path) = destination();
     freeze_generation(&path, 1);
     let container = path.join("snapshot.firn");
@@ -62,7 +62,7 @@ fn no_flipped_bit_of_the_container_passes() {
 }
 
 #[test]
-fn no_cut_or_extended_file_passes() {
+fn truncated_and_extended_files_are_refused() {
     let (_dir, path) = destination();
     freeze_generation(&path, 1);
     for name in ["snapshot.firn", "memory.img", "overlay.img"] {
@@ -88,7 +88,7 @@ fn no_cut_or_extended_file_passes() {
 }
 
 #[test]
-fn each_section_is_named() {
+fn the_error_names_the_damaged_section() {
     let (_dir, path) = destination();
     freeze_generation(&path, 1);
     let container = path.join("snapshot.firn");
@@ -120,7 +120,7 @@ fn each_section_is_named() {
 }
 
 #[test]
-fn damaged_digests_stop_only_what_uses_them() {
+fn damaged_digests_affect_only_their_chunk() {
     let (_dir, path) = destination();
     let mut memory = Memory::zeroed(1024);
     memory.fill(0, 1);
@@ -145,7 +145,7 @@ fn damaged_digests_stop_only_what_uses_them() {
 }
 
 #[test]
-fn bad_pages_are_named_by_guest_address() {
+fn damaged_pages_are_reported_by_guest_address() {
     let (_dir, path) = destination();
     let region = |guest_addr, pages| crate::MemoryRegion { guest_addr, len: pages * PAGE_SIZE };
     let layout = crate::MemoryLayout::new(vec![region(0, 600), region(1 << 32, 600)]).unwrap();
@@ -155,7 +155,8 @@ fn bad_pages_are_named_by_guest_address() {
     memory.fill(600, 1);
     freeze(&path, &mut memory, ImageKind::Sparse, None, description(), b"");
     let image = path.join("memory.img");
-    // Two pages that are stored, one that the zero map calls zero, and the second region's first.
+    // Two stored pages, one page that is zero in the zero map, and the first page of the second
+    // region.
     for page in [10, 11, 13, 600] {
         flip(&image, page * 4096 + 77, 0x80);
     }
@@ -165,7 +166,7 @@ fn bad_pages_are_named_by_guest_address() {
     assert_eq!((*total, runs), (4, vec![(0xa000, 2), (0xd000, 1), (1 << 32, 1)]));
     let text = verify(&path, &mut |_, _| ()).unwrap_err().to_string();
     assert!(text.contains("0xa000-0xbfff, 0xd000, 0x100000000"), "{text}");
-    // A stored page that reads as zero is damage too: no page is ever lost in a hole.
+    // A stored page that reads as zero is damaged too, so lost pages are detected.
     fs::write(&image, vec![0; 1200 * 4096]).unwrap();
     let found = problems(&path);
     assert!(matches!(&found[..], [Problem::Pages { total: 3, .. }]), "{found:?}");
@@ -175,7 +176,7 @@ fn bad_pages_are_named_by_guest_address() {
 }
 
 #[test]
-fn many_bad_pages_are_counted() {
+fn many_damaged_pages_are_counted() {
     let (_dir, path) = destination();
     let mut memory = Memory::zeroed(100);
     memory.bytes.fill(1);
@@ -235,7 +236,7 @@ fn a_path_that_is_not_a_snapshot_is_reported() {
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
     assert!(matches!(open_error(&path), OpenError::NotASnapshot { .. }));
-    fs::write(path.join("snapshot.firn"), b"something else altogether").unwrap();
+    fs::write(path.join("snapshot.firn"), b"other bytes than the magic").unwrap();
     assert!(matches!(open_error(&path), OpenError::NotASnapshot { .. }));
     fs::write(path.join("snapshot.firn"), b"").unwrap();
     assert!(matches!(open_error(&path), OpenError::Truncated { actual: 0, .. }));
@@ -245,7 +246,7 @@ fn a_path_that_is_not_a_snapshot_is_reported() {
 }
 
 #[test]
-fn missing_files_are_named() {
+fn the_error_names_a_missing_file() {
     for name in ["snapshot.firn", "memory.img", "overlay.img"] {
         let (_dir, path) = destination();
         freeze_generation(&path, 1);
@@ -280,7 +281,7 @@ fn links_pipes_and_directories_in_place_of_files_are_refused() {
 }
 
 #[test]
-fn parts_of_two_snapshots_do_not_pass_for_one() {
+fn files_of_two_snapshots_are_refused() {
     let (_dir, one) = destination();
     let (_other_dir, two) = destination();
     freeze_generation(&one, 1);
@@ -297,7 +298,7 @@ proptest! {
     #![proptest_config(Config::with_cases(300))]
 
     #[test]
-    fn no_random_damage_of_image_or_overlay_passes(
+    fn random_damage_of_image_or_overlay_is_found(
         offset in any::<u64>(),
         mask in 1_u8..,
         overlay in any::<bool>(),
@@ -310,7 +311,7 @@ proptest! {
     }
 
     #[test]
-    fn no_random_bytes_pass(bytes in proptest::collection::vec(any::<u8>(), 0..600), keep in 0_usize..200) {
+    fn random_bytes_are_refused(bytes in proptest::collection::vec(any::<u8>(), 0..600), keep in 0_usize..200) {
         let (_dir, path) = destination();
         freeze_generation(&path, 1);
         let container = path.join("snapshot.firn");

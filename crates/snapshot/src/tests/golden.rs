@@ -1,4 +1,5 @@
-//! Golden snapshots: one of every released container version, which must open and verify for ever.
+//! Golden snapshots: one for each released container version. Every later firn must open and verify
+//! them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,8 +18,8 @@ const V1: [(&str, &[u8]); 3] = [
     ("snapshot.firn", include_bytes!("../../tests/golden/v1/snapshot.firn")),
 ];
 
-/// What the golden snapshots were frozen from: two regions with three pages that are not zero, an
-/// overlay, and a read-only disk that no host has.
+/// Freezes the content of the golden snapshots: two regions with three nonzero pages, an overlay,
+/// and a read-only disk that exists on no host.
 fn freeze_golden(path: &Path) {
     let region = |guest_addr, pages| MemoryRegion { guest_addr, len: pages * PAGE_SIZE };
     let layout = MemoryLayout::new(vec![region(0, 4), region(1 << 32, 2)]).unwrap();
@@ -51,7 +52,7 @@ fn version_1_opens_and_verifies() {
     assert_eq!(snapshot.machine_state(), (3, b"machine state".as_slice()));
     assert_eq!(snapshot.zero_map().gaps().collect::<Vec<_>>(), [1..3, 5..6]);
     snapshot.digests().check(1, &[0x11; 4096]).unwrap();
-    // The one thing amiss is the disk, which is not part of the snapshot.
+    // The only problem is the disk, which is not part of the snapshot.
     let error = verify(&path, &mut |_, _| ()).unwrap_err();
     let VerifyError::Damaged { problems, .. } = error else { panic!("{error}") };
     assert!(matches!(&problems[..], [Problem::Disk(DiskError::Open { .. })]), "{problems:?}");

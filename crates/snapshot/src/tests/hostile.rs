@@ -1,5 +1,5 @@
-//! Files whose CRCs are right and whose content is not: each is refused, none panics or makes a
-//! reader allocate more than the file holds.
+//! Files with correct CRCs and invalid content. Each is refused. None causes a panic or an
+//! allocation larger than the file.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::container::{Entry, HOST_ARCHITECTURE, Header};
 use crate::section::Section;
 use crate::{CONTAINER_VERSION, ImageKind, Manifest, OpenError, PROFILE_VERSION, Snapshot, verify};
 
-/// The sections of a container, to be changed and written with CRCs that are right.
+/// The sections of a container, which can be changed and written with correct CRCs.
 struct Sections {
     architecture: u32,
     sections: Vec<(Section, u32, Vec<u8>)>,
@@ -92,7 +92,7 @@ fn malformed(error: OpenError) -> Section {
 }
 
 #[test]
-fn other_versions_are_named() {
+fn unsupported_versions_are_reported() {
     let error = open_with_header(|bytes| bytes[16] = 2);
     assert!(matches!(
         error,
@@ -110,7 +110,7 @@ fn other_versions_are_named() {
 }
 
 #[test]
-fn a_later_versions_header_may_have_another_shape() {
+fn a_header_of_a_later_version_may_have_another_layout() {
     let error = open_with_header(|bytes| {
         bytes[16] = 9;
         bytes[20..24].copy_from_slice(&40_u32.to_le_bytes());
@@ -119,7 +119,7 @@ fn a_later_versions_header_may_have_another_shape() {
 }
 
 #[test]
-fn another_architecture_is_named() {
+fn another_architecture_is_reported() {
     for architecture in [HOST_ARCHITECTURE + 1, 183, 0, u32::MAX] {
         let error = open_edited(|sections| sections.architecture = architecture);
         assert!(matches!(error, OpenError::Architecture { found, .. } if found == architecture));
@@ -158,7 +158,7 @@ fn a_profile_that_does_not_decode_is_refused_when_it_is_read() {
 }
 
 #[test]
-fn header_lengths_out_of_bounds_are_damage() {
+fn header_lengths_out_of_bounds_are_reported_as_damage() {
     let (_dir, path) = destination();
     freeze_generation(&path, 1);
     let container = path.join("snapshot.firn");
@@ -191,7 +191,7 @@ fn sections_that_contradict_each_other_are_refused() {
 }
 
 #[test]
-fn records_of_digests_in_each_others_place_are_found() {
+fn exchanged_records_of_digests_are_found() {
     let (_dir, path) = destination();
     let mut memory = super::support::Memory::zeroed(1024);
     memory.bytes.fill(1);
@@ -208,7 +208,8 @@ fn records_of_digests_in_each_others_place_are_found() {
 proptest! {
     #![proptest_config(Config::with_cases(500))]
 
-    /// Bytes of the manifest changed, the CRC right: whatever decodes is checked against the rest.
+    /// Changed bytes of the manifest with a correct CRC: a manifest that decodes is checked against
+    /// the other sections.
     #[test]
     fn random_manifests_never_panic(
         edits in proptest::collection::vec((any::<usize>(), any::<u8>()), 1..5),

@@ -1,4 +1,5 @@
-//! A snapshot is replaced as a whole or not at all, also with readers and with killed writers.
+//! A snapshot is replaced completely or not at all, even with concurrent readers and killed
+//! writers.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -13,7 +14,7 @@ use super::support::{
 };
 use crate::{FreezeError, ImageKind, Snapshot, Writer, verify};
 
-/// Where the child of [`a_killed_freeze_leaves_the_previous_snapshot_intact`] freezes to.
+/// The destination of the child of [`a_killed_freeze_leaves_the_previous_snapshot_intact`].
 const CHILD_DESTINATION: &str = "FIRN_TEST_FREEZE_TO";
 
 #[test]
@@ -24,7 +25,7 @@ fn a_snapshot_is_replaced() {
     freeze_generation(&path, 2);
     assert_eq!(open_generation(&path), 2);
     assert_eq!(names_in(dir.path()), ["snapshot"]);
-    // A reader of the old one keeps it.
+    // A reader of the old snapshot still reads it.
     old.digests().check(15, &[1; 4096]).unwrap();
 }
 
@@ -59,12 +60,12 @@ fn a_destination_that_is_not_a_snapshot_is_not_changed() {
     fs::remove_dir_all(&path).unwrap();
     freeze_generation(&path, 1);
     fs::write(path.join("notes"), b"mine").unwrap();
-    refused("a snapshot with a file that is not its own");
+    refused("a snapshot with an additional file");
     assert_eq!(open_generation(&path), 1);
 }
 
 #[test]
-fn what_comes_to_be_there_meanwhile_is_left_alone() {
+fn files_created_at_the_destination_during_a_freeze_are_not_changed() {
     let (dir, path) = destination();
     let mut writer = Writer::create(&path).unwrap();
     writer.write_image(&mut Memory::zeroed(1), ImageKind::Sparse).unwrap();
@@ -95,7 +96,7 @@ fn a_destination_without_name_or_parent_is_refused() {
 }
 
 #[test]
-fn a_dropped_writer_leaves_nothing() {
+fn a_dropped_writer_leaves_no_files() {
     let (dir, path) = destination();
     let mut writer = Writer::create(&path).unwrap();
     writer.write_image(&mut Memory::zeroed(10), ImageKind::Dense).unwrap();
@@ -105,7 +106,7 @@ fn a_dropped_writer_leaves_nothing() {
 }
 
 #[test]
-fn a_freeze_does_not_sweep_another_that_runs() {
+fn a_freeze_does_not_remove_files_of_another_running_freeze() {
     let (dir, path) = destination();
     let mut writer = Writer::create(&path).unwrap();
     writer.write_image(&mut Memory::zeroed(10), ImageKind::Sparse).unwrap();
@@ -116,7 +117,7 @@ fn a_freeze_does_not_sweep_another_that_runs() {
 }
 
 #[test]
-fn each_open_gets_one_generation_while_others_replace() {
+fn an_open_during_replacements_reads_one_generation() {
     let (dir, path) = destination();
     freeze_generation(&path, 1);
     thread::scope(|scope| {
@@ -143,7 +144,7 @@ fn each_open_gets_one_generation_while_others_replace() {
 fn a_killed_freeze_leaves_the_previous_snapshot_intact() {
     let (dir, path) = destination();
     freeze_generation(&path, 1);
-    // Kills spread over the loop of freezes; the odd step lets them fall on every part of it.
+    // The delays distribute the kills over all steps of a freeze.
     for round in 0..60 {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "tests::replace::freeze_until_killed", "--ignored", "--nocapture"])
@@ -163,7 +164,7 @@ fn a_killed_freeze_leaves_the_previous_snapshot_intact() {
     }
 }
 
-/// The child of the test above: replaces one snapshot again and again.
+/// The child of the test above: replaces one snapshot repeatedly.
 #[test]
 #[ignore = "a_killed_freeze_leaves_the_previous_snapshot_intact starts and kills it"]
 fn freeze_until_killed() {

@@ -1,4 +1,4 @@
-//! What is frozen is what is opened.
+//! An opened snapshot equals the frozen state.
 
 use std::fs;
 use std::io;
@@ -16,7 +16,7 @@ use crate::{
 };
 
 #[test]
-fn a_snapshot_holds_what_was_frozen() {
+fn a_snapshot_contains_the_frozen_state() {
     let (dir, path) = destination();
     let mut memory = Memory::zeroed(1000);
     memory.fill(3, 1);
@@ -80,7 +80,7 @@ fn a_dense_image_is_written_in_full() {
 }
 
 #[test]
-fn every_chunk_and_region_keeps_its_place() {
+fn every_chunk_and_region_is_stored_at_its_offset() {
     let (_dir, path) = destination();
     let region = |guest_addr, pages| MemoryRegion { guest_addr, len: pages * PAGE_SIZE };
     let regions = vec![region(0x1000, 700), region(0x1000_0000, 400), region(1 << 32, 3)];
@@ -191,7 +191,7 @@ impl PageSource for Failing {
 }
 
 #[test]
-fn a_source_that_fails_ends_the_freeze_and_leaves_nothing() {
+fn a_failing_source_ends_the_freeze_and_leaves_no_files() {
     let (dir, path) = destination();
     for short in [false, true] {
         let layout = MemoryLayout::for_size(4 << 20).unwrap();
@@ -227,7 +227,7 @@ impl DiskSource for BrokenDisk {
 }
 
 #[test]
-fn what_cannot_be_sealed_is_refused() {
+fn invalid_contents_are_refused() {
     let (dir, path) = destination();
     let mut memory = Memory::zeroed(1);
     let mut writer = Writer::create(&path).unwrap();
@@ -262,9 +262,9 @@ impl FromEncoded for std::ffi::OsString {
 proptest! {
     #![proptest_config(Config::with_cases(64))]
 
-    /// Random pages with random bytes, some zero but for one byte, in random places.
+    /// Random bytes in random pages; some pages have one nonzero byte.
     #[test]
-    fn random_memory_and_disks_come_back(
+    fn random_memory_and_disks_are_restored(
         pages in 1_u64..1200,
         spots in proptest::collection::vec((any::<u64>(), any::<u16>(), any::<u8>(), 1_u64..600), 0..8),
         disk_len in 0_usize..20_000,

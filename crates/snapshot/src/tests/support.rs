@@ -1,4 +1,4 @@
-//! What the tests of whole snapshots share.
+//! Shared functions of the tests of whole snapshots.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -16,12 +16,12 @@ use crate::{
 pub(crate) struct Memory {
     pub(crate) layout: MemoryLayout,
     pub(crate) bytes: Vec<u8>,
-    /// Give the bytes through the buffer, as a source without addressable memory does.
+    /// Return the bytes in the buffer, like a source without addressable memory.
     pub(crate) through_buffer: bool,
 }
 
 impl Memory {
-    /// Memory of `pages` pages, all zero, in firn's usual layout.
+    /// Memory of `pages` zero pages in firn's default layout.
     pub(crate) fn zeroed(pages: u64) -> Self {
         Self::with_layout(MemoryLayout::for_size(pages * 4096).unwrap())
     }
@@ -53,7 +53,7 @@ impl PageSource for Memory {
     }
 }
 
-/// A description with every field used and nothing of chance in it.
+/// A description with all fields set to fixed values.
 pub(crate) fn description() -> Description {
     Description {
         id: Uuid::from_u128(0x1234_5678_9abc_def0),
@@ -76,7 +76,7 @@ pub(crate) fn description() -> Description {
     }
 }
 
-/// A place for a snapshot in a directory of its own, which goes with the guard.
+/// A path for a snapshot in a new directory, which is removed with the guard.
 pub(crate) fn destination() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("snapshot");
@@ -90,7 +90,7 @@ pub(crate) fn file_with(bytes: &[u8]) -> File {
     file
 }
 
-/// Freezes `memory`, and `overlay` when there is one.
+/// Freezes `memory` and an optional `overlay`.
 pub(crate) fn freeze(
     path: &Path,
     memory: &mut Memory,
@@ -107,10 +107,10 @@ pub(crate) fn freeze(
     writer.seal(description, 3, machine_state).unwrap()
 }
 
-/// Freezes a small snapshot whose every part shows its generation.
+/// Freezes a small snapshot. Every part contains its generation.
 pub(crate) fn freeze_generation(path: &Path, generation: u8) {
     let mut memory = Memory::zeroed(16);
-    // Which pages are zero depends on it too, and one page is never zero.
+    // The set of zero pages depends on the generation too, and one page is never zero.
     memory.fill(usize::from(generation) % 15, generation);
     memory.fill(15, generation);
     let overlay = vec![generation; 8192 + usize::from(generation)];
@@ -120,8 +120,8 @@ pub(crate) fn freeze_generation(path: &Path, generation: u8) {
     freeze(path, &mut memory, ImageKind::Sparse, Some(&overlay), description, &state);
 }
 
-/// Opens what [`freeze_generation`] wrote, checks that all its parts are of one generation, and
-/// returns it.
+/// Opens a snapshot of [`freeze_generation`], checks that all its parts are of one generation, and
+/// returns that generation.
 pub(crate) fn open_generation(path: &Path) -> u8 {
     let snapshot = Snapshot::open(path).unwrap();
     let (_, state) = snapshot.machine_state();
