@@ -1,7 +1,7 @@
 use super::{escaped, plain, table};
 
 #[test]
-fn tables_hold_every_cell() {
+fn tables_contain_every_cell() {
     let text = table(&["what", "value"], &[vec!["a".into(), "1".into()]]);
     for cell in ["what", "value", "a", "1"] {
         assert!(text.contains(cell), "{text}");
@@ -9,7 +9,7 @@ fn tables_hold_every_cell() {
 }
 
 #[test]
-fn control_characters_do_not_get_through() {
+fn control_characters_are_removed() {
     assert_eq!(plain("a\u{1b}[2J\u{7}\r\u{9b}1m\u{7f}b\tc\nd\u{e9}"), "a[2J1mb\tc\nd\u{e9}");
 }
 

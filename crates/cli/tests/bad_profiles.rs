@@ -1,5 +1,5 @@
-//! What a user may do to profiles and packed files, through the program: each ends in a clear error
-//! or in a right replay, and the player checks every byte by itself.
+//! Wrong, stale and damaged profiles and packed files, at the command line. Each case ends in a
+//! clear error or in a correct replay: the player checks every byte of its memory.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fs;
@@ -12,9 +12,9 @@ use firn_vmm::{KVM_DEVICE, open_kvm};
 use tempfile::TempDir;
 use uuid::Uuid;
 
-/// Nothing is known of its free pages, so its player has no profile before one is recorded.
+/// This trace lists no free pages, so a new player has no profile.
 const TRACE: &str = "sequential-read:16M";
-/// Every planner that learns, and the part that it learns from.
+/// Every planner that requires a part of the profile, and that part.
 const LEARNERS: [(&str, &str); 4] =
     [("reap", "faults"), ("faast", "free"), ("faasnap", "groups"), ("snapbpf", "cache")];
 
@@ -70,8 +70,8 @@ impl Player {
         Profile::of(Snapshot::open(self.path()).unwrap().manifest().description.id)
     }
 
-    /// Groups that a run could have.
-    fn give_groups(&self) {
+    /// Sets working-set groups as a recording produces them.
+    fn set_groups(&self) {
         let groups = Some(vec![vec![run(0, 300)], vec![run(400, 100)]]);
         set_profile(&self.path(), &Profile { groups, ..self.profile() }).unwrap();
     }
@@ -81,9 +81,9 @@ fn run(first: u64, pages: u64) -> PageRange {
     PageRange { first, pages }
 }
 
-/// Puts a profile into a container as it is: firn itself refuses to write one that is not its
-/// snapshot's. The header has 32 bytes, an entry of 24 for each of five sections, and its CRC; the
-/// profile's is the fourth section.
+/// Writes a profile into a container without validation, because firn refuses to write the profile
+/// of another snapshot. The header has 32 bytes, an entry of 24 bytes for each of five sections,
+/// and a CRC. The profile is the fourth section.
 fn forge(snapshot: &Path, profile: &Profile) {
     let file = snapshot.join("snapshot.firn");
     let bytes = fs::read(&file).unwrap();
@@ -108,7 +108,7 @@ fn forge(snapshot: &Path, profile: &Profile) {
 }
 
 #[test]
-fn a_profile_that_is_not_the_snapshots_is_refused_and_recorded_anew() {
+fn a_profile_of_another_snapshot_is_refused_and_can_be_recorded_again() {
     let Some(player) = Player::new() else { return };
     let faults = || Some(vec![run(0, 4)]);
     let of_another = Profile { faults: faults(), ..Profile::of(Uuid::from_u128(7)) };
@@ -131,7 +131,7 @@ fn a_profile_that_is_not_the_snapshots_is_refused_and_recorded_anew() {
             }
         }
         player.refused(&["profile", "show", "s"], &[word]);
-        // A planner that does not use it is not affected, and it can be recorded again.
+        // A planner that does not use the profile is not affected.
         player.good(&["thaw", "--planner", "firecracker", "s"]);
     }
     let (code, error) = player.run(&["profile", "record", "--part", "faults", "s"]);
@@ -158,20 +158,20 @@ fn a_page_beyond_memory_is_refused_in_every_part() {
         ("the order of the page cache", Profile { cached: Some(cached.to_vec()), ..own() }),
     ] {
         forge(&player.path(), &forged);
-        let said = format!(
+        let message = format!(
             "{part} of the profile names page {pages:#x}, guest memory has {pages:#x} pages; record it again"
         );
-        player.refused(&["profile", "show", "s"], &[&said]);
+        player.refused(&["profile", "show", "s"], &[&message]);
         for (planner, _) in LEARNERS {
-            player.refused(&["plan", "--planner", planner, "s"], &[&said]);
-            player.refused(&["thaw", "--planner", planner, "s"], &[&said]);
+            player.refused(&["plan", "--planner", planner, "s"], &[&message]);
+            player.refused(&["thaw", "--planner", planner, "s"], &[&message]);
         }
         player.good(&["thaw", "--planner", "firecracker", "s"]);
     }
 }
 
 #[test]
-fn a_damaged_image_is_not_recorded_of() {
+fn recording_a_damaged_image_is_refused() {
     use std::os::unix::fs::FileExt;
     let Some(player) = Player::new() else { return };
     player.good(&["profile", "record", "--part", "faults,writes", "s"]);
@@ -187,7 +187,7 @@ fn a_damaged_image_is_not_recorded_of() {
 }
 
 #[test]
-fn a_snapshot_is_not_its_own_second_snapshot() {
+fn a_recording_cannot_be_frozen_into_the_recorded_snapshot() {
     let Some(player) = Player::new() else { return };
     std::os::unix::fs::symlink("s", player.folder.path().join("link")).unwrap();
     let files = || {
@@ -214,8 +214,8 @@ fn an_empty_profile_is_refused_and_empty_parts_load_nothing() {
     let Some(player) = Player::new() else { return };
     let none = |words: &[&str]| {
         for (planner, part) in LEARNERS {
-            let way_out = format!("firn profile record --part {part}");
-            let words = [words, &[way_out.as_str()]].concat();
+            let remedy = format!("firn profile record --part {part}");
+            let words = [words, &[remedy.as_str()]].concat();
             player.refused(&["thaw", "--planner", planner, "s"], &words);
         }
     };
@@ -244,7 +244,7 @@ fn an_empty_profile_is_refused_and_empty_parts_load_nothing() {
 #[test]
 fn a_packed_file_of_another_snapshot_is_refused() {
     let Some(player) = Player::new() else { return };
-    // Of the same trace, and by the same profile.
+    // A player of the same trace, with an equal profile.
     player.make("other");
     let learnt = |id| Profile {
         faults: Some(vec![run(0, 300)]),
@@ -266,8 +266,8 @@ fn a_packed_file_of_another_snapshot_is_refused() {
         let thaw: &[&str] = &["thaw", "--planner", planner, "s"];
         player.good(&["profile", "pack", "--planner", planner, "other"]);
         fs::copy(player.folder.path().join("other").join(file), player.file(file)).unwrap();
-        let way_out = format!("firn profile pack --planner {planner}");
-        player.refused(thaw, &[file, "was packed from snapshot", &way_out]);
+        let remedy = format!("firn profile pack --planner {planner}");
+        player.refused(thaw, &[file, "was packed from snapshot", &remedy]);
         player.refused(&["verify", "s"], &[file, "was packed from snapshot"]);
         player.good(pack);
         player.good(thaw);
@@ -279,28 +279,28 @@ fn a_packed_file_of_another_snapshot_is_refused() {
 fn a_loading_set_that_does_not_match_is_refused() {
     let Some(player) = Player::new() else { return };
     let thaw: &[&str] = &["thaw", "--planner", "faasnap", "s"];
-    let way_out = "firn profile pack --planner faasnap:merge=32";
-    player.give_groups();
-    player.refused(thaw, &["loading-set.img", way_out]);
+    let remedy = "firn profile pack --planner faasnap:merge=32";
+    player.set_groups();
+    player.refused(thaw, &["loading-set.img", remedy]);
     player.good(&["profile", "pack", "--planner", "faasnap:merge=0", "s"]);
-    player.refused(thaw, &["loading-set.img", way_out]);
+    player.refused(thaw, &["loading-set.img", remedy]);
     player.good(&["profile", "pack", "--planner", "faasnap", "s"]);
     player.good(thaw);
     player.good(&["verify", "s"]);
 
     let (own, file) = (player.path(), player.file("loading-set.img"));
     let whole = fs::read(&file).unwrap();
-    // By another profile.
+    // A loading set that was packed with another profile.
     let other = Profile { groups: Some(vec![vec![run(7, 9)]]), ..player.profile() };
     set_profile(&own, &other).unwrap();
-    player.refused(thaw, &["from another profile", way_out]);
-    player.give_groups();
+    player.refused(thaw, &["from another profile", remedy]);
+    player.set_groups();
     player.good(thaw);
 
-    // Cut, longer, damaged in its header or its table.
+    // Truncated, extended, or with a damaged header or table.
     let refused = |bytes: &[u8]| {
         fs::write(&file, bytes).unwrap();
-        player.refused(thaw, &["loading-set.img", way_out]);
+        player.refused(thaw, &["loading-set.img", remedy]);
         player.refused(&["verify", "s"], &["loading-set.img"]);
     };
     refused(&whole[..whole.len() - 4096]);
@@ -311,7 +311,8 @@ fn a_loading_set_that_does_not_match_is_refused() {
         bytes[at] ^= 1;
         refused(&bytes);
     }
-    // Pages from the kernel are unchecked, as the plan shows; verify finds the damage.
+    // The kernel maps the pages without a check, as the plan shows; `firn verify` detects the
+    // damage.
     let mut bytes = whole.clone();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&file, bytes).unwrap();

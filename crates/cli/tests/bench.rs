@@ -1,4 +1,4 @@
-//! `firn bench` as a process, with real players wherever there is a KVM.
+//! `firn bench` as a process, with real players if the host has KVM.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fs::{self, OpenOptions};
@@ -39,7 +39,7 @@ fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
 }
 
-/// A directory whose files can be evicted from the page cache, if there is one and a KVM.
+/// A directory whose files can be evicted from the page cache; `None` without one or without KVM.
 fn directory_on_disk() -> Option<TempDir> {
     let directory = tempfile::tempdir().unwrap();
     let file = fs::File::open(directory.path()).unwrap();
@@ -74,7 +74,7 @@ fn two_planners_are_compared() {
         plot.to_str().unwrap(),
     ]);
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert_eq!(files(directory.path()), 0, "the player is gone");
+    assert_eq!(files(directory.path()), 0, "the player is removed");
     assert_eq!(files(results.path()), 2);
     let json: Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
     assert!(json["host"]["kernel"].is_string() && json["host"]["medium"].is_string());
@@ -113,7 +113,8 @@ fn a_planner_is_compared_with_itself_on_a_cold_cache() {
     let rows = json["results"].as_array().unwrap();
     let labels: Vec<_> = rows.iter().map(|row| row["label"].as_str().unwrap()).collect();
     assert_eq!(labels, ["a", "a", "b", "b"]);
-    // One planner reads from storage while the guest waits, the other before the measured time.
+    // One planner reads from storage while the guest waits, the other before the measurement
+    // starts.
     assert!(rows[0]["preload_ms"].is_null());
     assert!(rows[1]["preload_ms"]["median"].as_f64() > Some(0.0));
     assert!(rows.iter().all(|row| row["private_bytes"].as_u64().unwrap() >= 4 << 20));
@@ -123,8 +124,8 @@ fn a_planner_is_compared_with_itself_on_a_cold_cache() {
     assert!(text(&output.stdout).contains("noise: firecracker:readahead=on"));
 }
 
-/// Pages that json writes before it reads them count as free: no planner needs to read them, and
-/// planners that know them do not.
+/// Pages that json writes before it reads them count as free. No planner needs to read them, and
+/// planners that use the free set do not read them.
 #[test]
 fn reads_of_free_pages_are_counted() {
     let Some(directory) = directory_on_disk() else { return };
@@ -163,16 +164,17 @@ fn reads_of_free_pages_are_counted() {
     let json: Value = serde_json::from_slice(&fs::read(path("r.json")).unwrap()).unwrap();
     let read = |row: &Value| row["batch_free_read_bytes"].as_u64().unwrap();
     let read: Vec<u64> = json["results"].as_array().unwrap().iter().map(read).collect();
-    // One by one as they are touched, into a page cache that both share; those of the other input
-    // in one read for each microVM; and those that the kernel reads ahead around others.
+    // `firecracker` reads free pages one by one on first access, into a shared page cache. `reap`
+    // reads those in the other input's working set, once for each microVM. `faast` reads only those
+    // that the kernel reads ahead.
     let [on_demand, ahead, zeros] = read[..] else { panic!("{read:?}") };
     assert!(on_demand > 100 * PAGE_SIZE && ahead > 200 * PAGE_SIZE, "{read:?}");
     assert!(zeros * 2 < on_demand, "{read:?}");
 }
 
-/// FaaSnap's paper has a guest that zeroes what it frees.
+/// The guest of FaaSnap's paper zeroes the pages that it frees.
 #[test]
-fn all_leaves_out_faasnap_on_an_unsanitised_guest() {
+fn all_omits_faasnap_on_an_unsanitised_guest() {
     let Some(directory) = directory_on_disk() else { return };
     let measured = |more: &[&str]| {
         let json = directory.path().join("r.json");
@@ -211,7 +213,7 @@ fn untouched_pages_take_no_dram() {
     assert!(count(0, "batch_page_cache_bytes") * 2 < count(1, "batch_page_cache_bytes"));
 }
 
-/// A pool in memory with its manager, which ends with this value.
+/// A pool in memory with its manager, which is killed on drop.
 struct Pool {
     manager: Child,
     dir: TempDir,
@@ -227,7 +229,7 @@ impl Pool {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        // Its first line reports that it serves.
+        // The manager prints its first line when it serves.
         let mut line = String::new();
         BufReader::new(manager.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         assert!(line.contains("serving"), "{line}");
@@ -252,7 +254,7 @@ impl Drop for Pool {
 }
 
 #[test]
-fn planners_of_a_pool_are_compared_with_one_of_a_directory() {
+fn planners_of_a_pool_are_compared_with_a_planner_of_a_directory() {
     if !has_kvm() {
         return;
     }
@@ -264,7 +266,7 @@ fn planners_of_a_pool_are_compared_with_one_of_a_directory() {
     arguments.extend(["--pool", socket.to_str().unwrap(), "--json", json.to_str().unwrap()]);
     let output = output(&arguments);
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert_eq!(pool.names(), 0, "the players are gone from the pool");
+    assert_eq!(pool.names(), 0, "the players are removed from the pool");
     let json: Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
     assert!(json["host"]["medium"].as_str().unwrap().contains("pool on memfd"));
     let row = |planner: &str, trace: &str| {
@@ -281,7 +283,7 @@ fn planners_of_a_pool_are_compared_with_one_of_a_directory() {
     assert!(shared["index_ms"]["median"].as_f64() > Some(0.0));
     assert!(shared["imaging_ms"].is_null());
     assert!(row("pass_shared", write)["private_bytes"].as_u64().unwrap() >= 4 << 20);
-    // A replica is the pool's, whatever is written to it.
+    // A replica is in the pool, including the pages that the guest writes.
     let own = row("pass", write);
     assert_eq!((&own["private_bytes"], &own["shared_bytes"]), (&0.into(), &0.into()));
     assert!(!own["imaging_ms"].is_null());
@@ -289,7 +291,7 @@ fn planners_of_a_pool_are_compared_with_one_of_a_directory() {
 }
 
 #[test]
-fn all_leaves_out_planners_whose_replicas_do_not_fit_into_the_pool() {
+fn all_omits_planners_whose_replicas_do_not_fit_into_the_pool() {
     if !has_kvm() {
         return;
     }
@@ -385,7 +387,7 @@ fn a_signal_leaves_no_files() {
         .unwrap()
         .any(|entry| entry.unwrap().path().join("player-0-1/snapshot.firn").exists())
     {
-        assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
+        assert!(child.try_wait().unwrap().is_none(), "it exited before the signal");
         std::thread::sleep(Duration::from_millis(1));
     }
     let process = Pid::from_raw(child.id().try_into().unwrap()).unwrap();
@@ -411,7 +413,7 @@ fn the_player_is_compared_with_the_loop() {
     let json: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
     assert_eq!((&json["pages"], &json["ratio"]["pairs"]), (&1024.into(), &2.into()));
     assert!(json["floor_ns_per_page"]["min"].as_f64() > Some(0.0));
-    assert_eq!(files(directory.path()), 1, "the results alone");
+    assert_eq!(files(directory.path()), 1, "only the results remain");
     assert!(text(&output.stdout).contains("player / loop: "));
 }
 

@@ -1,4 +1,4 @@
-//! `firn bench capacity` as a process, with real players in a real cgroup: requires KVM and root.
+//! `firn bench capacity` as a process, with real players in a real cgroup. Requires KVM and root.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fs;
@@ -8,7 +8,7 @@ use firn_bench::{CgroupError, MemoryLimit};
 use firn_vmm::{KVM_DEVICE, open_kvm};
 use serde_json::Value;
 
-/// Whether this process may limit the memory of others. It enters a group and leaves it again.
+/// Whether this process may limit the memory of a cgroup. It enters a cgroup and leaves it again.
 fn can_limit() -> bool {
     let entered = MemoryLimit::enter(1 << 30);
     !matches!(entered, Err(CgroupError::NoController | CgroupError::Io { .. }))
@@ -24,7 +24,7 @@ fn a_budget_is_filled_with_microvms() {
     if !firn_required::has("kvm", open_kvm(KVM_DEVICE.as_ref()).is_ok()) || !can_limit() {
         return;
     }
-    assert_eq!(groups(), before, "a limit that is dropped leaves this process where it was");
+    assert_eq!(groups(), before, "dropping the limit returns this process to its cgroup");
     let directory = tempfile::tempdir().unwrap();
     let json = directory.path().join("r.json");
     // Each microVM writes 8 MiB.
@@ -42,7 +42,7 @@ fn a_budget_is_filled_with_microvms() {
     let written = row["microvms"].as_u64().unwrap() * (8 << 20);
     assert!(row["usage"]["anonymous"].as_u64().unwrap() >= written, "{row}");
     assert!(row["end"].is_string(), "{row}");
-    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "the player is gone");
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "the player is removed");
 
     // The charged memory has a price.
     let cost = |more: &[&str]| {

@@ -1,5 +1,4 @@
-//! The planner `firn`, with the profile of another input: what it expects is corrected by the runs
-//! themselves.
+//! The planner `firn` with the profile of another input: runs correct the predicted chunks.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 use std::io::{BufRead, BufReader};
@@ -10,10 +9,10 @@ use firn_vmm::{KVM_DEVICE, open_kvm};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Runs after which what is expected has to be what is written.
+/// The maximum number of runs until the predicted chunks equal the written chunks.
 const MOST_RUNS: u32 = 16;
 
-/// A manager of a pool in memory, which ends with this value.
+/// A manager of a pool in memory, which is killed on drop.
 struct Pool {
     folder: TempDir,
     manager: Child,
@@ -62,14 +61,16 @@ impl Pool {
         }
     }
 
-    /// Runs an input until the written chunks are the expected ones; returns the number of that
-    /// run.
+    /// Runs an input until the written chunks equal the predicted chunks, and returns the number of
+    /// that run.
     fn settle(&self, input: &str) -> u32 {
         let mut run = |_: &u32| {
             let writes = self.thaw(input);
             (writes.missed, writes.unused) == (0, 0)
         };
-        (1..=MOST_RUNS).find(&mut run).unwrap_or_else(|| panic!("{input} is not learnt"))
+        (1..=MOST_RUNS)
+            .find(&mut run)
+            .unwrap_or_else(|| panic!("the chunks of {input} are not learnt"))
     }
 }
 
@@ -80,7 +81,7 @@ impl Drop for Pool {
     }
 }
 
-/// Chunks of a run.
+/// Numbers of chunks of a run.
 #[derive(Debug)]
 struct Writes {
     predicted: u64,
@@ -90,19 +91,19 @@ struct Writes {
 }
 
 #[test]
-fn the_profile_of_another_input_is_corrected_and_so_is_what_was_learnt() {
+fn runs_correct_the_profile_of_another_input_and_earlier_corrections() {
     if !firn_required::has("kvm", open_kvm(Path::new(KVM_DEVICE)).is_ok()) {
         return;
     }
     let pool = Pool::serve(&[]);
     pool.json(&["player", "--trace", "json-a,json-b", "--out", "json"]);
-    // Without a profile nothing is expected, and all is missed.
+    // Without a profile no chunk is predicted, and every written chunk is missed.
     let first = pool.thaw("json-a");
     assert!(first.predicted == 0 && first.missed > 8 && first.copied == 0, "{first:?}");
     pool.json(&["profile", "record", "--part", "writes", "--input", "json-a", "json"]);
 
-    // The profile is right of its own input from the first run on, and wrong of the other one: the
-    // report shows by how much.
+    // The profile is correct for its input from the first run on. For the other input it is wrong,
+    // and the report shows by how many chunks.
     let own = pool.thaw("json-a");
     assert!(own.predicted > 8 && (own.missed, own.unused) == (0, 0), "{own:?}");
     let other = pool.thaw("json-b");
@@ -112,7 +113,7 @@ fn the_profile_of_another_input_is_corrected_and_so_is_what_was_learnt() {
     assert!((settled.missed, settled.unused) == (0, 0), "{settled:?}");
     assert_ne!(settled.predicted, own.predicted);
 
-    // What was learnt is no more for ever than the profile was.
+    // A later change of the input replaces the learnt chunks too.
     let back = pool.thaw("json-a");
     assert!(back.missed + back.unused > 0, "{back:?}");
     pool.settle("json-a");
@@ -120,7 +121,7 @@ fn the_profile_of_another_input_is_corrected_and_so_is_what_was_learnt() {
 }
 
 #[test]
-fn copies_take_no_more_than_the_arena_has() {
+fn copies_stay_within_the_arena() {
     if !firn_required::has("kvm", open_kvm(Path::new(KVM_DEVICE)).is_ok()) {
         return;
     }
@@ -129,6 +130,6 @@ fn copies_take_no_more_than_the_arena_has() {
         pool.json(&["player", "--trace", "json-a", "--out", "json"]);
         pool.json(&["profile", "record", "--part", "writes", "json"]);
         let copied = (0..MOST_RUNS).map(|_| pool.thaw("json-a").copied).max();
-        assert_eq!(copied, Some(most), "of {arena}");
+        assert_eq!(copied, Some(most), "arena of {arena}");
     }
 }

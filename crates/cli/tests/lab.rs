@@ -58,7 +58,7 @@ fn stopped(signal: Signal) -> (Option<i32>, String) {
     let children: Vec<PathBuf> = processes
         .filter(|process| state(process).is_some_and(|(_, parent)| parent == firn.id()))
         .collect();
-    assert_eq!(children.len(), 1, "QEMU is firn's one child");
+    assert_eq!(children.len(), 1, "QEMU is the only child of firn");
     kill_process(Pid::from_child(&firn), signal).unwrap();
     let mut error = String::new();
     firn.stderr.take().unwrap().read_to_string(&mut error).unwrap();
@@ -75,7 +75,7 @@ fn stopped(signal: Signal) -> (Option<i32>, String) {
 
 #[test]
 #[ignore = "needs the lab: make lab-tests"]
-fn a_lab_that_counts_instructions_sets_its_variable_and_has_one_processor() {
+fn a_lab_that_counts_instructions_sets_firn_lab_clock_and_has_one_processor() {
     // No instruction is executed in 1000 s of sleep.
     let script = "nproc; echo $FIRN_LAB_CLOCK; sleep 1000; ls /dev/kvm";
     let ran = output(&["--icount", "--", "sh", "-c", script]);
@@ -117,7 +117,7 @@ fn files_output_results_and_exit_code_pass_unchanged() {
 
 #[test]
 #[ignore = "needs the lab: make lab-tests"]
-fn the_lab_has_what_a_command_needs() {
+fn the_lab_provides_what_a_command_needs() {
     let script = "set -e
         test -c /dev/kvm; test -c /dev/dax0.0; cat /sys/bus/dax/devices/dax0.0/size; cat /sys/module/kvm_amd/parameters/npt
         ls /cache/guest; mount | grep -c -e ' /scratch type ext4' -e ' /run type tmpfs' -e ' /tmp type tmpfs' -e ' type tracefs'
@@ -168,8 +168,8 @@ fn a_stopped_run_leaves_nothing() {
     assert!(text(&late.stderr).contains("did not exit within 5 s"), "{}", text(&late.stderr));
 }
 
-/// A devdax must be mapped, so the guest's Python runs `code` on `dax`, the
-/// first 2 MiB of it.
+/// A devdax supports only mappings, so the guest's Python runs `code` on `dax`, a mapping of its
+/// first 2 MiB.
 fn python_on_dax(pmem: &str, code: &str) -> Output {
     let script = format!(
         "mkdir /tmp/root && mount -t erofs -o ro,loop /cache/guest/root.erofs /tmp/root && mount -o bind /dev /tmp/root/dev &&
@@ -183,7 +183,7 @@ dax = mmap.mmap(os.open('/dev/dax0.0', os.O_RDWR), 2 << 20)
 
 #[test]
 #[ignore = "needs the lab: make lab-tests"]
-fn persistent_memory_outlives_the_machine() {
+fn persistent_memory_is_kept_after_the_machine_exits() {
     let here = tempfile::tempdir().unwrap();
     let pmem = here.path().join("pmem");
     let path = pmem.to_str().unwrap();
@@ -199,7 +199,7 @@ fn persistent_memory_outlives_the_machine() {
 
 #[test]
 #[ignore = "needs the lab: make lab-tests"]
-fn a_machine_that_dies_is_an_error_of_the_lab() {
+fn a_kernel_panic_is_reported_as_an_error_of_the_lab() {
     let died = output(&["--", "sh", "-c", "echo c > /proc/sysrq-trigger; sleep 1000"]);
     assert_eq!(died.status.code(), Some(125));
     let error = text(&died.stderr);
@@ -207,7 +207,7 @@ fn a_machine_that_dies_is_an_error_of_the_lab() {
     assert!(error.contains("Kernel panic - not syncing: sysrq triggered crash"), "{error}");
 }
 
-/// The lab's QEMU with nothing but a kernel, whose serial port is standard input and output.
+/// The lab's QEMU with only a kernel. Its serial port is standard input and output.
 fn bare_qemu(cpu: &str, kernel: &Path) -> Command {
     let root = cache().join("lab/qemu");
     let libraries =
@@ -232,8 +232,8 @@ fn bare_qemu(cpu: &str, kernel: &Path) -> Command {
     command
 }
 
-/// QEMU enters it by PVH, in 32-bit mode. AMD's processors have no sysexit in long mode, Intel's
-/// have.
+/// QEMU enters the ELF through PVH, in 32-bit mode. In long mode, Intel processors support sysexit
+/// and AMD processors do not.
 #[test]
 #[ignore = "needs the lab: make lab-tests"]
 fn the_players_elf_starts_under_qemu() {

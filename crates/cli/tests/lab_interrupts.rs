@@ -16,14 +16,14 @@ const MEMORY: usize = 1 << 20;
 /// Offsets in the local APIC's page.
 const SPURIOUS_VECTOR: usize = 0xf0;
 const LINT0: usize = 0x350;
-/// The ports for the guest's report: handled interrupts, and those that came while interrupts were
-/// disabled.
+/// The port for the guest's report: the number of handled interrupts, and the number of interrupts
+/// that were delivered while interrupts were disabled.
 const REPORT: u16 = 0x99;
 const HANDLED: u16 = 400;
 
 // A guest in real mode. A timer (PIT) interrupts it every 0.73 ms (871 of its ticks, vector 0x20),
 // and each handler runs for 0.2 ms with interrupts disabled and without exits from
-// guest mode. So the emulator's timers, some hundred in a second, often expire during a handler.
+// guest mode. So the emulator's timers, about a hundred per second, often expire during a handler.
 global_asm!(
     ".code16",
     ".globl firn_test_interrupts",
@@ -34,7 +34,8 @@ global_asm!(
     "mov ds, ax",
     "mov ss, ax",
     "mov sp, 0x7000",
-    // The PIC: edges, vectors from 0x20 on, a second PIC at 2, 8086 mode, all masked but the timer.
+    // The PIC: edge-triggered, vectors from 0x20, a second PIC at 2, 8086 mode, only the timer
+    // unmasked.
     "mov al, 0x11",
     "out 0x20, al",
     "mov al, 0x20",
@@ -52,7 +53,7 @@ global_asm!(
     "out 0x40, al",
     "mov al, 3",
     "out 0x40, al",
-    // esi: active handlers; ebx: handled; edi: started within another handler.
+    // esi: active handlers; ebx: handled interrupts; edi: handlers that started within another one.
     "xor esi, esi",
     "xor ebx, ebx",
     "xor edi, edi",
@@ -129,23 +130,23 @@ fn guest() -> [u16; 2] {
     regs.rip = CODE;
     vcpu.set_regs(&regs).unwrap();
 
-    let mut told = [0; 2];
-    for value in &mut told {
+    let mut reported = [0; 2];
+    for value in &mut reported {
         match vcpu.run().unwrap() {
             VcpuExit::IoOut(REPORT, data) => *value = u16::from_le_bytes(data.try_into().unwrap()),
             exit => panic!("{exit:?}"),
         }
     }
-    told
+    reported
 }
 
-/// Unpatched QEMU delivers some interrupts twice, the second time even if the guest has interrupts
-/// disabled (`crates/lab/src/build/qemu.rs`). In the lab this test is the guest's monitor.
+/// Unpatched QEMU delivers some interrupts twice, the second time even if the guest has disabled
+/// interrupts (`crates/lab/src/build/qemu.rs`). In the lab this test is the guest's monitor.
 #[test]
 #[ignore = "needs the lab: make lab-tests"]
 fn an_interrupt_that_kvm_injects_is_delivered_once() {
     if std::env::var_os("FIRN_LAB").is_some() {
-        assert_eq!(guest(), [HANDLED, 0], "interrupts, and those in the middle of another");
+        assert_eq!(guest(), [HANDLED, 0], "handled interrupts, and interrupts during a handler");
         return;
     }
     let this = std::env::current_exe().unwrap();

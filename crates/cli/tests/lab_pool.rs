@@ -1,6 +1,5 @@
-//! Kills the lab's machine during freezes into a pool on its /dev/dax0.0,
-//! starts it again, and checks the pool. The lab runs this same program. `make lab-tests`
-//! runs this test.
+//! Kills the lab's machine during freezes into a pool on its /dev/dax0.0, starts it again, and
+//! checks the pool. The lab runs this program too. `make lab-tests` runs this test.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 use std::collections::BTreeMap;
@@ -21,7 +20,7 @@ const FREEZES: usize = 5;
 const ROUNDS: u64 = 2;
 const FROZEN: &str = "frozen ";
 const FOUND: &str = "found ";
-const NAME: &str = "a_pool_outlives_a_machine_that_is_killed_while_it_freezes";
+const NAME: &str = "a_pool_is_consistent_after_its_machine_is_killed_during_a_freeze";
 
 /// Writes a version into every page and into the tail.
 fn write(extent: &MappedExtent, version: u64) {
@@ -52,7 +51,7 @@ fn in_the_lab(from: u64) {
     if from > 0 {
         let reader = PoolReader::open(open(Access::Read)).unwrap();
         let report = reader.verify(&mut |name, content| {
-            say(&format!("{FOUND}{name} {}", version(content)?));
+            send_line(&format!("{FOUND}{name} {}", version(content)?));
             Ok(())
         });
         assert_eq!(report.problems, []);
@@ -72,13 +71,13 @@ fn in_the_lab(from: u64) {
             let staging = pool.allocate(name, GRANULE, TAIL).unwrap();
             write(&staging.map().unwrap(), number);
             staging.publish().unwrap();
-            say(&format!("{FROZEN}{name} {number}"));
+            send_line(&format!("{FROZEN}{name} {number}"));
         }
     }
 }
 
-/// Sends a line to the test outside of the lab.
-fn say(text: &str) {
+/// Sends a line to the test outside the lab.
+fn send_line(text: &str) {
     let mut stdout = std::io::stdout();
     writeln!(stdout, "{text}").unwrap();
 }
@@ -100,7 +99,7 @@ fn start(pmem: &Path, from: u64) -> Child {
 
 #[test]
 #[ignore = "needs the lab: make lab-tests"]
-fn a_pool_outlives_a_machine_that_is_killed_while_it_freezes() {
+fn a_pool_is_consistent_after_its_machine_is_killed_during_a_freeze() {
     if let Ok(from) = std::env::var("FIRN_TEST_FROM") {
         in_the_lab(from.parse().unwrap());
         return;
@@ -116,7 +115,8 @@ fn a_pool_outlives_a_machine_that_is_killed_while_it_freezes() {
         let mut lines = BufReader::new(firn.stdout.take().unwrap()).lines();
         let mut frozen = 0;
         while frozen < FREEZES {
-            let line = lines.next().unwrap_or_else(|| panic!("round {round} ended by itself"));
+            let line =
+                lines.next().unwrap_or_else(|| panic!("the lab of round {round} exited early"));
             let line = line.unwrap();
             let words = |prefix| {
                 let (name, version) = line.split_once(prefix)?.1.split_once(' ')?;
@@ -132,9 +132,9 @@ fn a_pool_outlives_a_machine_that_is_killed_while_it_freezes() {
                 frozen += 1;
             }
         }
-        // QEMU exits with it, at any point of the machine's work.
+        // QEMU exits with firn, at an arbitrary point of a freeze.
         firn.kill().unwrap();
-        // Freezes that were reported meanwhile are acknowledged too.
+        // Freezes that were reported before the kill are acknowledged too.
         for line in lines.map_while(Result::ok) {
             if let Some((name, version)) =
                 line.strip_prefix(FROZEN).and_then(|line| line.split_once(' '))

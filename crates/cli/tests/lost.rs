@@ -27,7 +27,7 @@ fn done(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Starts a command, up to its first line.
+/// Starts a command, and waits for its first line.
 fn start(arguments: &[&str]) -> Child {
     begun(&mut firn(arguments))
 }
@@ -44,7 +44,7 @@ fn begun(command: &mut Command) -> Child {
     child
 }
 
-/// The end of a player that continues with a check of all its memory, and its output.
+/// Lets a held player check all its memory; returns its standard error and exit status.
 fn ended(mut player: Child) -> (String, ExitStatus) {
     drop(player.stdin.take());
     let output = player.wait_with_output().unwrap();
@@ -84,8 +84,8 @@ fn an_image_that_shrinks_ends_its_microvm() {
     assert!(error.contains("the host cannot provide ") && error.contains(&lost), "{error}");
 }
 
-/// A dense snapshot of a player that replays one input, with the profile of another and the file of
-/// a planner.
+/// A dense snapshot of a player that replays one input, with the profile of another input and the
+/// packed file of a planner.
 fn packed(planner: &str, part: &str) -> (TempDir, PathBuf) {
     let folder = TempDir::new().unwrap();
     let snapshot = folder.path().join("player");
@@ -105,14 +105,15 @@ fn an_image_that_shrinks_ends_the_microvm_that_a_pager_serves() {
         let player = start(&["thaw", "--hold", "--planner", planner, text(&snapshot)]);
         truncate(&snapshot.join("memory.img"), 2 << 20);
         let error = refused(player);
-        let (told, lost) = ("the microVM was ended: page ", "the image shrank while it was in use");
-        assert!(error.starts_with(&format!("firn: error: {told}")), "{error}");
+        let (ended, lost) =
+            ("the microVM was ended: page ", "the image shrank while it was in use");
+        assert!(error.starts_with(&format!("firn: error: {ended}")), "{error}");
         assert!(error.contains(lost) && !error.contains("wrong memory"), "{error}");
     }
 }
 
-/// A thread of a `firn` that is built for use ends the process when it panics; when it finds no
-/// memory, of any.
+/// In a release build of `firn`, a panic of any thread aborts the process. A failed memory
+/// allocation aborts it in every build.
 #[test]
 fn a_pager_that_aborts_ends_its_microvm() {
     if !has_kvm() {
@@ -120,7 +121,7 @@ fn a_pager_that_aborts_ends_its_microvm() {
     }
     let (_folder, snapshot) = packed("reap", "faults");
     let mut thaw = firn(&["thaw", "--hold", "--planner", "reap", text(&snapshot)]);
-    // One arena: what a thread has set aside for itself does not help it.
+    // With one arena, a thread cannot allocate from memory that its own arena has reserved.
     let player = begun(thaw.env("MALLOC_ARENA_MAX", "1"));
     let none = Rlimit { current: Some(0), maximum: Some(0) };
     prlimit(Some(Pid::from_child(&player)), Resource::As, none).unwrap();
@@ -191,14 +192,14 @@ fn a_medium_that_shrinks_ends_its_microvms_and_leaves_the_pool_readable() {
         let lost = format!("of {} is lost: ", pool.medium().display());
         assert!(error.contains("the host cannot provide ") && error.contains(&lost), "{error}");
     }
-    // It makes the replica ready again, and finds that it cannot.
+    // The manager cannot repair the replica, and exits with an error.
     let status = pool.manager.wait().unwrap();
     let mut error = String::new();
     pool.manager.stderr.take().unwrap().read_to_string(&mut error).unwrap();
     assert_eq!(status.code(), Some(1), "{error}");
     let lost = format!(" of {}. The file was truncated", pool.medium().display());
     assert!(error.contains(&lost), "{error}");
-    // What is there is not taken for what was there, and what comes back is read.
+    // A truncated medium is refused; a medium with its former size is read.
     let output = firn(&["pool", "ls", "--pool", text(&pool.medium())]).output().unwrap();
     assert!(String::from_utf8(output.stderr).unwrap().contains("4096 bytes"));
     truncate(&pool.medium(), whole);
@@ -213,7 +214,7 @@ fn a_lost_extent_is_reported_while_the_pool_remains() {
     }
     let mut pool = Pool::new();
     let player = pool.thaw("pass_shared");
-    // A hole where the medium failed: the metadata and its twin are there.
+    // The truncated part is a hole afterwards; both copies of the metadata exist.
     let whole = truncate(&pool.medium(), 3 << 20);
     let error = refused(player);
     assert!(error.contains("is lost: the file was truncated to 3145728 bytes"), "{error}");
@@ -230,7 +231,7 @@ fn a_lost_extent_is_reported_while_the_pool_remains() {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The manager may have exited already.
         let _ = self.manager.kill();
         let _ = self.manager.wait();
     }

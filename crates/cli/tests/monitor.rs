@@ -1,4 +1,4 @@
-//! Monitors in processes of their own, by typed requests: requires KVM of any kind.
+//! Typed requests to monitors in separate processes. Requires any kind of KVM.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 use std::fs::OpenOptions;
@@ -78,7 +78,7 @@ fn a_monitor_reports_a_start_and_a_typed_error() {
 }
 
 #[test]
-fn a_player_that_is_held_waits_for_its_release() {
+fn a_held_player_waits_for_its_release() {
     let directory = tempfile::tempdir().unwrap();
     let Some(snapshot) = player(directory.path()) else { return };
     let (mut monitor, mut descriptors) = (monitor(), Descriptors::default());
@@ -92,7 +92,7 @@ fn a_player_that_is_held_waits_for_its_release() {
 }
 
 #[test]
-fn a_plan_is_made_without_a_start() {
+fn a_monitor_returns_a_plan_without_a_start() {
     let directory = tempfile::tempdir().unwrap();
     let Some(snapshot) = player(directory.path()) else { return };
     let plan = |planner: &str| {
@@ -109,7 +109,7 @@ fn a_plan_is_made_without_a_start() {
 fn a_monitor_ends_with_its_connection() {
     let directory = tempfile::tempdir().unwrap();
     let Some(snapshot) = player(directory.path()) else { return };
-    // One without an order, and one whose player waits.
+    // One monitor without a request, and one with a held player.
     let mut held = monitor();
     let mut descriptors = Descriptors::default();
     held.start(spec(&snapshot, "firecracker", true, &mut descriptors), &descriptors).unwrap();
@@ -117,6 +117,6 @@ fn a_monitor_ends_with_its_connection() {
     for monitor in [monitor(), held] {
         let begin = Instant::now();
         monitor.end(LIMIT);
-        assert!(begin.elapsed() < LIMIT, "it had to be killed");
+        assert!(begin.elapsed() < LIMIT, "the monitor was killed");
     }
 }

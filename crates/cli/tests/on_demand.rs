@@ -60,8 +60,8 @@ impl World {
         self.firn(&["thaw", "--pool", self.medium().to_str().unwrap(), "snow"])
     }
 
-    /// The manager on its socket, kept for as long as the client lives; started again where it has
-    /// just ended.
+    /// A client of the manager, which keeps the manager running, and the manager's process ID.
+    /// Starts the manager again if it has just exited.
     fn manager(&self) -> (Client, u32) {
         loop {
             if let Some(socket) = self.sockets().first()
@@ -81,7 +81,7 @@ fn reached(output: &Output) {
 }
 
 fn is_alive(pid: u32) -> bool {
-    // A process without a wait is a zombie.
+    // A process that has not been waited for is a zombie.
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
 
@@ -92,7 +92,7 @@ fn wait_for_end(pid: u32) {
 }
 
 #[test]
-fn one_manager_for_many_clients_that_come_at_once_ended_with_the_last() {
+fn one_manager_serves_concurrent_clients_and_exits_after_the_last() {
     let world = World::new();
     let clients: Vec<_> = (0..8).map(|_| world.ask().spawn().unwrap()).collect();
     for client in clients {
@@ -108,11 +108,11 @@ fn one_manager_for_many_clients_that_come_at_once_ended_with_the_last() {
     let in_use =
         world.run(&["pool", "create", "--overwrite", "--medium", medium.to_str().unwrap()]);
     assert!(String::from_utf8_lossy(&in_use.stderr).contains("in use by another process"));
-    assert_eq!(world.manager().1, pid, "one and the same");
+    assert_eq!(world.manager().1, pid, "the same manager serves");
     drop(client);
     wait_for_end(pid);
     assert!(world.sockets().is_empty());
-    // The remains of a killed manager do not block the next one.
+    // The socket of a killed manager does not block the next manager.
     let (client, pid) = world.manager();
     kill_process(Pid::from_raw(pid.try_into().unwrap()).unwrap(), Signal::KILL).unwrap();
     wait_for_end(pid);
@@ -124,7 +124,7 @@ fn one_manager_for_many_clients_that_come_at_once_ended_with_the_last() {
 }
 
 #[test]
-fn a_manager_that_was_started_by_hand_is_found_by_its_medium() {
+fn a_manually_started_manager_is_found_by_its_medium() {
     let world = World::new();
     let (medium, socket) = (world.medium(), world.folder.path().join("here"));
     let text = |path: &Path| path.to_str().unwrap().to_owned();
@@ -140,7 +140,7 @@ fn a_manager_that_was_started_by_hand_is_found_by_its_medium() {
 }
 
 #[test]
-fn a_medium_without_a_pool_is_an_error_at_once() {
+fn a_medium_without_a_pool_is_reported_immediately() {
     let world = World::new();
     std::fs::write(world.medium(), vec![0; 8 << 20]).unwrap();
     let output = world.ask().output().unwrap();

@@ -1,4 +1,4 @@
-//! Players thawed by the planners that serve page faults, with the profile of another input.
+//! Players that are thawed by planners that serve page faults, with the profile of another input.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::os::unix::fs::FileExt;
@@ -53,7 +53,7 @@ fn the_working_set_of_another_input_is_installed_and_the_rest_is_served() {
         assert_eq!(counter(&report, "install_wakes"), 1, "{report}");
         let installed = counter(&report, "installed_pages");
         assert_eq!(counter(&report, "packed_bytes"), installed * PAGE);
-        // The inputs touch much in common and some pages apart.
+        // Both inputs touch mostly the same pages, and each touches some other pages.
         assert!(counter(&report, "faults") > 0, "{report}");
         assert!(installed > 1000, "{report}");
         assert_eq!(counter(&report, "zero_pages"), 0, "{report}");
@@ -64,7 +64,7 @@ fn the_working_set_of_another_input_is_installed_and_the_rest_is_served() {
         );
         assert!(report["private_bytes"].as_u64().unwrap() >= installed * PAGE, "{report}");
     }
-    // Of its own input nothing is left to serve.
+    // With the profile's own input, fewer faults remain.
     let own = thaw("reap", "hello-b");
     assert!(counter(&own, "faults") < counter(&thaw("reap", "hello-a"), "faults"), "{own}");
 }
@@ -83,6 +83,6 @@ fn a_damaged_page_ends_the_player_with_a_report() {
     let output = run(folder.path(), &["thaw", "--planner", "reap", "--input", "hello-a", "s"]);
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{error}");
-    let told = error.starts_with("firn: error: the microVM was ended: page ");
-    assert!(told && error.contains("of the image is damaged"), "{error}");
+    let ended = error.starts_with("firn: error: the microVM was ended: page ");
+    assert!(ended && error.contains("of the image is damaged"), "{error}");
 }

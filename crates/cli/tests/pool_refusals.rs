@@ -1,5 +1,5 @@
-//! What a pool refuses, at the command line: each error names the reason, and the pool does not
-//! change.
+//! Requests that a pool refuses, at the command line. Each error names the reason, and the pool
+//! does not change.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fs::{File, OpenOptions};
@@ -24,7 +24,7 @@ fn has_kvm() -> bool {
     firn_required::has("kvm", open_kvm(KVM_DEVICE.as_ref()).is_ok())
 }
 
-/// A pool on a file of 64 MiB, in a folder with a run directory of its own.
+/// A pool on a file of 64 MiB, in a folder with a separate run directory.
 struct World {
     folder: TempDir,
 }
@@ -66,7 +66,7 @@ impl World {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Runs a command that must fail and print nothing but one line with all of `parts`.
+    /// Runs a command that must fail with a one-line error that contains all of `parts`.
     #[track_caller]
     fn refused(&self, arguments: &[&str], parts: &[&str]) {
         let output = self.run(arguments);
@@ -88,7 +88,7 @@ impl World {
         Manager(child)
     }
 
-    /// Freezes a player into the pool that is served.
+    /// Freezes a player into the served pool.
     fn player(&self, name: &str) {
         let (socket, trace) = (self.socket(), "sequential-read:4M");
         self.ok(&["player", "--pool", text(&socket), "--trace", trace, "--out", name]);
@@ -97,7 +97,7 @@ impl World {
     fn listing(&self) -> Value {
         let listing = self.ok(&["pool", "ls", "--json", "--pool", text(&self.medium())]);
         let mut listing: Value = serde_json::from_str(&listing).unwrap();
-        // A manager reports how long its index took.
+        // The manager's facts contain the time of its indexing, which varies.
         listing.as_object_mut().unwrap().remove("medium");
         listing
     }
@@ -109,7 +109,7 @@ impl World {
     }
 }
 
-/// A manager that ends with this value.
+/// A manager, which is killed on drop.
 struct Manager(Child);
 
 impl Drop for Manager {
@@ -124,7 +124,7 @@ fn extent(world: &World, name: &str) -> Extent {
 }
 
 #[test]
-fn a_name_that_is_unknown_being_written_or_of_another_guest_size() {
+fn unknown_unfinished_and_inconsistent_snapshots_are_refused() {
     if !has_kvm() {
         return;
     }
@@ -154,7 +154,7 @@ fn a_name_that_is_unknown_being_written_or_of_another_guest_size() {
     );
     drop((staging, writer));
 
-    // The tail of one, behind less memory than it speaks of.
+    // A tail that declares more guest memory than its extent has.
     world.player("player");
     let mut client = Client::connect(&socket).unwrap();
     let sealed = client.snapshot("player").unwrap();
@@ -174,7 +174,7 @@ fn a_name_that_is_unknown_being_written_or_of_another_guest_size() {
 }
 
 #[test]
-fn a_byte_that_changed_while_the_pool_was_closed_is_found_before_anything_runs() {
+fn a_byte_that_changed_while_the_pool_was_closed_is_found_before_a_start() {
     if !has_kvm() {
         return;
     }
@@ -200,13 +200,13 @@ fn a_byte_that_changed_while_the_pool_was_closed_is_found_before_anything_runs()
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         world.refused(&words, &["the snapshot bad in the pool", "is damaged", "page 77"]);
     };
-    // The first and every other one; a refused one does not count as a check.
+    // Every attempt is refused: a failed check does not mark the snapshot as checked.
     for planner in ["pass_shared", "pass", "firn"] {
         for verify in ["once", "always", "once"] {
             refused(planner, verify);
         }
     }
-    // Without verification the run starts, and the player finds the page at its end.
+    // Without verification the run starts, and the player detects the page at its end.
     let words = thaw("pass_shared", "never");
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     world.refused(&words, &["restored wrong memory", "0x4d"]);
@@ -216,12 +216,12 @@ fn a_byte_that_changed_while_the_pool_was_closed_is_found_before_anything_runs()
     let verified: Value = serde_json::from_slice(&verified.stdout).unwrap();
     let problems = verified["problems"].as_array().unwrap();
     assert!(problems.len() == 1, "{verified}");
-    let told = problems[0]["text"].as_str().unwrap();
-    assert!(told.contains("bad") && told.contains("page 77"), "{told}");
+    let message = problems[0]["text"].as_str().unwrap();
+    assert!(message.contains("bad") && message.contains("page 77"), "{message}");
 }
 
 #[test]
-fn a_byte_that_changes_later_is_found_by_verify_always() {
+fn verify_always_finds_a_byte_that_changed_after_the_first_check() {
     if !has_kvm() {
         return;
     }
@@ -255,7 +255,7 @@ fn a_full_pool_reports_the_missing_space_and_changes_nothing() {
 }
 
 #[test]
-fn a_medium_that_changes_under_its_manager_is_written_no_more() {
+fn a_manager_stops_writing_to_a_medium_that_another_process_changed() {
     if !has_kvm() {
         return;
     }
@@ -269,19 +269,20 @@ fn a_medium_that_changes_under_its_manager_is_written_no_more() {
         } else {
             world.overwrite(16, &[0; 16]);
         }
-        let told = if resized { "67108864 bytes and has 134217728 now" } else { "was overwritten" };
+        let message =
+            if resized { "67108864 bytes and has 134217728 now" } else { "was overwritten" };
         let bytes = std::fs::read(&medium).unwrap();
         let freeze =
             ["player", "--pool", text(&socket), "--trace", "sequential-read:4M", "--out", "next"];
-        world.refused(&freeze, &[told, "firn does not write to it any more"]);
-        let told = if resized { told } else { "an earlier operation on the pool's medium" };
-        world.refused(&["pool", "rm", "--pool", text(&socket), "player"], &[told]);
-        world.refused(&["pool", "gc", "--pool", text(&socket)], &[told]);
+        world.refused(&freeze, &[message, "firn does not write to it any more"]);
+        let message = if resized { message } else { "an earlier operation on the pool's medium" };
+        world.refused(&["pool", "rm", "--pool", text(&socket), "player"], &[message]);
+        world.refused(&["pool", "gc", "--pool", text(&socket)], &[message]);
         assert!(std::fs::read(&medium).unwrap() == bytes, "something was written");
     }
 }
 
-/// The superblock and its twin with another version and a right CRC.
+/// Writes both copies of the superblock with another version and a correct CRC.
 fn make_newer(world: &World) {
     let mut block = [0; 256];
     File::open(world.medium()).unwrap().read_exact_at(&mut block, 0).unwrap();
@@ -302,14 +303,14 @@ fn crc32(bytes: &[u8]) -> u32 {
 }
 
 #[test]
-fn media_that_hold_no_pool_of_this_firn() {
+fn media_without_a_supported_pool_are_refused() {
     let world = World::new();
     let medium = world.medium();
     let small = world.path("small");
     for (size, what) in [("1M", "at least 2097152"), ("4M", "needs at least 6291456")] {
         let create = ["pool", "create", "--size", size, "--medium", text(&small)];
         world.refused(&create, &["bytes", what]);
-        assert!(!small.exists(), "what is of no use is not left");
+        assert!(!small.exists(), "the unusable medium is removed");
     }
     world.refused(&["pool", "create", "--medium", "/dev/null"], &["not a devdax"]);
     world.refused(&["pool", "create", "--medium", text(&medium)], &["--overwrite"]);
@@ -336,7 +337,7 @@ fn media_that_hold_no_pool_of_this_firn() {
 }
 
 #[test]
-fn a_medium_that_another_process_manages_is_left_alone() {
+fn a_medium_that_another_process_manages_is_not_changed() {
     let world = World::new();
     let _manager = world.serve();
     let medium = world.medium();
@@ -346,13 +347,13 @@ fn a_medium_that_another_process_manages_is_left_alone() {
     let create = ["pool", "create", "--overwrite", "--medium", text(&medium)];
     world.refused(&create, &["in use by another process"]);
     assert!(!other.exists());
-    // A reader is served by the manager, or reads the medium itself.
+    // Reading commands still work: through the manager or from the medium.
     world.ok(&["pool", "ls", "--pool", text(&medium)]);
     world.ok(&["pool", "verify", "--pool", text(&medium)]);
 }
 
-/// The mappings and the descriptors of the medium that a process has: `rw-p`, `flags: 0100000` and
-/// the like.
+/// The access modes of a process's mappings (`rw-p`) and descriptors (`flags: 0100000`) of the
+/// medium.
 fn holds(process: u32, medium: &Path) -> (Vec<String>, Vec<u32>) {
     let proc = PathBuf::from(format!("/proc/{process}"));
     let maps = std::fs::read_to_string(proc.join("maps")).unwrap();
@@ -369,7 +370,7 @@ fn holds(process: u32, medium: &Path) -> (Vec<String>, Vec<u32>) {
 }
 
 #[test]
-fn no_monitor_can_write_what_it_shares() {
+fn no_monitor_can_write_to_shared_memory() {
     if !has_kvm() {
         return;
     }
@@ -395,7 +396,7 @@ fn no_monitor_can_write_what_it_shares() {
         assert!(!mappings.is_empty() && !descriptors.is_empty(), "{planner}");
         let shared_writable = mappings.iter().any(|mapping| mapping == "rw-s");
         let writable = descriptors.iter().any(|access| *access != 0);
-        // Only a replica may be written, which is no sealed extent.
+        // Only a replica may be written; it is not a sealed extent.
         assert_eq!(
             (shared_writable, writable),
             (planner == "pass", planner == "pass"),
@@ -403,6 +404,6 @@ fn no_monitor_can_write_what_it_shares() {
         );
         drop(monitor.stdin.take());
         assert!(monitor.wait().unwrap().success());
-        assert!(bytes() == before, "{planner} wrote sealed bytes");
+        assert!(bytes() == before, "{planner} changed sealed bytes");
     }
 }

@@ -1,4 +1,4 @@
-//! `firn player` and `firn thaw` as they are called, under this host's KVM.
+//! `firn player` and `firn thaw` from their parsed arguments, on this host's KVM.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -25,7 +25,7 @@ fn thaw(words: &[&str], snapshot: &Path) -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_player_is_made_thawed_and_refused_when_it_is_wrong() {
+fn a_player_is_made_and_thawed_and_wrong_memory_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("snapshot");
     make(&["--trace", "sequential-read:4M", "--leaves", "2m", "--dense"], &path).unwrap();
@@ -51,7 +51,7 @@ fn an_elf_is_made() {
 }
 
 #[test]
-fn a_player_with_two_traces_replays_the_one_that_is_named() {
+fn a_player_with_two_traces_replays_the_named_trace() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("snapshot");
     make(&["--trace", "json-a,json-b", "--json"], &path).unwrap();

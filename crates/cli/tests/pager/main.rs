@@ -1,7 +1,7 @@
-//! `firn pager` and monitors that hand their memory over as Firecracker does. A monitor is this
-//! program again, in a process of its own: the test `monitor`, which is ignored otherwise.
+//! `firn pager`, and monitors that hand over their memory as Firecracker does. A monitor is another
+//! process of this test program, which runs the ignored test `monitor`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-#![allow(clippy::print_stdout, reason = "what the other process says")]
+#![allow(clippy::print_stdout, reason = "the monitor process reports on standard output")]
 
 mod signals;
 
@@ -33,10 +33,10 @@ use tempfile::TempDir;
 use vm_memory::{Bytes, GuestAddress};
 
 const SIZE: u64 = 8 << 20;
-/// How long a monitor that is to be killed may live.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// The time limit for the pager to kill a monitor.
+const KILL_LIMIT: Duration = Duration::from_secs(20);
 
-/// What a page begins with.
+/// The first word of a page.
 fn word(page: u64) -> u64 {
     page.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
 }
@@ -52,7 +52,7 @@ fn memory_file() -> TempDir {
     folder
 }
 
-/// One of a pager's two.
+/// One of a pager's two processes.
 type Process = fn(&Pager) -> Pid;
 
 struct Pager {
@@ -61,7 +61,7 @@ struct Pager {
 }
 
 impl Pager {
-    /// Serves what `arguments` name, in a folder of its own.
+    /// Starts a pager in `folder` with these arguments.
     fn start(folder: TempDir, arguments: &[&str]) -> Self {
         Self::by(Command::new(env!("CARGO_BIN_EXE_firn")), folder, arguments)
     }
@@ -96,16 +96,16 @@ impl Pager {
         Pid::from_raw(children.trim().parse().unwrap()).unwrap()
     }
 
-    /// Its end: exit code and what it complained of.
+    /// Waits until it exits, and returns its exit code and its errors.
     fn end(mut self) -> (Option<i32>, String) {
-        let error = self.complaint();
+        let error = self.errors();
         let status = self.process.wait().unwrap();
         assert!(!self.socket().exists());
         (status.code(), error)
     }
 
-    /// All that its two processes complain of.
-    fn complaint(&mut self) -> String {
+    /// All errors that its two processes print.
+    fn errors(&mut self) -> String {
         let mut error = String::new();
         self.process.stderr.take().unwrap().read_to_string(&mut error).unwrap();
         error
@@ -120,7 +120,7 @@ struct Monitor {
 }
 
 impl Monitor {
-    /// One that hands over what `message` makes of the address of its memory.
+    /// Starts a monitor that sends `message`, with addresses relative to its memory.
     fn start(pager: &Pager, message: fn(u64) -> Value) -> Self {
         Self::at(&pager.socket(), &message(0), &[])
     }
@@ -131,8 +131,8 @@ impl Monitor {
         Self::of("monitor", &variables)
     }
 
-    /// One that is connected to a pager and has sent its message; or not, and waits for a line
-    /// before it does.
+    /// Starts a monitor that is connected to a pager. If `sent` is false, it waits for a line
+    /// before it sends its message.
     fn connected(pager: &Pager, sent: bool) -> Self {
         let more: &[_] = if sent { &[] } else { &[("LATE", "1")] };
         let mut monitor = Self::at(&pager.socket(), &whole(0), more);
@@ -150,9 +150,9 @@ impl Monitor {
         Self { process, input, output }
     }
 
-    /// What it reads at the beginning of a page; `None` when it is killed meanwhile.
+    /// The first word of a page as the monitor reads it; `None` if it is killed first.
     fn read(&mut self, page: u64) -> Option<u64> {
-        // A pager that has ended prints nothing.
+        // The write fails if the monitor was killed.
         let _ = writeln!(self.input.as_mut().unwrap(), "{page}");
         self.answer()
     }
@@ -161,7 +161,7 @@ impl Monitor {
         self.printed("reads ").map(|number| number.parse().unwrap())
     }
 
-    /// What it prints after a word; `None` if it ends before that.
+    /// The text that it prints after a word; `None` if it exits first.
     fn printed(&mut self, word: &str) -> Option<String> {
         let mut line = String::new();
         while self.output.read_line(&mut line).unwrap() > 0 {
@@ -178,19 +178,19 @@ impl Monitor {
         self.process.wait().unwrap()
     }
 
-    /// Sees it killed, which it need not be at once.
+    /// Checks that the monitor is killed within the time limit.
     #[track_caller]
     fn was_killed(mut self) {
         let begin = Instant::now();
-        while self.process.try_wait().unwrap().is_none() && begin.elapsed() < PATIENCE {
+        while self.process.try_wait().unwrap().is_none() && begin.elapsed() < KILL_LIMIT {
             std::thread::sleep(Duration::from_millis(1));
         }
-        // One that lives on ends without its input.
+        // A monitor that was not killed exits when its standard input closes.
         assert_eq!(self.end().signal(), Some(9));
     }
 }
 
-/// A message, and words of the answer to it.
+/// A message, and a part of the pager's error.
 type Case = (fn(u64) -> Value, &'static str);
 
 fn region(address: u64, size: u64, offset: u64) -> Value {
@@ -198,13 +198,13 @@ fn region(address: u64, size: u64, offset: u64) -> Value {
         "page_size_kib": 4096})
 }
 
-/// All memory in two regions, as a guest of more than 3 GiB has.
+/// All memory in two regions, like the memory of a guest of more than 3 GiB.
 fn whole(at: u64) -> Value {
     json!([region(at, SIZE / 2, 0), region(at + SIZE / 2, SIZE / 2, SIZE / 2)])
 }
 
-/// Exit code of a monitor whose message is not accepted.
-const NOBODY: i32 = 3;
+/// Exit code of a monitor whose message has no receiver.
+const NO_RECEIVER: i32 = 3;
 
 fn hand_over(uffd: Option<&Uffd>, message: &str) -> UnixStream {
     let socket = UnixStream::connect(std::env::var_os("SOCKET").unwrap()).unwrap();
@@ -220,16 +220,16 @@ fn hand_over(uffd: Option<&Uffd>, message: &str) -> UnixStream {
     }
     let bytes = [IoSlice::new(message.as_bytes())];
     if sendmsg(&socket, &bytes, &mut ancillary, SendFlags::NOSIGNAL).is_err() {
-        std::process::exit(NOBODY);
+        std::process::exit(NO_RECEIVER);
     }
     println!("sent");
     socket
 }
 
-/// Reads the pages that standard input names. The message has its memory at address 0; it is
-/// somewhere else.
+/// Reads the pages that standard input names. The message's addresses are relative to the start of
+/// guest memory.
 #[test]
-#[ignore = "the other process of these tests"]
+#[ignore = "the monitor process of the other tests"]
 fn monitor() {
     let memory = GuestMemory::anonymous(MemoryLayout::for_size(SIZE).unwrap()).unwrap();
     let uffd = Uffd::open(Features::REMOVE).unwrap();
@@ -243,8 +243,8 @@ fn monitor() {
     let message = if value.is_null() { message } else { value.to_string() };
     let with = std::env::var_os("ALONE").is_none();
     let _socket = hand_over(with.then_some(&uffd), &message);
-    // Firecracker's own descriptor stays open, too; here the pager's alone keeps the memory from
-    // being zeros.
+    // Firecracker keeps its userfaultfd open. Here only the pager's descriptor prevents reads of
+    // zeros.
     drop(uffd);
     for line in std::io::stdin().lines() {
         let page: u64 = line.unwrap().parse().unwrap();
@@ -268,7 +268,7 @@ fn pages_are_served_until_the_monitor_ends() {
 }
 
 #[test]
-fn a_server_that_is_killed_takes_its_monitor_with_it() {
+fn killing_the_server_kills_the_monitor() {
     let pager = Pager::of_image(&["--granule", "1"]);
     let mut monitor = Monitor::start(&pager, whole);
     assert_eq!(monitor.read(3), Some(word(3)));
@@ -281,22 +281,22 @@ fn a_server_that_is_killed_takes_its_monitor_with_it() {
 }
 
 #[test]
-fn a_guardian_that_is_killed_takes_its_monitor_with_it() {
+fn killing_the_guardian_kills_the_monitor() {
     let mut pager = Pager::of_image(&["--granule", "1"]);
     let mut monitor = Monitor::start(&pager, whole);
     assert_eq!(monitor.read(3), Some(word(3)));
     pager.process.kill().unwrap();
-    // It sends nothing more, although it could.
+    // The monitor prints nothing more.
     assert_eq!(monitor.answer(), None);
     monitor.was_killed();
-    let error = pager.complaint();
+    let error = pager.errors();
     assert!(error.contains("the guardian process ended unexpectedly"), "{error}");
     pager.process.wait().unwrap();
 }
 
-/// Kills guardian or server while a monitor that has sent its message or not is taken over.
-/// Whichever is stopped holds that up: the guardian before it accepts, the server before it takes
-/// the message.
+/// Kills the guardian or the server during a handover, before or after the monitor has sent its
+/// message. Stopping the guardian delays the accept, stopping the server delays the receipt of the
+/// message.
 fn killed_during_the_handover(sent: bool, stopped: Option<Process>, killed: Process) {
     let mut pager = Pager::of_image(&["--granule", "1"]);
     let (stopped, killed) = (stopped.map(|process| process(&pager)), killed(&pager));
@@ -304,23 +304,23 @@ fn killed_during_the_handover(sent: bool, stopped: Option<Process>, killed: Proc
         kill_process(stopped, Signal::STOP).unwrap();
     }
     let mut monitor = Monitor::connected(&pager, sent);
-    // Whichever runs is as far as it comes.
+    // Time for the running processes to reach the step that is delayed.
     std::thread::sleep(Duration::from_millis(100));
     kill_process(killed, Signal::KILL).unwrap();
     if let Some(stopped) = stopped.filter(|stopped| *stopped != killed) {
         kill_process(stopped, Signal::CONT).unwrap();
     }
-    // It may be served until it is killed, and never with zeros.
+    // The pager may serve the page before the kill, but never with zeros.
     let read = monitor.read(900);
     assert!([None, Some(word(900))].contains(&read), "{read:?}");
     monitor.was_killed();
-    let error = pager.complaint();
+    let error = pager.errors();
     assert!(error.contains("ended unexpectedly") || error.contains("ended before"), "{error}");
     pager.process.wait().unwrap();
 }
 
 #[test]
-fn whichever_is_killed_during_the_handover_takes_the_monitor_with_it() {
+fn killing_guardian_or_server_during_the_handover_kills_the_monitor() {
     for sent in [true, false] {
         for stopped in [None, Some(Pager::guardian as Process), Some(Pager::server)] {
             killed_during_the_handover(sent, stopped, Pager::guardian);
@@ -330,7 +330,7 @@ fn whichever_is_killed_during_the_handover_takes_the_monitor_with_it() {
 }
 
 #[test]
-fn a_server_that_is_killed_before_anybody_connects_ends_the_pager() {
+fn killing_the_server_before_a_connection_ends_the_pager() {
     let pager = Pager::of_image(&[]);
     kill_process(pager.server(), Signal::KILL).unwrap();
     let (code, error) = pager.end();
@@ -355,8 +355,8 @@ fn a_second_connection_beside_the_monitor_is_refused() {
     assert_eq!(pager.end(), (Some(0), String::new()));
 }
 
-/// A process with a number that is free; `None` where others take it.
-fn with_number(pid: Pid) -> Option<Child> {
+/// A new process with a free PID; `None` if other processes take the PID.
+fn with_pid(pid: Pid) -> Option<Child> {
     (0..20).find_map(|_| {
         let before = (pid.as_raw_pid() - 1).to_string();
         std::fs::write("/proc/sys/kernel/ns_last_pid", before).unwrap();
@@ -370,18 +370,18 @@ fn with_number(pid: Pid) -> Option<Child> {
     })
 }
 
-/// Whether a process lives on that got the number of a monitor which has ended since it connected;
-/// `None` where there is none.
-fn lives_on_with_the_number() -> Option<bool> {
+/// Whether a process survives that reuses the PID of a monitor that has exited since it connected;
+/// `None` if no process got that PID.
+fn survives_with_the_reused_pid() -> Option<bool> {
     let pager = Pager::of_image(&[]);
     kill_process(pager.guardian(), Signal::STOP).unwrap();
     let mut monitor = Monitor::connected(&pager, true);
     let number = Pid::from_child(&monitor.process);
     monitor.process.kill().unwrap();
     monitor.process.wait().unwrap();
-    let other = with_number(number);
+    let other = with_pid(number);
     kill_process(pager.guardian(), Signal::CONT).unwrap();
-    // The pager ends by itself, or for this.
+    // The pager exits without a monitor, or on this signal.
     kill_process(pager.guardian(), Signal::TERM).unwrap();
     pager.end();
     other.map(|mut other| {
@@ -395,12 +395,12 @@ fn lives_on_with_the_number() -> Option<bool> {
 #[test]
 fn a_process_with_the_reused_pid_of_the_monitor_survives() {
     if firn_required::has("root", geteuid().is_root()) {
-        assert_eq!((0..5).find_map(|_| lives_on_with_the_number()), Some(true));
+        assert_eq!((0..5).find_map(|_| survives_with_the_reused_pid()), Some(true));
     }
 }
 
-/// Starts a pager that cannot kill its monitor, and sees the monitor refused with `words`, before
-/// and after its message.
+/// Starts a pager that cannot kill its monitor. Checks that it refuses the monitor with `words`,
+/// before and after the monitor's message.
 fn is_refused(start: impl Fn() -> Pager, guardian: Process, words: &str) {
     for sent in [false, true] {
         let mut pager = start();
@@ -412,11 +412,11 @@ fn is_refused(start: impl Fn() -> Pager, guardian: Process, words: &str) {
         BufReader::new(pager.process.stderr.as_mut().unwrap()).read_line(&mut line).unwrap();
         assert!(line.contains(words), "{line}");
         if !sent {
-            // Its message has no receiver any more.
+            // The pager has closed the connection.
             assert_eq!(monitor.read(3), None);
-            assert_eq!(monitor.end().code(), Some(NOBODY));
+            assert_eq!(monitor.end().code(), Some(NO_RECEIVER));
         } else {
-            // It waits for its page, and the pager for its end.
+            // The monitor waits for its page, and the pager waits for the monitor's exit.
             writeln!(monitor.input.as_mut().unwrap(), "3").unwrap();
             std::thread::sleep(Duration::from_millis(300));
             assert!(pager.process.try_wait().unwrap().is_none());
@@ -434,12 +434,12 @@ fn a_monitor_of_another_user_is_refused() {
         return;
     }
     let start = || {
-        // The other user need not be able to reach the build.
+        // The other user may have no access to the build directory.
         let folder = memory_file();
         set_permissions(folder.path(), Permissions::from_mode(0o777)).unwrap();
         let firn = folder.path().join("firn");
-        // Another process copies it: no child of another thread's has it open for writing, which
-        // keeps it from being run.
+        // Another process makes the copy. Otherwise a child of another thread could inherit the
+        // writable descriptor, and the program could not be executed.
         let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_firn")).arg(&firn).status();
         assert!(copied.unwrap().success());
         let mut command = Command::new(firn);
@@ -463,7 +463,7 @@ fn a_monitor_in_an_outer_pid_namespace_is_refused() {
         command.args(["--pid", "--fork", env!("CARGO_BIN_EXE_firn")]);
         Pager::by(command, memory_file(), &["--image", "memory"])
     };
-    // Its child is the guardian there.
+    // The child of `unshare` is the guardian.
     is_refused(start, Pager::server, "in another pid namespace");
 }
 
@@ -482,7 +482,7 @@ fn an_image_that_shrinks_ends_the_monitor_with_a_report() {
 }
 
 #[test]
-fn a_page_that_is_not_what_was_frozen_ends_the_monitor_with_a_report() {
+fn a_page_that_differs_from_the_freeze_ends_the_monitor_with_a_report() {
     let folder = TempDir::new().unwrap();
     let memory = GuestMemory::anonymous(MemoryLayout::for_size(SIZE).unwrap()).unwrap();
     for page in 0..SIZE / PAGE_SIZE {
@@ -548,7 +548,7 @@ fn an_image_that_cannot_be_served_is_an_error_before_a_connection() {
     assert_eq!(run(&["--socket", "socket"]).0, Some(2));
 }
 
-/// Keeps how many wrong pages a player reports.
+/// The number of wrong pages that a player reports.
 struct Reports(Arc<Mutex<Option<u64>>>);
 
 impl MmioDevice for Reports {
@@ -570,7 +570,7 @@ impl MmioDevice for Reports {
 
 /// Runs a player on memory that the pager serves, and returns how many wrong pages it found.
 #[test]
-#[ignore = "the other process of these tests"]
+#[ignore = "the monitor process of the other tests"]
 fn monitor_with_a_guest() {
     let snapshot = Snapshot::open(std::env::var_os("SNAPSHOT").unwrap()).unwrap();
     let memory = GuestMemory::anonymous(snapshot.manifest().layout.clone()).unwrap();
@@ -580,7 +580,7 @@ fn monitor_with_a_guest() {
     let regions: Vec<_> =
         regions.map(|(at, slot)| region(slot.host_addr, slot.len, at.image_offset)).collect();
     let _socket = hand_over(Some(&uffd), &json!(regions).to_string());
-    // From here on the pager's alone keeps the memory from being zeros.
+    // From here on, only the pager's descriptor prevents reads of zeros.
     drop(uffd);
     let wrong = Arc::new(Mutex::new(None));
     let device = Box::new(Reports(wrong.clone()));
@@ -621,7 +621,7 @@ fn guest(pager: &Pager) -> Monitor {
 }
 
 #[test]
-fn a_real_guest_finds_all_its_memory_right() {
+fn a_real_guest_reads_all_its_memory_correctly() {
     let Some(folder) = player("sequential-read:16M") else { return };
     let pager = Pager::start(folder, &["--snapshot", "player"]);
     let mut monitor = guest(&pager);
@@ -631,7 +631,7 @@ fn a_real_guest_finds_all_its_memory_right() {
 }
 
 #[test]
-fn a_real_guest_dies_of_a_damaged_page() {
+fn a_damaged_page_ends_a_real_guest() {
     let Some(folder) = player("sequential-read:16M") else { return };
     let path: &Path = &folder.path().join("player/memory.img");
     OpenOptions::new().write(true).open(path).unwrap().write_all_at(&[1], 0x90_0008).unwrap();
@@ -643,9 +643,9 @@ fn a_real_guest_dies_of_a_damaged_page() {
     assert!(code == Some(1) && error.contains("page 2304 of the image is damaged"), "{error}");
 }
 
-/// Loses one of a pager's two while a guest reads its memory, and the server does not answer.
-fn lost_under_a_guest(killed: Process) {
-    // It takes a page at a time, longer than what follows.
+/// Kills one of a pager's processes while a guest reads its memory and the server is stopped.
+fn killed_under_a_guest(killed: Process) {
+    // The guest's reads take longer than the following steps, because each fault installs one page.
     let Some(folder) = player("sequential-read:64M") else { return };
     let mut pager = Pager::start(folder, &["--snapshot", "player", "--granule", "1"]);
     let (server, killed) = (pager.server(), killed(&pager));
@@ -653,22 +653,22 @@ fn lost_under_a_guest(killed: Process) {
     monitor.printed("resumed").unwrap();
     kill_process(server, Signal::STOP).unwrap();
     kill_process(killed, Signal::KILL).unwrap();
-    // A server that was killed feels nothing of it.
+    // This has no effect on a killed server.
     kill_process(server, Signal::CONT).unwrap();
-    // A guest that read zeros would report them as wrong pages.
+    // A guest that reads zeros reports wrong pages.
     assert_eq!(monitor.answer(), None);
     monitor.was_killed();
-    let error = pager.complaint();
+    let error = pager.errors();
     assert!(error.contains("ended unexpectedly"), "{error}");
     pager.process.wait().unwrap();
 }
 
 #[test]
-fn a_real_guest_whose_server_is_killed_dies() {
-    lost_under_a_guest(Pager::server);
+fn killing_the_server_ends_a_real_guest() {
+    killed_under_a_guest(Pager::server);
 }
 
 #[test]
-fn a_real_guest_whose_guardian_is_killed_dies() {
-    lost_under_a_guest(Pager::guardian);
+fn killing_the_guardian_ends_a_real_guest() {
+    killed_under_a_guest(Pager::guardian);
 }

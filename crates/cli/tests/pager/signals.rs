@@ -1,5 +1,5 @@
-//! Signals that people and service managers send: to the process group, to each process, to one of
-//! the two.
+//! Signals as users and service managers send them: to the process group, to each process, or to
+//! one of the two processes.
 
 use rustix::process::kill_process_group;
 
@@ -14,14 +14,15 @@ fn in_a_group() -> Pager {
     Pager::by(command, memory_file(), &["--image", "memory", "--granule", "1"])
 }
 
-/// Sends signals while a monitor is served, and sees it killed with a report of these words.
+/// Sends signals while a monitor is served. Checks that the monitor is killed and that the pager's
+/// error contains these words.
 #[track_caller]
 fn ends_the_monitor(send: impl Fn(&Pager), words: &str) {
     let pager = in_a_group();
     let mut monitor = Monitor::start(&pager, whole);
     assert_eq!(monitor.read(3), Some(word(3)));
     send(&pager);
-    // It may be served until it is killed, and never with zeros.
+    // The pager may serve the page before the kill, but never with zeros.
     let read = monitor.read(900);
     assert!([None, Some(word(900))].contains(&read), "{read:?}");
     monitor.was_killed();
@@ -47,7 +48,7 @@ fn a_signal_to_each_process_ends_the_monitor() {
                 let both = order.map(|process| process(pager));
                 both.into_iter().for_each(|process| kill_process(process, signal).unwrap());
             };
-            // The guardian may see its own signal first, or what became of the server.
+            // The guardian may handle its own signal first, or the exit of the server.
             ends_the_monitor(each, "was killed");
         }
     }
@@ -64,9 +65,9 @@ fn a_signal_to_one_process_ends_the_monitor() {
     }
 }
 
-/// Not even then are the two lost at once: the server is in another group.
+/// The server is in another process group, so it survives and kills the monitor.
 #[test]
-fn a_process_group_that_is_killed_takes_the_monitor_with_it() {
+fn killing_the_process_group_kills_the_monitor() {
     let mut pager = in_a_group();
     let mut monitor = Monitor::start(&pager, whole);
     assert_eq!(monitor.read(3), Some(word(3)));
@@ -74,12 +75,12 @@ fn a_process_group_that_is_killed_takes_the_monitor_with_it() {
     let read = monitor.read(900);
     assert!([None, Some(word(900))].contains(&read), "{read:?}");
     monitor.was_killed();
-    let error = pager.complaint();
+    let error = pager.errors();
     assert!(error.contains("the guardian process ended unexpectedly"), "{error}");
     pager.process.wait().unwrap();
 }
 
-/// While the server does not answer: the guardian waits for its monitor, and for nothing else.
+/// The server is stopped, because the guardian must not wait for it.
 #[test]
 fn a_signal_during_the_handover_ends_the_monitor() {
     for sent in [true, false] {
@@ -98,7 +99,7 @@ fn a_signal_during_the_handover_ends_the_monitor() {
 }
 
 #[test]
-fn a_signal_before_anybody_connects_ends_the_pager() {
+fn a_signal_before_a_connection_ends_the_pager() {
     for signal in SIGNALS {
         let pager = in_a_group();
         kill_process_group(pager.guardian(), signal).unwrap();
