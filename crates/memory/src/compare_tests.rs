@@ -14,7 +14,7 @@ use crate::{Sources, execute};
 const PAGES: u64 = 1500;
 
 #[test]
-fn a_replica_is_compared_with_the_extent_that_it_was_made_of() {
+fn a_replica_is_compared_with_its_sealed_extent() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("pool.sock");
     let options = MemfdOptions { size: 64 << 20, huge: false, node: None };

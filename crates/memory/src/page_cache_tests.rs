@@ -8,7 +8,7 @@ fn a_file_is_evicted_and_preloaded() {
     let Some(mut file) = file_on_a_medium() else { return };
     file.write_all(&vec![1; 3 << 20]).unwrap();
     let all = Residency { pages: 768, cached: 768 };
-    assert_eq!(residency(&file).unwrap(), all, "what was written is cached");
+    assert_eq!(residency(&file).unwrap(), all, "written pages are cached");
     assert!(evict(&file).unwrap().is_cold());
     assert_eq!(preload(&file, 1 << 20..2 << 20).unwrap(), 1 << 20);
     let part = residency(&file).unwrap();
@@ -40,7 +40,7 @@ fn pages_are_read_one_by_one() {
 }
 
 #[test]
-fn a_mapped_page_stays() {
+fn a_mapped_page_is_not_evicted() {
     let Some(mut file) = file_on_a_medium() else { return };
     file.write_all(&vec![1; 1 << 20]).unwrap();
     let layout = firn_snapshot::MemoryLayout::for_size(1 << 20).unwrap();

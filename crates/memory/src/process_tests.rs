@@ -15,7 +15,7 @@ fn counters_of_this_process_grow() {
 }
 
 #[test]
-fn counters_of_another_process_are_its_own() {
+fn counters_of_another_process_differ_from_this_process() {
     let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
     let counters = ProcessCounters::of(other.id()).unwrap();
     assert!(counters.minor_faults > 0, "{counters:?}");
@@ -26,7 +26,7 @@ fn counters_of_another_process_are_its_own() {
 }
 
 #[test]
-fn counters_of_this_thread_are_not_those_of_others() {
+fn counters_of_a_thread_exclude_other_threads() {
     let other = std::thread::spawn(|| {
         let before = ProcessCounters::of_this_thread().unwrap();
         let layout = firn_snapshot::MemoryLayout::for_size(1 << 20).unwrap();

@@ -83,18 +83,18 @@ fn by_each(planners: &[&str], function: &Function) {
 }
 
 #[test]
-fn hello_by_every_planner() {
+fn every_planner_thaws_hello() {
     by_each(&PLANNERS, &HELLO);
 }
 
 #[test]
-fn json_by_every_planner() {
+fn every_planner_thaws_json() {
     by_each(&PLANNERS, &JSON);
 }
 
 #[test]
 #[ignore = "long: make test-full"]
-fn json_page_by_page_is_compared() {
+fn page_by_page_planners_thaw_json() {
     by_each(&PAGE_BY_PAGE, &JSON);
 }
 
@@ -106,7 +106,7 @@ fn four_at_once(planner: &str) -> [Value; 4] {
 }
 
 #[test]
-fn four_at_once_by_faasnap_load_once() {
+fn faasnap_loads_once_for_four_microvms_at_once() {
     for file in ["loading-set.img", "memory.img"] {
         let file = File::open(profiled(&HELLO).join(file)).unwrap();
         assert!(evict(&file).unwrap().is_cold(), "{file:?}");
@@ -119,9 +119,9 @@ fn four_at_once_by_faasnap_load_once() {
     assert!(sum <= count(&reports[0]["execute"]["packed_bytes"]), "{reports:?}");
 }
 
-/// Only the exit of the process waits for the loader's end.
+/// Only the exit of the process waits for the loader.
 #[test]
-fn no_start_and_no_answer_waits_for_a_loader() {
+fn starts_and_answers_do_not_wait_for_a_loader() {
     let world = World::default();
     let snapshot = profiled(&HELLO);
     let thaw = || world.firn(["thaw", "--planner", "faasnap"]);
@@ -141,23 +141,27 @@ fn no_start_and_no_answer_waits_for_a_loader() {
     assert_eq!(answers.first_line, HELLO.expected_b);
     assert!(held.holds());
     drop(held);
-    let said = answers.end();
-    assert!(said.ok() == HELLO.expected_b && said.stderr.contains(": thawed by "), "{said:#?}");
+    let outcome = answers.end();
+    assert!(
+        outcome.ok() == HELLO.expected_b && outcome.stderr.contains(": thawed by "),
+        "{outcome:#?}"
+    );
 }
 
 /// Slow, so for `make test-full`.
 #[test]
 #[ignore = "long: make test-full"]
-fn four_at_once_by_every_planner() {
+fn every_planner_thaws_four_microvms_at_once() {
     for planner in PLANNERS.into_iter().chain(PAGE_BY_PAGE) {
         four_at_once(planner);
     }
 }
 
-/// The same with `merge=0`, which has a separate loading-set file.
+/// Like [`every_planner_thaws_four_microvms_at_once`], with `merge=0`, which uses a separate
+/// loading-set file.
 #[test]
 #[ignore = "long: make test-full"]
-fn four_at_once_by_faasnap_without_merging() {
+fn faasnap_without_merging_thaws_four_microvms_at_once() {
     let world = World::default();
     let pack = |planner| {
         let pack = world.firn(["profile", "pack", "--planner", planner]);
@@ -184,7 +188,7 @@ fn free_pages_are_those_on_the_allocators_lists() {
 
 /// Two processors, so that per-CPU lists exist, and memory that was full and was freed again.
 #[test]
-fn freed_pages_are_known_and_reported_pages_are_never_read() {
+fn freed_pages_are_recorded_and_reported_pages_are_never_read() {
     let world = World::default();
     let snapshot = world.file("snapshot");
     let boot = world.firn(["boot", "--name", "first", "--vcpus", "2", "--cmdline"]);
@@ -192,7 +196,8 @@ fn freed_pages_are_known_and_reported_pages_are_never_read() {
     let mut booted = boot.arg(workshop_folder(&world.work())).start().ready();
     let exhaust = json!({"do": "exhaust", "mebibytes": 100});
     world.ask("first", "machine", &exhaust);
-    let told = world.ask("first", "machine", &json!({"do": "read", "path": "/proc/buddyinfo"}));
+    let buddyinfo =
+        world.ask("first", "machine", &json!({"do": "read", "path": "/proc/buddyinfo"}));
     world.firn(["freeze", "--dense", "first"]).arg(&snapshot).run().ok();
     booted.end().ok();
     let event = |what: &Value| json!({"module": "machine", "event": what}).to_string();
@@ -204,13 +209,16 @@ fn freed_pages_are_known_and_reported_pages_are_never_read() {
     let lists = free_lists(&snapshot);
     assert_eq!(lists.blocks, lists.counted);
     assert_eq!(recorded_free(&snapshot), lists.pages);
-    let counts = told.as_str().unwrap().lines().flat_map(|zone| {
+    let counts = buddyinfo.as_str().unwrap().lines().flat_map(|zone| {
         let counts = zone.split_whitespace().skip(4).map(|count| count.parse::<u64>().unwrap());
         counts.zip(0..).map(|(count, order)| count << order).collect::<Vec<_>>()
     });
-    // The guest collects garbage and writes its files back in between.
-    let (told, found): (u64, _) = (counts.sum(), lists.pages.len() as u64);
-    assert!(told.abs_diff(found) < told / 10, "told {told}, found {found}");
+    // Between the two counts the guest collects garbage and writes files back.
+    let (buddyinfo, found): (u64, _) = (counts.sum(), lists.pages.len() as u64);
+    assert!(
+        buddyinfo.abs_diff(found) < buddyinfo / 10,
+        "the guest counts {buddyinfo}, the snapshot has {found}"
+    );
 
     let opened = Snapshot::open(&snapshot).unwrap();
     let (image, pages) = (opened.image_file().unwrap(), opened.manifest().layout.pages());
@@ -226,13 +234,14 @@ fn freed_pages_are_known_and_reported_pages_are_never_read() {
         let zeros = count(&report["execute"]["zero_bytes"]) / 4096;
         (read(&reported), read(&lists.pages), zeros)
     };
-    // Without read-ahead too, the guest allocates free pages, and the image is read for them.
+    // The guest allocates free pages. Without `snapbpf` the image is read for them, even without
+    // read-ahead.
     let (of_reported, of_free, _) = read("firecracker:readahead=off");
     assert!(of_reported > 1000, "{of_reported} of {}", reported.len());
     let (none, fewer, zeros) = read("snapbpf");
     assert_eq!((none, zeros), (0, reported.len() as u64));
     // Free pages that are not reported equal the image until the guest reports them.
-    assert!(fewer < of_free, "{fewer}, {of_free} by demand");
+    assert!(fewer < of_free, "{fewer} free pages are read, {of_free} by demand paging");
 }
 
 #[test]

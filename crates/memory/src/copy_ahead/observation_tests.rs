@@ -101,7 +101,7 @@ fn write(memory: &GuestMemory, page: u64, value: u8) {
 }
 
 #[test]
-fn two_guests_of_one_extent_have_separate_copies_and_the_extent_is_unchanged() {
+fn two_guests_of_one_extent_have_separate_copies_and_leave_the_extent_unchanged() {
     let world = World::new();
     let other = memfd([1, 3].into_iter().map(byte));
     let (one, two) = (world.restore(world.copies.file.as_ref()), world.restore(Some(&other)));
@@ -128,12 +128,12 @@ fn two_guests_of_one_extent_have_separate_copies_and_the_extent_is_unchanged() {
 }
 
 #[test]
-fn written_and_expected_chunks_differ() {
+fn written_chunks_are_reported_as_predicted_missed_or_unused() {
     let world = World::new();
     let memory = world.restore(world.copies.file.as_ref());
     assert_eq!(world.report(&memory).unused, 3);
     write(&memory, CHUNK_PAGES + 511, 0x77);
-    // One page is less than the two that make a chunk count.
+    // The rule requires two written pages for a chunk to count.
     write(&memory, 0, 0x77);
     write(&memory, 2 * CHUNK_PAGES, 0x77);
     write(&memory, 2 * CHUNK_PAGES + 7, 0x77);

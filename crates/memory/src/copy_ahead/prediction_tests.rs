@@ -73,7 +73,7 @@ proptest! {
     ) {
         let mut prediction = Prediction::of(&first);
         before.iter().for_each(|written| prediction.observe(written));
-        // Twice suffices to learn, FULL times to forget.
+        // Two runs suffice to learn a chunk, and FULL runs to forget it.
         let mut same = same;
         same.sort_unstable();
         same.dedup();
@@ -97,7 +97,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_a_state_or_refused(bytes in vec(any::<u8>(), 0..40)) {
+    fn arbitrary_bytes_are_decoded_or_refused(bytes in vec(any::<u8>(), 0..40)) {
         let _ = Prediction::decode(&bytes);
     }
 }

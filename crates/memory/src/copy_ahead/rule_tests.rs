@@ -40,7 +40,7 @@ fn a_chunk_that_is_only_read_is_selected_by_its_pages_in_small_leaves() {
             .collect::<Vec<_>>()
     };
     assert_eq!(chunks(1), [0, 1, 3, 5]);
-    assert_eq!(chunks(32), [0, 5], "chunk 2 is written, and chunk 4 in a large leaf");
+    assert_eq!(chunks(32), [0, 5], "chunk 2 is written, and chunk 4 is in a large leaf");
     assert_eq!(chunks(33), [5]);
     assert!(chunks(0).is_empty());
     let unknown = Profile { small_leaves: None, ..profile };
@@ -60,7 +60,7 @@ fn chunks_are_ascending_and_only_software_page_tables_need_copies_of_read_ones()
 }
 
 #[test]
-fn a_read_chunk_of_the_profile_is_used_by_every_run() {
+fn every_run_uses_the_read_chunks_of_the_profile() {
     let small_leaves = Some(vec![PageRange { first: 512, pages: 512 }]);
     let profile = Profile { small_leaves, ..Profile::default() };
     let written = [PageRange { first: 0, pages: 512 }, PageRange { first: 1536, pages: 512 }];

@@ -161,7 +161,7 @@ fn the_index_is_complete_before_the_resume() {
 }
 
 #[test]
-fn memory_in_a_pool_is_frozen_as_it_is() {
+fn freezing_memory_in_a_pool_reads_its_current_content() {
     use firn_snapshot::{Chunk, PageSource};
     for (medium, leaf) in media() {
         let memory = restore("pass_shared", &medium, leaf).memory;
@@ -250,7 +250,7 @@ fn memory_beside_a_copy_is_sealed() {
     let view = memory.vm_memory();
     assert!(view.is_sealed());
     view.write_obj(7_u8, GuestAddress(0)).unwrap();
-    assert_eq!(view.chunk_copies().chunks, 0, "the copy is the guest's own");
+    assert_eq!(view.chunk_copies().chunks, 0, "a write to the copy copies no chunk");
     view.write_obj(7_u8, GuestAddress(SIZE - 1)).unwrap();
     assert_eq!(view.chunk_copies().chunks, 1);
     drop(memory);
@@ -298,7 +298,7 @@ fn discarded_sealed_memory_is_zero_for_whole_chunks() {
 }
 
 #[test]
-fn sealed_memory_is_frozen_as_the_guest_sees_it() {
+fn freezing_sealed_memory_reads_the_guests_copies() {
     use firn_snapshot::{Chunk, PageSource};
     for (medium, leaf) in media() {
         let memory = share(&medium, leaf);

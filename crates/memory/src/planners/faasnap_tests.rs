@@ -55,7 +55,7 @@ fn the_loading_set_is_the_working_set_without_zeros_by_group_and_address() {
     // Page 104 is merged into a region whose lowest group is 0.
     let unmerged = vec![run(40, 2), run(100, 5), run(0, 1), run(2, 1)];
     assert_eq!(set(0), (unmerged.clone(), 4));
-    assert_eq!(set(1), (unmerged, 4), "a page between them is not fewer than one");
+    assert_eq!(set(1), (unmerged, 4), "a gap of one page is not smaller than merge=1");
     assert_eq!(set(2), (vec![run(40, 2), run(100, 5), run(0, 3)], 4));
     // 37 pages lie between 3 and 40, 58 between 42 and 100.
     assert_eq!(set(38), (vec![run(0, 42), run(100, 5)], 4));
@@ -71,7 +71,7 @@ fn no_region_spans_a_gap_of_guest_memory() {
 }
 
 #[test]
-fn three_layers_flatten_to_the_four_types_of_pages() {
+fn three_layers_are_flattened_to_four_types_of_pages() {
     let dir = tempfile::tempdir().unwrap();
     let zero_map = zeros(64, &[run(10, 20), run(33, 1)]);
     let path = dir.path().join("s");
@@ -226,7 +226,7 @@ fn more_mappings_than_a_process_may_have_are_refused() {
     let mut zero_map = PageSet::new(64);
     (0..64).step_by(2).for_each(|page| zero_map.insert(page));
     write_snapshot(&path, &layout(64), &zero_map, ImageKind::Sparse, 5);
-    // The final number is equal or two: one merged region hides all mappings before it.
+    // One merged region hides all earlier mappings, so the final number is equal or two.
     for (groups, segments) in [(vec![], 64), (vec![vec![run(0, 64)]], 2)] {
         let snapshot = Snapshot::open(&path).unwrap();
         groups_of(&snapshot, groups);

@@ -85,7 +85,7 @@ fn pages_of_the_reported_set_are_never_read() {
 }
 
 #[test]
-fn ten_share_one_load() {
+fn ten_microvms_share_one_load() {
     let dir = tempfile::tempdir().unwrap();
     let layout = MemoryLayout::for_size(1024 * PAGE_SIZE).unwrap();
     let path = dir.path().join("s");

@@ -21,7 +21,7 @@ const PLACES: [u64; 4] = [26_112, 16_384, 8192, 0];
 /// adjacent pages.
 const MARGIN: u64 = 256;
 
-/// Runs in a process of its own: other tests have resident memory, too.
+/// Runs in a separate process, because other tests change the resident memory.
 #[test]
 fn a_group_ends_as_resident_memory_grows_by_1024_pages() {
     if env::var_os(ALONE).is_some() {
