@@ -42,8 +42,8 @@ impl BlockedLoader {
         };
         assert_eq!(marked, 0, "{}", std::io::Error::last_os_error());
         let (over, holds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-        let told = (over.clone(), holds.clone());
-        let thread = std::thread::spawn(move || answer(group, &told.0, &told.1));
+        let shared = (over.clone(), holds.clone());
+        let thread = std::thread::spawn(move || answer(group, &shared.0, &shared.1));
         Self { over, holds, thread: Some(thread) }
     }
 
@@ -63,8 +63,8 @@ impl Drop for BlockedLoader {
     }
 }
 
-/// Allows all reads but those of loaders until `over` is set. Closing the group allows the blocked
-/// reads.
+/// Allows all reads except those of loaders until `over` is set. Closing the group allows the
+/// blocked reads.
 fn answer(mut group: File, over: &AtomicBool, holds: &AtomicBool) {
     let mut held = Vec::new();
     let mut events = [0; 64 * EVENT];

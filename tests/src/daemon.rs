@@ -238,7 +238,7 @@ pub fn zip_of_files<'a>(files: impl IntoIterator<Item = (&'a str, &'a [u8])>) ->
     zip.finish().unwrap().into_inner()
 }
 
-/// The guests' root file system. The lab mounts it because it has no Python of its own.
+/// The guests' root file system. The lab mounts it, because the lab has no Python.
 fn python_home() -> Option<PathBuf> {
     static HOME: OnceLock<Option<PathBuf>> = OnceLock::new();
     HOME.get_or_init(|| {

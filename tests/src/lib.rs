@@ -1,5 +1,5 @@
-//! What the end-to-end tests share: a [`World`] to run the real `firn` in, functions with known
-//! answers, and one frozen snapshot of each.
+//! Shared parts of the end-to-end tests: a [`World`] to run the real `firn` in, functions with
+//! known answers, and one frozen snapshot of each function.
 //!
 //! A world is a directory with a run directory, temporary files and a place for a test's own files.
 //! When a world is dropped, no file and no process of firn may remain: every test checks

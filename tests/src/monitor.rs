@@ -29,7 +29,7 @@ impl Monitor {
         let stdout = std::thread::spawn(move || {
             let mut text = String::new();
             pipe.read_line(&mut text).unwrap();
-            // The receiver of a failed test is gone.
+            // A failed test has dropped the receiver.
             let _ = first.send(text.clone());
             pipe.read_to_string(&mut text).unwrap();
             text

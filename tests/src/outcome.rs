@@ -51,12 +51,12 @@ impl Outcome {
         );
         assert!(
             !text.contains("panicked") && !text.contains("Error {"),
-            "not for people: {self:#?}"
+            "contains Rust's debug output: {self:#?}"
         );
         // An error's text is followed by its cause's. The two may not repeat each other.
         let parts: Vec<&str> = text.trim_end().split(": ").collect();
         for (at, part) in parts.iter().enumerate() {
-            assert!(!parts[..at].contains(part), "says {part:?} twice: {self:#?}");
+            assert!(!parts[..at].contains(part), "repeats {part:?}: {self:#?}");
         }
     }
 

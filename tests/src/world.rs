@@ -73,11 +73,11 @@ impl World {
     /// The answer of a module of the workshop to an event, from a running microVM.
     #[track_caller]
     pub fn ask(&self, name: &str, module: &str, event: &serde_json::Value) -> serde_json::Value {
-        self.ask_for_anything(name, module, event).json()
+        self.ask_unchecked(name, module, event).json()
     }
 
     /// Invokes a module of the workshop with an event, in a running microVM.
-    pub fn ask_for_anything(&self, name: &str, module: &str, event: &serde_json::Value) -> Outcome {
+    pub fn ask_unchecked(&self, name: &str, module: &str, event: &serde_json::Value) -> Outcome {
         let event = workshop_event(module, event);
         self.firn(["invoke", "--time-limit", "60", name, &event]).run()
     }

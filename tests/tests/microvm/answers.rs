@@ -32,14 +32,14 @@ fn light_workloads_answer_after_a_thaw() {
 #[test]
 fn a_report_has_times_counts_and_the_answer() {
     let world = World::default();
-    let thaw = world.firn(["thaw", "--json", "--invoke", JSON.input_b, "--name", "told"]);
+    let thaw = world.firn(["thaw", "--json", "--invoke", JSON.input_b, "--name", "named"]);
     let report =
         thaw.arg(frozen(&JSON)).with(|command| command.env("FIRN_REQUEST_NS", "1")).run().json();
     assert_eq!(
         report["outcome"]["answer"],
         serde_json::from_str::<Value>(JSON.expected_b).unwrap()
     );
-    assert_eq!(report["name"], "told");
+    assert_eq!(report["name"], "named");
     for part in ["process_start", "load", "plan", "execute", "resume", "identify", "invoke"] {
         assert!(report["times"][format!("{part}_ns")].as_u64().unwrap() > 0, "{part}: {report}");
     }
@@ -60,7 +60,7 @@ fn events_come_from_arguments_files_and_standard_input() {
     assert_eq!(thaw("-").with(|command| command.stdin(input)).run().ok(), HELLO.expected_b);
 }
 
-/// Resources that grow with every leak: of the system, and of this world.
+/// Resources of the system and of this world that grow with every leak.
 fn resources(world: &World) -> Vec<(&'static str, Vec<String>)> {
     let names = |folder: &str| {
         let entries = fs::read_dir(folder).unwrap();
@@ -85,7 +85,7 @@ fn resources(world: &World) -> Vec<(&'static str, Vec<String>)> {
 }
 
 #[test]
-fn fifty_thaws_in_a_row_answer_correctly_and_leave_nothing() {
+fn fifty_consecutive_thaws_answer_correctly_and_leave_no_resources() {
     let snapshot = frozen(&HELLO);
     let world = World::default();
     let before = resources(&world);

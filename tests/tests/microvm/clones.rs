@@ -11,7 +11,7 @@ fn now() -> f64 {
 }
 
 #[test]
-fn clones_thawed_at_once_have_identities_of_their_own() {
+fn clones_thawed_at_once_have_separate_identities() {
     let world = World::default();
     let snapshot = workshop();
     let event = json!({"module": "identity", "event": null}).to_string();
@@ -28,7 +28,7 @@ fn clones_thawed_at_once_have_identities_of_their_own() {
 
     for clone in &clones {
         let time = clone["time"].as_f64().unwrap();
-        // The guest reads its clock between. The two clocks may differ by seconds.
+        // The guest reads its clock in between. The clocks of host and guest may differ by seconds.
         assert!((before - 2.0..after + 2.0).contains(&time), "{before} to {after}: {clone}");
         assert_eq!(clone["host_name"], clone["instance_id"]);
     }
@@ -45,7 +45,7 @@ fn clones_thawed_at_once_have_identities_of_their_own() {
     for what in differ {
         let values: BTreeMap<_, _> =
             clones.iter().map(|clone| (clone[what].to_string(), ())).collect();
-        assert_eq!(values.len(), clones.len(), "{what} is the same twice: {clones:#?}");
+        assert_eq!(values.len(), clones.len(), "two clones have the same {what}: {clones:#?}");
     }
     // A version 1 UUID ends in the clock sequence and the node: they must differ, not the time
     // alone.

@@ -28,7 +28,7 @@ fn refused(world: &World, snapshot: &Path, words: &[&str]) {
 }
 
 #[test]
-fn a_whole_snapshot_is_planned_by_all_planners() {
+fn all_planners_plan_an_intact_snapshot() {
     let world = World::default();
     let copy = copy(&world, "copy");
     world.firn(["verify"]).arg(&copy).run().ok();
@@ -76,7 +76,7 @@ fn a_flipped_bit_in_the_data_that_a_start_reads_is_found() {
         let thaw = world.firn(["thaw", "--invoke", HELLO.input_b]).arg(&copy).run();
         if thaw.code == 0 {
             assert_eq!(thaw.stdout, HELLO.expected_b, "a flip at {offset} changes the answer");
-            assert!(offset > 3000, "a flip at {offset} is not seen by a thaw");
+            assert!(offset > 3000, "a thaw does not detect a flip at {offset}");
         } else {
             thaw.refused(&["snapshot.firn"]);
             refusals += 1;
@@ -88,13 +88,13 @@ fn a_flipped_bit_in_the_data_that_a_start_reads_is_found() {
 }
 
 #[test]
-fn missing_and_cut_files_are_named() {
+fn the_error_names_missing_and_truncated_files() {
     let world = World::default();
     for name in ["memory.img", "overlay.img"] {
         let copy = copy(&world, &format!("without-{name}"));
         fs::remove_file(copy.join(name)).unwrap();
         refused(&world, &copy, &[name, "is missing"]);
-        // Truncated by one page, and to nothing.
+        // Truncated by one page, and to an empty file.
         let whole = fs::metadata(frozen(&HELLO).join(name)).unwrap().len();
         for length in [whole - 4096, 0] {
             fs::File::create(copy.join(name)).unwrap().set_len(length).unwrap();
@@ -122,13 +122,13 @@ fn verify_finds_a_changed_page() {
     image.read_exact_at(&mut byte, offset).unwrap();
     image.write_all_at(&[byte[0] ^ 1], offset).unwrap();
     world.firn(["verify"]).arg(&copy).run().refused(&["memory.img"]);
-    let told = world.firn(["verify", "--json"]).arg(&copy).run();
-    let told: serde_json::Value = {
-        assert_eq!(told.code, 1, "{told:#?}");
-        serde_json::from_str(&told.stdout).unwrap()
+    let report = world.firn(["verify", "--json"]).arg(&copy).run();
+    let report: serde_json::Value = {
+        assert_eq!(report.code, 1, "{report:#?}");
+        serde_json::from_str(&report.stdout).unwrap()
     };
-    assert_eq!(told["whole"], false);
-    assert!(told["error"].as_str().unwrap().contains("memory.img"), "{told}");
+    assert_eq!(report["whole"], false);
+    assert!(report["error"].as_str().unwrap().contains("memory.img"), "{report}");
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn a_changed_root_is_refused() {
         let thaw = world.firn(["thaw", "--invoke", HELLO.input_b, "--root"]).arg(&root);
         thaw.arg(frozen(&HELLO)).run()
     };
-    assert_eq!(thaw().ok(), HELLO.expected_b, "a root that has moved");
+    assert_eq!(thaw().ok(), HELLO.expected_b, "a moved root");
     let file = OpenOptions::new().write(true).open(&root).unwrap();
     let whole = file.metadata().unwrap().len();
     file.set_len(whole / 2 / 4096 * 4096).unwrap();

@@ -1,5 +1,5 @@
-//! A pool and snapshots on a real ext4 with DAX, as `firn lab run --fsdax` has. On other hosts
-//! these tests pass.
+//! A pool and snapshots on a real ext4 with DAX, which `firn lab run --fsdax` provides. On other
+//! hosts these tests pass without a check.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -66,13 +66,13 @@ fn thaw(world: &World, function: &Function, words: &[&str]) -> Value {
     report
 }
 
-/// Guest memory is mapped from the file, and the page cache contains none of it.
+/// Guest memory is mapped from the file, and none of it is in the page cache.
 fn vanilla(world: &World, function: &Function, snapshot: &Path) {
     let words = ["--compare", "--planner", "vanilla_dax", snapshot.to_str().unwrap()];
     let report = thaw(world, function, &words);
     check_memory(&report, &BTreeSet::new());
     assert_eq!(report["shared_bytes"], 0, "{report}");
-    // The kernel may have dropped a page of the program.
+    // The kernel may have evicted a page of the program.
     assert!(report["read_bytes"].as_u64().unwrap() < 1 << 20, "{report}");
 }
 
@@ -102,7 +102,7 @@ fn a_dax_file_system_holds_pools_and_images_without_a_page_cache() {
     assert_eq!(report["shared_bytes"], 0, "{report}");
     assert!(report["kvm"]["pages_2m"].as_u64().unwrap() > 0, "{report}");
     assert_eq!(report["chunk_copies"]["chunks"], 0, "{report}");
-    // With chunks it would be 50 MiB (docs/concepts/devdax-sharing.md).
+    // Copies of whole chunks would take 50 MiB (docs/concepts/devdax-sharing.md).
     let private = report["private_bytes"].as_u64().unwrap();
     assert!((1..32 * MIB).contains(&private), "{report}");
     world.firn(["pool", "verify", "--pool", &medium]).run().ok();
@@ -122,7 +122,7 @@ fn a_dax_file_system_holds_pools_and_images_without_a_page_cache() {
 
 #[test]
 #[ignore = "long: make test-full"]
-fn four_at_once_by_vanilla_dax() {
+fn vanilla_dax_thaws_four_microvms_at_once() {
     let world = World::default();
     let Some(dax) = Dax::mount(&world) else { return };
     let snapshot = dax.file(HELLO.name);

@@ -12,7 +12,7 @@ fn thawed(world: &World) -> Monitor {
 }
 
 #[test]
-fn signals_end_a_microvm_in_order() {
+fn a_microvm_ends_cleanly_on_a_signal() {
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         let world = World::default();
         let mut monitor = thawed(&world);
@@ -79,7 +79,7 @@ fn a_panic_is_reported_with_the_end_of_the_console() {
     world.ask("it", "machine", &painted);
     world.firn(["freeze", "--keep", "it", "snapshot"]).run().ok();
     let more = json!({"do": "exhaust", "mebibytes": 400});
-    world.ask_for_anything("it", "machine", &more).refused(&["the request got no answer"]);
+    world.ask_unchecked("it", "machine", &more).refused(&["the request got no answer"]);
     reports_panic(&monitor.end());
     world.assert_nothing_left();
 
@@ -122,7 +122,7 @@ fn files_of_a_killed_monitor_are_removed_by_the_next() {
 }
 
 #[test]
-fn a_microvm_in_the_background_ends_by_a_freeze() {
+fn a_freeze_ends_a_microvm_in_the_background() {
     let world = World::default();
     let thaw = world.firn(["thaw", "--detach", "--name", "behind"]).arg(frozen(&HELLO)).run();
     assert!(thaw.ok().starts_with("behind: thawed"), "{thaw:#?}");

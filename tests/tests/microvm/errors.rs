@@ -10,7 +10,7 @@ fn thawed(world: &World) -> Monitor {
 /// Invokes a function that fails, and returns its error.
 #[track_caller]
 fn error(world: &World, module: &str, event: &Value) -> Value {
-    world.ask_for_anything("it", module, event).function_error(&[])
+    world.ask_unchecked("it", module, event).function_error(&[])
 }
 
 #[track_caller]
@@ -77,10 +77,10 @@ fn control_characters_of_a_function_do_not_reach_the_terminal() {
     let _monitor = thawed(&world);
     let painted = "\u{1b}[31mred\u{7}\u{9b}2J";
     let say = json!({"do": "say", "text": painted});
-    let ran = world.ask_for_anything("it", "machine", &say);
+    let ran = world.ask_unchecked("it", "machine", &say);
     assert_eq!((ran.ok(), ran.stderr.as_str()), ("null\n", "[31mred2J\n"));
     let raise = json!({"do": painted});
-    let ran = world.ask_for_anything("it", "machine", &raise);
+    let ran = world.ask_unchecked("it", "machine", &raise);
     ran.function_error(&["KeyError"]);
     assert!(!ran.stdout.trim_end().chars().any(char::is_control), "{ran:#?}");
 }

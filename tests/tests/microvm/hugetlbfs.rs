@@ -1,5 +1,5 @@
-//! A pool in reserved huge pages, with no free page left. The lab reserves huge pages for the
-//! tests; on other hosts these tests pass.
+//! A pool that uses all reserved huge pages. In the lab the test reserves the huge pages; on other
+//! hosts it passes without a check.
 
 use std::fs;
 
@@ -7,26 +7,26 @@ use firn_tests::World;
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
-const SET_ASIDE: &str = "/proc/sys/vm/nr_hugepages";
+const RESERVED: &str = "/proc/sys/vm/nr_hugepages";
 
 /// The number of free huge pages.
-fn left() -> u64 {
+fn free_pages() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("HugePages_Free:")).unwrap();
     line.trim().parse().unwrap()
 }
 
 #[test]
-fn a_pool_of_huge_pages_needs_only_its_own() {
+fn a_pool_of_huge_pages_needs_no_further_huge_pages() {
     if std::env::var_os("FIRN_LAB").is_none() {
         return;
     }
-    fs::write(SET_ASIDE, "64").unwrap();
+    fs::write(RESERVED, "64").unwrap();
     let world = World::default();
     let socket = world.file("pool.sock");
     let serve = world.firn(["pool", "serve", "--medium", "memfd:128M,huge", "--socket"]);
     let mut manager = serve.arg(&socket).start().ready();
-    assert_eq!(left(), 0);
+    assert_eq!(free_pages(), 0);
     let player = ["player", "--trace", "sequential-write:16M", "--out", "player", "--pool"];
     world.firn(player).arg(&socket).run().ok();
     // Each player checks every byte of its memory. Its writes are copied into memory that is not
@@ -42,5 +42,5 @@ fn a_pool_of_huge_pages_needs_only_its_own() {
     world.firn(["pool", "verify", "--pool"]).arg(&socket).run().ok();
     manager.signal(rustix::process::Signal::TERM);
     manager.end().ok();
-    fs::write(SET_ASIDE, "0").unwrap();
+    fs::write(RESERVED, "0").unwrap();
 }

@@ -108,7 +108,7 @@ fn check(medium: &Path, allowed: &mut Allowed) {
 }
 
 #[test]
-fn a_killed_manager_loses_nothing_that_was_published() {
+fn a_killed_manager_loses_no_published_snapshot() {
     let world = World::default();
     let medium = medium(&world);
     let socket = world.file("pool.sock");
@@ -125,8 +125,8 @@ fn a_killed_manager_loses_nothing_that_was_published() {
         let mut client = Client::connect(&socket).unwrap();
         orphans += client.describe().unwrap().recovery.freed_extents;
         let done = AtomicU64::new(0);
-        // Later in every round, at any point of a freeze, or with one that is written and not
-        // published.
+        // The manager is killed later in every round: during a freeze, or between writing and
+        // publishing a snapshot.
         let most = if round.is_multiple_of(2) { u64::MAX } else { round };
         std::thread::scope(|scope| {
             let freezing =

@@ -48,9 +48,10 @@ fn bytes(report: &Value, what: &str) -> u64 {
     report[what].as_u64().unwrap_or_else(|| panic!("no {what}: {report}"))
 }
 
-/// Runs in a replica, and compares all of it with the sealed bytes when the manager has made it
-/// ready again: with 4 KiB leaves, by the list of pages that KVM and the monitor wrote.
-fn a_replica_becomes_what_its_snapshot_is(world: &World, socket: &Path) {
+/// Runs in a replica, waits until the manager has repaired it, and compares all of it with the
+/// sealed bytes. With 4 KiB leaves the manager repairs the list of pages that KVM and the monitor
+/// wrote.
+fn a_repaired_replica_equals_its_snapshot(world: &World, socket: &Path) {
     let mut client = Client::connect(socket).unwrap();
     let listed = client.describe().unwrap().medium.leaf() == 4096;
     for _ in 0..2 {
@@ -84,24 +85,24 @@ fn one_sealed_snapshot_serves_microvms_at_once_and_keeps_its_bytes() {
     freeze_into(&world, &socket);
     for _ in 0..2 {
         for report in two_at_once(&world, &socket) {
-            // Written pages are private. The rest is the pool's, in memory once, except what the
-            // guest has returned.
+            // Written pages are private. The other pages are in the pool, once for all microVMs,
+            // except the pages that the guest has returned.
             assert_eq!(bytes(&report, "shared_bytes"), 0, "{report}");
             let mapped = bytes(&report, "private_bytes") + bytes(&report, "pool_bytes");
             assert!((1..=MEMORY).contains(&mapped), "{report}");
             assert!(bytes(&report, "private_bytes") < MEMORY / 4, "{report}");
-            // The system may have dropped a page of the program's.
+            // The system may have evicted a page of the program.
             assert!(bytes(&report, "read_bytes") < MIB, "{report}");
         }
     }
-    a_replica_becomes_what_its_snapshot_is(&world, &socket);
+    a_repaired_replica_equals_its_snapshot(&world, &socket);
     // A planner for directories and an unknown name are refused.
     let thaw = |words: [&str; 2]| {
         let thaw = ["thaw", "--planner", words[0], "--invoke", "{}", "--pool"];
         world.firn(thaw).arg(&socket).arg(words[1]).run()
     };
     thaw(["firecracker", "hello"]).refused(&["in a pool", "pass_shared"]);
-    thaw(["pass_shared", "nobody"]).refused(&["nobody"]);
+    thaw(["pass_shared", "unknown"]).refused(&["unknown"]);
 }
 
 /// The lab's /dev/dax0.0, elsewhere a file.
@@ -120,7 +121,7 @@ fn medium(world: &World) -> PathBuf {
 }
 
 #[test]
-fn a_replica_is_run_in_place_with_both_indexes_complete() {
+fn a_microvm_runs_in_a_replica_with_both_indexes_complete() {
     let world = World::default();
     let socket = world.file("pool.sock");
     let medium = medium(&world);
@@ -142,7 +143,7 @@ fn a_replica_is_run_in_place_with_both_indexes_complete() {
         let built = &report["restore"]["kvm_index"]["built"]["bytes"];
         assert!(built.is_null() || *built == MEMORY, "{report}");
         if medium.starts_with("/dev") {
-            // Real devdax under nested paging: the leaves are as large as the device's.
+            // Real devdax under nested paging: the leaves are as large as those of the device.
             assert!(
                 report["kvm"]["pages_2m"].as_u64().unwrap() >= MEMORY / (2 * MIB) - 8,
                 "{report}"
@@ -195,7 +196,7 @@ fn compare(world: &World, socket: &Path, function: &Function, planner: &str) -> 
     report
 }
 
-fn by_every_planner(world: &World, function: &Function, medium: &str) {
+fn thaw_with_every_planner(world: &World, function: &Function, medium: &str) {
     let socket = world.file("pool.sock");
     let _manager = serve(world, medium, &socket);
     record_in(world, &socket, function);
@@ -208,22 +209,23 @@ fn by_every_planner(world: &World, function: &Function, medium: &str) {
 }
 
 #[test]
-fn hello_by_every_planner_of_a_pool() {
-    by_every_planner(&World::default(), &HELLO, "memfd:640M");
+fn every_planner_of_a_pool_thaws_hello() {
+    thaw_with_every_planner(&World::default(), &HELLO, "memfd:640M");
 }
 
-/// On the lab's device the monitors copy written pages, elsewhere the kernel does.
+/// On the lab's device the monitors copy written pages; elsewhere the kernel copies them.
 #[test]
-fn json_by_every_planner_of_a_pool() {
+fn every_planner_of_a_pool_thaws_json() {
     let world = World::default();
     let medium = medium(&world);
-    by_every_planner(&world, &JSON, medium.to_str().unwrap());
+    thaw_with_every_planner(&world, &JSON, medium.to_str().unwrap());
 }
 
-/// Slow, so for `make test-full`. The pool has space for four replicas beside their snapshots.
+/// Slow, so for `make test-full`. The pool has space for four replicas in addition to the
+/// snapshots.
 #[test]
 #[ignore = "long: make test-full"]
-fn four_at_once_by_every_planner_of_a_pool() {
+fn every_planner_of_a_pool_thaws_four_microvms_at_once() {
     let world = World::default();
     let socket = world.file("pool.sock");
     let _manager = serve(&world, "memfd:1408M", &socket);

@@ -8,7 +8,7 @@ use firn_tests::{Function, HELLO, MMAP, READ_LIST, World, frozen, together, work
 use serde_json::{Value, json};
 
 #[test]
-fn hello_is_recorded_touch_by_touch() {
+fn a_recording_of_hello_contains_every_touch() {
     let world = World::default();
     let file = world.file("hello-a.trace");
     let record = world.firn(["record", "--json", "--invoke", HELLO.input_a, "--input", "a"]);
@@ -69,7 +69,7 @@ fn a_failed_recording_leaves_no_trace() {
 
 /// FaaSnap's synthetic functions, on a machine of the usual size.
 #[test]
-fn read_list_reads_what_it_made_and_mmap_writes_one_byte_a_page() {
+fn read_list_reads_its_list_and_mmap_writes_one_byte_per_page() {
     let world = World::default();
     let function = together(&world.work(), &[READ_LIST, MMAP]);
     let _booted = world.firn(["boot", "--name", "small"]).arg(function).start().ready();

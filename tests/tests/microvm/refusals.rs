@@ -13,7 +13,7 @@ fn boot(world: &World, options: &[&str]) -> Firn {
 }
 
 #[test]
-fn missing_files_and_invalid_kernels() {
+fn missing_files_and_invalid_kernels_are_refused() {
     let world = World::default();
     let root = cache().join("root.erofs");
     boot(&world, &["--kernel", root.to_str().unwrap()]).run().refused(&[
@@ -41,7 +41,7 @@ fn missing_files_and_invalid_kernels() {
 }
 
 #[test]
-fn truncated_disks() {
+fn truncated_disks_are_refused() {
     let world = World::default();
     let root = fs::read(cache().join("root.erofs")).unwrap();
     fs::write(world.file("odd"), &root[..100_000]).unwrap();
@@ -58,7 +58,7 @@ fn truncated_disks() {
 }
 
 #[test]
-fn invalid_sizes() {
+fn invalid_sizes_are_refused() {
     let world = World::default();
     let host = rustix::system::sysinfo();
     let host = host.totalram * u64::from(host.mem_unit);
@@ -83,7 +83,7 @@ fn invalid_sizes() {
 }
 
 #[test]
-fn invalid_functions() {
+fn invalid_functions_are_refused() {
     let world = World::default();
     let boot = |path: &str| world.firn(["boot", path]).run();
     boot("missing").refused(&["missing does not exist", "a function's folder"]);
@@ -99,7 +99,7 @@ fn invalid_functions() {
 }
 
 #[test]
-fn names_in_use_and_invalid_names() {
+fn names_in_use_and_invalid_names_are_refused() {
     let world = World::default();
     let _monitor = world.firn(["thaw", "--name", "taken"]).arg(frozen(&HELLO)).start().ready();
     let taken = ["a microVM named taken is already running", "another name"];
@@ -115,7 +115,7 @@ fn names_in_use_and_invalid_names() {
 }
 
 #[test]
-fn missing_and_invalid_kvm_devices() {
+fn missing_and_invalid_kvm_devices_are_refused() {
     let world = World::default();
     let missing = ["/dev/nonesuch does not exist", "kvm_intel or kvm_amd"];
     boot(&world, &["--kvm", "/dev/nonesuch"]).run().refused(&missing);
@@ -130,7 +130,7 @@ const USER: u32 = 65534;
 
 /// As a user that may read all files but not use KVM.
 #[test]
-fn kvm_without_permission() {
+fn kvm_without_permission_is_refused() {
     if !firn_required::has("root", rustix::process::geteuid().is_root()) {
         // Only root can become another user.
         return;
@@ -166,7 +166,7 @@ fn wrong_arguments_are_reported_with_the_usage() {
         let help = world.firn([command, "--help"]).run();
         assert!(help.ok().contains("Usage: firn"), "{help:#?}");
     }
-    let told = world.firn(["doctor", "--json"]).run();
-    assert!(told.code <= 1, "{told:#?}");
-    serde_json::from_str::<serde_json::Value>(&told.stdout).unwrap();
+    let report = world.firn(["doctor", "--json"]).run();
+    assert!(report.code <= 1, "{report:#?}");
+    serde_json::from_str::<serde_json::Value>(&report.stdout).unwrap();
 }

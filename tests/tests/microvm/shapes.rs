@@ -32,14 +32,14 @@ fn processors(number: usize) -> impl Fn(&World, &str) {
 }
 
 #[test]
-fn one_vcpu() {
+fn a_microvm_runs_with_one_vcpu() {
     let world = World::default();
     let _thawed = world.firn(["thaw", "--name", "thawed"]).arg(workshop()).start().ready();
     processors(1)(&world, "thawed");
 }
 
 #[test]
-fn two_vcpus() {
+fn a_microvm_runs_with_two_vcpus() {
     cycle(&["--vcpus", "2"], |world, name| {
         processors(2)(world, name);
         if name == "thawed" {
@@ -50,7 +50,7 @@ fn two_vcpus() {
 }
 
 #[test]
-fn four_vcpus_of_a_named_model() {
+fn a_microvm_runs_with_four_vcpus_of_a_named_model() {
     cycle(&["--vcpus", "4", "--cpu", "x86-64-v2"], |world, name| {
         processors(4)(world, name);
         let info = world.ask(name, "machine", &json!({"do": "read", "path": "/proc/cpuinfo"}));
@@ -61,8 +61,8 @@ fn four_vcpus_of_a_named_model() {
     });
 }
 
-/// The kernel has nearly all of `mebibytes`, and data written before the freeze exists after
-/// it.
+/// Checks that the kernel has nearly all of `mebibytes`, and that data written before the freeze
+/// exists after the thaw.
 fn memory(mebibytes: u64) -> impl Fn(&World, &str) {
     move |world, name| {
         let seen = world.ask(name, "machine", &json!({"do": "memory"})).as_u64().unwrap();
@@ -76,19 +76,19 @@ fn memory(mebibytes: u64) -> impl Fn(&World, &str) {
 }
 
 #[test]
-fn memory_of_2_gib() {
+fn a_microvm_runs_with_2_gib() {
     cycle(&["--memory", "2G"], memory(2048));
 }
 
 /// Guest memory beyond 3 GiB starts at 4 GiB.
 #[test]
-fn memory_on_both_sides_of_the_gap() {
+fn a_microvm_runs_with_memory_on_both_sides_of_the_gap() {
     let host = rustix::system::sysinfo();
     let wanted = 3328;
     let there = host.totalram * u64::from(host.mem_unit) / MIB;
     assert!(
         there > wanted,
-        "this test needs a machine with more than {wanted} MiB, it has {there}"
+        "this test requires a machine with more than {wanted} MiB; this machine has {there} MiB"
     );
     cycle(&["--memory", "3328M"], memory(wanted));
 }
@@ -104,7 +104,7 @@ fn the_image_of_a_new_guest_contains_only_nonzero_pages() {
         let checked = world.firn(["verify", "--json", name]).run().json();
         let count = |what: &str| checked["report"][what].as_u64().unwrap();
         assert_eq!(count("pages"), 512 * MIB / PAGE);
-        // Debian's kernel and python3 touch far less than half of it.
+        // Debian's kernel and python3 touch far less than half of guest memory.
         assert!(count("zero_pages") > count("pages") / 2, "{checked}");
         let image = fs::metadata(world.file(name).join("memory.img")).unwrap();
         assert_eq!(image.len(), 512 * MIB);

@@ -69,7 +69,8 @@ fn check(function: &Function, folder: &Path, input: &str, answer: &Value) {
     );
 }
 
-/// Served with AWS Lambda's API: published with SnapStart, thawed for the first request.
+/// Serves a function through AWS Lambda's API: publishes it with SnapStart, and thaws it for the
+/// first request.
 #[track_caller]
 fn served(name: &str) {
     let (function, folder) = function(name);
@@ -106,9 +107,9 @@ fn served(name: &str) {
     );
 }
 
-/// Without the daemon: booted and frozen by name, thawed for each request.
+/// Boots and freezes a function without the daemon, and thaws it for each request.
 #[track_caller]
-fn by_hand(name: &str) {
+fn served_without_the_daemon(name: &str) {
     let (function, folder) = function(name);
     let limit = LIMIT.to_string();
     let world = World::default();
@@ -125,7 +126,7 @@ fn by_hand(name: &str) {
         check(&function, &folder, input, &thaw.run().json());
     }
     println!(
-        "{name}, by hand: loaded after {} s, frozen after {} s, answered twice after {} s",
+        "{name}, without the daemon: loaded after {} s, frozen after {} s, answered twice after {} s",
         loaded.as_secs(),
         frozen.as_secs(),
         begin.elapsed().as_secs()
@@ -177,14 +178,14 @@ fn every_function_has_a_test() {
 }
 
 #[test]
-fn one_on_each_image_by_hand() {
+fn one_function_of_each_image_runs_without_the_daemon() {
     for name in ["chameleon", "lr_serving", "matmul_fb", "video_processing"] {
-        by_hand(name);
+        served_without_the_daemon(name);
     }
 }
 
 #[test]
-fn a_function_uses_what_its_own_image_adds() {
+fn a_function_uses_the_packages_of_its_image() {
     let image = std::env::var("FIRN_OWN_IMAGE").expect("make test-workloads sets it");
     let world = World::default();
     let daemon = Daemon::start(&world, &["--root", &image]);

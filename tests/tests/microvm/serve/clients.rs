@@ -1,5 +1,5 @@
-//! boto3 and the aws command, with `awslambdaric` in the guest, and the daemon's status, metrics
-//! and traces meanwhile.
+//! boto3 and the aws command, with `awslambdaric` in the guest. Meanwhile the tests check the
+//! daemon's status, metrics and traces.
 
 use firn_tests::{Collector, Daemon, World, zip_of};
 use serde_json::{Value, json};
@@ -64,10 +64,10 @@ fn boto3_and_the_aws_command_work_unmodified() {
     );
     assert_eq!(slow["report"]["start"], "warm", "{slow}");
     let next = &seen["next"];
-    assert_eq!(next["report"]["start"], "thawed", "a time-out ends its microVM: {next}");
+    assert_eq!(next["report"]["start"], "thawed", "the time-out ended the microVM: {next}");
     assert_eq!(next["body"]["count"], 1, "{next}");
     assert_eq!((&seen["dry"]["status"], &seen["event"]["status"]), (&json!(204), &json!(202)));
-    assert_eq!(seen["attempts"], json!([1, 2, 3]), "an event is tried again twice");
+    assert_eq!(seen["attempts"], json!([1, 2, 3]), "a failed event is retried twice");
     for all in ["right", "randoms", "requests"] {
         assert_eq!(seen[all], INVOCATIONS, "{all}");
     }
@@ -81,7 +81,7 @@ fn boto3_and_the_aws_command_work_unmodified() {
         (&second["report"]["start"], &second["body"]["greeting"]),
         (&json!("cold"), &json!("Hi, Ada?"))
     );
-    assert_eq!(second["body"]["hooks"], json!([]), "hooks are SnapStart's alone");
+    assert_eq!(second["body"]["hooks"], json!([]), "hooks run only with SnapStart");
     // A thaw, a warm microVM, and a boot.
     for invoked in [first, raised, second] {
         adds_up(&invoked["report"]);
@@ -89,7 +89,10 @@ fn boto3_and_the_aws_command_work_unmodified() {
     assert!(second["report"]["boot"]["times"]["boot_ns"].as_u64().unwrap() > 0, "{second}");
     let faults = |report: &Value| report["taken"]["faults"].as_u64().unwrap();
     let (booted, raised) = (faults(&second["report"]), faults(&raised["report"]));
-    assert!(raised < booted, "a warm one's are those of one request: {raised}, {booted}");
+    assert!(
+        raised < booted,
+        "a warm microVM reports only the faults of one request: {raised}, {booted}"
+    );
     assert_eq!(seen["throttled"], "TooManyRequestsException");
     assert_eq!(seen["versions"], json!(["$LATEST", "1", "2"]));
     assert_eq!(
@@ -102,10 +105,10 @@ fn boto3_and_the_aws_command_work_unmodified() {
     let named = |name: &str| spans.iter().filter(|span| span.name == name).count();
     assert!(named("invoke greeter") > 100, "{}", named("invoke greeter"));
     assert!(named("resume") > 0 && named("identify") > 0 && named("queue") > 100);
-    assert!(named("boot") > 0 && named("load") > named("resume"), "of cold starts");
+    assert!(named("boot") > 0 && named("load") > named("resume"), "cold starts have more parts");
     for folder in ["code", "snapshots"] {
         let left = std::fs::read_dir(world.file("daemon").join(folder)).unwrap().count();
-        assert_eq!(left, 0, "what was deleted is gone: {folder}");
+        assert_eq!(left, 0, "files of deleted functions remain in {folder}");
     }
 }
 
@@ -141,8 +144,8 @@ fn aws(world: &World, daemon: &Daemon) {
     let event = format!("fileb://{}", event.display());
     let lambda = |operation: &[&str], arguments: &[&str]| {
         let words = [&["-m", "awscli", "lambda"], operation, &["--function-name", "by-aws"]];
-        let said = finished(daemon.python(&[&words.concat(), arguments].concat()));
-        serde_json::from_str::<Value>(&said).unwrap_or_default()
+        let output = finished(daemon.python(&[&words.concat(), arguments].concat()));
+        serde_json::from_str::<Value>(&output).unwrap_or_default()
     };
     let (code, role) = (zip("code.zip", SLEEPER), "arn:aws:iam::000000000000:role/any");
     let created = lambda(

@@ -22,8 +22,8 @@ fn kills_affect_only_their_own_requests() {
     assert_eq!(daemon.status()["versions"][0]["publishing"], 1);
     daemon.kill();
     world.assert_nothing_left();
-    // Memory for one microVM at worst, 208 MiB and its image, and for two by the measured use of
-    // the first.
+    // The memory suffices for one microVM in the worst case (208 MiB and its image), and for two by
+    // the measured use of the first.
     let daemon = Daemon::start(&world, &["--memory", "400M"]);
     let settled = daemon.settled("sleeper");
     assert_eq!(settled.body["State"], "Active", "{settled:?}");
@@ -32,24 +32,31 @@ fn kills_affect_only_their_own_requests() {
     let first = daemon.invoke("sleeper:1", &json!({}));
     let report = first.report();
     assert_eq!(report["standby"], true, "{report}");
-    assert_eq!(report["thaw"]["planner"], "firecracker:readahead=on", "a directory's: {report}");
-    let doomed = daemon.send("POST", PATH, r#"{"sleep": 100}"#);
+    assert_eq!(
+        report["thaw"]["planner"], "firecracker:readahead=on",
+        "the default planner of a directory: {report}"
+    );
+    let killed = daemon.send("POST", PATH, r#"{"sleep": 100}"#);
     let warm = process(&report);
     std::thread::sleep(Duration::from_millis(500));
-    let spared = daemon.send("POST", PATH, r#"{"sleep": 1, "who": "spared"}"#);
+    let unaffected = daemon.send("POST", PATH, r#"{"sleep": 1, "who": "unaffected"}"#);
     std::thread::sleep(Duration::from_millis(500));
     kill(warm);
-    let (doomed, spared) = (reply(doomed), reply(spared));
-    assert_eq!(doomed.status, 500, "{doomed:?}");
-    assert!(doomed.head.contains("x-amzn-errortype: serviceexception"), "{doomed:?}");
-    let report = doomed.report();
-    let said = (&report["start"], &report["reason"]);
-    assert_eq!(said, (&json!("warm"), &json!("the microvm ended before it answered")));
+    let (killed, unaffected) = (reply(killed), reply(unaffected));
+    assert_eq!(killed.status, 500, "{killed:?}");
+    assert!(killed.head.contains("x-amzn-errortype: serviceexception"), "{killed:?}");
+    let report = killed.report();
+    let start_and_reason = (&report["start"], &report["reason"]);
+    assert_eq!(start_and_reason, (&json!("warm"), &json!("the microvm ended before it answered")));
     adds_up(&report);
-    assert_eq!((spared.status, &spared.body["who"]), (200, &json!("spared")), "{spared:?}");
+    assert_eq!(
+        (unaffected.status, &unaffected.body["who"]),
+        (200, &json!("unaffected")),
+        "{unaffected:?}"
+    );
 
     // An idle instance and all standby monitors are killed: no request fails.
-    let warm = process(&spared.report());
+    let warm = process(&unaffected.report());
     kill_process(Pid::from_raw(warm).unwrap(), Signal::STOP).unwrap();
     let anew = daemon.send("POST", PATH, r#"{"anew": 1}"#);
     until(&daemon, |status| status["versions"][0]["busy"] == 1);
@@ -97,8 +104,8 @@ fn kills_affect_only_their_own_requests() {
     daemon.end();
 }
 
-/// 100 requests, or `FIRN_INVOCATIONS`, for which microVMs are thawed, reused and
-/// ended when idle. Afterwards the daemon has as much memory, files and processes as before.
+/// Sends 100 requests, or `FIRN_INVOCATIONS`. The daemon thaws, reuses and ends microVMs.
+/// Afterwards it uses as much memory and as many files and processes as before.
 fn many(world: &World, daemon: &Daemon) {
     let count = std::env::var("FIRN_INVOCATIONS").map_or(100, |count| count.parse().unwrap());
     const ROUND: usize = 50;

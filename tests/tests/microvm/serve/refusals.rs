@@ -23,7 +23,7 @@ fn invalid_requests_get_aws_lambdas_errors() {
     }
     refused(&create("a b", &zip_of("handler.py", "")), 400, "ValidationException");
     let listed = daemon.ask("GET", functions, &Value::Null);
-    assert_eq!(listed.body["Functions"], json!([]), "nothing of that is left");
+    assert_eq!(listed.body["Functions"], json!([]), "no refused function exists");
 
     // A function without a running instance.
     assert_eq!(create("f", &zip_of("handler.py", "def handler(e, c): return e")).status, 201);
@@ -38,7 +38,7 @@ fn invalid_requests_get_aws_lambdas_errors() {
         refused(&invoke(name, "{}"), 404, "ResourceNotFoundException");
     }
     refused(&invoke("f%20g", "{}"), 400, "ValidationException");
-    assert_eq!(daemon.status()["monitors"]["running"], 0, "for none of that a microVM");
+    assert_eq!(daemon.status()["monitors"]["running"], 0, "no refused request starts a microVM");
 
     // A zip without the handler fails when the function starts: at once if the version is to be
     // frozen.

@@ -66,15 +66,15 @@ fn a_thaw_uses_the_functions_planner_and_a_boot_replaces_a_failed_thaw() {
         processes(&world, "monitor").into_iter().for_each(kill);
     }
     let log = daemon.end();
-    let said: Vec<&str> = log.lines().filter(|line| line.contains("booting instead")).collect();
-    assert_eq!(said.len(), 2, "{log}");
-    assert!(said.iter().all(|line| line.contains("snapshots/own-1-")), "{said:#?}");
+    let warnings: Vec<&str> = log.lines().filter(|line| line.contains("booting instead")).collect();
+    assert_eq!(warnings.len(), 2, "{log}");
+    assert!(warnings.iter().all(|line| line.contains("snapshots/own-1-")), "{warnings:#?}");
 }
 
-/// FaaSnap's loader runs while the guest runs: a request is served while storage blocks
-/// the loader.
+/// FaaSnap's loader runs concurrently with the guest: a request is served while storage blocks the
+/// loader.
 #[test]
-fn a_request_is_served_before_the_loader_is_done() {
+fn a_request_is_served_while_the_loader_runs() {
     let world = World::default();
     let daemon = Daemon::start(&world, &["--standby", "1"]);
     let planner = json!({ "Environment": { "Variables": { "FIRN_PLANNER": "faasnap" } } });
