@@ -18,7 +18,7 @@ proptest! {
         let asked = asked.0..asked.0 + asked.1;
         let mut at = asked.start;
         for (part, held) in set.split(asked.clone()) {
-            prop_assert_eq!(part.start, at, "the parts tile the range");
+            prop_assert_eq!(part.start, at, "the parts cover the range without gaps");
             prop_assert!(part.start < part.end);
             prop_assert!(part.clone().all(|n| model.contains(&n) == held));
             at = part.end;

@@ -16,7 +16,7 @@ fn milliseconds_are_readable() {
 }
 
 #[test]
-fn the_monotonic_clock_does_not_go_back() {
+fn the_monotonic_clock_does_not_go_backwards() {
     let first = now_ns();
     assert!(now_ns() >= first);
 }

@@ -28,13 +28,13 @@ fn batch(script: &str, preloaded: bool, count: u32) -> Result<Vec<StartReport>, 
     result.map(|(reports, ())| reports)
 }
 
-fn printing(report: &str) -> String {
+fn script_that_prints(report: &str) -> String {
     format!("cat <<'END'\n{report}\nEND")
 }
 
 #[test]
 fn every_process_reports() {
-    let reports = batch(&printing(REPORT), false, 3).unwrap();
+    let reports = batch(&script_that_prints(REPORT), false, 3).unwrap();
     assert_eq!(reports.len(), 3);
     let report = &reports[0];
     let replay = report.replay.as_ref().unwrap();
@@ -47,7 +47,7 @@ fn no_player_checks_memory_before_all_have_touched_their_last_page() {
     let _alone = one_at_a_time();
     let directory = tempfile::tempdir().unwrap();
     let held_and_checked = "echo > $2/held-$$; echo held; cat >/dev/null; echo > $2/checked-$$";
-    let script = format!("{held_and_checked}\n{}", printing(REPORT));
+    let script = format!("{held_and_checked}\n{}", script_that_prints(REPORT));
     let program = monitor_program(directory.path(), &script);
     let files = |name: &str| {
         let entries = fs::read_dir(directory.path()).unwrap();
@@ -77,8 +77,10 @@ fn the_request_names_planner_and_snapshot() {
 
 #[test]
 fn one_failure_fails_the_batch() {
-    let script =
-        format!("if mkdir \"$2/once\"; then echo bad page 7 >&2; exit 1; fi\n{}", printing(REPORT));
+    let script = format!(
+        "if mkdir \"$2/once\"; then echo bad page 7 >&2; exit 1; fi\n{}",
+        script_that_prints(REPORT)
+    );
     let error = batch(&script, false, 3).unwrap_err();
     assert!(matches!(error, BatchError::Failed { .. }), "{error}");
     let text = error_chain(&error);

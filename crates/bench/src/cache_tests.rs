@@ -49,7 +49,7 @@ fn both_states_are_prepared_and_verified() {
     assert_eq!(files.prepare(Cache::Cached, false).unwrap(), None);
     assert_eq!(files.cached_bytes().unwrap(), 302 * 4096);
     assert!(files.prepare(Cache::Cold, true).unwrap().is_some());
-    assert_eq!(files.cached_bytes().unwrap(), 300 * 4096, "the image alone is preloaded");
+    assert_eq!(files.cached_bytes().unwrap(), 300 * 4096, "only the image is preloaded");
     assert!(residency_of(directory.path(), "snapshot.firn").is_cold());
     assert!(files.prepare(Cache::Cached, true).unwrap().is_some());
     assert_eq!(files.cached_bytes().unwrap(), 302 * 4096);
@@ -57,7 +57,7 @@ fn both_states_are_prepared_and_verified() {
 
 /// Cached pages of one planner's run do not stay for the next planner's runs on a full page cache.
 #[test]
-fn no_cached_page_is_left() {
+fn no_page_of_a_planners_run_remains_cached() {
     let Some(directory) = snapshot(&[(PackedFile::LoadingSet.name(), 5), (IMAGE, 300)]) else {
         return;
     };

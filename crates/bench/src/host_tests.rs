@@ -19,7 +19,7 @@ fn name_at(path: &str) -> String {
 }
 
 #[test]
-fn the_deepest_and_last_mount_counts() {
+fn the_deepest_and_last_mount_is_used() {
     assert_eq!(name_at("/tmp/x"), "ext4 on /dev/vda");
     assert_eq!(name_at("/srv/a b/c"), "tmpfs huge=always");
     assert_eq!(name_at("/srv/a bc"), "ext4 on /dev/vda");

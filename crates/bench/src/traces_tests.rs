@@ -84,7 +84,7 @@ fn the_readme_describes_every_trace() {
     let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces/README.md");
     let readme = fs::read_to_string(readme).unwrap();
     let table = table();
-    assert!(readme.contains(&table), "traces/README.md has to say:\n{table}");
+    assert!(readme.contains(&table), "traces/README.md must contain:\n{table}");
 }
 
 #[test]

@@ -9,7 +9,7 @@ fn uuid() -> [u8; 16] {
 }
 
 #[test]
-fn the_block_is_one_that_the_kernel_accepts() {
+fn the_block_has_the_form_that_the_kernel_accepts() {
     // The fields from the UUID on and the checksum, as in a block that Linux 6.12 accepts for a
     // devdax namespace.
     let block = info_block(SIZE, uuid(), Mode::Devdax);

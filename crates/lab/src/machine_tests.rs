@@ -50,7 +50,7 @@ fn a_copy_is_equal_and_keeps_the_holes() {
     assert!(original == copy);
     assert!(
         to.metadata().unwrap().blocks() * 512 < 1 << 20,
-        "the copy takes no more than what was written"
+        "the copy uses no more space than the written data"
     );
 }
 
@@ -61,7 +61,10 @@ fn persistent_memory_without_a_name_is_formatted_and_leaves_no_file() {
     let (file, size) = pmem(&lab, &config(None, 65)).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(size, 68 << 20, "65 MiB in units of 2 MiB, and 2 MiB for the block");
     assert!(devdax::is_formatted(&file).unwrap());
-    assert!(file.metadata().unwrap().blocks() * 512 >= size, "a full disk shows now, not in QEMU");
+    assert!(
+        file.metadata().unwrap().blocks() * 512 >= size,
+        "the space is reserved before QEMU starts"
+    );
     assert_eq!(fs::read_dir(cache.path().join("lab")).unwrap().count(), 4);
 }
 

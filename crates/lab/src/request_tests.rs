@@ -73,13 +73,13 @@ fn an_archive_without_a_request_is_refused() {
 }
 
 #[test]
-fn results_come_back_and_stay_in_their_folder() {
+fn results_are_unpacked_only_into_their_folder() {
     let there = tempfile::tempdir().unwrap();
     fs::create_dir(there.path().join("sub")).unwrap();
     fs::write(there.path().join("sub/result"), "42").unwrap();
     let mut archive = tempfile::tempfile().unwrap();
     pack_results(there.path(), &archive).unwrap();
-    // A command in the lab may be hostile: an entry that names a path outside the folder.
+    // A command in the lab may be hostile: an archive entry may name a path outside the folder.
     archive.seek(SeekFrom::End(-1024)).unwrap();
     let mut header = tar::Header::new_gnu();
     header.as_old_mut().name[..9].copy_from_slice(b"../escape");

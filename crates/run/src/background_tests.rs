@@ -31,10 +31,10 @@ fn planned(when: When, work: Work) -> (File, Plan) {
 }
 
 #[test]
-fn a_loader_that_fails_fails_nothing() {
+fn a_failed_loader_does_not_fail_the_restore() {
     let work = Work::Load { file: LoadFile::Image, offset: 0, len: LEN };
     let (image, plan) = planned(When::AtRequest, work);
-    // Of a pipe nothing can be read ahead.
+    // A pipe does not support read-ahead.
     let (pipe, _writer) = std::io::pipe().unwrap();
     let loader = Loader::start(&plan, &Sources::image(&OwnedFd::from(pipe).into()), 0).unwrap();
     let executed = execute(&plan, &Sources::image(&image)).unwrap();
@@ -46,7 +46,7 @@ fn a_loader_that_fails_fails_nothing() {
 }
 
 #[test]
-fn what_the_loader_did_is_known_once_it_has_ended() {
+fn the_loaders_report_is_final_when_the_loader_is_done() {
     let work = Work::Load { file: LoadFile::Image, offset: 0, len: LEN };
     let (image, plan) = planned(When::AtRequest, work);
     let loader = Loader::start(&plan, &Sources::image(&image), 0).unwrap();
@@ -62,7 +62,7 @@ fn what_the_loader_did_is_known_once_it_has_ended() {
 }
 
 #[test]
-fn a_step_that_fails_is_a_failed_restore() {
+fn a_failed_step_fails_the_restore() {
     let guest = GuestRange { start: 0, len: LEN };
     let (image, plan) = planned(When::AfterResume, Work::Index { guest });
     let executed = execute(&plan, &Sources::image(&image)).unwrap();

@@ -39,7 +39,7 @@ fn a_single_file_is_a_function() {
 }
 
 #[test]
-fn the_functions_of_this_repository_are_functions() {
+fn all_functions_of_this_repository_are_valid() {
     let functions = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest/functions");
     let mut found = 0;
     for entry in fs::read_dir(functions).unwrap() {
@@ -61,7 +61,7 @@ fn the_functions_of_this_repository_are_functions() {
 }
 
 #[test]
-fn what_is_no_function_is_named_with_a_reason() {
+fn an_invalid_function_is_refused_with_the_reason() {
     let made = folder(&[("notes.txt", "n"), ("a.b.py", "x")]);
     let path = made.path();
     let error = |path: &Path| Function::from_path(path).unwrap_err();
@@ -74,7 +74,7 @@ fn what_is_no_function_is_named_with_a_reason() {
 }
 
 #[test]
-fn what_cannot_be_sent_is_refused() {
+fn links_in_a_loop_and_special_files_are_refused() {
     let made = folder(&[("handler.py", "h")]);
     symlink(made.path(), made.path().join("circle")).unwrap();
     let error = Function::from_path(made.path()).unwrap_err();
@@ -99,7 +99,7 @@ fn a_function_over_the_limit_is_refused_before_it_is_read() {
 }
 
 #[test]
-fn a_function_may_have_files_of_others() {
+fn a_function_may_include_files_of_other_functions() {
     let made = folder(&[
         ("other/handler.py", "other's"),
         ("other/shared.py", "other's"),
@@ -117,7 +117,7 @@ fn a_function_may_have_files_of_others() {
 }
 
 #[test]
-fn settings_that_cannot_be_read_are_refused_with_their_file_and_line() {
+fn invalid_settings_are_refused_with_their_file_and_line() {
     let made = folder(&[("handler.py", "h"), ("function.toml", "vcpus = 1\nmemory = 2")]);
     let error = Function::from_path(made.path()).unwrap_err();
     assert!(error.to_string().contains("function.toml"), "{error}");

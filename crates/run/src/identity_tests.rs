@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn no_two_identities_share_anything() {
+fn identities_have_no_common_value() {
     let (one, other) = (Identity::fresh().unwrap(), Identity::fresh().unwrap());
     assert_ne!(one.generation, other.generation);
     assert_ne!(one.instance_id, other.instance_id);

@@ -6,7 +6,7 @@ use rustix::fs::{FlockOperation, flock};
 use super::{ClaimError, FindError, Instances, OwnedInstance, SweepAfterOwner};
 
 #[test]
-fn a_name_is_taken_until_its_owner_lets_go_and_nothing_stays() {
+fn a_name_is_in_use_until_its_owner_drops_it_and_no_file_remains() {
     let dir = tempfile::tempdir().unwrap();
     let instances = Instances::in_directory(dir.path().join("run"));
     let first = instances.claim("hello").unwrap();
@@ -19,7 +19,7 @@ fn a_name_is_taken_until_its_owner_lets_go_and_nothing_stays() {
 }
 
 #[test]
-fn what_a_killed_owner_left_is_swept() {
+fn files_of_a_killed_owner_are_removed() {
     let dir = tempfile::tempdir().unwrap();
     let instances = Instances::in_directory(dir.path().to_owned());
     for name in ["one", "two"] {
@@ -36,7 +36,7 @@ fn what_a_killed_owner_left_is_swept() {
 }
 
 #[test]
-fn an_unknown_name_lists_those_that_run() {
+fn the_error_for_an_unknown_name_lists_the_running_names() {
     let dir = tempfile::tempdir().unwrap();
     let instances = Instances::in_directory(dir.path().to_owned());
     let error = instances.find("x").unwrap_err();
@@ -48,7 +48,7 @@ fn an_unknown_name_lists_those_that_run() {
 }
 
 #[test]
-fn names_that_no_host_could_have_are_refused() {
+fn names_that_are_not_host_names_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let instances = Instances::in_directory(dir.path().to_owned());
     let long = "x".repeat(64);
@@ -59,7 +59,7 @@ fn names_that_no_host_could_have_are_refused() {
 }
 
 #[test]
-fn a_directory_that_others_can_write_to_is_refused() {
+fn a_directory_that_other_users_can_write_to_is_refused() {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
@@ -90,7 +90,7 @@ fn the_directory_of_a_running_owner_is_not_removed() {
         assert!(owned.control_socket().exists());
         owners.fetch_sub(1, Ordering::SeqCst);
         drop(owned);
-        // A killed owner leaves its directory behind, unless there is one already.
+        // A killed owner leaves its directory behind. Create it unless it exists already.
         if fs::create_dir(dir.path().join("name")).is_ok() {
             let _ = fs::write(dir.path().join("name/lock"), "");
         }

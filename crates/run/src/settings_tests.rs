@@ -3,12 +3,12 @@ use std::path::PathBuf;
 use super::{FunctionSettings, ImageName};
 
 #[test]
-fn everything_may_be_left_out() {
+fn all_settings_are_optional() {
     assert_eq!(FunctionSettings::parse("").unwrap(), FunctionSettings::default());
 }
 
 #[test]
-fn everything_is_read() {
+fn all_settings_are_parsed() {
     let text = "image = \"learning\"\nmemory_mib = 1024\nvcpus = 2\nsource = \"a paper\"\nfiles_of = [\"../image\"]\n\
         [tolerance]\nprobability = 0.001\n";
     let read = FunctionSettings::parse(text).unwrap();
@@ -20,7 +20,7 @@ fn everything_is_read() {
 }
 
 #[test]
-fn what_is_not_known_is_refused_with_its_line() {
+fn unknown_settings_and_invalid_values_are_refused_with_the_reason() {
     for (text, word) in [
         ("image = \"base\"\nmemory = \"1G\"", "memory"),
         ("image = \"../root\"", "cannot name an image"),
@@ -33,7 +33,7 @@ fn what_is_not_known_is_refused_with_its_line() {
 }
 
 #[test]
-fn an_image_name_never_leaves_the_folder_of_images() {
+fn an_image_name_cannot_name_a_path_outside_the_image_folder() {
     let name = |text: &str| ImageName::try_from(text.to_owned());
     assert_eq!(name("base"), Ok(ImageName::base()));
     assert!(name("my-image-2").is_ok());

@@ -39,7 +39,7 @@ fn a_line_has_a_point_for_each_value() {
 
 proptest! {
     #[test]
-    fn any_scale_has_few_ticks(longest in 0.0..1e12_f64) {
+    fn every_scale_has_few_ticks(longest in 0.0..1e12_f64) {
         let step = tick(longest);
         prop_assert!(longest == 0.0 || (3.9..=10.1).contains(&(longest / step)));
         prop_assert!(well_formed(&lines(vec![Some(longest), Some(0.0)])));

@@ -47,7 +47,7 @@ fn gaps_are_scaled_and_become_iterations() {
 }
 
 #[test]
-fn the_players_region_is_above_the_traces_and_not_among_the_devices() {
+fn the_players_region_is_above_the_trace_and_outside_the_device_window() {
     let mega = 1 << 20;
     assert_eq!(region(64 * mega).unwrap().start, 64 * mega);
     assert_eq!(region(65 * mega).unwrap().start, 66 * mega);

@@ -51,7 +51,7 @@ fn players_run_from_a_pool_and_do_not_change_its_sealed_bytes() {
             let destination = Destination::Pool { socket: socket.clone(), name: "player".into() };
             let inputs = PlayerInputs::new(vec![load(trace).unwrap()]).unwrap();
             freeze(&inputs, &options, KVM_DEVICE.as_ref(), destination, false).unwrap();
-            // Every run checks all its memory, so it would find a byte that an earlier run changed.
+            // Every run checks all its memory, so it detects a byte that an earlier run changed.
             for _ in 0..2 {
                 let (report, _) = run(&pooled(&socket), "pass_shared").unwrap();
                 assert!(
@@ -86,7 +86,7 @@ fn only_the_written_pages_of_a_replica_are_repaired() {
             return imaging;
         }
     };
-    for told in [true, true, false] {
+    for with_list in [true, true, false] {
         let mut replica = replica(&socket);
         let leaf = replica.grant().unwrap().extent().leaf;
         let (_, written) = run(&replica, "pass").unwrap();
@@ -94,14 +94,14 @@ fn only_the_written_pages_of_a_replica_are_repaired() {
         assert_eq!(written.is_some(), leaf == 4096);
         let Some(written) = written else { return };
         let pages = written.count();
-        // All pages that the trace wrote, and a few of the player's own: its stack and page tables.
+        // All pages that the trace wrote, and a few pages of the player: its stack and page tables.
         assert!((4096..4096 + 64).contains(&pages), "{pages}");
-        if told {
+        if with_list {
             assert!(replica.give_back(None, Some(&written)).is_empty());
         }
         drop(replica);
         let imaging = ready(&mut client);
-        assert_eq!(imaging.by == ImagedBy::List, told, "{imaging:?}");
+        assert_eq!(imaging.by == ImagedBy::List, with_list, "{imaging:?}");
         assert!(imaging.copied >= 16 << 20, "{imaging:?}");
         // The whole replica equals its snapshot: the list is complete.
         let replica = client.replica("player").unwrap();
@@ -118,7 +118,7 @@ fn only_the_written_pages_of_a_replica_are_repaired() {
 }
 
 #[test]
-fn players_write_to_copies_that_are_made_in_advance() {
+fn players_write_to_copies_made_in_advance() {
     let dir = tempfile::tempdir().unwrap();
     let _manager = manager(&dir, false).unwrap();
     let socket = dir.path().join("pool.sock");
@@ -131,7 +131,8 @@ fn players_write_to_copies_that_are_made_in_advance() {
         request_copy(&snapshot, &mut grant, RULE).unwrap();
         Source::new(snapshot, Some(grant))
     };
-    // There is no profile: two runs teach the manager what is written. Each checks all its memory.
+    // There is no profile: the manager learns the written chunks from two runs. Each run checks all
+    // its memory.
     for _ in 0..2 {
         let mut snapshot = take();
         let (report, _) = run(&snapshot, "firn").unwrap();
@@ -151,7 +152,7 @@ fn players_write_to_copies_that_are_made_in_advance() {
             None => break snapshot,
         }
     };
-    // Two at once, from one sealed extent.
+    // Two microVMs at once, from one sealed extent.
     let second = take();
     std::thread::scope(|scope| {
         let runs = [first, second]

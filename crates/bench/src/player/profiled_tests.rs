@@ -23,7 +23,7 @@ fn player(dir: &Path) -> Option<Snapshot> {
     frozen(dir, ["json-a", "json-b"].map(|name| load(name).unwrap()), true)
 }
 
-/// The same with free pages: those that either input writes before it reads them.
+/// The same with free pages: the pages that either input writes before it reads them.
 fn player_with_free_pages(dir: &Path, sanitised: bool) -> Option<(Snapshot, PageSet)> {
     let mut traces = ["json-a", "json-b"].map(|name| load(name).unwrap());
     let layout = traces[0].trace.layout().clone();
@@ -61,7 +61,7 @@ fn profile(snapshot: &Snapshot, part: Part) -> Profile {
     profile
 }
 
-/// The player checks every byte of its memory itself.
+/// The player checks every byte of its memory.
 fn replayed(path: &Path, planner: &dyn Planner) -> (Snapshot, StartReport) {
     let snapshot = Snapshot::open(path).unwrap();
     assert!(evict(snapshot.image_file().unwrap()).unwrap().is_cold());
@@ -111,7 +111,7 @@ fn faasnap_runs_on_a_loading_set_of_the_other_input() {
 }
 
 #[test]
-fn snapbpf_loads_the_image_itself_and_never_what_was_free() {
+fn snapbpf_loads_from_the_image_and_never_reads_free_pages() {
     let dir = tempfile::tempdir().unwrap();
     let Some(snapshot) = player(dir.path()) else { return };
     // As if the guest had reported nothing.
@@ -149,21 +149,21 @@ fn cached_of(snapshot: &Snapshot, pages: &PageSet) -> u64 {
 }
 
 #[test]
-fn faast_serves_zeros_for_what_the_guest_held_free() {
+fn faast_maps_zeros_for_free_pages() {
     let dir = tempfile::tempdir().unwrap();
     let Some((snapshot, free)) = player_with_free_pages(dir.path(), false) else { return };
-    assert!(free.iter().all(|page| !snapshot.zero_map().get(page)), "each holds something");
+    assert!(free.iter().all(|page| !snapshot.zero_map().get(page)), "no free page is zero");
     profile(&snapshot, Part::Faults);
     let [reap, faast] = ["reap", "faast"].map(|written| {
         let planner = parse(written).unwrap();
         let packed = pack(snapshot.path(), &*planner).unwrap().unwrap();
-        // The player has checked all its memory by then.
+        // The player has already checked all its memory.
         let (_, report) = replayed(snapshot.path(), &*planner);
         (packed.pages, report.counters.pager.unwrap(), report.execute.zero_bytes)
     });
     let of_b = load("json-b").unwrap().trace;
     let written = of_b.touches().iter().filter(|touch| touch.access == Access::Write).count();
-    assert_eq!(reap.0 - faast.0, written as u64, "not in the working set");
+    assert_eq!(reap.0 - faast.0, written as u64, "written free pages are not in the working set");
     assert_eq!((reap.2, faast.2), (0, free.count() * PAGE));
     // The pager serves no fault for a free page.
     let first_touches = |name| {
@@ -178,7 +178,7 @@ fn faast_serves_zeros_for_what_the_guest_held_free() {
 }
 
 #[test]
-fn snapbpf_never_reads_what_the_guest_had_reported_free() {
+fn snapbpf_never_reads_pages_that_the_guest_reported_free() {
     let dir = tempfile::tempdir().unwrap();
     let Some((snapshot, free)) = player_with_free_pages(dir.path(), true) else { return };
     let recorded = profile(&snapshot, Part::Cache);

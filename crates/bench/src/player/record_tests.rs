@@ -38,7 +38,7 @@ fn recorded(snapshot: &Snapshot, input: &str, parts: &[Part]) -> Profile {
     profile
 }
 
-/// A directory whose files can be evicted from the page cache; not on tmpfs.
+/// A directory whose files can be evicted from the page cache; `None` on tmpfs.
 fn directory_on_a_medium() -> Option<tempfile::TempDir> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file");
@@ -67,7 +67,7 @@ fn faults_and_writes_are_those_of_the_trace_and_of_the_input() {
         let profile = recorded(&snapshot, name, &[Part::Faults, Part::Writes]);
         assert_eq!(profile.inputs, [name.as_str()]);
         assert_eq!(profile.groups, None);
-        // The player's own pages are above the trace's.
+        // The player's pages are above the trace's pages.
         let own = trace.layout().pages();
         let faults = flat(profile.faults.as_ref().unwrap());
         let (traced, of_the_player): (Vec<u64>, Vec<u64>) =
@@ -81,7 +81,7 @@ fn faults_and_writes_are_those_of_the_trace_and_of_the_input() {
         let expected: BTreeSet<u64> =
             pages(trace, |access| access != Access::Read).into_iter().collect();
         assert!(traced == expected.into_iter().collect::<Vec<_>>(), "{name}");
-        // Only its stack; hardware walks page tables for writing.
+        // Only the stack; hardware walks page tables for writing.
         let most = if software { 16 } else { 64 };
         assert!(of_the_player.len() <= most, "{of_the_player:?}");
         // The player maps a chunk by small leaves if the trace has a small leaf in it, and by a

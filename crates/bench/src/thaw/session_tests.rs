@@ -18,7 +18,7 @@ fn frozen(snapshot: PathBuf) -> FrozenPlayer {
     FrozenPlayer { trace, snapshot, pooled: None, recorded_on: None, others: Vec::new() }
 }
 
-/// A session with a program that prints a report, and logs planner by planner that it ran.
+/// A session with a program that logs each planner and prints a report.
 fn session(directory: &std::path::Path, planners: &[&str], runs: u32, script: &str) -> Session {
     let log = directory.join("log");
     let script = format!("echo $1 >> {}\n{script}\ncat <<'END'\n{REPORT}\nEND\n", log.display());
@@ -120,7 +120,7 @@ fn nothing_to_measure_is_an_error() {
 }
 
 #[test]
-fn microvms_of_different_snapshots_take_turns_with_them() {
+fn microvms_and_their_snapshots_rotate_together() {
     let _alone = one_at_a_time();
     let directory = tempfile::tempdir().unwrap();
     let script = format!("echo $2 >> {}", directory.path().join("places").display());

@@ -16,7 +16,7 @@ fn a_shared_image_is_counted_once() {
     assert!(ledger.reserve(&cost(1, 20, 40)));
     assert!(ledger.reserve(&cost(1, 20, 40)));
     assert_eq!((ledger.private_bytes(), ledger.shared_bytes()), (40, 40));
-    assert!(!ledger.reserve(&cost(2, 10, 20)), "another image has no room");
+    assert!(!ledger.reserve(&cost(2, 10, 20)), "the memory does not suffice for another image");
     assert!(ledger.reserve(&cost(1, 20, 40)));
     for _ in 0..3 {
         ledger.release(&cost(1, 20, 40));

@@ -5,7 +5,7 @@ use super::{
     recipe, remove_unused,
 };
 
-/// Caches of earlier builds stay valid: the keys are theirs.
+/// The keys equal those of earlier builds, so existing caches stay valid.
 #[test]
 fn keys_of_own_images_are_stable() {
     let base = Contents::of(&recipe("base").unwrap()).key(&Below::default());
@@ -40,7 +40,7 @@ fn names_and_files_are_distinguished() {
 }
 
 #[test]
-fn packages_that_are_left_out_look_installed() {
+fn omitted_packages_are_listed_as_installed() {
     let shown = "Package: perl\nSource: p\nVersion: 5\nDescription: x\n y\nProvides: z\n\nPackage: tar\nVersion: 1\n";
     let status = held(shown);
     assert_eq!(
@@ -52,7 +52,7 @@ fn packages_that_are_left_out_look_installed() {
 }
 
 #[test]
-fn a_root_loses_what_no_function_reads_and_lists_the_rest() {
+fn a_root_is_stripped_of_unused_files_and_lists_the_rest() {
     let root = tempfile::tempdir().unwrap();
     let path = |name: &str| root.path().join(name);
     make_skeleton(root.path()).unwrap();

@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use super::Store;
 
 #[test]
-fn a_part_is_built_with_its_key_and_only_when_it_exists() {
+fn a_part_is_built_with_its_key_and_only_if_it_exists() {
     let cache = tempfile::tempdir().unwrap();
     let store = Store::open(cache.path()).unwrap();
     assert!(!store.is_built("guest/root.erofs", "1 a"));
@@ -22,7 +22,7 @@ fn a_part_is_built_with_its_key_and_only_when_it_exists() {
 }
 
 #[test]
-fn a_folder_replaces_the_one_before() {
+fn a_folder_replaces_the_previous_one() {
     let cache = tempfile::tempdir().unwrap();
     let store = Store::open(cache.path()).unwrap();
     for file in ["old", "new"] {

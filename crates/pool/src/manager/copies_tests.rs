@@ -136,7 +136,7 @@ fn copies_are_not_reused() {
     let Some((chunks, used)) = copy(&mut first, generation, &profile) else { return };
     assert_eq!(chunks, profile);
     check(&used, [1, 2, 4]);
-    // A run that writes all chunks and keeps the descriptor after its end.
+    // A run writes all chunks and keeps the descriptor after its end.
     write(&used, 0, usize_of(3 * COPY_CHUNK));
     assert!(used.set_len(COPY_CHUNK).is_err(), "its size is sealed");
     drop(first);
@@ -194,7 +194,7 @@ fn arena_stays_within_its_size() {
     assert_eq!(refused, Err(NoCopy::ArenaFull));
     assert_eq!(world.arena(), ArenaFacts { size: 2 * COPY_CHUNK, ready: 0, lent: 2 * COPY_CHUNK });
     drop(client);
-    // There is space again, and the last requested set gets it.
+    // The freed space is used for the last requested set.
     assert!(copy(&mut second, generation, &[(3, 1)]).is_some());
     let arena = world.arena();
     assert!(arena.ready + arena.lent <= arena.size, "{arena:?}");
@@ -241,27 +241,27 @@ fn key_that_is_too_long_is_refused() {
 }
 
 #[test]
-fn nothing_is_kept_of_a_snapshot_that_is_not_current() {
+fn copies_of_a_replaced_snapshot_are_dropped() {
     let world = World::new();
     world.freeze("hello");
     let (mut old, generation) = world.pinned("hello");
     let Some(_) = copy(&mut old, generation, &[(0, 1)]) else { return };
     world.freeze("hello");
-    // One more of the old may just be in the making.
+    // The manager may still be preparing a copy of the old snapshot.
     while world.arena().ready > 0 {
         std::thread::yield_now();
     }
     let (mut new, current) = world.pinned("hello");
-    assert!(new.copy(generation, KEY).is_err(), "it does not have that extent");
+    assert!(new.copy(generation, KEY).is_err(), "the old extent is not pinned");
     assert!(new.copy(current, KEY).unwrap().is_none());
     assert_eq!(request(&mut new, current, &[]).copy.map(drop), Err(NoCopy::Unneeded));
-    // The old one is still lent, and its snapshot pinned.
+    // The old copy is still lent, and its snapshot is still pinned.
     assert_eq!(world.arena().lent, COPY_CHUNK);
     new.reclaim("hello").unwrap();
 }
 
 #[test]
-fn chunks_beyond_guest_memory_are_left_out() {
+fn chunks_beyond_guest_memory_are_ignored() {
     let world = World::new();
     world.freeze("hello");
     let (mut client, generation) = world.pinned("hello");

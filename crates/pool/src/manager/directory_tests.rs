@@ -68,7 +68,7 @@ fn a_connected_socket_serves_a_client() {
     let generation = connected.snapshot("snow").unwrap().extent().generation;
     let mut client = Client::from_stream(connected.into_stream());
     assert_eq!(client.path(), socket);
-    // What the connection was granted stays granted.
+    // The grants of the connection stay valid.
     client.release(generation).unwrap();
     assert!(client.snapshot("ice").is_ok());
 

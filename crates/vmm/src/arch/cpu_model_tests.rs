@@ -65,7 +65,7 @@ fn only_the_features_of_the_model_remain() {
     ] {
         assert_eq!(word >> bit & 1 == 1, there, "{what}");
     }
-    assert_eq!(find(&v3, 0, 0).unwrap().ebx, !0, "the vendor is the host's");
+    assert_eq!(find(&v3, 0, 0).unwrap().ebx, !0, "the vendor comes from the host");
     let v4 = find(&masked(CpuModel::V4), LEAF_STRUCTURED, 0).unwrap().ebx;
     assert_eq!(v4 >> 16 & 1, 1);
 }

@@ -120,7 +120,7 @@ fn the_error_names_the_missing_field() {
 proptest! {
     #![proptest_config(proptest::test_runner::Config::with_cases(48))]
     #[test]
-    fn wrong_metadata_does_no_harm(
+    fn random_metadata_never_panics(
         words in proptest::collection::vec((0..0x11000u64 / 8, any::<u64>()), 0..40),
         numbers in proptest::collection::vec(any::<u32>(), 6),
     ) {

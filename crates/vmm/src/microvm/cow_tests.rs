@@ -33,7 +33,8 @@ const PAGE: u64 = 4096;
 const PRESENT_WRITABLE_USER: u64 = 0b111;
 const CR4_OSXSAVE: u64 = 1 << 18;
 
-/// Programs: each gets DATA in rdi and the address of the report in rcx, and reports rax forever.
+/// Programs. Each starts with DATA in rdi and the address of the report in rcx, and reports rax
+/// repeatedly.
 macro_rules! program {
     ($name:ident, $($line:literal),+ $(,)?) => {
         global_asm!(
@@ -261,37 +262,37 @@ fn check(code: &[u8], report: u64, chunks: u64) {
 }
 
 #[test]
-fn plain_stores() {
+fn plain_stores_write_to_copies() {
     check(&firn_cow_plain(), 5, 3);
 }
 
 #[test]
-fn vector_stores() {
+fn vector_stores_write_to_copies() {
     check(&firn_cow_vector(), u64::MAX, 3);
 }
 
 #[test]
-fn xsave_and_fxsave() {
+fn xsave_and_fxsave_write_to_copies() {
     check(&firn_cow_xsave(), u64::MAX, 2);
 }
 
 #[test]
-fn locked_stores() {
+fn locked_stores_write_to_copies() {
     check(&firn_cow_locked(), 5 + 7 + 9, 4);
 }
 
 #[test]
-fn stores_that_straddle_pages_and_chunks() {
+fn stores_across_pages_and_chunks_write_to_copies() {
     check(&firn_cow_straddling(), 0x1122_3344_5566_7788, 4);
 }
 
 #[test]
-fn repeated_stores_across_chunks() {
+fn repeated_stores_across_chunks_write_to_copies() {
     check(&firn_cow_repeated(), 0x5a5a_5a5a_5a5a_5a5a, 4);
 }
 
 #[test]
-fn pushes_and_calls() {
+fn pushes_and_calls_write_to_copies() {
     check(&firn_cow_stack(), 42, 1);
 }
 
@@ -340,14 +341,15 @@ fn pages_that_kvm_writes_may_be_registered_after_the_start() {
             let accepted = KVM_PAGES.into_iter().zip(1..).filter(|((index, enabled), place)| {
                 let data = (chunk + PAGE * place) | enabled;
                 let msr = kvm_msr_entry { index: *index, data, ..Default::default() };
-                // A host may lack an MSR; it must accept a sealed page for those that it has.
+                // A host may lack an MSR. It must accept a sealed page for every MSR that it
+                // supports.
                 fd.set_msrs(&Msrs::from_entries(&[msr]).unwrap()).unwrap() == 1
             });
             assert!(accepted.count() >= 2);
         });
         microvm.resume().unwrap();
         let report = reports.recv_timeout(Duration::from_secs(20));
-        // KVM writes its clocks and the stolen time when a vCPU is loaded again.
+        // KVM writes its clocks and the steal time when a vCPU is loaded again.
         for _ in 0..3 {
             microvm.pause().unwrap();
             microvm.resume().unwrap();

@@ -446,7 +446,7 @@ fn transports_of_different_devices_share_one_type() {
 proptest! {
     /// After any accesses the state can be saved and restored, and nothing panics.
     #[test]
-    fn registers_take_anything(
+    fn registers_accept_any_access(
         accesses in prop::collection::vec(
             (
                 prop_oneof![
