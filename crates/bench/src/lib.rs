@@ -6,8 +6,8 @@
 //!
 //! Each measurement is a plain configuration with defaults and a `run` method: [`ThawConfig`]
 //! compares planners on players, [`CapacityConfig`] counts the microVMs in a memory budget,
-//! [`PaperConfig`](paper::PaperConfig) repeats the papers' experiments, and
-//! [`FloorConfig`](floor::FloorConfig) measures the overhead of the player itself. Every microVM is
+//! [`PaperConfig`](paper::PaperConfig) repeats the papers' experiments, [`FloorConfig`](floor::FloorConfig) measures the overhead of the
+//! player itself, and [`FreezeConfig`](freeze::FreezeConfig) measures freezes. Every microVM is
 //! a process of its own, the page cache is in a verified state, and a single wrong page ends a
 //! measurement without results. Results are serde types, which render themselves as text, as
 //! Markdown and as SVG. Nothing here prints; a [`Progress`] receives the progress.
@@ -32,6 +32,7 @@ mod cost;
 pub mod demo;
 pub mod floor;
 mod free_reads;
+pub mod freeze;
 mod harness;
 mod host;
 mod medium;

@@ -438,3 +438,38 @@ fn invalid_arguments_are_rejected() {
     refused(&["floor", "--pairs", "0"], 2, "--pairs");
     refused(&["floor", "--leaves", "1g"], 2, "4k, 2m");
 }
+
+#[test]
+fn freezes_are_measured_into_a_directory_and_a_pool() {
+    if !has_kvm() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let (medium, json) = (path("pool.img"), path("r.json"));
+    let created = Command::new(FIRN)
+        .args(["pool", "create", "--medium", &medium, "--size", "64M"])
+        .output()
+        .unwrap();
+    assert!(created.status.success(), "{}", text(&created.stderr));
+    let mut arguments =
+        vec!["freeze", "--no-fio", "--runs", "2", "--memory", "16M", "--used", "1M"];
+    arguments.extend(["--pool", &medium, "--json", &json]);
+    let output = output(&arguments);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("freeze, pool"), "{}", text(&output.stdout));
+    assert_eq!(text(&output.stderr), "");
+    let json: Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
+    let rows = json["rows"].as_array().unwrap();
+    let destinations: Vec<_> = rows.iter().map(|row| row["destination"].as_str()).collect();
+    assert_eq!(destinations, [Some("directory"), Some("pool")]);
+    assert!(rows.iter().all(|row| row["total_ms"]["median"].as_f64() > Some(0.0)));
+}
+
+#[test]
+fn a_reference_needs_fio() {
+    let output = bench(&["freeze"]).env("PATH", "/nonexistent").output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let error = text(&output.stderr);
+    assert!(error.contains("apt-get install fio") && error.contains("--no-fio"), "{error}");
+}

@@ -7,7 +7,8 @@ use crate::context::Context;
 
 /// Modules of unit tests that require a KVM. `unit-tests` skips them without one, and
 /// `monitor-tests` runs them in the lab.
-const KVM_MODULES: [&str; 4] = ["microvm::", "player::", "floor::", "commands::profile::"];
+const KVM_MODULES: [&str; 5] =
+    ["microvm::", "player::", "floor::", "freeze::", "commands::profile::"];
 
 /// The unit test programs with those modules: arguments for cargo, and the target's name.
 const KVM_UNIT_TESTS: [(&str, &str); 3] = [

@@ -74,7 +74,7 @@ pub fn freeze(
 }
 
 /// A player before its first instruction, and its description for the manifest.
-fn prepare(
+pub(crate) fn prepare(
     inputs: &PlayerInputs,
     options: &PlayerOptions,
     kvm: &Path,

@@ -13,6 +13,7 @@ mod options;
 mod page_tables;
 
 pub use elf::{PlayerElf, PlayerElfError, elf};
+pub(crate) use freeze::prepare;
 pub use freeze::{FreezePlayerError, freeze};
 pub use inputs::{PlayerInputs, PlayerInputsError};
 pub use memory::PlayerMemoryError;

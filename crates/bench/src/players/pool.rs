@@ -4,7 +4,7 @@ use std::path::Path;
 
 use firn_memory::Leaf;
 use firn_memory::planners::{ExtentFacts, ImageFacts};
-use firn_pool::{Client, ClientError, ListedExtent, Role};
+use firn_pool::{Client, ClientError, ListedExtent, MediumFacts, Role};
 
 use super::frozen::PooledPlayer;
 use crate::progress::Progress;
@@ -56,6 +56,11 @@ impl<'a> PoolPlayers<'a> {
     /// The manager's name for its medium.
     pub(crate) fn medium(&self) -> &str {
         &self.medium
+    }
+
+    /// The properties of the medium.
+    pub(crate) fn describe(&mut self) -> Result<MediumFacts, ClientError> {
+        Ok(self.manager.describe()?.medium)
     }
 
     /// Waits until the manager has prepared everything that it prepares in advance.

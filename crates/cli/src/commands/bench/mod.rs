@@ -3,6 +3,7 @@
 mod capacity;
 mod cost;
 mod floor;
+mod freeze;
 mod paper;
 mod players;
 mod table;
@@ -37,6 +38,8 @@ pub(crate) enum BenchCommand {
     Paper(paper::PaperArgs),
     /// Compare the player with a bare loop, to measure the player's overhead
     Floor(floor::FloorArgs),
+    /// Measure freezes into a directory and a pool, next to fio on the same medium
+    Freeze(freeze::BenchFreezeArgs),
 }
 
 pub(crate) fn run(command: &BenchCommand) -> anyhow::Result<ExitCode> {
@@ -47,6 +50,7 @@ pub(crate) fn run(command: &BenchCommand) -> anyhow::Result<ExitCode> {
         BenchCommand::Paper(arguments) => paper::run(arguments)?,
         BenchCommand::Table(arguments) => table::run(arguments)?,
         BenchCommand::Floor(arguments) => floor::run(arguments)?,
+        BenchCommand::Freeze(arguments) => freeze::run(arguments)?,
     }
     Ok(ExitCode::SUCCESS)
 }
