@@ -38,6 +38,7 @@
 
 mod extent;
 mod layout;
+mod learnt;
 mod manager;
 mod mapped_extent;
 mod media;
@@ -45,10 +46,11 @@ mod pool;
 
 pub use extent::Extent;
 pub use layout::GRANULE;
+pub use learnt::{ChunkRun, Learnt};
 pub use manager::{
-    ArenaFacts, COPY_CHUNK, ChunkRun, ChunkSet, Client, ClientError, ClientWatch, CopyGrant,
-    Description, ExtentGrant, FindManagerError, ManagerDirectory, NoCopy, Refusal, RemoveError,
-    ReplicaGrant, Server, ServerError,
+    ArenaFacts, COPY_CHUNK, ChunkSet, Client, ClientError, ClientWatch, CopyGrant, Description,
+    ExtentGrant, FindManagerError, ManagerDirectory, NoCopy, Refusal, RemoveError, ReplicaGrant,
+    Server, ServerError,
 };
 pub use mapped_extent::{MapExtentError, MappedExtent};
 #[cfg(any(test, feature = "simulated"))]

@@ -1,10 +1,15 @@
 //! The on-medium format of a pool. `docs/reference/pool-format.md` specifies it. All integers are
 //! little-endian.
 
+mod annex;
 mod entry;
 mod record;
 mod superblock;
 
+pub(crate) use annex::{
+    ANNEX_COPY_BYTES, ANNEX_HEAD, ANNEX_ROOM, annex_at, annex_copy_len, decode_annex, encode_annex,
+    tail_with_annex,
+};
 pub(crate) use entry::{Entry, NameBody, Word, encode_name};
 pub(crate) use record::{FREE, Kind, Record};
 pub(crate) use superblock::{COUNTER_AT, MAGIC, SUPERBLOCK_BYTES, Superblock, SuperblockError};

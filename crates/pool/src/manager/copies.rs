@@ -9,9 +9,14 @@
 //! A copy is lent to one microVM and never reused: its writes, and a descriptor that it kept, do
 //! not affect other microVMs. The manager makes the next copy in the background.
 //!
+//! Sets last as long as their snapshot (`keep`). Those of an earlier manager are copied from their
+//! first request on, or when the manager prepares copies.
+//!
 //! Copies use DRAM. Ready and lent copies together stay within the size of the arena.
 
-use std::collections::HashMap;
+mod keep;
+
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -23,9 +28,8 @@ use rustix::io::{Errno, Result};
 use serde::{Deserialize, Serialize};
 
 use super::pace::{Pace, lower_priority};
-use crate::extent::Extent;
 use crate::media::{How, Memory};
-use crate::pool::{Pin, Pool};
+use crate::pool::{Pin, Pool, now};
 
 /// Bytes of a chunk.
 pub const COPY_CHUNK: u64 = 2 << 20;
@@ -108,6 +112,7 @@ impl Drop for Lent {
 pub(super) struct Copies {
     shared: Arc<Shared>,
     worker: Option<JoinHandle<()>>,
+    keeper: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
@@ -117,6 +122,10 @@ struct Shared {
     state: Mutex<State>,
     work: Condvar,
     done: Condvar,
+    /// Wakes the thread that stores sets.
+    learnt: Condvar,
+    /// Held while sets are stored: an annex has one writer at a time.
+    storing: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -126,6 +135,10 @@ struct State {
     ready: u64,
     lent: u64,
     sets: HashMap<Key, ChunkSet>,
+    /// Generations of the snapshots whose stored sets were read.
+    recalled: HashSet<u64>,
+    /// Generations of the snapshots whose sets changed and are not stored yet.
+    changed: BTreeSet<u64>,
     /// Counts requests.
     now: u64,
     /// There may be copies to make.
@@ -147,8 +160,12 @@ struct ChunkSet {
     making: bool,
     /// Why the last copy was not made.
     failed: Option<NoCopy>,
-    /// Number of its last request.
+    /// Number of its last request; 0 for none since the manager started.
     requested: u64,
+    /// Number of starts that requested a copy.
+    starts: u64,
+    /// Time of the last of them, seconds since 1970.
+    last_start: u64,
 }
 
 #[derive(Debug)]
@@ -183,15 +200,14 @@ impl Copies {
         let size = rustix::system::sysinfo();
         let size = u64::from(size.mem_unit).saturating_mul(size.totalram) / 8;
         let state = Mutex::new(State { size, ..State::default() });
-        let (work, done) = (Condvar::new(), Condvar::new());
-        let shared = Arc::new(Shared { pool, pace, state, work, done });
-        let own = shared.clone();
-        // Without a thread no copy is ever ready, and all starts run without copies.
-        let worker = std::thread::Builder::new()
-            .name("pool-copies".into())
-            .spawn(move || make_all(&own))
-            .ok();
-        Self { shared, worker }
+        let [work, done, learnt] = [(); 3].map(|()| Condvar::new());
+        let storing = Mutex::default();
+        let shared = Arc::new(Shared { pool, pace, state, work, done, learnt, storing });
+        // Without the first thread no copy is ever ready, and all starts run without copies.
+        // Without the second, sets are stored only when the manager ends.
+        let worker = spawn("pool-copies", &shared, make_all);
+        let keeper = spawn("pool-learnt", &shared, keep::store_changes);
+        Self { shared, worker, keeper }
     }
 
     /// Sets the maximum size. Lent copies are not affected.
@@ -215,10 +231,11 @@ impl Copies {
         ArenaFacts { size: state.size, ready: state.ready, lent: state.lent }
     }
 
-    /// The set of a snapshot and a key; `None` where there is none.
-    pub(super) fn set(&self, key: &Key) -> Option<StoredSet> {
+    /// The set of a pinned snapshot and a key; `None` where there is none.
+    pub(super) fn set(&self, pin: &Pin, key: &str) -> Option<StoredSet> {
+        self.shared.recall(pin);
         let state = self.shared.state();
-        let set = state.sets.get(key)?;
+        let set = state.sets.get(&(pin.extent().generation, key.to_owned()))?;
         let (chunks, client) = (set.chunks.clone(), set.state.clone());
         Some(StoredSet { revision: set.revision, chunks, state: client })
     }
@@ -231,30 +248,37 @@ impl Copies {
         pin: &Pin,
         key: &str,
         revision: Option<u64>,
-        mut chunks: Vec<u32>,
+        chunks: Vec<u32>,
         client: Vec<u8>,
     ) -> bool {
-        let Extent { generation, guest_bytes, .. } = pin.extent();
-        chunks.retain(|chunk| u64::from(*chunk) < guest_bytes / COPY_CHUNK);
+        self.shared.recall(pin);
+        let chunks = keep::within(pin, chunks);
+        let generation = pin.extent().generation;
         let key = (generation, key.to_owned());
         let mut state = self.shared.state();
         if state.sets.get(&key).map(|set| set.revision) != revision {
             return false;
         }
-        if revision.is_none() && state.sets.len() >= MOST_SETS {
-            state.forget_oldest();
+        if revision.is_none() {
+            state.make_room_for_set();
         }
         state.now += 1;
         let now = state.now;
         let set = state.sets.entry(key.clone()).or_default();
         set.revision = now;
+        let same = revision.is_some() && set.chunks == chunks && set.state == client;
         set.state = client;
         if revision.is_none() {
             pin.name().clone_into(&mut set.name);
             set.requested = now;
         }
-        if revision.is_none() || set.chunks != chunks {
-            set.chunks = chunks;
+        let replaced = revision.is_none() || set.chunks != chunks;
+        set.chunks = chunks;
+        if !same {
+            state.changed.insert(generation);
+            self.shared.learnt.notify_all();
+        }
+        if replaced {
             state.drop_ready(|other, _| *other == key);
             self.shared.wake(state);
         }
@@ -263,11 +287,14 @@ impl Copies {
 
     /// Lends a copy of a set to a start of a pinned snapshot; `None` if there is no such set.
     pub(super) fn lend(&self, pin: &Pin, key: &str) -> Option<Loan> {
+        self.shared.recall(pin);
         let key = (pin.extent().generation, key.to_owned());
         let mut state = self.shared.state();
         let now = state.now + 1;
         let set = state.sets.get_mut(&key)?;
         set.requested = now;
+        set.starts += 1;
+        set.last_start = self::now();
         let chunks = set.chunks.clone();
         let copy = match set.ready.pop() {
             Some(Ready { chunks, file }) => {
@@ -294,13 +321,18 @@ impl Copies {
         };
         state.drop_ready(|key, set| !current(key, set));
         state.sets.retain(|key, set| current(key, set));
+        let State { sets, recalled, .. } = &mut *state;
+        let current: HashSet<u64> = sets.keys().map(|(generation, _)| *generation).collect();
+        recalled.retain(|generation| current.contains(generation));
     }
 
-    /// Drops all sets and their ready copies.
+    /// Drops all ready copies. No copies are made until the next request for a set.
     pub(super) fn drop_all(&self) {
         let mut state = self.shared.state();
         state.drop_ready(|_, _| true);
-        state.sets.clear();
+        for set in state.sets.values_mut() {
+            set.requested = 0;
+        }
     }
 }
 
@@ -308,9 +340,10 @@ impl Drop for Copies {
     fn drop(&mut self) {
         self.shared.state().ended = true;
         self.shared.work.notify_all();
-        if let Some(worker) = self.worker.take() {
-            // A panic of the worker was already reported.
-            let _ = worker.join();
+        self.shared.learnt.notify_all();
+        for thread in [self.worker.take(), self.keeper.take()].into_iter().flatten() {
+            // A panic of the thread was already reported.
+            let _ = thread.join();
         }
     }
 }
@@ -324,11 +357,16 @@ impl State {
         }
     }
 
-    fn forget_oldest(&mut self) {
+    /// Makes room for a new set.
+    fn make_room_for_set(&mut self) {
+        if self.sets.len() < MOST_SETS {
+            return;
+        }
         let oldest = self.sets.iter().min_by_key(|(_, set)| set.requested);
         if let Some(oldest) = oldest.map(|(key, _)| key.clone()) {
             self.drop_ready(|key, _| *key == oldest);
             self.sets.remove(&oldest);
+            self.recalled.remove(&oldest.0);
         }
     }
 
@@ -348,7 +386,8 @@ impl State {
     fn job(&mut self, key: Key, requested: u64) -> Option<Job> {
         let (size, held) = (self.size, self.ready + self.lent);
         let set = self.sets.get_mut(&key)?;
-        if set.ready.len() >= READY || set.making || set.failed.is_some() {
+        let busy = set.ready.len() >= READY || set.making || set.failed.is_some();
+        if busy || set.requested == 0 {
             return None;
         }
         let mut chunks = set.chunks.clone();
@@ -386,6 +425,11 @@ impl State {
             self.drop_ready(|other, _| *other == key);
         }
     }
+}
+
+fn spawn(name: &str, shared: &Arc<Shared>, run: fn(&Shared)) -> Option<JoinHandle<()>> {
+    let shared = shared.clone();
+    std::thread::Builder::new().name(name.into()).spawn(move || run(&shared)).ok()
 }
 
 fn bytes(chunks: &[u32]) -> u64 {
@@ -432,9 +476,10 @@ impl State {
         set.making = false;
         let limit = usize_of(self.size / COPY_CHUNK);
         let current = &set.chunks[..limit.min(set.chunks.len())];
+        let wanted_now = set.requested > 0 && current == chunks;
         match made {
-            // The set may have been replaced meanwhile.
-            Some(Ok(file)) if current == chunks && self.ready + self.lent + wanted <= self.size => {
+            // The set may have been replaced, or its copies dropped, meanwhile.
+            Some(Ok(file)) if wanted_now && self.ready + self.lent + wanted <= self.size => {
                 set.ready.push(Ready { chunks, file });
                 self.ready += wanted;
             }

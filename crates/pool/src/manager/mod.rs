@@ -13,6 +13,7 @@
 //! kernel cannot confine it to an extent. Every process that can connect can therefore write the
 //! pool, so the socket is restricted to its owner (mode 0600).
 
+mod chunks;
 mod client;
 mod copies;
 mod directory;
@@ -27,6 +28,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::extent::Extent;
+use crate::learnt::ChunkRun;
 use crate::media::{Durability, MediumFacts};
 use crate::pool::{Imaging, Listing, PoolFacts, Recovery};
 
@@ -100,9 +102,6 @@ enum Response {
     Collected { slots: u32, replicas: u64 },
     Refused { refusal: Refusal, message: String },
 }
-
-/// A run of consecutive chunks of 2 MiB of guest memory: the first chunk and the number of chunks.
-pub type ChunkRun = (u32, u32);
 
 /// An extent and the information to map it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

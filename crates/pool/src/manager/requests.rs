@@ -8,11 +8,12 @@ use std::sync::Arc;
 use firn_base::{PageRange, error_chain};
 use parking_lot::{Mutex, MutexGuard};
 
+use super::chunks::{chunks_of, runs_of};
 use super::copies::{Copies, Lent, StoredSet};
 use super::error::Refusal;
 use super::pace::Pace;
 use super::replicas::{Acquired, Replicas};
-use super::{ChunkRun, Granted, Request, Response};
+use super::{Granted, Request, Response};
 use crate::extent::Extent;
 use crate::media::Access;
 use crate::pool::{
@@ -22,8 +23,6 @@ use crate::pool::{
 
 /// Maximum number of grants of one connection.
 const MAX_GRANTS: usize = 4096;
-/// Maximum number of chunks in a request: those of 1 TiB.
-const MAX_CHUNKS: usize = 1 << 19;
 /// Maximum length of the key of a chunk set, bytes.
 const MAX_KEY: usize = 128;
 
@@ -126,10 +125,8 @@ impl Manager {
                 Ok((Response::Copy { chunks: runs_of(&loan.chunks), copied }, descriptor))
             }
             Request::ChunkSet { generation, key } => {
-                grants.pin(generation)?;
-                let Some(StoredSet { revision, chunks, state }) =
-                    self.copies.set(&(generation, key))
-                else {
+                let set = self.copies.set(grants.pin(generation)?, &key);
+                let Some(StoredSet { revision, chunks, state }) = set else {
                     return Ok((Response::NoChunkSet, None));
                 };
                 Ok((Response::ChunkSet { revision, chunks: runs_of(&chunks), state }, None))
@@ -186,6 +183,9 @@ impl Manager {
             Request::List => {
                 let mut listing = self.pool.list();
                 self.replicas.add_imaging(&mut listing);
+                for listed in &mut listing.extents {
+                    listed.learnt = self.copies.learnt(listed);
+                }
                 Ok((Response::Listing { listing, arena: self.copies.facts() }, None))
             }
             Request::Settle => {
@@ -269,30 +269,6 @@ impl Grants {
         let message = format!("a connection holds at most {MAX_GRANTS} extents: release some");
         Err((Refusal::Invalid, message))
     }
-}
-
-/// Expands runs into ascending chunks, limited to `MAX_CHUNKS` per run.
-fn chunks_of(runs: &[ChunkRun]) -> Vec<u32> {
-    let mut chunks: Vec<u32> = Vec::new();
-    for (first, count) in runs {
-        let room = MAX_CHUNKS.saturating_sub(chunks.len());
-        chunks.extend((*first..first.saturating_add(*count)).take(room));
-    }
-    chunks.sort_unstable();
-    chunks.dedup();
-    chunks
-}
-
-/// Combines ascending chunks into runs.
-fn runs_of(chunks: &[u32]) -> Vec<ChunkRun> {
-    let mut runs: Vec<ChunkRun> = Vec::new();
-    for chunk in chunks {
-        match runs.last_mut() {
-            Some((first, count)) if *first + *count == *chunk => *count += 1,
-            _ => runs.push((*chunk, 1)),
-        }
-    }
-    runs
 }
 
 fn not_held(generation: u64) -> (Refusal, String) {

@@ -132,6 +132,13 @@ impl Server {
         self.shared.manager.copies().set_size(bytes);
     }
 
+    /// Makes copies, in the background, by what earlier managers of the pool learnt, so that the
+    /// first start of a snapshot finds one ready. Without this call, copies of a snapshot are made
+    /// from its first start on.
+    pub fn prepare_copies(&self) {
+        self.shared.manager.copies().prepare();
+    }
+
     /// Number of open connections.
     #[must_use]
     pub fn connections(&self) -> usize {
@@ -151,6 +158,8 @@ impl Drop for Server {
         let _ = fs::remove_file(&self.path);
         self.shared.clients().ended = true;
         self.shared.changed.notify_all();
+        // Clients that are still connected keep the manager, until this process ends.
+        self.shared.manager.copies().store_all();
         // Makes `accept` return.
         if shutdown(&self.listener, Shutdown::Both).is_ok()
             && let Some(thread) = self.thread.take()

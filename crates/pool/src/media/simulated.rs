@@ -117,6 +117,12 @@ impl SimulatedMedium {
         Self::with(size, Arc::default(), fault)
     }
 
+    /// The same medium, with a fault from now on.
+    #[cfg(test)]
+    pub(crate) fn with_fault(self, fault: Fault) -> Self {
+        Self { fault, ..self }
+    }
+
     fn with(size: u64, durable: Arc<HashMap<u64, u64>>, fault: Fault) -> Self {
         let facts = MediumFacts {
             kind: MediumKind::Simulated,

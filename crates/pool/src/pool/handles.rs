@@ -113,6 +113,10 @@ impl Pin {
         self.granule
     }
 
+    pub(super) fn inner(&self) -> &Inner {
+        &self.inner
+    }
+
     /// Location on the medium.
     #[must_use]
     pub fn extent(&self) -> Extent {

@@ -8,6 +8,7 @@ use super::scan::{extent, extent_range};
 use super::space::gaps;
 use crate::extent::Extent;
 use crate::layout::{Record, Superblock};
+use crate::learnt::Learnt;
 use crate::media::MediumFacts;
 
 /// A state in PASS's address table. Free space is *empty and available*.
@@ -54,6 +55,10 @@ pub struct ListedExtent {
     pub pins: Option<u32>,
     /// For a ready replica, if the manager provided the listing: the cost of imaging it.
     pub imaging: Option<Imaging>,
+    /// For a snapshot: what clients learnt about it. The listing of a manager has what its clients
+    /// learnt; the listing of a medium has what is stored.
+    #[serde(default)]
+    pub learnt: Vec<Learnt>,
 }
 
 /// Properties of a pool.
@@ -140,6 +145,7 @@ impl Listing {
                 source: (role == Role::Replica).then_some(record.source),
                 pins,
                 imaging: None,
+                learnt: Vec::new(),
             });
         }
         let data = superblock.data().unwrap_or_default();

@@ -1,5 +1,6 @@
 //! The pool: its operations and the handles that they return.
 
+mod annex;
 mod create;
 mod error;
 mod handles;
@@ -21,6 +22,7 @@ use crate::extent::Extent;
 use crate::layout::Superblock;
 use crate::media::{Medium, MediumFacts};
 
+pub(crate) use annex::read_annex;
 pub use create::CreateOptions;
 pub use error::{
     AllocateError, CreateError, LookupError, MediumFailure, OpenError, PublishError, ReclaimError,
@@ -77,7 +79,7 @@ impl Pool {
         PoolFacts::of(self.inner.superblock())
     }
 
-    /// Allocates an extent for a snapshot: `guest_bytes` of guest memory and a tail of
+    /// Allocates an extent for a snapshot: `guest_bytes` of guest memory and a tail of at least
     /// `tail_bytes`. The name refers to its current snapshot until [`Staging::publish`]. The extent
     /// contains old bytes: the caller must write all of guest memory, zeros included.
     ///
@@ -155,7 +157,7 @@ impl Pool {
 }
 
 /// Seconds since 1970.
-fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 

@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
+use super::annex::read_annex;
 use super::listing::{Listing, PoolFacts, Role};
 use super::problem::Problem;
 use super::scan::{Scan, extent, read_entry, read_record, search, superblock};
 use super::{LookupError, OpenError};
 use crate::extent::Extent;
 use crate::layout::{Kind, NameBody, Superblock, Word};
+use crate::learnt::{self, LearntSet};
 use crate::media::{Medium, MediumFacts};
 
 /// Number of times that metadata is read again if it looks inconsistent and keeps changing.
@@ -175,7 +177,13 @@ impl PoolReader {
             };
             Some((*granule, record, scan.name(record.slot).map(str::to_owned), role, None))
         });
-        Listing::new(&self.superblock, self.medium.facts(), extents)
+        let mut listing = Listing::new(&self.superblock, self.medium.facts(), extents);
+        for listed in listing.extents.iter_mut().filter(|listed| listed.role == Role::Snapshot) {
+            let stored = read_annex(&*self.medium, self.superblock.uuid, &listed.extent);
+            let sets = stored.map(|content| learnt::decode(&content)).unwrap_or_default();
+            listed.learnt = sets.into_iter().map(LearntSet::listed).collect();
+        }
+        listing
     }
 
     /// Checks the pool's metadata, and each snapshot's content with `check`, which returns a

@@ -14,7 +14,9 @@ use super::now;
 use super::scan::{bytes_of, granule_of, length, search};
 use super::space::{best_fit, gaps};
 use crate::extent::Extent;
-use crate::layout::{COUNTER_AT, FREE, Kind, LINE, PAGE, Record, Word, encode_name};
+use crate::layout::{
+    COUNTER_AT, FREE, Kind, LINE, PAGE, Record, Word, encode_name, tail_with_annex,
+};
 
 impl Inner {
     pub(super) fn allocate(
@@ -44,7 +46,7 @@ impl Inner {
             kind: Kind::Snapshot,
             slot,
             guest_bytes,
-            tail_bytes,
+            tail_bytes: tail_with_annex(tail_bytes, self.superblock().granule),
             generation: state.next_generation,
             created: now(),
             source: 0,

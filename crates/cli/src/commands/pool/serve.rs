@@ -93,6 +93,9 @@ pub(crate) fn run(arguments: &ServeArgs) -> anyhow::Result<ExitCode> {
     if let Some(bytes) = arguments.arena {
         server.set_arena(bytes);
     }
+    if !arguments.on_demand {
+        server.prepare_copies();
+    }
     report_serving(arguments, server.pool());
     if arguments.on_demand {
         let (clients, waiting) = (server.watch(), signals.handle());

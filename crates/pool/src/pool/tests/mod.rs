@@ -1,3 +1,4 @@
+mod annex;
 mod crash;
 mod damage;
 mod handles;
