@@ -1,5 +1,6 @@
-//! Kills the lab's machine during freezes into a pool on its /dev/dax0.0, starts it again, and
-//! checks the pool. The lab runs this program too. `make lab-tests` runs this test.
+//! Kills the lab's machine during freezes into a pool on its /dev/dax0.0, or after its manager has
+//! learnt, starts it again, and checks the pool. The lab runs this program too. `make lab-tests`
+//! runs this test.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 use std::collections::BTreeMap;
@@ -9,8 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use firn_pool::{
-    Access, CreateOptions, ExtentReader, GRANULE, MappedExtent, MappedMedium, OpenError, Pool,
-    PoolReader,
+    Access, Client, CreateOptions, ExtentReader, GRANULE, MappedExtent, MappedMedium, OpenError,
+    Pool, PoolReader, Server,
 };
 
 const NAMES: [&str; 2] = ["snow", "ice"];
@@ -21,6 +22,9 @@ const ROUNDS: u64 = 2;
 const FROZEN: &str = "frozen ";
 const FOUND: &str = "found ";
 const NAME: &str = "a_pool_is_consistent_after_its_machine_is_killed_during_a_freeze";
+const LEARNT: &str = "learnt ";
+const LEARNS: &str = "what_a_manager_learnt_outlives_a_killed_machine";
+const KEY: &str = "written=1";
 
 /// Writes a version into every page and into the tail.
 fn write(extent: &MappedExtent, version: u64) {
@@ -82,7 +86,7 @@ fn send_line(text: &str) {
     writeln!(stdout, "{text}").unwrap();
 }
 
-fn start(pmem: &Path, from: u64) -> Child {
+fn start(pmem: &Path, test: &str, from: u64) -> Child {
     let program = std::env::current_exe().unwrap();
     let name = program.file_name().unwrap().to_str().unwrap();
     Command::new(env!("CARGO_BIN_EXE_firn"))
@@ -90,7 +94,7 @@ fn start(pmem: &Path, from: u64) -> Child {
         .arg(pmem)
         .args(["--env", &format!("FIRN_TEST_FROM={from}"), "--in"])
         .arg(&program)
-        .args(["--", &format!("/in/{name}"), "--ignored", "--nocapture", "--exact", NAME])
+        .args(["--", &format!("/in/{name}"), "--ignored", "--nocapture", "--exact", test])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
@@ -110,7 +114,7 @@ fn a_pool_is_consistent_after_its_machine_is_killed_during_a_freeze() {
     let mut last: BTreeMap<String, u64> = BTreeMap::new();
     for round in 0..=ROUNDS {
         let from = round << 32;
-        let mut firn = start(&pmem, from);
+        let mut firn = start(&pmem, NAME, from);
         let mut found = BTreeMap::new();
         let mut lines = BufReader::new(firn.stdout.take().unwrap()).lines();
         let mut frozen = 0;
@@ -155,4 +159,61 @@ fn check(found: &BTreeMap<String, u64>, last: &BTreeMap<String, u64>) {
         assert!(found.get(name).is_some_and(|found| found >= version), "{found:?}, after {last:?}");
     }
     assert!(found.len() >= last.len());
+}
+
+/// In the lab: a manager reports the chunk set that its predecessor stored, and stores the next
+/// one.
+fn learn_in_the_lab(round: u64) {
+    let open = |access| Arc::new(MappedMedium::open(Path::new("/dev/dax0.0"), access).unwrap());
+    let pool = match round {
+        0 => Pool::create(open(Access::Write), &CreateOptions::default()),
+        _ => Ok(Pool::open(open(Access::Write)).unwrap()),
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("pool.sock");
+    let _server = Server::start(&socket, pool.unwrap()).unwrap();
+    let mut client = Client::connect(&socket).unwrap();
+    if round == 0 {
+        let grant = client.begin("snow", 4 * GRANULE, TAIL).unwrap();
+        client.commit(grant.extent().generation).unwrap();
+    }
+    let generation = client.snapshot("snow").unwrap().extent().generation;
+    let set = client.chunk_set(generation, KEY).unwrap();
+    let revision = set.as_ref().map(|set| set.revision);
+    let found = set.map_or_else(String::new, |set| String::from_utf8(set.state).unwrap());
+    let chunks = vec![(1, u32::try_from(round).unwrap() + 1)];
+    let state = format!("round {round}").into_bytes();
+    assert!(client.set_chunks(generation, KEY, revision, chunks, state).unwrap());
+    // The manager stores it in the background.
+    let reader = PoolReader::open(open(Access::Read)).unwrap();
+    while reader.list().extents[0].learnt.first().map(|set| set.chunks) != Some(round + 1) {
+        std::thread::yield_now();
+    }
+    send_line(&format!("{LEARNT}{found}"));
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+#[ignore = "needs the lab: make lab-tests"]
+fn what_a_manager_learnt_outlives_a_killed_machine() {
+    if let Ok(round) = std::env::var("FIRN_TEST_FROM") {
+        learn_in_the_lab(round.parse().unwrap());
+        return;
+    }
+    let here = tempfile::tempdir().unwrap();
+    for round in 0..=ROUNDS {
+        let mut firn = start(&here.path().join("pmem"), LEARNS, round);
+        let lines = BufReader::new(firn.stdout.take().unwrap()).lines();
+        let found = lines
+            .map_while(Result::ok)
+            .find_map(|line| line.split_once(LEARNT).map(|(_, found)| found.trim().to_owned()));
+        // QEMU exits with it.
+        firn.kill().unwrap();
+        firn.wait().unwrap();
+        let expected =
+            round.checked_sub(1).map_or_else(String::new, |last| format!("round {last}"));
+        assert_eq!(found, Some(expected), "round {round}");
+    }
 }

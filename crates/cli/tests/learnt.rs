@@ -53,7 +53,8 @@ impl World {
 
     /// `learnt` of the snapshot, by the manager or by the medium.
     fn learnt(&self, pool: &str) -> Value {
-        let listing = self.firn(&["pool", "ls", "--json", "--pool", self.path(pool).to_str().unwrap()]);
+        let listing =
+            self.firn(&["pool", "ls", "--json", "--pool", self.path(pool).to_str().unwrap()]);
         let listing: Value = serde_json::from_str(&listing).unwrap();
         listing["extents"][0]["learnt"].clone()
     }
@@ -63,7 +64,8 @@ fn end(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(pid.try_into().unwrap()).unwrap(), signal).unwrap();
     // A process without a wait is a zombie.
     let alive = || {
-        std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+        std::fs::read_to_string(format!("/proc/{pid}/stat"))
+            .is_ok_and(|stat| !stat.contains(") Z "))
     };
     while alive() {
         std::thread::sleep(Duration::from_millis(5));
@@ -86,9 +88,7 @@ fn next_manager_expects_what_a_killed_one_has_learnt() {
         assert!(run.set_chunks(generation, KEY, None, chunks, state).unwrap());
         assert!(run.copy(generation, KEY).unwrap().is_some());
         // The manager stores it in the background.
-        while client.list().unwrap().extents[0].learnt.is_empty()
-            || stored(&medium).is_empty()
-        {
+        while client.list().unwrap().extents[0].learnt.is_empty() || stored(&medium).is_empty() {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
