@@ -105,7 +105,7 @@ impl Shared {
             };
             let content = learnt::encode(&sets);
             if pin.annex().as_ref() != Some(&content) {
-                // The medium failed: the next start learns anew, and the next transition reports it.
+                // The medium failed. The next start learns anew; the next transition reports it.
                 let _ = pin.set_annex(&content);
             }
         }

@@ -7,8 +7,9 @@ use proptest::prelude::{any, prop_assert, proptest};
 use proptest::test_runner::Config;
 
 use super::support::{pool, publish, version};
-use crate::layout::{ANNEX_COPY_BYTES, ANNEX_ROOM, GRANULE, annex_at};
+use crate::layout::{ANNEX_COPY_BYTES, ANNEX_ROOM, GRANULE, Record, annex_at};
 use crate::media::Medium;
+use crate::pool::scan::read_record;
 use crate::simulated::{Fault, Search, SimulatedMedium, Tried};
 use crate::{Pool, PoolReader};
 
@@ -137,6 +138,30 @@ fn annex_holds_its_maximum_and_spares_the_tail() {
     assert_eq!(bare.extent().len, GRANULE);
     bare.set_annex(b"snow").unwrap();
     assert_eq!(bare.annex(), None);
+}
+
+/// An earlier firn left no room for the annex behind some tails.
+#[test]
+fn extent_of_an_earlier_firn_keeps_its_tail() {
+    let (medium, pool) = pool(GRANULES);
+    publish(&pool, "name", 1);
+    let superblock = pool.inner.superblock().clone();
+    let granule = u32::try_from(pool.lookup("name").unwrap().offset / GRANULE).unwrap();
+    drop(pool);
+    let record = read_record(&*medium, &superblock, granule).flatten().unwrap();
+    let full = Record { tail_bytes: GRANULE - 10, ..record };
+    medium.store(superblock.record_at(granule), &full.encode(superblock.uuid, granule));
+    let pool = Pool::open(Arc::clone(&medium) as Arc<dyn Medium>).unwrap();
+    let pin = pool.pin("name").unwrap();
+    let tail = || {
+        let mut bytes = vec![0; usize::try_from(GRANULE).unwrap()];
+        medium.load(pin.extent().tail_offset, &mut bytes);
+        bytes
+    };
+    let before = tail();
+    pin.set_annex(b"snow").unwrap();
+    assert_eq!(pin.annex(), None);
+    assert!(tail() == before, "the tail is changed");
 }
 
 #[test]
