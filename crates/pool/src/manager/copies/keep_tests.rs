@@ -6,7 +6,7 @@ use tempfile::TempDir;
 use crate::layout::{ANNEX_COPY_BYTES, annex_at};
 use crate::{
     Access, COPY_CHUNK, ChunkRun, ChunkSet, Client, CreateOptions, GRANULE, Learnt, MappedMedium,
-    NoCopy, Pool, PoolReader, Server,
+    MediumError, NoCopy, Pool, PoolReader, Server,
 };
 
 const CHUNKS: u64 = 6;
@@ -29,10 +29,21 @@ impl World {
         self.folder.path().join("pool")
     }
 
+    /// Opens the pool. The last manager may still be releasing its medium.
+    fn open(&self) -> Pool {
+        loop {
+            match MappedMedium::open(&self.medium(), Access::Write) {
+                Err(MediumError::InUse(_) | MediumError::HasClients(_)) => {
+                    std::thread::yield_now();
+                }
+                medium => return Pool::open(Arc::new(medium.unwrap())).unwrap(),
+            }
+        }
+    }
+
     fn serve(&self) -> Server {
-        let medium = MappedMedium::open(&self.medium(), Access::Write).unwrap();
-        let pool = Pool::open(Arc::new(medium)).unwrap();
-        let server = Server::start(&self.folder.path().join("pool.sock"), pool).unwrap();
+        let path = self.folder.path().join("pool.sock");
+        let server = Server::start(&path, self.open()).unwrap();
         server.set_arena(8 * COPY_CHUNK);
         server
     }
@@ -194,8 +205,7 @@ fn damaged_sets_are_learnt_anew_and_the_snapshot_stays() {
     world.learn("hello", KEY, &[(1, 1)], b"snow");
     World::end(server);
     {
-        let medium = MappedMedium::open(&world.medium(), Access::Write).unwrap();
-        let pool = Pool::open(Arc::new(medium)).unwrap();
+        let pool = world.open();
         let annex = annex_at(&pool.lookup("hello").unwrap()).unwrap();
         let medium = pool.shared_medium();
         for copy in [annex, annex + ANNEX_COPY_BYTES] {
