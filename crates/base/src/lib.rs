@@ -16,9 +16,11 @@ mod range;
 mod range_set;
 mod size;
 mod time;
+mod writeback;
 
 pub use error_chain::{EmptyErrorChain, ErrorChain, error_chain};
 pub use range::{GuestRange, ImageRange, PageRange};
 pub use range_set::RangeSet;
 pub use size::{PAGE_SIZE, ParseSizeError, format_bytes, parse_size};
 pub use time::{cpu_ns, format_milliseconds, nanoseconds, now_ns, ns_since};
+pub use writeback::begin_writeback;

@@ -30,9 +30,9 @@ const KEY: &str = "written=1";
 fn write(extent: &MappedExtent, version: u64) {
     let page: Vec<u8> = version.to_le_bytes().repeat(512);
     for at in (0..GRANULE).step_by(page.len()) {
-        extent.write_guest(at, &page);
+        extent.write_guest(at, &page).unwrap();
     }
-    extent.write_tail(0, &page);
+    extent.write_tail(0, &page).unwrap();
     extent.flush().unwrap();
 }
 

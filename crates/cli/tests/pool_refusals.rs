@@ -163,7 +163,7 @@ fn unknown_unfinished_and_inconsistent_snapshots_are_refused() {
     let less = grant.map().unwrap();
     let mut tail = vec![0; usize::try_from(extent.tail_bytes).unwrap()];
     whole.read_tail(0, &mut tail);
-    less.write_tail(0, &tail);
+    less.write_tail(0, &tail).unwrap();
     less.flush().unwrap();
     client.commit(grant.extent().generation).unwrap();
     refused("less", &["its guest memory is not as large as that of its extent"]);

@@ -223,7 +223,7 @@ impl firn_snapshot::PageSource for Pages<'_> {
     }
 
     fn chunk<'a>(
-        &'a mut self,
+        &'a self,
         image_offset: u64,
         buf: &'a mut [u8],
     ) -> std::io::Result<firn_snapshot::Chunk<'a>> {
@@ -238,6 +238,27 @@ impl firn_snapshot::PageSource for Pages<'_> {
     }
 }
 
+/// The bytes of a chunk, or of a part of it, as a freeze reads them.
+pub(crate) fn frozen_chunk(
+    pages: &impl firn_snapshot::PageSource,
+    offset: u64,
+    len: u64,
+) -> Vec<u8> {
+    use firn_snapshot::Chunk;
+    let mut buf = vec![0xaa; usize::try_from(len).unwrap()];
+    let mut frozen = vec![0; buf.len()];
+    let (bytes, content) = match pages.chunk(offset, &mut buf).unwrap() {
+        Chunk::Zero => return frozen,
+        Chunk::Bytes(bytes) => return bytes.to_vec(),
+        Chunk::Pages(bytes, content) => (bytes, content),
+    };
+    for pages in content {
+        let range = pages.start * 4096..pages.end * 4096;
+        frozen[range.clone()].copy_from_slice(&bytes[range]);
+    }
+    frozen
+}
+
 /// A snapshot at `path` whose pages hold [`page_bytes`], or zeros where they are in `zero_map`.
 pub(crate) fn write_snapshot(
     path: &std::path::Path,
@@ -247,7 +268,7 @@ pub(crate) fn write_snapshot(
     seed: u8,
 ) -> firn_snapshot::Snapshot {
     let mut writer = firn_snapshot::Writer::create(path).unwrap();
-    writer.write_image(&mut Pages { layout, zero_map, seed }, kind).unwrap();
+    writer.write_image(&Pages { layout, zero_map, seed }, kind).unwrap();
     let description = firn_snapshot::Description {
         id: uuid::Uuid::from_u128(u128::from(seed) + 1),
         vcpus: 1,
@@ -264,7 +285,7 @@ pub(crate) fn freeze(
     kind: firn_snapshot::ImageKind,
 ) -> firn_snapshot::Snapshot {
     let mut writer = firn_snapshot::Writer::create(dir).unwrap();
-    writer.write_image(&mut memory.pages().unwrap(), kind).unwrap();
+    writer.write_image(&memory.pages().unwrap(), kind).unwrap();
     let id = uuid::Uuid::new_v4();
     let description = firn_snapshot::Description { id, vcpus: 1, ..Default::default() };
     writer.seal(description, 1, &[]).unwrap();

@@ -16,9 +16,9 @@
 //!
 //! let staging = pool.allocate("hello", 2 << 20, 100)?;
 //! let extent = staging.map()?;
-//! extent.write_guest(0, &vec![0; 2 << 20]);
-//! extent.write_guest(4096, b"guest memory");
-//! extent.write_tail(0, b"machine state");
+//! extent.write_guest(0, &vec![0; 2 << 20])?;
+//! extent.write_guest(4096, b"guest memory")?;
+//! extent.write_tail(0, b"machine state")?;
 //! extent.flush()?;
 //! staging.publish()?;
 //!

@@ -3,7 +3,9 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 
+use firn_base::begin_writeback;
 use thiserror::Error;
 
 use crate::extent::Extent;
@@ -93,14 +95,42 @@ impl MappedExtent {
         self.memory.load(self.tail(offset, buffer.len()), buffer);
     }
 
-    /// Copies bytes into guest memory.
-    pub fn write_guest(&self, offset: u64, bytes: &[u8]) {
-        self.memory.store(self.guest(offset, bytes.len()), bytes);
+    /// Copies bytes into guest memory. Several threads may do it.
+    ///
+    /// # Errors
+    /// The medium is a file, and the file system refuses the write.
+    pub fn write_guest(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.write(self.guest(offset, bytes.len()), bytes)
     }
 
-    /// Copies bytes into the tail.
-    pub fn write_tail(&self, offset: u64, bytes: &[u8]) {
-        self.memory.store(self.tail(offset, bytes.len()), bytes);
+    /// Copies bytes into the tail. Several threads may do it.
+    ///
+    /// # Errors
+    /// As of [`write_guest`](Self::write_guest).
+    pub fn write_tail(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.write(self.tail(offset, bytes.len()), bytes)
+    }
+
+    /// Writes bytes at `at` of the extent. The processor's caches are flushed at once, because a
+    /// fence orders only the flushes of its own processor, and then only what was written is
+    /// flushed.
+    fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        match self.durability {
+            Durability::CacheLines(instruction) => {
+                self.memory.store(at, bytes);
+                self.memory.flush(instruction, at, firn_base::num::u64_of(bytes.len()));
+                fence();
+            }
+            // A store into the mapping would read the old bytes of the page, one page at a time.
+            Durability::FileSync => {
+                assert!(self.memory.is_writable(), "a read-only mapping must not be written");
+                let begin = self.extent.offset + at;
+                self.file.write_all_at(bytes, begin)?;
+                begin_writeback(&self.file, begin..begin + firn_base::num::u64_of(bytes.len()));
+            }
+            Durability::Volatile => self.memory.store(at, bytes),
+        }
+        Ok(())
     }
 
     /// Makes all written bytes durable.
@@ -109,12 +139,9 @@ impl MappedExtent {
     /// The medium is a file and `fdatasync` fails.
     pub fn flush(&self) -> io::Result<()> {
         match self.durability {
-            Durability::CacheLines(instruction) => {
-                self.memory.flush(instruction, 0, self.memory.len());
-                fence();
-            }
+            // Each write was followed by flush and fence.
+            Durability::CacheLines(_) | Durability::Volatile => {}
             Durability::FileSync => rustix::fs::fdatasync(&self.file)?,
-            Durability::Volatile => {}
         }
         Ok(())
     }

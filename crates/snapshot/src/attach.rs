@@ -16,11 +16,11 @@ use crate::directory::{open_container, open_directory};
 use crate::error::{OpenError, OpenPooledError};
 use crate::files::{CONTAINER_FILE, PackedFile};
 use crate::freeze_error::FreezeError;
-use crate::image::SparseFile;
 use crate::manifest::Manifest;
 use crate::profile::{Profile, ProfileError};
 use crate::read_at::ReadAt;
 use crate::section::{PROFILE_VERSION, Section};
+use crate::sparse_file::SparseFile;
 use crate::staging::Staging;
 
 /// Maximum number of bytes copied at once.
@@ -71,7 +71,7 @@ pub fn set_profile(path: &Path, profile: &Profile) -> Result<(), AttachError> {
     let container = open_container(&dir, path)?;
     let new = WithProfile::of(&container, &container_path, profile)?;
     let staging = Staging::create(path)?;
-    let mut out = SparseFile::new(
+    let out = SparseFile::new(
         staging.create_file(CONTAINER_FILE)?,
         container_path.clone(),
         new.header.file_len(),

@@ -7,6 +7,7 @@
 use std::io;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use crate::attach::{AttachError, COPY, WithProfile, copy};
@@ -22,7 +23,7 @@ use crate::tail::{MAX_RUNS, Tail, TailHeader};
 use crate::writer::SealReport;
 
 /// The extent that a snapshot is written into. Offsets are relative to guest memory or to the tail.
-pub trait ExtentTarget {
+pub trait ExtentTarget: Sync {
     /// Allocates space for guest memory and the tail, in bytes. It is called once, before the other
     /// methods.
     ///
@@ -30,11 +31,12 @@ pub trait ExtentTarget {
     /// There is not enough space; nothing has changed.
     fn allocate(&mut self, guest_bytes: u64, tail_bytes: u64) -> io::Result<()>;
 
-    /// Writes guest memory at `offset`. Every page is written once, including zero pages.
+    /// Writes guest memory at `offset`. Every page is written once, including zero pages. Several
+    /// threads call it.
     ///
     /// # Errors
     /// Any error of writing the bytes.
-    fn write_memory(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+    fn write_memory(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
     /// Writes the tail at `offset`.
     ///
@@ -58,7 +60,7 @@ pub trait ExtentTarget {
 /// What is frozen into an extent.
 pub struct ExtentContents<'a> {
     /// Guest memory.
-    pub memory: &'a mut dyn PageSource,
+    pub memory: &'a dyn PageSource,
     /// The monitor's description of the microVM.
     pub description: Description,
     /// Version of the machine state.
@@ -109,9 +111,9 @@ pub fn write_extent(
         runs,
     };
     target.allocate(guest_bytes, tail.data().end).map_err(failed("allocate"))?;
-    let mut memory = MemorySink { target: &mut *target, written: 0 };
-    let image = write_image(&mut memory, contents.memory, ImageKind::Dense)?;
-    let mut bytes_written = memory.written;
+    let memory = MemorySink { target: &*target, written: AtomicU64::new(0) };
+    let image = write_image(&memory, contents.memory, ImageKind::Dense)?;
+    let mut bytes_written = memory.written.into_inner();
     let image_time = begin.elapsed();
 
     let begin = Instant::now();
@@ -159,6 +161,7 @@ pub fn write_extent(
         overlay: overlay_time,
         sync,
         publish: begin.elapsed(),
+        work: image.work,
     })
 }
 
@@ -167,15 +170,17 @@ fn failed(action: &'static str) -> impl FnOnce(io::Error) -> FreezeError {
 }
 
 struct MemorySink<'a> {
-    target: &'a mut dyn ExtentTarget,
-    written: u64,
+    target: &'a dyn ExtentTarget,
+    written: AtomicU64,
 }
 
 impl ImageSink for MemorySink<'_> {
-    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), FreezeError> {
-        self.written += bytes.len() as u64;
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), FreezeError> {
+        self.written.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         self.target.write_memory(offset, bytes).map_err(failed("write guest memory into"))
     }
+
+    fn finish_chunk(&self, _: u64, _: u64) {}
 }
 
 /// The nonzero parts of a writable disk.
@@ -184,8 +189,9 @@ struct OverlayRuns {
     runs: Vec<Range<u64>>,
 }
 
-impl ImageSink for OverlayRuns {
-    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), FreezeError> {
+impl OverlayRuns {
+    /// Adds a part behind the others.
+    fn add(&mut self, offset: u64, bytes: &[u8]) -> Result<(), FreezeError> {
         let end = offset + bytes.len() as u64;
         let full = self.runs.len() as u64 == MAX_RUNS;
         match self.runs.last_mut() {
@@ -201,7 +207,7 @@ fn scan_overlay(source: &mut dyn DiskSource) -> Result<OverlayRuns, FreezeError>
     let identity = DiskIdentity { len: 0, head: 0, digest: 0 };
     let mut overlay = OverlayRuns { identity, runs: Vec::new() };
     let identity = scan(source, |offset, bytes| {
-        write_nonzero(&mut overlay, offset, bytes, |_, page| is_zero(page))
+        write_nonzero(offset, bytes, |_, page| is_zero(page), |at, bytes| overlay.add(at, bytes))
             .map_err(ScanError::Write)
     })
     .map_err(FreezeError::from)?;

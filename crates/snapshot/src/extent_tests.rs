@@ -3,11 +3,11 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use proptest::prelude::{any, proptest};
 
 use super::{ExtentContents, ExtentTarget, MAX_RUNS, OverlayRuns, Tail, TailHeader, write_extent};
 use crate::container::Header;
-use crate::image::ImageSink;
 use crate::manifest::DiskIdentity;
 use crate::section::Section;
 use crate::tests::support::{Memory, description, file_with};
@@ -16,7 +16,7 @@ use crate::{DiskSource, FreezeError, OpenError, ReadAt, SealReport, Snapshot};
 /// An extent in vectors, which initially contains old bytes.
 #[derive(Default)]
 struct Extent {
-    memory: Vec<u8>,
+    memory: Mutex<Vec<u8>>,
     tail: Vec<u8>,
     flushed: bool,
     published: bool,
@@ -28,13 +28,14 @@ impl ExtentTarget for Extent {
         if self.full {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        self.memory = vec![0xa5; usize::try_from(guest_bytes).unwrap()];
+        *self.memory.lock() = vec![0xa5; usize::try_from(guest_bytes).unwrap()];
         self.tail = vec![0xa5; usize::try_from(tail_bytes).unwrap()];
         Ok(())
     }
 
-    fn write_memory(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.memory[usize::try_from(offset).unwrap()..][..bytes.len()].copy_from_slice(bytes);
+    fn write_memory(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.memory.lock()[usize::try_from(offset).unwrap()..][..bytes.len()]
+            .copy_from_slice(bytes);
         Ok(())
     }
 
@@ -119,7 +120,7 @@ fn freeze_into(
 }
 
 fn medium(extent: &Extent) -> File {
-    file_with(&extent.memory)
+    file_with(&extent.memory.lock())
 }
 
 fn open(medium: &File, tail: Vec<u8>) -> Result<Snapshot, OpenError> {
@@ -132,7 +133,7 @@ fn a_dirty_extent_contains_the_frozen_snapshot() {
     let mut memory = memory();
     let (extent, report) = freeze(&mut memory, Some(&disk()));
     assert_eq!((report.stored_pages, report.zero_pages), (PAGES, PAGES - 4));
-    assert!(extent.memory == memory.bytes);
+    assert!(*extent.memory.lock() == memory.bytes);
 
     let snapshot = open(&medium(&extent), extent.tail).unwrap();
     assert!(snapshot.image_file().is_none());
@@ -245,11 +246,11 @@ fn a_disk_in_too_many_pieces_is_refused() {
     let identity = DiskIdentity { len: 0, head: 0, digest: 0 };
     let mut runs = OverlayRuns { identity, runs: Vec::new() };
     for run in 0..MAX_RUNS {
-        runs.write(run * 2, &[1]).unwrap();
+        runs.add(run * 2, &[1]).unwrap();
     }
     // Data that continues the last piece is not a new piece.
-    runs.write(MAX_RUNS * 2 - 1, &[1]).unwrap();
-    let error = runs.write(MAX_RUNS * 2 + 1, &[1]).unwrap_err();
+    runs.add(MAX_RUNS * 2 - 1, &[1]).unwrap();
+    let error = runs.add(MAX_RUNS * 2 + 1, &[1]).unwrap_err();
     assert!(matches!(error, FreezeError::TooManyRuns { max: MAX_RUNS }), "{error}");
 }
 

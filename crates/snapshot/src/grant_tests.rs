@@ -137,7 +137,7 @@ impl ExtentTarget for FirstPage {
         self.0.allocate(4096, tail_bytes)
     }
 
-    fn write_memory(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    fn write_memory(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         if offset == 0 { self.0.write_memory(0, &bytes[..4096]) } else { Ok(()) }
     }
 

@@ -1,12 +1,15 @@
-//! Writing an image in one pass: finds the zero pages and writes the others.
+//! Writing an image in one pass: finds the zero pages and writes the others, with a thread for each
+//! processor.
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::PathBuf;
+use std::ops::Range;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use firn_base::PAGE_SIZE;
-use rustix::fs::fstatvfs;
+use firn_base::num::u64_of;
 
 use crate::digests::{PAGE_LEN, append_record, page_digest};
 use crate::freeze_error::FreezeError;
@@ -14,9 +17,10 @@ use crate::layout::{CHUNK_SIZE, MemoryLayout};
 use crate::manifest::{ImageInfo, ImageKind};
 use crate::page_set::PageSet;
 use crate::section::digests_len;
+use crate::sparse_file::SparseFile;
 
-/// Guest memory, to be frozen. The guest must not run meanwhile.
-pub trait PageSource {
+/// Guest memory, to be frozen. The guest must not run meanwhile. Several threads read it.
+pub trait PageSource: Sync {
     /// The layout of guest memory. It must not change during the freeze.
     fn layout(&self) -> &MemoryLayout;
 
@@ -25,21 +29,23 @@ pub trait PageSource {
     /// chunk spans two regions.
     ///
     /// A source that has the bytes in memory returns a reference to them. Another source fills
-    /// `buf` and returns it. A source that knows that the chunk was never touched returns
-    /// [`Chunk::Zero`].
+    /// `buf`, which has any content, and returns it.
     ///
     /// # Errors
     /// Any error of reading the memory; it ends the freeze.
-    fn chunk<'a>(&'a mut self, image_offset: u64, buf: &'a mut [u8]) -> io::Result<Chunk<'a>>;
+    fn chunk<'a>(&'a self, image_offset: u64, buf: &'a mut [u8]) -> io::Result<Chunk<'a>>;
 }
 
 /// The content of one chunk of a [`PageSource`].
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub enum Chunk<'a> {
     /// All bytes are 0.
     Zero,
     /// The requested bytes.
     Bytes(&'a [u8]),
+    /// The requested bytes, and the pages of them that may have content, as ascending ranges of
+    /// pages of this chunk. All other pages are zero, and what the bytes have there means nothing.
+    Pages(&'a [u8], Vec<Range<usize>>),
 }
 
 /// The result of writing an image.
@@ -50,159 +56,252 @@ pub(crate) struct WrittenImage {
     pub(crate) zero_map: PageSet,
     /// The digests section.
     pub(crate) digests: Vec<u8>,
+    pub(crate) work: ImageWork,
 }
 
-/// A file that is written in runs, with holes between them.
-///
-/// After the file system is full it only counts bytes, so that the error can report the total size.
-#[derive(Debug)]
-pub(crate) struct SparseFile {
-    file: File,
-    path: PathBuf,
-    needed: u64,
-    full: bool,
+/// The work of all threads that wrote an image. The parts of several threads overlap in time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ImageWork {
+    /// Time to read guest memory, and to find out which pages were never touched.
+    pub read: Duration,
+    /// Time to find zero pages and to compute digests.
+    pub digest: Duration,
+    /// Time to write.
+    pub write: Duration,
+    /// Zero pages that were written.
+    pub zero_pages_written: u64,
 }
 
-impl SparseFile {
-    /// Takes an empty file and gives it its length, without data.
-    pub(crate) fn new(file: File, path: PathBuf, len: u64) -> Result<Self, FreezeError> {
-        file.set_len(len).map_err(|source| FreezeError::Io {
-            path: path.clone(),
-            action: "extend",
-            source,
-        })?;
-        Ok(Self { file, path, needed: 0, full: false })
-    }
-
-    /// Writes `bytes` at `offset`.
-    pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), FreezeError> {
-        self.needed += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
-        if self.full {
-            return Ok(());
-        }
-        match self.file.write_all_at(bytes, offset) {
-            Err(error) if is_full(&error) => self.full = true,
-            Err(source) => return Err(self.io_error("write", source)),
-            Ok(()) => {}
-        }
-        Ok(())
-    }
-
-    /// Finishes the file. It returns an error if the file system was full.
-    pub(crate) fn finish(self) -> Result<StoredFile, FreezeError> {
-        if self.full {
-            return Err(no_space(&self.file, self.path, self.needed));
-        }
-        Ok(StoredFile { file: self.file, path: self.path, written: self.needed })
-    }
-
-    fn io_error(&self, action: &'static str, source: io::Error) -> FreezeError {
-        FreezeError::Io { path: self.path.clone(), action, source }
+impl ImageWork {
+    fn add(&mut self, other: &Self) {
+        self.read += other.read;
+        self.digest += other.digest;
+        self.write += other.write;
+        self.zero_pages_written += other.zero_pages_written;
     }
 }
 
-/// A file that is written but not synced.
-#[derive(Debug)]
-pub(crate) struct StoredFile {
-    pub(crate) file: File,
-    pub(crate) path: PathBuf,
-    /// Bytes written, without holes.
-    pub(crate) written: u64,
-}
-
-impl StoredFile {
-    /// Syncs the file and returns the bytes that it occupies on the medium.
-    pub(crate) fn sync(&self) -> Result<u64, FreezeError> {
-        let result = self.file.sync_all().and_then(|()| self.file.metadata());
-        match result {
-            Ok(metadata) => Ok(metadata.blocks() * 512),
-            Err(error) if is_full(&error) => {
-                Err(no_space(&self.file, self.path.clone(), self.written))
-            }
-            Err(source) => Err(FreezeError::Io { path: self.path.clone(), action: "sync", source }),
-        }
-    }
-}
-
-/// The destination of an image.
-pub(crate) trait ImageSink {
+/// The destination of an image, which several threads write.
+pub(crate) trait ImageSink: Sync {
     /// Writes bytes of the image at `offset`.
-    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), FreezeError>;
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), FreezeError>;
+
+    /// All bytes of a chunk were written.
+    fn finish_chunk(&self, offset: u64, len: u64);
 }
 
 impl ImageSink for SparseFile {
-    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), FreezeError> {
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), FreezeError> {
         Self::write(self, offset, bytes)
+    }
+
+    fn finish_chunk(&self, offset: u64, len: u64) {
+        self.begin_writeback(offset, len);
     }
 }
 
+/// The largest number of threads: each has a buffer of a chunk.
+const MAX_THREADS: usize = 8;
+
 /// Streams guest memory into `out`, which has the layout's length, and computes its zero map and
-/// digests.
+/// digests. The output does not depend on the number of threads.
 pub(crate) fn write_image(
-    out: &mut impl ImageSink,
-    source: &mut dyn PageSource,
+    out: &dyn ImageSink,
+    source: &dyn PageSource,
     kind: ImageKind,
 ) -> Result<WrittenImage, FreezeError> {
     let layout = source.layout().clone();
+    let task = Task {
+        out,
+        source,
+        kind,
+        layout: &layout,
+        next: AtomicU64::new(0),
+        failed: AtomicBool::new(false),
+    };
+    let threads = thread::available_parallelism().map_or(1, Into::into).min(MAX_THREADS);
+    let results = thread::scope(|scope| {
+        // Fewer threads do the same work.
+        let others: Vec<_> = (1..threads)
+            .map_while(|_| {
+                let thread = thread::Builder::new().name("freeze".to_owned());
+                thread.spawn_scoped(scope, || task.run()).ok()
+            })
+            .collect();
+        let mut results = vec![task.run()];
+        results.extend(
+            others
+                .into_iter()
+                .map(|other| other.join().unwrap_or_else(|panic| resume_unwind(panic))),
+        );
+        results
+    });
+    let mut work = ImageWork::default();
+    let mut chunks = Vec::new();
+    let mut first_error: Option<(u64, FreezeError)> = None;
+    for result in results {
+        work.add(&result.work);
+        chunks.extend(result.chunks);
+        if let Some((chunk, error)) = result.error
+            && first_error.as_ref().is_none_or(|(first, _)| chunk < *first)
+        {
+            first_error = Some((chunk, error));
+        }
+    }
+    if let Some((_, error)) = first_error {
+        return Err(error);
+    }
+    chunks.sort_unstable_by_key(|chunk| chunk.number);
     let mut zero_map = PageSet::new(layout.pages());
     let capacity = usize::try_from(digests_len(layout.pages())).unwrap_or(usize::MAX);
     let mut digests = Vec::with_capacity(capacity);
-    let chunk_len = usize::try_from(CHUNK_SIZE).unwrap_or(usize::MAX);
-    let mut buf = vec![0; chunk_len];
-    let zero_chunk = vec![0; if kind == ImageKind::Dense { chunk_len } else { 0 }];
-    let zero_digest = page_digest(&[0; PAGE_LEN]);
-    let mut record = Vec::new();
-    for chunk in 0..layout.chunks() {
-        let offset = chunk * CHUNK_SIZE;
-        let first_page = offset / PAGE_SIZE;
-        let expected =
-            usize::try_from(CHUNK_SIZE.min(layout.total_bytes() - offset)).unwrap_or(usize::MAX);
-        record.clear();
-        record.resize(expected / PAGE_LEN, zero_digest);
-        let bytes = source
-            .chunk(offset, &mut buf[..expected])
-            .map_err(|source| FreezeError::Memory { image_offset: offset, source })?;
-        match bytes {
-            Chunk::Zero => {
-                let pages = u64::try_from(record.len()).unwrap_or(u64::MAX);
-                zero_map.insert_range(first_page..first_page + pages);
-                if kind == ImageKind::Dense {
-                    out.write(offset, &zero_chunk[..expected])?;
-                }
-            }
-            Chunk::Bytes(bytes) if bytes.len() == expected => {
-                write_nonzero(out, offset, bytes, |index, page| {
-                    let zero = is_zero(page);
-                    if zero {
-                        zero_map.insert(first_page + u64::try_from(index).unwrap_or(u64::MAX));
-                    } else {
-                        record[index] = page_digest(page);
-                    }
-                    zero && kind == ImageKind::Sparse
-                })?;
-            }
-            Chunk::Bytes(bytes) => {
-                let (image_offset, actual) = (offset, bytes.len());
-                return Err(FreezeError::ChunkLength { image_offset, expected, actual });
-            }
-        }
-        append_record(&mut digests, chunk, &record);
+    for chunk in chunks {
+        chunk.zero.into_iter().for_each(|pages| zero_map.insert_range(pages));
+        digests.extend(chunk.record);
     }
     let stored_pages = match kind {
         ImageKind::Sparse => layout.pages() - zero_map.count(),
         ImageKind::Dense => layout.pages(),
     };
     let info = ImageInfo { kind, stored_pages };
-    Ok(WrittenImage { layout, info, zero_map, digests })
+    Ok(WrittenImage { layout, info, zero_map, digests, work })
+}
+
+/// An image that is being written. Each thread takes the next chunk.
+struct Task<'a> {
+    out: &'a dyn ImageSink,
+    source: &'a dyn PageSource,
+    kind: ImageKind,
+    layout: &'a MemoryLayout,
+    next: AtomicU64,
+    failed: AtomicBool,
+}
+
+/// What one thread did.
+#[derive(Default)]
+struct Done {
+    chunks: Vec<ChunkDone>,
+    work: ImageWork,
+    /// The chunk that failed.
+    error: Option<(u64, FreezeError)>,
+}
+
+/// A chunk that was written.
+struct ChunkDone {
+    number: u64,
+    /// Image pages.
+    zero: Vec<Range<u64>>,
+    /// The record of digests.
+    record: Vec<u8>,
+}
+
+impl Task<'_> {
+    /// Writes chunks until none is left, or a thread fails.
+    fn run(&self) -> Done {
+        let chunk_len = usize::try_from(CHUNK_SIZE).unwrap_or(usize::MAX);
+        let mut buf = vec![0; chunk_len];
+        let zeros = vec![0; if self.kind == ImageKind::Dense { chunk_len } else { 0 }];
+        let zero_digest = page_digest(&[0; PAGE_LEN]);
+        let mut done = Done::default();
+        while !self.failed.load(Ordering::Relaxed) {
+            let number = self.next.fetch_add(1, Ordering::Relaxed);
+            if number >= self.layout.chunks() {
+                break;
+            }
+            match self.write_chunk(number, &mut buf, &zeros, zero_digest, &mut done.work) {
+                Ok(chunk) => done.chunks.push(chunk),
+                Err(error) => {
+                    self.failed.store(true, Ordering::Relaxed);
+                    done.error = Some((number, error));
+                }
+            }
+        }
+        done
+    }
+
+    fn write_chunk(
+        &self,
+        number: u64,
+        buf: &mut [u8],
+        zeros: &[u8],
+        zero_digest: u64,
+        work: &mut ImageWork,
+    ) -> Result<ChunkDone, FreezeError> {
+        let offset = number * CHUNK_SIZE;
+        let len = CHUNK_SIZE.min(self.layout.total_bytes() - offset);
+        let expected = usize::try_from(len).unwrap_or(usize::MAX);
+        let dense = self.kind == ImageKind::Dense;
+        let mut digests = vec![zero_digest; expected / PAGE_LEN];
+        let begin = Instant::now();
+        let chunk = self
+            .source
+            .chunk(offset, &mut buf[..expected])
+            .map_err(|source| FreezeError::Memory { image_offset: offset, source })?;
+        let was_read = Instant::now();
+        work.read += was_read - begin;
+        let (bytes, content) = match chunk {
+            Chunk::Zero => (&zeros[..0], Vec::new()),
+            Chunk::Bytes(bytes) => (bytes, std::iter::once(0..digests.len()).collect()),
+            Chunk::Pages(bytes, pages) => (bytes, pages),
+        };
+        if !content.is_empty() && bytes.len() != expected {
+            let (image_offset, actual) = (offset, bytes.len());
+            return Err(FreezeError::ChunkLength { image_offset, expected, actual });
+        }
+        // Runs of pages that are not zero.
+        let mut stored: Vec<Range<usize>> = Vec::new();
+        for page in content.into_iter().flatten() {
+            let bytes = &bytes[page * PAGE_LEN..][..PAGE_LEN];
+            if is_zero(bytes) {
+                continue;
+            }
+            digests[page] = page_digest(bytes);
+            match stored.last_mut() {
+                Some(last) if last.end == page => last.end += 1,
+                _ => stored.push(page..page + 1),
+            }
+        }
+        let zero = gaps(&stored, digests.len());
+        let zero_pages: u64 = zero.iter().map(|pages| u64_of(pages.len())).sum();
+        let digested = Instant::now();
+        for (pages, from) in stored.into_iter().map(|pages| (pages, bytes)).chain(
+            // A dense image has zero pages, too.
+            zero.iter().filter(|_| dense).map(|pages| (pages.clone(), zeros)),
+        ) {
+            let start = pages.start * PAGE_LEN;
+            self.out.write(offset + u64_of(start), &from[start..pages.end * PAGE_LEN])?;
+        }
+        if dense || zero_pages < u64_of(digests.len()) {
+            self.out.finish_chunk(offset, len);
+        }
+        let first_page = offset / PAGE_SIZE;
+        let zero = zero
+            .into_iter()
+            .map(|pages| first_page + u64_of(pages.start)..first_page + u64_of(pages.end));
+        let zero = zero.collect();
+        work.digest += digested - was_read;
+        work.write += digested.elapsed();
+        work.zero_pages_written += if dense { zero_pages } else { 0 };
+        let mut record = Vec::new();
+        append_record(&mut record, number, &digests);
+        Ok(ChunkDone { number, zero, record })
+    }
+}
+
+/// The ranges of `0..end` between `runs`, which are ascending.
+fn gaps(runs: &[Range<usize>], end: usize) -> Vec<Range<usize>> {
+    let starts = std::iter::once(0).chain(runs.iter().map(|run| run.end));
+    let ends = runs.iter().map(|run| run.start).chain(std::iter::once(end));
+    starts.zip(ends).map(|(start, end)| start..end).filter(|gap| !gap.is_empty()).collect()
 }
 
 /// Writes the pages of `bytes` (4 KiB each, the last may be short) for which `is_zero` is false,
 /// adjacent pages at once.
 pub(crate) fn write_nonzero(
-    out: &mut impl ImageSink,
     offset: u64,
     bytes: &[u8],
     mut is_zero: impl FnMut(usize, &[u8]) -> bool,
+    mut write: impl FnMut(u64, &[u8]) -> Result<(), FreezeError>,
 ) -> Result<(), FreezeError> {
     let at = |start: usize| offset + u64::try_from(start).unwrap_or(u64::MAX);
     let mut run_start = 0;
@@ -210,13 +309,13 @@ pub(crate) fn write_nonzero(
         let start = index * PAGE_LEN;
         if is_zero(index, page) {
             if run_start < start {
-                out.write(at(run_start), &bytes[run_start..start])?;
+                write(at(run_start), &bytes[run_start..start])?;
             }
             run_start = start + page.len();
         }
     }
     if run_start < bytes.len() {
-        out.write(at(run_start), &bytes[run_start..])?;
+        write(at(run_start), &bytes[run_start..])?;
     }
     Ok(())
 }
@@ -227,17 +326,6 @@ pub(crate) fn is_zero(bytes: &[u8]) -> bool {
     let (blocks, rest) = bytes.as_chunks::<64>();
     blocks.iter().all(|block| block.iter().fold(0, |any, byte| any | byte) == 0)
         && rest.iter().all(|&byte| byte == 0)
-}
-
-fn is_full(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-}
-
-/// The space that was available for `file` is the free space plus what the file itself occupies.
-fn no_space(file: &File, path: PathBuf, needed: u64) -> FreezeError {
-    let free = fstatvfs(file).map_or(0, |stat| stat.f_bavail.saturating_mul(stat.f_frsize));
-    let taken = file.metadata().map_or(0, |metadata| metadata.blocks() * 512);
-    FreezeError::NoSpace { path, needed, available: free.saturating_add(taken) }
 }
 
 #[cfg(test)]

@@ -1,16 +1,23 @@
 use std::fs::OpenOptions;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use proptest::prelude::{any, prop_assert_eq, proptest};
 
-use super::{SparseFile, is_zero, write_image};
+use super::{is_zero, write_image};
 use crate::freeze_error::FreezeError;
 use crate::manifest::ImageKind;
+use crate::sparse_file::SparseFile;
 use crate::tests::support::Memory;
 
 /// A file on a full medium.
 fn full() -> SparseFile {
     let file = OpenOptions::new().write(true).open("/dev/full").unwrap();
-    SparseFile { file, path: "memory.img".into(), needed: 0, full: false }
+    SparseFile {
+        file,
+        path: "memory.img".into(),
+        needed: AtomicU64::new(0),
+        full: AtomicBool::new(false),
+    }
 }
 
 #[test]
@@ -20,8 +27,8 @@ fn a_full_file_system_reports_the_total_size() {
         for page in [0, 700, 1999] {
             memory.fill(page, 1);
         }
-        let mut out = full();
-        write_image(&mut out, &mut memory, kind).unwrap();
+        let out = full();
+        write_image(&out, &memory, kind).unwrap();
         let error = out.finish().unwrap_err();
         let FreezeError::NoSpace { needed, .. } = error else { panic!("{error}") };
         assert_eq!(needed, expected);
@@ -30,8 +37,8 @@ fn a_full_file_system_reports_the_total_size() {
 
 #[test]
 fn all_zero_memory_needs_no_space() {
-    let mut out = full();
-    let image = write_image(&mut out, &mut Memory::zeroed(2000), ImageKind::Sparse).unwrap();
+    let out = full();
+    let image = write_image(&out, &Memory::zeroed(2000), ImageKind::Sparse).unwrap();
     assert_eq!((image.zero_map.count(), out.finish().unwrap().written), (2000, 0));
 }
 

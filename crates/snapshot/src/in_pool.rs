@@ -122,7 +122,7 @@ impl ExtentTarget for Update<'_> {
         self.target.allocate(guest_bytes, tail_bytes)
     }
 
-    fn write_memory(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    fn write_memory(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.target.write_memory(offset, bytes)
     }
 
@@ -206,8 +206,8 @@ impl PoolTarget {
         Self { socket: socket.to_owned(), name: name.to_owned(), staging: None }
     }
 
-    fn staging(&mut self) -> io::Result<&mut Staging> {
-        self.staging.as_mut().ok_or_else(|| io::Error::other("nothing is allocated"))
+    fn staging(&self) -> io::Result<&Staging> {
+        self.staging.as_ref().ok_or_else(|| io::Error::other("nothing is allocated"))
     }
 }
 
@@ -222,14 +222,12 @@ impl ExtentTarget for PoolTarget {
         Ok(())
     }
 
-    fn write_memory(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.staging()?.mapped.write_guest(offset, bytes);
-        Ok(())
+    fn write_memory(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.staging()?.mapped.write_guest(offset, bytes)
     }
 
     fn write_tail(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.staging()?.mapped.write_tail(offset, bytes);
-        Ok(())
+        self.staging()?.mapped.write_tail(offset, bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -237,7 +235,8 @@ impl ExtentTarget for PoolTarget {
     }
 
     fn publish(&mut self) -> io::Result<()> {
-        let staging = self.staging()?;
+        let staging = self.staging.as_mut();
+        let staging = staging.ok_or_else(|| io::Error::other("nothing is allocated"))?;
         staging.connection.commit(staging.generation).map_err(io::Error::other)?;
         self.staging = None;
         Ok(())

@@ -39,6 +39,7 @@ mod profile;
 mod read_at;
 mod section;
 mod snapshot;
+mod sparse_file;
 mod staging;
 mod tail;
 mod verify;
@@ -61,7 +62,7 @@ pub use grant::{
     ExtentPlace, Grant, ReplicaReport, Verify, open_pooled, open_pooled_with, open_replica,
     open_replica_with,
 };
-pub use image::{Chunk, PageSource};
+pub use image::{Chunk, ImageWork, PageSource};
 pub use in_pool::{CheckExtentError, PoolTarget, check_extent, set_pooled_profile};
 pub use layout::{
     CHUNK_PAGES, CHUNK_SIZE, ImageRegion, LayoutError, MAX_MEMORY, MemoryLayout, MemoryRegion,

@@ -9,12 +9,11 @@ use crate::container::Header;
 use crate::disk::{DiskSource, ScanError, scan};
 use crate::files::{CONTAINER_FILE, IMAGE_FILE, OVERLAY_FILE};
 use crate::freeze_error::FreezeError;
-use crate::image::{
-    PageSource, SparseFile, StoredFile, WrittenImage, is_zero, write_image, write_nonzero,
-};
+use crate::image::{ImageWork, PageSource, WrittenImage, is_zero, write_image, write_nonzero};
 use crate::manifest::{Description, DiskIdentity, ImageInfo, ImageKind, Manifest};
 use crate::profile::Profile;
 use crate::section::{CONTAINER_VERSION, NO_PROFILE_VERSION, PROFILE_VERSION, Section};
+use crate::sparse_file::{SparseFile, StoredFile};
 use crate::staging::Staging;
 
 /// Writes one snapshot to a staging directory and publishes it in one step.
@@ -53,6 +52,8 @@ pub struct SealReport {
     pub sync: Duration,
     /// Time to publish the snapshot and to remove the previous one.
     pub publish: Duration,
+    /// The parts of `image`, of all threads.
+    pub work: ImageWork,
 }
 
 impl Writer {
@@ -73,7 +74,7 @@ impl Writer {
     }
 
     /// Writes the image: reads guest memory once, chunk by chunk, and finds zero pages and digests
-    /// in the same pass.
+    /// in the same pass, with a thread for each processor.
     ///
     /// It uses memory for the digests: 1/512 of guest memory. Call it once.
     ///
@@ -81,12 +82,12 @@ impl Writer {
     /// [`FreezeError`] when guest memory cannot be read or the file cannot be written.
     pub fn write_image(
         &mut self,
-        source: &mut dyn PageSource,
+        source: &dyn PageSource,
         kind: ImageKind,
     ) -> Result<ImageInfo, FreezeError> {
         let start = Instant::now();
-        let mut out = self.create_file(IMAGE_FILE, source.layout().total_bytes())?;
-        let image = write_image(&mut out, source, kind)?;
+        let out = self.create_file(IMAGE_FILE, source.layout().total_bytes())?;
+        let image = write_image(&out, source, kind)?;
         let info = image.info;
         self.image = Some((image, out.finish()?));
         self.image_time = start.elapsed();
@@ -104,9 +105,9 @@ impl Writer {
     ) -> Result<DiskIdentity, FreezeError> {
         let start = Instant::now();
         let len = source.size().map_err(|source| FreezeError::Overlay { source })?;
-        let mut out = self.create_file(OVERLAY_FILE, len)?;
+        let out = self.create_file(OVERLAY_FILE, len)?;
         let identity = scan(source, |offset, bytes| {
-            write_nonzero(&mut out, offset, bytes, |_, page| is_zero(page))
+            write_nonzero(offset, bytes, |_, page| is_zero(page), |at, bytes| out.write(at, bytes))
                 .map_err(ScanError::Write)
         })
         .map_err(FreezeError::from)?;
@@ -136,7 +137,7 @@ impl Writer {
         let start = Instant::now();
         let Some((image, image_file)) = self.image.take() else { return Err(FreezeError::NoImage) };
         let (overlay, overlay_file) = self.overlay.take().unzip();
-        let WrittenImage { layout, info, zero_map, digests } = image;
+        let WrittenImage { layout, info, zero_map, digests, work } = image;
         let zero_pages = zero_map.count();
         let mut profile = (NO_PROFILE_VERSION, Vec::new());
         if !self.reported.is_empty() {
@@ -171,6 +172,7 @@ impl Writer {
             overlay: self.overlay_time,
             sync,
             publish: start.elapsed() - sync,
+            work,
         })
     }
 
@@ -190,11 +192,12 @@ impl Writer {
         sections: &[(Section, u32, &[u8]); Section::TABLE.len()],
     ) -> Result<StoredFile, FreezeError> {
         let header = Header::of(sections)?;
-        let mut out = self.create_file(CONTAINER_FILE, header.file_len())?;
+        let out = self.create_file(CONTAINER_FILE, header.file_len())?;
         out.write(0, &header.encode())?;
         for &(section, _, bytes) in sections {
             out.write(header.range(section).start, bytes)?;
         }
+        out.begin_writeback(0, header.file_len());
         out.finish()
     }
 }

@@ -20,9 +20,9 @@ const PAGE: u64 = 4096;
 fn write(extent: &MappedExtent, version: u64) {
     let bytes = version.to_le_bytes();
     for page in (0..GUEST).step_by(4096) {
-        extent.write_guest(page + page / PAGE * 8 % PAGE, &bytes);
+        extent.write_guest(page + page / PAGE * 8 % PAGE, &bytes).unwrap();
     }
-    extent.write_tail(TAIL - 8, &bytes);
+    extent.write_tail(TAIL - 8, &bytes).unwrap();
     extent.flush().unwrap();
 }
 

@@ -43,6 +43,12 @@ pub struct FreezeRow {
     pub save_ms: Summary,
     /// Reading, digesting and writing guest memory, in ms.
     pub image_ms: Summary,
+    /// Of that, reading guest memory: the sum over all threads, in ms.
+    pub read_ms: Summary,
+    /// Of that, finding zero pages and computing digests: the sum over all threads, in ms.
+    pub digest_ms: Summary,
+    /// Of that, writing: the sum over all threads, in ms.
+    pub write_ms: Summary,
     /// Writing the other parts and making all bytes durable, in ms.
     pub sync_ms: Summary,
     /// Moving the snapshot to its place, in ms.
@@ -51,6 +57,8 @@ pub struct FreezeRow {
     pub bytes_written: u64,
     /// Pages of guest memory that are zero: the median.
     pub zero_pages: u64,
+    /// Zero pages that were written: the median.
+    pub zero_pages_written: u64,
     /// Pages that the image stores: the median.
     pub stored_pages: u64,
     /// The same bytes, written by `fio`.
@@ -100,10 +108,14 @@ impl Subject {
             pause_ms: ms(&|run| run.report.pause_ns)?,
             save_ms: ms(&|run| run.report.save_ns)?,
             image_ms: ms(&|run| run.report.image_ns)?,
+            read_ms: ms(&|run| run.report.read_ns)?,
+            digest_ms: ms(&|run| run.report.digest_ns)?,
+            write_ms: ms(&|run| run.report.write_ns)?,
             sync_ms: ms(&|run| run.report.sync_ns)?,
             publish_ms: ms(&|run| run.report.publish_ns)?,
             bytes_written: median(&|run| run.report.bytes_written)?,
             zero_pages: median(&|run| run.report.zero_pages)?,
+            zero_pages_written: median(&|run| run.report.zero_pages_written)?,
             stored_pages: median(&|run| run.report.stored_pages)?,
             reference,
             limit_ms: LIMIT_MS.max(of_fio),
@@ -117,7 +129,18 @@ impl FreezeResults {
     pub fn text(&self) -> String {
         const HEAD: [&str; 9] =
             ["ms", "runs", "median", "p95", "min", "max", "limit", "MiB written", "to fio"];
-        const PARTS: [&str; 6] = ["ms, median", "pause", "save", "image", "sync", "publish"];
+        const PARTS: [&str; 10] = [
+            "ms, median",
+            "pause",
+            "save",
+            "image",
+            "(read)",
+            "(digest)",
+            "(write)",
+            "sync",
+            "publish",
+            "zero pages written",
+        ];
         let times = |name: String, runs: u64, times: Summary| {
             let Summary { median, p95, min, max, .. } = times;
             let times = [median, p95, min, max].map(number);
@@ -141,9 +164,20 @@ impl FreezeResults {
             .rows
             .iter()
             .map(|row| {
-                let parts = [row.pause_ms, row.save_ms, row.image_ms, row.sync_ms, row.publish_ms];
-                let parts = parts.map(|part| number(part.median));
-                std::iter::once(row.destination.clone()).chain(parts).collect()
+                let parts = [
+                    row.pause_ms,
+                    row.save_ms,
+                    row.image_ms,
+                    row.read_ms,
+                    row.digest_ms,
+                    row.write_ms,
+                    row.sync_ms,
+                    row.publish_ms,
+                ];
+                let mut cells = vec![row.destination.clone()];
+                cells.extend(parts.map(|part| number(part.median)));
+                cells.push(row.zero_pages_written.to_string());
+                cells
             })
             .collect();
         let media: Vec<String> =

@@ -60,6 +60,7 @@ fn a_small_guest_is_frozen_into_a_directory_and_a_pool() {
         // The player's own region is in use, too.
         assert!((15 * MIB / 4096..16 * MIB / 4096 + 512).contains(&row.zero_pages), "{row:?}");
     }
+    assert_eq!(directory.zero_pages_written, 0);
     assert!(directory.stored_pages < 2 * MIB / 4096 && directory.bytes_written >= MIB);
     let text = results.text();
     assert!(text.contains("freeze, directory") && text.contains("freeze, pool"), "{text}");
@@ -74,11 +75,15 @@ fn the_limit_follows_a_slow_medium() {
         pause_ns: 1,
         save_ns: 1,
         image_ns: 1,
+        read_ns: 1,
+        digest_ns: 1,
+        write_ns: 1,
         overlay_ns: 0,
         sync_ns: 1,
         publish_ns: 1,
         stored_pages: 1,
         zero_pages: 1,
+        zero_pages_written: 0,
         bytes_written: 1,
         disk_bytes: 1,
     };

@@ -490,7 +490,7 @@ fn a_page_that_differs_from_the_freeze_ends_the_monitor_with_a_report() {
     }
     let path = folder.path().join("snapshot");
     let mut writer = Writer::create(&path).unwrap();
-    writer.write_image(&mut memory.pages().unwrap(), ImageKind::Sparse).unwrap();
+    writer.write_image(&memory.pages().unwrap(), ImageKind::Sparse).unwrap();
     let description = Description { vcpus: 1, ..Description::default() };
     writer.seal(description, 1, &[]).unwrap();
     let image = OpenOptions::new().write(true).open(path.join("memory.img")).unwrap();

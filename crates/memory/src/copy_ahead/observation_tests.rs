@@ -9,6 +9,7 @@ use crate::HostFacts;
 use crate::executor::{ExecuteError, Sources, execute};
 use crate::plan::Leaf;
 use crate::planners::{ExtentFacts, ImageFacts, PlanInput, firn_plan};
+use crate::testing::frozen_chunk;
 
 const CHUNKS: u64 = 6;
 const RULE: Rule = Rule { written: 2, read: 0 };
@@ -169,16 +170,12 @@ fn a_missing_or_short_copy_is_refused() {
 
 #[test]
 fn a_freeze_reads_copied_chunks() {
-    use firn_snapshot::{Chunk, PageSource};
     let world = World::new();
     let memory = world.restore(world.copies.file.as_ref());
     write(&memory, CHUNK_PAGES, 0x77);
-    let mut pages = memory.pages().unwrap();
-    let mut buf = vec![0; usize_of(CHUNK_SIZE)];
+    let pages = memory.pages().unwrap();
     for chunk in 0..CHUNKS {
-        let Chunk::Bytes(bytes) = pages.chunk(chunk * CHUNK_SIZE, &mut buf).unwrap() else {
-            panic!("chunk {chunk} is zero");
-        };
+        let bytes = frozen_chunk(&pages, chunk * CHUNK_SIZE, CHUNK_SIZE);
         assert_eq!(bytes[9], if chunk == 1 { 0x77 } else { byte(chunk) });
         assert_eq!(bytes[4096 + 9], byte(chunk));
     }

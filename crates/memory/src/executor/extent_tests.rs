@@ -11,6 +11,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::*;
 use crate::HostFacts;
 use crate::planners::{ExtentFacts, ImageFacts, PlanInput, PlannerError, firn_plan, parse};
+use crate::testing::frozen_chunk;
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 8 * MIB;
@@ -162,16 +163,12 @@ fn the_index_is_complete_before_the_resume() {
 
 #[test]
 fn freezing_memory_in_a_pool_reads_its_current_content() {
-    use firn_snapshot::{Chunk, PageSource};
     for (medium, leaf) in media() {
         let memory = restore("pass_shared", &medium, leaf).memory;
         memory.vm_memory().write_obj(7_u8, GuestAddress(5 * PAGE_SIZE)).unwrap();
-        let mut pages = memory.pages().unwrap();
-        let mut buf = vec![0; 2 << 20];
+        let pages = memory.pages().unwrap();
         for chunk in 0..SIZE / (2 * MIB) {
-            let Chunk::Bytes(bytes) = pages.chunk(chunk * 2 * MIB, &mut buf).unwrap() else {
-                panic!("chunk {chunk} is zero");
-            };
+            let bytes = frozen_chunk(&pages, chunk * 2 * MIB, 2 * MIB);
             for (page, bytes) in (chunk * 512..).zip(bytes.chunks(4096)) {
                 assert_eq!(bytes[0], if page == 5 { 7 } else { byte(page) });
                 assert_eq!(bytes[1], byte(page));
@@ -299,16 +296,12 @@ fn discarded_sealed_memory_is_zero_for_whole_chunks() {
 
 #[test]
 fn freezing_sealed_memory_reads_the_guests_copies() {
-    use firn_snapshot::{Chunk, PageSource};
     for (medium, leaf) in media() {
         let memory = share(&medium, leaf);
         memory.vm_memory().write_obj(7_u8, GuestAddress(5 * PAGE_SIZE)).unwrap();
-        let mut pages = memory.pages().unwrap();
-        let mut buf = vec![0; 2 << 20];
+        let pages = memory.pages().unwrap();
         for chunk in 0..SIZE / (2 * MIB) {
-            let Chunk::Bytes(bytes) = pages.chunk(chunk * 2 * MIB, &mut buf).unwrap() else {
-                panic!("chunk {chunk} is zero");
-            };
+            let bytes = frozen_chunk(&pages, chunk * 2 * MIB, 2 * MIB);
             for (page, bytes) in (chunk * 512..).zip(bytes.chunks(4096)) {
                 assert_eq!(bytes[0], if page == 5 { 7 } else { byte(page) });
             }

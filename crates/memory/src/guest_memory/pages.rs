@@ -93,45 +93,49 @@ impl PageSource for GuestPages<'_> {
         &self.memory.layout
     }
 
-    fn chunk<'a>(&'a mut self, image_offset: u64, buf: &'a mut [u8]) -> io::Result<Chunk<'a>> {
-        buf.fill(0);
+    fn chunk<'a>(&'a self, image_offset: u64, buf: &'a mut [u8]) -> io::Result<Chunk<'a>> {
         let chunk = image_offset..image_offset + buf.len() as u64;
-        let mut filled = false;
+        let mut content = Vec::new();
         for region in self.memory.layout.regions() {
             let part = region.image_range();
             let part = part.start.max(chunk.start)..part.end.min(chunk.end);
             if part.is_empty() {
                 continue;
             }
-            let inside = part.start - chunk.start;
-            let buf = &mut buf[usize_of(inside)..usize_of(part.end - chunk.start)];
             let guest_addr = region.guest_addr + (part.start - region.image_offset);
-            filled |= self.read(guest_addr, part.start, buf)?;
+            let mut page = (part.start - chunk.start) / PAGE_SIZE;
+            let touched = self.touched(guest_addr, part.end - part.start)?;
+            for run in touched.chunk_by(|a, b| a == b) {
+                let pages = usize_of(page)..usize_of(page) + run.len();
+                let at = chunk.start + page * PAGE_SIZE;
+                page += run.len() as u64;
+                let bytes = usize_of(PAGE_SIZE) * pages.start..usize_of(PAGE_SIZE) * pages.end;
+                let guest_addr = guest_addr + (at - part.start);
+                if self.read(guest_addr, at, run[0], &mut buf[bytes])? {
+                    content.push(pages);
+                }
+            }
         }
-        Ok(if filled { Chunk::Bytes(buf) } else { Chunk::Zero })
+        Ok(if content.is_empty() { Chunk::Zero } else { Chunk::Pages(buf, content) })
     }
 }
 
 impl GuestPages<'_> {
-    /// Reads whole pages within one region into a buffer of zeros; returns `false` when the buffer
-    /// is unchanged.
-    fn read(&self, guest_addr: u64, image_offset: u64, buf: &mut [u8]) -> io::Result<bool> {
-        let touched = self.touched(guest_addr, buf.len() as u64)?;
-        let mut filled = false;
-        let mut page = 0;
-        for run in touched.chunk_by(|a, b| a == b) {
-            let at = page * PAGE_SIZE;
-            page += run.len() as u64;
-            let buf = &mut buf[usize_of(at)..usize_of(page * PAGE_SIZE)];
-            if run[0] {
-                let memory = &self.memory.mapped.memory;
-                memory.read_slice(buf, GuestAddress(guest_addr + at)).map_err(io::Error::other)?;
-                filled = true;
-            } else {
-                filled |= self.read_untouched(guest_addr + at, image_offset + at, buf)?;
-            }
+    /// Reads whole pages within one region, all of them touched or all untouched; returns `false`
+    /// when they are zeros, whatever is in the buffer then.
+    fn read(
+        &self,
+        guest_addr: u64,
+        image_offset: u64,
+        touched: bool,
+        buf: &mut [u8],
+    ) -> io::Result<bool> {
+        if !touched {
+            return self.read_untouched(guest_addr, image_offset, buf);
         }
-        Ok(filled)
+        let memory = &self.memory.mapped.memory;
+        memory.read_slice(buf, GuestAddress(guest_addr)).map_err(io::Error::other)?;
+        Ok(true)
     }
 
     /// For each page, whether it is in this process's page tables or in swap.
@@ -141,8 +145,8 @@ impl GuestPages<'_> {
         Ok(entries.into_iter().map(|entry| entry & (PRESENT | SWAPPED) != 0).collect())
     }
 
-    /// Reads untouched pages from their mapping into a buffer of zeros; returns `false` when all
-    /// are zeros.
+    /// Reads untouched pages from their mapping; returns `false` when all are zeros, whatever is in
+    /// the buffer then.
     fn read_untouched(&self, guest_addr: u64, offset: u64, buf: &mut [u8]) -> io::Result<bool> {
         let (image, digests) = match &self.memory.backing {
             Backing::None => return Ok(false),
@@ -154,6 +158,7 @@ impl GuestPages<'_> {
                 return Ok(true);
             }
         };
+        buf.fill(0);
         let range = guest_addr..guest_addr + buf.len() as u64;
         let anonymous = self.memory.anonymous.lock();
         let mut filled = false;

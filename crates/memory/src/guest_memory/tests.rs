@@ -5,7 +5,7 @@ use proptest::prelude::{any, prop_assert_eq, proptest};
 use vm_memory::Bytes;
 
 use super::*;
-use crate::testing::{freeze, page_bytes, plans, write_image};
+use crate::testing::{freeze, frozen_chunk, page_bytes, plans, write_image};
 use crate::{Plan, Sources, execute};
 
 const PAGE: u64 = 4096;
@@ -42,16 +42,11 @@ fn private_and_shared(memory: &GuestMemory) -> (u64, u64) {
 
 /// All guest memory as a freeze reads it.
 fn frozen(memory: &GuestMemory) -> Vec<u8> {
-    let mut pages = memory.pages().unwrap();
+    let pages = memory.pages().unwrap();
     let total = pages.layout().total_bytes();
     let mut bytes = Vec::new();
     for offset in (0..total).step_by(2 << 20) {
-        let len = usize::try_from((total - offset).min(2 * MIB)).unwrap();
-        let mut buf = vec![0xaa; len];
-        match pages.chunk(offset, &mut buf).unwrap() {
-            Chunk::Zero => bytes.resize(bytes.len() + len, 0),
-            Chunk::Bytes(read) => bytes.extend_from_slice(read),
-        }
+        bytes.extend(frozen_chunk(&pages, offset, (total - offset).min(2 * MIB)));
     }
     bytes
 }
@@ -279,11 +274,19 @@ fn a_freeze_refuses_truncated_and_damaged_images() {
 fn untouched_memory_is_not_read_for_a_freeze() {
     let memory = GuestMemory::anonymous(layout(&[(0, 6 * MIB)])).unwrap();
     memory.vm_memory().write_obj(1u8, GuestAddress(3 * MIB)).unwrap();
-    let mut pages = memory.pages().unwrap();
+    let pages = memory.pages().unwrap();
     let mut buf = vec![0xaa; 2 << 20];
     assert!(matches!(pages.chunk(0, &mut buf).unwrap(), Chunk::Zero));
     assert!(matches!(pages.chunk(4 * MIB, &mut buf).unwrap(), Chunk::Zero));
-    let Chunk::Bytes(bytes) = pages.chunk(2 * MIB, &mut buf).unwrap() else { panic!("touched") };
+    // One page has content, and no other is read.
+    let Chunk::Pages(_, content) = pages.chunk(2 * MIB, &mut buf).unwrap() else { panic!("zero") };
+    assert_eq!((content.len(), &content[0]), (1, &(256..257)));
+    assert!(
+        buf.iter()
+            .enumerate()
+            .all(|(at, byte)| (256 << 12..257 << 12).contains(&at) || *byte == 0xaa)
+    );
+    let bytes = frozen_chunk(&pages, 2 * MIB, 2 * MIB);
     assert_eq!(bytes.iter().map(|&b| u64::from(b)).sum::<u64>(), 1);
     assert_eq!(private_and_shared(&memory), (PAGE, 0));
 }

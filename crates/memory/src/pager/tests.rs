@@ -3,16 +3,14 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use firn_base::PageRange;
-use firn_snapshot::{
-    Chunk, ImageKind, MemoryLayout, MemoryRegion, PageSource, Profile, Snapshot, set_profile,
-};
+use firn_snapshot::{ImageKind, MemoryLayout, MemoryRegion, Profile, Snapshot, set_profile};
 use tempfile::TempDir;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
 use crate::plan::Plan;
 use crate::planners::{self, PlanSnapshotError, PlannerError, pack, parse};
-use crate::testing::{freeze, page_bytes};
+use crate::testing::{freeze, frozen_chunk, page_bytes};
 use crate::uffd::{Features, RegisterMode};
 use crate::{ExecuteError, Executed, GuestMemory, Sources, StepError, compare::compare, execute};
 
@@ -202,14 +200,9 @@ fn discarded_pages_are_zeros_and_a_second_freeze_is_complete() {
         }
         // A freeze reads the same bytes, without touching missing pages.
         let before = report(&memory);
-        let mut pages = memory.pages().unwrap();
-        let mut buf = vec![0; 2 << 20];
+        let pages = memory.pages().unwrap();
         for offset in (0..PAGES * PAGE_SIZE).step_by(2 << 20) {
-            let len = usize::try_from((PAGES * PAGE_SIZE - offset).min(2 * MIB)).unwrap();
-            let frozen = match pages.chunk(offset, &mut buf[..len]).unwrap() {
-                Chunk::Zero => vec![0; len],
-                Chunk::Bytes(bytes) => bytes.to_vec(),
-            };
+            let frozen = frozen_chunk(&pages, offset, (PAGES * PAGE_SIZE - offset).min(2 * MIB));
             for (page, bytes) in (offset / PAGE_SIZE..).zip(frozen.chunks(4096)) {
                 let mut expected = vec![0; 4096];
                 if !zeros.get(page) {

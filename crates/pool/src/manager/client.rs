@@ -38,8 +38,8 @@ const MOST_RUNS: usize = 20_000;
 /// let mut writer = Client::connect(&socket)?;
 /// let staging = writer.begin("hello", 2 << 20, 16)?;
 /// let extent = staging.map()?;
-/// extent.write_guest(0, &vec![1; 2 << 20]);
-/// extent.write_tail(0, b"machine state");
+/// extent.write_guest(0, &vec![1; 2 << 20])?;
+/// extent.write_tail(0, b"machine state")?;
 /// extent.flush()?;
 /// writer.commit(staging.extent().generation)?;
 ///

@@ -38,7 +38,9 @@ impl World {
         let grant = client.begin(name, CHUNKS * COPY_CHUNK, 16).unwrap();
         let extent = grant.map().unwrap();
         for chunk in 0..CHUNKS {
-            extent.write_guest(chunk * COPY_CHUNK, &vec![byte(chunk); usize_of(COPY_CHUNK)]);
+            extent
+                .write_guest(chunk * COPY_CHUNK, &vec![byte(chunk); usize_of(COPY_CHUNK)])
+                .unwrap();
         }
         client.commit(grant.extent().generation).unwrap();
     }

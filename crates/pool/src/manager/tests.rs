@@ -70,9 +70,9 @@ impl World {
 fn freeze(client: &mut Client, name: &str, text: &[u8]) {
     let grant = client.begin(name, GUEST, 100).unwrap();
     let extent = grant.map().unwrap();
-    extent.write_guest(0, &vec![0; 2 << 20]);
-    extent.write_guest(8192, text);
-    extent.write_tail(0, text);
+    extent.write_guest(0, &vec![0; 2 << 20]).unwrap();
+    extent.write_guest(8192, text).unwrap();
+    extent.write_tail(0, text).unwrap();
     extent.flush().unwrap();
     client.commit(grant.extent().generation).unwrap();
 }
@@ -151,7 +151,7 @@ fn replicas_are_imaged_again_and_freed_when_the_pool_is_full() {
     let mut bytes = [0; 4];
     memory.read_guest(8192, &mut bytes);
     assert_eq!(&bytes, b"snow");
-    memory.write_guest(8192, b"mud!");
+    memory.write_guest(8192, b"mud!").unwrap();
     client.release(replica.grant.extent().generation).unwrap();
 
     let told = world.ready(&mut client, 1);
@@ -190,7 +190,7 @@ fn lists_of_written_pages_are_used_until_one_is_incomplete() {
         memory.read_guest(8192, &mut bytes);
         assert_eq!(&bytes, b"snow");
         for page in pages {
-            memory.write_guest(page * 4096 + 1, &[7]);
+            memory.write_guest(page * 4096 + 1, &[7]).unwrap();
         }
         let listed: Vec<_> =
             listed.iter().map(|&(first, pages)| PageRange { first, pages }).collect();
@@ -234,7 +234,7 @@ fn many_replicas_released_at_once_are_all_imaged_or_freed() {
             let mut bytes = [0; 4];
             memory.read_guest(8192, &mut bytes);
             assert_eq!(&bytes, b"snow", "round {round}");
-            memory.write_guest(8192, b"mud!");
+            memory.write_guest(8192, b"mud!").unwrap();
         }
         drop(clients);
         world.settle(1);

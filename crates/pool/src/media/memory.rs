@@ -77,6 +77,11 @@ impl Memory {
         self.synchronous
     }
 
+    /// Whether the mapping is for writing.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.writable
+    }
+
     /// Length in bytes.
     pub(crate) fn len(&self) -> u64 {
         u64_of(self.len)

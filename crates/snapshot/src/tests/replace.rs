@@ -68,7 +68,7 @@ fn a_destination_that_is_not_a_snapshot_is_not_changed() {
 fn files_created_at_the_destination_during_a_freeze_are_not_changed() {
     let (dir, path) = destination();
     let mut writer = Writer::create(&path).unwrap();
-    writer.write_image(&mut Memory::zeroed(1), ImageKind::Sparse).unwrap();
+    writer.write_image(&Memory::zeroed(1), ImageKind::Sparse).unwrap();
     fs::create_dir(&path).unwrap();
     fs::write(path.join("notes"), b"mine").unwrap();
     let error = writer.seal(description(), 1, b"").unwrap_err();
@@ -77,7 +77,7 @@ fn files_created_at_the_destination_during_a_freeze_are_not_changed() {
     assert_eq!(names_in(dir.path()), ["snapshot"]);
 
     let mut writer = Writer::create(dir.path().join("other")).unwrap();
-    writer.write_image(&mut Memory::zeroed(1), ImageKind::Sparse).unwrap();
+    writer.write_image(&Memory::zeroed(1), ImageKind::Sparse).unwrap();
     fs::write(dir.path().join("other"), b"mine").unwrap();
     let error = writer.seal(description(), 1, b"").unwrap_err();
     assert!(matches!(error, FreezeError::NotASnapshot { .. }), "{error}");
@@ -99,7 +99,7 @@ fn a_destination_without_name_or_parent_is_refused() {
 fn a_dropped_writer_leaves_no_files() {
     let (dir, path) = destination();
     let mut writer = Writer::create(&path).unwrap();
-    writer.write_image(&mut Memory::zeroed(10), ImageKind::Dense).unwrap();
+    writer.write_image(&Memory::zeroed(10), ImageKind::Dense).unwrap();
     assert_eq!(names_in(dir.path()).len(), 1);
     drop(writer);
     assert!(names_in(dir.path()).is_empty());
@@ -109,7 +109,7 @@ fn a_dropped_writer_leaves_no_files() {
 fn a_freeze_does_not_remove_files_of_another_running_freeze() {
     let (dir, path) = destination();
     let mut writer = Writer::create(&path).unwrap();
-    writer.write_image(&mut Memory::zeroed(10), ImageKind::Sparse).unwrap();
+    writer.write_image(&Memory::zeroed(10), ImageKind::Sparse).unwrap();
     freeze_generation(&dir.path().join("other"), 1);
     writer.seal(description(), 1, b"").unwrap();
     verify(&path, &mut |_, _| ()).unwrap();

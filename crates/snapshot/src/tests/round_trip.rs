@@ -181,7 +181,7 @@ impl PageSource for Failing {
         &self.layout
     }
 
-    fn chunk<'a>(&'a mut self, image_offset: u64, buf: &'a mut [u8]) -> io::Result<Chunk<'a>> {
+    fn chunk<'a>(&'a self, image_offset: u64, buf: &'a mut [u8]) -> io::Result<Chunk<'a>> {
         match image_offset {
             0 => Ok(Chunk::Zero),
             _ if self.short => Ok(Chunk::Bytes(&buf[1..])),
@@ -196,7 +196,7 @@ fn a_failing_source_ends_the_freeze_and_leaves_no_files() {
     for short in [false, true] {
         let layout = MemoryLayout::for_size(4 << 20).unwrap();
         let mut writer = Writer::create(&path).unwrap();
-        let error = writer.write_image(&mut Failing { layout, short }, ImageKind::Sparse);
+        let error = writer.write_image(&Failing { layout, short }, ImageKind::Sparse);
         match error.unwrap_err() {
             FreezeError::Memory { image_offset, .. } if !short => assert_eq!(image_offset, 2 << 20),
             FreezeError::ChunkLength { image_offset, expected, actual } if short => {
@@ -229,18 +229,18 @@ impl DiskSource for BrokenDisk {
 #[test]
 fn invalid_contents_are_refused() {
     let (dir, path) = destination();
-    let mut memory = Memory::zeroed(1);
+    let memory = Memory::zeroed(1);
     let mut writer = Writer::create(&path).unwrap();
     assert!(matches!(writer.write_overlay(&mut BrokenDisk), Err(FreezeError::Overlay { .. })));
     assert!(matches!(writer.seal(description(), 1, b""), Err(FreezeError::NoImage)));
 
     let mut writer = Writer::create(&path).unwrap();
-    writer.write_image(&mut memory, ImageKind::Sparse).unwrap();
+    writer.write_image(&memory, ImageKind::Sparse).unwrap();
     let huge = vec![0; (64 << 20) + 1];
     assert!(matches!(writer.seal(description(), 1, &huge), Err(FreezeError::TooLarge { .. })));
 
     let mut writer = Writer::create(&path).unwrap();
-    writer.write_image(&mut memory, ImageKind::Sparse).unwrap();
+    writer.write_image(&memory, ImageKind::Sparse).unwrap();
     let mut disk = DiskInfo::new("root", std::env::current_exe().unwrap()).unwrap();
     disk.path = std::ffi::OsString::from_encoded(b"/\xff").into();
     let description = Description { disks: vec![disk], ..description() };

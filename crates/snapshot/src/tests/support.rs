@@ -43,7 +43,7 @@ impl PageSource for Memory {
         &self.layout
     }
 
-    fn chunk<'a>(&'a mut self, image_offset: u64, buf: &'a mut [u8]) -> io::Result<Chunk<'a>> {
+    fn chunk<'a>(&'a self, image_offset: u64, buf: &'a mut [u8]) -> io::Result<Chunk<'a>> {
         let bytes = &self.bytes[usize::try_from(image_offset).unwrap()..][..buf.len()];
         if self.through_buffer {
             buf.copy_from_slice(bytes);

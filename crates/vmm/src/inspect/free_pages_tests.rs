@@ -63,7 +63,7 @@ impl Guest {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("snapshot");
         let mut writer = Writer::create(&path).unwrap();
-        writer.write_image(&mut self.memory.pages().unwrap(), ImageKind::Sparse).unwrap();
+        writer.write_image(&self.memory.pages().unwrap(), ImageKind::Sparse).unwrap();
         let description = Description { vcpus: 1, ..Description::default() };
         writer.seal(description, 1, &[]).unwrap();
         let snapshot = Snapshot::open(&path).unwrap();

@@ -67,8 +67,15 @@ pub struct FreezeReport {
     pub pause_ns: u64,
     /// Reading the machine state.
     pub save_ns: u64,
-    /// Reading, digesting and writing guest memory.
+    /// Reading, digesting and writing guest memory, with a thread for each processor.
     pub image_ns: u64,
+    /// Of that, reading guest memory and finding the pages that were never touched: the sum over
+    /// all threads.
+    pub read_ns: u64,
+    /// Of that, finding zero pages and computing digests: the sum over all threads.
+    pub digest_ns: u64,
+    /// Of that, writing: the sum over all threads.
+    pub write_ns: u64,
     /// Reading, digesting and writing the guest's disk.
     pub overlay_ns: u64,
     /// Writing the other parts and making all files durable.
@@ -79,6 +86,8 @@ pub struct FreezeReport {
     pub stored_pages: u64,
     /// Pages of guest memory that are zero.
     pub zero_pages: u64,
+    /// Zero pages that were written.
+    pub zero_pages_written: u64,
     /// Bytes written to all files.
     pub bytes_written: u64,
     /// Bytes that all files take on the medium.
@@ -148,11 +157,11 @@ impl Microvm {
             Destination::Directory(path) => {
                 let kind = if request.dense { ImageKind::Dense } else { ImageKind::Sparse };
                 let reported = self.vm.memory.reported_free().map_err(FreezeError::Reported)?;
-                self.write_directory(path, kind, pages, reported, description, &machine_state)
+                self.write_directory(path, kind, &pages, reported, description, &machine_state)
             }
             Destination::Pool { socket, name } => {
                 let mut target = PoolTarget::new(socket, name);
-                self.write_extent(&mut target, pages, description, &machine_state)
+                self.write_extent(&mut target, &pages, description, &machine_state)
             }
         };
         let destination = request.destination;
@@ -161,11 +170,15 @@ impl Microvm {
             pause_ns: nanoseconds(paused - begin),
             save_ns: nanoseconds(saved - paused),
             image_ns: nanoseconds(sealed.image),
+            read_ns: nanoseconds(sealed.work.read),
+            digest_ns: nanoseconds(sealed.work.digest),
+            write_ns: nanoseconds(sealed.work.write),
             overlay_ns: nanoseconds(sealed.overlay),
             sync_ns: nanoseconds(sealed.sync),
             publish_ns: nanoseconds(sealed.publish),
             stored_pages: sealed.stored_pages,
             zero_pages: sealed.zero_pages,
+            zero_pages_written: sealed.work.zero_pages_written,
             bytes_written: sealed.bytes_written,
             disk_bytes: sealed.disk_bytes,
         })
@@ -175,13 +188,13 @@ impl Microvm {
         &self,
         path: &Path,
         kind: ImageKind,
-        mut pages: GuestPages<'_>,
+        pages: &GuestPages<'_>,
         reported: Vec<PageRange>,
         description: Description,
         machine_state: &[u8],
     ) -> Result<SealReport, firn_snapshot::FreezeError> {
         let mut writer = Writer::create(path)?;
-        writer.write_image(&mut pages, kind)?;
+        writer.write_image(pages, kind)?;
         self.devices
             .with_overlay(|disk| disk.map(|disk| writer.write_overlay(disk)).transpose())?;
         writer.set_reported(reported);
@@ -191,12 +204,12 @@ impl Microvm {
     fn write_extent(
         &self,
         target: &mut PoolTarget,
-        mut pages: GuestPages<'_>,
+        pages: &GuestPages<'_>,
         description: Description,
         machine_state: &[u8],
     ) -> Result<SealReport, firn_snapshot::FreezeError> {
         let contents = ExtentContents {
-            memory: &mut pages,
+            memory: pages,
             description,
             machine_state_version: MACHINE_STATE_VERSION,
             machine_state,

@@ -99,7 +99,7 @@ impl PageSource for Memory {
         &self.layout
     }
 
-    fn chunk<'a>(&'a mut self, offset: u64, buffer: &'a mut [u8]) -> std::io::Result<Chunk<'a>> {
+    fn chunk<'a>(&'a self, offset: u64, buffer: &'a mut [u8]) -> std::io::Result<Chunk<'a>> {
         if offset >= 2 * GRANULE {
             return Ok(Chunk::Zero);
         }

@@ -15,9 +15,9 @@ const SIZE: u64 = 16 * GRANULE;
 fn freeze(pool: &Pool, name: &str, text: &[u8]) {
     let staging = pool.allocate(name, 3 * 4096, 5000).unwrap();
     let extent = staging.map().unwrap();
-    extent.write_guest(0, &[0; 3 * 4096]);
-    extent.write_guest(4096, text);
-    extent.write_tail(4900, text);
+    extent.write_guest(0, &[0; 3 * 4096]).unwrap();
+    extent.write_guest(4096, text).unwrap();
+    extent.write_tail(4900, text).unwrap();
     extent.flush().unwrap();
     staging.publish().unwrap();
 }
