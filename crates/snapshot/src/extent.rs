@@ -1,6 +1,7 @@
 //! Writing a snapshot into an extent of a pool: guest memory, followed by a tail.
 //!
-//! The extent begins with guest memory; every page is written. The tail follows at the pool's
+//! The extent begins with guest memory; every page is written, except zero pages where the extent is
+//! zero. The tail follows at the pool's
 //! alignment. It contains a header, the bytes of `snapshot.firn`, and the nonzero parts of the
 //! writable disk. This crate writes the bytes; the pool makes them durable and publishes them.
 
@@ -31,12 +32,18 @@ pub trait ExtentTarget: Sync {
     /// There is not enough space; nothing has changed.
     fn allocate(&mut self, guest_bytes: u64, tail_bytes: u64) -> io::Result<()>;
 
-    /// Writes guest memory at `offset`. Every page is written once, including zero pages. Several
-    /// threads call it.
+    /// Writes guest memory at `offset`. Every page is written once, including zero pages, except
+    /// where [`is_zeroed`](Self::is_zeroed) is true for them. Several threads call it.
     ///
     /// # Errors
     /// Any error of writing the bytes.
     fn write_memory(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+
+    /// Whether a part of guest memory is zero before it is written. Several threads call it.
+    fn is_zeroed(&self, offset: u64, len: u64) -> bool {
+        let _ = (offset, len);
+        false
+    }
 
     /// Writes the tail at `offset`.
     ///
@@ -178,6 +185,10 @@ impl ImageSink for MemorySink<'_> {
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), FreezeError> {
         self.written.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         self.target.write_memory(offset, bytes).map_err(failed("write guest memory into"))
+    }
+
+    fn is_zeroed(&self, offset: u64, len: u64) -> bool {
+        self.target.is_zeroed(offset, len)
     }
 
     fn finish_chunk(&self, _: u64, _: u64) {}

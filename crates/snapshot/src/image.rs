@@ -86,6 +86,9 @@ pub(crate) trait ImageSink: Sync {
     /// Writes bytes of the image at `offset`.
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), FreezeError>;
 
+    /// Whether a chunk is zero before it is written.
+    fn is_zeroed(&self, offset: u64, len: u64) -> bool;
+
     /// All bytes of a chunk were written.
     fn finish_chunk(&self, offset: u64, len: u64);
 }
@@ -93,6 +96,11 @@ pub(crate) trait ImageSink: Sync {
 impl ImageSink for SparseFile {
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), FreezeError> {
         Self::write(self, offset, bytes)
+    }
+
+    fn is_zeroed(&self, _: u64, _: u64) -> bool {
+        // Pages that a sparse image does not store are holes; a dense image has none.
+        false
     }
 
     fn finish_chunk(&self, offset: u64, len: u64) {
@@ -230,7 +238,7 @@ impl Task<'_> {
         let offset = number * CHUNK_SIZE;
         let len = CHUNK_SIZE.min(self.layout.total_bytes() - offset);
         let expected = usize::try_from(len).unwrap_or(usize::MAX);
-        let dense = self.kind == ImageKind::Dense;
+        let with_zeros = self.kind == ImageKind::Dense && !self.out.is_zeroed(offset, len);
         let mut digests = vec![zero_digest; expected / PAGE_LEN];
         let begin = Instant::now();
         let chunk = self
@@ -265,13 +273,13 @@ impl Task<'_> {
         let zero_pages: u64 = zero.iter().map(|pages| u64_of(pages.len())).sum();
         let digested = Instant::now();
         for (pages, from) in stored.into_iter().map(|pages| (pages, bytes)).chain(
-            // A dense image has zero pages, too.
-            zero.iter().filter(|_| dense).map(|pages| (pages.clone(), zeros)),
+            // A dense image stores zero pages, too.
+            zero.iter().filter(|_| with_zeros).map(|pages| (pages.clone(), zeros)),
         ) {
             let start = pages.start * PAGE_LEN;
             self.out.write(offset + u64_of(start), &from[start..pages.end * PAGE_LEN])?;
         }
-        if dense || zero_pages < u64_of(digests.len()) {
+        if with_zeros || zero_pages < u64_of(digests.len()) {
             self.out.finish_chunk(offset, len);
         }
         let first_page = offset / PAGE_SIZE;
@@ -281,7 +289,7 @@ impl Task<'_> {
         let zero = zero.collect();
         work.digest += digested - was_read;
         work.write += digested.elapsed();
-        work.zero_pages_written += if dense { zero_pages } else { 0 };
+        work.zero_pages_written += if with_zeros { zero_pages } else { 0 };
         let mut record = Vec::new();
         append_record(&mut record, number, &digests);
         Ok(ChunkDone { number, zero, record })

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use firn_base::PAGE_SIZE;
 use firn_base::num::usize_of;
-use firn_pool::{Client, MappedExtent};
+use firn_pool::{Client, ExtentGrant, MappedExtent};
 use thiserror::Error;
 
 use crate::attach::AttachError;
@@ -195,7 +195,7 @@ pub struct PoolTarget {
 #[derive(Debug)]
 struct Staging {
     connection: Client,
-    generation: u64,
+    grant: ExtentGrant,
     mapped: MappedExtent,
 }
 
@@ -216,14 +216,17 @@ impl ExtentTarget for PoolTarget {
         let mut connection = Client::connect(&self.socket).map_err(io::Error::other)?;
         let grant = connection.begin(&self.name, guest_bytes, tail_bytes);
         let grant = grant.map_err(io::Error::other)?;
-        let (generation, mapped) = (grant.extent().generation, grant.map());
-        let mapped = mapped.map_err(io::Error::other)?;
-        self.staging = Some(Staging { connection, generation, mapped });
+        let mapped = grant.map().map_err(io::Error::other)?;
+        self.staging = Some(Staging { connection, grant, mapped });
         Ok(())
     }
 
     fn write_memory(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.staging()?.mapped.write_guest(offset, bytes)
+    }
+
+    fn is_zeroed(&self, offset: u64, len: u64) -> bool {
+        self.staging.as_ref().is_some_and(|staging| staging.grant.is_zeroed(offset, len))
     }
 
     fn write_tail(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
@@ -237,7 +240,7 @@ impl ExtentTarget for PoolTarget {
     fn publish(&mut self) -> io::Result<()> {
         let staging = self.staging.as_mut();
         let staging = staging.ok_or_else(|| io::Error::other("nothing is allocated"))?;
-        staging.connection.commit(staging.generation).map_err(io::Error::other)?;
+        staging.connection.commit(staging.grant.extent().generation).map_err(io::Error::other)?;
         self.staging = None;
         Ok(())
     }

@@ -103,6 +103,14 @@ impl ExtentGrant {
         self.granted.verified
     }
 
+    /// Whether a part of a staging extent is zero, so that zeros need not be written there. `offset`
+    /// is from the extent's beginning.
+    #[must_use]
+    pub fn is_zeroed(&self, offset: u64, len: u64) -> bool {
+        let mut parts = self.granted.zeroed.iter();
+        parts.any(|(start, end)| *start <= offset && len <= end.saturating_sub(offset))
+    }
+
     /// Bytes of the largest leaf with which this host maps the medium.
     #[must_use]
     pub fn leaf(&self) -> u64 {
@@ -324,7 +332,7 @@ impl Client {
     }
 
     /// Allocates an extent to freeze into. It contains old bytes: write all of guest memory, zeros
-    /// included, and the tail, then call [`MappedExtent::flush`] and [`Client::commit`].
+    /// included except where [`ExtentGrant::is_zeroed`], and the tail, then call [`MappedExtent::flush`] and [`Client::commit`].
     ///
     /// # Errors
     /// [`ClientError::Refused`] if the pool is full or another client writes a snapshot of this
@@ -373,7 +381,7 @@ impl Client {
         }
     }
 
-    /// Waits until the manager has imaged released replicas and made copies. The manager does not
+    /// Waits until the manager has imaged released replicas, made copies and zeroed free space. The manager does not
     /// pause for starts meanwhile.
     ///
     /// # Errors

@@ -23,6 +23,7 @@ mod replicas;
 mod requests;
 mod server;
 mod wire;
+mod zeroing;
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -39,7 +40,7 @@ pub use error::{ClientError, Refusal, ServerError};
 pub use server::{ClientWatch, Server};
 
 /// The version of the protocol.
-const MANAGER_VERSION: u32 = 2;
+const MANAGER_VERSION: u32 = 3;
 
 /// A request of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,7 +74,7 @@ enum Request {
     Release { generation: u64 },
     /// Release a replica, with the list of its written pages.
     GiveBack { generation: u64, written: Vec<(u64, u64)> },
-    /// Respond when released replicas are imaged and copies are ready.
+    /// Respond when released replicas are imaged, copies are ready and free space is zeroed.
     Settle,
     /// List all extents.
     List,
@@ -113,6 +114,8 @@ struct Granted {
     private_mappings: bool,
     verified: bool,
     extent: Extent,
+    /// Of a staging extent: the parts that are zero, as begin and end from the extent's beginning.
+    zeroed: Vec<(u64, u64)>,
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use super::copies::{Copies, Lent, StoredSet};
 use super::error::Refusal;
 use super::pace::Pace;
 use super::replicas::{Acquired, Replicas};
+use super::zeroing::Zeroing;
 use super::{Granted, Request, Response};
 use crate::extent::Extent;
 use crate::media::Access;
@@ -32,6 +33,7 @@ pub(super) struct Manager {
     pool: Pool,
     replicas: Replicas,
     copies: Copies,
+    zeroing: Zeroing,
     pace: Arc<Pace>,
     /// Generations of the extents whose bytes a client has checked since the medium was opened.
     verified: Mutex<HashSet<u64>>,
@@ -53,7 +55,8 @@ impl Manager {
         let pace = Arc::new(Pace::new());
         let replicas = Replicas::new(pool.clone(), Arc::clone(&pace))?;
         let copies = Copies::new(pool.clone(), Arc::clone(&pace));
-        Ok(Self { replicas, copies, pace, verified: Mutex::default(), pool })
+        let zeroing = Zeroing::new(pool.clone(), Arc::clone(&pace))?;
+        Ok(Self { replicas, copies, zeroing, pace, verified: Mutex::default(), pool })
     }
 
     pub(super) fn pool(&self) -> &Pool {
@@ -146,7 +149,9 @@ impl Manager {
                 let staging =
                     self.replicas.with_room(|| self.pool.allocate(&name, guest_bytes, tail_bytes));
                 let staging = staging.map_err(refuse_allocate)?;
-                let granted = self.granted(staging.extent());
+                let zeroed = staging.zeroed().into_iter().map(|part| (part.start, part.end));
+                let zeroed = zeroed.collect();
+                let granted = Granted { zeroed, ..self.granted(staging.extent()) };
                 let descriptor = self.descriptor(Access::Write)?;
                 grants.stagings.insert(staging.extent().generation, staging);
                 Ok((Response::Granted(granted), Some(descriptor)))
@@ -192,6 +197,7 @@ impl Manager {
                 self.pace.without_pauses(|| {
                     self.replicas.settle();
                     self.copies.settle();
+                    self.zeroing.settle();
                 });
                 Ok((Response::Noted, None))
             }
@@ -243,6 +249,7 @@ impl Manager {
             private_mappings: medium.has_private_mappings(),
             verified: self.verified().contains(&extent.generation),
             extent,
+            zeroed: Vec::new(),
         }
     }
 

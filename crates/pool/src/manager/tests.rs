@@ -443,3 +443,66 @@ proptest! {
         assert!(client.list().unwrap().extents.is_empty());
     }
 }
+
+/// A pool's file on storage, or its memory: both are zeroed ahead, in their own way.
+fn zeroable(folder: &TempDir) -> [MappedMedium; 2] {
+    let memory = MappedMedium::memfd(MemfdOptions { size: 8 * GRANULE, huge: false, node: None });
+    let file = MappedMedium::create_file(&folder.path().join("medium"), 8 * GRANULE);
+    [memory.unwrap(), file.unwrap()]
+}
+
+#[test]
+fn free_space_is_zeroed_ahead_and_old_content_never_counts_as_zero() {
+    let folder = tempfile::tempdir().unwrap();
+    for (number, medium) in zeroable(&folder).into_iter().enumerate() {
+        let pool = Pool::create(Arc::new(medium), &CreateOptions::default()).unwrap();
+        let path = folder.path().join(format!("{number}.sock"));
+        let _server = Server::start(&path, pool).unwrap();
+        let mut client = Client::connect(&path).unwrap();
+        client.settle().unwrap();
+        let free = client.list().unwrap();
+        assert_eq!(free.zeroed_bytes, free.free_bytes());
+        for mark in 1..4_u8 {
+            // All content of the freeze before this one is gone.
+            let grant = client.begin("hello", 2 * GUEST, 100).unwrap();
+            assert!(grant.is_zeroed(0, 2 * GUEST) && !grant.is_zeroed(0, 4 * GUEST));
+            let used = client.list().unwrap();
+            assert_eq!(used.zeroed_bytes, used.free_bytes());
+            let extent = grant.map().unwrap();
+            let mut bytes = vec![1; 2 << 20];
+            for offset in [0, GUEST] {
+                extent.read_guest(offset, &mut bytes);
+                assert!(bytes.iter().all(|byte| *byte == 0), "{mark}");
+            }
+            extent.write_guest(GUEST, &vec![mark; 2 << 20]).unwrap();
+            extent.write_tail(0, &[mark; 100]).unwrap();
+            extent.flush().unwrap();
+            // A freeze that was given up leaves content, too.
+            if mark == 2 {
+                drop(extent);
+                client.release(grant.extent().generation).unwrap();
+            } else {
+                client.commit(grant.extent().generation).unwrap();
+                client.reclaim("hello").unwrap();
+            }
+            client.settle().unwrap();
+        }
+    }
+}
+
+#[test]
+fn space_that_is_used_again_at_once_is_not_zeroed() {
+    let world = World::new(4);
+    let mut client = world.client();
+    client.settle().unwrap();
+    // Without a thread, nothing is zeroed any more.
+    world.server.pool().end_zeroing();
+    client.settle().unwrap();
+    for zeroed in [true, false, false] {
+        let grant = client.begin("hello", 3 * GUEST, 100).unwrap();
+        assert_eq!(grant.is_zeroed(0, 3 * GUEST), zeroed);
+        grant.map().unwrap().write_guest(0, &[7; 4096]).unwrap();
+        client.release(grant.extent().generation).unwrap();
+    }
+    assert_eq!(client.list().unwrap().zeroed_bytes, 0);
+}

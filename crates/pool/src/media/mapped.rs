@@ -333,6 +333,29 @@ impl Medium for MappedMedium {
         Ok(())
     }
 
+    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+        match self.facts.durability {
+            // The file system marks the blocks as unwritten. The journal has that no later than the
+            // next sync of the file.
+            Durability::FileSync => {
+                fallocate(
+                    &self.file,
+                    FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE,
+                    offset,
+                    len,
+                )?;
+            }
+            Durability::CacheLines(instruction) => {
+                self.memory.zero_if_needed(offset, len);
+                // Zeros that another process stored may be in caches only.
+                self.memory.flush(instruction, offset, len);
+                fence();
+            }
+            Durability::Volatile => self.memory.zero_if_needed(offset, len),
+        }
+        Ok(())
+    }
+
     fn current_size(&self) -> io::Result<u64> {
         let size = match &self.sysfs {
             Some(sysfs) => sysfs.size().map_err(io::Error::other)?,

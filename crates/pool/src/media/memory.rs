@@ -126,6 +126,21 @@ impl Memory {
         unsafe { write_bytes(to, 0, usize_of(len)) };
     }
 
+    /// Writes zeros where the bytes are not zero: reading spares media that writing wears out.
+    pub(crate) fn zero_if_needed(&self, offset: u64, len: u64) {
+        const PIECE: u64 = 64 << 10;
+        let mut buffer = vec![0; usize_of(PIECE.min(len))];
+        let mut at = offset;
+        while at < offset + len {
+            let piece = &mut buffer[..usize_of(PIECE.min(offset + len - at))];
+            self.load(at, piece);
+            if piece.iter().any(|byte| *byte != 0) {
+                self.zero(at, u64_of(piece.len()));
+            }
+            at += u64_of(piece.len());
+        }
+    }
+
     fn word(&self, address: *mut u8) -> &AtomicU64 {
         assert!(address.cast::<u64>().is_aligned(), "a word must be aligned to 8 bytes");
         // SAFETY: the word is aligned and mapped for as long as `self` lives, and concurrent

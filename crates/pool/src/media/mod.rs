@@ -149,6 +149,13 @@ pub trait Medium: Debug + Send + Sync {
     /// The medium is a file and `fdatasync` fails.
     fn fence(&self) -> io::Result<()>;
 
+    /// Makes the range zeros. A fence of any process that has written the medium, or the end of
+    /// this call, makes them durable.
+    ///
+    /// # Errors
+    /// The medium is a file, and its file system cannot do it without writing the bytes.
+    fn zero(&self, offset: u64, len: u64) -> io::Result<()>;
+
     /// The medium's current size, rounded as [`MediumFacts::size`] is.
     ///
     /// # Errors

@@ -279,6 +279,12 @@ impl Medium for SimulatedMedium {
         }
     }
 
+    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.store(offset, &vec![0; usize_of(len)]);
+        self.flush(offset, len);
+        self.fence()
+    }
+
     fn fence(&self) -> io::Result<()> {
         let mut state = self.state();
         if state.recording {

@@ -1,6 +1,7 @@
 //! Handles to extents. Dropping a handle releases its extent.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -34,6 +35,17 @@ impl Staging {
     #[must_use]
     pub fn extent(&self) -> Extent {
         self.extent
+    }
+
+    /// The parts of the extent that were zero when it was allocated: ascending offsets from its
+    /// beginning, in bytes.
+    #[must_use]
+    pub fn zeroed(&self) -> Vec<Range<u64>> {
+        let state = self.inner.state();
+        let zeroed = state.held.get(&self.granule).map(|held| held.zeroed.clone());
+        let begin = self.extent.offset;
+        let zeroed = zeroed.unwrap_or_default().into_iter();
+        zeroed.map(|part| part.start - begin..part.end - begin).collect()
     }
 
     /// Writes to guest memory, `offset` bytes from its beginning, and starts making the bytes

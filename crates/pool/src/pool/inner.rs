@@ -5,11 +5,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use firn_base::num::usize_of;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::error::{LookupError, MediumFailure};
 use super::listing::{Listing, Role};
 use super::scan::{Scan, extent, extent_range};
+use super::zeroed::Zeroed;
 use crate::extent::Extent;
 use crate::layout::{NameBody, Record, SUPERBLOCK_BYTES, Superblock, Word};
 use crate::media::Medium;
@@ -21,6 +22,8 @@ pub(super) struct Held {
     pub(super) granules: Range<u64>,
     pub(super) role: Role,
     pub(super) pins: u32,
+    /// The parts, as bytes of the medium, that were zero when it was allocated.
+    pub(super) zeroed: Vec<Range<u64>>,
 }
 
 /// A slot of the address table.
@@ -41,6 +44,8 @@ pub(super) struct State {
     pub(super) next_generation: u64,
     /// A fence failed: which bytes are durable is unknown.
     pub(super) failed: bool,
+    /// Free space that is known to be zero.
+    pub(super) zeroed: Zeroed,
 }
 
 #[derive(Debug)]
@@ -48,6 +53,8 @@ pub(super) struct Inner {
     medium: Arc<dyn Medium>,
     superblock: Superblock,
     state: Mutex<State>,
+    /// Space was freed or zeroed.
+    changed: Condvar,
 }
 
 impl Inner {
@@ -60,8 +67,9 @@ impl Inner {
             held: BTreeMap::new(),
             next_generation: 1,
             failed: false,
+            zeroed: Zeroed::default(),
         };
-        Self { medium, superblock, state: Mutex::new(state) }
+        Self { medium, superblock, state: Mutex::new(state), changed: Condvar::new() }
     }
 
     /// A pool from its scanned metadata, without unreferenced extents.
@@ -78,7 +86,16 @@ impl Inner {
         for (name, granule, record) in scan.snapshots() {
             let Some(granules) = extent_range(&superblock, granule, record) else { continue };
             names.insert(name.to_owned(), record.slot);
-            held.insert(granule, Held { record: *record, granules, role: Role::Snapshot, pins: 0 });
+            held.insert(
+                granule,
+                Held {
+                    record: *record,
+                    granules,
+                    role: Role::Snapshot,
+                    pins: 0,
+                    zeroed: Vec::new(),
+                },
+            );
         }
         let state = State {
             slots: slots.collect(),
@@ -86,8 +103,9 @@ impl Inner {
             held,
             next_generation: scan.counter.max(1),
             failed: false,
+            zeroed: Zeroed::default(),
         };
-        Self { medium, superblock, state: Mutex::new(state) }
+        Self { medium, superblock, state: Mutex::new(state), changed: Condvar::new() }
     }
 
     pub(super) fn medium(&self) -> &Arc<dyn Medium> {
@@ -100,6 +118,10 @@ impl Inner {
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
+    }
+
+    pub(super) fn changed(&self) -> &Condvar {
+        &self.changed
     }
 
     /// Checks that the medium is still the one that was opened.
@@ -178,7 +200,8 @@ impl Inner {
             let name = state.slots[usize_of(u64::from(held.record.slot))].name.clone();
             (*granule, held.record, name, held.role, Some(held.pins))
         });
-        Listing::new(&self.superblock, self.medium.facts(), extents)
+        let zeroed_bytes = state.zeroed.bytes();
+        Listing { zeroed_bytes, ..Listing::new(&self.superblock, self.medium.facts(), extents) }
     }
 }
 

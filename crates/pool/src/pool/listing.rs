@@ -121,6 +121,9 @@ pub struct Listing {
     pub extents: Vec<ListedExtent>,
     /// Free pieces, in ascending order of offset.
     pub free: Vec<FreePiece>,
+    /// Free bytes that are known to be zero, if the manager provided the listing: a freeze into
+    /// them writes no zero pages.
+    pub zeroed_bytes: u64,
 }
 
 impl Listing {
@@ -157,6 +160,7 @@ impl Listing {
             medium: medium.clone(),
             extents: listed,
             free: free.collect(),
+            zeroed_bytes: 0,
         }
     }
 

@@ -14,6 +14,7 @@ mod repair;
 mod scan;
 mod space;
 mod transitions;
+mod zeroed;
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -81,7 +82,8 @@ impl Pool {
 
     /// Allocates an extent for a snapshot: `guest_bytes` of guest memory and a tail of at least
     /// `tail_bytes`. The name refers to its current snapshot until [`Staging::publish`]. The extent
-    /// contains old bytes: the caller must write all of guest memory, zeros included.
+    /// contains old bytes: the caller must write all of guest memory, zeros included, except in
+    /// [`Staging::zeroed`].
     ///
     /// # Errors
     /// See [`AllocateError`]; nothing was changed.
@@ -147,6 +149,27 @@ impl Pool {
     #[must_use]
     pub fn list(&self) -> Listing {
         self.inner.list()
+    }
+
+    /// A thread is about to call [`Pool::zero_free_space`].
+    pub(crate) fn begin_zeroing(&self) {
+        self.inner.begin_zeroing();
+    }
+
+    /// Zeroes free space ahead, and space that is freed later, until [`Pool::end_zeroing`]. `pause`
+    /// is called before each piece.
+    pub(crate) fn zero_free_space(&self, pause: impl FnMut()) {
+        self.inner.zero_free_space(pause);
+    }
+
+    /// Ends [`Pool::zero_free_space`].
+    pub(crate) fn end_zeroing(&self) {
+        self.inner.end_zeroing();
+    }
+
+    /// Waits until [`Pool::zero_free_space`] has nothing to do.
+    pub(crate) fn settle_zeroing(&self) {
+        self.inner.settle_zeroing();
     }
 
     /// The names that have a snapshot, in no particular order.

@@ -5,7 +5,10 @@
 //! Each transition therefore commits with one word: a loss of power leaves the old or the new
 //! state, and at most an extent that recovery frees.
 
+use std::ops::Range;
+
 use firn_base::num::usize_of;
+use parking_lot::MutexGuard;
 
 use super::error::{AllocateError, MediumFailure, PublishError, ReclaimError};
 use super::inner::{Held, Inner, Slot, State};
@@ -34,26 +37,31 @@ impl Inner {
             return Err(AllocateError::GuestBytes(guest_bytes));
         }
         let mut state = self.state();
-        self.check(&mut state)?;
-        if state.is_being_written(name) {
-            return Err(AllocateError::BeingWritten(name.to_owned()));
-        }
-        let (slot, is_new) = match state.names.get(name) {
-            Some(slot) => (*slot, false),
-            None => (self.free_slot(&state, name)?, true),
+        let (record, is_new, granule) = loop {
+            self.check(&mut state)?;
+            if state.is_being_written(name) {
+                return Err(AllocateError::BeingWritten(name.to_owned()));
+            }
+            let (slot, is_new) = match state.names.get(name) {
+                Some(slot) => (*slot, false),
+                None => (self.free_slot(&state, name)?, true),
+            };
+            let record = Record {
+                kind: Kind::Snapshot,
+                slot,
+                guest_bytes,
+                tail_bytes: tail_with_annex(tail_bytes, self.superblock().granule),
+                generation: state.next_generation,
+                created: now(),
+                source: 0,
+            };
+            let granule = self.place(&state, &record)?;
+            if !self.wait_for_zeroing(&mut state, granule, &record) {
+                break (record, is_new, granule);
+            }
         };
-        let record = Record {
-            kind: Kind::Snapshot,
-            slot,
-            guest_bytes,
-            tail_bytes: tail_with_annex(tail_bytes, self.superblock().granule),
-            generation: state.next_generation,
-            created: now(),
-            source: 0,
-        };
-        let granule = self.place(&state, &record)?;
         if is_new {
-            self.write_name(&mut state, slot, name);
+            self.write_name(&mut state, record.slot, name);
         }
         self.take(&mut state, granule, record, Role::Staging)?;
         Ok(granule)
@@ -63,19 +71,52 @@ impl Inner {
     /// `source`.
     pub(super) fn allocate_replica(&self, source: u32) -> Result<u32, AllocateError> {
         let mut state = self.state();
-        self.check(&mut state)?;
-        let of = state.record(source);
-        let record = Record {
-            kind: Kind::Replica,
-            tail_bytes: 0,
-            generation: state.next_generation,
-            created: now(),
-            source: of.generation,
-            ..of
+        let (record, granule) = loop {
+            self.check(&mut state)?;
+            let of = state.record(source);
+            let record = Record {
+                kind: Kind::Replica,
+                tail_bytes: 0,
+                generation: state.next_generation,
+                created: now(),
+                source: of.generation,
+                ..of
+            };
+            let granule = self.place(&state, &record)?;
+            if !self.wait_for_zeroing(&mut state, granule, &record) {
+                break (record, granule);
+            }
         };
-        let granule = self.place(&state, &record)?;
         self.take(&mut state, granule, record, Role::Replica)?;
         Ok(granule)
+    }
+
+    /// If a part of this place is being zeroed, waits until it is not, and returns `true`: another
+    /// place may be better now.
+    fn wait_for_zeroing(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        granule: u32,
+        record: &Record,
+    ) -> bool {
+        let range = self.bytes_of_extent(granule, record);
+        let is_busy = state.zeroed.is_busy(&range);
+        if is_busy {
+            self.changed().wait_while(state, |state| state.zeroed.is_busy(&range));
+        }
+        is_busy
+    }
+
+    /// The granules of an extent, as bytes of the medium.
+    fn bytes_of_extent(&self, granule: u32, record: &Record) -> Range<u64> {
+        let size = self.superblock().granule;
+        let granules = self.granules(granule, record);
+        granules.start * size..granules.end * size
+    }
+
+    fn granules(&self, granule: u32, record: &Record) -> Range<u64> {
+        let begin = u64::from(granule);
+        super::scan::extent_range(self.superblock(), granule, record).unwrap_or(begin..begin + 1)
     }
 
     /// A slot for a new name: the first one on its search path without a name and without an extent
@@ -148,10 +189,9 @@ impl Inner {
         self.fence(state)?;
         state.next_generation = generation + 1;
         self.commit(state, at, crate::layout::u64_at(&line, 0))?;
-        let begin = u64::from(granule);
-        let granules = super::scan::extent_range(self.superblock(), granule, &record)
-            .unwrap_or(begin..begin + 1);
-        state.held.insert(granule, Held { record, granules, role, pins: 0 });
+        let granules = self.granules(granule, &record);
+        let zeroed = state.zeroed.take(self.bytes_of_extent(granule, &record));
+        state.held.insert(granule, Held { record, granules, role, pins: 0, zeroed });
         Ok(())
     }
 
@@ -217,9 +257,12 @@ impl Inner {
         let unused = |held: &&Held| held.role == Role::Superseded && held.pins == 0;
         let Some(held) = state.held.get(&granule).filter(unused) else { return Ok(0) };
         let granules = held.granules.end - held.granules.start;
+        let bytes = self.bytes_of_extent(granule, &held.record);
         self.check(state)?;
         self.commit(state, self.superblock().record_at(granule), FREE)?;
         state.held.remove(&granule);
+        state.zeroed.freed(&bytes);
+        self.changed().notify_all();
         Ok(bytes_of(self.superblock(), granules))
     }
 

@@ -70,6 +70,14 @@ fn imaging_text(imaging: Imaging) -> String {
     )
 }
 
+/// The free space that the manager has zeroed ahead.
+fn zeroed(listing: &Listing) -> String {
+    match listing.zeroed_bytes {
+        0 => String::new(),
+        bytes => format!(", {} of it zeroed ahead", format_bytes(bytes)),
+    }
+}
+
 fn free(listing: &Listing) -> String {
     format_bytes(listing.free_bytes())
 }
@@ -125,7 +133,7 @@ fn facts(listing: &Listing) -> Vec<(&'static str, String)> {
     vec![
         ("pool", pool.uuid.to_string()),
         ("medium", format!("{}, {}", medium.name, map::kind(medium))),
-        ("size", format!("{}, {} free", format_bytes(pool.size), free(listing))),
+        ("size", format!("{}, {} free{}", format_bytes(pool.size), free(listing), zeroed(listing))),
         ("granule", format!("{}; classes {}", format_bytes(pool.granule), classes.join(", "))),
         ("names", format!("up to {} of up to {} bytes", pool.names, pool.longest_name)),
     ]
