@@ -129,6 +129,7 @@ pub enum RunFreezeError {
 /// One freeze.
 struct Run {
     total_ns: u64,
+    settle_ns: Option<u64>,
     report: FreezeReport,
     fio_ns: Option<u64>,
 }
@@ -195,10 +196,13 @@ impl FreezeConfig {
                 if run > 1 {
                     subject.remove()?;
                 }
+                let begin = Instant::now();
                 if let Some(pool) = &mut pool {
                     pool.settle()?;
                 }
-                self.measure(subject, &inputs, run)?;
+                let is_pool = matches!(subject.destination, Destination::Pool { .. });
+                let settle_ns = is_pool.then(|| nanoseconds(begin.elapsed()));
+                self.measure(subject, &inputs, run, settle_ns)?;
             }
             steps.advance("runs");
         }
@@ -213,6 +217,7 @@ impl FreezeConfig {
         subject: &mut Subject,
         inputs: &PlayerInputs,
         run: u32,
+        settle_ns: Option<u64>,
     ) -> Result<(), RunFreezeError> {
         let destination = subject.name;
         let options = PlayerOptions::default();
@@ -231,7 +236,7 @@ impl FreezeConfig {
         let beside = subject.beside.as_deref().filter(|_| self.reference);
         let fio_ns = beside.map(|folder| fio::write(folder, report.bytes_written)).transpose()?;
         subject.check()?.map_err(|source| RunFreezeError::Thaw { run, destination, source })?;
-        subject.runs.push(Run { total_ns, report, fio_ns });
+        subject.runs.push(Run { total_ns, settle_ns, report, fio_ns });
         Ok(())
     }
 }

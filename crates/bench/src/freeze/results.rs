@@ -53,6 +53,10 @@ pub struct FreezeRow {
     pub sync_ms: Summary,
     /// Moving the snapshot to its place, in ms.
     pub publish_ms: Summary,
+    /// Before the clock: the background work that the pool's manager still had to do, in ms, such
+    /// as zeroing the space of the previous snapshot.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub settle_ms: Option<Summary>,
     /// Bytes written: the median.
     pub bytes_written: u64,
     /// Pages of guest memory that are zero: the median.
@@ -113,6 +117,10 @@ impl Subject {
             write_ms: ms(&|run| run.report.write_ns)?,
             sync_ms: ms(&|run| run.report.sync_ns)?,
             publish_ms: ms(&|run| run.report.publish_ns)?,
+            settle_ms: {
+                let settled = runs.iter().filter_map(|run| run.settle_ns);
+                Summary::of(&settled.map(|ns| ns as f64 / 1e6).collect::<Vec<_>>())
+            },
             bytes_written: median(&|run| run.report.bytes_written)?,
             zero_pages: median(&|run| run.report.zero_pages)?,
             zero_pages_written: median(&|run| run.report.zero_pages_written)?,
@@ -129,7 +137,7 @@ impl FreezeResults {
     pub fn text(&self) -> String {
         const HEAD: [&str; 9] =
             ["ms", "runs", "median", "p95", "min", "max", "limit", "MiB written", "to fio"];
-        const PARTS: [&str; 10] = [
+        const PARTS: [&str; 11] = [
             "ms, median",
             "pause",
             "save",
@@ -139,6 +147,7 @@ impl FreezeResults {
             "(write)",
             "sync",
             "publish",
+            "settle",
             "zero pages written",
         ];
         let times = |name: String, runs: u64, times: Summary| {
@@ -176,6 +185,7 @@ impl FreezeResults {
                 ];
                 let mut cells = vec![row.destination.clone()];
                 cells.extend(parts.map(|part| number(part.median)));
+                cells.push(row.settle_ms.map_or(String::new(), |ms| number(ms.median)));
                 cells.push(row.zero_pages_written.to_string());
                 cells
             })

@@ -60,7 +60,10 @@ fn a_small_guest_is_frozen_into_a_directory_and_a_pool() {
         // The player's own region is in use, too.
         assert!((15 * MIB / 4096..16 * MIB / 4096 + 512).contains(&row.zero_pages), "{row:?}");
     }
-    assert_eq!(directory.zero_pages_written, 0);
+    // The manager has zeroed what the freeze before left.
+    assert_eq!((directory.zero_pages_written, pool.zero_pages_written), (0, 0));
+    assert!(directory.settle_ms.is_none() && pool.settle_ms.is_some());
+    assert!(pool.bytes_written < 3 * MIB, "{pool:?}");
     assert!(directory.stored_pages < 2 * MIB / 4096 && directory.bytes_written >= MIB);
     let text = results.text();
     assert!(text.contains("freeze, directory") && text.contains("freeze, pool"), "{text}");
@@ -87,7 +90,7 @@ fn the_limit_follows_a_slow_medium() {
         bytes_written: 1,
         disk_bytes: 1,
     };
-    let run = |total_ns, fio_ns| Run { total_ns, report: report.clone(), fio_ns };
+    let run = |total_ns, fio_ns| Run { total_ns, settle_ns: None, report: report.clone(), fio_ns };
     let mut subject = Subject {
         name: "directory",
         medium: String::new(),
