@@ -14,7 +14,7 @@ use firn_run::{
     ThawSpec,
 };
 use firn_snapshot::Verify;
-use firn_vmm::KVM_DEVICE;
+use firn_vmm::{KVM_DEVICE, Shape};
 use parking_lot::Mutex;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -150,15 +150,21 @@ pub(crate) struct Player<'a> {
 }
 
 impl Player<'_> {
-    /// Starts the microVM's process, and sends it the request. The measured time begins here.
-    fn start(&self) -> Result<Monitor, StartError> {
-        let request_ns = Some(now_ns());
-        let mut monitor = Monitor::spawn(self.program, KVM_DEVICE.as_ref())?;
-        let mut descriptors = Descriptors::default();
+    /// The request. `request_ns` is when the measured time begins, `connected` whether the monitor
+    /// has a connection to the pool's manager.
+    fn spec(
+        &self,
+        descriptors: &mut Descriptors,
+        request_ns: u64,
+        connected: bool,
+    ) -> Result<StartSpec, StartError> {
         let source = match self.snapshot {
-            Place::Directory(path) => SourceSpec::directory(path, &mut descriptors),
+            Place::Pool(PooledPlayer { name, .. }) if connected => {
+                Ok(SourceSpec::pool_of_standby(name, Verify::Once))
+            }
+            Place::Directory(path) => SourceSpec::directory(path, descriptors),
             Place::Pool(PooledPlayer { socket, name }) => {
-                SourceSpec::pool(socket, name, Verify::Once, &mut descriptors)
+                SourceSpec::pool(socket, name, Verify::Once, descriptors)
             }
         };
         let thaw = ThawSpec {
@@ -170,7 +176,43 @@ impl Player<'_> {
             replay: ReplaySpec { input: None, hold: true, fault_time: self.faults },
         };
         let spec = StartSpec::new(Origin::Thaw(thaw), HostSpec::default(), TIME_LIMIT);
-        monitor.start(StartSpec { request_ns, ..spec }, &descriptors)?;
+        Ok(StartSpec { request_ns: Some(request_ns), ..spec })
+    }
+
+    /// Starts the microVM in a standby monitor, or in a process that is started for it. The
+    /// measured time begins here.
+    fn start(&self, standby: Option<Monitor>) -> Result<Monitor, StartError> {
+        let request_ns = now_ns();
+        let mut monitor = match standby {
+            Some(monitor) => monitor,
+            None => self.spawn()?,
+        };
+        let mut descriptors = Descriptors::default();
+        let spec = self.spec(&mut descriptors, request_ns, monitor.has_manager())?;
+        monitor.start(spec, &descriptors)?;
+        Ok(monitor)
+    }
+
+    fn spawn(&self) -> Result<Monitor, StartError> {
+        Monitor::spawn(self.program, KVM_DEVICE.as_ref())
+    }
+
+    /// The shape of its microVM.
+    pub(crate) fn shape(&self) -> Result<Shape, StartError> {
+        let mut descriptors = Descriptors::default();
+        let spec = self.spec(&mut descriptors, now_ns(), false)?;
+        self.spawn()?.plan(spec, &descriptors, TIME_LIMIT)
+    }
+
+    /// A standby monitor that has made the VM of its microVM.
+    pub(crate) fn stand_by(&self, shape: &Shape) -> Result<Monitor, StartError> {
+        let mut monitor = self.spawn()?;
+        let pool = match self.snapshot {
+            Place::Pool(PooledPlayer { socket, .. }) => Some(socket.as_path()),
+            Place::Directory(_) => None,
+        };
+        monitor.stand_by(shape, pool)?;
+        monitor.wait_ready(TIME_LIMIT)?;
         Ok(monitor)
     }
 }
@@ -180,11 +222,16 @@ impl<'a> Batch<'a> {
         Self { instances: VecDeque::new(), interrupt }
     }
 
-    /// Starts one more microVM, with a number from 1.
-    pub(crate) fn start(&mut self, player: Player<'_>, number: u32) -> Result<(), BatchError> {
+    /// Starts one more microVM, with a number from 1, in a standby monitor if there is one.
+    pub(crate) fn start(
+        &mut self,
+        player: Player<'_>,
+        number: u32,
+        standby: Option<Monitor>,
+    ) -> Result<(), BatchError> {
         let instance = number;
         let monitor = player
-            .start()
+            .start(standby)
             .map_err(|source| BatchError::Start { instance, source: Box::new(source) })?;
         let process = i32::try_from(monitor.pid()).ok().and_then(Pid::from_raw);
         self.instances.push_back(Instance { number, monitor, ended: None });
@@ -198,20 +245,22 @@ impl<'a> Batch<'a> {
 }
 
 /// Starts `count` players together, taking turns with `players`, waits for all of them, and returns
-/// their reports.
+/// their reports. They start in the standby monitors, as far as there are any.
 ///
 /// `held` is called when every player has touched its last page and none checks all its memory yet:
 /// that check reads pages into the page cache that other players may not have touched.
 pub(crate) fn run<T>(
     players: &[Player<'_>],
     count: u32,
+    standbys: Vec<Monitor>,
     interrupt: &Interrupt,
     held: impl FnOnce() -> T,
 ) -> Result<(Vec<StartReport>, T), BatchError> {
     let mut batch = Batch::new(interrupt);
     interrupt.check()?;
+    let mut standbys = standbys.into_iter();
     for (number, player) in (1..=count).zip(players.iter().cycle()) {
-        batch.start(*player, number)?;
+        batch.start(*player, number, standbys.next())?;
         // A signal before this process was listed has not ended it.
         interrupt.check()?;
     }

@@ -22,7 +22,7 @@ fn batch(script: &str, preloaded: bool, count: u32) -> Result<Vec<StartReport>, 
     let mut held = 0;
     let hold = || held += 1;
     let player = player(&program, directory.path(), "pass:x=1", preloaded);
-    let result = run(&[player], count, &interrupt, hold);
+    let result = run(&[player], count, Vec::new(), &interrupt, hold);
     assert!(interrupt.state.lock().running.is_empty());
     assert_eq!(held, 1);
     result.map(|(reports, ())| reports)
@@ -57,7 +57,7 @@ fn no_player_checks_memory_before_all_have_touched_their_last_page() {
     let interrupt = Interrupt::catch().unwrap();
     let held = || (files("held"), files("checked"));
     let player = player(&program, directory.path(), "p", false);
-    let (reports, held) = run(&[player], 3, &interrupt, held).unwrap();
+    let (reports, held) = run(&[player], 3, Vec::new(), &interrupt, held).unwrap();
     assert_eq!((reports.len(), held), (3, (3, 0)));
     assert_eq!(files("checked"), 3);
 }
@@ -92,6 +92,6 @@ fn one_failure_fails_the_batch() {
     assert!(error_chain(&error).contains("not valid"), "{}", error_chain(&error));
     let interrupt = Interrupt::catch().unwrap();
     let missing = player(Path::new("/no/firn"), Path::new("/"), "p", false);
-    let missing = run(&[missing], 1, &interrupt, || ());
+    let missing = run(&[missing], 1, Vec::new(), &interrupt, || ());
     assert!(matches!(missing, Err(BatchError::Start { .. })));
 }

@@ -6,11 +6,12 @@
 //!
 //! Each measurement is a plain configuration with defaults and a `run` method: [`ThawConfig`]
 //! compares planners on players, [`CapacityConfig`] counts the microVMs in a memory budget,
-//! [`PaperConfig`](paper::PaperConfig) repeats the papers' experiments, [`FloorConfig`](floor::FloorConfig) measures the overhead of the
-//! player itself, and [`FreezeConfig`](freeze::FreezeConfig) measures freezes. Every microVM is
-//! a process of its own, the page cache is in a verified state, and a single wrong page ends a
-//! measurement without results. Results are serde types, which render themselves as text, as
-//! Markdown and as SVG. Nothing here prints; a [`Progress`] receives the progress.
+//! [`PaperConfig`](paper::PaperConfig) repeats the papers' experiments,
+//! [`FloorConfig`](floor::FloorConfig) measures the overhead of the player itself, and
+//! [`FreezeConfig`](freeze::FreezeConfig) measures freezes. Every microVM is a process of its own,
+//! the page cache is in a verified state, and a single wrong page ends a measurement without
+//! results. Results are serde types, which render themselves as text, as Markdown and as SVG.
+//! Nothing here prints; a [`Progress`] receives the progress.
 //!
 //! ```no_run
 //! use firn_bench::{Harness, Interrupt, PlayersConfig, Quiet, ThawConfig};

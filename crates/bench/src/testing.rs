@@ -119,6 +119,7 @@ pub(crate) fn head(label: Option<&str>, oversubscribed: bool) -> RowHead {
         oversubscribed,
         snapshots: 1,
         recorded_on: None,
+        standby_bytes: None,
     }
 }
 

@@ -14,6 +14,7 @@ mod snapshot_args;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use firn_run::monitor::MONITOR_COMMAND;
 
 use commands::{
     bench, boot, doctor, freeze, image, invoke, lab, monitor, pager, plan, player, pool, profile,
@@ -63,10 +64,6 @@ enum Command {
     Profile(profile::ProfileCommand),
     /// Thaw with a recorder, invoke once, and write down every page that was touched
     Record(record::RecordArgs),
-    /// Run a microVM for the process that started this one, which sends the request over standard
-    /// input
-    #[command(hide = true)]
-    Monitor(monitor::MonitorArgs),
     /// Serve functions behind AWS Lambda's API
     Serve(serve::ServeArgs),
     /// Watch what a daemon is doing
@@ -94,11 +91,15 @@ fn main() -> ExitCode {
         output::print_error(&error);
         return ExitCode::FAILURE;
     }
+    // Before all commands are described, which takes as long as the start of a microVM.
+    let mut arguments = std::env::args_os().skip(1).peekable();
+    if arguments.peek().is_some_and(|command| command == MONITOR_COMMAND) {
+        return monitor::run(&monitor::MonitorArgs::parse_from(arguments));
+    }
     let result: anyhow::Result<ExitCode> = match Cli::parse().command {
         Command::Boot(arguments) => boot::run(&arguments),
         Command::Freeze(arguments) => freeze::run(&arguments),
         Command::Thaw(arguments) => thaw::run(&arguments),
-        Command::Monitor(arguments) => Ok(monitor::run(&arguments)),
         Command::Invoke(arguments) => invoke::run(&arguments),
         Command::Pager(arguments) => pager::run(&arguments).map_err(Into::into),
         Command::Plan(arguments) => plan::run(&arguments),

@@ -365,6 +365,7 @@ fn a_page_that_changed_on_its_medium_fails_the_measurement() {
         concurrency: 2,
         caches: vec![Cache::Cached],
         faults: false,
+        standby: false,
     };
     let interrupt = Interrupt::catch().unwrap();
     let host = Host::of(directory.path()).unwrap();

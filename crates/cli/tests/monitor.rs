@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 
 use firn_run::monitor::{Monitor, Progress};
 use firn_run::{
-    Descriptors, HostSpec, Origin, ReplaySpec, SourceSpec, StartError, StartSpec, ThawSpec,
+    Descriptors, HostSpec, Origin, ReplaySpec, SourceSpec, StandbyUse, StartError, StartSpec,
+    ThawSpec,
 };
-use firn_vmm::{KVM_DEVICE, open_kvm};
+use firn_snapshot::MemoryLayout;
+use firn_vmm::{KVM_DEVICE, Shape, open_kvm};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -103,6 +105,54 @@ fn a_monitor_returns_a_plan_without_a_start() {
     plan("firecracker").unwrap();
     let error = plan("pass_shared").unwrap_err();
     assert!(matches!(error, StartError::Plan(_)), "{error:?}");
+}
+
+#[test]
+fn a_standby_monitor_starts_in_the_vm_that_it_made() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(snapshot) = player(directory.path()) else { return };
+    let planner = "dram_cached";
+    let mut descriptors = Descriptors::default();
+    let spec_of_plan = spec(&snapshot, planner, false, &mut descriptors);
+    let shape = monitor().plan(spec_of_plan, &descriptors, LIMIT).unwrap();
+    let mut larger = shape.clone();
+    larger.layout = MemoryLayout::for_size(1 << 30).unwrap();
+    let cases = [
+        (vec![], StandbyUse::Miss),
+        (vec![&shape], StandbyUse::Hit),
+        (vec![&larger], StandbyUse::Miss),
+        (vec![&larger, &shape], StandbyUse::Hit),
+    ];
+    for (shapes, found) in cases {
+        let mut monitor = monitor();
+        for shape in shapes {
+            monitor.stand_by(shape, None).unwrap();
+            monitor.wait_ready(LIMIT).unwrap();
+        }
+        assert!(monitor.take_notes().is_empty());
+        // Long enough for the process to wait.
+        std::thread::sleep(Duration::from_millis(200));
+        let mut descriptors = Descriptors::default();
+        let spec = spec(&snapshot, planner, false, &mut descriptors);
+        monitor.start(spec, &descriptors).unwrap();
+        let report = monitor.started(Some(LIMIT)).unwrap();
+        monitor.wait().unwrap();
+        assert_eq!((report.standby, report.replay.unwrap().pages), (Some(found), 1024));
+    }
+    // More vCPUs than a VM can have: the monitor reports it, and is usable all the same.
+    let mut impossible = serde_json::to_value(&shape).unwrap();
+    let cpuid = impossible["cpuids"][0].clone();
+    impossible["cpuids"] = vec![cpuid; 300].into();
+    let impossible: Shape = serde_json::from_value(impossible).unwrap();
+    let mut monitor = monitor();
+    monitor.stand_by(&impossible, None).unwrap();
+    monitor.wait_ready(LIMIT).unwrap();
+    assert_eq!(monitor.take_notes().len(), 1);
+    let mut descriptors = Descriptors::default();
+    let spec = spec(&snapshot, planner, false, &mut descriptors);
+    monitor.start(spec, &descriptors).unwrap();
+    assert_eq!(monitor.started(Some(LIMIT)).unwrap().replay.unwrap().pages, 1024);
+    monitor.wait().unwrap();
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use serde::Serialize;
 use thiserror::Error;
@@ -81,6 +82,22 @@ impl HostFacts {
             max_mappings: procfs::sys::vm::max_map_count().unwrap_or(65_530),
             userfaultfd: Uffd::open(Features::empty()).is_ok(),
         })
+    }
+}
+
+impl HostFacts {
+    /// The facts as they were at the first call in this process.
+    ///
+    /// # Errors
+    ///
+    /// See [`HostFacts::read`].
+    pub fn of_process() -> Result<&'static Self, HostFactsError> {
+        static FACTS: OnceLock<HostFacts> = OnceLock::new();
+        if let Some(facts) = FACTS.get() {
+            return Ok(facts);
+        }
+        let facts = Self::read()?;
+        Ok(FACTS.get_or_init(|| facts))
     }
 }
 

@@ -58,16 +58,16 @@ pub mod uffd;
 
 pub use executor::{
     AfterResume, ExecuteError, ExecuteReport, Executed, ImageSource, Sources, StepError,
-    StepReport, execute,
+    StepReport, execute, execute_in,
 };
 pub use guest_memory::{
     AnonymousError, ChunkCopies, CopyChunkError, DiscardError, GuestMemory, GuestPages, GuestView,
-    MemoryUsage, UsageError, ViewError,
+    MemoryUsage, Reservation, UsageError, ViewError,
 };
 pub use host_facts::{HostFacts, HostFactsError};
 pub use plan::{
     Advice, Integrity, Layer, Leaf, LoadFile, Plan, PlanError, PlanSummary, PlanTable, Segment,
     Sharing, Source, Step, When, Work,
 };
-pub use process::{ProcessCounters, ProcessCountersError, prefer_as_victim};
+pub use process::{ProcessCounters, ProcessCountersError, map_program, prefer_as_victim};
 pub use slot::Slot;

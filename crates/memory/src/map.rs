@@ -7,14 +7,17 @@
 
 use std::ffi::c_void;
 use std::fs::File;
+use std::ops::Range;
 use std::ptr::{copy_nonoverlapping, null_mut};
 
-use firn_base::PAGE_SIZE;
 use firn_base::num::usize_of;
+use firn_base::{PAGE_SIZE, RangeSet};
+use parking_lot::Mutex;
 use rustix::io::{Errno, Result};
 use rustix::mm::{
     Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mremap_fixed, munmap,
 };
+use rustix::rand::{GetRandomFlags, getrandom};
 use vm_memory::mmap::{MmapRegion, MmapRegionBuilder, MmapRegionError};
 
 use crate::uffd::{RegisterMode, Uffd, UffdError};
@@ -30,7 +33,13 @@ pub(crate) struct Mapping {
     base: *mut u8,
     len: usize,
     kept: bool,
+    /// Of a range that was only [chosen](Self::choose), what is mapped.
+    claimed: Option<Mutex<RangeSet>>,
 }
+
+/// Addresses that the kernel chooses for no mapping, neither from the top (below the stack) nor
+/// from the bottom (a third of the address space).
+const CHOSEN: Range<u64> = 0x1000_0000_0000..0x2000_0000_0000;
 
 // SAFETY: the pointers are only passed to the kernel or to vm-memory; see the module's rule.
 unsafe impl Send for Mapping {}
@@ -49,7 +58,58 @@ impl Mapping {
         let start = unsafe { mmap_anonymous(null_mut(), reserved, ProtFlags::empty(), flags) }?;
         let gap = align - start.addr() % align;
         let base = start.cast::<u8>().wrapping_add(gap);
-        Ok(Self { start, reserved, base, len: usize_of(len), kept: false })
+        Ok(Self { start, reserved, base, len: usize_of(len), kept: false, claimed: None })
+    }
+
+    /// The same range without a mapping, until a mapping is placed in it: the kernel then has none
+    /// to remove, which would cost time for each page of a KVM slot there. A mapping that anything
+    /// else placed in it is an error, and stays.
+    pub(crate) fn choose(len: u64, align: u64) -> Result<Self> {
+        let reserved = len.checked_add(2 * align).ok_or(Errno::NOMEM)?;
+        let room = CHOSEN.end - CHOSEN.start;
+        if reserved >= room {
+            return Err(Errno::NOMEM);
+        }
+        let mut random = [0; 8];
+        getrandom(&mut random, GetRandomFlags::empty())?;
+        let places = (room - reserved) / align;
+        let start = CHOSEN.start + u64::from_le_bytes(random) % places.max(1) * align;
+        let start = std::ptr::with_exposed_provenance_mut::<c_void>(usize_of(start));
+        let base = start.cast::<u8>().wrapping_add(usize_of(align));
+        let claimed = Some(Mutex::default());
+        let reserved = usize_of(reserved);
+        Ok(Self { start, reserved, base, len: usize_of(len), kept: false, claimed })
+    }
+
+    /// Reserves what is not mapped of a range that was only chosen.
+    pub(crate) fn claim(&self) -> Result<()> {
+        let Some(claimed) = &self.claimed else { return Ok(()) };
+        let start = self.start.addr() as u64;
+        claim(&mut claimed.lock(), start..start + self.reserved as u64)
+    }
+
+    /// Calls `map` for a range with the flag that lets it replace the mappings of this value, and
+    /// no other.
+    fn place(
+        &self,
+        addr: u64,
+        len: u64,
+        map: impl FnOnce(*mut c_void, usize, MapFlags) -> Result<*mut c_void>,
+    ) -> Result<()> {
+        let (ptr, bytes) = self.range(addr, len)?;
+        let Some(claimed) = &self.claimed else {
+            return map(ptr, bytes, MapFlags::FIXED).map(drop);
+        };
+        let (mut claimed, range) = (claimed.lock(), addr..addr + len);
+        let flag = if matches!(claimed.split(range.clone()).as_slice(), [(_, false)]) {
+            MapFlags::FIXED_NOREPLACE
+        } else {
+            claim(&mut claimed, range.clone())?;
+            MapFlags::FIXED
+        };
+        map(ptr, bytes, flag)?;
+        claimed.insert(range);
+        Ok(())
     }
 
     /// Keeps the range mapped for the rest of the process.
@@ -74,34 +134,42 @@ impl Mapping {
     /// Replaces the range with new private anonymous memory: zeros that use no DRAM until they are
     /// touched.
     pub(crate) fn map_zero(&self, addr: u64, len: u64) -> Result<()> {
-        let (ptr, len) = self.range(addr, len)?;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        // SAFETY: the range lies within our own reservation.
-        unsafe { mmap_anonymous(ptr, len, ProtFlags::READ | ProtFlags::WRITE, flags) }.map(drop)
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        self.place(addr, len, |ptr, len, flag| {
+            // SAFETY: the range lies within our own reservation.
+            unsafe { mmap_anonymous(ptr, len, access, flags | flag) }
+        })
     }
 
     /// Replaces the range with a private copy-on-write mapping of a file.
     pub(crate) fn map_private(&self, addr: u64, len: u64, file: &File, from: u64) -> Result<()> {
-        let (ptr, len) = self.range(addr, len)?;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        // SAFETY: the range lies within our own reservation.
-        unsafe { mmap(ptr, len, ProtFlags::READ | ProtFlags::WRITE, flags, file, from) }.map(drop)
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        self.place(addr, len, |ptr, len, flag| {
+            // SAFETY: the range lies within our own reservation.
+            unsafe { mmap(ptr, len, access, flags | flag, file, from) }
+        })
     }
 
     /// Replaces the range with a shared writable mapping of a file.
     pub(crate) fn map_shared(&self, addr: u64, len: u64, file: &File, from: u64) -> Result<()> {
-        let (ptr, len) = self.range(addr, len)?;
-        let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
-        // SAFETY: the range lies within our own reservation.
-        unsafe { mmap(ptr, len, ProtFlags::READ | ProtFlags::WRITE, flags, file, from) }.map(drop)
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        self.place(addr, len, |ptr, len, flag| {
+            // SAFETY: the range lies within our own reservation.
+            unsafe { mmap(ptr, len, access, flags | flag, file, from) }
+        })
     }
 
     /// Replaces the range with a shared read-only mapping of a file.
     pub(crate) fn map_sealed(&self, addr: u64, len: u64, file: &File, from: u64) -> Result<()> {
-        let (ptr, len) = self.range(addr, len)?;
-        let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
-        // SAFETY: the range lies within our own reservation.
-        unsafe { mmap(ptr, len, ProtFlags::READ, flags, file, from) }.map(drop)
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        let access = ProtFlags::READ;
+        self.place(addr, len, |ptr, len, flag| {
+            // SAFETY: the range lies within our own reservation.
+            unsafe { mmap(ptr, len, access, flags | flag, file, from) }
+        })
     }
 
     /// Replaces the range, which must be read-only, with private anonymous memory that holds the
@@ -197,14 +265,38 @@ impl Mapping {
     }
 }
 
+/// Reserves the parts of a range that are not claimed.
+fn claim(claimed: &mut RangeSet, range: Range<u64>) -> Result<()> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+    for (part, is_claimed) in claimed.split(range) {
+        if !is_claimed {
+            let at = std::ptr::without_provenance_mut(usize_of(part.start));
+            let len = usize_of(part.end - part.start);
+            // SAFETY: a mapping that replaces no other touches no other memory.
+            unsafe { mmap_anonymous(at, len, ProtFlags::empty(), flags) }?;
+            claimed.insert(part);
+        }
+    }
+    Ok(())
+}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
         if self.kept {
             return;
         }
-        // SAFETY: the range is the one that `reserve` mapped, and it is not used any more.
-        // Unmapping a whole mapped range cannot fail.
-        let _ = unsafe { munmap(self.start, self.reserved) };
+        let start = self.start.addr() as u64;
+        let whole = start..start + self.reserved as u64;
+        let mapped = match &self.claimed {
+            Some(claimed) => claimed.lock().split(whole),
+            None => vec![(whole, true)],
+        };
+        for (part, _) in mapped.into_iter().filter(|(_, is_mapped)| *is_mapped) {
+            let at = self.start.cast::<u8>().wrapping_add(usize_of(part.start - start)).cast();
+            // SAFETY: this value mapped the range, and it is not used any more. Unmapping whole
+            // mappings cannot fail.
+            let _ = unsafe { munmap(at, usize_of(part.end - part.start)) };
+        }
     }
 }
 

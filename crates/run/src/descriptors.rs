@@ -14,13 +14,17 @@ pub struct Slot(u32);
 
 /// The descriptors of a start request, each of which is taken once.
 #[derive(Debug, Default)]
-pub struct Descriptors(Vec<Option<OwnedFd>>);
+pub struct Descriptors {
+    slots: Vec<Option<OwnedFd>>,
+    /// A connection to a pool's manager that came before the request.
+    manager: Option<OwnedFd>,
+}
 
 impl Descriptors {
     /// Adds a descriptor and returns its slot.
     pub fn add(&mut self, descriptor: impl Into<OwnedFd>) -> Slot {
-        let slot = u32::try_from(self.0.len()).unwrap_or(u32::MAX);
-        self.0.push(Some(descriptor.into()));
+        let slot = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
+        self.slots.push(Some(descriptor.into()));
         Slot(slot)
     }
 
@@ -30,7 +34,7 @@ impl Descriptors {
     /// [`StartError::Spec`]: no descriptor came for the slot, or it was taken before.
     pub(crate) fn take(&mut self, slot: Slot) -> Result<OwnedFd, StartError> {
         let index = usize::try_from(slot.0).unwrap_or(usize::MAX);
-        let descriptor = self.0.get_mut(index).and_then(Option::take);
+        let descriptor = self.slots.get_mut(index).and_then(Option::take);
         descriptor
             .ok_or_else(|| StartError::Spec(format!("no descriptor came for slot {}", slot.0)))
     }
@@ -40,14 +44,30 @@ impl Descriptors {
         slot.map(|slot| self.take(slot).map(File::from)).transpose()
     }
 
+    /// Adds the connection that a standby monitor got in advance.
+    pub(crate) fn with_manager(self, manager: Option<OwnedFd>) -> Self {
+        Self { manager, ..self }
+    }
+
+    /// Takes the connection to the pool's manager: the one in the slot, or the one that came in
+    /// advance.
+    pub(crate) fn take_manager(&mut self, slot: Option<Slot>) -> Result<OwnedFd, StartError> {
+        match slot {
+            Some(slot) => self.take(slot),
+            None => self.manager.take().ok_or_else(|| {
+                StartError::Spec("no connection to a pool's manager came in advance".to_owned())
+            }),
+        }
+    }
+
     /// All descriptors, in the order of their slots.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &OwnedFd> {
-        self.0.iter().flatten()
+        self.slots.iter().flatten()
     }
 }
 
 impl From<Vec<OwnedFd>> for Descriptors {
     fn from(descriptors: Vec<OwnedFd>) -> Self {
-        Self(descriptors.into_iter().map(Some).collect())
+        Self { slots: descriptors.into_iter().map(Some).collect(), manager: None }
     }
 }

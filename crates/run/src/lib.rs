@@ -68,7 +68,9 @@ pub use linux::require_linux;
 pub use outcome::Outcome;
 pub use pool_manager::{MANAGER_IN_USE, PoolManager, PoolManagerError};
 pub use recorded::RecordedRun;
-pub use report::{Counters, REPORT_VERSION, Replay, ReplicaCost, StartReport, StartTimes};
+pub use report::{
+    Counters, REPORT_VERSION, Replay, ReplicaCost, StandbyUse, StartReport, StartTimes,
+};
 pub use session::{Interruption, end_with};
 pub use settings::{FunctionSettings, ImageName, ImageNameError, SETTINGS_FILE, SettingsError};
 pub use source::{Source, set_pooled_profile};

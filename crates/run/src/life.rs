@@ -11,13 +11,15 @@ use firn_memory::copy_ahead::{WriteReport, observe};
 use firn_memory::loader::Loader;
 use firn_memory::pager::Pager;
 use firn_memory::planners::{self, Planner};
-use firn_memory::{AfterResume, GuestMemory, Plan, ProcessCounters, Sources, execute};
+use firn_memory::{AfterResume, GuestMemory, Plan, ProcessCounters, Sources, execute_in};
 use firn_snapshot::{Grant, Snapshot};
-use firn_vmm::{FrozenMachine, HostConfig, KvmCounters, Microvm, OpenFile, OpenKvm};
+use firn_vmm::{
+    FrozenMachine, HostConfig, KvmCounters, Microvm, OpenFile, OpenKvm, Shape, Standby,
+};
 
 use crate::background::Background;
 use crate::error::StartError;
-use crate::report::{Counters, REPORT_VERSION, ReplicaCost, StartReport, StartTimes};
+use crate::report::{Counters, REPORT_VERSION, ReplicaCost, StandbyUse, StartReport, StartTimes};
 use crate::source::Source;
 
 /// When a start began.
@@ -28,13 +30,15 @@ pub struct Clock {
     pub begun_ns: u64,
     /// When the request came in, if known, ns of CLOCK_MONOTONIC.
     pub request_ns: Option<u64>,
+    /// Whether the process waited for the request as a standby monitor.
+    pub stood_by: bool,
 }
 
 impl Clock {
     /// Starts now, by a request whose time is not known.
     #[must_use]
     pub fn now() -> Self {
-        Self { begun_ns: now_ns(), request_ns: None }
+        Self { begun_ns: now_ns(), request_ns: None, stood_by: false }
     }
 
     /// The moment from which `total_ns` counts.
@@ -49,8 +53,8 @@ impl Clock {
 
 /// The KVM of this process.
 pub enum KvmDevice {
-    /// Open already: a standby monitor opens it before there is anything to start.
-    Open(OpenKvm),
+    /// Open already, with what a standby monitor made on it.
+    Open(Standby),
     /// To be opened.
     Path(std::path::PathBuf),
 }
@@ -64,10 +68,10 @@ impl KvmDevice {
         }
     }
 
-    pub(crate) fn open(self) -> Result<OpenKvm, firn_vmm::OpenKvmError> {
+    pub(crate) fn open(self) -> Result<Standby, firn_vmm::OpenKvmError> {
         match self {
             Self::Open(kvm) => Ok(kvm),
-            Self::Path(path) => OpenKvm::open(&path),
+            Self::Path(path) => OpenKvm::open(&path).map(Standby::from),
         }
     }
 }
@@ -164,6 +168,14 @@ impl Source {
         Ok(Planned { source: self, plan, loader, report, since: clock.since() })
     }
 
+    /// Plans, and checks that this host can run the machine, without a start. Returns the shape of
+    /// the microVM.
+    pub(crate) fn shape(&self, planner: &dyn Planner, kvm: KvmDevice) -> Result<Shape, StartError> {
+        let plan = planners::plan(self.snapshot(), self.grant(), planner)?;
+        let machine = open_machine(self.snapshot(), kvm)?;
+        Ok(machine.shape(plan.largest_leaf(), plan.logs_writes()))
+    }
+
     /// The state after the plan and its execution for a recorder, which has guest memory of its
     /// own.
     ///
@@ -194,6 +206,7 @@ impl Source {
         StartReport {
             snapshot: Some(snapshot.path().to_owned()),
             memory: snapshot.manifest().layout.total_bytes(),
+            standby: clock.stood_by.then_some(StandbyUse::Miss),
             check_ns: self.grant().and_then(Grant::check_time).map(nanoseconds),
             replica: self.grant().and_then(Grant::replica).map(ReplicaCost::from),
             times: StartTimes {
@@ -225,9 +238,10 @@ impl<'a> Planned<'a> {
     pub fn map(self, kvm: KvmDevice) -> Result<Mapped<'a>, StartError> {
         let Self { source, plan, loader, mut report, since } = self;
         let begin = Instant::now();
-        let machine = open_machine(source.snapshot(), kvm)?;
+        let mut machine = open_machine(source.snapshot(), kvm)?;
         let loaded = Instant::now();
-        let executed = execute(&plan, &Sources::of(source.snapshot(), source.grant())?)?;
+        let sources = Sources::of(source.snapshot(), source.grant())?;
+        let executed = execute_in(&plan, &sources, machine.take_reservation())?;
         report.times.load_ns += nanoseconds(loaded - begin);
         report.times.execute_ns = nanoseconds(loaded.elapsed());
         report.times.set_steps(&executed.report);
@@ -268,6 +282,9 @@ impl<'a> Mapped<'a> {
         let begin = Instant::now();
         let Self { source, plan, machine, memory, loader, after_resume, mut report, since } = self;
         let (microvm, restored) = Microvm::restore(machine, memory, host, root)?;
+        if report.standby.is_some() && restored.standby {
+            report.standby = Some(StandbyUse::Hit);
+        }
         report.restore = Some(restored);
         Ok(Restored { microvm, source, plan, loader, after_resume, report, begin, since })
     }

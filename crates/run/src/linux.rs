@@ -53,6 +53,7 @@ impl Linux {
         thaw: &ThawSpec,
         kvm: &KvmDevice,
         descriptors: &mut Descriptors,
+        caught: Option<Interruption>,
     ) -> Result<Self, StartError> {
         let invoke = thaw.invoke.as_ref();
         let invocation =
@@ -63,7 +64,7 @@ impl Linux {
             compare: invoke.is_some_and(|invoke| invoke.compare),
             root: thaw.root.clone(),
         };
-        Self::new(spec, request, kvm, descriptors)
+        Self::new(spec, request, kvm, descriptors, caught)
     }
 
     fn new(
@@ -71,9 +72,10 @@ impl Linux {
         request: Request,
         kvm: &KvmDevice,
         descriptors: &mut Descriptors,
+        caught: Option<Interruption>,
     ) -> Result<Self, StartError> {
         require_linux(spec.host.software_kvm, kvm.path())?;
-        let interruption = Interruption::catch()?;
+        let interruption = caught.map_or_else(Interruption::catch, Ok)?;
         let (host, served) = serve(&spec.host, descriptors)?;
         Ok(Self { host: Some(host), served, limit: spec.time_limit, interruption, request })
     }
@@ -251,12 +253,13 @@ pub(crate) fn boot(
     kvm: KvmDevice,
     clock: &Clock,
     listener: &Arc<dyn Listener>,
+    caught: Option<Interruption>,
 ) -> Result<(), StartError> {
     let function = boot.function.clone().map(Box::new);
     let request = Request::Load { function, memory_mib: boot.memory >> 20 };
     let cpu = boot.cpu.as_deref().map(str::parse).transpose();
     let cpu = cpu.map_err(|error: firn_vmm::CpuModelError| StartError::Spec(error.to_string()))?;
-    let mut guest = Linux::new(spec, request, &kvm, &mut descriptors)?;
+    let mut guest = Linux::new(spec, request, &kvm, &mut descriptors, caught)?;
     let config = BootConfig {
         kernel: boot.kernel.clone().take(&mut descriptors)?,
         initramfs: boot.initramfs.clone().take(&mut descriptors)?,

@@ -49,6 +49,9 @@ pub struct StartReport {
     /// The planner with its options; empty for a boot.
     #[serde(default)]
     pub planner: String,
+    /// Whether the VM was made before the request; `None` where the process was started for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standby: Option<StandbyUse>,
     /// Times.
     pub times: StartTimes,
     /// Verification of the bytes of a snapshot in a pool, where this start had to do it, ns; part
@@ -83,6 +86,16 @@ pub struct StartReport {
     /// What a player replayed.
     #[serde(flatten)]
     pub replay: Option<Replay>,
+}
+
+/// What a start found in the standby monitor that it was sent to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StandbyUse {
+    /// The VM and its vCPUs, made in advance for a microVM of the same shape.
+    Hit,
+    /// A process with KVM open: it had made nothing for a microVM of this shape.
+    Miss,
 }
 
 /// What a player replayed.

@@ -2,6 +2,7 @@
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use firn_base::error_chain;
@@ -49,7 +50,7 @@ impl Source {
                 Self::new(Snapshot::open_at(&directory, path)?, None)
             }
             SourceSpec::Pool { manager, name, verify } => {
-                let stream = UnixStream::from(descriptors.take(*manager)?);
+                let stream = UnixStream::from(descriptors.take_manager(*manager)?);
                 let manager = Client::from_stream(stream);
                 let (snapshot, grant) = open_granted(manager, name, *verify, planner)?;
                 Self::new(snapshot, Some(grant))
@@ -129,19 +130,24 @@ fn open_granted(
     verify: Verify,
     planner: &dyn Planner,
 ) -> Result<(Snapshot, Grant), StartError> {
+    let rule = planner.copy_rule().map(|rule| rule.for_paging(nested_paging()));
     let (snapshot, mut grant) = match planner.store() {
         Store::Replica => open_replica_with(manager, name, verify)?,
-        Store::Directory | Store::Extent => open_pooled_with(manager, name, verify)?,
+        Store::Directory | Store::Extent => {
+            let key = rule.map(Rule::key);
+            open_pooled_with(manager, name, verify, key.as_deref())?
+        }
     };
-    if let Some(rule) = planner.copy_rule() {
-        request_copy(&snapshot, &mut grant, rule.for_paging(nested_paging()))?;
+    if let Some(rule) = rule {
+        request_copy(&snapshot, &mut grant, rule)?;
     }
     Ok((snapshot, grant))
 }
 
 /// Whether KVM uses nested paging on this host.
-fn nested_paging() -> bool {
-    !matches!(Virtualization::detect(), Ok(Virtualization::Software))
+pub(crate) fn nested_paging() -> bool {
+    static NESTED: OnceLock<bool> = OnceLock::new();
+    *NESTED.get_or_init(|| !matches!(Virtualization::detect(), Ok(Virtualization::Software)))
 }
 
 /// Attaches a profile to a snapshot in a pool, and has the manager prepare a copy of the chunks

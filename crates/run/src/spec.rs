@@ -178,8 +178,8 @@ pub enum SourceSpec {
     },
     /// In a pool.
     Pool {
-        /// A connection to the pool's manager.
-        manager: Slot,
+        /// A connection to the pool's manager; `None` for the one that the standby monitor has.
+        manager: Option<Slot>,
         /// The snapshot's name.
         name: String,
         /// When its bytes are verified.
@@ -207,8 +207,15 @@ impl SourceSpec {
         verify: Verify,
         descriptors: &mut Descriptors,
     ) -> Result<Self, StartError> {
-        let manager = descriptors.add(Client::connect(socket)?.into_stream());
+        let manager = Some(descriptors.add(Client::connect(socket)?.into_stream()));
         Ok(Self::Pool { manager, name: name.to_owned(), verify })
+    }
+
+    /// A snapshot in the pool that a [standby monitor](crate::monitor::Monitor::stand_by) is
+    /// connected to.
+    #[must_use]
+    pub fn pool_of_standby(name: &str, verify: Verify) -> Self {
+        Self::Pool { manager: None, name: name.to_owned(), verify }
     }
 }
 

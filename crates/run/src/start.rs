@@ -10,6 +10,7 @@ use crate::guest::{Ended, GuestKind, Listener};
 use crate::life::{Clock, KvmDevice};
 use crate::linux::{self, Linux};
 use crate::player::{Player, traces_of};
+use crate::session::Interruption;
 use crate::source::Source;
 use crate::spec::{Origin, SPEC_VERSION, StartSpec, ThawSpec};
 
@@ -25,6 +26,18 @@ pub fn start(
     clock: Clock,
     listener: &Arc<dyn Listener>,
 ) -> Result<(), StartError> {
+    start_caught(spec, descriptors, kvm, clock, listener, None)
+}
+
+/// The same in a process that catches signals already.
+pub(crate) fn start_caught(
+    spec: &StartSpec,
+    descriptors: Descriptors,
+    kvm: KvmDevice,
+    clock: Clock,
+    listener: &Arc<dyn Listener>,
+    caught: Option<Interruption>,
+) -> Result<(), StartError> {
     if spec.version != SPEC_VERSION {
         let (found, known) = (spec.version, SPEC_VERSION);
         let text = format!("it has version {found}, this firn knows version {known}");
@@ -32,8 +45,8 @@ pub fn start(
     }
     let clock = Clock { request_ns: clock.request_ns.or(spec.request_ns), ..clock };
     match &spec.origin {
-        Origin::Boot(boot) => linux::boot(spec, boot, descriptors, kvm, &clock, listener),
-        Origin::Thaw(thaw) => thaw_snapshot(spec, thaw, descriptors, kvm, &clock, listener),
+        Origin::Boot(boot) => linux::boot(spec, boot, descriptors, kvm, &clock, listener, caught),
+        Origin::Thaw(thaw) => thaw_snapshot(spec, thaw, descriptors, kvm, &clock, listener, caught),
     }
 }
 
@@ -44,6 +57,7 @@ fn thaw_snapshot(
     kvm: KvmDevice,
     clock: &Clock,
     listener: &Arc<dyn Listener>,
+    caught: Option<Interruption>,
 ) -> Result<(), StartError> {
     let mut planner = parse(&thaw.planner)?;
     if thaw.preloaded {
@@ -56,7 +70,7 @@ fn thaw_snapshot(
     } else if thaw.replay.input.is_some() {
         Err(StartError::NotPlayer)
     } else {
-        let guest = Linux::of_thaw(spec, thaw, &kvm, &mut descriptors)?;
+        let guest = Linux::of_thaw(spec, thaw, &kvm, &mut descriptors, caught)?;
         live(guest, &source, &*planner, kvm, clock, descriptors, listener)
     }?;
     for note in source.give_back(ended.writes.as_ref(), ended.written.as_ref()) {

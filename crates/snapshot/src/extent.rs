@@ -1,9 +1,9 @@
 //! Writing a snapshot into an extent of a pool: guest memory, followed by a tail.
 //!
-//! The extent begins with guest memory; every page is written, except zero pages where the extent is
-//! zero. The tail follows at the pool's
-//! alignment. It contains a header, the bytes of `snapshot.firn`, and the nonzero parts of the
-//! writable disk. This crate writes the bytes; the pool makes them durable and publishes them.
+//! The extent begins with guest memory; every page is written, except zero pages where the extent
+//! is zero. The tail follows at the pool's alignment. It contains a header, the bytes of
+//! `snapshot.firn`, and the nonzero parts of the writable disk. This crate writes the bytes; the
+//! pool makes them durable and publishes them.
 
 use std::io;
 use std::ops::Range;

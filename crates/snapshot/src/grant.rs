@@ -88,10 +88,12 @@ pub fn open_pooled(
     name: &str,
     verify: Verify,
 ) -> Result<(Snapshot, Grant), OpenPooledError> {
-    open_pooled_with(Client::connect(socket)?, name, verify)
+    open_pooled_with(Client::connect(socket)?, name, verify, None)
 }
 
-/// Same as [`open_pooled`], with a connection to the pool's manager, which the grant keeps.
+/// Same as [`open_pooled`], with a connection to the pool's manager, which the grant keeps. With
+/// the key of a chunk set it also [takes a copy](Grant::take_copy), without waiting for the manager
+/// a second time.
 ///
 /// # Errors
 /// See [`OpenPooledError`].
@@ -99,8 +101,15 @@ pub fn open_pooled_with(
     mut connection: Client,
     name: &str,
     verify: Verify,
+    copy: Option<&str>,
 ) -> Result<(Snapshot, Grant), OpenPooledError> {
-    let sealed = connection.snapshot(name)?;
+    let (sealed, copies) = match copy {
+        Some(key) => {
+            let (sealed, copy) = connection.snapshot_with_copy(name, key)?;
+            (sealed, copy.map(|copy| copies(key, copy)))
+        }
+        None => (connection.snapshot(name)?, None),
+    };
     let mut extent = place(&sealed);
     let generation = sealed.extent().generation;
     let snapshot = open_extent(name, &Arc::new(sealed.map()?))?;
@@ -122,7 +131,7 @@ pub fn open_pooled_with(
     let grant = Grant {
         medium: medium(&sealed)?,
         extent,
-        copies: None,
+        copies,
         replica: None,
         check_time: check.then(|| begin.elapsed()),
         generation,
@@ -157,7 +166,7 @@ pub fn open_replica_with(
     // A freeze may replace the snapshot between the two requests: memory and tail must come from
     // the same freeze.
     for _ in 0..MAX_ATTEMPTS {
-        let (snapshot, mut grant) = open_pooled_with(connection, name, verify)?;
+        let (snapshot, mut grant) = open_pooled_with(connection, name, verify, None)?;
         let granted = grant.connection.replica(name)?;
         let memory = &granted.grant;
         if granted.source.generation != grant.generation {
@@ -214,18 +223,8 @@ impl Grant {
     /// # Errors
     /// See [`ClientError`].
     pub fn take_copy(&mut self, key: &str) -> Result<bool, ClientError> {
-        let Some(CopyGrant { chunks, copy }) = self.connection.copy(self.generation, key)? else {
-            return Ok(false);
-        };
-        let key = key.to_owned();
-        let expected = chunks.into_iter().map(pages_of_chunks).collect();
-        self.copies = Some(match copy {
-            Ok((chunks, file)) => {
-                let table = CopyTable::new(chunks.into_iter().map(pages_of_chunks));
-                Copies { key, expected, table, file: Some(file.into()), absent: None }
-            }
-            Err(reason) => Copies { key, expected, absent: Some(reason), ..Copies::default() },
-        });
+        let Some(copy) = self.connection.copy(self.generation, key)? else { return Ok(false) };
+        self.copies = Some(copies(key, copy));
         Ok(true)
     }
 
@@ -265,6 +264,18 @@ impl Grant {
     pub fn return_replica(&mut self, written: &PageSet) -> Result<(), ClientError> {
         let Some(generation) = self.replica_generation.take() else { return Ok(()) };
         self.connection.give_back(generation, &written.to_ranges())
+    }
+}
+
+fn copies(key: &str, CopyGrant { chunks, copy }: CopyGrant) -> Copies {
+    let key = key.to_owned();
+    let expected = chunks.into_iter().map(pages_of_chunks).collect();
+    match copy {
+        Ok((chunks, file)) => {
+            let table = CopyTable::new(chunks.into_iter().map(pages_of_chunks));
+            Copies { key, expected, table, file: Some(file.into()), absent: None }
+        }
+        Err(reason) => Copies { key, expected, absent: Some(reason), ..Copies::default() },
     }
 }
 

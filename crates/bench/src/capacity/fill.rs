@@ -38,7 +38,7 @@ impl Fill<'_> {
             let Self { program, snapshot, planner, .. } = *self;
             let (preloaded, faults) = (false, false);
             let player = Player { program, snapshot, planner, preloaded, faults };
-            batch.start(player, number)?;
+            batch.start(player, number, None)?;
             if let Some(instance) = batch.instances.back_mut() {
                 carried.end = self.wait(instance);
             }

@@ -183,6 +183,7 @@ impl FloorComparison {
                 faults: false,
             }],
             1,
+            Vec::new(),
             interrupt,
             || (),
         )

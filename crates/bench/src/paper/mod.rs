@@ -224,6 +224,7 @@ impl Runner<'_> {
                 warm_up: 0,
                 concurrency,
                 caches: vec![self.experiment.cache],
+                standby: false,
                 faults: self.experiment.quantity == Quantity::Faults,
             };
             let progress = AtPlace { place, progress: self.harness.progress };

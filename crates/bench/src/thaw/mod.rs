@@ -36,6 +36,8 @@ pub struct ThawConfig {
     pub different_snapshots: bool,
     /// Whether every planner is measured twice: the difference is noise.
     pub noise: bool,
+    /// Whether microVMs start in monitors that stand by for them.
+    pub standby: bool,
 }
 
 impl Default for ThawConfig {
@@ -48,6 +50,7 @@ impl Default for ThawConfig {
             caches: vec![Cache::Cached],
             different_snapshots: false,
             noise: false,
+            standby: false,
         }
     }
 }
@@ -95,6 +98,7 @@ impl ThawConfig {
             concurrency: self.concurrency,
             caches,
             faults: false,
+            standby: self.standby,
         };
         let mut results = session.run(prepared.host.clone(), harness.interrupt, progress)?;
         results.left_out = prepared.left_out.clone();

@@ -6,7 +6,7 @@ use crate::cache::Cache;
 use crate::host::Host;
 use crate::players::LeftOut;
 use crate::stats::{Comparison, Summary};
-use firn_run::StartReport;
+use firn_run::{StandbyUse, StartReport};
 
 /// The results of `firn bench thaw`: `{"host":{…},"results":[…]}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -59,6 +59,12 @@ pub struct Row {
     /// Whether there were more microVMs than processors: wall times then include waiting for a
     /// processor.
     pub oversubscribed: bool,
+    /// Starts in standby monitors that had made the VM; `None` where no start was in one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standby_hits: Option<u64>,
+    /// Memory of one standby monitor before the request, the kernel's own for it included, bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standby_bytes: Option<u64>,
     /// Pages that a replay touches.
     pub pages: u64,
     /// Touches of a replay: pages, and first writes to pages that were read before.
@@ -182,6 +188,7 @@ pub(crate) struct RowHead {
     pub(crate) oversubscribed: bool,
     pub(crate) snapshots: u32,
     pub(crate) recorded_on: Option<String>,
+    pub(crate) standby_bytes: Option<u64>,
 }
 
 impl Results {
@@ -225,6 +232,9 @@ impl Row {
             .collect();
         let faults: Vec<f64> =
             reports.iter().filter_map(|r| r.times.fault_ns).map(milliseconds).collect();
+        let standbys: Vec<StandbyUse> = reports.iter().filter_map(|r| r.standby).collect();
+        let hits = standbys.iter().filter(|found| **found == StandbyUse::Hit).count();
+        let standby_hits = (!standbys.is_empty()).then_some(hits as u64);
         let RowHead {
             planner,
             label,
@@ -234,6 +244,7 @@ impl Row {
             oversubscribed,
             snapshots,
             recorded_on,
+            standby_bytes,
         } = head;
         Some(Self {
             planner,
@@ -243,6 +254,8 @@ impl Row {
             snapshots,
             recorded_on,
             cache,
+            standby_hits,
+            standby_bytes,
             runs: u32::try_from(runs.len()).unwrap_or(u32::MAX),
             oversubscribed,
             pages: pages(first),

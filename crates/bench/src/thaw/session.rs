@@ -3,14 +3,19 @@
 use std::io;
 use std::path::PathBuf;
 
+use firn_base::PAGE_SIZE;
 use firn_memory::planners::{PackError, ParsePlannerError, pack, parse};
 use firn_pool::ClientError;
+use firn_run::StartError;
+use firn_run::monitor::Monitor;
 use firn_snapshot::PackedFile;
+use firn_vmm::Shape;
 use thiserror::Error;
 
 use super::results::{Noise, Results, Row, RowHead, Run};
 use crate::batch::{self, BatchError, Interrupt, Player};
 use crate::cache::{Cache, CacheError, SnapshotFiles};
+use crate::cgroup::MemoryLimit;
 use crate::free_reads::{self, FreeReads};
 use crate::host::{self, Host};
 use crate::players::{FrozenPlayer, Subject};
@@ -37,6 +42,9 @@ pub struct Session {
     pub caches: Vec<Cache>,
     /// Whether the guests also measure their time in page faults, which takes some time itself.
     pub faults: bool,
+    /// Whether each microVM starts in a standby monitor of its own: the VM is made before the
+    /// request.
+    pub standby: bool,
 }
 
 /// Why a session has no results. A single failure ends it, so that no average hides one.
@@ -54,6 +62,16 @@ pub enum SessionError {
         run: u32,
         /// The failure.
         source: BatchError,
+    },
+    /// A monitor cannot stand by.
+    #[error("cannot prepare a standby monitor for {planner} on {trace}")]
+    StandBy {
+        /// The planner.
+        planner: String,
+        /// The trace.
+        trace: String,
+        /// The reason.
+        source: Box<StartError>,
     },
     /// The page cache cannot be brought into the required state.
     #[error("cannot measure {planner} on {trace} in run {run}")]
@@ -141,16 +159,20 @@ impl Session {
                 .map_err(|source| SessionError::Player { trace: player.trace.clone(), source })?;
             let subjects = self.subjects_of(state);
             let mut runs: Vec<Vec<Run>> = subjects.iter().map(|_| Vec::new()).collect();
-            for subject in subjects.iter().filter(|subject| subject.in_pool) {
+            let mut made: Vec<Option<Made>> = subjects.iter().map(|_| None).collect();
+            let in_pool = subjects.iter().zip(&mut made).filter(|(subject, _)| subject.in_pool);
+            for (subject, made) in in_pool {
                 for run in 1..=self.warm_up {
-                    self.batch(player, subject, cache, run, interrupt)?;
+                    self.batch(player, subject, cache, run, made, interrupt)?;
                     done(player, subject);
                 }
             }
             for round in 0..self.runs {
                 for index in rotation(subjects.len(), round) {
                     let subject = subjects[index];
-                    runs[index].push(self.batch(player, subject, cache, round + 1, interrupt)?);
+                    let made = &mut made[index];
+                    let run = self.batch(player, subject, cache, round + 1, made, interrupt)?;
+                    runs[index].push(run);
                     done(player, subject);
                 }
             }
@@ -166,6 +188,7 @@ impl Session {
                     oversubscribed,
                     snapshots: self.snapshots_of(player),
                     recorded_on: player.recorded_on.clone().filter(|_| subject.learns()),
+                    standby_bytes: made[index].as_ref().and_then(|made| made.bytes),
                 };
                 // Each later one is compared with the first one.
                 if place > 0 {
@@ -202,12 +225,28 @@ impl Session {
         Ok(packed.map(|report| report.file))
     }
 
+    /// Standby monitors for a batch, if it starts in such; none otherwise. `made` is what they
+    /// make, once it is known.
+    fn stand_by(
+        &self,
+        batch: &[Player<'_>],
+        made: &mut Option<Made>,
+    ) -> Result<Vec<Monitor>, StartError> {
+        let Some(player) = batch.first().filter(|_| self.standby) else { return Ok(Vec::new()) };
+        let made = match made {
+            Some(made) => made,
+            None => made.insert(Made::of(player)?),
+        };
+        (0..self.concurrency).map(|_| player.stand_by(&made.shape)).collect()
+    }
+
     fn batch(
         &self,
         player: &FrozenPlayer,
         subject: &Subject,
         state: Cache,
         run: u32,
+        made: &mut Option<Made>,
         interrupt: &Interrupt,
     ) -> Result<Run, SessionError> {
         let (planner, trace) = (subject.planner.clone(), player.trace.clone());
@@ -261,8 +300,13 @@ impl Session {
                 faults: self.faults,
             })
             .collect();
+        let standbys = self.stand_by(&batch, made).map_err(|source| SessionError::StandBy {
+            planner: planner.clone(),
+            trace: trace.clone(),
+            source: Box::new(source),
+        })?;
         let (reports, (kvm_table_bytes, cached_bytes, free)) =
-            batch::run(&batch, self.concurrency, interrupt, held).map_err(|source| {
+            batch::run(&batch, self.concurrency, standbys, interrupt, held).map_err(|source| {
                 SessionError::Batch { planner: planner.clone(), trace: trace.clone(), run, source }
             })?;
         let cached_bytes = cached_bytes.map_err(cache)?;
@@ -273,6 +317,37 @@ impl Session {
         Ok(Run { reports, preload_ns, settle_ns, cached_bytes, free_bytes, kvm_table_bytes })
     }
 }
+
+/// What standby monitors make for a player.
+struct Made {
+    shape: Shape,
+    /// Memory that one takes, the kernel's own for it included; `None` where it cannot be counted.
+    bytes: Option<u64>,
+}
+
+impl Made {
+    fn of(player: &Player<'_>) -> Result<Self, StartError> {
+        let shape = player.shape()?;
+        // Only a measurement: without a control group the column is empty.
+        let Ok(group) = MemoryLimit::enter(NO_LIMIT) else {
+            return Ok(Self { shape, bytes: None });
+        };
+        let total = || group.usage().ok().map(|usage| usage.total);
+        let before = total();
+        let standbys: Vec<Monitor> =
+            (0..COUNTED).map(|_| player.stand_by(&shape)).collect::<Result<_, _>>()?;
+        let bytes = total().zip(before);
+        let bytes = bytes.map(|(after, before)| after.saturating_sub(before) / COUNTED);
+        // The group can only be removed without them.
+        drop(standbys);
+        Ok(Self { shape, bytes })
+    }
+}
+
+/// Standby monitors whose memory is counted together: the kernel charges in batches.
+const COUNTED: u64 = 8;
+/// The largest limit of a control group, which limits nothing.
+const NO_LIMIT: u64 = (i64::MAX as u64) & !(PAGE_SIZE - 1);
 
 /// The state of the page cache before a run of a subject.
 fn cache_of(subject: &Subject, state: Cache) -> Cache {

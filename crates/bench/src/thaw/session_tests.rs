@@ -35,6 +35,7 @@ fn session(directory: &std::path::Path, planners: &[&str], runs: u32, script: &s
         concurrency: 1,
         caches: vec![Cache::Cached],
         faults: false,
+        standby: false,
     }
 }
 

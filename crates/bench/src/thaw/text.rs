@@ -11,7 +11,8 @@ const LEGEND: &str = "times: median, p95, and spread (interquartile range / medi
 a run: private memory, copies, page tables, monitors and KVM's tables of all its microVMs, and the page cache once; pool: bytes of the \
 pool, which are not the microVM's DRAM; index and imaging (making a replica equal to its snapshot) are part of start to resume; read of \
 free pages: bytes that a run read for pages that the guest held free at the freeze (cold page cache); settle: time that the pool's \
-manager needs after a run to prepare the next; planners that map from a pool use no page cache";
+manager needs after a run to prepare the next; standby: memory of one standby monitor before the request, the kernel's own \
+for it included (--standby); planners that map from a pool use no page cache";
 
 impl Results {
     /// All tables, with the host and the meaning of the columns.
@@ -149,6 +150,7 @@ const DRAM: &[&str] = &[
     "DRAM of a run",
     "of it page cache",
     "read of free pages",
+    "standby",
 ];
 
 fn dram(row: &Row) -> Vec<String> {
@@ -168,5 +170,6 @@ fn dram(row: &Row) -> Vec<String> {
         .map(format_bytes),
     );
     cells.push(row.batch_free_read_bytes.map_or("-".to_owned(), format_bytes));
+    cells.push(row.standby_bytes.map_or("-".to_owned(), format_bytes));
     cells
 }

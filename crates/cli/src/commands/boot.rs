@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use firn_base::{format_milliseconds, now_ns, parse_size};
+use firn_base::{format_milliseconds, parse_size};
 use firn_run::{
     BootSpec, Clock, Descriptors, Function, HostSpec, KvmDevice, Listener, OpenedFile, Origin,
     StartReport, StartSpec,
@@ -71,7 +71,7 @@ pub(crate) struct BootArgs {
 }
 
 pub(crate) fn run(arguments: &BootArgs) -> anyhow::Result<ExitCode> {
-    let clock = Clock { begun_ns: now_ns(), request_ns: clock::request() };
+    let clock = Clock { request_ns: clock::request(), ..Clock::now() };
     let function = arguments.function.as_deref().map(Function::from_path).transpose()?;
     let settings =
         function.as_ref().map(|function| function.settings().clone()).unwrap_or_default();

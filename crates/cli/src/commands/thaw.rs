@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use firn_base::{format_bytes, format_milliseconds, now_ns};
+use firn_base::{format_bytes, format_milliseconds};
 use firn_memory::planners::parse;
 use firn_run::{
     Clock, Descriptors, HostSpec, InvokeSpec, KvmDevice, Listener, OpenedFile, Origin, Outcome,
@@ -80,7 +80,7 @@ pub(crate) struct ThawArgs {
 }
 
 pub(crate) fn run(arguments: &ThawArgs) -> anyhow::Result<ExitCode> {
-    let clock = Clock { begun_ns: now_ns(), request_ns: clock::request() };
+    let clock = Clock { request_ns: clock::request(), ..Clock::now() };
     let planner = arguments.planner.as_deref();
     let planner = planner.unwrap_or_else(|| arguments.snapshot.default_planner());
     parse(planner)?;

@@ -14,12 +14,12 @@ use firn_run::{
     ThawSpec,
 };
 use firn_snapshot::Verify;
-use firn_vmm::Destination;
+use firn_vmm::{Destination, Shape};
 use tokio::time::timeout;
 
 use super::microvm::{END_LIMIT, Microvm};
 use super::pool::SnapshotPool;
-use super::standby::Standbys;
+use super::standby::{Prepare, Standbys, ThawKey};
 use crate::blocking::{TaskFailed, blocking};
 use crate::functions::{
     ImageError, Images, PLANNER_VARIABLE, SnapshotPlace, Version, VersionSnapshot,
@@ -190,34 +190,42 @@ impl Launcher {
     ) -> Result<Thawed, LaunchError> {
         let request_ns = now_ns();
         let planner = version.environment.get(PLANNER_VARIABLE).unwrap_or(&snapshot.planner);
-        let (planner, place) = (planner.clone(), snapshot.place.clone());
+        let key = ThawKey { place: snapshot.place.clone(), planner: planner.clone() };
         let launcher = Arc::clone(self);
         blocking(move || {
-            let mut standby = launcher.standbys.take();
-            loop {
-                let mut descriptors = Descriptors::default();
-                let thaw = launcher.thaw_spec(&place, &planner, &mut descriptors)?;
-                let is_standby = standby.is_some();
-                let monitor = match standby.take() {
-                    Some(monitor) => monitor,
-                    None => launcher.spawn()?,
-                };
-                match launcher.send(monitor, Origin::Thaw(thaw), descriptors, request_ns) {
-                    // The standby monitor has just ended.
-                    Err(_) if is_standby => standby = launcher.standbys.take(),
-                    sent => {
-                        let (microvm, report) = launcher.wait(sent?)?;
-                        return Ok(Thawed { microvm, report, standby: is_standby });
-                    }
-                }
-            }
+            let standby = launcher.standbys.take(&key);
+            let is_standby = standby.is_some();
+            let started = match standby {
+                Some(monitor) => launcher.thaw_in(monitor, &key, request_ns),
+                None => launcher.thaw_in(launcher.spawn()?, &key, request_ns),
+            };
+            let (microvm, report) = match started {
+                // The standby monitor, or the pool's manager that it was connected to, has ended.
+                Err(LaunchError::Start(
+                    firn_run::StartError::Monitor(_) | firn_run::StartError::Open(_),
+                )) if is_standby => launcher.thaw_in(launcher.spawn()?, &key, request_ns)?,
+                started => started?,
+            };
+            Ok(Thawed { microvm, report, standby: is_standby })
         })
         .await
     }
 
-    /// Starts standby monitors until there are enough. Blocks for the time of a few forks.
+    fn thaw_in(
+        &self,
+        monitor: Monitor,
+        key: &ThawKey,
+        request_ns: u64,
+    ) -> Result<(Microvm, Box<StartReport>), LaunchError> {
+        let mut descriptors = Descriptors::default();
+        let thaw = self.thaw_spec(key, monitor.has_manager(), &mut descriptors)?;
+        let microvm = self.send(monitor, Origin::Thaw(thaw), descriptors, request_ns)?;
+        Ok(self.wait(microvm)?)
+    }
+
+    /// Starts and prepares standby monitors. Blocks for the time of a few starts.
     pub(crate) fn stand_by(&self) {
-        self.standbys.fill(|| self.spawn());
+        self.standbys.fill(self);
     }
 
     /// Freezes a microVM, which ends.
@@ -255,23 +263,25 @@ impl Launcher {
     ) -> Result<String, FreezeError> {
         let (launcher, place) = (Arc::clone(self), place.clone());
         let planning = move || {
-            let plan = |planner: &str| {
-                let mut descriptors = Descriptors::default();
-                let thaw = launcher.thaw_spec(&place, planner, &mut descriptors)?;
-                let limit = launcher.start_limit;
-                let spec = StartSpec::new(Origin::Thaw(thaw), HostSpec::default(), limit);
-                Ok::<_, LaunchError>(launcher.spawn()?.plan(spec, &descriptors, limit)?)
-            };
             let mut refused = Ok(String::new());
             for planner in &launcher.planners {
-                match plan(planner) {
-                    Ok(()) => return Ok(planner.clone()),
+                let key = ThawKey { place: place.clone(), planner: planner.clone() };
+                match launcher.plan(&key) {
+                    Ok(_) => return Ok(key.planner),
                     Err(error) => refused = Err(FreezeError::Plan(error)),
                 }
             }
             refused
         };
         blocking(planning).await
+    }
+
+    /// Has a monitor plan a thaw. Returns the shape of its microVM.
+    fn plan(&self, key: &ThawKey) -> Result<Shape, LaunchError> {
+        let mut descriptors = Descriptors::default();
+        let thaw = self.thaw_spec(key, false, &mut descriptors)?;
+        let spec = StartSpec::new(Origin::Thaw(thaw), HostSpec::default(), self.start_limit);
+        Ok(Prepare::spawn(self)?.plan(spec, &descriptors, self.start_limit)?)
     }
 
     /// Removes a snapshot.
@@ -308,19 +318,20 @@ impl Launcher {
         }
     }
 
-    fn spawn(&self) -> Result<Monitor, firn_run::StartError> {
-        Monitor::spawn(&self.program, &self.kvm)
-    }
-
+    /// The thaw of a snapshot; `connected` is whether its monitor has a connection to the pool's
+    /// manager.
     fn thaw_spec(
         &self,
-        place: &SnapshotPlace,
-        planner: &str,
+        key: &ThawKey,
+        connected: bool,
         descriptors: &mut Descriptors,
     ) -> Result<ThawSpec, LaunchError> {
-        let source = match place {
+        let source = match &key.place {
             SnapshotPlace::Directory(name) => {
                 SourceSpec::directory(&self.snapshots.join(name), descriptors)?
+            }
+            SnapshotPlace::Pool(name) if connected => {
+                SourceSpec::pool_of_standby(name, Verify::Once)
             }
             SnapshotPlace::Pool(name) => {
                 SourceSpec::pool(&self.pool_socket(name)?, name, Verify::Once, descriptors)?
@@ -328,7 +339,7 @@ impl Launcher {
         };
         Ok(ThawSpec {
             source,
-            planner: planner.to_owned(),
+            planner: key.planner.clone(),
             preloaded: false,
             root: None,
             invoke: None,
@@ -377,5 +388,19 @@ impl Launcher {
             tracing::info!(instance = microvm.instance.name(), note);
         }
         Ok((microvm, started?))
+    }
+}
+
+impl Prepare for Launcher {
+    fn spawn(&self) -> Result<Monitor, firn_run::StartError> {
+        Monitor::spawn(&self.program, &self.kvm)
+    }
+
+    fn shape(&self, key: &ThawKey) -> Option<Shape> {
+        self.plan(key).ok()
+    }
+
+    fn pool(&self) -> Option<PathBuf> {
+        self.pool.as_ref()?.socket().ok()
     }
 }

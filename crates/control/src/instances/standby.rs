@@ -1,40 +1,103 @@
-//! Standby monitors: processes that have KVM open and wait for a start request.
+//! Standby monitors: processes that have KVM open, and, for a thaw that is likely, its VM made.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::Arc;
 
 use firn_run::StartError;
 use firn_run::monitor::Monitor;
+use firn_vmm::Shape;
 use parking_lot::Mutex;
+
+use crate::functions::SnapshotPlace;
 
 /// The standby monitors.
 #[derive(Debug)]
 pub(crate) struct Standbys {
     /// The number to keep.
     count: usize,
-    ready: Mutex<Vec<Monitor>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    ready: Vec<Standby>,
+    /// The last thaws, newest first, as many as there are monitors: the next ones are likely to be
+    /// of the same shapes.
+    thaws: VecDeque<ThawKey>,
+    /// The shapes of some of these.
+    shapes: Vec<(ThawKey, Arc<Shape>)>,
+}
+
+#[derive(Debug)]
+struct Standby {
+    monitor: Monitor,
+    /// What it has made.
+    shape: Option<Arc<Shape>>,
+}
+
+/// What decides the shape of a thaw's microVM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ThawKey {
+    pub(crate) place: SnapshotPlace,
+    pub(crate) planner: String,
+}
+
+/// How monitors are started and prepared.
+pub(crate) trait Prepare {
+    /// Starts a monitor.
+    fn spawn(&self) -> Result<Monitor, StartError>;
+
+    /// Finds out the shape of a thaw's microVM; `None` where that fails, as the thaw would.
+    fn shape(&self, key: &ThawKey) -> Option<Shape>;
+
+    /// The socket of the pool's manager, for a thaw from the pool.
+    fn pool(&self) -> Option<std::path::PathBuf>;
 }
 
 impl Standbys {
     /// No monitors yet; [`Standbys::fill`] starts `count`.
     pub(crate) fn new(count: usize) -> Self {
-        Self { count, ready: Mutex::default() }
+        Self { count, state: Mutex::default() }
     }
 
-    /// Takes a monitor that runs.
-    pub(super) fn take(&self) -> Option<Monitor> {
-        loop {
-            let mut monitor = self.ready.lock().pop()?;
-            if monitor.is_alive() {
-                return Some(monitor);
+    /// Takes a monitor that runs for a thaw, one that has made its VM if there is one.
+    pub(super) fn take(&self, key: &ThawKey) -> Option<Monitor> {
+        let mut state = self.state.lock();
+        state.thaws.push_front(key.clone());
+        state.thaws.truncate(self.count);
+        let shape = state.shape(key);
+        state.ready.retain_mut(|standby| standby.monitor.is_alive());
+        let fits = |standby: &Standby| shape.is_some() && standby.shape == shape;
+        let plain = |standby: &Standby| standby.shape.is_none();
+        let ready = &state.ready;
+        let at = ready.iter().position(fits).or_else(|| ready.iter().position(plain));
+        let at = at.or_else(|| ready.len().checked_sub(1))?;
+        Some(state.ready.swap_remove(at).monitor)
+    }
+
+    /// Starts monitors until there are enough, and prepares them for the thaws that are likely.
+    pub(super) fn fill(&self, prepare: &impl Prepare) {
+        self.learn_shapes(prepare);
+        let mut state = self.state.lock();
+        state.ready.retain_mut(|standby| standby.monitor.is_alive());
+        let mut spare = std::mem::take(&mut state.ready);
+        let mut missing = Vec::new();
+        for shape in state.wanted(self.count) {
+            match spare.iter().position(|standby| standby.shape == shape) {
+                Some(at) => state.ready.push(spare.swap_remove(at)),
+                None => missing.push(shape),
             }
         }
-    }
-
-    /// Drops monitors that have ended, and starts monitors until there are enough.
-    pub(super) fn fill(&self, start: impl Fn() -> Result<Monitor, StartError>) {
-        let mut ready = self.ready.lock();
-        ready.retain_mut(Monitor::is_alive);
-        while ready.len() < self.count {
-            match start() {
-                Ok(monitor) => ready.push(monitor),
+        let pool = prepare.pool();
+        for shape in missing {
+            let monitor = match spare.pop() {
+                Some(standby) => Ok(standby.monitor),
+                None => prepare.spawn(),
+            };
+            let prepared = monitor.and_then(|monitor| stand_by(monitor, shape, pool.as_deref()));
+            match prepared {
+                Ok(standby) => state.ready.push(standby),
                 Err(error) => {
                     // The next thaw starts its own monitor.
                     let error: &dyn std::error::Error = &error;
@@ -45,13 +108,65 @@ impl Standbys {
         }
     }
 
+    /// Finds out the shapes of the last thaws, and forgets those of older ones.
+    fn learn_shapes(&self, prepare: &impl Prepare) {
+        let unknown: Vec<ThawKey> = {
+            let mut state = self.state.lock();
+            let State { thaws, shapes, .. } = &mut *state;
+            shapes.retain(|(key, _)| thaws.contains(key));
+            let is_known = |key: &&ThawKey| shapes.iter().any(|(known, _)| known == *key);
+            let mut unknown: Vec<ThawKey> = Vec::new();
+            for key in thaws.iter().filter(|key| !is_known(key)) {
+                if !unknown.contains(key) {
+                    unknown.push(key.clone());
+                }
+            }
+            unknown
+        };
+        for key in unknown {
+            let shape = prepare.shape(&key);
+            let mut state = self.state.lock();
+            match shape {
+                Some(shape) => state.shapes.push((key, Arc::new(shape))),
+                None => state.thaws.retain(|thaw| *thaw != key),
+            }
+        }
+    }
+
     /// Ends all monitors.
     pub(crate) fn end(&self) {
-        self.ready.lock().clear();
+        self.state.lock().ready.clear();
     }
 
     /// The number of monitors.
     pub(crate) fn len(&self) -> usize {
-        self.ready.lock().len()
+        self.state.lock().ready.len()
     }
+}
+
+impl State {
+    fn shape(&self, key: &ThawKey) -> Option<Arc<Shape>> {
+        self.shapes.iter().find(|(known, _)| known == key).map(|(_, shape)| shape.clone())
+    }
+
+    /// What `count` monitors should have made: a shape that more of the last thaws had is made more
+    /// often.
+    fn wanted(&self, count: usize) -> Vec<Option<Arc<Shape>>> {
+        if self.thaws.is_empty() {
+            return vec![None; count];
+        }
+        self.thaws.iter().cycle().take(count).map(|key| self.shape(key)).collect()
+    }
+}
+
+/// Has a monitor make a VM of a shape.
+fn stand_by(
+    mut monitor: Monitor,
+    shape: Option<Arc<Shape>>,
+    pool: Option<&Path>,
+) -> Result<Standby, StartError> {
+    if let Some(shape) = &shape {
+        monitor.stand_by(shape, pool)?;
+    }
+    Ok(Standby { monitor, shape })
 }

@@ -53,6 +53,9 @@ pub fn request_copy(
     rule: Rule,
 ) -> Result<(), RequestCopyError> {
     let key = rule.key();
+    if grant.copies().is_some_and(|copies| copies.key == key) {
+        return Ok(());
+    }
     while !grant.take_copy(&key)? {
         let profile = snapshot.profile()?.unwrap_or_default();
         store_first(snapshot, grant, rule, &profile)?;

@@ -42,7 +42,8 @@ impl Rule {
     }
 
     /// The key of the chunk set at the pool's manager.
-    pub(super) fn key(self) -> String {
+    #[must_use]
+    pub fn key(self) -> String {
         format!("written={},read={}", self.written, self.read)
     }
 

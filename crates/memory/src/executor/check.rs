@@ -4,7 +4,7 @@ use std::fs::File;
 
 use rustix::fs::{OFlags, fcntl_getfl};
 
-use super::{ExecuteError, ExecuteReport, Sources, extent_sharing};
+use super::{ExecuteError, ExecuteReport, Sources};
 use crate::plan::{Plan, Sharing, Source};
 
 /// Checks that the copy is as long as its table requires: an access beyond its end would kill this
@@ -28,7 +28,7 @@ pub(super) fn copy(plan: &Plan, copy: Option<&File>) -> Result<(), ExecuteError>
 /// memory. The pool guarantees that an extent is within its medium; a character device does not
 /// report its length.
 pub(super) fn image(plan: &Plan, sources: &Sources<'_>) -> Result<(), ExecuteError> {
-    if let Some(sharing) = extent_sharing(plan) {
+    if let Some(sharing) = plan.extent_sharing() {
         let no_medium = || ExecuteError::NoMedium { planner: plan.planner.clone() };
         let medium = sources.image.medium().ok_or_else(no_medium)?;
         return if sharing == Sharing::Shared { check_sealed(medium) } else { Ok(()) };

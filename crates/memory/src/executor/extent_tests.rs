@@ -10,6 +10,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
 use crate::HostFacts;
+use crate::Leaf;
 use crate::planners::{ExtentFacts, ImageFacts, PlanInput, PlannerError, firn_plan, parse};
 use crate::testing::frozen_chunk;
 
@@ -28,12 +29,12 @@ fn medium(flags: MemfdFlags) -> Option<File> {
     medium.set_len(OFFSET + SIZE + 2 * MIB).unwrap();
     // A file of huge pages can only be mapped.
     let layout = MemoryLayout::for_size(OFFSET + SIZE + 2 * MIB).unwrap();
-    let reservation = Reservation::new(&layout, Leaf::Size2M).unwrap();
+    let reservation = Reservation::new(layout.clone(), Leaf::Size2M).unwrap();
     let host = reservation.host_addr(0).unwrap();
     reservation.mapping.map_shared(host, layout.total_bytes(), &medium, 0).unwrap();
     // Without reserved huge pages an access would kill this process; populating returns an error.
     reservation.mapping.populate_read(host, layout.total_bytes()).ok()?;
-    let memory = reservation.finish(layout, Backing::Extent, Default::default()).unwrap();
+    let memory = reservation.finish(Backing::Extent, Default::default()).unwrap();
     let view = memory.vm_memory();
     for page in 0..(OFFSET + SIZE + 2 * MIB) / PAGE_SIZE {
         let at = page * PAGE_SIZE;

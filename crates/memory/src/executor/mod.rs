@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::guest_memory::{Backing, GuestMemory, Reservation};
 use crate::map::Mapping;
-use crate::plan::{Advice, Layer, Leaf, Plan, Segment, Sharing, Source, When, Work};
+use crate::plan::{Advice, Layer, Plan, Segment, Sharing, Source, When, Work};
 
 /// An executed plan, up to the resume.
 #[derive(Debug)]
@@ -96,6 +96,19 @@ pub struct ExecuteReport {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteError> {
+    execute_in(plan, sources, None)
+}
+
+/// The same in address space that was reserved before, if it fits the plan.
+///
+/// # Errors
+///
+/// See [`execute`].
+pub fn execute_in(
+    plan: &Plan,
+    sources: &Sources<'_>,
+    reserved: Option<Reservation>,
+) -> Result<Executed, ExecuteError> {
     let begun = Instant::now();
     let mut report = ExecuteReport::default();
 
@@ -107,12 +120,17 @@ pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteEr
     report.validate_ns = ns_since(begun);
 
     let part = Instant::now();
-    let leaf = plan.segments.iter().map(|s| s.leaf).max().unwrap_or(Leaf::Size4K);
-    let reservation = Reservation::new(&plan.layout, leaf).map_err(|e| ExecuteError::Reserve {
-        bytes: plan.layout.total_bytes(),
-        source: e.into(),
-    })?;
-    report.mmaps += 1;
+    let leaf = plan.largest_leaf();
+    let reservation = match reserved.filter(|reserved| reserved.fits(&plan.layout, leaf)) {
+        Some(reservation) => reservation,
+        None => {
+            report.mmaps += 1;
+            Reservation::new(plan.layout.clone(), leaf).map_err(|source| ExecuteError::Reserve {
+                bytes: plan.layout.total_bytes(),
+                source,
+            })?
+        }
+    };
     report.reserve_ns = ns_since(part);
 
     let part = Instant::now();
@@ -128,7 +146,7 @@ pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteEr
     let own = |s: &&Segment| matches!(s.source, Source::Zero | Source::Copy { .. });
     let own = plan.segments.iter().filter(own);
     let own = own.map(|s| s.guest.start..s.guest.end()).collect();
-    let backing = match extent_sharing(plan) {
+    let backing = match plan.extent_sharing() {
         Some(Sharing::Shared) => Backing::Sealed,
         Some(Sharing::PrivateCow) => Backing::Extent,
         Some(Sharing::Exclusive) => Backing::Replica,
@@ -137,11 +155,10 @@ pub fn execute(plan: &Plan, sources: &Sources<'_>) -> Result<Executed, ExecuteEr
             digests: sources.snapshot.map(|snapshot| snapshot.digests().clone()),
         },
     };
-    let mut memory =
-        reservation.finish(plan.layout.clone(), backing, own).map_err(ExecuteError::View)?;
+    let mut memory = reservation.finish(backing, own).map_err(ExecuteError::View)?;
     let copied = plan.segments.iter().filter(|s| matches!(s.source, Source::Copy { .. }));
     memory.set_copied(copied.map(|s| s.guest.start..s.guest.end()).collect());
-    if is_logged(plan) {
+    if plan.logs_writes() {
         memory.track_writes();
     }
     if plan.pager.is_some() {
@@ -182,23 +199,6 @@ fn indexed(steps: &[StepReport]) -> Vec<GuestRange> {
         .collect();
     ranges.sort_by_key(|range| range.start);
     ranges
-}
-
-/// Whether to log written pages: for a replica, which is repaired after the run, unless KVM's dirty
-/// log would split its leaves.
-fn is_logged(plan: &Plan) -> bool {
-    extent_sharing(plan) == Some(Sharing::Exclusive)
-        && plan.segments.iter().all(|segment| segment.leaf == Leaf::Size4K)
-}
-
-/// The sharing of the plan's extent, if it has one. Memory outside a copy is mapped from the sealed
-/// extent.
-fn extent_sharing(plan: &Plan) -> Option<Sharing> {
-    let of_extent = |s: &&Segment| matches!(s.source, Source::Extent { .. });
-    let extent = plan.segments.iter().find(of_extent).map(|segment| segment.sharing);
-    let copied = || plan.segments.iter().any(|s| matches!(s.source, Source::Copy { .. }));
-    // A plan may take all its memory from a copy.
-    extent.or_else(|| copied().then_some(Sharing::PrivateCow))
 }
 
 fn apply(

@@ -209,7 +209,7 @@ fn host_and_guest_addresses_are_congruent_modulo_the_largest_leaf() {
     image.set_len(layout.total_bytes()).unwrap();
     let mut plan = plan_by("firecracker", &layout, &image);
     let zero = segment(&layout, plan.segments[1].guest, Kind::Zero);
-    plan.segments[1] = Segment { leaf: Leaf::Size1G, ..zero };
+    plan.segments[1] = Segment { leaf: crate::Leaf::Size1G, ..zero };
     plan.layers[1].source = zero.source;
     plan.layers[1].sharing = zero.sharing;
     let memory = execute(&plan, &Sources::image(&image)).unwrap().memory;

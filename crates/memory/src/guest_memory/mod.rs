@@ -129,34 +129,66 @@ pub(crate) enum Backing {
     Replica,
 }
 
-/// Reserved address space for a guest.
+/// Address space for a guest: no page of it can be accessed. A standby monitor has one, with the
+/// virtual machine whose slots lie in it, before it knows the snapshot.
 #[derive(Debug)]
-pub(crate) struct Reservation {
+pub struct Reservation {
     pub(crate) mapping: Mapping,
+    layout: MemoryLayout,
+    align: Leaf,
     slots: Vec<Slot>,
 }
 
 impl Reservation {
     /// Reserves address space for every region of a layout. Host and guest addresses are congruent
     /// modulo `align`, and at least modulo 2 MiB.
-    pub(crate) fn new(layout: &MemoryLayout, align: Leaf) -> Result<Self, Errno> {
-        let align = align.max(Leaf::Size2M).bytes();
+    pub(crate) fn new(layout: MemoryLayout, align: Leaf) -> std::io::Result<Self> {
+        Self::with(layout, align, Mapping::reserve)
+    }
+
+    /// The same for guest memory that is mapped later: only the addresses are chosen, so that no
+    /// mapping has to be removed then.
+    ///
+    /// # Errors
+    /// The kernel has no address space of this size.
+    pub fn in_advance(layout: MemoryLayout, align: Leaf) -> std::io::Result<Self> {
+        Self::with(layout, align, Mapping::choose)
+    }
+
+    fn with(
+        layout: MemoryLayout,
+        align: Leaf,
+        reserve: fn(u64, u64) -> Result<Mapping, Errno>,
+    ) -> std::io::Result<Self> {
+        let align = align.max(Leaf::Size2M);
+        let multiple = align.bytes();
         let mut end = 0u64;
         let mut offsets = Vec::new();
         for region in layout.regions() {
             // The next offset that is congruent to the region's address, after a gap.
-            let offset = end.next_multiple_of(align) + region.guest_addr % align;
-            end = offset.checked_add(region.len + align).ok_or(Errno::NOMEM)?;
+            let offset = end.next_multiple_of(multiple) + region.guest_addr % multiple;
+            end = offset.checked_add(region.len + multiple).ok_or(Errno::NOMEM)?;
             offsets.push(offset);
         }
-        let mapping = Mapping::reserve(end, align)?;
+        let mapping = reserve(end, multiple)?;
         let slots = layout.regions().zip(offsets).map(|(region, offset)| Slot {
             guest_addr: region.guest_addr,
             len: region.len,
             host_addr: mapping.base() + offset,
         });
         let slots = slots.collect();
-        Ok(Self { mapping, slots })
+        Ok(Self { mapping, layout, align, slots })
+    }
+
+    /// The ranges for KVM memory slots, as of the guest memory that will be mapped here.
+    #[must_use]
+    pub fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    /// Whether a plan with this layout and these leaves can be executed here.
+    pub(crate) fn fits(&self, layout: &MemoryLayout, leaf: Leaf) -> bool {
+        self.layout == *layout && leaf <= self.align
     }
 
     /// The host address of `guest_addr`; `None` where the guest has no memory.
@@ -168,11 +200,11 @@ impl Reservation {
     /// elsewhere.
     pub(crate) fn finish(
         self,
-        layout: MemoryLayout,
         backing: Backing,
         anonymous: RangeSet,
     ) -> Result<GuestMemory, ViewError> {
-        let Self { mapping, slots } = self;
+        let Self { mapping, layout, slots, .. } = self;
+        mapping.claim()?;
         let mut regions = Vec::with_capacity(slots.len());
         let mut views = Vec::with_capacity(slots.len());
         for slot in &slots {
@@ -214,9 +246,10 @@ impl GuestMemory {
     ///
     /// [`AnonymousError`] when the kernel refuses the address space or a mapping.
     pub fn anonymous(layout: MemoryLayout) -> Result<Self, AnonymousError> {
-        let reservation = Reservation::new(&layout, Leaf::Size2M).map_err(|e| {
-            AnonymousError::Reserve { bytes: layout.total_bytes(), source: e.into() }
-        })?;
+        let bytes = layout.total_bytes();
+        let all = layout.regions().map(|region| region.guest_range()).collect();
+        let reservation = Reservation::new(layout, Leaf::Size2M)
+            .map_err(|source| AnonymousError::Reserve { bytes, source })?;
         for slot in &reservation.slots {
             let mapped = reservation.mapping.map_zero(slot.host_addr, slot.len);
             mapped.map_err(|e| AnonymousError::Map {
@@ -225,8 +258,7 @@ impl GuestMemory {
                 source: e.into(),
             })?;
         }
-        let all = layout.regions().map(|region| region.guest_range()).collect();
-        reservation.finish(layout, Backing::None, all).map_err(AnonymousError::View)
+        reservation.finish(Backing::None, all).map_err(AnonymousError::View)
     }
 
     /// The guest-physical regions.

@@ -2,11 +2,12 @@ use std::os::unix::fs::FileExt;
 
 use firn_snapshot::{Chunk, ImageKind, MemoryRegion, PageSource, Snapshot};
 use proptest::prelude::{any, prop_assert_eq, proptest};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use vm_memory::Bytes;
 
 use super::*;
 use crate::testing::{freeze, frozen_chunk, page_bytes, plans, write_image};
-use crate::{Plan, Sources, execute};
+use crate::{Plan, Sources, execute, execute_in};
 
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
@@ -18,6 +19,10 @@ fn layout(regions: &[(u64, u64)]) -> MemoryLayout {
 
 /// Guest memory mapped from the first bytes of a file, as `firecracker` does it.
 fn mapped(layout: &MemoryLayout, image: &File) -> GuestMemory {
+    execute(&plan_of(layout, image), &Sources::image(image)).unwrap().memory
+}
+
+fn plan_of(layout: &MemoryLayout, image: &File) -> Plan {
     let zero_map = firn_snapshot::PageSet::new(layout.pages());
     let host = crate::HostFacts::read().unwrap();
     let facts = crate::planners::ImageFacts::of(image).unwrap();
@@ -30,8 +35,52 @@ fn mapped(layout: &MemoryLayout, image: &File) -> GuestMemory {
         copies: None,
         host: &host,
     };
-    let plan: Plan = crate::planners::parse("firecracker").unwrap().plan(&input).unwrap();
-    execute(&plan, &Sources::image(image)).unwrap().memory
+    crate::planners::parse("firecracker").unwrap().plan(&input).unwrap()
+}
+
+#[test]
+fn a_plan_is_executed_at_addresses_that_were_chosen_before() {
+    let layout = layout(&[(0, 4 * MIB), (16 * MIB, 2 * MIB)]);
+    let mut image = tempfile::tempfile().unwrap();
+    image.set_len(layout.total_bytes()).unwrap();
+    let plan = plan_of(&layout, &image);
+    write_image(&plan, &mut image, 1);
+    let chosen = Reservation::in_advance(layout.clone(), Leaf::Size2M).unwrap();
+    let slots = chosen.slots().to_vec();
+    let sources = Sources::image(&image);
+    let memory = execute_in(&plan, &sources, Some(chosen)).unwrap().memory;
+    assert_eq!(memory.slots(), slots);
+    assert_eq!(frozen(&memory), frozen(&mapped(&layout, &image)));
+
+    // For another layout they are not used.
+    let small = self::layout(&[(0, 4 * MIB)]);
+    let chosen = Reservation::in_advance(small, Leaf::Size2M).unwrap();
+    let slots = chosen.slots().to_vec();
+    let memory = execute_in(&plan, &sources, Some(chosen)).unwrap().memory;
+    assert_ne!(memory.slots()[..1], slots);
+    assert_eq!(frozen(&memory), frozen(&mapped(&layout, &image)));
+}
+
+#[test]
+fn a_mapping_of_others_at_a_chosen_address_is_an_error_and_stays() {
+    let layout = layout(&[(0, 4 * MIB)]);
+    let image = tempfile::tempfile().unwrap();
+    image.set_len(layout.total_bytes()).unwrap();
+    let chosen = Reservation::in_advance(layout.clone(), Leaf::Size2M).unwrap();
+    let address = chosen.slots()[0].host_addr + MIB;
+    let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    let at = std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap());
+    // SAFETY: the new mapping replaces no other.
+    let other = unsafe { mmap_anonymous(at, 4096, access, flags) }.unwrap().cast::<u8>();
+    // SAFETY: it is one page of memory of this test.
+    unsafe { other.write(7) };
+    let refused = execute_in(&plan_of(&layout, &image), &Sources::image(&image), Some(chosen));
+    assert!(matches!(refused, Err(crate::ExecuteError::Layer { .. })), "{refused:?}");
+    // SAFETY: it is still mapped, or this process ends.
+    assert_eq!(unsafe { other.read() }, 7);
+    // SAFETY: it is the page that was mapped above.
+    unsafe { munmap(other.cast(), 4096) }.unwrap();
 }
 
 fn private_and_shared(memory: &GuestMemory) -> (u64, u64) {

@@ -107,7 +107,7 @@ impl fmt::Display for Sharing {
 
 /// The granule in which the host's page tables can map a range: its guest addresses and its offsets
 /// in the source are multiples of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Leaf {
     /// 4 KiB.
     #[serde(rename = "4KiB")]
@@ -377,6 +377,31 @@ pub struct Plan {
     /// The [policy](crate::pager::PagerPolicy) of the pager, by name; `None` where no segment has
     /// the pager as its source.
     pub pager: Option<String>,
+}
+
+impl Plan {
+    /// The largest leaf of its segments.
+    #[must_use]
+    pub fn largest_leaf(&self) -> Leaf {
+        self.segments.iter().map(|segment| segment.leaf).max().unwrap_or(Leaf::Size4K)
+    }
+
+    /// Whether KVM has to log the pages that are written: those of a replica, which is repaired
+    /// after the run, unless the log would split its leaves.
+    #[must_use]
+    pub fn logs_writes(&self) -> bool {
+        self.extent_sharing() == Some(Sharing::Exclusive) && self.largest_leaf() == Leaf::Size4K
+    }
+
+    /// The sharing of the plan's extent, if it has one. Memory outside a copy is mapped from the
+    /// sealed extent.
+    pub(crate) fn extent_sharing(&self) -> Option<Sharing> {
+        let of_extent = |s: &&Segment| matches!(s.source, Source::Extent { .. });
+        let extent = self.segments.iter().find(of_extent).map(|segment| segment.sharing);
+        let copied = || self.segments.iter().any(|s| matches!(s.source, Source::Copy { .. }));
+        // A plan may take all its memory from a copy.
+        extent.or_else(|| copied().then_some(Sharing::PrivateCow))
+    }
 }
 
 #[cfg(test)]

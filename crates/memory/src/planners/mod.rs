@@ -122,7 +122,7 @@ pub fn plan(
         profile: profile.as_ref(),
         snapshot: Some(snapshot),
         copies: grant.and_then(Grant::copies),
-        host: &HostFacts::read()?,
+        host: HostFacts::of_process()?,
     })?)
 }
 

@@ -103,8 +103,8 @@ impl ExtentGrant {
         self.granted.verified
     }
 
-    /// Whether a part of a staging extent is zero, so that zeros need not be written there. `offset`
-    /// is from the extent's beginning.
+    /// Whether a part of a staging extent is zero, so that zeros need not be written there.
+    /// `offset` is from the extent's beginning.
     #[must_use]
     pub fn is_zeroed(&self, offset: u64, len: u64) -> bool {
         let mut parts = self.granted.zeroed.iter();
@@ -277,7 +277,32 @@ impl Client {
     /// # Errors
     /// See [`ClientError`]. A missing copy is not an error.
     pub fn copy(&mut self, generation: u64, key: &str) -> Result<Option<CopyGrant>, ClientError> {
-        match self.request(&Request::Copy { generation, key: key.to_owned() })? {
+        let generation = Some(generation);
+        let response = self.request(&Request::Copy { generation, key: key.to_owned() })?;
+        self.copy_of(response)
+    }
+
+    /// [`Client::snapshot`] and [`Client::copy`] of it, with one wait for the manager.
+    ///
+    /// # Errors
+    /// As of these.
+    pub fn snapshot_with_copy(
+        &mut self,
+        name: &str,
+        key: &str,
+    ) -> Result<(ExtentGrant, Option<CopyGrant>), ClientError> {
+        self.send(&Request::Snapshot { name: name.to_owned() })?;
+        self.send(&Request::Copy { generation: None, key: key.to_owned() })?;
+        let (snapshot, copy) = (self.receive(), self.receive());
+        let grant = self.granted(snapshot?, Access::Read)?;
+        Ok((grant, self.copy_of(copy?)?))
+    }
+
+    fn copy_of(
+        &self,
+        response: (Response, Option<OwnedFd>),
+    ) -> Result<Option<CopyGrant>, ClientError> {
+        match response {
             (Response::Copy { chunks, copied: Ok(copied) }, Some(descriptor)) => {
                 Ok(Some(CopyGrant { chunks, copy: Ok((copied, descriptor)) }))
             }
@@ -332,7 +357,8 @@ impl Client {
     }
 
     /// Allocates an extent to freeze into. It contains old bytes: write all of guest memory, zeros
-    /// included except where [`ExtentGrant::is_zeroed`], and the tail, then call [`MappedExtent::flush`] and [`Client::commit`].
+    /// included except where [`ExtentGrant::is_zeroed`], and the tail, then call
+    /// [`MappedExtent::flush`] and [`Client::commit`].
     ///
     /// # Errors
     /// [`ClientError::Refused`] if the pool is full or another client writes a snapshot of this
@@ -381,8 +407,8 @@ impl Client {
         }
     }
 
-    /// Waits until the manager has imaged released replicas, made copies and zeroed free space. The manager does not
-    /// pause for starts meanwhile.
+    /// Waits until the manager has imaged released replicas, made copies and zeroed free space. The
+    /// manager does not pause for starts meanwhile.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -458,7 +484,16 @@ impl Client {
     }
 
     fn grant(&mut self, request: &Request, access: Access) -> Result<ExtentGrant, ClientError> {
-        match self.request(request)? {
+        let response = self.request(request)?;
+        self.granted(response, access)
+    }
+
+    fn granted(
+        &self,
+        response: (Response, Option<OwnedFd>),
+        access: Access,
+    ) -> Result<ExtentGrant, ClientError> {
+        match response {
             (Response::Granted(granted), Some(descriptor)) => {
                 Ok(ExtentGrant { descriptor, access, granted })
             }
@@ -467,7 +502,15 @@ impl Client {
     }
 
     fn request(&mut self, request: &Request) -> Result<(Response, Option<OwnedFd>), ClientError> {
-        send(&self.stream, request, None).map_err(|source| self.broken(source))?;
+        self.send(request)?;
+        self.receive()
+    }
+
+    fn send(&mut self, request: &Request) -> Result<(), ClientError> {
+        send(&self.stream, request, None).map_err(|source| self.broken(source))
+    }
+
+    fn receive(&mut self) -> Result<(Response, Option<OwnedFd>), ClientError> {
         match receive_with_descriptor(&self.stream, MAX_RESPONSE) {
             Ok((Response::Refused { refusal, message }, _)) => {
                 Err(ClientError::Refused { refusal, message })

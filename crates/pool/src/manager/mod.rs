@@ -54,8 +54,9 @@ enum Request {
     Replica { name: String },
     /// An extent to freeze into, with a descriptor for writing.
     Begin { name: String, guest_bytes: u64, tail_bytes: u64 },
-    /// A copy, made in advance, of a chunk set of a snapshot that this connection has pinned.
-    Copy { generation: u64, key: String },
+    /// A copy, made in advance, of a chunk set of a snapshot that this connection has pinned; of
+    /// the last one, if there is no generation.
+    Copy { generation: Option<u64>, key: String },
     /// A chunk set of such a snapshot.
     ChunkSet { generation: u64, key: String },
     /// Store a chunk set in place of the set of a revision, or as a new set.

@@ -113,7 +113,12 @@ impl Manager {
             Request::Replica { name } => self.replica(&name, grants),
             Request::Copy { generation, key } => {
                 grants.check_room()?;
-                let pin = grants.pin(generation)?;
+                let pin = match generation {
+                    Some(generation) => grants.pin(generation)?,
+                    None => grants.pins.last().ok_or_else(|| {
+                        (Refusal::Invalid, "this connection has no snapshot".to_owned())
+                    })?,
+                };
                 let Some(loan) = self.copies.lend(pin, &key) else {
                     return Ok((Response::NoChunkSet, None));
                 };

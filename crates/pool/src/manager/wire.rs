@@ -25,6 +25,9 @@ pub(super) const MAX_REQUEST: u32 = 1 << 20;
 /// Maximum size of a response, bytes: a listing of several hundred thousand extents.
 pub(super) const MAX_RESPONSE: u32 = 256 << 20;
 
+/// Bytes that are allocated for a message before any of it is received.
+const MAX_UNGROWN: usize = 16 << 10;
+
 /// Why no message was received.
 #[derive(Debug, Error)]
 pub(super) enum WireError {
@@ -125,8 +128,8 @@ fn receive_body<T: DeserializeOwned>(
     if len > max {
         return Err(WireError::Malformed);
     }
-    // The buffer grows with the received bytes, not with the announced length.
-    let mut body = Vec::new();
+    // The buffer of a long message grows with the received bytes, not with the announced length.
+    let mut body = Vec::with_capacity(usize_of(u64::from(len)).min(MAX_UNGROWN));
     Read::take(stream, u64::from(len)).read_to_end(&mut body)?;
     if u64_of(body.len()) != u64::from(len) {
         return Err(WireError::Io(io::ErrorKind::UnexpectedEof.into()));

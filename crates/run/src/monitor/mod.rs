@@ -2,10 +2,13 @@
 //!
 //! The two ends of a `SOCK_SEQPACKET` socket exchange orders and events, as JSON; descriptors go
 //! with an order. The monitor's end is its standard input, so the monitor ends when the process
-//! that started it does. A monitor that has no order waits as a standby monitor: it has KVM open.
+//! that started it does. A monitor that has no order waits as a standby monitor: it has KVM open,
+//! and, once it knows a [`Shape`], the VM and its vCPUs made.
 //!
 //! ```text
 //! owner                                 monitor
+//!   ── StandBy(Shape) ──────────────────▶   any number of them
+//!   ◀── Ready ───────────────────────────
 //!   ── Start(StartSpec) + descriptors ──▶
 //!   ◀── Held ────────────────────────────   a player that is to wait
 //!   ── Release ─────────────────────────▶
@@ -17,8 +20,10 @@ mod connection;
 mod process;
 mod serve;
 
+use firn_vmm::Shape;
 use serde::{Deserialize, Serialize};
 
+use crate::descriptors::Slot;
 use crate::error::StartError;
 use crate::report::StartReport;
 use crate::spec::StartSpec;
@@ -30,6 +35,14 @@ pub use serve::serve;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Order {
+    /// Make the VM of a microVM of this shape in advance, and keep the connection to a pool's
+    /// manager that comes with the order, if one does.
+    StandBy {
+        /// The shape.
+        shape: Box<Shape>,
+        /// The connection.
+        manager: Option<Slot>,
+    },
     /// Start a microVM. The descriptors of the spec come with the order.
     Start(Box<StartSpec>),
     /// Open the snapshot of the spec and plan, without a start.
@@ -44,8 +57,10 @@ pub(crate) enum Order {
 pub(crate) enum Event {
     /// The microVM is ready, has answered, or, a player, has ended.
     Started(Box<StartReport>),
-    /// The planner has a plan for the snapshot.
-    Planned,
+    /// The planner has a plan for the snapshot: the shape of its microVM.
+    Planned(Box<Shape>),
+    /// The answer to [`Order::StandBy`]. If there is a text, it is why nothing was made.
+    Ready(Option<String>),
     /// A player has touched its last page and waits for [`Order::Release`].
     Held,
     /// Something that people should know.

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use firn_base::{ErrorChain, now_ns};
 use firn_memory::prefer_as_victim;
+use firn_pool::Client;
+use firn_vmm::Shape;
 use thiserror::Error;
 
 use super::connection::{Connection, ReceiveError};
@@ -33,6 +35,7 @@ pub struct Monitor {
     connection: Option<Connection>,
     stderr: Option<JoinHandle<Vec<u8>>>,
     notes: Vec<String>,
+    has_manager: bool,
 }
 
 /// A monitor's process cannot be used.
@@ -90,8 +93,13 @@ impl Monitor {
             }
             text
         };
-        let mut monitor =
-            Self { child, connection: Some(connection), stderr: None, notes: Vec::new() };
+        let mut monitor = Self {
+            child,
+            connection: Some(connection),
+            stderr: None,
+            notes: Vec::new(),
+            has_manager: false,
+        };
         let thread = std::thread::Builder::new().name("monitor-stderr".into()).spawn(read);
         monitor.stderr = Some(thread.map_err(MonitorError::Spawn)?);
         prefer_as_victim(monitor.pid()).map_err(MonitorError::Spawn)?;
@@ -107,6 +115,45 @@ impl Monitor {
     /// Whether the process runs.
     pub fn is_alive(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Tells the monitor to make the VM for a microVM of a shape in advance, instead of what it
+    /// made before, and to keep a connection to a pool's manager. Does not wait for that.
+    ///
+    /// # Errors
+    /// [`StartError::Monitor`]; [`StartError::Open`]: the manager of the pool at `pool`, its
+    /// socket, does not answer.
+    pub fn stand_by(&mut self, shape: &Shape, pool: Option<&Path>) -> Result<(), StartError> {
+        let mut descriptors = Descriptors::default();
+        let manager = match pool {
+            Some(socket) => Some(descriptors.add(Client::connect(socket)?.into_stream())),
+            None => None,
+        };
+        let shape = Box::new(shape.clone());
+        self.send(&Order::StandBy { shape, manager }, &descriptors)?;
+        self.has_manager = manager.is_some();
+        Ok(())
+    }
+
+    /// Whether it has a connection to the manager of its owner's pool.
+    #[must_use]
+    pub fn has_manager(&self) -> bool {
+        self.has_manager
+    }
+
+    /// Waits until that is done, at most for `limit`. If it failed, the monitor is usable all the
+    /// same, and a note has the reason.
+    ///
+    /// # Errors
+    /// As [`Monitor::progress`].
+    pub fn wait_ready(&mut self, limit: Duration) -> Result<(), StartError> {
+        match self.receive(Some(limit))? {
+            Event::Ready(problem) => {
+                self.notes.extend(problem);
+                Ok(())
+            }
+            _ => Err(MonitorError::Order.into()),
+        }
     }
 
     /// Tells the monitor to start a microVM; its report comes with [`Monitor::progress`]. A spec
@@ -125,10 +172,16 @@ impl Monitor {
     /// The monitor's own [`StartError`]; [`StartError::TimedOut`]; [`StartError::Monitor`], where
     /// the monitor ended without a report.
     pub fn progress(&mut self, limit: Option<Duration>) -> Result<Progress, StartError> {
-        match self.receive(limit)? {
-            Event::Started(report) => Ok(Progress::Started(report)),
-            Event::Held => Ok(Progress::Held),
-            _ => Err(MonitorError::Order.into()),
+        loop {
+            return match self.receive(limit)? {
+                Event::Started(report) => Ok(Progress::Started(report)),
+                Event::Held => Ok(Progress::Held),
+                Event::Ready(problem) => {
+                    self.notes.extend(problem);
+                    continue;
+                }
+                _ => Err(MonitorError::Order.into()),
+            };
         }
     }
 
@@ -151,7 +204,8 @@ impl Monitor {
         self.send(&Order::Release, &Descriptors::default())
     }
 
-    /// Has the monitor open the snapshot of a spec and plan. The monitor ends with that.
+    /// Has the monitor open the snapshot of a spec and plan. The monitor ends with that. Returns
+    /// the shape of the microVM, for [`Monitor::stand_by`].
     ///
     /// # Errors
     /// Why there is no plan; else as [`Monitor::progress`].
@@ -160,10 +214,10 @@ impl Monitor {
         spec: StartSpec,
         descriptors: &Descriptors,
         limit: Duration,
-    ) -> Result<(), StartError> {
+    ) -> Result<Shape, StartError> {
         self.send(&Order::Plan(Box::new(spec)), descriptors)?;
         match self.receive(Some(limit))? {
-            Event::Planned => Ok(()),
+            Event::Planned(shape) => Ok(*shape),
             _ => Err(MonitorError::Order.into()),
         }
     }

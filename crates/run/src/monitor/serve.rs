@@ -4,9 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
-use firn_base::{ErrorChain, now_ns};
+use firn_base::{ErrorChain, error_chain, now_ns};
 use firn_memory::planners::parse;
-use firn_vmm::OpenKvm;
+use firn_memory::{HostFacts, map_program};
+use firn_vmm::{OpenKvm, Shape, Standby};
 use parking_lot::Mutex;
 
 use super::connection::{Connection, ReceiveError};
@@ -17,10 +18,10 @@ use crate::guest::Listener;
 use crate::instance::SweepAfterOwner;
 use crate::life::{Clock, KvmDevice};
 use crate::report::StartReport;
-use crate::session::end_with;
-use crate::source::Source;
+use crate::session::{Interruption, end_with};
+use crate::source::{Source, nested_paging};
 use crate::spec::{Origin, Serving, StartSpec};
-use crate::start::start;
+use crate::start::start_caught;
 
 /// Sends what happens to the process that started this one.
 struct Reporter {
@@ -62,37 +63,69 @@ pub fn serve(kvm: &Path) -> Result<(), StartError> {
     let connection =
         Arc::new(connection.map_err(|error| StartError::session("use standard input", error))?);
     // Where that fails, the start tries again and reports why.
-    let opened = OpenKvm::open(kvm).ok();
-    let (order, descriptors) = match connection.receive(None) {
-        Ok(received) => received,
-        Err(ReceiveError::Closed) => return Ok(()),
-        Err(error) => return Err(StartError::Monitor(ErrorChain::of(&error))),
-    };
-    let begun_ns = now_ns();
-    // Dropped last: the end of a start may wait for the pool's manager, and the owner may be killed
-    // meanwhile.
-    let _sweep = sweep_after(&order);
+    let mut opened = OpenKvm::open(kvm).ok().map(Standby::from);
+    // The thread that ends this process with its owner starts before there is an order, and reads
+    // after it.
     let (release, released) = sync_channel(1);
+    let (begin, begun) = sync_channel::<()>(1);
     let reader = connection.clone();
     end_with(move || {
+        // No order came: this process ends by itself.
+        while begun.recv().is_err() {
+            std::thread::park();
+        }
         while let Ok((Order::Release, _)) = reader.receive::<Order>(None) {
             // A player that does not wait is not released.
             let _ = release.try_send(());
         }
     })?;
+    let mut waiting_ns = now_ns();
+    let mut manager = None;
+    let (order, descriptors) = loop {
+        match connection.receive(None) {
+            Ok((Order::StandBy { shape, manager: slot }, mut descriptors)) => {
+                manager = slot.map(|slot| descriptors.take(slot)).transpose()?;
+                let ready = Event::Ready(stand_by(opened.as_mut(), &shape));
+                waiting_ns = now_ns();
+                let sent = connection.send(&ready, &Descriptors::default());
+                sent.map_err(|error| StartError::session("answer", error))?;
+            }
+            Ok((order, descriptors)) => break (order, descriptors.with_manager(manager)),
+            Err(ReceiveError::Closed) => return Ok(()),
+            Err(error) => return Err(StartError::Monitor(ErrorChain::of(&error))),
+        }
+    };
+    let begun_ns = now_ns();
+    // Dropped last: the end of a start may wait for the pool's manager, and the owner may be killed
+    // meanwhile.
+    let sweep = sweep_after(&order);
+    // From here on the end of the owner ends this process: where sockets are left then, by a
+    // signal that is caught.
+    let caught = sweep.as_ref().map(|_| Interruption::catch()).transpose()?;
+    let _ = begin.send(());
     let reporter =
         Arc::new(Reporter { connection: connection.clone(), released: Mutex::new(released) });
     let done = match order {
         Order::Start(spec) => {
             let kvm = opened.map_or_else(|| KvmDevice::from(kvm), KvmDevice::Open);
-            let clock = Clock { begun_ns, request_ns: spec.request_ns };
+            let request_ns = spec.request_ns;
+            let stood_by = request_ns.is_some_and(|request| waiting_ns < request);
+            let clock = Clock { begun_ns, request_ns, stood_by };
             let listener: Arc<dyn Listener> = reporter.clone();
-            start(&spec, descriptors, kvm, clock, &listener)
+            start_caught(&spec, descriptors, kvm, clock, &listener, caught)
         }
-        Order::Plan(spec) => plan(&spec, descriptors).map(|()| reporter.send(&Event::Planned)),
-        Order::Release => Err(StartError::Spec("the first order is to release".to_owned())),
+        Order::Plan(spec) => {
+            let kvm = opened.map_or_else(|| KvmDevice::from(kvm), KvmDevice::Open);
+            plan(&spec, descriptors, kvm)
+                .map(|shape| reporter.send(&Event::Planned(Box::new(shape))))
+        }
+        Order::Release | Order::StandBy { .. } => {
+            Err(StartError::Spec("the first order is to release".to_owned()))
+        }
     };
-    done.inspect_err(|error| reporter.send(&Event::Failed(error.clone())))
+    let done = done.inspect_err(|error| reporter.send(&Event::Failed(error.clone())));
+    drop(sweep);
+    done
 }
 
 fn sweep_after(order: &Order) -> Option<SweepAfterOwner> {
@@ -101,12 +134,27 @@ fn sweep_after(order: &Order) -> Option<SweepAfterOwner> {
     SweepAfterOwner::new(&sockets.vsock_path)
 }
 
-fn plan(spec: &StartSpec, mut descriptors: Descriptors) -> Result<(), StartError> {
+/// Makes what can be made in advance; returns why it cannot.
+fn stand_by(kvm: Option<&mut Standby>, shape: &Shape) -> Option<String> {
+    // What the host is like is read once in a process.
+    let _ = HostFacts::of_process();
+    nested_paging();
+    let _ = map_program();
+    match kvm?.make(shape) {
+        Ok(()) => None,
+        Err(error) => Some(format!("nothing was made in advance: {}", error_chain(&error))),
+    }
+}
+
+fn plan(
+    spec: &StartSpec,
+    mut descriptors: Descriptors,
+    kvm: KvmDevice,
+) -> Result<Shape, StartError> {
     let Origin::Thaw(thaw) = &spec.origin else {
         return Err(StartError::Spec("a boot has no plan".to_owned()));
     };
     let planner = parse(&thaw.planner)?;
     let source = Source::open(&thaw.source, &*planner, &mut descriptors)?;
-    firn_memory::planners::plan(source.snapshot(), source.grant(), &*planner)?;
-    Ok(())
+    source.shape(&*planner, kvm)
 }

@@ -17,7 +17,7 @@ pub(crate) use stats::{FaultCounts, StatsFile};
 pub use stats::{KvmCounters, KvmStats};
 pub use virtualization::Virtualization;
 pub use vm::VmError;
-pub(crate) use vm::{Vm, VmState};
+pub(crate) use vm::{Vm, VmState, create_vm};
 
 /// The device through which the kernel provides KVM.
 pub const KVM_DEVICE: &str = "/dev/kvm";

@@ -14,7 +14,7 @@ use uuid::Uuid;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 use vmm_sys_util::eventfd::EventFd;
 
-use firn_memory::GuestMemory;
+use firn_memory::{GuestMemory, Slot};
 use firn_snapshot::PageSet;
 
 use super::index::{self, KvmIndex};
@@ -70,39 +70,46 @@ pub(crate) struct Vm {
     pub(crate) memory: Arc<GuestMemory>,
 }
 
-impl Vm {
-    /// Creates a virtual machine over `memory`.
-    ///
-    /// Slots are added before the irqchip: after it, each slot waits for a grace period of the
-    /// kernel of several milliseconds.
-    pub(crate) fn create(kvm: &OpenKvm, memory: Arc<GuestMemory>) -> Result<Self, VmError> {
-        let fd = kvm.kvm.create_vm().map_err(failed("create a virtual machine"))?;
-        if kvm.fault_handling == FaultHandling::InVcpuThreads {
-            // KVM uses no asynchronous page faults if halts do not exit (kvm_can_do_async_pf).
-            let mut halts = kvm_enable_cap { cap: KVM_CAP_X86_DISABLE_EXITS, ..Default::default() };
-            halts.args[0] = KVM_X86_DISABLE_EXITS_HLT.into();
-            fd.enable_cap(&halts).map_err(failed("let the guest halt without an exit"))?;
-        }
-        fd.set_tss_address(layout::KVM_TSS).map_err(failed("set the TSS address"))?;
-        fd.set_identity_map_address(layout::KVM_IDENTITY_MAP)
-            .map_err(failed("set the identity map address"))?;
-        let flags = if memory.tracks_writes() { KVM_MEM_LOG_DIRTY_PAGES } else { 0 };
-        for (slot, region) in (0u32..).zip(memory.slots()) {
-            let region = kvm_userspace_memory_region {
-                slot,
-                flags,
-                guest_phys_addr: region.guest_addr,
-                memory_size: region.len,
-                userspace_addr: region.host_addr,
-            };
-            // SAFETY: `memory` owns this mapping and lives as long as the VM; the slots come from
-            // its layout, so they do not overlap.
-            unsafe { fd.set_user_memory_region(region) }.map_err(failed("add a memory slot"))?;
-        }
-        fd.create_irq_chip().map_err(failed("create the interrupt controllers"))?;
-        Ok(Self { fd, memory })
+/// Creates a virtual machine with slots over address space of this process.
+///
+/// Slots are added before the irqchip: after it, each slot waits for a grace period of the kernel
+/// of several milliseconds.
+///
+/// # Safety
+/// While a vCPU of the machine runs, the addresses of `slots` are guest memory.
+pub(crate) unsafe fn create_vm(
+    kvm: &OpenKvm,
+    slots: &[Slot],
+    logs_writes: bool,
+) -> Result<VmFd, VmError> {
+    let fd = kvm.kvm.create_vm().map_err(failed("create a virtual machine"))?;
+    if kvm.fault_handling == FaultHandling::InVcpuThreads {
+        // KVM uses no asynchronous page faults if halts do not exit (kvm_can_do_async_pf).
+        let mut halts = kvm_enable_cap { cap: KVM_CAP_X86_DISABLE_EXITS, ..Default::default() };
+        halts.args[0] = KVM_X86_DISABLE_EXITS_HLT.into();
+        fd.enable_cap(&halts).map_err(failed("let the guest halt without an exit"))?;
     }
+    fd.set_tss_address(layout::KVM_TSS).map_err(failed("set the TSS address"))?;
+    fd.set_identity_map_address(layout::KVM_IDENTITY_MAP)
+        .map_err(failed("set the identity map address"))?;
+    let flags = if logs_writes { KVM_MEM_LOG_DIRTY_PAGES } else { 0 };
+    for (slot, range) in (0u32..).zip(slots) {
+        let region = kvm_userspace_memory_region {
+            slot,
+            flags,
+            guest_phys_addr: range.guest_addr,
+            memory_size: range.len,
+            userspace_addr: range.host_addr,
+        };
+        // SAFETY: the caller keeps the addresses; the slots come from a layout, so they do not
+        // overlap.
+        unsafe { fd.set_user_memory_region(region) }.map_err(failed("add a memory slot"))?;
+    }
+    fd.create_irq_chip().map_err(failed("create the interrupt controllers"))?;
+    Ok(fd)
+}
 
+impl Vm {
     /// Writes the generation id where the guest reads it.
     pub(crate) fn write_generation(&self, generation: Uuid) -> Result<(), GuestMemoryError> {
         let memory = self.memory.vm_memory();

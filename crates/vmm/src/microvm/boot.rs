@@ -9,12 +9,12 @@ use firn_snapshot::{LayoutError, MemoryLayout};
 use super::Microvm;
 use super::disks::{DiskError, Disks};
 use super::parts::{AssembleError, Parts};
+use super::standby::Standby;
 use crate::arch::cpu_model::CpuModel;
 use crate::arch::kernel::{self, DEFAULT_CMDLINE, Kernel, LoadKernelError};
 use crate::arch::{boot_regs, cpu_features, cpuid};
 use crate::config::{BootConfig, SizeError, check_sizes};
 use crate::console::SerialRegisters;
-use crate::kvm::OpenKvm;
 
 /// Why a microVM did not boot. Everything that the attempt created is removed.
 #[derive(Debug, Error)]
@@ -70,7 +70,9 @@ impl Microvm {
     ///
     /// # Errors
     /// See [`BootError`].
-    pub fn boot(config: BootConfig, kvm: OpenKvm) -> Result<Self, BootError> {
+    pub fn boot(config: BootConfig, kvm: impl Into<Standby>) -> Result<Self, BootError> {
+        let standby = kvm.into();
+        let kvm = &standby.kvm;
         let BootConfig { mut kernel, mut initramfs, vcpus, .. } = config;
         let generation = config.host.generation;
         check_sizes(vcpus, config.memory)?;
@@ -84,7 +86,7 @@ impl Microvm {
             let missing = cpu_features::describe_all(&lacking);
             return Err(BootError::CpuModel { model, missing, best: CpuModel::best(offered) });
         }
-        let parts = Parts::assemble(config.host, kvm, memory, vcpus, Some(disks), serial)?;
+        let parts = Parts::assemble(config.host, standby, memory, vcpus, Some(disks), serial)?;
 
         let cmdline = match &config.cmdline {
             Some(extra) => format!("{DEFAULT_CMDLINE} {extra}"),

@@ -1,14 +1,16 @@
 //! The machine of a snapshot, before its restore.
 
+use firn_memory::{Leaf, Reservation};
 use firn_snapshot::{CpuRequirement, Snapshot};
 use kvm_bindings::kvm_cpuid_entry2;
 use thiserror::Error;
 
 use super::Argument;
+use super::standby::{Shape, Standby};
 use crate::arch::cpu_features::{describe_all, missing};
 use crate::arch::cpu_model::CpuModel;
 use crate::arch::cpuid;
-use crate::kvm::{FaultHandling, OpenKvm, OpenKvmError};
+use crate::kvm::{FaultHandling, OpenKvmError};
 use crate::state::{DecodeStateError, MachineState};
 
 /// The MSR with which a guest enables asynchronous page faults
@@ -52,7 +54,7 @@ pub enum IncompatibleError {
 pub struct FrozenMachine<'a> {
     pub(super) snapshot: &'a Snapshot,
     pub(super) state: MachineState,
-    pub(super) kvm: OpenKvm,
+    pub(super) standby: Standby,
 }
 
 impl<'a> FrozenMachine<'a> {
@@ -61,16 +63,35 @@ impl<'a> FrozenMachine<'a> {
     ///
     /// # Errors
     /// See [`IncompatibleError`].
-    pub fn open_on(snapshot: &'a Snapshot, kvm: OpenKvm) -> Result<Self, IncompatibleError> {
+    pub fn open_on(
+        snapshot: &'a Snapshot,
+        kvm: impl Into<Standby>,
+    ) -> Result<Self, IncompatibleError> {
+        let standby = kvm.into();
+        let kvm = &standby.kvm;
         let (version, bytes) = snapshot.machine_state();
         let state = MachineState::decode(version, bytes)?;
         let offered = cpuid::for_vcpu(&kvm.cpuid, CpuModel::Host, 0, 1, kvm.has_tsc_deadline());
         check_cpu(&snapshot.manifest().description.cpu, offered.as_slice())?;
-        Ok(Self { snapshot, state, kvm })
+        Ok(Self { snapshot, state, standby })
     }
 }
 
 impl FrozenMachine<'_> {
+    /// The shape of a microVM that is restored by a plan with these leaves, logged or not.
+    #[must_use]
+    pub fn shape(&self, leaf: Leaf, logs_writes: bool) -> Shape {
+        let layout = self.snapshot.manifest().layout.clone();
+        let cpuids = self.state.vcpus.iter().map(|vcpu| vcpu.cpuid.clone()).collect();
+        Shape { layout, leaf, logs_writes, cpuids }
+    }
+
+    /// The address space of the VM that was [made in advance](Standby::make), for the plan to be
+    /// executed in.
+    pub fn take_reservation(&mut self) -> Option<Reservation> {
+        self.standby.take_reservation()
+    }
+
     /// Changes an argument of the first instruction, in the registers of the first vCPU. This is
     /// for a guest that was [prepared](super::Microvm::prepare) and frozen before its first
     /// instruction. Its memory is unchanged.
@@ -98,7 +119,9 @@ impl FrozenMachine<'_> {
     /// KVM has no option for this, but it does so if the guest's halts do not exit: HLT then stays
     /// in guest mode.
     pub fn fault_in_vcpu_threads(&mut self) {
-        self.kvm.fault_handling = FaultHandling::InVcpuThreads;
+        // It is chosen when the VM is made.
+        self.standby.discard();
+        self.standby.kvm.fault_handling = FaultHandling::InVcpuThreads;
         let msrs = self.state.vcpus.iter_mut().flat_map(|vcpu| &mut vcpu.msrs);
         msrs.filter(|msr| msr.index == MSR_KVM_ASYNC_PF_EN).for_each(|msr| msr.data = 0);
     }

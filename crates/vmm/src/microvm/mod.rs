@@ -2,6 +2,7 @@
 
 mod boot;
 mod disks;
+mod frame;
 mod freeze;
 mod frozen;
 mod generation;
@@ -9,12 +10,14 @@ mod handle;
 mod parts;
 mod prepared;
 mod restore;
+mod standby;
 mod virtio_set;
 mod watchdog;
 
 use std::sync::Arc;
 
-use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber};
+use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
+use parking_lot::Mutex;
 use thiserror::Error;
 use uuid::Uuid;
 use vm_superio::serial::Error as SerialError;
@@ -32,6 +35,7 @@ use crate::vcpu::observer::{Observer, VcpuThread};
 use crate::vcpu::{EndNotice, Vcpu, VcpuEnd, VcpuFailure, VcpuThreadError};
 use handle::Inbox;
 use virtio_set::VirtioSet;
+use watchdog::Watchdog;
 
 pub use boot::BootError;
 pub use disks::{DiskError, open_root_disk};
@@ -42,6 +46,7 @@ pub use handle::{GoneError, Handle};
 pub use parts::AssembleError;
 pub use prepared::{Argument, PrepareError, UserRegisters};
 pub use restore::{RestoreError, RestoreReport};
+pub use standby::{Shape, Standby, StandbyError};
 pub use virtio_set::WireError;
 
 /// How a microVM ended.
@@ -68,6 +73,9 @@ pub enum RunError {
     /// A vCPU cannot be started.
     #[error("cannot run the microVM")]
     Vcpu(#[from] VcpuThreadError),
+    /// The timer of the watchdog cannot be set.
+    #[error("cannot start the watchdog")]
+    Watchdog(#[source] vmm_sys_util::errno::Error),
 }
 
 /// Why the written pages cannot be reported.
@@ -130,6 +138,8 @@ pub struct Microvm {
     /// The processor model of a boot.
     cpu: Option<CpuModel>,
     stopped: bool,
+    /// Whether the watchdog was started.
+    watched: bool,
 }
 
 impl Microvm {
@@ -257,6 +267,13 @@ impl Microvm {
     /// # Errors
     /// See [`RunError`].
     pub fn run(&mut self) -> Result<End, RunError> {
+        // Not before the resume, which it would delay.
+        if !self.watched {
+            let watchdog = Watchdog::start(self.counters.clone(), self.notice.clone());
+            let watchdog = Arc::new(Mutex::new(watchdog.map_err(RunError::Watchdog)?));
+            self.events.add_subscriber(Subscriber::new(watchdog));
+            self.watched = true;
+        }
         loop {
             while let Some(request) = self.inbox.next() {
                 request(self);

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use event_manager::{EventManager, SubscriberOps};
+use event_manager::EventManager;
 use kvm_bindings::CpuId;
 use kvm_ioctls::VcpuFd;
 use parking_lot::Mutex;
@@ -14,11 +14,12 @@ use vmm_sys_util::eventfd::EventFd;
 
 use firn_memory::GuestMemory;
 
+use super::Microvm;
 use super::disks::Disks;
+use super::frame::Frame;
 use super::handle::Inbox;
+use super::standby::{Ready, Standby};
 use super::virtio_set::{VirtioSet, WireError};
-use super::watchdog::Watchdog;
-use super::{Microvm, Waker, event};
 use crate::arch::layout;
 use crate::bus::{Bus, OverlapError};
 use crate::config::HostConfig;
@@ -26,7 +27,8 @@ use crate::console::{Console, SerialRegisters, SerialStateError};
 use crate::cow::CowMemory;
 use crate::kvm::{KvmCounters, OpenKvm, StatsFile, Vm, VmError};
 use crate::subscriber::Subscriber;
-use crate::vcpu::{EndNotice, Vcpu, VcpuThreadError};
+use crate::vcpu::state::Fresh;
+use crate::vcpu::{EndNotice, IdleThread, VcpuThreadError};
 
 /// Why the parts of a microVM cannot be assembled.
 #[derive(Debug, Error)]
@@ -63,15 +65,15 @@ pub enum AssembleError {
     /// KVM's statistics cannot be opened.
     #[error("cannot open KVM's statistics")]
     Stats(#[source] io::Error),
-    /// The timer of the watchdog cannot be set.
-    #[error("cannot start the watchdog")]
-    Watchdog(#[source] vmm_sys_util::errno::Error),
 }
 
-/// A microVM whose vCPUs have no threads yet.
+/// A microVM whose vCPUs have no state yet.
 pub(super) struct Parts {
     // Fields drop in this order: every view of guest memory before the memory itself.
     pub(super) vcpus: Vec<VcpuFd>,
+    threads: Vec<IdleThread>,
+    /// What the vCPUs have already, where they were made before the request.
+    pub(super) fresh: Vec<Fresh>,
     events: EventManager<Subscriber>,
     pub(super) devices: VirtioSet,
     bus: Bus,
@@ -84,27 +86,34 @@ pub(super) struct Parts {
 }
 
 impl Parts {
+    /// Assembles them, of what a standby has ready if that fits.
     pub(super) fn assemble(
         host: HostConfig,
-        kvm: OpenKvm,
+        standby: impl Into<Standby>,
         memory: GuestMemory,
         vcpus: u8,
         disks: Option<Disks>,
         serial: SerialRegisters,
     ) -> Result<Self, AssembleError> {
-        let vm = Vm::create(&kvm, Arc::new(memory))?;
+        let mut standby = standby.into();
+        let (frame, fresh) = match standby.take_ready(&memory, vcpus) {
+            Some(ready) => {
+                let Ready { frame, vcpus } = *ready;
+                (frame, vcpus)
+            }
+            None => {
+                let (slots, logs_writes) = (memory.slots(), memory.tracks_writes());
+                // SAFETY: `memory` owns these mappings and lives as long as the VM.
+                let frame = unsafe { Frame::create(&standby.kvm, slots, logs_writes, vcpus) }?;
+                (frame, Vec::new())
+            }
+        };
+        let Frame { vcpus, threads, vm, mut events, inbox, serial_irq, generation_irq, .. } = frame;
+        let vm = Vm { fd: vm, memory: Arc::new(memory) };
 
-        let serial_irq = event().map_err(AssembleError::EventFd)?;
         let port_irq = serial_irq.try_clone().map_err(AssembleError::EventFd)?;
         let mut bus = Bus::new(serial.into_port(port_irq, host.console.clone())?);
-        let generation_irq = event().map_err(AssembleError::EventFd)?;
         vm.interrupt(&generation_irq, layout::GENERATION_GSI)?;
-
-        let mut events: EventManager<Subscriber> =
-            EventManager::new().map_err(AssembleError::Events)?;
-        let inbox = Inbox::new().map_err(AssembleError::EventFd)?;
-        let waker = Arc::new(Mutex::new(Waker(inbox.doorbell.clone())));
-        events.add_subscriber(Subscriber::new(waker));
         let devices = match disks {
             Some(disks) => {
                 let scratch = host.scratch.as_ref().map(AsFd::as_fd);
@@ -115,33 +124,27 @@ impl Parts {
         for window in host.windows {
             bus.add(window.start, window.len, Arc::new(Mutex::new(window.device)))?;
         }
-
-        let vcpus = (0..vcpus)
-            .map(|vcpu| {
-                vm.fd
-                    .create_vcpu(u64::from(vcpu))
-                    .map_err(|source| AssembleError::Vcpu { vcpu, source })
-            })
-            .collect::<Result<_, _>>()?;
         Ok(Self {
             vcpus,
+            threads,
+            fresh,
             events,
             devices,
             bus,
             serial_irq,
             generation_irq,
             vm,
-            kvm,
+            kvm: standby.kvm,
             console: host.console,
             inbox,
         })
     }
 
-    /// Starts the vCPUs' threads, paused.
+    /// Passes the vCPUs, paused, to their threads.
     ///
     /// `cpuids` are the CPUID lists of the vCPUs, in order.
     pub(super) fn start(
-        mut self,
+        self,
         cpuids: Vec<CpuId>,
         parent: Option<Uuid>,
     ) -> Result<Microvm, AssembleError> {
@@ -153,15 +156,12 @@ impl Parts {
         let notice =
             Arc::new(EndNotice { end: Mutex::new(None), event: self.inbox.doorbell.clone() });
         let mut vcpus = Vec::with_capacity(self.vcpus.len());
-        for ((id, fd), cpuid) in (0u8..).zip(self.vcpus).zip(cpuids) {
+        for ((thread, fd), cpuid) in self.threads.into_iter().zip(self.vcpus).zip(cpuids) {
             stats.push(StatsFile::open(&fd).map_err(AssembleError::Stats)?);
             let memory = CowMemory::new(self.vm.memory.vm_memory());
-            vcpus.push(Vcpu::start(id, fd, cpuid, bus.clone(), memory, notice.clone())?);
+            vcpus.push(thread.take(fd, cpuid, bus.clone(), memory, notice.clone())?);
         }
         let counters = Arc::new(KvmCounters::new(stats));
-        let watchdog = Watchdog::start(counters.clone(), notice.clone());
-        let watchdog = Arc::new(Mutex::new(watchdog.map_err(AssembleError::Watchdog)?));
-        self.events.add_subscriber(Subscriber::new(watchdog));
         Ok(Microvm {
             vcpus,
             events: self.events,
@@ -177,6 +177,7 @@ impl Parts {
             parent,
             cpu: None,
             stopped: false,
+            watched: false,
         })
     }
 }

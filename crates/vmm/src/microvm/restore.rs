@@ -53,6 +53,9 @@ pub enum RestoreError {
 /// The work and the durations of a restore of machine state.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RestoreReport {
+    /// Whether the VM and its vCPUs were made before the request.
+    #[serde(default)]
+    pub standby: bool,
     /// Creating the VM, its slots, irqchip, devices and vCPUs, ns.
     pub assemble_ns: u64,
     /// Copying the part of sealed memory that is certainly written, ns.
@@ -82,7 +85,7 @@ impl Microvm {
         root: Option<OpenFile>,
     ) -> Result<(Self, RestoreReport), RestoreError> {
         let begin = Instant::now();
-        let FrozenMachine { snapshot, state, kvm } = frozen;
+        let FrozenMachine { snapshot, state, standby } = frozen;
         let description = &snapshot.manifest().description;
         let vcpus = u8::try_from(state.vcpus.len())
             .ok()
@@ -90,7 +93,7 @@ impl Microvm {
             .ok_or(RestoreError::Contradiction("its manifest has another number of vCPUs"))?;
         let disks = Disks::of_snapshot(snapshot, root)?;
         let generation = host.generation;
-        let parts = Parts::assemble(host, kvm, memory, vcpus, disks, state.serial)?;
+        let mut parts = Parts::assemble(host, standby, memory, vcpus, disks, state.serial)?;
         let assembled = Instant::now();
 
         // Before the MSRs are set that make KVM write to guest memory.
@@ -104,8 +107,10 @@ impl Microvm {
         let copied = Instant::now();
 
         let (mut cpuids, mut kept_msrs) = (Vec::new(), Vec::new());
+        let standby = !parts.fresh.is_empty();
+        let mut fresh = std::mem::take(&mut parts.fresh).into_iter();
         for ((id, fd), vcpu) in (0u8..).zip(&parts.vcpus).zip(&state.vcpus) {
-            let restored = vcpu::state::restore(&parts.kvm.kvm, fd, id, vcpu)?;
+            let restored = vcpu::state::restore(&parts.kvm.kvm, fd, id, vcpu, fresh.next())?;
             cpuids.push(restored.cpuid);
             kept_msrs.extend(restored.kept_msrs.into_iter().map(|msr| (id, msr)));
         }
@@ -122,6 +127,7 @@ impl Microvm {
             microvm.announce(generation, &state.vm)?;
         }
         let report = RestoreReport {
+            standby,
             assemble_ns: nanoseconds(assembled - begin),
             copy_ahead_ns: nanoseconds(copied - assembled),
             copied_ahead_bytes: copied_ahead.bytes,

@@ -14,10 +14,13 @@ use uuid::Uuid;
 use vm_memory::{Bytes, GuestAddress};
 
 use firn_memory::planners::{self, parse};
-use firn_memory::{GuestMemory, GuestView, Sources, execute};
+use firn_memory::{GuestMemory, GuestView, Sources, execute, execute_in};
 use firn_snapshot::{MemoryLayout, Snapshot};
 
-use super::{Destination, End, FreezeError, FreezeRequest, FrozenMachine, Microvm, UserRegisters};
+use super::{
+    Destination, End, FreezeError, FreezeRequest, FrozenMachine, Microvm, Shape, Standby,
+    UserRegisters,
+};
 use crate::bus::MmioDevice;
 use crate::config::{HostConfig, MmioWindow};
 use crate::console::Console;
@@ -255,6 +258,58 @@ fn fifty_thaws_continue_the_frozen_guest_and_leave_nothing_behind() {
     let planners = ["firecracker", "firecracker:readahead=off", "dram_cached"];
     freeze_and_thaw(1, &planners, 50);
     freeze_and_thaw(2, &planners, 6);
+}
+
+#[test]
+fn a_standby_of_the_same_shape_becomes_the_microvm() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("snapshot");
+    let mut rounds = [0; 2];
+    {
+        let (host, reports) = host(dir.path());
+        let mut microvm = boot(host, 2, 64 << 20);
+        microvm.resume().unwrap();
+        follow(&reports, 2, &mut rounds, 5);
+        freeze(&mut microvm, &path);
+        for (vcpu, value) in reports.try_iter() {
+            check(vcpu, value, 2, &mut rounds);
+        }
+    }
+    let snapshot = Snapshot::open(&path).unwrap();
+    let plan = planners::plan(&snapshot, None, &*parse("firecracker").unwrap()).unwrap();
+    let machine = FrozenMachine::open_on(&snapshot, kvm()).unwrap();
+    let shape = machine.shape(plan.largest_leaf(), plan.logs_writes());
+    let logged = Shape { logs_writes: true, ..shape.clone() };
+    let one_vcpu = Shape { cpuids: shape.cpuids[..1].to_vec(), ..shape.clone() };
+    let larger = Shape { layout: MemoryLayout::for_size(128 << 20).unwrap(), ..shape.clone() };
+    let mut other_cpu = shape.clone();
+    other_cpu.cpuids[1].pop();
+    let made = [
+        (vec![], false),
+        (vec![&shape], true),
+        (vec![&logged], false),
+        (vec![&one_vcpu], false),
+        (vec![&larger], false),
+        // Its CPUID is set again.
+        (vec![&other_cpu], true),
+        (vec![&larger, &shape], true),
+        (vec![&shape, &larger], false),
+    ];
+    for (shapes, fits) in made {
+        let mut standby = Standby::from(kvm());
+        for shape in &shapes {
+            standby.make(shape).unwrap();
+        }
+        let mut machine = FrozenMachine::open_on(&snapshot, standby).unwrap();
+        let reserved = machine.take_reservation();
+        let sources = Sources::of(&snapshot, None).unwrap();
+        let memory = execute_in(&plan, &sources, reserved).unwrap().memory;
+        let (host, reports) = host(dir.path());
+        let (mut microvm, report) = Microvm::restore(machine, memory, host, None).unwrap();
+        assert_eq!(report.standby, fits, "{shapes:?}");
+        microvm.resume().unwrap();
+        follow(&reports, 2, &mut rounds.clone(), 20);
+    }
 }
 
 #[test]

@@ -74,22 +74,47 @@ impl EndNotice {
     }
 }
 
-impl Vcpu {
-    /// Starts the thread of a vCPU whose CPUID is `cpuid`, paused.
-    pub(crate) fn start(
-        id: u8,
+/// The thread of a vCPU that it does not have yet. Dropping it ends the thread.
+pub(crate) struct IdleThread {
+    id: u8,
+    job: Sender<Job>,
+    thread: JoinHandle<()>,
+}
+
+/// What the thread of a vCPU gets to do.
+type Job = (Worker, Receiver<Command>, Sender<Answer>);
+
+impl IdleThread {
+    /// Starts the thread of the vCPU `id`.
+    pub(crate) fn start(id: u8) -> Result<Self, VcpuThreadError> {
+        interrupt::install_handler().map_err(VcpuThreadError::Signal)?;
+        let (job, jobs) = channel::<Job>();
+        let thread = std::thread::Builder::new()
+            .name(format!("vcpu{id}"))
+            .spawn(move || {
+                if let Ok((mut worker, commands, answers)) = jobs.recv() {
+                    worker.serve(&commands, &answers);
+                }
+            })
+            .map_err(|source| VcpuThreadError::Spawn { vcpu: id, source })?;
+        Ok(Self { id, job, thread })
+    }
+
+    /// Passes its vCPU to it, whose CPUID is `cpuid`, paused.
+    pub(crate) fn take(
+        self,
         mut fd: VcpuFd,
         cpuid: CpuId,
         bus: Arc<Bus>,
         memory: CowMemory,
         notice: Arc<EndNotice>,
-    ) -> Result<Self, VcpuThreadError> {
-        interrupt::install_handler().map_err(VcpuThreadError::Signal)?;
+    ) -> Result<Vcpu, VcpuThreadError> {
+        let Self { id, job, thread } = self;
         let (commands, command_receiver) = channel();
         let (answer_sender, answers) = channel();
-        // Set before the thread runs, so that an early kick is not lost.
+        // Set before the thread has the vCPU, so that an early kick is not lost.
         let immediate_exit = Arc::new(Mutex::new(Some(ImmediateExit::of(&mut fd))));
-        let mut worker = Worker {
+        let worker = Worker {
             id,
             fd,
             cpuid,
@@ -99,11 +124,9 @@ impl Vcpu {
             immediate_exit: immediate_exit.clone(),
             observer: None,
         };
-        let thread = std::thread::Builder::new()
-            .name(format!("vcpu{id}"))
-            .spawn(move || worker.serve(&command_receiver, &answer_sender))
-            .map_err(|source| VcpuThreadError::Spawn { vcpu: id, source })?;
-        Ok(Self {
+        let passed = job.send((worker, command_receiver, answer_sender));
+        passed.map_err(|_| VcpuThreadError::Gone { vcpu: id })?;
+        Ok(Vcpu {
             id,
             commands: Some(commands),
             answers,
@@ -112,7 +135,9 @@ impl Vcpu {
             running: false,
         })
     }
+}
 
+impl Vcpu {
     /// Runs the vCPU until [`Vcpu::pause`] or its end.
     pub(crate) fn run(&mut self) -> Result<(), VcpuThreadError> {
         if !self.running {

@@ -14,6 +14,8 @@ use thiserror::Error;
 
 const MSR_TSC: u32 = 0x10;
 const MSR_TSC_DEADLINE: u32 = 0x6e0;
+/// The addresses of kvmclock's page, old and new. Bit 0 enables it.
+const MSR_KVM_SYSTEM_TIME: [u32; 2] = [0x12, 0x4b56_4d01];
 /// Frequencies that differ by less are measurements of the same clock (parts per million).
 const TSC_TOLERANCE_PPM: u64 = 250;
 
@@ -198,34 +200,76 @@ pub(crate) struct RestoredVcpu {
     pub(crate) kept_msrs: Vec<u32>,
 }
 
-/// Restores a saved vCPU.
+/// A new vCPU with its CPUID, and the state that it has.
+pub(crate) struct Fresh {
+    cpuid: CpuId,
+    mp_state: kvm_mp_state,
+    xcrs: kvm_xcrs,
+    debug_regs: kvm_debugregs,
+    events: kvm_vcpu_events,
+    tsc_khz: u32,
+}
+
+impl Fresh {
+    /// Sets the CPUID of a new vCPU, and reads the rest.
+    pub(crate) fn set_up(fd: &VcpuFd, cpuid: CpuId) -> Result<Self, kvm_ioctls::Error> {
+        fd.set_cpuid2(&cpuid)?;
+        Ok(Self {
+            cpuid,
+            mp_state: fd.get_mp_state()?,
+            xcrs: fd.get_xcrs()?,
+            debug_regs: fd.get_debug_regs()?,
+            events: fd.get_vcpu_events()?,
+            tsc_khz: fd.get_tsc_khz()?,
+        })
+    }
+}
+
+/// Restores a saved vCPU. Parts that a `fresh` vCPU has already are not set again.
 pub(crate) fn restore(
     kvm: &Kvm,
     fd: &VcpuFd,
     vcpu: u8,
     state: &VcpuState,
+    fresh: Option<Fresh>,
 ) -> Result<RestoredVcpu, RestoreVcpuError> {
     let set = |part| move |source| RestoreVcpuError::Set { vcpu, part, source };
-    let cpuid = CpuId::from_entries(&state.cpuid)
-        .map_err(|_| RestoreVcpuError::Cpuid { vcpu, entries: state.cpuid.len() })?;
-    fd.set_cpuid2(&cpuid).map_err(set("the CPUID"))?;
-    restore_tsc_frequency(kvm, fd, vcpu, state.tsc_khz)?;
-    fd.set_mp_state(state.mp_state).map_err(set("the MP state"))?;
+    // A vCPU with another CPUID may have another state.
+    let fresh = fresh.filter(|fresh| fresh.cpuid.as_slice() == state.cpuid);
+    let cpuid = match &fresh {
+        Some(fresh) => fresh.cpuid.clone(),
+        None => {
+            let cpuid = CpuId::from_entries(&state.cpuid)
+                .map_err(|_| RestoreVcpuError::Cpuid { vcpu, entries: state.cpuid.len() })?;
+            fd.set_cpuid2(&cpuid).map_err(set("the CPUID"))?;
+            cpuid
+        }
+    };
+    let differs =
+        |is: fn(&Fresh, &VcpuState) -> bool| fresh.as_ref().is_none_or(|fresh| !is(fresh, state));
+    let host_khz = fresh.as_ref().map(|fresh| fresh.tsc_khz);
+    restore_tsc_frequency(kvm, fd, vcpu, state.tsc_khz, host_khz)?;
+    if differs(|fresh, state| fresh.mp_state == state.mp_state) {
+        fd.set_mp_state(state.mp_state).map_err(set("the MP state"))?;
+    }
     fd.set_regs(&state.regs).map_err(set("the registers"))?;
     fd.set_sregs(&state.sregs).map_err(set("the special registers"))?;
     // SAFETY: the monitor never enables dynamic features (arch_prctl), and `save` refuses state of
     // more than 4096 bytes, so KVM reads only the struct.
     unsafe { fd.set_xsave(&state.xsave) }.map_err(set("the extended state"))?;
-    fd.set_xcrs(&state.xcrs).map_err(set("the XCRs"))?;
-    fd.set_debug_regs(&state.debug_regs).map_err(set("the debug registers"))?;
+    if differs(|fresh, state| fresh.xcrs == state.xcrs) {
+        fd.set_xcrs(&state.xcrs).map_err(set("the XCRs"))?;
+    }
+    if differs(|fresh, state| fresh.debug_regs == state.debug_regs) {
+        fd.set_debug_regs(&state.debug_regs).map_err(set("the debug registers"))?;
+    }
     fd.set_lapic(&state.lapic).map_err(set("the local APIC"))?;
     let kept_msrs = restore_msrs(fd, vcpu, &state.msrs)?;
-    fd.set_vcpu_events(&state.events).map_err(set("the pending events"))?;
-    match fd.kvmclock_ctrl() {
-        Ok(()) => {}
-        // The guest does not use kvmclock.
-        Err(error) if error.errno() == libc::EINVAL => {}
-        Err(error) => return Err(set("the kvmclock notice")(error)),
+    if differs(|fresh, state| fresh.events == state.events) {
+        fd.set_vcpu_events(&state.events).map_err(set("the pending events"))?;
+    }
+    if uses_kvmclock(&state.msrs) {
+        fd.kvmclock_ctrl().map_err(set("the kvmclock notice"))?;
     }
     Ok(RestoredVcpu { cpuid, kept_msrs })
 }
@@ -235,9 +279,10 @@ fn restore_tsc_frequency(
     fd: &VcpuFd,
     vcpu: u8,
     snapshot: u32,
+    host: Option<u32>,
 ) -> Result<(), RestoreVcpuError> {
     let set = |source| RestoreVcpuError::Set { vcpu, part: "the TSC frequency", source };
-    let host = fd.get_tsc_khz().map_err(set)?;
+    let host = host.map_or_else(|| fd.get_tsc_khz().map_err(set), Ok)?;
     let difference = u64::from(snapshot.abs_diff(host));
     if difference * 1_000_000 <= u64::from(host) * TSC_TOLERANCE_PPM {
         return Ok(());
@@ -246,6 +291,12 @@ fn restore_tsc_frequency(
         return Err(RestoreVcpuError::TscFrequency { snapshot, host });
     }
     fd.set_tsc_khz(snapshot).map_err(set)
+}
+
+/// Whether the guest has kvmclock enabled (`Documentation/virt/kvm/x86/msr.rst`).
+fn uses_kvmclock(msrs: &[kvm_msr_entry]) -> bool {
+    let clocks = msrs.iter().filter(|msr| MSR_KVM_SYSTEM_TIME.contains(&msr.index));
+    clocks.into_iter().any(|msr| msr.data & 1 == 1)
 }
 
 fn restore_msrs(

@@ -66,6 +66,15 @@ fn kills_affect_only_their_own_requests() {
     assert_eq!((anew.status, &anew.body["anew"]), (200, &json!(1)), "{anew:?}");
     assert_eq!(anew.report()["start"], "thawed", "{anew:?}");
 
+    // Standby monitors have the VM of this version made by now, or soon.
+    let mut last = anew;
+    let hit = (0..20).any(|_| {
+        kill(process(&last.report()));
+        last = daemon.invoke("sleeper:1", &json!({}));
+        last.report()["thaw"]["standby"] == "hit"
+    });
+    assert!(hit, "{last:?}");
+
     // A client disconnects while its function runs: the function continues.
     let answered = |status: &Value| {
         let count = |name: &str| status["versions"][0][name].as_u64().unwrap();

@@ -35,8 +35,8 @@ pub(crate) struct BenchFreezeArgs {
     /// files
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Pool to freeze into, too: its medium, whose manager is started if none runs, or its manager's
-    /// socket
+    /// Pool to freeze into, too: its medium, whose manager is started if none runs, or its
+    /// manager's socket
     #[arg(long, value_name = "PATH")]
     pool: Option<PathBuf>,
     /// Do not run fio for comparison

@@ -50,6 +50,10 @@ pub(crate) struct BenchThawArgs {
     /// Measure every planner twice, as a and as b: the difference is noise
     #[arg(long)]
     noise: bool,
+    /// Start each microVM in a standby monitor: the process, the VM and its vCPUs are made before
+    /// the request
+    #[arg(long)]
+    standby: bool,
     #[command(flatten)]
     files: FilesArgs,
 }
@@ -73,6 +77,7 @@ pub(super) fn run(arguments: &BenchThawArgs) -> anyhow::Result<()> {
         caches: arguments.cache.clone(),
         different_snapshots: arguments.snapshots == "different",
         noise: arguments.noise,
+        standby: arguments.standby,
     };
     let results = measure(|harness| Ok(config.run(harness)?))?;
     output::line(&results.text());

@@ -266,7 +266,7 @@ impl Fleet {
     /// Replaces used standby monitors, in the background.
     pub(crate) fn stand_by(self: &Arc<Self>) {
         let fleet = Arc::clone(self);
-        self.runtime.spawn(async move {
+        self.runtime.spawn_blocking(move || {
             if !fleet.state.lock().closed {
                 fleet.launcher.stand_by();
             }

@@ -32,7 +32,7 @@ impl Fleet {
         // A measurement can lower the reservations of a revision.
         self.dispatch();
         if !closed {
-            self.launcher.stand_by();
+            self.stand_by();
         }
     }
 
