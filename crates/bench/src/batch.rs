@@ -16,7 +16,7 @@ use firn_run::{
 use firn_snapshot::Verify;
 use firn_vmm::{KVM_DEVICE, Shape};
 use parking_lot::Mutex;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal, setpriority_pgrp};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use thiserror::Error;
@@ -25,6 +25,8 @@ use crate::players::{Place, PooledPlayer};
 
 /// A limit for guests with Linux. Players have none.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
+/// The niceness of a process that is to disturb no other.
+const LOWEST_PRIORITY: i32 = 19;
 
 /// Why a batch is not a measurement.
 #[derive(Debug, Error)]
@@ -233,7 +235,7 @@ impl<'a> Batch<'a> {
         let monitor = player
             .start(standby)
             .map_err(|source| BatchError::Start { instance, source: Box::new(source) })?;
-        let process = i32::try_from(monitor.pid()).ok().and_then(Pid::from_raw);
+        let process = process_of(&monitor);
         self.instances.push_back(Instance { number, monitor, ended: None });
         if let Some(process) = process {
             let process = pidfd_open(process, PidfdFlags::empty())
@@ -279,6 +281,10 @@ pub(crate) fn run<T>(
     Ok((reports.into_iter().collect::<Result<_, _>>()?, held))
 }
 
+fn process_of(monitor: &Monitor) -> Option<Pid> {
+    i32::try_from(monitor.pid()).ok().and_then(Pid::from_raw)
+}
+
 impl Instance {
     /// Waits until the player has touched its last page, at most for `limit`. Returns the end of a
     /// microVM that ends before that.
@@ -299,15 +305,21 @@ impl Instance {
         !self.monitor.is_alive()
     }
 
+    /// Gives its process, which leads a process group of its own, the lowest priority.
+    pub(crate) fn lower_priority(&self) {
+        // A process that has ended needs none.
+        let _ = setpriority_pgrp(process_of(&self.monitor), LOWEST_PRIORITY);
+    }
+
     /// Lets the player check all its memory.
-    fn release(&mut self) {
+    pub(crate) fn release(&mut self) {
         if self.ended.is_none() {
             self.ended = self.monitor.release().err().map(Err);
         }
     }
 
     /// Waits for its end.
-    fn report(self) -> Result<StartReport, BatchError> {
+    pub(crate) fn report(self) -> Result<StartReport, BatchError> {
         let Self { number: instance, mut monitor, ended } = self;
         let ended = ended.unwrap_or_else(|| monitor.started(None));
         let report = ended.and_then(|report| monitor.wait().map(|()| *report));

@@ -69,6 +69,6 @@ pub use saved::ReadResultsError;
 pub use stats::{Comparison, Summary};
 pub use text::table;
 pub use thaw::{
-    Noise, Results, Row, Session, SessionError, ThawConfig, ThawError, draw_sessions,
+    Noise, OpenLoop, Results, Row, Session, SessionError, ThawConfig, ThawError, draw_sessions,
     sessions_markdown,
 };

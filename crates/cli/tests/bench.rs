@@ -366,6 +366,7 @@ fn a_page_that_changed_on_its_medium_fails_the_measurement() {
         caches: vec![Cache::Cached],
         faults: false,
         standby: false,
+        open_loop: 0,
     };
     let interrupt = Interrupt::catch().unwrap();
     let host = Host::of(directory.path()).unwrap();

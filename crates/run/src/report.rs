@@ -274,7 +274,7 @@ impl Counters {
 }
 
 /// What it took to have a replica.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct ReplicaCost {
     /// Whether it was ready before the request; otherwise the start waited for it.
     pub ready: bool,

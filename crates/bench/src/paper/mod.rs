@@ -225,6 +225,7 @@ impl Runner<'_> {
                 concurrency,
                 caches: vec![self.experiment.cache],
                 standby: false,
+                open_loop: 0,
                 faults: self.experiment.quantity == Quantity::Faults,
             };
             let progress = AtPlace { place, progress: self.harness.progress };

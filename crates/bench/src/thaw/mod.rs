@@ -1,6 +1,7 @@
 //! The comparison of planners on players, as `firn bench thaw` runs it.
 
 mod document;
+mod open_loop;
 mod picture;
 mod results;
 mod session;
@@ -9,6 +10,7 @@ mod text;
 use thiserror::Error;
 
 pub use document::{draw_sessions, sessions_markdown};
+pub use open_loop::OpenLoop;
 pub use results::{Noise, Results, Row};
 #[cfg(test)]
 pub(crate) use results::{RowHead, Run};
@@ -38,6 +40,9 @@ pub struct ThawConfig {
     pub noise: bool,
     /// Whether microVMs start in monitors that stand by for them.
     pub standby: bool,
+    /// Starts of each planner on each player at random intervals, after the runs; none waits for an
+    /// earlier one.
+    pub open_loop: u32,
 }
 
 impl Default for ThawConfig {
@@ -51,6 +56,7 @@ impl Default for ThawConfig {
             different_snapshots: false,
             noise: false,
             standby: false,
+            open_loop: 0,
         }
     }
 }
@@ -99,6 +105,7 @@ impl ThawConfig {
             caches,
             faults: false,
             standby: self.standby,
+            open_loop: self.open_loop,
         };
         let mut results = session.run(prepared.host.clone(), harness.interrupt, progress)?;
         results.left_out = prepared.left_out.clone();

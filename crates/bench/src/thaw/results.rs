@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::open_loop::OpenLoop;
 use crate::cache::Cache;
 use crate::host::Host;
 use crate::players::LeftOut;
@@ -76,6 +77,9 @@ pub struct Row {
     pub resume_to_last_page_ms: Summary,
     /// The sum of both.
     pub total_ms: Summary,
+    /// Starts at random intervals after the runs, if there were any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub open_loop: Option<OpenLoop>,
     /// Reading the image into the page cache before the measured time, if the planner does that.
     pub preload_ms: Option<Summary>,
     /// Building the host's index before the resume; a part of `start_to_resume_ms`.
@@ -263,6 +267,7 @@ impl Row {
             start_to_resume_ms: summary(&|r| milliseconds(r.times.start_to_resume_ns()))?,
             resume_to_last_page_ms: summary(&|r| milliseconds(replay_ns(r)))?,
             total_ms: summary(&total_ms)?,
+            open_loop: None,
             preload_ms: Summary::of(&preloads),
             index_ms: summary(&|r| milliseconds(r.times.index_ns))?,
             imaging_ms: Summary::of(&imagings),
@@ -346,11 +351,11 @@ fn replay_ns(report: &StartReport) -> u64 {
     report.times.replay_ns.unwrap_or_default()
 }
 
-fn total_ms(report: &StartReport) -> f64 {
+pub(super) fn total_ms(report: &StartReport) -> f64 {
     milliseconds(report.times.start_to_resume_ns() + replay_ns(report))
 }
 
-fn milliseconds(ns: u64) -> f64 {
+pub(super) fn milliseconds(ns: u64) -> f64 {
     ns as f64 / 1e6
 }
 

@@ -12,6 +12,7 @@ use firn_snapshot::PackedFile;
 use firn_vmm::Shape;
 use thiserror::Error;
 
+use super::open_loop::{self, OpenLoop};
 use super::results::{Noise, Results, Row, RowHead, Run};
 use crate::batch::{self, BatchError, Interrupt, Player};
 use crate::cache::{Cache, CacheError, SnapshotFiles};
@@ -45,6 +46,8 @@ pub struct Session {
     /// Whether each microVM starts in a standby monitor of its own: the VM is made before the
     /// request.
     pub standby: bool,
+    /// Starts at random intervals after the runs.
+    pub open_loop: u32,
 }
 
 /// Why a session has no results. A single failure ends it, so that no average hides one.
@@ -120,7 +123,8 @@ impl Session {
         let turns = (0..self.caches.len()).map(|state| self.subjects_of(state).len() as u64);
         let in_pool = self.subjects.iter().filter(|subject| subject.in_pool).count() as u64;
         let warming = in_pool * u64::from(self.warm_up);
-        self.players.len() as u64 * (turns.sum::<u64>() * u64::from(self.runs) + warming)
+        let each = u64::from(self.runs) + u64::from(self.open_loop);
+        self.players.len() as u64 * (turns.sum::<u64>() * each + warming)
     }
 
     /// The subjects that are measured with a state of the page cache.
@@ -176,6 +180,7 @@ impl Session {
                     done(player, subject);
                 }
             }
+            let mut rows = Vec::new();
             for (index, subject) in subjects.iter().enumerate() {
                 let twins = twins(&subjects, subject);
                 let place = twins.iter().position(|&twin| twin == index).unwrap_or_default();
@@ -194,8 +199,14 @@ impl Session {
                 if place > 0 {
                     results.noise.extend(Noise::of(&head, &runs[twins[0]], &runs[index]));
                 }
-                results.results.push(Row::of(head, &runs[index]).ok_or(SessionError::Nothing)?);
+                rows.push(Row::of(head, &runs[index]).ok_or(SessionError::Nothing)?);
             }
+            for ((subject, row), made) in subjects.iter().zip(&mut rows).zip(&mut made) {
+                let started = || done(player, subject);
+                row.open_loop =
+                    self.open_loop(player, subject, row.total_ms.median, made, interrupt, started)?;
+            }
+            results.results.extend(rows);
         }
         if results.results.is_empty() { Err(SessionError::Nothing) } else { Ok(results) }
     }
@@ -238,6 +249,43 @@ impl Session {
             None => made.insert(Made::of(player)?),
         };
         (0..self.concurrency).map(|_| player.stand_by(&made.shape)).collect()
+    }
+
+    fn player<'a>(&'a self, place: &'a FrozenPlayer, subject: &'a Subject) -> Player<'a> {
+        Player {
+            program: &self.program,
+            snapshot: place.place(subject),
+            planner: &subject.planner,
+            preloaded: subject.preloads,
+            faults: self.faults,
+        }
+    }
+
+    /// Starts at random intervals, after the runs, whose median is `idle_ms`.
+    fn open_loop(
+        &self,
+        place: &FrozenPlayer,
+        subject: &Subject,
+        idle_ms: f64,
+        made: &mut Option<Made>,
+        interrupt: &Interrupt,
+        started: impl FnMut(),
+    ) -> Result<Option<OpenLoop>, SessionError> {
+        if self.open_loop == 0 {
+            return Ok(None);
+        }
+        let (planner, trace) = (&subject.planner, &place.trace);
+        let player = self.player(place, subject);
+        let made = made.as_ref().map(|made| &made.shape).filter(|_| self.standby);
+        let reports = open_loop::starts(player, self.open_loop, made, interrupt, started);
+        let reports = reports.map_err(|source| SessionError::Batch {
+            planner: planner.clone(),
+            trace: trace.clone(),
+            run: self.runs + 1,
+            source,
+        })?;
+        place.settle()?;
+        Ok(OpenLoop::of(&reports, idle_ms))
     }
 
     fn batch(
@@ -290,16 +338,7 @@ impl Session {
             }
             (grown, cached, free)
         };
-        let batch: Vec<Player<'_>> = places
-            .iter()
-            .map(|place| Player {
-                program: &self.program,
-                snapshot: place.place(subject),
-                planner: &subject.planner,
-                preloaded: subject.preloads,
-                faults: self.faults,
-            })
-            .collect();
+        let batch: Vec<_> = places.iter().map(|place| self.player(place, subject)).collect();
         let standbys = self.stand_by(&batch, made).map_err(|source| SessionError::StandBy {
             planner: planner.clone(),
             trace: trace.clone(),

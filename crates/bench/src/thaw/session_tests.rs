@@ -36,6 +36,7 @@ fn session(directory: &std::path::Path, planners: &[&str], runs: u32, script: &s
         caches: vec![Cache::Cached],
         faults: false,
         standby: false,
+        open_loop: 0,
     }
 }
 
@@ -92,6 +93,22 @@ fn a_planner_listed_twice_is_compared_with_itself() {
     assert_eq!(labels, [Some("a"), None, Some("b")]);
     assert_eq!(results.noise.len(), 1);
     assert_eq!((results.noise[0].ratio.pairs, results.noise[0].ratio.median), (2, 1.0));
+}
+
+#[test]
+fn starts_at_random_intervals_follow_the_runs() {
+    let _alone = one_at_a_time();
+    let directory = tempfile::tempdir().unwrap();
+    let session = Session { open_loop: 3, ..session(directory.path(), &["p", "q"], 1, "") };
+    let interrupt = Interrupt::catch().unwrap();
+    let seen = Seen::default();
+    let results = session.run(host(directory.path()), &interrupt, &seen).unwrap();
+    assert_eq!(*seen.0.borrow(), ["p", "q", "p", "p", "p", "q", "q", "q"]);
+    assert_eq!(seen.0.borrow().len() as u64, session.batches());
+    for row in &results.results {
+        let open = row.open_loop.as_ref().unwrap();
+        assert_eq!((row.runs, open.starts, open.p95_to_idle_median), (1, 3, 1.0));
+    }
 }
 
 #[test]

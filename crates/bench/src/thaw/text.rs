@@ -11,7 +11,8 @@ const LEGEND: &str = "times: median, p95, and spread (interquartile range / medi
 a run: private memory, copies, page tables, monitors and KVM's tables of all its microVMs, and the page cache once; pool: bytes of the \
 pool, which are not the microVM's DRAM; index and imaging (making a replica equal to its snapshot) are part of start to resume; read of \
 free pages: bytes that a run read for pages that the guest held free at the freeze (cold page cache); settle: time that the pool's \
-manager needs after a run to prepare the next; standby: memory of one standby monitor before the request, the kernel's own \
+manager needs after a run to prepare the next; starts at random intervals: 5 to 500 ms apart, none waits for an earlier one or for the \
+manager (--open-loop); fallbacks: those that did not find what is made ahead for them; standby: memory of one standby monitor before the request, the kernel's own \
 for it included (--standby); planners that map from a pool use no page cache";
 
 impl Results {
@@ -24,6 +25,10 @@ impl Results {
         {
             let rows: Vec<Vec<String>> = self.results.iter().map(row).collect();
             lines.push(table(head, &rows));
+        }
+        let open: Vec<Vec<String>> = self.results.iter().filter_map(open_loop).collect();
+        if !open.is_empty() {
+            lines.push(table(OPEN_LOOP, &open));
         }
         lines.push(LEGEND.to_owned());
         if self.results.iter().any(|row| row.oversubscribed) {
@@ -100,6 +105,29 @@ fn times(row: &Row) -> Vec<String> {
     cells.push(or_none(row.imaging_ms));
     cells.push(or_none(row.settle_ms));
     cells
+}
+
+const OPEN_LOOP: &[&str] = &[
+    "planner",
+    "trace",
+    "starts at random intervals",
+    "start to resume, ms",
+    "p95",
+    "total, ms",
+    "p95",
+    "largest",
+    "p95 / median of the runs",
+    "fallbacks",
+];
+
+fn open_loop(row: &Row) -> Option<Vec<String>> {
+    let open = row.open_loop.as_ref()?;
+    let mut cells = vec![name(row), row.trace.clone(), open.starts.to_string()];
+    let (resume, total) = (open.start_to_resume_ms, open.total_ms);
+    cells.extend([resume.median, resume.p95, total.median, total.p95, total.max].map(number));
+    cells.push(format!("{:.2}", open.p95_to_idle_median));
+    cells.push(open.fallbacks.to_string());
+    Some(cells)
 }
 
 const COUNTS: &[&str] = &[

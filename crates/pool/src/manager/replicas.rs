@@ -5,6 +5,10 @@
 //! normally can report the written pages: then only these pages and a sample of the others are
 //! compared. When the sample shows that a list was incomplete, the manager ignores all later lists,
 //! because a microVM must not start on wrong memory.
+//!
+//! A request that finds none ready, but one that is not imaged yet, waits for that. The thread then
+//! makes one more replica, up to [`MAX_AHEAD`] in all, so that later requests at such intervals
+//! find one ready.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,6 +21,10 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::pace::{Pace, lower_priority};
 use crate::pool::{AllocateError, ImagedBy, Imaging, Listing, Pool, Replica, ReplicaError};
+
+/// Maximum number of replicas of a snapshot, those in use included, at which one more is made in
+/// advance. Requests that come together make as many as they need.
+const MAX_AHEAD: usize = 4;
 
 /// The unused replicas of a pool.
 #[derive(Debug)]
@@ -41,6 +49,8 @@ struct State {
     ready: Vec<(Replica, Imaging)>,
     /// Replicas that are not imaged yet, with the list of written pages if it is known.
     waiting: VecDeque<Returned>,
+    /// Snapshots, by name, of which one more replica is to be made.
+    more: VecDeque<String>,
     /// Counts lists; each list gets another sample.
     lists: u64,
     /// A list was incomplete: all later lists are ignored.
@@ -93,7 +103,12 @@ impl Replicas {
                 return Ok(Acquired { replica, imaging: Imaging::default(), prepared });
             }
             let at = state.waiting.iter().position(|(replica, _)| fits(replica));
-            at.and_then(|at| state.waiting.remove(at))
+            let waiting = at.and_then(|at| state.waiting.remove(at));
+            if waiting.is_some() && !state.more.iter().any(|more| more == name) {
+                state.more.push_back(name.to_owned());
+                self.shared.changed.notify_all();
+            }
+            waiting
         };
         let (replica, written) = match waiting {
             Some(returned) => returned,
@@ -114,7 +129,7 @@ impl Replicas {
     /// Waits until all replicas are imaged.
     pub(super) fn settle(&self) {
         let mut state = self.shared.state();
-        let at_work = |state: &mut State| !state.waiting.is_empty() || state.busy.is_some();
+        let at_work = |state: &mut State| state.has_work() || state.busy.is_some();
         self.shared.changed.wait_while(&mut state, at_work);
     }
 
@@ -189,6 +204,10 @@ impl Drop for Replicas {
 }
 
 impl State {
+    fn has_work(&self) -> bool {
+        !self.waiting.is_empty() || !self.more.is_empty()
+    }
+
     /// Removes the unwanted replicas. The caller drops them, which frees their extents, without
     /// holding the lock.
     fn take(&mut self, unwanted: impl Fn(&Replica) -> bool) -> Vec<Replica> {
@@ -210,32 +229,45 @@ impl Shared {
     fn serve(&self) {
         let mut state = self.state();
         loop {
-            let nothing = |state: &mut State| state.waiting.is_empty() && !state.ended;
-            self.changed.wait_while(&mut state, nothing);
+            self.changed.wait_while(&mut state, |state| !state.has_work() && !state.ended);
             let returned = state.waiting.pop_front().filter(|_| !state.ended);
-            let Some((replica, written)) = returned else { return };
-            let stop = Arc::new(AtomicBool::new(!self.is_current(&replica)));
-            let name = replica.source().name().to_owned();
-            state.busy = Some(Busy { name, stop: Arc::clone(&stop) });
+            let name = match &returned {
+                Some((replica, _)) => Some(replica.source().name().to_owned()),
+                None => state.more.pop_front().filter(|_| !state.ended),
+            };
+            let Some(name) = name else { return };
+            let stop = Arc::new(AtomicBool::new(false));
+            state.busy = Some(Busy { name: name.clone(), stop: Arc::clone(&stop) });
             drop(state);
-            let mut budget = Pace::budget();
-            let imaging = self.image(&replica, written.as_deref(), || {
-                self.pace.yield_to_starts(&mut budget);
-                stop.load(Ordering::Relaxed)
+            let made = returned.or_else(|| self.one_more(&name)).and_then(|(replica, written)| {
+                let mut budget = Pace::budget();
+                let stopped = || {
+                    self.pace.yield_to_starts(&mut budget);
+                    stop.load(Ordering::Relaxed)
+                };
+                let is_current = || self.is_current(&replica);
+                let imaging =
+                    is_current().then(|| self.image(&replica, written.as_deref(), stopped));
+                // The name may have been updated in the meantime.
+                let imaging = imaging.flatten().filter(|_| is_current())?;
+                Some((replica, imaging))
             });
             state = self.state();
-            // The name may have been updated in the meantime.
-            match imaging.filter(|_| self.is_current(&replica)) {
-                Some(imaging) => state.ready.push((replica, imaging)),
-                None => {
-                    drop(state);
-                    drop(replica);
-                    state = self.state();
-                }
-            }
+            state.ready.extend(made);
             state.busy = None;
             self.changed.notify_all();
         }
+    }
+
+    /// One more replica of a snapshot, if there are few and the pool has room.
+    fn one_more(&self, name: &str) -> Option<Returned> {
+        let generation = self.pool.lookup(name).ok()?.generation;
+        let listing = self.pool.list();
+        let count = listing.extents.iter().filter(|listed| listed.source == Some(generation));
+        if count.count() >= MAX_AHEAD {
+            return None;
+        }
+        Some((self.pool.replica(name).ok()?, None))
     }
 
     /// Images a replica. Uses the list of written pages unless lists are ignored.

@@ -248,6 +248,30 @@ fn many_replicas_released_at_once_are_all_imaged_or_freed() {
 }
 
 #[test]
+fn a_request_that_waited_for_imaging_has_one_more_replica_made() {
+    let world = World::new(12);
+    let mut client = world.client();
+    freeze(&mut client, "hello", b"snow");
+    let replica = |client: &mut Client| client.replica("hello").unwrap();
+    let mut two = [replica(&mut client), replica(&mut client)];
+    loop {
+        // One is imaged in the background, and the other waits.
+        for replica in &two {
+            client.release(replica.grant.extent().generation).unwrap();
+        }
+        two[0] = replica(&mut client);
+        let waited = two[0].prepared.is_none();
+        client.settle().unwrap();
+        if waited {
+            break;
+        }
+        two[1] = replica(&mut client);
+    }
+    assert_eq!(world.count(Role::Replica), 3);
+    world.ready(&mut client, 2);
+}
+
+#[test]
 fn verification_is_forgotten_with_the_extent() {
     let world = World::new(8);
     let mut client = world.client();

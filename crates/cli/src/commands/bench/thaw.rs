@@ -1,5 +1,6 @@
 //! `firn bench thaw`: a comparison of planners on the player.
 
+use anyhow::ensure;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
@@ -17,6 +18,7 @@ use crate::output;
   firn bench thaw --planner firecracker --noise --trace sequential-read:64M
   firn bench thaw --planner firecracker,pass_shared,pass --pool pool.sock --trace sequential-read:512M --leaves 2m
   firn bench thaw --trace json-a --cache cold,cached --runs 3
+  firn bench thaw --planner pass_shared,pass,firn --pool pool.sock --trace json-a --runs 20 --warm-up 2 --open-loop 200
   firn bench thaw --trace json-a --concurrency 32 --runs 3 --json results.json --plot results.svg
 
 Each microVM is a process of its own, and all its pages are checked after the time was measured: a single wrong page fails
@@ -54,6 +56,10 @@ pub(crate) struct BenchThawArgs {
     /// the request
     #[arg(long)]
     standby: bool,
+    /// After the runs, start N more of each planner on each trace at random intervals of 5 to 500
+    /// ms, as requests arrive: none waits for an earlier one, or for the pool's manager
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=100_000))]
+    open_loop: u32,
     #[command(flatten)]
     files: FilesArgs,
 }
@@ -67,6 +73,13 @@ fn cache(name: &str) -> Cache {
 }
 
 pub(super) fn run(arguments: &BenchThawArgs) -> anyhow::Result<()> {
+    if arguments.open_loop > 0 {
+        ensure!(
+            arguments.concurrency == 1 && !arguments.cache.contains(&Cache::Cold),
+            "starts at random intervals are compared with single ones, and the first one fills the page cache: leave out \
+             --concurrency and --cache cold with --open-loop"
+        );
+    }
     let files = arguments.files.prepare()?;
     let (players, _pool) = arguments.players.config()?;
     let config = ThawConfig {
@@ -78,6 +91,7 @@ pub(super) fn run(arguments: &BenchThawArgs) -> anyhow::Result<()> {
         different_snapshots: arguments.snapshots == "different",
         noise: arguments.noise,
         standby: arguments.standby,
+        open_loop: arguments.open_loop,
     };
     let results = measure(|harness| Ok(config.run(harness)?))?;
     output::line(&results.text());
