@@ -148,6 +148,7 @@ impl Replicas {
     pub(super) fn free(&self, name: Option<&str>) -> u64 {
         let unwanted = |of: &str| name.is_none_or(|name| name == of);
         let mut state = self.shared.state();
+        state.more.retain(|name| !unwanted(name));
         let mut freed = state.take(|replica| unwanted(replica.source().name()));
         let mut count = freed.len();
         if let Some(busy) = state.busy.as_ref().filter(|busy| unwanted(&busy.name)) {
