@@ -2,6 +2,7 @@
 //! pool's manager prepares.
 
 use std::ops::RangeInclusive;
+use std::panic::resume_unwind;
 use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -80,9 +81,10 @@ pub(super) fn starts(
             started();
         }
         drop(standbys);
-        let failed = |_| Err(BatchError::Interrupted(0));
-        let reports: Vec<_> =
-            running.into_iter().map(|thread| thread.join().unwrap_or_else(failed)).collect();
+        let reports: Vec<_> = running
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+            .collect();
         interrupt.check()?;
         reports.into_iter().collect()
     })
