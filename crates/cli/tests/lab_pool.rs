@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
+use firn_base::PageRange;
 use firn_pool::{
     Access, Client, CreateOptions, ExtentReader, GRANULE, MappedExtent, MappedMedium, OpenError,
     Pool, PoolReader, Server,
@@ -161,7 +162,7 @@ fn check(found: &BTreeMap<String, u64>, last: &BTreeMap<String, u64>) {
     assert!(found.len() >= last.len());
 }
 
-/// In the lab: a manager reports the chunk set that its predecessor stored, and stores the next
+/// In the lab: a manager reports the copy set that its predecessor stored, and stores the next
 /// one.
 fn learn_in_the_lab(round: u64) {
     let open = |access| Arc::new(MappedMedium::open(Path::new("/dev/dax0.0"), access).unwrap());
@@ -178,15 +179,15 @@ fn learn_in_the_lab(round: u64) {
         client.commit(grant.extent().generation).unwrap();
     }
     let generation = client.snapshot("snow").unwrap().extent().generation;
-    let set = client.chunk_set(generation, KEY).unwrap();
+    let set = client.copy_set(generation, KEY).unwrap();
     let revision = set.as_ref().map(|set| set.revision);
     let found = set.map_or_else(String::new, |set| String::from_utf8(set.state).unwrap());
-    let chunks = vec![(1, u32::try_from(round).unwrap() + 1)];
+    let runs = [PageRange { first: 512, pages: round + 1 }];
     let state = format!("round {round}").into_bytes();
-    assert!(client.set_chunks(generation, KEY, revision, chunks, state).unwrap());
+    assert!(client.store_copy_set(generation, KEY, revision, &runs, state).unwrap());
     // The manager stores it in the background.
     let reader = PoolReader::open(open(Access::Read)).unwrap();
-    while reader.list().extents[0].learnt.first().map(|set| set.chunks) != Some(round + 1) {
+    while reader.list().extents[0].learnt.first().map(|set| set.bytes) != Some((round + 1) * 4096) {
         std::thread::yield_now();
     }
     send_line(&format!("{LEARNT}{found}"));

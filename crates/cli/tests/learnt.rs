@@ -5,12 +5,15 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use firn_base::PageRange;
 use firn_pool::{COPY_CHUNK, Client};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-const KEY: &str = "written=1,read=32";
+const KEY: &str = "written=1,read=32,granule=16k";
+const RUNS: [PageRange; 2] =
+    [PageRange { first: 512, pages: 512 }, PageRange { first: 1200, pages: 8 }];
 
 struct World {
     folder: TempDir,
@@ -84,8 +87,8 @@ fn next_manager_expects_what_a_killed_one_has_learnt() {
         client.commit(grant.extent().generation).unwrap();
         let (mut run, generation) = world.pinned();
         assert!(run.copy(generation, KEY).unwrap().is_none());
-        let (chunks, state) = (vec![(1, 2), (6, 1)], b"scores".to_vec());
-        assert!(run.set_chunks(generation, KEY, None, chunks, state).unwrap());
+        let state = b"scores".to_vec();
+        assert!(run.store_copy_set(generation, KEY, None, &RUNS, state).unwrap());
         assert!(run.copy(generation, KEY).unwrap().is_some());
         // The manager stores it in the background.
         while client.list().unwrap().extents[0].learnt.is_empty() || stored(&medium).is_empty() {
@@ -93,23 +96,23 @@ fn next_manager_expects_what_a_killed_one_has_learnt() {
         }
     }
     end(first, Signal::KILL);
-    assert_eq!(world.learnt("medium")[0]["chunks"], 3);
+    assert_eq!(world.learnt("medium")[0]["bytes"], 520 * 4096);
 
     let second = world.serve();
     {
         let (mut run, generation) = world.pinned();
         let expected = run.copy(generation, KEY).unwrap().expect("the expectation is there");
-        assert_eq!(expected.chunks, [(1, 2), (6, 1)]);
-        let set = run.chunk_set(generation, KEY).unwrap().unwrap();
+        assert_eq!(expected.runs, RUNS);
+        let set = run.copy_set(generation, KEY).unwrap().unwrap();
         assert_eq!(set.state, b"scores");
         // A run that changes the expectation, and a manager that ends in order.
-        let chunks = vec![(1, 1)];
-        assert!(run.set_chunks(generation, KEY, Some(set.revision), chunks, vec![7]).unwrap());
+        let runs = [PageRange { first: 512, pages: 512 }];
+        assert!(run.store_copy_set(generation, KEY, Some(set.revision), &runs, vec![7]).unwrap());
     }
     let shown = world.firn(&["pool", "show", "--pool", world.path("pool.sock").to_str().unwrap()]);
     assert!(shown.contains("expects writes to 2.0 MiB"), "{shown}");
     end(second, Signal::TERM);
-    assert_eq!(world.learnt("medium")[0]["chunks"], 1);
+    assert_eq!(world.learnt("medium")[0]["bytes"], COPY_CHUNK);
 
     let third = world.serve();
     assert_eq!(world.learnt("pool.sock")[0]["key"], KEY);

@@ -3,17 +3,18 @@ use proptest::prelude::{Strategy, any, prop_assert, prop_assert_eq, proptest};
 use super::*;
 
 fn set(key: &str) -> LearntSet {
-    let (chunks, state) = (vec![(3, 2), (7, 1)], vec![1, 2, 3]);
-    LearntSet { key: key.to_owned(), chunks, state, starts: 12, last_start: 1_700_000_000 }
+    let run = |first, pages| PageRange { first, pages };
+    let (runs, state) = (vec![run(3, 2), run(7, 1)], vec![1, 2, 3]);
+    LearntSet { key: key.to_owned(), runs, state, starts: 12, last_start: 1_700_000_000 }
 }
 
 fn sets() -> impl Strategy<Value = Vec<LearntSet>> {
     let runs = proptest::collection::vec((any::<u32>(), any::<u32>()), 0..20);
     let state = proptest::collection::vec(any::<u8>(), 0..40);
     let set = ("\\PC{0,20}", runs, state, any::<u64>(), any::<u64>());
-    let set = set.prop_map(|(key, chunks, state, starts, last_start)| LearntSet {
+    let set = set.prop_map(|(key, runs, state, starts, last_start)| LearntSet {
         key,
-        chunks,
+        runs: decode_runs(&runs),
         state,
         starts,
         last_start,
@@ -24,7 +25,7 @@ fn sets() -> impl Strategy<Value = Vec<LearntSet>> {
 #[test]
 fn encoding_matches_the_documentation() {
     let content = encode(&[set("k")]);
-    assert_eq!(content[..12], [1, 0, 0, 0, 1, 0, 0, 0, 44, 0, 0, 0], "version, kind, length");
+    assert_eq!(content[..12], [1, 0, 0, 0, 2, 0, 0, 0, 44, 0, 0, 0], "version, kind, length");
     assert_eq!(content[12..20], 12_u64.to_le_bytes());
     assert_eq!(content[20..28], 1_700_000_000_u64.to_le_bytes());
     assert_eq!(content[28..37], [1, 0, 0, 0, 2, 0, 0, 0, b'k']);
@@ -44,6 +45,15 @@ fn entries_of_other_kinds_are_skipped_and_other_versions_are_not_read() {
 }
 
 #[test]
+fn sets_of_chunks_are_read_as_pages() {
+    let mut content = encode(&[set("k")]);
+    content[4] = 1;
+    let run = |first: u64, pages: u64| PageRange { first: first * 512, pages: pages * 512 };
+    let runs = vec![run(3, 2), run(7, 1)];
+    assert_eq!(decode(&content), [LearntSet { runs, ..set("k") }]);
+}
+
+#[test]
 fn sets_that_do_not_fit_are_left_out() {
     let large = |key| LearntSet { state: vec![7; ANNEX_ROOM / 2 - 200], ..set(key) };
     let content = encode(&[large("first"), large("second"), large("third"), set("small")]);
@@ -52,11 +62,9 @@ fn sets_that_do_not_fit_are_left_out() {
 }
 
 #[test]
-fn listing_counts_chunks() {
+fn listing_counts_bytes() {
     let listed = set("k").listed();
-    assert_eq!((listed.chunks, listed.starts, listed.last_start), (3, 12, 1_700_000_000));
-    let most = LearntSet { chunks: vec![(0, u32::MAX); 2], ..set("k") };
-    assert_eq!(most.listed().chunks, 2 * u64::from(u32::MAX));
+    assert_eq!((listed.bytes, listed.starts, listed.last_start), (3 * 4096, 12, 1_700_000_000));
 }
 
 proptest! {
@@ -79,7 +87,7 @@ proptest! {
         let mut content = LEARNT_VERSION.to_le_bytes().to_vec();
         content.extend(bytes);
         for set in decode(&content) {
-            prop_assert!(set.key.len() + 8 * set.chunks.len() + set.state.len() < content.len());
+            prop_assert!(set.key.len() + 8 * set.runs.len() + set.state.len() < content.len());
         }
     }
 }

@@ -43,14 +43,15 @@ mod manager;
 mod mapped_extent;
 mod media;
 mod pool;
+mod runs;
 
 pub use extent::Extent;
 pub use layout::GRANULE;
-pub use learnt::{ChunkRun, Learnt};
+pub use learnt::Learnt;
 pub use manager::{
-    ArenaFacts, COPY_CHUNK, ChunkSet, Client, ClientError, ClientWatch, CopyGrant, Description,
-    ExtentGrant, FindManagerError, ManagerDirectory, NoCopy, Refusal, RemoveError, ReplicaGrant,
-    Server, ServerError,
+    ArenaFacts, Client, ClientError, ClientWatch, CopyGrant, CopySet, Description, ExtentGrant,
+    FindManagerError, ManagerDirectory, NoCopy, Refusal, RemoveError, ReplicaGrant, Server,
+    ServerError,
 };
 pub use mapped_extent::{MapExtentError, MappedExtent};
 #[cfg(any(test, feature = "simulated"))]
@@ -65,3 +66,4 @@ pub use pool::{
     PoolReader, Problem, PublishError, ReclaimError, Recovery, RepairError, RepairReport, Replica,
     ReplicaError, Role, Staging, VerifyReport,
 };
+pub use runs::{COPY_CHUNK, pack_copy};

@@ -176,7 +176,7 @@ impl StartTimes {
             report.steps.iter().filter(|step| is(&step.step.work)).map(|step| step.ns).sum()
         };
         self.preload_ns = sum(|work| matches!(work, Work::Preload { .. }));
-        self.index_ns = sum(|work| matches!(work, Work::Index { .. }));
+        self.index_ns = sum(|work| matches!(work, Work::Index { .. } | Work::IndexCopy { .. }));
         self.install_ns = sum(|work| matches!(work, Work::Install { .. }));
     }
 

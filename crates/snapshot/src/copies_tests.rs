@@ -13,6 +13,10 @@ fn parts_of_a_copy_are_consecutive() {
     assert_eq!(table.place(512 * PAGE_SIZE), Some(0));
     assert_eq!(table.place(1023 * PAGE_SIZE + 5), Some(511 * PAGE_SIZE + 5));
     assert_eq!(table.place(2048 * PAGE_SIZE), Some(512 * PAGE_SIZE));
+    assert_eq!(
+        table.piece(2049 * PAGE_SIZE + 7),
+        Some((513 * PAGE_SIZE + 7, 1023 * PAGE_SIZE - 7))
+    );
     for outside in [0, 511, 1024, 2047, 3072] {
         assert_eq!(table.place(outside * PAGE_SIZE), None, "page {outside}");
     }

@@ -6,16 +6,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use firn_base::PageRange;
-use firn_pool::{
-    COPY_CHUNK, ChunkRun, ChunkSet, Client, ClientError, CopyGrant, ExtentGrant, Imaging,
-};
+use firn_pool::{COPY_CHUNK, Client, ClientError, CopyGrant, CopySet, ExtentGrant, Imaging};
 use serde::{Deserialize, Serialize};
 
 use crate::copies::{Copies, CopyTable};
 use crate::directory::MAX_ATTEMPTS;
 use crate::error::{OpenError, OpenPooledError};
 use crate::in_pool::{check_pages, open_extent};
-use crate::layout::{CHUNK_PAGES, CHUNK_SIZE};
+use crate::layout::CHUNK_SIZE;
 use crate::page_set::PageSet;
 use crate::snapshot::Snapshot;
 
@@ -92,7 +90,7 @@ pub fn open_pooled(
 }
 
 /// Same as [`open_pooled`], with a connection to the pool's manager, which the grant keeps. With
-/// the key of a chunk set it also [takes a copy](Grant::take_copy), without waiting for the manager
+/// the key of a copy set it also [takes a copy](Grant::take_copy), without waiting for the manager
 /// a second time.
 ///
 /// # Errors
@@ -217,7 +215,7 @@ impl Grant {
         self.check_time
     }
 
-    /// Takes a copy of the chunk set of a key, where the manager has one ready;
+    /// Takes a copy of the copy set of a key, where the manager has one ready;
     /// [`copies`](Self::copies) returns it. Returns `false` where the manager has no such set.
     ///
     /// # Errors
@@ -228,31 +226,30 @@ impl Grant {
         Ok(true)
     }
 
-    /// The revision and the client's state of the chunk set of a key; `None` where the manager has
+    /// The revision and the client's state of the copy set of a key; `None` where the manager has
     /// no such set.
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub fn chunk_set(&mut self, key: &str) -> Result<Option<(u64, Vec<u8>)>, ClientError> {
-        let set = self.connection.chunk_set(self.generation, key)?;
-        Ok(set.map(|ChunkSet { revision, state, .. }| (revision, state)))
+    pub fn copy_set(&mut self, key: &str) -> Result<Option<(u64, Vec<u8>)>, ClientError> {
+        let set = self.connection.copy_set(self.generation, key)?;
+        Ok(set.map(|CopySet { revision, state, .. }| (revision, state)))
     }
 
-    /// Stores a chunk set, so that the manager keeps copies of it ready. `chunks` are image pages;
-    /// only whole chunks of 2 MiB count. The set replaces the one of `revision`, or is new where
-    /// `revision` is `None`. Returns `false`, and changes nothing, where the stored set has another
-    /// revision.
+    /// Stores a copy set, so that the manager keeps copies of these image pages ready. The set
+    /// replaces the one of `revision`, or is new where `revision` is `None`. Returns `false`, and
+    /// changes nothing, where the stored set has another revision.
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub fn set_chunks(
+    pub fn store_copy_set(
         &mut self,
         key: &str,
         revision: Option<u64>,
-        chunks: &[PageRange],
+        runs: &[PageRange],
         state: Vec<u8>,
     ) -> Result<bool, ClientError> {
-        self.connection.set_chunks(self.generation, key, revision, chunks_of(chunks), state)
+        self.connection.store_copy_set(self.generation, key, revision, runs, state)
     }
 
     /// Returns the replica to the pool. `written` holds all image pages that the guest, KVM or the
@@ -267,12 +264,11 @@ impl Grant {
     }
 }
 
-fn copies(key: &str, CopyGrant { chunks, copy }: CopyGrant) -> Copies {
+fn copies(key: &str, CopyGrant { runs: expected, copy }: CopyGrant) -> Copies {
     let key = key.to_owned();
-    let expected = chunks.into_iter().map(pages_of_chunks).collect();
     match copy {
-        Ok((chunks, file)) => {
-            let table = CopyTable::new(chunks.into_iter().map(pages_of_chunks));
+        Ok((runs, file)) => {
+            let table = CopyTable::new(runs);
             Copies { key, expected, table, file: Some(file.into()), absent: None }
         }
         Err(reason) => Copies { key, expected, absent: Some(reason), ..Copies::default() },
@@ -280,20 +276,6 @@ fn copies(key: &str, CopyGrant { chunks, copy }: CopyGrant) -> Copies {
 }
 
 const _: () = assert!(CHUNK_SIZE == COPY_CHUNK);
-
-/// The chunks that are wholly in runs of pages.
-fn chunks_of(runs: &[PageRange]) -> Vec<ChunkRun> {
-    let chunks = runs.iter().filter_map(|run| {
-        let first = run.first.div_ceil(CHUNK_PAGES);
-        let count = (run.range().end / CHUNK_PAGES).checked_sub(first)?;
-        Some((u32::try_from(first).ok()?, u32::try_from(count).ok()?))
-    });
-    chunks.filter(|(_, count)| *count > 0).collect()
-}
-
-fn pages_of_chunks((first, count): ChunkRun) -> PageRange {
-    PageRange { first: u64::from(first) * CHUNK_PAGES, pages: u64::from(count) * CHUNK_PAGES }
-}
 
 fn medium(grant: &ExtentGrant) -> Result<File, OpenPooledError> {
     let medium = grant.descriptor().try_clone_to_owned();

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use firn_memory::copy_ahead::{Rule, request_copy};
+use firn_memory::copy_ahead::{Granule, Rule, request_copy};
 use firn_memory::planners::parse;
 use firn_pool::{Client, CreateOptions, ImagedBy, MappedMedium, MemfdOptions, Pool, Server};
 use firn_run::player::replay;
@@ -14,11 +14,11 @@ use firn_vmm::{Destination, KVM_DEVICE};
 use super::{Leaves, PlayerInputs, PlayerOptions, freeze};
 use crate::traces::load;
 
-const RULE: Rule = Rule { written: 1, read: 0 };
+const RULE: Rule = Rule { written: 1, read: 0, granule: Granule::Size2M };
 
 /// A pool in memory, and its manager; `None` without huge pages on this host.
-fn manager(dir: &tempfile::TempDir, huge: bool) -> Option<Server> {
-    let options = MemfdOptions { size: 256 << 20, huge, node: None };
+fn manager(dir: &tempfile::TempDir, size: u64, huge: bool) -> Option<Server> {
+    let options = MemfdOptions { size, huge, node: None };
     let medium = Arc::new(MappedMedium::memfd(options).ok()?);
     let pool = Pool::create(medium, &CreateOptions::default()).unwrap();
     Some(Server::start(&dir.path().join("pool.sock"), pool).unwrap())
@@ -44,7 +44,7 @@ fn replica(socket: &Path) -> Source {
 fn players_run_from_a_pool_and_do_not_change_its_sealed_bytes() {
     for (huge, leaves) in [(false, Leaves::All4K), (true, Leaves::All2M)] {
         let dir = tempfile::tempdir().unwrap();
-        let Some(_manager) = manager(&dir, huge) else { continue };
+        let Some(_manager) = manager(&dir, 256 << 20, huge) else { continue };
         let socket = dir.path().join("pool.sock");
         for trace in ["sequential-read:16M", "sequential-write:16M"] {
             let options = PlayerOptions { leaves, ..PlayerOptions::default() };
@@ -74,7 +74,7 @@ fn players_run_from_a_pool_and_do_not_change_its_sealed_bytes() {
 #[test]
 fn only_the_written_pages_of_a_replica_are_repaired() {
     let dir = tempfile::tempdir().unwrap();
-    let _manager = manager(&dir, false).unwrap();
+    let _manager = manager(&dir, 256 << 20, false).unwrap();
     let socket = dir.path().join("pool.sock");
     let destination = Destination::Pool { socket: socket.clone(), name: "player".into() };
     let inputs = PlayerInputs::new(vec![load("sequential-write:16M").unwrap()]).unwrap();
@@ -118,9 +118,47 @@ fn only_the_written_pages_of_a_replica_are_repaired() {
 }
 
 #[test]
+fn players_write_to_runs_of_pages_over_the_sealed_extent() {
+    let rule = Rule { granule: Granule::Size16K, ..RULE };
+    for (huge, leaves) in [(false, Leaves::All4K), (true, Leaves::All2M)] {
+        let dir = tempfile::tempdir().unwrap();
+        let Some(_manager) = manager(&dir, 300 << 20, huge) else { continue };
+        let socket = dir.path().join("pool.sock");
+        let destination = Destination::Pool { socket: socket.clone(), name: "player".into() };
+        let inputs = PlayerInputs::new(vec![load("json-a").unwrap()]).unwrap();
+        let options = PlayerOptions { leaves, ..PlayerOptions::default() };
+        freeze(&inputs, &options, KVM_DEVICE.as_ref(), destination, false).unwrap();
+        let planner = "firn:read=0,granule=16k";
+        let mut client = Client::connect(&socket).unwrap();
+        // Each run checks all its memory. The written pages are learnt from two runs.
+        for number in 0..4 {
+            let (snapshot, mut grant) = open_pooled(&socket, "player", Verify::Once).unwrap();
+            request_copy(&snapshot, &mut grant, rule).unwrap();
+            let mut source = Source::new(snapshot, Some(grant));
+            let (report, _) = run(&source, planner).unwrap();
+            let (counters, writes) = (report.counters, report.writes.unwrap());
+            assert_eq!(writes.granule, 16 << 10);
+            let copied = counters.copy_bytes;
+            if number < 2 {
+                assert_eq!((writes.predicted, copied), (0, 0), "{writes:?}");
+                assert!(writes.missed > 100, "{writes:?}");
+            } else if writes.no_copy.is_none() {
+                assert_eq!(writes.missed, 0, "{writes:?}");
+                assert_eq!(counters.private_bytes, 0, "no page is copied on a write");
+                assert_eq!(copied, writes.copied * writes.granule);
+                assert!(copied < 20 << 20, "30 chunks are written: {copied}");
+            }
+            assert!(source.give_back(Some(&writes), None).is_empty());
+            drop(source);
+            client.settle().unwrap();
+        }
+    }
+}
+
+#[test]
 fn players_write_to_copies_made_in_advance() {
     let dir = tempfile::tempdir().unwrap();
-    let _manager = manager(&dir, false).unwrap();
+    let _manager = manager(&dir, 256 << 20, false).unwrap();
     let socket = dir.path().join("pool.sock");
     let trace = "sequential-write:16M";
     let destination = Destination::Pool { socket: socket.clone(), name: "player".into() };

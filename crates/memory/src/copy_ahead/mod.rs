@@ -1,23 +1,25 @@
 //! Copies that exist before a microVM starts: what the planner `firn` runs
 //! on.
 //!
-//! A pool's manager keeps copies of some chunks (2 MiB) of a sealed extent. A microVM maps its copy
-//! in place of those chunks and writes without a page fault. The manager stores chunk sets under
-//! keys and attaches no meaning to either. This module decides which chunks a set holds:
+//! A pool's manager keeps copies of some pages of a sealed extent. A microVM maps its copy in place
+//! of those pages and writes without a page fault. The manager stores copy sets under keys and
+//! attaches no meaning to either. This module decides which pages a set holds:
 //!
-//! - a [`Rule`] selects chunks from a recorded profile, and is the key of the set;
-//! - a prediction starts with these chunks and changes with what each run wrote. The manager stores
-//!   its state;
+//! - a [`Rule`] selects granules from a recorded profile, and is the key of the set;
+//! - a prediction starts with these granules and changes with what each run wrote. The manager
+//!   stores its state;
+//! - `cost` makes runs of pages of the expected granules;
 //! - [`observe`] finds out what a run wrote.
 //!
 //! A start calls [`request_copy`] before it plans; after the run, [`learn`] updates the prediction.
 
+mod cost;
 mod observation;
 mod prediction;
 mod rule;
 
 pub use observation::{ObserveError, WriteReport, observe};
-pub use rule::Rule;
+pub use rule::{Granule, Rule};
 
 use std::path::Path;
 
@@ -35,14 +37,14 @@ pub enum RequestCopyError {
     /// The pool's manager failed or refused.
     #[error(transparent)]
     Manager(#[from] ClientError),
-    /// The profile, which selects the first chunk set, cannot be read.
+    /// The profile, which selects the first copy set, cannot be read.
     #[error(transparent)]
     Profile(#[from] OpenError),
 }
 
-/// Takes a copy of the chunks that a run is expected to write, where the pool's manager has one
+/// Takes a copy of the pages that a run is expected to write, where the pool's manager has one
 /// ready: [`Grant::copies`] returns it then. The first request for a snapshot and a rule stores the
-/// chunk set that the snapshot's profile gives. Without a copy the kernel copies page by page.
+/// copy set that the snapshot's profile gives. Without a copy the kernel copies page by page.
 ///
 /// # Errors
 ///
@@ -52,6 +54,7 @@ pub fn request_copy(
     grant: &mut Grant,
     rule: Rule,
 ) -> Result<(), RequestCopyError> {
+    let rule = rule.for_medium(grant.extent().private);
     let key = rule.key();
     if grant.copies().is_some_and(|copies| copies.key == key) {
         return Ok(());
@@ -63,7 +66,7 @@ pub fn request_copy(
     Ok(())
 }
 
-/// Updates the prediction with the chunks that a run wrote ([`WriteReport::written`]), for the next
+/// Updates the prediction with the pages that a run wrote ([`WriteReport::written`]), for the next
 /// runs by the same rule. Without a [requested](request_copy) copy nothing is done.
 ///
 /// # Errors
@@ -77,19 +80,22 @@ pub fn learn(
     let Some(rule) = grant.copies().and_then(|copies| Rule::of_key(&copies.key)) else {
         return Ok(());
     };
-    let pages = snapshot.manifest().layout.pages();
+    let granules = rule.written_granules(written);
     let used = match snapshot.profile() {
-        // The copy of a chunk that is mostly read serves the run, although the run does not write
-        // to it.
-        Ok(Some(profile)) if rule.read > 0 => rule.with_read_chunks(written, &profile, pages),
-        _ => written.to_vec(),
+        // Pages of a copy that are only read serve the run, although it does not write to them.
+        Ok(Some(profile)) if rule.read > 0 => rule.with_read_granules(granules, &profile),
+        _ => granules.into_iter().collect(),
     };
+    let pages = snapshot.manifest().layout.pages();
+    let unit = rule.granule.pages();
+    let used = prediction::within(used, unit, pages);
     let key = rule.key();
     // The manager forgets sets that are not used; another run may store a newer prediction.
-    while let Some((revision, state)) = grant.chunk_set(&key)? {
+    while let Some((revision, state)) = grant.copy_set(&key)? {
         let mut prediction = Prediction::decode(&state).unwrap_or_default();
-        prediction.observe(&prediction::chunks_of(&used, pages));
-        if grant.set_chunks(&key, Some(revision), &prediction.expected(), prediction.encode())? {
+        prediction.observe(&used);
+        let runs = rule.runs(&prediction.expected(unit), pages);
+        if grant.store_copy_set(&key, Some(revision), &runs, prediction.encode())? {
             break;
         }
     }
@@ -109,11 +115,12 @@ pub fn prepare_copies(
     profile: &Profile,
 ) -> Result<(), OpenPooledError> {
     let (snapshot, mut grant) = open_pooled(socket, name, Verify::Never)?;
+    let rule = rule.for_medium(grant.extent().private);
     store_first(&snapshot, &mut grant, rule, profile)?;
     Ok(())
 }
 
-/// Stores the chunk set that a profile gives, unless there is a set already.
+/// Stores the copy set that a profile gives, unless there is a set already.
 fn store_first(
     snapshot: &Snapshot,
     grant: &mut Grant,
@@ -121,7 +128,9 @@ fn store_first(
     profile: &Profile,
 ) -> Result<(), ClientError> {
     let pages = snapshot.manifest().layout.pages();
-    let prediction = Prediction::of(&prediction::chunks_of(&rule.chunks(profile), pages));
-    grant.set_chunks(&rule.key(), None, &prediction.expected(), prediction.encode())?;
+    let unit = rule.granule.pages();
+    let prediction = Prediction::of(&prediction::within(rule.granules(profile), unit, pages));
+    let runs = rule.runs(&prediction.expected(unit), pages);
+    grant.store_copy_set(&rule.key(), None, &runs, prediction.encode())?;
     Ok(())
 }

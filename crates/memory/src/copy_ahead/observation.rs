@@ -1,11 +1,11 @@
-//! Which chunks a run wrote, and which of those were expected.
+//! Which granules a run wrote, and which of those were expected.
 
 use std::io;
 use std::ops::Range;
 
-use firn_base::PageRange;
 use firn_base::num::usize_of;
-use firn_snapshot::{CHUNK_PAGES, CHUNK_SIZE, Copies, Grant, NoCopy, PageSet, ReadAt, Snapshot};
+use firn_base::{PAGE_SIZE, PageRange};
+use firn_snapshot::{Copies, Grant, NoCopy, PageSet, ReadAt, Snapshot};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress};
@@ -17,33 +17,36 @@ use crate::plan::{Plan, Source};
 /// Bytes that are compared at once.
 const PIECE: usize = 64 << 10;
 
-/// Which chunks (2 MiB) a run was expected to write, and which it wrote.
+/// Which parts of guest memory a run was expected to write, and which it wrote. It counts granules:
+/// the unit in which the rule of the run's copies learns.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WriteReport {
     /// Why there was no copy.
     pub no_copy: Option<NoCopy>,
-    /// Chunks that were expected to be written.
+    /// Bytes of a granule.
+    pub granule: u64,
+    /// Granules that were expected to be written.
     pub predicted: u64,
-    /// Chunks in the copy that was ready: DRAM of this microVM, 2 MiB each.
+    /// Granules in the copy that was ready: DRAM of this microVM.
     pub copied: u64,
-    /// Chunks that were written and not expected: the kernel copied them page by page.
+    /// Granules that were written and not expected: the kernel copied their pages.
     pub missed: u64,
-    /// Chunks that were expected and not written, and chunks that the rule selected because they
-    /// are read.
+    /// Granules that were expected and not written: the rule also selects some that are read, and
+    /// gaps that cost less than a mapping.
     pub unused: u64,
-    /// The chunks that were written, as runs of image pages.
+    /// The granules that were written, as runs of image pages.
     pub written: Vec<PageRange>,
 }
 
-/// Why the written chunks are not known.
+/// Why the written pages are not known.
 #[derive(Debug, Error)]
 #[error("cannot find out what the guest wrote")]
 pub struct ObserveError(#[from] io::Error);
 
-/// Finds out which chunks a guest has written. A chunk of the extent counts when at least as many
-/// of its pages were copied on write as the rule requires; a chunk of a copy counts when it differs
-/// from the extent. The guest may run: a concurrent write may or may not count. Returns `None` for
-/// a grant for which no copy was requested.
+/// Finds out which granules a guest has written. A granule of the extent counts when as many of its
+/// pages were copied on write as the rule requires; a granule of a copy counts when it differs from
+/// the extent. The guest may run: a concurrent write may or may not count. Returns `None` for a
+/// grant for which no copy was requested.
 ///
 /// # Errors
 ///
@@ -68,51 +71,48 @@ fn observe_extent(
     image: &dyn ReadAt,
 ) -> Result<WriteReport, ObserveError> {
     let pages = plan.layout.pages();
+    let unit = rule.granule.pages();
+    let granule = |page: u64| page / unit * unit..((page / unit + 1) * unit).min(pages);
     let mut written = PageSet::new(pages);
+    for number in rule.written_granules(&memory.private_pages()?.to_ranges()) {
+        written.insert_range(granule(number * unit));
+    }
     let mut buffers = [vec![0; PIECE], vec![0; PIECE]];
     for segment in &plan.segments {
-        let Some(offset) = plan.layout.image_offset(segment.guest.start) else { continue };
-        for part in chunk_parts(offset..offset + segment.guest.len) {
+        let (Source::Copy { .. }, Some(offset)) =
+            (segment.source, plan.layout.image_offset(segment.guest.start))
+        else {
+            continue;
+        };
+        for part in parts(offset..offset + segment.guest.len, unit * PAGE_SIZE) {
             let guest = segment.guest.start + (part.start - offset);
             let len = part.end - part.start;
-            let counts = match segment.source {
-                Source::Copy { .. } => {
-                    differs(memory, guest, image, part.start, len, &mut buffers)?
-                }
-                _ => {
-                    let private = memory.private_pages(guest, len)?;
-                    private >= rule.written
-                }
-            };
-            if counts {
-                let chunk = part.start / CHUNK_SIZE * CHUNK_PAGES;
-                written.insert_range(chunk..(chunk + CHUNK_PAGES).min(pages));
+            if differs(memory, guest, image, part.start, len, &mut buffers)? {
+                written.insert_range(granule(part.start / PAGE_SIZE));
             }
         }
     }
-    let mut expected = PageSet::new(pages);
-    for run in &copies.expected {
-        expected.insert_range(run.range().start.min(pages)..run.range().end.min(pages));
-    }
-    let chunks = |count: &dyn Fn(u64) -> bool| {
-        let firsts = (0..pages).step_by(usize_of(CHUNK_PAGES));
+    let expected = PageSet::of(&copies.expected, pages);
+    let granules = |count: &dyn Fn(u64) -> bool| {
+        let firsts = (0..pages).step_by(usize_of(unit));
         u64::try_from(firsts.filter(|page| count(*page)).count()).unwrap_or(u64::MAX)
     };
     Ok(WriteReport {
         no_copy: copies.absent,
-        predicted: chunks(&|page| expected.get(page)),
-        copied: copies.table.bytes() / CHUNK_SIZE,
-        missed: chunks(&|page| written.get(page) && !expected.get(page)),
-        unused: chunks(&|page| expected.get(page) && !written.get(page)),
+        granule: unit * PAGE_SIZE,
+        predicted: granules(&|page| expected.get(page)),
+        copied: copies.table.bytes() / (unit * PAGE_SIZE),
+        missed: granules(&|page| written.get(page) && !expected.get(page)),
+        unused: granules(&|page| expected.get(page) && !written.get(page)),
         written: written.to_ranges(),
     })
 }
 
-/// A range of the image, cut at the chunks' ends.
-fn chunk_parts(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+/// A range of the image, cut at multiples of `unit` bytes.
+fn parts(range: Range<u64>, unit: u64) -> impl Iterator<Item = Range<u64>> {
     let mut at = range.start;
     std::iter::from_fn(move || {
-        let end = (at / CHUNK_SIZE + 1) * CHUNK_SIZE;
+        let end = (at / unit + 1) * unit;
         let part = at..end.min(range.end);
         at = part.end;
         (!part.is_empty()).then_some(part)

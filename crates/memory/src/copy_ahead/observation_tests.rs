@@ -1,18 +1,19 @@
 use firn_base::PageRange;
-use firn_snapshot::{CopyTable, MemoryLayout};
+use firn_snapshot::{CHUNK_PAGES, CHUNK_SIZE, CopyTable, MemoryLayout};
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use super::*;
 use crate::HostFacts;
+use crate::copy_ahead::Granule;
 use crate::executor::{ExecuteError, Sources, execute};
 use crate::plan::Leaf;
 use crate::planners::{ExtentFacts, ImageFacts, PlanInput, firn_plan};
 use crate::testing::frozen_chunk;
 
 const CHUNKS: u64 = 6;
-const RULE: Rule = Rule { written: 2, read: 0 };
+const RULE: Rule = Rule { written: 2, read: 0, granule: Granule::Size2M };
 /// The offset of the extent in its medium.
 const OFFSET: u64 = CHUNK_SIZE;
 
@@ -89,7 +90,11 @@ impl World {
     }
 
     fn report(&self, memory: &GuestMemory) -> WriteReport {
-        observe_extent(memory, &self.plan(), RULE, &self.copies, &Extent(&self.medium)).unwrap()
+        self.report_by(RULE, memory)
+    }
+
+    fn report_by(&self, rule: Rule, memory: &GuestMemory) -> WriteReport {
+        observe_extent(memory, &self.plan(), rule, &self.copies, &Extent(&self.medium)).unwrap()
     }
 }
 
@@ -145,6 +150,57 @@ fn written_chunks_are_reported_as_predicted_missed_or_unused() {
 }
 
 #[test]
+fn runs_of_pages_over_the_extent_are_written_in_place_and_observed_by_granule() {
+    let rule = Rule { written: 1, read: 0, granule: Granule::Size16K };
+    let mut world = World::new();
+    let pages = |first, pages| PageRange { first, pages };
+    // Two runs in chunk 1, a run over the end of chunk 2, and chunk 4.
+    let runs = [pages(520, 4), pages(900, 8), pages(1532, 8), run(4, 1)];
+    let table = CopyTable::new(runs);
+    let copy = memfd([byte(4)].into_iter());
+    for (part, place) in table.parts() {
+        for page in 0..part.pages {
+            let byte = byte((part.first + page) / CHUNK_PAGES);
+            copy.write_all_at(&[byte; 4096], place + page * 4096).unwrap();
+        }
+    }
+    world.copies = Copies { expected: runs.to_vec(), table, file: Some(copy), ..Copies::default() };
+    let memory = world.restore(world.copies.file.as_ref());
+    for page in 0..CHUNKS * CHUNK_PAGES {
+        assert_eq!(read(&memory, page), byte(page / CHUNK_PAGES), "page {page}");
+    }
+    let report = world.report_by(rule, &memory);
+    let counts =
+        |report: &WriteReport| (report.predicted, report.copied, report.missed, report.unused);
+    assert_eq!((report.granule, counts(&report)), (16 << 10, (133, 133, 0, 133)));
+    assert_eq!(memory.usage().unwrap().private, 0);
+    // In the copy, beside it, and far from it.
+    for page in [523, 903, 904, 1535, 1536, 4 * CHUNK_PAGES + 100, 899, 17, 5 * CHUNK_PAGES] {
+        write(&memory, page, 0x77);
+    }
+    let report = world.report_by(rule, &memory);
+    assert_eq!(counts(&report), (133, 133, 3, 133 - 6));
+    let granules = [16, 520, 896, 1532, 2148, 2560].map(|first| {
+        pages(
+            first,
+            match first {
+                896 => 12,
+                1532 => 8,
+                _ => 4,
+            },
+        )
+    });
+    assert_eq!(report.written, granules);
+    let usage = memory.usage().unwrap();
+    assert_eq!(usage.private, 3 * 4096, "the kernel copied three pages");
+    for page in 0..CHUNKS * CHUNK_PAGES {
+        let is_written = [523, 903, 904, 1535, 1536, 2148, 899, 17, 2560].contains(&page);
+        let expected = if is_written { 0x77 } else { byte(page / CHUNK_PAGES) };
+        assert_eq!(read(&memory, page), expected, "page {page}");
+    }
+}
+
+#[test]
 fn discarded_memory_of_a_copy_is_unchanged() {
     let world = World::new();
     let memory = world.restore(world.copies.file.as_ref());
@@ -183,8 +239,8 @@ fn a_freeze_reads_copied_chunks() {
 
 #[test]
 fn parts_end_where_chunks_do() {
-    let parts: Vec<_> = chunk_parts(4096..2 * CHUNK_SIZE + 4096).collect();
+    let cut: Vec<_> = parts(4096..2 * CHUNK_SIZE + 4096, CHUNK_SIZE).collect();
     let ends = [CHUNK_SIZE, 2 * CHUNK_SIZE, 2 * CHUNK_SIZE + 4096];
-    assert_eq!(parts.iter().map(|part| part.end).collect::<Vec<_>>(), ends);
-    assert_eq!(chunk_parts(0..0).count(), 0);
+    assert_eq!(cut.iter().map(|part| part.end).collect::<Vec<_>>(), ends);
+    assert_eq!(parts(0..0, CHUNK_SIZE).count(), 0);
 }

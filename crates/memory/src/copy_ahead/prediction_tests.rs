@@ -5,12 +5,12 @@ use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
 use super::*;
 
 fn expected(prediction: &Prediction) -> Vec<u32> {
-    chunks_of(&prediction.expected(), u64::MAX)
+    let pages = prediction.expected(1);
+    pages.iter().flat_map(PageRange::range).map(|page| u32::try_from(page).unwrap()).collect()
 }
 
 #[test]
-fn chunks_of_the_profile_are_expected_at_once_and_given_up_after_five_runs_that_do_not_write_them()
-{
+fn granules_of_the_profile_are_given_up_after_five_runs_that_do_not_use_them() {
     let mut prediction = Prediction::of(&[1, 5]);
     assert_eq!(expected(&prediction), [1, 5]);
     for run in 1..=5 {
@@ -21,7 +21,7 @@ fn chunks_of_the_profile_are_expected_at_once_and_given_up_after_five_runs_that_
 }
 
 #[test]
-fn a_chunk_is_learnt_from_two_runs() {
+fn a_granule_is_learnt_from_two_runs() {
     let mut prediction = Prediction::default();
     prediction.observe(&[7]);
     assert!(expected(&prediction).is_empty(), "one run may be an exception");
@@ -30,7 +30,7 @@ fn a_chunk_is_learnt_from_two_runs() {
 }
 
 #[test]
-fn runs_of_another_input_than_the_profile_replace_its_chunks() {
+fn runs_of_another_input_than_the_profile_replace_its_granules() {
     let mut prediction = Prediction::of(&[0, 1]);
     let mut by_run = Vec::new();
     for _ in 0..6 {
@@ -44,20 +44,22 @@ fn runs_of_another_input_than_the_profile_replace_its_chunks() {
 }
 
 #[test]
-fn only_whole_chunks_of_guest_memory_count() {
-    let runs =
-        [PageRange { first: 1, pages: 1030 }, PageRange { first: 2048, pages: u64::MAX - 2048 }];
-    assert_eq!(chunks_of(&runs, 6 * CHUNK_PAGES + 7), [1, 4, 5]);
-    assert!(
-        chunks_of(&[PageRange { first: 10 * CHUNK_PAGES, pages: 512 }], CHUNK_PAGES).is_empty()
-    );
+fn only_whole_granules_of_guest_memory_count() {
+    assert_eq!(within(vec![0, 1, 3, 4, u64::MAX], 512, 4 * 512 + 7), [0, 1, 3]);
+    assert_eq!(within(vec![0, 9, 10], 4, 43), [0, 9]);
+}
+
+#[test]
+fn expected_granules_are_runs_of_pages() {
+    let runs = [PageRange { first: 8, pages: 8 }, PageRange { first: 28, pages: 4 }];
+    assert_eq!(Prediction::of(&[2, 3, 7]).expected(4), runs);
 }
 
 #[test]
 fn an_invalid_state_is_refused() {
     let encoded = |runs: &[ScoredRun]| postcard::to_stdvec(runs).unwrap();
     assert_eq!(Prediction::decode(&encoded(&[(3, 2, 8)])), Some(Prediction::of(&[3, 4])));
-    for bad in [(0, 1, 0), (0, 1, FULL + 1), (0, u32::MAX, 1), (u32::MAX, 1, 1)] {
+    for bad in [(0, 1, 0), (0, 1, FULL + 1), (0, MAX_GRANULES + 1, 1), (u32::MAX, 1, 1)] {
         assert_eq!(Prediction::decode(&encoded(&[bad])), None, "{bad:?}");
     }
     assert_eq!(Prediction::decode(&[]), None);
@@ -73,7 +75,7 @@ proptest! {
     ) {
         let mut prediction = Prediction::of(&first);
         before.iter().for_each(|written| prediction.observe(written));
-        // Two runs suffice to learn a chunk, and FULL runs to forget it.
+        // Two runs suffice to learn a granule, and FULL runs to forget it.
         let mut same = same;
         same.sort_unstable();
         same.dedup();

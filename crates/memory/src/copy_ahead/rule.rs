@@ -1,26 +1,75 @@
-//! Which chunks of a profile are copied ahead.
+//! Which pages of a profile are copied ahead.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use firn_base::PageRange;
-use firn_snapshot::{CHUNK_PAGES, PageSet, Profile};
+use firn_snapshot::{CHUNK_PAGES, Profile};
 
-/// Which chunks of 2 MiB are copied ahead.
+use super::cost;
+
+/// How fine copies are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Granule {
+    /// 16 KiB, or whole chunks of 2 MiB where they cost less.
+    Auto,
+    /// 16 KiB: KVM prefetches within it.
+    Size16K,
+    /// 64 KiB.
+    Size64K,
+    /// Whole chunks of 2 MiB.
+    Size2M,
+}
+
+impl Granule {
+    /// Every granule, by its name.
+    const NAMES: [(&'static str, Self); 4] = [
+        ("2m", Self::Size2M),
+        ("auto", Self::Auto),
+        ("16k", Self::Size16K),
+        ("64k", Self::Size64K),
+    ];
+
+    /// The name: `16k`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        let found = Self::NAMES.iter().find(|(_, granule)| *granule == self);
+        found.map_or("", |(name, _)| name)
+    }
+
+    /// The granule of a name.
+    #[must_use]
+    pub fn of_name(name: &str) -> Option<Self> {
+        Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, granule)| *granule)
+    }
+
+    /// Pages in which a rule counts and learns.
+    pub(super) fn pages(self) -> u64 {
+        match self {
+            Self::Auto | Self::Size16K => 4,
+            Self::Size64K => 16,
+            Self::Size2M => CHUNK_PAGES,
+        }
+    }
+}
+
+/// Which pages are copied ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rule {
-    /// The least number of pages of a chunk that a run writes, 1 to 512.
+    /// The least number of pages of a granule that a run writes, 1 to 512; a granule of fewer pages
+    /// counts when all of them are written.
     pub written: u64,
     /// The least number of pages of a chunk that a run touches through leaves of 4 KiB, where it
-    /// writes none; 0 selects no such chunk.
+    /// writes none; 0 selects no page that is only read.
     pub read: u64,
+    /// How fine copies are.
+    pub granule: Granule,
 }
 
 impl Rule {
-    /// The default, by measurement (docs/concepts/firn-planner.md): a page that is written splits
-    /// its whole leaf.
-    pub const DEFAULT: Self = Self { written: 1, read: 32 };
+    /// The default, by measurement (docs/concepts/firn-planner.md).
+    pub const DEFAULT: Self = Self { written: 1, read: 32, granule: Granule::Size2M };
 
-    /// The rule on a host with nested paging (VT-x, SVM), or without it: chunks that are only read
+    /// The rule on a host with nested paging (VT-x, SVM), or without it: pages that are only read
     /// are copied for KVM's software page tables alone.
     ///
     /// Those prefetch the entries around a fault (Linux `paging_tmpl.h`, `FNAME(prefetch_gpte)`)
@@ -32,81 +81,106 @@ impl Rule {
         Self { read: if nested { 0 } else { self.read }, ..self }
     }
 
-    /// The chunks that the rule selects from a profile, as image pages, ascending.
-    #[must_use]
-    pub fn chunks(self, profile: &Profile) -> Vec<PageRange> {
-        let mut chunks = self.written_chunks(profile);
-        chunks.extend(self.read_chunks(profile));
-        chunks.sort_unstable_by_key(|chunk| chunk.first);
-        chunks
+    /// The rule on a medium with private mappings, or without them: there, only whole chunks can be
+    /// replaced by copies.
+    pub(super) fn for_medium(self, private: bool) -> Self {
+        match self.granule {
+            Granule::Auto if !private => Self { granule: Granule::Size2M, ..self },
+            _ => self,
+        }
     }
 
-    /// The key of the chunk set at the pool's manager.
+    /// The key of the copy set at the pool's manager.
     #[must_use]
     pub fn key(self) -> String {
-        format!("written={},read={}", self.written, self.read)
+        let key = format!("written={},read={}", self.written, self.read);
+        match self.granule {
+            // The key of firns that copied only chunks.
+            Granule::Size2M => key,
+            granule => format!("{key},granule={}", granule.name()),
+        }
     }
 
     /// The rule of [`Self::key`]; `None` for another key.
     pub(super) fn of_key(key: &str) -> Option<Self> {
-        let (written, read) = key.strip_prefix("written=")?.split_once(",read=")?;
-        Some(Self { written: written.parse().ok()?, read: read.parse().ok()? })
+        let (written, rest) = key.strip_prefix("written=")?.split_once(",read=")?;
+        let (read, granule) = match rest.split_once(",granule=") {
+            Some((read, granule)) => (read, Granule::of_name(granule)?),
+            None => (rest, Granule::Size2M),
+        };
+        Some(Self { written: written.parse().ok()?, read: read.parse().ok()?, granule })
     }
 
-    /// The chunks that a run wrote, and those of the profile that it reads, out of `pages` image
-    /// pages.
-    pub(super) fn with_read_chunks(
-        self,
-        written: &[PageRange],
-        profile: &Profile,
-        pages: u64,
-    ) -> Vec<PageRange> {
-        let mut set = PageSet::new(pages);
-        for run in written.iter().chain(&self.read_chunks(profile)).map(PageRange::range) {
-            set.insert_range(run.start.min(pages)..run.end.min(pages));
-        }
-        set.to_ranges()
+    /// The granules that the rule selects from a profile, by number, ascending.
+    pub(super) fn granules(self, profile: &Profile) -> Vec<u64> {
+        let written = self.written_granules(profile.written.as_deref().unwrap_or_default());
+        self.with_read_granules(written, profile)
     }
 
-    /// The chunks of which the profile has enough written pages.
-    fn written_chunks(self, profile: &Profile) -> Vec<PageRange> {
-        let counts = pages_by_chunk(profile.written.as_deref().unwrap_or_default());
-        chunks(counts.into_iter().filter(|(_, pages)| *pages >= self.written).map(|(at, _)| at))
-    }
-
-    /// The chunks of which the profile has enough pages in small leaves, and no written page. A
-    /// profile without small leaves has none.
-    fn read_chunks(self, profile: &Profile) -> Vec<PageRange> {
-        if self.read == 0 {
-            return Vec::new();
-        }
-        let written = pages_by_chunk(profile.written.as_deref().unwrap_or_default());
-        let small = pages_by_chunk(profile.small_leaves.as_deref().unwrap_or_default());
-        let dense = small
+    /// The granules of which enough pages are in runs, which must not overlap.
+    pub(super) fn written_granules(self, runs: &[PageRange]) -> BTreeSet<u64> {
+        let counts = pages_by(self.granule.pages(), runs);
+        let least = self.written.min(self.granule.pages());
+        counts
             .into_iter()
-            .filter(|(chunk, pages)| *pages >= self.read && !written.contains_key(chunk));
-        chunks(dense.map(|(chunk, _)| chunk))
+            .filter(|(_, pages)| *pages >= least)
+            .map(|(granule, _)| granule)
+            .collect()
+    }
+
+    /// The granules that a run writes, and those that it reads according to a profile:
+    ///
+    /// - in chunks that it writes to, all that it touches. The chunk is mapped in small leaves;
+    /// - in chunks that no recorded run writes to, and of which it touches enough pages through
+    ///   small leaves, these pages.
+    pub(super) fn with_read_granules(
+        self,
+        mut granules: BTreeSet<u64>,
+        profile: &Profile,
+    ) -> Vec<u64> {
+        if self.read > 0 {
+            let unit = self.granule.pages();
+            let chunk_of = |granule: u64| granule * unit / CHUNK_PAGES;
+            let written: BTreeSet<u64> = granules.iter().copied().map(chunk_of).collect();
+            let small = profile.small_leaves.as_deref().unwrap_or_default();
+            let recorded = pages_by(CHUNK_PAGES, profile.written.as_deref().unwrap_or_default());
+            let mut dense = pages_by(CHUNK_PAGES, small);
+            dense.retain(|chunk, pages| *pages >= self.read && !recorded.contains_key(chunk));
+            let touched = profile.faults.as_deref().unwrap_or_default();
+            let (small, touched) = (pages_by(unit, small), pages_by(unit, touched));
+            let of_written = small.keys().chain(touched.keys());
+            let of_written = of_written.filter(|granule| written.contains(&chunk_of(**granule)));
+            let of_dense = small.keys().filter(|granule| dense.contains_key(&chunk_of(**granule)));
+            granules.extend(of_written.chain(of_dense));
+        }
+        granules.into_iter().collect()
+    }
+
+    /// The runs of pages to copy, for the pages that are expected, ascending, out of `pages` pages
+    /// of guest memory.
+    pub(super) fn runs(self, expected: &[PageRange], pages: u64) -> Vec<PageRange> {
+        match self.granule {
+            Granule::Size2M => expected.to_vec(),
+            Granule::Size16K | Granule::Size64K => cost::runs(expected, pages, false),
+            Granule::Auto => cost::runs(expected, pages, true),
+        }
     }
 }
 
-/// The number of pages of each chunk in runs that do not overlap.
-fn pages_by_chunk(runs: &[PageRange]) -> BTreeMap<u64, u64> {
+/// The number of pages of each unit of `unit` pages in runs that do not overlap.
+fn pages_by(unit: u64, runs: &[PageRange]) -> BTreeMap<u64, u64> {
     let mut counts = BTreeMap::new();
     for run in runs {
         let range = run.range();
         let mut page = range.start;
         while page < range.end {
-            let chunk = page / CHUNK_PAGES;
-            let end = ((chunk + 1) * CHUNK_PAGES).min(range.end);
-            *counts.entry(chunk).or_default() += end - page;
+            let number = page / unit;
+            let end = ((number + 1) * unit).min(range.end);
+            *counts.entry(number).or_default() += end - page;
             page = end;
         }
     }
     counts
-}
-
-fn chunks(numbers: impl Iterator<Item = u64>) -> Vec<PageRange> {
-    numbers.map(|chunk| PageRange { first: chunk * CHUNK_PAGES, pages: CHUNK_PAGES }).collect()
 }
 
 #[cfg(test)]

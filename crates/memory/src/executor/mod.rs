@@ -180,7 +180,7 @@ pub fn execute_in(
         report.preloaded_bytes += done.preloaded_bytes;
         report.steps.push(done);
     }
-    memory.set_indexed(indexed(&report.steps));
+    memory.set_indexed(indexed(&report.steps, &memory));
     report.schedule_ns = ns_since(part);
 
     let after_resume = AfterResume::new(after, sources).map_err(ExecuteError::Image)?;
@@ -189,12 +189,13 @@ pub fn execute_in(
 }
 
 /// The ranges whose index was built.
-fn indexed(steps: &[StepReport]) -> Vec<GuestRange> {
+fn indexed(steps: &[StepReport], memory: &GuestMemory) -> Vec<GuestRange> {
     let mut ranges: Vec<_> = steps
         .iter()
-        .filter_map(|step| match step.step.work {
-            Work::Index { guest } => Some(guest),
-            Work::Preload { .. } | Work::Load { .. } | Work::Install { .. } => None,
+        .flat_map(|step| match step.step.work {
+            Work::Index { guest } => vec![guest],
+            Work::IndexCopy { guest } => memory.copied_in(guest),
+            Work::Preload { .. } | Work::Load { .. } | Work::Install { .. } => Vec::new(),
         })
         .collect();
     ranges.sort_by_key(|range| range.start);

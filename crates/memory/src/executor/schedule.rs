@@ -127,6 +127,13 @@ pub(super) fn run(
             memory.build_index(range).map_err(|e| StepError::Index { range, source: e.into() })?;
             indexed_bytes = range.len;
         }
+        Work::IndexCopy { guest } => {
+            for range in memory.copied_in(guest) {
+                let built = memory.build_index(range);
+                built.map_err(|e| StepError::Index { range, source: e.into() })?;
+                indexed_bytes += range.len;
+            }
+        }
         Work::Install { packed } => {
             let file = snapshot.map(|snapshot| snapshot.packed(packed)).transpose()?;
             let (Some(file), Some(pager)) = (file.flatten(), memory.pager()) else {

@@ -302,6 +302,15 @@ impl GuestMemory {
         self.copied = ranges;
     }
 
+    /// The parts of a range that come from the copy.
+    pub(crate) fn copied_in(&self, range: GuestRange) -> Vec<GuestRange> {
+        let parts = self.copied.split(range.start..range.end()).into_iter();
+        let copied = parts.filter(|(_, is_copied)| *is_copied);
+        copied
+            .map(|(part, _)| GuestRange { start: part.start, len: part.end - part.start })
+            .collect()
+    }
+
     /// Registers all memory with a userfaultfd, in pages of 4 KiB.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 use std::fs::File;
 
 use firn_base::PAGE_SIZE;
+use firn_snapshot::PageSet;
 use procfs::process::Process;
 use serde::Serialize;
 use thiserror::Error;
@@ -98,12 +99,22 @@ impl GuestMemory {
         usage.shared = usage.resident.saturating_sub(usage.private);
     }
 
-    /// The number of private pages among `len` bytes within one region.
-    pub(crate) fn private_pages(&self, guest_addr: u64, len: u64) -> std::io::Result<u64> {
-        let addr = host_addr(&self.slots, guest_addr).ok_or(std::io::ErrorKind::InvalidInput)?;
-        let entries = pagemap_entries(&File::open(PAGEMAP)?, addr, len)?;
-        let private = |entry: &&u64| **entry & (PRESENT | SWAPPED) != 0 && **entry & FILE == 0;
-        Ok(u64::try_from(entries.iter().filter(private).count()).unwrap_or(u64::MAX))
+    /// The image pages that are private to this process: anonymous memory, and pages that the
+    /// kernel copied on a write.
+    pub(crate) fn private_pages(&self) -> std::io::Result<PageSet> {
+        let pagemap = File::open(PAGEMAP)?;
+        let mut private = PageSet::new(self.layout.pages());
+        for region in self.layout.regions() {
+            let addr = host_addr(&self.slots, region.guest_addr);
+            let addr = addr.ok_or(std::io::ErrorKind::InvalidInput)?;
+            let entries = pagemap_entries(&pagemap, addr, region.len)?;
+            let pages = (region.image_offset / PAGE_SIZE..).zip(entries);
+            let is_private = |entry| entry & (PRESENT | SWAPPED) != 0 && entry & FILE == 0;
+            for (page, _) in pages.filter(|(_, entry)| is_private(*entry)) {
+                private.insert(page);
+            }
+        }
+        Ok(private)
     }
 
     /// Counts from pagemap, which has the owner of each page. smaps tells pages of a huge page file

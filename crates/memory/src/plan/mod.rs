@@ -37,7 +37,7 @@ pub enum Source {
         /// The offset of the range's first byte in the pool's medium, in bytes.
         offset: u64,
     },
-    /// A copy of chunks of the snapshot's extent that was made ahead for this VM.
+    /// A copy of parts of the snapshot's extent that was made ahead for this VM.
     Copy {
         /// The offset of the range's first byte in the copy, in bytes.
         offset: u64,
@@ -291,6 +291,11 @@ pub enum Work {
         /// The range of guest memory: whole pages within one region.
         guest: GuestRange,
     },
+    /// The same for the parts of a range that come from the copy, and for no others.
+    IndexCopy {
+        /// The range of guest memory: whole pages within one region.
+        guest: GuestRange,
+    },
     /// Installs all pages of a packed file into memory that the pager serves: one read that
     /// bypasses the page cache, a copy for each run, one wake. Only before the resume.
     Install {
@@ -304,7 +309,10 @@ impl Work {
     pub fn is_preload(&self) -> bool {
         match self {
             Self::Preload { .. } => true,
-            Self::Load { .. } | Self::Index { .. } | Self::Install { .. } => false,
+            Self::Load { .. }
+            | Self::Index { .. }
+            | Self::IndexCopy { .. }
+            | Self::Install { .. } => false,
         }
     }
 }
@@ -317,6 +325,7 @@ impl fmt::Display for Work {
                 write!(f, "load {file} {:#x}-{:#x}", offset, offset.saturating_add(*len))
             }
             Self::Index { guest } => write!(f, "index guest {guest}"),
+            Self::IndexCopy { guest } => write!(f, "index the copy in guest {guest}"),
             Self::Install { packed } => write!(f, "install {}", packed.name()),
         }
     }

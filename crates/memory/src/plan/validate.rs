@@ -291,21 +291,22 @@ impl Plan {
     }
 
     /// Checks that the copy holds every page of a range, in succession from `offset` on. The pages
-    /// may lie in several parts of the copy's table, which follow each other in the image and in
-    /// the copy.
+    /// may lie in several parts of the copy's table.
     fn check_copied(&self, guest: GuestRange, offset: u64) -> Result<(), PlanError> {
         let not_copied = PlanError::NotCopied { range: guest };
-        let Some(first) = self.layout.image_offset(guest.start) else { return Err(not_copied) };
-        let expected = self.copies.place(first).ok_or_else(|| not_copied.clone())?;
-        if expected != offset {
-            return Err(PlanError::WrongCopyOffset { guest: guest.start, offset, expected });
+        let first = self.layout.image_offset(guest.start).ok_or_else(|| not_copied.clone())?;
+        let mut at = 0;
+        while at < guest.len {
+            let piece = self.copies.piece(first.saturating_add(at));
+            let (expected, len) = piece.ok_or_else(|| not_copied.clone())?;
+            let offset = offset.saturating_add(at);
+            if expected != offset {
+                let guest = guest.start + at;
+                return Err(PlanError::WrongCopyOffset { guest, offset, expected });
+            }
+            at = at.saturating_add(len);
         }
-        let range = first..first.saturating_add(guest.len);
-        let held = self.copies.parts().map(|(part, _)| {
-            let (start, end) = (part.first * PAGE_SIZE, part.range().end * PAGE_SIZE);
-            end.min(range.end).saturating_sub(start.max(range.start))
-        });
-        if held.sum::<u64>() == guest.len { Ok(()) } else { Err(not_copied) }
+        Ok(())
     }
 
     /// The offset of the pages at `guest_addr` in the medium, relative to the first extent segment:
@@ -405,7 +406,9 @@ impl Plan {
                     aligned("step", offset, len, Leaf::Size4K)?;
                 }
                 Work::Preload { image } => self.check_image("step", image)?,
-                Work::Index { guest } => self.check_guest("step", guest, Leaf::Size4K)?,
+                Work::Index { guest } | Work::IndexCopy { guest } => {
+                    self.check_guest("step", guest, Leaf::Size4K)?;
+                }
                 Work::Install { .. } if step.when != When::BeforeResume || self.pager.is_none() => {
                     return Err(PlanError::Install { index });
                 }

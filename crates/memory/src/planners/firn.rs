@@ -1,22 +1,24 @@
-//! `firn`: chunks that a run reads are shared; chunks that it writes are copied before the start.
+//! `firn`: pages that a run reads are shared; pages that it writes are copied before the start.
 //!
 //! It extends PASS. `pass` writes without a fault because its VM has a whole replica; `pass_shared`
 //! shares one extent and has a fault for each page that is written, and for each leaf that a copy
 //! splits. This planner shares the extent at the medium's largest leaf and maps a copy, made before
-//! the start in leaves of 2 MiB, over the chunks that are expected to be written
-//! ([`copy_ahead`](crate::copy_ahead)).
+//! the start, over the pages that are expected to be written ([`copy_ahead`](crate::copy_ahead)):
+//! over whole chunks in leaves of 2 MiB, over runs of pages in leaves of 4 KiB. A chunk with such
+//! runs is otherwise mapped from the extent, so the kernel copies pages that were not expected.
 //!
 //! Without a copy (none was ready, or the arena is full) the kernel copies written pages one by
 //! one, as with `pass_shared`. Expected chunks that are all zero are then anonymous memory in pages
 //! of 2 MiB.
 
+use firn_base::num::usize_of;
 use firn_base::{GuestRange, PAGE_SIZE, PageRange};
 use firn_snapshot::{CHUNK_PAGES, Copies, ImageRegion, PageSet};
 
 use super::pass::segments;
 use super::pass_shared::sharing;
-use super::{ExtentFacts, PlanInput, Planner, PlannerError, Store};
-use crate::copy_ahead::Rule;
+use super::{ExtentFacts, PlanInput, Planner, PlannerError, Store, check_mappings};
+use crate::copy_ahead::{Granule, Rule};
 use crate::plan::{
     Advice, Integrity, Layer, Leaf, Plan, Segment, Sharing, Source, Step, When, Work,
 };
@@ -24,14 +26,16 @@ use crate::plan::{
 /// The planner `firn`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Firn {
-    /// Which chunks are copied ahead, by their written pages (`copy=1` to 512), and by the pages
-    /// that a run reads through small leaves (`read=1` to 512, or `read=0` for none).
+    /// Which pages are copied ahead, by the written pages of a granule (`copy=1` to 512), by the
+    /// pages of a chunk that a run reads through small leaves (`read=1` to 512, or `read=0` for
+    /// none), and in which granule.
     pub(crate) rule: Rule,
 }
 
 impl Planner for Firn {
     fn name(&self) -> String {
-        format!("firn:copy={},read={}", self.rule.written, self.rule.read)
+        let Rule { written, read, granule } = self.rule;
+        format!("firn:copy={written},read={read},granule={}", granule.name())
     }
 
     fn store(&self) -> Store {
@@ -43,6 +47,10 @@ impl Planner for Firn {
     }
 
     fn plan(&self, input: &PlanInput<'_>) -> Result<Plan, PlannerError> {
+        let is_fine = matches!(self.rule.granule, Granule::Size16K | Granule::Size64K);
+        if is_fine && input.image.extent.is_some_and(|extent| !extent.private) {
+            return Err(PlannerError::NoPrivateMappings { planner: self.name() });
+        }
         plan(self.name(), input, input.copies)
     }
 }
@@ -52,7 +60,15 @@ impl Planner for Firn {
 struct PrivatePart {
     guest: GuestRange,
     source: Source,
+    leaf: Leaf,
 }
+
+/// The chunk that contains an address: its first byte.
+fn chunk_start(address: u64) -> u64 {
+    address - address % CHUNK
+}
+
+const CHUNK: u64 = Leaf::Size2M.bytes();
 
 pub(crate) fn plan(
     planner: String,
@@ -76,6 +92,7 @@ pub(crate) fn plan(
         let own = copies.map(|copies| private_parts(region, extent, copies, input.zero_map));
         add_region(&mut plan, region, extent, sharing, &own.unwrap_or_default());
     }
+    check_mappings(&plan, input.host)?;
     Ok(plan)
 }
 
@@ -89,15 +106,13 @@ fn private_parts(
 ) -> Vec<PrivatePart> {
     // Chunks of the image, guest memory and the medium must coincide.
     let bases = [region.guest_addr, region.image_offset, extent.offset];
-    if bases.iter().any(|base| !base.is_multiple_of(Leaf::Size2M.bytes())) {
+    if bases.iter().any(|base| !base.is_multiple_of(CHUNK)) {
         return Vec::new();
     }
     let within = |run: PageRange| {
         let start = (run.first * PAGE_SIZE).max(region.image_offset);
         let end = (run.range().end.saturating_mul(PAGE_SIZE)).min(region.image_offset + region.len);
-        // A chunk that is only partly in the region stays mapped from the extent.
-        let end = end - end % Leaf::Size2M.bytes();
-        (start < end).then_some(start..end)
+        start..end
     };
     let guest = |start: u64, len| GuestRange {
         start: region.guest_addr + (start - region.image_offset),
@@ -105,24 +120,35 @@ fn private_parts(
     };
     let mut own: Vec<PrivatePart> = Vec::new();
     for (run, place) in copies.table.parts() {
-        let Some(range) = within(run) else { continue };
-        let offset = place + (range.start - run.first * PAGE_SIZE);
-        let guest = guest(range.start, range.end - range.start);
-        own.push(PrivatePart { guest, source: Source::Copy { offset } });
+        let mut range = within(run);
+        let offset = place + (range.start.saturating_sub(run.first * PAGE_SIZE));
+        let is_whole = [run.first, run.pages].iter().all(|pages| pages.is_multiple_of(CHUNK_PAGES));
+        let leaf = if is_whole && offset.is_multiple_of(CHUNK) {
+            // A chunk that is only partly in the region stays mapped from the extent.
+            range.end = chunk_start(range.end);
+            Leaf::Size2M
+        } else {
+            Leaf::Size4K
+        };
+        if range.start < range.end {
+            let guest = guest(range.start, range.end - range.start);
+            own.push(PrivatePart { guest, source: Source::Copy { offset }, leaf });
+        }
     }
-    for range in copies.expected.iter().copied().filter_map(within) {
-        for start in range.step_by(firn_base::num::usize_of(Leaf::Size2M.bytes())) {
+    for range in copies.expected.iter().copied().map(within) {
+        let chunks = range.start.next_multiple_of(CHUNK)..chunk_start(range.end);
+        for start in chunks.step_by(usize_of(CHUNK)) {
             let first = start / PAGE_SIZE;
             let zero = |pages| zero_map.gaps_in(pages).next().is_none();
             if copies.table.place(start).is_none() && zero(first..first + CHUNK_PAGES) {
-                let guest = guest(start, Leaf::Size2M.bytes());
+                let guest = guest(start, CHUNK);
                 match own.last_mut() {
                     Some(last)
                         if last.source == Source::Zero && last.guest.end() == guest.start =>
                     {
                         last.guest.len += guest.len;
                     }
-                    _ => own.push(PrivatePart { guest, source: Source::Zero }),
+                    _ => own.push(PrivatePart { guest, source: Source::Zero, leaf: Leaf::Size2M }),
                 }
             }
         }
@@ -131,8 +157,7 @@ fn private_parts(
     own
 }
 
-/// Maps a region from the extent and the private parts over it, and indexes all but anonymous
-/// memory, which has no pages yet.
+/// Maps a region from the extent and the private parts over it.
 fn add_region(
     plan: &mut Plan,
     region: ImageRegion,
@@ -146,34 +171,66 @@ fn add_region(
     let source = Source::Extent { offset: extent.offset + region.image_offset };
     plan.layers.push(Layer { guest, source, sharing, advice: Advice::Normal });
     let mut at = start;
-    let mut indexed = start;
-    let index = |from: u64, to: u64| {
-        let guest = GuestRange { start: from, len: to - from };
-        (to > from).then_some(Step { when: When::BeforeResume, work: Work::Index { guest } })
-    };
     let shared = |from: u64, to: u64| {
-        let image_offset = region.image_offset + (from - start);
-        let part = ImageRegion { guest_addr: from, image_offset, len: to - from };
-        (to > from).then(|| segments(part, extent, sharing)).into_iter().flatten()
+        // Chunks that are cut are mapped in small leaves, and those between them are not.
+        let cut = from.next_multiple_of(CHUNK).min(to);
+        let rest = chunk_start(to).max(cut);
+        let parts = [(from, cut), (cut, rest), (rest, to)].into_iter();
+        parts.filter(|(from, to)| from < to).flat_map(move |(from, to)| {
+            let image_offset = region.image_offset + (from - start);
+            let part = ImageRegion { guest_addr: from, image_offset, len: to - from };
+            segments(part, extent, sharing)
+        })
     };
-    for PrivatePart { guest, source } in own.iter().copied() {
+    for PrivatePart { guest, source, leaf } in own.iter().copied() {
         plan.segments.extend(shared(at, guest.start));
-        let (leaf, sharing) = (Leaf::Size2M, Sharing::Exclusive);
+        let sharing = Sharing::Exclusive;
         let (integrity, advice) = match source {
             Source::Zero => (Integrity::CheckedOnFill, Advice::Huge),
             _ => (integrity, Advice::Normal),
         };
         plan.segments.push(Segment { guest, source, sharing, leaf, integrity });
         plan.layers.push(Layer { guest, source, sharing, advice });
-        if source == Source::Zero {
-            plan.schedule.extend(index(indexed, guest.start));
-            indexed = guest.end();
+        at = guest.end();
+    }
+    plan.segments.extend(shared(at, start + region.len));
+    add_index(plan, guest, own);
+}
+
+/// Indexes a region, except for anonymous memory, which has no pages yet. Of chunks with runs of a
+/// copy it indexes these runs alone: their other pages are not expected to be touched, and have an
+/// entry each.
+fn add_index(plan: &mut Plan, region: GuestRange, own: &[PrivatePart]) {
+    // Zeros, or neighbouring chunks with runs of a copy.
+    let mut apart: Vec<(GuestRange, bool)> = Vec::new();
+    for part in own {
+        let is_zero = part.source == Source::Zero;
+        if !is_zero && part.leaf == Leaf::Size2M {
+            continue;
+        }
+        let start = chunk_start(part.guest.start);
+        let end = part.guest.end().next_multiple_of(CHUNK).min(region.end());
+        match apart.last_mut() {
+            Some((last, zero)) if *zero == is_zero && start <= last.end() => {
+                last.len = end.max(last.end()) - last.start;
+            }
+            _ => apart.push((GuestRange { start, len: end - start }, is_zero)),
+        }
+    }
+    let step = |work| Step { when: When::BeforeResume, work };
+    let index = |from: u64, to: u64| {
+        let guest = GuestRange { start: from, len: to - from };
+        (to > from).then(|| step(Work::Index { guest }))
+    };
+    let mut at = region.start;
+    for (guest, is_zero) in apart {
+        plan.schedule.extend(index(at, guest.start));
+        if !is_zero {
+            plan.schedule.push(step(Work::IndexCopy { guest }));
         }
         at = guest.end();
     }
-    let end = start + region.len;
-    plan.segments.extend(shared(at, end));
-    plan.schedule.extend(index(indexed, end));
+    plan.schedule.extend(index(at, region.end()));
 }
 
 #[cfg(test)]

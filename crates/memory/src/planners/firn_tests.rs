@@ -1,6 +1,6 @@
 use firn_base::PageRange;
 use firn_snapshot::{CopyTable, MemoryLayout, MemoryRegion};
-use proptest::collection::btree_set;
+use proptest::collection::{btree_set, vec};
 use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
 use proptest::sample::select;
 
@@ -137,9 +137,9 @@ fn a_medium_without_private_mappings_is_shared_by_chunks_beside_the_copy() {
 
 #[test]
 fn a_snapshot_in_a_directory_is_refused() {
-    let refused = parse("firn:copy=4,read=0").unwrap();
-    assert_eq!(refused.name(), "firn:copy=4,read=0");
-    assert_eq!(refused.copy_rule(), Some(Rule { written: 4, read: 0 }));
+    let refused = parse("firn:copy=4,read=0,granule=64k").unwrap();
+    assert_eq!(refused.name(), "firn:copy=4,read=0,granule=64k");
+    assert_eq!(refused.copy_rule(), Some(Rule { written: 4, read: 0, granule: Granule::Size64K }));
     let layout = MemoryLayout::for_size(CHUNK).unwrap();
     let input = PlanInput {
         layout: &layout,
@@ -151,6 +151,70 @@ fn a_snapshot_in_a_directory_is_refused() {
         host: &HostFacts::read().unwrap(),
     };
     assert!(matches!(refused.plan(&input), Err(PlannerError::NoExtent { .. })));
+}
+
+/// Copies of runs of pages.
+fn copies_of(runs: &[(u64, u64)]) -> Copies {
+    let runs = runs.iter().map(|(first, pages)| PageRange { first: *first, pages: *pages });
+    let expected: Vec<_> = runs.collect();
+    Copies { table: CopyTable::new(expected.iter().copied()), expected, ..Copies::default() }
+}
+
+#[test]
+fn runs_of_pages_lie_over_the_extent_and_are_indexed_alone_in_their_chunks() {
+    let layout = MemoryLayout::for_size(16 * MIB).unwrap();
+    let copies = copies_of(&[(520, 4), (1000, 100), (2048, 512), (3000, 8)]);
+    let plan = plan_of(&layout, EXTENT, &[], Some(&copies)).unwrap();
+    assert_eq!(plan.validate(), Ok(()));
+    let page = |page: u64| page * 4096;
+    let is = |at: u64| source_at(&plan, page(at)).0;
+    assert_eq!(is(520), Source::Copy { offset: page(512) }, "whole chunks are first in a copy");
+    assert_eq!(is(1099), Source::Copy { offset: page(516 + 99) });
+    assert_eq!(is(2050), Source::Copy { offset: page(2) });
+    assert_eq!(is(524), Source::Extent { offset: EXTENT.offset + page(524) });
+    let leaf_of = |at: u64| {
+        let covers = |s: &&Segment| (s.guest.start..s.guest.end()).contains(&page(at));
+        plan.segments.iter().find(covers).unwrap().leaf
+    };
+    let leaves = [0, 512, 520, 1100, 1536, 2048, 2560, 3000, 3071, 3072].map(leaf_of);
+    let (small, large) = (Leaf::Size4K, Leaf::Size2M);
+    assert_eq!(leaves, [large, small, small, small, large, large, small, small, small, large]);
+    let work: Vec<_> = plan.schedule.iter().map(|step| step.work).collect();
+    let guest = |from: u64, to: u64| GuestRange { start: from * CHUNK, len: (to - from) * CHUNK };
+    let expected = [
+        Work::Index { guest: guest(0, 1) },
+        Work::IndexCopy { guest: guest(1, 3) },
+        Work::Index { guest: guest(3, 5) },
+        Work::IndexCopy { guest: guest(5, 6) },
+        Work::Index { guest: guest(6, 8) },
+    ];
+    assert_eq!(work, expected);
+    // A segment that reads the run beside its own is refused.
+    let mut wrong = plan.clone();
+    let from = Source::Copy { offset: page(516) };
+    for segment in wrong.segments.iter_mut().filter(|s| s.source == from) {
+        segment.source = Source::Copy { offset: page(512) };
+    }
+    assert!(matches!(wrong.validate().unwrap_err(), PlanError::WrongCopyOffset { .. }));
+}
+
+#[test]
+fn granules_need_private_mappings_and_auto_does_not() {
+    let device = ExtentFacts { private: false, ..EXTENT };
+    let layout = MemoryLayout::for_size(16 * MIB).unwrap();
+    let input = PlanInput {
+        layout: &layout,
+        image: ImageFacts::in_pool(layout.total_bytes(), device),
+        zero_map: &PageSet::new(layout.pages()),
+        profile: None,
+        snapshot: None,
+        copies: None,
+        host: &HostFacts::read().unwrap(),
+    };
+    for (granule, refused) in [("16k", true), ("64k", true), ("2m", false), ("auto", false)] {
+        let plan = parse(&format!("firn:granule={granule}")).unwrap().plan(&input);
+        assert_eq!(matches!(plan, Err(PlannerError::NoPrivateMappings { .. })), refused);
+    }
 }
 
 proptest! {
@@ -192,6 +256,50 @@ proptest! {
                         prop_assert!(zero.contains(&(image / CHUNK)) && expected.contains(&(image / CHUNK)));
                     }
                     (Source::Extent { offset }, _) => prop_assert_eq!(offset, EXTENT.offset + image),
+                    other => prop_assert!(false, "{:?}", other),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn plans_of_random_runs_are_valid_and_read_every_page_from_its_own_offset(
+        sizes in select(vec![vec![16], vec![7, 9], vec![5, 3, 1]]),
+        crooked in select(vec![0_u64, 4096]),
+        runs in vec((0..8192_u64, 1..1200_u64), 0..20),
+        copied in 0..20_usize,
+    ) {
+        let mut start = 4 * MIB;
+        let regions = sizes.iter().map(|chunks| {
+            let region = MemoryRegion { guest_addr: start, len: chunks * CHUNK + crooked };
+            start += 64 * MIB;
+            region
+        });
+        let layout = MemoryLayout::new(regions.collect()).unwrap();
+        let mut set = PageSet::new(layout.pages());
+        for (first, pages) in runs.iter().filter(|(first, _)| *first < layout.pages()) {
+            set.insert_range(*first..(first + pages).min(layout.pages()));
+        }
+        let expected = set.to_ranges();
+        let table = CopyTable::new(expected.iter().copied().take(copied));
+        let copies = Copies { expected, table, ..Copies::default() };
+        let plan = plan_of(&layout, EXTENT, &[], Some(&copies)).unwrap();
+        prop_assert_eq!(plan.validate(), Ok(()));
+        for region in layout.regions() {
+            for at in (0..region.len).step_by(4096) {
+                let image = region.image_offset + at;
+                match source_at(&plan, region.guest_addr + at) {
+                    (Source::Copy { offset }, Sharing::Exclusive) => {
+                        prop_assert_eq!(copies.table.place(image), Some(offset));
+                    }
+                    (Source::Extent { offset }, Sharing::PrivateCow) => {
+                        prop_assert_eq!(offset, EXTENT.offset + image);
+                        let is_aligned = region.image_offset.is_multiple_of(CHUNK);
+                        let chunk = PageRange::from(image / CHUNK * 512..(image / CHUNK + 1) * 512);
+                        let is_whole = chunk.range().all(|page| copies.table.place(page * 4096).is_some());
+                        // Whole chunks at the end of a region and unaligned regions are not copied.
+                        prop_assert!(!is_aligned || is_whole || copies.table.place(image).is_none());
+                    }
                     other => prop_assert!(false, "{:?}", other),
                 }
             }

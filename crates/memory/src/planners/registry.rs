@@ -9,7 +9,7 @@ use super::{
     DramCached, FaaSnap, Faast, Firecracker, Firn, Pass, PassShared, PlanInput, Planner,
     PlannerError, Reap, SnapBpf, VanillaDax,
 };
-use crate::copy_ahead::Rule;
+use crate::copy_ahead::{Granule, Rule};
 use crate::pager::PagerPolicy;
 
 /// A planner's name, its options, and its constructor, which takes one value for each option.
@@ -28,6 +28,8 @@ struct OptionEntry {
 enum Values {
     /// One of these words; the first is the default.
     Words(&'static [&'static str]),
+    /// The same, where `all` selects the default alone.
+    Setting(&'static [&'static str]),
     /// A number out of a range.
     Number { default: u64, range: RangeInclusive<u64> },
     /// A power of two up to `max`; 1 is the default.
@@ -44,7 +46,9 @@ enum Value {
 impl Values {
     fn default(&self) -> Option<Value> {
         match self {
-            Self::Words(words) => words.first().map(|word| Value::Word(word)),
+            Self::Words(words) | Self::Setting(words) => {
+                words.first().map(|word| Value::Word(word))
+            }
             Self::Number { default, .. } => Some(Value::Number(*default)),
             Self::Power { .. } => Some(Value::Number(1)),
         }
@@ -52,7 +56,7 @@ impl Values {
 
     fn parse(&self, text: &str) -> Option<Value> {
         match self {
-            Self::Words(words) => {
+            Self::Words(words) | Self::Setting(words) => {
                 words.iter().find(|word| **word == text).map(|word| Value::Word(word))
             }
             Self::Number { range, .. } => {
@@ -66,19 +70,20 @@ impl Values {
         }
     }
 
-    /// The values that `all` selects: every word; for numbers, the default.
+    /// The values that `all` selects: every word; of settings and numbers, the default.
     fn all(&self) -> Vec<Value> {
         match self {
             Self::Words(words) => words.iter().map(|word| Value::Word(word)).collect(),
             Self::Number { default, .. } => vec![Value::Number(*default)],
             Self::Power { .. } => vec![Value::Number(1)],
+            Self::Setting(_) => self.default().into_iter().collect(),
         }
     }
 
     /// The possible values, as text for an error.
     fn known(&self, or: &str) -> String {
         match self {
-            Self::Words(words) => words.join(or),
+            Self::Words(words) | Self::Setting(words) => words.join(or),
             Self::Number { range, .. } => format!("{} to {}", range.start(), range.end()),
             Self::Power { max } => format!("a power of two up to {max}"),
         }
@@ -142,10 +147,12 @@ const PLANNERS: &[Entry] = &[
                 key: "read",
                 values: Values::Number { default: Rule::DEFAULT.read, range: 0..=CHUNK_PAGES },
             },
+            OptionEntry { key: "granule", values: Values::Setting(&["2m", "auto", "16k", "64k"]) },
         ],
         make: |values| match values {
-            [Value::Number(written), Value::Number(read)] => {
-                Box::new(Firn { rule: Rule { written: *written, read: *read } })
+            [Value::Number(written), Value::Number(read), Value::Word(granule)] => {
+                let granule = Granule::of_name(granule).unwrap_or(Rule::DEFAULT.granule);
+                Box::new(Firn { rule: Rule { written: *written, read: *read, granule } })
             }
             _ => Box::new(Firn { rule: Rule::DEFAULT }),
         },

@@ -11,11 +11,12 @@ use uuid::Uuid;
 use super::copies::{ArenaFacts, NoCopy};
 use super::error::ClientError;
 use super::wire::{MAX_RESPONSE, WireError, receive_with_descriptor, send};
-use super::{ChunkRun, Granted, Request, Response};
+use super::{Granted, Request, Response};
 use crate::extent::Extent;
 use crate::mapped_extent::{MapExtentError, MappedExtent};
 use crate::media::{Access, MediumFacts};
 use crate::pool::{Imaging, Listing, PoolFacts, Recovery};
+use crate::runs::{decode_runs, encode_runs, first_pages};
 
 /// Maximum number of runs of pages in a request. They fit into a request whatever their numbers
 /// are.
@@ -171,25 +172,25 @@ impl ReplicaGrant {
     }
 }
 
-/// A chunk set of a snapshot, as stored by a client.
+/// A copy set of a snapshot, as stored by a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ChunkSet {
-    /// Identifies this state of the set, for [`Client::set_chunks`].
+pub struct CopySet {
+    /// Identifies this state of the set, for [`Client::store_copy_set`].
     pub revision: u64,
-    /// The chunks of guest memory that the manager keeps copies of.
-    pub chunks: Vec<ChunkRun>,
+    /// The pages of guest memory that the manager keeps copies of, ascending.
+    pub runs: Vec<PageRange>,
     /// State stored by the client.
     pub state: Vec<u8>,
 }
 
-/// A chunk set, and a copy of it if one was ready.
+/// A copy set, and a copy of it if one was ready.
 #[derive(Debug)]
 pub struct CopyGrant {
-    /// The chunks of the set.
-    pub chunks: Vec<ChunkRun>,
-    /// The chunks in the copy, packed in this order, and the copy: a memfd of pages of 2 MiB, for
-    /// one microVM only. Otherwise why there is none.
-    pub copy: Result<(Vec<ChunkRun>, OwnedFd), NoCopy>,
+    /// The pages of the set, ascending.
+    pub runs: Vec<PageRange>,
+    /// The pages in the copy, and the copy: a memfd for one microVM only, in which
+    /// [`pack_copy`](crate::pack_copy) tells their places. Otherwise why there is none.
+    pub copy: Result<(Vec<PageRange>, OwnedFd), NoCopy>,
 }
 
 impl Client {
@@ -271,7 +272,7 @@ impl Client {
         }
     }
 
-    /// Returns a copy of a chunk set of a snapshot that this connection has pinned, if one is
+    /// Returns a copy of a copy set of a snapshot that this connection has pinned, if one is
     /// ready; `None` if there is no set with this key.
     ///
     /// # Errors
@@ -303,53 +304,51 @@ impl Client {
         response: (Response, Option<OwnedFd>),
     ) -> Result<Option<CopyGrant>, ClientError> {
         match response {
-            (Response::Copy { chunks, copied: Ok(copied) }, Some(descriptor)) => {
-                Ok(Some(CopyGrant { chunks, copy: Ok((copied, descriptor)) }))
+            (Response::Copy { runs, copied: Ok(pages) }, Some(descriptor)) => {
+                let runs = decode_runs(&runs);
+                let copied = first_pages(&runs, pages);
+                Ok(Some(CopyGrant { runs, copy: Ok((copied, descriptor)) }))
             }
-            (Response::Copy { chunks, copied: Err(reason) }, _) => {
-                Ok(Some(CopyGrant { chunks, copy: Err(reason) }))
+            (Response::Copy { runs, copied: Err(reason) }, _) => {
+                Ok(Some(CopyGrant { runs: decode_runs(&runs), copy: Err(reason) }))
             }
-            (Response::NoChunkSet, _) => Ok(None),
+            (Response::NoCopySet, _) => Ok(None),
             _ => Err(self.unexpected_response()),
         }
     }
 
-    /// Returns a chunk set of a snapshot that this connection has pinned; `None` if there is no set
+    /// Returns a copy set of a snapshot that this connection has pinned; `None` if there is no set
     /// with this key.
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub fn chunk_set(
-        &mut self,
-        generation: u64,
-        key: &str,
-    ) -> Result<Option<ChunkSet>, ClientError> {
-        match self.request(&Request::ChunkSet { generation, key: key.to_owned() })? {
-            (Response::ChunkSet { revision, chunks, state }, _) => {
-                Ok(Some(ChunkSet { revision, chunks, state }))
+    pub fn copy_set(&mut self, generation: u64, key: &str) -> Result<Option<CopySet>, ClientError> {
+        match self.request(&Request::CopySet { generation, key: key.to_owned() })? {
+            (Response::CopySet { revision, runs, state }, _) => {
+                Ok(Some(CopySet { revision, runs: decode_runs(&runs), state }))
             }
-            (Response::NoChunkSet, _) => Ok(None),
+            (Response::NoCopySet, _) => Ok(None),
             _ => Err(self.unexpected_response()),
         }
     }
 
-    /// Stores a chunk set for a snapshot that this connection has pinned, so that the manager keeps
-    /// copies of the chunks ready. The set replaces the one of `revision`, or is new if `revision`
+    /// Stores a copy set for a snapshot that this connection has pinned, so that the manager keeps
+    /// copies of these pages ready. The set replaces the one of `revision`, or is new if `revision`
     /// is `None`. Returns `false` and changes nothing if the stored set has another revision. `key`
     /// has at most 128 bytes.
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub fn set_chunks(
+    pub fn store_copy_set(
         &mut self,
         generation: u64,
         key: &str,
         revision: Option<u64>,
-        chunks: Vec<ChunkRun>,
+        runs: &[PageRange],
         state: Vec<u8>,
     ) -> Result<bool, ClientError> {
-        let key = key.to_owned();
-        match self.request(&Request::SetChunks { generation, key, revision, chunks, state })? {
+        let (key, runs) = (key.to_owned(), encode_runs(runs));
+        match self.request(&Request::StoreCopySet { generation, key, revision, runs, state })? {
             (Response::Noted, _) => Ok(true),
             (Response::OtherRevision, _) => Ok(false),
             _ => Err(self.unexpected_response()),

@@ -1,11 +1,11 @@
-//! Copies of chunk sets of sealed extents, made in advance: the arena.
+//! Copies of parts of sealed extents, made in advance: the arena.
 //!
-//! Clients store chunk sets. A set belongs to a snapshot and a key that the client chooses. The
-//! manager does not interpret the key, the choice of the chunks, or the state that the client
-//! stores with them.
+//! Clients store copy sets: runs of pages. A set belongs to a snapshot and a key that the client
+//! chooses. The manager does not interpret the key, the choice of the pages, or the state that the
+//! client stores with them.
 //!
-//! A copy holds the chunks of a set, packed in order, in a memfd of pages of 2 MiB. A microVM maps
-//! it shared, in place of the extent's chunks, so its writes cause neither page faults nor copies.
+//! A copy holds the pages of a set, packed ([`pack_copy`]), in a memfd. A microVM maps it shared,
+//! in place of the extent's pages, so its writes cause neither page faults nor copies.
 //! A copy is lent to one microVM and never reused: its writes, and a descriptor that it kept, do
 //! not affect other microVMs. The manager makes the next copy in the background.
 //!
@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use firn_base::num::{u64_of, usize_of};
+use firn_base::{PAGE_SIZE, PageRange};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::{Errno, Result};
@@ -30,13 +31,12 @@ use serde::{Deserialize, Serialize};
 use super::pace::{Pace, lower_priority};
 use crate::media::{How, Memory};
 use crate::pool::{Pin, Pool, now};
+use crate::runs::{COPY_CHUNK, bytes_of, first_pages, is_whole, pack_copy};
 
-/// Bytes of a chunk.
-pub const COPY_CHUNK: u64 = 2 << 20;
 /// Number of copies kept ready of each set: one for the next start, and one for a start while the
 /// first is being replaced.
 const READY: usize = 2;
-/// Maximum number of chunk sets. The least recently requested set is dropped for a new one.
+/// Maximum number of copy sets. The least recently requested set is dropped for a new one.
 const MOST_SETS: usize = 1024;
 /// Bytes copied at a time: small enough to stay in the processor's cache.
 const PIECE: usize = 64 << 10;
@@ -56,7 +56,7 @@ pub struct ArenaFacts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NoCopy {
-    /// The chunk set is empty.
+    /// The copy set is empty.
     Unneeded,
     /// No copy is ready; one is being made.
     BeingMade,
@@ -69,19 +69,19 @@ pub enum NoCopy {
 /// The generation of a snapshot, and the client's key.
 pub(super) type Key = (u64, String);
 
-/// A chunk set as returned to clients.
+/// A copy set as returned to clients.
 #[derive(Debug)]
 pub(super) struct StoredSet {
     pub(super) revision: u64,
-    pub(super) chunks: Vec<u32>,
+    pub(super) runs: Vec<PageRange>,
     pub(super) state: Vec<u8>,
 }
 
-/// A chunk set lent to a start.
+/// A copy set lent to a start.
 #[derive(Debug)]
 pub(super) struct Loan {
-    /// The chunks of the set, ascending.
-    pub(super) chunks: Vec<u32>,
+    /// The pages of the set, ascending.
+    pub(super) runs: Vec<PageRange>,
     /// The copy, or why there is none.
     pub(super) copy: std::result::Result<Lent, NoCopy>,
 }
@@ -89,8 +89,8 @@ pub(super) struct Loan {
 /// A lent copy. Dropping it returns its bytes to the arena.
 #[derive(Debug)]
 pub(super) struct Lent {
-    /// The chunks, ascending.
-    pub(super) chunks: Vec<u32>,
+    /// How many of the set's first pages it holds.
+    pub(super) pages: u64,
     /// The copy. It is sent to the client and not kept.
     pub(super) file: Option<OwnedFd>,
     shared: Arc<Shared>,
@@ -99,7 +99,7 @@ pub(super) struct Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         let mut state = self.shared.state();
-        state.lent -= bytes(&self.chunks);
+        state.lent -= self.pages * PAGE_SIZE;
         for set in state.sets.values_mut() {
             set.failed = set.failed.filter(|failed| *failed != NoCopy::ArenaFull);
         }
@@ -134,7 +134,7 @@ struct State {
     /// Bytes of copies that are ready or being made.
     ready: u64,
     lent: u64,
-    sets: HashMap<Key, ChunkSet>,
+    sets: HashMap<Key, CopySet>,
     /// Generations of the snapshots whose stored sets were read.
     recalled: HashSet<u64>,
     /// Generations of the snapshots whose sets changed and are not stored yet.
@@ -147,16 +147,16 @@ struct State {
 }
 
 #[derive(Debug, Default)]
-struct ChunkSet {
+struct CopySet {
     name: String,
-    /// The chunks to copy, ascending.
-    chunks: Vec<u32>,
+    /// The pages to copy, ascending.
+    runs: Vec<PageRange>,
     /// The client's own state.
     state: Vec<u8>,
     /// Number of the last replacement, unique over all sets.
     revision: u64,
     ready: Vec<Ready>,
-    /// A copy of these chunks is being made.
+    /// A copy of these pages is being made.
     making: bool,
     /// Why the last copy was not made.
     failed: Option<NoCopy>,
@@ -170,7 +170,8 @@ struct ChunkSet {
 
 #[derive(Debug)]
 struct Ready {
-    chunks: Vec<u32>,
+    /// How many of the set's first pages it holds.
+    pages: u64,
     file: OwnedFd,
 }
 
@@ -178,7 +179,7 @@ struct Ready {
 struct Job {
     key: Key,
     name: String,
-    chunks: Vec<u32>,
+    runs: Vec<PageRange>,
 }
 
 impl Shared {
@@ -236,23 +237,23 @@ impl Copies {
         self.shared.recall(pin);
         let state = self.shared.state();
         let set = state.sets.get(&(pin.extent().generation, key.to_owned()))?;
-        let (chunks, client) = (set.chunks.clone(), set.state.clone());
-        Some(StoredSet { revision: set.revision, chunks, state: client })
+        let (runs, client) = (set.runs.clone(), set.state.clone());
+        Some(StoredSet { revision: set.revision, runs, state: client })
     }
 
     /// Stores the set of a key for a pinned snapshot, in place of the set of `revision`, or as a
     /// new set. Returns `false` and changes nothing if the stored set has another revision. Ready
-    /// copies of other chunks are dropped and replaced.
+    /// copies of other pages are dropped and replaced.
     pub(super) fn replace(
         &self,
         pin: &Pin,
         key: &str,
         revision: Option<u64>,
-        chunks: Vec<u32>,
+        runs: Vec<PageRange>,
         client: Vec<u8>,
     ) -> bool {
         self.shared.recall(pin);
-        let chunks = keep::within(pin, chunks);
+        let runs = keep::within(pin, runs);
         let generation = pin.extent().generation;
         let key = (generation, key.to_owned());
         let mut state = self.shared.state();
@@ -266,14 +267,14 @@ impl Copies {
         let now = state.now;
         let set = state.sets.entry(key.clone()).or_default();
         set.revision = now;
-        let same = revision.is_some() && set.chunks == chunks && set.state == client;
+        let same = revision.is_some() && set.runs == runs && set.state == client;
         set.state = client;
         if revision.is_none() {
             pin.name().clone_into(&mut set.name);
             set.requested = now;
         }
-        let replaced = revision.is_none() || set.chunks != chunks;
-        set.chunks = chunks;
+        let replaced = revision.is_none() || set.runs != runs;
+        set.runs = runs;
         if !same {
             state.changed.insert(generation);
             self.shared.learnt.notify_all();
@@ -295,27 +296,26 @@ impl Copies {
         set.requested = now;
         set.starts += 1;
         set.last_start = self::now();
-        let chunks = set.chunks.clone();
+        let runs = set.runs.clone();
         let copy = match set.ready.pop() {
-            Some(Ready { chunks, file }) => {
-                let bytes = bytes(&chunks);
-                state.ready -= bytes;
-                state.lent += bytes;
-                Ok(Lent { chunks, file: Some(file), shared: self.shared.clone() })
+            Some(Ready { pages, file }) => {
+                state.ready -= pages * PAGE_SIZE;
+                state.lent += pages * PAGE_SIZE;
+                Ok(Lent { pages, file: Some(file), shared: self.shared.clone() })
             }
-            None if chunks.is_empty() => Err(NoCopy::Unneeded),
+            None if runs.is_empty() => Err(NoCopy::Unneeded),
             // The worker retries now.
             None => Err(set.failed.take().unwrap_or(NoCopy::BeingMade)),
         };
         state.now = now;
         self.shared.wake(state);
-        Some(Loan { chunks, copy })
+        Some(Loan { runs, copy })
     }
 
     /// Drops the sets and copies of snapshots that are not current.
     pub(super) fn drop_stale(&self) {
         let mut state = self.shared.state();
-        let current = |key: &Key, set: &ChunkSet| {
+        let current = |key: &Key, set: &CopySet| {
             let current = self.shared.pool.lookup(&set.name);
             current.is_ok_and(|current| current.generation == key.0)
         };
@@ -349,10 +349,10 @@ impl Drop for Copies {
 }
 
 impl State {
-    fn drop_ready(&mut self, which: impl Fn(&Key, &ChunkSet) -> bool) {
+    fn drop_ready(&mut self, which: impl Fn(&Key, &CopySet) -> bool) {
         for (key, set) in &mut self.sets {
             if which(key, set) {
-                self.ready -= set.ready.drain(..).map(|ready| bytes(&ready.chunks)).sum::<u64>();
+                self.ready -= set.ready.drain(..).map(|ready| ready.pages * PAGE_SIZE).sum::<u64>();
             }
         }
     }
@@ -390,12 +390,10 @@ impl State {
         if busy || set.requested == 0 {
             return None;
         }
-        let mut chunks = set.chunks.clone();
-        // A set larger than the arena is copied partially.
-        chunks.truncate(usize_of(size / COPY_CHUNK));
-        let wanted = bytes(&chunks);
+        let runs = within_arena(&set.runs, size);
+        let wanted = bytes_of(&runs);
         if wanted == 0 {
-            set.failed = (!set.chunks.is_empty()).then_some(NoCopy::ArenaFull);
+            set.failed = (!set.runs.is_empty()).then_some(NoCopy::ArenaFull);
             return None;
         }
         if held + wanted > size {
@@ -412,7 +410,7 @@ impl State {
         let set = self.sets.get_mut(&key)?;
         set.making = true;
         self.ready += wanted;
-        Some(Job { name: set.name.clone(), key, chunks })
+        Some(Job { name: set.name.clone(), key, runs })
     }
 
     /// Drops copies of sets that were requested before `requested`, oldest first, until `wanted`
@@ -432,8 +430,10 @@ fn spawn(name: &str, shared: &Arc<Shared>, run: fn(&Shared)) -> Option<JoinHandl
     std::thread::Builder::new().name(name.into()).spawn(move || run(&shared)).ok()
 }
 
-fn bytes(chunks: &[u32]) -> u64 {
-    u64_of(chunks.len()) * COPY_CHUNK
+/// The pages of a set that a copy holds: a set larger than the arena is copied partially. The limit
+/// is a whole number of chunks, so it cuts no chunk of a set of whole chunks.
+fn within_arena(runs: &[PageRange], size: u64) -> Vec<PageRange> {
+    first_pages(runs, size / COPY_CHUNK * (COPY_CHUNK / PAGE_SIZE))
 }
 
 /// Makes copies until the arena ends. Long operations run in low-priority threads, which do not
@@ -453,7 +453,7 @@ fn make_all(shared: &Shared) {
         let made = pin.map(|pin| {
             let make = || {
                 lower_priority();
-                make(&shared.pool, &pin, &job.chunks, &shared.pace)
+                make(&shared.pool, &pin, &job.runs, &shared.pace)
             };
             std::thread::scope(|scope| {
                 let thread = std::thread::Builder::new().spawn_scoped(scope, make);
@@ -469,18 +469,16 @@ fn make_all(shared: &Shared) {
 impl State {
     /// Stores a completed copy or the failure; `None` if the snapshot is not current any more.
     fn finished(&mut self, job: Job, made: Option<Result<OwnedFd>>) {
-        let Job { key, chunks, .. } = job;
-        let wanted = bytes(&chunks);
+        let Job { key, runs, .. } = job;
+        let wanted = bytes_of(&runs);
         self.ready -= wanted;
         let Some(set) = self.sets.get_mut(&key) else { return };
         set.making = false;
-        let limit = usize_of(self.size / COPY_CHUNK);
-        let current = &set.chunks[..limit.min(set.chunks.len())];
-        let wanted_now = set.requested > 0 && current == chunks;
+        let wanted_now = set.requested > 0 && within_arena(&set.runs, self.size) == runs;
         match made {
             // The set may have been replaced, or its copies dropped, meanwhile.
             Some(Ok(file)) if wanted_now && self.ready + self.lent + wanted <= self.size => {
-                set.ready.push(Ready { chunks, file });
+                set.ready.push(Ready { pages: wanted / PAGE_SIZE, file });
                 self.ready += wanted;
             }
             Some(Ok(_)) => {}
@@ -493,18 +491,20 @@ impl State {
     }
 }
 
-/// Makes a memfd of huge pages with these chunks of an extent. It uses reserved huge pages if
-/// enough are free, because allocating them is cheap.
-fn make(pool: &Pool, pin: &Pin, chunks: &[u32], pace: &Pace) -> Result<OwnedFd> {
+/// Makes a memfd with these pages of an extent. Whole chunks take reserved huge pages if enough are
+/// free, because allocating them is cheap. Other pages cannot: a file of reserved huge pages is
+/// only mapped at multiples of 2 MiB.
+fn make(pool: &Pool, pin: &Pin, runs: &[PageRange], pace: &Pace) -> Result<OwnedFd> {
     let reserved = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
-    fill(pool, pin, chunks, pace, reserved, Memory::take_reserved)
-        .or_else(|_| fill(pool, pin, chunks, pace, MemfdFlags::empty(), Memory::take_huge))
+    let fill_reserved = || fill(pool, pin, runs, pace, reserved, Memory::take_reserved);
+    let fill_huge = || fill(pool, pin, runs, pace, MemfdFlags::empty(), Memory::take_huge);
+    if runs.iter().all(is_whole) { fill_reserved().or_else(|_| fill_huge()) } else { fill_huge() }
 }
 
 fn fill(
     pool: &Pool,
     pin: &Pin,
-    chunks: &[u32],
+    runs: &[PageRange],
     pace: &Pace,
     pages: MemfdFlags,
     take: impl Fn(&Memory, u64) -> Result<()>,
@@ -512,21 +512,38 @@ fn fill(
     let mut budget = Pace::budget();
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | pages;
     let file = memfd_create("firn-copy", flags)?;
-    ftruncate(&file, bytes(chunks))?;
+    let bytes = bytes_of(runs);
+    ftruncate(&file, bytes)?;
     let how = How { writable: true, synchronous: false, align: COPY_CHUNK };
-    let memory = Memory::map(&file, 0, bytes(chunks), how)?;
+    let memory = Memory::map(&file, 0, bytes, how)?;
     let medium = pool.shared_medium();
     let mut piece = vec![0; PIECE];
-    for (place, chunk) in (0_u64..).zip(chunks) {
-        pace.yield_to_starts(&mut budget);
-        take(&memory, place * COPY_CHUNK)?;
-        let from = pin.extent().offset + u64::from(*chunk) * COPY_CHUNK;
-        for at in (0..COPY_CHUNK).step_by(PIECE) {
-            medium.load(from + at, &mut piece);
+    let mut parts = pack_copy(runs);
+    parts.sort_unstable_by_key(|(_, place)| *place);
+    let mut taken = 0;
+    for (part, place) in parts {
+        let from = pin.extent().offset + part.first * PAGE_SIZE;
+        let len = part.pages * PAGE_SIZE;
+        let mut at = 0;
+        while at < len {
+            if place + at >= taken {
+                pace.yield_to_starts(&mut budget);
+                // Only whole chunks must be huge pages; the last pages of a copy cannot be.
+                if is_whole(&part) {
+                    take(&memory, taken)?;
+                } else if taken + COPY_CHUNK <= bytes {
+                    let _ = take(&memory, taken);
+                }
+                taken += COPY_CHUNK;
+            }
+            let next = usize_of((len - at).min(taken - place - at)).min(PIECE);
+            let piece = &mut piece[..next];
+            medium.load(from + at, piece);
             // New memory is zero.
             if piece.iter().any(|byte| *byte != 0) {
-                memory.store(place * COPY_CHUNK + at, &piece);
+                memory.store(place + at, piece);
             }
+            at += u64_of(next);
         }
     }
     drop(memory);

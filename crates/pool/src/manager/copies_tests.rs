@@ -5,12 +5,19 @@ use std::sync::Arc;
 use tempfile::TempDir;
 
 use super::*;
-use crate::{
-    ChunkRun, Client, CopyGrant, CreateOptions, GRANULE, MappedMedium, MemfdOptions, Pool, Server,
-};
+use crate::{Client, CopyGrant, CreateOptions, GRANULE, MappedMedium, MemfdOptions, Pool, Server};
 
 const CHUNKS: u64 = 6;
 const KEY: &str = "written=1";
+/// Pages of a chunk.
+const PAGES: u64 = COPY_CHUNK / PAGE_SIZE;
+
+/// Runs of chunks.
+fn chunks(runs: &[(u64, u64)]) -> Vec<PageRange> {
+    let run =
+        |(first, chunks): &(u64, u64)| PageRange { first: first * PAGES, pages: chunks * PAGES };
+    runs.iter().map(run).collect()
+}
 
 struct World {
     folder: TempDir,
@@ -61,13 +68,13 @@ fn byte(chunk: u64) -> u8 {
     u8::try_from(chunk + 1).unwrap()
 }
 
-/// Requests a copy. Stores these chunks if there is no set yet.
-fn request(client: &mut Client, generation: u64, chunks: &[ChunkRun]) -> CopyGrant {
+/// Requests a copy. Stores these runs if there is no set yet.
+fn request(client: &mut Client, generation: u64, runs: &[PageRange]) -> CopyGrant {
     loop {
         if let Some(grant) = client.copy(generation, KEY).unwrap() {
             return grant;
         }
-        client.set_chunks(generation, KEY, None, chunks.to_vec(), Vec::new()).unwrap();
+        client.store_copy_set(generation, KEY, None, runs, Vec::new()).unwrap();
     }
 }
 
@@ -75,11 +82,11 @@ fn request(client: &mut Client, generation: u64, chunks: &[ChunkRun]) -> CopyGra
 fn copy(
     client: &mut Client,
     generation: u64,
-    chunks: &[ChunkRun],
-) -> Option<(Vec<ChunkRun>, File)> {
+    runs: &[PageRange],
+) -> Option<(Vec<PageRange>, File)> {
     loop {
-        match request(client, generation, chunks).copy {
-            Ok((chunks, file)) => return Some((chunks, file.into())),
+        match request(client, generation, runs).copy {
+            Ok((runs, file)) => return Some((runs, file.into())),
             Err(NoCopy::BeingMade | NoCopy::ArenaFull) => std::thread::yield_now(),
             Err(NoCopy::NoHugePages) => return None,
             Err(NoCopy::Unneeded) => panic!("a copy is needed"),
@@ -123,10 +130,37 @@ fn copies_use_reserved_huge_pages_if_enough_are_free() {
     let world = World::new();
     world.freeze("hello");
     let (mut client, generation) = world.pinned("hello");
-    let Some((_, file)) = copy(&mut client, generation, &[(0, 3)]) else { return };
+    let Some((_, file)) = copy(&mut client, generation, &chunks(&[(0, 3)])) else { return };
     check(&file, 0..3);
     let reserved = rustix::fs::fstatfs(&file).unwrap().f_type == HUGETLBFS;
     assert_eq!(reserved, expected);
+}
+
+#[test]
+fn runs_of_pages_are_packed() {
+    let world = World::new();
+    world.freeze("hello");
+    let (mut client, generation) = world.pinned("hello");
+    let run = |first, pages| PageRange { first, pages };
+    let runs = [run(3, 4), run(PAGES + 500, 30), run(3 * PAGES, PAGES), run(5 * PAGES - 3, PAGES)];
+    let Some((copied, file)) = copy(&mut client, generation, &runs) else { return };
+    assert_eq!(copied, runs);
+    let mut bytes = vec![0; usize_of(PAGE_SIZE)];
+    for (part, place) in pack_copy(&runs) {
+        for (at, page) in (0..).zip(part.range()) {
+            file.read_exact_at(&mut bytes, place + at * PAGE_SIZE).unwrap();
+            assert!(bytes.iter().all(|found| *found == byte(page / PAGES)), "page {page}");
+        }
+    }
+    assert_eq!(file.metadata().unwrap().len(), (34 + 2 * PAGES) * PAGE_SIZE);
+    assert_eq!(world.arena().lent, (34 + 2 * PAGES) * PAGE_SIZE);
+    // The arena has room for two chunks: the first pages are copied.
+    world.server.set_arena(2 * COPY_CHUNK + 7 * PAGE_SIZE);
+    drop(client);
+    let (mut client, _) = world.pinned("hello");
+    let (copied, file) = copy(&mut client, generation, &[]).unwrap();
+    assert_eq!(copied, [&runs[..3], &[run(5 * PAGES - 3, PAGES - 34)]].concat());
+    assert_eq!(file.metadata().unwrap().len(), 2 * COPY_CHUNK);
 }
 
 #[test]
@@ -134,9 +168,9 @@ fn copies_are_not_reused() {
     let world = World::new();
     world.freeze("hello");
     let (mut first, generation) = world.pinned("hello");
-    let profile = [(1, 2), (4, 1)];
-    let Some((chunks, used)) = copy(&mut first, generation, &profile) else { return };
-    assert_eq!(chunks, profile);
+    let profile = chunks(&[(1, 2), (4, 1)]);
+    let Some((copied, used)) = copy(&mut first, generation, &profile) else { return };
+    assert_eq!(copied, profile);
     check(&used, [1, 2, 4]);
     // A run writes all chunks and keeps the descriptor after its end.
     write(&used, 0, usize_of(3 * COPY_CHUNK));
@@ -163,8 +197,8 @@ fn concurrent_starts_get_their_own_copies_and_return_their_bytes() {
     let world = World::new();
     world.freeze("hello");
     let [(mut one, generation), (mut two, _)] = [(); 2].map(|()| world.pinned("hello"));
-    let Some((_, first)) = copy(&mut one, generation, &[(0, 2)]) else { return };
-    let (_, second) = copy(&mut two, generation, &[(0, 2)]).unwrap();
+    let Some((_, first)) = copy(&mut one, generation, &chunks(&[(0, 2)])) else { return };
+    let (_, second) = copy(&mut two, generation, &chunks(&[(0, 2)])).unwrap();
     write(&first, 0, 4096);
     check(&second, [0, 1]);
     assert_eq!(world.arena().lent, 4 * COPY_CHUNK);
@@ -182,13 +216,13 @@ fn arena_stays_within_its_size() {
     world.freeze("other");
     world.server.set_arena(2 * COPY_CHUNK);
     let (mut client, generation) = world.pinned("hello");
-    let Some((chunks, file)) = copy(&mut client, generation, &[(0, 5)]) else { return };
+    let Some((copied, file)) = copy(&mut client, generation, &chunks(&[(0, 5)])) else { return };
     // Chunks that do not fit are not copied.
-    assert_eq!(chunks, [(0, 2)]);
+    assert_eq!(copied, chunks(&[(0, 2)]));
     check(&file, [0, 1]);
     let (mut second, generation) = world.pinned("other");
     let refused = loop {
-        match request(&mut second, generation, &[(3, 1)]).copy {
+        match request(&mut second, generation, &chunks(&[(3, 1)])).copy {
             Err(NoCopy::BeingMade) => std::thread::yield_now(),
             other => break other.map(drop),
         }
@@ -197,7 +231,7 @@ fn arena_stays_within_its_size() {
     assert_eq!(world.arena(), ArenaFacts { size: 2 * COPY_CHUNK, ready: 0, lent: 2 * COPY_CHUNK });
     drop(client);
     // The freed space is used for the last requested set.
-    assert!(copy(&mut second, generation, &[(3, 1)]).is_some());
+    assert!(copy(&mut second, generation, &chunks(&[(3, 1)])).is_some());
     let arena = world.arena();
     assert!(arena.ready + arena.lent <= arena.size, "{arena:?}");
     world.server.set_arena(0);
@@ -213,23 +247,23 @@ fn set_and_copies_are_replaced_by_revision() {
     world.freeze("hello");
     let (mut client, generation) = world.pinned("hello");
     assert!(client.copy(generation, KEY).unwrap().is_none());
-    assert!(client.chunk_set(generation, KEY).unwrap().is_none());
-    assert!(!client.set_chunks(generation, KEY, Some(1), vec![(0, 2)], vec![1]).unwrap());
-    assert!(client.set_chunks(generation, KEY, None, vec![(0, 2)], vec![1]).unwrap());
-    assert!(!client.set_chunks(generation, KEY, None, vec![(1, 1)], vec![2]).unwrap());
+    assert!(client.copy_set(generation, KEY).unwrap().is_none());
+    assert!(!client.store_copy_set(generation, KEY, Some(1), &chunks(&[(0, 2)]), vec![1]).unwrap());
+    assert!(client.store_copy_set(generation, KEY, None, &chunks(&[(0, 2)]), vec![1]).unwrap());
+    assert!(!client.store_copy_set(generation, KEY, None, &chunks(&[(1, 1)]), vec![2]).unwrap());
     let (mut other, _) = world.pinned("hello");
-    let old = other.chunk_set(generation, KEY).unwrap().unwrap();
-    assert_eq!((old.chunks.as_slice(), old.state.as_slice()), (&[(0, 2)][..], &[1][..]));
+    let old = other.copy_set(generation, KEY).unwrap().unwrap();
+    assert_eq!((old.runs, old.state), (chunks(&[(0, 2)]), vec![1]));
     let _ = copy(&mut client, generation, &[]);
-    let new = vec![(3, 1), (5, 1)];
+    let new = chunks(&[(3, 1), (5, 1)]);
     let revision = Some(old.revision);
-    assert!(other.set_chunks(generation, KEY, revision, new.clone(), vec![3, 4]).unwrap());
-    assert!(!client.set_chunks(generation, KEY, revision, vec![], vec![]).unwrap());
-    assert_eq!(client.chunk_set(generation, KEY).unwrap().unwrap().state, [3, 4]);
+    assert!(other.store_copy_set(generation, KEY, revision, &new, vec![3, 4]).unwrap());
+    assert!(!client.store_copy_set(generation, KEY, revision, &[], vec![]).unwrap());
+    assert_eq!(client.copy_set(generation, KEY).unwrap().unwrap().state, [3, 4]);
     assert!(client.copy(generation, "another key").unwrap().is_none());
-    assert_eq!(request(&mut client, generation, &[]).chunks, new);
-    let Some((chunks, file)) = copy(&mut client, generation, &[]) else { return };
-    assert_eq!(chunks, new);
+    assert_eq!(request(&mut client, generation, &[]).runs, new);
+    let Some((copied, file)) = copy(&mut client, generation, &[]) else { return };
+    assert_eq!(copied, new);
     check(&file, [3, 5]);
 }
 
@@ -238,7 +272,7 @@ fn key_that_is_too_long_is_refused() {
     let world = World::new();
     world.freeze("hello");
     let (mut client, generation) = world.pinned("hello");
-    let refused = client.set_chunks(generation, &"k".repeat(129), None, vec![], vec![]);
+    let refused = client.store_copy_set(generation, &"k".repeat(129), None, &[], vec![]);
     assert!(matches!(refused, Err(crate::ClientError::Refused { .. })), "{refused:?}");
 }
 
@@ -247,7 +281,7 @@ fn copies_of_a_replaced_snapshot_are_dropped() {
     let world = World::new();
     world.freeze("hello");
     let (mut old, generation) = world.pinned("hello");
-    let Some(_) = copy(&mut old, generation, &[(0, 1)]) else { return };
+    let Some(_) = copy(&mut old, generation, &chunks(&[(0, 1)])) else { return };
     world.freeze("hello");
     // The manager may still be preparing a copy of the old snapshot.
     while world.arena().ready > 0 {
@@ -263,13 +297,14 @@ fn copies_of_a_replaced_snapshot_are_dropped() {
 }
 
 #[test]
-fn chunks_beyond_guest_memory_are_ignored() {
+fn pages_beyond_guest_memory_are_ignored() {
     let world = World::new();
     world.freeze("hello");
     let (mut client, generation) = world.pinned("hello");
-    let far = vec![(5, u32::MAX), (u32::MAX, u32::MAX)];
-    assert_eq!(request(&mut client, generation, &far).chunks, [(5, 1)]);
-    let set = client.chunk_set(generation, KEY).unwrap().unwrap();
-    assert!(client.set_chunks(generation, KEY, Some(set.revision), far, Vec::new()).unwrap());
-    assert_eq!(request(&mut client, generation, &[]).chunks, [(5, 1)]);
+    let far = [(5 * PAGES, u64::from(u32::MAX)), (u64::from(u32::MAX), 7)];
+    let far = far.map(|(first, pages)| PageRange { first, pages });
+    assert_eq!(request(&mut client, generation, &far).runs, chunks(&[(5, 1)]));
+    let set = client.copy_set(generation, KEY).unwrap().unwrap();
+    assert!(client.store_copy_set(generation, KEY, Some(set.revision), &far, Vec::new()).unwrap());
+    assert_eq!(request(&mut client, generation, &[]).runs, chunks(&[(5, 1)]));
 }

@@ -13,7 +13,6 @@
 //! kernel cannot confine it to an extent. Every process that can connect can therefore write the
 //! pool, so the socket is restricted to its owner (mode 0600).
 
-mod chunks;
 mod client;
 mod copies;
 mod directory;
@@ -29,18 +28,18 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::extent::Extent;
-use crate::learnt::ChunkRun;
 use crate::media::{Durability, MediumFacts};
 use crate::pool::{Imaging, Listing, PoolFacts, Recovery};
+use crate::runs::PageRun;
 
-pub use client::{ChunkSet, Client, CopyGrant, Description, ExtentGrant, ReplicaGrant};
-pub use copies::{ArenaFacts, COPY_CHUNK, NoCopy};
+pub use client::{Client, CopyGrant, CopySet, Description, ExtentGrant, ReplicaGrant};
+pub use copies::{ArenaFacts, NoCopy};
 pub use directory::{FindManagerError, ManagerDirectory, RemoveError};
 pub use error::{ClientError, Refusal, ServerError};
 pub use server::{ClientWatch, Server};
 
 /// The version of the protocol.
-const MANAGER_VERSION: u32 = 3;
+const MANAGER_VERSION: u32 = 4;
 
 /// A request of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,17 +53,17 @@ enum Request {
     Replica { name: String },
     /// An extent to freeze into, with a descriptor for writing.
     Begin { name: String, guest_bytes: u64, tail_bytes: u64 },
-    /// A copy, made in advance, of a chunk set of a snapshot that this connection has pinned; of
+    /// A copy, made in advance, of a copy set of a snapshot that this connection has pinned; of
     /// the last one, if there is no generation.
     Copy { generation: Option<u64>, key: String },
-    /// A chunk set of such a snapshot.
-    ChunkSet { generation: u64, key: String },
-    /// Store a chunk set in place of the set of a revision, or as a new set.
-    SetChunks {
+    /// A copy set of such a snapshot.
+    CopySet { generation: u64, key: String },
+    /// Store a copy set in place of the set of a revision, or as a new set.
+    StoreCopySet {
         generation: u64,
         key: String,
         revision: Option<u64>,
-        chunks: Vec<ChunkRun>,
+        runs: Vec<PageRun>,
         state: Vec<u8>,
     },
     /// Publish a staging extent whose content is flushed.
@@ -89,20 +88,51 @@ enum Request {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Response {
-    Described { pool: PoolFacts, medium: MediumFacts, recovery: Recovery, pid: u32 },
+    Described {
+        pool: PoolFacts,
+        medium: MediumFacts,
+        recovery: Recovery,
+        pid: u32,
+    },
     Granted(Granted),
-    Replica { granted: Granted, source: Extent, imaging: Imaging, prepared: Option<Imaging> },
-    Copy { chunks: Vec<ChunkRun>, copied: Result<Vec<ChunkRun>, NoCopy> },
-    ChunkSet { revision: u64, chunks: Vec<ChunkRun>, state: Vec<u8> },
-    NoChunkSet,
+    Replica {
+        granted: Granted,
+        source: Extent,
+        imaging: Imaging,
+        prepared: Option<Imaging>,
+    },
+    /// The pages of a copy set, and how many of the first of them are in the copy.
+    Copy {
+        runs: Vec<PageRun>,
+        copied: Result<u64, NoCopy>,
+    },
+    CopySet {
+        revision: u64,
+        runs: Vec<PageRun>,
+        state: Vec<u8>,
+    },
+    NoCopySet,
     OtherRevision,
-    Published { extent: Extent },
+    Published {
+        extent: Extent,
+    },
     Noted,
     Released,
-    Listing { listing: Listing, arena: ArenaFacts },
-    Reclaimed { bytes: u64 },
-    Collected { slots: u32, replicas: u64 },
-    Refused { refusal: Refusal, message: String },
+    Listing {
+        listing: Listing,
+        arena: ArenaFacts,
+    },
+    Reclaimed {
+        bytes: u64,
+    },
+    Collected {
+        slots: u32,
+        replicas: u64,
+    },
+    Refused {
+        refusal: Refusal,
+        message: String,
+    },
 }
 
 /// An extent and the information to map it.

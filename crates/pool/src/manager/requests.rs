@@ -8,7 +8,6 @@ use std::sync::Arc;
 use firn_base::{PageRange, error_chain};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::chunks::{chunks_of, runs_of};
 use super::copies::{Copies, Lent, StoredSet};
 use super::error::Refusal;
 use super::pace::Pace;
@@ -21,10 +20,11 @@ use crate::pool::{
     AllocateError, LookupError, Pin, Pool, PublishError, ReclaimError, Replica, ReplicaError,
     Staging,
 };
+use crate::runs::{decode_runs, encode_runs};
 
 /// Maximum number of grants of one connection.
 const MAX_GRANTS: usize = 4096;
-/// Maximum length of the key of a chunk set, bytes.
+/// Maximum length of the key of a copy set, bytes.
 const MAX_KEY: usize = 128;
 
 /// A pool and its manager's state in memory.
@@ -120,33 +120,33 @@ impl Manager {
                     })?,
                 };
                 let Some(loan) = self.copies.lend(pin, &key) else {
-                    return Ok((Response::NoChunkSet, None));
+                    return Ok((Response::NoCopySet, None));
                 };
                 let (copied, descriptor) = match loan.copy {
                     Ok(mut lent) => {
-                        let (runs, descriptor) = (runs_of(&lent.chunks), lent.file.take());
+                        let (pages, descriptor) = (lent.pages, lent.file.take());
                         grants.copies.push(lent);
-                        (Ok(runs), descriptor)
+                        (Ok(pages), descriptor)
                     }
                     Err(reason) => (Err(reason), None),
                 };
-                Ok((Response::Copy { chunks: runs_of(&loan.chunks), copied }, descriptor))
+                Ok((Response::Copy { runs: encode_runs(&loan.runs), copied }, descriptor))
             }
-            Request::ChunkSet { generation, key } => {
+            Request::CopySet { generation, key } => {
                 let set = self.copies.set(grants.pin(generation)?, &key);
-                let Some(StoredSet { revision, chunks, state }) = set else {
-                    return Ok((Response::NoChunkSet, None));
+                let Some(StoredSet { revision, runs, state }) = set else {
+                    return Ok((Response::NoCopySet, None));
                 };
-                Ok((Response::ChunkSet { revision, chunks: runs_of(&chunks), state }, None))
+                Ok((Response::CopySet { revision, runs: encode_runs(&runs), state }, None))
             }
-            Request::SetChunks { generation, key, revision, chunks, state } => {
+            Request::StoreCopySet { generation, key, revision, runs, state } => {
                 let pin = grants.pin(generation)?;
                 if key.len() > MAX_KEY {
-                    let message = format!("the key of a chunk set has at most {MAX_KEY} bytes");
+                    let message = format!("the key of a copy set has at most {MAX_KEY} bytes");
                     return Err((Refusal::Invalid, message));
                 }
-                let chunks = chunks_of(&chunks);
-                let stored = self.copies.replace(pin, &key, revision, chunks, state);
+                let runs = decode_runs(&runs);
+                let stored = self.copies.replace(pin, &key, revision, runs, state);
                 Ok((if stored { Response::Noted } else { Response::OtherRevision }, None))
             }
             Request::Begin { name, guest_bytes, tail_bytes } => {

@@ -20,8 +20,8 @@ use crate::layout::{put, u32_at};
 
 const MAGIC: [u8; 4] = *b"fpmg";
 const HEAD: usize = 12;
-/// Maximum size of a request, bytes: one that names about ten thousand runs of chunks.
-pub(super) const MAX_REQUEST: u32 = 1 << 20;
+/// Maximum size of a request, bytes: one that names about a hundred thousand runs of pages.
+pub(super) const MAX_REQUEST: u32 = 4 << 20;
 /// Maximum size of a response, bytes: a listing of several hundred thousand extents.
 pub(super) const MAX_RESPONSE: u32 = 256 << 20;
 

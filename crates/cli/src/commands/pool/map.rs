@@ -1,7 +1,7 @@
 //! A map of a pool as text.
 
 use firn_base::format_bytes;
-use firn_pool::{COPY_CHUNK, Durability, ListedExtent, Listing, MediumFacts, MediumKind, Role};
+use firn_pool::{Durability, ListedExtent, Listing, MediumFacts, MediumKind, Role};
 
 use crate::output;
 
@@ -73,7 +73,7 @@ pub(super) fn draw(listing: &Listing) -> String {
         for learnt in &listed.learnt {
             text.push_str(&format!(
                 "  expects writes to {} ({} starts by {})\n",
-                format_bytes(learnt.chunks * COPY_CHUNK),
+                format_bytes(learnt.bytes),
                 learnt.starts,
                 output::plain(&learnt.key),
             ));

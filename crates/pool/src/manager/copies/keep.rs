@@ -1,4 +1,4 @@
-//! Chunk sets last: they are stored in the annexes of their snapshots, and read back by the next
+//! Copy sets last: they are stored in the annexes of their snapshots, and read back by the next
 //! manager.
 //!
 //! A background thread stores the sets that changed, soon after the first change and then at most
@@ -9,11 +9,13 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use super::super::chunks::{chunks_of, runs_of};
+use firn_base::{PAGE_SIZE, PageRange};
+
 use super::super::pace::Pace;
-use super::{ChunkSet, Copies, Key, Shared, State};
+use super::{Copies, CopySet, Key, Shared, State};
 use crate::learnt::{self, Learnt, LearntSet};
 use crate::pool::{ListedExtent, Pin, Role, read_annex};
+use crate::runs::normal;
 
 /// Minimum time between two stores.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -73,7 +75,7 @@ impl Shared {
         let stored = pin.annex().map(|content| learnt::decode(&content)).unwrap_or_default();
         let mut state = self.state();
         state.recalled.insert(generation);
-        for LearntSet { key, chunks, state: client, starts, last_start } in stored {
+        for LearntSet { key, runs, state: client, starts, last_start } in stored {
             let key = (generation, key);
             // Another start may have read it, too, and changed it.
             if state.sets.contains_key(&key) {
@@ -81,14 +83,14 @@ impl Shared {
             }
             state.make_room_for_set();
             state.now += 1;
-            let set = ChunkSet {
+            let set = CopySet {
                 name: pin.name().to_owned(),
-                chunks: within(pin, chunks_of(&chunks)),
+                runs: within(pin, runs),
                 state: client,
                 revision: state.now,
                 starts,
                 last_start,
-                ..ChunkSet::default()
+                ..CopySet::default()
             };
             state.sets.insert(key, set);
         }
@@ -120,7 +122,7 @@ impl State {
         let name = sets.first()?.1.name.clone();
         let learnt = sets.into_iter().map(|(key, set)| LearntSet {
             key: key.1.clone(),
-            chunks: runs_of(&set.chunks),
+            runs: set.runs.clone(),
             state: set.state.clone(),
             starts: set.starts,
             last_start: set.last_start,
@@ -129,10 +131,9 @@ impl State {
     }
 }
 
-/// The chunks of a snapshot's guest memory.
-pub(super) fn within(pin: &Pin, mut chunks: Vec<u32>) -> Vec<u32> {
-    chunks.retain(|chunk| u64::from(*chunk) < pin.extent().guest_bytes / super::COPY_CHUNK);
-    chunks
+/// The pages of a snapshot's guest memory.
+pub(super) fn within(pin: &Pin, runs: Vec<PageRange>) -> Vec<PageRange> {
+    normal(runs, pin.extent().guest_bytes / PAGE_SIZE)
 }
 
 /// Stores changed sets until the arena ends.

@@ -1,16 +1,25 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use firn_base::{PAGE_SIZE, PageRange};
 use tempfile::TempDir;
 
 use crate::layout::{ANNEX_COPY_BYTES, annex_at};
 use crate::{
-    Access, COPY_CHUNK, ChunkRun, ChunkSet, Client, CreateOptions, GRANULE, Learnt, MappedMedium,
-    MediumError, NoCopy, Pool, PoolReader, Server,
+    Access, COPY_CHUNK, Client, CopySet, CreateOptions, GRANULE, Learnt, MappedMedium, MediumError,
+    NoCopy, Pool, PoolReader, Server,
 };
 
 const CHUNKS: u64 = 6;
 const KEY: &str = "written=1";
+
+/// Runs of chunks.
+fn chunks(runs: &[(u64, u64)]) -> Vec<PageRange> {
+    let pages = COPY_CHUNK / PAGE_SIZE;
+    let run =
+        |(first, chunks): &(u64, u64)| PageRange { first: first * pages, pages: chunks * pages };
+    runs.iter().map(run).collect()
+}
 
 /// A pool on a file, without a manager.
 struct World {
@@ -66,19 +75,19 @@ impl World {
     }
 
     /// Learns this set, as a run does: a start, then a new set.
-    fn learn(&self, name: &str, key: &str, chunks: &[ChunkRun], state: &[u8]) {
+    fn learn(&self, name: &str, key: &str, runs: &[(u64, u64)], state: &[u8]) {
         let (mut client, generation) = self.pinned(name);
         while client.copy(generation, key).unwrap().is_none() {
-            client.set_chunks(generation, key, None, vec![(0, 1)], vec![]).unwrap();
+            client.store_copy_set(generation, key, None, &chunks(&[(0, 1)]), vec![]).unwrap();
         }
-        let set = client.chunk_set(generation, key).unwrap().unwrap();
-        let (revision, chunks) = (Some(set.revision), chunks.to_vec());
-        assert!(client.set_chunks(generation, key, revision, chunks, state.to_vec()).unwrap());
+        let set = client.copy_set(generation, key).unwrap().unwrap();
+        let (revision, runs) = (Some(set.revision), chunks(runs));
+        assert!(client.store_copy_set(generation, key, revision, &runs, state.to_vec()).unwrap());
     }
 
-    fn set(&self, name: &str, key: &str) -> Option<ChunkSet> {
+    fn set(&self, name: &str, key: &str) -> Option<CopySet> {
         let (mut client, generation) = self.pinned(name);
-        client.chunk_set(generation, key).unwrap()
+        client.copy_set(generation, key).unwrap()
     }
 
     /// What the medium has stored about a snapshot.
@@ -111,21 +120,21 @@ fn next_manager_has_what_its_predecessor_learnt() {
 
     let stored = world.stored("hello");
     let short: Vec<_> =
-        stored.iter().map(|set| (set.key.as_str(), set.chunks, set.starts)).collect();
+        stored.iter().map(|set| (set.key.as_str(), set.bytes / COPY_CHUNK, set.starts)).collect();
     assert_eq!(short, [(KEY, 3, 2), ("second", 6, 1)], "the last requested first");
     assert!(stored.iter().all(|set| set.last_start > 0));
     assert_eq!(world.stored("other"), []);
 
     let server = world.serve();
     let set = world.set("hello", KEY).unwrap();
-    assert_eq!((set.chunks.as_slice(), set.state.as_slice()), (&[(1, 3)][..], &b"firn"[..]));
+    assert_eq!((set.runs, set.state), (chunks(&[(1, 3)]), b"firn".to_vec()));
     assert_eq!(world.set("hello", "second").unwrap().state, b"ice");
     assert!(world.set("hello", "third").is_none() && world.set("other", KEY).is_none());
     assert_eq!(world.client().arena().unwrap().ready, 0, "no copy without a start");
     let (mut client, generation) = world.pinned("hello");
     let copy = client.copy(generation, KEY).unwrap().unwrap();
-    assert_eq!(copy.chunks, [(1, 3)], "the first start has the expectation");
-    assert!(!client.set_chunks(generation, KEY, None, vec![], vec![]).unwrap());
+    assert_eq!(copy.runs, chunks(&[(1, 3)]), "the first start has the expectation");
+    assert!(!client.store_copy_set(generation, KEY, None, &[], vec![]).unwrap());
     let listing = client.list().unwrap();
     let listed = listing.extents.iter().find(|listed| listed.name.as_deref() == Some("hello"));
     assert_eq!(listed.unwrap().learnt[0].starts, 3);
@@ -152,7 +161,7 @@ fn prepared_copies_are_ready_for_the_first_start() {
         Err(NoCopy::NoHugePages) => return,
         copy => copy.unwrap(),
     };
-    assert_eq!(copy.0, [(3, 2)]);
+    assert_eq!(copy.0, chunks(&[(3, 2)]));
     drop((start, client));
     World::end(server);
 }
@@ -164,7 +173,7 @@ fn first_change_is_stored_while_the_manager_runs() {
     let server = world.serve();
     world.freeze("hello");
     let (mut client, generation) = world.pinned("hello");
-    client.set_chunks(generation, KEY, None, vec![(2, 2)], b"snow".to_vec()).unwrap();
+    client.store_copy_set(generation, KEY, None, &chunks(&[(2, 2)]), b"snow".to_vec()).unwrap();
     let stored = loop {
         let stored = world.stored("hello");
         if !stored.is_empty() {
@@ -172,7 +181,7 @@ fn first_change_is_stored_while_the_manager_runs() {
         }
         std::thread::yield_now();
     };
-    assert_eq!((stored[0].key.as_str(), stored[0].chunks), (KEY, 2));
+    assert_eq!((stored[0].key.as_str(), stored[0].bytes), (KEY, 2 * COPY_CHUNK));
     drop(client);
     World::end(server);
 }
@@ -217,7 +226,7 @@ fn damaged_sets_are_learnt_anew_and_the_snapshot_stays() {
     assert!(world.set("hello", KEY).is_none());
     world.learn("hello", KEY, &[(2, 1)], b"ice");
     World::end(server);
-    assert_eq!(world.stored("hello")[0].chunks, 1);
+    assert_eq!(world.stored("hello")[0].bytes, COPY_CHUNK);
     let server = world.serve();
     assert_eq!(world.set("hello", KEY).unwrap().state, b"ice");
     World::end(server);
