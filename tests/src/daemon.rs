@@ -54,7 +54,7 @@ impl Daemon {
             format!("[default]\naws_access_key_id = {id}\naws_secret_access_key = {secret}\n");
         std::fs::write(&file, text).unwrap();
         let file = file.display().to_string();
-        let options = [&["--credentials", &file], options].concat();
+        let options = [&["--insecure", "--credentials", &file], options].concat();
         Self::listening(world, "0.0.0.0:0", &options, key)
     }
 
@@ -114,7 +114,8 @@ impl Daemon {
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         write!(
             stream,
-            "{method} {path} HTTP/1.1\r\nhost: firn\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+            "{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}",
+            self.address
         )
         .unwrap();
         stream

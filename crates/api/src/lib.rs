@@ -4,11 +4,14 @@
 //! - [`Credentials`] are the keys with which clients sign their requests;
 //! - [`StatusClient`] reads the status of a daemon.
 
+#[cfg(test)]
+mod attack_tests;
 mod http_client;
 mod lambda;
 mod monitoring;
 mod otlp;
 mod serve;
+mod server;
 mod sigv4;
 mod status_client;
 #[cfg(test)]
@@ -16,5 +19,6 @@ mod tests;
 
 pub use otlp::OtlpError;
 pub use serve::{ServeError, ServeOptions, serve};
+pub use server::{Limits, Listen};
 pub use sigv4::{Credentials, CredentialsError};
 pub use status_client::{StatusClient, StatusClientError};

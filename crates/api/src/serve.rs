@@ -1,20 +1,19 @@
 //! The daemon: listens, and stops on a signal.
 
-use std::future::IntoFuture;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use firn_control::{Control, ControlOptions, OpenError, Telemetry};
-use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 
-use crate::lambda::{self, Lambda, Scope};
+use crate::lambda::{self, Admission, Lambda, Scope};
 use crate::monitoring;
 use crate::otlp::{self, OtlpError};
+use crate::server::{self, Buffer, Limits, Listen, Listener};
 use crate::sigv4::Credentials;
 
 /// How long the daemon waits for requests in flight when it stops.
@@ -26,8 +25,15 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 /// The configuration of the daemon.
 #[derive(Debug, Clone)]
 pub struct ServeOptions {
-    /// The address to listen on. The kernel replaces port 0 by a free port.
-    pub listen: SocketAddr,
+    /// What to listen on.
+    pub listen: Listen,
+    /// Names of this host for which requests without a signature are accepted, besides the loopback
+    /// addresses.
+    pub hosts: Vec<String>,
+    /// Whether to listen on an address that other machines reach although there is no TLS.
+    pub insecure: bool,
+    /// Limits of connections and requests.
+    pub limits: Limits,
     /// The account in ARNs: 12 digits.
     pub account: String,
     /// The keys with which clients sign their requests. `None` accepts all requests, on a loopback
@@ -47,7 +53,14 @@ pub enum ServeError {
         "{0} is reachable from other machines: require signed requests with credentials, or listen on {loopback}",
         loopback = Ipv4Addr::LOCALHOST
     )]
-    Unprotected(IpAddr),
+    Unprotected(Listen),
+    /// Other machines could read requests and answers.
+    #[error(
+        "{0} is reachable from other machines, and the daemon has no TLS: put a proxy with TLS before it and listen on \
+         {loopback}, or pass --insecure in a network that you trust",
+        loopback = Ipv4Addr::LOCALHOST
+    )]
+    Unencrypted(Listen),
     /// Spans cannot be exported.
     #[error(transparent)]
     Otlp(#[from] OtlpError),
@@ -58,7 +71,7 @@ pub enum ServeError {
     #[error("cannot listen on {address}")]
     Listen {
         /// The address.
-        address: SocketAddr,
+        address: Listen,
         /// The cause.
         source: std::io::Error,
     },
@@ -71,9 +84,12 @@ pub enum ServeError {
 ///
 /// # Errors
 /// See [`ServeError`].
-pub fn serve(options: &ServeOptions, ready: impl FnOnce(SocketAddr)) -> Result<(), ServeError> {
-    if !options.listen.ip().is_loopback() && options.credentials.is_none() {
-        return Err(ServeError::Unprotected(options.listen.ip()));
+pub fn serve(options: &ServeOptions, ready: impl FnOnce(&Listen)) -> Result<(), ServeError> {
+    if options.listen.is_remote() && options.credentials.is_none() {
+        return Err(ServeError::Unprotected(options.listen.clone()));
+    }
+    if options.listen.is_remote() && !options.insecure {
+        return Err(ServeError::Unencrypted(options.listen.clone()));
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -86,31 +102,28 @@ pub fn serve(options: &ServeOptions, ready: impl FnOnce(SocketAddr)) -> Result<(
     served
 }
 
-async fn run(options: &ServeOptions, ready: impl FnOnce(SocketAddr)) -> Result<(), ServeError> {
+async fn run(options: &ServeOptions, ready: impl FnOnce(&Listen)) -> Result<(), ServeError> {
     let control = open(options)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(ServeError::System)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(ServeError::System)?;
-    let address = options.listen;
-    let listener = TcpListener::bind(address).await;
-    let listener = listener.map_err(|source| ServeError::Listen { address, source })?;
+    let listener = Listener::bind(&options.listen).await;
+    let listener = listener
+        .map_err(|source| ServeError::Listen { address: options.listen.clone(), source })?;
     control.recover().await?;
-    let address = listener.local_addr().map_err(ServeError::System)?;
-    ready(address);
+    let address = listener.address().map_err(ServeError::System)?;
+    ready(&address);
     tracing::info!(%address, "listening");
-    let (stop, stopped) = oneshot::channel::<()>();
-    let served = axum::serve(listener, router(Arc::clone(&control), options))
-        .with_graceful_shutdown(async move { drop(stopped.await) });
-    let mut serving = tokio::spawn(served.into_future());
+    let (stop, stopped) = watch::channel(false);
+    let (routes, limits) = (router(Arc::clone(&control), options), options.limits.clone());
+    let serving =
+        tokio::spawn(async move { server::run(listener, routes, &limits, stopped).await });
     tokio::select! {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
-        ended = &mut serving => {
-            return ended.unwrap_or_else(|failed| Err(failed.into())).map_err(ServeError::System);
-        }
     }
     tracing::info!("stopping");
     // Fails if the server has stopped meanwhile.
-    let _ = stop.send(());
+    let _ = stop.send(true);
     control.close(CLOSE_LIMIT).await;
     let _ = timeout(ANSWER_LIMIT, serving).await;
     control.flush_telemetry().await;
@@ -126,7 +139,17 @@ pub(crate) fn open(options: &ServeOptions) -> Result<Arc<Control>, ServeError> {
 /// All routes of the daemon.
 pub(crate) fn router(control: Arc<Control>, options: &ServeOptions) -> Router {
     let scope = Scope { region: options.control.region.clone(), account: options.account.clone() };
-    let lambda = Lambda { control: Arc::clone(&control), scope };
+    let decoders = Arc::new(Semaphore::new(server::DECODERS));
+    let lambda = Lambda { control: Arc::clone(&control), scope, decoders };
     let routes = lambda::routes(lambda).merge(monitoring::routes(control));
-    lambda::with_authorization(routes, options.credentials.clone())
+    let credentials = options.credentials.clone();
+    // Signatures contain the host, and no page in a browser connects to a unix socket.
+    let local = credentials.is_none() && matches!(options.listen, Listen::Tcp(_));
+    let admission = Admission {
+        hosts: local.then(|| options.hosts.clone()),
+        credentials: credentials.map(|found| (found, options.control.region.clone())),
+        buffer: Buffer::new(options.limits.buffer),
+        limits: options.limits.clone(),
+    };
+    lambda::with_admission(routes, admission)
 }

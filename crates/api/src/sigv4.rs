@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use axum::body::Bytes;
 use axum::http::header::AUTHORIZATION;
 use axum::http::request::Parts;
-use axum::http::{HeaderValue, Request};
+use axum::http::{HeaderName, HeaderValue, Request};
 use hmac::{Hmac, KeyInit, Mac};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use sha2::{Digest, Sha256};
@@ -23,8 +23,8 @@ const ALGORITHM: &str = "AWS4-HMAC-SHA256";
 /// The service that requests are signed for.
 const SERVICE: &str = "lambda";
 
-/// The region for which firn signs its own requests; the daemon accepts any region.
-const REGION: &str = "us-east-1";
+/// The header with the body's digest. Clients may leave it out.
+const CONTENT_DIGEST: &str = "x-amz-content-sha256";
 
 /// The format of x-amz-date.
 const TIME: &[BorrowedFormatItem<'_>] =
@@ -81,6 +81,19 @@ impl std::fmt::Debug for Credentials {
     }
 }
 
+/// The SHA-256 of a body, in hexadecimal.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Payload(String);
+
+/// A signature whose scope and headers are valid.
+pub(crate) struct Checked {
+    secret: String,
+    time: String,
+    region: String,
+    signed: Vec<String>,
+    signature: Vec<u8>,
+}
+
 /// A signature in a request's headers.
 struct Signature<'a> {
     key: &'a str,
@@ -128,13 +141,15 @@ impl Credentials {
         Self(found)
     }
 
-    /// Checks that the request and its body are signed with one of the keys, at about `now`.
-    pub(crate) fn check(
+    /// Checks everything in a request's head: that it names one of the keys, this daemon's `region`
+    /// and about `now`, and that all of it that matters is signed. If the head has the body's
+    /// digest, checks the signature as well.
+    pub(crate) fn check_head(
         &self,
         request: &Parts,
-        body: &[u8],
+        region: &str,
         now: SystemTime,
-    ) -> Result<(), SignatureError> {
+    ) -> Result<Checked, SignatureError> {
         let header = |name: &str| request.headers.get(name).and_then(|value| value.to_str().ok());
         let authorization = header("authorization").ok_or(SignatureError::Missing)?;
         let signature = Signature::parse(authorization)
@@ -142,28 +157,34 @@ impl Credentials {
         let secret = self.0.get(signature.key).ok_or(SignatureError::UnknownKey)?;
         let time = header("x-amz-date").ok_or_else(|| invalid("x-amz-date is missing"))?;
         check_time(time, now)?;
-        if signature.service != SERVICE || !time.starts_with(signature.date) {
-            return Err(invalid(
-                "Credential should be scoped to the date and to the service lambda",
-            ));
+        if (signature.date, signature.region, signature.service) != (&time[..8], region, SERVICE) {
+            return Err(invalid(&format!(
+                "Credential should be scoped to the date {}, the region {region} and the service {SERVICE}",
+                &time[..8]
+            )));
         }
         let signed: Vec<&str> = signature.headers.split(';').collect();
-        if !["host", "x-amz-date"].iter().all(|name| signed.contains(name)) {
-            return Err(invalid("host and x-amz-date must be signed"));
+        let sent = request.headers.keys().map(HeaderName::as_str);
+        let needed = sent.filter(|name| *name == "host" || name.starts_with("x-amz-"));
+        if let Some(name) = needed.chain(["host"]).find(|name| !signed.contains(name)) {
+            return Err(invalid(&format!("the header {name} must be signed")));
         }
-        let canonical = canonical_request(request, &signed, body);
-        let scope = [signature.date, signature.region, SERVICE, "aws4_request"];
-        // Compares in constant time.
-        mac_of(secret, time, scope, &canonical).verify_slice(&signature.signature).map_err(|_| {
-            invalid(
-                "The request signature we calculated does not match the signature you provided. Check your AWS Secret \
-                 Access Key and signing method.",
-            )
-        })
+        let checked = Checked {
+            secret: secret.clone(),
+            time: time.to_owned(),
+            region: region.to_owned(),
+            signed: signed.iter().map(|name| (*name).to_owned()).collect(),
+            signature: signature.signature,
+        };
+        match header(CONTENT_DIGEST) {
+            None => {}
+            Some(digest) => checked.check(request, &Payload(digest.to_owned()))?,
+        }
+        Ok(checked)
     }
 
-    /// Signs a request with the first key.
-    pub(crate) fn sign(&self, request: &mut Request<Bytes>, now: SystemTime) {
+    /// Signs a request for `region` with the first key.
+    pub(crate) fn sign(&self, request: &mut Request<Bytes>, region: &str, now: SystemTime) {
         let Some((key, secret)) = self.0.iter().min() else { return };
         // Formatting fails only for years outside 0 to 9999.
         let time = OffsetDateTime::from(now).format(TIME).unwrap_or_default();
@@ -176,9 +197,9 @@ impl Credentials {
             }
         }
         let signed = ["host", "x-amz-date"];
-        let scope = [date, REGION, SERVICE, "aws4_request"];
+        let scope = [date, region, SERVICE, "aws4_request"];
         let (parts, body) = std::mem::take(request).into_parts();
-        let canonical = canonical_request(&parts, &signed, &body);
+        let canonical = canonical_request(&parts, &signed, &Payload::of(&body));
         let signature = hex(&mac_of(secret, &time, scope, &canonical).finalize().into_bytes());
         let (scope, signed) = (scope.join("/"), signed.join(";"));
         let value = format!(
@@ -189,6 +210,29 @@ impl Credentials {
         if let Ok(value) = HeaderValue::from_str(&value) {
             request.headers_mut().insert(AUTHORIZATION, value);
         }
+    }
+}
+
+impl Payload {
+    pub(crate) fn of(body: &[u8]) -> Self {
+        Self(hex(&Sha256::digest(body)))
+    }
+}
+
+impl Checked {
+    /// Checks that the request, whose body has this digest, has the signature.
+    pub(crate) fn check(&self, request: &Parts, payload: &Payload) -> Result<(), SignatureError> {
+        let signed: Vec<&str> = self.signed.iter().map(String::as_str).collect();
+        let canonical = canonical_request(request, &signed, payload);
+        let scope = [&self.time[..8], &self.region, SERVICE, "aws4_request"];
+        // Compares in constant time.
+        let mac = mac_of(&self.secret, &self.time, scope, &canonical);
+        mac.verify_slice(&self.signature).map_err(|_| {
+            invalid(
+                "The request signature we calculated does not match the signature you provided. Check your AWS Secret \
+                 Access Key and signing method.",
+            )
+        })
     }
 }
 
@@ -226,7 +270,7 @@ impl<'a> Signature<'a> {
     }
 }
 
-fn canonical_request(request: &Parts, signed: &[&str], body: &[u8]) -> String {
+fn canonical_request(request: &Parts, signed: &[&str], payload: &Payload) -> String {
     // The path is already escaped on the wire. All services except S3 escape it twice.
     let path = utf8_percent_encode(request.uri.path(), PATH).to_string();
     let mut query: Vec<(&str, &str)> = request
@@ -252,7 +296,7 @@ fn canonical_request(request: &Parts, signed: &[&str], body: &[u8]) -> String {
         request.method,
         query.join("&"),
         signed.join(";"),
-        hex(&Sha256::digest(body)),
+        payload.0,
     )
 }
 

@@ -48,7 +48,9 @@ fn check(
 ) -> Result<(), String> {
     let (parts, _) = request.body(Body::empty()).unwrap().into_parts();
     let now = SystemTime::UNIX_EPOCH + SIGNED + after;
-    Credentials::parse(FILE).check(&parts, body, now).map_err(|error| {
+    let credentials = Credentials::parse(FILE);
+    let checked = credentials.check_head(&parts, "us-east-1", now);
+    checked.and_then(|checked| checked.check(&parts, &Payload::of(body))).map_err(|error| {
         let response = ApiError::from(error).into_response();
         assert_eq!(response.status(), 403);
         response.headers()["x-amzn-errortype"].to_str().unwrap().to_owned()
@@ -103,6 +105,88 @@ fn expired_and_invalid_signatures_are_refused() {
     assert_eq!(scoped("AKIDEXAMPLE", "lambda", "host"), Err(INVALID.into()));
 }
 
+/// `list`, with a header that is not signed.
+fn unsigned(name: &str, value: &str) -> Result<(), String> {
+    check(list().header(name, value), b"", Duration::ZERO)
+}
+
+#[test]
+fn headers_of_the_service_have_to_be_signed() {
+    let refused = Err(INVALID.to_owned());
+    assert_eq!(unsigned("x-amz-invocation-type", "Event"), refused);
+    assert_eq!(unsigned("x-amz-security-token", "t"), refused);
+    // Proxies add it.
+    assert_eq!(unsigned("x-amzn-trace-id", "Root=1"), Ok(()));
+    assert_eq!(unsigned("content-type", "text/plain"), Ok(()));
+}
+
+#[test]
+fn a_signature_for_another_scope_is_refused() {
+    let list = list().body(()).unwrap();
+    let signed = list.headers()["authorization"].to_str().unwrap();
+    let other = |from: &str, to: &str| {
+        let mut request = self::list();
+        let headers = request.headers_mut().unwrap();
+        headers.insert("authorization", signed.replace(from, to).parse().unwrap());
+        check(request, b"", Duration::ZERO)
+    };
+    assert_eq!(other("/20261121/", "/20261121/"), Ok(()));
+    for (from, to) in [("/20261121/", "//"), ("/20261121/", "/2026/"), ("us-east-1", "eu-west-1")] {
+        assert_eq!(other(from, to), Err(INVALID.to_owned()), "{to}");
+    }
+    // The same signature, valid for the empty scope date that its client signed.
+    let (parts, _) = Request::get("/2015-03-31/functions/")
+        .header("host", "127.0.0.1:9700")
+        .header("x-amz-date", "20261121T170000Z")
+        .body(())
+        .unwrap()
+        .into_parts();
+    let signs = |date: &str, region: &str| {
+        let canonical = canonical_request(&parts, &["host", "x-amz-date"], &Payload::of(b""));
+        let secret = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY";
+        let scope = [date, region, SERVICE, "aws4_request"];
+        let signature = mac_of(secret, "20261121T170000Z", scope, &canonical).finalize();
+        let signature = hex(&signature.into_bytes());
+        let authorization = format!(
+            "{ALGORITHM} Credential=AKIDEXAMPLE/{date}/{region}/lambda/aws4_request, \
+             SignedHeaders=host;x-amz-date, Signature={signature}"
+        );
+        let mut request = self::list();
+        let headers = request.headers_mut().unwrap();
+        headers.insert("authorization", authorization.parse().unwrap());
+        check(request, b"", Duration::ZERO)
+    };
+    assert_eq!(signs("20261121", "us-east-1"), Ok(()));
+    assert_eq!(signs("", "us-east-1"), Err(INVALID.to_owned()));
+    assert_eq!(signs("20261121", "eu-west-1"), Err(INVALID.to_owned()));
+}
+
+#[test]
+fn a_digest_in_the_head_is_checked_with_the_head() {
+    // Before the body is read.
+    let digest = |body: &[u8]| {
+        let request = list().header(CONTENT_DIGEST, Payload::of(body).0);
+        let (mut parts, _) = request.body(()).unwrap().into_parts();
+        let signed = ["host", "x-amz-content-sha256", "x-amz-date"];
+        let canonical = canonical_request(&parts, &signed, &Payload::of(b"true"));
+        let scope = ["20261121", "us-east-1", SERVICE, "aws4_request"];
+        let secret = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY";
+        let mac = mac_of(secret, "20261121T170000Z", scope, &canonical).finalize();
+        let authorization = format!(
+            "{ALGORITHM} Credential=AKIDEXAMPLE/20261121/us-east-1/lambda/aws4_request, \
+             SignedHeaders={}, Signature={}",
+            signed.join(";"),
+            hex(&mac.into_bytes())
+        );
+        parts.headers.insert("authorization", authorization.parse().unwrap());
+        let now = SystemTime::UNIX_EPOCH + SIGNED;
+        let checked = Credentials::parse(FILE).check_head(&parts, "us-east-1", now)?;
+        checked.check(&parts, &Payload::of(b"true"))
+    };
+    assert!(digest(b"true").is_ok());
+    assert!(digest(b"false").is_err());
+}
+
 proptest! {
     #[test]
     fn an_arbitrary_header_is_refused(text in any::<String>()) {
@@ -119,7 +203,7 @@ proptest! {
 fn own_signatures_equal_those_of_botocore() {
     let mut request =
         Request::get("http://127.0.0.1:9700/2015-03-31/functions/").body(Bytes::new()).unwrap();
-    Credentials::parse(FILE).sign(&mut request, SystemTime::UNIX_EPOCH + SIGNED);
+    Credentials::parse(FILE).sign(&mut request, "us-east-1", SystemTime::UNIX_EPOCH + SIGNED);
     let expected = list().body(()).unwrap();
     for name in ["host", "x-amz-date", "authorization"] {
         let plain =

@@ -21,6 +21,7 @@ pub struct StatusClient {
     endpoint: String,
     uri: Uri,
     credentials: Option<Credentials>,
+    region: String,
 }
 
 /// The status of a daemon cannot be read.
@@ -67,13 +68,15 @@ pub enum StatusClientError {
 
 impl StatusClient {
     /// A client of the daemon at `endpoint`, a URL. It signs its requests with the first of
-    /// `credentials`.
+    /// `credentials` for
+    /// `region`, the daemon's.
     ///
     /// # Errors
     /// See [`StatusClientError`].
     pub fn new(
         endpoint: &str,
         credentials: Option<Credentials>,
+        region: &str,
     ) -> Result<Self, StatusClientError> {
         let endpoint = endpoint.trim_end_matches('/').to_owned();
         let uri = format!("{endpoint}{STATUS_PATH}")
@@ -81,7 +84,14 @@ impl StatusClient {
             .map_err(|source| StatusClientError::Endpoint { endpoint: endpoint.clone(), source })?;
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(StatusClientError::System)?;
-        Ok(Self { runtime, client: HttpClient::new(), endpoint, uri, credentials })
+        Ok(Self {
+            runtime,
+            client: HttpClient::new(),
+            endpoint,
+            uri,
+            credentials,
+            region: region.to_owned(),
+        })
     }
 
     /// Reads the current status.
@@ -93,7 +103,7 @@ impl StatusClient {
         let mut request = Request::new(Bytes::new());
         *request.uri_mut() = self.uri.clone();
         if let Some(credentials) = &self.credentials {
-            credentials.sign(&mut request, SystemTime::now());
+            credentials.sign(&mut request, &self.region, SystemTime::now());
         }
         let answered = self.runtime.block_on(self.client.send(request));
         let answer = answered

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::Request as HttpRequest;
+use axum::http::{HeaderValue, Request as HttpRequest};
 use axum::routing::post;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -23,38 +23,42 @@ use firn_control::{BootFiles, ControlOptions, MAX_ZIP};
 
 use crate::lambda::{MAX_BODY, REPORT, REQUEST_ID};
 use crate::serve::{ServeOptions, open, router, serve};
+use crate::server::{Limits, Listen};
 use crate::sigv4::Credentials;
 
 /// A daemon's directory.
-struct World {
-    directory: TempDir,
+pub(crate) struct World {
+    pub(crate) directory: TempDir,
 }
 
 /// A daemon on it.
-struct Client {
-    router: Router,
+pub(crate) struct Client {
+    pub(crate) router: Router,
 }
 
 #[derive(Debug)]
-struct Answer {
-    status: u16,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
     kind: String,
     headers: axum::http::HeaderMap,
     body: Value,
 }
 
 impl World {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { directory: tempfile::tempdir().unwrap() }
     }
 
-    async fn start(&self) -> Client {
+    pub(crate) async fn start(&self) -> Client {
         self.start_with(|_| {}).await
     }
 
-    fn options(&self) -> ServeOptions {
+    pub(crate) fn options(&self) -> ServeOptions {
         ServeOptions {
-            listen: (Ipv4Addr::LOCALHOST, 0).into(),
+            listen: Listen::Tcp((Ipv4Addr::LOCALHOST, 0).into()),
+            hosts: Vec::new(),
+            insecure: false,
+            limits: Limits::default(),
             account: "123456789012".into(),
             credentials: None,
             otlp: None,
@@ -77,6 +81,7 @@ impl World {
                 monitors: 9,
                 measured: true,
                 queue: 9,
+                event_bytes: 1 << 30,
                 event_pause: Duration::ZERO,
                 queue_wait: Duration::from_secs(60),
                 keep_alive: Duration::from_secs(60),
@@ -86,7 +91,7 @@ impl World {
         }
     }
 
-    async fn start_with(&self, change: impl FnOnce(&mut ServeOptions)) -> Client {
+    pub(crate) async fn start_with(&self, change: impl FnOnce(&mut ServeOptions)) -> Client {
         let mut options = self.options();
         change(&mut options);
         let control = open(&options).unwrap();
@@ -94,14 +99,25 @@ impl World {
         Client { router: router(control, &options) }
     }
 
-    fn files(&self, folder: &str) -> usize {
+    pub(crate) fn credentials(&self) -> Credentials {
+        let file = self.directory.path().join("credentials");
+        std::fs::write(&file, "aws_access_key_id = a\naws_secret_access_key = b\n").unwrap();
+        Credentials::read(&file).unwrap()
+    }
+
+    pub(crate) fn files(&self, folder: &str) -> usize {
         std::fs::read_dir(self.directory.path().join("data").join(folder)).unwrap().count()
     }
 }
 
 impl Client {
-    async fn send(&self, request: axum::http::request::Builder, body: impl Into<Body>) -> Answer {
-        let request: HttpRequest<Body> = request.body(body.into()).unwrap();
+    pub(crate) async fn send(
+        &self,
+        request: axum::http::request::Builder,
+        body: impl Into<Body>,
+    ) -> Answer {
+        let mut request: HttpRequest<Body> = request.body(body.into()).unwrap();
+        request.headers_mut().entry("host").or_insert(HeaderValue::from_static("127.0.0.1"));
         let response = self.router.clone().oneshot(request).await.unwrap();
         let (parts, body) = response.into_parts();
         let body = to_bytes(body, usize::MAX).await.unwrap();
@@ -117,22 +133,22 @@ impl Client {
         }
     }
 
-    async fn ask(&self, method: &str, path: &str, body: &Value) -> Answer {
+    pub(crate) async fn ask(&self, method: &str, path: &str, body: &Value) -> Answer {
         let body = if body.is_null() { String::new() } else { body.to_string() };
         self.send(HttpRequest::builder().method(method).uri(path), body).await
     }
 
-    async fn get(&self, path: &str) -> Answer {
+    pub(crate) async fn get(&self, path: &str) -> Answer {
         self.ask("GET", path, &Value::Null).await
     }
 
-    async fn create(&self, name: &str, more: &Value) -> Answer {
+    pub(crate) async fn create(&self, name: &str, more: &Value) -> Answer {
         let mut body = creation(name);
         merge(&mut body, more);
         self.ask("POST", "/2015-03-31/functions", &body).await
     }
 
-    async fn created(&self, name: &str) -> Value {
+    pub(crate) async fn created(&self, name: &str) -> Value {
         self.create(name, &json!({})).await.ok(201)
     }
 
@@ -156,7 +172,7 @@ impl Client {
 
 impl Answer {
     #[track_caller]
-    fn ok(self, status: u16) -> Value {
+    pub(crate) fn ok(self, status: u16) -> Value {
         assert_eq!(self.status, status, "{self:?}");
         self.body
     }
@@ -168,14 +184,14 @@ impl Answer {
     }
 
     #[track_caller]
-    fn refused(self, status: u16, kind: &str) -> String {
+    pub(crate) fn refused(self, status: u16, kind: &str) -> String {
         assert_eq!((self.status, self.kind.as_str()), (status, kind), "{self:?}");
         assert!(self.body["Type"].is_string(), "{self:?}");
         self.body["Message"].as_str().unwrap().to_owned()
     }
 }
 
-fn zip_of(source: &str) -> Vec<u8> {
+pub(crate) fn zip_of(source: &str) -> Vec<u8> {
     let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
     zip.start_file("handler.py", SimpleFileOptions::default()).unwrap();
     zip.write_all(source.as_bytes()).unwrap();
@@ -186,7 +202,7 @@ fn code_of(source: &str) -> Value {
     json!({ "ZipFile": STANDARD.encode(zip_of(source)) })
 }
 
-fn creation(name: &str) -> Value {
+pub(crate) fn creation(name: &str) -> Value {
     json!({
         "FunctionName": name,
         "Runtime": "python3.11",
@@ -601,13 +617,12 @@ async fn a_restarted_daemon_keeps_its_functions() {
 #[tokio::test]
 async fn unsigned_requests_are_refused_if_there_are_credentials() {
     let world = World::new();
-    let file = world.directory.path().join("credentials");
-    std::fs::write(&file, "aws_access_key_id = a\naws_secret_access_key = b\n").unwrap();
-    let credentials = Credentials::read(&file).unwrap();
+    let credentials = world.credentials();
     let client = world.start_with(|options| options.credentials = Some(credentials)).await;
     for path in ["/2015-03-31/functions/", "/metrics"] {
         client.get(path).await.refused(403, "MissingAuthenticationTokenException");
     }
+    let file = world.directory.path().join("credentials");
     std::fs::write(&file, "[default]\n").unwrap();
     assert!(Credentials::read(&file).unwrap_err().to_string().contains("aws_access_key_id"));
 }
@@ -616,9 +631,12 @@ async fn unsigned_requests_are_refused_if_there_are_credentials() {
 fn a_daemon_without_credentials_listens_on_loopback_only() {
     let world = World::new();
     let mut options = world.options();
-    options.listen = (Ipv4Addr::UNSPECIFIED, 0).into();
+    options.listen = Listen::Tcp((Ipv4Addr::UNSPECIFIED, 0).into());
     let error = serve(&options, |_| {}).unwrap_err();
     assert!(error.to_string().contains("credentials"), "{error}");
+    options.credentials = Some(world.credentials());
+    let error = serve(&options, |_| {}).unwrap_err();
+    assert!(error.to_string().contains("--insecure"), "{error}");
 }
 
 #[tokio::test]
@@ -627,7 +645,8 @@ async fn metrics_count_the_outcomes_of_requests() {
     let client = world.start().await;
     client.created("f").await;
     client.invoke("f/invocations", "1").await.refused(500, "ServiceException");
-    let request = HttpRequest::get("/metrics").body(Body::empty()).unwrap();
+    let request =
+        HttpRequest::get("/metrics").header("host", "localhost").body(Body::empty()).unwrap();
     let response = client.router.clone().oneshot(request).await.unwrap();
     let text = to_bytes(response.into_body(), usize::MAX).await.unwrap();
     let text = String::from_utf8(text.to_vec()).unwrap();

@@ -30,8 +30,8 @@ pub use instances::{
 };
 pub use service::{
     AliasChange, AliasError, ChangeError, CodeChange, Control, ControlOptions, DeleteError,
-    FindError, Found, InvocationRequest, NewFunction, NotFound, OpenError, PrepareError, Prepared,
-    PublishError, PublishRequest, RevisionMismatch, TooManyEvents,
+    EventRefused, FindError, Found, Hold, InvocationRequest, NewFunction, NotFound, OpenError,
+    PrepareError, Prepared, PublishError, PublishRequest, RevisionMismatch,
 };
 pub use store::StoreError;
 pub use telemetry::{Telemetry, TraceContext};

@@ -1,14 +1,14 @@
 //! Aliases: second names for versions.
 
 use axum::Json;
-use axum::body::Body;
+use axum::body::Bytes;
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use firn_control::{Alias, AliasChange, Target};
 use serde_json::{Value, json};
 
 use super::ApiError;
-use super::body::{MAX_DOCUMENT, json as body_json};
+use super::body::parse;
 use super::documents::AliasSettings;
 use super::extract::Unqualified;
 use super::names::Scope;
@@ -16,9 +16,9 @@ use super::pages::page;
 
 pub(super) async fn create(
     Unqualified { lambda, target, .. }: Unqualified,
-    body: Body,
+    body: Bytes,
 ) -> Result<impl IntoResponse, ApiError> {
-    let mut request: AliasSettings = body_json(body, MAX_DOCUMENT, "CreateAlias").await?;
+    let mut request: AliasSettings = parse(&body)?;
     let name = request.name.take().unwrap_or_default();
     let new = change(request)?;
     let created = lambda.control.create_alias(&target, name.clone(), new).await;
@@ -49,9 +49,9 @@ pub(super) async fn list(
 
 pub(super) async fn update(
     Unqualified { lambda, target, alias, .. }: Unqualified,
-    body: Body,
+    body: Bytes,
 ) -> Result<impl IntoResponse, ApiError> {
-    let mut request: AliasSettings = body_json(body, MAX_DOCUMENT, "UpdateAlias").await?;
+    let mut request: AliasSettings = parse(&body)?;
     let revision = request.revision_id.take();
     let updated = lambda.control.update_alias(&target, &alias, change(request)?, revision).await;
     let updated = updated.map_err(lambda.error())?;

@@ -1,44 +1,82 @@
-//! What every request passes: its arrival time, the check of its signature, and its id.
+//! What every request passes, in this order: the check of where it comes from, the check of its
+//! head's signature, the reading of its body within the limits, and the check of the body's digest.
 
+use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use axum::Router;
-use axum::body::Body;
-use axum::extract::{Request, State};
-use axum::http::HeaderValue;
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::header::{CONTENT_TYPE, HOST, ORIGIN};
+use axum::http::request::Parts;
+use axum::http::{HeaderValue, Method};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
+use firn_agent::protocol::MAX_EVENT_BYTES;
+use http_body_util::BodyExt;
+use tokio::time::timeout;
 use uuid::Uuid;
 
-use super::body::{MAX_BODY, read};
+use super::body::{MAX_BODY, MAX_DOCUMENT};
 use super::{ApiError, REQUEST_ID};
-use crate::sigv4::Credentials;
+use crate::server::{Buffer, Held, Limits, Peer};
+use crate::sigv4::{Credentials, Payload};
+
+/// The content types with which a browser sends a request to a foreign host without asking it.
+const SIMPLE_TYPES: [&str; 3] =
+    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"];
 
 /// When a request's head arrived.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Received(pub(super) Instant);
 
-/// Adds the check of signatures, if there are credentials, and the errors for unknown paths.
-pub(crate) fn with_authorization(routes: Router, credentials: Option<Credentials>) -> Router {
+/// A request's share of the buffer.
+#[derive(Debug, Clone)]
+pub(super) struct Share(pub(super) Arc<Held>);
+
+/// What requests have to satisfy.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    /// The keys of clients, and the region that they sign for.
+    pub(crate) credentials: Option<(Credentials, String)>,
+    /// The names of this host, besides the loopback addresses. `None` accepts any.
+    pub(crate) hosts: Option<Vec<String>>,
+    pub(crate) buffer: Arc<Buffer>,
+    pub(crate) limits: Limits,
+}
+
+/// Adds the checks of [`Admission`], and the errors for unknown paths.
+pub(crate) fn with_admission(routes: Router, admission: Admission) -> Router {
     routes
         .fallback(async || ApiError::no_such_operation())
         .method_not_allowed_fallback(async || ApiError::no_such_operation())
-        .layer(middleware::from_fn_with_state(credentials, authorize))
+        .layer(DefaultBodyLimit::disable())
+        .layer(middleware::from_fn_with_state(Arc::new(admission), pass))
 }
 
-async fn authorize(
-    State(credentials): State<Option<Credentials>>,
-    mut request: Request,
-    next: Next,
-) -> Response {
-    request.extensions_mut().insert(Received(Instant::now()));
-    let mut response = match credentials {
-        None => next.run(request).await,
-        Some(credentials) => match verify(&credentials, request).await {
-            Ok(request) => next.run(request).await,
-            Err(error) => error.into_response(),
-        },
+async fn pass(State(admission): State<Arc<Admission>>, request: Request, next: Next) -> Response {
+    let received = Instant::now();
+    let peer = request.extensions().get::<Arc<Peer>>().cloned();
+    let mut response = match admission.admit(request, peer.as_ref()).await {
+        Ok(mut request) => {
+            if let Some(peer) = &peer {
+                peer.serves();
+            }
+            request.extensions_mut().insert(Received(received));
+            next.run(request).await
+        }
+        Err(error) => error.into_response(),
     };
+    if let Some(peer) = &peer {
+        // The answer counts until the client's next request.
+        let held = admission.buffer.hold(Some(peer));
+        let bytes = response.body().size_hint().lower();
+        if held.grow(usize::try_from(bytes).unwrap_or(usize::MAX)).await.is_err() {
+            response = ApiError::buffer_full().into_response();
+        }
+        peer.answers(Some(held), admission.limits.answer);
+    }
     let headers = response.headers_mut();
     if !headers.contains_key(REQUEST_ID)
         && let Ok(value) = HeaderValue::from_str(&Uuid::new_v4().to_string())
@@ -48,9 +86,142 @@ async fn authorize(
     response
 }
 
-async fn verify(credentials: &Credentials, request: Request) -> Result<Request, ApiError> {
-    let (parts, body) = request.into_parts();
-    let body = read(body, MAX_BODY, "this").await?;
-    credentials.check(&parts, &body, SystemTime::now())?;
-    Ok(Request::from_parts(parts, Body::from(body)))
+impl Admission {
+    /// Checks a request and reads its body.
+    async fn admit(&self, request: Request, peer: Option<&Arc<Peer>>) -> Result<Request, ApiError> {
+        let (parts, mut body) = request.into_parts();
+        match self.check(&parts, &mut body, peer).await {
+            Ok((bytes, share)) => {
+                let mut request = Request::from_parts(parts, Body::from(bytes));
+                request.extensions_mut().insert(share);
+                Ok(request)
+            }
+            Err(error) => {
+                // Most clients read the answer only after they have sent the body. The time for the
+                // answer bounds this.
+                tokio::spawn(async move { while let Some(Ok(_)) = body.frame().await {} });
+                Err(error)
+            }
+        }
+    }
+
+    async fn check(
+        &self,
+        parts: &Parts,
+        body: &mut Body,
+        peer: Option<&Arc<Peer>>,
+    ) -> Result<(Bytes, Share), ApiError> {
+        self.check_sender(parts)?;
+        let now = SystemTime::now();
+        let checked = match &self.credentials {
+            Some((credentials, region)) => Some(credentials.check_head(parts, region, now)?),
+            None => None,
+        };
+        let held = Arc::new(self.buffer.hold(peer));
+        let bytes = self.read(parts, body, &held, peer).await?;
+        held.keep();
+        if let Some(checked) = checked {
+            checked.check(parts, &Payload::of(&bytes))?;
+        }
+        Ok((bytes, Share(held)))
+    }
+
+    /// Refuses requests that a page in a browser sends.
+    fn check_sender(&self, parts: &Parts) -> Result<(), ApiError> {
+        let named = parts.uri.authority().map(axum::http::uri::Authority::as_str);
+        let mut sent = parts.headers.get_all(HOST).iter().map(HeaderValue::to_str);
+        let host = match (named, sent.next(), sent.next()) {
+            (Some(host), _, _) | (None, Some(Ok(host)), None) => host,
+            _ => "",
+        };
+        if let Some(hosts) = &self.hosts
+            && !is_own(host, hosts)
+        {
+            return Err(ApiError::foreign(format!(
+                "requests for the host {host:?} are refused: use a loopback address, or start the daemon with --allow-host"
+            )));
+        }
+        if let Some(origin) = parts.headers.get(ORIGIN)
+            && origin.to_str().ok().and_then(|origin| origin.strip_prefix("http://")) != Some(host)
+        {
+            return Err(ApiError::foreign("requests of pages of other origins are refused"));
+        }
+        let kind = parts.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+        let kind = kind.and_then(|kind| kind.split(';').next()).unwrap_or_default().trim();
+        let simple = SIMPLE_TYPES.iter().any(|simple| kind.eq_ignore_ascii_case(simple));
+        if simple && parts.method != Method::GET && !is_invocation(parts) {
+            return Err(ApiError::content_type(kind));
+        }
+        Ok(())
+    }
+
+    async fn read(
+        &self,
+        parts: &Parts,
+        body: &mut Body,
+        held: &Held,
+        peer: Option<&Arc<Peer>>,
+    ) -> Result<Bytes, ApiError> {
+        let (limit, too_large) = body_limit(parts);
+        let announced = body.size_hint().exact().map(usize::try_from);
+        let expected = announced.and_then(Result::ok).unwrap_or(limit);
+        if announced.is_some() && expected > limit {
+            return Err(too_large);
+        }
+        let allowed = self.limits.body_limit(expected);
+        if let Some(peer) = peer {
+            // Only closes a connection on which the answer below cannot be sent.
+            peer.reads(allowed.saturating_mul(2));
+        }
+        let read = collect(body, limit, too_large, held);
+        timeout(allowed, read).await.map_err(|_| ApiError::body_too_slow())?
+    }
+}
+
+async fn collect(
+    body: &mut Body,
+    limit: usize,
+    too_large: ApiError,
+    held: &Held,
+) -> Result<Bytes, ApiError> {
+    let mut bytes = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let frame =
+            frame.map_err(|_| ApiError::request_content("the request's body was cut off"))?;
+        let Ok(data) = frame.into_data() else { continue };
+        if bytes.len() + data.len() > limit {
+            return Err(too_large);
+        }
+        held.grow(data.len()).await.map_err(|_| ApiError::buffer_full())?;
+        bytes.extend_from_slice(&data);
+    }
+    Ok(bytes.into())
+}
+
+fn is_invocation(parts: &Parts) -> bool {
+    parts.method == Method::POST && parts.uri.path().ends_with("/invocations")
+}
+
+/// The longest body of a request, bytes, and the error for a longer one.
+fn body_limit(parts: &Parts) -> (usize, ApiError) {
+    let path = parts.uri.path().trim_end_matches('/');
+    let code = |operation| (MAX_BODY, ApiError::too_large(MAX_BODY, operation));
+    match parts.method {
+        Method::POST if is_invocation(parts) => (MAX_EVENT_BYTES, ApiError::event_too_large()),
+        Method::POST if path.ends_with("/functions") => code("CreateFunction"),
+        Method::PUT if path.ends_with("/code") => code("UpdateFunctionCode"),
+        _ => (MAX_DOCUMENT, ApiError::too_large(MAX_DOCUMENT, "this")),
+    }
+}
+
+/// Whether a Host header names this host.
+fn is_own(host: &str, names: &[String]) -> bool {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    address.is_ok_and(|address| address.is_loopback())
+        || name.eq_ignore_ascii_case("localhost")
+        || names.iter().any(|own| own.eq_ignore_ascii_case(name))
 }

@@ -7,6 +7,7 @@ use firn_control::{LATEST, Version, VersionState};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::ApiError;
 use super::names::Scope;
 
 /// The body of CreateFunction. Other fields are ignored.
@@ -54,14 +55,22 @@ pub(super) struct SnapStart {
     pub(super) apply_on: Option<String>,
 }
 
-/// The source of the code.
+/// The source of the code. `body` finds the zip file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub(super) struct FunctionCode {
-    /// The zip file, in base64.
-    pub(super) zip_file: Option<String>,
     pub(super) s3_bucket: Option<String>,
     pub(super) image_uri: Option<String>,
+}
+
+impl FunctionCode {
+    /// The zip file, if the code has no other source.
+    pub(super) fn only_zip(self, zip: Result<Vec<u8>, ApiError>) -> Result<Vec<u8>, ApiError> {
+        if self.s3_bucket.is_some() || self.image_uri.is_some() {
+            return Err(ApiError::invalid("this daemon accepts code only as ZipFile"));
+        }
+        zip
+    }
 }
 
 /// The body of UpdateFunctionCode.

@@ -6,9 +6,9 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use firn_agent::protocol::MAX_EVENT_BYTES;
 use firn_control::{
-    AcquireError, AliasError, ChangeError, CodeError, ConfigurationError, DeleteError, Field,
-    FindError, InvokeFailure, LaunchError, LoadFailure, MAX_ENVIRONMENT, MAX_UNPACKED, NotFound,
-    PrepareError, PublishError, RevisionMismatch, StoreError, TaskFailed, TooManyEvents,
+    AcquireError, AliasError, ChangeError, CodeError, ConfigurationError, DeleteError,
+    EventRefused, Field, FindError, InvokeFailure, LaunchError, LoadFailure, MAX_ENVIRONMENT,
+    MAX_UNPACKED, NotFound, PrepareError, PublishError, RevisionMismatch, StoreError, TaskFailed,
 };
 use firn_run::EventError;
 use serde_json::json;
@@ -61,6 +61,27 @@ impl ApiError {
         let message =
             format!("Request must be smaller than {limit} bytes for the {operation} operation");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "RequestEntityTooLargeException", message)
+    }
+
+    /// The request may come from a page in a browser, on behalf of another site.
+    pub(crate) fn foreign(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, "AccessDeniedException", message)
+    }
+
+    pub(crate) fn content_type(kind: &str) -> Self {
+        let message = format!("a body of the type {kind} is refused: send application/json");
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaTypeException", message)
+    }
+
+    pub(crate) fn body_too_slow() -> Self {
+        let message = "the request's body did not arrive in time";
+        Self::new(StatusCode::REQUEST_TIMEOUT, "RequestTimeoutException", message)
+    }
+
+    /// The bodies of other requests leave no room.
+    pub(crate) fn buffer_full() -> Self {
+        let message = "the daemon holds too many bytes of other requests: try again";
+        Self::throttled("CallerRateLimitExceeded", message)
     }
 
     /// Invoke has its own error for a request that is too large.
@@ -257,9 +278,15 @@ impl From<RevisionMismatch> for ApiError {
     }
 }
 
-impl From<TooManyEvents> for ApiError {
-    fn from(error: TooManyEvents) -> Self {
-        Self::throttled("ConcurrentInvocationLimitExceeded", error.to_string())
+impl From<EventRefused> for ApiError {
+    fn from(error: EventRefused) -> Self {
+        match error {
+            EventRefused::TooMany => {
+                Self::throttled("ConcurrentInvocationLimitExceeded", error.to_string())
+            }
+            EventRefused::Store(_) => Self::service(&error, "the daemon cannot store the event"),
+            EventRefused::Task(error) => error.into(),
+        }
     }
 }
 

@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
-use axum::Json;
-use axum::body::Body;
+use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
+use axum::{Extension, Json};
 use firn_control::{CodeChange, NewFunction};
 use serde_json::json;
 
-use super::body::{MAX_BODY, MAX_DOCUMENT, json as body_json, zip_file};
+use super::authorize::Share;
+use super::body::{WithCode, ZipPlace, parse as parse_body};
 use super::configuration::change;
 use super::documents::{Concurrency, CreateFunction, Settings, UpdateCode, configuration};
 use super::extract::{Qualified, Unqualified, ValidQuery};
@@ -20,15 +21,19 @@ use super::{ApiError, Lambda};
 
 pub(super) async fn create(
     State(lambda): State<Arc<Lambda>>,
-    body: Body,
+    Extension(share): Extension<Share>,
+    body: Bytes,
 ) -> Result<impl IntoResponse, ApiError> {
-    let request: CreateFunction = body_json(body, MAX_BODY, "CreateFunction").await?;
+    let decoded = lambda.with_code(body, share, ZipPlace::Code, "CreateFunction").await?;
+    let WithCode { request, zip, hold } = decoded;
+    let request: CreateFunction = request;
     let publish = request.publish;
     let new = NewFunction {
         target: parse(&request.function_name, None)?,
-        zip: zip_file(request.code).await?,
+        zip: request.code.only_zip(zip)?,
         configuration: change(request.settings)?,
         publish,
+        hold,
     };
     let version = lambda.control.create_function(new).await.map_err(lambda.error())?;
     Ok((StatusCode::CREATED, Json(configuration(&lambda.scope, &version, publish))))
@@ -74,17 +79,21 @@ pub(super) async fn get_configuration(
 
 pub(super) async fn update_code(
     Unqualified { lambda, target, .. }: Unqualified,
-    body: Body,
+    Extension(share): Extension<Share>,
+    body: Bytes,
 ) -> Result<impl IntoResponse, ApiError> {
-    let request: UpdateCode = body_json(body, MAX_BODY, "UpdateFunctionCode").await?;
+    let decoded = lambda.with_code(body, share, ZipPlace::Top, "UpdateFunctionCode").await?;
+    let WithCode { request, zip, hold } = decoded;
+    let request: UpdateCode = request;
     // A missing function is reported before an invalid zip file.
     lambda.control.find(&target).await.map_err(lambda.error())?;
     let publish = request.publish;
     let change = CodeChange {
-        zip: zip_file(request.code).await?,
+        zip: request.code.only_zip(zip)?,
         publish,
         dry_run: request.dry_run,
         revision: request.revision_id,
+        hold,
     };
     let version = lambda.control.update_code(&target, change).await.map_err(lambda.error())?;
     Ok(Json(configuration(&lambda.scope, &version, publish)))
@@ -92,10 +101,9 @@ pub(super) async fn update_code(
 
 pub(super) async fn update_configuration(
     Unqualified { lambda, target, .. }: Unqualified,
-    body: Body,
+    body: Bytes,
 ) -> Result<impl IntoResponse, ApiError> {
-    let mut request: Settings =
-        body_json(body, MAX_DOCUMENT, "UpdateFunctionConfiguration").await?;
+    let mut request: Settings = parse_body(&body)?;
     let revision = request.revision_id.take();
     let updated = lambda.control.update_configuration(&target, change(request)?, revision).await;
     let version = updated.map_err(lambda.error())?;
@@ -111,9 +119,9 @@ pub(super) async fn delete(
 
 pub(super) async fn put_concurrency(
     Unqualified { lambda, target, .. }: Unqualified,
-    body: Body,
+    body: Bytes,
 ) -> Result<impl IntoResponse, ApiError> {
-    let request: Concurrency = body_json(body, MAX_DOCUMENT, "PutFunctionConcurrency").await?;
+    let request: Concurrency = parse_body(&body)?;
     let limit = Some(request.reserved_concurrent_executions);
     lambda.control.set_concurrency(&target, limit).await.map_err(lambda.error())?;
     Ok(Json(request))

@@ -3,17 +3,16 @@
 use std::time::Duration;
 
 use axum::Extension;
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use firn_agent::protocol::{LOG_TAIL_BYTES, MAX_EVENT_BYTES};
+use firn_agent::protocol::LOG_TAIL_BYTES;
 use firn_control::{InvocationReport, InvocationRequest, Invoked, TraceContext};
 use firn_run::{Answer, Failed};
 
-use super::authorize::Received;
-use super::body::read;
+use super::authorize::{Received, Share};
 use super::extract::Qualified;
 use super::{ApiError, REPORT, REQUEST_ID};
 
@@ -36,11 +35,10 @@ pub(super) async fn invoke(
     Qualified { lambda, target }: Qualified,
     Extension(Received(received)): Extension<Received>,
     headers: HeaderMap,
-    body: Body,
+    Extension(Share(share)): Extension<Share>,
+    body: Bytes,
 ) -> Result<Response, ApiError> {
     let options = Options::read(&headers)?;
-    let body = read(body, MAX_EVENT_BYTES, "InvokeFunction").await;
-    let body = body.map_err(|_| ApiError::event_too_large())?;
     let field =
         |name: &str| headers.get(name).and_then(|value| Some(value.to_str().ok()?.to_owned()));
     let request = InvocationRequest {
@@ -51,6 +49,7 @@ pub(super) async fn invoke(
         trace_id: options.trace_id,
         trace: TraceContext::read(field),
         received,
+        hold: Some(Box::new(share)),
     };
     let control = &lambda.control;
     let prepared = control.prepare(request).await.map_err(lambda.error())?;
@@ -63,7 +62,7 @@ pub(super) async fn invoke(
     match options.kind {
         Kind::DryRun => Ok(with_headers(StatusCode::NO_CONTENT, ids, Body::empty())),
         Kind::Event => {
-            control.accept_event(prepared)?;
+            control.accept_event(prepared).await?;
             Ok(with_headers(StatusCode::ACCEPTED, ids, Body::empty()))
         }
         Kind::RequestResponse => {

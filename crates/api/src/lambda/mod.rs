@@ -22,8 +22,9 @@ use axum::Router;
 use axum::http::HeaderName;
 use axum::routing::{get, post, put};
 use firn_control::Control;
+use tokio::sync::Semaphore;
 
-pub(crate) use authorize::with_authorization;
+pub(crate) use authorize::{Admission, with_admission};
 #[cfg(test)]
 pub(crate) use body::MAX_BODY;
 pub(crate) use error::ApiError;
@@ -41,6 +42,8 @@ pub(crate) struct Lambda {
     pub(crate) control: Arc<Control>,
     /// Region and account in ARNs.
     pub(crate) scope: Scope,
+    /// A permit for each request whose code may be decoded at the same time.
+    pub(crate) decoders: Arc<Semaphore>,
 }
 
 /// The routes of the API.

@@ -1,23 +1,22 @@
 //! Versions: publish and list.
 
 use axum::Json;
-use axum::body::Body;
+use axum::body::Bytes;
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use firn_control::PublishRequest;
 use serde_json::json;
 
 use super::ApiError;
-use super::body::{MAX_DOCUMENT, parse, read};
+use super::body::parse;
 use super::documents::{PublishVersion, configuration};
 use super::extract::Unqualified;
 use super::pages::page;
 
 pub(super) async fn publish(
     Unqualified { lambda, target, .. }: Unqualified,
-    body: Body,
+    body: Bytes,
 ) -> Result<impl IntoResponse, ApiError> {
-    let body = read(body, MAX_DOCUMENT, "PublishVersion").await?;
     let request: PublishVersion =
         if body.is_empty() { PublishVersion::default() } else { parse(&body)? };
     let request = PublishRequest {

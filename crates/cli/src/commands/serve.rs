@@ -1,6 +1,5 @@
 //! `firn serve`: runs the daemon, which serves functions through AWS Lambda's API.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -10,7 +9,7 @@ use clap::{Args, ValueEnum};
 use firn_base::parse_size;
 use tracing_subscriber::EnvFilter;
 
-use firn_api::{Credentials, ServeOptions};
+use firn_api::{Credentials, Limits, Listen, ServeOptions};
 use firn_control::{BootFiles, ControlOptions};
 use firn_memory::planners::parse;
 use firn_run::{FunctionSettings, require_linux};
@@ -36,9 +35,23 @@ const BEST_IN_DIRECTORY: [&str; 2] = ["vanilla_dax", "firecracker"];
 A function chooses its planner and image with the environment variables FIRN_PLANNER and FIRN_IMAGE of its
 configuration. The daemon writes its log to standard error; RUST_LOG sets the level.")]
 pub(crate) struct ServeArgs {
-    /// Address to listen on
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9700")]
-    listen: SocketAddr,
+    /// Address to listen on, or path of a unix socket, which only this user can connect to
+    #[arg(long, value_name = "ADDRESS:PORT|PATH", default_value = "127.0.0.1:9700")]
+    listen: Listen,
+    /// A name of this host, besides the loopback addresses, for which unsigned requests are
+    /// accepted
+    #[arg(long, value_name = "NAME")]
+    allow_host: Vec<String>,
+    /// Listen on an address that other machines reach, although requests and answers are not
+    /// encrypted
+    #[arg(long)]
+    insecure: bool,
+    /// Limit of connections; at most half of the open files that the system allows
+    #[arg(long, value_name = "N", default_value_t = Limits::default().connections)]
+    connections: usize,
+    /// Limit of all requests and answers together that the daemon holds in memory
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "256M")]
+    buffer: u64,
     /// Directory for functions, code and snapshots [default: serve, in the cache directory]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
@@ -68,6 +81,9 @@ pub(crate) struct ServeArgs {
     /// Seconds that a request waits for a microVM
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     queue_wait: u64,
+    /// Limit of all accepted events together; long events are stored in the data directory
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1G")]
+    event_bytes: u64,
     /// Seconds until an event is retried after its function failed; twice as many before the second
     /// retry
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
@@ -142,6 +158,13 @@ pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
     let names_root = arguments.files.name_root();
     let options = ServeOptions {
         listen: arguments.listen,
+        hosts: arguments.allow_host,
+        insecure: arguments.insecure,
+        limits: Limits {
+            connections: arguments.connections,
+            buffer: usize::try_from(arguments.buffer).unwrap_or(usize::MAX),
+            ..Limits::default()
+        },
         account: arguments.account,
         otlp: arguments.otlp,
         credentials,
@@ -169,6 +192,7 @@ pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
             monitors: arguments.monitors,
             measured: arguments.booking == Reservation::Measured,
             queue: arguments.queue,
+            event_bytes: arguments.event_bytes,
             event_pause: Duration::from_secs(arguments.event_pause),
             queue_wait: Duration::from_secs(arguments.queue_wait),
             keep_alive: Duration::from_secs(arguments.keep_alive),
@@ -183,7 +207,7 @@ pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
         Log::Json => log.json().init(),
     }
     firn_api::serve(&options, |address| {
-        output::line(&format!("firn serves AWS Lambda's API on http://{address}"));
+        output::line(&format!("firn serves AWS Lambda's API on {address}"));
     })?;
     Ok(ExitCode::SUCCESS)
 }

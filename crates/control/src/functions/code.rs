@@ -19,7 +19,7 @@ pub const MAX_ZIP: usize = 50 << 20;
 /// The largest size of all unpacked files of a zip file together, bytes (AWS Lambda's limit).
 pub const MAX_UNPACKED: u64 = 262_144_000;
 
-/// The largest number of files in a zip file. AWS Lambda has no such limit; this one bounds the
+/// The largest number of entries in a zip file. AWS Lambda has no such limit; this one bounds the
 /// cost of a small zip file.
 const MAX_FILES: usize = 65_536;
 
@@ -55,8 +55,8 @@ pub enum CodeError {
     /// Its files are too large.
     #[error("the unpacked files are larger than {MAX_UNPACKED} bytes")]
     TooLarge,
-    /// It holds too many files.
-    #[error("the zip file holds more than {MAX_FILES} files")]
+    /// It holds too many files and folders.
+    #[error("the zip file holds more than {MAX_FILES} entries")]
     TooMany,
     /// The host cannot write or read the stored file.
     #[error("cannot access the stored code {}", path.display())]
@@ -99,7 +99,9 @@ impl CodeStore {
 
     /// Checks all of `zip` and stores it.
     pub(crate) fn put(&self, zip: &[u8]) -> Result<Code, CodeError> {
-        read(Cursor::new(zip), |_| Ok::<_, CodeError>(()))?;
+        check_entries(zip)?;
+        let skip = |contents: &mut dyn Read| io::copy(contents, &mut io::sink()).map(|_| ());
+        read(Cursor::new(zip), skip, |_, _, ()| Ok::<_, CodeError>(()))?;
         let code = Self::code_of(zip);
         let path = self.path(&code);
         let failed = |source| CodeError::Store { path: path.clone(), source };
@@ -117,12 +119,18 @@ impl CodeStore {
     pub(crate) fn files<E: From<CodeError>>(
         &self,
         code: &Code,
-        each: impl FnMut(PackageFile) -> Result<(), E>,
+        mut each: impl FnMut(PackageFile) -> Result<(), E>,
     ) -> Result<(), E> {
         let path = self.path(code);
         let file =
             File::open(&path).map_err(|source| CodeError::Store { path: path.clone(), source })?;
-        read(io::BufReader::new(file), each)
+        let load = |from: &mut dyn Read| {
+            let mut contents = Vec::new();
+            from.read_to_end(&mut contents).map(|_| contents)
+        };
+        read(io::BufReader::new(file), load, |path, executable, contents| {
+            each(PackageFile { path, executable, contents })
+        })
     }
 
     /// The path of the zip file.
@@ -142,10 +150,23 @@ impl CodeStore {
     }
 }
 
-/// Reads an untrusted zip file.
-fn read<E: From<CodeError>>(
+/// Refuses a zip file with too many entries before anything is decoded: each takes memory of its
+/// own. Counts the signatures of entries, whatever count its directory has; entries of zip files
+/// that are stored in it uncompressed count too.
+fn check_entries(zip: &[u8]) -> Result<(), CodeError> {
+    let entries = memchr::memmem::find_iter(zip, b"PK\x01\x02");
+    match entries.take(MAX_FILES + 1).count() {
+        count if count > MAX_FILES => Err(CodeError::TooMany),
+        _ => Ok(()),
+    }
+}
+
+/// Reads an untrusted zip file: `load` reads the contents of each file, `each` gets its path and
+/// whether it is executable.
+fn read<T, E: From<CodeError>>(
     zip: impl Read + io::Seek,
-    mut each: impl FnMut(PackageFile) -> Result<(), E>,
+    mut load: impl FnMut(&mut dyn Read) -> io::Result<T>,
+    mut each: impl FnMut(String, bool, T) -> Result<(), E>,
 ) -> Result<(), E> {
     let mut archive = ZipArchive::new(zip).map_err(CodeError::NotZip)?;
     if archive.is_empty() {
@@ -176,12 +197,11 @@ fn read<E: From<CodeError>>(
             return Err(CodeError::Duplicate(path).into());
         }
         // Does not trust the size in the zip file's directory.
-        let mut contents = Vec::new();
-        let read = (&mut entry).take(left + 1).read_to_end(&mut contents);
-        read.map_err(|source| CodeError::Unreadable { path: path.clone(), source })?;
-        let length = u64::try_from(contents.len()).unwrap_or(u64::MAX);
-        left = left.checked_sub(length).ok_or(CodeError::TooLarge)?;
-        each(PackageFile { path, executable: mode & 0o111 != 0, contents })?;
+        let mut limited = (&mut entry).take(left + 1);
+        let contents = load(&mut limited)
+            .map_err(|source| CodeError::Unreadable { path: path.clone(), source })?;
+        left = limited.limit().checked_sub(1).ok_or(CodeError::TooLarge)?;
+        each(path, mode & 0o111 != 0, contents)?;
     }
     if seen.is_empty() {
         return Err(CodeError::Empty.into());

@@ -70,6 +70,15 @@ fn a_zip_bomb_is_refused() {
 }
 
 #[test]
+fn too_many_entries_are_refused_before_they_are_decoded() {
+    let (_folder, store) = store();
+    let entries = b"PK\x01\x02".repeat(MAX_FILES);
+    assert!(matches!(store.put(&entries).unwrap_err(), CodeError::NotZip(_)));
+    let more = b"PK\x01\x02".repeat(MAX_FILES + 1);
+    assert!(matches!(store.put(&more).unwrap_err(), CodeError::TooMany));
+}
+
+#[test]
 fn invalid_and_damaged_files_are_refused() {
     let (_folder, store) = store();
     assert!(matches!(store.put(b"").unwrap_err(), CodeError::NotZip(_)));

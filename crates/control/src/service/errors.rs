@@ -193,7 +193,16 @@ impl From<FindError> for PrepareError {
     }
 }
 
-/// Too many events are queued or being served.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("too many events wait")]
-pub struct TooManyEvents;
+/// An event is not accepted.
+#[derive(Debug, thiserror::Error)]
+pub enum EventRefused {
+    /// Too many events, or too many bytes of them, are queued or being served.
+    #[error("too many events wait")]
+    TooMany,
+    /// The event cannot be stored.
+    #[error("cannot store the event")]
+    Store(#[source] std::io::Error),
+    /// The operation's task failed.
+    #[error(transparent)]
+    Task(#[from] TaskFailed),
+}

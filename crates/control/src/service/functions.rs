@@ -14,6 +14,9 @@ use crate::functions::{
 };
 use crate::store::{Change, StoreError};
 
+/// What an operation keeps as long as it holds the bytes of a request, such as a share of a buffer.
+pub type Hold = Option<Box<dyn std::any::Any + Send + Sync>>;
+
 /// A function to create.
 #[derive(Debug)]
 pub struct NewFunction {
@@ -25,6 +28,8 @@ pub struct NewFunction {
     pub zip: Vec<u8>,
     /// Whether to publish a version.
     pub publish: bool,
+    /// Dropped together with the zip file.
+    pub hold: Hold,
 }
 
 /// New code for `$LATEST`.
@@ -38,6 +43,8 @@ pub struct CodeChange {
     pub dry_run: bool,
     /// The revision that the client expects.
     pub revision: Option<String>,
+    /// Dropped together with the zip file.
+    pub hold: Hold,
 }
 
 /// The version that a request names.

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use firn_run::Invocation;
 
-use super::errors::{PrepareError, TooManyEvents};
-use super::{Control, Found};
+use super::errors::{EventRefused, PrepareError};
+use super::events::Event;
+use super::{Control, Found, Hold};
 use crate::functions::{Target, VersionState};
 use crate::instances::{self, InvocationReport, Invoked, Request};
 use crate::metrics::Outcome;
@@ -40,6 +41,8 @@ pub struct InvocationRequest {
     pub trace: TraceContext,
     /// When the request's head arrived.
     pub received: Instant,
+    /// Dropped together with the event.
+    pub hold: Hold,
 }
 
 /// A request that can be served.
@@ -47,9 +50,10 @@ pub struct InvocationRequest {
 pub struct Prepared {
     target: Target,
     found: Found,
-    invocation: Arc<Invocation>,
+    invocation: Invocation,
     trace: TraceContext,
     received: Instant,
+    hold: Hold,
 }
 
 impl Prepared {
@@ -75,7 +79,7 @@ impl Control {
         self: &Arc<Self>,
         request: InvocationRequest,
     ) -> Result<Prepared, PrepareError> {
-        let InvocationRequest { target, event, received, trace, .. } = request;
+        let InvocationRequest { target, event, received, trace, hold, .. } = request;
         let found = self.find(&target).await?;
         match &found.version.state {
             VersionState::Active => {}
@@ -90,15 +94,18 @@ impl Control {
             .with_function_arn(Some(request.function_arn))
             .with_client_context(request.client_context)
             .with_trace_id(request.trace_id);
-        Ok(Prepared { target, found, invocation: Arc::new(invocation), trace, received })
+        Ok(Prepared { target, found, invocation, trace, received, hold })
     }
 
     /// Serves a request. The request continues if the caller drops the future.
     pub async fn invoke(self: &Arc<Self>, prepared: Prepared) -> Invoked {
         let control = Arc::clone(self);
-        let Prepared { found, invocation, trace, received, .. } = prepared;
-        let task =
-            tokio::spawn(async move { control.serve(found, invocation, received, &trace).await });
+        let Prepared { found, invocation, trace, received, hold, .. } = prepared;
+        let task = tokio::spawn(async move {
+            let invoked = control.serve(found, Arc::new(invocation), received, &trace).await;
+            drop(hold);
+            invoked
+        });
         task.await.unwrap_or_else(|error| Invoked {
             outcome: Err(error.into()),
             report: InvocationReport::default(),
@@ -110,26 +117,36 @@ impl Control {
     /// daemon failed.
     ///
     /// # Errors
-    /// Too many events wait or are being served.
-    pub fn accept_event(self: &Arc<Self>, prepared: Prepared) -> Result<(), TooManyEvents> {
-        let permit = Arc::clone(&self.events).try_acquire_owned().map_err(|_| TooManyEvents)?;
+    /// See [`EventRefused`].
+    pub async fn accept_event(self: &Arc<Self>, prepared: Prepared) -> Result<(), EventRefused> {
+        let Prepared { target, invocation, trace, hold, .. } = prepared;
+        let event = self.events.accept(invocation).await?;
+        drop(hold);
         let control = Arc::clone(self);
-        tokio::spawn(async move {
-            control.serve_event(prepared).await;
-            drop(permit);
-        });
+        tokio::spawn(async move { control.serve_event(target, event, trace).await });
         Ok(())
     }
 
-    async fn serve_event(self: &Arc<Self>, prepared: Prepared) {
-        let Prepared { target, invocation, trace, .. } = prepared;
+    async fn serve_event(self: &Arc<Self>, target: Target, event: Event, trace: TraceContext) {
         let accepted = Instant::now();
         let mut failures = 0;
         let mut pause = FIRST_PAUSE;
         loop {
             // The function can change between attempts.
             let Ok(found) = self.find(&target).await else { return };
-            let invoked = self.serve(found, Arc::clone(&invocation), Instant::now(), &trace).await;
+            let invoked = match event.load().await {
+                Ok(loaded) => self.serve(found, loaded.invocation(), Instant::now(), &trace).await,
+                Err(error) => {
+                    let error: &(dyn std::error::Error + 'static) = &error;
+                    tracing::error!(
+                        error,
+                        function = target.name(),
+                        request_id = event.request_id(),
+                        "dropped an event that cannot be read"
+                    );
+                    return;
+                }
+            };
             let wait = match invoked.outcome {
                 Ok(Ok(_)) => return,
                 Err(error) if error.is_transient() => {
@@ -145,7 +162,7 @@ impl Control {
             if failures > RETRIES || accepted.elapsed() + wait > MAX_AGE {
                 tracing::warn!(
                     function = target.name(),
-                    request_id = invocation.request_id(),
+                    request_id = event.request_id(),
                     "dropped an event after its last retry"
                 );
                 return;

@@ -2,6 +2,7 @@
 
 mod aliases;
 mod errors;
+mod events;
 mod functions;
 mod invocations;
 mod snapshots;
@@ -13,18 +14,19 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::Semaphore;
 
 use firn_run::{Instances, PoolManagerError};
 
 pub use aliases::AliasChange;
 pub use errors::{
-    AliasError, ChangeError, DeleteError, FindError, NotFound, PrepareError, PublishError,
-    RevisionMismatch, TooManyEvents,
+    AliasError, ChangeError, DeleteError, EventRefused, FindError, NotFound, PrepareError,
+    PublishError, RevisionMismatch,
 };
-pub use functions::{CodeChange, Found, NewFunction};
+pub use functions::{CodeChange, Found, Hold, NewFunction};
 pub use invocations::{InvocationRequest, Prepared};
 pub use versions::PublishRequest;
+
+use events::Events;
 
 use crate::functions::{CodeStore, Images};
 use crate::instances::{BootFiles, DaemonStatus, Fleet, Launcher, Limits, SnapshotPool, Standbys};
@@ -64,6 +66,8 @@ pub struct ControlOptions {
     pub measured: bool,
     /// Limit of requests that wait for a microVM, and limit of accepted events.
     pub queue: usize,
+    /// Limit of the bytes of accepted events together.
+    pub event_bytes: u64,
     /// How long the daemon waits before it retries an event after the function's first error. The
     /// wait before the second retry is twice as long.
     pub event_pause: Duration,
@@ -103,8 +107,7 @@ pub struct Control {
     code: CodeStore,
     fleet: Arc<Fleet>,
     telemetry: Option<Arc<Telemetry>>,
-    /// One permit for each event that can be accepted.
-    events: Arc<Semaphore>,
+    events: Events,
     /// How long the daemon waits after a function's first error.
     event_pause: Duration,
     /// Held while stored code is not yet part of a version, so that the sweep does not remove it.
@@ -160,7 +163,7 @@ impl Control {
             code: CodeStore::open(data.join("code")).map_err(failed)?,
             fleet: Fleet::new(launcher, limits),
             telemetry: telemetry.map(Arc::new),
-            events: Arc::new(Semaphore::new(options.queue)),
+            events: Events::open(&data, options.queue, options.event_bytes).map_err(failed)?,
             event_pause: options.event_pause,
             code_lock: Mutex::new(()),
         }))

@@ -129,6 +129,27 @@ impl Invocation {
         Self { trace_id, ..self }
     }
 
+    /// The event: JSON text.
+    #[must_use]
+    pub fn event(&self) -> &str {
+        self.event.get()
+    }
+
+    /// Replaces the event by `null`. Returns it.
+    pub fn take_event(&mut self) -> String {
+        let event = std::mem::replace(&mut self.event, RawValue::NULL.to_owned());
+        Box::<str>::from(event).into_string()
+    }
+
+    /// Replaces the event.
+    ///
+    /// # Errors
+    /// `event` is not JSON.
+    pub fn set_event(&mut self, event: String) -> Result<(), EventError> {
+        self.event = RawValue::from_string(event).map_err(EventError::NotJson)?;
+        Ok(())
+    }
+
     /// The request's id, as the function sees it.
     #[must_use]
     pub fn request_id(&self) -> &str {

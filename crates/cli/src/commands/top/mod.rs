@@ -36,6 +36,9 @@ pub(crate) struct TopArgs {
     /// Sign requests with the first key in this file, in the format of ~/.aws/credentials
     #[arg(long, value_name = "FILE")]
     credentials: Option<PathBuf>,
+    /// Region of the daemon, for which requests are signed
+    #[arg(long, default_value = "us-east-1")]
+    region: String,
     /// Seconds between two updates
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=3600))]
     interval: u32,
@@ -61,7 +64,7 @@ pub(crate) enum TopError {
 
 pub(crate) fn run(arguments: &TopArgs) -> Result<ExitCode, TopError> {
     let credentials = arguments.credentials.as_deref().map(Credentials::read).transpose()?;
-    let client = StatusClient::new(&arguments.endpoint, credentials)?;
+    let client = StatusClient::new(&arguments.endpoint, credentials, &arguments.region)?;
     let interval = Duration::from_secs(arguments.interval.into());
     let first = client.status()?;
     if arguments.json || arguments.once || !io::stdout().is_terminal() {

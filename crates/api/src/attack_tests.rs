@@ -1,0 +1,373 @@
+//! Attacks on the server over real connections.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::Request as HttpRequest;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use crate::serve::{ServeOptions, open, router};
+use crate::server::{self, Listen, Listener};
+use crate::tests::{World, creation};
+
+/// Long enough for any answer: the tests wait for events, not for time.
+const LIMIT: Duration = Duration::from_secs(60);
+
+const FUNCTIONS: &str = "/2015-03-31/functions/";
+
+/// A daemon that listens, in a runtime of its own.
+struct Server {
+    address: Listen,
+    _stop: watch::Sender<bool>,
+    _runtime: tokio::runtime::Runtime,
+    _world: World,
+}
+
+impl Server {
+    fn start(change: impl FnOnce(&mut ServeOptions)) -> Self {
+        let world = World::new();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
+        let mut options = world.options();
+        change(&mut options);
+        let (stop, stopped) = watch::channel(false);
+        let address = runtime.block_on(async {
+            let control = open(&options).unwrap();
+            let listener = Listener::bind(&options.listen).await.unwrap();
+            let address = listener.address().unwrap();
+            let routes = router(Arc::clone(&control), &options);
+            let limits = options.limits.clone();
+            tokio::spawn(async move { server::run(listener, routes, &limits, stopped).await });
+            address
+        });
+        Self { address, _stop: stop, _runtime: runtime, _world: world }
+    }
+
+    fn tcp(&self) -> SocketAddr {
+        match self.address {
+            Listen::Tcp(address) => address,
+            Listen::Unix(_) => panic!("a unix socket"),
+        }
+    }
+
+    /// Connects and sends `text`.
+    fn send(&self, text: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(self.tcp()).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        stream.set_write_timeout(Some(LIMIT)).unwrap();
+        stream.write_all(text.as_bytes()).unwrap();
+        stream
+    }
+
+    /// Lists the functions.
+    fn list(&self) -> u16 {
+        status(self.send(&head("GET", FUNCTIONS, "connection: close\r\n")))
+    }
+}
+
+fn head(method: &str, path: &str, more: &str) -> String {
+    format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\n{more}\r\n")
+}
+
+/// The status of the answer; 0 if the server closed the connection without one.
+fn status(mut stream: impl Read) -> u16 {
+    // "HTTP/1.1 200"
+    let mut text = [0; 12];
+    if stream.read_exact(&mut text).is_err() {
+        return 0;
+    }
+    let text = String::from_utf8_lossy(&text);
+    text.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0)
+}
+
+#[test]
+fn idle_partial_requests_are_closed_for_new_ones() {
+    let server = Server::start(|options| options.limits.connections = 8);
+    let slow: Vec<TcpStream> = (0..40)
+        .map(|n| match n % 2 {
+            0 => server.send("POST /2015-03-31/functions HTTP/1.1\r\nhost: lo"),
+            _ => server.send(&head("POST", FUNCTIONS, "content-length: 1000\r\n")),
+        })
+        .collect();
+    for _ in 0..5 {
+        assert_eq!(server.list(), 200);
+    }
+    drop(slow);
+}
+
+#[test]
+fn partial_requests_and_unread_answers_end() {
+    let server = Server::start(|options| {
+        let limits = &mut options.limits;
+        limits.head = Duration::from_millis(100);
+        limits.body = Duration::from_millis(100);
+        limits.answer = Duration::from_millis(100);
+    });
+    assert_eq!(status(server.send("GET / HT")), 0);
+    let partial = head("POST", FUNCTIONS, "content-length: 10\r\n");
+    assert_eq!(status(server.send(&partial)), 408);
+    // An idle connection after an answer.
+    assert_eq!(status(server.send(&head("GET", FUNCTIONS, ""))), 200);
+}
+
+#[test]
+fn long_bodies_without_a_signature_are_not_read() {
+    let world = World::new();
+    let credentials = world.credentials();
+    let server = Server::start(|options| options.credentials = Some(credentials));
+    // The answer comes before the body.
+    let announced = head("POST", FUNCTIONS, "content-length: 69000000\r\n");
+    assert_eq!(status(server.send(&announced)), 403);
+}
+
+#[test]
+fn a_body_over_the_limit_of_its_operation_is_not_read() {
+    let server = Server::start(|_| {});
+    let invoke = format!("{FUNCTIONS}f/invocations");
+    for (method, path, length) in [
+        ("POST", invoke.as_str(), (6 << 20) + 1),
+        ("POST", "/2015-03-31/functions/f/aliases", (64 << 10) + 1),
+        ("POST", FUNCTIONS, 80 << 20),
+    ] {
+        let announced = head(method, path, &format!("content-length: {length}\r\n"));
+        assert_eq!(status(server.send(&announced)), 413, "{path}");
+    }
+}
+
+#[test]
+fn a_client_that_sends_before_it_reads_gets_the_error() {
+    let server = Server::start(|_| {});
+    let length = 16 << 20;
+    let path = format!("{FUNCTIONS}f/invocations");
+    let mut stream = server.send(&head("POST", &path, &format!("content-length: {length}\r\n")));
+    stream.write_all(&vec![b' '; length]).unwrap();
+    assert_eq!(status(&stream), 413);
+    // The connection is still of use.
+    stream.write_all(head("GET", FUNCTIONS, "").as_bytes()).unwrap();
+    let mut text = String::new();
+    while !text.contains("HTTP/1.1 200") {
+        let mut part = [0; 256];
+        let length = stream.read(&mut part).unwrap();
+        assert!(length > 0, "{text}");
+        text.push_str(&String::from_utf8_lossy(&part[..length]));
+    }
+}
+
+#[test]
+fn clients_that_stop_in_long_bodies_share_a_bounded_buffer() {
+    const SENT: usize = 5 << 20;
+    if !is_alone("clients_that_stop_in_long_bodies_share_a_bounded_buffer") {
+        return;
+    }
+    let server = Server::start(|options| options.limits.buffer = 16 << 20);
+    let before = resident();
+    // Together 200 MiB, of which the server holds 16.
+    let mut held = Vec::new();
+    for _ in 0..40 {
+        let mut stream = server.send(&head("POST", FUNCTIONS, "content-length: 69000000\r\n"));
+        // Fails on a connection that the server has closed for another.
+        let _ = stream.write_all(&vec![b' '; SENT]);
+        held.push(stream);
+    }
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 100 << 20, "{grown}");
+    // A shorter request gets room.
+    let body = creation("f").to_string();
+    let length = format!("content-length: {}\r\nconnection: close\r\n", body.len());
+    assert_eq!(status(server.send(&(head("POST", FUNCTIONS, &length) + &body))), 201);
+    drop(held);
+}
+
+/// Runs the test again in a process without other tests, whose memory it measures. Returns whether
+/// this is that process.
+fn is_alone(test: &str) -> bool {
+    const ALONE: &str = "FIRN_TEST_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+    alone.env(ALONE, "1").args([&format!("attack_tests::{test}"), "--exact", "--nocapture"]);
+    assert!(alone.status().unwrap().success());
+    false
+}
+
+/// Resident anonymous memory of this process, bytes.
+fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+}
+
+#[test]
+fn a_server_short_of_descriptors_answers() {
+    let name = "attack_tests::serves_under_a_limit_of_descriptors";
+    let program = std::env::current_exe().unwrap();
+    let mut server = std::process::Command::new("sh")
+        .args(["-c", "ulimit -n 256; exec \"$0\" \"$@\""])
+        .arg(program)
+        .args([name, "--exact", "--ignored", "--nocapture"])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(server.stdout.take().unwrap()));
+    let line = lines.find_map(|line| {
+        line.unwrap().split_once("at http://").map(|(_, address)| address.to_owned())
+    });
+    let address: SocketAddr = line.unwrap().trim().parse().unwrap();
+    let partial = "POST /2015-03-31/functions HTTP/1.1\r\n";
+    let slow: Vec<TcpStream> = (0..300)
+        .map(|_| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            // Fails on a connection that the server has closed for another.
+            let _ = stream.write_all(partial.as_bytes());
+            stream
+        })
+        .collect();
+    for _ in 0..3 {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        let list = head("GET", FUNCTIONS, "connection: close\r\n");
+        stream.write_all(list.as_bytes()).unwrap();
+        assert_eq!(status(stream), 200);
+    }
+    drop((slow, server.stdin.take()));
+    assert!(server.wait().unwrap().success());
+}
+
+/// The server of the test above: serves until standard input closes.
+#[test]
+#[ignore = "a_server_short_of_descriptors_answers runs it with a limit"]
+fn serves_under_a_limit_of_descriptors() {
+    let server = Server::start(|_| {});
+    println!("at {}", server.address);
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+}
+
+#[tokio::test]
+async fn requests_of_pages_in_browsers_are_refused() {
+    let world = World::new();
+    let client = world.start_with(|options| options.hosts = vec!["firn.example".to_owned()]).await;
+    let list = |name: &str, value: &str| HttpRequest::get(FUNCTIONS).header(name, value);
+    for host in ["evil.test", "evil.test:9700", "127.0.0.1.evil.test", "localhost.evil.test", ""] {
+        client.send(list("host", host), "").await.refused(403, "AccessDeniedException");
+    }
+    let both = list("host", "localhost").header("host", "evil.test");
+    client.send(both, "").await.refused(403, "AccessDeniedException");
+    for host in ["localhost", "LOCALHOST:9700", "127.0.0.1:9700", "[::1]:9700", "firn.example"] {
+        client.send(list("host", host), "").await.ok(200);
+    }
+    for origin in ["http://evil.test", "null", "https://localhost", "http://localhost:3000"] {
+        let foreign = list("host", "localhost:9700").header("origin", origin);
+        client.send(foreign, "").await.refused(403, "AccessDeniedException");
+    }
+    let own = list("host", "localhost:9700").header("origin", "http://localhost:9700");
+    client.send(own, "").await.ok(200);
+
+    let text = |method: &str, path: &str| {
+        let request = HttpRequest::builder().method(method).uri(path);
+        request.header("content-type", "text/plain;charset=UTF-8")
+    };
+    let refused = client.send(text("POST", FUNCTIONS), creation("f").to_string()).await;
+    refused.refused(415, "UnsupportedMediaTypeException");
+    client.created("f").await;
+    let one = "/2015-03-31/functions/f";
+    let refused = client.send(text("DELETE", one), "").await;
+    refused.refused(415, "UnsupportedMediaTypeException");
+    client.get(one).await.ok(200);
+}
+
+#[test]
+fn a_unix_socket_belongs_to_its_user() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("firn.sock");
+    // A socket that a killed daemon left.
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    let server = Server::start(|options| options.listen = Listen::Unix(path.clone()));
+    let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let mut stream = UnixStream::connect(&path).unwrap();
+    let list = format!("GET {FUNCTIONS} HTTP/1.1\r\nhost: firn\r\nconnection: close\r\n\r\n");
+    stream.write_all(list.as_bytes()).unwrap();
+    assert_eq!(status(stream), 200);
+    drop(server);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn a_document_takes_little_more_memory_than_its_bytes() {
+    if !is_alone("a_document_takes_little_more_memory_than_its_bytes") {
+        return;
+    }
+    let world = World::new();
+    let client = world.start().await;
+    let long = "x".repeat(40 << 20);
+    for field in [
+        format!("\"Unknown\":[{}0]", "0,".repeat(20 << 20)),
+        format!("\"Layers\":[{}\"\"]", "\"\",".repeat(13 << 20)),
+        format!("\"Environment\":{{\"Variables\":{{\"A\":\"{long}\"}}}}"),
+    ] {
+        let mut document = creation("f").to_string();
+        document.pop();
+        let document = format!("{document},{field}}}");
+        let before = resident();
+        let high = watch_memory();
+        let answer = client.send(HttpRequest::post(FUNCTIONS), document).await;
+        answer.refused(413, "RequestEntityTooLargeException");
+        // The server copies the body once.
+        let grown = high() - before;
+        assert!(grown < 100 << 20, "{grown}");
+    }
+}
+
+/// Samples the memory of this process until the returned function is called, which returns the
+/// highest value.
+fn watch_memory() -> impl FnOnce() -> usize {
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let sampler = std::thread::spawn(move || {
+        let mut high = resident();
+        while stopped
+            .recv_timeout(Duration::from_millis(1))
+            .is_err_and(|e| e == std::sync::mpsc::RecvTimeoutError::Timeout)
+        {
+            high = high.max(resident());
+        }
+        high
+    });
+    move || {
+        drop(stop);
+        sampler.join().unwrap()
+    }
+}
+
+#[tokio::test]
+async fn long_events_wait_on_the_disk_within_a_limit() {
+    let world = World::new();
+    let change = |options: &mut ServeOptions| {
+        options.control.queue = 1000;
+        options.control.event_bytes = 20 << 20;
+    };
+    let client = world.start_with(change).await;
+    client.created("f").await;
+    let long = json!("x".repeat(4 << 20)).to_string();
+    let event = || {
+        let request = HttpRequest::post("/2015-03-31/functions/f/invocations");
+        client.send(request.header("x-amz-invocation-type", "Event"), long.clone())
+    };
+    // They fail, and are retried after a second.
+    for _ in 0..4 {
+        event().await.ok(202);
+    }
+    event().await.refused(429, "TooManyRequestsException");
+    assert_eq!(world.files("events"), 4);
+    let status = client.get("/status").await;
+    assert_ne!(status.ok(200), Value::Null);
+}
