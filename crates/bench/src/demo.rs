@@ -115,7 +115,7 @@ impl DemoConfig {
         let mut host = None;
         for trace in &self.traces {
             let size = load(trace)?.trace.layout().total_bytes() * POOL_FACTOR + POOL_MARGIN;
-            let memory = MappedMedium::memfd(MemfdOptions { size, huge: false, node: None })?;
+            let memory = MappedMedium::memfd(MemfdOptions { size, huge: None, node: None })?;
             let pool = Pool::create(Arc::new(memory), &CreateOptions::default())?;
             let socket = directory.path().join("pool.sock");
             let _manager = Server::start(&socket, pool)?;

@@ -122,7 +122,7 @@ fn the_lab_provides_what_a_command_needs() {
         test -c /dev/kvm; test -c /dev/dax0.0; cat /sys/bus/dax/devices/dax0.0/size; cat /sys/module/kvm_amd/parameters/npt
         ls /cache/guest; mount | grep -c -e ' /scratch type ext4' -e ' /run type tmpfs' -e ' /tmp type tmpfs' -e ' type tracefs'
         echo $TMPDIR $FIRN_CACHE; firn --version | cut -d' ' -f1; ping -c1 -q 127.0.0.1 >/dev/null";
-    let ran = output(&["--pmem-size", "128", "--json", "--", "sh", "-c", script]);
+    let ran = output(&["--pmem-size", "128M", "--json", "--", "sh", "-c", script]);
     let expected = "{\"exit_code\":0,\"stdout\":\"134217728\\nY\\nimages\\ninitramfs.cpio\\noverlay.ext4\\npackages\\nroot.erofs\\nvmlinux\\n\
         4\\n/scratch /cache\\nfirn\\n\",\"stderr\":\"\"}\n";
     assert_eq!(text(&ran.stdout), expected, "{}", text(&ran.stderr));
@@ -178,7 +178,7 @@ import mmap, os
 dax = mmap.mmap(os.open('/dev/dax0.0', os.O_RDWR), 2 << 20)
 {code}\""
     );
-    output(&["--pmem", pmem, "--pmem-size", "64", "--", "sh", "-c", &script])
+    output(&["--pmem", pmem, "--pmem-size", "64M", "--", "sh", "-c", &script])
 }
 
 #[test]

@@ -91,7 +91,7 @@ fn start(pmem: &Path, test: &str, from: u64) -> Child {
     let program = std::env::current_exe().unwrap();
     let name = program.file_name().unwrap().to_str().unwrap();
     Command::new(env!("CARGO_BIN_EXE_firn"))
-        .args(["lab", "run", "--pmem-size", "64", "--pmem"])
+        .args(["lab", "run", "--pmem-size", "64M", "--pmem"])
         .arg(pmem)
         .args(["--env", &format!("FIRN_TEST_FROM={from}"), "--in"])
         .arg(&program)

@@ -12,7 +12,7 @@ pub struct RunConfig {
     pub inputs: Vec<PathBuf>,
     /// The folder that receives the contents of the lab's `/out`.
     pub out: Option<PathBuf>,
-    /// Memory of the machine, in MiB.
+    /// Memory of the NUMA node with the processors, in MiB.
     pub memory_mib: u64,
     /// Processors of the machine. With `icount` the machine has one.
     pub cpus: u8,
@@ -36,6 +36,8 @@ pub struct RunConfig {
 impl RunConfig {
     /// Default memory of the machine, in MiB.
     pub const MEMORY_MIB: u64 = 4096;
+    /// Memory of the NUMA node without processors (node 1), in MiB.
+    pub const FAR_MIB: u64 = 512;
     /// Default number of processors of the machine.
     pub const CPUS: u8 = 2;
     /// Default size of `/dev/dax0.0`, in MiB.

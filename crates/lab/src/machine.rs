@@ -78,10 +78,19 @@ impl Machine {
         let mut nvdimms: Vec<_> = fsdax.iter().map(|(file, size)| (file, *size)).collect();
         nvdimms.push((&pmem, pmem_size));
         let sizes: u64 = nvdimms.iter().map(|(_, size)| size.div_ceil(1 << 20)).sum();
-        let most = memory + sizes + 1024;
-        command.args(["-m", &format!("{memory}M,slots=3,maxmem={most}M")]);
+        let far = RunConfig::FAR_MIB;
+        let most = memory + far + sizes + 1024;
+        command.args(["-m", &format!("{}M,slots=3,maxmem={most}M", memory + far)]);
         let cpus = if config.icount { 1 } else { config.cpus };
         command.args(["-smp", &cpus.to_string()]);
+        // The second node has memory only, as CXL memory that is onlined as system RAM.
+        for (node, size) in [memory, far].into_iter().enumerate() {
+            let backend = format!("memory-backend-ram,id=node{node},size={size}M");
+            let processors =
+                if node == 0 { format!(",cpus=0-{}", cpus - 1) } else { String::new() };
+            let place = format!("node,nodeid={node},memdev=node{node}{processors}");
+            command.args(["-object", &backend, "-numa", &place]);
+        }
         // In this order they are /dev/vda, /dev/vdb and so on. `lab/init` relies on it.
         let disks = [(&program, "on"), (payload, "on"), (&scratch, "off"), (&guest, "on")];
         for (disk, readonly) in disks.into_iter().chain(images.as_ref().map(|disk| (disk, "on"))) {
@@ -175,7 +184,7 @@ fn accelerator(icount: bool) -> &'static [&'static str] {
 /// QEMU with the options that are the same in every run.
 fn qemu(lab: &Lab) -> Command {
     const KERNEL: &str = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off tsc=reliable random.trust_cpu=on \
-         cryptomgr.notests initcall_blacklist=jent_mod_init apparmor=0";
+         cryptomgr.notests initcall_blacklist=jent_mod_init apparmor=0 numa_balancing=disable";
     const MACHINE: &str = "-nodefaults -no-user-config -display none -no-reboot \
          -machine q35,nvdimm=on -cpu max";
     // The console and QEMU's messages go to the log; the channel is QEMU's standard output.

@@ -17,7 +17,7 @@ const PAGES: u64 = 1500;
 fn a_replica_is_compared_with_its_sealed_extent() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("pool.sock");
-    let options = MemfdOptions { size: 64 << 20, huge: false, node: None };
+    let options = MemfdOptions { size: 64 << 20, huge: None, node: None };
     let medium = Arc::new(MappedMedium::memfd(options).unwrap());
     let pool = Pool::create(medium, &CreateOptions::default()).unwrap();
     let _server = Server::start(&socket, pool).unwrap();

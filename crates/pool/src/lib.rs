@@ -10,7 +10,7 @@
 //! use std::sync::Arc;
 //! use firn_pool::{CreateOptions, MappedMedium, MemfdOptions, Pool};
 //!
-//! let options = MemfdOptions { size: 16 << 20, huge: false, node: None };
+//! let options = MemfdOptions { size: 16 << 20, huge: None, node: None };
 //! let medium = Arc::new(MappedMedium::memfd(options)?);
 //! let pool = Pool::create(medium, &CreateOptions::default())?;
 //!
@@ -57,8 +57,8 @@ pub use mapped_extent::{MapExtentError, MappedExtent};
 #[cfg(any(test, feature = "simulated"))]
 pub use media::simulated;
 pub use media::{
-    Access, Durability, FlushInstruction, Index, MappedMedium, Medium, MediumError, MediumFacts,
-    MediumKind, MemfdOptions,
+    Access, Durability, FlushInstruction, Huge, Index, MappedMedium, Medium, MediumError,
+    MediumFacts, MediumKind, MemfdOptions, NodeBytes,
 };
 pub use pool::{
     AllocateError, CreateError, CreateOptions, ExtentReader, ExtentState, FreePiece, ImagedBy,

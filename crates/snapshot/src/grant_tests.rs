@@ -20,7 +20,7 @@ struct Managed {
 
 impl Managed {
     fn new(size: u64) -> Self {
-        let options = MemfdOptions { size, huge: false, node: None };
+        let options = MemfdOptions { size, huge: None, node: None };
         let medium = Arc::new(MappedMedium::memfd(options).unwrap());
         let pool = Pool::create(medium, &CreateOptions::default()).unwrap();
         let dir = tempfile::tempdir().unwrap();

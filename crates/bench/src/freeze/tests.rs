@@ -35,7 +35,7 @@ fn a_small_guest_is_frozen_into_a_directory_and_a_pool() {
     }
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("pool.sock");
-    let options = MemfdOptions { size: 64 * MIB, huge: false, node: None };
+    let options = MemfdOptions { size: 64 * MIB, huge: None, node: None };
     let medium = Arc::new(MappedMedium::memfd(options).unwrap());
     let _manager =
         Server::start(&socket, Pool::create(medium, &CreateOptions::default()).unwrap()).unwrap();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use firn_memory::copy_ahead::{Granule, Rule, request_copy};
 use firn_memory::planners::parse;
-use firn_pool::{Client, CreateOptions, ImagedBy, MappedMedium, MemfdOptions, Pool, Server};
+use firn_pool::{Client, CreateOptions, Huge, ImagedBy, MappedMedium, MemfdOptions, Pool, Server};
 use firn_run::player::replay;
 use firn_run::{Clock, ReplaySpec, Source, StartError, StartReport};
 use firn_snapshot::{NoCopy, PageSet, Verify, open_pooled, open_replica};
@@ -17,7 +17,7 @@ use crate::traces::load;
 const RULE: Rule = Rule { written: 1, read: 0, granule: Granule::Size2M };
 
 /// A pool in memory, and its manager; `None` without huge pages on this host.
-fn manager(dir: &tempfile::TempDir, size: u64, huge: bool) -> Option<Server> {
+fn manager(dir: &tempfile::TempDir, size: u64, huge: Option<Huge>) -> Option<Server> {
     let options = MemfdOptions { size, huge, node: None };
     let medium = Arc::new(MappedMedium::memfd(options).ok()?);
     let pool = Pool::create(medium, &CreateOptions::default()).unwrap();
@@ -42,7 +42,7 @@ fn replica(socket: &Path) -> Source {
 
 #[test]
 fn players_run_from_a_pool_and_do_not_change_its_sealed_bytes() {
-    for (huge, leaves) in [(false, Leaves::All4K), (true, Leaves::All2M)] {
+    for (huge, leaves) in [(None, Leaves::All4K), (Some(Huge::Size2M), Leaves::All2M)] {
         let dir = tempfile::tempdir().unwrap();
         let Some(_manager) = manager(&dir, 256 << 20, huge) else { continue };
         let socket = dir.path().join("pool.sock");
@@ -74,7 +74,7 @@ fn players_run_from_a_pool_and_do_not_change_its_sealed_bytes() {
 #[test]
 fn only_the_written_pages_of_a_replica_are_repaired() {
     let dir = tempfile::tempdir().unwrap();
-    let _manager = manager(&dir, 256 << 20, false).unwrap();
+    let _manager = manager(&dir, 256 << 20, None).unwrap();
     let socket = dir.path().join("pool.sock");
     let destination = Destination::Pool { socket: socket.clone(), name: "player".into() };
     let inputs = PlayerInputs::new(vec![load("sequential-write:16M").unwrap()]).unwrap();
@@ -158,7 +158,7 @@ fn players_write_to_runs_of_pages_over_the_sealed_extent() {
 #[test]
 fn players_write_to_copies_made_in_advance() {
     let dir = tempfile::tempdir().unwrap();
-    let _manager = manager(&dir, 256 << 20, false).unwrap();
+    let _manager = manager(&dir, 256 << 20, None).unwrap();
     let socket = dir.path().join("pool.sock");
     let trace = "sequential-write:16M";
     let destination = Destination::Pool { socket: socket.clone(), name: "player".into() };

@@ -168,7 +168,7 @@ fn a_planner_of_a_pool_gets_the_pool_and_uses_no_page_cache() {
     session.caches = vec![Cache::Cached, Cache::Cached];
     session.warm_up = 2;
     let socket = directory.path().join("pool.sock");
-    let options = MemfdOptions { size: 16 << 20, huge: false, node: None };
+    let options = MemfdOptions { size: 16 << 20, huge: None, node: None };
     let medium = Arc::new(MappedMedium::memfd(options).unwrap());
     let pool = Pool::create(medium, &CreateOptions::default()).unwrap();
     let _manager = Server::start(&socket, pool).unwrap();

@@ -2,11 +2,13 @@
 
 use std::borrow::Cow;
 use std::io::{self, Write};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use firn_base::{format_bytes, parse_size};
 use firn_lab::{BuildError, LabError, RunConfig};
 use serde::Serialize;
 
@@ -35,6 +37,7 @@ Exit code: the command's own (128 + n if signal n ended it), 124 after --timeout
 
 Examples:
   firn lab run -- uname -r
+  firn lab run --memory 6G --timeout 60 -- firn doctor
   firn lab run --in ./test-binary --timeout 600 -- /in/test-binary --test-threads=1
   firn lab run --out results -- sh -c 'firn doctor --json > /out/doctor.json'")]
     Run(RunArgs),
@@ -57,8 +60,8 @@ pub(crate) struct RunArgs {
     /// Copy the contents of the lab's /out into this folder
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Memory of the lab's machine, in MiB
-    #[arg(long, value_name = "MIB", default_value_t = RunConfig::MEMORY_MIB, value_parser = clap::value_parser!(u64).range(512..=65536))]
+    /// Memory of the lab's machine beside its processors, such as 6G
+    #[arg(long, value_name = "SIZE", default_value = "4G", value_parser = |text: &str| mebibytes(text, 512..=65536))]
     memory: u64,
     /// Processors of the lab's machine
     #[arg(long, value_name = "N", default_value_t = RunConfig::CPUS, value_parser = clap::value_parser!(u8).range(1..=16))]
@@ -76,8 +79,8 @@ pub(crate) struct RunArgs {
     /// Keep the persistent memory (/dev/dax0.0) in this file across runs; created if absent
     #[arg(long, value_name = "FILE")]
     pmem: Option<PathBuf>,
-    /// Size of /dev/dax0.0, in MiB, if it is created
-    #[arg(long, value_name = "MIB", default_value_t = RunConfig::PMEM_MIB, value_parser = clap::value_parser!(u64).range(64..=1_048_576))]
+    /// Size of /dev/dax0.0, such as 512M, if it is created
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = |text: &str| mebibytes(text, 64..=1 << 20))]
     pmem_size: u64,
     /// Add a second NVDIMM with an empty ext4 of 512 MiB for `mount -o dax=always /dev/pmem1`
     #[arg(long)]
@@ -107,6 +110,16 @@ impl From<RunArgs> for RunConfig {
             capture: arguments.json,
         }
     }
+}
+
+fn mebibytes(text: &str, allowed: RangeInclusive<u64>) -> Result<u64, String> {
+    let bytes = parse_size(text).map_err(|error| error.to_string())?;
+    let size = bytes >> 20;
+    if bytes.is_multiple_of(1 << 20) && allowed.contains(&size) {
+        return Ok(size);
+    }
+    let [least, most] = [allowed.start(), allowed.end()].map(|size| format_bytes(size << 20));
+    Err(format!("use whole MiB from {least} to {most}, such as 2G"))
 }
 
 fn variable(text: &str) -> Result<(String, String), String> {

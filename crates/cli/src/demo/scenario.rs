@@ -120,7 +120,7 @@ impl Stage<'_> {
         output::note(&format!("{name}: freeze it to files and into a pool, and end the microVM"));
         let files = self.work.join(name);
         let socket = self.work.join(format!("{name}.sock"));
-        let medium = MappedMedium::memfd(MemfdOptions { size: POOL, huge: false, node: None })?;
+        let medium = MappedMedium::memfd(MemfdOptions { size: POOL, huge: None, node: None })?;
         let pool = Pool::create(Arc::new(medium), &CreateOptions::default())?;
         let _manager = Server::start(&socket, pool)?;
         let to_files = freeze(&instance, Destination::Directory(files.clone()), false, true)?;

@@ -129,6 +129,19 @@ pub enum PlannerError {
         /// Mappings that are available for it.
         limit: u64,
     },
+    /// The medium is mapped in whole leaves only, and a region of guest memory is not made of them.
+    #[error(
+        "{planner} maps this medium in whole leaves of {leaf}, and guest memory ({bytes} bytes) is not made of them: use a guest \
+         with a multiple of {leaf} of memory, or a medium with smaller leaves (ndctl: --align=2M)"
+    )]
+    PartOfLeaf {
+        /// The planner, with its options.
+        planner: String,
+        /// The leaf at which the host maps the medium.
+        leaf: Leaf,
+        /// Bytes of guest memory.
+        bytes: u64,
+    },
     /// The medium can neither be mapped privately nor be copied in chunks by the monitor.
     #[error(
         "{planner} copies chunks of 2 MiB of this medium, which is mapped at leaves of {leaf}: guest memory must be \

@@ -6,7 +6,7 @@
 //! because the run writes to it.
 
 use firn_base::GuestRange;
-use firn_snapshot::{CopyTable, ImageRegion};
+use firn_snapshot::{CopyTable, ImageRegion, MemoryLayout};
 
 use super::{ExtentFacts, PlanInput, Planner, PlannerError, Store};
 use crate::plan::{
@@ -34,8 +34,23 @@ impl Planner for Pass {
         if !extent.replica {
             return Err(PlannerError::NoReplica { planner });
         }
+        let leaf = extent.leaf;
+        // These media, devices and reserved huge pages, have no smaller mappings.
+        if !extent.private && !in_whole(leaf, input.layout, extent) {
+            let bytes = input.layout.total_bytes();
+            return Err(PlannerError::PartOfLeaf { planner, leaf, bytes });
+        }
         Ok(whole_extent(planner, input, extent, Sharing::Exclusive))
     }
+}
+
+/// Whether every region of guest memory in an extent is made of whole leaves.
+pub(super) fn in_whole(leaf: Leaf, layout: &MemoryLayout, extent: ExtentFacts) -> bool {
+    layout.regions().all(|region| {
+        [region.guest_addr, region.len, extent.offset + region.image_offset]
+            .iter()
+            .all(|bytes| bytes.is_multiple_of(leaf.bytes()))
+    })
 }
 
 /// The plan that maps an extent with one layer for each region of guest memory, and indexes all of

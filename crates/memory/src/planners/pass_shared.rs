@@ -5,7 +5,7 @@
 //! private mappings, otherwise by the monitor in chunks of 2 MiB. No process has a writable mapping
 //! of the sealed bytes.
 
-use super::pass::whole_extent;
+use super::pass::{in_whole, whole_extent};
 use super::{ExtentFacts, PlanInput, Planner, PlannerError, Store};
 use crate::plan::{Leaf, Plan, Sharing};
 
@@ -39,20 +39,10 @@ pub(super) fn sharing(
     extent: ExtentFacts,
 ) -> Result<Sharing, PlannerError> {
     let sharing = if extent.private { Sharing::PrivateCow } else { Sharing::Shared };
-    if sharing == Sharing::Shared && !has_chunks(input, extent) {
+    // The monitor replaces a chunk of 2 MiB by a copy.
+    let has_chunks = || extent.leaf <= Leaf::Size2M && in_whole(Leaf::Size2M, input.layout, extent);
+    if sharing == Sharing::Shared && !has_chunks() {
         return Err(PlannerError::NoChunks { planner: planner.to_owned(), leaf: extent.leaf });
     }
     Ok(sharing)
-}
-
-/// Whether every chunk of 2 MiB of the extent can be replaced by a copy.
-fn has_chunks(input: &PlanInput<'_>, extent: ExtentFacts) -> bool {
-    let chunk = Leaf::Size2M;
-    let mut regions = input.layout.regions();
-    extent.leaf <= chunk
-        && regions.all(|region| {
-            [region.guest_addr, region.len, extent.offset + region.image_offset]
-                .iter()
-                .all(|bytes| bytes.is_multiple_of(chunk.bytes()))
-        })
 }

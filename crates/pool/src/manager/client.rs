@@ -29,7 +29,7 @@ const MOST_RUNS: usize = 20_000;
 /// use std::sync::Arc;
 /// use firn_pool::{Client, CreateOptions, MappedMedium, MemfdOptions, Pool, Server};
 ///
-/// let options = MemfdOptions { size: 16 << 20, huge: false, node: None };
+/// let options = MemfdOptions { size: 16 << 20, huge: None, node: None };
 /// let medium = Arc::new(MappedMedium::memfd(options)?);
 /// let pool = Pool::create(medium, &CreateOptions::default())?;
 /// let directory = tempfile::tempdir()?;

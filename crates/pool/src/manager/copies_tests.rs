@@ -26,7 +26,7 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let options = MemfdOptions { size: 24 * GRANULE, huge: false, node: None };
+        let options = MemfdOptions { size: 24 * GRANULE, huge: None, node: None };
         let medium = Arc::new(MappedMedium::memfd(options).unwrap());
         let pool = Pool::create(medium, &CreateOptions::default()).unwrap();
         let folder = tempfile::tempdir().unwrap();

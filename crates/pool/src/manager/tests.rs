@@ -25,7 +25,7 @@ struct World {
 
 impl World {
     fn new(granules: u64) -> Self {
-        let options = MemfdOptions { size: (granules + 2) * GRANULE, huge: false, node: None };
+        let options = MemfdOptions { size: (granules + 2) * GRANULE, huge: None, node: None };
         let medium = Arc::new(MappedMedium::memfd(options).unwrap());
         let options = CreateOptions { names: 8, ..CreateOptions::default() };
         let pool = Pool::create(medium, &options).unwrap();
@@ -470,7 +470,7 @@ proptest! {
 
 /// A pool's file on storage, or its memory: both are zeroed ahead, in their own way.
 fn zeroable(folder: &TempDir) -> [MappedMedium; 2] {
-    let memory = MappedMedium::memfd(MemfdOptions { size: 8 * GRANULE, huge: false, node: None });
+    let memory = MappedMedium::memfd(MemfdOptions { size: 8 * GRANULE, huge: None, node: None });
     let file = MappedMedium::create_file(&folder.path().join("medium"), 8 * GRANULE);
     [memory.unwrap(), file.unwrap()]
 }

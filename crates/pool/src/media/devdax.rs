@@ -38,6 +38,12 @@ impl Sysfs {
         self.number("size")
     }
 
+    /// The NUMA node of the device, or the nearest one with processors; `None` if the system does
+    /// not know it (-1).
+    pub(super) fn node(&self) -> Option<u32> {
+        fs::read_to_string(self.directory.join("numa_node")).ok()?.trim().parse().ok()
+    }
+
     /// Alignment of mappings, bytes.
     pub(super) fn align(&self) -> Result<u64, MediumError> {
         self.number("align")

@@ -18,7 +18,7 @@ use super::devdax::Sysfs;
 use super::memory::{has_clients, mark_client, reopen};
 use super::{
     Access, Durability, FlushInstruction, How, Index, Medium, MediumError, MediumFacts, MediumKind,
-    Memory, fence,
+    Memory, NodeBytes, fence,
 };
 use crate::layout::GRANULE;
 
@@ -30,10 +30,28 @@ const HUGETLBFS: i64 = 0x9584_58f6;
 pub struct MemfdOptions {
     /// Bytes.
     pub size: u64,
-    /// Use huge pages of 2 MiB, which must be reserved (`vm.nr_hugepages`).
-    pub huge: bool,
+    /// Use huge pages, which must be reserved (`/sys/kernel/mm/hugepages`).
+    pub huge: Option<Huge>,
     /// Bind the memory to this NUMA node.
     pub node: Option<u32>,
+}
+
+/// Sizes of reserved huge pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Huge {
+    /// 2 MiB.
+    Size2M,
+    /// 1 GiB: a processor with `pdpe1gb`.
+    Size1G,
+}
+
+impl Huge {
+    fn bytes(self) -> u64 {
+        match self {
+            Self::Size2M => 2 << 20,
+            Self::Size1G => 1 << 30,
+        }
+    }
 }
 
 /// A device, file or memfd, mapped completely.
@@ -134,18 +152,21 @@ impl MappedMedium {
     /// few huge pages; the other variants as documented there.
     pub fn memfd(options: MemfdOptions) -> Result<Self, MediumError> {
         let MemfdOptions { size, huge, node } = options;
-        let size = round_down(size, GRANULE);
+        let granule = huge.map_or(GRANULE, Huge::bytes);
+        let size = round_down(size, granule);
         let mut name = "memfd".to_owned();
-        if huge {
-            name.push_str(" of huge pages");
+        if let Some(huge) = huge {
+            name.push_str(&format!(" of huge pages of {}", firn_base::format_bytes(huge.bytes())));
         }
         if let Some(node) = node {
             name.push_str(&format!(" on NUMA node {node}"));
         }
         let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        if huge {
-            flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
-        }
+        flags |= match huge {
+            Some(Huge::Size2M) => MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB,
+            Some(Huge::Size1G) => MemfdFlags::HUGETLB | MemfdFlags::HUGE_1GB,
+            None => MemfdFlags::empty(),
+        };
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         let file = memfd_create("firn-pool", flags).and_then(|file| {
             ftruncate(&file, size)?;
@@ -157,8 +178,8 @@ impl MappedMedium {
             size,
             source: errno.into(),
         })?;
-        let kind = if huge { MediumKind::Hugetlbfs } else { MediumKind::Memfd };
-        let found = Found { kind, size, granule: GRANULE, sysfs: None };
+        let kind = if huge.is_some() { MediumKind::Hugetlbfs } else { MediumKind::Memfd };
+        let found = Found { kind, size, granule, sysfs: None };
         Self::map(file.into(), name, found, Access::Write, node)
     }
 
@@ -185,7 +206,12 @@ impl MappedMedium {
         }
         let how = How { writable: false, synchronous: false, align: facts.granule };
         let memory = Memory::map(&file, 0, facts.size, how).map_err(|e| map_error(e.into()))?;
-        Ok(Self { memory, file, sysfs, facts: MediumFacts { index: None, ..facts } })
+        Ok(Self {
+            memory,
+            file,
+            sysfs,
+            facts: MediumFacts { index: None, nodes: Vec::new(), ..facts },
+        })
     }
 
     fn map(
@@ -238,7 +264,14 @@ impl MappedMedium {
             }
             _ => None,
         };
-        let facts = MediumFacts { kind, name, size, granule, durability, index };
+        let nodes = match (&index, &sysfs) {
+            (None, _) => Vec::new(),
+            (Some(_), Some(sysfs)) => {
+                sysfs.node().map(|node| NodeBytes { node, bytes: size }).into_iter().collect()
+            }
+            (Some(_), None) => super::nodes::of_mapping(memory.base().addr()),
+        };
+        let facts = MediumFacts { kind, name, size, granule, durability, index, nodes };
         Ok(Self { memory, file, sysfs, facts })
     }
 }

@@ -7,7 +7,7 @@ use super::{Access, Durability, MappedMedium, Medium, MediumError, MediumKind, M
 const SIZE: u64 = 4 << 20;
 
 fn memfd() -> MappedMedium {
-    MappedMedium::memfd(MemfdOptions { size: SIZE, huge: false, node: None }).unwrap()
+    MappedMedium::memfd(MemfdOptions { size: SIZE, huge: None, node: None }).unwrap()
 }
 
 #[test]
@@ -33,7 +33,7 @@ fn memfd_is_mapped_completely_and_indexed() {
 
 #[test]
 fn memfd_binds_to_an_existing_node_only() {
-    let options = MemfdOptions { size: SIZE, huge: false, node: Some(0) };
+    let options = MemfdOptions { size: SIZE, huge: None, node: Some(0) };
     assert_eq!(MappedMedium::memfd(options).unwrap().facts().name, "memfd on NUMA node 0");
     let error = MappedMedium::memfd(MemfdOptions { node: Some(1000), ..options }).unwrap_err();
     assert!(matches!(error, MediumError::Node { node: 1000, .. }), "{error}");

@@ -6,7 +6,7 @@
 //! | file on DAX | `MAP_SHARED_VALIDATE`, `MAP_SYNC` | 2 MiB if aligned | cache-line flush, fence |
 //! | file, no DAX | `MAP_SHARED` | no index: page cache | `fdatasync` at each fence |
 //! | tmpfs or hugetlbfs | `MAP_SHARED` | as mounted | none: lost when the machine restarts |
-//! | memfd | `MAP_SHARED` | 4 KiB, or 2 MiB huge pages | none: lost when its process exits |
+//! | memfd | `MAP_SHARED` | 4 KiB, or huge pages of 2 MiB or 1 GiB | none: lost when its process exits |
 
 mod devdax;
 mod error;
@@ -14,6 +14,7 @@ mod flush;
 mod leaf;
 mod mapped;
 mod memory;
+mod nodes;
 #[cfg(any(test, feature = "simulated"))]
 pub mod simulated;
 
@@ -27,8 +28,9 @@ use serde::{Deserialize, Serialize};
 pub use error::MediumError;
 pub use flush::FlushInstruction;
 pub(crate) use flush::fence;
-pub use mapped::{MappedMedium, MemfdOptions};
+pub use mapped::{Huge, MappedMedium, MemfdOptions};
 pub(crate) use memory::{How, Memory};
+pub use nodes::NodeBytes;
 
 /// The kind of a medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,6 +91,9 @@ pub struct MediumFacts {
     /// The index, if opening built one. A medium opened for reading, or a file in the page cache,
     /// has no index.
     pub index: Option<Index>,
+    /// The NUMA nodes of the medium's bytes when the index was built, in ascending order. Empty
+    /// without an index.
+    pub nodes: Vec<NodeBytes>,
 }
 
 impl MediumFacts {
@@ -97,6 +102,27 @@ impl MediumFacts {
     #[must_use]
     pub fn leaf(&self) -> u64 {
         self.index.map_or(4096, |index| index.leaf)
+    }
+
+    /// Why this host maps the medium with leaves of less than 1 GiB, and the way out; `None` if it
+    /// maps it with leaves of 1 GiB.
+    #[must_use]
+    pub fn why_no_larger_leaf(&self) -> Option<&'static str> {
+        let reason = match self.kind {
+            MediumKind::Devdax => {
+                "the device's alignment; `ndctl create-namespace --mode devdax --align 1G` makes a device with leaves of 1 GiB"
+            }
+            MediumKind::DaxFile => "Linux maps files with leaves of at most 2 MiB",
+            MediumKind::File => "page cache",
+            MediumKind::Tmpfs | MediumKind::Memfd => {
+                "shared memory has pages of at most 2 MiB; `memfd:SIZE,huge=1G`, or a hugetlbfs with pagesize=1G, has pages of 1 GiB"
+            }
+            MediumKind::Hugetlbfs => {
+                "the size of the huge pages; `memfd:SIZE,huge=1G`, or a hugetlbfs with pagesize=1G, has pages of 1 GiB"
+            }
+            MediumKind::Simulated => "a model",
+        };
+        (self.leaf() < 1 << 30).then_some(reason)
     }
 
     /// Whether the kernel supports private (copy-on-write) mappings of the medium. devdax does not

@@ -131,6 +131,7 @@ impl SimulatedMedium {
             granule: GRANULE,
             durability: Durability::CacheLines(FlushInstruction::Clwb),
             index: None,
+            nodes: Vec::new(),
         };
         Self { facts, fault, state: Mutex::new(State { durable, ..State::default() }) }
     }

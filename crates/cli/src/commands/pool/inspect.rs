@@ -10,8 +10,8 @@ use firn_base::{format_bytes, format_milliseconds, nanoseconds};
 use serde::Serialize;
 
 use firn_pool::{
-    Access, ImagedBy, Imaging, ListedExtent, Listing, LookupError, MappedMedium, Pool, Problem,
-    RepairReport, Role,
+    Access, ImagedBy, Imaging, ListedExtent, Listing, LookupError, MappedMedium, MediumFacts,
+    NodeBytes, Pool, Problem, RepairReport, Role,
 };
 use firn_run::Instances;
 
@@ -127,12 +127,30 @@ pub(crate) fn show(arguments: &ShowArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The leaf at which the manager's host maps the medium, and why it is not larger.
+fn leaf(medium: &MediumFacts) -> String {
+    let Some(index) = medium.index else {
+        return "none: no manager has built an index, or the medium uses the page cache".to_owned();
+    };
+    let why = medium.why_no_larger_leaf().map(|why| format!(" ({why})")).unwrap_or_default();
+    format!("{}{why}", format_bytes(index.leaf))
+}
+
+/// The NUMA nodes of the medium.
+fn nodes(medium: &MediumFacts) -> String {
+    let text = |node: &NodeBytes| format!("{} on node {}", format_bytes(node.bytes), node.node);
+    let nodes: Vec<String> = medium.nodes.iter().map(text).collect();
+    if nodes.is_empty() { "not known".to_owned() } else { nodes.join(", ") }
+}
+
 fn facts(listing: &Listing) -> Vec<(&'static str, String)> {
     let (pool, medium) = (&listing.pool, &listing.medium);
     let classes: Vec<String> = pool.classes.iter().map(|class| format_bytes(*class)).collect();
     vec![
         ("pool", pool.uuid.to_string()),
         ("medium", format!("{}, {}", medium.name, map::kind(medium))),
+        ("leaf", leaf(medium)),
+        ("nodes", nodes(medium)),
         ("size", format!("{}, {} free{}", format_bytes(pool.size), free(listing), zeroed(listing))),
         ("granule", format!("{}; classes {}", format_bytes(pool.granule), classes.join(", "))),
         ("names", format!("up to {} of up to {} bytes", pool.names, pool.longest_name)),

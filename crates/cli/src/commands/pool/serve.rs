@@ -36,9 +36,10 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 If --pool names a medium without a manager, commands start a manager, which exits after its last client.
 A memfd is created with an empty pool and is lost when this process exits. Its memory is allocated
-immediately; `huge` requires vm.nr_hugepages.")]
+immediately; `huge` requires vm.nr_hugepages, and `huge=1G` pages in
+/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages.")]
 pub(crate) struct ServeArgs {
-    /// A devdax device or a file with a pool, or `memfd:SIZE[,huge][,node=N]`
+    /// A devdax device or a file with a pool, or `memfd:SIZE[,huge[=1G]][,node=N]`
     #[arg(long, value_name = "MEDIUM", value_parser = medium::parse)]
     medium: MediumName,
     /// Unix socket for clients, accessible to this user only

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use firn_pool::simulated::SimulatedMedium;
 use firn_pool::{Client, MappedMedium, Server};
-use firn_pool::{CreateOptions, GRANULE, Listing, MemfdOptions, Pool, PoolReader};
+use firn_pool::{CreateOptions, GRANULE, Huge, Listing, MemfdOptions, Pool, PoolReader};
 use firn_snapshot::{
     Chunk, Description, ExtentContents, MemoryLayout, PageSource, PoolTarget, write_extent,
 };
@@ -31,11 +31,19 @@ fn listing(look: impl FnOnce(&Listing)) {
 #[test]
 fn media_are_parsed() {
     let memfd = |size, huge, node| Ok(MediumName::Memfd(MemfdOptions { size, huge, node }));
-    assert_eq!(parse("memfd:1G"), memfd(1 << 30, false, None));
-    assert_eq!(parse("memfd:64M,huge,node=1"), memfd(64 << 20, true, Some(1)));
-    assert_eq!(parse("memfd:64M,node=0"), memfd(64 << 20, false, Some(0)));
+    assert_eq!(parse("memfd:1G"), memfd(1 << 30, None, None));
+    assert_eq!(parse("memfd:64M,huge,node=1"), memfd(64 << 20, Some(Huge::Size2M), Some(1)));
+    assert_eq!(parse("memfd:4G,node=1,huge=1G"), memfd(4 << 30, Some(Huge::Size1G), Some(1)));
+    assert_eq!(parse("memfd:64M,node=0"), memfd(64 << 20, None, Some(0)));
     assert_eq!(parse("/dev/dax0.0"), Ok(MediumName::Path(PathBuf::from("/dev/dax0.0"))));
-    for wrong in ["memfd:", "memfd:huge", "memfd:1G,", "memfd:1G,node", "memfd:1G,node=x"] {
+    for wrong in [
+        "memfd:",
+        "memfd:huge",
+        "memfd:1G,",
+        "memfd:1G,huge=4M",
+        "memfd:1G,node",
+        "memfd:1G,node=x",
+    ] {
         assert!(parse(wrong).is_err(), "{wrong}");
     }
 }

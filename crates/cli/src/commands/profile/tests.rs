@@ -112,7 +112,7 @@ fn a_profile_that_is_not_the_snapshots_or_empty_is_refused() {
 
 /// A pool in memory with room for so many MiB, and its manager.
 fn pool(dir: &Path, mebibytes: u64) -> Server {
-    let options = MemfdOptions { size: mebibytes << 20, huge: false, node: None };
+    let options = MemfdOptions { size: mebibytes << 20, huge: None, node: None };
     let medium = Arc::new(MappedMedium::memfd(options).unwrap());
     let pool = Pool::create(medium, &CreateOptions::default()).unwrap();
     Server::start(&dir.join("pool.sock"), pool).unwrap()

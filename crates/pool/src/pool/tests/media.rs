@@ -33,7 +33,7 @@ fn thaw(pool: &Pool, name: &str, len: usize) -> Vec<u8> {
 
 #[test]
 fn pool_on_a_memfd() {
-    let medium = MappedMedium::memfd(MemfdOptions { size: SIZE, huge: false, node: None }).unwrap();
+    let medium = MappedMedium::memfd(MemfdOptions { size: SIZE, huge: None, node: None }).unwrap();
     let pool = Pool::create(Arc::new(medium), &CreateOptions::default()).unwrap();
     freeze(&pool, "hello", b"snow");
     freeze(&pool, "hello", b"ice");
@@ -78,7 +78,7 @@ fn resized_file_is_refused() {
 
 #[test]
 fn concurrent_readers_always_find_a_consistent_pool() {
-    let medium = MappedMedium::memfd(MemfdOptions { size: SIZE, huge: false, node: None }).unwrap();
+    let medium = MappedMedium::memfd(MemfdOptions { size: SIZE, huge: None, node: None }).unwrap();
     let pool = Pool::create(Arc::new(medium), &options()).unwrap();
     let publish = |name| pool.allocate(name, 4096, 0).unwrap().publish().unwrap();
     publish("steady");
