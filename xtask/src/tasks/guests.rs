@@ -19,14 +19,18 @@ pub(super) fn guest_tests(context: &Context) -> Result<()> {
         return context.runner.run(&native(context, &program));
     }
     let others = RESTORES.iter().flat_map(|module| ["--skip", module]);
-    let foreground = in_lab(context, &program).args(others);
-    context.runner.run_both(&foreground, &in_lab(context, &program).args(RESTORES))
+    let lab = || in_lab(context, &program, "4G");
+    context.runner.run_both(&lab().args(others), &lab().args(RESTORES))
 }
 
 pub(super) fn long_guest_tests(context: &Context) -> Result<()> {
     let program = build(context)?;
-    let step =
-        if context.host.hardware { native(context, &program) } else { in_lab(context, &program) };
+    let step = if context.host.hardware {
+        native(context, &program)
+    } else {
+        // One test has a pool of five pages of 1 GiB.
+        in_lab(context, &program, "9G")
+    };
     context.runner.run(&step.arg("--ignored"))
 }
 
@@ -41,8 +45,8 @@ fn native(context: &Context, program: &Path) -> Step {
     Step::new(program).arg("--test-threads=1").env("FIRN", context.paths.firn())
 }
 
-fn in_lab(context: &Context, program: &Path) -> Step {
-    lab::run(&context.paths, "--fsdax --cpus 1 --timeout 3600")
+fn in_lab(context: &Context, program: &Path, memory: &str) -> Step {
+    lab::run(&context.paths, &format!("--memory {memory} --fsdax --cpus 1 --timeout 3600"))
         .arg("--in")
         .arg(program)
         .arg("--in")

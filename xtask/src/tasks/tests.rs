@@ -103,23 +103,28 @@ fn guest_tests_run_natively_or_in_two_labs() {
         commands("long-guest-tests", host(true, true)),
         [build.as_str(), "FIRN=/t/release/firn microvm --test-threads=1 --ignored"]
     );
-    let lab = "/t/release/firn lab run --fsdax --cpus 1 --timeout 3600 --in microvm --in /c/clients \
-               --env FIRN_REQUIRE=kvm,root,dax --env FIRN=/bin/firn --env FIRN_CLIENTS=/in/clients -- \
-               /in/microvm --test-threads=1";
+    let lab = |memory| {
+        format!(
+            "/t/release/firn lab run --memory {memory} --fsdax --cpus 1 --timeout 3600 --in microvm --in /c/clients \
+             --env FIRN_REQUIRE=kvm,root,dax --env FIRN=/bin/firn --env FIRN_CLIENTS=/in/clients -- \
+             /in/microvm --test-threads=1"
+        )
+    };
+    let (short, long) = (lab("4G"), lab("9G"));
     assert_eq!(
         commands("guest-tests", host(true, false)),
         [
             build.clone(),
-            format!("{lab} planners:: pool_thaws:: hugetlbfs:: recording:: dax:: shapes:: &"),
+            format!("{short} planners:: pool_thaws:: hugetlbfs:: recording:: dax:: shapes:: &"),
             format!(
-                "{lab} --skip planners:: --skip pool_thaws:: --skip hugetlbfs:: --skip recording:: --skip dax:: \
+                "{short} --skip planners:: --skip pool_thaws:: --skip hugetlbfs:: --skip recording:: --skip dax:: \
                  --skip shapes::"
             ),
         ]
     );
     assert_eq!(
         commands("long-guest-tests", host(true, false)),
-        [build, format!("{lab} --ignored")]
+        [build, format!("{long} --ignored")]
     );
 }
 

@@ -120,7 +120,7 @@ fn only_the_written_pages_of_a_replica_are_repaired() {
 #[test]
 fn players_write_to_runs_of_pages_over_the_sealed_extent() {
     let rule = Rule { granule: Granule::Size16K, ..RULE };
-    for (huge, leaves) in [(false, Leaves::All4K), (true, Leaves::All2M)] {
+    for (huge, leaves) in [(None, Leaves::All4K), (Some(Huge::Size2M), Leaves::All2M)] {
         let dir = tempfile::tempdir().unwrap();
         let Some(_manager) = manager(&dir, 300 << 20, huge) else { continue };
         let socket = dir.path().join("pool.sock");

@@ -29,7 +29,7 @@ use rustix::io::{Errno, Result};
 use serde::{Deserialize, Serialize};
 
 use super::pace::{Pace, lower_priority};
-use crate::media::{How, Memory};
+use crate::media::{How, Memory, prefer_node};
 use crate::pool::{Pin, Pool, now};
 use crate::runs::{COPY_CHUNK, bytes_of, first_pages, is_whole, pack_copy};
 
@@ -50,6 +50,8 @@ pub struct ArenaFacts {
     pub ready: u64,
     /// Copies lent to microVMs.
     pub lent: u64,
+    /// The NUMA node of new copies while it has room; otherwise the kernel chooses.
+    pub node: Option<u32>,
 }
 
 /// Why a start gets no copy. The kernel then copies written pages one by one.
@@ -131,6 +133,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     size: u64,
+    /// The NUMA node on which copies are made.
+    node: Option<u32>,
     /// Bytes of copies that are ready or being made.
     ready: u64,
     lent: u64,
@@ -219,6 +223,14 @@ impl Copies {
         self.shared.wake(state);
     }
 
+    /// Makes later copies on a NUMA node while it has room.
+    pub(super) fn set_node(&self, node: u32) -> Result<()> {
+        // The policy is one of a thread, so another thread finds out whether the kernel accepts it.
+        std::thread::spawn(move || prefer_node(node)).join().unwrap_or(Err(Errno::IO))?;
+        self.shared.state().node = Some(node);
+        Ok(())
+    }
+
     /// Waits until all possible copies are ready.
     pub(super) fn settle(&self) {
         if self.worker.is_some() {
@@ -229,7 +241,7 @@ impl Copies {
 
     pub(super) fn facts(&self) -> ArenaFacts {
         let state = self.shared.state();
-        ArenaFacts { size: state.size, ready: state.ready, lent: state.lent }
+        ArenaFacts { size: state.size, ready: state.ready, lent: state.lent, node: state.node }
     }
 
     /// The set of a pinned snapshot and a key; `None` where there is none.
@@ -447,12 +459,16 @@ fn make_all(shared: &Shared) {
             shared.work.wait(&mut state);
             continue;
         };
+        let node = state.node;
         drop(state);
         let pin = shared.pool.pin(&job.name).ok();
         let pin = pin.filter(|pin| pin.extent().generation == job.key.0);
         let made = pin.map(|pin| {
             let make = || {
                 lower_priority();
+                if let Some(node) = node {
+                    prefer_node(node)?;
+                }
                 make(&shared.pool, &pin, &job.runs, &shared.pace)
             };
             std::thread::scope(|scope| {

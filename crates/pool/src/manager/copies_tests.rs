@@ -228,7 +228,10 @@ fn arena_stays_within_its_size() {
         }
     };
     assert_eq!(refused, Err(NoCopy::ArenaFull));
-    assert_eq!(world.arena(), ArenaFacts { size: 2 * COPY_CHUNK, ready: 0, lent: 2 * COPY_CHUNK });
+    assert_eq!(
+        world.arena(),
+        ArenaFacts { size: 2 * COPY_CHUNK, ready: 0, lent: 2 * COPY_CHUNK, node: None }
+    );
     drop(client);
     // The freed space is used for the last requested set.
     assert!(copy(&mut second, generation, &chunks(&[(3, 1)])).is_some());
@@ -307,4 +310,13 @@ fn pages_beyond_guest_memory_are_ignored() {
     let set = client.copy_set(generation, KEY).unwrap().unwrap();
     assert!(client.store_copy_set(generation, KEY, Some(set.revision), &far, Vec::new()).unwrap());
     assert_eq!(request(&mut client, generation, &[]).runs, chunks(&[(5, 1)]));
+}
+
+#[test]
+fn copies_are_made_on_a_node_that_exists() {
+    let world = World::new();
+    let error = world.server.set_copies_node(1000).unwrap_err();
+    assert!(error.to_string().contains("node 1000"), "{error}");
+    world.server.set_copies_node(0).unwrap();
+    assert_eq!(world.arena().node, Some(0));
 }

@@ -20,6 +20,7 @@ use super::Response;
 use super::error::{Refusal, ServerError};
 use super::requests::{Grants, Manager};
 use super::wire::{MAX_REQUEST, WireError, receive, send};
+use crate::media::MediumError;
 use crate::pool::Pool;
 
 /// Maximum number of connections.
@@ -130,6 +131,19 @@ impl Server {
     /// of the host's memory.
     pub fn set_arena(&self, bytes: u64) {
         self.shared.manager.copies().set_size(bytes);
+    }
+
+    /// Makes later copies on a NUMA node while it has room. By default the kernel chooses: near the
+    /// processor that makes the copy.
+    ///
+    /// # Errors
+    /// [`MediumError::Node`] if this host has no such node with memory.
+    pub fn set_copies_node(&self, node: u32) -> Result<(), MediumError> {
+        self.shared.manager.copies().set_node(node).map_err(|errno| MediumError::Node {
+            name: "copies".to_owned(),
+            node,
+            source: errno.into(),
+        })
     }
 
     /// Makes copies, in the background, by what earlier managers of the pool learnt, so that the

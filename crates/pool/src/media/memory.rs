@@ -199,8 +199,7 @@ impl Memory {
         if unsafe { libc::madvise(chunk.cast(), usize_of(CHUNK), advice) } == 0 {
             return Ok(());
         }
-        let error = std::io::Error::last_os_error();
-        Err(Errno::from_io_error(&error).unwrap_or(Errno::IO))
+        Err(last_errno())
     }
 
     /// Maps every page in this process's page tables, for writing if the mapping is writable.
@@ -213,13 +212,8 @@ impl Memory {
     /// Binds the pages to a NUMA node (`mbind`, MPOL_BIND). The policy of shared memory applies to
     /// all its mappings.
     pub(crate) fn bind(&self, node: u32) -> Result<()> {
-        const WORDS: usize = 16;
-        let mut mask = [0_u64; WORDS];
-        let word = mask.get_mut(usize_of(u64::from(node / 64))).ok_or(Errno::INVAL)?;
-        *word = 1 << (node % 64);
-        // The kernel reads one bit less than `maxnode`.
-        let bits = WORDS * 64 + 1;
-        // SAFETY: the range is this mapping, and the mask has `bits` readable bits.
+        let mask = node_mask(node)?;
+        // SAFETY: the range is this mapping, and the mask has one bit less than `MASK_BITS`.
         let failed = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -227,15 +221,11 @@ impl Memory {
                 self.len,
                 libc::MPOL_BIND,
                 mask.as_ptr(),
-                bits,
+                MASK_BITS,
                 0,
             )
         } != 0;
-        if failed {
-            let error = std::io::Error::last_os_error();
-            return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
-        }
-        Ok(())
+        if failed { Err(last_errno()) } else { Ok(()) }
     }
 }
 
@@ -245,6 +235,33 @@ impl Drop for Memory {
         // mapped range does not fail.
         let _ = unsafe { munmap(self.start, self.reserved) };
     }
+}
+
+/// `maxnode` of [`node_mask`]; the kernel reads one bit less.
+const MASK_BITS: usize = NODE_WORDS * 64 + 1;
+const NODE_WORDS: usize = 16;
+
+/// A set of one NUMA node.
+fn node_mask(node: u32) -> Result<[u64; NODE_WORDS]> {
+    let mut mask = [0; NODE_WORDS];
+    let word = mask.get_mut(usize_of(u64::from(node / 64))).ok_or(Errno::INVAL)?;
+    *word = 1 << (node % 64);
+    Ok(mask)
+}
+
+/// Lets this thread allocate memory on a NUMA node while that has room (`set_mempolicy`,
+/// MPOL_PREFERRED).
+pub(crate) fn prefer_node(node: u32) -> Result<()> {
+    let mask = node_mask(node)?;
+    // SAFETY: the mask has one bit less than `MASK_BITS`, and the call changes no memory.
+    let failed = unsafe {
+        libc::syscall(libc::SYS_set_mempolicy, libc::MPOL_PREFERRED, mask.as_ptr(), MASK_BITS)
+    } != 0;
+    if failed { Err(last_errno()) } else { Ok(()) }
+}
+
+fn last_errno() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
 /// Marks an open file description as a client's until its last descriptor is closed, with a shared

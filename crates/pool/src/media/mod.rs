@@ -6,7 +6,7 @@
 //! | file on DAX | `MAP_SHARED_VALIDATE`, `MAP_SYNC` | 2 MiB if aligned | cache-line flush, fence |
 //! | file, no DAX | `MAP_SHARED` | no index: page cache | `fdatasync` at each fence |
 //! | tmpfs or hugetlbfs | `MAP_SHARED` | as mounted | none: lost when the machine restarts |
-//! | memfd | `MAP_SHARED` | 4 KiB, or huge pages of 2 MiB or 1 GiB | none: lost when its process exits |
+//! | memfd | `MAP_SHARED` | 4 KiB, 2 MiB or 1 GiB | none: lost when its process exits |
 
 mod devdax;
 mod error;
@@ -29,7 +29,7 @@ pub use error::MediumError;
 pub use flush::FlushInstruction;
 pub(crate) use flush::fence;
 pub use mapped::{Huge, MappedMedium, MemfdOptions};
-pub(crate) use memory::{How, Memory};
+pub(crate) use memory::{How, Memory, prefer_node};
 pub use nodes::NodeBytes;
 
 /// The kind of a medium.

@@ -10,8 +10,8 @@ use firn_base::{format_bytes, format_milliseconds, nanoseconds};
 use serde::Serialize;
 
 use firn_pool::{
-    Access, ImagedBy, Imaging, ListedExtent, Listing, LookupError, MappedMedium, MediumFacts,
-    NodeBytes, Pool, Problem, RepairReport, Role,
+    Access, ArenaFacts, ImagedBy, Imaging, ListedExtent, Listing, LookupError, MappedMedium,
+    MediumFacts, NodeBytes, Pool, Problem, RepairReport, Role,
 };
 use firn_run::Instances;
 
@@ -120,7 +120,8 @@ pub(crate) fn show(arguments: &ShowArgs) -> anyhow::Result<ExitCode> {
         output::json(&listing);
         return Ok(ExitCode::SUCCESS);
     }
-    for (what, value) in facts(&listing) {
+    let copies = source.arena()?.map(|arena| ("copies", copies(&arena)));
+    for (what, value) in facts(&listing).into_iter().chain(copies) {
         output::line(&format!("{what:<12}{value}"));
     }
     output::line(&format!("\n{}", map::draw(&listing)));
@@ -134,6 +135,13 @@ fn leaf(medium: &MediumFacts) -> String {
     };
     let why = medium.why_no_larger_leaf().map(|why| format!(" ({why})")).unwrap_or_default();
     format!("{}{why}", format_bytes(index.leaf))
+}
+
+/// The DRAM of copies.
+fn copies(arena: &ArenaFacts) -> String {
+    let [size, ready, lent] = [arena.size, arena.ready, arena.lent].map(format_bytes);
+    let node = arena.node.map(|node| format!(", on node {node}")).unwrap_or_default();
+    format!("{ready} ready, {lent} in use, at most {size}{node}")
 }
 
 /// The NUMA nodes of the medium.

@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 #[command(after_help = "Examples:
   firn pool serve --medium /dev/dax0.0 --socket /run/firn-pool.sock
   firn pool serve --medium memfd:4G,huge,node=1 --socket pool.sock --detach
-  firn pool serve --medium /dev/dax0.0 --socket /run/firn-pool.sock --arena 2G
+  firn pool serve --medium /dev/dax0.0 --socket /run/firn-pool.sock --arena 2G --copies-node 0
   FIRN_POOL=pool.sock firn pool ls
 
 If --pool names a medium without a manager, commands start a manager, which exits after its last client.
@@ -51,6 +51,9 @@ pub(crate) struct ServeArgs {
     /// copies. Default: an eighth of this host's memory
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     arena: Option<u64>,
+    /// NUMA node of copies, as long as it has room. Default: near the processor that makes them
+    #[arg(long, value_name = "N")]
+    copies_node: Option<u32>,
     /// Run in the background once the manager serves
     #[arg(long)]
     detach: bool,
@@ -93,6 +96,9 @@ pub(crate) fn run(arguments: &ServeArgs) -> anyhow::Result<ExitCode> {
     let server = Server::start(&arguments.socket, pool)?;
     if let Some(bytes) = arguments.arena {
         server.set_arena(bytes);
+    }
+    if let Some(node) = arguments.copies_node {
+        server.set_copies_node(node)?;
     }
     if !arguments.on_demand {
         server.prepare_copies();

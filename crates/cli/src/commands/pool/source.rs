@@ -8,8 +8,8 @@ use clap::Args;
 
 use firn_base::error_chain;
 use firn_pool::{
-    Access, Client, ClientError, Listing, MappedExtent, MappedMedium, MediumError, Pool,
-    PoolReader, Problem, Refusal, VerifyReport,
+    Access, ArenaFacts, Client, ClientError, Listing, MappedExtent, MappedMedium, MediumError,
+    Pool, PoolReader, Problem, Refusal, VerifyReport,
 };
 use firn_run::Instances;
 use firn_snapshot::check_extent;
@@ -106,6 +106,14 @@ impl Source {
                 Ok(report)
             }
         }
+    }
+
+    /// The usage of the manager's copies.
+    pub(crate) fn arena(&mut self) -> anyhow::Result<Option<ArenaFacts>> {
+        Ok(match self {
+            Self::Manager(client) => Some(client.arena()?),
+            Self::Medium(_) => None,
+        })
     }
 
     /// Lists all extents. A manager also reports pins.
