@@ -120,39 +120,50 @@ fn only_the_written_pages_of_a_replica_are_repaired() {
 #[test]
 fn players_write_to_runs_of_pages_over_the_sealed_extent() {
     let rule = Rule { granule: Granule::Size16K, ..RULE };
-    for (huge, leaves) in [(None, Leaves::All4K), (Some(Huge::Size2M), Leaves::All2M)] {
-        let dir = tempfile::tempdir().unwrap();
-        let Some(_manager) = manager(&dir, 300 << 20, huge) else { continue };
-        let socket = dir.path().join("pool.sock");
-        let destination = Destination::Pool { socket: socket.clone(), name: "player".into() };
-        let inputs = PlayerInputs::new(vec![load("json-a").unwrap()]).unwrap();
-        let options = PlayerOptions { leaves, ..PlayerOptions::default() };
-        freeze(&inputs, &options, KVM_DEVICE.as_ref(), destination, false).unwrap();
-        let planner = "firn:read=0,granule=16k";
-        let mut client = Client::connect(&socket).unwrap();
-        // Each run checks all its memory. The written pages are learnt from two runs.
-        for number in 0..4 {
-            let (snapshot, mut grant) = open_pooled(&socket, "player", Verify::Once).unwrap();
-            request_copy(&snapshot, &mut grant, rule).unwrap();
-            let mut source = Source::new(snapshot, Some(grant));
-            let (report, _) = run(&source, planner).unwrap();
-            let (counters, writes) = (report.counters, report.writes.unwrap());
-            assert_eq!(writes.granule, 16 << 10);
-            let copied = counters.copy_bytes;
-            if number < 2 {
-                assert_eq!((writes.predicted, copied), (0, 0), "{writes:?}");
-                assert!(writes.missed > 100, "{writes:?}");
-            } else if writes.no_copy.is_none() {
-                assert_eq!(writes.missed, 0, "{writes:?}");
-                assert_eq!(counters.private_bytes, 0, "no page is copied on a write");
-                assert_eq!(copied, writes.copied * writes.granule);
-                assert!(copied < 20 << 20, "30 chunks are written: {copied}");
-            }
-            assert!(source.give_back(Some(&writes), None).is_empty());
-            drop(source);
-            client.settle().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let _manager = manager(&dir, 300 << 20, None).unwrap();
+    let socket = dir.path().join("pool.sock");
+    let destination = Destination::Pool { socket: socket.clone(), name: "player".into() };
+    let inputs = PlayerInputs::new(vec![load("json-a").unwrap()]).unwrap();
+    freeze(&inputs, &PlayerOptions::default(), KVM_DEVICE.as_ref(), destination, false).unwrap();
+    let planner = "firn:read=0,granule=16k";
+    let mut client = Client::connect(&socket).unwrap();
+    // Each run checks all its memory. The written pages are learnt from two runs.
+    for number in 0..4 {
+        let (snapshot, mut grant) = open_pooled(&socket, "player", Verify::Once).unwrap();
+        request_copy(&snapshot, &mut grant, rule).unwrap();
+        let mut source = Source::new(snapshot, Some(grant));
+        let (report, _) = run(&source, planner).unwrap();
+        let (counters, writes) = (report.counters, report.writes.unwrap());
+        assert_eq!(writes.granule, 16 << 10);
+        let copied = counters.copy_bytes;
+        if number < 2 {
+            assert_eq!((writes.predicted, copied), (0, 0), "{writes:?}");
+            assert!(writes.missed > 100, "{writes:?}");
+        } else if writes.no_copy.is_none() {
+            assert_eq!(writes.missed, 0, "{writes:?}");
+            assert_eq!(counters.private_bytes, 0, "no page is copied on a write");
+            assert_eq!(copied, writes.copied * writes.granule);
+            assert!(copied < 20 << 20, "30 chunks are written: {copied}");
         }
+        assert!(source.give_back(Some(&writes), None).is_empty());
+        drop(source);
+        client.settle().unwrap();
     }
+}
+
+#[test]
+fn runs_of_pages_are_refused_where_there_are_no_private_mappings() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(_manager) = manager(&dir, 300 << 20, Some(Huge::Size2M)) else { return };
+    let socket = dir.path().join("pool.sock");
+    let destination = Destination::Pool { socket: socket.clone(), name: "player".into() };
+    let inputs = PlayerInputs::new(vec![load("json-a").unwrap()]).unwrap();
+    let options = PlayerOptions { leaves: Leaves::All2M, ..PlayerOptions::default() };
+    freeze(&inputs, &options, KVM_DEVICE.as_ref(), destination, false).unwrap();
+    let error = run(&pooled(&socket), "firn:read=0,granule=16k").unwrap_err();
+    assert!(format!("{error:?}").contains("this medium has none"), "{error:?}");
+    run(&pooled(&socket), "firn:read=0,granule=auto").unwrap();
 }
 
 #[test]
