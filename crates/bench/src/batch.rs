@@ -149,6 +149,8 @@ pub(crate) struct Player<'a> {
     pub(crate) preloaded: bool,
     /// Whether it also measures its time in page faults.
     pub(crate) faults: bool,
+    /// The input that it replays; its first one by default.
+    pub(crate) input: Option<&'a str>,
 }
 
 impl Player<'_> {
@@ -175,7 +177,11 @@ impl Player<'_> {
             preloaded: self.preloaded,
             root: None,
             invoke: None,
-            replay: ReplaySpec { input: None, hold: true, fault_time: self.faults },
+            replay: ReplaySpec {
+                input: self.input.map(ToOwned::to_owned),
+                hold: true,
+                fault_time: self.faults,
+            },
         };
         let spec = StartSpec::new(Origin::Thaw(thaw), HostSpec::default(), TIME_LIMIT);
         Ok(StartSpec { request_ns: Some(request_ns), ..spec })

@@ -11,7 +11,14 @@ fn player<'a>(
     planner: &'a str,
     preloaded: bool,
 ) -> Player<'a> {
-    Player { program, snapshot: Place::Directory(snapshot), planner, preloaded, faults: false }
+    Player {
+        program,
+        snapshot: Place::Directory(snapshot),
+        planner,
+        preloaded,
+        faults: false,
+        input: None,
+    }
 }
 
 fn batch(script: &str, preloaded: bool, count: u32) -> Result<Vec<StartReport>, BatchError> {

@@ -348,6 +348,7 @@ fn a_page_that_changed_on_its_medium_fails_the_measurement() {
     let session = Session {
         program: FIRN.into(),
         players: vec![FrozenPlayer {
+            inputs: vec![name.clone()],
             trace: name,
             snapshot,
             pooled: None,
@@ -367,6 +368,7 @@ fn a_page_that_changed_on_its_medium_fails_the_measurement() {
         faults: false,
         standby: false,
         open_loop: 0,
+        mix: None,
     };
     let interrupt = Interrupt::catch().unwrap();
     let host = Host::of(directory.path()).unwrap();

@@ -181,6 +181,7 @@ impl FloorComparison {
                 planner: &self.planner,
                 preloaded: false,
                 faults: false,
+                input: None,
             }],
             1,
             Vec::new(),

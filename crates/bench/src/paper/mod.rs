@@ -226,6 +226,7 @@ impl Runner<'_> {
                 caches: vec![self.experiment.cache],
                 standby: false,
                 open_loop: 0,
+                mix: None,
                 faults: self.experiment.quantity == Quantity::Faults,
             };
             let progress = AtPlace { place, progress: self.harness.progress };

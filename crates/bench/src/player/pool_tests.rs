@@ -14,7 +14,7 @@ use firn_vmm::{Destination, KVM_DEVICE};
 use super::{Leaves, PlayerInputs, PlayerOptions, freeze};
 use crate::traces::load;
 
-const RULE: Rule = Rule { written: 1, read: 0, granule: Granule::Size2M };
+const RULE: Rule = Rule { written: 1, read: 0, granule: Granule::Size2M, learn: true };
 
 /// A pool in memory, and its manager; `None` without huge pages on this host.
 fn manager(dir: &tempfile::TempDir, size: u64, huge: Option<Huge>) -> Option<Server> {
@@ -150,6 +150,33 @@ fn players_write_to_runs_of_pages_over_the_sealed_extent() {
         drop(source);
         client.settle().unwrap();
     }
+}
+
+#[test]
+fn runs_change_nothing_without_learning() {
+    let dir = tempfile::tempdir().unwrap();
+    let _manager = manager(&dir, 300 << 20, None).unwrap();
+    let socket = dir.path().join("pool.sock");
+    let destination = Destination::Pool { socket: socket.clone(), name: "player".into() };
+    let inputs = PlayerInputs::new(vec![load("sequential-write:1M").unwrap()]).unwrap();
+    freeze(&inputs, &PlayerOptions::default(), KVM_DEVICE.as_ref(), destination, false).unwrap();
+    let predicted = |rule: Rule, planner| {
+        let mut client = Client::connect(&socket).unwrap();
+        let of_runs = (0..3).map(|_| {
+            let (snapshot, mut grant) = open_pooled(&socket, "player", Verify::Once).unwrap();
+            request_copy(&snapshot, &mut grant, rule).unwrap();
+            let mut source = Source::new(snapshot, Some(grant));
+            let writes = run(&source, planner).unwrap().0.writes.unwrap();
+            assert!(source.give_back(Some(&writes), None).is_empty());
+            drop(source);
+            client.settle().unwrap();
+            writes.predicted
+        });
+        of_runs.collect::<Vec<_>>()
+    };
+    let frozen = Rule { learn: false, ..RULE };
+    assert_eq!(predicted(frozen, "firn:read=0,learn=off"), [0, 0, 0]);
+    assert!(predicted(RULE, "firn:read=0")[2] > 0);
 }
 
 #[test]

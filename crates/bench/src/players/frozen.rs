@@ -41,6 +41,8 @@ pub struct FrozenPlayer {
     pub snapshot: PathBuf,
     /// The same player in a pool, for the planners that map it from there.
     pub pooled: Option<PooledPlayer>,
+    /// The inputs that it can replay: traces, by name. The first is [`Self::trace`].
+    pub inputs: Vec<String>,
     /// The input that the profile was recorded on, if it has a profile.
     pub recorded_on: Option<String>,
     /// Players of the same trace with other content, each in a snapshot of its own. The microVMs of

@@ -181,6 +181,7 @@ impl PlayersConfig {
                     trace: trace.name.clone(),
                     snapshot: directory.path().join(format!("player-{number}-{seed}")),
                     pooled: pool.as_deref_mut().filter(|_| in_pool).map(PoolPlayers::reserve_name),
+                    inputs: inputs.iter().map(|input| input.name.clone()).collect(),
                     recorded_on: None,
                     others: Vec::new(),
                 })

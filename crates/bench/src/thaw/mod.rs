@@ -43,6 +43,9 @@ pub struct ThawConfig {
     /// Starts of each planner on each player at random intervals, after the runs; none waits for an
     /// earlier one.
     pub open_loop: u32,
+    /// The seed by which each run replays the trace or the function's other input; without it, the
+    /// trace.
+    pub mix: Option<u64>,
 }
 
 impl Default for ThawConfig {
@@ -57,6 +60,7 @@ impl Default for ThawConfig {
             noise: false,
             standby: false,
             open_loop: 0,
+            mix: None,
         }
     }
 }
@@ -106,6 +110,7 @@ impl ThawConfig {
             faults: false,
             standby: self.standby,
             open_loop: self.open_loop,
+            mix: self.mix,
         };
         let mut results = session.run(prepared.host.clone(), harness.interrupt, progress)?;
         results.left_out = prepared.left_out.clone();

@@ -23,6 +23,10 @@ pub struct Results {
     /// Runs before the first measured one, of planners that map from a pool.
     #[serde(default)]
     pub warm_up: u32,
+    /// The seed by which each run replayed one of the player's inputs, the same for every planner;
+    /// without it, each replayed its trace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mix: Option<u64>,
     /// One row for each planner and trace, in the order in which they were listed.
     pub results: Vec<Row>,
     /// The noise of the measurement, if planners were measured twice.
@@ -203,6 +207,7 @@ impl Results {
             dense: false,
             unsanitised: false,
             warm_up: 0,
+            mix: None,
             results: Vec::new(),
             noise: Vec::new(),
             left_out: Vec::new(),

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use fastrand::Rng;
 use firn_base::PAGE_SIZE;
 use firn_memory::planners::{PackError, ParsePlannerError, pack, parse};
 use firn_pool::ClientError;
@@ -48,6 +49,9 @@ pub struct Session {
     pub standby: bool,
     /// Starts at random intervals after the runs.
     pub open_loop: u32,
+    /// The seed by which each run replays one of the player's inputs, the same for every planner;
+    /// without it, the first one.
+    pub mix: Option<u64>,
 }
 
 /// Why a session has no results. A single failure ends it, so that no average hides one.
@@ -61,7 +65,7 @@ pub enum SessionError {
         planner: String,
         /// The trace.
         trace: String,
-        /// The run, from 1.
+        /// The run, from 1, the warm-up included.
         run: u32,
         /// The failure.
         source: BatchError,
@@ -83,7 +87,7 @@ pub enum SessionError {
         planner: String,
         /// The trace.
         trace: String,
-        /// The run, from 1.
+        /// The run, from 1, the warm-up included.
         run: u32,
         /// The reason.
         source: CacheError,
@@ -153,6 +157,7 @@ impl Session {
         };
         let mut results = Results::at(host);
         results.warm_up = self.warm_up;
+        results.mix = self.mix;
         let oversubscribed = u64::from(self.concurrency) > results.host.cpus;
         let states = self.caches.iter().copied().enumerate();
         let turns = self.players.iter().flat_map(|player| states.clone().map(move |s| (player, s)));
@@ -175,7 +180,8 @@ impl Session {
                 for index in rotation(subjects.len(), round) {
                     let subject = subjects[index];
                     let made = &mut made[index];
-                    let run = self.batch(player, subject, cache, round + 1, made, interrupt)?;
+                    let run = self.warm_up + round + 1;
+                    let run = self.batch(player, subject, cache, run, made, interrupt)?;
                     runs[index].push(run);
                     done(player, subject);
                 }
@@ -251,8 +257,20 @@ impl Session {
         (0..self.concurrency).map(|_| player.stand_by(&made.shape)).collect()
     }
 
-    fn player<'a>(&'a self, place: &'a FrozenPlayer, subject: &'a Subject) -> Player<'a> {
+    /// The input that a run replays.
+    fn input<'a>(&self, player: &'a FrozenPlayer, run: u32) -> Option<&'a str> {
+        let mut random = Rng::with_seed(self.mix?.wrapping_add(u64::from(run)));
+        random.choice(&player.inputs).map(String::as_str)
+    }
+
+    fn player<'a>(
+        &'a self,
+        place: &'a FrozenPlayer,
+        subject: &'a Subject,
+        input: Option<&'a str>,
+    ) -> Player<'a> {
         Player {
+            input,
             program: &self.program,
             snapshot: place.place(subject),
             planner: &subject.planner,
@@ -275,13 +293,13 @@ impl Session {
             return Ok(None);
         }
         let (planner, trace) = (&subject.planner, &place.trace);
-        let player = self.player(place, subject);
+        let player = self.player(place, subject, None);
         let made = made.as_ref().map(|made| &made.shape).filter(|_| self.standby);
         let reports = open_loop::starts(player, self.open_loop, made, interrupt, started);
         let reports = reports.map_err(|source| SessionError::Batch {
             planner: planner.clone(),
             trace: trace.clone(),
-            run: self.runs + 1,
+            run: self.warm_up + self.runs + 1,
             source,
         })?;
         place.settle()?;
@@ -338,7 +356,10 @@ impl Session {
             }
             (grown, cached, free)
         };
-        let batch: Vec<_> = places.iter().map(|place| self.player(place, subject)).collect();
+        let batch: Vec<_> = places
+            .iter()
+            .map(|place| self.player(place, subject, self.input(place, run)))
+            .collect();
         let standbys = self.stand_by(&batch, made).map_err(|source| SessionError::StandBy {
             planner: planner.clone(),
             trace: trace.clone(),

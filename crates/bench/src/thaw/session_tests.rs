@@ -15,7 +15,8 @@ fn subject(planner: &str) -> Subject {
 
 fn frozen(snapshot: PathBuf) -> FrozenPlayer {
     let trace = "t".to_owned();
-    FrozenPlayer { trace, snapshot, pooled: None, recorded_on: None, others: Vec::new() }
+    let inputs = vec![trace.clone(), "other".to_owned()];
+    FrozenPlayer { trace, snapshot, pooled: None, inputs, recorded_on: None, others: Vec::new() }
 }
 
 /// A session with a program that logs each planner and prints a report.
@@ -37,6 +38,7 @@ fn session(directory: &std::path::Path, planners: &[&str], runs: u32, script: &s
         faults: false,
         standby: false,
         open_loop: 0,
+        mix: None,
     }
 }
 
@@ -122,6 +124,25 @@ fn one_failure_leaves_no_results() {
     let text = firn_base::error_chain(&error);
     assert!(text.contains("p failed on t in run 2"), "{text}");
     assert!(text.contains("bad page 7"), "{text}");
+}
+
+#[test]
+fn a_mix_replays_the_same_inputs_by_each_planner() {
+    let _alone = one_at_a_time();
+    let directory = tempfile::tempdir().unwrap();
+    let log = directory.path().join("inputs");
+    let script = format!("echo $ORDER | grep -o '\"input\":\"[a-z]*\"' >> {}", log.display());
+    let session = Session { mix: Some(1), ..session(directory.path(), &["p", "q"], 8, &script) };
+    let interrupt = Interrupt::catch().unwrap();
+    let results = session.run(host(directory.path()), &interrupt, &Quiet).unwrap();
+    assert_eq!(results.mix, Some(1));
+    let inputs = fs::read_to_string(&log).unwrap();
+    let inputs: Vec<_> = inputs.lines().collect();
+    assert_eq!(inputs.len(), 16);
+    assert!(inputs.chunks(2).all(|round| round[0] == round[1]), "{inputs:?}");
+    for input in [r#""input":"t""#, r#""input":"other""#] {
+        assert!(inputs.contains(&input), "{inputs:?}");
+    }
 }
 
 #[test]

@@ -38,6 +38,11 @@ impl Results {
                 self.host.cpus
             ));
         }
+        if let Some(seed) = self.mix {
+            lines.push(format!(
+                "each run replayed the trace or the function's other input, by seed {seed}, the same for every planner"
+            ));
+        }
         for noise in &self.noise {
             lines.push(format!(
                 "noise: {} on {}, page cache {}, {} as b / as a: {}",

@@ -67,7 +67,8 @@ pub fn request_copy(
 }
 
 /// Updates the prediction with the pages that a run wrote ([`WriteReport::written`]), for the next
-/// runs by the same rule. Without a [requested](request_copy) copy nothing is done.
+/// runs by the same rule. Without a [requested](request_copy) copy, and by a rule that does not
+/// learn, nothing is done.
 ///
 /// # Errors
 ///
@@ -77,9 +78,8 @@ pub fn learn(
     grant: &mut Grant,
     written: &[PageRange],
 ) -> Result<(), ClientError> {
-    let Some(rule) = grant.copies().and_then(|copies| Rule::of_key(&copies.key)) else {
-        return Ok(());
-    };
+    let rule = grant.copies().and_then(|copies| Rule::of_key(&copies.key));
+    let Some(rule) = rule.filter(|rule| rule.learn) else { return Ok(()) };
     let granules = rule.written_granules(written);
     let used = match snapshot.profile() {
         // Pages of a copy that are only read serve the run, although it does not write to them.

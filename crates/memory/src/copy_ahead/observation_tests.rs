@@ -13,7 +13,7 @@ use crate::planners::{ExtentFacts, ImageFacts, PlanInput, firn_plan};
 use crate::testing::frozen_chunk;
 
 const CHUNKS: u64 = 6;
-const RULE: Rule = Rule { written: 2, read: 0, granule: Granule::Size2M };
+const RULE: Rule = Rule { written: 2, read: 0, granule: Granule::Size2M, learn: true };
 /// The offset of the extent in its medium.
 const OFFSET: u64 = CHUNK_SIZE;
 
@@ -151,7 +151,7 @@ fn written_chunks_are_reported_as_predicted_missed_or_unused() {
 
 #[test]
 fn runs_of_pages_over_the_extent_are_written_in_place_and_observed_by_granule() {
-    let rule = Rule { written: 1, read: 0, granule: Granule::Size16K };
+    let rule = Rule { written: 1, read: 0, granule: Granule::Size16K, learn: true };
     let mut world = World::new();
     let pages = |first, pages| PageRange { first, pages };
     // Two runs in chunk 1, a run over the end of chunk 2, and chunk 4.

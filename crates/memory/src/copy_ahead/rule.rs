@@ -63,11 +63,13 @@ pub struct Rule {
     pub read: u64,
     /// How fine copies are.
     pub granule: Granule,
+    /// Whether runs change what is expected. Without it, only the profile decides.
+    pub learn: bool,
 }
 
 impl Rule {
     /// The default, by measurement (docs/concepts/firn-planner.md).
-    pub const DEFAULT: Self = Self { written: 1, read: 32, granule: Granule::Size2M };
+    pub const DEFAULT: Self = Self { written: 1, read: 32, granule: Granule::Size2M, learn: true };
 
     /// The rule on a host with nested paging (VT-x, SVM), or without it: pages that are only read
     /// are copied for KVM's software page tables alone.
@@ -93,22 +95,30 @@ impl Rule {
     /// The key of the copy set at the pool's manager.
     #[must_use]
     pub fn key(self) -> String {
-        let key = format!("written={},read={}", self.written, self.read);
-        match self.granule {
-            // The key of firns that copied only chunks.
-            Granule::Size2M => key,
-            granule => format!("{key},granule={}", granule.name()),
+        let mut key = format!("written={},read={}", self.written, self.read);
+        // What is not the default is part of the key: firns that copied only chunks, and always
+        // learnt, find their sets.
+        if self.granule != Granule::Size2M {
+            key = format!("{key},granule={}", self.granule.name());
         }
+        if !self.learn {
+            key.push_str(FROZEN);
+        }
+        key
     }
 
     /// The rule of [`Self::key`]; `None` for another key.
     pub(super) fn of_key(key: &str) -> Option<Self> {
         let (written, rest) = key.strip_prefix("written=")?.split_once(",read=")?;
+        let (rest, learn) = match rest.strip_suffix(FROZEN) {
+            Some(rest) => (rest, false),
+            None => (rest, true),
+        };
         let (read, granule) = match rest.split_once(",granule=") {
             Some((read, granule)) => (read, Granule::of_name(granule)?),
             None => (rest, Granule::Size2M),
         };
-        Some(Self { written: written.parse().ok()?, read: read.parse().ok()?, granule })
+        Some(Self { written: written.parse().ok()?, read: read.parse().ok()?, granule, learn })
     }
 
     /// The granules that the rule selects from a profile, by number, ascending.
@@ -166,6 +176,9 @@ impl Rule {
         }
     }
 }
+
+/// The end of the key of a set that no run changes.
+const FROZEN: &str = ",learn=off";
 
 /// The number of pages of each unit of `unit` pages in runs that do not overlap.
 fn pages_by(unit: u64, runs: &[PageRange]) -> BTreeMap<u64, u64> {

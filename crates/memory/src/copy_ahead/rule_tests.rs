@@ -7,7 +7,7 @@ fn runs(runs: &[(u64, u64)]) -> Option<Vec<PageRange>> {
 }
 
 fn rule(written: u64, read: u64, granule: Granule) -> Rule {
-    Rule { written, read, granule }
+    Rule { written, read, granule, learn: true }
 }
 
 #[test]
@@ -98,7 +98,10 @@ fn every_run_uses_the_read_chunks_of_the_profile() {
 fn a_rule_is_found_again_by_its_key() {
     for (name, granule) in Granule::NAMES {
         assert_eq!((granule.name(), Granule::of_name(name)), (name, Some(granule)));
-        assert_eq!(Rule::of_key(&rule(4, 0, granule).key()), Some(rule(4, 0, granule)));
+        for learn in [true, false] {
+            let rule = Rule { learn, ..rule(4, 0, granule) };
+            assert_eq!(Rule::of_key(&rule.key()), Some(rule));
+        }
     }
     // As firns without granules stored it.
     assert_eq!(Rule::of_key("written=4,read=0"), Some(rule(4, 0, Granule::Size2M)));

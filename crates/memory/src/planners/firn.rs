@@ -28,14 +28,15 @@ use crate::plan::{
 pub(crate) struct Firn {
     /// Which pages are copied ahead, by the written pages of a granule (`copy=1` to 512), by the
     /// pages of a chunk that a run reads through small leaves (`read=1` to 512, or `read=0` for
-    /// none), and in which granule.
+    /// none), in which granule, and whether runs change it (`learn=on`).
     pub(crate) rule: Rule,
 }
 
 impl Planner for Firn {
     fn name(&self) -> String {
-        let Rule { written, read, granule } = self.rule;
-        format!("firn:copy={written},read={read},granule={}", granule.name())
+        let Rule { written, read, granule, learn } = self.rule;
+        let learn = if learn { "on" } else { "off" };
+        format!("firn:copy={written},read={read},granule={},learn={learn}", granule.name())
     }
 
     fn store(&self) -> Store {

@@ -137,9 +137,12 @@ fn a_medium_without_private_mappings_is_shared_by_chunks_beside_the_copy() {
 
 #[test]
 fn a_snapshot_in_a_directory_is_refused() {
-    let refused = parse("firn:copy=4,read=0,granule=64k").unwrap();
-    assert_eq!(refused.name(), "firn:copy=4,read=0,granule=64k");
-    assert_eq!(refused.copy_rule(), Some(Rule { written: 4, read: 0, granule: Granule::Size64K }));
+    let refused = parse("firn:copy=4,read=0,granule=64k,learn=on").unwrap();
+    assert_eq!(refused.name(), "firn:copy=4,read=0,granule=64k,learn=on");
+    assert_eq!(
+        refused.copy_rule(),
+        Some(Rule { written: 4, read: 0, granule: Granule::Size64K, learn: true })
+    );
     let layout = MemoryLayout::for_size(CHUNK).unwrap();
     let input = PlanInput {
         layout: &layout,

@@ -148,11 +148,18 @@ const PLANNERS: &[Entry] = &[
                 values: Values::Number { default: Rule::DEFAULT.read, range: 0..=CHUNK_PAGES },
             },
             OptionEntry { key: "granule", values: Values::Setting(&["2m", "auto", "16k", "64k"]) },
+            OptionEntry { key: "learn", values: Values::Setting(&["on", "off"]) },
         ],
         make: |values| match values {
-            [Value::Number(written), Value::Number(read), Value::Word(granule)] => {
+            [
+                Value::Number(written),
+                Value::Number(read),
+                Value::Word(granule),
+                Value::Word(learn),
+            ] => {
                 let granule = Granule::of_name(granule).unwrap_or(Rule::DEFAULT.granule);
-                Box::new(Firn { rule: Rule { written: *written, read: *read, granule } })
+                let rule = Rule { written: *written, read: *read, granule, learn: *learn == "on" };
+                Box::new(Firn { rule })
             }
             _ => Box::new(Firn { rule: Rule::DEFAULT }),
         },

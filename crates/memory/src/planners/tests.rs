@@ -115,7 +115,7 @@ fn an_image_larger_than_dram_is_refused() {
             "faast:granule=1",
             "pass",
             "pass_shared",
-            "firn:copy=1,read=32,granule=2m",
+            "firn:copy=1,read=32,granule=2m,learn=on",
         ];
         assert_eq!(others, expected);
         // A named planner is selected, and its error is reported with the plan.

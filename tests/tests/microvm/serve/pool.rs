@@ -24,7 +24,7 @@ fn functions_are_published_into_a_pool_and_thawed_from_it() {
     assert_eq!((thawed.status, &thawed.body), (200, &json!({ "a": 1 })), "{thawed:?}");
     let report = thawed.report();
     assert_eq!(report["start"], "thawed", "{report}");
-    assert_eq!(report["thaw"]["planner"], "firn:copy=1,read=32,granule=2m", "{report}");
+    assert_eq!(report["thaw"]["planner"], "firn:copy=1,read=32,granule=2m,learn=on", "{report}");
     assert!(report["thaw"]["pool_bytes"].as_u64().unwrap() > 0, "{report}");
     assert_eq!(report["thaw"]["shared_bytes"], 0, "{report}");
     // A killed daemon finds the function again. Deleting the function removes its snapshot from the

@@ -60,6 +60,10 @@ pub(crate) struct BenchThawArgs {
     /// ms, as requests arrive: none waits for an earlier one, or for the pool's manager
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=100_000))]
     open_loop: u32,
+    /// Replay the trace or the function's other input in each run, by this seed: every planner gets
+    /// the same sequence, and `firn` learns from both
+    #[arg(long, value_name = "SEED")]
+    mix: Option<u64>,
     #[command(flatten)]
     files: FilesArgs,
 }
@@ -92,6 +96,7 @@ pub(super) fn run(arguments: &BenchThawArgs) -> anyhow::Result<()> {
         noise: arguments.noise,
         standby: arguments.standby,
         open_loop: arguments.open_loop,
+        mix: arguments.mix,
     };
     let results = measure(|harness| Ok(config.run(harness)?))?;
     output::line(&results.text());
