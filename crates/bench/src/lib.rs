@@ -49,6 +49,7 @@ mod stats;
 mod testing;
 mod text;
 mod thaw;
+pub mod tier;
 pub mod traces;
 
 pub use batch::{BatchError, Interrupt};

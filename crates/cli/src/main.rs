@@ -18,7 +18,7 @@ use firn_run::monitor::MONITOR_COMMAND;
 
 use commands::{
     bench, boot, doctor, freeze, image, invoke, lab, monitor, pager, plan, player, pool, profile,
-    record, serve, thaw, top, verify,
+    record, serve, thaw, tier, top, verify,
 };
 
 /// Start serverless functions from frozen microVMs.
@@ -66,6 +66,9 @@ enum Command {
     Record(record::RecordArgs),
     /// Serve functions behind AWS Lambda's API
     Serve(serve::ServeArgs),
+    /// The memories and disks that snapshots can be on: add, list, measure
+    #[command(subcommand)]
+    Tier(tier::TierCommand),
     /// Watch what a daemon is doing
     Top(top::TopArgs),
     /// Check every byte of a snapshot
@@ -108,6 +111,7 @@ fn main() -> ExitCode {
         Command::Profile(command) => profile::run(&command),
         Command::Record(arguments) => record::run(&arguments),
         Command::Serve(arguments) => serve::run(arguments),
+        Command::Tier(command) => tier::run(&command),
         Command::Top(arguments) => top::run(&arguments).map_err(Into::into),
         Command::Verify(arguments) => verify::run(&arguments).map_err(Into::into),
         Command::Image(command) => image::run(&command).map_err(Into::into),

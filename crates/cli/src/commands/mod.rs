@@ -16,5 +16,6 @@ pub(crate) mod profile;
 pub(crate) mod record;
 pub(crate) mod serve;
 pub(crate) mod thaw;
+pub(crate) mod tier;
 pub(crate) mod top;
 pub(crate) mod verify;

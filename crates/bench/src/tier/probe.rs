@@ -1,0 +1,330 @@
+//! Measuring a tier: latency, rates with one and many readers, the cost of writes, and the
+//! micro-benchmark of SYSTOR '22, section 4.2.1.
+
+use std::io;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use firn_base::{PAGE_SIZE, format_bytes, num::u64_of, num::usize_of};
+use firn_pool::MediumError;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::area::{Area, BLOCK, Buffer};
+use super::{Tier, TierError, TierMedium};
+use crate::batch::BatchError;
+use crate::harness::Harness;
+use crate::host::{Host, HostError};
+use crate::progress::Steps;
+use crate::stats::Summary;
+use crate::text::{number, table};
+
+/// Numbers of readers, and of threads of the micro-benchmark.
+pub(super) const READERS: [u32; 6] = [1, 2, 4, 8, 16, 32];
+/// Bytes of a thread of the micro-benchmark (SYSTOR '22, 4.2.1), if the area is large enough.
+const PART: u64 = 16 << 20;
+/// Small reads of the micro-benchmark.
+const LINE: u64 = 64;
+/// Samples of a latency: enough for a 99th percentile.
+const SAMPLES: usize = 20_000;
+
+/// How a tier is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct ProbeConfig {
+    /// The longest time of each of the 20 points.
+    pub time: Duration,
+    /// Bytes of the test area, a multiple of 32 MiB. The default, 512 MiB, gives each of 32 threads
+    /// the 16 MiB of the paper.
+    pub size: u64,
+}
+
+impl Default for ProbeConfig {
+    fn default() -> Self {
+        Self { time: Duration::from_millis(500), size: PART * 32 }
+    }
+}
+
+/// Why a tier cannot be measured.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ProbeError {
+    /// The size of the test area is not valid.
+    #[error(
+        "a test area of {} cannot be used: give a multiple of 32 MiB, from 32 MiB on",
+        format_bytes(*.0)
+    )]
+    Size(u64),
+    /// The tier cannot be used.
+    #[error(transparent)]
+    Tier(#[from] TierError),
+    /// The medium cannot be mapped.
+    #[error(transparent)]
+    Medium(#[from] MediumError),
+    /// A read or write of the medium failed.
+    #[error("cannot measure {medium}")]
+    Io {
+        /// The medium.
+        medium: TierMedium,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// The host cannot be described.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// A signal ended the measurement.
+    #[error(transparent)]
+    Interrupted(#[from] BatchError),
+}
+
+/// The measurements of a tier.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Probe {
+    /// The tier.
+    pub tier: Tier,
+    /// The host and the build.
+    pub host: Host,
+    /// Bytes of the test area.
+    pub size: u64,
+    /// The time of a random read of 4 KiB by one reader, ns. A disk is read past the page cache.
+    pub latency_ns: Summary,
+    /// Rates by the number of readers.
+    pub reads: Vec<ReadRate>,
+    /// The cost of writes; `None` for a devdax device, which may hold a pool.
+    pub write: Option<WriteCost>,
+    /// The paper's micro-benchmark by the number of threads. A disk is read through the page
+    /// cache, which is empty before each point.
+    pub micro: Vec<MicroRate>,
+}
+
+/// The rates of a number of readers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ReadRate {
+    /// Readers at once.
+    pub readers: u32,
+    /// Random reads of 4 KiB in a second, all readers together.
+    pub iops: f64,
+    /// Bytes in a second in blocks of 1 MiB in random order, all readers together.
+    pub bandwidth: f64,
+}
+
+/// The cost of writes that are as durable as the medium makes them.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WriteCost {
+    /// The time of a random write of 4 KiB by one writer, ns.
+    pub latency_ns: Summary,
+    /// Bytes in a second in blocks of 1 MiB by one writer.
+    pub bandwidth: f64,
+}
+
+/// A point of the micro-benchmark.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MicroRate {
+    /// Threads, each with a part of its own.
+    pub threads: u32,
+    /// Bytes of a part.
+    pub part: u64,
+    /// Bytes that all threads copied in a second.
+    pub bytes_per_second: f64,
+}
+
+/// A measurement of an area.
+struct Prober<'a> {
+    area: &'a Area,
+    size: u64,
+    time: Duration,
+}
+
+impl ProbeConfig {
+    /// Measures a tier. Its test area is removed at the end, however that is.
+    ///
+    /// # Errors
+    ///
+    /// [`ProbeError`].
+    pub fn run(&self, tier: &Tier, harness: &Harness<'_>) -> Result<Probe, ProbeError> {
+        let least = u64_of(BLOCK) * 32;
+        if self.size < least || !self.size.is_multiple_of(least) {
+            return Err(ProbeError::Size(self.size));
+        }
+        let free = tier.check()?.free;
+        if free < self.size {
+            let (medium, needed) = (tier.medium.clone(), self.size);
+            return Err(TierError::Full { medium, free, needed }.into());
+        }
+        let mut host = Host::of(&tier.directory().unwrap_or_else(std::env::temp_dir))?;
+        if tier.directory().is_none() {
+            host.medium = tier.medium.to_string();
+        }
+        let mut steps = Steps::begin(harness.progress, 1 + READERS.len() as u64 * 2 + 1);
+        let mut step = |text: &str| {
+            steps.advance(text);
+            harness.interrupt.check()
+        };
+        let area = Area::make(&tier.medium, self.size)?;
+        let size = area.len().map_or(self.size, |len| len.min(self.size)) / least * least;
+        let prober = Prober { area: &area, size, time: self.time };
+        let failed = |source| ProbeError::Io { medium: tier.medium.clone(), source };
+        let latency_ns = prober.latency(false).map_err(failed)?;
+        step("latency")?;
+        let mut reads = Vec::new();
+        for readers in READERS {
+            let iops = prober.rate(readers, usize_of(PAGE_SIZE)).map_err(failed)?;
+            let bandwidth = prober.rate(readers, BLOCK).map_err(failed)? * BLOCK as f64;
+            reads.push(ReadRate { readers, iops, bandwidth });
+            step(&format!("{readers} readers"))?;
+        }
+        let mut micro = Vec::new();
+        for threads in READERS {
+            micro.push(prober.micro(threads).map_err(failed)?);
+            step(&format!("{threads} threads of the micro-benchmark"))?;
+        }
+        let write = area.is_writable().then(|| prober.write_cost()).transpose().map_err(failed)?;
+        step("writes")?;
+        Ok(Probe { tier: tier.clone(), host, size, latency_ns, reads, write, micro })
+    }
+}
+
+impl Prober<'_> {
+    /// A random offset of a block of `len` bytes.
+    fn random(&self, rng: &mut Rng, len: usize) -> u64 {
+        let len = u64_of(len);
+        rng.u64(0..self.size / len) * len
+    }
+
+    /// The time of random reads, or writes, of 4 KiB, one after the other.
+    fn latency(&self, write: bool) -> io::Result<Summary> {
+        let (mut rng, mut page) = (Rng::new(), Buffer::new(usize_of(PAGE_SIZE)));
+        let (mut samples, begun) = (Vec::new(), Instant::now());
+        while samples.len() < SAMPLES && (samples.is_empty() || begun.elapsed() < self.time) {
+            let offset = self.random(&mut rng, usize_of(PAGE_SIZE));
+            let begun = Instant::now();
+            if write {
+                self.area.write(offset, page.get())?;
+            } else {
+                self.area.read(offset, page.get())?;
+            }
+            samples.push(begun.elapsed().as_nanos() as f64);
+        }
+        Summary::of(&samples).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    /// Random reads of blocks of `len` bytes in a second, by `readers` threads together.
+    fn rate(&self, readers: u32, len: usize) -> io::Result<f64> {
+        let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
+        let prepare = |_| (Rng::new(), Buffer::new(len));
+        let seconds = together(readers, prepare, |(mut rng, mut block)| {
+            let begun = Instant::now();
+            while !stop.load(Ordering::Relaxed) {
+                self.area.read(self.random(&mut rng, len), block.get())?;
+                done.fetch_add(1, Ordering::Relaxed);
+                if begun.elapsed() >= self.time {
+                    stop.store(true, Ordering::Relaxed);
+                }
+            }
+            Ok(())
+        })?;
+        Ok(done.load(Ordering::Relaxed) as f64 / seconds)
+    }
+
+    fn write_cost(&self) -> io::Result<WriteCost> {
+        let latency_ns = self.latency(true)?;
+        let (mut rng, mut block) = (Rng::new(), Buffer::new(BLOCK));
+        let (mut written, begun) = (0_u64, Instant::now());
+        while written == 0 || begun.elapsed() < self.time {
+            self.area.write(self.random(&mut rng, BLOCK), block.get())?;
+            written += u64_of(BLOCK);
+        }
+        Ok(WriteCost { latency_ns, bandwidth: written as f64 / begun.elapsed().as_secs_f64() })
+    }
+
+    /// The micro-benchmark: each thread copies the blocks of 4 KiB of the first half of its part in
+    /// random order, as copy-on-write does, and then reads the blocks of 64 bytes of the other half
+    /// in random order, as irregular read-only accesses do.
+    fn micro(&self, threads: u32) -> io::Result<MicroRate> {
+        let part = PART.min(self.size / 32);
+        self.area.evict()?;
+        let half = part / 2;
+        let prepare = |thread| {
+            let start = u64::from(thread) * part;
+            let page = Buffer::new(usize_of(PAGE_SIZE));
+            (start, page, shuffled(half / PAGE_SIZE), shuffled(half / LINE))
+        };
+        let seconds = together(threads, prepare, |(start, mut page, pages, lines)| {
+            for block in pages {
+                self.area.touch(start + block * PAGE_SIZE, page.get())?;
+            }
+            let line = &mut page.get()[..usize_of(LINE)];
+            for block in lines {
+                self.area.touch(start + half + block * LINE, line)?;
+            }
+            Ok(())
+        })?;
+        let bytes = part * u64::from(threads);
+        Ok(MicroRate { threads, part, bytes_per_second: bytes as f64 / seconds })
+    }
+}
+
+fn shuffled(count: u64) -> Vec<u64> {
+    let mut blocks: Vec<u64> = (0..count).collect();
+    fastrand::shuffle(&mut blocks);
+    blocks
+}
+
+/// Runs `count` threads at once, each with what it has prepared before the clock starts. Returns
+/// the seconds until the last has ended, or the first error.
+fn together<T>(
+    count: u32,
+    prepare: impl Fn(u32) -> T + Sync,
+    run: impl Fn(T) -> io::Result<()> + Sync,
+) -> io::Result<f64> {
+    let ready = Barrier::new(usize_of(u64::from(count) + 1));
+    thread::scope(|scope| {
+        let start = |number| {
+            let (prepare, run, ready) = (&prepare, &run, &ready);
+            scope.spawn(move || {
+                let prepared = prepare(number);
+                ready.wait();
+                run(prepared)
+            })
+        };
+        let threads: Vec<_> = (0..count).map(start).collect();
+        ready.wait();
+        let begun = Instant::now();
+        for thread in threads {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        }
+        Ok(begun.elapsed().as_secs_f64())
+    })
+}
+
+impl Probe {
+    /// Two tables for a terminal.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let gib = |rate: f64| number(rate / f64::from(1 << 30));
+        let rows = self.reads.iter().zip(&self.micro).map(|(reads, micro)| {
+            vec![
+                reads.readers.to_string(),
+                number(reads.iops),
+                gib(reads.bandwidth),
+                gib(micro.bytes_per_second),
+            ]
+        });
+        let rows: Vec<Vec<String>> = rows.collect();
+        let Tier { name, medium, .. } = &self.tier;
+        let us = |time: Summary| {
+            format!("{} µs, p95 {}", number(time.median / 1e3), number(time.p95 / 1e3))
+        };
+        let write = self.write.map_or("not measured".to_owned(), |write| {
+            format!("{}; {} GiB/s", us(write.latency_ns), gib(write.bandwidth))
+        });
+        format!(
+            "{name}: {medium}\n{}\nrandom read of 4 KiB by one reader: {}\ndurable write of 4 KiB by one writer: {write}\n{}",
+            self.host.line(),
+            us(self.latency_ns),
+            table(&["readers", "4 KiB reads/s", "GiB/s", "micro-benchmark, GiB/s"], &rows),
+        )
+    }
+}
