@@ -1,12 +1,13 @@
 //! Attacks on the server over real connections.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use axum::body::Bytes;
 use axum::http::Request as HttpRequest;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -189,11 +190,17 @@ fn clients_that_stop_in_long_bodies_share_a_bounded_buffer() {
 /// Runs the test again in a process without other tests, whose memory it measures. Returns whether
 /// this is that process.
 fn is_alone(test: &str) -> bool {
+    is_alone_in(test, std::path::Path::new("/nowhere"))
+}
+
+/// The same with a folder for running microVMs.
+fn is_alone_in(test: &str, run: &std::path::Path) -> bool {
     const ALONE: &str = "FIRN_TEST_ALONE";
     if std::env::var_os(ALONE).is_some() {
         return true;
     }
     let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+    alone.env("FIRN_RUN_DIR", run);
     alone.env(ALONE, "1").args([&format!("attack_tests::{test}"), "--exact", "--nocapture"]);
     assert!(alone.status().unwrap().success());
     false
@@ -208,23 +215,31 @@ fn resident() -> usize {
 
 #[test]
 fn a_server_short_of_descriptors_answers() {
+    for (limit, peers, hoards) in [(256, 260, false), (1024, 1100, false), (256, 60, true)] {
+        answers_under_a_limit(limit, peers, hoards);
+    }
+}
+
+/// Keeps `peers` partial requests open at a server with a limit of descriptors, which it has used
+/// up if it `hoards`. None of them times out.
+fn answers_under_a_limit(limit: usize, peers: usize, hoards: bool) {
     let name = "attack_tests::serves_under_a_limit_of_descriptors";
     let program = std::env::current_exe().unwrap();
     let mut server = std::process::Command::new("sh")
-        .args(["-c", "ulimit -n 256; exec \"$0\" \"$@\""])
+        .args(["-c", &format!("ulimit -n {limit}; exec \"$0\" \"$@\"")])
         .arg(program)
         .args([name, "--exact", "--ignored", "--nocapture"])
         .stdin(std::process::Stdio::piped())
         .stdout(std::process::Stdio::piped())
         .spawn()
         .unwrap();
-    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(server.stdout.take().unwrap()));
-    let line = lines.find_map(|line| {
-        line.unwrap().split_once("at http://").map(|(_, address)| address.to_owned())
-    });
-    let address: SocketAddr = line.unwrap().trim().parse().unwrap();
+    let mut lines = std::io::BufReader::new(server.stdout.take().unwrap()).lines();
+    let mut said = |what: &str| {
+        lines.find_map(|line| line.unwrap().split_once(what).map(|(_, rest)| rest.to_owned()))
+    };
+    let address: SocketAddr = said("at http://").unwrap().trim().parse().unwrap();
     let partial = "POST /2015-03-31/functions HTTP/1.1\r\n";
-    let slow: Vec<TcpStream> = (0..300)
+    let slow: Vec<TcpStream> = (0..peers)
         .map(|_| {
             let mut stream = TcpStream::connect(address).unwrap();
             // Fails on a connection that the server has closed for another.
@@ -232,14 +247,19 @@ fn a_server_short_of_descriptors_answers() {
             stream
         })
         .collect();
+    let mut stdin = server.stdin.take().unwrap();
+    if hoards {
+        stdin.write_all(b"hoard\n").unwrap();
+        said("hoarded").unwrap();
+    }
     for _ in 0..3 {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         let list = head("GET", FUNCTIONS, "connection: close\r\n");
         stream.write_all(list.as_bytes()).unwrap();
-        assert_eq!(status(stream), 200);
+        assert_eq!(status(stream), 200, "{peers} under {limit}");
     }
-    drop((slow, server.stdin.take()));
+    drop((slow, stdin));
     assert!(server.wait().unwrap().success());
 }
 
@@ -247,9 +267,17 @@ fn a_server_short_of_descriptors_answers() {
 #[test]
 #[ignore = "a_server_short_of_descriptors_answers runs it with a limit"]
 fn serves_under_a_limit_of_descriptors() {
-    let server = Server::start(|_| {});
+    // Only the limit of descriptors closes connections.
+    let server = Server::start(|options| options.limits.head = Duration::from_secs(3600));
     println!("at {}", server.address);
-    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+    let mut hoard = Vec::new();
+    for line in std::io::stdin().lines() {
+        assert_eq!(line.unwrap(), "hoard");
+        while let Ok(file) = std::fs::File::open("/dev/null") {
+            hoard.push(file);
+        }
+        println!("hoarded");
+    }
 }
 
 #[tokio::test]
@@ -370,4 +398,110 @@ async fn long_events_wait_on_the_disk_within_a_limit() {
     assert_eq!(world.files("events"), 4);
     let status = client.get("/status").await;
     assert_ne!(status.ok(200), Value::Null);
+}
+
+#[tokio::test]
+async fn a_recorded_change_gets_the_first_answer_again() {
+    let world = World::new();
+    let credentials = world.credentials();
+    let guard = |options: &mut ServeOptions| options.credentials = Some(credentials.clone());
+    let client = world.start_with(guard).await;
+    let sign = |method: &str, path: &str, body: &Value| {
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let request = HttpRequest::builder().method(method).uri(format!("http://firn{path}"));
+        let mut request = request.body(Bytes::from(body)).unwrap();
+        credentials.sign(&mut request, "eu-north-1", SystemTime::now());
+        request
+    };
+    let creation = sign("POST", FUNCTIONS, &creation("f"));
+    let created = client.send_signed(&creation).await.ok(201);
+    let one = "/2015-03-31/functions/f";
+    let version = sign("POST", &format!("{one}/versions"), &json!({ "Description": "x" }));
+    let published = client.send_signed(&version).await.ok(201);
+    let update = sign("PUT", &format!("{one}/configuration"), &json!({ "Timeout": 9 }));
+    let updated = client.send_signed(&update).await.ok(200);
+    let missing = sign("DELETE", "/2015-03-31/functions/g", &Value::Null);
+    client.send_signed(&missing).await.refused(404, "ResourceNotFoundException");
+    let deletion = sign("DELETE", one, &Value::Null);
+    client.send_signed(&deletion).await.ok(204);
+
+    let replayed = async |client: &crate::tests::Client| {
+        assert_eq!(client.send_signed(&creation).await.ok(201), created);
+        assert_eq!(client.send_signed(&version).await.ok(201), published);
+        assert_eq!(client.send_signed(&update).await.ok(200), updated);
+        client.send_signed(&missing).await.refused(404, "ResourceNotFoundException");
+        client.send_signed(&deletion).await.ok(204);
+        let find = sign("GET", one, &Value::Null);
+        for _ in 0..2 {
+            client.send_signed(&find).await.refused(404, "ResourceNotFoundException");
+        }
+    };
+    replayed(&client).await;
+    drop(client);
+    replayed(&world.start_with(guard).await).await;
+}
+
+#[test]
+fn a_daemon_that_stops_cuts_off_starts_and_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    if !is_alone_in("a_daemon_that_stops_cuts_off_starts_and_leaves_nothing", &run) {
+        // The process has ended, and its microVM with it.
+        assert_eq!(std::fs::read_dir(run).unwrap().count(), 0);
+        return;
+    }
+    let run = std::path::PathBuf::from(std::env::var_os("FIRN_RUN_DIR").unwrap());
+    let world = World::new();
+    // A monitor that hangs.
+    let program = world.directory.path().join("monitor");
+    std::fs::write(&program, "#!/bin/sh\nexec sleep 100000\n").unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut options = world.options();
+        options.control.program = program;
+        options.control.start_limit = Duration::from_secs(3600);
+        let control = open(&options).unwrap();
+        let client = crate::tests::Client { router: router(Arc::clone(&control), &options) };
+        client.created("f").await;
+        let path = "/2015-03-31/functions/f/invocations";
+        let invoked = tokio::spawn(async move { client.send(HttpRequest::post(path), "").await });
+        while std::fs::read_dir(&run).map_or(0, Iterator::count) == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        // Far longer than the test may take: it ends when the start has ended.
+        control.close(Duration::from_secs(3600)).await;
+        assert_eq!(std::fs::read_dir(&run).unwrap().count(), 0);
+        assert_eq!(invoked.await.unwrap().status, 500);
+    });
+    runtime.shutdown_background();
+}
+
+#[tokio::test]
+async fn what_is_not_the_daemons_own_stays() {
+    let world = World::new();
+    let client = world.start().await;
+    client.created("f").await;
+    drop(client);
+    let data = world.directory.path().join("data");
+    let stored = world.files("code");
+    let kept = ["snapshots/backup/notes", "snapshots/f-1-mine/x", "code/notes.txt", "code/a.zip"];
+    for name in kept {
+        let path = data.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, "kept").unwrap();
+    }
+    let unused = data.join("snapshots/f-1-0123456789abcdef0123456789abcdef");
+    std::fs::create_dir(&unused).unwrap();
+    world.start().await.get("/2015-03-31/functions/f").await.ok(200);
+    assert!(kept.iter().all(|name| data.join(name).exists()) && !unused.exists());
+
+    // Without its database, the daemon does not start and removes nothing.
+    std::fs::remove_file(data.join("state.redb")).unwrap();
+    let error = open(&world.options()).unwrap_err().to_string();
+    assert!(error.contains("firn serve --recover"), "{error}");
+    assert_eq!(world.files("code"), stored + 2);
+    let recovered = world.start_with(|options| options.control.recover = true).await;
+    recovered.get("/2015-03-31/functions/f").await.ok(200);
+    assert_eq!(world.files("code"), stored + 2);
 }

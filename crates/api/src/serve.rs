@@ -141,7 +141,7 @@ pub(crate) fn router(control: Arc<Control>, options: &ServeOptions) -> Router {
     let scope = Scope { region: options.control.region.clone(), account: options.account.clone() };
     let decoders = Arc::new(Semaphore::new(server::DECODERS));
     let lambda = Lambda { control: Arc::clone(&control), scope, decoders };
-    let routes = lambda::routes(lambda).merge(monitoring::routes(control));
+    let routes = lambda::routes(lambda).merge(monitoring::routes(Arc::clone(&control)));
     let credentials = options.credentials.clone();
     // Signatures contain the host, and no page in a browser connects to a unix socket.
     let local = credentials.is_none() && matches!(options.listen, Listen::Tcp(_));
@@ -150,6 +150,7 @@ pub(crate) fn router(control: Arc<Control>, options: &ServeOptions) -> Router {
         credentials: credentials.map(|found| (found, options.control.region.clone())),
         buffer: Buffer::new(options.limits.buffer),
         limits: options.limits.clone(),
+        control,
     };
     lambda::with_admission(routes, admission)
 }

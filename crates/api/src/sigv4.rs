@@ -220,6 +220,11 @@ impl Payload {
 }
 
 impl Checked {
+    /// The signature, in hexadecimal.
+    pub(crate) fn signature(&self) -> String {
+        hex(&self.signature)
+    }
+
     /// Checks that the request, whose body has this digest, has the signature.
     pub(crate) fn check(&self, request: &Parts, payload: &Payload) -> Result<(), SignatureError> {
         let signed: Vec<&str> = self.signed.iter().map(String::as_str).collect();

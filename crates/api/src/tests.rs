@@ -64,6 +64,8 @@ impl World {
             otlp: None,
             control: ControlOptions {
                 data: self.directory.path().join("data"),
+                scratch: None,
+                recover: false,
                 program: "/bin/false".into(),
                 kvm: "/dev/kvm".into(),
                 software_kvm: false,
@@ -131,6 +133,15 @@ impl Client {
             body: serde_json::from_slice(&body).unwrap_or_default(),
             headers: parts.headers,
         }
+    }
+
+    /// Sends a request that is complete.
+    pub(crate) async fn send_signed(&self, request: &HttpRequest<Bytes>) -> Answer {
+        let mut again = HttpRequest::builder().method(request.method()).uri(request.uri());
+        for (name, value) in request.headers() {
+            again = again.header(name, value);
+        }
+        self.send(again, request.body().clone()).await
     }
 
     pub(crate) async fn ask(&self, method: &str, path: &str, body: &Value) -> Answer {
@@ -607,8 +618,8 @@ async fn a_restarted_daemon_keeps_its_functions() {
     drop(client);
     // Files that a killed daemon leaves.
     let data = world.directory.path().join("data");
-    std::fs::create_dir_all(data.join("snapshots/f-1-x.new/inner")).unwrap();
-    std::fs::write(data.join("code/.tmp123"), "x").unwrap();
+    std::fs::create_dir_all(data.join("snapshots/f-1-0123456789abcdef0123456789abcdef/x")).unwrap();
+    std::fs::write(data.join("code/.firn-code-123"), "x").unwrap();
     let client = world.start().await;
     assert_eq!(client.get(&format!("{ONE}/configuration")).await.ok(200), created);
     assert_eq!((world.files("snapshots"), world.files("code")), (0, 1));

@@ -65,7 +65,7 @@ enum Command {
     /// Thaw with a recorder, invoke once, and write down every page that was touched
     Record(record::RecordArgs),
     /// Serve functions behind AWS Lambda's API
-    Serve(serve::ServeArgs),
+    Serve(Box<serve::ServeArgs>),
     /// The memories and disks that snapshots can be on: add, list, measure
     #[command(subcommand)]
     Tier(tier::TierCommand),
@@ -110,7 +110,7 @@ fn main() -> ExitCode {
         Command::Pool(command) => pool::run(&command),
         Command::Profile(command) => profile::run(&command),
         Command::Record(arguments) => record::run(&arguments),
-        Command::Serve(arguments) => serve::run(arguments),
+        Command::Serve(arguments) => serve::run(*arguments),
         Command::Tier(command) => tier::run(&command),
         Command::Top(arguments) => top::run(&arguments).map_err(Into::into),
         Command::Verify(arguments) => verify::run(&arguments).map_err(Into::into),

@@ -29,7 +29,7 @@ pub use instances::{
     LaunchError, LoadFailure, MemoryStatus, MonitorsStatus, VersionStatus,
 };
 pub use service::{
-    AliasChange, AliasError, ChangeError, CodeChange, Control, ControlOptions, DeleteError,
+    AliasChange, AliasError, ChangeError, Claim, CodeChange, Control, ControlOptions, DeleteError,
     EventRefused, FindError, Found, Hold, InvocationRequest, NewFunction, NotFound, OpenError,
     PrepareError, Prepared, PublishError, PublishRequest, RevisionMismatch,
 };

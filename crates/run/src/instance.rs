@@ -236,12 +236,14 @@ impl Instances {
         }
     }
 
-    /// All running microVMs, by name. Directories of killed ones are removed.
+    /// All running microVMs, by name. Directories of killed ones, and sockets of killed managers of
+    /// pools, are removed.
     ///
     /// # Errors
     /// The directory cannot be read.
     pub fn running(&self) -> Result<Vec<Instance>, FindError> {
         let failed = |source| FindError::Directory { path: self.base.clone(), source };
+        self.managers().sweep();
         let entries = match fs::read_dir(&self.base) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries.map_err(failed)?,

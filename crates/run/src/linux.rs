@@ -109,7 +109,7 @@ pub(crate) fn serve(
         Serving::Claim(name) => {
             let name = name.clone().unwrap_or_else(Instances::unnamed);
             let claimed = Instances::of_user().claim(&name)?;
-            let sockets = Sockets::bind(&claimed, descriptors)?;
+            let sockets = Sockets::bind(&claimed, &std::env::temp_dir(), descriptors)?;
             (Some(claimed), sockets)
         }
     };

@@ -38,12 +38,12 @@ pub enum PoolManagerError {
         source: io::Error,
     },
     /// The manager failed.
-    #[error("a manager for the pool on {} did not start: {stderr}", medium.display())]
+    #[error("a manager for the pool on {} did not start: {reason}", medium.display())]
     Start {
         /// The medium.
         medium: PathBuf,
-        /// The manager's error.
-        stderr: String,
+        /// The manager's error, or how it ended.
+        reason: String,
     },
 }
 
@@ -72,10 +72,10 @@ impl PoolManager {
             if let Some(manager) = managers.connect(pool)? {
                 return Ok(Self { socket, connection: manager.into_stream() });
             }
-            if let Err(stderr) = start(program, pool, &socket)? {
+            if let Err(reason) = start(program, pool, &socket)? {
                 // Another process starts a manager, or a manager is ending.
                 if begin.elapsed() > PATIENCE {
-                    return Err(PoolManagerError::Start { medium: pool.to_owned(), stderr });
+                    return Err(PoolManagerError::Start { medium: pool.to_owned(), reason });
                 }
                 std::thread::sleep(PAUSE);
             }
@@ -115,9 +115,28 @@ fn start(
         return Ok(Ok(()));
     }
     let stderr = String::from_utf8_lossy(&output.stderr);
-    let stderr = stderr.trim().trim_start_matches("firn: error: ").to_owned();
+    let reason = match stderr.trim().trim_start_matches("firn: error: ") {
+        "" => format!("{} ended without a message ({})", program.display(), output.status),
+        message => message.to_owned(),
+    };
     if output.status.code() == Some(i32::from(MANAGER_IN_USE)) {
-        return Ok(Err(stderr));
+        return Ok(Err(reason));
     }
-    Err(PoolManagerError::Start { medium: medium.to_owned(), stderr })
+    Err(PoolManagerError::Start { medium: medium.to_owned(), reason })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_manager_that_ends_without_a_message_is_reported_with_its_status() {
+        let path = Path::new("/nowhere");
+        let error = start(Path::new("/bin/false"), path, path).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.ends_with("did not start: /bin/false ended without a message (exit status: 1)"),
+            "{text}"
+        );
+    }
 }

@@ -247,11 +247,15 @@ impl StartSpec {
 
 impl Sockets {
     /// Binds the sockets of a microVM whose name the caller has claimed, and opens the directory
-    /// for temporary files.
+    /// `scratch`, for what the guest writes to its disk.
     ///
     /// # Errors
     /// [`StartError::Host`] names what cannot be bound or opened.
-    pub fn bind(instance: &Instance, descriptors: &mut Descriptors) -> Result<Self, StartError> {
+    pub fn bind(
+        instance: &Instance,
+        scratch: &Path,
+        descriptors: &mut Descriptors,
+    ) -> Result<Self, StartError> {
         let bind = |path: &Path| {
             UnixListener::bind(path).map_err(|error| StartError::path("bind", path, error))
         };
@@ -261,7 +265,7 @@ impl Sockets {
             control: descriptors.add(bind(&control)?),
             vsock: descriptors.add(bind(&vsock_path)?),
             vsock_path,
-            scratch: Some(descriptors.add(open_scratch(&std::env::temp_dir())?)),
+            scratch: Some(descriptors.add(open_scratch(scratch)?)),
         })
     }
 }

@@ -14,12 +14,13 @@ use axum::http::{HeaderValue, Method};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use firn_agent::protocol::MAX_EVENT_BYTES;
+use firn_control::Control;
 use http_body_util::BodyExt;
 use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::body::{MAX_BODY, MAX_DOCUMENT};
-use super::{ApiError, REQUEST_ID};
+use super::{ApiError, REQUEST_ID, once};
 use crate::server::{Buffer, Held, Limits, Peer};
 use crate::sigv4::{Credentials, Payload};
 
@@ -30,6 +31,10 @@ const SIMPLE_TYPES: [&str; 3] =
 /// When a request's head arrived.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Received(pub(super) Instant);
+
+/// The signature of a request that takes effect once.
+#[derive(Debug, Clone)]
+struct Signed(String);
 
 /// A request's share of the buffer.
 #[derive(Debug, Clone)]
@@ -44,6 +49,7 @@ pub(crate) struct Admission {
     pub(crate) hosts: Option<Vec<String>>,
     pub(crate) buffer: Arc<Buffer>,
     pub(crate) limits: Limits,
+    pub(crate) control: Arc<Control>,
 }
 
 /// Adds the checks of [`Admission`], and the errors for unknown paths.
@@ -64,7 +70,12 @@ async fn pass(State(admission): State<Arc<Admission>>, request: Request, next: N
                 peer.serves();
             }
             request.extensions_mut().insert(Received(received));
-            next.run(request).await
+            match request.extensions_mut().remove::<Signed>() {
+                Some(Signed(signature)) => {
+                    once::serve(&admission.control, signature, request, next).await
+                }
+                None => next.run(request).await,
+            }
         }
         Err(error) => error.into_response(),
     };
@@ -91,9 +102,13 @@ impl Admission {
     async fn admit(&self, request: Request, peer: Option<&Arc<Peer>>) -> Result<Request, ApiError> {
         let (parts, mut body) = request.into_parts();
         match self.check(&parts, &mut body, peer).await {
-            Ok((bytes, share)) => {
+            Ok((bytes, share, signature)) => {
+                let once = parts.method != Method::GET && !is_invocation(&parts);
                 let mut request = Request::from_parts(parts, Body::from(bytes));
                 request.extensions_mut().insert(share);
+                if let Some(signature) = signature.filter(|_| once) {
+                    request.extensions_mut().insert(Signed(signature));
+                }
                 Ok(request)
             }
             Err(error) => {
@@ -110,7 +125,7 @@ impl Admission {
         parts: &Parts,
         body: &mut Body,
         peer: Option<&Arc<Peer>>,
-    ) -> Result<(Bytes, Share), ApiError> {
+    ) -> Result<(Bytes, Share, Option<String>), ApiError> {
         self.check_sender(parts)?;
         let now = SystemTime::now();
         let checked = match &self.credentials {
@@ -120,10 +135,12 @@ impl Admission {
         let held = Arc::new(self.buffer.hold(peer));
         let bytes = self.read(parts, body, &held, peer).await?;
         held.keep();
+        let mut signature = None;
         if let Some(checked) = checked {
             checked.check(parts, &Payload::of(&bytes))?;
+            signature = Some(checked.signature());
         }
-        Ok((bytes, Share(held)))
+        Ok((bytes, Share(held), signature))
     }
 
     /// Refuses requests that a page in a browser sends.

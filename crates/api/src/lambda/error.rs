@@ -2,7 +2,7 @@
 //! translation of the service's errors into them.
 
 use axum::Json;
-use axum::http::StatusCode;
+use axum::http::{HeaderName, StatusCode};
 use axum::response::{IntoResponse, Response};
 use firn_agent::protocol::MAX_EVENT_BYTES;
 use firn_control::{
@@ -16,6 +16,9 @@ use serde_json::json;
 use super::names::{ParseNameError, Scope};
 use super::{Lambda, REPORT};
 use crate::sigv4::SignatureError;
+
+/// The header with an error's type.
+pub(super) const ERROR_TYPE: HeaderName = HeaderName::from_static("x-amzn-errortype");
 
 /// An error of the API.
 #[derive(Debug)]
@@ -84,6 +87,19 @@ impl ApiError {
         Self::throttled("CallerRateLimitExceeded", message)
     }
 
+    /// A request with the same signature was accepted, and its answer is not known.
+    pub(super) fn unanswered() -> Self {
+        Self::conflict(
+            "A request with this signature was accepted before and is not answered: look at its effect, then sign again",
+        )
+    }
+
+    /// The answers of requests that take effect once leave no room.
+    pub(super) fn too_many_changes() -> Self {
+        let message = "too many signed changes in half an hour: try again later";
+        Self::throttled("CallerRateLimitExceeded", message)
+    }
+
     /// Invoke has its own error for a request that is too large.
     pub(crate) fn event_too_large() -> Self {
         let error = Self::too_large(MAX_EVENT_BYTES, "InvokeFunction");
@@ -140,7 +156,7 @@ impl IntoResponse for ApiError {
             body["Reason"] = json!(reason);
         }
         let report = self.report.map(|report| [(REPORT, report)]);
-        (self.status, [("x-amzn-ErrorType", self.kind)], report, Json(body)).into_response()
+        (self.status, [(ERROR_TYPE, self.kind)], report, Json(body)).into_response()
     }
 }
 
@@ -261,7 +277,13 @@ impl Translate for PrepareError {
 
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
-        Self::service(&error, "the daemon's database failed")
+        match error {
+            StoreError::Full(_) => {
+                let kind = "CodeStorageExceededException";
+                Self::new(StatusCode::BAD_REQUEST, kind, error.to_string())
+            }
+            error => Self::service(&error, "the daemon's database failed"),
+        }
     }
 }
 

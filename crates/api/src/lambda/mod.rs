@@ -13,6 +13,7 @@ mod extract;
 mod functions;
 mod invoke;
 mod names;
+mod once;
 mod pages;
 mod versions;
 

@@ -1,7 +1,10 @@
 //! What one client, and all clients together, can take of the daemon. docs/reference/serve.md has
 //! the table.
 
+use std::fs::File;
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 /// The longest head of a request, bytes. A connection buffers no more of a body either.
 pub(super) const MAX_HEAD: usize = 32 << 10;
@@ -14,6 +17,9 @@ pub(crate) const DECODERS: usize = 2;
 
 /// The share of the open files that connections can have: the rest is for microVMs and files.
 const FILES_PER_CONNECTION: u64 = 2;
+
+/// The number of descriptors in the [`Reserve`].
+const RESERVED: usize = 8;
 
 /// Limits of the server.
 #[derive(Debug, Clone)]
@@ -47,6 +53,28 @@ impl Limits {
     pub(crate) fn body_limit(&self, length: usize) -> Duration {
         let length = u64::try_from(length).unwrap_or(u64::MAX);
         self.body.saturating_add(Duration::from_secs(length / BODY_RATE))
+    }
+}
+
+/// Descriptors that are kept for new connections: when all others are in use, they let the server
+/// accept a connection and close another.
+#[derive(Debug, Default)]
+pub(super) struct Reserve(Mutex<Vec<File>>);
+
+impl Reserve {
+    /// Takes what is missing, if there are free descriptors.
+    pub(super) fn fill(&self) {
+        let mut held = self.0.lock();
+        while held.len() < RESERVED
+            && let Ok(file) = File::open("/dev/null")
+        {
+            held.push(file);
+        }
+    }
+
+    /// Gives them up.
+    pub(super) fn release(&self) {
+        self.0.lock().clear();
     }
 }
 

@@ -12,6 +12,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::time::sleep;
 
+use super::limits::Reserve;
+
 /// How long the server waits after the system refused a connection.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -81,8 +83,10 @@ impl Listener {
         }
     }
 
-    pub(super) async fn accept(&self) -> Box<dyn Stream> {
+    /// The next connection. Calls `short` when this process or the system is out of descriptors.
+    pub(super) async fn accept(&self, reserve: &Reserve, short: impl Fn()) -> Box<dyn Stream> {
         loop {
+            reserve.fill();
             let accepted: io::Result<Box<dyn Stream>> = match self {
                 Self::Tcp(listener) => listener.accept().await.map(|(s, _)| Box::new(s) as _),
                 Self::Unix(listener, _) => listener.accept().await.map(|(s, _)| Box::new(s) as _),
@@ -90,6 +94,11 @@ impl Listener {
             match accepted {
                 Ok(stream) => return stream,
                 Err(error) => {
+                    let errno = rustix::io::Errno::from_io_error(&error);
+                    if matches!(errno, Some(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE)) {
+                        reserve.release();
+                        short();
+                    }
                     tracing::warn!(%error, "cannot accept a connection");
                     sleep(PAUSE).await;
                 }

@@ -35,12 +35,13 @@ pub(crate) async fn run(
     mut stop: watch::Receiver<bool>,
 ) {
     let peers = Peers::new(limits::reserve_files(limits.connections), limits.clone());
+    let reserve = limits::Reserve::default();
     let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
             _ = stop.changed() => break,
             Some(_) = connections.join_next() => continue,
-            stream = listener.accept() => stream,
+            stream = listener.accept(&reserve, || peers.close_oldest()) => stream,
         };
         tokio::select! {
             _ = stop.changed() => break,

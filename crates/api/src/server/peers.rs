@@ -143,7 +143,8 @@ impl Peers {
         Some(Place { peer, peers: Arc::clone(self), id, _place: place })
     }
 
-    fn close_oldest(&self) {
+    /// Closes the connection that has kept the daemon waiting for the longest time.
+    pub(super) fn close_oldest(&self) {
         let open = self.open.lock();
         let oldest = open.1.values().filter_map(|peer| Some((peer.waits_since()?, peer)));
         if let Some((_, peer)) = oldest.min_by_key(|(since, _)| *since) {

@@ -55,6 +55,13 @@ pub(crate) struct ServeArgs {
     /// Directory for functions, code and snapshots [default: serve, in the cache directory]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
+    /// Directory for what guests write to their disks; in DRAM, that counts as the guests' memory
+    /// [default: scratch, in the data directory]
+    #[arg(long, value_name = "DIR")]
+    scratch: Option<PathBuf>,
+    /// Rebuild the database from the export beside it if it is lost or damaged, then serve
+    #[arg(long)]
+    recover: bool,
     /// Store snapshots in this pool: its medium, whose manager is started if it does not run, or
     /// its manager's socket
     #[arg(long, value_name = "PATH")]
@@ -175,6 +182,8 @@ pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
                     "no directory for functions: HOME and FIRN_CACHE are not set; pass one with --data",
                 )?.join("serve"),
             },
+            scratch: arguments.scratch,
+            recover: arguments.recover,
             program: std::env::current_exe().context("cannot find the path of this program")?,
             kvm: arguments.host.kvm,
             software_kvm: arguments.host.software_kvm,

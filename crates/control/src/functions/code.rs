@@ -23,6 +23,9 @@ pub const MAX_UNPACKED: u64 = 262_144_000;
 /// cost of a small zip file.
 const MAX_FILES: usize = 65_536;
 
+/// Names of zip files that are being stored begin with it.
+const PARTIAL: &str = ".firn-code-";
+
 /// The longest path in a zip file, bytes.
 const MAX_PATH: usize = 1024;
 
@@ -108,7 +111,8 @@ impl CodeStore {
         if path.exists() {
             return Ok(code);
         }
-        let mut file = tempfile::NamedTempFile::new_in(&self.folder).map_err(failed)?;
+        let mut partial = tempfile::Builder::new();
+        let mut file = partial.prefix(PARTIAL).tempfile_in(&self.folder).map_err(failed)?;
         io::Write::write_all(&mut file, zip).map_err(failed)?;
         file.as_file().sync_all().map_err(failed)?;
         file.persist(&path).map_err(|error| failed(error.error))?;
@@ -138,16 +142,25 @@ impl CodeStore {
         self.folder.join(format!("{}.zip", code.sha256))
     }
 
-    /// Removes all files for which `keep` is false.
+    /// Removes all stored code for which `keep` is false. Everything else in the folder stays.
     pub(crate) fn keep(&self, keep: impl Fn(&Path) -> bool) -> io::Result<()> {
         for entry in fs::read_dir(&self.folder)? {
-            let path = entry?.path();
-            if !keep(&path) {
+            let entry = entry?;
+            let path = entry.path();
+            if entry.file_name().to_str().is_some_and(is_code_file) && !keep(&path) {
                 fs::remove_file(path)?;
             }
         }
         Ok(())
     }
+}
+
+/// Whether a name has the form of a stored zip file, or of one that was not completed.
+pub(crate) fn is_code_file(name: &str) -> bool {
+    let digest = |name: &str| {
+        name.len() == 64 && name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+    };
+    name.starts_with(PARTIAL) || name.strip_suffix(".zip").is_some_and(digest)
 }
 
 /// Refuses a zip file with too many entries before anything is decoded: each takes memory of its

@@ -6,8 +6,8 @@ mod images;
 mod name;
 mod version;
 
-pub(crate) use code::CodeStore;
 pub use code::{CodeError, MAX_UNPACKED, MAX_ZIP};
+pub(crate) use code::{CodeStore, is_code_file};
 pub use configuration::{ConfigurationChange, ConfigurationError, Field, MAX_ENVIRONMENT};
 pub(crate) use configuration::{PLANNER_VARIABLE, new_latest};
 pub use images::ImageError;
@@ -15,4 +15,7 @@ pub(crate) use images::Images;
 pub(crate) use name::is_alias;
 pub use name::{NameError, Target};
 pub use version::{Alias, Code, LATEST, Runtime, Version, VersionState};
-pub(crate) use version::{FunctionRecord, SnapshotPlace, VersionSnapshot, new_revision, timestamp};
+pub(crate) use version::{
+    FunctionRecord, SnapshotPlace, VersionSnapshot, is_snapshot_name, new_revision, snapshot_name,
+    timestamp,
+};

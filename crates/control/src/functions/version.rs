@@ -9,6 +9,8 @@ use time::OffsetDateTime;
 use time::macros::format_description;
 use uuid::Uuid;
 
+use super::Target;
+
 /// The name of the unpublished version, the only one that can be changed.
 pub const LATEST: &str = "$LATEST";
 
@@ -116,6 +118,19 @@ pub(crate) struct VersionSnapshot {
     pub(crate) bytes: u64,
     /// The planner that thaws it, unless the function names another.
     pub(crate) planner: String,
+}
+
+/// The name of a version's snapshot.
+pub(crate) fn snapshot_name(version: &Version) -> String {
+    format!("{}-{}-{}", version.function, version.version, version.revision.simple())
+}
+
+/// Whether a name has the form of [`snapshot_name`].
+pub(crate) fn is_snapshot_name(name: &str) -> bool {
+    let mut parts = name.rsplitn(3, '-');
+    let revision = parts.next().is_some_and(|id| id.len() == 32 && Uuid::try_parse(id).is_ok());
+    let number = parts.next().is_some_and(|number| number.parse::<u64>().is_ok());
+    revision && number && parts.next().is_some_and(|name| Target::new(name, None).is_ok())
 }
 
 /// Where a version's snapshot is stored.

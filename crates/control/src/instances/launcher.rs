@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use firn_base::{PAGE_SIZE, now_ns};
+use firn_base::{ErrorChain, PAGE_SIZE, now_ns};
 use firn_pool::RemoveError;
 use firn_run::monitor::Monitor;
 use firn_run::{
@@ -19,10 +19,12 @@ use tokio::time::timeout;
 
 use super::microvm::{END_LIMIT, Microvm};
 use super::pool::SnapshotPool;
+use super::processes::Processes;
+use super::scratch::Scratch;
 use super::standby::{Prepare, Standbys, ThawKey};
 use crate::blocking::{TaskFailed, blocking};
 use crate::functions::{
-    ImageError, Images, PLANNER_VARIABLE, SnapshotPlace, Version, VersionSnapshot,
+    ImageError, Images, PLANNER_VARIABLE, SnapshotPlace, Version, VersionSnapshot, snapshot_name,
 };
 
 /// Memory of a guest besides the function's memory, for its kernel and the agent, MiB.
@@ -67,6 +69,8 @@ pub(crate) struct Launcher {
     /// The number of microVMs started so far.
     pub(crate) started: AtomicU64,
     pub(crate) standbys: Standbys,
+    pub(crate) processes: Arc<Processes>,
+    pub(crate) scratch: Scratch,
 }
 
 /// A thawed microVM.
@@ -310,8 +314,7 @@ impl Launcher {
 
     /// The place of a new snapshot.
     pub(crate) fn place(&self, version: &Version) -> SnapshotPlace {
-        let name =
-            format!("{}-{}-{}", version.function, version.version, version.revision.simple());
+        let name = snapshot_name(version);
         match self.pool {
             Some(_) => SnapshotPlace::Pool(name),
             None => SnapshotPlace::Directory(name),
@@ -362,7 +365,7 @@ impl Launcher {
     ) -> Result<Microvm, firn_run::StartError> {
         let number = self.started.fetch_add(1, Ordering::Relaxed);
         let instance = self.instances.claim(&format!("serve-{}-{number}", std::process::id()))?;
-        let sockets = Sockets::bind(&instance, &mut descriptors)?;
+        let sockets = Sockets::bind(&instance, self.scratch.path(), &mut descriptors)?;
         let host = HostSpec {
             software_kvm: self.software_kvm,
             serving: Serving::Owned(sockets),
@@ -372,7 +375,10 @@ impl Launcher {
             request_ns: Some(request_ns),
             ..StartSpec::new(origin, host, self.start_limit)
         };
-        let mut microvm = Microvm { monitor, instance };
+        let process = self.processes.register(monitor.pid());
+        let process =
+            process.map_err(|error| firn_run::StartError::Monitor(ErrorChain::of(&error)))?;
+        let mut microvm = Microvm { monitor, instance, process };
         microvm.monitor.start(spec, &descriptors)?;
         Ok(microvm)
     }

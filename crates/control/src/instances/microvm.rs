@@ -7,6 +7,8 @@ use firn_run::OwnedInstance;
 use firn_run::monitor::Monitor;
 use tokio::task::spawn_blocking;
 
+use super::processes::Registered;
+
 /// How long a microVM takes to end before it is killed.
 pub(super) const END_LIMIT: Duration = Duration::from_secs(5);
 
@@ -16,12 +18,18 @@ pub(crate) struct Microvm {
     // Dropped first, so that the name is free only after the process has ended.
     pub(super) monitor: Monitor,
     pub(super) instance: OwnedInstance,
+    pub(super) process: Registered,
 }
 
 impl Microvm {
     /// Its process, if it runs.
     pub(crate) fn process(&mut self) -> Option<u32> {
         self.is_alive().then(|| self.monitor.pid())
+    }
+
+    /// Records that it has started: from now on a daemon that stops waits for its request.
+    pub(crate) fn serves(&self) {
+        self.process.serves();
     }
 
     /// The socket for connections to the guest.
@@ -37,9 +45,9 @@ impl Microvm {
     /// Ends the microVM and waits for that.
     pub(crate) async fn end(self) {
         let end = move || {
-            let Self { monitor, instance } = self;
+            let Self { monitor, instance, process } = self;
             monitor.end(END_LIMIT);
-            drop(instance);
+            drop((instance, process));
         };
         // Ending does not panic, and the runtime does not cancel blocking tasks.
         let _ = spawn_blocking(end).await;

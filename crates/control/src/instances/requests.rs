@@ -262,6 +262,7 @@ async fn start(
         fleet.stand_by();
         match thawed {
             Ok((Thawed { mut microvm, report: thaw, standby }, agent)) => {
+                microvm.serves();
                 fleet.started(&reservation, microvm.process());
                 report.start = Some(StartKind::thawed);
                 (report.thaw, report.standby) = (Some(thaw), standby);
@@ -289,6 +290,7 @@ async fn start(
     report.load_ns = Some(nanoseconds(booted.elapsed()));
     match loaded {
         Ok(agent) => {
+            microvm.serves();
             fleet.started(&reservation, microvm.process());
             Ok(Vm { microvm, agent, reservation })
         }

@@ -124,7 +124,7 @@ impl Control {
     ) -> Result<(), FindError> {
         let (control, target, alias) = (Arc::clone(self), target.clone(), alias.to_owned());
         blocking(move || {
-            Ok(control.store.change(|change| change.remove_alias(target.name(), &alias))?)
+            Ok(control.store.delete(|change| change.remove_alias(target.name(), &alias))?)
         })
         .await
     }

@@ -252,7 +252,7 @@ impl Control {
     }
 
     fn delete_function(&self, target: &Target) -> Result<Vec<Version>, DeleteError> {
-        self.store.change(|change| {
+        self.store.delete(|change| {
             let function = function::<DeleteError>(change, target)?;
             let mut deleted = change.versions(target.name())?;
             deleted.iter().try_for_each(|version| self.schedule_purge(change, version))?;
@@ -265,7 +265,7 @@ impl Control {
     fn delete_version(&self, target: &Target, version: &str) -> Result<Vec<Version>, DeleteError> {
         let Ok(number) = version.parse() else { return Err(DeleteError::Alias) };
         let name = target.name();
-        self.store.change(|change| {
+        self.store.delete(|change| {
             let Some(found) = change.version(name, number)? else {
                 return Err(NotFound::Function(target.clone()).into());
             };

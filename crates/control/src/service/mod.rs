@@ -5,6 +5,7 @@ mod errors;
 mod events;
 mod functions;
 mod invocations;
+mod once;
 mod snapshots;
 mod versions;
 
@@ -24,12 +25,15 @@ pub use errors::{
 };
 pub use functions::{CodeChange, Found, Hold, NewFunction};
 pub use invocations::{InvocationRequest, Prepared};
+pub use once::Claim;
 pub use versions::PublishRequest;
 
 use events::Events;
 
 use crate::functions::{CodeStore, Images};
-use crate::instances::{BootFiles, DaemonStatus, Fleet, Launcher, Limits, SnapshotPool, Standbys};
+use crate::instances::{
+    BootFiles, DaemonStatus, Fleet, Launcher, Limits, Scratch, SnapshotPool, Standbys,
+};
 use crate::store::{Store, StoreError};
 use crate::telemetry::Telemetry;
 
@@ -38,6 +42,10 @@ use crate::telemetry::Telemetry;
 pub struct ControlOptions {
     /// The directory for the database, code and snapshots, created where needed.
     pub data: PathBuf,
+    /// The directory for what guests write to their disks. `None` for one in `data`.
+    pub scratch: Option<PathBuf>,
+    /// Whether to rebuild a lost or damaged database.
+    pub recover: bool,
     /// The `firn` program, which runs the microVMs.
     pub program: PathBuf,
     /// The KVM device.
@@ -126,6 +134,10 @@ impl Control {
         let failed = |source| OpenError::Data { path: options.data.clone(), source };
         // Monitors have another working directory.
         let data = std::path::absolute(&options.data).map_err(failed)?;
+        let store = Store::open(&data, options.recover)?;
+        let path = options.scratch.clone().unwrap_or_else(|| data.join("scratch"));
+        let scratch = Scratch::open(path.clone(), &options.boot_files.overlay)
+            .map_err(|source| OpenError::Data { path, source })?;
         let snapshots = data.join("snapshots");
         std::fs::create_dir_all(&snapshots).map_err(failed)?;
         let pool = match &options.pool {
@@ -149,7 +161,11 @@ impl Control {
             start_limit: options.start_limit,
             started: AtomicU64::new(0),
             standbys: Standbys::new(options.standby),
+            processes: Arc::default(),
+            scratch,
         };
+        // Removes what killed daemons and managers have left in the run folder.
+        let _ = launcher.instances.running();
         let limits = Limits {
             memory: options.memory,
             monitors: options.monitors,
@@ -159,7 +175,7 @@ impl Control {
             keep_alive: options.keep_alive,
         };
         Ok(Arc::new(Self {
-            store: Store::open(&data.join("state.redb"))?,
+            store,
             code: CodeStore::open(data.join("code")).map_err(failed)?,
             fleet: Fleet::new(launcher, limits),
             telemetry: telemetry.map(Arc::new),

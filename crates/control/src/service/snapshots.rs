@@ -9,7 +9,7 @@ use firn_base::error_chain;
 use super::errors::FindError;
 use super::{Control, OpenError};
 use crate::blocking::blocking;
-use crate::functions::{SnapshotPlace, Version, VersionSnapshot, VersionState};
+use crate::functions::{SnapshotPlace, Version, VersionSnapshot, VersionState, is_snapshot_name};
 use crate::instances::publish;
 use crate::store::{Change, StoreError};
 
@@ -55,6 +55,8 @@ impl Control {
                 tracing::info!(function = name, version = number, bytes, planner, "frozen");
                 (VersionState::Active, Some(snapshot))
             }
+            // The next daemon freezes it.
+            Err(_) if self.fleet.is_closed() => return,
             Err(error) => {
                 let error: &(dyn std::error::Error + 'static) = &error;
                 tracing::warn!(function = name, version = number, error, "not frozen");
@@ -123,7 +125,7 @@ impl Control {
     async fn purged(self: &Arc<Self>, name: String) {
         let control = Arc::clone(self);
         let recorded =
-            blocking(move || Ok::<_, FindError>(control.store.change(|c| c.purged(&name))?));
+            blocking(move || Ok::<_, FindError>(control.store.delete(|c| c.purged(&name))?));
         if let Err(error) = recorded.await {
             // The next start of the daemon tries to purge the snapshot again, which has no effect.
             let error: &(dyn std::error::Error + 'static) = &error;
@@ -132,11 +134,12 @@ impl Control {
     }
 }
 
-/// Removes the directories in `folder` that are not `used`.
+/// Removes the snapshots in `folder` that are not `used`. Everything else there stays.
 fn sweep(folder: &Path, used: &HashSet<String>) -> std::io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
-        if entry.file_name().to_str().is_none_or(|name| !used.contains(name)) {
+        let unused = |name: &str| is_snapshot_name(name) && !used.contains(name);
+        if entry.file_name().to_str().is_some_and(unused) && entry.file_type()?.is_dir() {
             std::fs::remove_dir_all(entry.path())?;
         }
     }

@@ -5,7 +5,7 @@ use uuid::Uuid;
 use super::*;
 use crate::functions::{Code, Runtime, VersionState};
 
-fn version(function: &str, version: &str) -> Version {
+pub(super) fn version(function: &str, version: &str) -> Version {
     Version {
         function: function.into(),
         version: version.into(),
@@ -25,7 +25,11 @@ fn version(function: &str, version: &str) -> Version {
     }
 }
 
-fn create(store: &Store, name: &str) {
+pub(super) fn open(data: &tempfile::TempDir) -> Store {
+    Store::open(data.path(), false).unwrap()
+}
+
+pub(super) fn create(store: &Store, name: &str) {
     let function =
         FunctionRecord { next_version: 3, concurrency: None, latest: version(name, LATEST) };
     let alias = Alias { version: "1".into(), description: String::new(), revision: Uuid::nil() };
@@ -42,9 +46,8 @@ fn create(store: &Store, name: &str) {
 #[test]
 fn entries_persist_across_reopening() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("state.redb");
-    create(&Store::open(&path).unwrap(), "f");
-    let store = Store::open(&path).unwrap();
+    create(&open(&folder), "f");
+    let store = open(&folder);
     assert_eq!(store.function("f").unwrap().unwrap().next_version, 3);
     assert_eq!(store.version("f", "2").unwrap().unwrap().version, "2");
     assert_eq!(store.version("f", LATEST).unwrap().unwrap().version, LATEST);
@@ -57,7 +60,7 @@ fn entries_persist_across_reopening() {
 #[test]
 fn removing_a_function_removes_only_its_own_entries() {
     let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(&folder.path().join("state.redb")).unwrap();
+    let store = open(&folder);
     for name in ["a", "ab", "b"] {
         create(&store, name);
     }
@@ -75,7 +78,7 @@ fn removing_a_function_removes_only_its_own_entries() {
 #[test]
 fn a_failed_transaction_has_no_effect() {
     let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(&folder.path().join("state.redb")).unwrap();
+    let store = open(&folder);
     create(&store, "f");
     let failed: Result<(), StoreError> = store.change(|change| {
         change.remove_function("f")?;
@@ -88,10 +91,9 @@ fn a_failed_transaction_has_no_effect() {
 #[test]
 fn only_one_daemon_opens_a_database() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("state.redb");
-    let held = Store::open(&path).unwrap();
-    let error = Store::open(&path).unwrap_err();
+    let held = open(&folder);
+    let error = Store::open(folder.path(), false).unwrap_err();
     assert!(matches!(error, StoreError::InUse { .. }), "{error:?}");
     drop(held);
-    Store::open(&path).unwrap();
+    open(&folder);
 }

@@ -3,6 +3,7 @@
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -126,6 +127,21 @@ impl ManagerDirectory {
         Ok(Some(self.path.join(format!("pool-{id}.sock"))))
     }
 
+    /// Removes the sockets of managers that were killed.
+    pub fn sweep(&self) {
+        let Some(_lock) = lock_folder(&self.path) else { return };
+        for entry in fs::read_dir(&self.path).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let own = name.to_str().and_then(|name| name.strip_prefix("pool-"));
+            let own = own.is_some_and(|name| name.ends_with(".sock"));
+            let path = entry.path();
+            if own && entry.file_type().is_ok_and(|kind| kind.is_socket()) && is_dead(&path) {
+                // Another process may sweep too.
+                let _ = fs::remove_file(path);
+            }
+        }
+    }
+
     /// Connects to the manager of `pool`, a medium or a manager's socket. Returns `None` if `pool`
     /// is a medium without a running manager. Starts no process.
     ///
@@ -154,6 +170,20 @@ impl ManagerDirectory {
         let medium = MappedMedium::open(pool, Access::Write)?;
         Ok(Pool::open(Arc::new(medium))?.reclaim(name)?)
     }
+}
+
+/// Locks a folder in which managers make and remove their sockets, until the result is dropped.
+/// `None` if it cannot be opened.
+pub(super) fn lock_folder(folder: &Path) -> Option<fs::File> {
+    let file = fs::File::open(folder).ok()?;
+    file.lock().ok()?;
+    Some(file)
+}
+
+/// Whether no process listens on a socket. The caller has locked its folder.
+fn is_dead(socket: &Path) -> bool {
+    let connected = UnixStream::connect(socket);
+    connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
 /// Connects to the manager that publishes `socket`; `None` if none answers.

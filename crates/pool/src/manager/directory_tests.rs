@@ -77,3 +77,21 @@ fn a_connected_socket_serves_a_client() {
     let error = Client::from_stream(one).describe().unwrap_err();
     assert!(matches!(error, ClientError::Closed(_)), "{error}");
 }
+
+#[test]
+fn sockets_of_killed_managers_are_swept() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = ManagerDirectory::new(folder.path().to_owned());
+    let dead = folder.path().join("pool-1-2.sock");
+    let foreign = folder.path().join("other.sock");
+    for path in [&dead, &foreign] {
+        drop(std::os::unix::net::UnixListener::bind(path).unwrap());
+    }
+    std::fs::write(folder.path().join("pool-notes.sock"), "no socket").unwrap();
+    let medium = medium(&folder.path().join("pool"));
+    let socket = directory.socket_of(&medium).unwrap().unwrap();
+    let _server = Server::start(&socket, open(&medium)).unwrap();
+    directory.sweep();
+    assert!(!dead.exists() && foreign.exists() && socket.exists());
+    assert!(directory.connect(&medium).unwrap().is_some());
+}

@@ -17,6 +17,7 @@ use rustix::net::{
 };
 
 use super::Response;
+use super::directory::lock_folder;
 use super::error::{Refusal, ServerError};
 use super::requests::{Grants, Manager};
 use super::wire::{MAX_REQUEST, WireError, receive, send};
@@ -90,6 +91,8 @@ impl Server {
     /// See [`ServerError`].
     pub fn start(path: &Path, pool: Pool) -> Result<Self, ServerError> {
         let socket_error = |source| ServerError::Socket { path: path.to_owned(), source };
+        // Until the socket listens: before, it looks like that of a killed manager.
+        let lock = path.parent().and_then(lock_folder);
         match fs::symlink_metadata(path) {
             Ok(found) if !found.file_type().is_socket() => {
                 return Err(ServerError::NotASocket(path.to_owned()));
@@ -101,6 +104,7 @@ impl Server {
             Err(_) => {}
         }
         let listener = listener(path).map_err(socket_error)?;
+        drop(lock);
         let shared = Arc::new(Shared {
             manager: Manager::new(pool).map_err(socket_error)?,
             clients: Mutex::default(),

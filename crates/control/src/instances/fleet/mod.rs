@@ -28,6 +28,9 @@ use crate::metrics::{Metrics, Outcome, StartKind};
 /// writes to its disk.
 const MONITOR_BYTES: u64 = 16 << 20;
 
+/// How long killed processes have to end, so that their sockets can be removed.
+const KILL_LIMIT: Duration = Duration::from_secs(2);
+
 /// The daemon's limits.
 #[derive(Debug, Clone)]
 pub(crate) struct Limits {
@@ -217,7 +220,7 @@ impl Fleet {
             if state.closed {
                 return Err(AcquireError::Closed);
             }
-            if !state.ledger.could_fit(&cost(&request.version)) {
+            if !state.ledger.could_fit(&self.cost(&request.version)) {
                 return Err(AcquireError::TooLarge);
             }
             if let Some(lease) = self.try_lease(&mut state, &request) {
@@ -310,7 +313,13 @@ impl Fleet {
         }
     }
 
-    /// Refuses new requests, ends all microVMs and waits for that, at most `limit`.
+    /// Whether the daemon is stopping.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.state.lock().closed
+    }
+
+    /// Refuses new requests, ends all microVMs and waits for that: starts are cut off, requests
+    /// that are served have time until `limit`.
     pub(crate) async fn close(self: &Arc<Self>, limit: Duration) {
         {
             let mut state = self.state.lock();
@@ -324,6 +333,14 @@ impl Fleet {
                 self.end(idle.vm);
             }
         }
+        self.launcher.processes.close();
+        self.all_ended(limit).await;
+        self.launcher.processes.kill();
+        self.all_ended(KILL_LIMIT).await;
+    }
+
+    /// Waits until no microVM is left, at most `limit`.
+    async fn all_ended(&self, limit: Duration) {
         let deadline = Instant::now() + limit;
         while self.state.lock().ledger.monitors() > 0 && Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -357,8 +374,22 @@ impl Fleet {
         None
     }
 
+    /// The largest memory use of a microVM of `version`.
+    fn cost(&self, version: &Version) -> Cost {
+        let shared = match &version.snapshot {
+            Some(snapshot) if matches!(snapshot.place, SnapshotPlace::Directory(_)) => {
+                snapshot.bytes
+            }
+            // The pool's manager accounts for the pool's memory.
+            _ => 0,
+        };
+        let guest = u64::from(guest_mib(version)) << 20;
+        let private = guest + MONITOR_BYTES + self.launcher.scratch.worst();
+        Cost { revision: version.revision, private, shared }
+    }
+
     fn reserve(self: &Arc<Self>, state: &mut State, version: &Version) -> Option<Reservation> {
-        let cost = cost(version);
+        let cost = self.cost(version);
         if !state.ledger.reserve(&cost) {
             self.make_room(state);
             return None;
@@ -421,17 +452,6 @@ impl Fleet {
         self.metrics.private_bytes.set(state.ledger.private_bytes());
         self.metrics.shared_bytes.set(state.ledger.shared_bytes());
     }
-}
-
-/// The largest memory use of a microVM of `version`.
-fn cost(version: &Version) -> Cost {
-    let shared = match &version.snapshot {
-        Some(snapshot) if matches!(snapshot.place, SnapshotPlace::Directory(_)) => snapshot.bytes,
-        // The pool's manager accounts for the pool's memory.
-        _ => 0,
-    };
-    let private = (u64::from(guest_mib(version)) << 20) + MONITOR_BYTES;
-    Cost { revision: version.revision, private, shared }
 }
 
 impl Drop for Reservation {

@@ -13,7 +13,7 @@ impl Fleet {
         // Reads a file of /proc for each microVM, so without holding the lock.
         let processes = self.state.lock().instances.processes();
         let measured: Vec<(InstanceId, Option<Usage>)> =
-            processes.into_iter().map(|(instance, process)| (instance, usage(process))).collect();
+            processes.into_iter().map(|(id, process)| (id, self.usage(process))).collect();
         let mut state = self.state.lock();
         for (instance, usage) in measured {
             let Some(usage) = usage else { continue };
@@ -34,6 +34,13 @@ impl Fleet {
         if !closed {
             self.stand_by();
         }
+    }
+
+    /// The memory use of a microVM's process, and of its guest's disk.
+    fn usage(&self, process: u32) -> Option<Usage> {
+        let Usage { private, shared } = usage(process)?;
+        let disk = self.launcher.scratch.bytes_of(process);
+        Some(Usage { private: private.saturating_add(disk), shared })
     }
 
     /// Ends microVMs that were idle for too long or whose process has ended.

@@ -1,0 +1,84 @@
+//! The folder for what guests write to their disks: each has a file there that has no name.
+
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, fallocate, fstatfs, openat};
+use rustix::io::Errno;
+
+/// File systems in DRAM, by `f_type` (statfs(2)): tmpfs, ramfs, hugetlbfs.
+const IN_MEMORY: [i64; 3] = [0x0102_1994, 0x8584_58f6, 0x9584_58f6];
+
+/// The name of a guest's disk that no folder can hold, in `/proc/PID/fd`.
+const MEMORY_FILE: &str = "/memfd:firn-overlay";
+
+/// The folder.
+#[derive(Debug)]
+pub(crate) struct Scratch {
+    path: PathBuf,
+    /// Whether guests' disks take DRAM: the folder is in DRAM, or its file system cannot hold files
+    /// without names.
+    in_memory: bool,
+    /// The file system's device number.
+    device: u64,
+    /// The largest size of a guest's disk, bytes.
+    disk: u64,
+}
+
+impl Scratch {
+    /// Makes the folder where needed. A guest's disk is as large as the file `disk`.
+    pub(crate) fn open(path: PathBuf, disk: &Path) -> io::Result<Self> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
+        let device = fs::metadata(&path)?.dev();
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let opened = openat(CWD, &path, flags, Mode::RUSR | Mode::WUSR).and_then(|file| {
+            let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            fallocate(&file, punch, 0, 4096)?;
+            Ok(File::from(file))
+        });
+        let in_memory = match opened {
+            // As a monitor decides (`firn_vmm`).
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => true,
+            opened => IN_MEMORY.contains(&fstatfs(opened?)?.f_type),
+        };
+        // A boot reports a file that is missing.
+        let disk = fs::metadata(disk).map_or(0, |metadata| metadata.len());
+        Ok(Self { path, in_memory, device, disk })
+    }
+
+    /// The folder.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// DRAM that a guest's disk can take, bytes.
+    pub(crate) fn worst(&self) -> u64 {
+        if self.in_memory { self.disk } else { 0 }
+    }
+
+    /// DRAM that the disk of the guest in a process takes, bytes.
+    pub(crate) fn bytes_of(&self, process: u32) -> u64 {
+        if !self.in_memory {
+            return 0;
+        }
+        // None of it can be read if the process has ended.
+        let descriptors = fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten();
+        let disk = |path: PathBuf| {
+            let found =
+                fs::metadata(&path).ok().filter(|found| found.is_file() && found.nlink() == 0)?;
+            let own = found.dev() == self.device
+                || fs::read_link(path).ok()?.to_str()?.starts_with(MEMORY_FILE);
+            // stat(2) counts in units of 512 bytes.
+            own.then_some((found.ino(), found.blocks().saturating_mul(512)))
+        };
+        let disks: std::collections::BTreeMap<u64, u64> =
+            descriptors.flatten().filter_map(|descriptor| disk(descriptor.path())).collect();
+        disks.into_values().sum()
+    }
+}
+
+#[cfg(test)]
+#[path = "scratch_tests.rs"]
+mod tests;

@@ -1,0 +1,36 @@
+use std::io::Write;
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+fn open(folder: &Path) -> Scratch {
+    let disk = tempfile::NamedTempFile::new().unwrap();
+    disk.as_file().set_len(512 * MIB).unwrap();
+    Scratch::open(folder.join("scratch"), disk.path()).unwrap()
+}
+
+#[test]
+fn disks_in_memory_are_booked() {
+    // Every Linux has a tmpfs there.
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let scratch = open(folder.path());
+    assert_eq!(scratch.worst(), 512 * MIB);
+    let process = std::process::id();
+    let before = scratch.bytes_of(process);
+    let mut disk = tempfile::tempfile_in(scratch.path()).unwrap();
+    disk.write_all(&vec![1; 8 << 20]).unwrap();
+    disk.set_len(64 * MIB).unwrap();
+    let _again = disk.try_clone().unwrap();
+    let grown = scratch.bytes_of(process) - before;
+    assert!((8 * MIB..9 * MIB).contains(&grown), "{grown}");
+    assert_eq!(scratch.bytes_of(u32::MAX), 0);
+}
+
+#[test]
+fn disks_on_a_disk_are_not() {
+    let folder = tempfile::tempdir().unwrap();
+    if firn_required::is_on_disk(File::open(folder.path()).unwrap()) {
+        assert_eq!(open(folder.path()).worst(), 0);
+    }
+}
