@@ -21,10 +21,11 @@ pub(crate) struct SnapshotArgs {
     /// its manager's socket
     #[arg(long, value_name = "PATH")]
     pool: Option<PathBuf>,
-    /// When the bytes of a snapshot in a pool are checked: at each thaw, once for each opening of
-    /// the pool's medium, or never
-    #[arg(long, default_value = "once", requires = "pool")]
-    verify: VerifyArg,
+    /// When the bytes of a snapshot are checked: at each thaw, once for each opening of a pool's
+    /// medium, or never [default: once; without --pool never, and `always` reads all that the
+    /// planner maps unchecked]
+    #[arg(long)]
+    verify: Option<VerifyArg>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -50,14 +51,25 @@ impl SnapshotArgs {
         if self.pool.is_some() { "firn" } else { "firecracker" }
     }
 
+    fn when(&self) -> VerifyArg {
+        self.verify.unwrap_or(VerifyArg::Once)
+    }
+
     /// The snapshot for a start.
     pub(crate) fn source(&self, descriptors: &mut Descriptors) -> anyhow::Result<SourceSpec> {
         let Some(pool) = &self.pool else {
-            return Ok(SourceSpec::directory(&self.snapshot, descriptors)?);
+            let source = SourceSpec::directory(&self.snapshot, descriptors)?;
+            return match self.verify {
+                Some(VerifyArg::Always) => Ok(source.verified()),
+                Some(VerifyArg::Never) | None => Ok(source),
+                Some(VerifyArg::Once) => {
+                    anyhow::bail!("--verify once needs --pool: pass --verify always")
+                }
+            };
         };
         let pool = pool_at::open(pool)?;
         let name = name(&self.snapshot)?;
-        Ok(SourceSpec::pool(pool.socket(), name, self.verify.into(), descriptors)?)
+        Ok(SourceSpec::pool(pool.socket(), name, self.when().into(), descriptors)?)
     }
 
     /// Opens the snapshot to look at it; of a pool, its sealed extent.
@@ -66,7 +78,7 @@ impl SnapshotArgs {
             return Ok(Source::open_directory(&self.snapshot)?);
         };
         let pool = pool_at::open(pool)?;
-        Ok(Source::open_sealed(pool.socket(), name(&self.snapshot)?, self.verify.into())?)
+        Ok(Source::open_sealed(pool.socket(), name(&self.snapshot)?, self.when().into())?)
     }
 }
 

@@ -319,3 +319,44 @@ fn a_loading_set_that_does_not_match_is_refused() {
     player.refused(&["verify", "s"], &["loading-set.img: 1 damaged pages"]);
     player.good(&["thaw", "--planner", "firecracker", "s"]);
 }
+
+#[test]
+fn a_verified_thaw_finds_damage_in_what_its_planner_maps_from_files() {
+    let Some(player) = Player::new() else { return };
+    player.set_groups();
+    player.good(&["profile", "pack", "--planner", "faasnap", "s"]);
+    let thaw = |planner| ["thaw", "--planner", planner, "--verify", "always", "s"];
+    player.good(&thaw("faasnap"));
+    player.good(&thaw("firecracker"));
+    let plan = Command::new(env!("CARGO_BIN_EXE_firn"))
+        .args(["plan", "--planner", "faasnap", "s"])
+        .current_dir(player.folder.path())
+        .output()
+        .unwrap();
+    assert!(String::from_utf8(plan.stdout).unwrap().contains("unchecked"));
+    let file = player.file("loading-set.img");
+    let whole = fs::read(&file).unwrap();
+    // A header of one page, a table of one page, 400 pages.
+    assert_eq!(whole.len(), 402 * 4096);
+    for seed in 0..60 {
+        let mut damaged = whole.clone();
+        damaged[8192 + (seed * 27_191) % (400 * 4096)] ^= 1 << (seed % 8);
+        fs::write(&file, &damaged).unwrap();
+        player.refused(&thaw("faasnap"), &["loading-set.img is damaged", "digest"]);
+        if seed < 3 {
+            player.refused(&["verify", "s"], &["loading-set.img: 1 damaged pages"]);
+        }
+    }
+    fs::write(&file, whole).unwrap();
+    player.good(&thaw("faasnap"));
+    // The image, at a page that the loading set does not have.
+    let image = player.file("memory.img");
+    let mut damaged = fs::read(&image).unwrap();
+    let page = (600..).find(|page| damaged[page * 4096..][..4096].iter().any(|&b| b != 0)).unwrap();
+    damaged[page * 4096] ^= 1;
+    fs::write(&image, damaged).unwrap();
+    for planner in ["faasnap", "firecracker"] {
+        player.refused(&thaw(planner), &["s is damaged", "digest"]);
+    }
+    player.refused(&["thaw", "--verify", "once", "s"], &["--verify always"]);
+}

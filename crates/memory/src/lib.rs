@@ -55,6 +55,7 @@ mod slot;
 mod testing;
 pub mod trace;
 pub mod uffd;
+mod verify;
 
 pub use executor::{
     AfterResume, ExecuteError, ExecuteReport, Executed, ImageSource, Sources, StepError,
@@ -71,3 +72,4 @@ pub use plan::{
 };
 pub use process::{ProcessCounters, ProcessCountersError, map_program, prefer_as_victim};
 pub use slot::Slot;
+pub use verify::{VerifyPlanError, verify_plan};

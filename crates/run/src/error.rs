@@ -163,7 +163,7 @@ stages! {
     Plan: firn_memory::planners::PlanSnapshotError;
     Load: firn_memory::loader::LoadError;
     Incompatible: firn_vmm::IncompatibleError;
-    Execute: firn_memory::ExecuteError;
+    Execute: firn_memory::ExecuteError, firn_memory::VerifyPlanError;
     Schedule: firn_memory::StepError;
     Host: firn_vmm::DiskError, firn_vmm::BindVsockError, firn_vmm::OpenFileError;
     Boot: firn_vmm::BootError, firn_vmm::OpenKvmError;

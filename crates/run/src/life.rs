@@ -11,7 +11,9 @@ use firn_memory::copy_ahead::{WriteReport, observe};
 use firn_memory::loader::Loader;
 use firn_memory::pager::Pager;
 use firn_memory::planners::{self, Planner};
-use firn_memory::{AfterResume, GuestMemory, Plan, ProcessCounters, Sources, execute_in};
+use firn_memory::{
+    AfterResume, GuestMemory, Plan, ProcessCounters, Sources, execute_in, verify_plan,
+};
 use firn_snapshot::{Grant, Snapshot};
 use firn_vmm::{
     FrozenMachine, HostConfig, KvmCounters, Microvm, OpenFile, OpenKvm, Shape, Standby,
@@ -160,9 +162,16 @@ impl Source {
         plan_ns: u64,
         clock: &Clock,
     ) -> Result<Planned<'_>, StartError> {
-        let loader =
-            Loader::start(&plan, &Sources::of(self.snapshot(), self.grant())?, clock.since())?;
+        let sources = Sources::of(self.snapshot(), self.grant())?;
+        let begin = Instant::now();
+        if self.verify {
+            verify_plan(&plan, self.snapshot(), &sources)?;
+        }
+        let verified = self.verify.then(|| nanoseconds(begin.elapsed()));
+        let loader = Loader::start(&plan, &sources, clock.since())?;
         let mut report = self.report(clock);
+        report.check_ns = report.check_ns.or(verified);
+        report.times.load_ns += verified.unwrap_or_default();
         report.planner.clone_from(&plan.planner);
         report.times.plan_ns = plan_ns;
         Ok(Planned { source: self, plan, loader, report, since: clock.since() })

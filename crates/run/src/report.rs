@@ -54,8 +54,8 @@ pub struct StartReport {
     pub standby: Option<StandbyUse>,
     /// Times.
     pub times: StartTimes,
-    /// Verification of the bytes of a snapshot in a pool, where this start had to do it, ns; part
-    /// of `load_ns`.
+    /// Verification of the bytes of a snapshot, where this start had to do it, ns; part of
+    /// `load_ns`.
     #[serde(default)]
     pub check_ns: Option<u64>,
     /// What it took to have a replica, where the planner runs on one; part of `load_ns`.

@@ -29,6 +29,8 @@ pub struct Source {
     grant: Option<Grant>,
     /// What it took to open, the verification of a pool's bytes included.
     pub(crate) opening: Duration,
+    /// Whether what a plan maps unchecked from files is verified first.
+    pub(crate) verify: bool,
 }
 
 impl Source {
@@ -45,9 +47,10 @@ impl Source {
     ) -> Result<Self, StartError> {
         let begin = Instant::now();
         let source = match spec {
-            SourceSpec::Directory { directory, path } => {
+            SourceSpec::Directory { directory, path, verify } => {
                 let directory = descriptors.take(*directory)?;
-                Self::new(Snapshot::open_at(&directory, path)?, None)
+                let source = Self::new(Snapshot::open_at(&directory, path)?, None);
+                Self { verify: *verify, ..source }
             }
             SourceSpec::Pool { manager, name, verify } => {
                 let stream = UnixStream::from(descriptors.take_manager(*manager)?);
@@ -83,7 +86,7 @@ impl Source {
     /// A snapshot that is open already, and what its pool granted.
     #[must_use]
     pub fn new(snapshot: Snapshot, grant: Option<Grant>) -> Self {
-        Self { snapshot, grant, opening: Duration::ZERO }
+        Self { snapshot, grant, opening: Duration::ZERO, verify: false }
     }
 
     /// The snapshot.

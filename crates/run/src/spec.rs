@@ -18,7 +18,7 @@ use crate::instance::Instance;
 
 /// Version of [`StartSpec`] and of everything else that crosses between a monitor and the process
 /// that starts it.
-pub const SPEC_VERSION: u32 = 1;
+pub const SPEC_VERSION: u32 = 2;
 
 /// A request to start one microVM.
 ///
@@ -175,6 +175,8 @@ pub enum SourceSpec {
         directory: Slot,
         /// Its path, for messages.
         path: PathBuf,
+        /// Whether what a plan maps unchecked is verified first.
+        verify: bool,
     },
     /// In a pool.
     Pool {
@@ -194,7 +196,18 @@ impl SourceSpec {
     /// [`StartError::Open`]: the directory cannot be opened.
     pub fn directory(path: &Path, descriptors: &mut Descriptors) -> Result<Self, StartError> {
         let directory = descriptors.add(firn_snapshot::open_directory(path)?);
-        Ok(Self::Directory { directory, path: path.to_owned() })
+        Ok(Self::Directory { directory, path: path.to_owned(), verify: false })
+    }
+
+    /// The same, with what a plan maps unchecked from its files verified before the guest runs.
+    #[must_use]
+    pub fn verified(self) -> Self {
+        match self {
+            Self::Directory { directory, path, .. } => {
+                Self::Directory { directory, path, verify: true }
+            }
+            pool @ Self::Pool { .. } => pool,
+        }
     }
 
     /// A snapshot in the pool whose manager listens on `socket`.

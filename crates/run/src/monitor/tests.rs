@@ -9,8 +9,11 @@ use crate::spec::{HostSpec, InvokeSpec, Origin, ReplaySpec, SourceSpec, ThawSpec
 
 /// A spec of a snapshot whose directory is in the first slot.
 fn spec(event: String, descriptors: &mut Descriptors, directory: File) -> StartSpec {
-    let source =
-        SourceSpec::Directory { directory: descriptors.add(directory), path: "snapshot".into() };
+    let source = SourceSpec::Directory {
+        directory: descriptors.add(directory),
+        path: "snapshot".into(),
+        verify: false,
+    };
     let thaw = ThawSpec {
         source,
         planner: "firecracker:readahead=off".to_owned(),
