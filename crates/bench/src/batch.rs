@@ -151,6 +151,8 @@ pub(crate) struct Player<'a> {
     pub(crate) faults: bool,
     /// The input that it replays; its first one by default.
     pub(crate) input: Option<&'a str>,
+    /// Whether it serves a second invocation.
+    pub(crate) warm: bool,
 }
 
 impl Player<'_> {
@@ -181,6 +183,7 @@ impl Player<'_> {
                 input: self.input.map(ToOwned::to_owned),
                 hold: true,
                 fault_time: self.faults,
+                warm: self.warm,
             },
         };
         let spec = StartSpec::new(Origin::Thaw(thaw), HostSpec::default(), TIME_LIMIT);

@@ -18,6 +18,7 @@ fn player<'a>(
         preloaded,
         faults: false,
         input: None,
+        warm: false,
     }
 }
 

@@ -1,5 +1,6 @@
 //! Where the snapshots of a measurement are made: a temporary directory.
 
+use std::ffi::CStr;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -50,26 +51,31 @@ pub(crate) fn is_dax(directory: &Path) -> bool {
     file.is_ok_and(|file| file.dax)
 }
 
-/// A directory on a tmpfs of huge pages. It is visible to this thread and to the processes that it
-/// starts, and is unmounted on drop.
+/// A directory with a file system of its own. It is visible to this thread, to threads that it
+/// starts from then on, and to the processes that they start, and is unmounted on drop.
 #[derive(Debug)]
-pub(crate) struct HugeTmpfs(TempDir);
+pub(crate) struct PrivateMount(TempDir);
 
-impl HugeTmpfs {
-    pub(crate) fn mount() -> Result<Self, MediumError> {
-        let directory = directory(None)?;
-        let mounted = || {
-            // SAFETY: this thread leaves the process's mount namespace. It only loses sight of
-            // later mounts of others.
-            unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
-            mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
-            let data = c"huge=always,size=100%";
-            mount("firn-bench", directory.path(), "tmpfs", MountFlags::NOSUID, data)
-        };
-        match mounted() {
-            Ok(()) => Ok(Self(directory)),
-            Err(errno) => Err(MediumError::HugeTmpfs(io::Error::from(errno))),
-        }
+impl PrivateMount {
+    /// A tmpfs of huge pages.
+    pub(crate) fn huge_tmpfs() -> Result<Self, MediumError> {
+        Self::tmpfs(c"huge=always,size=100%").map_err(MediumError::HugeTmpfs)
+    }
+
+    /// A tmpfs with these options.
+    pub(crate) fn tmpfs(options: &CStr) -> io::Result<Self> {
+        Self::mount("firn-bench".as_ref(), "tmpfs", options)
+    }
+
+    /// A file system of a device.
+    pub(crate) fn mount(source: &Path, kind: &str, options: &CStr) -> io::Result<Self> {
+        let directory = directory(None).map_err(io::Error::other)?;
+        // SAFETY: this thread leaves the process's mount namespace. It only loses sight of later
+        // mounts of others.
+        unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
+        mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+        mount(source, directory.path(), kind, MountFlags::NOSUID, options)?;
+        Ok(Self(directory))
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -77,7 +83,7 @@ impl HugeTmpfs {
     }
 }
 
-impl Drop for HugeTmpfs {
+impl Drop for PrivateMount {
     fn drop(&mut self) {
         // The directory itself is removed after this.
         let _ = unmount(self.0.path(), UnmountFlags::DETACH);

@@ -366,6 +366,7 @@ fn a_page_that_changed_on_its_medium_fails_the_measurement() {
         concurrency: 2,
         caches: vec![Cache::Cached],
         faults: false,
+        warm: false,
         standby: false,
         open_loop: 0,
         mix: None,

@@ -107,6 +107,13 @@ pub struct Replay {
     pub touches: u64,
     /// Pages that were touched.
     pub pages: u64,
+    /// Repeated accesses beside the touches.
+    #[serde(default)]
+    pub repeated: u64,
+    /// Loads from pages that the trace never writes; counted with repeated accesses or a modelled
+    /// medium.
+    #[serde(default)]
+    pub read_only_loads: u64,
 }
 
 /// Times of a start, ns, in the order in which they pass.
@@ -155,7 +162,14 @@ pub struct StartTimes {
     /// guest measured it: the time in page faults.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault_ns: Option<u64>,
-    /// Request (or program start) to the last of the above.
+    /// The part of `replay_ns` before the first touch that serves the request, where the trace's
+    /// player knows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connect_ns: Option<u64>,
+    /// A player: its second invocation in the same microVM; part of no other time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warm_ns: Option<u64>,
+    /// Request (or program start) to the last of the above, the second invocation excluded.
     pub total_ns: u64,
     /// A player: its second pass over all memory; part of no other time.
     #[serde(default, skip_serializing_if = "Option::is_none")]

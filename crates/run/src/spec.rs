@@ -163,6 +163,9 @@ pub struct ReplaySpec {
     pub hold: bool,
     /// Whether the guest measures the time in page faults, which takes some time itself.
     pub fault_time: bool,
+    /// Whether the player serves a second, identical invocation after the first.
+    #[serde(default)]
+    pub warm: bool,
 }
 
 /// Where a snapshot is.

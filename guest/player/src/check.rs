@@ -36,16 +36,26 @@ fn is_free(header: &Header, index: u64) -> bool {
     header.free_map != 0 && bit(header.free_map, index)
 }
 
-/// Same as [`is_free`], for a guest page number.
-pub(crate) fn is_free_page(header: &Header, page: u64) -> bool {
+/// The index of a guest page in the trace's memory.
+fn index_of(header: &Header, page: u64) -> Option<u64> {
     let mut before = 0;
     for region in header.regions {
         if (region.page..region.page + region.pages).contains(&page) {
-            return is_free(header, before + page - region.page);
+            return Some(before + page - region.page);
         }
         before += region.pages;
     }
-    false
+    None
+}
+
+/// Same as [`is_free`], for a guest page number.
+pub(crate) fn is_free_page(header: &Header, page: u64) -> bool {
+    index_of(header, page).is_some_and(|index| is_free(header, index))
+}
+
+/// Whether the touches of an input write a guest page.
+pub(crate) fn is_written_page(header: &Header, input: &Input, page: u64) -> bool {
+    index_of(header, page).is_some_and(|index| bit(input.written_map, index))
 }
 
 /// Fills every page with its content.

@@ -204,6 +204,9 @@ pub struct Input {
     pub written_map: u64,
     /// Number of pages touched.
     pub pages: u64,
+    /// Index of the first touch that serves the request; the touches before it connect the guest.
+    /// 0: unknown.
+    pub connected: u64,
 }
 
 macro_rules! header {
@@ -222,7 +225,7 @@ macro_rules! header {
         }
 
         /// Words of a header.
-        pub const HEADER_WORDS: usize = [$(stringify!($field)),*].len() + 2 * REGIONS + 5 * INPUTS;
+        pub const HEADER_WORDS: usize = [$(stringify!($field)),*].len() + 2 * REGIONS + 6 * INPUTS;
 
         impl Header {
             /// Encodes the value.
@@ -232,7 +235,14 @@ macro_rules! header {
                 let fields = [$(self.$field),*].into_iter();
                 let regions = self.regions.iter().flat_map(|region| [region.page, region.pages]);
                 let inputs = self.inputs.iter().flat_map(|input| {
-                    [input.touches, input.touch_count, input.gaps, input.written_map, input.pages]
+                    [
+                        input.touches,
+                        input.touch_count,
+                        input.gaps,
+                        input.written_map,
+                        input.pages,
+                        input.connected,
+                    ]
                 });
                 let all = fields.chain(regions).chain(inputs);
                 words.iter_mut().zip(all).for_each(|(word, value)| *word = value);
@@ -255,6 +265,7 @@ macro_rules! header {
                         gaps: next(),
                         written_map: next(),
                         pages: next(),
+                        connected: next(),
                     }),
                 }
             }
@@ -278,6 +289,15 @@ header! {
     reports,
     /// Frequency of the time-stamp counter in kHz, for reports in ns on the serial port.
     tsc_khz,
+    /// Iterations of the gap loop between repeated accesses; 0: none. Only gaps contain repeated
+    /// accesses.
+    again_every,
+    /// Iterations of the gap loop for each load from a page that is on the modelled medium; 0: no
+    /// model.
+    medium_load,
+    /// Iterations of the gap loop for the copy of a page from the modelled medium, at its first
+    /// write.
+    medium_copy,
 }
 
 /// The boot code for other monitors: `boot.S`, a flat image. Offsets are relative to it.
@@ -299,7 +319,8 @@ pub mod boot {
 
 /// Registers at [`REPORT`], 8 bytes each, write-only.
 pub mod register {
-    /// The timed loop has ended; the value is the number of wrong pages in it.
+    /// The timed loop has ended; the value is the number of wrong pages in it. After a second
+    /// invocation it is reported again, with the wrong pages of both.
     pub const DONE: u64 = 0;
     /// The value is a guest page that was wrong in the timed loop.
     pub const WRONG_IN_LOOP: u64 = 8;
@@ -318,6 +339,23 @@ pub mod register {
     /// The total time of the touches minus their number times the fastest one, in ticks of the
     /// time-stamp counter, if requested.
     pub const WAITED: u64 = 56;
+    /// The value is the time from the start to the first touch that serves the request, in ticks of
+    /// the time-stamp counter; 0 if that touch is unknown.
+    pub const CONNECTED: u64 = 64;
+    /// The second invocation has ended; the value is its time in ticks of the time-stamp counter.
+    pub const WARM: u64 = 72;
+    /// The value is the number of repeated accesses of the first invocation.
+    pub const REPEATED: u64 = 80;
+    /// The value is the number of loads of the first invocation from pages that it never writes.
+    pub const READ_ONLY_LOADS: u64 = 88;
+}
+
+/// Bits of the guest's fourth argument.
+pub mod mode {
+    /// The guest measures the time of its touches.
+    pub const TIMED: u64 = 1;
+    /// The guest serves a second, identical invocation after the first.
+    pub const TWICE: u64 = 2;
 }
 
 #[cfg(test)]

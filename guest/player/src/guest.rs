@@ -4,20 +4,21 @@ use core::arch::asm;
 
 use crate::check::{check, fill, own_digest};
 use crate::console;
-use crate::format::{Header, Input, OWN, REPORT, REPORTED_PAGES, register};
-use crate::replay::{Wrong, replay, replay_timed};
+use crate::format::{Header, Input, OWN, REPORT, REPORTED_PAGES, mode, register};
+use crate::replay::{Work, Wrong, replay, replay_timed, replay_worked};
 use crate::time::time;
 
 /// Runs the guest to its end.
 ///
 /// `digest` is the digest of the first `len` bytes of the player's own region. `input` is the
-/// number of the input to replay; with reports to a serial port it is always the first. `timed` is
-/// 1 to measure the time of each touch.
+/// number of the input to replay; with reports to a serial port it is always the first. `modes` are
+/// bits of [`mode`]. A guest that measures the time of each touch makes no repeated accesses, and
+/// has no modelled medium.
 ///
 /// # Safety
 /// Memory has the layout that [`format`](mod@crate::format) describes, and only this function uses
 /// it.
-pub unsafe fn run(digest: u64, len: u64, input: u64, timed: u64) -> ! {
+pub unsafe fn run(digest: u64, len: u64, input: u64, modes: u64) -> ! {
     let header = Header::from_words(|index| {
         let place = (OWN as *const u64).wrapping_add(index);
         // SAFETY: the caller guarantees the layout of memory.
@@ -30,7 +31,7 @@ pub unsafe fn run(digest: u64, len: u64, input: u64, timed: u64) -> ! {
         end()
     };
     match header.reports {
-        0 => report_to_registers(&header, input, timed == 1, own_is_right),
+        0 => report_to_registers(&header, input, modes, own_is_right),
         _ => report_to_console(&header, input, own_is_right),
     }
 }
@@ -44,22 +45,44 @@ pub fn end() -> ! {
 fn report_to_registers(
     header: &Header,
     input: &Input,
-    timed: bool,
+    modes: u64,
     own_is_right: impl Fn() -> bool,
 ) -> ! {
-    let mut wrong = Wrong::none();
-    let waited = if timed {
-        replay_timed(header, input, &mut wrong)
-    } else {
-        replay(header, input, &mut wrong);
-        0
+    let (mut wrong, mut work) = (Wrong::none(), Work::new(header));
+    let works = header.again_every | header.medium_load | header.medium_copy != 0;
+    let mut waited = 0;
+    let mut part = |touches| {
+        if modes & mode::TIMED != 0 {
+            waited += replay_timed(header, input, touches, &mut wrong);
+        } else if works {
+            replay_worked::<false>(header, input, touches, &mut wrong, &mut work);
+        } else {
+            replay(header, input, touches, &mut wrong);
+        }
     };
+    let begin = time();
+    let mut connected = 0;
+    if input.connected != 0 {
+        part(0..input.connected);
+        connected = time().wrapping_sub(begin);
+    }
+    part(input.connected..input.touch_count);
     // The monitor stops its clock here.
     report(register::DONE, wrong.count);
     wrong.pages().for_each(|page| report(register::WRONG_IN_LOOP, page));
     report(register::WAITED, waited);
     report(register::TOUCHES, input.touch_count);
     report(register::PAGES, input.pages);
+    report(register::CONNECTED, connected);
+    report(register::REPEATED, work.repeated);
+    report(register::READ_ONLY_LOADS, work.read_only_loads);
+    if modes & mode::TWICE != 0 {
+        let begin = time();
+        replay_worked::<true>(header, input, 0..input.touch_count, &mut wrong, &mut work);
+        report(register::WARM, time().wrapping_sub(begin));
+        report(register::DONE, wrong.count);
+        wrong.pages().for_each(|page| report(register::WRONG_IN_LOOP, page));
+    }
     let mut reported = 0;
     let count = check(header, input, |page| {
         if reported < REPORTED_PAGES {
@@ -85,7 +108,7 @@ fn report_to_console(header: &Header, input: &Input, own_is_right: impl Fn() -> 
     console::wait();
     let mut wrong = Wrong::none();
     let begin = time();
-    replay(header, input, &mut wrong);
+    replay(header, input, 0..input.touch_count, &mut wrong);
     let ticks = time().wrapping_sub(begin);
     console::line(b"DONE", &[input.pages, nanoseconds(ticks, header.tsc_khz)]);
     wrong.pages().for_each(|page| console::line(b"BAD", &[page]));

@@ -10,9 +10,9 @@ use core::panic::PanicInfo;
 /// See [`firn_player::run`]. Only a monitor jumps here.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = ".start")]
-unsafe extern "C" fn _start(digest: u64, len: u64, input: u64, timed: u64) -> ! {
+unsafe extern "C" fn _start(digest: u64, len: u64, input: u64, modes: u64) -> ! {
     // SAFETY: the monitor guarantees what `run` requires.
-    unsafe { firn_player::run(digest, len, input, timed) }
+    unsafe { firn_player::run(digest, len, input, modes) }
 }
 
 #[panic_handler]

@@ -182,6 +182,7 @@ impl FloorComparison {
                 preloaded: false,
                 faults: false,
                 input: None,
+                warm: false,
             }],
             1,
             Vec::new(),

@@ -13,7 +13,7 @@ use super::FloorAccess;
 use super::compare::{CompareError, FloorComparison, FloorResults};
 use crate::harness::Harness;
 use crate::host::{Host, HostError};
-use crate::medium::{self, HugeTmpfs, MediumError};
+use crate::medium::{self, MediumError, PrivateMount};
 use crate::player::{
     FreezePlayerError, GapFactor, Leaves, PlayerInputs, PlayerInputsError, PlayerOptions, freeze,
 };
@@ -88,7 +88,7 @@ pub enum RunFloorError {
 /// The directory of the snapshot, which is removed on drop.
 enum Place {
     Directory(TempDir),
-    Huge(HugeTmpfs),
+    Huge(PrivateMount),
 }
 
 impl Place {
@@ -121,7 +121,9 @@ impl FloorConfig {
                 let directory = medium::directory(self.directory.as_deref())?;
                 (Place::Directory(directory), Leaves::All4K, Leaf::Size4K)
             }
-            FloorLeaves::Large => (Place::Huge(HugeTmpfs::mount()?), Leaves::All2M, Leaf::Size2M),
+            FloorLeaves::Large => {
+                (Place::Huge(PrivateMount::huge_tmpfs()?), Leaves::All2M, Leaf::Size2M)
+            }
         };
         let host = Host::of(place.path())?;
         let snapshot = place.path().join("player");

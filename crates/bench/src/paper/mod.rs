@@ -6,6 +6,7 @@
 
 mod experiments;
 mod outcome;
+pub mod systor;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -170,6 +171,7 @@ impl Runner<'_> {
             dense: true,
             unsanitised,
             same_input: self.experiment.same_input,
+            ..PlayersConfig::default()
         };
         let mut pool = players.connect(progress)?;
         let snapshots = match self.experiment.shape {
@@ -228,6 +230,7 @@ impl Runner<'_> {
                 open_loop: 0,
                 mix: None,
                 faults: self.experiment.quantity == Quantity::Faults,
+                warm: false,
             };
             let progress = AtPlace { place, progress: self.harness.progress };
             let results = session.run(prepared.host.clone(), self.harness.interrupt, &progress);

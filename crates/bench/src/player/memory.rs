@@ -11,6 +11,7 @@ use firn_snapshot::{ImageRegion, LayoutError, MemoryLayout, MemoryRegion, PageSe
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
+use super::calibrate::turns_per_ns;
 use super::inputs::PlayerInputs;
 use super::options::{GapFactor, Leaves, PlayerOptions};
 use super::page_tables::{LARGE_LEAF, PageTables};
@@ -138,9 +139,12 @@ impl OwnRegion {
                 },
                 written_map: parts.add(bitmap(&written(trace))),
                 pages: trace.touched_pages(),
+                connected: options.connect.unwrap_or_default().min(touches.len() as u64),
             };
             all.extend(touches);
         }
+        let rate = options.medium.map_or(0.0, |_| turns_per_ns());
+        let turns = |ns: Option<f64>| whole(ns.unwrap_or_default() * rate);
         let header = Header {
             seed: options.seed,
             zero_map: parts.add(bitmap(&zero_map)),
@@ -149,6 +153,9 @@ impl OwnRegion {
             unchecked_len: surroundings.unchecked.1,
             reports: surroundings.reports,
             tsc_khz: surroundings.tsc_khz,
+            again_every: options.again.map_or(0, |every| again_every(inputs, every.get())),
+            medium_load: turns(options.medium.map(|medium| medium.load_ns)),
+            medium_copy: turns(options.medium.map(|medium| medium.copy_ns)),
             regions,
             inputs: list,
         };
@@ -281,12 +288,33 @@ fn touches(
     trace.touches().iter().map(pack).collect()
 }
 
+/// Iterations of the player's gap loop between repeated accesses, at least one.
+fn again_every(inputs: &PlayerInputs, every: u32) -> u64 {
+    let unit = inputs.iter().map(|input| input.trace.origin().gaps).next();
+    iterations(unit.unwrap_or(GapUnit::Instructions), every.into()).max(1)
+}
+
+/// Iterations of the player's gap loop for an amount of work.
+fn iterations(unit: GapUnit, work: u64) -> u64 {
+    match unit {
+        GapUnit::Instructions => work / ITERATION_INSTRUCTIONS,
+        GapUnit::Nanoseconds => work.saturating_mul(ITERATIONS_PER_NS),
+    }
+}
+
+/// A number of iterations: a rounded amount, at most that of any gap.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "clamped to the range of the type"
+)]
+fn whole(amount: f64) -> u64 {
+    amount.round().clamp(0.0, f64::from(u32::MAX)) as u64
+}
+
 /// Iterations of the player's gap loop before each touch.
 fn gaps(trace: &Trace, factor: GapFactor) -> Vec<u32> {
-    let iterations = |gap: u64| match trace.origin().gaps {
-        GapUnit::Instructions => factor.scale(gap) / ITERATION_INSTRUCTIONS,
-        GapUnit::Nanoseconds => factor.scale(gap).saturating_mul(ITERATIONS_PER_NS),
-    };
+    let iterations = |gap| iterations(trace.origin().gaps, factor.scale(gap));
     let touches = trace.touches().iter();
     touches.map(|touch| u32::try_from(iterations(touch.gap)).unwrap_or(u32::MAX)).collect()
 }

@@ -5,6 +5,7 @@
 //! same guest for other monitors. [`firn_run::player`] thaws and records players. The guest is the
 //! crate `firn_player`; this crate embeds it as a program.
 
+mod calibrate;
 mod elf;
 mod freeze;
 mod inputs;
@@ -17,7 +18,7 @@ pub(crate) use freeze::prepare;
 pub use freeze::{FreezePlayerError, freeze};
 pub use inputs::{PlayerInputs, PlayerInputsError};
 pub use memory::PlayerMemoryError;
-pub use options::{GapFactor, Leaves, ParseOptionError, PlayerOptions};
+pub use options::{GapFactor, Leaves, MediumModel, ParseOptionError, PlayerOptions};
 
 #[cfg(test)]
 mod pool_tests;

@@ -1,12 +1,14 @@
 //! Options of a player.
 
 use std::fmt;
+use std::num::NonZero;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// How a player is built from a trace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PlayerOptions {
     /// Leaves of the guest's own page tables.
     pub leaves: Leaves,
@@ -18,11 +20,36 @@ pub struct PlayerOptions {
     /// Otherwise all of them have content, as in a guest that has run for long and never zeroed
     /// what it freed.
     pub sanitised: bool,
+    /// Repeated accesses: one after each so many units of replayed work (instructions, or ns), of a
+    /// random cache line of a random page among those touched so far. `None` for none.
+    pub again: Option<NonZero<u32>>,
+    /// Touches that connect the guest, before the first one that serves the request.
+    pub connect: Option<u64>,
+    /// The model of a byte-addressable medium that guest memory is on.
+    pub medium: Option<MediumModel>,
+}
+
+/// A model of a byte-addressable medium: the player spins for what the medium takes longer than
+/// this host's DRAM. The medium's bandwidth has no limit.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MediumModel {
+    /// For a load from a page that the trace never writes, ns.
+    pub load_ns: f64,
+    /// For the copy of a page to DRAM at its first write, ns.
+    pub copy_ns: f64,
 }
 
 impl Default for PlayerOptions {
     fn default() -> Self {
-        Self { leaves: Leaves::Recorded, gaps: GapFactor::NONE, seed: 1, sanitised: true }
+        Self {
+            leaves: Leaves::Recorded,
+            gaps: GapFactor::NONE,
+            seed: 1,
+            sanitised: true,
+            again: None,
+            connect: None,
+            medium: None,
+        }
     }
 }
 

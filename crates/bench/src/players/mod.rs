@@ -30,7 +30,8 @@ pub(crate) use selection::sanitises;
 use crate::host::{Host, HostError};
 use crate::medium::{self, MediumError};
 use crate::player::{
-    FreezePlayerError, GapFactor, Leaves, PlayerInputs, PlayerInputsError, PlayerOptions, freeze,
+    FreezePlayerError, GapFactor, Leaves, MediumModel, PlayerInputs, PlayerInputsError,
+    PlayerOptions, freeze,
 };
 use crate::progress::Progress;
 use crate::traces::{LoadTraceError, NamedTrace, load};
@@ -59,6 +60,12 @@ pub struct PlayersConfig {
     /// Whether profiles are recorded on the replayed input. Otherwise they are recorded on the
     /// function's other input, if it has one.
     pub same_input: bool,
+    /// Repeated accesses: one after each so many units of replayed work.
+    pub again: Option<NonZero<u32>>,
+    /// Touches that connect the guest, before the first one that serves the request.
+    pub connect: Option<u64>,
+    /// The model of a byte-addressable medium that the snapshots are on.
+    pub medium: Option<MediumModel>,
 }
 
 impl Default for PlayersConfig {
@@ -73,6 +80,9 @@ impl Default for PlayersConfig {
             dense: false,
             unsanitised: false,
             same_input: false,
+            again: None,
+            connect: None,
+            medium: None,
         }
     }
 }
@@ -254,6 +264,9 @@ impl PlayersConfig {
             gaps: self.gaps,
             seed,
             sanitised: !self.unsanitised,
+            again: self.again,
+            connect: self.connect,
+            medium: self.medium,
         };
         let directory = Destination::Directory(place.snapshot.clone());
         let pool = place.pooled.clone();

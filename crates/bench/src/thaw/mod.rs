@@ -46,6 +46,8 @@ pub struct ThawConfig {
     /// The seed by which each run replays the trace or the function's other input; without it, the
     /// trace.
     pub mix: Option<u64>,
+    /// Whether each microVM serves a second, identical invocation after the first.
+    pub warm: bool,
 }
 
 impl Default for ThawConfig {
@@ -61,6 +63,7 @@ impl Default for ThawConfig {
             standby: false,
             open_loop: 0,
             mix: None,
+            warm: false,
         }
     }
 }
@@ -111,6 +114,7 @@ impl ThawConfig {
             standby: self.standby,
             open_loop: self.open_loop,
             mix: self.mix,
+            warm: self.warm,
         };
         let mut results = session.run(prepared.host.clone(), harness.interrupt, progress)?;
         results.left_out = prepared.left_out.clone();

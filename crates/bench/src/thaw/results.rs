@@ -81,6 +81,20 @@ pub struct Row {
     pub resume_to_last_page_ms: Summary,
     /// The sum of both.
     pub total_ms: Summary,
+    /// Request to the first line of the monitor; a part of `start_to_resume_ms`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process_start_ms: Option<Summary>,
+    /// A running vCPU to the first touch that serves the request, where the player knows it; a part
+    /// of `resume_to_last_page_ms`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connect_ms: Option<Summary>,
+    /// A second, identical invocation of the same microVM, where there was one: warm.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warm_ms: Option<Summary>,
+    /// Loads of the first invocation from pages that it never writes, where the player counted
+    /// them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_only_loads: Option<u64>,
     /// Starts at random intervals after the runs, if there were any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub open_loop: Option<OpenLoop>,
@@ -230,6 +244,10 @@ impl Row {
         let count = |value: &dyn Fn(&StartReport) -> u64| {
             median_of(reports.iter().map(|report| value(report)).collect())
         };
+        let optional = |value: &dyn Fn(&StartReport) -> Option<u64>| {
+            let values = reports.iter().filter_map(|report| value(report)).map(milliseconds);
+            Summary::of(&values.collect::<Vec<_>>())
+        };
         let preloads: Vec<f64> =
             runs.iter().filter_map(|run| run.preload_ns).map(milliseconds).collect();
         let settles: Vec<f64> =
@@ -272,6 +290,13 @@ impl Row {
             start_to_resume_ms: summary(&|r| milliseconds(r.times.start_to_resume_ns()))?,
             resume_to_last_page_ms: summary(&|r| milliseconds(replay_ns(r)))?,
             total_ms: summary(&total_ms)?,
+            process_start_ms: optional(&|r| r.times.process_start_ns),
+            connect_ms: optional(&|r| r.times.connect_ns),
+            warm_ms: optional(&|r| r.times.warm_ns),
+            read_only_loads: Some(count(&|r| {
+                r.replay.as_ref().map_or(0, |replay| replay.read_only_loads)
+            }))
+            .filter(|loads| *loads > 0),
             open_loop: None,
             preload_ms: Summary::of(&preloads),
             index_ms: summary(&|r| milliseconds(r.times.index_ns))?,

@@ -52,6 +52,8 @@ pub struct Session {
     /// The seed by which each run replays one of the player's inputs, the same for every planner;
     /// without it, the first one.
     pub mix: Option<u64>,
+    /// Whether each microVM serves a second, identical invocation after the first.
+    pub warm: bool,
 }
 
 /// Why a session has no results. A single failure ends it, so that no average hides one.
@@ -276,6 +278,7 @@ impl Session {
             planner: &subject.planner,
             preloaded: subject.preloads,
             faults: self.faults,
+            warm: self.warm,
         }
     }
 

@@ -36,6 +36,7 @@ fn session(directory: &std::path::Path, planners: &[&str], runs: u32, script: &s
         concurrency: 1,
         caches: vec![Cache::Cached],
         faults: false,
+        warm: false,
         standby: false,
         open_loop: 0,
         mix: None,

@@ -12,7 +12,7 @@ a run: private memory, copies, page tables, monitors and KVM's tables of all its
 pool, which are not the microVM's DRAM; index and imaging (making a replica equal to its snapshot) are part of start to resume; read of \
 free pages: bytes that a run read for pages that the guest held free at the freeze (cold page cache); settle: time that the pool's \
 manager needs after a run to prepare the next; starts at random intervals: 5 to 500 ms apart, none waits for an earlier one or for the \
-manager (--open-loop); fallbacks: those that did not find what is made ahead for them; standby: memory of one standby monitor before the request, the kernel's own \
+manager (--open-loop); cold: total, warm: a second, identical invocation of the same microVM (--warm); fallbacks: those that did not find what is made ahead for them; standby: memory of one standby monitor before the request, the kernel's own \
 for it included (--standby); planners that map from a pool use no page cache";
 
 impl Results {
@@ -25,6 +25,10 @@ impl Results {
         {
             let rows: Vec<Vec<String>> = self.results.iter().map(row).collect();
             lines.push(table(head, &rows));
+        }
+        let invocations: Vec<Vec<String>> = self.results.iter().filter_map(invocations).collect();
+        if !invocations.is_empty() {
+            lines.push(table(INVOCATIONS, &invocations));
         }
         let open: Vec<Vec<String>> = self.results.iter().filter_map(open_loop).collect();
         if !open.is_empty() {
@@ -110,6 +114,20 @@ fn times(row: &Row) -> Vec<String> {
     cells.push(or_none(row.imaging_ms));
     cells.push(or_none(row.settle_ms));
     cells
+}
+
+const INVOCATIONS: &[&str] =
+    &["planner", "trace", "cache", "runs", "cold, ms", "p95", "warm, ms", "p95", "cold / warm"];
+
+/// The first invocation, which is cold, and the second one of the same microVM, which is warm.
+fn invocations(row: &Row) -> Option<Vec<String>> {
+    let warm = row.warm_ms?;
+    let mut cells = origin(row);
+    for time in [row.total_ms, warm] {
+        cells.extend([number(time.median), number(time.p95)]);
+    }
+    cells.push(number(row.total_ms.median / warm.median));
+    Some(cells)
 }
 
 const OPEN_LOOP: &[&str] = &[

@@ -5,6 +5,7 @@
 //! "FaaS in the Age of (sub-)µs I/O".
 
 mod area;
+mod emulated;
 mod list;
 mod medium;
 mod probe;
@@ -18,8 +19,11 @@ use firn_base::format_bytes;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+pub(crate) use emulated::EmulatedDisk;
+pub use emulated::{DiskParameters, EmulateError, Throttle};
 pub use list::{TierList, TierListError};
 pub use medium::{Space, TierMedium};
+pub(crate) use probe::disk_latency;
 pub use probe::{MicroRate, Probe, ProbeConfig, ProbeError, ReadRate, WriteCost};
 
 /// The longest name of a tier, in bytes.

@@ -2,6 +2,7 @@
 //! micro-benchmark of SYSTOR '22, section 4.2.1.
 
 use std::io;
+use std::path::Path;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -128,6 +129,15 @@ pub struct MicroRate {
     pub part: u64,
     /// Bytes that all threads copied in a second.
     pub bytes_per_second: f64,
+}
+
+/// The time of random reads of 4 KiB in a directory on a disk, ns.
+pub(crate) fn disk_latency(directory: &Path) -> Result<Summary, ProbeError> {
+    let medium = TierMedium::Disk { path: directory.to_owned() };
+    let size = u64_of(BLOCK) * 32;
+    let area = Area::make(&medium, size)?;
+    let prober = Prober { area: &area, size, time: Duration::from_millis(200) };
+    prober.latency(false).map_err(|source| ProbeError::Io { medium, source })
 }
 
 /// A measurement of an area.

@@ -1,5 +1,6 @@
 //! `firn player`: build the measuring guest from a trace.
 
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -62,6 +63,10 @@ pub(crate) struct PlayerArgs {
     /// guest
     #[arg(long)]
     unsanitised: bool,
+    /// Make one repeated access after each N instructions (or ns) of replayed work, of a random
+    /// cache line of a random page among those touched so far; needs --gaps
+    #[arg(long, value_name = "N", conflicts_with = "elf")]
+    again: Option<NonZero<u32>>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -119,6 +124,8 @@ pub(crate) fn run(arguments: &PlayerArgs) -> anyhow::Result<ExitCode> {
         gaps: arguments.gaps,
         seed: arguments.seed,
         sanitised: !arguments.unsanitised,
+        again: arguments.again,
+        ..PlayerOptions::default()
     };
     if arguments.elf {
         return make_elf(arguments, &inputs, &options);

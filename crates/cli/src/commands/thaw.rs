@@ -93,8 +93,11 @@ pub(crate) fn run(arguments: &ThawArgs) -> anyhow::Result<ExitCode> {
     let mut descriptors = Descriptors::default();
     let source = arguments.snapshot.source(&mut descriptors)?;
     let root = arguments.root.as_deref().map(|path| OpenedFile::open(path, &mut descriptors));
-    let replay =
-        ReplaySpec { input: arguments.input.clone(), hold: arguments.hold, fault_time: false };
+    let replay = ReplaySpec {
+        input: arguments.input.clone(),
+        hold: arguments.hold,
+        ..ReplaySpec::default()
+    };
     let thaw = ThawSpec {
         source,
         planner: planner.to_owned(),

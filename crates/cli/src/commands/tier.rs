@@ -142,7 +142,7 @@ pub(crate) fn run(command: &TierCommand) -> anyhow::Result<ExitCode> {
 }
 
 /// The list's file.
-fn file() -> anyhow::Result<PathBuf> {
+pub(super) fn file() -> anyhow::Result<PathBuf> {
     let folder = firn_lab::cache_dir();
     let folder = folder.context("no directory for the list of tiers: set HOME or FIRN_CACHE")?;
     Ok(folder.join("tiers.json"))

@@ -20,6 +20,14 @@ pub(crate) struct Reports {
     pub(crate) pages: u64,
     /// How long the touches took, in ticks of the time-stamp counter, where that was asked for.
     pub(crate) waited: u64,
+    /// How long the guest took to the first touch that serves the request, ticks; 0 if unknown.
+    pub(crate) connected: u64,
+    /// How long the second invocation took, ticks, where there was one.
+    pub(crate) warm: Option<u64>,
+    /// Repeated accesses of the first invocation.
+    pub(crate) repeated: u64,
+    /// Its loads from pages that it never writes.
+    pub(crate) read_only_loads: u64,
     pub(crate) wrong_in_loop: Wrong,
     pub(crate) wrong_in_pass: Wrong,
     /// The player's own region is wrong.
@@ -48,8 +56,10 @@ impl Wrong {
 pub(crate) struct Meters {
     pub(crate) kvm: Arc<KvmCounters>,
     pub(crate) memory: Arc<GuestMemory>,
-    /// Called once they are read.
+    /// Called once they are read and the last invocation has ended.
     pub(crate) hold: Option<Box<dyn Fn() + Send + Sync>>,
+    /// The register that reports the end of the last invocation.
+    pub(crate) hold_at: u64,
 }
 
 /// The registers; the reports leave them when the player has ended.
@@ -69,6 +79,16 @@ pub(crate) fn window() -> (MmioWindow, Arc<OnceLock<Meters>>, Receiver<Reports>)
     (MmioWindow { start: REPORT_ADDRESS, len: PAGE, device }, meters, reports)
 }
 
+impl Registers {
+    /// The guest has reported the end of an invocation.
+    fn hold(&self, register: u64) {
+        let meters = self.meters.get().filter(|meters| meters.hold_at == register);
+        if let Some(hold) = meters.and_then(|meters| meters.hold.as_ref()) {
+            hold();
+        }
+    }
+}
+
 impl MmioDevice for Registers {
     fn read(&mut self, _: u64, data: &mut [u8]) {
         data.fill(0);
@@ -80,22 +100,29 @@ impl MmioDevice for Registers {
         let reports = &mut self.reports;
         match offset {
             register::DONE => {
-                let counters = match self.meters.get() {
-                    Some(meters) => read_counters(&meters.kvm, &meters.memory),
-                    None => Err(ErrorChain::new("the guest ran before it could be measured")),
-                };
-                if reports.done.is_none()
-                    && let Some(hold) = self.meters.get().and_then(|meters| meters.hold.as_ref())
-                {
-                    hold();
-                }
-                reports.done.get_or_insert((now, counters));
                 reports.wrong_in_loop.count = value;
+                if reports.done.is_none() {
+                    let counters = match self.meters.get() {
+                        Some(meters) => read_counters(&meters.kvm, &meters.memory),
+                        None => Err(ErrorChain::new("the guest ran before it could be measured")),
+                    };
+                    reports.done = Some((now, counters));
+                    self.hold(offset);
+                }
             }
             register::WRONG_IN_LOOP => reports.wrong_in_loop.add(value),
             register::WRONG_IN_PASS => reports.wrong_in_pass.add(value),
             register::WRONG_OWN => reports.wrong_own = true,
+            register::WARM => {
+                if reports.warm.is_none() {
+                    self.hold(offset);
+                }
+                self.reports.warm.get_or_insert(value);
+            }
             register::WAITED => reports.waited = value,
+            register::CONNECTED => reports.connected = value,
+            register::REPEATED => reports.repeated = value,
+            register::READ_ONLY_LOADS => reports.read_only_loads = value,
             register::TOUCHES => reports.touches = value,
             register::PAGES => reports.pages = value,
             register::END => {

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use firn_memory::GuestMemory;
 use firn_memory::planners::Planner;
+use firn_player::format::{mode, register};
 use firn_snapshot::PageSet;
 use firn_vmm::{Argument, End, FrozenMachine, HostConfig, Microvm, OpenFile};
 
@@ -21,14 +22,15 @@ use crate::start::live;
 
 /// The argument of the first instruction that selects the input.
 const INPUT_ARGUMENT: Argument = Argument::Third;
-/// The argument that selects whether the guest measures the duration of its touches.
-const TIMED_ARGUMENT: Argument = Argument::Fourth;
+/// The argument with the bits of [`mode`].
+const MODE_ARGUMENT: Argument = Argument::Fourth;
 
 /// A player that is thawed.
 pub(crate) struct Player {
     input: u64,
     pub(super) trace: String,
     fault_time: bool,
+    warm: bool,
     hold: bool,
     tsc_khz: u32,
     window: Option<(Arc<OnceLock<Meters>>, Receiver<Reports>)>,
@@ -48,6 +50,7 @@ impl Player {
             input,
             trace: (*trace).to_owned(),
             fault_time: spec.fault_time,
+            warm: spec.warm,
             hold: spec.hold,
             tsc_khz: 0,
             window: None,
@@ -57,21 +60,25 @@ impl Player {
     /// Sets the machine up for the trace; its host has the window of the registers.
     pub(super) fn set_up(&mut self, machine: &mut FrozenMachine<'_>) -> HostConfig {
         machine.set_argument(INPUT_ARGUMENT, self.input);
-        machine.set_argument(TIMED_ARGUMENT, self.fault_time.into());
+        let bit = |set: bool, bit: u64| if set { bit } else { 0 };
+        let modes = bit(self.fault_time, mode::TIMED) | bit(self.warm, mode::TWICE);
+        machine.set_argument(MODE_ARGUMENT, modes);
         self.tsc_khz = machine.tsc_khz();
         let (window, meters, reports) = window();
         self.window = Some((meters, reports));
         host(vec![window])
     }
 
-    /// Connects the registers with the microVM. `hold` is called when the timed loop has ended and
-    /// everything is counted, before the second pass, which touches memory that the trace does not.
+    /// Connects the registers with the microVM. `hold` is called when the last invocation has ended
+    /// and everything is counted, before the second pass, which touches memory that the trace does
+    /// not.
     pub(super) fn connect(&mut self, microvm: &Microvm, hold: Option<Box<dyn Fn() + Send + Sync>>) {
         if let Some((meters, _)) = &self.window {
             meters.get_or_init(|| Meters {
                 kvm: microvm.kvm_counters(),
                 memory: microvm.shared_memory(),
                 hold,
+                hold_at: if self.warm { register::WARM } else { register::DONE },
             });
         }
     }
@@ -130,12 +137,17 @@ impl GuestKind for Player {
         times.replay_ns = Some(done_ns.saturating_sub(run.resumed_ns));
         times.total_ns = done_ns.saturating_sub(run.since);
         times.fault_ns = self.fault_time.then(|| ticks_ns(reports.waited, self.tsc_khz));
-        times.verify_ns = Some(reports.ended_ns.saturating_sub(done_ns));
+        let ns = |ticks| ticks_ns(ticks, self.tsc_khz);
+        times.connect_ns = (reports.connected != 0).then(|| ns(reports.connected));
+        times.warm_ns = reports.warm.map(ns);
+        let warm_ns = times.warm_ns.unwrap_or_default();
+        times.verify_ns = Some(reports.ended_ns.saturating_sub(done_ns + warm_ns));
         report.loader = run.background.loaded();
         report.counters = counters;
         report.writes.clone_from(&writes);
-        let (touches, pages) = (reports.touches, reports.pages);
-        report.replay = Some(Replay { trace: self.trace, touches, pages });
+        let Reports { touches, pages, repeated, read_only_loads, .. } = reports;
+        let trace = self.trace;
+        report.replay = Some(Replay { trace, touches, pages, repeated, read_only_loads });
         Ok(Ended { report: Some(Box::new(report)), writes, written })
     }
 }

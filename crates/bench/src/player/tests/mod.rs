@@ -1,5 +1,6 @@
 //! Real players on this host's KVM: correct memory passes, wrong memory is detected.
 
+mod again;
 mod elf;
 
 use std::fs::OpenOptions;

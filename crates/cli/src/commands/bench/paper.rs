@@ -1,16 +1,22 @@
 //! `firn bench paper`: the papers' experiments, each as data, table and picture.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
+use serde::Serialize;
 
 use firn_bench::ResultFile;
+use firn_bench::paper::systor::{
+    SYSTOR_EXPERIMENTS, SystorConfig, SystorExperiment, SystorOutcome, find_systor,
+};
 use firn_bench::paper::{EXPERIMENTS, PaperConfig, find};
+use firn_bench::tier::TierList;
 
 use super::measure;
 use super::players::open;
+use crate::commands::tier;
 use crate::output;
 
 /// Arguments of `firn bench paper`.
@@ -19,12 +25,19 @@ use crate::output;
   firn bench paper                                        # the names of all experiments
   firn bench paper pass-figure-9 --out results
   firn bench paper all --pool pool.sock --out results --runs 5
+  firn bench paper systor-figure-2 systor-table-5 --out results
+  firn bench paper systor-figure-4 --trace hello-a --most 8 --tier my-ssd
 
 Each experiment NAME writes NAME.json, NAME.md and NAME.svg. A planner that this host cannot run, or that fails, is left out,
 with the reason. Images are dense, as in the papers. In the experiments of FaaSnap and SnapBPF the pages that guests hold free
-have content, except in the guests of faasnap.")]
+have content, except in the guests of faasnap.
+
+The experiments of SYSTOR '22 (`systor` names all of them) measure cold and warm invocations on tiers: DRAM is real, NVMe and
+SSD are emulated by a loop device with limits, and persistent memory is modelled. They need root, losetup and mkfs.ext4. What
+an experiment of the same build has measured into the directory is not measured again, so an interrupted one can go on.")]
 pub(crate) struct PaperArgs {
-    /// Names of experiments, or `all`; without names the command lists them
+    /// Names of experiments, `all` except those of SYSTOR '22, or `systor`; without names the
+    /// command lists them
     #[arg(value_name = "NAME")]
     names: Vec<String>,
     /// Directory for the results
@@ -40,18 +53,38 @@ pub(crate) struct PaperArgs {
     /// temporary files
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
+    /// SYSTOR '22: only these functions of an experiment, by their traces
+    #[arg(long, value_name = "TRACE", value_delimiter = ',')]
+    trace: Vec<String>,
+    /// SYSTOR '22: at most this number of microVMs at once
+    #[arg(long, value_name = "N", default_value_t = u32::MAX, hide_default_value = true, value_parser = clap::value_parser!(u32).range(1..))]
+    most: u32,
+    /// SYSTOR '22: also measure these tiers of `firn tier ls`
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    tier: Vec<String>,
 }
 
 pub(super) fn run(arguments: &PaperArgs) -> anyhow::Result<()> {
     if arguments.names.is_empty() {
         let rows =
             EXPERIMENTS.iter().map(|e| [e.name, e.source, e.title].map(str::to_owned).to_vec());
-        output::line(&output::table(&["name", "source", "title"], &rows.collect::<Vec<_>>()));
+        let systor = SYSTOR_EXPERIMENTS
+            .iter()
+            .map(|e| [e.name, e.source, e.title].map(str::to_owned).to_vec());
+        let rows: Vec<Vec<String>> = rows.chain(systor).collect();
+        output::line(&output::table(&["name", "source", "title"], &rows));
         return Ok(());
     }
-    let experiments = find(&arguments.names)?;
+    let systor: Vec<&SystorExperiment> =
+        arguments.names.iter().flat_map(|name| find_systor(name)).collect();
+    let others = arguments.names.iter().filter(|name| find_systor(name).is_empty()).cloned();
+    let experiments = find(&others.collect::<Vec<_>>())?;
     let out = &arguments.out;
     fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
+    run_systor(arguments, &systor)?;
+    if experiments.is_empty() {
+        return Ok(());
+    }
     let (pool, _manager) = open(arguments.pool.as_deref())?;
     let config = PaperConfig { runs: arguments.runs, pool, directory: arguments.dir.clone() };
     measure(|harness| {
@@ -59,13 +92,73 @@ pub(super) fn run(arguments: &PaperArgs) -> anyhow::Result<()> {
             let name = experiment.name;
             output::note(&format!("{name}: {} ({})", experiment.title, experiment.source));
             let outcome = config.run(experiment, harness)?;
-            let file = |kind: &str| ResultFile::prepare(&out.join(format!("{name}.{kind}")));
-            file("json")?.write_json(&outcome)?;
-            file("svg")?.write(&outcome.draw())?;
-            let table = outcome.markdown();
-            file("md")?.write(&table)?;
+            let (picture, table) = (outcome.draw(), outcome.markdown());
+            write(out, name, &outcome, &picture, &table)?;
             output::line(&table);
         }
         Ok(())
     })
+}
+
+fn run_systor(arguments: &PaperArgs, experiments: &[&SystorExperiment]) -> anyhow::Result<()> {
+    if experiments.is_empty() {
+        return Ok(());
+    }
+    let list = TierList::read(&tier::file()?)?;
+    let tiers = arguments.tier.iter().map(|name| list.get(name).cloned());
+    let config = SystorConfig {
+        runs: arguments.runs,
+        functions: arguments.trace.clone(),
+        most: arguments.most,
+        tiers: tiers.collect::<Result<_, _>>()?,
+    };
+    let out = &arguments.out;
+    measure(|harness| {
+        let mut known = known(out)?;
+        for experiment in experiments {
+            let name = experiment.name;
+            output::note(&format!("{name}: {} ({})", experiment.title, experiment.source));
+            let partial = out.join(format!("{name}.json"));
+            let outcome = config.run(experiment, &known, harness, |so_far| {
+                // A file that cannot be written is an error at the end, with all results.
+                let saved = ResultFile::prepare(&partial);
+                let _ = saved.and_then(|file| file.write_json(so_far));
+            })?;
+            let (picture, table) = (outcome.draw(), outcome.markdown());
+            write(out, name, &outcome, &picture, &table)?;
+            output::line(&table);
+            known.push(outcome);
+        }
+        Ok(())
+    })
+}
+
+/// The results of SYSTOR '22 in a directory. A file of an earlier firn that does not fit is not
+/// used.
+fn known(out: &Path) -> anyhow::Result<Vec<SystorOutcome>> {
+    let mut known = Vec::new();
+    for experiment in SYSTOR_EXPERIMENTS {
+        let path = out.join(format!("{}.json", experiment.name));
+        match fs::read_to_string(&path) {
+            Ok(text) => known.extend(serde_json::from_str::<SystorOutcome>(&text).ok()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot read {}", path.display()));
+            }
+        }
+    }
+    Ok(known)
+}
+
+fn write(
+    out: &Path,
+    name: &str,
+    outcome: &impl Serialize,
+    picture: &str,
+    table: &str,
+) -> anyhow::Result<()> {
+    let file = |kind: &str| ResultFile::prepare(&out.join(format!("{name}.{kind}")));
+    file("json")?.write_json(outcome)?;
+    file("svg")?.write(picture)?;
+    Ok(file("md")?.write(table)?)
 }

@@ -1,5 +1,6 @@
 //! Arguments for the players of a measurement.
 
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -45,6 +46,10 @@ pub(super) struct PlayersArgs {
     /// Record profiles on the replayed input, not on the function's other input
     #[arg(long)]
     same_input: bool,
+    /// Make one repeated access after each N instructions (or ns) of replayed work, of a random
+    /// cache line of a random page among those touched so far
+    #[arg(long, value_name = "N")]
+    again: Option<NonZero<u32>>,
 }
 
 /// The socket of a pool's manager, which is kept running as long as the second value lives.
@@ -67,6 +72,8 @@ impl PlayersArgs {
             dense: self.dense,
             unsanitised: self.unsanitised,
             same_input: self.same_input,
+            again: self.again,
+            ..PlayersConfig::default()
         };
         Ok((config, pool))
     }

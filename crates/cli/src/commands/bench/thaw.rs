@@ -20,6 +20,7 @@ use crate::output;
   firn bench thaw --trace json-a --cache cold,cached --runs 3
   firn bench thaw --planner pass_shared,pass,firn --pool pool.sock --trace json-a --runs 20 --warm-up 2 --open-loop 200
   firn bench thaw --trace json-a --concurrency 32 --runs 3 --json results.json --plot results.svg
+  firn bench thaw --planner firecracker --trace json-a --cache cold --gaps 1 --again 1000 --warm
 
 Each microVM is a process of its own, and all its pages are checked after the time was measured: a single wrong page fails
 the command. Planners that use a profile get one that was recorded before all measurements on the function's other input, if
@@ -64,6 +65,9 @@ pub(crate) struct BenchThawArgs {
     /// the same sequence, and `firn` learns from both
     #[arg(long, value_name = "SEED")]
     mix: Option<u64>,
+    /// Let each microVM serve a second, identical invocation: cold and warm beside each other
+    #[arg(long, conflicts_with = "open_loop")]
+    warm: bool,
     #[command(flatten)]
     files: FilesArgs,
 }
@@ -97,6 +101,7 @@ pub(super) fn run(arguments: &BenchThawArgs) -> anyhow::Result<()> {
         standby: arguments.standby,
         open_loop: arguments.open_loop,
         mix: arguments.mix,
+        warm: arguments.warm,
     };
     let results = measure(|harness| Ok(config.run(harness)?))?;
     output::line(&results.text());

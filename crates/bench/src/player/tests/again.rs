@@ -1,0 +1,93 @@
+//! Second invocations, repeated accesses, and the modelled medium.
+
+use std::num::NonZero;
+
+use super::{
+    Access, KVM_DEVICE, Leaf, MemoryLayout, NamedTrace, PAGE, PAGES, Path, PlayerOptions,
+    ReplaySpec, Snapshot, StartReport, named, parse, player, replay, some_trace, touch,
+};
+use crate::player::{GapFactor, MediumModel};
+
+fn run(snapshot: &Snapshot, planner: &str, warm: bool) -> StartReport {
+    let source = firn_run::Source::open_directory(snapshot.path()).unwrap();
+    let spec = ReplaySpec { warm, ..ReplaySpec::default() };
+    let kvm = Path::new(KVM_DEVICE).into();
+    let planner = parse(planner).unwrap();
+    replay(&source, &spec, &*planner, kvm, &firn_run::Clock::now()).unwrap().0
+}
+
+/// Gaps of 700 instructions in the mean; half of the pages is read, half is written.
+fn working_trace() -> NamedTrace {
+    let access = |page| if page % 2 == 0 { Access::Read } else { Access::Write };
+    let touches = (0..PAGES).map(|page| touch(page, access(page), Leaf::Size4K)).collect();
+    named(MemoryLayout::for_size(PAGES * PAGE).unwrap(), &[], touches)
+}
+
+#[test]
+fn a_second_invocation_finds_what_the_first_one_wrote() {
+    for planner in ["firecracker", "firecracker:readahead=off"] {
+        let dir = tempfile::tempdir().unwrap();
+        let snapshot = player(&some_trace(), PlayerOptions::default(), dir.path());
+        let alone = run(&snapshot, planner, false);
+        let both = run(&snapshot, planner, true);
+        assert_eq!((alone.times.warm_ns, both.times.warm_ns.is_some()), (None, true));
+        // Counters are of the first invocation.
+        let touches = |report: &StartReport| report.replay.as_ref().unwrap().touches;
+        assert_eq!(touches(&alone), touches(&both));
+    }
+}
+
+#[test]
+fn repeated_accesses_follow_the_work_at_their_rate() {
+    let trace = working_trace();
+    let turns: u64 = trace.trace.touches().iter().map(|touch| touch.gap / 2).sum();
+    for every in [200, 1000] {
+        let dir = tempfile::tempdir().unwrap();
+        let again = NonZero::new(every);
+        let options = PlayerOptions { gaps: GapFactor::FULL, again, ..PlayerOptions::default() };
+        let snapshot = player(&trace, options, dir.path());
+        let replayed = run(&snapshot, "firecracker", true).replay.unwrap();
+        // Nothing was touched before the first touch, which has no gap here.
+        assert_eq!(replayed.repeated, turns / u64::from(every / 2));
+        // Reads of the trace, and about half of the repeated accesses.
+        let repeats = replayed.read_only_loads - PAGES / 2;
+        let share = repeats as f64 / replayed.repeated as f64;
+        assert!((0.4..0.6).contains(&share), "{share}");
+    }
+}
+
+#[test]
+fn a_player_without_repeats_or_model_counts_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let snapshot = player(&working_trace(), PlayerOptions::default(), dir.path());
+    let report = run(&snapshot, "firecracker", false);
+    let replayed = report.replay.unwrap();
+    assert_eq!((replayed.repeated, replayed.read_only_loads), (0, 0));
+    assert_eq!(report.times.connect_ns, None);
+}
+
+#[test]
+fn the_time_to_connect_is_a_part_of_the_replay() {
+    let trace = working_trace();
+    let of = |connect| {
+        let dir = tempfile::tempdir().unwrap();
+        let options = PlayerOptions { connect: Some(connect), ..PlayerOptions::default() };
+        let report = run(&player(&trace, options, dir.path()), "firecracker", false);
+        (report.times.connect_ns.unwrap(), report.times.replay_ns.unwrap())
+    };
+    // The second counts every touch, also with a number beyond the trace's.
+    for connect in [PAGES / 2, PAGES, PAGES * 2] {
+        let (connecting, all) = of(connect);
+        assert!(0 < connecting && connecting < all, "{connecting} of {all}");
+    }
+}
+
+#[test]
+fn a_modelled_medium_counts_the_loads_from_pages_that_are_never_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let medium = Some(MediumModel { load_ns: 220.0, copy_ns: 644.0 });
+    let options = PlayerOptions { medium, ..PlayerOptions::default() };
+    let snapshot = player(&working_trace(), options, dir.path());
+    let replayed = run(&snapshot, "firecracker", true).replay.unwrap();
+    assert_eq!((replayed.repeated, replayed.read_only_loads), (0, PAGES / 2));
+}

@@ -1,0 +1,91 @@
+use std::fs;
+
+use firn_run::ReplaySpec;
+use firn_vmm::{Destination, KVM_DEVICE, open_kvm};
+
+use super::*;
+use crate::cache::{Cache, SnapshotFiles};
+use crate::player::{PlayerInputs, PlayerOptions, freeze};
+use crate::traces::load;
+
+const SSD: DiskParameters =
+    DiskParameters { latency_ns: 180e3, read_bandwidth: 500_000_000, write_bandwidth: 500_000_000 };
+
+#[test]
+fn a_rate_stands_for_the_latency_of_a_device_that_is_slower_than_memory() {
+    let ssd = SSD.throttle(20e3, 1);
+    assert_eq!((ssd.read_iops, ssd.read_bps), (Some(5_556), 500_000_000));
+    assert_eq!(SSD.throttle(20e3, 4).read_iops, Some(22_222));
+    let nvme = DiskParameters { latency_ns: 10e3, ..SSD };
+    assert_eq!(nvme.throttle(20e3, 1).read_iops, None);
+}
+
+#[test]
+fn reads_of_one_device_are_found_among_others() {
+    let text = "7:1 Read 5\n7:0 Write 3\n7:0 Read 12\n7:0 Total 15\nTotal 20\n";
+    assert_eq!((served(text, "7:0"), served(text, "7:1"), served(text, "7:2")), (12, 5, 0));
+}
+
+fn can_emulate() -> bool {
+    let root = firn_required::has("root", rustix::process::geteuid().is_root());
+    // Control groups of version 1 are a property of the host that nothing else here needs.
+    root && controller().is_ok() && Path::new("/dev/loop-control").exists()
+}
+
+#[test]
+fn limits_are_of_the_device_and_leave_with_it() {
+    if !can_emulate() {
+        return;
+    }
+    let disk = EmulatedDisk::make(64 << 20).unwrap();
+    let (path, number) = (disk.path().to_owned(), disk.device.number.clone());
+    let limits = disk.device.controller.join("blkio.throttle.read_iops_device");
+    let rule = format!("{number} 1234");
+    let has = |rule: &str| fs::read_to_string(&limits).unwrap().lines().any(|line| line == rule);
+    let throttle = Throttle { read_iops: Some(1234), read_bps: 1 << 30, write_bps: 1 << 30 };
+    disk.throttle(throttle).unwrap();
+    assert!(has(&rule));
+    fs::write(path.join("file"), "content").unwrap();
+    drop(disk);
+    assert!(!has(&rule) && !path.exists());
+}
+
+/// The module is named so that the tests that need a KVM are found.
+mod player {
+    use super::*;
+
+    /// Every page that a guest reads from the device is counted, and so limited, in the root group,
+    /// whatever thread KVM lets read it.
+    #[test]
+    fn cold_faults_of_a_guest_are_reads_of_the_root_group() {
+        let has_kvm = firn_required::has("kvm", open_kvm(KVM_DEVICE.as_ref()).is_ok());
+        if !has_kvm || !can_emulate() {
+            return;
+        }
+        let disk = EmulatedDisk::make(256 << 20).unwrap();
+        disk.throttle(Throttle { read_iops: Some(100_000), read_bps: 1 << 30, write_bps: 1 << 30 })
+            .unwrap();
+        let trace = load("sequential-read:16M").unwrap();
+        let pages = trace.trace.touched_pages();
+        let inputs = PlayerInputs::new(vec![trace]).unwrap();
+        let snapshot = disk.path().join("player");
+        let destination = Destination::Directory(snapshot.clone());
+        let options = PlayerOptions::default();
+        freeze(&inputs, &options, KVM_DEVICE.as_ref(), destination, true).unwrap();
+        SnapshotFiles::all(&snapshot).unwrap().prepare(Cache::Cold, false).unwrap();
+        let before = disk.reads().unwrap();
+        let source = firn_run::Source::open_directory(&snapshot).unwrap();
+        let planner = firn_memory::planners::parse("firecracker:readahead=off").unwrap();
+        let (report, _) = firn_run::player::replay(
+            &source,
+            &ReplaySpec::default(),
+            &*planner,
+            Path::new(KVM_DEVICE).into(),
+            &firn_run::Clock::now(),
+        )
+        .unwrap();
+        assert_eq!(report.replay.unwrap().pages, pages);
+        let reads = disk.reads().unwrap() - before;
+        assert!(reads >= pages, "{reads} reads for {pages} pages");
+    }
+}
