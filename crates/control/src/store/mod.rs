@@ -209,7 +209,12 @@ impl Store {
         work: impl FnOnce(&Change) -> Result<T, E>,
     ) -> Result<T, E> {
         self.directory.reserve().map_err(StoreError::Full)?;
-        self.commit(work)
+        match self.commit(work) {
+            Err(_) if self.is_full() => {
+                Err(StoreError::Full(io::ErrorKind::StorageFull.into()).into())
+            }
+            changed => changed,
+        }
     }
 
     /// The same for work that deletes, or stores little. A full disk does not prevent it.
