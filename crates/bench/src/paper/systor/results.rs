@@ -396,13 +396,19 @@ impl SystorOutcome {
         text::markdown(&head, &rows.collect::<Vec<_>>()).trim_end().to_owned()
     }
 
-    /// What agrees with the paper, and what does not: ranges that overlap agree.
+    /// What agrees with the paper, and what does not: a range within the paper's
+    /// agrees, one that overlaps it agrees in part.
     fn comparison(&self) -> Option<String> {
         let range = |(low, high): (f64, f64)| format!("{} to {}", number(low), number(high));
         let rows = Claim::of(self.view).filter_map(|claim| {
             let measured = claim.measured(&self.cells)?;
-            let agrees = measured.0 <= claim.paper.1 && claim.paper.0 <= measured.1;
-            let verdict = if agrees { "agrees" } else { "differs" };
+            let within = claim.paper.0 <= measured.0 && measured.1 <= claim.paper.1;
+            let overlaps = measured.0 <= claim.paper.1 && claim.paper.0 <= measured.1;
+            let verdict = match (within, overlaps) {
+                (true, _) => "agrees",
+                (false, true) => "agrees in part",
+                (false, false) => "differs",
+            };
             Some(vec![claim.text(), range(claim.paper), range(measured), verdict.to_owned()])
         });
         let rows: Vec<Vec<String>> = rows.collect();
