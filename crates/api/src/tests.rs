@@ -77,6 +77,7 @@ impl World {
                 },
                 images: Some(self.directory.path().join("images")),
                 standby: 0,
+                ready: 0,
                 pool: None,
                 planners: vec!["firecracker".into()],
                 memory: 1 << 40,

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use firn_base::now_ns;
+use firn_pool::Client;
 use firn_run::monitor::{Monitor, Progress};
 use firn_run::{
-    Descriptors, HostSpec, Origin, ReplaySpec, SourceSpec, StartError, StartReport, StartSpec,
-    ThawSpec,
+    Descriptors, HostSpec, Making, Origin, ReplaySpec, SourceSpec, StartError, StartReport,
+    StartSpec, ThawSpec,
 };
 use firn_snapshot::Verify;
 use firn_vmm::{KVM_DEVICE, Shape};
@@ -123,9 +124,19 @@ pub(crate) struct Batch<'a> {
     interrupt: &'a Interrupt,
 }
 
+/// A monitor that was prepared for a start.
+pub(crate) enum Prepared {
+    /// It stands by.
+    Standby(Monitor),
+    /// It has a ready clone.
+    Ready(Monitor),
+}
+
 /// A microVM in a process of its own.
 pub(crate) struct Instance {
     pub(crate) number: u32,
+    /// When it was requested, ns of CLOCK_MONOTONIC.
+    request_ns: u64,
     monitor: Monitor,
     /// Its end, if it ended before it touched its last page.
     ended: Option<Result<Box<StartReport>, StartError>>,
@@ -190,12 +201,15 @@ impl Player<'_> {
         Ok(StartSpec { request_ns: Some(request_ns), ..spec })
     }
 
-    /// Starts the microVM in a standby monitor, or in a process that is started for it. The
-    /// measured time begins here.
-    fn start(&self, standby: Option<Monitor>) -> Result<Monitor, StartError> {
-        let request_ns = now_ns();
-        let mut monitor = match standby {
-            Some(monitor) => monitor,
+    /// Starts the microVM in a monitor that was prepared, or in a process that is started for it.
+    /// The measured time begins at `request_ns`.
+    fn start(&self, prepared: Option<Prepared>, request_ns: u64) -> Result<Monitor, StartError> {
+        let mut monitor = match prepared {
+            Some(Prepared::Ready(mut monitor)) => {
+                monitor.resume(request_ns)?;
+                return Ok(monitor);
+            }
+            Some(Prepared::Standby(monitor)) => monitor,
             None => self.spawn()?,
         };
         let mut descriptors = Descriptors::default();
@@ -228,24 +242,55 @@ impl Player<'_> {
     }
 }
 
+/// Makings of a ready clone before it is taken without a copy: the first one tells the pool's
+/// manager which copies to make.
+const MAKINGS: u32 = 3;
+
+impl Player<'_> {
+    /// Waits until the pool's manager has made what it makes in advance.
+    pub(crate) fn settle(&self) -> Result<(), StartError> {
+        if let Place::Pool(PooledPlayer { socket, .. }) = self.snapshot {
+            Client::connect(socket)?.settle()?;
+        }
+        Ok(())
+    }
+
+    /// A ready clone of its snapshot.
+    pub(crate) fn make_ready(&self) -> Result<(Monitor, Making), StartError> {
+        let mut makings = 0;
+        loop {
+            self.settle()?;
+            let mut monitor = self.spawn()?;
+            let mut descriptors = Descriptors::default();
+            let spec = self.spec(&mut descriptors, now_ns(), false)?;
+            monitor.make_ready(spec, &descriptors)?;
+            let making = monitor.wait_made_ready(TIME_LIMIT)?;
+            makings += 1;
+            if making.no_copy.is_none() || makings == MAKINGS {
+                return Ok((monitor, making));
+            }
+        }
+    }
+}
+
 impl<'a> Batch<'a> {
     pub(crate) fn new(interrupt: &'a Interrupt) -> Self {
         Self { instances: VecDeque::new(), interrupt }
     }
 
-    /// Starts one more microVM, with a number from 1, in a standby monitor if there is one.
+    /// Starts one more microVM, with a number from 1, in a prepared monitor if there is one.
     pub(crate) fn start(
         &mut self,
         player: Player<'_>,
         number: u32,
-        standby: Option<Monitor>,
+        prepared: Option<Prepared>,
     ) -> Result<(), BatchError> {
-        let instance = number;
+        let (instance, request_ns) = (number, now_ns());
         let monitor = player
-            .start(standby)
+            .start(prepared, request_ns)
             .map_err(|source| BatchError::Start { instance, source: Box::new(source) })?;
         let process = process_of(&monitor);
-        self.instances.push_back(Instance { number, monitor, ended: None });
+        self.instances.push_back(Instance { number, request_ns, monitor, ended: None });
         if let Some(process) = process {
             let process = pidfd_open(process, PidfdFlags::empty())
                 .map_err(|source| BatchError::Watch { instance, source: source.into() })?;
@@ -255,23 +300,31 @@ impl<'a> Batch<'a> {
     }
 }
 
+/// What a batch came to.
+pub(crate) struct Reports<T> {
+    pub(crate) reports: Vec<StartReport>,
+    /// The first request to the last page of the last microVM, ns.
+    pub(crate) burst_ns: u64,
+    pub(crate) held: T,
+}
+
 /// Starts `count` players together, taking turns with `players`, waits for all of them, and returns
-/// their reports. They start in the standby monitors, as far as there are any.
+/// their reports. They start in the prepared monitors, as far as there are any.
 ///
 /// `held` is called when every player has touched its last page and none checks all its memory yet:
 /// that check reads pages into the page cache that other players may not have touched.
 pub(crate) fn run<T>(
     players: &[Player<'_>],
     count: u32,
-    standbys: Vec<Monitor>,
+    prepared: Vec<Prepared>,
     interrupt: &Interrupt,
     held: impl FnOnce() -> T,
-) -> Result<(Vec<StartReport>, T), BatchError> {
+) -> Result<Reports<T>, BatchError> {
     let mut batch = Batch::new(interrupt);
     interrupt.check()?;
-    let mut standbys = standbys.into_iter();
+    let mut prepared = prepared.into_iter();
     for (number, player) in (1..=count).zip(players.iter().cycle()) {
-        batch.start(*player, number, standbys.next())?;
+        batch.start(*player, number, prepared.next())?;
         // A signal before this process was listed has not ended it.
         interrupt.check()?;
     }
@@ -282,12 +335,16 @@ pub(crate) fn run<T>(
     for instance in &mut batch.instances {
         instance.release();
     }
+    let requests: Vec<u64> = batch.instances.iter().map(|instance| instance.request_ns).collect();
     let mut reports = Vec::new();
     while let Some(instance) = batch.instances.pop_front() {
         reports.push(instance.report());
     }
     interrupt.check()?;
-    Ok((reports.into_iter().collect::<Result<_, _>>()?, held))
+    let reports: Vec<StartReport> = reports.into_iter().collect::<Result<_, _>>()?;
+    let ends = requests.iter().zip(&reports).map(|(begin, report)| begin + report.times.total_ns);
+    let burst_ns = ends.max().zip(requests.first()).map(|(end, begin)| end - begin);
+    Ok(Reports { reports, burst_ns: burst_ns.unwrap_or_default(), held })
 }
 
 fn process_of(monitor: &Monitor) -> Option<Pid> {
@@ -329,7 +386,7 @@ impl Instance {
 
     /// Waits for its end.
     pub(crate) fn report(self) -> Result<StartReport, BatchError> {
-        let Self { number: instance, mut monitor, ended } = self;
+        let Self { number: instance, mut monitor, ended, .. } = self;
         let ended = ended.unwrap_or_else(|| monitor.started(None));
         let report = ended.and_then(|report| monitor.wait().map(|()| *report));
         report.map_err(|source| BatchError::Failed { instance, source: Box::new(source) })

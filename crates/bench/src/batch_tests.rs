@@ -33,7 +33,7 @@ fn batch(script: &str, preloaded: bool, count: u32) -> Result<Vec<StartReport>, 
     let result = run(&[player], count, Vec::new(), &interrupt, hold);
     assert!(interrupt.state.lock().running.is_empty());
     assert_eq!(held, 1);
-    result.map(|(reports, ())| reports)
+    result.map(|batch| batch.reports)
 }
 
 fn script_that_prints(report: &str) -> String {
@@ -65,7 +65,7 @@ fn no_player_checks_memory_before_all_have_touched_their_last_page() {
     let interrupt = Interrupt::catch().unwrap();
     let held = || (files("held"), files("checked"));
     let player = player(&program, directory.path(), "p", false);
-    let (reports, held) = run(&[player], 3, Vec::new(), &interrupt, held).unwrap();
+    let Reports { reports, held, .. } = run(&[player], 3, Vec::new(), &interrupt, held).unwrap();
     assert_eq!((reports.len(), held), (3, (3, 0)));
     assert_eq!(files("checked"), 3);
 }

@@ -120,12 +120,14 @@ pub(crate) fn head(label: Option<&str>, oversubscribed: bool) -> RowHead {
         snapshots: 1,
         recorded_on: None,
         standby_bytes: None,
+        ready_bytes: None,
     }
 }
 
 pub(crate) fn run(replays: &[u64]) -> Run {
     Run {
         reports: replays.iter().map(|&ns| report(ns)).collect(),
+        burst_ns: 5_000_000,
         preload_ns: None,
         settle_ns: None,
         kvm_table_bytes: 0,

@@ -360,6 +360,7 @@ fn a_page_that_changed_on_its_medium_fails_the_measurement() {
             preloads: false,
             in_pool: false,
             packs: false,
+            ready: false,
         }],
         runs: 3,
         warm_up: 0,

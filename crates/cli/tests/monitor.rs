@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use firn_base::now_ns;
 use firn_run::monitor::{Monitor, Progress};
 use firn_run::{
-    Descriptors, HostSpec, Origin, ReplaySpec, SourceSpec, StandbyUse, StartError, StartSpec,
-    ThawSpec,
+    Descriptors, HostSpec, Making, Origin, ReadyUse, ReplaySpec, SourceSpec, StandbyUse,
+    StartError, StartSpec, ThawSpec,
 };
 use firn_snapshot::MemoryLayout;
 use firn_vmm::{KVM_DEVICE, Shape, open_kvm};
@@ -169,4 +170,80 @@ fn a_monitor_ends_with_its_connection() {
         monitor.end(LIMIT);
         assert!(begin.elapsed() < LIMIT, "the monitor was killed");
     }
+}
+
+/// A monitor with a ready clone of the snapshot.
+fn ready(snapshot: &Path, planner: &str, hold: bool) -> Result<(Monitor, Making), StartError> {
+    let (mut monitor, mut descriptors) = (monitor(), Descriptors::default());
+    let spec = spec(snapshot, planner, hold, &mut descriptors);
+    monitor.make_ready(spec, &descriptors)?;
+    let making = monitor.wait_made_ready(LIMIT)?;
+    Ok((monitor, making))
+}
+
+#[test]
+fn a_ready_clone_resumes_and_reports_only_what_came_after_its_request() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(snapshot) = player(directory.path()) else { return };
+    for planner in ["dram_cached", "firecracker", "reap"] {
+        let (mut monitor, making) = ready(&snapshot, planner, true).unwrap();
+        assert!(making.dram_bytes > 0 && making.ns > 0, "{making:?}");
+        let request_ns = now_ns();
+        monitor.resume(request_ns).unwrap();
+        assert!(matches!(monitor.progress(Some(LIMIT)).unwrap(), Progress::Held));
+        monitor.release().unwrap();
+        let report = monitor.started(Some(LIMIT)).unwrap();
+        assert_eq!((report.ready, report.standby), (Some(ReadyUse::Hit), Some(StandbyUse::Hit)));
+        assert_eq!(report.making, Some(making));
+        let times = &report.times;
+        assert_eq!((times.load_ns, times.plan_ns, times.execute_ns), (0, 0, 0));
+        assert!(times.process_start_ns.is_some() && times.resume_ns > 0, "{times:?}");
+        // The monitor's clock began at the request.
+        assert!(times.total_ns <= now_ns() - request_ns);
+        assert_eq!(report.replay.unwrap().pages, 1024);
+        monitor.wait().unwrap();
+    }
+}
+
+#[test]
+fn a_clone_of_a_snapshot_that_was_replaced_or_removed_is_not_resumed() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(snapshot) = player(directory.path()) else { return };
+    let gone = directory.path().join("gone");
+    let outdated = |change: &dyn Fn()| {
+        let (mut monitor, _) = ready(&snapshot, "dram_cached", false).unwrap();
+        change();
+        monitor.resume(now_ns()).unwrap();
+        let error = monitor.started(Some(LIMIT)).unwrap_err();
+        assert!(matches!(error, StartError::Outdated(_)), "{error:?}");
+    };
+    outdated(&|| std::fs::rename(&snapshot, &gone).unwrap());
+    std::fs::rename(&gone, &snapshot).unwrap();
+    // Another snapshot at its path.
+    outdated(&|| {
+        std::fs::rename(&snapshot, &gone).unwrap();
+        player(directory.path()).unwrap();
+    });
+    outdated(&|| std::fs::remove_dir_all(&snapshot).unwrap());
+    // What was moved away can be used from there.
+    let (mut monitor, _) = ready(&gone, "dram_cached", false).unwrap();
+    monitor.resume(now_ns()).unwrap();
+    assert_eq!(monitor.started(Some(LIMIT)).unwrap().replay.unwrap().pages, 1024);
+}
+
+#[test]
+fn a_making_that_fails_is_reported_and_a_ready_clone_ends_with_its_owner() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(snapshot) = player(directory.path()) else { return };
+    let error = ready(&snapshot, "no such planner", false).unwrap_err();
+    assert!(matches!(error, StartError::Planner(_)), "{error:?}");
+    let (monitor, _) = ready(&snapshot, "dram_cached", false).unwrap();
+    let begin = Instant::now();
+    monitor.end(LIMIT);
+    assert!(begin.elapsed() < LIMIT, "the monitor was killed");
+    // Only a resume follows.
+    let (mut monitor, _) = ready(&snapshot, "dram_cached", false).unwrap();
+    monitor.release().unwrap();
+    let error = monitor.started(Some(LIMIT)).unwrap_err();
+    assert!(matches!(error, StartError::Spec(_)), "{error:?}");
 }

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 
+use firn_run::ReadyUse;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
@@ -64,6 +65,18 @@ struct Started {
     start: StartKind,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Looked {
+    found: ReadyLabel,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+#[allow(non_camel_case_types, reason = "the name of a variant is the value of a label")]
+enum ReadyLabel {
+    hit,
+    miss,
+}
+
 /// The counters.
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -74,6 +87,9 @@ pub(crate) struct Metrics {
     pub(crate) start_failures: Counter,
     pub(crate) monitors: Gauge,
     pub(crate) standby: Gauge,
+    ready_starts: Family<Looked, Counter>,
+    pub(crate) ready: Gauge,
+    pub(crate) ready_bytes: Gauge<u64, AtomicU64>,
     pub(crate) queued: Gauge,
     pub(crate) private_bytes: Gauge<u64, AtomicU64>,
     pub(crate) shared_bytes: Gauge<u64, AtomicU64>,
@@ -92,6 +108,9 @@ impl Default for Metrics {
             start_failures: Counter::default(),
             monitors: Gauge::default(),
             standby: Gauge::default(),
+            ready_starts: Family::default(),
+            ready: Gauge::default(),
+            ready_bytes: Gauge::default(),
             queued: Gauge::default(),
             private_bytes: Gauge::default(),
             shared_bytes: Gauge::default(),
@@ -112,6 +131,18 @@ impl Default for Metrics {
         );
         registry.register("monitors", "Running microVMs", metrics.monitors.clone());
         registry.register("standby", "Standby monitors", metrics.standby.clone());
+        registry.register(
+            "ready_starts",
+            "Thaws by whether a ready clone was found",
+            metrics.ready_starts.clone(),
+        );
+        registry.register("ready_clones", "Ready clones that wait", metrics.ready.clone());
+        registry.register_with_unit(
+            "ready_memory",
+            "Memory of ready clones that wait",
+            Unit::Bytes,
+            metrics.ready_bytes.clone(),
+        );
         registry.register("queued", "Requests that wait for a microVM", metrics.queued.clone());
         registry.register_with_unit(
             "private_memory",
@@ -135,6 +166,15 @@ impl Metrics {
         let labels = Started { start };
         self.starts.get_or_create(&labels).inc();
         self.durations.get_or_create(&labels).observe(seconds);
+    }
+
+    /// Counts a thaw by whether it found a ready clone.
+    pub(crate) fn looked_for_ready(&self, found: ReadyUse) {
+        let found = match found {
+            ReadyUse::Hit => ReadyLabel::hit,
+            ReadyUse::Miss => ReadyLabel::miss,
+        };
+        self.ready_starts.get_or_create(&Looked { found }).inc();
     }
 
     /// Counts a request that has ended.

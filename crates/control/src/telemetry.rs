@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
 
-use firn_run::{StartReport, StartTimes};
+use firn_run::{ReadyUse, StartReport, StartTimes};
 use opentelemetry::propagation::TextMapPropagator;
 use opentelemetry::trace::{
     Span, SpanBuilder, SpanKind, Status, TraceContextExt, Tracer, TracerProvider,
@@ -81,6 +81,9 @@ impl Telemetry {
         }
         if let Some(thaw) = &report.thaw {
             attributes.push(KeyValue::new("firn.planner", thaw.planner.clone()));
+            if let Some(found) = thaw.ready {
+                attributes.push(KeyValue::new("firn.ready", found == ReadyUse::Hit));
+            }
             let numbers = [
                 ("firn.kvm_faults", thaw.counters.kvm.page_faults),
                 ("firn.pool_bytes", thaw.counters.pool_bytes),

@@ -50,6 +50,9 @@ pub enum StartError {
     /// This host cannot run the snapshot's machine.
     #[error(transparent)]
     Incompatible(ErrorChain),
+    /// The snapshot of a ready clone is another one by now.
+    #[error("the snapshot {0} was replaced or removed while a clone of it waited for its request")]
+    Outdated(String),
     /// The plan could not be executed.
     #[error(transparent)]
     Execute(ErrorChain),
@@ -168,7 +171,7 @@ stages! {
     Host: firn_vmm::DiskError, firn_vmm::BindVsockError, firn_vmm::OpenFileError;
     Boot: firn_vmm::BootError, firn_vmm::OpenKvmError;
     Restore: firn_vmm::RestoreError;
-    Resume: firn_vmm::VcpuThreadError;
+    Resume: firn_vmm::VcpuThreadError, firn_vmm::ReleaseError;
     Run: firn_vmm::RunError;
     Session: firn_vmm::ControlServerError, crate::ClaimError;
     Measure: firn_vmm::GoneError;

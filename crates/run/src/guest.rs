@@ -5,6 +5,7 @@ use std::sync::Arc;
 use firn_memory::copy_ahead::WriteReport;
 use firn_snapshot::PageSet;
 use firn_vmm::{HostConfig, Microvm, OpenFile};
+use uuid::Uuid;
 
 use crate::descriptors::Descriptors;
 use crate::error::StartError;
@@ -43,6 +44,12 @@ pub(crate) trait GuestKind: Sized {
 
     /// Looks at the complete microVM before its vCPUs run.
     fn restored(&mut self, _microvm: &Microvm, _listener: &Arc<dyn Listener>) {}
+
+    /// Draws the identity of a microVM that was restored before its request, and returns its
+    /// generation; `None` for a guest that has none.
+    fn identify(&mut self) -> Result<Option<Uuid>, StartError> {
+        Ok(None)
+    }
 
     /// Follows the running microVM to its end.
     fn follow(

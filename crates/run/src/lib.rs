@@ -69,7 +69,8 @@ pub use outcome::Outcome;
 pub use pool_manager::{MANAGER_IN_USE, PoolManager, PoolManagerError};
 pub use recorded::RecordedRun;
 pub use report::{
-    Counters, REPORT_VERSION, Replay, ReplicaCost, StandbyUse, StartReport, StartTimes,
+    Counters, Making, REPORT_VERSION, ReadyUse, Replay, ReplicaCost, StandbyUse, StartReport,
+    StartTimes,
 };
 pub use session::{Interruption, end_with};
 pub use settings::{FunctionSettings, ImageName, ImageNameError, SETTINGS_FILE, SettingsError};

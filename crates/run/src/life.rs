@@ -14,14 +14,16 @@ use firn_memory::planners::{self, Planner};
 use firn_memory::{
     AfterResume, GuestMemory, Plan, ProcessCounters, Sources, execute_in, verify_plan,
 };
-use firn_snapshot::{Grant, Snapshot};
+use firn_snapshot::{Grant, NoCopy, Snapshot};
 use firn_vmm::{
     FrozenMachine, HostConfig, KvmCounters, Microvm, OpenFile, OpenKvm, Shape, Standby,
 };
 
 use crate::background::Background;
 use crate::error::StartError;
-use crate::report::{Counters, REPORT_VERSION, ReplicaCost, StandbyUse, StartReport, StartTimes};
+use crate::report::{
+    Counters, Making, REPORT_VERSION, ReadyUse, ReplicaCost, StandbyUse, StartReport, StartTimes,
+};
 use crate::source::Source;
 
 /// When a start began.
@@ -300,6 +302,43 @@ impl<'a> Mapped<'a> {
 }
 
 impl<'a> Restored<'a> {
+    /// What it takes while it waits for its request. `begin` is when its making began.
+    pub(crate) fn making(&self, begin: Instant) -> Result<Making, StartError> {
+        let usage = self.microvm.memory().usage();
+        let usage = usage.map_err(|error| StartError::Measure(ErrorChain::of(&error)))?;
+        let (grant, report) = (self.source.grant(), &self.report);
+        let copies = grant.and_then(Grant::copies);
+        Ok(Making {
+            ns: nanoseconds(begin.elapsed()),
+            dram_bytes: usage.private + usage.copies + usage.page_tables + usage.monitor,
+            copy_bytes: usage.copies,
+            pool_bytes: usage.pool,
+            no_copy: copies
+                .and_then(|copies| copies.absent)
+                .filter(|reason| *reason != NoCopy::Unneeded),
+            planner: report.planner.clone(),
+        })
+    }
+
+    /// Gives the microVM, which was [held](FrozenMachine::hold), what it lacks for the request of
+    /// `clock`. What was done before is no part of the start's times.
+    pub(crate) fn release(
+        &mut self,
+        generation: Option<uuid::Uuid>,
+        making: Making,
+        clock: &Clock,
+        begin: Instant,
+    ) -> Result<(), StartError> {
+        self.microvm.release(generation)?;
+        (self.begin, self.since) = (begin, clock.since());
+        let report = &mut self.report;
+        (report.ready, report.making) = (Some(ReadyUse::Hit), Some(making));
+        report.standby = Some(StandbyUse::Hit);
+        report.times =
+            StartTimes { process_start_ns: clock.process_start_ns(), ..StartTimes::default() };
+        Ok(())
+    }
+
     /// Starts the vCPUs, and with them what the plan has after the resume.
     ///
     /// # Errors

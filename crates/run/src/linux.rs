@@ -13,6 +13,7 @@ use firn_vmm::{
     BootConfig, Console, Handle, HostConfig, Microvm, OpenFile, Virtualization, VsockListener,
     open_root_disk,
 };
+use uuid::Uuid;
 
 use crate::agent::{AgentClient, Invocation, InvokeError, LoadError, LoadOptions};
 use crate::background::Background;
@@ -165,6 +166,11 @@ impl GuestKind for Linux {
             None => open_root_disk(source.snapshot(), None)?,
         };
         Ok((self.take_host()?, root))
+    }
+
+    fn identify(&mut self) -> Result<Option<Uuid>, StartError> {
+        self.served.identity = Identity::fresh()?;
+        Ok(Some(self.served.identity.generation))
     }
 
     fn follow(

@@ -8,7 +8,7 @@ use firn_memory::copy_ahead::WriteReport;
 use firn_memory::loader::LoaderReport;
 use firn_memory::pager::PagerReport;
 use firn_memory::{ChunkCopies, ExecuteReport, MemoryUsage, ProcessCounters, Work};
-use firn_snapshot::{ImagedBy, ReplicaReport};
+use firn_snapshot::{ImagedBy, NoCopy, ReplicaReport};
 use firn_vmm::{KvmStats, RestoreReport};
 use serde::{Deserialize, Serialize};
 
@@ -52,6 +52,12 @@ pub struct StartReport {
     /// Whether the VM was made before the request; `None` where the process was started for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub standby: Option<StandbyUse>,
+    /// Whether the microVM was restored before the request; `None` where that was not tried.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready: Option<ReadyUse>,
+    /// What was done before the request, where the microVM was ready.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub making: Option<Making>,
     /// Times.
     pub times: StartTimes,
     /// Verification of the bytes of a snapshot, where this start had to do it, ns; part of
@@ -96,6 +102,35 @@ pub enum StandbyUse {
     Hit,
     /// A process with KVM open: it had made nothing for a microVM of this shape.
     Miss,
+}
+
+/// Whether a start found a ready clone of its snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReadyUse {
+    /// The microVM was mapped and restored before the request.
+    Hit,
+    /// No clone was ready, or none that could be resumed: an ordinary start followed.
+    Miss,
+}
+
+/// A ready clone: what was done for it before its request, and what it takes meanwhile.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Making {
+    /// From the order to a restored microVM, ns.
+    pub ns: u64,
+    /// DRAM of the monitor, its guest's copy included, bytes; without the kernel's own memory for
+    /// the VM.
+    pub dram_bytes: u64,
+    /// The copy's part of it.
+    pub copy_bytes: u64,
+    /// Memory of the pool that it maps, bytes.
+    pub pool_bytes: u64,
+    /// Why it has no copy, where its planner runs on one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_copy: Option<NoCopy>,
+    /// The planner with its options.
+    pub planner: String,
 }
 
 /// What a player replayed.

@@ -63,6 +63,11 @@ impl Interruption {
         Ok(interruption)
     }
 
+    /// The signal that came, or 0: for a process that waits before its microVM runs.
+    pub(crate) fn signal_flag(&self) -> Arc<AtomicI32> {
+        self.signal.clone()
+    }
+
     fn signal(&self) -> Option<i32> {
         Some(self.signal.load(Ordering::SeqCst)).filter(|signal| *signal != 0)
     }

@@ -101,6 +101,19 @@ impl Source {
         self.grant.as_ref()
     }
 
+    /// Refuses a snapshot that was replaced or removed since it was opened.
+    ///
+    /// # Errors
+    /// [`StartError::Outdated`]; [`StartError::Open`]: the pool's manager does not answer.
+    pub(crate) fn check_current(&self) -> Result<(), StartError> {
+        let path = self.snapshot.path().display().to_string();
+        let current = match &self.grant {
+            Some(grant) => grant.is_current(&path)?,
+            None => self.snapshot.is_current(),
+        };
+        if current { Ok(()) } else { Err(StartError::Outdated(path)) }
+    }
+
     /// Gives back what a pool granted, once the microVM has ended: a replica with the pages that
     /// were written to it, where they are known, and to the prediction the chunks that the run
     /// wrote. The run succeeded whether or not this does: a failure is returned as a note.

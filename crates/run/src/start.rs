@@ -1,6 +1,7 @@
 //! From a spec to the end of a microVM.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use firn_memory::planners::{Planner, Preloaded, parse};
 
@@ -10,6 +11,7 @@ use crate::guest::{Ended, GuestKind, Listener};
 use crate::life::{Clock, KvmDevice};
 use crate::linux::{self, Linux};
 use crate::player::{Player, traces_of};
+use crate::report::Making;
 use crate::session::Interruption;
 use crate::source::Source;
 use crate::spec::{Origin, SPEC_VERSION, StartSpec, ThawSpec};
@@ -26,8 +28,12 @@ pub fn start(
     clock: Clock,
     listener: &Arc<dyn Listener>,
 ) -> Result<(), StartError> {
-    start_caught(spec, descriptors, kvm, clock, listener, None)
+    start_caught(spec, descriptors, kvm, clock, listener, (None, None))
 }
+
+/// Waits for the request of a microVM that is restored, and returns its clock; `None` where none
+/// will come.
+pub(crate) type Hold<'a> = &'a dyn Fn(&Making) -> Result<Option<Clock>, StartError>;
 
 /// The same in a process that catches signals already.
 pub(crate) fn start_caught(
@@ -36,7 +42,7 @@ pub(crate) fn start_caught(
     kvm: KvmDevice,
     clock: Clock,
     listener: &Arc<dyn Listener>,
-    caught: Option<Interruption>,
+    (caught, hold): (Option<Interruption>, Option<Hold<'_>>),
 ) -> Result<(), StartError> {
     if spec.version != SPEC_VERSION {
         let (found, known) = (spec.version, SPEC_VERSION);
@@ -45,17 +51,21 @@ pub(crate) fn start_caught(
     }
     let clock = Clock { request_ns: clock.request_ns.or(spec.request_ns), ..clock };
     match &spec.origin {
+        Origin::Boot(_) if hold.is_some() => {
+            Err(StartError::Spec("a boot cannot be made ready".to_owned()))
+        }
         Origin::Boot(boot) => linux::boot(spec, boot, descriptors, kvm, &clock, listener, caught),
-        Origin::Thaw(thaw) => thaw_snapshot(spec, thaw, descriptors, kvm, &clock, listener, caught),
+        Origin::Thaw(thaw) => {
+            let order = Order { kvm, clock: &clock, descriptors, hold };
+            thaw_snapshot(spec, thaw, order, listener, caught)
+        }
     }
 }
 
 fn thaw_snapshot(
     spec: &StartSpec,
     thaw: &ThawSpec,
-    mut descriptors: Descriptors,
-    kvm: KvmDevice,
-    clock: &Clock,
+    mut order: Order<'_>,
     listener: &Arc<dyn Listener>,
     caught: Option<Interruption>,
 ) -> Result<(), StartError> {
@@ -63,16 +73,17 @@ fn thaw_snapshot(
     if thaw.preloaded {
         planner = Box::new(Preloaded(planner));
     }
-    let mut source = Source::open(&thaw.source, &*planner, &mut descriptors)?;
+    let mut source = Source::open(&thaw.source, &*planner, &mut order.descriptors)?;
     let ended = if traces_of(source.snapshot().manifest()).is_some() {
         let player = Player::new(&source, &thaw.replay)?;
-        live(player, &source, &*planner, kvm, clock, descriptors, listener)
+        live(player, &source, &*planner, order, listener)
     } else if thaw.replay.input.is_some() {
         Err(StartError::NotPlayer)
     } else {
-        let guest = Linux::of_thaw(spec, thaw, &kvm, &mut descriptors, caught)?;
-        live(guest, &source, &*planner, kvm, clock, descriptors, listener)
+        let guest = Linux::of_thaw(spec, thaw, &order.kvm, &mut order.descriptors, caught)?;
+        live(guest, &source, &*planner, order, listener)
     }?;
+    let Some(ended) = ended else { return Ok(()) };
     for note in source.give_back(ended.writes.as_ref(), ended.written.as_ref()) {
         listener.note(&note);
     }
@@ -82,19 +93,39 @@ fn thaw_snapshot(
     Ok(())
 }
 
-/// The states of a thaw, one after the other.
+/// How a thaw is to be done.
+pub(crate) struct Order<'a> {
+    pub(crate) kvm: KvmDevice,
+    pub(crate) clock: &'a Clock,
+    pub(crate) descriptors: Descriptors,
+    /// Where it waits before the resume.
+    pub(crate) hold: Option<Hold<'a>>,
+}
+
+/// The states of a thaw, one after the other; `None` where it waited for a request that did not
+/// come.
 pub(crate) fn live(
     mut guest: impl GuestKind,
     source: &Source,
     planner: &dyn Planner,
-    kvm: KvmDevice,
-    clock: &Clock,
-    mut descriptors: Descriptors,
+    order: Order<'_>,
     listener: &Arc<dyn Listener>,
-) -> Result<Ended, StartError> {
+) -> Result<Option<Ended>, StartError> {
+    let Order { kvm, clock, mut descriptors, hold } = order;
+    let begin = Instant::now();
     let mut mapped = source.plan(planner, clock)?.map(kvm)?;
     let (host, root) = guest.prepare(source, &mut mapped, &mut descriptors)?;
-    let restored = mapped.restore(host, root)?;
+    if hold.is_some() {
+        mapped.machine_mut().hold();
+    }
+    let mut restored = mapped.restore(host, root)?;
     guest.restored(&restored.microvm, listener);
-    guest.follow(restored.resume()?, listener)
+    if let Some(hold) = hold {
+        let making = restored.making(begin)?;
+        let Some(clock) = hold(&making)? else { return Ok(None) };
+        let begin = Instant::now();
+        source.check_current()?;
+        restored.release(guest.identify()?, making, &clock, begin)?;
+    }
+    guest.follow(restored.resume()?, listener).map(Some)
 }

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use firn_base::PageRange;
-use firn_pool::{COPY_CHUNK, Client, ClientError, CopyGrant, CopySet, ExtentGrant, Imaging};
+use firn_pool::{
+    COPY_CHUNK, Client, ClientError, CopyGrant, CopySet, ExtentGrant, Imaging, Refusal,
+};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::copies::{Copies, CopyTable};
@@ -74,7 +77,7 @@ pub struct Grant {
     generation: u64,
     /// Generation of the replica, until it is returned.
     replica_generation: Option<u64>,
-    connection: Client,
+    connection: Mutex<Client>,
 }
 
 /// Opens the sealed snapshot `name` of the pool whose manager listens on `socket`.
@@ -134,7 +137,7 @@ pub fn open_pooled_with(
         check_time: check.then(|| begin.elapsed()),
         generation,
         replica_generation: None,
-        connection,
+        connection: Mutex::new(connection),
     };
     Ok((snapshot, grant))
 }
@@ -165,10 +168,10 @@ pub fn open_replica_with(
     // the same freeze.
     for _ in 0..MAX_ATTEMPTS {
         let (snapshot, mut grant) = open_pooled_with(connection, name, verify, None)?;
-        let granted = grant.connection.replica(name)?;
+        let granted = grant.connection.get_mut().replica(name)?;
         let memory = &granted.grant;
         if granted.source.generation != grant.generation {
-            connection = grant.connection;
+            connection = grant.connection.into_inner();
             connection.release(memory.extent().generation)?;
             connection.release(grant.generation)?;
             continue;
@@ -221,7 +224,9 @@ impl Grant {
     /// # Errors
     /// See [`ClientError`].
     pub fn take_copy(&mut self, key: &str) -> Result<bool, ClientError> {
-        let Some(copy) = self.connection.copy(self.generation, key)? else { return Ok(false) };
+        let Some(copy) = self.connection.get_mut().copy(self.generation, key)? else {
+            return Ok(false);
+        };
         self.copies = Some(copies(key, copy));
         Ok(true)
     }
@@ -232,7 +237,7 @@ impl Grant {
     /// # Errors
     /// See [`ClientError`].
     pub fn copy_set(&mut self, key: &str) -> Result<Option<(u64, Vec<u8>)>, ClientError> {
-        let set = self.connection.copy_set(self.generation, key)?;
+        let set = self.connection.get_mut().copy_set(self.generation, key)?;
         Ok(set.map(|CopySet { revision, state, .. }| (revision, state)))
     }
 
@@ -249,7 +254,20 @@ impl Grant {
         runs: &[PageRange],
         state: Vec<u8>,
     ) -> Result<bool, ClientError> {
-        self.connection.store_copy_set(self.generation, key, revision, runs, state)
+        self.connection.get_mut().store_copy_set(self.generation, key, revision, runs, state)
+    }
+
+    /// Whether the pool still has this snapshot under its name. For the manager this is a start, so
+    /// it pauses its background work.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn is_current(&self, name: &str) -> Result<bool, ClientError> {
+        match self.connection.lock().snapshot(name) {
+            Ok(sealed) => Ok(sealed.extent().generation == self.generation),
+            Err(ClientError::Refused { refusal: Refusal::Unknown, .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Returns the replica to the pool. `written` holds all image pages that the guest, KVM or the
@@ -260,7 +278,7 @@ impl Grant {
     /// See [`ClientError`].
     pub fn return_replica(&mut self, written: &PageSet) -> Result<(), ClientError> {
         let Some(generation) = self.replica_generation.take() else { return Ok(()) };
-        self.connection.give_back(generation, &written.to_ranges())
+        self.connection.get_mut().give_back(generation, &written.to_ranges())
     }
 }
 

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -101,6 +102,18 @@ impl Snapshot {
             }
         }
         Err(OpenError::Replaced { path: path.into(), attempts: MAX_ATTEMPTS })
+    }
+
+    /// Whether its path still names it: it was not replaced, moved or removed since it was opened.
+    /// What a pool says of a snapshot is in [`Grant::is_current`](crate::Grant::is_current).
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        let named = |dir| !was_replaced(dir, &self.path);
+        let linked = match &self.image {
+            Content::File(image) => image.metadata().is_ok_and(|file| file.nlink() > 0),
+            Content::Extent(_) => true,
+        };
+        linked && self.dir.as_ref().is_none_or(named)
     }
 
     /// Opens a snapshot in a directory that is open already, as [`open_directory`] opens it. `path`

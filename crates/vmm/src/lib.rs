@@ -45,8 +45,8 @@ pub use kvm::{
 pub use microvm::{
     Argument, AssembleError, BootError, Destination, DiskError, End, FreezeError, FreezeReport,
     FreezeRequest, FrozenMachine, GenerationError, GoneError, Handle, IncompatibleError, Microvm,
-    PrepareError, RenewError, RestoreError, RestoreReport, RunError, Shape, Standby, StandbyError,
-    UserRegisters, WireError, WrittenError, open_root_disk,
+    PrepareError, ReleaseError, RenewError, RestoreError, RestoreReport, RunError, Shape, Standby,
+    StandbyError, UserRegisters, WireError, WrittenError, open_root_disk,
 };
 pub use open_file::{OpenFile, OpenFileError};
 pub use state::DecodeStateError;

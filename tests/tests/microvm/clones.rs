@@ -1,10 +1,30 @@
 //! Clones of one snapshot have separate identities and separate memory.
 
-use std::collections::BTreeMap;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use firn_run::monitor::Monitor;
+use firn_run::{
+    Descriptors, HostSpec, InvokeSpec, Origin, ReadyUse, ReplaySpec, SourceSpec, StartSpec,
+    ThawSpec,
+};
 use firn_tests::{World, workshop};
+use firn_vmm::KVM_DEVICE;
 use serde_json::{Value, json};
+
+/// What no two clones share.
+const IDENTITY: [&str; 8] = [
+    "urandom",
+    "random",
+    "uuid1",
+    "uuid4",
+    "temporary",
+    "host_name",
+    "instance_id",
+    "log_stream_name",
+];
+const LIMIT: Duration = Duration::from_secs(120);
 
 fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64()
@@ -32,17 +52,7 @@ fn clones_thawed_at_once_have_separate_identities() {
         assert!((before - 2.0..after + 2.0).contains(&time), "{before} to {after}: {clone}");
         assert_eq!(clone["host_name"], clone["instance_id"]);
     }
-    let differ = [
-        "urandom",
-        "random",
-        "uuid1",
-        "uuid4",
-        "temporary",
-        "host_name",
-        "instance_id",
-        "log_stream_name",
-    ];
-    for what in differ {
+    for what in IDENTITY {
         let values: BTreeMap<_, _> =
             clones.iter().map(|clone| (clone[what].to_string(), ())).collect();
         assert_eq!(values.len(), clones.len(), "two clones have the same {what}: {clones:#?}");
@@ -54,6 +64,56 @@ fn clones_thawed_at_once_have_separate_identities() {
         .map(|clone| (clone["uuid1"].as_str().unwrap()[19..].to_owned(), ()))
         .collect();
     assert_eq!(nodes.len(), clones.len(), "{clones:#?}");
+}
+
+#[test]
+fn ready_clones_get_their_identities_and_the_time_when_they_are_resumed() {
+    const CLONES: usize = 8;
+    let program = std::env::var_os("FIRN").unwrap_or_else(|| "firn".into());
+    let snapshot = workshop();
+    let event = json!({"module": "identity", "event": null}).to_string();
+    let make = || {
+        let mut descriptors = Descriptors::default();
+        let thaw = ThawSpec {
+            source: SourceSpec::directory(snapshot, &mut descriptors).unwrap(),
+            planner: "dram_cached".to_owned(),
+            preloaded: false,
+            root: None,
+            invoke: Some(InvokeSpec { event: event.clone(), keep: false, compare: false }),
+            replay: ReplaySpec::default(),
+        };
+        let spec = StartSpec::new(Origin::Thaw(thaw), HostSpec::default(), LIMIT);
+        let mut monitor = Monitor::spawn(Path::new(&program), KVM_DEVICE.as_ref()).unwrap();
+        monitor.make_ready(spec, &descriptors).unwrap();
+        assert!(monitor.wait_made_ready(LIMIT).unwrap().dram_bytes > 0);
+        monitor
+    };
+    let mut monitors: Vec<Monitor> = (0..CLONES).map(|_| make()).collect();
+    // Longer than the tolerance below: a clock that was set at the making is late by more.
+    std::thread::sleep(Duration::from_secs(5));
+    let before = now();
+    for monitor in &mut monitors {
+        monitor.resume(firn_base::now_ns()).unwrap();
+    }
+    let mut clones: Vec<Value> = Vec::new();
+    for mut monitor in monitors {
+        let report = monitor.started(Some(LIMIT)).unwrap();
+        assert_eq!(report.ready, Some(ReadyUse::Hit));
+        let outcome = report.outcome.unwrap();
+        let answer = outcome.answer.unwrap_or_else(|| panic!("{:?}", outcome.error));
+        clones.push(serde_json::from_str(answer.get()).unwrap());
+        monitor.wait().unwrap();
+    }
+    let after = now();
+    for clone in &clones {
+        let time = clone["time"].as_f64().unwrap();
+        assert!((before - 2.0..after + 2.0).contains(&time), "{before} to {after}: {clone}");
+        assert_eq!(clone["host_name"], clone["instance_id"]);
+    }
+    for what in IDENTITY {
+        let values: BTreeSet<_> = clones.iter().map(|clone| clone[what].to_string()).collect();
+        assert_eq!(values.len(), CLONES, "two clones have the same {what}: {clones:#?}");
+    }
 }
 
 #[test]

@@ -189,7 +189,7 @@ impl FloorComparison {
             interrupt,
             || (),
         )
-        .map(|(mut reports, ())| reports.swap_remove(0))
+        .map(|mut batch| batch.reports.swap_remove(0))
         .map_err(|source| CompareError::Player { pair, source })
     }
 }

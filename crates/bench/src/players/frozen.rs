@@ -23,6 +23,8 @@ pub struct Subject {
     /// Whether it maps a file that is packed from the image. The file is packed before each batch
     /// that does not find it as the planner needs it.
     pub packs: bool,
+    /// Whether its microVMs start from ready clones.
+    pub ready: bool,
 }
 
 impl Subject {

@@ -123,7 +123,13 @@ pub(super) fn subjects(
                 .plan(input)
                 .is_ok_and(|plan| plan.schedule.iter().any(|step| step.work.is_preload()));
             let packs = planner.packing(input).is_ok_and(|packing| packing.is_some());
-            subjects.push(Subject { planner: planner.name(), preloads, in_pool, packs });
+            subjects.push(Subject {
+                planner: planner.name(),
+                preloads,
+                in_pool,
+                packs,
+                ready: false,
+            });
         }
         for (planner, reason) in selection.left_out {
             if left_out.iter().all(|known| known.planner != planner) {

@@ -7,6 +7,7 @@ mod results;
 mod session;
 mod text;
 
+use firn_memory::planners::{ParsePlannerError, parse, split_list};
 use thiserror::Error;
 
 pub use document::{draw_sessions, sessions_markdown};
@@ -18,7 +19,7 @@ pub use session::{Session, SessionError};
 
 use crate::cache::Cache;
 use crate::harness::Harness;
-use crate::players::{PlayersConfig, PlayersError};
+use crate::players::{PlayersConfig, PlayersError, Subject};
 
 /// A comparison of planners on players.
 #[derive(Clone, Debug)]
@@ -40,6 +41,8 @@ pub struct ThawConfig {
     pub noise: bool,
     /// Whether microVMs start in monitors that stand by for them.
     pub standby: bool,
+    /// Planners whose microVMs start from ready clones, as in [`PlayersConfig::planners`].
+    pub ready: Vec<String>,
     /// Starts of each planner on each player at random intervals, after the runs; none waits for an
     /// earlier one.
     pub open_loop: u32,
@@ -61,6 +64,7 @@ impl Default for ThawConfig {
             different_snapshots: false,
             noise: false,
             standby: false,
+            ready: Vec::new(),
             open_loop: 0,
             mix: None,
             warm: false,
@@ -75,12 +79,28 @@ pub enum ThawError {
     /// There are no players to measure.
     #[error(transparent)]
     Players(#[from] PlayersError),
+    /// A planner of `ready` is not among those that are measured.
+    #[error("{0} is to start from ready clones, and is not measured: name it with --planner, too")]
+    NotMeasured(String),
+    /// A planner of `ready` cannot be parsed.
+    #[error(transparent)]
+    Planner(#[from] ParsePlannerError),
     /// A run failed.
     #[error(transparent)]
     Session(#[from] SessionError),
 }
 
 impl ThawConfig {
+    /// Marks the subjects that start from ready clones.
+    fn select_ready(&self, subjects: &mut [Subject]) -> Result<(), ThawError> {
+        for name in split_list(&self.ready.join(",")).iter().filter(|name| !name.is_empty()) {
+            let planner = parse(name)?.name();
+            let subject = subjects.iter_mut().find(|subject| subject.planner == planner);
+            subject.ok_or(ThawError::NotMeasured(planner))?.ready = true;
+        }
+        Ok(())
+    }
+
     /// Freezes the players, measures, and removes them.
     ///
     /// # Errors
@@ -93,6 +113,7 @@ impl ThawConfig {
         let prepared =
             self.players.prepare(pool.as_mut(), snapshots, self.concurrency, progress)?;
         let mut subjects = prepared.subjects.clone();
+        self.select_ready(&mut subjects)?;
         if self.noise {
             subjects.extend_from_within(..);
         }

@@ -14,7 +14,7 @@ use firn_vmm::Shape;
 use serde::{Deserialize, Serialize};
 
 use super::results::{milliseconds, total_ms};
-use crate::batch::{Batch, BatchError, Interrupt, Player};
+use crate::batch::{Batch, BatchError, Interrupt, Player, Prepared};
 use crate::stats::Summary;
 
 /// Intervals between two starts, µs, each as likely.
@@ -68,7 +68,7 @@ pub(super) fn starts(
             next += Duration::from_micros(random.u64(INTERVALS));
             thread::sleep(next.saturating_duration_since(Instant::now()));
             interrupt.check()?;
-            batch.start(player, number, standbys.try_recv().ok())?;
+            batch.start(player, number, standbys.try_recv().ok().map(Prepared::Standby))?;
             if let Some(mut instance) = batch.instances.pop_front() {
                 running.push(scope.spawn(move || {
                     instance.wait_until_held(None);

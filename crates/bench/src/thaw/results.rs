@@ -7,7 +7,7 @@ use crate::cache::Cache;
 use crate::host::Host;
 use crate::players::LeftOut;
 use crate::stats::{Comparison, Summary};
-use firn_run::{StandbyUse, StartReport};
+use firn_run::{ReadyUse, StandbyUse, StartReport};
 
 /// The results of `firn bench thaw`: `{"host":{…},"results":[…]}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -70,6 +70,16 @@ pub struct Row {
     /// Memory of one standby monitor before the request, the kernel's own for it included, bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub standby_bytes: Option<u64>,
+    /// Starts from ready clones; `None` where none was ready.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready_hits: Option<u64>,
+    /// Memory of one ready clone before the request, bytes: its monitor, the kernel's own for the
+    /// VM, and its copy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready_bytes: Option<u64>,
+    /// Making one, before the request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub making_ms: Option<Summary>,
     /// Pages that a replay touches.
     pub pages: u64,
     /// Touches of a replay: pages, and first writes to pages that were read before.
@@ -95,6 +105,9 @@ pub struct Row {
     /// them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_only_loads: Option<u64>,
+    /// The first request of a run to the last page of its last microVM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub burst_ms: Option<Summary>,
     /// Starts at random intervals after the runs, if there were any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub open_loop: Option<OpenLoop>,
@@ -187,6 +200,8 @@ pub struct Noise {
 pub(crate) struct Run {
     /// Reports of its microVMs; at least one.
     pub(crate) reports: Vec<StartReport>,
+    /// The first request to the last page of the last microVM, ns.
+    pub(crate) burst_ns: u64,
     /// Time of the preload before the measured time.
     pub(crate) preload_ns: Option<u64>,
     /// Time that the pool's manager needed afterwards to prepare the next run.
@@ -211,6 +226,7 @@ pub(crate) struct RowHead {
     pub(crate) snapshots: u32,
     pub(crate) recorded_on: Option<String>,
     pub(crate) standby_bytes: Option<u64>,
+    pub(crate) ready_bytes: Option<u64>,
 }
 
 impl Results {
@@ -259,6 +275,12 @@ impl Row {
             .collect();
         let faults: Vec<f64> =
             reports.iter().filter_map(|r| r.times.fault_ns).map(milliseconds).collect();
+        let makings: Vec<f64> = reports
+            .iter()
+            .filter(|report| report.ready == Some(ReadyUse::Hit))
+            .filter_map(|report| Some(milliseconds(report.making.as_ref()?.ns)))
+            .collect();
+        let bursts: Vec<f64> = runs.iter().map(|run| milliseconds(run.burst_ns)).collect();
         let standbys: Vec<StandbyUse> = reports.iter().filter_map(|r| r.standby).collect();
         let hits = standbys.iter().filter(|found| **found == StandbyUse::Hit).count();
         let standby_hits = (!standbys.is_empty()).then_some(hits as u64);
@@ -272,6 +294,7 @@ impl Row {
             snapshots,
             recorded_on,
             standby_bytes,
+            ready_bytes,
         } = head;
         Some(Self {
             planner,
@@ -283,6 +306,9 @@ impl Row {
             cache,
             standby_hits,
             standby_bytes,
+            ready_hits: (!makings.is_empty()).then_some(makings.len() as u64),
+            ready_bytes,
+            making_ms: Summary::of(&makings),
             runs: u32::try_from(runs.len()).unwrap_or(u32::MAX),
             oversubscribed,
             pages: pages(first),
@@ -297,6 +323,7 @@ impl Row {
                 r.replay.as_ref().map_or(0, |replay| replay.read_only_loads)
             }))
             .filter(|loads| *loads > 0),
+            burst_ms: Summary::of(&bursts),
             open_loop: None,
             preload_ms: Summary::of(&preloads),
             index_ms: summary(&|r| milliseconds(r.times.index_ns))?,

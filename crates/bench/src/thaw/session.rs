@@ -7,15 +7,15 @@ use fastrand::Rng;
 use firn_base::PAGE_SIZE;
 use firn_memory::planners::{PackError, ParsePlannerError, pack, parse};
 use firn_pool::ClientError;
-use firn_run::StartError;
 use firn_run::monitor::Monitor;
+use firn_run::{Making, StartError};
 use firn_snapshot::PackedFile;
 use firn_vmm::Shape;
 use thiserror::Error;
 
 use super::open_loop::{self, OpenLoop};
 use super::results::{Noise, Results, Row, RowHead, Run};
-use crate::batch::{self, BatchError, Interrupt, Player};
+use crate::batch::{self, BatchError, Interrupt, Player, Prepared, Reports};
 use crate::cache::{Cache, CacheError, SnapshotFiles};
 use crate::cgroup::MemoryLimit;
 use crate::free_reads::{self, FreeReads};
@@ -72,8 +72,8 @@ pub enum SessionError {
         /// The failure.
         source: BatchError,
     },
-    /// A monitor cannot stand by.
-    #[error("cannot prepare a standby monitor for {planner} on {trace}")]
+    /// A monitor cannot stand by, or make a ready clone.
+    #[error("cannot prepare a monitor for {planner} on {trace}")]
     StandBy {
         /// The planner.
         planner: String,
@@ -202,6 +202,7 @@ impl Session {
                     snapshots: self.snapshots_of(player),
                     recorded_on: player.recorded_on.clone().filter(|_| subject.learns()),
                     standby_bytes: made[index].as_ref().and_then(|made| made.bytes),
+                    ready_bytes: self.ready_bytes(player, subject)?,
                 };
                 // Each later one is compared with the first one.
                 if place > 0 {
@@ -244,19 +245,47 @@ impl Session {
         Ok(packed.map(|report| report.file))
     }
 
-    /// Standby monitors for a batch, if it starts in such; none otherwise. `made` is what they
-    /// make, once it is known.
-    fn stand_by(
+    /// The monitors of a batch that are prepared before it, if it starts in such; none otherwise.
+    /// `made` is what standby monitors make, once it is known.
+    fn prepare(
         &self,
         batch: &[Player<'_>],
+        ready: bool,
         made: &mut Option<Made>,
-    ) -> Result<Vec<Monitor>, StartError> {
+    ) -> Result<Vec<Prepared>, StartError> {
+        let players = batch.iter().cycle().zip(0..self.concurrency);
+        if ready {
+            let make = |(player, _): (&Player<'_>, _)| Ok(Prepared::Ready(player.make_ready()?.0));
+            let clones = players.map(make).collect::<Result<_, StartError>>()?;
+            // What the manager prepares in the place of what they took is no part of the batch.
+            if let Some(player) = batch.first() {
+                player.settle()?;
+            }
+            return Ok(clones);
+        }
         let Some(player) = batch.first().filter(|_| self.standby) else { return Ok(Vec::new()) };
         let made = match made {
             Some(made) => made,
             None => made.insert(Made::of(player)?),
         };
-        (0..self.concurrency).map(|_| player.stand_by(&made.shape)).collect()
+        players.map(|(player, _)| Ok(Prepared::Standby(player.stand_by(&made.shape)?))).collect()
+    }
+
+    /// Memory of one ready clone, if the subject starts from such.
+    fn ready_bytes(
+        &self,
+        place: &FrozenPlayer,
+        subject: &Subject,
+    ) -> Result<Option<u64>, SessionError> {
+        if !subject.ready {
+            return Ok(None);
+        }
+        let bytes = ready_bytes(&self.player(place, subject, None));
+        bytes.map_err(|source| SessionError::StandBy {
+            planner: subject.planner.clone(),
+            trace: place.trace.clone(),
+            source: Box::new(source),
+        })
     }
 
     /// The input that a run replays.
@@ -363,13 +392,14 @@ impl Session {
             .iter()
             .map(|place| self.player(place, subject, self.input(place, run)))
             .collect();
-        let standbys = self.stand_by(&batch, made).map_err(|source| SessionError::StandBy {
-            planner: planner.clone(),
-            trace: trace.clone(),
-            source: Box::new(source),
-        })?;
-        let (reports, (kvm_table_bytes, cached_bytes, free)) =
-            batch::run(&batch, self.concurrency, standbys, interrupt, held).map_err(|source| {
+        let prepared =
+            self.prepare(&batch, subject.ready, made).map_err(|source| SessionError::StandBy {
+                planner: planner.clone(),
+                trace: trace.clone(),
+                source: Box::new(source),
+            })?;
+        let Reports { reports, burst_ns, held: (kvm_table_bytes, cached_bytes, free) } =
+            batch::run(&batch, self.concurrency, prepared, interrupt, held).map_err(|source| {
                 SessionError::Batch { planner: planner.clone(), trace: trace.clone(), run, source }
             })?;
         let cached_bytes = cached_bytes.map_err(cache)?;
@@ -377,7 +407,15 @@ impl Session {
         let unread = |source| cache(CacheError::Io { path: player.snapshot.clone(), source });
         let free = free.map_err(unread)?;
         let free_bytes = (!free.is_empty()).then(|| free_reads::bytes(&free, &reports));
-        Ok(Run { reports, preload_ns, settle_ns, cached_bytes, free_bytes, kvm_table_bytes })
+        Ok(Run {
+            reports,
+            burst_ns,
+            preload_ns,
+            settle_ns,
+            cached_bytes,
+            free_bytes,
+            kvm_table_bytes,
+        })
     }
 }
 
@@ -405,6 +443,21 @@ impl Made {
         drop(standbys);
         Ok(Self { shape, bytes })
     }
+}
+
+/// Memory of one ready clone: by the counters of a control group, which has the kernel's own for
+/// its VM, and its copy, which the pool's manager made. `None` where it cannot be counted.
+fn ready_bytes(player: &Player<'_>) -> Result<Option<u64>, StartError> {
+    let Ok(group) = MemoryLimit::enter(NO_LIMIT) else { return Ok(None) };
+    let total = || group.usage().ok().map(|usage| usage.total);
+    let before = total();
+    let clones: Vec<(Monitor, Making)> =
+        (0..COUNTED).map(|_| player.make_ready()).collect::<Result<_, _>>()?;
+    let grown = total().zip(before).map(|(after, before)| after.saturating_sub(before));
+    let copies: u64 = clones.iter().map(|(_, making)| making.copy_bytes).sum();
+    // The group can only be removed without them.
+    drop(clones);
+    Ok(grown.map(|grown| (grown + copies) / COUNTED))
 }
 
 /// Standby monitors whose memory is counted together: the kernel charges in batches.

@@ -10,7 +10,13 @@ use crate::progress::Quiet;
 use crate::testing::{REPORT, monitor_program, one_at_a_time};
 
 fn subject(planner: &str) -> Subject {
-    Subject { planner: planner.to_owned(), preloads: false, in_pool: false, packs: false }
+    Subject {
+        planner: planner.to_owned(),
+        preloads: false,
+        in_pool: false,
+        packs: false,
+        ready: false,
+    }
 }
 
 fn frozen(snapshot: PathBuf) -> FrozenPlayer {

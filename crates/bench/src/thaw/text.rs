@@ -13,7 +13,8 @@ pool, which are not the microVM's DRAM; index and imaging (making a replica equa
 free pages: bytes that a run read for pages that the guest held free at the freeze (cold page cache); settle: time that the pool's \
 manager needs after a run to prepare the next; starts at random intervals: 5 to 500 ms apart, none waits for an earlier one or for the \
 manager (--open-loop); cold: total, warm: a second, identical invocation of the same microVM (--warm); fallbacks: those that did not find what is made ahead for them; standby: memory of one standby monitor before the request, the kernel's own \
-for it included (--standby); planners that map from a pool use no page cache";
+for it included (--standby); ready: memory of one ready clone before the request, its copy included, and making: how long that took (--ready); \
+burst: first request of a run to the last page of its last microVM; planners that map from a pool use no page cache";
 
 impl Results {
     /// All tables, with the host and the meaning of the columns.
@@ -88,12 +89,14 @@ const TIMES: &[&str] = &[
     "total, ms",
     "p95",
     "spread",
+    "burst, ms",
     "ns per page",
     "CPU ns per page",
     "preload, ms",
     "index, ms",
     "imaging, ms",
     "settle, ms",
+    "making, ms",
 ];
 
 fn times(row: &Row) -> Vec<String> {
@@ -106,13 +109,15 @@ fn times(row: &Row) -> Vec<String> {
     cells.extend(wall(row.resume_to_last_page_ms));
     cells.extend(wall(row.total_ms));
     cells.push(format!("{:.1} %", row.total_ms.spread * 100.0));
+    let or_none = |summary: Option<Summary>| summary.map_or("-".to_owned(), |s| number(s.median));
+    cells.push(or_none(row.burst_ms));
     cells.push(format!("{}{mark}", number(row.ns_per_page.median)));
     cells.push(number(row.cpu_ns_per_page.median));
-    let or_none = |summary: Option<Summary>| summary.map_or("-".to_owned(), |s| number(s.median));
     cells.push(or_none(row.preload_ms));
     cells.push(number(row.index_ms.median));
     cells.push(or_none(row.imaging_ms));
     cells.push(or_none(row.settle_ms));
+    cells.push(or_none(row.making_ms));
     cells
 }
 
@@ -202,6 +207,7 @@ const DRAM: &[&str] = &[
     "of it page cache",
     "read of free pages",
     "standby",
+    "ready",
 ];
 
 fn dram(row: &Row) -> Vec<String> {
@@ -222,5 +228,6 @@ fn dram(row: &Row) -> Vec<String> {
     );
     cells.push(row.batch_free_read_bytes.map_or("-".to_owned(), format_bytes));
     cells.push(row.standby_bytes.map_or("-".to_owned(), format_bytes));
+    cells.push(row.ready_bytes.map_or("-".to_owned(), format_bytes));
     cells
 }

@@ -82,6 +82,10 @@ pub(crate) struct ServeArgs {
     /// Number of standby monitors, started in advance for the next thaws
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(0..=64))]
     standby: u8,
+    /// DRAM for ready clones: microVMs that are restored before they are requested, as many of each
+    /// version as were requested at once lately; 0 makes none
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
+    ready: u64,
     /// Limit of requests that wait for a microVM, and limit of accepted events; more are refused
     #[arg(long, value_name = "N", default_value_t = 1000)]
     queue: usize,
@@ -195,6 +199,7 @@ pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
             },
             images: (!names_root).then(|| firn_lab::guest_file("images")),
             standby: arguments.standby.into(),
+            ready: arguments.ready,
             pool: arguments.pool,
             planners: planners.iter().map(|planner| (*planner).to_owned()).collect(),
             memory,

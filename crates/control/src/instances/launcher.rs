@@ -9,9 +9,9 @@ use firn_base::{ErrorChain, PAGE_SIZE, now_ns};
 use firn_pool::RemoveError;
 use firn_run::monitor::Monitor;
 use firn_run::{
-    BootSpec, Descriptors, FreezeInstanceError, FunctionError, HostSpec, Instances, OpenedFile,
-    Origin, PoolManagerError, ReplaySpec, Serving, Sockets, SourceSpec, StartReport, StartSpec,
-    ThawSpec,
+    BootSpec, Descriptors, FreezeInstanceError, FunctionError, HostSpec, Instances, Making,
+    OpenedFile, Origin, OwnedInstance, PoolManagerError, ReadyUse, ReplaySpec, Serving, Sockets,
+    SourceSpec, StartReport, StartSpec, ThawSpec,
 };
 use firn_snapshot::Verify;
 use firn_vmm::{Destination, Shape};
@@ -20,6 +20,7 @@ use tokio::time::timeout;
 use super::microvm::{END_LIMIT, Microvm};
 use super::pool::SnapshotPool;
 use super::processes::Processes;
+use super::ready::{Make, ReadyClones, Waiting};
 use super::scratch::Scratch;
 use super::standby::{Prepare, Standbys, ThawKey};
 use crate::blocking::{TaskFailed, blocking};
@@ -71,6 +72,7 @@ pub(crate) struct Launcher {
     pub(crate) standbys: Standbys,
     pub(crate) processes: Arc<Processes>,
     pub(crate) scratch: Scratch,
+    pub(crate) ready: ReadyClones<ThawKey, Microvm>,
 }
 
 /// A thawed microVM.
@@ -186,7 +188,8 @@ impl Launcher {
         .await
     }
 
-    /// Thaws a microVM, in a standby monitor if there is one.
+    /// Thaws a microVM: resumes a ready clone if there is one, or starts one, in a standby monitor
+    /// if there is one.
     pub(crate) async fn thaw(
         self: &Arc<Self>,
         version: &Version,
@@ -197,19 +200,33 @@ impl Launcher {
         let key = ThawKey { place: snapshot.place.clone(), planner: planner.clone() };
         let launcher = Arc::clone(self);
         blocking(move || {
+            if let Some(clone) = launcher.ready.take(&key) {
+                match launcher.resume(clone, request_ns) {
+                    Ok((microvm, report)) => {
+                        return Ok(Thawed { microvm, report, standby: true });
+                    }
+                    Err(LaunchError::Function(error)) => return Err(LaunchError::Function(error)),
+                    // It has not got the request, which another microVM can serve.
+                    Err(error) => {
+                        let error: &dyn std::error::Error = &error;
+                        tracing::warn!(error, "a ready clone failed; starting another microVM");
+                    }
+                }
+            }
             let standby = launcher.standbys.take(&key);
             let is_standby = standby.is_some();
             let started = match standby {
                 Some(monitor) => launcher.thaw_in(monitor, &key, request_ns),
                 None => launcher.thaw_in(launcher.spawn()?, &key, request_ns),
             };
-            let (microvm, report) = match started {
+            let (microvm, mut report) = match started {
                 // The standby monitor, or the pool's manager that it was connected to, has ended.
                 Err(LaunchError::Start(
                     firn_run::StartError::Monitor(_) | firn_run::StartError::Open(_),
                 )) if is_standby => launcher.thaw_in(launcher.spawn()?, &key, request_ns)?,
                 started => started?,
             };
+            report.ready = launcher.ready.is_on().then_some(ReadyUse::Miss);
             Ok(Thawed { microvm, report, standby: is_standby })
         })
         .await
@@ -227,9 +244,21 @@ impl Launcher {
         Ok(self.wait(microvm)?)
     }
 
-    /// Starts and prepares standby monitors. Blocks for the time of a few starts.
+    /// Resumes a ready clone.
+    fn resume(
+        &self,
+        mut clone: Microvm,
+        request_ns: u64,
+    ) -> Result<(Microvm, Box<StartReport>), LaunchError> {
+        clone.monitor.resume(request_ns)?;
+        Ok(self.wait(clone)?)
+    }
+
+    /// Starts and prepares standby monitors, and makes ready clones. Blocks for the time of a few
+    /// starts.
     pub(crate) fn stand_by(&self) {
         self.standbys.fill(self);
+        self.ready.fill(self);
     }
 
     /// Freezes a microVM, which ends.
@@ -294,6 +323,7 @@ impl Launcher {
         place: &SnapshotPlace,
     ) -> Result<(), RemoveSnapshotError> {
         let (launcher, place) = (Arc::clone(self), place.clone());
+        launcher.ready.forget(|key| key.place == place);
         let removing = blocking(move || match place {
             SnapshotPlace::Directory(name) => {
                 match std::fs::remove_dir_all(launcher.snapshots.join(name)) {
@@ -363,24 +393,39 @@ impl Launcher {
         mut descriptors: Descriptors,
         request_ns: u64,
     ) -> Result<Microvm, firn_run::StartError> {
+        let (instance, spec) = self.named(origin, &mut descriptors)?;
+        let spec = StartSpec { request_ns: Some(request_ns), ..spec };
+        let mut microvm = self.microvm(monitor, instance)?;
+        microvm.monitor.start(spec, &descriptors)?;
+        Ok(microvm)
+    }
+
+    fn microvm(
+        &self,
+        monitor: Monitor,
+        instance: OwnedInstance,
+    ) -> Result<Microvm, firn_run::StartError> {
+        let process = self.processes.register(monitor.pid());
+        let process =
+            process.map_err(|error| firn_run::StartError::Monitor(ErrorChain::of(&error)))?;
+        Ok(Microvm { monitor, instance, process })
+    }
+
+    /// The request for a microVM with a new name.
+    fn named(
+        &self,
+        origin: Origin,
+        descriptors: &mut Descriptors,
+    ) -> Result<(OwnedInstance, StartSpec), firn_run::StartError> {
         let number = self.started.fetch_add(1, Ordering::Relaxed);
         let instance = self.instances.claim(&format!("serve-{}-{number}", std::process::id()))?;
-        let sockets = Sockets::bind(&instance, self.scratch.path(), &mut descriptors)?;
+        let sockets = Sockets::bind(&instance, self.scratch.path(), descriptors)?;
         let host = HostSpec {
             software_kvm: self.software_kvm,
             serving: Serving::Owned(sockets),
             console: None,
         };
-        let spec = StartSpec {
-            request_ns: Some(request_ns),
-            ..StartSpec::new(origin, host, self.start_limit)
-        };
-        let process = self.processes.register(monitor.pid());
-        let process =
-            process.map_err(|error| firn_run::StartError::Monitor(ErrorChain::of(&error)))?;
-        let mut microvm = Microvm { monitor, instance, process };
-        microvm.monitor.start(spec, &descriptors)?;
-        Ok(microvm)
+        Ok((instance, StartSpec::new(origin, host, self.start_limit)))
     }
 
     /// Waits for the report of a start.
@@ -394,6 +439,27 @@ impl Launcher {
             tracing::info!(instance = microvm.instance.name(), note);
         }
         Ok((microvm, started?))
+    }
+}
+
+impl Waiting for Microvm {
+    fn is_alive(&mut self) -> bool {
+        self.monitor.is_alive()
+    }
+}
+
+impl Make<ThawKey, Microvm> for Launcher {
+    fn make(&self, key: &ThawKey) -> Result<(Microvm, Making), firn_run::StartError> {
+        let mut descriptors = Descriptors::default();
+        let thaw = self.thaw_spec(key, false, &mut descriptors).map_err(|error| match error {
+            LaunchError::Start(error) => error,
+            error => firn_run::StartError::Open(ErrorChain::of(&error)),
+        })?;
+        let (instance, spec) = self.named(Origin::Thaw(thaw), &mut descriptors)?;
+        let mut clone = self.microvm(Prepare::spawn(self)?, instance)?;
+        clone.monitor.make_ready(spec, &descriptors)?;
+        let making = clone.monitor.wait_made_ready(self.start_limit)?;
+        Ok((clone, making))
     }
 }
 

@@ -2,11 +2,13 @@
 //! ended when idle.
 
 mod fleet;
+mod forecast;
 mod launcher;
 mod ledger;
 mod microvm;
 mod pool;
 mod processes;
+mod ready;
 mod report;
 mod request_stats;
 mod requests;
@@ -21,6 +23,7 @@ pub(crate) use fleet::{Fleet, Limits};
 pub(crate) use launcher::Launcher;
 pub use launcher::{BootFiles, LaunchError};
 pub(crate) use pool::SnapshotPool;
+pub(crate) use ready::ReadyClones;
 pub use report::InvocationReport;
 #[cfg(test)]
 pub(crate) use report::ProcessUsage;

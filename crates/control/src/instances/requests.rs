@@ -264,6 +264,9 @@ async fn start(
             Ok((Thawed { mut microvm, report: thaw, standby }, agent)) => {
                 microvm.serves();
                 fleet.started(&reservation, microvm.process());
+                if let Some(found) = thaw.ready {
+                    fleet.metrics.looked_for_ready(found);
+                }
                 report.start = Some(StartKind::thawed);
                 (report.thaw, report.standby) = (Some(thaw), standby);
                 return Ok(Vm { microvm, agent, reservation });

@@ -32,7 +32,7 @@ use events::Events;
 
 use crate::functions::{CodeStore, Images};
 use crate::instances::{
-    BootFiles, DaemonStatus, Fleet, Launcher, Limits, Scratch, SnapshotPool, Standbys,
+    BootFiles, DaemonStatus, Fleet, Launcher, Limits, ReadyClones, Scratch, SnapshotPool, Standbys,
 };
 use crate::store::{Store, StoreError};
 use crate::telemetry::Telemetry;
@@ -59,6 +59,8 @@ pub struct ControlOptions {
     pub images: Option<PathBuf>,
     /// Number of standby monitors.
     pub standby: usize,
+    /// DRAM for ready clones, bytes; 0 makes none.
+    pub ready: u64,
     /// The pool for snapshots: its medium, or its manager's socket. `None` to store snapshots in
     /// the daemon's directory.
     pub pool: Option<PathBuf>,
@@ -163,6 +165,7 @@ impl Control {
             standbys: Standbys::new(options.standby),
             processes: Arc::default(),
             scratch,
+            ready: ReadyClones::new(options.ready),
         };
         // Removes what killed daemons and managers have left in the run folder.
         let _ = launcher.instances.running();

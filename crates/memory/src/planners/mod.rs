@@ -30,7 +30,7 @@ pub(crate) use pass::Pass;
 pub(crate) use pass_shared::PassShared;
 pub use preloaded::Preloaded;
 pub(crate) use reap::Reap;
-pub use registry::{ParsePlannerError, Selection, parse, select};
+pub use registry::{ParsePlannerError, Selection, parse, select, split_list};
 pub(crate) use snapbpf::SnapBpf;
 pub(crate) use vanilla_dax::VanillaDax;
 

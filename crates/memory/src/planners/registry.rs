@@ -326,8 +326,9 @@ pub fn select(list: &str, input: &PlanInput<'_>) -> Result<Selection, ParsePlann
     Ok(selection)
 }
 
-/// The planners of a list, each with its options.
-fn split_list(list: &str) -> Vec<String> {
+/// The planners of a list as [`select`] reads it, each with its options.
+#[must_use]
+pub fn split_list(list: &str) -> Vec<String> {
     let mut planners: Vec<String> = Vec::new();
     for part in list.split(',') {
         match planners.last_mut() {

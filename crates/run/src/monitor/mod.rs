@@ -9,7 +9,9 @@
 //! owner                                 monitor
 //!   ── StandBy(Shape) ──────────────────▶   any number of them
 //!   ◀── Ready ───────────────────────────
-//!   ── Start(StartSpec) + descriptors ──▶
+//!   ── Start(StartSpec) + descriptors ──▶   or MakeReady(StartSpec) + descriptors ──▶
+//!                                           ◀── MadeReady(Making) ───────────────────
+//!                                           ── Resume ──────────────────────────────▶
 //!   ◀── Held ────────────────────────────   a player that is to wait
 //!   ── Release ─────────────────────────▶
 //!   ◀── Note(text) ──────────────────────   any number of them
@@ -25,7 +27,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::descriptors::Slot;
 use crate::error::StartError;
-use crate::report::StartReport;
+use crate::report::{Making, StartReport};
 use crate::spec::StartSpec;
 
 pub use process::{MONITOR_COMMAND, Monitor, Progress};
@@ -45,6 +47,13 @@ pub(crate) enum Order {
     },
     /// Start a microVM. The descriptors of the spec come with the order.
     Start(Box<StartSpec>),
+    /// Do all of this start that comes before the identity and the resume, and wait.
+    MakeReady(Box<StartSpec>),
+    /// Give the microVM that was made ready its identity, and resume it.
+    Resume {
+        /// When the request came in, ns of CLOCK_MONOTONIC.
+        request_ns: u64,
+    },
     /// Open the snapshot of the spec and plan, without a start.
     Plan(Box<StartSpec>),
     /// Let a player that was [held](Event::Held) check its memory.
@@ -61,6 +70,8 @@ pub(crate) enum Event {
     Planned(Box<Shape>),
     /// The answer to [`Order::StandBy`]. If there is a text, it is why nothing was made.
     Ready(Option<String>),
+    /// The answer to [`Order::MakeReady`].
+    MadeReady(Box<Making>),
     /// A player has touched its last page and waits for [`Order::Release`].
     Held,
     /// Something that people should know.

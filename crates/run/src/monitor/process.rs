@@ -17,7 +17,7 @@ use super::connection::{Connection, ReceiveError};
 use super::{Event, Order};
 use crate::descriptors::Descriptors;
 use crate::error::StartError;
-use crate::report::StartReport;
+use crate::report::{Making, StartReport};
 use crate::spec::StartSpec;
 
 /// The command of the firn program that runs a monitor.
@@ -164,6 +164,40 @@ impl Monitor {
     pub fn start(&mut self, spec: StartSpec, descriptors: &Descriptors) -> Result<(), StartError> {
         let request_ns = spec.request_ns.or_else(|| Some(now_ns()));
         self.send(&Order::Start(Box::new(StartSpec { request_ns, ..spec })), descriptors)
+    }
+
+    /// Tells the monitor to make a ready clone: to do all of a start that comes before the identity
+    /// and the resume. [`Monitor::wait_made_ready`] waits for it, [`Monitor::resume`] resumes it.
+    ///
+    /// # Errors
+    /// [`StartError::Monitor`].
+    pub fn make_ready(
+        &mut self,
+        spec: StartSpec,
+        descriptors: &Descriptors,
+    ) -> Result<(), StartError> {
+        self.send(&Order::MakeReady(Box::new(spec)), descriptors)
+    }
+
+    /// Waits until the clone is ready, at most for `limit`.
+    ///
+    /// # Errors
+    /// Why there is none; else as [`Monitor::progress`].
+    pub fn wait_made_ready(&mut self, limit: Duration) -> Result<Making, StartError> {
+        match self.receive(Some(limit))? {
+            Event::MadeReady(making) => Ok(*making),
+            _ => Err(MonitorError::Order.into()),
+        }
+    }
+
+    /// Resumes a clone that is ready, for a request that came in at `request_ns`, ns of
+    /// CLOCK_MONOTONIC. Its report comes with [`Monitor::progress`]. The microVM of a snapshot that
+    /// was replaced or removed meanwhile does not run: the error is [`StartError::Outdated`].
+    ///
+    /// # Errors
+    /// [`StartError::Monitor`].
+    pub fn resume(&mut self, request_ns: u64) -> Result<(), StartError> {
+        self.send(&Order::Resume { request_ns }, &Descriptors::default())
     }
 
     /// Waits for the report of the start, or for a player that waits; at most for `limit`.

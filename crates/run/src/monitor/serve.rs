@@ -2,7 +2,9 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::Duration;
 
 use firn_base::{ErrorChain, error_chain, now_ns};
 use firn_memory::planners::parse;
@@ -17,11 +19,14 @@ use crate::error::StartError;
 use crate::guest::Listener;
 use crate::instance::SweepAfterOwner;
 use crate::life::{Clock, KvmDevice};
-use crate::report::StartReport;
+use crate::report::{Making, StartReport};
 use crate::session::{Interruption, end_with};
 use crate::source::{Source, nested_paging};
 use crate::spec::{Origin, Serving, StartSpec};
-use crate::start::start_caught;
+use crate::start::{Hold, start_caught};
+
+/// How often a ready clone looks for a signal that was caught.
+const SIGNAL_PERIOD: Duration = Duration::from_secs(1);
 
 /// Sends what happens to the process that started this one.
 struct Reporter {
@@ -102,25 +107,36 @@ pub fn serve(kvm: &Path) -> Result<(), StartError> {
     // From here on the end of the owner ends this process: where sockets are left then, by a
     // signal that is caught.
     let caught = sweep.as_ref().map(|_| Interruption::catch()).transpose()?;
-    let _ = begin.send(());
+    let signal = caught.as_ref().map(Interruption::signal_flag);
+    let ready = matches!(order, Order::MakeReady(_));
+    if !ready {
+        let _ = begin.send(());
+    }
     let reporter =
         Arc::new(Reporter { connection: connection.clone(), released: Mutex::new(released) });
+    let hold = |making: &Making| {
+        reporter.send(&Event::MadeReady(Box::new(making.clone())));
+        let clock = wait_for_resume(&connection, signal.as_deref())?;
+        let _ = begin.send(());
+        Ok(clock)
+    };
     let done = match order {
-        Order::Start(spec) => {
+        Order::Start(spec) | Order::MakeReady(spec) => {
             let kvm = opened.map_or_else(|| KvmDevice::from(kvm), KvmDevice::Open);
             let request_ns = spec.request_ns;
             let stood_by = request_ns.is_some_and(|request| waiting_ns < request);
             let clock = Clock { begun_ns, request_ns, stood_by };
             let listener: Arc<dyn Listener> = reporter.clone();
-            start_caught(&spec, descriptors, kvm, clock, &listener, caught)
+            let hold: Option<Hold<'_>> = if ready { Some(&hold) } else { None };
+            start_caught(&spec, descriptors, kvm, clock, &listener, (caught, hold))
         }
         Order::Plan(spec) => {
             let kvm = opened.map_or_else(|| KvmDevice::from(kvm), KvmDevice::Open);
             plan(&spec, descriptors, kvm)
                 .map(|shape| reporter.send(&Event::Planned(Box::new(shape))))
         }
-        Order::Release | Order::StandBy { .. } => {
-            Err(StartError::Spec("the first order is to release".to_owned()))
+        Order::Release | Order::Resume { .. } | Order::StandBy { .. } => {
+            Err(StartError::Spec("the first order starts nothing".to_owned()))
         }
     };
     let done = done.inspect_err(|error| reporter.send(&Event::Failed(error.clone())));
@@ -129,9 +145,35 @@ pub fn serve(kvm: &Path) -> Result<(), StartError> {
 }
 
 fn sweep_after(order: &Order) -> Option<SweepAfterOwner> {
-    let Order::Start(spec) = order else { return None };
+    let (Order::Start(spec) | Order::MakeReady(spec)) = order else { return None };
     let Serving::Owned(sockets) = &spec.host.serving else { return None };
     SweepAfterOwner::new(&sockets.vsock_path)
+}
+
+/// Waits for the order to resume; `None` where the owner has ended. A signal that ends the microVM
+/// is noticed within [`SIGNAL_PERIOD`].
+fn wait_for_resume(
+    connection: &Connection,
+    signal: Option<&AtomicI32>,
+) -> Result<Option<Clock>, StartError> {
+    let limit = signal.map(|_| SIGNAL_PERIOD);
+    loop {
+        match connection.receive(limit) {
+            Ok((Order::Resume { request_ns }, _)) => {
+                let begun_ns = now_ns();
+                return Ok(Some(Clock { begun_ns, request_ns: Some(request_ns), stood_by: true }));
+            }
+            Ok(_) => return Err(StartError::Spec("a ready clone is only resumed".to_owned())),
+            Err(ReceiveError::Closed) => return Ok(None),
+            Err(ReceiveError::TimedOut) => {
+                let signal = signal.map_or(0, |signal| signal.load(Ordering::SeqCst));
+                if signal != 0 {
+                    return Err(StartError::Signal(signal));
+                }
+            }
+            Err(error) => return Err(StartError::Monitor(ErrorChain::of(&error))),
+        }
+    }
 }
 
 /// Makes what can be made in advance; returns why it cannot.

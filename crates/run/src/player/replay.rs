@@ -18,7 +18,7 @@ use crate::life::{Clock, KvmDevice, Mapped, Running};
 use crate::report::{Replay, StartReport};
 use crate::source::Source;
 use crate::spec::ReplaySpec;
-use crate::start::live;
+use crate::start::{Order, live};
 
 /// The argument of the first instruction that selects the input.
 const INPUT_ARGUMENT: Argument = Argument::Third;
@@ -177,7 +177,8 @@ pub fn replay(
 ) -> Result<(StartReport, Option<PageSet>), StartError> {
     let player = Player::new(source, spec)?;
     let listener: Arc<dyn Listener> = Arc::new(Silent);
-    let ended = live(player, source, planner, kvm, clock, Descriptors::default(), &listener)?;
+    let order = Order { kvm, clock, descriptors: Descriptors::default(), hold: None };
+    let ended = live(player, source, planner, order, &listener)?.ok_or(StartError::Ended)?;
     let report = ended.report.ok_or(StartError::Ended)?;
     Ok((*report, ended.written))
 }

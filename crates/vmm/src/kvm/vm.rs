@@ -187,12 +187,17 @@ impl Vm {
         Ok(VmState { irqchips, clock })
     }
 
-    /// Restores interrupt controllers and clock. The guest's monotonic time continues from the
-    /// freeze; its agent sets the wall clock.
+    /// Restores the interrupt controllers.
     pub(crate) fn restore(&self, state: &VmState) -> Result<(), VmError> {
         for chip in &state.irqchips {
             self.fd.set_irqchip(chip).map_err(failed("set an interrupt controller"))?;
         }
+        Ok(())
+    }
+
+    /// Sets the clock. The guest's monotonic time continues from the freeze; its agent sets the
+    /// wall clock.
+    pub(crate) fn set_clock(&self, state: &VmState) -> Result<(), VmError> {
         let clock = kvm_clock_data { flags: 0, ..state.clock };
         self.fd.set_clock(&clock).map_err(failed("set the clock"))
     }

@@ -55,6 +55,7 @@ pub struct FrozenMachine<'a> {
     pub(super) snapshot: &'a Snapshot,
     pub(super) state: MachineState,
     pub(super) standby: Standby,
+    pub(super) held: bool,
 }
 
 impl<'a> FrozenMachine<'a> {
@@ -73,7 +74,7 @@ impl<'a> FrozenMachine<'a> {
         let state = MachineState::decode(version, bytes)?;
         let offered = cpuid::for_vcpu(&kvm.cpuid, CpuModel::Host, 0, 1, kvm.has_tsc_deadline());
         check_cpu(&snapshot.manifest().description.cpu, offered.as_slice())?;
-        Ok(Self { snapshot, state, standby })
+        Ok(Self { snapshot, state, standby, held: false })
     }
 }
 
@@ -90,6 +91,12 @@ impl FrozenMachine<'_> {
     /// executed in.
     pub fn take_reservation(&mut self) -> Option<Reservation> {
         self.standby.take_reservation()
+    }
+
+    /// Leaves everything that depends on the moment of the resume, and the generation id, to
+    /// [`Microvm::release`](super::Microvm::release): for a microVM that is restored in advance.
+    pub fn hold(&mut self) {
+        self.held = true;
     }
 
     /// Changes an argument of the first instruction, in the registers of the first vCPU. This is

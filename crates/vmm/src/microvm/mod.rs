@@ -7,6 +7,7 @@ mod freeze;
 mod frozen;
 mod generation;
 mod handle;
+mod held;
 mod parts;
 mod prepared;
 mod restore;
@@ -43,6 +44,7 @@ pub use freeze::{Destination, FreezeError, FreezeReport, FreezeRequest};
 pub use frozen::{FrozenMachine, IncompatibleError};
 pub use generation::{GenerationError, RenewError};
 pub use handle::{GoneError, Handle};
+pub use held::ReleaseError;
 pub use parts::AssembleError;
 pub use prepared::{Argument, PrepareError, UserRegisters};
 pub use restore::{RestoreError, RestoreReport};
@@ -140,6 +142,8 @@ pub struct Microvm {
     stopped: bool,
     /// Whether the watchdog was started.
     watched: bool,
+    /// What is left to be set before the resume, of a machine that was held.
+    held: Option<held::Held>,
 }
 
 impl Microvm {

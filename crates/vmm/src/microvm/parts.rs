@@ -178,6 +178,7 @@ impl Parts {
             cpu: None,
             stopped: false,
             watched: false,
+            held: None,
         })
     }
 }

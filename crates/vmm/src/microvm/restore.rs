@@ -12,13 +12,14 @@ use super::Microvm;
 use super::disks::{DiskError, Disks};
 use super::frozen::FrozenMachine;
 use super::generation::GenerationError;
+use super::held::Held;
 use super::parts::{AssembleError, Parts};
 use crate::config::HostConfig;
 use crate::cow::copy_ahead::{copy_for_devices, copy_for_vcpu};
 use crate::kvm::{KvmIndex, VmError};
 use crate::open_file::OpenFile;
 use crate::vcpu;
-use crate::vcpu::state::RestoreVcpuError;
+use crate::vcpu::state::{RestoreVcpuError, Timers};
 use crate::virtio::RestoreDeviceError;
 
 /// Why a snapshot was not restored. Everything that the attempt created is removed.
@@ -85,7 +86,7 @@ impl Microvm {
         root: Option<OpenFile>,
     ) -> Result<(Self, RestoreReport), RestoreError> {
         let begin = Instant::now();
-        let FrozenMachine { snapshot, state, standby } = frozen;
+        let FrozenMachine { snapshot, mut state, standby, held } = frozen;
         let description = &snapshot.manifest().description;
         let vcpus = u8::try_from(state.vcpus.len())
             .ok()
@@ -95,6 +96,8 @@ impl Microvm {
         let generation = host.generation;
         let mut parts = Parts::assemble(host, standby, memory, vcpus, disks, state.serial)?;
         let assembled = Instant::now();
+
+        let timers = held.then(|| state.vcpus.iter_mut().map(Timers::take).collect());
 
         // Before the MSRs are set that make KVM write to guest memory.
         let memory = parts.vm.memory.vm_memory();
@@ -122,9 +125,17 @@ impl Microvm {
             Some(vcpu) => parts.vm.fill_index(&parts.kvm.kvm, vcpu)?,
             None => KvmIndex::NotAsked,
         };
-        let microvm = parts.start(cpuids, Some(description.id))?;
-        if let Some(generation) = generation {
-            microvm.announce(generation, &state.vm)?;
+        if timers.is_none() {
+            parts.vm.set_clock(&state.vm)?;
+        }
+        let mut microvm = parts.start(cpuids, Some(description.id))?;
+        match timers {
+            Some(timers) => microvm.held = Some(Held { vm: state.vm, timers }),
+            None => {
+                if let Some(generation) = generation {
+                    microvm.announce(generation, &state.vm)?;
+                }
+            }
         }
         let report = RestoreReport {
             standby,

@@ -426,3 +426,63 @@ fn the_guest_continues_when_a_client_disconnects_after_a_freeze() {
     drop(microvm);
     client.join().unwrap();
 }
+
+#[test]
+fn a_held_machine_finds_the_time_of_the_freeze_when_it_is_released() {
+    const MSR_TSC: u32 = 0x10;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("snapshot");
+    let mut rounds = [0; 2];
+    {
+        let (host, reports) = host(dir.path());
+        let mut microvm = boot(host, 2, 64 << 20);
+        microvm.resume().unwrap();
+        follow(&reports, 2, &mut rounds, 5);
+        freeze(&mut microvm, &path);
+        for (vcpu, value) in reports.try_iter() {
+            check(vcpu, value, 2, &mut rounds);
+        }
+    }
+    let snapshot = Snapshot::open(&path).unwrap();
+    let plan = planners::plan(&snapshot, None, &*parse("firecracker").unwrap()).unwrap();
+    let executed = execute(&plan, &Sources::of(&snapshot, None).unwrap()).unwrap();
+    let mut frozen = FrozenMachine::open_on(&snapshot, kvm()).unwrap();
+    frozen.hold();
+    let tsc = |msrs: &[kvm_bindings::kvm_msr_entry]| {
+        msrs.iter().find(|msr| msr.index == MSR_TSC).unwrap().data
+    };
+    let frozen_tsc: Vec<u64> = frozen.state.vcpus.iter().map(|vcpu| tsc(&vcpu.msrs)).collect();
+    let frozen_clock = frozen.state.vm.clock.clock;
+    let khz = frozen.tsc_khz();
+    let (host, reports) = host(dir.path());
+    let (mut microvm, _) = Microvm::restore(frozen, executed.memory, host, None).unwrap();
+    let written = |microvm: &Microvm| {
+        let memory = microvm.memory().vm_memory();
+        memory.read_obj::<u128>(GuestAddress(crate::arch::layout::GENERATION_ID)).unwrap()
+    };
+    let before = written(&microvm);
+    // It waits for longer than what follows.
+    std::thread::sleep(Duration::from_millis(300));
+    let generation = Uuid::new_v4();
+    let begin = std::time::Instant::now();
+    microvm.release(Some(generation)).unwrap();
+    let clock = microvm.vm.fd.get_clock().unwrap().clock;
+    let states = microvm.vcpus.iter().map(|vcpu| vcpu.save(&[MSR_TSC].into(), 4096));
+    let states: Vec<_> = states.map(|state| state.unwrap().unwrap()).collect();
+    let passed = begin.elapsed();
+    assert!(clock >= frozen_clock, "{clock} {frozen_clock}");
+    assert!(u128::from(clock - frozen_clock) <= passed.as_nanos(), "{clock} {frozen_clock}");
+    for (state, frozen) in states.iter().zip(frozen_tsc) {
+        let ticks = u128::from(tsc(&state.msrs) - frozen);
+        // A thousandth more, because the frequency is a measurement.
+        let at_most = passed.as_nanos() * u128::from(khz) * 1001 / 1_000_000_000;
+        assert!(ticks <= at_most, "{ticks} ticks in {passed:?}");
+    }
+    assert_ne!(before, written(&microvm));
+    assert_eq!(written(&microvm).to_le_bytes(), *generation.as_bytes());
+    // The second time it does nothing.
+    microvm.release(Some(Uuid::new_v4())).unwrap();
+    assert_eq!(written(&microvm).to_le_bytes(), *generation.as_bytes());
+    microvm.resume().unwrap();
+    follow(&reports, 2, &mut rounds, 20);
+}

@@ -22,7 +22,7 @@ use crate::bus::Bus;
 use crate::cow::CowMemory;
 use interrupt::ImmediateExit;
 use observer::{Observer, VcpuThread};
-use state::{SaveVcpuError, VcpuState};
+use state::{RestoreVcpuError, SaveVcpuError, Timers, VcpuState};
 use worker::{Answer, Command, Worker};
 
 pub(crate) use failure::VcpuEnd;
@@ -187,7 +187,7 @@ impl Vcpu {
         self.send(Command::Save { msr_indices: msr_indices.clone(), xsave_size })?;
         match self.answer()? {
             Answer::Saved(state) => Ok(*state),
-            Answer::Paused | Answer::Observed(_) => Err(VcpuThreadError::Gone { vcpu: self.id }),
+            _ => Err(VcpuThreadError::Gone { vcpu: self.id }),
         }
     }
 
@@ -199,7 +199,20 @@ impl Vcpu {
         self.send(Command::Observe(observer))?;
         match self.answer()? {
             Answer::Observed(thread) => Ok(thread),
-            Answer::Paused | Answer::Saved(_) => Err(VcpuThreadError::Gone { vcpu: self.id }),
+            _ => Err(VcpuThreadError::Gone { vcpu: self.id }),
+        }
+    }
+
+    /// Begins to set the timers of a paused vCPU; [`Vcpu::timers_set`] waits for it.
+    pub(crate) fn set_timers(&self, timers: Timers) -> Result<(), VcpuThreadError> {
+        self.send(Command::SetTimers(timers))
+    }
+
+    /// Waits until they are set.
+    pub(crate) fn timers_set(&self) -> Result<Result<(), RestoreVcpuError>, VcpuThreadError> {
+        match self.answer()? {
+            Answer::TimersSet(result) => Ok(result),
+            _ => Err(VcpuThreadError::Gone { vcpu: self.id }),
         }
     }
 

@@ -4,6 +4,9 @@
 //! local APIC, then MSRs (the deadline timer's MSR requires the APIC's mode), then events, then the
 //! kvmclock notice. `Documentation/virt/kvm/api.rst` describes each call.
 
+use std::ffi::c_char;
+use std::ops::Range;
+
 use kvm_bindings::{
     CpuId, Msrs, kvm_cpuid_entry2, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_msr_entry,
     kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
@@ -192,6 +195,45 @@ fn save_msrs(fd: &VcpuFd, vcpu: u8, indices: &[u32]) -> Result<Vec<kvm_msr_entry
     Ok(saved)
 }
 
+/// The part of a vCPU's state that depends on the moment at which it runs: its time-stamp counter,
+/// and the timers that the counter or the bus clock ends. A vCPU that waits for its resume has it
+/// set then, so no timer runs meanwhile.
+#[derive(Debug)]
+pub(crate) struct Timers {
+    /// The counter, then the deadline that is compared with it.
+    msrs: Vec<kvm_msr_entry>,
+    /// The local APIC's count-down, where it counts.
+    count: Option<[c_char; APIC_COUNT.end - APIC_COUNT.start]>,
+}
+
+/// The registers of a local APIC that have the count-down: its start (TMICT) and what is left of it
+/// (TMCCT).
+const APIC_COUNT: Range<usize> = 0x380..0x394;
+
+impl Timers {
+    /// Takes the timers out of a state that is to be restored.
+    pub(crate) fn take(state: &mut VcpuState) -> Self {
+        let is_time = |msr: &mut kvm_msr_entry| [MSR_TSC, MSR_TSC_DEADLINE].contains(&msr.index);
+        let msrs = state.msrs.extract_if(.., is_time).collect();
+        let mut count = [0; APIC_COUNT.end - APIC_COUNT.start];
+        count.swap_with_slice(&mut state.lapic.regs[APIC_COUNT]);
+        Self { msrs, count: Some(count).filter(|count| count.iter().any(|byte| *byte != 0)) }
+    }
+
+    /// Sets them on a vCPU whose other state is restored.
+    pub(crate) fn set(&self, fd: &VcpuFd, vcpu: u8) -> Result<(), RestoreVcpuError> {
+        let set = |part| move |source| RestoreVcpuError::Set { vcpu, part, source };
+        restore_msrs(fd, vcpu, &self.msrs)?;
+        if let Some(count) = self.count {
+            // Read again: interrupts that the devices raised are in it.
+            let mut lapic = fd.get_lapic().map_err(set("the local APIC"))?;
+            lapic.regs[APIC_COUNT].copy_from_slice(&count);
+            fd.set_lapic(&lapic).map_err(set("the local APIC"))?;
+        }
+        Ok(())
+    }
+}
+
 /// The result of restoring a vCPU.
 pub(crate) struct RestoredVcpu {
     /// The vCPU's CPUID list.
@@ -341,3 +383,7 @@ fn has_value(fd: &VcpuFd, wanted: &kvm_msr_entry) -> bool {
         _ => wanted.data == 0,
     }
 }
+
+#[cfg(test)]
+#[path = "state_tests.rs"]
+mod tests;

@@ -11,7 +11,7 @@ use super::EndNotice;
 use super::failure::{VcpuEnd, VcpuFailure};
 use super::interrupt::ImmediateExit;
 use super::observer::{Observer, StoppedVcpu, VcpuThread};
-use super::state::{self, SaveVcpuError, VcpuState};
+use super::state::{self, RestoreVcpuError, SaveVcpuError, Timers, VcpuState};
 use crate::bus::Bus;
 use crate::cow::{CowMemory, WriteFaultError};
 
@@ -20,6 +20,7 @@ pub(super) enum Command {
     Run,
     Save { msr_indices: Arc<[u32]>, xsave_size: i32 },
     Observe(Arc<dyn Observer>),
+    SetTimers(Timers),
 }
 
 /// The answer to a [`Command`].
@@ -28,6 +29,7 @@ pub(super) enum Answer {
     Paused,
     Saved(Box<Result<VcpuState, SaveVcpuError>>),
     Observed(VcpuThread),
+    TimersSet(Result<(), RestoreVcpuError>),
 }
 
 pub(super) struct Worker {
@@ -60,6 +62,7 @@ impl Worker {
                     self.observer = Some(observer);
                     Answer::Observed(VcpuThread::current())
                 }
+                Command::SetTimers(timers) => Answer::TimersSet(timers.set(&self.fd, self.id)),
             };
             if answers.send(answer).is_err() {
                 break;

@@ -19,6 +19,7 @@ use crate::output;
   firn bench thaw --planner firecracker,pass_shared,pass --pool pool.sock --trace sequential-read:512M --leaves 2m
   firn bench thaw --trace json-a --cache cold,cached --runs 3
   firn bench thaw --planner pass_shared,pass,firn --pool pool.sock --trace json-a --runs 20 --warm-up 2 --open-loop 200
+  firn bench thaw --planner pass,firn:granule=16k --standby --ready firn:granule=16k --pool pool.sock --trace json-a
   firn bench thaw --trace json-a --concurrency 32 --runs 3 --json results.json --plot results.svg
   firn bench thaw --planner firecracker --trace json-a --cache cold --gaps 1 --again 1000 --warm
 
@@ -57,6 +58,10 @@ pub(crate) struct BenchThawArgs {
     /// the request
     #[arg(long)]
     standby: bool,
+    /// Start the microVMs of these planners from ready clones: all of a start but the identity and
+    /// the resume is done before the request. Of a pool's planners each clone has its copy or replica
+    #[arg(long, value_name = "PLANNERS")]
+    ready: Vec<String>,
     /// After the runs, start N more of each planner on each trace at random intervals of 5 to 500
     /// ms, as requests arrive: none waits for an earlier one, or for the pool's manager
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=100_000))]
@@ -83,6 +88,10 @@ fn cache(name: &str) -> Cache {
 pub(super) fn run(arguments: &BenchThawArgs) -> anyhow::Result<()> {
     if arguments.open_loop > 0 {
         ensure!(
+            arguments.ready.is_empty(),
+            "starts at random intervals take standby monitors, no ready clones: leave out --ready with --open-loop"
+        );
+        ensure!(
             arguments.concurrency == 1 && !arguments.cache.contains(&Cache::Cold),
             "starts at random intervals are compared with single ones, and the first one fills the page cache: leave out \
              --concurrency and --cache cold with --open-loop"
@@ -99,6 +108,7 @@ pub(super) fn run(arguments: &BenchThawArgs) -> anyhow::Result<()> {
         different_snapshots: arguments.snapshots == "different",
         noise: arguments.noise,
         standby: arguments.standby,
+        ready: arguments.ready.clone(),
         open_loop: arguments.open_loop,
         mix: arguments.mix,
         warm: arguments.warm,

@@ -325,6 +325,7 @@ impl Fleet {
             let mut state = self.state.lock();
             state.closed = true;
             self.launcher.standbys.end();
+            self.launcher.ready.end();
             state.waiting.clear();
             let revisions = state.revisions.values_mut();
             let idle: Vec<Idle> =
@@ -448,6 +449,9 @@ impl Fleet {
         let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         self.metrics.monitors.set(gauge(state.ledger.monitors()));
         self.metrics.standby.set(gauge(self.launcher.standbys.len()));
+        let (clones, bytes) = self.launcher.ready.usage();
+        self.metrics.ready.set(gauge(clones));
+        self.metrics.ready_bytes.set(bytes);
         self.metrics.queued.set(gauge(state.waiting.len()));
         self.metrics.private_bytes.set(state.ledger.private_bytes());
         self.metrics.shared_bytes.set(state.ledger.shared_bytes());
