@@ -9,6 +9,7 @@ SHELL := /bin/bash
 xtask := cargo xtask
 target := $(or $(CARGO_TARGET_DIR),target)/x86_64-unknown-linux-gnu
 firn := $(target)/release/firn
+clones-image := $(target)/clones.erofs
 apt-install := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -qy install
 apt-update := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -q update
 
@@ -54,6 +55,10 @@ images: build
 clients: pip
 	tests/clients/build.sh
 
+# A root image with the wheels of the tests' functions.
+$(clones-image): tests/functions/draws/requirements.txt | build
+	$(firn) image build --requirements $< --out $@
+
 demo: guests
 	$(firn) demo
 
@@ -88,10 +93,10 @@ monitor-tests: lab
 lab-tests: lab
 	$(xtask) lab-tests
 
-guest-tests: guests clients
+guest-tests: guests clients $(clones-image)
 	$(xtask) guest-tests
 
-long-guest-tests: guests clients
+long-guest-tests: guests clients $(clones-image)
 	$(xtask) long-guest-tests
 
 # Every function behind the daemon, on its image, and 1,000 requests to the daemon.

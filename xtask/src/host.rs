@@ -6,6 +6,9 @@ use std::path::Path;
 use crate::Result;
 use crate::step::Step;
 
+const WRITES_CGROUP2: &str =
+    "test -w \"$(awk '$3 == \"cgroup2\" { print $2; exit }' /proc/mounts)/cgroup.procs\"";
+
 /// This machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Host {
@@ -17,6 +20,8 @@ pub(crate) struct Host {
     pub(crate) disk: bool,
     /// This user is root.
     pub(crate) root: bool,
+    /// Control groups of version 2 are mounted, and this user can make some.
+    pub(crate) cgroup2: bool,
 }
 
 impl Host {
@@ -26,7 +31,9 @@ impl Host {
         let temporary = std::env::temp_dir();
         let file_system =
             Step::new("stat").args(["-f", "-c", "%T"]).arg(&temporary).output().unwrap_or_default();
+        let cgroup2 = Step::new("sh").args(["-c", WRITES_CGROUP2]).succeeds()?;
         Ok(Self {
+            cgroup2,
             kvm,
             hardware: kvm && has_virtualization(&cpuinfo),
             disk: !["tmpfs", "ramfs"].contains(&file_system.trim()),
@@ -37,7 +44,12 @@ impl Host {
     /// The parts of this machine that tests require instead of passing without them
     /// (tests/required).
     pub(crate) fn required(&self) -> String {
-        let parts = [(self.kvm, "kvm"), (self.disk, "disk"), (self.root, "root")];
+        let parts = [
+            (self.kvm, "kvm"),
+            (self.disk, "disk"),
+            (self.root, "root"),
+            (self.cgroup2, "cgroup2"),
+        ];
         let found: Vec<&str> =
             parts.into_iter().filter(|(found, _)| *found).map(|(_, name)| name).collect();
         found.join(",")

@@ -2,11 +2,11 @@ use super::{Host, has_virtualization};
 
 #[test]
 fn required_parts_are_the_ones_that_the_host_has() {
-    let mut host = Host { kvm: false, hardware: false, disk: true, root: true };
-    assert_eq!(host.required(), "disk,root");
+    let mut host = Host { kvm: false, hardware: false, disk: true, root: true, cgroup2: true };
+    assert_eq!(host.required(), "disk,root,cgroup2");
     host.kvm = true;
-    assert_eq!(host.required(), "kvm,disk,root");
-    host = Host { kvm: false, hardware: false, disk: false, root: false };
+    assert_eq!(host.required(), "kvm,disk,root,cgroup2");
+    host = Host { kvm: false, hardware: false, disk: false, root: false, cgroup2: false };
     assert_eq!(host.required(), "");
 }
 

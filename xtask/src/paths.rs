@@ -13,7 +13,7 @@ pub(crate) struct Paths {
     /// The repository's root, the working folder.
     pub(crate) root: PathBuf,
     /// Cargo's folder for the target.
-    target: PathBuf,
+    pub(crate) target: PathBuf,
     /// firn's cache.
     pub(crate) cache: PathBuf,
 }

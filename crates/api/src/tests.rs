@@ -298,6 +298,11 @@ async fn requests_that_lambda_refuses_are_refused() {
             "FIRN_PLANNER",
         ),
         (json!({ "Environment": { "Variables": { "FIRN_IMAGE": "../x" } } }), value, "FIRN_IMAGE"),
+        (
+            json!({ "Environment": { "Variables": { "FIRN_RESTORE_HOOK": "yes" } } }),
+            value,
+            "FIRN_RESTORE_HOOK",
+        ),
         (json!({ "Code": {} }), value, "source"),
         (json!({ "Code": { "S3Bucket": "b" } }), value, "ZipFile"),
         (json!({ "Code": { "ZipFile": STANDARD.encode("no zip") } }), value, "unzip"),
@@ -397,6 +402,26 @@ async fn a_version_that_cannot_be_frozen_reports_the_error() {
     assert!(settled["StateReason"].as_str().unwrap().contains("did not start"), "{settled}");
     let refused = client.invoke("f:1/invocations", "1").await;
     assert!(refused.refused(400, "SnapStartException").contains("did not start"));
+}
+
+#[tokio::test]
+async fn snapstart_of_a_provided_runtime_requires_a_restore_hook() {
+    let world = World::new();
+    let client = world.start().await;
+    let more = |variables: Value| {
+        json!({
+            "Runtime": "provided.al2023", "Publish": true, "Environment": { "Variables": variables },
+            "SnapStart": { "ApplyOn": "PublishedVersions" },
+        })
+    };
+    let refused = client.create("f", &more(json!({}))).await;
+    let text = refused.refused(400, "InvalidParameterValueException");
+    assert!(text.contains("FIRN_RESTORE_HOOK=true"), "{text}");
+    client
+        .ask("GET", "/2015-03-31/functions/f", &Value::Null)
+        .await
+        .refused(404, "ResourceNotFoundException");
+    client.create("g", &more(json!({ "FIRN_RESTORE_HOOK": "true" }))).await.ok(201);
 }
 
 #[tokio::test]

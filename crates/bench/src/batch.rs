@@ -126,7 +126,7 @@ pub(crate) struct Batch<'a> {
 
 /// A monitor that was prepared for a start.
 pub(crate) enum Prepared {
-    /// It stands by.
+    /// It is a standby monitor, which was started in advance.
     Standby(Monitor),
     /// It has a ready clone.
     Ready(Monitor),

@@ -105,7 +105,7 @@ impl Snapshot {
     }
 
     /// Whether its path still names it: it was not replaced, moved or removed since it was opened.
-    /// What a pool says of a snapshot is in [`Grant::is_current`](crate::Grant::is_current).
+    /// Of a snapshot in a pool, see [`Grant::is_current`](crate::Grant::is_current).
     #[must_use]
     pub fn is_current(&self) -> bool {
         let named = |dir| !was_replaced(dir, &self.path);

@@ -1,12 +1,17 @@
 # Follows clone.py. Starts AWS Lambda's unmodified runtime interface client, as
 # `python -m awslambdaric HANDLER` does.
-import socket
+import json
 
 
-def after_restore():
-    instance_id = socket.gethostname()
-    name, _, _ = os.environ["AWS_LAMBDA_LOG_STREAM_NAME"].partition("]")
-    reseed(instance_id, "%s]%s" % (name, instance_id))
+def before_snapshot():
+    """Reports that the function is initialised, and returns in a clone that has its identity."""
+    channel.send(DONE)
+    while True:
+        ((kind, message),) = json.loads(channel.receive()).items()
+        if reply := clone_step(channel, kind, message):
+            channel.send(reply)
+        if kind == "reseed":
+            return
 
 
 def start():
@@ -14,13 +19,12 @@ def start():
     if os.environ["AWS_LAMBDA_INITIALIZATION_TYPE"] == "snap-start":
         import snapshot_restore_py
 
-        # The first after-restore hook, and the last before-snapshot hook, because those run in
-        # reverse.
-        snapshot_restore_py.register_before_snapshot(collect)
-        snapshot_restore_py.register_after_restore(after_restore)
+        # The last before-snapshot hook, because those run in reverse. After-restore hooks follow.
+        snapshot_restore_py.register_before_snapshot(before_snapshot)
     from awslambdaric.__main__ import main
 
     main(["awslambdaric", os.environ["_HANDLER"]])
 
 
+channel = Channel()
 start()

@@ -1,14 +1,55 @@
 """Steps that every clone of a Python process performs. Precedes the agent's own runtime and the
-bootstrap of AWS Lambda's runtime."""
+bootstrap of AWS Lambda's runtime.
+
+The agent passes a socket as standard input. A message is a frame (u32 little-endian length, then
+JSON): an object with one key. For a freeze the agent sends `collect` and `hold`. A clone then gets
+`reseed`.
+"""
 
 import gc
 import os
+import socket
+import struct
 import sys
+from functools import partial
+
+DONE = '{"done":null}'
+
+
+class Channel:
+    """Frames over the agent's socket."""
+
+    def __init__(self):
+        self.socket = socket.socket(fileno=os.dup(0))
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+
+    def read(self, count):
+        data = bytearray(count)
+        view = memoryview(data)
+        while view:
+            got = self.socket.recv_into(view)
+            if not got:
+                os._exit(0)  # the agent has exited
+            view = view[got:]
+        return data
+
+    def receive(self):
+        return self.read(struct.unpack("<I", self.read(4))[0])
+
+    def send(self, text):
+        self.socket.sendall(frame(text))
+
+
+def frame(text):
+    data = text.encode("ascii")
+    return struct.pack("<I", len(data)) + data
 
 
 def reseed(instance_id, log_stream_name):
-    """Replaces the random state that clones of this process would share. Other modules keep no
-    random state, or get it from the kernel each time."""
+    """Replaces the identity and the random state that clones of this process would share. Other
+    modules keep no random state, or get it from the kernel each time."""
     os.environ["FIRN_INSTANCE_ID"] = instance_id
     os.environ["AWS_LAMBDA_LOG_STREAM_NAME"] = log_stream_name
     loaded = sys.modules.get
@@ -32,3 +73,84 @@ def collect():
     each write of the collector to them would copy a page in every clone."""
     gc.collect()
     gc.freeze()
+
+
+def call_in_sequence(calls):
+    """`map` calls functions of C one after the other, and between them the interpreter never
+    releases its lock. It would at any bytecode, if another thread has requested it."""
+    tuple(map(partial.__call__, calls))
+
+
+def reseeding_calls(library):
+    """The parts of `reseed` that generate secrets, as calls of C functions. They keep the lock,
+    unlike `os.urandom`: the C library of Debian 12 waits for ever if the lock is released while the
+    threads that wait for it are stopped."""
+    import ctypes
+
+    def number(count):
+        # At the call, and not now, `map` makes the number of what `data` contains.
+        data = (ctypes.c_char * count)()
+        calls.append(partial(library.getrandom, data, count, 0))
+        return map(int.from_bytes, [data], ["big"])
+
+    calls = []
+    loaded = sys.modules.get
+    if module := loaded("random"):
+        import _random
+
+        seeded = map(_random.Random.seed, [module._inst], number(256))
+        calls.append(partial(next, seeded))
+        calls.append(partial(setattr, module._inst, "gauss_next", None))
+    if module := loaded("tempfile"):
+        calls.append(partial(setattr, module, "_name_sequence", None))
+    if module := loaded("uuid"):
+        calls.append(partial(setattr, module, "_generate_time_safe", None))
+        calls.append(partial(setattr, module, "_last_timestamp", None))
+        calls.append(partial(next, map(setattr, [module], ["_node"], number(6))))
+    if module := loaded("ssl"):
+        entropy = (ctypes.c_char * 64)()
+        calls.append(partial(library.getrandom, entropy, len(entropy), 0))
+        calls.append(partial(module.RAND_add, entropy, 64.0))
+    if module := loaded("numpy.random"):
+        import numpy
+
+        if module.get_state()[0] == "MT19937":
+            key = numpy.zeros(624, numpy.uint32)
+            calls.append(partial(library.getrandom, ctypes.c_void_p(key.ctypes.data), key.nbytes, 0))
+            calls.append(partial(module.set_state, ("MT19937", key, 624, 0, 0.0)))
+    return calls
+
+
+def hold(channel):
+    """Keeps the interpreter's lock until the agent has resumed the clone's other threads, so that
+    no thread that the agent stops owns the lock, and none of them runs before the reseeding."""
+    import ctypes
+    import signal
+
+    # Unlike CDLL, PyDLL calls a function without releasing the lock.
+    library = ctypes.PyDLL(None)
+    socket = channel.socket.fileno()
+    order = (ctypes.c_char * 1)()
+    wait = partial(library.read, socket, order, 1)
+    answer = partial(library.write, socket, b"\n", 1)
+    reply = frame(DONE)
+    calls = [partial(library.write, socket, reply, len(reply))]
+    for _ in ("rehearsal", "clone"):
+        calls += [wait, *reseeding_calls(library), answer]
+    # A signal would end a wait.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        call_in_sequence(calls + [wait])
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def clone_step(channel, kind, message):
+    """Handles a message of the agent about clones, and returns the reply, unless it was sent."""
+    if kind == "hold":
+        return hold(channel)
+    if kind == "reseed":
+        reseed(**message)
+    else:
+        collect()
+    return DONE

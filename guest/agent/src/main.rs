@@ -9,11 +9,12 @@ use std::error::Error;
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use firn_agent::protocol::AGENT_PORT;
-use firn_agent::serve::{Guest, RuntimeConfig, Server};
+use firn_agent::serve::{Freezer, Guest, RuntimeConfig, Server};
 use rustix::system::{RebootCommand, reboot};
 use rustix::time::{ClockId, clock_gettime};
 use vsock::{VMADDR_CID_ANY, VsockListener};
@@ -36,7 +37,7 @@ fn main() -> ExitCode {
         Ok(init::Side::Child) => match serve() {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                console(format_args!("cannot listen on vsock port {AGENT_PORT}: {error}"));
+                console(format_args!("cannot serve on vsock port {AGENT_PORT}: {error}"));
                 ExitCode::FAILURE
             }
         },
@@ -56,6 +57,7 @@ fn serve() -> io::Result<()> {
         runtime_dir: "/var/runtime".into(),
         runtime_api: RUNTIME_API,
         user: Some(FUNCTION_USER),
+        freezer: Some(Freezer::new(Path::new("/sys/fs/cgroup/function"))?),
     };
     let listener = VsockListener::bind_with_cid_port(VMADDR_CID_ANY, AGENT_PORT)?;
     let uptime = clock_gettime(ClockId::Boottime);

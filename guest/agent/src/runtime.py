@@ -1,17 +1,14 @@
 """The Python part of firn-agent: runs one function and handles one message at a time.
 
-The agent passes a socket as standard input and this source by `-c`. A message is a frame (u32
-little-endian length, then JSON): an object with one key. After `invoke`, a second frame contains
-only the event, so that an unreadable event fails only its own request. Names and texts of errors
-are those of AWS Lambda's Python runtime.
+The agent passes this source, after clone.py, by `-c`. After `invoke`, a second frame contains only
+the event, so that an unreadable event fails only its own request. Names and texts of errors are
+those of AWS Lambda's Python runtime.
 """
 
 import importlib
 import itertools
 import json
 import os
-import socket
-import struct
 import sys
 import time
 import traceback
@@ -116,33 +113,6 @@ def invoke(function, header, event, limit):
     return text
 
 
-class Channel:
-    """Frames over the agent's socket."""
-
-    def __init__(self):
-        self.socket = socket.socket(fileno=os.dup(0))
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.close(null)
-
-    def read(self, count):
-        data = bytearray(count)
-        view = memoryview(data)
-        while view:
-            got = self.socket.recv_into(view)
-            if not got:
-                os._exit(0)  # the agent has exited
-            view = view[got:]
-        return data
-
-    def receive(self):
-        return self.read(struct.unpack("<I", self.read(4))[0])
-
-    def send(self, text):
-        data = text.encode("ascii")
-        self.socket.sendall(struct.pack("<I", len(data)) + data)
-
-
 def main():
     channel = Channel()
     function = limit = None
@@ -152,18 +122,15 @@ def main():
             if kind == "load":
                 limit = message["answer_limit"]
                 function = load(message["handler"], message["task_dir"])
-                reply = '{"done":null}'
+                reply = DONE
             elif kind == "invoke":
                 reply = '{"answer":%s}' % invoke(function, message, channel.receive(), limit)
-            elif kind == "reseed":
-                reseed(**message)
-                reply = '{"done":null}'
             else:
-                collect()
-                reply = '{"done":null}'
+                reply = clone_step(channel, kind, message)
         except Exception as error:
             reply = '{"error":%s}' % json.dumps(describe(error))
-        channel.send(reply)
+        if reply:
+            channel.send(reply)
 
 
 main()

@@ -24,5 +24,6 @@ mod pool;
 mod pool_thaws;
 mod recording;
 mod refusals;
+mod secrets;
 mod serve;
 mod shapes;

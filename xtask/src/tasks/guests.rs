@@ -1,6 +1,6 @@
 //! Tests in real guests, under this machine's KVM or in the lab.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::step::Step;
 use crate::{Result, lab};
@@ -34,25 +34,38 @@ pub(super) fn long_guest_tests(context: &Context) -> Result<()> {
     context.runner.run(&step.arg("--ignored"))
 }
 
-fn build(context: &Context) -> Result<std::path::PathBuf> {
+fn build(context: &Context) -> Result<PathBuf> {
     let place = if context.host.hardware { "under this machine's KVM" } else { "in the lab" };
     let program = context.runner.build("test -p firn-tests --test microvm", "microvm")?;
     context.runner.note(&format!("The guests' tests run {place}."));
     Ok(program)
 }
 
+/// The root image with the wheels that clones draw random values with, as the Makefile builds it.
+fn clones_image(context: &Context) -> PathBuf {
+    context.paths.target.join("clones.erofs")
+}
+
 fn native(context: &Context, program: &Path) -> Step {
-    Step::new(program).arg("--test-threads=1").env("FIRN", context.paths.firn())
+    Step::new(program)
+        .arg("--test-threads=1")
+        .env("FIRN", context.paths.firn())
+        .env("FIRN_CLONES_IMAGE", clones_image(context))
 }
 
 fn in_lab(context: &Context, program: &Path, memory: &str) -> Step {
+    let image = clones_image(context);
     lab::run(&context.paths, &format!("--memory {memory} --fsdax --cpus 1 --timeout 3600"))
         .arg("--in")
         .arg(program)
         .arg("--in")
         .arg(context.paths.cache.join("clients"))
+        .arg("--in")
+        .arg(&image)
         .args(["--env", "FIRN_REQUIRE=kvm,root,dax", "--env", "FIRN=/bin/firn"])
-        .args(["--env", "FIRN_CLIENTS=/in/clients", "--"])
+        .args(["--env", "FIRN_CLIENTS=/in/clients", "--env"])
+        .arg(format!("FIRN_CLONES_IMAGE={}", lab::inside(&image)))
+        .arg("--")
         .arg(lab::inside(program))
         .arg("--test-threads=1")
 }

@@ -10,7 +10,7 @@ use crate::runner::Runner;
 const JSON: &str = "--no-run --message-format=json-render-diagnostics";
 
 fn host(kvm: bool, hardware: bool) -> Host {
-    Host { kvm, hardware, disk: true, root: true }
+    Host { kvm, hardware, disk: true, root: true, cgroup2: true }
 }
 
 fn commands(task: &str, host: Host) -> Vec<String> {
@@ -97,17 +97,23 @@ fn guest_tests_run_natively_or_in_two_labs() {
     let build = format!("cargo test -p firn-tests --test microvm {JSON}");
     assert_eq!(
         commands("guest-tests", host(true, true)),
-        [build.as_str(), "FIRN=/t/release/firn microvm --test-threads=1"]
+        [
+            build.as_str(),
+            "FIRN=/t/release/firn FIRN_CLONES_IMAGE=/t/clones.erofs microvm --test-threads=1"
+        ]
     );
     assert_eq!(
         commands("long-guest-tests", host(true, true)),
-        [build.as_str(), "FIRN=/t/release/firn microvm --test-threads=1 --ignored"]
+        [
+            build.as_str(),
+            "FIRN=/t/release/firn FIRN_CLONES_IMAGE=/t/clones.erofs microvm --test-threads=1 --ignored"
+        ]
     );
     let lab = |memory| {
         format!(
             "/t/release/firn lab run --memory {memory} --fsdax --cpus 1 --timeout 3600 --in microvm --in /c/clients \
-             --env FIRN_REQUIRE=kvm,root,dax --env FIRN=/bin/firn --env FIRN_CLIENTS=/in/clients -- \
-             /in/microvm --test-threads=1"
+             --in /t/clones.erofs --env FIRN_REQUIRE=kvm,root,dax --env FIRN=/bin/firn --env FIRN_CLIENTS=/in/clients \
+             --env FIRN_CLONES_IMAGE=/in/clones.erofs -- /in/microvm --test-threads=1"
         )
     };
     let (short, long) = (lab("4G"), lab("9G"));

@@ -218,6 +218,7 @@ impl Translate for PublishError {
                 "CodeSHA256 ({expected}) is different from current CodeSHA256 in $LATEST ({actual}). Please try again \
                  with the CodeSHA256 in $LATEST.",
             )),
+            Self::NoRestoreHook => ApiError::invalid(self.to_string()),
             Self::Store(error) => error.into(),
             Self::Task(error) => error.into(),
         }
@@ -353,9 +354,9 @@ impl From<ConfigurationError> for ApiError {
                 "Lambda was unable to configure your environment variables because the environment variables you have \
                  provided exceeded the {MAX_ENVIRONMENT} bytes limit."
             )),
-            ConfigurationError::Image(_) | ConfigurationError::Planner(_) => {
-                Self::invalid(error.to_string())
-            }
+            ConfigurationError::Image(_)
+            | ConfigurationError::RestoreHook(_)
+            | ConfigurationError::Planner(_) => Self::invalid(error.to_string()),
         }
     }
 }

@@ -14,9 +14,12 @@ pub const MAX_ENVIRONMENT: usize = 4096;
 /// The environment variable of a function's configuration that names its planner.
 pub(crate) const PLANNER_VARIABLE: &str = "FIRN_PLANNER";
 
+/// The environment variable of a function's configuration that declares a restore hook.
+pub(crate) const RESTORE_HOOK_VARIABLE: &str = "FIRN_RESTORE_HOOK";
+
 /// Environment variables that a function's configuration cannot set: those that AWS Lambda
 /// reserves, and those that the guest's agent sets.
-const RESERVED: [&str; 21] = [
+const RESERVED: [&str; 22] = [
     "_HANDLER",
     "_X_AMZN_TRACE_ID",
     "AWS_DEFAULT_REGION",
@@ -37,6 +40,7 @@ const RESERVED: [&str; 21] = [
     "LAMBDA_TASK_ROOT",
     "LAMBDA_RUNTIME_DIR",
     "FIRN_INSTANCE_ID",
+    "FIRN_GENERATION_FILE",
     "_LAMBDA_TELEMETRY_LOG_FD",
 ];
 
@@ -105,6 +109,12 @@ pub enum ConfigurationError {
     /// The image that the function names cannot be used.
     #[error(transparent)]
     Image(#[from] ImageError),
+    /// The function does not say whether its clones replace their random state.
+    #[error(
+        "{RESTORE_HOOK_VARIABLE} {0:?} is none of: true, if the function replaces its random state after a restore; \
+         unset, if it does not"
+    )]
+    RestoreHook(String),
     /// The planner that the function names does not exist.
     #[error("{PLANNER_VARIABLE}: {0}")]
     Planner(ParsePlannerError),
@@ -208,6 +218,9 @@ fn check_environment(variables: &BTreeMap<String, String>) -> Result<(), Configu
     }
     if let Some(image) = variables.get(IMAGE_VARIABLE) {
         ImageName::try_from(image.clone()).map_err(ImageError::Name)?;
+    }
+    if let Some(hook) = variables.get(RESTORE_HOOK_VARIABLE).filter(|hook| *hook != "true") {
+        return Err(ConfigurationError::RestoreHook(hook.clone()));
     }
     if let Some(planner) = variables.get(PLANNER_VARIABLE) {
         planners::parse(planner).map_err(ConfigurationError::Planner)?;

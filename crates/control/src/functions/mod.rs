@@ -9,7 +9,7 @@ mod version;
 pub use code::{CodeError, MAX_UNPACKED, MAX_ZIP};
 pub(crate) use code::{CodeStore, is_code_file};
 pub use configuration::{ConfigurationChange, ConfigurationError, Field, MAX_ENVIRONMENT};
-pub(crate) use configuration::{PLANNER_VARIABLE, new_latest};
+pub(crate) use configuration::{PLANNER_VARIABLE, RESTORE_HOOK_VARIABLE, new_latest};
 pub use images::ImageError;
 pub(crate) use images::Images;
 pub(crate) use name::is_alias;

@@ -57,7 +57,7 @@ fn the_bytes_go_to_the_clones_of_the_largest_value() {
     // Each byte of the other is worth more, if it takes few.
     forecast.measured(&"often", 1024 * MIB);
     assert_eq!(forecast.wanted(now, 1024 * MIB), [("rare", 2)]);
-    // The least valuable clone gives way, not the snapshot.
+    // The least valuable clone is removed, not the snapshot.
     forecast.measured(&"often", 16 * MIB);
     assert_eq!(forecast.wanted(now, 48 * MIB), [("often", 2), ("rare", 1)]);
     assert_eq!(forecast.wanted(now, 0), []);

@@ -3,7 +3,7 @@
 use firn_run::EventError;
 
 use crate::blocking::TaskFailed;
-use crate::functions::{CodeError, ConfigurationError, Target};
+use crate::functions::{CodeError, ConfigurationError, RESTORE_HOOK_VARIABLE, Target};
 use crate::store::StoreError;
 
 /// A function, version or alias does not exist.
@@ -82,6 +82,13 @@ pub enum PublishError {
         /// The SHA-256 of the code, in base64.
         actual: String,
     },
+    /// The function has SnapStart and a runtime of its own, and declares no restore hook.
+    #[error(
+        "SnapStart of a provided runtime requires a restore hook, because all clones of a snapshot would draw the \
+         same random values. Seed the runtime's generators after restore/next returns, and declare that with the \
+         environment variable {RESTORE_HOOK_VARIABLE}=true"
+    )]
+    NoRestoreHook,
     /// The database failed.
     #[error(transparent)]
     Store(#[from] StoreError),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::Control;
 use super::errors::{ChangeError, DeleteError, FindError, NotFound, RevisionMismatch};
-use super::versions::PublishRequest;
+use super::versions::{PublishRequest, check_restore_hook};
 use crate::blocking::blocking;
 use crate::functions::{
     Code, CodeStore, ConfigurationChange, ConfigurationError, FunctionRecord, LATEST, Target,
@@ -80,6 +80,9 @@ impl Control {
         // Cheap checks come before the zip file is read.
         let latest = new_latest(name, new.configuration, CodeStore::code_of(&new.zip))?;
         self.check_image(&latest)?;
+        if new.publish {
+            check_restore_hook(&latest)?;
+        }
         let exists = || ChangeError::Exists(name.to_owned());
         if self.store.function(name)?.is_some() {
             return Err(exists());
@@ -180,6 +183,9 @@ impl Control {
             return Ok(version);
         }
         self.change_latest(target, change.revision.as_deref(), |version| {
+            if change.publish {
+                check_restore_hook(version)?;
+            }
             version.code = code;
             Ok(())
         })

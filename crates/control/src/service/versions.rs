@@ -5,7 +5,9 @@ use std::sync::Arc;
 use super::Control;
 use super::errors::{FindError, NotFound, PublishError, RevisionMismatch};
 use crate::blocking::blocking;
-use crate::functions::{Target, Version, VersionState, new_revision, timestamp};
+use crate::functions::{
+    RESTORE_HOOK_VARIABLE, Runtime, Target, Version, VersionState, new_revision, timestamp,
+};
 
 /// A version to publish.
 #[derive(Debug, Default)]
@@ -54,6 +56,7 @@ impl Control {
                 return Err(PublishError::Revision(RevisionMismatch));
             }
             let actual = latest.code.sha256_base64();
+            check_restore_hook(latest)?;
             if let Some(expected) = request.code_sha256.clone().filter(|digest| *digest != actual) {
                 return Err(PublishError::Code { expected, actual });
             }
@@ -96,6 +99,14 @@ impl Control {
         })
         .await
     }
+}
+
+/// Refuses to publish a version whose clones would share their random state. Those of Python
+/// replace it by firn's own hooks.
+pub(super) fn check_restore_hook(version: &Version) -> Result<(), PublishError> {
+    let has_hook = version.runtime == Runtime::Python311
+        || version.environment.contains_key(RESTORE_HOOK_VARIABLE);
+    if version.snap_start && !has_hook { Err(PublishError::NoRestoreHook) } else { Ok(()) }
 }
 
 /// Whether a published version has the code and configuration of `$LATEST`.

@@ -15,6 +15,7 @@ use firn_agent::protocol::{
 use firn_agent::serve::{Machine, RuntimeConfig, Server};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use uuid::Uuid;
 
 use super::*;
 use crate::{Function, Identity};
@@ -32,6 +33,9 @@ impl Machine for Untouched {
         Ok(())
     }
     fn set_host_name(&self, _name: &str) -> io::Result<()> {
+        Ok(())
+    }
+    fn publish_generation(&self, _generation: Uuid) -> io::Result<()> {
         Ok(())
     }
     fn sync(&self) {}
@@ -60,6 +64,7 @@ impl Place {
             runtime_dir: "/nowhere".into(),
             runtime_api: ([127, 0, 0, 1], 0).into(),
             user: None,
+            freezer: None,
         };
         let server = Arc::new(Server::new(config, Box::new(Untouched)));
         let listener = UnixListener::bind(self.socket()).unwrap();

@@ -59,6 +59,7 @@ pub(crate) fn set_up() -> Result<(), SetUpError> {
     }
     attach("tmpfs", "tmpfs", "/dev/shm", MountFlags::NOSUID | MountFlags::NODEV)?;
     attach("tmpfs", "tmpfs", "/run", MountFlags::NOSUID | MountFlags::NODEV)?;
+    attach("cgroup2", "cgroup2", "/sys/fs/cgroup", MountFlags::NOSUID | MountFlags::NODEV)?;
     open_to_all("/tmp")?;
     network::loopback_up().map_err(|source| SetUpError::Loopback { source })?;
     rustix::system::sethostname(b"firn")

@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
 
+use super::machine::GENERATION_FILE;
 use crate::protocol::{
     Load, MAX_FUNCTION_BYTES, MAX_FUNCTION_FILES, MAX_TIME_LIMIT_MS, Put, RuntimeKind,
 };
@@ -145,6 +146,7 @@ pub(crate) fn environment(
         ("AWS_LAMBDA_LOG_GROUP_NAME", format!("/aws/lambda/{}", load.name)),
         ("AWS_LAMBDA_LOG_STREAM_NAME", log_stream_name(&load.version, instance_id)),
         ("FIRN_INSTANCE_ID", instance_id.unwrap_or_default().to_owned()),
+        ("FIRN_GENERATION_FILE", GENERATION_FILE.to_owned()),
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .into();

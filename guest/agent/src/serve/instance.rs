@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
+use super::freezer::Freezer;
 use super::function::{self, WriteError};
 use super::machine::Machine;
-use super::runtime::{ExchangeError, Outcome, Runtime, RuntimeApi, RuntimeConfig};
+use super::openssl::Copies;
+use super::runtime::{ExchangeError, Identity, Outcome, Runtime, RuntimeApi, RuntimeConfig};
 use crate::protocol::{
     Answered, Failed, FunctionError, Identify, Invoke, Load, Loaded, MAX_ENTROPY_BYTES,
     MAX_EVENT_BYTES, MIN_ENTROPY_BYTES, Put, Refusal, RefusalKind, Reply,
@@ -17,7 +19,7 @@ use crate::protocol::{
 /// Time limit for the runtime to prepare for a freeze or to reseed itself after a thaw. After it,
 /// the runtime is restarted. The limit is generous: a thawed runtime reads all its pages from the
 /// snapshot's medium, and the machine may be emulated.
-const HOUSEKEEPING_LIMIT: Duration = Duration::from_secs(60);
+const HOUSEKEEPING_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 10 } else { 60 });
 
 /// AWS Lambda's name for a runtime that exited or violated its protocol.
 const EXIT_ERROR: &str = "Runtime.ExitError";
@@ -45,6 +47,10 @@ pub(crate) struct Instance {
     api: Option<RuntimeApi>,
     generation: Option<Uuid>,
     instance_id: Option<String>,
+    /// Whether the function's processes are stopped for a freeze.
+    stopped: bool,
+    /// The copies of OpenSSL in the stopped processes.
+    openssl: Copies,
 }
 
 /// Why the instance did not perform an operation.
@@ -83,6 +89,8 @@ impl Instance {
             api: None,
             generation: None,
             instance_id: None,
+            stopped: false,
+            openssl: Copies::default(),
         }
     }
 
@@ -162,25 +170,17 @@ impl Instance {
         }
     }
 
-    /// Closes the gate and prepares the guest for a freeze: the runtime runs and has collected its
-    /// garbage, and file systems are synced.
+    /// Closes the gate and prepares the guest for a freeze: the runtime has collected its garbage,
+    /// the function's processes are stopped, and file systems are synced.
     pub(crate) fn prepare_freeze(&mut self, machine: &dyn Machine) -> Result<(), Failure> {
         self.gate = Gate::Frozen;
-        if self.load.is_some() {
-            let mut runtime = self.take_runtime()?;
-            let deadline = Instant::now() + HOUSEKEEPING_LIMIT;
-            match runtime.collect(deadline) {
-                Ok(Outcome::Done) => {}
-                Ok(_) => return Err(not_freezable("it violated the protocol of its channel")),
-                Err(error @ ExchangeError::NotRestorable) => {
-                    // The runtime is intact and continues to run.
-                    self.runtime = Some(runtime);
-                    return Err(not_freezable(&error.to_string()));
-                }
-                Err(error) => return Err(not_freezable(&error.to_string())),
-            }
-            runtime.take_logs();
-            self.runtime = Some(runtime);
+        if self.load.is_some() && !self.stopped {
+            self.stop_runtime()?;
+            let processes = self.config.freezer.as_ref().map_or(Ok(Vec::new()), Freezer::processes);
+            let processes =
+                processes.map_err(|e| system("cannot list the function's processes", &e))?;
+            self.openssl = Copies::take_over(&processes, &self.openssl)
+                .map_err(|e| system("cannot find the copies of OpenSSL", &e))?;
         }
         machine.sync();
         Ok(())
@@ -218,8 +218,12 @@ impl Instance {
         machine
             .set_host_name(&identify.instance_id)
             .map_err(|e| system("cannot set the host name", &e))?;
+        machine
+            .publish_generation(identify.generation)
+            .map_err(|e| system("cannot publish the generation", &e))?;
+        self.openssl.renew().map_err(|e| system("cannot make OpenSSL reseed", &e))?;
         self.instance_id = Some(identify.instance_id.clone());
-        self.reseed_runtime()?;
+        self.resume_runtime()?;
         self.generation = Some(identify.generation);
         self.gate = Gate::Open;
         Ok(())
@@ -249,17 +253,48 @@ impl Instance {
         if self.is_open() { Ok(()) } else { Err(not_identified()) }
     }
 
+    /// Stops the function's processes. A runtime that cannot reseed itself is replaced if possible
+    /// by a new process.
+    fn stop_runtime(&mut self) -> Result<(), Failure> {
+        for _ in 0..2 {
+            let mut runtime = self.take_runtime()?;
+            match runtime.stop(Instant::now() + HOUSEKEEPING_LIMIT) {
+                Ok(Outcome::Done) => {
+                    runtime.take_logs();
+                    self.runtime = Some(runtime);
+                    self.stopped = true;
+                    return Ok(());
+                }
+                Ok(Outcome::Error(_)) if runtime.is_replaceable() => {}
+                Ok(Outcome::Error(error)) => return Err(not_freezable(&error.to_string())),
+                Ok(Outcome::Answer(_)) => {
+                    return Err(not_freezable("it violated the protocol of its channel"));
+                }
+                Err(error @ ExchangeError::NotRestorable) => {
+                    // The runtime is intact and continues to run.
+                    self.runtime = Some(runtime);
+                    return Err(not_freezable(&error.to_string()));
+                }
+                Err(error) => return Err(not_freezable(&error.to_string())),
+            }
+        }
+        Err(not_freezable("its processes cannot reseed themselves"))
+    }
+
     /// A runtime that cannot reseed itself is replaced if possible by a new process, which shares
-    /// no state with other clones.
-    fn reseed_runtime(&mut self) -> Result<(), Failure> {
+    /// no state with other clones. One that does not answer in time fails the clone.
+    fn resume_runtime(&mut self) -> Result<(), Failure> {
+        self.stopped = false;
         let Some(mut runtime) = self.runtime.take() else { return Ok(()) };
-        let version = self.load.as_ref().map_or("", |load| &load.version);
-        let log_stream_name = function::log_stream_name(version, self.instance_id.as_deref());
-        let instance_id = self.instance_id.as_deref().unwrap_or_default();
+        let (instance_id, log_stream_name) = self.identity();
+        let identity = Identity { instance_id: &instance_id, log_stream_name: &log_stream_name };
         let deadline = Instant::now() + HOUSEKEEPING_LIMIT;
         let replaceable = runtime.is_replaceable();
-        match runtime.reseed(instance_id, &log_stream_name, deadline) {
+        match runtime.resume(identity, deadline) {
             Ok(Outcome::Done) => self.runtime = Some(runtime),
+            Err(error @ ExchangeError::TimedOut) => {
+                return Err(ended(runtime, &error, "", "Restore", HOUSEKEEPING_LIMIT));
+            }
             _ if replaceable => {
                 drop(runtime);
                 self.runtime = Some(self.take_runtime()?);
@@ -273,6 +308,13 @@ impl Instance {
             Err(error) => return Err(ended(runtime, &error, "", "Restore", HOUSEKEEPING_LIMIT)),
         }
         Ok(())
+    }
+
+    /// The current instance id and log stream's name.
+    fn identity(&self) -> (String, String) {
+        let version = self.load.as_ref().map_or("", |load| &load.version);
+        let log_stream_name = function::log_stream_name(version, self.instance_id.as_deref());
+        (self.instance_id.clone().unwrap_or_default(), log_stream_name)
     }
 
     /// Takes the running runtime, or starts a new one if it has exited. The caller puts it back if

@@ -1,12 +1,18 @@
 //! Operations of the server on the machine.
 
+use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 
 use rustix::system::RebootCommand;
 use rustix::time::{ClockId, Timespec};
+use uuid::Uuid;
 
 use crate::protocol::MAX_ENTROPY_BYTES;
+
+/// The file with the generation: 32 hexadecimal digits and a newline. Programs watch it by inotify.
+pub(super) const GENERATION_FILE: &str = "/run/firn-generation";
 
 /// The machine that the server runs on. Tests replace it.
 pub trait Machine: Send + Sync {
@@ -28,6 +34,12 @@ pub trait Machine: Send + Sync {
     /// # Errors
     /// The system call fails.
     fn set_host_name(&self, name: &str) -> io::Result<()>;
+
+    /// Publishes the generation of this clone to its programs, before those that were stopped run.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    fn publish_generation(&self, generation: Uuid) -> io::Result<()>;
 
     /// Writes cached file system data to the disks.
     fn sync(&self);
@@ -64,7 +76,7 @@ impl Machine for Guest {
         let mut pool =
             RandPoolInfo { entropy_bits: length * 8, length, bytes: [0; MAX_ENTROPY_BYTES] };
         pool.bytes.get_mut(..entropy.len()).ok_or_else(too_long)?.copy_from_slice(entropy);
-        let device = std::fs::OpenOptions::new().write(true).open("/dev/urandom")?;
+        let device = OpenOptions::new().write(true).open("/dev/urandom")?;
         // SAFETY: `pool` is laid out as the kernel's rand_pool_info and outlives the call, and
         // `length` bytes of its buffer are initialised.
         let added =
@@ -89,6 +101,13 @@ impl Machine for Guest {
 
     fn set_host_name(&self, name: &str) -> io::Result<()> {
         Ok(rustix::system::sethostname(name.as_bytes())?)
+    }
+
+    fn publish_generation(&self, generation: Uuid) -> io::Result<()> {
+        // One write to the file that programs watch, or map, and not a new file in its place.
+        let mut options = OpenOptions::new();
+        let file = options.create(true).write(true).truncate(false).open(GENERATION_FILE)?;
+        file.write_all_at(format!("{}\n", generation.simple()).as_bytes(), 0)
     }
 
     fn sync(&self) {

@@ -3,10 +3,12 @@
 //! One thread per connection reads requests. Operations on the function run one at a time in the
 //! order of their arrival. A request's time limit counts from its own start, not from its arrival.
 
+mod freezer;
 mod function;
 mod instance;
 mod log_tail;
 mod machine;
+mod openssl;
 mod runtime;
 #[cfg(test)]
 mod tests;
@@ -19,6 +21,7 @@ use std::time::Duration;
 
 use parking_lot::{FairMutex, Mutex};
 
+pub use freezer::Freezer;
 use instance::{Failure, Instance, not_identified, refusal};
 pub use machine::{Guest, Machine};
 pub use runtime::RuntimeConfig;

@@ -53,6 +53,11 @@ impl Machine for Recorder {
         Ok(())
     }
 
+    fn publish_generation(&self, generation: Uuid) -> io::Result<()> {
+        self.note(format!("generation {}", generation.as_u128()));
+        Ok(())
+    }
+
     fn sync(&self) {
         self.note("sync");
     }
@@ -64,14 +69,18 @@ impl Machine for Recorder {
 }
 
 /// A server with connections to it. It ends with its last connection.
-struct TestGuest {
+pub(super) struct TestGuest {
     machine: Recorder,
     connect: mpsc::Sender<io::Result<UnixStream>>,
     _task_dir: TempDir,
 }
 
 impl TestGuest {
-    fn start() -> Self {
+    pub(super) fn start() -> Self {
+        Self::with_freezer(None)
+    }
+
+    pub(super) fn with_freezer(freezer: Option<Freezer>) -> Self {
         let task_dir = tempfile::tempdir().unwrap();
         let machine = Recorder::default();
         let config = RuntimeConfig {
@@ -80,6 +89,7 @@ impl TestGuest {
             runtime_dir: PathBuf::from("/nowhere"),
             runtime_api: ([127, 0, 0, 1], 0).into(),
             user: None,
+            freezer,
         };
         let server = Arc::new(Server::new(config, Box::new(machine.clone())));
         let (connect, incoming) = mpsc::channel();
@@ -93,7 +103,7 @@ impl TestGuest {
         ours
     }
 
-    fn connect(&self) -> Host {
+    pub(super) fn connect(&self) -> Host {
         let mut host = Host(self.open());
         let reply = host.ask(&Request::Hello { oldest: 1, newest: 1 });
         assert!(matches!(reply, Reply::Hello { version: 1 }), "{reply:?}");
@@ -110,22 +120,22 @@ impl TestGuest {
     }
 }
 
-struct Host(UnixStream);
+pub(super) struct Host(UnixStream);
 
 impl Host {
-    fn ask(&mut self, request: &Request) -> Reply {
+    pub(super) fn ask(&mut self, request: &Request) -> Reply {
         send(&mut self.0, request, MAX_REQUEST_LENGTH).unwrap();
         receive(&mut self.0, MAX_REPLY_LENGTH).unwrap()
     }
 
-    fn load(&mut self, source: &str) -> Loaded {
+    pub(super) fn load(&mut self, source: &str) -> Loaded {
         match self.ask(&Request::Load(load(source))) {
             Reply::Loaded(loaded) => loaded,
             other => panic!("the function does not load (is python3 in PATH?): {other:?}"),
         }
     }
 
-    fn identify(&mut self, generation: u128) {
+    pub(super) fn identify(&mut self, generation: u128) {
         let reply = self.ask(&Request::Identify(identity(generation)));
         assert!(matches!(reply, Reply::Identified), "{reply:?}");
     }
@@ -141,7 +151,7 @@ impl Host {
         }
     }
 
-    fn answer(&mut self, event: &Value) -> Value {
+    pub(super) fn answer(&mut self, event: &Value) -> Value {
         serde_json::from_str(self.answered(event).answer.get()).unwrap()
     }
 
@@ -582,7 +592,7 @@ mod gate {
         assert_eq!(refused(host.ask_function(&json!(1))).kind, RefusalKind::NotIdentified);
 
         host.identify(2);
-        assert_eq!(guest.machine.take(), ["reseed 32", "clock 5", "host name i-2"]);
+        assert_eq!(guest.machine.take(), ["reseed 32", "clock 5", "host name i-2", "generation 2"]);
         assert_eq!(host.answer(&json!(1)), json!(1));
     }
 
@@ -703,6 +713,29 @@ mod gate {
         let after = host.answer(&json!(false));
         assert_ne!(before[0], after[0]);
         assert_eq!(after[1], json!(false));
+    }
+
+    #[test]
+    fn runtime_that_does_not_reseed_in_time_fails_the_clone() {
+        let (guest, mut host) = TestGuest::with(
+            "import random, time\n\
+             class Slow(random.Random):\n\
+             \x20   sets = -9\n\
+             \x20   def __setattr__(self, name, value):\n\
+             \x20       self.__dict__['sets'] = self.sets + 1\n\
+             \x20       if self.sets == 2: time.sleep(1000)\n\
+             random._inst = Slow()\n\
+             random._inst.__dict__['sets'] = 0\n\
+             def handler(event, context): return 1\n",
+        );
+        ready_to_freeze(&host.ask(&Request::PrepareFreeze));
+        let mut host = guest.connect();
+        match host.ask(&Request::Identify(identity(2))) {
+            Reply::Failed(failed) => assert_eq!(failed.error.error_type, "Sandbox.Timedout"),
+            other => panic!("{other:?}"),
+        }
+        let refusal = refused(host.ask_function(&json!(1)));
+        assert_eq!(refusal.kind, RefusalKind::NotIdentified);
     }
 
     #[test]

@@ -30,7 +30,7 @@ fn a_thaw_uses_the_functions_planner_and_a_boot_replaces_a_failed_thaw() {
     let own = json!({
         "Runtime": "provided.al2023", "Handler": "any",
         "Code": { "ZipFile": STANDARD.encode(zip_of("bootstrap", BOOTSTRAP)) },
-        "Environment": { "Variables": { "FIRN_PLANNER": "dram_cached" } },
+        "Environment": { "Variables": { "FIRN_PLANNER": "dram_cached", "FIRN_RESTORE_HOOK": "true" } },
     });
     let created = daemon.create("own", "bootstrap", "", &own);
     assert_eq!(created.status, 201, "{created:?}");

@@ -59,7 +59,8 @@ pub(crate) struct BenchThawArgs {
     #[arg(long)]
     standby: bool,
     /// Start the microVMs of these planners from ready clones: all of a start but the identity and
-    /// the resume is done before the request. Of a pool's planners each clone has its copy or replica
+    /// the resume is done before the request. Of a pool's planners each clone has its copy or
+    /// replica
     #[arg(long, value_name = "PLANNERS")]
     ready: Vec<String>,
     /// After the runs, start N more of each planner on each trace at random intervals of 5 to 500

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use serde_json::value::RawValue;
 
 use super::api::{Call, CallKind, Calls, PostedError, RuntimeApi};
+use super::channel::{Channel, Identity};
 use super::process::Process;
 use super::{ExchangeError, Outcome, RuntimeConfig};
 use crate::protocol::{FunctionError, Invoke, Load, MAX_ANSWER_BYTES, RuntimeKind};
@@ -28,6 +29,10 @@ pub(crate) struct LambdaRuntime {
     process: Process,
     calls: Calls,
     waiting: Option<Call>,
+    /// The channel to `bootstrap.py`, which answers it between the hooks of SnapStart.
+    channel: Option<Channel>,
+    /// Whether the function's before-snapshot hooks have run, and its after-restore hooks have not.
+    restorable: bool,
 }
 
 /// Adds the environment variables of AWS Lambda's runtimes.
@@ -56,29 +61,41 @@ impl LambdaRuntime {
         kind: RuntimeKind,
         environment: &BTreeMap<String, String>,
     ) -> io::Result<Self> {
-        let mut command = match kind {
-            RuntimeKind::Provided => Command::new(config.task_dir.join("bootstrap")),
-            RuntimeKind::Own | RuntimeKind::Python => {
-                let mut command = Command::new(&config.python);
-                command.args(["-u", "-c", BOOTSTRAP]);
-                command
+        let mut command;
+        let mut channel = None;
+        match kind {
+            RuntimeKind::Provided => {
+                command = Command::new(config.task_dir.join("bootstrap"));
+                command.stdin(Stdio::null());
             }
-        };
-        command.stdin(Stdio::null());
+            RuntimeKind::Own | RuntimeKind::Python => {
+                command = Command::new(&config.python);
+                command.args(["-u", "-c", BOOTSTRAP]);
+                channel = Some(Channel::to(&mut command)?);
+            }
+        }
         let calls = api.connect()?;
-        Ok(Self { process: Process::start(command, config, environment)?, calls, waiting: None })
+        let process = Process::start(command, config, environment)?;
+        Ok(Self { process, calls, waiting: None, channel, restorable: false })
     }
 
-    /// Waits until the runtime requests its first event or its restore.
+    /// Waits until the runtime requests its first event or its restore, or its bootstrap reports
+    /// that the before-snapshot hooks have run.
     pub(super) fn init(
         &mut self,
         snap_start: bool,
         deadline: Instant,
     ) -> Result<Outcome, ExchangeError> {
-        let call = self.call(deadline)?;
+        let Some(call) = self.call(deadline, snap_start)? else {
+            self.restorable = true;
+            return match &self.channel {
+                Some(channel) => channel.outcome(&mut self.process, deadline),
+                None => Err(ExchangeError::Broken),
+            };
+        };
         match &call.kind {
             CallKind::Next if !snap_start => {}
-            CallKind::RestoreNext if snap_start => {}
+            CallKind::RestoreNext if snap_start && self.channel.is_none() => self.restorable = true,
             CallKind::InitError(_) => return Ok(Outcome::Error(self.posted(call))),
             _ => return Err(self.stray(call)),
         }
@@ -86,24 +103,46 @@ impl LambdaRuntime {
         Ok(Outcome::Done)
     }
 
-    /// Checks that the runtime waits for its restore.
-    pub(super) fn check_restorable(&self) -> Result<Outcome, ExchangeError> {
-        match self.waiting.as_ref().map(|call| &call.kind) {
-            Some(CallKind::RestoreNext) => Ok(Outcome::Done),
-            _ => Err(ExchangeError::NotRestorable),
+    /// Stops the function's processes. The main thread of Python keeps the interpreter's lock.
+    pub(super) fn stop(&mut self, deadline: Instant) -> Result<Outcome, ExchangeError> {
+        if !self.restorable {
+            return Err(ExchangeError::NotRestorable);
+        }
+        match &mut self.channel {
+            Some(channel) => channel.stop(&mut self.process, deadline),
+            None => self.process.stop_others(deadline).map(|()| Outcome::Done),
         }
     }
 
-    /// Lets the runtime run its after-restore hooks, and waits until it requests an event.
-    pub(super) fn restore(&mut self, deadline: Instant) -> Result<Outcome, ExchangeError> {
-        match self.waiting.take() {
-            Some(call) if matches!(call.kind, CallKind::RestoreNext) => call.answer(&[], "{}"),
-            waiting => {
-                self.waiting = waiting;
-                return Err(ExchangeError::NotRestorable);
-            }
+    /// Lets the processes run again, and the runtime run its after-restore hooks, and waits until
+    /// it requests an event.
+    pub(super) fn resume(
+        &mut self,
+        identity: Identity<'_>,
+        deadline: Instant,
+    ) -> Result<Outcome, ExchangeError> {
+        if !self.restorable {
+            return Err(ExchangeError::NotRestorable);
         }
-        let call = self.call(deadline)?;
+        let waiting = match &mut self.channel {
+            Some(channel) => {
+                match channel.resume(&mut self.process, identity, deadline)? {
+                    Outcome::Done => {}
+                    other => return Ok(other),
+                }
+                self.next_call(deadline)?
+            }
+            None => {
+                self.process.resume_others()?;
+                self.waiting.take().ok_or(ExchangeError::NotRestorable)?
+            }
+        };
+        if !matches!(waiting.kind, CallKind::RestoreNext) {
+            return Err(self.stray(waiting));
+        }
+        self.restorable = false;
+        waiting.answer(&[], "{}");
+        let call = self.next_call(deadline)?;
         match &call.kind {
             CallKind::Next => {
                 self.waiting = Some(call);
@@ -114,25 +153,29 @@ impl LambdaRuntime {
         }
     }
 
+    /// Whether the function waits for its restore.
+    pub(super) fn is_restorable(&self) -> bool {
+        self.restorable
+    }
+
     pub(super) fn invoke(
         &mut self,
         invoke: &Invoke,
         deadline: Instant,
     ) -> Result<Outcome, ExchangeError> {
+        if self.restorable {
+            return Err(ExchangeError::NotRestored);
+        }
         let next = match self.waiting.take() {
             Some(call) => call,
-            None => self.call(deadline)?,
+            None => self.next_call(deadline)?,
         };
         match next.kind {
             CallKind::Next => respond_with_event(next, invoke, deadline),
-            CallKind::RestoreNext => {
-                self.waiting = Some(next);
-                return Err(ExchangeError::NotRestored);
-            }
             _ => return Err(self.stray(next)),
         }
         loop {
-            let call = self.call(deadline)?;
+            let call = self.next_call(deadline)?;
             match &call.kind {
                 CallKind::Response { request_id, .. }
                 | CallKind::InvocationError { request_id, .. }
@@ -161,7 +204,7 @@ impl LambdaRuntime {
     }
 
     pub(super) fn take_logs(&mut self) -> String {
-        self.process.take_logs(self.calls.event())
+        self.process.take_logs()
     }
 
     pub(super) fn end(&mut self) -> io::Result<Option<ExitStatus>> {
@@ -169,17 +212,30 @@ impl LambdaRuntime {
     }
 
     /// Waits for the next call.
-    fn call(&mut self, deadline: Instant) -> Result<Call, ExchangeError> {
+    fn next_call(&mut self, deadline: Instant) -> Result<Call, ExchangeError> {
+        self.call(deadline, false)?.ok_or(ExchangeError::Broken)
+    }
+
+    /// Waits for the next call, or, if `or_channel`, until the channel is readable.
+    fn call(&mut self, deadline: Instant, or_channel: bool) -> Result<Option<Call>, ExchangeError> {
         let mut ended = false;
         loop {
             if let Some(call) = self.calls.take() {
-                return Ok(call);
+                return Ok(Some(call));
             }
             if ended {
                 return Err(ExchangeError::Ended);
             }
             // The process may have made a call before it ended, so check once more.
-            ended = self.process.wait(self.calls.event(), Some(deadline))?.ended;
+            let event = self.calls.event();
+            let channel = self.channel.as_ref().filter(|_| or_channel).map(Channel::fd);
+            let watched: Vec<_> = [event].into_iter().chain(channel).collect();
+            let ready = self.process.wait(&watched, Some(deadline))?;
+            ended = ready.ended;
+            let channel_ready = or_channel && ready.channels.get(1).is_some_and(|ready| *ready);
+            if channel_ready {
+                return Ok(None);
+            }
         }
     }
 

@@ -2,6 +2,7 @@
 //! Lambda's Runtime API.
 
 mod api;
+mod channel;
 mod lambda;
 mod own;
 mod process;
@@ -16,9 +17,11 @@ use std::time::Instant;
 use serde_json::value::RawValue;
 
 pub(crate) use api::RuntimeApi;
+pub(crate) use channel::Identity;
 use lambda::LambdaRuntime;
 use own::OwnRuntime;
 
+use super::freezer::Freezer;
 use crate::protocol::{
     FrameError, FunctionError, Invoke, Load, ReceiveError, RuntimeKind, SendError,
 };
@@ -36,6 +39,9 @@ pub struct RuntimeConfig {
     pub runtime_api: SocketAddr,
     /// The user and group id of the function; `None` for the agent's own.
     pub user: Option<u32>,
+    /// The control groups of the function's processes. Without them, threads and processes other
+    /// than the main thread of Python run until the freeze, and from the restore on.
+    pub freezer: Option<Freezer>,
 }
 
 /// An outcome reported by a runtime. The function shares its process, so the content is not
@@ -117,25 +123,25 @@ impl Runtime {
         }
     }
 
-    /// Prepares the process for a freeze.
-    pub(crate) fn collect(&mut self, deadline: Instant) -> Result<Outcome, ExchangeError> {
+    /// Stops the function's processes for a freeze. If this fails, the runtime must be ended,
+    /// except after [`ExchangeError::NotRestorable`].
+    pub(crate) fn stop(&mut self, deadline: Instant) -> Result<Outcome, ExchangeError> {
         match self {
-            Self::Own(runtime) => runtime.collect(deadline),
-            Self::Lambda(runtime) => runtime.check_restorable(),
+            Self::Own(runtime) => runtime.stop(deadline),
+            Self::Lambda(runtime) => runtime.stop(deadline),
         }
     }
 
-    /// Makes the process differ from those of other clones.
-    pub(crate) fn reseed(
+    /// Makes the process differ from those of other clones, then lets everything run that was
+    /// stopped.
+    pub(crate) fn resume(
         &mut self,
-        instance_id: &str,
-        log_stream_name: &str,
+        identity: Identity<'_>,
         deadline: Instant,
     ) -> Result<Outcome, ExchangeError> {
         match self {
-            Self::Own(runtime) => runtime.reseed(instance_id, log_stream_name, deadline),
-            // Its hooks read the identity from the host name.
-            Self::Lambda(runtime) => runtime.restore(deadline),
+            Self::Own(runtime) => runtime.resume(identity, deadline),
+            Self::Lambda(runtime) => runtime.resume(identity, deadline),
         }
     }
 
@@ -144,7 +150,7 @@ impl Runtime {
     pub(crate) fn is_replaceable(&self) -> bool {
         match self {
             Self::Own(_) => true,
-            Self::Lambda(runtime) => runtime.check_restorable().is_err(),
+            Self::Lambda(runtime) => !runtime.is_restorable(),
         }
     }
 

@@ -11,6 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open};
 
 use super::{ExchangeError, RuntimeConfig};
+use crate::serve::freezer::Freezer;
 use crate::serve::log_tail::LogTail;
 
 /// Grace period for a runtime to exit after its channel closed, before it is killed. A process
@@ -24,14 +25,15 @@ pub(super) struct Process {
     end: OwnedFd,
     output: PipeReader,
     tail: LogTail,
+    freezer: Option<Freezer>,
     reaped: bool,
 }
 
 /// The descriptors that are ready.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(super) struct Ready {
-    /// The caller's descriptor is readable.
-    pub(super) channel: bool,
+    /// Which of the caller's descriptors are readable.
+    pub(super) channels: Vec<bool>,
     /// The process has ended.
     pub(super) ended: bool,
 }
@@ -50,9 +52,20 @@ impl Process {
         if let Some(user) = config.user {
             command.uid(user).gid(user);
         }
+        if let Some(freezer) = &config.freezer {
+            // The kernel checks the rights of the process that opened the file.
+            let entrance = freezer.entrance()?;
+            let enter =
+                move || rustix::io::write(&entrance, b"0").map(drop).map_err(io::Error::from);
+            // SAFETY: `enter` makes one system call, which a forked child may make.
+            unsafe { command.pre_exec(enter) };
+        }
         let mut child = command.spawn()?;
         match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
-            Ok(end) => Ok(Self { child, end, output, tail: LogTail::default(), reaped: false }),
+            Ok(end) => {
+                let freezer = config.freezer.clone();
+                Ok(Self { child, end, output, tail: LogTail::default(), freezer, reaped: false })
+            }
             Err(error) => {
                 child.kill()?;
                 child.wait()?;
@@ -61,11 +74,11 @@ impl Process {
         }
     }
 
-    /// Waits until `channel` is readable, the process has ended, or it writes output, which goes to
-    /// the log tail. Returns immediately without a deadline.
+    /// Waits until one of `channels` is readable, the process has ended, or it writes output, which
+    /// goes to the log tail. Returns immediately without a deadline.
     pub(super) fn wait(
         &mut self,
-        channel: BorrowedFd<'_>,
+        channels: &[BorrowedFd<'_>],
         deadline: Option<Instant>,
     ) -> Result<Ready, ExchangeError> {
         let left =
@@ -74,33 +87,34 @@ impl Process {
             return Err(ExchangeError::TimedOut);
         }
         let timeout = Timespec::try_from(left).map_err(|_| ExchangeError::TimedOut)?;
-        let mut files = [
-            PollFd::new(&channel, PollFlags::IN),
-            PollFd::new(&self.end, PollFlags::IN),
-            PollFd::from_borrowed_fd(self.output.as_fd(), PollFlags::IN),
-        ];
         // The pipe of a closed output is always ready, so it is not polled any more.
-        let watched = if self.tail.ended() { &mut files[..2] } else { &mut files[..] };
-        match poll(watched, Some(&timeout)) {
+        let output = (!self.tail.ended()).then(|| self.output.as_fd());
+        let watched = [self.end.as_fd()].into_iter().chain(channels.iter().copied()).chain(output);
+        let mut files: Vec<_> =
+            watched.map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN)).collect();
+        match poll(&mut files, Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(ExchangeError::Io(error.into())),
         }
-        let [channel, ended, output] = files.map(|file| !file.revents().is_empty());
+        let ready = |file: &PollFd<'_>| !file.revents().is_empty();
+        let ended = ready(&files[0]);
+        let channels: Vec<bool> = files[1..=channels.len()].iter().map(ready).collect();
+        let output = files[1 + channels.len()..].iter().any(ready);
         if output {
             let mut bytes = [0; 16 << 10];
             let count = self.output.read(&mut bytes).map_err(ExchangeError::Io)?;
             self.tail.push(&bytes[..count]);
         }
-        Ok(Ready { channel, ended })
+        Ok(Ready { channels, ended })
     }
 
     /// Takes the last part of the function's output since the previous call, as text.
-    pub(super) fn take_logs(&mut self, channel: BorrowedFd<'_>) -> String {
+    pub(super) fn take_logs(&mut self) -> String {
         // Output written before the reply is already in the pipe. A pipe holds 64 KiB, so this loop
         // ends even if a thread continues to write.
         for _ in 0..8 {
             let before = self.tail.received();
-            if self.wait(channel, None).is_err() || self.tail.received() == before {
+            if self.wait(&[], None).is_err() || self.tail.received() == before {
                 break;
             }
         }
@@ -128,11 +142,37 @@ impl Process {
         Ok(ended_alone.then_some(status))
     }
 
+    /// Stops all threads of the function's processes but the main thread of this one, if that was
+    /// excepted.
+    pub(super) fn stop_others(&self, deadline: Instant) -> Result<(), ExchangeError> {
+        let Some(freezer) = &self.freezer else { return Ok(()) };
+        match freezer.stop(deadline) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(ExchangeError::TimedOut),
+            Err(error) => Err(ExchangeError::Io(error)),
+        }
+    }
+
+    /// Excepts the main thread from stopping.
+    pub(super) fn hold_main_thread(&self) -> Result<(), ExchangeError> {
+        let Some(freezer) = &self.freezer else { return Ok(()) };
+        freezer.except(self.child.id()).map_err(ExchangeError::Io)
+    }
+
+    /// Lets everything that was stopped run again.
+    pub(super) fn resume_others(&self) -> Result<(), ExchangeError> {
+        let Some(freezer) = &self.freezer else { return Ok(()) };
+        let resumed = freezer.resume().and_then(|()| freezer.include(self.child.id()));
+        resumed.map_err(ExchangeError::Io)
+    }
+
     fn kill(&mut self) -> io::Result<ExitStatus> {
         // Fails only if the group does not exist any more.
         let _ = rustix::process::kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+        let killed = self.freezer.as_ref().map_or(Ok(()), Freezer::kill);
         self.reaped = true;
-        self.child.wait()
+        let status = self.child.wait()?;
+        killed.map(|()| status)
     }
 }
 
