@@ -185,7 +185,7 @@ fn ready(snapshot: &Path, planner: &str, hold: bool) -> Result<(Monitor, Making)
 fn a_ready_clone_resumes_and_reports_only_what_came_after_its_request() {
     let directory = tempfile::tempdir().unwrap();
     let Some(snapshot) = player(directory.path()) else { return };
-    for planner in ["dram_cached", "firecracker", "reap"] {
+    for planner in ["dram_cached", "firecracker"] {
         let (mut monitor, making) = ready(&snapshot, planner, true).unwrap();
         assert!(making.dram_bytes > 0 && making.ns > 0, "{making:?}");
         let request_ns = now_ns();
