@@ -40,7 +40,7 @@ fn unit_tests_skip_what_requires_a_kvm_without_one() {
         commands("unit-tests", host(false, false)),
         [format!(
             "{all} -- --skip microvm:: --skip player:: --skip floor:: --skip freeze:: \
-             --skip commands::profile::"
+             --skip tier::emulated:: --skip commands::profile::"
         )]
     );
 }
@@ -71,8 +71,8 @@ fn monitor_tests_run_modules_and_programs_in_one_lab() {
          --in bench --in capacity --in drift --in monitor --in paged_planners --in pager --in pool_refusals \
          --env FIRN_REQUIRE=kvm,root,disk -- sh -c 'mkdir -p /t/debug; ln -s /bin/firn /t/debug/firn; failed=; \
          for program in /in/firn_vmm /in/firn_bench /in/firn; do $program --test-threads=1 microvm:: player:: floor:: \
-         freeze:: commands::profile:: || failed=1; done; for program in /in/bad_profiles /in/bench /in/capacity /in/drift /in/monitor \
-         /in/paged_planners /in/pager /in/pool_refusals; do $program --test-threads=1 || failed=1; done; \
+         freeze:: tier::emulated:: commands::profile:: || failed=1; done; for program in /in/bad_profiles /in/bench /in/capacity \
+         /in/drift /in/monitor /in/paged_planners /in/pager /in/pool_refusals; do $program --test-threads=1 || failed=1; done; \
          test -z \"$failed\"'"
     );
 }

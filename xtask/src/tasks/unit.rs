@@ -7,8 +7,8 @@ use crate::context::Context;
 
 /// Modules of unit tests that require a KVM. `unit-tests` skips them without one, and
 /// `monitor-tests` runs them in the lab.
-const KVM_MODULES: [&str; 5] =
-    ["microvm::", "player::", "floor::", "freeze::", "commands::profile::"];
+const KVM_MODULES: [&str; 6] =
+    ["microvm::", "player::", "floor::", "freeze::", "tier::emulated::", "commands::profile::"];
 
 /// The unit test programs with those modules: arguments for cargo, and the target's name.
 const KVM_UNIT_TESTS: [(&str, &str); 3] = [
