@@ -117,7 +117,10 @@ pub(super) struct Concurrency {
 pub(super) fn configuration(scope: &Scope, version: &Version, qualified: bool) -> Value {
     let qualifier = qualified.then_some(version.version.as_str());
     let (state, reason) = match &version.state {
-        VersionState::Pending => ("Pending", Some(("Creating", "The function is being created."))),
+        VersionState::Pending => {
+            let waiting = version.waiting.as_deref();
+            ("Pending", Some(("Creating", waiting.unwrap_or("The function is being created."))))
+        }
         VersionState::Active => ("Active", None),
         VersionState::Failed { reason } => ("Failed", Some(("FunctionError", reason.as_str()))),
     };

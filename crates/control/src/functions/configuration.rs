@@ -149,6 +149,7 @@ pub(crate) fn new_latest(
         environment: BTreeMap::new(),
         snap_start: false,
         state: VersionState::Active,
+        waiting: None,
         snapshot: None,
     };
     change.apply(&mut version)?;

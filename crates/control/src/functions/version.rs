@@ -56,6 +56,9 @@ pub struct Version {
     pub snap_start: bool,
     /// Whether the version can be invoked.
     pub state: VersionState,
+    /// Why the version, which is pending, could not be frozen yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<String>,
     /// The snapshot that microVMs of this version are thawed from.
     pub(crate) snapshot: Option<VersionSnapshot>,
 }

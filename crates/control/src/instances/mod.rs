@@ -19,6 +19,8 @@ mod table;
 mod usage;
 
 pub use fleet::AcquireError;
+#[cfg(test)]
+pub(crate) use fleet::LeaseRequest;
 pub(crate) use fleet::{Fleet, Limits};
 pub(crate) use launcher::Launcher;
 pub use launcher::{BootFiles, LaunchError};
@@ -28,7 +30,7 @@ pub use report::InvocationReport;
 #[cfg(test)]
 pub(crate) use report::ProcessUsage;
 pub use requests::{InvokeFailure, Invoked, LoadFailure};
-pub(crate) use requests::{Request, invoke, publish};
+pub(crate) use requests::{PublishFailure, Request, invoke, publish};
 pub(crate) use scratch::Scratch;
 pub(crate) use standby::Standbys;
 pub use status::{DaemonStatus, Latency, MemoryStatus, MonitorsStatus, VersionStatus};

@@ -97,6 +97,8 @@ pub enum LoadFailure {
 pub(crate) enum PublishFailure {
     #[error(transparent)]
     Acquire(#[from] AcquireError),
+    #[error("no attempt of {attempts} got a microVM; publish again when there is room")]
+    NeverFree { attempts: u32, source: AcquireError },
     #[error(transparent)]
     Load(#[from] LoadFailure),
     #[error(transparent)]

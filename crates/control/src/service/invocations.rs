@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use firn_run::Invocation;
 
+use super::backoff::Backoff;
 use super::errors::{EventRefused, PrepareError};
 use super::events::Event;
 use super::{Control, Found, Hold};
@@ -15,14 +16,6 @@ use crate::telemetry::{Ended, TraceContext};
 
 /// How often an event is retried after an error of its function: AWS Lambda's default.
 const RETRIES: u32 = 2;
-
-/// The first and the longest wait before an event is retried for which there was no capacity: AWS
-/// Lambda's values.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(300);
-
-/// How long an event is retried: AWS Lambda's default.
-const MAX_AGE: Duration = Duration::from_secs(6 * 3600);
 
 /// A request to a function.
 #[derive(Debug)]
@@ -128,9 +121,8 @@ impl Control {
     }
 
     async fn serve_event(self: &Arc<Self>, target: Target, event: Event, trace: TraceContext) {
-        let accepted = Instant::now();
+        let mut backoff = Backoff::since(Instant::now());
         let mut failures = 0;
-        let mut pause = FIRST_PAUSE;
         loop {
             // The function can change between attempts.
             let Ok(found) = self.find(&target).await else { return };
@@ -149,24 +141,20 @@ impl Control {
             };
             let wait = match invoked.outcome {
                 Ok(Ok(_)) => return,
-                Err(error) if error.is_transient() => {
-                    let wait = pause;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
-                    wait
-                }
+                Err(error) if error.is_transient() => backoff.next(),
                 _ => {
                     failures += 1;
-                    self.event_pause * failures
+                    backoff.allows(self.event_pause * failures).filter(|_| failures <= RETRIES)
                 }
             };
-            if failures > RETRIES || accepted.elapsed() + wait > MAX_AGE {
+            let Some(wait) = wait else {
                 tracing::warn!(
                     function = target.name(),
                     request_id = event.request_id(),
                     "dropped an event after its last retry"
                 );
                 return;
-            }
+            };
             tokio::time::sleep(wait).await;
         }
     }

@@ -1,12 +1,15 @@
 //! [`Control`]: the operations of the daemon, without any protocol.
 
 mod aliases;
+mod backoff;
 mod errors;
 mod events;
 mod functions;
 mod invocations;
 mod once;
 mod snapshots;
+#[cfg(test)]
+mod testing;
 mod versions;
 
 use std::path::PathBuf;

@@ -3,14 +3,16 @@
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use firn_base::error_chain;
 
+use super::backoff::Backoff;
 use super::errors::FindError;
 use super::{Control, OpenError};
 use crate::blocking::blocking;
 use crate::functions::{SnapshotPlace, Version, VersionSnapshot, VersionState, is_snapshot_name};
-use crate::instances::publish;
+use crate::instances::{PublishFailure, publish};
 use crate::store::{Change, StoreError};
 
 impl Control {
@@ -47,8 +49,7 @@ impl Control {
     pub(super) async fn freeze(self: Arc<Self>, version: Version) {
         let (name, number) = (version.function.clone(), version.version.clone());
         tracing::info!(function = name, version = number, "freezing");
-        let frozen =
-            publish(Arc::clone(&self.fleet), self.code.clone(), Arc::new(version.clone())).await;
+        let Some(frozen) = self.publish_when_free(&version).await else { return };
         let (state, snapshot) = match frozen {
             Ok(snapshot) => {
                 let VersionSnapshot { planner, bytes, .. } = &snapshot;
@@ -63,27 +64,69 @@ impl Control {
                 (VersionState::Failed { reason: error_chain(error) }, None)
             }
         };
-        let control = Arc::clone(&self);
         let stored_snapshot = snapshot.clone();
-        let stored = blocking(move || {
-            control.store.change(|change| {
-                let number = version.version.parse().unwrap_or_default();
-                let found = change.version(&version.function, number)?;
-                let Some(found) = found.filter(|found| found.revision == version.revision) else {
-                    return Ok(false);
-                };
-                let changed = Version { state, snapshot: stored_snapshot, ..found };
-                change.put_version(&version.function, number, &changed)?;
-                Ok::<_, FindError>(true)
-            })
-        })
-        .await;
+        let store = |found| Version { state, waiting: None, snapshot: stored_snapshot, ..found };
+        let stored = self.change_version(version, store).await;
         // The version was deleted meanwhile, or the database failed: no version uses the snapshot.
         if !matches!(stored, Ok(true))
             && let Some(snapshot) = snapshot
         {
             self.purge(&snapshot.place).await;
         }
+    }
+
+    /// Freezes a version. Tries again if it waited too long for a microVM, and stores why. `None`
+    /// if the version was deleted meanwhile.
+    async fn publish_when_free(
+        self: &Arc<Self>,
+        version: &Version,
+    ) -> Option<Result<VersionSnapshot, PublishFailure>> {
+        let mut backoff = Backoff::since(Instant::now());
+        for attempts in 1.. {
+            let (fleet, code) = (Arc::clone(&self.fleet), self.code.clone());
+            let error = match publish(fleet, code, Arc::new(version.clone())).await {
+                Err(PublishFailure::Acquire(error)) if error.is_throttling() => error,
+                published => return Some(published),
+            };
+            let Some(pause) = backoff.next() else {
+                return Some(Err(PublishFailure::NeverFree { attempts, source: error }));
+            };
+            let waiting = format!("attempt {attempts} to freeze it was too early: {error}");
+            tracing::warn!(
+                function = version.function,
+                version = version.version,
+                waiting,
+                next_seconds = pause.as_secs(),
+                "not frozen yet"
+            );
+            let store = |found| Version { waiting: Some(waiting), ..found };
+            if let Ok(false) = self.change_version(version.clone(), store).await {
+                return None;
+            }
+            tokio::time::sleep(pause).await;
+        }
+        None
+    }
+
+    /// Changes a version. Returns false if it was deleted.
+    async fn change_version(
+        self: &Arc<Self>,
+        version: Version,
+        work: impl FnOnce(Version) -> Version + Send + 'static,
+    ) -> Result<bool, FindError> {
+        let control = Arc::clone(self);
+        blocking(move || {
+            control.store.change(|change| {
+                let number = version.version.parse().unwrap_or_default();
+                let found = change.version(&version.function, number)?;
+                let Some(found) = found.filter(|found| found.revision == version.revision) else {
+                    return Ok(false);
+                };
+                change.put_version(&version.function, number, &work(found))?;
+                Ok(true)
+            })
+        })
+        .await
     }
 
     /// Ends the microVMs of a deleted version, and purges its snapshot.
@@ -145,3 +188,7 @@ fn sweep(folder: &Path, used: &HashSet<String>) -> std::io::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "snapshots_tests.rs"]
+mod tests;

@@ -21,6 +21,7 @@ pub(super) fn version(function: &str, version: &str) -> Version {
         environment: BTreeMap::new(),
         snap_start: true,
         state: VersionState::Active,
+        waiting: None,
         snapshot: None,
     }
 }

@@ -1,0 +1,50 @@
+use std::time::Duration;
+
+use super::super::PublishRequest;
+use super::super::testing::{new_function, options, version_when};
+use super::*;
+use crate::functions::Target;
+use crate::instances::LeaseRequest;
+
+#[tokio::test]
+async fn a_publish_that_waited_too_long_is_tried_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = options(folder.path());
+    options.monitors = 1;
+    options.queue_wait = Duration::from_millis(1);
+    let control = Control::open(&options, None).unwrap();
+    let latest = control.create_function(new_function("f")).await.unwrap();
+    // The only microVM.
+    let request = LeaseRequest { version: Arc::new(latest), new: true };
+    let lease = control.fleet.acquire(request).await.unwrap();
+    let target = Target::new("f", None).unwrap();
+    control.publish(&target, PublishRequest::default()).await.unwrap();
+    let waiting = version_when(&control, "f", "1", |version| version.waiting.is_some()).await;
+    assert_eq!(waiting.state, VersionState::Pending);
+    assert!(waiting.waiting.unwrap().starts_with("attempt 1 "));
+    drop(lease);
+    let settled =
+        version_when(&control, "f", "1", |version| version.state != VersionState::Pending).await;
+    // The attempt that got a microVM started the program, which fails.
+    let VersionState::Failed { reason } = settled.state else { panic!("{settled:?}") };
+    assert!(reason.starts_with("the microVM did not start"), "{reason}");
+    assert_eq!(settled.waiting, None);
+}
+
+#[tokio::test]
+async fn a_version_that_waits_and_is_deleted_is_not_frozen() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = options(folder.path());
+    options.monitors = 1;
+    options.queue_wait = Duration::from_millis(1);
+    let control = Control::open(&options, None).unwrap();
+    let latest = control.create_function(new_function("f")).await.unwrap();
+    let request = LeaseRequest { version: Arc::new(latest), new: true };
+    let lease = control.fleet.acquire(request).await.unwrap();
+    let target = Target::new("f", Some("1")).unwrap();
+    let version = control.publish(&target, PublishRequest::default()).await.unwrap();
+    version_when(&control, "f", "1", |version| version.waiting.is_some()).await;
+    control.delete(&target).await.unwrap();
+    assert!(control.publish_when_free(&version).await.is_none());
+    drop(lease);
+}
