@@ -11,6 +11,7 @@
 //! ```
 
 mod error_chain;
+pub mod fs_verity;
 pub mod num;
 mod range;
 mod range_set;

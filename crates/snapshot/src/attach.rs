@@ -16,7 +16,7 @@ use crate::directory::{open_container, open_directory};
 use crate::error::{OpenError, OpenPooledError};
 use crate::files::{CONTAINER_FILE, PackedFile};
 use crate::freeze_error::FreezeError;
-use crate::manifest::Manifest;
+use crate::manifest::{Manifest, ProtectedFile};
 use crate::profile::{Profile, ProfileError};
 use crate::read_at::ReadAt;
 use crate::section::{PROFILE_VERSION, Section};
@@ -69,46 +69,97 @@ pub fn set_profile(path: &Path, profile: &Profile) -> Result<(), AttachError> {
     let dir = open_directory(path)?;
     let container_path = path.join(CONTAINER_FILE);
     let container = open_container(&dir, path)?;
-    let new = WithProfile::of(&container, &container_path, profile)?;
-    let staging = Staging::create(path)?;
-    let out = SparseFile::new(
-        staging.create_file(CONTAINER_FILE)?,
-        container_path.clone(),
-        new.header.file_len(),
-    )?;
-    new.write(&container, &container_path, &mut |at, bytes| out.write(at, bytes))?;
+    let new = Edited::with_profile(&container, &container_path, profile)?;
+    replace_container(&Staging::create(path)?, &dir, &container, &container_path, &new)
+}
+
+/// Replaces the manifest's list of the files that fs-verity protects, in the snapshot that is open
+/// as `dir`, if it differs.
+///
+/// # Errors
+/// [`AttachError`]; the snapshot is unchanged.
+pub(crate) fn set_protected(
+    dir: &OwnedFd,
+    path: &Path,
+    protected: Vec<ProtectedFile>,
+) -> Result<(), AttachError> {
+    edit_protected(&Staging::create(path)?, dir, path, |files| *files = protected)
+}
+
+fn edit_protected(
+    staging: &Staging,
+    dir: &OwnedFd,
+    path: &Path,
+    edit: impl FnOnce(&mut Vec<ProtectedFile>),
+) -> Result<(), AttachError> {
+    let container_path = path.join(CONTAINER_FILE);
+    let container = open_container(dir, path)?;
+    match Edited::with_protected(&container, &container_path, edit)? {
+        Some(new) => replace_container(staging, dir, &container, &container_path, &new),
+        None => Ok(()),
+    }
+}
+
+fn replace_container(
+    staging: &Staging,
+    dir: &OwnedFd,
+    container: &File,
+    path: &Path,
+    new: &Edited,
+) -> Result<(), AttachError> {
+    let file = staging.create_file(CONTAINER_FILE)?;
+    let out = SparseFile::new(file, path.to_owned(), new.header.file_len())?;
+    new.write(container, path, &mut |at, bytes| out.write(at, bytes))?;
     out.finish()?.sync()?;
-    Ok(staging.move_into(&dir, CONTAINER_FILE)?)
+    Ok(staging.move_into(dir, CONTAINER_FILE)?)
 }
 
 /// Writes bytes at an offset.
 pub(crate) type Put<'a> = dyn FnMut(u64, &[u8]) -> Result<(), FreezeError> + 'a;
 
-/// A container with a new profile.
-pub(crate) struct WithProfile {
+/// A container with one section replaced.
+pub(crate) struct Edited {
     pub(crate) header: Header,
     pub(crate) manifest: Manifest,
     old: Header,
-    profile: Vec<u8>,
+    section: Section,
+    bytes: Vec<u8>,
 }
 
-impl WithProfile {
+impl Edited {
     /// The container at `path` with this profile, which must match its snapshot.
-    pub(crate) fn of(
+    pub(crate) fn with_profile(
         container: &dyn ReadAt,
         path: &Path,
         profile: &Profile,
     ) -> Result<Self, AttachError> {
-        let old = Header::read(container, path)?;
-        let manifest = old.read_section(container, path, Section::Manifest)?;
-        let manifest = decode_manifest(&manifest, path)?;
+        let (old, manifest) = read_manifest(container, path)?;
         profile
             .check(manifest.description.id, manifest.layout.pages())
             .map_err(|source| AttachError::Profile { path: path.into(), source })?;
         let profile = postcard::to_stdvec(profile).map_err(AttachError::Encode)?;
         let mut header = old.clone();
         header.set(Entry::of(Section::Profile, PROFILE_VERSION, &profile))?;
-        Ok(Self { header, manifest, old, profile })
+        Ok(Self { header, manifest, old, section: Section::Profile, bytes: profile })
+    }
+
+    /// The container at `path` with another list of protected files; `None` if it does not change.
+    fn with_protected(
+        container: &dyn ReadAt,
+        path: &Path,
+        edit: impl FnOnce(&mut Vec<ProtectedFile>),
+    ) -> Result<Option<Self>, AttachError> {
+        let (old, mut manifest) = read_manifest(container, path)?;
+        let before = manifest.protected.clone();
+        edit(&mut manifest.protected);
+        if manifest.protected == before {
+            return Ok(None);
+        }
+        let (version, bytes) = manifest.encode()?;
+        let mut header = old.clone();
+        header.set(Entry::of(Section::Manifest, version, &bytes))?;
+        header.set_version(version);
+        Ok(Some(Self { header, manifest, old, section: Section::Manifest, bytes }))
     }
 
     /// Writes the container; all other sections are copied from `container`.
@@ -121,8 +172,8 @@ impl WithProfile {
         out(0, &self.header.encode())?;
         for section in Section::TABLE {
             let to = self.header.range(section).start;
-            if section == Section::Profile {
-                out(to, &self.profile)?;
+            if section == self.section {
+                out(to, &self.bytes)?;
             } else {
                 copy(container, path, self.old.range(section), to, out)?;
             }
@@ -131,7 +182,18 @@ impl WithProfile {
     }
 }
 
-/// Replaces a packed file of the snapshot at `path`. `write` writes its content from offset 0.
+fn read_manifest(
+    container: &dyn ReadAt,
+    path: &Path,
+) -> Result<(Header, Manifest), AttachError> {
+    let header = Header::read(container, path)?;
+    let bytes = header.read_section(container, path, Section::Manifest)?;
+    let manifest = decode_manifest(bytes, header.version, path)?;
+    Ok((header, manifest))
+}
+
+/// Replaces a packed file of the snapshot at `path`. Between the two renames the new file does not
+/// match the manifest's digest of the old one, and cannot be used. `write` writes its content from offset 0.
 ///
 /// # Errors
 /// [`AttachError`]; the snapshot is unchanged.
@@ -150,7 +212,13 @@ pub(crate) fn set_packed(
         action: "write",
         source,
     })?;
-    Ok(staging.move_into(&dir, kind.name())?)
+    drop(file);
+    let protected = staging.protect(kind.name())?;
+    staging.move_into(&dir, kind.name())?;
+    edit_protected(&staging, &dir, path, |files| {
+        files.retain(|file| file.name != kind.name());
+        files.extend(protected);
+    })
 }
 
 /// Copies bytes from a range to another place.

@@ -9,7 +9,8 @@ use crate::error::OpenError;
 use crate::freeze_error::FreezeError;
 use crate::read_at::ReadAt;
 use crate::section::{
-    CONTAINER_VERSION, MAX_HEADER_LEN, NO_PROFILE_VERSION, PROFILE_VERSION, Section,
+    CONTAINER_VERSION, CONTAINER_VERSION_UNPROTECTED, MAX_HEADER_LEN, NO_PROFILE_VERSION,
+    PROFILE_VERSION, Section,
 };
 
 /// First bytes of `snapshot.firn`, in every version.
@@ -56,6 +57,7 @@ impl Entry {
 /// The decoded header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Header {
+    pub(crate) version: u32,
     pub(crate) architecture: u32,
     pub(crate) entries: [Entry; Section::TABLE.len()],
 }
@@ -65,7 +67,7 @@ impl Header {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEADER_LEN);
         bytes.extend(MAGIC);
-        bytes.extend(CONTAINER_VERSION.to_le_bytes());
+        bytes.extend(self.version.to_le_bytes());
         bytes.extend(u32::try_from(HEADER_LEN).unwrap_or(u32::MAX).to_le_bytes());
         bytes.extend(self.architecture.to_le_bytes());
         bytes.extend(u32::try_from(self.entries.len()).unwrap_or(u32::MAX).to_le_bytes());
@@ -80,7 +82,8 @@ impl Header {
         bytes
     }
 
-    /// The header of sections with these versions and bytes, in the order of the section table.
+    /// The header of sections with these versions and bytes, in the order of the section table. The
+    /// manifest has the container's version.
     pub(crate) fn of(
         sections: &[(Section, u32, &[u8]); Section::TABLE.len()],
     ) -> Result<Self, FreezeError> {
@@ -91,7 +94,7 @@ impl Header {
             }
         }
         let entries = sections.map(|(section, version, bytes)| Entry::of(section, version, bytes));
-        Ok(Self { architecture: HOST_ARCHITECTURE, entries })
+        Ok(Self { version: entries[0].version, architecture: HOST_ARCHITECTURE, entries })
     }
 
     /// Replaces the entry of a section.
@@ -105,6 +108,19 @@ impl Header {
             *old = entry;
         }
         Ok(())
+    }
+
+    /// Sets the container's version, which its own sections have too.
+    pub(crate) fn set_version(&mut self, version: u32) {
+        self.version = version;
+        for entry in &mut self.entries {
+            match entry.section {
+                Section::MachineState | Section::Profile => {}
+                Section::Header | Section::Manifest | Section::ZeroMap | Section::Digests => {
+                    entry.version = version;
+                }
+            }
+        }
     }
 
     /// Reads the header of `file` and checks that it is consistent and matches the file's length.
@@ -168,22 +184,22 @@ impl Header {
         if crc32fast::hash(&bytes[..body]) != u32_at(bytes, body) {
             return Err(damaged());
         }
-        if version != CONTAINER_VERSION {
+        if !(CONTAINER_VERSION_UNPROTECTED..=CONTAINER_VERSION).contains(&version) {
             return Err(OpenError::ContainerVersion {
                 path: path.into(),
                 found: version,
                 supported: CONTAINER_VERSION,
             });
         }
-        Self::decode_table(&bytes[..body], path)
+        Self::decode_table(&bytes[..body], version, path)
     }
 
-    /// Decodes what follows the preamble of a version 1 header, without its CRC.
-    fn decode_table(bytes: &[u8], path: &Path) -> Result<Self, OpenError> {
+    /// Decodes what follows the preamble of a header, without its CRC.
+    fn decode_table(bytes: &[u8], container: u32, path: &Path) -> Result<Self, OpenError> {
         let malformed =
             |reason| OpenError::Malformed { path: path.into(), section: Section::Header, reason };
         if bytes.len() != HEADER_LEN - CRC_LEN {
-            return Err(malformed("its length is not that of a version 1 header"));
+            return Err(malformed("its length is not that of a header of its version"));
         }
         let architecture = u32_at(bytes, PREAMBLE_LEN);
         if architecture != HOST_ARCHITECTURE {
@@ -194,13 +210,13 @@ impl Header {
             });
         }
         if usize::try_from(u32_at(bytes, PREAMBLE_LEN + 4)) != Ok(Section::TABLE.len()) {
-            return Err(malformed("it does not list the five sections of version 1"));
+            return Err(malformed("it does not list the five sections of its version"));
         }
         let mut entries =
             Section::TABLE.map(|section| Entry { section, version: 0, crc: 0, len: 0 });
         for (entry, bytes) in entries.iter_mut().zip(bytes[TABLE_START..].chunks_exact(ENTRY_LEN)) {
             if bytes[..8] != entry.section.tag() {
-                return Err(malformed("its section table is not in the order of version 1"));
+                return Err(malformed("its section table is not in the order of its version"));
             }
             entry.version = u32_at(bytes, 8);
             entry.crc = u32_at(bytes, 12);
@@ -216,7 +232,7 @@ impl Header {
                     });
                 }
                 Section::Profile => {}
-                _ if version != CONTAINER_VERSION => {
+                _ if version != container => {
                     return Err(malformed(
                         "a section of the container has another version than it",
                     ));
@@ -232,7 +248,7 @@ impl Header {
                 return Err(OpenError::TooLarge { path, section, len: entry.len, max });
             }
         }
-        Ok(Self { architecture, entries })
+        Ok(Self { version: container, architecture, entries })
     }
 
     /// The table's entry for `section`, which is not the header.

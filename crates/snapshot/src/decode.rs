@@ -7,7 +7,10 @@ use crate::error::OpenError;
 use crate::manifest::{ImageKind, Manifest};
 use crate::page_set::PageSet;
 use crate::profile::Profile;
-use crate::section::{Section, digests_len};
+use crate::section::{CONTAINER_VERSION_UNPROTECTED, Section, digests_len};
+
+/// The postcard encoding of a missing or empty part.
+pub(crate) const EMPTY: u8 = 0;
 
 /// Decodes the zero map of an image of `pages` pages.
 pub(crate) fn decode_zero_map(bytes: &[u8], pages: u64, path: &Path) -> Result<PageSet, OpenError> {
@@ -18,9 +21,16 @@ pub(crate) fn decode_zero_map(bytes: &[u8], pages: u64, path: &Path) -> Result<P
     })
 }
 
-/// Decodes a manifest whose CRC was checked.
-pub(crate) fn decode_manifest(bytes: &[u8], path: &Path) -> Result<Manifest, OpenError> {
-    match postcard::take_from_bytes(bytes) {
+/// Decodes a manifest of a container version, whose CRC was checked.
+pub(crate) fn decode_manifest(
+    mut bytes: Vec<u8>,
+    version: u32,
+    path: &Path,
+) -> Result<Manifest, OpenError> {
+    if version == CONTAINER_VERSION_UNPROTECTED {
+        bytes.push(EMPTY);
+    }
+    match postcard::take_from_bytes(&bytes) {
         Ok((manifest, [])) => Ok(manifest),
         _ => Err(OpenError::Malformed {
             path: path.into(),

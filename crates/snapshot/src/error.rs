@@ -69,6 +69,18 @@ pub enum OpenError {
         /// Actual length in bytes.
         actual: u64,
     },
+    /// A file is not the one that fs-verity protects by the manifest.
+    #[error(
+        "{} is not the file that the snapshot's manifest names: {}; copy the file again, or check the \
+         snapshot with firn verify --protect, which also protects its files again",
+        .path.display(), if *.protected { "its fs-verity digest differs" } else { "fs-verity does not protect it" }
+    )]
+    Protection {
+        /// The file.
+        path: PathBuf,
+        /// Whether fs-verity protects it, with another digest.
+        protected: bool,
+    },
     /// A section's CRC does not match.
     #[error("{}: the {section} is damaged: its CRC does not match; copy the snapshot again, or freeze again", .path.display())]
     Damaged {
@@ -101,8 +113,8 @@ pub enum OpenError {
     },
     /// The container version is not supported.
     #[error(
-        "{} has container version {found}; this firn reads version {supported}: thaw it with the firn \
-         that froze it, or freeze again",
+        "{} has container version {found}; this firn reads versions up to {supported}: thaw it with the \
+         firn that froze it, or freeze again",
         .path.display()
     )]
     ContainerVersion {
@@ -110,7 +122,7 @@ pub enum OpenError {
         path: PathBuf,
         /// Version of the file.
         found: u32,
-        /// Supported version.
+        /// The newest supported version.
         supported: u32,
     },
     /// The profile version is not supported.

@@ -9,9 +9,9 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::attach::{AttachError, COPY, WithProfile, copy};
+use crate::attach::{AttachError, COPY, Edited, copy};
 use crate::container::{HEADER_LEN, Header};
 use crate::disk::{DiskSource, ScanError, scan};
 use crate::freeze_error::FreezeError;
@@ -19,7 +19,7 @@ use crate::image::{ImageSink, PageSource, is_zero, write_image, write_nonzero};
 use crate::manifest::{Description, DiskIdentity, ImageInfo, ImageKind, Manifest};
 use crate::page_set::PageSet;
 use crate::profile::Profile;
-use crate::section::{CONTAINER_VERSION, NO_PROFILE_VERSION, Section, digests_len};
+use crate::section::{NO_PROFILE_VERSION, Section, digests_len};
 use crate::tail::{MAX_RUNS, Tail, TailHeader};
 use crate::writer::SealReport;
 
@@ -103,9 +103,10 @@ pub fn write_extent(
         layout,
         image: ImageInfo { kind: ImageKind::Dense, stored_pages: pages },
         overlay: disk.as_ref().map(|disk| disk.identity),
+        protected: Vec::new(),
     };
     let guest_bytes = manifest.layout.total_bytes();
-    let manifest = manifest.encode()?;
+    let (version, manifest) = manifest.encode()?;
     let sections_len = HEADER_LEN as u64
         + manifest.len() as u64
         + contents.machine_state.len() as u64
@@ -128,11 +129,11 @@ pub fn write_extent(
     let stored_pages = image.info.stored_pages;
     let zero_map = image.zero_map.to_bytes();
     let sections: [(Section, u32, &[u8]); Section::TABLE.len()] = [
-        (Section::Manifest, CONTAINER_VERSION, &manifest),
+        (Section::Manifest, version, &manifest),
         (Section::MachineState, contents.machine_state_version, contents.machine_state),
-        (Section::ZeroMap, CONTAINER_VERSION, &zero_map),
+        (Section::ZeroMap, version, &zero_map),
         (Section::Profile, NO_PROFILE_VERSION, &[]),
-        (Section::Digests, CONTAINER_VERSION, &image.digests),
+        (Section::Digests, version, &image.digests),
     ];
     let header = Header::of(&sections)?;
     debug_assert_eq!(header.file_len(), tail.container_len);
@@ -167,6 +168,8 @@ pub fn write_extent(
         image: image_time,
         overlay: overlay_time,
         sync,
+        protect: Duration::ZERO,
+        protected: Vec::new(),
         publish: begin.elapsed(),
         work: image.work,
     })
@@ -256,7 +259,7 @@ pub(crate) fn write_with_profile(
     mut read_memory: impl FnMut(u64, &mut [u8]),
     target: &mut dyn ExtentTarget,
 ) -> Result<(), AttachError> {
-    let container = WithProfile::of(&tail.container, path, profile)?;
+    let container = Edited::with_profile(&tail.container, path, profile)?;
     let header = TailHeader { container_len: container.header.file_len(), ..tail.header.clone() };
     let guest_bytes = container.manifest.layout.total_bytes();
     target.allocate(guest_bytes, header.data().end).map_err(failed("allocate"))?;

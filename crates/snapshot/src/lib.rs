@@ -36,6 +36,7 @@ mod pack;
 mod packed;
 mod page_set;
 mod profile;
+mod protect;
 mod read_at;
 mod section;
 mod snapshot;
@@ -69,12 +70,13 @@ pub use layout::{
 };
 pub use manifest::{
     CpuFeatures, CpuRequirement, CpuidRegister, Description, DiskIdentity, DiskInfo, FunctionInfo,
-    ImageInfo, ImageKind, Manifest,
+    ImageInfo, ImageKind, Manifest, ProtectedFile,
 };
 pub use pack::{pack, recipe_of};
 pub use packed::{Packed, PackedError, PackedRun};
 pub use page_set::PageSet;
 pub use profile::{CachedRun, Profile, ProfileError};
+pub use protect::{ProtectError, protect};
 pub use read_at::ReadAt;
 pub use section::{CONTAINER_VERSION, PROFILE_VERSION, Section};
 pub use snapshot::{Content, Snapshot};

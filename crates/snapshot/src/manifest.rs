@@ -5,6 +5,7 @@
 
 use std::path::PathBuf;
 
+use firn_base::fs_verity;
 use postcard_schema::Schema;
 use postcard_schema::key::hash::fnv1a64::hash_ty_path;
 use serde::{Deserialize, Serialize};
@@ -12,7 +13,7 @@ use uuid::Uuid;
 
 use crate::freeze_error::FreezeError;
 use crate::layout::MemoryLayout;
-use crate::section::CONTAINER_VERSION;
+use crate::section::{CONTAINER_VERSION, CONTAINER_VERSION_UNPROTECTED};
 
 /// The manifest: everything in a snapshot except machine state, zero map, profile and digests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
@@ -25,16 +26,42 @@ pub struct Manifest {
     pub image: ImageInfo,
     /// The writable disk's content at the freeze (`overlay.img`), if the microVM had one.
     pub overlay: Option<DiskIdentity>,
+    /// The files of the directory that fs-verity protects: the kernel checks each block of them
+    /// when it reads it. Opening such a file compares its digest.
+    pub protected: Vec<ProtectedFile>,
+}
+
+/// A file that fs-verity protects.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
+pub struct ProtectedFile {
+    /// Its name in the snapshot's directory.
+    pub name: String,
+    /// Its digest, as the kernel measures it.
+    pub digest: fs_verity::Digest,
 }
 
 impl Manifest {
-    /// The bytes of the manifest's section.
-    pub(crate) fn encode(&self) -> Result<Vec<u8>, FreezeError> {
+    /// The version of the container that it requires, and the bytes of its section.
+    pub(crate) fn encode(&self) -> Result<(u32, Vec<u8>), FreezeError> {
         if let Some(disk) = self.description.disks.iter().find(|disk| disk.path.to_str().is_none())
         {
             return Err(FreezeError::PathNotUtf8 { path: disk.path.clone() });
         }
-        postcard::to_stdvec(self).map_err(|source| FreezeError::Encode { source })
+        let mut bytes =
+            postcard::to_stdvec(self).map_err(|source| FreezeError::Encode { source })?;
+        if self.protected.is_empty() {
+            // Earlier readers know everything but the list's length of 0.
+            bytes.pop();
+            return Ok((CONTAINER_VERSION_UNPROTECTED, bytes));
+        }
+        Ok((CONTAINER_VERSION, bytes))
+    }
+
+    /// The digest of a file of the directory that fs-verity protects.
+    #[must_use]
+    pub fn protection(&self, name: &str) -> Option<&fs_verity::Digest> {
+        let file = self.protected.iter().find(|file| file.name == name);
+        file.map(|file| &file.digest)
     }
 }
 
@@ -147,7 +174,7 @@ pub enum ImageKind {
 }
 
 /// Fingerprint of the manifest's fields, in order and recursively, for each container version.
-const SCHEMAS: [(u32, u64); 1] = [(1, 0x6015f54170250fbe)];
+const SCHEMAS: [(u32, u64); 2] = [(1, 0x6015f54170250fbe), (2, 0x19e5568cd992f82d)];
 
 const _: () = {
     let (version, fingerprint) = SCHEMAS[SCHEMAS.len() - 1];

@@ -46,6 +46,7 @@ pub struct Packed {
     recipe: u64,
     runs: Vec<PackedRun>,
     data: Range<u64>,
+    protected: bool,
 }
 
 /// Why a packed file cannot be used. The snapshot itself is not affected.
@@ -160,7 +161,18 @@ impl Packed {
             return Err(PackedError::Length { path, len, expected });
         }
         let runs = place(runs, start);
-        Ok(Self { file, path, recipe, runs, data: start..expected })
+        Ok(Self { file, path, recipe, runs, data: start..expected, protected: false })
+    }
+
+    /// The same, with whether fs-verity protects it.
+    pub(crate) fn with_protection(self, protected: bool) -> Self {
+        Self { protected, ..self }
+    }
+
+    /// Whether fs-verity protects it: its digest is the manifest's.
+    #[must_use]
+    pub fn is_protected(&self) -> bool {
+        self.protected
     }
 
     /// The file, open for reading. It is never written again.

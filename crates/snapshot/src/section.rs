@@ -7,7 +7,9 @@ use firn_base::PAGE_SIZE;
 use crate::layout::{CHUNK_PAGES, MAX_MEMORY};
 
 /// Version of the container: the header, the manifest, the zero map, the digests and the image.
-pub const CONTAINER_VERSION: u32 = 1;
+pub const CONTAINER_VERSION: u32 = 2;
+/// The previous version: a manifest without its last part. It is written where that part is empty.
+pub(crate) const CONTAINER_VERSION_UNPROTECTED: u32 = 1;
 /// Version of the profile section.
 pub const PROFILE_VERSION: u32 = 3;
 /// The previous version: a profile without its last part.

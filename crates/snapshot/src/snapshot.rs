@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use crate::container::Header;
-use crate::decode::{check_consistent, decode_manifest, decode_profile, decode_zero_map};
+use crate::decode::{
+    EMPTY, check_consistent, decode_manifest, decode_profile, decode_zero_map,
+};
 use crate::digests::Digests;
 use crate::directory::{
     MAX_ATTEMPTS, open_container, open_directory, open_file, open_with_len, was_replaced,
@@ -20,12 +22,10 @@ use crate::manifest::Manifest;
 use crate::packed::{Packed, PackedError};
 use crate::page_set::PageSet;
 use crate::profile::Profile;
+use crate::protect::check_protection;
 use crate::read_at::ReadAt;
 use crate::section::{NO_PROFILE_VERSION, PROFILE_VERSION_WITHOUT_LEAVES, Section};
 use crate::tail::{Tail, check_dense};
-
-/// The postcard encoding of a missing part.
-const ABSENT: u8 = 0;
 
 /// An open snapshot.
 ///
@@ -134,9 +134,12 @@ impl Snapshot {
         let container = open_container(dir, path)?;
         let read = Read::container(&container, &container_path)?;
         let image = open_with_len(dir, path, IMAGE_FILE, read.manifest.layout.total_bytes())?;
+        check_protection(&image, &path.join(IMAGE_FILE), read.manifest.protection(IMAGE_FILE))?;
         let overlay = match read.manifest.overlay {
             Some(identity) => {
                 let file = open_with_len(dir, path, OVERLAY_FILE, identity.len)?;
+                let digest = read.manifest.protection(OVERLAY_FILE);
+                check_protection(&file, &path.join(OVERLAY_FILE), digest)?;
                 Some(Content::File(Arc::new(file)))
             }
             None => None,
@@ -209,7 +212,7 @@ impl Snapshot {
         }
         let mut bytes = self.header.read_section(&*self.container, path, Section::Profile)?;
         if version == PROFILE_VERSION_WITHOUT_LEAVES {
-            bytes.push(ABSENT);
+            bytes.push(EMPTY);
         }
         decode_profile(&bytes, &self.manifest, path).map(Some)
     }
@@ -248,8 +251,18 @@ impl Snapshot {
             Err(OpenError::MissingFile { .. }) => return Ok(None),
             result => result?,
         };
+        let path = self.path.join(kind.name());
+        let digest = self.manifest.protection(kind.name());
+        check_protection(&file, &path, digest)?;
         let (id, pages) = (self.manifest.description.id, self.manifest.layout.pages());
-        Packed::read(file, self.path.join(kind.name()), kind, id, pages).map(Some)
+        let packed = Packed::read(file, path, kind, id, pages)?;
+        Ok(Some(packed.with_protection(digest.is_some())))
+    }
+
+    /// Whether fs-verity protects the image file: its digest is the manifest's.
+    #[must_use]
+    pub fn image_is_protected(&self) -> bool {
+        self.image_file().is_some() && self.manifest.protection(IMAGE_FILE).is_some()
     }
 
     /// The zero pages of the image, by image page.
@@ -298,7 +311,7 @@ impl Read {
     fn container(container: &dyn ReadAt, path: &Path) -> Result<Self, OpenError> {
         let header = Header::read(container, path)?;
         let section = |section| header.read_section(container, path, section);
-        let manifest = decode_manifest(&section(Section::Manifest)?, path)?;
+        let manifest = decode_manifest(section(Section::Manifest)?, header.version, path)?;
         let zero_map = section(Section::ZeroMap)?;
         let zero_map = decode_zero_map(&zero_map, manifest.layout.pages(), path)?;
         check_consistent(&header, &manifest, &zero_map, path)?;

@@ -21,6 +21,8 @@ use uuid::Uuid;
 use crate::container::MAGIC;
 use crate::files::{CONTAINER_FILE, FILES};
 use crate::freeze_error::FreezeError;
+use crate::manifest::ProtectedFile;
+use crate::protect::protect_file;
 
 /// Staging directories are named PREFIX, a UUID, SUFFIX.
 const PREFIX: &str = ".firn-";
@@ -113,9 +115,18 @@ impl Staging {
         Ok(fd.into())
     }
 
+    /// Protects file `name` with fs-verity, if it is one that is to be protected and the file system
+    /// supports it. The file must be synced and closed.
+    pub(crate) fn protect(&self, name: &str) -> Result<Option<ProtectedFile>, FreezeError> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(&self.dir, name, flags, Mode::empty())
+            .map_err(|errno| io_error(&self.path_of(name), "open", errno.into()))?;
+        protect_file(&file.into(), &self.destination, name)
+    }
+
     /// Moves a synced file into the snapshot that is open as `dir`, and replaces the file of that
     /// name.
-    pub(crate) fn move_into(self, dir: &OwnedFd, name: &str) -> Result<(), FreezeError> {
+    pub(crate) fn move_into(&self, dir: &OwnedFd, name: &str) -> Result<(), FreezeError> {
         renameat(&self.dir, name, dir, name)
             .and_then(|()| fsync(dir))
             .map_err(|errno| io_error(&self.path_of(name), "put in place", errno.into()))

@@ -27,6 +27,7 @@ use crate::layout::{CHUNK_PAGES, CHUNK_SIZE, MemoryLayout};
 use crate::manifest::{DiskIdentity, Manifest};
 use crate::packed::{Packed, PackedError};
 use crate::page_set::PageSet;
+use crate::protect::check_protection;
 use crate::read_at::next_data;
 use crate::section::Section;
 
@@ -47,6 +48,8 @@ pub struct VerifyReport {
     pub packed_pages: u64,
     /// Bytes of the disks (overlay and read-only ones), each checked against its digest.
     pub disk_bytes: u64,
+    /// The files that fs-verity protects, with the digests that the manifest names.
+    pub protected: Vec<String>,
     /// How long it took.
     pub duration: Duration,
 }
@@ -146,13 +149,34 @@ pub fn verify(
     path: impl AsRef<Path>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<VerifyReport, VerifyError> {
+    check(path.as_ref(), true, progress)
+}
+
+/// The same without the files' protection by fs-verity.
+pub(crate) fn verify_content(
+    path: &Path,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<VerifyReport, VerifyError> {
+    check(path, false, progress)
+}
+
+fn check(
+    path: &Path,
+    protection: bool,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<VerifyReport, VerifyError> {
     let start = Instant::now();
-    let mut parts = open_parts(path.as_ref())?;
+    let mut parts = open_parts(path)?;
+    if protection {
+        parts.check_protection();
+    }
+    let protected = parts.manifest.iter().flat_map(|manifest| &manifest.protected);
     let mut report = VerifyReport {
         pages: 0,
         zero_pages: 0,
         packed_pages: 0,
         disk_bytes: 0,
+        protected: protected.map(|file| file.name.clone()).collect(),
         duration: Duration::ZERO,
     };
     if let Err(error) = parts.check_digests_section() {
@@ -216,7 +240,7 @@ fn open_parts_in(dir: &OwnedFd, path: &Path) -> Result<Parts, OpenError> {
     let mut keep = |error: OpenError| problems.push(Problem::from(error));
     let section = |section| header.read_section(&container, &container_path, section);
     let manifest = section(Section::Manifest)
-        .and_then(|bytes| decode_manifest(&bytes, &container_path))
+        .and_then(|bytes| decode_manifest(bytes, header.version, &container_path))
         .map_err(&mut keep)
         .ok();
     section(Section::MachineState).map_err(&mut keep).ok();
@@ -260,6 +284,19 @@ fn open_parts_in(dir: &OwnedFd, path: &Path) -> Result<Parts, OpenError> {
 }
 
 impl Parts {
+    /// Checks the files that the manifest names as protected by fs-verity. A packed file that is not
+    /// there needs no protection.
+    fn check_protection(&mut self) {
+        let Some(manifest) = &self.manifest else { return };
+        let files = [(IMAGE_FILE, self.image.as_ref()), (OVERLAY_FILE, self.overlay.as_ref())];
+        let packed = self.packed.iter().map(|(kind, file)| (kind.name(), Some(file)));
+        for (name, file) in files.into_iter().chain(packed) {
+            let Some(file) = file else { continue };
+            let result = check_protection(file, &self.path.join(name), manifest.protection(name));
+            self.problems.extend(result.err().map(Problem::from));
+        }
+    }
+
     /// Checks the CRC of the digests section in pieces.
     fn check_digests_section(&self) -> Result<(), OpenError> {
         let (path, section) = (self.path.join(CONTAINER_FILE), Section::Digests);

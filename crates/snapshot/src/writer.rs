@@ -12,7 +12,7 @@ use crate::freeze_error::FreezeError;
 use crate::image::{ImageWork, PageSource, WrittenImage, is_zero, write_image, write_nonzero};
 use crate::manifest::{Description, DiskIdentity, ImageInfo, ImageKind, Manifest};
 use crate::profile::Profile;
-use crate::section::{CONTAINER_VERSION, NO_PROFILE_VERSION, PROFILE_VERSION, Section};
+use crate::section::{NO_PROFILE_VERSION, PROFILE_VERSION, Section};
 use crate::sparse_file::{SparseFile, StoredFile};
 use crate::staging::Staging;
 
@@ -50,6 +50,10 @@ pub struct SealReport {
     pub overlay: Duration,
     /// Time to write `snapshot.firn` and to make all files durable.
     pub sync: Duration,
+    /// Time to protect files with fs-verity, or to find out that their file system has none.
+    pub protect: Duration,
+    /// The files that fs-verity protects.
+    pub protected: Vec<String>,
     /// Time to publish the snapshot and to remove the previous one.
     pub publish: Duration,
     /// The parts of `image`, of all threads.
@@ -148,20 +152,31 @@ impl Writer {
                 postcard::to_stdvec(&of).map_err(|source| FreezeError::Encode { source })?,
             );
         }
-        let manifest = Manifest { description, layout, image: info, overlay }.encode()?;
-        let container_file = self.write_container(&[
-            (Section::Manifest, CONTAINER_VERSION, &manifest),
-            (Section::MachineState, machine_state_version, machine_state),
-            (Section::ZeroMap, CONTAINER_VERSION, &zero_map.to_bytes()),
-            (Section::Profile, profile.0, &profile.1),
-            (Section::Digests, CONTAINER_VERSION, &digests),
-        ])?;
-        let (mut bytes_written, mut disk_bytes) = (0, 0);
-        for file in [Some(image_file), overlay_file, Some(container_file)].iter().flatten() {
+        let (mut bytes_written, mut disk_bytes, mut protect) = (0, 0, Duration::ZERO);
+        let mut protected = Vec::new();
+        for (name, file) in [(IMAGE_FILE, Some(image_file)), (OVERLAY_FILE, overlay_file)] {
+            let Some(file) = file else { continue };
             bytes_written += file.written;
             disk_bytes += file.sync()?;
+            // The kernel protects no file that is open for writing.
+            drop(file);
+            let begin = Instant::now();
+            protected.extend(self.staging.protect(name)?);
+            protect += begin.elapsed();
         }
-        let sync = start.elapsed();
+        let protected_names = protected.iter().map(|file| file.name.clone()).collect();
+        let manifest = Manifest { description, layout, image: info, overlay, protected };
+        let (version, manifest) = manifest.encode()?;
+        let container_file = self.write_container(&[
+            (Section::Manifest, version, &manifest),
+            (Section::MachineState, machine_state_version, machine_state),
+            (Section::ZeroMap, version, &zero_map.to_bytes()),
+            (Section::Profile, profile.0, &profile.1),
+            (Section::Digests, version, &digests),
+        ])?;
+        bytes_written += container_file.written;
+        disk_bytes += container_file.sync()?;
+        let sync = start.elapsed() - protect;
         self.staging.publish()?;
         Ok(SealReport {
             stored_pages: info.stored_pages,
@@ -171,7 +186,9 @@ impl Writer {
             image: self.image_time,
             overlay: self.overlay_time,
             sync,
-            publish: start.elapsed() - sync,
+            protect,
+            protected: protected_names,
+            publish: start.elapsed() - sync - protect,
             work,
         })
     }

@@ -86,7 +86,7 @@ fn lab_tests_run_three_programs() {
             &format!("cargo test -p firn-memory --lib {JSON}"),
             "/t/release/firn lab run --in firn_memory -- /in/firn_memory --ignored recorders::bpf",
             &format!("cargo test -p firn --test lost {JSON}"),
-            "/t/release/firn lab run --cpus 1 --in lost --env FIRN_REQUIRE=kvm,root,disk -- sh -c \
+            "/t/release/firn lab run --cpus 1 --fsdax --in lost --env FIRN_REQUIRE=kvm,root,disk,dax -- sh -c \
              'mkdir -p /t/debug; ln -s /bin/firn /t/debug/firn; /in/lost --test-threads=1'",
         ]
     );

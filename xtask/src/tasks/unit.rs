@@ -77,8 +77,8 @@ pub(super) fn lab_tests(context: &Context) -> Result<()> {
     runner.run(&step.args(["--ignored", "recorders::bpf"]))?;
     let lost = runner.build("test -p firn --test lost", "lost")?;
     let script = format!("{}; {} --test-threads=1", lab::with_firn(paths), lab::inside(&lost));
-    let step = lab::run(paths, "--cpus 1").arg("--in").arg(&lost);
-    runner.run(&step.args(["--env", "FIRN_REQUIRE=kvm,root,disk", "--", "sh", "-c"]).arg(script))
+    let step = lab::run(paths, "--cpus 1 --fsdax").arg("--in").arg(&lost);
+    runner.run(&step.args(["--env", "FIRN_REQUIRE=kvm,root,disk,dax", "--", "sh", "-c"]).arg(script))
 }
 
 #[cfg(test)]

@@ -83,12 +83,14 @@ fn the_limit_follows_a_slow_medium() {
         write_ns: 1,
         overlay_ns: 0,
         sync_ns: 1,
+        protect_ns: 0,
         publish_ns: 1,
         stored_pages: 1,
         zero_pages: 1,
         zero_pages_written: 0,
         bytes_written: 1,
         disk_bytes: 1,
+        protected: vec![],
     };
     let run = |total_ns, fio_ns| Run { total_ns, settle_ns: None, report: report.clone(), fio_ns };
     let mut subject = Subject {

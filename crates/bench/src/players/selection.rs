@@ -40,7 +40,7 @@ pub(super) fn candidates(
 ) -> Result<Vec<Box<dyn Planner>>, PlayersError> {
     let (layout, zero_map) = (trace.trace.layout(), trace.trace.zero_map());
     let stored = (layout.pages() - zero_map.count()) * PAGE_SIZE;
-    let image = ImageFacts { len: layout.total_bytes(), stored, dax, extent: None };
+    let image = ImageFacts { len: layout.total_bytes(), stored, dax, ..ImageFacts::default() };
     let host = HostFacts::read()?;
     let input = PlanInput {
         layout,

@@ -10,6 +10,7 @@ use serde::Serialize;
 use firn_base::{PAGE_SIZE, format_bytes, format_milliseconds};
 use firn_run::{FreezeInstanceReport, Instances, freeze};
 
+use super::verify::protection;
 use crate::output;
 use crate::pool_at;
 use crate::snapshot_args::destination;
@@ -77,12 +78,17 @@ pub(crate) fn run(arguments: &FreezeArgs) -> anyhow::Result<ExitCode> {
     } else {
         let FreezeInstanceReport { total_ns, report, .. } = &answer.report;
         output::line(&format!(
-            "{}: {} of guest memory stored, {} zero, {} on disk; {}",
+            "{}: {} of guest memory stored, {} zero, {} on disk; {}{}",
             answer.snapshot.display(),
             format_bytes(report.stored_pages * PAGE_SIZE),
             format_bytes(report.zero_pages * PAGE_SIZE),
             format_bytes(report.disk_bytes),
             format_milliseconds(*total_ns),
+            if report.protected.is_empty() {
+                String::new()
+            } else {
+                format!("; {}", protection(&report.protected))
+            },
         ));
     }
     Ok(ExitCode::SUCCESS)

@@ -8,7 +8,7 @@ use firn_base::{error_chain, format_bytes, format_milliseconds, nanoseconds};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use firn_snapshot::{VerifyError, VerifyReport, verify};
+use firn_snapshot::{ProtectError, VerifyReport, protect, verify};
 
 use crate::output;
 
@@ -16,10 +16,15 @@ use crate::output;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   firn verify snapshots/hello
-  firn verify --json snapshots/hello")]
+  firn verify --json snapshots/hello
+  firn verify --protect copies/hello")]
 pub(crate) struct VerifyArgs {
     /// Directory of the snapshot
     snapshot: PathBuf,
+    /// If all is whole, protect the files with fs-verity where the file system supports it, and
+    /// record their digests: for a snapshot that was copied, or frozen by an older firn
+    #[arg(long)]
+    protect: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -45,19 +50,26 @@ struct Checked {
     packed_pages: u64,
     /// Bytes of the disks, each checked against its digest.
     disk_bytes: u64,
+    /// The files that fs-verity protects.
+    protected: Vec<String>,
     /// How long it took.
     duration_ns: u64,
 }
 
-pub(crate) fn run(arguments: &VerifyArgs) -> Result<ExitCode, VerifyError> {
+pub(crate) fn run(arguments: &VerifyArgs) -> Result<ExitCode, ProtectError> {
     let bar = ProgressBar::no_length().with_style(
         ProgressStyle::with_template("verifying {wide_bar} {bytes}/{total_bytes} {eta}")
             .unwrap_or_else(|_| ProgressStyle::default_bar()),
     );
-    let result = verify(&arguments.snapshot, &mut |done, total| {
+    let mut progress = |done, total| {
         bar.set_length(total);
         bar.set_position(done);
-    });
+    };
+    let result = if arguments.protect {
+        protect(&arguments.snapshot, &mut progress)
+    } else {
+        verify(&arguments.snapshot, &mut progress).map_err(ProtectError::from)
+    };
     bar.finish_and_clear();
     if arguments.json {
         let (report, error) = match &result {
@@ -70,15 +82,24 @@ pub(crate) fn run(arguments: &VerifyArgs) -> Result<ExitCode, VerifyError> {
     }
     let report = result?;
     output::line(&format!(
-        "{} is whole: {} pages of guest memory ({} zero), {} of packed files and {} of disks checked in {}",
+        "{} is whole: {} pages of guest memory ({} zero), {} of packed files and {} of disks checked in {}; {}",
         arguments.snapshot.display(),
         report.pages,
         report.zero_pages,
         report.packed_pages,
         format_bytes(report.disk_bytes),
         format_milliseconds(nanoseconds(report.duration)),
+        protection(&report.protected),
     ));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Which files fs-verity protects.
+pub(super) fn protection(files: &[String]) -> String {
+    if files.is_empty() {
+        return "no file is protected by fs-verity".to_owned();
+    }
+    format!("protected by fs-verity: {}", files.join(", "))
 }
 
 fn checked(report: &VerifyReport) -> Checked {
@@ -87,6 +108,7 @@ fn checked(report: &VerifyReport) -> Checked {
         zero_pages: report.zero_pages,
         packed_pages: report.packed_pages,
         disk_bytes: report.disk_bytes,
+        protected: report.protected.clone(),
         duration_ns: nanoseconds(report.duration),
     }
 }

@@ -14,9 +14,9 @@ use super::{BuildError, Builder};
 /// An ext4 without a journal.
 const PLAIN: &str = "-O ^has_journal -m 0 -E lazy_itable_init=1,nodiscard,root_owner=0:0";
 /// An ext4 for DAX: files begin at multiples of 2 MiB, so that the kernel can map them with 2 MiB
-/// leaves.
-const DAX: &str =
-    "-T largefile4 -m 0 -E stride=512,stripe_width=512,nodiscard,lazy_itable_init=1,root_owner=0:0";
+/// leaves. Mounted without DAX, it has fs-verity.
+const DAX: &str = "-O verity -T largefile4 -m 0 \
+                   -E stride=512,stripe_width=512,nodiscard,lazy_itable_init=1,root_owner=0:0";
 
 /// The guest's files that the lab's machine gets.
 const GUEST_FILES: [&str; 5] =
@@ -44,7 +44,7 @@ impl Builder<'_> {
     /// Formats an empty disk.
     pub(super) fn empty_disk(&mut self, disk: &EmptyDisk) -> Result<(), BuildError> {
         let EmptyDisk { part, size: (bytes, size), what, dax } = disk;
-        let key = format!("1 {size}");
+        let key = format!("{} {size}", if *dax { 2 } else { 1 });
         if self.store.is_built(part, &key) {
             return Ok(());
         }

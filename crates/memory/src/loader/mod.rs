@@ -16,7 +16,7 @@ use std::os::fd::AsRawFd;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use firn_base::{now_ns, ns_since};
+use firn_base::{fs_verity, now_ns, ns_since};
 use rustix::fs::{Advice, FlockOperation, fadvise, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -73,8 +73,12 @@ pub enum LoadError {
     #[error("cannot lock the file to load")]
     Lock(#[source] io::Error),
     /// A range cannot be read.
-    #[error("cannot load {len} bytes at {offset:#x}")]
+    #[error("cannot load {len} bytes at {offset:#x} of the {file}{}", damage(*protected))]
     Read {
+        /// The file.
+        file: LoadFile,
+        /// Whether fs-verity protects it.
+        protected: bool,
         /// First byte.
         offset: u64,
         /// Length in bytes.
@@ -88,6 +92,10 @@ pub enum LoadError {
     /// The thread cannot be started.
     #[error("cannot start the loader's thread")]
     Thread(#[source] io::Error),
+}
+
+fn damage(protected: bool) -> &'static str {
+    if protected { ", in which fs-verity found damage, or whose device failed" } else { "" }
 }
 
 /// A running loader.
@@ -184,7 +192,10 @@ fn load(
             LoadFile::Packed => preload(file, offset..offset.saturating_add(len)).map(drop),
             LoadFile::Image => request(file, offset, len),
         };
-        done.map_err(|source| LoadError::Read { offset, len, source })?;
+        done.map_err(|source| {
+            let protected = matches!(fs_verity::measure(file), Ok(Some(_)));
+            LoadError::Read { file: from, protected, offset, len, source }
+        })?;
     }
     let after = ProcessCounters::of_this_thread()?;
     report.read_bytes = after.read_bytes.saturating_sub(before.read_bytes);

@@ -152,8 +152,18 @@ pub enum Integrity {
     /// The bytes are mapped from a sealed extent that was verified after its pool's medium was
     /// opened and is read-only from then on, or from a replica or a copy of it.
     CheckedAtSeal,
+    /// The kernel pages the bytes in from a file that fs-verity protects, and checks each block when
+    /// it reads it. A damaged page is never mapped.
+    CheckedByKernel,
     /// The kernel pages the bytes in from a file, without verification.
     Unchecked,
+}
+
+impl Integrity {
+    /// Of bytes that the kernel pages in from a file, which fs-verity may protect.
+    pub(crate) fn of_file(protected: bool) -> Self {
+        if protected { Self::CheckedByKernel } else { Self::Unchecked }
+    }
 }
 
 impl fmt::Display for Integrity {
@@ -161,6 +171,7 @@ impl fmt::Display for Integrity {
         f.write_str(match self {
             Self::CheckedOnFill => "checked on fill",
             Self::CheckedAtSeal => "checked at seal",
+            Self::CheckedByKernel => "checked by the kernel",
             Self::Unchecked => "unchecked",
         })
     }
@@ -356,7 +367,7 @@ pub struct Step {
 /// let layout = MemoryLayout::for_size(4 << 20)?;
 /// let plan = parse("firecracker")?.plan(&PlanInput {
 ///     layout: &layout,
-///     image: ImageFacts { len: 4 << 20, stored: 4 << 20, dax: false, extent: None },
+///     image: ImageFacts { len: 4 << 20, stored: 4 << 20, ..ImageFacts::default() },
 ///     zero_map: &PageSet::new(layout.pages()),
 ///     profile: None,
 ///     snapshot: None,

@@ -233,7 +233,10 @@ impl Plan {
         self.check_extent_sharing(segment)?;
         let provided = match source {
             Source::Zero | Source::Pager { .. } => integrity == Integrity::CheckedOnFill,
-            Source::Image { .. } | Source::Packed { .. } => integrity == Integrity::Unchecked,
+            // Depends on whether fs-verity protects the file.
+            Source::Image { .. } | Source::Packed { .. } => {
+                matches!(integrity, Integrity::CheckedByKernel | Integrity::Unchecked)
+            }
             // Depends on whether the extent was verified when it was opened.
             Source::Extent { .. } | Source::Copy { .. } => {
                 matches!(integrity, Integrity::CheckedAtSeal | Integrity::Unchecked)

@@ -103,6 +103,15 @@ impl Planner for FaaSnap {
         for region in input.layout.regions() {
             map_region(&mut plan, &region, &loaded, input.zero_map);
         }
+        let of_image = Integrity::of_file(input.image.protected);
+        let of_packed = Integrity::of_file(packed.is_protected());
+        for segment in &mut plan.segments {
+            segment.integrity = match segment.source {
+                Source::Image { .. } => of_image,
+                Source::Packed { .. } => of_packed,
+                _ => Integrity::CheckedOnFill,
+            };
+        }
         // Layers in the order of their sources: anonymous memory, the image, the loading set.
         plan.layers.sort_by_key(|layer| match layer.source {
             Source::Zero => 0,
@@ -170,8 +179,8 @@ fn sharing(source: Source) -> Sharing {
 }
 
 fn segment(guest: GuestRange, source: Source) -> Segment {
-    let zero = source == Source::Zero;
-    let integrity = if zero { Integrity::CheckedOnFill } else { Integrity::Unchecked };
+    // The planner sets the integrity of what comes from files.
+    let integrity = Integrity::CheckedOnFill;
     Segment { guest, source, sharing: sharing(source), leaf: Leaf::Size4K, integrity }
 }
 

@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::plan::Leaf;
 
 /// Facts about an image that are known without reading it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ImageFacts {
     /// Length in bytes.
     pub len: u64,
@@ -20,6 +20,8 @@ pub struct ImageFacts {
     /// Whether it is a file of a DAX file system, which is mapped without the page cache (statx(2),
     /// `STATX_ATTR_DAX`).
     pub dax: bool,
+    /// Whether it is a file that fs-verity protects, with the digest that the manifest names.
+    pub protected: bool,
     /// Its extent, where it is in a pool; otherwise it is a file.
     pub extent: Option<ExtentFacts>,
 }
@@ -52,7 +54,8 @@ impl ImageFacts {
             let image = snapshot.image_file().ok_or_else(|| {
                 io::Error::new(io::ErrorKind::NotFound, "the snapshot has no image file")
             })?;
-            return Self::of(image);
+            let protected = snapshot.image_is_protected();
+            return Ok(Self { protected, ..Self::of(image)? });
         };
         let leaves = [Leaf::Size1G, Leaf::Size2M].into_iter();
         let extent = ExtentFacts {
@@ -67,10 +70,10 @@ impl ImageFacts {
 
     /// An image of `len` bytes in a pool.
     pub fn in_pool(len: u64, extent: ExtentFacts) -> Self {
-        Self { len, stored: len, dax: false, extent: Some(extent) }
+        Self { len, stored: len, extent: Some(extent), ..Self::default() }
     }
 
-    /// The facts about an image file.
+    /// The facts about an image file that is of no snapshot.
     ///
     /// # Errors
     ///
@@ -80,6 +83,6 @@ impl ImageFacts {
         let found = statx(image, c"", AtFlags::EMPTY_PATH, StatxFlags::empty())?;
         let dax = found.stx_attributes.contains(StatxAttributes::DAX);
         // stat(2) counts blocks of 512 bytes, on every file system.
-        Ok(Self { len: metadata.len(), stored: metadata.blocks() * 512, dax, extent: None })
+        Ok(Self { len: metadata.len(), stored: metadata.blocks() * 512, dax, ..Self::default() })
     }
 }

@@ -37,7 +37,7 @@ impl Planner for Firecracker {
                 let source = Source::Image { offset: region.image_offset };
                 let sharing = Sharing::PrivateCow;
                 let leaf = Leaf::Size4K;
-                let integrity = Integrity::Unchecked;
+                let integrity = Integrity::of_file(input.image.protected);
                 (
                     Segment { guest, source, sharing, leaf, integrity },
                     Layer { guest, source, sharing, advice },

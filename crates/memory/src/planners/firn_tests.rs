@@ -146,7 +146,7 @@ fn a_snapshot_in_a_directory_is_refused() {
     let layout = MemoryLayout::for_size(CHUNK).unwrap();
     let input = PlanInput {
         layout: &layout,
-        image: ImageFacts { len: CHUNK, stored: CHUNK, extent: None, dax: false },
+        image: ImageFacts { len: CHUNK, stored: CHUNK, ..ImageFacts::default() },
         zero_map: &PageSet::new(512),
         profile: None,
         snapshot: None,

@@ -57,7 +57,7 @@ impl Planner for SnapBpf {
             copies: CopyTable::default(),
         };
         for region in input.layout.regions() {
-            map_region(&mut plan, &region, &free);
+            map_region(&mut plan, &region, &free, Integrity::of_file(input.image.protected));
         }
         check_mappings(&plan, input.host)?;
         Ok(plan)
@@ -81,7 +81,7 @@ fn step(pages: &Range<u64>) -> Step {
 
 /// Maps the region with one layer of the image, and a layer of anonymous memory over each run of
 /// free pages.
-fn map_region(plan: &mut Plan, region: &ImageRegion, free: &PageSet) {
+fn map_region(plan: &mut Plan, region: &ImageRegion, free: &PageSet, of_image: Integrity) {
     let guest = |pages: &Range<u64>| GuestRange {
         start: region.guest_addr + pages.start * PAGE_SIZE - region.image_offset,
         len: (pages.end - pages.start) * PAGE_SIZE,
@@ -98,7 +98,7 @@ fn map_region(plan: &mut Plan, region: &ImageRegion, free: &PageSet) {
         let (source, sharing, integrity) = if free {
             (Source::Zero, Sharing::Exclusive, Integrity::CheckedOnFill)
         } else {
-            (source(pages.start), Sharing::PrivateCow, Integrity::Unchecked)
+            (source(pages.start), Sharing::PrivateCow, of_image)
         };
         plan.segments.push(Segment { guest, source, sharing, leaf: Leaf::Size4K, integrity });
         if free {

@@ -17,7 +17,7 @@ fn with_input<T>(size: u64, stored: u64, f: impl FnOnce(&PlanInput<'_>) -> T) ->
     let mut host = HostFacts::read().unwrap();
     host.memory_total = 16 * GIB;
     let zero_map = PageSet::new(layout.pages());
-    let image = ImageFacts { len: size, stored, dax: false, extent: None };
+    let image = ImageFacts { len: size, stored, ..ImageFacts::default() };
     f(&PlanInput {
         layout: &layout,
         image,
@@ -269,6 +269,20 @@ fn an_unverified_extent_is_unchecked() {
         let plan = plan_in_pool(planner, 64 * MIB, unchecked).unwrap();
         assert_eq!(plan.validate(), Ok(()));
         assert!(plan.segments.iter().all(|s| s.integrity == Integrity::Unchecked));
+    }
+}
+
+#[test]
+fn the_kernel_checks_an_image_that_fs_verity_protects() {
+    for protected in [true, false] {
+        let plan = with_input(64 * MIB, 64 * MIB, |input| {
+            let image = ImageFacts { protected, ..input.image };
+            parse("firecracker").unwrap().plan(&PlanInput { image, ..*input }).unwrap()
+        });
+        assert_eq!(plan.validate(), Ok(()));
+        let expected = Integrity::of_file(protected);
+        assert!(plan.segments.iter().all(|segment| segment.integrity == expected));
+        assert_eq!(expected.to_string() == "checked by the kernel", protected);
     }
 }
 

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use firn_base::PAGE_SIZE;
 use libc::{c_int, c_void, siginfo_t};
 
-use super::maps;
+use super::{VERITY, is_protected, maps};
 use crate::slot::Slot;
 
 /// The number of slots of guest memory whose pages a report can name. Others are reported by their
@@ -133,15 +133,20 @@ impl Report {
             write!(self, ", guest page {page:#x},")?;
         }
         self.write_str(" is lost")?;
+        let mut protected = false;
         let _ = maps::scan(|mapped| {
             let found = (mapped.start..mapped.end).contains(&address);
             if found && !mapped.path.is_empty() {
                 let offset = mapped.offset + (address - mapped.start);
                 let _ = write!(self, ": it is byte {offset:#x} of ");
                 self.push(mapped.path);
+                protected = is_protected(mapped.path);
             }
             found
         });
+        if protected {
+            return writeln!(self, ". The file was truncated, or {VERITY}");
+        }
         self.write_str(
             ". The file was truncated, its device failed, or the system has no page for it\n",
         )

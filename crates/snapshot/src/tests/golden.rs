@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use firn_base::PAGE_SIZE;
 
 use super::support::{Memory, description, destination, freeze, names_in};
+use crate::attach::set_protected;
 use crate::{
     Description, DiskError, DiskIdentity, DiskInfo, ImageKind, MemoryLayout, MemoryRegion, Problem,
-    Snapshot, VerifyError, verify,
+    ProtectedFile, Snapshot, VerifyError, open_directory, verify,
 };
 
 const V1: [(&str, &[u8]); 3] = [
@@ -17,6 +18,19 @@ const V1: [(&str, &[u8]); 3] = [
     ("overlay.img", include_bytes!("../../tests/golden/v1/overlay.img")),
     ("snapshot.firn", include_bytes!("../../tests/golden/v1/snapshot.firn")),
 ];
+
+/// Version 2 differs by the files that the manifest names as protected by fs-verity.
+const V2: &[u8] = include_bytes!("../../tests/golden/v2/snapshot.firn");
+
+/// A snapshot's directory with these files.
+fn directory(files: &[(&str, &[u8])]) -> (tempfile::TempDir, PathBuf) {
+    let (dir, path) = destination();
+    fs::create_dir(&path).unwrap();
+    for (name, bytes) in files {
+        fs::write(path.join(name), bytes).unwrap();
+    }
+    (dir, path)
+}
 
 /// Freezes the content of the golden snapshots: two regions with three nonzero pages, an overlay,
 /// and a read-only disk that exists on no host.
@@ -37,12 +51,28 @@ fn freeze_golden(path: &Path) {
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn version_1_opens_and_verifies() {
-    let (_dir, path) = destination();
-    fs::create_dir(&path).unwrap();
-    for (name, bytes) in V1 {
-        fs::write(path.join(name), bytes).unwrap();
-    }
+    let (_dir, path) = directory(&V1);
+    opens_and_verifies(&path);
+}
+
+/// The loading-set file is not there, so no file has to be protected.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn version_2_opens_and_verifies() {
+    let [image, overlay, _] = V1;
+    let (_dir, path) = directory(&[image, overlay, ("snapshot.firn", V2)]);
+    opens_and_verifies(&path);
     let snapshot = Snapshot::open(&path).unwrap();
+    assert_eq!(snapshot.manifest().protected, [protected()]);
+    assert!(!snapshot.image_is_protected());
+}
+
+fn protected() -> ProtectedFile {
+    ProtectedFile { name: "loading-set.img".into(), digest: [7; 32] }
+}
+
+fn opens_and_verifies(path: &Path) {
+    let snapshot = Snapshot::open(path).unwrap();
     let manifest = snapshot.manifest();
     assert_eq!(manifest.description.id, description().id);
     assert_eq!(manifest.description.cpu, description().cpu);
@@ -53,7 +83,7 @@ fn version_1_opens_and_verifies() {
     assert_eq!(snapshot.zero_map().gaps().collect::<Vec<_>>(), [1..3, 5..6]);
     snapshot.digests().check(1, &[0x11; 4096]).unwrap();
     // The only problem is the disk, which is not part of the snapshot.
-    let error = verify(&path, &mut |_, _| ()).unwrap_err();
+    let error = verify(path, &mut |_, _| ()).unwrap_err();
     let VerifyError::Damaged { problems, .. } = error else { panic!("{error}") };
     assert!(matches!(&problems[..], [Problem::Disk(DiskError::Open { .. })]), "{problems:?}");
 }
@@ -67,4 +97,16 @@ fn the_writer_still_writes_version_1() {
     for (name, bytes) in V1 {
         assert!(fs::read(path.join(name)).unwrap() == bytes, "{name} differs from the golden one");
     }
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn the_writer_writes_version_2_for_protected_files_alone() {
+    let (_dir, path) = directory(&V1);
+    let dir = open_directory(&path).unwrap();
+    let container = path.join("snapshot.firn");
+    set_protected(&dir, &path, vec![protected()]).unwrap();
+    assert!(fs::read(&container).unwrap() == V2, "snapshot.firn differs from the golden one");
+    set_protected(&dir, &path, vec![]).unwrap();
+    assert!(fs::read(&container).unwrap() == V1[2].1, "it is not of version 1 again");
 }

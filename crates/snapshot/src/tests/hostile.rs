@@ -9,11 +9,13 @@ use proptest::test_runner::Config;
 
 use super::support::{destination, freeze_generation};
 use crate::container::{Entry, HOST_ARCHITECTURE, Header};
+use crate::decode::decode_manifest;
 use crate::section::Section;
 use crate::{CONTAINER_VERSION, ImageKind, Manifest, OpenError, PROFILE_VERSION, Snapshot, verify};
 
 /// The sections of a container, which can be changed and written with correct CRCs.
 struct Sections {
+    version: u32,
     architecture: u32,
     sections: Vec<(Section, u32, Vec<u8>)>,
 }
@@ -27,7 +29,8 @@ impl Sections {
             let bytes = header.read_section(&file, &path, entry.section).unwrap();
             (entry.section, entry.version, bytes)
         });
-        Self { architecture: header.architecture, sections: sections.collect() }
+        let (version, architecture) = (header.version, header.architecture);
+        Self { version, architecture, sections: sections.collect() }
     }
 
     fn get(&mut self, section: Section) -> &mut (Section, u32, Vec<u8>) {
@@ -35,10 +38,10 @@ impl Sections {
     }
 
     fn edit_manifest(&mut self, edit: impl FnOnce(&mut Manifest)) {
-        let bytes = &mut self.get(Section::Manifest).2;
-        let mut manifest = postcard::from_bytes(bytes).unwrap();
+        let (_, version, bytes) = self.get(Section::Manifest);
+        let mut manifest = decode_manifest(bytes.clone(), *version, Path::new("m")).unwrap();
         edit(&mut manifest);
-        *bytes = postcard::to_stdvec(&manifest).unwrap();
+        *bytes = manifest.encode().unwrap().1;
     }
 
     fn encode(&self) -> Vec<u8> {
@@ -46,7 +49,7 @@ impl Sections {
         for (entry, (section, version, bytes)) in entries.iter_mut().zip(&self.sections) {
             *entry = Entry::of(*section, *version, bytes);
         }
-        let mut file = Header { architecture: self.architecture, entries }.encode();
+        let mut file = Header { version: self.version, architecture: self.architecture, entries }.encode();
         file.extend(self.sections.iter().flat_map(|(.., bytes)| bytes));
         file
     }
@@ -93,10 +96,10 @@ fn malformed(error: OpenError) -> Section {
 
 #[test]
 fn unsupported_versions_are_reported() {
-    let error = open_with_header(|bytes| bytes[16] = 2);
+    let error = open_with_header(|bytes| bytes[16] = 3);
     assert!(matches!(
         error,
-        OpenError::ContainerVersion { found: 2, supported: CONTAINER_VERSION, .. }
+        OpenError::ContainerVersion { found: 3, supported: CONTAINER_VERSION, .. }
     ));
     let error = open_edited(|sections| sections.get(Section::Profile).1 = 7);
     assert!(matches!(

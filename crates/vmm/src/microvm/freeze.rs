@@ -80,6 +80,8 @@ pub struct FreezeReport {
     pub overlay_ns: u64,
     /// Writing the other parts and making all files durable.
     pub sync_ns: u64,
+    /// Protecting files with fs-verity, or finding out that their file system has none.
+    pub protect_ns: u64,
     /// Moving the snapshot to its place.
     pub publish_ns: u64,
     /// Pages that the image stores.
@@ -92,6 +94,8 @@ pub struct FreezeReport {
     pub bytes_written: u64,
     /// Bytes that all files take on the medium.
     pub disk_bytes: u64,
+    /// The files that fs-verity protects.
+    pub protected: Vec<String>,
 }
 
 /// Why a microVM was not frozen. An existing snapshot at the destination is unchanged.
@@ -175,12 +179,14 @@ impl Microvm {
             write_ns: nanoseconds(sealed.work.write),
             overlay_ns: nanoseconds(sealed.overlay),
             sync_ns: nanoseconds(sealed.sync),
+            protect_ns: nanoseconds(sealed.protect),
             publish_ns: nanoseconds(sealed.publish),
             stored_pages: sealed.stored_pages,
             zero_pages: sealed.zero_pages,
             zero_pages_written: sealed.work.zero_pages_written,
             bytes_written: sealed.bytes_written,
             disk_bytes: sealed.disk_bytes,
+            protected: sealed.protected,
         })
     }
 

@@ -1,5 +1,7 @@
-//! Files that are truncated while microVMs run on them.
+//! Files that are truncated while microVMs run on them, and damage that fs-verity finds.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod verity;
 
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Read};
