@@ -182,10 +182,7 @@ impl Edited {
     }
 }
 
-fn read_manifest(
-    container: &dyn ReadAt,
-    path: &Path,
-) -> Result<(Header, Manifest), AttachError> {
+fn read_manifest(container: &dyn ReadAt, path: &Path) -> Result<(Header, Manifest), AttachError> {
     let header = Header::read(container, path)?;
     let bytes = header.read_section(container, path, Section::Manifest)?;
     let manifest = decode_manifest(bytes, header.version, path)?;

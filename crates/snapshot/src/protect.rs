@@ -20,8 +20,7 @@ use crate::verify::{VerifyError, VerifyReport, verify_content};
 
 /// The files that are protected: those whose bytes a thaw uses without comparing them with digests.
 /// Working-set files are compared, and fs-verity would end their direct reads.
-pub(crate) const PROTECTED: [&str; 3] =
-    [IMAGE_FILE, OVERLAY_FILE, PackedFile::LoadingSet.name()];
+pub(crate) const PROTECTED: [&str; 3] = [IMAGE_FILE, OVERLAY_FILE, PackedFile::LoadingSet.name()];
 
 /// Why the files of a snapshot were not protected.
 #[derive(Debug, Error)]

@@ -9,9 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use crate::container::Header;
-use crate::decode::{
-    EMPTY, check_consistent, decode_manifest, decode_profile, decode_zero_map,
-};
+use crate::decode::{EMPTY, check_consistent, decode_manifest, decode_profile, decode_zero_map};
 use crate::digests::Digests;
 use crate::directory::{
     MAX_ATTEMPTS, open_container, open_directory, open_file, open_with_len, was_replaced,

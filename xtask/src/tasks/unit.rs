@@ -78,7 +78,8 @@ pub(super) fn lab_tests(context: &Context) -> Result<()> {
     let lost = runner.build("test -p firn --test lost", "lost")?;
     let script = format!("{}; {} --test-threads=1", lab::with_firn(paths), lab::inside(&lost));
     let step = lab::run(paths, "--cpus 1 --fsdax").arg("--in").arg(&lost);
-    runner.run(&step.args(["--env", "FIRN_REQUIRE=kvm,root,disk,dax", "--", "sh", "-c"]).arg(script))
+    runner
+        .run(&step.args(["--env", "FIRN_REQUIRE=kvm,root,disk,dax", "--", "sh", "-c"]).arg(script))
 }
 
 #[cfg(test)]

@@ -75,7 +75,8 @@ pub(crate) fn first_lost(slots: &[Slot]) -> Option<LostBacking> {
             return Some(lost);
         }
         let range = mapped.offset..mapped.offset + (mapped.end - mapped.start);
-        let unreadable = is_protected(mapped.path).then(|| first_unreadable(mapped.path, range))??;
+        let unreadable =
+            is_protected(mapped.path).then(|| first_unreadable(mapped.path, range))??;
         Some(mapped.start + (unreadable - mapped.offset))
     })
 }
@@ -124,7 +125,9 @@ fn is_protected(bytes: &[u8]) -> bool {
 fn first_unreadable(bytes: &[u8], range: Range<u64>) -> Option<u64> {
     let file = File::open(path(bytes)).ok()?;
     let mut page = vec![0; usize_of(PAGE_SIZE)];
-    range.step_by(usize_of(PAGE_SIZE)).find(|offset| file.read_exact_at(&mut page, *offset).is_err())
+    range
+        .step_by(usize_of(PAGE_SIZE))
+        .find(|offset| file.read_exact_at(&mut page, *offset).is_err())
 }
 
 #[cfg(test)]

@@ -49,7 +49,8 @@ impl Sections {
         for (entry, (section, version, bytes)) in entries.iter_mut().zip(&self.sections) {
             *entry = Entry::of(*section, *version, bytes);
         }
-        let mut file = Header { version: self.version, architecture: self.architecture, entries }.encode();
+        let mut file =
+            Header { version: self.version, architecture: self.architecture, entries }.encode();
         file.extend(self.sections.iter().flat_map(|(.., bytes)| bytes));
         file
     }
