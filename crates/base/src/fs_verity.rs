@@ -46,8 +46,8 @@ const MEASURE: Opcode = opcode::read_write::<[u16; 2]>(b'f', 134);
 /// Protects a file with fs-verity for the rest of its life and returns its digest; `None` where the
 /// kernel or the file system does not support that, as on DAX.
 ///
-/// The file is read once, and can never be written again. It must be open for reading, and by
-/// nobody for writing.
+/// The file is read once, and can never be written again. It must be open for reading, and not for
+/// writing by any process.
 ///
 /// # Errors
 /// The error of the system call, also where the file system has no room for the Merkle tree (1/127

@@ -189,8 +189,9 @@ fn read_manifest(container: &dyn ReadAt, path: &Path) -> Result<(Header, Manifes
     Ok((header, manifest))
 }
 
-/// Replaces a packed file of the snapshot at `path`. Between the two renames the new file does not
-/// match the manifest's digest of the old one, and cannot be used. `write` writes its content from offset 0.
+/// Replaces a packed file of the snapshot at `path`. `write` writes its content from offset 0.
+/// Between the two renames the new file does not match the manifest's digest of the old one, and
+/// cannot be used.
 ///
 /// # Errors
 /// [`AttachError`]; the snapshot is unchanged.

@@ -115,8 +115,8 @@ impl Staging {
         Ok(fd.into())
     }
 
-    /// Protects file `name` with fs-verity, if it is one that is to be protected and the file system
-    /// supports it. The file must be synced and closed.
+    /// Protects file `name` with fs-verity, if it is one that is to be protected and the file
+    /// system supports it. The file must be synced and closed.
     pub(crate) fn protect(&self, name: &str) -> Result<Option<ProtectedFile>, FreezeError> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(&self.dir, name, flags, Mode::empty())

@@ -284,8 +284,8 @@ fn open_parts_in(dir: &OwnedFd, path: &Path) -> Result<Parts, OpenError> {
 }
 
 impl Parts {
-    /// Checks the files that the manifest names as protected by fs-verity. A packed file that is not
-    /// there needs no protection.
+    /// Checks the files that the manifest names as protected by fs-verity. A packed file that is
+    /// not there needs no protection.
     fn check_protection(&mut self) {
         let Some(manifest) = &self.manifest else { return };
         let files = [(IMAGE_FILE, self.image.as_ref()), (OVERLAY_FILE, self.overlay.as_ref())];

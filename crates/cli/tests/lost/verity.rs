@@ -89,8 +89,8 @@ fn integrity(planner: &str, snapshot: &Path) -> Vec<String> {
     found
 }
 
-/// A thaw ends because of a damaged page of a file, and the player has read no wrong byte. The loader
-/// calls the loading-set file the packed file.
+/// A thaw ends because of a damaged page of a file, and the player has read no wrong byte. The
+/// loader calls the loading-set file the packed file.
 fn fails_on(names: &[&str], planner: &str, snapshot: &Path) {
     let error = refused(&["thaw", "--planner", planner, text(snapshot)]);
     let named = names.iter().any(|name| error.contains(name)) && error.contains("fs-verity found");

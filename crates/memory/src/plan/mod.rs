@@ -152,8 +152,8 @@ pub enum Integrity {
     /// The bytes are mapped from a sealed extent that was verified after its pool's medium was
     /// opened and is read-only from then on, or from a replica or a copy of it.
     CheckedAtSeal,
-    /// The kernel pages the bytes in from a file that fs-verity protects, and checks each block when
-    /// it reads it. A damaged page is never mapped.
+    /// The kernel pages the bytes in from a file that fs-verity protects, and checks each block
+    /// when it reads it. A damaged page is never mapped.
     CheckedByKernel,
     /// The kernel pages the bytes in from a file, without verification.
     Unchecked,
