@@ -60,7 +60,9 @@ pub fn protect(file: &File) -> io::Result<Option<Digest>> {
         ..EnableArg::default()
     };
     // SAFETY: the opcode takes this struct, whose pointers are empty, and only reads it.
-    let enabled = unsafe { ioctl(file, Setter::<ENABLE, EnableArg>::new(arg)) };
+    let enable = unsafe { Setter::<ENABLE, EnableArg>::new(arg) };
+    // SAFETY: as above.
+    let enabled = unsafe { ioctl(file, enable) };
     match enabled {
         Ok(()) | Err(Errno::EXIST) => measure(file),
         Err(errno) if is_unsupported(errno) => Ok(None),
@@ -75,7 +77,9 @@ pub fn protect(file: &File) -> io::Result<Option<Digest>> {
 pub fn measure(file: &File) -> io::Result<Option<Digest>> {
     let mut arg = DigestArg { size: 32, ..DigestArg::default() };
     // SAFETY: the opcode takes this struct, and writes at most `size` bytes behind its two fields.
-    let measured = unsafe { ioctl(file, Updater::<MEASURE, DigestArg>::new(&mut arg)) };
+    let measure = unsafe { Updater::<MEASURE, DigestArg>::new(&mut arg) };
+    // SAFETY: as above.
+    let measured = unsafe { ioctl(file, measure) };
     match measured {
         Ok(()) => Ok((arg.algorithm == SHA256 && arg.size == 32).then_some(arg.digest)),
         // Another algorithm, with a longer digest.

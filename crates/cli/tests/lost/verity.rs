@@ -41,7 +41,9 @@ impl Mounted {
         let mut block = i32::try_from(offset / BLOCK).unwrap();
         let opened = File::open(file).unwrap();
         // SAFETY: FIBMAP takes an int, the number of a file's block, and replaces it.
-        unsafe { ioctl(&opened, Updater::<FIBMAP, i32>::new(&mut block)) }.unwrap();
+        let find = unsafe { Updater::<FIBMAP, i32>::new(&mut block) };
+        // SAFETY: as above.
+        unsafe { ioctl(&opened, find) }.unwrap();
         assert_ne!(block, 0, "a hole");
         drop(opened);
         unmount(self.0.path(), UnmountFlags::empty()).unwrap();
