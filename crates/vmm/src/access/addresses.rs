@@ -30,8 +30,16 @@ pub(crate) trait PhysicalMemory {
         self.read(address).map(u64::from_le_bytes)
     }
 
-    /// Reads bytes at a linear address, within one page.
+    /// Reads bytes at a linear address. Each page is translated: the next page of linear addresses
+    /// may be anywhere.
     fn read_linear<const N: usize>(&self, linear: u64, tables: PageTables) -> Option<[u8; N]> {
+        if linear % PAGE_SIZE + N as u64 > PAGE_SIZE {
+            let mut bytes = [0; N];
+            for (at, byte) in (0..).zip(&mut bytes) {
+                [*byte] = self.read_linear(linear.wrapping_add(at), tables)?;
+            }
+            return Some(bytes);
+        }
         let WalkEnd::Mapped { address, .. } = tables.walk(linear, |at| self.entry(at)).end else {
             return None;
         };
@@ -106,3 +114,7 @@ pub(crate) fn accessed_by_delivery(
     }
     found
 }
+
+#[cfg(test)]
+#[path = "addresses_tests.rs"]
+mod tests;

@@ -296,6 +296,36 @@ fn pushes_and_calls_write_to_copies() {
     check(&firn_cow_stack(), 42, 1);
 }
 
+/// The second page of the code is not the physically next page, and the physically next page has
+/// bytes with which the same instruction writes to a chunk that is already copied.
+#[test]
+fn an_instruction_across_pages_is_fetched_by_its_linear_address() {
+    let at = |address: u64| usize::try_from(address).unwrap();
+    let mut image = vec![0; at(MEMORY)];
+    page_tables(&mut image);
+    let mut put = |address: u64, bytes: &[u8]| {
+        image[at(address)..at(address) + bytes.len()].copy_from_slice(bytes);
+    };
+    let (second, physical) = (CODE + PAGE, CODE + 3 * PAGE);
+    let leaves = PAGE_TABLES + 4 * PAGE;
+    let leaf = leaves + CODE / CHUNK * PAGE + 8 * (second / PAGE % 512);
+    put(leaf, &(physical | PRESENT_WRITABLE_USER).to_le_bytes());
+    // jmp to 3 bytes before the second page, then mov dword ptr [rdi + 0x200000], 5
+    put(CODE, &[0xe9, 0xf8, 0x0f, 0, 0]);
+    put(second - 3, &[0xc7, 0x87, 0]);
+    put(physical, &[0, 0x20, 0, 5, 0, 0, 0]);
+    // mov eax, [rdi + 0x200000]; mov [rcx], rax; jmp back to the last one
+    put(physical + 7, &[0x8b, 0x87, 0, 0, 0x20, 0, 0x48, 0x89, 0x01, 0xeb, 0xfb]);
+    // mov dword ptr [rdi - DATA], 5
+    put(second, &[0, 0xa0, 0xff, 5, 0, 0, 0]);
+    let sealed = Sealed::new(image);
+    let (microvm, report) = run(&sealed);
+    assert_eq!(report, 5);
+    assert_eq!(microvm.chunk_copies().chunks, 2 + 1);
+    drop(microvm);
+    sealed.check();
+}
+
 #[test]
 fn two_vcpus_increment_one_counter() {
     let sealed = sealed(&firn_cow_counter());
