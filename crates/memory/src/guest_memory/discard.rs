@@ -116,8 +116,11 @@ impl GuestMemory {
                 self.mapped.mapping.map_zero(addr, part_len)
             };
             done.map_err(|e| DiscardError::Kernel { guest_addr, len, source: e.into() })?;
-            anonymous.insert(part.clone());
-            self.reported.lock().insert(part);
+            if let Some(first) = self.layout.image_offset(part.start) {
+                let pages = first / PAGE_SIZE..(first + part_len) / PAGE_SIZE;
+                self.reported.lock().insert_range(pages);
+            }
+            anonymous.insert(part);
         }
         Ok(())
     }

@@ -18,7 +18,7 @@ use std::fs::File;
 use std::sync::{Arc, OnceLock};
 
 use firn_base::{GuestRange, RangeSet};
-use firn_snapshot::{Digests, MemoryLayout};
+use firn_snapshot::{Digests, MemoryLayout, PageSet};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use thiserror::Error;
@@ -84,8 +84,9 @@ pub struct GuestMemory {
     anonymous: Arc<Mutex<RangeSet>>,
     /// Copies a chunk before it is written, where the backing is sealed.
     chunks: Option<Arc<Chunks>>,
-    /// Guest addresses that the guest has reported free since it was mapped.
-    reported: Mutex<RangeSet>,
+    /// The image pages that the guest has reported free since it was mapped: a bitmap, whose size
+    /// does not depend on what the guest reports.
+    reported: Mutex<PageSet>,
     /// The log of written pages, where writes are tracked.
     written: Option<Arc<WriteLog>>,
     /// The largest number of ranges that `anonymous` may have.
@@ -221,6 +222,7 @@ impl Reservation {
         let sealed = matches!(backing, Backing::Sealed);
         let chunks =
             sealed.then(|| Arc::new(Chunks::new(mapped.clone(), slots.clone(), anonymous.clone())));
+        let reported = Mutex::new(PageSet::new(layout.pages()));
         Ok(GuestMemory {
             layout,
             slots,
@@ -228,7 +230,7 @@ impl Reservation {
             backing,
             anonymous,
             chunks,
-            reported: Mutex::default(),
+            reported,
             written: None,
             most_ranges,
             indexed: Vec::new(),

@@ -1,5 +1,6 @@
 //! The pages of guest memory, for a freeze.
 
+use std::cmp::Reverse;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -25,6 +26,10 @@ pub(super) const FILE: u64 = 1 << 61;
 pub(super) const SWAPPED: u64 = 1 << 62;
 /// Bit of an entry: the page is present in this process's page tables.
 pub(super) const PRESENT: u64 = 1 << 63;
+
+/// The most ranges that [`GuestMemory::reported_free`] lists. Linux reports ranges of at least
+/// 2 MiB, so it has more only above 16 GiB.
+pub(super) const MAX_REPORTED: usize = 8192;
 
 /// The pages of a paused guest, for [`Writer`](firn_snapshot::Writer).
 ///
@@ -64,7 +69,8 @@ impl GuestMemory {
 
 impl GuestMemory {
     /// The image pages that the guest reported free ([`discard`](GuestMemory::discard)) and that
-    /// were not touched since, ascending: they are zeros. No page is read.
+    /// were not touched since, ascending: they are zeros. No page is read. Of more than
+    /// [`MAX_REPORTED`] ranges the longest are listed; the others are pages like any other.
     ///
     /// # Errors
     ///
@@ -74,17 +80,23 @@ impl GuestMemory {
         let mut free = PageSet::new(self.layout.pages());
         let reported = self.reported.lock();
         for region in self.layout.regions() {
-            for (part, _) in reported.split(region.guest_range()).into_iter().filter(|(_, is)| *is)
-            {
-                let addr = host_addr(&self.slots, part.start).ok_or(io::ErrorKind::InvalidInput)?;
-                let entries = pagemap_entries(&pagemap, addr, part.end - part.start)?;
-                let image = region.image_offset + (part.start - region.guest_addr);
-                let untouched = (image / PAGE_SIZE..).zip(entries);
+            let image = region.image_range();
+            for pages in reported.ranges_in(image.start / PAGE_SIZE..image.end / PAGE_SIZE) {
+                let start = region.guest_addr + (pages.start * PAGE_SIZE - image.start);
+                let addr = host_addr(&self.slots, start).ok_or(io::ErrorKind::InvalidInput)?;
+                let len = (pages.end - pages.start) * PAGE_SIZE;
+                let untouched = pages.zip(pagemap_entries(&pagemap, addr, len)?);
                 let untouched = untouched.filter(|(_, entry)| entry & (PRESENT | SWAPPED) == 0);
                 untouched.for_each(|(page, _)| free.insert(page));
             }
         }
-        Ok(free.to_ranges())
+        let mut ranges = free.to_ranges();
+        if ranges.len() > MAX_REPORTED {
+            ranges.sort_unstable_by_key(|range| Reverse(range.pages));
+            ranges.truncate(MAX_REPORTED);
+            ranges.sort_unstable_by_key(|range| range.first);
+        }
+        Ok(ranges)
     }
 }
 

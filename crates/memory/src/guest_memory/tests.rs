@@ -23,7 +23,7 @@ fn mapped(layout: &MemoryLayout, image: &File) -> GuestMemory {
 }
 
 fn plan_of(layout: &MemoryLayout, image: &File) -> Plan {
-    let zero_map = firn_snapshot::PageSet::new(layout.pages());
+    let zero_map = PageSet::new(layout.pages());
     let host = crate::HostFacts::read().unwrap();
     let facts = crate::planners::ImageFacts::of(image).unwrap();
     let input = crate::planners::PlanInput {
@@ -262,6 +262,23 @@ fn pages_that_were_reported_free_and_not_touched_since_are_listed() {
     assert_eq!(memory.reported_free().unwrap(), [run(0, 3), run(4, 4), run(258, 2)]);
 }
 
+/// A guest whose every other page is reported free. The monitor keeps a bitmap of them.
+#[test]
+fn the_number_of_reported_ranges_is_limited() {
+    let size = 80 * MIB;
+    let memory = GuestMemory::anonymous(layout(&[(0, size)])).unwrap();
+    for page in (0..size / PAGE).step_by(2) {
+        memory.discard(page * PAGE, PAGE).unwrap();
+    }
+    assert_eq!(memory.reported.lock().count(), size / PAGE / 2);
+    // Longer ranges are listed before single pages.
+    memory.discard(size - 2 * MIB, 2 * MIB).unwrap();
+    let listed = memory.reported_free().unwrap();
+    assert_eq!(listed.len(), pages::MAX_REPORTED);
+    assert!(listed.is_sorted_by(|a, b| a.range().end <= b.first));
+    assert_eq!(listed.last().unwrap().pages, 512);
+}
+
 #[test]
 fn written_pages_are_not_compared() {
     let dir = tempfile::tempdir().unwrap();
@@ -285,7 +302,7 @@ fn written_pages_are_not_compared() {
     assert_eq!((compared.pages, compared.written), (512, 5));
     // Written before tracking starts.
     assert_eq!((compared.differing, compared.first_differing), (1, vec![0]));
-    let none = firn_snapshot::PageSet::new(512);
+    let none = PageSet::new(512);
     let compared = original.compare(&memory, &none).unwrap();
     assert_eq!((compared.written, compared.differing), (0, 6));
     assert_eq!(compared.zeros, [firn_base::PageRange { first: 9, pages: 1 }]);

@@ -72,13 +72,7 @@ impl GuestMemory {
             let bits = word.load(Ordering::Relaxed);
             (0..64).filter(|bit| bits >> bit & 1 == 1).for_each(|bit| set.insert(first + bit));
         }
-        let reported = self.reported.lock();
-        for region in self.layout.regions() {
-            for (part, _) in reported.split(region.guest_range()).iter().filter(|(_, is)| *is) {
-                let page = |addr: u64| (addr - region.guest_addr + region.image_offset) / PAGE_SIZE;
-                set.insert_range(page(part.start)..page(part.end));
-            }
-        }
+        self.reported.lock().ranges().for_each(|pages| set.insert_range(pages));
         Some(set)
     }
 }

@@ -8,8 +8,10 @@
 //!
 //! Every number comes from the guest and is checked: an address outside guest memory is an error,
 //! and a block that is not aligned or leaves its region is not free. Wrong metadata affects only
-//! the guest's own pages.
+//! the guest's own pages. The number of steps is limited, whatever the metadata refers to and
+//! however many pages begin as a vmcoreinfo does.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 
 use firn_base::{PAGE_SIZE, PageRange};
@@ -26,6 +28,11 @@ const KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
 /// bits.
 const HAS_MEM_MAP: u64 = 2;
 const SECTION_FLAGS: u64 = 0x3f;
+/// Steps for each page of guest memory: its `struct page`, and reads of guest memory. Linux needs
+/// one read for each 12 pages: the page tables and the page of 64 `struct page`.
+const STEPS_PER_PAGE: u64 = 8;
+/// Further steps, for the sections of a small guest.
+const MORE_STEPS: u64 = 4096;
 /// Most orders of any Linux.
 const MAX_ORDERS: u64 = 20;
 
@@ -42,6 +49,9 @@ pub enum FreePagesError {
     /// The guest's metadata has an address outside guest memory.
     #[error("the guest's page metadata refers to {0:#x}, which is outside guest memory")]
     Outside(u64),
+    /// The search would take too many steps.
+    #[error("the guest's page metadata takes more than {0} steps to read, which no Linux needs")]
+    TooLong(u64),
     /// The image cannot be read.
     #[error("cannot read the image")]
     Image(#[from] std::io::Error),
@@ -52,11 +62,12 @@ pub enum FreePagesError {
 /// # Errors
 /// See [`FreePagesError`].
 pub fn free_pages(snapshot: &Snapshot) -> Result<Vec<PageRange>, FreePagesError> {
-    let memory = Memory { snapshot };
+    let memory = Memory::of(snapshot);
     let mut found = Err(FreePagesError::NoDescription);
     memory.each_stored_page(|bytes| {
         // Another page may start with the same bytes, such as one of a file or of an old kernel.
-        if bytes.starts_with(BEGIN) && found.is_err() {
+        let is_over = matches!(found, Ok(_) | Err(FreePagesError::TooLong(_)));
+        if bytes.starts_with(BEGIN) && !is_over {
             found = Kernel::of(bytes).and_then(|kernel| kernel.free_pages(&memory));
         }
     })?;
@@ -66,9 +77,23 @@ pub fn free_pages(snapshot: &Snapshot) -> Result<Vec<PageRange>, FreePagesError>
 /// The memory of the frozen guest.
 struct Memory<'a> {
     snapshot: &'a Snapshot,
+    /// The steps that all descriptions together may take, and how many are left.
+    limit: u64,
+    left: Cell<u64>,
 }
 
-impl Memory<'_> {
+impl<'a> Memory<'a> {
+    fn of(snapshot: &'a Snapshot) -> Self {
+        let limit = snapshot.manifest().layout.pages() * STEPS_PER_PAGE + MORE_STEPS;
+        Self { snapshot, limit, left: Cell::new(limit) }
+    }
+
+    fn step(&self) -> Result<(), FreePagesError> {
+        let left = self.left.get().checked_sub(1).ok_or(FreePagesError::TooLong(self.limit))?;
+        self.left.set(left);
+        Ok(())
+    }
+
     fn regions(&self) -> impl Iterator<Item = ImageRegion> + '_ {
         self.snapshot.manifest().layout.regions()
     }
@@ -90,6 +115,7 @@ impl Memory<'_> {
 
     /// Reads bytes at a guest-physical address, within one page.
     fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), FreePagesError> {
+        self.step()?;
         let offset = self.snapshot.manifest().layout.image_offset(address);
         let offset = offset.ok_or(FreePagesError::Outside(address))?;
         Ok(self.snapshot.image().read_exact_at(bytes, offset)?)
@@ -191,6 +217,7 @@ impl Kernel {
                 (region.guest_addr / PAGE_SIZE, (region.guest_addr + region.len) / PAGE_SIZE);
             let mut structs = Structs::default();
             while page < end {
+                memory.step()?;
                 let Some(map) = self.map_of(memory, page / self.pages_per_section)? else {
                     page = (page / self.pages_per_section + 1) * self.pages_per_section;
                     continue;
@@ -198,6 +225,7 @@ impl Kernel {
                 let section_end =
                     ((page / self.pages_per_section + 1) * self.pages_per_section).min(end);
                 while page < section_end {
+                    memory.step()?;
                     let block = self.block(memory, &mut structs, map, page)?;
                     let fits = |pages: &u64| page.is_multiple_of(*pages) && *pages <= end - page;
                     match block.filter(fits) {
@@ -241,10 +269,13 @@ impl Kernel {
         page: u64,
     ) -> Result<Option<u64>, FreePagesError> {
         let address = map.wrapping_add(page.wrapping_mul(self.page_size));
+        if !address.is_multiple_of(self.page_size) {
+            return Err(FreePagesError::Outside(address));
+        }
         let inside = usize::try_from(address % PAGE_SIZE).unwrap_or_default();
         if !structs.holds(address - address % PAGE_SIZE) {
             // The array has no pages for memory that does not exist.
-            let Some(physical) = self.physical(memory, address - address % PAGE_SIZE) else {
+            let Some(physical) = self.physical(memory, address - address % PAGE_SIZE)? else {
                 return Ok(None);
             };
             memory.read(physical, &mut structs.bytes)?;
@@ -264,14 +295,16 @@ impl Kernel {
 
     /// Reads 8 bytes at a linear address of the kernel.
     fn word(&self, memory: &Memory<'_>, address: u64) -> Result<u64, FreePagesError> {
-        let physical = self.physical(memory, address).ok_or(FreePagesError::Outside(address))?;
+        let physical = self.physical(memory, address)?;
+        let physical = physical.ok_or(FreePagesError::Outside(address))?;
         memory.read_word(physical)
     }
 
-    fn physical(&self, memory: &Memory<'_>, address: u64) -> Option<u64> {
+    fn physical(&self, memory: &Memory<'_>, address: u64) -> Result<Option<u64>, FreePagesError> {
         match self.tables.walk(address, |entry| memory.read_word(entry).ok()).end {
-            WalkEnd::Mapped { address, .. } => Some(address),
-            WalkEnd::NotPresent | WalkEnd::Unread => None,
+            WalkEnd::Mapped { address, .. } => Ok(Some(address)),
+            // No step may be left.
+            WalkEnd::NotPresent | WalkEnd::Unread => memory.step().map(|()| None),
         }
     }
 }

@@ -117,6 +117,39 @@ fn the_error_names_the_missing_field() {
     assert!(matches!(found, Err(FreePagesError::Outside(at)) if at == unmapped), "{found:?}");
 }
 
+/// `struct page` of 4096 bytes at an address that is no multiple of it: its fields would be beyond
+/// the page that was read.
+#[test]
+fn structures_across_pages_are_refused() {
+    let text = description()
+        .replace("SIZE(page)=64", "SIZE(page)=4096")
+        .replace("page._mapcount)=48", "page._mapcount)=4088");
+    let guest = Guest::new(&text);
+    guest.word(SECTIONS, (KERNEL_MAP + STRUCTS + 64) | 3);
+    let found = guest.found();
+    assert!(matches!(found, Err(FreePagesError::Outside(_))), "{found:?}");
+}
+
+/// Most pages of the guest are a vmcoreinfo, and each of them leads nowhere only at the last pages
+/// of guest memory. Each alone takes fewer steps than the limit.
+#[test]
+fn the_steps_that_metadata_takes_are_limited() {
+    let text = description().replace("BITS)=27", "BITS)=12");
+    let guest = Guest::new(&text);
+    for root in 1..3 {
+        guest.word(ROOTS + 8 * root, KERNEL_MAP + SECTIONS);
+    }
+    guest.word(ROOTS + 8 * 3, KERNEL_MAP + (8 << 20));
+    let found = guest.found();
+    assert!(matches!(found, Err(FreePagesError::Outside(_))), "{found:?}");
+    for page in 0x100..0x400 {
+        guest.write(page << 12, text.as_bytes());
+    }
+    let found = guest.found();
+    let limit = 1024 * STEPS_PER_PAGE + MORE_STEPS;
+    assert!(matches!(found, Err(FreePagesError::TooLong(of)) if of == limit), "{found:?}");
+}
+
 proptest! {
     #![proptest_config(proptest::test_runner::Config::with_cases(48))]
     #[test]

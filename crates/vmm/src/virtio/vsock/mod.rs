@@ -74,6 +74,12 @@ impl Vsock {
         self.muxer.connections()
     }
 
+    /// The number of connections that may have a packet for the guest.
+    #[cfg(test)]
+    pub(crate) fn ready(&self) -> usize {
+        self.muxer.ready()
+    }
+
     fn set_transport_reset(&mut self, to: TransportReset) {
         self.transport_reset = to;
         self.muxer.set_hold(to != TransportReset::Done);

@@ -43,7 +43,8 @@ pub(super) struct Muxer {
     next_pending: u32,
     connections: HashMap<Ports, Connection>,
     next_port: u32,
-    /// Connections that may have a packet for the guest, each once, in the order of service.
+    /// Connections that may have a packet for the guest, each once, in the order of service. A
+    /// connection that is removed leaves it, so it is not longer than `connections`.
     ready: VecDeque<Ports>,
     /// Packets without a connection, by the context id that they were sent to.
     resets: VecDeque<(u64, Ports)>,
@@ -81,6 +82,11 @@ impl Muxer {
     #[cfg(test)]
     pub(super) fn connections(&self) -> usize {
         self.connections.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn ready(&self) -> usize {
+        self.ready.len()
     }
 
     pub(super) fn next_port(&self) -> u32 {
@@ -300,7 +306,11 @@ impl Muxer {
 
     fn remove(&mut self, ports: Ports) {
         // Closing the socket also takes it out of the epoll set.
-        if self.connections.remove(&ports).is_some() && self.accepting {
+        let Some(connection) = self.connections.remove(&ports) else { return };
+        if connection.queued {
+            self.ready.retain(|ready| *ready != ports);
+        }
+        if self.accepting {
             self.accept();
         }
     }

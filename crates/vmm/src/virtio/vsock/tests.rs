@@ -638,6 +638,37 @@ fn the_number_of_connections_is_limited() {
     while peer.receive().unwrap().0.dst_port != 7777 {}
 }
 
+/// Without buffers for packets nothing leaves the queue of connections that have one.
+#[test]
+fn the_queue_of_ready_connections_is_limited() {
+    let mut peer = Peer::without_buffers();
+    let _listener = UnixListener::bind(peer.dir.path().join("v_52")).unwrap();
+    // The guest requests a connection, which owes it a response, and drops it.
+    let ends = Ends { host: 52, guest: 5000 };
+    let _first = UnixListener::bind(peer.dir.path().join("v_53")).unwrap();
+    peer.send(Ends { host: 53, guest: 5000 }, Op::Request, 0, &[]);
+    for _ in 0..50 {
+        peer.send(ends, Op::Request, 0, &[]);
+        peer.send(ends, Op::Reset, 0, &[]);
+    }
+    assert_eq!(peer.connections(), 1);
+    assert_eq!(peer.guest.transport().device().ready(), 1);
+    // Programs on the host connect and leave before the request is sent.
+    for _ in 0..50 {
+        let mut client = peer.client();
+        client.write_all(b"CONNECT 1024\n").unwrap();
+        peer.guest.run();
+        drop(client);
+        peer.guest.run();
+    }
+    assert_eq!(peer.connections(), 1);
+    assert_eq!(peer.guest.transport().device().ready(), 1);
+    // The connection that remains is served.
+    peer.fill(4);
+    peer.expect(Ends { host: 53, guest: 5000 }, Op::Response, 0);
+    peer.expect_nothing();
+}
+
 #[test]
 fn connections_end_with_a_thaw_and_listeners_stay() {
     let mut peer = Peer::new();
