@@ -7,6 +7,7 @@ mod demo;
 mod detach;
 mod event;
 mod host_args;
+mod log;
 mod output;
 mod pool_at;
 mod snapshot_args;

@@ -16,6 +16,7 @@ use firn_run::{FunctionSettings, require_linux};
 
 use crate::assets::GuestFiles;
 use crate::host_args::HostArgs;
+use crate::log::LogLines;
 use crate::output;
 
 /// Planners for snapshots in a pool, best first. `firn` is `pass_shared` that copies pages before
@@ -215,7 +216,8 @@ pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
         },
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(LogLines(std::io::stderr));
     match arguments.log {
         Log::Text => log.with_ansi(false).init(),
         Log::Json => log.json().init(),
