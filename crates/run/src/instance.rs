@@ -2,15 +2,19 @@
 //!
 //! The owner removes the directory when it ends. An owner that was killed leaves it behind,
 //! unlocked; the next process that finds it removes it.
+//!
+//! The directories are real ones of this user. Symbolic links in their place are refused and never
+//! followed: files elsewhere would be created and removed.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use firn_pool::ManagerDirectory;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::process::geteuid;
 use thiserror::Error;
 
 /// Longest name of a microVM, bytes: with it, socket paths stay within what the kernel takes.
@@ -18,6 +22,8 @@ pub const MAX_NAME: usize = 63;
 /// How often a name is tried, and the pause between: a lister holds the lock for an instant.
 const CLAIM_ATTEMPTS: u32 = 5;
 const CLAIM_PAUSE: Duration = Duration::from_millis(2);
+/// `O_NOFOLLOW`, and `O_NONBLOCK` for what is no file.
+const NO_LINK: i32 = (OFlags::NOFOLLOW.bits() | OFlags::NONBLOCK.bits()).cast_signed();
 const LOCK: &str = "lock";
 const CONTROL: &str = "control.sock";
 const VSOCK: &str = "vsock.sock";
@@ -141,10 +147,9 @@ impl Instances {
         let base = std::env::var_os("FIRN_RUN_DIR").map(PathBuf::from).unwrap_or_else(|| {
             let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
             match runtime {
-                Some(runtime) if !rustix::process::geteuid().is_root() => runtime.join("firn"),
-                _ if rustix::process::geteuid().is_root() => PathBuf::from("/run/firn"),
-                _ => std::env::temp_dir()
-                    .join(format!("firn-{}", rustix::process::geteuid().as_raw())),
+                Some(runtime) if !geteuid().is_root() => runtime.join("firn"),
+                _ if geteuid().is_root() => PathBuf::from("/run/firn"),
+                _ => std::env::temp_dir().join(format!("firn-{}", geteuid().as_raw())),
             }
         });
         Self::in_directory(base)
@@ -172,6 +177,7 @@ impl Instances {
                 }
                 _ => {}
             }
+            check_directory(&path).map_err(failed)?;
             let lock = match lock_file(&path) {
                 Ok(lock) => lock,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
@@ -243,6 +249,7 @@ impl Instances {
     /// The directory cannot be read.
     pub fn running(&self) -> Result<Vec<Instance>, FindError> {
         let failed = |source| FindError::Directory { path: self.base.clone(), source };
+        self.managers().check().map_err(failed)?;
         self.managers().sweep();
         let entries = match fs::read_dir(&self.base) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -252,7 +259,7 @@ impl Instances {
         for entry in entries {
             let path = entry.map_err(failed)?.path();
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
-            if is_alive_or_swept(&path) {
+            if check_directory(&path).is_ok() && is_alive_or_swept(&path) {
                 running.push(Instance { name: name.to_owned(), path });
             }
         }
@@ -268,13 +275,28 @@ fn is_name(name: &str) -> bool {
         && !name.ends_with('-')
 }
 
+/// Checks that the directory of a microVM, if there is one, is a real one of this user.
+fn check_directory(path: &Path) -> io::Result<()> {
+    let own = |found: &Metadata| found.is_dir() && found.uid() == geteuid().as_raw();
+    match fs::symlink_metadata(path) {
+        Ok(found) if !own(&found) => Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "it is a symbolic link, or not a folder of this user; remove it, or use another name",
+        )),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
 fn lock_file(path: &Path) -> io::Result<File> {
-    OpenOptions::new().create(true).truncate(false).write(true).open(path.join(LOCK))
+    let mut options = OpenOptions::new();
+    options.create(true).truncate(false).write(true).custom_flags(NO_LINK);
+    options.open(path.join(LOCK))
 }
 
 /// Whether `lock` is still the lock of the directory, and not of one that was removed.
 fn is_current(lock: &File, path: &Path) -> bool {
-    let (Ok(ours), Ok(theirs)) = (lock.metadata(), fs::metadata(path.join(LOCK))) else {
+    let (Ok(ours), Ok(theirs)) = (lock.metadata(), fs::symlink_metadata(path.join(LOCK))) else {
         return false;
     };
     (ours.dev(), ours.ino()) == (theirs.dev(), theirs.ino())
@@ -282,7 +304,8 @@ fn is_current(lock: &File, path: &Path) -> bool {
 
 /// Whether a microVM's process holds this directory; if none does, the directory is removed.
 fn is_alive_or_swept(path: &Path) -> bool {
-    let Ok(lock) = File::open(path.join(LOCK)) else {
+    let lock = OpenOptions::new().read(true).custom_flags(NO_LINK).open(path.join(LOCK));
+    let Ok(lock) = lock else {
         // It is being created or removed: only an empty directory may be removed.
         let _ = fs::remove_dir(path);
         return false;
@@ -313,7 +336,9 @@ impl SweepAfterOwner {
 
 impl Drop for SweepAfterOwner {
     fn drop(&mut self) {
-        is_alive_or_swept(&self.0);
+        if check_directory(&self.0).is_ok() {
+            is_alive_or_swept(&self.0);
+        }
     }
 }
 

@@ -1,4 +1,5 @@
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rustix::fs::{FlockOperation, flock};
@@ -67,6 +68,50 @@ fn a_directory_that_other_users_can_write_to_is_refused() {
     let error = instances.claim("hello").unwrap_err();
     assert!(matches!(error, ClaimError::Directory { .. }), "{error:?}");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_symbolic_link_in_place_of_the_run_folder_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (elsewhere, link) = (dir.path().join("elsewhere"), dir.path().join("run"));
+    // It looks like the folder of a microVM that was killed.
+    fs::create_dir_all(elsewhere.join("mine")).unwrap();
+    fs::write(elsewhere.join("mine/lock"), "kept").unwrap();
+    symlink(&elsewhere, &link).unwrap();
+    let instances = Instances::in_directory(link);
+    let error = instances.claim("hello").unwrap_err();
+    let ClaimError::Directory { source, .. } = &error else { panic!("{error:?}") };
+    assert!(source.to_string().contains("symbolic link"), "{source}");
+    assert!(matches!(instances.running(), Err(FindError::Directory { .. })));
+    assert!(matches!(instances.find("mine"), Err(FindError::Directory { .. })));
+    assert_eq!(fs::read_to_string(elsewhere.join("mine/lock")).unwrap(), "kept");
+    assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 1);
+}
+
+#[test]
+fn symbolic_links_in_the_run_folder_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (elsewhere, run) = (dir.path().join("elsewhere"), dir.path().join("run"));
+    fs::create_dir(&elsewhere).unwrap();
+    fs::write(elsewhere.join("lock"), "kept").unwrap();
+    fs::write(elsewhere.join("control.sock"), "kept").unwrap();
+    let instances = Instances::in_directory(run.clone());
+    drop(instances.claim("first").unwrap());
+    symlink(&elsewhere, run.join("hello")).unwrap();
+    let error = instances.claim("hello").unwrap_err();
+    let ClaimError::Directory { source, .. } = &error else { panic!("{error:?}") };
+    assert!(source.to_string().contains("symbolic link"), "{source}");
+    // The lock alone is a link: to a file, and to one that would be created.
+    for (name, target) in [("file", "control.sock"), ("none", "new")] {
+        fs::create_dir(run.join(name)).unwrap();
+        symlink(elsewhere.join(target), run.join(name).join("lock")).unwrap();
+        let error = instances.claim(name).unwrap_err();
+        assert!(matches!(error, ClaimError::Directory { .. }), "{error:?}");
+    }
+    assert!(instances.running().unwrap().is_empty());
+    drop(SweepAfterOwner::new(&instances.named("hello").vsock_socket()));
+    assert_eq!(fs::read_to_string(elsewhere.join("control.sock")).unwrap(), "kept");
+    assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 2);
 }
 
 #[test]

@@ -44,6 +44,9 @@ pub enum FindManagerError {
         /// The system's error.
         source: io::Error,
     },
+    /// What is in place of the manager's socket leads elsewhere, or belongs to another user.
+    #[error("{0} is not a socket of this user: remove it if it is not in use")]
+    Foreign(PathBuf),
     /// The manager's socket exists, but connecting to it failed.
     #[error(transparent)]
     Manager(#[from] ClientError),
@@ -77,25 +80,38 @@ impl ManagerDirectory {
         Self { path }
     }
 
-    /// Creates the directory for this user alone. If it exists, checks that no other user can write
-    /// there: such a user could answer in a manager's place.
+    /// Creates the directory for this user alone. If it exists, [checks](Self::check) it.
     ///
     /// # Errors
-    /// It cannot be created, or other users can write there.
+    /// It cannot be created, or [`ManagerDirectory::check`] fails.
     pub fn create(&self) -> io::Result<()> {
+        // A link to a folder would be taken for the folder.
+        self.check()?;
         DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;
-        let metadata = fs::metadata(&self.path)?;
-        let others = metadata.mode() & 0o022 != 0;
-        if others || metadata.uid() != rustix::process::geteuid().as_raw() {
-            return Err(io::Error::new(
-                io::ErrorKind::PermissionDenied,
-                format!(
-                    "others can write to {}; name another with FIRN_RUN_DIR",
-                    self.path.display()
-                ),
-            ));
-        }
-        Ok(())
+        self.check()
+    }
+
+    /// Checks that the directory, if it exists, is no symbolic link, and that no other user can
+    /// write there: such a user could answer in a manager's place, or have files elsewhere removed.
+    ///
+    /// # Errors
+    /// It is a link or no directory, or other users can write there.
+    pub fn check(&self) -> io::Result<()> {
+        let found = match fs::symlink_metadata(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            found => found?,
+        };
+        let others = found.mode() & 0o022 != 0;
+        let wrong = if found.file_type().is_symlink() {
+            "it is a symbolic link; remove it, or name a folder with FIRN_RUN_DIR"
+        } else if !found.is_dir() {
+            "it is no folder; remove it, or name a folder with FIRN_RUN_DIR"
+        } else if others || found.uid() != rustix::process::geteuid().as_raw() {
+            "others can write to it; name another with FIRN_RUN_DIR"
+        } else {
+            return Ok(());
+        };
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, wrong))
     }
 
     /// The path at which the manager of the pool on `medium` publishes its socket, whether or not
@@ -129,6 +145,9 @@ impl ManagerDirectory {
 
     /// Removes the sockets of managers that were killed.
     pub fn sweep(&self) {
+        if self.check().is_err() {
+            return;
+        }
         let Some(_lock) = lock_folder(&self.path) else { return };
         for entry in fs::read_dir(&self.path).into_iter().flatten().flatten() {
             let name = entry.file_name();
@@ -149,7 +168,10 @@ impl ManagerDirectory {
     /// See [`FindManagerError`].
     pub fn connect(&self, pool: &Path) -> Result<Option<Client>, FindManagerError> {
         match self.socket_of(pool) {
-            Ok(Some(socket)) => Ok(connect_running(&socket)?),
+            Ok(Some(socket)) => {
+                check_socket(&socket)?;
+                Ok(connect_running(&socket)?)
+            }
             Ok(None) => Ok(Some(Client::connect(pool)?)),
             // No manager can publish a socket there.
             Err(_) => Ok(None),
@@ -184,6 +206,17 @@ pub(super) fn lock_folder(folder: &Path) -> Option<fs::File> {
 fn is_dead(socket: &Path) -> bool {
     let connected = UnixStream::connect(socket);
     connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+/// Checks that a published socket, if there is one, is a socket of this user and no link to one.
+fn check_socket(socket: &Path) -> Result<(), FindManagerError> {
+    let own = |found: &fs::Metadata| {
+        found.file_type().is_socket() && found.uid() == rustix::process::geteuid().as_raw()
+    };
+    match fs::symlink_metadata(socket) {
+        Ok(found) if !own(&found) => Err(FindManagerError::Foreign(socket.to_owned())),
+        _ => Ok(()),
+    }
 }
 
 /// Connects to the manager that publishes `socket`; `None` if none answers.

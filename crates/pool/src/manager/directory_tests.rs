@@ -1,9 +1,11 @@
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{FindManagerError, ManagerDirectory, RemoveError};
 use crate::{
     Access, Client, ClientError, CreateOptions, GRANULE, MappedMedium, Pool, Refusal, Server,
+    ServerError,
 };
 
 /// A pool in a file with the snapshots `ice` and `snow`.
@@ -94,4 +96,34 @@ fn sockets_of_killed_managers_are_swept() {
     directory.sweep();
     assert!(!dead.exists() && foreign.exists() && socket.exists());
     assert!(directory.connect(&medium).unwrap().is_some());
+}
+
+/// A link in place of the socket or of the folder would lead clients to another process.
+#[test]
+fn symbolic_links_to_a_manager_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let directory = ManagerDirectory::new(run.clone());
+    let medium = medium(&folder.path().join("pool"));
+    let socket = directory.socket_of(&medium).unwrap().unwrap();
+    let named = folder.path().join("named.sock");
+    let mut server = Server::start(&named, open(&medium)).unwrap();
+    symlink(&named, &socket).unwrap();
+    let error = directory.connect(&medium).unwrap_err();
+    assert!(matches!(&error, FindManagerError::Foreign(path) if *path == socket), "{error}");
+    assert!(matches!(server.also_at(&socket), Err(ServerError::NotASocket(_))));
+
+    // A manager that was given another socket serves on both.
+    std::fs::remove_file(&socket).unwrap();
+    server.also_at(&socket).unwrap();
+    assert!(directory.connect(&medium).unwrap().is_some());
+    assert!(Client::connect(&named).unwrap().snapshot("ice").is_ok());
+
+    let link = folder.path().join("link");
+    symlink(&run, &link).unwrap();
+    let linked = ManagerDirectory::new(link);
+    let error = linked.socket_of(&medium).unwrap_err();
+    assert!(matches!(error, FindManagerError::Directory { .. }), "{error}");
+    drop(server);
+    assert!(!socket.exists() && !named.exists());
 }

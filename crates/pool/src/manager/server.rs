@@ -30,14 +30,20 @@ const BACKLOG: i32 = 128;
 /// Pause before accepting again if no descriptor is available.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A pool's manager, which serves connections in its own threads. Dropping it removes the socket.
+/// A pool's manager, which serves connections in its own threads. Dropping it removes its sockets.
 /// Open connections continue until their clients close them.
 #[derive(Debug)]
 pub struct Server {
-    path: PathBuf,
     shared: Arc<Shared>,
+    sockets: Vec<Listening>,
+}
+
+/// A socket of a manager.
+#[derive(Debug)]
+struct Listening {
+    path: PathBuf,
     listener: UnixListener,
-    thread: Option<JoinHandle<()>>,
+    thread: JoinHandle<()>,
 }
 
 #[derive(Debug)]
@@ -90,39 +96,34 @@ impl Server {
     /// # Errors
     /// See [`ServerError`].
     pub fn start(path: &Path, pool: Pool) -> Result<Self, ServerError> {
-        let socket_error = |source| ServerError::Socket { path: path.to_owned(), source };
-        // Until the socket listens: before, it looks like that of a killed manager.
-        let lock = path.parent().and_then(lock_folder);
-        match fs::symlink_metadata(path) {
-            Ok(found) if !found.file_type().is_socket() => {
-                return Err(ServerError::NotASocket(path.to_owned()));
-            }
-            Ok(_) if UnixStream::connect(path).is_ok() => {
-                return Err(ServerError::InUse(path.to_owned()));
-            }
-            Ok(_) => fs::remove_file(path).map_err(socket_error)?,
-            Err(_) => {}
-        }
-        let listener = listener(path).map_err(socket_error)?;
-        drop(lock);
-        let shared = Arc::new(Shared {
-            manager: Manager::new(pool).map_err(socket_error)?,
-            clients: Mutex::default(),
-            changed: Condvar::new(),
-        });
-        let own = listener.try_clone().map_err(socket_error)?;
-        let mut server = Self {
-            path: path.to_owned(),
-            shared: Arc::clone(&shared),
-            listener: own,
-            thread: None,
-        };
-        let thread = std::thread::Builder::new()
-            .name("pool".into())
-            .spawn(move || accept(&listener, &shared))
-            .map_err(socket_error)?;
-        server.thread = Some(thread);
+        let listener = listen_at(path)?;
+        let manager = Manager::new(pool);
+        let manager =
+            manager.map_err(|source| ServerError::Socket { path: path.to_owned(), source })?;
+        let shared = Shared { manager, clients: Mutex::default(), changed: Condvar::new() };
+        let mut server = Self { shared: Arc::new(shared), sockets: Vec::new() };
+        server.accept_from(path, listener)?;
         Ok(server)
+    }
+
+    /// Serves on a second socket, at `path`, in the same way.
+    ///
+    /// # Errors
+    /// See [`ServerError`].
+    pub fn also_at(&mut self, path: &Path) -> Result<(), ServerError> {
+        self.accept_from(path, listen_at(path)?)
+    }
+
+    fn accept_from(&mut self, path: &Path, listener: UnixListener) -> Result<(), ServerError> {
+        let shared = Arc::clone(&self.shared);
+        let started = listener.try_clone().and_then(|own| {
+            let thread = std::thread::Builder::new().name("pool".into());
+            Ok((own, thread.spawn(move || accept(&listener, &shared))?))
+        });
+        let (listener, thread) =
+            started.map_err(|source| ServerError::Socket { path: path.to_owned(), source })?;
+        self.sockets.push(Listening { path: path.to_owned(), listener, thread });
+        Ok(())
     }
 
     /// The managed pool.
@@ -172,19 +173,39 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The socket or its directory may already be removed.
-        let _ = fs::remove_file(&self.path);
+        for socket in &self.sockets {
+            // The socket or its directory may already be removed.
+            let _ = fs::remove_file(&socket.path);
+        }
         self.shared.clients().ended = true;
         self.shared.changed.notify_all();
         // Clients that are still connected keep the manager, until this process ends.
         self.shared.manager.copies().store_all();
-        // Makes `accept` return.
-        if shutdown(&self.listener, Shutdown::Both).is_ok()
-            && let Some(thread) = self.thread.take()
-        {
-            let _ = thread.join();
+        for Listening { listener, thread, .. } in std::mem::take(&mut self.sockets) {
+            // Makes `accept` return.
+            if shutdown(&listener, Shutdown::Both).is_ok() {
+                let _ = thread.join();
+            }
         }
     }
+}
+
+/// Listens at a path, in place of a socket on which no process listens.
+fn listen_at(path: &Path) -> Result<UnixListener, ServerError> {
+    let failed = |source| ServerError::Socket { path: path.to_owned(), source };
+    // Until the socket listens: before, it looks like that of a killed manager.
+    let _lock = path.parent().and_then(lock_folder);
+    match fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => {
+            return Err(ServerError::NotASocket(path.to_owned()));
+        }
+        Ok(_) if UnixStream::connect(path).is_ok() => {
+            return Err(ServerError::InUse(path.to_owned()));
+        }
+        Ok(_) => fs::remove_file(path).map_err(failed)?,
+        Err(_) => {}
+    }
+    listener(path).map_err(failed)
 }
 
 /// Creates a socket that is restricted to its owner before a client can connect.

@@ -1,7 +1,5 @@
 //! `firn pool serve`: the manager's process.
 
-use std::fs;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -80,20 +78,23 @@ pub(crate) fn run(arguments: &ServeArgs) -> anyhow::Result<ExitCode> {
     }
     let mut signals =
         Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot install signal handlers")?;
-    let (pool, link) = match &arguments.medium {
+    let (pool, published) = match &arguments.medium {
         MediumName::Path(path) => match MappedMedium::open(path, Access::Write) {
             Err(error @ MediumError::InUse(_)) if arguments.on_demand => {
                 output::print_error(&error);
                 return Ok(ExitCode::from(MANAGER_IN_USE));
             }
-            medium => (Pool::open(Arc::new(medium?))?, Link::make(path, arguments)?),
+            medium => (Pool::open(Arc::new(medium?))?, published(path, &arguments.socket)?),
         },
         MediumName::Memfd(options) => {
             let medium = MappedMedium::memfd(*options)?;
-            (Pool::create(Arc::new(medium), &arguments.table.options(false))?, Link(None))
+            (Pool::create(Arc::new(medium), &arguments.table.options(false))?, None)
         }
     };
-    let server = Server::start(&arguments.socket, pool)?;
+    let mut server = Server::start(&arguments.socket, pool)?;
+    if let Some(published) = published {
+        server.also_at(&published)?;
+    }
     if let Some(bytes) = arguments.arena {
         server.set_arena(bytes);
     }
@@ -115,46 +116,18 @@ pub(crate) fn run(arguments: &ServeArgs) -> anyhow::Result<ExitCode> {
             .context("cannot install signal handlers")?;
     }
     signals.forever().next();
-    // The link and the socket are removed before the process releases the medium's lock. Afterwards
-    // another manager may create them.
-    drop(link);
+    // The sockets are removed before the process releases the medium's lock. Afterwards another
+    // manager may create them.
     drop(server);
     Ok(ExitCode::SUCCESS)
 }
 
-/// A link to the socket for clients that know only the medium.
-struct Link(Option<PathBuf>);
-
-impl Link {
-    /// This process holds the medium's lock, so an existing link is stale.
-    fn make(medium: &Path, arguments: &ServeArgs) -> anyhow::Result<Self> {
-        let managers = Instances::of_user().managers();
-        let Some(link) = managers.socket_of(medium)? else { return Ok(Self(None)) };
-        if arguments.on_demand {
-            // The socket itself has this path.
-            let _ = fs::remove_file(&link);
-            return Ok(Self(None));
-        }
-        let failed = || {
-            format!(
-                "cannot create the link {}, through which clients find the manager by its medium",
-                link.display()
-            )
-        };
-        let socket = std::path::absolute(&arguments.socket).with_context(failed)?;
-        let _ = fs::remove_file(&link);
-        symlink(socket, &link).with_context(failed)?;
-        Ok(Self(Some(link)))
-    }
-}
-
-impl Drop for Link {
-    fn drop(&mut self) {
-        if let Some(link) = &self.0 {
-            // The link or its directory may already be removed.
-            let _ = fs::remove_file(link);
-        }
-    }
+/// The further socket of the manager, for clients that know only the medium. This process holds the
+/// medium's lock, so an existing one is stale.
+fn published(medium: &Path, socket: &Path) -> anyhow::Result<Option<PathBuf>> {
+    let published = Instances::of_user().managers().socket_of(medium)?;
+    let socket = std::path::absolute(socket).context("cannot find the socket's folder")?;
+    Ok(published.filter(|published| *published != socket))
 }
 
 fn report_serving(arguments: &ServeArgs, pool: &Pool) {
