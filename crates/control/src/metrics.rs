@@ -1,8 +1,14 @@
 //! The daemon's counters, in the OpenMetrics text format.
+//!
+//! The counters of a function go with it, so that their number is limited by the number of
+//! functions.
 
+use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
 
 use firn_run::ReadyUse;
+use parking_lot::Mutex;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
@@ -10,6 +16,9 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
+
+/// How long requests of a deleted function may still end: longer than the longest request.
+const DELETED: Duration = Duration::from_secs(3600);
 
 /// How a request got its microVM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue, serde::Serialize)]
@@ -54,6 +63,10 @@ pub(crate) enum Outcome {
     failed,
 }
 
+impl Outcome {
+    const ALL: [Self; 4] = [Self::answered, Self::function_error, Self::throttled, Self::failed];
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Invoked {
     function: String,
@@ -82,6 +95,8 @@ enum ReadyLabel {
 pub(crate) struct Metrics {
     registry: Registry,
     invocations: Family<Invoked, Counter>,
+    /// Functions that were deleted lately, and when. Their last requests are not counted.
+    deleted: Mutex<HashMap<String, Instant>>,
     starts: Family<Started, Counter>,
     durations: Family<Started, Histogram>,
     pub(crate) start_failures: Counter,
@@ -100,6 +115,7 @@ impl Default for Metrics {
         let mut registry = Registry::with_prefix("firn");
         let metrics = Self {
             invocations: Family::default(),
+            deleted: Mutex::default(),
             starts: Family::default(),
             // 1 ms to 65 s.
             durations: Family::new_with_constructor(|| {
@@ -177,8 +193,29 @@ impl Metrics {
         self.ready_starts.get_or_create(&Looked { found }).inc();
     }
 
+    /// A function was created.
+    pub(crate) fn created(&self, function: &str) {
+        self.deleted.lock().remove(function);
+    }
+
+    /// Removes the counters of a function that was deleted. Requests that end later do not bring
+    /// them back.
+    pub(crate) fn deleted(&self, function: &str) {
+        let mut deleted = self.deleted.lock();
+        deleted.retain(|_, at| at.elapsed() < DELETED);
+        deleted.insert(function.to_owned(), Instant::now());
+        for ending in Outcome::ALL {
+            self.invocations.remove(&Invoked { function: function.to_owned(), ending });
+        }
+    }
+
     /// Counts a request that has ended.
     pub(crate) fn ended(&self, function: &str, ending: Outcome) {
+        // Held until it is counted: a deletion comes before or after.
+        let deleted = self.deleted.lock();
+        if deleted.contains_key(function) {
+            return;
+        }
         let labels = Invoked { function: function.to_owned(), ending };
         self.invocations.get_or_create(&labels).inc();
     }
@@ -191,3 +228,7 @@ impl Metrics {
         text
     }
 }
+
+#[cfg(test)]
+#[path = "metrics_tests.rs"]
+mod tests;

@@ -84,13 +84,22 @@ pub(crate) struct PackageFile {
 #[derive(Debug, Clone)]
 pub(crate) struct CodeStore {
     folder: PathBuf,
+    /// Makes a file, or the names in a folder, last: `fsync`.
+    sync: fn(&File) -> io::Result<()>,
 }
 
 impl CodeStore {
     /// Opens the store in `folder`, which it creates where needed.
     pub(crate) fn open(folder: PathBuf) -> io::Result<Self> {
+        Self::with_sync(folder, File::sync_all)
+    }
+
+    fn with_sync(folder: PathBuf, sync: fn(&File) -> io::Result<()>) -> io::Result<Self> {
         fs::create_dir_all(&folder)?;
-        Ok(Self { folder })
+        if let Some(parent) = folder.parent() {
+            sync(&File::open(parent)?)?;
+        }
+        Ok(Self { folder, sync })
     }
 
     /// The value that [`CodeStore::put`] returns for `zip`.
@@ -100,7 +109,8 @@ impl CodeStore {
         Code { sha256, size: u64::try_from(zip.len()).unwrap_or(u64::MAX) }
     }
 
-    /// Checks all of `zip` and stores it.
+    /// Checks all of `zip` and stores it. When this returns, the file and its name survive a loss of
+    /// power, so that the database can refer to it.
     pub(crate) fn put(&self, zip: &[u8]) -> Result<Code, CodeError> {
         check_entries(zip)?;
         let skip = |contents: &mut dyn Read| io::copy(contents, &mut io::sink()).map(|_| ());
@@ -108,14 +118,15 @@ impl CodeStore {
         let code = Self::code_of(zip);
         let path = self.path(&code);
         let failed = |source| CodeError::Store { path: path.clone(), source };
-        if path.exists() {
-            return Ok(code);
+        if !path.exists() {
+            let mut partial = tempfile::Builder::new();
+            let mut file = partial.prefix(PARTIAL).tempfile_in(&self.folder).map_err(failed)?;
+            io::Write::write_all(&mut file, zip).map_err(failed)?;
+            (self.sync)(file.as_file()).map_err(failed)?;
+            file.persist(&path).map_err(|error| failed(error.error))?;
         }
-        let mut partial = tempfile::Builder::new();
-        let mut file = partial.prefix(PARTIAL).tempfile_in(&self.folder).map_err(failed)?;
-        io::Write::write_all(&mut file, zip).map_err(failed)?;
-        file.as_file().sync_all().map_err(failed)?;
-        file.persist(&path).map_err(|error| failed(error.error))?;
+        // Also the name of a file that was there: the upload that made it may have failed here.
+        File::open(&self.folder).and_then(|folder| (self.sync)(&folder)).map_err(failed)?;
         Ok(code)
     }
 

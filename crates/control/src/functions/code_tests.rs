@@ -1,3 +1,4 @@
+use std::cell::{Cell, RefCell};
 use std::io::Write;
 
 use proptest::prelude::{any, prop, proptest};
@@ -19,6 +20,53 @@ fn store() -> (tempfile::TempDir, CodeStore) {
     let folder = tempfile::tempdir().unwrap();
     let store = CodeStore::open(folder.path().join("code")).unwrap();
     (folder, store)
+}
+
+thread_local! {
+    /// What was made to last: whether it is a folder, and the names in the store's folder then.
+    static SYNCED: RefCell<Vec<(bool, Vec<String>)>> = const { RefCell::new(Vec::new()) };
+    static FOLDER: RefCell<PathBuf> = RefCell::default();
+    static FAILING: Cell<bool> = const { Cell::new(false) };
+}
+
+fn recorded_sync(file: &File) -> io::Result<()> {
+    let names = FOLDER.with_borrow(|folder| {
+        let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
+        names.map(|name| name.into_string().unwrap()).collect()
+    });
+    let is_folder = file.metadata()?.is_dir();
+    SYNCED.with_borrow_mut(|synced| synced.push((is_folder, names)));
+    if is_folder && FAILING.get() {
+        return Err(io::Error::from_raw_os_error(5));
+    }
+    file.sync_all()
+}
+
+/// The order of syncs and renames, which decides what a loss of power leaves: the contents last
+/// before the name exists, and the name lasts before `put` returns and the database is changed.
+#[test]
+fn stored_code_lasts_before_the_database_refers_to_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("code");
+    FOLDER.set(dir.path().to_owned());
+    let store = CodeStore::with_sync(folder.clone(), recorded_sync).unwrap();
+    assert_eq!(SYNCED.take(), [(true, vec!["code".to_owned()])], "the folder itself lasts");
+
+    FOLDER.set(folder);
+    let zip = zip_of(&[("handler.py", b"x = 1", 0o644)]);
+    let name = format!("{}.zip", CodeStore::code_of(&zip).sha256);
+    FAILING.set(true);
+    store.put(&zip).expect_err("the name may not last");
+    let synced = SYNCED.take();
+    let [(false, before), (true, after)] = &synced[..] else { panic!("{synced:?}") };
+    assert!(!before.contains(&name) && before.len() == 1, "{synced:?}");
+    assert_eq!(after, std::slice::from_ref(&name));
+
+    // The file is there, and its name does not last yet.
+    store.put(&zip).expect_err("the name may not last");
+    FAILING.set(false);
+    store.put(&zip).unwrap();
+    assert_eq!(SYNCED.take(), [(true, vec![name.clone()]), (true, vec![name])]);
 }
 
 #[test]

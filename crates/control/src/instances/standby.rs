@@ -17,6 +17,9 @@ pub(crate) struct Standbys {
     /// The number to keep.
     count: usize,
     state: Mutex<State>,
+    /// Held while monitors are started and prepared: one thread at a time. `state` is not, so that
+    /// requests and the status never wait for a process.
+    filling: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -27,6 +30,7 @@ struct State {
     thaws: VecDeque<ThawKey>,
     /// The shapes of some of these.
     shapes: Vec<(ThawKey, Arc<Shape>)>,
+    closed: bool,
 }
 
 #[derive(Debug)]
@@ -58,7 +62,7 @@ pub(crate) trait Prepare {
 impl Standbys {
     /// No monitors yet; [`Standbys::fill`] starts `count`.
     pub(crate) fn new(count: usize) -> Self {
-        Self { count, state: Mutex::default() }
+        Self { count, state: Mutex::default(), filling: Mutex::default() }
     }
 
     /// Takes a monitor that runs for a thaw, one that has made its VM if there is one.
@@ -77,27 +81,32 @@ impl Standbys {
     }
 
     /// Starts monitors until there are enough, and prepares them for the thaws that are likely.
+    /// Returns at once if another thread does that.
     pub(super) fn fill(&self, prepare: &impl Prepare) {
+        let Some(_filling) = self.filling.try_lock() else { return };
         self.learn_shapes(prepare);
-        let mut state = self.state.lock();
-        state.ready.retain_mut(|standby| standby.monitor.is_alive());
-        let mut spare = std::mem::take(&mut state.ready);
-        let mut missing = Vec::new();
-        for shape in state.wanted(self.count) {
-            match spare.iter().position(|standby| standby.shape == shape) {
-                Some(at) => state.ready.push(spare.swap_remove(at)),
-                None => missing.push(shape),
-            }
+        let (missing, mut spare, ended) = self.state.lock().compare(self.count);
+        // Waits for processes to end.
+        drop(ended);
+        if missing.is_empty() {
+            return;
         }
         let pool = prepare.pool();
         for shape in missing {
             let monitor = match spare.pop() {
-                Some(standby) => Ok(standby.monitor),
+                Some(monitor) => Ok(monitor),
                 None => prepare.spawn(),
             };
             let prepared = monitor.and_then(|monitor| stand_by(monitor, shape, pool.as_deref()));
             match prepared {
-                Ok(standby) => state.ready.push(standby),
+                Ok(standby) => {
+                    let mut state = self.state.lock();
+                    if state.closed {
+                        drop(state);
+                        return;
+                    }
+                    state.ready.push(standby);
+                }
                 Err(error) => {
                     // The next thaw starts its own monitor.
                     let error: &dyn std::error::Error = &error;
@@ -133,9 +142,14 @@ impl Standbys {
         }
     }
 
-    /// Ends all monitors.
+    /// Ends all monitors; no more are kept.
     pub(crate) fn end(&self) {
-        self.state.lock().ready.clear();
+        let mut state = self.state.lock();
+        state.closed = true;
+        let ended = std::mem::take(&mut state.ready);
+        drop(state);
+        // Waits for processes to end.
+        drop(ended);
     }
 
     /// The number of monitors.
@@ -145,6 +159,25 @@ impl Standbys {
 }
 
 impl State {
+    /// What is missing of `count` monitors, the monitors that can be prepared for it, and those that
+    /// have ended. Monitors that are prepared for a thaw that is not likely any more are prepared
+    /// again.
+    fn compare(&mut self, count: usize) -> (Vec<Option<Arc<Shape>>>, Vec<Monitor>, Vec<Standby>) {
+        let ended =
+            self.ready.extract_if(.., |standby| !standby.monitor.is_alive()).collect::<Vec<_>>();
+        let mut spare = std::mem::take(&mut self.ready);
+        let mut missing = Vec::new();
+        if !self.closed {
+            for shape in self.wanted(count) {
+                match spare.iter().position(|standby| standby.shape == shape) {
+                    Some(at) => self.ready.push(spare.swap_remove(at)),
+                    None => missing.push(shape),
+                }
+            }
+        }
+        (missing, spare.into_iter().map(|standby| standby.monitor).collect(), ended)
+    }
+
     fn shape(&self, key: &ThawKey) -> Option<Arc<Shape>> {
         self.shapes.iter().find(|(known, _)| known == key).map(|(_, shape)| shape.clone())
     }
@@ -170,3 +203,7 @@ fn stand_by(
     }
     Ok(Standby { monitor, shape })
 }
+
+#[cfg(test)]
+#[path = "standby_tests.rs"]
+mod tests;

@@ -97,6 +97,7 @@ impl Control {
             change.put_function(name, &function)?;
             Ok(())
         })?;
+        self.fleet.metrics.created(name);
         Ok(function.latest)
     }
 
@@ -258,14 +259,16 @@ impl Control {
     }
 
     fn delete_function(&self, target: &Target) -> Result<Vec<Version>, DeleteError> {
-        self.store.delete(|change| {
+        let deleted = self.store.delete(|change| {
             let function = function::<DeleteError>(change, target)?;
             let mut deleted = change.versions(target.name())?;
             deleted.iter().try_for_each(|version| self.schedule_purge(change, version))?;
             deleted.push(function.latest);
             change.remove_function(target.name())?;
-            Ok(deleted)
-        })
+            Ok::<_, DeleteError>(deleted)
+        })?;
+        self.fleet.metrics.deleted(target.name());
+        Ok(deleted)
     }
 
     fn delete_version(&self, target: &Target, version: &str) -> Result<Vec<Version>, DeleteError> {

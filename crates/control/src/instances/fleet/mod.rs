@@ -1,6 +1,7 @@
 //! Placement: gives each request an idle microVM, else room for a new one, else a place in the
 //! queue.
 
+mod locked;
 mod status;
 mod watch;
 
@@ -23,6 +24,7 @@ use super::request_stats::RequestStats;
 use super::table::{InstanceId, InstanceTable};
 use crate::functions::{SnapshotPlace, Version};
 use crate::metrics::{Metrics, Outcome, StartKind};
+use locked::Locked;
 
 /// Memory of a monitor besides guest memory, bytes: its program, page tables, and the guest's first
 /// writes to its disk.
@@ -216,7 +218,7 @@ impl Fleet {
         request: LeaseRequest,
     ) -> Result<Lease, AcquireError> {
         let waiting = {
-            let mut state = self.state.lock();
+            let mut state = self.lock();
             if state.closed {
                 return Err(AcquireError::Closed);
             }
@@ -243,16 +245,17 @@ impl Fleet {
 
     /// Keeps a microVM for the next request.
     pub(crate) fn release(self: &Arc<Self>, vm: Vm) {
-        let mut state = self.state.lock();
-        let State { revisions, instances, closed, .. } = &mut *state;
+        let mut locked = self.lock();
+        let (state, later) = locked.parts();
+        let State { revisions, instances, closed, .. } = state;
         match revisions.get_mut(&vm.reservation.cost.revision) {
             Some(revision) if !revision.retired && !*closed => {
                 instances.idle(vm.reservation.instance);
                 revision.idle.push(Idle { vm, since: Instant::now() });
             }
-            _ => self.end(vm),
+            _ => later.end(vm),
         }
-        drop(state);
+        drop(locked);
         self.dispatch();
     }
 
@@ -303,12 +306,13 @@ impl Fleet {
 
     /// Ends the microVMs of a revision: idle ones now, busy ones after their request.
     pub(crate) fn retire(self: &Arc<Self>, revision: Uuid) {
-        let mut state = self.state.lock();
+        let mut locked = self.lock();
+        let (state, later) = locked.parts();
         state.ledger.forget(revision);
         if let Some(revision) = state.revisions.get_mut(&revision) {
             revision.retired = true;
             for idle in std::mem::take(&mut revision.idle) {
-                self.end(idle.vm);
+                later.end(idle.vm);
             }
         }
     }
@@ -322,18 +326,17 @@ impl Fleet {
     /// that are served have time until `limit`.
     pub(crate) async fn close(self: &Arc<Self>, limit: Duration) {
         {
-            let mut state = self.state.lock();
+            let mut locked = self.lock();
+            let (state, later) = locked.parts();
             state.closed = true;
-            self.launcher.standbys.end();
-            self.launcher.ready.end();
             state.waiting.clear();
             let revisions = state.revisions.values_mut();
-            let idle: Vec<Idle> =
-                revisions.flat_map(|revision| std::mem::take(&mut revision.idle)).collect();
-            for idle in idle {
-                self.end(idle.vm);
+            for idle in revisions.flat_map(|revision| std::mem::take(&mut revision.idle)) {
+                later.end(idle.vm);
             }
         }
+        self.launcher.standbys.end();
+        self.launcher.ready.end();
         self.launcher.processes.close();
         self.all_ended(limit).await;
         self.launcher.processes.kill();
@@ -348,7 +351,11 @@ impl Fleet {
         }
     }
 
-    fn try_lease(self: &Arc<Self>, state: &mut State, request: &LeaseRequest) -> Option<Lease> {
+    fn try_lease(
+        self: &Arc<Self>,
+        state: &mut Locked<'_>,
+        request: &LeaseRequest,
+    ) -> Option<Lease> {
         let lease = match self.take_idle(state, request) {
             Some(vm) => {
                 state.instances.busy(vm.reservation.instance);
@@ -361,16 +368,17 @@ impl Fleet {
     }
 
     /// The most recently used idle microVM, which has the most data in processor caches.
-    fn take_idle(self: &Arc<Self>, state: &mut State, request: &LeaseRequest) -> Option<Vm> {
+    fn take_idle(&self, locked: &mut Locked<'_>, request: &LeaseRequest) -> Option<Vm> {
         if request.new {
             return None;
         }
+        let (state, later) = locked.parts();
         let revision = state.revisions.get_mut(&request.version.revision)?;
         while let Some(mut idle) = revision.idle.pop() {
             if idle.vm.microvm.is_alive() {
                 return Some(idle.vm);
             }
-            self.end(idle.vm);
+            later.end(idle.vm);
         }
         None
     }
@@ -389,7 +397,7 @@ impl Fleet {
         Cost { revision: version.revision, private, shared }
     }
 
-    fn reserve(self: &Arc<Self>, state: &mut State, version: &Version) -> Option<Reservation> {
+    fn reserve(self: &Arc<Self>, state: &mut Locked<'_>, version: &Version) -> Option<Reservation> {
         let cost = self.cost(version);
         if !state.ledger.reserve(&cost) {
             self.make_room(state);
@@ -401,7 +409,8 @@ impl Fleet {
     }
 
     /// Ends the microVM that has been idle for the longest time, one at a time.
-    fn make_room(self: &Arc<Self>, state: &mut State) {
+    fn make_room(self: &Arc<Self>, locked: &mut Locked<'_>) {
+        let (state, later) = locked.parts();
         if state.evicting > 0 {
             return;
         }
@@ -411,7 +420,7 @@ impl Fleet {
         let idle = revision.idle.remove(0);
         state.evicting += 1;
         let fleet = Arc::clone(self);
-        self.runtime.spawn(async move {
+        later.run(async move {
             let Vm { microvm, reservation, agent } = idle.vm;
             drop(agent);
             fleet.state.lock().instances.ending(reservation.instance);
@@ -424,7 +433,7 @@ impl Fleet {
     /// Gives free capacity to waiting requests, in their order.
     fn dispatch(self: &Arc<Self>) {
         let mut undelivered = Vec::new();
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         for waiter in std::mem::take(&mut state.waiting) {
             if waiter.reply.is_closed() {
                 continue;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Fleet, Idle, State};
+use super::{Fleet, Idle, Locked};
 use crate::instances::table::InstanceId;
 use crate::instances::usage::{Usage, usage};
 
@@ -14,7 +14,7 @@ impl Fleet {
         let processes = self.state.lock().instances.processes();
         let measured: Vec<(InstanceId, Option<Usage>)> =
             processes.into_iter().map(|(id, process)| (id, self.usage(process))).collect();
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         for (instance, usage) in measured {
             let Some(usage) = usage else { continue };
             if let Some(revision) = state.instances.measured(instance, usage) {
@@ -44,7 +44,8 @@ impl Fleet {
     }
 
     /// Ends microVMs that were idle for too long or whose process has ended.
-    fn end_idle(self: &Arc<Self>, state: &mut State) {
+    fn end_idle(&self, locked: &mut Locked<'_>) {
+        let (state, later) = locked.parts();
         for revision in state.revisions.values_mut() {
             let keep = |idle: &mut Idle| {
                 idle.since.elapsed() < self.limits.keep_alive && idle.vm.microvm.is_alive()
@@ -55,7 +56,7 @@ impl Fleet {
                 .partition::<Vec<_>, _>(|(keep, _)| *keep);
             revision.idle = kept.into_iter().map(|(_, idle)| idle).collect();
             for (_, idle) in over {
-                self.end(idle.vm);
+                later.end(idle.vm);
             }
         }
     }

@@ -1,0 +1,76 @@
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use firn_run::Instances;
+use tokio::runtime::Builder;
+
+use super::*;
+use crate::functions::Images;
+use crate::instances::fleet::Limits;
+use crate::instances::launcher::{BootFiles, Launcher};
+use crate::instances::ready::ReadyClones;
+use crate::instances::scratch::Scratch;
+use crate::instances::standby::Standbys;
+
+/// A fleet that starts no process.
+fn fleet(folder: &std::path::Path) -> Arc<Fleet> {
+    let none = || folder.join("none");
+    let launcher = Launcher {
+        program: none(),
+        kvm: none(),
+        software_kvm: false,
+        boot_files: BootFiles { kernel: none(), initramfs: none(), root: none(), overlay: none() },
+        images: Images { folder: None },
+        instances: Instances::in_directory(folder.join("run")),
+        pool: None,
+        snapshots: none(),
+        planners: Vec::new(),
+        region: String::new(),
+        start_limit: Duration::from_secs(1),
+        started: AtomicU64::new(0),
+        standbys: Standbys::new(0),
+        processes: Arc::default(),
+        scratch: Scratch::open(folder.join("scratch"), &none()).unwrap(),
+        ready: ReadyClones::new(0),
+    };
+    let limits = Limits {
+        memory: 1 << 30,
+        monitors: 1,
+        measured: false,
+        queue: 1,
+        queue_wait: Duration::from_secs(1),
+        keep_alive: Duration::from_secs(1),
+    };
+    Fleet::new(launcher, limits)
+}
+
+/// Records, where a reservation would lock the state, whether it is locked.
+struct Reserved {
+    fleet: Arc<Fleet>,
+    free: Arc<AtomicU32>,
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        let is_free = self.fleet.state.try_lock().is_some();
+        self.free.fetch_add(u32::from(is_free), Ordering::SeqCst);
+    }
+}
+
+/// The runtime drops a task that is spawned after its end, before `spawn` returns.
+#[test]
+fn tasks_begin_after_the_state_is_unlocked() {
+    let folder = tempfile::tempdir().unwrap();
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    let fleet = runtime.block_on(async { fleet(folder.path()) });
+    drop(runtime);
+    let free = Arc::new(AtomicU32::new(0));
+    let mut locked = fleet.lock();
+    for _ in 0..3 {
+        let reserved = Reserved { fleet: Arc::clone(&fleet), free: Arc::clone(&free) };
+        locked.parts().1.run(async move { drop(reserved) });
+    }
+    assert!(!locked.closed && free.load(Ordering::SeqCst) == 0);
+    drop(locked);
+    assert_eq!(free.load(Ordering::SeqCst), 3);
+}
