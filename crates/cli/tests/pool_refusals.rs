@@ -288,7 +288,7 @@ fn a_manager_stops_writing_to_a_medium_that_another_process_changed() {
 fn make_newer(world: &World) {
     let mut block = [0; 256];
     File::open(world.medium()).unwrap().read_exact_at(&mut block, 0).unwrap();
-    block[8] += 1;
+    block[8] += 2;
     let crc = crc32(&block[..252]);
     block[252..].copy_from_slice(&crc.to_le_bytes());
     world.overwrite(0, &block);
@@ -332,9 +332,9 @@ fn media_without_a_supported_pool_are_refused() {
     each(&small, &["holds no pool", "firn pool create"]);
     make_newer(&world);
     let newer = std::fs::read(&medium).unwrap();
-    each(&medium, &["has version 2, this firn supports 1"]);
+    each(&medium, &["has version 3, this firn supports 2"]);
     let repair = ["pool", "verify", "--repair", "--pool", text(&medium)];
-    world.refused(&repair, &["has version 2"]);
+    world.refused(&repair, &["has version 3"]);
     assert!(std::fs::read(&medium).unwrap() == newer, "something was written");
 }
 

@@ -21,7 +21,7 @@ pub(crate) const PAGE: u64 = 4096;
 /// The smallest granule, bytes: extents and their tails are aligned to the pool's granule.
 pub const GRANULE: u64 = 2 << 20;
 /// The version of the format.
-pub(crate) const POOL_VERSION: u32 = 1;
+pub(crate) const POOL_VERSION: u32 = 2;
 
 /// Reads a little-endian integer from a block of known size.
 pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {

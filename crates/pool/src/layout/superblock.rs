@@ -12,6 +12,10 @@ pub(crate) const MAGIC: [u8; 8] = *b"FIRNPOOL";
 /// Bytes.
 pub(crate) const SUPERBLOCK_BYTES: usize = 256;
 const CRC_AT: usize = SUPERBLOCK_BYTES - 4;
+/// Offset of the flags, which a pool of version 1 does not have.
+const FLAGS_AT: usize = 12;
+/// Flag: freed extents are scrubbed. A firn that does not know it must not open the pool.
+const SCRUB: u32 = 1;
 const CLASSES_AT: usize = 64;
 /// Maximum number of guest-size classes.
 pub(crate) const MAX_CLASSES: usize = 8;
@@ -41,6 +45,8 @@ pub(crate) struct Superblock {
     /// Guest-size classes in bytes, ascending. An extent is aligned to the largest class that is
     /// not larger than its guest memory.
     pub(crate) classes: Vec<u64>,
+    /// Whether extents are zeros before they are free.
+    pub(crate) scrub: bool,
 }
 
 /// Why bytes are not a valid superblock.
@@ -60,7 +66,10 @@ impl Superblock {
     pub(crate) fn encode(&self) -> [u8; SUPERBLOCK_BYTES] {
         let mut block = [0; SUPERBLOCK_BYTES];
         put(&mut block, 0, &MAGIC);
-        put(&mut block, 8, &POOL_VERSION.to_le_bytes());
+        // A pool without flags is one of version 1, which an earlier firn opens.
+        let (version, flags) = if self.scrub { (POOL_VERSION, SCRUB) } else { (1, 0) };
+        put(&mut block, 8, &version.to_le_bytes());
+        put(&mut block, FLAGS_AT, &flags.to_le_bytes());
         put(&mut block, 16, self.uuid.as_bytes());
         put(&mut block, 32, &self.size.to_le_bytes());
         put(&mut block, 40, &self.granule.to_le_bytes());
@@ -84,9 +93,12 @@ impl Superblock {
             return Err(SuperblockError::Crc);
         }
         let version = u32_at(block, 8);
-        if version != POOL_VERSION {
-            return Err(SuperblockError::Version(version));
-        }
+        let scrub = match (version, u32_at(block, FLAGS_AT)) {
+            (1, 0) => false,
+            (POOL_VERSION, SCRUB) => true,
+            (1 | POOL_VERSION, _) => return Err(SuperblockError::Inconsistent),
+            _ => return Err(SuperblockError::Version(version)),
+        };
         let uuid = block[16..].first_chunk().copied().map(Uuid::from_bytes).unwrap_or_default();
         let classes = (0..MAX_CLASSES).map(|number| u64_at(block, CLASSES_AT + 8 * number));
         let superblock = Self {
@@ -97,6 +109,7 @@ impl Superblock {
             longest_name: u32_at(block, 52),
             created: u64_at(block, 56),
             classes: classes.take_while(|class| *class != 0).collect(),
+            scrub,
         };
         if superblock.is_sound() { Ok(superblock) } else { Err(SuperblockError::Inconsistent) }
     }

@@ -16,6 +16,7 @@ fn superblock() -> Superblock {
         longest_name: 112,
         created: 1_700_000_000,
         classes: vec![GRANULE, 1 << 30],
+        scrub: false,
     }
 }
 
@@ -42,6 +43,16 @@ fn encoding_matches_the_documentation() {
     assert_eq!(&block[72..80], (1_u64 << 30).to_le_bytes());
     assert!(block[80..252].iter().all(|byte| *byte == 0));
     assert_eq!(Superblock::decode(&block), Ok(superblock()));
+
+    let scrubbed = Superblock { scrub: true, ..superblock() };
+    let mut block = scrubbed.encode();
+    assert_eq!(&block[..16], b"FIRNPOOL\x02\0\0\0\x01\0\0\0");
+    assert_eq!(Superblock::decode(&block), Ok(scrubbed));
+    // A flag that a later firn may have.
+    block[12] = 3;
+    let crc = crc32fast::hash(&block[..252]);
+    block[252..].copy_from_slice(&crc.to_le_bytes());
+    assert_eq!(Superblock::decode(&block), Err(SuperblockError::Inconsistent));
 
     let line = RECORD.encode(Uuid::nil(), 5);
     assert_eq!(&line[8..16], (128_u64 << 20).to_le_bytes());
@@ -81,7 +92,7 @@ fn superblock_of_another_version_or_with_invalid_values_is_refused() {
         block[252..].copy_from_slice(&crc.to_le_bytes());
         Superblock::decode(&block)
     };
-    assert_eq!(recode(&|block| block[8] = 2), Err(SuperblockError::Version(2)));
+    assert_eq!(recode(&|block| block[8] = 3), Err(SuperblockError::Version(3)));
     assert_eq!(recode(&|block| block[0] = 0), Err(SuperblockError::Magic));
     // A medium of two granules has room only for the metadata and the twin.
     let numbers: [(usize, u64); 6] =

@@ -169,6 +169,14 @@ impl SimulatedMedium {
         Self::with(self.facts.size, Arc::new(words), Fault::None)
     }
 
+    /// Whether all bytes of the range are zero.
+    #[cfg(test)]
+    pub(crate) fn is_zero(&self, range: &std::ops::Range<u64>) -> bool {
+        let state = self.state();
+        let stored = state.pending.keys().chain(state.durable.keys());
+        !stored.filter(|word| range.contains(word)).any(|word| state.word(*word) != 0)
+    }
+
     fn check(&self, offset: u64, len: u64) {
         let within = offset.checked_add(len).is_some_and(|end| end <= self.facts.size);
         assert!(within, "{offset} + {len} is outside of the medium");
@@ -209,7 +217,10 @@ impl State {
         let durable = Arc::make_mut(&mut self.durable);
         self.pending.retain(|word, pending| {
             if let Some(last) = pending.flushed.checked_sub(1) {
-                durable.insert(*word, pending.values[last]);
+                match pending.values[last] {
+                    0 => durable.remove(word),
+                    value => durable.insert(*word, value),
+                };
                 pending.values.drain(..pending.flushed);
                 pending.flushed = 0;
             }
@@ -281,7 +292,16 @@ impl Medium for SimulatedMedium {
     }
 
     fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.store(offset, &vec![0; usize_of(len)]);
+        self.check(offset, len);
+        let mut state = self.state();
+        let stored: BTreeSet<u64> =
+            state.pending.keys().chain(state.durable.keys()).copied().collect();
+        for word in stored.range(offset..offset + len) {
+            if state.word(*word) != 0 {
+                state.store(*word, 0);
+            }
+        }
+        drop(state);
         self.flush(offset, len);
         self.fence()
     }

@@ -7,6 +7,7 @@ use firn_base::num::usize_of;
 use uuid::Uuid;
 
 use super::scan::{length, read_superblock};
+use super::zeroed::scrub;
 use super::{CreateError, Pool, now};
 use crate::layout::{
     COUNTER_AT, MAGIC, PAGE, SUPERBLOCK_BYTES, Superblock, SuperblockError, u64_at,
@@ -26,11 +27,14 @@ pub struct CreateOptions {
     pub classes: Vec<u64>,
     /// Overwrite existing content of the medium.
     pub overwrite: bool,
+    /// Write zeros over an extent before it is free, so that free space has no byte of a snapshot
+    /// that was removed. An earlier firn does not open such a pool.
+    pub scrub: bool,
 }
 
 impl Default for CreateOptions {
     fn default() -> Self {
-        Self { names: 1024, longest_name: 112, classes: Vec::new(), overwrite: false }
+        Self { names: 1024, longest_name: 112, classes: Vec::new(), overwrite: false, scrub: false }
     }
 }
 
@@ -65,6 +69,7 @@ fn plan(medium: &dyn Medium, options: &CreateOptions) -> Result<Superblock, Crea
         longest_name: options.longest_name,
         created: now(),
         classes,
+        scrub: options.scrub,
     };
     if superblock.is_sound() {
         return Ok(superblock);
@@ -126,6 +131,12 @@ fn write(medium: &dyn Medium, superblock: &Superblock) -> io::Result<()> {
         medium.store(at, part);
         medium.flush(at, length(part));
         at += length(part);
+    }
+    if superblock.scrub
+        && let Some(data) = superblock.data()
+    {
+        let data = data.start * superblock.granule..data.end * superblock.granule;
+        scrub(medium, &data)?;
     }
     medium.store_word(COUNTER_AT, 1);
     medium.flush(COUNTER_AT, 8);

@@ -76,6 +76,9 @@ pub struct PoolFacts {
     pub longest_name: u32,
     /// Guest-size classes, bytes.
     pub classes: Vec<u64>,
+    /// Whether extents are zeros before they are free.
+    #[serde(default)]
+    pub scrub: bool,
     /// Time of creation, seconds since 1970.
     pub created: u64,
     /// First byte available to extents.
@@ -94,6 +97,7 @@ impl PoolFacts {
             names: superblock.names,
             longest_name: superblock.longest_name,
             classes: superblock.classes.clone(),
+            scrub: superblock.scrub,
             created: superblock.created,
             data_begin: data.start * superblock.granule,
             data_end: data.end * superblock.granule,

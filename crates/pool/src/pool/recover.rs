@@ -3,10 +3,12 @@
 use std::io;
 use std::sync::Arc;
 
+use firn_base::RangeSet;
 use serde::{Deserialize, Serialize};
 
 use super::inner::Inner;
 use super::scan::{Scan, bytes_of, extent_range, length, superblock};
+use super::zeroed::scrub;
 use super::{OpenError, Pool};
 use crate::layout::{FREE, Superblock};
 use crate::media::Medium;
@@ -59,6 +61,9 @@ fn free_orphans(
         medium.store(superblock.twin_at(), &block);
         medium.flush(superblock.twin_at(), length(&block));
     }
+    if superblock.scrub {
+        scrub_orphans(medium, superblock, scan)?;
+    }
     for (granule, record) in &scan.records {
         if record.is_some_and(|record| scan.is_published(*granule, &record)) {
             continue;
@@ -75,4 +80,26 @@ fn free_orphans(
         medium.fence()?;
     }
     Ok(recovery)
+}
+
+/// Writes zeros over the extents that [`free_orphans`] frees, where no snapshot is. The end of an
+/// extent whose record is damaged is unknown: it may be the end of the medium.
+fn scrub_orphans(medium: &dyn Medium, superblock: &Superblock, scan: &Scan) -> io::Result<()> {
+    let size = superblock.granule;
+    let snapshots: RangeSet = scan
+        .snapshots()
+        .filter_map(|(_, granule, record)| extent_range(superblock, granule, record))
+        .collect();
+    let data = superblock.data().unwrap_or_default();
+    for (granule, record) in &scan.records {
+        if record.is_some_and(|record| scan.is_published(*granule, &record)) {
+            continue;
+        }
+        let range = record.and_then(|record| extent_range(superblock, *granule, &record));
+        let range = range.unwrap_or(u64::from(*granule).max(data.start)..data.end);
+        for (part, _) in snapshots.split(range).into_iter().filter(|(_, kept)| !kept) {
+            scrub(medium, &(part.start * size..part.end * size))?;
+        }
+    }
+    Ok(())
 }

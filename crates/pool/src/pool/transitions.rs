@@ -16,6 +16,7 @@ use super::listing::Role;
 use super::now;
 use super::scan::{bytes_of, granule_of, length, search};
 use super::space::{best_fit, gaps};
+use super::zeroed::scrub;
 use crate::extent::Extent;
 use crate::layout::{
     COUNTER_AT, FREE, Kind, LINE, PAGE, Record, Word, encode_name, tail_with_annex,
@@ -253,15 +254,33 @@ impl Inner {
 
     /// Transition *free*, for an extent to which no slot's word refers; commit: the record's word.
     /// Returns the number of freed bytes.
-    fn free_if_unused(&self, state: &mut State, granule: u32) -> Result<u64, MediumFailure> {
+    ///
+    /// In a pool that scrubs, the extent is zeros durably before the commit. The state is unlocked
+    /// meanwhile; the extent stays held, and as nothing refers to it, nobody else frees it.
+    fn free_if_unused(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        granule: u32,
+    ) -> Result<u64, MediumFailure> {
         let unused = |held: &&Held| held.role == Role::Superseded && held.pins == 0;
         let Some(held) = state.held.get(&granule).filter(unused) else { return Ok(0) };
         let granules = held.granules.end - held.granules.start;
         let bytes = self.bytes_of_extent(granule, &held.record);
         self.check(state)?;
+        let scrubs = self.superblock().scrub;
+        if scrubs {
+            MutexGuard::unlocked(state, || scrub(&**self.medium(), &bytes)).map_err(|source| {
+                MediumFailure::Io { name: self.medium().facts().name.clone(), source }
+            })?;
+            self.check(state)?;
+        }
         self.commit(state, self.superblock().record_at(granule), FREE)?;
         state.held.remove(&granule);
-        state.zeroed.freed(&bytes);
+        if scrubs {
+            state.zeroed.scrubbed(&bytes);
+        } else {
+            state.zeroed.freed(&bytes);
+        }
         self.changed().notify_all();
         Ok(bytes_of(self.superblock(), granules))
     }

@@ -2,13 +2,17 @@
 //!
 //! The knowledge is in this process's memory alone: after an opening, no space is known to be zero.
 //! Space loses the mark when it is allocated, because its holder may write any of it.
+//!
+//! In a pool that scrubs, an extent is zeros before it is free, and keeps that mark.
 
+use std::io;
 use std::ops::Range;
 
 use firn_base::num::{u64_of, usize_of};
 
 use super::inner::{Inner, State};
 use crate::layout::GRANULE;
+use crate::media::Medium;
 
 /// Bytes that are zeroed at once. An allocation of the same space waits for it.
 const UNIT: u64 = GRANULE;
@@ -55,6 +59,17 @@ impl Zeroed {
         self.next = self.next.min(units(range).start);
     }
 
+    /// Space was freed that is known to be zero.
+    pub(super) fn scrubbed(&mut self, range: &Range<u64>) {
+        let units = units(range);
+        if self.units.len() < units.end {
+            self.units.resize(units.end, false);
+        }
+        let marks = &mut self.units[units];
+        self.count += marks.iter().filter(|zero| !**zero).count();
+        marks.fill(true);
+    }
+
     /// Whether a part of the range is being zeroed.
     pub(super) fn is_busy(&self, range: &Range<u64>) -> bool {
         self.busy.is_some_and(|unit| units(range).contains(&unit))
@@ -69,6 +84,21 @@ impl Zeroed {
 /// The units of a range of bytes, which begins and ends with units.
 fn units(range: &Range<u64>) -> Range<usize> {
     usize_of(range.start / UNIT)..usize_of(range.end / UNIT)
+}
+
+/// Makes a range zeros, durably.
+pub(super) fn scrub(medium: &dyn Medium, range: &Range<u64>) -> io::Result<()> {
+    const PIECE: u64 = 1 << 20;
+    if medium.zero(range.start, range.end - range.start).is_err() {
+        // The file system cannot do it without writing the bytes.
+        let zeros = vec![0; usize_of(PIECE)];
+        for at in (range.start..range.end).step_by(usize_of(PIECE)) {
+            let part = &zeros[..usize_of(PIECE.min(range.end - at))];
+            medium.store(at, part);
+            medium.flush(at, u64_of(part.len()));
+        }
+    }
+    medium.fence()
 }
 
 impl State {

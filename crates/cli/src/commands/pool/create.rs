@@ -25,6 +25,10 @@ pub(crate) struct TableArgs {
     /// GiB). May be given more than once, in ascending order
     #[arg(long = "class", value_name = "SIZE", value_parser = parse_size)]
     classes: Vec<u64>,
+    /// Write zeros over every extent before it is free, so that free space has no byte of removed
+    /// snapshots. An earlier firn does not open such a pool
+    #[arg(long)]
+    scrub: bool,
 }
 
 impl TableArgs {
@@ -34,6 +38,7 @@ impl TableArgs {
             longest_name: self.longest_name,
             classes: self.classes.clone(),
             overwrite,
+            scrub: self.scrub,
         }
     }
 }
@@ -42,7 +47,8 @@ impl TableArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   firn pool create --medium /dev/dax0.0
-  firn pool create --medium /mnt/dax/pool --size 8G --class 1G")]
+  firn pool create --medium /mnt/dax/pool --size 8G --class 1G
+  firn pool create --medium /dev/dax0.0 --scrub")]
 pub(crate) struct CreateArgs {
     /// A devdax device or a file
     #[arg(long, value_name = "MEDIUM", value_parser = medium::parse)]

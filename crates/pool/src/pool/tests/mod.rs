@@ -4,4 +4,5 @@ mod damage;
 mod handles;
 mod media;
 mod model;
+mod scrub;
 mod support;
