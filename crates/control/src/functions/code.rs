@@ -109,8 +109,8 @@ impl CodeStore {
         Code { sha256, size: u64::try_from(zip.len()).unwrap_or(u64::MAX) }
     }
 
-    /// Checks all of `zip` and stores it. When this returns, the file and its name survive a loss of
-    /// power, so that the database can refer to it.
+    /// Checks all of `zip` and stores it. When this returns, the file and its name survive a loss
+    /// of power, so that the database can refer to it.
     pub(crate) fn put(&self, zip: &[u8]) -> Result<Code, CodeError> {
         check_entries(zip)?;
         let skip = |contents: &mut dyn Read| io::copy(contents, &mut io::sink()).map(|_| ());

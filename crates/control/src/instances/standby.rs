@@ -159,8 +159,8 @@ impl Standbys {
 }
 
 impl State {
-    /// What is missing of `count` monitors, the monitors that can be prepared for it, and those that
-    /// have ended. Monitors that are prepared for a thaw that is not likely any more are prepared
+    /// What is missing of `count` monitors, the monitors that can be prepared for it, and those
+    /// that have ended. Monitors that are prepared for a thaw that is not likely any more are prepared
     /// again.
     fn compare(&mut self, count: usize) -> (Vec<Option<Arc<Shape>>>, Vec<Monitor>, Vec<Standby>) {
         let ended =

@@ -256,7 +256,7 @@ impl Inner {
     /// Returns the number of freed bytes.
     ///
     /// In a pool that scrubs, the extent is zeros durably before the commit. The state is unlocked
-    /// meanwhile; the extent stays held, and as nothing refers to it, nobody else frees it.
+    /// meanwhile; the extent stays held, and no other call frees it, because nothing refers to it.
     fn free_if_unused(
         &self,
         state: &mut MutexGuard<'_, State>,

@@ -1,7 +1,7 @@
 //! The locked state, and the tasks that begin once it is unlocked.
 //!
-//! A task that begins may drop what it holds at once, on the thread that spawns it: the runtime does
-//! that when it shuts down. A reservation that is dropped locks the state.
+//! A task that begins may drop what it holds at once, on the thread that spawns it: the runtime
+//! does that when it shuts down. A reservation that is dropped locks the state.
 
 use std::future::Future;
 use std::ops::{Deref, DerefMut};
