@@ -160,8 +160,8 @@ impl Standbys {
 
 impl State {
     /// What is missing of `count` monitors, the monitors that can be prepared for it, and those
-    /// that have ended. Monitors that are prepared for a thaw that is not likely any more are prepared
-    /// again.
+    /// that have ended. Monitors that are prepared for a thaw that is not likely any more are
+    /// prepared again.
     fn compare(&mut self, count: usize) -> (Vec<Option<Arc<Shape>>>, Vec<Monitor>, Vec<Standby>) {
         let ended =
             self.ready.extract_if(.., |standby| !standby.monitor.is_alive()).collect::<Vec<_>>();
