@@ -82,7 +82,7 @@ fn free_space_has_no_byte_of_a_snapshot_after_a_loss_of_power() {
     let (medium, pool) = pool();
     publish(&pool, "bystander", 1);
     publish(&pool, "gone", 1);
-    cut(&medium, "reclaim", || drop(pool.reclaim("gone").unwrap()));
+    cut(&medium, "reclaim", || assert!(pool.reclaim("gone").unwrap() > 0));
     publish(&pool, "updated", 1);
     cut(&medium, "update", || publish(&pool, "updated", 2));
     cut(&medium, "abandon", || write(&pool.allocate("never", GRANULE, 100).unwrap(), "never", 1));
@@ -122,7 +122,7 @@ fn a_scrubbed_extent_is_known_to_be_zero() {
     assert_eq!(pool.list().zeroed_bytes, extent.len);
     let staging = pool.allocate("next", GRANULE, 100).unwrap();
     assert_eq!(staging.extent().offset, extent.offset);
-    assert_eq!(staging.zeroed(), [0..extent.len]);
+    assert_eq!(staging.zeroed(), std::slice::from_ref(&(0..extent.len)));
     assert_eq!(pool.list().zeroed_bytes, 0, "its holder may write any of it");
 }
 
