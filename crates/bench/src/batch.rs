@@ -240,13 +240,7 @@ impl Player<'_> {
         monitor.wait_ready(TIME_LIMIT)?;
         Ok(monitor)
     }
-}
 
-/// Makings of a ready clone before it is taken without a copy: the first one tells the pool's
-/// manager which copies to make.
-const MAKINGS: u32 = 3;
-
-impl Player<'_> {
     /// Waits until the pool's manager has made what it makes in advance.
     pub(crate) fn settle(&self) -> Result<(), StartError> {
         if let Place::Pool(PooledPlayer { socket, .. }) = self.snapshot {
@@ -266,7 +260,7 @@ impl Player<'_> {
             monitor.make_ready(spec, &descriptors)?;
             let making = monitor.wait_made_ready(TIME_LIMIT)?;
             makings += 1;
-            if making.no_copy.is_none() || makings == MAKINGS {
+            if making.no_copy.is_none() || makings == Making::LIMIT {
                 return Ok((monitor, making));
             }
         }

@@ -28,6 +28,30 @@ pub struct Quiet;
 
 impl Progress for Quiet {}
 
+/// One of several measurements: its name begins each of its steps.
+pub(crate) struct Part<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) progress: &'a dyn Progress,
+}
+
+impl Progress for Part<'_> {
+    fn begin(&self, steps: u64) {
+        self.progress.begin(steps);
+    }
+
+    fn advance(&self, finished: u64, step: &str) {
+        self.progress.advance(finished, &format!("{}: {step}", self.name));
+    }
+
+    fn end(&self) {
+        self.progress.end();
+    }
+
+    fn note(&self, text: &str) {
+        self.progress.note(text);
+    }
+}
+
 /// Counts the steps of one measurement, and reports its end when it is dropped.
 pub(crate) struct Steps<'a> {
     progress: &'a dyn Progress,

@@ -133,6 +133,12 @@ pub struct Making {
     pub planner: String,
 }
 
+impl Making {
+    /// Makings of a clone before it is kept without a copy: the first one tells the pool's manager
+    /// which copies to make.
+    pub const LIMIT: u32 = 3;
+}
+
 /// What a player replayed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Replay {

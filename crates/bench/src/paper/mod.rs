@@ -25,7 +25,7 @@ use crate::harness::Harness;
 use crate::host::{Host, HostError};
 use crate::player::{GapFactor, Leaves};
 use crate::players::{PlayersConfig, PlayersError, Prepared, sanitises};
-use crate::progress::Progress;
+use crate::progress::Part;
 use crate::thaw::{Session, SessionError};
 
 /// How the papers' experiments run.
@@ -88,30 +88,6 @@ struct Runner<'a> {
     config: &'a PaperConfig,
     experiment: &'a Experiment,
     harness: &'a Harness<'a>,
-}
-
-/// Adds the place on the scale to the progress of a session.
-struct AtPlace<'a> {
-    place: &'a str,
-    progress: &'a dyn Progress,
-}
-
-impl Progress for AtPlace<'_> {
-    fn begin(&self, steps: u64) {
-        self.progress.begin(steps);
-    }
-
-    fn advance(&self, finished: u64, step: &str) {
-        self.progress.advance(finished, &format!("{}: {step}", self.place));
-    }
-
-    fn end(&self) {
-        self.progress.end();
-    }
-
-    fn note(&self, text: &str) {
-        self.progress.note(text);
-    }
 }
 
 impl Runner<'_> {
@@ -232,7 +208,7 @@ impl Runner<'_> {
                 faults: self.experiment.quantity == Quantity::Faults,
                 warm: false,
             };
-            let progress = AtPlace { place, progress: self.harness.progress };
+            let progress = Part { name: place, progress: self.harness.progress };
             let results = session.run(prepared.host.clone(), self.harness.interrupt, &progress);
             match results {
                 Ok(results) => {

@@ -7,8 +7,7 @@ use fastrand::Rng;
 use firn_base::PAGE_SIZE;
 use firn_memory::planners::{PackError, ParsePlannerError, pack, parse};
 use firn_pool::ClientError;
-use firn_run::monitor::Monitor;
-use firn_run::{Making, StartError};
+use firn_run::StartError;
 use firn_snapshot::PackedFile;
 use firn_vmm::Shape;
 use thiserror::Error;
@@ -429,38 +428,36 @@ struct Made {
 impl Made {
     fn of(player: &Player<'_>) -> Result<Self, StartError> {
         let shape = player.shape()?;
-        // Only a measurement: without a control group the column is empty.
-        let Ok(group) = MemoryLimit::enter(NO_LIMIT) else {
-            return Ok(Self { shape, bytes: None });
-        };
-        let total = || group.usage().ok().map(|usage| usage.total);
-        let before = total();
-        let standbys: Vec<Monitor> =
-            (0..COUNTED).map(|_| player.stand_by(&shape)).collect::<Result<_, _>>()?;
-        let bytes = total().zip(before);
-        let bytes = bytes.map(|(after, before)| after.saturating_sub(before) / COUNTED);
-        // The group can only be removed without them.
-        drop(standbys);
+        let bytes = counted(|| player.stand_by(&shape), |_| 0)?;
         Ok(Self { shape, bytes })
     }
 }
 
-/// Memory of one ready clone: by the counters of a control group, which has the kernel's own for
-/// its VM, and its copy, which the pool's manager made. `None` where it cannot be counted.
+/// Memory of one ready clone: what is charged to its group, and its copy, which the pool's manager
+/// made. `None` where it cannot be counted.
 fn ready_bytes(player: &Player<'_>) -> Result<Option<u64>, StartError> {
+    counted(|| player.make_ready(), |(_, making)| making.copy_bytes)
+}
+
+/// Memory of one of what `make` makes: by the counters of a control group, which has the kernel's
+/// own for it, and what `elsewhere` returns. `None` where it cannot be counted: it is only a
+/// measurement.
+fn counted<T>(
+    make: impl Fn() -> Result<T, StartError>,
+    elsewhere: impl Fn(&T) -> u64,
+) -> Result<Option<u64>, StartError> {
     let Ok(group) = MemoryLimit::enter(NO_LIMIT) else { return Ok(None) };
     let total = || group.usage().ok().map(|usage| usage.total);
     let before = total();
-    let clones: Vec<(Monitor, Making)> =
-        (0..COUNTED).map(|_| player.make_ready()).collect::<Result<_, _>>()?;
+    let made: Vec<T> = (0..COUNTED).map(|_| make()).collect::<Result<_, _>>()?;
     let grown = total().zip(before).map(|(after, before)| after.saturating_sub(before));
-    let copies: u64 = clones.iter().map(|(_, making)| making.copy_bytes).sum();
+    let elsewhere: u64 = made.iter().map(elsewhere).sum();
     // The group can only be removed without them.
-    drop(clones);
-    Ok(grown.map(|grown| (grown + copies) / COUNTED))
+    drop(made);
+    Ok(grown.map(|grown| (grown + elsewhere) / COUNTED))
 }
 
-/// Standby monitors whose memory is counted together: the kernel charges in batches.
+/// Processes whose memory is counted together: the kernel charges in batches.
 const COUNTED: u64 = 8;
 /// The largest limit of a control group, which limits nothing.
 const NO_LIMIT: u64 = (i64::MAX as u64) & !(PAGE_SIZE - 1);

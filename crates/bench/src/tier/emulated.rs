@@ -42,6 +42,11 @@ pub struct Throttle {
     pub write_bps: u64,
 }
 
+impl Throttle {
+    /// No limit.
+    pub const NONE: Self = Self { read_iops: None, read_bps: 0, write_bps: 0 };
+}
+
 /// Why a disk cannot be emulated.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -206,7 +211,7 @@ impl Device {
 impl Drop for EmulatedDisk {
     fn drop(&mut self) {
         // Before the unmount, which frees the device for others.
-        let _ = self.device.throttle(Throttle { read_iops: None, read_bps: 0, write_bps: 0 });
+        let _ = self.device.throttle(Throttle::NONE);
     }
 }
 

@@ -10,9 +10,6 @@ use super::forecast::Forecast;
 
 /// How long after a request nothing is made: the processors belong to starts.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Makings without a copy, after which a clone is kept all the same. The first one tells the pool's
-/// manager which copies to make.
-const MAKINGS: u32 = 3;
 
 /// The ready clones, at most `bytes` of them. `K` selects a snapshot and how it is thawed, `C` is a
 /// clone.
@@ -189,7 +186,7 @@ impl<K: Clone + PartialEq, C: Waiting> State<K, C> {
         match before {
             Some((_, count)) => {
                 *count += 1;
-                *count < MAKINGS
+                *count < Making::LIMIT
             }
             None => {
                 self.without_copy.push((key.clone(), 1));

@@ -5,7 +5,7 @@
 
 use redb::{ReadableTable, ReadableTableMetadata, TableDefinition};
 
-use super::{Change, Store, StoreError, failed};
+use super::{Store, StoreError, failed};
 use crate::service::Claim;
 
 /// The key is the signature.
@@ -20,7 +20,23 @@ impl Store {
         until: u64,
         limit: u64,
     ) -> Result<Claim, StoreError> {
-        self.delete(|change| change.claim(signature, now, until, limit))
+        self.delete(|change| {
+            let mut answers = change.transaction.open_table(ANSWERS).map_err(failed)?;
+            if let Some(value) = answers.get(signature).map_err(failed)? {
+                return Ok(match value.value().get(8..).unwrap_or_default() {
+                    [] => Claim::Unanswered,
+                    answer => Claim::Answered(answer.to_owned()),
+                });
+            }
+            if answers.len().map_err(failed)? >= limit {
+                answers.retain(|_, value| until_of(value) > now).map_err(failed)?;
+                if answers.len().map_err(failed)? >= limit {
+                    return Ok(Claim::Full);
+                }
+            }
+            answers.insert(signature, until.to_le_bytes().as_slice()).map_err(failed)?;
+            Ok(Claim::First)
+        })
     }
 
     /// Stores the answer of a claimed request.
@@ -33,32 +49,6 @@ impl Store {
             answers.insert(signature, value.as_slice()).map_err(failed)?;
             Ok(())
         })
-    }
-}
-
-impl Change {
-    fn claim(
-        &self,
-        signature: &str,
-        now: u64,
-        until: u64,
-        limit: u64,
-    ) -> Result<Claim, StoreError> {
-        let mut answers = self.transaction.open_table(ANSWERS).map_err(failed)?;
-        if let Some(value) = answers.get(signature).map_err(failed)? {
-            return Ok(match value.value().get(8..).unwrap_or_default() {
-                [] => Claim::Unanswered,
-                answer => Claim::Answered(answer.to_owned()),
-            });
-        }
-        if answers.len().map_err(failed)? >= limit {
-            answers.retain(|_, value| until_of(value) > now).map_err(failed)?;
-            if answers.len().map_err(failed)? >= limit {
-                return Ok(Claim::Full);
-            }
-        }
-        answers.insert(signature, until.to_le_bytes().as_slice()).map_err(failed)?;
-        Ok(Claim::First)
     }
 }
 

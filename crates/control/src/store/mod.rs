@@ -373,9 +373,7 @@ impl Store {
 impl Change {
     fn begin(database: &Database) -> Result<Self, StoreError> {
         let transaction = database.begin_write().map_err(failed)?;
-        let change = Self { transaction, touched: RefCell::default() };
-        change.make_tables()?;
-        Ok(change)
+        Ok(Self { transaction, touched: RefCell::default() })
     }
 
     /// Commits. Returns the changed functions.

@@ -14,7 +14,7 @@ use super::directory::{Directory, create_private};
 use super::export::{Export, Exported};
 use super::file::OpenFile;
 use super::{
-    ALIASES, Change, FUNCTIONS, ID, META, SEQUENCE, Store, StoreError, VERSIONS, failed, parse,
+    ALIASES, Change, FUNCTIONS, ID, META, Store, StoreError, VERSIONS, failed, parse, sequence,
 };
 use crate::functions::{Alias, FunctionRecord, Version, is_code_file, is_snapshot_name};
 
@@ -57,7 +57,10 @@ impl Store {
         if found.id.is_none() {
             // An earlier version has made it.
             let id = store.directory.id()?.unwrap_or_else(Uuid::new_v4);
-            store.commit(|change| change.identify(id))?;
+            store.commit(|change| {
+                change.make_tables()?;
+                change.identify(id)
+            })?;
             store.directory.mark(id)?;
         }
         store.export_all()?;
@@ -160,9 +163,7 @@ fn read_all(file: &OpenFile) -> Result<Identity, StoreError> {
             let table = table.map_err(failed)?;
             let id = table.get(ID).map_err(failed)?;
             found.id = id.and_then(|id| Uuid::from_slice(id.value()).ok());
-            let sequence = table.get(SEQUENCE).map_err(failed)?;
-            let bytes = sequence.and_then(|sequence| sequence.value().try_into().ok());
-            found.sequence = bytes.map_or(0, u64::from_le_bytes);
+            found.sequence = sequence(&table)?;
         }
     }
     read_entries::<_, FunctionRecord>(read.open_table(FUNCTIONS))?;

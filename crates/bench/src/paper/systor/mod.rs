@@ -24,7 +24,7 @@ use crate::harness::Harness;
 use crate::host::{Host, HostError};
 use crate::player::{GapFactor, Leaves};
 use crate::players::{PlayersConfig, PlayersError, Prepared};
-use crate::progress::Progress;
+use crate::progress::Part;
 use crate::thaw::{Session, SessionError};
 use crate::tier::{EmulateError, Tier};
 use crate::traces::{LoadTraceError, load};
@@ -243,30 +243,6 @@ struct Study<'a> {
     connect: u64,
 }
 
-/// Adds the tier to the progress of a session.
-struct OnTier<'a> {
-    tier: &'a str,
-    progress: &'a dyn Progress,
-}
-
-impl Progress for OnTier<'_> {
-    fn begin(&self, steps: u64) {
-        self.progress.begin(steps);
-    }
-
-    fn advance(&self, finished: u64, step: &str) {
-        self.progress.advance(finished, &format!("{}: {step}", self.tier));
-    }
-
-    fn end(&self) {
-        self.progress.end();
-    }
-
-    fn note(&self, text: &str) {
-        self.progress.note(text);
-    }
-}
-
 impl Study<'_> {
     fn players(&self, tier: &ActiveTier, trace: &str, readahead: &[bool]) -> PlayersConfig {
         let planner = |readahead: &bool| {
@@ -367,7 +343,7 @@ impl Study<'_> {
         tier.limit(false)?;
         let prepared = players.prepare(None, most, most, self.harness.progress)?;
         tier.limit(true)?;
-        let progress = OnTier { tier: &tier.used.name, progress: self.harness.progress };
+        let progress = Part { name: &tier.used.name, progress: self.harness.progress };
         for number in numbers {
             let mut session = self.session(&prepared, tier.cache(), number, true);
             for player in &mut session.players {

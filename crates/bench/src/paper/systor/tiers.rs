@@ -57,6 +57,22 @@ pub struct TierUse {
     pub model: Option<MediumModel>,
 }
 
+impl TierUse {
+    /// A tier without limits and without a model.
+    fn new(name: &str, how: Realisation, description: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            how,
+            description: description.to_owned(),
+            parameters: None,
+            own_latency_ns: None,
+            throttle: None,
+            guest_fault_ns: None,
+            model: None,
+        }
+    }
+}
+
 /// Whether a tier is the medium that it is named after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -107,16 +123,7 @@ pub(super) enum ActivateError {
 impl ActiveTier {
     /// Sets a tier of the paper up. `scales` is whether several microVMs start at once on it.
     pub(super) fn of_paper(name: TierName, scales: bool) -> Result<Self, ActivateError> {
-        let named = |how, description: &str| TierUse {
-            name: name.name().to_owned(),
-            how,
-            description: description.to_owned(),
-            parameters: None,
-            own_latency_ns: None,
-            throttle: None,
-            guest_fault_ns: None,
-            model: None,
-        };
+        let named = |how, description: &str| TierUse::new(name.name(), how, description);
         let memory = || {
             let mount = PrivateMount::tmpfs(c"huge=never,size=90%").map_err(ActivateError::Tmpfs);
             mount.map(Place::Memory)
@@ -163,16 +170,7 @@ impl ActiveTier {
         let directory =
             directory.ok_or_else(|| ActivateError::NoDirectory(tier.medium.to_string()))?;
         tier.check().map_err(ProbeError::from)?;
-        let used = TierUse {
-            name: tier.name.clone(),
-            how: Realisation::Real,
-            description: tier.medium.to_string(),
-            parameters: None,
-            own_latency_ns: None,
-            throttle: None,
-            guest_fault_ns: None,
-            model: None,
-        };
+        let used = TierUse::new(&tier.name, Realisation::Real, &tier.medium.to_string());
         Ok(Self { used, place: Place::Directory(directory) })
     }
 
@@ -195,9 +193,10 @@ impl ActiveTier {
 
     /// Sets or lifts the limits.
     pub(super) fn limit(&self, on: bool) -> Result<(), EmulateError> {
-        let none = Throttle { read_iops: None, read_bps: 0, write_bps: 0 };
         match (&self.place, self.used.throttle) {
-            (Place::Disk(disk), Some(throttle)) => disk.throttle(if on { throttle } else { none }),
+            (Place::Disk(disk), Some(throttle)) => {
+                disk.throttle(if on { throttle } else { Throttle::NONE })
+            }
             _ => Ok(()),
         }
     }
