@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use super::LATEST;
 
 /// The longest name of a function, in characters.
@@ -20,7 +22,7 @@ const MAX_QUALIFIER: usize = 128;
 /// assert!(Target::new("../resize", None).is_err());
 /// # Ok::<(), firn_control::NameError>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Target {
     name: String,
     qualifier: Option<String>,

@@ -1,12 +1,13 @@
 //! Invocations: requests with an answer, and events, which the daemon retries.
 
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use firn_run::Invocation;
 
 use super::backoff::Backoff;
-use super::errors::{EventRefused, PrepareError};
+use super::errors::{EventRefused, FindError, PrepareError};
 use super::events::Event;
 use super::{Control, Found, Hold};
 use crate::functions::{Target, VersionState};
@@ -113,34 +114,57 @@ impl Control {
     /// See [`EventRefused`].
     pub async fn accept_event(self: &Arc<Self>, prepared: Prepared) -> Result<(), EventRefused> {
         let Prepared { target, invocation, trace, hold, .. } = prepared;
-        let event = self.events.accept(invocation).await?;
+        let event = self.events.accept(target, invocation).await?;
         drop(hold);
-        let control = Arc::clone(self);
-        tokio::spawn(async move { control.serve_event(target, event, trace).await });
+        self.spawn_event(event, trace);
         Ok(())
     }
 
-    async fn serve_event(self: &Arc<Self>, target: Target, event: Event, trace: TraceContext) {
-        let mut backoff = Backoff::since(Instant::now());
+    /// Serves the events that earlier daemons have accepted.
+    pub(super) fn recover_events(self: &Arc<Self>) -> io::Result<()> {
+        for event in self.events.recover()? {
+            self.spawn_event(event, TraceContext::default());
+        }
+        Ok(())
+    }
+
+    fn spawn_event(self: &Arc<Self>, event: Event, trace: TraceContext) {
+        let control = Arc::clone(self);
+        tokio::spawn(async move {
+            if control.serve_event(&event, &trace).await {
+                event.done().await;
+            }
+        });
+    }
+
+    /// Returns whether the event was served or given up. Otherwise the next daemon serves it.
+    async fn serve_event(self: &Arc<Self>, event: &Event, trace: &TraceContext) -> bool {
+        let target = event.target();
+        let now = Instant::now();
+        let mut backoff = Backoff::since(now.checked_sub(event.age()).unwrap_or(now));
         let mut failures = 0;
         loop {
             // The function can change between attempts.
-            let Ok(found) = self.find(&target).await else { return };
+            let found = match self.find(target).await {
+                Ok(found) => found,
+                Err(error) => return matches!(error, FindError::NotFound(_)),
+            };
             let invoked = match event.load().await {
-                Ok(loaded) => self.serve(found, loaded.invocation(), Instant::now(), &trace).await,
+                Ok(loaded) => self.serve(found, loaded.invocation(), Instant::now(), trace).await,
                 Err(error) => {
                     let error: &(dyn std::error::Error + 'static) = &error;
                     tracing::error!(
                         error,
                         function = target.name(),
                         request_id = event.request_id(),
-                        "dropped an event that cannot be read"
+                        "left an event that cannot be read"
                     );
-                    return;
+                    return false;
                 }
             };
             let wait = match invoked.outcome {
-                Ok(Ok(_)) => return,
+                Ok(Ok(_)) => return true,
+                Err(_) if self.fleet.is_closed() => return false,
                 Err(error) if error.is_transient() => backoff.next(),
                 _ => {
                     failures += 1;
@@ -153,7 +177,7 @@ impl Control {
                     request_id = event.request_id(),
                     "dropped an event after its last retry"
                 );
-                return;
+                return true;
             };
             tokio::time::sleep(wait).await;
         }

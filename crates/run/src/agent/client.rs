@@ -11,6 +11,7 @@ use firn_agent::protocol::{
     MAX_REQUEST_LENGTH, NEWEST_VERSION, OLDEST_VERSION, Put, Reply, Request, RuntimeKind, Status,
     Timed, receive, send,
 };
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
@@ -68,7 +69,7 @@ pub struct LambdaLoad {
 }
 
 /// One request to a function.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Invocation {
     request_id: String,
     event: Box<RawValue>,
@@ -135,19 +136,9 @@ impl Invocation {
         self.event.get()
     }
 
-    /// Replaces the event by `null`. Returns it.
-    pub fn take_event(&mut self) -> String {
-        let event = std::mem::replace(&mut self.event, RawValue::NULL.to_owned());
-        Box::<str>::from(event).into_string()
-    }
-
-    /// Replaces the event.
-    ///
-    /// # Errors
-    /// `event` is not JSON.
-    pub fn set_event(&mut self, event: String) -> Result<(), EventError> {
-        self.event = RawValue::from_string(event).map_err(EventError::NotJson)?;
-        Ok(())
+    /// Replaces the event by `null`.
+    pub fn forget_event(&mut self) {
+        self.event = RawValue::NULL.to_owned();
     }
 
     /// The request's id, as the function sees it.
