@@ -9,8 +9,8 @@ use firn_memory::ProcessCounters;
 use tokio::task::{JoinError, spawn_blocking};
 
 use firn_run::{
-    AgentClient, Answer, ConnectError, Failed, FunctionError, Invocation, InvokeError, LambdaLoad,
-    LoadError, PutError,
+    AgentClient, Answer, ConnectError, Failed, FreezeInstanceError, FunctionError, Invocation,
+    InvokeError, LambdaLoad, LoadError, PrepareFreezeError, PutError,
 };
 
 use super::fleet::{AcquireError, Fleet, Lease, LeaseRequest, Reservation, Vm};
@@ -98,11 +98,29 @@ pub(crate) enum PublishFailure {
     #[error(transparent)]
     Acquire(#[from] AcquireError),
     #[error("no attempt of {attempts} got a microVM; publish again when there is room")]
-    NeverFree { attempts: u32, source: AcquireError },
+    NeverFree { attempts: u32, source: Box<PublishFailure> },
     #[error(transparent)]
     Load(#[from] LoadFailure),
     #[error(transparent)]
     Freeze(#[from] FreezeError),
+}
+
+impl PublishFailure {
+    /// Whether another microVM would fail as well: by the function, its code or its image.
+    pub(crate) fn is_of_function(&self) -> bool {
+        match self {
+            Self::Load(
+                LoadFailure::Load(LoadError::Function(_) | LoadError::Refused(_))
+                | LoadFailure::Put(PutError::Refused(_))
+                | LoadFailure::Code(_)
+                | LoadFailure::Start(LaunchError::Image(_)),
+            ) => true,
+            Self::Freeze(FreezeError::Freeze(FreezeInstanceError::Prepare(error))) => {
+                matches!(error, PrepareFreezeError::Function(_) | PrepareFreezeError::Refused(_))
+            }
+            _ => false,
+        }
+    }
 }
 
 impl InvokeFailure {

@@ -15,9 +15,12 @@ use crate::functions::{SnapshotPlace, Version, VersionSnapshot, VersionState, is
 use crate::instances::{PublishFailure, publish};
 use crate::store::{Change, StoreError};
 
+/// How many microVMs the freeze of a version may lose before it fails.
+const LOST: u32 = 2;
+
 impl Control {
-    /// Resumes the work of an earlier daemon: freezes pending versions, and removes unused
-    /// snapshots and code.
+    /// Resumes the work of an earlier daemon: freezes pending versions, serves accepted events, and
+    /// removes unused snapshots and code.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -42,7 +45,8 @@ impl Control {
             self.purged(name).await;
         }
         self.sweep_code().await;
-        Ok(())
+        let path = self.events.folder();
+        self.recover_events().map_err(|source| OpenError::Data { path: path.to_owned(), source })
     }
 
     /// Freezes a version, and stores the result.
@@ -75,23 +79,27 @@ impl Control {
         }
     }
 
-    /// Freezes a version. Tries again if it waited too long for a microVM, and stores why. `None`
-    /// if the version was deleted meanwhile.
+    /// Freezes a version. Tries again if it waited too long for a microVM, or lost one, and stores
+    /// why. `None` if the version was deleted meanwhile.
     async fn publish_when_free(
         self: &Arc<Self>,
         version: &Version,
     ) -> Option<Result<VersionSnapshot, PublishFailure>> {
         let mut backoff = Backoff::since(Instant::now());
+        let mut lost = 0;
         for attempts in 1.. {
             let (fleet, code) = (Arc::clone(&self.fleet), self.code.clone());
-            let error = match publish(fleet, code, Arc::new(version.clone())).await {
-                Err(PublishFailure::Acquire(error)) if error.is_throttling() => error,
+            let published = publish(fleet, code, Arc::new(version.clone())).await;
+            let error = match published {
+                Err(error) if self.is_passing(&error, &mut lost) => error,
                 published => return Some(published),
             };
+            let waiting =
+                format!("attempt {attempts} to freeze it failed: {}", error_chain(&error));
             let Some(pause) = backoff.next() else {
-                return Some(Err(PublishFailure::NeverFree { attempts, source: error }));
+                let source = Box::new(error);
+                return Some(Err(PublishFailure::NeverFree { attempts, source }));
             };
-            let waiting = format!("attempt {attempts} to freeze it was too early: {error}");
             tracing::warn!(
                 function = version.function,
                 version = version.version,
@@ -106,6 +114,16 @@ impl Control {
             tokio::time::sleep(pause).await;
         }
         None
+    }
+
+    /// Whether a later attempt can succeed: there was no microVM for it, or it has `lost` its own,
+    /// or the pool's manager, a few times only.
+    fn is_passing(&self, error: &PublishFailure, lost: &mut u32) -> bool {
+        if let PublishFailure::Acquire(error) = error {
+            return error.is_throttling();
+        }
+        *lost += 1;
+        *lost <= LOST && !error.is_of_function() && !self.fleet.is_closed()
     }
 
     /// Changes a version. Returns false if it was deleted.

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
-use super::super::PublishRequest;
 use super::super::testing::{new_function, options, version_when};
+use super::super::{NewFunction, PublishRequest};
 use super::*;
 use crate::functions::Target;
 use crate::instances::LeaseRequest;
@@ -25,7 +25,7 @@ async fn a_publish_that_waited_too_long_is_tried_again() {
     drop(lease);
     let settled =
         version_when(&control, "f", "1", |version| version.state != VersionState::Pending).await;
-    // The attempt that got a microVM started the program, which fails.
+    // The attempts that got a microVM started the program, which fails.
     let VersionState::Failed { reason } = settled.state else { panic!("{settled:?}") };
     assert!(reason.starts_with("the microVM did not start"), "{reason}");
     assert_eq!(settled.waiting, None);
@@ -47,4 +47,15 @@ async fn a_version_that_waits_and_is_deleted_is_not_frozen() {
     control.delete(&target).await.unwrap();
     assert!(control.publish_when_free(&version).await.is_none());
     drop(lease);
+}
+
+#[tokio::test]
+async fn a_publish_whose_microvm_is_lost_is_tried_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = Control::open(&options(folder.path()), None).unwrap();
+    control.create_function(NewFunction { publish: true, ..new_function("f") }).await.unwrap();
+    let waiting = version_when(&control, "f", "1", |version| version.waiting.is_some()).await;
+    assert_eq!(waiting.state, VersionState::Pending);
+    let waiting = waiting.waiting.unwrap();
+    assert!(waiting.starts_with("attempt 1 to freeze it failed: the microVM did not"), "{waiting}");
 }
