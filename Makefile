@@ -15,7 +15,7 @@ apt-update := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -q update
 
 .NOTPARALLEL:
 .PHONY: setup python pip build guest lab guests images clients demo test test-full lint prose deny \
-    unit-tests monitor-tests lab-tests guest-tests long-guest-tests test-workloads matrix \
+    unit-tests monitor-tests lab-tests guest-tests long-guest-tests test-load test-workloads matrix \
     restores-table bench traces clean
 
 # Cargo itself needs a C compiler to link.
@@ -102,6 +102,11 @@ long-guest-tests: guests clients $(clones-image)
 # Every function behind the daemon, on its image, and 1,000 requests to the daemon.
 test-workloads: guests images
 	$(xtask) test-workloads
+
+# 10,000 requests to a daemon whose microVMs are players, then 1,000 with Linux guests, 64 at once,
+# while monitors, the pool's manager and the daemon are killed at random. FIRN_SEED=2 kills others.
+test-load: guests
+	$(xtask) test-load
 
 # Every planner on every trace with ten players at once, page cache cold and full: each player
 # checks every byte of its memory. OUT=FOLDER keeps the results. SHAPES=different gives each player

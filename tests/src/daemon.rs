@@ -1,7 +1,7 @@
 //! A running `firn serve`, and its clients.
 
 use std::ffi::OsString;
-use std::io::{Cursor, Read, Write};
+use std::io::{self, Cursor, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -110,15 +110,12 @@ impl Daemon {
     /// Sends a request that announces a body of `length` bytes and contains only `body`.
     #[track_caller]
     pub fn send_part(&self, method: &str, path: &str, body: &str, length: usize) -> TcpStream {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        stream.set_read_timeout(Some(LIMIT)).unwrap();
-        write!(
-            stream,
-            "{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}",
-            self.address
-        )
-        .unwrap();
-        stream
+        try_send(&self.address, method, path, (&[], body), length).unwrap()
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> &str {
+        &self.address
     }
 
     /// Sends a request and waits for the reply.
@@ -203,6 +200,25 @@ impl Daemon {
     }
 }
 
+/// Sends a request to a daemon that may be killed meanwhile: with more lines of its head, and
+/// announcing a body of `length` bytes.
+pub fn try_send(
+    address: &str,
+    method: &str,
+    path: &str,
+    (head, body): (&[&str], &str),
+    length: usize,
+) -> io::Result<TcpStream> {
+    let head: String = head.iter().map(|line| format!("{line}\r\n")).collect();
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(LIMIT))?;
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-length: {length}\r\n{head}\r\n{body}",
+    )?;
+    Ok(stream)
+}
+
 impl Reply {
     /// The daemon's report on the request.
     #[track_caller]
@@ -214,14 +230,20 @@ impl Reply {
 
 /// Reads a reply to its end.
 #[track_caller]
-pub fn reply(mut stream: TcpStream) -> Reply {
+pub fn reply(stream: TcpStream) -> Reply {
+    try_reply(stream).unwrap()
+}
+
+/// Reads a reply to its end. The daemon may be killed meanwhile: a reply without a head has the
+/// status 0.
+pub fn try_reply(mut stream: TcpStream) -> io::Result<Reply> {
     let mut text = Vec::new();
-    stream.read_to_end(&mut text).unwrap();
+    stream.read_to_end(&mut text)?;
     let text = String::from_utf8(text).unwrap();
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
     let body = serde_json::from_str(body).unwrap_or_default();
-    Reply { status, head: head.to_lowercase(), body }
+    Ok(Reply { status, head: head.to_lowercase(), body })
 }
 
 /// A zip file with one executable file.

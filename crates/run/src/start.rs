@@ -10,6 +10,8 @@ use crate::error::StartError;
 use crate::guest::{Ended, GuestKind, Listener};
 use crate::life::{Clock, KvmDevice};
 use crate::linux::{self, Linux};
+#[cfg(feature = "player-agent")]
+use crate::player::agent;
 use crate::player::{Player, traces_of};
 use crate::report::Making;
 use crate::session::Interruption;
@@ -54,6 +56,10 @@ pub(crate) fn start_caught(
         Origin::Boot(_) if hold.is_some() => {
             Err(StartError::Spec("a boot cannot be made ready".to_owned()))
         }
+        #[cfg(feature = "player-agent")]
+        Origin::Boot(boot) if agent::is_player(boot) => {
+            agent::boot(&spec.host, boot, (descriptors, kvm), &clock, listener, caught)
+        }
         Origin::Boot(boot) => linux::boot(spec, boot, descriptors, kvm, &clock, listener, caught),
         Origin::Thaw(thaw) => {
             let order = Order { kvm, clock: &clock, descriptors, hold };
@@ -76,6 +82,8 @@ fn thaw_snapshot(
     let mut source = Source::open(&thaw.source, &*planner, &mut order.descriptors)?;
     let ended = if traces_of(source.snapshot().manifest()).is_some() {
         let player = Player::new(&source, &thaw.replay)?;
+        #[cfg(feature = "player-agent")]
+        let player = agent::PlayerAgent::new(player, &spec.host, &mut order.descriptors, caught)?;
         live(player, &source, &*planner, order, listener)
     } else if thaw.replay.input.is_some() {
         Err(StartError::NotPlayer)

@@ -9,6 +9,8 @@ pub(super) fn lint(context: &Context) -> Result<()> {
     let runner = &context.runner;
     runner.run(&Step::words("cargo fmt --check"))?;
     runner.run(&Step::words("cargo clippy --workspace --all-targets -- -D warnings"))?;
+    // The monitor of the tests under load.
+    runner.run(&Step::words("cargo clippy -p firn-run --features player-agent -- -D warnings"))?;
     let doc = Step::words("cargo doc --workspace --no-deps --document-private-items --quiet");
     runner.run(&doc.env("RUSTDOCFLAGS", "-D warnings"))?;
     unused::check(context)?;

@@ -135,6 +135,25 @@ fn guest_tests_run_natively_or_in_two_labs() {
 }
 
 #[test]
+fn load_runs_on_players_and_on_guests() {
+    let build = format!("cargo test -p firn-tests --test load {JSON}");
+    let players = [
+        "cargo build -p firn --features player-agent".to_owned(),
+        "FIRN=/t/firn-player-agent FIRN_PLAYER=1 FIRN_REQUESTS=10000 load --test-threads=1 --nocapture"
+            .to_owned(),
+    ];
+    let native = "FIRN=/t/release/firn FIRN_REQUESTS=1000 load --test-threads=1 --nocapture";
+    let all =
+        |last: &str| [std::slice::from_ref(&build), &players[..], &[last.to_owned()]].concat();
+    assert_eq!(commands("test-load", host(true, true)), all(native));
+    assert_eq!(
+        commands("test-load", host(true, false)),
+        all("/t/release/firn lab run --memory 8G --timeout 3600 --in load --env FIRN=/bin/firn \
+             --env FIRN_REQUESTS=1000 -- /in/load --test-threads=1 --nocapture")
+    );
+}
+
+#[test]
 fn workloads_run_natively_or_in_the_lab() {
     let own = std::env::temp_dir().join(format!("own-{}.erofs", std::process::id()));
     let own = own.display().to_string();

@@ -4,6 +4,8 @@
 //! The guest is the crate `firn_player`. Its snapshot is an ordinary one. A register selects which
 //! of its traces it replays; it reports through a window of registers and ends by a triple fault.
 
+#[cfg(feature = "player-agent")]
+pub(crate) mod agent;
 mod record;
 mod registers;
 mod replay;

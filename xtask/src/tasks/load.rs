@@ -1,0 +1,43 @@
+//! Many requests to the daemon beside random kills: with players on this machine, with Linux guests
+//! here or in the lab.
+
+use std::path::Path;
+
+use crate::context::Context;
+use crate::step::Step;
+use crate::{Result, lab};
+
+const PLAYERS: &str = "10000";
+const GUESTS: &str = "1000";
+
+pub(super) fn test(context: &Context) -> Result<()> {
+    let Context { runner, paths, host } = context;
+    let load = runner.build("test -p firn-tests --test load", "load")?;
+    if host.kvm {
+        runner.run(&Step::words("cargo build -p firn --features player-agent"))?;
+        // Another build without the feature would replace it.
+        let program = paths.target.join("firn-player-agent");
+        if !runner.is_dry() {
+            std::fs::copy(paths.debug().join("firn"), &program)?;
+        }
+        let players = on_this_machine(&load, &program).env("FIRN_PLAYER", "1");
+        runner.run(&players.env("FIRN_REQUESTS", PLAYERS))?;
+    }
+    let guests = if host.hardware {
+        on_this_machine(&load, &paths.firn()).env("FIRN_REQUESTS", GUESTS)
+    } else {
+        lab::run(paths, "--memory 8G --timeout 3600")
+            .arg("--in")
+            .arg(&load)
+            .args(["--env", "FIRN=/bin/firn", "--env"])
+            .arg(format!("FIRN_REQUESTS={GUESTS}"))
+            .arg("--")
+            .arg(lab::inside(&load))
+            .args(["--test-threads=1", "--nocapture"])
+    };
+    runner.run(&guests)
+}
+
+fn on_this_machine(load: &Path, firn: &Path) -> Step {
+    Step::new(load).args(["--test-threads=1", "--nocapture"]).env("FIRN", firn)
+}
