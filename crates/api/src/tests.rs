@@ -65,6 +65,8 @@ impl World {
             control: ControlOptions {
                 data: self.directory.path().join("data"),
                 scratch: None,
+                scratch_size: None,
+                disk: 512 << 20,
                 recover: false,
                 program: "/bin/false".into(),
                 kvm: "/dev/kvm".into(),

@@ -26,7 +26,7 @@ pub use functions::{
 };
 pub use instances::{
     AcquireError, BootFiles, DaemonStatus, InvocationReport, InvokeFailure, Invoked, Latency,
-    LaunchError, LoadFailure, MemoryStatus, MonitorsStatus, VersionStatus,
+    LaunchError, LoadFailure, MemoryStatus, MonitorsStatus, Shortage, VersionStatus,
 };
 pub use service::{
     AliasChange, AliasError, ChangeError, Claim, CodeChange, Control, ControlOptions, DeleteError,

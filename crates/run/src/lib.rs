@@ -76,7 +76,7 @@ pub use session::{Interruption, end_with};
 pub use settings::{FunctionSettings, ImageName, ImageNameError, SETTINGS_FILE, SettingsError};
 pub use source::{Source, set_pooled_profile};
 pub use spec::{
-    BootSpec, HostSpec, InvokeSpec, OpenedFile, Origin, ReplaySpec, SPEC_VERSION, Serving, Sockets,
-    SourceSpec, StartSpec, ThawSpec,
+    BootSpec, HostSpec, InvokeSpec, OpenedFile, Origin, ReplaySpec, SPEC_VERSION, ScratchSpec,
+    Serving, Sockets, SourceSpec, StartSpec, ThawSpec,
 };
 pub use start::start;

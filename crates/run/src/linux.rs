@@ -10,8 +10,8 @@ use firn_base::{ErrorChain, error_chain, nanoseconds};
 use firn_memory::compare::{CompareReport, Original};
 use firn_snapshot::{PageSet, Snapshot};
 use firn_vmm::{
-    BootConfig, Console, Handle, HostConfig, Microvm, OpenFile, Virtualization, VsockListener,
-    open_root_disk,
+    BootConfig, Console, Handle, HostConfig, Microvm, OpenFile, Scratch, Virtualization,
+    VsockListener, open_root_disk,
 };
 use uuid::Uuid;
 
@@ -110,7 +110,7 @@ pub(crate) fn serve(
         Serving::Claim(name) => {
             let name = name.clone().unwrap_or_else(Instances::unnamed);
             let claimed = Instances::of_user().claim(&name)?;
-            let sockets = Sockets::bind(&claimed, &std::env::temp_dir(), descriptors)?;
+            let sockets = Sockets::bind(&claimed, &std::env::temp_dir(), u64::MAX, descriptors)?;
             (Some(claimed), sockets)
         }
     };
@@ -121,7 +121,10 @@ pub(crate) fn serve(
         .map_err(|error| StartError::path("listen on", &vsock_path, error))?;
     let host = HostConfig {
         vsock: Some(vsock),
-        scratch: scratch.map(|slot| descriptors.take(slot)).transpose()?,
+        scratch: Some(Scratch {
+            directory: descriptors.take(scratch.directory)?,
+            limit: scratch.limit,
+        }),
         console: console.clone(),
         generation: Some(identity.generation),
         windows: Vec::new(),

@@ -18,7 +18,7 @@ use crate::instance::Instance;
 
 /// Version of [`StartSpec`] and of everything else that crosses between a monitor and the process
 /// that starts it.
-pub const SPEC_VERSION: u32 = 2;
+pub const SPEC_VERSION: u32 = 3;
 
 /// A request to start one microVM.
 ///
@@ -89,8 +89,17 @@ pub struct Sockets {
     /// The path of the latter. A guest's connection to port P of the host leads to the socket at
     /// this path with `_P` appended.
     pub vsock_path: PathBuf,
-    /// The directory for the guest's disk writes; `None` keeps them in memory.
-    pub scratch: Option<Slot>,
+    /// Where the guest's disk writes go.
+    pub scratch: ScratchSpec,
+}
+
+/// The place of a guest's disk writes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ScratchSpec {
+    /// The directory.
+    pub directory: Slot,
+    /// Limit of the space that they take, bytes.
+    pub limit: u64,
 }
 
 /// A microVM that boots Linux.
@@ -263,13 +272,14 @@ impl StartSpec {
 
 impl Sockets {
     /// Binds the sockets of a microVM whose name the caller has claimed, and opens the directory
-    /// `scratch`, for what the guest writes to its disk.
+    /// `scratch`, for at most `limit` bytes that the guest writes to its disk.
     ///
     /// # Errors
     /// [`StartError::Host`] names what cannot be bound or opened.
     pub fn bind(
         instance: &Instance,
         scratch: &Path,
+        limit: u64,
         descriptors: &mut Descriptors,
     ) -> Result<Self, StartError> {
         let bind = |path: &Path| {
@@ -281,7 +291,7 @@ impl Sockets {
             control: descriptors.add(bind(&control)?),
             vsock: descriptors.add(bind(&vsock_path)?),
             vsock_path,
-            scratch: Some(descriptors.add(open_scratch(scratch)?)),
+            scratch: ScratchSpec { directory: descriptors.add(open_scratch(scratch)?), limit },
         })
     }
 }

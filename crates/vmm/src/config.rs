@@ -49,15 +49,23 @@ pub struct MmioWindow {
     pub device: Box<dyn MmioDevice>,
 }
 
+/// Where a guest's disk writes go.
+#[derive(Debug)]
+pub struct Scratch {
+    /// Directory for the unlinked file that takes them, open with `O_RDONLY` or `O_PATH`.
+    pub directory: OwnedFd,
+    /// Limit of the space that they take, bytes. A write beyond it is an I/O error for the guest.
+    pub limit: u64,
+}
+
 /// What a microVM uses of its host; not part of a snapshot. Everything in it is open, so that a
 /// microVM can be made without access to any path.
 pub struct HostConfig {
     /// Where programs on the host connect to the guest's vsock. Required for a guest with disks,
     /// which has all virtio devices.
     pub vsock: Option<VsockListener>,
-    /// Directory for the unlinked file that takes the guest's disk writes, open with `O_RDONLY` or
-    /// `O_PATH`; `None` to keep the writes in memory.
-    pub scratch: Option<OwnedFd>,
+    /// Where the guest's disk writes go; `None` to keep them in memory.
+    pub scratch: Option<Scratch>,
     /// The output of the serial console.
     pub console: Console,
     /// The VM generation id: a value that no other microVM ever had. A new id tells a guest that it

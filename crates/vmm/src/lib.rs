@@ -29,7 +29,7 @@ pub use arch::acpi::AcpiError;
 pub use arch::cpu_model::{CpuModel, CpuModelError};
 pub use arch::kernel::LoadKernelError;
 pub use bus::{MmioDevice, OverlapError};
-pub use config::{BootConfig, HostConfig, MmioWindow, SizeError};
+pub use config::{BootConfig, HostConfig, MmioWindow, Scratch, SizeError};
 pub use console::{Console, SerialStateError};
 pub use control::{
     ControlClient, ControlError, ControlServerError, Request, Response, Status, serve_control,

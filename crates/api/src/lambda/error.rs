@@ -424,10 +424,10 @@ impl From<AcquireError> for ApiError {
             AcquireError::Concurrency => {
                 Self::throttled("ReservedFunctionConcurrentInvocationLimitExceeded", text)
             }
-            AcquireError::QueueFull | AcquireError::TimedOut => {
+            AcquireError::QueueFull | AcquireError::TimedOut(_) => {
                 Self::throttled("ConcurrentInvocationLimitExceeded", text)
             }
-            AcquireError::TooLarge => {
+            AcquireError::TooLarge(_) => {
                 Self::new(StatusCode::BAD_GATEWAY, "ResourceNotReadyException", text)
             }
             AcquireError::Closed => {

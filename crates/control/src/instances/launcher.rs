@@ -419,7 +419,8 @@ impl Launcher {
     ) -> Result<(OwnedInstance, StartSpec), firn_run::StartError> {
         let number = self.started.fetch_add(1, Ordering::Relaxed);
         let instance = self.instances.claim(&format!("serve-{}-{number}", std::process::id()))?;
-        let sockets = Sockets::bind(&instance, self.scratch.path(), descriptors)?;
+        let sockets =
+            Sockets::bind(&instance, self.scratch.path(), self.scratch.disk(), descriptors)?;
         let host = HostSpec {
             software_kvm: self.software_kvm,
             serving: Serving::Owned(sockets),

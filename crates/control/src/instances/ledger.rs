@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use firn_base::format_bytes;
 use uuid::Uuid;
 
 use super::usage::Usage;
@@ -16,6 +17,8 @@ pub(crate) struct Budget {
     pub(crate) memory: u64,
     /// Number of microVMs.
     pub(crate) monitors: usize,
+    /// Number of microVMs whose disks fit into the scratch directory.
+    pub(crate) disks: usize,
     /// Whether reservations follow the measured memory use, once there is a measurement.
     pub(crate) measured: bool,
 }
@@ -30,6 +33,43 @@ pub(crate) struct Cost {
     pub(crate) private: u64,
     /// Memory that it shares with the other microVMs of its revision, bytes: the image.
     pub(crate) shared: u64,
+    /// Memory of its disk, bytes. It is reserved whatever the microVM uses, because its monitor
+    /// enforces this limit, and no other.
+    pub(crate) disk: u64,
+}
+
+/// Why a microVM cannot start now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Shortage {
+    /// There is too little memory.
+    #[error(
+        "it needs {} of memory{}, and {} of {} are free (--memory)",
+        format_bytes(*needed), of_disk(*disk), format_bytes(*free), format_bytes(*limit)
+    )]
+    Memory {
+        /// What it needs, bytes.
+        needed: u64,
+        /// The part of it for a disk in memory, bytes.
+        disk: u64,
+        /// Free memory, bytes.
+        free: u64,
+        /// The limit, bytes.
+        limit: u64,
+    },
+    /// Too many microVMs run.
+    #[error("{0} microVMs run, which is the limit (--monitors)")]
+    Monitors(usize),
+    /// The disks of other microVMs take the space of the scratch directory.
+    #[error("the scratch directory has space for {0} disks (--scratch-size, --disk)")]
+    Disks(usize),
+}
+
+fn of_disk(bytes: u64) -> String {
+    if bytes == 0 {
+        String::new()
+    } else {
+        format!(" ({} for its disk, --disk)", format_bytes(bytes))
+    }
 }
 
 /// Current reservations and requests in flight.
@@ -60,31 +100,51 @@ impl Ledger {
     }
 
     /// The memory to reserve for a microVM: the measured use of its revision plus a margin, at most
-    /// `worst`.
+    /// `worst`; and its disk.
     pub(crate) fn expected(&self, worst: &Cost) -> Usage {
-        match self.measured.get(&worst.revision).filter(|_| self.budget.measured) {
-            None => Usage { private: worst.private, shared: worst.shared },
-            Some(measured) => Usage {
-                private: measured.private.saturating_add(MARGIN).min(worst.private),
-                shared: measured.shared.min(worst.shared),
-            },
-        }
+        let Usage { private, shared } =
+            match self.measured.get(&worst.revision).filter(|_| self.budget.measured) {
+                None => Usage { private: worst.private, shared: worst.shared },
+                Some(measured) => Usage {
+                    private: measured.private.saturating_add(MARGIN).min(worst.private),
+                    shared: measured.shared.min(worst.shared),
+                },
+            };
+        Usage { private: private.saturating_add(worst.disk), shared }
     }
 
-    /// Whether a microVM could start if no other ran.
-    pub(crate) fn could_fit(&self, worst: &Cost) -> bool {
+    /// Why a microVM could not start even if no other ran.
+    pub(crate) fn never_fits(&self, worst: &Cost) -> Option<Shortage> {
         let Usage { private, shared } = self.expected(worst);
-        self.budget.monitors > 0 && private.saturating_add(shared) <= self.budget.memory
+        self.lacks(private.saturating_add(shared), worst.disk, 0, 0)
+    }
+
+    /// Why a microVM cannot start now.
+    pub(crate) fn shortage(&self, worst: &Cost) -> Option<Shortage> {
+        let Usage { private, shared } = self.expected(worst);
+        let shared = if self.reserved.contains_key(&worst.revision) { 0 } else { shared };
+        let needed = private.saturating_add(shared);
+        self.lacks(needed, worst.disk, self.bytes(), self.monitors())
+    }
+
+    fn lacks(&self, needed: u64, disk: u64, used: u64, monitors: usize) -> Option<Shortage> {
+        let Budget { memory: limit, monitors: most, disks, .. } = self.budget;
+        if monitors >= most {
+            return Some(Shortage::Monitors(most));
+        }
+        if monitors >= disks {
+            return Some(Shortage::Disks(disks));
+        }
+        let free = limit.saturating_sub(used);
+        (needed > free).then_some(Shortage::Memory { needed, disk, free, limit })
     }
 
     /// Reserves memory for a microVM. Returns whether there is enough.
     pub(crate) fn reserve(&mut self, worst: &Cost) -> bool {
-        let expected = self.expected(worst);
-        let shared = if self.reserved.contains_key(&worst.revision) { 0 } else { expected.shared };
-        let sum = self.bytes().saturating_add(expected.private).saturating_add(shared);
-        if self.monitors() >= self.budget.monitors || sum > self.budget.memory {
+        if self.shortage(worst).is_some() {
             return false;
         }
+        let expected = self.expected(worst);
         let Usage { private, shared } = expected;
         let new = || Reserved { worst: *worst, private, shared, count: 0 };
         self.reserved.entry(worst.revision).or_insert_with(new).count += 1;

@@ -3,11 +3,11 @@ use proptest::prelude::{any, prop, proptest};
 use super::*;
 
 fn cost(revision: u128, private: u64, shared: u64) -> Cost {
-    Cost { revision: Uuid::from_u128(revision), private, shared }
+    Cost { revision: Uuid::from_u128(revision), private, shared, disk: 0 }
 }
 
 fn ledger(memory: u64, monitors: usize) -> Ledger {
-    Ledger::new(Budget { memory, monitors, measured: true })
+    Ledger::new(Budget { memory, monitors, disks: usize::MAX, measured: true })
 }
 
 #[test]
@@ -30,9 +30,11 @@ fn a_microvm_that_can_never_fit_differs_from_one_that_waits() {
     let mut ledger = ledger(100, 1);
     assert!(ledger.reserve(&cost(1, 50, 0)));
     assert!(!ledger.reserve(&cost(2, 10, 0)), "one microVM at a time");
-    assert!(ledger.could_fit(&cost(2, 60, 40)));
-    assert!(!ledger.could_fit(&cost(2, 60, 41)));
-    assert!(!ledger.could_fit(&cost(2, u64::MAX, 1)));
+    assert_eq!(ledger.shortage(&cost(2, 10, 0)), Some(Shortage::Monitors(1)));
+    assert_eq!(ledger.never_fits(&cost(2, 60, 40)), None);
+    let needed = Shortage::Memory { needed: 101, disk: 0, free: 100, limit: 100 };
+    assert_eq!(ledger.never_fits(&cost(2, 60, 41)), Some(needed));
+    assert!(ledger.never_fits(&cost(2, u64::MAX, 1)).is_some());
 }
 
 #[test]
@@ -54,9 +56,39 @@ fn reservations_follow_the_measured_memory_use() {
     account.forget(worst.revision);
     assert_eq!(account.expected(&worst), Usage { private: worst.private, shared: worst.shared });
 
-    let mut strict = Ledger::new(Budget { memory: 500 * MIB, monitors: 9, measured: false });
+    let mut strict =
+        Ledger::new(Budget { memory: 500 * MIB, monitors: 9, disks: 9, measured: false });
     strict.record_usage(worst.revision, Usage { private: 1, shared: 1 });
     assert!(strict.reserve(&worst) && strict.reserve(&worst) && !strict.reserve(&worst));
+}
+
+#[test]
+fn a_disk_in_memory_is_reserved_whatever_was_measured() {
+    const MIB: u64 = 1 << 20;
+    let mut account = ledger(900 * MIB, 99);
+    let worst = Cost { disk: 200 * MIB, ..cost(1, 192 * MIB, 0) };
+    assert!(account.reserve(&worst));
+    // A guest that has answered and has not written to its disk yet can still fill it.
+    account.record_usage(worst.revision, Usage { private: 34 * MIB, shared: 0 });
+    assert_eq!(account.private_bytes(), 250 * MIB);
+    assert!(account.reserve(&worst) && account.reserve(&worst));
+    let shortage = account.shortage(&worst).unwrap();
+    assert_eq!(
+        shortage.to_string(),
+        "it needs 250.0 MiB of memory (200.0 MiB for its disk, --disk), and 150.0 MiB of 900.0 MiB are free (--memory)"
+    );
+    assert!(!account.reserve(&worst));
+}
+
+#[test]
+fn disks_are_limited_by_the_space_for_them() {
+    let budget = Budget { memory: 100, monitors: 9, disks: 2, measured: true };
+    let mut ledger = Ledger::new(budget);
+    assert!(ledger.reserve(&cost(1, 1, 0)) && ledger.reserve(&cost(2, 1, 0)));
+    assert_eq!(ledger.shortage(&cost(3, 1, 0)), Some(Shortage::Disks(2)));
+    assert!(!ledger.reserve(&cost(3, 1, 0)));
+    ledger.release(&cost(1, 1, 0));
+    assert!(ledger.reserve(&cost(3, 1, 0)));
 }
 
 #[test]
@@ -77,7 +109,7 @@ proptest! {
     fn reservations_stay_within_the_budget_and_are_all_released(
         steps in prop::collection::vec((any::<bool>(), 0..4_u128, 0..60_u64), 0..100),
     ) {
-        let budget = Budget { memory: 200, monitors: 5, measured: true };
+        let budget = Budget { memory: 200, monitors: 5, disks: 5, measured: true };
         let mut ledger = Ledger::new(budget);
         let mut reserved = Vec::new();
         for (start, revision, usage) in steps {

@@ -24,6 +24,7 @@ pub(crate) use fleet::LeaseRequest;
 pub(crate) use fleet::{Fleet, Limits};
 pub(crate) use launcher::Launcher;
 pub use launcher::{BootFiles, LaunchError};
+pub use ledger::Shortage;
 pub(crate) use pool::SnapshotPool;
 pub(crate) use ready::ReadyClones;
 pub use report::InvocationReport;

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, fallocate, fstatfs, openat};
+use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, fallocate, fstatfs, fstatvfs, openat};
 use rustix::io::Errno;
 
 /// File systems in DRAM, by `f_type` (statfs(2)): tmpfs, ramfs, hugetlbfs.
@@ -23,13 +23,22 @@ pub(crate) struct Scratch {
     in_memory: bool,
     /// The file system's device number.
     device: u64,
-    /// The largest size of a guest's disk, bytes.
+    /// Limit of what a guest writes to its disk, bytes.
     disk: u64,
+    /// Limit of what all guests write to their disks, bytes.
+    size: u64,
 }
 
 impl Scratch {
-    /// Makes the folder where needed. A guest's disk is as large as the file `disk`.
-    pub(crate) fn open(path: PathBuf, disk: &Path) -> io::Result<Self> {
+    /// Makes the folder where needed. A guest writes at most `limit` bytes to its disk, which is as
+    /// large as the file `disk`, and all guests together at most `size`: seven eighths of the free
+    /// space by default.
+    pub(crate) fn open(
+        path: PathBuf,
+        disk: &Path,
+        limit: u64,
+        size: Option<u64>,
+    ) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
         let device = fs::metadata(&path)?.dev();
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
@@ -38,14 +47,22 @@ impl Scratch {
             fallocate(&file, punch, 0, 4096)?;
             Ok(File::from(file))
         });
-        let in_memory = match opened {
+        let (in_memory, free) = match opened {
             // As a monitor decides (`firn_vmm`).
-            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => true,
-            opened => IN_MEMORY.contains(&fstatfs(opened?)?.f_type),
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => (true, None),
+            opened => {
+                let file = opened?;
+                let in_memory = IN_MEMORY.contains(&fstatfs(&file)?.f_type);
+                let system = fstatvfs(&file)?;
+                // A file system without a limit has no blocks.
+                let free = system.f_bavail.saturating_mul(system.f_frsize);
+                (in_memory, (system.f_blocks > 0).then_some(free / 8 * 7))
+            }
         };
         // A boot reports a file that is missing.
-        let disk = fs::metadata(disk).map_or(0, |metadata| metadata.len());
-        Ok(Self { path, in_memory, device, disk })
+        let disk = fs::metadata(disk).map_or(0, |metadata| metadata.len()).min(limit);
+        let size = size.or(free).unwrap_or(u64::MAX);
+        Ok(Self { path, in_memory, device, disk, size })
     }
 
     /// The folder.
@@ -53,9 +70,19 @@ impl Scratch {
         &self.path
     }
 
+    /// Limit of what a guest writes to its disk, bytes.
+    pub(crate) fn disk(&self) -> u64 {
+        self.disk
+    }
+
     /// DRAM that a guest's disk can take, bytes.
     pub(crate) fn worst(&self) -> u64 {
         if self.in_memory { self.disk } else { 0 }
+    }
+
+    /// The number of disks that the folder has space for.
+    pub(crate) fn disks(&self) -> usize {
+        usize::try_from(self.size.checked_div(self.disk).unwrap_or(u64::MAX)).unwrap_or(usize::MAX)
     }
 
     /// DRAM that the disk of the guest in a process takes, bytes.

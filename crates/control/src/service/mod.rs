@@ -47,6 +47,11 @@ pub struct ControlOptions {
     pub data: PathBuf,
     /// The directory for what guests write to their disks. `None` for one in `data`.
     pub scratch: Option<PathBuf>,
+    /// Limit of what all guests together write to their disks, bytes. `None` for seven eighths of
+    /// the free space in the directory.
+    pub scratch_size: Option<u64>,
+    /// Limit of what one guest writes to its disk, bytes.
+    pub disk: u64,
     /// Whether to rebuild a lost or damaged database.
     pub recover: bool,
     /// The `firn` program, which runs the microVMs.
@@ -141,7 +146,8 @@ impl Control {
         let data = std::path::absolute(&options.data).map_err(failed)?;
         let store = Store::open(&data, options.recover)?;
         let path = options.scratch.clone().unwrap_or_else(|| data.join("scratch"));
-        let scratch = Scratch::open(path.clone(), &options.boot_files.overlay)
+        let (disk, size) = (options.disk, options.scratch_size);
+        let scratch = Scratch::open(path.clone(), &options.boot_files.overlay, disk, size)
             .map_err(|source| OpenError::Data { path, source })?;
         let snapshots = data.join("snapshots");
         std::fs::create_dir_all(&snapshots).map_err(failed)?;

@@ -16,6 +16,8 @@ pub(crate) fn options(folder: &Path) -> ControlOptions {
     ControlOptions {
         data: folder.join("data"),
         scratch: None,
+        scratch_size: None,
+        disk: 512 << 20,
         recover: false,
         program: "/bin/false".into(),
         kvm: "/dev/kvm".into(),

@@ -1,7 +1,6 @@
 //! The parts of a microVM, created and connected but not yet running.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use event_manager::EventManager;
@@ -116,7 +115,7 @@ impl Parts {
         vm.interrupt(&generation_irq, layout::GENERATION_GSI)?;
         let devices = match disks {
             Some(disks) => {
-                let scratch = host.scratch.as_ref().map(AsFd::as_fd);
+                let scratch = host.scratch.as_ref();
                 VirtioSet::wire(host.vsock, scratch, disks, &vm, &mut bus, &mut events)?
             }
             None => VirtioSet::default(),

@@ -2,7 +2,7 @@
 //! event loop.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use event_manager::{EventManager, SubscriberOps};
@@ -18,6 +18,7 @@ use super::disks::{Disks, OverlayBase, ROOT, RootInfo};
 use super::event;
 use crate::arch::layout;
 use crate::bus::{Bus, MmioDevice, OverlapError};
+use crate::config::Scratch;
 use crate::kvm::{Vm, VmError};
 use crate::subscriber::Subscriber;
 use crate::virtio::{
@@ -77,7 +78,7 @@ impl VirtioSet {
     /// KVM, queues to the event loop.
     pub(super) fn wire(
         vsock: Option<VsockListener>,
-        scratch: Option<BorrowedFd<'_>>,
+        scratch: Option<&Scratch>,
         disks: Disks,
         vm: &Vm,
         bus: &mut Bus,
@@ -85,10 +86,12 @@ impl VirtioSet {
     ) -> Result<Self, WireError> {
         let mut wiring = Wiring { vm, bus, events, set: Self::default() };
         wiring.add(Block::new(Disk::ReadOnly(disks.root), ROOT))?;
+        let directory = scratch.map(|scratch| scratch.directory.as_fd());
         let overlay = match disks.overlay {
-            OverlayBase::File(file) => OverlayDisk::new(file, scratch)?,
-            OverlayBase::Extent(content) => OverlayDisk::of_extent(content, scratch)?,
+            OverlayBase::File(file) => OverlayDisk::new(file, directory)?,
+            OverlayBase::Extent(content) => OverlayDisk::of_extent(content, directory)?,
         };
+        let overlay = overlay.with_limit(scratch.map_or(u64::MAX, |scratch| scratch.limit));
         let overlay = wiring.add(Block::new(Disk::Overlay(overlay), OVERLAY))?;
         let vsock = vsock.ok_or(WireError::NoVsock)?;
         wiring.add(Vsock::new(GUEST_CID, vsock).map_err(WireError::Vsock)?)?;

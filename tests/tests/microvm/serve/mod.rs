@@ -2,6 +2,7 @@
 
 mod clients;
 mod crashes;
+mod disks;
 mod pool;
 mod refusals;
 mod thaws;

@@ -18,7 +18,7 @@ use uuid::Uuid;
 use firn_run::AgentClient;
 
 use super::launcher::{Launcher, guest_mib};
-use super::ledger::{Budget, Cost, Ledger};
+use super::ledger::{Budget, Cost, Ledger, Shortage};
 use super::microvm::Microvm;
 use super::request_stats::RequestStats;
 use super::table::{InstanceId, InstanceTable};
@@ -26,8 +26,7 @@ use crate::functions::{SnapshotPlace, Version};
 use crate::metrics::{Metrics, Outcome, StartKind};
 use locked::Locked;
 
-/// Memory of a monitor besides guest memory, bytes: its program, page tables, and the guest's first
-/// writes to its disk.
+/// Memory of a monitor besides guest memory, bytes: its program and page tables.
 const MONITOR_BYTES: u64 = 16 << 20;
 
 /// How long killed processes have to end, so that their sockets can be removed.
@@ -144,21 +143,25 @@ pub enum AcquireError {
     #[error("too many requests wait for a microVM")]
     QueueFull,
     /// The request waited for the longest time allowed.
-    #[error("no microVM was free in time")]
-    TimedOut,
+    #[error("no microVM was free in time{}", because(.0))]
+    TimedOut(Option<Shortage>),
     /// The microVM could not start even if no other ran.
-    #[error("the function needs more memory than the daemon's limit")]
-    TooLarge,
+    #[error("the function's microVM does not fit into the daemon's limits: {0}")]
+    TooLarge(Shortage),
     /// The daemon is stopping.
     #[error("the daemon is stopping")]
     Closed,
+}
+
+fn because(shortage: &Option<Shortage>) -> String {
+    shortage.map(|shortage| format!(": {shortage}")).unwrap_or_default()
 }
 
 impl AcquireError {
     /// Whether the request was refused for lack of capacity, so that a later attempt can succeed.
     #[must_use]
     pub fn is_throttling(self) -> bool {
-        matches!(self, Self::Concurrency | Self::QueueFull | Self::TimedOut)
+        matches!(self, Self::Concurrency | Self::QueueFull | Self::TimedOut(_))
     }
 }
 
@@ -167,7 +170,7 @@ impl Fleet {
     /// fleet is dropped.
     pub(crate) fn new(launcher: Launcher, limits: Limits) -> Arc<Self> {
         let Limits { memory, monitors, measured, .. } = limits;
-        let budget = Budget { memory, monitors, measured };
+        let budget = Budget { memory, monitors, disks: launcher.scratch.disks(), measured };
         let state = State {
             ledger: Ledger::new(budget),
             revisions: HashMap::new(),
@@ -217,13 +220,14 @@ impl Fleet {
         self: &Arc<Self>,
         request: LeaseRequest,
     ) -> Result<Lease, AcquireError> {
+        let cost = self.cost(&request.version);
         let waiting = {
             let mut state = self.lock();
             if state.closed {
                 return Err(AcquireError::Closed);
             }
-            if !state.ledger.could_fit(&self.cost(&request.version)) {
-                return Err(AcquireError::TooLarge);
+            if let Some(shortage) = state.ledger.never_fits(&cost) {
+                return Err(AcquireError::TooLarge(shortage));
             }
             if let Some(lease) = self.try_lease(&mut state, &request) {
                 return Ok(lease);
@@ -239,7 +243,7 @@ impl Fleet {
         match timeout(self.limits.queue_wait, waiting).await {
             Ok(Ok(lease)) => Ok(lease),
             Ok(Err(_)) => Err(AcquireError::Closed),
-            Err(_) => Err(AcquireError::TimedOut),
+            Err(_) => Err(AcquireError::TimedOut(self.state.lock().ledger.shortage(&cost))),
         }
     }
 
@@ -393,8 +397,8 @@ impl Fleet {
             _ => 0,
         };
         let guest = u64::from(guest_mib(version)) << 20;
-        let private = guest + MONITOR_BYTES + self.launcher.scratch.worst();
-        Cost { revision: version.revision, private, shared }
+        let disk = self.launcher.scratch.worst();
+        Cost { revision: version.revision, private: guest + MONITOR_BYTES, shared, disk }
     }
 
     fn reserve(self: &Arc<Self>, state: &mut Locked<'_>, version: &Version) -> Option<Reservation> {

@@ -12,12 +12,17 @@ impl Fleet {
     pub(super) fn watch(self: &Arc<Self>) {
         // Reads a file of /proc for each microVM, so without holding the lock.
         let processes = self.state.lock().instances.processes();
-        let measured: Vec<(InstanceId, Option<Usage>)> =
-            processes.into_iter().map(|(id, process)| (id, self.usage(process))).collect();
+        let measured: Vec<(InstanceId, Usage, u64)> = processes
+            .into_iter()
+            .filter_map(|(id, process)| {
+                Some((id, usage(process)?, self.launcher.scratch.bytes_of(process)))
+            })
+            .collect();
         let mut state = self.lock();
-        for (instance, usage) in measured {
-            let Some(usage) = usage else { continue };
-            if let Some(revision) = state.instances.measured(instance, usage) {
+        for (instance, usage, disk) in measured {
+            let with_disk = Usage { private: usage.private.saturating_add(disk), ..usage };
+            if let Some(revision) = state.instances.measured(instance, with_disk) {
+                // The disk is reserved in full.
                 state.ledger.record_usage(revision, usage);
             }
         }
@@ -34,13 +39,6 @@ impl Fleet {
         if !closed {
             self.stand_by();
         }
-    }
-
-    /// The memory use of a microVM's process, and of its guest's disk.
-    fn usage(&self, process: u32) -> Option<Usage> {
-        let Usage { private, shared } = usage(process)?;
-        let disk = self.launcher.scratch.bytes_of(process);
-        Some(Usage { private: private.saturating_add(disk), shared })
     }
 
     /// Ends microVMs that were idle for too long or whose process has ended.

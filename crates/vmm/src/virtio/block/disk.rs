@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -183,8 +184,45 @@ pub(crate) struct OverlayDisk {
     base: Base,
     size: u64,
     pub(super) upper: File,
-    /// One bit per cluster: set if `upper` contains it, at its offset on the disk.
-    changed: Vec<u64>,
+    /// The clusters that `upper` contains, each at its offset on the disk.
+    changed: Clusters,
+    /// Those of them that take space: the others are holes.
+    stored: Clusters,
+    /// Limit of the space that `upper` takes, bytes.
+    limit: u64,
+}
+
+/// A set of clusters of a disk: one bit for each.
+#[derive(Debug)]
+struct Clusters {
+    bits: Vec<u64>,
+    count: u64,
+}
+
+impl Clusters {
+    /// None, of a disk of `size` bytes.
+    fn none(size: u64) -> io::Result<Self> {
+        let words = usize::try_from(size.div_ceil(CLUSTER).div_ceil(64));
+        Ok(Self { bits: vec![0; words.map_err(io::Error::other)?], count: 0 })
+    }
+
+    fn contains(&self, cluster: u64) -> bool {
+        let (word, bit) = place(cluster);
+        self.bits.get(word).is_some_and(|word| word >> bit & 1 != 0)
+    }
+
+    fn set(&mut self, clusters: Range<u64>, present: bool) {
+        for cluster in clusters {
+            let (word, bit) = place(cluster);
+            let Some(word) = self.bits.get_mut(word) else { return };
+            match (*word >> bit & 1 != 0, present) {
+                (false, true) => self.count += 1,
+                (true, false) => self.count -= 1,
+                _ => continue,
+            }
+            *word ^= 1 << bit;
+        }
+    }
 }
 
 impl OverlayDisk {
@@ -217,9 +255,14 @@ impl OverlayDisk {
     fn over(base: Base, size: u64, scratch: Option<BorrowedFd<'_>>) -> io::Result<Self> {
         let upper = unlinked_file(scratch)?;
         upper.set_len(size)?;
-        let words = size.div_ceil(CLUSTER).div_ceil(64);
-        let words = usize::try_from(words).map_err(io::Error::other)?;
-        Ok(Self { base, size, upper, changed: vec![0; words] })
+        let (changed, stored) = (Clusters::none(size)?, Clusters::none(size)?);
+        Ok(Self { base, size, upper, changed, stored, limit: u64::MAX })
+    }
+
+    /// Limits the space that the guest's writes take, bytes. A write beyond it fails.
+    #[must_use]
+    pub(crate) fn with_limit(self, limit: u64) -> Self {
+        Self { limit, ..self }
     }
 
     pub(super) fn size(&self) -> u64 {
@@ -233,26 +276,21 @@ impl OverlayDisk {
         }
     }
 
-    fn is_changed(&self, cluster: u64) -> bool {
-        let (word, bit) = place(cluster);
-        self.changed.get(word).is_some_and(|word| word >> bit & 1 != 0)
-    }
-
-    fn mark_changed(&mut self, clusters: std::ops::Range<u64>) {
-        for cluster in clusters {
-            let (word, bit) = place(cluster);
-            if let Some(word) = self.changed.get_mut(word) {
-                *word |= 1 << bit;
-            }
+    /// Checks that `clusters` can be stored within the limit.
+    fn check_room(&self, clusters: Range<u64>) -> io::Result<()> {
+        let new = clusters.filter(|cluster| !self.stored.contains(*cluster)).count();
+        if (self.stored.count + u64_of(new)).saturating_mul(CLUSTER) > self.limit {
+            return Err(io::ErrorKind::QuotaExceeded.into());
         }
+        Ok(())
     }
 
     /// The location of the byte at `offset`, and how many of the `len` bytes from there it
     /// contains.
     pub(super) fn extent(&self, offset: u64, len: u64) -> (Place<'_>, u64) {
-        let changed = self.is_changed(offset / CLUSTER);
+        let changed = self.changed.contains(offset / CLUSTER);
         let mut end = (offset / CLUSTER + 1) * CLUSTER;
-        while end < offset + len && self.is_changed(end / CLUSTER) == changed {
+        while end < offset + len && self.changed.contains(end / CLUSTER) == changed {
             end += CLUSTER;
         }
         let place = if changed { Place::File(&self.upper) } else { self.base() };
@@ -277,11 +315,15 @@ impl OverlayDisk {
             let at = offset + done;
             let (whole, part) = self.split(at, len - done);
             let data = subslice(slice, done, part)?;
+            let clusters = at / CLUSTER..(at + part).div_ceil(CLUSTER);
+            self.check_room(clusters.clone())?;
             if !whole {
                 self.copy_up(at / CLUSTER)?;
             }
+            // A write that fails may have taken space.
+            self.stored.set(clusters.clone(), true);
             write_volatile_at(&self.upper, at, &data)?;
-            self.mark_changed(at / CLUSTER..(at + part).div_ceil(CLUSTER));
+            self.changed.set(clusters, true);
             done += part;
         }
         Ok(())
@@ -294,9 +336,14 @@ impl OverlayDisk {
             let (whole, part) = self.split(at, len - done);
             if whole {
                 punch_hole(&self.upper, at, part)?;
-                self.mark_changed(at / CLUSTER..(at + part).div_ceil(CLUSTER));
+                let clusters = at / CLUSTER..(at + part).div_ceil(CLUSTER);
+                self.changed.set(clusters.clone(), true);
+                self.stored.set(clusters, false);
             } else {
-                self.copy_up(at / CLUSTER)?;
+                let cluster = at / CLUSTER;
+                self.check_room(cluster..cluster + 1)?;
+                self.copy_up(cluster)?;
+                self.stored.set(cluster..cluster + 1, true);
                 let zeros = vec![0; usize::try_from(part).map_err(io::Error::other)?];
                 self.upper.write_all_at(&zeros, at)?;
             }
@@ -322,7 +369,7 @@ impl OverlayDisk {
 
     /// Copies `cluster` to `upper` unless it is there already.
     fn copy_up(&mut self, cluster: u64) -> io::Result<()> {
-        if self.is_changed(cluster) {
+        if self.changed.contains(cluster) {
             return Ok(());
         }
         let start = cluster * CLUSTER;
@@ -330,12 +377,13 @@ impl OverlayDisk {
         let mut data = vec![0; usize::try_from(len).map_err(io::Error::other)?];
         self.base().read_exact_at(&mut data, start)?;
         self.upper.write_all_at(&data, start)?;
-        self.mark_changed(cluster..cluster + 1);
+        self.changed.set(cluster..cluster + 1, true);
+        self.stored.set(cluster..cluster + 1, true);
         Ok(())
     }
 }
 
-/// The word and the bit of a cluster in the map of changed clusters.
+/// The word and the bit of a cluster in a set.
 fn place(cluster: u64) -> (usize, u64) {
     (usize::try_from(cluster / 64).unwrap_or(usize::MAX), cluster % 64)
 }

@@ -2,6 +2,7 @@ use std::fs;
 use std::fs::File;
 use std::io::Write as _;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -332,6 +333,30 @@ fn invalid_disks_are_refused() {
     let no_directory = tempfile::tempfile().unwrap();
     let error = OverlayDisk::new(base, Some(no_directory.as_fd())).unwrap_err();
     assert!(matches!(error, OpenDiskError::Upper(_)), "{error:?}");
+}
+
+#[test]
+fn writes_beyond_the_limit_are_errors() {
+    let dir = TempDir::new().unwrap();
+    let base = open(&image(&dir, &vec![7; 64 << 10])).unwrap();
+    let disk = OverlayDisk::new(base, Some(scratch(&dir).as_fd())).unwrap();
+    let mut guest = Guest::started(Block::new(Disk::Overlay(disk.with_limit(3 * 4096)), ""));
+    // A part of a cluster takes all of it.
+    assert_eq!(send(&mut guest, OUT, 1, &[1; 512]), OK);
+    assert_eq!(send(&mut guest, OUT, 8, &[2; 8192]), OK);
+    assert_eq!(send(&mut guest, OUT, 24, &[3; 512]), IOERR);
+    assert_eq!(send(&mut guest, WRITE_ZEROES, 25, &zero_segment(25, 1, 0)), IOERR);
+    // What is stored can be written again, and what is not has the base's content.
+    assert_eq!(send(&mut guest, OUT, 0, &[4; 12288]), OK);
+    assert_eq!(read(&mut guest, 24, 1024), [7; 1024]);
+    // Holes take no space, and give back what they had.
+    assert_eq!(send(&mut guest, WRITE_ZEROES, 32, &zero_segment(32, 8, 0)), OK);
+    assert_eq!(send(&mut guest, DISCARD, 0, &zero_segment(0, 8, 0)), OK);
+    assert_eq!(send(&mut guest, OUT, 24, &[5; 4096]), OK);
+    assert_eq!(send(&mut guest, OUT, 40, &[6; 512]), IOERR);
+    assert_eq!(send(&mut guest, OUT, 33, &[6; 512]), IOERR, "a part of a hole takes space");
+    let stored = |disk: &OverlayDisk| disk.upper.metadata().unwrap().blocks() * 512;
+    assert_eq!(with_disk(&guest, stored), 3 * 4096);
 }
 
 #[test]
