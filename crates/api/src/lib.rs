@@ -6,6 +6,7 @@
 
 #[cfg(test)]
 mod attack_tests;
+mod credentials;
 mod http_client;
 mod lambda;
 mod monitoring;
@@ -15,10 +16,12 @@ mod server;
 mod sigv4;
 mod status_client;
 #[cfg(test)]
+mod tenants_tests;
+#[cfg(test)]
 mod tests;
 
+pub use credentials::{Credentials, CredentialsError};
 pub use otlp::OtlpError;
 pub use serve::{ServeError, ServeOptions, serve};
 pub use server::{Limits, Listen};
-pub use sigv4::{Credentials, CredentialsError};
 pub use status_client::{StatusClient, StatusClientError};

@@ -10,11 +10,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 
+use crate::credentials::Credentials;
 use crate::lambda::{self, Admission, Lambda, Scope};
 use crate::monitoring;
 use crate::otlp::{self, OtlpError};
 use crate::server::{self, Buffer, Limits, Listen, Listener};
-use crate::sigv4::Credentials;
 
 /// How long the daemon waits for requests in flight when it stops.
 const CLOSE_LIMIT: Duration = Duration::from_secs(30);

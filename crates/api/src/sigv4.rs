@@ -4,7 +4,6 @@
 //! from the payload. Signatures in the query are not supported.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use axum::body::Bytes;
@@ -17,6 +16,8 @@ use sha2::{Digest, Sha256};
 use time::format_description::BorrowedFormatItem;
 use time::macros::format_description;
 use time::{OffsetDateTime, PrimitiveDateTime};
+
+use crate::credentials::{Credentials, Key};
 
 const ALGORITHM: &str = "AWS4-HMAC-SHA256";
 
@@ -38,32 +39,6 @@ const SKEW: Duration = Duration::from_secs(15 * 60);
 const PATH: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
 
-/// The keys that can sign requests: secrets by access key.
-#[derive(Clone)]
-pub struct Credentials(HashMap<String, String>);
-
-/// Credentials cannot be read.
-#[derive(Debug, thiserror::Error)]
-pub enum CredentialsError {
-    /// The file cannot be read.
-    #[error("cannot read the credentials in {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: std::io::Error,
-    },
-    /// The file holds no credentials.
-    #[error(
-        "{} holds no credentials: it needs aws_access_key_id and aws_secret_access_key, as in ~/.aws/credentials",
-        path.display()
-    )]
-    None {
-        /// The file.
-        path: PathBuf,
-    },
-}
-
 /// A request is not signed with one of the keys.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SignatureError {
@@ -75,12 +50,6 @@ pub(crate) enum SignatureError {
     Invalid(String),
 }
 
-impl std::fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_set().entries(self.0.keys()).finish()
-    }
-}
-
 /// The SHA-256 of a body, in hexadecimal.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Payload(String);
@@ -88,6 +57,7 @@ pub(crate) struct Payload(String);
 /// A signature whose scope and headers are valid.
 pub(crate) struct Checked {
     secret: String,
+    tenant: String,
     time: String,
     region: String,
     signed: Vec<String>,
@@ -105,42 +75,6 @@ struct Signature<'a> {
 }
 
 impl Credentials {
-    /// Reads a file in the format of `~/.aws/credentials`: sections, each with `aws_access_key_id`
-    /// and `aws_secret_access_key`.
-    ///
-    /// # Errors
-    /// See [`CredentialsError`].
-    pub fn read(path: &Path) -> Result<Self, CredentialsError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| CredentialsError::Read { path: path.to_owned(), source })?;
-        let found = Self::parse(&text);
-        if found.0.is_empty() {
-            return Err(CredentialsError::None { path: path.to_owned() });
-        }
-        Ok(found)
-    }
-
-    fn parse(text: &str) -> Self {
-        let mut found = HashMap::new();
-        let mut key = None;
-        let mut secret = None;
-        for line in text.lines().map(str::trim) {
-            if line.starts_with('[') {
-                (key, secret) = (None, None);
-            }
-            let Some((name, value)) = line.split_once('=') else { continue };
-            match name.trim() {
-                "aws_access_key_id" => key = Some(value.trim().to_owned()),
-                "aws_secret_access_key" => secret = Some(value.trim().to_owned()),
-                _ => {}
-            }
-            if let (Some(key), Some(secret)) = (&key, &secret) {
-                found.insert(key.clone(), secret.clone());
-            }
-        }
-        Self(found)
-    }
-
     /// Checks everything in a request's head: that it names one of the keys, this daemon's `region`
     /// and about `now`, and that all of it that matters is signed. If the head has the body's
     /// digest, checks the signature as well.
@@ -154,7 +88,7 @@ impl Credentials {
         let authorization = header("authorization").ok_or(SignatureError::Missing)?;
         let signature = Signature::parse(authorization)
             .ok_or_else(|| invalid("the Authorization header cannot be read"))?;
-        let secret = self.0.get(signature.key).ok_or(SignatureError::UnknownKey)?;
+        let Key { secret, tenant } = self.key(signature.key).ok_or(SignatureError::UnknownKey)?;
         let time = header("x-amz-date").ok_or_else(|| invalid("x-amz-date is missing"))?;
         check_time(time, now)?;
         if (signature.date, signature.region, signature.service) != (&time[..8], region, SERVICE) {
@@ -171,6 +105,7 @@ impl Credentials {
         }
         let checked = Checked {
             secret: secret.clone(),
+            tenant: tenant.clone(),
             time: time.to_owned(),
             region: region.to_owned(),
             signed: signed.iter().map(|name| (*name).to_owned()).collect(),
@@ -185,7 +120,7 @@ impl Credentials {
 
     /// Signs a request for `region` with the first key.
     pub(crate) fn sign(&self, request: &mut Request<Bytes>, region: &str, now: SystemTime) {
-        let Some((key, secret)) = self.0.iter().min() else { return };
+        let Some((key, Key { secret, .. })) = self.first() else { return };
         // Formatting fails only for years outside 0 to 9999.
         let time = OffsetDateTime::from(now).format(TIME).unwrap_or_default();
         let host = request.uri().authority().map_or("", |authority| authority.as_str()).to_owned();
@@ -220,6 +155,11 @@ impl Payload {
 }
 
 impl Checked {
+    /// The tenant whose key has signed.
+    pub(crate) fn into_tenant(self) -> String {
+        self.tenant
+    }
+
     /// The signature, in hexadecimal.
     pub(crate) fn signature(&self) -> String {
         hex(&self.signature)

@@ -9,9 +9,9 @@ use axum::http::{Request, StatusCode, Uri};
 use firn_control::DaemonStatus;
 use tokio::runtime::{Builder, Runtime};
 
+use crate::credentials::Credentials;
 use crate::http_client::HttpClient;
 use crate::monitoring::STATUS_PATH;
-use crate::sigv4::Credentials;
 
 /// A client of one daemon.
 #[derive(Debug)]

@@ -19,12 +19,12 @@ use zip::write::{SimpleFileOptions, ZipWriter};
 
 use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
-use firn_control::{BootFiles, ControlOptions, MAX_ZIP};
+use firn_control::{BootFiles, ControlOptions, MAX_ZIP, Tenants};
 
+use crate::credentials::Credentials;
 use crate::lambda::{MAX_BODY, REPORT, REQUEST_ID};
 use crate::serve::{ServeOptions, open, router, serve};
 use crate::server::{Limits, Listen};
-use crate::sigv4::Credentials;
 
 /// A daemon's directory.
 pub(crate) struct World {
@@ -84,6 +84,7 @@ impl World {
                 planners: vec!["firecracker".into()],
                 memory: 1 << 40,
                 monitors: 9,
+                one_cpu: None,
                 measured: true,
                 queue: 9,
                 event_bytes: 1 << 30,
@@ -92,6 +93,7 @@ impl World {
                 keep_alive: Duration::from_secs(60),
                 start_limit: Duration::from_secs(60),
                 region: "eu-north-1".into(),
+                tenants: Tenants::default(),
             },
         }
     }

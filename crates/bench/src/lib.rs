@@ -58,7 +58,7 @@ pub use capacity::{
     Budget, Capacities, CapacitiesError, CapacityConfig, CapacityError, CapacityRow, Carried,
     FillError,
 };
-pub use cgroup::{CgroupError, GroupUsage, MemoryLimit};
+pub use cgroup::{GroupUsage, MemoryLimit};
 pub use cost::{CostRow, Costs, Prices};
 pub use harness::Harness;
 pub use host::{Host, HostError, KvmKind};

@@ -4,14 +4,15 @@
 use std::fs;
 use std::process::Command;
 
-use firn_bench::{CgroupError, MemoryLimit};
+use firn_bench::MemoryLimit;
+use firn_run::cgroup::CgroupError;
 use firn_vmm::{KVM_DEVICE, open_kvm};
 use serde_json::Value;
 
 /// Whether this process may limit the memory of a cgroup. It enters a cgroup and leaves it again.
 fn can_limit() -> bool {
     let entered = MemoryLimit::enter(1 << 30);
-    !matches!(entered, Err(CgroupError::NoController | CgroupError::Io { .. }))
+    !matches!(entered, Err(CgroupError::NoController(_) | CgroupError::Io { .. }))
 }
 
 fn groups() -> String {

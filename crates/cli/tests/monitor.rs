@@ -8,6 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use firn_base::now_ns;
+use firn_run::cgroup::{CgroupPlace, CgroupVersion};
 use firn_run::monitor::{Monitor, Progress};
 use firn_run::{
     Descriptors, HostSpec, Making, Origin, ReadyUse, ReplaySpec, SourceSpec, StandbyUse,
@@ -23,13 +24,13 @@ fn monitor() -> Monitor {
 }
 
 /// A player in `directory`; `None` without KVM.
-fn player(directory: &Path) -> Option<PathBuf> {
+fn player(directory: &Path, trace: &str) -> Option<PathBuf> {
     if !firn_required::has("kvm", open_kvm(KVM_DEVICE.as_ref()).is_ok()) {
         return None;
     }
     let snapshot = directory.join("snapshot");
     let made = Command::new(env!("CARGO_BIN_EXE_firn"))
-        .args(["player", "--trace", "sequential-read:4M", "--dense", "--out"])
+        .args(["player", "--trace", trace, "--dense", "--out"])
         .arg(&snapshot)
         .output()
         .unwrap();
@@ -62,7 +63,7 @@ fn thaw(snapshot: &Path, planner: &str) -> Result<u64, StartError> {
 #[test]
 fn a_monitor_reports_a_start_and_a_typed_error() {
     let directory = tempfile::tempdir().unwrap();
-    let Some(snapshot) = player(directory.path()) else { return };
+    let Some(snapshot) = player(directory.path(), "sequential-read:4M") else { return };
     assert_eq!(thaw(&snapshot, "dram_cached").unwrap(), 1024);
     let error = thaw(&snapshot, "no such planner").unwrap_err();
     assert!(matches!(error, StartError::Planner(_)), "{error:?}");
@@ -83,7 +84,7 @@ fn a_monitor_reports_a_start_and_a_typed_error() {
 #[test]
 fn a_held_player_waits_for_its_release() {
     let directory = tempfile::tempdir().unwrap();
-    let Some(snapshot) = player(directory.path()) else { return };
+    let Some(snapshot) = player(directory.path(), "sequential-read:4M") else { return };
     let (mut monitor, mut descriptors) = (monitor(), Descriptors::default());
     let spec = spec(&snapshot, "firecracker", true, &mut descriptors);
     monitor.start(spec, &descriptors).unwrap();
@@ -94,10 +95,77 @@ fn a_held_player_waits_for_its_release() {
     monitor.wait().unwrap();
 }
 
+/// CPU time of a process's threads, ns.
+fn cpu_ns(process: u32) -> u64 {
+    let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    let of = |thread: PathBuf| {
+        // A thread can end meanwhile.
+        let text = std::fs::read_to_string(thread.join("schedstat")).unwrap_or_default();
+        text.split(' ').next().and_then(|ns| ns.parse::<u64>().ok()).unwrap_or(0)
+    };
+    threads.map(|thread| of(thread.unwrap().path())).sum()
+}
+
+#[test]
+fn a_guest_gets_no_more_cpu_time_than_its_group() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(snapshot) = player(directory.path(), "sequential-read:64M") else { return };
+    let place = CgroupPlace::find("cpu");
+    let name = format!("firn-test-{}", std::process::id());
+    let Ok(group) = place.and_then(|place| place.create(&name)) else { return };
+    // A tenth of a CPU.
+    match group.version() {
+        CgroupVersion::V1 => {
+            group.write("cpu.cfs_period_us", "20000").unwrap();
+            group.write("cpu.cfs_quota_us", "2000").unwrap();
+        }
+        CgroupVersion::V2 => group.write("cpu.max", "2000 20000").unwrap(),
+    }
+    let door = group.door();
+    let program = env!("CARGO_BIN_EXE_firn").as_ref();
+    let mut monitor = Monitor::spawn_in(Some(group), program, KVM_DEVICE.as_ref()).unwrap();
+    let mut descriptors = Descriptors::default();
+    let spec = spec(&snapshot, "firecracker", true, &mut descriptors);
+    monitor.start(spec, &descriptors).unwrap();
+    // The guest touches its pages without a pause, then waits.
+    assert!(matches!(monitor.progress(Some(LIMIT)).unwrap(), Progress::Held));
+    let groups = std::fs::read_to_string(format!("/proc/{}/cgroup", monitor.pid())).unwrap();
+    assert!(groups.contains(&name), "{groups}");
+    let used = cpu_ns(monitor.pid());
+    let periods = monitor.group().unwrap().value("cpu.stat", "nr_periods").unwrap();
+    let throttled = monitor.group().unwrap().value("cpu.stat", "nr_throttled").unwrap();
+    let allowed = periods * 2_000_000;
+    assert!(throttled > 0 && used > 10_000_000, "{used} ns, {throttled} periods");
+    assert!(used < allowed * 13 / 10, "{used} ns of {allowed} ns in {periods} periods");
+    drop(monitor);
+    assert!(!door.exists(), "the group ends with its monitor");
+}
+
+#[test]
+fn a_monitor_that_cannot_enter_its_group_starts_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let Ok(group) = CgroupPlace::find("cpu")
+        .and_then(|place| place.create(&format!("firn-gone-{}", std::process::id())))
+    else {
+        return;
+    };
+    // Its directory is gone.
+    std::fs::remove_dir(group.door().parent().unwrap()).unwrap();
+    let program = env!("CARGO_BIN_EXE_firn").as_ref();
+    let mut monitor = Monitor::spawn_in(Some(group), program, KVM_DEVICE.as_ref()).unwrap();
+    let Some(snapshot) = player(directory.path(), "sequential-read:4M") else { return };
+    let mut descriptors = Descriptors::default();
+    let spec = spec(&snapshot, "firecracker", false, &mut descriptors);
+    let error =
+        monitor.start(spec, &descriptors).and_then(|()| monitor.started(Some(LIMIT))).unwrap_err();
+    let StartError::Monitor(chain) = error else { panic!("{error:?}") };
+    assert!(chain.to_string().contains("cannot enter the control group"), "{chain}");
+}
+
 #[test]
 fn a_monitor_returns_a_plan_without_a_start() {
     let directory = tempfile::tempdir().unwrap();
-    let Some(snapshot) = player(directory.path()) else { return };
+    let Some(snapshot) = player(directory.path(), "sequential-read:4M") else { return };
     let plan = |planner: &str| {
         let mut descriptors = Descriptors::default();
         let spec = spec(&snapshot, planner, false, &mut descriptors);
@@ -111,7 +179,7 @@ fn a_monitor_returns_a_plan_without_a_start() {
 #[test]
 fn a_standby_monitor_starts_in_the_vm_that_it_made() {
     let directory = tempfile::tempdir().unwrap();
-    let Some(snapshot) = player(directory.path()) else { return };
+    let Some(snapshot) = player(directory.path(), "sequential-read:4M") else { return };
     let planner = "dram_cached";
     let mut descriptors = Descriptors::default();
     let spec_of_plan = spec(&snapshot, planner, false, &mut descriptors);
@@ -159,7 +227,7 @@ fn a_standby_monitor_starts_in_the_vm_that_it_made() {
 #[test]
 fn a_monitor_ends_with_its_connection() {
     let directory = tempfile::tempdir().unwrap();
-    let Some(snapshot) = player(directory.path()) else { return };
+    let Some(snapshot) = player(directory.path(), "sequential-read:4M") else { return };
     // One monitor without a request, and one with a held player.
     let mut held = monitor();
     let mut descriptors = Descriptors::default();
@@ -184,7 +252,7 @@ fn ready(snapshot: &Path, planner: &str, hold: bool) -> Result<(Monitor, Making)
 #[test]
 fn a_ready_clone_resumes_and_reports_only_what_came_after_its_request() {
     let directory = tempfile::tempdir().unwrap();
-    let Some(snapshot) = player(directory.path()) else { return };
+    let Some(snapshot) = player(directory.path(), "sequential-read:4M") else { return };
     for planner in ["dram_cached", "firecracker"] {
         let (mut monitor, making) = ready(&snapshot, planner, true).unwrap();
         assert!(making.dram_bytes > 0 && making.ns > 0, "{making:?}");
@@ -208,7 +276,7 @@ fn a_ready_clone_resumes_and_reports_only_what_came_after_its_request() {
 #[test]
 fn a_clone_of_a_snapshot_that_was_replaced_or_removed_is_not_resumed() {
     let directory = tempfile::tempdir().unwrap();
-    let Some(snapshot) = player(directory.path()) else { return };
+    let Some(snapshot) = player(directory.path(), "sequential-read:4M") else { return };
     let gone = directory.path().join("gone");
     let outdated = |change: &dyn Fn()| {
         let (mut monitor, _) = ready(&snapshot, "dram_cached", false).unwrap();
@@ -222,7 +290,7 @@ fn a_clone_of_a_snapshot_that_was_replaced_or_removed_is_not_resumed() {
     // Another snapshot at its path.
     outdated(&|| {
         std::fs::rename(&snapshot, &gone).unwrap();
-        player(directory.path()).unwrap();
+        player(directory.path(), "sequential-read:4M").unwrap();
     });
     outdated(&|| std::fs::remove_dir_all(&snapshot).unwrap());
     // What was moved away can be used from there.
@@ -234,7 +302,7 @@ fn a_clone_of_a_snapshot_that_was_replaced_or_removed_is_not_resumed() {
 #[test]
 fn a_making_that_fails_is_reported_and_a_ready_clone_ends_with_its_owner() {
     let directory = tempfile::tempdir().unwrap();
-    let Some(snapshot) = player(directory.path()) else { return };
+    let Some(snapshot) = player(directory.path(), "sequential-read:4M") else { return };
     let error = ready(&snapshot, "no such planner", false).unwrap_err();
     assert!(matches!(error, StartError::Planner(_)), "{error:?}");
     let (monitor, _) = ready(&snapshot, "dram_cached", false).unwrap();

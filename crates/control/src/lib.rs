@@ -31,7 +31,8 @@ pub use instances::{
 pub use service::{
     AliasChange, AliasError, ChangeError, Claim, CodeChange, Control, ControlOptions, DeleteError,
     EventRefused, FindError, Found, Hold, InvocationRequest, NewFunction, NotFound, OpenError,
-    PrepareError, Prepared, PublishError, PublishRequest, RevisionMismatch,
+    PrepareError, Prepared, PublishError, PublishRequest, QuotaError, Quotas, RevisionMismatch,
+    Tenants,
 };
 pub use store::StoreError;
 pub use telemetry::{Telemetry, TraceContext};

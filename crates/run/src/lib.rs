@@ -28,6 +28,7 @@
 
 mod agent;
 mod background;
+pub mod cgroup;
 mod console_tail;
 mod descriptors;
 mod error;

@@ -21,8 +21,9 @@ use uuid::Uuid;
 
 use super::body::{MAX_BODY, MAX_DOCUMENT};
 use super::{ApiError, REQUEST_ID, once};
+use crate::credentials::Credentials;
 use crate::server::{Buffer, Held, Limits, Peer};
-use crate::sigv4::{Credentials, Payload};
+use crate::sigv4::{Checked, Payload};
 
 /// The content types with which a browser sends a request to a foreign host without asking it.
 const SIMPLE_TYPES: [&str; 3] =
@@ -31,6 +32,10 @@ const SIMPLE_TYPES: [&str; 3] =
 /// When a request's head arrived.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Received(pub(super) Instant);
+
+/// The tenant that has signed a request. `None` where requests are not signed.
+#[derive(Debug, Clone)]
+pub(super) struct Caller(pub(super) Option<String>);
 
 /// The signature of a request that takes effect once.
 #[derive(Debug, Clone)]
@@ -102,13 +107,14 @@ impl Admission {
     async fn admit(&self, request: Request, peer: Option<&Arc<Peer>>) -> Result<Request, ApiError> {
         let (parts, mut body) = request.into_parts();
         match self.check(&parts, &mut body, peer).await {
-            Ok((bytes, share, signature)) => {
+            Ok((bytes, share, checked)) => {
                 let once = parts.method != Method::GET && !is_invocation(&parts);
                 let mut request = Request::from_parts(parts, Body::from(bytes));
                 request.extensions_mut().insert(share);
-                if let Some(signature) = signature.filter(|_| once) {
-                    request.extensions_mut().insert(Signed(signature));
+                if let Some(checked) = checked.as_ref().filter(|_| once) {
+                    request.extensions_mut().insert(Signed(checked.signature()));
                 }
+                request.extensions_mut().insert(Caller(checked.map(Checked::into_tenant)));
                 Ok(request)
             }
             Err(error) => {
@@ -125,7 +131,7 @@ impl Admission {
         parts: &Parts,
         body: &mut Body,
         peer: Option<&Arc<Peer>>,
-    ) -> Result<(Bytes, Share, Option<String>), ApiError> {
+    ) -> Result<(Bytes, Share, Option<Checked>), ApiError> {
         self.check_sender(parts)?;
         let now = SystemTime::now();
         let checked = match &self.credentials {
@@ -135,12 +141,10 @@ impl Admission {
         let held = Arc::new(self.buffer.hold(peer));
         let bytes = self.read(parts, body, &held, peer).await?;
         held.keep();
-        let mut signature = None;
-        if let Some(checked) = checked {
+        if let Some(checked) = &checked {
             checked.check(parts, &Payload::of(&bytes))?;
-            signature = Some(checked.signature());
         }
-        Ok((bytes, Share(held), signature))
+        Ok((bytes, Share(held), checked))
     }
 
     /// Refuses requests that a page in a browser sends.

@@ -8,7 +8,8 @@ use firn_agent::protocol::MAX_EVENT_BYTES;
 use firn_control::{
     AcquireError, AliasError, ChangeError, CodeError, ConfigurationError, DeleteError,
     EventRefused, Field, FindError, InvokeFailure, LaunchError, LoadFailure, MAX_ENVIRONMENT,
-    MAX_UNPACKED, NotFound, PrepareError, PublishError, RevisionMismatch, StoreError, TaskFailed,
+    MAX_UNPACKED, NotFound, PrepareError, PublishError, QuotaError, RevisionMismatch, StoreError,
+    TaskFailed,
 };
 use firn_run::EventError;
 use serde_json::json;
@@ -202,6 +203,7 @@ impl Translate for ChangeError {
             Self::Revision(error) => error.into(),
             Self::Configuration(error) => error.into(),
             Self::Code(error) => error.into(),
+            Self::Quota(error) => error.into(),
             Self::Publish(error) => error.translate(scope),
             Self::Store(error) => error.into(),
             Self::Task(error) => error.into(),
@@ -219,6 +221,8 @@ impl Translate for PublishError {
                  with the CodeSHA256 in $LATEST.",
             )),
             Self::NoRestoreHook => ApiError::invalid(self.to_string()),
+            Self::Quota(error) => error.into(),
+            Self::Configuration(error) => error.into(),
             Self::Store(error) => error.into(),
             Self::Task(error) => error.into(),
         }
@@ -285,6 +289,18 @@ impl From<StoreError> for ApiError {
             }
             error => Self::service(&error, "the daemon's database failed"),
         }
+    }
+}
+
+impl From<QuotaError> for ApiError {
+    fn from(error: QuotaError) -> Self {
+        let (status, kind) = match error {
+            QuotaError::Code { .. } => (StatusCode::BAD_REQUEST, "CodeStorageExceededException"),
+            QuotaError::Versions { .. } | QuotaError::Snapshots { .. } => {
+                (StatusCode::PAYMENT_REQUIRED, "ServiceQuotaExceededException")
+            }
+        };
+        Self::new(status, kind, error.to_string())
     }
 }
 
@@ -356,6 +372,7 @@ impl From<ConfigurationError> for ApiError {
             )),
             ConfigurationError::Image(_)
             | ConfigurationError::RestoreHook(_)
+            | ConfigurationError::PlannerRefused { .. }
             | ConfigurationError::Planner(_) => Self::invalid(error.to_string()),
         }
     }

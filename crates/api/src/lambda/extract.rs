@@ -7,6 +7,7 @@ use axum::http::request::Parts;
 use firn_control::Target;
 use serde::Deserialize;
 
+use super::authorize::Caller;
 use super::names::parse;
 use super::{ApiError, Lambda};
 
@@ -41,7 +42,7 @@ impl FromRequestParts<Arc<Lambda>> for Qualified {
     async fn from_request_parts(parts: &mut Parts, lambda: &Arc<Lambda>) -> Result<Self, ApiError> {
         let query = query(parts).await?;
         let name = word(parts, "name").await?;
-        let target = parse(&name, query.qualifier.as_deref())?;
+        let target = parse(&name, query.qualifier.as_deref())?.of_tenant(tenant(parts));
         Ok(Self { lambda: Arc::clone(lambda), target })
     }
 }
@@ -50,7 +51,7 @@ impl FromRequestParts<Arc<Lambda>> for Unqualified {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, lambda: &Arc<Lambda>) -> Result<Self, ApiError> {
-        let target = parse(&word(parts, "name").await?, None)?;
+        let target = parse(&word(parts, "name").await?, None)?.of_tenant(tenant(parts));
         if target.qualifier().is_some() {
             let message = "This operation applies to functions, not to their versions.";
             return Err(ApiError::invalid(message));
@@ -69,6 +70,11 @@ impl FromRequestParts<Arc<Lambda>> for ValidQuery {
     async fn from_request_parts(parts: &mut Parts, _: &Arc<Lambda>) -> Result<Self, ApiError> {
         query(parts).await.map(Self)
     }
+}
+
+/// The tenant that has signed the request.
+fn tenant(parts: &Parts) -> Option<String> {
+    parts.extensions.get::<Caller>().and_then(|caller| caller.0.clone())
 }
 
 async fn query(parts: &mut Parts) -> Result<Query, ApiError> {

@@ -10,7 +10,7 @@ use axum::{Extension, Json};
 use firn_control::{CodeChange, NewFunction};
 use serde_json::json;
 
-use super::authorize::Share;
+use super::authorize::{Caller, Share};
 use super::body::{WithCode, ZipPlace, parse as parse_body};
 use super::configuration::change;
 use super::documents::{Concurrency, CreateFunction, Settings, UpdateCode, configuration};
@@ -22,6 +22,7 @@ use super::{ApiError, Lambda};
 pub(super) async fn create(
     State(lambda): State<Arc<Lambda>>,
     Extension(share): Extension<Share>,
+    Extension(Caller(tenant)): Extension<Caller>,
     body: Bytes,
 ) -> Result<impl IntoResponse, ApiError> {
     let decoded = lambda.with_code(body, share, ZipPlace::Code, "CreateFunction").await?;
@@ -29,7 +30,7 @@ pub(super) async fn create(
     let request: CreateFunction = request;
     let publish = request.publish;
     let new = NewFunction {
-        target: parse(&request.function_name, None)?,
+        target: parse(&request.function_name, None)?.of_tenant(tenant),
         zip: request.code.only_zip(zip)?,
         configuration: change(request.settings)?,
         publish,
@@ -42,9 +43,10 @@ pub(super) async fn create(
 pub(super) async fn list(
     State(lambda): State<Arc<Lambda>>,
     ValidQuery(query): ValidQuery,
+    Extension(Caller(tenant)): Extension<Caller>,
 ) -> Result<impl IntoResponse, ApiError> {
     let all = query.function_version.as_deref() == Some("ALL");
-    let versions = lambda.control.functions(all).await.map_err(lambda.error())?;
+    let versions = lambda.control.functions(tenant, all).await.map_err(lambda.error())?;
     let items = versions.iter().map(|version| {
         let key = format!("{}:{}", version.function, version.version);
         (key, configuration(&lambda.scope, version, all))

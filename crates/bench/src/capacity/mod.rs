@@ -17,9 +17,10 @@ use thiserror::Error;
 use firn_base::format_bytes;
 use firn_memory::planners::{pack, parse};
 use firn_pool::ClientError;
+use firn_run::cgroup::CgroupError;
 
 use crate::batch::BatchError;
-use crate::cgroup::{CgroupError, GroupUsage};
+use crate::cgroup::GroupUsage;
 use crate::harness::Harness;
 use crate::host::Host;
 use crate::picture::chart::{Bar, Chart, Marks, Panel};
@@ -126,7 +127,7 @@ pub enum FillError {
 #[non_exhaustive]
 pub enum CapacityError {
     /// Memory cannot be limited.
-    #[error(transparent)]
+    #[error("cannot limit memory")]
     Cgroup(#[from] CgroupError),
     /// A process could not be started.
     #[error(transparent)]

@@ -15,12 +15,13 @@ use thiserror::Error;
 
 use firn_base::error_chain;
 use firn_memory::planners::{Store, parse};
+use firn_run::cgroup::CgroupError;
 
 pub use experiments::{EXPERIMENTS, Experiment, Quantity, Shape, UnknownExperiment, find};
 pub use outcome::{Outcome, Place};
 
 use crate::capacity::{Budget, FillError, fill};
-use crate::cgroup::{CgroupError, MemoryLimit};
+use crate::cgroup::MemoryLimit;
 use crate::harness::Harness;
 use crate::host::{Host, HostError};
 use crate::player::{GapFactor, Leaves};
@@ -57,7 +58,7 @@ pub enum PaperError {
     #[error(transparent)]
     Host(#[from] HostError),
     /// Memory cannot be limited.
-    #[error(transparent)]
+    #[error("cannot limit memory")]
     Limit(#[from] CgroupError),
     /// A session failed.
     #[error(transparent)]

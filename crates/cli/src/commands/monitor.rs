@@ -4,9 +4,12 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::Parser;
 
 use firn_vmm::KVM_DEVICE;
+
+use crate::output;
 
 /// Run a microVM for the process that started this one, which sends the request over standard input
 #[derive(Debug, Parser)]
@@ -14,9 +17,21 @@ pub(crate) struct MonitorArgs {
     /// The KVM device
     #[arg(long, value_name = "DEVICE", default_value = KVM_DEVICE)]
     kvm: PathBuf,
+    /// The file of a control group to which this process writes `0` to enter the group
+    #[arg(long, value_name = "FILE")]
+    cgroup: Option<PathBuf>,
 }
 
 pub(crate) fn run(arguments: &MonitorArgs) -> ExitCode {
+    if let Some(door) = &arguments.cgroup {
+        // There is one thread so far.
+        let entered = std::fs::write(door, "0")
+            .with_context(|| format!("cannot enter the control group of {}", door.display()));
+        if let Err(error) = entered {
+            output::print_error(&*error);
+            return ExitCode::FAILURE;
+        }
+    }
     match firn_run::monitor::serve(&arguments.kvm) {
         Ok(()) => ExitCode::SUCCESS,
         // The process that started this one has the error.

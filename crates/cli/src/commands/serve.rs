@@ -10,7 +10,7 @@ use firn_base::parse_size;
 use tracing_subscriber::EnvFilter;
 
 use firn_api::{Credentials, Limits, Listen, ServeOptions};
-use firn_control::{BootFiles, ControlOptions};
+use firn_control::{BootFiles, ControlOptions, Quotas, Tenants};
 use firn_memory::planners::parse;
 use firn_run::{FunctionSettings, require_linux};
 
@@ -84,6 +84,11 @@ pub(crate) struct ServeArgs {
     /// Limit of running microVMs
     #[arg(long, value_name = "N", default_value_t = 256)]
     monitors: usize,
+    /// Limit the CPU time of each microVM that serves requests by its function's memory: one CPU
+    /// for MIB, others in proportion; 1769 is AWS Lambda's value. Requires a writable cgroup
+    /// [default: no limit]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
+    cpu_limit: Option<u32>,
     /// Memory to reserve for a microVM
     #[arg(long, value_enum, default_value_t = Reservation::Measured)]
     booking: Reservation,
@@ -119,6 +124,19 @@ pub(crate) struct ServeArgs {
     /// Account in the functions' ARNs: 12 digits
     #[arg(long, default_value = "000000000000", value_parser = account)]
     account: String,
+    /// A planner that functions can choose, by default all; sections of --credentials can have
+    /// quotas of their own
+    #[arg(long, value_name = "PLANNER", value_delimiter = ',')]
+    allow_planner: Vec<String>,
+    /// Limit of the published versions of each tenant
+    #[arg(long, value_name = "N")]
+    quota_versions: Option<u64>,
+    /// Limit of the zip files of each tenant
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    quota_code: Option<u64>,
+    /// Limit of the snapshots of each tenant
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    quota_snapshots: Option<u64>,
     /// Require requests that are signed with one of the keys in this file, in the format of
     /// ~/.aws/credentials
     #[arg(long, value_name = "FILE")]
@@ -164,6 +182,9 @@ pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
     for planner in planners {
         parse(planner)?;
     }
+    for planner in &arguments.allow_planner {
+        parse(planner)?;
+    }
     let memory = match arguments.memory {
         Some(memory) => memory,
         None => {
@@ -174,6 +195,15 @@ pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
         }
     };
     let credentials = arguments.credentials.as_deref().map(Credentials::read).transpose()?;
+    let tenants = Tenants {
+        default: Quotas {
+            planners: (!arguments.allow_planner.is_empty()).then_some(arguments.allow_planner),
+            versions: arguments.quota_versions,
+            code: arguments.quota_code,
+            snapshots: arguments.quota_snapshots,
+        },
+        named: credentials.as_ref().map(|found| found.tenants().clone()).unwrap_or_default(),
+    };
     let names_root = arguments.files.name_root();
     let options = ServeOptions {
         listen: arguments.listen,
@@ -214,6 +244,7 @@ pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
             planners: planners.iter().map(|planner| (*planner).to_owned()).collect(),
             memory,
             monitors: arguments.monitors,
+            one_cpu: arguments.cpu_limit,
             measured: arguments.booking == Reservation::Measured,
             queue: arguments.queue,
             event_bytes: arguments.event_bytes,
@@ -222,6 +253,7 @@ pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
             keep_alive: Duration::from_secs(arguments.keep_alive),
             start_limit: Duration::from_secs(arguments.start_limit),
             region: arguments.region,
+            tenants,
         },
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));

@@ -115,6 +115,14 @@ pub enum ConfigurationError {
          unset, if it does not"
     )]
     RestoreHook(String),
+    /// The function's owner may not choose the planner that the function names.
+    #[error("{PLANNER_VARIABLE}: the planner {planner} is not allowed; allowed: {allowed}")]
+    PlannerRefused {
+        /// The planner.
+        planner: String,
+        /// The planners that are allowed.
+        allowed: String,
+    },
     /// The planner that the function names does not exist.
     #[error("{PLANNER_VARIABLE}: {0}")]
     Planner(ParsePlannerError),

@@ -26,6 +26,7 @@ const MAX_QUALIFIER: usize = 128;
 pub struct Target {
     name: String,
     qualifier: Option<String>,
+    tenant: Option<String>,
 }
 
 /// A name or qualifier is not valid.
@@ -56,7 +57,22 @@ impl Target {
         if let Some(qualifier) = qualifier.filter(|qualifier| !is_qualifier(qualifier)) {
             return Err(NameError::Qualifier(qualifier.to_owned()));
         }
-        Ok(Self { name: name.to_owned(), qualifier: qualifier.map(ToOwned::to_owned) })
+        Ok(Self {
+            name: name.to_owned(),
+            qualifier: qualifier.map(ToOwned::to_owned),
+            tenant: None,
+        })
+    }
+
+    /// The same, on behalf of a tenant. Without one, functions of all tenants are found.
+    #[must_use]
+    pub fn of_tenant(self, tenant: Option<String>) -> Self {
+        Self { tenant, ..self }
+    }
+
+    /// The tenant.
+    pub(crate) fn tenant(&self) -> Option<&str> {
+        self.tenant.as_deref()
     }
 
     /// The function's name.
@@ -74,7 +90,7 @@ impl Target {
     /// Another version or alias of the same function. The caller has validated `qualifier`, or uses
     /// the result only in an error.
     pub(crate) fn with_qualifier(&self, qualifier: impl Into<String>) -> Self {
-        Self { name: self.name.clone(), qualifier: Some(qualifier.into()) }
+        Self { qualifier: Some(qualifier.into()), ..self.clone() }
     }
 }
 

@@ -21,6 +21,9 @@ pub(crate) struct FunctionRecord {
     pub(crate) next_version: u64,
     /// The limit of requests in flight, if the function has one.
     pub(crate) concurrency: Option<u32>,
+    /// The tenant that has created it, if there was one.
+    #[serde(default)]
+    pub(crate) owner: Option<String>,
     /// The unpublished version.
     pub(crate) latest: Version,
 }

@@ -17,6 +17,7 @@ use firn_snapshot::Verify;
 use firn_vmm::{Destination, Shape};
 use tokio::time::timeout;
 
+use super::cpu::Cpus;
 use super::microvm::{END_LIMIT, Microvm};
 use super::pool::SnapshotPool;
 use super::processes::Processes;
@@ -72,6 +73,8 @@ pub(crate) struct Launcher {
     pub(crate) standbys: Standbys,
     pub(crate) processes: Arc<Processes>,
     pub(crate) scratch: Scratch,
+    /// The limits of CPU time, if there are any.
+    pub(crate) cpus: Option<Cpus>,
     pub(crate) ready: ReadyClones<ThawKey, Microvm>,
 }
 
@@ -252,6 +255,17 @@ impl Launcher {
     ) -> Result<(Microvm, Box<StartReport>), LaunchError> {
         clone.monitor.resume(request_ns)?;
         Ok(self.wait(clone)?)
+    }
+
+    /// Records that a microVM serves requests from now on, and limits its CPU time, which its start
+    /// and the function's initialisation use without a limit.
+    pub(crate) fn serves(&self, microvm: &Microvm, version: &Version) {
+        microvm.serves();
+        let (Some(cpus), Some(group)) = (&self.cpus, microvm.monitor.group()) else { return };
+        if let Err(error) = cpus.limit(group, version.memory) {
+            let error: &dyn std::error::Error = &error;
+            tracing::error!(error, function = version.function, "cannot limit CPU time");
+        }
     }
 
     /// Starts and prepares standby monitors, and makes ready clones. Blocks for the time of a few
@@ -466,7 +480,9 @@ impl Make<ThawKey, Microvm> for Launcher {
 
 impl Prepare for Launcher {
     fn spawn(&self) -> Result<Monitor, firn_run::StartError> {
-        Monitor::spawn(&self.program, &self.kvm)
+        let group = self.cpus.as_ref().map(Cpus::group).transpose();
+        let group = group.map_err(|error| firn_run::StartError::Monitor(ErrorChain::of(&error)))?;
+        Monitor::spawn_in(group, &self.program, &self.kvm)
     }
 
     fn shape(&self, key: &ThawKey) -> Option<Shape> {

@@ -1,6 +1,7 @@
 //! The daemon's microVMs: one `firn` process each, started for a request, kept for later requests,
 //! ended when idle.
 
+mod cpu;
 mod fleet;
 mod forecast;
 mod launcher;
@@ -18,12 +19,13 @@ mod status;
 mod table;
 mod usage;
 
+pub(crate) use cpu::Cpus;
 pub use fleet::AcquireError;
 #[cfg(test)]
 pub(crate) use fleet::LeaseRequest;
 pub(crate) use fleet::{Fleet, Limits};
-pub(crate) use launcher::Launcher;
 pub use launcher::{BootFiles, LaunchError};
+pub(crate) use launcher::{Launcher, guest_mib};
 pub use ledger::Shortage;
 pub(crate) use pool::SnapshotPool;
 pub(crate) use ready::ReadyClones;

@@ -282,7 +282,7 @@ async fn start(
         fleet.stand_by();
         match thawed {
             Ok((Thawed { mut microvm, report: thaw, standby }, agent)) => {
-                microvm.serves();
+                fleet.launcher.serves(&microvm, version);
                 fleet.started(&reservation, microvm.process());
                 if let Some(found) = thaw.ready {
                     fleet.metrics.looked_for_ready(found);
@@ -313,7 +313,7 @@ async fn start(
     report.load_ns = Some(nanoseconds(booted.elapsed()));
     match loaded {
         Ok(agent) => {
-            microvm.serves();
+            fleet.launcher.serves(&microvm, version);
             fleet.started(&reservation, microvm.process());
             Ok(Vm { microvm, agent, reservation })
         }

@@ -6,6 +6,7 @@ use uuid::Uuid;
 
 use super::Control;
 use super::errors::{AliasError, FindError, NotFound, RevisionMismatch};
+use super::functions::function;
 use crate::blocking::blocking;
 use crate::functions::{Alias, LATEST, Target, is_alias, new_revision};
 use crate::store::Change;
@@ -37,9 +38,7 @@ impl Control {
         blocking(move || {
             control.store.change(|change| {
                 let name = target.name();
-                if change.function(name)?.is_none() {
-                    return Err(NotFound::Function(target.clone()).into());
-                }
+                function::<AliasError>(change, &target)?;
                 if change.alias(name, &alias)?.is_some() {
                     return Err(AliasError::Exists(target.with_qualifier(alias.as_str())));
                 }
@@ -64,6 +63,9 @@ impl Control {
     pub async fn alias(self: &Arc<Self>, target: &Target, alias: &str) -> Result<Alias, FindError> {
         let (control, target, alias) = (Arc::clone(self), target.clone(), alias.to_owned());
         blocking(move || {
+            if let Some(function) = control.store.function(target.name())? {
+                function.check_owner(&target)?;
+            }
             let found = control.store.alias(target.name(), &alias)?;
             Ok(found.ok_or_else(|| NotFound::Alias(target.with_qualifier(alias)))?)
         })
@@ -100,6 +102,9 @@ impl Control {
         let (control, target, alias) = (Arc::clone(self), target.clone(), alias.to_owned());
         blocking(move || {
             control.store.change(|change| {
+                if let Some(function) = change.function(target.name())? {
+                    function.check_owner(&target)?;
+                }
                 let found = change.alias(target.name(), &alias)?;
                 let missing = || NotFound::Alias(target.with_qualifier(alias.as_str()));
                 let found = found.ok_or_else(missing)?;
@@ -124,7 +129,12 @@ impl Control {
     ) -> Result<(), FindError> {
         let (control, target, alias) = (Arc::clone(self), target.clone(), alias.to_owned());
         blocking(move || {
-            Ok(control.store.delete(|change| change.remove_alias(target.name(), &alias))?)
+            control.store.delete(|change| {
+                if let Some(function) = change.function(target.name())? {
+                    function.check_owner(&target)?;
+                }
+                Ok(change.remove_alias(target.name(), &alias)?)
+            })
         })
         .await
     }

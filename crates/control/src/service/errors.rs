@@ -2,6 +2,7 @@
 
 use firn_run::EventError;
 
+use super::tenants::QuotaError;
 use crate::blocking::TaskFailed;
 use crate::functions::{CodeError, ConfigurationError, RESTORE_HOOK_VARIABLE, Target};
 use crate::store::StoreError;
@@ -57,6 +58,9 @@ pub enum ChangeError {
     /// The function was changed, but not published.
     #[error(transparent)]
     Publish(#[from] PublishError),
+    /// The function's owner would use too much.
+    #[error(transparent)]
+    Quota(#[from] QuotaError),
     /// The database failed.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -89,6 +93,12 @@ pub enum PublishError {
          environment variable {RESTORE_HOOK_VARIABLE}=true"
     )]
     NoRestoreHook,
+    /// The function's owner would use too much.
+    #[error(transparent)]
+    Quota(#[from] QuotaError),
+    /// The function's owner may not choose its planner.
+    #[error(transparent)]
+    Configuration(#[from] ConfigurationError),
     /// The database failed.
     #[error(transparent)]
     Store(#[from] StoreError),

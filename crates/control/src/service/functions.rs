@@ -67,7 +67,11 @@ impl Control {
     ) -> Result<Version, ChangeError> {
         let (control, publish) = (Arc::clone(self), new.publish);
         let target = new.target.clone();
-        let created = blocking(move || control.create(new)).await?;
+        let created = blocking(move || control.create(new)).await;
+        if let Err(ChangeError::Quota(_)) = created {
+            self.sweep_code().await;
+        }
+        let created = created?;
         tracing::info!(function = created.function, "created");
         if publish {
             return Ok(self.publish(&target, PublishRequest::default()).await?);
@@ -80,6 +84,8 @@ impl Control {
         // Cheap checks come before the zip file is read.
         let latest = new_latest(name, new.configuration, CodeStore::code_of(&new.zip))?;
         self.check_image(&latest)?;
+        let owner = new.target.tenant().map(ToOwned::to_owned);
+        self.tenants.check_planner(owner.as_deref(), &latest)?;
         if new.publish {
             check_restore_hook(&latest)?;
         }
@@ -89,27 +95,37 @@ impl Control {
         }
         let _lock = self.code_lock.lock();
         self.code.put(&new.zip)?;
-        let function = FunctionRecord { next_version: 1, concurrency: None, latest };
+        let function = FunctionRecord { next_version: 1, concurrency: None, owner, latest };
         self.store.change(|change| {
             if change.function(name)?.is_some() {
                 return Err(exists());
             }
             change.put_function(name, &function)?;
-            Ok(())
+            self.tenants.check_code(change, function.owner.as_deref())
         })?;
         self.fleet.metrics.created(name);
         Ok(function.latest)
     }
 
-    /// `$LATEST` of all functions; with `published`, each followed by its published versions.
+    /// `$LATEST` of all functions of a tenant; with `published`, each followed by its published
+    /// versions.
     ///
     /// # Errors
     /// The database failed.
-    pub async fn functions(self: &Arc<Self>, published: bool) -> Result<Vec<Version>, FindError> {
+    pub async fn functions(
+        self: &Arc<Self>,
+        tenant: Option<String>,
+        published: bool,
+    ) -> Result<Vec<Version>, FindError> {
         let control = Arc::clone(self);
         blocking(move || {
             let mut versions = Vec::new();
+            let others =
+                |owner: &Option<String>| owner.is_some() && tenant.is_some() && *owner != tenant;
             for function in control.store.functions()? {
+                if others(&function.owner) {
+                    continue;
+                }
                 let name = function.latest.function.clone();
                 versions.push(function.latest);
                 if published {
@@ -135,6 +151,7 @@ impl Control {
         let missing = || NotFound::Function(target.clone());
         let name = target.name();
         let function = self.store.function(name)?.ok_or_else(missing)?;
+        function.check_owner(target)?;
         let concurrency = function.concurrency;
         let number = match target.qualifier() {
             None | Some(LATEST) => {
@@ -167,8 +184,11 @@ impl Control {
             let (control, target) = (Arc::clone(self), target.clone());
             move || control.change_code(&target, &change)
         })
-        .await?;
-        self.sweep_code().await;
+        .await;
+        if let Ok(_) | Err(ChangeError::Quota(_)) = updated {
+            self.sweep_code().await;
+        }
+        let updated = updated?;
         if publish {
             return Ok(self.publish(target, PublishRequest::default()).await?);
         }
@@ -275,6 +295,7 @@ impl Control {
         let Ok(number) = version.parse() else { return Err(DeleteError::Alias) };
         let name = target.name();
         self.store.delete(|change| {
+            function::<DeleteError>(change, target)?;
             let Some(found) = change.version(name, number)? else {
                 return Err(NotFound::Function(target.clone()).into());
             };
@@ -297,14 +318,19 @@ impl Control {
     ) -> Result<Version, ChangeError> {
         let (before, after) = self.store.change(|change| {
             let mut function = function::<ChangeError>(change, target)?;
-            let before = function.latest.revision;
+            let owner = function.owner.clone();
+            let (before, code) = (function.latest.revision, function.latest.code.clone());
             if expected.is_some_and(|expected| expected != before.to_string()) {
                 return Err(ChangeError::Revision(RevisionMismatch));
             }
             work(&mut function.latest)?;
+            self.tenants.check_planner(owner.as_deref(), &function.latest)?;
             function.latest.revision = new_revision();
             function.latest.last_modified = timestamp();
             change.put_function(target.name(), &function)?;
+            if function.latest.code != code {
+                self.tenants.check_code::<ChangeError>(change, owner.as_deref())?;
+            }
             Ok((before, function.latest))
         })?;
         self.fleet.retire(before);
@@ -350,10 +376,12 @@ impl Control {
 }
 
 /// The function that `target` names, in a transaction.
-fn function<E: From<StoreError> + From<NotFound>>(
+pub(super) fn function<E: From<StoreError> + From<NotFound>>(
     change: &Change,
     target: &Target,
 ) -> Result<FunctionRecord, E> {
     let found = change.function(target.name())?;
-    Ok(found.ok_or_else(|| NotFound::Function(target.clone()))?)
+    let found = found.ok_or_else(|| NotFound::Function(target.clone()))?;
+    found.check_owner(target)?;
+    Ok(found)
 }

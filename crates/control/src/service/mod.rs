@@ -8,6 +8,7 @@ mod functions;
 mod invocations;
 mod once;
 mod snapshots;
+mod tenants;
 #[cfg(test)]
 mod testing;
 mod versions;
@@ -19,6 +20,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use firn_run::cgroup::CgroupError;
 use firn_run::{Instances, PoolManagerError};
 
 pub use aliases::AliasChange;
@@ -29,13 +31,15 @@ pub use errors::{
 pub use functions::{CodeChange, Found, Hold, NewFunction};
 pub use invocations::{InvocationRequest, Prepared};
 pub use once::Claim;
+pub use tenants::{QuotaError, Quotas, Tenants};
 pub use versions::PublishRequest;
 
 use events::Events;
 
 use crate::functions::{CodeStore, Images};
 use crate::instances::{
-    BootFiles, DaemonStatus, Fleet, Launcher, Limits, ReadyClones, Scratch, SnapshotPool, Standbys,
+    BootFiles, Cpus, DaemonStatus, Fleet, Launcher, Limits, ReadyClones, Scratch, SnapshotPool,
+    Standbys,
 };
 use crate::store::{Store, StoreError};
 use crate::telemetry::Telemetry;
@@ -79,6 +83,9 @@ pub struct ControlOptions {
     pub memory: u64,
     /// Limit of running microVMs.
     pub monitors: usize,
+    /// Memory of a function that gets one CPU, MiB; others get CPU time in proportion. `None` does
+    /// not limit CPU time.
+    pub one_cpu: Option<u32>,
     /// Whether the memory reserved for a microVM follows the measured use of its version, once
     /// there is a measurement. Otherwise the daemon reserves all of guest memory.
     pub measured: bool,
@@ -97,6 +104,8 @@ pub struct ControlOptions {
     pub start_limit: Duration,
     /// The region that functions find in their environment.
     pub region: String,
+    /// The quotas of tenants.
+    pub tenants: Tenants,
 }
 
 /// The daemon's state cannot be opened.
@@ -116,6 +125,9 @@ pub enum OpenError {
     /// The pool's manager cannot be reached.
     #[error(transparent)]
     Pool(#[from] PoolManagerError),
+    /// CPU time cannot be limited.
+    #[error("cannot limit the CPU time of microVMs; without --cpu-limit it is not limited")]
+    Cpus(#[from] CgroupError),
 }
 
 /// Functions, their versions, and the microVMs that serve their requests.
@@ -123,6 +135,7 @@ pub enum OpenError {
 pub struct Control {
     store: Store,
     code: CodeStore,
+    tenants: Tenants,
     fleet: Arc<Fleet>,
     telemetry: Option<Arc<Telemetry>>,
     events: Events,
@@ -174,6 +187,7 @@ impl Control {
             standbys: Standbys::new(options.standby),
             processes: Arc::default(),
             scratch,
+            cpus: options.one_cpu.map(Cpus::open).transpose()?,
             ready: ReadyClones::new(options.ready),
         };
         // Removes what killed daemons and managers have left in the run folder.
@@ -189,6 +203,7 @@ impl Control {
         Ok(Arc::new(Self {
             store,
             code: CodeStore::open(data.join("code")).map_err(failed)?,
+            tenants: options.tenants.clone(),
             fleet: Fleet::new(launcher, limits),
             telemetry: telemetry.map(Arc::new),
             events: Events::open(&data, options.queue, options.event_bytes).map_err(failed)?,

@@ -5,9 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use zip::DateTime;
 use zip::write::{SimpleFileOptions, ZipWriter};
 
-use super::{Control, ControlOptions, NewFunction};
+use super::{Control, ControlOptions, NewFunction, Tenants};
 use crate::functions::{ConfigurationChange, Runtime, Target, Version};
 use crate::instances::BootFiles;
 
@@ -35,6 +36,7 @@ pub(crate) fn options(folder: &Path) -> ControlOptions {
         planners: vec!["firecracker".into()],
         memory: 1 << 40,
         monitors: 9,
+        one_cpu: None,
         measured: true,
         queue: 9,
         event_bytes: 1 << 30,
@@ -43,13 +45,15 @@ pub(crate) fn options(folder: &Path) -> ControlOptions {
         keep_alive: Duration::from_secs(60),
         start_limit: Duration::from_secs(60),
         region: "eu-north-1".into(),
+        tenants: Tenants::default(),
     }
 }
 
 /// A zip file with one file.
 pub(crate) fn zip_of(contents: &[u8]) -> Vec<u8> {
     let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
-    zip.start_file("handler.py", SimpleFileOptions::default()).unwrap();
+    let options = SimpleFileOptions::default().last_modified_time(DateTime::default());
+    zip.start_file("handler.py", options).unwrap();
     zip.write_all(contents).unwrap();
     zip.finish().unwrap().into_inner()
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::Control;
-use super::errors::{FindError, NotFound, PublishError, RevisionMismatch};
+use super::errors::{FindError, PublishError, RevisionMismatch};
+use super::functions::function;
 use crate::blocking::blocking;
 use crate::functions::{
     RESTORE_HOOK_VARIABLE, Runtime, Target, Version, VersionState, new_revision, timestamp,
@@ -48,8 +49,8 @@ impl Control {
     ) -> Result<(Version, bool), PublishError> {
         let name = target.name();
         self.store.change(|change| {
-            let function = change.function(name)?;
-            let mut function = function.ok_or_else(|| NotFound::Function(target.clone()))?;
+            let mut function = function::<PublishError>(change, target)?;
+            let owner = function.owner.clone();
             let latest = &function.latest;
             let expected = request.revision.as_deref();
             if expected.is_some_and(|expected| expected != latest.revision.to_string()) {
@@ -57,6 +58,7 @@ impl Control {
             }
             let actual = latest.code.sha256_base64();
             check_restore_hook(latest)?;
+            self.tenants.check_planner(owner.as_deref(), latest)?;
             if let Some(expected) = request.code_sha256.clone().filter(|digest| *digest != actual) {
                 return Err(PublishError::Code { expected, actual });
             }
@@ -82,6 +84,7 @@ impl Control {
             function.next_version += 1;
             change.put_function(name, &function)?;
             change.put_version(name, number, &version)?;
+            self.tenants.check_versions::<PublishError>(change, owner.as_deref(), &version)?;
             Ok((version, true))
         })
     }

@@ -249,7 +249,7 @@ fn a_full_disk_refuses_changes_until_there_is_space() {
     let large = || {
         let mut latest = version("c", LATEST);
         latest.description = "x".repeat(3 << 20);
-        let function = FunctionRecord { next_version: 1, concurrency: None, latest };
+        let function = FunctionRecord { next_version: 1, concurrency: None, owner: None, latest };
         store.change(|change| change.put_function("c", &function))
     };
     for _ in 0..3 {
@@ -295,5 +295,10 @@ fn a_daemon_starts_on_a_full_disk() {
 }
 
 fn record(name: &str) -> FunctionRecord {
-    FunctionRecord { next_version: 1, concurrency: None, latest: version(name, LATEST) }
+    FunctionRecord {
+        next_version: 1,
+        concurrency: None,
+        owner: None,
+        latest: version(name, LATEST),
+    }
 }

@@ -417,6 +417,13 @@ impl Change {
         get(&self.transaction.open_table(FUNCTIONS).map_err(failed)?, name)
     }
 
+    /// All functions, sorted by name.
+    pub(crate) fn functions(&self) -> Result<Vec<FunctionRecord>, StoreError> {
+        let table = self.transaction.open_table(FUNCTIONS).map_err(failed)?;
+        let entries = table.iter().map_err(failed)?;
+        entries.map(|entry| parse(entry.map_err(failed)?.1.value())).collect()
+    }
+
     pub(crate) fn put_function(
         &self,
         name: &str,

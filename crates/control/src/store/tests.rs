@@ -31,8 +31,12 @@ pub(super) fn open(data: &tempfile::TempDir) -> Store {
 }
 
 pub(super) fn create(store: &Store, name: &str) {
-    let function =
-        FunctionRecord { next_version: 3, concurrency: None, latest: version(name, LATEST) };
+    let function = FunctionRecord {
+        next_version: 3,
+        concurrency: None,
+        owner: None,
+        latest: version(name, LATEST),
+    };
     let alias = Alias { version: "1".into(), description: String::new(), revision: Uuid::nil() };
     store
         .change(|change| {

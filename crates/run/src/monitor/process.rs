@@ -15,6 +15,7 @@ use thiserror::Error;
 
 use super::connection::{Connection, ReceiveError};
 use super::{Event, Order};
+use crate::cgroup::Cgroup;
 use crate::descriptors::Descriptors;
 use crate::error::StartError;
 use crate::report::{Making, StartReport};
@@ -22,6 +23,8 @@ use crate::spec::StartSpec;
 
 /// The command of the firn program that runs a monitor.
 pub const MONITOR_COMMAND: &str = "monitor";
+/// Its option for the file of a control group that the monitor enters.
+const GROUP_OPTION: &str = "--cgroup";
 
 /// Bytes that are kept of what a monitor writes to standard error.
 const MAX_STDERR: u64 = 64 << 10;
@@ -36,6 +39,8 @@ pub struct Monitor {
     stderr: Option<JoinHandle<Vec<u8>>>,
     notes: Vec<String>,
     has_manager: bool,
+    /// Dropped last, when the process has ended.
+    group: Option<Cgroup>,
 }
 
 /// A monitor's process cannot be used.
@@ -76,9 +81,21 @@ impl Monitor {
     /// # Errors
     /// [`StartError::Monitor`].
     pub fn spawn(program: &Path, kvm: &Path) -> Result<Self, StartError> {
+        Self::spawn_in(None, program, kvm)
+    }
+
+    /// The same for a monitor that enters a control group of its own before it does anything else,
+    /// and ends if it cannot.
+    ///
+    /// # Errors
+    /// [`StartError::Monitor`].
+    pub fn spawn_in(group: Option<Cgroup>, program: &Path, kvm: &Path) -> Result<Self, StartError> {
         let (connection, theirs) = Connection::pair().map_err(MonitorError::Spawn)?;
         let mut command = Command::new(program);
         command.arg(MONITOR_COMMAND).arg("--kvm").arg(kvm).process_group(0);
+        if let Some(group) = &group {
+            command.arg(GROUP_OPTION).arg(group.door());
+        }
         command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(MonitorError::Spawn)?;
         // The command holds the monitor's end: dropped, the monitor's end is the monitor's alone.
@@ -99,6 +116,7 @@ impl Monitor {
             stderr: None,
             notes: Vec::new(),
             has_manager: false,
+            group,
         };
         let thread = std::thread::Builder::new().name("monitor-stderr".into()).spawn(read);
         monitor.stderr = Some(thread.map_err(MonitorError::Spawn)?);
@@ -110,6 +128,12 @@ impl Monitor {
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Its control group.
+    #[must_use]
+    pub fn group(&self) -> Option<&Cgroup> {
+        self.group.as_ref()
     }
 
     /// Whether the process runs.

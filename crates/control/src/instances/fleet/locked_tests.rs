@@ -30,7 +30,8 @@ fn fleet(folder: &std::path::Path) -> Arc<Fleet> {
         started: AtomicU64::new(0),
         standbys: Standbys::new(0),
         processes: Arc::default(),
-        scratch: Scratch::open(folder.join("scratch"), &none()).unwrap(),
+        scratch: Scratch::open(folder.join("scratch"), &none(), u64::MAX, None).unwrap(),
+        cpus: None,
         ready: ReadyClones::new(0),
     };
     let limits = Limits {

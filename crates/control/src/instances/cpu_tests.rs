@@ -1,0 +1,72 @@
+use std::process::{Child, Command};
+
+use super::*;
+
+/// A process in a group that uses its processor all the time.
+fn spinner(group: &Cgroup) -> Child {
+    let script = format!("echo 0 > {}; while :; do :; done", group.door().display());
+    Command::new("sh").args(["-c", &script]).spawn().unwrap()
+}
+
+/// CPU time of a process, ns.
+fn cpu_ns(process: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{process}/schedstat")).unwrap();
+    text.split(' ').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_process_that_spins_gets_the_share_of_its_memory() {
+    let Ok(cpus) = Cpus::open(1769) else { return };
+    let group = cpus.group().unwrap();
+    the_limit_follows_the_memory(&cpus, &group);
+    // A tenth of a CPU: 2 ms in each period of 20 ms.
+    cpus.limit(&group, 177).unwrap();
+    let mut child = spinner(&group);
+    let value = |name| group.value("cpu.stat", name).unwrap();
+    let wait = |periods: u64| {
+        while value("nr_periods") < periods {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    };
+    wait(5);
+    let (periods, used) = (value("nr_periods"), cpu_ns(child.id()));
+    wait(periods + 50);
+    let (periods, used) = (value("nr_periods") - periods, cpu_ns(child.id()) - used);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let allowed = periods * 2_000_000;
+    // A slice that was taken before the limit is paid back in a later period.
+    assert!(used < allowed * 13 / 10, "{used} of {allowed} ns");
+    assert!(used > 0 && value("nr_throttled") > 0);
+    let path = group.door();
+    drop(group);
+    assert!(!path.exists(), "the group goes with its monitor");
+}
+
+fn the_limit_follows_the_memory(cpus: &Cpus, group: &Cgroup) {
+    for (memory, quota) in [(128, 1448), (1769, 20_000), (10_240, 115_772), (1, 1000)] {
+        cpus.limit(group, memory).unwrap();
+        let found = match group.version() {
+            CgroupVersion::V1 => group.number("cpu.cfs_quota_us").unwrap(),
+            CgroupVersion::V2 => {
+                let text = group.read("cpu.max").unwrap();
+                text.split(' ').next().unwrap().parse().unwrap()
+            }
+        };
+        assert_eq!(found, quota);
+    }
+}
+
+#[test]
+fn groups_of_daemons_that_have_ended_are_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut ended = Command::new("true").spawn().unwrap();
+    ended.wait().unwrap();
+    let own = folder.path().join(format!("{PREFIX}1"));
+    let left = folder.path().join(format!("{PREFIX}{}", ended.id()));
+    for path in [&own, &left.join("0"), &folder.path().join("other-1")] {
+        std::fs::create_dir_all(path).unwrap();
+    }
+    sweep(folder.path());
+    assert!(own.exists() && !left.exists() && folder.path().join("other-1").exists());
+}

@@ -1,0 +1,241 @@
+//! Tenants: who owns a function, and what an owner may use.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use firn_base::{format_bytes, parse_size};
+use firn_memory::planners;
+
+use super::errors::NotFound;
+use crate::functions::{
+    ConfigurationError, FunctionRecord, PLANNER_VARIABLE, SnapshotPlace, Target, Version,
+    VersionState,
+};
+use crate::instances::guest_mib;
+use crate::store::{Change, StoreError};
+
+/// What one tenant may use; `None` does not limit it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Quotas {
+    /// The planners that its functions can choose. One without options allows all its options.
+    pub planners: Option<Vec<String>>,
+    /// Published versions of all its functions.
+    pub versions: Option<u64>,
+    /// Zip files of all its functions, each counted once, bytes.
+    pub code: Option<u64>,
+    /// Snapshots of all its versions, bytes.
+    pub snapshots: Option<u64>,
+}
+
+/// The quotas of all tenants.
+#[derive(Debug, Clone, Default)]
+pub struct Tenants {
+    /// Of functions without an owner, and what the quotas of a tenant leave open.
+    pub default: Quotas,
+    /// By the tenant's name.
+    pub named: BTreeMap<String, Quotas>,
+}
+
+/// A tenant would use too much.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum QuotaError {
+    /// Its published versions.
+    #[error("{used} versions would be published, and the quota of {} is {quota}: delete versions", of(.tenant))]
+    Versions {
+        /// The tenant.
+        tenant: Option<String>,
+        /// What it would use.
+        used: u64,
+        /// Its limit.
+        quota: u64,
+    },
+    /// Its zip files.
+    #[error(
+        "the code would take {}, and the quota of {} is {}: delete functions or versions with other code",
+        format_bytes(*used), of(.tenant), format_bytes(*quota)
+    )]
+    Code {
+        /// The tenant.
+        tenant: Option<String>,
+        /// What it would use, bytes.
+        used: u64,
+        /// Its limit, bytes.
+        quota: u64,
+    },
+    /// Its snapshots.
+    #[error(
+        "the snapshots would take {}, and the quota of {} is {}: delete versions with SnapStart",
+        format_bytes(*used), of(.tenant), format_bytes(*quota)
+    )]
+    Snapshots {
+        /// The tenant.
+        tenant: Option<String>,
+        /// What it would use, bytes.
+        used: u64,
+        /// Its limit, bytes.
+        quota: u64,
+    },
+}
+
+fn of(tenant: &Option<String>) -> String {
+    tenant.as_ref().map_or_else(|| "this daemon".to_owned(), |name| format!("the tenant {name}"))
+}
+
+/// What the functions of one tenant use.
+#[derive(Debug, Default)]
+struct Usage {
+    versions: u64,
+    code: u64,
+    snapshots: u64,
+}
+
+impl Quotas {
+    /// Sets the quota of a name: `planners`, separated by commas or spaces, `versions`, `code` or
+    /// `snapshots`.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
+        let size = || parse_size(value).map(Some).map_err(|error| error.to_string());
+        match name {
+            "planners" => {
+                let names = value.split([',', ' ']).filter(|name| !name.is_empty());
+                let names: Vec<String> = names.map(ToOwned::to_owned).collect();
+                for name in &names {
+                    planners::parse(name).map_err(|error| error.to_string())?;
+                }
+                self.planners = Some(names);
+            }
+            "versions" => {
+                let number = value.parse();
+                self.versions = Some(number.map_err(|_| format!("{value:?} is not a number"))?);
+            }
+            "code" => self.code = size()?,
+            "snapshots" => self.snapshots = size()?,
+            _ => return Err("the quotas are planners, versions, code and snapshots".to_owned()),
+        }
+        Ok(())
+    }
+
+    /// The same, completed by `default`.
+    fn or(self, default: &Self) -> Self {
+        Self {
+            planners: self.planners.or_else(|| default.planners.clone()),
+            versions: self.versions.or(default.versions),
+            code: self.code.or(default.code),
+            snapshots: self.snapshots.or(default.snapshots),
+        }
+    }
+}
+
+impl Tenants {
+    fn of(&self, tenant: Option<&str>) -> Quotas {
+        let named = tenant.and_then(|name| self.named.get(name)).cloned();
+        named.unwrap_or_default().or(&self.default)
+    }
+
+    /// Refuses a planner that a version names and its owner may not choose.
+    pub(super) fn check_planner(
+        &self,
+        tenant: Option<&str>,
+        version: &Version,
+    ) -> Result<(), ConfigurationError> {
+        let Some(planner) = version.environment.get(PLANNER_VARIABLE) else { return Ok(()) };
+        let Some(allowed) = self.of(tenant).planners else { return Ok(()) };
+        let name = planner.split(':').next().unwrap_or_default();
+        if allowed.iter().any(|allowed| allowed == planner || allowed == name) {
+            return Ok(());
+        }
+        let (planner, allowed) = (planner.clone(), allowed.join(", "));
+        Err(ConfigurationError::PlannerRefused { planner, allowed })
+    }
+
+    /// Checks the code of a function's owner, in the transaction that changes it.
+    pub(super) fn check_code<E: From<StoreError> + From<QuotaError>>(
+        &self,
+        change: &Change,
+        tenant: Option<&str>,
+    ) -> Result<(), E> {
+        let Some(quota) = self.of(tenant).code else { return Ok(()) };
+        let used = usage(change, tenant)?.code;
+        if used <= quota {
+            return Ok(());
+        }
+        Err(QuotaError::Code { tenant: tenant.map(ToOwned::to_owned), used, quota }.into())
+    }
+
+    /// Checks the versions and snapshots of a function's owner, in the transaction that publishes
+    /// one.
+    pub(super) fn check_versions<E: From<StoreError> + From<QuotaError>>(
+        &self,
+        change: &Change,
+        tenant: Option<&str>,
+        new: &Version,
+    ) -> Result<(), E> {
+        let Quotas { versions, snapshots, .. } = self.of(tenant);
+        let snapshots = snapshots.filter(|_| new.snap_start);
+        if versions.is_none() && snapshots.is_none() {
+            return Ok(());
+        }
+        let usage = usage(change, tenant)?;
+        let tenant = tenant.map(ToOwned::to_owned);
+        if let Some(quota) = versions.filter(|quota| usage.versions > *quota) {
+            return Err(QuotaError::Versions { tenant, used: usage.versions, quota }.into());
+        }
+        if let Some(quota) = snapshots.filter(|quota| usage.snapshots > *quota) {
+            return Err(QuotaError::Snapshots { tenant, used: usage.snapshots, quota }.into());
+        }
+        Ok(())
+    }
+}
+
+impl FunctionRecord {
+    /// Fails if the function belongs to another tenant than the one that asks: for that one it does
+    /// not exist. Functions without an owner belong to all.
+    pub(super) fn check_owner(&self, target: &Target) -> Result<(), NotFound> {
+        match (&self.owner, target.tenant()) {
+            (Some(owner), Some(tenant)) if owner != tenant => {
+                Err(NotFound::Function(target.clone()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn usage(change: &Change, tenant: Option<&str>) -> Result<Usage, StoreError> {
+    let mut usage = Usage::default();
+    let mut files = BTreeSet::new();
+    for function in change.functions()? {
+        if function.owner.as_deref() != tenant {
+            continue;
+        }
+        let versions = change.versions(&function.latest.function)?;
+        for version in &versions {
+            usage.versions += 1;
+            usage.snapshots = usage.snapshots.saturating_add(snapshot_bytes(version));
+        }
+        for version in versions.into_iter().chain([function.latest]) {
+            if files.insert(version.code.sha256) {
+                usage.code = usage.code.saturating_add(version.code.size);
+            }
+        }
+    }
+    Ok(usage)
+}
+
+/// What a version's snapshot takes, bytes: in a pool all of guest memory, in a directory what is
+/// stored of it. Until it is frozen, the most that it can take.
+fn snapshot_bytes(version: &Version) -> u64 {
+    let guest = u64::from(guest_mib(version)) << 20;
+    match (&version.snapshot, &version.state) {
+        (Some(snapshot), _) => match snapshot.place {
+            SnapshotPlace::Pool(_) => guest,
+            SnapshotPlace::Directory(_) => snapshot.bytes,
+        },
+        (None, VersionState::Pending) => guest,
+        (None, _) => 0,
+    }
+}
+
+#[cfg(test)]
+#[path = "tenants_tests.rs"]
+mod tests;

@@ -1,0 +1,173 @@
+use std::path::Path;
+use std::sync::Arc;
+
+use super::super::testing::{new_function, options, version_when, zip_of};
+use super::super::{ChangeError, CodeChange, Control, PublishError, PublishRequest};
+use super::*;
+use crate::instances::LeaseRequest;
+
+const MIB: u64 = 1 << 20;
+
+fn target(name: &str, tenant: &str) -> Target {
+    Target::new(name, None).unwrap().of_tenant(Some(tenant.to_owned()))
+}
+
+/// A service on which the tenant `a` has these quotas.
+fn control(folder: &Path, quotas: Quotas) -> Arc<Control> {
+    let mut options = options(folder);
+    options.monitors = 1;
+    options.tenants.named.insert("a".to_owned(), quotas);
+    Control::open(&options, None).unwrap()
+}
+
+async fn create(control: &Arc<Control>, name: &str, tenant: &str) -> Result<Version, ChangeError> {
+    let new = new_function(name);
+    control.create_function(super::super::NewFunction { target: target(name, tenant), ..new }).await
+}
+
+async fn publish(control: &Arc<Control>, name: &str) -> Result<Version, PublishError> {
+    control.publish(&target(name, "a"), PublishRequest::default()).await
+}
+
+/// Takes the only microVM, so that published versions stay pending.
+async fn hold(control: &Arc<Control>, version: Version) -> impl Sized {
+    let request = LeaseRequest { version: Arc::new(version), new: true };
+    control.fleet.acquire(request).await.unwrap()
+}
+
+#[tokio::test]
+async fn versions_are_limited_also_at_once_and_after_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let quotas = Quotas { versions: Some(3), ..Quotas::default() };
+    let service = control(folder.path(), quotas.clone());
+    let names: Vec<String> = (0..8).map(|number| format!("f{number}")).collect();
+    for name in &names {
+        create(&service, name, "a").await.unwrap();
+    }
+    let tasks = names.clone().into_iter().map(|name| {
+        let service = Arc::clone(&service);
+        tokio::spawn(async move { publish(&service, &name).await })
+    });
+    let mut published = Vec::new();
+    for task in tasks.collect::<Vec<_>>() {
+        match task.await.unwrap() {
+            Ok(version) => published.push(version.function),
+            Err(error) => assert_eq!(
+                error.to_string(),
+                "4 versions would be published, and the quota of the tenant a is 3: delete versions"
+            ),
+        }
+    }
+    assert_eq!(published.len(), 3);
+    // A version that is not new takes nothing.
+    publish(&service, &published[0]).await.unwrap();
+    // Another tenant has quotas of its own.
+    create(&service, "other", "b").await.unwrap();
+    service.publish(&target("other", "b"), PublishRequest::default()).await.unwrap();
+    drop(service);
+    // The tasks of the first service end with the lock of its directory.
+    let service = loop {
+        let mut options = options(folder.path());
+        options.tenants.named.insert("a".to_owned(), quotas.clone());
+        match Control::open(&options, None) {
+            Ok(service) => break service,
+            Err(_) => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
+        }
+    };
+    let free = names.iter().find(|name| !published.contains(name)).unwrap();
+    let refused = publish(&service, free).await.unwrap_err();
+    assert!(matches!(refused, PublishError::Quota(_)), "{refused}");
+    service.delete(&target(&published[0], "a")).await.unwrap();
+    publish(&service, free).await.unwrap();
+}
+
+#[tokio::test]
+async fn code_is_limited_counted_once_and_freed() {
+    let folder = tempfile::tempdir().unwrap();
+    let size = u64::try_from(new_function("f").zip.len()).unwrap();
+    let quotas = Quotas { code: Some(2 * size + 10), ..Quotas::default() };
+    let service = control(folder.path(), quotas);
+    let files = || std::fs::read_dir(folder.path().join("data/code")).unwrap().count();
+    create(&service, "f", "a").await.unwrap();
+    publish(&service, "f").await.unwrap();
+    create(&service, "g", "a").await.unwrap();
+    assert_eq!(files(), 2);
+    let refused = create(&service, "h", "a").await.unwrap_err();
+    assert!(
+        refused.to_string().contains("the quota of the tenant a is"),
+        "the code of f and its version counts once: {refused}"
+    );
+    let change = |contents: &[u8]| CodeChange {
+        zip: zip_of(contents),
+        publish: false,
+        dry_run: false,
+        revision: None,
+        hold: None,
+    };
+    // The version keeps the code that the function had.
+    let refused = service.update_code(&target("f", "a"), change(b"new")).await.unwrap_err();
+    assert!(matches!(refused, ChangeError::Quota(_)), "{refused}");
+    assert_eq!(files(), 2, "refused code is removed");
+    // The same code takes nothing.
+    service.update_code(&target("g", "a"), change(b"f")).await.unwrap();
+    assert_eq!(files(), 1);
+    create(&service, "h", "a").await.unwrap();
+    service.delete(&target("h", "a")).await.unwrap();
+    create(&service, "i", "a").await.unwrap();
+}
+
+#[tokio::test]
+async fn snapshots_are_limited_from_the_publishing_on() {
+    let folder = tempfile::tempdir().unwrap();
+    // Each guest has 192 MiB.
+    let quotas = Quotas { snapshots: Some(400 * MIB), ..Quotas::default() };
+    let service = control(folder.path(), quotas);
+    let mut latest = Vec::new();
+    for name in ["f", "g", "h"] {
+        latest.push(create(&service, name, "a").await.unwrap());
+    }
+    let held = hold(&service, latest.remove(0)).await;
+    publish(&service, "f").await.unwrap();
+    publish(&service, "g").await.unwrap();
+    let refused = publish(&service, "h").await.unwrap_err().to_string();
+    assert_eq!(
+        refused,
+        "the snapshots would take 576.0 MiB, and the quota of the tenant a is 400.0 MiB: delete versions with SnapStart"
+    );
+    assert!(service.versions(&target("h", "a")).await.unwrap().len() == 1, "nothing was published");
+    // A version that failed has no snapshot.
+    drop(held);
+    version_when(&service, "f", "1", |version| version.state != VersionState::Pending).await;
+    publish(&service, "h").await.unwrap();
+}
+
+#[tokio::test]
+async fn planners_outside_the_list_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut quotas = Quotas::default();
+    quotas.set("planners", "firn, firecracker:readahead=off").unwrap();
+    let service = control(folder.path(), quotas);
+    let choose = |planner: &str| {
+        let mut new = new_function(&planner.replace(|c: char| !c.is_alphanumeric(), "-"));
+        let variables = [(PLANNER_VARIABLE.to_owned(), planner.to_owned())];
+        new.configuration.environment = Some(variables.into());
+        new.target = new.target.of_tenant(Some("a".to_owned()));
+        service.create_function(new)
+    };
+    for allowed in ["firn", "firn:granule=16k", "firecracker:readahead=off"] {
+        choose(allowed).await.unwrap();
+    }
+    for refused in ["pass", "firecracker", "firecracker:readahead=on"] {
+        let error = choose(refused).await.unwrap_err().to_string();
+        assert_eq!(
+            error,
+            format!(
+                "FIRN_PLANNER: the planner {refused} is not allowed; allowed: firn, firecracker:readahead=off"
+            )
+        );
+    }
+    let mut quotas = Quotas::default();
+    for (name, value) in [("planners", "warp"), ("versions", "x"), ("code", "1 X"), ("cpu", "1")] {
+        quotas.set(name, value).unwrap_err();
+    }
+}
