@@ -1,5 +1,5 @@
-//! The file with the keys that clients sign with, in the format of `~/.aws/credentials`. A section is
-//! a tenant, whose quotas are in it too.
+//! The file with the keys that clients sign with, in the format of `~/.aws/credentials`. A section
+//! is a tenant, whose quotas are in it too.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! CPU time of microVMs: each monitor has a control group, whose limit follows its function's memory.
+//! CPU time of microVMs: each monitor has a control group, whose limit follows its function's
+//! memory.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! Tenants: who owns a function, and what an owner may use.
+//! Tenants: the owners of functions, and what an owner may use.
 
 use std::collections::{BTreeMap, BTreeSet};
 
