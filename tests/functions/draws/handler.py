@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 
+import numpy
 from cryptography.hazmat.primitives.asymmetric import ec, x25519
 
 CHILD = "/tmp/drawn-by-a-child"
@@ -26,6 +27,7 @@ def draw():
     curve = ec.generate_private_key(ec.SECP256R1()).private_numbers().private_value
     return {
         "random": "%032x" % random.getrandbits(128),
+        "numpy": numpy.random.bytes(16).hex(),
         "ssl": ssl.RAND_bytes(16).hex(),
         "urandom": os.urandom(16).hex(),
         "ec": "%x" % curve,
@@ -44,9 +46,22 @@ def draw_forever(keep):
 
 
 def child():
-    # Its `random` is not in the process that the agent reseeds.
-    with open(CHILD, "w", 1) as lines:
-        draw_forever(lambda values: values.pop("random") and print(json.dumps(values), file=lines))
+    seed = generator = None
+    # The generators of Python and numpy are not in the process that the agent reseeds. They are
+    # seeded by the generation, which is in a file: it differs in each clone.
+    with open(CHILD, "w", 1) as lines, open(os.environ["FIRN_GENERATION_FILE"]) as file:
+
+        def keep(values):
+            nonlocal seed, generator
+            file.seek(0)
+            generation = int(file.read(), 16)
+            if generation != seed:
+                seed, generator = generation, random.Random(generation)
+            values["random"] = "%032x" % generator.getrandbits(128)
+            values.pop("numpy")
+            print(json.dumps(values), file=lines)
+
+        draw_forever(keep)
 
 
 def read_child():

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use firn_tests::{World, at_once, folder};
 use serde_json::Value;
 
+const DRAWS: &str = include_str!("../../functions/draws/handler.py");
+
 /// The values that eight clones thawed at once return, each with what drew it. `values` is a list
 /// of objects for each drawer.
 #[track_caller]
@@ -30,12 +32,14 @@ fn assert_all_differ(clones: &[Value], drawers: &[&str]) {
 fn eight_clones_draw_different_values() {
     let image = std::env::var("FIRN_CLONES_IMAGE").expect("make guest-tests sets it");
     let world = World::default();
-    let source = include_str!("../../functions/draws/handler.py");
     let boot = world.firn(["boot", "--name", "first", "--root", &image]);
-    let mut first = boot.arg(folder(&world.work(), "draws", source)).start().ready();
+    let mut first = boot.arg(folder(&world.work(), "draws", DRAWS)).start().ready();
     world.firn(["freeze", "first", "snapshot"]).run().ok();
     first.end().ok();
     let clones: [Value; 8] =
         at_once(|| world.firn(["thaw", "--invoke", "{}", "snapshot"]).run().json());
     assert_all_differ(&clones, &["thread", "child", "request"]);
+    for kind in ["random", "ssl", "urandom", "numpy", "ec", "x25519"] {
+        assert!(clones[0]["request"][0][kind].is_string(), "{kind}: {}", clones[0]);
+    }
 }

@@ -33,7 +33,8 @@ impl Drop for HostFreezer {
             // Processes that were killed remain in their group until they have exited.
             while let Err(error) = fs::remove_dir(self.0.folder.join(group)) {
                 assert_eq!(error.kind(), io::ErrorKind::ResourceBusy);
-                self.0.kill().unwrap();
+                // Part of the groups may be removed already.
+                let _ = self.0.kill();
                 std::thread::sleep(PAUSE);
             }
         }
@@ -95,6 +96,46 @@ fn nothing_runs_from_the_freeze_until_the_clone_has_its_identity() {
     nodes.sort_by_key(serde_json::Value::as_u64);
     nodes.dedup();
     assert_eq!(nodes.len(), 11, "each clone has a node of its own");
+}
+
+/// A thread that the kernel cannot stop: it is in a system call that reads a page that is never
+/// provided (userfaultfd(2)).
+const STUCK: &str = "\
+import ctypes, mmap, os, threading
+libc = ctypes.CDLL(None, use_errno=True)
+faults = libc.syscall(323, os.O_CLOEXEC)
+api = (ctypes.c_uint64 * 3)(0xaa)
+assert faults >= 0 and libc.ioctl(faults, ctypes.c_ulong(0xc018aa3f), api) == 0, ctypes.get_errno()
+memory = mmap.mmap(-1, 4096)
+address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+missing = (ctypes.c_uint64 * 4)(address, 4096, 1)
+assert libc.ioctl(faults, ctypes.c_ulong(0xc020aa00), missing) == 0, ctypes.get_errno()
+reader, writer = os.pipe()
+stuck = threading.Thread(target=libc.write, args=[writer, ctypes.c_void_p(address), 1], daemon=True)
+stuck.start()
+os.read(faults, 32)
+def handler(event, context): return 1
+";
+
+#[test]
+fn a_thread_that_does_not_stop_in_time_fails_the_freeze() {
+    let Some(freezer) = HostFreezer::new() else { return };
+    let guest = TestGuest::with_freezer(Some(freezer.0.clone()));
+    let mut host = guest.connect();
+    host.load(STUCK);
+    host.identify(1);
+    let first = freezer.0.processes().unwrap();
+    let refused = host.ask(&Request::PrepareFreeze);
+    let Reply::Refused(refusal) = &refused else { panic!("{refused:?}") };
+    assert!(refusal.message.contains("within the time limit"), "{refused:?}");
+    // The runtime is gone, so nothing of it can be in a later snapshot.
+    while freezer.0.processes().unwrap().iter().any(|id| first.contains(id)) {
+        std::thread::sleep(PAUSE);
+    }
+    host.identify(2);
+    host.load("def handler(event, context): return 2");
+    assert_eq!(host.answer(&json!(null)), json!(2));
+    assert!(matches!(host.ask(&Request::PrepareFreeze), Reply::ReadyToFreeze));
 }
 
 #[test]
