@@ -34,7 +34,7 @@ pub enum ProtectError {
     Write(#[from] AttachError),
 }
 
-/// Checks all of the snapshot in directory `path`, as [`verify`](crate::verify) does, and then
+/// Checks all of the snapshot in directory `path`, as [`verify`](crate::verify()) does, and then
 /// protects its files with fs-verity and names their digests in the manifest. Where the file system
 /// does not support that, it removes the digests of a copied snapshot from the manifest.
 ///
