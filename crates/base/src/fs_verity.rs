@@ -3,7 +3,9 @@
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 
+use rustix::fs::{AtFlags, StatxAttributes, StatxFlags, ioctl_getflags, statx};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Setter, Updater, ioctl, opcode};
 
@@ -14,6 +16,9 @@ pub type Digest = [u8; 32];
 /// `FS_VERITY_HASH_ALG_SHA256`.
 const SHA256: u16 = 1;
 const BLOCK_SIZE: u32 = 4096;
+
+/// `FS_DAX_FL` (linux/fs.h).
+const DAX_FLAG: u32 = 0x0200_0000;
 
 /// `struct fsverity_enable_arg`.
 #[repr(C)]
@@ -66,6 +71,7 @@ pub fn protect(file: &File) -> io::Result<Option<Digest>> {
     match enabled {
         Ok(()) | Err(Errno::EXIST) => measure(file),
         Err(errno) if is_unsupported(errno) => Ok(None),
+        Err(Errno::INVAL) if !fits(file)? => Ok(None),
         Err(errno) => Err(errno.into()),
     }
 }
@@ -89,8 +95,21 @@ pub fn measure(file: &File) -> io::Result<Option<Digest>> {
     }
 }
 
-/// Whether an error means that a file cannot be protected where it is. ext4 returns `EINVAL` for a
-/// file that is mapped by DAX.
+/// Whether an error means that the kernel or the file system does not support fs-verity.
 fn is_unsupported(errno: Errno) -> bool {
-    matches!(errno, Errno::NOTTY | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL)
+    matches!(errno, Errno::NOTTY | Errno::OPNOTSUPP)
 }
+
+/// Whether a file can have a tree of blocks of [`BLOCK_SIZE`]. For a file that cannot, `EINVAL` is
+/// not an error of the caller: the blocks of its file system are smaller, or DAX maps it
+/// (`ext4_begin_enable_verity`), now or with other mount options.
+fn fits(file: &File) -> io::Result<bool> {
+    let blocks = file.metadata()?.blksize() >= BLOCK_SIZE.into();
+    let attributes = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::empty())?.stx_attributes;
+    let flagged = ioctl_getflags(file).is_ok_and(|flags| flags.bits() & DAX_FLAG != 0);
+    Ok(blocks && !attributes.contains(StatxAttributes::DAX) && !flagged)
+}
+
+#[cfg(test)]
+#[path = "fs_verity_tests.rs"]
+mod tests;
