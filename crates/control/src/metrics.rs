@@ -5,7 +5,6 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
-use std::time::{Duration, Instant};
 
 use firn_run::ReadyUse;
 use parking_lot::Mutex;
@@ -16,9 +15,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
-
-/// How long requests of a deleted function may still end: longer than the longest request.
-const DELETED: Duration = Duration::from_secs(3600);
+use uuid::Uuid;
 
 /// How a request got its microVM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue, serde::Serialize)]
@@ -95,8 +92,8 @@ enum ReadyLabel {
 pub(crate) struct Metrics {
     registry: Registry,
     invocations: Family<Invoked, Counter>,
-    /// Functions that were deleted lately, and when. Their last requests are not counted.
-    deleted: Mutex<HashMap<String, Instant>>,
+    /// The ids of the functions whose requests are counted, by their names.
+    counted: Mutex<HashMap<String, Uuid>>,
     starts: Family<Started, Counter>,
     durations: Family<Started, Histogram>,
     pub(crate) start_failures: Counter,
@@ -115,7 +112,7 @@ impl Default for Metrics {
         let mut registry = Registry::with_prefix("firn");
         let metrics = Self {
             invocations: Family::default(),
-            deleted: Mutex::default(),
+            counted: Mutex::default(),
             starts: Family::default(),
             // 1 ms to 65 s.
             durations: Family::new_with_constructor(|| {
@@ -193,31 +190,43 @@ impl Metrics {
         self.ready_starts.get_or_create(&Looked { found }).inc();
     }
 
-    /// A function was created.
-    pub(crate) fn created(&self, function: &str) {
-        self.deleted.lock().remove(function);
-    }
-
-    /// Removes the counters of a function that was deleted. Requests that end later do not bring
-    /// them back.
-    pub(crate) fn deleted(&self, function: &str) {
-        let mut deleted = self.deleted.lock();
-        deleted.retain(|_, at| at.elapsed() < DELETED);
-        deleted.insert(function.to_owned(), Instant::now());
-        for ending in Outcome::ALL {
-            self.invocations.remove(&Invoked { function: function.to_owned(), ending });
+    /// Removes the counters of the function `id`, which was deleted.
+    pub(crate) fn deleted(&self, function: &str, id: Uuid) {
+        let mut counted = self.counted.lock();
+        if counted.get(function) == Some(&id) {
+            counted.remove(function);
+            self.remove(function);
         }
     }
 
-    /// Counts a request that has ended.
-    pub(crate) fn ended(&self, function: &str, ending: Outcome) {
-        // Held until it is counted: a deletion comes before or after.
-        let deleted = self.deleted.lock();
-        if deleted.contains_key(function) {
-            return;
+    /// Counts a request to the function `id` that has ended, unless the function was deleted
+    /// meanwhile: `exists` tells whether the database has it.
+    pub(crate) fn ended(
+        &self,
+        function: &str,
+        id: Uuid,
+        ending: Outcome,
+        exists: impl FnOnce() -> bool,
+    ) {
+        // Held until the request is counted: if the function is deleted after `exists` has found
+        // it, its counters are removed afterwards.
+        let mut counted = self.counted.lock();
+        if counted.get(function) != Some(&id) {
+            if !exists() {
+                return;
+            }
+            // An earlier function of the name may have some.
+            self.remove(function);
+            counted.insert(function.to_owned(), id);
         }
         let labels = Invoked { function: function.to_owned(), ending };
         self.invocations.get_or_create(&labels).inc();
+    }
+
+    fn remove(&self, function: &str) {
+        for ending in Outcome::ALL {
+            self.invocations.remove(&Invoked { function: function.to_owned(), ending });
+        }
     }
 
     /// All counters as text.

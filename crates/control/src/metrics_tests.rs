@@ -1,26 +1,46 @@
+use uuid::Uuid;
+
 use super::{Metrics, Outcome};
+
+fn line(metrics: &Metrics, function: &str) -> Option<String> {
+    let label = format!("function=\"{function}\",ending=\"answered\"");
+    metrics.text().lines().find(|line| line.contains(&label)).map(ToOwned::to_owned)
+}
 
 #[test]
 fn the_counters_of_a_function_go_with_it() {
     let metrics = Metrics::default();
-    for number in 0..100 {
+    let ids: Vec<Uuid> = (0..100).map(|_| Uuid::new_v4()).collect();
+    for (number, id) in ids.iter().enumerate() {
         let name = format!("function-{number}");
-        metrics.created(&name);
-        Outcome::ALL.iter().for_each(|ending| metrics.ended(&name, *ending));
+        for ending in Outcome::ALL {
+            metrics.ended(&name, *id, ending, || true);
+        }
         if number != 7 {
-            metrics.deleted(&name);
+            metrics.deleted(&name, *id);
             // A request that began before.
-            metrics.ended(&name, Outcome::answered);
+            metrics.ended(&name, *id, Outcome::answered, || false);
         }
     }
     let text = metrics.text();
     assert_eq!(text.matches("function-").count(), Outcome::ALL.len(), "{text}");
     assert_eq!(text.matches("function-7\"").count(), Outcome::ALL.len(), "{text}");
+    assert_eq!(metrics.counted.lock().len(), 1, "nothing is kept of deleted functions");
+}
 
-    // A new function of the name counts from zero.
-    metrics.created("function-8");
-    metrics.ended("function-8", Outcome::answered);
-    let text = metrics.text();
-    let line = text.lines().find(|line| line.contains("function-8\"")).unwrap();
-    assert!(line.ends_with(" 1"), "{line}");
+#[test]
+fn a_new_function_of_the_name_counts_from_zero() {
+    let metrics = Metrics::default();
+    let [old, new] = [Uuid::new_v4(), Uuid::new_v4()];
+    let ended = |id, exists| metrics.ended("f", id, Outcome::answered, || exists);
+    ended(old, true);
+    ended(old, true);
+    // The daemon has deleted the function and created another, and hears of the deletion last.
+    ended(new, true);
+    metrics.deleted("f", old);
+    ended(old, false);
+    ended(new, true);
+    assert!(line(&metrics, "f").unwrap().ends_with(" 2"), "{}", metrics.text());
+    metrics.deleted("f", new);
+    assert_eq!(line(&metrics, "f"), None);
 }

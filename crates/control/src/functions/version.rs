@@ -17,6 +17,9 @@ pub const LATEST: &str = "$LATEST";
 /// A function: what all its versions have in common.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct FunctionRecord {
+    /// Distinguishes the function from earlier ones of the same name.
+    #[serde(default)]
+    pub(crate) id: Uuid,
     /// The number of the next published version.
     pub(crate) next_version: u64,
     /// The limit of requests in flight, if the function has one.

@@ -4,6 +4,8 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use uuid::Uuid;
+
 use super::Control;
 use super::errors::{ChangeError, DeleteError, FindError, NotFound, RevisionMismatch};
 use super::versions::{PublishRequest, check_restore_hook};
@@ -52,6 +54,8 @@ pub struct CodeChange {
 pub struct Found {
     /// The version.
     pub version: Version,
+    /// The function's id.
+    pub(super) function: Uuid,
     /// The function's limit of requests in flight.
     pub concurrency: Option<u32>,
 }
@@ -95,7 +99,8 @@ impl Control {
         }
         let _lock = self.code_lock.lock();
         self.code.put(&new.zip)?;
-        let function = FunctionRecord { next_version: 1, concurrency: None, owner, latest };
+        let id = Uuid::new_v4();
+        let function = FunctionRecord { id, next_version: 1, concurrency: None, owner, latest };
         self.store.change(|change| {
             if change.function(name)?.is_some() {
                 return Err(exists());
@@ -103,7 +108,6 @@ impl Control {
             change.put_function(name, &function)?;
             self.tenants.check_code(change, function.owner.as_deref())
         })?;
-        self.fleet.metrics.created(name);
         Ok(function.latest)
     }
 
@@ -152,16 +156,16 @@ impl Control {
         let name = target.name();
         let function = self.store.function(name)?.ok_or_else(missing)?;
         function.check_owner(target)?;
-        let concurrency = function.concurrency;
+        let (concurrency, id) = (function.concurrency, function.id);
         let number = match target.qualifier() {
             None | Some(LATEST) => {
-                return Ok(Found { version: function.latest, concurrency });
+                return Ok(Found { version: function.latest, function: id, concurrency });
             }
             Some(number) if number.bytes().all(|byte| byte.is_ascii_digit()) => number.to_owned(),
             Some(alias) => self.store.alias(name, alias)?.ok_or_else(missing)?.version,
         };
         let version = self.store.version(name, &number)?.ok_or_else(missing)?;
-        Ok(Found { version, concurrency })
+        Ok(Found { version, function: id, concurrency })
     }
 
     /// The path of a version's zip file.
@@ -279,15 +283,15 @@ impl Control {
     }
 
     fn delete_function(&self, target: &Target) -> Result<Vec<Version>, DeleteError> {
-        let deleted = self.store.delete(|change| {
+        let (id, deleted) = self.store.delete(|change| {
             let function = function::<DeleteError>(change, target)?;
             let mut deleted = change.versions(target.name())?;
             deleted.iter().try_for_each(|version| self.schedule_purge(change, version))?;
             deleted.push(function.latest);
             change.remove_function(target.name())?;
-            Ok::<_, DeleteError>(deleted)
+            Ok::<_, DeleteError>((function.id, deleted))
         })?;
-        self.fleet.metrics.deleted(target.name());
+        self.fleet.metrics.deleted(target.name(), id);
         Ok(deleted)
     }
 

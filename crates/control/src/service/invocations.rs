@@ -191,7 +191,7 @@ impl Control {
         received: Instant,
         parent: &TraceContext,
     ) -> Invoked {
-        let version = Arc::new(found.version);
+        let (id, version) = (found.function, Arc::new(found.version));
         let request_id = invocation.request_id().to_owned();
         let request = Request {
             version: Arc::clone(&version),
@@ -213,12 +213,24 @@ impl Control {
             let (version, request_id, report) = (&*version, request_id.as_str(), &report);
             telemetry.invocation(&Ended { version, request_id, parent, report, failure });
         }
+        let ending = match &outcome {
+            Ok(Ok(_)) => Outcome::answered,
+            Ok(Err(_)) => Outcome::function_error,
+            Err(failure) if failure.is_throttling() => Outcome::throttled,
+            Err(_) => Outcome::failed,
+        };
+        self.fleet.metrics.ended(
+            function,
+            id,
+            ending,
+            || matches!(self.store.function(function), Ok(Some(stored)) if stored.id == id),
+        );
+        let latency =
+            report.start.map(|start| (start, report.total_ns)).filter(|_| outcome.is_ok());
+        self.fleet.count_request(&version, ending, latency);
         let json = report.json();
         match &outcome {
             Ok(_) => {
-                let end = if failed { Outcome::function_error } else { Outcome::answered };
-                let latency = report.start.map(|start| (start, report.total_ns));
-                self.fleet.count_request(&version, end, latency);
                 tracing::info!(
                     function,
                     version = number,
@@ -229,9 +241,6 @@ impl Control {
                 );
             }
             Err(failure) => {
-                let throttled = failure.is_throttling();
-                let end = if throttled { Outcome::throttled } else { Outcome::failed };
-                self.fleet.count_request(&version, end, None);
                 let error: &(dyn std::error::Error + 'static) = failure;
                 tracing::warn!(
                     function,

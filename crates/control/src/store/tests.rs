@@ -32,6 +32,7 @@ pub(super) fn open(data: &tempfile::TempDir) -> Store {
 
 pub(super) fn create(store: &Store, name: &str) {
     let function = FunctionRecord {
+        id: Uuid::new_v4(),
         next_version: 3,
         concurrency: None,
         owner: None,

@@ -290,7 +290,6 @@ impl Fleet {
         outcome: Outcome,
         latency: Option<(StartKind, u64)>,
     ) {
-        self.metrics.ended(&version.function, outcome);
         self.state.lock().stats.count(version, outcome, latency);
     }
 
