@@ -74,6 +74,8 @@ impl<K: Clone + PartialEq, C: Waiting> ReadyClones<K, C> {
 
     /// Counts a request, and takes a clone for it, if one is ready.
     pub(crate) fn take(&self, key: &K) -> Option<C> {
+        // Dropped after the lock is released, because it waits for processes to end.
+        let mut ended = Vec::new();
         let mut state = self.state.lock();
         let now = self.epoch.elapsed();
         state.last_arrival = Some(now);
@@ -83,6 +85,7 @@ impl<K: Clone + PartialEq, C: Waiting> ReadyClones<K, C> {
             if ready.clone.is_alive() {
                 return Some(ready.clone);
             }
+            ended.push(ready);
         }
         None
     }
@@ -118,8 +121,8 @@ impl<K: Clone + PartialEq, C: Waiting> ReadyClones<K, C> {
             let made = maker.make(&key);
             let mut state = self.state.lock();
             match made {
-                // The snapshot may be another one by now.
-                _ if state.forgotten != forgotten => {}
+                // The snapshot may be another one by now, or all clones have been ended.
+                _ if state.forgotten != forgotten || state.closed => {}
                 Ok((clone, making)) => {
                     state.forecast.measured(&key, making.dram_bytes);
                     if state.lacks_copy(&key, &making) {

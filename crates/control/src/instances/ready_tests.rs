@@ -1,6 +1,6 @@
 use std::cell::{Cell, RefCell};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
 use firn_base::ErrorChain;
 
@@ -23,10 +23,22 @@ struct Clone_ {
     key: &'static str,
     alive: Arc<AtomicUsize>,
     dead: Arc<AtomicBool>,
+    watch: Option<Watch>,
+}
+
+/// Records whether the owner of a clone is locked when the clone is dropped.
+#[derive(Debug)]
+struct Watch {
+    owner: Weak<ReadyClones<&'static str, Clone_>>,
+    locked: Arc<AtomicBool>,
 }
 
 impl Drop for Clone_ {
     fn drop(&mut self) {
+        if let Some(Watch { owner, locked }) = &self.watch {
+            let owner = owner.upgrade().unwrap();
+            locked.store(owner.state.try_lock().is_none(), Ordering::SeqCst);
+        }
         self.alive.fetch_sub(1, Ordering::SeqCst);
     }
 }
@@ -46,7 +58,8 @@ impl Make<&'static str, Clone_> for Maker {
         let no_copy = self.without_copy.get() > 0;
         self.without_copy.set(self.without_copy.get().saturating_sub(1));
         self.alive.fetch_add(1, Ordering::SeqCst);
-        let clone = Clone_ { key, alive: self.alive.clone(), dead: self.dead.clone() };
+        let (alive, dead) = (self.alive.clone(), self.dead.clone());
+        let clone = Clone_ { key, alive, dead, watch: None };
         let making = Making {
             ns: 1,
             dram_bytes: 10 * MIB,
@@ -132,6 +145,38 @@ fn a_clone_that_ended_is_not_taken_and_is_replaced() {
     fill(&ready, &maker);
     assert_eq!((maker.alive(), maker.made.borrow().len()), (alive, before + 1));
     assert!(request(&ready, "json").is_some());
+}
+
+#[test]
+fn a_clone_that_ended_is_dropped_without_the_lock() {
+    let (ready, maker) = (Arc::new(ReadyClones::new(1024 * MIB)), Maker::default());
+    assert!(request(&ready, "json").is_none());
+    fill(&ready, &maker);
+    let locked = Arc::new(AtomicBool::new(true));
+    let watch = Watch { owner: Arc::downgrade(&ready), locked: locked.clone() };
+    ready.state.lock().clones[0].clone.watch = Some(watch);
+    maker.dead.store(true, Ordering::SeqCst);
+    assert!(request(&ready, "json").is_none());
+    assert_eq!((maker.alive(), locked.load(Ordering::SeqCst)), (0, false));
+}
+
+#[test]
+fn a_clone_that_is_being_made_at_the_end_is_not_kept() {
+    /// The daemon stops while a clone is made.
+    struct Last<'a>(&'a ReadyClones<&'static str, Clone_>, Maker);
+    impl Make<&'static str, Clone_> for Last<'_> {
+        fn make(&self, key: &&'static str) -> Result<(Clone_, Making), StartError> {
+            let made = self.1.make(key);
+            self.0.end();
+            made
+        }
+    }
+    let ready = ReadyClones::new(1024 * MIB);
+    assert!(request(&ready, "json").is_none());
+    ready.state.lock().last_arrival = None;
+    let last = Last(&ready, Maker::default());
+    ready.fill(&last);
+    assert_eq!((last.1.made.borrow().len(), last.1.alive(), ready.usage().0), (1, 0, 0));
 }
 
 #[test]
