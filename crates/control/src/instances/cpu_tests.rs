@@ -17,6 +17,8 @@ fn cpu_ns(process: u32) -> u64 {
 #[test]
 fn a_process_that_spins_gets_the_share_of_its_memory() {
     let Ok(cpus) = Cpus::open(1769) else { return };
+    // Another daemon in the same place.
+    drop(Cpus::open(1769).unwrap());
     let group = cpus.group().unwrap();
     the_limit_follows_the_memory(&cpus, &group);
     // A tenth of a CPU: 2 ms in each period of 20 ms.
@@ -60,13 +62,16 @@ fn the_limit_follows_the_memory(cpus: &Cpus, group: &Cgroup) {
 #[test]
 fn groups_of_daemons_that_have_ended_are_removed() {
     let folder = tempfile::tempdir().unwrap();
-    let mut ended = Command::new("true").spawn().unwrap();
-    ended.wait().unwrap();
-    let own = folder.path().join(format!("{PREFIX}1"));
-    let left = folder.path().join(format!("{PREFIX}{}", ended.id()));
-    for path in [&own, &left.join("0"), &folder.path().join("other-1")] {
+    // Both names are free process ids here: the daemons run in other PID namespaces.
+    let used = folder.path().join(format!("{PREFIX}{}", u32::MAX));
+    let left = folder.path().join(format!("{PREFIX}{}", u32::MAX - 1));
+    for path in [&used, &left.join("0"), &folder.path().join("other-1")] {
         std::fs::create_dir_all(path).unwrap();
     }
+    let daemon = lock(&used).unwrap();
     sweep(folder.path());
-    assert!(own.exists() && !left.exists() && folder.path().join("other-1").exists());
+    assert!(used.exists() && !left.exists() && folder.path().join("other-1").exists());
+    drop(daemon);
+    sweep(folder.path());
+    assert!(!used.exists());
 }
