@@ -8,7 +8,7 @@ use super::Control;
 use super::errors::{AliasError, FindError, NotFound, RevisionMismatch};
 use super::functions::function;
 use crate::blocking::blocking;
-use crate::functions::{Alias, LATEST, Target, is_alias, new_revision};
+use crate::functions::{Alias, FunctionRecord, LATEST, Target, is_alias, new_revision};
 use crate::store::Change;
 
 /// The parts of an alias to set; `None` leaves a part as it is.
@@ -63,9 +63,7 @@ impl Control {
     pub async fn alias(self: &Arc<Self>, target: &Target, alias: &str) -> Result<Alias, FindError> {
         let (control, target, alias) = (Arc::clone(self), target.clone(), alias.to_owned());
         blocking(move || {
-            if let Some(function) = control.store.function(target.name())? {
-                function.check_owner(&target)?;
-            }
+            check_owner(control.store.function(target.name())?, &target)?;
             let found = control.store.alias(target.name(), &alias)?;
             Ok(found.ok_or_else(|| NotFound::Alias(target.with_qualifier(alias)))?)
         })
@@ -102,9 +100,7 @@ impl Control {
         let (control, target, alias) = (Arc::clone(self), target.clone(), alias.to_owned());
         blocking(move || {
             control.store.change(|change| {
-                if let Some(function) = change.function(target.name())? {
-                    function.check_owner(&target)?;
-                }
+                check_owner(change.function(target.name())?, &target)?;
                 let found = change.alias(target.name(), &alias)?;
                 let missing = || NotFound::Alias(target.with_qualifier(alias.as_str()));
                 let found = found.ok_or_else(missing)?;
@@ -130,14 +126,17 @@ impl Control {
         let (control, target, alias) = (Arc::clone(self), target.clone(), alias.to_owned());
         blocking(move || {
             control.store.delete(|change| {
-                if let Some(function) = change.function(target.name())? {
-                    function.check_owner(&target)?;
-                }
+                check_owner(change.function(target.name())?, &target)?;
                 Ok(change.remove_alias(target.name(), &alias)?)
             })
         })
         .await
     }
+}
+
+/// Fails if there is a function that belongs to another tenant than the one that asks.
+fn check_owner(function: Option<FunctionRecord>, target: &Target) -> Result<(), NotFound> {
+    function.map_or(Ok(()), |function| function.check_owner(target))
 }
 
 /// Applies `update` to `alias` and stores it with a new revision.
