@@ -75,6 +75,11 @@ impl Scratch {
         self.disk
     }
 
+    /// Limit of what all guests write to their disks, bytes.
+    pub(crate) fn size(&self) -> u64 {
+        self.size
+    }
+
     /// DRAM that a guest's disk can take, bytes.
     pub(crate) fn worst(&self) -> u64 {
         if self.in_memory { self.disk } else { 0 }

@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use firn_base::format_bytes;
 use firn_run::cgroup::CgroupError;
 use firn_run::{Instances, PoolManagerError};
 
@@ -122,6 +123,20 @@ pub enum OpenError {
     /// Its database cannot be used.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// Not one guest's disk fits into the directory for them.
+    #[error(
+        "{} has {} for guests' disks (--scratch-size, or 7/8 of the free space), and each takes {}: free space, \
+         name another directory with --scratch, or limit each disk with --disk",
+        path.display(), format_bytes(*size), format_bytes(*disk)
+    )]
+    Scratch {
+        /// The directory.
+        path: PathBuf,
+        /// Space for all disks, bytes.
+        size: u64,
+        /// Size of one disk, bytes.
+        disk: u64,
+    },
     /// The pool's manager cannot be reached.
     #[error(transparent)]
     Pool(#[from] PoolManagerError),
@@ -162,6 +177,10 @@ impl Control {
         let (disk, size) = (options.disk, options.scratch_size);
         let scratch = Scratch::open(path.clone(), &options.boot_files.overlay, disk, size)
             .map_err(|source| OpenError::Data { path, source })?;
+        if scratch.disks() == 0 {
+            let (path, size, disk) = (scratch.path().to_owned(), scratch.size(), scratch.disk());
+            return Err(OpenError::Scratch { path, size, disk });
+        }
         let snapshots = data.join("snapshots");
         std::fs::create_dir_all(&snapshots).map_err(failed)?;
         let pool = match &options.pool {
@@ -237,3 +256,6 @@ impl Control {
         self.fleet.metrics.text()
     }
 }
+
+#[cfg(test)]
+mod tests;
