@@ -15,8 +15,8 @@ apt-update := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -q update
 
 .NOTPARALLEL:
 .PHONY: setup python pip build guest lab guests images clients demo test test-full lint prose deny \
-    unit-tests monitor-tests lab-tests guest-tests long-guest-tests test-load test-workloads matrix \
-    restores-table bench traces clean
+    unit-tests monitor-tests lab-tests guest-tests long-guest-tests test-load test-load-short \
+    test-workloads matrix restores-table bench traces clean
 
 # Cargo itself needs a C compiler to link.
 setup:
@@ -107,6 +107,10 @@ test-workloads: guests images
 # while monitors, the pool's manager and the daemon are killed at random. FIRN_SEED=2 kills others.
 test-load: guests
 	$(xtask) test-load
+
+# 500 requests to players, if this machine has a KVM.
+test-load-short: setup
+	$(xtask) test-load-short
 
 # Every planner on every trace with ten players at once, page cache cold and full: each player
 # checks every byte of its memory. OUT=FOLDER keeps the results. SHAPES=different gives each player

@@ -21,6 +21,7 @@ mod frozen;
 mod function;
 mod monitor;
 mod outcome;
+mod resources;
 mod world;
 
 pub use allocator::{FreeLists, free_lists};
@@ -35,4 +36,5 @@ pub use function::{
 };
 pub use monitor::Monitor;
 pub use outcome::Outcome;
+pub use resources::Resources;
 pub use world::{Firn, World, cache};

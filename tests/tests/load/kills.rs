@@ -1,64 +1,109 @@
 //! Kills processes at random.
 
+use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use firn_tests::World;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{BETWEEN_KILLS, Life};
+use crate::Life;
 
-/// Kills one process after every [`BETWEEN_KILLS`] requests.
+/// How many requests end between two kills.
+const BETWEEN: usize = 25;
+
+/// How many processes of each kind are killed at least.
+const LEAST: usize = 2;
+
+/// A kind of process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    Monitor,
+    /// The pool's manager.
+    Manager,
+    Daemon,
+}
+
+/// Kills processes in rounds: each has the same kinds, in a random order.
 pub(crate) struct Killer {
-    state: u64,
-    only_monitors: bool,
+    seed: u64,
+    /// How many of each kind are killed in a round.
+    round: BTreeMap<Kind, usize>,
+    killed: Mutex<BTreeMap<Kind, usize>>,
 }
 
 impl Killer {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self { state: seed, only_monitors: false }
+    pub(crate) fn new(seed: u64, round: &[(Kind, usize)]) -> Self {
+        Self { seed, round: round.iter().copied().collect(), killed: Mutex::default() }
     }
 
-    pub(crate) fn of_monitors(seed: u64) -> Self {
-        Self { state: seed, only_monitors: true }
+    /// How many processes of each kind were killed.
+    pub(crate) fn killed(&self) -> BTreeMap<Kind, usize> {
+        self.killed.lock().unwrap().clone()
     }
 
-    /// Kills until the requests have ended. One kill of 25 hits the daemon, two the pool's manager.
-    pub(crate) fn run(mut self, world: &World, life: &Life<'_>) {
-        let mut at = life.ended.load(Ordering::SeqCst) + BETWEEN_KILLS;
-        while !life.stop.load(Ordering::SeqCst) {
-            if life.ended.load(Ordering::SeqCst) < at {
-                std::thread::sleep(Duration::from_millis(2));
-                continue;
-            }
-            at += BETWEEN_KILLS;
-            life.kills.fetch_add(1, Ordering::SeqCst);
-            match if self.only_monitors { 3 } else { self.draw(25) } {
-                0 => life.restart(),
-                1 | 2 => self.kill_one(world, "pool"),
-                _ => self.kill_one(world, "monitor"),
+    /// Whether enough processes of each kind were killed.
+    pub(crate) fn is_done(&self) -> bool {
+        let killed = self.killed();
+        self.round.keys().all(|kind| killed.get(kind).is_some_and(|count| *count >= LEAST))
+    }
+
+    /// Kills one process after every [`BETWEEN`] requests, until the requests have ended.
+    pub(crate) fn run(&self, life: &Life<'_>) {
+        let stopped = || life.stop.load(Ordering::SeqCst);
+        let pause = || std::thread::sleep(Duration::from_millis(2));
+        let mut random = Random(self.seed);
+        loop {
+            let kinds = self.round.iter().flat_map(|(kind, count)| vec![*kind; *count]);
+            let mut round: Vec<Kind> = kinds.collect();
+            while !round.is_empty() {
+                let kind = round.swap_remove(random.below(round.len()));
+                let at = life.ended.load(Ordering::SeqCst) + BETWEEN;
+                while life.ended.load(Ordering::SeqCst) < at && !stopped() {
+                    pause();
+                }
+                // There may be none of the kind right now.
+                while !stopped() && !kill(kind, life, &mut random) {
+                    pause();
+                }
+                if stopped() {
+                    return;
+                }
+                *self.killed.lock().unwrap().entry(kind).or_default() += 1;
             }
         }
     }
+}
 
-    /// Kills one of the processes that run a command of firn, if there is one.
-    fn kill_one(&mut self, world: &World, command: &str) {
-        let runs = |process: &i32| {
-            let words = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
-            words.split(|byte| *byte == 0).nth(1) == Some(command.as_bytes())
-        };
-        let found: Vec<i32> = world.processes().into_iter().filter(runs).collect();
-        if !found.is_empty() {
-            let victim = found[self.draw(found.len())];
-            // It may have ended meanwhile.
-            let _ = kill_process(Pid::from_raw(victim).unwrap(), Signal::KILL);
+/// Kills a process of a kind. Returns false if there is none.
+fn kill(kind: Kind, life: &Life<'_>, random: &mut Random) -> bool {
+    let command = match kind {
+        Kind::Daemon => {
+            life.restart();
+            return true;
         }
-    }
+        Kind::Manager => "pool",
+        Kind::Monitor => "monitor",
+    };
+    let runs = |process: &i32| {
+        let words = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+        words.split(|byte| *byte == 0).nth(1) == Some(command.as_bytes())
+    };
+    let found: Vec<i32> = life.house.world.processes().into_iter().filter(runs).collect();
+    // It may have ended meanwhile.
+    !found.is_empty()
+        && kill_process(Pid::from_raw(found[random.below(found.len())]).unwrap(), Signal::KILL)
+            .is_ok()
+}
 
-    /// A number below `limit`, by splitmix64.
-    fn draw(&mut self, limit: usize) -> usize {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.state;
+/// Random numbers, by splitmix64.
+struct Random(u64);
+
+impl Random {
+    /// A number below `limit`.
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         usize::try_from((mixed ^ (mixed >> 31)) % limit as u64).unwrap()

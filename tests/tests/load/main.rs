@@ -19,20 +19,18 @@ mod versions;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, RwLock};
+use std::thread;
 use std::time::Duration;
 
-use firn_tests::{Daemon, Reply, World, try_reply, try_send};
+use firn_tests::{Daemon, Reply, Resources, World, try_reply, try_send};
 use serde_json::{Value, json};
 
 use events::Events;
-use kills::Killer;
+use kills::{Killer, Kind};
 use versions::Versions;
 
 /// Requests that are under way at the same time.
 const AT_ONCE: usize = 64;
-
-/// How many requests end between two kills.
-const BETWEEN_KILLS: usize = 25;
 
 const FUNCTIONS: [&str; 3] = ["one", "two", "three"];
 
@@ -41,90 +39,62 @@ const ECHO: &str = "def handler(event, context):\n    return event\n";
 #[test]
 fn requests_beside_kills_are_answered_or_refused() {
     let count = number("FIRN_REQUESTS", 1000);
+    let seed = number("FIRN_SEED", 1) as u64;
     let house = House::new();
-    let world = &house.world;
     let life = Life::begin(&house);
     let versions = Versions::publish(&life);
     let events = Events::default();
-
-    let next = AtomicUsize::new(0);
-    let tally = Mutex::new(Tally::default());
-    std::thread::scope(|scope| {
-        let clients: Vec<_> = (0..AT_ONCE)
-            .map(|_| {
-                scope.spawn(|| {
-                    loop {
-                        let number = next.fetch_add(1, Ordering::SeqCst);
-                        if number >= count {
-                            return;
-                        }
-                        let end = invoke(&life, number);
-                        tally.lock().unwrap().add(end);
-                        life.ended.fetch_add(1, Ordering::SeqCst);
-                    }
-                })
-            })
-            .collect();
-        scope.spawn(|| Killer::new(number("FIRN_SEED", 1) as u64).run(world, &life));
-        scope.spawn(|| versions.change(&life));
-        scope.spawn(|| events.send(&life));
-        let clients = clients.into_iter().map(std::thread::ScopedJoinHandle::join);
-        let clients: Result<Vec<()>, _> = clients.collect();
-        life.stop.store(true, Ordering::SeqCst);
-        clients.unwrap();
-    });
-    let tally = tally.into_inner().unwrap();
-    eprintln!("{count} requests: {tally:?}; {} kills", life.kills.load(Ordering::SeqCst));
-    assert_eq!(tally.answered + tally.refused + tally.cut_off, count);
+    let killer = Killer::new(seed, &[(Kind::Monitor, 7), (Kind::Manager, 2), (Kind::Daemon, 1)]);
+    let beside: [Work<'_>; 2] = [&|| versions.change(&life), &|| events.send(&life)];
+    let tally = life.send(AT_ONCE, count, &killer, &beside);
+    let killed = killer.killed();
+    eprintln!("seed {seed}: {} requests: {tally:?}, killed: {killed:?}", tally.requests());
+    assert!(tally.requests() >= count && killer.is_done());
     // Few of the requests that no daemon's death has cut off end with an error.
-    assert!(tally.answered * 10 >= (count - tally.cut_off) * 9, "{tally:?}");
+    assert!(tally.answered * 10 >= (tally.requests() - tally.cut_off) * 9, "{tally:?}");
 
     versions.all_are_there(&life);
     versions.only_they_have_snapshots(&life, &house);
-    events.until_served(world);
+    events.until_served(&house.world);
     let log = life.end();
     events.were_served(&log);
-    assert!(!log.contains("wrong"), "{log}");
+    assert!(!log.contains("restored wrong memory"), "{log}");
     assert!(!log.contains("panicked"), "{log}");
-    world.assert_nothing_left();
+    house.world.assert_nothing_left();
 }
 
-/// A daemon whose monitors alone are killed has as many processes, descriptors and files
-/// afterwards as before.
+/// A daemon whose monitors and managers are killed has as many processes, descriptors, files and as
+/// much memory afterwards as before.
 #[test]
-fn killed_monitors_leave_nothing_in_the_daemon() {
+fn killed_processes_leave_nothing_in_the_daemon() {
     let house = House::new();
     let life = Life::begin(&house);
     let versions = Versions::publish(&life);
     let round = |seed: u64| {
-        std::thread::scope(|scope| {
-            let clients: Vec<_> = (0..16)
-                .map(|client| {
-                    let life = &life;
-                    scope.spawn(move || {
-                        for turn in 0..10 {
-                            invoke(life, client * 10 + turn);
-                            life.ended.fetch_add(1, Ordering::SeqCst);
-                        }
-                    })
-                })
-                .collect();
-            scope.spawn(|| Killer::of_monitors(seed).run(&house.world, &life));
-            clients.into_iter().for_each(|client| client.join().unwrap());
-            life.stop.store(true, Ordering::SeqCst);
-        });
-        life.stop.store(false, Ordering::SeqCst);
+        let killer = Killer::new(seed, &[(Kind::Monitor, 4), (Kind::Manager, 1)]);
+        life.send(16, 160, &killer, &[]);
+        eprintln!("killed: {:?}", killer.killed());
+        assert!(killer.is_done());
         life.until_idle();
-        life.resources(&house.world)
+        // A thaw starts the pool's manager if it was the last to be killed.
+        FUNCTIONS.iter().enumerate().for_each(|(number, _)| {
+            assert_eq!(invoke(&life, number), End::Answered);
+        });
+        life.until_idle();
+        let daemon = life.daemon.read().unwrap();
+        Resources::of(&house.world, daemon.as_ref().unwrap())
     };
     // The first round fills what the daemon keeps: threads' stacks, connections to the manager.
     round(1);
-    let (before, after) = (round(2), round(3));
-    assert_eq!(before, after);
+    let before = round(2);
+    round(3).assert_same_as(&before);
     versions.all_are_there(&life);
     life.end();
     house.world.assert_nothing_left();
 }
+
+/// What a thread does.
+type Work<'a> = &'a (dyn Fn() + Sync);
 
 /// Where a daemon runs.
 struct House {
@@ -174,9 +144,9 @@ struct Life<'a> {
     daemon: RwLock<Option<Daemon>>,
     /// How often the daemon was killed.
     deaths: AtomicUsize,
-    kills: AtomicUsize,
     /// Requests that have ended.
     ended: AtomicUsize,
+    /// Set when all requests have ended, or a thread has panicked.
     stop: AtomicBool,
     /// What the killed daemons have logged.
     log: Mutex<String>,
@@ -201,11 +171,26 @@ struct Tally {
 }
 
 impl Tally {
+    fn requests(&self) -> usize {
+        self.answered + self.refused + self.cut_off
+    }
+
     fn add(&mut self, end: End) {
         match end {
             End::Answered => self.answered += 1,
             End::Refused => self.refused += 1,
             End::CutOff => self.cut_off += 1,
+        }
+    }
+}
+
+/// Sets the flag if its thread panics.
+struct StopOnPanic<'a>(&'a AtomicBool);
+
+impl Drop for StopOnPanic<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.store(true, Ordering::SeqCst);
         }
     }
 }
@@ -216,11 +201,46 @@ impl<'a> Life<'a> {
             house,
             daemon: RwLock::new(Some(house.start())),
             deaths: AtomicUsize::new(0),
-            kills: AtomicUsize::new(0),
             ended: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             log: Mutex::new(String::new()),
         }
+    }
+
+    /// Sends `count` requests from a number of clients at once, and more until the killer is done,
+    /// which runs meanwhile, as does what is `beside` it.
+    fn send(&self, clients: usize, count: usize, killer: &Killer, beside: &[Work<'_>]) -> Tally {
+        let (next, tally) = (AtomicUsize::new(0), Mutex::new(Tally::default()));
+        let client = || {
+            while !self.stop.load(Ordering::SeqCst) {
+                let number = next.fetch_add(1, Ordering::SeqCst);
+                if number >= count && killer.is_done() {
+                    return;
+                }
+                let end = invoke(self, number);
+                tally.lock().unwrap().add(end);
+                self.ended.fetch_add(1, Ordering::SeqCst);
+            }
+        };
+        let kill = || killer.run(self);
+        thread::scope(|scope| {
+            for work in beside.iter().copied().chain([&kill as Work<'_>]) {
+                scope.spawn(move || self.work(work));
+            }
+            let clients = (0..clients).map(|_| scope.spawn(|| self.work(&client)));
+            let clients: Vec<_> = clients.collect();
+            let ended: Vec<_> = clients.into_iter().map(thread::ScopedJoinHandle::join).collect();
+            self.stop.store(true, Ordering::SeqCst);
+            ended.into_iter().for_each(|client| client.unwrap());
+        });
+        self.stop.store(false, Ordering::SeqCst);
+        tally.into_inner().unwrap()
+    }
+
+    /// What a thread does. If it panics, the others end.
+    fn work(&self, work: Work<'_>) {
+        let _stop = StopOnPanic(&self.stop);
+        work();
     }
 
     /// Kills the daemon, and starts the next.
@@ -245,8 +265,10 @@ impl<'a> Life<'a> {
 
     fn ask_with(&self, head: &[&str], method: &str, path: &str, body: &Value) -> Option<Reply> {
         let body = if body.is_null() { String::new() } else { body.to_string() };
-        let address = self.daemon.read().unwrap().as_ref().unwrap().address().to_owned();
-        let deaths = self.deaths.load(Ordering::SeqCst);
+        let (address, deaths) = {
+            let daemon = self.daemon.read().unwrap();
+            (daemon.as_ref().unwrap().address().to_owned(), self.deaths.load(Ordering::SeqCst))
+        };
         let sent = try_send(&address, method, path, (head, &body), body.len());
         let reply = sent.and_then(try_reply).ok().filter(|reply| reply.status != 0);
         if reply.is_none() {
@@ -274,18 +296,9 @@ impl<'a> Life<'a> {
             if (&monitors["running"], &monitors["standby"]) == (&json!(0), &json!(4)) {
                 return;
             }
-            std::thread::sleep(Duration::from_millis(100));
+            thread::sleep(Duration::from_millis(100));
         }
         panic!("microVMs remain: {:?}", self.ask("GET", "/status", &Value::Null));
-    }
-
-    /// Processes, the daemon's descriptors, and files of microVMs.
-    fn resources(&self, world: &World) -> (usize, usize, Vec<String>) {
-        let pid = self.daemon.read().unwrap().as_ref().unwrap().pid().as_raw_nonzero();
-        let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
-        let mut files = world.leftovers();
-        files.retain(|found| !found.starts_with("process "));
-        (world.processes().len(), descriptors, files)
     }
 
     /// Stops the daemon, and returns what all have logged.

@@ -2,17 +2,21 @@
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use serde_json::{Value, json};
-
-use crate::{ECHO, FUNCTIONS, House, Life};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use firn_tests::zip_of;
+use serde_json::{Value, json};
+
+use crate::{ECHO, FUNCTIONS, House, Life};
 
 const API: &str = "/2015-03-31/functions";
+
+/// How often a version's state is read before the test fails, ten times a second: a publication is
+/// tried for six hours.
+const PATIENCE: usize = 6000;
 
 /// How many versions are kept: the pool has space for a few more.
 const KEPT: usize = 5;
@@ -23,8 +27,8 @@ pub(crate) struct Versions {
     published: Mutex<BTreeSet<u64>>,
     /// Those whose deletion was acknowledged.
     deleted: Mutex<BTreeSet<u64>>,
-    /// Those whose publication or deletion ended with the daemon: they may be there.
-    unknown: Mutex<bool>,
+    /// Whether a publication or deletion ended with the daemon: such a version may be there.
+    unknown: AtomicBool,
 }
 
 impl Versions {
@@ -44,7 +48,7 @@ impl Versions {
         Self {
             published: Mutex::new(BTreeSet::from([1])),
             deleted: Mutex::default(),
-            unknown: Mutex::new(false),
+            unknown: AtomicBool::new(false),
         }
     }
 
@@ -59,7 +63,7 @@ impl Versions {
             assert_eq!(updated.status, 200, "{updated:?}");
             let path = format!("{API}/changing/versions");
             let Some(published) = life.ask("POST", &path, &json!({})) else {
-                *self.unknown.lock().unwrap() = true;
+                self.unknown.store(true, Ordering::SeqCst);
                 continue;
             };
             assert_eq!(published.status, 201, "{published:?}");
@@ -80,7 +84,7 @@ impl Versions {
         self.published.lock().unwrap().remove(&version);
         let path = format!("{API}/changing?Qualifier={version}");
         match life.ask("DELETE", &path, &Value::Null) {
-            None => *self.unknown.lock().unwrap() = true,
+            None => self.unknown.store(true, Ordering::SeqCst),
             Some(reply) => {
                 assert_eq!(reply.status, 204, "{reply:?}");
                 self.deleted.lock().unwrap().insert(version);
@@ -111,7 +115,7 @@ impl Versions {
     /// The pool has the snapshots of the versions and no other.
     pub(crate) fn only_they_have_snapshots(&self, life: &Life<'_>, house: &House) {
         let mut versions = FUNCTIONS.len() + self.published.lock().unwrap().len();
-        if *self.unknown.lock().unwrap() {
+        if self.unknown.load(Ordering::SeqCst) {
             let path = format!("{API}/changing/versions?MaxItems=1000");
             let listed = life.ask_again("GET", &path, &Value::Null);
             // The list has the unpublished version, too.
@@ -126,16 +130,16 @@ impl Versions {
 /// Waits until a version is active.
 fn settled(life: &Life<'_>, function: &str, version: u64) {
     let path = format!("{API}/{function}/configuration?Qualifier={version}");
-    loop {
-        let found = life.ask_again("GET", &path, &Value::Null);
-        match found.body["State"].as_str() {
+    let mut last = Value::Null;
+    for _ in 0..PATIENCE {
+        last = life.ask_again("GET", &path, &Value::Null).body;
+        match last["State"].as_str() {
             Some("Active") => return,
             Some("Pending") => std::thread::sleep(Duration::from_millis(100)),
-            _ => {
-                let (world, pool) = (&life.house.world, &life.house.pool);
-                let listed = world.firn(["pool", "ls", "--pool"]).arg(pool).run();
-                panic!("{:?}\n{}", found.body["StateReason"], listed.stdout);
-            }
+            _ => break,
         }
     }
+    let (world, pool) = (&life.house.world, &life.house.pool);
+    let listed = world.firn(["pool", "ls", "--pool"]).arg(pool).run();
+    panic!("{function}:{version} is not active: {last}\n{}", listed.stdout);
 }

@@ -1,7 +1,7 @@
 //! Many requests to the daemon beside random kills: with players on this machine, with Linux guests
 //! here or in the lab.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::context::Context;
 use crate::step::Step;
@@ -9,20 +9,12 @@ use crate::{Result, lab};
 
 const PLAYERS: &str = "10000";
 const GUESTS: &str = "1000";
+const SHORT: &str = "500";
 
 pub(super) fn test(context: &Context) -> Result<()> {
     let Context { runner, paths, host } = context;
-    let load = runner.build("test -p firn-tests --test load", "load")?;
-    if host.kvm {
-        runner.run(&Step::words("cargo build -p firn --features player-agent"))?;
-        // Another build without the feature would replace it.
-        let program = paths.target.join("firn-player-agent");
-        if !runner.is_dry() {
-            std::fs::copy(paths.debug().join("firn"), &program)?;
-        }
-        let players = on_this_machine(&load, &program).env("FIRN_PLAYER", "1");
-        runner.run(&players.env("FIRN_REQUESTS", PLAYERS))?;
-    }
+    let load = program(context)?;
+    players(context, &load, PLAYERS)?;
     let guests = if host.hardware {
         on_this_machine(&load, &paths.firn()).env("FIRN_REQUESTS", GUESTS)
     } else {
@@ -36,6 +28,31 @@ pub(super) fn test(context: &Context) -> Result<()> {
             .args(["--test-threads=1", "--nocapture"])
     };
     runner.run(&guests)
+}
+
+/// Fewer requests, with players only.
+pub(super) fn short(context: &Context) -> Result<()> {
+    players(context, &program(context)?, SHORT)
+}
+
+fn program(context: &Context) -> Result<PathBuf> {
+    context.runner.build("test -p firn-tests --test load", "load")
+}
+
+fn players(context: &Context, load: &Path, requests: &str) -> Result<()> {
+    let Context { runner, paths, host } = context;
+    if !host.kvm {
+        runner.note("The requests to players are skipped: they require /dev/kvm.");
+        return Ok(());
+    }
+    runner.run(&Step::words("cargo build -p firn --features player-agent"))?;
+    // Another build without the feature would replace it.
+    let program = paths.target.join("firn-player-agent");
+    if !runner.is_dry() {
+        std::fs::copy(paths.debug().join("firn"), &program)?;
+    }
+    let players = on_this_machine(load, &program).env("FIRN_PLAYER", "1");
+    runner.run(&players.env("FIRN_REQUESTS", requests))
 }
 
 fn on_this_machine(load: &Path, firn: &Path) -> Step {

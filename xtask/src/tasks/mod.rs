@@ -19,7 +19,7 @@ use crate::{Result, prose, unused};
 type Task = fn(&Context) -> Result<()>;
 
 /// Name, purpose and function of every task.
-pub(crate) const ALL: [(&str, &str, Task); 18] = [
+pub(crate) const ALL: [(&str, &str, Task); 19] = [
     ("guests", "build the files for Linux guests, and the lab if they run there", guests),
     ("test", "run all checks and tests of a change", test),
     ("lint", "check formatting, lints, documentation and dependencies", checks::lint),
@@ -32,6 +32,7 @@ pub(crate) const ALL: [(&str, &str, Task); 18] = [
     ("guest-tests", "run the tests in real guests", guests::guest_tests),
     ("long-guest-tests", "run the long tests in real guests", guests::long_guest_tests),
     ("test-load", "send requests to the daemon beside random kills", load::test),
+    ("test-load-short", "the same with few requests, to players only", load::short),
     ("matrix", "check every byte of every planner's restores", restores::matrix),
     ("restores-table", "measure the table of all restores", restores::table),
     ("test-workloads", "run every function behind the daemon", workloads::test),
