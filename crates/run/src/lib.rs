@@ -67,7 +67,7 @@ pub use instance::{ClaimError, FindError, Instance, Instances, MAX_NAME, OwnedIn
 pub use life::{Clock, KvmDevice, Mapped, Planned, Restored, Running};
 pub use linux::require_linux;
 pub use outcome::Outcome;
-pub use pool_manager::{MANAGER_IN_USE, PoolManager, PoolManagerError};
+pub use pool_manager::{MANAGER_HAS_CLIENTS, MANAGER_IN_USE, PoolManager, PoolManagerError};
 pub use recorded::RecordedRun;
 pub use report::{
     Counters, Making, REPORT_VERSION, ReadyUse, Replay, ReplicaCost, StandbyUse, StartReport,

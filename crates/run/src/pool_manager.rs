@@ -16,6 +16,9 @@ use crate::instance::Instances;
 /// (`EX_TEMPFAIL`).
 pub const MANAGER_IN_USE: u8 = 75;
 
+/// The same while clients of an earlier manager have it open (`EX_UNAVAILABLE`).
+pub const MANAGER_HAS_CLIENTS: u8 = 69;
+
 /// How long to wait for another process that opens or closes the medium.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(10);
@@ -43,6 +46,14 @@ pub enum PoolManagerError {
         /// The medium.
         medium: PathBuf,
         /// The manager's error, or how it ended.
+        reason: String,
+    },
+    /// Clients of an earlier manager use the medium.
+    #[error("a manager for the pool on {} did not start: {reason}", medium.display())]
+    HasClients {
+        /// The medium.
+        medium: PathBuf,
+        /// The manager's error.
         reason: String,
     },
 }
@@ -78,6 +89,22 @@ impl PoolManager {
                     return Err(PoolManagerError::Start { medium: pool.to_owned(), reason });
                 }
                 std::thread::sleep(PAUSE);
+            }
+        }
+    }
+
+    /// The same, and waits for clients of an earlier manager that are ending.
+    ///
+    /// # Errors
+    /// See [`PoolManagerError`].
+    pub fn open_after_others(program: &Path, pool: &Path) -> Result<Self, PoolManagerError> {
+        let begin = Instant::now();
+        loop {
+            match Self::open(program, pool) {
+                Err(PoolManagerError::HasClients { .. }) if begin.elapsed() < PATIENCE => {
+                    std::thread::sleep(PAUSE);
+                }
+                opened => return opened,
             }
         }
     }
@@ -122,12 +149,34 @@ fn start(
     if output.status.code() == Some(i32::from(MANAGER_IN_USE)) {
         return Ok(Err(reason));
     }
-    Err(PoolManagerError::Start { medium: medium.to_owned(), reason })
+    let medium = medium.to_owned();
+    Err(if output.status.code() == Some(i32::from(MANAGER_HAS_CLIENTS)) {
+        PoolManagerError::HasClients { medium, reason }
+    } else {
+        PoolManagerError::Start { medium, reason }
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
+
+    #[test]
+    fn clients_of_an_earlier_manager_get_time_to_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let (program, pool) = (folder.path().join("firn"), folder.path().join("pool"));
+        std::fs::write(&pool, "").unwrap();
+        let script = "#!/bin/sh\ncd ${0%/*}\necho >> starts\n\
+                      test $(wc -l < starts) -gt 3 && echo another >&2 && exit 1\nexit 69\n";
+        std::fs::write(&program, script).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o700)).unwrap();
+        let error = PoolManager::open(&program, &pool).unwrap_err();
+        assert!(matches!(error, PoolManagerError::HasClients { .. }), "{error}");
+        let error = PoolManager::open_after_others(&program, &pool).unwrap_err().to_string();
+        assert!(error.ends_with("did not start: another"), "{error}");
+    }
 
     #[test]
     fn a_manager_that_ends_without_a_message_is_reported_with_its_status() {

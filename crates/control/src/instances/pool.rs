@@ -18,9 +18,10 @@ pub(crate) struct SnapshotPool {
 
 impl SnapshotPool {
     /// Connects to the manager of the pool at `path`, a medium or a manager's socket. Starts the
-    /// manager of a medium if it does not run: a process of the firn program at `program`.
+    /// manager of a medium if it does not run: a process of the firn program at `program`. The
+    /// microVMs of a daemon that was killed may be ending.
     pub(crate) fn open(program: &Path, path: &Path) -> Result<Self, PoolManagerError> {
-        let manager = Mutex::new(PoolManager::open(program, path)?);
+        let manager = Mutex::new(PoolManager::open_after_others(program, path)?);
         Ok(Self { program: program.to_owned(), path: path.to_owned(), manager })
     }
 

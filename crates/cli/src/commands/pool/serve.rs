@@ -13,7 +13,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use firn_pool::{Access, Listing, MappedMedium, MediumError, Pool, Recovery, Server};
-use firn_run::{Instances, MANAGER_IN_USE};
+use firn_run::{Instances, MANAGER_HAS_CLIENTS, MANAGER_IN_USE};
 
 use super::create::TableArgs;
 use super::medium::{self, MediumName};
@@ -83,6 +83,10 @@ pub(crate) fn run(arguments: &ServeArgs) -> anyhow::Result<ExitCode> {
             Err(error @ MediumError::InUse(_)) if arguments.on_demand => {
                 output::print_error(&error);
                 return Ok(ExitCode::from(MANAGER_IN_USE));
+            }
+            Err(error @ MediumError::HasClients(_)) if arguments.on_demand => {
+                output::print_error(&error);
+                return Ok(ExitCode::from(MANAGER_HAS_CLIENTS));
             }
             medium => (Pool::open(Arc::new(medium?))?, published(path, &arguments.socket)?),
         },
