@@ -148,7 +148,8 @@ impl EmulatedDisk {
             "mkfs.ext4",
             &["-q", "-O", "^has_journal", "-m", "0", "-E", "lazy_itable_init=0", &path],
         )?;
-        let mount = PrivateMount::mount(&device.path, "ext4", c"");
+        // Removed files give their memory back.
+        let mount = PrivateMount::mount(&device.path, "ext4", c"discard");
         let mount = mount.map_err(failed("mount the loop device"))?;
         // The device is in use, so this releases it with the mount.
         program("losetup", &["--detach", &path])?;

@@ -50,6 +50,26 @@ fn limits_are_of_the_device_and_leave_with_it() {
     assert!(!has(&rule) && !path.exists());
 }
 
+#[test]
+fn removed_files_give_their_memory_back() {
+    if !can_emulate() {
+        return;
+    }
+    let disk = EmulatedDisk::make(64 << 20).unwrap();
+    let stat = format!("/sys/dev/block/{}/stat", disk.device.number);
+    // Sectors of 512 bytes: the 14th number of Documentation/block/stat.rst.
+    let discarded = || {
+        let text = fs::read_to_string(&stat).unwrap();
+        text.split_whitespace().nth(13).unwrap().parse::<u64>().unwrap()
+    };
+    let path = disk.path().join("file");
+    fs::write(&path, vec![1; 8 << 20]).unwrap();
+    fs::File::open(&path).unwrap().sync_all().unwrap();
+    let before = discarded();
+    fs::remove_file(&path).unwrap();
+    assert!(discarded() - before >= (8 << 20) / 512);
+}
+
 /// The module is named so that the tests that need a KVM are found.
 mod player {
     use super::*;
