@@ -164,6 +164,8 @@ pub(crate) struct Player<'a> {
     pub(crate) input: Option<&'a str>,
     /// Whether it serves a second invocation.
     pub(crate) warm: bool,
+    /// Whether it ends without checking all its memory.
+    pub(crate) unchecked: bool,
 }
 
 impl Player<'_> {
@@ -195,6 +197,7 @@ impl Player<'_> {
                 hold: true,
                 fault_time: self.faults,
                 warm: self.warm,
+                unchecked: self.unchecked,
             },
         };
         let spec = StartSpec::new(Origin::Thaw(thaw), HostSpec::default(), TIME_LIMIT);

@@ -19,6 +19,7 @@ fn player<'a>(
         faults: false,
         input: None,
         warm: false,
+        unchecked: false,
     }
 }
 

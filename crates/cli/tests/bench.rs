@@ -479,3 +479,54 @@ fn a_reference_needs_fio() {
     let error = text(&output.stderr);
     assert!(error.contains("apt-get install fio") && error.contains("--no-fio"), "{error}");
 }
+
+#[test]
+fn tiers_are_measured_once() {
+    if !has_kvm() || !firn_required::has("root", rustix::process::geteuid().is_root()) {
+        return;
+    }
+    let results = tempfile::tempdir().unwrap();
+    let path = |ending: &str| results.path().join(format!("systor-table-5.{ending}"));
+    let run = || {
+        let out = results.path().to_str().unwrap();
+        let experiment = ["paper", "systor-table-5", "--runs", "1", "--out", out];
+        let cells = ["--trace", "hello-a", "--only", "dram,dcpm"];
+        let output = output(&[&experiment[..], &cells].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let json: Value = serde_json::from_slice(&fs::read(path("json")).unwrap()).unwrap();
+        (text(&output.stderr).to_owned(), json)
+    };
+    let (notes, json) = run();
+    assert!(notes.contains("hello-a, function 1 of 1"), "{notes}");
+    let tiers = |key: &str| -> Vec<&str> {
+        let tiers = json[key].as_array().unwrap().iter();
+        tiers.map(|cell| cell.get("tier").unwrap_or(&cell["name"]).as_str().unwrap()).collect()
+    };
+    assert_eq!((tiers("tiers"), tiers("cells")), (vec!["dram", "dcpm"], vec!["dram", "dcpm"]));
+    assert_eq!((tiers("noise"), json["left_out"].as_object().unwrap().len()), (vec!["dram"], 0));
+    for cell in json["cells"].as_array().unwrap() {
+        for time in ["loading", "restoring", "connecting", "cold", "warm"] {
+            assert!(cell["times"][time]["median"].as_f64().unwrap() > 0.0, "{time}: {cell}");
+        }
+    }
+    assert_eq!(json["tiers"][1]["parameters"]["latency_ns"], 300.0);
+    let svg = fs::read_to_string(path("svg")).unwrap();
+    assert!(
+        svg.contains("dcpm: modelled (table 1: 300 ns, 6.80 GB/s; 220 ns more a load"),
+        "{svg}"
+    );
+    // Times of a second measurement would differ. They are compared to a ns: what is read from a
+    // file may differ in the last bit.
+    let times = |json: &Value| {
+        let cells = ["cells", "noise"].map(|key| json[key].as_array().unwrap());
+        let cells = cells.into_iter().flatten();
+        let times = cells.flat_map(|cell| ["cold", "warm"].map(|time| cell["times"][time].clone()));
+        times.map(|time| format!("{:.6}", time["median"].as_f64().unwrap())).collect::<Vec<_>>()
+    };
+    let (notes, again) = run();
+    assert!(!notes.contains("function 1 of 1"), "{notes}");
+    assert_eq!((times(&again), &again["tiers"]), (times(&json), &json["tiers"]));
+    let wrong = output(&["paper", "systor-figure-7", "--only", "dram"]);
+    let wrong = text(&wrong.stderr);
+    assert!(wrong.contains("systor-figure-7 has none of these tiers; its tiers are nvme, ssd"));
+}

@@ -175,6 +175,9 @@ pub struct ReplaySpec {
     /// Whether the player serves a second, identical invocation after the first.
     #[serde(default)]
     pub warm: bool,
+    /// Whether the player ends without checking all its memory. It still checks what it touches.
+    #[serde(default)]
+    pub unchecked: bool,
 }
 
 /// Where a snapshot is.

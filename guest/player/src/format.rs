@@ -356,6 +356,8 @@ pub mod mode {
     pub const TIMED: u64 = 1;
     /// The guest serves a second, identical invocation after the first.
     pub const TWICE: u64 = 2;
+    /// The guest checks no memory after the timed loops; each touch is checked all the same.
+    pub const UNCHECKED: u64 = 4;
 }
 
 #[cfg(test)]

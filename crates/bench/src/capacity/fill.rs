@@ -37,8 +37,16 @@ impl Fill<'_> {
             interrupt.check()?;
             let Self { program, snapshot, planner, .. } = *self;
             let (preloaded, faults) = (false, false);
-            let player =
-                Player { program, snapshot, planner, preloaded, faults, input: None, warm: false };
+            let player = Player {
+                program,
+                snapshot,
+                planner,
+                preloaded,
+                faults,
+                input: None,
+                warm: false,
+                unchecked: false,
+            };
             batch.start(player, number, None)?;
             if let Some(instance) = batch.instances.back_mut() {
                 carried.end = self.wait(instance);

@@ -227,8 +227,10 @@ impl Capacities {
         Chart {
             title: format!("MicroVMs that {} MiB carry", self.memory >> 20),
             legend: Vec::new(),
-            remark: "memory of a cgroup around all of them; a pool is a budget of its own"
-                .to_owned(),
+            remarks: vec![
+                "memory of a cgroup around all of them; a pool is a budget of its own".to_owned(),
+            ],
+            columns: 1,
             panels: traces.into_iter().map(panel).collect(),
             foot: self.host.line(),
         }

@@ -183,6 +183,7 @@ impl FloorComparison {
                 faults: false,
                 input: None,
                 warm: false,
+                unchecked: false,
             }],
             1,
             Vec::new(),

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::experiments::Quantity;
 use crate::capacity::Capacities;
 use crate::host::Host;
-use crate::picture::chart::{Bar, Chart, Line, Marks, Panel};
+use crate::picture::chart::{Bar, Chart, Line, Lines, Marks, Panel, Point};
 use crate::text::{self, number};
 use crate::thaw::{Results, Row};
 
@@ -81,7 +81,8 @@ impl Outcome {
                 Quantity::Faults => vec!["in page faults".to_owned(), "other time".to_owned()],
                 Quantity::Total | Quantity::Dram => Vec::new(),
             },
-            remark: "medians".to_owned(),
+            remarks: vec!["medians".to_owned()],
+            columns: 1,
             panels: panels.collect(),
             foot: self.host.line(),
         }
@@ -116,14 +117,15 @@ impl Outcome {
             let values = sessions.iter().map(|session| {
                 let mut rows = session.rows.iter();
                 let row = rows.find(|row| row.planner == planner && row.trace == trace);
-                row.and_then(|row| self.quantity.of(row))
+                row.and_then(|row| self.quantity.of(row)).map(Point::from)
             });
             Line { name: planner.to_owned(), values: values.collect() }
         });
         let places = sessions.iter().map(|session| session.name.clone()).collect();
+        let lines = Lines { places, lines: lines.collect(), log: false, joined: true };
         let title = format!("{trace}: {}", self.quantity.unit());
         let unit = "by place".to_owned();
-        Panel { title, unit, marks: Marks::Lines(places, lines.collect()) }
+        Panel { title, unit, marks: Marks::Lines(lines) }
     }
 
     /// A table in Markdown, with the host and the planners that were left out.

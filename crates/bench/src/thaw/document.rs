@@ -95,7 +95,8 @@ pub fn draw_sessions(sessions: &[Results]) -> String {
     Chart {
         title: "All restores relative to Firecracker".to_owned(),
         legend: Vec::new(),
-        remark: "bars: medians over the traces; whiskers: interquartile ranges".to_owned(),
+        remarks: vec!["bars: medians over the traces; whiskers: interquartile ranges".to_owned()],
+        columns: 1,
         panels,
         foot: hosts.join("; "),
     }

@@ -12,9 +12,11 @@ use thiserror::Error;
 
 pub use document::{draw_sessions, sessions_markdown};
 pub use open_loop::OpenLoop;
-pub use results::{Noise, Results, Row};
 #[cfg(test)]
-pub(crate) use results::{RowHead, Run};
+pub(crate) use results::RowHead;
+pub(crate) use results::Run;
+pub use results::{Noise, Results, Row};
+pub(crate) use session::Turn;
 pub use session::{Session, SessionError};
 
 use crate::cache::Cache;

@@ -21,7 +21,8 @@ fn draw(results: &Results) -> String {
     Chart {
         title: "Thaw of the player, by planner".to_owned(),
         legend: legend.into_iter().map(str::to_owned).collect(),
-        remark: "bars: medians; whisker: median to p95".to_owned(),
+        remarks: vec!["bars: medians; whisker: median to p95".to_owned()],
+        columns: 1,
         panels: panels(&results.results).iter().map(|rows| panel(rows)).collect(),
         foot: results.host.line(),
     }

@@ -122,6 +122,18 @@ pub enum SessionError {
     Nothing,
 }
 
+/// One run of a session.
+#[derive(Clone, Copy)]
+pub(crate) struct Turn<'a> {
+    pub(crate) player: &'a FrozenPlayer,
+    pub(crate) subject: &'a Subject,
+    pub(crate) cache: Cache,
+    /// The run, from 1, the warm-up included.
+    pub(crate) run: u32,
+    /// Whether the players end without checking all their memory.
+    pub(crate) unchecked: bool,
+}
+
 impl Session {
     /// The number of batches that [`run`](Self::run) starts.
     fn batches(&self) -> u64 {
@@ -159,7 +171,6 @@ impl Session {
         let mut results = Results::at(host);
         results.warm_up = self.warm_up;
         results.mix = self.mix;
-        let oversubscribed = u64::from(self.concurrency) > results.host.cpus;
         let states = self.caches.iter().copied().enumerate();
         let turns = self.players.iter().flat_map(|player| states.clone().map(move |s| (player, s)));
         for (player, (state, cache)) in turns {
@@ -173,7 +184,8 @@ impl Session {
             let in_pool = subjects.iter().zip(&mut made).filter(|(subject, _)| subject.in_pool);
             for (subject, made) in in_pool {
                 for run in 1..=self.warm_up {
-                    self.batch(player, subject, cache, run, made, interrupt)?;
+                    let turn = Turn { player, subject, cache, run, unchecked: false };
+                    self.batch(&turn, made, interrupt)?;
                     done(player, subject);
                 }
             }
@@ -182,8 +194,8 @@ impl Session {
                     let subject = subjects[index];
                     let made = &mut made[index];
                     let run = self.warm_up + round + 1;
-                    let run = self.batch(player, subject, cache, run, made, interrupt)?;
-                    runs[index].push(run);
+                    let turn = Turn { player, subject, cache, run, unchecked: false };
+                    runs[index].push(self.batch(&turn, made, interrupt)?);
                     done(player, subject);
                 }
             }
@@ -192,16 +204,10 @@ impl Session {
                 let twins = twins(&subjects, subject);
                 let place = twins.iter().position(|&twin| twin == index).unwrap_or_default();
                 let head = RowHead {
-                    planner: subject.planner.clone(),
                     label: (twins.len() > 1).then(|| label(place)),
-                    trace: player.trace.clone(),
-                    concurrency: self.concurrency,
-                    cache: cache_of(subject, cache),
-                    oversubscribed,
-                    snapshots: self.snapshots_of(player),
-                    recorded_on: player.recorded_on.clone().filter(|_| subject.learns()),
                     standby_bytes: made[index].as_ref().and_then(|made| made.bytes),
                     ready_bytes: self.ready_bytes(player, subject)?,
+                    ..self.head(player, subject, cache, &results.host)
                 };
                 // Each later one is compared with the first one.
                 if place > 0 {
@@ -217,6 +223,39 @@ impl Session {
             results.results.extend(rows);
         }
         if results.results.is_empty() { Err(SessionError::Nothing) } else { Ok(results) }
+    }
+
+    /// Makes one run without the others of the session. The caller alternates it with those of
+    /// other sessions, and makes a row of all of them by [`Self::row`].
+    pub(crate) fn turn(&self, turn: &Turn<'_>, interrupt: &Interrupt) -> Result<Run, SessionError> {
+        self.batch(turn, &mut None, interrupt)
+    }
+
+    /// A row of runs that [`Self::turn`] made.
+    pub(crate) fn row(
+        &self,
+        turn: &Turn<'_>,
+        host: &Host,
+        runs: &[Run],
+    ) -> Result<Row, SessionError> {
+        let head = self.head(turn.player, turn.subject, turn.cache, host);
+        Row::of(head, runs).ok_or(SessionError::Nothing)
+    }
+
+    /// What all rows of a subject on a player share.
+    fn head(&self, player: &FrozenPlayer, subject: &Subject, cache: Cache, host: &Host) -> RowHead {
+        RowHead {
+            planner: subject.planner.clone(),
+            label: None,
+            trace: player.trace.clone(),
+            concurrency: self.concurrency,
+            cache: cache_of(subject, cache),
+            oversubscribed: u64::from(self.concurrency) > host.cpus,
+            snapshots: self.snapshots_of(player),
+            recorded_on: player.recorded_on.clone().filter(|_| subject.learns()),
+            standby_bytes: None,
+            ready_bytes: None,
+        }
     }
 
     /// The number of snapshots that the microVMs of a batch are thawed from.
@@ -307,6 +346,7 @@ impl Session {
             preloaded: subject.preloads,
             faults: self.faults,
             warm: self.warm,
+            unchecked: false,
         }
     }
 
@@ -339,13 +379,11 @@ impl Session {
 
     fn batch(
         &self,
-        player: &FrozenPlayer,
-        subject: &Subject,
-        state: Cache,
-        run: u32,
+        turn: &Turn<'_>,
         made: &mut Option<Made>,
         interrupt: &Interrupt,
     ) -> Result<Run, SessionError> {
+        let Turn { player, subject, cache: state, run, unchecked } = *turn;
         let (planner, trace) = (subject.planner.clone(), player.trace.clone());
         let cache = |source| SessionError::Cache {
             planner: planner.clone(),
@@ -382,14 +420,17 @@ impl Session {
                 false => files.iter().try_fold(0, |sum, files| Ok(sum + files.cached_bytes()?)),
             };
             let free: io::Result<Vec<_>> = free.iter().map(FreeReads::count).collect();
-            if !subject.in_pool {
+            if !subject.in_pool && !unchecked {
                 files.iter().for_each(SnapshotFiles::warm);
             }
             (grown, cached, free)
         };
         let batch: Vec<_> = places
             .iter()
-            .map(|place| self.player(place, subject, self.input(place, run)))
+            .map(|place| Player {
+                unchecked,
+                ..self.player(place, subject, self.input(place, run))
+            })
             .collect();
         let prepared =
             self.prepare(&batch, subject.ready, made).map_err(|source| SessionError::StandBy {

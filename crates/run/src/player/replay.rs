@@ -31,6 +31,7 @@ pub(crate) struct Player {
     pub(super) trace: String,
     fault_time: bool,
     warm: bool,
+    unchecked: bool,
     hold: bool,
     tsc_khz: u32,
     window: Option<(Arc<OnceLock<Meters>>, Receiver<Reports>)>,
@@ -51,6 +52,7 @@ impl Player {
             trace: (*trace).to_owned(),
             fault_time: spec.fault_time,
             warm: spec.warm,
+            unchecked: spec.unchecked,
             hold: spec.hold,
             tsc_khz: 0,
             window: None,
@@ -61,7 +63,9 @@ impl Player {
     pub(super) fn set_up(&mut self, machine: &mut FrozenMachine<'_>) -> HostConfig {
         machine.set_argument(INPUT_ARGUMENT, self.input);
         let bit = |set: bool, bit: u64| if set { bit } else { 0 };
-        let modes = bit(self.fault_time, mode::TIMED) | bit(self.warm, mode::TWICE);
+        let modes = bit(self.fault_time, mode::TIMED)
+            | bit(self.warm, mode::TWICE)
+            | bit(self.unchecked, mode::UNCHECKED);
         machine.set_argument(MODE_ARGUMENT, modes);
         self.tsc_khz = machine.tsc_khz();
         let (window, meters, reports) = window();

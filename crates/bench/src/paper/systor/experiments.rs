@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::results::{Cell, Time};
+use super::cell::{Cell, Time};
+use super::results::smallest_and_largest;
 
 /// An experiment of SYSTOR '22.
 #[derive(Clone, Copy, Debug)]
@@ -25,12 +26,14 @@ pub struct SystorExperiment {
     pub view: View,
 }
 
-/// The tiers of the paper's table 1.
+/// The tiers of the paper's table 1, and CXL memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TierName {
     /// DRAM.
     Dram,
+    /// CXL memory, which the paper does not have.
+    Cxl,
     /// Optane persistent memory.
     Dcpm,
     /// Optane NVMe.
@@ -59,6 +62,13 @@ pub enum View {
     Slowdown,
 }
 
+impl View {
+    /// Whether its experiments have several microVMs at once.
+    pub(super) fn scales(self) -> bool {
+        matches!(self, Self::Cold | Self::Warm)
+    }
+}
+
 /// The paper's classes of functions (table 3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -82,6 +92,9 @@ impl std::fmt::Display for Class {
 }
 
 impl Class {
+    /// All of them, from the shortest.
+    pub(super) const ALL: [Self; 3] = [Self::Light, Self::Mid, Self::Heavy];
+
     /// The class of a function by its warm latency. The paper names no limits in table 3; these are
     /// those of its takeaways 2 and 4.
     #[must_use]
@@ -94,12 +107,35 @@ impl Class {
     }
 }
 
+/// No tier of the experiments has the name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no tier of the experiments: use {known}", known = TierName::ALL.map(TierName::name).join(", "))]
+pub struct UnknownTier(String);
+
+impl std::str::FromStr for TierName {
+    type Err = UnknownTier;
+
+    fn from_str(name: &str) -> Result<Self, UnknownTier> {
+        let found = Self::ALL.into_iter().find(|tier| tier.name() == name);
+        found.ok_or_else(|| UnknownTier(name.to_owned()))
+    }
+}
+
 impl TierName {
+    /// All of them, from the fastest.
+    pub(super) const ALL: [Self; 5] = [Self::Dram, Self::Cxl, Self::Dcpm, Self::Nvme, Self::Ssd];
+
+    /// Whether it is emulated by a disk over memory.
+    pub(super) fn is_disk(self) -> bool {
+        matches!(self, Self::Nvme | Self::Ssd)
+    }
+
     /// Its name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Dram => "dram",
+            Self::Cxl => "cxl",
             Self::Dcpm => "dcpm",
             Self::Nvme => "nvme",
             Self::Ssd => "ssd",
@@ -162,7 +198,7 @@ const ALL: &[&str] = &[
 ];
 /// One function of each class.
 const ONE_EACH: &[&str] = &["hello-a", "json_serdes-a", "matmul_fb-a"];
-const TIERS: &[TierName] = &[TierName::Dram, TierName::Dcpm, TierName::Nvme, TierName::Ssd];
+const TIERS: &[TierName] = &TierName::ALL;
 const OF_PAPER: &[TierName] = &[TierName::Dcpm, TierName::Nvme, TierName::Ssd];
 const BUFFERED: &[TierName] = &[TierName::Nvme, TierName::Ssd];
 const SCALE: &[u32] = &[1, 2, 4, 8, 16, 32];
@@ -375,10 +411,10 @@ impl Claim {
             let mut others = cells.iter().filter(|cell| on(cell, self.under));
             let under = others
                 .find(|cell| cell.row.trace == over.row.trace && cell.microvms == over.microvms)?;
-            let ratio = over.time(self.over.time)? / under.time(self.under.time)?;
+            let ratio = over.median(self.over.time)? / under.median(self.under.time)?;
             ratio.is_finite().then_some(ratio)
         });
-        ratios.map(|ratio| (ratio, ratio)).reduce(|all, one| (all.0.min(one.0), all.1.max(one.1)))
+        smallest_and_largest(ratios)
     }
 
     /// The claim in words.

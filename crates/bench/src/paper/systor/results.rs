@@ -1,23 +1,17 @@
-//! The results of an experiment of SYSTOR '22: JSON, tables and a picture.
+//! The results of an experiment of SYSTOR '22: JSON and tables.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::CONNECTING;
-use super::experiments::{Claim, Class, View, paper_function};
+use super::cell::{Cell, Time, function};
+use super::experiments::{Claim, Class, PAPER_FUNCTIONS, SystorExperiment, View, paper_function};
 use super::tiers::TierUse;
+use super::{AGAIN, SystorError};
 use crate::host::Host;
-use crate::picture::chart::{Bar, Chart, Line, Marks, Panel};
-use crate::stats::Summary;
 use crate::text::{self, number};
-use crate::thaw::Row;
 
-const MIB: f64 = (1 << 20) as f64;
-/// Bytes of a load.
-const LINE: f64 = 64.0;
-const PAGE: f64 = 4096.0;
+const MB: f64 = 1e6;
 
 /// The results of an experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -42,120 +36,70 @@ pub struct SystorOutcome {
     pub tiers: Vec<TierUse>,
     /// The measurements.
     pub cells: Vec<Cell>,
+    /// Second measurements of the first tier's cells, in the same sessions: the noise.
+    pub noise: Vec<Cell>,
     /// What was not measured, with the reasons.
     pub left_out: BTreeMap<String, String>,
 }
 
-/// The measurements of a function on a tier.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Cell {
-    /// The tier's name.
-    pub tier: String,
-    /// MicroVMs at once, each of a snapshot of its own.
-    pub microvms: u32,
-    /// The kernel's read-ahead.
-    pub readahead: bool,
-    /// Pages that the function's trace touches.
-    pub pages: u64,
-    /// Pages that it writes.
-    pub written: u64,
-    /// The measurements.
-    pub row: Row,
-}
-
-/// A time of a cell. The paper's monitor is started in advance, so the time until it runs is in
-/// none but `Loading`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Time {
-    /// The monitor's process.
-    Loading,
-    /// The monitor's first line to running vCPUs.
-    Restoring,
-    /// Running vCPUs to the first touch that serves the request.
-    Connecting,
-    /// That touch to the last one; none for the function whose touches all count as connecting.
-    Executing,
-    /// Restoring, connecting and executing.
-    Cold,
-    /// A second, identical invocation.
-    Warm,
-}
-
-impl fmt::Display for Time {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Loading => "loading the monitor",
-            Self::Restoring => "restoring",
-            Self::Connecting => "connecting",
-            Self::Executing => "executing",
-            Self::Cold => "cold",
-            Self::Warm => "warm",
-        })
-    }
-}
-
-impl Cell {
-    /// The median of a time, ms.
-    pub(crate) fn time(&self, time: Time) -> Option<f64> {
-        let median = |summary: Option<Summary>| summary.map(|summary| summary.median);
-        let row = &self.row;
-        let loading = median(row.process_start_ms).unwrap_or_default();
-        match time {
-            Time::Loading => Some(loading),
-            Time::Restoring => Some(row.start_to_resume_ms.median - loading),
-            Time::Connecting => median(row.connect_ms),
-            Time::Executing if row.trace == CONNECTING => None,
-            Time::Executing => Some(row.resume_to_last_page_ms.median - median(row.connect_ms)?),
-            Time::Cold => Some(row.total_ms.median - loading),
-            Time::Warm => median(row.warm_ms),
-        }
-    }
-
-    /// The function's name, as the paper has it.
-    fn function(&self) -> &str {
-        self.row.trace.strip_suffix("-a").unwrap_or(&self.row.trace)
-    }
-
-    /// Bytes that one microVM read from the medium up to the end of its last invocation: pages that
-    /// entered the page cache, or loads of 64 bytes and copied pages of memory.
-    fn medium_bytes(&self, tier: Option<&TierUse>) -> f64 {
-        let memory = tier.is_none_or(|tier| tier.throttle.is_none() && !self.is_buffered());
-        if memory {
-            self.row.read_only_loads.unwrap_or_default() as f64 * LINE + self.written as f64 * PAGE
-        } else {
-            self.row.batch_page_cache_bytes as f64 / f64::from(self.microvms.max(1))
-        }
-    }
-
-    fn is_buffered(&self) -> bool {
-        self.row.cache == crate::cache::Cache::Cold
-    }
-
-    fn read_only(&self) -> f64 {
-        (self.pages - self.written.min(self.pages)) as f64 / self.pages.max(1) as f64 * 100.0
-    }
-}
-
-const PARTS: [Time; 3] = [Time::Restoring, Time::Connecting, Time::Executing];
+pub(super) const PARTS: [Time; 3] = [Time::Restoring, Time::Connecting, Time::Executing];
 
 impl SystorOutcome {
-    /// Traces in the order of their measurement.
-    fn traces(&self) -> Vec<&str> {
-        let mut traces: Vec<&str> = Vec::new();
-        for cell in &self.cells {
-            if !traces.contains(&cell.row.trace.as_str()) {
-                traces.push(&cell.row.trace);
-            }
-        }
-        traces
+    /// No results yet.
+    pub(super) fn new(
+        experiment: &SystorExperiment,
+        runs: u32,
+        connect: u64,
+    ) -> Result<Self, SystorError> {
+        let mut host = Host::of(&std::env::temp_dir())?;
+        "the tiers".clone_into(&mut host.medium);
+        Ok(Self {
+            name: experiment.name.to_owned(),
+            source: experiment.source.to_owned(),
+            title: experiment.title.to_owned(),
+            view: experiment.view,
+            host,
+            runs,
+            again: AGAIN,
+            connect,
+            tiers: Vec::new(),
+            cells: Vec::new(),
+            noise: Vec::new(),
+            left_out: BTreeMap::new(),
+        })
+    }
+
+    /// Whether cells of both are measured in the same way.
+    pub(super) fn is_comparable(&self, other: &Self) -> bool {
+        (&self.host, self.runs, self.again, self.connect)
+            == (&other.host, other.runs, other.again, other.connect)
+    }
+
+    /// Leaves a cell out.
+    pub(super) fn leave_out(&mut self, trace: &str, tier: &str, microvms: u32, why: String) {
+        let microvms =
+            if microvms == 1 { "1 microVM".to_owned() } else { format!("{microvms} microVMs") };
+        self.left_out.insert(format!("{} on {tier} with {microvms}", function(trace)), why);
+    }
+
+    /// Measured traces, in the paper's order of the functions.
+    pub(super) fn traces(&self) -> Vec<&str> {
+        let measured = |trace: &&str| self.cells.iter().any(|cell| cell.row.trace == **trace);
+        PAPER_FUNCTIONS.iter().map(|function| function.trace).filter(measured).collect()
     }
 
     /// The tiers that were measured, from the fastest.
-    fn names(&self) -> impl Iterator<Item = &str> {
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.tiers.iter().map(|tier| tier.name.as_str())
     }
 
-    fn cell(&self, trace: &str, tier: &str, microvms: u32, readahead: bool) -> Option<&Cell> {
+    pub(super) fn cell(
+        &self,
+        trace: &str,
+        tier: &str,
+        microvms: u32,
+        readahead: bool,
+    ) -> Option<&Cell> {
         self.cells.iter().find(|cell| {
             cell.row.trace == trace
                 && cell.tier == tier
@@ -165,7 +109,7 @@ impl SystorOutcome {
     }
 
     /// The measurements of a trace with one microVM, by tier.
-    fn alone<'a>(&'a self, trace: &'a str) -> impl Iterator<Item = &'a Cell> {
+    pub(super) fn alone<'a>(&'a self, trace: &'a str) -> impl Iterator<Item = &'a Cell> {
         self.names().filter_map(move |tier| self.cell(trace, tier, 1, false))
     }
 
@@ -174,129 +118,40 @@ impl SystorOutcome {
     }
 
     /// Numbers of microVMs, ascending.
-    fn scale(&self) -> Vec<u32> {
+    pub(super) fn scale(&self) -> Vec<u32> {
         let mut numbers: Vec<u32> = self.cells.iter().map(|cell| cell.microvms).collect();
         numbers.sort_unstable();
         numbers.dedup();
         numbers
     }
 
-    /// A picture as SVG.
-    #[must_use]
-    pub fn draw(&self) -> String {
-        let panels = match self.view {
-            View::Breakdown => self.traces().into_iter().map(|t| self.breakdown(t)).collect(),
-            View::Parts => PARTS.map(|part| self.by_function(part)).into(),
-            View::Classes => vec![self.by_function(Time::Warm)],
-            View::WorkingSets => vec![self.shares()],
-            View::Slowdown => vec![self.slowdowns()],
-            View::Cold => {
-                self.traces().into_iter().map(|t| self.by_number(t, Time::Cold)).collect()
-            }
-            View::Warm => {
-                self.traces().into_iter().map(|t| self.by_number(t, Time::Warm)).collect()
-            }
-        };
-        let legend = match self.view {
-            View::Breakdown => {
-                let parts = PARTS.iter().map(Time::to_string);
-                parts.chain([Time::Warm.to_string()]).collect()
-            }
-            _ => Vec::new(),
-        };
-        let how = self.tiers.iter().map(|tier| format!("{} {}", tier.name, tier.how));
-        Chart {
-            title: format!("{} ({})", self.title, self.source),
-            legend,
-            remark: format!("medians; {}", how.collect::<Vec<_>>().join(", ")),
-            panels,
-            foot: self.host.line(),
-        }
-        .svg()
-    }
-
-    fn breakdown(&self, trace: &str) -> Panel {
-        let bars = self.alone(trace).flat_map(|cell| {
-            let parts = (0..).zip(PARTS).filter_map(|(n, part)| Some((n, cell.time(part)?)));
-            let bar = |time: Time, parts: Vec<(usize, f64)>| Bar {
-                name: format!("{} {time}", cell.tier),
-                parts,
-                whisker: None,
-                value: number(cell.time(time).unwrap_or_default()),
-            };
-            let warm = cell.time(Time::Warm).unwrap_or_default();
-            [bar(Time::Cold, parts.collect()), bar(Time::Warm, vec![(PARTS.len(), warm)])]
-        });
-        let marks = Marks::Bars(bars.collect());
-        Panel { title: trace.to_owned(), unit: "ms".to_owned(), marks }
-    }
-
-    fn by_function(&self, time: Time) -> Panel {
-        let traces = self.traces();
-        let lines = self.names().map(|tier| {
-            let values = traces.iter().map(|trace| self.cell(trace, tier, 1, false)?.time(time));
-            Line { name: tier.to_owned(), values: values.collect() }
-        });
-        let lines = lines.collect();
-        let places = traces.iter().map(|trace| trace.trim_end_matches("-a").to_owned()).collect();
-        let marks = Marks::Lines(places, lines);
-        Panel { title: format!("{time}, ms"), unit: "by function".to_owned(), marks }
-    }
-
-    fn by_number(&self, trace: &str, time: Time) -> Panel {
-        let scale = self.scale();
-        let mut lines = Vec::new();
-        for tier in self.names() {
-            for readahead in [false, true] {
-                let value = |n: &u32| self.cell(trace, tier, *n, readahead)?.time(time);
-                let values: Vec<Option<f64>> = scale.iter().map(value).collect();
-                if values.iter().any(Option::is_some) {
-                    let suffix = if readahead { ", read-ahead" } else { "" };
-                    lines.push(Line { name: format!("{tier}{suffix}"), values });
-                }
-            }
-        }
-        let places = scale.iter().map(u32::to_string).collect();
-        let marks = Marks::Lines(places, lines);
-        Panel { title: format!("{trace}: {time}, ms"), unit: "microVMs".to_owned(), marks }
-    }
-
-    fn shares(&self) -> Panel {
-        let cells = self.traces().into_iter().filter_map(|trace| self.alone(trace).next());
-        let bars = cells.map(|cell| {
-            let share = cell.read_only();
-            let value = format!("{} %", number(share));
-            Bar { name: cell.function().to_owned(), parts: vec![(0, share)], whisker: None, value }
-        });
-        let marks = Marks::Bars(bars.collect());
-        Panel { title: "pages that are only read".to_owned(), unit: "%".to_owned(), marks }
-    }
-
-    fn slowdowns(&self) -> Panel {
-        let classes = [Class::Light, Class::Mid, Class::Heavy];
-        let bars = classes.into_iter().flat_map(|class| {
-            self.names().filter_map(move |tier| {
-                let (low, high) = self.slowdown(class, tier)?;
-                let value = format!("{} to {}", number(low), number(high));
-                let name = format!("{class}, {tier}");
-                Some(Bar { name, parts: vec![(0, low)], whisker: Some((low, high)), value })
-            })
-        });
-        let marks = Marks::Bars(bars.collect());
-        Panel { title: "cold / warm".to_owned(), unit: "times".to_owned(), marks }
-    }
-
     /// The smallest and the largest ratio of cold to warm, of the functions that the paper has in a
     /// class.
-    fn slowdown(&self, class: Class, tier: &str) -> Option<(f64, f64)> {
+    pub(super) fn slowdown(&self, class: Class, tier: &str) -> Option<(f64, f64)> {
         let of_class = |cell: &&Cell| {
             cell.tier == tier
                 && cell.microvms == 1
                 && paper_function(&cell.row.trace).is_some_and(|function| function.class == class)
         };
-        let ratio = |cell: &Cell| Some(cell.time(Time::Cold)? / cell.time(Time::Warm)?);
+        let ratio = |cell: &Cell| Some(cell.median(Time::Cold)? / cell.median(Time::Warm)?);
         let ratios = self.cells.iter().filter(of_class).filter_map(ratio);
-        ratios.map(|ratio| (ratio, ratio)).reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))
+        smallest_and_largest(ratios)
+    }
+
+    /// How much the medians of a tier differ that was measured twice in the same sessions.
+    pub(super) fn noise_text(&self) -> Option<String> {
+        let tier = &self.noise.first()?.tier;
+        let range = |time: Time| {
+            let ratios = self.noise.iter().filter_map(|again| {
+                let microvms = again.microvms;
+                let cell = self.cell(&again.row.trace, tier, microvms, again.readahead)?;
+                Some(again.median(time)? / cell.median(time)?)
+            });
+            let (low, high) = smallest_and_largest(ratios)?;
+            Some(format!("{time} {} to {}", number(low), number(high)))
+        };
+        let ranges: Vec<String> = [Time::Cold, Time::Warm].into_iter().filter_map(range).collect();
+        Some(format!("noise: {tier} measured twice, second / first: {}", ranges.join(", ")))
     }
 
     /// Tables in Markdown: the measurements, the comparison with the paper, and the tiers.
@@ -307,15 +162,20 @@ impl SystorOutcome {
             format!("{title} ({source})"),
             host.line(),
             format!(
-                "Medians of {runs} runs; one repeated access after each {again} instructions; the first {connect} touches count \
-                 as connecting."
+                "Medians; runs: {runs} (the paper: averages of ten), each with all tiers in another order."
             ),
-            match self.view {
-                View::Classes => self.classes(),
-                View::WorkingSets => self.working_sets(),
-                _ => self.times(),
-            },
+            format!(
+                "Models: the guest is a player that replays recorded touches and work, with one repeated access after each \
+                 {again} instructions; the warm invocation is identical to the cold one; the first {connect} touches count \
+                 as connecting, as many as `hello` makes."
+            ),
         ];
+        parts.extend(self.noise_text());
+        parts.extend(match self.view {
+            View::Classes => self.classes(),
+            View::WorkingSets => self.working_sets(),
+            _ => vec![self.times()],
+        });
         parts.extend(self.comparison());
         parts.push(self.tier_table());
         parts.extend(self.left_out.iter().map(|(what, why)| format!("left out: {what}: {why}")));
@@ -331,15 +191,15 @@ impl SystorOutcome {
             "restoring",
             "connecting",
             "executing",
-            "cold",
-            "warm",
+            "cold (smallest to largest)",
+            "warm (smallest to largest)",
             "cold / warm",
         ];
-        let rows = self.cells.iter().map(|cell| {
+        let rows = self.in_order().map(|cell| {
             let mark = if cell.row.oversubscribed { "*" } else { "" };
-            let value = |time| cell.time(time).map_or(String::new(), number);
+            let value = |time| cell.median(time).map_or(String::new(), number);
             let suffix = if cell.readahead { ", read-ahead" } else { "" };
-            let ratio = cell.time(Time::Cold).zip(cell.time(Time::Warm));
+            let ratio = cell.median(Time::Cold).zip(cell.median(Time::Warm));
             let mut row = vec![
                 cell.function().to_owned(),
                 format!("{}{mark}", cell.microvms),
@@ -347,7 +207,12 @@ impl SystorOutcome {
                 value(Time::Loading),
             ];
             row.extend(PARTS.map(value));
-            row.extend([Time::Cold, Time::Warm].map(value));
+            row.extend([Time::Cold, Time::Warm].map(|time| {
+                cell.time(time).map_or(String::new(), |time| {
+                    let [median, min, max] = [time.median, time.min, time.max].map(number);
+                    format!("{median} ({min} to {max})")
+                })
+            }));
             row.push(ratio.map_or(String::new(), |(cold, warm)| number(cold / warm)));
             row
         });
@@ -357,43 +222,74 @@ impl SystorOutcome {
         format!("{}{}", table.trim_end(), if oversubscribed { remark } else { String::new() })
     }
 
-    fn classes(&self) -> String {
-        let rows = self.traces().into_iter().filter_map(|trace| {
-            let cell = self.alone(trace).next()?;
-            let warm = cell.time(Time::Warm)?;
-            let (own, paper) = (Class::of_warm(warm), paper_function(trace)?.class);
-            let same = if own == paper { "agrees" } else { "differs" };
-            let row = [cell.function(), &number(warm), &own.to_string(), &paper.to_string(), same];
-            Some(row.map(str::to_owned).to_vec())
-        });
-        let head = ["function", "warm, ms", "class", "class in the paper", ""];
-        text::markdown(&head, &rows.collect::<Vec<_>>()).trim_end().to_owned()
+    /// The measurements by function, number of microVMs and tier.
+    fn in_order(&self) -> impl Iterator<Item = &Cell> {
+        let scale = self.scale();
+        self.traces().into_iter().flat_map(move |trace| {
+            let numbers = scale.clone().into_iter();
+            numbers.flat_map(move |number| {
+                let tiers = self.names();
+                tiers.flat_map(move |tier| {
+                    [false, true]
+                        .into_iter()
+                        .filter_map(move |on| self.cell(trace, tier, number, on))
+                })
+            })
+        })
     }
 
-    fn working_sets(&self) -> String {
-        let mut head =
-            vec!["function", "working set, MiB", "paper, MB", "only read, %", "paper, %"];
-        let tiers: Vec<String> =
-            self.names().map(|tier| format!("read from {tier}, MiB")).collect();
+    fn classes(&self) -> Vec<String> {
+        let rows = self.traces().into_iter().filter_map(|trace| {
+            let cell = self.alone(trace).next()?;
+            let warm = cell.median(Time::Warm)?;
+            let (own, paper) = (Class::of_warm(warm), paper_function(trace)?.class);
+            let same = if own == paper { "agrees" } else { "differs" };
+            let row = [
+                cell.function(),
+                &cell.tier,
+                &number(warm),
+                &own.to_string(),
+                &paper.to_string(),
+                same,
+            ];
+            Some(row.map(str::to_owned).to_vec())
+        });
+        let head = ["function", "tier", "warm, ms", "class", "class in the paper", ""];
+        let table = text::markdown(&head, &rows.collect::<Vec<_>>()).trim_end().to_owned();
+        let rule = "The paper classifies functions by how their warm invocations behave, without limits (4.1). The limits \
+                    here are those of its takeaways 2 and 4: Light is less than 100 ms, Heavy more than 500 ms.";
+        vec![table, rule.to_owned()]
+    }
+
+    fn working_sets(&self) -> Vec<String> {
+        let mut head = vec!["function", "working set, MB", "paper, MB", "only read, %", "paper, %"];
+        let tiers: Vec<String> = self.names().map(|tier| format!("read from {tier}, MB")).collect();
         head.extend(tiers.iter().map(String::as_str));
         head.push("paper, from dcpm, MB");
         let rows = self.traces().into_iter().filter_map(|trace| {
             let (first, paper) = (self.alone(trace).next()?, paper_function(trace)?);
             let mut row = vec![
                 first.function().to_owned(),
-                number(first.pages as f64 * PAGE / MIB),
+                number(first.megabytes()),
                 number(paper.working_set),
                 number(first.read_only()),
                 number(paper.read_only),
             ];
             row.extend(self.names().map(|tier| {
                 let cell = self.cell(trace, tier, 1, false);
-                cell.map_or(String::new(), |c| number(c.medium_bytes(self.tier(tier)) / MIB))
+                cell.map_or(String::new(), |c| number(c.medium_bytes(self.tier(tier)) / MB))
             }));
             row.push(number(paper.dcpm_reads));
             Some(row)
         });
-        text::markdown(&head, &rows.collect::<Vec<_>>()).trim_end().to_owned()
+        let table = text::markdown(&head, &rows.collect::<Vec<_>>()).trim_end().to_owned();
+        let text = "Working sets and shares are counts of the recorded invocation: pages that it touches, and those of them \
+                    that it never writes. The paper counts EPT violations for the shares, and takes as the working set \
+                    what `dstat` sees read from the NVMe: compare that with what is read from `nvme` here, which is \
+                    the pages that entered the page cache. What is read from memory is a model: 64 bytes for each load of \
+                    the cold invocation from a page that is never written, and each copied page. The paper measures it \
+                    with `pmwatch`.";
+        vec![table, text.to_owned()]
     }
 
     /// What agrees with the paper, and what does not: a range within the paper's
@@ -419,26 +315,16 @@ impl SystorOutcome {
     fn tier_table(&self) -> String {
         let us = |ns: f64| number(ns / 1e3);
         let rows = self.tiers.iter().map(|tier| {
-            let limits = tier.throttle.map_or(String::new(), |limits| {
-                let iops = limits.read_iops.map_or("no".to_owned(), |iops| iops.to_string());
-                format!("{iops} reads/s, {} MB/s", limits.read_bps / 1_000_000)
-            });
-            let model = tier.model.map_or(String::new(), |model| {
-                format!(
-                    "{} ns a load, {} ns a copied page",
-                    number(model.load_ns),
-                    number(model.copy_ns)
-                )
-            });
             vec![
                 tier.name.clone(),
                 tier.how.to_string(),
                 tier.description.clone(),
-                tier.parameters.map_or(String::new(), |parameters| us(parameters.latency_ns)),
+                tier.parameters.map_or(String::new(), |parameters| parameters.to_string()),
                 tier.own_latency_ns.map_or(String::new(), us),
-                format!("{limits}{model}"),
-                tier.guest_fault_ns.map_or(String::new(), |(without, with)| {
-                    format!("{}, {} with limits", us(without), us(with))
+                tier.limits().unwrap_or_default(),
+                tier.guest_fault.map_or(String::new(), |fault| {
+                    let (without, with) = (us(fault.without_ns), us(fault.with_ns));
+                    format!("{without}, {with} with limits (guests at once: {})", fault.readers)
                 }),
             ]
         });
@@ -446,11 +332,16 @@ impl SystorOutcome {
             "tier",
             "how",
             "what it was",
-            "latency in table 1, µs",
+            "parameters",
             "without limits, µs",
             "limits or model",
             "a guest's cold fault, µs",
         ];
         text::markdown(&HEAD, &rows.collect::<Vec<_>>()).trim_end().to_owned()
     }
+}
+
+/// The smallest and the largest of ratios; none without ratios.
+pub(super) fn smallest_and_largest(ratios: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
+    ratios.map(|ratio| (ratio, ratio)).reduce(|all, one| (all.0.min(one.0), all.1.max(one.1)))
 }

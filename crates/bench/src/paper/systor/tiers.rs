@@ -1,6 +1,7 @@
 //! The tiers of the study on this host: real, emulated or modelled.
 
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use procfs::{Current, Meminfo};
 use serde::{Deserialize, Serialize};
@@ -9,18 +10,21 @@ use super::experiments::TierName;
 use crate::cache::Cache;
 use crate::medium::PrivateMount;
 use crate::player::MediumModel;
+use crate::text::number;
 use crate::tier::{
-    DiskParameters, EmulateError, EmulatedDisk, ProbeError, Throttle, Tier, disk_latency,
+    DiskParameters, EmulateError, EmulatedDisk, ProbeError, Throttle, Tier, TierError, disk_latency,
 };
 
-/// Latency of DRAM in the paper's table 1, ns.
-const DRAM_LATENCY_NS: f64 = 80.0;
-/// Latency of persistent memory, ns.
-const DCPM_LATENCY_NS: f64 = 300.0;
-/// Bandwidths of DRAM and of persistent memory, bytes in a ns.
-const DRAM_BANDWIDTH: f64 = 23.0;
-const DCPM_BANDWIDTH: f64 = 6.8;
 const PAGE: f64 = 4096.0;
+/// The paper's table 1.
+const DRAM: MemoryParameters =
+    MemoryParameters { latency_ns: 80.0, read_bandwidth: 23_000_000_000, in_table_1: true };
+const DCPM: MemoryParameters =
+    MemoryParameters { latency_ns: 300.0, read_bandwidth: 6_800_000_000, in_table_1: true };
+/// CXL memory is not in the paper. The latency is the middle of 170 to 250 ns (Maruf et al., TPP,
+/// ASPLOS '23, figure 2). A copy is as fast as from DRAM: the link is faster than the module behind
+/// it, which is one of table 1.
+const CXL: MemoryParameters = MemoryParameters { latency_ns: 210.0, in_table_1: false, ..DRAM };
 const NVME: DiskParameters = DiskParameters {
     latency_ns: 10e3,
     read_bandwidth: 2_200_000_000,
@@ -29,7 +33,56 @@ const NVME: DiskParameters = DiskParameters {
 const SSD: DiskParameters =
     DiskParameters { latency_ns: 180e3, read_bandwidth: 500_000_000, write_bandwidth: 500_000_000 };
 /// Readers at which the paper finds the SSD's rate of random reads saturated (4.2.1).
-const SSD_DEPTH: u32 = 4;
+pub(super) const SSD_DEPTH: u32 = 4;
+/// The slice of blk-throttle, ns: reads of one slice may come at its begin.
+const SLICE_NS: f64 = 100e6;
+
+/// Published figures of a medium.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Parameters {
+    /// A disk of the paper's table 1.
+    Disk(DiskParameters),
+    /// A byte-addressable memory.
+    Memory(MemoryParameters),
+}
+
+/// Published figures of a memory.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MemoryParameters {
+    /// Time of a load, ns.
+    pub latency_ns: f64,
+    /// Bytes read in a second.
+    pub read_bandwidth: u64,
+    /// Whether they are of the paper's table 1.
+    pub in_table_1: bool,
+}
+
+impl MemoryParameters {
+    /// What a load and the copy of a page take longer than on DRAM.
+    fn model(self) -> MediumModel {
+        let copy = |memory: Self| PAGE * 1e9 / memory.read_bandwidth as f64;
+        let load_ns = self.latency_ns - DRAM.latency_ns;
+        MediumModel { load_ns, copy_ns: load_ns + copy(self) - copy(DRAM) }
+    }
+}
+
+impl std::fmt::Display for Parameters {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let gigabytes = |bytes: u64| number(bytes as f64 / 1e9);
+        match self {
+            Self::Disk(disk) => {
+                let (us, rate) = (number(disk.latency_ns / 1e3), gigabytes(disk.read_bandwidth));
+                write!(f, "table 1: {us} µs, {rate} GB/s")
+            }
+            Self::Memory(memory) => {
+                let source = if memory.in_table_1 { "table 1" } else { "not from table 1" };
+                let rate = gigabytes(memory.read_bandwidth);
+                write!(f, "{source}: {} ns, {rate} GB/s", number(memory.latency_ns))
+            }
+        }
+    }
+}
 
 /// A tier of the study, and what it was on this host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -40,26 +93,37 @@ pub struct TierUse {
     pub how: Realisation,
     /// What it was.
     pub description: String,
-    /// What a disk is emulated with, from the paper's table 1.
+    /// Published figures of the medium that it is named after; none for a tier of the user's list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub parameters: Option<DiskParameters>,
-    /// The latency of the emulated disk without limits, ns.
+    pub parameters: Option<Parameters>,
+    /// The measured latency of a disk without limits: 4 KiB, one reader, ns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub own_latency_ns: Option<f64>,
     /// Its limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throttle: Option<Throttle>,
-    /// A guest's cold fault on it without limits and with them: the median over the runs, ns.
+    /// Guests' cold faults on it without limits and with them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub guest_fault_ns: Option<(f64, f64)>,
+    pub guest_fault: Option<GuestFault>,
     /// The model of a byte-addressable medium.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<MediumModel>,
 }
 
+/// Cold faults of guests that read at once from an emulated disk.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GuestFault {
+    /// Guests at once.
+    pub readers: u32,
+    /// Time of a fault without limits, the median over the guests of all runs, ns.
+    pub without_ns: f64,
+    /// The same with limits.
+    pub with_ns: f64,
+}
+
 impl TierUse {
     /// A tier without limits and without a model.
-    fn new(name: &str, how: Realisation, description: &str) -> Self {
+    pub(super) fn new(name: &str, how: Realisation, description: &str) -> Self {
         Self {
             name: name.to_owned(),
             how,
@@ -67,9 +131,41 @@ impl TierUse {
             parameters: None,
             own_latency_ns: None,
             throttle: None,
-            guest_fault_ns: None,
+            guest_fault: None,
             model: None,
         }
+    }
+
+    /// Whether measurements on both are comparable.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        (&self.name, self.how, self.parameters, self.throttle, self.model)
+            == (&other.name, other.how, other.parameters, other.throttle, other.model)
+    }
+
+    /// Name, kind and all parameters in one line.
+    pub(super) fn summary(&self) -> String {
+        let parts =
+            [self.parameters.map(|known| known.to_string()), self.measured(), self.limits()];
+        let parts: Vec<String> = parts.into_iter().flatten().collect();
+        format!("{}: {} ({})", self.name, self.how, parts.join("; "))
+    }
+
+    /// The measured latency.
+    pub(super) fn measured(&self) -> Option<String> {
+        self.own_latency_ns.map(|ns| format!("measured {} µs without limits", number(ns / 1e3)))
+    }
+
+    /// Its limits, or its model.
+    pub(super) fn limits(&self) -> Option<String> {
+        let limits = self.throttle.map(|limits| {
+            let iops = limits.read_iops.map_or("no limit of".to_owned(), |iops| iops.to_string());
+            format!("{iops} reads/s, {} MB/s", limits.read_bps / 1_000_000)
+        });
+        let model = self.model.map(|model| {
+            let (load, copy) = (number(model.load_ns), number(model.copy_ns));
+            format!("{load} ns more a load, {copy} ns more a copied page, no limit of bandwidth")
+        });
+        limits.or(model)
     }
 }
 
@@ -101,10 +197,21 @@ pub(super) struct ActiveTier {
     place: Place,
 }
 
+/// Where the snapshots of a tier are. Tiers share media.
+#[derive(Clone)]
 enum Place {
-    Disk(EmulatedDisk),
-    Memory(PrivateMount),
+    Disk(Rc<EmulatedDisk>),
+    Memory(Rc<PrivateMount>),
     Directory(PathBuf),
+}
+
+/// The media of this host that stand for those of the paper, made when they are first needed. All
+/// memories are one tmpfs, and all disks one device, whose limits change from run to run.
+#[derive(Default)]
+pub(super) struct Media {
+    memory: Option<Rc<PrivateMount>>,
+    /// The device, and its latency without limits, ns.
+    disk: Option<(Rc<EmulatedDisk>, f64)>,
 }
 
 /// Why a tier is left out.
@@ -118,50 +225,83 @@ pub(super) enum ActivateError {
     Tmpfs(#[source] std::io::Error),
     #[error("{0} is no file system: snapshots are measured in directories")]
     NoDirectory(String),
+    #[error(transparent)]
+    Tier(#[from] TierError),
 }
 
-impl ActiveTier {
-    /// Sets a tier of the paper up. `scales` is whether several microVMs start at once on it.
-    pub(super) fn of_paper(name: TierName, scales: bool) -> Result<Self, ActivateError> {
-        let named = |how, description: &str| TierUse::new(name.name(), how, description);
-        let memory = || {
-            let mount = PrivateMount::tmpfs(c"huge=never,size=90%").map_err(ActivateError::Tmpfs);
-            mount.map(Place::Memory)
+impl Media {
+    fn memory(&mut self) -> Result<Place, ActivateError> {
+        let memory = match &self.memory {
+            Some(memory) => memory,
+            None => {
+                let mount = PrivateMount::tmpfs(c"huge=never,size=90%");
+                self.memory.insert(Rc::new(mount.map_err(ActivateError::Tmpfs)?))
+            }
         };
+        Ok(Place::Memory(memory.clone()))
+    }
+
+    fn disk(&mut self) -> Result<(Rc<EmulatedDisk>, f64), ActivateError> {
+        if let Some(disk) = &self.disk {
+            return Ok(disk.clone());
+        }
+        let disk = EmulatedDisk::make(available() / 2)?;
+        let latency = disk_latency(disk.path())?.median;
+        Ok(self.disk.insert((Rc::new(disk), latency)).clone())
+    }
+
+    /// Sets a tier of the paper up. `scales` is whether several microVMs start at once on it.
+    pub(super) fn of_paper(
+        &mut self,
+        name: TierName,
+        scales: bool,
+    ) -> Result<ActiveTier, ActivateError> {
         let (parameters, depth) = match name {
-            TierName::Dram => {
-                let used = named(Realisation::Real, "tmpfs in pages of 4 KiB");
-                return Ok(Self { used, place: memory()? });
-            }
-            TierName::Dcpm => {
-                let load_ns = DCPM_LATENCY_NS - DRAM_LATENCY_NS;
-                let copy_ns = load_ns + PAGE / DCPM_BANDWIDTH - PAGE / DRAM_BANDWIDTH;
-                let used = TierUse {
-                    model: Some(MediumModel { load_ns, copy_ns }),
-                    ..named(
-                        Realisation::Modelled,
-                        "tmpfs in pages of 4 KiB; the player spins for each load from a page that is never written, \
-                         and for each copied page; bandwidth has no limit",
-                    )
-                };
-                return Ok(Self { used, place: memory()? });
-            }
+            TierName::Dram => return self.memory_tier(name, DRAM),
+            TierName::Dcpm => return self.memory_tier(name, DCPM),
+            TierName::Cxl => return self.memory_tier(name, CXL),
             TierName::Nvme => (NVME, 1),
             TierName::Ssd => (SSD, if scales { SSD_DEPTH } else { 1 }),
         };
-        let disk = EmulatedDisk::make(available() / 2)?;
-        let own_latency_ns = disk_latency(disk.path())?.median;
-        let throttle = parameters.throttle(own_latency_ns, depth);
+        let (disk, own_latency_ns) = self.disk()?;
         let used = TierUse {
-            parameters: Some(parameters),
+            parameters: Some(Parameters::Disk(parameters)),
             own_latency_ns: Some(own_latency_ns),
-            throttle: Some(throttle),
-            ..named(
+            throttle: Some(parameters.throttle(own_latency_ns, depth)),
+            ..TierUse::new(
+                name.name(),
                 Realisation::Emulated,
                 "ext4 on a loop device over memory, limited in the root blkio group",
             )
         };
-        Ok(Self { used, place: Place::Disk(disk) })
+        Ok(ActiveTier { used, place: Place::Disk(disk) })
+    }
+
+    fn memory_tier(
+        &mut self,
+        name: TierName,
+        parameters: MemoryParameters,
+    ) -> Result<ActiveTier, ActivateError> {
+        let (how, model, description) = if name == TierName::Dram {
+            (Realisation::Real, None, "tmpfs in pages of 4 KiB")
+        } else {
+            let description = "tmpfs in pages of 4 KiB; the player spins for each load from a page that is never \
+                               written, and for each copied page";
+            (Realisation::Modelled, Some(parameters.model()), description)
+        };
+        let used = TierUse {
+            parameters: Some(Parameters::Memory(parameters)),
+            model,
+            ..TierUse::new(name.name(), how, description)
+        };
+        Ok(ActiveTier { used, place: self.memory()? })
+    }
+}
+
+impl ActiveTier {
+    /// Whether the same snapshots serve both.
+    pub(super) fn shares(&self, other: &Self) -> bool {
+        (self.path(), self.used.model) == (other.path(), other.used.model)
     }
 
     /// A tier of the user's list.
@@ -169,8 +309,11 @@ impl ActiveTier {
         let directory = tier.directory();
         let directory =
             directory.ok_or_else(|| ActivateError::NoDirectory(tier.medium.to_string()))?;
-        tier.check().map_err(ProbeError::from)?;
-        let used = TierUse::new(&tier.name, Realisation::Real, &tier.medium.to_string());
+        tier.check()?;
+        let used = TierUse {
+            own_latency_ns: Some(disk_latency(&directory)?.median),
+            ..TierUse::new(&tier.name, Realisation::Real, &tier.medium.to_string())
+        };
         Ok(Self { used, place: Place::Directory(directory) })
     }
 
@@ -202,8 +345,19 @@ impl ActiveTier {
     }
 }
 
+/// The shortest time that blk-throttle lets so many reads of a page take, ns.
+pub(super) fn least_ns(throttle: Throttle, reads: u64) -> f64 {
+    let by = |rate: u64, amount: f64| amount * 1e9 / (rate as f64) - SLICE_NS;
+    let bytes = by(throttle.read_bps, reads as f64 * PAGE);
+    throttle.read_iops.map_or(bytes, |iops| by(iops, reads as f64).max(bytes)).max(0.0)
+}
+
 /// Bytes of DRAM that can be used now.
 pub(super) fn available() -> u64 {
     let memory = Meminfo::current().ok().and_then(|memory| memory.mem_available);
     memory.unwrap_or(4 << 30)
 }
+
+#[cfg(test)]
+#[path = "tiers_tests.rs"]
+mod tests;

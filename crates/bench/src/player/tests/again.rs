@@ -3,8 +3,9 @@
 use std::num::NonZero;
 
 use super::{
-    Access, KVM_DEVICE, Leaf, MemoryLayout, NamedTrace, PAGE, PAGES, Path, PlayerOptions,
-    ReplaySpec, Snapshot, StartReport, named, parse, player, replay, some_trace, touch,
+    Access, FileExt, KVM_DEVICE, Leaf, MemoryLayout, NamedTrace, OpenOptions, PAGE, PAGES, Path,
+    PlayerOptions, ReplaySpec, Snapshot, StartReport, TOUCHED_WORD, named, parse, player, replay,
+    some_trace, touch,
 };
 use crate::player::{GapFactor, MediumModel};
 
@@ -90,4 +91,47 @@ fn a_modelled_medium_counts_the_loads_from_pages_that_are_never_written() {
     let snapshot = player(&working_trace(), options, dir.path());
     let replayed = run(&snapshot, "firecracker", true).replay.unwrap();
     assert_eq!((replayed.repeated, replayed.read_only_loads), (0, PAGES / 2));
+}
+
+/// The spin is a loop of a known length, so it is a lower bound that no load of the host shortens.
+#[test]
+fn a_modelled_medium_lengthens_a_replay_by_its_loads_and_copies() {
+    let of = |medium, warm| {
+        let dir = tempfile::tempdir().unwrap();
+        let options = PlayerOptions { medium, ..PlayerOptions::default() };
+        run(&player(&working_trace(), options, dir.path()), "firecracker", warm).times
+    };
+    const SPIN: u64 = 200_000;
+    // The calibration may have been a tenth slower than the guest.
+    let least = PAGES / 2 * SPIN / 10 * 9;
+    let loads = MediumModel { load_ns: SPIN as f64, copy_ns: 0.0 };
+    let copies = MediumModel { load_ns: 0.0, copy_ns: SPIN as f64 };
+    let loading = of(Some(loads), true);
+    assert!(loading.replay_ns.unwrap() >= least, "{loading:?}");
+    // A page that is never written stays on the medium.
+    assert!(loading.warm_ns.unwrap() >= least, "{loading:?}");
+    let copying = of(Some(copies), false);
+    assert!(copying.replay_ns.unwrap() >= least, "{copying:?}");
+}
+
+#[test]
+fn an_unchecked_player_checks_what_it_touches_and_nothing_else() {
+    let trace = working_trace();
+    let dir = tempfile::tempdir().unwrap();
+    let snapshot = player(&trace, PlayerOptions::default(), dir.path());
+    let of = |unchecked| {
+        let source = firn_run::Source::open_directory(snapshot.path()).unwrap();
+        let spec = ReplaySpec { unchecked, ..ReplaySpec::default() };
+        let kvm = Path::new(KVM_DEVICE).into();
+        let planner = parse("firecracker").unwrap();
+        replay(&source, &spec, &*planner, kvm, &firn_run::Clock::now()).map(drop)
+    };
+    let image = OpenOptions::new().write(true).open(snapshot.path().join("memory.img")).unwrap();
+    // Beside the word that a touch of page 0 reads.
+    let beside = (TOUCHED_WORD + 1) * 8;
+    image.write_all_at(&[0xab; 8], beside).unwrap();
+    of(true).unwrap();
+    assert!(of(false).unwrap_err().to_string().contains("second pass"));
+    image.write_all_at(&[0xab; 8], TOUCHED_WORD * 8).unwrap();
+    assert!(of(true).unwrap_err().to_string().contains("timed loop"));
 }

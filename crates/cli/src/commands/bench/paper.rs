@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use firn_bench::ResultFile;
 use firn_bench::paper::systor::{
-    SYSTOR_EXPERIMENTS, SystorConfig, SystorExperiment, SystorOutcome, find_systor,
+    SYSTOR_EXPERIMENTS, SystorConfig, SystorExperiment, SystorOutcome, TierName, find_systor,
 };
 use firn_bench::paper::{EXPERIMENTS, PaperConfig, find};
 use firn_bench::tier::TierList;
@@ -27,14 +27,17 @@ use crate::output;
   firn bench paper all --pool pool.sock --out results --runs 5
   firn bench paper systor-figure-2 systor-table-5 --out results
   firn bench paper systor-figure-4 --trace hello-a --most 8 --tier my-ssd
+  firn bench paper systor-figure-2 --only dram,cxl --runs 3 --out results
 
 Each experiment NAME writes NAME.json, NAME.md and NAME.svg. A planner that this host cannot run, or that fails, is left out,
 with the reason. Images are dense, as in the papers. In the experiments of FaaSnap and SnapBPF the pages that guests hold free
 have content, except in the guests of faasnap.
 
-The experiments of SYSTOR '22 (`systor` names all of them) measure cold and warm invocations on tiers: DRAM is real, NVMe and
-SSD are emulated by a loop device with limits, and persistent memory is modelled. They need root, losetup and mkfs.ext4. What
-an experiment of the same build has measured into the directory is not measured again, so an interrupted one can go on.")]
+The experiments of SYSTOR '22 (`systor` names all of them) measure cold and warm invocations on tiers: dram is real, nvme and
+ssd are emulated by a loop device with limits, dcpm (persistent memory) and cxl are modelled. They need root, losetup and
+mkfs.ext4. A tier or cell that fails or does not fit into memory is left out, with the reason. Results are written after each
+function. What an experiment of the same build has measured into the directory is not measured again, so an interrupted
+command goes on where it was when it is repeated.")]
 pub(crate) struct PaperArgs {
     /// Names of experiments, `all` except those of SYSTOR '22, or `systor`; without names the
     /// command lists them
@@ -59,6 +62,9 @@ pub(crate) struct PaperArgs {
     /// SYSTOR '22: at most this number of microVMs at once
     #[arg(long, value_name = "N", default_value_t = u32::MAX, hide_default_value = true, value_parser = clap::value_parser!(u32).range(1..))]
     most: u32,
+    /// SYSTOR '22: only these of an experiment's tiers: dram, cxl, dcpm, nvme, ssd
+    #[arg(long, value_name = "TIER", value_delimiter = ',')]
+    only: Vec<TierName>,
     /// SYSTOR '22: also measure these tiers of `firn tier ls`
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     tier: Vec<String>,
@@ -110,6 +116,7 @@ fn run_systor(arguments: &PaperArgs, experiments: &[&SystorExperiment]) -> anyho
         runs: arguments.runs,
         functions: arguments.trace.clone(),
         most: arguments.most,
+        only: arguments.only.clone(),
         tiers: tiers.collect::<Result<_, _>>()?,
     };
     let out = &arguments.out;
