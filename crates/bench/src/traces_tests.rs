@@ -1,3 +1,4 @@
+use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
@@ -39,7 +40,8 @@ fn every_function_has_two_inputs_with_the_same_memory() {
         assert_eq!(a.layout(), b.layout(), "{function}");
         assert_ne!(a.touches(), b.touches(), "{function}");
     }
-    assert_eq!(EMBEDDED.len(), 2 * functions.len());
+    let again = EMBEDDED.iter().filter(|(name, _)| name.ends_with("-a2")).count();
+    assert_eq!(EMBEDDED.len() - again, 2 * functions.len());
 }
 
 /// `12345` as `12,345`.
@@ -57,7 +59,8 @@ fn table() -> String {
     for (name, bytes) in EMBEDDED {
         let trace = load(name).unwrap().trace;
         let origin = trace.origin();
-        assert_eq!(format!("{}-{}", origin.function, origin.input), *name);
+        let again = trace.again().map_or("", |_| "2");
+        assert_eq!(format!("{}-{}{again}", origin.function, origin.input), *name);
         assert_eq!(origin.gaps, GapUnit::Instructions, "{name}");
         let settings = functions.join(&origin.function).join("function.toml");
         let settings = fs::read_to_string(settings).unwrap();
@@ -79,12 +82,39 @@ fn table() -> String {
     table
 }
 
+/// The repeated accesses of the traces that have them.
+fn table_of_repeats() -> String {
+    let mut table = String::new();
+    for (name, _) in EMBEDDED {
+        let trace = load(name).unwrap().trace;
+        let Some(again) = trace.again() else { continue };
+        // Both invocations serve the same request.
+        assert!(0 < again.request && again.request < trace.accesses().count(), "{name}");
+        assert!(!again.repeats.is_empty() && !again.second.is_empty(), "{name}");
+        let second: HashSet<u64> = again.second.iter().map(|touch| touch.page).collect();
+        let first: HashSet<u64> = trace.touches().iter().map(|touch| touch.page).collect();
+        writeln!(
+            table,
+            "| `{name}` | {} | {} | {} | {} | {} | {} |",
+            grouped(again.period),
+            grouped(again.request as u64),
+            grouped(again.repeats.len() as u64),
+            grouped(again.second.len() as u64),
+            grouped(second.len() as u64),
+            grouped(second.difference(&first).count() as u64),
+        )
+        .unwrap();
+    }
+    table
+}
+
 #[test]
 fn the_readme_describes_every_trace() {
     let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces/README.md");
     let readme = fs::read_to_string(readme).unwrap();
-    let table = table();
-    assert!(readme.contains(&table), "traces/README.md must contain:\n{table}");
+    for table in [table(), table_of_repeats()] {
+        assert!(readme.contains(&table), "traces/README.md must contain:\n{table}");
+    }
 }
 
 #[test]

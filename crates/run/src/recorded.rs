@@ -40,9 +40,9 @@ pub struct RecordedRun<'a> {
 }
 
 impl RecordedRun<'_> {
-    /// Restores the machine over `memory`, calls `begin` right before its vCPUs run, invokes, and
-    /// calls `answered`; then the microVM ends. `note` gets the errors of devices that stopped
-    /// serving the guest.
+    /// Restores the machine over `memory`, calls `begin` right before its vCPUs run, `connected`
+    /// right before it invokes, and `answered` after that; then the microVM ends. `note` gets the
+    /// errors of devices that stopped serving the guest.
     ///
     /// # Errors
     /// [`StartError`], or what `begin` or `answered` returned.
@@ -50,6 +50,7 @@ impl RecordedRun<'_> {
         &self,
         memory: GuestMemory,
         begin: impl FnOnce(&mut Microvm) -> Result<(), E>,
+        connected: impl FnOnce() + Send,
         answered: impl FnOnce(&Outcome, &Handle, AgentClient) -> Result<T, E> + Send,
         note: impl Fn(&str),
     ) -> Result<(Outcome, T), E>
@@ -70,12 +71,20 @@ impl RecordedRun<'_> {
         let running = restored.resume()?;
         let lead = |handle: &Handle, alive: &AtomicBool| {
             let (mut agent, _) = served.identify(self.limit, alive)?;
-            let outcome = Outcome::of(agent.invoke(self.invocation))
-                .map_err(|error| invoke_failed(&error))?;
+            connected();
+            let outcome = self.invoke(&mut agent)?;
             let answered = answered(&outcome, handle, agent)?;
             Ok(((outcome, answered), After::Stop))
         };
         session::run(running.microvm, &served.control, self.interruption, lead, note, |_| ())
+    }
+
+    /// Invokes the function.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn invoke(&self, agent: &mut AgentClient) -> Result<Outcome, StartError> {
+        Outcome::of(agent.invoke(self.invocation)).map_err(|error| invoke_failed(&error))
     }
 
     fn root(&self) -> Result<Option<OpenFile>, StartError> {

@@ -172,7 +172,8 @@ pub struct ReplaySpec {
     pub hold: bool,
     /// Whether the guest measures the time in page faults, which takes some time itself.
     pub fault_time: bool,
-    /// Whether the player serves a second, identical invocation after the first.
+    /// Whether the player serves a second invocation after the first: the one that its trace
+    /// has recorded, or an identical one.
     #[serde(default)]
     pub warm: bool,
     /// Whether the player ends without checking all its memory. It still checks what it touches.

@@ -1,7 +1,8 @@
 //! The second pass, which checks every byte of the trace's memory; and filling that memory.
 
 use crate::format::{
-    Header, Input, OWN, PAGE, PAGE_WORDS, STEP, TOUCHED_WORD, Window, digested, word, written_word,
+    Header, OWN, PAGE, PAGE_WORDS, STEP, TOUCHED_WORD, Touches, Window, digested, word,
+    written_word,
 };
 
 /// The pages of the trace's memory, each with its index, without the pages that cannot be checked.
@@ -53,9 +54,9 @@ pub(crate) fn is_free_page(header: &Header, page: u64) -> bool {
     index_of(header, page).is_some_and(|index| is_free(header, index))
 }
 
-/// Whether the touches of an input write a guest page.
-pub(crate) fn is_written_page(header: &Header, input: &Input, page: u64) -> bool {
-    index_of(header, page).is_some_and(|index| bit(input.written_map, index))
+/// Whether the touches write a guest page.
+pub(crate) fn is_written_page(header: &Header, touches: &Touches, page: u64) -> bool {
+    index_of(header, page).is_some_and(|index| bit(touches.written_map, index))
 }
 
 /// Fills every page with its content.
@@ -71,12 +72,12 @@ pub(crate) fn fill(header: &Header) {
     }
 }
 
-/// Compares every word with its expected value after the touches of an input. Calls `wrong` with
+/// Compares every word with its expected value after the touches. Calls `wrong` with
 /// each page that differs and returns their number.
-pub(crate) fn check(header: &Header, input: &Input, mut wrong: impl FnMut(u64)) -> u64 {
+pub(crate) fn check(header: &Header, touches: &Touches, mut wrong: impl FnMut(u64)) -> u64 {
     let mut count = 0;
     for (index, page) in pages(header) {
-        if !is_right(header, input, index, page) {
+        if !is_right(header, touches, index, page) {
             wrong(page);
             count += 1;
         }
@@ -93,13 +94,13 @@ pub(crate) fn own_digest(len: u64) -> u64 {
     })
 }
 
-fn is_right(header: &Header, input: &Input, index: u64, page: u64) -> bool {
+fn is_right(header: &Header, touches: &Touches, index: u64, page: u64) -> bool {
     let unchecked = header.unchecked_start..header.unchecked_start + header.unchecked_len;
     let reached = unchecked.start < (page + 1) * PAGE && unchecked.end > page * PAGE;
     let (from_content, from_zeros) = if reached {
-        differences(header, input, index, page, |address| !unchecked.contains(&address))
+        differences(header, touches, index, page, |address| !unchecked.contains(&address))
     } else {
-        differences(header, input, index, page, |_| true)
+        differences(header, touches, index, page, |_| true)
     };
     from_content == 0 || (from_zeros == 0 && is_free(header, index))
 }
@@ -110,13 +111,13 @@ fn is_right(header: &Header, input: &Input, index: u64, page: u64) -> bool {
 #[inline(always)]
 fn differences(
     header: &Header,
-    input: &Input,
+    touches: &Touches,
     index: u64,
     page: u64,
     checked: impl Fn(u64) -> bool,
 ) -> (u64, u64) {
     let (mut value, step) = content(header, index, page);
-    let written = bit(input.written_map, index).then(|| written_word(header.seed, page));
+    let written = bit(touches.written_map, index).then(|| written_word(header.seed, page));
     let (mut from_content, mut from_zeros) = (0, 0);
     let mut compare = |index: u64, content: u64, zero: u64| {
         let place = address(page, index) as *const u64;

@@ -2,9 +2,10 @@
 //!
 //! Guest memory consists of the trace's memory, filled according to page number and seed, and one
 //! more region above it, the player's own region. The own region holds the header, the program,
-//! bitmaps of zero and of free pages; touches, gaps and a bitmap of written pages for each input;
-//! page tables and the stack. The page tables map the own region at [`OWN`], and the trace's memory
-//! twice, at the windows of [`Window`], with leaves of different sizes.
+//! bitmaps of zero and of free pages; touches, gaps and a bitmap of written pages for each
+//! invocation of each input; page tables and the stack. The page tables map the own region at
+//! [`OWN`], and the trace's memory twice, at the windows of [`Window`], with leaves of different
+//! sizes.
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
@@ -66,11 +67,22 @@ pub enum Kind {
     Read,
     /// Reads a word and compares it with zero.
     ReadZero,
-    /// Writes a word.
+    /// Writes a word, the first write to the page.
     Write,
     /// Reads a word of unknown content.
     ReadUnknown,
+    /// Reads the word that a touch before it wrote.
+    ReadWritten,
+    /// Reads a word of a page that was accessed before, and compares it with the page's content.
+    ReadAgain,
+    /// Reads a word of a page that was accessed before, and compares it with zero.
+    ReadAgainZero,
+    /// Writes a word to a page that was written before.
+    WriteAgain,
 }
+
+/// Words of 8 bytes in a cache line.
+pub const LINE_WORDS: u64 = 8;
 
 /// The mapping that a touch uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,10 +106,10 @@ impl Window {
 }
 
 const SMALL: u64 = 1 << 45;
-const KIND_BITS: u32 = 2;
+const KIND_BITS: u32 = 3;
 const WINDOW_BIT: u32 = 1 << KIND_BITS;
 const PAGE_SHIFT: u32 = KIND_BITS + 1;
-/// Maximum number of guest pages that a touch can address: 2 TiB.
+/// Maximum number of guest pages that a touch can address: 1 TiB.
 pub const MOST_PAGES: u64 = 1 << (32 - PAGE_SHIFT);
 
 /// A touch, packed into four bytes, so that the page faults on the list itself cost less than 4 ns
@@ -115,6 +127,10 @@ impl Touch {
             Kind::ReadZero => 1,
             Kind::Write => 2,
             Kind::ReadUnknown => 3,
+            Kind::ReadWritten => 4,
+            Kind::ReadAgain => 5,
+            Kind::ReadAgainZero => 6,
+            Kind::WriteAgain => 7,
         };
         let window = match window {
             Window::Small => 0,
@@ -151,7 +167,11 @@ impl Touch {
             0 => Kind::Read,
             1 => Kind::ReadZero,
             2 => Kind::Write,
-            _ => Kind::ReadUnknown,
+            3 => Kind::ReadUnknown,
+            4 => Kind::ReadWritten,
+            5 => Kind::ReadAgain,
+            6 => Kind::ReadAgainZero,
+            _ => Kind::WriteAgain,
         }
     }
 
@@ -162,13 +182,32 @@ impl Touch {
         if self.0 & WINDOW_BIT == 0 { Window::Small } else { Window::Large }
     }
 
-    /// The virtual address of the word that it reads or writes. Without branches, because it is
-    /// part of the timed loop.
+    /// Whether it writes.
     #[inline]
     #[must_use]
-    pub fn address(self) -> u64 {
-        let base = SMALL << (self.0 >> KIND_BITS & 1);
-        base + self.page() * PAGE + TOUCHED_WORD * 8
+    pub fn writes(self) -> bool {
+        matches!(self.kind(), Kind::Write | Kind::WriteAgain)
+    }
+
+    /// The word that it reads or writes. A read of a page that was accessed before is of another
+    /// cache line each time, by the touch's index in its list, and never of [`TOUCHED_WORD`], which
+    /// may have been written.
+    #[inline]
+    #[must_use]
+    pub fn word(self, index: u64) -> u64 {
+        match self.kind() {
+            Kind::ReadAgain | Kind::ReadAgainZero => {
+                (index.wrapping_mul(STEP) >> 58) * LINE_WORDS + 1
+            }
+            _ => TOUCHED_WORD,
+        }
+    }
+
+    /// The virtual address of a word of its page.
+    #[inline]
+    #[must_use]
+    pub fn address(self, word: u64) -> u64 {
+        self.window().base() + self.page() * PAGE + word * 8
     }
 }
 
@@ -190,19 +229,30 @@ pub struct Region {
     pub pages: u64,
 }
 
-/// The touches of one input of the function. A player replays one of its inputs.
+/// The touches of one invocation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Input {
+pub struct Touches {
     /// Virtual address of the touches, four bytes each.
     pub touches: u64,
     /// Number of touches.
-    pub touch_count: u64,
+    pub count: u64,
+    /// Number of them that are repeated accesses of the trace.
+    pub repeats: u64,
     /// Virtual address of the gaps, four bytes for each touch: iterations of a two-instruction loop
     /// before it. 0: no gaps.
     pub gaps: u64,
-    /// Bitmap of the pages that the touches write.
+    /// Bitmap of the pages that are written once the touches are done.
     pub written_map: u64,
-    /// Number of pages touched.
+}
+
+/// One input of the function. A player replays one of its inputs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Input {
+    /// The first invocation.
+    pub first: Touches,
+    /// A second invocation after the first, in the same memory.
+    pub second: Touches,
+    /// Number of pages that the first invocation touches.
     pub pages: u64,
     /// Index of the first touch that serves the request; the touches before it connect the guest.
     /// 0: unknown.
@@ -225,7 +275,7 @@ macro_rules! header {
         }
 
         /// Words of a header.
-        pub const HEADER_WORDS: usize = [$(stringify!($field)),*].len() + 2 * REGIONS + 6 * INPUTS;
+        pub const HEADER_WORDS: usize = [$(stringify!($field)),*].len() + 2 * REGIONS + 12 * INPUTS;
 
         impl Header {
             /// Encodes the value.
@@ -234,15 +284,12 @@ macro_rules! header {
                 let mut words = [0; HEADER_WORDS];
                 let fields = [$(self.$field),*].into_iter();
                 let regions = self.regions.iter().flat_map(|region| [region.page, region.pages]);
+                let list = |list: &Touches| {
+                    [list.touches, list.count, list.repeats, list.gaps, list.written_map]
+                };
                 let inputs = self.inputs.iter().flat_map(|input| {
-                    [
-                        input.touches,
-                        input.touch_count,
-                        input.gaps,
-                        input.written_map,
-                        input.pages,
-                        input.connected,
-                    ]
+                    let lists = list(&input.first).into_iter().chain(list(&input.second));
+                    lists.chain([input.pages, input.connected])
                 });
                 let all = fields.chain(regions).chain(inputs);
                 words.iter_mut().zip(all).for_each(|(word, value)| *word = value);
@@ -259,13 +306,16 @@ macro_rules! header {
                 Self {
                     $($field: next(),)*
                     regions: core::array::from_fn(|_| Region { page: next(), pages: next() }),
-                    inputs: core::array::from_fn(|_| Input {
-                        touches: next(),
-                        touch_count: next(),
-                        gaps: next(),
-                        written_map: next(),
-                        pages: next(),
-                        connected: next(),
+                    inputs: core::array::from_fn(|_| {
+                        let mut list = || Touches {
+                            touches: next(),
+                            count: next(),
+                            repeats: next(),
+                            gaps: next(),
+                            written_map: next(),
+                        };
+                        let (first, second) = (list(), list());
+                        Input { first, second, pages: next(), connected: next() }
                     }),
                 }
             }
@@ -289,8 +339,8 @@ header! {
     reports,
     /// Frequency of the time-stamp counter in kHz, for reports in ns on the serial port.
     tsc_khz,
-    /// Iterations of the gap loop between repeated accesses; 0: none. Only gaps contain repeated
-    /// accesses.
+    /// Iterations of the gap loop between repeated accesses at random; 0: none. Only gaps contain
+    /// them.
     again_every,
     /// Iterations of the gap loop for each load from a page that is on the modelled medium; 0: no
     /// model.
@@ -326,7 +376,7 @@ pub mod register {
     pub const WRONG_IN_LOOP: u64 = 8;
     /// The value is a guest page that was wrong in the second pass.
     pub const WRONG_IN_PASS: u64 = 16;
-    /// The value is the number of touches that were replayed.
+    /// The value is the number of touches of the first invocation, without repeated accesses.
     pub const TOUCHES: u64 = 24;
     /// The value is the number of pages that were touched.
     pub const PAGES: u64 = 32;
@@ -354,7 +404,7 @@ pub mod register {
 pub mod mode {
     /// The guest measures the time of its touches.
     pub const TIMED: u64 = 1;
-    /// The guest serves a second, identical invocation after the first.
+    /// The guest serves a second invocation after the first.
     pub const TWICE: u64 = 2;
     /// The guest checks no memory after the timed loops; each touch is checked all the same.
     pub const UNCHECKED: u64 = 4;

@@ -1,17 +1,31 @@
 use proptest::prelude::{Just, any, prop_assert_eq, prop_oneof, proptest};
 
-use super::{HEADER_WORDS, Header, Kind, MOST_PAGES, PAGE, TOUCHED_WORD, Touch, Window, word};
+use super::{
+    HEADER_WORDS, Header, Kind, LINE_WORDS, MOST_PAGES, PAGE, PAGE_WORDS, TOUCHED_WORD, Touch,
+    Window, word,
+};
+
+const KINDS: &[Kind] = &[
+    Kind::Read,
+    Kind::ReadZero,
+    Kind::Write,
+    Kind::ReadUnknown,
+    Kind::ReadWritten,
+    Kind::ReadAgain,
+    Kind::ReadAgainZero,
+    Kind::WriteAgain,
+];
 
 proptest! {
     #[test]
     fn touches_round_trip(
         page in 0..MOST_PAGES,
-        kind in prop_oneof![Just(Kind::Read), Just(Kind::ReadZero), Just(Kind::Write), Just(Kind::ReadUnknown)],
+        kind in proptest::sample::select(KINDS),
         window in prop_oneof![Just(Window::Small), Just(Window::Large)],
     ) {
         let touch = Touch::from_bits(Touch::new(page, kind, window).unwrap().bits());
         prop_assert_eq!((touch.page(), touch.kind(), touch.window()), (page, kind, window));
-        prop_assert_eq!(touch.address(), window.base() + page * PAGE + TOUCHED_WORD * 8);
+        prop_assert_eq!(touch.address(3), window.base() + page * PAGE + 24);
     }
 
     #[test]
@@ -33,4 +47,16 @@ proptest! {
 fn page_numbers_out_of_range_are_refused() {
     assert!(Touch::new(MOST_PAGES, Kind::Read, Window::Small).is_none());
     assert!(Touch::new(u64::MAX, Kind::Read, Window::Small).is_none());
+}
+
+#[test]
+fn reads_of_known_pages_cover_every_cache_line_and_never_the_written_word() {
+    for kind in [Kind::ReadAgain, Kind::ReadAgainZero] {
+        let touch = Touch::new(7, kind, Window::Small).unwrap();
+        let words = (0..1000).map(|index| touch.word(index));
+        assert!(words.clone().all(|word| word < PAGE_WORDS && word != TOUCHED_WORD));
+        for line in 0..PAGE_WORDS / LINE_WORDS {
+            assert!(words.clone().any(|word| word / LINE_WORDS == line), "{line}");
+        }
+    }
 }

@@ -5,7 +5,7 @@ use core::arch::asm;
 use crate::check::{check, fill, own_digest};
 use crate::console;
 use crate::format::{Header, Input, OWN, REPORT, REPORTED_PAGES, mode, register};
-use crate::replay::{Work, Wrong, replay, replay_timed, replay_worked};
+use crate::replay::{Work, Wrong, replay, replay_timed};
 use crate::time::time;
 
 /// Runs the guest to its end.
@@ -51,13 +51,13 @@ fn report_to_registers(
     let (mut wrong, mut work) = (Wrong::none(), Work::new(header));
     let works = header.again_every | header.medium_load | header.medium_copy != 0;
     let mut waited = 0;
-    let mut part = |touches| {
+    let mut part = |range| {
         if modes & mode::TIMED != 0 {
-            waited += replay_timed(header, input, touches, &mut wrong);
+            waited += replay_timed(header, &input.first, range, &mut wrong);
         } else if works {
-            replay_worked::<false>(header, input, touches, &mut wrong, &mut work);
+            work.replay(header, &input.first, range, 0, &mut wrong);
         } else {
-            replay(header, input, touches, &mut wrong);
+            replay(header, &input.first, range, &mut wrong);
         }
     };
     let begin = time();
@@ -66,19 +66,21 @@ fn report_to_registers(
         part(0..input.connected);
         connected = time().wrapping_sub(begin);
     }
-    part(input.connected..input.touch_count);
+    part(input.connected..input.first.count);
     // The monitor stops its clock here.
     report(register::DONE, wrong.count);
     wrong.pages().for_each(|page| report(register::WRONG_IN_LOOP, page));
     report(register::WAITED, waited);
-    report(register::TOUCHES, input.touch_count);
+    report(register::TOUCHES, input.first.count - input.first.repeats);
     report(register::PAGES, input.pages);
     report(register::CONNECTED, connected);
-    report(register::REPEATED, work.repeated);
+    report(register::REPEATED, work.repeated + input.first.repeats);
     report(register::READ_ONLY_LOADS, work.read_only_loads);
+    let mut last = &input.first;
     if modes & mode::TWICE != 0 {
+        last = &input.second;
         let begin = time();
-        replay_worked::<true>(header, input, 0..input.touch_count, &mut wrong, &mut work);
+        work.replay(header, last, 0..last.count, last.count, &mut wrong);
         report(register::WARM, time().wrapping_sub(begin));
         report(register::DONE, wrong.count);
         wrong.pages().for_each(|page| report(register::WRONG_IN_LOOP, page));
@@ -90,7 +92,7 @@ fn report_to_registers(
             reported += 1;
         }
     };
-    let count = if modes & mode::UNCHECKED == 0 { check(header, input, wrong_page) } else { 0 };
+    let count = if modes & mode::UNCHECKED == 0 { check(header, last, wrong_page) } else { 0 };
     if !own_is_right() {
         report(register::WRONG_OWN, 1);
     }
@@ -109,11 +111,11 @@ fn report_to_console(header: &Header, input: &Input, own_is_right: impl Fn() -> 
     console::wait();
     let mut wrong = Wrong::none();
     let begin = time();
-    replay(header, input, 0..input.touch_count, &mut wrong);
+    replay(header, &input.first, 0..input.first.count, &mut wrong);
     let ticks = time().wrapping_sub(begin);
     console::line(b"DONE", &[input.pages, nanoseconds(ticks, header.tsc_khz)]);
     wrong.pages().for_each(|page| console::line(b"BAD", &[page]));
-    let count = check(header, input, |page| console::line(b"BAD", &[page]));
+    let count = check(header, &input.first, |page| console::line(b"BAD", &[page]));
     if own_is_right() {
         console::line(b"END", &[wrong.count.max(count)]);
     } else {

@@ -6,7 +6,8 @@ use core::ops::Range;
 
 use crate::check::{is_free_page, is_written_page};
 use crate::format::{
-    Header, Input, Kind, PAGE, REPORTED_PAGES, STEP, TOUCHED_WORD, Touch, word, written_word,
+    Header, Kind, LINE_WORDS, REPORTED_PAGES, STEP, TOUCHED_WORD, Touch, Touches, word,
+    written_word,
 };
 use crate::time::time;
 
@@ -37,13 +38,13 @@ impl Wrong {
     }
 }
 
-/// Replays touches of an input, with their gaps if there are any.
-pub(crate) fn replay(header: &Header, input: &Input, touches: Range<u64>, wrong: &mut Wrong) {
-    if input.gaps == 0 {
-        replay_with(header, input, touches, wrong, |_| {}, |touch| touch());
+/// Replays touches, with their gaps if there are any.
+pub(crate) fn replay(header: &Header, touches: &Touches, range: Range<u64>, wrong: &mut Wrong) {
+    if touches.gaps == 0 {
+        replay_with(header, touches, range, wrong, |_| {}, |touch| touch());
     } else {
-        let gap = |index| spin(gap(input, index));
-        replay_with(header, input, touches, wrong, gap, |touch| touch());
+        let gap = |index| spin(gap(touches, index));
+        replay_with(header, touches, range, wrong, gap, |touch| touch());
     }
 }
 
@@ -51,8 +52,8 @@ pub(crate) fn replay(header: &Header, input: &Input, touches: Range<u64>, wrong:
 /// fastest one, in ticks of the time-stamp counter.
 pub(crate) fn replay_timed(
     header: &Header,
-    input: &Input,
-    touches: Range<u64>,
+    touches: &Touches,
+    range: Range<u64>,
     wrong: &mut Wrong,
 ) -> u64 {
     let (mut sum, mut fastest, mut count) = (0, u64::MAX, 0);
@@ -65,37 +66,37 @@ pub(crate) fn replay_timed(
         count += 1;
     };
     let work = |index| {
-        if input.gaps != 0 {
-            spin(gap(input, index));
+        if touches.gaps != 0 {
+            spin(gap(touches, index));
         }
     };
-    replay_with(header, input, touches, wrong, work, timed);
+    replay_with(header, touches, range, wrong, work, timed);
     if count == 0 { 0 } else { sum - fastest * count }
 }
 
 /// The work before a touch, in iterations of the loop.
 #[inline(always)]
-fn gap(input: &Input, index: u64) -> u32 {
-    let place = (input.gaps + index * 4) as *const u32;
+fn gap(touches: &Touches, index: u64) -> u32 {
+    let place = (touches.gaps + index * 4) as *const u32;
     // SAFETY: the builder of the header wrote a word for each touch.
     unsafe { place.read_volatile() }
 }
 
-/// A touch of an input.
+/// A touch of a list.
 #[inline(always)]
-fn touch_at(input: &Input, index: u64) -> Touch {
-    let place = (input.touches + index * 4) as *const u32;
-    // SAFETY: the builder of the header wrote `touch_count` touches.
+fn touch_at(touches: &Touches, index: u64) -> Touch {
+    let place = (touches.touches + index * 4) as *const u32;
+    // SAFETY: the builder of the header wrote `count` touches.
     Touch::from_bits(unsafe { place.read_volatile() })
 }
 
-/// The work of an invocation with repeated accesses, and the modelled medium.
+/// The work of invocations with repeated accesses at random, and the modelled medium.
 pub(crate) struct Work {
     random: u64,
     left: u32,
-    /// Repeated accesses so far.
+    /// Repeated accesses at random so far.
     pub(crate) repeated: u64,
-    /// Loads so far from pages that the input never writes.
+    /// Loads so far from pages that the invocation never writes.
     pub(crate) read_only_loads: u64,
 }
 
@@ -108,13 +109,13 @@ impl Work {
 
     /// The work before a touch. A repeated access follows every `again_every` iterations; it is of
     /// a page among the first `touched` touches.
-    fn work(&mut self, header: &Header, input: &Input, mut turns_left: u32, touched: u64) {
+    fn work(&mut self, header: &Header, touches: &Touches, mut turns_left: u32, touched: u64) {
         if header.again_every != 0 {
             while turns_left >= self.left {
                 spin(self.left);
                 turns_left -= self.left;
                 self.left = turns(header.again_every);
-                self.again(header, input, touched);
+                self.again(header, touches, touched);
             }
             self.left -= turns_left;
         }
@@ -122,15 +123,15 @@ impl Work {
     }
 
     /// Reads a random cache line of a random page among the first `touched` touches.
-    fn again(&mut self, header: &Header, input: &Input, touched: u64) {
+    fn again(&mut self, header: &Header, touches: &Touches, touched: u64) {
         let Some(index) = self.next().checked_rem(touched) else { return };
-        let touch = touch_at(input, index);
+        let touch = touch_at(touches, index);
         let line = self.next() >> 58;
-        let place = (touch.address() / PAGE * PAGE + line * 64) as *const u64;
+        let place = touch.address(line * LINE_WORDS) as *const u64;
         // SAFETY: the page tables map the trace's memory.
         unsafe { place.read_volatile() };
         self.repeated += 1;
-        self.load(header, is_written_page(header, input, touch.page()));
+        self.load(header, is_written_page(header, touches, touch.page()));
     }
 
     /// A load from a page was made.
@@ -138,6 +139,34 @@ impl Work {
         if !written {
             self.read_only_loads += 1;
             spin(turns(header.medium_load));
+        }
+    }
+
+    /// Replays touches of an invocation; the first `known` ones are of pages that were touched
+    /// before it.
+    pub(crate) fn replay(
+        &mut self,
+        header: &Header,
+        touches: &Touches,
+        range: Range<u64>,
+        known: u64,
+        wrong: &mut Wrong,
+    ) {
+        for index in range {
+            if touches.gaps != 0 {
+                self.work(header, touches, gap(touches, index), known.max(index));
+            }
+            let touch = touch_at(touches, index);
+            if touch.writes() {
+                if touch.kind() == Kind::Write {
+                    spin(turns(header.medium_copy));
+                }
+                write(header, touch);
+            } else {
+                let found = read(touch, index);
+                self.load(header, is_written_page(header, touches, touch.page()));
+                compare(header, touch, index, found, wrong);
+            }
         }
     }
 
@@ -154,85 +183,59 @@ fn turns(word: u64) -> u32 {
     u32::try_from(word).unwrap_or(u32::MAX)
 }
 
-/// Replays touches of an input with repeated accesses and the modelled medium. With `SECOND` it is
-/// a second, identical invocation: the written pages have their new content, and writes find them
-/// in DRAM.
-pub(crate) fn replay_worked<const SECOND: bool>(
-    header: &Header,
-    input: &Input,
-    touches: Range<u64>,
-    wrong: &mut Wrong,
-    work: &mut Work,
-) {
-    for index in touches {
-        if input.gaps != 0 {
-            let touched = if SECOND { input.touch_count } else { index };
-            work.work(header, input, gap(input, index), touched);
-        }
-        let touch = touch_at(input, index);
-        let (page, place) = (touch.page(), touch.address() as *mut u64);
-        if touch.kind() == Kind::Write {
-            if !SECOND {
-                spin(turns(header.medium_copy));
-            }
-            // SAFETY: the page tables map the trace's memory, and this program uses none of it.
-            unsafe { place.write_volatile(written_word(header.seed, page)) };
-            continue;
-        }
-        let written = is_written_page(header, input, page);
-        let expected = match touch.kind() {
-            _ if SECOND && written => written_word(header.seed, page),
-            Kind::Read => word(header.seed, page, TOUCHED_WORD),
-            Kind::ReadZero | Kind::ReadUnknown | Kind::Write => 0,
-        };
-        // SAFETY: as above.
-        let found = unsafe { place.read_volatile() };
-        work.load(header, written);
-        if found != expected && touch.kind() != Kind::ReadUnknown {
-            cold_path();
-            let overwritten = SECOND && written;
-            if overwritten || found != 0 || !is_free_page(header, page) {
-                wrong.add(page);
-            }
-        }
-    }
-}
-
 /// Generic, so that the compiled loop without gaps contains no code for gaps, and the untimed loops
 /// none for times.
 #[inline(always)]
 fn replay_with(
     header: &Header,
-    input: &Input,
-    touches: Range<u64>,
+    touches: &Touches,
+    range: Range<u64>,
     wrong: &mut Wrong,
     gap: impl Fn(u64),
     mut around: impl FnMut(&mut dyn FnMut()),
 ) {
-    let Header { seed, .. } = *header;
-    for index in touches {
+    for index in range {
         gap(index);
-        let touch = touch_at(input, index);
-        let place = touch.address() as *mut u64;
-        let expected = match touch.kind() {
-            Kind::Read => word(seed, touch.page(), TOUCHED_WORD),
-            Kind::ReadZero | Kind::ReadUnknown => 0,
-            Kind::Write => {
-                let written = written_word(seed, touch.page());
-                // SAFETY: the page tables map the trace's memory in both windows, and this program
-                // uses none of it.
-                around(&mut || unsafe { place.write_volatile(written) });
-                continue;
-            }
-        };
-        let mut found = 0;
-        // SAFETY: as above.
-        around(&mut || found = unsafe { place.read_volatile() });
-        if found != expected && touch.kind() != Kind::ReadUnknown {
-            cold_path();
-            if found != 0 || !is_free_page(header, touch.page()) {
-                wrong.add(touch.page());
-            }
+        let touch = touch_at(touches, index);
+        if touch.writes() {
+            around(&mut || write(header, touch));
+        } else {
+            let mut found = 0;
+            around(&mut || found = read(touch, index));
+            compare(header, touch, index, found, wrong);
+        }
+    }
+}
+
+#[inline(always)]
+fn write(header: &Header, touch: Touch) {
+    let place = touch.address(TOUCHED_WORD) as *mut u64;
+    // SAFETY: the page tables map the trace's memory in both windows, and this program uses none of
+    // it.
+    unsafe { place.write_volatile(written_word(header.seed, touch.page())) };
+}
+
+#[inline(always)]
+fn read(touch: Touch, index: u64) -> u64 {
+    let place = touch.address(touch.word(index)) as *const u64;
+    // SAFETY: as in `write`.
+    unsafe { place.read_volatile() }
+}
+
+/// Compares what a touch has read with what it must read.
+#[inline(always)]
+fn compare(header: &Header, touch: Touch, index: u64, found: u64, wrong: &mut Wrong) {
+    let expected = match touch.kind() {
+        Kind::Read | Kind::ReadAgain => word(header.seed, touch.page(), touch.word(index)),
+        Kind::ReadWritten => written_word(header.seed, touch.page()),
+        Kind::ReadUnknown => return,
+        _ => 0,
+    };
+    if found != expected {
+        cold_path();
+        let overwritten = touch.kind() == Kind::ReadWritten;
+        if overwritten || found != 0 || !is_free_page(header, touch.page()) {
+            wrong.add(touch.page());
         }
     }
 }

@@ -1,10 +1,10 @@
 //! A player's memory: the memory of its traces, and a region of its own above it.
 
-use firn_memory::trace::{Access, GapUnit, Trace};
-use firn_memory::{GuestView, Leaf};
+use firn_memory::GuestView;
+use firn_memory::trace::GapUnit;
 use firn_player::format::{
-    Header, INPUTS, Input, Kind, MOST_PAGES, OWN, PAGE, PAGE_WORDS, PORTS, PORTS_BASE, PORTS_LEN,
-    PROGRAM, REGIONS, REPORT, REPORT_ADDRESS, Region, STACK, STEP, TASK_STATE, TOUCHED_WORD, Touch,
+    Header, INPUTS, Input, MOST_PAGES, OWN, PAGE, PAGE_WORDS, PORTS, PORTS_BASE, PORTS_LEN,
+    PROGRAM, REGIONS, REPORT, REPORT_ADDRESS, Region, STACK, STEP, TASK_STATE, Touch, Touches,
     Window, digested, word,
 };
 use firn_snapshot::{ImageRegion, LayoutError, MemoryLayout, MemoryRegion, PageSet};
@@ -13,7 +13,8 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
 use super::calibrate::turns_per_ns;
 use super::inputs::PlayerInputs;
-use super::options::{GapFactor, Leaves, PlayerOptions};
+use super::invocations::{Invocation, invocations, iterations};
+use super::options::{PlayerOptions, Repeats};
 use super::page_tables::{LARGE_LEAF, PageTables};
 use crate::traces::NamedTrace;
 
@@ -25,12 +26,6 @@ const LOW_MEMORY_END: u64 = 3 << 30;
 const HIGH_MEMORY_START: u64 = 4 << 30;
 /// The part of the player's own region that the player maps.
 const OWN_WINDOW: u64 = 512 << 20;
-/// Instructions in an iteration of the player's loop for gaps.
-const ITERATION_INSTRUCTIONS: u64 = 2;
-/// Iterations of that loop in a nanosecond: an iteration takes one cycle, and 3 GHz is close enough
-/// for gaps that were recorded in ns.
-const ITERATIONS_PER_NS: u64 = 3;
-
 /// Why a player's memory cannot be built.
 #[derive(Debug, Error)]
 pub enum PlayerMemoryError {
@@ -53,6 +48,12 @@ pub enum PlayerMemoryError {
         /// Required bytes of the player's own region.
         bytes: u64,
     },
+    /// The trace has no repeated accesses.
+    #[error(
+        "the trace of {0} has no repeated accesses: use a trace that was recorded with `firn record --again`, \
+         or --again N for accesses at random"
+    )]
+    NoRepeats(String),
     /// The layout with the player's own region is not valid.
     #[error("cannot lay out the player's memory")]
     Layout(#[from] LayoutError),
@@ -129,19 +130,16 @@ impl OwnRegion {
         let mut list = [Input::default(); INPUTS];
         let zero_map = inputs.zero_map(options.sanitised);
         for (place, NamedTrace { trace, .. }) in list.iter_mut().zip(inputs.iter()) {
-            let touches = touches(trace, &zero_map, options.leaves, surroundings.unchecked)?;
+            let unchecked = surroundings.unchecked;
+            let (first, second, connected) = invocations(trace, &zero_map, options, unchecked)?;
             *place = Input {
-                touches: parts.add(touches.iter().flat_map(|touch| touch.bits().to_le_bytes())),
-                touch_count: touches.len() as u64,
-                gaps: match gaps(trace, options.gaps) {
-                    gaps if gaps.iter().all(|gap| *gap == 0) => 0,
-                    gaps => parts.add(gaps.into_iter().flat_map(u32::to_le_bytes)),
-                },
-                written_map: parts.add(bitmap(&written(trace))),
+                first: parts.add_touches(&first),
+                second: parts.add_touches(&second),
                 pages: trace.touched_pages(),
-                connected: options.connect.unwrap_or_default().min(touches.len() as u64),
+                connected,
             };
-            all.extend(touches);
+            all.extend(first.touches);
+            all.extend(second.touches);
         }
         let rate = options.medium.map_or(0.0, |_| turns_per_ns());
         let turns = |ns: Option<f64>| whole(ns.unwrap_or_default() * rate);
@@ -153,7 +151,10 @@ impl OwnRegion {
             unchecked_len: surroundings.unchecked.1,
             reports: surroundings.reports,
             tsc_khz: surroundings.tsc_khz,
-            again_every: options.again.map_or(0, |every| again_every(inputs, every.get())),
+            again_every: match options.again {
+                Some(Repeats::Random(every)) => again_every(inputs, every.get()),
+                Some(Repeats::Recorded) | None => 0,
+            },
             medium_load: turns(options.medium.map(|medium| medium.load_ns)),
             medium_copy: turns(options.medium.map(|medium| medium.copy_ns)),
             regions,
@@ -246,6 +247,21 @@ impl Parts {
         OWN + offset
     }
 
+    fn add_touches(&mut self, invocation: &Invocation) -> Touches {
+        let Invocation { touches, repeats, gaps, written } = invocation;
+        Touches {
+            touches: self.add(touches.iter().flat_map(|touch| touch.bits().to_le_bytes())),
+            count: touches.len() as u64,
+            repeats: *repeats,
+            gaps: if gaps.iter().all(|gap| *gap == 0) {
+                0
+            } else {
+                self.add(gaps.iter().flat_map(|gap| gap.to_le_bytes()))
+            },
+            written_map: self.add(bitmap(written)),
+        }
+    }
+
     fn bytes(&self) -> Vec<u8> {
         let place = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX);
         let mut all = vec![0; place(self.end)];
@@ -262,44 +278,10 @@ fn digest(bytes: &[u8]) -> u64 {
     words.iter().fold(0, |digest, word| digested(digest, u64::from_le_bytes(*word)))
 }
 
-/// The touches in the player's encoding.
-fn touches(
-    trace: &Trace,
-    zero_map: &PageSet,
-    leaves: Leaves,
-    (unchecked, len): (u64, u64),
-) -> Result<Vec<Touch>, PlayerMemoryError> {
-    let pack = |touch: &firn_memory::trace::Touch| {
-        let window = match (leaves, touch.leaf) {
-            (Leaves::All4K, _) | (Leaves::Recorded, Leaf::Size4K) => Window::Small,
-            (Leaves::All2M, _) | (Leaves::Recorded, Leaf::Size2M | Leaf::Size1G) => Window::Large,
-        };
-        let image = trace.layout().image_offset(touch.page * PAGE).map(|offset| offset / PAGE);
-        let kind = match touch.access {
-            Access::Write | Access::LaterWrite => Kind::Write,
-            Access::Read if (unchecked..unchecked + len).contains(&(touch.page * PAGE + WORD)) => {
-                Kind::ReadUnknown
-            }
-            Access::Read if image.is_some_and(|page| zero_map.get(page)) => Kind::ReadZero,
-            Access::Read => Kind::Read,
-        };
-        Touch::new(touch.page, kind, window).ok_or(PlayerMemoryError::TooHigh(touch.page))
-    };
-    trace.touches().iter().map(pack).collect()
-}
-
 /// Iterations of the player's gap loop between repeated accesses, at least one.
 fn again_every(inputs: &PlayerInputs, every: u32) -> u64 {
     let unit = inputs.iter().map(|input| input.trace.origin().gaps).next();
     iterations(unit.unwrap_or(GapUnit::Instructions), every.into()).max(1)
-}
-
-/// Iterations of the player's gap loop for an amount of work.
-fn iterations(unit: GapUnit, work: u64) -> u64 {
-    match unit {
-        GapUnit::Instructions => work / ITERATION_INSTRUCTIONS,
-        GapUnit::Nanoseconds => work.saturating_mul(ITERATIONS_PER_NS),
-    }
 }
 
 /// A number of iterations: a rounded amount, at most that of any gap.
@@ -310,24 +292,6 @@ fn iterations(unit: GapUnit, work: u64) -> u64 {
 )]
 fn whole(amount: f64) -> u64 {
     amount.round().clamp(0.0, f64::from(u32::MAX)) as u64
-}
-
-/// Iterations of the player's gap loop before each touch.
-fn gaps(trace: &Trace, factor: GapFactor) -> Vec<u32> {
-    let iterations = |gap| iterations(trace.origin().gaps, factor.scale(gap));
-    let touches = trace.touches().iter();
-    touches.map(|touch| u32::try_from(iterations(touch.gap)).unwrap_or(u32::MAX)).collect()
-}
-
-/// The image pages that the touches write.
-fn written(trace: &Trace) -> PageSet {
-    let mut written = PageSet::new(trace.layout().pages());
-    for touch in trace.touches().iter().filter(|touch| touch.access != Access::Read) {
-        if let Some(offset) = trace.layout().image_offset(touch.page * PAGE) {
-            written.insert(offset / PAGE);
-        }
-    }
-    written
 }
 
 fn bitmap(set: &PageSet) -> Vec<u8> {
@@ -371,8 +335,6 @@ fn tables(at: u64, own: u64, layout: &MemoryLayout, touches: &[Touch]) -> PageTa
     tables
 }
 
-/// Offset of the word in a page that a touch reads.
-const WORD: u64 = TOUCHED_WORD * 8;
 const LEAF_STEP: usize = 2 << 20;
 const PAGE_STEP: usize = 4096;
 

@@ -2,7 +2,7 @@ use firn_memory::Leaf;
 use firn_memory::trace::{Access, GapUnit, Touch, Toucher, Trace, TraceOrigin};
 use firn_snapshot::{MemoryLayout, PageSet};
 
-use super::{HIGH_MEMORY_START, OwnRegion, PAGE, PlayerMemoryError, Surroundings, gaps};
+use super::{HIGH_MEMORY_START, OwnRegion, PAGE, PlayerMemoryError, Surroundings};
 use crate::player::{PlayerInputs, PlayerOptions};
 use crate::traces::NamedTrace;
 
@@ -33,17 +33,6 @@ fn region(bytes: u64) -> Result<OwnRegion, PlayerMemoryError> {
         &PlayerOptions::default(),
         surroundings,
     )
-}
-
-#[test]
-fn gaps_are_scaled_and_become_iterations() {
-    let instructions = trace(1 << 20, GapUnit::Instructions, &[0, 1, 1000, u64::MAX]);
-    assert_eq!(gaps(&instructions, "0".parse().unwrap()), [0; 4]);
-    assert_eq!(gaps(&instructions, "1".parse().unwrap()), [0, 0, 500, u32::MAX]);
-    assert_eq!(gaps(&instructions, "0.5".parse().unwrap()), [0, 0, 250, u32::MAX]);
-    assert_eq!(gaps(&instructions, "3".parse().unwrap()), [0, 1, 1500, u32::MAX]);
-    let nanoseconds = trace(1 << 20, GapUnit::Nanoseconds, &[0, 100]);
-    assert_eq!(gaps(&nanoseconds, "2".parse().unwrap()), [0, 600]);
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod calibrate;
 mod elf;
 mod freeze;
 mod inputs;
+mod invocations;
 mod memory;
 mod options;
 mod page_tables;
@@ -18,7 +19,7 @@ pub(crate) use freeze::prepare;
 pub use freeze::{FreezePlayerError, freeze};
 pub use inputs::{PlayerInputs, PlayerInputsError};
 pub use memory::PlayerMemoryError;
-pub use options::{GapFactor, Leaves, MediumModel, ParseOptionError, PlayerOptions};
+pub use options::{GapFactor, Leaves, MediumModel, ParseOptionError, PlayerOptions, Repeats};
 
 #[cfg(test)]
 mod pool_tests;

@@ -20,13 +20,23 @@ pub struct PlayerOptions {
     /// Otherwise all of them have content, as in a guest that has run for long and never zeroed
     /// what it freed.
     pub sanitised: bool,
-    /// Repeated accesses: one after each so many units of replayed work (instructions, or ns), of a
-    /// random cache line of a random page among those touched so far. `None` for none.
-    pub again: Option<NonZero<u32>>,
-    /// Touches that connect the guest, before the first one that serves the request.
+    /// Repeated accesses; `None` for none.
+    pub again: Option<Repeats>,
+    /// Touches that connect the guest, before the first one that serves the request; `None` for
+    /// what the trace has recorded.
     pub connect: Option<u64>,
     /// The model of a byte-addressable medium that guest memory is on.
     pub medium: Option<MediumModel>,
+}
+
+/// The accesses of a player to pages that were touched before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repeats {
+    /// Those of the trace.
+    Recorded,
+    /// One after each so many units of replayed work (instructions, or ns), of a random cache line
+    /// of a random page among those touched so far.
+    Random(NonZero<u32>),
 }
 
 /// A model of a byte-addressable medium: the player spins for what the medium takes longer than
@@ -73,6 +83,11 @@ pub enum ParseOptionError {
     /// The leaves are unknown.
     #[error("leaves {0:?} are unknown: use recorded, 4k or 2m")]
     Leaves(String),
+    /// The repeated accesses are not valid.
+    #[error(
+        "repeated accesses {0:?} are unknown: use recorded, or the number of instructions (or ns) between them"
+    )]
+    Repeats(String),
     /// The factor is not valid.
     #[error(
         "factor {0:?} is not valid: use 0 to {MOST_FACTOR}, with up to three decimals, such as 0.5"
@@ -96,6 +111,19 @@ impl fmt::Display for Leaves {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = LEAVES.iter().find(|(_, leaves)| leaves == self).map_or("", |(name, _)| name);
         f.write_str(name)
+    }
+}
+
+const RECORDED: &str = "recorded";
+
+impl FromStr for Repeats {
+    type Err = ParseOptionError;
+
+    fn from_str(text: &str) -> Result<Self, ParseOptionError> {
+        if text == RECORDED {
+            return Ok(Self::Recorded);
+        }
+        text.parse().map(Self::Random).map_err(|_| ParseOptionError::Repeats(text.to_owned()))
     }
 }
 

@@ -1,4 +1,6 @@
-use super::{GapFactor, Leaves};
+use std::num::NonZero;
+
+use super::{GapFactor, Leaves, Repeats};
 
 #[test]
 fn leaves_are_parsed_from_their_text() {
@@ -17,5 +19,14 @@ fn factors_are_exact_to_a_thousandth() {
     assert_eq!("0.25".parse::<GapFactor>().unwrap().to_string(), "0.250");
     for text in ["", ".5", "-1", "1.2345", "1001", "0.5x", "+1", "1e3", "nan", "4294967296"] {
         assert!(text.parse::<GapFactor>().is_err(), "{text}");
+    }
+}
+
+#[test]
+fn repeats_are_recorded_or_at_a_rate() {
+    assert_eq!("recorded".parse(), Ok(Repeats::Recorded));
+    assert_eq!("7".parse(), Ok(Repeats::Random(NonZero::new(7).unwrap())));
+    for text in ["", "0", "-1", "all", "4294967296"] {
+        assert!(text.parse::<Repeats>().is_err(), "{text}");
     }
 }

@@ -31,7 +31,7 @@ use crate::host::{Host, HostError};
 use crate::medium::{self, MediumError};
 use crate::player::{
     FreezePlayerError, GapFactor, Leaves, MediumModel, PlayerInputs, PlayerInputsError,
-    PlayerOptions, freeze,
+    PlayerOptions, Repeats, freeze,
 };
 use crate::progress::Progress;
 use crate::traces::{LoadTraceError, NamedTrace, load};
@@ -60,8 +60,8 @@ pub struct PlayersConfig {
     /// Whether profiles are recorded on the replayed input. Otherwise they are recorded on the
     /// function's other input, if it has one.
     pub same_input: bool,
-    /// Repeated accesses: one after each so many units of replayed work.
-    pub again: Option<NonZero<u32>>,
+    /// Repeated accesses.
+    pub again: Option<Repeats>,
     /// Touches that connect the guest, before the first one that serves the request.
     pub connect: Option<u64>,
     /// The model of a byte-addressable medium that the snapshots are on.

@@ -1,6 +1,5 @@
 //! `firn player`: build the measuring guest from a trace.
 
-use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -8,7 +7,7 @@ use anyhow::Context;
 use clap::Args;
 use serde::Serialize;
 
-use firn_bench::player::{GapFactor, Leaves, PlayerInputs, PlayerOptions, elf, freeze};
+use firn_bench::player::{GapFactor, Leaves, PlayerInputs, PlayerOptions, Repeats, elf, freeze};
 use firn_bench::traces::{NamedTrace, load};
 use firn_vmm::{FreezeReport, KVM_DEVICE};
 
@@ -63,10 +62,11 @@ pub(crate) struct PlayerArgs {
     /// guest
     #[arg(long)]
     unsanitised: bool,
-    /// Make one repeated access after each N instructions (or ns) of replayed work, of a random
-    /// cache line of a random page among those touched so far; needs --gaps
-    #[arg(long, value_name = "N", conflicts_with = "elf")]
-    again: Option<NonZero<u32>>,
+    /// Also replay repeated accesses: those that the trace has (recorded), or one after each N
+    /// instructions (or ns) of replayed work, of a random cache line of a random page among those
+    /// touched so far, which needs --gaps
+    #[arg(long, value_name = "recorded|N", conflicts_with = "elf")]
+    again: Option<Repeats>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,

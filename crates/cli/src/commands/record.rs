@@ -2,6 +2,7 @@
 //! as a trace.
 
 use std::io::Write;
+use std::num::NonZero;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -35,12 +36,13 @@ const READABLE: u32 = 0o644;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   firn record snapshots/hello --invoke @guest/functions/hello/input-a.json --input a --out hello-a.trace
+  firn record snapshots/hello --invoke @input-a.json --input a --again 300000 --out hello-a2.trace
   firn lab run --icount --in snapshots --out traces -- \\
       firn record /in/snapshots/hello --invoke '{\"name\": \"Ada\"}' --input a --out /out/hello-a.trace
 
 Every page costs an exit from the guest and a message: a recording is far slower than a thaw. Between touches
 it counts what the guest works: in `firn lab run --icount` instructions, elsewhere nanoseconds in guest mode. It
-needs root, tracefs, and a function that was frozen on one vCPU.")]
+needs root, tracefs, and a function that was frozen on one vCPU; --again needs Linux 6.8.")]
 pub(crate) struct RecordArgs {
     /// Directory of the snapshot
     snapshot: PathBuf,
@@ -50,6 +52,10 @@ pub(crate) struct RecordArgs {
     /// Name of the event in the trace, such as `a`
     #[arg(long, value_name = "NAME")]
     input: String,
+    /// Also record accesses that are no first touches, and a second invocation in the same microVM:
+    /// at most one access of each page in so much of the guest's work (instructions, or ns)
+    #[arg(long, value_name = "PERIOD")]
+    again: Option<NonZero<u64>>,
     /// The trace's file; one that exists is replaced
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
@@ -86,6 +92,8 @@ struct Report {
     pages: u64,
     /// Guest pages that were written.
     written_pages: u64,
+    /// Accesses that were recorded again, with --again.
+    again: Option<AgainReport>,
     /// Guest pages that the allocator held free at the freeze, where its kernel describes them.
     free_pages: Option<u64>,
     /// Touches through a leaf that could not be found out; the trace has 4 KiB for them.
@@ -103,6 +111,17 @@ struct Report {
     /// What KVM counted.
     kvm: KvmStats,
     outcome: Outcome,
+}
+
+/// What `--again` recorded.
+#[derive(Debug, Serialize)]
+struct AgainReport {
+    /// Accesses before the request.
+    request: usize,
+    /// Repeats of the first invocation.
+    repeats: usize,
+    /// Accesses of the second invocation.
+    second: usize,
 }
 
 /// What the guest did, before it is a trace.
@@ -153,6 +172,9 @@ pub(crate) fn run(arguments: &RecordArgs) -> anyhow::Result<ExitCode> {
     if let Some(free) = free {
         trace = trace.with_free(free)?;
     }
+    if let Some(again) = recording.again {
+        trace = trace.with_again(again)?;
+    }
     let bytes = trace.encode()?;
     publish(file, &bytes, &arguments.out)?;
     let report = Report {
@@ -163,6 +185,11 @@ pub(crate) fn run(arguments: &RecordArgs) -> anyhow::Result<ExitCode> {
         touches: trace.touches().len(),
         pages: trace.touched_pages(),
         written_pages: trace.written_pages(),
+        again: trace.again().map(|again| AgainReport {
+            request: again.request,
+            repeats: again.repeats.len(),
+            second: again.second.len(),
+        }),
         free_pages: trace.free().map(PageSet::count),
         unknown_leaves: recording.unknown_leaves,
         gaps: trace.origin().gaps,
@@ -219,18 +246,30 @@ fn record(
     let store = PageStore::of(source.snapshot());
     let (attribution, control) = fault_attribution();
     let layout = &source.snapshot().manifest().layout;
-    let (memory, recorder) = Recorder::start(store, layout, Box::new(attribution), end_process)?;
+    let observer = Box::new(attribution);
+    let (memory, recorder) = match arguments.again {
+        Some(period) => Recorder::start_sampled(store, layout, observer, end_process, period),
+        None => Recorder::start(store, layout, observer, end_process),
+    }?;
     let begin = |microvm: &mut Microvm| {
         control.attach(microvm)?;
         output::note("firn: the guest waits at every page that it touches for the first time");
         Ok::<_, anyhow::Error>(())
     };
-    let answered = |_: &Outcome, handle: &Handle, _| {
+    let answered = |first: &Outcome, handle: &Handle, mut agent| {
+        if arguments.again.is_some() && first.error.is_none() {
+            recorder.start_second()?;
+            let second = run.invoke(&mut agent)?;
+            if second.error.is_some() {
+                bail!("the function failed in its second invocation: no trace is written");
+            }
+        }
         recorder.stop_recording();
         let stats = handle.call(|microvm| microvm.kvm_stats())?;
         stats.context("cannot read KVM's counters")
     };
-    let led = run.run(memory, begin, answered, |text| output::note(&format!("firn: {text}")));
+    let note = |text: &str| output::note(&format!("firn: {text}"));
+    let led = run.run(memory, begin, || recorder.start_request(), answered, note);
     let recording = recorder.finish()?;
     let time = control.finish()?;
     let (outcome, kvm) = led?;
@@ -289,8 +328,11 @@ fn print(report: &Report) {
         GapUnit::Instructions => "instructions",
         GapUnit::Nanoseconds => "ns in guest mode",
     };
+    let again = report.again.as_ref().map_or_else(String::new, |again| {
+        format!("; {} repeats; {} accesses of a second invocation", again.repeats, again.second)
+    });
     output::note(&format!(
-        "{}: input {}: {} touches of {} pages, {} written; {} leaves unknown; {} {unit}; trace of {} in {}",
+        "{}: input {}: {} touches of {} pages, {} written{again}; {} leaves unknown; {} {unit}; trace of {} in {}",
         report.function,
         report.input,
         report.touches,

@@ -5,11 +5,12 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use firn_base::PAGE_SIZE;
 use firn_base::num::usize_of;
 use firn_snapshot::PageSet;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::{PagerError, Shared, add};
@@ -59,7 +60,7 @@ impl Server {
     /// Waits for events and takes them; returns `false` when a stop was requested and no event is
     /// pending.
     fn wait(&mut self) -> Result<bool, PagerError> {
-        let stopped = wait(&self.shared.uffd, &self.stop)?;
+        let stopped = wait(&self.shared.uffd, &self.stop, None)?;
         self.take_events()?;
         Ok(!stopped || !self.events.is_empty())
     }
@@ -199,13 +200,19 @@ impl Server {
     }
 }
 
-/// Waits for events of a userfaultfd, and returns whether a stop was requested.
-pub(crate) fn wait(uffd: &Uffd, stop: &OwnedFd) -> Result<bool, PagerError> {
+/// Waits for events of a userfaultfd, at most up to `limit`, and returns whether a stop was
+/// requested.
+pub(crate) fn wait(
+    uffd: &Uffd,
+    stop: &OwnedFd,
+    limit: Option<Duration>,
+) -> Result<bool, PagerError> {
     let mut wait = [
         PollFd::from_borrowed_fd(uffd.as_fd(), PollFlags::IN),
         PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN),
     ];
-    match poll(&mut wait, None) {
+    let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
+    match poll(&mut wait, limit.as_ref()) {
         Ok(_) | Err(Errno::INTR) => Ok(!wait[1].revents().is_empty()),
         Err(errno) => Err(PagerError::Wait(errno.into())),
     }
@@ -228,7 +235,7 @@ pub(crate) fn poison(
             Some(Event::Fault(fault)) => address = Some(fault.address),
             Some(Event::Remove(_)) => {}
             None => {
-                let Ok(stopped) = wait(uffd, stop) else { return };
+                let Ok(stopped) = wait(uffd, stop, None) else { return };
                 let Ok(taken) = uffd.events() else { return };
                 events.extend(taken);
                 if stopped && events.is_empty() {

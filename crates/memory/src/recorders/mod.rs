@@ -3,7 +3,8 @@
 //! [`Recorder`] records every first touch of a page and the first write to a page that was read
 //! first, in order. It uses userfaultfd over anonymous memory: a page is missing until it is
 //! touched, is then filled from the image, and is write-protected if it was only read. Touches by
-//! the guest (through KVM) and by the monitor are recorded alike.
+//! the guest (through KVM) and by the monitor are recorded alike. On request it also records a
+//! sample of the accesses that follow ([`Recorder::start_sampled`]).
 //!
 //! Like the [pager](crate::pager), a recorder fails closed: each page is checked against its digest
 //! before it is mapped, and a failure is reported and ends the process of the guest
@@ -15,6 +16,7 @@
 //! A [`ProfileRecorder`] fills parts of a snapshot's [`Profile`](firn_snapshot::Profile) from one
 //! run. [`of`] returns the recorders for a list of parts.
 
+mod again;
 mod bpf;
 mod cached;
 mod groups;
@@ -30,6 +32,7 @@ use groups::Groups;
 pub use profile::{ParsePartError, Part, ProfileRecordError, ProfileRecorder, of};
 use touches::Touches;
 
+use std::num::NonZero;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,6 +41,7 @@ use std::thread::JoinHandle;
 use firn_base::PAGE_SIZE;
 use firn_base::num::usize_of;
 use firn_snapshot::MemoryLayout;
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress};
@@ -45,9 +49,10 @@ use vm_memory::{Bytes, GuestAddress};
 use crate::guest_memory::{AnonymousError, GuestMemory, GuestView};
 use crate::pager::{OnFailure, PageStore, PagerError};
 use crate::plan::Leaf;
-use crate::trace::{Touch, Toucher};
+use crate::trace::{Again, Touch, Toucher};
 use crate::uffd::{Features, RegisterMode, Uffd, UffdError};
-use serve::{PageState, Server};
+use again::Sampling;
+use serve::{PageState, Server, serve};
 
 /// Attributes touches of guest memory to their origin. Called on the recorder's thread.
 pub trait FaultObserver: Send {
@@ -60,7 +65,11 @@ pub trait FaultObserver: Send {
     /// read: reading any other page would wait for the recorder.
     fn observe(&mut self, page: u64, thread: u32, touched: &TouchedPages<'_>) -> FaultOrigin;
 
-    /// The page is present: the faulting thread may continue.
+    /// Stops the guest until [`FaultObserver::release`], if it runs, and returns its work since the
+    /// previous touch or call. Pages are read as in [`FaultObserver::observe`].
+    fn pause(&mut self, touched: &TouchedPages<'_>) -> u64;
+
+    /// The faulting thread, or the guest, may continue.
     fn release(&mut self);
 }
 
@@ -79,6 +88,7 @@ pub struct FaultOrigin {
 #[derive(Debug)]
 pub struct TouchedPages<'a> {
     view: &'a GuestView,
+    aside: Option<&'a GuestView>,
     layout: &'a MemoryLayout,
     states: &'a [PageState],
 }
@@ -90,9 +100,11 @@ impl TouchedPages<'_> {
     pub fn read<const N: usize>(&self, address: u64) -> Option<[u8; N]> {
         let page = self.layout.image_offset(address)? / PAGE_SIZE;
         let end = (address % PAGE_SIZE).checked_add(N as u64)?;
-        (end <= PAGE_SIZE && self.states[usize_of(page)].is_present()).then_some(())?;
+        let state = self.states[usize_of(page)];
+        let view = if state.is_aside() { self.aside? } else { self.view };
+        (end <= PAGE_SIZE && (state.is_present() || state.is_aside())).then_some(())?;
         let mut bytes = [0; N];
-        self.view.read_slice(&mut bytes, GuestAddress(address)).ok()?;
+        view.read_slice(&mut bytes, GuestAddress(address)).ok()?;
         Some(bytes)
     }
 }
@@ -128,15 +140,23 @@ pub struct Recording {
     pub touches: Vec<Touch>,
     /// The number of touches whose leaf is unknown; it is recorded as 4 KiB.
     pub unknown_leaves: u64,
+    /// The accesses that were recorded again, from [`Recorder::start_sampled`].
+    pub again: Option<Again>,
 }
 
 /// Resolves the faults of one guest memory and records them. A recorder that is dropped without
 /// [`finish`](Self::finish) continues to resolve faults.
-#[derive(Debug)]
 pub struct Recorder {
     thread: JoinHandle<Result<Recording, PagerError>>,
+    server: Arc<Mutex<Server>>,
     recording: Arc<AtomicBool>,
     stop: Arc<OwnedFd>,
+}
+
+impl std::fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Recorder").field("recording", &self.recording).finish_non_exhaustive()
+    }
 }
 
 impl Recorder {
@@ -155,7 +175,22 @@ impl Recorder {
         observer: Box<dyn FaultObserver>,
         on_failure: OnFailure,
     ) -> Result<(GuestMemory, Self), RecordError> {
-        Self::start_with(store, layout, observer, on_failure, Features::empty())
+        Self::start_with(store, layout, observer, on_failure, Features::empty(), None)
+    }
+
+    /// As [`start`](Self::start), and records accesses again: after each `period` of the guest's
+    /// work, in the unit of the observer's gaps, the next access to every page is a fault.
+    ///
+    /// # Errors
+    /// See [`RecordError`]; kernels before Linux 6.8 do not support it.
+    pub fn start_sampled(
+        store: PageStore,
+        layout: &MemoryLayout,
+        observer: Box<dyn FaultObserver>,
+        on_failure: OnFailure,
+        period: NonZero<u64>,
+    ) -> Result<(GuestMemory, Self), RecordError> {
+        Self::start_with(store, layout, observer, on_failure, Features::MOVE, Some(period))
     }
 
     /// As [`start`](Self::start), but a write to a page that was read before is not recorded and
@@ -169,7 +204,8 @@ impl Recorder {
         observer: Box<dyn FaultObserver>,
         on_failure: OnFailure,
     ) -> Result<(GuestMemory, Self), RecordError> {
-        Self::start_with(store, layout, observer, on_failure, Features::WRITE_PROTECT_ASYNC)
+        let features = Features::WRITE_PROTECT_ASYNC;
+        Self::start_with(store, layout, observer, on_failure, features, None)
     }
 
     fn start_with(
@@ -178,6 +214,7 @@ impl Recorder {
         observer: Box<dyn FaultObserver>,
         on_failure: OnFailure,
         more: Features,
+        period: Option<NonZero<u64>>,
     ) -> Result<(GuestMemory, Self), RecordError> {
         let memory = GuestMemory::anonymous(layout.clone())?;
         let features = Features::WRITE_PROTECT | Features::THREAD_ID | Features::REMOVE;
@@ -186,19 +223,30 @@ impl Recorder {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let stop = eventfd(0, flags).map_err(|errno| RecordError::Wait(errno.into()))?;
         let (stop, recording) = (Arc::new(stop), Arc::new(AtomicBool::new(true)));
-        let mut server =
-            Server::new(uffd, &memory, store, observer, stop.clone(), recording.clone());
-        let run = move || {
-            server.serve().inspect_err(|error| {
-                on_failure(error);
-                server.poison();
-            })
-        };
+        let sampling = period.map(|period| Sampling::new(period, layout, &uffd)).transpose()?;
+        let active = recording.clone();
+        let server = Server::new(Arc::new(uffd), &memory, store, observer, active, sampling);
+        let server = Arc::new(Mutex::new(server));
+        let (serving, stopping) = (server.clone(), stop.clone());
         let thread = std::thread::Builder::new()
             .name("recorder".into())
-            .spawn(run)
+            .spawn(move || serve(&serving, &stopping, on_failure))
             .map_err(RecordError::Thread)?;
-        Ok((memory, Self { thread, recording, stop }))
+        Ok((memory, Self { thread, server, recording, stop }))
+    }
+
+    /// The request begins with the next access of the guest.
+    pub fn start_request(&self) {
+        self.server.lock().start_request();
+    }
+
+    /// The first invocation has ended, and the accesses from now on are those of the second one.
+    /// Each page's next access is recorded.
+    ///
+    /// # Errors
+    /// [`RecordError::Serve`].
+    pub fn start_second(&self) -> Result<(), RecordError> {
+        Ok(self.server.lock().start_second()?)
     }
 
     /// Stops recording. Faults are still resolved.

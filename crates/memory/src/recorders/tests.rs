@@ -16,6 +16,9 @@ use crate::plan::Leaf;
 use crate::testing::write_snapshot;
 use crate::trace::{Access, GapUnit, Touch, Toucher, Trace, TraceOrigin};
 
+#[path = "again_tests.rs"]
+mod again;
+
 const PAGES: u64 = 64;
 
 /// A memory of two regions.
@@ -53,6 +56,10 @@ impl FaultObserver for Log {
         calls.push(Call::Observe { page, thread, of_page_1: touched.read(PAGE_SIZE + 5) });
         let leaf = (page != 2).then_some(Leaf::Size2M);
         FaultOrigin { by: Toucher::Instruction, leaf, gap: calls.len() as u64 }
+    }
+
+    fn pause(&mut self, _: &TouchedPages<'_>) -> u64 {
+        0
     }
 
     fn release(&mut self) {
@@ -103,7 +110,7 @@ fn touches_are_recorded_once_in_order_and_writes_after_reads_apart() {
         touch(1, Access::LaterWrite, Leaf::Size2M, 7),
         touch(1031, Access::Read, Leaf::Size2M, 9),
     ];
-    assert_eq!(recording, Recording { touches: expected.clone(), unknown_leaves: 1 });
+    assert_eq!(recording, Recording { touches: expected.clone(), unknown_leaves: 1, again: None });
 
     let thread = u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
     let calls = log.0.lock().unwrap();

@@ -54,6 +54,10 @@ impl FaultObserver for Unattributed {
         FaultOrigin { by: Toucher::Instruction, leaf: None, gap: 0 }
     }
 
+    fn pause(&mut self, _: &TouchedPages<'_>) -> u64 {
+        0
+    }
+
     fn release(&mut self) {}
 }
 

@@ -2,20 +2,23 @@
 
 use std::io::Read;
 
+use firn_base::num::usize_of;
 use firn_snapshot::{MemoryLayout, PageSet};
 use flate2::Compression;
 use flate2::read::{DeflateDecoder, DeflateEncoder};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::{Access, Touch, Toucher, Trace, TraceError, TraceOrigin};
+use super::{Access, Again, Repeat, Touch, Toucher, Trace, TraceError, TraceOrigin};
 use crate::plan::Leaf;
 
 /// The version of the file format that this firn writes. It also reads earlier versions.
-pub(super) const TRACE_VERSION: u32 = 2;
+pub(super) const TRACE_VERSION: u32 = 3;
 
 /// The first version. Its body ends with the columns and has no free pages.
 const WITHOUT_FREE: u32 = 1;
+/// The version whose body ends with the free pages and has no repeated accesses.
+const WITHOUT_AGAIN: u32 = 2;
 
 const MAGIC: [u8; 8] = *b"FIRNTRCE";
 /// Magic, version and CRC-32 of the rest.
@@ -70,19 +73,34 @@ pub enum DecodeTraceError {
     Touches(#[from] TraceError),
 }
 
-/// The start of the body. From version 2 on, the optional runs of the free set follow. Columns
-/// compress far better than rows.
+/// The start of the body. From version 2 on, the optional runs of the free set follow; from version
+/// 3 on, the optional [`AgainColumns`]. Columns compress far better than rows.
 #[derive(Serialize, Deserialize)]
 struct Columns {
     origin: TraceOrigin,
     layout: MemoryLayout,
     /// The zero map, as [`runs`].
     runs: Vec<u64>,
+    touches: TouchColumns,
+}
+
+#[derive(Serialize, Deserialize)]
+struct TouchColumns {
     /// The difference of each page to the previous page.
     pages: Vec<i64>,
     /// Access, toucher and leaf of each touch.
     kinds: Vec<u8>,
     gaps: Vec<u64>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct AgainColumns {
+    period: u64,
+    request: u64,
+    /// For each repeat, the number of touches since the previous repeat.
+    steps: Vec<u64>,
+    repeats: TouchColumns,
+    second: TouchColumns,
 }
 
 impl Trace {
@@ -91,22 +109,16 @@ impl Trace {
     /// # Errors
     /// See [`EncodeTraceError`].
     pub fn encode(&self) -> Result<Vec<u8>, EncodeTraceError> {
-        let mut before = 0;
-        let pages = self.touches.iter().map(|touch| {
-            let step = touch.page.cast_signed() - before;
-            before = touch.page.cast_signed();
-            step
-        });
         let columns = Columns {
             origin: self.origin.clone(),
             layout: self.layout.clone(),
             runs: runs(&self.zero_map),
-            pages: pages.collect(),
-            kinds: self.touches.iter().copied().map(kind).collect(),
-            gaps: self.touches.iter().map(|touch| touch.gap).collect(),
+            touches: TouchColumns::of(self.touches.iter()),
         };
         let free = self.free.as_ref().map(runs);
-        let body = postcard::to_stdvec(&(columns, free)).map_err(EncodeTraceError::Columns)?;
+        let again = self.again.as_ref().map(AgainColumns::of);
+        let body =
+            postcard::to_stdvec(&(columns, free, again)).map_err(EncodeTraceError::Columns)?;
         if body.len() as u64 > MAX_BODY {
             return Err(EncodeTraceError::TooLarge(body.len()));
         }
@@ -150,24 +162,59 @@ impl Trace {
         }
         let (columns, rest) =
             postcard::take_from_bytes::<Columns>(&body).map_err(DecodeTraceError::Columns)?;
-        let trace = columns.into_trace()?;
+        let mut trace = columns.into_trace()?;
         if word(8) == WITHOUT_FREE {
             return Ok(trace);
         }
-        let free: Option<Vec<u64>> =
-            postcard::from_bytes(rest).map_err(DecodeTraceError::Columns)?;
-        let Some(free) = free else { return Ok(trace) };
-        let free = page_set(&free, trace.layout.pages())
-            .ok_or(DecodeTraceError::Contradiction("its free set is not as long as its memory"))?;
-        Ok(trace.with_free(free)?)
+        let (free, rest) = postcard::take_from_bytes::<Option<Vec<u64>>>(rest)
+            .map_err(DecodeTraceError::Columns)?;
+        if let Some(free) = free {
+            let free = page_set(&free, trace.layout.pages()).ok_or(
+                DecodeTraceError::Contradiction("its free set is not as long as its memory"),
+            )?;
+            trace = trace.with_free(free)?;
+        }
+        if word(8) == WITHOUT_AGAIN {
+            return Ok(trace);
+        }
+        let (again, rest) = postcard::take_from_bytes::<Option<AgainColumns>>(rest)
+            .map_err(DecodeTraceError::Columns)?;
+        if !rest.is_empty() {
+            return Err(DecodeTraceError::Contradiction("bytes follow them"));
+        }
+        match again {
+            Some(again) => Ok(trace.with_again(again.into_again()?)?),
+            None => Ok(trace),
+        }
     }
 }
 
 impl Columns {
     fn into_trace(self) -> Result<Trace, DecodeTraceError> {
-        let Self { origin, layout, runs, pages, kinds, gaps } = self;
+        let Self { origin, layout, runs, touches } = self;
         let zero_map = page_set(&runs, layout.pages())
             .ok_or(DecodeTraceError::Contradiction("its zero map is not as long as its memory"))?;
+        Ok(Trace::new(origin, layout, zero_map, touches.into_touches()?)?)
+    }
+}
+
+impl TouchColumns {
+    fn of<'a>(touches: impl Iterator<Item = &'a Touch> + Clone) -> Self {
+        let mut before = 0;
+        let pages = touches.clone().map(|touch| {
+            let step = touch.page.cast_signed() - before;
+            before = touch.page.cast_signed();
+            step
+        });
+        Self {
+            pages: pages.collect(),
+            kinds: touches.clone().copied().map(kind).collect(),
+            gaps: touches.map(|touch| touch.gap).collect(),
+        }
+    }
+
+    fn into_touches(self) -> Result<Vec<Touch>, DecodeTraceError> {
+        let Self { pages, kinds, gaps } = self;
         if pages.len() != kinds.len() || pages.len() != gaps.len() {
             return Err(DecodeTraceError::Contradiction("they differ in length"));
         }
@@ -181,7 +228,41 @@ impl Columns {
                 parts(kind).ok_or(DecodeTraceError::Contradiction("an unknown kind of touch"))?;
             touches.push(Touch { page, access, by, leaf, gap });
         }
-        Ok(Trace::new(origin, layout, zero_map, touches)?)
+        Ok(touches)
+    }
+}
+
+impl AgainColumns {
+    fn of(again: &Again) -> Self {
+        let mut before = 0;
+        let steps = again.repeats.iter().map(|repeat| {
+            let step = repeat.after - before;
+            before = repeat.after;
+            step as u64
+        });
+        Self {
+            period: again.period,
+            request: again.request as u64,
+            steps: steps.collect(),
+            repeats: TouchColumns::of(again.repeats.iter().map(|repeat| &repeat.touch)),
+            second: TouchColumns::of(again.second.iter()),
+        }
+    }
+
+    fn into_again(self) -> Result<Again, DecodeTraceError> {
+        let Self { period, request, steps, repeats, second } = self;
+        let touches = repeats.into_touches()?;
+        if steps.len() != touches.len() {
+            return Err(DecodeTraceError::Contradiction("they differ in length"));
+        }
+        let mut after = 0_u64;
+        let mut repeats = Vec::with_capacity(touches.len());
+        for (step, touch) in steps.into_iter().zip(touches) {
+            after = after.saturating_add(step);
+            repeats.push(Repeat { after: usize_of(after), touch });
+        }
+        let second = second.into_touches()?;
+        Ok(Again { period, request: usize_of(request), repeats, second })
     }
 }
 

@@ -3,14 +3,17 @@
 //! A trace lists the guest pages that an invocation touched for the first time after a thaw, in
 //! order, and the pages that it read first and wrote later. It contains the data that a replay of a
 //! touch needs (the size of the guest's own leaf, the work since the previous touch), the zero
-//! pages of the snapshot and, optionally, the pages that the guest's allocator held free. The
-//! player replays it without the function, without Linux, on any KVM.
+//! pages of the snapshot and, optionally, the pages that the guest's allocator held free, and
+//! [repeated accesses](Again). The player replays it without the function, without Linux, on any
+//! KVM.
 //!
 //! A file holds the magic, a version, and a deflated body after its CRC-32. The CRC detects damage.
 //! The limit on the inflated size and the checks of [`Trace::new`] protect against hostile files.
 
+mod again;
 mod file;
 
+pub use again::{Again, Repeat};
 pub use file::{DecodeTraceError, EncodeTraceError};
 
 use firn_base::PAGE_SIZE;
@@ -28,6 +31,7 @@ pub struct Trace {
     zero_map: PageSet,
     touches: Vec<Touch>,
     free: Option<PageSet>,
+    again: Option<Again>,
 }
 
 /// The origin of a trace: enough to record it again.
@@ -112,6 +116,9 @@ pub enum TraceError {
         /// Pages of guest memory.
         memory: u64,
     },
+    /// Repeated accesses that contradict the touches, or each other.
+    #[error("the repeated accesses are not valid: {0}")]
+    Again(&'static str),
     /// A page outside guest memory.
     #[error("touch {index} is of guest page {page:#x}, which is outside guest memory")]
     Outside {
@@ -165,7 +172,7 @@ impl Trace {
                 writable.insert(image);
             }
         }
-        Ok(Self { origin, layout, zero_map, touches, free: None })
+        Ok(Self { origin, layout, zero_map, touches, free: None, again: None })
     }
 
     /// The trace with the image pages that the guest's allocator held free at the freeze.

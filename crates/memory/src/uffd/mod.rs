@@ -6,10 +6,10 @@
 //! registers guest memory.
 //!
 //! The [pager](crate::pager) uses missing pages, their removal, copies, zeros and poison. The
-//! [recorder](crate::recorders) of faults also uses write protection and thread ids, and the
-//! recorder of written pages uses asynchronous write protection, which the kernel lifts itself.
-//! Minor faults and [`Uffd::map_present`] (`UFFDIO_CONTINUE`) have no user in firn: they are for
-//! shared memory that another process fills.
+//! [recorder](crate::recorders) of faults also uses write protection and thread ids, and moves
+//! pages to record their accesses again. The recorder of written pages uses asynchronous write
+//! protection, which the kernel lifts itself. Minor faults and [`Uffd::map_present`]
+//! (`UFFDIO_CONTINUE`) have no user in firn: they are for shared memory that another process fills.
 //!
 //! A thread that faults on registered memory sleeps until its fault is resolved, unless a signal
 //! wakes it; the same fault may then be reported twice. When the [`Uffd`] is closed, sleeping
@@ -21,12 +21,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use bitflags::bitflags;
 use linux_raw_sys::general::{
     UFFD_API, UFFD_EVENT_PAGEFAULT, UFFD_EVENT_REMOVE, UFFD_FEATURE_EVENT_REMOVE,
-    UFFD_FEATURE_MINOR_SHMEM, UFFD_FEATURE_PAGEFAULT_FLAG_WP, UFFD_FEATURE_POISON,
-    UFFD_FEATURE_THREAD_ID, UFFD_FEATURE_WP_ASYNC, UFFD_PAGEFAULT_FLAG_MINOR,
+    UFFD_FEATURE_MINOR_SHMEM, UFFD_FEATURE_MOVE, UFFD_FEATURE_PAGEFAULT_FLAG_WP,
+    UFFD_FEATURE_POISON, UFFD_FEATURE_THREAD_ID, UFFD_FEATURE_WP_ASYNC, UFFD_PAGEFAULT_FLAG_MINOR,
     UFFD_PAGEFAULT_FLAG_WP, UFFD_PAGEFAULT_FLAG_WRITE, UFFDIO_COPY_MODE_DONTWAKE,
     UFFDIO_COPY_MODE_WP, UFFDIO_REGISTER_MODE_MINOR, UFFDIO_REGISTER_MODE_MISSING,
-    UFFDIO_REGISTER_MODE_WP, uffdio_api, uffdio_continue, uffdio_copy, uffdio_poison, uffdio_range,
-    uffdio_register, uffdio_writeprotect, uffdio_zeropage,
+    UFFDIO_REGISTER_MODE_WP, uffdio_api, uffdio_continue, uffdio_copy, uffdio_move, uffdio_poison,
+    uffdio_range, uffdio_register, uffdio_writeprotect, uffdio_zeropage,
 };
 use linux_raw_sys::ioctl::{
     UFFDIO_API, UFFDIO_CONTINUE, UFFDIO_COPY, UFFDIO_REGISTER, UFFDIO_WAKE, UFFDIO_WRITEPROTECT,
@@ -44,8 +44,11 @@ const MESSAGE: usize = 32;
 const BATCH: usize = 64;
 /// `UFFDIO_WRITEPROTECT_MODE_WP`, which linux-raw-sys does not have.
 const WRITEPROTECT: u64 = 1;
-/// An ioctl that linux-raw-sys does not have (Linux 6.6).
+/// `UFFDIO_MOVE_MODE_DONTWAKE`, which linux-raw-sys does not have.
+const MOVE_DONTWAKE: u64 = 1;
+/// Ioctls that linux-raw-sys does not have (Linux 6.6 and 6.8).
 const UFFDIO_POISON: Opcode = opcode::read_write::<uffdio_poison>(0xaa, 8);
+const UFFDIO_MOVE: Opcode = opcode::read_write::<uffdio_move>(0xaa, 5);
 
 bitflags! {
     /// Features of a userfaultfd.
@@ -66,6 +69,8 @@ bitflags! {
         /// A write to a protected page is not reported: the kernel lifts the protection and marks
         /// the page as written in the page tables (Linux 6.7).
         const WRITE_PROTECT_ASYNC = UFFD_FEATURE_WP_ASYNC as u64;
+        /// Pages can be moved (Linux 6.8).
+        const MOVE = UFFD_FEATURE_MOVE as u64;
     }
 }
 
@@ -138,7 +143,7 @@ pub enum UffdError {
     )]
     Open(#[source] std::io::Error),
     /// The kernel does not support a feature.
-    #[error("this kernel's userfaultfd lacks {missing:?}; use Linux 6.7 or newer")]
+    #[error("this kernel's userfaultfd lacks {missing:?}; use Linux 6.8 or newer")]
     Features {
         /// The missing features.
         missing: Features,
@@ -175,6 +180,18 @@ pub enum UffdError {
     /// what is mapped there.
     #[error("the memory at {address:#x} is no longer registered with the userfaultfd")]
     Unregistered {
+        /// First byte that is not done.
+        address: u64,
+    },
+    /// A page that is to be moved is missing.
+    #[error("the page at {address:#x} is missing and cannot be moved")]
+    Missing {
+        /// First byte that is not done.
+        address: u64,
+    },
+    /// A page that is to be moved is in use by the kernel.
+    #[error("the page at {address:#x} is pinned by the kernel and cannot be moved")]
+    Pinned {
         /// First byte that is not done.
         address: u64,
     },
@@ -320,6 +337,39 @@ impl Uffd {
             // SAFETY: the value is what UFFDIO_ZEROPAGE takes; the rest is as in `copy`.
             let filled = unsafe { call::<UFFDIO_ZEROPAGE, _>(&self.fd, &mut value) };
             (value.zeropage, filled)
+        })
+    }
+
+    /// Moves present pages of private anonymous memory to missing pages of a registered range,
+    /// without a copy: no write of another thread is lost. The moved pages are not write-protected.
+    /// Threads that wait for them sleep until [`Uffd::wake`].
+    ///
+    /// # Errors
+    /// As [`Uffd::copy`], with addresses in `from`; [`UffdError::Missing`],
+    /// [`UffdError::Pinned`].
+    pub fn move_pages(&self, from: Range<u64>, to: u64) -> Result<(), UffdError> {
+        let uffdio_range { start, len } = span(&from);
+        let moved = until_full(start, len, |done| {
+            let mut value = uffdio_move {
+                dst: to + done,
+                src: start + done,
+                len: len - done,
+                mode: MOVE_DONTWAKE,
+                move_: 0,
+            };
+            // SAFETY: the value is what UFFDIO_MOVE takes. The kernel fills missing pages of
+            // registered ranges, into which no references point.
+            let moved = unsafe { call::<UFFDIO_MOVE, _>(&self.fd, &mut value) };
+            (value.move_, moved)
+        });
+        moved.map_err(|error| match error {
+            UffdError::Unregistered { address } => UffdError::Missing { address },
+            UffdError::Fill { address, source }
+                if Errno::from_io_error(&source) == Some(Errno::BUSY) =>
+            {
+                UffdError::Pinned { address }
+            }
+            error => error,
         })
     }
 

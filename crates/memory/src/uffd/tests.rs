@@ -108,6 +108,35 @@ fn discarded_pages_are_reported_and_missing_again() {
 }
 
 #[test]
+fn moved_pages_keep_their_contents_and_are_missing_where_they_were() {
+    let (memory, uffd, base) = registered(ALL | Features::MOVE);
+    let page = |number| base + number * PAGE_SIZE;
+    uffd.copy(base, &[3; 4096], Fill::WRITE_PROTECTED).unwrap();
+    uffd.copy(page(1), &[4; 4096], Fill::empty()).unwrap();
+    uffd.copy(page(20), &[5; 4096], Fill::empty()).unwrap();
+    // Up to a present page, and up to a missing page.
+    let refused = uffd.move_pages(base..page(2), page(19)).unwrap_err();
+    assert!(matches!(refused, UffdError::Present { address } if address == page(1)), "{refused}");
+    let refused = uffd.move_pages(page(1)..page(3), page(30)).unwrap_err();
+    assert!(matches!(refused, UffdError::Missing { address } if address == page(2)), "{refused}");
+    let view = memory.vm_memory();
+    let at = |number| GuestAddress(number * PAGE_SIZE);
+    let bytes: [u8; 3] = [19, 20, 30].map(|number| view.read_obj(at(number)).unwrap());
+    assert_eq!(bytes, [3, 5, 4]);
+    // It is not write-protected any more.
+    view.write_obj(9u8, at(19)).unwrap();
+    std::thread::scope(|scope| {
+        let toucher = scope.spawn(|| view.read_obj::<u8>(at(0)).unwrap());
+        let Event::Fault(fault) = next(&uffd) else { panic!() };
+        assert_eq!((fault.address, fault.kind), (base, FaultKind::MissingRead));
+        uffd.move_pages(page(19)..page(20), base).unwrap();
+        assert!(!toucher.is_finished());
+        uffd.wake(base..page(1)).unwrap();
+        assert_eq!(toucher.join().unwrap(), 9);
+    });
+}
+
+#[test]
 fn errors_name_the_address() {
     let uffd = Uffd::open(ALL).unwrap();
     // SAFETY: nothing is mapped there, so the kernel returns an error.

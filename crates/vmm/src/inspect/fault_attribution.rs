@@ -14,7 +14,7 @@ use firn_base::PAGE_SIZE;
 use firn_memory::Leaf;
 use firn_memory::recorders::{FaultObserver, FaultOrigin, TouchedPages};
 use firn_memory::trace::Toucher;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use thiserror::Error;
 
 use super::guest_time::{GuestTime, GuestTimeError, GuestTimeTotals};
@@ -141,35 +141,57 @@ impl AttributionControl {
     }
 }
 
+impl FaultAttribution {
+    /// Stops the vCPU before its next instruction, and returns its registers; `None` for a vCPU
+    /// that does not stop.
+    fn stop(&self, state: &mut MutexGuard<'_, State>, vcpu: VcpuThread) -> Option<Box<Registers>> {
+        state.stop = Stop::Requested;
+        vcpu.interrupt();
+        let limit = Instant::now() + STOP_LIMIT;
+        let requested = |state: &mut State| matches!(state.stop, Stop::Requested);
+        self.shared.changed.wait_while_until(state, requested, limit);
+        let Stop::Stopped(registers) = &state.stop else {
+            state.stop = Stop::None;
+            return None;
+        };
+        let registers = registers.clone();
+        state.tables = PageTables::of(&registers.1);
+        Some(registers)
+    }
+}
+
+impl State {
+    /// The guest's work since the last call.
+    fn take_work(&mut self, seen: &TouchedPages<'_>) -> u64 {
+        let Self { time, tables, error, .. } = self;
+        let Some(time) = time else { return 0 };
+        time.take(|rip| tables.is_some_and(|tables| halted(rip, tables, seen))).unwrap_or_else(
+            |first| {
+                error.get_or_insert(first.into());
+                0
+            },
+        )
+    }
+}
+
 impl FaultObserver for FaultAttribution {
     fn observe(&mut self, page: u64, thread: u32, seen: &TouchedPages<'_>) -> FaultOrigin {
         let mut state = self.shared.state.lock();
         let mut origin = FaultOrigin { by: Toucher::Device, leaf: None, gap: 0 };
-        if let Some(vcpu) = state.thread.filter(|vcpu| vcpu.id() == thread) {
-            state.stop = Stop::Requested;
-            vcpu.interrupt();
-            let limit = Instant::now() + STOP_LIMIT;
-            let requested = |state: &mut State| matches!(state.stop, Stop::Requested);
-            self.shared.changed.wait_while_until(&mut state, requested, limit);
-            let registers = match &state.stop {
-                Stop::Stopped(registers) => Some(registers.clone()),
-                _ => None,
-            };
-            if let Some(registers) = registers {
-                (origin.by, origin.leaf) = attribute(page, &registers, seen);
-                state.tables = PageTables::of(&registers.1);
-            } else {
-                state.stop = Stop::None;
-            }
+        let vcpu = state.thread.filter(|vcpu| vcpu.id() == thread);
+        if let Some(registers) = vcpu.and_then(|vcpu| self.stop(&mut state, vcpu)) {
+            (origin.by, origin.leaf) = attribute(page, &registers, seen);
         }
-        let State { time, tables, error, .. } = &mut *state;
-        if let Some(time) = time {
-            match time.take(|rip| tables.is_some_and(|tables| halted(rip, tables, seen))) {
-                Ok(gap) => origin.gap = gap,
-                Err(first) => drop(error.get_or_insert(first.into())),
-            }
-        }
+        origin.gap = state.take_work(seen);
         origin
+    }
+
+    fn pause(&mut self, seen: &TouchedPages<'_>) -> u64 {
+        let mut state = self.shared.state.lock();
+        if let Some(vcpu) = state.thread {
+            self.stop(&mut state, vcpu);
+        }
+        state.take_work(seen)
     }
 
     fn release(&mut self) {

@@ -12,7 +12,7 @@ use super::tiers::{ActiveTier, GuestFault, Media, SSD_DEPTH, least_ns};
 use super::{AGAIN, At, Candidate, Cell, SystorConfig, SystorError, SystorOutcome};
 use crate::harness::Harness;
 use crate::host::Host;
-use crate::player::{GapFactor, Leaves};
+use crate::player::{GapFactor, Leaves, Repeats};
 use crate::players::{PlayersConfig, PlayersError, Prepared, Subject};
 use crate::progress::{Quiet, Steps};
 use crate::stats::Summary;
@@ -136,7 +136,7 @@ impl Study<'_> {
             leaves: Leaves::Recorded,
             gaps: GapFactor::FULL,
             dense: true,
-            again: NonZero::new(AGAIN),
+            again: NonZero::new(AGAIN).map(Repeats::Random),
             connect: Some(self.connect),
             medium: tier.used.model,
             ..PlayersConfig::default()

@@ -2,12 +2,14 @@
 
 use std::num::NonZero;
 
+use firn_memory::trace::{Again, Repeat};
+
 use super::{
-    Access, FileExt, KVM_DEVICE, Leaf, MemoryLayout, NamedTrace, OpenOptions, PAGE, PAGES, Path,
-    PlayerOptions, ReplaySpec, Snapshot, StartReport, TOUCHED_WORD, named, parse, player, replay,
-    some_trace, touch,
+    Access, Destination, FileExt, KVM_DEVICE, Leaf, MemoryLayout, NamedTrace, OpenOptions, PAGE,
+    PAGES, Path, PlayerInputs, PlayerOptions, ReplaySpec, Snapshot, StartReport, TOUCHED_WORD,
+    freeze, named, parse, player, replay, some_trace, touch,
 };
-use crate::player::{GapFactor, MediumModel};
+use crate::player::{FreezePlayerError, GapFactor, MediumModel, PlayerMemoryError, Repeats};
 
 fn run(snapshot: &Snapshot, planner: &str, warm: bool) -> StartReport {
     let source = firn_run::Source::open_directory(snapshot.path()).unwrap();
@@ -44,7 +46,7 @@ fn repeated_accesses_follow_the_work_at_their_rate() {
     let turns: u64 = trace.trace.touches().iter().map(|touch| touch.gap / 2).sum();
     for every in [200, 1000] {
         let dir = tempfile::tempdir().unwrap();
-        let again = NonZero::new(every);
+        let again = NonZero::new(every).map(Repeats::Random);
         let options = PlayerOptions { gaps: GapFactor::FULL, again, ..PlayerOptions::default() };
         let snapshot = player(&trace, options, dir.path());
         let replayed = run(&snapshot, "firecracker", true).replay.unwrap();
@@ -134,4 +136,73 @@ fn an_unchecked_player_checks_what_it_touches_and_nothing_else() {
     assert!(of(false).unwrap_err().to_string().contains("second pass"));
     image.write_all_at(&[0xab; 8], TOUCHED_WORD * 8).unwrap();
     assert!(of(true).unwrap_err().to_string().contains("timed loop"));
+}
+
+/// The first invocation reads pages 0 and 2, and writes page 1; some accesses are repeated. The
+/// second one also reads page 3, writes page 2, and touches pages of its own.
+fn recorded_trace() -> NamedTrace {
+    let touch = |page, access| touch(page, access, Leaf::Size4K);
+    let touches = [(0, Access::Read), (1, Access::Write), (2, Access::Read), (4, Access::Read)];
+    let touches = touches.map(|(page, access)| touch(page, access)).to_vec();
+    let repeat = |after, page, access| {
+        let touch = firn_memory::trace::Touch { gap: 1, ..touch(page, access) };
+        Repeat { after, touch }
+    };
+    let repeats = vec![
+        repeat(2, 0, Access::Read),
+        repeat(2, 1, Access::Write),
+        repeat(3, 1, Access::Read),
+        repeat(4, 4, Access::Read),
+        repeat(4, 2, Access::Read),
+    ];
+    let second = [
+        (2, Access::Write),
+        (2, Access::Read),
+        (1, Access::Read),
+        (1, Access::Write),
+        (3, Access::Read),
+        (5, Access::Write),
+        (0, Access::Read),
+        (0, Access::Read),
+        (4, Access::Write),
+    ];
+    let second = second.map(|(page, access)| touch(page, access)).to_vec();
+    let again = Again { period: 100, request: 3, repeats, second };
+    // Page 4 is zero.
+    let NamedTrace { name, trace } =
+        named(MemoryLayout::for_size(PAGES * PAGE).unwrap(), &[4], touches);
+    NamedTrace { name, trace: trace.with_again(again).unwrap() }
+}
+
+#[test]
+fn recorded_repeats_and_a_recorded_second_invocation_are_replayed() {
+    let all = [None, Some(Repeats::Recorded), NonZero::new(100).map(Repeats::Random)];
+    for (again, repeated) in all.into_iter().zip([0, 5, 0]) {
+        for medium in [None, Some(MediumModel { load_ns: 1.0, copy_ns: 1.0 })] {
+            let dir = tempfile::tempdir().unwrap();
+            let options = PlayerOptions { again, medium, ..PlayerOptions::default() };
+            let snapshot = player(&recorded_trace(), options, dir.path());
+            // The second pass checks what the first invocation has written, or both.
+            for warm in [false, true] {
+                let report = run(&snapshot, "firecracker", warm);
+                let replayed = report.replay.unwrap();
+                assert_eq!((replayed.touches, replayed.pages), (4, 4));
+                assert_eq!((replayed.repeated, report.times.warm_ns.is_some()), (repeated, warm));
+                assert!(report.times.connect_ns.unwrap() > 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn repeats_that_a_trace_does_not_have_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = PlayerOptions { again: Some(Repeats::Recorded), ..PlayerOptions::default() };
+    let destination = Destination::Directory(dir.path().join("snapshot"));
+    let inputs = PlayerInputs::new(vec![some_trace()]).unwrap();
+    let refused = freeze(&inputs, &options, KVM_DEVICE.as_ref(), destination, false).unwrap_err();
+    let FreezePlayerError::Memory(PlayerMemoryError::NoRepeats(function)) = refused else {
+        panic!("{refused}")
+    };
+    assert_eq!(function, "some");
 }

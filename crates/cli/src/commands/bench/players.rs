@@ -1,12 +1,11 @@
 //! Arguments for the players of a measurement.
 
-use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 
 use firn_bench::PlayersConfig;
-use firn_bench::player::{GapFactor, Leaves};
+use firn_bench::player::{GapFactor, Leaves, Repeats};
 use firn_run::PoolManager;
 
 use crate::pool_at;
@@ -46,10 +45,11 @@ pub(super) struct PlayersArgs {
     /// Record profiles on the replayed input, not on the function's other input
     #[arg(long)]
     same_input: bool,
-    /// Make one repeated access after each N instructions (or ns) of replayed work, of a random
-    /// cache line of a random page among those touched so far
-    #[arg(long, value_name = "N")]
-    again: Option<NonZero<u32>>,
+    /// Also replay repeated accesses: those that the trace has (recorded), or one after each N
+    /// instructions (or ns) of replayed work, of a random cache line of a random page among those
+    /// touched so far
+    #[arg(long, value_name = "recorded|N")]
+    again: Option<Repeats>,
 }
 
 /// The socket of a pool's manager, which is kept running as long as the second value lives.

@@ -71,7 +71,8 @@ pub(crate) struct BenchThawArgs {
     /// the same sequence, and `firn` learns from both
     #[arg(long, value_name = "SEED")]
     mix: Option<u64>,
-    /// Let each microVM serve a second, identical invocation: cold and warm beside each other
+    /// Let each microVM serve a second invocation, the one that the trace has recorded or an
+    /// identical one: cold and warm beside each other
     #[arg(long, conflicts_with = "open_loop")]
     warm: bool,
     #[command(flatten)]

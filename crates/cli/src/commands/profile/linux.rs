@@ -117,6 +117,7 @@ fn run(
     let (outcome, ()) = run.run(
         memory,
         |microvm| Ok(with().begin(snapshot, &microvm.shared_memory())?),
+        || (),
         |outcome, handle, agent| {
             with().end();
             let Some(path) = guest.freeze.filter(|_| outcome.error.is_none()) else {
