@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// The file with guest memory in a snapshot.
-const IMAGE: &str = "memory.img";
+pub(crate) const IMAGE: &str = "memory.img";
 
 /// State of the page cache before a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -213,6 +213,46 @@ fn untouched_pages_take_no_dram() {
     assert!(count(0, "batch_page_cache_bytes") * 2 < count(1, "batch_page_cache_bytes"));
 }
 
+#[test]
+fn a_warm_invocation_is_shown_beside_the_cold_one() {
+    let Some(directory) = directory_on_disk() else { return };
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let measured = |more: &[&str]| {
+        let (json, plot, dir) = (path("r.json"), path("r.svg"), path(""));
+        let mut arguments = vec!["thaw", "--planner", "firecracker:readahead=on,dram_cached"];
+        arguments.extend(["--trace", "hello-a", "--cache", "cold", "--runs", "2", "--dir", &dir]);
+        arguments.extend(["--json", &json, "--plot", &plot]);
+        arguments.extend(more);
+        let output = output(&arguments);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let json: Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
+        let rows = json["results"].as_array().unwrap().clone();
+        (rows, fs::read_to_string(plot).unwrap(), text(&output.stdout).to_owned())
+    };
+    let (rows, picture, table) = measured(&["--warm", "--gaps", "1", "--again", "1000"]);
+    assert_eq!(rows.len(), 2);
+    for row in &rows {
+        let [median, p95] = ["median", "p95"].map(|part| row["warm_ms"][part].as_f64().unwrap());
+        assert!(0.0 < median && median <= p95, "{row}");
+        let name = format!("{}, warm", row["planner"].as_str().unwrap());
+        assert!(picture.contains(&format!(">{name}<")) && table.contains(&name), "{table}");
+    }
+    let tables = |more: &[&str]| {
+        let json = path("r.json");
+        let output = output(&[&["table", &json], more].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout).to_owned()
+    };
+    let plot = path("table.svg");
+    let table = tables(&["--plot", &plot]);
+    assert!(table.contains("`firecracker:readahead=on`, warm"), "{table}");
+    assert!(fs::read_to_string(&plot).unwrap().contains(">firecracker:readahead=on, warm<"));
+    let (rows, picture, table) = measured(&[]);
+    assert!(rows.iter().all(|row| row.get("warm_ms").is_none()), "{rows:?}");
+    assert!(!picture.contains("warm<") && !table.contains(", warm"), "{table}");
+    assert!(!tables(&[]).contains("warm"));
+}
+
 /// A pool in memory with its manager, which is killed on drop.
 struct Pool {
     manager: Child,

@@ -15,10 +15,10 @@ const MIB: u64 = 1 << 20;
 const DEVICE: &str = "/dev/pmem1";
 
 /// The file system, mounted until this is dropped.
-struct Dax(PathBuf);
+pub(crate) struct Dax(PathBuf);
 
 impl Dax {
-    fn mount(world: &World) -> Option<Self> {
+    pub(crate) fn mount(world: &World) -> Option<Self> {
         if !firn_required::has("dax", Path::new(DEVICE).exists()) {
             return None;
         }
@@ -28,7 +28,7 @@ impl Dax {
         Some(Self(path))
     }
 
-    fn file(&self, name: &str) -> PathBuf {
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 }

@@ -27,3 +27,4 @@ mod refusals;
 mod secrets;
 mod serve;
 mod shapes;
+mod tiers;

@@ -1,8 +1,9 @@
 //! Results of many sessions for a document: Markdown tables with a row for each trace and a column
-//! for each planner, and a picture of each planner's median.
+//! for each planner, and for its warm invocations, and a picture of their medians.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::invocation::{Invocation, suffix};
 use super::results::{Results, Row};
 use crate::cache::Cache;
 use crate::picture::chart::{Bar, Chart, Marks, Panel};
@@ -40,13 +41,17 @@ impl Conditions {
     }
 }
 
-/// A quantity: its name and unit, and the function that reads it from a row.
-type Quantity = (&'static str, fn(&Row) -> Option<f64>);
+/// A quantity: its name and unit, and the function that reads it.
+type Quantity = (&'static str, fn(Invocation<'_>) -> Option<f64>);
 
 const QUANTITIES: [Quantity; 3] = [
-    ("Request to last page, ms", |row| Some(row.total_ms.median)),
-    ("DRAM of all microVMs, MiB", |row| Some(row.batch_dram_bytes as f64 / MIB)),
-    ("Read of free pages, MiB", |row| Some(row.batch_free_read_bytes? as f64 / MIB)),
+    ("Request to last page, ms", |invocation| Some(invocation.ms.median)),
+    ("DRAM of all microVMs, MiB", |Invocation { row, warm, .. }| {
+        (!warm).then(|| row.batch_dram_bytes as f64 / MIB)
+    }),
+    ("Read of free pages, MiB", |Invocation { row, warm, .. }| {
+        if warm { None } else { Some(row.batch_free_read_bytes? as f64 / MIB) }
+    }),
 ];
 
 /// Markdown tables for each set of conditions. If sessions measured the same planner and trace
@@ -57,24 +62,24 @@ pub fn sessions_markdown(sessions: &[Results]) -> String {
     for (conditions, rows) in &grouped(sessions) {
         text.push_str(&format!("## {}\n\n", conditions.title()));
         for quantity in QUANTITIES {
-            text.push_str(&table(rows, quantity));
+            text.push_str(&table(&invocations(rows), quantity));
         }
     }
     text
 }
 
 /// A picture as SVG: for each set of conditions, the time and the DRAM of each planner relative to
-/// Firecracker's on the same trace. A bar is the median over the traces, its whisker the
+/// Firecracker's cold start on the same trace. A bar is the median over the traces, its whisker the
 /// interquartile range.
 #[must_use]
 pub fn draw_sessions(sessions: &[Results]) -> String {
     let mut panels = Vec::new();
     for (conditions, rows) in &grouped(sessions) {
         for (name, value) in QUANTITIES.into_iter().take(2) {
-            let bars: Vec<Bar> = names(rows, |row| &row.planner)
-                .into_iter()
-                .filter_map(|planner| bar(rows, planner, value))
-                .collect();
+            let rows = invocations(rows);
+            let subjects = distinct(&rows, Invocation::subject);
+            let bars = subjects.into_iter().filter_map(|subject| bar(&rows, subject, value));
+            let bars: Vec<Bar> = bars.collect();
             if bars.len() > 1 {
                 // A ratio has no unit.
                 let name = name.split(',').next().unwrap_or(name);
@@ -103,17 +108,24 @@ pub fn draw_sessions(sessions: &[Results]) -> String {
     .svg()
 }
 
-/// A planner relative to Firecracker, over all traces that both were measured on.
-fn bar(rows: &[&Row], planner: &str, value: fn(&Row) -> Option<f64>) -> Option<Bar> {
-    let ratio =
-        |trace| Some(value(row_of(rows, planner, trace)?)? / value(row_of(rows, BASE, trace)?)?);
-    let ratios: Vec<f64> = names(rows, |row| &row.trace).into_iter().filter_map(ratio).collect();
+/// A planner, or its warm invocation, relative to Firecracker's cold start, over all traces that
+/// both were measured on.
+fn bar(
+    rows: &[Invocation<'_>],
+    subject: (&str, bool),
+    value: fn(Invocation<'_>) -> Option<f64>,
+) -> Option<Bar> {
+    let ratio = |trace| {
+        Some(value(row_of(rows, subject, trace)?)? / value(row_of(rows, (BASE, false), trace)?)?)
+    };
+    let traces = distinct(rows, |invocation| invocation.row.trace.as_str());
+    let ratios: Vec<f64> = traces.into_iter().filter_map(ratio).collect();
     let ratios = sorted(&ratios)?;
     let (low, median, high) =
         (quantile(&ratios, 0.25), quantile(&ratios, 0.5), quantile(&ratios, 0.75));
     Some(Bar {
-        name: planner.to_owned(),
-        parts: vec![(0, median)],
+        name: format!("{}{}", subject.0, suffix(subject.1)),
+        parts: vec![(subject.1.into(), median)],
         whisker: Some((low, high)),
         value: format!("{} ({} to {})", number(median), number(low), number(high)),
     })
@@ -183,18 +195,20 @@ fn cache_order(cache: Cache) -> Option<u8> {
 }
 
 /// A table of one quantity; empty if no row has it.
-fn table(rows: &[&Row], (name, value): Quantity) -> String {
-    let rows: Vec<&Row> = rows.iter().copied().filter(|row| value(row).is_some()).collect();
-    let planners = names(&rows, |row| &row.planner);
-    if planners.is_empty() {
+fn table(rows: &[Invocation<'_>], (name, value): Quantity) -> String {
+    let rows: Vec<Invocation<'_>> =
+        rows.iter().copied().filter(|row| value(*row).is_some()).collect();
+    let subjects = distinct(&rows, Invocation::subject);
+    if subjects.is_empty() {
         return String::new();
     }
-    let columns = planners.iter().map(|planner| format!("`{planner}`"));
+    let columns = subjects.iter().map(|(planner, warm)| format!("`{planner}`{}", suffix(*warm)));
     let head: Vec<String> = ["trace".to_owned()].into_iter().chain(columns).collect();
     let head: Vec<&str> = head.iter().map(String::as_str).collect();
-    let lines = names(&rows, |row| &row.trace).into_iter().map(|trace| {
-        let cells = planners.iter().map(|planner| {
-            row_of(&rows, planner, trace).and_then(value).map_or(String::new(), number)
+    let traces = distinct(&rows, |invocation| invocation.row.trace.as_str());
+    let lines = traces.into_iter().map(|trace| {
+        let cells = subjects.iter().map(|subject| {
+            row_of(&rows, *subject, trace).and_then(value).map_or(String::new(), number)
         });
         [trace.to_owned()].into_iter().chain(cells).collect()
     });
@@ -202,20 +216,31 @@ fn table(rows: &[&Row], (name, value): Quantity) -> String {
     format!("{name}:\n\n{}\n", text::markdown(&head, &lines))
 }
 
-/// The names in rows, without duplicates, in order.
-fn names<'a>(rows: &[&'a Row], name: impl Fn(&'a Row) -> &'a str) -> Vec<&'a str> {
-    let mut names = Vec::new();
-    for name in rows.iter().map(|row| name(row)) {
-        if !names.contains(&name) {
-            names.push(name);
-        }
-    }
-    names
+fn invocations<'a>(rows: &[&'a Row]) -> Vec<Invocation<'a>> {
+    rows.iter().flat_map(|row| row.invocations()).collect()
 }
 
-/// The last row of a planner and a trace.
-fn row_of<'a>(rows: &[&'a Row], planner: &str, trace: &str) -> Option<&'a Row> {
-    rows.iter().rev().copied().find(|row| row.planner == planner && row.trace == trace)
+/// The values of invocations, without duplicates, in order.
+fn distinct<'a, T: PartialEq>(
+    rows: &[Invocation<'a>],
+    value: impl Fn(&Invocation<'a>) -> T,
+) -> Vec<T> {
+    let mut values = Vec::new();
+    for value in rows.iter().map(value) {
+        if !values.contains(&value) {
+            values.push(value);
+        }
+    }
+    values
+}
+
+/// The last row of a subject and a trace.
+fn row_of<'a>(
+    rows: &[Invocation<'a>],
+    subject: (&str, bool),
+    trace: &str,
+) -> Option<Invocation<'a>> {
+    rows.iter().rev().copied().find(|row| row.subject() == subject && row.row.trace == trace)
 }
 
 #[cfg(test)]

@@ -97,3 +97,21 @@ fn the_picture_shows_ratios_to_firecracker() {
     // Without Firecracker there is nothing to compare with.
     assert!(!draw(&[session(&["reap"], "t", 1.0, true, true)]).contains("relative to firecracker"));
 }
+
+#[test]
+fn warm_invocations_are_columns_and_bars_beside_cold_ones() {
+    let mut base = session(&["firecracker:readahead=on", "reap"], "t", 20.0, true, true);
+    let mut warm = base.results[0].total_ms;
+    warm.median = 5.0;
+    base.results[0].warm_ms = Some(warm);
+    let text = markdown(&[base.clone()]);
+    let times = "| trace | `firecracker:readahead=on` | `firecracker:readahead=on`, warm | `reap` |\n\
+                 |---|---|---|---|\n| t | 20.0 | 5.00 | 20.0 |";
+    assert!(text.contains(times), "{text}");
+    // Bytes are those of the first invocation.
+    assert!(text.contains("| trace | `firecracker:readahead=on` | `reap` |"), "{text}");
+    let picture = draw(&[base]);
+    assert!(picture.contains(">firecracker:readahead=on, warm<"), "{picture}");
+    assert!(picture.contains("0.25 (0.25 to 0.25)"), "{picture}");
+    assert_eq!(picture.matches("warm<").count(), 1, "{picture}");
+}

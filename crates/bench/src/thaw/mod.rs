@@ -1,6 +1,7 @@
 //! The comparison of planners on players, as `firn bench thaw` runs it.
 
 mod document;
+mod invocation;
 mod open_loop;
 mod picture;
 mod results;

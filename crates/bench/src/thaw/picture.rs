@@ -1,6 +1,7 @@
-//! Results as a picture: a bar for each planner, divided at the resume, with a whisker to the 95th
-//! percentile.
+//! Results as a picture: a bar for each planner, divided at the resume, and one for its warm
+//! invocation if there was one, with whiskers to the 95th percentile.
 
+use super::invocation::Invocation;
 use super::results::{Results, Row};
 use crate::cache::Cache;
 use crate::picture::chart::{Bar, Chart, Marks, Panel};
@@ -16,8 +17,14 @@ impl Results {
 }
 
 fn draw(results: &Results) -> String {
-    let wall = results.results.iter().any(|row| !row.oversubscribed);
-    let legend = if wall { vec!["start to resume", "resume to last page"] } else { Vec::new() };
+    let mut legend = Vec::new();
+    let mut wall = results.results.iter().filter(|row| !row.oversubscribed).peekable();
+    if wall.peek().is_some() {
+        legend.extend(["start to resume", "resume to last page"]);
+    }
+    if wall.any(|row| row.warm_ms.is_some()) {
+        legend.push("second invocation, warm");
+    }
     Chart {
         title: "Thaw of the player, by planner".to_owned(),
         legend: legend.into_iter().map(str::to_owned).collect(),
@@ -71,22 +78,27 @@ fn panel(rows: &[&Row]) -> Panel {
     });
     let cpu = rows.first().is_some_and(|row| row.oversubscribed);
     let unit = if cpu { "CPU ns per page" } else { "ms" }.to_owned();
-    Panel { title, unit, marks: Marks::Bars(rows.iter().map(|row| bar(row)).collect()) }
+    // The processor time of a warm invocation is not known.
+    let invocations = rows.iter().flat_map(|row| row.invocations());
+    let bars = invocations.filter(|invocation| !(cpu && invocation.warm)).map(bar).collect();
+    Panel { title, unit, marks: Marks::Bars(bars) }
 }
 
-fn bar(row: &Row) -> Bar {
+fn bar(invocation: Invocation<'_>) -> Bar {
+    let Invocation { row, ms, warm } = invocation;
     let (parts, shown) = if row.oversubscribed {
         (vec![(0, row.cpu_ns_per_page.median)], row.cpu_ns_per_page)
+    } else if warm {
+        (vec![(2, ms.median)], ms)
     } else {
         let (before, after) = (row.start_to_resume_ms.median, row.resume_to_last_page_ms.median);
-        (vec![(0, before), (1, after)], row.total_ms)
+        (vec![(0, before), (1, after)], ms)
     };
-    let label = row.label.as_ref().map_or(String::new(), |label| format!(" ({label})"));
-    let preload = row.preload_ms.filter(|_| !row.oversubscribed);
+    let preload = row.preload_ms.filter(|_| !row.oversubscribed && !warm);
     let preload = preload
         .map_or(String::new(), |preload| format!(" (preload before: {})", number(preload.median)));
     Bar {
-        name: format!("{}{label}", row.planner),
+        name: invocation.name(),
         parts,
         whisker: Some((shown.median, shown.p95)),
         value: format!("{}, p95 {}{preload}", number(shown.median), number(shown.p95)),

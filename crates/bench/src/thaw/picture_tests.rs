@@ -42,6 +42,22 @@ fn a_planner_without_a_page_cache_is_in_the_panel_of_each_state() {
     }
 }
 
+#[test]
+fn a_warm_invocation_has_a_bar_of_its_own() {
+    let mut results = sample("reap", "json-a", false);
+    results.results.extend(sample("firn", "pyaes-a", true).results);
+    assert!(!draw(&results).contains("warm"));
+    for row in &mut results.results {
+        row.label = Some("b".to_owned());
+        row.warm_ms = Some(row.total_ms);
+    }
+    let svg = draw(&results);
+    assert!(well_formed(&svg));
+    assert!(svg.contains(">reap (b), warm<") && svg.contains(">second invocation, warm<"), "{svg}");
+    // The bars of oversubscribed runs are processor time.
+    assert!(svg.contains(">firn (b)<") && !svg.contains(">firn (b), warm<"), "{svg}");
+}
+
 proptest! {
     #[test]
     fn any_names_and_values_make_a_picture(planner in ".{0,40}", trace in ".{0,40}", ms in 0.0..1e9_f64) {

@@ -2,6 +2,7 @@
 
 use firn_base::format_bytes;
 
+use super::invocation::Invocation;
 use super::results::{Results, Row};
 use crate::stats::Summary;
 use crate::text::{number, table};
@@ -12,7 +13,7 @@ a run: private memory, copies, page tables, monitors and KVM's tables of all its
 pool, which are not the microVM's DRAM; index and imaging (making a replica equal to its snapshot) are part of start to resume; read of \
 free pages: bytes that a run read for pages that the guest held free at the freeze (cold page cache); settle: time that the pool's \
 manager needs after a run to prepare the next; starts at random intervals: 5 to 500 ms apart, none waits for an earlier one or for the \
-manager (--open-loop); cold: total, warm: a second, identical invocation of the same microVM (--warm); fallbacks: those that did not find what is made ahead for them; standby: memory of one standby monitor before the request, the kernel's own \
+manager (--open-loop); warm: a second, identical invocation of the same microVM, whose counts and bytes are in no row (--warm); fallbacks: those that did not find what is made ahead for them; standby: memory of one standby monitor before the request, the kernel's own \
 for it included (--standby); ready: memory of one ready clone before the request, its copy included, and making: how long that took (--ready); \
 burst: first request of a run to the last page of its last microVM; planners that map from a pool use no page cache";
 
@@ -20,16 +21,12 @@ impl Results {
     /// All tables, with the host and the meaning of the columns.
     #[must_use]
     pub fn text(&self) -> String {
-        let mut lines = vec![self.host.line()];
-        for (head, row) in
-            [(TIMES, times as fn(&Row) -> Vec<String>), (COUNTS, counts), (DRAM, dram)]
-        {
+        let invocations = self.results.iter().flat_map(Row::invocations);
+        let mut lines =
+            vec![self.host.line(), table(TIMES, &invocations.map(times).collect::<Vec<_>>())];
+        for (head, row) in [(COUNTS, counts as fn(&Row) -> Vec<String>), (DRAM, dram)] {
             let rows: Vec<Vec<String>> = self.results.iter().map(row).collect();
             lines.push(table(head, &rows));
-        }
-        let invocations: Vec<Vec<String>> = self.results.iter().filter_map(invocations).collect();
-        if !invocations.is_empty() {
-            lines.push(table(INVOCATIONS, &invocations));
         }
         let open: Vec<Vec<String>> = self.results.iter().filter_map(open_loop).collect();
         if !open.is_empty() {
@@ -61,12 +58,8 @@ impl Results {
     }
 }
 
-fn name(row: &Row) -> String {
-    let label = row.label.as_ref().map_or(String::new(), |label| format!(" ({label})"));
-    format!("{}{label}", row.planner)
-}
-
-fn origin(row: &Row) -> Vec<String> {
+fn origin(invocation: Invocation<'_>) -> Vec<String> {
+    let row = invocation.row;
     let snapshots =
         if row.snapshots > 1 { format!(" of {}", row.snapshots) } else { String::new() };
     let runs = format!("{} x {}{snapshots}", row.runs, row.concurrency);
@@ -74,7 +67,7 @@ fn origin(row: &Row) -> Vec<String> {
         Some(input) => format!("{}, profile of {input}", row.trace),
         None => row.trace.clone(),
     };
-    vec![name(row), trace, row.cache.to_string(), runs]
+    vec![invocation.name(), trace, row.cache.to_string(), runs]
 }
 
 const TIMES: &[&str] = &[
@@ -99,16 +92,25 @@ const TIMES: &[&str] = &[
     "making, ms",
 ];
 
-fn times(row: &Row) -> Vec<String> {
+fn times(invocation: Invocation<'_>) -> Vec<String> {
+    let Invocation { row, ms, warm } = invocation;
     let mark = if row.oversubscribed { "*" } else { "" };
     let wall = |summary: Summary| {
         [format!("{}{mark}", number(summary.median)), format!("{}{mark}", number(summary.p95))]
     };
-    let mut cells = origin(row);
-    cells.extend(wall(row.start_to_resume_ms));
-    cells.extend(wall(row.resume_to_last_page_ms));
-    cells.extend(wall(row.total_ms));
-    cells.push(format!("{:.1} %", row.total_ms.spread * 100.0));
+    let mut cells = origin(invocation);
+    if warm {
+        cells.resize(cells.len() + 4, "-".to_owned());
+    } else {
+        cells.extend(wall(row.start_to_resume_ms));
+        cells.extend(wall(row.resume_to_last_page_ms));
+    }
+    cells.extend(wall(ms));
+    cells.push(format!("{:.1} %", ms.spread * 100.0));
+    if warm {
+        cells.resize(TIMES.len(), "-".to_owned());
+        return cells;
+    }
     let or_none = |summary: Option<Summary>| summary.map_or("-".to_owned(), |s| number(s.median));
     cells.push(or_none(row.burst_ms));
     cells.push(format!("{}{mark}", number(row.ns_per_page.median)));
@@ -119,20 +121,6 @@ fn times(row: &Row) -> Vec<String> {
     cells.push(or_none(row.settle_ms));
     cells.push(or_none(row.making_ms));
     cells
-}
-
-const INVOCATIONS: &[&str] =
-    &["planner", "trace", "cache", "runs", "cold, ms", "p95", "warm, ms", "p95", "cold / warm"];
-
-/// The first invocation, which is cold, and the second one of the same microVM, which is warm.
-fn invocations(row: &Row) -> Option<Vec<String>> {
-    let warm = row.warm_ms?;
-    let mut cells = origin(row);
-    for time in [row.total_ms, warm] {
-        cells.extend([number(time.median), number(time.p95)]);
-    }
-    cells.push(number(row.total_ms.median / warm.median));
-    Some(cells)
 }
 
 const OPEN_LOOP: &[&str] = &[
@@ -150,7 +138,7 @@ const OPEN_LOOP: &[&str] = &[
 
 fn open_loop(row: &Row) -> Option<Vec<String>> {
     let open = row.open_loop.as_ref()?;
-    let mut cells = vec![name(row), row.trace.clone(), open.starts.to_string()];
+    let mut cells = vec![row.name(), row.trace.clone(), open.starts.to_string()];
     let (resume, total) = (open.start_to_resume_ms, open.total_ms);
     cells.extend([resume.median, resume.p95, total.median, total.p95, total.max].map(number));
     cells.push(format!("{:.2}", open.p95_to_idle_median));
@@ -174,7 +162,7 @@ const COUNTS: &[&str] = &[
 ];
 
 fn counts(row: &Row) -> Vec<String> {
-    let mut cells = vec![name(row), row.trace.clone(), row.cache.to_string()];
+    let mut cells = vec![row.name(), row.trace.clone(), row.cache.to_string()];
     cells.extend(
         [
             row.pages,
@@ -211,7 +199,7 @@ const DRAM: &[&str] = &[
 ];
 
 fn dram(row: &Row) -> Vec<String> {
-    let mut cells = vec![name(row), row.trace.clone(), row.cache.to_string()];
+    let mut cells = vec![row.name(), row.trace.clone(), row.cache.to_string()];
     cells.extend(
         [
             row.private_bytes,

@@ -9,10 +9,9 @@ use std::path::Path;
 use firn_memory::page_cache::evict;
 use firn_pool::{Access, Huge, MappedMedium, Medium, MemfdOptions};
 use rustix::fs::{Advice, OFlags, fadvise};
-use tempfile::TempDir;
 
-use super::medium::TierMedium;
 use super::probe::ProbeError;
+use super::{TierError, TierMedium};
 
 /// The step in which an area is filled, and the block of bandwidth measurements.
 pub(super) const BLOCK: usize = 1 << 20;
@@ -23,7 +22,7 @@ const SECTOR: usize = 4096;
 #[derive(Debug)]
 pub(super) enum Area {
     /// Memory: loads and stores.
-    Memory { medium: Box<MappedMedium>, writable: bool, _directory: Option<TempDir> },
+    Memory { medium: Box<MappedMedium>, writable: bool },
     /// A file without a name on a disk: past the page cache, and through it.
     Disk { direct: File, cached: File },
 }
@@ -37,10 +36,10 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
-    /// A buffer of this many bytes without a run of zeros, which a file system could leave out.
+    /// A buffer of this many random bytes: a file system could leave out zeros.
     pub(super) fn new(len: usize) -> Self {
-        let bytes: Vec<u8> =
-            std::iter::repeat_with(|| fastrand::u8(1..)).take(len + SECTOR).collect();
+        let mut bytes = vec![0; len + SECTOR];
+        fastrand::fill(&mut bytes);
         let start = bytes.as_ptr().align_offset(SECTOR);
         Self { bytes, start, len }
     }
@@ -51,38 +50,34 @@ impl Buffer {
 }
 
 impl Area {
-    /// Makes an area of `size` bytes, a multiple of [`BLOCK`], and fills it. A devdax device is
-    /// only read, because it may hold a pool.
+    /// Makes an area of `size` bytes, a multiple of 2 MiB, and fills it. A devdax device is only
+    /// read, because it may hold a pool, and all of it is the area.
     pub(super) fn make(medium: &TierMedium, size: u64) -> Result<Self, ProbeError> {
-        let memfd = |huge, node| {
-            let medium = MappedMedium::memfd(MemfdOptions { size, huge, node })?;
-            Ok(Self::Memory { medium: Box::new(medium), writable: true, _directory: None })
-        };
+        let failed = |source| ProbeError::io(medium, source);
+        let memory = |medium| Self::Memory { medium: Box::new(medium), writable: true };
+        let memfd = |huge, node| MappedMedium::memfd(MemfdOptions { size, huge, node });
         let area = match medium {
-            TierMedium::Dram {} => memfd(None, None),
-            TierMedium::HugePages {} => memfd(Some(Huge::Size2M), None),
-            TierMedium::Node { node } => memfd(None, Some(*node)),
+            TierMedium::Dram {} => memory(memfd(None, None)?),
+            TierMedium::HugePages {} => memory(memfd(Some(Huge::Size2M), None)?),
+            TierMedium::Node { node } => memory(memfd(None, Some(*node))?),
             TierMedium::Devdax { path } => {
-                let medium = MappedMedium::open(path, Access::Read)?;
-                return Ok(Self::Memory {
-                    medium: Box::new(medium),
-                    writable: false,
-                    _directory: None,
-                });
+                let device = Box::new(MappedMedium::open(path, Access::Read)?);
+                let free = device.facts().size;
+                if free < size {
+                    let medium = medium.clone();
+                    return Err(TierError::Full { medium, free, needed: size }.into());
+                }
+                return Ok(Self::Memory { medium: device, writable: false });
             }
             TierMedium::DaxFs { path } => {
-                let failed = |source| ProbeError::Io { medium: medium.clone(), source };
                 let directory = tempfile::Builder::new().prefix("firn-probe-").tempdir_in(path);
                 let directory = directory.map_err(failed)?;
-                let file = directory.path().join("area");
-                let medium = Box::new(MappedMedium::create_file(&file, size)?);
-                Ok(Self::Memory { medium, writable: true, _directory: Some(directory) })
+                // The mapping keeps the file until its end, and the directory is removed here.
+                memory(MappedMedium::create_file(&directory.path().join("area"), size)?)
             }
-            TierMedium::Disk { path } => Self::on_disk(path)
-                .map_err(|source| ProbeError::Io { medium: medium.clone(), source }),
+            TierMedium::Disk { path } => Self::on_disk(path).map_err(failed)?,
         };
-        let area: Self = area?;
-        area.fill(size).map_err(|source| ProbeError::Io { medium: medium.clone(), source })?;
+        area.fill(size).map_err(failed)?;
         Ok(area)
     }
 
@@ -103,14 +98,6 @@ impl Area {
             self.store(offset, block.get())?;
         }
         self.sync()
-    }
-
-    /// Bytes of the area, if the medium decides it.
-    pub(super) fn len(&self) -> Option<u64> {
-        match self {
-            Self::Memory { medium, writable: false, .. } => Some(medium.facts().size),
-            _ => None,
-        }
     }
 
     /// Whether writes can be measured.

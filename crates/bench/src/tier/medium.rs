@@ -10,7 +10,7 @@ use procfs::{Current, Meminfo};
 use rustix::fs::{StatVfsMountFlags, fstatfs, statvfs};
 use serde::{Deserialize, Serialize};
 
-use super::TierError;
+use super::{TierError, file_system};
 use crate::medium::is_dax;
 
 /// `TMPFS_MAGIC` of linux/magic.h.
@@ -81,8 +81,24 @@ impl TierMedium {
         }
     }
 
-    /// Checks that the medium is there and can be written, and returns its bytes.
-    pub(super) fn check(&self) -> Result<Space, TierError> {
+    /// The directory of a medium that is a file system.
+    pub(super) fn directory(&self) -> Option<&Path> {
+        match self {
+            Self::DaxFs { path } | Self::Disk { path } => Some(path),
+            _ => None,
+        }
+    }
+
+    /// The file system of a medium that is a directory.
+    pub(super) fn file_system(&self) -> Result<Option<String>, TierError> {
+        let Some(path) = self.directory() else { return Ok(None) };
+        let directory = fs::File::open(path).map_err(|source| self.missing(source))?;
+        file_system::identity(&directory).map(Some).map_err(|source| self.size(source))
+    }
+
+    /// Checks that the medium is there and can be written, and returns its bytes. A directory must
+    /// be on `file_system`, if that is known.
+    pub(super) fn check(&self, file_system: Option<&str>) -> Result<Space, TierError> {
         match self {
             Self::Dram {} => {
                 let memory = self.meminfo()?;
@@ -100,8 +116,8 @@ impl TierMedium {
             }
             Self::Node { node } => self.node(*node),
             Self::Devdax { path } => self.devdax(path),
-            Self::DaxFs { path } => self.directory(path, true),
-            Self::Disk { path } => self.directory(path, false),
+            Self::DaxFs { path } => self.check_directory(path, true, file_system),
+            Self::Disk { path } => self.check_directory(path, false, file_system),
         }
     }
 
@@ -150,13 +166,24 @@ impl TierMedium {
         Ok(Space { total, free: total })
     }
 
-    fn directory(&self, path: &Path, dax: bool) -> Result<Space, TierError> {
+    fn check_directory(
+        &self,
+        path: &Path,
+        dax: bool,
+        expected: Option<&str>,
+    ) -> Result<Space, TierError> {
         let directory = fs::File::open(path).map_err(|source| self.missing(source))?;
         let kind = |found: &str, remedy| {
             Err(TierError::Kind { medium: self.clone(), found: found.to_owned(), remedy })
         };
         if !directory.metadata().map_err(|source| self.missing(source))?.is_dir() {
             return kind("not a directory", "name a directory on the file system");
+        }
+        if let (Some(expected), Some(found)) = (expected, self.file_system()?)
+            && found != expected
+        {
+            let (medium, expected) = (self.clone(), expected.to_owned());
+            return Err(TierError::OtherFileSystem { medium, expected, found });
         }
         let stat = statvfs(path).map_err(|errno| self.size(errno.into()))?;
         if stat.f_flag.contains(StatVfsMountFlags::RDONLY) {

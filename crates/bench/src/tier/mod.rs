@@ -6,13 +6,15 @@
 
 mod area;
 mod emulated;
+mod file_system;
 mod list;
 mod medium;
 mod probe;
+mod snapshot;
 
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use firn_base::format_bytes;
@@ -25,11 +27,14 @@ pub use list::{TierList, TierListError};
 pub use medium::{Space, TierMedium};
 pub(crate) use probe::disk_latency;
 pub use probe::{MicroRate, Probe, ProbeConfig, ProbeError, ReadRate, WriteCost};
+pub use snapshot::{SnapshotSize, SnapshotSizeError};
 
 /// The longest name of a tier, in bytes.
 const NAME_LEN: usize = 64;
 /// The largest price of a GiB. A larger one is a typing error in any currency.
 const MOST_PRICE: f64 = 1e9;
+/// Byte-addressable media, and the parts of an extent on them, are multiples of this.
+const GRANULE: u64 = 2 << 20;
 
 /// A memory or disk that snapshots can be on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -43,6 +48,9 @@ pub struct Tier {
     pub capacity: u64,
     /// The price of a GiB, in any currency.
     pub price: Price,
+    /// The file system of a directory when the tier was added: its UUID, where it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file_system: Option<String>,
 }
 
 /// The price of a GiB: a finite number from 0 on.
@@ -136,6 +144,19 @@ pub enum TierError {
         /// What to do.
         remedy: &'static str,
     },
+    /// Another file system is in the place of the tier's.
+    #[error(
+        "{medium} is on another file system than when the tier was added ({found}, not {expected}): mount the right \
+         one, or remove the tier with `firn tier rm` and add it again"
+    )]
+    OtherFileSystem {
+        /// The medium.
+        medium: TierMedium,
+        /// The file system of the tier.
+        expected: String,
+        /// The file system that is there.
+        found: String,
+    },
     /// No huge pages are reserved.
     #[error("{0} are missing: reserve some with `sysctl vm.nr_hugepages=N`")]
     NoHugePages(TierMedium),
@@ -145,7 +166,7 @@ pub enum TierError {
     )]
     ReadOnly(TierMedium),
     /// The directory cannot be written.
-    #[error("{medium} cannot be written: check its permissions")]
+    #[error("{medium} cannot be written: check its permissions and free space")]
     Unwritable {
         /// The medium.
         medium: TierMedium,
@@ -166,8 +187,23 @@ pub enum TierError {
         /// Needed bytes.
         needed: u64,
     },
-    /// The kernel does not report the medium's size.
-    #[error("cannot read the size of {medium}")]
+    /// More is needed than the tier may hold.
+    #[error(
+        "the tier {name} has a capacity of {} and {} are needed: give a smaller size, or add the tier again with a \
+         larger --capacity",
+        format_bytes(*.capacity),
+        format_bytes(*.needed)
+    )]
+    BeyondCapacity {
+        /// The tier.
+        name: String,
+        /// Its capacity, bytes.
+        capacity: u64,
+        /// Needed bytes.
+        needed: u64,
+    },
+    /// The kernel does not report the medium's size or file system.
+    #[error("cannot read the size and the file system of {medium}")]
     Size {
         /// The medium.
         medium: TierMedium,
@@ -194,12 +230,15 @@ impl Tier {
             return Err(TierError::Name(name.to_owned()));
         }
         let medium = medium.absolute();
-        let total = medium.check()?.total;
+        let total = medium.check(None)?.total;
         let capacity = capacity.unwrap_or(total);
         match capacity {
             0 => Err(TierError::NoCapacity),
             _ if capacity > total => Err(TierError::Capacity { capacity, medium, total }),
-            _ => Ok(Self { name: name.to_owned(), medium, capacity, price }),
+            _ => {
+                let file_system = medium.file_system()?;
+                Ok(Self { name: name.to_owned(), medium, capacity, price, file_system })
+            }
         }
     }
 
@@ -209,16 +248,46 @@ impl Tier {
     ///
     /// [`TierError`].
     pub fn check(&self) -> Result<Space, TierError> {
-        self.medium.check()
+        self.medium.check(self.file_system.as_deref())
+    }
+
+    /// Bytes of the medium that can be used: those that are free, but no more than the capacity.
+    #[must_use]
+    pub fn usable(&self, space: Space) -> u64 {
+        space.free.min(self.capacity)
+    }
+
+    /// Checks that `needed` bytes can be used now.
+    ///
+    /// # Errors
+    ///
+    /// [`TierError`].
+    pub fn require(&self, needed: u64) -> Result<(), TierError> {
+        let Self { name, medium, capacity, .. } = self;
+        let free = self.check()?.free;
+        if needed > *capacity {
+            return Err(TierError::BeyondCapacity {
+                name: name.clone(),
+                capacity: *capacity,
+                needed,
+            });
+        }
+        if needed > free {
+            return Err(TierError::Full { medium: medium.clone(), free, needed });
+        }
+        Ok(())
+    }
+
+    /// The price of this number of bytes.
+    #[must_use]
+    pub fn cost(&self, bytes: u64) -> f64 {
+        bytes as f64 / f64::from(1 << 30) * self.price.amount()
     }
 
     /// The directory of a tier that is a file system.
     #[must_use]
     pub fn directory(&self) -> Option<PathBuf> {
-        match &self.medium {
-            TierMedium::DaxFs { path } | TierMedium::Disk { path } => Some(path.clone()),
-            _ => None,
-        }
+        self.medium.directory().map(Path::to_owned)
     }
 }
 

@@ -9,13 +9,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use firn_base::{PAGE_SIZE, format_bytes, num::u64_of, num::usize_of};
+use firn_base::num::{round_down, u64_of, usize_of};
+use firn_base::{PAGE_SIZE, format_bytes};
 use firn_pool::MediumError;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::area::{Area, BLOCK, Buffer};
-use super::{Tier, TierError, TierMedium};
+use super::{GRANULE, Tier, TierError, TierMedium};
 use crate::batch::BatchError;
 use crate::harness::Harness;
 use crate::host::{Host, HostError};
@@ -25,8 +26,11 @@ use crate::text::{number, table};
 
 /// Numbers of readers, and of threads of the micro-benchmark.
 pub(super) const READERS: [u32; 6] = [1, 2, 4, 8, 16, 32];
-/// Bytes of a thread of the micro-benchmark (SYSTOR '22, 4.2.1), if the area is large enough.
-const PART: u64 = 16 << 20;
+/// The same as a divisor of sizes.
+const MOST_READERS: u64 = 32;
+/// Bytes of a thread's file in the micro-benchmark (SYSTOR '22, 4.2.1), if the area is large
+/// enough.
+const FILE: u64 = 16 << 20;
 /// Small reads of the micro-benchmark.
 const LINE: u64 = 64;
 /// Samples of a latency: enough for a 99th percentile.
@@ -37,14 +41,14 @@ const SAMPLES: usize = 20_000;
 pub struct ProbeConfig {
     /// The longest time of each of the 20 points.
     pub time: Duration,
-    /// Bytes of the test area, a multiple of 32 MiB. The default, 512 MiB, gives each of 32 threads
-    /// the 16 MiB of the paper.
+    /// Bytes of the test area, a multiple of 32 MiB. The default, 512 MiB, is that of the paper's
+    /// 32 files of 16 MiB; smaller areas have smaller files, of at least 2 MiB.
     pub size: u64,
 }
 
 impl Default for ProbeConfig {
     fn default() -> Self {
-        Self { time: Duration::from_millis(500), size: PART * 32 }
+        Self { time: Duration::from_millis(500), size: FILE * MOST_READERS }
     }
 }
 
@@ -64,8 +68,11 @@ pub enum ProbeError {
     /// The medium cannot be mapped.
     #[error(transparent)]
     Medium(#[from] MediumError),
+    /// The medium has become full.
+    #[error("{0} has become full during the measurement: remove files, or give a smaller size")]
+    Filled(TierMedium),
     /// A read or write of the medium failed.
-    #[error("cannot measure {medium}")]
+    #[error("cannot read or write {medium}")]
     Io {
         /// The medium.
         medium: TierMedium,
@@ -78,6 +85,23 @@ pub enum ProbeError {
     /// A signal ended the measurement.
     #[error(transparent)]
     Interrupted(#[from] BatchError),
+}
+
+impl ProbeError {
+    /// A failed read or write.
+    pub(super) fn io(medium: &TierMedium, source: io::Error) -> Self {
+        let medium = medium.clone();
+        match source.kind() {
+            io::ErrorKind::StorageFull => Self::Filled(medium),
+            _ => Self::Io { medium, source },
+        }
+    }
+
+    /// Whether a signal ended the measurement, so that others end, too.
+    #[must_use]
+    pub fn is_interrupt(&self) -> bool {
+        matches!(self, Self::Interrupted(_))
+    }
 }
 
 /// The measurements of a tier.
@@ -123,10 +147,10 @@ pub struct WriteCost {
 /// A point of the micro-benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MicroRate {
-    /// Threads, each with a part of its own.
+    /// Threads, each with a file of its own.
     pub threads: u32,
-    /// Bytes of a part.
-    pub part: u64,
+    /// Bytes of a file.
+    pub file: u64,
     /// Bytes that all threads copied in a second.
     pub bytes_per_second: f64,
 }
@@ -134,10 +158,10 @@ pub struct MicroRate {
 /// The time of random reads of 4 KiB in a directory on a disk, ns.
 pub(crate) fn disk_latency(directory: &Path) -> Result<Summary, ProbeError> {
     let medium = TierMedium::Disk { path: directory.to_owned() };
-    let size = u64_of(BLOCK) * 32;
+    let size = u64_of(BLOCK) * MOST_READERS;
     let area = Area::make(&medium, size)?;
     let prober = Prober { area: &area, size, time: Duration::from_millis(200) };
-    prober.latency(false).map_err(|source| ProbeError::Io { medium, source })
+    prober.latency(false).map_err(|source| ProbeError::io(&medium, source))
 }
 
 /// A measurement of an area.
@@ -154,15 +178,12 @@ impl ProbeConfig {
     ///
     /// [`ProbeError`].
     pub fn run(&self, tier: &Tier, harness: &Harness<'_>) -> Result<Probe, ProbeError> {
-        let least = u64_of(BLOCK) * 32;
+        let least = u64_of(BLOCK) * MOST_READERS;
         if self.size < least || !self.size.is_multiple_of(least) {
             return Err(ProbeError::Size(self.size));
         }
-        let free = tier.check()?.free;
-        if free < self.size {
-            let (medium, needed) = (tier.medium.clone(), self.size);
-            return Err(TierError::Full { medium, free, needed }.into());
-        }
+        let file = round_down((self.size / MOST_READERS).clamp(GRANULE, FILE), GRANULE);
+        tier.require(self.size.max(file * MOST_READERS))?;
         let mut host = Host::of(&tier.directory().unwrap_or_else(std::env::temp_dir))?;
         if tier.directory().is_none() {
             host.medium = tier.medium.to_string();
@@ -170,12 +191,15 @@ impl ProbeConfig {
         let mut steps = Steps::begin(harness.progress, 1 + READERS.len() as u64 * 2 + 1);
         let mut step = |text: &str| {
             steps.advance(text);
-            harness.interrupt.check()
+            harness.interrupt.check()?;
+            // An open file outlives its directory and its mount, so reads would still succeed.
+            tier.check()?;
+            Ok::<_, ProbeError>(())
         };
-        let area = Area::make(&tier.medium, self.size)?;
-        let size = area.len().map_or(self.size, |len| len.min(self.size)) / least * least;
+        let size = self.size;
+        let area = Area::make(&tier.medium, size)?;
         let prober = Prober { area: &area, size, time: self.time };
-        let failed = |source| ProbeError::Io { medium: tier.medium.clone(), source };
+        let failed = |source| ProbeError::io(&tier.medium, source);
         let latency_ns = prober.latency(false).map_err(failed)?;
         step("latency")?;
         let mut reads = Vec::new();
@@ -185,13 +209,21 @@ impl ProbeConfig {
             reads.push(ReadRate { readers, iops, bandwidth });
             step(&format!("{readers} readers"))?;
         }
-        let mut micro = Vec::new();
-        for threads in READERS {
-            micro.push(prober.micro(threads).map_err(failed)?);
-            step(&format!("{threads} threads of the micro-benchmark"))?;
-        }
         let write = area.is_writable().then(|| prober.write_cost()).transpose().map_err(failed)?;
         step("writes")?;
+        let files = if area.is_writable() {
+            // The files take its place.
+            drop(area);
+            let files = (0..MOST_READERS).map(|_| Area::make(&tier.medium, file));
+            files.collect::<Result<Vec<_>, _>>()?
+        } else {
+            vec![area]
+        };
+        let mut micro = Vec::new();
+        for threads in READERS {
+            micro.push(micro_rate(&files, file, threads).map_err(failed)?);
+            step(&format!("{threads} threads of the micro-benchmark"))?;
+        }
         Ok(Probe { tier: tier.clone(), host, size, latency_ns, reads, write, micro })
     }
 }
@@ -248,32 +280,35 @@ impl Prober<'_> {
         }
         Ok(WriteCost { latency_ns, bandwidth: written as f64 / begun.elapsed().as_secs_f64() })
     }
+}
 
-    /// The micro-benchmark: each thread copies the blocks of 4 KiB of the first half of its part in
-    /// random order, as copy-on-write does, and then reads the blocks of 64 bytes of the other half
-    /// in random order, as irregular read-only accesses do.
-    fn micro(&self, threads: u32) -> io::Result<MicroRate> {
-        let part = PART.min(self.size / 32);
-        self.area.evict()?;
-        let half = part / 2;
-        let prepare = |thread| {
-            let start = u64::from(thread) * part;
-            let page = Buffer::new(usize_of(PAGE_SIZE));
-            (start, page, shuffled(half / PAGE_SIZE), shuffled(half / LINE))
+/// The micro-benchmark: each thread copies the blocks of 4 KiB of the first half of its file in
+/// random order, as copy-on-write does, and then reads the blocks of 64 bytes of the other half in
+/// random order, as irregular read-only accesses do. A single area is a device, which has no files:
+/// each thread has a part of it.
+fn micro_rate(files: &[Area], file: u64, threads: u32) -> io::Result<MicroRate> {
+    files.iter().try_for_each(Area::evict)?;
+    let half = file / 2;
+    let prepare = |thread: u32| {
+        let place = match files {
+            [device] => (device, u64::from(thread) * file),
+            files => (&files[usize_of(thread.into())], 0),
         };
-        let seconds = together(threads, prepare, |(start, mut page, pages, lines)| {
-            for block in pages {
-                self.area.touch(start + block * PAGE_SIZE, page.get())?;
-            }
-            let line = &mut page.get()[..usize_of(LINE)];
-            for block in lines {
-                self.area.touch(start + half + block * LINE, line)?;
-            }
-            Ok(())
-        })?;
-        let bytes = part * u64::from(threads);
-        Ok(MicroRate { threads, part, bytes_per_second: bytes as f64 / seconds })
-    }
+        let page = Buffer::new(usize_of(PAGE_SIZE));
+        (place, page, shuffled(half / PAGE_SIZE), shuffled(half / LINE))
+    };
+    let seconds = together(threads, prepare, |((area, start), mut page, pages, lines)| {
+        for block in pages {
+            area.touch(start + block * PAGE_SIZE, page.get())?;
+        }
+        let line = &mut page.get()[..usize_of(LINE)];
+        for block in lines {
+            area.touch(start + half + block * LINE, line)?;
+        }
+        Ok(())
+    })?;
+    let bytes = file * u64::from(threads);
+    Ok(MicroRate { threads, file, bytes_per_second: bytes as f64 / seconds })
 }
 
 fn shuffled(count: u64) -> Vec<u64> {

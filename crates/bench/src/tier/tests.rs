@@ -26,7 +26,7 @@ fn on_disk() -> Option<TempDir> {
 }
 
 fn dram(name: &str) -> Tier {
-    Tier::new(name, TierMedium::Dram {}, Some(1 << 20), price()).unwrap()
+    Tier::new(name, TierMedium::Dram {}, Some(1 << 30), price()).unwrap()
 }
 
 #[test]
@@ -88,6 +88,31 @@ fn tmpfs_and_file_systems_without_dax_are_refused_by_kind() {
     let Ok(memory) = tempfile::tempdir_in("/dev/shm") else { return };
     let error = Tier::new("t", disk(memory.path()), None, price()).unwrap_err();
     assert!(error.to_string().contains("on tmpfs, which is DRAM"), "{error}");
+}
+
+#[test]
+fn no_more_than_the_capacity_and_what_is_free_can_be_used() {
+    let tier = dram("memory");
+    let usable = |free| tier.usable(Space { total: 8 << 30, free });
+    assert_eq!([usable(0), usable(5), usable(2 << 30)], [0, 5, 1 << 30]);
+    tier.require(1 << 20).unwrap();
+    let error = tier.require((1 << 30) + 1).unwrap_err();
+    assert!(error.to_string().contains("memory has a capacity of 1.0 GiB"), "{error}");
+    assert_eq!((tier.cost(0), tier.cost(1 << 29)), (0.0, 7.85 / 2.0));
+}
+
+#[test]
+fn a_directory_on_another_file_system_is_refused() {
+    let Some(directory) = on_disk() else { return };
+    let tier = Tier::new("disk", disk(directory.path()), None, price()).unwrap();
+    assert!(tier.file_system.as_ref().is_some_and(|id| !id.is_empty()), "{tier:?}");
+    tier.check().unwrap();
+    let other = Some("11111111-0000-0000-0000-000000000000".to_owned());
+    let tier = Tier { file_system: other, ..tier };
+    let error = tier.check().unwrap_err();
+    assert!(matches!(error, TierError::OtherFileSystem { .. }), "{error}");
+    let stored = serde_json::to_string(&tier).unwrap();
+    assert_eq!(serde_json::from_str::<Tier>(&stored).unwrap(), tier);
 }
 
 #[test]
@@ -193,9 +218,12 @@ fn a_tier_that_vanished_or_is_full_is_not_measured() {
     assert!(matches!(error, ProbeError::Tier(TierError::Missing { .. })), "{error}");
     let interrupt = Interrupt::catch().unwrap();
     let harness = Harness { program: "firn".into(), interrupt: &interrupt, progress: &Quiet };
-    let run = |size| ProbeConfig { size, ..ProbeConfig::default() }.run(&dram("memory"), &harness);
+    let tier = Tier { capacity: 1 << 50, ..dram("memory") };
+    let run = |size| ProbeConfig { size, ..ProbeConfig::default() }.run(&tier, &harness);
     let error = run(1 << 50).unwrap_err();
     assert!(matches!(error, ProbeError::Tier(TierError::Full { .. })), "{error}");
+    let error = run(1 << 51).unwrap_err();
+    assert!(matches!(error, ProbeError::Tier(TierError::BeyondCapacity { .. })), "{error}");
     for size in [0, 1 << 20, (32 << 20) + 1] {
         assert!(matches!(run(size), Err(ProbeError::Size(_))), "{size}");
     }

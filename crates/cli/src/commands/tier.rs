@@ -9,7 +9,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 
 use firn_base::{error_chain, format_bytes, parse_size};
-use firn_bench::tier::{Price, ProbeConfig, Space, Tier, TierList, TierMedium};
+use firn_bench::tier::{Price, ProbeConfig, SnapshotSize, Space, Tier, TierList, TierMedium};
 
 use super::bench::measure;
 use crate::output;
@@ -26,7 +26,14 @@ pub(crate) enum TierCommand {
 
 The medium is checked, and nothing is written to it. The list is tiers.json in firn's cache directory.")]
     Add(AddArgs),
-    /// List the tiers, and whether their media can be used now
+    /// List the tiers, whether their media can be used now, and what a snapshot costs there
+    #[command(after_help = "Examples:
+  firn tier ls
+  firn tier ls --snapshot snapshots/json
+
+With --snapshot each tier has the bytes that the snapshot takes there, their price, and how many such snapshots fit into what
+is free and within the capacity. On a file system these are the directory's files; on other media an extent of a pool, which
+stores zero pages, too.")]
     Ls(ListArgs),
     /// Remove a tier from the list; its medium stays as it is
     Rm(RmArgs),
@@ -36,9 +43,9 @@ The medium is checked, and nothing is written to it. The list is tiers.json in f
   firn tier probe dram ssd --json
 
 Latency is that of a random read of 4 KiB by one reader. A disk is read past the page cache. The micro-benchmark is that of
-SYSTOR '22, section 4.2.1: each thread copies the first half of its 16 MiB in blocks of 4 KiB in random order, and then reads
-the other half in blocks of 64 bytes; there a disk is read through the page cache, which is empty before each point.
-A devdax device is only read, because it may hold a pool.")]
+SYSTOR '22, section 4.2.1: each thread copies the first half of its file of 16 MiB in blocks of 4 KiB in random order, and then
+reads the other half in blocks of 64 bytes; there a disk is read through the page cache, which is empty before each point.
+A devdax device is only read, because it may hold a pool. A tier that fails is named, and the others are measured.")]
     Probe(ProbeArgs),
 }
 
@@ -87,6 +94,9 @@ pub(crate) struct AddArgs {
 /// Arguments of `firn tier ls`.
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
+    /// Also show what this snapshot takes and costs on each tier
+    #[arg(long, value_name = "DIR")]
+    snapshot: Option<PathBuf>,
     /// Print one JSON array
     #[arg(long)]
     json: bool,
@@ -108,7 +118,8 @@ pub(crate) struct ProbeArgs {
     /// Names of tiers
     #[arg(value_name = "NAME", required = true)]
     names: Vec<String>,
-    /// Bytes of the test area, a multiple of 32M
+    /// Bytes of the test area, a multiple of 32M; the micro-benchmark has 32 files of a 32nd each,
+    /// of 2M to 16M
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "512M")]
     size: u64,
     /// The longest time of each of the 20 points, ms
@@ -129,6 +140,20 @@ struct Listed<'a> {
     space: Option<Space>,
     /// Why it cannot be used.
     error: Option<String>,
+    /// The snapshot on it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    snapshot: Option<SnapshotOnTier>,
+}
+
+/// A snapshot on a tier.
+#[derive(Serialize)]
+struct SnapshotOnTier {
+    /// Bytes.
+    bytes: u64,
+    /// Their price.
+    cost: f64,
+    /// The number of such snapshots that fit now, where the tier can be used.
+    fit: Option<u64>,
 }
 
 pub(crate) fn run(command: &TierCommand) -> anyhow::Result<ExitCode> {
@@ -136,7 +161,7 @@ pub(crate) fn run(command: &TierCommand) -> anyhow::Result<ExitCode> {
         TierCommand::Add(arguments) => add(arguments)?,
         TierCommand::Ls(arguments) => list(arguments)?,
         TierCommand::Rm(arguments) => remove(arguments)?,
-        TierCommand::Probe(arguments) => probe(arguments)?,
+        TierCommand::Probe(arguments) => return probe(arguments),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -174,30 +199,47 @@ fn add(arguments: &AddArgs) -> anyhow::Result<()> {
 }
 
 fn list(arguments: &ListArgs) -> anyhow::Result<()> {
+    let size = arguments.snapshot.as_deref().map(SnapshotSize::of).transpose()?;
     let list = TierList::read(&file()?)?;
-    let listed = list.tiers().iter().map(|tier| match tier.check() {
-        Ok(space) => Listed { tier, space: Some(space), error: None },
-        Err(error) => Listed { tier, space: None, error: Some(error_chain(&error)) },
+    let listed = list.tiers().iter().map(|tier| {
+        let (space, error) = match tier.check() {
+            Ok(space) => (Some(space), None),
+            Err(error) => (None, Some(error_chain(&error))),
+        };
+        let snapshot = size.map(|size| {
+            let bytes = size.on(&tier.medium);
+            let fit = space.and_then(|space| tier.usable(space).checked_div(bytes));
+            SnapshotOnTier { bytes, cost: tier.cost(bytes), fit }
+        });
+        Listed { tier, space, error, snapshot }
     });
     let listed: Vec<Listed<'_>> = listed.collect();
     if arguments.json {
         output::json(&listed);
         return Ok(());
     }
-    let rows = listed.iter().map(|Listed { tier, space, error }| {
+    let rows = listed.iter().map(|Listed { tier, space, error, snapshot }| {
         let free = space.map_or(String::new(), |space| format_bytes(space.free));
-        let Tier { name, medium, capacity, price } = tier;
-        let state = error.clone().unwrap_or_else(|| "ok".to_owned());
-        vec![
+        let Tier { name, medium, capacity, price, .. } = tier;
+        let mut row = vec![
             name.clone(),
             medium.to_string(),
             format_bytes(*capacity),
             free,
             price.to_string(),
-            state,
-        ]
+        ];
+        if let Some(SnapshotOnTier { bytes, cost, fit }) = snapshot {
+            let fit = fit.map_or(String::new(), |fit| fit.to_string());
+            row.extend([format_bytes(*bytes), format!("{cost:.4}"), fit]);
+        }
+        row.push(error.clone().unwrap_or_else(|| "ok".to_owned()));
+        row
     });
-    let head = ["name", "medium", "capacity", "free", "price of a GiB", "state"];
+    let mut head = vec!["name", "medium", "capacity", "free", "price of a GiB"];
+    if size.is_some() {
+        head.extend(["the snapshot", "its price", "fit"]);
+    }
+    head.push("state");
     output::line(&output::table(&head, &rows.collect::<Vec<_>>()));
     Ok(())
 }
@@ -212,22 +254,33 @@ fn remove(arguments: &RmArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn probe(arguments: &ProbeArgs) -> anyhow::Result<()> {
+fn probe(arguments: &ProbeArgs) -> anyhow::Result<ExitCode> {
     let list = TierList::read(&file()?)?;
     // A name that is not in the list is found out before anything is measured.
     let tiers = arguments.names.iter().map(|name| list.get(name)).collect::<Result<Vec<_>, _>>()?;
     let config = ProbeConfig { time: Duration::from_millis(arguments.time), size: arguments.size };
-    let probes = measure(|harness| {
-        let measured = tiers.iter().map(|tier| {
-            let probe = config.run(tier, harness);
-            probe.with_context(|| format!("cannot measure the tier {}", tier.name))
-        });
-        measured.collect::<anyhow::Result<Vec<_>>>()
+    let (mut probes, mut code) = (Vec::new(), ExitCode::SUCCESS);
+    measure(|harness| {
+        for tier in tiers {
+            match config.run(tier, harness) {
+                Ok(probe) if arguments.json => probes.push(probe),
+                Ok(probe) => output::line(&probe.text()),
+                Err(error) => {
+                    let is_interrupt = error.is_interrupt();
+                    let error = anyhow::Error::from(error);
+                    let error = error.context(format!("cannot measure the tier {}", tier.name));
+                    output::print_error(error.as_ref());
+                    code = ExitCode::FAILURE;
+                    if is_interrupt {
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(())
     })?;
     if arguments.json {
         output::json(&probes);
-    } else {
-        probes.iter().for_each(|probe| output::line(&probe.text()));
     }
-    Ok(())
+    Ok(code)
 }
