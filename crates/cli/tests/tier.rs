@@ -358,6 +358,8 @@ fn a_tier_is_its_file_system_and_not_what_is_in_its_place() {
     disk.detach();
     let error = world.state("ssd");
     assert!(error.contains("on another file system"), "{error}");
+    let table = world.ok(&["ls"]);
+    assert!(table.contains("unusable") && table.contains(&format!("\nssd: {error}")), "{table}");
     world.refused(&probe, 1, &["cannot measure the tier ssd", "on another file system"]);
     assert_eq!(world.files(), 0);
     let other = Disk::mount(world.directory.path()).unwrap();

@@ -232,7 +232,7 @@ fn list(arguments: &ListArgs) -> anyhow::Result<()> {
             let fit = fit.map_or(String::new(), |fit| fit.to_string());
             row.extend([format_bytes(*bytes), format!("{cost:.4}"), fit]);
         }
-        row.push(error.clone().unwrap_or_else(|| "ok".to_owned()));
+        row.push(if error.is_none() { "ok" } else { "unusable" }.to_owned());
         row
     });
     let mut head = vec!["name", "medium", "capacity", "free", "price of a GiB"];
@@ -241,6 +241,12 @@ fn list(arguments: &ListArgs) -> anyhow::Result<()> {
     }
     head.push("state");
     output::line(&output::table(&head, &rows.collect::<Vec<_>>()));
+    // A reason is wider than the table.
+    for Listed { tier, error, .. } in &listed {
+        if let Some(error) = error {
+            output::line(&format!("{}: {error}", tier.name));
+        }
+    }
     Ok(())
 }
 
