@@ -29,7 +29,7 @@ fn every_kind_of_byte_addressable_memory_is_measured() {
     let folder = folder.to_str().unwrap();
     let media = [
         ("devdax", &["--path", "/dev/dax0.0"][..], "the devdax device /dev/dax0.0"),
-        ("dax", &["--path", folder], "ext4 on /dev/pmem1"),
+        ("dax", &["--path", folder], "ext4 dax on /dev/pmem1"),
         ("node", &["--node", "1"], "NUMA node 1"),
         ("huge", &[], "huge pages"),
     ];
