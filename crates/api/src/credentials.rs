@@ -64,8 +64,8 @@ impl std::fmt::Debug for Credentials {
 
 impl Credentials {
     /// Reads a file in the format of `~/.aws/credentials`: sections, each with `aws_access_key_id`
-    /// and `aws_secret_access_key`, and with `firn_planners`, `firn_versions`, `firn_code` and
-    /// `firn_snapshots` where the tenant has such quotas.
+    /// and `aws_secret_access_key`, and with `firn_planners`, `firn_functions`, `firn_versions`,
+    /// `firn_code` and `firn_snapshots` where the tenant has such quotas.
     ///
     /// # Errors
     /// See [`CredentialsError`].

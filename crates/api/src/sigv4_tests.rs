@@ -105,6 +105,50 @@ fn expired_and_invalid_signatures_are_refused() {
     assert_eq!(scoped("AKIDEXAMPLE", "lambda", "host"), Err(INVALID.into()));
 }
 
+/// The first key of `FILE` signs `request` with these headers only, for a date and a region.
+fn signed_for(
+    request: &Parts,
+    [date, region]: [&str; 2],
+    signed: &[&str],
+    body: &[u8],
+) -> HeaderValue {
+    let canonical = canonical_request(request, signed, &Payload::of(body));
+    let secret = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY";
+    let mac =
+        mac_of(secret, "20261121T170000Z", [date, region, SERVICE, "aws4_request"], &canonical);
+    let authorization = format!(
+        "{ALGORITHM} Credential=AKIDEXAMPLE/{date}/{region}/lambda/aws4_request, SignedHeaders={}, Signature={}",
+        signed.join(";"),
+        hex(&mac.finalize().into_bytes())
+    );
+    authorization.parse().unwrap()
+}
+
+const SCOPE: [&str; 2] = ["20261121", "us-east-1"];
+
+/// `list` with another signature.
+fn list_signed(scope: [&str; 2], signed: &[&str]) -> Result<(), String> {
+    let (parts, ()) = list().body(()).unwrap().into_parts();
+    let mut request = list();
+    let headers = request.headers_mut().unwrap();
+    headers.insert("authorization", signed_for(&parts, scope, signed, b""));
+    check(request, b"", Duration::ZERO)
+}
+
+#[test]
+fn host_and_date_have_to_be_among_the_signed_headers() {
+    assert_eq!(list_signed(SCOPE, &["host", "x-amz-date"]), Ok(()));
+    for signed in [["x-amz-date"], ["host"]] {
+        assert_eq!(list_signed(SCOPE, &signed), Err(INVALID.to_owned()), "{signed:?}");
+    }
+    // Without the header itself.
+    let (parts, ()) = Request::get("/").body(()).unwrap().into_parts();
+    let authorization = signed_for(&parts, SCOPE, &["x-amz-date"], b"");
+    let request = Request::get("/").header("x-amz-date", "20261121T170000Z");
+    let request = request.header("authorization", authorization);
+    assert_eq!(check(request, b"", Duration::ZERO), Err(INVALID.to_owned()));
+}
+
 /// `list`, with a header that is not signed.
 fn unsigned(name: &str, value: &str) -> Result<(), String> {
     check(list().header(name, value), b"", Duration::ZERO)
@@ -134,31 +178,11 @@ fn a_signature_for_another_scope_is_refused() {
     for (from, to) in [("/20261121/", "//"), ("/20261121/", "/2026/"), ("us-east-1", "eu-west-1")] {
         assert_eq!(other(from, to), Err(INVALID.to_owned()), "{to}");
     }
-    // The same signature, valid for the empty scope date that its client signed.
-    let (parts, _) = Request::get("/2015-03-31/functions/")
-        .header("host", "127.0.0.1:9700")
-        .header("x-amz-date", "20261121T170000Z")
-        .body(())
-        .unwrap()
-        .into_parts();
-    let signs = |date: &str, region: &str| {
-        let canonical = canonical_request(&parts, &["host", "x-amz-date"], &Payload::of(b""));
-        let secret = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY";
-        let scope = [date, region, SERVICE, "aws4_request"];
-        let signature = mac_of(secret, "20261121T170000Z", scope, &canonical).finalize();
-        let signature = hex(&signature.into_bytes());
-        let authorization = format!(
-            "{ALGORITHM} Credential=AKIDEXAMPLE/{date}/{region}/lambda/aws4_request, \
-             SignedHeaders=host;x-amz-date, Signature={signature}"
-        );
-        let mut request = self::list();
-        let headers = request.headers_mut().unwrap();
-        headers.insert("authorization", authorization.parse().unwrap());
-        check(request, b"", Duration::ZERO)
-    };
-    assert_eq!(signs("20261121", "us-east-1"), Ok(()));
-    assert_eq!(signs("", "us-east-1"), Err(INVALID.to_owned()));
-    assert_eq!(signs("20261121", "eu-west-1"), Err(INVALID.to_owned()));
+    // Signatures that are valid for the scope that their client signed.
+    let signed = |date, region| list_signed([date, region], &["host", "x-amz-date"]);
+    assert_eq!(signed("20261121", "us-east-1"), Ok(()));
+    assert_eq!(signed("", "us-east-1"), Err(INVALID.to_owned()));
+    assert_eq!(signed("20261121", "eu-west-1"), Err(INVALID.to_owned()));
 }
 
 #[test]
@@ -168,17 +192,8 @@ fn a_digest_in_the_head_is_checked_with_the_head() {
         let request = list().header(CONTENT_DIGEST, Payload::of(body).0);
         let (mut parts, _) = request.body(()).unwrap().into_parts();
         let signed = ["host", "x-amz-content-sha256", "x-amz-date"];
-        let canonical = canonical_request(&parts, &signed, &Payload::of(b"true"));
-        let scope = ["20261121", "us-east-1", SERVICE, "aws4_request"];
-        let secret = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY";
-        let mac = mac_of(secret, "20261121T170000Z", scope, &canonical).finalize();
-        let authorization = format!(
-            "{ALGORITHM} Credential=AKIDEXAMPLE/20261121/us-east-1/lambda/aws4_request, \
-             SignedHeaders={}, Signature={}",
-            signed.join(";"),
-            hex(&mac.into_bytes())
-        );
-        parts.headers.insert("authorization", authorization.parse().unwrap());
+        let authorization = signed_for(&parts, SCOPE, &signed, b"true");
+        parts.headers.insert("authorization", authorization);
         let now = SystemTime::UNIX_EPOCH + SIGNED;
         let checked = Credentials::parse(FILE).unwrap().check_head(&parts, "us-east-1", now)?;
         checked.check(&parts, &Payload::of(b"true"))

@@ -296,7 +296,9 @@ impl From<QuotaError> for ApiError {
     fn from(error: QuotaError) -> Self {
         let (status, kind) = match error {
             QuotaError::Code { .. } => (StatusCode::BAD_REQUEST, "CodeStorageExceededException"),
-            QuotaError::Versions { .. } | QuotaError::Snapshots { .. } => {
+            QuotaError::Functions { .. }
+            | QuotaError::Versions { .. }
+            | QuotaError::Snapshots { .. } => {
                 (StatusCode::PAYMENT_REQUIRED, "ServiceQuotaExceededException")
             }
         };

@@ -128,6 +128,9 @@ pub(crate) struct ServeArgs {
     /// quotas of their own
     #[arg(long, value_name = "PLANNER", value_delimiter = ',')]
     allow_planner: Vec<String>,
+    /// Limit of the functions of each tenant
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    quota_functions: u64,
     /// Limit of the published versions of each tenant
     #[arg(long, value_name = "N")]
     quota_versions: Option<u64>,
@@ -198,6 +201,7 @@ pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
     let tenants = Tenants {
         default: Quotas {
             planners: (!arguments.allow_planner.is_empty()).then_some(arguments.allow_planner),
+            functions: Some(arguments.quota_functions),
             versions: arguments.quota_versions,
             code: arguments.quota_code,
             snapshots: arguments.quota_snapshots,

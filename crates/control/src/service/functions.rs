@@ -106,7 +106,9 @@ impl Control {
                 return Err(exists());
             }
             change.put_function(name, &function)?;
-            self.tenants.check_code(change, function.owner.as_deref())
+            let owner = function.owner.as_deref();
+            self.tenants.check_functions::<ChangeError>(change, owner)?;
+            self.tenants.check_code(change, owner)
         })?;
         Ok(function.latest)
     }

@@ -18,6 +18,8 @@ use crate::store::{Change, StoreError};
 pub struct Quotas {
     /// The planners that its functions can choose. One without options allows all its options.
     pub planners: Option<Vec<String>>,
+    /// Functions.
+    pub functions: Option<u64>,
     /// Published versions of all its functions.
     pub versions: Option<u64>,
     /// Zip files of all its functions, each counted once, bytes.
@@ -38,6 +40,16 @@ pub struct Tenants {
 /// A tenant would use too much.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QuotaError {
+    /// Its functions.
+    #[error("there would be {used} functions, and the quota of {} is {quota}: delete functions", of(.tenant))]
+    Functions {
+        /// The tenant.
+        tenant: Option<String>,
+        /// What it would use.
+        used: u64,
+        /// Its limit.
+        quota: u64,
+    },
     /// Its published versions.
     #[error("{used} versions would be published, and the quota of {} is {quota}: delete versions", of(.tenant))]
     Versions {
@@ -89,13 +101,14 @@ struct Usage {
 }
 
 impl Quotas {
-    /// Sets the quota of a name: `planners`, separated by commas or spaces, `versions`, `code` or
-    /// `snapshots`.
+    /// Sets the quota of a name: `planners`, separated by commas or spaces, `functions`, `versions`,
+    /// `code` or `snapshots`.
     ///
     /// # Errors
     /// What is wrong.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
         let size = || parse_size(value).map(Some).map_err(|error| error.to_string());
+        let number = || value.parse().map(Some).map_err(|_| format!("{value:?} is not a number"));
         match name {
             "planners" => {
                 let names = value.split([',', ' ']).filter(|name| !name.is_empty());
@@ -105,13 +118,14 @@ impl Quotas {
                 }
                 self.planners = Some(names);
             }
-            "versions" => {
-                let number = value.parse();
-                self.versions = Some(number.map_err(|_| format!("{value:?} is not a number"))?);
-            }
+            "functions" => self.functions = number()?,
+            "versions" => self.versions = number()?,
             "code" => self.code = size()?,
             "snapshots" => self.snapshots = size()?,
-            _ => return Err("the quotas are planners, versions, code and snapshots".to_owned()),
+            _ => {
+                let names = "planners, functions, versions, code and snapshots";
+                return Err(format!("the quotas are {names}"));
+            }
         }
         Ok(())
     }
@@ -120,6 +134,7 @@ impl Quotas {
     fn or(self, default: &Self) -> Self {
         Self {
             planners: self.planners.or_else(|| default.planners.clone()),
+            functions: self.functions.or(default.functions),
             versions: self.versions.or(default.versions),
             code: self.code.or(default.code),
             snapshots: self.snapshots.or(default.snapshots),
@@ -147,6 +162,22 @@ impl Tenants {
         }
         let (planner, allowed) = (planner.clone(), allowed.join(", "));
         Err(ConfigurationError::PlannerRefused { planner, allowed })
+    }
+
+    /// Checks the number of an owner's functions, in the transaction that creates one.
+    pub(super) fn check_functions<E: From<StoreError> + From<QuotaError>>(
+        &self,
+        change: &Change,
+        tenant: Option<&str>,
+    ) -> Result<(), E> {
+        let Some(quota) = self.of(tenant).functions else { return Ok(()) };
+        let functions = change.functions()?;
+        let own = functions.iter().filter(|function| function.owner.as_deref() == tenant);
+        let used = u64::try_from(own.count()).unwrap_or(u64::MAX);
+        if used <= quota {
+            return Ok(());
+        }
+        Err(QuotaError::Functions { tenant: tenant.map(ToOwned::to_owned), used, quota }.into())
     }
 
     /// Checks the code of a function's owner, in the transaction that changes it.

@@ -2,8 +2,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::super::testing::{new_function, options, version_when, zip_of};
-use super::super::{ChangeError, CodeChange, Control, PublishError, PublishRequest};
+use super::super::{ChangeError, CodeChange, Control, OpenError, PublishError, PublishRequest};
 use super::*;
+use crate::functions::{ConfigurationChange, VersionSnapshot};
 use crate::instances::LeaseRequest;
 
 const MIB: u64 = 1 << 20;
@@ -14,10 +15,26 @@ fn target(name: &str, tenant: &str) -> Target {
 
 /// A service on which the tenant `a` has these quotas.
 fn control(folder: &Path, quotas: Quotas) -> Arc<Control> {
+    open(folder, quotas).unwrap()
+}
+
+fn open(folder: &Path, quotas: Quotas) -> Result<Arc<Control>, OpenError> {
     let mut options = options(folder);
     options.monitors = 1;
     options.tenants.named.insert("a".to_owned(), quotas);
-    Control::open(&options, None).unwrap()
+    Control::open(&options, None)
+}
+
+/// The service after a restart with other quotas.
+async fn reopened(service: Arc<Control>, folder: &Path, quotas: Quotas) -> Arc<Control> {
+    drop(service);
+    // The tasks of the first service end with the lock of its directory.
+    loop {
+        match open(folder, quotas.clone()) {
+            Ok(service) => return service,
+            Err(_) => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
+        }
+    }
 }
 
 async fn create(control: &Arc<Control>, name: &str, tenant: &str) -> Result<Version, ChangeError> {
@@ -33,6 +50,43 @@ async fn publish(control: &Arc<Control>, name: &str) -> Result<Version, PublishE
 async fn hold(control: &Arc<Control>, version: Version) -> impl Sized {
     let request = LeaseRequest { version: Arc::new(version), new: true };
     control.fleet.acquire(request).await.unwrap()
+}
+
+fn code(contents: &[u8]) -> CodeChange {
+    CodeChange { zip: zip_of(contents), publish: false, dry_run: false, revision: None, hold: None }
+}
+
+#[tokio::test]
+async fn functions_are_limited_also_at_once_and_freed() {
+    let folder = tempfile::tempdir().unwrap();
+    let service = control(folder.path(), Quotas { functions: Some(3), ..Quotas::default() });
+    let tasks = (0..8).map(|number| {
+        let service = Arc::clone(&service);
+        tokio::spawn(async move { create(&service, &format!("f{number}"), "a").await })
+    });
+    let mut created = Vec::new();
+    for task in tasks.collect::<Vec<_>>() {
+        match task.await.unwrap() {
+            Ok(version) => created.push(version.function),
+            Err(error) => assert_eq!(
+                error.to_string(),
+                "there would be 4 functions, and the quota of the tenant a is 3: delete functions"
+            ),
+        }
+    }
+    let files = std::fs::read_dir(folder.path().join("data/code")).unwrap().count();
+    assert_eq!((created.len(), files), (3, 3));
+    // The functions of others do not count, and those that there are can be changed.
+    create(&service, "other", "b").await.unwrap();
+    let service =
+        reopened(service, folder.path(), Quotas { functions: Some(1), ..Quotas::default() }).await;
+    service.update_code(&target(&created[0], "a"), code(b"new")).await.unwrap();
+    for name in &created[..2] {
+        service.delete(&target(name, "a")).await.unwrap();
+    }
+    create(&service, "g", "a").await.unwrap_err();
+    service.delete(&target(&created[2], "a")).await.unwrap();
+    create(&service, "g", "a").await.unwrap();
 }
 
 #[tokio::test]
@@ -64,16 +118,7 @@ async fn versions_are_limited_also_at_once_and_after_a_restart() {
     // Another tenant has quotas of its own.
     create(&service, "other", "b").await.unwrap();
     service.publish(&target("other", "b"), PublishRequest::default()).await.unwrap();
-    drop(service);
-    // The tasks of the first service end with the lock of its directory.
-    let service = loop {
-        let mut options = options(folder.path());
-        options.tenants.named.insert("a".to_owned(), quotas.clone());
-        match Control::open(&options, None) {
-            Ok(service) => break service,
-            Err(_) => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
-        }
-    };
+    let service = reopened(service, folder.path(), quotas).await;
     let free = names.iter().find(|name| !published.contains(name)).unwrap();
     let refused = publish(&service, free).await.unwrap_err();
     assert!(matches!(refused, PublishError::Quota(_)), "{refused}");
@@ -97,19 +142,12 @@ async fn code_is_limited_counted_once_and_freed() {
         refused.to_string().contains("the quota of the tenant a is"),
         "the code of f and its version counts once: {refused}"
     );
-    let change = |contents: &[u8]| CodeChange {
-        zip: zip_of(contents),
-        publish: false,
-        dry_run: false,
-        revision: None,
-        hold: None,
-    };
     // The version keeps the code that the function had.
-    let refused = service.update_code(&target("f", "a"), change(b"new")).await.unwrap_err();
+    let refused = service.update_code(&target("f", "a"), code(b"new")).await.unwrap_err();
     assert!(matches!(refused, ChangeError::Quota(_)), "{refused}");
     assert_eq!(files(), 2, "refused code is removed");
     // The same code takes nothing.
-    service.update_code(&target("g", "a"), change(b"f")).await.unwrap();
+    service.update_code(&target("g", "a"), code(b"f")).await.unwrap();
     assert_eq!(files(), 1);
     create(&service, "h", "a").await.unwrap();
     service.delete(&target("h", "a")).await.unwrap();
@@ -141,6 +179,65 @@ async fn snapshots_are_limited_from_the_publishing_on() {
     publish(&service, "h").await.unwrap();
 }
 
+/// The guest of each version has 192 MiB.
+#[tokio::test]
+async fn frozen_snapshots_count_with_what_they_take_in_their_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let service =
+        control(folder.path(), Quotas { snapshots: Some(300 * MIB), ..Quotas::default() });
+    let mut latest = Vec::new();
+    for name in ["directory", "pool", "new"] {
+        latest.push(create(&service, name, "a").await.unwrap());
+    }
+    let freeze = |latest: &Version, place| {
+        let (planner, bytes) = ("firecracker".to_owned(), 50 * MIB);
+        let snapshot = Some(VersionSnapshot { place, bytes, planner });
+        let version = Version { version: "1".to_owned(), snapshot, ..latest.clone() };
+        let stored = service.store.change(|change| {
+            change.put_version(&version.function, 1, &version)?;
+            Ok::<_, StoreError>(usage(change, Some("a"))?.snapshots)
+        });
+        stored.unwrap()
+    };
+    assert_eq!(freeze(&latest[0], SnapshotPlace::Directory("d".to_owned())), 50 * MIB);
+    assert_eq!(freeze(&latest[1], SnapshotPlace::Pool("p".to_owned())), (50 + 192) * MIB);
+    let refused = publish(&service, "new").await.unwrap_err().to_string();
+    assert!(refused.starts_with("the snapshots would take 434.0 MiB, and the quota"), "{refused}");
+}
+
+#[tokio::test]
+async fn planners_outside_the_list_are_refused_for_changes_and_versions_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let allow =
+        |planner: &str| Quotas { planners: Some(vec![planner.to_owned()]), ..Quotas::default() };
+    let service = control(folder.path(), allow("firn"));
+    create(&service, "f", "a").await.unwrap();
+    let f = target("f", "a");
+    let choose = |service: &Arc<Control>, planner: &str| {
+        let variables = [(PLANNER_VARIABLE.to_owned(), planner.to_owned())];
+        let change = ConfigurationChange {
+            environment: Some(variables.into()),
+            ..ConfigurationChange::default()
+        };
+        let (service, f) = (Arc::clone(service), f.clone());
+        async move { service.update_configuration(&f, change, None).await }
+    };
+    let told = "FIRN_PLANNER: the planner firn is not allowed; allowed: pass";
+    choose(&service, "firn").await.unwrap();
+    choose(&service, "pass").await.unwrap_err();
+    let chosen = service.find(&f).await.unwrap().version.environment;
+    assert_eq!(chosen[PLANNER_VARIABLE], "firn");
+    // The list changes afterwards.
+    let service = reopened(service, folder.path(), allow("pass")).await;
+    let refused = service.publish(&f, PublishRequest::default()).await.unwrap_err();
+    assert_eq!(refused.to_string(), told);
+    let refused = service.update_code(&f, code(b"new")).await.unwrap_err();
+    assert_eq!(refused.to_string(), told);
+    assert_eq!(service.versions(&f).await.unwrap().len(), 1, "nothing was published");
+    choose(&service, "pass").await.unwrap();
+    service.publish(&f, PublishRequest::default()).await.unwrap();
+}
+
 #[tokio::test]
 async fn planners_outside_the_list_are_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -167,7 +264,13 @@ async fn planners_outside_the_list_are_refused() {
         );
     }
     let mut quotas = Quotas::default();
-    for (name, value) in [("planners", "warp"), ("versions", "x"), ("code", "1 X"), ("cpu", "1")] {
+    for (name, value) in [
+        ("planners", "warp"),
+        ("functions", "-1"),
+        ("versions", "x"),
+        ("code", "1 X"),
+        ("cpu", "1"),
+    ] {
         quotas.set(name, value).unwrap_err();
     }
 }

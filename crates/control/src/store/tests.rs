@@ -4,6 +4,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::functions::{Code, Runtime, VersionState};
+use crate::service::Claim;
 
 pub(super) fn version(function: &str, version: &str) -> Version {
     Version {
@@ -102,4 +103,26 @@ fn only_one_daemon_opens_a_database() {
     assert!(matches!(error, StoreError::InUse { .. }), "{error:?}");
     drop(held);
     open(&folder);
+}
+
+#[test]
+fn at_most_a_limit_of_answers_is_kept_until_they_expire() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder);
+    let claim = |signature: &str, now, until| store.claim(signature, now, until, 2).unwrap();
+    assert_eq!(claim("a", 100, 200), Claim::First);
+    assert_eq!(claim("b", 100, 300), Claim::First);
+    store.answer("a", b"done").unwrap();
+    assert_eq!(claim("c", 199, 400), Claim::Full);
+    // A refused claim takes nothing, and removes nothing that is still kept.
+    assert_eq!(claim("a", 199, 400), Claim::Answered(b"done".to_vec()));
+    assert_eq!(claim("b", 199, 400), Claim::Unanswered);
+    assert_eq!(claim("c", 200, 400), Claim::First);
+    assert_eq!(claim("d", 200, 400), Claim::Full);
+    drop(store);
+    // The time until which an answer is kept is stored with it.
+    let store = open(&folder);
+    assert_eq!(store.claim("d", 299, 400, 2).unwrap(), Claim::Full);
+    assert_eq!(store.claim("d", 300, 400, 2).unwrap(), Claim::First);
+    assert_eq!(store.claim("c", 300, 400, 2).unwrap(), Claim::Unanswered);
 }

@@ -53,7 +53,7 @@ struct Reserved {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        let is_free = self.fleet.state.try_lock().is_some();
+        let is_free = self.fleet.state.0.try_lock().is_some();
         self.free.fetch_add(u32::from(is_free), Ordering::SeqCst);
     }
 }
@@ -74,4 +74,15 @@ fn tasks_begin_after_the_state_is_unlocked() {
     assert!(!locked.closed && free.load(Ordering::SeqCst) == 0);
     drop(locked);
     assert_eq!(free.load(Ordering::SeqCst), 3);
+}
+
+#[test]
+#[should_panic(expected = "while its thread has locked the state")]
+fn no_task_begins_on_a_thread_that_has_locked_the_state() {
+    let folder = tempfile::tempdir().unwrap();
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    let fleet = runtime.block_on(async { fleet(folder.path()) });
+    let locked = fleet.lock();
+    fleet.stand_by();
+    drop(locked);
 }

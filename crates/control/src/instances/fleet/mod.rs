@@ -9,8 +9,6 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 use uuid::Uuid;
@@ -24,7 +22,7 @@ use super::request_stats::RequestStats;
 use super::table::{InstanceId, InstanceTable};
 use crate::functions::{SnapshotPlace, Version};
 use crate::metrics::{Metrics, Outcome, StartKind};
-use locked::Locked;
+use locked::{Locked, Runtime, StateLock};
 
 /// Memory of a monitor besides guest memory, bytes: its program and page tables.
 const MONITOR_BYTES: u64 = 16 << 20;
@@ -55,9 +53,9 @@ pub(crate) struct Fleet {
     pub(crate) launcher: Arc<Launcher>,
     pub(crate) metrics: Metrics,
     limits: Limits,
-    runtime: Handle,
+    runtime: Runtime,
     started_at: Instant,
-    state: Mutex<State>,
+    state: StateLock,
 }
 
 #[derive(Debug)]
@@ -184,9 +182,9 @@ impl Fleet {
             launcher: Arc::new(launcher),
             metrics: Metrics::default(),
             limits,
-            runtime: Handle::current(),
+            runtime: Runtime::current(),
             started_at: Instant::now(),
-            state: Mutex::new(state),
+            state: StateLock::new(state),
         });
         fleet.launcher.stand_by();
         let weak = Arc::downgrade(&fleet);
