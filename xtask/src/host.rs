@@ -9,6 +9,14 @@ use crate::step::Step;
 const WRITES_CGROUP2: &str =
     "test -w \"$(awk '$3 == \"cgroup2\" { print $2; exit }' /proc/mounts)/cgroup.procs\"";
 
+/// Whether the CPU controller is in a writable hierarchy of version 1, or in a writable one of
+/// version 2.
+const LIMITS_CPU: &str = "awk '$3 == \"cgroup\" && $4 ~ /(^|,)cpu(,|$)/ || $3 == \"cgroup2\" { print $2 }' /proc/mounts \
+     | while read -r place; do \
+         if test -e \"$place/cgroup.controllers\"; then grep -qw cpu \"$place/cgroup.controllers\" || continue; fi; \
+         test -w \"$place/cgroup.procs\" && echo yes; \
+       done | grep -q yes";
+
 /// This machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Host {
@@ -22,6 +30,8 @@ pub(crate) struct Host {
     pub(crate) root: bool,
     /// Control groups of version 2 are mounted, and this user can make some.
     pub(crate) cgroup2: bool,
+    /// This user can limit the CPU time of control groups.
+    pub(crate) cpu_limits: bool,
 }
 
 impl Host {
@@ -32,8 +42,10 @@ impl Host {
         let file_system =
             Step::new("stat").args(["-f", "-c", "%T"]).arg(&temporary).output().unwrap_or_default();
         let cgroup2 = Step::new("sh").args(["-c", WRITES_CGROUP2]).succeeds()?;
+        let cpu_limits = Step::new("sh").args(["-c", LIMITS_CPU]).succeeds()?;
         Ok(Self {
             cgroup2,
+            cpu_limits,
             kvm,
             hardware: kvm && has_virtualization(&cpuinfo),
             disk: !["tmpfs", "ramfs"].contains(&file_system.trim()),
@@ -49,6 +61,7 @@ impl Host {
             (self.disk, "disk"),
             (self.root, "root"),
             (self.cgroup2, "cgroup2"),
+            (self.cpu_limits, "cpu_limits"),
         ];
         let found: Vec<&str> =
             parts.into_iter().filter(|(found, _)| *found).map(|(_, name)| name).collect();

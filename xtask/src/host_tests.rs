@@ -2,11 +2,25 @@ use super::{Host, has_virtualization};
 
 #[test]
 fn required_parts_are_the_ones_that_the_host_has() {
-    let mut host = Host { kvm: false, hardware: false, disk: true, root: true, cgroup2: true };
-    assert_eq!(host.required(), "disk,root,cgroup2");
+    let mut host = Host {
+        kvm: false,
+        hardware: false,
+        disk: true,
+        root: true,
+        cgroup2: true,
+        cpu_limits: true,
+    };
+    assert_eq!(host.required(), "disk,root,cgroup2,cpu_limits");
     host.kvm = true;
-    assert_eq!(host.required(), "kvm,disk,root,cgroup2");
-    host = Host { kvm: false, hardware: false, disk: false, root: false, cgroup2: false };
+    assert_eq!(host.required(), "kvm,disk,root,cgroup2,cpu_limits");
+    host = Host {
+        kvm: false,
+        hardware: false,
+        disk: false,
+        root: false,
+        cgroup2: false,
+        cpu_limits: false,
+    };
     assert_eq!(host.required(), "");
 }
 

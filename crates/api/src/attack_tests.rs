@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -226,7 +226,7 @@ fn a_server_short_of_descriptors_answers() {
 fn answers_under_a_limit(limit: usize, peers: usize, hoards: bool) {
     let mut server = Limited::start(&format!("ulimit -n {limit}"));
     let slow: Vec<TcpStream> = (0..peers).map(|_| server.begin_request()).collect();
-    let answers = || {
+    let answers = |server: &Limited| {
         let begin = Instant::now();
         let mut stream = server.connect();
         let list = head("GET", FUNCTIONS, "connection: close\r\n");
@@ -235,11 +235,11 @@ fn answers_under_a_limit(limit: usize, peers: usize, hoards: bool) {
         begin.elapsed()
     };
     // Connections are accepted in order: after this answer the server has all of `slow`.
-    answers();
+    answers(&server);
     if hoards {
         server.hoard();
     }
-    let took: Vec<Duration> = (0..8).map(|_| answers()).collect();
+    let took: Vec<Duration> = (0..8).map(|_| answers(&server)).collect();
     println!("{peers} slow clients under {limit} descriptors: answers in {took:?}");
     // The machine may be busy with other tests. A server that waits for a time limit, of which the
     // shortest is an hour here, is never this fast.
@@ -358,17 +358,21 @@ async fn requests_of_pages_in_browsers_are_refused() {
     let own = list("host", "localhost:9700").header("origin", "http://localhost:9700");
     client.send(own, "").await.ok(200);
 
-    let text = |method: &str, path: &str| {
-        let request = HttpRequest::builder().method(method).uri(path);
-        request.header("content-type", "text/plain;charset=UTF-8")
-    };
-    let refused = client.send(text("POST", FUNCTIONS), creation("f").to_string()).await;
-    refused.refused(415, "UnsupportedMediaTypeException");
     client.created("f").await;
     let one = "/2015-03-31/functions/f";
-    let refused = client.send(text("DELETE", one), "").await;
-    refused.refused(415, "UnsupportedMediaTypeException");
-    client.get(one).await.ok(200);
+    let form = "multipart/form-data; boundary=x";
+    for kind in ["text/plain;charset=UTF-8", "application/x-www-form-urlencoded", form] {
+        for (method, path) in
+            [("POST", FUNCTIONS), ("DELETE", one), ("PUT", "/2015-03-31/functions/f/configuration")]
+        {
+            let request = HttpRequest::builder().method(method).uri(path);
+            let request = request.header("content-type", kind);
+            let refused = client.send(request, creation("g").to_string()).await;
+            refused.refused(415, "UnsupportedMediaTypeException");
+        }
+    }
+    let listed = client.get(FUNCTIONS).await.ok(200);
+    assert_eq!(listed["Functions"].as_array().unwrap().len(), 1, "{listed}");
 }
 
 #[test]
@@ -520,6 +524,55 @@ async fn a_recorded_change_gets_the_first_answer_again() {
     replayed(&world.start_with(guard).await).await;
 }
 
+/// Has the daemon start monitors that hang.
+fn hang(world: &World, options: &mut ServeOptions) {
+    let program = world.directory.path().join("monitor");
+    std::fs::write(&program, "#!/bin/sh\nexec sleep 100000\n").unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    options.control.program = program;
+    options.control.start_limit = Duration::from_secs(3600);
+}
+
+/// One event is served, by a microVM that hangs; the others wait for a microVM, or for memory.
+#[test]
+fn long_events_that_wait_take_a_bounded_share_of_memory() {
+    const EVENTS: usize = 60;
+    const BYTES: usize = 4 << 20;
+    let folder = tempfile::tempdir().unwrap();
+    let test = "long_events_that_wait_take_a_bounded_share_of_memory";
+    if !is_alone_in(test, &folder.path().join("run")) {
+        return;
+    }
+    let world = World::new();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let grown = runtime.block_on(async {
+        let mut options = world.options();
+        hang(&world, &mut options);
+        (options.control.monitors, options.control.queue) = (1, 1000);
+        options.control.event_bytes = 4 << 30;
+        let control = open(&options).unwrap();
+        let client = crate::tests::Client { router: router(Arc::clone(&control), &options) };
+        client.created("f").await;
+        let before = resident();
+        for _ in 0..EVENTS {
+            let event = json!("x".repeat(BYTES - 2)).to_string();
+            let request = HttpRequest::post("/2015-03-31/functions/f/invocations");
+            client.send(request.header("x-amz-invocation-type", "Event"), event).await.ok(202);
+        }
+        // As many as fit into the memory for them have been read again, and wait in the queue.
+        while client.get("/status").await.ok(200)["queued"] != (64 << 20) / BYTES - 1 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let grown = resident().saturating_sub(before);
+        control.close(Duration::from_secs(3600)).await;
+        grown
+    });
+    runtime.shutdown_background();
+    println!("{EVENTS} events of {BYTES} bytes: {} MiB", grown >> 20);
+    assert_eq!(world.files("events"), EVENTS);
+    assert!(grown < 160 << 20, "{grown}");
+}
+
 #[test]
 fn a_daemon_that_stops_cuts_off_starts_and_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -530,17 +583,17 @@ fn a_daemon_that_stops_cuts_off_starts_and_leaves_nothing() {
         return;
     }
     let run = std::path::PathBuf::from(std::env::var_os("FIRN_RUN_DIR").unwrap());
+    // The socket of a manager that was killed.
+    std::fs::DirBuilder::new().mode(0o700).create(&run).unwrap();
+    let dead = run.join("pool-1-2.sock");
+    drop(std::os::unix::net::UnixListener::bind(&dead).unwrap());
     let world = World::new();
-    // A monitor that hangs.
-    let program = world.directory.path().join("monitor");
-    std::fs::write(&program, "#!/bin/sh\nexec sleep 100000\n").unwrap();
-    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let mut options = world.options();
-        options.control.program = program;
-        options.control.start_limit = Duration::from_secs(3600);
+        hang(&world, &mut options);
         let control = open(&options).unwrap();
+        assert!(!dead.exists());
         let client = crate::tests::Client { router: router(Arc::clone(&control), &options) };
         client.created("f").await;
         let path = "/2015-03-31/functions/f/invocations";

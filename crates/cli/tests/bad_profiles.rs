@@ -345,6 +345,9 @@ fn a_verified_thaw_finds_damage_in_what_its_planner_maps_from_files() {
         player.refused(&thaw("faasnap"), &["loading-set.img is damaged", "digest"]);
         if seed < 3 {
             player.refused(&["verify", "s"], &["loading-set.img: 1 damaged pages"]);
+            // By default nothing is verified, as in the paper: the player gets the wrong byte.
+            let unverified = ["thaw", "--planner", "faasnap", "s"];
+            player.refused(&unverified, &["restored wrong memory"]);
         }
     }
     fs::write(&file, whole).unwrap();

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use firn_base::now_ns;
-use firn_run::cgroup::{CgroupPlace, CgroupVersion};
+use firn_run::cgroup::{Cgroup, CgroupPlace, CgroupVersion};
 use firn_run::monitor::{Monitor, Progress};
 use firn_run::{
     Descriptors, HostSpec, Making, Origin, ReadyUse, ReplaySpec, SourceSpec, StandbyUse,
@@ -95,6 +95,12 @@ fn a_held_player_waits_for_its_release() {
     monitor.wait().unwrap();
 }
 
+/// A group that can limit CPU time; `None` where this process may not make one.
+fn cpu_group(name: &str) -> Option<Cgroup> {
+    let group = CgroupPlace::find("cpu").and_then(|place| place.create(name));
+    firn_required::has("cpu_limits", group.is_ok()).then(|| group.unwrap())
+}
+
 /// CPU time of a process's threads, ns.
 fn cpu_ns(process: u32) -> u64 {
     let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
@@ -110,9 +116,8 @@ fn cpu_ns(process: u32) -> u64 {
 fn a_guest_gets_no_more_cpu_time_than_its_group() {
     let directory = tempfile::tempdir().unwrap();
     let Some(snapshot) = player(directory.path(), "sequential-read:64M") else { return };
-    let place = CgroupPlace::find("cpu");
     let name = format!("firn-test-{}", std::process::id());
-    let Ok(group) = place.and_then(|place| place.create(&name)) else { return };
+    let Some(group) = cpu_group(&name) else { return };
     // A tenth of a CPU.
     match group.version() {
         CgroupVersion::V1 => {
@@ -144,11 +149,8 @@ fn a_guest_gets_no_more_cpu_time_than_its_group() {
 #[test]
 fn a_monitor_that_cannot_enter_its_group_starts_nothing() {
     let directory = tempfile::tempdir().unwrap();
-    let Ok(group) = CgroupPlace::find("cpu")
-        .and_then(|place| place.create(&format!("firn-gone-{}", std::process::id())))
-    else {
-        return;
-    };
+    let name = format!("firn-gone-{}", std::process::id());
+    let Some(group) = cpu_group(&name) else { return };
     // Its directory is gone.
     std::fs::remove_dir(group.door().parent().unwrap()).unwrap();
     let program = env!("CARGO_BIN_EXE_firn").as_ref();

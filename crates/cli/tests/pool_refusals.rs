@@ -1,5 +1,5 @@
 //! Requests that a pool refuses, at the command line. Each error names the reason, and the pool
-//! does not change.
+//! does not change. And what `firn pool create` leaves of a pool that was there before.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fs::{File, OpenOptions};
@@ -336,6 +336,22 @@ fn media_without_a_supported_pool_are_refused() {
     let repair = ["pool", "verify", "--repair", "--pool", text(&medium)];
     world.refused(&repair, &["has version 3"]);
     assert!(std::fs::read(&medium).unwrap() == newer, "something was written");
+}
+
+#[test]
+fn a_pool_over_another_has_no_byte_of_it_if_it_scrubs() {
+    let world = World::new();
+    let medium = world.medium();
+    let old = [7; 4096];
+    world.overwrite(SIZE / 2, &old);
+    let left = |options: &[&str]| {
+        let create = ["pool", "create", "--overwrite", "--medium", text(&medium)];
+        world.ok(&[&create, options].concat());
+        let mut found = [0; 4096];
+        File::open(&medium).unwrap().read_exact_at(&mut found, SIZE / 2).unwrap();
+        found
+    };
+    assert!(left(&[]) == old && left(&["--scrub"]) == [0; 4096]);
 }
 
 #[test]

@@ -62,7 +62,7 @@ fn in_lab(context: &Context, program: &Path, memory: &str) -> Step {
         .arg(context.paths.cache.join("clients"))
         .arg("--in")
         .arg(&image)
-        .args(["--env", "FIRN_REQUIRE=kvm,root,dax", "--env", "FIRN=/bin/firn"])
+        .args(["--env", "FIRN_REQUIRE=kvm,root,dax,cpu_limits", "--env", "FIRN=/bin/firn"])
         .args(["--env", "FIRN_CLIENTS=/in/clients", "--env"])
         .arg(format!("FIRN_CLONES_IMAGE={}", lab::inside(&image)))
         .arg("--")

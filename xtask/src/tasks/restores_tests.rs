@@ -90,7 +90,14 @@ fn context(target: &Path) -> Context {
     let write = "printf %s \"$2\" >\"$1\"; chmod +x \"$1\"";
     let step = Step::new("sh").args(["-c", write, "sh"]).arg(target.join("release/firn")).arg(FIRN);
     assert!(step.succeeds().unwrap());
-    let host = Host { kvm: true, hardware: false, disk: true, root: true, cgroup2: true };
+    let host = Host {
+        kvm: true,
+        hardware: false,
+        disk: true,
+        root: true,
+        cgroup2: true,
+        cpu_limits: true,
+    };
     let paths = Paths::with_target(target.to_owned());
     Context { runner: Runner::new(false, String::new()), host, paths }
 }

@@ -10,7 +10,7 @@ use crate::runner::Runner;
 const JSON: &str = "--no-run --message-format=json-render-diagnostics";
 
 fn host(kvm: bool, hardware: bool) -> Host {
-    Host { kvm, hardware, disk: true, root: true, cgroup2: true }
+    Host { kvm, hardware, disk: true, root: true, cgroup2: true, cpu_limits: true }
 }
 
 fn commands(task: &str, host: Host) -> Vec<String> {
@@ -69,7 +69,7 @@ fn monitor_tests_run_modules_and_programs_in_one_lab() {
         commands[built.len()],
         "/t/release/firn lab run --cpus 1 --timeout 3600 --in firn_vmm --in firn_bench --in firn --in bad_profiles \
          --in bench --in capacity --in drift --in monitor --in paged_planners --in pager --in pool_refusals \
-         --env FIRN_REQUIRE=kvm,root,disk -- sh -c 'mkdir -p /t/debug; ln -s /bin/firn /t/debug/firn; failed=; \
+         --env FIRN_REQUIRE=kvm,root,disk,cpu_limits -- sh -c 'mkdir -p /t/debug; ln -s /bin/firn /t/debug/firn; failed=; \
          for program in /in/firn_vmm /in/firn_bench /in/firn; do $program --test-threads=1 microvm:: player:: floor:: \
          freeze:: tier::emulated:: commands::profile:: || failed=1; done; for program in /in/bad_profiles /in/bench /in/capacity \
          /in/drift /in/monitor /in/paged_planners /in/pager /in/pool_refusals; do $program --test-threads=1 || failed=1; done; \
@@ -112,7 +112,7 @@ fn guest_tests_run_natively_or_in_two_labs() {
     let lab = |memory| {
         format!(
             "/t/release/firn lab run --memory {memory} --fsdax --cpus 1 --timeout 3600 --in microvm --in /c/clients \
-             --in /t/clones.erofs --env FIRN_REQUIRE=kvm,root,dax --env FIRN=/bin/firn --env FIRN_CLIENTS=/in/clients \
+             --in /t/clones.erofs --env FIRN_REQUIRE=kvm,root,dax,cpu_limits --env FIRN=/bin/firn --env FIRN_CLIENTS=/in/clients \
              --env FIRN_CLONES_IMAGE=/in/clones.erofs -- /in/microvm --test-threads=1"
         )
     };

@@ -64,7 +64,11 @@ pub(super) fn monitor_tests(context: &Context) -> Result<()> {
         KVM_MODULES.join(" "),
         names(&programs),
     );
-    runner.run(&step.args(["--env", "FIRN_REQUIRE=kvm,root,disk", "--", "sh", "-c"]).arg(script))
+    runner.run(
+        &step
+            .args(["--env", "FIRN_REQUIRE=kvm,root,disk,cpu_limits", "--", "sh", "-c"])
+            .arg(script),
+    )
 }
 
 pub(super) fn lab_tests(context: &Context) -> Result<()> {

@@ -101,8 +101,8 @@ struct Usage {
 }
 
 impl Quotas {
-    /// Sets the quota of a name: `planners`, separated by commas or spaces, `functions`, `versions`,
-    /// `code` or `snapshots`.
+    /// Sets the quota of a name: `planners`, separated by commas or spaces, `functions`,
+    /// `versions`, `code` or `snapshots`.
     ///
     /// # Errors
     /// What is wrong.

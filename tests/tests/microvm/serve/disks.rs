@@ -36,7 +36,7 @@ fn four_guests_that_fill_their_disks_in_memory_stay_within_the_limit() {
     let world = World::default();
     let scratch = Tmpfs::mount(world.file("scratch"));
     let folder = scratch.0.display().to_string();
-    let options = ["--memory", "900M", "--booking", "worst", "--scratch", &folder];
+    let options = ["--memory", "900M", "--scratch", &folder];
     let more = ["--disk", "64M", "--queue-wait", "1", "--standby", "0"];
     let daemon = Daemon::start(&world, &[&options[..], &more].concat());
     daemon.publish("filler", FILLER);

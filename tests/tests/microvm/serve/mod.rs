@@ -1,6 +1,7 @@
 //! The daemon with its users' clients.
 
 mod clients;
+mod cpu;
 mod crashes;
 mod disks;
 mod pool;

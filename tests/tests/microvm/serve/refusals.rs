@@ -7,6 +7,9 @@ use serde_json::{Value, json};
 
 use super::refused;
 
+/// Looks like an event of the log.
+const FORGED: &str = "2026-01-01T00:00:00Z  INFO firn: deleted";
+
 #[test]
 fn invalid_requests_get_aws_lambdas_errors() {
     let world = World::default();
@@ -48,9 +51,16 @@ fn invalid_requests_get_aws_lambdas_errors() {
     assert_eq!(settled.body["State"], "Failed", "{settled:?}");
     let reason = settled.body["StateReason"].as_str().unwrap();
     assert!(reason.contains("handler"), "{reason}");
+    // The texts of a function begin no line of the log.
+    let source = format!("raise RuntimeError('bad\\n{FORGED}\\x1b[2J')");
+    assert_eq!(daemon.create("forger", "handler.py", &source, &Value::Null).status, 201);
+    assert_eq!(daemon.settled("forger").body["State"], "Failed");
     let without = daemon.invoke("without", &json!({}));
     assert_eq!(without.status, 200, "{without:?}");
     assert!(without.head.contains("x-amz-function-error: unhandled"), "{without:?}");
     assert_eq!(without.body["errorType"], "Runtime.ImportModuleError", "{without:?}");
-    daemon.end();
+    let log = daemon.end();
+    let told = format!("bad\\n{FORGED}");
+    assert!(log.lines().any(|line| line.contains("not frozen") && line.contains(&told)), "{log}");
+    assert!(!log.lines().any(|line| line.starts_with(FORGED)), "{log}");
 }
