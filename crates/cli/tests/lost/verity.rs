@@ -185,10 +185,12 @@ fn fs_verity_protects_the_disk_of_a_guest() {
     if !firn_required::has("dax", Path::new(DEVICE).exists()) || !has_kvm() {
         return;
     }
-    let (mounted, function) = (Mounted::new(), TempDir::new().unwrap());
-    fs::write(function.path().join("handler.py"), READER).unwrap();
+    let (mounted, folder) = (Mounted::new(), TempDir::new().unwrap());
+    let function = folder.path().join("reader");
+    fs::create_dir(&function).unwrap();
+    fs::write(function.join("handler.py"), READER).unwrap();
     let snapshot = mounted.file("linux");
-    let monitor = start(&["boot", "--name", "verity", text(function.path())]);
+    let monitor = start(&["boot", "--name", "verity", text(&function)]);
     assert_eq!(done(&["invoke", "verity", "{}"]).trim(), "true");
     let frozen = json(&["freeze", "--json", "verity", text(&snapshot)]);
     let (error, status) = ended(monitor);
