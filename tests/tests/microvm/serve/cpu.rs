@@ -7,7 +7,7 @@ use firn_run::cgroup::CgroupPlace;
 use firn_tests::{Daemon, World};
 use serde_json::json;
 
-use super::{SLEEPER, until};
+use super::{SLEEPER, processes, until};
 
 #[test]
 fn microvms_that_serve_get_the_cpu_time_of_their_memory() {
@@ -15,42 +15,46 @@ fn microvms_that_serve_get_the_cpu_time_of_their_memory() {
     if !firn_required::has("cpu_limits", place.is_ok()) {
         return;
     }
+    let place = place.unwrap();
     let world = World::default();
     let daemon = Daemon::start(&world, &["--cpu-limit", "1769", "--standby", "1"]);
-    let group = format!("firn-serve-{}", daemon.pid().as_raw_nonzero());
-    let groups = place.unwrap().path().join(group);
     daemon.publish("sleeper", SLEEPER);
-    let idle = |monitors| {
+    // The limits of all monitors once so many run besides the standby monitor.
+    let limits = |running| {
         until(&daemon, |status| {
             let count = |name: &str| status["monitors"][name].as_u64().unwrap();
-            (count("running"), count("standby")) == (monitors, 1)
+            (count("running"), count("standby")) == (running, 1)
         });
+        let mut limits: Vec<_> =
+            groups(&world, place.path()).iter().map(|group| limit(group)).collect();
+        limits.sort_unstable();
+        limits
     };
-    idle(0);
-    assert_eq!(limits(&groups), [None], "a standby monitor has no limit");
+    assert_eq!(limits(0), [None], "a standby monitor has no limit");
     // Thawed, and booted: 128 MiB of 1769 in periods of 20 ms.
-    for (monitors, function) in [(1, "sleeper:1"), (2, "sleeper")] {
-        assert_eq!(daemon.invoke(function, &json!({})).status, 200);
-        idle(monitors);
-        let mut expected = vec![None];
-        expected.resize(usize::try_from(monitors).unwrap() + 1, Some(1448));
-        assert_eq!(limits(&groups), expected, "{function}");
-    }
+    assert_eq!(daemon.invoke("sleeper:1", &json!({})).status, 200);
+    assert_eq!(limits(1), [None, Some(1448)]);
+    assert_eq!(daemon.invoke("sleeper", &json!({})).status, 200);
+    assert_eq!(limits(2), [None, Some(1448), Some(1448)]);
+    let groups = groups(&world, place.path());
     daemon.end();
-    assert!(!groups.exists());
+    assert!(groups.iter().all(|group| !group.exists()));
 }
 
-/// The limits of all groups that have a process, µs, in order.
-fn limits(groups: &Path) -> Vec<Option<u64>> {
-    let read = |group: &Path, file: &str| fs::read_to_string(group.join(file));
-    let limit = |group: PathBuf| {
-        let text = read(&group, "cpu.cfs_quota_us").or_else(|_| read(&group, "cpu.max")).unwrap();
-        // "-1" and "max" are no limit.
-        text.split_whitespace().next().unwrap().parse().ok()
+/// The groups of the monitors, below the folder of the daemons' groups.
+fn groups(world: &World, place: &Path) -> Vec<PathBuf> {
+    let group = |process| {
+        let text = fs::read_to_string(format!("/proc/{process}/cgroup")).unwrap();
+        let name = text.lines().find_map(|line| Some(line.split_once("/firn-serve-")?.1));
+        place.join(format!("firn-serve-{}", name.unwrap()))
     };
-    let entries = fs::read_dir(groups).unwrap().map(|entry| entry.unwrap().path());
-    let used = |group: &PathBuf| read(group, "cgroup.procs").is_ok_and(|text| !text.is_empty());
-    let mut limits: Vec<Option<u64>> = entries.filter(used).map(limit).collect();
-    limits.sort_unstable();
-    limits
+    processes(world, "monitor").into_iter().map(group).collect()
+}
+
+/// The limit of a group, µs in each period.
+fn limit(group: &Path) -> Option<u64> {
+    let read = |file: &str| fs::read_to_string(group.join(file));
+    let text = read("cpu.cfs_quota_us").or_else(|_| read("cpu.max")).unwrap();
+    // "-1" and "max" are no limit.
+    text.split_whitespace().next().unwrap().parse().ok()
 }
