@@ -52,7 +52,7 @@ pub struct ThawConfig {
     /// The seed by which each run replays the trace or the function's other input; without it, the
     /// trace.
     pub mix: Option<u64>,
-    /// Whether each microVM serves a second, identical invocation after the first.
+    /// Whether each microVM serves a second invocation after the first.
     pub warm: bool,
 }
 

@@ -98,7 +98,7 @@ pub struct Row {
     /// of `resume_to_last_page_ms`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connect_ms: Option<Summary>,
-    /// A second, identical invocation of the same microVM, where there was one: warm.
+    /// A second invocation of the same microVM, where there was one: warm.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warm_ms: Option<Summary>,
     /// Loads of the first invocation from pages that it never writes, where the player counted

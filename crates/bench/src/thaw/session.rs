@@ -51,7 +51,7 @@ pub struct Session {
     /// The seed by which each run replays one of the player's inputs, the same for every planner;
     /// without it, the first one.
     pub mix: Option<u64>,
-    /// Whether each microVM serves a second, identical invocation after the first.
+    /// Whether each microVM serves a second invocation after the first.
     pub warm: bool,
 }
 

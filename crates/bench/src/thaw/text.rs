@@ -13,7 +13,7 @@ a run: private memory, copies, page tables, monitors and KVM's tables of all its
 pool, which are not the microVM's DRAM; index and imaging (making a replica equal to its snapshot) are part of start to resume; read of \
 free pages: bytes that a run read for pages that the guest held free at the freeze (cold page cache); settle: time that the pool's \
 manager needs after a run to prepare the next; starts at random intervals: 5 to 500 ms apart, none waits for an earlier one or for the \
-manager (--open-loop); warm: a second, identical invocation of the same microVM, whose counts and bytes are in no row (--warm); fallbacks: those that did not find what is made ahead for them; standby: memory of one standby monitor before the request, the kernel's own \
+manager (--open-loop); warm: a second invocation of the same microVM, whose counts and bytes are in no row (--warm); fallbacks: those that did not find what is made ahead for them; standby: memory of one standby monitor before the request, the kernel's own \
 for it included (--standby); ready: memory of one ready clone before the request, its copy included, and making: how long that took (--ready); \
 burst: first request of a run to the last page of its last microVM; planners that map from a pool use no page cache";
 

@@ -48,7 +48,7 @@ pub enum Time {
     Executing,
     /// Restoring, connecting and executing.
     Cold,
-    /// A second, identical invocation.
+    /// A second invocation.
     Warm,
 }
 
