@@ -10,11 +10,12 @@ xtask := cargo xtask
 target := $(or $(CARGO_TARGET_DIR),target)/x86_64-unknown-linux-gnu
 firn := $(target)/release/firn
 clones-image := $(target)/clones.erofs
+languages := $(target)/languages
 apt-install := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -qy install
 apt-update := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -q update
 
 .NOTPARALLEL:
-.PHONY: setup python pip build guest lab guests images clients demo test test-full lint prose deny \
+.PHONY: setup go python pip build guest lab guests images clients demo test test-full lint prose deny \
     unit-tests monitor-tests lab-tests guest-tests long-guest-tests test-load test-load-short \
     test-workloads matrix restores-table bench traces clean
 
@@ -22,6 +23,10 @@ apt-update := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -q update
 setup:
 	@command -v cargo >/dev/null || { echo "cargo is missing: install Rust (rustup) first" >&2; exit 1; }
 	@command -v cc >/dev/null || { $(apt-update) && $(apt-install) gcc libc6-dev; }
+
+# One of the long guests' tests is a function in Go.
+go: setup
+	@command -v go >/dev/null || { $(apt-update) && $(apt-install) golang-go; }
 
 # The agent's unit tests run functions on the host, in a Python process.
 python: setup
@@ -58,6 +63,15 @@ clients: pip
 # A root image with the wheels of the tests' functions.
 $(clones-image): tests/functions/draws/requirements.txt | build
 	$(firn) image build --requirements $< --out $@
+
+# A root image with the languages of the tests' functions, and the function in Go.
+$(languages)/image.erofs: | build
+	mkdir -p $(@D)
+	$(firn) image build --packages nodejs,openjdk-17-jdk-headless --out $@
+
+$(languages)/draws-go: tests/functions/draws_go/main.go | go
+	mkdir -p $(@D)
+	CGO_ENABLED=0 go build -o $@ $<
 
 demo: guests
 	$(firn) demo
@@ -96,7 +110,7 @@ lab-tests: lab
 guest-tests: guests clients $(clones-image)
 	$(xtask) guest-tests
 
-long-guest-tests: guests clients $(clones-image)
+long-guest-tests: guests clients $(clones-image) $(languages)/image.erofs $(languages)/draws-go
 	$(xtask) long-guest-tests
 
 # Every function behind the daemon, on its image, and 1,000 requests to the daemon.

@@ -2,10 +2,12 @@
 that were drawn since the last restore, and only those: values from before are in every clone."""
 
 import collections
+import ctypes
 import json
 import os
 import random
 import ssl
+import struct
 import subprocess
 import sys
 import threading
@@ -15,6 +17,7 @@ import numpy
 from cryptography.hazmat.primitives.asymmetric import ec, x25519
 
 CHILD = "/tmp/drawn-by-a-child"
+IN_MODIFY, IN_CLOSE_WRITE = 2, 8
 
 
 def restores():
@@ -45,21 +48,40 @@ def draw_forever(keep):
             keep(values)
 
 
+def watch(path):
+    """An inotify descriptor for the events of a write to a file."""
+    library = ctypes.CDLL(None)
+    descriptor = library.inotify_init1(os.O_NONBLOCK)
+    added = library.inotify_add_watch(descriptor, path.encode(), IN_MODIFY | IN_CLOSE_WRITE)
+    assert descriptor >= 0 and added >= 0
+    return descriptor
+
+
+def read_events(descriptor):
+    try:
+        data = os.read(descriptor, 4096)
+    except BlockingIOError:
+        return []
+    return [mask for _, mask, _, _ in struct.iter_unpack("iIII", data)]
+
+
 def child():
-    seed = generator = None
+    path = os.environ["FIRN_GENERATION_FILE"]
+    watched, events, generator = watch(path), [], None
     # The generators of Python and numpy are not in the process that the agent reseeds. They are
-    # seeded by the generation, which is in a file: it differs in each clone.
-    with open(CHILD, "w", 1) as lines, open(os.environ["FIRN_GENERATION_FILE"]) as file:
+    # seeded by the generation, which is in a file: it differs in each clone. A write to it is an
+    # event, which is there before the clone's first draw.
+    with open(CHILD, "w", 1) as lines:
 
         def keep(values):
-            nonlocal seed, generator
-            file.seek(0)
-            generation = int(file.read(), 16)
-            if generation != seed:
-                seed, generator = generation, random.Random(generation)
+            nonlocal generator
+            if new := read_events(watched):
+                events.extend(new)
+                with open(path) as file:
+                    generator = random.Random(int(file.read(), 16))
             values["random"] = "%032x" % generator.getrandbits(128)
             values.pop("numpy")
-            print(json.dumps(values), file=lines)
+            print(json.dumps([events, values]), file=lines)
 
         draw_forever(keep)
 
@@ -71,10 +93,16 @@ def read_child():
 
 def handler(event, context):
     first = draw()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline and not (drawn and read_child()):
         time.sleep(0.05)
-    return {"thread": list(drawn), "child": read_child(), "request": [first, draw()]}
+    events, of_child = zip(*read_child())
+    return {
+        "thread": list(drawn),
+        "child": of_child,
+        "events": events,
+        "request": [first, draw()],
+    }
 
 
 if __name__ == "__main__":

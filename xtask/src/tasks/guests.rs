@@ -15,21 +15,23 @@ const RESTORES: [&str; 6] =
 
 pub(super) fn guest_tests(context: &Context) -> Result<()> {
     let program = build(context)?;
+    let made = [clones_image(context), draws(context)];
     if context.host.hardware {
-        return context.runner.run(&native(context, &program));
+        return context.runner.run(&native(context, &program, &made));
     }
     let others = RESTORES.iter().flat_map(|module| ["--skip", module]);
-    let lab = || in_lab(context, &program, "4G");
+    let lab = || in_lab(context, &program, &made, "4G");
     context.runner.run_both(&lab().args(others), &lab().args(RESTORES))
 }
 
 pub(super) fn long_guest_tests(context: &Context) -> Result<()> {
     let program = build(context)?;
+    let made = [clones_image(context), draws(context), languages(context)];
     let step = if context.host.hardware {
-        native(context, &program)
+        native(context, &program, &made)
     } else {
         // One test has a pool of five pages of 1 GiB.
-        in_lab(context, &program, "9G")
+        in_lab(context, &program, &made, "9G")
     };
     context.runner.run(&step.arg("--ignored"))
 }
@@ -41,31 +43,40 @@ fn build(context: &Context) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// The root image with the wheels that clones draw random values with, as the Makefile builds it.
-fn clones_image(context: &Context) -> PathBuf {
-    context.paths.target.join("clones.erofs")
+/// What is built for the tests, and the environment variable that names it.
+type Made = (&'static str, PathBuf);
+
+/// The root image with the wheels that clones draw random values with.
+fn clones_image(context: &Context) -> Made {
+    ("FIRN_CLONES_IMAGE", context.paths.target.join("clones.erofs"))
 }
 
-fn native(context: &Context, program: &Path) -> Step {
-    Step::new(program)
-        .arg("--test-threads=1")
-        .env("FIRN", context.paths.firn())
-        .env("FIRN_CLONES_IMAGE", clones_image(context))
+/// A function in Rust, which cargo builds with the tests.
+fn draws(context: &Context) -> Made {
+    ("FIRN_DRAWS_RUST", context.paths.debug().join("draws"))
 }
 
-fn in_lab(context: &Context, program: &Path, memory: &str) -> Step {
-    let image = clones_image(context);
-    lab::run(&context.paths, &format!("--memory {memory} --fsdax --cpus 1 --timeout 3600"))
-        .arg("--in")
-        .arg(program)
-        .arg("--in")
-        .arg(context.paths.cache.join("clients"))
-        .arg("--in")
-        .arg(&image)
-        .args(["--env", "FIRN_REQUIRE=kvm,root,dax,cpu_limits", "--env", "FIRN=/bin/firn"])
-        .args(["--env", "FIRN_CLIENTS=/in/clients", "--env"])
-        .arg(format!("FIRN_CLONES_IMAGE={}", lab::inside(&image)))
-        .arg("--")
-        .arg(lab::inside(program))
-        .arg("--test-threads=1")
+/// The folder with a root image of several languages, and functions in them.
+fn languages(context: &Context) -> Made {
+    ("FIRN_LANGUAGES", context.paths.target.join("languages"))
+}
+
+fn native(context: &Context, program: &Path, made: &[Made]) -> Step {
+    let step = Step::new(program).arg("--test-threads=1").env("FIRN", context.paths.firn());
+    made.iter().fold(step, |step, (name, path)| step.env(name, path))
+}
+
+fn in_lab(context: &Context, program: &Path, made: &[Made], memory: &str) -> Step {
+    let step =
+        lab::run(&context.paths, &format!("--memory {memory} --fsdax --cpus 1 --timeout 3600"))
+            .arg("--in")
+            .arg(program)
+            .arg("--in")
+            .arg(context.paths.cache.join("clients"))
+            .args(["--env", "FIRN_REQUIRE=kvm,root,dax,cpu_limits", "--env", "FIRN=/bin/firn"])
+            .args(["--env", "FIRN_CLIENTS=/in/clients"]);
+    let step = made.iter().fold(step, |step, (name, path)| {
+        step.arg("--in").arg(path).arg("--env").arg(format!("{name}={}", lab::inside(path)))
+    });
+    step.arg("--").arg(lab::inside(program)).arg("--test-threads=1")
 }

@@ -99,24 +99,28 @@ fn guest_tests_run_natively_or_in_two_labs() {
         commands("guest-tests", host(true, true)),
         [
             build.as_str(),
-            "FIRN=/t/release/firn FIRN_CLONES_IMAGE=/t/clones.erofs microvm --test-threads=1"
+            "FIRN=/t/release/firn FIRN_CLONES_IMAGE=/t/clones.erofs FIRN_DRAWS_RUST=/t/debug/draws microvm \
+             --test-threads=1"
         ]
     );
     assert_eq!(
         commands("long-guest-tests", host(true, true)),
         [
             build.as_str(),
-            "FIRN=/t/release/firn FIRN_CLONES_IMAGE=/t/clones.erofs microvm --test-threads=1 --ignored"
+            "FIRN=/t/release/firn FIRN_CLONES_IMAGE=/t/clones.erofs FIRN_DRAWS_RUST=/t/debug/draws \
+             FIRN_LANGUAGES=/t/languages microvm --test-threads=1 --ignored"
         ]
     );
-    let lab = |memory| {
+    let lab = |memory, made| {
         format!(
             "/t/release/firn lab run --memory {memory} --fsdax --cpus 1 --timeout 3600 --in microvm --in /c/clients \
-             --in /t/clones.erofs --env FIRN_REQUIRE=kvm,root,dax,cpu_limits --env FIRN=/bin/firn --env FIRN_CLIENTS=/in/clients \
-             --env FIRN_CLONES_IMAGE=/in/clones.erofs -- /in/microvm --test-threads=1"
+             --env FIRN_REQUIRE=kvm,root,dax,cpu_limits --env FIRN=/bin/firn --env FIRN_CLIENTS=/in/clients \
+             --in /t/clones.erofs --env FIRN_CLONES_IMAGE=/in/clones.erofs --in /t/debug/draws --env FIRN_DRAWS_RUST=/in/draws{made} \
+             -- /in/microvm --test-threads=1"
         )
     };
-    let (short, long) = (lab("4G"), lab("9G"));
+    let languages = " --in /t/languages --env FIRN_LANGUAGES=/in/languages";
+    let (short, long) = (lab("4G", ""), lab("9G", languages));
     assert_eq!(
         commands("guest-tests", host(true, false)),
         [
