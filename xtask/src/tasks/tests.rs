@@ -40,7 +40,7 @@ fn unit_tests_skip_what_requires_a_kvm_without_one() {
         commands("unit-tests", host(false, false)),
         [format!(
             "{all} -- --skip microvm:: --skip player:: --skip floor:: --skip freeze:: \
-             --skip tier::emulated:: --skip commands::profile::"
+             --skip tier::emulated:: --skip systor:: --skip commands::profile::"
         )]
     );
 }
@@ -60,6 +60,7 @@ fn monitor_tests_run_modules_and_programs_in_one_lab() {
         "-p firn --test paged_planners",
         "-p firn --test pager",
         "-p firn --test pool_refusals",
+        "-p firn --test tier",
     ];
     assert_eq!(commands.len(), built.len() + 1);
     for (command, built) in commands.iter().zip(built) {
@@ -68,11 +69,11 @@ fn monitor_tests_run_modules_and_programs_in_one_lab() {
     assert_eq!(
         commands[built.len()],
         "/t/release/firn lab run --cpus 1 --timeout 3600 --in firn_vmm --in firn_bench --in firn --in bad_profiles \
-         --in bench --in capacity --in drift --in monitor --in paged_planners --in pager --in pool_refusals \
+         --in bench --in capacity --in drift --in monitor --in paged_planners --in pager --in pool_refusals --in tier \
          --env FIRN_REQUIRE=kvm,root,disk,cpu_limits -- sh -c 'mkdir -p /t/debug; ln -s /bin/firn /t/debug/firn; failed=; \
          for program in /in/firn_vmm /in/firn_bench /in/firn; do $program --test-threads=1 microvm:: player:: floor:: \
-         freeze:: tier::emulated:: commands::profile:: || failed=1; done; for program in /in/bad_profiles /in/bench /in/capacity \
-         /in/drift /in/monitor /in/paged_planners /in/pager /in/pool_refusals; do $program --test-threads=1 || failed=1; done; \
+         freeze:: tier::emulated:: systor:: commands::profile:: || failed=1; done; for program in /in/bad_profiles /in/bench /in/capacity \
+         /in/drift /in/monitor /in/paged_planners /in/pager /in/pool_refusals /in/tier; do $program --test-threads=1 || failed=1; done; \
          test -z \"$failed\"'"
     );
 }

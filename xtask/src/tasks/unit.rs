@@ -7,8 +7,15 @@ use crate::context::Context;
 
 /// Modules of unit tests that require a KVM. `unit-tests` skips them without one, and
 /// `monitor-tests` runs them in the lab.
-const KVM_MODULES: [&str; 6] =
-    ["microvm::", "player::", "floor::", "freeze::", "tier::emulated::", "commands::profile::"];
+const KVM_MODULES: [&str; 7] = [
+    "microvm::",
+    "player::",
+    "floor::",
+    "freeze::",
+    "tier::emulated::",
+    "systor::",
+    "commands::profile::",
+];
 
 /// The unit test programs with those modules: arguments for cargo, and the target's name.
 const KVM_UNIT_TESTS: [(&str, &str); 3] = [
@@ -20,7 +27,7 @@ const KVM_UNIT_TESTS: [(&str, &str); 3] = [
 /// Test programs of the package firn that require a KVM. Without one they pass without a check, and
 /// `monitor-tests` runs them in the lab. The program `lost` is in `lab-tests`, because KVM handles
 /// its faults differently there.
-const KVM_PROGRAMS: [&str; 8] = [
+const KVM_PROGRAMS: [&str; 9] = [
     "bad_profiles",
     "bench",
     "capacity",
@@ -29,6 +36,7 @@ const KVM_PROGRAMS: [&str; 8] = [
     "paged_planners",
     "pager",
     "pool_refusals",
+    "tier",
 ];
 
 pub(super) fn unit_tests(context: &Context) -> Result<()> {
