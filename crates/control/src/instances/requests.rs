@@ -10,7 +10,7 @@ use tokio::task::{JoinError, spawn_blocking};
 
 use firn_run::{
     AgentClient, Answer, ConnectError, Failed, FreezeInstanceError, FunctionError, Invocation,
-    InvokeError, LambdaLoad, LoadError, PrepareFreezeError, PutError,
+    InvokeError, LambdaLoad, LoadError, PoolManagerError, PrepareFreezeError, PutError,
 };
 
 use super::fleet::{AcquireError, Fleet, Lease, LeaseRequest, Reservation, Vm};
@@ -106,6 +106,17 @@ pub(crate) enum PublishFailure {
 }
 
 impl PublishFailure {
+    /// Whether the pool's manager cannot start while microVMs of the one before it run: they end
+    /// with their requests.
+    pub(crate) fn is_of_earlier_clients(&self) -> bool {
+        let (Self::Freeze(FreezeError::Place(error)) | Self::Load(LoadFailure::Start(error))) =
+            self
+        else {
+            return false;
+        };
+        matches!(error, LaunchError::Pool(PoolManagerError::HasClients { .. }))
+    }
+
     /// Whether another microVM would fail as well: by the function, its code or its image.
     pub(crate) fn is_of_function(&self) -> bool {
         match self {

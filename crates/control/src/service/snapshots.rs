@@ -116,11 +116,14 @@ impl Control {
         None
     }
 
-    /// Whether a later attempt can succeed: there was no microVM for it, or it has `lost` its own,
-    /// or the pool's manager, a few times only.
+    /// Whether a later attempt can succeed: there was no microVM or no manager of the pool for it,
+    /// or it has `lost` its own, or the pool's manager, a few times only.
     fn is_passing(&self, error: &PublishFailure, lost: &mut u32) -> bool {
         if let PublishFailure::Acquire(error) = error {
             return error.is_throttling();
+        }
+        if error.is_of_earlier_clients() {
+            return !self.fleet.is_closed();
         }
         *lost += 1;
         *lost <= LOST && !error.is_of_function() && !self.fleet.is_closed()

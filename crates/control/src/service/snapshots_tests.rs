@@ -1,10 +1,12 @@
 use std::time::Duration;
 
+use firn_run::PoolManagerError;
+
 use super::super::testing::{new_function, options, version_when};
 use super::super::{NewFunction, PublishRequest};
 use super::*;
 use crate::functions::Target;
-use crate::instances::LeaseRequest;
+use crate::instances::{LeaseRequest, LoadFailure};
 
 #[tokio::test]
 async fn a_publish_that_waited_too_long_is_tried_again() {
@@ -58,4 +60,18 @@ async fn a_publish_whose_microvm_is_lost_is_tried_again() {
     assert_eq!(waiting.state, VersionState::Pending);
     let waiting = waiting.waiting.unwrap();
     assert!(waiting.starts_with("attempt 1 to freeze it failed: the microVM did not"), "{waiting}");
+}
+
+#[tokio::test]
+async fn a_publish_waits_for_the_clients_of_an_earlier_manager_and_not_for_what_cannot_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = Control::open(&options(folder.path()), None).unwrap();
+    let attempts = |error: fn(String) -> PoolManagerError| {
+        let failed = || PublishFailure::Load(LoadFailure::Start(error("why".to_owned()).into()));
+        let mut lost = 0;
+        (0..10).take_while(|_| control.is_passing(&failed(), &mut lost)).count()
+    };
+    let waits = |reason| PoolManagerError::HasClients { medium: "/pool".into(), reason };
+    let fails = |reason| PoolManagerError::Start { medium: "/pool".into(), reason };
+    assert_eq!((attempts(waits), attempts(fails)), (10, 2));
 }
