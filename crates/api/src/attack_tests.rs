@@ -524,6 +524,28 @@ async fn a_recorded_change_gets_the_first_answer_again() {
     replayed(&world.start_with(guard).await).await;
 }
 
+#[tokio::test]
+async fn more_changes_than_are_kept_are_refused() {
+    let world = World::new();
+    let credentials = world.credentials();
+    let guard = |options: &mut ServeOptions| options.credentials = Some(credentials.clone());
+    let client = world.start_with(guard).await;
+    let delete = |number: u32| {
+        let path = format!("/2015-03-31/functions/f{number}");
+        signed(&credentials, "DELETE", &path, &Value::Null)
+    };
+    let first = delete(0);
+    client.send_signed(&first).await.refused(404, "ResourceNotFoundException");
+    for number in 1..4096 {
+        client.send_signed(&delete(number)).await.refused(404, "ResourceNotFoundException");
+    }
+    client.send_signed(&delete(4096)).await.refused(429, "TooManyRequestsException");
+    // What was answered is answered again, and reads change nothing.
+    client.send_signed(&first).await.refused(404, "ResourceNotFoundException");
+    let list = signed(&credentials, "GET", FUNCTIONS, &Value::Null);
+    client.send_signed(&list).await.ok(200);
+}
+
 /// Has the daemon start monitors that hang.
 fn hang(world: &World, options: &mut ServeOptions) {
     let program = world.directory.path().join("monitor");
