@@ -1,5 +1,6 @@
 //! A recorded invocation produces a trace of the touched pages, and its answer is unchanged.
 
+use std::collections::HashSet;
 use std::fs;
 
 use firn_memory::Leaf;
@@ -49,6 +50,37 @@ fn a_recording_of_hello_contains_every_touch() {
     // There are gaps between most touches, and their sum is less than the time in guest mode.
     assert!(count(&|touch| touch.gap > 0) > touches.len() / 4);
     assert_eq!(report["worked"], touches.iter().map(|touch| touch.gap).sum::<u64>());
+}
+
+/// The reader checks that repeats are of pages that were touched before.
+#[test]
+fn a_recording_repeats_accesses_and_has_a_second_invocation() {
+    let world = World::default();
+    let file = world.file("hello-a2.trace");
+    let record = world.firn(["record", "--json", "--invoke", HELLO.input_a, "--input", "a"]);
+    let record = record.args(["--again", "500000000", "--out"]);
+    let report = record.arg(&file).arg(frozen(&HELLO)).run().json();
+    world.assert_nothing_left();
+    let expected: Value = serde_json::from_str(HELLO.expected_a).unwrap();
+    assert_eq!(report["outcome"]["answer"], expected);
+
+    let trace = Trace::decode(&fs::read(&file).unwrap()).unwrap();
+    let again = trace.again().unwrap();
+    assert_eq!(again.period, 500_000_000);
+    let recorded = json!({
+        "request": again.request,
+        "repeats": again.repeats.len(),
+        "second": again.second.len(),
+    });
+    assert_eq!(report["again"], recorded);
+    // The guest wakes, gets an identity and a connection before the request.
+    assert!(again.request > 100 && again.request < trace.accesses().count(), "{report}");
+    assert!(!again.repeats.is_empty(), "{report}");
+    // The second invocation runs the same code: most of what it accesses was touched before.
+    let touched: HashSet<u64> = trace.touches().iter().map(|touch| touch.page).collect();
+    let accessed: HashSet<u64> = again.second.iter().map(|touch| touch.page).collect();
+    let known = accessed.intersection(&touched).count();
+    assert!(accessed.len() > 100 && known * 10 > accessed.len() * 9, "{known}: {report}");
 }
 
 #[test]

@@ -2,6 +2,8 @@
 //! without processors; and huge pages. On other hosts the test passes without a check.
 
 use std::fs;
+use std::thread;
+use std::time::Duration;
 
 use firn_tests::{Firn, World};
 use serde_json::Value;
@@ -10,6 +12,7 @@ use crate::dax::Dax;
 
 const MIB: u64 = 1 << 20;
 const RESERVED: &str = "/proc/sys/vm/nr_hugepages";
+const DRIVER: &str = "/sys/bus/dax/drivers/device_dax";
 
 fn tier(world: &World, arguments: &[&str]) -> Firn {
     let cache = world.file("cache");
@@ -63,4 +66,28 @@ fn every_kind_of_byte_addressable_memory_is_measured() {
     let probe = ["probe", "--size", "32M", "huge"];
     tier(&world, &probe).run().refused(&["cannot measure the tier huge", "nr_hugepages"]);
     fs::remove_dir(folder).unwrap();
+}
+
+#[test]
+fn a_devdax_device_that_is_unbound_ends_its_probe_with_the_reason() {
+    let world = World::default();
+    if Dax::mount(&world).is_none() || std::env::var_os("FIRN_LAB").is_none() {
+        return;
+    }
+    let add = ["add", "d", "--medium", "devdax", "--path", "/dev/dax0.0", "--price", "7.85"];
+    tier(&world, &add).run().ok();
+    let probe = ["probe", "--json", "--size", "32M", "--time", "60", "d"];
+    let (_, probe) = tier(&world, &probe).spawn();
+    let maps = format!("/proc/{}/maps", probe.id());
+    while !fs::read_to_string(&maps).unwrap().contains("/dev/dax0.0") {
+        thread::sleep(Duration::from_millis(10));
+    }
+    fs::write(format!("{DRIVER}/unbind"), "dax0.0").unwrap();
+    let ended = probe.wait_with_output().unwrap();
+    fs::write(format!("{DRIVER}/bind"), "dax0.0").unwrap();
+    let message = String::from_utf8(ended.stderr).unwrap();
+    assert!(!ended.status.success() && ended.stdout.is_empty(), "{message}");
+    assert!(message.contains("of /dev/dax0.0 is lost"), "{message}");
+    // The device serves again.
+    tier(&world, &["probe", "--size", "32M", "--time", "1", "d"]).run().ok();
 }

@@ -147,18 +147,19 @@ fn load_runs_on_players_and_on_guests() {
         "FIRN=/t/firn-player-agent FIRN_PLAYER=1 FIRN_REQUESTS=10000 load --test-threads=1 --nocapture"
             .to_owned(),
     ];
-    let native = "FIRN=/t/release/firn FIRN_REQUESTS=1000 load --test-threads=1 --nocapture";
+    let native = "FIRN=/t/release/firn FIRN_REQUESTS=1000 load --test-threads=1 --nocapture requests_beside_kills";
     let all =
         |last: &str| [std::slice::from_ref(&build), &players[..], &[last.to_owned()]].concat();
     assert_eq!(commands("test-load", host(true, true)), all(native));
     assert_eq!(commands("test-load", host(false, false)).len(), 2);
     let short = commands("test-load-short", host(true, false));
     assert_eq!(short[..2], [build.clone(), players[0].clone()]);
-    assert_eq!(short[2], players[1].replace("10000", "500"));
+    let requests = format!("{} requests_beside_kills", players[1].replace("10000", "500"));
+    assert_eq!(short[2], requests);
     assert_eq!(
         commands("test-load", host(true, false)),
         all("/t/release/firn lab run --memory 8G --timeout 3600 --in load --env FIRN=/bin/firn \
-             --env FIRN_REQUESTS=1000 -- /in/load --test-threads=1 --nocapture")
+             --env FIRN_REQUESTS=1000 -- /in/load --test-threads=1 --nocapture requests_beside_kills")
     );
 }
 
