@@ -219,7 +219,10 @@ impl<'a> Life<'a> {
                 }
                 let end = invoke(self, number);
                 tally.lock().unwrap().add(end);
-                self.ended.fetch_add(1, Ordering::SeqCst);
+                let ended = self.ended.fetch_add(1, Ordering::SeqCst) + 1;
+                if ended.is_multiple_of(100) {
+                    eprintln!("{ended} requests");
+                }
             }
         };
         let kill = || killer.run(self);

@@ -5,7 +5,6 @@ use std::fmt;
 use firn_run::StartReport;
 use serde::{Deserialize, Serialize};
 
-use super::CONNECTING;
 use super::tiers::TierUse;
 use crate::cache::Cache;
 use crate::stats::Summary;
@@ -28,6 +27,8 @@ pub struct Cell {
     pub pages: u64,
     /// Pages that it writes.
     pub written: u64,
+    /// Instructions in a period of its sampling. In each one a page's first access is in the trace.
+    pub period: u64,
     /// The times over the microVMs of all runs, ms.
     pub times: Times,
     /// The other measurements.
@@ -44,7 +45,7 @@ pub enum Time {
     Restoring,
     /// Running vCPUs to the first touch that serves the request.
     Connecting,
-    /// That touch to the last one; none for the function whose touches all count as connecting.
+    /// That touch to the last one.
     Executing,
     /// Restoring, connecting and executing.
     Cold,
@@ -95,12 +96,11 @@ pub struct Times {
 }
 
 impl Times {
-    /// Of all microVMs of all runs of a trace.
-    pub(super) fn of(trace: &str, runs: &[Run]) -> Self {
+    /// Of all microVMs of all runs.
+    pub(super) fn of(runs: &[Run]) -> Self {
         let reports = || runs.iter().flat_map(|run| &run.reports);
-        Self::by(|time| match time {
-            Time::Executing if trace == CONNECTING => None,
-            _ => Summary::of(&reports().filter_map(|report| time.of(report)).collect::<Vec<_>>()),
+        Self::by(|time| {
+            Summary::of(&reports().filter_map(|report| time.of(report)).collect::<Vec<_>>())
         })
     }
 
@@ -165,5 +165,5 @@ impl Cell {
 
 /// The name of a trace's function, as the paper has it.
 pub(super) fn function(trace: &str) -> &str {
-    trace.strip_suffix("-a").unwrap_or(trace)
+    trace.strip_suffix("-a2").unwrap_or(trace)
 }

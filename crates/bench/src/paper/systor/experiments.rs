@@ -167,16 +167,16 @@ const fn function(
 }
 
 pub(crate) const PAPER_FUNCTIONS: [PaperFunction; 10] = [
-    function("hello-a", Class::Light, 9.5, 70.0, 7.7),
-    function("lr_serving-a", Class::Light, 13.0, 68.0, 11.0),
-    function("pyaes-a", Class::Light, 10.0, 67.0, 8.7),
-    function("chameleon-a", Class::Mid, 16.0, 60.0, 15.0),
-    function("cnn_serving-a", Class::Mid, 49.0, 44.0, 76.0),
-    function("image_rotate-a", Class::Mid, 32.0, 44.0, 34.0),
-    function("json_serdes-a", Class::Mid, 45.0, 32.0, 50.0),
-    function("matmul_fb-a", Class::Heavy, 18.0, 44.0, 18.0),
-    function("video_processing-a", Class::Heavy, 51.0, 43.0, 59.0),
-    function("lr_training-a", Class::Heavy, 101.0, 23.0, 185.0),
+    function("hello-a2", Class::Light, 9.5, 70.0, 7.7),
+    function("lr_serving-a2", Class::Light, 13.0, 68.0, 11.0),
+    function("pyaes-a2", Class::Light, 10.0, 67.0, 8.7),
+    function("chameleon-a2", Class::Mid, 16.0, 60.0, 15.0),
+    function("cnn_serving-a2", Class::Mid, 49.0, 44.0, 76.0),
+    function("image_rotate-a2", Class::Mid, 32.0, 44.0, 34.0),
+    function("json_serdes-a2", Class::Mid, 45.0, 32.0, 50.0),
+    function("matmul_fb-a2", Class::Heavy, 18.0, 44.0, 18.0),
+    function("video_processing-a2", Class::Heavy, 51.0, 43.0, 59.0),
+    function("lr_training-a2", Class::Heavy, 101.0, 23.0, 185.0),
 ];
 
 /// The paper's row of a function.
@@ -185,19 +185,19 @@ pub(crate) fn paper_function(trace: &str) -> Option<&'static PaperFunction> {
 }
 
 const ALL: &[&str] = &[
-    "hello-a",
-    "lr_serving-a",
-    "pyaes-a",
-    "chameleon-a",
-    "cnn_serving-a",
-    "image_rotate-a",
-    "json_serdes-a",
-    "matmul_fb-a",
-    "video_processing-a",
-    "lr_training-a",
+    "hello-a2",
+    "lr_serving-a2",
+    "pyaes-a2",
+    "chameleon-a2",
+    "cnn_serving-a2",
+    "image_rotate-a2",
+    "json_serdes-a2",
+    "matmul_fb-a2",
+    "video_processing-a2",
+    "lr_training-a2",
 ];
 /// One function of each class.
-const ONE_EACH: &[&str] = &["hello-a", "json_serdes-a", "matmul_fb-a"];
+const ONE_EACH: &[&str] = &["hello-a2", "json_serdes-a2", "matmul_fb-a2"];
 const TIERS: &[TierName] = &TierName::ALL;
 const OF_PAPER: &[TierName] = &[TierName::Dcpm, TierName::Nvme, TierName::Ssd];
 const BUFFERED: &[TierName] = &[TierName::Nvme, TierName::Ssd];

@@ -30,12 +30,6 @@ use crate::host::HostError;
 use crate::tier::Tier;
 use crate::traces::{LoadTraceError, load};
 
-/// Instructions of replayed work between repeated accesses: a processor whose last cache misses
-/// once in a thousand instructions.
-const AGAIN: u32 = 1000;
-/// The function whose touches count as connecting a guest. It computes nothing, so it is the
-/// monitor, the kernel and the runtime answering a request.
-const CONNECTING: &str = "hello-a";
 /// DRAM of a microVM beside its image: its monitor, page tables, and the player's lists.
 const MONITOR: u64 = 8 << 20;
 
@@ -178,8 +172,7 @@ impl SystorConfig {
         mut saved: impl FnMut(&SystorOutcome),
     ) -> Result<SystorOutcome, SystorError> {
         let (functions, candidates) = (self.functions(experiment)?, self.candidates(experiment)?);
-        let connect = load(CONNECTING)?.trace.touches().len() as u64;
-        let mut outcome = SystorOutcome::new(experiment, self.runs, connect)?;
+        let mut outcome = SystorOutcome::new(experiment, self.runs)?;
         let known: Vec<&SystorOutcome> =
             known.iter().filter(|known| known.is_comparable(&outcome)).collect();
         let room = available() / 10 * 8;
@@ -207,7 +200,7 @@ impl SystorConfig {
                 all.all(|&on| find(&known, At { readahead: on, ..*at }, scales).is_some());
             find(&known, *at, scales).filter(|_| complete)
         };
-        let study = Study { config: self, harness, connect, room };
+        let study = Study { config: self, harness, room };
         let (mut media, mut tiers) = (Media::default(), Vec::new());
         for candidate in &candidates {
             let name = candidate.name();

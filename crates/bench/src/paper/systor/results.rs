@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::SystorError;
 use super::cell::{Cell, Time, function};
 use super::experiments::{Claim, Class, PAPER_FUNCTIONS, SystorExperiment, View, paper_function};
 use super::tiers::TierUse;
-use super::{AGAIN, SystorError};
 use crate::host::Host;
 use crate::text::{self, number};
 
@@ -28,10 +28,6 @@ pub struct SystorOutcome {
     pub host: Host,
     /// Runs of each cell.
     pub runs: u32,
-    /// Instructions of replayed work between repeated accesses.
-    pub again: u32,
-    /// Touches that count as connecting the guest.
-    pub connect: u64,
     /// The tiers.
     pub tiers: Vec<TierUse>,
     /// The measurements.
@@ -46,11 +42,7 @@ pub(super) const PARTS: [Time; 3] = [Time::Restoring, Time::Connecting, Time::Ex
 
 impl SystorOutcome {
     /// No results yet.
-    pub(super) fn new(
-        experiment: &SystorExperiment,
-        runs: u32,
-        connect: u64,
-    ) -> Result<Self, SystorError> {
+    pub(super) fn new(experiment: &SystorExperiment, runs: u32) -> Result<Self, SystorError> {
         let mut host = Host::of(&std::env::temp_dir())?;
         "the tiers".clone_into(&mut host.medium);
         Ok(Self {
@@ -60,8 +52,6 @@ impl SystorOutcome {
             view: experiment.view,
             host,
             runs,
-            again: AGAIN,
-            connect,
             tiers: Vec::new(),
             cells: Vec::new(),
             noise: Vec::new(),
@@ -71,8 +61,7 @@ impl SystorOutcome {
 
     /// Whether cells of both are measured in the same way.
     pub(super) fn is_comparable(&self, other: &Self) -> bool {
-        (&self.host, self.runs, self.again, self.connect)
-            == (&other.host, other.runs, other.again, other.connect)
+        (&self.host, self.runs) == (&other.host, other.runs)
     }
 
     /// Leaves a cell out.
@@ -157,19 +146,15 @@ impl SystorOutcome {
     /// Tables in Markdown: the measurements, the comparison with the paper, and the tiers.
     #[must_use]
     pub fn markdown(&self) -> String {
-        let Self { title, source, host, runs, again, connect, .. } = self;
+        let Self { title, source, host, runs, .. } = self;
         let mut parts = vec![
             format!("{title} ({source})"),
             host.line(),
             format!(
                 "Medians; runs: {runs} (the paper: averages of ten), each with all tiers in another order."
             ),
-            format!(
-                "Models: the guest is a player that replays recorded touches and work, with one repeated access after each \
-                 {again} instructions; the warm invocation is identical to the cold one; the first {connect} touches count \
-                 as connecting, as many as `hello` makes."
-            ),
         ];
+        parts.extend(self.models());
         parts.extend(self.noise_text());
         parts.extend(match self.view {
             View::Classes => self.classes(),
@@ -180,6 +165,18 @@ impl SystorOutcome {
         parts.push(self.tier_table());
         parts.extend(self.left_out.iter().map(|(what, why)| format!("left out: {what}: {why}")));
         parts.join("\n\n") + "\n"
+    }
+
+    /// What the guest replays.
+    fn models(&self) -> Option<String> {
+        let periods = || self.cells.iter().map(|cell| cell.period);
+        let millions = |period| number(period as f64 / 1e6);
+        let (least, most) = (millions(periods().min()?), millions(periods().max()?));
+        Some(format!(
+            "Models: the guest is a player that replays recorded touches and work, and of repeated accesses the first one of \
+             each page in every {least} to {most} million instructions, depending on the function; the warm invocation is \
+             the recorded second one; connecting ends where the request reached the runtime."
+        ))
     }
 
     fn times(&self) -> String {

@@ -1,7 +1,5 @@
 //! The measurements of an experiment: all tiers of a function in one session.
 
-use std::num::NonZero;
-
 use fastrand::Rng;
 use firn_base::error_chain;
 use firn_run::StartReport;
@@ -9,7 +7,7 @@ use thiserror::Error;
 
 use super::cell::Times;
 use super::tiers::{ActiveTier, GuestFault, Media, SSD_DEPTH, least_ns};
-use super::{AGAIN, At, Candidate, Cell, SystorConfig, SystorError, SystorOutcome};
+use super::{At, Candidate, Cell, SystorConfig, SystorError, SystorOutcome};
 use crate::harness::Harness;
 use crate::host::Host;
 use crate::player::{GapFactor, Leaves, Repeats};
@@ -47,8 +45,6 @@ enum CellError {
 pub(super) struct Study<'a> {
     pub(super) config: &'a SystorConfig,
     pub(super) harness: &'a Harness<'a>,
-    /// Touches that count as connecting.
-    pub(super) connect: u64,
     /// Bytes of DRAM that may be used.
     pub(super) room: u64,
 }
@@ -96,7 +92,6 @@ impl Study<'_> {
         let players = PlayersConfig {
             gaps: GapFactor::NONE,
             again: None,
-            connect: None,
             ..self.players(tier, FAULTS, &[false])
         };
         tier.limit(false)?;
@@ -136,8 +131,7 @@ impl Study<'_> {
             leaves: Leaves::Recorded,
             gaps: GapFactor::FULL,
             dense: true,
-            again: NonZero::new(AGAIN).map(Repeats::Random),
-            connect: Some(self.connect),
+            again: Some(Repeats::Recorded),
             medium: tier.used.model,
             ..PlayersConfig::default()
         }
@@ -345,7 +339,8 @@ impl Arm<'_> {
             readahead: self.at.readahead,
             pages: trace.touched_pages(),
             written: trace.written_pages(),
-            times: Times::of(self.at.trace, &self.runs),
+            period: trace.again().map_or(0, |again| again.period),
+            times: Times::of(&self.runs),
             row: self.session.row(&turn, &self.host, &self.runs)?,
         })
     }

@@ -1,6 +1,8 @@
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use firn_vmm::{KVM_DEVICE, open_kvm};
@@ -31,7 +33,16 @@ fn cell(trace: &str, tier: TierName, microvms: u32, times: [f64; 4]) -> Cell {
     });
     row.concurrency = microvms;
     let tier = tier.name().to_owned();
-    Cell { tier, microvms, readahead: false, pages: 100, written: 40, times, row }
+    Cell {
+        tier,
+        microvms,
+        readahead: false,
+        pages: 100,
+        written: 40,
+        period: 3_000_000,
+        times,
+        row,
+    }
 }
 
 /// A tier as it could be measured.
@@ -75,8 +86,6 @@ fn outcome(view: View, cells: Vec<Cell>) -> SystorOutcome {
         view,
         host: sample("p", "t", false).host,
         runs: 1,
-        again: AGAIN,
-        connect: 7,
         tiers: TierName::ALL.map(used).into(),
         cells,
         noise: Vec::new(),
@@ -106,11 +115,8 @@ fn every_figure_and_table_of_the_paper_is_an_experiment_of_known_traces() {
 #[test]
 fn parts_of_cold_add_up_without_the_monitors_start() {
     let runs = [crate::testing::run(&[600_000, 700_000])];
-    let times = |trace| {
-        let row = Cell { times: Times::of(trace, &runs), ..cell("x", TierName::Ssd, 1, [0.0; 4]) };
-        move |time| row.time(time)
-    };
-    let time = times("json_serdes-a");
+    let row = Cell { times: Times::of(&runs), ..cell("x", TierName::Ssd, 1, [0.0; 4]) };
+    let time = |time| row.time(time);
     // The report has no time to connect, so nothing is known of the execution.
     assert_eq!(
         (time(Time::Connecting), time(Time::Executing), time(Time::Warm)),
@@ -133,12 +139,12 @@ fn classes_are_by_the_limits_of_the_takeaways() {
 #[test]
 fn a_claim_is_compared_with_the_functions_of_its_class() {
     let cells = vec![
-        cell("hello-a", TierName::Nvme, 1, [1.0, 1.0, 2.0, 1.0]),
-        cell("hello-a", TierName::Ssd, 1, [2.0, 8.0, 10.0, 1.0]),
-        cell("pyaes-a", TierName::Nvme, 1, [1.0, 1.0, 2.0, 1.0]),
-        cell("pyaes-a", TierName::Ssd, 1, [2.0, 2.0, 4.0, 1.0]),
-        cell("matmul_fb-a", TierName::Nvme, 1, [1.0, 1.0, 2.0, 1.0]),
-        cell("matmul_fb-a", TierName::Ssd, 2, [9.0, 9.0, 9.0, 1.0]),
+        cell("hello-a2", TierName::Nvme, 1, [1.0, 1.0, 2.0, 1.0]),
+        cell("hello-a2", TierName::Ssd, 1, [2.0, 8.0, 10.0, 1.0]),
+        cell("pyaes-a2", TierName::Nvme, 1, [1.0, 1.0, 2.0, 1.0]),
+        cell("pyaes-a2", TierName::Ssd, 1, [2.0, 2.0, 4.0, 1.0]),
+        cell("matmul_fb-a2", TierName::Nvme, 1, [1.0, 1.0, 2.0, 1.0]),
+        cell("matmul_fb-a2", TierName::Ssd, 2, [9.0, 9.0, 9.0, 1.0]),
     ];
     let claims: Vec<&Claim> = Claim::of(View::Breakdown).collect();
     assert_eq!(claims[0].measured(&cells), Some((2.0, 5.0)));
@@ -164,7 +170,7 @@ fn every_view_is_drawn_and_tabulated_with_the_kind_and_parameters_of_each_tier()
         View::Slowdown,
     ] {
         let mut cells = Vec::new();
-        for trace in ["hello-a", "json_serdes-a"] {
+        for trace in ["hello-a2", "json_serdes-a2"] {
             for tier in TierName::ALL {
                 for microvms in [1, 2] {
                     cells.push(cell(trace, tier, microvms, [1.0, 2.0, 3.0, 4.0]));
@@ -172,7 +178,7 @@ fn every_view_is_drawn_and_tabulated_with_the_kind_and_parameters_of_each_tier()
             }
         }
         let mut outcome = outcome(view, cells);
-        outcome.noise = vec![cell("hello-a", TierName::Dram, 1, [1.5, 3.0, 4.5, 4.0])];
+        outcome.noise = vec![cell("hello-a2", TierName::Dram, 1, [1.5, 3.0, 4.5, 4.0])];
         let picture = outcome.draw();
         assert!(well_formed(&picture), "{view:?}");
         let text = outcome.markdown();
@@ -228,20 +234,20 @@ fn as_many_microvms_fit_as_their_images_and_what_they_write() {
         let fits = |number: &u32| Candidate::Paper(tier).misfit(&trace, *number, room).is_none();
         [1, 2, 4, 8, 16, 32].into_iter().take_while(fits).last()
     };
-    assert_eq!(most("hello-a", TierName::Ssd), Some(32));
-    assert_eq!(most("chameleon-a", TierName::Nvme), Some(32));
-    assert_eq!(most("image_rotate-a", TierName::Ssd), Some(16));
-    assert_eq!(most("cnn_serving-a", TierName::Ssd), Some(8));
+    assert_eq!(most("hello-a2", TierName::Ssd), Some(32));
+    assert_eq!(most("chameleon-a2", TierName::Nvme), Some(32));
+    assert_eq!(most("image_rotate-a2", TierName::Ssd), Some(16));
+    assert_eq!(most("cnn_serving-a2", TierName::Ssd), Some(8));
     // tmpfs is its own page cache.
-    assert_eq!(most("cnn_serving-a", TierName::Dcpm), Some(16));
-    let trace = load("cnn_serving-a").unwrap().trace;
+    assert_eq!(most("cnn_serving-a2", TierName::Dcpm), Some(16));
+    let trace = load("cnn_serving-a2").unwrap().trace;
     let why = Candidate::Paper(TierName::Ssd).misfit(&trace, 16, room).unwrap();
     assert!(why.contains("of memory, and 17.5 GiB may be used"), "{why}");
 }
 
 #[test]
 fn a_tier_has_room_for_its_capacity_or_for_what_is_free() {
-    let trace = load("hello-a").unwrap().trace;
+    let trace = load("hello-a2").unwrap().trace;
     let directory = tempfile::tempdir().unwrap();
     let Some(tier) = disk_tier("small", directory.path(), Some(1 << 30)) else { return };
     let misfit = |tier: &Tier, number| Candidate::Real(tier).misfit(&trace, number, u64::MAX);
@@ -306,7 +312,7 @@ mod player {
         let experiment = find_systor("systor-figure-7")[0];
         let config = SystorConfig {
             runs: 3,
-            functions: vec!["hello-a".to_owned()],
+            functions: vec!["hello-a2".to_owned()],
             most: 1,
             only: vec![TierName::Dram],
             tiers,
@@ -319,7 +325,7 @@ mod player {
         assert_eq!(noise, of("good"));
         assert!(outcome.cells.iter().all(|cell| cell.row.runs == 3));
         let why = |what: &str| outcome.left_out[what].as_str();
-        assert!(why("hello on broken with 1 microVM").contains("failed on hello-a in run 1"));
+        assert!(why("hello on broken with 1 microVM").contains("failed on hello-a2 in run 1"));
         assert!(why("hello on full with 1 microVM").contains("of the tier, which has 1.0 MiB"));
         assert!(why("gone").contains("is missing"), "{:?}", outcome.left_out);
         assert_eq!(outcome.left_out.len(), 3, "{:?}", outcome.left_out);
@@ -346,6 +352,53 @@ mod player {
         assert_eq!(again.tiers, known[0].tiers[..2]);
     }
 
+    /// Fills a tier when a function's measurements begin.
+    struct Filling<'a>(&'a Path);
+
+    impl Progress for Filling<'_> {
+        fn note(&self, _: &str) {
+            let mut file = fs::File::create(self.0.join("others")).unwrap();
+            let full = std::io::copy(&mut std::io::repeat(1), &mut file).unwrap_err();
+            assert_eq!(full.kind(), ErrorKind::StorageFull);
+        }
+    }
+
+    #[test]
+    fn a_tier_that_fills_before_a_freeze_is_left_out_and_keeps_nothing() {
+        let has_kvm = firn_required::has("kvm", open_kvm(KVM_DEVICE.as_ref()).is_ok());
+        let root = firn_required::has("root", rustix::process::geteuid().is_root());
+        if !has_kvm || !root {
+            return;
+        }
+        let Ok(disk) = EmulatedDisk::make(512 << 20) else { return };
+        let _alone = one_at_a_time();
+        let content = || {
+            let names = fs::read_dir(disk.path()).unwrap().map(|entry| entry.unwrap().file_name());
+            names.collect::<BTreeSet<_>>()
+        };
+        let before = content();
+        let tier = disk_tier("filling", disk.path(), None).unwrap();
+        let programs = tempfile::tempdir().unwrap();
+        let program = monitor_program(programs.path(), &format!("echo '{REPORT}'\n"));
+        let interrupt = Interrupt::catch().unwrap();
+        let progress = Filling(disk.path());
+        let harness = Harness { program, interrupt: &interrupt, progress: &progress };
+        let config = SystorConfig {
+            runs: 1,
+            functions: vec!["hello-a2".to_owned()],
+            most: 1,
+            only: vec![TierName::Dram],
+            tiers: vec![tier],
+        };
+        let outcome = config.run(find_systor("systor-figure-7")[0], &[], &harness, |_| {}).unwrap();
+        let why = &outcome.left_out["hello on filling with 1 microVM"];
+        assert!(why.contains("No space left on device"), "{why}");
+        assert!(outcome.cells.is_empty());
+        let mut after = content();
+        assert!(after.remove(OsStr::new("others")));
+        assert_eq!(after, before);
+    }
+
     #[test]
     fn an_emulated_disk_whose_limits_do_not_hold_is_left_out() {
         let has_kvm = firn_required::has("kvm", open_kvm(KVM_DEVICE.as_ref()).is_ok());
@@ -363,7 +416,7 @@ mod player {
         let harness = Harness { program, interrupt: &interrupt, progress: &Quiet };
         let config = SystorConfig {
             runs: 1,
-            functions: vec!["hello-a".to_owned()],
+            functions: vec!["hello-a2".to_owned()],
             most: 1,
             only: vec![TierName::Ssd],
             tiers: Vec::new(),
@@ -377,16 +430,16 @@ mod player {
 
 #[test]
 fn cells_of_another_scale_or_tier_are_not_used_again() {
-    let cells = vec![cell("hello-a", TierName::Ssd, 1, [1.0, 2.0, 3.0, 4.0])];
+    let cells = vec![cell("hello-a2", TierName::Ssd, 1, [1.0, 2.0, 3.0, 4.0])];
     let outcome = outcome(View::Breakdown, cells);
-    let at = At { trace: "hello-a", tier: "ssd", microvms: 1, readahead: false };
+    let at = At { trace: "hello-a2", tier: "ssd", microvms: 1, readahead: false };
     assert!(find(&[&outcome], at, false).is_some());
     // The limits of an SSD on which several microVMs start are others.
     assert!(find(&[&outcome], at, true).is_none());
     for other in [
         At { microvms: 2, ..at },
         At { tier: "nvme", ..at },
-        At { trace: "pyaes-a", ..at },
+        At { trace: "pyaes-a2", ..at },
         At { readahead: true, ..at },
     ] {
         assert!(find(&[&outcome], other, false).is_none());

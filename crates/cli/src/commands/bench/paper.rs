@@ -26,7 +26,7 @@ use crate::output;
   firn bench paper pass-figure-9 --out results
   firn bench paper all --pool pool.sock --out results --runs 5
   firn bench paper systor-figure-2 systor-table-5 --out results
-  firn bench paper systor-figure-4 --trace hello-a --most 8 --tier my-ssd
+  firn bench paper systor-figure-4 --trace hello-a2 --most 8 --tier my-ssd
   firn bench paper systor-figure-2 --only dram,cxl --runs 3 --out results
 
 Each experiment NAME writes NAME.json, NAME.md and NAME.svg. A planner that this host cannot run, or that fails, is left out,
