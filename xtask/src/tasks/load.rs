@@ -21,7 +21,7 @@ pub(super) fn test(context: &Context) -> Result<()> {
     let guests = if host.hardware {
         on_this_machine(&load, &paths.firn()).env("FIRN_REQUESTS", GUESTS)
     } else {
-        lab::run(paths, "--memory 8G --timeout 3600")
+        lab::run(paths, "--memory 8G --cpus 1 --timeout 5400")
             .arg("--in")
             .arg(&load)
             .args(["--env", "FIRN=/bin/firn", "--env"])

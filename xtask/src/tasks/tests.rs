@@ -158,8 +158,10 @@ fn load_runs_on_players_and_on_guests() {
     assert_eq!(short[2], requests);
     assert_eq!(
         commands("test-load", host(true, false)),
-        all("/t/release/firn lab run --memory 8G --timeout 3600 --in load --env FIRN=/bin/firn \
-             --env FIRN_REQUESTS=1000 -- /in/load --test-threads=1 --nocapture requests_beside_kills")
+        all(
+            "/t/release/firn lab run --memory 8G --cpus 1 --timeout 5400 --in load --env FIRN=/bin/firn \
+             --env FIRN_REQUESTS=1000 -- /in/load --test-threads=1 --nocapture requests_beside_kills"
+        )
     );
 }
 
