@@ -140,10 +140,16 @@ impl Instance {
             let reason = format!("the event exceeds the limit of {MAX_EVENT_BYTES} bytes");
             return Err(refusal(RefusalKind::BadRequest, reason));
         }
-        let mut runtime = self.take_runtime()?;
+        let mut runtime = self.take_open_runtime()?;
         let limit = Duration::from_millis(invoke.time_limit_ms);
-        let started = Instant::now();
-        let outcome = runtime.invoke(invoke, started + limit);
+        let mut started = Instant::now();
+        let mut outcome = runtime.invoke(invoke, started + limit);
+        if let Err(ExchangeError::EndedBefore) = outcome {
+            drop(runtime);
+            runtime = self.take_open_runtime()?;
+            started = Instant::now();
+            outcome = runtime.invoke(invoke, started + limit);
+        }
         let duration_ns = nanoseconds(started.elapsed());
         let outcome = match outcome {
             Ok(outcome) => outcome,
@@ -265,7 +271,7 @@ impl Instance {
                     self.stopped = true;
                     return Ok(());
                 }
-                Ok(Outcome::Error(_)) if runtime.is_replaceable() => {}
+                Ok(Outcome::Error(_)) if !runtime.waits_for_restore() => {}
                 Ok(Outcome::Error(error)) => return Err(not_freezable(&error.to_string())),
                 Ok(Outcome::Answer(_)) => {
                     return Err(not_freezable("it violated the protocol of its channel"));
@@ -289,7 +295,7 @@ impl Instance {
         let (instance_id, log_stream_name) = self.identity();
         let identity = Identity { instance_id: &instance_id, log_stream_name: &log_stream_name };
         let deadline = Instant::now() + HOUSEKEEPING_LIMIT;
-        let replaceable = runtime.is_replaceable();
+        let replaceable = !runtime.waits_for_restore();
         match runtime.resume(identity, deadline) {
             Ok(Outcome::Done) => self.runtime = Some(runtime),
             Err(error @ ExchangeError::TimedOut) => {
@@ -332,6 +338,18 @@ impl Instance {
         self.start(&load)
     }
 
+    /// [`Self::take_runtime`] of an open instance. A new runtime with SnapStart has run its hooks.
+    fn take_open_runtime(&mut self) -> Result<Runtime, Failure> {
+        let is_new = self.runtime.is_none();
+        let runtime = self.take_runtime()?;
+        if !(is_new && runtime.waits_for_restore()) {
+            return Ok(runtime);
+        }
+        self.runtime = Some(runtime);
+        self.resume_runtime()?;
+        self.take_runtime()
+    }
+
     fn start(&mut self, load: &Load) -> Result<Runtime, Failure> {
         let task_dir = &self.config.task_dir;
         let environment = function::environment(load, task_dir, self.instance_id.as_deref());
@@ -370,7 +388,7 @@ fn ended(
             let seconds = limit.as_secs_f64();
             ("Sandbox.Timedout", format!("{phase} timed out after {seconds:.2} seconds"))
         }
-        ExchangeError::Ended => (EXIT_ERROR, exit_text(runtime.end())),
+        ExchangeError::Ended | ExchangeError::EndedBefore => (EXIT_ERROR, exit_text(runtime.end())),
         ExchangeError::Broken => (EXIT_ERROR, BROKEN_CHANNEL.to_owned()),
         ExchangeError::NotRestorable | ExchangeError::NotRestored => {
             (EXIT_ERROR, error.to_string())

@@ -222,6 +222,40 @@ fn answers_that_are_too_long_or_not_json_are_errors() {
     assert_eq!(host.failed(&json!(1)).error.error_type, "Runtime.InvalidResponse");
 }
 
+/// `awslambdaric` exits when its answer is refused, and requests no event before.
+#[test]
+fn runtime_that_exits_after_a_refused_answer_is_replaced_for_the_next_request() {
+    let handle = "if event == 'long':\n    \
+                      call('POST', 'invocation/%s/response' % request, b'1' * 6291557)\n    \
+                      sys.exit(1)\n\
+                  answer = [steps, event]";
+    for (snap_start, steps) in [(false, json!([])), (true, json!(["before", "after"]))] {
+        let guest = TestGuest::start();
+        let mut host = guest.connect();
+        host.identify(1);
+        let reply = Custom { handle, ..ECHO }.load(&mut host, snap_start);
+        assert!(matches!(reply, Reply::Loaded(_)), "{reply:?}");
+        if snap_start {
+            assert!(matches!(prepare_freeze(&guest), Reply::ReadyToFreeze));
+            host.identify(2);
+        }
+        for turn in 0..2 {
+            let error = host.failed(&json!("long")).error;
+            assert_eq!(error.error_type, "Function.ResponseSizeTooLarge");
+            assert_eq!(host.answer(&json!(turn)), json!([steps, turn]), "{snap_start}");
+        }
+    }
+}
+
+#[test]
+fn runtime_that_was_killed_between_requests_is_replaced() {
+    let handle = "answer = os.getpid()";
+    let (_guest, mut host) = Custom { handle, ..ECHO }.start(false);
+    let killed = host.answer(&json!(1));
+    kill_and_wait(&killed);
+    assert_ne!(host.answer(&json!(2)), killed);
+}
+
 #[test]
 fn put_files_stay_in_the_functions_directory() {
     let guest = TestGuest::start();

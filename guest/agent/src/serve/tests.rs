@@ -246,6 +246,15 @@ fn load_error(load: Load) -> FunctionError {
     }
 }
 
+/// Kills the process with this id, which is a child of this process, and waits until it has ended.
+fn kill_and_wait(id: &Value) {
+    let id = i32::try_from(id.as_i64().unwrap()).unwrap();
+    let process = rustix::process::Pid::from_raw(id).unwrap();
+    rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
+    let options = rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
+    rustix::process::waitid(rustix::process::WaitId::Pid(process), options).unwrap();
+}
+
 const ECHO: &str = "def handler(event, context): return event";
 const EXITS: &str = include_str!("../../../../tests/functions/exits/handler.py");
 const IDENTITY: &str = include_str!("../../../../tests/functions/identity/handler.py");
@@ -505,6 +514,15 @@ mod failures {
         while lives() {
             thread::yield_now();
         }
+    }
+
+    #[test]
+    fn runtime_that_was_killed_between_requests_is_replaced() {
+        let (_guest, mut host) =
+            TestGuest::with("import os\ndef handler(event, context): return os.getpid()");
+        let killed = host.answer(&json!(null));
+        kill_and_wait(&killed);
+        assert_ne!(host.answer(&json!(null)), killed);
     }
 
     #[test]

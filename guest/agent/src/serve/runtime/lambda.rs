@@ -167,8 +167,15 @@ impl LambdaRuntime {
             return Err(ExchangeError::NotRestored);
         }
         let next = match self.waiting.take() {
-            Some(call) => call,
-            None => self.next_call(deadline)?,
+            Some(call) => {
+                self.process.check_running()?;
+                call
+            }
+            // After a refused answer, `awslambdaric` exits.
+            None => self.next_call(deadline).map_err(|error| match error {
+                ExchangeError::Ended => ExchangeError::EndedBefore,
+                error => error,
+            })?,
         };
         match next.kind {
             CallKind::Next => respond_with_event(next, invoke, deadline),

@@ -61,6 +61,9 @@ pub(crate) enum ExchangeError {
     TimedOut,
     #[error("the runtime exited")]
     Ended,
+    /// It has not received the request, which a new runtime can serve.
+    #[error("the runtime exited before the request")]
+    EndedBefore,
     #[error("the function violated the protocol of the runtime's channel")]
     Broken,
     #[error("the runtime does not support a restore: load the function with SnapStart")]
@@ -145,12 +148,13 @@ impl Runtime {
         }
     }
 
-    /// Whether a new process can replace this one if it cannot reseed itself. A process that waits
-    /// for its restore cannot be replaced, because its hooks belong to the frozen state.
-    pub(crate) fn is_replaceable(&self) -> bool {
+    /// Whether the function's before-snapshot hooks have run, and its after-restore hooks have not.
+    /// Such a process cannot be replaced by a new one, because its hooks belong to the frozen
+    /// state.
+    pub(crate) fn waits_for_restore(&self) -> bool {
         match self {
-            Self::Own(_) => true,
-            Self::Lambda(runtime) => !runtime.is_restorable(),
+            Self::Own(_) => false,
+            Self::Lambda(runtime) => runtime.is_restorable(),
         }
     }
 

@@ -52,6 +52,7 @@ impl OwnRuntime {
         invoke: &Invoke,
         deadline: Instant,
     ) -> Result<Outcome, ExchangeError> {
+        self.process.check_running()?;
         let message =
             Message::Invoke { request_id: &invoke.request_id, time_limit_ms: invoke.time_limit_ms };
         let event = invoke.event.get();

@@ -108,6 +108,11 @@ impl Process {
         Ok(Ready { channels, ended })
     }
 
+    /// Returns an error if the process has ended.
+    pub(super) fn check_running(&mut self) -> Result<(), ExchangeError> {
+        if self.wait(&[], None)?.ended { Err(ExchangeError::EndedBefore) } else { Ok(()) }
+    }
+
     /// Takes the last part of the function's output since the previous call, as text.
     pub(super) fn take_logs(&mut self) -> String {
         // Output written before the reply is already in the pipe. A pipe holds 64 KiB, so this loop
