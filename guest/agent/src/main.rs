@@ -57,6 +57,7 @@ fn serve() -> io::Result<()> {
         runtime_dir: "/var/runtime".into(),
         runtime_api: RUNTIME_API,
         user: Some(FUNCTION_USER),
+        counters: "/proc/vmstat".into(),
         freezer: Some(Freezer::new(Path::new("/sys/fs/cgroup/function"))?),
     };
     let listener = VsockListener::bind_with_cid_port(VMADDR_CID_ANY, AGENT_PORT)?;

@@ -21,7 +21,7 @@ use crate::functions::{CodeError, CodeStore, Runtime, Version, VersionSnapshot};
 use crate::metrics::StartKind;
 
 /// Function errors that end the function's runtime. The microVM serves no more requests.
-const FATAL: [&str; 2] = ["Sandbox.Timedout", "Runtime.ExitError"];
+const FATAL: [&str; 3] = ["Sandbox.Timedout", "Runtime.ExitError", "Runtime.OutOfMemory"];
 
 /// One request to a version of a function.
 #[derive(Debug, Clone)]

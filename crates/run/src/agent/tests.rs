@@ -64,6 +64,7 @@ impl Place {
             runtime_dir: "/nowhere".into(),
             runtime_api: ([127, 0, 0, 1], 0).into(),
             user: None,
+            counters: "/nowhere".into(),
             freezer: None,
         };
         let server = Arc::new(Server::new(config, Box::new(Untouched)));

@@ -1,6 +1,8 @@
 //! The loaded function, its runtime process, and the gate that admits requests.
 
 use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
@@ -10,7 +12,9 @@ use super::freezer::Freezer;
 use super::function::{self, WriteError};
 use super::machine::Machine;
 use super::openssl::Copies;
-use super::runtime::{ExchangeError, Identity, Outcome, Runtime, RuntimeApi, RuntimeConfig};
+use super::runtime::{
+    ExchangeError, Identity, Outcome, Runtime, RuntimeApi, RuntimeConfig, StartError,
+};
 use crate::protocol::{
     Answered, Failed, FunctionError, Identify, Invoke, Load, Loaded, MAX_ENTROPY_BYTES,
     MAX_EVENT_BYTES, MIN_ENTROPY_BYTES, Put, Refusal, RefusalKind, Reply,
@@ -23,6 +27,12 @@ const HOUSEKEEPING_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 10 } el
 
 /// AWS Lambda's name for a runtime that exited or violated its protocol.
 const EXIT_ERROR: &str = "Runtime.ExitError";
+
+/// AWS Lambda's name for a `bootstrap` that cannot be executed.
+const ENTRYPOINT_ERROR: &str = "Runtime.InvalidEntrypoint";
+
+/// AWS Lambda's name for a runtime that the kernel killed for lack of memory.
+const MEMORY_ERROR: &str = "Runtime.OutOfMemory";
 
 const BROKEN_CHANNEL: &str = "Runtime wrote an invalid message and was killed";
 
@@ -51,6 +61,8 @@ pub(crate) struct Instance {
     stopped: bool,
     /// The copies of OpenSSL in the stopped processes.
     openssl: Copies,
+    /// [`memory_kills`] when a runtime was last killed, or the agent started.
+    memory_kills: u64,
 }
 
 /// Why the instance did not perform an operation.
@@ -81,6 +93,7 @@ fn system(what: &str, error: &dyn std::error::Error) -> Failure {
 
 impl Instance {
     pub(crate) fn new(config: RuntimeConfig) -> Self {
+        let memory_kills = memory_kills(&config.counters);
         Self {
             config,
             gate: Gate::Unidentified,
@@ -91,6 +104,7 @@ impl Instance {
             instance_id: None,
             stopped: false,
             openssl: Copies::default(),
+            memory_kills,
         }
     }
 
@@ -159,7 +173,7 @@ impl Instance {
             }
             Err(error) => {
                 let what = format!("RequestId: {} Error: ", invoke.request_id);
-                return Err(ended(runtime, &error, &what, "Task", limit));
+                return Err(self.ended(runtime, &error, &what, "Task", limit));
             }
         };
         let logs = runtime.take_logs();
@@ -299,7 +313,7 @@ impl Instance {
         match runtime.resume(identity, deadline) {
             Ok(Outcome::Done) => self.runtime = Some(runtime),
             Err(error @ ExchangeError::TimedOut) => {
-                return Err(ended(runtime, &error, "", "Restore", HOUSEKEEPING_LIMIT));
+                return Err(self.ended(runtime, &error, "", "Restore", HOUSEKEEPING_LIMIT));
             }
             _ if replaceable => {
                 drop(runtime);
@@ -311,7 +325,9 @@ impl Instance {
             Ok(Outcome::Answer(_)) => {
                 return Err(failed(EXIT_ERROR, BROKEN_CHANNEL.to_owned(), runtime.take_logs()));
             }
-            Err(error) => return Err(ended(runtime, &error, "", "Restore", HOUSEKEEPING_LIMIT)),
+            Err(error) => {
+                return Err(self.ended(runtime, &error, "", "Restore", HOUSEKEEPING_LIMIT));
+            }
         }
         Ok(())
     }
@@ -355,8 +371,17 @@ impl Instance {
         let environment = function::environment(load, task_dir, self.instance_id.as_deref());
         let limit = Duration::from_millis(load.time_limit_ms);
         let deadline = Instant::now() + limit;
-        let mut runtime = Runtime::start(&self.config, &mut self.api, load, environment)
-            .map_err(|error| refusal(RefusalKind::System, format!("cannot start: {error}")))?;
+        let mut runtime =
+            Runtime::start(&self.config, &mut self.api, load, environment).map_err(|error| {
+                match error {
+                    StartError::NoBootstrap(_) | StartError::Bootstrap { .. } => {
+                        failed(ENTRYPOINT_ERROR, error.to_string(), String::new())
+                    }
+                    StartError::Spawn(_) | StartError::System(_) => {
+                        refusal(RefusalKind::System, error.to_string())
+                    }
+                }
+            })?;
         match runtime.init(&self.config, load, deadline) {
             Ok(Outcome::Done) => Ok(runtime),
             Ok(Outcome::Error(error)) => {
@@ -365,37 +390,53 @@ impl Instance {
             Ok(Outcome::Answer(_)) => {
                 Err(failed(EXIT_ERROR, BROKEN_CHANNEL.to_owned(), runtime.take_logs()))
             }
-            Err(error) => Err(ended(runtime, &error, "", "Init", limit)),
+            Err(error) => Err(self.ended(runtime, &error, "", "Init", limit)),
         }
+    }
+
+    /// Ends a runtime that returned no outcome and returns the reason in AWS Lambda's terms.
+    fn ended(
+        &mut self,
+        mut runtime: Runtime,
+        error: &ExchangeError,
+        prefix: &str,
+        phase: &str,
+        limit: Duration,
+    ) -> Failure {
+        let (kind, text) = match error {
+            ExchangeError::TimedOut => {
+                let seconds = limit.as_secs_f64();
+                ("Sandbox.Timedout", format!("{phase} timed out after {seconds:.2} seconds"))
+            }
+            ExchangeError::Ended | ExchangeError::EndedBefore => {
+                let end = runtime.end();
+                (self.exit_kind(&end), exit_text(end))
+            }
+            ExchangeError::Broken => (EXIT_ERROR, BROKEN_CHANNEL.to_owned()),
+            ExchangeError::NotRestorable | ExchangeError::NotRestored => {
+                (EXIT_ERROR, error.to_string())
+            }
+            ExchangeError::Io(error) => (EXIT_ERROR, format!("Runtime cannot be reached: {error}")),
+        };
+        failed(kind, format!("{prefix}{text}"), runtime.take_logs())
+    }
+
+    /// AWS Lambda's name for the end of a runtime. The signal, and the count of such kills, show
+    /// that the kernel killed it for lack of memory.
+    fn exit_kind(&mut self, end: &io::Result<Option<ExitStatus>>) -> &'static str {
+        let killed = matches!(end, Ok(Some(status)) if status.signal() == Some(libc::SIGKILL));
+        if !killed {
+            return EXIT_ERROR;
+        }
+        let kills = memory_kills(&self.config.counters);
+        let before = std::mem::replace(&mut self.memory_kills, kills);
+        if kills > before { MEMORY_ERROR } else { EXIT_ERROR }
     }
 }
 
 pub(crate) fn not_identified() -> Failure {
     let reason = "this machine has no identity yet: send an identify request first";
     refusal(RefusalKind::NotIdentified, reason)
-}
-
-/// Ends a runtime that returned no outcome and returns the reason in AWS Lambda's terms.
-fn ended(
-    mut runtime: Runtime,
-    error: &ExchangeError,
-    prefix: &str,
-    phase: &str,
-    limit: Duration,
-) -> Failure {
-    let (kind, text) = match error {
-        ExchangeError::TimedOut => {
-            let seconds = limit.as_secs_f64();
-            ("Sandbox.Timedout", format!("{phase} timed out after {seconds:.2} seconds"))
-        }
-        ExchangeError::Ended | ExchangeError::EndedBefore => (EXIT_ERROR, exit_text(runtime.end())),
-        ExchangeError::Broken => (EXIT_ERROR, BROKEN_CHANNEL.to_owned()),
-        ExchangeError::NotRestorable | ExchangeError::NotRestored => {
-            (EXIT_ERROR, error.to_string())
-        }
-        ExchangeError::Io(error) => (EXIT_ERROR, format!("Runtime cannot be reached: {error}")),
-    };
-    failed(kind, format!("{prefix}{text}"), runtime.take_logs())
 }
 
 fn failed(kind: &str, text: String, logs: String) -> Failure {
@@ -420,6 +461,13 @@ fn exit_text(end: io::Result<Option<ExitStatus>>) -> String {
 fn not_freezable(reason: &str) -> Failure {
     let reason = format!("the runtime cannot be frozen: {reason}");
     refusal(RefusalKind::System, reason)
+}
+
+/// How many processes the kernel has killed for lack of memory.
+fn memory_kills(counters: &Path) -> u64 {
+    let counters = std::fs::read_to_string(counters).unwrap_or_default();
+    let count = counters.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok());
+    count.unwrap_or_default()
 }
 
 /// Whether `name` is one label of a host name in lower case (RFC 1123, section 2.1).

@@ -39,31 +39,14 @@ struct Custom {
 const ECHO: Custom = Custom { setup: "", after: "pass", handle: "answer = [steps, event]" };
 
 impl Custom {
-    /// Sends the bootstrap in two parts and loads it.
+    /// Loads it as `bootstrap`.
     fn load(&self, host: &mut Host, snap_start: bool) -> Reply {
         let indented = self.handle.replace('\n', "\n    ");
         let source = BOOTSTRAP
             .replace("SETUP", self.setup)
             .replace("AFTER", &self.after.replace('\n', "\n    "))
             .replace("HANDLE", &indented);
-        let (head, tail) = source.as_bytes().split_at(100);
-        for (part, append) in [(head, false), (tail, true)] {
-            let put = Put {
-                first: !append,
-                path: "bootstrap".into(),
-                append,
-                executable: true,
-                contents: Base64Bytes(part.to_vec()),
-            };
-            let reply = host.ask(&Request::Put(put));
-            assert!(matches!(reply, Reply::Stored), "{reply:?}");
-        }
-        let mut load = load("");
-        load.files.clear();
-        load.version = "7".into();
-        load.runtime = RuntimeKind::Provided;
-        load.snap_start = snap_start;
-        host.ask(&Request::Load(load))
+        load_program(host, "bootstrap", true, source.as_bytes(), snap_start)
     }
 
     fn start(&self, snap_start: bool) -> (TestGuest, Host) {
@@ -74,6 +57,34 @@ impl Custom {
         assert!(matches!(reply, Reply::Loaded(_)), "{reply:?}");
         (guest, host)
     }
+}
+
+/// Sends a program in two parts and loads it.
+fn load_program(
+    host: &mut Host,
+    path: &str,
+    executable: bool,
+    source: &[u8],
+    snap_start: bool,
+) -> Reply {
+    let (head, tail) = source.split_at(source.len() / 2);
+    for (part, append) in [(head, false), (tail, true)] {
+        let put = Put {
+            first: !append,
+            path: path.into(),
+            append,
+            executable,
+            contents: Base64Bytes(part.to_vec()),
+        };
+        let reply = host.ask(&Request::Put(put));
+        assert!(matches!(reply, Reply::Stored), "{reply:?}");
+    }
+    let mut load = load("");
+    load.files.clear();
+    load.version = "7".into();
+    load.runtime = RuntimeKind::Provided;
+    load.snap_start = snap_start;
+    host.ask(&Request::Load(load))
 }
 
 fn prepare_freeze(guest: &TestGuest) -> Reply {
@@ -191,6 +202,27 @@ fn init_errors_are_returned() {
     let Reply::Failed(failed) = reply else { panic!("{reply:?}") };
     assert_eq!(failed.error.error_type, "Runtime.ExitError");
     assert!(failed.error.error_message.contains("exit status: 3"), "{failed:?}");
+}
+
+#[test]
+fn bootstrap_that_cannot_be_executed_is_an_error_of_the_function() {
+    let guest = TestGuest::start();
+    let mut host = guest.connect();
+    const FOR_ARM: &[u8] = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\xb7\0\x01\0\0\0";
+    let script = b"#!/usr/bin/python3";
+    for (path, executable, source, reason) in [
+        ("main", true, &script[..], "Couldn't find valid bootstrap(s): ["),
+        ("bootstrap/main", true, script, "Couldn't find valid bootstrap(s): ["),
+        ("bootstrap", false, script, "/bootstrap: permission denied"),
+        ("bootstrap", true, b"#!/no/interpreter", "/bootstrap: no such file or directory"),
+        ("bootstrap", true, b"print()", "/bootstrap: exec format error"),
+        ("bootstrap", true, FOR_ARM, "/bootstrap: exec format error"),
+    ] {
+        let reply = load_program(&mut host, path, executable, source, false);
+        let Reply::Failed(Failed { error, .. }) = reply else { panic!("{path}: {reply:?}") };
+        assert_eq!(error.error_type, "Runtime.InvalidEntrypoint", "{error:?}");
+        assert!(error.error_message.contains(reason), "{error:?}");
+    }
 }
 
 #[test]

@@ -72,7 +72,7 @@ impl Machine for Recorder {
 pub(super) struct TestGuest {
     machine: Recorder,
     connect: mpsc::Sender<io::Result<UnixStream>>,
-    _task_dir: TempDir,
+    folder: TempDir,
 }
 
 impl TestGuest {
@@ -81,20 +81,26 @@ impl TestGuest {
     }
 
     pub(super) fn with_freezer(freezer: Option<Freezer>) -> Self {
-        let task_dir = tempfile::tempdir().unwrap();
+        let folder = tempfile::tempdir().unwrap();
         let machine = Recorder::default();
         let config = RuntimeConfig {
             python: PathBuf::from("python3"),
-            task_dir: task_dir.path().join("task"),
+            task_dir: folder.path().join("task"),
             runtime_dir: PathBuf::from("/nowhere"),
             runtime_api: ([127, 0, 0, 1], 0).into(),
             user: None,
+            counters: folder.path().join("vmstat"),
             freezer,
         };
         let server = Arc::new(Server::new(config, Box::new(machine.clone())));
         let (connect, incoming) = mpsc::channel();
         thread::spawn(move || server.serve(incoming));
-        Self { machine, connect, _task_dir: task_dir }
+        Self { machine, connect, folder }
+    }
+
+    /// What the guest reads for the kernel's counters.
+    fn counters(&self) -> PathBuf {
+        self.folder.path().join("vmstat")
     }
 
     fn open(&self) -> UnixStream {
@@ -513,6 +519,27 @@ mod failures {
         };
         while lives() {
             thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn runtime_that_the_kernel_kills_for_lack_of_memory_has_its_own_error() {
+        let (guest, mut host) = TestGuest::with(
+            "import os\n\
+             def handler(event, context):\n\
+             \x20   if event: open(event, 'w').write('oom_kill_else 7\\noom_kill 1\\nlast 2\\n')\n\
+             \x20   os.kill(os.getpid(), 9)\n",
+        );
+        let counters = json!(guest.counters());
+        for (event, kind) in [
+            (json!(null), "Runtime.ExitError"),
+            (counters.clone(), "Runtime.OutOfMemory"),
+            // The counter is the one of the earlier kill.
+            (counters, "Runtime.ExitError"),
+        ] {
+            let error = host.failed(&event).error;
+            assert_eq!(error.error_type, kind, "{error:?}");
+            assert!(error.error_message.contains("SIGKILL"), "{error:?}");
         }
     }
 

@@ -1,8 +1,10 @@
 //! A process that uses AWS Lambda's Runtime API: `awslambdaric`, or a function's own `bootstrap`.
 
 use std::collections::BTreeMap;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -11,7 +13,7 @@ use serde_json::value::RawValue;
 use super::api::{Call, CallKind, Calls, PostedError, RuntimeApi};
 use super::channel::{Channel, Identity};
 use super::process::Process;
-use super::{ExchangeError, Outcome, RuntimeConfig};
+use super::{ExchangeError, Outcome, RuntimeConfig, StartError};
 use crate::protocol::{FunctionError, Invoke, Load, MAX_ANSWER_BYTES, RuntimeKind};
 
 /// The Python program: identity for clones, then AWS Lambda's unmodified runtime interface client.
@@ -60,12 +62,20 @@ impl LambdaRuntime {
         api: &RuntimeApi,
         kind: RuntimeKind,
         environment: &BTreeMap<String, String>,
-    ) -> io::Result<Self> {
+    ) -> Result<Self, StartError> {
+        let bootstrap = config.task_dir.join("bootstrap");
         let mut command;
         let mut channel = None;
         match kind {
+            RuntimeKind::Provided if !bootstrap.is_file() => {
+                return Err(StartError::NoBootstrap(bootstrap));
+            }
+            RuntimeKind::Provided if !is_program(&bootstrap)? => {
+                let reason = "exec format error";
+                return Err(StartError::Bootstrap { path: bootstrap, reason });
+            }
             RuntimeKind::Provided => {
-                command = Command::new(config.task_dir.join("bootstrap"));
+                command = Command::new(&bootstrap);
                 command.stdin(Stdio::null());
             }
             RuntimeKind::Own | RuntimeKind::Python => {
@@ -75,7 +85,11 @@ impl LambdaRuntime {
             }
         }
         let calls = api.connect()?;
-        let process = Process::start(command, config, environment)?;
+        let process = Process::start(command, config, environment);
+        let process = process.map_err(|error| match error {
+            StartError::Spawn(cause) if kind == RuntimeKind::Provided => refused(bootstrap, cause),
+            error => error,
+        })?;
         Ok(Self { process, calls, waiting: None, channel, restorable: false })
     }
 
@@ -263,6 +277,28 @@ impl LambdaRuntime {
         call.refuse(403, "InvalidStateTransition", "this call is not valid in the current state");
         ExchangeError::Broken
     }
+}
+
+/// Whether a file is a script with an interpreter, or a program for this processor. The C library
+/// would have the shell run any other file.
+fn is_program(path: &Path) -> io::Result<bool> {
+    let mut head = Vec::new();
+    File::open(path)?.take(20).read_to_end(&mut head)?;
+    // e_machine of the ELF header, of 64 and of 32 bits.
+    let machines: [&[u8]; 2] = [&libc::EM_X86_64.to_le_bytes(), &libc::EM_386.to_le_bytes()];
+    let is_elf = head.starts_with(b"\x7fELF");
+    Ok(head.starts_with(b"#!") || is_elf && head.get(18..).is_some_and(|m| machines.contains(&m)))
+}
+
+/// The error of a function's `bootstrap` that did not start. The texts are those of AWS Lambda.
+fn refused(path: PathBuf, cause: io::Error) -> StartError {
+    let reason = match cause.raw_os_error() {
+        // Its interpreter is missing: the file exists.
+        Some(libc::ENOENT) => "no such file or directory",
+        Some(libc::EACCES) => "permission denied",
+        _ => return StartError::Spawn(cause),
+    };
+    StartError::Bootstrap { path, reason }
 }
 
 /// Responds to a request for the next event.

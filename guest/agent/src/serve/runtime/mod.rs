@@ -39,6 +39,8 @@ pub struct RuntimeConfig {
     pub runtime_api: SocketAddr,
     /// The user and group id of the function; `None` for the agent's own.
     pub user: Option<u32>,
+    /// The kernel's counters, one on each line (`/proc/vmstat`).
+    pub counters: PathBuf,
     /// The control groups of the function's processes. Without them, threads and processes other
     /// than the main thread of Python run until the freeze, and from the restore on.
     pub freezer: Option<Freezer>,
@@ -52,6 +54,22 @@ pub(crate) enum Outcome {
     /// At most [`crate::protocol::MAX_ANSWER_BYTES`].
     Answer(Box<RawValue>),
     Error(FunctionError),
+}
+
+/// Why a runtime did not start.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StartError {
+    /// The function's `bootstrap` is missing.
+    #[error("Couldn't find valid bootstrap(s): [{}]", .0.display())]
+    NoBootstrap(PathBuf),
+    /// The function's `bootstrap` cannot be executed.
+    #[error("fork/exec {}: {reason}", path.display())]
+    Bootstrap { path: PathBuf, reason: &'static str },
+    /// A program cannot be executed.
+    #[error("cannot start: {0}")]
+    Spawn(io::Error),
+    #[error("cannot start: {0}")]
+    System(#[from] io::Error),
 }
 
 /// Why the runtime returned no [`Outcome`]. It must be ended, unless the variant states otherwise.
@@ -88,7 +106,7 @@ impl Runtime {
         api: &mut Option<RuntimeApi>,
         load: &Load,
         mut environment: BTreeMap<String, String>,
-    ) -> io::Result<Self> {
+    ) -> Result<Self, StartError> {
         if load.runtime == RuntimeKind::Own {
             return OwnRuntime::start(config, &environment).map(Self::Own);
         }

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::channel::{Channel, Identity, Message};
 use super::process::Process;
-use super::{ExchangeError, Outcome, RuntimeConfig};
+use super::{ExchangeError, Outcome, RuntimeConfig, StartError};
 use crate::protocol::{Invoke, Load, MAX_ANSWER_BYTES};
 
 /// The Python program.
@@ -24,7 +24,7 @@ impl OwnRuntime {
     pub(super) fn start(
         config: &RuntimeConfig,
         environment: &BTreeMap<String, String>,
-    ) -> io::Result<Self> {
+    ) -> Result<Self, StartError> {
         let mut command = Command::new(&config.python);
         // -I: the environment and the current directory do not affect the start of Python. -u:
         // output is written immediately, so that it is complete however the function ends.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open};
 
-use super::{ExchangeError, RuntimeConfig};
+use super::{ExchangeError, RuntimeConfig, StartError};
 use crate::serve::freezer::Freezer;
 use crate::serve::log_tail::LogTail;
 
@@ -45,7 +45,7 @@ impl Process {
         mut command: Command,
         config: &RuntimeConfig,
         environment: &BTreeMap<String, String>,
-    ) -> io::Result<Self> {
+    ) -> Result<Self, StartError> {
         let (output, printed) = io::pipe()?;
         command.env_clear().envs(environment).current_dir(&config.task_dir);
         command.stdout(printed.try_clone()?).stderr(printed).process_group(0);
@@ -60,7 +60,7 @@ impl Process {
             // SAFETY: `enter` makes one system call, which a forked child may make.
             unsafe { command.pre_exec(enter) };
         }
-        let mut child = command.spawn()?;
+        let mut child = command.spawn().map_err(StartError::Spawn)?;
         match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
             Ok(end) => {
                 let freezer = config.freezer.clone();
@@ -69,7 +69,7 @@ impl Process {
             Err(error) => {
                 child.kill()?;
                 child.wait()?;
-                Err(error.into())
+                Err(io::Error::from(error).into())
             }
         }
     }
