@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use firn_memory::planners;
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use time::macros::format_description;
 use uuid::Uuid;
 
-use super::Target;
+use super::{PLANNER_VARIABLE, Target};
 
 /// The name of the unpublished version, the only one that can be changed.
 pub const LATEST: &str = "$LATEST";
@@ -62,11 +63,24 @@ pub struct Version {
     pub snap_start: bool,
     /// Whether the version can be invoked.
     pub state: VersionState,
-    /// Why the version, which is pending, could not be frozen yet.
+    /// Why the version, which is pending, is not active yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<String>,
     /// The snapshot that microVMs of this version are thawed from.
     pub(crate) snapshot: Option<VersionSnapshot>,
+}
+
+impl Version {
+    /// The planner that the function's configuration names, if it does.
+    pub(crate) fn named_planner(&self) -> Option<&str> {
+        self.environment.get(PLANNER_VARIABLE).map(String::as_str)
+    }
+
+    /// Whether its planner needs a recording of its snapshot.
+    pub(crate) fn needs_recording(&self) -> bool {
+        let planner = self.named_planner().map(planners::parse);
+        matches!(planner, Some(Ok(planner)) if planner.uses_profile())
+    }
 }
 
 /// A version's code.
@@ -125,7 +139,7 @@ pub(crate) struct VersionSnapshot {
     pub(crate) place: SnapshotPlace,
     /// Size of its stored image, bytes.
     pub(crate) bytes: u64,
-    /// The planner that thaws it, unless the function names another.
+    /// The planner that thaws it.
     pub(crate) planner: String,
 }
 

@@ -87,6 +87,14 @@ pub(crate) struct Thawed {
     pub(crate) standby: bool,
 }
 
+/// A frozen microVM.
+#[derive(Debug)]
+pub(crate) struct Frozen {
+    pub(crate) place: SnapshotPlace,
+    /// Size of its stored image, bytes.
+    pub(crate) bytes: u64,
+}
+
 /// A microVM did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
@@ -117,11 +125,20 @@ pub(crate) enum FreezeError {
     Freeze(#[from] FreezeInstanceError),
     #[error("the freeze took longer than {0:?}")]
     TimedOut(Duration),
-    /// The last planner's error.
-    #[error("no planner can thaw the snapshot")]
-    Plan(#[source] LaunchError),
     #[error("the snapshot's place is not available")]
     Place(#[source] LaunchError),
+    #[error(transparent)]
+    Task(#[from] TaskFailed),
+}
+
+/// A frozen version has no planner.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PlanError {
+    #[error("the planner that {PLANNER_VARIABLE} names cannot thaw the snapshot")]
+    Named(#[source] LaunchError),
+    /// The last planner's error.
+    #[error("no planner can thaw the snapshot")]
+    None(#[source] LaunchError),
     #[error(transparent)]
     Task(#[from] TaskFailed),
 }
@@ -195,12 +212,10 @@ impl Launcher {
     /// if there is one.
     pub(crate) async fn thaw(
         self: &Arc<Self>,
-        version: &Version,
         snapshot: &VersionSnapshot,
     ) -> Result<Thawed, LaunchError> {
         let request_ns = now_ns();
-        let planner = version.environment.get(PLANNER_VARIABLE).unwrap_or(&snapshot.planner);
-        let key = ThawKey { place: snapshot.place.clone(), planner: planner.clone() };
+        let key = ThawKey { place: snapshot.place.clone(), planner: snapshot.planner.clone() };
         let launcher = Arc::clone(self);
         blocking(move || {
             if let Some(clone) = launcher.ready.take(&key) {
@@ -280,7 +295,7 @@ impl Launcher {
         self: &Arc<Self>,
         microvm: &Microvm,
         place: SnapshotPlace,
-    ) -> Result<VersionSnapshot, FreezeError> {
+    ) -> Result<Frozen, FreezeError> {
         let (launcher, instance) = (Arc::clone(self), (*microvm.instance).clone());
         let frozen_place = place.clone();
         let freezing = blocking(move || {
@@ -297,25 +312,33 @@ impl Launcher {
         });
         let frozen = timeout(self.start_limit, freezing).await;
         let frozen = frozen.map_err(|_| FreezeError::TimedOut(self.start_limit))??;
-        let planner = self.choose_planner(&place).await?;
         let bytes = frozen.report.stored_pages.saturating_mul(PAGE_SIZE);
-        Ok(VersionSnapshot { place, bytes, planner })
+        Ok(Frozen { place, bytes })
     }
 
-    /// The first planner that makes a plan for a snapshot on this host. A monitor makes the plan,
-    /// because the daemon does not parse snapshots.
-    async fn choose_planner(
+    /// The planner that thaws a snapshot of `version`: the one that the function names, or the
+    /// first that makes a plan on this host. A monitor makes the plan, because the daemon does not
+    /// parse snapshots.
+    pub(crate) async fn choose_planner(
         self: &Arc<Self>,
+        version: &Version,
         place: &SnapshotPlace,
-    ) -> Result<String, FreezeError> {
+    ) -> Result<String, PlanError> {
         let (launcher, place) = (Arc::clone(self), place.clone());
+        let named = version.named_planner().map(ToOwned::to_owned);
         let planning = move || {
+            let plan = |planner: String| {
+                let key = ThawKey { place: place.clone(), planner };
+                launcher.plan(&key).map(|_| key.planner)
+            };
+            if let Some(planner) = named {
+                return plan(planner).map_err(PlanError::Named);
+            }
             let mut refused = Ok(String::new());
             for planner in &launcher.planners {
-                let key = ThawKey { place: place.clone(), planner: planner.clone() };
-                match launcher.plan(&key) {
-                    Ok(_) => return Ok(key.planner),
-                    Err(error) => refused = Err(FreezeError::Plan(error)),
+                match plan(planner.clone()) {
+                    Ok(planner) => return Ok(planner),
+                    Err(error) => refused = Err(PlanError::None(error)),
                 }
             }
             refused

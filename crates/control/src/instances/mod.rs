@@ -25,7 +25,7 @@ pub use fleet::AcquireError;
 pub(crate) use fleet::LeaseRequest;
 pub(crate) use fleet::{Fleet, Limits};
 pub use launcher::{BootFiles, LaunchError};
-pub(crate) use launcher::{Launcher, guest_mib};
+pub(crate) use launcher::{Frozen, Launcher, guest_mib};
 pub use ledger::Shortage;
 pub(crate) use pool::SnapshotPool;
 pub(crate) use ready::ReadyClones;

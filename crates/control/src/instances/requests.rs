@@ -14,7 +14,7 @@ use firn_run::{
 };
 
 use super::fleet::{AcquireError, Fleet, Lease, LeaseRequest, Reservation, Vm};
-use super::launcher::{FreezeError, LaunchError, Thawed};
+use super::launcher::{FreezeError, Frozen, LaunchError, PlanError, Thawed};
 use super::microvm::Microvm;
 use super::report::{InvocationReport, ProcessUsage};
 use crate::functions::{CodeError, CodeStore, Runtime, Version, VersionSnapshot};
@@ -103,6 +103,8 @@ pub(crate) enum PublishFailure {
     Load(#[from] LoadFailure),
     #[error(transparent)]
     Freeze(#[from] FreezeError),
+    #[error(transparent)]
+    Plan(#[from] PlanError),
 }
 
 impl PublishFailure {
@@ -257,7 +259,7 @@ pub(crate) async fn publish(
     fleet: Arc<Fleet>,
     code: CodeStore,
     version: Arc<Version>,
-) -> Result<VersionSnapshot, PublishFailure> {
+) -> Result<Frozen, PublishFailure> {
     let request = LeaseRequest { version: Arc::clone(&version), new: true };
     let Lease::Start(reservation) = fleet.acquire(request).await? else {
         return Err(AcquireError::Closed.into());
@@ -289,7 +291,7 @@ async fn start(
     report: &mut InvocationReport,
 ) -> Result<Vm, LoadFailure> {
     if let Some(snapshot) = &version.snapshot {
-        let thawed = thaw(fleet, version, snapshot).await;
+        let thawed = thaw(fleet, snapshot).await;
         fleet.stand_by();
         match thawed {
             Ok((Thawed { mut microvm, report: thaw, standby }, agent)) => {
@@ -337,10 +339,9 @@ async fn start(
 
 async fn thaw(
     fleet: &Arc<Fleet>,
-    version: &Version,
     snapshot: &VersionSnapshot,
 ) -> Result<(Thawed, AgentClient), LoadFailure> {
-    let thawed = fleet.launcher.thaw(version, snapshot).await?;
+    let thawed = fleet.launcher.thaw(snapshot).await?;
     let (socket, limit) = (thawed.microvm.vsock_socket(), fleet.launcher.start_limit);
     match spawn_blocking(move || AgentClient::connect(&socket, limit)).await? {
         Ok(agent) => Ok((thawed, agent)),

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use firn_base::error_chain;
 
@@ -12,7 +12,7 @@ use super::errors::FindError;
 use super::{Control, OpenError};
 use crate::blocking::blocking;
 use crate::functions::{SnapshotPlace, Version, VersionSnapshot, VersionState, is_snapshot_name};
-use crate::instances::{PublishFailure, publish};
+use crate::instances::{Frozen, PublishFailure, publish};
 use crate::store::{Change, StoreError};
 
 /// How many microVMs the freeze of a version may lose before it fails.
@@ -54,6 +54,13 @@ impl Control {
         let (name, number) = (version.function.clone(), version.version.clone());
         tracing::info!(function = name, version = number, "freezing");
         let Some(frozen) = self.publish_when_free(&version).await else { return };
+        let frozen = match frozen {
+            Ok(frozen) => match self.plan_when_recorded(&version, frozen).await {
+                Some(planned) => planned,
+                None => return,
+            },
+            Err(error) => Err(error),
+        };
         let (state, snapshot) = match frozen {
             Ok(snapshot) => {
                 let VersionSnapshot { planner, bytes, .. } = &snapshot;
@@ -84,7 +91,7 @@ impl Control {
     async fn publish_when_free(
         self: &Arc<Self>,
         version: &Version,
-    ) -> Option<Result<VersionSnapshot, PublishFailure>> {
+    ) -> Option<Result<Frozen, PublishFailure>> {
         let mut backoff = Backoff::since(Instant::now());
         let mut lost = 0;
         for attempts in 1.. {
@@ -100,20 +107,68 @@ impl Control {
                 let source = Box::new(error);
                 return Some(Err(PublishFailure::NeverFree { attempts, source }));
             };
-            tracing::warn!(
-                function = version.function,
-                version = version.version,
-                waiting,
-                next_seconds = pause.as_secs(),
-                "not frozen yet"
-            );
-            let store = |found| Version { waiting: Some(waiting), ..found };
-            if let Ok(false) = self.change_version(version.clone(), store).await {
+            if !self.wait(version, waiting, pause).await {
                 return None;
             }
-            tokio::time::sleep(pause).await;
         }
         None
+    }
+
+    /// Chooses the planner of a frozen version. Tries again a few times, because the monitor that
+    /// plans can be lost, and longer for a planner that needs a recording. Removes the snapshot if
+    /// there is no planner, or if the version was deleted meanwhile, which returns `None`.
+    async fn plan_when_recorded(
+        self: &Arc<Self>,
+        version: &Version,
+        Frozen { place, bytes }: Frozen,
+    ) -> Option<Result<VersionSnapshot, PublishFailure>> {
+        let mut backoff = Backoff::since(Instant::now());
+        let directory = match &place {
+            SnapshotPlace::Directory(name) => Some(self.fleet.launcher.snapshots.join(name)),
+            SnapshotPlace::Pool(_) => None,
+        };
+        let recorded = directory.filter(|_| version.needs_recording());
+        for attempts in 1.. {
+            let chosen = self.fleet.launcher.choose_planner(version, &place).await;
+            let error = match chosen {
+                Ok(planner) => return Some(Ok(VersionSnapshot { place, bytes, planner })),
+                // The next daemon freezes it.
+                Err(error) if self.fleet.is_closed() => return Some(Err(error.into())),
+                Err(error) => error,
+            };
+            let reason = error_chain(&error);
+            let waiting = match &recorded {
+                Some(path) => format!("waits for a recording of {}: {reason}", path.display()),
+                None => format!("attempt {attempts} to plan its thaw failed: {reason}"),
+            };
+            let tries = recorded.is_some() || attempts <= LOST;
+            let Some(pause) = backoff.next().filter(|_| tries) else {
+                self.purge(&place).await;
+                return Some(Err(error.into()));
+            };
+            if !self.wait(version, waiting, pause).await {
+                self.purge(&place).await;
+                return None;
+            }
+        }
+        None
+    }
+
+    /// Stores why a version waits, and waits. Returns false if the version was deleted.
+    async fn wait(self: &Arc<Self>, version: &Version, waiting: String, pause: Duration) -> bool {
+        tracing::warn!(
+            function = version.function,
+            version = version.version,
+            waiting,
+            next_seconds = pause.as_secs(),
+            "not frozen yet"
+        );
+        let store = |found| Version { waiting: Some(waiting), ..found };
+        if let Ok(false) = self.change_version(version.clone(), store).await {
+            return false;
+        }
+        tokio::time::sleep(pause).await;
+        true
     }
 
     /// Whether a later attempt can succeed: there was no microVM or no manager of the pool for it,

@@ -1,3 +1,4 @@
+use std::path::PathBuf;
 use std::time::Duration;
 
 use firn_run::PoolManagerError;
@@ -5,7 +6,7 @@ use firn_run::PoolManagerError;
 use super::super::testing::{new_function, options, version_when};
 use super::super::{NewFunction, PublishRequest};
 use super::*;
-use crate::functions::Target;
+use crate::functions::{PLANNER_VARIABLE, Target, snapshot_name};
 use crate::instances::{LeaseRequest, LoadFailure};
 
 #[tokio::test]
@@ -74,4 +75,61 @@ async fn a_publish_waits_for_the_clients_of_an_earlier_manager_and_not_for_what_
     let waits = |reason| PoolManagerError::HasClients { medium: "/pool".into(), reason };
     let fails = |reason| PoolManagerError::Start { medium: "/pool".into(), reason };
     assert_eq!((attempts(waits), attempts(fails)), (10, 2));
+}
+
+/// A pending version that names a planner, its snapshot, and the snapshot's directory.
+async fn frozen(control: &Arc<Control>, name: &str, planner: &str) -> (Version, Frozen, PathBuf) {
+    let mut new = new_function(name);
+    let variables = [(PLANNER_VARIABLE.to_owned(), planner.to_owned())];
+    new.configuration.environment = Some(variables.into());
+    control.create_function(new).await.unwrap();
+    let target = Target::new(name, None).unwrap();
+    let version = control.publish(&target, PublishRequest::default()).await.unwrap();
+    let name = snapshot_name(&version);
+    let folder = control.fleet.launcher.snapshots.join(&name);
+    std::fs::create_dir(&folder).unwrap();
+    (version, Frozen { place: SnapshotPlace::Directory(name), bytes: 1 }, folder)
+}
+
+#[tokio::test]
+async fn a_version_is_pending_until_its_planner_has_a_recording() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = options(folder.path());
+    options.monitors = 1;
+    let control = Control::open(&options, None).unwrap();
+    let latest = control.create_function(new_function("first")).await.unwrap();
+    // The only microVM, so that no version is frozen.
+    let request = LeaseRequest { version: Arc::new(latest), new: true };
+    let _lease = control.fleet.acquire(request).await.unwrap();
+
+    let (version, snapshot, path) = frozen(&control, "recorded", "reap").await;
+    let planning = tokio::spawn({
+        let control = Arc::clone(&control);
+        async move { control.plan_when_recorded(&version, snapshot).await }
+    });
+    let told = format!("waits for a recording of {}: ", path.display());
+    let waits = |version: &Version| version.waiting.as_ref().is_some_and(|w| w.starts_with(&told));
+    let waiting = version_when(&control, "recorded", "1", waits).await;
+    assert_eq!(waiting.state, VersionState::Pending);
+    assert!(path.exists());
+    let target = Target::new("recorded", Some("1")).unwrap();
+    control.delete(&target).await.unwrap();
+    assert!(planning.await.unwrap().is_none());
+    assert!(!path.exists());
+}
+
+#[tokio::test]
+async fn a_version_whose_planner_cannot_thaw_it_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = options(folder.path());
+    options.monitors = 1;
+    let control = Control::open(&options, None).unwrap();
+    let latest = control.create_function(new_function("first")).await.unwrap();
+    let request = LeaseRequest { version: Arc::new(latest), new: true };
+    let _lease = control.fleet.acquire(request).await.unwrap();
+    // No planner can, because no monitor starts here.
+    let (version, snapshot, path) = frozen(&control, "named", "vanilla_dax").await;
+    let error = control.plan_when_recorded(&version, snapshot).await.unwrap().unwrap_err();
+    assert_eq!(error.to_string(), "the planner that FIRN_PLANNER names cannot thaw the snapshot");
+    assert!(!path.exists());
 }

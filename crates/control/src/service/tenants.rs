@@ -7,8 +7,7 @@ use firn_memory::planners;
 
 use super::errors::NotFound;
 use crate::functions::{
-    ConfigurationError, FunctionRecord, PLANNER_VARIABLE, SnapshotPlace, Target, Version,
-    VersionState,
+    ConfigurationError, FunctionRecord, SnapshotPlace, Target, Version, VersionState,
 };
 use crate::instances::guest_mib;
 use crate::store::{Change, StoreError};
@@ -154,13 +153,13 @@ impl Tenants {
         tenant: Option<&str>,
         version: &Version,
     ) -> Result<(), ConfigurationError> {
-        let Some(planner) = version.environment.get(PLANNER_VARIABLE) else { return Ok(()) };
+        let Some(planner) = version.named_planner() else { return Ok(()) };
         let Some(allowed) = self.of(tenant).planners else { return Ok(()) };
         let name = planner.split(':').next().unwrap_or_default();
         if allowed.iter().any(|allowed| allowed == planner || allowed == name) {
             return Ok(());
         }
-        let (planner, allowed) = (planner.clone(), allowed.join(", "));
+        let (planner, allowed) = (planner.to_owned(), allowed.join(", "));
         Err(ConfigurationError::PlannerRefused { planner, allowed })
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use super::super::testing::{new_function, options, version_when, zip_of};
 use super::super::{ChangeError, CodeChange, Control, OpenError, PublishError, PublishRequest};
 use super::*;
-use crate::functions::{ConfigurationChange, VersionSnapshot};
+use crate::functions::{ConfigurationChange, PLANNER_VARIABLE, VersionSnapshot};
 use crate::instances::LeaseRequest;
 
 const MIB: u64 = 1 << 20;

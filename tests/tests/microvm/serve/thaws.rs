@@ -1,11 +1,13 @@
 //! A version is thawed with the planner that its function names, or booted if the thaw fails.
 
+use std::time::Duration;
+
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use firn_tests::{BlockedLoader, Daemon, World, zip_of};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{SLEEPER, adds_up, kill, process, processes};
+use super::{SLEEPER, adds_up, kill, process, processes, refused};
 
 /// A custom runtime: fetches requests one after another, and replies to them.
 const BOOTSTRAP: &str = r#"#!/usr/bin/python3 -u
@@ -66,27 +68,43 @@ fn a_thaw_uses_the_functions_planner_and_a_boot_replaces_a_failed_thaw() {
         processes(&world, "monitor").into_iter().for_each(kill);
     }
     let log = daemon.end();
+    let frozen = log.lines().find(|line| line.contains("frozen")).unwrap_or_default();
+    assert!(frozen.contains("dram_cached"), "{log}");
     let warnings: Vec<&str> = log.lines().filter(|line| line.contains("booting instead")).collect();
     assert_eq!(warnings.len(), 2, "{log}");
     assert!(warnings.iter().all(|line| line.contains("snapshots/own-1-")), "{warnings:#?}");
 }
 
-/// FaaSnap's loader runs concurrently with the guest: a request is served while storage blocks the
-/// loader.
+/// A version whose planner needs a recording is active once its snapshot has one. FaaSnap's loader
+/// runs concurrently with the guest: a request is served while storage blocks the loader.
 #[test]
 fn a_request_is_served_while_the_loader_runs() {
     let world = World::default();
     let daemon = Daemon::start(&world, &["--standby", "1"]);
     let planner = json!({ "Environment": { "Variables": { "FIRN_PLANNER": "faasnap" } } });
     assert_eq!(daemon.create("own", "handler.py", SLEEPER, &planner).status, 201);
-    let settled = daemon.settled("own");
-    assert_eq!(settled.body["State"], "Active", "{settled:?}");
+    let waits = loop {
+        let path = "/2015-03-31/functions/own/configuration?Qualifier=1";
+        let version = daemon.ask("GET", path, &Value::Null).body;
+        assert_eq!(version["State"], "Pending", "{version}");
+        let reason = version["StateReason"].as_str().unwrap();
+        if reason.starts_with("waits for a recording of ") {
+            break reason.to_owned();
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    assert!(waits.contains("faasnap:merge=32 needs"), "{waits}");
+    let early = daemon.invoke("own:1", &json!({}));
+    refused(&early, 409, "SnapStartNotReadyException");
     let snapshots = world.file("daemon/snapshots");
     let snapshot = std::fs::read_dir(&snapshots).unwrap().next().unwrap().unwrap().path();
+    assert!(waits.contains(&snapshot.display().to_string()), "{waits}");
     let event = json!({ "a": 1 });
     let record = world.firn(["profile", "record", "--part", "groups", "--invoke"]);
     record.arg(event.to_string()).arg(&snapshot).run().ok();
     world.firn(["profile", "pack", "--planner", "faasnap"]).arg(&snapshot).run().ok();
+    let settled = daemon.settled("own");
+    assert_eq!(settled.body["State"], "Active", "{settled:?}");
 
     let held = BlockedLoader::of(&snapshot.join("loading-set.img"));
     let answer = daemon.invoke("own:1", &event);
