@@ -530,14 +530,14 @@ fn tiers_are_measured_once() {
     let run = || {
         let out = results.path().to_str().unwrap();
         let experiment = ["paper", "systor-table-5", "--runs", "1", "--out", out];
-        let cells = ["--trace", "hello-a", "--only", "dram,dcpm"];
+        let cells = ["--trace", "hello-a2", "--only", "dram,dcpm"];
         let output = output(&[&experiment[..], &cells].concat());
         assert!(output.status.success(), "{}", text(&output.stderr));
         let json: Value = serde_json::from_slice(&fs::read(path("json")).unwrap()).unwrap();
         (text(&output.stderr).to_owned(), json)
     };
     let (notes, json) = run();
-    assert!(notes.contains("hello-a, function 1 of 1"), "{notes}");
+    assert!(notes.contains("hello-a2, function 1 of 1"), "{notes}");
     let tiers = |key: &str| -> Vec<&str> {
         let tiers = json[key].as_array().unwrap().iter();
         tiers.map(|cell| cell.get("tier").unwrap_or(&cell["name"]).as_str().unwrap()).collect()

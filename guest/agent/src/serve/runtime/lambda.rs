@@ -181,16 +181,15 @@ impl LambdaRuntime {
             return Err(ExchangeError::NotRestored);
         }
         let next = match self.waiting.take() {
-            Some(call) => {
-                self.process.check_running()?;
-                call
-            }
+            Some(call) => call,
             // After a refused answer, `awslambdaric` exits.
             None => self.next_call(deadline).map_err(|error| match error {
                 ExchangeError::Ended => ExchangeError::EndedBefore,
                 error => error,
             })?,
         };
+        // A call outlives the process that has sent it.
+        self.process.check_running()?;
         match next.kind {
             CallKind::Next => respond_with_event(next, invoke, deadline),
             _ => return Err(self.stray(next)),
