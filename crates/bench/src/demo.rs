@@ -18,7 +18,7 @@ use crate::host::Host;
 use crate::medium::{self, MediumError};
 use crate::players::PlayersConfig;
 use crate::text::{number, table};
-use crate::thaw::{ThawConfig, ThawError};
+use crate::thaw::{Row, ThawConfig, ThawError};
 use crate::traces::{LoadTraceError, load};
 
 /// The planners: from files, and from a pool.
@@ -133,19 +133,24 @@ impl DemoConfig {
                 ..ThawConfig::default()
             }
             .run(harness)?;
-            rows.extend(results.results.into_iter().map(|row| DemoRow {
-                trace: row.trace,
-                planner: row.planner,
-                in_pool: row.cache == Cache::Unused,
-                median_ms: row.total_ms.median,
-                min_ms: row.total_ms.min,
-                max_ms: row.total_ms.max,
-            }));
+            rows.extend(demo_rows(results.results));
             host = Some(results.host);
         }
         let host = host.ok_or(DemoError::Nothing)?;
         Ok(Demo { host, runs: self.runs, rows })
     }
+}
+
+/// A row for each planner. One of them was measured twice, to see the noise.
+fn demo_rows(rows: Vec<Row>) -> impl Iterator<Item = DemoRow> {
+    rows.into_iter().filter(|row| !row.is_repeated()).map(|row| DemoRow {
+        trace: row.trace,
+        planner: row.planner,
+        in_pool: row.cache == Cache::Unused,
+        median_ms: row.total_ms.median,
+        min_ms: row.total_ms.min,
+        max_ms: row.total_ms.max,
+    })
 }
 
 impl Demo {

@@ -1,4 +1,4 @@
-use super::{Demo, DemoRow};
+use super::{Demo, DemoRow, demo_rows};
 use crate::testing::sample;
 
 #[test]
@@ -22,4 +22,17 @@ fn the_table_has_a_row_for_each_planner_and_a_column_for_each_trace() {
     assert_eq!(line("│ reap").matches("12.3 (1.00 to 123)").count(), 2, "{text}");
     assert_eq!(line("│ pass").matches("12.3 (1.00 to 123)").count(), 1, "{text}");
     assert!(line("│ pass").contains("pool in memory"), "{text}");
+}
+
+#[test]
+fn a_repeated_planner_is_shown_once() {
+    let mut rows = sample("reap", "t", false).results;
+    let mut again = rows[0].clone();
+    rows[0].label = Some("a".to_owned());
+    again.label = Some("b".to_owned());
+    again.total_ms.median *= 2.0;
+    let median_ms = rows[0].total_ms.median;
+    rows.push(again);
+    let medians: Vec<f64> = demo_rows(rows).map(|row| row.median_ms).collect();
+    assert_eq!(medians, [median_ms]);
 }

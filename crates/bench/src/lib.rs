@@ -26,6 +26,7 @@
 //! ```
 
 mod batch;
+mod bootstrap;
 mod cache;
 mod capacity;
 mod cgroup;
@@ -70,6 +71,6 @@ pub use saved::ReadResultsError;
 pub use stats::{Comparison, Summary};
 pub use text::table;
 pub use thaw::{
-    Noise, OpenLoop, Results, Row, Session, SessionError, ThawConfig, ThawError, draw_sessions,
-    sessions_markdown,
+    Noise, OpenLoop, RESULTS_VERSION, Results, Row, Session, SessionError, ThawConfig, ThawError,
+    draw_sessions, sessions_markdown,
 };

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use thiserror::Error;
 
 use crate::capacity::Capacities;
-use crate::thaw::Results;
+use crate::thaw::{RESULTS_VERSION, Results};
 
 /// Why a file of results cannot be read.
 #[derive(Debug, Error)]
@@ -30,6 +30,16 @@ pub enum ReadResultsError {
         /// The reason.
         source: serde_json::Error,
     },
+    /// The file is of a later version.
+    #[error(
+        "{path} has results of version {found}, and this firn reads versions up to {RESULTS_VERSION}: use a newer firn"
+    )]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+    },
     /// The file contains something else.
     #[error("{path} contains no capacities: pass a file that `firn bench capacity --json` wrote")]
     Capacities {
@@ -48,6 +58,13 @@ enum Measured {
     Capacity(Capacities),
 }
 
+/// What every version of the results has.
+#[derive(Deserialize)]
+struct Versioned {
+    #[serde(default)]
+    version: u32,
+}
+
 impl Results {
     /// Reads the JSON that `firn bench thaw` wrote.
     ///
@@ -55,8 +72,13 @@ impl Results {
     ///
     /// [`ReadResultsError`].
     pub fn read(path: &Path) -> Result<Self, ReadResultsError> {
-        serde_json::from_slice(&read(path)?)
-            .map_err(|source| ReadResultsError::Results { path: path.to_owned(), source })
+        let bytes = read(path)?;
+        let other = |source| ReadResultsError::Results { path: path.to_owned(), source };
+        let Versioned { version: found } = serde_json::from_slice(&bytes).map_err(other)?;
+        if found > RESULTS_VERSION {
+            return Err(ReadResultsError::Version { path: path.to_owned(), found });
+        }
+        serde_json::from_slice(&bytes).map_err(other)
     }
 }
 

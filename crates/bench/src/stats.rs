@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::bootstrap;
+
 /// Measurements of one quantity, in its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
@@ -17,9 +19,26 @@ pub struct Summary {
     pub max: f64,
     /// The interquartile range divided by the median; 0 if the median is 0.
     pub spread: f64,
+    /// The 95 % bootstrap interval of the median; `None` with fewer than 11 runs, or if it is not
+    /// known which measurements are of one run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ci95: Option<[f64; 2]>,
 }
 
 impl Summary {
+    /// Of the measurements of each run; `None` as [`Self::of`]. Measurements of one run may depend
+    /// on each other.
+    #[must_use]
+    pub fn of_runs(runs: &[Vec<f64>]) -> Option<Self> {
+        Some(Self { ci95: bootstrap::median(runs), ..Self::of(&runs.concat())? })
+    }
+
+    /// The interval of the median if there is one, otherwise minimum to maximum.
+    #[must_use]
+    pub fn interval(&self) -> [f64; 2] {
+        self.ci95.unwrap_or([self.min, self.max])
+    }
+
     /// Of measurements in any order; `None` without measurements, or if one is not a finite number.
     #[must_use]
     pub fn of(values: &[f64]) -> Option<Self> {
@@ -32,6 +51,7 @@ impl Summary {
             min: sorted[0],
             max: sorted[sorted.len() - 1],
             spread: if median == 0.0 { 0.0 } else { range / median },
+            ci95: None,
         })
     }
 }

@@ -18,7 +18,7 @@ fn known_values() {
     assert_eq!((summary.min, summary.median, summary.max), (1.0, 10.5, 20.0));
     assert!(near(summary.p95, 19.05));
     assert!(near(summary.spread, 9.5 / 10.5));
-    let one = Summary { median: 3.0, p95: 3.0, min: 3.0, max: 3.0, spread: 0.0 };
+    let one = Summary { median: 3.0, p95: 3.0, min: 3.0, max: 3.0, spread: 0.0, ci95: None };
     assert_eq!(Summary::of(&[3.0]), Some(one));
     assert_eq!(Summary::of(&[5.0, 1.0, 3.0]).unwrap().median, 3.0);
     assert_eq!(Summary::of(&[0.0, 0.0]).unwrap().spread, 0.0);

@@ -2,6 +2,8 @@
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, TableStyle, presets};
 
+use crate::stats::Summary;
+
 /// A number with three significant digits, such as `1.23`, `12.3` or `123`.
 pub(crate) fn number(value: f64) -> String {
     match value.abs() {
@@ -10,6 +12,18 @@ pub(crate) fn number(value: f64) -> String {
         size if size < 100.0 => format!("{value:.1}"),
         _ => format!("{value:.0}"),
     }
+}
+
+/// The interval of the median, or minimum to maximum with few runs, such as `1.10 to 1.32`.
+pub(crate) fn interval(summary: &Summary) -> String {
+    let [low, high] = summary.interval().map(number);
+    format!("{low} to {high}")
+}
+
+/// The median with its interval; the median alone if there is one measurement.
+pub(crate) fn with_interval(summary: &Summary) -> String {
+    let median = number(summary.median);
+    if summary.min == summary.max { median } else { format!("{median} ({})", interval(summary)) }
 }
 
 /// A table for a terminal: the first column is aligned left, all others right.

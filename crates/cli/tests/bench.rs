@@ -64,6 +64,8 @@ fn two_planners_are_compared() {
         "firecracker:readahead=off,dram_cached",
         "--trace",
         "sequential-read:16M",
+        "--order",
+        "7",
         "--runs",
         "2",
         "--dir",
@@ -80,7 +82,10 @@ fn two_planners_are_compared() {
     assert!(json["host"]["kernel"].is_string() && json["host"]["medium"].is_string());
     let rows = json["results"].as_array().unwrap();
     let planners: Vec<_> = rows.iter().map(|row| row["planner"].as_str().unwrap()).collect();
-    assert_eq!(planners, ["firecracker:readahead=off", "dram_cached"]);
+    // One of several planners is measured twice, in an order that can be repeated.
+    assert_eq!(planners, ["firecracker:readahead=off", "dram_cached", "firecracker:readahead=off"]);
+    assert_eq!((&rows[2]["label"], &json["noise"][0]["ratio"]["pairs"]), (&"b".into(), &2.into()));
+    assert_eq!((&json["version"], &json["order"]), (&1.into(), &7.into()));
     for row in rows {
         assert_eq!((&row["pages"], &row["runs"]), (&4096.into(), &2.into()));
         assert_eq!((&row["cache"], &row["concurrency"]), (&"cached".into(), &1.into()));
@@ -167,7 +172,7 @@ fn reads_of_free_pages_are_counted() {
     // `firecracker` reads free pages one by one on first access, into a shared page cache. `reap`
     // reads those in the other input's working set, once for each microVM. `faast` reads only those
     // that the kernel reads ahead.
-    let [on_demand, ahead, zeros] = read[..] else { panic!("{read:?}") };
+    let [on_demand, ahead, zeros, _] = read[..] else { panic!("{read:?}") };
     assert!(on_demand > 100 * PAGE_SIZE && ahead > 200 * PAGE_SIZE, "{read:?}");
     assert!(zeros * 2 < on_demand, "{read:?}");
 }
@@ -230,11 +235,12 @@ fn a_warm_invocation_is_shown_beside_the_cold_one() {
         (rows, fs::read_to_string(plot).unwrap(), text(&output.stdout).to_owned())
     };
     let (rows, picture, table) = measured(&["--warm", "--gaps", "1", "--again", "1000"]);
-    assert_eq!(rows.len(), 2);
+    assert_eq!(rows.len(), 3);
     for row in &rows {
         let [median, p95] = ["median", "p95"].map(|part| row["warm_ms"][part].as_f64().unwrap());
         assert!(0.0 < median && median <= p95, "{row}");
-        let name = format!("{}, warm", row["planner"].as_str().unwrap());
+        let label = row["label"].as_str().map_or(String::new(), |label| format!(" ({label})"));
+        let name = format!("{}{label}, warm", row["planner"].as_str().unwrap());
         assert!(picture.contains(&format!(">{name}<")) && table.contains(&name), "{table}");
     }
     let tables = |more: &[&str]| {
@@ -414,7 +420,7 @@ fn a_page_that_changed_on_its_medium_fails_the_measurement() {
     };
     let interrupt = Interrupt::catch().unwrap();
     let host = Host::of(directory.path()).unwrap();
-    let error = error_chain(&session.run(host, &interrupt, &Quiet).unwrap_err());
+    let error = error_chain(&session.run(host, 1, &interrupt, &Quiet).unwrap_err());
     assert!(error.contains("firecracker:readahead=on failed on sequential-read:4M in run 1"));
     assert!(error.contains("restored wrong memory") && error.contains("0x4d"), "{error}");
 }

@@ -27,7 +27,7 @@ use crate::host::{Host, HostError};
 use crate::player::{GapFactor, Leaves};
 use crate::players::{PlayersConfig, PlayersError, Prepared, sanitises};
 use crate::progress::Part;
-use crate::thaw::{Session, SessionError};
+use crate::thaw::{RESULTS_VERSION, Session, SessionError, to_repeat};
 
 /// How the papers' experiments run.
 #[derive(Clone, Debug)]
@@ -110,12 +110,14 @@ impl Runner<'_> {
             left_out.insert((*written).to_owned(), reason);
         }
         let mut outcome = Outcome {
+            version: RESULTS_VERSION,
             name: name.to_owned(),
             source: source.to_owned(),
             title: title.to_owned(),
             quantity,
             host: Host::of(&std::env::temp_dir())?,
             unsanitised,
+            order: fastrand::u32(..).into(),
             sessions: Vec::new(),
             capacities: None,
             left_out,
@@ -198,7 +200,7 @@ impl Runner<'_> {
             let session = Session {
                 program: self.harness.program.clone(),
                 players: prepared.players.clone(),
-                subjects: subjects.clone(),
+                subjects: subjects.iter().chain(to_repeat(&subjects)).cloned().collect(),
                 runs: self.config.runs,
                 warm_up: 0,
                 concurrency,
@@ -210,7 +212,12 @@ impl Runner<'_> {
                 warm: false,
             };
             let progress = Part { name: place, progress: self.harness.progress };
-            let results = session.run(prepared.host.clone(), self.harness.interrupt, &progress);
+            let results = session.run(
+                prepared.host.clone(),
+                outcome.order,
+                self.harness.interrupt,
+                &progress,
+            );
             match results {
                 Ok(results) => {
                     outcome.add(place, results);
@@ -231,8 +238,8 @@ impl Runner<'_> {
                 }
             }
         }
-        let rows = Vec::new();
-        outcome.sessions.push(Place { name: place.to_owned(), rows });
+        let (name, rows, noise) = (place.to_owned(), Vec::new(), Vec::new());
+        outcome.sessions.push(Place { name, rows, noise });
         Ok(())
     }
 }

@@ -10,11 +10,14 @@ use crate::capacity::Capacities;
 use crate::host::Host;
 use crate::picture::chart::{Bar, Chart, Line, Lines, Marks, Panel, Point};
 use crate::text::{self, number};
-use crate::thaw::{Results, Row};
+use crate::thaw::{Noise, Results, Row};
 
 /// The results of an experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
+    /// The version of this form: [`RESULTS_VERSION`](crate::RESULTS_VERSION).
+    #[serde(default)]
+    pub version: u32,
     /// The experiment's name.
     pub name: String,
     /// The paper, section and figure.
@@ -28,6 +31,9 @@ pub struct Outcome {
     /// Whether the pages that the guests held free had content, except in FaaSnap's guests.
     #[serde(default)]
     pub unsanitised: bool,
+    /// The seed of the random order in which the planners had their turns.
+    #[serde(default)]
+    pub order: u64,
     /// Sessions by their place on the scale: the number of microVMs, or the memory limit.
     pub sessions: Vec<Place>,
     /// Budgets that were filled, in an experiment that fills one.
@@ -43,6 +49,9 @@ pub struct Place {
     pub name: String,
     /// Rows of all planners that did not fail.
     pub rows: Vec<Row>,
+    /// The noise: a planner that was measured twice.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub noise: Vec<Noise>,
 }
 
 impl Outcome {
@@ -50,12 +59,14 @@ impl Outcome {
     pub(super) fn add(&mut self, place: &str, results: Results) {
         let left_out = results.left_out.into_iter().map(|left| (left.planner, left.reason));
         self.left_out.extend(left_out);
+        let Results { results: mut rows, noise, .. } = results;
+        rows.retain(|row| !row.is_repeated());
         match self.sessions.iter_mut().find(|session| session.name == place) {
-            Some(session) => session.rows.extend(results.results),
-            None => {
-                let name = place.to_owned();
-                self.sessions.push(Place { name, rows: results.results });
+            Some(session) => {
+                session.rows.extend(rows);
+                session.noise.extend(noise);
             }
+            None => self.sessions.push(Place { name: place.to_owned(), rows, noise }),
         }
     }
 
@@ -142,6 +153,13 @@ impl Outcome {
                 "\nThe pages that the guests held free have content; only the guests of `faasnap` zero what they free.\n",
             );
         }
+        for Place { name, noise, .. } in &self.sessions {
+            for Noise { planner, trace, of, ratio, .. } in noise {
+                text.push_str(&format!(
+                    "\nnoise at {name}: {planner} on {trace} measured twice, {of}, second / first: {ratio}\n"
+                ));
+            }
+        }
         for (planner, reason) in &self.left_out {
             text.push_str(&format!("\nleft out: {planner}: {reason}\n"));
         }
@@ -167,7 +185,7 @@ impl Outcome {
                 row.trace.clone(),
                 place.to_owned(),
                 row.planner.clone(),
-                format!("{}{mark}", number(row.total_ms.median)),
+                format!("{}{mark}", text::with_interval(&row.total_ms)),
                 number(row.total_ms.p95),
                 row.fault_ms.map_or(String::new(), |faults| number(faults.median)),
                 format_bytes(row.batch_dram_bytes),

@@ -11,12 +11,14 @@ fn outcome(quantity: Quantity, places: &[&str]) -> Outcome {
         results
     };
     let mut outcome = Outcome {
+        version: 1,
         name: "a-figure".to_owned(),
         source: "A paper <1>".to_owned(),
         title: "A figure".to_owned(),
         quantity,
         host: results().host,
         unsanitised: false,
+        order: 1,
         sessions: Vec::new(),
         capacities: None,
         left_out: BTreeMap::new(),
@@ -70,4 +72,28 @@ fn a_line_has_a_gap_where_a_planner_was_not_measured() {
     outcome.sessions[1].rows.retain(|row| row.planner != "pass");
     let picture = outcome.draw();
     assert!(well_formed(&picture) && picture.contains(">pass<"));
+}
+
+#[test]
+fn a_repeated_planner_is_the_noise_of_its_place() {
+    let mut results = sample("pass", "json-a", false);
+    let mut again = results.results[0].clone();
+    results.results[0].label = Some("a".to_owned());
+    again.label = Some("b".to_owned());
+    results.results.push(again);
+    results.noise.push(crate::thaw::Noise {
+        planner: "pass".to_owned(),
+        trace: "json-a".to_owned(),
+        cache: crate::Cache::Cold,
+        of: "total_ms".to_owned(),
+        ratio: crate::Comparison::of(&[1.5]).unwrap(),
+    });
+    let mut outcome = outcome(Quantity::Total, &[]);
+    outcome.add("8", results);
+    assert_eq!((outcome.sessions[0].rows.len(), outcome.sessions[0].noise.len()), (1, 1));
+    let text = outcome.markdown();
+    assert!(
+        text.contains("noise at 8: pass on json-a measured twice, total_ms, second / first: 1.500"),
+        "{text}"
+    );
 }

@@ -127,6 +127,15 @@ impl FromStr for Repeats {
     }
 }
 
+impl fmt::Display for Repeats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Recorded => f.write_str(RECORDED),
+            Self::Random(between) => between.fmt(f),
+        }
+    }
+}
+
 const MOST_FACTOR: u32 = 1000;
 const DECIMALS: usize = 3;
 const UNIT: u32 = 1000;

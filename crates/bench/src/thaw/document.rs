@@ -8,7 +8,7 @@ use super::results::{Results, Row};
 use crate::cache::Cache;
 use crate::picture::chart::{Bar, Chart, Marks, Panel};
 use crate::players::sanitises;
-use crate::stats::{quantile, sorted};
+use crate::stats::{Summary, quantile, sorted};
 use crate::text::{self, number};
 
 /// The planner that the picture compares all others with.
@@ -39,23 +39,58 @@ impl Conditions {
         let guest = if sanitised { "sanitised" } else { "unsanitised" };
         format!("{microvms}, page cache {cache}; {images} images, {guest} guest")
     }
+
+    /// What the sessions showed by measuring a planner twice; empty if none did.
+    fn noise(self, sessions: &[Results]) -> String {
+        let measured = sessions.iter().filter(|session| {
+            let first = session.results.first();
+            session.unsanitised != self.sanitised
+                && session.dense != self.sparse
+                && first.is_some_and(|row| {
+                    (row.concurrency, row.snapshots) == (self.concurrency, self.snapshots)
+                })
+        });
+        let noise = measured.flat_map(|session| &session.noise).filter(|noise| {
+            cache_order(noise.cache).is_none_or(|cache_order| cache_order == self.cache_order)
+        });
+        let ratios: Vec<f64> = noise.map(|noise| noise.ratio.median).collect();
+        Summary::of(&ratios).map_or(String::new(), |Summary { median, min, max, .. }| {
+            format!(
+                "Noise: a planner measured twice, second / first, {} times: median {median:.3}, \
+                 {min:.3} to {max:.3}.\n\n",
+                ratios.len()
+            )
+        })
+    }
 }
 
-/// A quantity: its name and unit, and the function that reads it.
-type Quantity = (&'static str, fn(Invocation<'_>) -> Option<f64>);
+/// A quantity: its name and unit, and the functions that read it and show it in a table.
+type Quantity = (&'static str, Value, fn(Invocation<'_>, f64) -> String);
+type Value = fn(Invocation<'_>) -> Option<f64>;
 
 const QUANTITIES: [Quantity; 3] = [
-    ("Request to last page, ms", |invocation| Some(invocation.ms.median)),
-    ("DRAM of all microVMs, MiB", |Invocation { row, warm, .. }| {
-        (!warm).then(|| row.batch_dram_bytes as f64 / MIB)
-    }),
-    ("Read of free pages, MiB", |Invocation { row, warm, .. }| {
-        if warm { None } else { Some(row.batch_free_read_bytes? as f64 / MIB) }
-    }),
+    (
+        "Request to last page, ms",
+        |invocation| Some(invocation.ms.median),
+        |invocation, _| text::with_interval(&invocation.ms),
+    ),
+    (
+        "DRAM of all microVMs, MiB",
+        |Invocation { row, warm, .. }| (!warm).then(|| row.batch_dram_bytes as f64 / MIB),
+        |_, value| number(value),
+    ),
+    (
+        "Read of free pages, MiB",
+        |Invocation { row, warm, .. }| {
+            if warm { None } else { Some(row.batch_free_read_bytes? as f64 / MIB) }
+        },
+        |_, value| number(value),
+    ),
 ];
 
-/// Markdown tables for each set of conditions. If sessions measured the same planner and trace
-/// under the same conditions, the last one counts.
+/// Markdown tables for each set of conditions. A time is the median, with its 95 % bootstrap
+/// interval from 11 runs on, otherwise with minimum and maximum. If sessions measured the same
+/// planner and trace under the same conditions, the last one counts.
 #[must_use]
 pub fn sessions_markdown(sessions: &[Results]) -> String {
     let mut text = String::new();
@@ -64,6 +99,7 @@ pub fn sessions_markdown(sessions: &[Results]) -> String {
         for quantity in QUANTITIES {
             text.push_str(&table(&invocations(rows), quantity));
         }
+        text.push_str(&conditions.noise(sessions));
     }
     text
 }
@@ -75,7 +111,7 @@ pub fn sessions_markdown(sessions: &[Results]) -> String {
 pub fn draw_sessions(sessions: &[Results]) -> String {
     let mut panels = Vec::new();
     for (conditions, rows) in &grouped(sessions) {
-        for (name, value) in QUANTITIES.into_iter().take(2) {
+        for (name, value, _) in QUANTITIES.into_iter().take(2) {
             let rows = invocations(rows);
             let subjects = distinct(&rows, Invocation::subject);
             let bars = subjects.into_iter().filter_map(|subject| bar(&rows, subject, value));
@@ -110,11 +146,7 @@ pub fn draw_sessions(sessions: &[Results]) -> String {
 
 /// A planner, or its warm invocation, relative to Firecracker's cold start, over all traces that
 /// both were measured on.
-fn bar(
-    rows: &[Invocation<'_>],
-    subject: (&str, bool),
-    value: fn(Invocation<'_>) -> Option<f64>,
-) -> Option<Bar> {
+fn bar(rows: &[Invocation<'_>], subject: (&str, bool), value: Value) -> Option<Bar> {
     let ratio = |trace| {
         Some(value(row_of(rows, subject, trace)?)? / value(row_of(rows, (BASE, false), trace)?)?)
     };
@@ -138,7 +170,7 @@ fn grouped(sessions: &[Results]) -> BTreeMap<Conditions, Vec<&Row>> {
     for session in sessions {
         let all: BTreeSet<u8> =
             session.results.iter().filter_map(|row| cache_order(row.cache)).collect();
-        for row in &session.results {
+        for row in session.results.iter().filter(|row| !row.is_repeated()) {
             // Planners that map from a pool use no page cache, so their rows belong to every state
             // of the session.
             let measured = match cache_order(row.cache) {
@@ -195,7 +227,7 @@ fn cache_order(cache: Cache) -> Option<u8> {
 }
 
 /// A table of one quantity; empty if no row has it.
-fn table(rows: &[Invocation<'_>], (name, value): Quantity) -> String {
+fn table(rows: &[Invocation<'_>], (name, value, show): Quantity) -> String {
     let rows: Vec<Invocation<'_>> =
         rows.iter().copied().filter(|row| value(*row).is_some()).collect();
     let subjects = distinct(&rows, Invocation::subject);
@@ -208,7 +240,8 @@ fn table(rows: &[Invocation<'_>], (name, value): Quantity) -> String {
     let traces = distinct(&rows, |invocation| invocation.row.trace.as_str());
     let lines = traces.into_iter().map(|trace| {
         let cells = subjects.iter().map(|subject| {
-            row_of(&rows, *subject, trace).and_then(value).map_or(String::new(), number)
+            let row = row_of(&rows, *subject, trace);
+            row.and_then(|row| Some(show(row, value(row)?))).unwrap_or_default()
         });
         [trace.to_owned()].into_iter().chain(cells).collect()
     });

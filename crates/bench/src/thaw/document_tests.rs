@@ -1,7 +1,8 @@
 use super::{draw_sessions as draw, sessions_markdown};
 use crate::cache::Cache;
+use crate::stats::{Comparison, Summary};
 use crate::testing::sample;
-use crate::thaw::Results;
+use crate::thaw::{Noise, Results};
 
 /// The tables without the padding of their cells.
 fn markdown(sessions: &[Results]) -> String {
@@ -24,7 +25,7 @@ fn session(planners: &[&str], trace: &str, ms: f64, dense: bool, unsanitised: bo
     results.results =
         planners.iter().map(|planner| sample(planner, trace, false).results.remove(0)).collect();
     for row in &mut results.results {
-        row.total_ms.median = ms;
+        row.total_ms = Summary::of(&[ms]).unwrap();
         row.batch_dram_bytes = 3 << 20;
         if row.planner == "pass" {
             row.cache = Cache::Unused;
@@ -71,7 +72,7 @@ fn a_planner_without_a_page_cache_is_in_the_tables_of_all_its_states() {
     let mut both = session(&["pass", "reap"], "t", 1.0, true, true);
     let mut cached = both.results[1].clone();
     cached.cache = Cache::Cached;
-    cached.total_ms.median = 2.0;
+    cached.total_ms = Summary::of(&[2.0]).unwrap();
     both.results.push(cached);
     let text = markdown(&[both]);
     let (cold, cached) = text.split_once("page cache cached").unwrap();
@@ -101,9 +102,7 @@ fn the_picture_shows_ratios_to_firecracker() {
 #[test]
 fn warm_invocations_are_columns_and_bars_beside_cold_ones() {
     let mut base = session(&["firecracker:readahead=on", "reap"], "t", 20.0, true, true);
-    let mut warm = base.results[0].total_ms;
-    warm.median = 5.0;
-    base.results[0].warm_ms = Some(warm);
+    base.results[0].warm_ms = Summary::of(&[5.0]);
     let text = markdown(&[base.clone()]);
     let times = "| trace | `firecracker:readahead=on` | `firecracker:readahead=on`, warm | `reap` |\n\
                  |---|---|---|---|\n| t | 20.0 | 5.00 | 20.0 |";
@@ -114,4 +113,43 @@ fn warm_invocations_are_columns_and_bars_beside_cold_ones() {
     assert!(picture.contains(">firecracker:readahead=on, warm<"), "{picture}");
     assert!(picture.contains("0.25 (0.25 to 0.25)"), "{picture}");
     assert_eq!(picture.matches("warm<").count(), 1, "{picture}");
+}
+
+#[test]
+fn a_time_has_its_interval() {
+    let mut few = session(&["reap"], "t", 1.0, true, true);
+    few.results[0].total_ms = Summary::of_runs(&[vec![3.0], vec![1.0], vec![2.0]]).unwrap();
+    assert!(markdown(&[few.clone()]).contains("| t | 2.00 (1.00 to 3.00) |"));
+    let runs = [5.0, 7.0].repeat(10);
+    let runs: Vec<Vec<f64>> = runs.into_iter().chain([100.0, 6.0]).map(|ms| vec![ms]).collect();
+    few.results[0].total_ms = Summary::of_runs(&runs).unwrap();
+    let text = markdown(&[few]);
+    assert!(text.contains("| t | 6.50 (5.00 to 7.00) |"), "{text}");
+}
+
+#[test]
+fn a_repeated_planner_is_shown_as_noise() {
+    let mut all = session(&["reap", "pass"], "t", 1.0, true, true);
+    let mut again = all.results[0].clone();
+    all.results[0].label = Some("a".to_owned());
+    again.label = Some("b".to_owned());
+    again.total_ms = Summary::of(&[9.0]).unwrap();
+    all.results.push(again);
+    let noise = |cache, ratio| Noise {
+        planner: "reap".to_owned(),
+        trace: "t".to_owned(),
+        cache,
+        of: "total_ms".to_owned(),
+        ratio: Comparison::of(&[ratio]).unwrap(),
+    };
+    all.noise = vec![noise(Cache::Cold, 1.25), noise(Cache::Cached, 4.0)];
+    let mut other = Results { noise: vec![noise(Cache::Cold, 0.75)], ..all.clone() };
+    let text = markdown(&[all.clone(), other.clone()]);
+    assert!(text.contains("| t | 1.00 | 1.00 |") && !text.contains("9.00"), "{text}");
+    let twice =
+        "Noise: a planner measured twice, second / first, 2 times: median 1.000, 0.750 to 1.250.";
+    assert!(text.contains(twice), "{text}");
+    other.results[0].concurrency = 7;
+    let text = markdown(&[all, other]);
+    assert!(text.contains("1 times: median 0.750") && text.contains("1 times: median 1.250"));
 }

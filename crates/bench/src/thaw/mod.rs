@@ -16,7 +16,7 @@ pub use open_loop::OpenLoop;
 #[cfg(test)]
 pub(crate) use results::RowHead;
 pub(crate) use results::Run;
-pub use results::{Noise, Results, Row};
+pub use results::{Noise, RESULTS_VERSION, Results, Row};
 pub(crate) use session::Turn;
 pub use session::{Session, SessionError};
 
@@ -40,8 +40,11 @@ pub struct ThawConfig {
     pub caches: Vec<Cache>,
     /// Whether each microVM of a run is of a snapshot of its own, with other content.
     pub different_snapshots: bool,
-    /// Whether every planner is measured twice: the difference is noise.
+    /// Whether every planner is measured twice: the difference is noise. Otherwise one of several
+    /// planners is.
     pub noise: bool,
+    /// The seed of the random order in which the planners have their turns.
+    pub order: u64,
     /// Whether microVMs start in monitors that stand by for them.
     pub standby: bool,
     /// Planners whose microVMs start from ready clones, as in [`PlayersConfig::planners`].
@@ -66,6 +69,7 @@ impl Default for ThawConfig {
             caches: vec![Cache::Cached],
             different_snapshots: false,
             noise: false,
+            order: fastrand::u32(..).into(),
             standby: false,
             ready: Vec::new(),
             open_loop: 0,
@@ -119,6 +123,8 @@ impl ThawConfig {
         self.select_ready(&mut subjects)?;
         if self.noise {
             subjects.extend_from_within(..);
+        } else {
+            subjects.extend(to_repeat(&subjects).cloned());
         }
         let mut caches: Vec<Cache> = Vec::new();
         for cache in &self.caches {
@@ -140,10 +146,29 @@ impl ThawConfig {
             mix: self.mix,
             warm: self.warm,
         };
-        let mut results = session.run(prepared.host.clone(), harness.interrupt, progress)?;
+        let mut results =
+            session.run(prepared.host.clone(), self.order, harness.interrupt, progress)?;
         results.left_out = prepared.left_out.clone();
+        results.leaves = Some(self.players.leaves.to_string());
+        results.gaps = Some(self.players.gaps.to_string());
+        results.again = self.players.again.map(|again| again.to_string());
         results.dense = self.players.dense;
         results.unsanitised = self.players.unsanitised;
         Ok(results)
     }
 }
+
+/// The subject that a session measures a second time to see its noise; `None` if there is one
+/// subject only, or a planner was listed twice. Planners that use the page cache come first,
+/// because they are measured in each of its states.
+pub(crate) fn to_repeat(subjects: &[Subject]) -> Option<&Subject> {
+    let mut planners: Vec<&str> = subjects.iter().map(|subject| &*subject.planner).collect();
+    planners.sort_unstable();
+    planners.dedup();
+    let repeated = planners.len() < subjects.len();
+    let chosen = subjects.iter().find(|subject| !subject.in_pool).or(subjects.first());
+    chosen.filter(|_| subjects.len() > 1 && !repeated)
+}
+
+#[cfg(test)]
+mod tests;

@@ -9,11 +9,27 @@ use crate::players::LeftOut;
 use crate::stats::{Comparison, Summary};
 use firn_run::{ReadyUse, StandbyUse, StartReport};
 
-/// The results of `firn bench thaw`: `{"host":{…},"results":[…]}`.
+/// The version of the JSON of [`Results`]. Files without one are of version 0: they lack the single
+/// measurements.
+pub const RESULTS_VERSION: u32 = 1;
+
+/// The results of `firn bench thaw`: `{"version":1,"host":{…},"results":[…]}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Results {
+    /// The version of this form: [`RESULTS_VERSION`].
+    #[serde(default)]
+    pub version: u32,
     /// The host, the medium and the build.
     pub host: Host,
+    /// Leaves of the guests' own page tables, as `--leaves` names them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leaves: Option<String>,
+    /// The factor for the recorded work between touches, as `--gaps` names it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gaps: Option<String>,
+    /// The repeated accesses, as `--again` names them, if there were any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub again: Option<String>,
     /// Whether the images stored zero pages too.
     #[serde(default)]
     pub dense: bool,
@@ -23,19 +39,26 @@ pub struct Results {
     /// Runs before the first measured one, of planners that map from a pool.
     #[serde(default)]
     pub warm_up: u32,
+    /// The seed of the random order in which the planners had their turns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub order: Option<u64>,
     /// The seed by which each run replayed one of the player's inputs, the same for every planner;
     /// without it, each replayed its trace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mix: Option<u64>,
     /// One row for each planner and trace, in the order in which they were listed.
     pub results: Vec<Row>,
-    /// The noise of the measurement, if planners were measured twice.
+    /// The noise of the measurement: planners that were measured twice. A session of several
+    /// planners has one at least.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub noise: Vec<Noise>,
     /// Planners that were not measured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<LeftOut>,
 }
+
+/// The label of the first measurement of a planner that is measured several times.
+const FIRST: &str = "a";
 
 /// The measurements of one planner on one trace. Each microVM of each run is one measurement;
 /// counts and bytes are medians over them.
@@ -64,6 +87,10 @@ pub struct Row {
     /// Whether there were more microVMs than processors: wall times then include waiting for a
     /// processor.
     pub oversubscribed: bool,
+    /// The measurements of the quantity that comparisons use ([`Row::compared`]), a list for each
+    /// run in the order of the runs. None is left out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub measurements: Vec<Vec<f64>>,
     /// Starts in standby monitors that had made the VM; `None` where no start was in one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub standby_hits: Option<u64>,
@@ -233,10 +260,15 @@ impl Results {
     /// No results yet.
     pub(crate) fn at(host: Host) -> Self {
         Self {
+            version: RESULTS_VERSION,
             host,
+            leaves: None,
+            gaps: None,
+            again: None,
             dense: false,
             unsanitised: false,
             warm_up: 0,
+            order: None,
             mix: None,
             results: Vec::new(),
             noise: Vec::new(),
@@ -254,33 +286,27 @@ impl Row {
     pub(crate) fn of(head: RowHead, runs: &[Run]) -> Option<Self> {
         let reports: Vec<&StartReport> = runs.iter().flat_map(|run| &run.reports).collect();
         let first = reports.first()?;
-        let summary = |value: &dyn Fn(&StartReport) -> f64| {
-            Summary::of(&reports.iter().map(|report| value(report)).collect::<Vec<_>>())
+        let each = |value: &dyn Fn(&StartReport) -> f64| -> Vec<Vec<f64>> {
+            runs.iter().map(|run| run.reports.iter().map(value).collect()).collect()
         };
+        let summary = |value: &dyn Fn(&StartReport) -> f64| Summary::of_runs(&each(value));
         let count = |value: &dyn Fn(&StartReport) -> u64| {
             median_of(reports.iter().map(|report| value(report)).collect())
         };
         let optional = |value: &dyn Fn(&StartReport) -> Option<u64>| {
-            let values = reports.iter().filter_map(|report| value(report)).map(milliseconds);
-            Summary::of(&values.collect::<Vec<_>>())
+            let of_run =
+                |run: &Run| run.reports.iter().filter_map(value).map(milliseconds).collect();
+            Summary::of_runs(&runs.iter().map(of_run).collect::<Vec<_>>())
         };
-        let preloads: Vec<f64> =
-            runs.iter().filter_map(|run| run.preload_ns).map(milliseconds).collect();
-        let settles: Vec<f64> =
-            runs.iter().filter_map(|run| run.settle_ns).map(milliseconds).collect();
-        let imagings: Vec<f64> = reports
-            .iter()
-            .filter_map(|report| report.replica)
-            .map(|replica| milliseconds(replica.imaging_ns))
-            .collect();
-        let faults: Vec<f64> =
-            reports.iter().filter_map(|r| r.times.fault_ns).map(milliseconds).collect();
-        let makings: Vec<f64> = reports
-            .iter()
-            .filter(|report| report.ready == Some(ReadyUse::Hit))
-            .filter_map(|report| Some(milliseconds(report.making.as_ref()?.ns)))
-            .collect();
-        let bursts: Vec<f64> = runs.iter().map(|run| milliseconds(run.burst_ns)).collect();
+        let once = |value: &dyn Fn(&Run) -> Option<u64>| {
+            let of_run = |run| value(run).map(|ns| vec![milliseconds(ns)]);
+            Summary::of_runs(&runs.iter().filter_map(of_run).collect::<Vec<_>>())
+        };
+        let making_ns = |report: &StartReport| {
+            let hit = report.ready == Some(ReadyUse::Hit);
+            report.making.as_ref().filter(|_| hit).map(|making| making.ns)
+        };
+        let ready_hits = reports.iter().filter(|r| making_ns(r).is_some()).count() as u64;
         let standbys: Vec<StandbyUse> = reports.iter().filter_map(|r| r.standby).collect();
         let hits = standbys.iter().filter(|found| **found == StandbyUse::Hit).count();
         let standby_hits = (!standbys.is_empty()).then_some(hits as u64);
@@ -306,11 +332,12 @@ impl Row {
             cache,
             standby_hits,
             standby_bytes,
-            ready_hits: (!makings.is_empty()).then_some(makings.len() as u64),
+            ready_hits: (ready_hits > 0).then_some(ready_hits),
             ready_bytes,
-            making_ms: Summary::of(&makings),
+            making_ms: optional(&making_ns),
             runs: u32::try_from(runs.len()).unwrap_or(u32::MAX),
             oversubscribed,
+            measurements: each(&|report| compared(report, oversubscribed)),
             pages: pages(first),
             touches: first.replay.as_ref().map_or(0, |replay| replay.touches),
             start_to_resume_ms: summary(&|r| milliseconds(r.times.start_to_resume_ns()))?,
@@ -323,13 +350,13 @@ impl Row {
                 r.replay.as_ref().map_or(0, |replay| replay.read_only_loads)
             }))
             .filter(|loads| *loads > 0),
-            burst_ms: Summary::of(&bursts),
+            burst_ms: once(&|run| Some(run.burst_ns)),
             open_loop: None,
-            preload_ms: Summary::of(&preloads),
+            preload_ms: once(&|run| run.preload_ns),
             index_ms: summary(&|r| milliseconds(r.times.index_ns))?,
-            imaging_ms: Summary::of(&imagings),
-            settle_ms: Summary::of(&settles),
-            fault_ms: Summary::of(&faults),
+            imaging_ms: optional(&|r| r.replica.map(|replica| replica.imaging_ns)),
+            settle_ms: once(&|run| run.settle_ns),
+            fault_ms: optional(&|r| r.times.fault_ns),
             ns_per_page: summary(&|r| per_page(replay_ns(r), pages(r)))?,
             cpu_ns_per_page: summary(&|r| per_page(r.counters.cpu_ns, pages(r)))?,
             cpu_ms: summary(&|r| milliseconds(r.counters.cpu_ns))?,
@@ -356,6 +383,20 @@ impl Row {
                 .map(median_of),
         })
     }
+
+    /// Whether it is a second measurement of the planner, which only shows the noise.
+    #[must_use]
+    pub fn is_repeated(&self) -> bool {
+        self.label.as_deref().is_some_and(|label| label != FIRST)
+    }
+
+    /// The quantity that comparisons use: `total_ms`, or `cpu_ns_per_page` if there were more
+    /// microVMs than processors.
+    #[must_use]
+    pub fn compared(&self) -> (&'static str, Summary) {
+        let summary = if self.oversubscribed { self.cpu_ns_per_page } else { self.total_ms };
+        (compared_name(self.oversubscribed), summary)
+    }
 }
 
 impl Run {
@@ -371,32 +412,42 @@ impl Run {
 
     /// The quantity that is compared between a and b: the median over the batch.
     fn compared(&self, oversubscribed: bool) -> Option<f64> {
-        let value = |report: &StartReport| {
-            if oversubscribed {
-                per_page(report.counters.cpu_ns, pages(report))
-            } else {
-                total_ms(report)
-            }
-        };
-        Some(Summary::of(&self.reports.iter().map(value).collect::<Vec<_>>())?.median)
+        let values = self.reports.iter().map(|report| compared(report, oversubscribed));
+        Some(Summary::of(&values.collect::<Vec<_>>())?.median)
     }
 }
 
 impl Noise {
+    /// The smallest ratio between two planners that is no noise: as far from 1 as the farther end
+    /// of the interval. At least 1.
+    #[must_use]
+    pub fn floor(&self) -> f64 {
+        self.ratio.high.max(self.ratio.low.recip()).max(1.0)
+    }
+
     /// The noise from the runs of a planner as a and as b, the same number of each.
     pub(crate) fn of(head: &RowHead, a: &[Run], b: &[Run]) -> Option<Self> {
-        let compared = |run: &Run| run.compared(head.oversubscribed);
-        let ratios = a.iter().zip(b).map(|(a, b)| Some(compared(b)? / compared(a)?));
+        let median = |run: &Run| run.compared(head.oversubscribed);
+        let ratios = a.iter().zip(b).map(|(a, b)| Some(median(b)? / median(a)?));
         let ratios: Vec<f64> = ratios.collect::<Option<_>>()?;
-        let of = if head.oversubscribed { "cpu_ns_per_page" } else { "total_ms" };
         Some(Self {
             planner: head.planner.clone(),
             trace: head.trace.clone(),
             cache: head.cache,
-            of: of.to_owned(),
+            of: compared_name(head.oversubscribed).to_owned(),
             ratio: Comparison::of(&ratios)?,
         })
     }
+}
+
+/// The name of the quantity that comparisons use.
+fn compared_name(oversubscribed: bool) -> &'static str {
+    if oversubscribed { "cpu_ns_per_page" } else { "total_ms" }
+}
+
+/// The quantity of that name.
+fn compared(report: &StartReport, oversubscribed: bool) -> f64 {
+    if oversubscribed { per_page(report.counters.cpu_ns, pages(report)) } else { total_ms(report) }
 }
 
 /// Pages that a player touched.

@@ -34,13 +34,29 @@ fn noise_is_the_ratio_of_paired_runs() {
 }
 
 #[test]
+fn eleven_runs_have_an_interval() {
+    let runs: Vec<Run> = (1..=11).map(|ms| run(&[ms * 1_000_000])).collect();
+    let few = Row::of(head(None, false), &runs[..10]).unwrap();
+    assert_eq!((few.total_ms.ci95, few.burst_ms.unwrap().ci95), (None, None));
+    assert_eq!(few.total_ms.interval(), [few.total_ms.min, few.total_ms.max]);
+    let row = Row::of(head(None, false), &runs).unwrap();
+    let [low, high] = row.total_ms.ci95.unwrap();
+    assert!(row.total_ms.min < low && high < row.total_ms.max, "{low} to {high}");
+    assert_eq!(row.burst_ms.unwrap().ci95, Some([5.0, 5.0]));
+    assert_eq!((row.compared().0, row.measurements.len()), ("total_ms", 11));
+    let cpu = Row::of(head(None, true), &runs).unwrap();
+    assert_eq!((cpu.compared().0, &cpu.measurements[0]), ("cpu_ns_per_page", &vec![50_000.0]));
+}
+
+#[test]
 fn the_json_is_as_documented() {
     let mut results = sample("firecracker:readahead=on", "t", false);
     let text = serde_json::to_string(&results).unwrap();
     assert_eq!(serde_json::from_str::<Results>(&text).unwrap(), results);
     let json: Value = serde_json::from_str(&text).unwrap();
     let keys: Vec<&str> = json.as_object().unwrap().keys().map(String::as_str).collect();
-    assert_eq!(keys, ["dense", "host", "results", "unsanitised", "warm_up"]);
+    assert_eq!(keys, ["dense", "host", "results", "unsanitised", "version", "warm_up"]);
+    assert_eq!(json["version"], 1);
     for key in ["machine", "cpus", "memory_bytes", "kernel", "kvm", "medium", "commit"] {
         assert!(!json["host"][key].is_null(), "{key}");
     }
@@ -54,6 +70,9 @@ fn the_json_is_as_documented() {
     assert_eq!((&row["planner"], &row["trace"]), (&"firecracker:readahead=on".into(), &"t".into()));
     assert_eq!((&row["concurrency"], &row["runs"]), (&2.into(), &1.into()));
     assert_eq!(row["cache"], "cold");
+    // The measurements of one run of two microVMs.
+    assert_eq!(row["measurements"], serde_json::json!([[1.053_321, 2.053_321]]));
+    assert!(row["total_ms"].get("ci95").is_none());
     assert!(row["preload_ms"].is_null() && row.get("label").is_none());
 
     results.noise.extend(Noise::of(&head(Some("b"), false), &[run(&[1])], &[run(&[1])]));

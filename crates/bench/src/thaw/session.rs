@@ -149,8 +149,8 @@ impl Session {
         self.subjects.iter().filter(|subject| state == 0 || !subject.in_pool).collect()
     }
 
-    /// Runs all measurements. In each run every planner has its turn, and the order rotates from
-    /// run to run: a change of the host's load then affects all planners, and no planner always
+    /// Runs all measurements. In each run every planner has its turn, in a random order that `seed`
+    /// determines: a change of the host's load then affects all planners, and no planner always
     /// follows the same other one. All runs with one state of the page cache come before those with
     /// the next.
     ///
@@ -161,9 +161,11 @@ impl Session {
     pub fn run(
         &self,
         host: Host,
+        seed: u64,
         interrupt: &Interrupt,
         progress: &dyn Progress,
     ) -> Result<Results, SessionError> {
+        let mut random = Rng::with_seed(seed);
         let mut steps = Steps::begin(progress, self.batches());
         let mut done = |player: &FrozenPlayer, subject: &Subject| {
             steps.advance(&format!("{} on {}", subject.planner, player.trace));
@@ -171,6 +173,7 @@ impl Session {
         let mut results = Results::at(host);
         results.warm_up = self.warm_up;
         results.mix = self.mix;
+        results.order = Some(seed);
         let states = self.caches.iter().copied().enumerate();
         let turns = self.players.iter().flat_map(|player| states.clone().map(move |s| (player, s)));
         for (player, (state, cache)) in turns {
@@ -190,7 +193,7 @@ impl Session {
                 }
             }
             for round in 0..self.runs {
-                for index in rotation(subjects.len(), round) {
+                for index in shuffled(subjects.len(), &mut random) {
                     let subject = subjects[index];
                     let made = &mut made[index];
                     let run = self.warm_up + round + 1;
@@ -513,10 +516,11 @@ fn twins(subjects: &[&Subject], subject: &Subject) -> Vec<usize> {
     (0..subjects.len()).filter(|&i| subjects[i].planner == subject.planner).collect()
 }
 
-/// The order of `n` subjects in a round: each round starts one subject later.
-fn rotation(n: usize, round: u32) -> impl Iterator<Item = usize> {
-    let first = usize::try_from(round).unwrap_or_default().checked_rem(n).unwrap_or_default();
-    (first..n).chain(0..first)
+/// The order of `n` subjects in a round.
+fn shuffled(n: usize, random: &mut Rng) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..n).collect();
+    random.shuffle(&mut order);
+    order
 }
 
 /// `a`, `b`, and so on.

@@ -64,11 +64,21 @@ fn host(directory: &std::path::Path) -> Host {
 }
 
 #[test]
-fn the_order_rotates() {
-    let order = |round| rotation(3, round).collect::<Vec<_>>();
-    assert_eq!([0, 1, 2, 3].map(order), [[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2]]);
-    assert_eq!(rotation(0, 5).count(), 0);
-    assert_eq!(rotation(1, u32::MAX).collect::<Vec<_>>(), [0]);
+fn the_order_is_random_by_its_seed() {
+    let rounds = |seed| -> Vec<Vec<usize>> {
+        let mut random = Rng::with_seed(seed);
+        (0..64).map(|_| shuffled(3, &mut random)).collect()
+    };
+    assert_eq!(rounds(1), rounds(1));
+    assert_ne!(rounds(1), rounds(2));
+    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        assert!(rounds(1).iter().any(|round| *round == order), "{order:?}");
+    }
+    assert!(shuffled(0, &mut Rng::with_seed(1)).is_empty());
+}
+
+#[test]
+fn repeated_planners_are_labelled() {
     assert_eq!([0, 1, 25, 26].map(label), ["a", "b", "z", "26"]);
 }
 
@@ -79,9 +89,13 @@ fn planners_take_turns() {
     let session = session(directory.path(), &["p", "q"], 3, "");
     let interrupt = Interrupt::catch().unwrap();
     let seen = Seen::default();
-    let results = session.run(host(directory.path()), &interrupt, &seen).unwrap();
+    let results = session.run(host(directory.path()), 1, &interrupt, &seen).unwrap();
     let seen = seen.0;
-    assert_eq!(*seen.borrow(), ["p", "q", "q", "p", "p", "q"]);
+    assert_eq!(seen.borrow().len(), 6);
+    for round in seen.borrow().chunks(2) {
+        assert!(round.contains(&"p".to_owned()) && round.contains(&"q".to_owned()), "{round:?}");
+    }
+    assert_eq!(results.order, Some(1));
     assert_eq!(seen.borrow().len() as u64, session.batches());
     let log = fs::read_to_string(directory.path().join("log")).unwrap();
     assert_eq!(log.lines().collect::<Vec<_>>(), *seen.borrow());
@@ -97,7 +111,7 @@ fn a_planner_listed_twice_is_compared_with_itself() {
     let directory = tempfile::tempdir().unwrap();
     let session = session(directory.path(), &["p", "q", "p"], 2, "");
     let interrupt = Interrupt::catch().unwrap();
-    let results = session.run(host(directory.path()), &interrupt, &Quiet).unwrap();
+    let results = session.run(host(directory.path()), 1, &interrupt, &Quiet).unwrap();
     let labels: Vec<_> = results.results.iter().map(|row| row.label.as_deref()).collect();
     assert_eq!(labels, [Some("a"), None, Some("b")]);
     assert_eq!(results.noise.len(), 1);
@@ -111,8 +125,8 @@ fn starts_at_random_intervals_follow_the_runs() {
     let session = Session { open_loop: 3, ..session(directory.path(), &["p", "q"], 1, "") };
     let interrupt = Interrupt::catch().unwrap();
     let seen = Seen::default();
-    let results = session.run(host(directory.path()), &interrupt, &seen).unwrap();
-    assert_eq!(*seen.0.borrow(), ["p", "q", "p", "p", "p", "q", "q", "q"]);
+    let results = session.run(host(directory.path()), 1, &interrupt, &seen).unwrap();
+    assert_eq!(seen.0.borrow()[2..], ["p", "p", "p", "q", "q", "q"]);
     assert_eq!(seen.0.borrow().len() as u64, session.batches());
     for row in &results.results {
         let open = row.open_loop.as_ref().unwrap();
@@ -127,9 +141,9 @@ fn one_failure_leaves_no_results() {
     let script = "[ $(wc -l < \"$2/../log\") -lt 4 ] || { echo bad page 7 >&2; exit 1; }";
     let session = session(directory.path(), &["p", "q"], 5, script);
     let interrupt = Interrupt::catch().unwrap();
-    let error = session.run(host(directory.path()), &interrupt, &Quiet).unwrap_err();
+    let error = session.run(host(directory.path()), 1, &interrupt, &Quiet).unwrap_err();
     let text = firn_base::error_chain(&error);
-    assert!(text.contains("p failed on t in run 2"), "{text}");
+    assert!(text.contains("failed on t in run 2"), "{text}");
     assert!(text.contains("bad page 7"), "{text}");
 }
 
@@ -141,7 +155,7 @@ fn a_mix_replays_the_same_inputs_by_each_planner() {
     let script = format!("echo $ORDER | grep -o '\"input\":\"[a-z]*\"' >> {}", log.display());
     let session = Session { mix: Some(1), ..session(directory.path(), &["p", "q"], 8, &script) };
     let interrupt = Interrupt::catch().unwrap();
-    let results = session.run(host(directory.path()), &interrupt, &Quiet).unwrap();
+    let results = session.run(host(directory.path()), 1, &interrupt, &Quiet).unwrap();
     assert_eq!(results.mix, Some(1));
     let inputs = fs::read_to_string(&log).unwrap();
     let inputs: Vec<_> = inputs.lines().collect();
@@ -158,10 +172,10 @@ fn nothing_to_measure_is_an_error() {
     let directory = tempfile::tempdir().unwrap();
     let interrupt = Interrupt::catch().unwrap();
     let session = Session { runs: 0, ..session(directory.path(), &["p"], 1, "") };
-    let result = session.run(host(directory.path()), &interrupt, &Quiet);
+    let result = session.run(host(directory.path()), 1, &interrupt, &Quiet);
     assert!(matches!(result, Err(SessionError::Nothing)));
     let session = Session { runs: 1, subjects: Vec::new(), ..session };
-    let result = session.run(host(directory.path()), &interrupt, &Quiet);
+    let result = session.run(host(directory.path()), 1, &interrupt, &Quiet);
     assert!(matches!(result, Err(SessionError::Nothing)));
 }
 
@@ -178,7 +192,7 @@ fn microvms_and_their_snapshots_rotate_together() {
     let first = player.snapshot.display().to_string();
     let session = Session { players: vec![player], concurrency: 3, ..session };
     let interrupt = Interrupt::catch().unwrap();
-    let results = session.run(host(directory.path()), &interrupt, &Quiet).unwrap();
+    let results = session.run(host(directory.path()), 1, &interrupt, &Quiet).unwrap();
     let places = fs::read_to_string(directory.path().join("places")).unwrap();
     let of = |place: &str| places.lines().filter(|line| *line == place).count();
     assert_eq!((of(&first), of(other.to_str().unwrap())), (2, 1));
@@ -203,7 +217,7 @@ fn a_planner_of_a_pool_gets_the_pool_and_uses_no_page_cache() {
     session.players[0].pooled =
         Some(PooledPlayer { socket: socket.clone(), name: "player".to_owned() });
     let interrupt = Interrupt::catch().unwrap();
-    let results = session.run(host(directory.path()), &interrupt, &Quiet).unwrap();
+    let results = session.run(host(directory.path()), 1, &interrupt, &Quiet).unwrap();
     let places = fs::read_to_string(directory.path().join("places")).unwrap();
     let snapshot = session.players[0].snapshot.display();
     let of_pool = "pool player\n";

@@ -5,10 +5,11 @@ use firn_base::format_bytes;
 use super::invocation::Invocation;
 use super::results::{Results, Row};
 use crate::stats::Summary;
-use crate::text::{number, table};
+use crate::text::{interval, number, table};
 
 /// What the columns mean.
-const LEGEND: &str = "times: median, p95, and spread (interquartile range / median); counts and bytes: medians for one microVM; DRAM of \
+const LEGEND: &str = "times: median, p95, and spread (interquartile range / median); interval: the 95 % \
+bootstrap interval of the median with 11 runs or more, otherwise minimum to maximum; counts and bytes: medians for one microVM; DRAM of \
 a run: private memory, copies, page tables, monitors and KVM's tables of all its microVMs, and the page cache once; pool: bytes of the \
 pool, which are not the microVM's DRAM; index and imaging (making a replica equal to its snapshot) are part of start to resume; read of \
 free pages: bytes that a run read for pages that the guest held free at the freeze (cold page cache); settle: time that the pool's \
@@ -47,8 +48,13 @@ impl Results {
         }
         for noise in &self.noise {
             lines.push(format!(
-                "noise: {} on {}, page cache {}, {} as b / as a: {}",
-                noise.planner, noise.trace, noise.cache, noise.of, noise.ratio
+                "noise: {} on {}, page cache {}, {} as b / as a: {}; a smaller ratio than {:.3} between planners is noise",
+                noise.planner,
+                noise.trace,
+                noise.cache,
+                noise.of,
+                noise.ratio,
+                noise.floor()
             ));
         }
         for left_out in &self.left_out {
@@ -80,6 +86,7 @@ const TIMES: &[&str] = &[
     "resume to last page, ms",
     "p95",
     "total, ms",
+    "interval",
     "p95",
     "spread",
     "burst, ms",
@@ -105,7 +112,8 @@ fn times(invocation: Invocation<'_>) -> Vec<String> {
         cells.extend(wall(row.start_to_resume_ms));
         cells.extend(wall(row.resume_to_last_page_ms));
     }
-    cells.extend(wall(ms));
+    let [median, p95] = wall(ms);
+    cells.extend([median, format!("{}{mark}", interval(&ms)), p95]);
     cells.push(format!("{:.1} %", ms.spread * 100.0));
     if warm {
         cells.resize(TIMES.len(), "-".to_owned());

@@ -25,8 +25,8 @@ use crate::output;
 
 Each microVM is a process of its own, and all its pages are checked after the time was measured: a single wrong page fails
 the command. Planners that use a profile get one that was recorded before all measurements on the function's other input, if
-it has one: -b for a trace whose name ends in -a, and the reverse. Planners take turns run by run. A planner that is listed
-twice is compared with itself.")]
+it has one: -b for a trace whose name ends in -a, and the reverse. Planners take turns run by run, in random order. A
+planner that is listed twice is compared with itself, and so is one of several planners.")]
 pub(crate) struct BenchThawArgs {
     #[command(flatten)]
     players: PlayersArgs,
@@ -51,9 +51,13 @@ pub(crate) struct BenchThawArgs {
     /// content
     #[arg(long, default_value = "same", value_parser = ["same", "different"])]
     snapshots: String,
-    /// Measure every planner twice, as a and as b: the difference is noise
+    /// Measure every planner twice, as a and as b: the difference is noise. Without it, one of
+    /// several planners is
     #[arg(long)]
     noise: bool,
+    /// Seed of the random order in which the planners have their turns; the results have it
+    #[arg(long, value_name = "SEED")]
+    order: Option<u64>,
     /// Start each microVM in a standby monitor: the process, the VM and its vCPUs are made before
     /// the request
     #[arg(long)]
@@ -109,6 +113,7 @@ pub(super) fn run(arguments: &BenchThawArgs) -> anyhow::Result<()> {
         caches: arguments.cache.clone(),
         different_snapshots: arguments.snapshots == "different",
         noise: arguments.noise,
+        order: arguments.order.unwrap_or(ThawConfig::default().order),
         standby: arguments.standby,
         ready: arguments.ready.clone(),
         open_loop: arguments.open_loop,
