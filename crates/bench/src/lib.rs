@@ -30,6 +30,7 @@ mod bootstrap;
 mod cache;
 mod capacity;
 mod cgroup;
+mod compare;
 mod cost;
 pub mod demo;
 pub mod floor;
@@ -60,6 +61,7 @@ pub use capacity::{
     FillError,
 };
 pub use cgroup::{GroupUsage, MemoryLimit};
+pub use compare::{CompareError, Compared, ComparedRow, Measured, Verdict};
 pub use cost::{CostRow, Costs, Prices};
 pub use harness::Harness;
 pub use host::{Host, HostError, KvmKind};

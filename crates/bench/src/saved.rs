@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use thiserror::Error;
 
 use crate::capacity::Capacities;
@@ -72,14 +73,19 @@ impl Results {
     ///
     /// [`ReadResultsError`].
     pub fn read(path: &Path) -> Result<Self, ReadResultsError> {
-        let bytes = read(path)?;
-        let other = |source| ReadResultsError::Results { path: path.to_owned(), source };
-        let Versioned { version: found } = serde_json::from_slice(&bytes).map_err(other)?;
-        if found > RESULTS_VERSION {
-            return Err(ReadResultsError::Version { path: path.to_owned(), found });
-        }
-        serde_json::from_slice(&bytes).map_err(other)
+        read_results(path)
     }
+}
+
+/// Reads results of a version that this build knows.
+pub(crate) fn read_results<T: DeserializeOwned>(path: &Path) -> Result<T, ReadResultsError> {
+    let bytes = read(path)?;
+    let other = |source| ReadResultsError::Results { path: path.to_owned(), source };
+    let Versioned { version: found } = serde_json::from_slice(&bytes).map_err(other)?;
+    if found > RESULTS_VERSION {
+        return Err(ReadResultsError::Version { path: path.to_owned(), found });
+    }
+    serde_json::from_slice(&bytes).map_err(other)
 }
 
 impl Capacities {

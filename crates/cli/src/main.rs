@@ -34,7 +34,8 @@ use commands::{
   firn thaw --invoke '{\"name\": \"Grace\"}' snapshots/hello
   firn lab run -- firn doctor
 
-Exit codes: 0 done, 1 failed, 2 wrong arguments, 3 the function itself failed."
+Exit codes: 0 done, 1 failed, 2 wrong arguments, 3 the function itself failed, 4 firn bench
+compare found a regression."
 )]
 struct Cli {
     #[command(subcommand)]

@@ -105,6 +105,49 @@ fn two_planners_are_compared() {
 }
 
 #[test]
+fn a_slower_restore_is_a_regression() {
+    if !has_kvm() {
+        return;
+    }
+    let results = tempfile::tempdir().unwrap();
+    let path = |name: &str| results.path().join(name).to_str().unwrap().to_owned();
+    let (old, new) = (path("old.json"), path("new.json"));
+    let mut arguments = vec!["thaw", "--planner", "firecracker,dram_cached", "--runs", "5"];
+    arguments.extend(["--trace", "sequential-read:1M", "--json", &old]);
+    let measured = output(&arguments);
+    assert!(measured.status.success(), "{}", text(&measured.stderr));
+    let compared = |more: &[&str]| {
+        let output = output(&[&["compare", &old, &new], more].concat());
+        (output.status.code(), text(&output.stdout).to_owned(), text(&output.stderr).to_owned())
+    };
+    let json: Value = serde_json::from_slice(&fs::read(&old).unwrap()).unwrap();
+    let write = |change: &dyn Fn(&mut Value)| {
+        let mut json = json.clone();
+        change(&mut json);
+        fs::write(&new, json.to_string()).unwrap();
+    };
+    write(&|_| ());
+    let (code, table, error) = compared(&[]);
+    assert_eq!(code, Some(0), "{table}{error}");
+    assert!(table.contains("2 rows: 0 regressions, 0 gains, 2 within the noise"), "{table}");
+    write(&|json| {
+        let time = &mut json["results"][1]["total_ms"];
+        for part in ["median", "p95", "min", "max"] {
+            time[part] = (time[part].as_f64().unwrap() * 1000.0).into();
+        }
+    });
+    let (code, table, _) = compared(&[]);
+    assert_eq!(code, Some(4), "{table}");
+    let (code, object, _) = compared(&["--json"]);
+    let object: Value = serde_json::from_str(&object).unwrap();
+    assert_eq!((code, &object["rows"][1]["verdict"]), (Some(4), &"regression".into()));
+    assert_eq!(object["rows"][1]["planner"], "dram_cached");
+    write(&|json| json["host"]["kernel"] = "another".into());
+    let (code, _, error) = compared(&[]);
+    assert!(code == Some(1) && error.contains("different hosts"), "{error}");
+}
+
+#[test]
 fn a_planner_is_compared_with_itself_on_a_cold_cache() {
     let Some(directory) = directory_on_disk() else { return };
     let json = directory.path().join("r.json");

@@ -1,6 +1,7 @@
 //! `firn bench`: measurements with the player.
 
 mod capacity;
+mod compare;
 mod cost;
 mod floor;
 mod freeze;
@@ -32,6 +33,8 @@ pub(crate) enum BenchCommand {
     Capacity(capacity::CapacityArgs),
     /// Compute the cost of the memory that `firn bench capacity` measured
     Cost(cost::CostArgs),
+    /// Find what became slower or faster between two results of one host
+    Compare(compare::CompareArgs),
     /// Make tables for a document from the files of `firn bench thaw --json`
     Table(table::TableArgs),
     /// Run the papers' experiments: data, table and picture of each
@@ -47,6 +50,7 @@ pub(crate) fn run(command: &BenchCommand) -> anyhow::Result<ExitCode> {
         BenchCommand::Thaw(arguments) => thaw::run(arguments)?,
         BenchCommand::Capacity(arguments) => capacity::run(arguments)?,
         BenchCommand::Cost(arguments) => cost::run(arguments)?,
+        BenchCommand::Compare(arguments) => return compare::run(arguments),
         BenchCommand::Paper(arguments) => paper::run(arguments)?,
         BenchCommand::Table(arguments) => table::run(arguments)?,
         BenchCommand::Floor(arguments) => floor::run(arguments)?,
