@@ -17,7 +17,7 @@ apt-update := $(if $(filter-out 0,$(shell id -u)),sudo) apt-get -q update
 .NOTPARALLEL:
 .PHONY: setup go python pip build guest lab guests images clients demo test test-full lint prose deny \
     unit-tests monitor-tests lab-tests guest-tests long-guest-tests test-load test-load-short \
-    test-workloads matrix restores-table bench traces clean
+    test-workloads matrix restores-table bench bench-regression traces clean
 
 # Cargo itself needs a C compiler to link.
 setup:
@@ -146,6 +146,12 @@ restores-table: build
 # and the planners against each other.
 bench: guests
 	$(xtask) bench
+
+# Whether restores became slower since an earlier run on this host, with players only, in about ten
+# minutes. The first run measures what later ones are compared with, in BASE (the folder regression
+# in the cache); remove it to begin anew. POOL, a manager's socket, adds the planners of a pool.
+bench-regression: build
+	$(xtask) bench-regression
 
 # Records the traces that are missing, or those of FUNCTIONS="json image" again.
 traces: lab images

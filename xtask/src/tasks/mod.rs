@@ -4,6 +4,7 @@ mod bench;
 mod checks;
 mod guests;
 mod load;
+mod regression;
 mod restores;
 mod traces;
 mod unit;
@@ -19,7 +20,7 @@ use crate::{Result, prose, unused};
 type Task = fn(&Context) -> Result<()>;
 
 /// Name, purpose and function of every task.
-pub(crate) const ALL: [(&str, &str, Task); 19] = [
+pub(crate) const ALL: [(&str, &str, Task); 20] = [
     ("guests", "build the files for Linux guests, and the lab if they run there", guests),
     ("test", "run all checks and tests of a change", test),
     ("lint", "check formatting, lints, documentation and dependencies", checks::lint),
@@ -37,6 +38,7 @@ pub(crate) const ALL: [(&str, &str, Task); 19] = [
     ("restores-table", "measure the table of all restores", restores::table),
     ("test-workloads", "run every function behind the daemon", workloads::test),
     ("bench", "measure how a thaw grows with guest memory", bench::bench),
+    ("bench-regression", "find restores that became slower", regression::regression),
     ("traces", "record the functions' traces", traces::record),
     ("require", "print the parts of this machine that tests require", require),
 ];

@@ -1,12 +1,7 @@
 use std::fs;
-use std::path::Path;
 
 use super::{PLANNERS, SHAPES, Settings, measure, sessions};
-use crate::context::Context;
-use crate::host::Host;
-use crate::paths::Paths;
-use crate::runner::Runner;
-use crate::step::Step;
+use crate::tasks::tests::context_with_firn;
 
 /// A program in place of firn. A measurement writes its file, except that of a trace named `bad`. A
 /// table lists its files.
@@ -84,28 +79,10 @@ fn an_unknown_shape_is_an_error() {
     );
 }
 
-fn context(target: &Path) -> Context {
-    fs::create_dir_all(target.join("release")).unwrap();
-    // A program that this process writes is busy while another test's child inherits it.
-    let write = "printf %s \"$2\" >\"$1\"; chmod +x \"$1\"";
-    let step = Step::new("sh").args(["-c", write, "sh"]).arg(target.join("release/firn")).arg(FIRN);
-    assert!(step.succeeds().unwrap());
-    let host = Host {
-        kvm: true,
-        hardware: false,
-        disk: true,
-        root: true,
-        cgroup2: true,
-        cpu_limits: true,
-    };
-    let paths = Paths::with_target(target.to_owned());
-    Context { runner: Runner::new(false, String::new()), host, paths }
-}
-
 #[test]
 fn a_session_with_a_result_is_not_measured_again() {
     let folder = tempfile::tempdir().unwrap();
-    let context = context(folder.path());
+    let context = context_with_firn(folder.path(), FIRN);
     let mut settings = Settings {
         out: folder.path().join("out"),
         traces: vec!["bad".to_owned(), "json-a".to_owned()],

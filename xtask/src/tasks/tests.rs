@@ -1,16 +1,31 @@
 //! The commands of the tasks, for hosts of every kind. They are the commands that the Makefile ran
 //! before.
 
+use std::fs;
+use std::path::Path;
+
 use super::ALL;
 use crate::context::Context;
 use crate::host::Host;
 use crate::paths::Paths;
 use crate::runner::Runner;
+use crate::step::Step;
 
 const JSON: &str = "--no-run --message-format=json-render-diagnostics";
 
 fn host(kvm: bool, hardware: bool) -> Host {
     Host { kvm, hardware, disk: true, root: true, cgroup2: true, cpu_limits: true }
+}
+
+/// A context whose firn is this script.
+pub(super) fn context_with_firn(target: &Path, firn: &str) -> Context {
+    fs::create_dir_all(target.join("release")).unwrap();
+    // A program that this process writes is busy while another test's child inherits it.
+    let write = "printf %s \"$2\" >\"$1\"; chmod +x \"$1\"";
+    let step = Step::new("sh").args(["-c", write, "sh"]).arg(target.join("release/firn")).arg(firn);
+    assert!(step.succeeds().unwrap());
+    let paths = Paths::with_target(target.to_owned());
+    Context { runner: Runner::new(false, String::new()), host: host(true, false), paths }
 }
 
 fn commands(task: &str, host: Host) -> Vec<String> {
