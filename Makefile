@@ -118,7 +118,8 @@ test-workloads: guests images
 	$(xtask) test-workloads
 
 # 10,000 requests to a daemon whose microVMs are players, then 1,000 with Linux guests, 64 at once,
-# while monitors, the pool's manager and the daemon are killed at random. FIRN_SEED=2 kills others.
+# while monitors, the pool's manager and the daemon are killed at random. Four labs share the 1,000
+# where this machine's KVM runs no Linux. FIRN_SEED=2 kills others of the players.
 test-load: guests
 	$(xtask) test-load
 

@@ -30,8 +30,8 @@ pub(super) fn long_guest_tests(context: &Context) -> Result<()> {
     let step = if context.host.hardware {
         native(context, &program, &made)
     } else {
-        // One test has a pool of five pages of 1 GiB.
-        in_lab(context, &program, &made, "9G")
+        // One test has a pool of five pages of 1 GiB, and the images are in memory, too.
+        in_lab(context, &program, &made, "10G")
     };
     context.runner.run(&step.arg("--ignored"))
 }

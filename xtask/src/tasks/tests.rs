@@ -136,7 +136,7 @@ fn guest_tests_run_natively_or_in_two_labs() {
         )
     };
     let languages = " --in /t/languages --env FIRN_LANGUAGES=/in/languages";
-    let (short, long) = (lab("4G", ""), lab("9G", languages));
+    let (short, long) = (lab("4G", ""), lab("10G", languages));
     assert_eq!(
         commands("guest-tests", host(true, false)),
         [
@@ -163,21 +163,20 @@ fn load_runs_on_players_and_on_guests() {
             .to_owned(),
     ];
     let native = "FIRN=/t/release/firn FIRN_REQUESTS=1000 load --test-threads=1 --nocapture requests_beside_kills";
-    let all =
-        |last: &str| [std::slice::from_ref(&build), &players[..], &[last.to_owned()]].concat();
-    assert_eq!(commands("test-load", host(true, true)), all(native));
-    assert_eq!(commands("test-load", host(false, false)).len(), 2);
+    let lab = |seed: u32| {
+        format!(
+            "/t/release/firn lab run --memory 8G --timeout 3600 --in load --env FIRN=/bin/firn --env FIRN_REQUESTS=250 \
+             --env FIRN_SEED={seed} -- /in/load --test-threads=1 --nocapture requests_beside_kills"
+        )
+    };
+    let all = |last: &[String]| [std::slice::from_ref(&build), &players[..], last].concat();
+    assert_eq!(commands("test-load", host(true, true)), all(&[native.to_owned()]));
+    assert_eq!(commands("test-load", host(true, false)), all(&[1, 2, 3, 4].map(lab)));
+    assert_eq!(commands("test-load", host(false, false)).len(), 5);
     let short = commands("test-load-short", host(true, false));
     assert_eq!(short[..2], [build.clone(), players[0].clone()]);
     let requests = format!("{} requests_beside_kills", players[1].replace("10000", "500"));
     assert_eq!(short[2], requests);
-    assert_eq!(
-        commands("test-load", host(true, false)),
-        all(
-            "/t/release/firn lab run --memory 8G --cpus 1 --timeout 5400 --in load --env FIRN=/bin/firn \
-             --env FIRN_REQUESTS=1000 -- /in/load --test-threads=1 --nocapture requests_beside_kills"
-        )
-    );
 }
 
 #[test]
