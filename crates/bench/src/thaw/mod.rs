@@ -17,8 +17,8 @@ pub use open_loop::OpenLoop;
 pub(crate) use results::RowHead;
 pub(crate) use results::Run;
 pub use results::{Noise, RESULTS_VERSION, Results, Row};
-pub(crate) use session::Turn;
 pub use session::{Session, SessionError};
+pub(crate) use session::{Turn, shuffled};
 
 use crate::cache::Cache;
 use crate::harness::Harness;

@@ -517,7 +517,7 @@ fn twins(subjects: &[&Subject], subject: &Subject) -> Vec<usize> {
 }
 
 /// The order of `n` subjects in a round.
-fn shuffled(n: usize, random: &mut Rng) -> Vec<usize> {
+pub(crate) fn shuffled(n: usize, random: &mut Rng) -> Vec<usize> {
     let mut order: Vec<usize> = (0..n).collect();
     random.shuffle(&mut order);
     order

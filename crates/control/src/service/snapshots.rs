@@ -54,14 +54,12 @@ impl Control {
         let (name, number) = (version.function.clone(), version.version.clone());
         tracing::info!(function = name, version = number, "freezing");
         let Some(frozen) = self.publish_when_free(&version).await else { return };
-        let frozen = match frozen {
-            Ok(frozen) => match self.plan_when_recorded(&version, frozen).await {
-                Some(planned) => planned,
-                None => return,
-            },
-            Err(error) => Err(error),
+        let planned = match frozen {
+            Ok(frozen) => self.plan_when_recorded(&version, frozen).await,
+            Err(error) => Some(Err(error)),
         };
-        let (state, snapshot) = match frozen {
+        let Some(planned) = planned else { return };
+        let (state, snapshot) = match planned {
             Ok(snapshot) => {
                 let VersionSnapshot { planner, bytes, .. } = &snapshot;
                 tracing::info!(function = name, version = number, bytes, planner, "frozen");

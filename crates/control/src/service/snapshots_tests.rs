@@ -9,17 +9,22 @@ use super::*;
 use crate::functions::{PLANNER_VARIABLE, Target, snapshot_name};
 use crate::instances::{LeaseRequest, LoadFailure};
 
+/// A daemon whose only microVM is leased, and the lease.
+async fn occupied(folder: &Path, queue_wait: Option<Duration>) -> (Arc<Control>, impl Sized) {
+    let mut options = options(folder);
+    options.monitors = 1;
+    options.queue_wait = queue_wait.unwrap_or(options.queue_wait);
+    let control = Control::open(&options, None).unwrap();
+    let latest = control.create_function(new_function("f")).await.unwrap();
+    let request = LeaseRequest { version: Arc::new(latest), new: true };
+    let lease = control.fleet.acquire(request).await.unwrap();
+    (control, lease)
+}
+
 #[tokio::test]
 async fn a_publish_that_waited_too_long_is_tried_again() {
     let folder = tempfile::tempdir().unwrap();
-    let mut options = options(folder.path());
-    options.monitors = 1;
-    options.queue_wait = Duration::from_millis(1);
-    let control = Control::open(&options, None).unwrap();
-    let latest = control.create_function(new_function("f")).await.unwrap();
-    // The only microVM.
-    let request = LeaseRequest { version: Arc::new(latest), new: true };
-    let lease = control.fleet.acquire(request).await.unwrap();
+    let (control, lease) = occupied(folder.path(), Some(Duration::from_millis(1))).await;
     let target = Target::new("f", None).unwrap();
     control.publish(&target, PublishRequest::default()).await.unwrap();
     let waiting = version_when(&control, "f", "1", |version| version.waiting.is_some()).await;
@@ -37,13 +42,7 @@ async fn a_publish_that_waited_too_long_is_tried_again() {
 #[tokio::test]
 async fn a_version_that_waits_and_is_deleted_is_not_frozen() {
     let folder = tempfile::tempdir().unwrap();
-    let mut options = options(folder.path());
-    options.monitors = 1;
-    options.queue_wait = Duration::from_millis(1);
-    let control = Control::open(&options, None).unwrap();
-    let latest = control.create_function(new_function("f")).await.unwrap();
-    let request = LeaseRequest { version: Arc::new(latest), new: true };
-    let lease = control.fleet.acquire(request).await.unwrap();
+    let (control, lease) = occupied(folder.path(), Some(Duration::from_millis(1))).await;
     let target = Target::new("f", Some("1")).unwrap();
     let version = control.publish(&target, PublishRequest::default()).await.unwrap();
     version_when(&control, "f", "1", |version| version.waiting.is_some()).await;
@@ -94,13 +93,8 @@ async fn frozen(control: &Arc<Control>, name: &str, planner: &str) -> (Version, 
 #[tokio::test]
 async fn a_version_is_pending_until_its_planner_has_a_recording() {
     let folder = tempfile::tempdir().unwrap();
-    let mut options = options(folder.path());
-    options.monitors = 1;
-    let control = Control::open(&options, None).unwrap();
-    let latest = control.create_function(new_function("first")).await.unwrap();
-    // The only microVM, so that no version is frozen.
-    let request = LeaseRequest { version: Arc::new(latest), new: true };
-    let _lease = control.fleet.acquire(request).await.unwrap();
+    // No version is frozen.
+    let (control, _lease) = occupied(folder.path(), None).await;
 
     let (version, snapshot, path) = frozen(&control, "recorded", "reap").await;
     let planning = tokio::spawn({
@@ -121,12 +115,8 @@ async fn a_version_is_pending_until_its_planner_has_a_recording() {
 #[tokio::test]
 async fn a_version_whose_planner_cannot_thaw_it_fails() {
     let folder = tempfile::tempdir().unwrap();
-    let mut options = options(folder.path());
-    options.monitors = 1;
-    let control = Control::open(&options, None).unwrap();
-    let latest = control.create_function(new_function("first")).await.unwrap();
-    let request = LeaseRequest { version: Arc::new(latest), new: true };
-    let _lease = control.fleet.acquire(request).await.unwrap();
+    // No version is frozen.
+    let (control, _lease) = occupied(folder.path(), None).await;
     // No planner can, because no monitor starts here.
     let (version, snapshot, path) = frozen(&control, "named", "vanilla_dax").await;
     let error = control.plan_when_recorded(&version, snapshot).await.unwrap().unwrap_err();

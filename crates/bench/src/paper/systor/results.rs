@@ -206,8 +206,7 @@ impl SystorOutcome {
             row.extend(PARTS.map(value));
             row.extend([Time::Cold, Time::Warm].map(|time| {
                 cell.time(time).map_or(String::new(), |time| {
-                    let [median, min, max] = [time.median, time.min, time.max].map(number);
-                    format!("{median} ({min} to {max})")
+                    format!("{} ({})", number(time.median), text::interval(&time))
                 })
             }));
             row.push(ratio.map_or(String::new(), |(cold, warm)| number(cold / warm)));

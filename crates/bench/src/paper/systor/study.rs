@@ -14,7 +14,7 @@ use crate::player::{GapFactor, Leaves, Repeats};
 use crate::players::{PlayersConfig, PlayersError, Prepared, Subject};
 use crate::progress::{Quiet, Steps};
 use crate::stats::Summary;
-use crate::thaw::{Run, Session, SessionError, Turn};
+use crate::thaw::{Run, Session, SessionError, Turn, shuffled};
 use crate::tier::EmulateError;
 use crate::traces::load;
 
@@ -289,9 +289,7 @@ impl Study<'_> {
         let steps = arms.len() as u64 * u64::from(self.config.runs);
         let mut steps = Steps::begin(self.harness.progress, steps);
         for run in 1..=self.config.runs {
-            let mut order: Vec<usize> = (0..arms.len()).collect();
-            Rng::with_seed(run.into()).shuffle(&mut order);
-            for index in order {
+            for index in shuffled(arms.len(), &mut Rng::with_seed(run.into())) {
                 let Some(arm) = &mut arms[index] else { continue };
                 let (At { trace, microvms, .. }, tier) = (arm.at, arm.name());
                 match self.run_arm(arm, run) {
