@@ -158,6 +158,13 @@ pub(crate) enum RemoveSnapshotError {
     Task(#[from] TaskFailed),
 }
 
+impl RemoveSnapshotError {
+    /// Whether the pool has no snapshot of this name.
+    pub(crate) fn is_missing(&self) -> bool {
+        matches!(self, Self::Pool(error) if error.is_unknown())
+    }
+}
+
 impl From<firn_run::StartError> for LaunchError {
     fn from(error: firn_run::StartError) -> Self {
         match error {

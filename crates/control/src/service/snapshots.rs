@@ -18,6 +18,9 @@ use crate::store::{Change, StoreError};
 /// How many microVMs the freeze of a version may lose before it fails.
 const LOST: u32 = 2;
 
+/// For how long after the start of this daemon a monitor of an earlier one may publish a snapshot.
+const STRAGGLERS: Duration = Duration::from_secs(60);
+
 impl Control {
     /// Resumes the work of an earlier daemon: freezes pending versions, serves accepted events, and
     /// removes unused snapshots and code.
@@ -40,47 +43,46 @@ impl Control {
         sweep(snapshots, &used)
             .map_err(|source| OpenError::Data { path: snapshots.clone(), source })?;
         for name in self.store.to_purge()? {
-            // Fails if the earlier daemon purged the snapshot just before it ended.
-            let _ = self.fleet.launcher.remove(&SnapshotPlace::Pool(name.clone())).await;
-            self.purged(name).await;
+            let purging = Arc::clone(self).purge_later(SnapshotPlace::Pool(name), STRAGGLERS);
+            tokio::spawn(purging);
         }
         self.sweep_code().await;
         let path = self.events.folder();
         self.recover_events().map_err(|source| OpenError::Data { path: path.to_owned(), source })
     }
 
-    /// Freezes a version, and stores the result.
+    /// Freezes a version, and stores the result. Purges what the freeze published if no version uses
+    /// it.
     pub(super) async fn freeze(self: Arc<Self>, version: Version) {
         let (name, number) = (version.function.clone(), version.version.clone());
         tracing::info!(function = name, version = number, "freezing");
-        let Some(frozen) = self.publish_when_free(&version).await else { return };
-        let planned = match frozen {
-            Ok(frozen) => self.plan_when_recorded(&version, frozen).await,
-            Err(error) => Some(Err(error)),
+        let place = self.fleet.launcher.place(&version);
+        let planned = match self.publish_when_free(&version).await {
+            Some(Ok(frozen)) => self.plan_when_recorded(&version, frozen).await,
+            Some(Err(error)) => Some(Err(error)),
+            None => None,
         };
-        let Some(planned) = planned else { return };
         let (state, snapshot) = match planned {
-            Ok(snapshot) => {
+            Some(Ok(snapshot)) => {
                 let VersionSnapshot { planner, bytes, .. } = &snapshot;
                 tracing::info!(function = name, version = number, bytes, planner, "frozen");
                 (VersionState::Active, Some(snapshot))
             }
             // The next daemon freezes it.
-            Err(_) if self.fleet.is_closed() => return,
-            Err(error) => {
+            Some(Err(_)) if self.fleet.is_closed() => return,
+            Some(Err(error)) => {
                 let error: &(dyn std::error::Error + 'static) = &error;
                 tracing::warn!(function = name, version = number, error, "not frozen");
                 (VersionState::Failed { reason: error_chain(error) }, None)
             }
+            None => return self.purge(place).await,
         };
-        let stored_snapshot = snapshot.clone();
-        let store = |found| Version { state, waiting: None, snapshot: stored_snapshot, ..found };
+        let frozen = snapshot.is_some();
+        let store = |found| Version { state, waiting: None, snapshot, ..found };
         let stored = self.change_version(version, store).await;
-        // The version was deleted meanwhile, or the database failed: no version uses the snapshot.
-        if !matches!(stored, Ok(true))
-            && let Some(snapshot) = snapshot
-        {
-            self.purge(&snapshot.place).await;
+        // The version was deleted meanwhile, or the database failed.
+        if !(frozen && matches!(stored, Ok(true))) {
+            self.purge(place).await;
         }
     }
 
@@ -113,8 +115,8 @@ impl Control {
     }
 
     /// Chooses the planner of a frozen version. Tries again a few times, because the monitor that
-    /// plans can be lost, and longer for a planner that needs a recording. Removes the snapshot if
-    /// there is no planner, or if the version was deleted meanwhile, which returns `None`.
+    /// plans can be lost, and longer for a planner that needs a recording. `None` if the version was
+    /// deleted meanwhile.
     async fn plan_when_recorded(
         self: &Arc<Self>,
         version: &Version,
@@ -141,11 +143,9 @@ impl Control {
             };
             let tries = recorded.is_some() || attempts <= LOST;
             let Some(pause) = backoff.next().filter(|_| tries) else {
-                self.purge(&place).await;
                 return Some(Err(error.into()));
             };
             if !self.wait(version, waiting, pause).await {
-                self.purge(&place).await;
                 return None;
             }
         }
@@ -196,7 +196,12 @@ impl Control {
                 let Some(found) = found.filter(|found| found.revision == version.revision) else {
                     return Ok(false);
                 };
-                change.put_version(&version.function, number, &work(found))?;
+                let changed = work(found);
+                if let VersionState::Failed { .. } = changed.state {
+                    // The freeze may have published the snapshot before it failed.
+                    control.schedule_purge(change, &version)?;
+                }
+                change.put_version(&version.function, number, &changed)?;
                 Ok(true)
             })
         })
@@ -207,12 +212,12 @@ impl Control {
     pub(super) async fn forget(self: &Arc<Self>, version: Version) {
         self.fleet.retire(version.revision);
         if let Some(snapshot) = version.snapshot {
-            self.purge(&snapshot.place).await;
+            self.purge(snapshot.place).await;
         }
     }
 
-    /// Records, in the transaction that deletes a version, that its snapshot in the pool has to be
-    /// purged. The daemon may end before it has purged the snapshot.
+    /// Records, in the transaction that deletes a version or makes it fail, that its snapshot in the
+    /// pool has to be purged. The daemon may end before it has purged the snapshot.
     pub(super) fn schedule_purge(
         &self,
         change: &Change,
@@ -229,17 +234,40 @@ impl Control {
         }
     }
 
-    async fn purge(self: &Arc<Self>, place: &SnapshotPlace) {
-        if let Err(error) = self.fleet.launcher.remove(place).await {
-            let error: &(dyn std::error::Error + 'static) = &error;
-            tracing::warn!(?place, error, "cannot remove a snapshot");
-        } else if let SnapshotPlace::Pool(name) = place {
-            self.purged(name.clone()).await;
+    /// Purges a snapshot that no version uses and nothing writes. If that fails, goes on in the
+    /// background.
+    async fn purge(self: &Arc<Self>, place: SnapshotPlace) {
+        match self.fleet.launcher.remove(&place).await {
+            Err(error) if !error.is_missing() => {
+                tokio::spawn(Arc::clone(self).purge_later(place, Duration::ZERO));
+            }
+            _ => self.purged(place).await,
         }
     }
 
-    /// Records that a snapshot was purged from the pool.
-    async fn purged(self: &Arc<Self>, name: String) {
+    /// Purges a snapshot that no version uses, as soon as its medium lets it: no manager can open a
+    /// pool that microVMs of an earlier one use. A snapshot that is missing may be published until
+    /// `stragglers` have passed.
+    async fn purge_later(self: Arc<Self>, place: SnapshotPlace, stragglers: Duration) {
+        let begin = Instant::now();
+        let mut backoff = Backoff::since(begin);
+        while let Err(error) = self.fleet.launcher.remove(&place).await {
+            if !error.is_missing() {
+                let error: &(dyn std::error::Error + 'static) = &error;
+                tracing::warn!(?place, error, "cannot remove a snapshot");
+            } else if begin.elapsed() >= stragglers {
+                break;
+            }
+            // After the last wait, the next daemon tries it.
+            let Some(pause) = backoff.next() else { return };
+            tokio::time::sleep(pause).await;
+        }
+        self.purged(place).await;
+    }
+
+    /// Records that a snapshot was purged.
+    async fn purged(self: &Arc<Self>, place: SnapshotPlace) {
+        let SnapshotPlace::Pool(name) = place else { return };
         let control = Arc::clone(self);
         let recorded =
             blocking(move || Ok::<_, FindError>(control.store.delete(|c| c.purged(&name))?));

@@ -1,10 +1,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use firn_pool::{CreateOptions, GRANULE, MappedMedium, Pool, Server};
 use firn_run::PoolManagerError;
 
 use super::super::testing::{new_function, options, version_when};
-use super::super::{NewFunction, PublishRequest};
+use super::super::{ControlOptions, NewFunction, PublishRequest};
 use super::*;
 use crate::functions::{PLANNER_VARIABLE, Target, snapshot_name};
 use crate::instances::{LeaseRequest, LoadFailure};
@@ -109,7 +110,6 @@ async fn a_version_is_pending_until_its_planner_has_a_recording() {
     let target = Target::new("recorded", Some("1")).unwrap();
     control.delete(&target).await.unwrap();
     assert!(planning.await.unwrap().is_none());
-    assert!(!path.exists());
 }
 
 #[tokio::test]
@@ -118,8 +118,96 @@ async fn a_version_whose_planner_cannot_thaw_it_fails() {
     // No version is frozen.
     let (control, _lease) = occupied(folder.path(), None).await;
     // No planner can, because no monitor starts here.
-    let (version, snapshot, path) = frozen(&control, "named", "vanilla_dax").await;
+    let (version, snapshot, _) = frozen(&control, "named", "vanilla_dax").await;
     let error = control.plan_when_recorded(&version, snapshot).await.unwrap().unwrap_err();
     assert_eq!(error.to_string(), "the planner that FIRN_PLANNER names cannot thaw the snapshot");
-    assert!(!path.exists());
+}
+
+/// The manager of a pool in a file, which listens on a socket in `folder`.
+fn manager(folder: &Path) -> Server {
+    let file = folder.join("pool");
+    let medium = Arc::new(MappedMedium::create_file(&file, 8 * GRANULE).unwrap());
+    let pool = Pool::create(medium, &CreateOptions::default()).unwrap();
+    Server::start(&folder.join("manager.sock"), pool).unwrap()
+}
+
+fn publish_in(manager: &Server, name: &str) {
+    manager.pool().allocate(name, GRANULE, 0).unwrap().publish().unwrap();
+}
+
+/// A daemon with such a pool.
+fn with_pool(folder: &Path, monitors: usize) -> Arc<Control> {
+    let pool = Some(folder.join("manager.sock"));
+    let queue_wait = Duration::from_millis(1);
+    let options = ControlOptions { pool, monitors, queue_wait, ..options(folder) };
+    Control::open(&options, None).unwrap()
+}
+
+/// Waits until the pool has no snapshot and the daemon nothing to purge.
+async fn all_purged(manager: &Server, control: &Control) {
+    let left = || (manager.pool().names(), control.store.to_purge().unwrap());
+    for _ in 0..6000 {
+        if left() == (Vec::new(), Vec::new()) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("{:?}", left());
+}
+
+#[tokio::test]
+async fn a_snapshot_whose_pool_has_no_manager_at_first_is_purged_later() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = manager(folder.path());
+    let control = with_pool(folder.path(), 1);
+    control.store.change(|change| change.purge("unused")).unwrap();
+    drop(first);
+    control.recover().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(control.store.to_purge().unwrap(), ["unused"]);
+    std::fs::remove_file(folder.path().join("pool")).unwrap();
+    let second = manager(folder.path());
+    publish_in(&second, "unused");
+    all_purged(&second, &control).await;
+}
+
+#[tokio::test]
+async fn a_snapshot_that_an_earlier_daemons_monitor_publishes_late_is_purged() {
+    let folder = tempfile::tempdir().unwrap();
+    let manager = manager(folder.path());
+    let control = with_pool(folder.path(), 1);
+    control.store.change(|change| change.purge("late")).unwrap();
+    control.recover().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    publish_in(&manager, "late");
+    all_purged(&manager, &control).await;
+}
+
+#[tokio::test]
+async fn a_snapshot_that_was_published_before_its_freeze_failed_is_purged() {
+    let folder = tempfile::tempdir().unwrap();
+    let manager = manager(folder.path());
+    let control = with_pool(folder.path(), 1);
+    control.create_function(NewFunction { publish: true, ..new_function("f") }).await.unwrap();
+    let version = version_when(&control, "f", "1", |_| true).await;
+    // As by a monitor that is lost before it answers.
+    publish_in(&manager, &snapshot_name(&version));
+    version_when(&control, "f", "1", |version| version.state != VersionState::Pending).await;
+    all_purged(&manager, &control).await;
+}
+
+#[tokio::test]
+async fn a_snapshot_that_was_published_before_its_version_was_deleted_is_purged() {
+    let folder = tempfile::tempdir().unwrap();
+    let manager = manager(folder.path());
+    let control = with_pool(folder.path(), 1);
+    let latest = control.create_function(new_function("f")).await.unwrap();
+    let request = LeaseRequest { version: Arc::new(latest), new: true };
+    let _lease = control.fleet.acquire(request).await.unwrap();
+    let target = Target::new("f", Some("1")).unwrap();
+    let version = control.publish(&target, PublishRequest::default()).await.unwrap();
+    version_when(&control, "f", "1", |version| version.waiting.is_some()).await;
+    publish_in(&manager, &snapshot_name(&version));
+    control.delete(&target).await.unwrap();
+    all_purged(&manager, &control).await;
 }

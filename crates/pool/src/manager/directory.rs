@@ -10,9 +10,9 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use super::client::Client;
-use super::error::ClientError;
+use super::error::{ClientError, Refusal};
 use crate::media::{Access, MappedMedium, MediumError};
-use crate::pool::{OpenError, Pool, ReclaimError};
+use crate::pool::{LookupError, OpenError, Pool, ReclaimError};
 
 /// The directory in which managers publish their sockets, so that clients that know only a pool's
 /// medium find its manager.
@@ -71,6 +71,20 @@ pub enum RemoveError {
     /// No manager runs and the pool on the medium refuses.
     #[error(transparent)]
     Reclaim(#[from] ReclaimError),
+}
+
+impl RemoveError {
+    /// Whether the pool has no snapshot of this name.
+    #[must_use]
+    pub fn is_unknown(&self) -> bool {
+        match self {
+            Self::Manager(ClientError::Refused { refusal, .. }) => *refusal == Refusal::Unknown,
+            Self::Reclaim(error) => {
+                matches!(error, ReclaimError::Lookup(LookupError::Unknown(_)))
+            }
+            _ => false,
+        }
+    }
 }
 
 impl ManagerDirectory {
