@@ -24,6 +24,8 @@ pub use fleet::AcquireError;
 #[cfg(test)]
 pub(crate) use fleet::LeaseRequest;
 pub(crate) use fleet::{Fleet, Limits};
+#[cfg(test)]
+pub(crate) use launcher::FreezeError;
 pub use launcher::{BootFiles, LaunchError};
 pub(crate) use launcher::{Frozen, Launcher, guest_mib};
 pub use ledger::Shortage;

@@ -12,6 +12,7 @@ use firn_run::{
     AgentClient, Answer, ConnectError, Failed, FreezeInstanceError, FunctionError, Invocation,
     InvokeError, LambdaLoad, LoadError, PoolManagerError, PrepareFreezeError, PutError,
 };
+use firn_vmm::ControlError;
 
 use super::fleet::{AcquireError, Fleet, Lease, LeaseRequest, Reservation, Vm};
 use super::launcher::{FreezeError, Frozen, LaunchError, PlanError, Thawed};
@@ -117,6 +118,14 @@ impl PublishFailure {
             return false;
         };
         matches!(error, LaunchError::Pool(PoolManagerError::HasClients { .. }))
+    }
+
+    /// Whether the monitor did not write the snapshot.
+    pub(crate) fn is_of_place(&self) -> bool {
+        let Self::Freeze(FreezeError::Freeze(FreezeInstanceError::Control(error))) = self else {
+            return false;
+        };
+        matches!(error, ControlError::Refused(_))
     }
 
     /// Whether another microVM would fail as well: by the function, its code or its image.

@@ -19,6 +19,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 use firn_base::format_bytes;
 use firn_run::cgroup::CgroupError;
@@ -158,6 +159,8 @@ pub struct Control {
     event_pause: Duration,
     /// Held while stored code is not yet part of a version, so that the sweep does not remove it.
     code_lock: Mutex<()>,
+    /// Told of every deletion of versions, after it.
+    deletions: Notify,
 }
 
 impl Control {
@@ -228,6 +231,7 @@ impl Control {
             events: Events::open(&data, options.queue, options.event_bytes).map_err(failed)?,
             event_pause: options.event_pause,
             code_lock: Mutex::new(()),
+            deletions: Notify::new(),
         }))
     }
 

@@ -51,18 +51,18 @@ impl Control {
         self.recover_events().map_err(|source| OpenError::Data { path: path.to_owned(), source })
     }
 
-    /// Freezes a version, and stores the result. Purges what the freeze published if no version uses
-    /// it.
+    /// Freezes a version, and stores the result. Ends with the version if it is deleted. Purges what
+    /// the freeze published if no version uses it.
     pub(super) async fn freeze(self: Arc<Self>, version: Version) {
         let (name, number) = (version.function.clone(), version.version.clone());
         tracing::info!(function = name, version = number, "freezing");
         let place = self.fleet.launcher.place(&version);
-        let planned = match self.publish_when_free(&version).await {
-            Some(Ok(frozen)) => self.plan_when_recorded(&version, frozen).await,
-            Some(Err(error)) => Some(Err(error)),
-            None => None,
+        // Dropping the freeze kills its microVM.
+        let frozen = tokio::select! {
+            frozen = self.publish_and_plan(&version) => Some(frozen),
+            () = self.until_deleted(&version) => None,
         };
-        let (state, snapshot) = match planned {
+        let (state, snapshot) = match frozen {
             Some(Ok(snapshot)) => {
                 let VersionSnapshot { planner, bytes, .. } = &snapshot;
                 tracing::info!(function = name, version = number, bytes, planner, "frozen");
@@ -75,65 +75,94 @@ impl Control {
                 tracing::warn!(function = name, version = number, error, "not frozen");
                 (VersionState::Failed { reason: error_chain(error) }, None)
             }
-            None => return self.purge(place).await,
+            None => {
+                tracing::info!(function = name, version = number, "deleted while it froze");
+                return self.purge_later(place, STRAGGLERS).await;
+            }
         };
         let frozen = snapshot.is_some();
         let store = |found| Version { state, waiting: None, snapshot, ..found };
         let stored = self.change_version(version, store).await;
         // The version was deleted meanwhile, or the database failed.
         if !(frozen && matches!(stored, Ok(true))) {
-            self.purge(place).await;
+            self.purge_later(place, STRAGGLERS).await;
         }
     }
 
-    /// Freezes a version. Tries again if it waited too long for a microVM, or lost one, and stores
-    /// why. `None` if the version was deleted meanwhile.
+    async fn publish_and_plan(
+        self: &Arc<Self>,
+        version: &Version,
+    ) -> Result<VersionSnapshot, PublishFailure> {
+        let frozen = self.publish_when_free(version).await?;
+        self.plan_when_recorded(version, frozen).await
+    }
+
+    /// Returns when a version is deleted.
+    async fn until_deleted(self: &Arc<Self>, version: &Version) {
+        loop {
+            // Deletions from now on count.
+            let deletion = self.deletions.notified();
+            let control = Arc::clone(self);
+            let (name, number) = (version.function.clone(), version.version.clone());
+            let find = move || Ok::<_, FindError>(control.store.version(&name, &number)?);
+            let found = blocking(find).await;
+            // If the database failed, the change that stores the freeze's result finds out.
+            if let Ok(found) = found
+                && found.is_none_or(|found| found.revision != version.revision)
+            {
+                return;
+            }
+            deletion.await;
+        }
+    }
+
+    /// Freezes a version. Tries again if it waited too long for a microVM, lost one, or found no
+    /// space that deleted versions still take, and stores why.
     async fn publish_when_free(
         self: &Arc<Self>,
         version: &Version,
-    ) -> Option<Result<Frozen, PublishFailure>> {
+    ) -> Result<Frozen, PublishFailure> {
         let mut backoff = Backoff::since(Instant::now());
-        let mut lost = 0;
-        for attempts in 1.. {
+        let (mut attempts, mut lost) = (0, 0);
+        loop {
+            attempts += 1;
             let (fleet, code) = (Arc::clone(&self.fleet), self.code.clone());
             let published = publish(fleet, code, Arc::new(version.clone())).await;
             let error = match published {
                 Err(error) if self.is_passing(&error, &mut lost) => error,
-                published => return Some(published),
+                published => return published,
             };
             let waiting =
                 format!("attempt {attempts} to freeze it failed: {}", error_chain(&error));
             let Some(pause) = backoff.next() else {
                 let source = Box::new(error);
-                return Some(Err(PublishFailure::NeverFree { attempts, source }));
+                return Err(PublishFailure::NeverFree { attempts, source });
             };
-            if !self.wait(version, waiting, pause).await {
-                return None;
-            }
+            self.wait(version, waiting, pause).await;
         }
-        None
     }
 
     /// Chooses the planner of a frozen version. Tries again a few times, because the monitor that
-    /// plans can be lost, and longer for a planner that needs a recording. `None` if the version was
-    /// deleted meanwhile.
+    /// plans can be lost, and longer for a planner that needs a recording.
     async fn plan_when_recorded(
         self: &Arc<Self>,
         version: &Version,
         Frozen { place, bytes }: Frozen,
-    ) -> Option<Result<VersionSnapshot, PublishFailure>> {
+    ) -> Result<VersionSnapshot, PublishFailure> {
         let mut backoff = Backoff::since(Instant::now());
         let directory = match &place {
             SnapshotPlace::Directory(name) => Some(self.fleet.launcher.snapshots.join(name)),
             SnapshotPlace::Pool(_) => None,
         };
         let recorded = directory.filter(|_| version.needs_recording());
-        for attempts in 1.. {
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
             let chosen = self.fleet.launcher.choose_planner(version, &place).await;
             let error = match chosen {
-                Ok(planner) => return Some(Ok(VersionSnapshot { place, bytes, planner })),
+                Ok(planner) => return Ok(VersionSnapshot { place, bytes, planner }),
                 // The next daemon freezes it.
-                Err(error) if self.fleet.is_closed() => return Some(Err(error.into())),
+                Err(error) if self.fleet.is_closed() => return Err(error.into()),
                 Err(error) => error,
             };
             let reason = error_chain(&error);
@@ -143,17 +172,14 @@ impl Control {
             };
             let tries = recorded.is_some() || attempts <= LOST;
             let Some(pause) = backoff.next().filter(|_| tries) else {
-                return Some(Err(error.into()));
+                return Err(error.into());
             };
-            if !self.wait(version, waiting, pause).await {
-                return None;
-            }
+            self.wait(version, waiting, pause).await;
         }
-        None
     }
 
-    /// Stores why a version waits, and waits. Returns false if the version was deleted.
-    async fn wait(self: &Arc<Self>, version: &Version, waiting: String, pause: Duration) -> bool {
+    /// Stores why a version waits, and waits.
+    async fn wait(self: &Arc<Self>, version: &Version, waiting: String, pause: Duration) {
         tracing::warn!(
             function = version.function,
             version = version.version,
@@ -162,20 +188,20 @@ impl Control {
             "not frozen yet"
         );
         let store = |found| Version { waiting: Some(waiting), ..found };
-        if let Ok(false) = self.change_version(version.clone(), store).await {
-            return false;
-        }
+        // The next wait stores its reason.
+        let _ = self.change_version(version.clone(), store).await;
         tokio::time::sleep(pause).await;
-        true
     }
 
     /// Whether a later attempt can succeed: there was no microVM or no manager of the pool for it,
-    /// or it has `lost` its own, or the pool's manager, a few times only.
+    /// the snapshots of deleted versions are still in its way, or it has `lost` its own, or the
+    /// pool's manager, a few times only.
     fn is_passing(&self, error: &PublishFailure, lost: &mut u32) -> bool {
         if let PublishFailure::Acquire(error) = error {
             return error.is_throttling();
         }
-        if error.is_of_earlier_clients() {
+        let purges = || self.store.to_purge().is_ok_and(|names| !names.is_empty());
+        if error.is_of_earlier_clients() || error.is_of_place() && purges() {
             return !self.fleet.is_closed();
         }
         *lost += 1;
@@ -211,8 +237,15 @@ impl Control {
     /// Ends the microVMs of a deleted version, and purges its snapshot.
     pub(super) async fn forget(self: &Arc<Self>, version: Version) {
         self.fleet.retire(version.revision);
+        self.deletions.notify_waiters();
         if let Some(snapshot) = version.snapshot {
-            self.purge(snapshot.place).await;
+            match self.fleet.launcher.remove(&snapshot.place).await {
+                Ok(()) => self.purged(snapshot.place).await,
+                Err(_) => {
+                    let purging = Arc::clone(self).purge_later(snapshot.place, Duration::ZERO);
+                    tokio::spawn(purging);
+                }
+            }
         }
     }
 
@@ -231,17 +264,6 @@ impl Control {
         match place {
             Some(SnapshotPlace::Pool(name)) => change.purge(&name),
             _ => Ok(()),
-        }
-    }
-
-    /// Purges a snapshot that no version uses and nothing writes. If that fails, goes on in the
-    /// background.
-    async fn purge(self: &Arc<Self>, place: SnapshotPlace) {
-        match self.fleet.launcher.remove(&place).await {
-            Err(error) if !error.is_missing() => {
-                tokio::spawn(Arc::clone(self).purge_later(place, Duration::ZERO));
-            }
-            _ => self.purged(place).await,
         }
     }
 

@@ -2,13 +2,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use firn_pool::{CreateOptions, GRANULE, MappedMedium, Pool, Server};
-use firn_run::PoolManagerError;
+use firn_run::{FreezeInstanceError, PoolManagerError};
+use firn_vmm::ControlError;
 
 use super::super::testing::{new_function, options, version_when};
 use super::super::{ControlOptions, NewFunction, PublishRequest};
 use super::*;
 use crate::functions::{PLANNER_VARIABLE, Target, snapshot_name};
-use crate::instances::{LeaseRequest, LoadFailure};
+use crate::instances::{FreezeError, LeaseRequest, LoadFailure};
 
 /// A daemon whose only microVM is leased, and the lease.
 async fn occupied(folder: &Path, queue_wait: Option<Duration>) -> (Arc<Control>, impl Sized) {
@@ -41,15 +42,17 @@ async fn a_publish_that_waited_too_long_is_tried_again() {
 }
 
 #[tokio::test]
-async fn a_version_that_waits_and_is_deleted_is_not_frozen() {
+async fn the_freeze_of_a_version_ends_when_it_is_deleted() {
     let folder = tempfile::tempdir().unwrap();
-    let (control, lease) = occupied(folder.path(), Some(Duration::from_millis(1))).await;
+    let (control, _lease) = occupied(folder.path(), None).await;
     let target = Target::new("f", Some("1")).unwrap();
     let version = control.publish(&target, PublishRequest::default()).await.unwrap();
-    version_when(&control, "f", "1", |version| version.waiting.is_some()).await;
+    // Beside the freeze that the publication started, which waits a minute for a microVM.
+    let freezing = tokio::spawn(Arc::clone(&control).freeze(version));
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!freezing.is_finished());
     control.delete(&target).await.unwrap();
-    assert!(control.publish_when_free(&version).await.is_none());
-    drop(lease);
+    freezing.await.unwrap();
 }
 
 #[tokio::test]
@@ -75,6 +78,22 @@ async fn a_publish_waits_for_the_clients_of_an_earlier_manager_and_not_for_what_
     let waits = |reason| PoolManagerError::HasClients { medium: "/pool".into(), reason };
     let fails = |reason| PoolManagerError::Start { medium: "/pool".into(), reason };
     assert_eq!((attempts(waits), attempts(fails)), (10, 2));
+}
+
+#[tokio::test]
+async fn a_publish_waits_for_space_while_snapshots_are_purged() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = Control::open(&options(folder.path()), None).unwrap();
+    let full = || FreezeInstanceError::from(ControlError::Refused("no space".to_owned()));
+    let attempts = || {
+        let mut lost = 0;
+        (0..10)
+            .take_while(|_| control.is_passing(&FreezeError::from(full()).into(), &mut lost))
+            .count()
+    };
+    assert_eq!(attempts(), 2);
+    control.store.change(|change| change.purge("deleted")).unwrap();
+    assert_eq!(attempts(), 10);
 }
 
 /// A pending version that names a planner, its snapshot, and the snapshot's directory.
@@ -107,9 +126,7 @@ async fn a_version_is_pending_until_its_planner_has_a_recording() {
     let waiting = version_when(&control, "recorded", "1", waits).await;
     assert_eq!(waiting.state, VersionState::Pending);
     assert!(path.exists());
-    let target = Target::new("recorded", Some("1")).unwrap();
-    control.delete(&target).await.unwrap();
-    assert!(planning.await.unwrap().is_none());
+    planning.abort();
 }
 
 #[tokio::test]
@@ -119,7 +136,7 @@ async fn a_version_whose_planner_cannot_thaw_it_fails() {
     let (control, _lease) = occupied(folder.path(), None).await;
     // No planner can, because no monitor starts here.
     let (version, snapshot, _) = frozen(&control, "named", "vanilla_dax").await;
-    let error = control.plan_when_recorded(&version, snapshot).await.unwrap().unwrap_err();
+    let error = control.plan_when_recorded(&version, snapshot).await.unwrap_err();
     assert_eq!(error.to_string(), "the planner that FIRN_PLANNER names cannot thaw the snapshot");
 }
 
