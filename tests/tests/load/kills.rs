@@ -53,7 +53,8 @@ impl Killer {
         let stopped = || life.stop.load(Ordering::SeqCst);
         let pause = || std::thread::sleep(Duration::from_millis(2));
         let mut random = Random(self.seed);
-        loop {
+        while !stopped() {
+            pause();
             let kinds = self.round.iter().flat_map(|(kind, count)| vec![*kind; *count]);
             let mut round: Vec<Kind> = kinds.collect();
             while !round.is_empty() {
@@ -73,6 +74,11 @@ impl Killer {
             }
         }
     }
+}
+
+/// Kills the pool's manager, which has to run.
+pub(crate) fn kill_manager(life: &Life<'_>) {
+    assert!(kill(Kind::Manager, life, &mut Random(1)));
 }
 
 /// Kills a process of a kind. Returns false if there is none.

@@ -93,6 +93,28 @@ fn killed_processes_leave_nothing_in_the_daemon() {
     house.world.assert_nothing_left();
 }
 
+/// The microVMs of a killed manager use its pool, and requests follow one another so closely that
+/// they would never end.
+#[test]
+fn a_killed_manager_is_replaced_while_requests_go_on() {
+    let house = House::new();
+    let life = Life::begin(&house);
+    let versions = Versions::publish(&life);
+    let work = || {
+        while life.ended.load(Ordering::SeqCst) < 100 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        kills::kill_manager(&life);
+        versions.publish_and_wait(&life);
+        life.stop.store(true, Ordering::SeqCst);
+    };
+    let tally = life.send(8, usize::MAX, &Killer::new(1, &[]), &[&work]);
+    eprintln!("{} requests: {tally:?}", tally.requests());
+    assert_eq!((tally.refused, tally.cut_off), (0, 0));
+    life.end();
+    house.world.assert_nothing_left();
+}
+
 /// What a thread does.
 type Work<'a> = &'a (dyn Fn() + Sync);
 

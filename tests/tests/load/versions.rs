@@ -57,20 +57,11 @@ impl Versions {
         let mut turn = 0;
         while !life.stop.load(Ordering::SeqCst) {
             turn += 1;
-            let change = json!({ "Environment": { "Variables": { "TURN": turn.to_string() } } });
-            let path = format!("{API}/changing/configuration");
-            let updated = life.ask_again("PUT", &path, &change);
-            assert_eq!(updated.status, 200, "{updated:?}");
-            let path = format!("{API}/changing/versions");
-            let Some(published) = life.ask("POST", &path, &json!({})) else {
-                self.unknown.store(true, Ordering::SeqCst);
+            if self.publish_next(life, turn).is_none() {
                 continue;
-            };
-            assert_eq!(published.status, 201, "{published:?}");
-            let version: u64 = published.body["Version"].as_str().unwrap().parse().unwrap();
+            }
             let oldest = {
-                let mut kept = self.published.lock().unwrap();
-                kept.insert(version);
+                let kept = self.published.lock().unwrap();
                 kept.first().copied().filter(|_| kept.len() > KEPT)
             };
             if let Some(oldest) = oldest {
@@ -78,6 +69,28 @@ impl Versions {
             }
             std::thread::sleep(Duration::from_secs(1));
         }
+    }
+
+    /// Publishes a version, and waits until it is frozen.
+    pub(crate) fn publish_and_wait(&self, life: &Life<'_>) {
+        settled(life, "changing", self.publish_next(life, 1).unwrap());
+    }
+
+    /// Publishes a version of another configuration; `None` if that ended with the daemon.
+    fn publish_next(&self, life: &Life<'_>, turn: usize) -> Option<u64> {
+        let change = json!({ "Environment": { "Variables": { "TURN": turn.to_string() } } });
+        let path = format!("{API}/changing/configuration");
+        let updated = life.ask_again("PUT", &path, &change);
+        assert_eq!(updated.status, 200, "{updated:?}");
+        let path = format!("{API}/changing/versions");
+        let Some(published) = life.ask("POST", &path, &json!({})) else {
+            self.unknown.store(true, Ordering::SeqCst);
+            return None;
+        };
+        assert_eq!(published.status, 201, "{published:?}");
+        let version = published.body["Version"].as_str().unwrap().parse().unwrap();
+        self.published.lock().unwrap().insert(version);
+        Some(version)
     }
 
     fn delete(&self, life: &Life<'_>, version: u64) {

@@ -16,6 +16,7 @@ const SHORT: &str = "500";
 /// The test of the requests. That of leaks sends few, to players; under emulation it would take an
 /// hour.
 const REQUESTS: &str = "requests_beside_kills";
+const MANAGER: &str = "a_killed_manager";
 
 pub(super) fn test(context: &Context) -> Result<()> {
     let Context { runner, paths, host } = context;
@@ -43,7 +44,7 @@ pub(super) fn test(context: &Context) -> Result<()> {
 
 /// Fewer requests, with players only.
 pub(super) fn short(context: &Context) -> Result<()> {
-    players(context, &program(context)?, SHORT, &[REQUESTS])
+    players(context, &program(context)?, SHORT, &[REQUESTS, MANAGER])
 }
 
 fn program(context: &Context) -> Result<PathBuf> {

@@ -175,7 +175,8 @@ fn load_runs_on_players_and_on_guests() {
     assert_eq!(commands("test-load", host(false, false)).len(), 5);
     let short = commands("test-load-short", host(true, false));
     assert_eq!(short[..2], [build.clone(), players[0].clone()]);
-    let requests = format!("{} requests_beside_kills", players[1].replace("10000", "500"));
+    let requests =
+        format!("{} requests_beside_kills a_killed_manager", players[1].replace("10000", "500"));
     assert_eq!(short[2], requests);
 }
 

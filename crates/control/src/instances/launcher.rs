@@ -118,6 +118,13 @@ pub enum LaunchError {
     Task(#[from] TaskFailed),
 }
 
+impl LaunchError {
+    /// Whether the pool's manager cannot start while microVMs of the one before it run.
+    pub(crate) fn is_of_earlier_clients(&self) -> bool {
+        matches!(self, Self::Pool(PoolManagerError::HasClients { .. }))
+    }
+}
+
 /// A microVM was not frozen.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FreezeError {
@@ -263,10 +270,12 @@ impl Launcher {
         key: &ThawKey,
         request_ns: u64,
     ) -> Result<(Microvm, Box<StartReport>), LaunchError> {
+        let client_since = key.client_since();
         let mut descriptors = Descriptors::default();
         let thaw = self.thaw_spec(key, monitor.has_manager(), &mut descriptors)?;
         let microvm = self.send(monitor, Origin::Thaw(thaw), descriptors, request_ns)?;
-        Ok(self.wait(microvm)?)
+        let (microvm, report) = self.wait(microvm)?;
+        Ok((Microvm { client_since, ..microvm }, report))
     }
 
     /// Resumes a ready clone.
@@ -452,7 +461,7 @@ impl Launcher {
         let process = self.processes.register(monitor.pid());
         let process =
             process.map_err(|error| firn_run::StartError::Monitor(ErrorChain::of(&error)))?;
-        Ok(Microvm { monitor, instance, process })
+        Ok(Microvm { monitor, instance, process, client_since: None })
     }
 
     /// The request for a microVM with a new name.
@@ -495,6 +504,7 @@ impl Waiting for Microvm {
 
 impl Make<ThawKey, Microvm> for Launcher {
     fn make(&self, key: &ThawKey) -> Result<(Microvm, Making), firn_run::StartError> {
+        let client_since = key.client_since();
         let mut descriptors = Descriptors::default();
         let thaw = self.thaw_spec(key, false, &mut descriptors).map_err(|error| match error {
             LaunchError::Start(error) => error,
@@ -504,7 +514,7 @@ impl Make<ThawKey, Microvm> for Launcher {
         let mut clone = self.microvm(Prepare::spawn(self)?, instance)?;
         clone.monitor.make_ready(spec, &descriptors)?;
         let making = clone.monitor.wait_made_ready(self.start_limit)?;
-        Ok((clone, making))
+        Ok((Microvm { client_since, ..clone }, making))
     }
 }
 

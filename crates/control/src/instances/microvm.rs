@@ -1,7 +1,7 @@
 //! The process of one microVM.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use firn_run::OwnedInstance;
 use firn_run::monitor::Monitor;
@@ -19,6 +19,8 @@ pub(crate) struct Microvm {
     pub(super) monitor: Monitor,
     pub(super) instance: OwnedInstance,
     pub(super) process: Registered,
+    /// If it is a client of the pool: a time before it became one.
+    pub(super) client_since: Option<Instant>,
 }
 
 impl Microvm {
@@ -30,6 +32,11 @@ impl Microvm {
     /// Records that it has started: from now on a daemon that stops waits for its request.
     pub(crate) fn serves(&self) {
         self.process.serves();
+    }
+
+    /// Whether it became a client of the pool before `time`.
+    pub(super) fn is_client_since_before(&self, time: Instant) -> bool {
+        self.client_since.is_some_and(|since| since < time)
     }
 
     /// The socket for connections to the guest.
@@ -45,7 +52,7 @@ impl Microvm {
     /// Ends the microVM and waits for that.
     pub(crate) async fn end(self) {
         let end = move || {
-            let Self { monitor, instance, process } = self;
+            let Self { monitor, instance, process, .. } = self;
             monitor.end(END_LIMIT);
             drop((instance, process));
         };

@@ -10,7 +10,7 @@ use tokio::task::{JoinError, spawn_blocking};
 
 use firn_run::{
     AgentClient, Answer, ConnectError, Failed, FreezeInstanceError, FunctionError, Invocation,
-    InvokeError, LambdaLoad, LoadError, PoolManagerError, PrepareFreezeError, PutError,
+    InvokeError, LambdaLoad, LoadError, PrepareFreezeError, PutError,
 };
 use firn_vmm::ControlError;
 
@@ -109,15 +109,14 @@ pub(crate) enum PublishFailure {
 }
 
 impl PublishFailure {
-    /// Whether the pool's manager cannot start while microVMs of the one before it run: they end
-    /// with their requests.
+    /// See [`LaunchError::is_of_earlier_clients`].
     pub(crate) fn is_of_earlier_clients(&self) -> bool {
         let (Self::Freeze(FreezeError::Place(error)) | Self::Load(LoadFailure::Start(error))) =
             self
         else {
             return false;
         };
-        matches!(error, LaunchError::Pool(PoolManagerError::HasClients { .. }))
+        error.is_of_earlier_clients()
     }
 
     /// Whether the monitor did not write the snapshot.
@@ -287,6 +286,9 @@ pub(crate) async fn publish(
     };
     microvm.end().await;
     drop(reservation);
+    if frozen.as_ref().is_err_and(PublishFailure::is_of_earlier_clients) {
+        fleet.end_pool_clients();
+    }
     frozen
 }
 
@@ -315,6 +317,9 @@ async fn start(
             }
             Err(error @ LoadFailure::Start(LaunchError::Function(_))) => return Err(error),
             Err(error) => {
+                if matches!(&error, LoadFailure::Start(error) if error.is_of_earlier_clients()) {
+                    fleet.end_pool_clients();
+                }
                 report.thaw_failed = true;
                 fleet.metrics.start_failures.inc();
                 tracing::warn!(

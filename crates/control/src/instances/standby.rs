@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use firn_run::StartError;
 use firn_run::monitor::Monitor;
@@ -45,6 +46,13 @@ struct Standby {
 pub(crate) struct ThawKey {
     pub(crate) place: SnapshotPlace,
     pub(crate) planner: String,
+}
+
+impl ThawKey {
+    /// Now, if a microVM that is thawed by this becomes a client of the pool.
+    pub(super) fn client_since(&self) -> Option<Instant> {
+        matches!(self.place, SnapshotPlace::Pool(_)).then(Instant::now)
+    }
 }
 
 /// How monitors are started and prepared.
@@ -140,6 +148,13 @@ impl Standbys {
                 None => state.thaws.retain(|thaw| *thaw != key),
             }
         }
+    }
+
+    /// Ends the monitors that are clients of the pool. Waits for them.
+    pub(super) fn end_pool_clients(&self) {
+        let is_client = |standby: &mut Standby| standby.monitor.has_manager();
+        let ended: Vec<_> = self.state.lock().ready.extract_if(.., is_client).collect();
+        drop(ended);
     }
 
     /// Ends all monitors; no more are kept.

@@ -4,7 +4,7 @@
 //! A boot whose kernel is the file of a player's snapshot restores that snapshot and never runs it,
 //! so a freeze is that of any microVM. A thaw replays, and checks all its memory. In place of
 //! the guest's agent, which a player does not have, the monitor answers on the microVM's socket: a
-//! request gets its event back, once the replay has ended and every byte was right.
+//! request gets its event back, after a thaw once the replay has ended and every byte was right.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -38,8 +38,8 @@ const SIGNAL_PERIOD: Duration = Duration::from_millis(5);
 struct Agent {
     /// The names of the player's traces.
     function: String,
-    /// Whether the replay has ended with every byte right.
-    replayed: Mutex<bool>,
+    /// Whether a replay goes on, or ended with a wrong byte.
+    replaying: Mutex<bool>,
     ended: Condvar,
 }
 
@@ -71,8 +71,13 @@ impl Served {
 
 impl Agent {
     /// Answers on `socket` until the process ends.
-    fn start(function: String, socket: UnixListener) -> Result<Arc<Self>, StartError> {
-        let agent = Arc::new(Self { function, replayed: Mutex::new(false), ended: Condvar::new() });
+    fn start(
+        function: String,
+        socket: UnixListener,
+        replaying: bool,
+    ) -> Result<Arc<Self>, StartError> {
+        let replaying = Mutex::new(replaying);
+        let agent = Arc::new(Self { function, replaying, ended: Condvar::new() });
         let serving = agent.clone();
         let accept = move || {
             for stream in socket.incoming().flatten() {
@@ -108,8 +113,9 @@ impl Agent {
             Request::Put(_) => Reply::Stored,
             Request::Load(_) => Reply::Loaded(Loaded { duration_ns: 0, logs: String::new() }),
             Request::Invoke(invoke) => {
-                let mut replayed = self.replayed.lock();
-                self.ended.wait_while(&mut replayed, |replayed| !*replayed);
+                let mut replaying = self.replaying.lock();
+                self.ended.wait_while(&mut replaying, |replaying| *replaying);
+                drop(replaying);
                 Reply::Answered(Answered {
                     request_id: invoke.request_id,
                     answer: invoke.event,
@@ -169,12 +175,12 @@ impl GuestKind for PlayerAgent {
     ) -> Result<Ended, StartError> {
         let Self { player, asked } = self;
         let Some((served, interruption)) = asked else { return player.follow(running, listener) };
-        let agent = Agent::start(player.trace.clone(), served.vsock)?;
+        let agent = Agent::start(player.trace.clone(), served.vsock, true)?;
         running.run.report.name = Some(served.name);
         running.run.total_now();
         listener.started(&running.run.report);
         let ended = player.follow(running, listener)?;
-        *agent.replayed.lock() = true;
+        *agent.replaying.lock() = false;
         agent.ended.notify_all();
         // An idle instance: the requests that follow find everything touched.
         let signal = interruption.signal_flag();
@@ -212,7 +218,7 @@ pub(crate) fn boot(
     let interruption = caught.map_or_else(Interruption::catch, Ok)?;
     let mut report = StartReport::empty();
     (report.memory, report.name) = (boot.memory, Some(served.name));
-    Agent::start(function, served.vsock)?;
+    Agent::start(function, served.vsock, false)?;
     let lead = |_: &_, _: &_| {
         listener.started(&report);
         Ok::<_, StartError>(((), After::Serve))

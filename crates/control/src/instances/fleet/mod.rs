@@ -67,6 +67,8 @@ struct State {
     stats: RequestStats,
     /// MicroVMs that are being ended to make room.
     evicting: usize,
+    /// When a manager of the pool last could not start because of clients of the one before it.
+    pool_lost: Option<Instant>,
     closed: bool,
 }
 
@@ -176,6 +178,7 @@ impl Fleet {
             instances: InstanceTable::default(),
             stats: RequestStats::default(),
             evicting: 0,
+            pool_lost: None,
             closed: false,
         };
         let fleet = Arc::new(Self {
@@ -249,9 +252,10 @@ impl Fleet {
     pub(crate) fn release(self: &Arc<Self>, vm: Vm) {
         let mut locked = self.lock();
         let (state, later) = locked.parts();
-        let State { revisions, instances, closed, .. } = state;
+        let State { revisions, instances, closed, pool_lost, .. } = state;
+        let bars_pool = pool_lost.is_some_and(|lost| vm.microvm.is_client_since_before(lost));
         match revisions.get_mut(&vm.reservation.cost.revision) {
-            Some(revision) if !revision.retired && !*closed => {
+            Some(revision) if !revision.retired && !*closed && !bars_pool => {
                 instances.idle(vm.reservation.instance);
                 revision.idle.push(Idle { vm, since: Instant::now() });
             }
@@ -316,6 +320,28 @@ impl Fleet {
                 later.end(idle.vm);
             }
         }
+    }
+
+    /// Ends the microVMs that are clients of the pool: idle ones now, busy ones after their request.
+    /// For a pool whose manager has ended: no other can start as long as it has clients, which
+    /// requests could keep alive for ever.
+    pub(crate) fn end_pool_clients(self: &Arc<Self>) {
+        let mut locked = self.lock();
+        let (state, later) = locked.parts();
+        let now = Instant::now();
+        state.pool_lost = Some(now);
+        for revision in state.revisions.values_mut() {
+            let is_client = |idle: &mut Idle| idle.vm.microvm.is_client_since_before(now);
+            for idle in revision.idle.extract_if(.., is_client) {
+                later.end(idle.vm);
+            }
+        }
+        drop(locked);
+        let launcher = Arc::clone(&self.launcher);
+        self.runtime.spawn_blocking(move || {
+            launcher.ready.forget(|_| true);
+            launcher.standbys.end_pool_clients();
+        });
     }
 
     /// Whether the daemon is stopping.
