@@ -4,6 +4,7 @@ use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use uuid::Uuid;
@@ -19,6 +20,11 @@ const RESERVE: &str = "reserve";
 /// Space that a full disk leaves for the database, bytes: enough to open it again and to delete
 /// functions.
 const RESERVE_BYTES: usize = 4 << 20;
+
+/// How long a process may hold the lock that a daemon forked before it ended: it has the daemon's
+/// files until it executes its own program.
+const FORKED: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// The daemon's directory, which only its user can read. Locked until this is dropped.
 #[derive(Debug)]
@@ -39,12 +45,18 @@ impl Directory {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let marker = options.open(path.join(MARKER)).map_err(failed)?;
-        match marker.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(StoreError::InUse { path: path.to_owned() });
+        let begin = Instant::now();
+        loop {
+            match marker.try_lock() {
+                Ok(()) => break,
+                Err(TryLockError::WouldBlock) if begin.elapsed() < FORKED => {
+                    std::thread::sleep(PAUSE);
+                }
+                Err(TryLockError::WouldBlock) => {
+                    return Err(StoreError::InUse { path: path.to_owned() });
+                }
+                Err(TryLockError::Error(source)) => return Err(failed(source)),
             }
-            Err(TryLockError::Error(source)) => return Err(failed(source)),
         }
         Ok(Self { path: path.to_owned(), marker: Mutex::new(marker), reserved: Mutex::default() })
     }
