@@ -1,4 +1,5 @@
 //! The daemon's front doors. Each protocol has a folder; `lambda` is AWS Lambda's API over HTTP.
+//! `sts` is the one operation of AWS's Security Token Service that clients need.
 //!
 //! - [`serve()`] runs the daemon: it opens [`firn_control::Control`] and listens;
 //! - [`Credentials`] are the keys with which clients sign their requests;
@@ -15,6 +16,7 @@ mod serve;
 mod server;
 mod sigv4;
 mod status_client;
+mod sts;
 #[cfg(test)]
 mod tenants_tests;
 #[cfg(test)]

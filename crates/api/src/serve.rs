@@ -15,6 +15,7 @@ use crate::lambda::{self, Admission, Lambda, Scope};
 use crate::monitoring;
 use crate::otlp::{self, OtlpError};
 use crate::server::{self, Buffer, Limits, Listen, Listener};
+use crate::sts;
 
 /// How long the daemon waits for requests in flight when it stops.
 const CLOSE_LIMIT: Duration = Duration::from_secs(30);
@@ -140,8 +141,10 @@ pub(crate) fn open(options: &ServeOptions) -> Result<Arc<Control>, ServeError> {
 pub(crate) fn router(control: Arc<Control>, options: &ServeOptions) -> Router {
     let scope = Scope { region: options.control.region.clone(), account: options.account.clone() };
     let decoders = Arc::new(Semaphore::new(server::DECODERS));
+    let account = scope.account.clone();
     let lambda = Lambda { control: Arc::clone(&control), scope, decoders };
     let routes = lambda::routes(lambda).merge(monitoring::routes(Arc::clone(&control)));
+    let routes = routes.merge(sts::routes(account));
     let credentials = options.credentials.clone();
     // Signatures contain the host, and no page in a browser connects to a unix socket.
     let local = credentials.is_none() && matches!(options.listen, Listen::Tcp(_));

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use axum::body::Bytes;
 use axum::http::header::AUTHORIZATION;
 use axum::http::request::Parts;
-use axum::http::{HeaderName, HeaderValue, Request};
+use axum::http::{HeaderName, HeaderValue, Method, Request, Uri};
 use hmac::{Hmac, KeyInit, Mac};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use sha2::{Digest, Sha256};
@@ -18,11 +18,12 @@ use time::macros::format_description;
 use time::{OffsetDateTime, PrimitiveDateTime};
 
 use crate::credentials::{Credentials, Key};
+use crate::sts;
 
 const ALGORITHM: &str = "AWS4-HMAC-SHA256";
 
-/// The service that requests are signed for.
-const SERVICE: &str = "lambda";
+/// The service that requests to AWS Lambda's API are signed for.
+const LAMBDA: &str = "lambda";
 
 /// The header with the body's digest. Clients may leave it out.
 const CONTENT_DIGEST: &str = "x-amz-content-sha256";
@@ -60,6 +61,7 @@ pub(crate) struct Checked {
     tenant: String,
     time: String,
     region: String,
+    service: &'static str,
     signed: Vec<String>,
     signature: Vec<u8>,
 }
@@ -91,9 +93,10 @@ impl Credentials {
         let Key { secret, tenant } = self.key(signature.key).ok_or(SignatureError::UnknownKey)?;
         let time = header("x-amz-date").ok_or_else(|| invalid("x-amz-date is missing"))?;
         check_time(time, now)?;
-        if (signature.date, signature.region, signature.service) != (&time[..8], region, SERVICE) {
+        let service = service(&request.method, &request.uri);
+        if (signature.date, signature.region, signature.service) != (&time[..8], region, service) {
             return Err(invalid(&format!(
-                "Credential should be scoped to the date {}, the region {region} and the service {SERVICE}",
+                "Credential should be scoped to the date {}, the region {region} and the service {service}",
                 &time[..8]
             )));
         }
@@ -108,6 +111,7 @@ impl Credentials {
             tenant: tenant.clone(),
             time: time.to_owned(),
             region: region.to_owned(),
+            service,
             signed: signed.iter().map(|name| (*name).to_owned()).collect(),
             signature: signature.signature,
         };
@@ -132,7 +136,7 @@ impl Credentials {
             }
         }
         let signed = ["host", "x-amz-date"];
-        let scope = [date, region, SERVICE, "aws4_request"];
+        let scope = [date, region, service(request.method(), request.uri()), "aws4_request"];
         let (parts, body) = std::mem::take(request).into_parts();
         let canonical = canonical_request(&parts, &signed, &Payload::of(&body));
         let signature = hex(&mac_of(secret, &time, scope, &canonical).finalize().into_bytes());
@@ -169,7 +173,7 @@ impl Checked {
     pub(crate) fn check(&self, request: &Parts, payload: &Payload) -> Result<(), SignatureError> {
         let signed: Vec<&str> = self.signed.iter().map(String::as_str).collect();
         let canonical = canonical_request(request, &signed, payload);
-        let scope = [&self.time[..8], &self.region, SERVICE, "aws4_request"];
+        let scope = [&self.time[..8], &self.region, self.service, "aws4_request"];
         // Compares in constant time.
         let mac = mac_of(&self.secret, &self.time, scope, &canonical);
         mac.verify_slice(&self.signature).map_err(|_| {
@@ -179,6 +183,11 @@ impl Checked {
             )
         })
     }
+}
+
+/// The service that a request is signed for.
+fn service(method: &Method, uri: &Uri) -> &'static str {
+    if sts::is_request(method, uri) { sts::SERVICE } else { LAMBDA }
 }
 
 /// The authentication code of the text to sign, under the key that the secret gives for the scope.

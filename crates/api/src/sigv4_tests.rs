@@ -115,7 +115,7 @@ fn signed_for(
     let canonical = canonical_request(request, signed, &Payload::of(body));
     let secret = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY";
     let mac =
-        mac_of(secret, "20261121T170000Z", [date, region, SERVICE, "aws4_request"], &canonical);
+        mac_of(secret, "20261121T170000Z", [date, region, "lambda", "aws4_request"], &canonical);
     let authorization = format!(
         "{ALGORITHM} Credential=AKIDEXAMPLE/{date}/{region}/lambda/aws4_request, SignedHeaders={}, Signature={}",
         signed.join(";"),

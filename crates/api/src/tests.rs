@@ -41,6 +41,7 @@ pub(crate) struct Answer {
     pub(crate) status: u16,
     kind: String,
     headers: axum::http::HeaderMap,
+    pub(crate) text: String,
     body: Value,
 }
 
@@ -136,6 +137,7 @@ impl Client {
             status: parts.status.as_u16(),
             kind: text("x-amzn-errortype"),
             body: serde_json::from_slice(&body).unwrap_or_default(),
+            text: String::from_utf8_lossy(&body).into_owned(),
             headers: parts.headers,
         }
     }

@@ -24,6 +24,7 @@ use super::{ApiError, REQUEST_ID, once};
 use crate::credentials::Credentials;
 use crate::server::{Buffer, Held, Limits, Peer};
 use crate::sigv4::{Checked, Payload};
+use crate::sts;
 
 /// The content types with which a browser sends a request to a foreign host without asking it.
 const SIMPLE_TYPES: [&str; 3] =
@@ -35,7 +36,7 @@ pub(super) struct Received(pub(super) Instant);
 
 /// The tenant that has signed a request. `None` where requests are not signed.
 #[derive(Debug, Clone)]
-pub(super) struct Caller(pub(super) Option<String>);
+pub(crate) struct Caller(pub(crate) Option<String>);
 
 /// The signature of a request that takes effect once.
 #[derive(Debug, Clone)]
@@ -69,6 +70,7 @@ pub(crate) fn with_admission(routes: Router, admission: Admission) -> Router {
 async fn pass(State(admission): State<Arc<Admission>>, request: Request, next: Next) -> Response {
     let received = Instant::now();
     let peer = request.extensions().get::<Arc<Peer>>().cloned();
+    let to_sts = sts::is_request(request.method(), request.uri());
     let mut response = match admission.admit(request, peer.as_ref()).await {
         Ok(mut request) => {
             if let Some(peer) = &peer {
@@ -82,6 +84,7 @@ async fn pass(State(admission): State<Arc<Admission>>, request: Request, next: N
                 None => next.run(request).await,
             }
         }
+        Err(error) if to_sts => sts::refuse(error),
         Err(error) => error.into_response(),
     };
     if let Some(peer) = &peer {
@@ -108,7 +111,7 @@ impl Admission {
         let (parts, mut body) = request.into_parts();
         match self.check(&parts, &mut body, peer).await {
             Ok((bytes, share, checked)) => {
-                let once = parts.method != Method::GET && !is_invocation(&parts);
+                let once = is_change(&parts);
                 let mut request = Request::from_parts(parts, Body::from(bytes));
                 request.extensions_mut().insert(share);
                 if let Some(checked) = checked.as_ref().filter(|_| once) {
@@ -170,7 +173,7 @@ impl Admission {
         let kind = parts.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
         let kind = kind.and_then(|kind| kind.split(';').next()).unwrap_or_default().trim();
         let simple = SIMPLE_TYPES.iter().any(|simple| kind.eq_ignore_ascii_case(simple));
-        if simple && parts.method != Method::GET && !is_invocation(parts) {
+        if simple && is_change(parts) {
             return Err(ApiError::content_type(kind));
         }
         Ok(())
@@ -217,6 +220,12 @@ async fn collect(
         bytes.extend_from_slice(&data);
     }
     Ok(bytes.into())
+}
+
+/// Whether a request may change what the daemon stores.
+fn is_change(parts: &Parts) -> bool {
+    let reads = parts.method == Method::GET || sts::is_request(&parts.method, &parts.uri);
+    !reads && !is_invocation(parts)
 }
 
 fn is_invocation(parts: &Parts) -> bool {

@@ -117,6 +117,12 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "UnknownOperationException", message)
     }
 
+    /// The query protocol's error for an unknown operation.
+    pub(crate) fn no_such_action(action: &str, version: &str) -> Self {
+        let message = format!("Could not find operation {action} for version {version}");
+        Self::new(StatusCode::BAD_REQUEST, "InvalidAction", message)
+    }
+
     fn conflict(message: impl Into<String>) -> Self {
         Self::new(StatusCode::CONFLICT, "ResourceConflictException", message)
     }
@@ -141,6 +147,11 @@ impl ApiError {
     pub(crate) fn service(error: &(dyn std::error::Error + 'static), message: &str) -> Self {
         tracing::error!(error, "{message}");
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "ServiceException", message)
+    }
+
+    /// Status, type and message, for another protocol.
+    pub(crate) fn into_parts(self) -> (StatusCode, &'static str, String) {
+        (self.status, self.kind, self.message)
     }
 
     /// Adds the report of the request, in JSON.

@@ -25,7 +25,7 @@ use axum::routing::{get, post, put};
 use firn_control::Control;
 use tokio::sync::Semaphore;
 
-pub(crate) use authorize::{Admission, with_admission};
+pub(crate) use authorize::{Admission, Caller, with_admission};
 #[cfg(test)]
 pub(crate) use body::MAX_BODY;
 pub(crate) use error::ApiError;
