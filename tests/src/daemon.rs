@@ -134,7 +134,8 @@ impl Daemon {
     /// Creates a function of one file, by default with SnapStart and a version 1.
     pub fn create(&self, name: &str, file: &str, source: &str, more: &Value) -> Reply {
         let mut function = json!({
-            "FunctionName": name, "Runtime": "python3.11", "Handler": "handler.handler", "Role": "arn:any",
+            "FunctionName": name, "Runtime": "python3.11", "Handler": "handler.handler",
+            "Role": "arn:aws:iam::000000000000:role/any",
             "Code": { "ZipFile": STANDARD.encode(zip_of(file, source)) }, "Publish": true, "Timeout": 120,
             "SnapStart": { "ApplyOn": "PublishedVersions" },
         });

@@ -289,9 +289,29 @@ async fn requests_that_lambda_refuses_are_refused() {
         (json!({ "Runtime": "python3.12" }), value, "python3.11"),
         (json!({ "Runtime": null }), rule, "runtime"),
         (json!({ "Handler": "a b" }), rule, "handler"),
+        (json!({ "Role": "" }), rule, "role"),
+        (json!({ "Role": "any" }), rule, "role"),
+        (json!({ "Role": "arn:any" }), rule, "arn:(aws[a-zA-Z-]*)?:iam::\\d{12}:role/"),
+        (json!({ "Role": "arn:aws:iam::1:role/r" }), rule, "role"),
+        (json!({ "Role": "arn:aws:iam::123456789012:user/r" }), rule, "role"),
+        (json!({ "Role": "arn:aws:iam::123456789012:role/" }), rule, "role"),
+        (json!({ "Role": "arn:aws:iam::123456789012:role/r s" }), rule, "role"),
+        (json!({ "Role": "arn:ibm:iam::123456789012:role/r" }), rule, "role"),
         (json!({ "Timeout": 901 }), rule, "timeout"),
         (json!({ "MemorySize": 127 }), rule, "memorySize"),
         (json!({ "Layers": ["l"] }), value, "Layers"),
+        (json!({ "EphemeralStorage": { "Size": 10240 } }), value, "EphemeralStorage: the disk of"),
+        (json!({ "Tags": { "a": "b" } }), value, "Tags: "),
+        (json!({ "TracingConfig": { "Mode": "Active" } }), value, "TracingConfig: there is no X"),
+        (json!({ "VpcConfig": { "SubnetIds": ["s"] } }), value, "VpcConfig: functions have no"),
+        (json!({ "VpcConfig": { "Ipv6AllowedForDualStack": true } }), value, "VpcConfig: "),
+        (json!({ "LoggingConfig": { "LogFormat": "JSON" } }), value, "LoggingConfig: logs are te"),
+        (json!({ "DeadLetterConfig": { "TargetArn": "a" } }), value, "DeadLetterConfig: "),
+        (json!({ "KMSKeyArn": "a" }), value, "KMSKeyArn: "),
+        (json!({ "FileSystemConfigs": [{ "Arn": "a" }] }), value, "FileSystemConfigs: "),
+        (json!({ "DurableConfig": { "ExecutionTimeout": 1 } }), value, "DurableConfig: this daemo"),
+        (json!({ "PublishTo": "LATEST_PUBLISHED" }), value, "PublishTo: "),
+        (json!({ "Code": { "ZipFile": "", "SourceKMSKeyArn": "a" } }), value, "SourceKMSKeyArn: "),
         (json!({ "Architectures": ["arm64"] }), value, "x86_64"),
         (json!({ "PackageType": "Image" }), value, "zip"),
         (json!({ "SnapStart": { "ApplyOn": "All" } }), rule, "snapStart"),
@@ -325,6 +345,46 @@ async fn requests_that_lambda_refuses_are_refused() {
     assert_eq!(world.files("code"), 0);
     for path in ["/", "/2015-03-31/functions/f/nothing", "/2015-03-31/event-source-mappings/"] {
         client.get(path).await.refused(404, "UnknownOperationException");
+    }
+}
+
+#[tokio::test]
+async fn settings_that_change_nothing_are_accepted() {
+    let world = World::new();
+    let client = world.start().await;
+    let more = json!({
+        "EphemeralStorage": { "Size": 512 }, "TracingConfig": { "Mode": "PassThrough" }, "Tags": {},
+        "LoggingConfig": { "LogFormat": "Text" }, "Layers": [], "Architectures": ["x86_64"],
+        "VpcConfig": { "SubnetIds": [], "SecurityGroupIds": [], "Ipv6AllowedForDualStack": false },
+        "DeadLetterConfig": { "TargetArn": "" }, "KMSKeyArn": "", "PackageType": "Zip",
+        "FileSystemConfigs": null,
+    });
+    let created = client.create("f", &more).await.ok(201);
+    assert_eq!(created["EphemeralStorage"], json!({ "Size": 512 }));
+    for (path, method, document) in [
+        ("configuration", "PUT", json!({ "EphemeralStorage": { "Size": 1024 } })),
+        ("configuration", "PUT", json!({ "Tags": { "a": "b" } })),
+        ("code", "PUT", json!({ "ZipFile": "", "Architectures": ["arm64"] })),
+        ("code", "PUT", json!({ "S3Bucket": "b", "S3Key": "k" })),
+        ("versions", "POST", json!({ "PublishTo": "LATEST_PUBLISHED" })),
+    ] {
+        let path = format!("{ONE}/{path}");
+        let refused = client.ask(method, &path, &document).await;
+        let message = refused.refused(400, "InvalidParameterValueException");
+        let name = document.as_object().unwrap().keys().find(|name| message.starts_with(*name));
+        assert!(name.is_some(), "{document}: {message}");
+    }
+    let configuration = client.get(&format!("{ONE}/configuration")).await.ok(200);
+    assert_eq!(configuration["RevisionId"], created["RevisionId"]);
+    let code = json!({ "ZipFile": code_of("x = 2")["ZipFile"], "Architectures": ["x86_64"] });
+    client.ask("PUT", &format!("{ONE}/code"), &code).await.ok(200);
+    for (name, value, kind) in [
+        ("x-amz-log-type", "All", "ValidationException"),
+        ("x-amz-tenant-id", "t", "InvalidParameterValueException"),
+        ("x-amz-durable-execution-name", "d", "InvalidParameterValueException"),
+    ] {
+        let request = HttpRequest::post(format!("{ONE}/invocations")).header(name, value);
+        client.send(request, "{}").await.refused(400, kind);
     }
 }
 

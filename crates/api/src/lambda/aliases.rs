@@ -43,7 +43,7 @@ pub(super) async fn list(
         .filter(|(_, alias)| version.is_none_or(|version| alias.version == version))
         .map(|(name, alias)| (name.clone(), document(&lambda.scope, &target, &name, &alias)))
         .collect();
-    let (aliases, next) = page(items, &query);
+    let (aliases, next) = page(items, &query)?;
     Ok(Json(json!({ "Aliases": aliases, "NextMarker": next })))
 }
 

@@ -4,13 +4,14 @@
 use std::collections::BTreeMap;
 
 use firn_control::{LATEST, Version, VersionState};
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::ApiError;
 use super::names::Scope;
+use super::settings::Others;
 
-/// The body of CreateFunction. Other fields are ignored.
+/// The body of CreateFunction.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub(super) struct CreateFunction {
@@ -34,10 +35,9 @@ pub(super) struct Settings {
     pub(super) memory_size: Option<u32>,
     pub(super) environment: Option<Environment>,
     pub(super) snap_start: Option<SnapStart>,
-    pub(super) package_type: Option<String>,
-    pub(super) architectures: Option<Vec<String>>,
-    pub(super) layers: Option<Vec<String>>,
     pub(super) revision_id: Option<String>,
+    #[serde(flatten)]
+    pub(super) others: Others,
 }
 
 /// Environment variables.
@@ -59,31 +59,23 @@ pub(super) struct SnapStart {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub(super) struct FunctionCode {
-    pub(super) s3_bucket: Option<String>,
-    pub(super) image_uri: Option<String>,
-}
-
-impl FunctionCode {
-    /// The zip file, if the code has no other source.
-    pub(super) fn only_zip(self, zip: Result<Vec<u8>, ApiError>) -> Result<Vec<u8>, ApiError> {
-        if self.s3_bucket.is_some() || self.image_uri.is_some() {
-            return Err(ApiError::invalid("this daemon accepts code only as ZipFile"));
-        }
-        zip
-    }
+    #[serde(default, rename = "ZipFile")]
+    _zip_file: IgnoredAny,
+    #[serde(flatten)]
+    pub(super) others: Others,
 }
 
 /// The body of UpdateFunctionCode.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub(super) struct UpdateCode {
-    #[serde(flatten)]
-    pub(super) code: FunctionCode,
     #[serde(default)]
     pub(super) publish: bool,
     #[serde(default)]
     pub(super) dry_run: bool,
     pub(super) revision_id: Option<String>,
+    #[serde(flatten)]
+    pub(super) code: FunctionCode,
 }
 
 /// The body of PublishVersion.
@@ -93,6 +85,8 @@ pub(super) struct PublishVersion {
     pub(super) code_sha256: Option<String>,
     pub(super) description: Option<String>,
     pub(super) revision_id: Option<String>,
+    #[serde(flatten)]
+    pub(super) others: Others,
 }
 
 /// The body of CreateAlias and UpdateAlias.

@@ -346,6 +346,11 @@ impl From<ParseNameError> for ApiError {
     fn from(error: ParseNameError) -> Self {
         match error {
             ParseNameError::Mismatch => Self::invalid(error.to_string()),
+            ParseNameError::Region { .. } => {
+                let kind = "ResourceNotFoundException";
+                Self::new(StatusCode::NOT_FOUND, kind, error.to_string())
+            }
+            ParseNameError::Account { .. } => Self::foreign(error.to_string()),
             ParseNameError::Function(_) | ParseNameError::Qualifier(_) => {
                 Self::validation(error.to_string())
             }

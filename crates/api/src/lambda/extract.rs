@@ -42,7 +42,8 @@ impl FromRequestParts<Arc<Lambda>> for Qualified {
     async fn from_request_parts(parts: &mut Parts, lambda: &Arc<Lambda>) -> Result<Self, ApiError> {
         let query = query(parts).await?;
         let name = word(parts, "name").await?;
-        let target = parse(&name, query.qualifier.as_deref())?.of_tenant(tenant(parts));
+        let target =
+            parse(&name, query.qualifier.as_deref(), &lambda.scope)?.of_tenant(tenant(parts));
         Ok(Self { lambda: Arc::clone(lambda), target })
     }
 }
@@ -51,7 +52,8 @@ impl FromRequestParts<Arc<Lambda>> for Unqualified {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, lambda: &Arc<Lambda>) -> Result<Self, ApiError> {
-        let target = parse(&word(parts, "name").await?, None)?.of_tenant(tenant(parts));
+        let target =
+            parse(&word(parts, "name").await?, None, &lambda.scope)?.of_tenant(tenant(parts));
         if target.qualifier().is_some() {
             let message = "This operation applies to functions, not to their versions.";
             return Err(ApiError::invalid(message));

@@ -17,7 +17,7 @@ use super::documents::{Concurrency, CreateFunction, Settings, UpdateCode, config
 use super::extract::{Qualified, Unqualified, ValidQuery};
 use super::names::parse;
 use super::pages::page;
-use super::{ApiError, Lambda};
+use super::{ApiError, Lambda, settings};
 
 pub(super) async fn create(
     State(lambda): State<Arc<Lambda>>,
@@ -30,8 +30,8 @@ pub(super) async fn create(
     let request: CreateFunction = request;
     let publish = request.publish;
     let new = NewFunction {
-        target: parse(&request.function_name, None)?.of_tenant(tenant),
-        zip: request.code.only_zip(zip)?,
+        target: parse(&request.function_name, None, &lambda.scope)?.of_tenant(tenant),
+        zip: settings::check(&request.code.others).and(zip)?,
         configuration: change(request.settings)?,
         publish,
         hold,
@@ -45,13 +45,17 @@ pub(super) async fn list(
     ValidQuery(query): ValidQuery,
     Extension(Caller(tenant)): Extension<Caller>,
 ) -> Result<impl IntoResponse, ApiError> {
-    let all = query.function_version.as_deref() == Some("ALL");
+    let all = match query.function_version.as_deref() {
+        None => false,
+        Some("ALL") => true,
+        Some(other) => return Err(ApiError::constraint("functionVersion", other, "be ALL")),
+    };
     let versions = lambda.control.functions(tenant, all).await.map_err(lambda.error())?;
     let items = versions.iter().map(|version| {
         let key = format!("{}:{}", version.function, version.version);
         (key, configuration(&lambda.scope, version, all))
     });
-    let (functions, next) = page(items.collect(), &query);
+    let (functions, next) = page(items.collect(), &query)?;
     Ok(Json(json!({ "Functions": functions, "NextMarker": next })))
 }
 
@@ -91,7 +95,7 @@ pub(super) async fn update_code(
     lambda.control.find(&target).await.map_err(lambda.error())?;
     let publish = request.publish;
     let change = CodeChange {
-        zip: request.code.only_zip(zip)?,
+        zip: settings::check(&request.code.others).and(zip)?,
         publish,
         dry_run: request.dry_run,
         revision: request.revision_id,

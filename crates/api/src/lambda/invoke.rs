@@ -87,10 +87,20 @@ impl Options {
                 )));
             }
         };
+        for name in ["x-amz-tenant-id", "x-amz-durable-execution-name"] {
+            if headers.contains_key(name) {
+                return Err(ApiError::invalid(format!("{name}: this daemon does not support it")));
+            }
+        }
+        let tail = match text("x-amz-log-type") {
+            None | Some("None") => false,
+            Some("Tail") => true,
+            Some(other) => return Err(ApiError::constraint("logType", other, "be None or Tail")),
+        };
         let client_context = text("x-amz-client-context").map(decode).transpose()?;
         Ok(Self {
             kind,
-            tail: text("x-amz-log-type") == Some("Tail"),
+            tail,
             client_context,
             trace_id: text("x-amzn-trace-id").map(ToOwned::to_owned),
         })

@@ -15,6 +15,7 @@ mod invoke;
 mod names;
 mod once;
 mod pages;
+mod settings;
 mod versions;
 
 use std::sync::Arc;

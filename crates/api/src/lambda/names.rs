@@ -27,27 +27,47 @@ pub(super) enum ParseNameError {
          128 letters, digits, hyphens or underscores and is not a number"
     )]
     Qualifier(String),
+    #[error("Functions from '{region}' are not reachable in this region ('{own}')")]
+    Region { region: String, own: String },
+    #[error(
+        "functions of the account {account} are not accessible: the account of this daemon is {own}"
+    )]
+    Account { account: String, own: String },
     #[error("The derived qualifier from the function name does not match the specified qualifier.")]
     Mismatch,
 }
 
-/// Reads the function's name in a request's path, and the qualifier in its query.
-pub(super) fn parse(name: &str, qualifier: Option<&str>) -> Result<Target, ParseNameError> {
+/// Reads the function's name in a request's path, and the qualifier in its query. The ARN of a
+/// function of another region or account is an error.
+pub(super) fn parse(
+    name: &str,
+    qualifier: Option<&str>,
+    scope: &Scope,
+) -> Result<Target, ParseNameError> {
     let invalid = || ParseNameError::Function(name.to_owned());
-    let rest = match name.strip_prefix("arn:") {
-        // arn:PARTITION:lambda:REGION:ACCOUNT:function:NAME[:QUALIFIER]
+    // [arn:aws:lambda:REGION:][ACCOUNT:][function:]NAME[:QUALIFIER]
+    let (region, rest) = match name.strip_prefix("arn:") {
         Some(arn) => {
-            let mut parts = arn.splitn(5, ':');
-            let (_, service) = (parts.next(), parts.next());
-            let rest = parts.nth(2).filter(|_| service == Some("lambda"));
-            rest.and_then(|rest| rest.strip_prefix("function:")).ok_or_else(invalid)?
+            let arn = arn.strip_prefix("aws:lambda:").and_then(|arn| arn.split_once(':'));
+            let (region, rest) = arn.ok_or_else(invalid)?;
+            (Some(region), rest)
         }
-        None => match name.split_once(":function:") {
-            Some((account, rest)) if is_account(account) => rest,
-            Some(_) => return Err(invalid()),
-            None => name.strip_prefix("function:").unwrap_or(name),
-        },
+        None => (None, name),
     };
+    let (account, rest) = match rest.split_once(":function:") {
+        Some((account, rest)) if is_account(account) => (Some(account), rest),
+        Some(_) => return Err(invalid()),
+        None if region.is_some() => return Err(invalid()),
+        None => (None, rest.strip_prefix("function:").unwrap_or(rest)),
+    };
+    if let Some(region) = region.filter(|region| *region != scope.region) {
+        let own = scope.region.clone();
+        return Err(ParseNameError::Region { region: region.to_owned(), own });
+    }
+    if let Some(account) = account.filter(|account| *account != scope.account) {
+        let own = scope.account.clone();
+        return Err(ParseNameError::Account { account: account.to_owned(), own });
+    }
     let (function, derived) = match rest.split_once(':') {
         Some((function, derived)) => (function, Some(derived)),
         None => (rest, None),

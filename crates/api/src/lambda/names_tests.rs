@@ -2,6 +2,11 @@ use proptest::prelude::{any, proptest};
 
 use super::*;
 
+fn parse(named: &str, qualifier: Option<&str>) -> Result<Target, ParseNameError> {
+    let scope = Scope { region: "us-east-1".into(), account: "000000000000".into() };
+    super::parse(named, qualifier, &scope)
+}
+
 fn target(name: &str, qualifier: Option<&str>) -> Result<Target, ParseNameError> {
     Ok(Target::new(name, qualifier).unwrap())
 }
@@ -29,7 +34,11 @@ fn invalid_names_are_refused() {
         "../a",
         "f\u{e9}",
         ":1",
-        "arn:aws:s3:r:1:function:f",
+        "arn:aws:s3:us-east-1:000000000000:function:f",
+        "arn:aws-cn:lambda:us-east-1:000000000000:function:f",
+        "arn:aws:lambda:us-east-1:0:function:f",
+        "arn:aws:lambda:us-east-1:function:f",
+        "arn:aws:lambda:us-east-1:000000000000:layer:f",
         "arn:",
         "1:function:f",
         &long,
@@ -40,6 +49,20 @@ fn invalid_names_are_refused() {
     for qualifier in ["", "$latest", "a b", "a:b"] {
         let expected = Err(ParseNameError::Qualifier(qualifier.into()));
         assert_eq!(parse("f", Some(qualifier)), expected, "{qualifier}");
+    }
+}
+
+#[test]
+fn functions_of_other_regions_and_accounts_are_refused() {
+    let region = ParseNameError::Region { region: "eu-west-1".into(), own: "us-east-1".into() };
+    let text = "Functions from 'eu-west-1' are not reachable in this region ('us-east-1')";
+    assert_eq!(region.to_string(), text);
+    let named = "arn:aws:lambda:eu-west-1:000000000000:function:f:live";
+    assert_eq!(parse(named, None), Err(region));
+    let account =
+        ParseNameError::Account { account: "000000000001".into(), own: "000000000000".into() };
+    for named in ["arn:aws:lambda:us-east-1:000000000001:function:f", "000000000001:function:f"] {
+        assert_eq!(parse(named, None), Err(account.clone()), "{named}");
     }
 }
 

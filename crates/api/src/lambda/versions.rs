@@ -7,11 +7,11 @@ use axum::response::IntoResponse;
 use firn_control::PublishRequest;
 use serde_json::json;
 
-use super::ApiError;
 use super::body::parse;
 use super::documents::{PublishVersion, configuration};
 use super::extract::Unqualified;
 use super::pages::page;
+use super::{ApiError, settings};
 
 pub(super) async fn publish(
     Unqualified { lambda, target, .. }: Unqualified,
@@ -19,6 +19,7 @@ pub(super) async fn publish(
 ) -> Result<impl IntoResponse, ApiError> {
     let request: PublishVersion =
         if body.is_empty() { PublishVersion::default() } else { parse(&body)? };
+    settings::check(&request.others)?;
     let request = PublishRequest {
         code_sha256: request.code_sha256,
         description: request.description,
@@ -36,6 +37,6 @@ pub(super) async fn list(
         .iter()
         .map(|version| (version.version.clone(), configuration(&lambda.scope, version, true)))
         .collect();
-    let (versions, next) = page(items, &query);
+    let (versions, next) = page(items, &query)?;
     Ok(Json(json!({ "Versions": versions, "NextMarker": next })))
 }

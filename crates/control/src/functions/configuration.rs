@@ -51,7 +51,7 @@ pub struct ConfigurationChange {
     pub runtime: Option<Runtime>,
     /// The entry point: 1 to 128 characters.
     pub handler: Option<String>,
-    /// An ARN: 1 to 256 bytes.
+    /// The ARN of a role: at most 256 bytes.
     pub role: Option<String>,
     /// Free text: at most 256 characters.
     pub description: Option<String>,
@@ -177,8 +177,10 @@ impl ConfigurationChange {
             version.handler = handler;
         }
         if let Some(role) = self.role {
-            if role.is_empty() || role.len() > 256 {
-                return Err(refused(Field::Role, &role, "be an ARN"));
+            if role.len() > 256 || !is_role(&role) {
+                let rule = "satisfy regular expression pattern: \
+                            arn:(aws[a-zA-Z-]*)?:iam::\\d{12}:role/?[a-zA-Z_0-9+=,.@\\-_/]+";
+                return Err(refused(Field::Role, &role, rule));
             }
             version.role = role;
         }
@@ -208,6 +210,22 @@ impl ConfigurationChange {
         version.snap_start = self.snap_start.unwrap_or(version.snap_start);
         Ok(())
     }
+}
+
+/// Whether `text` has the form of a role's ARN, `arn:aws:iam::ACCOUNT:role/NAME`.
+fn is_role(text: &str) -> bool {
+    let parts: Vec<&str> = text.split(':').collect();
+    let ["arn", partition, "iam", "", account, role] = parts[..] else { return false };
+    let suffix = partition.strip_prefix("aws");
+    let in_partition = |c: char| c.is_ascii_alphabetic() || c == '-';
+    let in_name = |c: char| c.is_ascii_alphanumeric() || "+=,.@-_/".contains(c);
+    (partition.is_empty() || suffix.is_some_and(|suffix| suffix.chars().all(in_partition)))
+        && account.len() == 12
+        && account.bytes().all(|byte| byte.is_ascii_digit())
+        && role
+            .strip_prefix("role")
+            .map(|name| name.strip_prefix('/').unwrap_or(name))
+            .is_some_and(|name| !name.is_empty() && name.chars().all(in_name))
 }
 
 fn check_environment(variables: &BTreeMap<String, String>) -> Result<(), ConfigurationError> {

@@ -65,7 +65,7 @@ pub(crate) fn new_function(name: &str) -> NewFunction {
         configuration: ConfigurationChange {
             runtime: Some(Runtime::Python311),
             handler: Some("handler.handler".into()),
-            role: Some("arn:any".into()),
+            role: Some("arn:aws:iam::000000000000:role/any".into()),
             snap_start: Some(true),
             ..ConfigurationChange::default()
         },
