@@ -51,8 +51,8 @@ impl Control {
         self.recover_events().map_err(|source| OpenError::Data { path: path.to_owned(), source })
     }
 
-    /// Freezes a version, and stores the result. Ends with the version if it is deleted. Purges what
-    /// the freeze published if no version uses it.
+    /// Freezes a version, and stores the result. Ends with the version if it is deleted. Purges
+    /// what the freeze published if no version uses it.
     pub(super) async fn freeze(self: Arc<Self>, version: Version) {
         let (name, number) = (version.function.clone(), version.version.clone());
         tracing::info!(function = name, version = number, "freezing");
@@ -249,8 +249,8 @@ impl Control {
         }
     }
 
-    /// Records, in the transaction that deletes a version or makes it fail, that its snapshot in the
-    /// pool has to be purged. The daemon may end before it has purged the snapshot.
+    /// Records, in the transaction that deletes a version or makes it fail, that its snapshot in
+    /// the pool has to be purged. The daemon may end before it has purged the snapshot.
     pub(super) fn schedule_purge(
         &self,
         change: &Change,

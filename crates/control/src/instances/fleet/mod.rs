@@ -322,9 +322,9 @@ impl Fleet {
         }
     }
 
-    /// Ends the microVMs that are clients of the pool: idle ones now, busy ones after their request.
-    /// For a pool whose manager has ended: no other can start as long as it has clients, which
-    /// requests could keep alive for ever.
+    /// Ends the microVMs that are clients of the pool: idle ones now, busy ones after their
+    /// request. For a pool whose manager has ended: no other can start as long as it has clients,
+    /// which requests could keep alive for ever.
     pub(crate) fn end_pool_clients(self: &Arc<Self>) {
         let mut locked = self.lock();
         let (state, later) = locked.parts();
