@@ -784,6 +784,10 @@ async fn an_invalid_query_is_refused() {
     let value = "InvalidParameterValueException";
     client.get("/2015-03-31/functions/?MaxItems=many").await.refused(400, value);
     client.get(&format!("{ONE}/versions?MaxItems=-1")).await.refused(400, value);
+    client.get(&format!("{ONE}/versions?Marker=1")).await.refused(400, value);
+    let rule = "ValidationException";
+    client.get("/2015-03-31/functions/?MaxItems=0").await.refused(400, rule);
+    client.get("/2015-03-31/functions/?FunctionVersion=1").await.refused(400, rule);
 }
 
 #[tokio::test]
