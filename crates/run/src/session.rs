@@ -68,6 +68,11 @@ impl Interruption {
         self.signal.clone()
     }
 
+    /// The microVM of this process, once it runs.
+    pub(crate) fn handle(&self) -> Arc<Mutex<Option<Handle>>> {
+        self.handle.clone()
+    }
+
     fn signal(&self) -> Option<i32> {
         Some(self.signal.load(Ordering::SeqCst)).filter(|signal| *signal != 0)
     }

@@ -115,6 +115,9 @@ pub(crate) struct ServeArgs {
     /// Seconds that an idle microVM is kept
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     keep_alive: u64,
+    /// What an idle microVM does
+    #[arg(long, value_enum, default_value_t = Idle::Pause)]
+    idle: Idle,
     /// Time limit in seconds for the start of a microVM and for the initialisation of a function
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=900))]
     start_limit: u64,
@@ -164,6 +167,14 @@ enum Reservation {
     Measured,
     /// All of guest memory
     Worst,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Idle {
+    /// Nothing: its vCPUs are paused between two requests, as on AWS Lambda
+    Pause,
+    /// It runs on
+    Run,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -255,6 +266,7 @@ pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
             event_pause: Duration::from_secs(arguments.event_pause),
             queue_wait: Duration::from_secs(arguments.queue_wait),
             keep_alive: Duration::from_secs(arguments.keep_alive),
+            pause_idle: arguments.idle == Idle::Pause,
             start_limit: Duration::from_secs(arguments.start_limit),
             region: arguments.region,
             tenants,

@@ -461,7 +461,7 @@ impl Launcher {
         let process = self.processes.register(monitor.pid());
         let process =
             process.map_err(|error| firn_run::StartError::Monitor(ErrorChain::of(&error)))?;
-        Ok(Microvm { monitor, instance, process, client_since: None })
+        Ok(Microvm { monitor, instance, process, client_since: None, paused: false })
     }
 
     /// The request for a microVM with a new name.

@@ -21,6 +21,8 @@ pub(crate) struct Microvm {
     pub(super) process: Registered,
     /// If it is a client of the pool: a time before it became one.
     pub(super) client_since: Option<Instant>,
+    /// Whether the guest waits for [`Microvm::unpause`].
+    pub(super) paused: bool,
 }
 
 impl Microvm {
@@ -47,6 +49,19 @@ impl Microvm {
     /// Whether its process runs.
     pub(crate) fn is_alive(&mut self) -> bool {
         self.monitor.is_alive()
+    }
+
+    /// Keeps the guest from running until [`Microvm::unpause`].
+    pub(crate) fn pause(&mut self) {
+        // Fails if the process has ended, as the next request finds.
+        self.paused |= self.monitor.pause().is_ok();
+    }
+
+    /// Lets a paused guest run for a request, which may be sent at once.
+    pub(crate) fn unpause(&mut self) {
+        if std::mem::take(&mut self.paused) {
+            let _ = self.monitor.unpause();
+        }
     }
 
     /// Ends the microVM and waits for that.

@@ -202,7 +202,8 @@ async fn serve(
     let begin = Instant::now();
     report.queue_ns = nanoseconds(begin - request.accepted);
     let vm = match lease? {
-        Lease::Warm(vm) => {
+        Lease::Warm(mut vm) => {
+            vm.microvm.unpause();
             report.start = Some(StartKind::warm);
             *vm
         }

@@ -102,6 +102,8 @@ pub struct ControlOptions {
     pub queue_wait: Duration,
     /// How long an idle microVM is kept.
     pub keep_alive: Duration,
+    /// Whether idle microVMs are paused.
+    pub pause_idle: bool,
     /// Time limit for a boot, a thaw, and the initialisation of a function.
     pub start_limit: Duration,
     /// The region that functions find in their environment.
@@ -221,6 +223,7 @@ impl Control {
             queue: options.queue,
             queue_wait: options.queue_wait,
             keep_alive: options.keep_alive,
+            pause_idle: options.pause_idle,
         };
         Ok(Arc::new(Self {
             store,

@@ -43,6 +43,7 @@ pub(crate) fn options(folder: &Path) -> ControlOptions {
         event_pause: Duration::ZERO,
         queue_wait: Duration::from_secs(60),
         keep_alive: Duration::from_secs(60),
+        pause_idle: true,
         start_limit: Duration::from_secs(60),
         region: "eu-north-1".into(),
         tenants: Tenants::default(),

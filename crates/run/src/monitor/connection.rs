@@ -70,8 +70,22 @@ impl Connection {
         Ok(Self(io::stdin().as_fd().try_clone_to_owned()?))
     }
 
-    /// Sends a message, with descriptors.
+    /// Sends a message, with descriptors. Waits while the other end does not receive.
     pub(super) fn send(&self, message: &impl Serialize, with: &Descriptors) -> io::Result<()> {
+        self.send_with(message, with, SendFlags::empty())
+    }
+
+    /// Sends a message, or fails if the other end does not receive.
+    pub(super) fn send_now(&self, message: &impl Serialize) -> io::Result<()> {
+        self.send_with(message, &Descriptors::default(), SendFlags::DONTWAIT)
+    }
+
+    fn send_with(
+        &self,
+        message: &impl Serialize,
+        with: &Descriptors,
+        flags: SendFlags,
+    ) -> io::Result<()> {
         let body = serde_json::to_vec(message)?;
         let descriptors: Vec<BorrowedFd<'_>> = with.iter().map(AsFd::as_fd).collect();
         if descriptors.len() > MAX_DESCRIPTORS || body.len() > MAX_MESSAGE {
@@ -89,7 +103,8 @@ impl Connection {
             }
             first = false;
             let packet = [IoSlice::new(&head), IoSlice::new(chunk)];
-            retry_on_intr(|| sendmsg(&self.0, &packet, &mut control, SendFlags::NOSIGNAL))?;
+            let flags = flags | SendFlags::NOSIGNAL;
+            retry_on_intr(|| sendmsg(&self.0, &packet, &mut control, flags))?;
         }
         Ok(())
     }

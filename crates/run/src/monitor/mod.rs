@@ -16,6 +16,8 @@
 //!   ── Release ─────────────────────────▶
 //!   ◀── Note(text) ──────────────────────   any number of them
 //!   ◀── Started(StartReport) ────────────   or Failed(StartError)
+//!   ── Pause ───────────────────────────▶   after a request, without an answer
+//!   ── Unpause ─────────────────────────▶   before the next one
 //! ```
 
 mod connection;
@@ -58,6 +60,10 @@ pub(crate) enum Order {
     Plan(Box<StartSpec>),
     /// Let a player that was [held](Event::Held) check its memory.
     Release,
+    /// Pause the vCPUs of the microVM, which serves no request.
+    Pause,
+    /// Let them run for the next request.
+    Unpause,
 }
 
 /// What a monitor reports.

@@ -262,6 +262,23 @@ impl Monitor {
         self.send(&Order::Release, &Descriptors::default())
     }
 
+    /// Pauses the vCPUs of the microVM until [`Monitor::unpause`], once the guest's answer has
+    /// arrived. Never waits.
+    ///
+    /// # Errors
+    /// [`StartError::Monitor`].
+    pub fn pause(&self) -> Result<(), StartError> {
+        self.send_now(&Order::Pause)
+    }
+
+    /// Lets them run again. Never waits: what is sent to the guest meanwhile arrives.
+    ///
+    /// # Errors
+    /// [`StartError::Monitor`].
+    pub fn unpause(&self) -> Result<(), StartError> {
+        self.send_now(&Order::Unpause)
+    }
+
     /// Has the monitor open the snapshot of a spec and plan. The monitor ends with that. Returns
     /// the shape of the microVM, for [`Monitor::stand_by`].
     ///
@@ -305,6 +322,11 @@ impl Monitor {
             return Ok(());
         }
         Err(self.ended(status))
+    }
+
+    fn send_now(&self, order: &Order) -> Result<(), StartError> {
+        let connection = self.connection.as_ref().ok_or(MonitorError::Order)?;
+        Ok(connection.send_now(order).map_err(MonitorError::Send)?)
     }
 
     fn send(&mut self, order: &Order, descriptors: &Descriptors) -> Result<(), StartError> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use firn_base::{ErrorChain, error_chain, now_ns};
 use firn_memory::planners::parse;
 use firn_memory::{HostFacts, map_program};
-use firn_vmm::{OpenKvm, Shape, Standby};
+use firn_vmm::{Handle, Microvm, OpenKvm, Shape, Standby, VcpuThreadError};
 use parking_lot::Mutex;
 
 use super::connection::{Connection, ReceiveError};
@@ -27,6 +27,24 @@ use crate::start::{Hold, start_caught};
 
 /// How often a ready clone looks for a signal that was caught.
 const SIGNAL_PERIOD: Duration = Duration::from_secs(1);
+
+/// The microVM of this process, once it runs.
+#[derive(Clone)]
+struct Running(Arc<Mutex<Option<Handle>>>);
+
+impl Running {
+    /// Changes the microVM, and ends one that cannot be changed. Does not wait for that, so that
+    /// the end of the owner is noticed meanwhile.
+    fn post(&self, change: fn(&mut Microvm) -> Result<(), VcpuThreadError>) {
+        let Some(handle) = self.0.lock().clone() else { return };
+        // The microVM may have ended just now.
+        let _ = handle.post(move |microvm| {
+            if change(microvm).is_err() {
+                microvm.stop();
+            }
+        });
+    }
+}
 
 /// Sends what happens to the process that started this one.
 struct Reporter {
@@ -72,16 +90,24 @@ pub fn serve(kvm: &Path) -> Result<(), StartError> {
     // The thread that ends this process with its owner starts before there is an order, and reads
     // after it.
     let (release, released) = sync_channel(1);
-    let (begin, begun) = sync_channel::<()>(1);
+    let (begin, begun) = sync_channel::<Running>(1);
     let reader = connection.clone();
     end_with(move || {
-        // No order came: this process ends by itself.
-        while begun.recv().is_err() {
-            std::thread::park();
-        }
-        while let Ok((Order::Release, _)) = reader.receive::<Order>(None) {
-            // A player that does not wait is not released.
-            let _ = release.try_send(());
+        let running = loop {
+            match begun.recv() {
+                Ok(running) => break running,
+                // No order came: this process ends by itself.
+                Err(_) => std::thread::park(),
+            }
+        };
+        while let Ok((order, _)) = reader.receive::<Order>(None) {
+            match order {
+                // A player that does not wait is not released.
+                Order::Release => drop(release.try_send(())),
+                Order::Pause => running.post(Microvm::pause),
+                Order::Unpause => running.post(Microvm::resume),
+                _ => break,
+            }
         }
     })?;
     let mut waiting_ns = now_ns();
@@ -108,16 +134,17 @@ pub fn serve(kvm: &Path) -> Result<(), StartError> {
     // signal that is caught.
     let caught = sweep.as_ref().map(|_| Interruption::catch()).transpose()?;
     let signal = caught.as_ref().map(Interruption::signal_flag);
+    let running = Running(caught.as_ref().map(Interruption::handle).unwrap_or_default());
     let ready = matches!(order, Order::MakeReady(_));
     if !ready {
-        let _ = begin.send(());
+        let _ = begin.send(running.clone());
     }
     let reporter =
         Arc::new(Reporter { connection: connection.clone(), released: Mutex::new(released) });
     let hold = |making: &Making| {
         reporter.send(&Event::MadeReady(Box::new(making.clone())));
         let clock = wait_for_resume(&connection, signal.as_deref())?;
-        let _ = begin.send(());
+        let _ = begin.send(running.clone());
         Ok(clock)
     };
     let done = match order {
@@ -135,9 +162,11 @@ pub fn serve(kvm: &Path) -> Result<(), StartError> {
             plan(&spec, descriptors, kvm)
                 .map(|shape| reporter.send(&Event::Planned(Box::new(shape))))
         }
-        Order::Release | Order::Resume { .. } | Order::StandBy { .. } => {
-            Err(StartError::Spec("the first order starts nothing".to_owned()))
-        }
+        Order::Release
+        | Order::Resume { .. }
+        | Order::StandBy { .. }
+        | Order::Pause
+        | Order::Unpause => Err(StartError::Spec("the first order starts nothing".to_owned())),
     };
     let done = done.inspect_err(|error| reporter.send(&Event::Failed(error.clone())));
     drop(sweep);

@@ -74,6 +74,13 @@ fn a_report_and_an_error_arrive_as_they_were_sent() {
 }
 
 #[test]
+fn a_message_that_is_sent_now_does_not_wait_for_a_monitor_that_receives_nothing() {
+    let (ours, _theirs) = Connection::pair().unwrap();
+    let error = (0..100_000).find_map(|_| ours.send_now(&Order::Pause).err()).unwrap();
+    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+}
+
+#[test]
 fn an_error_keeps_its_causes_across_processes() {
     let (ours, theirs) = Connection::pair().unwrap();
     let missing = File::open("/nowhere/kernel").unwrap_err();

@@ -33,14 +33,25 @@ impl Handle {
         request: impl FnOnce(&mut Microvm) -> T + Send + 'static,
     ) -> Result<T, GoneError> {
         let (answer, receiver) = channel();
-        let request: Request = Box::new(move |microvm| {
+        self.post(move |microvm| {
             // Fails if the caller has stopped waiting.
             let _ = answer.send(request(microvm));
-        });
-        self.requests.send(request).map_err(|_| GoneError)?;
+        })?;
+        receiver.recv().map_err(|_| GoneError)
+    }
+
+    /// The same without waiting. Requests of one thread run in their order.
+    ///
+    /// # Errors
+    /// [`GoneError`] if the microVM has ended.
+    pub fn post(
+        &self,
+        request: impl FnOnce(&mut Microvm) + Send + 'static,
+    ) -> Result<(), GoneError> {
+        self.requests.send(Box::new(request)).map_err(|_| GoneError)?;
         // The write fails only when the counter is full; the microVM is awake then.
         let _ = self.doorbell.write(1);
-        receiver.recv().map_err(|_| GoneError)
+        Ok(())
     }
 }
 

@@ -499,3 +499,50 @@ fn a_held_machine_finds_the_time_of_the_freeze_when_it_is_released() {
     microvm.resume().unwrap();
     follow(&reports, 2, &mut rounds, 20);
 }
+
+#[test]
+fn a_paused_guest_stands_still_and_finds_out_that_it_was_stopped() {
+    const MSR_KVM_SYSTEM_TIME: u32 = 0x4b56_4d01;
+    /// A page that the guest does not use, and the flags in it (`pvclock_vcpu_time_info`).
+    const CLOCK: u64 = 0x70_0000;
+    const FLAGS: GuestAddress = GuestAddress(CLOCK + 29);
+    const GUEST_STOPPED: u8 = 1 << 1;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("snapshot");
+    {
+        let (host, _reports) = host(dir.path());
+        freeze(&mut boot(host, 1, 16 << 20), &path);
+    }
+    let snapshot = Snapshot::open(&path).unwrap();
+    let plan = planners::plan(&snapshot, None, &*parse("firecracker").unwrap()).unwrap();
+    let memory = execute(&plan, &Sources::of(&snapshot, None).unwrap()).unwrap().memory;
+    let mut frozen = FrozenMachine::open_on(&snapshot, kvm()).unwrap();
+    let msrs = &mut frozen.state.vcpus[0].msrs;
+    msrs.retain(|msr| msr.index != MSR_KVM_SYSTEM_TIME);
+    let (index, data) = (MSR_KVM_SYSTEM_TIME, CLOCK | 1);
+    msrs.push(kvm_bindings::kvm_msr_entry { index, data, ..Default::default() });
+    let (host, reports) = host(dir.path());
+    let mut microvm = Microvm::restore(frozen, memory, host, None).unwrap().0;
+    let (handle, guest) = (microvm.handle(), microvm.memory().vm_memory());
+    microvm.resume().unwrap();
+    let run = std::thread::spawn(move || microvm.run().unwrap());
+    let flags = || guest.read_obj::<u8>(FLAGS).unwrap();
+    let mut rounds = [0];
+    follow(&reports, 1, &mut rounds, 3);
+    for _ in 0..2 {
+        assert_eq!(flags() & GUEST_STOPPED, GUEST_STOPPED);
+        handle.call(Microvm::pause).unwrap().unwrap();
+        for (vcpu, value) in reports.try_iter() {
+            check(vcpu, value, 1, &mut rounds);
+        }
+        guest.write_obj(flags() & !GUEST_STOPPED, FLAGS).unwrap();
+        assert!(reports.recv_timeout(Duration::from_millis(20)).is_err());
+        assert_eq!(flags() & GUEST_STOPPED, 0);
+        // Without waiting, in this order.
+        handle.post(|microvm| microvm.pause().unwrap()).unwrap();
+        handle.post(|microvm| microvm.resume().unwrap()).unwrap();
+        follow(&reports, 1, &mut rounds, 3);
+    }
+    handle.call(Microvm::stop).unwrap();
+    assert!(matches!(run.join().unwrap(), End::Stopped));
+}

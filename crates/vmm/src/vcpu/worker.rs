@@ -110,6 +110,9 @@ impl Worker {
                         observer.interrupted(&StoppedVcpu { fd: &self.fd });
                     }
                     if self.is_paused() {
+                        // The guest's watchdogs do not count the pause. Fails where the guest does
+                        // not use kvmclock.
+                        let _ = self.fd.kvmclock_ctrl();
                         return None;
                     }
                 }

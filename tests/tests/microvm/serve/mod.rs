@@ -4,6 +4,7 @@ mod clients;
 mod cpu;
 mod crashes;
 mod disks;
+mod idle;
 mod pool;
 mod refusals;
 mod thaws;

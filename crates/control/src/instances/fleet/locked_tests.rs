@@ -41,6 +41,7 @@ fn fleet(folder: &std::path::Path) -> Arc<Fleet> {
         queue: 1,
         queue_wait: Duration::from_secs(1),
         keep_alive: Duration::from_secs(1),
+        pause_idle: true,
     };
     Fleet::new(launcher, limits)
 }

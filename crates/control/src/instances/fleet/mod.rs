@@ -45,6 +45,8 @@ pub(crate) struct Limits {
     pub(crate) queue_wait: Duration,
     /// How long an idle microVM is kept.
     pub(crate) keep_alive: Duration,
+    /// Whether idle microVMs are paused.
+    pub(crate) pause_idle: bool,
 }
 
 /// All microVMs of the daemon.
@@ -249,7 +251,10 @@ impl Fleet {
     }
 
     /// Keeps a microVM for the next request.
-    pub(crate) fn release(self: &Arc<Self>, vm: Vm) {
+    pub(crate) fn release(self: &Arc<Self>, mut vm: Vm) {
+        if self.limits.pause_idle {
+            vm.microvm.pause();
+        }
         let mut locked = self.lock();
         let (state, later) = locked.parts();
         let State { revisions, instances, closed, pool_lost, .. } = state;
