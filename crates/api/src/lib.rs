@@ -1,13 +1,17 @@
 //! The daemon's front doors. Each protocol has a folder; `lambda` is AWS Lambda's API over HTTP.
-//! `sts` is the one operation of AWS's Security Token Service that clients need.
+//! `function_url` serves the URLs of functions. `sts` is the one operation of AWS's Security Token
+//! Service that clients need.
 //!
 //! - [`serve()`] runs the daemon: it opens [`firn_control::Control`] and listens;
 //! - [`Credentials`] are the keys with which clients sign their requests;
 //! - [`StatusClient`] reads the status of a daemon.
 
 #[cfg(test)]
+mod attachments_tests;
+#[cfg(test)]
 mod attack_tests;
 mod credentials;
+mod function_url;
 mod http_client;
 mod lambda;
 mod monitoring;

@@ -142,7 +142,7 @@ pub(crate) fn router(control: Arc<Control>, options: &ServeOptions) -> Router {
     let scope = Scope { region: options.control.region.clone(), account: options.account.clone() };
     let decoders = Arc::new(Semaphore::new(server::DECODERS));
     let account = scope.account.clone();
-    let lambda = Lambda { control: Arc::clone(&control), scope, decoders };
+    let lambda = Lambda { control: Arc::clone(&control), scope: scope.clone(), decoders };
     let routes = lambda::routes(lambda).merge(monitoring::routes(Arc::clone(&control)));
     let routes = routes.merge(sts::routes(account));
     let credentials = options.credentials.clone();
@@ -153,6 +153,7 @@ pub(crate) fn router(control: Arc<Control>, options: &ServeOptions) -> Router {
         credentials: credentials.map(|found| (found, options.control.region.clone())),
         buffer: Buffer::new(options.limits.buffer),
         limits: options.limits.clone(),
+        scope,
         control,
     };
     lambda::with_admission(routes, admission)

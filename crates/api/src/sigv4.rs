@@ -23,7 +23,7 @@ use crate::sts;
 const ALGORITHM: &str = "AWS4-HMAC-SHA256";
 
 /// The service that requests to AWS Lambda's API are signed for.
-const LAMBDA: &str = "lambda";
+pub(crate) const LAMBDA: &str = "lambda";
 
 /// The header with the body's digest. Clients may leave it out.
 const CONTENT_DIGEST: &str = "x-amz-content-sha256";
@@ -77,13 +77,14 @@ struct Signature<'a> {
 }
 
 impl Credentials {
-    /// Checks everything in a request's head: that it names one of the keys, this daemon's `region`
-    /// and about `now`, and that all of it that matters is signed. If the head has the body's
-    /// digest, checks the signature as well.
+    /// Checks everything in a request's head: that it names one of the keys, this daemon's
+    /// `region`, the service and about `now`, and that all of it that matters is signed. If the
+    /// head has the body's digest, checks the signature as well.
     pub(crate) fn check_head(
         &self,
         request: &Parts,
         region: &str,
+        service: &'static str,
         now: SystemTime,
     ) -> Result<Checked, SignatureError> {
         let header = |name: &str| request.headers.get(name).and_then(|value| value.to_str().ok());
@@ -93,7 +94,6 @@ impl Credentials {
         let Key { secret, tenant } = self.key(signature.key).ok_or(SignatureError::UnknownKey)?;
         let time = header("x-amz-date").ok_or_else(|| invalid("x-amz-date is missing"))?;
         check_time(time, now)?;
-        let service = service(&request.method, &request.uri);
         if (signature.date, signature.region, signature.service) != (&time[..8], region, service) {
             return Err(invalid(&format!(
                 "Credential should be scoped to the date {}, the region {region} and the service {service}",
@@ -124,6 +124,17 @@ impl Credentials {
 
     /// Signs a request for `region` with the first key.
     pub(crate) fn sign(&self, request: &mut Request<Bytes>, region: &str, now: SystemTime) {
+        self.sign_for(request, region, service(request.method(), request.uri()), now);
+    }
+
+    /// Signs a request for a service.
+    pub(crate) fn sign_for(
+        &self,
+        request: &mut Request<Bytes>,
+        region: &str,
+        service: &str,
+        now: SystemTime,
+    ) {
         let Some((key, Key { secret, .. })) = self.first() else { return };
         // Formatting fails only for years outside 0 to 9999.
         let time = OffsetDateTime::from(now).format(TIME).unwrap_or_default();
@@ -136,7 +147,7 @@ impl Credentials {
             }
         }
         let signed = ["host", "x-amz-date"];
-        let scope = [date, region, service(request.method(), request.uri()), "aws4_request"];
+        let scope = [date, region, service, "aws4_request"];
         let (parts, body) = std::mem::take(request).into_parts();
         let canonical = canonical_request(&parts, &signed, &Payload::of(&body));
         let signature = hex(&mac_of(secret, &time, scope, &canonical).finalize().into_bytes());
@@ -186,7 +197,7 @@ impl Checked {
 }
 
 /// The service that a request is signed for.
-fn service(method: &Method, uri: &Uri) -> &'static str {
+pub(crate) fn service(method: &Method, uri: &Uri) -> &'static str {
     if sts::is_request(method, uri) { sts::SERVICE } else { LAMBDA }
 }
 

@@ -49,7 +49,8 @@ fn check(
     let (parts, _) = request.body(Body::empty()).unwrap().into_parts();
     let now = SystemTime::UNIX_EPOCH + SIGNED + after;
     let credentials = Credentials::parse(FILE).unwrap();
-    let checked = credentials.check_head(&parts, "us-east-1", now);
+    let checked =
+        credentials.check_head(&parts, "us-east-1", service(&parts.method, &parts.uri), now);
     checked.and_then(|checked| checked.check(&parts, &Payload::of(body))).map_err(|error| {
         let response = ApiError::from(error).into_response();
         assert_eq!(response.status(), 403);
@@ -195,7 +196,8 @@ fn a_digest_in_the_head_is_checked_with_the_head() {
         let authorization = signed_for(&parts, SCOPE, &signed, b"true");
         parts.headers.insert("authorization", authorization);
         let now = SystemTime::UNIX_EPOCH + SIGNED;
-        let checked = Credentials::parse(FILE).unwrap().check_head(&parts, "us-east-1", now)?;
+        let checked =
+            Credentials::parse(FILE).unwrap().check_head(&parts, "us-east-1", LAMBDA, now)?;
         checked.check(&parts, &Payload::of(b"true"))
     };
     assert!(digest(b"true").is_ok());

@@ -39,7 +39,7 @@ pub(crate) struct Client {
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
-    kind: String,
+    pub(crate) kind: String,
     headers: axum::http::HeaderMap,
     pub(crate) text: String,
     body: Value,
@@ -196,6 +196,16 @@ impl Answer {
         self.body
     }
 
+    /// A header; empty if there is none.
+    pub(crate) fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+    }
+
+    /// The version that has served the request.
+    pub(crate) fn executed_version(&self) -> &str {
+        self.headers["x-amz-executed-version"].to_str().unwrap()
+    }
+
     /// The report of the request.
     #[track_caller]
     fn report(&self) -> Value {
@@ -302,7 +312,7 @@ async fn requests_that_lambda_refuses_are_refused() {
         (json!({ "MemorySize": 127 }), rule, "memorySize"),
         (json!({ "Layers": ["l"] }), value, "Layers"),
         (json!({ "EphemeralStorage": { "Size": 10240 } }), value, "EphemeralStorage: the disk of"),
-        (json!({ "Tags": { "a": "b" } }), value, "Tags: "),
+        (json!({ "Tags": { "aws:a": "b" } }), value, "the tag \"aws:a\" is not valid"),
         (json!({ "TracingConfig": { "Mode": "Active" } }), value, "TracingConfig: there is no X"),
         (json!({ "VpcConfig": { "SubnetIds": ["s"] } }), value, "VpcConfig: functions have no"),
         (json!({ "VpcConfig": { "Ipv6AllowedForDualStack": true } }), value, "VpcConfig: "),
@@ -511,8 +521,11 @@ async fn aliases_name_versions() {
     assert_eq!(client.get(&one).await.ok(200), created);
     let found = client.get(&format!("{ONE}/configuration?Qualifier=live")).await.ok(200);
     assert_eq!(found["Version"], "1");
-    let used = client.ask("DELETE", &format!("{ONE}?Qualifier=1"), &Value::Null).await;
-    assert!(used.refused(409, "ResourceConflictException").contains("live"));
+    for version in ["1", "01"] {
+        let path = format!("{ONE}?Qualifier={version}");
+        let used = client.ask("DELETE", &path, &Value::Null).await;
+        assert!(used.refused(409, "ResourceConflictException").contains("live"));
+    }
     let update = json!({ "FunctionVersion": "$LATEST", "Description": "d" });
     let updated = client.ask("PUT", &one, &update).await.ok(200);
     assert_eq!(

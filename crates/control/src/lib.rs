@@ -21,18 +21,19 @@ mod telemetry;
 
 pub use blocking::TaskFailed;
 pub use functions::{
-    Alias, Code, CodeError, ConfigurationChange, ConfigurationError, Field, ImageError, LATEST,
-    MAX_ENVIRONMENT, MAX_UNPACKED, MAX_ZIP, NameError, Runtime, Target, Version, VersionState,
+    Alias, Code, CodeError, ConfigurationChange, ConfigurationError, Cors, EventSettings, Field,
+    FunctionUrl, ImageError, LATEST, MAX_ENVIRONMENT, MAX_UNPACKED, MAX_ZIP, NameError, Permission,
+    Runtime, Target, Version, VersionState,
 };
 pub use instances::{
     AcquireError, BootFiles, DaemonStatus, InvocationReport, InvokeFailure, Invoked, Latency,
     LaunchError, LoadFailure, MemoryStatus, MonitorsStatus, Shortage, VersionStatus,
 };
 pub use service::{
-    AliasChange, AliasError, ChangeError, Claim, CodeChange, Control, ControlOptions, DeleteError,
-    EventRefused, FindError, Found, Hold, InvocationRequest, NewFunction, NotFound, OpenError,
-    PrepareError, Prepared, PublishError, PublishRequest, QuotaError, Quotas, RevisionMismatch,
-    Tenants,
+    Account, AliasChange, AliasError, AttachmentError, ChangeError, Claim, CodeChange, Control,
+    ControlOptions, DeleteError, EventRefused, FindError, Found, Hold, InvalidTag,
+    InvocationRequest, MAX_PERMISSIONS, NewFunction, NotFound, OpenError, PrepareError, Prepared,
+    PublishError, PublishRequest, QuotaError, Quotas, RevisionMismatch, Tenants, UrlRequest,
 };
 pub use store::StoreError;
 pub use telemetry::{Telemetry, TraceContext};

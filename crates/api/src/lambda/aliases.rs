@@ -7,12 +7,12 @@ use axum::response::IntoResponse;
 use firn_control::{Alias, AliasChange, Target};
 use serde_json::{Value, json};
 
-use super::ApiError;
 use super::body::parse;
 use super::documents::AliasSettings;
 use super::extract::Unqualified;
 use super::names::Scope;
 use super::pages::page;
+use super::{ApiError, settings};
 
 pub(super) async fn create(
     Unqualified { lambda, target, .. }: Unqualified,
@@ -27,7 +27,7 @@ pub(super) async fn create(
 }
 
 pub(super) async fn get(
-    Unqualified { lambda, target, alias, .. }: Unqualified,
+    Unqualified { lambda, target, part: alias, .. }: Unqualified,
 ) -> Result<impl IntoResponse, ApiError> {
     let found = lambda.control.alias(&target, &alias).await.map_err(lambda.error())?;
     Ok(Json(document(&lambda.scope, &target, &alias, &found)))
@@ -40,7 +40,7 @@ pub(super) async fn list(
     let version = query.function_version.as_deref();
     let items = aliases
         .into_iter()
-        .filter(|(_, alias)| version.is_none_or(|version| alias.version == version))
+        .filter(|(_, alias)| version.is_none_or(|version| alias.names(version)))
         .map(|(name, alias)| (name.clone(), document(&lambda.scope, &target, &name, &alias)))
         .collect();
     let (aliases, next) = page(items, &query)?;
@@ -48,7 +48,7 @@ pub(super) async fn list(
 }
 
 pub(super) async fn update(
-    Unqualified { lambda, target, alias, .. }: Unqualified,
+    Unqualified { lambda, target, part: alias, .. }: Unqualified,
     body: Bytes,
 ) -> Result<impl IntoResponse, ApiError> {
     let mut request: AliasSettings = parse(&body)?;
@@ -59,30 +59,31 @@ pub(super) async fn update(
 }
 
 pub(super) async fn delete(
-    Unqualified { lambda, target, alias, .. }: Unqualified,
+    Unqualified { lambda, target, part: alias, .. }: Unqualified,
 ) -> Result<impl IntoResponse, ApiError> {
     lambda.control.delete_alias(&target, &alias).await.map_err(lambda.error())?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 fn change(request: AliasSettings) -> Result<AliasChange, ApiError> {
-    let routes = request
-        .routing_config
-        .as_ref()
-        .and_then(|routes| routes["AdditionalVersionWeights"].as_object());
-    if routes.is_some_and(|routes| !routes.is_empty()) {
-        let message = "RoutingConfig: an alias of this daemon names exactly one version";
-        return Err(ApiError::invalid(message));
-    }
-    Ok(AliasChange { version: request.function_version, description: request.description })
+    settings::check(&request.others)?;
+    Ok(AliasChange {
+        version: request.function_version,
+        weights: request.routing_config.map(|routing| routing.additional_version_weights),
+        description: request.description,
+    })
 }
 
 fn document(scope: &Scope, target: &Target, name: &str, alias: &Alias) -> Value {
-    json!({
+    let mut document = json!({
         "AliasArn": scope.arn(target.name(), Some(name)).to_string(),
         "Name": name,
         "FunctionVersion": alias.version,
         "Description": alias.description,
         "RevisionId": alias.revision,
-    })
+    });
+    if let Some((version, part)) = &alias.additional {
+        document["RoutingConfig"] = json!({ "AdditionalVersionWeights": { version: part } });
+    }
+    document
 }

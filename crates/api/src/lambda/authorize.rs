@@ -14,16 +14,17 @@ use axum::http::{HeaderValue, Method};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use firn_agent::protocol::MAX_EVENT_BYTES;
-use firn_control::Control;
+use firn_control::{Control, Hold, UrlRequest};
 use http_body_util::BodyExt;
 use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::body::{MAX_BODY, MAX_DOCUMENT};
-use super::{ApiError, REQUEST_ID, once};
+use super::{ApiError, REQUEST_ID, Scope, once, unknown};
 use crate::credentials::Credentials;
+use crate::function_url::{self, Call};
 use crate::server::{Buffer, Held, Limits, Peer};
-use crate::sigv4::{Checked, Payload};
+use crate::sigv4::{self, Checked, Payload};
 use crate::sts;
 
 /// The content types with which a browser sends a request to a foreign host without asking it.
@@ -55,14 +56,24 @@ pub(crate) struct Admission {
     pub(crate) hosts: Option<Vec<String>>,
     pub(crate) buffer: Arc<Buffer>,
     pub(crate) limits: Limits,
+    pub(crate) scope: Scope,
     pub(crate) control: Arc<Control>,
+}
+
+/// What the checks have found out about a request.
+struct Admitted {
+    body: Bytes,
+    share: Share,
+    checked: Option<Checked>,
+    /// The function's URL that it is for.
+    url: Option<UrlRequest>,
 }
 
 /// Adds the checks of [`Admission`], and the errors for unknown paths.
 pub(crate) fn with_admission(routes: Router, admission: Admission) -> Router {
     routes
-        .fallback(async || ApiError::no_such_operation())
-        .method_not_allowed_fallback(async || ApiError::no_such_operation())
+        .fallback(unknown)
+        .method_not_allowed_fallback(unknown)
         .layer(DefaultBodyLimit::disable())
         .layer(middleware::from_fn_with_state(Arc::new(admission), pass))
 }
@@ -70,18 +81,22 @@ pub(crate) fn with_admission(routes: Router, admission: Admission) -> Router {
 async fn pass(State(admission): State<Arc<Admission>>, request: Request, next: Next) -> Response {
     let received = Instant::now();
     let peer = request.extensions().get::<Arc<Peer>>().cloned();
-    let to_sts = sts::is_request(request.method(), request.uri());
+    let to_url = function_url::id_of(request.uri(), request.headers()).is_some();
+    let to_sts = !to_url && sts::is_request(request.method(), request.uri());
     let mut response = match admission.admit(request, peer.as_ref()).await {
         Ok(mut request) => {
             if let Some(peer) = &peer {
                 peer.serves();
             }
             request.extensions_mut().insert(Received(received));
-            match request.extensions_mut().remove::<Signed>() {
-                Some(Signed(signature)) => {
+            let url = request.extensions_mut().remove::<UrlRequest>();
+            let signed = request.extensions_mut().remove::<Signed>();
+            match (url, signed) {
+                (Some(url), _) => admission.call(url, request, received).await,
+                (None, Some(Signed(signature))) => {
                     once::serve(&admission.control, signature, request, next).await
                 }
-                None => next.run(request).await,
+                (None, None) => next.run(request).await,
             }
         }
         Err(error) if to_sts => sts::refuse(error),
@@ -110,10 +125,13 @@ impl Admission {
     async fn admit(&self, request: Request, peer: Option<&Arc<Peer>>) -> Result<Request, ApiError> {
         let (parts, mut body) = request.into_parts();
         match self.check(&parts, &mut body, peer).await {
-            Ok((bytes, share, checked)) => {
+            Ok(Admitted { body, share, checked, url }) => {
                 let once = is_change(&parts);
-                let mut request = Request::from_parts(parts, Body::from(bytes));
+                let mut request = Request::from_parts(parts, Body::from(body));
                 request.extensions_mut().insert(share);
+                if let Some(url) = url {
+                    request.extensions_mut().insert(url);
+                }
                 if let Some(checked) = checked.as_ref().filter(|_| once) {
                     request.extensions_mut().insert(Signed(checked.signature()));
                 }
@@ -134,30 +152,57 @@ impl Admission {
         parts: &Parts,
         body: &mut Body,
         peer: Option<&Arc<Peer>>,
-    ) -> Result<(Bytes, Share, Option<Checked>), ApiError> {
-        self.check_sender(parts)?;
+    ) -> Result<Admitted, ApiError> {
+        let url = function_url::find(&self.control, parts).await?;
+        let (signed, service) = match &url {
+            None => (true, sigv4::service(&parts.method, &parts.uri)),
+            Some(url) => (function_url::is_signed(url, parts)?, sigv4::LAMBDA),
+        };
+        if url.is_none() {
+            self.check_host(parts)?;
+        }
+        // Signatures protect the URL of a function against pages of other origins.
+        if url.is_none() || (signed && self.credentials.is_none()) {
+            check_page(parts, url.is_some() || is_change(parts))?;
+        }
         let now = SystemTime::now();
-        let checked = match &self.credentials {
-            Some((credentials, region)) => Some(credentials.check_head(parts, region, now)?),
+        let checked = match self.credentials.as_ref().filter(|_| signed) {
+            Some((credentials, region)) => {
+                Some(credentials.check_head(parts, region, service, now)?)
+            }
             None => None,
         };
         let held = Arc::new(self.buffer.hold(peer));
-        let bytes = self.read(parts, body, &held, peer).await?;
+        let limit = match &url {
+            None => body_limit(parts),
+            Some(_) => (MAX_EVENT_BYTES, ApiError::event_too_large()),
+        };
+        let bytes = self.read(body, limit, &held, peer).await?;
         held.keep();
         if let Some(checked) = &checked {
             checked.check(parts, &Payload::of(&bytes))?;
         }
-        Ok((bytes, Share(held), checked))
+        Ok(Admitted { body: bytes, share: Share(held), checked, url })
     }
 
-    /// Refuses requests that a page in a browser sends.
-    fn check_sender(&self, parts: &Parts) -> Result<(), ApiError> {
-        let named = parts.uri.authority().map(axum::http::uri::Authority::as_str);
-        let mut sent = parts.headers.get_all(HOST).iter().map(HeaderValue::to_str);
-        let host = match (named, sent.next(), sent.next()) {
-            (Some(host), _, _) | (None, Some(Ok(host)), None) => host,
-            _ => "",
+    /// Serves a request to a function's URL.
+    async fn call(&self, url: UrlRequest, request: Request, received: Instant) -> Response {
+        let (parts, body) = request.into_parts();
+        // It is in memory, so this does not fail.
+        let body = body.collect().await.map(http_body_util::Collected::to_bytes);
+        let tenant = parts.extensions.get::<Caller>().and_then(|caller| caller.0.clone());
+        let hold: Hold = match parts.extensions.get::<Share>() {
+            Some(Share(share)) => Some(Box::new(Arc::clone(share))),
+            None => None,
         };
+        let (control, scope, body) = (&self.control, &self.scope, body.unwrap_or_default());
+        Call { control, scope, url, tenant, parts, body, received, hold }.serve().await
+    }
+
+    /// Refuses requests that a page in a browser sends after its host's name was changed to this
+    /// host.
+    fn check_host(&self, parts: &Parts) -> Result<(), ApiError> {
+        let host = host_of(parts);
         if let Some(hosts) = &self.hosts
             && !is_own(host, hosts)
         {
@@ -165,28 +210,16 @@ impl Admission {
                 "requests for the host {host:?} are refused: use a loopback address, or start the daemon with --allow-host"
             )));
         }
-        if let Some(origin) = parts.headers.get(ORIGIN)
-            && origin.to_str().ok().and_then(|origin| origin.strip_prefix("http://")) != Some(host)
-        {
-            return Err(ApiError::foreign("requests of pages of other origins are refused"));
-        }
-        let kind = parts.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
-        let kind = kind.and_then(|kind| kind.split(';').next()).unwrap_or_default().trim();
-        let simple = SIMPLE_TYPES.iter().any(|simple| kind.eq_ignore_ascii_case(simple));
-        if simple && is_change(parts) {
-            return Err(ApiError::content_type(kind));
-        }
         Ok(())
     }
 
     async fn read(
         &self,
-        parts: &Parts,
         body: &mut Body,
+        (limit, too_large): (usize, ApiError),
         held: &Held,
         peer: Option<&Arc<Peer>>,
     ) -> Result<Bytes, ApiError> {
-        let (limit, too_large) = body_limit(parts);
         let announced = body.size_hint().exact().map(usize::try_from);
         let expected = announced.and_then(Result::ok).unwrap_or(limit);
         if announced.is_some() && expected > limit {
@@ -200,6 +233,34 @@ impl Admission {
         let read = collect(body, limit, too_large, held);
         timeout(allowed, read).await.map_err(|_| ApiError::body_too_slow())?
     }
+}
+
+/// The host that a request names; empty if it names several or none.
+fn host_of(parts: &Parts) -> &str {
+    let named = parts.uri.authority().map(axum::http::uri::Authority::as_str);
+    let mut sent = parts.headers.get_all(HOST).iter().map(HeaderValue::to_str);
+    match (named, sent.next(), sent.next()) {
+        (Some(host), _, _) | (None, Some(Ok(host)), None) => host,
+        _ => "",
+    }
+}
+
+/// Refuses requests of pages of other origins, and those that such a page may send if they change
+/// something.
+fn check_page(parts: &Parts, changes: bool) -> Result<(), ApiError> {
+    if let Some(origin) = parts.headers.get(ORIGIN)
+        && origin.to_str().ok().and_then(|origin| origin.strip_prefix("http://"))
+            != Some(host_of(parts))
+    {
+        return Err(ApiError::foreign("requests of pages of other origins are refused"));
+    }
+    let kind = parts.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+    let kind = kind.and_then(|kind| kind.split(';').next()).unwrap_or_default().trim();
+    let simple = SIMPLE_TYPES.iter().any(|simple| kind.eq_ignore_ascii_case(simple));
+    if simple && changes {
+        return Err(ApiError::content_type(kind));
+    }
+    Ok(())
 }
 
 async fn collect(
@@ -229,7 +290,9 @@ fn is_change(parts: &Parts) -> bool {
 }
 
 fn is_invocation(parts: &Parts) -> bool {
-    parts.method == Method::POST && parts.uri.path().ends_with("/invocations")
+    let path = parts.uri.path();
+    parts.method == Method::POST
+        && (path.ends_with("/invocations") || path.ends_with("/response-streaming-invocations"))
 }
 
 /// The longest body of a request, bytes, and the error for a longer one.

@@ -19,6 +19,7 @@ pub(super) struct CreateFunction {
     pub(super) code: FunctionCode,
     #[serde(default)]
     pub(super) publish: bool,
+    pub(super) tags: Option<BTreeMap<String, String>>,
     #[serde(flatten)]
     pub(super) settings: Settings,
 }
@@ -97,7 +98,17 @@ pub(super) struct AliasSettings {
     pub(super) function_version: Option<String>,
     pub(super) description: Option<String>,
     pub(super) revision_id: Option<String>,
-    pub(super) routing_config: Option<Value>,
+    pub(super) routing_config: Option<RoutingConfig>,
+    #[serde(flatten)]
+    pub(super) others: Others,
+}
+
+/// Versions that get a part of an alias's requests.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub(super) struct RoutingConfig {
+    #[serde(default)]
+    pub(super) additional_version_weights: BTreeMap<String, f64>,
 }
 
 /// The body of PutFunctionConcurrency, and its answer.
@@ -140,6 +151,10 @@ pub(super) fn configuration(scope: &Scope, version: &Version, qualified: bool) -
         "Architectures": ["x86_64"],
         "EphemeralStorage": { "Size": 512 },
         "TracingConfig": { "Mode": "PassThrough" },
+        "LoggingConfig": {
+            "LogFormat": "Text",
+            "LogGroup": format!("/aws/lambda/{}", version.function),
+        },
         "SnapStart": {
             "ApplyOn": if version.snap_start { "PublishedVersions" } else { "None" },
             "OptimizationStatus": if optimized { "On" } else { "Off" },

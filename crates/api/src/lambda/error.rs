@@ -6,10 +6,10 @@ use axum::http::{HeaderName, StatusCode};
 use axum::response::{IntoResponse, Response};
 use firn_agent::protocol::MAX_EVENT_BYTES;
 use firn_control::{
-    AcquireError, AliasError, ChangeError, CodeError, ConfigurationError, DeleteError,
-    EventRefused, Field, FindError, InvokeFailure, LaunchError, LoadFailure, MAX_ENVIRONMENT,
-    MAX_UNPACKED, NotFound, PrepareError, PublishError, QuotaError, RevisionMismatch, StoreError,
-    TaskFailed,
+    AcquireError, AliasError, AttachmentError, ChangeError, CodeError, ConfigurationError,
+    DeleteError, EventRefused, Field, FindError, InvalidTag, InvokeFailure, LaunchError,
+    LoadFailure, MAX_ENVIRONMENT, MAX_UNPACKED, NotFound, PrepareError, PublishError, QuotaError,
+    RevisionMismatch, StoreError, TaskFailed,
 };
 use firn_run::EventError;
 use serde_json::json;
@@ -72,6 +72,19 @@ impl ApiError {
         Self::new(StatusCode::FORBIDDEN, "AccessDeniedException", message)
     }
 
+    /// No permission allows a request to a function's URL, or there is no such URL.
+    pub(crate) fn forbidden() -> Self {
+        Self::foreign("Forbidden")
+    }
+
+    /// A request to a function's URL cannot be served.
+    pub(crate) fn not_prepared(error: PrepareError, scope: &Scope) -> Self {
+        match error {
+            PrepareError::NotFound(_) => Self::forbidden(),
+            error => error.translate(scope),
+        }
+    }
+
     pub(crate) fn content_type(kind: &str) -> Self {
         let message = format!("a body of the type {kind} is refused: send application/json");
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaTypeException", message)
@@ -107,13 +120,18 @@ impl ApiError {
         Self { kind: "RequestTooLargeException", ..error }
     }
 
+    /// Something of a function does not exist.
+    pub(super) fn missing(message: String) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "ResourceNotFoundException", message)
+    }
+
     fn not_found(what: &str, arn: impl std::fmt::Display) -> Self {
         let message = format!("{what} not found: {arn}");
         Self::new(StatusCode::NOT_FOUND, "ResourceNotFoundException", message)
     }
 
-    pub(crate) fn no_such_operation() -> Self {
-        let message = "this daemon does not support the operation";
+    /// The operation is not supported, or there is none at this path.
+    pub(crate) fn no_such_operation(message: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "UnknownOperationException", message)
     }
 
@@ -211,6 +229,7 @@ impl Translate for ChangeError {
         match self {
             Self::Exists(name) => ApiError::conflict(format!("Function already exist: {name}")),
             Self::NotFound(error) => error.translate(scope),
+            Self::Tag(error) => error.into(),
             Self::Revision(error) => error.into(),
             Self::Configuration(error) => error.into(),
             Self::Code(error) => error.into(),
@@ -268,11 +287,49 @@ impl Translate for AliasError {
             Self::Exists(target) => {
                 ApiError::conflict(format!("Alias already exists: {}", scope.arn_of(&target)))
             }
+            Self::Weights(_) => ApiError::invalid(format!("RoutingConfig: {self}")),
             Self::NoVersion => ApiError::validation("FunctionVersion must not be null"),
             Self::Revision(error) => error.into(),
             Self::Store(error) => error.into(),
             Self::Task(error) => error.into(),
         }
+    }
+}
+
+impl Translate for AttachmentError {
+    fn translate(self, scope: &Scope) -> ApiError {
+        match self {
+            Self::NotFound(error) => error.translate(scope),
+            Self::None(target) => ApiError::not_found("Settings", scope.arn_of(&target)),
+            Self::Tag(error) => error.into(),
+            Self::UrlExists(target) => ApiError::conflict(format!(
+                "Failed to create function url config for [functionArn = {}]. Error message:  FunctionUrlConfig \
+                 exists for this Lambda function",
+                scope.arn_of(&target)
+            )),
+            Self::StatementExists(id) => ApiError::conflict(format!(
+                "The statement id ({id}) provided already exists. Please provide a new statement id, or remove the \
+                 existing statement."
+            )),
+            Self::NoStatement(id) => {
+                let message = format!("Statement {id} is not found in resource policy.");
+                ApiError::new(StatusCode::NOT_FOUND, "ResourceNotFoundException", message)
+            }
+            Self::TooLong => {
+                let kind = "PolicyLengthExceededException";
+                ApiError::new(StatusCode::BAD_REQUEST, kind, self.to_string())
+            }
+            Self::Latest | Self::Qualified => ApiError::invalid(self.to_string()),
+            Self::Revision(error) => error.into(),
+            Self::Store(error) => error.into(),
+            Self::Task(error) => error.into(),
+        }
+    }
+}
+
+impl From<InvalidTag> for ApiError {
+    fn from(error: InvalidTag) -> Self {
+        Self::invalid(error.to_string())
     }
 }
 

@@ -19,12 +19,16 @@ pub(super) struct Query {
     pub(super) function_version: Option<String>,
     pub(super) marker: Option<String>,
     pub(super) max_items: Option<usize>,
+    pub(super) revision_id: Option<String>,
 }
 
 /// A function, or the version or alias in the query.
 pub(super) struct Qualified {
     pub(super) lambda: Arc<Lambda>,
     pub(super) target: Target,
+    pub(super) query: Query,
+    /// What the path names of it; empty if it names nothing.
+    pub(super) part: String,
 }
 
 /// A function, for an operation that does not apply to versions.
@@ -33,7 +37,7 @@ pub(super) struct Unqualified {
     pub(super) target: Target,
     pub(super) query: Query,
     /// The alias in the path; empty if the path has none.
-    pub(super) alias: String,
+    pub(super) part: String,
 }
 
 impl FromRequestParts<Arc<Lambda>> for Qualified {
@@ -44,7 +48,8 @@ impl FromRequestParts<Arc<Lambda>> for Qualified {
         let name = word(parts, "name").await?;
         let target =
             parse(&name, query.qualifier.as_deref(), &lambda.scope)?.of_tenant(tenant(parts));
-        Ok(Self { lambda: Arc::clone(lambda), target })
+        let part = word(parts, "part").await?;
+        Ok(Self { lambda: Arc::clone(lambda), target, query, part })
     }
 }
 
@@ -58,8 +63,8 @@ impl FromRequestParts<Arc<Lambda>> for Unqualified {
             let message = "This operation applies to functions, not to their versions.";
             return Err(ApiError::invalid(message));
         }
-        let (query, alias) = (query(parts).await?, word(parts, "alias").await?);
-        Ok(Self { lambda: Arc::clone(lambda), target, query, alias })
+        let (query, part) = (query(parts).await?, word(parts, "part").await?);
+        Ok(Self { lambda: Arc::clone(lambda), target, query, part })
     }
 }
 

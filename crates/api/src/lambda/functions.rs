@@ -30,6 +30,7 @@ pub(super) async fn create(
     let request: CreateFunction = request;
     let publish = request.publish;
     let new = NewFunction {
+        tags: request.tags.unwrap_or_default(),
         target: parse(&request.function_name, None, &lambda.scope)?.of_tenant(tenant),
         zip: settings::check(&request.code.others).and(zip)?,
         configuration: change(request.settings)?,
@@ -60,7 +61,7 @@ pub(super) async fn list(
 }
 
 pub(super) async fn get(
-    Qualified { lambda, target }: Qualified,
+    Qualified { lambda, target, .. }: Qualified,
 ) -> Result<impl IntoResponse, ApiError> {
     let found = lambda.control.find(&target).await.map_err(lambda.error())?;
     let location = lambda.control.code_path(&found.version).display().to_string();
@@ -69,6 +70,12 @@ pub(super) async fn get(
         "Configuration": configuration(&lambda.scope, &found.version, qualified),
         "Code": { "RepositoryType": "firn", "Location": location },
     });
+    // Tags are those of the function, whatever version the request names.
+    let function = target.function();
+    let tags = lambda.control.tags(&function).await.map_err(lambda.error())?;
+    if !tags.is_empty() {
+        answer["Tags"] = json!(tags);
+    }
     if let Some(limit) = found.concurrency {
         answer["Concurrency"] = json!(Concurrency { reserved_concurrent_executions: limit });
     }
@@ -76,7 +83,7 @@ pub(super) async fn get(
 }
 
 pub(super) async fn get_configuration(
-    Qualified { lambda, target }: Qualified,
+    Qualified { lambda, target, .. }: Qualified,
 ) -> Result<impl IntoResponse, ApiError> {
     let found = lambda.control.find(&target).await.map_err(lambda.error())?;
     let qualified = target.qualifier().is_some();
@@ -117,7 +124,7 @@ pub(super) async fn update_configuration(
 }
 
 pub(super) async fn delete(
-    Qualified { lambda, target }: Qualified,
+    Qualified { lambda, target, .. }: Qualified,
 ) -> Result<impl IntoResponse, ApiError> {
     lambda.control.delete(&target).await.map_err(lambda.error())?;
     Ok(StatusCode::NO_CONTENT)

@@ -14,7 +14,13 @@ use firn_run::{Answer, Failed};
 
 use super::authorize::{Received, Share};
 use super::extract::Qualified;
-use super::{ApiError, REPORT, REQUEST_ID};
+use super::{ApiError, REPORT, REQUEST_ID, event_stream};
+
+/// The header with the kind of a function's error.
+pub(super) const FUNCTION_ERROR: HeaderName = HeaderName::from_static("x-amz-function-error");
+
+/// The header with the end of the log.
+pub(super) const LOG_RESULT: HeaderName = HeaderName::from_static("x-amz-log-result");
 
 /// Options in a request's headers.
 struct Options {
@@ -31,8 +37,24 @@ enum Kind {
     DryRun,
 }
 
+/// The answer as a stream of events, as InvokeWithResponseStream has it.
+pub(super) async fn stream(
+    target: Qualified,
+    received: Extension<Received>,
+    headers: HeaderMap,
+    share: Extension<Share>,
+    body: Bytes,
+) -> Result<Response, ApiError> {
+    let options = Options::read(&headers)?;
+    if options.kind == Kind::Event {
+        return Err(ApiError::invalid("invocation type Event: expected RequestResponse or DryRun"));
+    }
+    let response = invoke(target, received, headers, share, body).await?;
+    Ok(if options.kind == Kind::DryRun { response } else { event_stream::of(response).await })
+}
+
 pub(super) async fn invoke(
-    Qualified { lambda, target }: Qualified,
+    Qualified { lambda, target, .. }: Qualified,
     Extension(Received(received)): Extension<Received>,
     headers: HeaderMap,
     Extension(Share(share)): Extension<Share>,
@@ -135,7 +157,7 @@ fn answer(
     let headers = response.headers_mut();
     headers.insert("content-type", HeaderValue::from_static("application/json"));
     if failed {
-        headers.insert("x-amz-function-error", HeaderValue::from_static("Unhandled"));
+        headers.insert(FUNCTION_ERROR, HeaderValue::from_static("Unhandled"));
     }
     insert(headers, REPORT, &report.json());
     if tail {
@@ -146,7 +168,7 @@ fn answer(
             if logs.is_empty() || logs.ends_with('\n') { "" } else { "\n" },
         );
         let kept = &log.as_bytes()[log.len().saturating_sub(LOG_TAIL_BYTES)..];
-        insert(headers, HeaderName::from_static("x-amz-log-result"), &STANDARD.encode(kept));
+        insert(headers, LOG_RESULT, &STANDARD.encode(kept));
     }
     response
 }

@@ -3,26 +3,33 @@
 //! Each handler reads a request, calls an operation of [`Control`], and writes the answer.
 //! [`error`] maps the errors of the operations to AWS Lambda's errors.
 
+mod account;
 mod aliases;
 mod authorize;
 mod body;
 mod configuration;
 mod documents;
 mod error;
+mod event_stream;
+mod events;
 mod extract;
 mod functions;
 mod invoke;
 mod names;
 mod once;
+mod operations;
 mod pages;
+mod permissions;
 mod settings;
+mod tags;
+mod urls;
 mod versions;
 
 use std::sync::Arc;
 
 use axum::Router;
 use axum::http::HeaderName;
-use axum::routing::{get, post, put};
+use axum::routing::{delete, get, post, put};
 use firn_control::Control;
 use tokio::sync::Semaphore;
 
@@ -31,6 +38,7 @@ pub(crate) use authorize::{Admission, Caller, with_admission};
 pub(crate) use body::MAX_BODY;
 pub(crate) use error::ApiError;
 pub(crate) use names::Scope;
+pub(crate) use operations::unknown;
 
 /// The header with a request's id.
 pub(crate) const REQUEST_ID: &str = "x-amzn-requestid";
@@ -64,7 +72,7 @@ pub(crate) fn routes(lambda: Lambda) -> Router {
         .route(&path("/versions"), get(versions::list).post(versions::publish))
         .route(&path("/aliases"), get(aliases::list).post(aliases::create))
         .route(
-            &path("/aliases/{alias}"),
+            &path("/aliases/{part}"),
             get(aliases::get).put(aliases::update).delete(aliases::delete),
         )
         .route(&path("/invocations"), post(invoke::invoke))
@@ -73,5 +81,22 @@ pub(crate) fn routes(lambda: Lambda) -> Router {
             put(functions::put_concurrency).delete(functions::delete_concurrency),
         )
         .route("/2019-09-30/functions/{name}/concurrency", get(functions::get_concurrency))
+        .route(&path("/policy"), get(permissions::get).post(permissions::add))
+        .route(&path("/policy/{part}"), delete(permissions::remove))
+        .route("/2017-03-31/tags/{name}", get(tags::list).post(tags::add).delete(tags::remove))
+        .route(
+            "/2019-09-25/functions/{name}/event-invoke-config",
+            get(events::get).put(events::put).post(events::update).delete(events::delete),
+        )
+        .route("/2019-09-25/functions/{name}/event-invoke-config/list", get(events::list))
+        .route("/2020-06-30/functions/{name}/code-signing-config", get(account::code_signing))
+        .route(
+            "/2021-10-31/functions/{name}/url",
+            get(urls::get).post(urls::create).put(urls::update).delete(urls::delete),
+        )
+        .route("/2021-10-31/functions/{name}/urls", get(urls::list))
+        .route("/2021-11-15/functions/{name}/response-streaming-invocations", post(invoke::stream))
+        .route("/2016-08-19/account-settings", get(account::settings))
+        .route("/2016-08-19/account-settings/", get(account::settings))
         .with_state(Arc::new(lambda))
 }

@@ -89,7 +89,7 @@ pub(super) fn parse(
 
 /// A function's ARN, with a qualifier or without.
 #[derive(Debug)]
-pub(super) struct Arn<'a> {
+pub(crate) struct Arn<'a> {
     scope: &'a Scope,
     function: &'a str,
     qualifier: Option<&'a str>,
@@ -102,7 +102,7 @@ impl Scope {
     }
 
     /// The ARN of what `target` names.
-    pub(super) fn arn_of<'a>(&'a self, target: &'a Target) -> Arn<'a> {
+    pub(crate) fn arn_of<'a>(&'a self, target: &'a Target) -> Arn<'a> {
         self.arn(target.name(), target.qualifier())
     }
 }

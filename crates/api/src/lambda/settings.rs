@@ -36,7 +36,7 @@ const SETTINGS: [(&str, &str, &str); 19] = [
     ("VpcConfig", "null", NO_NETWORK),
     ("FileSystemConfigs", "null", NO_NETWORK),
     ("DeadLetterConfig", "null", "there are no dead-letter queues; the log has abandoned events"),
-    ("Tags", "null", "functions have no tags"),
+    ("Tags", "null", "TagResource and UntagResource change tags"),
     ("KMSKeyArn", "null", "there is no key management; environment variables are not encrypted"),
     ("CodeSigningConfigArn", "null", "code is not signed"),
 ];

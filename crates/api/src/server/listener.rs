@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -62,6 +62,10 @@ pub(crate) enum Listener {
     Unix(UnixListener, PathBuf),
 }
 
+/// The address that a connection comes from. `None` for a unix socket.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Source(pub(crate) Option<IpAddr>);
+
 /// A connection.
 pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
@@ -84,15 +88,25 @@ impl Listener {
     }
 
     /// The next connection. Calls `short` when this process or the system is out of descriptors.
-    pub(super) async fn accept(&self, reserve: &Reserve, short: impl Fn()) -> Box<dyn Stream> {
+    pub(super) async fn accept(
+        &self,
+        reserve: &Reserve,
+        short: impl Fn(),
+    ) -> (Box<dyn Stream>, Source) {
         loop {
             reserve.fill();
-            let accepted: io::Result<Box<dyn Stream>> = match self {
-                Self::Tcp(listener) => listener.accept().await.map(|(s, _)| Box::new(s) as _),
-                Self::Unix(listener, _) => listener.accept().await.map(|(s, _)| Box::new(s) as _),
+            let accepted: io::Result<(Box<dyn Stream>, Source)> = match self {
+                Self::Tcp(listener) => listener
+                    .accept()
+                    .await
+                    .map(|(stream, from)| (Box::new(stream) as _, Source(Some(from.ip())))),
+                Self::Unix(listener, _) => {
+                    let accepted = listener.accept().await;
+                    accepted.map(|(stream, _)| (Box::new(stream) as _, Source(None)))
+                }
             };
             match accepted {
-                Ok(stream) => return stream,
+                Ok(accepted) => return accepted,
                 Err(error) => {
                     let errno = rustix::io::Errno::from_io_error(&error);
                     if matches!(errno, Some(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE)) {

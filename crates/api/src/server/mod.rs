@@ -20,7 +20,7 @@ pub(crate) use buffer::{Buffer, Held};
 pub(crate) use limits::DECODERS;
 pub use limits::Limits;
 pub use listener::Listen;
-pub(crate) use listener::Listener;
+pub(crate) use listener::{Listener, Source};
 pub(crate) use peers::Peer;
 
 use listener::Stream;
@@ -41,7 +41,7 @@ pub(crate) async fn run(
         let accepted = tokio::select! {
             _ = stop.changed() => break,
             Some(_) = connections.join_next() => continue,
-            stream = listener.accept(&reserve, || peers.close_oldest()) => stream,
+            accepted = listener.accept(&reserve, || peers.close_oldest()) => accepted,
         };
         tokio::select! {
             _ = stop.changed() => break,
@@ -56,7 +56,7 @@ pub(crate) async fn run(
 
 /// Serves one connection.
 async fn serve(
-    stream: Box<dyn Stream>,
+    (stream, source): (Box<dyn Stream>, Source),
     place: Place,
     routes: Router,
     mut stop: watch::Receiver<bool>,
@@ -64,6 +64,7 @@ async fn serve(
     let peer = Arc::clone(&place.peer);
     let service = routes.map_request(move |mut request: Request<hyper::body::Incoming>| {
         request.extensions_mut().insert(Arc::clone(&peer));
+        request.extensions_mut().insert(source);
         request.map(axum::body::Body::new)
     });
     let connection = http1::Builder::new()

@@ -102,6 +102,12 @@ impl CodeStore {
         Ok(Self { folder, sync })
     }
 
+    /// Free space for code, bytes; 0 if it cannot be read.
+    pub(crate) fn free(&self) -> u64 {
+        let system = rustix::fs::statvfs(&self.folder);
+        system.map_or(0, |system| system.f_bavail.saturating_mul(system.f_frsize))
+    }
+
     /// The value that [`CodeStore::put`] returns for `zip`.
     pub(crate) fn code_of(zip: &[u8]) -> Code {
         let digest = Sha256::digest(zip);

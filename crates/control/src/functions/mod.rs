@@ -1,11 +1,14 @@
 //! The model of a function: name, configuration, code, image and versions.
 
+mod attachments;
 mod code;
 mod configuration;
 mod images;
 mod name;
 mod version;
 
+pub(crate) use attachments::Attachments;
+pub use attachments::{Cors, EventSettings, FunctionUrl, Permission};
 pub use code::{CodeError, MAX_UNPACKED, MAX_ZIP};
 pub(crate) use code::{CodeStore, is_code_file};
 pub use configuration::{ConfigurationChange, ConfigurationError, Field, MAX_ENVIRONMENT};

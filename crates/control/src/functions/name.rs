@@ -87,6 +87,12 @@ impl Target {
         self.qualifier.as_deref()
     }
 
+    /// The function, without the version or alias.
+    #[must_use]
+    pub fn function(&self) -> Self {
+        Self { qualifier: None, ..self.clone() }
+    }
+
     /// Another version or alias of the same function. The caller has validated `qualifier`, or uses
     /// the result only in an error.
     pub(crate) fn with_qualifier(&self, qualifier: impl Into<String>) -> Self {

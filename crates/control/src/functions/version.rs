@@ -170,10 +170,31 @@ pub(crate) enum SnapshotPlace {
 pub struct Alias {
     /// The version that it names.
     pub version: String,
+    /// Another version that gets a part of the requests, and that part, 0 to 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub additional: Option<(String, f64)>,
     /// Free text.
     pub description: String,
     /// Changes with every change of the alias.
     pub revision: Uuid,
+}
+
+impl Alias {
+    /// The version that serves a request. `draw` is a random number of the request, from 0 to less
+    /// than 1.
+    pub(crate) fn into_version(self, draw: f64) -> String {
+        match self.additional {
+            Some((version, part)) if draw < part => version,
+            _ => self.version,
+        }
+    }
+
+    /// Whether requests to the alias can be served by `version`.
+    #[must_use]
+    pub fn names(&self, version: &str) -> bool {
+        let additional = self.additional.as_ref();
+        self.version == version || additional.is_some_and(|(other, _)| other == version)
+    }
 }
 
 /// The current time, in the form of [`Version::last_modified`].
@@ -189,3 +210,7 @@ pub(crate) fn timestamp() -> String {
 pub(crate) fn new_revision() -> Uuid {
     Uuid::new_v4()
 }
+
+#[cfg(test)]
+#[path = "version_tests.rs"]
+mod tests;

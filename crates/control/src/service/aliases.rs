@@ -1,5 +1,6 @@
 //! Aliases.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use uuid::Uuid;
@@ -8,7 +9,9 @@ use super::Control;
 use super::errors::{AliasError, FindError, NotFound, RevisionMismatch};
 use super::functions::function;
 use crate::blocking::blocking;
-use crate::functions::{Alias, FunctionRecord, LATEST, Target, is_alias, new_revision};
+use crate::functions::{
+    Alias, Attachments, FunctionRecord, LATEST, Target, is_alias, new_revision,
+};
 use crate::store::Change;
 
 /// The parts of an alias to set; `None` leaves a part as it is.
@@ -16,6 +19,8 @@ use crate::store::Change;
 pub struct AliasChange {
     /// The version that the alias names.
     pub version: Option<String>,
+    /// Versions that get a part of the requests, and that part, 0 to 1: at most one.
+    pub weights: Option<BTreeMap<String, f64>>,
     /// Free text.
     pub description: Option<String>,
 }
@@ -47,6 +52,7 @@ impl Control {
                 }
                 let empty = Alias {
                     version: String::new(),
+                    additional: None,
                     description: String::new(),
                     revision: Uuid::nil(),
                 };
@@ -127,7 +133,8 @@ impl Control {
         blocking(move || {
             control.store.delete(|change| {
                 check_owner(change.function(target.name())?, &target)?;
-                Ok(change.remove_alias(target.name(), &alias)?)
+                change.remove_alias(target.name(), &alias)?;
+                Ok(change.put_attachments(target.name(), &alias, &Attachments::default())?)
             })
         })
         .await
@@ -157,8 +164,38 @@ fn put(
         }
         alias.version = version;
     }
+    if let Some(weights) = update.weights {
+        alias.additional = additional(change, target, weights)?;
+    }
+    if let Some((version, _)) = &alias.additional
+        && (*version == alias.version || alias.version == LATEST)
+    {
+        return Err(AliasError::Weights("the alias and its weights name two published versions"));
+    }
     alias.description = update.description.unwrap_or(alias.description);
     alias.revision = new_revision();
     change.put_alias(target.name(), name, &alias)?;
     Ok(alias)
+}
+
+/// The version that gets a part of an alias's requests.
+fn additional(
+    change: &Change,
+    target: &Target,
+    weights: BTreeMap<String, f64>,
+) -> Result<Option<(String, f64)>, AliasError> {
+    if weights.len() > 1 {
+        return Err(AliasError::Weights("an alias has at most one additional version"));
+    }
+    let Some((version, part)) = weights.into_iter().next() else { return Ok(None) };
+    if !(0.0..=1.0).contains(&part) {
+        return Err(AliasError::Weights("a weight is between 0 and 1"));
+    }
+    let Ok(number) = version.parse() else {
+        return Err(AliasError::Weights("an additional version is a published version"));
+    };
+    if change.version(target.name(), number)?.is_none() {
+        return Err(NotFound::Function(target.with_qualifier(version)).into());
+    }
+    Ok(Some((version, part)))
 }

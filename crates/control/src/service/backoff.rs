@@ -14,12 +14,18 @@ pub(super) const MAX_AGE: Duration = Duration::from_secs(6 * 3600);
 pub(super) struct Backoff {
     begin: Instant,
     pause: Duration,
+    max_age: Duration,
 }
 
 impl Backoff {
     /// For work that was accepted at `begin`.
     pub(super) fn since(begin: Instant) -> Self {
-        Self { begin, pause: FIRST_PAUSE }
+        Self { begin, pause: FIRST_PAUSE, max_age: MAX_AGE }
+    }
+
+    /// Tries the work again only until it has this age.
+    pub(super) fn limit(&mut self, max_age: Duration) {
+        self.max_age = max_age;
     }
 
     /// The next wait; `None` if it would be over too late.
@@ -31,7 +37,7 @@ impl Backoff {
 
     /// `pause`, unless it would be over too late.
     pub(super) fn allows(&self, pause: Duration) -> Option<Duration> {
-        (self.begin.elapsed() + pause <= MAX_AGE).then_some(pause)
+        (self.begin.elapsed() + pause <= self.max_age).then_some(pause)
     }
 }
 

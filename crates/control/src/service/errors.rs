@@ -2,9 +2,11 @@
 
 use firn_run::EventError;
 
+use super::attachments::MAX_PERMISSIONS;
+use super::tags::MAX_TAGS;
 use super::tenants::QuotaError;
 use crate::blocking::TaskFailed;
-use crate::functions::{CodeError, ConfigurationError, RESTORE_HOOK_VARIABLE, Target};
+use crate::functions::{CodeError, ConfigurationError, LATEST, RESTORE_HOOK_VARIABLE, Target};
 use crate::store::StoreError;
 
 /// A function, version or alias does not exist.
@@ -43,6 +45,9 @@ pub enum ChangeError {
     /// A function of this name exists.
     #[error("the function {0} already exists")]
     Exists(String),
+    /// A tag is not valid.
+    #[error(transparent)]
+    Tag(#[from] InvalidTag),
     /// The function does not exist.
     #[error(transparent)]
     NotFound(#[from] NotFound),
@@ -147,6 +152,9 @@ pub enum AliasError {
     /// The new alias exists.
     #[error("the alias {0} already exists")]
     Exists(Target),
+    /// The weights of its versions are not valid.
+    #[error("{0}")]
+    Weights(&'static str),
     /// A new alias has to name a version.
     #[error("the alias names no version")]
     NoVersion,
@@ -222,4 +230,74 @@ pub enum EventRefused {
     /// The operation's task failed.
     #[error(transparent)]
     Task(#[from] TaskFailed),
+}
+
+/// Tags are not valid.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidTag {
+    /// There are more than AWS Lambda allows.
+    #[error("a function has at most {MAX_TAGS} tags")]
+    TooMany,
+    /// A key is not valid.
+    #[error(
+        "the tag {0:?} is not valid: a key has 1 to 128 letters, digits, spaces and characters of _.:/=+-@, and does \
+         not begin with aws:"
+    )]
+    Key(String),
+    /// A value is not valid.
+    #[error(
+        "the value of the tag {0:?} is not valid: it has at most 256 letters, digits, spaces and characters of _.:/=+-@"
+    )]
+    Value(String),
+}
+
+/// What is attached to a function, version or alias was not changed.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachmentError {
+    /// The function, version or alias does not exist.
+    #[error(transparent)]
+    NotFound(#[from] NotFound),
+    /// It has no settings of this kind.
+    #[error("{0} has none")]
+    None(Target),
+    /// A tag is not valid.
+    #[error(transparent)]
+    Tag(#[from] InvalidTag),
+    /// It has a URL.
+    #[error("{0} has a URL")]
+    UrlExists(Target),
+    /// A permission of this name exists.
+    #[error("the statement {0} exists")]
+    StatementExists(String),
+    /// There is no permission of this name.
+    #[error("there is no statement {0}")]
+    NoStatement(String),
+    /// The permissions are too long.
+    #[error("the permissions are longer than {MAX_PERMISSIONS} bytes")]
+    TooLong,
+    /// Permissions of `$LATEST` are those of the function.
+    #[error("permissions are for a function, a published version or an alias, not for {LATEST}")]
+    Latest,
+    /// Tags are only for functions.
+    #[error("tags are for functions, not for their versions and aliases")]
+    Qualified,
+    /// Another request has changed the permissions.
+    #[error(transparent)]
+    Revision(#[from] RevisionMismatch),
+    /// The database failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The operation's task failed.
+    #[error(transparent)]
+    Task(#[from] TaskFailed),
+}
+
+impl From<FindError> for AttachmentError {
+    fn from(error: FindError) -> Self {
+        match error {
+            FindError::NotFound(error) => error.into(),
+            FindError::Store(error) => error.into(),
+            FindError::Task(error) => error.into(),
+        }
+    }
 }

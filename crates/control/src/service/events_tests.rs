@@ -75,3 +75,36 @@ async fn the_next_daemon_has_the_events_that_were_accepted() {
     left.sort();
     assert_eq!(left, ["event-damaged", "mine"]);
 }
+
+#[tokio::test]
+async fn an_event_older_than_the_settings_of_its_function_is_dropped() {
+    use crate::functions::EventSettings;
+    use crate::service::Control;
+    use crate::service::testing::{new_function, options};
+
+    let folder = tempfile::tempdir().unwrap();
+    let control = Control::open(&options(folder.path()), None).unwrap();
+    for name in ["f", "g"] {
+        control.create_function(new_function(name)).await.unwrap();
+    }
+    let function = Target::new("f", None).unwrap();
+    let settings = EventSettings { max_age: Some(60), ..EventSettings::default() };
+    control.set_event_settings(&function, move |_| Some(settings)).await.unwrap();
+    let stored = folder.path().join("data/events");
+    let mut names = Vec::new();
+    for name in ["f", "g"] {
+        let invocation = invocation(10);
+        names.push(format!("{PREFIX}{}", invocation.request_id()));
+        let since = UNIX_EPOCH.elapsed().unwrap() - Duration::from_secs(61);
+        let accepted_ms = u64::try_from(since.as_millis()).unwrap();
+        let target = Target::new(name, None).unwrap();
+        write(&Stored { target, accepted_ms, invocation }, &stored).unwrap();
+    }
+    control.recover_events().unwrap();
+    let tried = |name: &str| control.metrics().contains(&format!("function=\"{name}\""));
+    // No microVM starts here, so the other one is tried and stays.
+    while stored.join(&names[0]).exists() && !tried("f") || !tried("g") {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(!tried("f") && stored.join(&names[1]).exists());
+}

@@ -1,6 +1,6 @@
 //! Functions: create, read, change, delete.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -8,11 +8,12 @@ use uuid::Uuid;
 
 use super::Control;
 use super::errors::{ChangeError, DeleteError, FindError, NotFound, RevisionMismatch};
+use super::tags::check_tags;
 use super::versions::{PublishRequest, check_restore_hook};
 use crate::blocking::blocking;
 use crate::functions::{
-    Code, CodeStore, ConfigurationChange, ConfigurationError, FunctionRecord, LATEST, Target,
-    Version, new_latest, new_revision, timestamp,
+    Attachments, Code, CodeStore, ConfigurationChange, ConfigurationError, FunctionRecord, LATEST,
+    Target, Version, new_latest, new_revision, timestamp,
 };
 use crate::store::{Change, StoreError};
 
@@ -28,6 +29,8 @@ pub struct NewFunction {
     pub configuration: ConfigurationChange,
     /// The zip file with its code.
     pub zip: Vec<u8>,
+    /// Its tags.
+    pub tags: BTreeMap<String, String>,
     /// Whether to publish a version.
     pub publish: bool,
     /// Dropped together with the zip file.
@@ -88,6 +91,8 @@ impl Control {
         // Cheap checks come before the zip file is read.
         let latest = new_latest(name, new.configuration, CodeStore::code_of(&new.zip))?;
         self.check_image(&latest)?;
+        check_tags(&new.tags)?;
+        let attachments = Attachments { tags: new.tags, ..Attachments::default() };
         let owner = new.target.tenant().map(ToOwned::to_owned);
         self.tenants.check_planner(owner.as_deref(), &latest)?;
         if new.publish {
@@ -106,6 +111,7 @@ impl Control {
                 return Err(exists());
             }
             change.put_function(name, &function)?;
+            change.put_attachments(name, LATEST, &attachments)?;
             let owner = function.owner.as_deref();
             self.tenants.check_functions::<ChangeError>(change, owner)?;
             self.tenants.check_code(change, owner)
@@ -152,8 +158,23 @@ impl Control {
         blocking(move || control.find_now(&target)).await
     }
 
+    /// The version that serves a request to `target`: of an alias with two versions, one of them.
+    pub(super) async fn route(self: &Arc<Self>, target: &Target) -> Result<Found, FindError> {
+        let (control, target) = (Arc::clone(self), target.clone());
+        // 32 of the 122 random bits of the id.
+        let bits = u32::try_from(Uuid::new_v4().as_u128() & u128::from(u32::MAX));
+        let draw = f64::from(bits.unwrap_or_default()) / 2_f64.powi(32);
+        blocking(move || control.find_version(&target, Some(draw))).await
+    }
+
     /// [`Control::find`] on the calling thread, which it blocks.
     pub(super) fn find_now(&self, target: &Target) -> Result<Found, FindError> {
+        self.find_version(target, None)
+    }
+
+    /// The version that `target` names, or, with a random number, the version that serves a
+    /// request.
+    fn find_version(&self, target: &Target, draw: Option<f64>) -> Result<Found, FindError> {
         let missing = || NotFound::Function(target.clone());
         let name = target.name();
         let function = self.store.function(name)?.ok_or_else(missing)?;
@@ -164,7 +185,10 @@ impl Control {
                 return Ok(Found { version: function.latest, function: id, concurrency });
             }
             Some(number) if number.bytes().all(|byte| byte.is_ascii_digit()) => number.to_owned(),
-            Some(alias) => self.store.alias(name, alias)?.ok_or_else(missing)?.version,
+            Some(alias) => {
+                let alias = self.store.alias(name, alias)?.ok_or_else(missing)?;
+                draw.map_or_else(|| alias.version.clone(), |draw| alias.clone().into_version(draw))
+            }
         };
         let version = self.store.version(name, &number)?.ok_or_else(missing)?;
         Ok(Found { version, function: id, concurrency })
@@ -298,7 +322,9 @@ impl Control {
     }
 
     fn delete_version(&self, target: &Target, version: &str) -> Result<Vec<Version>, DeleteError> {
-        let Ok(number) = version.parse() else { return Err(DeleteError::Alias) };
+        let Ok(number) = version.parse::<u64>() else { return Err(DeleteError::Alias) };
+        // Without the zeros that a request may have before it.
+        let version = number.to_string();
         let name = target.name();
         self.store.delete(|change| {
             function::<DeleteError>(change, target)?;
@@ -306,10 +332,11 @@ impl Control {
                 return Err(NotFound::Function(target.clone()).into());
             };
             let aliases = change.aliases(name)?;
-            if let Some((alias, _)) = aliases.into_iter().find(|(_, a)| a.version == version) {
-                return Err(DeleteError::Aliased { version: version.to_owned(), alias });
+            if let Some((alias, _)) = aliases.into_iter().find(|(_, a)| a.names(&version)) {
+                return Err(DeleteError::Aliased { version: version.clone(), alias });
             }
             change.remove_version(name, number)?;
+            change.put_attachments(name, &version, &Attachments::default())?;
             self.schedule_purge(change, &found)?;
             Ok(vec![found])
         })

@@ -74,7 +74,7 @@ impl Control {
         request: InvocationRequest,
     ) -> Result<Prepared, PrepareError> {
         let InvocationRequest { target, event, received, trace, hold, .. } = request;
-        let found = self.find(&target).await?;
+        let found = self.route(&target).await?;
         match &found.version.state {
             VersionState::Active => {}
             VersionState::Pending => return Err(PrepareError::Pending(target)),
@@ -107,8 +107,8 @@ impl Control {
     }
 
     /// Accepts an event and serves it in the background. The daemon retries it as AWS Lambda does:
-    /// twice after an error of the function, and with growing waits if there was no capacity or the
-    /// daemon failed.
+    /// by default twice after an error of the function, and with growing waits if there was no
+    /// capacity or the daemon failed.
     ///
     /// # Errors
     /// See [`EventRefused`].
@@ -145,10 +145,23 @@ impl Control {
         let mut failures = 0;
         loop {
             // The function can change between attempts.
-            let found = match self.find(target).await {
+            let found = match self.route(target).await {
                 Ok(found) => found,
                 Err(error) => return matches!(error, FindError::NotFound(_)),
             };
+            let Ok(settings) = self.event_settings(target).await else { return false };
+            let settings = settings.unwrap_or_default();
+            if let Some(seconds) = settings.max_age {
+                backoff.limit(Duration::from_secs(seconds.into()));
+            }
+            if backoff.allows(Duration::ZERO).is_none() {
+                tracing::warn!(
+                    function = target.name(),
+                    request_id = event.request_id(),
+                    "dropped an event that is too old"
+                );
+                return true;
+            }
             let invoked = match event.load().await {
                 Ok(loaded) => self.serve(found, loaded.invocation(), Instant::now(), trace).await,
                 Err(error) => {
@@ -168,7 +181,8 @@ impl Control {
                 Err(error) if error.is_transient() => backoff.next(),
                 _ => {
                     failures += 1;
-                    backoff.allows(self.event_pause * failures).filter(|_| failures <= RETRIES)
+                    let retries = settings.retries.unwrap_or(RETRIES);
+                    backoff.allows(self.event_pause * failures).filter(|_| failures <= retries)
                 }
             };
             let Some(wait) = wait else {

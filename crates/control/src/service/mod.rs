@@ -1,6 +1,8 @@
 //! [`Control`]: the operations of the daemon, without any protocol.
 
+mod account;
 mod aliases;
+mod attachments;
 mod backoff;
 mod errors;
 mod events;
@@ -8,9 +10,11 @@ mod functions;
 mod invocations;
 mod once;
 mod snapshots;
+mod tags;
 mod tenants;
 #[cfg(test)]
 mod testing;
+mod urls;
 mod versions;
 
 use std::path::PathBuf;
@@ -25,15 +29,18 @@ use firn_base::format_bytes;
 use firn_run::cgroup::CgroupError;
 use firn_run::{Instances, PoolManagerError};
 
+pub use account::Account;
 pub use aliases::AliasChange;
+pub use attachments::MAX_PERMISSIONS;
 pub use errors::{
-    AliasError, ChangeError, DeleteError, EventRefused, FindError, NotFound, PrepareError,
-    PublishError, RevisionMismatch,
+    AliasError, AttachmentError, ChangeError, DeleteError, EventRefused, FindError, InvalidTag,
+    NotFound, PrepareError, PublishError, RevisionMismatch,
 };
 pub use functions::{CodeChange, Found, Hold, NewFunction};
 pub use invocations::{InvocationRequest, Prepared};
 pub use once::Claim;
 pub use tenants::{QuotaError, Quotas, Tenants};
+pub use urls::UrlRequest;
 pub use versions::PublishRequest;
 
 use events::Events;
@@ -159,6 +166,8 @@ pub struct Control {
     events: Events,
     /// How long the daemon waits after a function's first error.
     event_pause: Duration,
+    /// Limit of running microVMs.
+    monitors: usize,
     /// Held while stored code is not yet part of a version, so that the sweep does not remove it.
     code_lock: Mutex<()>,
     /// Told of every deletion of versions, after it.
@@ -233,6 +242,7 @@ impl Control {
             telemetry: telemetry.map(Arc::new),
             events: Events::open(&data, options.queue, options.event_bytes).map_err(failed)?,
             event_pause: options.event_pause,
+            monitors: options.monitors,
             code_lock: Mutex::new(()),
             deletions: Notify::new(),
         }))

@@ -147,6 +147,11 @@ impl Tenants {
         named.unwrap_or_default().or(&self.default)
     }
 
+    /// Limit of a tenant's zip files, bytes.
+    pub(super) fn code_quota(&self, tenant: Option<&str>) -> Option<u64> {
+        self.of(tenant).code
+    }
+
     /// Refuses a planner that a version names and its owner may not choose.
     pub(super) fn check_planner(
         &self,

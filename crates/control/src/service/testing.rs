@@ -1,5 +1,6 @@
 //! A service with its database but without microVMs: the `firn` program is one that fails.
 
+use std::collections::BTreeMap;
 use std::io::{Cursor, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -71,6 +72,7 @@ pub(crate) fn new_function(name: &str) -> NewFunction {
             ..ConfigurationChange::default()
         },
         zip: zip_of(name.as_bytes()),
+        tags: BTreeMap::new(),
         publish: false,
         hold: None,
     }

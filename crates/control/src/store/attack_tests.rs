@@ -33,7 +33,8 @@ fn content(store: &Store) -> String {
         .iter()
         .map(|function| {
             let name = &function.latest.function;
-            (function, store.versions(name).unwrap(), store.aliases(name).unwrap())
+            let (versions, aliases) = (store.versions(name).unwrap(), store.aliases(name).unwrap());
+            (function, versions, aliases, store.all_attachments(name).unwrap())
         })
         .collect();
     serde_json::to_string(&all).unwrap()

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use super::StoreError;
 use super::directory::create_private;
-use crate::functions::{Alias, FunctionRecord, Target, Version};
+use crate::functions::{Alias, Attachments, FunctionRecord, Target, Version};
 
 /// The version of the files' format.
 const FORMAT: u32 = 1;
@@ -27,6 +27,8 @@ pub(super) struct Exported {
     pub(super) function: FunctionRecord,
     pub(super) versions: Vec<Version>,
     pub(super) aliases: Vec<(String, Alias)>,
+    #[serde(default)]
+    pub(super) attachments: Vec<(String, Attachments)>,
 }
 
 /// The folder with the export.
@@ -41,14 +43,16 @@ impl Exported {
         function: FunctionRecord,
         versions: Vec<Version>,
         aliases: Vec<(String, Alias)>,
+        attachments: Vec<(String, Attachments)>,
     ) -> Self {
-        Self { format: FORMAT, sequence, function, versions, aliases }
+        Self { format: FORMAT, sequence, function, versions, aliases, attachments }
     }
 
     /// Whether both have the same function.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         let text = |one: &Self| {
-            serde_json::to_value((&one.function, &one.versions, &one.aliases)).unwrap_or_default()
+            let all = (&one.function, &one.versions, &one.aliases, &one.attachments);
+            serde_json::to_value(all).unwrap_or_default()
         };
         text(self) == text(other)
     }

@@ -4,6 +4,7 @@
 //! When the disk fails or is full, the database is opened again; a reserve leaves space for that.
 
 mod answers;
+mod attachments;
 mod directory;
 mod export;
 mod file;
@@ -293,9 +294,11 @@ impl Store {
             let found = get(&read.open_table(FUNCTIONS).map_err(failed)?, name)?;
             let Some(function) = found else { return Ok(None) };
             let versions = versions(&read.open_table(VERSIONS).map_err(failed)?, name)?;
-            let aliases = aliases(&read.open_table(ALIASES).map_err(failed)?, name)?;
+            let aliases = named(&read.open_table(ALIASES).map_err(failed)?, name)?;
+            let attachments = attachments::all(&read, name)?;
             let sequence = sequence(&read.open_table(META).map_err(failed)?)?;
-            Ok::<_, StoreError>(Some(Exported::new(sequence, function, versions, aliases)))
+            let exported = Exported::new(sequence, function, versions, aliases, attachments);
+            Ok::<_, StoreError>(Some(exported))
         })?;
         let written = match current {
             None => self.export.remove(name),
@@ -365,7 +368,7 @@ impl Store {
     pub(crate) fn aliases(&self, name: &str) -> Result<Vec<(String, Alias)>, StoreError> {
         self.with(|database| {
             let read = database.begin_read().map_err(failed)?;
-            aliases(&read.open_table(ALIASES).map_err(failed)?, name)
+            named(&read.open_table(ALIASES).map_err(failed)?, name)
         })
     }
 }
@@ -481,7 +484,7 @@ impl Change {
     }
 
     pub(crate) fn aliases(&self, name: &str) -> Result<Vec<(String, Alias)>, StoreError> {
-        aliases(&self.transaction.open_table(ALIASES).map_err(failed)?, name)
+        named(&self.transaction.open_table(ALIASES).map_err(failed)?, name)
     }
 
     pub(crate) fn put_alias(
@@ -502,7 +505,7 @@ impl Change {
         Ok(())
     }
 
-    /// Removes a function with its versions and aliases. Returns whether it existed.
+    /// Removes a function with its versions, aliases and attachments. Returns whether it existed.
     pub(crate) fn remove_function(&self, name: &str) -> Result<bool, StoreError> {
         self.touch(name);
         let mut functions = self.transaction.open_table(FUNCTIONS).map_err(failed)?;
@@ -512,6 +515,7 @@ impl Change {
         for (alias, _) in self.aliases(name)? {
             self.remove_alias(name, &alias)?;
         }
+        self.remove_all_attachments(name)?;
         Ok(removed)
     }
 }
@@ -530,18 +534,19 @@ fn versions(
     entries.map(|entry| parse(entry.map_err(failed)?.1.value())).collect()
 }
 
-fn aliases(
+/// The entries of a function, by the second part of their keys.
+fn named<T: DeserializeOwned>(
     table: &impl ReadableTable<Named, &'static [u8]>,
     name: &str,
-) -> Result<Vec<(String, Alias)>, StoreError> {
+) -> Result<Vec<(String, T)>, StoreError> {
     let mut found = Vec::new();
     for entry in table.range((name, "")..).map_err(failed)? {
         let (key, value) = entry.map_err(failed)?;
-        let (function, alias) = key.value();
+        let (function, second) = key.value();
         if function != name {
             break;
         }
-        found.push((alias.to_owned(), parse(value.value())?));
+        found.push((second.to_owned(), parse(value.value())?));
     }
     Ok(found)
 }

@@ -10,13 +10,16 @@ use redb::{ReadableDatabase, ReadableTable, TableError};
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
+use super::attachments::ATTACHMENTS;
 use super::directory::{Directory, create_private};
 use super::export::{Export, Exported};
 use super::file::OpenFile;
 use super::{
     ALIASES, Change, FUNCTIONS, ID, META, Store, StoreError, VERSIONS, failed, parse, sequence,
 };
-use crate::functions::{Alias, FunctionRecord, Version, is_code_file, is_snapshot_name};
+use crate::functions::{
+    Alias, Attachments, FunctionRecord, Version, is_code_file, is_snapshot_name,
+};
 
 /// The database.
 const STATE: &str = "state.redb";
@@ -169,6 +172,7 @@ fn read_all(file: &OpenFile) -> Result<Identity, StoreError> {
     read_entries::<_, FunctionRecord>(read.open_table(FUNCTIONS))?;
     read_entries::<_, Version>(read.open_table(VERSIONS))?;
     read_entries::<_, Alias>(read.open_table(ALIASES))?;
+    read_entries::<_, Attachments>(read.open_table(ATTACHMENTS))?;
     Ok(found)
 }
 
@@ -265,6 +269,9 @@ fn put_all(change: &Change, exported: &Exported) -> Result<(), StoreError> {
     }
     for (alias, value) in &exported.aliases {
         change.put_alias(name, alias, value)?;
+    }
+    for (qualifier, value) in &exported.attachments {
+        change.put_attachments(name, qualifier, value)?;
     }
     Ok(())
 }

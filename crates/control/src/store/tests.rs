@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use uuid::Uuid;
 
 use super::*;
-use crate::functions::{Code, Runtime, VersionState};
+use crate::functions::{Attachments, Code, Runtime, VersionState};
 use crate::service::Claim;
 
 pub(super) fn version(function: &str, version: &str) -> Version {
@@ -31,6 +31,11 @@ pub(super) fn open(data: &tempfile::TempDir) -> Store {
     Store::open(data.path(), false).unwrap()
 }
 
+pub(super) fn tagged(tag: &str) -> Attachments {
+    let tags = BTreeMap::from([("tag".into(), tag.into())]);
+    Attachments { tags, ..Attachments::default() }
+}
+
 pub(super) fn create(store: &Store, name: &str) {
     let function = FunctionRecord {
         id: Uuid::new_v4(),
@@ -39,13 +44,20 @@ pub(super) fn create(store: &Store, name: &str) {
         owner: None,
         latest: version(name, LATEST),
     };
-    let alias = Alias { version: "1".into(), description: String::new(), revision: Uuid::nil() };
+    let alias = Alias {
+        version: "1".into(),
+        additional: None,
+        description: String::new(),
+        revision: Uuid::nil(),
+    };
     store
         .change(|change| {
             change.put_function(name, &function)?;
             change.put_version(name, 1, &version(name, "1"))?;
             change.put_version(name, 2, &version(name, "2"))?;
-            change.put_alias(name, "live", &alias)
+            change.put_alias(name, "live", &alias)?;
+            change.put_attachments(name, LATEST, &tagged(name))?;
+            change.put_attachments(name, "live", &tagged("live"))
         })
         .unwrap();
 }
@@ -59,6 +71,9 @@ fn entries_persist_across_reopening() {
     assert_eq!(store.version("f", "2").unwrap().unwrap().version, "2");
     assert_eq!(store.version("f", LATEST).unwrap().unwrap().version, LATEST);
     assert_eq!(store.alias("f", "live").unwrap().unwrap().version, "1");
+    assert_eq!(store.attachments("f", LATEST).unwrap(), tagged("f"));
+    assert_eq!(store.attachments("f", "live").unwrap(), tagged("live"));
+    assert_eq!(store.attachments("f", "1").unwrap(), Attachments::default());
     for missing in ["3", "x", "99999999999999999999"] {
         assert!(store.version("f", missing).unwrap().is_none(), "{missing}");
     }
@@ -75,11 +90,32 @@ fn removing_a_function_removes_only_its_own_entries() {
     assert!(!store.change(|change| change.remove_function("a")).unwrap());
     assert!(store.function("a").unwrap().is_none());
     assert!(store.versions("a").unwrap().is_empty() && store.aliases("a").unwrap().is_empty());
+    assert!(store.all_attachments("a").unwrap().is_empty());
     for name in ["ab", "b"] {
         assert_eq!(store.versions(name).unwrap().len(), 2);
         assert_eq!(store.aliases(name).unwrap().len(), 1);
+        assert_eq!(store.all_attachments(name).unwrap().len(), 2);
     }
     assert_eq!(store.functions().unwrap().len(), 2);
+}
+
+#[test]
+fn a_database_without_attachments_is_opened() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder);
+    create(&store, "f");
+    // As an earlier version has left it.
+    let deleted = store.change(|change| {
+        change.touch("f");
+        change.transaction.delete_table(attachments::ATTACHMENTS).map_err(failed)
+    });
+    assert!(deleted.unwrap());
+    drop(store);
+    let store = open(&folder);
+    assert_eq!(store.attachments("f", LATEST).unwrap(), Attachments::default());
+    assert!(store.all_attachments("f").unwrap().is_empty());
+    store.change(|change| change.put_attachments("f", LATEST, &tagged("new"))).unwrap();
+    assert_eq!(store.attachments("f", LATEST).unwrap(), tagged("new"));
 }
 
 #[test]

@@ -1,0 +1,131 @@
+//! How events are retried: PutFunctionEventInvokeConfig and what goes with it.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::http::StatusCode;
+use axum::response::IntoResponse;
+use firn_control::{EventSettings, LATEST};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::body::parse;
+use super::extract::{Qualified, Unqualified};
+use super::pages::page;
+use super::settings::{self, Others};
+use super::{ApiError, Lambda};
+
+/// The body of PutFunctionEventInvokeConfig and UpdateFunctionEventInvokeConfig.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Request {
+    maximum_retry_attempts: Option<u32>,
+    maximum_event_age_in_seconds: Option<u32>,
+    #[serde(flatten)]
+    others: Others,
+}
+
+/// Sets all settings: those that the request does not have get their defaults.
+pub(super) async fn put(
+    Qualified { lambda, target, .. }: Qualified,
+    body: Bytes,
+) -> Result<impl IntoResponse, ApiError> {
+    let new = read(&body)?;
+    let set = lambda.control.set_event_settings(&target, move |_| Some(new)).await;
+    let set = set.map_err(lambda.error())?.unwrap_or_default();
+    Ok(Json(document(&lambda, target.name(), target.qualifier(), set)))
+}
+
+/// Changes the settings that the request has.
+pub(super) async fn update(
+    Qualified { lambda, target, .. }: Qualified,
+    body: Bytes,
+) -> Result<impl IntoResponse, ApiError> {
+    let new = read(&body)?;
+    let changed = lambda.control.set_event_settings(&target, move |old| {
+        let old = old?;
+        let (retries, max_age) = (new.retries.or(old.retries), new.max_age.or(old.max_age));
+        Some(EventSettings { retries, max_age, ..new })
+    });
+    let changed = changed.await.map_err(lambda.error())?;
+    let changed = changed.ok_or_else(|| missing(&lambda, &target))?;
+    Ok(Json(document(&lambda, target.name(), target.qualifier(), changed)))
+}
+
+pub(super) async fn get(
+    Qualified { lambda, target, .. }: Qualified,
+) -> Result<impl IntoResponse, ApiError> {
+    let found = lambda.control.event_settings(&target).await.map_err(lambda.error())?;
+    let found = found.ok_or_else(|| missing(&lambda, &target))?;
+    Ok(Json(document(&lambda, target.name(), target.qualifier(), found)))
+}
+
+pub(super) async fn list(
+    Unqualified { lambda, target, query, .. }: Unqualified,
+) -> Result<impl IntoResponse, ApiError> {
+    let all = lambda.control.all_event_settings(&target).await.map_err(lambda.error())?;
+    let items = all.into_iter().map(|(qualifier, settings)| {
+        let document = document(&lambda, target.name(), Some(&qualifier), settings);
+        (qualifier, document)
+    });
+    let (configs, next) = page(items.collect(), &query)?;
+    Ok(Json(json!({ "FunctionEventInvokeConfigs": configs, "NextMarker": next })))
+}
+
+pub(super) async fn delete(
+    Qualified { lambda, target, .. }: Qualified,
+) -> Result<impl IntoResponse, ApiError> {
+    let found = lambda.control.event_settings(&target).await.map_err(lambda.error())?;
+    found.ok_or_else(|| missing(&lambda, &target))?;
+    lambda.control.set_event_settings(&target, |_| None).await.map_err(lambda.error())?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+fn read(body: &[u8]) -> Result<EventSettings, ApiError> {
+    let request: Request = parse(body)?;
+    settings::check(&request.others)?;
+    let within = |name: &str, value: Option<u32>, least: u32, most: u32| match value {
+        Some(value) if !(least..=most).contains(&value) => {
+            let rule = format!("be between {least} and {most}");
+            Err(ApiError::constraint(name, &value.to_string(), &rule))
+        }
+        value => Ok(value),
+    };
+    let modified = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    Ok(EventSettings {
+        retries: within("maximumRetryAttempts", request.maximum_retry_attempts, 0, 2)?,
+        max_age: within(
+            "maximumEventAgeInSeconds",
+            request.maximum_event_age_in_seconds,
+            60,
+            21_600,
+        )?,
+        modified,
+    })
+}
+
+fn missing(lambda: &Lambda, target: &firn_control::Target) -> ApiError {
+    let arn = lambda.scope.arn(target.name(), Some(target.qualifier().unwrap_or(LATEST)));
+    ApiError::missing(format!("The function {arn} doesn't have an EventInvokeConfig"))
+}
+
+fn document(
+    lambda: &Lambda,
+    name: &str,
+    qualifier: Option<&str>,
+    settings: EventSettings,
+) -> Value {
+    let mut document = json!({
+        "LastModified": settings.modified,
+        "FunctionArn": lambda.scope.arn(name, Some(qualifier.unwrap_or(LATEST))).to_string(),
+        "DestinationConfig": { "OnSuccess": {}, "OnFailure": {} },
+    });
+    if let Some(retries) = settings.retries {
+        document["MaximumRetryAttempts"] = json!(retries);
+    }
+    if let Some(max_age) = settings.max_age {
+        document["MaximumEventAgeInSeconds"] = json!(max_age);
+    }
+    document
+}

@@ -1,0 +1,204 @@
+//! What is attached to functions, versions and aliases: permissions, and settings of events.
+
+use std::sync::Arc;
+
+use super::Control;
+use super::errors::{AttachmentError, FindError, NotFound, RevisionMismatch};
+use super::functions::function;
+use crate::blocking::blocking;
+use crate::functions::{Attachments, EventSettings, LATEST, Permission, Target, new_revision};
+use crate::store::Change;
+
+/// The longest permissions of a function, version or alias together, bytes.
+pub const MAX_PERMISSIONS: usize = 20 << 10;
+
+impl Control {
+    /// The permissions of a function, version or alias, and their revision.
+    ///
+    /// # Errors
+    /// See [`AttachmentError`].
+    pub async fn permissions(
+        self: &Arc<Self>,
+        target: &Target,
+    ) -> Result<(Vec<Permission>, String), AttachmentError> {
+        let found = self.attachments(target).await?;
+        if found.permissions.is_empty() {
+            return Err(AttachmentError::None(target.clone()));
+        }
+        Ok((found.permissions, found.permissions_revision.to_string()))
+    }
+
+    /// Adds a permission, if the revision of the others is `revision` or `revision` is `None`.
+    ///
+    /// # Errors
+    /// See [`AttachmentError`].
+    pub async fn add_permission(
+        self: &Arc<Self>,
+        target: &Target,
+        new: Permission,
+        revision: Option<String>,
+    ) -> Result<(), AttachmentError> {
+        self.change_permissions(target, revision, |permissions| {
+            if permissions.iter().any(|permission| permission.id == new.id) {
+                return Err(AttachmentError::StatementExists(new.id));
+            }
+            permissions.push(new);
+            if permissions.iter().map(Permission::length).sum::<usize>() > MAX_PERMISSIONS {
+                return Err(AttachmentError::TooLong);
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Removes a permission, if the revision of all is `revision` or `revision` is `None`.
+    ///
+    /// # Errors
+    /// See [`AttachmentError`].
+    pub async fn remove_permission(
+        self: &Arc<Self>,
+        target: &Target,
+        id: String,
+        revision: Option<String>,
+    ) -> Result<(), AttachmentError> {
+        self.change_permissions(target, revision, |permissions| {
+            let place = permissions.iter().position(|permission| permission.id == id);
+            permissions.remove(place.ok_or(AttachmentError::NoStatement(id))?);
+            Ok(())
+        })
+        .await
+    }
+
+    async fn change_permissions(
+        self: &Arc<Self>,
+        target: &Target,
+        revision: Option<String>,
+        work: impl FnOnce(&mut Vec<Permission>) -> Result<(), AttachmentError> + Send + 'static,
+    ) -> Result<(), AttachmentError> {
+        if target.qualifier() == Some(LATEST) {
+            return Err(AttachmentError::Latest);
+        }
+        self.change_attachments(target, |attachments| {
+            let current = attachments.permissions_revision.to_string();
+            if revision.is_some_and(|expected| expected != current) {
+                return Err(RevisionMismatch.into());
+            }
+            work(&mut attachments.permissions)?;
+            attachments.permissions_revision = match attachments.permissions.is_empty() {
+                true => uuid::Uuid::nil(),
+                false => new_revision(),
+            };
+            Ok(())
+        })
+        .await
+    }
+
+    /// How the events of a function, version or alias are retried, if it has such settings.
+    ///
+    /// # Errors
+    /// See [`FindError`].
+    pub async fn event_settings(
+        self: &Arc<Self>,
+        target: &Target,
+    ) -> Result<Option<EventSettings>, FindError> {
+        Ok(self.attachments(target).await?.events)
+    }
+
+    /// The settings of events of a function, its versions and aliases, by qualifier.
+    ///
+    /// # Errors
+    /// See [`FindError`].
+    pub async fn all_event_settings(
+        self: &Arc<Self>,
+        target: &Target,
+    ) -> Result<Vec<(String, EventSettings)>, FindError> {
+        let all = self.all_attachments(target).await?.into_iter();
+        Ok(all.filter_map(|(qualifier, found)| Some((qualifier, found.events?))).collect())
+    }
+
+    /// Changes how events are retried. `work` gets the settings, and returns the new ones.
+    ///
+    /// # Errors
+    /// See [`AttachmentError`].
+    pub async fn set_event_settings(
+        self: &Arc<Self>,
+        target: &Target,
+        work: impl FnOnce(Option<EventSettings>) -> Option<EventSettings> + Send + 'static,
+    ) -> Result<Option<EventSettings>, AttachmentError> {
+        self.change_attachments(target, |attachments| {
+            attachments.events = work(attachments.events);
+            Ok(attachments.events)
+        })
+        .await
+    }
+
+    /// What is attached to a function, version or alias.
+    pub(super) async fn attachments(
+        self: &Arc<Self>,
+        target: &Target,
+    ) -> Result<Attachments, FindError> {
+        let (control, target) = (Arc::clone(self), target.clone());
+        blocking(move || {
+            control.find_now(&target)?;
+            Ok(control.store.attachments(target.name(), key(&target))?)
+        })
+        .await
+    }
+
+    /// What is attached to a function, its versions and aliases, by qualifier.
+    pub(super) async fn all_attachments(
+        self: &Arc<Self>,
+        target: &Target,
+    ) -> Result<Vec<(String, Attachments)>, FindError> {
+        let (control, target) = (Arc::clone(self), target.clone());
+        blocking(move || {
+            control.find_now(&target)?;
+            Ok(control.store.all_attachments(target.name())?)
+        })
+        .await
+    }
+
+    /// Changes what is attached to a function, version or alias.
+    pub(super) async fn change_attachments<T: Send + 'static>(
+        self: &Arc<Self>,
+        target: &Target,
+        work: impl FnOnce(&mut Attachments) -> Result<T, AttachmentError> + Send + 'static,
+    ) -> Result<T, AttachmentError> {
+        let (control, target) = (Arc::clone(self), target.clone());
+        blocking(move || {
+            control.store.change(|change| {
+                check_exists(change, &target)?;
+                let mut attachments = change.attachments(target.name(), key(&target))?;
+                let done = work(&mut attachments)?;
+                change.put_attachments(target.name(), key(&target), &attachments)?;
+                Ok(done)
+            })
+        })
+        .await
+    }
+}
+
+/// The qualifier under which attachments are stored. Numbers of versions may begin with zeros in
+/// requests.
+fn key(target: &Target) -> &str {
+    match target.qualifier() {
+        Some(number) if number.bytes().all(|byte| byte.is_ascii_digit()) => {
+            number.trim_start_matches('0')
+        }
+        qualifier => qualifier.unwrap_or(LATEST),
+    }
+}
+
+/// Fails if there is no such function, version or alias.
+fn check_exists(change: &Change, target: &Target) -> Result<(), AttachmentError> {
+    function::<AttachmentError>(change, target)?;
+    let name = target.name();
+    let exists = match target.qualifier() {
+        None | Some(LATEST) => true,
+        Some(qualifier) => match qualifier.parse() {
+            Ok(number) => change.version(name, number)?.is_some(),
+            Err(_) => change.alias(name, qualifier)?.is_some(),
+        },
+    };
+    if exists { Ok(()) } else { Err(NotFound::Function(target.clone()).into()) }
+}
