@@ -18,8 +18,8 @@ use clap::{Parser, Subcommand};
 use firn_run::monitor::MONITOR_COMMAND;
 
 use commands::{
-    bench, boot, doctor, freeze, image, invoke, lab, monitor, pager, plan, player, pool, profile,
-    record, serve, thaw, tier, top, verify,
+    aws, bench, boot, doctor, freeze, image, invoke, lab, monitor, pager, plan, player, pool,
+    profile, record, serve, thaw, tier, top, verify,
 };
 
 /// Start serverless functions from frozen microVMs.
@@ -71,6 +71,10 @@ enum Command {
     /// The memories and disks that snapshots can be on: add, list, measure
     #[command(subcommand)]
     Tier(tier::TierCommand),
+    /// Print the variables that make AWS's clients use a daemon, for a shell
+    Env(aws::EnvArgs),
+    /// Run the aws command with a daemon as its endpoint
+    Aws(aws::AwsArgs),
     /// Watch what a daemon is doing
     Top(top::TopArgs),
     /// Check every byte of a snapshot
@@ -113,6 +117,8 @@ fn main() -> ExitCode {
         Command::Profile(command) => profile::run(&command),
         Command::Record(arguments) => record::run(&arguments),
         Command::Serve(arguments) => serve::run(*arguments),
+        Command::Env(arguments) => aws::env(&arguments),
+        Command::Aws(arguments) => Err(aws::aws(&arguments).into()),
         Command::Tier(command) => tier::run(&command),
         Command::Top(arguments) => top::run(&arguments).map_err(Into::into),
         Command::Verify(arguments) => verify::run(&arguments).map_err(Into::into),

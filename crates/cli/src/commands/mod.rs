@@ -1,5 +1,6 @@
 //! The commands of `firn`, one file each.
 
+pub(crate) mod aws;
 pub(crate) mod bench;
 pub(crate) mod boot;
 pub(crate) mod doctor;
