@@ -97,7 +97,7 @@ deny: setup
 	$(xtask) deny
 
 # Without a KVM the tests that require one are skipped.
-unit-tests: python
+unit-tests: clients
 	$(xtask) unit-tests
 
 # The tests that require a KVM, in the lab.

@@ -46,11 +46,12 @@ fn run(mut arguments: Vec<String>) -> Result<()> {
         return Err(format!("there is no task {name}\n{}", usage()).into());
     };
     let host = Host::detect()?;
-    let context = Context {
-        runner: Runner::new(dry_run, host.required()),
-        host,
-        paths: Paths::of_environment()?,
-    };
+    let paths = Paths::of_environment()?;
+    let mut required = host.required();
+    if paths.cache.join("clients").is_dir() {
+        required += ",clients";
+    }
+    let context = Context { runner: Runner::new(dry_run, required), host, paths };
     task(&context)?;
     for step in context.runner.listed() {
         runner::line(&step);
