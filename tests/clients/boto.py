@@ -52,6 +52,7 @@ def handler(event, context):
         "arn": context.invoked_function_arn,
         "request": context.aws_request_id,
         "version": context.function_version,
+        "stream": context.log_stream_name,
         "left": context.get_remaining_time_in_millis(),
     }
 """
@@ -121,7 +122,7 @@ client.create_alias(FunctionName="greeter", Name="live", FunctionVersion="1")
 seen["first"] = invoke({"name": "Ada"}, Qualifier="live", LogType="Tail")
 seen["raised"] = invoke({"raise": "x"}, Qualifier="live")
 # The function of the one microVM that runs exceeds its time limit.
-seen["slow"] = invoke({"sleep": 60}, Qualifier="live")
+seen["slow"] = invoke({"sleep": 60}, Qualifier="live", LogType="Tail")
 seen["next"] = invoke({"name": "Bo"}, Qualifier="live")
 seen["dry"] = invoke({}, Qualifier="live", InvocationType="DryRun")
 seen["event"] = invoke({}, Qualifier="live", InvocationType="Event")
@@ -141,7 +142,7 @@ client.get_waiter("function_updated").wait(FunctionName="greeter")
 client.update_function_configuration(FunctionName="greeter", Environment={"Variables": {"GREETING": "Hi"}}, SnapStart={"ApplyOn": "None"})
 second = client.publish_version(FunctionName="greeter")
 client.update_alias(FunctionName="greeter", Name="live", FunctionVersion=second["Version"])
-seen["second"] = invoke({"name": "Ada"}, Qualifier="live")
+seen["second"] = invoke({"name": "Ada"}, Qualifier="live", LogType="Tail")
 client.put_function_concurrency(FunctionName="greeter", ReservedConcurrentExecutions=1)
 invoke({"again": True}, Qualifier="live", InvocationType="Event")
 deadline = time.time() + 60

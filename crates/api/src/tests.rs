@@ -95,6 +95,7 @@ impl World {
                 pause_idle: true,
                 start_limit: Duration::from_secs(60),
                 region: "eu-north-1".into(),
+                roles: None,
                 tenants: Tenants::default(),
             },
         }

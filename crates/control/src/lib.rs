@@ -23,7 +23,7 @@ pub use blocking::TaskFailed;
 pub use functions::{
     Alias, Code, CodeError, ConfigurationChange, ConfigurationError, Cors, EventSettings, Field,
     FunctionUrl, ImageError, LATEST, MAX_ENVIRONMENT, MAX_UNPACKED, MAX_ZIP, NameError, Permission,
-    Runtime, Target, Version, VersionState,
+    RolesError, Runtime, Target, Version, VersionState,
 };
 pub use instances::{
     AcquireError, BootFiles, DaemonStatus, InvocationReport, InvokeFailure, Invoked, Latency,

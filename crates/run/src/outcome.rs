@@ -39,7 +39,7 @@ impl Outcome {
             Err(InvokeError::Function(failed)) => Ok(Self {
                 answer: None,
                 error: Some(failed.error),
-                logs: failed.logs,
+                logs: failed.logs.into(),
                 function_ns: 0,
             }),
             Err(error) => Err(error),

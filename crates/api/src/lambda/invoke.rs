@@ -1,7 +1,5 @@
 //! Invoke: one request to a function.
 
-use std::time::Duration;
-
 use axum::Extension;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
@@ -75,11 +73,9 @@ pub(super) async fn invoke(
     };
     let control = &lambda.control;
     let prepared = control.prepare(request).await.map_err(lambda.error())?;
-    let version = prepared.version().to_owned();
-    let request_id = prepared.request_id().to_owned();
     let ids = [
-        (HeaderName::from_static(REQUEST_ID), request_id.clone()),
-        (HeaderName::from_static("x-amz-executed-version"), version.clone()),
+        (HeaderName::from_static(REQUEST_ID), prepared.request_id().to_owned()),
+        (HeaderName::from_static("x-amz-executed-version"), prepared.version().to_owned()),
     ];
     match options.kind {
         Kind::DryRun => Ok(with_headers(StatusCode::NO_CONTENT, ids, Body::empty())),
@@ -88,10 +84,10 @@ pub(super) async fn invoke(
             Ok(with_headers(StatusCode::ACCEPTED, ids, Body::empty()))
         }
         Kind::RequestResponse => {
-            let Invoked { outcome, report } = control.invoke(prepared).await;
+            let Invoked { outcome, report, log } = control.invoke(prepared).await;
             let outcome =
                 outcome.map_err(|failure| ApiError::from(failure).with_report(report.json()))?;
-            Ok(answer(outcome, &report, ids, &request_id, &version, options.tail))
+            Ok(answer(outcome, &report, ids, options.tail.then_some(&log)))
         }
     }
 }
@@ -142,16 +138,11 @@ fn answer(
     outcome: Result<Answer, Failed>,
     report: &InvocationReport,
     ids: [(HeaderName, String); 2],
-    request_id: &str,
-    version: &str,
-    tail: bool,
+    log: Option<&String>,
 ) -> Response {
-    let (body, logs, duration, failed) = match outcome {
-        Ok(answer) => (answer.json, answer.logs, answer.duration, false),
-        Err(failed) => {
-            let body = serde_json::to_string(&failed.error).unwrap_or_default();
-            (body, failed.logs, Duration::from_nanos(report.invoke_ns()), true)
-        }
+    let (body, failed) = match outcome {
+        Ok(answer) => (answer.json, false),
+        Err(failed) => (serde_json::to_string(&failed.error).unwrap_or_default(), true),
     };
     let mut response = with_headers(StatusCode::OK, ids, Body::from(body));
     let headers = response.headers_mut();
@@ -160,13 +151,7 @@ fn answer(
         headers.insert(FUNCTION_ERROR, HeaderValue::from_static("Unhandled"));
     }
     insert(headers, REPORT, &report.json());
-    if tail {
-        let milliseconds = duration.as_secs_f64() * 1000.0;
-        let log = format!(
-            "START RequestId: {request_id} Version: {version}\n{logs}{}END RequestId: {request_id}\n\
-             REPORT RequestId: {request_id}\tDuration: {milliseconds:.2} ms\n",
-            if logs.is_empty() || logs.ends_with('\n') { "" } else { "\n" },
-        );
+    if let Some(log) = log {
         let kept = &log.as_bytes()[log.len().saturating_sub(LOG_TAIL_BYTES)..];
         insert(headers, LOG_RESULT, &STANDARD.encode(kept));
     }

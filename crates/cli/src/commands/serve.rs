@@ -124,6 +124,10 @@ pub(crate) struct ServeArgs {
     /// Region in the functions' ARNs
     #[arg(long, default_value = "us-east-1")]
     region: String,
+    /// The AWS keys that functions get by their roles: a file in the format of ~/.aws/credentials
+    /// whose sections are roles' ARNs, or default. It is read for each request
+    #[arg(long, value_name = "FILE")]
+    role_credentials: Option<PathBuf>,
     /// Account in the functions' ARNs: 12 digits
     #[arg(long, default_value = "000000000000", value_parser = account)]
     account: String,
@@ -269,6 +273,7 @@ pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
             pause_idle: arguments.idle == Idle::Pause,
             start_limit: Duration::from_secs(arguments.start_limit),
             region: arguments.region,
+            roles: arguments.role_credentials,
             tenants,
         },
     };

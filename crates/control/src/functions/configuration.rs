@@ -19,7 +19,7 @@ pub(crate) const RESTORE_HOOK_VARIABLE: &str = "FIRN_RESTORE_HOOK";
 
 /// Environment variables that a function's configuration cannot set: those that AWS Lambda
 /// reserves, and those that the guest's agent sets.
-const RESERVED: [&str; 22] = [
+const RESERVED: [&str; 24] = [
     "_HANDLER",
     "_X_AMZN_TRACE_ID",
     "AWS_DEFAULT_REGION",
@@ -32,6 +32,8 @@ const RESERVED: [&str; 22] = [
     "AWS_LAMBDA_LOG_GROUP_NAME",
     "AWS_LAMBDA_LOG_STREAM_NAME",
     "AWS_LAMBDA_MAX_CONCURRENCY",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
     "AWS_ACCESS_KEY",
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",

@@ -5,6 +5,7 @@ mod code;
 mod configuration;
 mod images;
 mod name;
+mod roles;
 mod version;
 
 pub(crate) use attachments::Attachments;
@@ -17,6 +18,8 @@ pub use images::ImageError;
 pub(crate) use images::Images;
 pub(crate) use name::is_alias;
 pub use name::{NameError, Target};
+pub(crate) use roles::Roles;
+pub use roles::RolesError;
 pub use version::{Alias, Code, LATEST, Runtime, Version, VersionState};
 pub(crate) use version::{
     FunctionRecord, SnapshotPlace, VersionSnapshot, is_snapshot_name, new_revision, snapshot_name,

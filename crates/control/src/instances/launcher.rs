@@ -10,8 +10,8 @@ use firn_pool::RemoveError;
 use firn_run::monitor::Monitor;
 use firn_run::{
     BootSpec, Descriptors, FreezeInstanceError, FunctionError, HostSpec, Instances, Making,
-    OpenedFile, Origin, OwnedInstance, PoolManagerError, ReadyUse, ReplaySpec, Serving, Sockets,
-    SourceSpec, StartReport, StartSpec, ThawSpec,
+    OpenedFile, Origin, OwnedInstance, PoolManagerError, ReadyUse, ReplaySpec, RoleCredentials,
+    Serving, Sockets, SourceSpec, StartReport, StartSpec, ThawSpec,
 };
 use firn_snapshot::Verify;
 use firn_vmm::{Destination, Shape};
@@ -26,7 +26,8 @@ use super::scratch::Scratch;
 use super::standby::{Prepare, Standbys, ThawKey};
 use crate::blocking::{TaskFailed, blocking};
 use crate::functions::{
-    ImageError, Images, PLANNER_VARIABLE, SnapshotPlace, Version, VersionSnapshot, snapshot_name,
+    ImageError, Images, PLANNER_VARIABLE, Roles, SnapshotPlace, Version, VersionSnapshot,
+    snapshot_name,
 };
 
 /// Memory of a guest besides the function's memory, for its kernel and the agent, MiB.
@@ -66,6 +67,8 @@ pub(crate) struct Launcher {
     pub(crate) planners: Vec<String>,
     /// The region that functions find in their environment.
     pub(crate) region: String,
+    /// The keys of functions' roles, if there are any.
+    pub(crate) roles: Option<Roles>,
     /// Time limit for a boot or a thaw.
     pub(crate) start_limit: Duration,
     /// The number of microVMs started so far.
@@ -187,6 +190,16 @@ pub(crate) fn guest_mib(version: &Version) -> u32 {
 }
 
 impl Launcher {
+    /// The present keys of a version's role.
+    pub(crate) fn credentials(&self, version: &Version) -> Option<RoleCredentials> {
+        let roles = self.roles.as_ref()?;
+        roles.of(&version.role).unwrap_or_else(|error| {
+            let error: &dyn std::error::Error = &error;
+            tracing::error!(error, function = version.function, "the function gets no AWS keys");
+            None
+        })
+    }
+
     /// Boots a microVM without a function.
     pub(crate) async fn boot(
         self: &Arc<Self>,

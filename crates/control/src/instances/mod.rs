@@ -4,6 +4,7 @@
 mod cpu;
 mod fleet;
 mod forecast;
+mod lambda_log;
 mod launcher;
 mod ledger;
 mod microvm;

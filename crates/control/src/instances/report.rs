@@ -34,6 +34,9 @@ pub struct InvocationReport {
     /// Of a cold start: sending the code and initialising the function.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) load_ns: Option<u64>,
+    /// Of a cold start: initialising the function, by the guest's clock; a part of `load_ns`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) init_ns: Option<u64>,
     /// Whether the microVM runs in a standby monitor.
     pub(crate) standby: bool,
     /// The report of the thaw.
@@ -48,12 +51,6 @@ pub struct InvocationReport {
 }
 
 impl InvocationReport {
-    /// From sending the event to the guest until its answer, ns.
-    #[must_use]
-    pub fn invoke_ns(&self) -> u64 {
-        self.invoke_ns
-    }
-
     /// The report as JSON in printable ASCII, which is valid in a log line and in an HTTP header.
     #[must_use]
     pub fn json(&self) -> String {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use firn_base::nanoseconds;
 use firn_memory::ProcessCounters;
@@ -10,11 +10,12 @@ use tokio::task::{JoinError, spawn_blocking};
 
 use firn_run::{
     AgentClient, Answer, ConnectError, Failed, FreezeInstanceError, FunctionError, Invocation,
-    InvokeError, LambdaLoad, LoadError, PrepareFreezeError, PutError,
+    InvokeError, LambdaLoad, LoadError, PrepareFreezeError, PutError, RoleCredentials,
 };
 use firn_vmm::ControlError;
 
 use super::fleet::{AcquireError, Fleet, Lease, LeaseRequest, Reservation, Vm};
+use super::lambda_log::log;
 use super::launcher::{FreezeError, Frozen, LaunchError, PlanError, Thawed};
 use super::microvm::Microvm;
 use super::report::{InvocationReport, ProcessUsage};
@@ -22,7 +23,8 @@ use crate::functions::{CodeError, CodeStore, Runtime, Version, VersionSnapshot};
 use crate::metrics::StartKind;
 
 /// Function errors that end the function's runtime. The microVM serves no more requests.
-const FATAL: [&str; 3] = ["Sandbox.Timedout", "Runtime.ExitError", "Runtime.OutOfMemory"];
+pub(super) const FATAL: [&str; 3] =
+    ["Sandbox.Timedout", "Runtime.ExitError", "Runtime.OutOfMemory"];
 
 /// One request to a version of a function.
 #[derive(Debug, Clone)]
@@ -44,6 +46,8 @@ pub struct Invoked {
     pub outcome: Result<Result<Answer, Failed>, InvokeFailure>,
     /// What the request cost.
     pub report: InvocationReport,
+    /// The log of a request that reached the function, in AWS Lambda's form.
+    pub log: String,
 }
 
 /// A request got no answer.
@@ -186,7 +190,9 @@ pub(crate) async fn invoke(fleet: Arc<Fleet>, code: CodeStore, request: Request)
         if let (Ok(_), Some(start)) = (&outcome, report.start) {
             fleet.metrics.started(start, total.as_secs_f64());
         }
-        return Invoked { outcome, report };
+        let request_id = request.invocation.request_id();
+        let log = outcome.as_ref().map(|o| log(&request.version, request_id, o, &report));
+        return Invoked { log: log.unwrap_or_default(), outcome, report };
     }
 }
 
@@ -230,8 +236,10 @@ async fn serve(
         Some(process) if warm => ProcessCounters::of(process).unwrap_or_default(),
         _ => ProcessCounters::default(),
     };
+    let (launcher, called) = (Arc::clone(&fleet.launcher), Arc::clone(version));
     let sent = Instant::now();
     let (agent, answered) = spawn_blocking(move || {
+        agent.set_credentials(launcher.credentials(&called));
         let answered = agent.invoke(&invocation);
         (agent, answered)
     })
@@ -278,7 +286,7 @@ pub(crate) async fn publish(
     let loaded = load(&fleet, &code, &version, &microvm, true).await;
     let frozen = match loaded {
         // The freeze opens its own connection to the agent.
-        Ok(agent) => {
+        Ok((agent, _)) => {
             drop(agent);
             let place = fleet.launcher.place(&version);
             fleet.launcher.freeze(&microvm, place).await.map_err(Into::into)
@@ -340,7 +348,8 @@ async fn start(
     let loaded = load(fleet, code, version, &microvm, false).await;
     report.load_ns = Some(nanoseconds(booted.elapsed()));
     match loaded {
-        Ok(agent) => {
+        Ok((agent, init)) => {
+            report.init_ns = Some(nanoseconds(init));
             fleet.launcher.serves(&microvm, version);
             fleet.started(&reservation, microvm.process());
             Ok(Vm { microvm, agent, reservation })
@@ -367,25 +376,32 @@ async fn thaw(
     }
 }
 
-/// Sends a version's code to a booted microVM, and starts the function's runtime.
+/// Sends a version's code to a booted microVM, and starts the function's runtime. Returns the time
+/// that the guest measured for the latter.
 async fn load(
     fleet: &Fleet,
     code: &CodeStore,
     version: &Arc<Version>,
     microvm: &Microvm,
     snap_start: bool,
-) -> Result<AgentClient, LoadFailure> {
+) -> Result<(AgentClient, Duration), LoadFailure> {
     let (socket, limit) = (microvm.vsock_socket(), fleet.launcher.start_limit);
     let (code, version) = (code.clone(), Arc::clone(version));
     let environment = environment(fleet, &version);
+    let launcher = Arc::clone(&fleet.launcher);
     let loading = spawn_blocking(move || {
         let mut agent = AgentClient::connect(&socket, limit)?;
+        let credentials = launcher.credentials(&version);
+        // A snapshot must not hold keys.
+        agent.set_credentials(
+            credentials.map(|keys| if snap_start { RoleCredentials::expired() } else { keys }),
+        );
         let mut first = true;
         code.files(&version.code, |file| {
             agent.put(std::mem::take(&mut first), &file.path, file.executable, &file.contents)?;
             Ok::<_, LoadFailure>(())
         })?;
-        agent.load_lambda(&LambdaLoad {
+        let init = agent.load_lambda(&LambdaLoad {
             name: version.function.clone(),
             version: version.version.clone(),
             handler: version.handler.clone(),
@@ -395,7 +411,7 @@ async fn load(
             provided: version.runtime != Runtime::Python311,
             snap_start,
         })?;
-        Ok(agent)
+        Ok((agent, init))
     });
     loading.await?
 }
@@ -404,17 +420,13 @@ async fn load(
 fn environment(fleet: &Fleet, version: &Version) -> BTreeMap<String, String> {
     let mut environment = version.environment.clone();
     let region = &fleet.launcher.region;
-    let execution = match version.runtime {
-        Runtime::Python311 => "AWS_Lambda_python3.11",
-        Runtime::Provided2023 => "AWS_Lambda_provided.al2023",
-        Runtime::Provided2 => "AWS_Lambda_provided.al2",
-    };
-    for (name, value) in [
-        ("AWS_REGION", region.as_str()),
-        ("AWS_DEFAULT_REGION", region),
-        ("AWS_EXECUTION_ENV", execution),
-    ] {
-        environment.insert(name.to_owned(), value.to_owned());
+    for name in ["AWS_REGION", "AWS_DEFAULT_REGION"] {
+        environment.insert(name.to_owned(), region.clone());
+    }
+    // As in AWS Lambda, a program of its own has no such variable.
+    if version.runtime == Runtime::Python311 {
+        let name = "AWS_EXECUTION_ENV".to_owned();
+        environment.insert(name, "AWS_Lambda_python3.11".to_owned());
     }
     environment
 }

@@ -2,9 +2,10 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use firn_run::Invocation;
+use uuid::Uuid;
 
 use super::backoff::Backoff;
 use super::errors::{EventRefused, FindError, PrepareError};
@@ -18,6 +19,13 @@ use crate::telemetry::{Ended, TraceContext};
 /// How often an event is retried after an error of its function: AWS Lambda's default.
 const RETRIES: u32 = 2;
 
+/// A new X-Ray trace id, of a request that is not sampled.
+fn new_trace_id() -> String {
+    let seconds = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs();
+    let (root, parent) = (Uuid::new_v4().simple().to_string(), Uuid::new_v4().as_u64_pair().0);
+    format!("Root=1-{seconds:08x}-{};Parent={parent:016x};Sampled=0", &root[..24])
+}
+
 /// A request to a function.
 #[derive(Debug)]
 pub struct InvocationRequest {
@@ -29,7 +37,7 @@ pub struct InvocationRequest {
     pub function_arn: String,
     /// The client's context: JSON in one line.
     pub client_context: Option<String>,
-    /// The X-Ray trace id.
+    /// The X-Ray trace id; a new one by default, as in AWS Lambda.
     pub trace_id: Option<String>,
     /// The parent of the request's span.
     pub trace: TraceContext,
@@ -87,7 +95,7 @@ impl Control {
         let invocation = Invocation::new(event, limit)?
             .with_function_arn(Some(request.function_arn))
             .with_client_context(request.client_context)
-            .with_trace_id(request.trace_id);
+            .with_trace_id(Some(request.trace_id.unwrap_or_else(new_trace_id)));
         Ok(Prepared { target, found, invocation, trace, received, hold })
     }
 
@@ -103,6 +111,7 @@ impl Control {
         task.await.unwrap_or_else(|error| Invoked {
             outcome: Err(error.into()),
             report: InvocationReport::default(),
+            log: String::new(),
         })
     }
 
@@ -215,7 +224,7 @@ impl Control {
             accepted: Instant::now(),
         };
         let (fleet, code) = (Arc::clone(&self.fleet), self.code.clone());
-        let Invoked { outcome, report } = instances::invoke(fleet, code, request).await;
+        let Invoked { outcome, report, log } = instances::invoke(fleet, code, request).await;
         let (function, number) = (&version.function, &version.version);
         let failure = match &outcome {
             Ok(Ok(_)) => None,
@@ -250,6 +259,7 @@ impl Control {
                     version = number,
                     request_id,
                     failed,
+                    line = log.lines().last(),
                     report = json,
                     "invoked"
                 );
@@ -266,6 +276,6 @@ impl Control {
                 );
             }
         }
-        Invoked { outcome, report }
+        Invoked { outcome, report, log }
     }
 }

@@ -45,7 +45,7 @@ pub use versions::PublishRequest;
 
 use events::Events;
 
-use crate::functions::{CodeStore, Images};
+use crate::functions::{CodeStore, Images, Roles, RolesError};
 use crate::instances::{
     BootFiles, Cpus, DaemonStatus, Fleet, Launcher, Limits, ReadyClones, Scratch, SnapshotPool,
     Standbys,
@@ -115,6 +115,8 @@ pub struct ControlOptions {
     pub start_limit: Duration,
     /// The region that functions find in their environment.
     pub region: String,
+    /// A file with the AWS keys of functions' roles.
+    pub roles: Option<PathBuf>,
     /// The quotas of tenants.
     pub tenants: Tenants,
 }
@@ -150,6 +152,9 @@ pub enum OpenError {
     /// The pool's manager cannot be reached.
     #[error(transparent)]
     Pool(#[from] PoolManagerError),
+    /// The roles' keys cannot be used.
+    #[error(transparent)]
+    Roles(#[from] RolesError),
     /// CPU time cannot be limited.
     #[error("cannot limit the CPU time of microVMs; without --cpu-limit it is not limited")]
     Cpus(#[from] CgroupError),
@@ -215,6 +220,7 @@ impl Control {
             boot_files: options.boot_files.clone(),
             images: Images { folder: options.images.clone() },
             region: options.region.clone(),
+            roles: options.roles.as_deref().map(Roles::open).transpose()?,
             start_limit: options.start_limit,
             started: AtomicU64::new(0),
             standbys: Standbys::new(options.standby),

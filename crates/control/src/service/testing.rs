@@ -47,6 +47,7 @@ pub(crate) fn options(folder: &Path) -> ControlOptions {
         pause_idle: true,
         start_limit: Duration::from_secs(60),
         region: "eu-north-1".into(),
+        roles: None,
         tenants: Tenants::default(),
     }
 }

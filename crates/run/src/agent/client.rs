@@ -7,9 +7,9 @@ use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use firn_agent::protocol::{
-    Base64Bytes, Identify, Invoke, Load, MAX_EVENT_BYTES, MAX_FUNCTION_BYTES, MAX_REPLY_LENGTH,
-    MAX_REQUEST_LENGTH, NEWEST_VERSION, OLDEST_VERSION, Put, Reply, Request, RuntimeKind, Status,
-    Timed, receive, send,
+    Base64Bytes, Identify, Invoke, Load, Loaded, MAX_EVENT_BYTES, MAX_FUNCTION_BYTES,
+    MAX_REPLY_LENGTH, MAX_REQUEST_LENGTH, NEWEST_VERSION, OLDEST_VERSION, Put, Reply, Request,
+    RoleCredentials, RuntimeKind, Status, Timed, receive, send,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -33,6 +33,7 @@ const GRACE: Duration = Duration::from_secs(10);
 pub struct AgentClient {
     stream: UnixStream,
     grace: Duration,
+    credentials: Option<RoleCredentials>,
 }
 
 /// How a function is loaded.
@@ -89,6 +90,9 @@ pub struct Answer {
     /// The end of what the function printed meanwhile, as the guest sent it: control characters
     /// included.
     pub logs: String,
+    /// The most memory of the function's processes so far, bytes: the sum of their largest resident
+    /// sets.
+    pub max_memory: u64,
 }
 
 impl Invocation {
@@ -174,7 +178,7 @@ impl AgentClient {
     }
 
     fn greet(stream: UnixStream, deadline: Instant, limit: Duration) -> Result<Self, ConnectError> {
-        let mut client = Self { stream, grace: GRACE };
+        let mut client = Self { stream, grace: GRACE, credentials: None };
         let hello = Request::Hello { oldest: OLDEST_VERSION, newest: NEWEST_VERSION };
         match client.exchange_until(&hello, deadline, limit).map_err(ConnectError::Hello)? {
             Reply::Hello { version } if (OLDEST_VERSION..=NEWEST_VERSION).contains(&version) => {
@@ -190,6 +194,11 @@ impl AgentClient {
         self.grace = grace;
     }
 
+    /// Sets the keys of the function's role, which later requests give to the guest.
+    pub fn set_credentials(&mut self, credentials: Option<RoleCredentials>) {
+        self.credentials = credentials;
+    }
+
     /// Loads `function` in place of an earlier one. Returns what it printed meanwhile.
     ///
     /// # Errors
@@ -200,7 +209,7 @@ impl AgentClient {
         options: &LoadOptions,
     ) -> Result<String, LoadError> {
         let copy = |(name, bytes): (&String, &Vec<u8>)| (name.clone(), Base64Bytes(bytes.clone()));
-        self.send_load(
+        let loaded = self.send_load(
             options.time_limit,
             Load {
                 name: function.name().to_owned(),
@@ -212,8 +221,10 @@ impl AgentClient {
                 version: "$LATEST".to_owned(),
                 runtime: RuntimeKind::Own,
                 snap_start: false,
+                credentials: None,
             },
-        )
+        )?;
+        Ok(loaded.logs)
     }
 
     /// Writes a file of a function, for [`AgentClient::load_lambda`]. The `first` one removes those
@@ -251,14 +262,14 @@ impl AgentClient {
         }
     }
 
-    /// Loads the function whose files were [put](AgentClient::put) there. Returns what it printed
-    /// meanwhile.
+    /// Loads the function whose files were [put](AgentClient::put) there. Returns the time of its
+    /// initialisation, by the guest's clock.
     ///
     /// # Errors
     /// [`LoadError::Function`] if the function does not initialise.
-    pub fn load_lambda(&mut self, load: &LambdaLoad) -> Result<String, LoadError> {
+    pub fn load_lambda(&mut self, load: &LambdaLoad) -> Result<Duration, LoadError> {
         let runtime = if load.provided { RuntimeKind::Provided } else { RuntimeKind::Python };
-        self.send_load(
+        let loaded = self.send_load(
             load.time_limit,
             Load {
                 name: load.name.clone(),
@@ -270,13 +281,15 @@ impl AgentClient {
                 version: load.version.clone(),
                 runtime,
                 snap_start: load.snap_start,
+                credentials: self.credentials.clone(),
             },
-        )
+        )?;
+        Ok(Duration::from_nanos(loaded.duration_ns))
     }
 
-    fn send_load(&mut self, limit: Duration, load: Load) -> Result<String, LoadError> {
+    fn send_load(&mut self, limit: Duration, load: Load) -> Result<Loaded, LoadError> {
         match self.exchange(&Request::Load(load), limit)? {
-            Reply::Loaded(loaded) => Ok(loaded.logs),
+            Reply::Loaded(loaded) => Ok(loaded),
             Reply::Failed(failed) => Err(LoadError::Function(failed)),
             Reply::Refused(refusal) => Err(LoadError::Refused(refusal)),
             _ => Err(LoadError::Exchange(self.unexpected())),
@@ -296,6 +309,7 @@ impl AgentClient {
             function_arn: invocation.function_arn.clone(),
             client_context: invocation.client_context.clone(),
             trace_id: invocation.trace_id.clone(),
+            credentials: self.credentials.clone(),
         });
         match self.exchange(&request, invocation.time_limit)? {
             Reply::Answered(answered) if answered.request_id == invocation.request_id => {
@@ -303,6 +317,7 @@ impl AgentClient {
                     json: Box::<str>::from(answered.answer).into(),
                     duration: Duration::from_nanos(answered.duration_ns),
                     logs: answered.logs,
+                    max_memory: answered.max_memory_bytes,
                 })
             }
             Reply::Failed(failed) => Err(InvokeError::Function(failed)),

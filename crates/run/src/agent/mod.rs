@@ -11,4 +11,6 @@ pub use errors::{
     ConnectError, EventError, ExchangeError, IdentifyError, InvokeError, LoadError,
     PrepareFreezeError, PutError, ShutdownError, StatusError,
 };
-pub use firn_agent::protocol::{Failed, FunctionError, Refusal, RefusalKind, Status};
+pub use firn_agent::protocol::{
+    Failed, FunctionError, Refusal, RefusalKind, RoleCredentials, Status, Usage,
+};

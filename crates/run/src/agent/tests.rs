@@ -182,8 +182,8 @@ fn errors_of_the_function_come_with_their_parts() {
     let error = client.invoke(&invocation(&json!(1))).unwrap_err();
     assert_eq!(error.to_string(), "the function failed: ValueError: no good");
     match error {
-        InvokeError::Function(Failed { error, logs }) => {
-            assert_eq!((logs.as_str(), error.stack_trace.len()), ("now\n", 1));
+        InvokeError::Function(Failed { error, logs, .. }) => {
+            assert_eq!((&*logs, error.stack_trace.len()), ("now\n", 1));
         }
         other => panic!("{other:?}"),
     }

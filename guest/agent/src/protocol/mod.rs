@@ -119,6 +119,46 @@ pub struct Load {
     /// thawed (SnapStart). Since version 2 of the protocol.
     #[serde(default)]
     pub snap_start: bool,
+    /// The keys of the function's role, if it has any. Before a freeze these are not valid ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credentials: Option<RoleCredentials>,
+}
+
+/// AWS keys of a function's role.
+#[derive(Clone, Default, Serialize, Deserialize)]
+pub struct RoleCredentials {
+    /// The access key.
+    pub access_key_id: String,
+    /// The secret key.
+    pub secret_access_key: String,
+    /// The session's token, empty without a session.
+    pub session_token: String,
+    /// How long the function may use them before it requests them again, in seconds.
+    pub lifetime_s: u64,
+}
+
+impl RoleCredentials {
+    /// Keys that sign nothing, and that a function replaces before it uses them: for a function
+    /// that is to be frozen.
+    #[must_use]
+    pub fn expired() -> Self {
+        let key = "EXPIRED".to_owned();
+        Self {
+            access_key_id: key.clone(),
+            secret_access_key: key.clone(),
+            session_token: key,
+            lifetime_s: 0,
+        }
+    }
+}
+
+impl std::fmt::Debug for RoleCredentials {
+    // The rest is secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RoleCredentials")
+            .field("access_key_id", &self.access_key_id)
+            .finish_non_exhaustive()
+    }
 }
 
 fn latest() -> String {
@@ -172,6 +212,9 @@ pub struct Invoke {
     /// The trace id of the request. Since version 2 of the protocol.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace_id: Option<String>,
+    /// The present keys of the function's role, in place of earlier ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credentials: Option<RoleCredentials>,
 }
 
 /// The identity that distinguishes a clone of a snapshot from all others.
@@ -250,6 +293,14 @@ pub struct Answered {
     pub duration_ns: u64,
     /// The last [`LOG_TAIL_BYTES`] of the function's output in this time.
     pub logs: String,
+    /// The most memory of the function's processes so far, in bytes: the sum of their largest
+    /// resident sets. An agent of an earlier build sends none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub max_memory_bytes: u64,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// A function failed.
@@ -258,7 +309,27 @@ pub struct Failed {
     /// The error, as AWS Lambda reports it.
     pub error: FunctionError,
     /// The last [`LOG_TAIL_BYTES`] of the function's output in this time.
-    pub logs: String,
+    pub logs: Box<str>,
+    /// What a request cost until the failure. An agent of an earlier build sends none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Box<Usage>>,
+}
+
+/// What a request cost.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct Usage {
+    /// Time in nanoseconds of the guest's clock.
+    pub duration_ns: u64,
+    /// As in [`Answered::max_memory_bytes`].
+    pub max_memory_bytes: u64,
+}
+
+impl Failed {
+    /// A failure whose cost is not known.
+    #[must_use]
+    pub fn new(error: FunctionError, logs: String) -> Self {
+        Self { error, logs: logs.into(), usage: None }
+    }
 }
 
 /// An error of a function in AWS Lambda's form.

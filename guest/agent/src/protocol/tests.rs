@@ -121,15 +121,13 @@ fn slow_reader_does_not_delay_the_writer_beyond_the_deadline() {
 #[test]
 fn encoding_of_version_1_is_stable() {
     let event = || RawValue::from_string(r#"{"b": 1, "a": [1.50]}"#.into()).unwrap();
-    let failed = Failed {
-        error: FunctionError {
-            error_type: "KeyError".into(),
-            error_message: "'x'".into(),
-            request_id: None,
-            stack_trace: vec!["  File".into()],
-        },
-        logs: String::new(),
+    let error = FunctionError {
+        error_type: "KeyError".into(),
+        error_message: "'x'".into(),
+        request_id: None,
+        stack_trace: vec!["  File".into()],
     };
+    let failed = Failed::new(error, String::new());
     let status = Status {
         agent: "1".into(),
         function: None,
@@ -152,6 +150,7 @@ fn encoding_of_version_1_is_stable() {
                 version: "3".into(),
                 runtime: RuntimeKind::Python,
                 snap_start: true,
+                credentials: None,
             }),
             r#"{"load":{"name":"n","handler":"h.h","files":{"h.py":"/wA="},"environment":{"A":"b"},"memory_mib":256,"time_limit_ms":9,"version":"3","runtime":"python","snap_start":true}}"#,
         ),
@@ -173,6 +172,7 @@ fn encoding_of_version_1_is_stable() {
                 function_arn: None,
                 client_context: None,
                 trace_id: None,
+                credentials: None,
             }),
             r#"{"invoke":{"request_id":"r","event":{"b": 1, "a": [1.50]},"time_limit_ms":9}}"#,
         ),
@@ -206,6 +206,7 @@ fn encoding_of_version_1_is_stable() {
                 answer: event(),
                 duration_ns: 5,
                 logs: String::new(),
+                max_memory_bytes: 0,
             }),
             r#"{"answered":{"request_id":"r","answer":{"b": 1, "a": [1.50]},"duration_ns":5,"logs":""}}"#,
         ),

@@ -6,6 +6,9 @@ use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
 
+use time::OffsetDateTime;
+use uuid::Uuid;
+
 use super::machine::GENERATION_FILE;
 use crate::protocol::{
     Load, MAX_FUNCTION_BYTES, MAX_FUNCTION_FILES, MAX_TIME_LIMIT_MS, Put, RuntimeKind,
@@ -127,11 +130,18 @@ pub(crate) fn write(load: &Load, folder: &Path) -> Result<(), WriteError> {
     Ok(())
 }
 
+/// What distinguishes this microVM from other clones; `None` before it has an identity.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ThisClone<'a> {
+    pub(crate) id: Option<&'a str>,
+    pub(crate) generation: Option<Uuid>,
+}
+
 /// The environment of the function: AWS Lambda's variables, then the caller's.
 pub(crate) fn environment(
     load: &Load,
     folder: &Path,
-    instance_id: Option<&str>,
+    instance: ThisClone<'_>,
 ) -> BTreeMap<String, String> {
     let mut environment: BTreeMap<String, String> = [
         ("PATH", "/usr/local/bin:/usr/bin:/bin".to_owned()),
@@ -144,8 +154,8 @@ pub(crate) fn environment(
         ("AWS_LAMBDA_FUNCTION_VERSION", load.version.clone()),
         ("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", load.memory_mib.to_string()),
         ("AWS_LAMBDA_LOG_GROUP_NAME", format!("/aws/lambda/{}", load.name)),
-        ("AWS_LAMBDA_LOG_STREAM_NAME", log_stream_name(&load.version, instance_id)),
-        ("FIRN_INSTANCE_ID", instance_id.unwrap_or_default().to_owned()),
+        ("AWS_LAMBDA_LOG_STREAM_NAME", log_stream_name(&load.version, instance.generation)),
+        ("FIRN_INSTANCE_ID", instance.id.unwrap_or_default().to_owned()),
         ("FIRN_GENERATION_FILE", GENERATION_FILE.to_owned()),
     ]
     .map(|(name, value)| (name.to_owned(), value))
@@ -154,7 +164,11 @@ pub(crate) fn environment(
     environment
 }
 
-/// The name of this instance's log stream in AWS Lambda's form, without the date.
-pub(crate) fn log_stream_name(version: &str, instance_id: Option<&str>) -> String {
-    format!("[{version}]{}", instance_id.unwrap_or_default())
+/// The name of this clone's log stream in AWS Lambda's form, such as
+/// `2026/11/24/[$LATEST]0123456789abcdef0123456789abcdef`.
+pub(crate) fn log_stream_name(version: &str, generation: Option<Uuid>) -> String {
+    let today = OffsetDateTime::now_utc();
+    let (year, month, day) = (today.year(), u8::from(today.month()), today.day());
+    let generation = generation.unwrap_or_default().simple();
+    format!("{year:04}/{month:02}/{day:02}/[{version}]{generation}")
 }

@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use super::freezer::Freezer;
-use super::function::{self, WriteError};
+use super::function::{self, ThisClone, WriteError};
 use super::machine::Machine;
 use super::openssl::Copies;
 use super::runtime::{
-    ExchangeError, Identity, Outcome, Runtime, RuntimeApi, RuntimeConfig, StartError,
+    Credentials, ExchangeError, Identity, Outcome, Runtime, RuntimeApi, RuntimeConfig, StartError,
 };
 use crate::protocol::{
     Answered, Failed, FunctionError, Identify, Invoke, Load, Loaded, MAX_ENTROPY_BYTES,
-    MAX_EVENT_BYTES, MIN_ENTROPY_BYTES, Put, Refusal, RefusalKind, Reply,
+    MAX_EVENT_BYTES, MIN_ENTROPY_BYTES, Put, Refusal, RefusalKind, Reply, Usage,
 };
 
 /// Time limit for the runtime to prepare for a freeze or to reseed itself after a thaw. After it,
@@ -55,6 +55,7 @@ pub(crate) struct Instance {
     load: Option<Load>,
     runtime: Option<Runtime>,
     api: Option<RuntimeApi>,
+    credentials: Credentials,
     generation: Option<Uuid>,
     instance_id: Option<String>,
     /// Whether the function's processes are stopped for a freeze.
@@ -63,6 +64,8 @@ pub(crate) struct Instance {
     openssl: Copies,
     /// [`memory_kills`] when a runtime was last killed, or the agent started.
     memory_kills: u64,
+    /// The most memory of the function's processes so far, in bytes.
+    peak_memory: u64,
 }
 
 /// Why the instance did not perform an operation.
@@ -100,11 +103,13 @@ impl Instance {
             load: None,
             runtime: None,
             api: None,
+            credentials: Credentials::default(),
             generation: None,
             instance_id: None,
             stopped: false,
             openssl: Copies::default(),
             memory_kills,
+            peak_memory: 0,
         }
     }
 
@@ -136,6 +141,7 @@ impl Instance {
         self.runtime = None;
         function::write(&load, &self.config.task_dir)
             .map_err(|error: WriteError| system(&error.to_string(), &error))?;
+        self.credentials.set(load.credentials.clone());
         let started = Instant::now();
         let mut runtime = self.start(&load)?;
         let logs = runtime.take_logs();
@@ -147,12 +153,33 @@ impl Instance {
 
     /// Passes one event to the function.
     pub(crate) fn invoke(&mut self, invoke: &Invoke) -> Result<Answered, Failure> {
+        let started = Instant::now();
+        let result = self.pass(invoke);
+        if let Some(runtime) = &self.runtime {
+            self.peak_memory = self.peak_memory.max(runtime.peak_memory());
+        }
+        let max_memory_bytes = self.peak_memory;
+        match result {
+            Ok(answered) => Ok(Answered { max_memory_bytes, ..answered }),
+            Err(Failure::Function(failed)) => {
+                let duration_ns = nanoseconds(started.elapsed());
+                let usage = Some(Box::new(Usage { duration_ns, max_memory_bytes }));
+                Err(Failure::Function(Failed { usage, ..failed }))
+            }
+            refused => refused,
+        }
+    }
+
+    fn pass(&mut self, invoke: &Invoke) -> Result<Answered, Failure> {
         self.check_open()?;
         function::check_time_limit(invoke.time_limit_ms)
             .map_err(|reason| refusal(RefusalKind::BadRequest, reason))?;
         if invoke.event.get().len() > MAX_EVENT_BYTES {
             let reason = format!("the event exceeds the limit of {MAX_EVENT_BYTES} bytes");
             return Err(refusal(RefusalKind::BadRequest, reason));
+        }
+        if let Some(credentials) = &invoke.credentials {
+            self.credentials.set(Some(credentials.clone()));
         }
         let mut runtime = self.take_open_runtime()?;
         let limit = Duration::from_millis(invoke.time_limit_ms);
@@ -179,10 +206,14 @@ impl Instance {
         let logs = runtime.take_logs();
         self.runtime = Some(runtime);
         match outcome {
-            Outcome::Answer(answer) => {
-                Ok(Answered { request_id: invoke.request_id.clone(), answer, duration_ns, logs })
-            }
-            Outcome::Error(error) => Err(Failure::Function(Failed { error, logs })),
+            Outcome::Answer(answer) => Ok(Answered {
+                request_id: invoke.request_id.clone(),
+                answer,
+                duration_ns,
+                logs,
+                max_memory_bytes: 0,
+            }),
+            Outcome::Error(error) => Err(Failure::Function(Failed::new(error, logs))),
             Outcome::Done => {
                 self.runtime = None;
                 Err(failed(EXIT_ERROR, BROKEN_CHANNEL.to_owned(), logs))
@@ -243,8 +274,8 @@ impl Instance {
             .map_err(|e| system("cannot publish the generation", &e))?;
         self.openssl.renew().map_err(|e| system("cannot make OpenSSL reseed", &e))?;
         self.instance_id = Some(identify.instance_id.clone());
-        self.resume_runtime()?;
-        self.generation = Some(identify.generation);
+        let before = self.generation.replace(identify.generation);
+        self.resume_runtime().inspect_err(|_| self.generation = before)?;
         self.gate = Gate::Open;
         Ok(())
     }
@@ -320,7 +351,7 @@ impl Instance {
                 self.runtime = Some(self.take_runtime()?);
             }
             Ok(Outcome::Error(error)) => {
-                return Err(Failure::Function(Failed { error, logs: runtime.take_logs() }));
+                return Err(Failure::Function(Failed::new(error, runtime.take_logs())));
             }
             Ok(Outcome::Answer(_)) => {
                 return Err(failed(EXIT_ERROR, BROKEN_CHANNEL.to_owned(), runtime.take_logs()));
@@ -335,7 +366,7 @@ impl Instance {
     /// The current instance id and log stream's name.
     fn identity(&self) -> (String, String) {
         let version = self.load.as_ref().map_or("", |load| &load.version);
-        let log_stream_name = function::log_stream_name(version, self.instance_id.as_deref());
+        let log_stream_name = function::log_stream_name(version, self.generation);
         (self.instance_id.clone().unwrap_or_default(), log_stream_name)
     }
 
@@ -368,24 +399,24 @@ impl Instance {
 
     fn start(&mut self, load: &Load) -> Result<Runtime, Failure> {
         let task_dir = &self.config.task_dir;
-        let environment = function::environment(load, task_dir, self.instance_id.as_deref());
+        let clone = ThisClone { id: self.instance_id.as_deref(), generation: self.generation };
+        let environment = function::environment(load, task_dir, clone);
         let limit = Duration::from_millis(load.time_limit_ms);
         let deadline = Instant::now() + limit;
         let mut runtime =
-            Runtime::start(&self.config, &mut self.api, load, environment).map_err(|error| {
-                match error {
+            Runtime::start(&self.config, &mut self.api, &self.credentials, load, environment)
+                .map_err(|error| match error {
                     StartError::NoBootstrap(_) | StartError::Bootstrap { .. } => {
                         failed(ENTRYPOINT_ERROR, error.to_string(), String::new())
                     }
                     StartError::Spawn(_) | StartError::System(_) => {
                         refusal(RefusalKind::System, error.to_string())
                     }
-                }
-            })?;
+                })?;
         match runtime.init(&self.config, load, deadline) {
             Ok(Outcome::Done) => Ok(runtime),
             Ok(Outcome::Error(error)) => {
-                Err(Failure::Function(Failed { error, logs: runtime.take_logs() }))
+                Err(Failure::Function(Failed::new(error, runtime.take_logs())))
             }
             Ok(Outcome::Answer(_)) => {
                 Err(failed(EXIT_ERROR, BROKEN_CHANNEL.to_owned(), runtime.take_logs()))
@@ -403,6 +434,7 @@ impl Instance {
         phase: &str,
         limit: Duration,
     ) -> Failure {
+        self.peak_memory = self.peak_memory.max(runtime.peak_memory());
         let (kind, text) = match error {
             ExchangeError::TimedOut => {
                 let seconds = limit.as_secs_f64();
@@ -410,6 +442,7 @@ impl Instance {
             }
             ExchangeError::Ended | ExchangeError::EndedBefore => {
                 let end = runtime.end();
+                self.peak_memory = self.peak_memory.max(largest_ended());
                 (self.exit_kind(&end), exit_text(end))
             }
             ExchangeError::Broken => (EXIT_ERROR, BROKEN_CHANNEL.to_owned()),
@@ -446,7 +479,7 @@ fn failed(kind: &str, text: String, logs: String) -> Failure {
         request_id: None,
         stack_trace: Vec::new(),
     };
-    Failure::Function(Failed { error, logs })
+    Failure::Function(Failed::new(error, logs))
 }
 
 fn exit_text(end: io::Result<Option<ExitStatus>>) -> String {
@@ -468,6 +501,16 @@ fn memory_kills(counters: &Path) -> u64 {
     let counters = std::fs::read_to_string(counters).unwrap_or_default();
     let count = counters.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok());
     count.unwrap_or_default()
+}
+
+/// The largest resident set of a child that has ended and was waited for, in bytes.
+fn largest_ended() -> u64 {
+    // SAFETY: `rusage` has only integers, of which zero is a value.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `usage` is valid for writes and outlives the call.
+    let result = unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage) };
+    let kib = if result == 0 { usage.ru_maxrss } else { 0 };
+    u64::try_from(kib).unwrap_or_default() << 10
 }
 
 /// Whether `name` is one label of a host name in lower case (RFC 1123, section 2.1).

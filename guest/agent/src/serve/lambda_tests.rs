@@ -2,7 +2,7 @@
 //! the API as `awslambdaric` does. The tests with microVMs run `awslambdaric` itself.
 
 use super::*;
-use crate::protocol::{Put, RuntimeKind};
+use crate::protocol::{Put, RoleCredentials, RuntimeKind};
 
 /// Fetches requests and answers as `HANDLE` defines, after the calls of SnapStart.
 const BOOTSTRAP: &str = r#"#!/usr/bin/python3 -u
@@ -41,12 +41,16 @@ const ECHO: Custom = Custom { setup: "", after: "pass", handle: "answer = [steps
 impl Custom {
     /// Loads it as `bootstrap`.
     fn load(&self, host: &mut Host, snap_start: bool) -> Reply {
+        self.load_as(host, |load| load.snap_start = snap_start)
+    }
+
+    fn load_as(&self, host: &mut Host, change: impl FnOnce(&mut Load)) -> Reply {
         let indented = self.handle.replace('\n', "\n    ");
         let source = BOOTSTRAP
             .replace("SETUP", self.setup)
             .replace("AFTER", &self.after.replace('\n', "\n    "))
             .replace("HANDLE", &indented);
-        load_program(host, "bootstrap", true, source.as_bytes(), snap_start)
+        load_program(host, "bootstrap", true, source.as_bytes(), change)
     }
 
     fn start(&self, snap_start: bool) -> (TestGuest, Host) {
@@ -65,7 +69,7 @@ fn load_program(
     path: &str,
     executable: bool,
     source: &[u8],
-    snap_start: bool,
+    change: impl FnOnce(&mut Load),
 ) -> Reply {
     let (head, tail) = source.split_at(source.len() / 2);
     for (part, append) in [(head, false), (tail, true)] {
@@ -83,8 +87,17 @@ fn load_program(
     load.files.clear();
     load.version = "7".into();
     load.runtime = RuntimeKind::Provided;
-    load.snap_start = snap_start;
+    change(&mut load);
     host.ask(&Request::Load(load))
+}
+
+/// The date in UTC, on both sides of midnight if it is near.
+pub(super) fn today() -> [String; 2] {
+    let near = time::Duration::minutes(1);
+    [time::OffsetDateTime::now_utc() - near, time::OffsetDateTime::now_utc() + near].map(|at| {
+        let (year, month, day) = at.to_calendar_date();
+        format!("{year}/{:02}/{day:02}", u8::from(month))
+    })
 }
 
 fn prepare_freeze(guest: &TestGuest) -> Reply {
@@ -112,6 +125,7 @@ fn bootstrap_gets_the_headers_of_the_request() {
         function_arn: Some("arn:f".into()),
         client_context: Some("{}".into()),
         trace_id: Some("Root=1".into()),
+        credentials: None,
     }));
     let Reply::Answered(answered) = reply else { panic!("{reply:?}") };
     let mut headers: Value = serde_json::from_str(answered.answer.get()).unwrap();
@@ -131,7 +145,86 @@ fn bootstrap_gets_the_headers_of_the_request() {
 fn bootstrap_gets_the_environment_of_its_version() {
     let handle = "answer = [os.environ[k] for k in ('AWS_LAMBDA_FUNCTION_VERSION', '_HANDLER', 'AWS_LAMBDA_LOG_STREAM_NAME')]";
     let (_guest, mut host) = Custom { handle, ..ECHO }.start(false);
-    assert_eq!(host.answer(&json!(1)), json!(["7", "handler.handler", "[7]i-1"]));
+    let answer = host.answer(&json!(1));
+    let stream = answer[2].as_str().unwrap();
+    assert_eq!(answer, json!(["7", "handler.handler", stream]));
+    let (date, rest) = stream.split_at("2026/11/24".len());
+    assert_eq!(rest, "/[7]00000000000000000000000000000001");
+    assert!(today().contains(&date.to_owned()), "{stream}");
+}
+
+/// Fetches the keys of the role as the AWS SDKs do: with the token, and with another one.
+const FETCH: &str = "import urllib.request, urllib.error\n\
+    def fetch(token):\n    \
+        request = urllib.request.Request(os.environ['AWS_CONTAINER_CREDENTIALS_FULL_URI'], headers={'Authorization': token})\n    \
+        try: return json.loads(urllib.request.urlopen(request).read())\n    \
+        except urllib.error.HTTPError as error: return error.code\n";
+
+#[test]
+fn the_keys_of_the_role_are_those_of_the_last_request() {
+    let keys = |name: &str, lifetime_s| RoleCredentials {
+        access_key_id: name.to_owned(),
+        secret_access_key: format!("{name}-secret"),
+        session_token: String::new(),
+        lifetime_s,
+    };
+    let handle = "answer = [fetch(os.environ['AWS_CONTAINER_AUTHORIZATION_TOKEN']), fetch('x')]";
+    let custom = Custom { setup: FETCH, handle, ..ECHO };
+    let guest = TestGuest::start();
+    let mut host = guest.connect();
+    host.identify(1);
+    let expired = Some(RoleCredentials::expired());
+    let reply = custom.load_as(&mut host, |load| load.credentials = expired);
+    assert!(matches!(reply, Reply::Loaded(_)), "{reply:?}");
+    let is_past = |document: &Value| {
+        let end = document["Expiration"].as_str().unwrap();
+        let form =
+            time::macros::format_description!("[year]-[month]-[day]T[hour]:[minute]:[second]Z");
+        let end = time::PrimitiveDateTime::parse(end, form).unwrap().assume_utc();
+        end <= time::OffsetDateTime::now_utc()
+    };
+    let first = host.answer(&json!(1));
+    assert_eq!((&first[0]["AccessKeyId"], &first[1]), (&json!("EXPIRED"), &json!(403)));
+    assert!(is_past(&first[0]), "{first}");
+    let Request::Invoke(request) = invoke(&json!(1), TIME_LIMIT_MS) else { unreachable!() };
+    let request = Invoke { credentials: Some(keys("AKID", 3600)), ..request };
+    for request in [Request::Invoke(request), invoke(&json!(1), TIME_LIMIT_MS)] {
+        let Reply::Answered(answered) = host.ask(&request) else { panic!("no answer") };
+        let answer: Value = serde_json::from_str(answered.answer.get()).unwrap();
+        let found = &answer[0];
+        assert_eq!(
+            (&found["AccessKeyId"], &found["SecretAccessKey"], &found["Token"]),
+            (&json!("AKID"), &json!("AKID-secret"), &json!(""))
+        );
+        assert!(!is_past(found), "{found}");
+    }
+}
+
+#[test]
+fn a_role_without_keys_has_no_variables_for_them() {
+    let handle = "answer = [k for k in os.environ if k.startswith('AWS_CONTAINER')]";
+    let (_guest, mut host) = Custom { handle, ..ECHO }.start(false);
+    assert_eq!(host.answer(&json!(1)), json!([]));
+}
+
+#[test]
+fn a_function_can_replace_the_defaults_of_its_environment() {
+    let handle =
+        "answer = [os.environ[k] for k in ('AWS_XRAY_CONTEXT_MISSING', 'LD_LIBRARY_PATH', 'TZ')]";
+    let guest = TestGuest::start();
+    let mut host = guest.connect();
+    host.identify(1);
+    for own in [None, Some("own")] {
+        let environment = own.map(|own| ("LD_LIBRARY_PATH".to_owned(), own.to_owned()));
+        let custom = Custom { handle, ..ECHO };
+        let reply = custom.load_as(&mut host, |load| load.environment.extend(environment));
+        assert!(matches!(reply, Reply::Loaded(_)), "{reply:?}");
+        let answer = host.answer(&json!(1));
+        let found = answer[1].as_str().unwrap();
+        let is_default = found.starts_with("/nowhere:") && found.ends_with("/task/lib:/opt/lib");
+        assert!(own.map_or(is_default, |own| found == own), "{answer}");
+        assert_eq!((&answer[0], &answer[2]), (&json!("LOG_ERROR"), &json!(":UTC")));
+    }
 }
 
 #[test]
@@ -218,7 +311,7 @@ fn bootstrap_that_cannot_be_executed_is_an_error_of_the_function() {
         ("bootstrap", true, b"print()", "/bootstrap: exec format error"),
         ("bootstrap", true, FOR_ARM, "/bootstrap: exec format error"),
     ] {
-        let reply = load_program(&mut host, path, executable, source, false);
+        let reply = load_program(&mut host, path, executable, source, |_| ());
         let Reply::Failed(Failed { error, .. }) = reply else { panic!("{path}: {reply:?}") };
         assert_eq!(error.error_type, "Runtime.InvalidEntrypoint", "{error:?}");
         assert!(error.error_message.contains(reason), "{error:?}");

@@ -214,6 +214,7 @@ fn load(source: &str) -> Load {
         version: "$LATEST".into(),
         runtime: RuntimeKind::Own,
         snap_start: false,
+        credentials: None,
     }
 }
 
@@ -225,6 +226,7 @@ fn invoke(event: &Value, time_limit_ms: u64) -> Request {
         function_arn: None,
         client_context: None,
         trace_id: None,
+        credentials: None,
     })
 }
 
@@ -303,7 +305,8 @@ mod answers {
         assert!(matches!(host.ask(&Request::Load(load)), Reply::Loaded(_)));
         host.identify(1);
         let seen = host.answer(&json!(null));
-        let log_stream = "[$LATEST]i-1";
+        let log_stream = seen[5].as_str().unwrap();
+        assert!(log_stream.ends_with("/[$LATEST]00000000000000000000000000000001"), "{log_stream}");
         let expected = json!([
             "r-1",
             "test",
@@ -477,6 +480,7 @@ mod failures {
             function_arn: None,
             client_context: None,
             trace_id: None,
+            credentials: None,
         });
         match host.ask(&deep) {
             Reply::Failed(failed) => assert_eq!(failed.error.error_type, "Runtime.UnmarshalError"),
@@ -493,11 +497,38 @@ mod failures {
                 assert_eq!(failed.error.error_type, "Sandbox.Timedout");
                 let text = "RequestId: r-1 Error: Task timed out after 2.00 seconds";
                 assert_eq!(failed.error.error_message, text);
-                assert_eq!(failed.logs, "waiting\n");
+                assert_eq!(&*failed.logs, "waiting\n");
             }
             other => panic!("{other:?}"),
         }
         assert_eq!(host.answer(&json!({"return": true})), json!("returned"));
+    }
+
+    #[test]
+    fn the_largest_memory_so_far_and_the_time_of_a_failure_are_returned() {
+        const LARGE: u64 = 64 << 20;
+        const SOURCE: &str = "import os, time\n\
+             def handler(event, context):\n\
+             \x20   large = bytearray(os.urandom(1)) * (64 << 20) if event else b''\n\
+             \x20   if event == 'exit': os._exit(1)\n\
+             \x20   time.sleep(60 if event == 'sleep' else 0)\n\
+             \x20   return event['x']\n";
+        let usage = |reply| match reply {
+            Reply::Failed(Failed { usage: Some(usage), .. }) => *usage,
+            other => panic!("{other:?}"),
+        };
+        let (_guest, mut host) = TestGuest::with(SOURCE);
+        let before = usage(host.ask_function(&json!({})));
+        assert!(before.duration_ns > 0 && before.max_memory_bytes > 1 << 20, "{before:?}");
+        let memory = host.answered(&json!({"x": 1})).max_memory_bytes;
+        assert!(memory > before.max_memory_bytes.max(LARGE), "{memory}, {before:?}");
+        let later = usage(host.ask_function(&json!({})));
+        assert_eq!(later.max_memory_bytes, memory);
+        for end in ["exit", "sleep"] {
+            let (_guest, mut host) = TestGuest::with(SOURCE);
+            let ended = usage(host.ask(&invoke(&json!(end), 2_000)));
+            assert!(ended.max_memory_bytes > LARGE, "{end}: {ended:?}");
+        }
     }
 
     #[test]
@@ -567,7 +598,7 @@ mod failures {
             let message = failed.error.error_message.strip_suffix(" (core dumped)");
             let message = message.unwrap_or(&failed.error.error_message);
             assert_eq!(message, format!("RequestId: r-1 Error: {text}"));
-            assert_eq!(failed.logs, "last words\n", "{event}");
+            assert_eq!(&*failed.logs, "last words\n", "{event}");
         }
         assert_eq!(host.answer(&json!("stays")), json!("still here"));
     }

@@ -1,10 +1,36 @@
 //! boto3 and the aws command, with `awslambdaric` in the guest. Meanwhile the tests check the
 //! daemon's status, metrics and traces.
 
+use std::path::Path;
+
 use firn_tests::{Collector, Daemon, World, zip_of};
+use memchr::memmem;
 use serde_json::{Value, json};
 
-use super::{SLEEPER, adds_up, finished};
+use super::{adds_up, finished};
+
+const ROLE: &str = "arn:aws:iam::000000000000:role/any";
+const KEY: &str = "AKIDOFTHEFUNCTIONSROLE";
+
+/// Has the keys of its role before its snapshot, as AWS's SDKs fetch them, and for each request.
+const HOLDER: &str = "\
+import json
+import os
+import urllib.request
+
+
+def secret():
+    request = urllib.request.Request(os.environ['AWS_CONTAINER_CREDENTIALS_FULL_URI'])
+    request.add_header('Authorization', os.environ['AWS_CONTAINER_AUTHORIZATION_TOKEN'])
+    return json.loads(urllib.request.urlopen(request).read())['SecretAccessKey']
+
+
+before = secret()
+
+
+def handler(event, context):
+    return [event, before, secret()]
+";
 
 const BOTO: &str = include_str!("../../../clients/boto.py");
 
@@ -14,7 +40,13 @@ fn boto3_and_the_aws_command_work_unmodified() {
     let world = World::default();
     let collector = Collector::start();
     let otlp = collector.endpoint();
-    let options = ["--monitors", "3", "--event-pause", "1", "--otlp", &otlp];
+    let roles = world.file("roles");
+    let keys =
+        format!("[{ROLE}]\naws_access_key_id = {KEY}\naws_secret_access_key = {KEY}-secret\n");
+    std::fs::write(&roles, keys).unwrap();
+    let roles = roles.display().to_string();
+    let guests = ["--monitors", "3", "--event-pause", "1", "--role-credentials", &roles];
+    let options = [&guests[..], &["--otlp", &otlp]].concat();
     let daemon = Daemon::start_guarded(&world, &options);
     let unsigned = daemon.ask("GET", "/2015-03-31/functions/", &Value::Null);
     assert_eq!(unsigned.status, 403, "{unsigned:?}");
@@ -47,6 +79,9 @@ fn boto3_and_the_aws_command_work_unmodified() {
     assert_eq!(first["body"]["arn"], arn);
     assert!((1..=10_000).contains(&first["body"]["left"].as_u64().unwrap()), "{first}");
     assert!(first["log"].as_str().unwrap().contains("\nasked for Ada\nEND RequestId"), "{first}");
+    let (date, rest) = first["body"]["stream"].as_str().unwrap().split_once("/[1]").unwrap();
+    assert!(date.starts_with("20") && date.len() == 10 && rest.len() == 32, "{first}");
+    reported(first, &["Billed Duration", "Restore Duration", "Billed Restore Duration"]);
     assert_eq!(first["report"]["standby"], true, "{first}");
     assert!(first["report"]["thaw"]["times"]["process_start_ns"].is_u64(), "{first}");
     for count in ["faults", "private_bytes", "shared_bytes"] {
@@ -63,6 +98,8 @@ fn boto3_and_the_aws_command_work_unmodified() {
         (&json!("Unhandled"), &json!("Sandbox.Timedout"))
     );
     assert_eq!(slow["report"]["start"], "warm", "{slow}");
+    assert!(slow["log"].as_str().unwrap().contains(" Task timed out after 10.00 seconds\n"));
+    reported(slow, &["Billed Duration"]);
     let next = &seen["next"];
     assert_eq!(next["report"]["start"], "thawed", "the time-out ended the microVM: {next}");
     assert_eq!(next["body"]["count"], 1, "{next}");
@@ -82,6 +119,7 @@ fn boto3_and_the_aws_command_work_unmodified() {
         (&json!("cold"), &json!("Hi, Ada?"))
     );
     assert_eq!(second["body"]["hooks"], json!([]), "hooks run only with SnapStart");
+    reported(second, &["Billed Duration", "Init Duration"]);
     // A thaw, a warm microVM, and a boot.
     for invoked in [first, raised, second] {
         adds_up(&invoked["report"]);
@@ -110,6 +148,30 @@ fn boto3_and_the_aws_command_work_unmodified() {
         let left = std::fs::read_dir(world.file("daemon").join(folder)).unwrap().count();
         assert_eq!(left, 0, "files of deleted functions remain in {folder}");
     }
+}
+
+/// Fails unless the last line of the log has these times, and the memory of a Python process.
+#[track_caller]
+fn reported(invoked: &Value, times: &[&str]) {
+    let log = invoked["log"].as_str().unwrap();
+    let line = log.lines().last().unwrap();
+    assert!(line.starts_with("REPORT RequestId: "), "{log}");
+    let number = |name: &str| {
+        let (_, rest) = line.split_once(&format!("\t{name}: ")).unwrap();
+        rest.split(' ').next().unwrap().parse::<f64>().unwrap()
+    };
+    assert!(times.iter().all(|name| number(name) > 0.0), "{log}");
+    assert_eq!(number("Memory Size"), 128.0);
+    assert!((5.0..=150.0).contains(&number("Max Memory Used")), "{log}");
+    let starts = ["Restore", "Init"].iter().filter(|start| line.contains(**start)).count();
+    assert_eq!(starts, usize::from(times.len() > 1), "{log}");
+}
+
+/// Whether a file in the folder contains the text.
+#[track_caller]
+fn holds(folder: &Path, text: &str) -> bool {
+    let mut files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    files.any(|file| memmem::find(&std::fs::read(file).unwrap(), text.as_bytes()).is_some())
 }
 
 /// Checks the output of `firn top`.
@@ -147,12 +209,12 @@ fn aws(world: &World, daemon: &Daemon) {
         let output = finished(daemon.python(&[&words.concat(), arguments].concat()));
         serde_json::from_str::<Value>(&output).unwrap_or_default()
     };
-    let (code, role) = (zip("code.zip", SLEEPER), "arn:aws:iam::000000000000:role/any");
+    let code = zip("code.zip", HOLDER);
     let created = lambda(
         &["create-function"],
         &[
             ["--runtime", "python3.11", "--handler", "handler.handler"],
-            ["--role", role, "--zip-file", &code],
+            ["--role", ROLE, "--zip-file", &code],
             ["--snap-start", "ApplyOn=PublishedVersions", "--timeout", "60"],
         ]
         .concat(),
@@ -161,10 +223,18 @@ fn aws(world: &World, daemon: &Daemon) {
     let published = lambda(&["publish-version"], &[]);
     assert_eq!((&published["Version"], &published["State"]), (&json!("1"), &json!("Pending")));
     lambda(&["wait", "published-version-active"], &["--qualifier", "1"]);
+    let snapshots = world.file("daemon/snapshots");
+    let mut entries = std::fs::read_dir(&snapshots).unwrap().map(|entry| entry.unwrap().path());
+    let snapshot = entries.find(|path| path.to_string_lossy().contains("/by-aws-1-"));
+    let snapshot = snapshot.unwrap();
+    assert!(holds(&snapshot, "EXPIRED"), "what the function got before its snapshot");
+    assert!(!holds(&snapshot, KEY), "the snapshot has the keys of the role");
     let to = answer.display().to_string();
     let invoked = lambda(&["invoke"], &["--qualifier", "1", "--payload", &event, &to]);
     assert_eq!(invoked["ExecutedVersion"], "1", "{invoked}");
-    assert_eq!(std::fs::read_to_string(&answer).unwrap(), "{\"a\": [1]}");
+    let expected = json!([{"a": [1]}, "EXPIRED", format!("{KEY}-secret")]);
+    let answered = std::fs::read_to_string(&answer).unwrap();
+    assert_eq!(serde_json::from_str::<Value>(&answered).unwrap(), expected);
     let changed = zip("changed.zip", "def handler(event, context): return 'changed'");
     let updated = lambda(&["update-function-code"], &["--zip-file", &changed]);
     assert_ne!(updated["CodeSha256"], created["CodeSha256"]);

@@ -26,6 +26,7 @@ fn fleet(folder: &std::path::Path) -> Arc<Fleet> {
         snapshots: none(),
         planners: Vec::new(),
         region: String::new(),
+        roles: None,
         start_limit: Duration::from_secs(1),
         started: AtomicU64::new(0),
         standbys: Standbys::new(0),

@@ -12,7 +12,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use tiny_http::{Method, Request, Response, Server};
+use uuid::Uuid;
 
+use super::credentials::{Credentials, PATH as CREDENTIALS};
 use crate::protocol::MAX_ANSWER_BYTES;
 
 const PREFIX: &str = "/2018-06-01/runtime/";
@@ -89,6 +91,8 @@ impl Call {
 #[derive(Debug)]
 pub(crate) struct RuntimeApi {
     address: SocketAddr,
+    /// Keeps other programs than the function from the keys of its role. Clones share it.
+    token: Arc<str>,
     runtime: Arc<Mutex<Option<Connection>>>,
 }
 
@@ -108,22 +112,37 @@ pub(super) struct Calls {
 
 impl RuntimeApi {
     /// Listens on `address` and serves.
-    pub(super) fn serve(address: SocketAddr) -> io::Result<Self> {
+    pub(super) fn serve(address: SocketAddr, credentials: Credentials) -> io::Result<Self> {
         let server = Server::http(address).map_err(io::Error::other)?;
         let address = server.server_addr().to_ip().ok_or(io::ErrorKind::AddrNotAvailable)?;
         let runtime = Arc::<Mutex<Option<Connection>>>::default();
         let current = Arc::clone(&runtime);
+        let token: Arc<str> = Uuid::new_v4().simple().to_string().into();
+        let expected = Arc::clone(&token);
         std::thread::Builder::new().name("runtime-api".into()).spawn(move || {
             for request in server.incoming_requests() {
-                forward(request, &current);
+                if request.url() == CREDENTIALS {
+                    respond_with_credentials(request, &credentials, &expected);
+                } else {
+                    forward(request, &current);
+                }
             }
         })?;
-        Ok(Self { address, runtime })
+        Ok(Self { address, token, runtime })
     }
 
     /// The address of the server.
     pub(super) fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// The environment variables by which AWS's SDKs find the keys of the function's role.
+    pub(super) fn credentials_environment(&self) -> [(String, String); 2] {
+        let uri = format!("http://{}{CREDENTIALS}", self.address);
+        [
+            ("AWS_CONTAINER_CREDENTIALS_FULL_URI".to_owned(), uri),
+            ("AWS_CONTAINER_AUTHORIZATION_TOKEN".to_owned(), self.token.to_string()),
+        ]
     }
 
     /// The calls of the next runtime. From now on the calls of earlier runtimes are dropped.
@@ -150,6 +169,17 @@ impl Calls {
     /// A descriptor that is readable if a call arrived since [`Calls::take`] returned none.
     pub(super) fn event(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
+    }
+}
+
+fn respond_with_credentials(request: Request, credentials: &Credentials, token: &str) {
+    let header = request.headers().iter().find(|header| header.field.equiv("Authorization"));
+    if header.is_none_or(|header| header.value.as_str() != token) {
+        return refuse(request, 403, "Forbidden", "the authorization token is not valid");
+    }
+    match credentials.document() {
+        Some(document) => respond(request, 200, &document),
+        None => refuse(request, 404, "NotFound", "the function's role has no keys"),
     }
 }
 

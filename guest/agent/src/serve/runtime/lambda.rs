@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant, SystemTime};
@@ -18,6 +17,9 @@ use crate::protocol::{FunctionError, Invoke, Load, MAX_ANSWER_BYTES, RuntimeKind
 
 /// The Python program: identity for clones, then AWS Lambda's unmodified runtime interface client.
 const BOOTSTRAP: &str = concat!(include_str!("../../clone.py"), include_str!("../../bootstrap.py"));
+
+/// Where AWS's SDKs send segments. The guest has no daemon there, and they are lost.
+const XRAY_DAEMON: &str = "127.0.0.1:2000";
 
 /// Maximum number of characters of an error's texts that are returned.
 const MAX_TEXT: usize = 16_384;
@@ -41,19 +43,32 @@ pub(crate) struct LambdaRuntime {
 pub(super) fn add_environment(
     environment: &mut BTreeMap<String, String>,
     config: &RuntimeConfig,
-    api: SocketAddr,
+    api: &RuntimeApi,
     load: &Load,
 ) {
     let kind = if load.snap_start { "snap-start" } else { "on-demand" };
     let runtime_dir = config.runtime_dir.display().to_string();
     let own = [
-        ("AWS_LAMBDA_RUNTIME_API", api.to_string()),
+        ("AWS_LAMBDA_RUNTIME_API", api.address().to_string()),
         ("AWS_LAMBDA_INITIALIZATION_TYPE", kind.to_owned()),
         ("LAMBDA_RUNTIME_DIR", runtime_dir.clone()),
     ];
     environment.extend(own.map(|(name, value)| (name.to_owned(), value)));
+    if load.credentials.is_some() {
+        environment.extend(api.credentials_environment());
+    }
     // The function may set its own, as in AWS Lambda.
-    environment.entry("PYTHONPATH".to_owned()).or_insert(runtime_dir);
+    let task_dir = config.task_dir.display();
+    let libraries = format!("{runtime_dir}:{runtime_dir}/lib:{task_dir}:{task_dir}/lib:/opt/lib");
+    let defaults = [
+        ("PYTHONPATH", runtime_dir),
+        ("LD_LIBRARY_PATH", libraries),
+        ("AWS_XRAY_CONTEXT_MISSING", "LOG_ERROR".to_owned()),
+        ("AWS_XRAY_DAEMON_ADDRESS", XRAY_DAEMON.to_owned()),
+    ];
+    for (name, value) in defaults {
+        environment.entry(name.to_owned()).or_insert(value);
+    }
 }
 
 impl LambdaRuntime {
@@ -225,6 +240,10 @@ impl LambdaRuntime {
 
     pub(super) fn take_logs(&mut self) -> String {
         self.process.take_logs()
+    }
+
+    pub(super) fn peak_memory(&self) -> u64 {
+        self.process.peak_memory()
     }
 
     pub(super) fn end(&mut self) -> io::Result<Option<ExitStatus>> {

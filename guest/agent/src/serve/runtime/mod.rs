@@ -3,6 +3,7 @@
 
 mod api;
 mod channel;
+mod credentials;
 mod lambda;
 mod own;
 mod process;
@@ -18,6 +19,7 @@ use serde_json::value::RawValue;
 
 pub(crate) use api::RuntimeApi;
 pub(crate) use channel::Identity;
+pub(crate) use credentials::Credentials;
 use lambda::LambdaRuntime;
 use own::OwnRuntime;
 
@@ -104,6 +106,7 @@ impl Runtime {
     pub(crate) fn start(
         config: &RuntimeConfig,
         api: &mut Option<RuntimeApi>,
+        credentials: &Credentials,
         load: &Load,
         mut environment: BTreeMap<String, String>,
     ) -> Result<Self, StartError> {
@@ -112,9 +115,9 @@ impl Runtime {
         }
         let api = match api {
             Some(api) => api,
-            None => api.insert(RuntimeApi::serve(config.runtime_api)?),
+            None => api.insert(RuntimeApi::serve(config.runtime_api, credentials.clone())?),
         };
-        lambda::add_environment(&mut environment, config, api.address(), load);
+        lambda::add_environment(&mut environment, config, api, load);
         let runtime = LambdaRuntime::start(config, api, load.runtime, &environment)?;
         Ok(Self::Lambda(Box::new(runtime)))
     }
@@ -181,6 +184,14 @@ impl Runtime {
         match self {
             Self::Own(runtime) => runtime.take_logs(),
             Self::Lambda(runtime) => runtime.take_logs(),
+        }
+    }
+
+    /// The sum of the largest resident sets of the processes that run, in bytes.
+    pub(crate) fn peak_memory(&self) -> u64 {
+        match self {
+            Self::Own(runtime) => runtime.peak_memory(),
+            Self::Lambda(runtime) => runtime.peak_memory(),
         }
     }
 

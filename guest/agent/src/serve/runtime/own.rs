@@ -75,6 +75,10 @@ impl OwnRuntime {
         self.process.take_logs()
     }
 
+    pub(super) fn peak_memory(&self) -> u64 {
+        self.process.peak_memory()
+    }
+
     pub(super) fn end(&mut self) -> io::Result<Option<ExitStatus>> {
         self.process.end()
     }

@@ -126,6 +126,13 @@ impl Process {
         self.tail.take()
     }
 
+    /// The sum of the largest resident sets of the function's processes that run, in bytes.
+    pub(super) fn peak_memory(&self) -> u64 {
+        let own = || Ok(vec![self.child.id()]);
+        let processes = self.freezer.as_ref().map_or_else(own, Freezer::processes);
+        processes.unwrap_or_default().into_iter().filter_map(largest_resident_set).sum()
+    }
+
     /// Waits for a process that closed its channel, and kills it after a grace period. Returns its
     /// status, or `None` if it was killed.
     pub(super) fn end(&mut self) -> io::Result<Option<ExitStatus>> {
@@ -179,6 +186,14 @@ impl Process {
         let status = self.child.wait()?;
         killed.map(|()| status)
     }
+}
+
+/// The largest resident set of a process so far, in bytes; none if it has ended.
+fn largest_resident_set(process: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(kib << 10)
 }
 
 impl Drop for Process {
