@@ -19,7 +19,7 @@ use zip::write::{SimpleFileOptions, ZipWriter};
 
 use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
-use firn_control::{BootFiles, ControlOptions, MAX_ZIP, Tenants};
+use firn_control::{BootFiles, ControlOptions, ImageFiles, MAX_ZIP, Tenants};
 
 use crate::credentials::Credentials;
 use crate::lambda::{MAX_BODY, REPORT, REQUEST_ID};
@@ -78,7 +78,10 @@ impl World {
                     root: "/bin/false".into(),
                     overlay: "/bin/false".into(),
                 },
-                images: Some(self.directory.path().join("images")),
+                images: Some(ImageFiles {
+                    base: "/bin/false".into(),
+                    folder: self.directory.path().join("images"),
+                }),
                 standby: 0,
                 ready: 0,
                 pool: None,
@@ -299,6 +302,7 @@ async fn requests_that_lambda_refuses_are_refused() {
         (json!({ "FunctionName": "x".repeat(65) }), rule, "functionName"),
         (json!({ "Runtime": "python2.7" }), value, "python3.11"),
         (json!({ "Runtime": "python3.12" }), value, "python3.11"),
+        (json!({ "Runtime": "nodejs20.x" }), value, "Container images"),
         (json!({ "Runtime": null }), rule, "runtime"),
         (json!({ "Handler": "a b" }), rule, "handler"),
         (json!({ "Role": "" }), rule, "role"),

@@ -22,8 +22,8 @@ mod telemetry;
 pub use blocking::TaskFailed;
 pub use functions::{
     Alias, Code, CodeError, ConfigurationChange, ConfigurationError, Cors, EventSettings, Field,
-    FunctionUrl, ImageError, LATEST, MAX_ENVIRONMENT, MAX_UNPACKED, MAX_ZIP, NameError, Permission,
-    RolesError, Runtime, Target, Version, VersionState,
+    FunctionUrl, ImageError, ImageFiles, LATEST, MAX_ENVIRONMENT, MAX_UNPACKED, MAX_ZIP, NameError,
+    Permission, RolesError, Runtime, Target, Version, VersionState,
 };
 pub use instances::{
     AcquireError, BootFiles, DaemonStatus, InvocationReport, InvokeFailure, Invoked, Latency,

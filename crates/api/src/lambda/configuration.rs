@@ -33,7 +33,9 @@ pub(super) fn change(request: Settings) -> Result<ConfigurationChange, ApiError>
 fn runtime(name: &str) -> Result<Runtime, ApiError> {
     serde_json::from_value(name.into()).map_err(|_| {
         ApiError::invalid(format!(
-            "Value {name} at 'runtime' failed to satisfy constraint: Member must satisfy enum value set: {RUNTIMES} or be a valid ARN",
+            "Value {name} at 'runtime' failed to satisfy constraint: Member must satisfy enum value set: {RUNTIMES}. \
+             Container images are not supported either: put another language into a bootstrap (provided.al2023), on an \
+             image of your own if it needs packages (FIRN_IMAGE, firn image build)",
         ))
     })
 }

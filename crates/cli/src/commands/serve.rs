@@ -10,14 +10,17 @@ use firn_base::parse_size;
 use tracing_subscriber::EnvFilter;
 
 use firn_api::{Credentials, Limits, Listen, ServeOptions};
-use firn_control::{BootFiles, ControlOptions, Quotas, Tenants};
+use firn_control::{BootFiles, ControlOptions, ImageFiles, Quotas, Tenants};
 use firn_memory::planners::parse;
-use firn_run::{FunctionSettings, require_linux};
+use firn_run::{FunctionSettings, ImageName, require_linux};
 
-use crate::assets::GuestFiles;
+use crate::assets::{GuestFiles, image_file};
 use crate::host_args::HostArgs;
 use crate::log::LogLines;
 use crate::output;
+
+/// The image of functions that name none.
+const IMAGE: &str = "aws";
 
 /// Planners for snapshots in a pool, best first. `firn` is `pass_shared` that copies pages before
 /// the guest writes them. Both need a medium that supports private mappings or mappings in chunks.
@@ -191,7 +194,9 @@ enum Log {
 
 pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
     require_linux(arguments.host.software_kvm, &arguments.host.kvm)?;
-    let root = arguments.files.check(&FunctionSettings::default())?;
+    let image = ImageName::try_from(IMAGE.to_owned())?;
+    let settings = FunctionSettings { image: Some(image), ..FunctionSettings::default() };
+    let root = arguments.files.check(&settings)?;
     let planners: &[&str] = match (&arguments.planner, &arguments.pool) {
         (Some(planner), _) => &[planner],
         (None, Some(_)) => &BEST_IN_POOL,
@@ -256,7 +261,10 @@ pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
                 root,
                 overlay: arguments.files.overlay,
             },
-            images: (!names_root).then(|| firn_lab::guest_file("images")),
+            images: (!names_root).then(|| ImageFiles {
+                base: image_file(&ImageName::base()),
+                folder: firn_lab::guest_file("images"),
+            }),
             standby: arguments.standby.into(),
             ready: arguments.ready,
             pool: arguments.pool,

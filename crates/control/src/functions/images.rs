@@ -9,13 +9,18 @@ use super::Version;
 /// The environment variable of a function's configuration that names its image.
 pub(crate) const IMAGE_VARIABLE: &str = "FIRN_IMAGE";
 
-/// The images on this host.
-#[derive(Debug)]
-pub(crate) struct Images {
-    /// The folder with a file `NAME.erofs` for each image except the base image. Without a folder,
-    /// all functions run on the same root.
-    pub(crate) folder: Option<PathBuf>,
+/// The files of the images on this host.
+#[derive(Debug, Clone)]
+pub struct ImageFiles {
+    /// The base image.
+    pub base: PathBuf,
+    /// The folder with a file `NAME.erofs` for each other image.
+    pub folder: PathBuf,
 }
+
+/// The images that functions can choose; `None` if all functions run on the same root.
+#[derive(Debug)]
+pub(crate) struct Images(pub(crate) Option<ImageFiles>);
 
 /// A function's image cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -35,15 +40,15 @@ pub enum ImageError {
 }
 
 impl Images {
-    /// The file of the image that `version` runs on, unless it is the base image.
+    /// The file of the image that `version` runs on, if it names one.
     pub(crate) fn of(&self, version: &Version) -> Result<Option<PathBuf>, ImageError> {
         let named = version.environment.get(IMAGE_VARIABLE);
-        let (Some(folder), Some(text)) = (&self.folder, named) else { return Ok(None) };
+        let (Some(files), Some(text)) = (&self.0, named) else { return Ok(None) };
         let name = ImageName::try_from(text.clone()).map_err(ImageError::Name)?;
         if name == ImageName::base() {
-            return Ok(None);
+            return Ok(Some(files.base.clone()));
         }
-        let path = folder.join(name.as_str()).with_extension("erofs");
+        let path = files.folder.join(name.as_str()).with_extension("erofs");
         if path.is_file() {
             Ok(Some(path))
         } else {

@@ -45,7 +45,7 @@ pub use versions::PublishRequest;
 
 use events::Events;
 
-use crate::functions::{CodeStore, Images, Roles, RolesError};
+use crate::functions::{CodeStore, ImageFiles, Images, Roles, RolesError};
 use crate::instances::{
     BootFiles, Cpus, DaemonStatus, Fleet, Launcher, Limits, ReadyClones, Scratch, SnapshotPool,
     Standbys,
@@ -75,9 +75,9 @@ pub struct ControlOptions {
     pub software_kvm: bool,
     /// The files that microVMs boot from.
     pub boot_files: BootFiles,
-    /// The folder with the images that functions can choose with `FIRN_IMAGE`, each a file
-    /// `NAME.erofs`. `None` if all functions run on the same root.
-    pub images: Option<PathBuf>,
+    /// The images that functions can choose with `FIRN_IMAGE`. `None` if all functions run on the
+    /// same root.
+    pub images: Option<ImageFiles>,
     /// Number of standby monitors.
     pub standby: usize,
     /// DRAM for ready clones, bytes; 0 makes none.
@@ -218,7 +218,7 @@ impl Control {
             kvm: options.kvm.clone(),
             software_kvm: options.software_kvm,
             boot_files: options.boot_files.clone(),
-            images: Images { folder: options.images.clone() },
+            images: Images(options.images.clone()),
             region: options.region.clone(),
             roles: options.roles.as_deref().map(Roles::open).transpose()?,
             start_limit: options.start_limit,

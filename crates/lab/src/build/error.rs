@@ -113,7 +113,7 @@ pub enum BuildError {
         path: PathBuf,
     },
     /// The name is not one of firn's images.
-    #[error("firn has no image {name}; its images are base, science, learning and media")]
+    #[error("firn has no image {name}; its images are base, aws, science, learning and media")]
     UnknownImage {
         /// The name.
         name: String,
@@ -125,7 +125,9 @@ pub enum BuildError {
         name: String,
     },
     /// There is no image to add to.
-    #[error("there is no image {name}; firn's own images are base, science, learning and media")]
+    #[error(
+        "there is no image {name}; firn's own images are base, aws, science, learning and media"
+    )]
     NoImage {
         /// A name or a path.
         name: String,

@@ -44,7 +44,8 @@ impl Builder<'_> {
             self.store.publish("guest/vmlinux", &key)?;
         }
         self.empty_disk(&OVERLAY)?;
-        self.own_image("base")?;
+        // Builds its layer below, base, first.
+        self.own_image("aws")?;
         self.initramfs(agent, &packages)?;
         let list = self.store.path("guest/packages");
         let root = self.store.path("guest/root.packages");

@@ -272,6 +272,7 @@ impl Builder<'_> {
         let list = self.store.path("guest/image.packages");
         self.unpack(&root.folder, &list, |_| true, &names)?;
         clear_status(&apt)?;
+        join_certificates(&root.folder).map_err(BuildError::file("write", &root.folder))?;
         remove_unused(&root.folder).map_err(BuildError::file("remove files in", &root.folder))
     }
 
@@ -408,6 +409,23 @@ fn make_skeleton(root: &Path) -> io::Result<()> {
         fs::set_permissions(root.join(folder), fs::Permissions::from_mode(0o1777))?;
     }
     FILES.into_iter().try_for_each(|(name, text)| fs::write(root.join(name), text))
+}
+
+/// Makes the file of all certificates that update-ca-certificates would make, if the root has any.
+fn join_certificates(root: &Path) -> io::Result<()> {
+    let entries = match fs::read_dir(root.join("usr/share/ca-certificates/mozilla")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    let mut files = entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
+    files.sort();
+    let mut all = String::new();
+    for file in files {
+        all += &fs::read_to_string(file)?;
+    }
+    let folder = root.join("etc/ssl/certs");
+    fs::create_dir_all(&folder)?;
+    fs::write(folder.join("ca-certificates.crt"), all)
 }
 
 /// Removes what no function reads, and makes the links of update-alternatives.

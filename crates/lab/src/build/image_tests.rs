@@ -1,8 +1,8 @@
 use std::fs;
 
 use super::{
-    Below, Contents, check_place, held, is_in_status, is_name, list_contents, make_skeleton,
-    recipe, remove_unused,
+    Below, Contents, check_place, held, is_in_status, is_name, join_certificates, list_contents,
+    make_skeleton, recipe, remove_unused,
 };
 
 /// The keys equal those of earlier builds, so existing caches stay valid.
@@ -49,6 +49,21 @@ fn omitted_packages_are_listed_as_installed() {
          Package: tar\nStatus: hold ok installed\nVersion: 1\n"
     );
     assert!(is_in_status(&status, "perl") && !is_in_status(&status, "per"));
+}
+
+#[test]
+fn certificates_are_joined_in_one_file() {
+    let root = tempfile::tempdir().unwrap();
+    join_certificates(root.path()).unwrap();
+    assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
+    let folder = root.path().join("usr/share/ca-certificates/mozilla");
+    fs::create_dir_all(&folder).unwrap();
+    for name in ["b", "a"] {
+        fs::write(folder.join(name).with_extension("crt"), format!("{name}\n")).unwrap();
+    }
+    join_certificates(root.path()).unwrap();
+    let joined = fs::read_to_string(root.path().join("etc/ssl/certs/ca-certificates.crt"));
+    assert_eq!(joined.unwrap(), "a\nb\n");
 }
 
 #[test]

@@ -30,6 +30,13 @@ pub(super) fn recipe(name: &str) -> Option<Recipe> {
             // AWS Lambda's runtime interface client, and the library for its SnapStart hooks.
             runtime_wheels: &["awslambdaric", "snapshot-restore-py"],
         },
+        // What functions find in AWS Lambda's Python runtimes.
+        "aws" => Recipe {
+            from: Some("base"),
+            packages: &["coreutils", "dash", "tzdata", "ca-certificates", "openssl"],
+            wheels: &["boto3"],
+            ..Recipe::default()
+        },
         "science" => Recipe {
             from: Some("base"),
             packages: &["python3-numpy", "python3-pil", "python3-igraph", "libopenblas0-pthread"],

@@ -20,7 +20,7 @@ fn fleet(folder: &std::path::Path) -> Arc<Fleet> {
         kvm: none(),
         software_kvm: false,
         boot_files: BootFiles { kernel: none(), initramfs: none(), root: none(), overlay: none() },
-        images: Images { folder: None },
+        images: Images(None),
         instances: Instances::in_directory(folder.join("run")),
         pool: None,
         snapshots: none(),
