@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
 use crate::step::Step;
 use crate::{Result, cargo};
@@ -46,16 +46,33 @@ impl Runner {
         self.run_to(step, |_| ())
     }
 
+    /// The same. Returns false if the exit code is `expected`.
+    pub(crate) fn run_but_for(&self, expected: i32, step: &Step) -> Result<bool> {
+        let failure = self.failure(step, |_| ())?;
+        if failure.is_some_and(|status| status.code() == Some(expected)) {
+            return Ok(false);
+        }
+        failure.map_or(Ok(true), |status| failed(step, status))
+    }
+
     fn run_to(&self, step: &Step, configure: impl FnOnce(&mut Command)) -> Result<()> {
+        self.failure(step, configure)?.map_or(Ok(()), |status| failed(step, status))
+    }
+
+    /// Runs a step. Returns its status if it failed.
+    fn failure(
+        &self,
+        step: &Step,
+        configure: impl FnOnce(&mut Command),
+    ) -> Result<Option<ExitStatus>> {
         if self.lists(step) {
-            return Ok(());
+            return Ok(None);
         }
         let mut child = step.spawn(|command| {
             self.prepare(command);
             configure(command);
         })?;
-        let status = child.wait()?;
-        if status.success() { Ok(()) } else { Err(format!("failed ({status}): {step}").into()) }
+        Ok(Some(child.wait()?).filter(|status| !status.success()))
     }
 
     /// Runs a step without its standard output.
@@ -91,11 +108,7 @@ impl Runner {
         output.read_to_end(&mut text)?;
         std::io::stdout().write_all(&text)?;
         result?;
-        if status.success() {
-            Ok(())
-        } else {
-            Err(format!("failed ({status}): {background}").into())
-        }
+        if status.success() { Ok(()) } else { failed(background, status) }
     }
 
     /// Builds a program with a cargo command such as `test -p firn --test lab`, and returns its
@@ -143,6 +156,10 @@ fn temporary_file() -> Result<File> {
     let file = File::options().read(true).write(true).create_new(true).open(&path)?;
     std::fs::remove_file(&path)?;
     Ok(file)
+}
+
+fn failed<T>(step: &Step, status: ExitStatus) -> Result<T> {
+    Err(format!("failed ({status}): {step}").into())
 }
 
 #[cfg(test)]

@@ -12,9 +12,6 @@ use crate::Life;
 /// How many requests end between two kills.
 const BETWEEN: usize = 25;
 
-/// How many processes of each kind are killed at least.
-const LEAST: usize = 2;
-
 /// A kind of process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
@@ -27,14 +24,17 @@ pub(crate) enum Kind {
 /// Kills processes in rounds: each has the same kinds, in a random order.
 pub(crate) struct Killer {
     seed: u64,
+    /// How many of each kind are killed at least.
+    least: usize,
     /// How many of each kind are killed in a round.
     round: BTreeMap<Kind, usize>,
     killed: Mutex<BTreeMap<Kind, usize>>,
 }
 
 impl Killer {
-    pub(crate) fn new(seed: u64, round: &[(Kind, usize)]) -> Self {
-        Self { seed, round: round.iter().copied().collect(), killed: Mutex::default() }
+    pub(crate) fn new(seed: u64, least: usize, round: &[(Kind, usize)]) -> Self {
+        let round = round.iter().copied().collect();
+        Self { seed, least, round, killed: Mutex::default() }
     }
 
     /// How many processes of each kind were killed.
@@ -45,7 +45,7 @@ impl Killer {
     /// Whether enough processes of each kind were killed.
     pub(crate) fn is_done(&self) -> bool {
         let killed = self.killed();
-        self.round.keys().all(|kind| killed.get(kind).is_some_and(|count| *count >= LEAST))
+        self.round.keys().all(|kind| killed.get(kind).is_some_and(|count| *count >= self.least))
     }
 
     /// Kills one process after every [`BETWEEN`] requests, until the requests have ended.

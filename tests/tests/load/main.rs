@@ -44,7 +44,10 @@ fn requests_beside_kills_are_answered_or_refused() {
     let life = Life::begin(&house);
     let versions = Versions::publish(&life);
     let events = Events::default();
-    let killer = Killer::new(seed, &[(Kind::Monitor, 7), (Kind::Manager, 2), (Kind::Daemon, 1)]);
+    // A round takes 250 requests.
+    let least = if count < 500 { 1 } else { 2 };
+    let round = [(Kind::Monitor, 7), (Kind::Manager, 2), (Kind::Daemon, 1)];
+    let killer = Killer::new(seed, least, &round);
     let beside: [Work<'_>; 2] = [&|| versions.change(&life), &|| events.send(&life)];
     let tally = life.send(AT_ONCE, count, &killer, &beside);
     let killed = killer.killed();
@@ -71,7 +74,7 @@ fn killed_processes_leave_nothing_in_the_daemon() {
     let life = Life::begin(&house);
     let versions = Versions::publish(&life);
     let round = |seed: u64| {
-        let killer = Killer::new(seed, &[(Kind::Monitor, 4), (Kind::Manager, 1)]);
+        let killer = Killer::new(seed, 2, &[(Kind::Monitor, 4), (Kind::Manager, 1)]);
         life.send(16, 160, &killer, &[]);
         eprintln!("killed: {:?}", killer.killed());
         assert!(killer.is_done());
@@ -108,7 +111,7 @@ fn a_killed_manager_is_replaced_while_requests_go_on() {
         versions.publish_and_wait(&life);
         life.stop.store(true, Ordering::SeqCst);
     };
-    let tally = life.send(8, usize::MAX, &Killer::new(1, &[]), &[&work]);
+    let tally = life.send(8, usize::MAX, &Killer::new(1, 0, &[]), &[&work]);
     eprintln!("{} requests: {tally:?}", tally.requests());
     assert_eq!((tally.refused, tally.cut_off), (0, 0));
     life.end();
