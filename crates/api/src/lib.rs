@@ -24,6 +24,8 @@ mod sts;
 #[cfg(test)]
 mod tenants_tests;
 #[cfg(test)]
+mod terraform_tests;
+#[cfg(test)]
 mod tests;
 
 pub use credentials::{Credentials, CredentialsError};
