@@ -121,6 +121,7 @@ impl Agent {
                     answer: invoke.event,
                     duration_ns: 0,
                     logs: String::new(),
+                    max_memory_bytes: 0,
                 })
             }
             Request::PrepareFreeze => Reply::ReadyToFreeze,
