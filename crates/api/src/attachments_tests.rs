@@ -44,6 +44,10 @@ async fn a_function_has_tags() {
     assert_eq!(tags().await, json!({ "env": "live" }));
     assert_eq!(client.get(&format!("{ONE}:1")).await.ok(200)["Tags"], json!({ "env": "live" }));
 
+    // No alias has this name.
+    client.ask("DELETE", &format!("{ONE}/aliases/$LATEST"), &Value::Null).await.ok(204);
+    assert_eq!(tags().await, json!({ "env": "live" }));
+
     // They are the function's: another one of the same name has none.
     client.ask("DELETE", ONE, &Value::Null).await.ok(204);
     client.get(&path).await.refused(404, "ResourceNotFoundException");

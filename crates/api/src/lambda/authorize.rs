@@ -161,9 +161,11 @@ impl Admission {
         if url.is_none() {
             self.check_host(parts)?;
         }
-        // Signatures protect the URL of a function against pages of other origins.
-        if url.is_none() || (signed && self.credentials.is_none()) {
-            check_page(parts, url.is_some() || is_change(parts))?;
+        if url.is_none() {
+            check_page(parts, is_change(parts))?;
+        } else if signed && self.credentials.is_none() {
+            // Nothing else protects a URL against pages of other origins.
+            return Err(ApiError::forbidden());
         }
         let now = SystemTime::now();
         let checked = match self.credentials.as_ref().filter(|_| signed) {

@@ -133,8 +133,12 @@ impl Control {
         blocking(move || {
             control.store.delete(|change| {
                 check_owner(change.function(target.name())?, &target)?;
-                change.remove_alias(target.name(), &alias)?;
-                Ok(change.put_attachments(target.name(), &alias, &Attachments::default())?)
+                // The path may name $LATEST or a version, which keep what is attached to them.
+                if is_alias(&alias) {
+                    change.remove_alias(target.name(), &alias)?;
+                    change.put_attachments(target.name(), &alias, &Attachments::default())?;
+                }
+                Ok(())
             })
         })
         .await

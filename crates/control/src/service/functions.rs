@@ -300,11 +300,16 @@ impl Control {
             Some(version) => control.delete_version(&target, version),
         })
         .await?;
-        for version in deleted {
-            tracing::info!(function = version.function, version = version.version, "deleted");
-            self.forget(version).await;
-        }
-        self.sweep_code().await;
+        let control = Arc::clone(self);
+        let forgetting = tokio::spawn(async move {
+            for version in deleted {
+                tracing::info!(function = version.function, version = version.version, "deleted");
+                control.forget(version).await;
+            }
+            control.sweep_code().await;
+        });
+        // It goes on if the client disconnects. It does not panic.
+        let _ = forgetting.await;
         Ok(())
     }
 

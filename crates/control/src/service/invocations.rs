@@ -158,8 +158,10 @@ impl Control {
                 Ok(found) => found,
                 Err(error) => return matches!(error, FindError::NotFound(_)),
             };
-            let Ok(settings) = self.event_settings(target).await else { return false };
-            let settings = settings.unwrap_or_default();
+            let settings = match self.event_settings(target).await {
+                Ok(settings) => settings.unwrap_or_default(),
+                Err(error) => return matches!(error, FindError::NotFound(_)),
+            };
             if let Some(seconds) = settings.max_age {
                 backoff.limit(Duration::from_secs(seconds.into()));
             }
