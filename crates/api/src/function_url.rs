@@ -32,7 +32,7 @@ use crate::lambda::{ApiError, REQUEST_ID, Scope};
 use crate::server::Source;
 
 /// The second label of the host of every URL.
-const LABEL: &str = "lambda-url";
+pub(crate) const LABEL: &str = "lambda-url";
 
 /// The id in the host of a request, if that is the host of a URL.
 pub(crate) fn id_of<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a str> {

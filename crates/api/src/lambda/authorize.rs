@@ -160,8 +160,6 @@ impl Admission {
         };
         if url.is_none() {
             self.check_host(parts)?;
-        }
-        if url.is_none() {
             check_page(parts, is_change(parts))?;
         } else if signed && self.credentials.is_none() {
             // Nothing else protects a URL against pages of other origins.

@@ -126,8 +126,7 @@ impl ApiError {
     }
 
     fn not_found(what: &str, arn: impl std::fmt::Display) -> Self {
-        let message = format!("{what} not found: {arn}");
-        Self::new(StatusCode::NOT_FOUND, "ResourceNotFoundException", message)
+        Self::missing(format!("{what} not found: {arn}"))
     }
 
     /// The operation is not supported, or there is none at this path.
@@ -312,8 +311,7 @@ impl Translate for AttachmentError {
                  existing statement."
             )),
             Self::NoStatement(id) => {
-                let message = format!("Statement {id} is not found in resource policy.");
-                ApiError::new(StatusCode::NOT_FOUND, "ResourceNotFoundException", message)
+                ApiError::missing(format!("Statement {id} is not found in resource policy."))
             }
             Self::TooLong => {
                 let kind = "PolicyLengthExceededException";
@@ -403,10 +401,7 @@ impl From<ParseNameError> for ApiError {
     fn from(error: ParseNameError) -> Self {
         match error {
             ParseNameError::Mismatch => Self::invalid(error.to_string()),
-            ParseNameError::Region { .. } => {
-                let kind = "ResourceNotFoundException";
-                Self::new(StatusCode::NOT_FOUND, kind, error.to_string())
-            }
+            ParseNameError::Region { .. } => Self::missing(error.to_string()),
             ParseNameError::Account { .. } => Self::foreign(error.to_string()),
             ParseNameError::Function(_) | ParseNameError::Qualifier(_) => {
                 Self::validation(error.to_string())

@@ -15,6 +15,7 @@ use super::extract::{Qualified, Unqualified};
 use super::names::Scope;
 use super::pages::page;
 use super::settings::{self, Others};
+use crate::function_url::LABEL;
 
 /// The body of CreateFunctionUrlConfig and UpdateFunctionUrlConfig.
 #[derive(Deserialize)]
@@ -158,7 +159,7 @@ fn document(
     let port = host.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok());
     let port = port.map(|(_, port)| format!(":{port}")).unwrap_or_default();
     let mut document = json!({
-        "FunctionUrl": format!("http://{}.lambda-url.{}.localhost{port}/", url.id, scope.region),
+        "FunctionUrl": format!("http://{}.{LABEL}.{}.localhost{port}/", url.id, scope.region),
         "FunctionArn": scope.arn(name, qualifier.filter(|name| *name != LATEST)).to_string(),
         "AuthType": if url.signed { "AWS_IAM" } else { "NONE" },
         "CreationTime": url.created,

@@ -97,6 +97,13 @@ pub enum LoadFailure {
     Task(#[from] JoinError),
 }
 
+impl LoadFailure {
+    /// See [`LaunchError::is_of_earlier_clients`].
+    fn is_of_earlier_clients(&self) -> bool {
+        matches!(self, Self::Start(error) if error.is_of_earlier_clients())
+    }
+}
+
 /// A version was not frozen.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PublishFailure {
@@ -115,12 +122,11 @@ pub(crate) enum PublishFailure {
 impl PublishFailure {
     /// See [`LaunchError::is_of_earlier_clients`].
     pub(crate) fn is_of_earlier_clients(&self) -> bool {
-        let (Self::Freeze(FreezeError::Place(error)) | Self::Load(LoadFailure::Start(error))) =
-            self
-        else {
-            return false;
-        };
-        error.is_of_earlier_clients()
+        match self {
+            Self::Freeze(FreezeError::Place(error)) => error.is_of_earlier_clients(),
+            Self::Load(error) => error.is_of_earlier_clients(),
+            _ => false,
+        }
     }
 
     /// Whether the monitor did not write the snapshot.
@@ -326,7 +332,7 @@ async fn start(
             }
             Err(error @ LoadFailure::Start(LaunchError::Function(_))) => return Err(error),
             Err(error) => {
-                if matches!(&error, LoadFailure::Start(error) if error.is_of_earlier_clients()) {
+                if error.is_of_earlier_clients() {
                     fleet.end_pool_clients();
                 }
                 report.thaw_failed = true;

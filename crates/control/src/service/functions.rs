@@ -161,9 +161,6 @@ impl Control {
     /// The version that serves a request to `target`: of an alias with two versions, one of them.
     pub(super) async fn route(self: &Arc<Self>, target: &Target) -> Result<Found, FindError> {
         let (control, target) = (Arc::clone(self), target.clone());
-        // 32 of the 122 random bits of the id.
-        let bits = u32::try_from(Uuid::new_v4().as_u128() & u128::from(u32::MAX));
-        let draw = f64::from(bits.unwrap_or_default()) / 2_f64.powi(32);
         blocking(move || control.find_version(&target, Some(draw))).await
     }
 
@@ -172,9 +169,9 @@ impl Control {
         self.find_version(target, None)
     }
 
-    /// The version that `target` names, or, with a random number, the version that serves a
-    /// request.
-    fn find_version(&self, target: &Target, draw: Option<f64>) -> Result<Found, FindError> {
+    /// The version that `target` names, or, with a source of random numbers, the version that
+    /// serves a request.
+    fn find_version(&self, target: &Target, draw: Option<fn() -> f64>) -> Result<Found, FindError> {
         let missing = || NotFound::Function(target.clone());
         let name = target.name();
         let function = self.store.function(name)?.ok_or_else(missing)?;
@@ -187,7 +184,10 @@ impl Control {
             Some(number) if number.bytes().all(|byte| byte.is_ascii_digit()) => number.to_owned(),
             Some(alias) => {
                 let alias = self.store.alias(name, alias)?.ok_or_else(missing)?;
-                draw.map_or_else(|| alias.version.clone(), |draw| alias.clone().into_version(draw))
+                match draw.filter(|_| alias.additional.is_some()) {
+                    Some(draw) => alias.into_version(draw()),
+                    None => alias.version,
+                }
             }
         };
         let version = self.store.version(name, &number)?.ok_or_else(missing)?;
@@ -422,4 +422,11 @@ pub(super) fn function<E: From<StoreError> + From<NotFound>>(
     let found = found.ok_or_else(|| NotFound::Function(target.clone()))?;
     found.check_owner(target)?;
     Ok(found)
+}
+
+/// A random number from 0 to less than 1.
+fn draw() -> f64 {
+    // 32 of the 122 random bits of the id.
+    let bits = u32::try_from(Uuid::new_v4().as_u128() & u128::from(u32::MAX));
+    f64::from(bits.unwrap_or_default()) / 2_f64.powi(32)
 }

@@ -17,10 +17,15 @@ async fn occupied(folder: &Path, queue_wait: Option<Duration>) -> (Arc<Control>,
     options.monitors = 1;
     options.queue_wait = queue_wait.unwrap_or(options.queue_wait);
     let control = Control::open(&options, None).unwrap();
+    let lease = occupy(&control).await;
+    (control, lease)
+}
+
+/// Creates the function `f`, and leases a microVM.
+async fn occupy(control: &Arc<Control>) -> impl Sized + use<> {
     let latest = control.create_function(new_function("f")).await.unwrap();
     let request = LeaseRequest { version: Arc::new(latest), new: true };
-    let lease = control.fleet.acquire(request).await.unwrap();
-    (control, lease)
+    control.fleet.acquire(request).await.unwrap()
 }
 
 #[tokio::test]
@@ -218,9 +223,7 @@ async fn a_snapshot_that_was_published_before_its_version_was_deleted_is_purged(
     let folder = tempfile::tempdir().unwrap();
     let manager = manager(folder.path());
     let control = with_pool(folder.path(), 1);
-    let latest = control.create_function(new_function("f")).await.unwrap();
-    let request = LeaseRequest { version: Arc::new(latest), new: true };
-    let _lease = control.fleet.acquire(request).await.unwrap();
+    let _lease = occupy(&control).await;
     let target = Target::new("f", Some("1")).unwrap();
     let version = control.publish(&target, PublishRequest::default()).await.unwrap();
     version_when(&control, "f", "1", |version| version.waiting.is_some()).await;

@@ -1,6 +1,8 @@
 //! The table of what is attached to functions, versions and aliases.
 
-use redb::{ReadOnlyTable, ReadTransaction, ReadableDatabase, TableDefinition, TableError};
+use redb::{
+    Key, ReadOnlyTable, ReadTransaction, ReadableDatabase, TableDefinition, TableError, Value,
+};
 
 use super::{Change, Named, Store, StoreError, failed, get, named, put};
 use crate::functions::Attachments;
@@ -17,10 +19,7 @@ impl Store {
     pub(crate) fn url(&self, id: &str) -> Result<Option<(String, String)>, StoreError> {
         self.with(|database| {
             let read = database.begin_read().map_err(failed)?;
-            let table = match read.open_table(URLS) {
-                Err(TableError::TableDoesNotExist(_)) => return Ok(None),
-                table => table.map_err(failed)?,
-            };
+            let Some(table) = table(&read, URLS)? else { return Ok(None) };
             let found = table.get(id).map_err(failed)?;
             Ok(found.map(|found| (found.value().0.to_owned(), found.value().1.to_owned())))
         })
@@ -33,7 +32,7 @@ impl Store {
         qualifier: &str,
     ) -> Result<Attachments, StoreError> {
         self.with(|database| {
-            let found = match table(&database.begin_read().map_err(failed)?)? {
+            let found = match table(&database.begin_read().map_err(failed)?, ATTACHMENTS)? {
                 Some(table) => get(&table, (name, qualifier))?,
                 None => None,
             };
@@ -55,14 +54,15 @@ pub(super) fn all(
     read: &ReadTransaction,
     name: &str,
 ) -> Result<Vec<(String, Attachments)>, StoreError> {
-    table(read)?.map_or_else(|| Ok(Vec::new()), |table| named(&table, name))
+    table(read, ATTACHMENTS)?.map_or_else(|| Ok(Vec::new()), |table| named(&table, name))
 }
 
-/// The table. A database of an earlier version has none, and it is made with its first entry.
-fn table(
+/// A table. A database of an earlier version has none, and it is made with its first entry.
+fn table<K: Key + 'static, V: Value + 'static>(
     read: &ReadTransaction,
-) -> Result<Option<ReadOnlyTable<Named, &'static [u8]>>, StoreError> {
-    match read.open_table(ATTACHMENTS) {
+    definition: TableDefinition<'_, K, V>,
+) -> Result<Option<ReadOnlyTable<K, V>>, StoreError> {
+    match read.open_table(definition) {
         Err(TableError::TableDoesNotExist(_)) => Ok(None),
         table => Ok(Some(table.map_err(failed)?)),
     }
