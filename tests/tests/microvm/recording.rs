@@ -58,7 +58,7 @@ fn a_recording_repeats_accesses_and_has_a_second_invocation() {
     let world = World::default();
     let file = world.file("hello-a2.trace");
     let record = world.firn(["record", "--json", "--invoke", HELLO.input_a, "--input", "a"]);
-    let record = record.args(["--again", "500000000", "--out"]);
+    let record = record.args(["--again", "100000000", "--out"]);
     let report = record.arg(&file).arg(frozen(&HELLO)).run().json();
     world.assert_nothing_left();
     let expected: Value = serde_json::from_str(HELLO.expected_a).unwrap();
@@ -66,7 +66,7 @@ fn a_recording_repeats_accesses_and_has_a_second_invocation() {
 
     let trace = Trace::decode(&fs::read(&file).unwrap()).unwrap();
     let again = trace.again().unwrap();
-    assert_eq!(again.period, 500_000_000);
+    assert_eq!(again.period, 100_000_000);
     let recorded = json!({
         "request": again.request,
         "repeats": again.repeats.len(),
